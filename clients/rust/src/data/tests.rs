@@ -1,0 +1,297 @@
+//! The client against a real server, over both transports.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use kvasir_dataplane::server::{Listen, ServeError, Server};
+use kvasir_dataplane::{Clock, DramConfig, DramStore, ServerConfig};
+
+use super::*;
+
+struct Host {
+    dir: tempfile::TempDir,
+    store: Arc<DramStore>,
+    server: Option<Server>,
+}
+
+impl Host {
+    fn start(dram: DramConfig, config: ServerConfig) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(DramStore::open(dram).unwrap());
+        let listen =
+            Listen { unix: Some(dir.path().join("data.sock")), tcp: Some(([127, 0, 0, 1], 0).into()) };
+        let server = Server::start(Arc::clone(&store), &listen, config, Clock::start()).unwrap();
+        Self { dir, store, server: Some(server) }
+    }
+
+    fn small() -> Self {
+        let dram = DramConfig {
+            pool_bytes: 4 << 20,
+            blocks_max: 4096,
+            put_wait: Duration::ZERO,
+            ..DramConfig::default()
+        };
+        Self::start(dram, ServerConfig::default())
+    }
+
+    fn server(&self) -> &Server {
+        self.server.as_ref().unwrap()
+    }
+
+    fn unix(&self) -> Endpoint {
+        Endpoint::Unix(self.dir.path().join("data.sock"))
+    }
+
+    fn tcp(&self) -> Endpoint {
+        Endpoint::Tcp(self.server().tcp_addr().unwrap())
+    }
+
+    fn both(&self) -> [Client; 2] {
+        [self.unix(), self.tcp()].map(|endpoint| Client::connect(&endpoint, Options::default()).unwrap())
+    }
+
+    /// Waits until the server has noticed that clients are gone.
+    fn until(&self, done: impl Fn(&Self) -> bool) {
+        while !done(self) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn key(n: u64) -> BlockKey {
+    BlockKey::from_engine_hash("t", &n.to_le_bytes())
+}
+
+fn bytes_of(n: u64, size: u32) -> Vec<u8> {
+    (0..size).map(|i| (i as u8).wrapping_mul(3).wrapping_add(n as u8)).collect()
+}
+
+fn put(client: &Client, n: u64, size: u32) -> Result<Put, ClientError> {
+    client.put(&BlockMeta::single(key(n), size), &bytes_of(n, size))
+}
+
+#[test]
+fn both_transports_do_the_same() {
+    for transport in 0..2 {
+        let host = Host::small();
+        let [unix, tcp] = host.both();
+        assert!(unix.is_local() && !tcp.is_local());
+        let (client, other) = if transport == 0 { (&unix, &tcp) } else { (&tcp, &unix) };
+        let sizes = [1, 100, 4096, 70_000, 1 << 20];
+        let data: Vec<_> = (0..5).map(|n| bytes_of(n, sizes[n as usize])).collect();
+        let batch: Vec<_> = (0..5u64)
+            .map(|n| (BlockMeta::single(key(n), sizes[n as usize]), &data[n as usize][..]))
+            .collect();
+        assert!(client.put_batch(&batch).unwrap().into_iter().all(|put| put.unwrap() == Put::Stored));
+        assert_eq!(put(other, 2, 4096).unwrap(), Put::AlreadyStored);
+        for reader in [client, other] {
+            let keys = [0, 9, 1, 2, 3, 4].map(key);
+            assert_eq!(reader.exists(&keys).unwrap(), [true, false, true, true, true, true]);
+            let blocks = reader.get(&keys, 7).unwrap();
+            let got: Vec<_> = blocks.iter().flatten().map(|block| block.bytes().unwrap().to_vec()).collect();
+            assert!(blocks[1].is_none());
+            assert_eq!(got, data);
+            let mut buffers = vec![vec![0; 1 << 20]; 6];
+            let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+            let found = reader.get_into(&keys, 7, &mut slices).unwrap();
+            assert_eq!(found, [Some(1), None, Some(100), Some(4096), Some(70_000), Some(1 << 20)]);
+            assert_eq!(buffers[4][..70_000], data[3]);
+        }
+        let stat = client.stat(&[key(3), key(9)]).unwrap();
+        assert_eq!((stat[0].unwrap().size, stat[0].unwrap().uses, stat[1]), (70_000, 4, None));
+        assert_eq!(client.verify(&[key(3), key(9)]).unwrap(), [true, false]);
+        assert_eq!(client.remove(&[key(3), key(9)]).unwrap(), [true, false]);
+        assert_eq!(other.exists(&[key(3)]).unwrap(), [false]);
+    }
+}
+
+#[test]
+fn lent_blocks_go_back() {
+    let host = Host::small();
+    let [client, _] = host.both();
+    put(&client, 1, 4096).unwrap();
+    let block = client.get(&[key(1)], 0).unwrap().remove(0).unwrap();
+    assert_eq!(host.store.metrics().leases, 1);
+    drop(block);
+    assert!(client.get(&[key(2)], 0).unwrap()[0].is_none(), "the next call carries the lease back");
+    assert_eq!(host.store.metrics().leases, 0);
+    let held = client.get(&[key(1)], 0).unwrap();
+    drop(client);
+    host.until(|host| host.store.metrics().leases == 0);
+    drop(held);
+}
+
+#[test]
+fn an_expired_lease_is_not_read() {
+    let dram =
+        DramConfig { pool_bytes: 1 << 20, lease_ttl: Duration::from_millis(1), ..DramConfig::default() };
+    let host = Host::start(dram, ServerConfig::default());
+    let [client, _] = host.both();
+    put(&client, 1, 4096).unwrap();
+    let block = client.get(&[key(1)], 0).unwrap().remove(0).unwrap();
+    std::thread::sleep(Duration::from_millis(2));
+    let error = block.bytes().unwrap_err();
+    assert!(error.retryable() && matches!(error, ClientError::LeaseExpired { .. }), "{error}");
+    assert!(block.copy_to(&mut [0; 4096]).is_err());
+}
+
+#[test]
+fn corrupt_bytes_are_a_miss_on_every_path() {
+    let host = Host::small();
+    for client in host.both() {
+        put(&client, 1, 4096).unwrap();
+        let slot = host.store.list(0, 1).0[0];
+        let lookup = host.store.get(host.store.new_owner(), &[slot.key], 0, 0).unwrap()[0];
+        let kvasir_dataplane::tier::dram::Lookup::Hit(lease) = lookup else { panic!("{lookup:?}") };
+        assert!(host.store.pool().mapping().write(lease.offset + 9, b"rot"));
+        assert!(client.get(&[key(1)], 0).unwrap()[0].is_none());
+        assert_eq!(client.checksum_failures(), 1);
+        assert_eq!(client.exists(&[key(1)]).unwrap(), [false], "the host dropped it");
+        assert_eq!(put(&client, 1, 4096).unwrap(), Put::Stored);
+        assert!(client.get(&[key(1)], 0).unwrap()[0].is_some());
+        client.remove(&[key(1)]).unwrap();
+    }
+    assert_eq!(host.store.metrics().checksum_failures, 2);
+}
+
+#[test]
+fn a_client_that_dies_in_a_put_leaves_nothing() {
+    let host = Host::small();
+    let free = host.store.metrics().free_bytes;
+    // Over TCP: half of the payload, then gone.
+    let mut stream = TcpStream::connect(host.server().tcp_addr().unwrap()).unwrap();
+    let mut frame = Vec::new();
+    Request::Hello { wants_write: true, namespace: String::new() }.encode(0, 0, &mut frame);
+    stream.write_all(&frame).unwrap();
+    Request::Put(vec![(BlockMeta::single(key(1), 1 << 20), 0)]).encode(1, 1 << 20, &mut frame);
+    stream.write_all(&frame).unwrap();
+    stream.write_all(&vec![1; 1 << 19]).unwrap();
+    host.until(|host| host.store.metrics().reservations == 1);
+    drop(stream);
+    // Over the socket: reserved, never committed.
+    let client = Client::connect(&host.unix(), Options::default()).unwrap();
+    let reply = client.call(&Request::Reserve(vec![BlockMeta::single(key(2), 5000)])).unwrap();
+    assert!(matches!(reply, Reply::Reserve(_)));
+    drop(client);
+    host.until(|host| host.store.metrics().reservations == 0 && host.server().metrics().connections == 0);
+    let metrics = host.store.metrics();
+    assert_eq!((metrics.free_bytes, metrics.reservations_reclaimed), (free, 2));
+    let [client, _] = host.both();
+    assert_eq!(client.exists(&[key(1), key(2)]).unwrap(), [false, false]);
+    assert_eq!(put(&client, 1, 1 << 20).unwrap(), Put::Stored);
+}
+
+#[test]
+fn failures_are_told_apart() {
+    let host = Host::small();
+    for client in host.both() {
+        let error = |result: Result<Put, ClientError>| {
+            let error = result.unwrap_err();
+            (error.to_string(), error.retryable())
+        };
+        let (text, retryable) = error(put(&client, 1, 5 << 20));
+        assert!(text.contains("larger than the host's pool") && !retryable, "{text}");
+        let (text, retryable) = error(put(&client, 1, 0));
+        assert!(text.contains("at least one byte") && !retryable, "{text}");
+        assert_eq!(put(&client, 1, 3 << 20).unwrap(), Put::Stored);
+        let (text, retryable) = error(put(&client, 2, 2 << 20));
+        assert!(text.contains("pool is full") && retryable, "{text}");
+        assert!(client.put(&BlockMeta::single(key(3), 5), b"four").is_err());
+        assert!(matches!(client.exists(&vec![key(0); 4097]), Err(ClientError::Batch { len: 4097 })));
+        let found = client.get_into(&[key(1)], 0, &mut [&mut [0; 10]]);
+        assert!(matches!(found, Err(ClientError::Buffer { len: 10, .. })));
+        assert_eq!(client.remove(&[key(1)]).unwrap(), [true], "the connection still works");
+    }
+    let read_only = Options { write: false, ..Options::default() };
+    for endpoint in [host.unix(), host.tcp()] {
+        let client = Client::connect(&endpoint, read_only.clone()).unwrap();
+        let text = put(&client, 1, 10).unwrap_err().to_string();
+        assert!(text.contains("did not ask to write"), "{text}");
+        assert!(matches!(client.exists(&[key(1)]), Err(ClientError::Closed { .. })));
+    }
+    let nowhere = Client::connect(&"unix:/nowhere/at/all".parse().unwrap(), Options::default());
+    assert!(nowhere.err().unwrap().to_string().contains("no Kvasir host at unix:/nowhere/at/all"));
+    assert_eq!("tcp:127.0.0.1:7".parse::<Endpoint>().unwrap(), "127.0.0.1:7".parse().unwrap());
+    assert!("no-port".parse::<Endpoint>().unwrap_err().to_string().contains("host:port"));
+}
+
+#[test]
+fn connections_are_capped_and_come_back() {
+    let config = ServerConfig { connections_max: 2, ..ServerConfig::default() };
+    let host = Host::start(DramConfig { pool_bytes: 1 << 20, ..DramConfig::default() }, config);
+    let [unix, tcp] = host.both();
+    for endpoint in [host.unix(), host.tcp()] {
+        let refused = Client::connect(&endpoint, Options::default()).err().unwrap();
+        assert!(
+            refused.retryable() && refused.to_string().contains("the most this host allows is 2"),
+            "{refused}"
+        );
+    }
+    drop(tcp);
+    host.until(|host| host.server().metrics().connections == 1);
+    assert!(Client::connect(&host.tcp(), Options::default()).is_ok());
+    assert!(unix.exists(&[key(1)]).is_ok());
+    assert_eq!(host.server().metrics().refused, 2);
+}
+
+#[test]
+fn noise_and_stalls_end_one_connection_only() {
+    let config = ServerConfig { stall_timeout: Duration::from_millis(50), ..ServerConfig::default() };
+    let host = Host::start(DramConfig { pool_bytes: 1 << 20, ..DramConfig::default() }, config);
+    let addr = host.server().tcp_addr().unwrap();
+    let mut hello = Vec::new();
+    Request::Hello { wants_write: true, namespace: String::new() }.encode(0, 0, &mut hello);
+    let mut greedy = Vec::new();
+    Request::Put(vec![(BlockMeta::single(key(1), u32::MAX), 0)]).encode(1, u64::from(u32::MAX), &mut greedy);
+    let mut early = Vec::new();
+    Request::Exists(vec![key(1)]).encode(1, 0, &mut early);
+    let cases = [
+        (b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n".to_vec(), "not a Kvasir data connection"),
+        (hello[..10].to_vec(), ""), // stalls in the header
+        (early, "starts with one hello"),
+        ([hello.clone(), hello.clone()].concat(), "starts with one hello"),
+        ([hello.clone(), greedy].concat(), "above this host's limit"),
+    ];
+    for (n, (bytes, expected)) in cases.iter().enumerate() {
+        let mut stream = TcpStream::connect(addr).unwrap();
+        stream.write_all(bytes).unwrap();
+        let mut answer = Vec::new();
+        // A reset instead of an end is how the system tells that bytes were left unread.
+        let _ = stream.read_to_end(&mut answer);
+        assert!(String::from_utf8_lossy(&answer).contains(expected), "case {n}");
+    }
+    host.until(|host| host.server().metrics().broken == cases.len() as u64);
+    let [client, _] = host.both();
+    assert_eq!(put(&client, 1, 100).unwrap(), Put::Stored);
+}
+
+#[test]
+fn sockets_are_private_and_survive_a_crash() {
+    use std::os::unix::fs::PermissionsExt;
+    let mut host = Host::small();
+    let path = host.dir.path().join("data.sock");
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let start = |path: &std::path::Path, tcp| {
+        let listen = Listen { unix: Some(path.into()), tcp };
+        Server::start(Arc::clone(&host.store), &listen, ServerConfig::default(), Clock::start())
+    };
+    assert!(matches!(start(&path, None), Err(ServeError::SocketInUse { .. })));
+    let tcp = host.server().tcp_addr();
+    assert!(matches!(start(&host.dir.path().join("other.sock"), tcp), Err(ServeError::Tcp { .. })));
+    let plain = host.dir.path().join("plain");
+    std::fs::write(&plain, b"").unwrap();
+    assert!(matches!(start(&plain, None), Err(ServeError::NotASocket { .. })));
+    assert!(plain.exists());
+
+    let [client, _] = host.both();
+    host.server.take().unwrap().stop();
+    assert!(!path.exists() && client.exists(&[key(1)]).is_err());
+    // What a crash leaves: a socket file that nobody answers on.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(UnixStream::connect(&path).is_err());
+    let server = start(&path, tcp).unwrap();
+    assert!(Client::connect(&Endpoint::Unix(path), Options::default()).is_ok());
+    drop(server);
+}

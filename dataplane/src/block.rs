@@ -1,0 +1,87 @@
+//! What a block is called and what is known about it before its bytes arrive.
+
+use std::fmt;
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+/// The most items in one batch call, in process and on the wire.
+pub const BATCH_MAX: usize = 4096;
+
+/// Names one block of KV: 128 bits, equal exactly when the namespaces and engine hashes are equal
+/// (up to the collisions of xxh3_128, about 2^-64 at a billion blocks).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct BlockKey(pub u128);
+
+impl BlockKey {
+    /// The key of a block that an engine names by `engine_hash` (opaque, any length). `namespace` carries
+    /// what that hash does not cover: model, dtype, tensor-parallel layout, block size.
+    pub fn from_engine_hash(namespace: &str, engine_hash: &[u8]) -> Self {
+        let mut hasher = Xxh3::new();
+        // The length goes first, so that no two (namespace, hash) pairs read as the same bytes.
+        hasher.update(&(namespace.len() as u64).to_le_bytes());
+        hasher.update(namespace.as_bytes());
+        hasher.update(engine_hash);
+        Self(hasher.digest128())
+    }
+
+    /// The key of a block that a person names, for the command line.
+    pub fn from_name(name: &str) -> Self {
+        Self::from_engine_hash("name", name.as_bytes())
+    }
+
+    /// The 64 bits that policies see: equal blocks have equal identities across evictions.
+    pub fn identity(self) -> u64 {
+        self.0 as u64 ^ (self.0 >> 64) as u64
+    }
+}
+
+impl fmt::Display for BlockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for BlockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// A block about to be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockMeta {
+    pub key: BlockKey,
+    /// The block before it in its chain; none for the first block of a prompt.
+    pub parent: Option<BlockKey>,
+    /// Position in its chain, 0 = first block of a prompt.
+    pub depth: u32,
+    /// Workload class of the request that stores it, 0 = unknown.
+    pub class: u16,
+    /// Bytes, 1 to the size of the pool.
+    pub size: u32,
+}
+
+impl BlockMeta {
+    /// A block that stands alone: no parent, class unknown.
+    pub fn single(key: BlockKey, size: u32) -> Self {
+        Self { key, parent: None, depth: 0, class: 0, size }
+    }
+}
+
+/// The checksum of a block's bytes, taken when it is stored and carried with it ever after.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    xxh3_64(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_separate_namespace_from_hash() {
+        assert_ne!(BlockKey::from_engine_hash("ab", b"c"), BlockKey::from_engine_hash("a", b"bc"));
+        assert_ne!(BlockKey::from_engine_hash("", b"abc"), BlockKey::from_engine_hash("abc", b""));
+        assert_eq!(BlockKey::from_name("x"), BlockKey::from_name("x"));
+        assert_eq!(BlockKey(0xab).to_string(), "000000000000000000000000000000ab");
+    }
+}

@@ -1,0 +1,164 @@
+//! Settings of the DRAM tier and of the data server.
+
+use std::time::Duration;
+
+/// Who computes the checksum that a block carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum CommitCheck {
+    /// A checksum that the writer supplies is taken as it is. A wrong one costs that writer's block (the
+    /// first verified read drops it), never wrong bytes.
+    #[default]
+    Trust,
+    /// The store reads every block once more at commit and refuses one whose checksum differs.
+    Verify,
+}
+
+/// Settings of one DRAM pool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DramConfig {
+    /// Bytes of the pool. Default 1 GiB. Rounded up to whole pages; must fit the machine's available memory.
+    pub pool_bytes: u64,
+    /// The most resident blocks. Default 1,048,576. Each costs about 72 B of memory outside the pool.
+    pub blocks_max: u32,
+    /// Touch every page at start, so that no put pays for a page fault. Default false: start at once.
+    pub prefault: bool,
+    /// Free share of the pool below which eviction starts. Default 0.05.
+    pub low_free: f64,
+    /// Free share of the pool at which eviction stops. Default 0.10; at least `low_free`.
+    pub high_free: f64,
+    /// Victims kept ready for puts that find no space. Default 1,024.
+    pub reserve_max: usize,
+    /// How long a put waits for eviction before it fails with `PoolFull`. Default 100 ms.
+    pub put_wait: Duration,
+    /// How long a reader may use a block without asking again. Default 10 s.
+    pub lease_ttl: Duration,
+    /// How much longer the store itself honours a lease, for a reader that began just in time. Default 1 s.
+    pub lease_grace: Duration,
+    /// The most leases held at once. Default 1,048,576 (32 B each).
+    pub leases_max: usize,
+    /// How long a writer may take from reserve to commit. Default 60 s.
+    pub reservation_ttl: Duration,
+    /// How long a block may stay resident, used or not. Default none: until evicted.
+    pub block_ttl: Option<Duration>,
+    /// Who computes checksums at commit. Default `Trust`.
+    pub commit_check: CommitCheck,
+    /// Access events kept for the eviction policy; hits above this are dropped and counted. Default 65,536.
+    /// At 16 times this the policy is told to start over from the resident blocks.
+    pub events_max: usize,
+    /// Mixed into the hash of keys, so that no client can aim at one shard. Any number; pick it at random.
+    pub hash_seed: u64,
+}
+
+impl Default for DramConfig {
+    fn default() -> Self {
+        Self {
+            pool_bytes: 1 << 30,
+            blocks_max: 1 << 20,
+            prefault: false,
+            low_free: 0.05,
+            high_free: 0.10,
+            reserve_max: 1024,
+            put_wait: Duration::from_millis(100),
+            lease_ttl: Duration::from_secs(10),
+            lease_grace: Duration::from_secs(1),
+            leases_max: 1 << 20,
+            reservation_ttl: Duration::from_secs(60),
+            block_ttl: None,
+            commit_check: CommitCheck::Trust,
+            events_max: 1 << 16,
+            hash_seed: 0x9e37_79b9_7f4a_7c15,
+        }
+    }
+}
+
+/// A setting that makes no sense.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{name} is 0; it must be at least 1")]
+    Zero { name: &'static str },
+    #[error("{name} is {value}; the most is {max}")]
+    TooLarge { name: &'static str, value: u64, max: u64 },
+    #[error("watermarks must satisfy 0 <= low_free <= high_free < 1; low_free is {low}, high_free is {high}")]
+    Watermarks { low: f64, high: f64 },
+}
+
+/// The policy contract addresses block slots with 28 bits; shards keep an eighth in hand.
+pub const BLOCKS_MAX: u32 = 200_000_000;
+
+impl DramConfig {
+    /// # Errors
+    /// The first setting that makes no sense, with its value.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let zero = [
+            ("store.pool_bytes", self.pool_bytes == 0),
+            ("store.block_slots", self.blocks_max == 0),
+            ("store.leases_max", self.leases_max == 0),
+            ("store.events_max", self.events_max == 0),
+            ("store.lease_ttl", self.lease_ttl.is_zero()),
+            ("store.reservation_ttl", self.reservation_ttl.is_zero()),
+            ("store.block_ttl", self.block_ttl.is_some_and(|ttl| ttl.is_zero())),
+        ];
+        if let Some((name, _)) = zero.into_iter().find(|(_, bad)| *bad) {
+            return Err(ConfigError::Zero { name });
+        }
+        if self.blocks_max > BLOCKS_MAX {
+            let (value, max) = (self.blocks_max.into(), BLOCKS_MAX.into());
+            return Err(ConfigError::TooLarge { name: "store.block_slots", value, max });
+        }
+        let ordered = 0.0 <= self.low_free && self.low_free <= self.high_free && self.high_free < 1.0;
+        if !ordered {
+            return Err(ConfigError::Watermarks { low: self.low_free, high: self.high_free });
+        }
+        Ok(())
+    }
+}
+
+/// Settings of the data server.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerConfig {
+    /// The most connections at once, both transports together. Default 256; the next is refused with an error.
+    pub connections_max: usize,
+    /// How long a peer may stall in the middle of a frame. Default 5 s.
+    pub stall_timeout: Duration,
+    /// How long a connection may be silent between frames. Default 10 min.
+    pub idle_timeout: Duration,
+    /// The most payload bytes in one frame, put or get. Default 256 MiB.
+    pub payload_max: u64,
+    /// How often expired leases and abandoned reservations are collected. Default 250 ms.
+    pub sweep_every: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            connections_max: 256,
+            stall_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(600),
+            payload_max: 256 << 20,
+            sweep_every: Duration::from_millis(250),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_settings_are_named() {
+        let check = |change: fn(&mut DramConfig), expected: &str| {
+            let mut config = DramConfig::default();
+            change(&mut config);
+            let message = config.validate().map_or_else(|error| error.to_string(), |()| "fine".into());
+            assert!(message.contains(expected), "{message}");
+        };
+        check(|_| (), "fine");
+        check(|c| c.pool_bytes = 0, "store.pool_bytes is 0");
+        check(|c| c.blocks_max = 0, "store.block_slots is 0");
+        check(|c| c.blocks_max = u32::MAX, "the most is 200000000");
+        check(|c| c.block_ttl = Some(Duration::ZERO), "store.block_ttl is 0");
+        check(|c| c.low_free = 0.5, "low_free is 0.5");
+        check(|c| c.low_free = f64::NAN, "watermarks");
+        check(|c| c.high_free = 1.0, "watermarks");
+    }
+}

@@ -1,0 +1,21 @@
+//! The half of Kvasir that holds and moves bytes.
+//!
+//! It knows blocks, memory, tiers and peers. It does not know Wasm, gRPC, requests or users: which block to
+//! evict is told to it from outside ([`tier::dram::DramStore::offer_victims`]).
+
+pub mod block;
+pub mod clock;
+pub mod config;
+pub mod error;
+pub mod memory;
+pub mod metrics;
+pub mod server;
+pub mod stream;
+pub mod tier;
+pub mod wire;
+
+pub use block::{BATCH_MAX, BlockKey, BlockMeta, checksum};
+pub use clock::Clock;
+pub use config::{CommitCheck, DramConfig, ServerConfig};
+pub use error::StoreError;
+pub use tier::dram::DramStore;

@@ -1,0 +1,242 @@
+//! Lookups, leases and what is known about a block.
+
+use std::sync::{Arc, RwLockReadGuard};
+
+use super::{
+    BlockStat, DramStore, Lease, Lookup, OwnerId, SHARDS, TICK_MS, Verify, check_batch, millis, slot_of,
+    split,
+};
+use crate::block::{BlockKey, checksum};
+use crate::error::StoreError;
+use crate::tier::events::NO_SLOT;
+use crate::tier::lifecycle::State;
+use crate::tier::shard::{Record, Shard, tag};
+
+impl DramStore {
+    /// Which keys are resident.
+    pub fn exists(&self, keys: &[BlockKey]) -> Result<Vec<bool>, StoreError> {
+        check_batch(keys.len())?;
+        let found = |shard: &Shard, hash, key| {
+            shard.find(hash, key).is_some_and(|local| shard.records[local as usize].state.is_resident())
+        };
+        if keys.len() < 2 * SHARDS {
+            let one = |&key| {
+                let (hash, shard) = self.place(key);
+                found(&self.read(shard), hash, key)
+            };
+            return Ok(keys.iter().map(one).collect());
+        }
+        let shards: [RwLockReadGuard<'_, Shard>; SHARDS] = std::array::from_fn(|shard| self.read(shard));
+        let one = |&key| {
+            let (hash, shard) = self.place(key);
+            found(&shards[shard], hash, key)
+        };
+        Ok(keys.iter().map(one).collect())
+    }
+
+    /// Leases on the resident ones of `keys`, for a request of `class`. Each hit counts as a use.
+    pub fn get(
+        &self,
+        owner: OwnerId,
+        keys: &[BlockKey],
+        class: u16,
+        now_ms: u64,
+    ) -> Result<Vec<Lookup>, StoreError> {
+        check_batch(keys.len())?;
+        Ok(keys.iter().map(|&key| self.get_one(owner, key, class, now_ms)).collect())
+    }
+
+    fn get_one(&self, owner: OwnerId, key: BlockKey, class: u16, now_ms: u64) -> Lookup {
+        let (hash, shard) = self.place(key);
+        let mut guard = self.write(shard);
+        let Some((local, _)) = guard.resident(hash, key) else {
+            guard.counters.misses += 1;
+            return Lookup::Miss;
+        };
+        let full = guard.leases.held() >= (self.config.leases_max / SHARDS).max(1);
+        if full || guard.lend(local, State::Reused).is_err() {
+            return Lookup::Throttled;
+        }
+        let ttl = millis(self.config.lease_ttl);
+        let expires_ms = now_ms.saturating_add(ttl);
+        let held_until = expires_ms.saturating_add(millis(self.config.lease_grace));
+        let (index, life) = guard.leases.add(local, owner, held_until);
+        let slot = slot_of(local, shard);
+        let record = &mut guard.records[local as usize];
+        self.note_use(record, slot, class, now_ms);
+        let id = u64::from(life) << 32 | u64::from(slot_of(index, shard));
+        let lease = Lease {
+            id,
+            slot,
+            offset: record.offset,
+            size: record.size,
+            checksum: record.checksum,
+            expires_ms,
+        };
+        guard.counters.hits += 1;
+        guard.counters.hit_bytes += u64::from(lease.size);
+        Lookup::Hit(lease)
+    }
+
+    /// Ends leases.
+    pub fn release(&self, ids: &[u64]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
+        check_batch(ids.len())?;
+        Ok(ids.iter().map(|&id| self.release_one(id)).collect())
+    }
+
+    fn release_one(&self, id: u64) -> Result<(), StoreError> {
+        let (index, shard) = ((id as u32) / SHARDS as u32, (id as u32) as usize % SHARDS);
+        let freed = {
+            let mut guard = self.write(shard);
+            let lease = guard.leases.end(index, (id >> 32) as u32).ok_or(StoreError::LeaseGone { id })?;
+            guard.give_back(lease.local)?
+        };
+        self.free(freed);
+        Ok(())
+    }
+
+    /// Holds a block for sending it elsewhere from this process. Ends when the value is dropped; the transfer's
+    /// own deadline bounds it. None: not resident (or lent too often).
+    pub fn hold(self: &Arc<Self>, key: BlockKey, class: u16, now_ms: u64) -> Option<Held> {
+        let (hash, shard) = self.place(key);
+        let mut guard = self.write(shard);
+        let Some((local, _)) = guard.resident(hash, key) else {
+            guard.counters.misses += 1;
+            return None;
+        };
+        guard.lend(local, State::Migrating).ok()?;
+        let slot = slot_of(local, shard);
+        let record = &mut guard.records[local as usize];
+        self.note_use(record, slot, class, now_ms);
+        let (offset, size, checksum) = (record.offset, record.size, record.checksum);
+        guard.counters.hits += 1;
+        guard.counters.hit_bytes += u64::from(size);
+        drop(guard);
+        Some(Held { store: Arc::clone(self), slot, offset, size, checksum })
+    }
+
+    /// What is known about each key; none if it is not resident. Not a use.
+    pub fn stat(&self, keys: &[BlockKey]) -> Result<Vec<Option<BlockStat>>, StoreError> {
+        check_batch(keys.len())?;
+        Ok(keys.iter().map(|&key| self.stat_one(key)).collect())
+    }
+
+    fn stat_one(&self, key: BlockKey) -> Option<BlockStat> {
+        let (hash, shard) = self.place(key);
+        let (slot, record) = {
+            let guard = self.read(shard);
+            let local = guard.find(hash, key)?;
+            (slot_of(local, shard), guard.records[local as usize].clone())
+        };
+        record.state.is_resident().then(|| self.describe(slot, &record))
+    }
+
+    /// Up to `max` resident blocks, from slot `from` on, and the slot to go on from (none: that was all).
+    pub fn list(&self, from: u32, max: usize) -> (Vec<BlockStat>, Option<u32>) {
+        let mut found = Vec::new();
+        for slot in from..self.slots() {
+            if found.len() == max {
+                return (found, Some(slot));
+            }
+            let (local, shard) = split(slot);
+            let record = {
+                let guard = self.read(shard);
+                guard.records.get(local as usize).filter(|record| record.state.is_resident()).cloned()
+            };
+            found.extend(record.map(|record| self.describe(slot, &record)));
+        }
+        (found, None)
+    }
+
+    fn describe(&self, slot: u32, record: &Record) -> BlockStat {
+        BlockStat {
+            key: record.key,
+            slot,
+            state: record.state,
+            size: record.size,
+            checksum: record.checksum,
+            depth: record.depth,
+            class: record.class,
+            uses: record.uses.into(),
+            leases: record.leases.into(),
+            inserted_ms: u64::from(record.inserted) * TICK_MS,
+            used_ms: u64::from(record.used) * TICK_MS,
+            parent_slot: self.parent_slot(record),
+        }
+    }
+
+    fn parent_slot(&self, record: &Record) -> Option<u32> {
+        if record.parent_slot == NO_SLOT {
+            return None;
+        }
+        let (local, shard) = split(record.parent_slot);
+        let guard = self.read(shard);
+        let parent = guard.records.get(local as usize)?;
+        (parent.state.is_resident() && tag(parent.key) == record.parent_tag).then_some(record.parent_slot)
+    }
+
+    pub(super) fn slot_of_resident(&self, key: BlockKey) -> Option<u32> {
+        let (hash, shard) = self.place(key);
+        let guard = self.read(shard);
+        let local = guard.find(hash, key)?;
+        guard.records[local as usize].state.is_resident().then(|| slot_of(local, shard))
+    }
+
+    /// Compares blocks with their checksums. One that differs is dropped and counted.
+    pub fn verify(self: &Arc<Self>, keys: &[BlockKey], now_ms: u64) -> Result<Vec<Verify>, StoreError> {
+        check_batch(keys.len())?;
+        Ok(keys.iter().map(|&key| self.verify_one(key, now_ms)).collect())
+    }
+
+    fn verify_one(&self, key: BlockKey, now_ms: u64) -> Verify {
+        let (hash, shard) = self.place(key);
+        let (local, offset, size, expected) = {
+            let mut guard = self.write(shard);
+            let Some((local, _)) = guard.resident(hash, key) else { return Verify::Missing };
+            if guard.lend(local, State::Migrating).is_err() {
+                return Verify::Missing;
+            }
+            let record = &guard.records[local as usize];
+            (local, record.offset, record.size, record.checksum)
+        };
+        let intact = self.checksum_at(offset, size) == expected;
+        let mut freed = None;
+        let mut guard = self.write(shard);
+        if !intact && guard.records[local as usize].state.is_resident() {
+            self.push_removal(&mut guard, slot_of(local, shard), now_ms);
+            guard.counters.corrupt += 1;
+            freed = guard.drop_block(local, State::Removed).unwrap_or(None);
+        }
+        let last = guard.give_back(local).unwrap_or(None);
+        drop(guard);
+        self.free(freed.into_iter().chain(last));
+        if intact { Verify::Intact } else { Verify::Dropped }
+    }
+
+    pub(super) fn checksum_at(&self, offset: u64, size: u32) -> u64 {
+        self.pool.mapping().bytes(offset, size.into()).map_or(0, checksum)
+    }
+}
+
+/// A block being sent from this process; given back on drop.
+pub struct Held {
+    store: Arc<DramStore>,
+    pub slot: u32,
+    offset: u64,
+    pub size: u32,
+    pub checksum: u64,
+}
+
+impl Held {
+    pub fn bytes(&self) -> &[u8] {
+        self.store.pool.mapping().bytes(self.offset, self.size.into()).unwrap_or(&[])
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let (local, shard) = split(self.slot);
+        let freed = self.store.write(shard).give_back(local).unwrap_or(None);
+        self.store.free(freed);
+    }
+}

@@ -1,0 +1,309 @@
+//! One shard of the store: records of its blocks, the index over them, reservations and leases.
+//!
+//! A slot of the store is `local * SHARDS + shard`; everything here speaks of `local`. All steps here are short
+//! and under the shard's lock; copying, checksums and waiting happen outside.
+
+use std::collections::{HashMap, VecDeque};
+
+use hashbrown::HashTable;
+
+use super::dram::OwnerId;
+use super::events::NO_SLOT;
+use super::lease::Leases;
+use super::lifecycle::{LifecycleCounts, State};
+use crate::block::{BlockKey, BlockMeta};
+use crate::error::StoreError;
+
+/// Ended reservations a shard remembers, to tell a double commit from an id that never was.
+const ENDED_MAX: usize = 256;
+
+/// What the store keeps per block: one cache line.
+#[derive(Clone)]
+pub(super) struct Record {
+    pub(super) key: BlockKey,
+    pub(super) offset: u64,
+    pub(super) checksum: u64,
+    pub(super) parent_slot: u32,
+    pub(super) size: u32,
+    pub(super) depth: u32,
+    /// Units of 10 ms, so that 32 bits last 16 months.
+    pub(super) inserted: u32,
+    pub(super) used: u32,
+    /// Saturates.
+    pub(super) uses: u16,
+    pub(super) class: u16,
+    /// Readers now: leases and transfers.
+    pub(super) leases: u16,
+    /// Low bits of the parent's key: tells whether `parent_slot` still holds the parent.
+    pub(super) parent_tag: u16,
+    pub(super) state: State,
+    /// Epoch of the event buffer at this block's last event.
+    pub(super) epoch: u8,
+    /// The policy chose it as a victim and nothing has used it since.
+    pub(super) in_reserve: bool,
+}
+
+const _: () = assert!(size_of::<Record>() == 64);
+
+pub(super) struct Reservation {
+    pub(super) id: u64,
+    pub(super) owner: OwnerId,
+    pub(super) parent: Option<BlockKey>,
+    pub(super) expires_ms: u64,
+    /// Bytes are being received or checksummed right now; memory must not be taken away.
+    pub(super) busy: bool,
+    /// To be aborted as soon as it is not busy.
+    pub(super) doomed: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Ended {
+    Committed,
+    Aborted,
+}
+
+/// Memory to give back once the shard's lock is released.
+pub(super) type Freed = (u64, u32);
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counters {
+    pub(super) hits: u64,
+    pub(super) misses: u64,
+    pub(super) hit_bytes: u64,
+    pub(super) stored_bytes: u64,
+    pub(super) evicted_bytes: u64,
+    pub(super) corrupt: u64,
+    pub(super) already_stored: u64,
+    pub(super) leases_expired: u64,
+    pub(super) reservations_reclaimed: u64,
+}
+
+pub(super) struct Shard {
+    index: HashTable<u32>,
+    pub(super) records: Vec<Record>,
+    free: Vec<u32>,
+    slots_max: usize,
+    pub(super) reservations: HashMap<u32, Reservation>,
+    reservations_made: u32,
+    ended: VecDeque<(u64, Ended)>,
+    pub(super) leases: Leases,
+    pub(super) lifecycle: LifecycleCounts,
+    pub(super) counters: Counters,
+    /// Where the scan for blocks over their time to live goes on.
+    pub(super) ttl_cursor: usize,
+    seed: u64,
+}
+
+impl Shard {
+    pub(super) fn new(slots_max: usize, seed: u64) -> Self {
+        Self {
+            index: HashTable::new(),
+            records: Vec::new(),
+            free: Vec::new(),
+            slots_max,
+            reservations: HashMap::new(),
+            reservations_made: 0,
+            ended: VecDeque::new(),
+            leases: Leases::new(),
+            lifecycle: LifecycleCounts::default(),
+            counters: Counters::default(),
+            ttl_cursor: 0,
+            seed,
+        }
+    }
+
+    pub(super) fn find(&self, hash: u64, key: BlockKey) -> Option<u32> {
+        self.index.find(hash, |&local| self.records[local as usize].key == key).copied()
+    }
+
+    /// The record of a resident block.
+    pub(super) fn resident(&mut self, hash: u64, key: BlockKey) -> Option<(u32, &mut Record)> {
+        let local = self.find(hash, key)?;
+        let record = &mut self.records[local as usize];
+        record.state.is_resident().then_some((local, record))
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.records.len() < self.slots_max
+    }
+
+    /// Puts a reserved block in the books. The key must not be in the index and there must be room.
+    pub(super) fn create(&mut self, hash: u64, meta: &BlockMeta, offset: u64) -> u32 {
+        let record = Record {
+            key: meta.key,
+            offset,
+            checksum: 0,
+            parent_slot: NO_SLOT,
+            size: meta.size,
+            depth: meta.depth,
+            inserted: 0,
+            used: 0,
+            uses: 0,
+            class: meta.class,
+            leases: 0,
+            parent_tag: meta.parent.map_or(0, tag),
+            state: self.lifecycle.begin(),
+            epoch: 0,
+            in_reserve: false,
+        };
+        let local = match self.free.pop() {
+            Some(local) => {
+                self.records[local as usize] = record;
+                local
+            }
+            None => {
+                self.records.push(record);
+                self.records.len() as u32 - 1
+            }
+        };
+        let (records, seed) = (&self.records, self.seed);
+        self.index.insert_unique(hash, local, |&local| hash_of(records[local as usize].key, seed));
+        local
+    }
+
+    /// Opens the reservation of a block just created in the store's slot `slot`.
+    pub(super) fn open(
+        &mut self,
+        local: u32,
+        slot: u32,
+        owner: OwnerId,
+        meta: &BlockMeta,
+        expires_ms: u64,
+    ) -> u64 {
+        self.reservations_made = self.reservations_made.wrapping_add(1);
+        let id = u64::from(self.reservations_made) << 32 | u64::from(slot);
+        let reservation =
+            Reservation { id, owner, parent: meta.parent, expires_ms, busy: false, doomed: false };
+        self.reservations.insert(local, reservation);
+        id
+    }
+
+    /// The open reservation `id` of `owner`, not in use by another call.
+    pub(super) fn reservation(
+        &mut self,
+        local: u32,
+        id: u64,
+        owner: OwnerId,
+    ) -> Result<&mut Reservation, StoreError> {
+        let ended = self.ended.iter().rev().find(|(ended, _)| *ended == id).map(|(_, how)| *how);
+        match self.reservations.get_mut(&local).filter(|reservation| reservation.id == id) {
+            Some(reservation) if reservation.owner != owner => Err(StoreError::NotTheWriter { id }),
+            Some(reservation) if reservation.doomed => Err(StoreError::Aborted { id }),
+            Some(reservation) if reservation.busy => Err(StoreError::Busy { id }),
+            Some(reservation) => Ok(reservation),
+            None => Err(match ended {
+                Some(Ended::Committed) => StoreError::AlreadyCommitted { id },
+                Some(Ended::Aborted) => StoreError::Aborted { id },
+                None => StoreError::UnknownReservation { id },
+            }),
+        }
+    }
+
+    fn end_reservation(&mut self, local: u32, how: Ended) {
+        if let Some(reservation) = self.reservations.remove(&local) {
+            if self.ended.len() == ENDED_MAX {
+                self.ended.pop_front();
+            }
+            self.ended.push_back((reservation.id, how));
+        }
+    }
+
+    /// Makes a stored block visible.
+    pub(super) fn activate(&mut self, local: u32) -> Result<(), StoreError> {
+        self.step(local, State::Active)?;
+        self.end_reservation(local, Ended::Committed);
+        Ok(())
+    }
+
+    /// Gives up a reserved block, at once or, while it is busy, when [`idle`](Self::idle) is called.
+    pub(super) fn abort(&mut self, local: u32) -> Result<Option<Freed>, StoreError> {
+        if let Some(reservation) = self.reservations.get_mut(&local).filter(|reservation| reservation.busy) {
+            reservation.doomed = true;
+            return Ok(None);
+        }
+        self.step(local, State::Aborted)?;
+        self.end_reservation(local, Ended::Aborted);
+        Ok(Some(self.forget(local)))
+    }
+
+    /// The call that kept the reservation busy is done. Returns the memory if it was doomed meanwhile.
+    pub(super) fn idle(&mut self, local: u32) -> Result<Option<Freed>, StoreError> {
+        let Some(reservation) = self.reservations.get_mut(&local) else { return Ok(None) };
+        reservation.busy = false;
+        if reservation.doomed { self.abort(local) } else { Ok(None) }
+    }
+
+    /// One more reader of a resident block.
+    pub(super) fn lend(&mut self, local: u32, to: State) -> Result<(), StoreError> {
+        let record = &mut self.records[local as usize];
+        if record.leases == u16::MAX {
+            return Err(StoreError::TooManyLeases { held: record.leases.into() });
+        }
+        record.leases += 1;
+        if record.state == to { Ok(()) } else { self.step(local, to) }
+    }
+
+    /// One reader less. Returns the memory if the block was only waiting for that.
+    pub(super) fn give_back(&mut self, local: u32) -> Result<Option<Freed>, StoreError> {
+        let record = &mut self.records[local as usize];
+        record.leases -= 1;
+        match (record.leases, record.state) {
+            (0, State::Evicting) => {
+                self.step(local, State::Removed)?;
+                Ok(Some(self.vacate(local)))
+            }
+            (0, _) => self.step(local, State::Active).map(|()| None),
+            _ => Ok(None),
+        }
+    }
+
+    /// Makes a resident block invisible and, if nobody reads it, takes it to `end`.
+    pub(super) fn drop_block(&mut self, local: u32, end: State) -> Result<Option<Freed>, StoreError> {
+        if end == State::Expired {
+            self.step(local, State::Expired)?;
+            return Ok(Some(self.forget(local)));
+        }
+        self.step(local, State::Evicting)?;
+        self.unindex(local);
+        if self.records[local as usize].leases > 0 {
+            return Ok(None);
+        }
+        self.step(local, end)?;
+        Ok(Some(self.vacate(local)))
+    }
+
+    pub(super) fn step(&mut self, local: u32, to: State) -> Result<(), StoreError> {
+        self.lifecycle.advance(&mut self.records[local as usize].state, to)
+    }
+
+    fn forget(&mut self, local: u32) -> Freed {
+        self.unindex(local);
+        self.vacate(local)
+    }
+
+    fn unindex(&mut self, local: u32) {
+        let hash = hash_of(self.records[local as usize].key, self.seed);
+        if let Ok(entry) = self.index.find_entry(hash, |&found| found == local) {
+            entry.remove();
+        }
+    }
+
+    fn vacate(&mut self, local: u32) -> Freed {
+        self.free.push(local);
+        let record = &self.records[local as usize];
+        (record.offset, record.size)
+    }
+}
+
+/// The hash that picks a key's shard (bits 32 up) and place in it. Seeded, because clients choose keys.
+pub(super) fn hash_of(key: BlockKey, seed: u64) -> u64 {
+    let low = key.0 as u64 ^ seed;
+    let high = (key.0 >> 64) as u64 ^ seed.rotate_left(32) ^ 0xa076_1d64_78bd_642f;
+    let product = u128::from(low) * u128::from(high);
+    let folded = product as u64 ^ (product >> 64) as u64;
+    folded ^ key.0 as u64
+}
+
+pub(super) fn tag(key: BlockKey) -> u16 {
+    key.0 as u16
+}

@@ -1,0 +1,773 @@
+//! The data protocol: one frame format for the Unix socket and for TCP.
+//!
+//! A frame is a 32-byte header, a body of at most [`BODY_MAX`] bytes that describes blocks, and, for a `Put` and
+//! for the reply to a remote `Get`, the blocks' bytes back to back. All integers are little-endian.
+//!
+//! ```text
+//! 0 magic "KVSR" · 4 version u8 · 5 op u8 · 6 flags u16 (bit 0: reply) · 8 request id u64
+//! 16 body length u32 · 20 zero u32 · 24 payload length u64
+//! ```
+//!
+//! Every batch holds at most [`BATCH_MAX`] items. Decoding checks every length before it allocates, and a frame
+//! that does not decode ends the connection: after it, the two sides do not agree where the next one starts.
+
+use crate::block::{BATCH_MAX, BlockKey, BlockMeta};
+use crate::error::StoreError;
+
+pub const MAGIC: [u8; 4] = *b"KVSR";
+pub const VERSION: u8 = 1;
+pub const HEADER_LEN: usize = 32;
+/// Above the longest legal body (4,096 put items of 51 B).
+pub const BODY_MAX: usize = 512 << 10;
+const REPLY: u16 = 1;
+const TEXT_MAX: usize = 1024;
+
+/// A frame that cannot be understood.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    #[error("not a Kvasir data connection: frame starts with {found:02x?}")]
+    Magic { found: [u8; 4] },
+    #[error("peer speaks data protocol {found}, this side speaks {VERSION}; use the same release on both")]
+    Version { found: u8 },
+    #[error("operation {op} with flags {flags:#x} is not known")]
+    Op { op: u8, flags: u16 },
+    #[error("body of {len} B is above the limit of {BODY_MAX} B")]
+    BodyTooLong { len: u32 },
+    #[error("body ends after {had} B where {wanted} B more are announced")]
+    Truncated { had: usize, wanted: usize },
+    #[error("body has {extra} B too many")]
+    Trailing { extra: usize },
+    #[error("batch of {len} items; the most in one call is {BATCH_MAX}")]
+    Batch { len: u32 },
+    #[error("field {field} holds {value}, which has no meaning")]
+    Value { field: &'static str, value: u64 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Op {
+    /// Reply only: the request, or the connection, was refused.
+    Error = 0,
+    Hello = 1,
+    Exists = 2,
+    Get = 3,
+    Put = 4,
+    Reserve = 5,
+    Commit = 6,
+    Abort = 7,
+    Release = 8,
+    Remove = 9,
+    Stat = 10,
+    Verify = 11,
+}
+
+impl Op {
+    const ALL: [Self; 12] = [
+        Self::Error,
+        Self::Hello,
+        Self::Exists,
+        Self::Get,
+        Self::Put,
+        Self::Reserve,
+        Self::Commit,
+        Self::Abort,
+        Self::Release,
+        Self::Remove,
+        Self::Stat,
+        Self::Verify,
+    ];
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    pub op: Op,
+    pub reply: bool,
+    /// Chosen by the client, repeated in the reply.
+    pub request: u64,
+    pub body_len: u32,
+    pub payload_len: u64,
+}
+
+impl Header {
+    pub fn encode(&self) -> [u8; HEADER_LEN] {
+        let mut bytes = [0; HEADER_LEN];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = VERSION;
+        bytes[5] = self.op as u8;
+        bytes[6..8].copy_from_slice(&(if self.reply { REPLY } else { 0 }).to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.request.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.body_len.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.payload_len.to_le_bytes());
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, WireError> {
+        let mut reader = Reader(bytes);
+        let found = reader.array()?;
+        if found != MAGIC {
+            return Err(WireError::Magic { found });
+        }
+        let (version, op, flags) = (reader.u8()?, reader.u8()?, reader.u16()?);
+        if version != VERSION {
+            return Err(WireError::Version { found: version });
+        }
+        let known = Op::ALL.get(usize::from(op)).copied().filter(|_| flags & !REPLY == 0);
+        let op = known.ok_or(WireError::Op { op, flags })?;
+        let (request, body_len, zero, payload_len) =
+            (reader.u64()?, reader.u32()?, reader.u32()?, reader.u64()?);
+        if body_len as usize > BODY_MAX {
+            return Err(WireError::BodyTooLong { len: body_len });
+        }
+        if zero != 0 {
+            return Err(WireError::Value { field: "header bytes 20 to 23", value: zero.into() });
+        }
+        Ok(Self { op, reply: flags & REPLY != 0, request, body_len, payload_len })
+    }
+}
+
+/// How one item of a batch went. Numbers are part of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Outcome {
+    Done = 0,
+    AlreadyStored = 1,
+    InProgress = 2,
+    Missing = 3,
+    PoolFull = 4,
+    SlotsFull = 5,
+    ZeroSize = 6,
+    TooLarge = 7,
+    UnknownReservation = 8,
+    NotTheWriter = 9,
+    AlreadyCommitted = 10,
+    Aborted = 11,
+    Busy = 12,
+    ChecksumMismatch = 13,
+    LeaseGone = 14,
+    Throttled = 15,
+    Dropped = 16,
+    /// Our own fault.
+    Internal = 17,
+}
+
+impl Outcome {
+    const ALL: [Self; 18] = [
+        Self::Done,
+        Self::AlreadyStored,
+        Self::InProgress,
+        Self::Missing,
+        Self::PoolFull,
+        Self::SlotsFull,
+        Self::ZeroSize,
+        Self::TooLarge,
+        Self::UnknownReservation,
+        Self::NotTheWriter,
+        Self::AlreadyCommitted,
+        Self::Aborted,
+        Self::Busy,
+        Self::ChecksumMismatch,
+        Self::LeaseGone,
+        Self::Throttled,
+        Self::Dropped,
+        Self::Internal,
+    ];
+
+    pub fn retryable(self) -> bool {
+        let retryable = [
+            Self::PoolFull,
+            Self::SlotsFull,
+            Self::Busy,
+            Self::ChecksumMismatch,
+            Self::Throttled,
+            Self::InProgress,
+        ];
+        retryable.contains(&self)
+    }
+
+    /// What it means and what to do, for error messages.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::AlreadyStored => "the block is stored already",
+            Self::InProgress => "another writer is storing the block",
+            Self::Missing => "the block is not resident",
+            Self::PoolFull => "the pool is full and nothing could be evicted in time; try again",
+            Self::SlotsFull => "all block slots of the host are taken; raise store.block_slots or try again",
+            Self::ZeroSize => "a block holds at least one byte",
+            Self::TooLarge => "the block is larger than the host's pool",
+            Self::UnknownReservation => "the reservation is not known",
+            Self::NotTheWriter => "the reservation belongs to another connection",
+            Self::AlreadyCommitted => "the reservation is committed already",
+            Self::Aborted => "the reservation was aborted or reclaimed; reserve the block again",
+            Self::Busy => "another call is using the reservation",
+            Self::ChecksumMismatch => "the bytes arrived with another checksum; send them again",
+            Self::LeaseGone => "the lease has expired or was released",
+            Self::Throttled => "the host lends no more at once; release some and try again",
+            Self::Dropped => "the block's bytes no longer matched its checksum; it was dropped",
+            Self::Internal => "the host failed on its own account; see its log",
+        }
+    }
+}
+
+impl From<&StoreError> for Outcome {
+    fn from(error: &StoreError) -> Self {
+        match error {
+            StoreError::ZeroSize { .. } => Self::ZeroSize,
+            StoreError::TooLarge { .. } => Self::TooLarge,
+            StoreError::PoolFull { .. } => Self::PoolFull,
+            StoreError::SlotsFull { .. } => Self::SlotsFull,
+            StoreError::UnknownReservation { .. } => Self::UnknownReservation,
+            StoreError::NotTheWriter { .. } => Self::NotTheWriter,
+            StoreError::AlreadyCommitted { .. } => Self::AlreadyCommitted,
+            StoreError::Aborted { .. } => Self::Aborted,
+            StoreError::Busy { .. } => Self::Busy,
+            StoreError::ChecksumMismatch { .. } => Self::ChecksumMismatch,
+            StoreError::LeaseGone { .. } => Self::LeaseGone,
+            StoreError::TooManyLeases { .. } => Self::Throttled,
+            StoreError::BatchTooLarge { .. }
+            | StoreError::OutOfReservation { .. }
+            | StoreError::IllegalTransition { .. } => Self::Internal,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// First frame of every connection. `namespace` is for the host's log.
+    Hello {
+        wants_write: bool,
+        namespace: String,
+    },
+    Exists(Vec<BlockKey>),
+    /// `release`: leases that the client is done with, so that they cost no round trip of their own.
+    Get {
+        class: u16,
+        release: Vec<u64>,
+        keys: Vec<BlockKey>,
+    },
+    /// Blocks with their checksums; the payload holds their bytes in this order.
+    Put(Vec<(BlockMeta, u64)>),
+    Reserve(Vec<BlockMeta>),
+    /// Reservations with the checksums of what was filled in.
+    Commit(Vec<(u64, u64)>),
+    Abort(Vec<u64>),
+    Release(Vec<u64>),
+    Remove(Vec<BlockKey>),
+    Stat(Vec<BlockKey>),
+    Verify(Vec<BlockKey>),
+}
+
+/// A block found by a `Get`. Local: lent in the pool. Remote: `offset` and `lease` are 0 and the payload holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    Hit { offset: u64, size: u32, checksum: u64, lease: u64 },
+    Not(Outcome),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placed {
+    At { reservation: u64, offset: u64 },
+    Not(Outcome),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    pub size: u32,
+    pub checksum: u64,
+    pub depth: u32,
+    pub class: u16,
+    pub uses: u32,
+    pub leases: u32,
+    /// Milliseconds since it was stored, and since its last use.
+    pub age_ms: u64,
+    pub idle_ms: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    Error {
+        retryable: bool,
+        message: String,
+    },
+    /// `shared`: the pool's descriptor comes with this frame.
+    Hello {
+        shared: bool,
+        writable: bool,
+        pool_bytes: u64,
+        lease_ms: u64,
+        payload_max: u64,
+    },
+    Exists(Vec<bool>),
+    Get(Vec<Found>),
+    Reserve(Vec<Placed>),
+    Stat(Vec<Option<Stat>>),
+    /// To `Put`, `Commit`, `Abort`, `Release`, `Remove` and `Verify`.
+    Outcomes(Op, Vec<Outcome>),
+}
+
+impl Request {
+    pub fn op(&self) -> Op {
+        match self {
+            Self::Hello { .. } => Op::Hello,
+            Self::Exists(_) => Op::Exists,
+            Self::Get { .. } => Op::Get,
+            Self::Put(_) => Op::Put,
+            Self::Reserve(_) => Op::Reserve,
+            Self::Commit(_) => Op::Commit,
+            Self::Abort(_) => Op::Abort,
+            Self::Release(_) => Op::Release,
+            Self::Remove(_) => Op::Remove,
+            Self::Stat(_) => Op::Stat,
+            Self::Verify(_) => Op::Verify,
+        }
+    }
+
+    /// Replaces `frame` by header and body.
+    pub fn encode(&self, request: u64, payload_len: u64, frame: &mut Vec<u8>) {
+        encode_frame(frame, self.op(), false, request, payload_len, |out| match self {
+            Self::Hello { wants_write, namespace } => {
+                out.push(u8::from(*wants_write));
+                put_text(out, namespace);
+            }
+            Self::Exists(keys) | Self::Remove(keys) | Self::Stat(keys) | Self::Verify(keys) => {
+                put_list(out, keys, put_key);
+            }
+            Self::Get { class, release, keys } => {
+                out.extend(class.to_le_bytes());
+                put_list(out, release, put_u64);
+                put_list(out, keys, put_key);
+            }
+            Self::Put(blocks) => put_list(out, blocks, |out, (meta, checksum)| {
+                put_meta(out, meta);
+                put_u64(out, checksum);
+            }),
+            Self::Reserve(blocks) => put_list(out, blocks, put_meta),
+            Self::Commit(items) => put_list(out, items, |out, (id, checksum)| {
+                put_u64(out, id);
+                put_u64(out, checksum);
+            }),
+            Self::Abort(ids) | Self::Release(ids) => put_list(out, ids, put_u64),
+        });
+    }
+
+    pub fn decode(op: Op, body: &[u8]) -> Result<Self, WireError> {
+        let mut body = Reader(body);
+        let request = match op {
+            Op::Error => return Err(WireError::Op { op: 0, flags: 0 }),
+            Op::Hello => Self::Hello { wants_write: body.bool("wants write")?, namespace: body.text()? },
+            Op::Exists => Self::Exists(body.list(Reader::key)?),
+            Op::Get => Self::Get {
+                class: body.u16()?,
+                release: body.list(Reader::u64)?,
+                keys: body.list(Reader::key)?,
+            },
+            Op::Put => Self::Put(body.list(|body| Ok((body.meta()?, body.u64()?)))?),
+            Op::Reserve => Self::Reserve(body.list(Reader::meta)?),
+            Op::Commit => Self::Commit(body.list(|body| Ok((body.u64()?, body.u64()?)))?),
+            Op::Abort => Self::Abort(body.list(Reader::u64)?),
+            Op::Release => Self::Release(body.list(Reader::u64)?),
+            Op::Remove => Self::Remove(body.list(Reader::key)?),
+            Op::Stat => Self::Stat(body.list(Reader::key)?),
+            Op::Verify => Self::Verify(body.list(Reader::key)?),
+        };
+        body.end()?;
+        Ok(request)
+    }
+}
+
+impl Reply {
+    pub fn op(&self) -> Op {
+        match self {
+            Self::Error { .. } => Op::Error,
+            Self::Hello { .. } => Op::Hello,
+            Self::Exists(_) => Op::Exists,
+            Self::Get(_) => Op::Get,
+            Self::Reserve(_) => Op::Reserve,
+            Self::Stat(_) => Op::Stat,
+            Self::Outcomes(op, _) => *op,
+        }
+    }
+
+    /// Replaces `frame` by header and body.
+    pub fn encode(&self, request: u64, payload_len: u64, frame: &mut Vec<u8>) {
+        encode_frame(frame, self.op(), true, request, payload_len, |out| match self {
+            Self::Error { retryable, message } => {
+                out.push(u8::from(*retryable));
+                put_text(out, message);
+            }
+            Self::Hello { shared, writable, pool_bytes, lease_ms, payload_max } => {
+                out.extend([u8::from(*shared), u8::from(*writable)]);
+                [pool_bytes, lease_ms, payload_max].into_iter().for_each(|value| put_u64(out, value));
+            }
+            Self::Exists(found) => put_list(out, found, |out, &found| out.push(u8::from(found))),
+            Self::Get(found) => put_list(out, found, put_found),
+            Self::Reserve(placed) => put_list(out, placed, |out, placed| match placed {
+                Placed::At { reservation, offset } => {
+                    out.push(Outcome::Done as u8);
+                    put_u64(out, reservation);
+                    put_u64(out, offset);
+                }
+                Placed::Not(outcome) => out.push(*outcome as u8),
+            }),
+            Self::Stat(stats) => put_list(out, stats, put_stat),
+            Self::Outcomes(_, outcomes) => put_list(out, outcomes, |out, &outcome| out.push(outcome as u8)),
+        });
+    }
+
+    pub fn decode(op: Op, body: &[u8]) -> Result<Self, WireError> {
+        let mut body = Reader(body);
+        let reply = match op {
+            Op::Error => Self::Error { retryable: body.bool("retryable")?, message: body.text()? },
+            Op::Hello => Self::Hello {
+                shared: body.bool("shared")?,
+                writable: body.bool("writable")?,
+                pool_bytes: body.u64()?,
+                lease_ms: body.u64()?,
+                payload_max: body.u64()?,
+            },
+            Op::Exists => Self::Exists(body.list(|body| body.bool("exists"))?),
+            Op::Get => Self::Get(body.list(Reader::found)?),
+            Op::Reserve => Self::Reserve(body.list(|body| match body.outcome()? {
+                Outcome::Done => Ok(Placed::At { reservation: body.u64()?, offset: body.u64()? }),
+                outcome => Ok(Placed::Not(outcome)),
+            })?),
+            Op::Stat => Self::Stat(body.list(Reader::stat)?),
+            Op::Put | Op::Commit | Op::Abort | Op::Release | Op::Remove | Op::Verify => {
+                Self::Outcomes(op, body.list(Reader::outcome)?)
+            }
+        };
+        body.end()?;
+        Ok(reply)
+    }
+}
+
+fn encode_frame(
+    frame: &mut Vec<u8>,
+    op: Op,
+    reply: bool,
+    request: u64,
+    payload_len: u64,
+    body: impl FnOnce(&mut Vec<u8>),
+) {
+    frame.clear();
+    frame.resize(HEADER_LEN, 0);
+    body(frame);
+    let body_len = (frame.len() - HEADER_LEN) as u32;
+    let header = Header { op, reply, request, body_len, payload_len };
+    frame[..HEADER_LEN].copy_from_slice(&header.encode());
+}
+
+fn put_u64(out: &mut Vec<u8>, value: &u64) {
+    out.extend(value.to_le_bytes());
+}
+
+fn put_key(out: &mut Vec<u8>, key: &BlockKey) {
+    out.extend(key.0.to_le_bytes());
+}
+
+fn put_meta(out: &mut Vec<u8>, meta: &BlockMeta) {
+    put_key(out, &meta.key);
+    out.push(u8::from(meta.parent.is_some()));
+    put_key(out, &meta.parent.unwrap_or_default());
+    out.extend(meta.depth.to_le_bytes());
+    out.extend(meta.class.to_le_bytes());
+    out.extend(meta.size.to_le_bytes());
+}
+
+fn put_found(out: &mut Vec<u8>, found: &Found) {
+    match found {
+        Found::Hit { offset, size, checksum, lease } => {
+            out.push(Outcome::Done as u8);
+            out.extend(size.to_le_bytes());
+            [offset, checksum, lease].into_iter().for_each(|value| put_u64(out, value));
+        }
+        Found::Not(outcome) => out.push(*outcome as u8),
+    }
+}
+
+fn put_stat(out: &mut Vec<u8>, stat: &Option<Stat>) {
+    out.push(u8::from(stat.is_some()));
+    if let Some(stat) = stat {
+        [stat.size, stat.depth, stat.uses, stat.leases]
+            .into_iter()
+            .for_each(|value| out.extend(value.to_le_bytes()));
+        out.extend(stat.class.to_le_bytes());
+        [stat.checksum, stat.age_ms, stat.idle_ms].iter().for_each(|value| put_u64(out, value));
+    }
+}
+
+/// Text is cut at 1 KiB, on a character boundary.
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    let text = &text[..text.floor_char_boundary(TEXT_MAX)];
+    out.extend((text.len() as u16).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+fn put_list<T>(out: &mut Vec<u8>, items: &[T], put: impl Fn(&mut Vec<u8>, &T)) {
+    out.extend((items.len() as u32).to_le_bytes());
+    items.iter().for_each(|item| put(out, item));
+}
+
+/// What is left to decode.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
+        let (head, rest) =
+            self.0.split_first_chunk().ok_or(WireError::Truncated { had: self.0.len(), wanted: N })?;
+        self.0 = rest;
+        Ok(*head)
+    }
+
+    fn u8(&mut self) -> Result<u8, WireError> {
+        self.array::<1>().map(|[byte]| byte)
+    }
+
+    fn u16(&mut self) -> Result<u16, WireError> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, WireError> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, WireError> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn key(&mut self) -> Result<BlockKey, WireError> {
+        self.array().map(|bytes| BlockKey(u128::from_le_bytes(bytes)))
+    }
+
+    fn bool(&mut self, field: &'static str) -> Result<bool, WireError> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            value => Err(WireError::Value { field, value: value.into() }),
+        }
+    }
+
+    fn outcome(&mut self) -> Result<Outcome, WireError> {
+        let value = self.u8()?;
+        let known = Outcome::ALL.get(usize::from(value)).copied();
+        known.ok_or(WireError::Value { field: "outcome", value: value.into() })
+    }
+
+    fn text(&mut self) -> Result<String, WireError> {
+        let len = usize::from(self.u16()?);
+        if len > TEXT_MAX {
+            return Err(WireError::Value { field: "text length", value: len as u64 });
+        }
+        let (text, rest) =
+            self.0.split_at_checked(len).ok_or(WireError::Truncated { had: self.0.len(), wanted: len })?;
+        self.0 = rest;
+        Ok(String::from_utf8_lossy(text).into_owned())
+    }
+
+    fn meta(&mut self) -> Result<BlockMeta, WireError> {
+        let (key, has_parent, parent) = (self.key()?, self.bool("has parent")?, self.key()?);
+        let parent = has_parent.then_some(parent);
+        Ok(BlockMeta { key, parent, depth: self.u32()?, class: self.u16()?, size: self.u32()? })
+    }
+
+    fn found(&mut self) -> Result<Found, WireError> {
+        match self.outcome()? {
+            Outcome::Done => {
+                let size = self.u32()?;
+                Ok(Found::Hit { size, offset: self.u64()?, checksum: self.u64()?, lease: self.u64()? })
+            }
+            outcome => Ok(Found::Not(outcome)),
+        }
+    }
+
+    fn stat(&mut self) -> Result<Option<Stat>, WireError> {
+        if !self.bool("has stat")? {
+            return Ok(None);
+        }
+        let (size, depth, uses, leases, class) =
+            (self.u32()?, self.u32()?, self.u32()?, self.u32()?, self.u16()?);
+        let (checksum, age_ms, idle_ms) = (self.u64()?, self.u64()?, self.u64()?);
+        Ok(Some(Stat { size, checksum, depth, class, uses, leases, age_ms, idle_ms }))
+    }
+
+    fn list<T>(&mut self, item: impl Fn(&mut Self) -> Result<T, WireError>) -> Result<Vec<T>, WireError> {
+        let len = self.u32()?;
+        if len as usize > BATCH_MAX {
+            return Err(WireError::Batch { len });
+        }
+        (0..len).map(|_| item(self)).collect()
+    }
+
+    fn end(self) -> Result<(), WireError> {
+        if self.0.is_empty() { Ok(()) } else { Err(WireError::Trailing { extra: self.0.len() }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn key() -> impl Strategy<Value = BlockKey> {
+        any::<u128>().prop_map(BlockKey)
+    }
+
+    fn keys() -> impl Strategy<Value = Vec<BlockKey>> {
+        prop::collection::vec(key(), 0..20)
+    }
+
+    fn ids() -> impl Strategy<Value = Vec<u64>> {
+        prop::collection::vec(any::<u64>(), 0..20)
+    }
+
+    fn meta() -> impl Strategy<Value = BlockMeta> {
+        (key(), prop::option::of(key()), any::<u32>(), any::<u16>(), any::<u32>())
+            .prop_map(|(key, parent, depth, class, size)| BlockMeta { key, parent, depth, class, size })
+    }
+
+    fn request() -> impl Strategy<Value = Request> {
+        let pairs = prop::collection::vec(any::<(u64, u64)>(), 0..20);
+        prop_oneof![
+            (any::<bool>(), ".{0,40}")
+                .prop_map(|(wants_write, namespace)| Request::Hello { wants_write, namespace }),
+            keys().prop_map(Request::Exists),
+            (any::<u16>(), ids(), keys()).prop_map(|(class, release, keys)| Request::Get {
+                class,
+                release,
+                keys
+            }),
+            prop::collection::vec((meta(), any::<u64>()), 0..20).prop_map(Request::Put),
+            prop::collection::vec(meta(), 0..20).prop_map(Request::Reserve),
+            pairs.prop_map(Request::Commit),
+            ids().prop_map(Request::Abort),
+            ids().prop_map(Request::Release),
+            keys().prop_map(Request::Remove),
+            keys().prop_map(Request::Stat),
+            keys().prop_map(Request::Verify),
+        ]
+    }
+
+    fn outcome() -> impl Strategy<Value = Outcome> {
+        prop::sample::select(&Outcome::ALL[..])
+    }
+
+    fn failure() -> impl Strategy<Value = Outcome> {
+        prop::sample::select(&Outcome::ALL[1..])
+    }
+
+    fn reply() -> impl Strategy<Value = Reply> {
+        let hit = any::<(u64, u32, u64, u64)>().prop_map(|(offset, size, checksum, lease)| Found::Hit {
+            offset,
+            size,
+            checksum,
+            lease,
+        });
+        let at = any::<(u64, u64)>().prop_map(|(reservation, offset)| Placed::At { reservation, offset });
+        let stat = any::<(u32, u64, u32, u16, u32, u32, u64, u64)>().prop_map(
+            |(size, checksum, depth, class, uses, leases, age_ms, idle_ms)| Stat {
+                size,
+                checksum,
+                depth,
+                class,
+                uses,
+                leases,
+                age_ms,
+                idle_ms,
+            },
+        );
+        let op =
+            prop::sample::select(vec![Op::Put, Op::Commit, Op::Abort, Op::Release, Op::Remove, Op::Verify]);
+        prop_oneof![
+            (any::<bool>(), ".{0,40}").prop_map(|(retryable, message)| Reply::Error { retryable, message }),
+            any::<(bool, bool, u64, u64, u64)>().prop_map(
+                |(shared, writable, pool_bytes, lease_ms, payload_max)| {
+                    Reply::Hello { shared, writable, pool_bytes, lease_ms, payload_max }
+                }
+            ),
+            prop::collection::vec(any::<bool>(), 0..20).prop_map(Reply::Exists),
+            prop::collection::vec(prop_oneof![hit, failure().prop_map(Found::Not)], 0..20)
+                .prop_map(Reply::Get),
+            prop::collection::vec(prop_oneof![at, failure().prop_map(Placed::Not)], 0..20)
+                .prop_map(Reply::Reserve),
+            prop::collection::vec(prop::option::of(stat), 0..20).prop_map(Reply::Stat),
+            (op, prop::collection::vec(outcome(), 0..20)).prop_map(|(op, list)| Reply::Outcomes(op, list)),
+        ]
+    }
+
+    fn split(frame: &[u8]) -> (Header, &[u8]) {
+        let (header, body) = frame.split_first_chunk().unwrap();
+        (Header::decode(header).unwrap(), body)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(request in request(), reply in reply(), id: u64, payload: u64) {
+            let mut frame = Vec::new();
+            request.encode(id, payload, &mut frame);
+            let (header, body) = split(&frame);
+            let body_len = body.len() as u32;
+            prop_assert_eq!(header, Header { op: request.op(), reply: false, request: id, body_len, payload_len: payload });
+            prop_assert_eq!(Request::decode(header.op, body).unwrap(), request);
+            reply.encode(id, payload, &mut frame);
+            let (header, body) = split(&frame);
+            prop_assert!(header.reply);
+            prop_assert_eq!(Reply::decode(header.op, body).unwrap(), reply);
+        }
+
+        /// Damaged frames never panic, and every cut one is refused.
+        #[test]
+        fn damage_is_refused_or_harmless(
+            request in request(), reply in reply(),
+            at: prop::sample::Index, byte: u8, noise in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let mut frame = Vec::new();
+            for is_reply in [false, true] {
+                if is_reply { reply.encode(1, 0, &mut frame) } else { request.encode(1, 0, &mut frame) }
+                let (header, body) = split(&frame);
+                if !body.is_empty() {
+                    let cut = &body[..at.index(body.len())];
+                    let refused = if is_reply { Reply::decode(header.op, cut).is_err() } else { Request::decode(header.op, cut).is_err() };
+                    prop_assert!(refused);
+                }
+                let position = at.index(frame.len());
+                frame[position] = byte;
+                if let Ok(header) = Header::decode(frame.first_chunk().unwrap()) {
+                    let _ = Request::decode(header.op, &frame[HEADER_LEN..]);
+                    let _ = Reply::decode(header.op, &frame[HEADER_LEN..]);
+                }
+            }
+            for op in Op::ALL {
+                let _ = Request::decode(op, &noise);
+                let _ = Reply::decode(op, &noise);
+            }
+        }
+    }
+
+    #[test]
+    fn bad_headers_say_what_is_wrong() {
+        let good = Header { op: Op::Get, reply: false, request: 1, body_len: 8, payload_len: 0 }.encode();
+        let check = |at: usize, value: u8, expected: &str| {
+            let mut bytes = good;
+            bytes[at] = value;
+            let text = Header::decode(&bytes).map_or_else(|error| error.to_string(), |_| "fine".into());
+            assert!(text.contains(expected), "{text}");
+        };
+        check(0, b'K', "fine");
+        check(0, b'G', "not a Kvasir data connection");
+        check(4, 9, "speaks data protocol 9");
+        check(5, 200, "operation 200");
+        check(7, 1, "flags 0x100");
+        check(18, 255, "above the limit");
+        check(20, 1, "no meaning");
+    }
+
+    #[test]
+    fn a_batch_beyond_the_limit_is_refused_before_it_is_read() {
+        let body = (BATCH_MAX as u32 + 1).to_le_bytes();
+        assert_eq!(Request::decode(Op::Exists, &body), Err(WireError::Batch { len: 4097 }));
+        let mut frame = Vec::new();
+        let meta = BlockMeta::single(BlockKey(1), 1);
+        Request::Put(vec![(meta, 0); BATCH_MAX]).encode(0, 0, &mut frame);
+        assert!(frame.len() - HEADER_LEN <= BODY_MAX);
+    }
+}

@@ -1,0 +1,121 @@
+//! `kvasir bench index`: the prefix index as it stands in the daemon, single-threaded.
+
+use super::{Row, cpu_time, time_calls};
+use crate::prefix_index::{Limits, PrefixIndex, Slot};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// Blocks in one store event, as engines send them.
+const EVENT: usize = 16;
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Lookups timed per row.
+    pub lookups: usize,
+    /// Distinct blocks in the index that lookups are made in.
+    pub blocks: usize,
+    /// Distinct blocks stored, shared by nobody.
+    pub stored: usize,
+}
+
+impl Size {
+    pub const FULL: Self = Self { lookups: 50_000, blocks: 1 << 20, stored: 1 << 20 };
+    /// For tests: every row, no meaning in the numbers.
+    pub const SMOKE: Self = Self { lookups: 200, blocks: 1 << 14, stored: 1 << 14 };
+}
+
+/// The rows of the report; chains, depths and the order of lookups follow from `seed`.
+pub fn rows(size: Size, seed: u64) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (depth, workers) in [(16, 8), (1_024, 64), (8_192, 64), (16, 512)] {
+        let mut lookups = Lookups::new(depth, workers, size, seed);
+        let times = time_calls(size.lookups, |_| {
+            std::hint::black_box(lookups.one());
+        });
+        rows.push(Row::of_times(format!("lookup/{depth}x{workers}"), &times));
+    }
+    let (store, memory) = store(size.stored, seed);
+    rows.push(Row::new("store/16-block", store, "blocks/cpu-s"));
+    rows.push(Row::new("memory/entry", memory, "bytes"));
+    rows
+}
+
+/// Whole chains looked up at random among many; every worker holds each of them to a depth of its own.
+pub struct Lookups {
+    index: PrefixIndex,
+    chains: Vec<Vec<u64>>,
+    /// Which chain is next, over and over.
+    order: Vec<u32>,
+    done: usize,
+    matched: Vec<u32>,
+}
+
+impl Lookups {
+    pub fn new(depth: usize, workers: usize, size: Size, seed: u64) -> Self {
+        // Covers are most of the memory where workers outnumber blocks: keep these tables comparable.
+        let count = (size.blocks / depth).min((size.blocks / workers).max(1)).max(2);
+        let chains = chains(count, depth, seed);
+        let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 1);
+        let mut index = PrefixIndex::new(Limits::default());
+        for chain in &chains {
+            for worker in 0..workers {
+                let held = rng.next_u32() as usize % depth + 1;
+                store_chain(&mut index, worker as Slot, &chain[..held]);
+            }
+        }
+        let order = (0..size.lookups).map(|_| rng.next_u32() % chains.len() as u32).collect();
+        Self { index, chains, order, done: 0, matched: vec![0; workers] }
+    }
+
+    /// The longest match of the next chain.
+    pub fn one(&mut self) -> u32 {
+        let chain = &self.chains[self.order[self.done % self.order.len()] as usize];
+        self.done += 1;
+        self.index.lookup(chain, &mut self.matched)
+    }
+}
+
+/// Blocks stored per CPU-second, and bytes per entry: chains of 64 blocks that nobody shares, growing
+/// from empty, so that what growth costs is in both.
+fn store(blocks: usize, seed: u64) -> (f64, f64) {
+    let chains = chains(blocks / 64, 64, seed);
+    let mut index = PrefixIndex::new(Limits::default());
+    let ((), spent) = cpu_time(|| {
+        for (i, chain) in chains.iter().enumerate() {
+            store_chain(&mut index, (i % 64) as Slot, chain);
+        }
+    });
+    let stats = index.stats();
+    (stats.entries as f64 / spent.as_secs_f64(), stats.bytes as f64 / stats.entries as f64)
+}
+
+/// Chains that share no block.
+pub fn chains(count: usize, depth: usize, seed: u64) -> Vec<Vec<u64>> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    (0..count).map(|_| (0..depth).map(|_| rng.next_u64()).collect()).collect()
+}
+
+/// Stores a chain event by event.
+pub fn store_chain(index: &mut PrefixIndex, slot: Slot, chain: &[u64]) {
+    let mut parent = None;
+    for event in chain.chunks(EVENT) {
+        index.store(slot, parent, event);
+        parent = event.last().copied();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_promised_row_is_measured() {
+        let rows = rows(Size::SMOKE, 1);
+        let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+        let lookups = ["lookup/16x8", "lookup/1024x64", "lookup/8192x64", "lookup/16x512"];
+        assert_eq!(names[..4], lookups);
+        assert_eq!(names[4..], ["store/16-block", "memory/entry"]);
+        assert!(rows.iter().all(|row| row.value > 0.0));
+    }
+}

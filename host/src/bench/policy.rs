@@ -1,0 +1,249 @@
+//! `kvasir bench policy`: the default policies as components, beside their native twins.
+
+use super::{Row, Times, time_calls};
+use crate::policy::evictor::EvictorHook;
+use crate::policy::scheduler::{SchedulerEngine, SchedulerHook};
+use crate::policy::{
+    Engine, Error, Fault, PolicyConfig, PolicyHost, SchedulerWorker, SlotKind, Source, Wanted, standalone,
+};
+use crate::replay::cache::{Cache, Report as CacheReport};
+use crate::replay::generate::{Generator, Plan, Workload};
+use crate::replay::trace::Request as TraceRequest;
+use crate::scheduler::{
+    Ask, Changes, Conductor, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost, Version,
+};
+use hdrhistogram::Histogram;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Calls timed per row.
+    pub calls: usize,
+    /// Requests of the generated trace behind `evict/…`.
+    pub requests: u64,
+    /// Swaps behind `swap/stall`.
+    pub swaps: u32,
+}
+
+impl Size {
+    pub const FULL: Self = Self { calls: 50_000, requests: 20_000, swaps: 2_000 };
+    /// For tests: every row, no meaning in the numbers.
+    pub const SMOKE: Self = Self { calls: 200, requests: 300, swaps: 20 };
+}
+
+/// Prompts that a bench takes in turn.
+const PROMPTS: usize = 64;
+const BLOCK_SIZE_TOKENS: u32 = 512;
+
+/// The rows of the report; instances, prompts and the trace follow from `seed`.
+///
+/// # Errors
+/// A default policy does not start.
+pub fn rows(size: Size, seed: u64) -> Result<Vec<Row>, Error> {
+    let config = PolicyConfig { evictor_slots: 1 << 16, ..PolicyConfig::default() };
+    let engine = Engine::new(&config, None)?;
+    let scheduler =
+        |source| standalone::<SchedulerHook>(&engine, &config, source, Vec::new()).map(|(s, _)| s);
+    let mut rows = vec![empty_call(scheduler(Source::Builtin("mooncake".into()))?, size)];
+    for instances in [8, 64, 512] {
+        let wasm = schedule(scheduler(Source::Builtin("mooncake".into()))?, instances, size, seed);
+        let native = schedule(scheduler(Source::Native("mooncake".into()))?, instances, size, seed);
+        let row = Row::of_times(format!("schedule/mooncake/{instances}"), &wasm);
+        rows.push(row.beside(native.ns(0.5)));
+    }
+    for instances in [8, 64, 512] {
+        let times = decide(&config, instances, size, seed)?;
+        rows.push(Row::of_times(format!("decide/mooncake/{instances}"), &times));
+    }
+    let evict = |source| -> Result<CacheReport, Error> {
+        let (mut evictor, _) = standalone::<EvictorHook>(&engine, &config, source, Vec::new())?;
+        Ok(evict(evictor.as_mut(), size, seed))
+    };
+    let wasm = evict(Source::Builtin("workload-aware".into()))?;
+    let native = evict(Source::Native("workload-aware".into()))?;
+    let row = Row::new("evict/workload-aware", wasm.evict_ns_mean, "ns").beside(native.evict_ns_mean);
+    rows.push(Row { p99: Some(wasm.evict_ns_p99 as f64), ..row });
+    rows.push(swap(&config, size)?);
+    Ok(rows)
+}
+
+/// What the boundary itself costs: a call with one empty list.
+fn empty_call(mut engine: Box<dyn SchedulerEngine>, size: Size) -> Row {
+    let times = time_calls(size.calls, |_| {
+        let _ = std::hint::black_box(engine.set_thresholds(&[]));
+    });
+    Row::of_times("call/empty", &times)
+}
+
+fn schedule(engine: Box<dyn SchedulerEngine>, instances: u16, size: Size, seed: u64) -> Times {
+    let mut scheduling = Scheduling::new(engine, instances, seed);
+    time_calls(size.calls, |_| {
+        let _ = std::hint::black_box(scheduling.one());
+    })
+}
+
+/// Decisions over `instances` prefill and as many decode instances that were pushed before.
+pub struct Scheduling {
+    engine: Box<dyn SchedulerEngine>,
+    conductor: Conductor,
+    prompts: Vec<(Ask, Vec<u32>)>,
+    done: usize,
+}
+
+impl Scheduling {
+    pub fn new(mut engine: Box<dyn SchedulerEngine>, instances: u16, seed: u64) -> Self {
+        let conductor = conductor(instances, seed);
+        if let Some(Changes::Full { prefill_slots, decode_slots, block_size_tokens, prefill, decode }) =
+            conductor.changes_since(&mut Version::default())
+        {
+            let _ = engine.open(prefill_slots, decode_slots, block_size_tokens);
+            let _ = engine.update_prefill(&prefill);
+            let _ = engine.update_decode(&decode);
+        }
+        Self { engine, conductor, prompts: prompts(instances, seed), done: 0 }
+    }
+
+    /// The packed answer to the next prompt.
+    ///
+    /// # Errors
+    /// As [`SchedulerEngine::schedule`].
+    pub fn one(&mut self) -> Result<u64, Fault> {
+        let (ask, prefix) = &self.prompts[self.done % PROMPTS];
+        self.done += 1;
+        let request = self.conductor.request(ask, 1_000);
+        self.engine.schedule(&request, prefix)
+    }
+}
+
+/// The same as the daemon does it: changed rows pushed, answer checked, work booked and given back.
+fn decide(config: &PolicyConfig, instances: u16, size: Size, seed: u64) -> Result<Times, Error> {
+    let host = PolicyHost::open(config, Wanted::default(), None)?;
+    let mut worker = host.scheduler_worker();
+    let mut conductor = conductor(instances, seed);
+    let prompts = prompts(instances, seed);
+    Ok(time_calls(size.calls, |i| {
+        let (ask, prefix) = &prompts[i % PROMPTS];
+        let request = conductor.request(ask, 1_000);
+        let outcome = worker.schedule(&conductor, &request, prefix);
+        let _ = std::hint::black_box(conductor.admit(i as u64, ask, &outcome.decision, prefix, 1_000));
+        let _ = conductor.prefill_done(i as u64, 1_000);
+        let _ = conductor.finished(i as u64, 1_000);
+    }))
+}
+
+fn conductor(instances: u16, seed: u64) -> Conductor {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let mut conductor = Conductor::new(Default::default(), BLOCK_SIZE_TOKENS, 0);
+    let transfer = TransferCost { fixed_ms: 1.0, ms_per_block: 0.4 };
+    for _ in 0..instances {
+        let spread = 1.0 + (random.next_u32() % 64) as f32 / 64.0;
+        let cost = PrefillCost { fixed_ms: 5.0 * spread, ms_per_token: 0.05 * spread, ms_per_pair: 1e-6 };
+        let prefill = PrefillSpec { cost, transfer, capacity_blocks: 10_000 };
+        let cost = DecodeCost { fixed_ms: 10.0, ms_per_sequence: 0.1 * spread, ms_per_context_token: 1e-4 };
+        let decode = DecodeSpec { cost, capacity_blocks: 10_000 };
+        // Far below the limit of instances, so neither can be refused.
+        let _ = (conductor.register_prefill(prefill, 0), conductor.register_decode(decode, 0));
+    }
+    conductor
+}
+
+/// Requests with the prefix column each finds.
+fn prompts(instances: u16, seed: u64) -> Vec<(Ask, Vec<u32>)> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed ^ 1);
+    let prompt = |_| {
+        let blocks = 1 + random.next_u32() % 64;
+        let ask = Ask {
+            prompt_tokens: blocks * BLOCK_SIZE_TOKENS,
+            output_tokens: 200,
+            class: 1,
+            tenant: 0,
+            priority: 0,
+            session: 0,
+            seed: random.next_u64(),
+            ttft_slo_ms: 30_000.0,
+            tbt_slo_ms: 300.0,
+            must_run: false,
+        };
+        let prefix = (0..instances).map(|_| random.next_u32() % (blocks + 1)).collect();
+        (ask, prefix)
+    };
+    (0..PROMPTS).map(prompt).collect()
+}
+
+/// A chat-like trace through a cache that holds a tenth of its blocks.
+fn evict(evictor: &mut dyn crate::policy::evictor::EvictorEngine, size: Size, seed: u64) -> CacheReport {
+    let plan = Plan { workload: Workload::Chat, requests: size.requests, rate_rps: 4.0, seed };
+    let trace: Vec<TraceRequest> = Generator::new(&plan).expect("the plan is within bounds").collect();
+    let blocks: usize = trace.iter().map(|r| r.blocks.len()).sum();
+    let mut cache = Cache::new(evictor, (blocks as u32 / 20).max(64)).expect("capacity is within bounds");
+    for request in &trace {
+        cache.request(request).expect("generated requests are well formed");
+    }
+    cache.report()
+}
+
+/// What a worker that decides without pause loses when the policy under it is exchanged: the time of
+/// the calls that met a new generation.
+fn swap(config: &PolicyConfig, size: Size) -> Result<Row, Error> {
+    let host = PolicyHost::open(config, Wanted::default(), None)?;
+    host.load(SlotKind::Scheduler, Source::Builtin("round-robin".into()), Vec::new())?;
+    let conductor = conductor(64, 7);
+    let prompts = prompts(64, 7);
+    let done = AtomicBool::new(false);
+    let longest = Duration::from_secs(10).as_nanos() as u64;
+    let mut stalls = Histogram::<u64>::new_with_bounds(1, longest, 3).expect("bounds are valid");
+    let mut worker = host.scheduler_worker();
+    let swapped = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut call = 0;
+            let mut decide = |worker: &mut SchedulerWorker| {
+                let (ask, prefix) = &prompts[call % PROMPTS];
+                call += 1;
+                worker.schedule(&conductor, &conductor.request(ask, 1_000), prefix).generation
+            };
+            let mut generation = decide(&mut worker);
+            while !done.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                let now = decide(&mut worker);
+                if now != generation {
+                    generation = now;
+                    stalls.saturating_record(start.elapsed().as_nanos() as u64);
+                }
+            }
+        });
+        let swapped = (0..size.swaps).try_for_each(|_| {
+            std::thread::sleep(Duration::from_micros(500)); // let the worker settle on each version
+            host.rollback(SlotKind::Scheduler).map(drop)
+        });
+        done.store(true, Ordering::Relaxed);
+        swapped
+    });
+    swapped?;
+    let at = |quantile| Some(stalls.value_at_quantile(quantile) as f64);
+    let row = Row::new("swap/stall", stalls.value_at_quantile(0.999) as f64, "ns");
+    Ok(Row { p50: at(0.5), p99: at(0.99), ..row })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_of_the_contract_is_measured() {
+        let rows = rows(Size::SMOKE, 1).expect("rows");
+        let names: Vec<_> = rows.iter().map(|r| r.name.as_str()).collect();
+        let published = [
+            "call/empty",
+            "schedule/mooncake/8",
+            "schedule/mooncake/512",
+            "evict/workload-aware",
+            "swap/stall",
+        ];
+        assert!(published.iter().all(|p| names.contains(p)), "{names:?}");
+        assert!(rows.iter().all(|r| r.value > 0.0), "{rows:?}");
+    }
+}

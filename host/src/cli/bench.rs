@@ -1,0 +1,31 @@
+//! `kvasir bench`.
+
+use super::bench_index::BenchIndexArgs;
+use super::bench_policy::BenchPolicyArgs;
+use super::bench_store::BenchStoreArgs;
+
+/// Measure one part of Kvasir on this machine.
+#[derive(Clone, Debug, clap::Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+enum What {
+    Index(BenchIndexArgs),
+    Policy(BenchPolicyArgs),
+    Store(BenchStoreArgs),
+}
+
+impl BenchArgs {
+    /// # Errors
+    /// As the part that is measured.
+    pub fn run(self) -> anyhow::Result<()> {
+        match self.what {
+            What::Index(args) => args.run(),
+            What::Policy(args) => args.run(),
+            What::Store(args) => args.run(),
+        }
+    }
+}

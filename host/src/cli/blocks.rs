@@ -1,0 +1,282 @@
+//! `kvasir put`, `get`, `exists`, `rm`, `stat`, `ls`: blocks of a running host.
+
+use super::{HostFlags, there};
+use anyhow::{Context, bail};
+use clap::Args;
+use kvasir_client::data::{Client, Put};
+use kvasir_client::proto;
+use kvasir_dataplane::{BATCH_MAX, BlockKey, BlockMeta};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Largest block `put` reads; the host's own limit may be lower.
+const BLOCK_BYTES_MAX: u64 = u32::MAX as u64;
+
+/// Store a block.
+#[derive(Args, Debug)]
+pub(super) struct PutArgs {
+    #[command(flatten)]
+    host: HostFlags,
+    /// Name of the block, or 0x and 32 hexadecimal digits.
+    #[arg(value_parser = key)]
+    key: BlockKey,
+    /// File with its bytes; without one, or with `-`, standard input.
+    file: Option<PathBuf>,
+}
+
+/// Write the bytes of a block to standard output or a file; exit code 1 if it is not there.
+#[derive(Args, Debug)]
+pub(super) struct GetArgs {
+    #[command(flatten)]
+    host: HostFlags,
+    /// Name of the block, or 0x and 32 hexadecimal digits.
+    #[arg(value_parser = key)]
+    key: BlockKey,
+    /// File to write; without one, or with `-`, standard output.
+    file: Option<PathBuf>,
+}
+
+/// Whether blocks are stored; exit code 1 unless all are.
+#[derive(Args, Debug)]
+pub(super) struct ExistsArgs {
+    #[command(flatten)]
+    keys: KeysArgs,
+}
+
+/// Remove blocks; exit code 1 unless all were there.
+#[derive(Args, Debug)]
+pub(super) struct RmArgs {
+    #[command(flatten)]
+    keys: KeysArgs,
+}
+
+#[derive(Args, Debug)]
+struct KeysArgs {
+    #[command(flatten)]
+    host: HostFlags,
+    /// Names of blocks, or 0x and 32 hexadecimal digits each.
+    #[arg(required = true, value_name = "KEY", num_args = 1..=BATCH_MAX)]
+    names: Vec<String>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is known about blocks, or about the whole store; exit code 1 unless all are there.
+#[derive(Args, Debug)]
+pub(super) struct StatArgs {
+    #[command(flatten)]
+    host: HostFlags,
+    /// Names of blocks, or 0x and 32 hexadecimal digits each; none: the store.
+    #[arg(value_name = "KEY", num_args = 0..=BATCH_MAX)]
+    names: Vec<String>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// List resident blocks.
+#[derive(Args, Debug)]
+pub(super) struct LsArgs {
+    #[command(flatten)]
+    host: HostFlags,
+    /// The most blocks to list.
+    #[arg(long, default_value_t = 1000)]
+    max: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl PutArgs {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        let bytes = read(self.file.as_deref())?;
+        if bytes.is_empty() {
+            bail!("nothing to store: a block holds at least one byte");
+        }
+        let meta = BlockMeta::single(self.key, bytes.len() as u32);
+        match self.host.data()?.put(&meta, &bytes)? {
+            Put::Stored => println!("stored {} B as 0x{}", bytes.len(), self.key),
+            Put::AlreadyStored => println!("0x{} is stored already; blocks are immutable", self.key),
+            Put::InProgress => bail!("0x{} is being stored by another writer; try again", self.key),
+        }
+        Ok(())
+    }
+}
+
+impl GetArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let client = self.host.data()?;
+        let Some(block) = client.get(&[self.key], 0)?.pop().flatten() else {
+            eprintln!("kvasir: block 0x{} is not there", self.key);
+            return Ok(there(false));
+        };
+        // Copied before it goes out: a slow reader of our output must not outlast the lease.
+        let mut bytes = vec![0; block.size() as usize];
+        block.copy_to(&mut bytes)?;
+        match self.file.as_deref().filter(|path| *path != Path::new("-")) {
+            Some(path) => {
+                std::fs::write(path, &bytes).with_context(|| format!("cannot write {}", path.display()))?
+            }
+            None => std::io::stdout().lock().write_all(&bytes).context("cannot write to standard output")?,
+        }
+        Ok(there(true))
+    }
+}
+
+impl ExistsArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        self.keys.each(|client, keys| Ok(client.exists(keys)?), ["resident", "missing"])
+    }
+}
+
+impl RmArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        self.keys.each(|client, keys| Ok(client.remove(keys)?), ["removed", "missing"])
+    }
+}
+
+impl KeysArgs {
+    /// One call for all keys, and one word for each.
+    fn each(
+        self,
+        call: impl FnOnce(&Client, &[BlockKey]) -> anyhow::Result<Vec<bool>>,
+        words: [&str; 2],
+    ) -> anyhow::Result<ExitCode> {
+        let keys = keys(&self.names)?;
+        let outcomes = call(&self.host.data()?, &keys)?;
+        let word = |yes: &bool| words[usize::from(!yes)];
+        let told = self.names.iter().zip(outcomes.iter().map(word));
+        if self.json {
+            println!("{}", serde_json::to_string(&told.collect::<std::collections::BTreeMap<_, _>>())?);
+        } else {
+            told.for_each(|(name, word)| println!("{name} {word}"));
+        }
+        Ok(there(outcomes.iter().all(|yes| *yes)))
+    }
+}
+
+impl StatArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        if self.names.is_empty() {
+            return self.store().map(|()| there(true));
+        }
+        let stats = self.host.data()?.stat(&keys(&self.names)?)?;
+        let row = |s: &kvasir_dataplane::wire::Stat| {
+            serde_json::json!({
+                "size_bytes": s.size, "checksum": format!("{:016x}", s.checksum), "depth": s.depth, "class": s.class,
+                "uses": s.uses, "leases": s.leases, "age_ms": s.age_ms, "idle_ms": s.idle_ms,
+            })
+        };
+        let rows: serde_json::Map<_, _> = self
+            .names
+            .iter()
+            .cloned()
+            .zip(stats.iter().map(|s| s.as_ref().map_or(serde_json::Value::Null, row)))
+            .collect();
+        if self.json {
+            println!("{}", serde_json::Value::Object(rows));
+        } else {
+            rows.iter().for_each(|(name, row)| {
+                println!("{name} {}", if row.is_null() { "missing".into() } else { row.to_string() })
+            });
+        }
+        Ok(there(stats.iter().all(Option::is_some)))
+    }
+
+    fn store(&self) -> anyhow::Result<()> {
+        let usage = self.host.control(async |mut control| {
+            Ok(control.store.usage(proto::UsageRequest {}).await?.into_inner())
+        })?;
+        let rows = [
+            ("pool_bytes", usage.pool_bytes),
+            ("free_bytes", usage.free_bytes),
+            ("blocks", usage.blocks),
+            ("blocks_max", usage.blocks_max),
+            ("leases", usage.leases),
+            ("reservations", usage.reservations),
+            ("hits", usage.hits),
+            ("misses", usage.misses),
+            ("stored_blocks", usage.stored_blocks),
+            ("evicted_blocks", usage.evicted_blocks),
+            ("evicted_bytes", usage.evicted_bytes),
+            ("checksum_failures", usage.checksum_failures),
+            ("pool_full", usage.pool_full),
+        ];
+        if self.json {
+            let object: serde_json::Map<_, _> =
+                rows.iter().map(|(name, value)| (name.to_string(), (*value).into())).collect();
+            println!("{}", serde_json::Value::Object(object));
+        } else {
+            rows.iter().for_each(|(name, value)| println!("{name:18}{value}"));
+        }
+        Ok(())
+    }
+}
+
+impl LsArgs {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        let max = self.max;
+        let blocks = self.host.control(async |mut control| {
+            let (mut blocks, mut from) = (Vec::new(), Some(0));
+            while let Some(start) = from.filter(|_| blocks.len() < max) {
+                let request =
+                    proto::ListRequest { from: start, max: (max - blocks.len()).min(BATCH_MAX) as u32 };
+                let page = control.store.list(request).await?.into_inner();
+                blocks.extend(page.blocks);
+                from = page.next;
+            }
+            Ok(blocks)
+        })?;
+        let hex = |key: &[u8]| key.iter().fold("0x".to_owned(), |text, byte| format!("{text}{byte:02x}"));
+        if self.json {
+            let row = |b: &proto::Block| serde_json::json!({ "key": hex(&b.key), "size_bytes": b.size_bytes, "uses": b.uses, "depth": b.depth, "class": b.class });
+            let rows: Vec<_> = blocks.iter().map(row).collect();
+            println!("{}", serde_json::json!({ "blocks": rows }));
+        } else {
+            blocks.iter().for_each(|b| println!("{} {:>12} B {:>6} uses", hex(&b.key), b.size_bytes, b.uses));
+        }
+        Ok(())
+    }
+}
+
+fn keys(names: &[String]) -> anyhow::Result<Vec<BlockKey>> {
+    names.iter().map(|name| key(name).map_err(anyhow::Error::msg)).collect()
+}
+
+fn key(text: &str) -> Result<BlockKey, String> {
+    let Some(digits) = text.strip_prefix("0x") else {
+        return if text.is_empty() {
+            Err("a block needs a name".into())
+        } else {
+            Ok(BlockKey::from_name(text))
+        };
+    };
+    let wrong = || format!("`{text}` is not 0x and 32 hexadecimal digits; a name must not start with 0x");
+    if digits.len() != 32 || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Err(wrong());
+    }
+    u128::from_str_radix(digits, 16).map(BlockKey).map_err(|_| wrong())
+}
+
+/// At most one block's worth, so that an endless input ends in an error and not in memory.
+fn read(file: Option<&Path>) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let (name, read) = match file.filter(|path| *path != Path::new("-")) {
+        Some(path) => {
+            let file =
+                std::fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+            (path.display().to_string(), file.take(BLOCK_BYTES_MAX + 1).read_to_end(&mut bytes))
+        }
+        None => {
+            let input = std::io::stdin().lock();
+            ("standard input".to_owned(), input.take(BLOCK_BYTES_MAX + 1).read_to_end(&mut bytes))
+        }
+    };
+    read.with_context(|| format!("cannot read {name}"))?;
+    if bytes.len() as u64 > BLOCK_BYTES_MAX {
+        bail!("{name} has over {BLOCK_BYTES_MAX} B, the most one block can hold; split it");
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,39 @@
+//! `kvasir config`: what the settings come to.
+
+use super::ConfigFlags;
+use clap::{Args, Subcommand};
+
+/// Print or check settings.
+#[derive(Args, Debug)]
+pub(super) struct ConfigArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand, Debug)]
+enum Action {
+    /// Print the settings in effect as TOML: file, environment and flags over the defaults.
+    Print(ConfigFlags),
+    /// Check the settings without starting anything.
+    Validate(ConfigFlags),
+}
+
+impl ConfigArgs {
+    /// # Errors
+    /// The settings cannot be used.
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        match self.action {
+            Action::Print(flags) => print!("{}", flags.load()?.to_toml()),
+            Action::Validate(flags) => {
+                let config = flags.load()?;
+                println!(
+                    "valid: node {}, pool {}, data in {}",
+                    config.node.name,
+                    config.store.pool_bytes,
+                    config.node.data_dir.display()
+                );
+            }
+        }
+        Ok(())
+    }
+}

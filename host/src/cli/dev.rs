@@ -1,0 +1,137 @@
+//! `kvasir dev`.
+
+use crate::config::Size;
+use crate::dev::{Cluster, Plan, Summary, Swap, Trace, run};
+use crate::replay::generate::{Plan as Workload, Workload as Kind};
+use anyhow::{Result, ensure};
+use std::path::PathBuf;
+
+/// Three hosts in one process with simulated engines: a trace, live numbers, a policy swapped in the
+/// middle. Then the hosts stay up for you to try things, until Ctrl-C.
+#[derive(clap::Args, Clone, Debug)]
+pub(super) struct DevArgs {
+    /// End after the trace; the exit code tells whether every byte and every decision was right.
+    #[arg(long)]
+    demo: bool,
+    /// Trace to run, plain or gzip. Default: a generated one.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Kind of generated trace.
+    #[arg(long, value_enum, default_value_t = Kind::Agent)]
+    workload: Kind,
+    /// Requests in a generated trace.
+    #[arg(long, value_name = "N", default_value_t = 2_400)]
+    requests: u64,
+    /// Mean arrival rate of a generated trace, per trace second.
+    #[arg(long, value_name = "RPS", default_value_t = 6.0)]
+    rate: f64,
+    /// Seed of a generated trace.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Trace seconds per second.
+    #[arg(long, value_name = "X", default_value_t = 16.0)]
+    speed: f64,
+    /// Hosts, each with one prefill and one decode instance.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    hosts: usize,
+    /// Memory of each host's pool.
+    #[arg(long, value_name = "SIZE", default_value = "48MiB")]
+    pool: Size,
+    /// Size of one block.
+    #[arg(long, value_name = "SIZE", default_value = "32KiB")]
+    block: Size,
+    /// Scheduler that serves between half and three quarters of the trace.
+    #[arg(long, value_name = "NAME", default_value = "round-robin")]
+    swap_scheduler: String,
+    /// Evictor that serves between half and three quarters of the trace.
+    #[arg(long, value_name = "NAME", default_value = "lru")]
+    swap_evictor: String,
+    /// Print one JSON object with the outcome and nothing else on standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+impl DevArgs {
+    /// # Errors
+    /// A value out of range, a host that does not start, or, with `--demo`, anything that was not right.
+    pub(super) fn run(self) -> Result<()> {
+        let plan = self.plan()?;
+        tokio::runtime::Runtime::new()?.block_on(self.run_plan(&plan))
+    }
+
+    fn plan(&self) -> Result<Plan> {
+        ensure!((1..=16).contains(&self.hosts), "--hosts {} is outside 1 to 16", self.hosts);
+        ensure!((0.01..=10_000.0).contains(&self.speed), "--speed {} is outside 0.01 to 10000", self.speed);
+        ensure!(
+            (64..=64 << 20).contains(&self.block.0) && self.pool.0 >= 16 * self.block.0,
+            "--block must be 64 B to 64 MiB, and --pool at least 16 blocks"
+        );
+        let workload = Workload {
+            workload: self.workload,
+            requests: self.requests,
+            rate_rps: self.rate,
+            seed: self.seed,
+        };
+        Ok(Plan {
+            trace: self.trace.clone().map_or(Trace::Generated(workload), Trace::File),
+            speed: self.speed,
+            hosts: self.hosts,
+            pool_bytes: self.pool.0,
+            block_bytes: self.block.0 as u32,
+            swap: Some(Swap { scheduler: self.swap_scheduler.clone(), evictor: self.swap_evictor.clone() }),
+        })
+    }
+
+    async fn run_plan(&self, plan: &Plan) -> Result<()> {
+        let folder = tempfile::Builder::new().prefix("kvasir-dev-").tempdir()?;
+        let cluster = Cluster::start(plan, folder.path()).await?;
+        eprintln!(
+            "{} hosts are up, {} serve; replaying at {} times the trace's speed",
+            plan.hosts,
+            cluster.policies(),
+            plan.speed
+        );
+        let summary = run(&cluster, plan).await?;
+        if self.json {
+            println!("{}", serde_json::to_string(&summary)?);
+        } else {
+            print!("{summary}");
+            print!("\n{}", next_steps(&cluster, self.demo));
+        }
+        if self.demo {
+            return check(&summary);
+        }
+        tokio::signal::ctrl_c().await?;
+        Ok(())
+    }
+}
+
+fn check(summary: &Summary) -> Result<()> {
+    ensure!(summary.is_sound(), "the run was not clean: see the numbers above");
+    Ok(())
+}
+
+fn next_steps(cluster: &Cluster, ending: bool) -> String {
+    let kvasir = std::env::args().next().unwrap_or_else(|| "kvasir".to_owned());
+    if ending {
+        return format!(
+            "try next:\n  \
+             {kvasir} dev                       the same, and the hosts stay up to try things on\n  \
+             {kvasir} serve                     one host with an embedded store\n  \
+             {kvasir} policy load evictor lru   swap a policy of a running host; a FILE.wasm works too\n  \
+             {kvasir} replay --help             your own trace through any evictor\n"
+        );
+    }
+    let host = cluster.conductor();
+    let (grpc, http) = (host.running.grpc_addr(), host.running.http_addr());
+    format!(
+        "try next, while the hosts are up:\n  \
+         {kvasir} policy list --grpc {grpc}\n  \
+         {kvasir} policy load evictor sieve --grpc {grpc}\n  \
+         {kvasir} policy rollback evictor --grpc {grpc}\n  \
+         cp my-policy.wasm {}/evictor.wasm\n  \
+         curl http://{http}/metrics\n  \
+         Ctrl-C ends the hosts\n",
+        host.running.host().config.policy.dir.display()
+    )
+}

@@ -1,0 +1,167 @@
+//! The commands of the `kvasir` binary, one file each.
+//!
+//! Exit codes: 0 done; 1 what was asked for is not there (`exists`, `get`, `rm`, `stat`); 2 an error,
+//! told in one line on standard error.
+
+pub mod bench;
+pub mod bench_index;
+pub mod bench_policy;
+pub mod bench_store;
+mod blocks;
+mod config;
+mod dev;
+mod policy;
+pub mod replay;
+mod serve;
+pub mod trace;
+
+use clap::{Args, Parser, Subcommand};
+use kvasir_client::control::{Control, ControlError};
+use kvasir_client::data::{Client, Endpoint, Options};
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// KV-cache daemon: native data plane, decisions as hot-swappable WebAssembly policies.
+#[derive(Parser, Debug)]
+#[command(
+    name = "kvasir",
+    version,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 done, 1 not there, 2 error."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    Dev(dev::DevArgs),
+    Serve(serve::ServeArgs),
+    Put(blocks::PutArgs),
+    Get(blocks::GetArgs),
+    Exists(blocks::ExistsArgs),
+    Rm(blocks::RmArgs),
+    Ls(blocks::LsArgs),
+    Stat(blocks::StatArgs),
+    Policy(policy::PolicyArgs),
+    Bench(bench::BenchArgs),
+    Replay(replay::ReplayArgs),
+    Trace(trace::TraceArgs),
+    Config(config::ConfigArgs),
+}
+
+/// Where settings come from.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ConfigFlags {
+    /// Settings file; without one the defaults hold.
+    #[arg(long, value_name = "FILE", env = "KVASIR_CONFIG")]
+    config: Option<PathBuf>,
+    /// One setting, above file and environment; may be given several times.
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl ConfigFlags {
+    fn load(&self) -> Result<crate::config::Config, crate::config::Error> {
+        let environment = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        crate::config::Config::load(self.config.as_deref(), environment, &self.set)
+    }
+}
+
+/// Which host to talk to.
+#[derive(Args, Clone, Debug)]
+struct HostFlags {
+    /// Data plane of the host: unix:PATH or tcp:ADDRESS:PORT. Default: the socket in the settings.
+    #[arg(long, value_name = "ENDPOINT", env = "KVASIR_HOST")]
+    host: Option<String>,
+    /// Control address of the host. Default: listen.grpc in the settings.
+    #[arg(long, value_name = "ADDRESS:PORT", env = "KVASIR_GRPC")]
+    grpc: Option<std::net::SocketAddr>,
+    #[command(flatten)]
+    settings: ConfigFlags,
+}
+
+impl HostFlags {
+    /// A connection for bytes.
+    fn data(&self) -> anyhow::Result<Client> {
+        let endpoint = match &self.host {
+            Some(text) => text.strip_prefix("tcp:").unwrap_or(text).parse()?,
+            None => Endpoint::Unix(self.settings.load()?.node.socket),
+        };
+        Ok(Client::connect(&endpoint, Options::default())?)
+    }
+
+    /// Runs a control call to its end.
+    fn control<R>(&self, call: impl AsyncFnOnce(Control) -> Result<R, ControlError>) -> anyhow::Result<R> {
+        let addr = match self.grpc {
+            Some(addr) => addr,
+            None => self.settings.load()?.listen.grpc,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok(runtime.block_on(async { call(Control::connect(addr).await?).await })?)
+    }
+}
+
+/// Logs of this process go to standard error; `RUST_LOG` chooses, `info` by default.
+fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    // A second call in one process keeps the first subscriber.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .try_init();
+}
+
+/// Exit code 0 if what was asked for is there, else 1.
+fn there(yes: bool) -> ExitCode {
+    if yes { ExitCode::SUCCESS } else { ExitCode::from(1) }
+}
+
+/// Runs the command of this process.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    cli.run().unwrap_or_else(|error| {
+        eprintln!("kvasir: {}", one_line(&error));
+        ExitCode::from(2)
+    })
+}
+
+impl Cli {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        match self.command {
+            Command::Dev(args) => args.run().map(done),
+            Command::Serve(args) => args.run().map(done),
+            Command::Put(args) => args.run().map(done),
+            Command::Get(args) => args.run(),
+            Command::Exists(args) => args.run(),
+            Command::Rm(args) => args.run(),
+            Command::Ls(args) => args.run().map(done),
+            Command::Stat(args) => args.run(),
+            Command::Policy(args) => args.run().map(done),
+            Command::Bench(args) => args.run().map(done),
+            Command::Replay(args) => args.run().map(done),
+            Command::Trace(args) => args.run().map(done),
+            Command::Config(args) => args.run().map(done),
+        }
+    }
+}
+
+fn done((): ()) -> ExitCode {
+    ExitCode::SUCCESS
+}
+
+/// The error and its causes, each once.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !line.contains(&cause) {
+            line += if line.is_empty() { "" } else { ": " };
+            line += &cause;
+        }
+    }
+    line.replace('\n', " ")
+}

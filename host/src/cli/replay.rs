@@ -1,0 +1,352 @@
+//! `kvasir replay`: a trace through the components that run in production.
+
+use crate::config::Size;
+use crate::policy::evictor::{EvictorEngine, EvictorHook};
+use crate::policy::{Engine, PolicyConfig, Source, standalone};
+use crate::replay::cache::{self, Cache, Report};
+use crate::replay::store::{self, Session};
+use crate::replay::trace::{self, Reader, Request};
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use kvasir_client::data::{Client, Endpoint, Options};
+use kvasir_default_policies::EVICTORS;
+use serde::Serialize;
+use std::fs::File;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+/// Replay a trace and report hit rates.
+#[derive(clap::Args, Debug)]
+pub struct ReplayArgs {
+    /// Trace to replay, plain or gzip.
+    #[arg(long, value_name = "FILE")]
+    pub trace: PathBuf,
+    /// Format of the trace.
+    #[arg(long, value_enum, default_value_t = Format::Mooncake)]
+    pub format: Format,
+    /// What the trace runs through.
+    #[arg(long, value_enum, default_value_t = Mode::Cache)]
+    pub mode: Mode,
+    /// Mode cache: evictor, a built-in name or a component file [default: workload-aware].
+    #[arg(long, value_name = "NAME|FILE.wasm")]
+    pub evictor: Option<String>,
+    /// Run a built-in evictor as the component or as its native twin.
+    #[arg(long, value_enum, default_value_t = EngineKind::Wasm)]
+    pub engine: EngineKind,
+    /// A setting of the evictor; may be given several times.
+    #[arg(long = "evictor-setting", value_name = "NAME=VALUE", value_parser = setting)]
+    pub evictor_settings: Vec<(String, String)>,
+    /// Mode cache: size of the cache in blocks of 512 tokens.
+    #[arg(long, value_name = "N")]
+    pub capacity_blocks: Option<u32>,
+    /// Mode store: the data plane of the running host.
+    #[arg(long, value_name = "unix:PATH|tcp:ADDR")]
+    pub host: Option<Endpoint>,
+    /// Mode store: bytes of a block.
+    #[arg(long, value_name = "SIZE", default_value = "16KiB")]
+    pub block_bytes: Size,
+    /// Replay the first N requests only.
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
+    /// Print one JSON object and nothing else on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Trace formats.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// JSON lines of the Mooncake trace release, blocks of 512 tokens.
+    Mooncake,
+}
+
+/// What runs a built-in policy.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineKind {
+    /// The component, in the sandbox it has in production.
+    Wasm,
+    /// The same source, compiled into this binary.
+    Native,
+}
+
+/// What a trace runs through.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Block slots and an evictor; no bytes.
+    Cache,
+    /// A running host: blocks are stored and read, and every byte read is compared.
+    Store,
+}
+
+impl ReplayArgs {
+    /// # Errors
+    /// The trace cannot be read; mode cache: the evictor is unknown or the capacity out of range; mode store: the
+    /// host cannot be reached, went away, or gave back other bytes than it was given.
+    pub fn run(self) -> Result<()> {
+        match self.mode {
+            Mode::Cache => {
+                let report = self.cache()?;
+                self.print(&report, table)
+            }
+            Mode::Store => {
+                let report = self.store()?;
+                self.print(&report, store_table)?;
+                check_bytes(&report)
+            }
+        }
+    }
+
+    fn print<R: Serialize>(&self, report: &R, table: impl Fn(&R) -> String) -> Result<()> {
+        if self.json {
+            println!("{}", serde_json::to_string(report)?);
+        } else {
+            print!("{}", table(report));
+        }
+        Ok(())
+    }
+
+    fn store(&self) -> Result<store::Report> {
+        if self.capacity_blocks.is_some() || self.evictor.is_some() {
+            bail!(
+                "mode store: the host has its own capacity and evictor; leave out --capacity-blocks, --evictor"
+            );
+        }
+        let host =
+            self.host.as_ref().context("mode store: name the running host, --host unix:PATH or tcp:ADDR")?;
+        let block_bytes = u32::try_from(self.block_bytes.0).unwrap_or(u32::MAX);
+        store::check_block_bytes(block_bytes)?;
+        let (trace, progress) = self.open()?;
+        let options = Options { namespace: "replay".into(), ..Options::default() };
+        let mut session = Session::new(Client::connect(host, options)?, block_bytes)?;
+        let mut report = store::replay(&mut session, trace)?;
+        progress.finish_and_clear();
+        self.check_requests(report.requests)?;
+        report.trace = self.trace.display().to_string();
+        report.host = host.to_string();
+        Ok(report)
+    }
+
+    fn open(&self) -> Result<(impl Iterator<Item = Result<Request, trace::Error>>, ProgressBar)> {
+        let (trace, progress) = open_trace(&self.trace)?;
+        Ok((trace.take(self.limit.unwrap_or(usize::MAX)), progress))
+    }
+
+    fn check_requests(&self, requests: u64) -> Result<()> {
+        if requests == 0 && self.limit != Some(0) {
+            bail!("trace {} holds no requests", self.trace.display());
+        }
+        Ok(())
+    }
+
+    fn evictor_name(&self) -> &str {
+        self.evictor.as_deref().unwrap_or("workload-aware")
+    }
+
+    fn cache(&self) -> Result<Report> {
+        if self.host.is_some() {
+            bail!("mode cache needs no host; leave out --host, or give --mode store");
+        }
+        let capacity_blocks = self.capacity_blocks.context("mode cache: give --capacity-blocks N")?;
+        let mut evictor = self.evictor(capacity_blocks)?;
+        let mut cache = Cache::new(evictor.as_mut(), capacity_blocks)?;
+        let (trace, progress) = self.open()?;
+        let mut requests = 0;
+        for request in trace {
+            cache.request(&request?)?;
+            requests += 1;
+        }
+        progress.finish_and_clear();
+        self.check_requests(requests)?;
+        let mut report = cache.report();
+        report.trace = self.trace.display().to_string();
+        report.evictor = self.evictor_name().to_owned();
+        report.engine = match self.engine {
+            EngineKind::Wasm => "wasm",
+            EngineKind::Native => "native",
+        };
+        Ok(report)
+    }
+
+    fn evictor(&self, capacity_blocks: u32) -> Result<Box<dyn EvictorEngine>> {
+        cache::check_capacity(capacity_blocks)?;
+        let name = self.evictor_name();
+        let file = Path::new(name);
+        let source = if file.extension().is_some_and(|e| e == "wasm") {
+            if self.engine == EngineKind::Native {
+                bail!("{name} is a component and has no native twin; leave out --engine native");
+            }
+            Source::File(file.into())
+        } else if !EVICTORS.iter().any(|policy| policy.name == name) {
+            bail!(unknown_name("evictor", name, EVICTORS.iter().map(|policy| policy.name)));
+        } else if self.engine == EngineKind::Native {
+            Source::Native(name.to_owned())
+        } else {
+            Source::Builtin(name.to_owned())
+        };
+        let config = PolicyConfig { evictor_slots: capacity_blocks, ..PolicyConfig::default() };
+        let engine = Engine::new(&config, None)?;
+        Ok(standalone::<EvictorHook>(&engine, &config, source, self.evictor_settings.clone())?.0)
+    }
+}
+
+fn setting(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is not NAME=VALUE"))?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+/// "unknown evictor `lur`; did you mean `lru`? built in: …"
+pub(crate) fn unknown_name(kind: &str, name: &str, known: impl Iterator<Item = &'static str>) -> String {
+    let known: Vec<_> = known.collect();
+    let nearest = known.iter().min_by_key(|known| strsim::damerau_levenshtein(known, name));
+    let hint = nearest
+        .filter(|near| strsim::damerau_levenshtein(near, name) <= 1 + near.len() / 3)
+        .map_or(String::new(), |near| format!("did you mean `{near}`? "));
+    format!("unknown {kind} `{name}`; {hint}built in: {}", known.join(", "))
+}
+
+/// Opens a trace; the bar follows the bytes read and shows only on a terminal.
+pub(crate) fn open_trace(path: &Path) -> Result<(Reader, ProgressBar)> {
+    let file = File::open(path).with_context(|| format!("cannot open trace {}", path.display()))?;
+    let length = file.metadata().map(|m| m.len()).unwrap_or(0);
+    let progress =
+        if std::io::stderr().is_terminal() { ProgressBar::new(length) } else { ProgressBar::hidden() };
+    let style = ProgressStyle::with_template("{bar:40} {percent:>3} % of the trace, {elapsed} ({eta} left)");
+    progress.set_style(style.expect("the template is constant"));
+    Ok((Reader::new(path, progress.wrap_read(file))?, progress))
+}
+
+fn table(report: &Report) -> String {
+    let rows = [
+        ("trace", report.trace.clone()),
+        ("evictor", format!("{} ({})", report.evictor, report.engine)),
+        ("capacity", format!("{} blocks", report.capacity_blocks)),
+        ("requests", report.requests.to_string()),
+        ("block references", report.block_references.to_string()),
+        ("prefix hits", format!("{} ({:.2} %)", report.prefix_hits, report.hit_rate_percent)),
+        ("evictions", report.evictions.to_string()),
+        ("time per eviction", format!("{:.0} ns mean, {} ns p99", report.evict_ns_mean, report.evict_ns_p99)),
+    ];
+    let mut text: String = rows.iter().map(|(name, value)| format!("{name:18}{value}\n")).collect();
+    if report.fallback_evictions + report.invalid_victims > 0 {
+        text += &format!(
+            "{:18}{} by the native fallback, {} invalid victims\n",
+            "not the policy's", report.fallback_evictions, report.invalid_victims
+        );
+    }
+    if let Some(fault) = &report.fault {
+        text += &format!("{:18}{fault}\n", "policy failed");
+    }
+    text
+}
+
+fn store_table(report: &store::Report) -> String {
+    let moved = &report.moved;
+    let size = Size(report.block_bytes.into());
+    let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    let rows = [
+        ("trace", report.trace.clone()),
+        ("host", report.host.clone()),
+        ("requests", format!("{} in {:.1} s", report.requests, report.seconds)),
+        ("block references", format!("{} of {size}", moved.block_references)),
+        ("prefix hits", format!("{} ({:.2} %)", moved.prefix_hits, report.hit_rate_percent)),
+        ("put", format!("{} blocks, {}", moved.blocks_put, mib(moved.bytes_put))),
+        ("read", format!("{}, {} verified", mib(moved.bytes_read), mib(moved.bytes_verified))),
+        ("checksum failures", moved.checksum_failures.to_string()),
+        ("wrong bytes", moved.wrong_bytes.to_string()),
+        ("retries", format!("{}, {} blocks found no room", moved.retries, moved.blocks_refused)),
+    ];
+    rows.iter().map(|(name, value)| format!("{name:18}{value}\n")).collect()
+}
+
+/// # Errors
+/// Something came back that was not stored, or was noticed not to.
+fn check_bytes(report: &store::Report) -> Result<()> {
+    let store::RequestReport { wrong_bytes, checksum_failures, .. } = report.moved;
+    if wrong_bytes > 0 {
+        bail!("{} served {wrong_bytes} B that are not what was stored; distrust this host", report.host);
+    }
+    if checksum_failures > 0 {
+        bail!(
+            "{checksum_failures} blocks of {} did not match their checksums; they were dropped and not served",
+            report.host
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replay::generate::{self, Plan, Workload};
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        replay: ReplayArgs,
+    }
+
+    fn parse(line: &str) -> ReplayArgs {
+        Command::try_parse_from(std::iter::once("kvasir").chain(line.split(' '))).unwrap().replay
+    }
+
+    #[test]
+    fn json_has_the_published_keys() {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = folder.path().join("t.jsonl.gz");
+        let plan = Plan { workload: Workload::Chat, requests: 300, rate_rps: 5.0, seed: 3 };
+        generate::write(&plan, &trace, || ()).unwrap();
+        let args = parse(&format!("--trace {} --evictor lru --capacity-blocks 200", trace.display()));
+        let report = args.cache().unwrap();
+        let json = serde_json::to_value(&report).unwrap();
+        let mut keys: Vec<_> = json.as_object().unwrap().keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        let mut expected = [
+            "mode",
+            "trace",
+            "evictor",
+            "engine",
+            "capacity_blocks",
+            "requests",
+            "block_references",
+            "prefix_hits",
+            "hit_rate_percent",
+            "evictions",
+            "evict_ns_mean",
+            "evict_ns_p99",
+        ];
+        expected.sort_unstable();
+        assert_eq!(keys, expected);
+        assert_eq!((report.requests, report.evictor.as_str()), (300, "lru"));
+        assert!(report.evictions > 0 && report.prefix_hits > 0, "{report:?}");
+        assert!(table(&report).contains("capacity          200 blocks"), "{}", table(&report));
+    }
+
+    #[test]
+    fn what_cannot_run_says_why() {
+        let rows = [
+            (
+                "--trace /none --evictor lur --capacity-blocks 5",
+                "did you mean `lru`? built in: workload-aware",
+            ),
+            ("--trace /none --evictor zzzzzzzz --capacity-blocks 5", "`zzzzzzzz`; built in: "),
+            ("--trace /none --evictor lru --capacity-blocks 0", "capacity of 0 blocks"),
+            ("--trace /none --evictor lru --capacity-blocks 5", "cannot open trace /none"),
+            ("--trace /dev/null --evictor lru --capacity-blocks 5", "/dev/null holds no requests"),
+            ("--trace /none --capacity-blocks 5 --evictor-setting forget=0", "outside 1 to"),
+            ("--trace /none --evictor lru", "give --capacity-blocks N"),
+            ("--trace /none --capacity-blocks 5 --host 127.0.0.1:1", "leave out --host"),
+            ("--trace /none --mode store", "--host unix:PATH or tcp:ADDR"),
+            ("--trace /none --mode store --host tcp:127.0.0.1:1 --capacity-blocks 5", "its own capacity"),
+            ("--trace /none --mode store --host tcp:127.0.0.1:1 --block-bytes 0", "blocks of 0 B"),
+            ("--trace /none --mode store --host tcp:127.0.0.1:1", "cannot open trace /none"),
+            ("--trace /dev/null --mode store --host unix:/none", "no Kvasir host at unix:/none"),
+            ("--trace /none --evictor lru --capacity-blocks 5 --evictor-setting a=1", "unknown setting `a`"),
+        ];
+        for (line, expected) in rows {
+            let error = format!("{:#}", parse(line).run().unwrap_err());
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+        assert!(setting("novalue").is_err());
+    }
+}

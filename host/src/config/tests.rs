@@ -1,0 +1,130 @@
+use super::*;
+
+fn load(file: Option<&str>, environment: &[(&str, &str)], set: &[&str]) -> Result<Config, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kvasir.toml");
+    if let Some(text) = file {
+        std::fs::write(&path, text).unwrap();
+    }
+    let environment = environment.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+    let set: Vec<_> = set.iter().map(|s| s.to_string()).collect();
+    let loaded = Config::load(file.map(|_| path.as_path()), environment, &set);
+    loaded.map_err(|e| e.to_string().replace(&path.display().to_string(), "FILE"))
+}
+
+#[test]
+fn no_file_is_needed() {
+    let config = load(None, &[], &[]).unwrap();
+    assert_eq!(config.listen.grpc, "127.0.0.1:7420".parse().unwrap());
+    assert!(!config.node.name.is_empty());
+    assert_eq!(config.node.socket, config.node.data_dir.join("kvasir.sock"));
+}
+
+#[test]
+fn later_layers_win() {
+    let file = "[store]\npool_bytes = \"8GiB\"\nlow_free = 0\nput_wait = \"1s\"\n[listen]\n";
+    let environment =
+        [("KVASIR__STORE__PUT_WAIT", "2s"), ("KVASIR__STORE__LEASES_MAX", "7"), ("PATH", "/bin")];
+    let config = load(Some(file), &environment, &["store.put_wait=3s", "store.high_free = 0.5"]).unwrap();
+    assert_eq!(config.store.pool_bytes, Size(8 << 30));
+    assert_eq!(config.store.low_free, 0.0);
+    assert_eq!(config.store.leases_max, 7);
+    assert_eq!(config.store.put_wait, Span::secs(3));
+    assert_eq!(config.store.high_free, 0.5);
+}
+
+#[test]
+fn policies_take_their_own_settings() {
+    let file =
+        "[policy.evictor]\nsource = \"lru\"\n[policy.scheduler.settings]\na = 1\nb = true\nc = \"x\"\n";
+    let config = load(
+        Some(file),
+        &[("KVASIR__POLICY__SCHEDULER__SETTINGS__D", "4")],
+        &["policy.evictor.settings.e=5"],
+    );
+    let policy = config.unwrap().policy;
+    assert_eq!(policy.evictor.source, "lru");
+    let settings =
+        |a: &Assigned| a.settings.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(" ");
+    assert_eq!(settings(&policy.scheduler), "a=1 b=true c=x d=4");
+    assert_eq!(settings(&policy.evictor), "e=5");
+}
+
+#[test]
+fn what_is_printed_reads_back() {
+    let config = load(None, &[], &["store.pool_bytes=3MiB", "policy.evictor.settings.x=y"]).unwrap();
+    let again = load(Some(&config.to_toml()), &[], &[]).unwrap();
+    assert_eq!(config, again);
+}
+
+#[test]
+fn bad_forms_say_what_and_where() {
+    let check = |file: Option<&str>, environment: &[(&str, &str)], set: &[&str], expected: &[&str]| {
+        let message = load(file, environment, set).expect_err(expected[0]);
+        for part in expected {
+            assert!(message.contains(part), "`{message}` lacks `{part}`");
+        }
+    };
+    check(Some("[store\n"), &[], &[], &["FILE is not valid TOML", "line 1"]);
+    check(Some("[stor]\nx = 1\n"), &[], &[], &["FILE: unknown key `stor.x`", "did you mean `store`?"]);
+    check(Some("[stor]\n"), &[], &[], &["FILE: unknown key `stor`", "sections: conductor, listen"]);
+    check(Some("store = 3\n"), &[], &[], &["`store` cannot be 3: it is a section"]);
+    check(
+        Some("[store]\npool_byte = \"1GiB\"\n"),
+        &[],
+        &[],
+        &["FILE: unknown key `store.pool_byte`", "did you mean `pool_bytes`?"],
+    );
+    check(
+        Some("[store]\npool_bytes = \"lots\"\n"),
+        &[],
+        &[],
+        &["FILE", "`store.pool_bytes` cannot be \"lots\"", "8GiB"],
+    );
+    check(
+        Some("[store]\npool_bytes = 5\n"),
+        &[],
+        &[],
+        &["`store.pool_bytes` cannot be 5", "expected a string"],
+    );
+    check(
+        None,
+        &[("KVASIR__STORE__PUTWAIT", "1s")],
+        &[],
+        &["variable KVASIR__STORE__PUTWAIT", "did you mean `put_wait`?"],
+    );
+    check(None, &[("KVASIR__STORE__LEASES_MAX", "-1")], &[], &["KVASIR__STORE__LEASES_MAX", "cannot be -1"]);
+    check(None, &[], &["store.lease_ttl=soon"], &["--set store.lease_ttl=soon", "`soon` is not a time"]);
+    check(None, &[], &["store"], &["--set store", "section.key=value"]);
+    check(None, &[], &["store=1"], &["it is a section"]);
+    check(None, &[], &["listen.allow_remote=perhaps"], &["expected a boolean"]);
+    check(None, &[], &["store.checksum=maybe"], &["unknown variant `maybe`", "`trust`"]);
+    check(None, &[], &["store.pool_bytes=0B"], &["`store.pool_bytes` = 0B must be at least 1"]);
+    check(
+        None,
+        &[],
+        &["store.block_slots=4000000000"],
+        &["`store.block_slots` = 4000000000 must be 1 to 200000000"],
+    );
+    check(None, &[], &["store.low_free=0.5"], &["`store.high_free` = 0.1", "store.low_free (0.5)"]);
+    check(None, &[], &["store.low_free=nan"], &["`store.low_free` = NaN"]);
+    check(
+        None,
+        &[],
+        &["listen.grpc=0.0.0.0:7420"],
+        &["`listen.grpc` = 0.0.0.0:7420 is not loopback", "allow_remote"],
+    );
+    check(None, &[], &["listen.http=127.0.0.1:7420"], &["`listen.http`", "is taken by listen.grpc"]);
+    check(None, &[], &["listen.grpc=localhost"], &["--set listen.grpc=localhost", "socket address"]);
+    check(None, &[], &["node.name=a b"], &["`node.name` = a b must be"]);
+    check(
+        None,
+        &[],
+        &["policy.evictor.source=lur"],
+        &["`policy.evictor.source` = lur is no evictor", "did you mean `lru`?"],
+    );
+    check(None, &[], &["policy.evictr.source=lru"], &["did you mean `evictor`?"]);
+    check(None, &[], &["policy.hot_deadline=0s"], &["`policy.hot_deadline` = 0s"]);
+    let missing = Config::load(Some("/no/such/kvasir.toml".as_ref()), [], &[]).unwrap_err().to_string();
+    assert!(missing.starts_with("cannot read the configuration /no/such/kvasir.toml"), "{missing}");
+}

@@ -1,0 +1,302 @@
+//! Puts a host together, and takes it apart again.
+//!
+//! Starting goes from what fails most often to what leaves traces: addresses, memory, data folder,
+//! policies, threads. A host that does not start has bound nothing, and written at most its folder.
+
+use crate::config::{self, Assigned, Checksum, Config};
+use crate::lifecycle::eviction::Eviction;
+use crate::metrics::Metrics;
+use crate::policy::{self, PolicyConfig, PolicyHost, Source, Wanted};
+use crate::rpc::{self, Routing};
+use kvasir_dataplane::server::{Listen, ServeError, Server};
+use kvasir_dataplane::tier::dram::OpenError;
+use kvasir_dataplane::{Clock, CommitCheck, DramConfig, DramStore, ServerConfig};
+use std::fs::File;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Free space the state database needs at least.
+const DISK_BYTES_MIN: u64 = 16 << 20;
+const STATE_CACHE_BYTES: u64 = 16 << 20;
+/// How long open control calls may take to end.
+const SHUTDOWN: Duration = Duration::from_secs(3);
+
+/// Why a host did not start. Nothing of it is left running.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Config(#[from] config::Error),
+    #[error("{key} {addr} cannot be opened: {}; stop what uses it or set another {key}", reason(.source))]
+    Listen { key: &'static str, addr: SocketAddr, source: io::Error },
+    #[error(transparent)]
+    Pool(#[from] OpenError),
+    #[error("data folder {} cannot be used: {source}; set node.data_dir to a folder this user can write", path.display())]
+    DataDir { path: PathBuf, source: io::Error },
+    #[error("data folder {} is in use by another kvasir; stop it or set another node.data_dir", path.display())]
+    Locked { path: PathBuf },
+    #[error("the disk of {} has {free} B free, a host needs {DISK_BYTES_MIN}; make room or set another node.data_dir", path.display())]
+    DiskFull { path: PathBuf, free: u64 },
+    #[error("policy state in {} cannot be opened: {source}; if it is damaged, move that folder away and load your policies again", path.display())]
+    State { path: PathBuf, source: sled::Error },
+    #[error(transparent)]
+    Policy(#[from] policy::Error),
+    #[error("the data server does not start: {0}")]
+    Data(#[from] ServeError),
+    #[error("no thread for {name}: {source}")]
+    Thread { name: &'static str, source: io::Error },
+}
+
+fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "the port is in use".to_owned(),
+        io::ErrorKind::AddrNotAvailable => "this machine does not have that address".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+/// What the services of one host share.
+pub struct Host {
+    pub config: Config,
+    pub clock: Clock,
+    pub store: Arc<DramStore>,
+    pub policies: Arc<PolicyHost>,
+    pub eviction: Eviction,
+    pub server: Server,
+    pub routing: Mutex<Routing>,
+    pub draining: AtomicBool,
+    pub metrics: Metrics,
+    pub addrs: Addrs,
+}
+
+/// Where a host really listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addrs {
+    pub grpc: SocketAddr,
+    pub http: SocketAddr,
+    pub data: SocketAddr,
+}
+
+/// Starts hosts; several may run in one process.
+pub struct Daemon;
+
+impl Daemon {
+    /// # Errors
+    /// The first thing that is missing; see [`StartError`].
+    pub fn start(config: Config) -> Result<Running, StartError> {
+        config.validate()?;
+        let grpc = bind("listen.grpc", config.listen.grpc)?;
+        let http = bind("listen.http", config.listen.http)?;
+        let store = Arc::new(DramStore::open(dram_config(&config))?);
+        let data_dir = DataDir::open(&config.node.data_dir)?;
+        let policies = open_policies(&config, &data_dir, store.slots())?;
+        let clock = Clock::start();
+        let listen = Listen { unix: Some(config.node.socket.clone()), tcp: Some(config.listen.data) };
+        let server = Server::start(Arc::clone(&store), &listen, server_config(&config), clock)?;
+        let evictor = policies.evictor_worker(store.slots());
+        let no_thread = |name| move |source| StartError::Thread { name, source };
+        let eviction = Eviction::start(Arc::clone(&store), evictor, clock).map_err(no_thread("eviction"))?;
+        let data = server.tcp_addr().unwrap_or(config.listen.data);
+        let addrs =
+            Addrs { grpc: local_addr(&grpc, "listen.grpc")?, http: local_addr(&http, "listen.http")?, data };
+        let host = Arc::new(Host {
+            routing: Mutex::new(Routing::new(&config.conductor, &policies, clock.now_ms())),
+            metrics: Metrics::new(&config.node.name),
+            draining: AtomicBool::new(false),
+            config,
+            clock,
+            store,
+            policies,
+            eviction,
+            server,
+            addrs,
+        });
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("kvasir-rpc")
+            .enable_all()
+            .build()
+            .map_err(no_thread("control calls"))?;
+        let (stop, stopping) = watch::channel(false);
+        rpc::spawn(&runtime, &host, grpc, http, &stopping).map_err(no_thread("control calls"))?;
+        tracing::info!(node = host.config.node.name, grpc = %addrs.grpc, http = %addrs.http, data = %addrs.data, "host started");
+        Ok(Running { host: Some(host), stop, runtime: Some(runtime), _data_dir: data_dir })
+    }
+}
+
+/// A host at work. Dropping it stops it.
+pub struct Running {
+    host: Option<Arc<Host>>,
+    stop: watch::Sender<bool>,
+    runtime: Option<tokio::runtime::Runtime>,
+    _data_dir: DataDir,
+}
+
+impl Running {
+    pub fn host(&self) -> &Arc<Host> {
+        self.host.as_ref().expect("taken only when stopping")
+    }
+
+    pub fn grpc_addr(&self) -> SocketAddr {
+        self.host().addrs.grpc
+    }
+
+    pub fn http_addr(&self) -> SocketAddr {
+        self.host().addrs.http
+    }
+
+    pub fn data_addr(&self) -> SocketAddr {
+        self.host().addrs.data
+    }
+
+    pub fn socket_path(&self) -> &Path {
+        &self.host().config.node.socket
+    }
+
+    /// Lets open calls end, closes every connection and removes the socket.
+    pub fn shutdown(mut self) {
+        self.stop_now();
+    }
+
+    fn stop_now(&mut self) {
+        let _ = self.stop.send(true);
+        if let Some(runtime) = self.runtime.take() {
+            if tokio::runtime::Handle::try_current().is_ok() {
+                runtime.shutdown_background(); // waiting is forbidden inside another runtime
+            } else {
+                runtime.shutdown_timeout(SHUTDOWN);
+            }
+        }
+        // The last owner stops the data server and the eviction thread.
+        self.host = None;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop_now();
+    }
+}
+
+/// The data folder, locked for this process, and the database in it.
+struct DataDir {
+    path: PathBuf,
+    state: sled::Db,
+    /// The lock goes when this is closed, also by `kill -9`.
+    _lock: File,
+}
+
+impl DataDir {
+    fn open(path: &Path) -> Result<Self, StartError> {
+        let failed = |source| StartError::DataDir { path: path.into(), source };
+        std::fs::create_dir_all(path).map_err(failed)?;
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path.join("lock"))
+            .map_err(failed)?;
+        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(StartError::Locked { path: path.into() }),
+            Err(errno) => return Err(failed(errno.into())),
+        }
+        let disk = rustix::fs::statvfs(path).map_err(|errno| failed(errno.into()))?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if free < DISK_BYTES_MIN {
+            return Err(StartError::DiskFull { path: path.into(), free });
+        }
+        let folder = path.join("state");
+        let state = sled::Config::new().path(&folder).cache_capacity(STATE_CACHE_BYTES).open();
+        let state = state.map_err(|source| StartError::State { path: folder, source })?;
+        Ok(Self { path: path.into(), state, _lock: lock })
+    }
+}
+
+/// A number nobody outside can guess.
+pub(crate) fn random_seed() -> u64 {
+    std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u64)
+}
+
+fn bind(key: &'static str, addr: SocketAddr) -> Result<TcpListener, StartError> {
+    let listen = || {
+        let listener = TcpListener::bind(addr)?; // with SO_REUSEADDR: free again at once after a crash
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    listen().map_err(|source| StartError::Listen { key, addr, source })
+}
+
+fn local_addr(listener: &TcpListener, key: &'static str) -> Result<SocketAddr, StartError> {
+    listener.local_addr().map_err(|source| StartError::Listen { key, addr: ([0, 0, 0, 0], 0).into(), source })
+}
+
+fn dram_config(config: &Config) -> DramConfig {
+    let store = &config.store;
+    DramConfig {
+        pool_bytes: store.pool_bytes.0,
+        blocks_max: store.block_slots,
+        prefault: store.prefault,
+        low_free: store.low_free,
+        high_free: store.high_free,
+        reserve_max: store.reserve_max as usize,
+        put_wait: store.put_wait.0,
+        lease_ttl: store.lease_ttl.0,
+        lease_grace: store.lease_grace.0,
+        leases_max: store.leases_max as usize,
+        reservation_ttl: store.reservation_ttl.0,
+        block_ttl: Some(store.block_ttl.0).filter(|ttl| !ttl.is_zero()),
+        commit_check: match store.checksum {
+            Checksum::Trust => CommitCheck::Trust,
+            Checksum::Verify => CommitCheck::Verify,
+        },
+        events_max: store.events_max as usize,
+        hash_seed: random_seed(),
+    }
+}
+
+fn server_config(config: &Config) -> ServerConfig {
+    let store = &config.store;
+    ServerConfig {
+        connections_max: store.connections_max as usize,
+        stall_timeout: store.stall_timeout.0,
+        idle_timeout: store.idle_timeout.0,
+        payload_max: store.payload_max.0,
+        ..ServerConfig::default()
+    }
+}
+
+fn open_policies(config: &Config, data_dir: &DataDir, slots: u32) -> Result<Arc<PolicyHost>, policy::Error> {
+    let policy = &config.policy;
+    let limits = PolicyConfig {
+        watch_dir: Some(policy.dir.clone()).filter(|dir| !dir.as_os_str().is_empty()),
+        cache_dir: policy.compile_cache.then(|| data_dir.path.join("compiled")),
+        hot_deadline: policy.hot_deadline.0,
+        cold_deadline: policy.cold_deadline.0,
+        memory_bytes: policy.memory_bytes.0 as usize,
+        evictor_slots: slots,
+        max_module_bytes: policy.component_bytes_max.0,
+        breaker_faults: policy.breaker_faults,
+        breaker_window: policy.breaker_window.0,
+    };
+    let mut wanted = Wanted::default();
+    let pairs = [
+        (&policy.scheduler, &mut wanted.scheduler),
+        (&policy.evictor, &mut wanted.evictor),
+        (&policy.admitter, &mut wanted.admitter),
+        (&policy.balancer, &mut wanted.balancer),
+    ];
+    for (assigned, (source, settings)) in pairs {
+        if Assigned::is_path(&assigned.source) {
+            *source = Source::File(PathBuf::from(&assigned.source));
+        } else if !assigned.source.is_empty() {
+            *source = Source::Builtin(assigned.source.clone());
+        }
+        *settings = assigned.settings.clone().into_iter().collect();
+    }
+    PolicyHost::open(&limits, wanted, Some((data_dir.state.clone(), data_dir.path.as_path())))
+}

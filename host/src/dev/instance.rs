@@ -1,0 +1,70 @@
+//! A simulated engine: a cost model and the time until which it is busy.
+
+use crate::scheduler::{DecodeCost, PrefillCost, TransferCost};
+use kvasir_client::proto;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Trace-time costs, roughly an 8-GPU node serving a 70B model (Mooncake, FAST '25, §5): 30 ms + 45 µs a
+/// token + quadratic attention; 512-token blocks of 160 MiB over 4 × 200 Gbit/s.
+pub(super) const PREFILL: PrefillCost =
+    PrefillCost { fixed_ms: 30.0, ms_per_token: 0.045, ms_per_pair: 2e-6 };
+pub(super) const TRANSFER: TransferCost = TransferCost { fixed_ms: 2.0, ms_per_block: 1.7 };
+pub(super) const DECODE: DecodeCost =
+    DecodeCost { fixed_ms: 20.0, ms_per_sequence: 0.15, ms_per_context_token: 5e-5 };
+
+/// The cost model as the conductor is told it: it thinks in real time, so everything is shorter.
+pub(super) fn cost_model(speed: f64) -> proto::CostModel {
+    let real = |ms: f32| f64::from(ms) / speed;
+    proto::CostModel {
+        prefill_fixed_ms: real(PREFILL.fixed_ms),
+        prefill_per_token_ms: real(PREFILL.ms_per_token),
+        prefill_per_pair_ms: real(PREFILL.ms_per_pair),
+        transfer_fixed_ms: real(TRANSFER.fixed_ms),
+        transfer_per_block_ms: real(TRANSFER.ms_per_block),
+        step_fixed_ms: real(DECODE.fixed_ms),
+        step_per_sequence_ms: real(DECODE.ms_per_sequence),
+        step_per_token_ms: real(DECODE.ms_per_context_token),
+    }
+}
+
+/// The prefill and the decode engine of one host.
+#[derive(Default)]
+pub struct Instance {
+    busy_until: Mutex<Option<Instant>>,
+    sequences: AtomicU32,
+    context_tokens: AtomicU64,
+}
+
+impl Instance {
+    /// Books a prefill that starts when the engine is free and `ready` has come; returns its end.
+    pub(super) fn prefill(
+        &self,
+        ready: Instant,
+        cached_tokens: u64,
+        computed_tokens: u64,
+        speed: f64,
+    ) -> Instant {
+        let work = PREFILL.prefill_ms(cached_tokens, computed_tokens) / 1_000.0 / speed;
+        let mut busy_until = self.busy_until.lock().unwrap_or_else(|e| e.into_inner());
+        let start = busy_until.map_or(ready, |busy| busy.max(ready));
+        let end = start + Duration::from_secs_f64(work);
+        *busy_until = Some(end);
+        end
+    }
+
+    /// Joins the batch and returns how long the output takes at its present size.
+    pub(super) fn join(&self, tokens: u64, output_tokens: u32, speed: f64) -> Duration {
+        let sequences = self.sequences.fetch_add(1, Relaxed) + 1;
+        let context = self.context_tokens.fetch_add(tokens, Relaxed) + tokens;
+        let step_ms = DECODE.step_ms(sequences, context);
+        Duration::from_secs_f64(step_ms * f64::from(output_tokens) / 1_000.0 / speed)
+    }
+
+    pub(super) fn leave(&self, tokens: u64) {
+        self.sequences.fetch_sub(1, Relaxed);
+        self.context_tokens.fetch_sub(tokens, Relaxed);
+    }
+}

@@ -1,0 +1,14 @@
+//! Kvasir's host: decides what to keep, where, and when to move it.
+
+pub mod bench;
+pub mod cli;
+pub mod config;
+pub mod daemon;
+pub mod dev;
+pub mod lifecycle;
+pub mod metrics;
+pub mod policy;
+pub mod prefix_index;
+pub mod replay;
+pub mod rpc;
+pub mod scheduler;

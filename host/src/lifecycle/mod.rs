@@ -1,0 +1,4 @@
+//! What becomes of resident blocks, decided by policies beside the data path.
+
+mod books;
+pub mod eviction;

@@ -1,0 +1,5 @@
+//! The `kvasir` binary.
+
+fn main() -> std::process::ExitCode {
+    kvasir::cli::main()
+}

@@ -1,0 +1,164 @@
+//! The admitter slot: engines, and the worker that each deciding thread holds.
+
+use super::bindings::admitter::Admitter as Component;
+use super::control::{component_control, native_control};
+use super::guest::Guest;
+use super::log::Log;
+use super::slot::{Builtin, Hook, Policy, Worker};
+use super::{Error, Fault, Limits, Module, SlotKind};
+use kvasir_policy::Admitter;
+use kvasir_policy::admitter::{Ask, Block, Blocks, Load, Store, Verdict};
+use std::sync::Arc;
+
+/// An admitter behind either engine: the hot functions of `admission`, each of which may fail.
+pub trait AdmitterEngine: Policy {
+    /// # Errors
+    /// Any [`Fault`]; after `Trap` and `Deadline` the engine only answers `NotReady`.
+    fn update_load(&mut self, load: &Load) -> Result<(), Fault>;
+
+    /// # Errors
+    /// As `update_load`, or a verdict the contract does not know.
+    fn admit_request(&mut self, ask: &Ask) -> Result<Verdict, Fault>;
+
+    /// # Errors
+    /// As `update_load`, or not one known answer per block.
+    fn admit_blocks(&mut self, tier: u32, words: &[u32]) -> Result<Vec<Store>, Fault>;
+}
+
+/// A policy compiled into this binary. Never fails.
+pub struct NativeAdmitter(pub Box<dyn Admitter>);
+
+native_control!(NativeAdmitter, this => this.0);
+
+impl AdmitterEngine for NativeAdmitter {
+    fn update_load(&mut self, load: &Load) -> Result<(), Fault> {
+        self.0.update_load(load);
+        Ok(())
+    }
+
+    fn admit_request(&mut self, ask: &Ask) -> Result<Verdict, Fault> {
+        Ok(self.0.admit_request(ask))
+    }
+
+    fn admit_blocks(&mut self, tier: u32, words: &[u32]) -> Result<Vec<Store>, Fault> {
+        let mut answers = Vec::with_capacity(words.len() / 4);
+        self.0.admit_blocks(tier, Blocks::new(words), &mut answers);
+        Ok(answers)
+    }
+}
+
+component_control!(admitter::Admitter);
+
+impl AdmitterEngine for Guest<Component> {
+    fn update_load(&mut self, load: &Load) -> Result<(), Fault> {
+        self.hot(|b, store| b.kvasir_policy_admission().call_update_load(store, &load.encode()))
+    }
+
+    fn admit_request(&mut self, a: &Ask) -> Result<Verdict, Fault> {
+        let bits = self.hot(|b, store| {
+            b.kvasir_policy_admission().call_admit_request(
+                store,
+                a.prompt_tokens,
+                a.output_tokens,
+                a.class,
+                a.tenant,
+                a.priority,
+                a.ttft,
+                a.tbt,
+                a.ttft_slo,
+                a.tbt_slo,
+                a.tenant_share,
+            )
+        })?;
+        Verdict::unpack(bits).ok_or_else(|| Fault::Invalid(format!("unknown verdict {}", bits & 0xff)))
+    }
+
+    fn admit_blocks(&mut self, tier: u32, words: &[u32]) -> Result<Vec<Store>, Fault> {
+        let answers =
+            self.hot(|b, store| b.kvasir_policy_admission().call_admit_blocks(store, tier, words))?;
+        let blocks = words.len() / 4;
+        if answers.len() != blocks {
+            return Err(Fault::Invalid(format!("{} answers for {blocks} blocks", answers.len())));
+        }
+        let known =
+            |&word: &u32| Store::unpack(word).ok_or_else(|| Fault::Invalid(format!("unknown answer {word}")));
+        answers.iter().map(known).collect()
+    }
+}
+
+/// Ties the slot machinery to admitters.
+pub struct AdmitterHook;
+
+impl Hook for AdmitterHook {
+    const KIND: SlotKind = SlotKind::Admitter;
+    type Engine = dyn AdmitterEngine;
+
+    fn builtins() -> impl Iterator<Item = Builtin<Self>> {
+        kvasir_default_policies::ADMITTERS.iter().map(|d| Builtin {
+            name: d.name,
+            component: d.component,
+            native: Box::new(|| -> Box<dyn AdmitterEngine> { Box::new(NativeAdmitter((d.native)())) }),
+        })
+    }
+
+    fn instantiate(module: &Module, limits: Limits, log: Arc<Log>) -> Result<Box<dyn AdmitterEngine>, Error> {
+        Ok(Box::new(Guest::<Component>::new(module, limits, log, |store, i| Component::new(store, i))?))
+    }
+}
+
+/// The admitter of one thread. Its calls never fail outward.
+pub struct AdmitterWorker {
+    worker: Worker<AdmitterHook>,
+    load: Load,
+    /// The engine has not been told `load` yet.
+    load_changed: bool,
+    fallback: Option<Box<dyn AdmitterEngine>>,
+}
+
+impl AdmitterWorker {
+    pub(super) fn new(worker: Worker<AdmitterHook>) -> Self {
+        Self { worker, load: Load::default(), load_changed: true, fallback: None }
+    }
+
+    /// Sets what the policy knows of the cluster's load.
+    pub fn update_load(&mut self, load: Load) {
+        self.load = load;
+        self.load_changed = true;
+    }
+
+    pub fn admit_request(&mut self, ask: &Ask) -> Verdict {
+        self.decide(|e| e.admit_request(ask)).unwrap_or(Verdict::Accept)
+    }
+
+    /// One answer per block offered to `tier`.
+    pub fn admit_blocks(&mut self, tier: u32, blocks: &[Block]) -> Vec<Store> {
+        let words: Vec<u32> = blocks.iter().flat_map(Block::encode).collect();
+        self.decide(|e| e.admit_blocks(tier, &words)).unwrap_or_else(|| vec![Store::Store; blocks.len()])
+    }
+
+    fn decide<R>(&mut self, f: impl Fn(&mut dyn AdmitterEngine) -> Result<R, Fault>) -> Option<R> {
+        self.worker.refresh();
+        if self.worker.take_fresh() {
+            self.load_changed = true;
+            self.fallback = None;
+        }
+        let counters = self.worker.version().counters.clone();
+        let load = std::mem::take(&mut self.load_changed).then_some(self.load);
+        let asked = match self.worker.engine() {
+            None => Err(Fault::NotReady),
+            Some(engine) => counters.measure(|| {
+                load.map_or(Ok(()), |load| engine.update_load(&load))?;
+                f(engine)
+            }),
+        };
+        asked.map_err(|fault| self.worker.record(&fault)).ok().or_else(|| {
+            self.worker.version().counters.fallback();
+            if self.fallback.is_none() {
+                self.fallback = self.worker.native();
+            }
+            let native = self.fallback.as_mut()?;
+            native.update_load(&self.load).ok()?;
+            f(native.as_mut()).ok()
+        })
+    }
+}

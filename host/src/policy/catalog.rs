@@ -1,0 +1,144 @@
+//! What survives a restart: which policy serves each slot, and the components it needs.
+
+use super::engine::Digest;
+use super::slot::lock;
+use super::{Error, SlotKind};
+use serde::{Deserialize, Serialize};
+use std::sync::{Arc, Mutex};
+
+/// A policy and the operator's settings for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Assignment {
+    pub origin: Origin,
+    pub settings: Vec<(String, String)>,
+}
+
+/// Where the code of a policy is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    /// Embedded component of a default policy.
+    Builtin { name: String },
+    /// Its native twin.
+    Native { name: String },
+    /// A component kept in the catalogue.
+    Module { name: String, digest: String },
+}
+
+impl Origin {
+    pub fn name(&self) -> &str {
+        let (Self::Builtin { name } | Self::Native { name } | Self::Module { name, .. }) = self;
+        name
+    }
+
+    fn digest(&self) -> Option<&str> {
+        match self {
+            Self::Module { digest, .. } => Some(digest),
+            Self::Builtin { .. } | Self::Native { .. } => None,
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    current: Assignment,
+    previous: Option<Assignment>,
+}
+
+/// The policy part of the host's `sled` database. Every change is on disk when its call returns.
+#[derive(Clone)]
+pub struct Catalog {
+    db: sled::Db,
+    assignments: sled::Tree,
+    modules: sled::Tree,
+    path: std::path::PathBuf,
+    /// Held while modules and assignments change together.
+    change: Arc<Mutex<()>>,
+}
+
+impl Catalog {
+    /// `path` is where `db` lives, for messages.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn open(db: sled::Db, path: &std::path::Path) -> Result<Self, Error> {
+        let open = |name| db.open_tree(name).map_err(|e| state_error(path, "opened", e));
+        let (assignments, modules) = (open("policy-assignments")?, open("policy-modules")?);
+        Ok(Self { assignments, modules, db, path: path.into(), change: Arc::default() })
+    }
+
+    /// What serves a slot, and what served it before.
+    ///
+    /// # Errors
+    /// The database cannot be read, or holds something else.
+    pub fn assignments(&self, slot: SlotKind) -> Result<Option<(Assignment, Option<Assignment>)>, Error> {
+        let read = self.assignments.get(slot.as_str()).map_err(|e| self.error("read", e))?;
+        let parse = |bytes: sled::IVec| serde_json::from_slice::<Stored>(&bytes);
+        let stored = read.map(parse).transpose().map_err(|e| self.error("read", e))?;
+        Ok(stored.map(|s| (s.current, s.previous)))
+    }
+
+    /// # Errors
+    /// The database cannot be read, or no such module is stored.
+    pub fn module(&self, digest: &str) -> Result<Vec<u8>, Error> {
+        let bytes = self.modules.get(digest).map_err(|e| self.error("read", e))?;
+        bytes.map(|b| b.to_vec()).ok_or_else(|| self.error("read", format!("module {digest} is missing")))
+    }
+
+    /// Stores what serves a slot with the component it needs, and drops components that no slot
+    /// names any more.
+    ///
+    /// # Errors
+    /// The disk is full or fails. A component that was written for nothing goes at the next change.
+    pub fn assign(
+        &self,
+        slot: SlotKind,
+        current: &Assignment,
+        previous: Option<&Assignment>,
+        module: Option<&[u8]>,
+    ) -> Result<(), Error> {
+        let _change = lock(&self.change);
+        if let Some(bytes) = module {
+            let digest = Digest::of(bytes).to_string();
+            self.modules.insert(digest, bytes).map_err(|e| self.error("written", e))?;
+            self.flush()?;
+        }
+        let stored = Stored { current: current.clone(), previous: previous.cloned() };
+        let bytes = serde_json::to_vec(&stored).map_err(|e| self.error("written", e))?;
+        let old = self.assignments.insert(slot.as_str(), bytes).map_err(|e| self.error("written", e))?;
+        if let Err(e) = self.flush() {
+            let _ = old.map(|old| self.assignments.insert(slot.as_str(), old));
+            return Err(e);
+        }
+        self.drop_unnamed_modules()
+    }
+
+    fn drop_unnamed_modules(&self) -> Result<(), Error> {
+        let mut named = Vec::new();
+        for entry in &self.assignments {
+            let (_, bytes) = entry.map_err(|e| self.error("read", e))?;
+            let stored: Stored = serde_json::from_slice(&bytes).map_err(|e| self.error("read", e))?;
+            let both = std::iter::once(stored.current).chain(stored.previous);
+            named.extend(both.filter_map(|a| a.origin.digest().map(str::to_owned)));
+        }
+        for key in self.modules.iter().keys() {
+            let key = key.map_err(|e| self.error("read", e))?;
+            if !named.iter().any(|n| n.as_bytes() == &*key) {
+                self.modules.remove(key).map_err(|e| self.error("written", e))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), Error> {
+        self.db.flush().map(|_| ()).map_err(|e| self.error("written", e))
+    }
+
+    fn error(&self, action: &'static str, reason: impl std::fmt::Display) -> Error {
+        state_error(&self.path, action, reason)
+    }
+}
+
+fn state_error(path: &std::path::Path, action: &'static str, reason: impl std::fmt::Display) -> Error {
+    Error::State { path: path.into(), action, reason: reason.to_string() }
+}

@@ -1,0 +1,131 @@
+//! What is counted per version, and the breaker that reads it.
+
+use super::Fault;
+use super::slot::lock;
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// One call in this many is timed: reading the clock twice costs as much as a short call.
+const TIMED: u64 = 16;
+
+/// Counters of one version, all workers together.
+#[derive(Default)]
+pub struct Counters {
+    calls: AtomicU64,
+    timed_calls: AtomicU64,
+    timed_ns: AtomicU64,
+    traps: AtomicU64,
+    deadline_misses: AtomicU64,
+    invalid_answers: AtomicU64,
+    fallbacks: AtomicU64,
+}
+
+/// The counters at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct CounterValues {
+    pub calls: u64,
+    /// Mean over the timed sample of calls; 0 if none was timed.
+    pub ns_mean: f64,
+    pub traps: u64,
+    pub deadline_misses: u64,
+    pub invalid_answers: u64,
+    /// Decisions the native policy made instead.
+    pub fallbacks: u64,
+}
+
+impl Counters {
+    /// Counts a call and times every sixteenth.
+    pub fn measure<R>(&self, f: impl FnOnce() -> R) -> R {
+        if !self.calls.fetch_add(1, Relaxed).is_multiple_of(TIMED) {
+            return f();
+        }
+        let start = Instant::now();
+        let result = f();
+        self.timed_ns.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
+        self.timed_calls.fetch_add(1, Relaxed);
+        result
+    }
+
+    pub fn fault(&self, fault: &Fault) {
+        let counter = match fault {
+            Fault::Trap(_) => &self.traps,
+            Fault::Deadline(_) => &self.deadline_misses,
+            Fault::Invalid(_) => &self.invalid_answers,
+            Fault::NotReady => return,
+        };
+        counter.fetch_add(1, Relaxed);
+    }
+
+    pub fn fallback(&self) {
+        self.fallbacks.fetch_add(1, Relaxed);
+    }
+
+    pub fn values(&self) -> CounterValues {
+        let timed = self.timed_calls.load(Relaxed);
+        CounterValues {
+            calls: self.calls.load(Relaxed),
+            ns_mean: if timed == 0 { 0.0 } else { self.timed_ns.load(Relaxed) as f64 / timed as f64 },
+            traps: self.traps.load(Relaxed),
+            deadline_misses: self.deadline_misses.load(Relaxed),
+            invalid_answers: self.invalid_answers.load(Relaxed),
+            fallbacks: self.fallbacks.load(Relaxed),
+        }
+    }
+}
+
+/// Trips once, on the n-th fault within the window.
+pub(super) struct Breaker {
+    faults: usize,
+    window: Duration,
+    recent: Mutex<(VecDeque<Instant>, bool)>,
+}
+
+impl Breaker {
+    pub(super) fn new(faults: u32, window: Duration) -> Self {
+        Self { faults: faults.max(1) as usize, window, recent: Mutex::default() }
+    }
+
+    /// Records a fault; true if this one trips the breaker.
+    pub(super) fn fault(&self, now: Instant) -> bool {
+        let (recent, tripped) = &mut *lock(&self.recent);
+        while recent.front().is_some_and(|&at| now.duration_since(at) > self.window) {
+            recent.pop_front();
+        }
+        recent.push_back(now);
+        if *tripped || recent.len() < self.faults {
+            return false;
+        }
+        *tripped = true;
+        recent.clear();
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trips_once_on_faults_within_the_window() {
+        let breaker = Breaker::new(3, Duration::from_secs(10));
+        let start = Instant::now();
+        let at = |s| breaker.fault(start + Duration::from_secs(s));
+        let trips: Vec<_> = [0, 6, 12, 13, 14].map(at).into();
+        assert_eq!(trips, [false, false, false, true, false]);
+    }
+
+    #[test]
+    fn counts_what_happened() {
+        let counters = Counters::default();
+        for _ in 0..20 {
+            counters.measure(|| ());
+        }
+        counters.fault(&Fault::Trap("x".into()));
+        counters.fault(&Fault::NotReady);
+        counters.fallback();
+        let values = counters.values();
+        assert_eq!((values.calls, values.traps, values.fallbacks), (20, 1, 1));
+    }
+}

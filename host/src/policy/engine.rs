@@ -1,0 +1,192 @@
+//! The wasmtime engine: how components are checked, compiled and interrupted.
+
+use super::guest::State;
+use super::{Error, PolicyConfig, SlotKind, bindings};
+use sha2::{Digest as _, Sha256};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use wasmtime::component::{Component, InstancePre, Linker};
+use wasmtime::{Cache, CacheConfig, Config, InstanceAllocationStrategy, PoolingAllocationConfig};
+
+/// Epochs pass once per tick; a call is looked at when one passes under it.
+const TICK: Duration = Duration::from_millis(1);
+const LOG: &str = "kvasir:policy/log@0.1.0";
+const CONTROL: &str = "kvasir:policy/control@0.1.0";
+
+/// SHA-256 of a component's bytes: its identity in the catalogue and in lists.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Digest([u8; 32]);
+
+impl Digest {
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(Sha256::digest(bytes).into())
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for Digest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Compiles components and lets time pass for them. Cheap to clone.
+#[derive(Clone)]
+pub struct Engine {
+    engine: wasmtime::Engine,
+    linker: Arc<Linker<State>>,
+    max_module_bytes: u64,
+    _ticker: Arc<Ticker>,
+}
+
+/// A compiled component with its imports resolved, ready to be instantiated in microseconds.
+#[derive(Clone)]
+pub struct Module {
+    pub(super) pre: InstancePre<State>,
+    pub(super) engine: wasmtime::Engine,
+    pub name: String,
+    pub digest: Digest,
+}
+
+impl Engine {
+    /// `cache`: folder for compiled code, owned by this host alone; `None` compiles every time.
+    ///
+    /// # Errors
+    /// The machine refuses the address space, or the cache folder cannot be used.
+    pub fn new(config: &PolicyConfig, cache: Option<&Path>) -> Result<Self, Error> {
+        let engine_error = |e: wasmtime::Error| Error::Engine(format!("{e:#}"));
+        let mut wasm = Config::new();
+        wasm.epoch_interruption(true)
+            .cranelift_nan_canonicalization(true)
+            .wasm_relaxed_simd(false)
+            .max_wasm_stack(256 << 10);
+        wasm.allocation_strategy(InstanceAllocationStrategy::Pooling(pool()));
+        if let Some(folder) = cache {
+            let mut files = CacheConfig::new();
+            files.with_directory(folder);
+            wasm.cache(Some(Cache::new(files).map_err(engine_error)?));
+        }
+        let engine = wasmtime::Engine::new(&wasm).map_err(engine_error)?;
+        let mut linker = Linker::new(&engine);
+        bindings::add_log(&mut linker).map_err(engine_error)?;
+        let ticker = Arc::new(Ticker::start(engine.clone())?);
+        Ok(Self {
+            engine,
+            linker: Arc::new(linker),
+            max_module_bytes: config.max_module_bytes,
+            _ticker: ticker,
+        })
+    }
+
+    /// Checks a component against the contract of `slot` and compiles it, off the hot path.
+    ///
+    /// # Errors
+    /// The bytes are too many, no component, of another version or world, or want an import that
+    /// is not granted; each names the cause.
+    pub fn compile(&self, slot: SlotKind, name: &str, bytes: &[u8]) -> Result<Module, Error> {
+        self.check_size(name, bytes.len() as u64)?;
+        check_header(name, bytes)?;
+        let compile = |e: wasmtime::Error| Error::Compile { name: name.into(), reason: format!("{e:#}") };
+        let component = Component::new(&self.engine, bytes).map_err(compile)?;
+        self.check_interface(slot, name, &component)?;
+        let pre = self
+            .linker
+            .instantiate_pre(&component)
+            .map_err(|e| Error::Instantiate { name: name.into(), reason: format!("{e:#}") })?;
+        Ok(Module { pre, engine: self.engine.clone(), name: name.into(), digest: Digest::of(bytes) })
+    }
+
+    /// Refuses a size before the bytes are read.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub fn check_size(&self, name: &str, bytes: u64) -> Result<(), Error> {
+        let limit = self.max_module_bytes;
+        if bytes > limit {
+            return Err(Error::TooLarge { name: name.into(), bytes, limit });
+        }
+        Ok(())
+    }
+
+    fn check_interface(&self, slot: SlotKind, name: &str, component: &Component) -> Result<(), Error> {
+        let ty = component.component_type();
+        let exports: Vec<String> = ty.exports(&self.engine).map(|(export, _)| export.to_owned()).collect();
+        let other = |e: &&String| e.starts_with("kvasir:policy/") && !e.ends_with("@0.1.0");
+        if let Some(found) = exports.iter().find(other) {
+            return Err(Error::WrongVersion { name: name.into(), found: format!("`{found}`") });
+        }
+        // Versions first: a policy of another version also imports that version's log.
+        if let Some((import, _)) = ty.imports(&self.engine).find(|(import, _)| *import != LOG) {
+            let import = import.to_owned();
+            return Err(Error::ImportNotGranted { name: name.into(), import });
+        }
+        for wanted in [CONTROL, slot.interface()] {
+            if !exports.iter().any(|e| e == wanted) {
+                let found = if exports.is_empty() { "nothing".into() } else { exports.join(", ") };
+                return Err(Error::WrongWorld { name: name.into(), slot, missing: wanted.into(), found });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sized for workers × live versions of four slots; a full pool refuses a load, never a call.
+fn pool() -> PoolingAllocationConfig {
+    let mut pool = PoolingAllocationConfig::default();
+    pool.total_component_instances(256)
+        .total_core_instances(1024)
+        .total_memories(256)
+        .total_tables(1024)
+        .max_component_instance_size(1 << 20)
+        .max_core_instances_per_component(16)
+        .max_memory_size(4 << 30)
+        .linear_memory_keep_resident(64 << 10)
+        .table_keep_resident(16 << 10);
+    pool
+}
+
+/// Says what is wrong with the first bytes, which the compiler would only call malformed.
+fn check_header(name: &str, bytes: &[u8]) -> Result<(), Error> {
+    let reason = match bytes {
+        [0, b'a', b's', b'm', _, _, 1, 0, ..] => return Ok(()),
+        [0, b'a', b's', b'm', 1, 0, 0, 0, ..] => {
+            "it is a core module; wrap it with wit-component (`cargo xtask policies` does)"
+        }
+        [0, b'a', b's', b'm', ..] if bytes.len() < 8 => "the file is cut off",
+        [] => "the file is empty",
+        _ => "it does not begin with the WebAssembly magic number",
+    };
+    Err(Error::NotAComponent { name: name.into(), reason: reason.into() })
+}
+
+/// The thread that advances the epoch; ends with the last engine that needs it.
+struct Ticker {
+    stop: Arc<AtomicBool>,
+}
+
+impl Ticker {
+    fn start(engine: wasmtime::Engine) -> Result<Self, Error> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let tick = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                std::thread::sleep(TICK);
+                engine.increment_epoch();
+            }
+        };
+        let thread = std::thread::Builder::new().name("kvasir-epoch".into()).spawn(tick);
+        thread.map_err(|e| Error::Engine(format!("cannot start the epoch thread: {e}")))?;
+        Ok(Self { stop })
+    }
+}
+
+impl Drop for Ticker {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,67 @@
+//! What can go wrong: in one call ([`Fault`]), or in bringing a policy into service ([`Error`]).
+
+use super::SlotKind;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Why one call of a policy gave no usable answer. The caller decides natively and counts it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// The component trapped (also by growing past its memory limit); its instance is gone.
+    #[error("trapped: {0}")]
+    Trap(String),
+    /// The call used up its time and was interrupted; its instance is gone.
+    #[error("ran past its deadline of {0:?}")]
+    Deadline(Duration),
+    /// The component answered, but not within the contract.
+    #[error("invalid answer: {0}")]
+    Invalid(String),
+    /// No instance is ready: the last one failed and its successor is being built.
+    #[error("no instance ready")]
+    NotReady,
+}
+
+/// Why a policy was not brought into service. The policy that serves is untouched.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("no built-in {slot} is called `{name}`; built in: {known}{}", did_you_mean(.suggestion))]
+    UnknownBuiltin { slot: SlotKind, name: String, known: String, suggestion: Option<String> },
+    #[error("cannot read policy file {path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error(
+        "policy `{name}` has {bytes} bytes, more than the {limit} allowed; raise policy.max_module_bytes or strip it"
+    )]
+    TooLarge { name: String, bytes: u64, limit: u64 },
+    #[error("policy `{name}` is not a WebAssembly component: {reason}")]
+    NotAComponent { name: String, reason: String },
+    #[error("policy `{name}` does not compile: {reason}")]
+    Compile { name: String, reason: String },
+    #[error(
+        "policy `{name}` imports `{import}`, which is not granted; a policy may import kvasir:policy/log@0.1.0 only"
+    )]
+    ImportNotGranted { name: String, import: String },
+    #[error(
+        "policy `{name}` exports {found}, this host speaks kvasir:policy@0.1.0; rebuild it against wit/policy-0.1"
+    )]
+    WrongVersion { name: String, found: String },
+    #[error("policy `{name}` is no {slot}: it lacks the export `{missing}` (it exports {found})")]
+    WrongWorld { name: String, slot: SlotKind, missing: String, found: String },
+    #[error("policy `{name}` says it is a `{described}`, but was loaded as {slot}")]
+    WrongSlot { name: String, slot: SlotKind, described: String },
+    #[error("policy `{name}` failed in `{step}`: {fault}")]
+    Start { name: String, step: &'static str, fault: Fault },
+    #[error("policy `{name}` refused its settings: {reason}")]
+    Settings { name: String, reason: String },
+    #[error("cannot instantiate policy `{name}`: {reason}")]
+    Instantiate { name: String, reason: String },
+    #[error("{0} has no previous policy to roll back to")]
+    NoPrevious(SlotKind),
+    #[error("policy state in {path} cannot be {action}: {reason}; the policy in service is unchanged")]
+    State { path: PathBuf, action: &'static str, reason: String },
+    #[error("cannot start the policy engine: {0}")]
+    Engine(String),
+}
+
+fn did_you_mean(close: &Option<String>) -> String {
+    close.as_ref().map(|c| format!(" (did you mean `{c}`?)")).unwrap_or_default()
+}

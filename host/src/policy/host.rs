@@ -1,0 +1,211 @@
+//! The four slots of one daemon behind one door: load, rollback, list, workers.
+
+use super::admitter::AdmitterHook;
+use super::balancer::BalancerHook;
+use super::catalog::Catalog;
+use super::evictor::EvictorHook;
+use super::scheduler::{SchedulerHook, SharedThresholds};
+use super::slot::{Builder, Hook, Slot, Source, Version};
+use super::{
+    AdmitterWorker, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, LogLine, PolicyConfig,
+    SchedulerWorker, SlotKind, watch,
+};
+use std::sync::Arc;
+
+/// Policies wanted at start, where nothing is stored: source and settings per slot.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub scheduler: (Source, Settings),
+    pub evictor: (Source, Settings),
+    pub admitter: (Source, Settings),
+    pub balancer: (Source, Settings),
+}
+
+type Settings = Vec<(String, String)>;
+
+impl Default for Wanted {
+    /// The default policies of this binary.
+    fn default() -> Self {
+        fn first<H: Hook>() -> (Source, Settings) {
+            let name = H::builtins().next().map_or("", |b| b.name);
+            (Source::Builtin(name.into()), Vec::new())
+        }
+        Self {
+            scheduler: first::<SchedulerHook>(),
+            evictor: first::<EvictorHook>(),
+            admitter: first::<AdmitterHook>(),
+            balancer: first::<BalancerHook>(),
+        }
+    }
+}
+
+/// What serves one slot, and how it does.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct SlotStatus {
+    pub slot: String,
+    pub name: String,
+    pub version: String,
+    /// `wasm` or `native`.
+    pub engine: &'static str,
+    /// SHA-256 of the component; `None` for native.
+    pub digest: Option<String>,
+    pub generation: u64,
+    pub settings: Vec<(String, String)>,
+    /// What a rollback would bring back.
+    pub previous: Option<String>,
+    /// Why the breaker last took a policy out of service.
+    pub last_trip: Option<String>,
+    pub counters: CounterValues,
+}
+
+/// The policy host of one daemon.
+pub struct PolicyHost {
+    scheduler: Arc<Slot<SchedulerHook>>,
+    evictor: Arc<Slot<EvictorHook>>,
+    admitter: Arc<Slot<AdmitterHook>>,
+    balancer: Arc<Slot<BalancerHook>>,
+    thresholds: SharedThresholds,
+}
+
+impl PolicyHost {
+    /// Restores the stored assignments from `state` (a database and its folder), or brings `wanted`
+    /// into service; then watches the configured folder.
+    ///
+    /// # Errors
+    /// A wanted policy does not start, or the database or engine cannot be used.
+    pub fn open(
+        config: &PolicyConfig,
+        wanted: Wanted,
+        state: Option<(sled::Db, &std::path::Path)>,
+    ) -> Result<Arc<Self>, Error> {
+        let engine = Engine::new(config, config.cache_dir.as_deref())?;
+        let catalog = state.map(|(db, path)| Catalog::open(db, path)).transpose()?;
+        let builder = Builder::start()?;
+        let host = Arc::new(Self {
+            scheduler: Slot::open(
+                engine.clone(),
+                config,
+                wanted.scheduler,
+                catalog.clone(),
+                builder.clone(),
+            )?,
+            evictor: Slot::open(engine.clone(), config, wanted.evictor, catalog.clone(), builder.clone())?,
+            admitter: Slot::open(engine.clone(), config, wanted.admitter, catalog.clone(), builder.clone())?,
+            balancer: Slot::open(engine, config, wanted.balancer, catalog, builder)?,
+            thresholds: SharedThresholds::default(),
+        });
+        if let Some(folder) = &config.watch_dir {
+            watch::start(&host, folder.clone())?;
+        }
+        Ok(host)
+    }
+
+    /// Verifies, compiles, instantiates, configures and publishes a policy. Blocking.
+    ///
+    /// # Errors
+    /// Any step failed; the policy in service is untouched.
+    pub fn load(
+        &self,
+        slot: SlotKind,
+        source: Source,
+        settings: Vec<(String, String)>,
+    ) -> Result<SlotStatus, Error> {
+        match slot {
+            SlotKind::Scheduler => self.scheduler.load(source, settings).map(drop),
+            SlotKind::Evictor => self.evictor.load(source, settings).map(drop),
+            SlotKind::Admitter => self.admitter.load(source, settings).map(drop),
+            SlotKind::Balancer => self.balancer.load(source, settings).map(drop),
+        }?;
+        Ok(self.status(slot))
+    }
+
+    /// Puts the previous policy of a slot back into service. Blocking.
+    ///
+    /// # Errors
+    /// There is none, or it no longer starts.
+    pub fn rollback(&self, slot: SlotKind) -> Result<SlotStatus, Error> {
+        match slot {
+            SlotKind::Scheduler => self.scheduler.rollback().map(drop),
+            SlotKind::Evictor => self.evictor.rollback().map(drop),
+            SlotKind::Admitter => self.admitter.rollback().map(drop),
+            SlotKind::Balancer => self.balancer.rollback().map(drop),
+        }?;
+        Ok(self.status(slot))
+    }
+
+    pub fn list(&self) -> Vec<SlotStatus> {
+        SlotKind::ALL.map(|slot| self.status(slot)).into()
+    }
+
+    pub fn status(&self, slot: SlotKind) -> SlotStatus {
+        match slot {
+            SlotKind::Scheduler => status(&self.scheduler),
+            SlotKind::Evictor => status(&self.evictor),
+            SlotKind::Admitter => status(&self.admitter),
+            SlotKind::Balancer => status(&self.balancer),
+        }
+    }
+
+    /// What the policies of a slot logged, oldest first, and how many lines were dropped.
+    pub fn logs(&self, slot: SlotKind) -> (Vec<LogLine>, u64) {
+        match slot {
+            SlotKind::Scheduler => self.scheduler.log.read(),
+            SlotKind::Evictor => self.evictor.log.read(),
+            SlotKind::Admitter => self.admitter.log.read(),
+            SlotKind::Balancer => self.balancer.log.read(),
+        }
+    }
+
+    pub(super) fn log(&self, slot: SlotKind, text: &str) {
+        match slot {
+            SlotKind::Scheduler => self.scheduler.log.add(1, text),
+            SlotKind::Evictor => self.evictor.log.add(1, text),
+            SlotKind::Admitter => self.admitter.log.add(1, text),
+            SlotKind::Balancer => self.balancer.log.add(1, text),
+        }
+    }
+
+    /// A scheduler for one thread.
+    pub fn scheduler_worker(&self) -> SchedulerWorker {
+        SchedulerWorker::new(self.scheduler.worker(), self.thresholds.clone())
+    }
+
+    /// Sets the thresholds every scheduler reads from its next decision on; empty keeps them.
+    pub fn set_thresholds(&self, values: Vec<f32>) {
+        if !values.is_empty() && **self.thresholds.load() != values {
+            self.thresholds.store(Arc::new(values));
+        }
+    }
+
+    /// The evictor of one pool with that many block slots, for its owner thread.
+    pub fn evictor_worker(&self, slots: u32) -> EvictorWorker {
+        EvictorWorker::new(self.evictor.worker(), slots)
+    }
+
+    /// An admitter for one thread.
+    pub fn admitter_worker(&self) -> AdmitterWorker {
+        AdmitterWorker::new(self.admitter.worker())
+    }
+
+    /// The balancer, for the thread that ticks.
+    pub fn balancer_worker(&self) -> BalancerWorker {
+        BalancerWorker::new(self.balancer.worker())
+    }
+}
+
+fn status<H: Hook>(slot: &Slot<H>) -> SlotStatus {
+    let version: Arc<Version<H>> = slot.current();
+    let digest = version.digest();
+    SlotStatus {
+        slot: H::KIND.to_string(),
+        name: version.description.name.clone(),
+        version: version.description.version.clone(),
+        engine: if digest.is_some() { "wasm" } else { "native" },
+        digest: digest.map(|d| d.to_string()),
+        generation: version.generation,
+        settings: version.assignment.settings.clone(),
+        previous: slot.previous().map(|p| p.origin.name().to_owned()),
+        last_trip: slot.last_trip(),
+        counters: version.counters.values(),
+    }
+}

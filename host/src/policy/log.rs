@@ -1,0 +1,85 @@
+//! What policies say: a bounded ring per slot, rate-limited (`log.log` of the contract).
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+const LINES: usize = 1_000;
+const LINE_BYTES: usize = 1 << 10;
+const LINES_PER_SECOND: u32 = 100;
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogLine {
+    /// Time since the host started.
+    pub at: Duration,
+    /// 1 error, 2 warning, 3 information, 4 debug.
+    pub level: u32,
+    pub text: String,
+}
+
+/// The ring; lines over the rate are dropped and counted.
+pub struct Log {
+    start: Instant,
+    ring: Mutex<Ring>,
+}
+
+#[derive(Default)]
+struct Ring {
+    lines: VecDeque<LogLine>,
+    second: u64,
+    in_second: u32,
+    dropped: u64,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { start: Instant::now(), ring: Mutex::default() }
+    }
+}
+
+impl Log {
+    pub fn add(&self, level: u32, message: &str) {
+        let at = self.start.elapsed();
+        let Ok(mut ring) = self.ring.lock() else { return };
+        if ring.second != at.as_secs() {
+            ring.second = at.as_secs();
+            ring.in_second = 0;
+        }
+        if ring.in_second == LINES_PER_SECOND {
+            ring.dropped += 1;
+            return;
+        }
+        ring.in_second += 1;
+        if ring.lines.len() == LINES {
+            ring.lines.pop_front();
+        }
+        let level = if (1..=4).contains(&level) { level } else { 4 };
+        let text = message[..message.floor_char_boundary(LINE_BYTES)].to_owned();
+        ring.lines.push_back(LogLine { at, level, text });
+    }
+
+    /// The lines kept, oldest first, and how many were dropped so far.
+    pub fn read(&self) -> (Vec<LogLine>, u64) {
+        self.ring
+            .lock()
+            .map_or_else(|_| (Vec::new(), 0), |ring| (ring.lines.iter().cloned().collect(), ring.dropped))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeps_what_the_rate_allows_and_counts_the_rest() {
+        let log = Log::default();
+        for _ in 0..LINES_PER_SECOND * 3 {
+            log.add(9, &"é".repeat(LINE_BYTES));
+        }
+        let (lines, dropped) = log.read();
+        assert_eq!(lines.len() as u64 + dropped, u64::from(LINES_PER_SECOND * 3));
+        assert!(dropped > 0 && lines.len() <= LINES);
+        assert!(lines.iter().all(|l| l.level == 4 && l.text.len() <= LINE_BYTES));
+    }
+}

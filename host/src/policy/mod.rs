@@ -1,0 +1,138 @@
+//! The policy host: loads components, calls them within limits, and falls back when they fail.
+//!
+//! Four slots ([`SlotKind`]), each a [`slot::Slot`] with one typed [`slot::Hook`]. Threads that
+//! decide own a worker per slot ([`SchedulerWorker`], [`EvictorWorker`], …) whose calls never fail
+//! outward: a policy that traps, is late or answers outside the contract costs one native decision.
+
+mod bindings;
+mod catalog;
+mod control;
+mod counters;
+mod engine;
+mod fault;
+mod guest;
+mod host;
+mod log;
+pub mod slot;
+mod watch;
+
+pub mod admitter;
+pub mod balancer;
+pub mod evictor;
+pub mod scheduler;
+
+#[cfg(test)]
+mod tests;
+
+pub use admitter::AdmitterWorker;
+pub use balancer::BalancerWorker;
+pub use catalog::{Assignment, Origin};
+pub use counters::CounterValues;
+pub use engine::{Digest, Engine, Module};
+pub use evictor::EvictorWorker;
+pub use fault::{Error, Fault};
+pub use guest::Limits;
+pub use host::{PolicyHost, SlotStatus, Wanted};
+pub use log::LogLine;
+pub use scheduler::SchedulerWorker;
+pub use slot::{Source, standalone};
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The four decisions a policy can make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SlotKind {
+    Scheduler,
+    Evictor,
+    Admitter,
+    Balancer,
+}
+
+impl SlotKind {
+    pub const ALL: [Self; 4] = [Self::Scheduler, Self::Evictor, Self::Admitter, Self::Balancer];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Scheduler => "scheduler",
+            Self::Evictor => "evictor",
+            Self::Admitter => "admitter",
+            Self::Balancer => "balancer",
+        }
+    }
+
+    /// The interface a component of this slot must export, beside `control`.
+    fn interface(self) -> &'static str {
+        match self {
+            Self::Scheduler => "kvasir:policy/scheduling@0.1.0",
+            Self::Evictor => "kvasir:policy/eviction@0.1.0",
+            Self::Admitter => "kvasir:policy/admission@0.1.0",
+            Self::Balancer => "kvasir:policy/balancing@0.1.0",
+        }
+    }
+
+    fn limits(self, config: &PolicyConfig) -> Limits {
+        let memory_bytes = match self {
+            Self::Evictor => config.memory_bytes.saturating_add(256 * config.evictor_slots as usize),
+            Self::Scheduler | Self::Admitter | Self::Balancer => config.memory_bytes,
+        };
+        Limits { memory_bytes, hot: config.hot_deadline, cold: config.cold_deadline }
+    }
+}
+
+impl std::fmt::Display for SlotKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl std::str::FromStr for SlotKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Self::ALL.map(Self::as_str).join(", ");
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.as_str() == text)
+            .ok_or_else(|| format!("unknown slot `{text}`; slots: {known}"))
+    }
+}
+
+/// Limits and places of the policy host.
+#[derive(Clone, Debug)]
+pub struct PolicyConfig {
+    /// Folder watched for `scheduler.wasm`, `evictor.wasm`, `admitter.wasm`, `balancer.wasm`;
+    /// a file that appears or changes there is loaded. `None`: not watched.
+    pub watch_dir: Option<PathBuf>,
+    /// Folder of compiled code, owned by this host; `None` compiles at every start.
+    pub cache_dir: Option<PathBuf>,
+    /// Thread CPU time of one hot call before it is interrupted.
+    pub hot_deadline: Duration,
+    /// The same for describe, configure, state and balancer ticks.
+    pub cold_deadline: Duration,
+    /// Linear memory of one instance; evictors get 256 B per block slot on top.
+    pub memory_bytes: usize,
+    /// Block slots of the largest pool an evictor has to serve.
+    pub evictor_slots: u32,
+    /// Largest component accepted.
+    pub max_module_bytes: u64,
+    /// Faults within the window that take a policy out of service.
+    pub breaker_faults: u32,
+    pub breaker_window: Duration,
+}
+
+impl Default for PolicyConfig {
+    fn default() -> Self {
+        Self {
+            watch_dir: None,
+            cache_dir: None,
+            hot_deadline: Duration::from_millis(5),
+            cold_deadline: Duration::from_secs(2),
+            memory_bytes: 16 << 20,
+            evictor_slots: 1 << 20,
+            max_module_bytes: 32 << 20,
+            breaker_faults: 5,
+            breaker_window: Duration::from_secs(10),
+        }
+    }
+}

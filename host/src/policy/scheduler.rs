@@ -1,0 +1,287 @@
+//! The scheduler slot: engines, and the worker that each deciding thread holds.
+
+use super::bindings::scheduler::Scheduler as Component;
+use super::control::{component_control, native_control};
+use super::guest::Guest;
+use super::log::Log;
+use super::slot::{Builtin, Hook, Policy, Worker};
+use super::{Error, Fault, Limits, Module, SlotKind};
+use crate::scheduler::{Changes, Conductor, Version};
+use arc_swap::ArcSwap;
+use kvasir_policy::Scheduler;
+use kvasir_policy::scheduler::{Decision, Kept, Reason, Request};
+use std::sync::Arc;
+
+/// A scheduler behind either engine: the hot functions of `scheduling`, each of which may fail.
+pub trait SchedulerEngine: Policy {
+    /// # Errors
+    /// Any [`Fault`]; after `Trap` and `Deadline` the engine only answers `NotReady`.
+    fn open(&mut self, prefill_slots: u32, decode_slots: u32, block_size_tokens: u32) -> Result<(), Fault>;
+
+    /// # Errors
+    /// As `open`.
+    fn update_prefill(&mut self, rows: &[f32]) -> Result<(), Fault>;
+
+    /// # Errors
+    /// As `open`.
+    fn update_decode(&mut self, rows: &[f32]) -> Result<(), Fault>;
+
+    /// # Errors
+    /// As `open`.
+    fn set_thresholds(&mut self, values: &[f32]) -> Result<(), Fault>;
+
+    /// The packed answer, unchecked.
+    ///
+    /// # Errors
+    /// As `open`.
+    fn schedule(&mut self, request: &Request, prefix_blocks: &[u32]) -> Result<u64, Fault>;
+
+    /// # Errors
+    /// As `open`.
+    fn explain(&mut self, request: &Request, prefix_blocks: &[u32]) -> Result<Vec<f32>, Fault>;
+}
+
+/// A policy compiled into this binary, with the tables it decides on. Never fails.
+pub struct NativeScheduler(Kept<dyn Scheduler>);
+
+impl NativeScheduler {
+    pub fn new(policy: Box<dyn Scheduler>) -> Self {
+        Self(Kept::new(policy))
+    }
+}
+
+native_control!(NativeScheduler, this => this.0.scheduler());
+
+impl SchedulerEngine for NativeScheduler {
+    fn open(&mut self, prefill_slots: u32, decode_slots: u32, block_size_tokens: u32) -> Result<(), Fault> {
+        self.0.open(prefill_slots, decode_slots, block_size_tokens);
+        Ok(())
+    }
+
+    fn update_prefill(&mut self, rows: &[f32]) -> Result<(), Fault> {
+        self.0.update_prefill(rows);
+        Ok(())
+    }
+
+    fn update_decode(&mut self, rows: &[f32]) -> Result<(), Fault> {
+        self.0.update_decode(rows);
+        Ok(())
+    }
+
+    fn set_thresholds(&mut self, values: &[f32]) -> Result<(), Fault> {
+        self.0.set_thresholds(values);
+        Ok(())
+    }
+
+    fn schedule(&mut self, request: &Request, prefix_blocks: &[u32]) -> Result<u64, Fault> {
+        Ok(self.0.schedule(request, prefix_blocks))
+    }
+
+    fn explain(&mut self, request: &Request, prefix_blocks: &[u32]) -> Result<Vec<f32>, Fault> {
+        Ok(self.0.explain(request, prefix_blocks))
+    }
+}
+
+component_control!(scheduler::Scheduler);
+
+/// Calls a function that takes a request, its values in the contract's order.
+macro_rules! with_request {
+    ($bindings:ident, $call:ident, $store:ident, $r:ident, $prefix_blocks:ident) => {
+        $bindings.kvasir_policy_scheduling().$call(
+            $store,
+            $r.now,
+            $r.prompt_tokens,
+            $r.output_tokens,
+            $r.class,
+            $r.tenant,
+            $r.priority,
+            $r.session,
+            $r.seed,
+            $r.ttft_slo,
+            $r.tbt_slo,
+            $r.hints,
+            $prefix_blocks,
+        )
+    };
+}
+
+impl SchedulerEngine for Guest<Component> {
+    fn open(&mut self, prefill_slots: u32, decode_slots: u32, block_size_tokens: u32) -> Result<(), Fault> {
+        self.cold(|b, store| {
+            b.kvasir_policy_scheduling().call_open(store, prefill_slots, decode_slots, block_size_tokens)
+        })
+    }
+
+    fn update_prefill(&mut self, rows: &[f32]) -> Result<(), Fault> {
+        self.hot(|b, store| b.kvasir_policy_scheduling().call_update_prefill(store, rows))
+    }
+
+    fn update_decode(&mut self, rows: &[f32]) -> Result<(), Fault> {
+        self.hot(|b, store| b.kvasir_policy_scheduling().call_update_decode(store, rows))
+    }
+
+    fn set_thresholds(&mut self, values: &[f32]) -> Result<(), Fault> {
+        self.hot(|b, store| b.kvasir_policy_scheduling().call_set_thresholds(store, values))
+    }
+
+    fn schedule(&mut self, r: &Request, prefix_blocks: &[u32]) -> Result<u64, Fault> {
+        self.hot(|b, store| with_request!(b, call_schedule, store, r, prefix_blocks))
+    }
+
+    fn explain(&mut self, r: &Request, prefix_blocks: &[u32]) -> Result<Vec<f32>, Fault> {
+        self.cold(|b, store| with_request!(b, call_explain, store, r, prefix_blocks))
+    }
+}
+
+/// Ties the slot machinery to schedulers.
+pub struct SchedulerHook;
+
+impl Hook for SchedulerHook {
+    const KIND: SlotKind = SlotKind::Scheduler;
+    type Engine = dyn SchedulerEngine;
+
+    fn builtins() -> impl Iterator<Item = Builtin<Self>> {
+        kvasir_default_policies::SCHEDULERS.iter().map(|d| Builtin {
+            name: d.name,
+            component: d.component,
+            native: Box::new(|| -> Box<dyn SchedulerEngine> { Box::new(NativeScheduler::new((d.native)())) }),
+        })
+    }
+
+    fn instantiate(
+        module: &Module,
+        limits: Limits,
+        log: Arc<Log>,
+    ) -> Result<Box<dyn SchedulerEngine>, Error> {
+        Ok(Box::new(Guest::<Component>::new(module, limits, log, |store, i| Component::new(store, i))?))
+    }
+}
+
+/// A decision and who made it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    pub decision: Decision,
+    /// Why the native twin decided instead of the policy.
+    pub fallback: Option<Fault>,
+    /// Generation of the policy in service.
+    pub generation: u64,
+}
+
+/// Thresholds in force, shared by the balancer that sets them and the schedulers that read them.
+pub type SharedThresholds = Arc<ArcSwap<Vec<f32>>>;
+
+/// The scheduler of one thread. Its calls never fail outward.
+pub struct SchedulerWorker {
+    worker: Worker<SchedulerHook>,
+    /// How far the engine has followed the tables.
+    seen: Version,
+    thresholds: SharedThresholds,
+    thresholds_seen: Option<Arc<Vec<f32>>>,
+    fallback: Option<Box<dyn SchedulerEngine>>,
+}
+
+impl SchedulerWorker {
+    pub(super) fn new(worker: Worker<SchedulerHook>, thresholds: SharedThresholds) -> Self {
+        Self { worker, seen: Version::default(), thresholds, thresholds_seen: None, fallback: None }
+    }
+
+    /// Decides one request: bring the engine up to date, ask it, check the answer; on any fault the
+    /// native twin decides.
+    pub fn schedule(&mut self, conductor: &Conductor, request: &Request, prefix_blocks: &[u32]) -> Outcome {
+        self.worker.refresh();
+        let (decision, fallback) = match self.ask(conductor, request, prefix_blocks) {
+            Ok(decision) => (decision, None),
+            Err(fault) => {
+                self.worker.record(&fault);
+                self.worker.version().counters.fallback();
+                (self.decide_natively(conductor, request, prefix_blocks), Some(fault))
+            }
+        };
+        Outcome { decision, fallback, generation: self.worker.version().generation }
+    }
+
+    fn ask(
+        &mut self,
+        conductor: &Conductor,
+        request: &Request,
+        prefix_blocks: &[u32],
+    ) -> Result<Decision, Fault> {
+        self.catch_up(conductor)?;
+        let counters = &self.worker.version().counters.clone();
+        let engine = self.worker.engine().ok_or(Fault::NotReady)?;
+        let answer = counters.measure(|| engine.schedule(request, prefix_blocks))?;
+        let decision = Decision::unpack(answer);
+        conductor.check(&decision, prefix_blocks).map_err(|invalid| Fault::Invalid(invalid.to_string()))?;
+        Ok(decision)
+    }
+
+    /// Pushes what changed since the engine was last asked; everything, if it is a fresh one.
+    fn catch_up(&mut self, conductor: &Conductor) -> Result<(), Fault> {
+        if self.worker.take_fresh() {
+            self.seen = Version::default();
+            self.thresholds_seen = None;
+            self.fallback = None; // the twin of another policy perhaps
+        }
+        let engine = self.worker.engine().ok_or(Fault::NotReady)?;
+        if let Some(changes) = conductor.changes_since(&mut self.seen) {
+            push(engine, &changes)?;
+        }
+        let thresholds = self.thresholds.load();
+        if self.thresholds_seen.as_ref().is_none_or(|seen| !Arc::ptr_eq(seen, &thresholds)) {
+            engine.set_thresholds(&thresholds)?;
+            self.thresholds_seen = Some(thresholds.clone());
+        }
+        Ok(())
+    }
+
+    fn decide_natively(
+        &mut self,
+        conductor: &Conductor,
+        request: &Request,
+        prefix_blocks: &[u32],
+    ) -> Decision {
+        if self.fallback.is_none() {
+            self.fallback = self.worker.native();
+        }
+        let no_instance = Decision::reject(Reason::NoInstance, 1_000);
+        let Some(native) = &mut self.fallback else { return no_instance };
+        // Rare enough to be told everything, rather than to follow with a cursor of its own.
+        let changes = conductor.changes_since(&mut Version::default());
+        let told = changes.map_or(Ok(()), |changes| push(native.as_mut(), &changes));
+        let told = told.and_then(|()| native.set_thresholds(&self.thresholds.load()));
+        let answer = told.and_then(|()| native.schedule(request, prefix_blocks));
+        let decision = answer.map_or(no_instance, Decision::unpack);
+        if conductor.check(&decision, prefix_blocks).is_ok() { decision } else { no_instance }
+    }
+
+    /// The score column of the policy in service, for `kvasir explain`; empty if it gives none.
+    pub fn explain(&mut self, conductor: &Conductor, request: &Request, prefix_blocks: &[u32]) -> Vec<f32> {
+        self.worker.refresh();
+        let scores = self
+            .catch_up(conductor)
+            .and_then(|()| self.worker.engine().ok_or(Fault::NotReady)?.explain(request, prefix_blocks));
+        scores.unwrap_or_else(|fault| {
+            self.worker.record(&fault);
+            Vec::new()
+        })
+    }
+
+    /// Name of the policy in service.
+    pub fn policy(&self) -> &str {
+        &self.worker.version().description.name
+    }
+}
+
+fn push(engine: &mut dyn SchedulerEngine, changes: &Changes) -> Result<(), Fault> {
+    let (Changes::Rows { prefill, decode } | Changes::Full { prefill, decode, .. }) = changes;
+    if let &Changes::Full { prefill_slots, decode_slots, block_size_tokens, .. } = changes {
+        engine.open(prefill_slots, decode_slots, block_size_tokens)?;
+    }
+    if !prefill.is_empty() {
+        engine.update_prefill(prefill)?;
+    }
+    if !decode.is_empty() {
+        engine.update_decode(decode)?;
+    }
+    Ok(())
+}

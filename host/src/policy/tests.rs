@@ -1,0 +1,269 @@
+//! The policy host against real components: the default policies, and what must be refused.
+
+use super::evictor::{EvictorEngine, EvictorHook};
+use super::scheduler::SchedulerHook;
+use super::slot::Hook;
+use super::*;
+use crate::scheduler::{Conductor, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
+use kvasir_policy::evictor::{Event, EventKind, NO_SLOT, Victim};
+use kvasir_policy::scheduler::{Decision, DecodeRow, PrefillRow, Request};
+use proptest::prelude::*;
+use std::sync::OnceLock;
+
+fn engine() -> &'static Engine {
+    static ENGINE: OnceLock<Engine> = OnceLock::new();
+    ENGINE.get_or_init(|| Engine::new(&config(), None).expect("engine"))
+}
+
+fn config() -> PolicyConfig {
+    PolicyConfig { evictor_slots: 1 << 12, ..PolicyConfig::default() }
+}
+
+fn pair<H: Hook>(name: &str) -> [Box<H::Engine>; 2] {
+    [Source::Builtin(name.into()), Source::Native(name.into())]
+        .map(|source| standalone::<H>(engine(), &config(), source, Vec::new()).expect(name).0)
+}
+
+fn names<H: Hook>() -> Vec<&'static str> {
+    H::builtins().map(|b| b.name).collect()
+}
+
+const SLOTS: u32 = 48;
+
+/// One step of a pool: blocks used or inserted, then victims wanted.
+#[derive(Clone, Debug)]
+struct Step {
+    touched: Vec<(u32, u16)>,
+    want: u32,
+    wait_ms: u64,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let touched = prop::collection::vec((0..SLOTS, 0..4u16), 0..12);
+    let step = (touched, 0..6u32, 0..20_000u64);
+    let step = step.prop_map(|(touched, want, wait_ms)| Step { touched, want, wait_ms });
+    prop::collection::vec(step, 1..40)
+}
+
+/// Drives an evictor as a pool would, and returns every victim.
+fn drive(engine: &mut dyn EvictorEngine, steps: &[Step]) -> Vec<Victim> {
+    engine.open(SLOTS).expect("open");
+    let (mut resident, mut all, mut now) = ([false; SLOTS as usize], Vec::new(), 0);
+    for step in steps {
+        let base = now;
+        now += step.wait_ms;
+        let mut words = Vec::new();
+        for &(slot, class) in &step.touched {
+            let hit = std::mem::replace(&mut resident[slot as usize], true);
+            let event = Event {
+                kind: if hit { EventKind::Hit } else { EventKind::Insert },
+                replayed: false,
+                class,
+                slot,
+                parent_or_uses: if hit { 1 } else { NO_SLOT },
+                depth: slot % 7,
+                size_bytes: 4096,
+                time_ms: now,
+                identity: u64::from(slot) * 77,
+            };
+            event.encode(base, &mut words);
+        }
+        engine.on_events(base, &words).expect("events");
+        let mut victims = Vec::new();
+        engine.select_victims(now, step.want, &mut victims).expect("victims");
+        for victim in &victims {
+            assert!(std::mem::take(&mut resident[victim.slot as usize]), "{victim:?} is not resident");
+        }
+        all.extend(victims);
+    }
+    all
+}
+
+fn prefill_row(slot: u16, busy_until: f32) -> PrefillRow {
+    PrefillRow {
+        slot,
+        available: busy_until >= 0.0,
+        busy_until,
+        cost_fixed: 5.0,
+        cost_per_token: 0.05,
+        cost_per_pair: 1e-6,
+        transfer_fixed: 1.0,
+        transfer_per_block: 0.4,
+        capacity_blocks: 100,
+        free_blocks: 100,
+        ..PrefillRow::default()
+    }
+}
+
+fn decode_row(slot: u16, load: f32) -> DecodeRow {
+    DecodeRow {
+        slot,
+        available: load >= 0.0,
+        sequences: load.max(0.0) as u32 % 64,
+        context_tokens: load.max(0.0) as u64 * 100,
+        free_blocks: 1_000,
+        capacity_blocks: 1_000,
+        step_fixed: 10.0,
+        step_per_sequence: 0.1,
+        step_per_token: 1e-4,
+        ..DecodeRow::default()
+    }
+}
+
+fn conductor(instances: u16) -> Conductor {
+    let mut conductor = Conductor::new(Default::default(), 512, 0);
+    let cost = PrefillCost { fixed_ms: 5.0, ms_per_token: 0.05, ms_per_pair: 1e-6 };
+    let transfer = TransferCost { fixed_ms: 1.0, ms_per_block: 0.4 };
+    let step = DecodeCost { fixed_ms: 10.0, ms_per_sequence: 0.1, ms_per_context_token: 1e-4 };
+    for _ in 0..instances {
+        conductor.register_prefill(PrefillSpec { cost, transfer, capacity_blocks: 100 }, 0).expect("prefill");
+        conductor.register_decode(DecodeSpec { cost: step, capacity_blocks: 1_000 }, 0).expect("decode");
+    }
+    conductor
+}
+
+fn request(prompt_tokens: u32, seed: u64, ttft_slo: f32) -> Request {
+    Request {
+        now: 100.0,
+        prompt_tokens,
+        output_tokens: 200,
+        class: 1,
+        tenant: 0,
+        priority: 0,
+        session: 0,
+        seed,
+        ttft_slo,
+        tbt_slo: f32::INFINITY,
+        hints: 0,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn evictors_choose_the_same_victims_in_wasm_and_natively(steps in steps()) {
+        for name in names::<EvictorHook>() {
+            let [mut wasm, mut native] = pair::<EvictorHook>(name);
+            prop_assert_eq!(drive(wasm.as_mut(), &steps), drive(native.as_mut(), &steps), "{}", name);
+        }
+    }
+
+    #[test]
+    fn schedulers_decide_the_same_in_wasm_and_natively(
+        queues in prop::collection::vec(-50.0..5_000.0f32, 1..40),
+        requests in prop::collection::vec((1..100_000u32, any::<u64>(), 10.0..20_000.0f32), 1..10),
+        prefixes in prop::collection::vec(0..150u32, 400),
+    ) {
+        for name in names::<SchedulerHook>() {
+            let mut engines = pair::<SchedulerHook>(name);
+            let rows = queues.iter().enumerate();
+            let prefill: Vec<f32> = rows.clone().flat_map(|(i, &q)| prefill_row(i as u16, q).encode()).collect();
+            let decode: Vec<f32> = rows.flat_map(|(i, &q)| decode_row(i as u16, q).encode()).collect();
+            for engine in &mut engines {
+                engine.open(queues.len() as u32, queues.len() as u32, 512).expect("open");
+                engine.update_prefill(&prefill).expect("rows");
+                engine.update_decode(&decode).expect("rows");
+                engine.set_thresholds(&[1.5]).expect("thresholds");
+            }
+            for (i, &(prompt, seed, slo)) in requests.iter().enumerate() {
+                let prefix = &prefixes[i * 40..i * 40 + queues.len()];
+                let request = request(prompt, seed, slo);
+                let [wasm, native] = engines.each_mut().map(|e| e.schedule(&request, prefix).expect("decision"));
+                prop_assert_eq!(Decision::unpack(wasm), Decision::unpack(native), "{}", name);
+                let [wasm, native] = engines.each_mut().map(|e| e.explain(&request, prefix).expect("scores"));
+                prop_assert_eq!(wasm, native, "{}", name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_swap_reaches_every_worker_and_rolls_back() {
+    let host = PolicyHost::open(&config(), Wanted::default(), None).expect("host");
+    let mut workers = [host.scheduler_worker(), host.scheduler_worker()];
+    let conductor = conductor(4);
+    let decide = |w: &mut SchedulerWorker| {
+        let outcome = w.schedule(&conductor, &request(1_000, 1, f32::INFINITY), &[0; 4]);
+        assert_eq!(outcome.fallback, None);
+        outcome.generation
+    };
+    let first: Vec<_> = workers.iter_mut().map(decide).collect();
+    let status =
+        host.load(SlotKind::Scheduler, Source::Builtin("round-robin".into()), Vec::new()).expect("load");
+    assert_eq!((status.name.as_str(), status.previous.as_deref()), ("round-robin", Some("mooncake")));
+    for (worker, before) in workers.iter_mut().zip(first) {
+        assert!(decide(worker) > before);
+        assert_eq!(worker.policy(), "round-robin");
+    }
+    assert_eq!(host.rollback(SlotKind::Scheduler).expect("rollback").name, "mooncake");
+    decide(&mut workers[0]);
+    assert_eq!(workers[0].policy(), "mooncake");
+    assert!(matches!(host.rollback(SlotKind::Evictor), Err(Error::NoPrevious(SlotKind::Evictor))));
+}
+
+#[test]
+fn what_cannot_serve_is_refused_with_its_cause() {
+    let host = PolicyHost::open(&config(), Wanted::default(), None).expect("host");
+    let lru = EvictorHook::builtins().find(|b| b.name == "lru").expect("lru").component;
+    let bytes = |bytes: &[u8]| Source::Bytes { name: "it".into(), bytes: bytes.to_vec() };
+    let huge = vec![0; config().max_module_bytes as usize + 1];
+    let cases = [
+        (SlotKind::Scheduler, bytes(lru), "it lacks the export `kvasir:policy/scheduling@0.1.0`"),
+        (SlotKind::Evictor, bytes(&lru[..lru.len() / 2]), "does not compile"),
+        (SlotKind::Evictor, bytes(b"\0asm\x01\0\0\0"), "core module"),
+        (SlotKind::Evictor, bytes(b"hello world"), "magic number"),
+        (SlotKind::Evictor, bytes(b""), "empty"),
+        (SlotKind::Evictor, bytes(&huge), "more than the 33554432 allowed"),
+        (SlotKind::Evictor, Source::Builtin("lrx".into()), "did you mean `lru`?"),
+        (SlotKind::Evictor, Source::File("no-such-file.wasm".into()), "no-such-file.wasm"),
+    ];
+    for (slot, source, expected) in cases {
+        let before = host.status(slot);
+        let error = host.load(slot, source, Vec::new()).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(host.status(slot).generation, before.generation);
+        assert_eq!(host.status(slot).name, before.name);
+    }
+    let settings = vec![("window".to_owned(), "5".to_owned())];
+    let error =
+        host.load(SlotKind::Evictor, Source::Builtin("lru".into()), settings).expect_err("unknown setting");
+    assert!(error.to_string().contains("unknown setting `window`"), "{error}");
+}
+
+#[test]
+fn assignments_and_modules_survive_a_restart() {
+    let folder = tempfile::tempdir().expect("folder");
+    let cache = tempfile::tempdir().expect("cache");
+    let config = PolicyConfig { cache_dir: Some(cache.path().into()), ..config() };
+    let open = || {
+        let db = sled::open(folder.path()).expect("sled");
+        PolicyHost::open(&config, Wanted::default(), Some((db, folder.path()))).expect("host")
+    };
+    let lru = EvictorHook::builtins().find(|b| b.name == "lru").expect("lru").component;
+    let host = open();
+    let own = Source::Bytes { name: "own".into(), bytes: lru.to_vec() };
+    host.load(SlotKind::Evictor, own, Vec::new()).expect("load");
+    host.load(SlotKind::Evictor, Source::Builtin("sieve".into()), Vec::new()).expect("load");
+    drop(host);
+    let host = open();
+    let status = host.status(SlotKind::Evictor);
+    assert_eq!((status.name.as_str(), status.previous.as_deref()), ("sieve", Some("own")));
+    let status = host.rollback(SlotKind::Evictor).expect("rollback");
+    assert_eq!(status.digest, Some(Digest::of(lru).to_string()));
+    assert_eq!(host.status(SlotKind::Scheduler).name, "mooncake");
+}
+
+#[test]
+fn a_file_put_into_the_watched_folder_is_loaded() {
+    let folder = tempfile::tempdir().expect("folder");
+    let config = PolicyConfig { watch_dir: Some(folder.path().into()), ..config() };
+    let host = PolicyHost::open(&config, Wanted::default(), None).expect("host");
+    let fifo = EvictorHook::builtins().find(|b| b.name == "fifo").expect("fifo").component;
+    let staged = folder.path().join("staged");
+    std::fs::write(&staged, fifo).expect("write");
+    std::fs::rename(&staged, folder.path().join("evictor.wasm")).expect("rename");
+    while host.status(SlotKind::Evictor).name != "fifo" {
+        std::thread::yield_now(); // the test runner's time limit ends this if the file is not seen
+    }
+}

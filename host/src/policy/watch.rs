@@ -1,0 +1,57 @@
+//! Loads policies by replacing a file in a watched folder.
+
+use super::{Error, PolicyHost, SlotKind, Source};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime};
+
+const PERIOD: Duration = Duration::from_millis(250);
+
+/// Size and time of a file: what tells a new one from the one already seen.
+type Stamp = Option<(u64, SystemTime)>;
+
+/// Starts the thread; it ends with the host.
+pub(super) fn start(host: &Arc<PolicyHost>, folder: PathBuf) -> Result<(), Error> {
+    std::fs::create_dir_all(&folder).map_err(|source| Error::Read { path: folder.clone(), source })?;
+    let host = Arc::downgrade(host);
+    let thread = std::thread::Builder::new().name("kvasir-watch".into());
+    let watch = move || watch(&host, &folder);
+    thread.spawn(watch).map(drop).map_err(|e| Error::Engine(format!("cannot start the watch thread: {e}")))
+}
+
+fn watch(host: &Weak<PolicyHost>, folder: &Path) {
+    let path = |slot: SlotKind| folder.join(slot.as_str()).with_extension("wasm");
+    // Files present at the start are loaded too: the folder says what shall serve.
+    let mut loaded: [Stamp; 4] = [None; 4];
+    let mut last: [Stamp; 4] = [None; 4];
+    while let Some(host) = host.upgrade() {
+        for (i, slot) in SlotKind::ALL.into_iter().enumerate() {
+            let now = stamp(&path(slot));
+            // A file that is still being written changes between two looks.
+            if now.is_some() && now == last[i] && now != loaded[i] {
+                loaded[i] = now;
+                load(&host, slot, path(slot));
+            }
+            last[i] = now;
+        }
+        drop(host);
+        std::thread::sleep(PERIOD);
+    }
+}
+
+fn load(host: &PolicyHost, slot: SlotKind, path: PathBuf) {
+    match host.load(slot, Source::File(path.clone()), Vec::new()) {
+        Ok(status) => {
+            tracing::info!(%slot, name = status.name, path = %path.display(), "policy loaded from the watched folder");
+        }
+        Err(error) => {
+            tracing::warn!(%slot, path = %path.display(), %error, "policy in the watched folder refused");
+            host.log(slot, &error.to_string());
+        }
+    }
+}
+
+fn stamp(path: &Path) -> Stamp {
+    let metadata = std::fs::metadata(path).ok()?;
+    Some((metadata.len(), metadata.modified().ok()?))
+}

@@ -1,0 +1,349 @@
+//! Which instance holds how much of a prompt: exact longest match over chained block hashes.
+//!
+//! Block hashes are opaque 64-bit ids, chained: equal hash means equal whole prefix. Every instance
+//! (dense slot) holds a set of blocks; its match for a prompt is the number of leading blocks of
+//! the prompt in that set. A lost block in the middle ends the match there, and its return heals it.
+//!
+//! Layout. Blocks that follow each other in a chain stand side by side in a *run*, cut into pages of
+//! [`pages::CELLS`] hashes; a run grows at its tail and is cut only when a page of it is held by
+//! nobody. One table maps a hash to its cell (the hash itself stands in the cell only), so a
+//! branch needs no node: it is a run whose first hash is looked up when the walk leaves another.
+//! Within a run the deepest common block is found by binary search, because a block that is equal
+//! implies that all before it are. Who holds what is kept per run as covers: (slot, from, to).
+//!
+//! There is no clock, no I/O and no lock here. Entries and covers have hard caps; what does not fit is
+//! refused and counted, which costs misses, never wrong answers.
+
+mod pages;
+mod runs;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use pages::{CELLS, Pages};
+use runs::{Cover, MAX_LEN, Run, Runs};
+use table::{Probe, Table};
+
+/// Dense number of an instance.
+pub type Slot = u16;
+
+/// Hard caps of one index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Distinct blocks. At most 2^32 - 16.
+    pub entries: usize,
+    /// Stretches of a run held by one instance; blocks shared by n instances need n.
+    pub covers: usize,
+}
+
+impl Default for Limits {
+    /// 16 Mi blocks, under 0.5 GiB if none is shared.
+    fn default() -> Self {
+        Self { entries: 16 << 20, covers: 16 << 20 }
+    }
+}
+
+/// What became of the blocks of one [`PrefixIndex::store`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// New to the index.
+    pub new: usize,
+    /// Known from another instance, new for this one.
+    pub shared: usize,
+    /// Already known as held by this instance.
+    pub repeated: usize,
+    /// Left out because a cap is reached.
+    pub refused: usize,
+}
+
+/// Sizes and outcomes since the index was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Distinct blocks, those included that nobody holds but that stand in a page somebody does.
+    pub entries: usize,
+    pub runs: usize,
+    pub covers: usize,
+    /// Heap bytes allocated.
+    pub bytes: usize,
+    /// Blocks refused by [`Limits`], in sum.
+    pub refused: u64,
+    /// Blocks forgotten because a hole in a cover needed one cover more than [`Limits`] allows.
+    pub forgotten: u64,
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub struct PrefixIndex {
+    limits: Limits,
+    table: Table,
+    pages: Pages,
+    runs: Runs,
+    covers: usize,
+    refused: u64,
+    forgotten: u64,
+}
+
+/// Where a block stands: run and offset in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    run: u32,
+    offset: u32,
+}
+
+impl PrefixIndex {
+    pub fn new(limits: Limits) -> Self {
+        let entries = limits.entries.min(u32::MAX as usize - 2 * CELLS);
+        Self {
+            limits: Limits { entries, ..limits },
+            table: Table::default(),
+            pages: Pages::default(),
+            runs: Runs::default(),
+            covers: 0,
+            refused: 0,
+            forgotten: 0,
+        }
+    }
+
+    /// Leading blocks of `chain` held by each instance: `out[slot]`, overwritten. Slots at or beyond
+    /// `out.len()` are left out. Returns the longest match.
+    pub fn lookup(&self, chain: &[u64], out: &mut [u32]) -> u32 {
+        out.fill(0);
+        let mut longest = 0;
+        let mut at = 0;
+        while at < chain.len() {
+            let Some(place) = self.find(chain[at]) else { break };
+            let run = self.runs.get(place.run);
+            let common = self.common(run, place.offset, &chain[at..]);
+            let reached = run.extend_matches(place.offset, common, at as u32, out);
+            longest = longest.max(reached);
+            at += common as usize;
+            if (reached as usize) < at {
+                break; // nobody holds all of it so far
+            }
+        }
+        longest
+    }
+
+    /// Whether `slot` holds this block.
+    pub fn holds(&self, slot: Slot, hash: u64) -> bool {
+        self.find(hash).is_some_and(|place| self.runs.get(place.run).holds(slot, place.offset))
+    }
+
+    /// `slot` now holds `hashes`, which follow each other; `parent` is the block before the first,
+    /// `None` at the start of a prompt. An unknown parent is no error: the match ends before it.
+    pub fn store(&mut self, slot: Slot, parent: Option<u64>, hashes: &[u64]) -> Stored {
+        let mut stored = Stored::default();
+        self.table.warm(hashes);
+        let mut before = parent.and_then(|hash| self.find(hash));
+        let mut rest = hashes;
+        while !rest.is_empty() {
+            let (place, len, new) = match self.find(rest[0]) {
+                Some(place) => {
+                    let run = self.runs.get(place.run);
+                    (place, self.common(run, place.offset, rest), false)
+                }
+                None => match self.append(before, rest) {
+                    Some((place, len)) => (place, len, true),
+                    None => break,
+                },
+            };
+            let Some(held) = self.cover(slot, place, len) else {
+                if new {
+                    self.reclaim(place.run, place.offset + len - 1);
+                }
+                break;
+            };
+            let len = len as usize;
+            if new {
+                stored.new += len;
+            } else {
+                stored.repeated += held as usize;
+                stored.shared += len - held as usize;
+            }
+            before = Some(Place { offset: place.offset + len as u32 - 1, ..place });
+            rest = &rest[len..];
+        }
+        stored.refused = rest.len();
+        self.refused += rest.len() as u64;
+        stored
+    }
+
+    /// `slot` no longer holds `hashes`, in any order. Returns how many of them it held.
+    pub fn remove(&mut self, slot: Slot, hashes: &[u64]) -> usize {
+        hashes.iter().filter(|&&hash| self.remove_one(slot, hash)).count()
+    }
+
+    /// Forgets everything `slot` holds; returns the number of blocks. Visits every run.
+    pub fn drop_instance(&mut self, slot: Slot) -> usize {
+        let mut blocks = 0;
+        for run in 0..self.runs.slots() {
+            let covers = self.runs.get_mut(run).take_slot(slot);
+            self.covers -= covers.len();
+            blocks += covers.iter().map(|c| (c.end() - c.start()) as usize).sum::<usize>();
+            for cover in covers {
+                self.reclaim_range(run, cover.start(), cover.end());
+            }
+        }
+        blocks
+    }
+
+    /// Distinct blocks.
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn stats(&self) -> Stats {
+        Stats {
+            entries: self.len(),
+            runs: self.runs.live(),
+            covers: self.covers,
+            bytes: self.table.bytes() + self.pages.bytes() + self.runs.bytes(),
+            refused: self.refused,
+            forgotten: self.forgotten,
+        }
+    }
+
+    fn find(&self, hash: u64) -> Option<Place> {
+        match self.probe(hash) {
+            Probe::Found(cell) => Some(self.place(cell)),
+            Probe::Vacant(_) => None,
+        }
+    }
+
+    fn probe(&self, hash: u64) -> Probe {
+        self.table.probe(hash, |cell| self.pages.cell(cell) == hash)
+    }
+
+    fn place(&self, cell: u32) -> Place {
+        let (run, ordinal) = self.pages.owner(cell);
+        Place { run, offset: ordinal * CELLS as u32 + cell % CELLS as u32 }
+    }
+
+    /// Blocks of `chain` found in `run` from `offset` on, where the first is known to be equal.
+    fn common(&self, run: &Run, offset: u32, chain: &[u64]) -> u32 {
+        let equal = |i: u32| self.pages.cell(run.cell(offset + i)) == chain[i as usize];
+        let most = (run.len() - offset).min(u32::try_from(chain.len()).unwrap_or(u32::MAX));
+        if equal(most - 1) {
+            return most;
+        }
+        let (mut same, mut different) = (0, most - 1);
+        while different - same > 1 {
+            let middle = same + (different - same) / 2;
+            if equal(middle) {
+                same = middle;
+            } else {
+                different = middle;
+            }
+        }
+        different
+    }
+
+    /// Puts leading blocks of `hashes` that are new at the tail of the run of `before`, or in a run
+    /// of their own where another block follows there. `None` at the cap.
+    fn append(&mut self, before: Option<Place>, hashes: &[u64]) -> Option<(Place, u32)> {
+        let room = self.limits.entries - self.table.len();
+        let hashes = &hashes[..hashes.len().min(room)];
+        if hashes.is_empty() {
+            return None;
+        }
+        self.table.reserve(hashes.len());
+        let run = match before {
+            Some(place) if self.runs.get(place.run).can_grow_behind(place.offset) => place.run,
+            _ => self.runs.create(),
+        };
+        let first = self.runs.get(run).len();
+        let hashes = &hashes[..hashes.len().min((MAX_LEN - first) as usize)];
+        let mut len = 0;
+        for &hash in hashes {
+            let Probe::Vacant(vacancy) = self.probe(hash) else { break };
+            let offset = first + len;
+            if offset.is_multiple_of(CELLS as u32) {
+                let page = self.pages.allocate(run, offset / CELLS as u32);
+                self.runs.get_mut(run).push_page(page);
+            }
+            let cell = self.runs.get_mut(run).push();
+            self.pages.set(cell, hash);
+            self.table.insert(vacancy, hash, cell);
+            len += 1;
+        }
+        Some((Place { run, offset: first }, len))
+    }
+
+    /// Marks `len` blocks as held; returns how many of them were already. `None` at the cap.
+    fn cover(&mut self, slot: Slot, place: Place, len: u32) -> Option<u32> {
+        let cover = Cover::new(slot, place.offset, place.offset + len);
+        let room = self.covers < self.limits.covers;
+        let (held, change) = self.runs.get_mut(place.run).cover(cover, room)?;
+        self.covers = self.covers.strict_add_signed(change);
+        Some(held)
+    }
+
+    fn remove_one(&mut self, slot: Slot, hash: u64) -> bool {
+        let Some(place) = self.find(hash) else { return false };
+        let room = self.covers < self.limits.covers;
+        let Some(gone) = self.runs.get_mut(place.run).uncover(slot, place.offset, room) else { return false };
+        self.covers = self.covers.strict_add_signed(gone.covers);
+        self.forgotten += u64::from(gone.blocks - 1);
+        if gone.blocks == 1 {
+            self.reclaim(place.run, place.offset);
+        } else {
+            self.reclaim_range(place.run, place.offset, place.offset + gone.blocks);
+        }
+        true
+    }
+
+    /// Frees what nobody holds any more of `start..end`, from the tail so that offsets stay valid.
+    fn reclaim_range(&mut self, run: u32, start: u32, end: u32) {
+        let mut page = end.div_ceil(CELLS as u32);
+        while page * CELLS as u32 > start && page > 0 {
+            page -= 1;
+            let last = (page + 1) * CELLS as u32 - 1;
+            self.reclaim(run, last.min(end - 1));
+        }
+    }
+
+    /// Frees what nobody holds any more at the tail, or the page of `offset`.
+    fn reclaim(&mut self, run: u32, offset: u32) {
+        let len = self.runs.get(run).len();
+        if offset >= len {
+            return;
+        }
+        let live = if offset + 1 == len { self.runs.get(run).live_len() } else { len };
+        if live < len {
+            self.truncate(run, live);
+        } else if !self.runs.get(run).is_held(offset / CELLS as u32) {
+            self.cut(run, offset / CELLS as u32);
+        }
+    }
+
+    /// Shortens a run to `len` blocks.
+    fn truncate(&mut self, run: u32, len: u32) {
+        while self.runs.get(run).len() > len {
+            let (cell, page) = self.runs.get_mut(run).pop();
+            self.table.remove(self.pages.cell(cell), cell);
+            if let Some(page) = page {
+                self.pages.release(page);
+            }
+        }
+        if len == 0 {
+            self.runs.release(run);
+        }
+    }
+
+    /// Takes a page that nobody holds out of a run; what stands behind it becomes a run of its own.
+    fn cut(&mut self, run: u32, page: u32) {
+        let behind = self.runs.get_mut(run).split((page + 1) * CELLS as u32);
+        if !behind.is_empty() {
+            let created = self.runs.adopt(behind);
+            for (ordinal, &page) in self.runs.get(created).pages().iter().enumerate() {
+                self.pages.set_owner(page, created, ordinal as u32);
+            }
+        }
+        let live = self.runs.get(run).live_len();
+        self.truncate(run, live);
+    }
+}

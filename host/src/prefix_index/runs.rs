@@ -1,0 +1,249 @@
+//! Runs: blocks that follow each other, and which instance holds which stretch of them.
+
+use super::Slot;
+use super::pages::CELLS;
+
+/// Most blocks in one run, so that a cover fits in 8 bytes; a longer chain goes on in another run.
+pub(super) const MAX_LEN: u32 = (1 << 24) - 1;
+
+/// `start..end` of a run, held by one instance: slot, start and end in 16, 24 and 24 bits, so that
+/// covers compare as numbers and a lookup reads few cache lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cover(u64);
+
+impl Cover {
+    pub(super) fn new(slot: Slot, start: u32, end: u32) -> Self {
+        Self((u64::from(slot) << 48) | (u64::from(start) << 24) | u64::from(end))
+    }
+
+    pub(super) fn slot(self) -> Slot {
+        (self.0 >> 48) as Slot
+    }
+
+    pub(super) fn start(self) -> u32 {
+        (self.0 >> 24) as u32 & MAX_LEN
+    }
+
+    pub(super) fn end(self) -> u32 {
+        self.0 as u32 & MAX_LEN
+    }
+}
+
+/// Change made by [`Run::uncover`].
+pub(super) struct Gone {
+    /// Blocks from the removed one on; more than 1 only where a cover could not be split.
+    pub(super) blocks: u32,
+    /// Change of the number of covers.
+    pub(super) covers: isize,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    /// All full but the last.
+    pages: Vec<u32>,
+    len: u32,
+    /// By slot, then start; those of one slot neither overlap nor touch.
+    covers: Vec<Cover>,
+}
+
+impl Run {
+    pub(super) fn len(&self) -> u32 {
+        self.len
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub(super) fn pages(&self) -> &[u32] {
+        &self.pages
+    }
+
+    pub(super) fn cell(&self, offset: u32) -> u32 {
+        self.pages[offset as usize / CELLS] * CELLS as u32 + offset % CELLS as u32
+    }
+
+    pub(super) fn push_page(&mut self, page: u32) {
+        self.pages.reserve_exact(if self.pages.is_empty() { 1 } else { self.pages.len() / 4 + 1 });
+        self.pages.push(page);
+    }
+
+    /// Adds a block; its page is there. Returns its cell.
+    pub(super) fn push(&mut self) -> u32 {
+        self.len += 1;
+        self.cell(self.len - 1)
+    }
+
+    /// Removes the last block: its cell, and its page if that is empty now.
+    pub(super) fn pop(&mut self) -> (u32, Option<u32>) {
+        let cell = self.cell(self.len - 1);
+        self.len -= 1;
+        let page = if self.len.is_multiple_of(CELLS as u32) { self.pages.pop() } else { None };
+        (cell, page)
+    }
+
+    /// Whether what follows `offset` may stand in this run.
+    pub(super) fn can_grow_behind(&self, offset: u32) -> bool {
+        offset + 1 == self.len && self.len < MAX_LEN
+    }
+
+    /// Instances with `matched[slot] == at` that hold `offset` now match as far as they hold this
+    /// run, at most `common` blocks. Returns the longest match among them, 0 for none.
+    pub(super) fn extend_matches(&self, offset: u32, common: u32, at: u32, matched: &mut [u32]) -> u32 {
+        let mut longest = 0;
+        for cover in &self.covers {
+            if let Some(matched) = matched.get_mut(usize::from(cover.slot())) {
+                // Of a slot's covers at most one contains the offset.
+                let held = (cover.start() <= offset) & (cover.end() > offset) & (*matched == at);
+                let reached = at + cover.end().wrapping_sub(offset).min(common);
+                *matched = if held { reached } else { *matched };
+                longest = longest.max(if held { reached } else { 0 });
+            }
+        }
+        longest
+    }
+
+    pub(super) fn holds(&self, slot: Slot, offset: u32) -> bool {
+        let i = self.first_ending_after(slot, offset);
+        self.covers.get(i).is_some_and(|c| c.slot() == slot && c.start() <= offset)
+    }
+
+    /// Adds a cover; returns how many of its blocks were held before, and the change of the number of
+    /// covers. `None` if it needs one more and there is no `room`.
+    pub(super) fn cover(&mut self, new: Cover, room: bool) -> Option<(u32, isize)> {
+        let first = self.covers.partition_point(|c| (c.slot(), c.end()) < (new.slot(), new.start()));
+        let touching = |c: &&Cover| c.slot() == new.slot() && c.start() <= new.end();
+        let count = self.covers[first..].iter().take_while(touching).count();
+        if count == 0 {
+            if !room {
+                return None;
+            }
+            if self.covers.is_empty() {
+                self.covers.reserve_exact(1);
+            }
+            self.covers.insert(first, new);
+            return Some((0, 1));
+        }
+        let touched = &self.covers[first..first + count];
+        let overlap = |c: &Cover| c.end().min(new.end()).saturating_sub(c.start().max(new.start()));
+        let held = touched.iter().map(overlap).sum();
+        let start = new.start().min(touched[0].start());
+        let end = new.end().max(touched[count - 1].end());
+        self.covers[first] = Cover::new(new.slot(), start, end);
+        self.covers.drain(first + 1..first + count);
+        Some((held, 1 - count as isize))
+    }
+
+    /// Takes one block from a slot; `None` if it does not hold it. A block in the middle of a cover
+    /// splits it; without `room` for that the part behind is given up too.
+    pub(super) fn uncover(&mut self, slot: Slot, offset: u32, room: bool) -> Option<Gone> {
+        let i = self.first_ending_after(slot, offset);
+        let cover = self.covers.get_mut(i).filter(|c| c.slot() == slot && c.start() <= offset)?;
+        let (start, end) = (cover.start(), cover.end());
+        let mut gone = Gone { blocks: 1, covers: 0 };
+        if start + 1 == end {
+            self.covers.remove(i);
+            gone.covers = -1;
+        } else if offset == start {
+            *cover = Cover::new(slot, start + 1, end);
+        } else if offset + 1 == end || !room {
+            *cover = Cover::new(slot, start, offset);
+            gone.blocks = end - offset;
+        } else {
+            *cover = Cover::new(slot, start, offset);
+            self.covers.insert(i + 1, Cover::new(slot, offset + 1, end));
+            gone.covers = 1;
+        }
+        Some(gone)
+    }
+
+    /// Removes and returns the covers of a slot, the last one first.
+    pub(super) fn take_slot(&mut self, slot: Slot) -> Vec<Cover> {
+        let first = self.covers.partition_point(|c| c.slot() < slot);
+        let count = self.covers[first..].iter().take_while(|c| c.slot() == slot).count();
+        self.covers.drain(first..first + count).rev().collect()
+    }
+
+    /// End of the last block that somebody holds.
+    pub(super) fn live_len(&self) -> u32 {
+        self.covers.iter().map(|c| c.end()).max().unwrap_or(0)
+    }
+
+    /// Whether somebody holds a block of this page.
+    pub(super) fn is_held(&self, page: u32) -> bool {
+        let (start, end) = (page * CELLS as u32, (page + 1) * CELLS as u32);
+        self.covers.iter().any(|c| c.start() < end && c.end() > start)
+    }
+
+    /// Takes off what stands at `offset`, a page boundary, and behind; no cover crosses it.
+    pub(super) fn split(&mut self, offset: u32) -> Run {
+        if offset >= self.len {
+            return Run::default();
+        }
+        let pages = self.pages.split_off(offset as usize / CELLS);
+        let behind = self.covers.extract_if(.., |c| c.start() >= offset);
+        let covers = behind.map(|c| Cover::new(c.slot(), c.start() - offset, c.end() - offset)).collect();
+        let len = std::mem::replace(&mut self.len, offset) - offset;
+        Run { pages, len, covers }
+    }
+
+    fn first_ending_after(&self, slot: Slot, offset: u32) -> usize {
+        self.covers.partition_point(|c| (c.slot(), c.end()) <= (slot, offset))
+    }
+
+    fn bytes(&self) -> usize {
+        self.pages.capacity() * size_of::<u32>() + self.covers.capacity() * size_of::<Cover>()
+    }
+}
+
+/// Runs by number.
+#[derive(Debug, Default)]
+pub(super) struct Runs {
+    runs: Vec<Run>,
+    free: Vec<u32>,
+}
+
+impl Runs {
+    pub(super) fn get(&self, run: u32) -> &Run {
+        &self.runs[run as usize]
+    }
+
+    pub(super) fn get_mut(&mut self, run: u32) -> &mut Run {
+        &mut self.runs[run as usize]
+    }
+
+    /// Numbers in use are below this.
+    pub(super) fn slots(&self) -> u32 {
+        self.runs.len() as u32
+    }
+
+    pub(super) fn live(&self) -> usize {
+        self.runs.len() - self.free.len()
+    }
+
+    pub(super) fn create(&mut self) -> u32 {
+        self.adopt(Run::default())
+    }
+
+    pub(super) fn adopt(&mut self, run: Run) -> u32 {
+        if let Some(number) = self.free.pop() {
+            self.runs[number as usize] = run;
+            return number;
+        }
+        if self.runs.len() == self.runs.capacity() {
+            self.runs.reserve_exact(self.runs.len() / 8 + 64);
+        }
+        self.runs.push(run);
+        self.runs.len() as u32 - 1
+    }
+
+    pub(super) fn release(&mut self, run: u32) {
+        self.runs[run as usize] = Run::default();
+        self.free.push(run);
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let own = self.runs.capacity() * size_of::<Run>() + self.free.capacity() * size_of::<u32>();
+        own + self.runs.iter().map(Run::bytes).sum::<usize>()
+    }
+}

@@ -1,0 +1,214 @@
+use super::*;
+use proptest::prelude::*;
+use std::collections::HashSet;
+
+const SLOTS: usize = 5;
+const CHAIN: usize = 70;
+
+/// What the index stands for: per instance a set of hashes, walked from the front.
+#[derive(Default)]
+struct Model {
+    held: [HashSet<u64>; SLOTS],
+}
+
+impl Model {
+    fn lookup(&self, chain: &[u64]) -> Vec<u32> {
+        let matched =
+            |held: &HashSet<u64>| chain.iter().take_while(|hash| held.contains(hash)).count() as u32;
+        self.held.iter().map(matched).collect()
+    }
+}
+
+/// A chain that leaves the trunk `trunk` at `fork` for the branch `branch`.
+#[derive(Clone, Copy, Debug)]
+struct Chain {
+    trunk: u8,
+    fork: usize,
+    branch: u8,
+}
+
+impl Chain {
+    fn hashes(self) -> Vec<u64> {
+        let mut parent = u64::from(self.trunk);
+        let next = |i| {
+            let salt = if i < self.fork { 0 } else { u64::from(self.branch) };
+            parent = (parent ^ salt << 56).wrapping_mul(0x2545_f491_4f6c_dd1d).rotate_left(29) ^ i as u64;
+            parent
+        };
+        (0..CHAIN).map(next).collect()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Store { slot: u16, chain: Chain, from: usize, len: usize },
+    Remove { slot: u16, chain: Chain, at: Vec<usize> },
+    RemoveRange { slot: u16, chain: Chain, from: usize, len: usize },
+    Drop { slot: u16 },
+}
+
+fn chain() -> impl Strategy<Value = Chain> {
+    let fork = prop_oneof![Just(0), Just(8), Just(CHAIN), 0..CHAIN];
+    (1..3u8, fork, 1..3u8).prop_map(|(trunk, fork, branch)| Chain { trunk, fork, branch })
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let slot = || 0..SLOTS as u16;
+    let from = || prop_oneof![Just(0), 0..CHAIN];
+    let len = || prop_oneof![Just(16usize), 1..CHAIN];
+    prop_oneof![
+        8 => (slot(), chain(), from(), len()).prop_map(|(slot, chain, from, len)| Op::Store { slot, chain, from, len }),
+        3 => (slot(), chain(), prop::collection::vec(0..CHAIN, 1..6))
+            .prop_map(|(slot, chain, at)| Op::Remove { slot, chain, at }),
+        3 => (slot(), chain(), from(), len())
+            .prop_map(|(slot, chain, from, len)| Op::RemoveRange { slot, chain, from, len }),
+        1 => slot().prop_map(|slot| Op::Drop { slot }),
+    ]
+}
+
+/// Applies `op` to both; where a cap may refuse, the model follows what the index says it holds.
+fn apply(op: &Op, index: &mut PrefixIndex, model: &mut Model) {
+    match op {
+        Op::Store { slot, chain, from, len } => {
+            let hashes = chain.hashes();
+            let parent = from.checked_sub(1).map(|i| hashes[i]);
+            let blocks = &hashes[*from..(from + len).min(CHAIN)];
+            let stored = index.store(*slot, parent, blocks);
+            let taken = blocks.len() - stored.refused;
+            let held = &mut model.held[usize::from(*slot)];
+            let fresh = blocks[..taken].iter().filter(|&&hash| held.insert(hash)).count();
+            assert_eq!(stored.new + stored.shared, fresh, "{op:?} {stored:?}");
+            assert_eq!(stored.new + stored.shared + stored.repeated, taken);
+        }
+        Op::Remove { slot, chain, at } => {
+            let hashes = chain.hashes();
+            remove(index, model, *slot, &at.iter().map(|&i| hashes[i]).collect::<Vec<_>>());
+        }
+        Op::RemoveRange { slot, chain, from, len } => {
+            let hashes = chain.hashes();
+            remove(index, model, *slot, &hashes[*from..(from + len).min(CHAIN)]);
+        }
+        Op::Drop { slot } => {
+            let held = std::mem::take(&mut model.held[usize::from(*slot)]);
+            assert_eq!(index.drop_instance(*slot), held.len());
+        }
+    }
+}
+
+fn remove(index: &mut PrefixIndex, model: &mut Model, slot: u16, hashes: &[u64]) {
+    let held = &mut model.held[usize::from(slot)];
+    let forgotten = index.stats().forgotten;
+    let gone = hashes.iter().filter(|hash| held.remove(hash)).count();
+    let removed = index.remove(slot, hashes);
+    if index.stats().forgotten == forgotten {
+        assert_eq!(removed, gone);
+    } else {
+        held.retain(|&hash| index.holds(slot, hash));
+    }
+}
+
+fn check(index: &PrefixIndex, model: &Model) {
+    for trunk in 1..3 {
+        for fork in [0, 1, 8, 16, 17, 40, CHAIN] {
+            for branch in 1..3 {
+                let chain = Chain { trunk, fork, branch }.hashes();
+                let mut out = [9; SLOTS];
+                let longest = index.lookup(&chain, &mut out);
+                assert_eq!(out.to_vec(), model.lookup(&chain));
+                assert_eq!(longest, out.into_iter().max().unwrap_or(0));
+                let short = &chain[..20];
+                index.lookup(short, &mut out);
+                assert_eq!(out.to_vec(), model.lookup(short));
+            }
+        }
+    }
+    let distinct: HashSet<u64> = model.held.iter().flatten().copied().collect();
+    let stats = index.stats();
+    assert!(stats.entries >= distinct.len());
+    assert!(stats.entries <= distinct.len() * CELLS, "a page without a holder stays");
+    for (slot, held) in model.held.iter().enumerate() {
+        assert!(held.iter().all(|&hash| index.holds(slot as u16, hash)));
+    }
+}
+
+fn empty(index: &mut PrefixIndex) {
+    for slot in 0..SLOTS as u16 {
+        index.drop_instance(slot);
+    }
+    let stats = index.stats();
+    assert_eq!((stats.entries, stats.runs, stats.covers), (0, 0, 0));
+}
+
+proptest! {
+    #[test]
+    fn agrees_with_a_set_per_instance(ops in prop::collection::vec(op(), 1..60)) {
+        let mut index = PrefixIndex::new(Limits::default());
+        let mut model = Model::default();
+        for op in &ops {
+            apply(op, &mut index, &mut model);
+        }
+        check(&index, &model);
+        prop_assert_eq!(index.stats().refused + index.stats().forgotten, 0);
+        empty(&mut index);
+    }
+
+    #[test]
+    fn at_its_caps_it_forgets_but_never_invents(
+        ops in prop::collection::vec(op(), 1..60), entries in 0usize..100, covers in 0usize..8,
+    ) {
+        let mut index = PrefixIndex::new(Limits { entries, covers });
+        let mut model = Model::default();
+        for op in &ops {
+            apply(op, &mut index, &mut model);
+            prop_assert!(index.stats().entries <= entries && index.stats().covers <= covers);
+        }
+        check(&index, &model);
+        empty(&mut index);
+    }
+}
+
+#[test]
+fn a_lost_block_ends_the_match_and_its_return_heals_it() {
+    let chain = Chain { trunk: 1, fork: CHAIN, branch: 1 }.hashes();
+    let mut index = PrefixIndex::new(Limits::default());
+    index.store(0, None, &chain[..10]);
+    index.store(2, None, &chain[..10]);
+    let mut out = [0; 3];
+    assert_eq!(index.remove(0, &chain[3..4]), 1);
+    assert_eq!(index.lookup(&chain, &mut out), 10);
+    assert_eq!(out, [3, 0, 10]);
+    let stored = index.store(0, Some(chain[2]), &chain[3..4]);
+    assert_eq!(stored, Stored { shared: 1, ..Stored::default() });
+    index.lookup(&chain, &mut out);
+    assert_eq!(out, [10, 0, 10]);
+}
+
+#[test]
+fn slots_beyond_the_answer_are_left_out() {
+    let chain = Chain { trunk: 1, fork: CHAIN, branch: 1 }.hashes();
+    let mut index = PrefixIndex::new(Limits::default());
+    index.store(7, None, &chain);
+    let mut out = [1; 2];
+    assert_eq!(index.lookup(&chain, &mut out), 0);
+    assert_eq!(out, [0; 2]);
+    assert_eq!(index.lookup(&[], &mut out), 0);
+}
+
+#[test]
+fn memory_of_an_unshared_entry_is_at_most_32_bytes() {
+    let mut index = PrefixIndex::new(Limits::default());
+    let mut hash = 1u64;
+    for event in 0..20_000 {
+        let blocks: Vec<u64> = (0..16)
+            .map(|_| {
+                hash = hash.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                hash
+            })
+            .collect();
+        index.store(event % 64, None, &blocks);
+        let stats = index.stats();
+        if event > 1_000 && event % 500 == 0 {
+            assert!(stats.bytes <= 32 * stats.entries, "{stats:?}");
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! Moves a trace's blocks through a running host, and compares every byte that comes back.
+//!
+//! A block's key is a hash of everything before it, so equal prefixes are equal keys; its bytes are computed
+//! from its key, so that nothing need be remembered to check them. Per request the leading blocks are read until
+//! the first miss, and the rest is stored, first block to last. What to keep is the host's decision.
+
+use super::chains::{Chains, TooMany};
+use super::classes::Classes;
+use super::content;
+use super::trace::{self, Request};
+use kvasir_client::data::{Client, ClientError, Put};
+use kvasir_dataplane::{BlockKey, BlockMeta};
+use serde::Serialize;
+use std::ops::AddAssign;
+use std::time::{Duration, Instant};
+
+/// Bytes of the largest block: what a host takes in one frame by default.
+pub const MAX_BLOCK_BYTES: u32 = 256 << 20;
+/// Blocks and bytes of one call: enough to hide the round trip, little enough to stay in a cache.
+const BATCH_BLOCKS: usize = 256;
+const BATCH_BYTES: usize = 4 << 20;
+/// Tries of one batch after the first, and the pause before the first of them; each next one is twice as long.
+const RETRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(2);
+/// Requests in a row of which the host could store nothing, after which it is given up.
+const MAX_STARVED_REQUESTS: u32 = 16;
+
+/// Why a trace does not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("blocks of {0} B are outside 1 to {MAX_BLOCK_BYTES}")]
+    BlockBytes(u32),
+    #[error(transparent)]
+    Trace(#[from] trace::Error),
+    #[error(transparent)]
+    TooMany(#[from] TooMany),
+    #[error("stopped after {done}: {source}")]
+    Host { done: Progress, source: ClientError },
+    #[error(
+        "stopped after {done}: the host had no room for any new block of the last {MAX_STARVED_REQUESTS} requests \
+         ({source}); is its evictor running, and are its readers done?"
+    )]
+    Full { done: Progress, source: ClientError },
+}
+
+/// # Errors
+/// [`Error::BlockBytes`].
+pub fn check_block_bytes(bytes: u32) -> Result<(), Error> {
+    if (1..=MAX_BLOCK_BYTES).contains(&bytes) { Ok(()) } else { Err(Error::BlockBytes(bytes)) }
+}
+
+/// How far a session got, for messages.
+#[derive(Debug)]
+pub struct Progress {
+    requests: u64,
+    blocks_put: u64,
+    bytes_read: u64,
+}
+
+impl std::fmt::Display for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { requests, blocks_put, bytes_read } = self;
+        write!(f, "{requests} requests ({blocks_put} blocks put, {bytes_read} B read)")
+    }
+}
+
+/// What one request, or all of them, moved.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RequestReport {
+    pub block_references: u64,
+    /// Leading blocks that were resident.
+    pub prefix_hits: u64,
+    /// Blocks that this session stored; those that were there behind a gap are not counted.
+    pub blocks_put: u64,
+    pub bytes_put: u64,
+    /// Received, blocks behind a gap included.
+    pub bytes_read: u64,
+    /// Compared with what was stored and found equal.
+    pub bytes_verified: u64,
+    /// Blocks that did not match their checksums: reported to the host, and misses.
+    pub checksum_failures: u64,
+    /// Bytes that matched their block's checksum and were not what was stored. Not one may.
+    pub wrong_bytes: u64,
+    /// Batches sent again because the host was full or busy.
+    pub retries: u64,
+    /// Blocks the host had no room for, after all retries.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub blocks_refused: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+impl AddAssign<&Self> for RequestReport {
+    fn add_assign(&mut self, other: &Self) {
+        let Self {
+            block_references,
+            prefix_hits,
+            blocks_put,
+            bytes_put,
+            bytes_read,
+            bytes_verified,
+            checksum_failures,
+            wrong_bytes,
+            retries,
+            blocks_refused,
+        } = other;
+        self.block_references += block_references;
+        self.prefix_hits += prefix_hits;
+        self.blocks_put += blocks_put;
+        self.bytes_put += bytes_put;
+        self.bytes_read += bytes_read;
+        self.bytes_verified += bytes_verified;
+        self.checksum_failures += checksum_failures;
+        self.wrong_bytes += wrong_bytes;
+        self.retries += retries;
+        self.blocks_refused += blocks_refused;
+    }
+}
+
+/// What a replay found; the JSON of `kvasir replay --mode store`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    pub mode: &'static str,
+    pub trace: String,
+    pub host: String,
+    pub block_bytes: u32,
+    pub requests: u64,
+    pub hit_rate_percent: f64,
+    #[serde(flatten)]
+    pub moved: RequestReport,
+    pub seconds: f64,
+}
+
+/// One client's requests, one after the other.
+pub struct Session {
+    client: Client,
+    block_bytes: u32,
+    keys: Vec<BlockKey>,
+    /// What one batch puts.
+    buffer: Vec<u8>,
+    requests: u64,
+    total: RequestReport,
+    starved_requests: u32,
+}
+
+impl Session {
+    /// Requests whose blocks have `block_bytes` each.
+    ///
+    /// # Errors
+    /// [`Error::BlockBytes`].
+    pub fn new(client: Client, block_bytes: u32) -> Result<Self, Error> {
+        check_block_bytes(block_bytes)?;
+        Ok(Self {
+            client,
+            block_bytes,
+            keys: Vec::new(),
+            buffer: Vec::new(),
+            requests: 0,
+            total: RequestReport::default(),
+            starved_requests: 0,
+        })
+    }
+
+    /// The keys of a request's blocks, first block first.
+    ///
+    /// A key covers the ids of all blocks before it, and the size, so that sessions of one size share blocks and
+    /// sessions of two do not.
+    pub fn keys(&self, request: &Request) -> Vec<BlockKey> {
+        let mut keys = Vec::with_capacity(request.blocks.len());
+        self.fill_keys(request, &mut keys);
+        keys
+    }
+
+    fn fill_keys(&self, request: &Request, keys: &mut Vec<BlockKey>) {
+        let mut parent = BlockKey(self.block_bytes.into());
+        keys.clear();
+        for id in &request.blocks {
+            let mut hash = [0; 24];
+            hash[..16].copy_from_slice(&parent.0.to_le_bytes());
+            hash[16..].copy_from_slice(&id.to_le_bytes());
+            parent = self.client.key(&hash);
+            keys.push(parent);
+        }
+    }
+
+    /// Requests served so far, and what they moved together.
+    pub fn total(&self) -> (u64, &RequestReport) {
+        (self.requests, &self.total)
+    }
+
+    /// Reads what the host has of a request, and stores the rest.
+    ///
+    /// # Errors
+    /// The host went away, refused a block for good, or stayed full for many requests.
+    pub fn request(&mut self, request: &Request, class: u16) -> Result<RequestReport, Error> {
+        let mut keys = std::mem::take(&mut self.keys);
+        self.fill_keys(request, &mut keys);
+        let mut report = RequestReport { block_references: keys.len() as u64, ..RequestReport::default() };
+        let served = self.serve(&keys, class, &mut report);
+        self.keys = keys;
+        // What was moved counts, also where the rest failed.
+        self.total += &report;
+        let full = served.map_err(|source| Error::Host { done: self.progress(), source })?;
+        self.requests += 1;
+        let starved = report.blocks_refused > 0 && report.blocks_put == 0;
+        self.starved_requests = if starved { self.starved_requests + 1 } else { 0 };
+        match full {
+            Some(source) if self.starved_requests >= MAX_STARVED_REQUESTS => {
+                Err(Error::Full { done: self.progress(), source })
+            }
+            _ => Ok(report),
+        }
+    }
+
+    /// The refusal of a block that found no room, if one did.
+    fn serve(
+        &mut self,
+        keys: &[BlockKey],
+        class: u16,
+        report: &mut RequestReport,
+    ) -> Result<Option<ClientError>, ClientError> {
+        let failures = self.client.checksum_failures();
+        let read = self.read(keys, class, report);
+        report.checksum_failures = self.client.checksum_failures() - failures;
+        read?;
+        self.write(keys, class, report)
+    }
+
+    fn read(&mut self, keys: &[BlockKey], class: u16, report: &mut RequestReport) -> Result<(), ClientError> {
+        for batch in keys.chunks(self.batch_blocks()) {
+            let hits = self.read_batch(batch, class, report)?;
+            report.prefix_hits += hits as u64;
+            if hits < batch.len() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads and checks what is resident of a batch; how many of its leading blocks are.
+    fn read_batch(
+        &mut self,
+        keys: &[BlockKey],
+        class: u16,
+        report: &mut RequestReport,
+    ) -> Result<usize, ClientError> {
+        let blocks = self.client.get(keys, class)?;
+        let mut leading = None;
+        for (at, (&key, block)) in keys.iter().zip(&blocks).enumerate() {
+            let Some(block) = block else {
+                leading.get_or_insert(at);
+                continue;
+            };
+            // A lease that ran out meanwhile makes the comparison void, and the block a miss.
+            let wrong = block.bytes().map(|bytes| differing_bytes(key, bytes, self.block_bytes as usize));
+            match wrong.and_then(|wrong| block.bytes().map(|bytes| (wrong, bytes.len() as u64))) {
+                Ok((wrong, len)) => {
+                    report.bytes_read += len;
+                    report.wrong_bytes += wrong;
+                    report.bytes_verified += if wrong == 0 { len } else { 0 };
+                }
+                Err(ClientError::LeaseExpired { .. }) => {
+                    leading.get_or_insert(at);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(leading.unwrap_or(keys.len()))
+    }
+
+    /// Stores everything behind the prefix hits; a resident block there counts as used.
+    fn write(
+        &mut self,
+        keys: &[BlockKey],
+        class: u16,
+        report: &mut RequestReport,
+    ) -> Result<Option<ClientError>, ClientError> {
+        let first = report.prefix_hits as usize;
+        let metas: Vec<BlockMeta> = (first..keys.len())
+            .map(|at| BlockMeta {
+                key: keys[at],
+                parent: at.checked_sub(1).map(|before| keys[before]),
+                depth: at as u32,
+                class,
+                size: self.block_bytes,
+            })
+            .collect();
+        for (at, batch) in metas.chunks(self.batch_blocks()).enumerate() {
+            let (refused, error) = self.write_batch(batch, report)?;
+            if error.is_some() {
+                // What comes after a block that is not there would never be found.
+                let behind = metas.len() - at * self.batch_blocks() - batch.len();
+                report.blocks_refused += (refused + behind) as u64;
+                return Ok(error);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Stores a batch, trying again what the host has no room for; what is left in the end, and why.
+    fn write_batch(
+        &mut self,
+        metas: &[BlockMeta],
+        report: &mut RequestReport,
+    ) -> Result<(usize, Option<ClientError>), ClientError> {
+        let mut left = metas.to_vec();
+        for attempt in 0..=RETRIES {
+            let refusal;
+            (left, refusal) = self.write_once(&left, report)?;
+            if attempt == RETRIES || left.is_empty() {
+                return Ok((left.len(), refusal));
+            }
+            report.retries += 1;
+            std::thread::sleep(PAUSE * 2u32.pow(attempt));
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    fn write_once(
+        &mut self,
+        metas: &[BlockMeta],
+        report: &mut RequestReport,
+    ) -> Result<(Vec<BlockMeta>, Option<ClientError>), ClientError> {
+        let size = self.block_bytes as usize;
+        let buffer = sized(&mut self.buffer, size * metas.len());
+        let mut blocks = Vec::with_capacity(metas.len());
+        for (meta, bytes) in metas.iter().zip(buffer.chunks_exact_mut(size)) {
+            content::fill(meta.key, bytes);
+            blocks.push((*meta, &*bytes));
+        }
+        let (mut left, mut refusal) = (Vec::new(), None);
+        for (meta, put) in metas.iter().zip(self.client.put_batch(&blocks)?) {
+            match put {
+                Ok(Put::Stored) => {
+                    report.blocks_put += 1;
+                    report.bytes_put += u64::from(meta.size);
+                }
+                Ok(Put::AlreadyStored | Put::InProgress) => {}
+                Err(error) if error.retryable() => {
+                    left.push(*meta);
+                    refusal.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((left, refusal))
+    }
+
+    fn batch_blocks(&self) -> usize {
+        (BATCH_BYTES / self.block_bytes as usize).clamp(1, BATCH_BLOCKS)
+    }
+
+    fn progress(&self) -> Progress {
+        let RequestReport { blocks_put, bytes_read, .. } = self.total;
+        Progress { requests: self.requests, blocks_put, bytes_read }
+    }
+}
+
+/// Sends the requests of a trace in order; names in the report are the caller's to fill in.
+///
+/// # Errors
+/// The trace cannot be read, or as [`Session::request`].
+pub fn replay(
+    session: &mut Session,
+    requests: impl IntoIterator<Item = Result<Request, trace::Error>>,
+) -> Result<Report, Error> {
+    let (mut chains, mut classes, mut path) = (Chains::default(), Classes::default(), Vec::new());
+    let start = Instant::now();
+    for request in requests {
+        let request = request?;
+        chains.walk(&request.blocks, &mut path)?;
+        let class = classes.assign(&request, &path);
+        session.request(&request, class)?;
+    }
+    let (requests, moved) = session.total();
+    let percent = 100.0 * moved.prefix_hits as f64 / moved.block_references.max(1) as f64;
+    Ok(Report {
+        mode: "store",
+        trace: String::new(),
+        host: String::new(),
+        block_bytes: session.block_bytes,
+        requests,
+        hit_rate_percent: (percent * 1e4).round() / 1e4,
+        moved: moved.clone(),
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+/// The first `len` bytes of a buffer that only grows.
+fn sized(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    &mut buffer[..len]
+}
+
+/// Bytes of the block named `key` that are not as they were stored; a block of another length differs in what is
+/// missing or too much as well.
+fn differing_bytes(key: BlockKey, found: &[u8], expected_len: usize) -> u64 {
+    if found.len() == expected_len && content::matches(key, found) {
+        return 0;
+    }
+    let mut expected = vec![0; expected_len];
+    content::fill(key, &mut expected);
+    let differ = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
+    (differ + found.len().abs_diff(expected_len)) as u64
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,233 @@
+use super::routing::{Error, Registration, Rejected, Scheduled, Stage};
+use super::{CHAIN_BLOCKS_MAX, lock};
+use crate::daemon::Host;
+use crate::scheduler::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
+use kvasir_client::proto::{self, conductor_server::Conductor, rejection::Reason, schedule_response};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use tonic::{Request, Response, Status};
+
+pub(super) struct Service(pub(super) Arc<Host>);
+
+#[tonic::async_trait]
+impl Conductor for Service {
+    async fn register(
+        &self,
+        request: Request<proto::RegisterRequest>,
+    ) -> Result<Response<proto::RegisterResponse>, Status> {
+        let request = request.into_inner();
+        let given = registration(&request);
+        let epoch =
+            lock(&self.0.routing).register(&request.name, given, self.0.clock.now_ms()).map_err(status)?;
+        tracing::info!(instance = request.name, epoch, "instance registered");
+        Ok(Response::new(proto::RegisterResponse { epoch }))
+    }
+
+    async fn unregister(
+        &self,
+        request: Request<proto::UnregisterRequest>,
+    ) -> Result<Response<proto::UnregisterResponse>, Status> {
+        lock(&self.0.routing).unregister(&request.into_inner().name).map_err(status)?;
+        Ok(Response::new(proto::UnregisterResponse {}))
+    }
+
+    async fn report_load(
+        &self,
+        request: Request<proto::ReportLoadRequest>,
+    ) -> Result<Response<proto::ReportLoadResponse>, Status> {
+        let proto::ReportLoadRequest { name, epoch, free_blocks, draining } = request.into_inner();
+        let now_ms = self.0.clock.now_ms();
+        lock(&self.0.routing).report(&name, epoch, free_blocks, draining, now_ms).map_err(status)?;
+        Ok(Response::new(proto::ReportLoadResponse {}))
+    }
+
+    async fn schedule(
+        &self,
+        request: Request<proto::ScheduleRequest>,
+    ) -> Result<Response<proto::ScheduleResponse>, Status> {
+        if self.0.draining.load(Relaxed) {
+            return Err(Status::unavailable("this host is draining; ask another"));
+        }
+        let request = request.into_inner();
+        let (ask, now_ms) = (ask(&request), self.0.clock.now_ms());
+        check_chain(&request.blocks)?;
+        let scheduled = lock(&self.0.routing).schedule(&ask, &request.blocks, request.explain, now_ms);
+        Ok(Response::new(response(scheduled.map_err(status)?)))
+    }
+
+    async fn complete(
+        &self,
+        request: Request<proto::CompleteRequest>,
+    ) -> Result<Response<proto::CompleteResponse>, Status> {
+        use proto::complete_request::Stage as Wire;
+        let request = request.into_inner();
+        let stage = match request.stage() {
+            Wire::Transfer => Stage::Transfer,
+            Wire::Prefill => Stage::Prefill,
+            Wire::Progress => Stage::Progress(request.tokens),
+            Wire::Finished => Stage::Finished,
+            Wire::Unspecified => return Err(Status::invalid_argument("no known stage was given")),
+        };
+        let now_ms = self.0.clock.now_ms();
+        lock(&self.0.routing).complete(request.request_id, stage, now_ms).map_err(status)?;
+        Ok(Response::new(proto::CompleteResponse {}))
+    }
+
+    async fn lookup_prefix(
+        &self,
+        request: Request<proto::LookupPrefixRequest>,
+    ) -> Result<Response<proto::LookupPrefixResponse>, Status> {
+        use proto::lookup_prefix_response::Match;
+        let chain = request.into_inner().blocks;
+        check_chain(&chain)?;
+        let found = lock(&self.0.routing).lookup(&chain);
+        let matches = found.into_iter().map(|(name, blocks)| Match { name, blocks }).collect();
+        Ok(Response::new(proto::LookupPrefixResponse { matches }))
+    }
+
+    async fn blocks_stored(
+        &self,
+        request: Request<proto::BlocksStoredRequest>,
+    ) -> Result<Response<proto::BlocksStoredResponse>, Status> {
+        let proto::BlocksStoredRequest { name, epoch, sequence, parent, blocks } = request.into_inner();
+        check_chain(&blocks)?;
+        let parent = (parent != 0).then_some(parent);
+        lock(&self.0.routing).stored(&name, epoch, sequence, parent, &blocks).map_err(status)?;
+        Ok(Response::new(proto::BlocksStoredResponse {}))
+    }
+
+    async fn blocks_removed(
+        &self,
+        request: Request<proto::BlocksRemovedRequest>,
+    ) -> Result<Response<proto::BlocksRemovedResponse>, Status> {
+        let proto::BlocksRemovedRequest { name, epoch, sequence, blocks } = request.into_inner();
+        check_chain(&blocks)?;
+        lock(&self.0.routing).removed(&name, epoch, sequence, &blocks).map_err(status)?;
+        Ok(Response::new(proto::BlocksRemovedResponse {}))
+    }
+}
+
+/// Costs of an instance that names none: the order of a 70B model on one 8-GPU node.
+fn default_cost() -> proto::CostModel {
+    proto::CostModel {
+        prefill_fixed_ms: 5.0,
+        prefill_per_token_ms: 0.1,
+        prefill_per_pair_ms: 1e-6,
+        transfer_fixed_ms: 1.0,
+        transfer_per_block_ms: 8.0,
+        step_fixed_ms: 15.0,
+        step_per_sequence_ms: 0.1,
+        step_per_token_ms: 1e-4,
+    }
+}
+
+fn registration(request: &proto::RegisterRequest) -> Registration {
+    let cost = request.cost.unwrap_or_else(default_cost);
+    let capacity_blocks = request.capacity_blocks;
+    let prefill = PrefillSpec {
+        cost: PrefillCost {
+            fixed_ms: cost.prefill_fixed_ms as f32,
+            ms_per_token: cost.prefill_per_token_ms as f32,
+            ms_per_pair: cost.prefill_per_pair_ms as f32,
+        },
+        transfer: TransferCost {
+            fixed_ms: cost.transfer_fixed_ms as f32,
+            ms_per_block: cost.transfer_per_block_ms as f32,
+        },
+        capacity_blocks,
+    };
+    let decode = DecodeSpec {
+        cost: DecodeCost {
+            fixed_ms: cost.step_fixed_ms as f32,
+            ms_per_sequence: cost.step_per_sequence_ms as f32,
+            ms_per_context_token: cost.step_per_token_ms as f32,
+        },
+        capacity_blocks,
+    };
+    Registration { prefill: request.prefill.then_some(prefill), decode: request.decode.then_some(decode) }
+}
+
+fn ask(request: &proto::ScheduleRequest) -> Ask {
+    let slo = |ms: f64| if ms > 0.0 { ms as f32 } else { f32::INFINITY };
+    Ask {
+        prompt_tokens: request.prompt_tokens,
+        output_tokens: request.output_tokens,
+        class: request.class,
+        tenant: request.tenant,
+        priority: request.priority,
+        session: request.session,
+        seed: crate::daemon::random_seed(),
+        ttft_slo_ms: slo(request.ttft_slo_ms),
+        tbt_slo_ms: slo(request.tbt_slo_ms),
+        must_run: request.must_run,
+    }
+}
+
+fn response(scheduled: Scheduled) -> proto::ScheduleResponse {
+    use schedule_response::Decision;
+    let decision = match scheduled.result {
+        Ok(placed) => {
+            let (transfer_from, transfer_blocks) = placed.transfer.unwrap_or_default();
+            Decision::Placement(proto::Placement {
+                prefill: placed.prefill,
+                decode: placed.decode,
+                prefix_blocks: placed.prefix_blocks,
+                transfer_from,
+                transfer_blocks,
+                ttft_ms: placed.admission.ttft_ms,
+                tbt_ms: placed.admission.tbt_ms,
+            })
+        }
+        Err(rejected) => Decision::Rejection(proto::Rejection {
+            reason: reason(&rejected).into(),
+            retry_after_ms: rejected.retry_after_ms,
+        }),
+    };
+    let score = |(prefill, score)| proto::Score { prefill, score };
+    proto::ScheduleResponse {
+        request_id: scheduled.request_id,
+        decision: Some(decision),
+        policy: scheduled.policy,
+        generation: scheduled.generation,
+        fallback: scheduled.fallback.unwrap_or_default(),
+        scores: scheduled.scores.into_iter().map(score).collect(),
+    }
+}
+
+fn reason(rejected: &Rejected) -> Reason {
+    if rejected.by_admitter {
+        return Reason::Admission;
+    }
+    match rejected.reason {
+        1 => Reason::Ttft,
+        2 => Reason::Tbt,
+        3 => Reason::NoInstance,
+        4 => Reason::NoMemory,
+        _ => Reason::Policy,
+    }
+}
+
+fn check_chain(blocks: &[u64]) -> Result<(), Status> {
+    if blocks.len() <= CHAIN_BLOCKS_MAX {
+        return Ok(());
+    }
+    let text =
+        format!("{} blocks; the most in one call is {CHAIN_BLOCKS_MAX}, give the first ones", blocks.len());
+    Err(Status::invalid_argument(text))
+}
+
+fn status(error: Error) -> Status {
+    let text = error.to_string();
+    match error {
+        Error::UnknownInstance { .. } | Error::Conductor(scheduler::Error::NoRequest { .. }) => {
+            Status::not_found(text)
+        }
+        Error::Epoch { .. } | Error::Gap { .. } => Status::failed_precondition(text),
+        Error::Conductor(scheduler::Error::TableFull { .. } | scheduler::Error::TooManyRequests { .. }) => {
+            Status::resource_exhausted(text)
+        }
+        Error::Name { .. } | Error::NoRole { .. } | Error::NoPrefill { .. } | Error::Conductor(_) => {
+            Status::invalid_argument(text)
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! `/metrics`, `/livez`, `/readyz`.
+
+use super::node::components;
+use crate::daemon::Host;
+use axum::Router;
+use axum::extract::{RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use std::fmt::Write;
+use std::sync::Arc;
+
+pub(super) fn pages(host: Arc<Host>) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/livez", get(async || "ok\n"))
+        .route("/readyz", get(readyz))
+        .with_state(host)
+}
+
+async fn metrics(State(host): State<Arc<Host>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], host.metrics.render(&host))
+}
+
+/// 200 when every component is ready, else 503; `?verbose` names them.
+async fn readyz(State(host): State<Arc<Host>>, RawQuery(query): RawQuery) -> impl IntoResponse {
+    let components = components(&host);
+    let ready = components.iter().all(|c| c.ready);
+    let mut text = String::new();
+    if query
+        .is_some_and(|query| query.split('&').any(|part| part == "verbose" || part.starts_with("verbose=")))
+    {
+        for c in &components {
+            let _ = writeln!(text, "[{}] {}: {}", if c.ready { '+' } else { '-' }, c.name, c.detail);
+        }
+    }
+    text += if ready { "ready\n" } else { "not ready\n" };
+    (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
+}

@@ -1,0 +1,69 @@
+use super::lock;
+use crate::daemon::Host;
+use kvasir_client::proto::{self, node_server::Node, ready_response::Component};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use tonic::{Request, Response, Status};
+
+pub(super) struct Service(pub(super) Arc<Host>);
+
+#[tonic::async_trait]
+impl Node for Service {
+    async fn info(
+        &self,
+        _request: Request<proto::InfoRequest>,
+    ) -> Result<Response<proto::InfoResponse>, Status> {
+        let host = &self.0;
+        Ok(Response::new(proto::InfoResponse {
+            node: host.config.node.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_ms: host.clock.now_ms(),
+            grpc: host.addrs.grpc.to_string(),
+            http: host.addrs.http.to_string(),
+            data: host.addrs.data.to_string(),
+            socket: host.config.node.socket.display().to_string(),
+            draining: host.draining.load(Relaxed),
+        }))
+    }
+
+    async fn drain(
+        &self,
+        request: Request<proto::DrainRequest>,
+    ) -> Result<Response<proto::DrainResponse>, Status> {
+        let draining = !request.into_inner().resume;
+        self.0.draining.store(draining, Relaxed);
+        tracing::info!(draining, "draining changed");
+        Ok(Response::new(proto::DrainResponse { draining }))
+    }
+
+    async fn ready(
+        &self,
+        _request: Request<proto::ReadyRequest>,
+    ) -> Result<Response<proto::ReadyResponse>, Status> {
+        let components = components(&self.0);
+        let ready = components.iter().all(|c| c.ready);
+        Ok(Response::new(proto::ReadyResponse { ready, components }))
+    }
+}
+
+/// Whether each part of the host can serve, and in what shape it is.
+pub(super) fn components(host: &Host) -> Vec<Component> {
+    let component = |name: &str, ready, detail| Component { name: name.to_owned(), ready, detail };
+    let pressure = host.store.pressure();
+    let evicting = host.eviction.is_running();
+    let free = format!("{} of {} B free", pressure.free_bytes, pressure.pool_bytes);
+    let store = if evicting { free } else { format!("the eviction thread has ended; {free}") };
+    let policies = host.policies.list();
+    let serving: Vec<_> = policies.iter().map(|p| format!("{} {} ({})", p.slot, p.name, p.engine)).collect();
+    let draining = host.draining.load(Relaxed);
+    let instances = lock(&host.routing).counts();
+    let rpc = match draining {
+        true => "draining".to_owned(),
+        false => format!("{} prefill and {} decode instances", instances.prefill, instances.decode),
+    };
+    vec![
+        component("store", evicting, store),
+        component("policies", true, serving.join(", ")),
+        component("rpc", !draining, rpc),
+    ]
+}

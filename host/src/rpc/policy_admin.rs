@@ -1,0 +1,112 @@
+use crate::daemon::Host;
+use crate::policy::{Error, PolicyHost, SlotKind, SlotStatus, Source};
+use kvasir_client::proto::{self, load_request, policy_admin_server::PolicyAdmin};
+use std::sync::Arc;
+use tonic::{Request, Response, Status};
+
+pub(super) struct Service(pub(super) Arc<Host>);
+
+impl Service {
+    /// Compiling takes up to seconds, and must not hold up other calls.
+    async fn blocking<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&PolicyHost) -> Result<R, Error> + Send + 'static,
+    ) -> Result<R, Status> {
+        let policies = Arc::clone(&self.0.policies);
+        let done = tokio::task::spawn_blocking(move || work(&policies)).await;
+        done.map_err(|e| Status::internal(format!("the policy host failed: {e}")))?.map_err(|e| status(&e))
+    }
+}
+
+#[tonic::async_trait]
+impl PolicyAdmin for Service {
+    async fn load(
+        &self,
+        request: Request<proto::LoadRequest>,
+    ) -> Result<Response<proto::LoadResponse>, Status> {
+        let proto::LoadRequest { slot, name, source, settings } = request.into_inner();
+        let slot = slot_kind(&slot)?;
+        let source = match source {
+            Some(load_request::Source::Builtin(name)) => Source::Builtin(name),
+            Some(load_request::Source::Component(bytes)) => {
+                let name = if name.is_empty() { slot.to_string() } else { name };
+                Source::Bytes { name, bytes: bytes.into() }
+            }
+            None => {
+                return Err(Status::invalid_argument("neither a built-in name nor a component was given"));
+            }
+        };
+        let settings = settings.into_iter().map(|s| (s.name, s.value)).collect();
+        let loaded = self.blocking(move |policies| policies.load(slot, source, settings)).await?;
+        tracing::info!(%slot, name = loaded.name, version = loaded.version, "policy loaded");
+        Ok(Response::new(proto::LoadResponse { policy: Some(policy(loaded)) }))
+    }
+
+    async fn list(
+        &self,
+        _request: Request<proto::ListPoliciesRequest>,
+    ) -> Result<Response<proto::ListPoliciesResponse>, Status> {
+        let policies = self.0.policies.list().into_iter().map(policy).collect();
+        let component_bytes_max = self.0.config.policy.component_bytes_max.0;
+        Ok(Response::new(proto::ListPoliciesResponse { policies, component_bytes_max }))
+    }
+
+    async fn rollback(
+        &self,
+        request: Request<proto::RollbackRequest>,
+    ) -> Result<Response<proto::RollbackResponse>, Status> {
+        let slot = slot_kind(&request.into_inner().slot)?;
+        let back = self.blocking(move |policies| policies.rollback(slot)).await?;
+        tracing::info!(%slot, name = back.name, version = back.version, "policy rolled back");
+        Ok(Response::new(proto::RollbackResponse { policy: Some(policy(back)) }))
+    }
+
+    async fn logs(
+        &self,
+        request: Request<proto::LogsRequest>,
+    ) -> Result<Response<proto::LogsResponse>, Status> {
+        let (lines, dropped) = self.0.policies.logs(slot_kind(&request.into_inner().slot)?);
+        let line = |l: crate::policy::LogLine| proto::LogLine {
+            at_ms: l.at.as_millis() as u64,
+            level: l.level,
+            text: l.text,
+        };
+        Ok(Response::new(proto::LogsResponse { lines: lines.into_iter().map(line).collect(), dropped }))
+    }
+}
+
+fn slot_kind(name: &str) -> Result<SlotKind, Status> {
+    name.parse().map_err(Status::invalid_argument)
+}
+
+fn policy(status: SlotStatus) -> proto::Policy {
+    let c = status.counters;
+    proto::Policy {
+        slot: status.slot,
+        name: status.name,
+        version: status.version,
+        engine: status.engine.to_owned(),
+        digest: status.digest.unwrap_or_default(),
+        generation: status.generation,
+        settings: status.settings.into_iter().map(|(name, value)| proto::Setting { name, value }).collect(),
+        previous: status.previous.unwrap_or_default(),
+        last_trip: status.last_trip.unwrap_or_default(),
+        counters: Some(proto::PolicyCounters {
+            calls: c.calls,
+            call_ns_mean: c.ns_mean,
+            traps: c.traps,
+            deadline_misses: c.deadline_misses,
+            invalid_answers: c.invalid_answers,
+            fallbacks: c.fallbacks,
+        }),
+    }
+}
+
+fn status(error: &Error) -> Status {
+    let text = error.to_string();
+    match error {
+        Error::NoPrevious(_) => Status::failed_precondition(text),
+        Error::State { .. } | Error::Engine(_) => Status::internal(text),
+        _ => Status::invalid_argument(text),
+    }
+}

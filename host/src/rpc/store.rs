@@ -1,0 +1,118 @@
+use super::{key_out, keys_in};
+use crate::daemon::Host;
+use kvasir_client::proto::{self, remove_response::Outcome, store_server::Store};
+use kvasir_dataplane::tier::dram::{BlockStat, Remove};
+use kvasir_dataplane::tier::lifecycle::State;
+use kvasir_dataplane::{BATCH_MAX, StoreError};
+use std::sync::Arc;
+use tonic::{Request, Response, Status};
+
+/// Blocks in one page unless the caller says otherwise.
+const PAGE: usize = 1024;
+
+pub(super) struct Service(pub(super) Arc<Host>);
+
+#[tonic::async_trait]
+impl Store for Service {
+    async fn exists(
+        &self,
+        request: Request<proto::ExistsRequest>,
+    ) -> Result<Response<proto::ExistsResponse>, Status> {
+        let keys = keys_in(&request.into_inner().keys)?;
+        let resident = self.0.store.exists(&keys).map_err(status)?;
+        Ok(Response::new(proto::ExistsResponse { resident }))
+    }
+
+    async fn stat(
+        &self,
+        request: Request<proto::StatRequest>,
+    ) -> Result<Response<proto::StatResponse>, Status> {
+        let keys = keys_in(&request.into_inner().keys)?;
+        let stats = self.0.store.stat(&keys).map_err(status)?;
+        let results =
+            stats.into_iter().map(|stat| proto::StatResult { block: stat.as_ref().map(block) }).collect();
+        Ok(Response::new(proto::StatResponse { results }))
+    }
+
+    async fn remove(
+        &self,
+        request: Request<proto::RemoveRequest>,
+    ) -> Result<Response<proto::RemoveResponse>, Status> {
+        let keys = keys_in(&request.into_inner().keys)?;
+        let removed = self.0.store.remove(&keys, self.0.clock.now_ms()).map_err(status)?;
+        let outcome = |removed| match removed {
+            Remove::Removed => Outcome::Removed,
+            Remove::Missing => Outcome::Missing,
+            Remove::InProgress => Outcome::InProgress,
+        };
+        let outcomes = removed.into_iter().map(|removed| outcome(removed).into()).collect();
+        Ok(Response::new(proto::RemoveResponse { outcomes }))
+    }
+
+    async fn list(
+        &self,
+        request: Request<proto::ListRequest>,
+    ) -> Result<Response<proto::ListResponse>, Status> {
+        let proto::ListRequest { from, max } = request.into_inner();
+        let max = if max == 0 { PAGE } else { (max as usize).min(BATCH_MAX) };
+        let (blocks, next) = self.0.store.list(from, max);
+        Ok(Response::new(proto::ListResponse { blocks: blocks.iter().map(block).collect(), next }))
+    }
+
+    async fn usage(
+        &self,
+        _request: Request<proto::UsageRequest>,
+    ) -> Result<Response<proto::UsageResponse>, Status> {
+        let m = self.0.store.metrics();
+        let resident = State::ALL.into_iter().filter(|state| state.is_resident());
+        Ok(Response::new(proto::UsageResponse {
+            pool_bytes: m.pool_bytes,
+            free_bytes: m.free_bytes,
+            blocks: resident.map(|state| m.lifecycle.in_state(state)).sum(),
+            blocks_max: self.0.config.store.block_slots.into(),
+            leases: m.leases,
+            reservations: m.reservations,
+            hits: m.hits,
+            misses: m.misses,
+            stored_blocks: m.lifecycle.steps[State::Storing as usize][State::Active as usize],
+            evicted_blocks: m.lifecycle.in_state(State::Evicted),
+            evicted_bytes: m.evicted_bytes,
+            checksum_failures: m.checksum_failures,
+            pool_full: m.pool_full,
+        }))
+    }
+
+    async fn endpoints(
+        &self,
+        _request: Request<proto::EndpointsRequest>,
+    ) -> Result<Response<proto::EndpointsResponse>, Status> {
+        let node = &self.0.config.node;
+        Ok(Response::new(proto::EndpointsResponse {
+            node: node.name.clone(),
+            data: self.0.addrs.data.to_string(),
+            socket: node.socket.display().to_string(),
+        }))
+    }
+}
+
+fn block(stat: &BlockStat) -> proto::Block {
+    proto::Block {
+        key: key_out(stat.key),
+        size_bytes: stat.size,
+        checksum: stat.checksum,
+        depth: stat.depth,
+        class: stat.class.into(),
+        uses: stat.uses,
+        inserted_ms: stat.inserted_ms,
+        last_used_ms: stat.used_ms,
+        leases: stat.leases,
+    }
+}
+
+fn status(error: StoreError) -> Status {
+    if error.retryable() {
+        Status::unavailable(error.to_string())
+    } else {
+        Status::invalid_argument(error.to_string())
+    }
+}

@@ -1,0 +1,33 @@
+/// Why an event could not be applied. The state is unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("the {table} table is full with {limit} instances; unregister one or raise the limit")]
+    TableFull { table: &'static str, limit: usize },
+    #[error("no {table} instance in slot {slot}; register it again")]
+    NoInstance { table: &'static str, slot: u16 },
+    #[error("{table} instance: cost coefficients must be finite and not negative")]
+    Cost { table: &'static str },
+    #[error("{limit} requests are in flight; finish or expire some, or raise the limit")]
+    TooManyRequests { limit: usize },
+    #[error("request {id} is in flight already; ids must be unique")]
+    RequestExists { id: u64 },
+    #[error("request {id} is not in flight: never admitted, finished or expired")]
+    NoRequest { id: u64 },
+    #[error("decision refused: {0}")]
+    Invalid(#[from] Invalid),
+}
+
+/// Why a policy's answer is not acted on; the native fallback decides instead.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    #[error("{table} slot {slot} is outside the table of {slots}")]
+    SlotOutside { table: &'static str, slot: u16, slots: usize },
+    #[error("{table} slot {slot} is unavailable")]
+    Unavailable { table: &'static str, slot: u16 },
+    #[error("transfer from prefill slot {slot} to itself")]
+    TransferToItself { slot: u16 },
+    #[error(
+        "transfer of {blocks} blocks from prefill slot {source_slot}, which holds {beyond} beyond the chosen one's own"
+    )]
+    TransferTooLong { source_slot: u16, blocks: u16, beyond: u32 },
+}

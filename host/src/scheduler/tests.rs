@@ -1,0 +1,243 @@
+use super::*;
+use kvasir_policy::scheduler::{Decision, Kept, Prefix, Request, Scheduler, Transfer};
+use kvasir_policy::{Description, scheduler::Cluster};
+use proptest::prelude::*;
+
+const BLOCK: u32 = 16;
+
+fn prefill_spec() -> PrefillSpec {
+    PrefillSpec {
+        cost: PrefillCost { fixed_ms: 10.0, ms_per_token: 1.0, ms_per_pair: 0.0 },
+        transfer: TransferCost { fixed_ms: 2.0, ms_per_block: 1.0 },
+        capacity_blocks: 1_000,
+    }
+}
+
+fn decode_spec() -> DecodeSpec {
+    DecodeSpec {
+        cost: DecodeCost { fixed_ms: 20.0, ms_per_sequence: 1.0, ms_per_context_token: 0.5 },
+        capacity_blocks: 100,
+    }
+}
+
+fn ask(prompt_tokens: u32) -> Ask {
+    Ask {
+        prompt_tokens,
+        output_tokens: 16,
+        class: 0,
+        tenant: 0,
+        priority: 0,
+        session: 0,
+        seed: 0,
+        ttft_slo_ms: f32::INFINITY,
+        tbt_slo_ms: f32::INFINITY,
+        must_run: false,
+    }
+}
+
+fn conductor(prefill: usize, decode: usize) -> Conductor {
+    let mut conductor = Conductor::new(Limits { instances: 8, requests: 64 }, BLOCK, 0);
+    for slot in 0..prefill {
+        assert_eq!(conductor.register_prefill(prefill_spec(), 0), Ok(slot as u16));
+    }
+    for slot in 0..decode {
+        assert_eq!(conductor.register_decode(decode_spec(), 0), Ok(slot as u16));
+    }
+    conductor
+}
+
+fn admit(conductor: &mut Conductor, id: u64, decision: Decision, prefix: &[u32], now: u64) -> Admission {
+    match conductor.admit(id, &ask(160), &decision, prefix, now) {
+        Ok(Outcome::Admitted(admission)) => admission,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn bad_answers_are_refused_with_their_reason() {
+    let mut c = conductor(3, 2);
+    c.set_prefill_available(2, false).unwrap();
+    c.unregister_decode(1).unwrap();
+    let prefix = [2, 5, 9];
+    let transfer =
+        |source, blocks| Decision::Run { prefill: 0, decode: 0, transfer: Some(Transfer { source, blocks }) };
+    for (decision, reason) in [
+        (Decision::run(3, 0), "prefill slot 3 is outside the table of 3"),
+        (Decision::run(2, 0), "prefill slot 2 is unavailable"),
+        (Decision::run(0, 9), "decode slot 9 is outside the table of 2"),
+        (Decision::run(0, 1), "decode slot 1 is unavailable"),
+        (transfer(0, 1), "transfer from prefill slot 0 to itself"),
+        (transfer(2, 1), "prefill slot 2 is unavailable"),
+        (transfer(65_000, 1), "prefill slot 65000 is outside the table of 3"),
+        (
+            transfer(1, 4),
+            "transfer of 4 blocks from prefill slot 1, which holds 3 beyond the chosen one's own",
+        ),
+    ] {
+        assert_eq!(c.check(&decision, &prefix).unwrap_err().to_string(), reason);
+        assert!(matches!(c.admit(1, &ask(160), &decision, &prefix, 0), Err(Error::Invalid(_))));
+    }
+    assert_eq!(c.check(&transfer(1, 3), &prefix), Ok(()));
+    assert_eq!(c.in_flight(), 0);
+}
+
+#[test]
+fn admitted_work_is_booked_and_given_back() {
+    let mut c = conductor(2, 1);
+    let transfer = Some(Transfer { source: 1, blocks: 4 });
+    let first = admit(&mut c, 1, Decision::Run { prefill: 0, decode: 0, transfer }, &[1, 5], 100);
+    assert_eq!((first.cached_tokens, first.transfer_ms, first.queue_ms), (80, 6.0, 0.0));
+    assert_eq!((first.prefill_ms, first.ttft_ms), (90.0, 96.0));
+    assert_eq!(first.tbt_ms, 20.0 + 1.0 + 80.0);
+    let second = admit(&mut c, 2, Decision::run(0, 0), &[0, 0], 110);
+    assert_eq!((second.queue_ms, second.prefill_ms, second.ttft_ms), (86.0, 170.0, 256.0));
+    assert_eq!(second.tbt_ms, 20.0 + 2.0 + 160.0);
+    assert_eq!(c.admit(2, &ask(1), &Decision::run(0, 0), &[], 110), Err(Error::RequestExists { id: 2 }));
+
+    // The first ends 20 ms late: what is queued behind it moves by as much.
+    c.prefill_done(1, 216).unwrap();
+    let third = admit(&mut c, 3, Decision::run(0, 0), &[10, 0], 216);
+    assert_eq!(third.queue_ms, 170.0);
+    // The second, late by the same 20 ms, brings no further error.
+    c.prefill_done(2, 386).unwrap();
+    assert_eq!(admit(&mut c, 4, Decision::run(0, 0), &[0, 0], 386).queue_ms, 10.0);
+    c.progress(1, 5).unwrap();
+    assert_eq!(c.expire(300, 400), 3);
+    c.finished(4, 400).unwrap();
+    assert_eq!(c.finished(4, 400), Err(Error::NoRequest { id: 4 }));
+    let idle = admit(&mut c, 5, Decision::run(0, 0), &[0, 0], 500);
+    assert_eq!((idle.queue_ms, idle.tbt_ms), (0.0, 101.0));
+}
+
+#[test]
+fn completions_of_an_instance_that_left_do_not_touch_its_successor() {
+    let mut c = conductor(1, 1);
+    admit(&mut c, 1, Decision::run(0, 0), &[0], 0);
+    c.unregister_prefill(0).unwrap();
+    c.unregister_decode(0).unwrap();
+    assert!(c.check(&Decision::run(0, 0), &[0]).is_err());
+    assert_eq!(c.register_prefill(prefill_spec(), 5), Ok(0));
+    assert_eq!(c.register_decode(decode_spec(), 5), Ok(0));
+    c.prefill_done(1, 50).unwrap();
+    c.progress(1, 7).unwrap();
+    c.finished(1, 60).unwrap();
+    let fresh = admit(&mut c, 2, Decision::run(0, 0), &[0], 70);
+    assert_eq!((fresh.queue_ms, fresh.tbt_ms), (0.0, 101.0));
+}
+
+#[test]
+fn limits_hold() {
+    let mut c = Conductor::new(Limits { instances: 1, requests: 1 }, BLOCK, 0);
+    let bad =
+        PrefillSpec { transfer: TransferCost { fixed_ms: f32::NAN, ms_per_block: 0.0 }, ..prefill_spec() };
+    assert_eq!(c.register_prefill(bad, 0), Err(Error::Cost { table: "prefill" }));
+    c.register_prefill(prefill_spec(), 0).unwrap();
+    c.register_decode(decode_spec(), 0).unwrap();
+    assert_eq!(c.register_prefill(prefill_spec(), 0), Err(Error::TableFull { table: "prefill", limit: 1 }));
+    admit(&mut c, 1, Decision::run(0, 0), &[0], 0);
+    let full = c.admit(2, &ask(1), &Decision::run(0, 0), &[0], 0);
+    assert_eq!(full, Err(Error::TooManyRequests { limit: 1 }));
+}
+
+/// Keeps the tables it was pushed and nothing else.
+struct Nothing;
+
+impl Scheduler for Nothing {
+    fn describe(&self) -> Description {
+        Description::scheduler("nothing", "0")
+    }
+
+    fn schedule(&mut self, _: &Cluster, _: &Request, _: Prefix<'_>) -> Decision {
+        Decision::run(0, 0)
+    }
+
+    /// Shows the tables to the test.
+    fn explain(&self, cluster: &Cluster, _: &Request, _: Prefix<'_>) -> Vec<f32> {
+        let (p, d) = (&cluster.prefill, &cluster.decode);
+        let prefill = [&p.available, &p.busy_until, &p.transfer_per_block, &p.queued, &p.free_blocks];
+        let decode = [&d.available, &d.sequences, &d.context_tokens, &d.free_blocks, &d.arriving_tokens];
+        prefill.into_iter().chain(decode).flatten().copied().collect()
+    }
+}
+
+/// A worker that follows the conductor.
+struct Worker {
+    kept: Kept<Nothing>,
+    version: Version,
+}
+
+impl Worker {
+    fn new() -> Self {
+        Self { kept: Kept::new(Box::new(Nothing)), version: Version::default() }
+    }
+
+    fn follow(&mut self, conductor: &Conductor) {
+        match conductor.changes_since(&mut self.version) {
+            None => {}
+            Some(Changes::Rows { prefill, decode }) => {
+                self.kept.update_prefill(&prefill);
+                self.kept.update_decode(&decode);
+            }
+            Some(Changes::Full { prefill_slots, decode_slots, block_size_tokens, prefill, decode }) => {
+                self.kept.open(prefill_slots, decode_slots, block_size_tokens);
+                self.kept.update_prefill(&prefill);
+                self.kept.update_decode(&decode);
+            }
+        }
+    }
+
+    fn sees(&self, conductor: &Conductor) -> Vec<f32> {
+        self.kept.explain(&conductor.request(&ask(1), 0), &[])
+    }
+}
+
+proptest! {
+    /// Whatever happens, a worker that looks now and then sees what one that starts afresh sees, and
+    /// when all requests are gone nothing stays booked.
+    #[test]
+    fn workers_that_follow_see_the_tables(
+        events in prop::collection::vec((0u8..12, 0u64..6, 0u16..4, 0u64..400_000), 0..200),
+    ) {
+        let mut c = conductor(2, 2);
+        let mut worker = Worker::new();
+        let mut now = 0;
+        for (kind, id, slot, passed) in events {
+            now += if kind == 0 { passed } else { passed % 50 };
+            c.tick(now);
+            match kind {
+                0 => worker.follow(&c),
+                1 => drop(c.register_prefill(prefill_spec(), now)),
+                2 => drop(c.register_decode(decode_spec(), now)),
+                3 => drop(c.unregister_prefill(slot)),
+                4 => drop(c.unregister_decode(slot)),
+                5 => drop(c.prefill_done(id, now)),
+                6 => drop(c.finished(id, now)),
+                7 => drop(c.progress(id, 3)),
+                8 => drop(c.set_prefill_available(slot, id > 1)),
+                9 => {
+                    let transfer = Some(Transfer { source: slot ^ 1, blocks: 2 });
+                    let decision = Decision::Run { prefill: slot, decode: slot % 2, transfer };
+                    drop(c.admit(id, &ask(100), &decision, &[0, 9, 0, 9], now));
+                }
+                _ => drop(c.admit(id, &ask(100), &Decision::run(slot, (id % 4) as u16), &[1, 2, 3, 4], now)),
+            }
+        }
+        worker.follow(&c);
+        let mut fresh = Worker::new();
+        fresh.follow(&c);
+        prop_assert_eq!(worker.sees(&c), fresh.sees(&c));
+        prop_assert_eq!(c.changes_since(&mut worker.version), None);
+
+        c.expire(u64::MAX, now);
+        prop_assert_eq!(c.in_flight(), 0);
+        for slot in 0..c.decode_slots() as u16 {
+            drop(c.set_decode_available(slot, true));
+        }
+        worker.follow(&c);
+        let seen = worker.sees(&c);
+        let slots = c.decode_slots();
+        let arriving = &seen[seen.len() - slots..];
+        let (sequences, context) = (&seen[seen.len() - 4 * slots..][..slots], &seen[seen.len() - 3 * slots..][..slots]);
+        prop_assert!(arriving.iter().chain(sequences).chain(context).all(|&v| v == 0.0), "{:?}", seen);
+    }
+}

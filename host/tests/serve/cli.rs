@@ -1,0 +1,117 @@
+use crate::process::{Host, KVASIR, serve};
+use std::path::Path;
+use std::process::Command;
+
+#[test]
+fn a_trace_goes_through_a_host_byte_for_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("chat.jsonl.gz");
+    let trace = trace.to_str().unwrap();
+    let host = Host::start(dir.path());
+    host.check(&["trace", "generate", "--requests", "300", "--output", trace], b"", 0, "300 requests");
+    let [unix, tcp] = ["unix:", "tcp:"].map(|kind| {
+        let key = if kind == "unix:" { "socket" } else { "data" };
+        kind.to_owned() + host.addr(key)
+    });
+    let replay = |target: &str, more: &[&str]| {
+        let args = ["replay", "--mode", "store", "--json", "--trace", trace, "--host", target];
+        let output = host.run(&[&args, more].concat(), b"");
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    // 512 blocks at most: the default policy evicts most of the trace.
+    for (target, block_bytes) in [(&unix, "8KiB"), (&tcp, "8200")] {
+        let report = replay(target, &["--block-bytes", block_bytes]);
+        let number = |key: &str| report[key].as_u64().unwrap_or_else(|| panic!("{key} in {report}"));
+        assert_eq!((number("requests"), &report["mode"]), (300, &"store".into()));
+        assert!(number("prefix_hits") > 0 && number("blocks_put") > 512, "{report}");
+        assert!(number("bytes_read") >= number("prefix_hits") * 8192);
+        assert_eq!(number("bytes_verified"), number("bytes_read"));
+        assert_eq!((number("wrong_bytes"), number("checksum_failures")), (0, 0));
+    }
+    assert_eq!(replay(&unix, &["--limit", "3"])["requests"], 3);
+    let path = unix.clone();
+    assert_eq!(host.terminate(), Some(0));
+    let gone = Command::new(KVASIR)
+        .args(["replay", "--mode", "store", "--trace", trace, "--host", &path])
+        .output()
+        .unwrap();
+    assert_eq!(gone.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&gone.stderr).contains("no Kvasir host at unix:"));
+}
+
+#[test]
+fn blocks_go_in_and_out_and_codes_tell_how_it_went() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start(dir.path());
+    host.check(&["put", "a"], b"some bytes", 0, "stored 10 B as 0x");
+    host.check(&["put", "a"], b"some bytes", 0, "stored already");
+    assert_eq!(host.run(&["get", "a"], b"").stdout, b"some bytes");
+    let tcp = format!("tcp:{}", host.addr("data"));
+    assert_eq!(host.run(&["get", "a", "--host", &tcp], b"").stdout, b"some bytes");
+    let file = dir.path().join("out");
+    host.check(&["get", "a", file.to_str().unwrap()], b"", 0, "");
+    assert_eq!(std::fs::read(file).unwrap(), b"some bytes");
+    host.check(&["exists", "a"], b"", 0, "a resident");
+    host.check(&["exists", "a", "b", "--json"], b"", 1, r#"{"a":"resident","b":"missing"}"#);
+    host.check(&["stat", "a", "--json"], b"", 0, r#""size_bytes":10"#);
+    host.check(&["stat", "b"], b"", 1, "b missing");
+    host.check(&["stat", "--json"], b"", 0, r#""blocks":1"#);
+    host.check(&["ls"], b"", 0, "10 B");
+    host.check(&["rm", "a"], b"", 0, "a removed");
+    host.check(&["rm", "a"], b"", 1, "a missing");
+    host.check(&["get", "a"], b"", 1, "is not there");
+    host.check(&["put", "a"], b"", 2, "nothing to store");
+    host.check(&["put", "a", "/no/such/file"], b"", 2, "cannot open /no/such/file");
+    host.check(&["put", "0x12"], b"x", 2, "32 hexadecimal digits");
+    host.check(&["exists"], b"", 2, "required");
+    host.check(&["get", "a", "--host", "nonsense"], b"", 2, "is not an endpoint");
+    host.check(&["get", "a", "--host", "unix:/no/such.sock"], b"", 2, "no Kvasir host at unix:/no/such.sock");
+    host.check(&["policy", "list", "--grpc", "127.0.0.1:1"], b"", 2, "cannot reach the host at 127.0.0.1:1");
+    host.check(&["policy", "list", "--json"], b"", 0, r#""engine":"wasm""#);
+    host.check(&["policy", "load", "evictor", "lur"], b"", 2, "no built-in evictor is called `lur`");
+    host.check(&["policy", "load", "evict", "lru"], b"", 2, "unknown slot `evict`");
+    host.check(&["policy", "load", "evictor", "./none.wasm"], b"", 2, "cannot read policy file ./none.wasm");
+    let socket = host.addr("socket").to_owned();
+    assert_eq!(host.terminate(), Some(0));
+    assert!(!Path::new(&socket).exists());
+}
+
+#[test]
+fn policies_survive_kill_and_port_and_socket_are_free_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start(dir.path());
+    host.check(&["policy", "load", "evictor", "fifo"], b"", 0, "fifo");
+    host.check(&["put", "a"], b"x", 0, "stored");
+    let host = host.restart(dir.path(), &[]);
+    host.check(&["policy", "list"], b"", 0, "fifo");
+    host.check(&["exists", "a"], b"", 1, "missing");
+    host.check(&["policy", "rollback", "evictor"], b"", 0, "workload-aware");
+    let second = serve(dir.path()).output().unwrap();
+    assert_eq!(second.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&second.stderr).contains("is in use by another kvasir"));
+}
+
+#[test]
+fn a_host_that_cannot_start_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let grpc = format!("listen.grpc={}", taken.local_addr().unwrap());
+    let rows = [
+        (grpc.as_str(), "the port is in use"),
+        ("store.pool_bytes=0B", "`store.pool_bytes` = 0B must be at least 1"),
+        ("store.pool_bytes=15TiB", "larger than the"),
+        ("node.data_dir=/proc/kvasir", "data folder /proc/kvasir cannot be used"),
+        ("policy.evictor.source=lur", "did you mean `lru`?"),
+        ("policy.evictor.source=./no.wasm", "./no.wasm"),
+        ("store.pool_byte=1MiB", "did you mean `pool_bytes`?"),
+        ("listen.grpc=0.0.0.0:0", "is not loopback"),
+    ];
+    for (set, part) in rows {
+        let output = serve(&dir.path().join("data")).args(["--set", set]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{set}: {text}");
+        assert!(text.contains(part), "{set}: `{text}` lacks `{part}`");
+        assert!(output.stdout.is_empty(), "{set}");
+    }
+}

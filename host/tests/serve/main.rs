@@ -1,0 +1,9 @@
+//! A whole host: in this process over its services, and as the real binary over its commands.
+
+mod bad_policies;
+mod cli;
+mod crash;
+mod dev;
+mod inputs;
+mod process;
+mod rpc;

@@ -1,0 +1,144 @@
+//! A host as its users run it: the real binary in a process of its own.
+
+use kvasir_client::data::{Client, Endpoint, Options};
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+pub(crate) const KVASIR: &str = env!("CARGO_BIN_EXE_kvasir");
+
+/// A running host; dropping it kills it.
+pub(crate) struct Host {
+    child: Child,
+    addrs: serde_json::Value,
+}
+
+impl Host {
+    pub(crate) fn start(dir: &Path) -> Self {
+        Self::start_with(dir, &[])
+    }
+
+    /// With more settings, `key=value` each. Returns once it is ready.
+    pub(crate) fn start_with(dir: &Path, set: &[&str]) -> Self {
+        let mut command = serve(dir);
+        for set in set {
+            command.args(["--set", set]);
+        }
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mut stderr = child.stderr.take().unwrap();
+        let Ok(addrs) = serde_json::from_str(&line) else {
+            let _ = child.kill();
+            panic!("no host with {set:?}: {}", std::io::read_to_string(stderr).unwrap_or_default());
+        };
+        // A pipe nobody reads would block the host once it is full.
+        std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
+        Self { child, addrs }
+    }
+
+    /// The same folder, ports and socket as `self` had, after a `kill -9`.
+    pub(crate) fn restart(mut self, dir: &Path, set: &[&str]) -> Self {
+        let ports = ["grpc", "http", "data"].map(|key| format!("listen.{key}={}", self.addr(key)));
+        let socket = self.addr("socket").to_owned();
+        self.kill();
+        let all: Vec<_> = ports.iter().map(String::as_str).chain(set.iter().copied()).collect();
+        let again = Self::start_with(dir, &all);
+        assert_eq!(again.addr("socket"), socket);
+        again
+    }
+
+    /// Address under that name in the line the host announces itself with.
+    pub(crate) fn addr(&self, key: &str) -> &str {
+        self.addrs[key].as_str().unwrap()
+    }
+
+    pub(crate) fn grpc(&self) -> SocketAddr {
+        self.addr("grpc").parse().unwrap()
+    }
+
+    pub(crate) fn endpoint(&self, transport: Transport) -> Endpoint {
+        match transport {
+            Transport::Unix => Endpoint::Unix(self.addr("socket").into()),
+            Transport::Tcp => Endpoint::Tcp(self.addr("data").parse().unwrap()),
+        }
+    }
+
+    pub(crate) fn client(&self, transport: Transport) -> Client {
+        Client::connect(&self.endpoint(transport), Options::default()).unwrap()
+    }
+
+    pub(crate) fn run(&self, args: &[&str], input: &[u8]) -> Output {
+        let mut command = Command::new(KVASIR);
+        command.args(args);
+        command.env("KVASIR_HOST", format!("unix:{}", self.addr("socket")));
+        command.env("KVASIR_GRPC", self.addr("grpc"));
+        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = piped.spawn().unwrap();
+        // A command that refuses its arguments does not read.
+        let _ = child.stdin.take().unwrap().write_all(input);
+        child.wait_with_output().unwrap()
+    }
+
+    /// Exit code and output of a command.
+    pub(crate) fn check(&self, args: &[&str], input: &[u8], code: i32, part: &str) -> String {
+        let output = self.run(args, input);
+        let text = [&output.stdout[..], &output.stderr[..]].concat();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
+        assert!(text.contains(part), "{args:?}: `{text}` lacks `{part}`");
+        text
+    }
+
+    /// The row of one slot in `kvasir policy list --json`.
+    pub(crate) fn policy(&self, slot: &str) -> serde_json::Value {
+        let output = self.run(&["policy", "list", "--json"], b"");
+        let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let mut rows = list["policies"].as_array().unwrap_or_else(|| panic!("{list}")).iter();
+        rows.find(|row| row["slot"] == slot).unwrap_or_else(|| panic!("{slot} in {list}")).clone()
+    }
+
+    pub(crate) fn terminate(mut self) -> Option<i32> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.child.wait().unwrap().code()
+    }
+
+    /// `kill -9`; returns once the process is gone.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How a client reaches the blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Transport {
+    Unix,
+    Tcp,
+}
+
+/// `kvasir serve` on a small pool and ports of the system's choice.
+pub(crate) fn serve(dir: &Path) -> Command {
+    let mut command = Command::new(KVASIR);
+    command.args(["serve", "--json", "--set", "store.pool_bytes=4MiB"]);
+    command.arg("--set").arg(format!("node.data_dir={}", dir.display()));
+    for key in ["grpc", "http", "data"] {
+        command.arg("--set").arg(format!("listen.{key}=127.0.0.1:0"));
+    }
+    command
+}
+
+/// What a block of that number holds: no two blocks agree, and no half of one passes for a whole.
+pub(crate) fn content(number: u32, bytes: u32) -> Vec<u8> {
+    let word = |i: u32| (u64::from(i) ^ (u64::from(number) << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (0..bytes.div_ceil(8)).flat_map(|i| word(i).to_le_bytes()).take(bytes as usize).collect()
+}

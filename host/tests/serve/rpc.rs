@@ -1,0 +1,166 @@
+use kvasir::config::Config;
+use kvasir::daemon::{Daemon, Running};
+use kvasir_client::control::{Control, PolicySource};
+use kvasir_client::data::{Client, Endpoint, Options, Put};
+use kvasir_client::proto::{self, complete_request::Stage, schedule_response::Decision};
+use kvasir_dataplane::{BlockKey, BlockMeta};
+use std::path::Path;
+
+fn start(dir: &Path, set: &[&str]) -> Running {
+    let mut all = vec![
+        format!("node.data_dir={}", dir.display()),
+        "listen.grpc=127.0.0.1:0".into(),
+        "listen.http=127.0.0.1:0".into(),
+        "listen.data=127.0.0.1:0".into(),
+        "store.pool_bytes=8MiB".into(),
+        "store.block_slots=1024".into(),
+    ];
+    all.extend(set.iter().map(|s| s.to_string()));
+    Daemon::start(Config::load(None, [], &all).unwrap()).unwrap()
+}
+
+fn block_on<R>(work: impl Future<Output = R>) -> R {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+fn content(n: u32) -> Vec<u8> {
+    (0..16 << 10u32).map(|i: u32| (i.wrapping_mul(31) ^ n.wrapping_mul(0x9e37_79b9)) as u8).collect()
+}
+
+#[test]
+fn a_full_pool_makes_room_and_a_swap_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = start(dir.path(), &["store.put_wait=30s"]);
+    let client = Client::connect(&Endpoint::Unix(running.socket_path().into()), Options::default()).unwrap();
+    let key = |n: u32| BlockKey::from_engine_hash("test", &n.to_le_bytes());
+    // Four pools full, each under another evictor.
+    for n in 0..2048u32 {
+        if n % 512 == 0 {
+            let name = ["lru", "sieve", "fifo", "workload-aware"][n as usize / 512];
+            block_on(async {
+                let mut control = Control::connect(running.grpc_addr()).await.unwrap();
+                let loaded =
+                    control.load_policy("evictor", PolicySource::Builtin(name.into()), &[]).await.unwrap();
+                assert_eq!(loaded.name, name);
+            });
+        }
+        let put = client.put(&BlockMeta::single(key(n), 16 << 10), &content(n)).unwrap();
+        assert_eq!(put, Put::Stored);
+    }
+    let found = client.get(&(0..2048).map(key).collect::<Vec<_>>(), 0).unwrap();
+    let mut resident = 0;
+    for (n, block) in found.iter().enumerate() {
+        if let Some(block) = block {
+            assert!(block.bytes().unwrap() == content(n as u32), "block {n}");
+            resident += 1;
+        }
+    }
+    assert!((1..=512).contains(&resident), "{resident}");
+    let metrics = running.host().store.metrics();
+    assert_eq!((metrics.checksum_failures, metrics.pool_full), (0, 0));
+    let refused = &running.host().eviction.counts().invalid;
+    assert_eq!(refused.load(std::sync::atomic::Ordering::Relaxed), 0);
+    for status in running.host().policies.list() {
+        assert_eq!((status.counters.fallbacks, status.last_trip), (0, None), "{}", status.slot);
+    }
+}
+
+#[test]
+fn requests_go_where_their_prefix_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = start(dir.path(), &[]);
+    block_on(async {
+        let mut c = Control::connect(running.grpc_addr()).await.unwrap().conductor;
+        let register = |name: &str, prefill, decode| proto::RegisterRequest {
+            name: name.into(),
+            prefill,
+            decode,
+            capacity_blocks: 1000,
+            cost: None,
+        };
+        let nobody = proto::RegisterRequest { name: "x".into(), ..Default::default() };
+        assert!(c.register(nobody).await.unwrap_err().message().contains("neither prefill nor decode"));
+        let ask =
+            proto::ScheduleRequest { prompt_tokens: 4096, blocks: (1..=8).collect(), ..Default::default() };
+        let alone = c.schedule(ask.clone()).await.unwrap().into_inner();
+        assert!(
+            matches!(alone.decision, Some(Decision::Rejection(r)) if r.reason() == proto::rejection::Reason::NoInstance)
+        );
+
+        let epoch = c.register(register("p0", true, false)).await.unwrap().into_inner().epoch;
+        let other = c.register(register("p1", true, false)).await.unwrap().into_inner().epoch;
+        c.register(register("d0", false, true)).await.unwrap();
+        let stored = |sequence, blocks| proto::BlocksStoredRequest {
+            name: "p1".into(),
+            epoch: other,
+            sequence,
+            parent: 0,
+            blocks,
+        };
+        c.blocks_stored(stored(1, (1..=6).collect())).await.unwrap();
+        let lookup = proto::LookupPrefixRequest { blocks: ask.blocks.clone() };
+        let matches = c.lookup_prefix(lookup.clone()).await.unwrap().into_inner().matches;
+        assert_eq!(matches.iter().map(|m| (m.name.as_str(), m.blocks)).collect::<Vec<_>>(), [("p1", 6)]);
+
+        let answer = c.schedule(ask.clone()).await.unwrap().into_inner();
+        assert_eq!((answer.policy.as_str(), answer.fallback.as_str()), ("mooncake", ""));
+        let Some(Decision::Placement(placed)) = answer.decision else { panic!("{answer:?}") };
+        assert_eq!((placed.prefill.as_str(), placed.decode.as_str(), placed.prefix_blocks), ("p1", "d0", 6));
+        assert!(placed.ttft_ms > 0.0 && placed.tbt_ms > 0.0);
+        let at = |stage: Stage| proto::CompleteRequest {
+            request_id: answer.request_id,
+            stage: stage.into(),
+            tokens: 5,
+        };
+        for stage in [Stage::Prefill, Stage::Progress, Stage::Finished] {
+            c.complete(at(stage)).await.unwrap();
+        }
+        assert_eq!(c.complete(at(Stage::Finished)).await.unwrap_err().code(), tonic::Code::NotFound);
+
+        let gap = c.blocks_stored(stored(3, vec![7])).await.unwrap_err();
+        assert!(gap.message().contains("message 3 of instance `p1` where 2 is next"), "{gap}");
+        assert!(c.lookup_prefix(lookup).await.unwrap().into_inner().matches.is_empty());
+        let late = proto::ReportLoadRequest { name: "p0".into(), epoch: epoch + 100, ..Default::default() };
+        assert!(c.report_load(late).await.unwrap_err().message().contains("is not the current"));
+        c.unregister(proto::UnregisterRequest { name: "p1".into() }).await.unwrap();
+        let moved = c.schedule(ask).await.unwrap().into_inner();
+        assert!(
+            matches!(moved.decision, Some(Decision::Placement(p)) if p.prefill == "p0" && p.prefix_blocks == 0)
+        );
+    });
+}
+
+#[test]
+fn the_store_and_the_node_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = start(dir.path(), &["node.name=n1"]);
+    let client = Client::connect(&Endpoint::Tcp(running.data_addr()), Options::default()).unwrap();
+    let key = BlockKey::from_name("a");
+    client.put(&BlockMeta::single(key, 3), b"abc").unwrap();
+    block_on(async {
+        let mut control = Control::connect(running.grpc_addr()).await.unwrap();
+        let keys = vec![key.0.to_be_bytes().to_vec(), vec![0; 16]];
+        let exists =
+            control.store.exists(proto::ExistsRequest { keys: keys.clone() }).await.unwrap().into_inner();
+        assert_eq!(exists.resident, [true, false]);
+        let short = control.store.exists(proto::ExistsRequest { keys: vec![vec![1]] }).await.unwrap_err();
+        assert!(short.message().contains("key 0 is not 16 bytes"), "{short}");
+        let many = proto::ExistsRequest { keys: vec![vec![0; 16]; 4097] };
+        assert!(control.store.exists(many).await.unwrap_err().message().contains("4097 keys"));
+        let stat = control.store.stat(proto::StatRequest { keys }).await.unwrap().into_inner().results;
+        assert_eq!(stat[0].block.as_ref().map(|b| b.size_bytes), Some(3));
+        assert!(stat[1].block.is_none());
+        let listed = control.store.list(proto::ListRequest { from: 0, max: 10 }).await.unwrap().into_inner();
+        assert_eq!(listed.blocks.len(), 1);
+        let info = control.node.info(proto::InfoRequest {}).await.unwrap().into_inner();
+        assert_eq!((info.node.as_str(), info.data), ("n1", running.data_addr().to_string()));
+        assert!(control.node.ready(proto::ReadyRequest {}).await.unwrap().into_inner().ready);
+        control.node.drain(proto::DrainRequest { resume: false }).await.unwrap();
+        assert!(!control.node.ready(proto::ReadyRequest {}).await.unwrap().into_inner().ready);
+        let refused = control.conductor.schedule(proto::ScheduleRequest::default()).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Unavailable);
+        let large = PolicySource::Component { name: "large".into(), bytes: vec![0; 33 << 20] };
+        let error = control.load_policy("evictor", large, &[]).await.unwrap_err().to_string();
+        assert!(error.contains("the host accepts at most 33554432 B"), "{error}");
+    });
+}

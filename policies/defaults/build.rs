@@ -1,0 +1,35 @@
+//! Compiles the default policies to components, so that the host can embed them.
+
+use anyhow::{Context, Result};
+use std::path::{Path, PathBuf};
+
+const POLICIES: [&str; 9] = [
+    "fifo-evictor",
+    "lru-evictor",
+    "mooncake-scheduler",
+    "random-scheduler",
+    "round-robin-scheduler",
+    "sieve-evictor",
+    "slo-admitter",
+    "static-balancer",
+    "workload-aware-evictor",
+];
+
+fn main() -> Result<()> {
+    let policies = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("policies folder")?;
+    let workspace = policies.parent().context("workspace folder")?;
+    for input in ["sdk/rust", "wit", "Cargo.lock"] {
+        println!("cargo::rerun-if-changed={}", workspace.join(input).display());
+    }
+    for policy in POLICIES {
+        println!("cargo::rerun-if-changed={}", policies.join(policy).display());
+    }
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").context("OUT_DIR")?);
+    // OUT_DIR is <target>/<profile>/build/<package>/out: one guest folder serves every profile.
+    let target = out.ancestors().nth(4).context("target folder")?.join("guests");
+    let components = kvasir_policy_build::components(workspace, &POLICIES, &target)?;
+    for (policy, component) in POLICIES.iter().zip(components) {
+        std::fs::write(out.join(format!("{policy}.wasm")), component)?;
+    }
+    Ok(())
+}

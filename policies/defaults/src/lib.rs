@@ -1,0 +1,48 @@
+//! The default policies: each as a component, embedded, and as its native twin.
+//!
+//! Both come from one source, so the twin is the same algorithm without the boundary; parity tests
+//! pin them to each other. The twins are what the host falls back to.
+
+use kvasir_policy::{Admitter, Balancer, Evictor, Scheduler};
+
+/// A default policy: name as in `kvasir policy load`, component bytes, native constructor.
+pub struct Default<T: ?Sized + 'static> {
+    pub name: &'static str,
+    pub component: &'static [u8],
+    pub native: fn() -> Box<T>,
+}
+
+macro_rules! defaults {
+    ($slot:ty: $($name:literal, $file:literal, $policy:ty;)*) => {
+        &[$(Default {
+            name: $name,
+            component: include_bytes!(concat!(env!("OUT_DIR"), "/", $file, ".wasm")),
+            native: || Box::<$policy>::default(),
+        }),*]
+    };
+}
+
+/// Schedulers; the first is the default.
+pub static SCHEDULERS: &[Default<dyn Scheduler>] = defaults! { dyn Scheduler:
+    "mooncake", "mooncake-scheduler", mooncake_scheduler::Mooncake;
+    "round-robin", "round-robin-scheduler", round_robin_scheduler::RoundRobin;
+    "random", "random-scheduler", random_scheduler::Random;
+};
+
+/// Evictors; the first is the default.
+pub static EVICTORS: &[Default<dyn Evictor>] = defaults! { dyn Evictor:
+    "workload-aware", "workload-aware-evictor", workload_aware_evictor::WorkloadAware;
+    "lru", "lru-evictor", lru_evictor::Lru;
+    "fifo", "fifo-evictor", fifo_evictor::Fifo;
+    "sieve", "sieve-evictor", sieve_evictor::Sieve;
+};
+
+/// Admitters; the first is the default.
+pub static ADMITTERS: &[Default<dyn Admitter>] = defaults! { dyn Admitter:
+    "slo", "slo-admitter", slo_admitter::Slo;
+};
+
+/// Balancers; the first is the default.
+pub static BALANCERS: &[Default<dyn Balancer>] = defaults! { dyn Balancer:
+    "static", "static-balancer", static_balancer::Static;
+};

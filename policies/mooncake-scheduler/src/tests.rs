@@ -1,0 +1,245 @@
+//! Pins the policy to a slow transcription of Algorithm 1, line by line, on random tables.
+
+use super::*;
+use kvasir_policy::scheduler::{DecodeRow, Kept, PrefillRow};
+use proptest::prelude::*;
+
+/// Algorithm 1 of the Mooncake paper (FAST '25), lines 1 to 22. Line 1 is the host's: `prefix_len`.
+fn algorithm_1(
+    prefill: &[PrefillRow],
+    decode: &[DecodeRow],
+    r: &Request,
+    prefix_len: &[u32],
+    block: u32,
+    kvcache_balancing_threshold: f32,
+) -> Decision {
+    let exceeds = |best: u32, own: u32| {
+        // Line 5 and 20: best / own > threshold; a prefix of nothing is shorter by any factor.
+        best > own && (own == 0 || best as f32 > kvcache_balancing_threshold * own as f32)
+    };
+    // 2
+    let (mut ttft, mut p) = (f32::INFINITY, None);
+    // 3: of those that can send it, the first of the longest
+    let (mut best_len, mut best_instance) = (0, 0);
+    for (i, instance) in prefill.iter().enumerate() {
+        if instance.available && prefix_len[i] > best_len {
+            (best_len, best_instance) = (prefix_len[i], i);
+        }
+    }
+    // 4
+    for (i, instance) in prefill.iter().enumerate() {
+        if !instance.available {
+            continue;
+        }
+        // 5 to 11
+        let (prefix, t_transfer) = if exceeds(best_len, prefix_len[i]) {
+            let transfer_len = best_len - prefix_len[i];
+            (best_len, instance.transfer_fixed + instance.transfer_per_block * transfer_len as f32)
+        } else {
+            (prefix_len[i], 0.0)
+        };
+        // 12
+        let t_queue = (instance.busy_until - r.now).max(0.0);
+        // 13
+        let prompt = r.prompt_tokens as f32;
+        let cached = (prefix as f32 * block as f32).min(prompt);
+        let computed = prompt - cached;
+        let t_prefill = instance.cost_fixed
+            + instance.cost_per_token * computed
+            + instance.cost_per_pair * computed * (cached + computed * 0.5);
+        // 14 to 16
+        let sum = t_transfer + t_queue + t_prefill;
+        if ttft > sum {
+            (ttft, p) = (sum, Some(i));
+        }
+    }
+    // 17: the decode instance with the least time between tokens that has room
+    let (mut tbt, mut d) = (f32::INFINITY, None);
+    let blocks = ((r.prompt_tokens as f32 + r.output_tokens as f32) / block as f32).ceil();
+    for (i, instance) in decode.iter().enumerate() {
+        let batch = instance.sequences as f32 + instance.arriving_sequences as f32 + 1.0;
+        let context =
+            instance.context_tokens as f32 + instance.arriving_tokens as f32 + r.prompt_tokens as f32;
+        let step =
+            instance.step_fixed + instance.step_per_sequence * batch + instance.step_per_token * context;
+        if instance.available && instance.free_blocks as f32 >= blocks && tbt > step {
+            (tbt, d) = (step, Some(i));
+        }
+    }
+    let Some(p) = p else { return Decision::reject(Reason::NoInstance, 1_000) };
+    let Some(d) = d else {
+        let any = decode.iter().any(|instance| instance.available);
+        return Decision::reject(if any { Reason::NoMemory } else { Reason::NoInstance }, 1_000);
+    };
+    // 18, 19
+    if !r.must_run() {
+        if ttft > r.ttft_slo {
+            return Decision::reject(Reason::Ttft, (ttft - r.ttft_slo) as u32);
+        }
+        if tbt > r.tbt_slo {
+            return Decision::reject(Reason::Tbt, 1_000);
+        }
+    }
+    // 20, 21
+    let transfer = exceeds(best_len, prefix_len[p]).then(|| Transfer {
+        source: best_instance as u16,
+        blocks: (best_len - prefix_len[p]).min(65_535) as u16,
+    });
+    // 22
+    Decision::Run { prefill: p as u16, decode: d as u16, transfer }
+}
+
+/// Few distinct values, so that ties, empty and equal prefixes come up.
+fn prefill_row() -> impl Strategy<Value = (PrefillRow, u32)> {
+    let times = (0..4u32, 0..3u32, 0..3u32, 0..3u32, 0..4u32, 0..4u32);
+    let prefix = prop_oneof![Just(0u32), 0..5u32, 0..200u32];
+    (prop::bool::weighted(0.8), times, prefix).prop_map(|(available, (busy, c0, c1, c2, t0, t1), prefix)| {
+        let row = PrefillRow {
+            available,
+            busy_until: busy as f32 * 300.0,
+            cost_fixed: c0 as f32 * 5.0,
+            cost_per_token: c1 as f32 * 0.1,
+            cost_per_pair: c2 as f32 * 1e-5,
+            transfer_fixed: t0 as f32 * 3.0,
+            transfer_per_block: t1 as f32 * 1.7,
+            ..PrefillRow::default()
+        };
+        (row, prefix)
+    })
+}
+
+fn decode_row() -> impl Strategy<Value = DecodeRow> {
+    (prop::bool::weighted(0.8), 0..40u32, 0..9_000u64, 0..400u32, 0..3u32, 0..5u32).prop_map(
+        |(available, sequences, context_tokens, free_blocks, cost, arriving_sequences)| DecodeRow {
+            available,
+            sequences,
+            context_tokens,
+            free_blocks,
+            step_fixed: 10.0,
+            step_per_sequence: cost as f32 * 0.3,
+            step_per_token: 0.001 * cost as f32,
+            arriving_sequences,
+            arriving_tokens: u64::from(arriving_sequences) * 500,
+            ..DecodeRow::default()
+        },
+    )
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let slo = || prop_oneof![3 => Just(f32::INFINITY), 1 => 0.0..600.0f32, 1 => 10.0..40.0f32];
+    (0.0..500.0f32, 0..4_000u32, 0..500u32, slo(), slo(), prop::bool::weighted(0.2)).prop_map(
+        |(now, prompt_tokens, output_tokens, ttft_slo, tbt_slo, must_run)| Request {
+            now,
+            prompt_tokens,
+            output_tokens,
+            class: 0,
+            tenant: 0,
+            priority: 0,
+            session: 0,
+            seed: 0,
+            ttft_slo,
+            tbt_slo,
+            hints: u32::from(must_run),
+        },
+    )
+}
+
+fn kept(prefill: &[PrefillRow], decode: &[DecodeRow], block: u32, threshold: f32) -> Kept<Mooncake> {
+    let mut kept = Kept::new(Box::<Mooncake>::default());
+    kept.open(prefill.len() as u32, decode.len() as u32, block);
+    kept.update_prefill(&prefill.iter().flat_map(PrefillRow::encode).collect::<Vec<_>>());
+    kept.update_decode(&decode.iter().flat_map(DecodeRow::encode).collect::<Vec<_>>());
+    kept.set_thresholds(&[threshold]);
+    kept
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn decides_as_algorithm_1(
+        prefill in prop::collection::vec(prefill_row(), 0..20),
+        mut decode in prop::collection::vec(decode_row(), 0..20),
+        request in request(),
+        threshold in prop_oneof![Just(1.0f32), Just(1.5), 0.5..8.0f32],
+        block in prop_oneof![Just(16u32), Just(512)],
+    ) {
+        let (mut rows, prefix): (Vec<PrefillRow>, Vec<u32>) = prefill.into_iter().unzip();
+        rows.iter_mut().enumerate().for_each(|(slot, row)| row.slot = slot as u16);
+        decode.iter_mut().enumerate().for_each(|(slot, row)| row.slot = slot as u16);
+        let expected = algorithm_1(&rows, &decode, &request, &prefix, block, threshold);
+        let mut policy = kept(&rows, &decode, block, threshold);
+        prop_assert_eq!(Decision::unpack(policy.schedule(&request, &prefix)), expected);
+
+        // The score column explains the choice: nothing is better than what was chosen.
+        let scores = policy.explain(&request, &prefix);
+        prop_assert_eq!(scores.len(), rows.len());
+        if let Decision::Run { prefill, .. } = expected {
+            prop_assert!(scores.iter().all(|&score| score >= scores[usize::from(prefill)]));
+        }
+    }
+
+    /// Rows and requests are the host's; even so, nothing in them may stop a policy.
+    #[test]
+    fn no_input_panics(
+        rows in prop::collection::vec(any::<f32>(), 0..120),
+        slots in 0..12u32,
+        numbers in any::<[u32; 4]>(),
+        times in prop_oneof![any::<[f32; 3]>(), Just([f32::NAN; 3]), Just([f32::INFINITY; 3])],
+        prefix in prop::collection::vec(any::<u32>(), 0..14),
+        thresholds in prop::collection::vec(any::<f32>(), 0..3),
+    ) {
+        let mut policy = Kept::new(Box::<Mooncake>::default());
+        policy.open(slots, slots, numbers[0]);
+        policy.update_prefill(&rows);
+        policy.update_decode(&rows);
+        policy.set_thresholds(&thresholds);
+        let request = Request {
+            now: times[0], prompt_tokens: numbers[1], output_tokens: numbers[2], class: 0, tenant: 0, priority: 0,
+            session: 0, seed: 0, ttft_slo: times[1], tbt_slo: times[2], hints: numbers[3],
+        };
+        policy.explain(&request, &prefix);
+        if let Decision::Run { prefill, decode, .. } = Decision::unpack(policy.schedule(&request, &prefix)) {
+            prop_assert!(u32::from(prefill) < slots && u32::from(decode) < slots);
+        }
+    }
+}
+
+/// The cases that random tables seldom show one by one.
+#[test]
+fn both_branches_and_every_rejection() {
+    let prefill = |slot, busy_until| PrefillRow {
+        slot,
+        available: true,
+        busy_until,
+        cost_per_token: 1.0,
+        transfer_per_block: 2.0,
+        ..PrefillRow::default()
+    };
+    let decode =
+        |free_blocks| DecodeRow { available: true, free_blocks, step_fixed: 30.0, ..DecodeRow::default() };
+    let request = Request {
+        now: 0.0,
+        prompt_tokens: 160,
+        output_tokens: 0,
+        class: 0,
+        tenant: 0,
+        priority: 0,
+        session: 0,
+        seed: 0,
+        ttft_slo: 200.0,
+        tbt_slo: 50.0,
+        hints: 0,
+    };
+    let check = |busy: f32, room: u32, request: Request, expected: Decision| {
+        let mut policy = kept(&[prefill(0, busy), prefill(1, 0.0)], &[decode(room)], 16, 1.5);
+        assert_eq!(Decision::unpack(policy.schedule(&request, &[10, 2])), expected);
+    };
+    check(0.0, 10, request, Decision::run(0, 0));
+    let transfer = Some(Transfer { source: 0, blocks: 8 });
+    check(100.0, 10, request, Decision::Run { prefill: 1, decode: 0, transfer });
+    check(10.0, 9, request, Decision::reject(Reason::NoMemory, 1_000));
+    check(10.0, 10, Request { tbt_slo: 29.0, ..request }, Decision::reject(Reason::Tbt, 1_000));
+    check(100.0, 10, Request { ttft_slo: 6.0, ..request }, Decision::reject(Reason::Ttft, 10));
+    check(10.0, 10, Request { ttft_slo: 6.0, hints: 1, ..request }, Decision::run(0, 0));
+}

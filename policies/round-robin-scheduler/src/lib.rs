@@ -1,0 +1,109 @@
+//! Takes prefill and decode instances in turn, skipping those that are unavailable.
+
+use kvasir_policy::scheduler::{Cluster, Decision, Prefix, Reason, Request};
+use kvasir_policy::{Description, Scheduler};
+
+/// Next slot of each table.
+#[derive(Default)]
+pub struct RoundRobin {
+    prefill: usize,
+    decode: usize,
+}
+
+impl Scheduler for RoundRobin {
+    fn describe(&self) -> Description {
+        Description::scheduler("round-robin", env!("CARGO_PKG_VERSION"))
+    }
+
+    fn schedule(&mut self, cluster: &Cluster, _: &Request, _: Prefix<'_>) -> Decision {
+        let prefill = next(&mut self.prefill, &cluster.prefill.available);
+        let decode = next(&mut self.decode, &cluster.decode.available);
+        match (prefill, decode) {
+            (Some(prefill), Some(decode)) => Decision::run(prefill, decode),
+            _ => Decision::reject(Reason::NoInstance, 1_000),
+        }
+    }
+}
+
+/// First available slot at or after the cursor, which moves behind it.
+fn next(cursor: &mut usize, available: &[f32]) -> Option<u16> {
+    let slots = available.len();
+    let slot = (0..slots).map(|i| (*cursor + i) % slots).find(|&slot| available[slot] == 1.0)?;
+    *cursor = slot + 1;
+    Some(slot as u16)
+}
+
+kvasir_policy::export_scheduler!(RoundRobin);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvasir_policy::scheduler::{DecodeRow, Kept, PrefillRow};
+    use proptest::prelude::*;
+
+    fn request() -> Request {
+        Request {
+            now: f32::NAN,
+            prompt_tokens: 0,
+            output_tokens: 0,
+            class: 0,
+            tenant: 0,
+            priority: 0,
+            session: 0,
+            seed: 0,
+            ttft_slo: 0.0,
+            tbt_slo: 0.0,
+            hints: 0,
+        }
+    }
+
+    fn update(kept: &mut Kept<RoundRobin>, prefill: &[bool], decode: &[bool]) {
+        for (slot, &available) in prefill.iter().enumerate() {
+            let row = PrefillRow { slot: slot as u16, available, ..PrefillRow::default() };
+            kept.update_prefill(&row.encode());
+        }
+        for (slot, &available) in decode.iter().enumerate() {
+            let row = DecodeRow { slot: slot as u16, available, ..DecodeRow::default() };
+            kept.update_decode(&row.encode());
+        }
+    }
+
+    proptest! {
+        /// Each available slot comes once per turn, in order; the others never.
+        #[test]
+        fn takes_the_available_in_turn(
+            prefill in prop::collection::vec(any::<bool>(), 0..10),
+            decode in prop::collection::vec(any::<bool>(), 0..10),
+        ) {
+            let slots = |available: &[bool]| -> Vec<u16> {
+                (0..available.len()).filter(|&slot| available[slot]).map(|slot| slot as u16).collect()
+            };
+            let (p, d) = (slots(&prefill), slots(&decode));
+            let mut kept = Kept::new(Box::<RoundRobin>::default());
+            kept.open(prefill.len() as u32, decode.len() as u32, 16);
+            update(&mut kept, &prefill, &decode);
+            for turn in 0..25 {
+                let expected = if p.is_empty() || d.is_empty() {
+                    Decision::reject(Reason::NoInstance, 1_000)
+                } else {
+                    Decision::run(p[turn % p.len()], d[turn % d.len()])
+                };
+                prop_assert_eq!(Decision::unpack(kept.schedule(&request(), &[])), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn goes_on_when_instances_leave_and_the_table_shrinks() {
+        let mut kept = Kept::new(Box::<RoundRobin>::default());
+        kept.open(3, 1, 16);
+        update(&mut kept, &[true; 3], &[true]);
+        let next = |kept: &mut Kept<RoundRobin>| Decision::unpack(kept.schedule(&request(), &[]));
+        assert_eq!([next(&mut kept), next(&mut kept)], [Decision::run(0, 0), Decision::run(1, 0)]);
+        update(&mut kept, &[true, true, false], &[]);
+        assert_eq!(next(&mut kept), Decision::run(0, 0));
+        kept.open(1, 1, 16);
+        update(&mut kept, &[true], &[true]);
+        assert_eq!(next(&mut kept), Decision::run(0, 0));
+    }
+}

@@ -1,0 +1,126 @@
+//! Admits a request while its predicted TTFT and TBT meet its SLOs; stores every offered block.
+
+use kvasir_policy::admitter::{Ask, Blocks, Store, Verdict};
+use kvasir_policy::scheduler::Reason;
+use kvasir_policy::{Admitter, Description, Settings};
+
+/// Rejects what would miss its SLO by more than the slack.
+pub struct Slo {
+    slack: f32,
+}
+
+impl Default for Slo {
+    fn default() -> Self {
+        Self { slack: 1.0 }
+    }
+}
+
+impl Admitter for Slo {
+    fn describe(&self) -> Description {
+        Description::admitter("slo", env!("CARGO_PKG_VERSION")).setting(
+            "slack",
+            1.0,
+            "factor on the SLOs: 1.2 admits requests predicted to miss them by up to a fifth",
+        )
+    }
+
+    fn configure(&mut self, settings: &Settings) -> Result<(), String> {
+        self.slack = settings.number("slack", 0.01..=100.0)? as f32;
+        Ok(())
+    }
+
+    fn admit_request(&mut self, ask: &Ask) -> Verdict {
+        let late = |predicted: f32, slo: f32| predicted - slo * self.slack;
+        if late(ask.ttft, ask.ttft_slo) > 0.0 {
+            let retry_after_ms = late(ask.ttft, ask.ttft_slo).min(60_000.0) as u32;
+            return Verdict::Reject { reason: Reason::Ttft as u32, retry_after_ms };
+        }
+        if late(ask.tbt, ask.tbt_slo) > 0.0 {
+            return Verdict::Reject { reason: Reason::Tbt as u32, retry_after_ms: 1_000 };
+        }
+        Verdict::Accept
+    }
+
+    fn admit_blocks(&mut self, _tier: u32, blocks: Blocks<'_>, answers: &mut Vec<Store>) {
+        answers.extend(blocks.iter().map(|_| Store::Store));
+    }
+}
+
+kvasir_policy::export_admitter!(Slo);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvasir_policy::admitter::Block;
+    use proptest::prelude::*;
+
+    fn ask(ttft: f32, tbt: f32, ttft_slo: f32, tbt_slo: f32) -> Ask {
+        Ask {
+            prompt_tokens: 1,
+            output_tokens: 1,
+            class: 0,
+            tenant: 0,
+            priority: 0,
+            ttft,
+            tbt,
+            ttft_slo,
+            tbt_slo,
+            tenant_share: 0.0,
+        }
+    }
+
+    fn configured(slack: &str) -> Result<Slo, String> {
+        let mut slo = Slo::default();
+        let values = [("slack".to_owned(), slack.to_owned())];
+        let settings = Settings::new(&slo.describe(), &values).map_err(|error| error.to_string())?;
+        slo.configure(&settings)?;
+        Ok(slo)
+    }
+
+    #[test]
+    fn rejects_what_would_be_late_and_says_how_long_to_wait() {
+        let none = f32::INFINITY;
+        let ttft = |retry_after_ms| Verdict::Reject { reason: Reason::Ttft as u32, retry_after_ms };
+        let tbt = Verdict::Reject { reason: Reason::Tbt as u32, retry_after_ms: 1_000 };
+        for (slack, ask, expected) in [
+            ("1", ask(100.0, 50.0, 100.0, 50.0), Verdict::Accept),
+            ("1", ask(130.0, 50.0, 100.0, 50.0), ttft(30)),
+            ("1", ask(100.0, 51.0, 100.0, 50.0), tbt),
+            ("1", ask(130.0, 51.0, 100.0, 50.0), ttft(30)),
+            ("1.5", ask(150.0, 75.0, 100.0, 50.0), Verdict::Accept),
+            ("0.5", ask(60.0, 1.0, 100.0, 50.0), ttft(10)),
+            ("1", ask(1e30, 1e30, none, none), Verdict::Accept),
+            ("1", ask(none, 1.0, 100.0, 50.0), ttft(60_000)),
+            ("1", ask(none, none, none, none), Verdict::Accept),
+        ] {
+            assert_eq!(configured(slack).unwrap().admit_request(&ask), expected, "{slack} {ask:?}");
+        }
+        for bad in ["0", "-1", "NaN", "many", "1e9"] {
+            assert!(configured(bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_numbers_get_a_verdict_and_every_block_an_answer(
+            times in any::<[f32; 4]>(), words in prop::collection::vec(any::<u32>(), 0..40),
+        ) {
+            let mut slo = Slo::default();
+            let [ttft, tbt, ttft_slo, tbt_slo] = times;
+            let verdict = slo.admit_request(&ask(ttft, tbt, ttft_slo, tbt_slo));
+            let late = ttft > ttft_slo || tbt > tbt_slo;
+            prop_assert_eq!(matches!(verdict, Verdict::Reject { .. }), late);
+            let mut answers = Vec::new();
+            slo.admit_blocks(2, Blocks::new(&words), &mut answers);
+            prop_assert_eq!(answers, vec![Store::Store; words.len() / 4]);
+        }
+    }
+
+    #[test]
+    fn blocks_are_all_stored() {
+        let block = Block { class: 1, uses: 0, depth: 0, size_bytes: 1, last_offer_ms: Some(1) };
+        let mut answers = Vec::new();
+        Slo::default().admit_blocks(1, Blocks::new(&block.encode()), &mut answers);
+        assert_eq!(answers, [Store::Store]);
+    }
+}

@@ -1,0 +1,313 @@
+//! Glue between the traits and the component model. Compiled for Wasm only; natively the
+//! `export_…!` macros expand to nothing.
+
+/// Bindings that `wit-bindgen` generates, one crate per world.
+#[doc(hidden)]
+#[cfg(target_arch = "wasm32")]
+pub mod bindings {
+    pub use kvasir_world_admitter as admitter;
+    pub use kvasir_world_balancer as balancer;
+    pub use kvasir_world_evictor as evictor;
+    pub use kvasir_world_scheduler as scheduler;
+
+    pub fn log(level: u32, message: &str) {
+        scheduler::kvasir::policy::log::log(level, message);
+    }
+}
+
+/// Implements `control` for a wrapper type around a policy kept in a thread-local.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_control {
+    ($world:ident, $with:ident) => {
+        impl $crate::bindings::$world::exports::kvasir::policy::control::Guest for Component {
+            fn describe() -> $crate::bindings::$world::exports::kvasir::policy::control::Description {
+                use $crate::bindings::$world::exports::kvasir::policy::control as wit;
+                let d = $with(|policy| policy.describe());
+                let setting =
+                    |s: $crate::Setting| wit::Setting { name: s.name, default: s.default, doc: s.doc };
+                wit::Description {
+                    name: d.name,
+                    version: d.version,
+                    slot: d.slot,
+                    settings: d.settings.into_iter().map(setting).collect(),
+                }
+            }
+            fn configure(settings: Vec<(String, String)>) -> Result<(), String> {
+                $with(|policy| {
+                    let settings = $crate::Settings::new(&policy.describe(), &settings)?;
+                    policy.configure(&settings)
+                })
+            }
+            fn export_state() -> Vec<u8> {
+                $with(|policy| policy.export_state())
+            }
+            fn import_state(state: Vec<u8>) -> Result<(), String> {
+                $with(|policy| policy.import_state(&state))
+            }
+        }
+    };
+}
+
+/// Exports a type that implements [`Scheduler`](crate::Scheduler) and `Default` as a component.
+#[macro_export]
+macro_rules! export_scheduler {
+    ($policy:ty) => {
+        #[cfg(target_arch = "wasm32")]
+        #[allow(unsafe_code)]
+        const _: () = {
+            use $crate::Scheduler as _;
+            use $crate::bindings::scheduler::exports::kvasir::policy::scheduling;
+            use $crate::scheduler::{Kept, Request};
+
+            struct Component;
+
+            std::thread_local! {
+                static KEPT: std::cell::RefCell<Kept<$policy>> =
+                    std::cell::RefCell::new(Kept::new(Default::default()));
+            }
+            fn kept<R>(f: impl FnOnce(&mut Kept<$policy>) -> R) -> R {
+                KEPT.with_borrow_mut(f)
+            }
+            fn policy<R>(f: impl FnOnce(&mut $policy) -> R) -> R {
+                kept(|k| f(k.scheduler()))
+            }
+            $crate::__export_control!(scheduler, policy);
+
+            impl scheduling::Guest for Component {
+                fn open(prefill_slots: u32, decode_slots: u32, block_size_tokens: u32) {
+                    kept(|k| k.open(prefill_slots, decode_slots, block_size_tokens))
+                }
+                fn update_prefill(rows: Vec<f32>) {
+                    kept(|k| k.update_prefill(&rows))
+                }
+                fn update_decode(rows: Vec<f32>) {
+                    kept(|k| k.update_decode(&rows))
+                }
+                fn set_thresholds(values: Vec<f32>) {
+                    kept(|k| k.set_thresholds(&values))
+                }
+                fn schedule(
+                    now: f32,
+                    prompt_tokens: u32,
+                    output_tokens: u32,
+                    class: u32,
+                    tenant: u32,
+                    priority: u32,
+                    session: u64,
+                    seed: u64,
+                    ttft_slo: f32,
+                    tbt_slo: f32,
+                    hints: u32,
+                    prefix_blocks: Vec<u32>,
+                ) -> u64 {
+                    let request = Request {
+                        now,
+                        prompt_tokens,
+                        output_tokens,
+                        class,
+                        tenant,
+                        priority,
+                        session,
+                        seed,
+                        ttft_slo,
+                        tbt_slo,
+                        hints,
+                    };
+                    kept(|k| k.schedule(&request, &prefix_blocks))
+                }
+                fn explain(
+                    now: f32,
+                    prompt_tokens: u32,
+                    output_tokens: u32,
+                    class: u32,
+                    tenant: u32,
+                    priority: u32,
+                    session: u64,
+                    seed: u64,
+                    ttft_slo: f32,
+                    tbt_slo: f32,
+                    hints: u32,
+                    prefix_blocks: Vec<u32>,
+                ) -> Vec<f32> {
+                    let request = Request {
+                        now,
+                        prompt_tokens,
+                        output_tokens,
+                        class,
+                        tenant,
+                        priority,
+                        session,
+                        seed,
+                        ttft_slo,
+                        tbt_slo,
+                        hints,
+                    };
+                    kept(|k| k.explain(&request, &prefix_blocks))
+                }
+            }
+    $crate::bindings::scheduler::export!(Component with_types_in $crate::bindings::scheduler);
+        };
+    };
+}
+
+/// Exports a type that implements [`Evictor`](crate::Evictor) and `Default` as a component.
+#[macro_export]
+macro_rules! export_evictor {
+    ($policy:ty) => {
+        #[cfg(target_arch = "wasm32")]
+        #[allow(unsafe_code)]
+        const _: () = {
+            use $crate::Evictor as _;
+            use $crate::bindings::evictor::exports::kvasir::policy::eviction;
+            use $crate::evictor::{Events, Victim};
+
+            struct Component;
+
+            std::thread_local! {
+                static POLICY: std::cell::RefCell<$policy> = std::cell::RefCell::new(Default::default());
+                static VICTIMS: std::cell::RefCell<Vec<Victim>> = const { std::cell::RefCell::new(Vec::new()) };
+            }
+            fn policy<R>(f: impl FnOnce(&mut $policy) -> R) -> R {
+                POLICY.with_borrow_mut(f)
+            }
+            $crate::__export_control!(evictor, policy);
+
+            impl eviction::Guest for Component {
+                fn open(slots: u32) {
+                    policy(|p| p.open(slots))
+                }
+                fn on_events(base: u64, events: Vec<u32>) {
+                    policy(|p| p.on_events(Events::new(base, &events)))
+                }
+                fn select_victims(now: u64, want: u32) -> Vec<u32> {
+                    VICTIMS.with_borrow_mut(|victims| {
+                        victims.clear();
+                        policy(|p| p.select_victims(now, want, victims));
+                        victims.iter().map(|v| v.pack()).collect()
+                    })
+                }
+            }
+            $crate::bindings::evictor::export!(Component with_types_in $crate::bindings::evictor);
+        };
+    };
+}
+
+/// Exports a type that implements [`Admitter`](crate::Admitter) and `Default` as a component.
+#[macro_export]
+macro_rules! export_admitter {
+    ($policy:ty) => {
+        #[cfg(target_arch = "wasm32")]
+        #[allow(unsafe_code)]
+        const _: () = {
+            use $crate::Admitter as _;
+            use $crate::admitter::{Ask, Blocks, Load};
+            use $crate::bindings::admitter::exports::kvasir::policy::admission;
+
+            struct Component;
+
+            std::thread_local! {
+                static POLICY: std::cell::RefCell<$policy> = std::cell::RefCell::new(Default::default());
+            }
+            fn policy<R>(f: impl FnOnce(&mut $policy) -> R) -> R {
+                POLICY.with_borrow_mut(f)
+            }
+            $crate::__export_control!(admitter, policy);
+
+            impl admission::Guest for Component {
+                fn update_load(values: Vec<f32>) {
+                    policy(|p| p.update_load(&Load::decode(&values)))
+                }
+                fn admit_request(
+                    prompt_tokens: u32,
+                    output_tokens: u32,
+                    class: u32,
+                    tenant: u32,
+                    priority: u32,
+                    ttft: f32,
+                    tbt: f32,
+                    ttft_slo: f32,
+                    tbt_slo: f32,
+                    tenant_share: f32,
+                ) -> u64 {
+                    let ask = Ask {
+                        prompt_tokens,
+                        output_tokens,
+                        class,
+                        tenant,
+                        priority,
+                        ttft,
+                        tbt,
+                        ttft_slo,
+                        tbt_slo,
+                        tenant_share,
+                    };
+                    policy(|p| p.admit_request(&ask)).pack()
+                }
+                fn admit_blocks(tier: u32, blocks: Vec<u32>) -> Vec<u32> {
+                    let mut answers = Vec::with_capacity(blocks.len() / 4);
+                    policy(|p| p.admit_blocks(tier, Blocks::new(&blocks), &mut answers));
+                    answers.into_iter().map(|a| a as u32).collect()
+                }
+            }
+    $crate::bindings::admitter::export!(Component with_types_in $crate::bindings::admitter);
+        };
+    };
+}
+
+/// Exports a type that implements [`Balancer`](crate::Balancer) and `Default` as a component.
+#[macro_export]
+macro_rules! export_balancer {
+    ($policy:ty) => {
+        #[cfg(target_arch = "wasm32")]
+        #[allow(unsafe_code)]
+        const _: () = {
+            use $crate::Balancer as _;
+            use $crate::balancer::{HotPrefix, Snapshot};
+            use $crate::bindings::balancer::exports::kvasir::policy::balancing;
+
+            struct Component;
+
+            std::thread_local! {
+                static POLICY: std::cell::RefCell<$policy> = std::cell::RefCell::new(Default::default());
+            }
+            fn policy<R>(f: impl FnOnce(&mut $policy) -> R) -> R {
+                POLICY.with_borrow_mut(f)
+            }
+            $crate::__export_control!(balancer, policy);
+
+            impl balancing::Guest for Component {
+                fn tick(state: balancing::Snapshot) -> balancing::Plan {
+                    let hot = |h: balancing::HotPrefix| HotPrefix {
+                        id: h.id,
+                        blocks: h.blocks,
+                        hits: h.hits,
+                        holders: h.holders,
+                    };
+                    let plan = policy(|p| {
+                        p.tick(&Snapshot {
+                            now_ms: state.now,
+                            prefill_queue_ms: state.prefill_queue,
+                            decode_step_ms: state.decode_step,
+                            hit_rate_percent: state.hit_rate,
+                            rejected: state.rejected,
+                            accepted: state.accepted,
+                            hot: state.hot.into_iter().map(hot).collect(),
+                        })
+                    });
+                    let action = |a: $crate::balancer::Action| balancing::Action {
+                        kind: a.kind,
+                        prefix: a.prefix,
+                        source: a.source,
+                        target: a.target,
+                    };
+                    balancing::Plan {
+                        thresholds: plan.thresholds,
+                        actions: plan.actions.into_iter().map(action).collect(),
+                    }
+                }
+            }
+    $crate::bindings::balancer::export!(Component with_types_in $crate::bindings::balancer);
+        };
+    };
+}

@@ -1,0 +1,19 @@
+//! A scheduler by its world that says it is an evictor.
+
+use kvasir_policy::scheduler::{Cluster, Decision, Prefix, Request};
+use kvasir_policy::{Description, Scheduler};
+
+#[derive(Default)]
+pub struct Lies;
+
+impl Scheduler for Lies {
+    fn describe(&self) -> Description {
+        Description::evictor("lies", "0.1.0")
+    }
+
+    fn schedule(&mut self, _: &Cluster, _: &Request, _: Prefix<'_>) -> Decision {
+        Decision::run(0, 0)
+    }
+}
+
+kvasir_policy::export_scheduler!(Lies);

@@ -1,0 +1,40 @@
+//! A scheduler that misbehaves as its setting `mode` says.
+
+use guest_harm::Harm;
+use kvasir_policy::scheduler::{Cluster, Decision, Prefix, Request, Transfer};
+use kvasir_policy::{Description, Scheduler, Settings};
+
+#[derive(Default)]
+pub struct Bad(Harm);
+
+impl Scheduler for Bad {
+    fn describe(&self) -> Description {
+        Harm::describe(Description::scheduler("bad", "0.1.0"))
+    }
+
+    fn configure(&mut self, settings: &Settings) -> Result<(), String> {
+        self.0.configure(settings, &["out-of-range", "unavailable", "false-transfer"])
+    }
+
+    fn schedule(&mut self, cluster: &Cluster, _: &Request, _: Prefix<'_>) -> Decision {
+        let first = |table: &[f32], wanted| table.iter().position(|&a| a == wanted).unwrap_or(0) as u16;
+        let decode = first(&cluster.decode.available, 1.0);
+        let prefill = first(&cluster.prefill.available, 1.0);
+        match self.0.call() {
+            "out-of-range" => Decision::run(cluster.prefill.len() as u16, u16::MAX),
+            "unavailable" => Decision::run(first(&cluster.prefill.available, 0.0), decode),
+            "false-transfer" => Decision::Run {
+                prefill,
+                decode,
+                transfer: Some(Transfer { source: prefill, blocks: u16::MAX }),
+            },
+            _ => Decision::run(prefill, decode),
+        }
+    }
+
+    fn explain(&self, cluster: &Cluster, _: &Request, _: Prefix<'_>) -> Vec<f32> {
+        vec![f32::NAN; cluster.prefill.len() + 1]
+    }
+}
+
+kvasir_policy::export_scheduler!(Bad);

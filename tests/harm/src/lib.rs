@@ -1,0 +1,64 @@
+//! What the misbehaving test policies have in common: a mode, chosen by setting, and the call from
+//! which on it is in force, so that a policy can pass the checks of its load and do harm later.
+
+use kvasir_policy::{Description, Settings};
+
+/// A harm every slot can do; the others are the slot's own.
+const COMMON: [&str; 4] = ["none", "loop", "trap", "grow"];
+
+/// The settings `mode` and `after`.
+#[derive(Debug, Default)]
+pub struct Harm {
+    mode: String,
+    after: u64,
+    calls: u64,
+    hoard: Vec<Vec<u8>>,
+}
+
+impl Harm {
+    /// Adds the settings to a description.
+    pub fn describe(description: Description) -> Description {
+        description.setting("mode", "none", "which harm to do").setting(
+            "after",
+            0,
+            "well-behaved calls before the harm",
+        )
+    }
+
+    /// `own`: modes this policy has besides the common ones.
+    ///
+    /// # Errors
+    /// Any other mode.
+    pub fn configure(&mut self, settings: &Settings, own: &[&str]) -> Result<(), String> {
+        let mode: String = settings.get("mode")?;
+        if !COMMON.iter().chain(own).any(|known| *known == mode) {
+            return Err(format!(
+                "setting `mode`: `{mode}` is none of {}, {}",
+                COMMON.join(", "),
+                own.join(", ")
+            ));
+        }
+        kvasir_policy::log::info(&format!("will do: {mode}"));
+        self.after = settings.get("after")?;
+        self.mode = mode;
+        Ok(())
+    }
+
+    /// Counts one call; from the set one on, loops, traps or grows here, and returns the mode.
+    pub fn call(&mut self) -> &str {
+        self.calls += 1;
+        if self.calls <= self.after {
+            return "none";
+        }
+        match self.mode.as_str() {
+            "loop" => loop {
+                self.calls = std::hint::black_box(self.calls.wrapping_add(1));
+            },
+            "trap" => panic!("as told"),
+            "grow" => loop {
+                self.hoard.push(vec![1; 1 << 20]);
+            },
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Whole-system checks, one binary.
+
+mod contract;
+mod policy_host;

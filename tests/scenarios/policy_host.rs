@@ -1,0 +1,428 @@
+//! The policy host against policies that misbehave, files that are no policies, and swaps under load.
+
+use kvasir::policy::{EvictorWorker, PolicyConfig, PolicyHost, SlotKind, SlotStatus, Source, Wanted};
+use kvasir::scheduler::{
+    Ask, Conductor, DecodeCost, DecodeSpec, Limits, Outcome as Booked, PrefillCost, PrefillSpec, TransferCost,
+};
+use kvasir_policy::admitter::{self, Block};
+use kvasir_policy::balancer::Snapshot;
+use kvasir_policy::evictor::{Event, EventKind, NO_SLOT, Victim};
+use kvasir_policy::scheduler::{Decision, Request};
+use kvasir_tests::{bytes_of_100_mb, guest, import_not_granted, wrong_version};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a scenario keeps asking before it gives up: no assertion, only an end.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn host() -> Arc<PolicyHost> {
+    let config = PolicyConfig {
+        cold_deadline: Duration::from_millis(500),
+        evictor_slots: POOL,
+        breaker_window: PATIENCE,
+        ..PolicyConfig::default()
+    };
+    PolicyHost::open(&config, Wanted::default(), None).unwrap()
+}
+
+fn settings(mode: &str, after: u32) -> Vec<(String, String)> {
+    [("mode", mode.to_owned()), ("after", after.to_string())].map(|(n, v)| (n.to_owned(), v)).into()
+}
+
+fn bytes(name: &str, bytes: impl Into<Vec<u8>>) -> Source {
+    Source::Bytes { name: name.into(), bytes: bytes.into() }
+}
+
+/// Loads the guest of that slot, so that it passes its load and then does harm.
+fn load_bad(host: &PolicyHost, slot: SlotKind, mode: &str) -> SlotStatus {
+    host.load(slot, bytes("bad", guest(slot.as_str())), settings(mode, 20)).unwrap()
+}
+
+/// Calls `ask` until the breaker has acted; the number of calls it took.
+fn until_tripped(host: &PolicyHost, slot: SlotKind, mode: &str, mut ask: impl FnMut()) -> u64 {
+    let (start, mut calls) = (Instant::now(), 0);
+    while host.status(slot).name == "bad" {
+        assert!(
+            start.elapsed() < PATIENCE,
+            "{slot} `{mode}`: no trip in {calls} calls: {:?}",
+            host.status(slot)
+        );
+        ask();
+        calls += 1;
+    }
+    assert!(host.status(slot).last_trip.is_some(), "{slot} `{mode}`");
+    calls
+}
+
+#[test]
+fn what_is_no_policy_is_refused_by_name_and_the_running_policy_stays() {
+    use SlotKind::{Admitter, Evictor, Scheduler};
+    let host = host();
+    let good = guest("scheduler");
+    let none = Vec::new;
+    let cases = [
+        (Scheduler, bytes("script", *b"#!/bin/sh\n"), none(), "not a WebAssembly component"),
+        (Scheduler, bytes("empty", []), none(), "empty"),
+        (Scheduler, bytes("core", *b"\0asm\x01\0\0\0"), none(), "core module"),
+        (Scheduler, bytes("half", &good[..good.len() / 2]), none(), "does not compile"),
+        (Scheduler, bytes("world", guest("evictor")), none(), "kvasir:policy/scheduling@0.1.0"),
+        (Evictor, bytes("world", good), none(), "kvasir:policy/eviction@0.1.0"),
+        (Scheduler, bytes("version", wrong_version()), none(), "@0.9.0"),
+        (Scheduler, bytes("big", bytes_of_100_mb()), none(), "more than the"),
+        (Scheduler, bytes("import", import_not_granted()), none(), "wasi:sockets/tcp@0.2.10"),
+        (Scheduler, bytes("traps", guest("describe-traps")), none(), "describe"),
+        (Scheduler, bytes("lies", guest("describe-lies")), none(), "says it is a `evictor`"),
+        (Scheduler, bytes("settings", good), settings("nonsense", 0), "`nonsense` is none of"),
+        (Scheduler, Source::Builtin("moncake".into()), none(), "did you mean `mooncake`"),
+        (Scheduler, Source::Builtin("mooncake".into()), settings("x", 0), "unknown setting"),
+        (Admitter, Source::File("/nowhere/policy.wasm".into()), none(), "/nowhere/policy.wasm"),
+    ];
+    let names = |host: &PolicyHost| {
+        host.list().into_iter().map(|s| (s.name, s.digest, s.generation)).collect::<Vec<_>>()
+    };
+    let before: Vec<_> = names(&host).into_iter().map(|(name, digest, _)| (name, digest)).collect();
+    for (slot, source, settings, cause) in cases {
+        let label = format!("{source:.40?}");
+        let error = host.load(slot, source, settings).expect_err(&label).to_string();
+        assert!(error.contains(cause), "`{cause}` is not in: {error}");
+    }
+    let after: Vec<_> = names(&host).into_iter().map(|(name, digest, _)| (name, digest)).collect();
+    assert_eq!(before, after);
+    assert_eq!(host.scheduler_worker().schedule(&cluster(), &request(1), &PREFIX).fallback, None);
+}
+
+const INSTANCES: u16 = 4;
+const PREFIX: [u32; INSTANCES as usize] = [9, 0, 3, 7];
+
+/// Four pairs of instances; slot 0 of both tables is unavailable.
+fn cluster() -> Conductor {
+    let mut conductor = Conductor::new(Limits::default(), 512, 0);
+    let prefill = PrefillSpec {
+        cost: PrefillCost { fixed_ms: 1.0, ms_per_token: 0.1, ms_per_pair: 0.0 },
+        transfer: TransferCost { fixed_ms: 0.1, ms_per_block: 0.1 },
+        capacity_blocks: 1 << 20,
+    };
+    let decode = DecodeSpec {
+        cost: DecodeCost { fixed_ms: 1.0, ms_per_sequence: 0.1, ms_per_context_token: 0.0 },
+        capacity_blocks: 1 << 20,
+    };
+    for _ in 0..INSTANCES {
+        conductor.register_prefill(prefill, 0).unwrap();
+        conductor.register_decode(decode, 0).unwrap();
+    }
+    conductor.set_prefill_available(0, false).unwrap();
+    conductor.set_decode_available(0, false).unwrap();
+    conductor
+}
+
+fn request(seed: u64) -> Request {
+    Request {
+        now: 1.0,
+        prompt_tokens: 4096,
+        output_tokens: 100,
+        class: 0,
+        tenant: 0,
+        priority: 0,
+        session: 0,
+        seed,
+        ttft_slo: f32::INFINITY,
+        tbt_slo: f32::INFINITY,
+        hints: 0,
+    }
+}
+
+#[test]
+fn a_bad_scheduler_costs_fallbacks_and_never_a_request() {
+    for mode in ["loop", "trap", "grow", "out-of-range", "unavailable", "false-transfer"] {
+        let host = host();
+        let (cluster, mut worker) = (cluster(), host.scheduler_worker());
+        load_bad(&host, SlotKind::Scheduler, mode);
+        let mut fallbacks = 0;
+        let calls = until_tripped(&host, SlotKind::Scheduler, mode, || {
+            let outcome = worker.schedule(&cluster, &request(1), &PREFIX);
+            assert!(matches!(outcome.decision, Decision::Run { .. }), "{mode}: {outcome:?}");
+            cluster.check(&outcome.decision, &PREFIX).unwrap();
+            fallbacks += u64::from(outcome.fallback.is_some());
+        });
+        assert!(fallbacks > 0 && calls > 20, "{mode}: {fallbacks} fallbacks in {calls} calls");
+        let after = worker.schedule(&cluster, &request(1), &PREFIX);
+        assert_eq!(after.fallback, None, "{mode}: the previous policy serves again");
+    }
+}
+
+#[test]
+fn a_bad_explanation_is_no_fault_of_the_decision() {
+    let host = host();
+    load_bad(&host, SlotKind::Scheduler, "none");
+    let (cluster, mut worker) = (cluster(), host.scheduler_worker());
+    worker.explain(&cluster, &request(1), &PREFIX);
+    assert_eq!(worker.schedule(&cluster, &request(1), &PREFIX).fallback, None);
+}
+
+const POOL: u32 = 256;
+
+/// The owner of a full pool: evicts what it is told, if it may, and fills the place again.
+struct Owner {
+    worker: EvictorWorker,
+    resident: BTreeSet<u32>,
+    now_ms: u64,
+}
+
+impl Owner {
+    fn new(worker: EvictorWorker) -> Self {
+        Self { worker, resident: (0..POOL - 32).collect(), now_ms: 0 }
+    }
+
+    fn inserts(&self, slots: impl Iterator<Item = u32>) -> Vec<u32> {
+        let mut words = Vec::new();
+        for slot in slots {
+            let event = Event {
+                kind: EventKind::Insert,
+                replayed: false,
+                class: 0,
+                slot,
+                parent_or_uses: NO_SLOT,
+                depth: 0,
+                size_bytes: 4096,
+                time_ms: self.now_ms,
+                identity: u64::from(slot),
+            };
+            event.encode(0, &mut words);
+        }
+        words
+    }
+
+    fn replay(&mut self) {
+        let words = self.inserts(self.resident.iter().copied());
+        self.worker.replay(0, &words);
+    }
+
+    /// Wants 8 victims and gets them, whatever the component does.
+    fn turn(&mut self) {
+        const WANT: u32 = 8;
+        self.now_ms += 10;
+        let mut evicted = BTreeSet::new();
+        for _ in 0..4 {
+            if self.worker.refresh().is_err() {
+                self.replay();
+            }
+            let mut victims: Vec<Victim> = Vec::new();
+            let missing = WANT - evicted.len() as u32;
+            if self.worker.select_victims(self.now_ms, missing, &mut victims).is_err() {
+                continue; // replayed at the top
+            }
+            // A block goes at its first mention: one that is free, foreign or named again is not there.
+            let good: Vec<u32> =
+                victims.iter().map(|v| v.slot).filter(|slot| self.resident.remove(slot)).collect();
+            let bad = victims.len() - good.len();
+            evicted.extend(good);
+            if bad > 0 || evicted.len() < WANT as usize {
+                self.worker.invalid(format!("{bad} bad victims, {} of {WANT} good ones", evicted.len()));
+            }
+            if evicted.len() == WANT as usize {
+                break;
+            }
+        }
+        assert_eq!(evicted.len(), WANT as usize, "the native twin chooses what the component does not");
+        // The same blocks come back: the pool stays full.
+        let words = self.inserts(evicted.iter().copied());
+        self.resident.extend(evicted);
+        if self.worker.refresh().is_err() || self.worker.on_events(0, &words).is_err() {
+            self.replay();
+        }
+    }
+}
+
+#[test]
+fn a_bad_evictor_costs_fallbacks_and_the_pool_keeps_its_reserve() {
+    for mode in ["loop", "trap", "grow", "free", "out-of-range", "repeat", "too-few", "too-many"] {
+        let host = host();
+        let mut owner = Owner::new(host.evictor_worker(POOL));
+        load_bad(&host, SlotKind::Evictor, mode);
+        let turns = until_tripped(&host, SlotKind::Evictor, mode, || owner.turn());
+        assert!(turns > 20, "{mode}");
+        owner.turn();
+        assert!(!owner.worker.on_fallback(), "{mode}: the previous policy serves again");
+    }
+}
+
+#[test]
+fn a_bad_admitter_costs_fallbacks_and_never_an_answer() {
+    let ask = admitter::Ask {
+        prompt_tokens: 10,
+        output_tokens: 10,
+        class: 0,
+        tenant: 0,
+        priority: 0,
+        ttft: 1.0,
+        tbt: 1.0,
+        ttft_slo: 10.0,
+        tbt_slo: 10.0,
+        tenant_share: 0.0,
+    };
+    let block = Block { class: 0, uses: 1, depth: 0, size_bytes: 4096, last_offer_ms: None };
+    for mode in ["loop", "trap", "grow", "unknown", "short"] {
+        let host = host();
+        let mut worker = host.admitter_worker();
+        load_bad(&host, SlotKind::Admitter, mode);
+        until_tripped(&host, SlotKind::Admitter, mode, || {
+            worker.admit_request(&ask);
+            assert_eq!(worker.admit_blocks(2, &[block; 5]).len(), 5, "{mode}");
+        });
+    }
+}
+
+#[test]
+fn a_bad_balancer_never_sets_a_threshold_that_is_not_finite() {
+    for mode in ["trap", "grow", "nan", "infinite", "loop"] {
+        let host = host();
+        let mut worker = host.balancer_worker();
+        load_bad(&host, SlotKind::Balancer, mode);
+        until_tripped(&host, SlotKind::Balancer, mode, || {
+            let plan = worker.tick(&Snapshot::default());
+            assert!(plan.thresholds.iter().all(|t| t.is_finite()), "{mode}: {plan:?}");
+            assert!(plan.actions.len() <= 16, "{mode}");
+        });
+    }
+}
+
+/// Pages of this process in memory, in bytes.
+fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * rustix::param::page_size() as u64
+}
+
+/// Decisions by how long they took, in µs; the last count is of all that took longer. Its size is
+/// fixed, so that it does not look like a leak.
+type Times = Vec<u64>;
+
+const TIMES: usize = 2_000_000;
+
+/// The time within which `share` of the decisions were made, in µs.
+fn quantile(times: &Times, share: f64) -> usize {
+    let wanted = (times.iter().sum::<u64>() as f64 * share) as u64;
+    let mut seen = 0;
+    let within = |count: &u64| {
+        seen += count;
+        seen >= wanted
+    };
+    times.iter().position(within).unwrap_or(TIMES)
+}
+
+/// Decides, books and finishes one request after the other until `stop`. A decision that is lost or made twice does not fit the conductor's books.
+fn requests_until(host: &PolicyHost, stop: &AtomicBool, done: &AtomicU64) -> Times {
+    let (mut cluster, mut worker) = (cluster(), host.scheduler_worker());
+    let ask = Ask { prompt_tokens: 4096, ..WISH };
+    let mut times = vec![0; TIMES];
+    times.fill(1); // touches every page now
+    times.fill(0);
+    for id in 1.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let request = cluster.request(&ask, id);
+        let start = Instant::now();
+        let outcome = worker.schedule(&cluster, &request, &PREFIX);
+        times[(start.elapsed().as_micros() as usize).min(TIMES - 1)] += 1;
+        assert_eq!(outcome.fallback, None, "request {id}");
+        let booked = cluster.admit(id, &ask, &outcome.decision, &PREFIX, id);
+        assert!(matches!(booked, Ok(Booked::Admitted(_))), "request {id}: {booked:?}");
+        assert_eq!(cluster.in_flight(), 1);
+        cluster.finished(id, id).unwrap();
+        done.fetch_add(1, Ordering::Relaxed);
+    }
+    times
+}
+
+const WISH: Ask = Ask {
+    prompt_tokens: 0,
+    output_tokens: 100,
+    class: 0,
+    tenant: 0,
+    priority: 0,
+    session: 0,
+    seed: 7,
+    ttft_slo_ms: f32::INFINITY,
+    tbt_slo_ms: f32::INFINITY,
+    must_run: false,
+};
+
+/// Evicts until `stop`, counting `turns`. Each turn checks that it got its victims, each of them once.
+fn evictions_until(host: &PolicyHost, stop: &AtomicBool, turns: &AtomicU64) {
+    let mut owner = Owner::new(host.evictor_worker(POOL));
+    while !stop.load(Ordering::Relaxed) {
+        owner.turn();
+        assert!(!owner.worker.on_fallback(), "after {turns:?} turns");
+        turns.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Until each thread has taken up and finished something after now.
+fn until_all_moved(done: &[AtomicU64; 3]) {
+    let start = Instant::now();
+    for count in done {
+        let before = count.load(Ordering::Relaxed);
+        while count.load(Ordering::Relaxed) < before + 2 {
+            assert!(start.elapsed() < PATIENCE, "a thread stands still: {done:?}");
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+}
+
+#[test]
+fn ten_thousand_swaps_under_load_lose_no_decision_and_no_memory() {
+    const PAIRS: u32 = 5_000;
+    const GROWTH: u64 = 32 << 20;
+    let host = host();
+    host.load(SlotKind::Scheduler, Source::Builtin("round-robin".into()), Vec::new()).unwrap();
+    host.load(SlotKind::Evictor, Source::Builtin("lru".into()), Vec::new()).unwrap();
+    let (stop, done) = (AtomicBool::new(false), [const { AtomicU64::new(0) }; 3]);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let (host, stop, done) = (&host, &stop, &done);
+        let schedulers = [0, 1].map(|i| scope.spawn(move || requests_until(host, stop, &done[i])));
+        let evictor = scope.spawn(move || evictions_until(host, stop, &done[2]));
+        // To the other one of the two, and back. Every other time all threads have used what they
+        // were given before it goes again; else it may go unused, or while they take it up.
+        let swapped = (0..PAIRS).try_fold(0, |after_warm_up, pair| {
+            host.rollback(SlotKind::Scheduler)?;
+            host.rollback(SlotKind::Evictor)?;
+            if pair % 2 == 0 {
+                until_all_moved(done);
+            }
+            Ok::<_, kvasir::policy::Error>(if pair == PAIRS / 5 { resident_bytes() } else { after_warm_up })
+        });
+        let resident = resident_bytes();
+        let elapsed = start.elapsed();
+        stop.store(true, Ordering::Relaxed);
+        let mut times = vec![0; TIMES];
+        for thread in schedulers {
+            times.iter_mut().zip(thread.join().unwrap()).for_each(|(sum, count)| *sum += count);
+        }
+        evictor.join().unwrap();
+        let turns = done[2].load(Ordering::Relaxed);
+        let growth = resident.saturating_sub(swapped.unwrap());
+        let decisions: u64 = times.iter().sum();
+        println!(
+            "{} swaps in {elapsed:.1?}: {decisions} decisions, p99.9 {} us, longest {} us; {turns} evictions of 8; {growth} B more",
+            2 * PAIRS,
+            quantile(&times, 0.999),
+            quantile(&times, 1.0),
+        );
+        assert_eq!(decisions, done[0].load(Ordering::Relaxed) + done[1].load(Ordering::Relaxed));
+        assert!(decisions > 0 && turns > 0);
+        assert!(growth < GROWTH, "resident memory grew by {growth} B over the last four fifths of the swaps");
+    });
+    for slot in [SlotKind::Scheduler, SlotKind::Evictor] {
+        let status = host.status(slot);
+        assert!(status.generation > u64::from(PAIRS), "{status:?}");
+        assert_eq!(
+            (status.counters.fallbacks, status.counters.traps, status.last_trip),
+            (0, 0, None),
+            "{slot}"
+        );
+    }
+}

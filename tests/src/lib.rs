@@ -1,0 +1,5 @@
+//! What the scenarios share: misbehaving policies, files that are no policies, real processes.
+
+mod guests;
+
+pub use guests::{bytes_of_100_mb, component_names, guest, import_not_granted, wrong_version};

@@ -1,0 +1,158 @@
+//! `cargo xtask test`: the same steps here and in CI.
+
+use crate::shell::{Shell, WASM_TARGET};
+use crate::{task_names, tidy};
+use anyhow::Result;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+enum Outcome {
+    Passed,
+    Failed(String),
+    Skipped(&'static str),
+}
+
+struct Step {
+    name: &'static str,
+    /// Left out by `--quick`.
+    slow: bool,
+    run: fn(&Shell) -> Result<Outcome>,
+}
+
+/// Cheapest first, so that a slip is known early. A failed step does not stop the later ones.
+const STEPS: &[Step] = &[
+    Step { name: "formatting", slow: false, run: formatting },
+    Step { name: "tidy", slow: false, run: |shell| passed(tidy::run(shell, &task_names())) },
+    Step { name: "dependencies", slow: true, run: dependencies },
+    Step { name: "clippy", slow: false, run: clippy },
+    Step { name: "clippy, guests", slow: false, run: clippy_guests },
+    Step { name: "unit tests, benches once", slow: false, run: unit_tests },
+    Step { name: "whole-system tests", slow: true, run: system_tests },
+    Step { name: "doc tests", slow: true, run: doc_tests },
+    Step { name: "rendered docs", slow: true, run: docs },
+];
+
+/// Runs the steps and prints what became of each.
+pub(crate) fn run(shell: &Shell, quick: bool) -> Result<ExitCode> {
+    let mut results = Vec::new();
+    for step in STEPS {
+        let start = Instant::now();
+        println!("== {}", step.name);
+        let outcome = match step.slow && quick {
+            true => Outcome::Skipped("--quick"),
+            false => (step.run)(shell).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}"))),
+        };
+        if let Outcome::Failed(reason) = &outcome {
+            eprintln!("{}: {reason}", step.name);
+        }
+        results.push((step.name, outcome, start.elapsed()));
+    }
+    Ok(summary(&results))
+}
+
+fn summary(results: &[(&str, Outcome, Duration)]) -> ExitCode {
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    println!("\n== summary");
+    for (name, outcome, took) in results {
+        let text = match outcome {
+            Outcome::Passed => "passed".to_owned(),
+            Outcome::Failed(reason) => format!("FAILED: {}", reason.lines().next().unwrap_or_default()),
+            Outcome::Skipped(why) => format!("skipped: {why}"),
+        };
+        println!("{:>7.1} s  {name:<28} {text}", took.as_secs_f64());
+        match outcome {
+            Outcome::Passed => passed += 1,
+            Outcome::Failed(_) => failed += 1,
+            Outcome::Skipped(_) => skipped += 1,
+        }
+    }
+    let total: Duration = results.iter().map(|(_, _, took)| *took).sum();
+    println!("{:>7.1} s  in all", total.as_secs_f64());
+    println!("steps: {passed} passed, {failed} failed, {skipped} skipped");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn passed(result: Result<()>) -> Result<Outcome> {
+    result.map(|()| Outcome::Passed)
+}
+
+fn cargo(shell: &Shell, args: &[&str]) -> Result<Outcome> {
+    passed(shell.run(shell.cargo().args(args)))
+}
+
+fn formatting(shell: &Shell) -> Result<Outcome> {
+    cargo(shell, &["fmt", "--all", "--check"])
+}
+
+fn clippy(shell: &Shell) -> Result<Outcome> {
+    cargo(shell, &["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"])
+}
+
+/// What is compiled for Wasm only is not seen by the step above. Flags, profile and folder as for the build
+/// of the guests, so that their dependencies are compiled once.
+fn clippy_guests(shell: &Shell) -> Result<Outcome> {
+    let mut command = shell.cargo();
+    command.args([
+        "clippy",
+        "--quiet",
+        "--locked",
+        "--target",
+        WASM_TARGET,
+        "--lib",
+        "--profile",
+        "guest",
+        "--target-dir",
+    ]);
+    command.arg(shell.target("guests")).env("RUSTFLAGS", "-C target-feature=+simd128");
+    for policy in shell.policy_crates()? {
+        command.args(["--package", &policy]);
+    }
+    for guest in shell.crates_in("tests/guests")? {
+        command.args(["--package", &format!("guest-{guest}")]);
+    }
+    passed(shell.run(command.args(["--", "-D", "warnings"])))
+}
+
+/// Benches run in their test mode: each once, at its smallest size.
+fn unit_tests(shell: &Shell) -> Result<Outcome> {
+    cargo(shell, &["test", "--locked", "--workspace", "--lib", "--bins", "--benches", "--no-fail-fast"])
+}
+
+/// Always the whole workspace: another selection would unify features differently and build the
+/// dependencies again.
+fn system_tests(shell: &Shell) -> Result<Outcome> {
+    // The scenarios start the real binary; it must not be an older one.
+    shell.run(shell.cargo().args(["build", "--locked", "--workspace", "--bins"]))?;
+    cargo(shell, &["test", "--locked", "--workspace", "--test", "*", "--no-fail-fast"])
+}
+
+fn doc_tests(shell: &Shell) -> Result<Outcome> {
+    cargo(shell, &["test", "--locked", "--workspace", "--doc"])
+}
+
+fn docs(shell: &Shell) -> Result<Outcome> {
+    let mut command = shell.cargo();
+    command.args(["doc", "--quiet", "--locked", "--workspace", "--no-deps", "--lib"]);
+    // Read by the project's own people, who see private items too.
+    passed(shell.run(command.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private-intra-doc-links")))
+}
+
+fn dependencies(shell: &Shell) -> Result<Outcome> {
+    if !shell.works(shell.cargo().args(["deny", "--version"])) {
+        return Ok(Outcome::Skipped("cargo-deny is missing; `cargo install --locked cargo-deny`"));
+    }
+    cargo(
+        shell,
+        &[
+            "deny",
+            "--log-level",
+            "error",
+            "--locked",
+            "check",
+            "--hide-inclusion-graph",
+            "bans",
+            "licenses",
+            "sources",
+        ],
+    )
+}

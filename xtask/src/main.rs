@@ -1,0 +1,122 @@
+//! The project's chores: `cargo xtask --help`.
+
+mod checks;
+mod shell;
+mod tidy;
+
+use anyhow::{Context, Result};
+use clap::{CommandFactory, Parser, Subcommand};
+use shell::Shell;
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// Builds, checks and shows Kvasir.
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask")]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Build everything in release, then run the demo: `kvasir dev --demo`, real bytes, a live swap.
+    Demo {
+        /// Passed on to `kvasir dev --demo`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Run every check: formatting, clippy, unit, integration, whole-system and doc tests, dependencies.
+    Test {
+        /// Leave out the whole-system scenarios, the rendered docs and the dependency check.
+        #[arg(long)]
+        quick: bool,
+    },
+    /// Build the release binary, default policies embedded: target/release/kvasir.
+    Build,
+    /// Write every default policy as a component to target/policies/, for `kvasir policy load`.
+    Policies,
+    /// Measure in release: `kvasir bench policy`, `index` and `store`.
+    Bench {
+        /// Run the criterion benches of `benches/` instead.
+        #[arg(long)]
+        criterion: bool,
+        /// Passed on, for example `--json`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Check the text of the repository: links, commands, paths of one machine, long files.
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    match run(Args::parse().task) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<ExitCode> {
+    let shell = Shell::new()?;
+    match task {
+        Task::Demo { args } => {
+            build(&shell)?;
+            shell.exec(shell.binary().args(["dev", "--demo"]).args(args))
+        }
+        Task::Test { quick } => {
+            shell.ensure_toolchain()?;
+            checks::run(&shell, quick)
+        }
+        Task::Build => {
+            build(&shell)?;
+            println!("{}", shell.binary_path().display());
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Policies => policies(&shell).map(|()| ExitCode::SUCCESS),
+        Task::Bench { criterion: true, args } => {
+            shell.ensure_target()?;
+            let bench = ["bench", "--locked", "--package", "kvasir-benches", "--"];
+            shell.exec(shell.cargo().args(bench).args(args))
+        }
+        Task::Bench { criterion: false, args } => {
+            build(&shell)?;
+            for what in ["policy", "index", "store"] {
+                shell.run(shell.binary().args(["bench", what]).args(&args))?;
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Tidy => {
+            tidy::run(&shell, &task_names())?;
+            println!("tidy");
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn task_names() -> Vec<String> {
+    Args::command().get_subcommands().map(|c| c.get_name().to_owned()).collect()
+}
+
+/// The default policies are compiled on the way, by the build script of `policies/defaults`.
+fn build(shell: &Shell) -> Result<()> {
+    shell.ensure_target()?;
+    shell.run(shell.cargo().args(["build", "--release", "--locked", "--package", "kvasir"]))
+}
+
+fn policies(shell: &Shell) -> Result<()> {
+    shell.ensure_target()?;
+    let names = shell.policy_crates()?;
+    let packages: Vec<_> = names.iter().map(String::as_str).collect();
+    let components = kvasir_policy_build::components(shell.root(), &packages, &shell.target("guests"))?;
+    let folder = shell.target("policies");
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    for (name, component) in names.iter().zip(components) {
+        let path = folder.join(format!("{name}.wasm"));
+        std::fs::write(&path, &component).with_context(|| format!("cannot write {}", path.display()))?;
+        println!("{:>8} B  {}", component.len(), path.display());
+    }
+    Ok(())
+}
