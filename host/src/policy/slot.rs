@@ -261,7 +261,7 @@ impl<H: Hook> Slot<H> {
         let assignment = Assignment { origin: code.origin, settings };
         let _change = lock(&self.change);
         let version = self.prepare(Arc::new(code.program), assignment)?;
-        self.publish(version, code.bytes.as_deref(), true)
+        self.publish(version, code.bytes.as_deref(), None)
     }
 
     /// Puts the previous version back; what served becomes the previous one.
@@ -271,7 +271,7 @@ impl<H: Hook> Slot<H> {
     pub fn rollback(&self) -> Result<Arc<Version<H>>, Error> {
         let _change = lock(&self.change);
         let version = self.prepare_previous()?;
-        self.publish(version, None, true)
+        self.publish(version, None, None)
     }
 
     fn prepare_previous(&self) -> Result<Version<H>, Error> {
@@ -292,22 +292,27 @@ impl<H: Hook> Slot<H> {
     }
 
     /// Writes the catalogue, then exchanges the pointer: after a crash in between, the policy that
-    /// is stored is one that was proven to start.
+    /// is stored is one that was proven to start. A `trip` is why the old version may not come back; whoever
+    /// sees the new version sees it too.
     fn publish(
         &self,
         version: Version<H>,
         module: Option<&[u8]>,
-        keep_old: bool,
+        trip: Option<String>,
     ) -> Result<Arc<Version<H>>, Error> {
         let version = Arc::new(version);
         let old = self.current();
-        let previous = keep_old
+        let previous = trip
+            .is_none()
             .then(|| Previous { assignment: old.assignment.clone(), program: Some(old.program.clone()) });
         if let Some(catalog) = &self.catalog {
             let previous = previous.as_ref().map(|p| &p.assignment);
             catalog.assign(H::KIND, &version.assignment, previous, module)?;
         }
         *lock(&self.previous) = previous;
+        if trip.is_some() {
+            *lock(&self.last_trip) = trip;
+        }
         self.current.store(version.clone());
         // Unused guests of the old version would keep their memory until its last Arc goes.
         lock(&old.ready).clear();
@@ -330,9 +335,8 @@ impl<H: Hook> Slot<H> {
         });
         let Some(version) = back else { return };
         let serves = format!("{reason}; `{}` serves", version.description.name);
-        match self.publish(version, None, false) {
-            Ok(_) => *lock(&self.last_trip) = Some(serves),
-            Err(e) => self.log.add(1, &format!("breaker: {e}")),
+        if let Err(e) = self.publish(version, None, Some(serves)) {
+            self.log.add(1, &format!("breaker: {e}"));
         }
     }
 

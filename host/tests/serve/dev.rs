@@ -13,7 +13,7 @@ fn the_demo_moves_real_bytes_and_loses_no_decision() {
     let number = |name: &str| outcome[name].as_f64().unwrap_or_else(|| panic!("{name} in {outcome}"));
     assert_eq!(number("decisions"), 240.0);
     assert_eq!(number("decisions_lost") + number("checksum_failures") + number("wrong_bytes"), 0.0);
-    assert!(number("hit_rate_percent") > 0.0 && number("evictions") > 0.0, "{outcome}");
+    assert!(number("hit_rate_percent") > 5.0 && number("evictions") > 0.0, "{outcome}");
     assert!(number("bytes_moved") > 8e6, "{outcome}");
     assert_eq!(number("swaps"), 8.0, "a scheduler and three evictors, loaded and rolled back");
     let policies: Vec<_> = (0..3).map(|i| outcome["phases"][i]["policies"].as_str().unwrap_or("")).collect();
