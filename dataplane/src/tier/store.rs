@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use crate::block::{BlockKey, BlockMeta};
 use crate::memory::buffer::Buffer;
@@ -159,8 +160,13 @@ pub trait BlockStore: Send + Sync {
     /// Loads blocks; each is compared with its checksum before it is reported.
     fn get(&self, batch: Vec<Get>) -> Pending<Vec<GetDone>>;
 
-    /// Which keys the tier holds, as far as it knows without I/O; a later get may still miss.
-    fn exists(&self, keys: &[BlockKey]) -> Vec<bool>;
+    /// The size in bytes of each block the tier holds, as far as it knows without I/O; a later get may still miss.
+    fn sizes(&self, keys: &[BlockKey]) -> Vec<Option<u32>>;
+
+    /// Which keys the tier holds, as far as it knows without I/O.
+    fn exists(&self, keys: &[BlockKey]) -> Vec<bool> {
+        self.sizes(keys).iter().map(Option::is_some).collect()
+    }
 
     /// Drops blocks; true where there was one.
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>>;
@@ -228,6 +234,23 @@ impl<T> Pending<T> {
     pub fn wait(self) -> T {
         self.receiver.recv().expect("a tier completes every operation it took")
     }
+
+    /// Blocks until the operation is complete, at most `timeout`; then the operation is still under way.
+    ///
+    /// # Errors
+    /// Itself, to go on waiting.
+    ///
+    /// # Panics
+    /// As [`wait`](Self::wait).
+    pub fn wait_timeout(self, timeout: Duration) -> Result<T, Self> {
+        match self.receiver.recv_timeout(timeout) {
+            Ok(value) => Ok(value),
+            Err(oneshot::RecvTimeoutError::Timeout) => Err(self),
+            Err(oneshot::RecvTimeoutError::Disconnected) => {
+                panic!("a tier completes every operation it took")
+            }
+        }
+    }
 }
 
 impl<T> Future for Pending<T> {
@@ -237,5 +260,18 @@ impl<T> Future for Pending<T> {
         Pin::new(&mut self.receiver)
             .poll(cx)
             .map(|result| result.expect("a tier completes every operation it took"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_that_ran_out_can_go_on() {
+        let (completion, pending) = Pending::new();
+        let Err(pending) = pending.wait_timeout(Duration::ZERO) else { panic!("nothing was done yet") };
+        completion.done(7);
+        assert_eq!(pending.wait_timeout(Duration::from_secs(60)).unwrap(), 7);
     }
 }
