@@ -150,8 +150,8 @@ pub struct BlockStat {
     /// On the clock of `now_ms`, exact to 10 ms.
     pub inserted_ms: u64,
     pub used_ms: u64,
-    /// Slot of the parent, if that is resident.
-    pub parent_slot: Option<u32>,
+    /// The block before it in its chain, if that is resident.
+    pub parent: Option<BlockKey>,
 }
 
 /// Blocks in DRAM. Share it by `Arc`.

@@ -223,6 +223,27 @@ fn a_put_into_a_full_pool_takes_from_the_reserve() {
 }
 
 #[test]
+fn a_victim_is_copied_before_it_is_ready() {
+    let store = store(4);
+    (0..4).for_each(|n| assert!(matches!(put(&store, n, 4096, n), Reserve::Reserved(_))));
+    let slots: Vec<u32> = drain(&store).iter().map(|event| event.slot).collect();
+    let mut chosen = Vec::new();
+    assert_eq!(store.choose_victims(&slots[..3], 5, &mut chosen), Offered::default());
+    assert_eq!(chosen.iter().map(|stat| stat.key).collect::<Vec<_>>(), [0, 1, 2].map(key));
+    assert!(store.hold_chosen(slots[0], key(1)).is_none(), "the slot holds another block");
+    assert!(store.hold_chosen(slots[3], key(3)).is_none(), "it was not chosen");
+    let held = store.hold_chosen(slots[0], key(0)).unwrap();
+    assert_eq!((held.bytes(), store.stat(&[key(0)]).unwrap()[0].unwrap().uses), (&bytes_of(0, 4096)[..], 0));
+    assert_eq!(store.metrics().lifecycle.in_state(State::Migrating), 1);
+    assert!(matches!(put(&store, 4, 4096, 6), Reserve::Refused(_)), "nothing is ready yet");
+    assert!(lease(&store, 1, 6).is_some(), "a use after the choice");
+    drop(held);
+    assert_eq!(store.make_ready(&slots[..3], 7), 2);
+    assert!((5..7).all(|n| matches!(put(&store, n, 4096, 8), Reserve::Reserved(_))));
+    assert_eq!(store.exists(&[0, 1, 2, 3].map(key)).unwrap(), [false, true, false, true]);
+}
+
+#[test]
 fn a_waiting_put_is_served_by_the_evictor() {
     let config = DramConfig { put_wait: Duration::from_secs(60), ..config(4) };
     let store = Arc::new(DramStore::open(config).unwrap());

@@ -2,14 +2,14 @@
 
 use super::feed::event;
 use super::{
-    DramStore, Evict, Offered, OwnerId, Remove, SHARDS, TICK_MS, TTL_SCAN, check_batch, lock, millis,
-    slot_of, split,
+    BlockStat, DramStore, Evict, Offered, OwnerId, Remove, SHARDS, TICK_MS, TTL_SCAN, check_batch, lock,
+    millis, slot_of, split,
 };
 use crate::block::BlockKey;
 use crate::error::StoreError;
 use crate::tier::events::EventKind;
 use crate::tier::lifecycle::State;
-use crate::tier::shard::{Freed, Reservation, Shard};
+use crate::tier::shard::{Freed, Record, Reservation, Shard};
 
 impl DramStore {
     /// Makes blocks invisible now and frees their memory when the last reader is done.
@@ -65,6 +65,17 @@ impl DramStore {
 
     /// Puts victims that a policy chose in the reserve, most expendable first.
     pub fn offer_victims(&self, slots: &[u32], now_ms: u64) -> Offered {
+        let mut chosen = Vec::new();
+        let mut offered = self.choose_victims(slots, now_ms, &mut chosen);
+        let slots: Vec<u32> = chosen.iter().map(|stat| stat.slot).collect();
+        offered.taken = self.make_ready(&slots, now_ms);
+        offered.kept += chosen.len() - offered.taken;
+        offered
+    }
+
+    /// The first half of [`offer_victims`](Self::offer_victims): appends those of `slots` that may go, which can now be
+    /// [held](Self::hold_chosen) for a copy. A block that is used before [`make_ready`](Self::make_ready) stays.
+    pub fn choose_victims(&self, slots: &[u32], now_ms: u64, chosen: &mut Vec<BlockStat>) -> Offered {
         let mut offered = Offered::default();
         for &slot in slots {
             let (local, shard) = split(slot);
@@ -76,21 +87,44 @@ impl DramStore {
                 offered.not_resident += 1;
                 continue;
             };
-            let mut victims = lock(&self.victims);
-            let usable = record.leases == 0 && record.epoch != epoch && !record.in_reserve;
-            if usable && victims.len() < self.config.reserve_max {
-                record.in_reserve = true;
-                victims.push_back(slot);
-                offered.taken += 1;
-            } else if !record.in_reserve {
+            if record.in_reserve {
+                continue;
+            }
+            if record.leases > 0 || record.epoch == epoch {
                 record.epoch = self.push(event(EventKind::Keep, record, slot, 0, now_ms));
                 offered.kept += 1;
+                continue;
+            }
+            record.in_reserve = true;
+            let record = record.clone();
+            drop(guard);
+            chosen.push(self.describe(slot, &record));
+        }
+        offered
+    }
+
+    /// The second half: what was chosen and is unused since goes into the reserve. Returns how many did; the others
+    /// were used, are gone, or are beyond the bound of the reserve (the policy gets a `Keep`).
+    pub fn make_ready(&self, slots: &[u32], now_ms: u64) -> usize {
+        let mut taken = 0;
+        for &slot in slots {
+            let (local, shard) = split(slot);
+            let mut guard = self.write(shard);
+            let chosen = |record: &&mut Record| record.state.is_resident() && record.in_reserve;
+            let Some(record) = guard.records.get_mut(local as usize).filter(chosen) else { continue };
+            let mut victims = lock(&self.victims);
+            if victims.len() < self.config.reserve_max {
+                victims.push_back(slot);
+                taken += 1;
+            } else {
+                record.in_reserve = false;
+                record.epoch = self.push(event(EventKind::Keep, record, slot, 0, now_ms));
             }
         }
         // A waiter checks the reserve under the lock of `space`; taking it here makes the wake-up certain.
-        lock(&self.space).slots_full &= offered.taken == 0;
+        lock(&self.space).slots_full &= taken == 0;
         self.freed.notify_all();
-        offered
+        taken
     }
 
     /// Evicts from the reserve until the high watermark, at most `max` blocks. Returns how many went.

@@ -115,6 +115,18 @@ impl DramStore {
         Some(Held { store: Arc::clone(self), slot, offset, size, checksum })
     }
 
+    /// Holds a chosen victim while it is copied elsewhere. Not a use. None: it was used or left meanwhile.
+    pub fn hold_chosen(self: &Arc<Self>, slot: u32, key: BlockKey) -> Option<Held> {
+        let (local, shard) = split(slot);
+        let mut guard = self.write(shard);
+        let chosen = |r: &&Record| r.key == key && r.state.is_resident() && r.in_reserve;
+        let record = guard.records.get(local as usize).filter(chosen)?;
+        let (offset, size, checksum) = (record.offset, record.size, record.checksum);
+        guard.lend(local, State::Migrating).ok()?;
+        drop(guard);
+        Some(Held { store: Arc::clone(self), slot, offset, size, checksum })
+    }
+
     /// What is known about each key; none if it is not resident. Not a use.
     pub fn stat(&self, keys: &[BlockKey]) -> Result<Vec<Option<BlockStat>>, StoreError> {
         check_batch(keys.len())?;
@@ -148,7 +160,7 @@ impl DramStore {
         (found, None)
     }
 
-    fn describe(&self, slot: u32, record: &Record) -> BlockStat {
+    pub(super) fn describe(&self, slot: u32, record: &Record) -> BlockStat {
         BlockStat {
             key: record.key,
             slot,
@@ -161,18 +173,18 @@ impl DramStore {
             leases: record.leases.into(),
             inserted_ms: u64::from(record.inserted) * TICK_MS,
             used_ms: u64::from(record.used) * TICK_MS,
-            parent_slot: self.parent_slot(record),
+            parent: self.parent(record),
         }
     }
 
-    fn parent_slot(&self, record: &Record) -> Option<u32> {
+    fn parent(&self, record: &Record) -> Option<BlockKey> {
         if record.parent_slot == NO_SLOT {
             return None;
         }
         let (local, shard) = split(record.parent_slot);
         let guard = self.read(shard);
         let parent = guard.records.get(local as usize)?;
-        (parent.state.is_resident() && tag(parent.key) == record.parent_tag).then_some(record.parent_slot)
+        (parent.state.is_resident() && tag(parent.key) == record.parent_tag).then_some(parent.key)
     }
 
     pub(super) fn slot_of_resident(&self, key: BlockKey) -> Option<u32> {

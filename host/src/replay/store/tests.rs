@@ -165,8 +165,8 @@ fn metadata_of_a_chain_arrives_with_its_blocks() {
     session.request(&request, 9).unwrap();
     let keys = session.keys(&request);
     let stats: Vec<_> = host.store.stat(&keys).unwrap().into_iter().flatten().collect();
-    let seen: Vec<_> = stats.iter().map(|stat| (stat.depth, stat.class, stat.parent_slot)).collect();
-    assert_eq!(seen, [(0, 9, None), (1, 9, Some(stats[0].slot)), (2, 9, Some(stats[1].slot))]);
+    let seen: Vec<_> = stats.iter().map(|stat| (stat.depth, stat.class, stat.parent)).collect();
+    assert_eq!(seen, [(0, 9, None), (1, 9, Some(keys[0])), (2, 9, Some(keys[1]))]);
 }
 
 #[test]
