@@ -1,10 +1,16 @@
-//! Tiers: where blocks live. The trait they share is [`store::BlockStore`]; [`dram`] is the one that lends in place.
+//! Tiers: where blocks live. The trait they share is [`store::BlockStore`]; [`dram`] is the one that lends in place,
+//! [`memory`] the plain one that the others are compared with. [`fault`] makes any of them fail on purpose.
 
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 pub mod dram;
 pub mod events;
+pub mod fault;
 pub mod lifecycle;
+pub mod memory;
 pub mod store;
 
+mod counters;
 mod lease;
 mod shard;
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::block::{BlockKey, BlockMeta};
+use crate::block::{BlockKey, BlockMeta, checksum};
 use crate::memory::buffer::Buffer;
 
 /// Where a block lives, nearest to the compute first.
@@ -61,6 +61,30 @@ pub struct Put {
     pub buffer: Buffer,
 }
 
+impl Put {
+    /// Refuses what no tier may store: no bytes, more than `max`, bytes that are missing or not the ones announced.
+    pub fn check(&self, tier: &'static str, max: u64) -> Result<(), TierError> {
+        let (key, size) = (self.meta.key, u64::from(self.meta.size));
+        if size == 0 {
+            return Err(TierError::ZeroSize { key });
+        }
+        if size > max {
+            return Err(TierError::TooLarge { tier, key, size, max });
+        }
+        let (expected, found) = (self.checksum, checksum(self.bytes()?));
+        if expected != found {
+            return Err(TierError::ChecksumMismatch { key, expected, found });
+        }
+        Ok(())
+    }
+
+    /// The block's bytes.
+    pub fn bytes(&self) -> Result<&[u8], TierError> {
+        let (key, size, len) = (self.meta.key, self.meta.size.into(), self.buffer.len() as u64);
+        self.buffer.bytes().get(..self.meta.size as usize).ok_or(TierError::Buffer { key, size, len })
+    }
+}
+
 #[derive(Debug)]
 pub struct PutDone {
     pub buffer: Buffer,
@@ -81,6 +105,15 @@ pub struct Get {
     pub buffer: Buffer,
 }
 
+impl Get {
+    /// Where a block of `size` bytes goes.
+    pub fn target(&mut self, size: u32) -> Result<&mut [u8], TierError> {
+        let (key, len) = (self.key, self.buffer.len() as u64);
+        let target = self.buffer.bytes_mut().and_then(|bytes| bytes.get_mut(..size as usize));
+        target.ok_or(TierError::Buffer { key, size: size.into(), len })
+    }
+}
+
 #[derive(Debug)]
 pub struct GetDone {
     pub buffer: Buffer,
@@ -90,6 +123,8 @@ pub struct GetDone {
 }
 
 /// A block that was loaded: `meta.size` bytes at the front of the buffer, which match `checksum`.
+///
+/// `meta` is what was put, except that a tier may have forgotten the parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loaded {
     pub meta: BlockMeta,
