@@ -7,6 +7,8 @@ pub mod block;
 pub mod clock;
 pub mod config;
 pub mod error;
+pub mod header;
+pub mod layout;
 pub mod memory;
 pub mod metrics;
 pub mod server;
