@@ -1,6 +1,7 @@
-//! Memory that holds blocks: where it comes from ([`host`]), who has which part of it ([`extents`]), and what is lent
-//! to one operation ([`buffer`]).
+//! Memory that holds blocks: where it comes from ([`host`]), who has which part of it ([`extents`]), what is lent
+//! to one operation ([`buffer`]), and what transfers may name ([`region`]).
 
 pub mod buffer;
 pub mod extents;
 pub mod host;
+pub mod region;

@@ -127,6 +127,11 @@ impl Mapping {
         Ok(Self { base, len, writable })
     }
 
+    /// The address of the first byte.
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
     pub fn len(&self) -> u64 {
         self.len
     }
