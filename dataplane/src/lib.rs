@@ -14,6 +14,7 @@ pub mod metrics;
 pub mod server;
 pub mod stream;
 pub mod tier;
+pub mod topology;
 pub mod transport;
 pub mod wire;
 

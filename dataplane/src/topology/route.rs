@@ -1,0 +1,58 @@
+//! Which pairs of NICs to use between two machines, from the matrices of both.
+//!
+//! Planning caches the answer per (peer, from, to) until a matrix changes, and spreads slices over the routes of the
+//! lowest cost by their load; a slice that fails goes to the next route.
+
+use super::matrix::{Matrix, Rails};
+use super::model::Location;
+
+/// One pair of NICs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route<'a> {
+    pub local: &'a str,
+    pub remote: &'a str,
+    /// How many of the two ends use a NIC that is not preferred there: 0 to 2.
+    pub cost: u8,
+}
+
+/// All routes from memory at `from` on this machine to memory at `to` on the peer, best first.
+///
+/// Within one cost those on one rail come first: clusters wire the NICs of one name, or one position, to the same
+/// switch, so that such a pair meets no second switch. What follows are pairs one position apart, then two, so that
+/// between machines of one kind the first *n* routes of a cost use *n* different NICs on both sides.
+///
+/// A location that a machine does not list, such as a GPU that its probe cannot see, may use all its NICs. The answer
+/// is empty only if one side has none.
+pub fn routes<'a>(local: &'a Matrix, from: Location, remote: &'a Matrix, to: Location) -> Vec<Route<'a>> {
+    let (mine, theirs) = (local.nics(), remote.nics());
+    let rails = mine.len().max(theirs.len());
+    let mut found = Vec::with_capacity(mine.len() * theirs.len());
+    for (local_rail, local_cost, local) in candidates(local, from, &mine) {
+        for (remote_rail, remote_cost, remote) in candidates(remote, to, &theirs) {
+            let apart = if local == remote { 0 } else { 1 + (remote_rail + rails - local_rail) % rails };
+            let cost = local_cost + remote_cost;
+            found.push(((cost, apart, local_rail), Route { local, remote, cost }));
+        }
+    }
+    found.sort_by_key(|(key, _)| *key);
+    found.into_iter().map(|(_, route)| route).collect()
+}
+
+/// Position, cost and name of each NIC that `location` may use. `nics` are those of the machine.
+fn candidates<'a>(
+    matrix: &'a Matrix,
+    location: Location,
+    nics: &[&'a str],
+) -> impl Iterator<Item = (usize, u8, &'a str)> {
+    let rails: Option<&Rails> = matrix.rails(location);
+    nics.iter().enumerate().filter_map(move |(rail, &name)| {
+        let listed = |list: &[String]| list.iter().any(|nic| nic == name);
+        let cost = match rails {
+            None => 0,
+            Some(rails) if listed(&rails.preferred) => 0,
+            Some(rails) if listed(&rails.secondary) => 1,
+            Some(_) => return None,
+        };
+        Some((rail, cost, name))
+    })
+}
