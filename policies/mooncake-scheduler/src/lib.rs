@@ -5,17 +5,17 @@
 //! a transfer of the difference; fetching it there is what replicates hot prefixes. A request whose
 //! TTFT or TBT would miss its SLO is rejected before prefill.
 
-use kvasir_policy::columns::{argmin, max};
+use kvasir_policy::columns::{Lanes, map_argmin, max};
 use kvasir_policy::scheduler::{Cluster, Decision, PrefillTable, Prefix, Reason, Request, Transfer};
 use kvasir_policy::{Description, Scheduler};
 
 /// Scratch columns, kept to spare an allocation per decision.
 #[derive(Default)]
 pub struct Mooncake {
+    /// Prefix column as numbers that mix with the others; zeros where the host sent none.
+    own: Vec<f32>,
     ttft: Vec<f32>,
     tbt: Vec<f32>,
-    /// Stands in for a prefix column that the host did not send.
-    nothing: Vec<u32>,
 }
 
 impl Scheduler for Mooncake {
@@ -24,14 +24,13 @@ impl Scheduler for Mooncake {
     }
 
     fn schedule(&mut self, cluster: &Cluster, request: &Request, prefix: Prefix<'_>) -> Decision {
-        let matched = column(prefix, cluster.prefill.len(), &mut self.nothing);
+        let matched = prefix.any_tier();
         let (best, source) = best_prefix(&cluster.prefill, matched);
-        estimate_ttft(cluster, request, matched, best, &mut self.ttft);
-        estimate_tbt(cluster, request, &mut self.tbt);
-        let Some(p) = argmin(&self.ttft) else {
+        own_prefix(matched, cluster.prefill.len(), &mut self.own);
+        let Some(p) = fastest_prefill(cluster, request, &self.own, best, &mut self.ttft) else {
             return Decision::reject(Reason::NoInstance, 1_000);
         };
-        let Some(d) = argmin(&self.tbt) else {
+        let Some(d) = fastest_decode(cluster, request, &mut self.tbt) else {
             let any = cluster.decode.available.contains(&1.0);
             return Decision::reject(if any { Reason::NoMemory } else { Reason::NoInstance }, 1_000);
         };
@@ -43,7 +42,7 @@ impl Scheduler for Mooncake {
                 return Decision::reject(Reason::Tbt, 1_000);
             }
         }
-        let own = matched[p];
+        let own = matched.get(p).copied().unwrap_or(0);
         let fetch = needs_transfer(best, own, cluster.thresholds.kvcache_balancing);
         let transfer = fetch.then(|| Transfer {
             source: source as u16,
@@ -53,24 +52,20 @@ impl Scheduler for Mooncake {
     }
 
     fn explain(&self, cluster: &Cluster, request: &Request, prefix: Prefix<'_>) -> Vec<f32> {
-        let mut nothing = Vec::new();
-        let matched = column(prefix, cluster.prefill.len(), &mut nothing);
+        let matched = prefix.any_tier();
         let (best, _) = best_prefix(&cluster.prefill, matched);
-        let mut ttft = Vec::new();
-        estimate_ttft(cluster, request, matched, best, &mut ttft);
+        let (mut own, mut ttft) = (Vec::new(), Vec::new());
+        own_prefix(matched, cluster.prefill.len(), &mut own);
+        fastest_prefill(cluster, request, &own, best, &mut ttft);
         ttft
     }
 }
 
 /// One value per slot, also where the host sent none.
-fn column<'a>(prefix: Prefix<'a>, slots: usize, nothing: &'a mut Vec<u32>) -> &'a [u32] {
-    let matched = prefix.any_tier();
-    if matched.len() == slots {
-        return matched;
-    }
-    nothing.clear();
-    nothing.resize(slots, 0);
-    nothing
+fn own_prefix(matched: &[u32], slots: usize, own: &mut Vec<f32>) {
+    own.clear();
+    own.extend(matched.iter().map(|&blocks| blocks as f32));
+    own.resize(slots, 0.0);
 }
 
 /// Line 3, `FindBestPrefixMatch`, among the instances that can serve it.
@@ -94,68 +89,51 @@ fn needs_transfer(best: u32, own: u32, threshold: f32) -> bool {
     best > own && best as f32 > threshold * own as f32
 }
 
-/// Lines 4 to 16: estimated TTFT per prefill slot, +infinity where unavailable.
-///
-/// Written for the vectoriser, which is most of the speed in Wasm: slices of one length; selections
-/// instead of `max` and `min`, which have no vector form there; and two passes, because one that reads
-/// all columns exceeds the number of pointers the compiler checks for overlap.
-fn estimate_ttft(cluster: &Cluster, request: &Request, matched: &[u32], best: u32, ttft: &mut Vec<f32>) {
-    let table = &cluster.prefill;
-    let n = table.len();
-    let best = best as f32;
-    let prompt = request.prompt_tokens as f32;
-    let block = cluster.block_size_tokens as f32;
-    let threshold = cluster.thresholds.kvcache_balancing;
-    let fetches = |own: f32| (best > own) & (best > threshold * own);
-    ttft.resize(n, 0.0);
-    let (ttft, matched) = (&mut ttft[..n], &matched[..n]);
-
-    let (busy, t0, t1) = (&table.busy_until[..n], &table.transfer_fixed[..n], &table.transfer_per_block[..n]);
-    for i in 0..n {
-        let own = matched[i] as f32;
-        let fetch = t0[i] + t1[i] * (best - own);
-        let transfer = if fetches(own) { fetch } else { 0.0 };
-        let ahead = busy[i] - request.now;
-        ttft[i] = transfer + if ahead > 0.0 { ahead } else { 0.0 };
-    }
-
-    let available = &table.available[..n];
-    let (c0, c1, c2) = (&table.cost_fixed[..n], &table.cost_per_token[..n], &table.cost_per_pair[..n]);
-    for i in 0..n {
-        let own = matched[i] as f32;
-        let held = if fetches(own) { best } else { own } * block;
-        let cached = if held < prompt { held } else { prompt };
+/// Lines 4 to 16: estimated TTFT per prefill slot, +infinity where unavailable, and the slot that has the least.
+fn fastest_prefill(
+    cluster: &Cluster,
+    request: &Request,
+    own: &[f32],
+    best: u32,
+    ttft: &mut Vec<f32>,
+) -> Option<usize> {
+    let t = &cluster.prefill;
+    let [best, prompt, now] = [best as f32, request.prompt_tokens as f32, request.now].map(Lanes::splat);
+    let block = Lanes::splat(cluster.block_size_tokens as f32);
+    let threshold = Lanes::splat(cluster.thresholds.kvcache_balancing);
+    let columns = [
+        own,
+        &t.free_at,
+        &t.transfer_fixed,
+        &t.transfer_per_block,
+        &t.cost_fixed,
+        &t.cost_per_token,
+        &t.cost_per_pair,
+    ];
+    map_argmin(columns, ttft, |[own, free_at, t0, t1, c0, c1, c2]| {
+        let fetches = best.simd_gt(own) & best.simd_gt(threshold * own);
+        let transfer = fetches & (t0 + t1 * (best - own));
+        let ahead = free_at - now;
+        let queue = ahead.simd_gt(Lanes::splat(0.0)) & ahead;
+        let held = fetches.select(best, own) * block;
+        let cached = held.simd_lt(prompt).select(held, prompt);
         let computed = prompt - cached;
-        let prefill = c0[i] + c1[i] * computed + c2[i] * computed * (cached + computed * 0.5);
-        let sum = ttft[i] + prefill;
-        ttft[i] = if available[i] == 1.0 { sum } else { f32::INFINITY };
-    }
+        let prefill = c0 + c1 * computed + c2 * computed * (cached + computed * 0.5);
+        transfer + queue + prefill
+    })
 }
 
-/// Line 17, `SelectDecodingInstance`: predicted time between tokens per decode slot once this
-/// request has joined, +infinity where unavailable or without room for its blocks.
-fn estimate_tbt(cluster: &Cluster, request: &Request, tbt: &mut Vec<f32>) {
-    let table = &cluster.decode;
-    let n = table.len();
-    let tokens = request.prompt_tokens as f32 + request.output_tokens as f32;
-    let blocks = (tokens / (cluster.block_size_tokens as f32).max(1.0)).ceil();
+/// Line 17, `SelectDecodingInstance`: predicted time between tokens per decode slot once this request has joined,
+/// +infinity where unavailable or without room for its blocks, and the slot that has the least.
+fn fastest_decode(cluster: &Cluster, request: &Request, tbt: &mut Vec<f32>) -> Option<usize> {
+    let t = &cluster.decode;
     let prompt = request.prompt_tokens as f32;
-    tbt.resize(n, 0.0);
-    let tbt = &mut tbt[..n];
-
-    let (d0, d1) = (&table.step_fixed[..n], &table.step_per_sequence[..n]);
-    let (sequences, arriving) = (&table.sequences[..n], &table.arriving_sequences[..n]);
-    for i in 0..n {
-        tbt[i] = d0[i] + d1[i] * (sequences[i] + arriving[i] + 1.0);
-    }
-
-    let (available, free, d2) = (&table.available[..n], &table.free_blocks[..n], &table.step_per_token[..n]);
-    let (context, arriving) = (&table.context_tokens[..n], &table.arriving_tokens[..n]);
-    for i in 0..n {
-        let step = tbt[i] + d2[i] * (context[i] + arriving[i] + prompt);
-        let fits = (available[i] == 1.0) & (free[i] >= blocks);
-        tbt[i] = if fits { step } else { f32::INFINITY };
-    }
+    let tokens = prompt + request.output_tokens as f32;
+    let blocks = Lanes::splat((tokens / (cluster.block_size_tokens as f32).max(1.0)).ceil());
+    let columns = [&t.room[..], &t.joined_step, &t.tokens, &t.step_per_token];
+    map_argmin(columns, tbt, |[room, step, tokens, d2]| {
+        room.simd_ge(blocks).select(step + d2 * (tokens + prompt), Lanes::splat(f32::INFINITY))
+    })
 }
 
 kvasir_policy::export_scheduler!(Mooncake);

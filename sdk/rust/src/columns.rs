@@ -1,7 +1,51 @@
 //! Column arithmetic that compiles to SIMD in Wasm (`+simd128`) and natively, without intrinsics:
-//! fixed groups of lanes that the compiler turns into vectors.
+//! fixed groups of lanes that the compiler turns into vectors, and [`Lanes`] where a formula is too long for it.
+
+/// Eight values that are computed at once, the same to the last bit in Wasm and natively.
+pub use wide::f32x8 as Lanes;
 
 const LANES: usize = 8;
+/// Slots taken in one turn of a loop: every turn in Wasm pays a check of the deadline.
+const GROUP: usize = 2 * LANES;
+
+/// `out[i] = f([inputs[0][i], inputs[1][i], ...])` for every slot, and the index of the smallest result as [`argmin`]
+/// gives it. `out` gets the length of the shortest column.
+///
+/// `f` computes [`Lanes`], eight slots at once: comparisons give masks, which select by `mask.select(yes, no)`.
+pub fn map_argmin<const K: usize>(
+    inputs: [&[f32]; K],
+    out: &mut Vec<f32>,
+    f: impl Fn([Lanes; K]) -> Lanes,
+) -> Option<usize> {
+    let n = inputs.iter().map(|column| column.len()).min().unwrap_or(0);
+    out.resize(n, f32::INFINITY);
+    let inputs = inputs.map(|column| &column[..n]);
+    let groups = inputs.map(|column| column.as_chunks::<GROUP>().0);
+    let (results, rest) = out.as_chunks_mut::<GROUP>();
+    let mut least = Lanes::splat(f32::INFINITY);
+    for (g, result) in results.iter_mut().enumerate() {
+        for (half, result) in result.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let values = f(groups.map(|column| Lanes::new(column[g].as_chunks::<LANES>().0[half])));
+            least = values.simd_lt(least).select(values, least);
+            *result = values.to_array();
+        }
+    }
+    let mut least = smallest(least.as_array());
+    let start = n - rest.len();
+    for (part, result) in rest.chunks_mut(LANES).enumerate() {
+        let values = f(inputs.map(|column| head(&column[start + part * LANES..])));
+        result.copy_from_slice(&values.as_array()[..result.len()]);
+        least = least.min(smallest(result));
+    }
+    (least < f32::INFINITY).then(|| position(out, least)).flatten()
+}
+
+/// The first values of a column, zeros after its end.
+fn head(column: &[f32]) -> Lanes {
+    let mut lanes = [0.0; LANES];
+    lanes.iter_mut().zip(column).for_each(|(lane, &value)| *lane = value);
+    Lanes::new(lanes)
+}
 
 /// Index of the smallest value, the first one where several are equal; `None` if every value is
 /// +infinity or NaN, or there is none.
@@ -13,12 +57,13 @@ pub fn argmin(values: &[f32]) -> Option<usize> {
             *lane = if value < *lane { value } else { *lane };
         }
     }
-    let smaller = |least: f32, &value: &f32| if value < least { value } else { least };
-    let least = lanes.iter().chain(groups.remainder()).fold(f32::INFINITY, smaller);
-    if least == f32::INFINITY {
-        return None;
-    }
-    position(values, least)
+    let least = smallest(&lanes).min(smallest(groups.remainder()));
+    (least < f32::INFINITY).then(|| position(values, least)).flatten()
+}
+
+/// +infinity if there is none; NaN is passed over.
+fn smallest(values: &[f32]) -> f32 {
+    values.iter().fold(f32::INFINITY, |least, &value| if value < least { value } else { least })
 }
 
 /// First index whose value equals `wanted`.
@@ -77,6 +122,20 @@ mod tests {
                 }
             }
             assert_eq!(argmin(&column), plain, "{column:?}");
+        }
+    }
+
+    #[test]
+    fn a_mapped_column_holds_every_slot_and_its_least_is_found() {
+        for len in 0..70 {
+            let up: Vec<f32> = (0..len).map(|i| i as f32).collect();
+            let wave: Vec<f32> = (0..len).map(|i| ((i * 7) % 13) as f32).collect();
+            let mut out = vec![9.0; 3];
+            let least = map_argmin([&up, &wave], &mut out, |[up, wave]| {
+                wave.simd_gt(Lanes::splat(0.5)).select(wave + up * 0.0, Lanes::splat(f32::INFINITY))
+            });
+            let plain: Vec<f32> = wave.iter().map(|&w| if w > 0.5 { w } else { f32::INFINITY }).collect();
+            assert_eq!((least, &out), (argmin(&plain), &plain), "{len}");
         }
     }
 

@@ -229,14 +229,19 @@ impl DecodeRow {
 }
 
 macro_rules! table {
-    ($(#[$doc:meta])* $name:ident { $($column:ident),* $(,)? }) => {
+    ($(#[$doc:meta])* $name:ident { $($column:ident),* $(,)? } $($(#[$derived_doc:meta])* $derived:ident)*) => {
         $(#[$doc])*
         #[derive(Clone, Debug, Default)]
-        pub struct $name { $(pub $column: Vec<f32>),* }
+        pub struct $name {
+            $(pub $column: Vec<f32>,)*
+            $($(#[$derived_doc])* pub $derived: Vec<f32>,)*
+        }
 
         impl $name {
             fn reset(&mut self, slots: usize) {
                 $(self.$column.clear(); self.$column.resize(slots, 0.0);)*
+                $(self.$derived.resize(slots, 0.0);)*
+                (0..slots).for_each(|slot| self.derive(slot));
             }
 
             /// Rows naming a slot outside the table are skipped.
@@ -246,6 +251,7 @@ macro_rules! table {
                     if slot < self.available.len() {
                         let mut values = row[1..].iter().copied();
                         $(self.$column[slot] = values.next().unwrap_or(0.0);)*
+                        self.derive(slot);
                     }
                 }
             }
@@ -263,18 +269,44 @@ macro_rules! table {
 }
 
 table! {
-    /// The prefill table by columns, one value per slot; units as in the contract.
+    /// The prefill table by columns, one value per slot; units as in the contract. The last column is computed
+    /// here when a row changes, so that a decision does not compute it anew.
     PrefillTable {
         available, busy_until, cost_fixed, cost_per_token, cost_per_pair, transfer_fixed,
         transfer_per_block, queued, free_blocks, capacity_blocks, reported_at,
     }
+    /// `busy_until`, or +infinity where the slot is unavailable.
+    free_at
+}
+
+impl PrefillTable {
+    fn derive(&mut self, slot: usize) {
+        let available = self.available[slot] == 1.0;
+        self.free_at[slot] = if available { self.busy_until[slot] } else { f32::INFINITY };
+    }
 }
 
 table! {
-    /// The decode table by columns, one value per slot; units as in the contract.
+    /// The decode table by columns, one value per slot; units as in the contract. The last three are computed here
+    /// when a row changes.
     DecodeTable {
         available, sequences, context_tokens, free_blocks, capacity_blocks, step_fixed,
         step_per_sequence, step_per_token, arriving_sequences, arriving_tokens, reported_at,
+    }
+    /// `free_blocks`, or -1 where the slot is unavailable.
+    room
+    /// Step time once one more sequence has joined, without what its context adds.
+    joined_step
+    /// `context_tokens` + `arriving_tokens`.
+    tokens
+}
+
+impl DecodeTable {
+    fn derive(&mut self, i: usize) {
+        self.room[i] = if self.available[i] == 1.0 { self.free_blocks[i] } else { -1.0 };
+        let sequences = self.sequences[i] + self.arriving_sequences[i] + 1.0;
+        self.joined_step[i] = self.step_fixed[i] + self.step_per_sequence[i] * sequences;
+        self.tokens[i] = self.context_tokens[i] + self.arriving_tokens[i];
     }
 }
 
@@ -382,6 +414,7 @@ mod tests {
         assert_eq!(table.available, [0.0, 1.0]);
         assert_eq!(table.busy_until, [0.0, 5.0]);
         assert_eq!(table.reported_at, [0.0, 3.0]);
+        assert_eq!(table.free_at, [f32::INFINITY, 5.0]);
         table.update(&[f32::NAN; ROW]); // NaN casts to slot 0; values are the host's to check
         assert_eq!(table.available[1], 1.0);
     }
