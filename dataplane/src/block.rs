@@ -1,8 +1,9 @@
 //! What a block is called and what is known about it before its bytes arrive.
 
 use std::fmt;
+use std::hash::Hasher;
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use twox_hash::{XxHash3_64, XxHash3_128};
 
 /// The most items in one batch call, in process and on the wire.
 pub const BATCH_MAX: usize = 4096;
@@ -16,12 +17,12 @@ impl BlockKey {
     /// The key of a block that an engine names by `engine_hash` (opaque, any length). `namespace` carries
     /// what that hash does not cover: model, dtype, tensor-parallel layout, block size.
     pub fn from_engine_hash(namespace: &str, engine_hash: &[u8]) -> Self {
-        let mut hasher = Xxh3::new();
+        let mut hasher = XxHash3_128::new();
         // The length goes first, so that no two (namespace, hash) pairs read as the same bytes.
-        hasher.update(&(namespace.len() as u64).to_le_bytes());
-        hasher.update(namespace.as_bytes());
-        hasher.update(engine_hash);
-        Self(hasher.digest128())
+        hasher.write(&(namespace.len() as u64).to_le_bytes());
+        hasher.write(namespace.as_bytes());
+        hasher.write(engine_hash);
+        Self(hasher.finish_128())
     }
 
     /// The key of a block that a person names, for the command line.
@@ -70,7 +71,21 @@ impl BlockMeta {
 
 /// The checksum of a block's bytes, taken when it is stored and carried with it ever after.
 pub fn checksum(bytes: &[u8]) -> u64 {
-    xxh3_64(bytes)
+    XxHash3_64::oneshot(bytes)
+}
+
+/// [`checksum`] of bytes that come in pieces.
+#[derive(Default)]
+pub struct Checksum(XxHash3_64);
+
+impl Checksum {
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.write(bytes);
+    }
+
+    pub fn finish(&self) -> u64 {
+        self.0.finish()
+    }
 }
 
 #[cfg(test)]
@@ -82,6 +97,12 @@ mod tests {
         assert_ne!(BlockKey::from_engine_hash("ab", b"c"), BlockKey::from_engine_hash("a", b"bc"));
         assert_ne!(BlockKey::from_engine_hash("", b"abc"), BlockKey::from_engine_hash("abc", b""));
         assert_eq!(BlockKey::from_name("x"), BlockKey::from_name("x"));
+        // Keys and checksums stand on disks and on the wire: these values never change.
+        let key = BlockKey::from_engine_hash("ns", b"hash");
+        assert_eq!(
+            (key.0, checksum(b"bytes")),
+            (0x388b_79e5_e117_e6d9_06ce_2ec0_d38b_9c54, 0xd303_45fe_f8ac_3570)
+        );
         assert_eq!(BlockKey(0xab).to_string(), "000000000000000000000000000000ab");
     }
 }

@@ -256,7 +256,7 @@ mod tests {
             &[4, 1, 1, 3, 64, 0, 0, 0, 128, 0, 0, 0, 4, 0, 0, 0],
             b"KVBH",
             &(61u64 * 656 * 16).to_le_bytes(),
-            &xxhash_rust::xxh3::xxh3_64(&payload).to_le_bytes(),
+            &crate::block::checksum(&payload).to_le_bytes(),
         ];
         assert_eq!(raw[..56], stated.concat());
         assert_eq!(BlockHeader::decode(&raw).unwrap().kv, kv);

@@ -5,3 +5,4 @@ pub mod buffer;
 pub mod extents;
 pub mod host;
 pub mod region;
+mod stream;

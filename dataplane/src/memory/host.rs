@@ -13,11 +13,11 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
+use super::extents::PAGE;
+use super::stream::copy_past_cache;
+use crate::block::{Checksum, checksum};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use xxhash_rust::xxh3::Xxh3;
-
-use super::extents::PAGE;
 
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -162,17 +162,20 @@ impl Mapping {
     pub fn write_checksummed(&self, offset: u64, from: &[u8]) -> Option<u64> {
         /// Half of a small first-level cache.
         const CHUNK: usize = 16 << 10;
-        self.at(offset, from.len() as u64).filter(|_| self.writable)?;
+        let to = self.at(offset, from.len() as u64).filter(|_| self.writable)?;
         if from.len() <= CHUNK {
             self.write(offset, from);
-            return Some(crate::block::checksum(from));
+            return Some(checksum(from));
         }
-        let mut hasher = Xxh3::new();
+        let mut sum = Checksum::default();
         for (n, chunk) in from.chunks(CHUNK).enumerate() {
-            self.write(offset + (n * CHUNK) as u64, chunk);
-            hasher.update(chunk);
+            // First the checksum, which brings the chunk into the cache, then the copy out of it.
+            sum.update(chunk);
+            // SAFETY: the chunks of `from` follow each other, and the whole of it fits at `to`; see `write` for why
+            // they do not overlap.
+            unsafe { copy_past_cache(chunk, to.add(n * CHUNK)) };
         }
-        Some(hasher.digest())
+        Some(sum.finish())
     }
 
     /// Fills a range straight from `source`. The caller holds the reservation of that range.
@@ -242,7 +245,7 @@ mod tests {
     #[test]
     fn readers_see_writes_and_cannot_write() {
         let pool = HostPool::new(8192, true).unwrap();
-        assert_eq!(pool.mapping().write_checksummed(4096, b"bytes"), Some(crate::block::checksum(b"bytes")));
+        assert_eq!(pool.mapping().write_checksummed(4096, b"bytes"), Some(checksum(b"bytes")));
         let fd = pool.readonly_fd().unwrap();
         let reader = Mapping::new(fd.as_fd(), 8192, false).unwrap();
         assert_eq!(reader.bytes(4096, 5), Some(&b"bytes"[..]));
@@ -267,7 +270,7 @@ mod tests {
     fn long_writes_have_the_checksum_of_the_whole() {
         let pool = HostPool::new(1 << 20, false).unwrap();
         let data: Vec<u8> = (0..100_000u32).map(|i| (i * 7) as u8).collect();
-        assert_eq!(pool.mapping().write_checksummed(64, &data), Some(crate::block::checksum(&data)));
+        assert_eq!(pool.mapping().write_checksummed(64, &data), Some(checksum(&data)));
         assert_eq!(pool.mapping().bytes(64, 100_000), Some(&data[..]));
     }
 }

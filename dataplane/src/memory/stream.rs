@@ -1,0 +1,64 @@
+//! Copies into memory that nobody reads soon.
+#![allow(unsafe_code)]
+
+/// Copies `from` to `to` without reading the target's lines into the cache first, where the processor can: a block
+/// that is stored is larger than the caches, and reading what is overwritten costs a third of the memory's bandwidth.
+///
+/// # Safety
+/// `to` is valid for writes of `from.len()` bytes and does not overlap `from`.
+pub(super) unsafe fn copy_past_cache(from: &[u8], to: *mut u8) {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        let done = copy_lines(from, to);
+        #[cfg(not(target_arch = "x86_64"))]
+        let done = 0;
+        std::ptr::copy_nonoverlapping(from.as_ptr().add(done), to.add(done), from.len() - done);
+    }
+}
+
+/// The whole cache lines of the copy; how many bytes those were, none if `to` is not aligned.
+///
+/// # Safety
+/// As for [`copy_past_cache`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy_lines(from: &[u8], to: *mut u8) -> usize {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    if !to.cast::<__m128i>().is_aligned() {
+        return 0;
+    }
+    let (lines, _) = from.as_chunks::<64>();
+    for (n, line) in lines.iter().enumerate() {
+        let source = line.as_ptr().cast::<__m128i>();
+        // SAFETY: 64 readable bytes at `source`; as many writable and aligned ones at this place of `to`; SSE2 is part
+        // of every x86-64.
+        unsafe {
+            let target = to.add(n * 64).cast::<__m128i>();
+            let values = [0, 1, 2, 3].map(|i| _mm_loadu_si128(source.add(i)));
+            for (i, value) in values.into_iter().enumerate() {
+                _mm_stream_si128(target.add(i), value);
+            }
+        }
+    }
+    // SAFETY: a fence has no conditions. It orders these stores before whatever makes the block visible.
+    unsafe { _mm_sfence() };
+    lines.len() * 64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_length_and_alignment_is_copied_whole() {
+        let from: Vec<u8> = (0..1000u32).map(|i| (i * 7) as u8).collect();
+        for (len, shift) in [(0, 0), (1, 0), (63, 0), (64, 0), (65, 16), (640, 0), (641, 1), (900, 8)] {
+            let mut to = vec![0u8; 1024];
+            let start = to.as_ptr().align_offset(64) + shift;
+            // SAFETY: `start` is at most 63 + 16, so that `len` bytes from there on lie inside.
+            unsafe { copy_past_cache(&from[..len], to.as_mut_ptr().add(start)) };
+            assert_eq!(to[start..start + len], from[..len], "{len} at {shift}");
+            assert!(to[start + len..].iter().all(|&byte| byte == 0), "{len} at {shift}");
+        }
+    }
+}
