@@ -11,10 +11,13 @@
 //! a put or a get.
 //!
 //! **Files.** `write` brings blocks in, `read` lends them, `leave` drops them; `space` shares out the pool's memory,
-//! `feed` is what the policy is told.
+//! `feed` is what the policy is told;
+//! [`as_store`] is the trait of all tiers on top.
 //!
 //! **Time** is an argument (`now_ms`, on any clock that does not step back much); only waiting for space looks at
 //! a real clock.
+
+pub mod as_store;
 
 mod feed;
 mod leave;

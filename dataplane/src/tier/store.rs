@@ -150,6 +150,8 @@ pub enum TierError {
     Io { tier: &'static str, step: &'static str, key: BlockKey, reason: String, retryable: bool },
     #[error("tier {tier} has too many operations under way ({limit}); try again")]
     Busy { tier: &'static str, limit: usize },
+    #[error("block {key} is just being stored by another writer; try again")]
+    InProgress { key: BlockKey },
     #[error("cancelled before it began")]
     Cancelled,
     #[error("tier {tier} is closed")]
@@ -160,7 +162,7 @@ impl TierError {
     /// Whether the same call may succeed later without a change by the caller.
     pub fn retryable(&self) -> bool {
         match self {
-            Self::Full { .. } | Self::Busy { .. } | Self::Cancelled => true,
+            Self::Full { .. } | Self::Busy { .. } | Self::InProgress { .. } | Self::Cancelled => true,
             Self::Io { retryable, .. } => *retryable,
             _ => false,
         }
