@@ -9,6 +9,7 @@ pub mod fault;
 pub mod lifecycle;
 pub mod memory;
 pub mod store;
+pub mod tiering;
 
 mod counters;
 mod lease;

@@ -1,0 +1,327 @@
+//! The way up: lookups that DRAM cannot answer.
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::budget::Permit;
+use super::moves::Moving;
+use super::{Level, Tiering, lock};
+use crate::block::{BlockKey, BlockMeta, checksum};
+use crate::error::StoreError;
+use crate::memory::buffer::Buffer;
+use crate::tier::dram::{Held, Lookup, OwnerId, Reserve};
+use crate::tier::store::{Get, GetDone, Pending};
+
+/// Bytes loaded at once for a local reader: its blocks are lent before the next ones can displace them.
+const CHUNK_BYTES: u64 = 32 << 20;
+
+/// What was loaded from one tier, in sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OnboardStats {
+    pub loaded: u64,
+    pub loaded_bytes: u64,
+    /// Blocks the tier said it held and then did not have intact.
+    pub missing: u64,
+    /// Loaded blocks whose bytes did not match their checksum here; dropped from the tier.
+    pub corrupt: u64,
+    /// Blocks the tier failed to load.
+    pub failed: u64,
+    /// Blocks that took longer than a lookup waits.
+    pub timed_out: u64,
+}
+
+#[derive(Default)]
+pub(super) struct OnboardCounts {
+    loaded: AtomicU64,
+    loaded_bytes: AtomicU64,
+    missing: AtomicU64,
+    corrupt: AtomicU64,
+    failed: AtomicU64,
+    timed_out: AtomicU64,
+}
+
+impl OnboardCounts {
+    pub(super) fn stats(&self) -> OnboardStats {
+        OnboardStats {
+            loaded: self.loaded.load(Relaxed),
+            loaded_bytes: self.loaded_bytes.load(Relaxed),
+            missing: self.missing.load(Relaxed),
+            corrupt: self.corrupt.load(Relaxed),
+            failed: self.failed.load(Relaxed),
+            timed_out: self.timed_out.load(Relaxed),
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Totals {
+    pub(super) promoted: AtomicU64,
+    pub(super) not_promoted: AtomicU64,
+    pub(super) refused: AtomicU64,
+    /// Loads nobody waits for any more; their memory counts until the tier gives it back.
+    overdue: Mutex<Vec<Overdue>>,
+}
+
+type Overdue = (Pending<Vec<GetDone>>, Vec<Permit>);
+
+/// A block loaded from a tier below, verified against its checksum.
+#[derive(Debug)]
+pub struct Onboarded {
+    pub meta: BlockMeta,
+    pub checksum: u64,
+    buffer: Buffer,
+    moving: Moving,
+    _permit: Permit,
+}
+
+impl Onboarded {
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer.bytes()[..self.meta.size as usize]
+    }
+}
+
+/// How a remote reader gets a block.
+pub enum Read {
+    /// From the pool.
+    Held(Held),
+    /// From a tier below; offer it to [`Tiering::promote_on_evidence`] once it is served.
+    Onboarded(Onboarded),
+    Missing,
+    /// There, but too much is asked for at once: ask again for this one.
+    Throttled,
+}
+
+/// A block that some tier below holds, on its way up.
+struct Wanted {
+    /// Position in the call.
+    at: usize,
+    size: u32,
+    moving: Moving,
+    permit: Permit,
+}
+
+impl Tiering {
+    /// Leases on `keys`; what is only below is brought up into the pool first.
+    ///
+    /// # Errors
+    /// The batch is too large.
+    pub fn get(
+        &self,
+        owner: OwnerId,
+        keys: &[BlockKey],
+        class: u16,
+        now_ms: u64,
+    ) -> Result<Vec<Lookup>, StoreError> {
+        let mut lookups = self.dram.get(owner, keys, class, now_ms)?;
+        if self.levels.is_empty() {
+            return Ok(lookups);
+        }
+        let missing: Vec<usize> = (0..keys.len()).filter(|&i| lookups[i] == Lookup::Miss).collect();
+        let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
+        for chunk in self.chunks(&asked) {
+            let (keys, places) = (&asked[chunk.clone()], &missing[chunk]);
+            let loads = self.load(keys, u64::MAX);
+            let mut up = Vec::with_capacity(keys.len());
+            for (i, load) in loads.into_iter().enumerate() {
+                match load {
+                    Read::Onboarded(block) if self.promote(&block, now_ms) => up.push(i),
+                    Read::Throttled => lookups[places[i]] = Lookup::Throttled,
+                    _ => {}
+                }
+            }
+            let up_keys: Vec<BlockKey> = up.iter().map(|&i| keys[i]).collect();
+            let lent = self.dram.get(owner, &up_keys, class, now_ms)?;
+            up.into_iter().zip(lent).for_each(|(i, lookup)| lookups[places[i]] = lookup);
+        }
+        Ok(lookups)
+    }
+
+    /// The blocks of `keys` for sending them away, at most `bytes_max` of them in sum.
+    pub fn read(&self, keys: &[BlockKey], class: u16, now_ms: u64, bytes_max: u64) -> Vec<Read> {
+        let mut left = bytes_max;
+        let mut reads = Vec::with_capacity(keys.len());
+        for &key in keys {
+            reads.push(match self.dram.hold(key, class, now_ms) {
+                Some(held) if u64::from(held.size) > left => Read::Throttled,
+                Some(held) => {
+                    left -= u64::from(held.size);
+                    Read::Held(held)
+                }
+                None => Read::Missing,
+            });
+        }
+        if self.levels.is_empty() {
+            return reads;
+        }
+        let missing: Vec<usize> = (0..keys.len()).filter(|&i| matches!(reads[i], Read::Missing)).collect();
+        let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
+        missing.into_iter().zip(self.load(&asked, left)).for_each(|(i, load)| reads[i] = load);
+        reads
+    }
+
+    /// Puts a served block into the pool if it was asked for before, or there is room for it above the watermark.
+    pub fn promote_on_evidence(&self, block: &Onboarded, now_ms: u64) {
+        let key = block.meta.key;
+        let again = {
+            let mut touched = lock(&self.touched);
+            let again = touched.seen_ms_ago(key, now_ms).is_some();
+            touched.note(key, now_ms);
+            again
+        };
+        let pressure = self.dram.pressure();
+        let room = pressure.free_bytes >= pressure.high_bytes + u64::from(block.meta.size);
+        if again || room {
+            self.promote(block, now_ms);
+        } else {
+            self.loads.not_promoted.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Copies a loaded block into the pool; whether it is resident now.
+    fn promote(&self, block: &Onboarded, now_ms: u64) -> bool {
+        let put = self.dram.put(self.owner, &block.meta, block.bytes(), now_ms);
+        let resident = matches!(put, Ok(Reserve::Reserved(_) | Reserve::AlreadyStored));
+        if resident && block.moving.is_removed() {
+            // Its removal may have looked into the pool before it was there.
+            let _ = self.dram.remove(&[block.meta.key], now_ms);
+            return false;
+        }
+        let count = if resident { &self.loads.promoted } else { &self.loads.not_promoted };
+        count.fetch_add(1, Relaxed);
+        resident
+    }
+
+    /// Cuts a batch into pieces of about [`CHUNK_BYTES`].
+    fn chunks(&self, keys: &[BlockKey]) -> Vec<Range<usize>> {
+        let (mut chunks, mut start, mut bytes) = (Vec::new(), 0, 0);
+        for (i, size) in self.sizes_below(keys).into_iter().enumerate() {
+            let size = u64::from(size.unwrap_or(0));
+            if bytes + size > CHUNK_BYTES && i > start {
+                chunks.push(start..i);
+                (start, bytes) = (i, 0);
+            }
+            bytes += size;
+        }
+        // A batch that nobody below knows needs no load at all.
+        if bytes > 0 {
+            chunks.push(start..keys.len());
+        }
+        chunks
+    }
+
+    /// The size of each block that any tier below holds.
+    fn sizes_below(&self, keys: &[BlockKey]) -> Vec<Option<u32>> {
+        let mut sizes = vec![None; keys.len()];
+        for level in &self.levels {
+            level.store.sizes(keys).into_iter().zip(&mut sizes).for_each(|(new, size)| *size = size.or(new));
+        }
+        sizes
+    }
+
+    /// Loads what the tiers below hold of `keys`, at most `bytes_max`, one batch per tier, nearest first; a block that
+    /// one tier does not deliver is asked of the next.
+    fn load(&self, keys: &[BlockKey], bytes_max: u64) -> Vec<Read> {
+        self.collect_overdue();
+        let mut reads: Vec<Read> = keys.iter().map(|_| Read::Missing).collect();
+        let mut left = bytes_max;
+        for level in &self.levels {
+            let open: Vec<usize> = (0..keys.len()).filter(|&i| matches!(reads[i], Read::Missing)).collect();
+            let wanted = self.want(level, keys, &open, &mut left, &mut reads);
+            if !wanted.is_empty() {
+                self.load_from(level, wanted, &mut reads);
+            }
+        }
+        reads
+    }
+
+    /// Registers a move for each open key that `level` holds, and takes its memory from the bounds.
+    fn want(
+        &self,
+        level: &Level,
+        keys: &[BlockKey],
+        open: &[usize],
+        left: &mut u64,
+        reads: &mut [Read],
+    ) -> Vec<Wanted> {
+        // Before the tier is asked: a removal from here on finds the block in the tier or the move.
+        let moving: Vec<Moving> = open.iter().map(|&i| self.moves.begin(keys[i])).collect();
+        let asked: Vec<BlockKey> = open.iter().map(|&i| keys[i]).collect();
+        let mut wanted = Vec::new();
+        for ((&at, moving), size) in open.iter().zip(moving).zip(level.store.sizes(&asked)) {
+            let Some(size) = size else { continue };
+            let permit = if u64::from(size) <= *left { self.loading.take(size.into()) } else { None };
+            if let Some(permit) = permit {
+                *left -= u64::from(size);
+                wanted.push(Wanted { at, size, moving, permit });
+            } else {
+                self.loads.refused.fetch_add(1, Relaxed);
+                reads[at] = Read::Throttled;
+            }
+        }
+        wanted
+    }
+
+    fn load_from(&self, level: &Level, wanted: Vec<Wanted>, reads: &mut [Read]) {
+        let get = |w: &Wanted| Get { key: w.moving.key(), buffer: Buffer::zeroed(w.size as usize) };
+        let pending = level.store.get(wanted.iter().map(get).collect());
+        match pending.wait_timeout(self.config.load_timeout) {
+            Ok(done) => {
+                for (done, wanted) in done.into_iter().zip(wanted) {
+                    let at = wanted.at;
+                    if let Some(block) = check(level, done, wanted) {
+                        reads[at] = Read::Onboarded(block);
+                    }
+                }
+            }
+            Err(pending) => {
+                pending.cancel();
+                level.onboard.timed_out.fetch_add(wanted.len() as u64, Relaxed);
+                let permits = wanted.into_iter().map(|wanted| wanted.permit).collect();
+                lock(&self.loads.overdue).push((pending, permits));
+            }
+        }
+    }
+
+    /// Gives back the memory of late loads that have ended since.
+    fn collect_overdue(&self) {
+        let mut overdue = lock(&self.loads.overdue);
+        if overdue.is_empty() {
+            return;
+        }
+        let open = |(pending, permits): Overdue| {
+            pending.wait_timeout(Duration::ZERO).err().map(|pending| (pending, permits))
+        };
+        *overdue = std::mem::take(&mut *overdue).into_iter().filter_map(open).collect();
+    }
+}
+
+/// Counts what a tier delivered; the block if it is the one that was asked for, intact.
+fn check(level: &Level, done: GetDone, wanted: Wanted) -> Option<Onboarded> {
+    let Wanted { moving, permit, .. } = wanted;
+    let counts = &level.onboard;
+    let loaded = match done.outcome {
+        Ok(Some(loaded)) => loaded,
+        Ok(None) => {
+            counts.missing.fetch_add(1, Relaxed);
+            return None;
+        }
+        Err(_) => {
+            counts.failed.fetch_add(1, Relaxed);
+            return None;
+        }
+    };
+    let bytes = done.buffer.bytes().get(..loaded.meta.size as usize);
+    let intact = bytes.is_some_and(|bytes| checksum(bytes) == loaded.checksum);
+    if !intact || loaded.meta.key != moving.key() {
+        counts.corrupt.fetch_add(1, Relaxed);
+        // Nobody waits: the block is a miss here either way.
+        drop(level.store.remove(vec![moving.key()]));
+        return None;
+    }
+    counts.loaded.fetch_add(1, Relaxed);
+    counts.loaded_bytes.fetch_add(loaded.meta.size.into(), Relaxed);
+    let (meta, checksum) = (loaded.meta, loaded.checksum);
+    Some(Onboarded { meta, checksum, buffer: done.buffer, moving, _permit: permit })
+}
