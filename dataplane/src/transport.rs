@@ -21,12 +21,14 @@
 //!
 //! Callers ask for [`Capabilities`]; they never downcast. [`fault`] wraps any transport in failures on demand.
 
+pub mod auth;
 pub mod conformance;
 pub mod fault;
 pub mod grant;
 pub mod loopback;
 pub mod node;
 pub mod op;
+pub mod tcp;
 
 use std::sync::Arc;
 

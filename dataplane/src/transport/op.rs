@@ -151,6 +151,8 @@ pub enum OpError {
     TimedOut,
     #[error("bytes arrived with checksum {found:#010x} instead of {expected:#010x}; send them again")]
     Checksum { expected: u32, found: u32 },
+    #[error("the peer received other bytes than were sent; send them again")]
+    PeerChecksum,
     #[error("failed on purpose by the fault-injecting wrapper")]
     Injected,
 }
@@ -160,7 +162,11 @@ impl OpError {
     pub fn retryable(&self) -> bool {
         matches!(
             self,
-            Self::QueueFull { .. } | Self::PeerDown { .. } | Self::Checksum { .. } | Self::Injected
+            Self::QueueFull { .. }
+                | Self::PeerDown { .. }
+                | Self::Checksum { .. }
+                | Self::PeerChecksum
+                | Self::Injected
         )
     }
 
@@ -172,6 +178,7 @@ impl OpError {
                 | Self::NotRegistered { .. }
                 | Self::Location { .. }
                 | Self::Checksum { .. }
+                | Self::PeerChecksum
                 | Self::Injected
         )
     }
