@@ -21,6 +21,8 @@ use std::path::{Path, PathBuf};
 use matrix::{Matrix, Overrides};
 use model::{Machine, Nic};
 
+use crate::memory::region::Location;
+
 /// What can go wrong about topology.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -37,7 +39,7 @@ pub enum Error {
     #[error("topology matrix lists {found} {what}; the most is {max}")]
     MatrixTooMany { what: &'static str, found: usize, max: usize },
     #[error("topology matrix names NIC {name:?} for {location}, which is {problem}")]
-    MatrixNic { location: model::Location, name: String, problem: &'static str },
+    MatrixNic { location: Location, name: String, problem: &'static str },
 }
 
 /// The machine as it was at the last look, and what follows for transfers.

@@ -13,11 +13,15 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 use super::buffer::Buffer;
 use super::host::HostPool;
 
 /// Where memory is, as the topology matrix names it: `cpu:0` is the memory of NUMA node 0, `cuda:0` that of GPU 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// GPUs count in order of PCI address, as CUDA does with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub enum Location {
     Cpu(u16),
     Cuda(u16),
@@ -32,10 +36,11 @@ impl Location {
 
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu(node) => write!(f, "cpu:{node}"),
-            Self::Cuda(device) => write!(f, "cuda:{device}"),
-        }
+        let (kind, number) = match self {
+            Self::Cpu(node) => ("cpu", node),
+            Self::Cuda(device) => ("cuda", device),
+        };
+        f.pad(&format!("{kind}:{number}"))
     }
 }
 
@@ -49,14 +54,30 @@ impl FromStr for Location {
 
     fn from_str(text: &str) -> Result<Self, NotALocation> {
         let parsed = text.split_once(':').and_then(|(kind, number)| {
-            let number = number.parse().ok()?;
+            // `parse` alone would also take "+1".
+            let number = number.parse().ok().filter(|_| number.bytes().all(|b| b.is_ascii_digit()))?;
             match kind {
                 "cpu" => Some(Self::Cpu(number)),
                 "cuda" => Some(Self::Cuda(number)),
                 _ => None,
             }
         });
-        parsed.ok_or_else(|| NotALocation(text.to_owned()))
+        // It may come from a peer, so the message is kept short.
+        parsed.ok_or_else(|| NotALocation(text.chars().take(64).collect()))
+    }
+}
+
+impl From<Location> for String {
+    fn from(location: Location) -> Self {
+        location.to_string()
+    }
+}
+
+impl TryFrom<String> for Location {
+    type Error = NotALocation;
+
+    fn try_from(text: String) -> Result<Self, NotALocation> {
+        text.parse()
     }
 }
 

@@ -11,8 +11,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::Error;
-use super::model::{Link, Location, Machine, Nic};
+use super::model::{Link, Machine, Nic};
 use super::probe::natural;
+use crate::memory::region::Location;
 
 /// The longest matrix that is read.
 pub const JSON_BYTES_MAX: usize = 256 << 10;

@@ -1,61 +1,8 @@
 //! What a machine is made of, as far as transfers care.
 
-use std::fmt;
-use std::str::FromStr;
+use serde::Serialize;
 
-use serde::{Deserialize, Serialize};
-
-/// Where memory is: `cpu:N` for NUMA node N, `cuda:N` for the N-th NVIDIA GPU in order of PCI address (what CUDA
-/// counts with `CUDA_DEVICE_ORDER=PCI_BUS_ID`, and without it on machines whose GPUs are all of one kind).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub enum Location {
-    Cpu(u32),
-    Cuda(u32),
-}
-
-impl fmt::Display for Location {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = match self {
-            Self::Cpu(node) => format!("cpu:{node}"),
-            Self::Cuda(index) => format!("cuda:{index}"),
-        };
-        f.pad(&text)
-    }
-}
-
-/// Text that names no location.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no memory location; write cpu:N or cuda:N")]
-pub struct NoLocation(String);
-
-impl FromStr for Location {
-    type Err = NoLocation;
-
-    fn from_str(text: &str) -> Result<Self, NoLocation> {
-        let number =
-            |digits: &str| digits.parse().ok().filter(|_| digits.bytes().all(|b| b.is_ascii_digit()));
-        match text.split_once(':').map(|(kind, digits)| (kind, number(digits))) {
-            Some(("cpu", Some(node))) => Ok(Self::Cpu(node)),
-            Some(("cuda", Some(index))) => Ok(Self::Cuda(index)),
-            _ => Err(NoLocation(text.chars().take(64).collect())),
-        }
-    }
-}
-
-impl From<Location> for String {
-    fn from(location: Location) -> Self {
-        location.to_string()
-    }
-}
-
-impl TryFrom<String> for Location {
-    type Error = NoLocation;
-
-    fn try_from(text: String) -> Result<Self, NoLocation> {
-        text.parse()
-    }
-}
+use crate::memory::region::Location;
 
 /// A device's place in the PCI tree: root complex, bridges from the top down, and last the function itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -82,7 +29,7 @@ impl PciPath {
 /// One NUMA node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NumaNode {
-    pub id: u32,
+    pub id: u16,
     /// As the kernel lists them, such as `0-55,112-167`.
     pub cpus: String,
     /// Relative cost of reaching each node (ACPI SLIT: 10 = itself), in order of node ids; empty if unknown.
@@ -93,11 +40,11 @@ pub struct NumaNode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Gpu {
     /// The N of `cuda:N`.
-    pub index: u32,
+    pub index: u16,
     /// PCI device id, such as 0x2330 for H100 SXM.
     pub device: Option<u16>,
     pub pci: PciPath,
-    pub numa: Option<u32>,
+    pub numa: Option<u16>,
 }
 
 /// One network device: an RDMA device with its network interfaces, or an interface without RDMA.
@@ -110,7 +57,7 @@ pub struct Nic {
     pub interfaces: Vec<String>,
     /// None for devices outside the PCI tree (software RDMA, some hypervisors).
     pub pci: Option<PciPath>,
-    pub numa: Option<u32>,
+    pub numa: Option<u16>,
     /// Megabits per second; virtual devices often tell none.
     pub rate_mbps: Option<u64>,
     /// Whether its link is up. Others are not used.
@@ -176,7 +123,7 @@ impl Machine {
         }
     }
 
-    fn distance(&self, from: u32, to: u32) -> u32 {
+    fn distance(&self, from: u16, to: u16) -> u32 {
         let column = self.numa.iter().position(|node| node.id == to);
         let row = self.numa.iter().find(|node| node.id == from);
         row.zip(column).and_then(|(row, column)| row.distances.get(column).copied()).unwrap_or(REMOTE)

@@ -30,7 +30,7 @@ pub(super) fn rate(mbps: Option<u64>) -> String {
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let machine = self.machine();
-        let node = |numa: Option<u32>| numa.map_or("cpu:?".into(), |node| format!("cpu:{node}"));
+        let node = |numa: Option<u16>| numa.map_or("cpu:?".into(), |node| format!("cpu:{node}"));
         for numa in &machine.numa {
             writeln!(f, "{:<8} CPUs {}", format!("cpu:{}", numa.id), numa.cpus)?;
         }

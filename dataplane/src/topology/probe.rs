@@ -54,7 +54,7 @@ fn numa_nodes(root: &Path) -> Result<Vec<NumaNode>, Error> {
 
 struct Sysfs {
     root: PathBuf,
-    only_node: Option<u32>,
+    only_node: Option<u16>,
 }
 
 impl Sysfs {
@@ -141,7 +141,7 @@ impl Sysfs {
         PciPath::new(self.pci_parts(device).map(|(part, _)| part).collect())
     }
 
-    fn numa_node(&self, device: &Path) -> Option<u32> {
+    fn numa_node(&self, device: &Path) -> Option<u16> {
         // A device on a bus of its own (virtio) leaves this to the PCI function above it.
         let function = self.pci_parts(device).last().map(|(_, folder)| folder);
         [Some(device), function.as_deref()]

@@ -4,7 +4,7 @@
 //! lowest cost by their load; a slice that fails goes to the next route.
 
 use super::matrix::{Matrix, Rails};
-use super::model::Location;
+use crate::memory::region::Location;
 
 /// One pair of NICs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,9 @@
 use super::fixture::{self, CLOUD_VM, HGX, TWO_SOCKETS};
 use super::matrix::{JSON_BYTES_MAX, Matrix, Overrides, Rails};
-use super::model::{Gpu, Link, Location, Machine, Nic, NumaNode, PciPath};
+use super::model::{Gpu, Link, Machine, Nic, NumaNode, PciPath};
 use super::route::routes;
 use super::{Change, Error, Topology};
+use crate::memory::region::Location;
 use proptest::prelude::*;
 
 fn topology(text: &str) -> Topology {
@@ -161,7 +162,7 @@ fn devices_that_come_and_go_are_noticed() {
 #[test]
 fn numa_distance_decides_between_remote_nodes() {
     let node =
-        |id: u32, distances: [u32; 4]| NumaNode { id, cpus: String::new(), distances: distances.into() };
+        |id: u16, distances: [u32; 4]| NumaNode { id, cpus: String::new(), distances: distances.into() };
     let nic = |name: &str, numa| Nic {
         name: name.into(),
         rdma: true,
@@ -239,7 +240,7 @@ fn matrices_that_make_no_sense_are_refused() {
 proptest! {
     #[test]
     fn a_matrix_survives_its_journey(
-        table in prop::collection::btree_map((any::<bool>(), 0u32..99), (0usize..5, 0usize..5), 0..9)
+        table in prop::collection::btree_map((any::<bool>(), 0u16..99), (0usize..5, 0usize..5), 0..9)
     ) {
         let name = |i: usize| format!("mlx5_{i}");
         let json: serde_json::Map<_, _> = table
