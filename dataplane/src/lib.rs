@@ -6,6 +6,7 @@
 pub mod block;
 pub mod clock;
 pub mod config;
+pub mod endpoint_pool;
 pub mod error;
 pub mod header;
 pub mod layout;
