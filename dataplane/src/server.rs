@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read as _};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -22,6 +22,7 @@ use crate::clock::Clock;
 use crate::config::ServerConfig;
 use crate::stream::{Stream, Timed, send_with_fd};
 use crate::tier::dram::{DramStore, Held, Lookup, OwnerId, Remove, Reserve, Verify};
+use crate::tier::tiering::{Read, Tiering};
 use crate::wire::{Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, Stat, WireError};
 
 /// Why the server did not start.
@@ -77,6 +78,7 @@ struct Counts {
 
 struct Shared {
     store: Arc<DramStore>,
+    tiering: Arc<Tiering>,
     config: ServerConfig,
     clock: Clock,
     stopping: AtomicBool,
@@ -96,8 +98,19 @@ pub struct Server {
 }
 
 impl Server {
+    /// Serves a DRAM store alone.
     pub fn start(
         store: Arc<DramStore>,
+        listen: &Listen,
+        config: ServerConfig,
+        clock: Clock,
+    ) -> Result<Self, ServeError> {
+        Self::start_tiered(Arc::new(Tiering::dram_only(store, clock)), listen, config, clock)
+    }
+
+    /// Serves a DRAM store and the tiers below it.
+    pub fn start_tiered(
+        tiering: Arc<Tiering>,
         listen: &Listen,
         config: ServerConfig,
         clock: Clock,
@@ -108,7 +121,8 @@ impl Server {
         let tcp = listen.tcp.map(bind_tcp).transpose()?;
         let unix = listen.unix.as_deref().map(bind_unix).transpose()?;
         let shared = Arc::new(Shared {
-            store,
+            store: Arc::clone(tiering.dram()),
+            tiering,
             config,
             clock,
             stopping: AtomicBool::new(false),
@@ -443,6 +457,7 @@ impl Connection {
 
     fn serve(&mut self, header: Header, call: Request) -> Result<(), Broken> {
         let (store, now) = (Arc::clone(&self.shared.store), self.shared.clock.now_ms());
+        let tiering = Arc::clone(&self.shared.tiering);
         let rule = |_| Broken::Rule("a batch holds at most 4,096 items");
         let op = call.op();
         let outcomes = |list| Reply::Outcomes(op, list);
@@ -452,7 +467,7 @@ impl Connection {
                 // A lease that expired on its way back is no one's problem.
                 let _ = store.release(&release).map_err(rule)?;
                 Reply::Get(
-                    store.get(self.owner, &keys, class, now).map_err(rule)?.iter().map(found).collect(),
+                    tiering.get(self.owner, &keys, class, now).map_err(rule)?.iter().map(found).collect(),
                 )
             }
             Request::Get { class, keys, .. } => return self.send_blocks(header.request, &keys, class, now),
@@ -460,7 +475,7 @@ impl Connection {
                 let list = self.receive_blocks(&blocks, header.payload_len)?;
                 outcomes(list)
             }
-            Request::Exists(keys) => Reply::Exists(store.exists(&keys).map_err(rule)?),
+            Request::Exists(keys) => Reply::Exists(tiering.exists(&keys).map_err(rule)?),
             Request::Reserve(blocks) => {
                 let placed = store.reserve(self.owner, &blocks, now).map_err(rule)?;
                 Reply::Reserve(placed.iter().map(place).collect())
@@ -476,7 +491,7 @@ impl Connection {
                 outcomes(store.release(&ids).map_err(rule)?.iter().map(outcome).collect())
             }
             Request::Remove(keys) => {
-                outcomes(store.remove(&keys, now).map_err(rule)?.into_iter().map(removed).collect())
+                outcomes(tiering.remove(&keys, now).map_err(rule)?.into_iter().map(removed).collect())
             }
             Request::Verify(keys) => {
                 outcomes(store.verify(&keys, now).map_err(rule)?.into_iter().map(verified).collect())
@@ -509,33 +524,38 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends what is resident of `keys`, as much as one payload holds.
+    /// Sends what any tier holds of `keys`, as much as one payload holds.
     fn send_blocks(&mut self, request: u64, keys: &[BlockKey], class: u16, now: u64) -> Result<(), Broken> {
-        let (mut held, mut total): (Vec<Held>, u64) = (Vec::new(), 0);
-        let mut entries = Vec::with_capacity(keys.len());
-        for &key in keys {
-            let entry = match self.shared.store.hold(key, class, now) {
-                None => Found::Not(Outcome::Missing),
-                Some(block) if total + u64::from(block.size) > self.shared.config.payload_max => {
-                    Found::Not(Outcome::Throttled)
-                }
-                Some(block) => {
-                    let entry =
-                        Found::Hit { offset: 0, size: block.size, checksum: block.checksum, lease: 0 };
-                    total += u64::from(block.size);
-                    held.push(block);
-                    entry
-                }
-            };
-            entries.push(entry);
-        }
+        let tiering = Arc::clone(&self.shared.tiering);
+        let reads = tiering.read(keys, class, now, self.shared.config.payload_max);
+        let entries = reads.iter().map(|read| match read {
+            Read::Held(Held { size, checksum, .. }) => {
+                Found::Hit { offset: 0, size: *size, checksum: *checksum, lease: 0 }
+            }
+            Read::Onboarded(block) => {
+                Found::Hit { offset: 0, size: block.meta.size, checksum: block.checksum, lease: 0 }
+            }
+            Read::Missing => Found::Not(Outcome::Missing),
+            Read::Throttled => Found::Not(Outcome::Throttled),
+        });
+        let entries = entries.collect();
+        let blocks: Vec<&[u8]> = reads.iter().filter_map(Read::bytes).collect();
+        let total = blocks.iter().map(|bytes| bytes.len() as u64).sum();
         Reply::Get(entries).encode(request, total, &mut self.frame);
-        let mut parts: Vec<&[u8]> = Vec::with_capacity(held.len() + 1);
+        let mut parts: Vec<&[u8]> = Vec::with_capacity(blocks.len() + 1);
         parts.push(&self.frame);
-        parts.extend(held.iter().map(Held::bytes));
+        parts.extend(blocks);
         self.shared.counts.payload_out.fetch_add(total, Ordering::Relaxed);
         let writer = self.writer.as_mut().ok_or(Broken::Rule("connection is closed"))?;
-        Ok(writer.write_parts(&parts)?)
+        writer.write_parts(&parts)?;
+        drop(parts);
+        // Served first: the reader does not wait for the pool.
+        for read in reads {
+            if let Read::Onboarded(block) = read {
+                tiering.promote_on_evidence(&block, now);
+            }
+        }
+        Ok(())
     }
 
     /// Receives the payload of a put straight into the pool; what finds no place is read and dropped.
@@ -587,7 +607,7 @@ impl Connection {
     }
 }
 
-fn discard(reader: &mut impl Read, len: u64) -> io::Result<()> {
+fn discard(reader: &mut impl io::Read, len: u64) -> io::Result<()> {
     let read = io::copy(&mut reader.take(len), &mut io::sink())?;
     if read == len { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }

@@ -93,6 +93,16 @@ pub enum Read {
     Throttled,
 }
 
+impl Read {
+    pub fn bytes(&self) -> Option<&[u8]> {
+        match self {
+            Self::Held(held) => Some(held.bytes()),
+            Self::Onboarded(block) => Some(block.bytes()),
+            Self::Missing | Self::Throttled => None,
+        }
+    }
+}
+
 /// A block that some tier below holds, on its way up.
 struct Wanted {
     /// Position in the call.
