@@ -58,15 +58,29 @@ pub struct BlockMeta {
     pub depth: u32,
     /// Workload class of the request that stores it, 0 = unknown.
     pub class: u16,
+    /// Who stores it and pays for its bytes, 0 = nobody in particular.
+    pub tenant: u16,
+    /// Milliseconds it may stay where it is stored, used or not; 0 = no limit of its own.
+    pub ttl_ms: u32,
     /// Bytes, 1 to the size of the pool.
     pub size: u32,
 }
 
 impl BlockMeta {
-    /// A block that stands alone: no parent, class unknown.
+    /// A block that stands alone: no parent, class unknown, nobody's in particular, for as long as there is room.
     pub fn single(key: BlockKey, size: u32) -> Self {
-        Self { key, parent: None, depth: 0, class: 0, size }
+        Self { key, parent: None, depth: 0, class: 0, tenant: 0, ttl_ms: 0, size }
     }
+}
+
+/// How long, and how firmly, a block is to stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pin {
+    /// Not evicted for this long (the store has an upper bound).
+    Hard { duration_ms: u32 },
+    /// Not evicted until `weight`, which halves every half-life of the store, has fallen to 1. Someone who evicts the
+    /// block by its key overrides it.
+    Soft { weight: u32 },
 }
 
 /// The checksum of a block's bytes, taken when it is stored and carried with it ever after.

@@ -45,6 +45,14 @@ pub struct DramConfig {
     /// Access events kept for the eviction policy; hits above this are dropped and counted. Default 65,536.
     /// At 16 times this the policy is told to start over from the resident blocks.
     pub events_max: usize,
+    /// Settings of tenants; those not listed share the entry of tenant 0. Default none: no quotas, no floors.
+    pub tenants: Vec<TenantConfig>,
+    /// Share of the pool that a tenant may pin, unless it has a quota of its own. Default 0.10.
+    pub pin_share: f64,
+    /// The longest a pin lasts. Default 1 h.
+    pub pin_max: Duration,
+    /// In what time the weight of a soft pin halves. Default 30 s.
+    pub pin_half_life: Duration,
     /// Mixed into the hash of keys, so that no client can aim at one shard. Any number; pick it at random.
     pub hash_seed: u64,
 }
@@ -66,8 +74,39 @@ impl Default for DramConfig {
             block_ttl: None,
             commit_check: CommitCheck::Trust,
             events_max: 1 << 16,
+            tenants: Vec::new(),
+            pin_share: 0.10,
+            pin_max: Duration::from_secs(3600),
+            pin_half_life: Duration::from_secs(30),
             hash_seed: 0x9e37_79b9_7f4a_7c15,
         }
+    }
+}
+
+/// What one tenant may take of a pool, and what it is promised.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TenantConfig {
+    /// The number that its connections give, 0 = everyone without settings.
+    pub tenant: u16,
+    /// The most bytes its blocks occupy; for more it first loses blocks of its own. Default none: the pool.
+    pub quota_bytes: Option<u64>,
+    /// What it keeps while others use more than they are promised. Default none.
+    pub floor: Floor,
+    /// The most bytes it may have pinned. Default none: `pin_share` of the pool.
+    pub pin_quota_bytes: Option<u64>,
+}
+
+/// What a tenant is promised: while it uses no more than this, eviction takes from those who use more than theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Floor {
+    Bytes(u64),
+    /// A share, in proportion to all weights, of what floors in bytes leave of the pool up to the high watermark.
+    Weight(u32),
+}
+
+impl Default for Floor {
+    fn default() -> Self {
+        Self::Bytes(0)
     }
 }
 
@@ -80,6 +119,19 @@ pub enum ConfigError {
     TooLarge { name: &'static str, value: u64, max: u64 },
     #[error("watermarks must satisfy 0 <= low_free <= high_free < 1; low_free is {low}, high_free is {high}")]
     Watermarks { low: f64, high: f64 },
+    #[error("store.pin_share is {share}; it must be 0 to 1")]
+    PinShare { share: f64 },
+    #[error("tenant {tenant} is listed twice in store.tenants; merge its entries")]
+    TenantTwice { tenant: u16 },
+    #[error(
+        "tenant {tenant} has a quota of {quota} B and a floor of {floor} B; a quota must be at least 1 B and the floor"
+    )]
+    Quota { tenant: u16, quota: u64, floor: u64 },
+    #[error(
+        "{promised} B are promised as floors, but eviction keeps only {keeps} B of the pool filled (store.high_free is \
+         {high_free}); lower the floors or enlarge store.pool_bytes"
+    )]
+    Floors { promised: u64, keeps: u64, high_free: f64 },
 }
 
 /// The policy contract addresses block slots with 28 bits; shards keep an eighth in hand.
@@ -95,6 +147,8 @@ impl DramConfig {
             ("store.leases_max", self.leases_max == 0),
             ("store.events_max", self.events_max == 0),
             ("store.lease_ttl", self.lease_ttl.is_zero()),
+            ("store.pin_max", self.pin_max.is_zero()),
+            ("store.pin_half_life", self.pin_half_life.is_zero()),
             ("store.reservation_ttl", self.reservation_ttl.is_zero()),
             ("store.block_ttl", self.block_ttl.is_some_and(|ttl| ttl.is_zero())),
         ];
@@ -109,7 +163,10 @@ impl DramConfig {
         if !ordered {
             return Err(ConfigError::Watermarks { low: self.low_free, high: self.high_free });
         }
-        Ok(())
+        if !(0.0..=1.0).contains(&self.pin_share) {
+            return Err(ConfigError::PinShare { share: self.pin_share });
+        }
+        crate::tier::tenants::validate(self)
     }
 }
 

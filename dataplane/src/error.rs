@@ -23,6 +23,11 @@ pub enum StoreError {
         "all block slots are taken ({slots}) and block {key} needs one; raise store.block_slots or try again"
     )]
     SlotsFull { key: BlockKey, slots: u32 },
+    #[error(
+        "tenant {tenant} uses {used_bytes} B of its quota of {quota_bytes} B, block {key} needs {size} B, and none of \
+         its blocks can be evicted now; release or unpin some, or raise its quota in store.tenants"
+    )]
+    QuotaFull { key: BlockKey, tenant: u16, size: u64, used_bytes: u64, quota_bytes: u64 },
     #[error("reservation {id:#x} is not known: it was never made, or ended long ago")]
     UnknownReservation { id: u64 },
     #[error("reservation {id:#x} belongs to another writer")]
@@ -54,6 +59,7 @@ impl StoreError {
             self,
             Self::PoolFull { .. }
                 | Self::SlotsFull { .. }
+                | Self::QuotaFull { .. }
                 | Self::Busy { .. }
                 | Self::ChecksumMismatch { .. }
                 | Self::TooManyLeases { .. }

@@ -19,7 +19,7 @@ pub mod topology;
 pub mod transport;
 pub mod wire;
 
-pub use block::{BATCH_MAX, BlockKey, BlockMeta, checksum};
+pub use block::{BATCH_MAX, BlockKey, BlockMeta, Pin, checksum};
 pub use clock::Clock;
 pub use config::{CommitCheck, DramConfig, ServerConfig};
 pub use error::StoreError;

@@ -34,4 +34,21 @@ pub struct StoreMetrics {
     pub events_waiting: u64,
     /// Hits the eviction policy was not told about.
     pub hits_dropped: u64,
+    /// Tenant 0 (everyone without settings) first, then those with settings.
+    pub tenants: Vec<TenantMetrics>,
+}
+
+/// One tenant's part of a store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TenantMetrics {
+    pub tenant: u16,
+    /// Bytes its blocks occupy, in units that the pool hands out.
+    pub used_bytes: u64,
+    pub pinned_bytes: u64,
+    pub quota_bytes: Option<u64>,
+    pub floor_bytes: u64,
+    /// Puts refused because its quota was full.
+    pub quota_full: u64,
+    /// Victims refused because it had no more than its floor.
+    pub floor_kept: u64,
 }

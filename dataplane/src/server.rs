@@ -21,7 +21,7 @@ use crate::block::{BlockKey, BlockMeta};
 use crate::clock::Clock;
 use crate::config::ServerConfig;
 use crate::stream::{Stream, Timed, send_with_fd};
-use crate::tier::dram::{DramStore, Held, Lookup, OwnerId, Remove, Reserve, Verify};
+use crate::tier::dram::{DramStore, Evict, Held, Lookup, OwnerId, Pinning, Remove, Reserve, Verify};
 use crate::tier::tiering::{Read, Tiering};
 use crate::wire::{Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, Stat, WireError};
 
@@ -344,6 +344,8 @@ struct Connection {
     reader: BufReader<Timed>,
     writer: Option<Stream>,
     owner: OwnerId,
+    /// On whose account it stores.
+    tenant: u16,
     /// The peer maps the pool.
     local: bool,
     greeted: bool,
@@ -359,6 +361,7 @@ impl Connection {
             local: matches!(stream, Stream::Unix(_)),
             writer: stream.try_clone().ok(),
             reader: BufReader::with_capacity(16 << 10, Timed { stream, deadline: None }),
+            tenant: 0,
             greeted: false,
             may_write: false,
             body: Vec::new(),
@@ -435,7 +438,10 @@ impl Connection {
         if self.greeted == (op == Op::Hello) {
             return Err(Broken::Rule("a connection starts with one hello"));
         }
-        let writes = matches!(op, Op::Put | Op::Reserve | Op::Commit | Op::Abort | Op::Remove);
+        let writes = matches!(
+            op,
+            Op::Put | Op::Reserve | Op::Commit | Op::Abort | Op::Remove | Op::Pin | Op::Unpin | Op::Evict
+        );
         if writes && !self.may_write {
             return Err(Broken::Rule("this connection did not ask to write in its hello"));
         }
@@ -462,7 +468,10 @@ impl Connection {
         let op = call.op();
         let outcomes = |list| Reply::Outcomes(op, list);
         let reply = match call {
-            Request::Hello { wants_write, .. } => return self.greet(header.request, wants_write),
+            Request::Hello { wants_write, tenant, .. } => {
+                self.tenant = tenant;
+                return self.greet(header.request, wants_write);
+            }
             Request::Get { class, release, keys } if self.local => {
                 // A lease that expired on its way back is no one's problem.
                 let _ = store.release(&release).map_err(rule)?;
@@ -476,7 +485,8 @@ impl Connection {
                 outcomes(list)
             }
             Request::Exists(keys) => Reply::Exists(tiering.exists(&keys).map_err(rule)?),
-            Request::Reserve(blocks) => {
+            Request::Reserve(mut blocks) => {
+                blocks.iter_mut().for_each(|meta| meta.tenant = self.tenant);
                 let placed = store.reserve(self.owner, &blocks, now).map_err(rule)?;
                 Reply::Reserve(placed.iter().map(place).collect())
             }
@@ -495,6 +505,18 @@ impl Connection {
             }
             Request::Verify(keys) => {
                 outcomes(store.verify(&keys, now).map_err(rule)?.into_iter().map(verified).collect())
+            }
+            Request::Pin { pin, keys } => {
+                let pins = store.pin(self.tenant, &keys, pin, now).map_err(rule)?;
+                outcomes(pins.into_iter().map(pinned).collect())
+            }
+            Request::Unpin(keys) => {
+                let ended = store.unpin(self.tenant, &keys, now).map_err(rule)?;
+                let outcome = |ended| if ended { Outcome::Done } else { Outcome::Missing };
+                outcomes(ended.into_iter().map(outcome).collect())
+            }
+            Request::Evict(keys) => {
+                outcomes(store.evict_keys(&keys, now).map_err(rule)?.into_iter().map(evicted).collect())
             }
             Request::Stat(keys) => {
                 let stats = store.stat(&keys).map_err(rule)?;
@@ -567,7 +589,8 @@ impl Connection {
         // A peer must keep up at least this rate: 1 MiB/s.
         let patience = self.shared.config.stall_timeout + Duration::from_millis(payload_len >> 10);
         let store = Arc::clone(&self.shared.store);
-        let metas: Vec<BlockMeta> = blocks.iter().map(|(meta, _)| *meta).collect();
+        let of_tenant = |(meta, _): &(BlockMeta, u64)| BlockMeta { tenant: self.tenant, ..*meta };
+        let metas: Vec<BlockMeta> = blocks.iter().map(of_tenant).collect();
         let placed = store.reserve(self.owner, &metas, self.shared.clock.now_ms());
         let placed = placed.map_err(|_| Broken::Rule("a batch holds at most 4,096 items"))?;
         self.reader.get_mut().deadline = Some(Instant::now() + patience);
@@ -650,6 +673,23 @@ fn verified(verify: Verify) -> Outcome {
         Verify::Intact => Outcome::Done,
         Verify::Dropped => Outcome::Dropped,
         Verify::Missing => Outcome::Missing,
+    }
+}
+
+fn pinned(pinning: Pinning) -> Outcome {
+    match pinning {
+        Pinning::Until { .. } => Outcome::Done,
+        Pinning::Missing => Outcome::Missing,
+        Pinning::QuotaFull => Outcome::PinQuotaFull,
+    }
+}
+
+fn evicted(evict: Evict) -> Outcome {
+    match evict {
+        Evict::Evicted => Outcome::Done,
+        Evict::NotResident => Outcome::Missing,
+        Evict::InUse | Evict::Changed => Outcome::InUse,
+        Evict::Pinned | Evict::Floor => Outcome::Pinned,
     }
 }
 

@@ -12,7 +12,10 @@ pub mod store;
 pub mod tiering;
 
 mod counters;
+mod extras;
 mod lease;
+mod record;
 mod shard;
+pub(crate) mod tenants;
 #[cfg(test)]
 mod tests;

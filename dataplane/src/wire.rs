@@ -11,13 +11,14 @@
 //! Every batch holds at most [`BATCH_MAX`] items. Decoding checks every length before it allocates, and a frame
 //! that does not decode ends the connection: after it, the two sides do not agree where the next one starts.
 
-use crate::block::{BATCH_MAX, BlockKey, BlockMeta};
+use crate::block::{BATCH_MAX, BlockKey, BlockMeta, Pin};
 use crate::error::StoreError;
 
 pub const MAGIC: [u8; 4] = *b"KVSR";
-pub const VERSION: u8 = 1;
+/// 2: a hello names a tenant, blocks have a time to live, can be pinned and evicted by name.
+pub const VERSION: u8 = 2;
 pub const HEADER_LEN: usize = 32;
-/// Above the longest legal body (4,096 put items of 51 B).
+/// Above the longest legal body (4,096 put items of 55 B).
 pub const BODY_MAX: usize = 512 << 10;
 const REPLY: u16 = 1;
 const TEXT_MAX: usize = 1024;
@@ -59,10 +60,13 @@ pub enum Op {
     Remove = 9,
     Stat = 10,
     Verify = 11,
+    Pin = 12,
+    Unpin = 13,
+    Evict = 14,
 }
 
 impl Op {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 15] = [
         Self::Error,
         Self::Hello,
         Self::Exists,
@@ -75,6 +79,9 @@ impl Op {
         Self::Remove,
         Self::Stat,
         Self::Verify,
+        Self::Pin,
+        Self::Unpin,
+        Self::Evict,
     ];
 }
 
@@ -148,10 +155,14 @@ pub enum Outcome {
     Dropped = 16,
     /// Our own fault.
     Internal = 17,
+    QuotaFull = 18,
+    PinQuotaFull = 19,
+    Pinned = 20,
+    InUse = 21,
 }
 
 impl Outcome {
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 22] = [
         Self::Done,
         Self::AlreadyStored,
         Self::InProgress,
@@ -170,12 +181,20 @@ impl Outcome {
         Self::Throttled,
         Self::Dropped,
         Self::Internal,
+        Self::QuotaFull,
+        Self::PinQuotaFull,
+        Self::Pinned,
+        Self::InUse,
     ];
 
     pub fn retryable(self) -> bool {
         let retryable = [
             Self::PoolFull,
             Self::SlotsFull,
+            Self::QuotaFull,
+            Self::PinQuotaFull,
+            Self::Pinned,
+            Self::InUse,
             Self::Busy,
             Self::ChecksumMismatch,
             Self::Throttled,
@@ -204,6 +223,14 @@ impl Outcome {
             Self::LeaseGone => "the lease has expired or was released",
             Self::Throttled => "the host lends no more at once; release some and try again",
             Self::Dropped => "the block's bytes no longer matched its checksum; it was dropped",
+            Self::QuotaFull => {
+                "the tenant's quota is full and none of its blocks can be evicted now; release or unpin some"
+            }
+            Self::PinQuotaFull => {
+                "the tenant has pinned as much as it may; unpin some, or wait until pins end"
+            }
+            Self::Pinned => "a hard pin keeps the block; unpin it, or wait until the pin ends",
+            Self::InUse => "the block is being read; try again",
             Self::Internal => "the host failed on its own account; see its log",
         }
     }
@@ -216,6 +243,7 @@ impl From<&StoreError> for Outcome {
             StoreError::TooLarge { .. } => Self::TooLarge,
             StoreError::PoolFull { .. } => Self::PoolFull,
             StoreError::SlotsFull { .. } => Self::SlotsFull,
+            StoreError::QuotaFull { .. } => Self::QuotaFull,
             StoreError::UnknownReservation { .. } => Self::UnknownReservation,
             StoreError::NotTheWriter { .. } => Self::NotTheWriter,
             StoreError::AlreadyCommitted { .. } => Self::AlreadyCommitted,
@@ -233,9 +261,11 @@ impl From<&StoreError> for Outcome {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// First frame of every connection. `namespace` is for the host's log.
+    /// First frame of every connection. `namespace` is for the host's log. What the connection stores and pins is
+    /// on the account of `tenant`.
     Hello {
         wants_write: bool,
+        tenant: u16,
         namespace: String,
     },
     Exists(Vec<BlockKey>),
@@ -245,7 +275,8 @@ pub enum Request {
         release: Vec<u64>,
         keys: Vec<BlockKey>,
     },
-    /// Blocks with their checksums; the payload holds their bytes in this order.
+    /// Blocks with their checksums; the payload holds their bytes in this order. A frame does not carry the blocks'
+    /// tenant: it is the connection's.
     Put(Vec<(BlockMeta, u64)>),
     Reserve(Vec<BlockMeta>),
     /// Reservations with the checksums of what was filled in.
@@ -255,6 +286,13 @@ pub enum Request {
     Remove(Vec<BlockKey>),
     Stat(Vec<BlockKey>),
     Verify(Vec<BlockKey>),
+    Pin {
+        pin: Pin,
+        keys: Vec<BlockKey>,
+    },
+    /// Ends the pins of the connection's tenant.
+    Unpin(Vec<BlockKey>),
+    Evict(Vec<BlockKey>),
 }
 
 /// A block found by a `Get`. Local: lent in the pool. Remote: `offset` and `lease` are 0 and the payload holds it.
@@ -301,7 +339,7 @@ pub enum Reply {
     Get(Vec<Found>),
     Reserve(Vec<Placed>),
     Stat(Vec<Option<Stat>>),
-    /// To `Put`, `Commit`, `Abort`, `Release`, `Remove` and `Verify`.
+    /// To `Put`, `Commit`, `Abort`, `Release`, `Remove`, `Verify`, `Pin`, `Unpin` and `Evict`.
     Outcomes(Op, Vec<Outcome>),
 }
 
@@ -319,17 +357,28 @@ impl Request {
             Self::Remove(_) => Op::Remove,
             Self::Stat(_) => Op::Stat,
             Self::Verify(_) => Op::Verify,
+            Self::Pin { .. } => Op::Pin,
+            Self::Unpin(_) => Op::Unpin,
+            Self::Evict(_) => Op::Evict,
         }
     }
 
     /// Replaces `frame` by header and body.
     pub fn encode(&self, request: u64, payload_len: u64, frame: &mut Vec<u8>) {
         encode_frame(frame, self.op(), false, request, payload_len, |out| match self {
-            Self::Hello { wants_write, namespace } => {
+            Self::Hello { wants_write, tenant, namespace } => {
                 out.push(u8::from(*wants_write));
+                out.extend(tenant.to_le_bytes());
                 put_text(out, namespace);
             }
-            Self::Exists(keys) | Self::Remove(keys) | Self::Stat(keys) | Self::Verify(keys) => {
+            Self::Exists(keys)
+            | Self::Remove(keys)
+            | Self::Stat(keys)
+            | Self::Verify(keys)
+            | Self::Unpin(keys)
+            | Self::Evict(keys) => put_list(out, keys, put_key),
+            Self::Pin { pin, keys } => {
+                put_pin(out, *pin);
                 put_list(out, keys, put_key);
             }
             Self::Get { class, release, keys } => {
@@ -354,7 +403,11 @@ impl Request {
         let mut body = Reader(body);
         let request = match op {
             Op::Error => return Err(WireError::Op { op: 0, flags: 0 }),
-            Op::Hello => Self::Hello { wants_write: body.bool("wants write")?, namespace: body.text()? },
+            Op::Hello => Self::Hello {
+                wants_write: body.bool("wants write")?,
+                tenant: body.u16()?,
+                namespace: body.text()?,
+            },
             Op::Exists => Self::Exists(body.list(Reader::key)?),
             Op::Get => Self::Get {
                 class: body.u16()?,
@@ -369,6 +422,9 @@ impl Request {
             Op::Remove => Self::Remove(body.list(Reader::key)?),
             Op::Stat => Self::Stat(body.list(Reader::key)?),
             Op::Verify => Self::Verify(body.list(Reader::key)?),
+            Op::Pin => Self::Pin { pin: body.pin()?, keys: body.list(Reader::key)? },
+            Op::Unpin => Self::Unpin(body.list(Reader::key)?),
+            Op::Evict => Self::Evict(body.list(Reader::key)?),
         };
         body.end()?;
         Ok(request)
@@ -432,9 +488,15 @@ impl Reply {
                 outcome => Ok(Placed::Not(outcome)),
             })?),
             Op::Stat => Self::Stat(body.list(Reader::stat)?),
-            Op::Put | Op::Commit | Op::Abort | Op::Release | Op::Remove | Op::Verify => {
-                Self::Outcomes(op, body.list(Reader::outcome)?)
-            }
+            Op::Put
+            | Op::Commit
+            | Op::Abort
+            | Op::Release
+            | Op::Remove
+            | Op::Verify
+            | Op::Pin
+            | Op::Unpin
+            | Op::Evict => Self::Outcomes(op, body.list(Reader::outcome)?),
         };
         body.end()?;
         Ok(reply)
@@ -471,7 +533,17 @@ fn put_meta(out: &mut Vec<u8>, meta: &BlockMeta) {
     put_key(out, &meta.parent.unwrap_or_default());
     out.extend(meta.depth.to_le_bytes());
     out.extend(meta.class.to_le_bytes());
+    out.extend(meta.ttl_ms.to_le_bytes());
     out.extend(meta.size.to_le_bytes());
+}
+
+fn put_pin(out: &mut Vec<u8>, pin: Pin) {
+    let (hard, amount) = match pin {
+        Pin::Hard { duration_ms } => (true, duration_ms),
+        Pin::Soft { weight } => (false, weight),
+    };
+    out.push(u8::from(hard));
+    out.extend(amount.to_le_bytes());
 }
 
 fn put_found(out: &mut Vec<u8>, found: &Found) {
@@ -567,7 +639,13 @@ impl Reader<'_> {
     fn meta(&mut self) -> Result<BlockMeta, WireError> {
         let (key, has_parent, parent) = (self.key()?, self.bool("has parent")?, self.key()?);
         let parent = has_parent.then_some(parent);
-        Ok(BlockMeta { key, parent, depth: self.u32()?, class: self.u16()?, size: self.u32()? })
+        let (depth, class, ttl_ms, size) = (self.u32()?, self.u16()?, self.u32()?, self.u32()?);
+        Ok(BlockMeta { key, parent, depth, class, tenant: 0, ttl_ms, size })
+    }
+
+    fn pin(&mut self) -> Result<Pin, WireError> {
+        let (hard, amount) = (self.bool("hard pin")?, self.u32()?);
+        Ok(if hard { Pin::Hard { duration_ms: amount } } else { Pin::Soft { weight: amount } })
     }
 
     fn found(&mut self) -> Result<Found, WireError> {
@@ -621,15 +699,25 @@ mod tests {
     }
 
     fn meta() -> impl Strategy<Value = BlockMeta> {
-        (key(), prop::option::of(key()), any::<u32>(), any::<u16>(), any::<u32>())
-            .prop_map(|(key, parent, depth, class, size)| BlockMeta { key, parent, depth, class, size })
+        (key(), prop::option::of(key()), any::<(u32, u16, u32, u32)>()).prop_map(
+            |(key, parent, (depth, class, ttl_ms, size))| BlockMeta {
+                key,
+                parent,
+                depth,
+                class,
+                tenant: 0,
+                ttl_ms,
+                size,
+            },
+        )
     }
 
     fn request() -> impl Strategy<Value = Request> {
         let pairs = prop::collection::vec(any::<(u64, u64)>(), 0..20);
         prop_oneof![
-            (any::<bool>(), ".{0,40}")
-                .prop_map(|(wants_write, namespace)| Request::Hello { wants_write, namespace }),
+            (any::<bool>(), any::<u16>(), ".{0,40}").prop_map(|(wants_write, tenant, namespace)| {
+                Request::Hello { wants_write, tenant, namespace }
+            }),
             keys().prop_map(Request::Exists),
             (any::<u16>(), ids(), keys()).prop_map(|(class, release, keys)| Request::Get {
                 class,
@@ -644,6 +732,12 @@ mod tests {
             keys().prop_map(Request::Remove),
             keys().prop_map(Request::Stat),
             keys().prop_map(Request::Verify),
+            (any::<(bool, u32)>(), keys()).prop_map(|((hard, amount), keys)| {
+                let pin = if hard { Pin::Hard { duration_ms: amount } } else { Pin::Soft { weight: amount } };
+                Request::Pin { pin, keys }
+            }),
+            keys().prop_map(Request::Unpin),
+            keys().prop_map(Request::Evict),
         ]
     }
 
@@ -675,8 +769,17 @@ mod tests {
                 idle_ms,
             },
         );
-        let op =
-            prop::sample::select(vec![Op::Put, Op::Commit, Op::Abort, Op::Release, Op::Remove, Op::Verify]);
+        let op = prop::sample::select(vec![
+            Op::Put,
+            Op::Commit,
+            Op::Abort,
+            Op::Release,
+            Op::Remove,
+            Op::Verify,
+            Op::Pin,
+            Op::Unpin,
+            Op::Evict,
+        ]);
         prop_oneof![
             (any::<bool>(), ".{0,40}").prop_map(|(retryable, message)| Reply::Error { retryable, message }),
             any::<(bool, bool, u64, u64, u64)>().prop_map(

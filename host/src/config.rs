@@ -92,6 +92,34 @@ pub struct Store {
     pub idle_timeout: Span,
     /// The most payload in one put or get.
     pub payload_max: Size,
+    /// Share of the pool that a tenant may pin, unless its own entry says otherwise.
+    pub pin_share: f64,
+    /// The longest a pin lasts.
+    pub pin_max: Span,
+    /// In what time the weight of a soft pin halves.
+    pub pin_half_life: Span,
+    /// Quotas and floors, one `[[store.tenants]]` each. Tenants that are not listed share the entry of tenant 0.
+    pub tenants: Vec<Tenant>,
+}
+
+/// What one tenant may take of the pool, and what it is promised.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tenant {
+    /// The number its connections give.
+    pub tenant: u16,
+    /// The most bytes its blocks take; for more it first loses blocks of its own. None: the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_bytes: Option<Size>,
+    /// What it keeps while others use more than they are promised. None: nothing, or by `weight`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floor_bytes: Option<Size>,
+    /// Instead of `floor_bytes`: its share, among all weights, of what floors in bytes leave of the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
+    /// The most bytes it may have pinned. None: `store.pin_share` of the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pin_quota_bytes: Option<Size>,
 }
 
 /// Who computes the checksum a block carries.
@@ -193,6 +221,10 @@ impl Default for Store {
             stall_timeout: Span::secs(5),
             idle_timeout: Span::secs(600),
             payload_max: Size::mib(256),
+            pin_share: 0.10,
+            pin_max: Span::secs(3600),
+            pin_half_life: Span::secs(30),
+            tenants: Vec::new(),
         }
     }
 }
@@ -286,7 +318,8 @@ impl Config {
         listen.validate()?;
         store.validate()?;
         conductor.validate()?;
-        policy.validate()
+        policy.validate()?;
+        Ok(crate::daemon::dram_config(self).validate()?)
     }
 
     /// As TOML that reads back to the same settings.
@@ -337,6 +370,10 @@ impl Store {
             ("store.idle_timeout", self.idle_timeout),
         ];
         positive(&spans)?;
+        if let Some(both) = self.tenants.iter().find(|t| t.floor_bytes.is_some() && t.weight.is_some()) {
+            let why = "has floor_bytes and weight; give one of them";
+            return Err(invalid("store.tenants.tenant", both.tenant, why));
+        }
         let low = self.low_free;
         if !(0.0..1.0).contains(&low) {
             return Err(invalid("store.low_free", low, "must be at least 0 and below 1"));

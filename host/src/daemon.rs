@@ -8,6 +8,7 @@ use crate::lifecycle::eviction::Eviction;
 use crate::metrics::Metrics;
 use crate::policy::{self, PolicyConfig, PolicyHost, Source, Wanted};
 use crate::rpc::{self, Routing};
+use kvasir_dataplane::config::{Floor, TenantConfig};
 use kvasir_dataplane::server::{Listen, ServeError, Server};
 use kvasir_dataplane::tier::dram::OpenError;
 use kvasir_dataplane::{Clock, CommitCheck, DramConfig, DramStore, ServerConfig};
@@ -235,7 +236,7 @@ fn local_addr(listener: &TcpListener, key: &'static str) -> Result<SocketAddr, S
     listener.local_addr().map_err(|source| StartError::Listen { key, addr: ([0, 0, 0, 0], 0).into(), source })
 }
 
-fn dram_config(config: &Config) -> DramConfig {
+pub(crate) fn dram_config(config: &Config) -> DramConfig {
     let store = &config.store;
     DramConfig {
         pool_bytes: store.pool_bytes.0,
@@ -255,7 +256,24 @@ fn dram_config(config: &Config) -> DramConfig {
             Checksum::Verify => CommitCheck::Verify,
         },
         events_max: store.events_max as usize,
+        pin_share: store.pin_share,
+        pin_max: store.pin_max.0,
+        pin_half_life: store.pin_half_life.0,
+        tenants: store.tenants.iter().map(tenant_config).collect(),
         hash_seed: random_seed(),
+    }
+}
+
+fn tenant_config(tenant: &config::Tenant) -> TenantConfig {
+    let bytes = |size: Option<config::Size>| size.map(|size| size.0);
+    TenantConfig {
+        tenant: tenant.tenant,
+        quota_bytes: bytes(tenant.quota_bytes),
+        floor: match tenant.weight {
+            Some(weight) => Floor::Weight(weight),
+            None => Floor::Bytes(bytes(tenant.floor_bytes).unwrap_or(0)),
+        },
+        pin_quota_bytes: bytes(tenant.pin_quota_bytes),
     }
 }
 

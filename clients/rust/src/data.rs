@@ -16,7 +16,7 @@ use kvasir_dataplane::stream::{Stream, receive_with_fd};
 use kvasir_dataplane::wire::{
     Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, Stat, WireError,
 };
-use kvasir_dataplane::{BATCH_MAX, BlockKey, BlockMeta, checksum};
+use kvasir_dataplane::{BATCH_MAX, BlockKey, BlockMeta, Pin, checksum};
 
 /// Where a host's data plane listens. Written `unix:/path`, `host:port` or `tcp:host:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,13 +59,21 @@ pub struct Options {
     pub verify: bool,
     /// What engine hashes do not cover (model, dtype, layout, block size). Default empty.
     pub namespace: String,
+    /// On whose account blocks are stored and pinned; 0 = nobody in particular. Default 0.
+    pub tenant: u16,
     /// How long the host may take to answer. Default 10 s.
     pub timeout: Duration,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { write: true, verify: true, namespace: String::new(), timeout: Duration::from_secs(10) }
+        Self {
+            write: true,
+            verify: true,
+            namespace: String::new(),
+            tenant: 0,
+            timeout: Duration::from_secs(10),
+        }
     }
 }
 
@@ -171,7 +179,11 @@ impl Client {
         let writer = stream.try_clone().map_err(failed)?;
         let reader = BufReader::with_capacity(16 << 10, stream);
         let mut wire = Wire { reader, writer, next: 1, frame: Vec::new(), body: Vec::new(), broken: false };
-        let hello = Request::Hello { wants_write: options.write, namespace: options.namespace.clone() };
+        let hello = Request::Hello {
+            wants_write: options.write,
+            tenant: options.tenant,
+            namespace: options.namespace.clone(),
+        };
         let (reply, fd) = wire.greet(&hello).map_err(|error| error.at(endpoint, Op::Hello))?;
         let Reply::Hello { shared, writable, pool_bytes, lease_ms, payload_max } = reply else {
             return Err(wrong(endpoint, Op::Hello, reply));
@@ -226,6 +238,28 @@ impl Client {
         self.check_batch(keys.len())?;
         let outcomes = self.outcomes(&Request::Remove(keys.to_vec()), keys.len())?;
         Ok(outcomes.into_iter().map(|outcome| outcome == Outcome::Done).collect())
+    }
+
+    /// Keeps blocks from being evicted for a while, on the account of this client's tenant; whether each was there.
+    pub fn pin(&self, keys: &[BlockKey], pin: Pin) -> Result<Vec<Result<bool, ClientError>>, ClientError> {
+        self.check_batch(keys.len())?;
+        let outcomes = self.outcomes(&Request::Pin { pin, keys: keys.to_vec() }, keys.len())?;
+        Ok(keys.iter().zip(outcomes).map(found_or_failed).collect())
+    }
+
+    /// Ends the pins of this client's tenant; whether there was one on each.
+    pub fn unpin(&self, keys: &[BlockKey]) -> Result<Vec<bool>, ClientError> {
+        self.check_batch(keys.len())?;
+        let outcomes = self.outcomes(&Request::Unpin(keys.to_vec()), keys.len())?;
+        Ok(outcomes.into_iter().map(|outcome| outcome == Outcome::Done).collect())
+    }
+
+    /// Evicts blocks now, in spite of soft pins; whether each was there. A block that is being read or has a hard pin
+    /// stays, with an error.
+    pub fn evict(&self, keys: &[BlockKey]) -> Result<Vec<Result<bool, ClientError>>, ClientError> {
+        self.check_batch(keys.len())?;
+        let outcomes = self.outcomes(&Request::Evict(keys.to_vec()), keys.len())?;
+        Ok(keys.iter().zip(outcomes).map(found_or_failed).collect())
     }
 
     /// Has the host compare blocks with their checksums; true where the block is resident and intact.
@@ -496,6 +530,14 @@ impl Client {
             wire.exchange(request, payload, receive).map_err(|fault| fault.at(&self.endpoint, request.op()));
         wire.broken = result.is_err();
         result
+    }
+}
+
+fn found_or_failed((&key, outcome): (&BlockKey, Outcome)) -> Result<bool, ClientError> {
+    match outcome {
+        Outcome::Done => Ok(true),
+        Outcome::Missing => Ok(false),
+        outcome => Err(ClientError::Block { key, outcome }),
     }
 }
 

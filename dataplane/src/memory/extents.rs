@@ -93,6 +93,13 @@ impl Extents {
         }
     }
 
+    /// Bytes the books take, about: trees are counted as half again of what is in them.
+    pub fn memory_bytes(&self) -> usize {
+        let trees = 2 * self.free_by_page.len() * size_of::<(u32, u32)>()
+            + self.roomy.iter().map(|pages| pages.len() * size_of::<u32>()).sum::<usize>();
+        trees * 3 / 2 + self.small.capacity() * (size_of::<(u32, SmallPage)>() + 1)
+    }
+
     fn take(&mut self, pages: u32) -> Option<u32> {
         let (len, page) = *self.free_by_len.range((pages, 0)..).next()?;
         self.free_by_len.remove(&(len, page));

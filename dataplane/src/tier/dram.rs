@@ -10,9 +10,13 @@
 //! takes from these, waits a bounded time for more, and then fails with `PoolFull`. No policy call ever stands in
 //! a put or a get.
 //!
-//! **Files.** `write` brings blocks in, `read` lends them, `leave` drops them; `space` shares out the pool's memory,
-//! `feed` is what the policy is told;
-//! [`as_store`] is the trait of all tiers on top.
+//! **Tenants.** Bytes are charged to a tenant when they are reserved and refunded when they are free. A tenant at its
+//! quota loses blocks of its own; one at or below its floor loses none while another is above its own floor. Both are
+//! the store's to keep, because a policy does not know of tenants.
+//!
+//! **Files.** `write` brings blocks in, `read` lends them, `leave` drops them, `pins` keeps them; `space` shares out
+//! the pool's memory, `feed` is what the policy is told, `victims` what becomes of its answers; [`as_store`] is the
+//! trait of all tiers on top.
 //!
 //! **Time** is an argument (`now_ms`, on any clock that does not step back much); only waiting for space looks at
 //! a real clock.
@@ -21,15 +25,18 @@ pub mod as_store;
 
 mod feed;
 mod leave;
+mod pins;
 mod read;
 mod space;
+mod victims;
 mod write;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
+pub use pins::Pinning;
 pub use read::Held;
 pub use space::Pressure;
 
@@ -37,6 +44,7 @@ use self::space::Space;
 use super::events::EventBuffer;
 use super::lifecycle::{LifecycleCounts, State};
 use super::shard::{Shard, hash_of};
+use super::tenants::Tenants;
 use crate::block::{BATCH_MAX, BlockKey};
 use crate::config::{ConfigError, DramConfig};
 use crate::error::StoreError;
@@ -117,6 +125,10 @@ pub enum Evict {
     InUse,
     /// It was used after the events that the policy has seen; the policy gets a `Keep`.
     Changed,
+    /// The policy gets a `Keep`.
+    Pinned,
+    /// Its tenant uses no more than its floor and another more than theirs; the policy gets a `Keep`.
+    Floor,
     NotResident,
 }
 
@@ -133,8 +145,10 @@ pub enum Verify {
 pub struct Offered {
     /// In the reserve now.
     pub taken: usize,
-    /// In use, used meanwhile, or beyond the bound of the reserve; each got a `Keep`.
+    /// In use, used meanwhile, pinned, under its tenant's floor, or beyond the bound of the reserve; each got a `Keep`.
     pub kept: usize,
+    /// Evicted by the store in place of victims that a floor kept.
+    pub replaced: usize,
     pub not_resident: usize,
 }
 
@@ -148,13 +162,37 @@ pub struct BlockStat {
     pub checksum: u64,
     pub depth: u32,
     pub class: u16,
+    pub tenant: u16,
     pub uses: u32,
     pub leases: u32,
+    /// When its own time to live ends, and when its last pin does.
+    pub expires_ms: Option<u64>,
+    pub pinned_until_ms: Option<u64>,
     /// On the clock of `now_ms`, exact to 10 ms.
     pub inserted_ms: u64,
     pub used_ms: u64,
     /// The block before it in its chain, if that is resident.
     pub parent: Option<BlockKey>,
+}
+
+/// Memory that a store takes besides the pool, in bytes that are touched (what is set aside for later is not resident).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Metadata {
+    pub blocks: u64,
+    pub records_bytes: u64,
+    pub index_bytes: u64,
+    /// Free slots, free memory, reservations, leases, pins, times to live.
+    pub other_bytes: u64,
+}
+
+impl Metadata {
+    pub fn bytes(&self) -> u64 {
+        self.records_bytes + self.index_bytes + self.other_bytes
+    }
+
+    pub fn bytes_per_block(&self) -> f64 {
+        self.bytes() as f64 / self.blocks.max(1) as f64
+    }
 }
 
 /// Blocks in DRAM. Share it by `Arc`.
@@ -168,6 +206,9 @@ pub struct DramStore {
     /// Woken when the pool gets low, a put waits, or events pile up.
     pressed: Condvar,
     victims: Mutex<VecDeque<u32>>,
+    tenants: Tenants,
+    /// Where the store looks next when it must choose a victim itself.
+    scan_shard: AtomicUsize,
     events: Mutex<EventBuffer>,
     owners: AtomicU64,
     pool_full: AtomicU64,
@@ -190,6 +231,8 @@ impl DramStore {
             freed: Condvar::new(),
             pressed: Condvar::new(),
             victims: Mutex::new(VecDeque::new()),
+            tenants: Tenants::new(&config, pool.bytes()),
+            scan_shard: AtomicUsize::new(0),
             events: Mutex::new(EventBuffer::new(config.events_max, SHARDS as u32)),
             owners: AtomicU64::new(1),
             pool_full: AtomicU64::new(0),
@@ -245,12 +288,23 @@ impl DramStore {
             metrics.largest_free_bytes = space.extents.largest_free();
             metrics.free_extents = space.extents.free_extents() as u64;
         }
+        metrics.tenants = self.tenants.metrics();
         metrics.victims_ready = lock(&self.victims).len() as u64;
         metrics.events_waiting = self.lock_events().len() as u64;
         metrics.hits_dropped = self.hits_dropped.load(Ordering::Relaxed);
         metrics.pool_full = self.pool_full.load(Ordering::Relaxed);
         metrics.put_waits = self.put_waits.load(Ordering::Relaxed);
         metrics
+    }
+
+    /// What the store keeps besides the pool.
+    pub fn metadata(&self) -> Metadata {
+        let mut sum =
+            Metadata { other_bytes: lock(&self.space).extents.memory_bytes() as u64, ..Metadata::default() };
+        for shard in 0..SHARDS {
+            self.read(shard).add_metadata(&mut sum);
+        }
+        sum
     }
 
     fn place(&self, key: BlockKey) -> (u64, usize) {

@@ -12,6 +12,9 @@ pub enum EventKind {
     Remove = 3,
     /// A victim the policy chose was not evicted and stays resident.
     Keep = 4,
+    /// The block cannot be evicted until `Unpin`.
+    Pin = 5,
+    Unpin = 6,
 }
 
 /// The slot of no block.

@@ -96,6 +96,11 @@ impl Leases {
         self.end(self.head, oldest.life)
     }
 
+    /// Bytes these tables take.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<Lease>() + self.free.capacity() * size_of::<u32>()
+    }
+
     /// The (index, life) of every lease of `owner`.
     pub(super) fn of(&self, owner: OwnerId) -> Vec<(u32, u32)> {
         let mut found = Vec::new();

@@ -7,49 +7,24 @@ use std::collections::{HashMap, VecDeque};
 
 use hashbrown::HashTable;
 
-use super::dram::OwnerId;
-use super::events::NO_SLOT;
+use super::dram::{Metadata, OwnerId};
+use super::extras::{Extras, Pinned};
 use super::lease::Leases;
 use super::lifecycle::{LifecycleCounts, State};
+use super::record::Record;
 use crate::block::{BlockKey, BlockMeta};
 use crate::error::StoreError;
 
 /// Ended reservations a shard remembers, to tell a double commit from an id that never was.
 const ENDED_MAX: usize = 256;
 
-/// What the store keeps per block: one cache line.
-#[derive(Clone)]
-pub(super) struct Record {
-    pub(super) key: BlockKey,
-    pub(super) offset: u64,
-    pub(super) checksum: u64,
-    pub(super) parent_slot: u32,
-    pub(super) size: u32,
-    pub(super) depth: u32,
-    /// Units of 10 ms, so that 32 bits last 16 months.
-    pub(super) inserted: u32,
-    pub(super) used: u32,
-    /// Saturates.
-    pub(super) uses: u16,
-    pub(super) class: u16,
-    /// Readers now: leases and transfers.
-    pub(super) leases: u16,
-    /// Low bits of the parent's key: tells whether `parent_slot` still holds the parent.
-    pub(super) parent_tag: u16,
-    pub(super) state: State,
-    /// Epoch of the event buffer at this block's last event.
-    pub(super) epoch: u8,
-    /// The policy chose it as a victim and nothing has used it since.
-    pub(super) in_reserve: bool,
-}
-
-const _: () = assert!(size_of::<Record>() == 64);
-
 pub(super) struct Reservation {
     pub(super) id: u64,
     pub(super) owner: OwnerId,
     pub(super) parent: Option<BlockKey>,
     pub(super) expires_ms: u64,
+    /// Time to live of the block to be, 0 = none.
+    pub(super) ttl_ms: u32,
     /// Bytes are being received or checksummed right now; memory must not be taken away.
     pub(super) busy: bool,
     /// To be aborted as soon as it is not busy.
@@ -62,8 +37,15 @@ enum Ended {
     Aborted,
 }
 
-/// Memory to give back once the shard's lock is released.
-pub(super) type Freed = (u64, u32);
+/// Memory to give back, and whom to tell, once the shard's lock is released.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Freed {
+    pub(super) offset: u64,
+    pub(super) size: u32,
+    /// Label of the block that was there.
+    pub(super) label: u16,
+    pub(super) pins: Vec<Pinned>,
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counters {
@@ -82,15 +64,20 @@ pub(super) struct Shard {
     index: HashTable<u32>,
     pub(super) records: Vec<Record>,
     free: Vec<u32>,
+    /// Readers beyond the first, of blocks that have several. That there is a first one, the state says.
+    more_readers: HashMap<u32, u16>,
     slots_max: usize,
     pub(super) reservations: HashMap<u32, Reservation>,
     reservations_made: u32,
     ended: VecDeque<(u64, Ended)>,
     pub(super) leases: Leases,
+    pub(super) extras: Extras,
     pub(super) lifecycle: LifecycleCounts,
     pub(super) counters: Counters,
     /// Where the scan for blocks over their time to live goes on.
     pub(super) ttl_cursor: usize,
+    /// Where the store's own search for a victim goes on.
+    pub(super) scan_cursor: usize,
     seed: u64,
 }
 
@@ -98,29 +85,33 @@ impl Shard {
     pub(super) fn new(slots_max: usize, seed: u64) -> Self {
         Self {
             index: HashTable::new(),
-            records: Vec::new(),
+            // Untouched memory is not resident: growing by copies would cost more, in time and at its peak.
+            records: Vec::with_capacity(slots_max),
             free: Vec::new(),
+            more_readers: HashMap::new(),
             slots_max,
             reservations: HashMap::new(),
             reservations_made: 0,
             ended: VecDeque::new(),
             leases: Leases::new(),
+            extras: Extras::default(),
             lifecycle: LifecycleCounts::default(),
             counters: Counters::default(),
             ttl_cursor: 0,
+            scan_cursor: 0,
             seed,
         }
     }
 
     pub(super) fn find(&self, hash: u64, key: BlockKey) -> Option<u32> {
-        self.index.find(hash, |&local| self.records[local as usize].key == key).copied()
+        self.index.find(hash, |&local| self.records[local as usize].key() == key).copied()
     }
 
     /// The record of a resident block.
     pub(super) fn resident(&mut self, hash: u64, key: BlockKey) -> Option<(u32, &mut Record)> {
         let local = self.find(hash, key)?;
         let record = &mut self.records[local as usize];
-        record.state.is_resident().then_some((local, record))
+        record.is_resident().then_some((local, record))
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -128,24 +119,8 @@ impl Shard {
     }
 
     /// Puts a reserved block in the books. The key must not be in the index and there must be room.
-    pub(super) fn create(&mut self, hash: u64, meta: &BlockMeta, offset: u64) -> u32 {
-        let record = Record {
-            key: meta.key,
-            offset,
-            checksum: 0,
-            parent_slot: NO_SLOT,
-            size: meta.size,
-            depth: meta.depth,
-            inserted: 0,
-            used: 0,
-            uses: 0,
-            class: meta.class,
-            leases: 0,
-            parent_tag: meta.parent.map_or(0, tag),
-            state: self.lifecycle.begin(),
-            epoch: 0,
-            in_reserve: false,
-        };
+    pub(super) fn create(&mut self, hash: u64, meta: &BlockMeta, label: u16, offset: u64) -> u32 {
+        let record = Record::new(meta, label, offset, self.lifecycle.begin());
         let local = match self.free.pop() {
             Some(local) => {
                 self.records[local as usize] = record;
@@ -157,7 +132,7 @@ impl Shard {
             }
         };
         let (records, seed) = (&self.records, self.seed);
-        self.index.insert_unique(hash, local, |&local| hash_of(records[local as usize].key, seed));
+        self.index.insert_unique(hash, local, |&local| hash_of(records[local as usize].key(), seed));
         local
     }
 
@@ -172,8 +147,15 @@ impl Shard {
     ) -> u64 {
         self.reservations_made = self.reservations_made.wrapping_add(1);
         let id = u64::from(self.reservations_made) << 32 | u64::from(slot);
-        let reservation =
-            Reservation { id, owner, parent: meta.parent, expires_ms, busy: false, doomed: false };
+        let reservation = Reservation {
+            id,
+            owner,
+            parent: meta.parent,
+            expires_ms,
+            ttl_ms: meta.ttl_ms,
+            busy: false,
+            doomed: false,
+        };
         self.reservations.insert(local, reservation);
         id
     }
@@ -233,28 +215,52 @@ impl Shard {
         if reservation.doomed { self.abort(local) } else { Ok(None) }
     }
 
+    /// Who reads a block now: leases and transfers.
+    pub(super) fn readers(&self, local: u32) -> u32 {
+        match self.records[local as usize].state() {
+            State::Reused | State::Migrating | State::Evicting => {
+                1 + u32::from(self.more_readers.get(&local).copied().unwrap_or(0))
+            }
+            _ => 0,
+        }
+    }
+
+    /// Whether a pin keeps the block now.
+    pub(super) fn is_pinned(&self, local: u32, now_ms: u64, only_hard: bool) -> bool {
+        let keeps = |pin: &Pinned| pin.until_ms > now_ms && (pin.hard || !only_hard);
+        self.records[local as usize].has_extras() && self.extras.pins(local).iter().any(keeps)
+    }
+
+    /// Whether the block's own time to live is over.
+    pub(super) fn is_expired(&self, local: u32, now_ms: u64) -> bool {
+        self.records[local as usize].has_extras()
+            && self.extras.expires_ms(local).is_some_and(|expires_ms| expires_ms <= now_ms)
+    }
+
     /// One more reader of a resident block.
     pub(super) fn lend(&mut self, local: u32, to: State) -> Result<(), StoreError> {
-        let record = &mut self.records[local as usize];
-        if record.leases == u16::MAX {
-            return Err(StoreError::TooManyLeases { held: record.leases.into() });
+        let state = self.records[local as usize].state();
+        if state != State::Active {
+            let more = self.more_readers.entry(local).or_insert(0);
+            *more = more.checked_add(1).ok_or(StoreError::TooManyLeases { held: usize::from(*more) + 1 })?;
         }
-        record.leases += 1;
-        if record.state == to { Ok(()) } else { self.step(local, to) }
+        if state == to { Ok(()) } else { self.step(local, to) }
     }
 
     /// One reader less. Returns the memory if the block was only waiting for that.
     pub(super) fn give_back(&mut self, local: u32) -> Result<Option<Freed>, StoreError> {
-        let record = &mut self.records[local as usize];
-        record.leases -= 1;
-        match (record.leases, record.state) {
-            (0, State::Evicting) => {
-                self.step(local, State::Removed)?;
-                Ok(Some(self.vacate(local)))
+        if let Some(more) = self.more_readers.get_mut(&local) {
+            *more -= 1;
+            if *more == 0 {
+                self.more_readers.remove(&local);
             }
-            (0, _) => self.step(local, State::Active).map(|()| None),
-            _ => Ok(None),
+            return Ok(None);
         }
+        if self.records[local as usize].state() == State::Evicting {
+            self.step(local, State::Removed)?;
+            return Ok(Some(self.vacate(local)));
+        }
+        self.step(local, State::Active).map(|()| None)
     }
 
     /// Makes a resident block invisible and, if nobody reads it, takes it to `end`.
@@ -263,9 +269,10 @@ impl Shard {
             self.step(local, State::Expired)?;
             return Ok(Some(self.forget(local)));
         }
+        let is_read = self.readers(local) > 0;
         self.step(local, State::Evicting)?;
         self.unindex(local);
-        if self.records[local as usize].leases > 0 {
+        if is_read {
             return Ok(None);
         }
         self.step(local, end)?;
@@ -273,7 +280,24 @@ impl Shard {
     }
 
     pub(super) fn step(&mut self, local: u32, to: State) -> Result<(), StoreError> {
-        self.lifecycle.advance(&mut self.records[local as usize].state, to)
+        let record = &mut self.records[local as usize];
+        let mut state = record.state();
+        self.lifecycle.advance(&mut state, to)?;
+        record.set_state(state);
+        Ok(())
+    }
+
+    pub(super) fn add_metadata(&self, sum: &mut Metadata) {
+        let resident = State::ALL.into_iter().filter(|state| state.is_resident());
+        sum.blocks += resident.map(|state| self.lifecycle.in_state(state)).sum::<u64>();
+        sum.records_bytes += (self.records.len() * size_of::<Record>()) as u64;
+        sum.index_bytes += self.index.allocation_size() as u64;
+        let reservations = self.reservations.capacity() * size_of::<(u32, Reservation)>();
+        let ended = self.ended.capacity() * size_of::<(u64, Ended)>();
+        let slots =
+            self.free.capacity() * size_of::<u32>() + self.more_readers.capacity() * size_of::<(u32, u16)>();
+        let aside = self.leases.memory_bytes() + self.extras.memory_bytes();
+        sum.other_bytes += (reservations + ended + slots + aside) as u64;
     }
 
     fn forget(&mut self, local: u32) -> Freed {
@@ -282,7 +306,7 @@ impl Shard {
     }
 
     fn unindex(&mut self, local: u32) {
-        let hash = hash_of(self.records[local as usize].key, self.seed);
+        let hash = hash_of(self.records[local as usize].key(), self.seed);
         if let Ok(entry) = self.index.find_entry(hash, |&found| found == local) {
             entry.remove();
         }
@@ -291,7 +315,8 @@ impl Shard {
     fn vacate(&mut self, local: u32) -> Freed {
         self.free.push(local);
         let record = &self.records[local as usize];
-        (record.offset, record.size)
+        let pins = if record.has_extras() { self.extras.remove(local) } else { Vec::new() };
+        Freed { offset: record.offset(), size: record.size, label: record.label(), pins }
     }
 }
 
@@ -302,8 +327,4 @@ pub(super) fn hash_of(key: BlockKey, seed: u64) -> u64 {
     let product = u128::from(low) * u128::from(high);
     let folded = product as u64 ^ (product >> 64) as u64;
     folded ^ key.0 as u64
-}
-
-pub(super) fn tag(key: BlockKey) -> u16 {
-    key.0 as u16
 }

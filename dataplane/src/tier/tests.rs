@@ -1,5 +1,8 @@
 //! The store against a slow, obvious model, and the corners one by one.
 
+mod pins;
+mod tenants;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +13,7 @@ use super::dram::{DramStore, Evict, Lease, Lookup, Offered, OwnerId, Remove, Res
 use super::events::{AccessEvent, EventKind, NO_SLOT};
 use super::lifecycle::State;
 use crate::block::{BlockKey, BlockMeta, checksum};
-use crate::config::{CommitCheck, DramConfig};
+use crate::config::{CommitCheck, DramConfig, TenantConfig};
 use crate::error::StoreError;
 
 fn config(pages: u64) -> DramConfig {
@@ -207,7 +210,7 @@ fn a_put_into_a_full_pool_takes_from_the_reserve() {
     put(&store, 1, 4096, 5); // a use that the policy has not seen
     assert_eq!(
         store.offer_victims(&[slots[0], slots[1], slots[2], 999], 6),
-        Offered { taken: 2, kept: 1, not_resident: 1 }
+        Offered { taken: 2, kept: 1, replaced: 0, not_resident: 1 }
     );
     let held = lease(&store, 2, 7).unwrap(); // a use takes it out of the reserve
     assert!(matches!(put(&store, 4, 4096, 8), Reserve::Reserved(_)));
@@ -296,7 +299,7 @@ fn a_new_policy_is_told_what_is_resident() {
     let store = store(64);
     for n in 0..10u64 {
         let parent = n.checked_sub(1).map(key);
-        let meta = BlockMeta { key: key(n), parent, depth: n as u32, class: 3, size: 4096 };
+        let meta = BlockMeta { parent, depth: n as u32, class: 3, ..BlockMeta::single(key(n), 4096) };
         store.put(OwnerId(0), &meta, &bytes_of(n, 4096), n * 100).unwrap();
     }
     let live = drain(&store);

@@ -240,7 +240,9 @@ impl Tiering {
             victims.iter().filter_map(|victim| Some((victim.slot, victim.to?))).collect();
         let level_of = |tier: Tier| self.levels.iter().position(|level| level.tier == tier);
         let target = |stat: &BlockStat| {
-            wanted.get(&stat.slot).and_then(|&tier| level_of(tier)).or(self.config.offload_all.then_some(0))
+            let named = wanted.get(&stat.slot).and_then(|&tier| level_of(tier));
+            // Tiers below keep no clock: a block with a time to live of its own would outlive it there.
+            named.or(self.config.offload_all.then_some(0)).filter(|_| stat.expires_ms.is_none())
         };
         chosen.iter().map(target).collect()
     }
@@ -334,8 +336,8 @@ impl Tiering {
         // Before the hold: whoever removes the block from here on finds either it or the move.
         let moving = self.moves.begin(stat.key);
         let Some(held) = self.dram.hold_chosen(stat.slot, stat.key) else { return false };
-        let BlockStat { key, parent, depth, class, size, .. } = *stat;
-        let meta = BlockMeta { key, parent, depth, class, size };
+        let BlockStat { key, parent, depth, class, tenant, size, .. } = *stat;
+        let meta = BlockMeta { key, parent, depth, class, tenant, ttl_ms: 0, size };
         let pushed = offloader.push(Job { held, meta, moving });
         if !pushed {
             offloader.counts().skipped.fetch_add(1, Relaxed);

@@ -39,6 +39,8 @@ pub enum Error {
     NotAnAssignment { layer: Layer },
     #[error("`{key}` = {value} {why}")]
     Invalid { key: String, value: String, why: String },
+    #[error(transparent)]
+    Store(#[from] kvasir_dataplane::config::ConfigError),
 }
 
 const PREFIX: &str = "KVASIR__";
@@ -105,6 +107,12 @@ impl Layers {
             Some(Value::Integer(_)) => text.parse().map(Value::Integer).unwrap_or(plain),
             Some(Value::Float(_)) => text.parse().map(Value::Float).unwrap_or(plain),
             Some(Value::Boolean(_)) => text.parse().map(Value::Boolean).unwrap_or(plain),
+            // A list is written as in a file.
+            Some(Value::Array(_)) => format!("list = {text}")
+                .parse::<Table>()
+                .ok()
+                .and_then(|mut table| table.remove("list"))
+                .unwrap_or(plain),
             _ => plain,
         };
         self.put(layer, key, value)

@@ -51,8 +51,25 @@ fn policies_take_their_own_settings() {
 }
 
 #[test]
+fn tenants_have_quotas_and_floors() {
+    let file = "[[store.tenants]]\ntenant = 1\nquota_bytes = \"1MiB\"\nfloor_bytes = \"1KiB\"\n[[store.tenants]]\ntenant = 2\nweight = 3\n";
+    let tenants = load(Some(file), &[], &[]).unwrap().store.tenants;
+    assert_eq!((tenants[0].quota_bytes, tenants[0].floor_bytes), (Some(Size(1 << 20)), Some(Size(1 << 10))));
+    assert_eq!((tenants[1].tenant, tenants[1].weight), (2, Some(3)));
+    let check = |text: &str, expected: &str| {
+        let error = load(None, &[("KVASIR__STORE__TENANTS", text)], &[]).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    };
+    check("[{tenant = 1, weight = 1, floor_bytes = \"1KiB\"}]", "give one of them");
+    check("[{tenant = 1, quota = 1}]", "unknown field `quota`");
+    check("[{tenant = 1}, {tenant = 1}]", "listed twice");
+    check("many", "expected a sequence");
+}
+
+#[test]
 fn what_is_printed_reads_back() {
-    let config = load(None, &[], &["store.pool_bytes=3MiB", "policy.evictor.settings.x=y"]).unwrap();
+    let tenants = "store.tenants=[{tenant = 1, quota_bytes = \"1MiB\"}]";
+    let config = load(None, &[], &["store.pool_bytes=3MiB", "policy.evictor.settings.x=y", tenants]).unwrap();
     let again = load(Some(&config.to_toml()), &[], &[]).unwrap();
     assert_eq!(config, again);
 }

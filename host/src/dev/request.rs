@@ -156,7 +156,12 @@ async fn write(
         let mut bytes = vec![0; block_bytes as usize];
         for depth in range.clone() {
             let parent = depth.checked_sub(1).map(|above| keys[above]);
-            let meta = BlockMeta { key: keys[depth], parent, depth: depth as u32, class, size: block_bytes };
+            let meta = BlockMeta {
+                parent,
+                depth: depth as u32,
+                class,
+                ..BlockMeta::single(keys[depth], block_bytes)
+            };
             content::fill(keys[depth], &mut bytes);
             if !put(&client, &meta, &bytes)? {
                 stats.not_stored(range.end - depth);

@@ -2,20 +2,23 @@
 
 use kvasir_dataplane::tier::events::{AccessEvent, EventKind};
 use kvasir_policy::evictor::Victim;
+use std::collections::HashSet;
 
-/// One bit per slot: told to the policy as resident, and not chosen since.
+/// One bit per slot: told to the policy as resident, not chosen since and not pinned.
 ///
 /// The books follow the same events as the policy, so an answer is wrong exactly when it breaks the
 /// contract, whatever the store did meanwhile.
 pub(super) struct Books {
     words: Vec<u64>,
+    /// Pinned blocks: on the books again when the pin ends.
+    pinned: HashSet<u32>,
     slots: u32,
     count: u32,
 }
 
 impl Books {
     pub(super) fn new(slots: u32) -> Self {
-        Self { words: vec![0; slots.div_ceil(64) as usize], slots, count: 0 }
+        Self { words: vec![0; slots.div_ceil(64) as usize], pinned: HashSet::new(), slots, count: 0 }
     }
 
     /// Blocks the policy can still choose.
@@ -25,13 +28,26 @@ impl Books {
 
     pub(super) fn clear(&mut self) {
         self.words.fill(0);
+        self.pinned.clear();
         self.count = 0;
     }
 
     pub(super) fn note(&mut self, event: &AccessEvent) {
         match event.kind {
-            EventKind::Insert | EventKind::Hit | EventKind::Keep => self.set(event.slot, true),
-            EventKind::Remove => self.set(event.slot, false),
+            EventKind::Insert => {
+                self.pinned.remove(&event.slot);
+                self.set(event.slot, true)
+            }
+            EventKind::Hit | EventKind::Keep => {
+                let free = !self.pinned.contains(&event.slot);
+                free && self.set(event.slot, true)
+            }
+            EventKind::Remove => {
+                self.pinned.remove(&event.slot);
+                self.set(event.slot, false)
+            }
+            EventKind::Pin => self.pinned.insert(event.slot) && self.set(event.slot, false),
+            EventKind::Unpin => self.pinned.remove(&event.slot) && self.set(event.slot, true),
         };
     }
 
@@ -91,6 +107,15 @@ mod tests {
         books.note(&event(EventKind::Keep, 99));
         assert_eq!(books.choose(&[Victim::drop(99)], &mut chosen), Ok(()));
         books.note(&event(EventKind::Remove, 1));
-        assert_eq!((books.len(), chosen), (0, vec![99, 99]));
+        assert_eq!(books.len(), 0);
+
+        for kind in [EventKind::Insert, EventKind::Pin, EventKind::Hit, EventKind::Keep] {
+            books.note(&event(kind, 7));
+        }
+        assert!(books.choose(&[Victim::drop(7)], &mut chosen).is_err(), "pinned");
+        assert_eq!(books.len(), 0);
+        books.note(&event(EventKind::Unpin, 7));
+        assert_eq!(books.choose(&[Victim::drop(7)], &mut chosen), Ok(()));
+        assert_eq!(chosen, [99, 99, 7]);
     }
 }

@@ -210,7 +210,8 @@ impl Owner {
             return 0;
         }
         self.counts.victims.fetch_add(self.slots.len() as u64, Relaxed);
-        self.store.offer_victims(&self.slots, now_ms).taken
+        let offered = self.store.offer_victims(&self.slots, now_ms);
+        offered.taken + offered.replaced
     }
 
     fn check(&mut self, want: u32) -> Result<(), String> {
@@ -233,6 +234,8 @@ fn encode(events: &[AccessEvent], words: &mut Vec<u32>) -> u64 {
             EventKind::Hit => Kind::Hit,
             EventKind::Remove => Kind::Remove,
             EventKind::Keep => Kind::Keep,
+            EventKind::Pin => Kind::Pin,
+            EventKind::Unpin => Kind::Unpin,
         };
         let AccessEvent { replayed, class, slot, parent_or_uses, depth, time_ms, identity, .. } = *event;
         let size_bytes = event.size;

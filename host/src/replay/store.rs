@@ -280,11 +280,10 @@ impl Session {
         let first = report.prefix_hits as usize;
         let metas: Vec<BlockMeta> = (first..keys.len())
             .map(|at| BlockMeta {
-                key: keys[at],
                 parent: at.checked_sub(1).map(|before| keys[before]),
                 depth: at as u32,
                 class,
-                size: self.block_bytes,
+                ..BlockMeta::single(keys[at], self.block_bytes)
             })
             .collect();
         for (at, batch) in metas.chunks(self.batch_blocks()).enumerate() {

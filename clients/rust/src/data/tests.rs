@@ -163,7 +163,7 @@ fn a_client_that_dies_in_a_put_leaves_nothing() {
     // Over TCP: half of the payload, then gone.
     let mut stream = TcpStream::connect(host.server().tcp_addr().unwrap()).unwrap();
     let mut frame = Vec::new();
-    Request::Hello { wants_write: true, namespace: String::new() }.encode(0, 0, &mut frame);
+    Request::Hello { wants_write: true, tenant: 0, namespace: String::new() }.encode(0, 0, &mut frame);
     stream.write_all(&frame).unwrap();
     Request::Put(vec![(BlockMeta::single(key(1), 1 << 20), 0)]).encode(1, 1 << 20, &mut frame);
     stream.write_all(&frame).unwrap();
@@ -242,7 +242,7 @@ fn noise_and_stalls_end_one_connection_only() {
     let host = Host::start(DramConfig { pool_bytes: 1 << 20, ..DramConfig::default() }, config);
     let addr = host.server().tcp_addr().unwrap();
     let mut hello = Vec::new();
-    Request::Hello { wants_write: true, namespace: String::new() }.encode(0, 0, &mut hello);
+    Request::Hello { wants_write: true, tenant: 0, namespace: String::new() }.encode(0, 0, &mut hello);
     let mut greedy = Vec::new();
     Request::Put(vec![(BlockMeta::single(key(1), u32::MAX), 0)]).encode(1, u64::from(u32::MAX), &mut greedy);
     let mut early = Vec::new();
@@ -294,4 +294,59 @@ fn sockets_are_private_and_survive_a_crash() {
     let server = start(&path, tcp).unwrap();
     assert!(Client::connect(&Endpoint::Unix(path), Options::default()).is_ok());
     drop(server);
+}
+
+#[test]
+fn a_pinned_block_stays_and_an_evicted_one_goes() {
+    use kvasir_dataplane::config::TenantConfig;
+    let tenant = TenantConfig {
+        tenant: 3,
+        quota_bytes: Some(64 << 10),
+        pin_quota_bytes: Some(8192),
+        ..TenantConfig::default()
+    };
+    let dram = DramConfig {
+        pool_bytes: 4 << 20,
+        put_wait: Duration::ZERO,
+        tenants: vec![tenant],
+        ..DramConfig::default()
+    };
+    let host = Host::start(dram, ServerConfig::default());
+    for (round, endpoint) in [host.unix(), host.tcp()].into_iter().enumerate() {
+        let own = Client::connect(&endpoint, Options { tenant: 3, ..Options::default() }).unwrap();
+        let other = Client::connect(&endpoint, Options::default()).unwrap();
+        let keys: Vec<BlockKey> = (0..3).map(|n| BlockKey::from_name(&format!("{round}-{n}"))).collect();
+        for &key in &keys {
+            assert_eq!(own.put(&BlockMeta::single(key, 4096), &[7; 4096]).unwrap(), Put::Stored);
+        }
+        let used = |host: &Host| host.store.metrics().tenants[1].used_bytes;
+        assert_eq!(used(&host), 3 * 4096, "charged to the connection's tenant");
+        let hard = own.pin(&keys[..2], Pin::Hard { duration_ms: 60_000 }).unwrap();
+        assert!(hard.iter().all(|pinned| matches!(pinned, Ok(true))), "{hard:?}");
+        let over = own.pin(&keys[2..], Pin::Soft { weight: 1000 }).unwrap().remove(0).unwrap_err();
+        assert!(over.retryable() && over.to_string().contains("pinned as much as it may"), "{over}");
+        let soft = other.pin(&keys[2..], Pin::Soft { weight: 1000 }).unwrap();
+        assert!(matches!(soft[0], Ok(true)), "another tenant has a quota of its own");
+
+        let kept = other.evict(&keys).unwrap();
+        assert!(kept[0].as_ref().is_err_and(|error| error.to_string().contains("hard pin")), "{kept:?}");
+        assert!(matches!(kept[2], Ok(true)), "a person overrides a soft pin");
+        assert_eq!(other.unpin(&keys).unwrap(), [false, false, false], "only the tenant's own");
+        assert_eq!(own.unpin(&keys).unwrap(), [true, true, false]);
+        assert!(own.evict(&keys).unwrap().into_iter().map(Result::unwrap).eq([true, true, false]));
+        assert!(matches!(own.pin(&keys[..1], Pin::Soft { weight: 2 }).unwrap()[0], Ok(false)));
+
+        for n in 0..20 {
+            let key = BlockKey::from_name(&format!("{round}-many-{n}"));
+            assert_eq!(own.put(&BlockMeta::single(key, 4096), &[8; 4096]).unwrap(), Put::Stored);
+        }
+        assert!(used(&host) <= 64 << 10);
+        let many: Vec<BlockKey> =
+            (0..20).map(|n| BlockKey::from_name(&format!("{round}-many-{n}"))).collect();
+        own.remove(&many).unwrap();
+        let mut short = BlockMeta::single(keys[0], 4096);
+        short.ttl_ms = 1;
+        assert_eq!(own.put(&short, &[9; 4096]).unwrap(), Put::Stored);
+        host.until(|host| used(host) == 0);
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{DramStore, OwnerId, Remove, Reserve, Verify};
+use super::{BlockStat, DramStore, OwnerId, Remove, Reserve, Verify};
 use crate::block::{BATCH_MAX, BlockKey, BlockMeta, checksum};
 use crate::clock::Clock;
 use crate::error::StoreError;
@@ -83,8 +83,9 @@ impl DramTier {
         // What is known of the block is read after its bytes, so it must still be the same block.
         let stat = self.stat(&[get.key]).pop().flatten().filter(|stat| stat.slot == held.slot);
         Ok(stat.map(|stat| {
+            let BlockStat { parent, depth, class, tenant, .. } = stat;
             let about = BlockMeta::single(get.key, held.size);
-            let meta = BlockMeta { parent: stat.parent, depth: stat.depth, class: stat.class, ..about };
+            let meta = BlockMeta { parent, depth, class, tenant, ..about };
             Loaded { meta, checksum: held.checksum }
         }))
     }
@@ -168,7 +169,7 @@ impl BlockStore for DramTier {
 fn failed(error: &StoreError, step: &'static str, meta: &BlockMeta) -> TierError {
     let (tier, key) = (NAME, meta.key);
     match error {
-        StoreError::PoolFull { .. } | StoreError::SlotsFull { .. } => {
+        StoreError::PoolFull { .. } | StoreError::SlotsFull { .. } | StoreError::QuotaFull { .. } => {
             TierError::Full { tier, key, size: meta.size.into() }
         }
         other => TierError::Io { tier, step, key, reason: other.to_string(), retryable: other.retryable() },

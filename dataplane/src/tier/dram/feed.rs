@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 
 use super::{DramStore, SHARDS, TICK_MS, lock, slot_of, split, ticks};
 use crate::tier::events::{AccessEvent, Drained, EventBuffer, EventKind, NO_SLOT};
-use crate::tier::shard::{Record, Shard, tag};
+use crate::tier::record::Record;
+use crate::tier::shard::Shard;
 
 impl DramStore {
     /// Moves what happened since the last call to `out`, oldest first.
@@ -15,44 +16,40 @@ impl DramStore {
         drained
     }
 
-    /// Every resident block as an `Insert` and, if used, one `Hit`, oldest first, for a policy that starts now;
+    /// Every resident block as an `Insert` and, if used, one `Hit`, and if pinned, a `Pin`, oldest first, for a policy that starts now;
     /// what the next [`drain_events`](Self::drain_events) returns happened after. Empties the reserve of victims.
     pub fn replay_resident(&self, out: &mut Vec<AccessEvent>) {
         lock(&self.victims).clear();
         self.lock_events().begin_replay();
         let start = out.len();
-        let mut parents: Vec<(usize, u16)> = Vec::new();
+        let mut children: Vec<(usize, Record)> = Vec::new();
         for shard in 0..SHARDS {
             let mut guard = self.write(shard);
-            for (local, record) in guard.records.iter_mut().enumerate() {
-                if !record.state.is_resident() {
+            let Shard { records, extras, .. } = &mut *guard;
+            for (local, record) in records.iter_mut().enumerate() {
+                if !record.is_resident() {
                     continue;
                 }
-                record.in_reserve = false;
-                parents.push((out.len(), record.parent_tag));
-                push_replayed(out, record, slot_of(local as u32, shard));
+                record.set_in_reserve(false);
+                if record.parent_slot() != NO_SLOT {
+                    children.push((out.len(), record.clone()));
+                }
+                let pinned = record.has_extras() && !extras.pins(local as u32).is_empty();
+                self.push_replayed(out, record, slot_of(local as u32, shard), pinned);
             }
             self.lock_events().replayed(shard as u32 + 1);
         }
-        self.check_replayed_parents(out, &parents);
+        self.check_replayed_parents(out, &children);
         out[start..].sort_by_key(|event| (event.time_ms, event.kind as u8, event.depth));
     }
 
     /// A parent's slot may hold another block by now.
-    fn check_replayed_parents(&self, out: &mut [AccessEvent], inserts: &[(usize, u16)]) {
-        for &(at, parent_tag) in inserts {
-            let parent = out[at].parent_or_uses;
-            if parent == NO_SLOT {
-                continue;
-            }
-            let (local, shard) = split(parent);
+    fn check_replayed_parents(&self, out: &mut [AccessEvent], children: &[(usize, Record)]) {
+        for (at, child) in children {
+            let (local, shard) = split(child.parent_slot());
             let guard = self.read(shard);
-            let same = guard
-                .records
-                .get(local as usize)
-                .is_some_and(|r| r.state.is_resident() && tag(r.key) == parent_tag);
-            if !same {
-                out[at].parent_or_uses = NO_SLOT;
+            if !guard.records.get(local as usize).is_some_and(|parent| child.is_child_of(parent)) {
+                out[*at].parent_or_uses = NO_SLOT;
             }
         }
     }
@@ -60,18 +57,58 @@ impl DramStore {
     /// A use of a resident block: counted, told to the policy, and out of the reserve of victims.
     pub(super) fn note_use(&self, record: &mut Record, slot: u32, class: u16, now_ms: u64) {
         record.used = ticks(now_ms);
-        record.uses = record.uses.saturating_add(1);
-        record.in_reserve = false;
-        let mut hit = event(EventKind::Hit, record, slot, 1, now_ms);
-        hit.class = class;
-        record.epoch = self.push(hit);
+        record.count_use();
+        record.set_in_reserve(false);
+        record.set_epoch(self.push(AccessEvent { class, ..event(EventKind::Hit, record, slot, 1, now_ms) }));
     }
 
     /// Tells the policy that a block leaves, unless it is off the policy's books already.
     pub(super) fn push_removal(&self, guard: &mut Shard, slot: u32, now_ms: u64) {
         let record = &mut guard.records[split(slot).0 as usize];
-        if !std::mem::take(&mut record.in_reserve) {
-            self.push(event(EventKind::Remove, record, slot, 0, now_ms));
+        if !record.in_reserve() {
+            self.push(self.event(EventKind::Remove, record, slot, 0, now_ms));
+        }
+        record.set_in_reserve(false);
+    }
+
+    /// Tells the policy that a victim it chose stays.
+    pub(super) fn push_keep(&self, guard: &mut Shard, slot: u32, now_ms: u64) {
+        let local = split(slot).0;
+        let pinned = guard.is_pinned(local, now_ms, false);
+        let record = &mut guard.records[local as usize];
+        record.set_in_reserve(false);
+        let mut epoch = self.push(self.event(EventKind::Keep, record, slot, 0, now_ms));
+        if pinned {
+            // It may have been pinned while it was off the policy's books.
+            epoch = self.push(self.event(EventKind::Pin, record, slot, 0, now_ms));
+        }
+        record.set_epoch(epoch);
+    }
+
+    /// An event with the class that the block was stored with.
+    pub(super) fn event(
+        &self,
+        kind: EventKind,
+        record: &Record,
+        slot: u32,
+        of: u32,
+        now_ms: u64,
+    ) -> AccessEvent {
+        let class = self.tenants.class_of(record.label());
+        AccessEvent { class, ..event(kind, record, slot, of, now_ms) }
+    }
+
+    fn push_replayed(&self, out: &mut Vec<AccessEvent>, record: &Record, slot: u32, pinned: bool) {
+        let mut push = |kind, of, ticks| {
+            let event = self.event(kind, record, slot, of, u64::from(ticks) * TICK_MS);
+            out.push(AccessEvent { replayed: true, ..event });
+        };
+        push(EventKind::Insert, record.parent_slot(), record.inserted);
+        if record.uses() > 0 {
+            push(EventKind::Hit, record.uses(), record.used);
+        }
+        if pinned {
+            push(EventKind::Pin, 0, record.used);
         }
     }
 
@@ -84,35 +121,16 @@ impl DramStore {
     }
 }
 
-fn push_replayed(out: &mut Vec<AccessEvent>, record: &Record, slot: u32) {
-    let inserted_ms = u64::from(record.inserted) * TICK_MS;
-    let mut insert = event(EventKind::Insert, record, slot, record.parent_slot, inserted_ms);
-    insert.replayed = true;
-    out.push(insert);
-    if record.uses > 0 {
-        let used_ms = u64::from(record.used) * TICK_MS;
-        let mut hit = event(EventKind::Hit, record, slot, record.uses.into(), used_ms);
-        hit.replayed = true;
-        out.push(hit);
-    }
-}
-
-pub(super) fn event(
-    kind: EventKind,
-    record: &Record,
-    slot: u32,
-    parent_or_uses: u32,
-    time_ms: u64,
-) -> AccessEvent {
+fn event(kind: EventKind, record: &Record, slot: u32, parent_or_uses: u32, time_ms: u64) -> AccessEvent {
     AccessEvent {
         kind,
         replayed: false,
-        class: record.class,
+        class: 0,
         slot,
         parent_or_uses,
-        depth: record.depth,
+        depth: record.depth(),
         size: record.size,
         time_ms,
-        identity: record.key.identity(),
+        identity: record.key().identity(),
     }
 }

@@ -10,14 +10,15 @@ use crate::block::{BlockKey, checksum};
 use crate::error::StoreError;
 use crate::tier::events::NO_SLOT;
 use crate::tier::lifecycle::State;
-use crate::tier::shard::{Record, Shard, tag};
+use crate::tier::record::Record;
+use crate::tier::shard::Shard;
 
 impl DramStore {
     /// Which keys are resident.
     pub fn exists(&self, keys: &[BlockKey]) -> Result<Vec<bool>, StoreError> {
         check_batch(keys.len())?;
         let found = |shard: &Shard, hash, key| {
-            shard.find(hash, key).is_some_and(|local| shard.records[local as usize].state.is_resident())
+            shard.find(hash, key).is_some_and(|local| shard.records[local as usize].is_resident())
         };
         if keys.len() < 2 * SHARDS {
             let one = |&key| {
@@ -49,7 +50,8 @@ impl DramStore {
     fn get_one(&self, owner: OwnerId, key: BlockKey, class: u16, now_ms: u64) -> Lookup {
         let (hash, shard) = self.place(key);
         let mut guard = self.write(shard);
-        let Some((local, _)) = guard.resident(hash, key) else {
+        let found = guard.resident(hash, key).map(|(local, _)| local);
+        let Some(local) = found.filter(|&local| !guard.is_expired(local, now_ms)) else {
             guard.counters.misses += 1;
             return Lookup::Miss;
         };
@@ -68,9 +70,9 @@ impl DramStore {
         let lease = Lease {
             id,
             slot,
-            offset: record.offset,
+            offset: record.offset(),
             size: record.size,
-            checksum: record.checksum,
+            checksum: record.checksum(),
             expires_ms,
         };
         guard.counters.hits += 1;
@@ -100,7 +102,8 @@ impl DramStore {
     pub fn hold(self: &Arc<Self>, key: BlockKey, class: u16, now_ms: u64) -> Option<Held> {
         let (hash, shard) = self.place(key);
         let mut guard = self.write(shard);
-        let Some((local, _)) = guard.resident(hash, key) else {
+        let found = guard.resident(hash, key).map(|(local, _)| local);
+        let Some(local) = found.filter(|&local| !guard.is_expired(local, now_ms)) else {
             guard.counters.misses += 1;
             return None;
         };
@@ -108,7 +111,7 @@ impl DramStore {
         let slot = slot_of(local, shard);
         let record = &mut guard.records[local as usize];
         self.note_use(record, slot, class, now_ms);
-        let (offset, size, checksum) = (record.offset, record.size, record.checksum);
+        let (offset, size, checksum) = (record.offset(), record.size, record.checksum());
         guard.counters.hits += 1;
         guard.counters.hit_bytes += u64::from(size);
         drop(guard);
@@ -119,9 +122,9 @@ impl DramStore {
     pub fn hold_chosen(self: &Arc<Self>, slot: u32, key: BlockKey) -> Option<Held> {
         let (local, shard) = split(slot);
         let mut guard = self.write(shard);
-        let chosen = |r: &&Record| r.key == key && r.state.is_resident() && r.in_reserve;
+        let chosen = |r: &&Record| r.key() == key && r.is_resident() && r.in_reserve();
         let record = guard.records.get(local as usize).filter(chosen)?;
-        let (offset, size, checksum) = (record.offset, record.size, record.checksum);
+        let (offset, size, checksum) = (record.offset(), record.size, record.checksum());
         guard.lend(local, State::Migrating).ok()?;
         drop(guard);
         Some(Held { store: Arc::clone(self), slot, offset, size, checksum })
@@ -135,12 +138,12 @@ impl DramStore {
 
     fn stat_one(&self, key: BlockKey) -> Option<BlockStat> {
         let (hash, shard) = self.place(key);
-        let (slot, record) = {
+        let described = {
             let guard = self.read(shard);
             let local = guard.find(hash, key)?;
-            (slot_of(local, shard), guard.records[local as usize].clone())
+            guard.records[local as usize].is_resident().then(|| self.describe(&guard, local, shard))
         };
-        record.state.is_resident().then(|| self.describe(slot, &record))
+        described.map(|described| self.with_parent(described))
     }
 
     /// Up to `max` resident blocks, from slot `from` on, and the slot to go on from (none: that was all).
@@ -151,47 +154,58 @@ impl DramStore {
                 return (found, Some(slot));
             }
             let (local, shard) = split(slot);
-            let record = {
+            let described = {
                 let guard = self.read(shard);
-                guard.records.get(local as usize).filter(|record| record.state.is_resident()).cloned()
+                let record = guard.records.get(local as usize).filter(|record| record.is_resident());
+                record.map(|_| self.describe(&guard, local, shard))
             };
-            found.extend(record.map(|record| self.describe(slot, &record)));
+            found.extend(described.map(|described| self.with_parent(described)));
         }
         (found, None)
     }
 
-    pub(super) fn describe(&self, slot: u32, record: &Record) -> BlockStat {
-        BlockStat {
-            key: record.key,
-            slot,
-            state: record.state,
+    /// All about a block but its parent, which another shard may know.
+    pub(super) fn describe(&self, guard: &Shard, local: u32, shard: usize) -> (BlockStat, Record) {
+        let record = guard.records[local as usize].clone();
+        let stat = BlockStat {
+            key: record.key(),
+            slot: slot_of(local, shard),
+            state: record.state(),
             size: record.size,
-            checksum: record.checksum,
-            depth: record.depth,
-            class: record.class,
-            uses: record.uses.into(),
-            leases: record.leases.into(),
+            checksum: record.checksum(),
+            depth: record.depth(),
+            class: self.tenants.class_of(record.label()),
+            tenant: self.tenants.id(self.tenant_of(&record)),
+            uses: record.uses(),
+            leases: guard.readers(local),
+            expires_ms: guard.extras.expires_ms(local),
+            pinned_until_ms: guard.extras.pins(local).iter().map(|pin| pin.until_ms).max(),
             inserted_ms: u64::from(record.inserted) * TICK_MS,
             used_ms: u64::from(record.used) * TICK_MS,
-            parent: self.parent(record),
-        }
+            parent: None,
+        };
+        (stat, record)
+    }
+
+    pub(super) fn with_parent(&self, (stat, record): (BlockStat, Record)) -> BlockStat {
+        BlockStat { parent: self.parent(&record), ..stat }
     }
 
     fn parent(&self, record: &Record) -> Option<BlockKey> {
-        if record.parent_slot == NO_SLOT {
+        if record.parent_slot() == NO_SLOT {
             return None;
         }
-        let (local, shard) = split(record.parent_slot);
+        let (local, shard) = split(record.parent_slot());
         let guard = self.read(shard);
         let parent = guard.records.get(local as usize)?;
-        (parent.state.is_resident() && tag(parent.key) == record.parent_tag).then_some(parent.key)
+        record.is_child_of(parent).then(|| parent.key())
     }
 
     pub(super) fn slot_of_resident(&self, key: BlockKey) -> Option<u32> {
         let (hash, shard) = self.place(key);
         let guard = self.read(shard);
         let local = guard.find(hash, key)?;
-        guard.records[local as usize].state.is_resident().then(|| slot_of(local, shard))
+        guard.records[local as usize].is_resident().then(|| slot_of(local, shard))
     }
 
     /// Compares blocks with their checksums. One that differs is dropped and counted.
@@ -209,12 +223,12 @@ impl DramStore {
                 return Verify::Missing;
             }
             let record = &guard.records[local as usize];
-            (local, record.offset, record.size, record.checksum)
+            (local, record.offset(), record.size, record.checksum())
         };
         let intact = self.checksum_at(offset, size) == expected;
         let mut freed = None;
         let mut guard = self.write(shard);
-        if !intact && guard.records[local as usize].state.is_resident() {
+        if !intact && guard.records[local as usize].is_resident() {
             self.push_removal(&mut guard, slot_of(local, shard), now_ms);
             guard.counters.corrupt += 1;
             freed = guard.drop_block(local, State::Removed).unwrap_or(None);

@@ -145,7 +145,11 @@ impl DramStore {
             return;
         }
         let mut space = lock(&self.space);
-        freed.for_each(|(offset, size)| space.extents.free(offset, size.into()));
+        freed.for_each(|freed| {
+            space.extents.free(freed.offset, freed.size.into());
+            self.tenants.refund(self.tenants.tenant_of(freed.label), Extents::rounded(freed.size.into()));
+            freed.pins.iter().for_each(|pin| self.tenants.refund_pin(pin.tenant, pin.bytes));
+        });
         let waiting = space.waiting > 0;
         drop(space);
         if waiting {

@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
-use super::feed::event;
 use super::{DramStore, OwnerId, Reservation, Reserve, check_batch, millis, slot_of, ticks};
 use crate::block::BlockMeta;
 use crate::config::CommitCheck;
 use crate::error::StoreError;
+use crate::memory::extents::Extents;
 use crate::tier::events::{EventKind, NO_SLOT};
 use crate::tier::lifecycle::State;
+use crate::tier::shard::Freed;
 
 impl DramStore {
     /// Reserves memory for blocks. Each place must be committed or aborted within the reservation's time.
@@ -41,12 +42,22 @@ impl DramStore {
         if let Some(outcome) = self.known(shard, hash, meta, now_ms) {
             return outcome;
         }
+        let tenant = self.tenants.index(meta.tenant);
+        let label = self.tenants.label(tenant, meta.class);
+        let charged = Extents::rounded(size);
+        if let Err(error) = self.charge(tenant, key, charged, now_ms) {
+            return Reserve::Refused(error);
+        }
         let offset = match self.allocate(key, size, now_ms, deadline) {
             Ok(offset) => offset,
-            Err(error) => return Reserve::Refused(error),
+            Err(error) => {
+                self.tenants.refund(tenant, charged);
+                return Reserve::Refused(error);
+            }
         };
+        let unused = Freed { offset, size: meta.size, label, pins: Vec::new() };
         if let Err(error) = self.make_room(shard, key, now_ms) {
-            self.free([(offset, meta.size)]);
+            self.free([unused]);
             return Reserve::Refused(error);
         }
         let mut guard = self.write(shard);
@@ -60,10 +71,10 @@ impl DramStore {
         };
         if let Some(refused) = refused {
             drop(guard);
-            self.free([(offset, meta.size)]);
+            self.free([unused]);
             return refused;
         }
-        let local = guard.create(hash, meta, offset);
+        let local = guard.create(hash, meta, label, offset);
         let slot = slot_of(local, shard);
         let expires_ms = now_ms.saturating_add(millis(self.config.reservation_ttl));
         let id = guard.open(local, slot, owner, meta, expires_ms);
@@ -116,7 +127,7 @@ impl DramStore {
             let mut guard = self.write(shard);
             guard.reservation(local, id, owner)?.busy = true;
             let record = &guard.records[local as usize];
-            (record.offset, record.size)
+            (record.offset(), record.size)
         };
         let result = work(offset, size);
         let freed = self.write(shard).idle(local)?;
@@ -147,14 +158,14 @@ impl DramStore {
         now_ms: u64,
     ) -> Result<u32, StoreError> {
         let (local, shard) = self.home(id).ok_or(StoreError::UnknownReservation { id })?;
-        let (key, offset, size, parent) = {
+        let (key, offset, size, parent, ttl_ms) = {
             let mut guard = self.write(shard);
             let reservation = guard.reservation(local, id, owner)?;
             reservation.busy = true;
-            let parent = reservation.parent;
+            let (parent, ttl_ms) = (reservation.parent, reservation.ttl_ms);
             guard.step(local, State::Storing)?;
             let record = &guard.records[local as usize];
-            (record.key, record.offset, record.size, parent)
+            (record.key(), record.offset(), record.size, parent, ttl_ms)
         };
         let found = match given {
             Some(given) if self.config.commit_check == CommitCheck::Trust => given,
@@ -177,12 +188,16 @@ impl DramStore {
         }
         guard.activate(local)?;
         guard.counters.stored_bytes += u64::from(size);
+        if ttl_ms > 0 {
+            guard.extras.set_expiry(local, now_ms.saturating_add(ttl_ms.into()));
+        }
         let slot = slot_of(local, shard);
         let record = &mut guard.records[local as usize];
-        record.checksum = found;
-        record.parent_slot = parent_slot;
+        record.set_has_extras(ttl_ms > 0);
+        record.set_checksum(found);
+        record.set_parent_slot(parent_slot);
         (record.inserted, record.used) = (ticks(now_ms), ticks(now_ms));
-        record.epoch = self.push(event(EventKind::Insert, record, slot, parent_slot, now_ms));
+        record.set_epoch(self.push(self.event(EventKind::Insert, record, slot, parent_slot, now_ms)));
         Ok(slot)
     }
 
