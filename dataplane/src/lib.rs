@@ -16,6 +16,7 @@ pub mod server;
 pub mod stream;
 pub mod tier;
 pub mod topology;
+pub mod transfer;
 pub mod transport;
 pub mod wire;
 

@@ -273,6 +273,15 @@ impl LocalRange {
         inside.then(|| Self { region: self.region.clone(), offset: self.offset + skip, len })
     }
 
+    /// Takes in a range that begins where this one ends. Whether it did.
+    pub fn join(&mut self, next: &Self) -> bool {
+        let adjoins = self.region.id() == next.region.id() && self.offset + self.len == next.offset;
+        if adjoins {
+            self.len += next.len;
+        }
+        adjoins
+    }
+
     /// Copies the first bytes of it out, as many as both have. Host memory only; else nothing is copied. Returns how
     /// many were.
     pub fn copy_out(&self, to: &mut [u8]) -> usize {

@@ -91,7 +91,8 @@ impl Op {
     }
 }
 
-fn remote_part_of(ranges: &[RemoteRange], mut skip: u64, mut len: u64) -> Vec<RemoteRange> {
+/// As [`part_of`], of remote ranges.
+pub fn remote_part_of(ranges: &[RemoteRange], mut skip: u64, mut len: u64) -> Vec<RemoteRange> {
     let mut parts = Vec::new();
     for range in ranges {
         if len == 0 {

@@ -1,0 +1,29 @@
+//! The transfer engine: batches of moves over every rail there is, by urgency, whatever fails.
+//!
+//! ```text
+//! Engine::connect(peer)  -> Peer       its rails: one endpoint per transport that reaches it
+//! Peer::open_segment(s)  -> Segment    a grant per rail
+//! Engine::submit(batch)  -> Transfer   poll, wait, cancel; callback, future or eventfd; notice to the peer
+//! ```
+//!
+//! A batch's entries are scatter/gather lists. Each is cut into slices; [`plan`] says which slice goes next and over
+//! which rail. There is no dispatching thread: whoever submits or completes hands out what fits
+//! ([`submit`]). A slice that fails for a reason that another rail may not share is sent again there, until the
+//! transfer's deadline; whatever becomes of it, [`complete`] knows which ranges of each entry are valid.
+//!
+//! Two threads watch: one ends transfers at their deadlines, one connects rails again that broke, and renews grants.
+
+pub mod bench;
+pub mod complete;
+pub mod handover;
+pub mod peer;
+pub mod plan;
+pub mod submit;
+
+#[cfg(test)]
+mod tests;
+
+pub use complete::{EntryStatus, Status, Transfer, TransferError};
+pub use peer::{Peer, RailMetrics, Segment};
+pub use plan::{Class, PlanConfig};
+pub use submit::{Batch, Engine, EngineConfig, Entry};

@@ -1,0 +1,339 @@
+//! What transfers cost here, each beside what it is judged by, measured in the same run.
+//!
+//! The reference for TCP is a plain blocking socket loop: one thread writes pieces of the same size without being
+//! asked, the other reads them. It pays for no requests, no completions and no second party; its rate is the most that
+//! sockets give here. Rounds of both alternate, and medians are reported, so that other work on the machine hits both.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use super::plan::{PlanConfig, Rail, Schedule, Work};
+use super::{Batch, Class, Engine, EngineConfig, Entry, Segment, Transfer};
+use crate::memory::host::HostPool;
+use crate::memory::region::Region;
+use crate::transport::node::{Node, Secret};
+use crate::transport::tcp::{Tcp, TcpConfig};
+use crate::transport::{Access, Direction, RemoteRange, Transport};
+
+const MIB: u64 = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One measured quantity.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    pub name: String,
+    pub value: f64,
+    pub unit: &'static str,
+    /// What it is judged by, in the same unit.
+    pub reference: Option<f64>,
+    /// Where single operations were timed, in µs.
+    pub p50_us: Option<f64>,
+    pub p99_us: Option<f64>,
+}
+
+impl Row {
+    fn new(name: impl Into<String>, value: f64, unit: &'static str, reference: Option<f64>) -> Self {
+        Self { name: name.into(), value, unit, reference, p50_us: None, p99_us: None }
+    }
+}
+
+/// Measures everything. `round` is how long one round of one thing lasts; each has `rounds` of them.
+pub fn run(round: Duration, rounds: usize) -> io::Result<Vec<Row>> {
+    let bench = Bench::new(64 * MIB)?;
+    let mut rows = Vec::new();
+    for (name, len, depth) in [("64KiB", 64 << 10, 16), ("1MiB", MIB, 4), ("16MiB", 16 * MIB, 2)] {
+        rows.extend(bench.bandwidth(name, len, depth, round, rounds)?);
+    }
+    rows.push(bench.small(round, rounds));
+    rows.push(bench.latency(round * rounds as u32));
+    rows.push(bench.batches(round, rounds));
+    rows.push(planning(round * rounds as u32));
+    bench.check()?;
+    Ok(rows)
+}
+
+/// Two nodes on one machine, one TCP connection between them.
+struct Bench {
+    engine: Engine,
+    segment: Arc<Segment>,
+    ours: Region,
+    theirs: Region,
+    _server: Tcp,
+}
+
+impl Bench {
+    fn new(bytes: u64) -> io::Result<Self> {
+        let config = TcpConfig {
+            listen: Some((Ipv4Addr::LOCALHOST, 0).into()),
+            // Other work on the machine must not end a measurement.
+            peer_timeout: PATIENCE,
+            ..TcpConfig::default()
+        };
+        let node = |name: &str| Arc::new(Node::new(name, Secret::new(b"bench"), 1));
+        let region = || HostPool::new(bytes, true).map(|pool| Region::of_pool(Arc::new(pool)));
+        let (ours, theirs) = (region().map_err(io::Error::other)?, region().map_err(io::Error::other)?);
+        let pattern: Vec<u8> = (0..bytes).map(|n| (n ^ (n >> 8) ^ (n >> 16)) as u8).collect();
+        theirs.whole().map(|range| range.copy_in(&pattern));
+        let server_node = node("server");
+        let export = server_node.exports.export("kv", vec![theirs.clone()], Access::Read, PATIENCE * 60);
+        export.map_err(io::Error::other)?;
+        let server = Tcp::new(server_node, config.clone())?;
+        let client = Tcp::new(node("client"), TcpConfig { listen: None, ..config })?;
+        let engine = Engine::new(EngineConfig::default(), vec![Arc::new(client) as Arc<dyn Transport>])?;
+        let address = server.address().unwrap_or_default();
+        let peer = engine.connect(&[(0, address)]).map_err(io::Error::other)?;
+        let segment = peer.open_segment("kv").map_err(io::Error::other)?;
+        Ok(Self { engine, segment, ours, theirs, _server: server })
+    }
+
+    /// The `n`-th read of `len` bytes, round and round the memory.
+    fn entry(&self, n: u64, len: u64) -> Entry {
+        let offset = n % (self.ours.len() / len) * len;
+        Entry {
+            direction: Direction::Read,
+            segment: self.segment.clone(),
+            local: self.ours.range(offset, len).into_iter().collect(),
+            remote: vec![RemoteRange { region: 0, offset, len }],
+        }
+    }
+
+    fn get(&self, first: u64, count: u64, len: u64) -> Transfer {
+        let entries = (first..first + count).map(|n| self.entry(n, len)).collect();
+        let batch = Batch { entries, ..Batch::new(Class::DecodeCritical) };
+        match self.engine.submit(batch) {
+            Ok(transfer) => transfer,
+            Err(error) => unreachable!("a batch of {count}: {error}"),
+        }
+    }
+
+    /// Gets of `len` bytes for a round, `depth` at once. How many.
+    fn gets(&self, len: u64, depth: usize, round: Duration) -> Round {
+        let mut flying = std::collections::VecDeque::new();
+        let timer = Timer::start();
+        let mut count = 0;
+        while timer.start.elapsed() < round || count < depth as u64 {
+            flying.push_back(self.get(count, 1, len));
+            count += 1;
+            if flying.len() >= depth {
+                finish(flying.pop_front());
+            }
+        }
+        flying.into_iter().for_each(|transfer| finish(Some(transfer)));
+        timer.stop(count * len, count)
+    }
+
+    fn bandwidth(
+        &self,
+        name: &str,
+        len: u64,
+        depth: usize,
+        round: Duration,
+        rounds: usize,
+    ) -> io::Result<Vec<Row>> {
+        let plain = Plain::new(len as usize)?;
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            theirs.push(plain.stream(round)?);
+            ours.push(self.gets(len, depth, round));
+        }
+        let rate =
+            |rounds: &[Round]| median(rounds.iter().map(|r| r.bytes as f64 / r.seconds / 1e9).collect());
+        let cpu = |rounds: &[Round]| {
+            median(rounds.iter().map(|r| r.cpu_seconds / (r.bytes as f64 / 1e9)).collect())
+        };
+        let row = |what: &str, value, unit, reference| {
+            Row::new(format!("tcp/{what}/{name}"), value, unit, Some(reference))
+        };
+        Ok(vec![
+            row("get", rate(&ours), "GB/s", rate(&theirs)),
+            row("cpu", cpu(&ours), "CPU-s/GB", cpu(&theirs)),
+        ])
+    }
+
+    fn small(&self, round: Duration, rounds: usize) -> Row {
+        let rates = (0..rounds).map(|_| self.gets(4096, 32, round)).map(|r| r.count as f64 / r.seconds);
+        Row::new("tcp/get/4KiB", median(rates.collect()), "1/s", None)
+    }
+
+    fn latency(&self, time: Duration) -> Row {
+        let start = Instant::now();
+        let mut times = Vec::new();
+        while start.elapsed() < time {
+            let before = Instant::now();
+            finish(Some(self.get(times.len() as u64, 1, 4096)));
+            times.push(before.elapsed().as_secs_f64() * 1e6);
+        }
+        times.sort_by(f64::total_cmp);
+        let at = |share: f64| Some(times[((times.len() - 1) as f64 * share) as usize]);
+        Row {
+            p50_us: at(0.5),
+            p99_us: at(0.99),
+            ..Row::new("tcp/latency/4KiB", at(0.5).unwrap_or(0.0), "us", None)
+        }
+    }
+
+    fn batches(&self, round: Duration, rounds: usize) -> Row {
+        let rate = |submit: &dyn Fn(u64)| {
+            let timer = Timer::start();
+            let mut count = 0;
+            while count == 0 || timer.start.elapsed() < round {
+                submit(count * 32);
+                count += 1;
+            }
+            let done = timer.stop(count * 32 * MIB, count);
+            done.bytes as f64 / done.seconds / 1e9
+        };
+        let together = |first| finish(Some(self.get(first, 32, MIB)));
+        let apart = |first| {
+            let all: Vec<Transfer> = (first..first + 32).map(|n| self.get(n, 1, MIB)).collect();
+            all.into_iter().for_each(|transfer| finish(Some(transfer)));
+        };
+        let (mut batches, mut singles) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            singles.push(rate(&apart));
+            batches.push(rate(&together));
+        }
+        Row::new("tcp/batch/32x1MiB", median(batches), "GB/s", Some(median(singles)))
+    }
+
+    /// The bytes moved are the right ones.
+    fn check(&self) -> io::Result<()> {
+        finish(Some(self.get(0, 4, 16 * MIB)));
+        let bytes = |region: &Region| {
+            let mut out = vec![0; region.len() as usize];
+            region.whole().map(|range| range.copy_out(&mut out));
+            out
+        };
+        if bytes(&self.ours) == bytes(&self.theirs) {
+            Ok(())
+        } else {
+            Err(io::Error::other("other bytes arrived"))
+        }
+    }
+}
+
+fn finish(transfer: Option<Transfer>) {
+    if let Some(transfer) = transfer {
+        let status = transfer.wait(Instant::now() + PATIENCE);
+        assert!(
+            status.pending == 0 && status.failed == 0,
+            "a measured transfer failed: {:?}",
+            transfer.poll_entry(0)
+        );
+    }
+}
+
+struct Round {
+    bytes: u64,
+    count: u64,
+    seconds: f64,
+    cpu_seconds: f64,
+}
+
+struct Timer {
+    start: Instant,
+    cpu: f64,
+}
+
+impl Timer {
+    fn start() -> Self {
+        Self { start: Instant::now(), cpu: process_cpu() }
+    }
+
+    fn stop(self, bytes: u64, count: u64) -> Round {
+        let (seconds, cpu_seconds) = (self.start.elapsed().as_secs_f64(), process_cpu() - self.cpu);
+        Round { bytes, count, seconds, cpu_seconds }
+    }
+}
+
+/// CPU time of all threads of this process: both sides of a transfer.
+fn process_cpu() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// The reference: sockets and nothing else.
+struct Plain {
+    len: usize,
+    listener: TcpListener,
+}
+
+impl Plain {
+    fn new(len: usize) -> io::Result<Self> {
+        Ok(Self { len, listener: TcpListener::bind((Ipv4Addr::LOCALHOST, 0))? })
+    }
+
+    fn stream(&self, round: Duration) -> io::Result<Round> {
+        let mut reader = TcpStream::connect(self.listener.local_addr()?)?;
+        let (mut writer, _) = self.listener.accept()?;
+        writer.set_nodelay(true)?;
+        let source = vec![7; self.len];
+        // It ends when the reader has gone.
+        let sender = thread::spawn(move || while writer.write_all(&source).is_ok() {});
+        let mut target = vec![0; self.len];
+        reader.read_exact(&mut target)?;
+        let timer = Timer::start();
+        let mut count = 0;
+        while count == 0 || timer.start.elapsed() < round {
+            reader.read_exact(&mut target)?;
+            count += 1;
+        }
+        let done = timer.stop(count * self.len as u64, count);
+        drop(reader);
+        let _ = sender.join();
+        Ok(done)
+    }
+}
+
+/// Planning a slice: choice of class and rail, cut, issue, and the account of its completion.
+fn planning(time: Duration) -> Row {
+    const ENTRY: u64 = 1 << 30;
+    let config = PlanConfig::default();
+    let mut rails: Vec<Rail> = (0..4).map(|_| Rail::new(&config)).collect();
+    let mut schedule = Schedule::default();
+    let mut flying = std::collections::VecDeque::new();
+    let (mut slices, mut now) = (0u64, 0u64);
+    let start = Instant::now();
+    while start.elapsed() < time {
+        for class in [Class::DecodeCritical, Class::Prefill, Class::Replication] {
+            let token = Arc::new(());
+            schedule.push(class, Work { token, offset: 0, len: ENTRY, ranges: 1, merge_key: 0, avoid: 0 });
+        }
+        loop {
+            now += 100_000;
+            if let Ok(slice) = schedule.next(&rails, &config, [u64::MAX; 3]) {
+                let issued = rails[slice.rail].issue(slice.len, now);
+                flying.push_back((slice, issued));
+                slices += 1;
+            } else if let Some((slice, issued)) = flying.pop_front() {
+                rails[slice.rail].complete(issued, slice.len, slice.len, now);
+            } else {
+                break;
+            }
+        }
+    }
+    Row::new("plan/slice", start.elapsed().as_secs_f64() * 1e9 / slices as f64, "ns", None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The smallest size, so that it cannot rot: everything is measured and the bytes are right.
+    #[test]
+    fn smoke() {
+        let rows = run(Duration::from_millis(1), 1).unwrap();
+        assert_eq!(rows.len(), 10);
+        assert!(rows.iter().all(|row| row.value > 0.0 && row.reference.is_none_or(|r| r > 0.0)), "{rows:?}");
+    }
+}
