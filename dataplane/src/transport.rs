@@ -28,6 +28,7 @@ pub mod grant;
 pub mod loopback;
 pub mod node;
 pub mod op;
+pub mod rdma;
 pub mod tcp;
 
 use std::sync::Arc;

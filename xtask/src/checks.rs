@@ -3,7 +3,7 @@
 use crate::shell::{Shell, WASM_TARGET};
 use crate::{task_names, tidy};
 use anyhow::Result;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 enum Outcome {
@@ -19,6 +19,8 @@ struct Step {
     run: fn(&Shell) -> Result<Outcome>,
 }
 
+const RDMA: &str = "RDMA over Soft-RoCE";
+
 /// Cheapest first, so that a slip is known early. A failed step does not stop the later ones.
 const STEPS: &[Step] = &[
     Step { name: "formatting", slow: false, run: formatting },
@@ -28,14 +30,29 @@ const STEPS: &[Step] = &[
     Step { name: "clippy, guests", slow: false, run: clippy_guests },
     Step { name: "unit tests, benches once", slow: false, run: unit_tests },
     Step { name: "whole-system tests", slow: true, run: system_tests },
+    Step { name: RDMA, slow: true, run: rdma },
     Step { name: "doc tests", slow: true, run: doc_tests },
     Step { name: "rendered docs", slow: true, run: docs },
 ];
 
 /// Runs the steps and prints what became of each.
 pub(crate) fn run(shell: &Shell, quick: bool) -> Result<ExitCode> {
+    Ok(summary(&run_steps(shell, STEPS.iter(), quick)))
+}
+
+/// Runs the RDMA tests alone. Who asks for them by name is not served by a skip.
+pub(crate) fn run_rdma(shell: &Shell) -> Result<ExitCode> {
+    let results = run_steps(shell, STEPS.iter().filter(|step| step.name == RDMA), false);
+    let skipped = results.iter().any(|(_, outcome, _)| matches!(outcome, Outcome::Skipped(_)));
+    let code = summary(&results);
+    Ok(if skipped { ExitCode::FAILURE } else { code })
+}
+
+type Results = Vec<(&'static str, Outcome, Duration)>;
+
+fn run_steps(shell: &Shell, steps: impl Iterator<Item = &'static Step>, quick: bool) -> Results {
     let mut results = Vec::new();
-    for step in STEPS {
+    for step in steps {
         let start = Instant::now();
         println!("== {}", step.name);
         let outcome = match step.slow && quick {
@@ -47,7 +64,7 @@ pub(crate) fn run(shell: &Shell, quick: bool) -> Result<ExitCode> {
         }
         results.push((step.name, outcome, start.elapsed()));
     }
-    Ok(summary(&results))
+    results
 }
 
 fn summary(results: &[(&str, Outcome, Duration)]) -> ExitCode {
@@ -124,6 +141,23 @@ fn system_tests(shell: &Shell) -> Result<Outcome> {
     // The scenarios start the real binary; it must not be an older one.
     shell.run(shell.cargo().args(["build", "--locked", "--workspace", "--bins"]))?;
     cargo(shell, &["test", "--locked", "--workspace", "--test", "*", "--no-fail-fast"])
+}
+
+/// Real verbs on emulated hardware. Where no such machine can be had this is a skip; once it came up, whatever
+/// goes wrong is a failure.
+fn rdma(shell: &Shell) -> Result<Outcome> {
+    let vm = shell.root().join("tests/rdma-vm");
+    let mut probe = Command::new(vm.join("run-in-rdma-vm"));
+    if shell.run(probe.args(["--timeout", "120", "--", "ibv_devices"])).is_err() {
+        return Ok(Outcome::Skipped(
+            "no virtual machine (reason above); it takes Debian on x86-64, apt and QEMU",
+        ));
+    }
+    let mut tests = shell.cargo();
+    tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", vm.join("cargo-runner"));
+    tests.args(["test", "--locked", "--package", "kvasir-dataplane", "--test", "rdma", "--"]);
+    // One after the other: they share two devices, and some take a link down.
+    passed(shell.run(tests.args(["--ignored", "--test-threads=1"])))
 }
 
 fn doc_tests(shell: &Shell) -> Result<Outcome> {

@@ -29,8 +29,11 @@ enum Task {
     /// Run every check: formatting, clippy, unit, integration, whole-system and doc tests, dependencies.
     Test {
         /// Leave out the whole-system scenarios, the rendered docs and the dependency check.
-        #[arg(long)]
+        #[arg(long, conflicts_with = "rdma")]
         quick: bool,
+        /// Run only the RDMA tests, in a virtual machine with two Soft-RoCE devices (tests/rdma-vm).
+        #[arg(long)]
+        rdma: bool,
     },
     /// Build the release binary, default policies embedded: target/release/kvasir.
     Build,
@@ -66,7 +69,8 @@ fn run(task: Task) -> Result<ExitCode> {
             build(&shell)?;
             shell.exec(shell.binary().args(["dev", "--demo"]).args(args))
         }
-        Task::Test { quick } => {
+        Task::Test { rdma: true, .. } => checks::run_rdma(&shell),
+        Task::Test { quick, rdma: false } => {
             shell.ensure_toolchain()?;
             checks::run(&shell, quick)
         }

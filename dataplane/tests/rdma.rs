@@ -1,0 +1,8 @@
+//! Real verbs over whatever devices this machine has; `cargo xtask test --rdma` boots one with two of Soft-RoCE.
+//!
+//! `RDMA_DEVICES` names two devices that reach each other (one, named twice, does as well).
+
+#[path = "rdma/side.rs"]
+mod side;
+#[path = "rdma/verbs.rs"]
+mod verbs;
