@@ -8,6 +8,7 @@ pub mod events;
 pub mod fault;
 pub mod lifecycle;
 pub mod memory;
+pub mod nvme;
 pub mod store;
 pub mod tiering;
 

@@ -1,0 +1,112 @@
+//! [`Io`](super::io::Io) over plain system calls on a few threads, for kernels and containers that refuse `io_uring`.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use super::io::{Done, Op, OpKind, Piece};
+
+pub(super) enum Event {
+    Done(Done),
+    Wake,
+}
+
+pub(super) struct Threads {
+    jobs: Arc<Jobs>,
+    pub(super) events: Sender<Event>,
+    completed: Receiver<Event>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Jobs {
+    queue: Mutex<(VecDeque<(u64, Op)>, bool)>,
+    added: Condvar,
+    faults: Faults,
+}
+
+/// Makes some ops fail, for tests: each op asks, in order.
+#[derive(Default)]
+pub(super) struct Faults(pub(super) Option<Box<Fault>>);
+
+/// What to answer instead of doing the op; none to do it.
+pub(super) type Fault = dyn Fn(&Op) -> Option<io::Result<usize>> + Send + Sync;
+
+impl Threads {
+    pub(super) fn new(workers: usize, faults: Faults) -> io::Result<Self> {
+        let jobs = Arc::new(Jobs { faults, ..Jobs::default() });
+        let (events, completed) = channel();
+        let spawn = |_| {
+            let (jobs, events) = (jobs.clone(), events.clone());
+            std::thread::Builder::new().name("nvme-io".into()).spawn(move || work(&jobs, &events))
+        };
+        let workers = (0..workers).map(spawn).collect::<io::Result<Vec<_>>>()?;
+        Ok(Self { jobs, events, completed, workers })
+    }
+
+    pub(super) fn submit(&self, token: u64, op: Op) {
+        self.jobs.queue.lock().unwrap_or_else(PoisonError::into_inner).0.push_back((token, op));
+        self.jobs.added.notify_one();
+    }
+
+    pub(super) fn wait(&self, block: bool, done: &mut Vec<Done>) {
+        let first = if block { self.completed.recv().ok() } else { None };
+        for event in first.into_iter().chain(self.completed.try_iter()) {
+            if let Event::Done(one) = event {
+                done.push(one);
+            }
+        }
+    }
+}
+
+impl Drop for Threads {
+    /// The workers do what was submitted and end; only then is its memory free again.
+    fn drop(&mut self) {
+        self.jobs.queue.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
+        self.jobs.added.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker that panicked touches no memory any more.
+            let _ = worker.join();
+        }
+    }
+}
+
+fn work(jobs: &Jobs, events: &Sender<Event>) {
+    loop {
+        let mut queue = jobs.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let (token, op) = loop {
+            match queue.0.pop_front() {
+                Some(job) => break job,
+                None if queue.1 => return,
+                None => queue = jobs.added.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            }
+        };
+        drop(queue);
+        let fault = jobs.faults.0.as_ref().and_then(|fault| fault(&op));
+        let result = fault.unwrap_or_else(|| perform(&op));
+        if events.send(Event::Done((token, result))).is_err() {
+            return;
+        }
+    }
+}
+
+fn perform(op: &Op) -> io::Result<usize> {
+    match op.kind {
+        OpKind::Read => {
+            // SAFETY: whoever submitted the op keeps its memory valid and to itself until the completion.
+            let bytes = |piece: &Piece| unsafe { std::slice::from_raw_parts_mut(piece.base, piece.len) };
+            let mut slices: Vec<_> = op.pieces.iter().map(|piece| IoSliceMut::new(bytes(piece))).collect();
+            Ok(rustix::io::preadv(&op.file, &mut slices, op.offset)?)
+        }
+        OpKind::Write => {
+            // SAFETY: as above; a write only reads the memory.
+            let bytes = |piece: &Piece| unsafe { std::slice::from_raw_parts(piece.base, piece.len) };
+            let slices: Vec<_> = op.pieces.iter().map(|piece| IoSlice::new(bytes(piece))).collect();
+            Ok(rustix::io::pwritev(&op.file, &slices, op.offset)?)
+        }
+        OpKind::Sync => op.file.sync_data().map(|()| 0),
+    }
+}
