@@ -81,7 +81,7 @@ pub struct Ask {
     pub tbt: f32,
     pub ttft_slo: f32,
     pub tbt_slo: f32,
-    /// Part of the tenant's quota in use; 1 = all of it.
+    /// Part of the tenant's quota in use, 1 = all of it; without quotas its part of all tokens in flight.
     pub tenant_share: f32,
 }
 
