@@ -148,6 +148,9 @@ pub struct Conductor {
     pub instance_ttl: Span,
     /// How often the balancer policy is asked.
     pub balance_every: Span,
+    /// Decisions made at once: each worker has instances of scheduler and admitter of its own. Default:
+    /// one per core, 8 at most.
+    pub workers: u32,
 }
 
 /// Policies and their limits.
@@ -239,6 +242,7 @@ impl Default for Conductor {
             request_ttl: Span::secs(600),
             instance_ttl: Span::secs(10),
             balance_every: Span::secs(1),
+            workers: std::thread::available_parallelism().map_or(1, |cores| cores.get().min(8) as u32),
         }
     }
 }
@@ -388,13 +392,15 @@ impl Store {
 
 impl Conductor {
     fn validate(&self) -> Result<(), Error> {
-        let Self { block_size_tokens, instances_max, index_entries_max, requests_max, .. } = *self;
+        let Self { block_size_tokens, instances_max, index_entries_max, requests_max, workers, .. } = *self;
         let ranges = [
             ("conductor.block_size_tokens", u64::from(block_size_tokens), 1 << 20),
             // 65,535 stands for "reject" in the policy contract.
             ("conductor.instances_max", instances_max.into(), 65_534),
             ("conductor.index_entries_max", index_entries_max, 1 << 32),
             ("conductor.requests_max", requests_max.into(), 1 << 28),
+            // Twice this many instances of two policies live during a swap; the engine's pool has 256.
+            ("conductor.workers", workers.into(), 32),
         ];
         for (key, value, max) in ranges {
             if !(1..=max).contains(&value) {

@@ -16,8 +16,8 @@ use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -68,7 +68,7 @@ pub struct Host {
     pub policies: Arc<PolicyHost>,
     pub eviction: Eviction,
     pub server: Server,
-    pub routing: Mutex<Routing>,
+    pub routing: Routing,
     pub draining: AtomicBool,
     pub metrics: Metrics,
     pub addrs: Addrs,
@@ -105,7 +105,7 @@ impl Daemon {
         let addrs =
             Addrs { grpc: local_addr(&grpc, "listen.grpc")?, http: local_addr(&http, "listen.http")?, data };
         let host = Arc::new(Host {
-            routing: Mutex::new(Routing::new(&config.conductor, &policies, clock.now_ms())),
+            routing: Routing::new(&config.conductor, &policies, clock.now_ms()),
             metrics: Metrics::new(&config.node.name),
             draining: AtomicBool::new(false),
             config,
@@ -117,7 +117,7 @@ impl Daemon {
             addrs,
         });
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
+            .worker_threads(control_threads(&host.config))
             .thread_name("kvasir-rpc")
             .enable_all()
             .build()
@@ -216,6 +216,11 @@ impl DataDir {
         let state = state.map_err(|source| StartError::State { path: folder, source })?;
         Ok(Self { path: path.into(), state, _lock: lock })
     }
+}
+
+/// One for each decision that is made at once, so that none waits for a worker, and one to answer meanwhile.
+fn control_threads(config: &Config) -> usize {
+    config.conductor.workers as usize + 1
 }
 
 /// A number nobody outside can guess.

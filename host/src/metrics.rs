@@ -176,14 +176,13 @@ fn eviction(host: &Host) {
 }
 
 fn routing(host: &Host) {
-    let routing = crate::rpc::lock(&host.routing);
-    let c = routing.counts();
+    let c = host.routing.counts();
     counter!("kvasir_decisions_total", "outcome" => "placed").absolute(c.placed);
     counter!("kvasir_decisions_total", "outcome" => "rejected").absolute(c.rejected);
     gauge!("kvasir_requests").set(c.in_flight as f64);
     gauge!("kvasir_instances", "role" => "prefill").set(c.prefill as f64);
     gauge!("kvasir_instances", "role" => "decode").set(c.decode as f64);
-    let index = routing.index_stats();
+    let index = host.routing.index_stats();
     gauge!("kvasir_index_entries").set(index.entries as f64);
     gauge!("kvasir_index_bytes").set(index.bytes as f64);
     counter!("kvasir_index_refused_total").absolute(index.refused);

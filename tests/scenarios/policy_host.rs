@@ -157,7 +157,8 @@ fn a_bad_explanation_is_no_fault_of_the_decision() {
     let host = host();
     load_bad(&host, SlotKind::Scheduler, "none");
     let (cluster, mut worker) = (cluster(), host.scheduler_worker());
-    worker.explain(&cluster, &request(1), &PREFIX);
+    worker.catch_up(&cluster);
+    worker.explain(&request(1), &PREFIX);
     assert_eq!(worker.schedule(&cluster, &request(1), &PREFIX).fallback, None);
 }
 

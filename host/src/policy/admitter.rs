@@ -120,14 +120,28 @@ impl AdmitterWorker {
         Self { worker, load: Load::default(), load_changed: true, fallback: None }
     }
 
-    /// Sets what the policy knows of the cluster's load.
+    /// Sets what the policy knows of the cluster's load; it is told with the next request.
     pub fn update_load(&mut self, load: Load) {
+        self.load_changed |= load != self.load;
         self.load = load;
-        self.load_changed = true;
+    }
+
+    /// Takes up a newer version of the policy or a rebuilt engine, if there is one.
+    pub fn refresh(&mut self) {
+        self.worker.refresh();
+        if self.worker.take_fresh() {
+            self.load_changed = true;
+            self.fallback = None;
+        }
     }
 
     pub fn admit_request(&mut self, ask: &Ask) -> Verdict {
         self.decide(|e| e.admit_request(ask)).unwrap_or(Verdict::Accept)
+    }
+
+    /// The same by the native twin, and counted: for a caller that must not wait for a component.
+    pub fn admit_request_natively(&mut self, ask: &Ask) -> Verdict {
+        self.decide_natively(|e| e.admit_request(ask)).unwrap_or(Verdict::Accept)
     }
 
     /// One answer per block offered to `tier`.
@@ -137,11 +151,7 @@ impl AdmitterWorker {
     }
 
     fn decide<R>(&mut self, f: impl Fn(&mut dyn AdmitterEngine) -> Result<R, Fault>) -> Option<R> {
-        self.worker.refresh();
-        if self.worker.take_fresh() {
-            self.load_changed = true;
-            self.fallback = None;
-        }
+        self.refresh();
         let counters = self.worker.version().counters.clone();
         let load = std::mem::take(&mut self.load_changed).then_some(self.load);
         let asked = match self.worker.engine() {
@@ -151,14 +161,16 @@ impl AdmitterWorker {
                 f(engine)
             }),
         };
-        asked.map_err(|fault| self.worker.record(&fault)).ok().or_else(|| {
-            self.worker.version().counters.fallback();
-            if self.fallback.is_none() {
-                self.fallback = self.worker.native();
-            }
-            let native = self.fallback.as_mut()?;
-            native.update_load(&self.load).ok()?;
-            f(native.as_mut()).ok()
-        })
+        asked.map_err(|fault| self.worker.record(&fault)).ok().or_else(|| self.decide_natively(f))
+    }
+
+    fn decide_natively<R>(&mut self, f: impl Fn(&mut dyn AdmitterEngine) -> Result<R, Fault>) -> Option<R> {
+        self.worker.version().counters.fallback();
+        if self.fallback.is_none() {
+            self.fallback = self.worker.native();
+        }
+        let native = self.fallback.as_mut()?;
+        native.update_load(&self.load).ok()?;
+        f(native.as_mut()).ok()
     }
 }

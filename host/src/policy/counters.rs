@@ -53,7 +53,7 @@ impl Counters {
             Fault::Trap(_) => &self.traps,
             Fault::Deadline(_) => &self.deadline_misses,
             Fault::Invalid(_) => &self.invalid_answers,
-            Fault::NotReady => return,
+            Fault::NotReady | Fault::Overtaken => return,
         };
         counter.fetch_add(1, Relaxed);
     }

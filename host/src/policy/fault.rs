@@ -19,6 +19,9 @@ pub enum Fault {
     /// No instance is ready: the last one failed and its successor is being built.
     #[error("no instance ready")]
     NotReady,
+    /// The tables changed under the decision more than once; no fault of the policy.
+    #[error("overtaken by changes of the tables")]
+    Overtaken,
 }
 
 /// Why a policy was not brought into service. The policy that serves is untouched.

@@ -6,7 +6,7 @@ use super::guest::Guest;
 use super::log::Log;
 use super::slot::{Builtin, Hook, Policy, Worker};
 use super::{Error, Fault, Limits, Module, SlotKind};
-use crate::scheduler::{Changes, Conductor, Version};
+use crate::scheduler::{Changes, Conductor, Told};
 use arc_swap::ArcSwap;
 use kvasir_policy::Scheduler;
 use kvasir_policy::scheduler::{Decision, Kept, Reason, Request};
@@ -173,8 +173,9 @@ pub type SharedThresholds = Arc<ArcSwap<Vec<f32>>>;
 /// The scheduler of one thread. Its calls never fail outward.
 pub struct SchedulerWorker {
     worker: Worker<SchedulerHook>,
-    /// How far the engine has followed the tables.
-    seen: Version,
+    told: Told,
+    /// What the engine still has to be given of it.
+    pending: Option<Changes>,
     thresholds: SharedThresholds,
     thresholds_seen: Option<Arc<Vec<f32>>>,
     fallback: Option<Box<dyn SchedulerEngine>>,
@@ -182,48 +183,66 @@ pub struct SchedulerWorker {
 
 impl SchedulerWorker {
     pub(super) fn new(worker: Worker<SchedulerHook>, thresholds: SharedThresholds) -> Self {
-        Self { worker, seen: Version::default(), thresholds, thresholds_seen: None, fallback: None }
+        Self {
+            worker,
+            told: Told::default(),
+            pending: None,
+            thresholds,
+            thresholds_seen: None,
+            fallback: None,
+        }
     }
 
-    /// Decides one request: bring the engine up to date, ask it, check the answer; on any fault the
-    /// native twin decides.
+    /// Decides one request where nobody else touches the tables.
     pub fn schedule(&mut self, conductor: &Conductor, request: &Request, prefix_blocks: &[u32]) -> Outcome {
-        self.worker.refresh();
-        let (decision, fallback) = match self.ask(conductor, request, prefix_blocks) {
-            Ok(decision) => (decision, None),
+        self.catch_up(conductor);
+        self.decide(request, prefix_blocks)
+    }
+
+    /// Copies what changed in the tables; no policy is called, so this may stand under their lock.
+    pub fn catch_up(&mut self, conductor: &Conductor) {
+        let Some(changes) = self.told.catch_up(conductor) else { return };
+        // Two steps become one: all there is now.
+        let behind = self.pending.is_some();
+        self.pending = Some(if behind { self.told.all() } else { changes });
+    }
+
+    /// Decides one request on what was caught up: push it to the engine, ask it, check the answer; on
+    /// any fault the native twin decides.
+    pub fn decide(&mut self, request: &Request, prefix_blocks: &[u32]) -> Outcome {
+        self.refresh();
+        match self.ask(request, prefix_blocks) {
+            Ok(decision) => Outcome { decision, fallback: None, generation: self.generation() },
             Err(fault) => {
                 self.worker.record(&fault);
-                self.worker.version().counters.fallback();
-                (self.decide_natively(conductor, request, prefix_blocks), Some(fault))
+                self.decide_natively(request, prefix_blocks, fault)
             }
-        };
-        Outcome { decision, fallback, generation: self.worker.version().generation }
+        }
     }
 
-    fn ask(
-        &mut self,
-        conductor: &Conductor,
-        request: &Request,
-        prefix_blocks: &[u32],
-    ) -> Result<Decision, Fault> {
-        self.catch_up(conductor)?;
+    fn ask(&mut self, request: &Request, prefix_blocks: &[u32]) -> Result<Decision, Fault> {
+        self.push_pending()?;
         let counters = &self.worker.version().counters.clone();
         let engine = self.worker.engine().ok_or(Fault::NotReady)?;
         let answer = counters.measure(|| engine.schedule(request, prefix_blocks))?;
         let decision = Decision::unpack(answer);
-        conductor.check(&decision, prefix_blocks).map_err(|invalid| Fault::Invalid(invalid.to_string()))?;
+        self.told.check(&decision, prefix_blocks).map_err(|invalid| Fault::Invalid(invalid.to_string()))?;
         Ok(decision)
     }
 
-    /// Pushes what changed since the engine was last asked; everything, if it is a fresh one.
-    fn catch_up(&mut self, conductor: &Conductor) -> Result<(), Fault> {
+    /// Takes up a newer version of the policy or a rebuilt engine, if there is one.
+    pub fn refresh(&mut self) {
+        self.worker.refresh();
         if self.worker.take_fresh() {
-            self.seen = Version::default();
+            self.pending = Some(self.told.all());
             self.thresholds_seen = None;
             self.fallback = None; // the twin of another policy perhaps
         }
+    }
+
+    fn push_pending(&mut self) -> Result<(), Fault> {
         let engine = self.worker.engine().ok_or(Fault::NotReady)?;
-        if let Some(changes) = conductor.changes_since(&mut self.seen) {
+        if let Some(changes) = self.pending.take() {
             push(engine, &changes)?;
         }
         let thresholds = self.thresholds.load();
@@ -234,31 +253,33 @@ impl SchedulerWorker {
         Ok(())
     }
 
-    fn decide_natively(
-        &mut self,
-        conductor: &Conductor,
-        request: &Request,
-        prefix_blocks: &[u32],
-    ) -> Decision {
+    /// The native twin decides on what was caught up, and is counted.
+    pub fn decide_natively(&mut self, request: &Request, prefix_blocks: &[u32], why: Fault) -> Outcome {
+        self.worker.version().counters.fallback();
+        let decision = self.native(request, prefix_blocks);
+        Outcome { decision, fallback: Some(why), generation: self.generation() }
+    }
+
+    fn native(&mut self, request: &Request, prefix_blocks: &[u32]) -> Decision {
         if self.fallback.is_none() {
             self.fallback = self.worker.native();
         }
         let no_instance = Decision::reject(Reason::NoInstance, 1_000);
         let Some(native) = &mut self.fallback else { return no_instance };
         // Rare enough to be told everything, rather than to follow with a cursor of its own.
-        let changes = conductor.changes_since(&mut Version::default());
-        let told = changes.map_or(Ok(()), |changes| push(native.as_mut(), &changes));
+        let told = push(native.as_mut(), &self.told.all());
         let told = told.and_then(|()| native.set_thresholds(&self.thresholds.load()));
         let answer = told.and_then(|()| native.schedule(request, prefix_blocks));
         let decision = answer.map_or(no_instance, Decision::unpack);
-        if conductor.check(&decision, prefix_blocks).is_ok() { decision } else { no_instance }
+        if self.told.check(&decision, prefix_blocks).is_ok() { decision } else { no_instance }
     }
 
-    /// The score column of the policy in service, for `kvasir explain`; empty if it gives none.
-    pub fn explain(&mut self, conductor: &Conductor, request: &Request, prefix_blocks: &[u32]) -> Vec<f32> {
-        self.worker.refresh();
+    /// The score column of the policy in service, on what was caught up, for `kvasir explain`; empty if
+    /// it gives none.
+    pub fn explain(&mut self, request: &Request, prefix_blocks: &[u32]) -> Vec<f32> {
+        self.refresh();
         let scores = self
-            .catch_up(conductor)
+            .push_pending()
             .and_then(|()| self.worker.engine().ok_or(Fault::NotReady)?.explain(request, prefix_blocks));
         scores.unwrap_or_else(|fault| {
             self.worker.record(&fault);
@@ -269,6 +290,10 @@ impl SchedulerWorker {
     /// Name of the policy in service.
     pub fn policy(&self) -> &str {
         &self.worker.version().description.name
+    }
+
+    fn generation(&self) -> u64 {
+        self.worker.version().generation
     }
 }
 

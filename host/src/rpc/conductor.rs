@@ -1,5 +1,5 @@
+use super::CHAIN_BLOCKS_MAX;
 use super::routing::{Error, Registration, Rejected, Scheduled, Stage};
-use super::{CHAIN_BLOCKS_MAX, lock};
 use crate::daemon::Host;
 use crate::scheduler::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use kvasir_client::proto::{self, conductor_server::Conductor, rejection::Reason, schedule_response};
@@ -17,8 +17,7 @@ impl Conductor for Service {
     ) -> Result<Response<proto::RegisterResponse>, Status> {
         let request = request.into_inner();
         let given = registration(&request);
-        let epoch =
-            lock(&self.0.routing).register(&request.name, given, self.0.clock.now_ms()).map_err(status)?;
+        let epoch = self.0.routing.register(&request.name, given, self.0.clock.now_ms()).map_err(status)?;
         tracing::info!(instance = request.name, epoch, "instance registered");
         Ok(Response::new(proto::RegisterResponse { epoch }))
     }
@@ -27,7 +26,7 @@ impl Conductor for Service {
         &self,
         request: Request<proto::UnregisterRequest>,
     ) -> Result<Response<proto::UnregisterResponse>, Status> {
-        lock(&self.0.routing).unregister(&request.into_inner().name).map_err(status)?;
+        self.0.routing.unregister(&request.into_inner().name).map_err(status)?;
         Ok(Response::new(proto::UnregisterResponse {}))
     }
 
@@ -37,7 +36,7 @@ impl Conductor for Service {
     ) -> Result<Response<proto::ReportLoadResponse>, Status> {
         let proto::ReportLoadRequest { name, epoch, free_blocks, draining } = request.into_inner();
         let now_ms = self.0.clock.now_ms();
-        lock(&self.0.routing).report(&name, epoch, free_blocks, draining, now_ms).map_err(status)?;
+        self.0.routing.report(&name, epoch, free_blocks, draining, now_ms).map_err(status)?;
         Ok(Response::new(proto::ReportLoadResponse {}))
     }
 
@@ -51,7 +50,9 @@ impl Conductor for Service {
         let request = request.into_inner();
         let (ask, now_ms) = (ask(&request), self.0.clock.now_ms());
         check_chain(&request.blocks)?;
-        let scheduled = lock(&self.0.routing).schedule(&ask, &request.blocks, request.explain, now_ms);
+        let decide = || self.0.routing.schedule(&ask, &request.blocks, request.explain, now_ms);
+        // To explain is not for the request path and may take as long as a cold call.
+        let scheduled = if request.explain { tokio::task::block_in_place(decide) } else { decide() };
         Ok(Response::new(response(scheduled.map_err(status)?)))
     }
 
@@ -69,7 +70,7 @@ impl Conductor for Service {
             Wire::Unspecified => return Err(Status::invalid_argument("no known stage was given")),
         };
         let now_ms = self.0.clock.now_ms();
-        lock(&self.0.routing).complete(request.request_id, stage, now_ms).map_err(status)?;
+        self.0.routing.complete(request.request_id, stage, now_ms).map_err(status)?;
         Ok(Response::new(proto::CompleteResponse {}))
     }
 
@@ -80,7 +81,7 @@ impl Conductor for Service {
         use proto::lookup_prefix_response::Match;
         let chain = request.into_inner().blocks;
         check_chain(&chain)?;
-        let found = lock(&self.0.routing).lookup(&chain);
+        let found = self.0.routing.lookup(&chain);
         let matches = found.into_iter().map(|(name, blocks)| Match { name, blocks }).collect();
         Ok(Response::new(proto::LookupPrefixResponse { matches }))
     }
@@ -92,7 +93,7 @@ impl Conductor for Service {
         let proto::BlocksStoredRequest { name, epoch, sequence, parent, blocks } = request.into_inner();
         check_chain(&blocks)?;
         let parent = (parent != 0).then_some(parent);
-        lock(&self.0.routing).stored(&name, epoch, sequence, parent, &blocks).map_err(status)?;
+        self.0.routing.stored(&name, epoch, sequence, parent, &blocks).map_err(status)?;
         Ok(Response::new(proto::BlocksStoredResponse {}))
     }
 
@@ -102,7 +103,7 @@ impl Conductor for Service {
     ) -> Result<Response<proto::BlocksRemovedResponse>, Status> {
         let proto::BlocksRemovedRequest { name, epoch, sequence, blocks } = request.into_inner();
         check_chain(&blocks)?;
-        lock(&self.0.routing).removed(&name, epoch, sequence, &blocks).map_err(status)?;
+        self.0.routing.removed(&name, epoch, sequence, &blocks).map_err(status)?;
         Ok(Response::new(proto::BlocksRemovedResponse {}))
     }
 }

@@ -7,7 +7,7 @@ mod policy_admin;
 mod routing;
 mod store;
 
-pub use routing::Routing;
+pub use routing::{Counts, Error, Placed, Registration, Rejected, Routing, Scheduled, Stage};
 
 use crate::daemon::Host;
 use kvasir_client::proto;
@@ -95,9 +95,11 @@ async fn tick(host: Arc<Host>, stopped: impl Future<Output = ()>) {
             () = &mut stopped => return,
             _ = every.tick() => {}
         }
-        let snapshot = lock(&host.routing).tick(host.clock.now_ms());
-        // The policy may take long; nothing waits for it.
+        let snapshot = host.routing.tick(host.clock.now_ms());
+        // The policies may take long; nothing waits for them.
+        let shared = Arc::clone(&host);
         let asked = tokio::task::spawn_blocking(move || {
+            shared.routing.refresh_idle();
             let plan = balancer.tick(&snapshot);
             (balancer, plan)
         });

@@ -1,4 +1,3 @@
-use super::lock;
 use crate::daemon::Host;
 use kvasir_client::proto::{self, node_server::Node, ready_response::Component};
 use std::sync::Arc;
@@ -56,7 +55,7 @@ pub(super) fn components(host: &Host) -> Vec<Component> {
     let policies = host.policies.list();
     let serving: Vec<_> = policies.iter().map(|p| format!("{} {} ({})", p.slot, p.name, p.engine)).collect();
     let draining = host.draining.load(Relaxed);
-    let instances = lock(&host.routing).counts();
+    let instances = host.routing.counts();
     let rpc = match draining {
         true => "draining".to_owned(),
         false => format!("{} prefill and {} decode instances", instances.prefill, instances.decode),

@@ -1,8 +1,12 @@
+mod booking;
+mod load;
+
+use self::load::Tenants;
 use super::cost::usable;
 use super::table::Table;
-use super::{DecodeCost, Error, Invalid, PrefillCost, TableClock, TransferCost};
+use super::{Changes, DecodeCost, Error, PrefillCost, TableClock, TransferCost};
 use hashbrown::HashMap;
-use kvasir_policy::scheduler::{Decision, DecodeRow, PrefillRow, Request};
+use kvasir_policy::scheduler::{DecodeRow, PrefillRow, Request};
 
 /// Hard caps of one conductor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +54,7 @@ pub struct Ask {
     pub must_run: bool,
 }
 
-/// What the conductor made of a decision.
+/// What the conductor makes of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome {
     Admitted(Admission),
@@ -64,6 +68,8 @@ pub struct Admission {
     pub decode: u16,
     /// Prefix tokens that are not computed again.
     pub cached_tokens: u32,
+    /// Blocks of them that another instance sends.
+    pub fetched_blocks: u32,
     pub transfer_ms: f64,
     pub queue_ms: f64,
     pub prefill_ms: f64,
@@ -80,23 +86,6 @@ pub struct Version {
     epoch: u64,
     prefill: u64,
     decode: u64,
-}
-
-/// What a reader has to push to its policy instance; rows encoded as in the contract.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Changes {
-    Rows {
-        prefill: Vec<f32>,
-        decode: Vec<f32>,
-    },
-    /// `open` with these sizes, then all rows.
-    Full {
-        prefill_slots: u32,
-        decode_slots: u32,
-        block_size_tokens: u32,
-        prefill: Vec<f32>,
-        decode: Vec<f32>,
-    },
 }
 
 #[derive(Debug)]
@@ -144,7 +133,13 @@ struct InFlight {
     /// When its prefill is expected to end, less the instance's `shifted_ms`.
     prefill_end_ms: f64,
     context_tokens: u64,
+    /// Expected; 0 = unknown.
+    output_tokens: u32,
+    decoded_tokens: u32,
     decode_blocks: u32,
+    tenant: u32,
+    /// Prompt and expected output, as booked for the tenant.
+    tokens: u64,
     admitted_ms: u64,
 }
 
@@ -161,6 +156,7 @@ pub struct Conductor {
     prefill: Table<Prefill>,
     decode: Table<Decode>,
     requests: HashMap<u64, InFlight>,
+    tenants: Tenants,
 }
 
 impl Conductor {
@@ -175,6 +171,7 @@ impl Conductor {
             prefill: Table::new(instances),
             decode: Table::new(instances),
             requests: HashMap::new(),
+            tenants: Tenants::default(),
         }
     }
 
@@ -188,6 +185,12 @@ impl Conductor {
 
     pub fn in_flight(&self) -> usize {
         self.requests.len()
+    }
+
+    /// Counts the instances that ever registered: while it stands still, a slot means the same instance
+    /// or none.
+    pub fn registrations(&self) -> u64 {
+        self.epoch
     }
 
     /// # Errors
@@ -348,207 +351,6 @@ impl Conductor {
         }
     }
 
-    /// Whether a policy's answer can be acted on. `prefix_blocks` as it was given to the policy.
-    ///
-    /// # Errors
-    /// The reason, for the count of invalid answers and the log.
-    pub fn check(&self, decision: &Decision, prefix_blocks: &[u32]) -> Result<(), Invalid> {
-        let &Decision::Run { prefill, decode, transfer } = decision else { return Ok(()) };
-        let available = |slot, table, slots, instance: Option<bool>| match instance {
-            Some(true) => Ok(()),
-            Some(false) => Err(Invalid::Unavailable { table, slot }),
-            None if usize::from(slot) < slots => Err(Invalid::Unavailable { table, slot }),
-            None => Err(Invalid::SlotOutside { table, slot, slots }),
-        };
-        let prefill_available = |slot| {
-            available(slot, "prefill", self.prefill.len(), self.prefill.get(slot).map(|p| p.available))
-        };
-        prefill_available(prefill)?;
-        available(decode, "decode", self.decode.len(), self.decode.get(decode).map(|d| d.available))?;
-        let Some(transfer) = transfer else { return Ok(()) };
-        if transfer.source == prefill {
-            return Err(Invalid::TransferToItself { slot: prefill });
-        }
-        prefill_available(transfer.source)?;
-        let held = |slot: u16| prefix_blocks.get(usize::from(slot)).copied().unwrap_or(0);
-        let beyond = held(transfer.source).saturating_sub(held(prefill));
-        if u32::from(transfer.blocks) > beyond {
-            let (source_slot, blocks) = (transfer.source, transfer.blocks);
-            return Err(Invalid::TransferTooLong { source_slot, blocks, beyond });
-        }
-        Ok(())
-    }
-
-    /// Books a decision under the caller's `id`. The answer is checked again: tables may have moved.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`], [`Error::RequestExists`], [`Error::TooManyRequests`].
-    pub fn admit(
-        &mut self,
-        id: u64,
-        ask: &Ask,
-        decision: &Decision,
-        prefix_blocks: &[u32],
-        now_ms: u64,
-    ) -> Result<Outcome, Error> {
-        self.check(decision, prefix_blocks)?;
-        let (prefill, decode, transfer) = match *decision {
-            Decision::Run { prefill, decode, transfer } => (prefill, decode, transfer),
-            Decision::Reject { reason, retry_after_ms } => {
-                return Ok(Outcome::Rejected { reason, retry_after_ms });
-            }
-        };
-        if self.requests.contains_key(&id) {
-            return Err(Error::RequestExists { id });
-        }
-        if self.requests.len() >= self.limits.requests {
-            return Err(Error::TooManyRequests { limit: self.limits.requests });
-        }
-        let fetched = transfer.map_or(0, |t| u32::from(t.blocks));
-        let own = prefix_blocks.get(usize::from(prefill)).copied().unwrap_or(0);
-        let cached = u64::from(own + fetched) * u64::from(self.block_size_tokens);
-        let cached = cached.min(u64::from(ask.prompt_tokens));
-        let tokens = u64::from(ask.prompt_tokens) + u64::from(ask.output_tokens);
-        let decode_blocks = tokens.div_ceil(u64::from(self.block_size_tokens)) as u32;
-
-        let absent = |table, slot| Error::Invalid(Invalid::Unavailable { table, slot });
-        let d = self.decode.change(decode).ok_or(absent("decode", decode))?;
-        let p = self.prefill.change(prefill).ok_or(absent("prefill", prefill))?;
-        let now = now_ms as f64;
-        let transfer_ms = p.spec.transfer.transfer_ms(fetched, p.transfers);
-        let queue_ms = (p.busy_until_ms - now).max(0.0);
-        let prefill_ms = p.spec.cost.prefill_ms(cached, u64::from(ask.prompt_tokens) - cached);
-        p.busy_until_ms = now + queue_ms.max(transfer_ms) + prefill_ms;
-        p.queued += 1;
-        p.transfers += u32::from(fetched > 0);
-        d.arriving_sequences += 1;
-        d.arriving_tokens += u64::from(ask.prompt_tokens);
-        d.free_blocks = d.free_blocks.saturating_sub(decode_blocks);
-        let sequences = d.sequences + d.arriving_sequences;
-        let admission = Admission {
-            prefill,
-            decode,
-            cached_tokens: cached as u32,
-            transfer_ms,
-            queue_ms,
-            prefill_ms,
-            ttft_ms: p.busy_until_ms - now,
-            tbt_ms: d.spec.cost.step_ms(sequences, d.context_tokens + d.arriving_tokens),
-        };
-        let booked = InFlight {
-            admission,
-            prefill_epoch: p.epoch,
-            decode_epoch: d.epoch,
-            phase: Phase::Prefill,
-            transferring: fetched > 0,
-            prefill_end_ms: p.busy_until_ms - p.shifted_ms,
-            context_tokens: u64::from(ask.prompt_tokens),
-            decode_blocks,
-            admitted_ms: now_ms,
-        };
-        self.requests.insert(id, booked);
-        Ok(Outcome::Admitted(admission))
-    }
-
-    /// The prefix has arrived: the link is free for others.
-    ///
-    /// # Errors
-    /// [`Error::NoRequest`].
-    pub fn transfer_done(&mut self, id: u64) -> Result<(), Error> {
-        let request = self.requests.get_mut(&id).ok_or(Error::NoRequest { id })?;
-        if std::mem::take(&mut request.transferring) {
-            let (slot, epoch) = (request.admission.prefill, request.prefill_epoch);
-            if let Some(p) = same_prefill(&mut self.prefill, slot, epoch) {
-                p.transfers -= 1;
-            }
-        }
-        Ok(())
-    }
-
-    /// The first token is there: the sequence joins the decode batch, and the queue behind it moves by
-    /// as much as the estimate was off.
-    ///
-    /// # Errors
-    /// [`Error::NoRequest`].
-    pub fn prefill_done(&mut self, id: u64, now_ms: u64) -> Result<(), Error> {
-        self.transfer_done(id)?;
-        let request = self.requests.get_mut(&id).ok_or(Error::NoRequest { id })?;
-        if std::mem::replace(&mut request.phase, Phase::Decode) == Phase::Decode {
-            return Ok(());
-        }
-        let request = *request;
-        self.settle_prefill(&request, true, now_ms);
-        if let Some(d) = same_decode(&mut self.decode, request.admission.decode, request.decode_epoch) {
-            d.arriving_sequences -= 1;
-            d.arriving_tokens -= request.context_tokens;
-            d.sequences += 1;
-            d.context_tokens += request.context_tokens;
-        }
-        Ok(())
-    }
-
-    /// `tokens` more were decoded since the last call.
-    ///
-    /// # Errors
-    /// [`Error::NoRequest`].
-    pub fn progress(&mut self, id: u64, tokens: u32) -> Result<(), Error> {
-        let request = self.requests.get_mut(&id).ok_or(Error::NoRequest { id })?;
-        if request.phase == Phase::Decode {
-            request.context_tokens += u64::from(tokens);
-            if let Some(d) = same_decode(&mut self.decode, request.admission.decode, request.decode_epoch) {
-                d.context_tokens += u64::from(tokens);
-            }
-        }
-        Ok(())
-    }
-
-    /// The request is done or given up, in any phase; all it had booked is given back.
-    ///
-    /// # Errors
-    /// [`Error::NoRequest`].
-    pub fn finished(&mut self, id: u64, now_ms: u64) -> Result<(), Error> {
-        self.transfer_done(id)?;
-        let request = self.requests.remove(&id).ok_or(Error::NoRequest { id })?;
-        if request.phase == Phase::Prefill {
-            self.settle_prefill(&request, false, now_ms);
-        }
-        if let Some(d) = same_decode(&mut self.decode, request.admission.decode, request.decode_epoch) {
-            match request.phase {
-                Phase::Prefill => {
-                    d.arriving_sequences -= 1;
-                    d.arriving_tokens -= request.context_tokens;
-                }
-                Phase::Decode => {
-                    d.sequences -= 1;
-                    d.context_tokens -= request.context_tokens;
-                }
-            }
-            d.free_blocks = (d.free_blocks + request.decode_blocks).min(d.spec.capacity_blocks);
-        }
-        Ok(())
-    }
-
-    /// Finishes requests admitted before `deadline_ms` of which nothing more was heard; returns how many.
-    pub fn expire(&mut self, deadline_ms: u64, now_ms: u64) -> usize {
-        let late = |(&id, r): (&u64, &InFlight)| (r.admitted_ms < deadline_ms).then_some(id);
-        let mut ids: Vec<u64> = self.requests.iter().filter_map(late).collect();
-        ids.sort_unstable(); // the order of a hash map must not show in the tables
-        ids.iter().filter(|&&id| self.finished(id, now_ms).is_ok()).count()
-    }
-
-    /// One prefill less in the queue, and everything behind it moves: by the error of its estimated end if
-    /// it ran to its end, by its length if it was given up.
-    fn settle_prefill(&mut self, request: &InFlight, ran: bool, now_ms: u64) {
-        let (slot, epoch) = (request.admission.prefill, request.prefill_epoch);
-        let Some(p) = same_prefill(&mut self.prefill, slot, epoch) else { return };
-        let now = now_ms as f64;
-        let expected = request.prefill_end_ms + p.shifted_ms;
-        let shift = if ran { now - expected } else { -request.admission.prefill_ms };
-        p.queued -= 1;
-        p.shifted_ms += shift;
-        p.busy_until_ms = if p.queued == 0 { now } else { (p.busy_until_ms + shift).max(now) };
-    }
-
     fn full(&self) -> Changes {
         let prefill = self.prefill.iter().flat_map(|(slot, _)| self.prefill_row(slot).encode());
         let decode = self.decode.iter().flat_map(|(slot, _)| self.decode_row(slot).encode());
@@ -597,15 +399,4 @@ impl Conductor {
             reported_at: self.clock.at(d.reported_ms as f64),
         }
     }
-}
-
-/// The instance that was booked, unless it left and another has its slot.
-fn same_prefill(table: &mut Table<Prefill>, slot: u16, epoch: u64) -> Option<&mut Prefill> {
-    table.get(slot).filter(|p| p.epoch == epoch)?;
-    table.change(slot)
-}
-
-fn same_decode(table: &mut Table<Decode>, slot: u16, epoch: u64) -> Option<&mut Decode> {
-    table.get(slot).filter(|d| d.epoch == epoch)?;
-    table.change(slot)
 }

@@ -2,11 +2,13 @@
 //! of it. A state machine: (state, event, now) to state; no clock, no I/O, no lock.
 //!
 //! One request passes through it so: [`Conductor::request`] turns it into the arguments of `schedule`
-//! (the prefix column comes from [`crate::prefix_index`]), [`Conductor::check`] holds the policy's answer
-//! against the tables, [`Conductor::admit`] books the work, and `transfer_done`, `prefill_done`, `progress`
-//! and `finished` settle it. Workers keep their policy instance current with
-//! [`Conductor::changes_since`].
+//! (the prefix column comes from [`crate::prefix_index`]), [`Told::check`] holds the policy's answer
+//! against what it was told, [`Conductor::forecast`] predicts its times, [`Conductor::admit`] checks it
+//! against the present and books the work, and `transfer_done`, `prefill_done`, `progress` and `finished`
+//! settle it. Workers keep their copy of the tables and their policy instance current with
+//! [`Told::catch_up`].
 
+mod answer;
 mod changes;
 mod clock;
 mod conductor;
@@ -15,8 +17,10 @@ mod error;
 mod table;
 #[cfg(test)]
 mod tests;
+mod told;
 
 pub use clock::TableClock;
-pub use conductor::{Admission, Ask, Changes, Conductor, DecodeSpec, Limits, Outcome, PrefillSpec, Version};
+pub use conductor::{Admission, Ask, Conductor, DecodeSpec, Limits, Outcome, PrefillSpec, Version};
 pub use cost::{DecodeCost, PrefillCost, TransferCost};
 pub use error::{Error, Invalid};
+pub use told::{Changes, Told};

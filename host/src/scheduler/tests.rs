@@ -110,6 +110,68 @@ fn admitted_work_is_booked_and_given_back() {
 }
 
 #[test]
+fn a_forecast_is_what_would_be_booked_and_books_nothing() {
+    let mut c = conductor(2, 1);
+    admit(&mut c, 1, Decision::run(0, 0), &[0, 0], 0);
+    let transfer = Some(Transfer { source: 1, blocks: 4 });
+    let mut seen = Version::default();
+    c.changes_since(&mut seen);
+    for decision in [Decision::run(0, 0), Decision::Run { prefill: 0, decode: 0, transfer }] {
+        let forecast = c.forecast(&ask(160), &decision, &[1, 5], 30);
+        assert_eq!(c.changes_since(&mut seen), None);
+        assert_eq!(c.admit(c.in_flight() as u64 + 1, &ask(160), &decision, &[1, 5], 30), forecast);
+        c.changes_since(&mut seen);
+    }
+    let reject = Decision::Reject { reason: 2, retry_after_ms: 3 };
+    let rejected = Ok(Outcome::Rejected { reason: 2, retry_after_ms: 3 });
+    assert_eq!(c.forecast(&ask(160), &reject, &[], 30), rejected);
+}
+
+#[test]
+fn shares_and_memory_follow_what_is_booked() {
+    let mut c = conductor(1, 2);
+    assert_eq!((c.tenant_share(0), c.decode_memory_used()), (0.0, 0.0));
+    for (id, tenant, tokens) in [(1, 5, 144), (2, 6, 304), (3, 5, 144)] {
+        let ask = Ask { tenant, ..ask(tokens) }; // and 16 of output each
+        c.admit(id, &ask, &Decision::run(0, (id % 2) as u16), &[0], 0).unwrap();
+    }
+    assert_eq!((c.tenant_share(5), c.tenant_share(6), c.tenant_share(7)), (0.5, 0.5, 0.0));
+    assert!((c.decode_memory_used() - 0.2).abs() < 1e-9, "40 of 200 blocks");
+    c.finished(2, 0).unwrap();
+    assert_eq!((c.tenant_share(5), c.tenant_share(6)), (1.0, 0.0));
+    c.set_decode_available(0, false).unwrap();
+    assert!((c.decode_memory_used() - 0.2).abs() < 1e-9, "20 of the 100 that are available");
+    c.expire(u64::MAX, 0);
+    assert_eq!((c.tenant_share(5), c.decode_memory_used()), (0.0, 0.0));
+}
+
+#[test]
+fn the_forecast_lets_sequences_grow_leave_and_arrive() {
+    let mut c = conductor(2, 1); // a step takes 20 + sequences + context / 2 ms
+    assert_eq!(c.decode_step_forecast_ms(0.0, 0), 20.0);
+    admit(&mut c, 1, Decision::run(0, 0), &[0, 0], 0); // 16 tokens of output
+    c.prefill_done(1, 170).unwrap();
+    let step = 20.0 + 1.0 + 80.0;
+    let at = |c: &Conductor, steps: f64| c.decode_step_forecast_ms(steps * step + 0.5, 170);
+    assert_eq!(at(&c, 0.0), step);
+    assert_eq!(at(&c, 4.0), step + 2.0, "grown by 4 tokens");
+    assert_eq!(at(&c, 16.0), 20.0, "at its end");
+    c.progress(1, 10).unwrap();
+    assert_eq!(c.decode_step_forecast_ms(6.0 * (step + 5.0) + 0.5, 170), 20.0, "6 tokens before its end");
+    c.finished(1, 170).unwrap();
+
+    admit(&mut c, 2, Decision::run(0, 0), &[0, 0], 200); // 160 tokens, arrives at 370
+    assert_eq!(c.decode_step_forecast_ms(169.0, 200), 20.0);
+    assert_eq!(c.decode_step_forecast_ms(170.0, 200), step);
+    let endless = Ask { output_tokens: 0, ..ask(160) };
+    c.admit(3, &endless, &Decision::run(1, 0), &[0, 0], 200).unwrap();
+    c.prefill_done(3, 370).unwrap();
+    assert!(c.decode_step_forecast_ms(1e6, 370) > 5_000.0, "of unknown length, so it stays");
+    c.set_decode_available(0, false).unwrap();
+    assert_eq!(c.decode_step_forecast_ms(0.0, 370), 0.0, "nowhere to decode");
+}
+
+#[test]
 fn completions_of_an_instance_that_left_do_not_touch_its_successor() {
     let mut c = conductor(1, 1);
     admit(&mut c, 1, Decision::run(0, 0), &[0], 0);
@@ -172,18 +234,18 @@ impl Worker {
     }
 
     fn follow(&mut self, conductor: &Conductor) {
-        match conductor.changes_since(&mut self.version) {
-            None => {}
-            Some(Changes::Rows { prefill, decode }) => {
-                self.kept.update_prefill(&prefill);
-                self.kept.update_decode(&decode);
-            }
-            Some(Changes::Full { prefill_slots, decode_slots, block_size_tokens, prefill, decode }) => {
-                self.kept.open(prefill_slots, decode_slots, block_size_tokens);
-                self.kept.update_prefill(&prefill);
-                self.kept.update_decode(&decode);
-            }
+        if let Some(changes) = conductor.changes_since(&mut self.version) {
+            self.take(&changes);
         }
+    }
+
+    fn take(&mut self, changes: &Changes) {
+        let (Changes::Rows { prefill, decode } | Changes::Full { prefill, decode, .. }) = changes;
+        if let &Changes::Full { prefill_slots, decode_slots, block_size_tokens, .. } = changes {
+            self.kept.open(prefill_slots, decode_slots, block_size_tokens);
+        }
+        self.kept.update_prefill(prefill);
+        self.kept.update_decode(decode);
     }
 
     fn sees(&self, conductor: &Conductor) -> Vec<f32> {
@@ -199,13 +261,16 @@ proptest! {
         events in prop::collection::vec((0u8..12, 0u64..6, 0u16..4, 0u64..400_000), 0..200),
     ) {
         let mut c = conductor(2, 2);
-        let mut worker = Worker::new();
+        let (mut worker, mut told) = (Worker::new(), Told::default());
         let mut now = 0;
         for (kind, id, slot, passed) in events {
             now += if kind == 0 { passed } else { passed % 50 };
             c.tick(now);
             match kind {
-                0 => worker.follow(&c),
+                0 => {
+                    worker.follow(&c);
+                    told.catch_up(&c);
+                }
                 1 => drop(c.register_prefill(prefill_spec(), now)),
                 2 => drop(c.register_decode(decode_spec(), now)),
                 3 => drop(c.unregister_prefill(slot)),
@@ -227,6 +292,17 @@ proptest! {
         fresh.follow(&c);
         prop_assert_eq!(worker.sees(&c), fresh.sees(&c));
         prop_assert_eq!(c.changes_since(&mut worker.version), None);
+        told.catch_up(&c);
+        prop_assert_eq!(told.catch_up(&c), None);
+        let mut successor = Worker::new();
+        successor.take(&told.all());
+        prop_assert_eq!(successor.sees(&c), fresh.sees(&c));
+        for slot in 0..8 {
+            let transfer = Some(Transfer { source: slot ^ 1, blocks: 2 });
+            for decision in [Decision::run(slot, 0), Decision::Run { prefill: 0, decode: slot, transfer }] {
+                prop_assert_eq!(told.check(&decision, &[1, 3]), c.check(&decision, &[1, 3]));
+            }
+        }
 
         c.expire(u64::MAX, now);
         prop_assert_eq!(c.in_flight(), 0);

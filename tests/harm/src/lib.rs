@@ -51,14 +51,20 @@ impl Harm {
             return "none";
         }
         match self.mode.as_str() {
-            "loop" => loop {
-                self.calls = std::hint::black_box(self.calls.wrapping_add(1));
-            },
+            "loop" => Self::spin(),
             "trap" => panic!("as told"),
             "grow" => loop {
                 self.hoard.push(vec![1; 1 << 20]);
             },
             other => other,
+        }
+    }
+
+    /// Never comes back.
+    pub fn spin() -> ! {
+        let mut turns = 0u64;
+        loop {
+            turns = std::hint::black_box(turns.wrapping_add(1));
         }
     }
 }

@@ -13,15 +13,16 @@ impl Scheduler for Bad {
     }
 
     fn configure(&mut self, settings: &Settings) -> Result<(), String> {
-        self.0.configure(settings, &["out-of-range", "unavailable", "false-transfer"])
+        self.0.configure(settings, &["out-of-range", "unavailable", "false-transfer", "loop-on-class-13"])
     }
 
-    fn schedule(&mut self, cluster: &Cluster, _: &Request, _: Prefix<'_>) -> Decision {
+    fn schedule(&mut self, cluster: &Cluster, request: &Request, _: Prefix<'_>) -> Decision {
         let first = |table: &[f32], wanted| table.iter().position(|&a| a == wanted).unwrap_or(0) as u16;
         let decode = first(&cluster.decode.available, 1.0);
         let prefill = first(&cluster.prefill.available, 1.0);
         match self.0.call() {
             "out-of-range" => Decision::run(cluster.prefill.len() as u16, u16::MAX),
+            "loop-on-class-13" if request.class == 13 => Harm::spin(),
             "unavailable" => Decision::run(first(&cluster.prefill.available, 0.0), decode),
             "false-transfer" => Decision::Run {
                 prefill,

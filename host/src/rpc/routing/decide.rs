@@ -1,0 +1,191 @@
+//! Decisions by several threads at once. A decision looks at the tables under their lock, calls the
+//! policies without it, and is booked under it again, after a check against what is true by then.
+
+#[cfg(test)]
+mod tests;
+
+use super::state::State;
+use super::{Error, Rejected, Routing, Scheduled};
+use crate::policy::{AdmitterWorker, Fault, PolicyHost, SchedulerWorker, scheduler as policy};
+use crate::rpc::lock;
+use crate::scheduler::{self, Admission, Ask, Outcome};
+use kvasir_policy::admitter::{self, Verdict};
+use kvasir_policy::scheduler::{Decision, Request};
+
+/// Decisions made by the policy before the native twin decides under the lock.
+const ATTEMPTS: usize = 2;
+
+/// What is to be decided.
+#[derive(Clone, Copy)]
+pub(super) struct Wish<'a> {
+    pub(super) ask: &'a Ask,
+    pub(super) chain: &'a [u64],
+    pub(super) explain: bool,
+    pub(super) now_ms: u64,
+}
+
+/// One worker: an instance of each policy on the request path, and what it saw last.
+pub(super) struct Decider {
+    scheduler: SchedulerWorker,
+    admitter: AdmitterWorker,
+    prefix: Vec<u32>,
+    registrations: u64,
+}
+
+impl Decider {
+    pub(super) fn new(policies: &PolicyHost) -> Self {
+        Self {
+            scheduler: policies.scheduler_worker(),
+            admitter: policies.admitter_worker(),
+            prefix: Vec::new(),
+            registrations: 0,
+        }
+    }
+
+    /// Lets an idle worker take up new versions, so that old ones can go.
+    pub(super) fn refresh(&mut self) {
+        self.scheduler.refresh();
+        self.admitter.refresh();
+    }
+
+    fn look(&mut self, state: &mut State, wish: &Wish<'_>) -> Request {
+        state.conductor.tick(wish.now_ms);
+        state.match_prefix(wish.chain, &mut self.prefix);
+        self.registrations = state.conductor.registrations();
+        self.scheduler.catch_up(&state.conductor);
+        self.admitter.update_load(state.load);
+        state.conductor.request(wish.ask, wish.now_ms)
+    }
+
+    /// The question for the admitter: the times predicted for this very placement, and the tenant's share.
+    /// `None` if there is nothing to admit.
+    fn question(
+        &self,
+        state: &State,
+        wish: &Wish<'_>,
+        decision: &Decision,
+    ) -> Result<Option<(admitter::Ask, Admission)>, scheduler::Error> {
+        let ask = wish.ask;
+        match state.conductor.forecast(ask, decision, &self.prefix, wish.now_ms)? {
+            Outcome::Rejected { .. } => Ok(None),
+            Outcome::Admitted(admission) => Ok(Some((
+                admitter::Ask {
+                    prompt_tokens: ask.prompt_tokens,
+                    output_tokens: ask.output_tokens,
+                    class: ask.class,
+                    tenant: ask.tenant,
+                    priority: ask.priority,
+                    ttft: admission.ttft_ms as f32,
+                    tbt: admission.tbt_ms as f32,
+                    ttft_slo: ask.ttft_slo_ms,
+                    tbt_slo: ask.tbt_slo_ms,
+                    tenant_share: state.conductor.tenant_share(ask.tenant) as f32,
+                },
+                admission,
+            ))),
+        }
+    }
+
+    /// Whether slots still mean the instances that this worker saw.
+    fn same_instances(&self, state: &State) -> bool {
+        state.conductor.registrations() == self.registrations
+    }
+}
+
+/// A queue is the router's to keep, so `Queue` goes back as a rejection with a short wait. What must run
+/// runs.
+fn refusal(ask: &Ask, verdict: Verdict, admission: &Admission) -> Option<Rejected> {
+    let rejected = |reason, retry_after_ms| Rejected { by_admitter: true, reason, retry_after_ms };
+    match verdict {
+        _ if ask.must_run => None,
+        Verdict::Accept => None,
+        Verdict::Queue => Some(rejected(0, admission.queue_ms.clamp(1.0, 60_000.0) as u32)),
+        Verdict::Reject { reason, retry_after_ms } => Some(rejected(reason, retry_after_ms)),
+    }
+}
+
+/// `None`: the tables are no longer those that the decision was made on.
+fn unless_overtaken<T>(result: Result<T, scheduler::Error>) -> Result<Option<T>, Error> {
+    match result {
+        Err(scheduler::Error::Invalid(_)) => Ok(None),
+        other => Ok(Some(other?)),
+    }
+}
+
+impl Routing {
+    /// Decides one request and books it.
+    ///
+    /// Waits while every worker decides. A policy that takes long holds up its own worker only.
+    ///
+    /// # Errors
+    /// [`scheduler::Error::TooManyRequests`].
+    pub fn schedule(&self, ask: &Ask, chain: &[u64], explain: bool, now_ms: u64) -> Result<Scheduled, Error> {
+        let wish = Wish { ask, chain, explain, now_ms };
+        let mut decider = self.deciders.take();
+        for _ in 0..ATTEMPTS {
+            if let Some(scheduled) = self.attempt(&mut decider, &wish)? {
+                return Ok(scheduled);
+            }
+        }
+        self.decide_locked(&mut decider, &wish)
+    }
+
+    /// Asks the policies without the lock; `None` if the tables moved so that the answer no longer holds.
+    fn attempt(&self, decider: &mut Decider, wish: &Wish<'_>) -> Result<Option<Scheduled>, Error> {
+        let request = decider.look(&mut lock(&self.state), wish);
+        let scores =
+            if wish.explain { decider.scheduler.explain(&request, &decider.prefix) } else { Vec::new() };
+        let outcome = decider.scheduler.decide(&request, &decider.prefix);
+        let question = decider.question(&lock(&self.state), wish, &outcome.decision);
+        let Some(question) = unless_overtaken(question)? else { return Ok(None) };
+        let refused = question.and_then(|(question, admission)| {
+            refusal(wish.ask, decider.admitter.admit_request(&question), &admission)
+        });
+        conclude(&mut lock(&self.state), decider, wish, &outcome, refused, &scores)
+    }
+
+    /// The native twins decide while nothing can change.
+    fn decide_locked(&self, decider: &mut Decider, wish: &Wish<'_>) -> Result<Scheduled, Error> {
+        let state = &mut *lock(&self.state);
+        let request = decider.look(state, wish);
+        let outcome = decider.scheduler.decide_natively(&request, &decider.prefix, Fault::Overtaken);
+        let question = decider.question(state, wish, &outcome.decision)?;
+        let refused = question.and_then(|(question, admission)| {
+            refusal(wish.ask, decider.admitter.admit_request_natively(&question), &admission)
+        });
+        let scheduled = conclude(state, decider, wish, &outcome, refused, &[])?;
+        Ok(scheduled.expect("nothing changed since the look, under one lock"))
+    }
+}
+
+/// Books what nobody refused, and counts the answer.
+fn conclude(
+    state: &mut State,
+    decider: &Decider,
+    wish: &Wish<'_>,
+    outcome: &policy::Outcome,
+    refused: Option<Rejected>,
+    scores: &[f32],
+) -> Result<Option<Scheduled>, Error> {
+    if !decider.same_instances(state) {
+        return Ok(None);
+    }
+    let booked = match refused {
+        Some(rejected) => Err(rejected),
+        None => {
+            let booked = state.book(wish.ask, &outcome.decision, &decider.prefix, wish.now_ms);
+            let Some(booked) = unless_overtaken(booked)? else { return Ok(None) };
+            booked
+        }
+    };
+    state.count(booked.as_ref().ok().map(|(_, placed)| placed), wish.chain.len());
+    let request_id = booked.as_ref().map_or(0, |(id, _)| *id);
+    Ok(Some(Scheduled {
+        request_id,
+        result: booked.map(|(_, placed)| placed),
+        policy: decider.scheduler.policy().to_owned(),
+        generation: outcome.generation,
+        fallback: outcome.fallback.as_ref().map(ToString::to_string),
+        scores: state.named(scores),
+    }))
+}

@@ -1,0 +1,67 @@
+//! The workers that are not deciding.
+
+use super::decide::Decider;
+use crate::policy::PolicyHost;
+use crate::rpc::lock;
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+/// See the module documentation. As many as the host decides at once; a worker holds instances of the
+/// policies, so their number is fixed.
+pub(super) struct Deciders {
+    idle: Mutex<VecDeque<Decider>>,
+    returned: Condvar,
+}
+
+impl Deciders {
+    pub(super) fn new(workers: u32, policies: &PolicyHost) -> Self {
+        let idle = (0..workers.max(1)).map(|_| Decider::new(policies)).collect();
+        Self { idle: Mutex::new(idle), returned: Condvar::new() }
+    }
+
+    /// The worker used last, which is warm and has least to catch up; waits while all decide.
+    pub(super) fn take(&self) -> Taken<'_> {
+        let idle = self.returned.wait_while(lock(&self.idle), |idle| idle.is_empty());
+        Taken { decider: idle.unwrap_or_else(PoisonError::into_inner).pop_front(), home: self }
+    }
+
+    /// Lets each idle worker take up new versions; the longest idle first, which keeps their order.
+    pub(super) fn refresh_idle(&self) {
+        let idle = lock(&self.idle).len();
+        for _ in 0..idle {
+            let Some(decider) = lock(&self.idle).pop_back() else { return };
+            Taken { decider: Some(decider), home: self }.refresh();
+        }
+    }
+}
+
+/// A worker at work; it goes home when this is dropped, also in a panic.
+pub(super) struct Taken<'a> {
+    /// `None` only while dropped.
+    decider: Option<Decider>,
+    home: &'a Deciders,
+}
+
+impl Deref for Taken<'_> {
+    type Target = Decider;
+
+    fn deref(&self) -> &Decider {
+        self.decider.as_ref().expect("taken from a queue that is not empty")
+    }
+}
+
+impl DerefMut for Taken<'_> {
+    fn deref_mut(&mut self) -> &mut Decider {
+        self.decider.as_mut().expect("taken from a queue that is not empty")
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if let Some(decider) = self.decider.take() {
+            lock(&self.home.idle).push_front(decider);
+            self.home.returned.notify_one();
+        }
+    }
+}

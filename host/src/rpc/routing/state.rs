@@ -1,0 +1,282 @@
+//! What is true of the cluster, behind the lock of [`super::Routing`]; no policy is called in here.
+
+use super::load::{Window, cluster_load, snapshot};
+use super::{Counts, Error, Instance, NAME_MAX, Placed, Registration, Rejected, Stage};
+use crate::config;
+use crate::prefix_index::{self, PrefixIndex};
+use crate::scheduler::{self, Admission, Ask, Conductor, Outcome};
+use kvasir_policy::admitter::Load;
+use kvasir_policy::balancer::Snapshot;
+use kvasir_policy::scheduler::Decision;
+use std::collections::HashMap;
+
+pub(super) struct State {
+    config: config::Conductor,
+    pub(super) conductor: Conductor,
+    index: PrefixIndex,
+    instances: HashMap<String, Instance>,
+    prefill_names: Vec<Option<String>>,
+    decode_names: Vec<Option<String>>,
+    epochs: u64,
+    requests: u64,
+    counts: Counts,
+    /// Since the last tick, for the balancer.
+    window: Window,
+    /// As of the last tick, for the admitters.
+    pub(super) load: Load,
+}
+
+impl State {
+    pub(super) fn new(config: &config::Conductor, now_ms: u64) -> Self {
+        let limits = scheduler::Limits {
+            instances: config.instances_max.min(u32::from(u16::MAX) - 1) as u16,
+            requests: config.requests_max as usize,
+        };
+        let entries = config.index_entries_max as usize;
+        Self {
+            conductor: Conductor::new(limits, config.block_size_tokens, now_ms),
+            index: PrefixIndex::new(prefix_index::Limits { entries, covers: entries }),
+            config: config.clone(),
+            instances: HashMap::new(),
+            prefill_names: Vec::new(),
+            decode_names: Vec::new(),
+            epochs: 0,
+            requests: 0,
+            counts: Counts::default(),
+            window: Window::default(),
+            load: Load::default(),
+        }
+    }
+
+    pub(super) fn register(&mut self, name: &str, given: Registration, now_ms: u64) -> Result<u64, Error> {
+        if !(1..=NAME_MAX).contains(&name.len()) {
+            return Err(Error::Name { len: name.len() });
+        }
+        if given.prefill.is_none() && given.decode.is_none() {
+            return Err(Error::NoRole { name: name.to_owned() });
+        }
+        let _ = self.unregister(name);
+        let prefill = given.prefill.map(|spec| self.conductor.register_prefill(spec, now_ms)).transpose()?;
+        let decode = given.decode.map(|spec| self.conductor.register_decode(spec, now_ms)).transpose();
+        let decode = decode.inspect_err(|_| {
+            let _ = prefill.map(|slot| self.conductor.unregister_prefill(slot));
+        })?;
+        set_name(&mut self.prefill_names, prefill, Some(name));
+        set_name(&mut self.decode_names, decode, Some(name));
+        self.epochs += 1;
+        let epoch = self.epochs;
+        let instance = Instance { prefill, decode, epoch, sequence: 0, reported_ms: now_ms, draining: false };
+        self.instances.insert(name.to_owned(), instance);
+        Ok(epoch)
+    }
+
+    pub(super) fn unregister(&mut self, name: &str) -> Result<(), Error> {
+        let gone =
+            self.instances.remove(name).ok_or_else(|| Error::UnknownInstance { name: name.to_owned() })?;
+        if let Some(slot) = gone.prefill {
+            self.index.drop_instance(slot);
+            self.conductor.unregister_prefill(slot)?;
+        }
+        if let Some(slot) = gone.decode {
+            self.conductor.unregister_decode(slot)?;
+        }
+        set_name(&mut self.prefill_names, gone.prefill, None);
+        set_name(&mut self.decode_names, gone.decode, None);
+        Ok(())
+    }
+
+    pub(super) fn report(
+        &mut self,
+        name: &str,
+        epoch: u64,
+        free_blocks: u32,
+        draining: bool,
+        now_ms: u64,
+    ) -> Result<(), Error> {
+        let instance = known(&mut self.instances, name, epoch)?;
+        instance.reported_ms = now_ms;
+        instance.draining = draining;
+        if let Some(slot) = instance.prefill {
+            self.conductor.report_prefill(slot, free_blocks, now_ms)?;
+            self.conductor.set_prefill_available(slot, !draining)?;
+        }
+        if let Some(slot) = instance.decode {
+            self.conductor.report_decode(slot, free_blocks, now_ms)?;
+            self.conductor.set_decode_available(slot, !draining)?;
+        }
+        Ok(())
+    }
+
+    /// Blocks that became resident at an instance, one chain.
+    pub(super) fn stored(
+        &mut self,
+        name: &str,
+        epoch: u64,
+        sequence: u64,
+        parent: Option<u64>,
+        blocks: &[u64],
+    ) -> Result<(), Error> {
+        let slot = self.next_message(name, epoch, sequence)?;
+        self.index.store(slot, parent, blocks);
+        Ok(())
+    }
+
+    pub(super) fn removed(
+        &mut self,
+        name: &str,
+        epoch: u64,
+        sequence: u64,
+        blocks: &[u64],
+    ) -> Result<(), Error> {
+        let slot = self.next_message(name, epoch, sequence)?;
+        self.index.remove(slot, blocks);
+        Ok(())
+    }
+
+    /// A gap means that something unknown happened: what is known of the instance's blocks is dropped.
+    fn next_message(&mut self, name: &str, epoch: u64, sequence: u64) -> Result<u16, Error> {
+        let instance = known(&mut self.instances, name, epoch)?;
+        let slot = instance.prefill.ok_or_else(|| Error::NoPrefill { name: name.to_owned() })?;
+        let expected = instance.sequence + 1;
+        if sequence != expected {
+            self.index.drop_instance(slot);
+            return Err(Error::Gap { name: name.to_owned(), given: sequence, expected });
+        }
+        instance.sequence = sequence;
+        Ok(slot)
+    }
+
+    /// Leading blocks of `chain` at each instance that holds any, longest first.
+    pub(super) fn lookup(&self, chain: &[u64]) -> Vec<(String, u32)> {
+        let mut prefix = Vec::new();
+        self.match_prefix(chain, &mut prefix);
+        let mut found = self.named(&prefix);
+        found.retain(|&(_, blocks)| blocks > 0);
+        found.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        found
+    }
+
+    /// Leading blocks of `chain` by prefill slot.
+    pub(super) fn match_prefix(&self, chain: &[u64], prefix: &mut Vec<u32>) {
+        prefix.resize(self.conductor.prefill_slots(), 0);
+        self.index.lookup(chain, prefix);
+    }
+
+    /// A column by prefill slot, by the names of those that are known.
+    pub(super) fn named<V: Copy>(&self, column: &[V]) -> Vec<(String, V)> {
+        let named = column.iter().zip(&self.prefill_names);
+        named.filter_map(|(&value, name)| Some((name.clone()?, value))).collect()
+    }
+
+    /// Books a decision; the id under which, and what it means by names.
+    ///
+    /// # Errors
+    /// As [`Conductor::admit`].
+    pub(super) fn book(
+        &mut self,
+        ask: &Ask,
+        decision: &Decision,
+        prefix: &[u32],
+        now_ms: u64,
+    ) -> Result<Result<(u64, Placed), Rejected>, scheduler::Error> {
+        let id = self.requests + 1;
+        match self.conductor.admit(id, ask, decision, prefix, now_ms)? {
+            Outcome::Rejected { reason, retry_after_ms } => {
+                Ok(Err(Rejected { by_admitter: false, reason: reason.into(), retry_after_ms }))
+            }
+            Outcome::Admitted(admission) => {
+                self.requests = id;
+                Ok(Ok((id, self.placed(decision, admission, prefix))))
+            }
+        }
+    }
+
+    fn placed(&self, decision: &Decision, admission: Admission, prefix: &[u32]) -> Placed {
+        let name = |names: &[Option<String>], slot: u16| {
+            names.get(usize::from(slot)).cloned().flatten().unwrap_or_default()
+        };
+        let transfer = match decision {
+            Decision::Run { transfer, .. } => *transfer,
+            Decision::Reject { .. } => None,
+        };
+        Placed {
+            prefill: name(&self.prefill_names, admission.prefill),
+            decode: name(&self.decode_names, admission.decode),
+            prefix_blocks: prefix.get(usize::from(admission.prefill)).copied().unwrap_or(0),
+            transfer: transfer.map(|t| (name(&self.prefill_names, t.source), t.blocks.into())),
+            admission,
+        }
+    }
+
+    pub(super) fn count(&mut self, placed: Option<&Placed>, blocks: usize) {
+        self.window.count(placed, blocks);
+        match placed {
+            Some(_) => self.counts.placed += 1,
+            None => self.counts.rejected += 1,
+        }
+    }
+
+    pub(super) fn complete(&mut self, request_id: u64, stage: Stage, now_ms: u64) -> Result<(), Error> {
+        match stage {
+            Stage::Transfer => self.conductor.transfer_done(request_id),
+            Stage::Prefill => self.conductor.prefill_done(request_id, now_ms),
+            Stage::Progress(tokens) => self.conductor.progress(request_id, tokens),
+            Stage::Finished => self.conductor.finished(request_id, now_ms),
+        }?;
+        Ok(())
+    }
+
+    /// Expires requests and silent instances, takes stock of the load for the admitters, and gives the
+    /// state that the balancer sees.
+    pub(super) fn tick(&mut self, now_ms: u64) -> Snapshot {
+        self.conductor.tick(now_ms);
+        let before = |ttl: config::Span| now_ms.saturating_sub(ttl.0.as_millis() as u64);
+        self.conductor.expire(before(self.config.request_ttl), now_ms);
+        let silent_since = before(self.config.instance_ttl);
+        for instance in self.instances.values().filter(|i| i.reported_ms < silent_since) {
+            // Slots of known instances are in the tables.
+            let _ = instance.prefill.map(|slot| self.conductor.set_prefill_available(slot, false));
+            let _ = instance.decode.map(|slot| self.conductor.set_decode_available(slot, false));
+        }
+        let window = std::mem::take(&mut self.window);
+        let snapshot = snapshot(&self.conductor, &window, now_ms);
+        self.load = cluster_load(&self.conductor, &snapshot, self.config.balance_every.0, now_ms);
+        snapshot
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        let known = |names: &[Option<String>]| names.iter().flatten().count();
+        Counts {
+            in_flight: self.conductor.in_flight(),
+            prefill: known(&self.prefill_names),
+            decode: known(&self.decode_names),
+            ..self.counts
+        }
+    }
+
+    pub(super) fn index_stats(&self) -> prefix_index::Stats {
+        self.index.stats()
+    }
+}
+
+fn known<'a>(
+    instances: &'a mut HashMap<String, Instance>,
+    name: &str,
+    epoch: u64,
+) -> Result<&'a mut Instance, Error> {
+    let Some(instance) = instances.get_mut(name) else {
+        return Err(Error::UnknownInstance { name: name.to_owned() });
+    };
+    if instance.epoch != epoch {
+        return Err(Error::Epoch { name: name.to_owned(), given: epoch, current: instance.epoch });
+    }
+    Ok(instance)
+}
+
+fn set_name(names: &mut Vec<Option<String>>, slot: Option<u16>, name: Option<&str>) {
+    let Some(slot) = slot.map(usize::from) else { return };
+    if names.len() <= slot {
+        names.resize(slot + 1, None);
+    }
+    names[slot] = name.map(str::to_owned);
+}

@@ -1,0 +1,239 @@
+//! The work that instances have been given: forecast, booked, settled.
+
+use super::super::answer::{self, Slots};
+use super::super::table::Table;
+use super::super::{Error, Invalid};
+use super::{Admission, Ask, Conductor, Decode, InFlight, Outcome, Phase, Prefill};
+use kvasir_policy::scheduler::Decision;
+
+impl Conductor {
+    /// Whether a policy's answer can be acted on now. `prefix_blocks` as it was given to the policy.
+    ///
+    /// # Errors
+    /// The reason, for the count of invalid answers and the log.
+    pub fn check(&self, decision: &Decision, prefix_blocks: &[u32]) -> Result<(), Invalid> {
+        let prefill = Slots {
+            len: self.prefill.len(),
+            available: &|slot| self.prefill.get(slot).is_some_and(|p| p.available),
+        };
+        let decode = Slots {
+            len: self.decode.len(),
+            available: &|slot| self.decode.get(slot).is_some_and(|d| d.available),
+        };
+        answer::check(decision, prefix_blocks, &prefill, &decode)
+    }
+
+    /// What [`Self::admit`] would answer now; nothing is booked.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::TooManyRequests`].
+    pub fn forecast(
+        &self,
+        ask: &Ask,
+        decision: &Decision,
+        prefix_blocks: &[u32],
+        now_ms: u64,
+    ) -> Result<Outcome, Error> {
+        self.check(decision, prefix_blocks)?;
+        let (prefill, decode, transfer) = match *decision {
+            Decision::Run { prefill, decode, transfer } => (prefill, decode, transfer),
+            Decision::Reject { reason, retry_after_ms } => {
+                return Ok(Outcome::Rejected { reason, retry_after_ms });
+            }
+        };
+        if self.requests.len() >= self.limits.requests {
+            return Err(Error::TooManyRequests { limit: self.limits.requests });
+        }
+        let absent = |table, slot| Error::Invalid(Invalid::Unavailable { table, slot });
+        let p = self.prefill.get(prefill).ok_or(absent("prefill", prefill))?;
+        let d = self.decode.get(decode).ok_or(absent("decode", decode))?;
+        let fetched_blocks = transfer.map_or(0, |t| u32::from(t.blocks));
+        let own = prefix_blocks.get(usize::from(prefill)).copied().unwrap_or(0);
+        let prompt_tokens = u64::from(ask.prompt_tokens);
+        let cached = u64::from(own + fetched_blocks) * u64::from(self.block_size_tokens);
+        let cached = cached.min(prompt_tokens);
+        let transfer_ms = p.spec.transfer.transfer_ms(fetched_blocks, p.transfers);
+        let queue_ms = (p.busy_until_ms - now_ms as f64).max(0.0);
+        let prefill_ms = p.spec.cost.prefill_ms(cached, prompt_tokens - cached);
+        let sequences = d.sequences + d.arriving_sequences + 1;
+        let context_tokens = d.context_tokens + d.arriving_tokens + prompt_tokens;
+        Ok(Outcome::Admitted(Admission {
+            prefill,
+            decode,
+            cached_tokens: cached as u32,
+            fetched_blocks,
+            transfer_ms,
+            queue_ms,
+            prefill_ms,
+            ttft_ms: queue_ms.max(transfer_ms) + prefill_ms,
+            tbt_ms: d.spec.cost.step_ms(sequences, context_tokens),
+        }))
+    }
+
+    /// Books a decision under the caller's `id`. The answer is checked again: tables may have moved.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::RequestExists`], [`Error::TooManyRequests`].
+    pub fn admit(
+        &mut self,
+        id: u64,
+        ask: &Ask,
+        decision: &Decision,
+        prefix_blocks: &[u32],
+        now_ms: u64,
+    ) -> Result<Outcome, Error> {
+        if self.requests.contains_key(&id) {
+            return Err(Error::RequestExists { id });
+        }
+        let outcome = self.forecast(ask, decision, prefix_blocks, now_ms)?;
+        if let Outcome::Admitted(admission) = outcome {
+            self.book(id, ask, admission, now_ms)?;
+        }
+        Ok(outcome)
+    }
+
+    fn book(&mut self, id: u64, ask: &Ask, admission: Admission, now_ms: u64) -> Result<(), Error> {
+        let Admission { prefill, decode, fetched_blocks, .. } = admission;
+        let absent = |table, slot| Error::Invalid(Invalid::Unavailable { table, slot });
+        let tokens = u64::from(ask.prompt_tokens) + u64::from(ask.output_tokens);
+        let decode_blocks = tokens.div_ceil(u64::from(self.block_size_tokens)) as u32;
+        let p = self.prefill.change(prefill).ok_or(absent("prefill", prefill))?;
+        let d = self.decode.change(decode).ok_or(absent("decode", decode))?;
+        p.busy_until_ms = now_ms as f64 + admission.ttft_ms;
+        p.queued += 1;
+        p.transfers += u32::from(fetched_blocks > 0);
+        d.arriving_sequences += 1;
+        d.arriving_tokens += u64::from(ask.prompt_tokens);
+        d.free_blocks = d.free_blocks.saturating_sub(decode_blocks);
+        let booked = InFlight {
+            admission,
+            prefill_epoch: p.epoch,
+            decode_epoch: d.epoch,
+            phase: Phase::Prefill,
+            transferring: fetched_blocks > 0,
+            prefill_end_ms: p.busy_until_ms - p.shifted_ms,
+            context_tokens: u64::from(ask.prompt_tokens),
+            output_tokens: ask.output_tokens,
+            decoded_tokens: 0,
+            decode_blocks,
+            tenant: ask.tenant,
+            tokens,
+            admitted_ms: now_ms,
+        };
+        self.tenants.add(ask.tenant, tokens);
+        self.requests.insert(id, booked);
+        Ok(())
+    }
+
+    /// The prefix has arrived: the link is free for others.
+    ///
+    /// # Errors
+    /// [`Error::NoRequest`].
+    pub fn transfer_done(&mut self, id: u64) -> Result<(), Error> {
+        let request = self.requests.get_mut(&id).ok_or(Error::NoRequest { id })?;
+        if std::mem::take(&mut request.transferring) {
+            let (slot, epoch) = (request.admission.prefill, request.prefill_epoch);
+            if let Some(p) = same_prefill(&mut self.prefill, slot, epoch) {
+                p.transfers -= 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The first token is there: the sequence joins the decode batch, and the queue behind it moves by
+    /// as much as the estimate was off.
+    ///
+    /// # Errors
+    /// [`Error::NoRequest`].
+    pub fn prefill_done(&mut self, id: u64, now_ms: u64) -> Result<(), Error> {
+        self.transfer_done(id)?;
+        let request = self.requests.get_mut(&id).ok_or(Error::NoRequest { id })?;
+        if std::mem::replace(&mut request.phase, Phase::Decode) == Phase::Decode {
+            return Ok(());
+        }
+        let request = *request;
+        self.settle_prefill(&request, true, now_ms);
+        if let Some(d) = same_decode(&mut self.decode, request.admission.decode, request.decode_epoch) {
+            d.arriving_sequences -= 1;
+            d.arriving_tokens -= request.context_tokens;
+            d.sequences += 1;
+            d.context_tokens += request.context_tokens;
+        }
+        Ok(())
+    }
+
+    /// `tokens` more were decoded since the last call.
+    ///
+    /// # Errors
+    /// [`Error::NoRequest`].
+    pub fn progress(&mut self, id: u64, tokens: u32) -> Result<(), Error> {
+        let request = self.requests.get_mut(&id).ok_or(Error::NoRequest { id })?;
+        if request.phase == Phase::Decode {
+            request.context_tokens += u64::from(tokens);
+            request.decoded_tokens = request.decoded_tokens.saturating_add(tokens);
+            if let Some(d) = same_decode(&mut self.decode, request.admission.decode, request.decode_epoch) {
+                d.context_tokens += u64::from(tokens);
+            }
+        }
+        Ok(())
+    }
+
+    /// The request is done or given up, in any phase; all it had booked is given back.
+    ///
+    /// # Errors
+    /// [`Error::NoRequest`].
+    pub fn finished(&mut self, id: u64, now_ms: u64) -> Result<(), Error> {
+        self.transfer_done(id)?;
+        let request = self.requests.remove(&id).ok_or(Error::NoRequest { id })?;
+        self.tenants.remove(request.tenant, request.tokens);
+        if request.phase == Phase::Prefill {
+            self.settle_prefill(&request, false, now_ms);
+        }
+        if let Some(d) = same_decode(&mut self.decode, request.admission.decode, request.decode_epoch) {
+            match request.phase {
+                Phase::Prefill => {
+                    d.arriving_sequences -= 1;
+                    d.arriving_tokens -= request.context_tokens;
+                }
+                Phase::Decode => {
+                    d.sequences -= 1;
+                    d.context_tokens -= request.context_tokens;
+                }
+            }
+            d.free_blocks = (d.free_blocks + request.decode_blocks).min(d.spec.capacity_blocks);
+        }
+        Ok(())
+    }
+
+    /// Finishes requests admitted before `deadline_ms` of which nothing more was heard; returns how many.
+    pub fn expire(&mut self, deadline_ms: u64, now_ms: u64) -> usize {
+        let late = |(&id, r): (&u64, &InFlight)| (r.admitted_ms < deadline_ms).then_some(id);
+        let mut ids: Vec<u64> = self.requests.iter().filter_map(late).collect();
+        ids.sort_unstable(); // the order of a hash map must not show in the tables
+        ids.iter().filter(|&&id| self.finished(id, now_ms).is_ok()).count()
+    }
+
+    /// One prefill less in the queue, and everything behind it moves: by the error of its estimated end if
+    /// it ran to its end, by its length if it was given up.
+    fn settle_prefill(&mut self, request: &InFlight, ran: bool, now_ms: u64) {
+        let (slot, epoch) = (request.admission.prefill, request.prefill_epoch);
+        let Some(p) = same_prefill(&mut self.prefill, slot, epoch) else { return };
+        let now = now_ms as f64;
+        let expected = request.prefill_end_ms + p.shifted_ms;
+        let shift = if ran { now - expected } else { -request.admission.prefill_ms };
+        p.queued -= 1;
+        p.shifted_ms += shift;
+        p.busy_until_ms = if p.queued == 0 { now } else { (p.busy_until_ms + shift).max(now) };
+    }
+}
+
+/// The instance that was booked, unless it left and another has its slot.
+fn same_prefill(table: &mut Table<Prefill>, slot: u16, epoch: u64) -> Option<&mut Prefill> {
+    table.get(slot).filter(|p| p.epoch == epoch)?;
+    table.change(slot)
+}
+
+fn same_decode(table: &mut Table<Decode>, slot: u16, epoch: u64) -> Option<&mut Decode> {
+    table.get(slot).filter(|d| d.epoch == epoch)?;
+    table.change(slot)
+}

@@ -1,0 +1,94 @@
+//! Decisions by several workers at once, while the policy of one of them does not come back.
+
+use kvasir::config;
+use kvasir::policy::{PolicyConfig, PolicyHost, SlotKind, Source, Wanted};
+use kvasir::rpc::{Registration, Routing, Stage};
+use kvasir::scheduler::{Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
+use kvasir_tests::guest;
+use std::collections::HashSet;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const WORKERS: u32 = 3;
+/// The request that the guest loops on.
+const LOOPS: u32 = 13;
+
+fn ask(class: u32) -> Ask {
+    Ask {
+        prompt_tokens: 1_024,
+        output_tokens: 100,
+        class,
+        tenant: 0,
+        priority: 0,
+        session: 0,
+        seed: 1,
+        ttft_slo_ms: f32::INFINITY,
+        tbt_slo_ms: f32::INFINITY,
+        must_run: true,
+    }
+}
+
+fn pair() -> Registration {
+    let prefill = PrefillSpec {
+        cost: PrefillCost { fixed_ms: 1.0, ms_per_token: 0.1, ms_per_pair: 0.0 },
+        transfer: TransferCost { fixed_ms: 0.1, ms_per_block: 0.1 },
+        capacity_blocks: 1 << 20,
+    };
+    let decode = DecodeSpec {
+        cost: DecodeCost { fixed_ms: 1.0, ms_per_sequence: 0.1, ms_per_context_token: 0.0 },
+        capacity_blocks: 1 << 20,
+    };
+    Registration { prefill: Some(prefill), decode: Some(decode) }
+}
+
+/// CPU seconds that the loop burns: time for the others even where they get little of the machine.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+#[test]
+fn a_policy_that_loops_holds_up_its_own_worker_only() {
+    const EACH: usize = 20;
+    let limits = PolicyConfig { hot_deadline: DEADLINE, ..PolicyConfig::default() };
+    let policies = PolicyHost::open(&limits, Wanted::default(), None).unwrap();
+    let component = Source::Bytes { name: "bad".into(), bytes: guest("scheduler").into() };
+    let mode = ("mode".to_owned(), "loop-on-class-13".to_owned());
+    policies.load(SlotKind::Scheduler, component, vec![mode]).unwrap();
+    let config = config::Conductor { workers: WORKERS, ..Default::default() };
+    let routing = Routing::new(&config, &policies, 0);
+    routing.register("a", pair(), 0).unwrap();
+
+    let (start, returned) = (Barrier::new(WORKERS as usize), AtomicBool::new(false));
+    let ids: Vec<u64> = std::thread::scope(|scope| {
+        let looping = scope.spawn(|| {
+            start.wait();
+            let scheduled = routing.schedule(&ask(LOOPS), &[], false, 0).unwrap();
+            returned.store(true, Ordering::SeqCst);
+            assert!(scheduled.fallback.unwrap().contains("past its deadline"));
+            assert!(scheduled.result.is_ok(), "the native twin decided");
+            scheduled.request_id
+        });
+        let others = [(); WORKERS as usize - 1].map(|()| {
+            scope.spawn(|| {
+                start.wait();
+                let decide = |_| {
+                    let scheduled = routing.schedule(&ask(0), &[], false, 0).unwrap();
+                    assert_eq!(scheduled.fallback, None);
+                    scheduled.request_id
+                };
+                let ids: Vec<u64> = (0..EACH).map(decide).collect();
+                assert!(!returned.load(Ordering::SeqCst), "they waited for the policy that loops");
+                ids
+            })
+        });
+        let others = others.map(|thread| thread.join().unwrap());
+        others.into_iter().flatten().chain([looping.join().unwrap()]).collect()
+    });
+    let decided = ids.len();
+    assert_eq!(decided, (WORKERS as usize - 1) * EACH + 1);
+    assert_eq!(ids.iter().collect::<HashSet<_>>().len(), decided, "each is booked under its own id");
+    assert_eq!((routing.counts().placed, routing.counts().in_flight), (decided as u64, decided));
+    for id in ids {
+        routing.complete(id, Stage::Finished, 0).unwrap();
+    }
+    assert_eq!(routing.counts().in_flight, 0);
+}
