@@ -4,25 +4,20 @@
 //! already is copied in when somebody looks.
 
 use crate::daemon::Host;
-use crate::policy::CounterValues;
 use kvasir_dataplane::tier::lifecycle::State;
 use metrics::{counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
-use std::collections::HashMap;
-use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 
 pub struct Metrics {
     recorder: PrometheusRecorder,
-    /// Per slot: the generation seen last and its counts. A policy counts from 0.
-    policies: Mutex<HashMap<String, (u64, CounterValues)>>,
 }
 
 impl Metrics {
     pub fn new(node: &str) -> Self {
         let recorder = PrometheusBuilder::new().add_global_label("node", node).build_recorder();
         with_local_recorder(&recorder, describe);
-        Self { recorder, policies: Mutex::default() }
+        Self { recorder }
     }
 
     /// Everything countable, as text.
@@ -31,30 +26,24 @@ impl Metrics {
             store(host);
             data_server(host);
             eviction(host);
-            self.policies(host);
+            policies(host);
             routing(host);
         });
         self.recorder.handle().render()
     }
+}
 
-    fn policies(&self, host: &Host) {
-        let mut seen = crate::rpc::lock(&self.policies);
-        for status in host.policies.list() {
-            let (slot, now) = (status.slot, status.counters);
-            let (generation, last) = seen.get(&slot).copied().unwrap_or_default();
-            let last = if generation == status.generation { last } else { CounterValues::default() };
-            seen.insert(slot.clone(), (status.generation, now));
-            let add = |name: &'static str, now: u64, last: u64| {
-                counter!(name, "slot" => slot.clone()).increment(now.saturating_sub(last));
-            };
-            add("kvasir_policy_calls_total", now.calls, last.calls);
-            add("kvasir_policy_fallbacks_total", now.fallbacks, last.fallbacks);
-            add("kvasir_policy_traps_total", now.traps, last.traps);
-            add("kvasir_policy_deadline_misses_total", now.deadline_misses, last.deadline_misses);
-            add("kvasir_policy_invalid_answers_total", now.invalid_answers, last.invalid_answers);
-            gauge!("kvasir_policy_call_seconds", "slot" => slot.clone()).set(now.ns_mean / 1e9);
-            gauge!("kvasir_policy_generation", "slot" => slot).set(status.generation as f64);
-        }
+fn policies(host: &Host) {
+    for status in host.policies.list() {
+        let (slot, totals) = (status.slot, status.totals);
+        let set = |name: &'static str, value| counter!(name, "slot" => slot.clone()).absolute(value);
+        set("kvasir_policy_calls_total", totals.calls);
+        set("kvasir_policy_fallbacks_total", totals.fallbacks);
+        set("kvasir_policy_traps_total", totals.traps);
+        set("kvasir_policy_deadline_misses_total", totals.deadline_misses);
+        set("kvasir_policy_invalid_answers_total", totals.invalid_answers);
+        gauge!("kvasir_policy_call_seconds", "slot" => slot.clone()).set(totals.ns_mean / 1e9);
+        gauge!("kvasir_policy_generation", "slot" => slot).set(status.generation as f64);
     }
 }
 

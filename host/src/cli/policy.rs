@@ -151,7 +151,7 @@ fn level(level: u32) -> &'static str {
 }
 
 fn row(p: &proto::Policy) -> serde_json::Value {
-    let c = p.counters.unwrap_or_default();
+    let (c, totals) = (p.counters.unwrap_or_default(), p.totals.unwrap_or_default());
     let settings: serde_json::Map<_, _> =
         p.settings.iter().map(|s| (s.name.clone(), s.value.clone().into())).collect();
     let text = |text: &str| if text.is_empty() { None } else { Some(text.to_owned()) };
@@ -160,6 +160,10 @@ fn row(p: &proto::Policy) -> serde_json::Value {
         "generation": p.generation, "settings": settings, "previous": text(&p.previous), "last_trip": text(&p.last_trip),
         "calls": c.calls, "ns_mean": c.call_ns_mean, "traps": c.traps, "deadline_misses": c.deadline_misses,
         "invalid_answers": c.invalid_answers, "fallbacks": c.fallbacks,
+        "totals": {
+            "calls": totals.calls, "traps": totals.traps, "deadline_misses": totals.deadline_misses,
+            "invalid_answers": totals.invalid_answers, "fallbacks": totals.fallbacks,
+        },
     })
 }
 

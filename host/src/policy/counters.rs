@@ -3,8 +3,8 @@
 use super::Fault;
 use super::slot::lock;
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// One call in this many is timed: reading the clock twice costs as much as a short call.
@@ -75,6 +75,59 @@ impl Counters {
     }
 }
 
+/// What all versions of one slot counted together since the start; it never goes back.
+///
+/// A version that was replaced is counted on while a worker still calls it, so there are no more of
+/// these than workers.
+#[derive(Default)]
+pub(super) struct Totals {
+    ended: CounterValues,
+    leaving: Vec<Arc<Counters>>,
+}
+
+impl Totals {
+    /// Takes the counts of a version that no worker takes up any more.
+    pub(super) fn retire(&mut self, counters: Arc<Counters>) {
+        self.leaving.push(counters);
+        self.settle();
+    }
+
+    /// With those of the version in service, whose mean time it is.
+    pub(super) fn with(&mut self, current: &Counters) -> CounterValues {
+        self.settle();
+        let current = current.values();
+        let leaving = self.leaving.iter().map(|counters| counters.values());
+        let sum = leaving.fold(self.ended, CounterValues::plus).plus(current);
+        CounterValues { ns_mean: current.ns_mean, ..sum }
+    }
+
+    /// What nobody else holds counts no more.
+    fn settle(&mut self) {
+        let ended = &mut self.ended;
+        self.leaving.retain_mut(|counters| {
+            let gone = Arc::get_mut(counters).is_some();
+            if gone {
+                *ended = ended.plus(counters.values());
+            }
+            !gone
+        });
+    }
+}
+
+impl CounterValues {
+    /// Counts add up; means do not.
+    fn plus(self, other: Self) -> Self {
+        Self {
+            calls: self.calls + other.calls,
+            ns_mean: 0.0,
+            traps: self.traps + other.traps,
+            deadline_misses: self.deadline_misses + other.deadline_misses,
+            invalid_answers: self.invalid_answers + other.invalid_answers,
+            fallbacks: self.fallbacks + other.fallbacks,
+        }
+    }
+}
+
 /// Trips once, on the n-th fault within the window.
 pub(super) struct Breaker {
     faults: usize,
@@ -127,5 +180,24 @@ mod tests {
         counters.fallback();
         let values = counters.values();
         assert_eq!((values.calls, values.traps, values.fallbacks), (20, 1, 1));
+    }
+
+    #[test]
+    fn totals_never_go_back() {
+        let (mut totals, first, second) =
+            (Totals::default(), Arc::new(Counters::default()), Counters::default());
+        let call = |counters: &Counters| counters.measure(|| ());
+        call(&first);
+        assert_eq!(totals.with(&first).calls, 1);
+        let worker = first.clone();
+        totals.retire(first);
+        call(&worker); // it has not seen the swap yet
+        call(&second);
+        assert_eq!(totals.with(&second).calls, 3);
+        call(&worker);
+        drop(worker);
+        assert_eq!(totals.with(&second).calls, 4);
+        assert!(totals.leaving.is_empty());
+        assert_eq!(totals.with(&second).calls, 4);
     }
 }

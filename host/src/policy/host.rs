@@ -55,7 +55,10 @@ pub struct SlotStatus {
     pub previous: Option<String>,
     /// Why the breaker last took a policy out of service.
     pub last_trip: Option<String>,
+    /// Of this version.
     pub counters: CounterValues,
+    /// Of all versions since the host started; the mean time is this version's.
+    pub totals: CounterValues,
 }
 
 /// The policy host of one daemon.
@@ -207,5 +210,6 @@ fn status<H: Hook>(slot: &Slot<H>) -> SlotStatus {
         previous: slot.previous().map(|p| p.origin.name().to_owned()),
         last_trip: slot.last_trip(),
         counters: version.counters.values(),
+        totals: slot.totals(),
     }
 }

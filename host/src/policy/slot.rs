@@ -3,10 +3,10 @@
 //! A load prepares everything beside the traffic (compile, instantiate one guest per worker,
 //! configure) and then publishes the new [`Version`] with one pointer exchange. A worker notices at
 //! its next call, takes a ready guest and drops its old one; no call is ever without a version.
-//! Lock order: `Slot::change` before `Slot::previous`; `Version::ready` is a leaf.
+//! Lock order: `Slot::change` before `Slot::previous`; `Slot::totals` and `Version::ready` are leaves.
 
 use super::catalog::{Assignment, Catalog, Origin};
-use super::counters::{Breaker, Counters};
+use super::counters::{Breaker, CounterValues, Counters, Totals};
 use super::engine::{Digest, Engine, Module};
 use super::log::Log;
 use super::{Error, Fault, Limits, PolicyConfig, SlotKind};
@@ -145,6 +145,8 @@ pub struct Slot<H: Hook> {
     pub log: Arc<Log>,
     /// Why the breaker last took a policy out of service.
     last_trip: Mutex<Option<String>>,
+    /// Of the versions before `current`, which changes under this lock.
+    totals: Mutex<Totals>,
     generations: AtomicU64,
     workers: AtomicUsize,
     engine: Engine,
@@ -229,6 +231,7 @@ impl<H: Hook> Slot<H> {
             change: Mutex::new(()),
             log,
             last_trip: Mutex::new(last_trip),
+            totals: Mutex::default(),
             generations: AtomicU64::new(1),
             workers: AtomicUsize::new(0),
             engine,
@@ -250,6 +253,11 @@ impl<H: Hook> Slot<H> {
 
     pub fn last_trip(&self) -> Option<String> {
         lock(&self.last_trip).clone()
+    }
+
+    /// What all versions counted since the start.
+    pub fn totals(&self) -> CounterValues {
+        lock(&self.totals).with(&self.current().counters)
     }
 
     /// Brings a policy into service. Blocking (compiles): not for the hot path.
@@ -313,7 +321,10 @@ impl<H: Hook> Slot<H> {
         if trip.is_some() {
             *lock(&self.last_trip) = trip;
         }
+        let mut totals = lock(&self.totals);
         self.current.store(version.clone());
+        totals.retire(old.counters.clone());
+        drop(totals);
         // Unused guests of the old version would keep their memory until its last Arc goes.
         lock(&old.ready).clear();
         Ok(version)

@@ -1,5 +1,5 @@
 use crate::daemon::Host;
-use crate::policy::{Error, PolicyHost, SlotKind, SlotStatus, Source};
+use crate::policy::{CounterValues, Error, PolicyHost, SlotKind, SlotStatus, Source};
 use kvasir_client::proto::{self, load_request, policy_admin_server::PolicyAdmin};
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
@@ -80,7 +80,6 @@ fn slot_kind(name: &str) -> Result<SlotKind, Status> {
 }
 
 fn policy(status: SlotStatus) -> proto::Policy {
-    let c = status.counters;
     proto::Policy {
         slot: status.slot,
         name: status.name,
@@ -91,14 +90,19 @@ fn policy(status: SlotStatus) -> proto::Policy {
         settings: status.settings.into_iter().map(|(name, value)| proto::Setting { name, value }).collect(),
         previous: status.previous.unwrap_or_default(),
         last_trip: status.last_trip.unwrap_or_default(),
-        counters: Some(proto::PolicyCounters {
-            calls: c.calls,
-            call_ns_mean: c.ns_mean,
-            traps: c.traps,
-            deadline_misses: c.deadline_misses,
-            invalid_answers: c.invalid_answers,
-            fallbacks: c.fallbacks,
-        }),
+        counters: Some(counters(status.counters)),
+        totals: Some(counters(status.totals)),
+    }
+}
+
+fn counters(c: CounterValues) -> proto::PolicyCounters {
+    proto::PolicyCounters {
+        calls: c.calls,
+        call_ns_mean: c.ns_mean,
+        traps: c.traps,
+        deadline_misses: c.deadline_misses,
+        invalid_answers: c.invalid_answers,
+        fallbacks: c.fallbacks,
     }
 }
 
