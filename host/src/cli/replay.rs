@@ -4,7 +4,7 @@ use crate::config::Size;
 use crate::policy::evictor::{EvictorEngine, EvictorHook};
 use crate::policy::{Engine, PolicyConfig, Source, standalone};
 use crate::replay::cache::{self, Cache, Report};
-use crate::replay::store::{self, Session};
+use crate::replay::store::{self, Pace, Session};
 use crate::replay::trace::{self, Reader, Request};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -39,12 +39,15 @@ pub struct ReplayArgs {
     /// Mode cache: size of the cache in blocks of 512 tokens.
     #[arg(long, value_name = "N")]
     pub capacity_blocks: Option<u32>,
-    /// Mode store: the data plane of the running host.
+    /// Mode store: the data plane of the running host [default: $KVASIR_HOST].
     #[arg(long, value_name = "unix:PATH|tcp:ADDR")]
     pub host: Option<Endpoint>,
     /// Mode store: bytes of a block.
     #[arg(long, value_name = "SIZE", default_value = "16KiB")]
     pub block_bytes: Size,
+    /// Mode store: send requests at the times of the trace, X times as fast [default: without waiting].
+    #[arg(long, value_name = "X", value_parser = speed)]
+    pub speed: Option<f64>,
     /// Replay the first N requests only.
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
@@ -111,19 +114,29 @@ impl ReplayArgs {
                 "mode store: the host has its own capacity and evictor; leave out --capacity-blocks, --evictor"
             );
         }
-        let host =
-            self.host.as_ref().context("mode store: name the running host, --host unix:PATH or tcp:ADDR")?;
+        let host = self.host()?;
         let block_bytes = u32::try_from(self.block_bytes.0).unwrap_or(u32::MAX);
         store::check_block_bytes(block_bytes)?;
         let (trace, progress) = self.open()?;
         let options = Options { namespace: "replay".into(), ..Options::default() };
-        let mut session = Session::new(Client::connect(host, options)?, block_bytes)?;
-        let mut report = store::replay(&mut session, trace)?;
+        let mut session = Session::new(Client::connect(&host, options)?, block_bytes)?;
+        let pace = self.speed.map_or(Pace::Unpaced, Pace::Speed);
+        let mut report = store::replay(&mut session, trace, pace)?;
         progress.finish_and_clear();
         self.check_requests(report.requests)?;
         report.trace = self.trace.display().to_string();
         report.host = host.to_string();
         Ok(report)
+    }
+
+    /// The environment counts in mode store only: mode cache refuses a host that it would ignore.
+    fn host(&self) -> Result<Endpoint> {
+        if let Some(host) = &self.host {
+            return Ok(host.clone());
+        }
+        let named = std::env::var("KVASIR_HOST").ok().filter(|text| !text.is_empty());
+        let text = named.context("mode store: name the running host, --host unix:PATH or tcp:ADDR")?;
+        text.parse().with_context(|| format!("KVASIR_HOST `{text}`"))
     }
 
     fn open(&self) -> Result<(impl Iterator<Item = Result<Request, trace::Error>>, ProgressBar)> {
@@ -143,8 +156,8 @@ impl ReplayArgs {
     }
 
     fn cache(&self) -> Result<Report> {
-        if self.host.is_some() {
-            bail!("mode cache needs no host; leave out --host, or give --mode store");
+        if self.host.is_some() || self.speed.is_some() {
+            bail!("mode cache needs no host and no time; leave out --host, --speed, or give --mode store");
         }
         let capacity_blocks = self.capacity_blocks.context("mode cache: give --capacity-blocks N")?;
         let mut evictor = self.evictor(capacity_blocks)?;
@@ -187,6 +200,11 @@ impl ReplayArgs {
         let engine = Engine::new(&config, None)?;
         Ok(standalone::<EvictorHook>(&engine, &config, source, self.evictor_settings.clone())?.0)
     }
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    let known = text.parse().ok().filter(|speed: &f64| speed.is_finite() && *speed > 0.0);
+    known.ok_or_else(|| format!("`{text}` is not a number above 0"))
 }
 
 fn setting(text: &str) -> Result<(String, String), String> {
@@ -336,7 +354,7 @@ mod tests {
             ("--trace /none --capacity-blocks 5 --evictor-setting forget=0", "outside 1 to"),
             ("--trace /none --evictor lru", "give --capacity-blocks N"),
             ("--trace /none --capacity-blocks 5 --host 127.0.0.1:1", "leave out --host"),
-            ("--trace /none --mode store", "--host unix:PATH or tcp:ADDR"),
+            ("--trace /none --capacity-blocks 5 --speed 2", "leave out --host, --speed"),
             ("--trace /none --mode store --host tcp:127.0.0.1:1 --capacity-blocks 5", "its own capacity"),
             ("--trace /none --mode store --host tcp:127.0.0.1:1 --block-bytes 0", "blocks of 0 B"),
             ("--trace /none --mode store --host tcp:127.0.0.1:1", "cannot open trace /none"),
@@ -348,5 +366,8 @@ mod tests {
             assert!(error.contains(expected), "{line}: {error}");
         }
         assert!(setting("novalue").is_err());
+        for bad in ["0", "-1", "inf", "NaN", "fast"] {
+            assert!(speed(bad).is_err(), "{bad}");
+        }
     }
 }

@@ -357,6 +357,29 @@ impl Session {
     }
 }
 
+/// When requests are sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pace {
+    /// Each as soon as the one before is done.
+    Unpaced,
+    /// At the times of the trace, this many times as fast; one after the other still, so a host that is too
+    /// slow makes them late. Finite and positive.
+    Speed(f64),
+}
+
+impl Pace {
+    /// When a request is due after the first, which came at `first_ms`.
+    fn due(self, time_ms: u64, first_ms: u64) -> Duration {
+        match self {
+            Self::Unpaced => Duration::ZERO,
+            Self::Speed(speed) => {
+                let seconds = time_ms.saturating_sub(first_ms) as f64 / 1e3 / speed;
+                Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+            }
+        }
+    }
+}
+
 /// Sends the requests of a trace in order; names in the report are the caller's to fill in.
 ///
 /// # Errors
@@ -364,11 +387,14 @@ impl Session {
 pub fn replay(
     session: &mut Session,
     requests: impl IntoIterator<Item = Result<Request, trace::Error>>,
+    pace: Pace,
 ) -> Result<Report, Error> {
     let (mut chains, mut classes, mut path) = (Chains::default(), Classes::default(), Vec::new());
-    let start = Instant::now();
+    let (start, mut first_ms) = (Instant::now(), None);
     for request in requests {
         let request = request?;
+        let due = pace.due(request.time_ms, *first_ms.get_or_insert(request.time_ms));
+        std::thread::sleep(due.saturating_sub(start.elapsed()));
         chains.walk(&request.blocks, &mut path)?;
         let class = classes.assign(&request, &path);
         session.request(&request, class)?;

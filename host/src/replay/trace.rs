@@ -100,8 +100,9 @@ impl Reader {
     fn parse(&mut self) -> Result<Request, Error> {
         let request: Request = serde_json::from_slice(self.buffer.trim_ascii()).map_err(|e| {
             self.bad_line(format!(
-                "{e}; expected an object with timestamp, input_length, output_length (whole numbers, \
-                 not negative) and hash_ids (a list of them)"
+                "{}; expected an object with timestamp, input_length, output_length (whole numbers, \
+                 not negative) and hash_ids (a list of them)",
+                without_line(&e)
             ))
         })?;
         let expected = request.input_tokens.div_ceil(BLOCK_SIZE_TOKENS) as usize;
@@ -127,6 +128,15 @@ impl Reader {
 
     fn bad_line(&self, reason: String) -> Error {
         Error::Line { path: self.path.clone(), line: self.line, reason }
+    }
+}
+
+/// The parser sees one line of the trace and calls it line 1; only the column means something to a reader.
+fn without_line(error: &serde_json::Error) -> String {
+    let (text, column) = (error.to_string(), error.column());
+    match text.strip_suffix(&format!(" at line {} column {column}", error.line())) {
+        Some(text) => format!("{text} at column {column}"),
+        None => text,
     }
 }
 
@@ -190,11 +200,12 @@ mod tests {
                 "expected 2 blocks",
             ),
             (r#"{"timestamp": 4, "input_length": 1, "output_length": 0, "hash_ids": [1]}"#, "4 follows 5"),
-            ("{\"timestamp\": \u{fffd}}", "expected value"),
+            ("{\"timestamp\": \u{fffd}}", "expected value at column 15;"),
         ];
         for (line, expected) in rows {
             let error = read(format!("{GOOD}\n{line}\n{GOOD}").into()).unwrap_err().to_string();
             assert!(error.starts_with("t.jsonl:2: ") && error.contains(expected), "{line}: {error}");
+            assert!(!error.contains("line 1"), "{error}");
         }
         assert!(Reader::open(Path::new("/none.jsonl")).is_err_and(|e| e.to_string().contains("/none.jsonl")));
     }

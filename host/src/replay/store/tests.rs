@@ -120,7 +120,7 @@ fn a_host_with_room_hits_whatever_was_seen_before() {
         if transport == 1 {
             std::mem::swap(&mut session, &mut other);
         }
-        let report = replay(&mut session, requests.iter().cloned().map(Ok)).unwrap();
+        let report = replay(&mut session, requests.iter().cloned().map(Ok), Pace::Unpaced).unwrap();
         let moved = &report.moved;
         assert_eq!((report.requests, moved.prefix_hits), (250, most_hits(&session, &requests)));
         assert!(report.hit_rate_percent > 0.0, "{report:?}");
@@ -147,7 +147,7 @@ fn a_host_that_evicts_hits_less_and_never_wrong() {
         let [unix, tcp] = host.sessions(4096);
         let mut session = if transport == 0 { unix } else { tcp };
         let most = most_hits(&session, &requests);
-        let report = replay(&mut session, requests.iter().cloned().map(Ok)).unwrap();
+        let report = replay(&mut session, requests.iter().cloned().map(Ok), Pace::Unpaced).unwrap();
         let moved = &report.moved;
         assert!((1..most).contains(&moved.prefix_hits), "{report:?}, most {most}");
         assert!(moved.bytes_read >= moved.prefix_hits * 4096);
@@ -244,4 +244,18 @@ fn block_sizes_have_bounds() {
     let [mut session, _] = host.sessions(2 << 20);
     let error = session.request(&request(&[1]), 1).unwrap_err().to_string();
     assert!(error.starts_with("stopped after 0 requests") && error.contains("larger than"), "{error}");
+}
+
+#[test]
+fn requests_are_due_at_the_times_of_the_trace_divided_by_the_speed() {
+    for (pace, time_ms, expected) in [
+        (Pace::Unpaced, 90_000, Duration::ZERO),
+        (Pace::Speed(1.0), 500, Duration::ZERO),
+        (Pace::Speed(1.0), 2_500, Duration::from_secs(2)),
+        (Pace::Speed(4.0), 2_500, Duration::from_millis(500)),
+        (Pace::Speed(0.5), 2_500, Duration::from_secs(4)),
+        (Pace::Speed(1e-300), 2_500, Duration::MAX),
+    ] {
+        assert_eq!(pace.due(time_ms, 500), expected, "{pace:?} at {time_ms}");
+    }
 }
