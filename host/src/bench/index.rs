@@ -1,6 +1,6 @@
 //! `kvasir bench index`: the prefix index as it stands in the daemon, single-threaded.
 
-use super::{Row, cpu_time, time_calls};
+use super::{Row, conversation, cpu_time, time_calls};
 use crate::prefix_index::{Limits, PrefixIndex, Slot};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -17,16 +17,21 @@ pub struct Size {
     pub blocks: usize,
     /// Distinct blocks stored, shared by nobody.
     pub stored: usize,
+    /// Requests of the conversation trace, where there is one.
+    pub requests: usize,
 }
 
 impl Size {
-    pub const FULL: Self = Self { lookups: 50_000, blocks: 1 << 20, stored: 1 << 20 };
+    pub const FULL: Self = Self { lookups: 50_000, blocks: 1 << 20, stored: 1 << 20, requests: usize::MAX };
     /// For tests: every row, no meaning in the numbers.
-    pub const SMOKE: Self = Self { lookups: 200, blocks: 1 << 14, stored: 1 << 14 };
+    pub const SMOKE: Self = Self { lookups: 200, blocks: 1 << 14, stored: 1 << 14, requests: 300 };
 }
 
 /// The rows of the report; chains, depths and the order of lookups follow from `seed`.
-pub fn rows(size: Size, seed: u64) -> Vec<Row> {
+///
+/// # Errors
+/// As [`conversation::rows`].
+pub fn rows(size: Size, seed: u64) -> Result<Vec<Row>, conversation::Error> {
     let mut rows = Vec::new();
     for (depth, workers) in [(16, 8), (1_024, 64), (8_192, 64), (16, 512)] {
         let mut lookups = Lookups::new(depth, workers, size, seed);
@@ -38,7 +43,8 @@ pub fn rows(size: Size, seed: u64) -> Vec<Row> {
     let (store, memory) = store(size.stored, seed);
     rows.push(Row::new("store/16-block", store, "blocks/cpu-s"));
     rows.push(Row::new("memory/entry", memory, "bytes"));
-    rows
+    rows.extend(conversation::rows(size.requests)?);
+    Ok(rows)
 }
 
 /// Whole chains looked up at random among many; every worker holds each of them to a depth of its own.
@@ -111,11 +117,11 @@ mod tests {
 
     #[test]
     fn every_promised_row_is_measured() {
-        let rows = rows(Size::SMOKE, 1);
+        let rows = rows(Size::SMOKE, 1).unwrap();
         let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
         let lookups = ["lookup/16x8", "lookup/1024x64", "lookup/8192x64", "lookup/16x512"];
         assert_eq!(names[..4], lookups);
-        assert_eq!(names[4..], ["store/16-block", "memory/entry"]);
+        assert_eq!(names[4..6], ["store/16-block", "memory/entry"]);
         assert!(rows.iter().all(|row| row.value > 0.0));
     }
 }

@@ -1,5 +1,6 @@
 //! What the `kvasir bench` commands share: rows, the report, and how things are timed.
 
+pub mod conversation;
 pub mod index;
 pub mod policy;
 pub mod store;

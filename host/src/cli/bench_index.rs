@@ -21,6 +21,6 @@ impl BenchIndexArgs {
     /// Standard output cannot take the report.
     pub fn run(self) -> anyhow::Result<()> {
         let size = if self.smoke { index::Size::SMOKE } else { index::Size::FULL };
-        Ok(Report::new("index", index::rows(size, self.seed)).print(self.json)?)
+        Ok(Report::new("index", index::rows(size, self.seed)?).print(self.json)?)
     }
 }
