@@ -1,0 +1,42 @@
+//! Inputs for property tests of an evictor: compare it with a model over [`steps`] by means of
+//! [`kvasir_policy::testing::run`], and see that it survives [`words`] by means of [`feed`].
+//!
+//! A crate of its own, so that the SDK does not bring a test framework to whoever writes a policy.
+
+use kvasir_policy::Evictor;
+use kvasir_policy::evictor::Events;
+use kvasir_policy::testing::Step;
+use proptest::prelude::*;
+use std::ops::Range;
+
+/// What happens to a small pool: prompts of up to 5 blocks that share heads, and now and then a removal.
+///
+/// `wait_ms` between steps; from 1 where the policy's model orders blocks by time, so that each step has a
+/// time of its own. Classes are below `classes`.
+pub fn steps(wait_ms: Range<u64>, classes: u16) -> impl Strategy<Value = Vec<Step>> {
+    let blocks = prop::collection::vec(0..3_u64, 1..6);
+    let step = (wait_ms, 0..classes, blocks, prop::bool::weighted(0.1));
+    let step = step.prop_map(|(wait_ms, class, blocks, remove)| Step { wait_ms, class, blocks, remove });
+    prop::collection::vec(step, 1..80)
+}
+
+/// Words that are events, nearly events, or noise.
+pub fn words() -> impl Strategy<Value = Vec<u32>> {
+    prop::collection::vec(prop_oneof![0..20_u32, any::<u32>()], 0..400)
+}
+
+/// Gives a policy of 8 slots batches of any words, and asks for victims in between, also at times that went
+/// back.
+///
+/// # Panics
+/// The policy panics, or gives more victims than were wanted.
+pub fn feed(policy: &mut dyn Evictor, words: &[u32]) {
+    const WANT: u32 = 3;
+    policy.open(8);
+    for (batch, words) in (0..).zip(words.chunks(40)) {
+        policy.on_events(Events::new(batch * 1_000, words));
+        let mut victims = Vec::new();
+        policy.select_victims(batch * 900, WANT, &mut victims);
+        assert!(victims.len() <= WANT as usize, "{} victims where {WANT} were wanted", victims.len());
+    }
+}
