@@ -47,6 +47,7 @@ const DEADLINE: Duration = Duration::from_secs(2);
 
 #[test]
 fn a_policy_that_loops_holds_up_its_own_worker_only() {
+    let _process = crate::beside_others();
     const EACH: usize = 20;
     let limits = PolicyConfig { hot_deadline: DEADLINE, ..PolicyConfig::default() };
     let policies = PolicyHost::open(&limits, Wanted::default(), None).unwrap();

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a scenario keeps asking before it gives up: no assertion, only an end.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 fn host() -> Arc<PolicyHost> {
     let config = PolicyConfig {
@@ -58,6 +58,7 @@ fn until_tripped(host: &PolicyHost, slot: SlotKind, mode: &str, mut ask: impl Fn
 
 #[test]
 fn what_is_no_policy_is_refused_by_name_and_the_running_policy_stays() {
+    let _process = crate::beside_others();
     use SlotKind::{Admitter, Evictor, Scheduler};
     let host = host();
     let good = guest("scheduler");
@@ -135,6 +136,7 @@ fn request(seed: u64) -> Request {
 
 #[test]
 fn a_bad_scheduler_costs_fallbacks_and_never_a_request() {
+    let _process = crate::beside_others();
     for mode in ["loop", "trap", "grow", "out-of-range", "unavailable", "false-transfer"] {
         let host = host();
         let (cluster, mut worker) = (cluster(), host.scheduler_worker());
@@ -154,6 +156,7 @@ fn a_bad_scheduler_costs_fallbacks_and_never_a_request() {
 
 #[test]
 fn a_bad_explanation_is_no_fault_of_the_decision() {
+    let _process = crate::beside_others();
     let host = host();
     load_bad(&host, SlotKind::Scheduler, "none");
     let (cluster, mut worker) = (cluster(), host.scheduler_worker());
@@ -238,6 +241,7 @@ impl Owner {
 
 #[test]
 fn a_bad_evictor_costs_fallbacks_and_the_pool_keeps_its_reserve() {
+    let _process = crate::beside_others();
     for mode in ["loop", "trap", "grow", "free", "out-of-range", "repeat", "too-few", "too-many"] {
         let host = host();
         let mut owner = Owner::new(host.evictor_worker(POOL));
@@ -251,6 +255,7 @@ fn a_bad_evictor_costs_fallbacks_and_the_pool_keeps_its_reserve() {
 
 #[test]
 fn a_bad_admitter_costs_fallbacks_and_never_an_answer() {
+    let _process = crate::beside_others();
     let ask = admitter::Ask {
         prompt_tokens: 10,
         output_tokens: 10,
@@ -277,6 +282,7 @@ fn a_bad_admitter_costs_fallbacks_and_never_an_answer() {
 
 #[test]
 fn a_bad_balancer_never_sets_a_threshold_that_is_not_finite() {
+    let _process = crate::beside_others();
     for mode in ["trap", "grow", "nan", "infinite", "loop"] {
         let host = host();
         let mut worker = host.balancer_worker();
@@ -375,6 +381,7 @@ fn until_all_moved(done: &[AtomicU64; 3]) {
 
 #[test]
 fn ten_thousand_swaps_under_load_lose_no_decision_and_no_memory() {
+    let _process = crate::alone();
     const PAIRS: u32 = 5_000;
     const GROWTH: u64 = 32 << 20;
     let host = host();

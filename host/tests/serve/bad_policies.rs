@@ -12,15 +12,13 @@ use std::time::{Duration, Instant};
 
 const BLOCK: u32 = 16 << 10;
 /// How long a scenario waits for the breaker before it gives up: no assertion, only an end.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
-const SET: [&str; 6] = [
-    "store.put_wait=30s",
+const SET: [&str; 4] = [
     "policy.breaker_faults=6",
-    "policy.breaker_window=60s",
+    "policy.breaker_window=10m",
     "policy.cold_deadline=500ms",
     "conductor.balance_every=50ms",
-    "conductor.instance_ttl=1h",
 ];
 
 fn runtime() -> tokio::runtime::Runtime {

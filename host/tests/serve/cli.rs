@@ -80,7 +80,7 @@ fn blocks_go_in_and_out_and_codes_tell_how_it_went() {
 #[test]
 fn policies_survive_kill_and_port_and_socket_are_free_at_once() {
     let dir = tempfile::tempdir().unwrap();
-    let host = Host::start(dir.path());
+    let host = Host::start_to_restart(dir.path(), &[]);
     host.check(&["policy", "load", "evictor", "fifo"], b"", 0, "fifo");
     host.check(&["put", "a"], b"x", 0, "stored");
     let host = host.restart(dir.path(), &[]);

@@ -49,7 +49,7 @@ fn kill_during_writes_leaves_no_torn_block_and_keeps_the_policies() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("mine.wasm");
     std::fs::write(&file, guest("evictor")).unwrap();
-    let mut host = Host::start(dir.path());
+    let mut host = Host::start_to_restart(dir.path(), &[]);
     host.check(&["policy", "load", "scheduler", "round-robin"], b"", 0, "round-robin");
     host.check(&["policy", "load", "evictor", file.to_str().unwrap()], b"", 0, "bad");
     std::fs::remove_file(file).unwrap();

@@ -148,7 +148,7 @@ fn a_disk_that_fills_up_refuses_a_load_and_keeps_the_policy() {
     let socket = format!("node.socket={}", socket.path().join("s").display());
     let data = disk.path().join("data");
     let set = [socket.as_str()];
-    let host = Host::start_with(&data, &set);
+    let host = Host::start_to_restart(&data, &set);
     host.check(&["policy", "load", "evictor", "fifo"], b"", 0, "fifo");
     let module = tempfile::NamedTempFile::with_suffix(".wasm").unwrap();
     std::fs::write(&module, guest("evictor")).unwrap();

@@ -2,9 +2,10 @@
 
 use kvasir_client::data::{Client, Endpoint, Options};
 use std::io::{BufRead, BufReader, Write};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 pub(crate) const KVASIR: &str = env!("CARGO_BIN_EXE_kvasir");
 
@@ -36,6 +37,13 @@ impl Host {
         // A pipe nobody reads would block the host once it is full.
         std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
         Self { child, addrs }
+    }
+
+    /// On ports that stay free while it is down, for [`Self::restart`].
+    pub(crate) fn start_to_restart(dir: &Path, set: &[&str]) -> Self {
+        let ports = ["grpc", "http", "data"].map(|key| format!("listen.{key}=127.0.0.1:{}", quiet_port()));
+        let all: Vec<_> = ports.iter().map(String::as_str).chain(set.iter().copied()).collect();
+        Self::start_with(dir, &all)
     }
 
     /// The same folder, ports and socket as `self` had, after a `kill -9`.
@@ -119,6 +127,15 @@ impl Drop for Host {
     }
 }
 
+/// A free port below those that the system gives to whoever asks for any: nobody else takes it by chance.
+fn quiet_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 15_000 + (std::process::id() % 1_000) as u16 * 16;
+    let next = || first + NEXT.fetch_add(1, Ordering::Relaxed) % 1_000;
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    std::iter::repeat_with(next).take(1_000).find(free).unwrap()
+}
+
 /// How a client reaches the blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Transport {
@@ -126,10 +143,22 @@ pub(crate) enum Transport {
     Tcp,
 }
 
+/// Times that a busy machine does not reach; what is tested here does not depend on them.
+const PATIENT: [&str; 5] = [
+    "store.put_wait=60s",
+    "store.lease_ttl=60s",
+    "store.reservation_ttl=300s",
+    "store.stall_timeout=60s",
+    "conductor.instance_ttl=1h",
+];
+
 /// `kvasir serve` on a small pool and ports of the system's choice.
 pub(crate) fn serve(dir: &Path) -> Command {
     let mut command = Command::new(KVASIR);
     command.args(["serve", "--json", "--set", "store.pool_bytes=4MiB"]);
+    for set in PATIENT {
+        command.args(["--set", set]);
+    }
     command.arg("--set").arg(format!("node.data_dir={}", dir.display()));
     for key in ["grpc", "http", "data"] {
         command.arg("--set").arg(format!("listen.{key}=127.0.0.1:0"));

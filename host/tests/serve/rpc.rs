@@ -14,6 +14,11 @@ fn start(dir: &Path, set: &[&str]) -> Running {
         "listen.data=127.0.0.1:0".into(),
         "store.pool_bytes=8MiB".into(),
         "store.block_slots=1024".into(),
+        // Times that a busy machine does not reach.
+        "store.put_wait=60s".into(),
+        "store.lease_ttl=60s".into(),
+        "store.stall_timeout=60s".into(),
+        "conductor.instance_ttl=1h".into(),
     ];
     all.extend(set.iter().map(|s| s.to_string()));
     Daemon::start(Config::load(None, [], &all).unwrap()).unwrap()
@@ -30,7 +35,7 @@ fn content(n: u32) -> Vec<u8> {
 #[test]
 fn a_full_pool_makes_room_and_a_swap_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let running = start(dir.path(), &["store.put_wait=30s"]);
+    let running = start(dir.path(), &[]);
     let client = Client::connect(&Endpoint::Unix(running.socket_path().into()), Options::default()).unwrap();
     let key = |n: u32| BlockKey::from_engine_hash("test", &n.to_le_bytes());
     // Four pools full, each under another evictor.
