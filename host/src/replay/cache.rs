@@ -429,36 +429,6 @@ mod tests {
         }
     }
 
-    #[test]
-    #[ignore = "a table for people, not a check"]
-    fn table_of_hit_rates() {
-        for (name, capacities) in [
-            ("conversation.jsonl.gz", [3_655, 9_139, 18_279, 36_558]),
-            ("synthetic.jsonl.gz", [878, 4_392, 8_784, 17_569]),
-        ] {
-            let Some(requests) = trace(name) else { return };
-            for policy in kvasir_default_policies::EVICTORS {
-                let reports = capacities.map(|capacity| wasm_report(policy.name, &requests, capacity));
-                let row = reports.map(|r| {
-                    format!("{:6.2} ({:4.0} / {:5} ns)", r.hit_rate_percent, r.evict_ns_mean, r.evict_ns_p99)
-                });
-                println!("{name:24}{:16}{}", policy.name, row.join(" "));
-            }
-        }
-    }
-
-    fn wasm_report(evictor: &str, requests: &[Request], capacity_blocks: u32) -> Report {
-        let config = PolicyConfig { evictor_slots: capacity_blocks, ..PolicyConfig::default() };
-        let engine = Engine::new(&config, None).unwrap();
-        let source = Source::Builtin(evictor.into());
-        let (mut evictor, _) = standalone::<EvictorHook>(&engine, &config, source, vec![]).unwrap();
-        let mut cache = Cache::new(evictor.as_mut(), capacity_blocks).unwrap();
-        for request in requests {
-            cache.request(request).unwrap();
-        }
-        cache.report()
-    }
-
     /// The cache semantics by the book, with a recency list that is a plain list.
     #[derive(Default)]
     struct Model {
