@@ -218,7 +218,7 @@ impl DataDir {
     }
 }
 
-/// One for each decision that is made at once, so that none waits for a worker, and one to answer meanwhile.
+/// One for each decision that is made at once, and one that answers all else meanwhile.
 fn control_threads(config: &Config) -> usize {
     config.conductor.workers as usize + 1
 }

@@ -5,9 +5,21 @@ use crate::scheduler::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSp
 use kvasir_client::proto::{self, conductor_server::Conductor, rejection::Reason, schedule_response};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
-pub(super) struct Service(pub(super) Arc<Host>);
+pub(super) struct Service {
+    host: Arc<Host>,
+    /// One permit per worker: who finds none free waits here, and keeps no thread waiting.
+    workers: Semaphore,
+}
+
+impl Service {
+    pub(super) fn new(host: Arc<Host>) -> Self {
+        let workers = Semaphore::new(host.config.conductor.workers as usize);
+        Self { host, workers }
+    }
+}
 
 #[tonic::async_trait]
 impl Conductor for Service {
@@ -17,7 +29,8 @@ impl Conductor for Service {
     ) -> Result<Response<proto::RegisterResponse>, Status> {
         let request = request.into_inner();
         let given = registration(&request);
-        let epoch = self.0.routing.register(&request.name, given, self.0.clock.now_ms()).map_err(status)?;
+        let epoch =
+            self.host.routing.register(&request.name, given, self.host.clock.now_ms()).map_err(status)?;
         tracing::info!(instance = request.name, epoch, "instance registered");
         Ok(Response::new(proto::RegisterResponse { epoch }))
     }
@@ -26,7 +39,7 @@ impl Conductor for Service {
         &self,
         request: Request<proto::UnregisterRequest>,
     ) -> Result<Response<proto::UnregisterResponse>, Status> {
-        self.0.routing.unregister(&request.into_inner().name).map_err(status)?;
+        self.host.routing.unregister(&request.into_inner().name).map_err(status)?;
         Ok(Response::new(proto::UnregisterResponse {}))
     }
 
@@ -35,8 +48,8 @@ impl Conductor for Service {
         request: Request<proto::ReportLoadRequest>,
     ) -> Result<Response<proto::ReportLoadResponse>, Status> {
         let proto::ReportLoadRequest { name, epoch, free_blocks, draining } = request.into_inner();
-        let now_ms = self.0.clock.now_ms();
-        self.0.routing.report(&name, epoch, free_blocks, draining, now_ms).map_err(status)?;
+        let now_ms = self.host.clock.now_ms();
+        self.host.routing.report(&name, epoch, free_blocks, draining, now_ms).map_err(status)?;
         Ok(Response::new(proto::ReportLoadResponse {}))
     }
 
@@ -44,13 +57,15 @@ impl Conductor for Service {
         &self,
         request: Request<proto::ScheduleRequest>,
     ) -> Result<Response<proto::ScheduleResponse>, Status> {
-        if self.0.draining.load(Relaxed) {
+        if self.host.draining.load(Relaxed) {
             return Err(Status::unavailable("this host is draining; ask another"));
         }
         let request = request.into_inner();
-        let (ask, now_ms) = (ask(&request), self.0.clock.now_ms());
+        let ask = ask(&request);
         check_chain(&request.blocks)?;
-        let decide = || self.0.routing.schedule(&ask, &request.blocks, request.explain, now_ms);
+        let _worker = self.workers.acquire().await.expect("never closed");
+        let now_ms = self.host.clock.now_ms();
+        let decide = || self.host.routing.schedule(&ask, &request.blocks, request.explain, now_ms);
         // To explain is not for the request path and may take as long as a cold call.
         let scheduled = if request.explain { tokio::task::block_in_place(decide) } else { decide() };
         Ok(Response::new(response(scheduled.map_err(status)?)))
@@ -69,8 +84,8 @@ impl Conductor for Service {
             Wire::Finished => Stage::Finished,
             Wire::Unspecified => return Err(Status::invalid_argument("no known stage was given")),
         };
-        let now_ms = self.0.clock.now_ms();
-        self.0.routing.complete(request.request_id, stage, now_ms).map_err(status)?;
+        let now_ms = self.host.clock.now_ms();
+        self.host.routing.complete(request.request_id, stage, now_ms).map_err(status)?;
         Ok(Response::new(proto::CompleteResponse {}))
     }
 
@@ -81,7 +96,7 @@ impl Conductor for Service {
         use proto::lookup_prefix_response::Match;
         let chain = request.into_inner().blocks;
         check_chain(&chain)?;
-        let found = self.0.routing.lookup(&chain);
+        let found = self.host.routing.lookup(&chain);
         let matches = found.into_iter().map(|(name, blocks)| Match { name, blocks }).collect();
         Ok(Response::new(proto::LookupPrefixResponse { matches }))
     }
@@ -93,7 +108,7 @@ impl Conductor for Service {
         let proto::BlocksStoredRequest { name, epoch, sequence, parent, blocks } = request.into_inner();
         check_chain(&blocks)?;
         let parent = (parent != 0).then_some(parent);
-        self.0.routing.stored(&name, epoch, sequence, parent, &blocks).map_err(status)?;
+        self.host.routing.stored(&name, epoch, sequence, parent, &blocks).map_err(status)?;
         Ok(Response::new(proto::BlocksStoredResponse {}))
     }
 
@@ -103,7 +118,7 @@ impl Conductor for Service {
     ) -> Result<Response<proto::BlocksRemovedResponse>, Status> {
         let proto::BlocksRemovedRequest { name, epoch, sequence, blocks } = request.into_inner();
         check_chain(&blocks)?;
-        self.0.routing.removed(&name, epoch, sequence, &blocks).map_err(status)?;
+        self.host.routing.removed(&name, epoch, sequence, &blocks).map_err(status)?;
         Ok(Response::new(proto::BlocksRemovedResponse {}))
     }
 }

@@ -57,7 +57,7 @@ pub fn spawn(
             StoreServer::new(store::Service(Arc::clone(host))).max_decoding_message_size(REQUEST_BYTES_MAX),
         )
         .add_service(
-            ConductorServer::new(conductor::Service(Arc::clone(host)))
+            ConductorServer::new(conductor::Service::new(Arc::clone(host)))
                 .max_decoding_message_size(REQUEST_BYTES_MAX),
         )
         .add_service(
