@@ -29,6 +29,7 @@ pub mod loopback;
 pub mod node;
 pub mod op;
 pub mod rdma;
+pub mod shm;
 pub mod tcp;
 
 use std::sync::Arc;

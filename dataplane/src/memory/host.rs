@@ -12,6 +12,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::extents::PAGE;
 use super::stream::copy_past_cache;
@@ -138,6 +139,28 @@ impl Mapping {
 
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// The `index`-th 32-bit word, read at once; what was written before it was stored is seen after. None outside.
+    pub fn load_word(&self, index: u64) -> Option<u32> {
+        self.word(index).map(|word| word.load(Ordering::Acquire))
+    }
+
+    /// Stores the `index`-th 32-bit word. False, and nothing is stored, outside or where the mapping is read-only.
+    pub fn store_word(&self, index: u64, value: u32) -> bool {
+        let word = self.word(index).filter(|_| self.writable);
+        word.inspect(|word| word.store(value, Ordering::Release)).is_some()
+    }
+
+    fn word(&self, index: u64) -> Option<&AtomicU32> {
+        let at = self.at(index.checked_mul(4)?, 4)?;
+        // SAFETY: four bytes inside the mapping, aligned because the mapping begins at a page; other processes touch
+        // them as atomics too. Loads are plain reads, which a read-only mapping allows; `store_word` checks.
+        Some(unsafe { AtomicU32::from_ptr(at.cast()) })
     }
 
     /// The bytes of a range; none if it does not lie in the mapping. The caller holds a lease or a

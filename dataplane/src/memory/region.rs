@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::buffer::Buffer;
-use super::host::HostPool;
+use super::host::{HostPool, Mapping};
 
 /// Where memory is, as the topology matrix names it: `cpu:0` is the memory of NUMA node 0, `cuda:0` that of GPU 0.
 /// GPUs count in order of PCI address, as CUDA does with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
@@ -121,6 +121,22 @@ unsafe impl Memory for PoolMemory {
     }
 }
 
+/// A peer's pool, mapped here.
+struct MappedMemory(Arc<Mapping>);
+
+// SAFETY: a mapping does not move or shrink (its descriptor is sealed) while it lives.
+unsafe impl Memory for MappedMemory {
+    fn base(&self) -> NonNull<u8> {
+        self.0.base()
+    }
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+    fn writable(&self) -> bool {
+        self.0.is_writable()
+    }
+}
+
 /// A buffer of our own; `base` was taken while it could still be borrowed for writing.
 struct BufferMemory {
     base: NonNull<u8>,
@@ -177,6 +193,11 @@ impl Region {
     /// The whole of a pool.
     pub fn of_pool(pool: Arc<HostPool>) -> Self {
         Self::new(Box::new(PoolMemory(pool)))
+    }
+
+    /// All of a mapping; read-only where it is.
+    pub fn of_mapping(mapping: Arc<Mapping>) -> Self {
+        Self::new(Box::new(MappedMemory(mapping)))
     }
 
     /// A buffer's bytes; read-only where the buffer is.

@@ -17,6 +17,7 @@ use super::{Batch, Class, Engine, EngineConfig, Entry, Segment, Transfer};
 use crate::memory::host::HostPool;
 use crate::memory::region::Region;
 use crate::transport::node::{Node, Secret};
+use crate::transport::shm::{Shm, ShmConfig};
 use crate::transport::tcp::{Tcp, TcpConfig};
 use crate::transport::{Access, Direction, RemoteRange, Transport};
 
@@ -44,30 +45,32 @@ impl Row {
 
 /// Measures everything. `round` is how long one round of one thing lasts; each has `rounds` of them.
 pub fn run(round: Duration, rounds: usize) -> io::Result<Vec<Row>> {
-    let bench = Bench::new(64 * MIB)?;
+    let bench = Bench::over_tcp(64 * MIB)?;
     let mut rows = Vec::new();
-    for (name, len, depth) in [("64KiB", 64 << 10, 16), ("1MiB", MIB, 4), ("16MiB", 16 * MIB, 2)] {
+    for (name, len, depth) in [("64KiB", 64 << 10, 64), ("1MiB", MIB, 16), ("16MiB", 16 * MIB, 2)] {
         rows.extend(bench.bandwidth(name, len, depth, round, rounds)?);
     }
     rows.push(bench.small(round, rounds));
     rows.push(bench.latency(round * rounds as u32));
     rows.push(bench.batches(round, rounds));
-    rows.push(planning(round * rounds as u32));
     bench.check()?;
+    rows.extend(shared_memory(round * rounds as u32)?);
+    rows.push(planning(round * rounds as u32));
     Ok(rows)
 }
 
-/// Two nodes on one machine, one TCP connection between them.
+/// Two nodes on one machine, one rail between them.
 struct Bench {
     engine: Engine,
     segment: Arc<Segment>,
     ours: Region,
     theirs: Region,
-    _server: Tcp,
+    server: Arc<dyn Transport>,
 }
 
 impl Bench {
-    fn new(bytes: u64) -> io::Result<Self> {
+    /// Over one TCP connection.
+    fn over_tcp(bytes: u64) -> io::Result<Self> {
         let config = TcpConfig {
             listen: Some((Ipv4Addr::LOCALHOST, 0).into()),
             // Other work on the machine must not end a measurement.
@@ -75,20 +78,29 @@ impl Bench {
             ..TcpConfig::default()
         };
         let node = |name: &str| Arc::new(Node::new(name, Secret::new(b"bench"), 1));
+        let server_node = node("server");
+        let server = Tcp::new(server_node.clone(), config.clone())?;
+        let client = Tcp::new(node("client"), TcpConfig { listen: None, ..config })?;
+        Self::over(bytes, &server_node, Arc::new(server), Arc::new(client))
+    }
+
+    fn over(
+        bytes: u64,
+        server_node: &Node,
+        server: Arc<dyn Transport>,
+        client: Arc<dyn Transport>,
+    ) -> io::Result<Self> {
         let region = || HostPool::new(bytes, true).map(|pool| Region::of_pool(Arc::new(pool)));
         let (ours, theirs) = (region().map_err(io::Error::other)?, region().map_err(io::Error::other)?);
         let pattern: Vec<u8> = (0..bytes).map(|n| (n ^ (n >> 8) ^ (n >> 16)) as u8).collect();
         theirs.whole().map(|range| range.copy_in(&pattern));
-        let server_node = node("server");
         let export = server_node.exports.export("kv", vec![theirs.clone()], Access::Read, PATIENCE * 60);
         export.map_err(io::Error::other)?;
-        let server = Tcp::new(server_node, config.clone())?;
-        let client = Tcp::new(node("client"), TcpConfig { listen: None, ..config })?;
-        let engine = Engine::new(EngineConfig::default(), vec![Arc::new(client) as Arc<dyn Transport>])?;
+        let engine = Engine::new(EngineConfig::default(), vec![client])?;
         let address = server.address().unwrap_or_default();
         let peer = engine.connect(&[(0, address)]).map_err(io::Error::other)?;
         let segment = peer.open_segment("kv").map_err(io::Error::other)?;
-        Ok(Self { engine, segment, ours, theirs, _server: server })
+        Ok(Self { engine, segment, ours, theirs, server })
     }
 
     /// The `n`-th read of `len` bytes, round and round the memory.
@@ -257,6 +269,11 @@ fn process_cpu() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
+fn thread_cpu() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
@@ -295,7 +312,44 @@ impl Plain {
     }
 }
 
-/// Planning a slice: choice of class and rail, cut, issue, and the account of its completion.
+/// Batches of small entries over shared memory, through the engine; and what it costs to be lent 1 MiB in place.
+fn shared_memory(time: Duration) -> io::Result<Vec<Row>> {
+    const BATCH: u64 = 4096;
+    let path = std::env::temp_dir().join(format!("kvasir-bench-{}.sock", std::process::id()));
+    let node = |name: &str| Arc::new(Node::new(name, Secret::new(b"bench"), 1));
+    let server_node = node("server");
+    let server = Shm::new(server_node.clone(), ShmConfig { listen: Some(path), ..ShmConfig::default() })?;
+    let client = Arc::new(Shm::new(node("client"), ShmConfig::default())?);
+    let bench = Bench::over(16 * MIB, &server_node, Arc::new(server), client.clone())?;
+    let (mut count, start) = (0, Instant::now());
+    while count == 0 || start.elapsed() < time {
+        finish(Some(bench.get(count, BATCH, 4096)));
+        count += BATCH;
+    }
+    let entries = Row::new("shm/entry", count as f64 / start.elapsed().as_secs_f64(), "1/s", None);
+
+    let address = bench.server.address().unwrap_or_default();
+    let endpoint = client.connect(&address).map_err(io::Error::other)?;
+    let grant = endpoint.open("kv").map_err(io::Error::other)?;
+    let mut copy = vec![0; MIB as usize];
+    let (mut mapped, mut copied, mut times) = (0.0, 0.0, 0u32);
+    let start = Instant::now();
+    while times == 0 || start.elapsed() < time {
+        let offset = u64::from(times % 16) * MIB;
+        let before = Instant::now();
+        let lent = endpoint.map(&grant, grant.range(offset, MIB)).map_err(io::Error::other)?;
+        let between = Instant::now();
+        copy.copy_from_slice(std::hint::black_box(&lent));
+        mapped += (between - before).as_secs_f64() * 1e6;
+        copied += between.elapsed().as_secs_f64() * 1e6;
+        times += 1;
+    }
+    let (mapped, copied) = (mapped / f64::from(times), copied / f64::from(times));
+    Ok(vec![entries, Row::new("shm/map/1MiB", mapped, "us", Some(copied))])
+}
+
+/// Planning a slice: choice of class and rail, cut, issue, and the account of its completion. In CPU time: it is pure
+/// computation.
 fn planning(time: Duration) -> Row {
     const ENTRY: u64 = 1 << 30;
     let config = PlanConfig::default();
@@ -303,7 +357,7 @@ fn planning(time: Duration) -> Row {
     let mut schedule = Schedule::default();
     let mut flying = std::collections::VecDeque::new();
     let (mut slices, mut now) = (0u64, 0u64);
-    let start = Instant::now();
+    let (start, cpu) = (Instant::now(), thread_cpu());
     while start.elapsed() < time {
         for class in [Class::DecodeCritical, Class::Prefill, Class::Replication] {
             let token = Arc::new(());
@@ -322,7 +376,7 @@ fn planning(time: Duration) -> Row {
             }
         }
     }
-    Row::new("plan/slice", start.elapsed().as_secs_f64() * 1e9 / slices as f64, "ns", None)
+    Row::new("plan/slice", (thread_cpu() - cpu) * 1e9 / slices as f64, "ns", None)
 }
 
 #[cfg(test)]
@@ -333,7 +387,7 @@ mod tests {
     #[test]
     fn smoke() {
         let rows = run(Duration::from_millis(1), 1).unwrap();
-        assert_eq!(rows.len(), 10);
+        assert_eq!(rows.len(), 12);
         assert!(rows.iter().all(|row| row.value > 0.0 && row.reference.is_none_or(|r| r > 0.0)), "{rows:?}");
     }
 }

@@ -164,6 +164,7 @@ pub struct Granted {
     pub lease: Duration,
     pub regions: Arc<[Region]>,
     alive: RwLock<bool>,
+    on_death: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Granted {
@@ -182,8 +183,21 @@ impl Granted {
         region.range(range.offset, range.len).ok_or(Denied::OutOfRange)
     }
 
+    /// Has `tell` called when the grant is revoked or fenced off, before that returns; at once if it was already. Not
+    /// when its lease ends: everyone who knows the grant knows when that is.
+    pub fn on_death(&self, tell: impl FnOnce() + Send + 'static) {
+        let alive = self.alive.read().unwrap_or_else(PoisonError::into_inner);
+        if *alive {
+            self.on_death.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(tell));
+        } else {
+            tell();
+        }
+    }
+
     fn kill(&self) {
         *self.alive.write().unwrap_or_else(PoisonError::into_inner) = false;
+        let tell = std::mem::take(&mut *self.on_death.lock().unwrap_or_else(PoisonError::into_inner));
+        tell.into_iter().for_each(|tell| tell());
     }
 }
 
@@ -268,6 +282,7 @@ impl Exports {
             lease: segment.lease,
             regions: segment.regions.clone(),
             alive: RwLock::new(true),
+            on_death: Mutex::default(),
         });
         state.grants.insert(granted.key, granted.clone());
         Ok(granted)

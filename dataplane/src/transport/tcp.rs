@@ -12,7 +12,7 @@
 mod client;
 mod server;
 mod socket;
-mod wire;
+pub(super) mod wire;
 
 use std::collections::HashMap;
 use std::io;

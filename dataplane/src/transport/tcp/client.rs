@@ -496,7 +496,7 @@ impl Receiving {
     /// Fills memory with what is here. Whether there was anything.
     fn fill(&mut self, inbox: &mut Inbox, socket: &Socket) -> io::Result<bool> {
         if inbox.bytes().is_empty() {
-            return Ok(socket.receive_into(&mut self.cursor)?.is_some());
+            return inbox.fill_memory(socket, &mut self.cursor);
         }
         let count = self.cursor.copy_in(inbox.bytes());
         inbox.consume(count);

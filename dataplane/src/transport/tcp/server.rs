@@ -156,7 +156,7 @@ impl Serving<'_> {
             };
             let waiting = self.inbox.bytes();
             let progress = if waiting.is_empty() {
-                self.socket.receive_into(&mut cursor)?.is_some()
+                self.inbox.fill_memory(self.socket, &mut cursor)?
             } else {
                 let count = cursor.copy_in(waiting);
                 self.inbox.consume(count);

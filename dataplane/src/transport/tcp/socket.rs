@@ -60,20 +60,25 @@ impl Socket {
         }
     }
 
-    /// Receives straight into memory: as many of the ranges as arrive at once. None if there is nothing now.
-    pub(super) fn receive_into(&self, cursor: &mut Cursor) -> io::Result<Option<u64>> {
-        let mut parts: Vec<IoSliceMut<'_>> = Vec::with_capacity(cursor.parts_left().min(PARTS_MAX));
-        for (address, len) in cursor.parts().take(PARTS_MAX) {
+    /// Receives straight into memory, and what follows into `spare`. How many bytes went there; none if there is
+    /// nothing now.
+    pub(super) fn receive_into(&self, cursor: &mut Cursor, spare: &mut [u8]) -> io::Result<Option<usize>> {
+        let mut parts: Vec<IoSliceMut<'_>> = Vec::with_capacity(cursor.parts_left().min(PARTS_MAX) + 1);
+        for (address, len) in cursor.parts().take(PARTS_MAX - 1) {
             // SAFETY: the cursor's ranges lie in live, writable host memory (checked when the operation started), and
             // the caller holds the right to write there while this call lasts. The slice ends with the call.
             parts.push(IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(address, len) }));
+        }
+        if cursor.parts_left() < PARTS_MAX {
+            parts.push(IoSliceMut::new(spare));
         }
         match rustix::io::readv(&self.0, &mut parts) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => {
                 drop(parts);
-                cursor.advance(count as u64);
-                Ok(Some(count as u64))
+                let here = (count as u64).min(cursor.left());
+                cursor.advance(here);
+                Ok(Some(count - here as usize))
             }
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Err(error) => Err(error.into()),
@@ -294,6 +299,18 @@ impl Inbox {
 
     pub(super) fn bytes(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
+    }
+
+    /// Receives straight into memory, and with the last of it the next header, which saves a call. Only while nothing
+    /// waits here. False if there is nothing now.
+    pub(super) fn fill_memory(&mut self, socket: &Socket, cursor: &mut Cursor) -> io::Result<bool> {
+        debug_assert!(self.bytes().is_empty(), "bytes that came earlier go first");
+        (self.start, self.end) = (0, 0);
+        let Some(beyond) = socket.receive_into(cursor, &mut self.buffer[..HEADER_LEN])? else {
+            return Ok(false);
+        };
+        self.end = beyond;
+        Ok(true)
     }
 
     pub(super) fn consume(&mut self, count: usize) {

@@ -21,26 +21,26 @@ use crate::transport::op::Op;
 use crate::transport::{Grant, RemoteRange};
 
 const MAGIC: [u8; 4] = *b"KVTF";
-pub(super) const HEADER_LEN: usize = 32;
+pub(in crate::transport) const HEADER_LEN: usize = 32;
 const CRC: u16 = 1;
 /// The most ranges of one operation.
-pub(super) const RANGES_MAX: usize = 1024;
+pub(in crate::transport) const RANGES_MAX: usize = 1024;
 /// The most bytes of one operation.
-pub(super) const PAYLOAD_MAX: u64 = 1 << 30;
+pub(in crate::transport) const PAYLOAD_MAX: u64 = 1 << 30;
 const RANGE_LEN: usize = 20;
 const REGION_LEN: usize = 11;
 const GRANT_HEAD: usize = 33;
 /// The longest body: a notice or a grant.
-pub(super) const BODY_MAX: usize = {
+pub(in crate::transport) const BODY_MAX: usize = {
     let grant = GRANT_HEAD + REGIONS_MAX * REGION_LEN;
     if grant > NOTICE_MAX { grant } else { NOTICE_MAX }
 };
 /// The code of an answer to a write whose bytes did not match their checksum.
-pub(super) const CODE_CHECKSUM: u8 = 255;
+pub(in crate::transport) const CODE_CHECKSUM: u8 = 255;
 
 /// A frame that makes no sense. The connection ends: the two sides no longer agree where a frame starts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum WireError {
+pub(in crate::transport) enum WireError {
     #[error("a frame starts with {0:02x?}")]
     Magic([u8; 4]),
     #[error("frame kind {0} is not known here")]
@@ -55,7 +55,7 @@ pub(super) enum WireError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(in crate::transport) enum Kind {
     Open = 1,
     Read = 2,
     Write = 3,
@@ -86,22 +86,22 @@ impl Kind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) kind: Kind,
+pub(in crate::transport) struct Header {
+    pub(in crate::transport) kind: Kind,
     /// 0, or why an answer is a refusal.
-    pub(super) code: u8,
-    pub(super) request: u64,
-    pub(super) body_len: u32,
-    pub(super) payload_len: u64,
-    pub(super) crc: Option<u32>,
+    pub(in crate::transport) code: u8,
+    pub(in crate::transport) request: u64,
+    pub(in crate::transport) body_len: u32,
+    pub(in crate::transport) payload_len: u64,
+    pub(in crate::transport) crc: Option<u32>,
 }
 
 impl Header {
-    pub(super) fn new(kind: Kind, request: u64) -> Self {
+    pub(in crate::transport) fn new(kind: Kind, request: u64) -> Self {
         Self { kind, code: 0, request, body_len: 0, payload_len: 0, crc: None }
     }
 
-    pub(super) fn encode(&self) -> [u8; HEADER_LEN] {
+    pub(in crate::transport) fn encode(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = self.kind as u8;
@@ -114,7 +114,7 @@ impl Header {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, WireError> {
+    pub(in crate::transport) fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, WireError> {
         let mut reader = Reader(bytes);
         let magic = reader.array().unwrap_or_default();
         if magic != MAGIC {
@@ -138,7 +138,7 @@ impl Header {
 }
 
 /// Adds the frame that asks for a read, or announces a write, of `op`.
-pub(super) fn encode_op(to: &mut Vec<u8>, header: Header, op: &Op) {
+pub(in crate::transport) fn encode_op(to: &mut Vec<u8>, header: Header, op: &Op) {
     let body_len = 16 + op.remote.len() * RANGE_LEN;
     to.reserve(HEADER_LEN + body_len);
     to.extend(Header { body_len: body_len as u32, ..header }.encode());
@@ -153,15 +153,15 @@ pub(super) fn encode_op(to: &mut Vec<u8>, header: Header, op: &Op) {
 
 /// What a peer wants to read or write.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Asked {
-    pub(super) key: u64,
-    pub(super) epoch: u64,
-    pub(super) ranges: Vec<RemoteRange>,
+pub(in crate::transport) struct Asked {
+    pub(in crate::transport) key: u64,
+    pub(in crate::transport) epoch: u64,
+    pub(in crate::transport) ranges: Vec<RemoteRange>,
     /// Bytes of all ranges.
-    pub(super) len: u64,
+    pub(in crate::transport) len: u64,
 }
 
-pub(super) fn decode_op(header: &Header, body: &[u8]) -> Result<Asked, WireError> {
+pub(in crate::transport) fn decode_op(header: &Header, body: &[u8]) -> Result<Asked, WireError> {
     let broken = WireError::Body(header.kind);
     let mut reader = Reader(body);
     let (Some(key), Some(epoch)) = (reader.u64(), reader.u64()) else { return Err(broken) };
@@ -179,7 +179,7 @@ pub(super) fn decode_op(header: &Header, body: &[u8]) -> Result<Asked, WireError
 }
 
 /// Adds the answer to an `Open`.
-pub(super) fn encode_grant(to: &mut Vec<u8>, request: u64, granted: &Granted) {
+pub(in crate::transport) fn encode_grant(to: &mut Vec<u8>, request: u64, granted: &Granted) {
     let body_len = (GRANT_HEAD + granted.regions.len() * REGION_LEN) as u32;
     to.extend(Header { body_len, ..Header::new(Kind::Grant, request) }.encode());
     to.extend(granted.key.to_le_bytes());
@@ -200,7 +200,11 @@ pub(super) fn encode_grant(to: &mut Vec<u8>, request: u64, granted: &Granted) {
 }
 
 /// `now` is when the grant was asked for: the lease is counted from then, so that it never ends later here than there.
-pub(super) fn decode_grant(segment: &str, now: Instant, body: &[u8]) -> Result<Grant, WireError> {
+pub(in crate::transport) fn decode_grant(
+    segment: &str,
+    now: Instant,
+    body: &[u8],
+) -> Result<Grant, WireError> {
     parse_grant(segment, now, body).ok_or(WireError::Body(Kind::Grant))
 }
 
@@ -228,12 +232,12 @@ fn parse_grant(segment: &str, now: Instant, body: &[u8]) -> Option<Grant> {
     Some(Grant { segment: segment.to_owned(), key, epoch, access, expires, regions })
 }
 
-pub(super) fn encode_named(to: &mut Vec<u8>, kind: Kind, request: u64, body: &[u8]) {
+pub(in crate::transport) fn encode_named(to: &mut Vec<u8>, kind: Kind, request: u64, body: &[u8]) {
     to.extend(Header { body_len: body.len() as u32, ..Header::new(kind, request) }.encode());
     to.extend(body);
 }
 
-pub(super) fn decode_segment(body: &[u8]) -> Result<&str, WireError> {
+pub(in crate::transport) fn decode_segment(body: &[u8]) -> Result<&str, WireError> {
     let name = std::str::from_utf8(body).ok().filter(|name| !name.is_empty() && name.len() <= NAME_MAX);
     name.ok_or(WireError::Body(Kind::Open))
 }
