@@ -11,19 +11,23 @@
 //! ([`submit`]). A slice that fails for a reason that another rail may not share is sent again there, until the
 //! transfer's deadline; whatever becomes of it, [`complete`] knows which ranges of each entry are valid.
 //!
-//! Two threads watch: one ends transfers at their deadlines, one connects rails again that broke, and renews grants.
+//! Two threads watch (`watch.rs`): one ends transfers at their deadlines, one connects rails again that broke, and
+//! renews grants.
 
 pub mod bench;
 pub mod complete;
+pub mod entry;
 pub mod handover;
 pub mod peer;
 pub mod plan;
 pub mod submit;
+mod watch;
 
 #[cfg(test)]
 mod tests;
 
 pub use complete::{EntryStatus, Status, Transfer, TransferError};
+pub use entry::{Batch, BatchTooLarge, Entry};
 pub use peer::{Peer, RailMetrics, Segment};
 pub use plan::{Class, PlanConfig};
-pub use submit::{Batch, Engine, EngineConfig, Entry};
+pub use submit::{Engine, EngineConfig};

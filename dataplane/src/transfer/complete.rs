@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use rustix::event::EventfdFlags;
 
+use super::entry::Entry;
 use super::plan::Class;
-use super::submit::Entry;
 use crate::transport::{Cancel, OpError};
 
 /// Why an entry did not arrive whole.

@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
+use super::entry::{Batch, BatchTooLarge, Entry};
 use super::plan::Class;
-use super::submit::{Batch, BatchTooLarge, Engine, Entry};
+use super::submit::Engine;
 use super::{Transfer, TransferError};
 use crate::transport::node::Notice;
 

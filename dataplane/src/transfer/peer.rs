@@ -4,8 +4,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
+use super::entry::Piece;
 use super::plan::{PlanConfig, Rail, Schedule};
-use super::submit::Piece;
 use crate::transport::{Endpoint, Error, Grant, Transport};
 
 /// A rail to a peer: how to reach it, and the endpoint while it works.

@@ -2,21 +2,18 @@
 //!
 //! Lock order: a peer's state, then a transfer's progress. Transports are called with neither held.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::complete::{Inner, Transfer, TransferError};
-use super::peer::{Peer, Segment};
+use super::entry::{Batch, BatchTooLarge, ENTRIES_MAX, Entry, Piece, op_of, peers_of, push_entry};
+use super::peer::Peer;
 use super::plan::{CLASSES, Class, Idle, Issued, PlanConfig, Slice, Work};
-use crate::memory::region::{LocalRange, Region, part_of};
-use crate::transport::op::remote_part_of;
-use crate::transport::{Completion, Direction, Error, Op, OpError, RemoteRange, Sink, Transport};
-
-/// The most entries of one batch.
-pub const ENTRIES_MAX: usize = 1 << 16;
+use super::watch::Deadlines;
+use crate::memory::region::Region;
+use crate::transport::{Completion, Error, Op, OpError, Sink, Transport};
 
 /// Settings of the engine.
 #[derive(Clone, Debug)]
@@ -45,109 +42,24 @@ impl Default for EngineConfig {
     }
 }
 
-/// One move of a batch: a list of ranges on either side, equally long together.
-#[derive(Clone)]
-pub struct Entry {
-    pub direction: Direction,
-    pub segment: Arc<Segment>,
-    pub local: Vec<LocalRange>,
-    pub remote: Vec<RemoteRange>,
-}
-
-impl Entry {
-    pub fn len(&self) -> u64 {
-        self.local.iter().map(LocalRange::len).sum()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.local.is_empty()
-    }
-
-    fn check(&self) -> Result<(), OpError> {
-        let local = self.len();
-        let remote = self.remote.iter().fold(0u64, |sum, range| sum.saturating_add(range.len));
-        if local == 0 || local != remote { Err(OpError::Lengths { local, remote }) } else { Ok(()) }
-    }
-
-    /// Joins neighbours: fewer ranges, the same bytes.
-    fn coalesce(&mut self) {
-        self.local.dedup_by(|next, last| last.join(next));
-        self.remote.dedup_by(|next, last| {
-            let adjoin = last.region == next.region && last.offset.checked_add(last.len) == Some(next.offset);
-            if adjoin {
-                last.len += next.len;
-            }
-            adjoin
-        });
-    }
-
-    /// Where to cut so that no part has more than `most` ranges on a side; the last is the end.
-    fn cuts(&self, most: usize) -> Vec<u64> {
-        let ends = |lens: &mut dyn Iterator<Item = u64>| -> Vec<u64> {
-            let mut end = 0;
-            let sums: Vec<u64> = lens
-                .map(|len| {
-                    end += len;
-                    end
-                })
-                .collect();
-            sums.chunks(most).filter_map(|chunk| chunk.last().copied()).collect()
-        };
-        let mut cuts = ends(&mut self.local.iter().map(LocalRange::len));
-        cuts.extend(ends(&mut self.remote.iter().map(|range| range.len)));
-        cuts.sort_unstable();
-        cuts.dedup();
-        cuts
-    }
-}
-
-/// Moves that belong together.
-pub struct Batch {
-    pub class: Class,
-    pub entries: Vec<Entry>,
-    /// Counted from its submission; what is not done then is given up. None: the engine's default.
-    pub deadline: Option<Duration>,
-    /// Told to the peers once all entries are done. Not if one failed.
-    pub notice: Option<Vec<u8>>,
-}
-
-impl Batch {
-    pub fn new(class: Class) -> Self {
-        Self { class, entries: Vec::new(), deadline: None, notice: None }
-    }
-}
-
-/// What a piece of work belongs to.
-#[derive(Clone)]
-pub(super) struct Piece {
-    transfer: Arc<Inner>,
-    entry: u32,
-}
-
 /// A slice on its way.
 type Flying = (Slice<Piece>, Issued);
 
 /// The engine of one node. Dropping it leaves transfers in flight to their transports.
 pub struct Engine(Arc<Shared>);
 
-struct Shared {
-    config: EngineConfig,
+pub(super) struct Shared {
+    pub(super) config: EngineConfig,
     transports: Vec<Arc<dyn Transport>>,
     start: Instant,
     in_flight: [AtomicU64; CLASSES],
     retried: AtomicU64,
-    peers: Mutex<Vec<Weak<Peer>>>,
-    deadlines: Mutex<Deadlines>,
-    deadlines_changed: Condvar,
-    mend_wanted: Mutex<bool>,
-    mend: Condvar,
-    ended: AtomicBool,
-}
-
-#[derive(Default)]
-struct Deadlines {
-    by_time: BTreeMap<(Instant, u64), Weak<Inner>>,
-    next: u64,
+    pub(super) peers: Mutex<Vec<Weak<Peer>>>,
+    pub(super) deadlines: Mutex<Deadlines>,
+    pub(super) deadlines_changed: Condvar,
+    pub(super) mend_wanted: Mutex<bool>,
+    pub(super) mend: Condvar,
+    pub(super) ended: AtomicBool,
 }
 
 impl Engine {
@@ -253,11 +165,6 @@ impl Drop for Engine {
     }
 }
 
-/// A batch above [`ENTRIES_MAX`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a batch of {0} entries; the most is {max}, submit several", max = ENTRIES_MAX)]
-pub struct BatchTooLarge(usize);
-
 impl Shared {
     fn enqueue(&self, inner: &Arc<Inner>) {
         let ranges_max = self.config.plan.ranges_max.max(2) as usize;
@@ -280,7 +187,7 @@ impl Shared {
     }
 
     /// Hands out what has room, however many ask for it at once: one does it for all.
-    fn pump(self: &Arc<Self>, peer: &Arc<Peer>) {
+    pub(super) fn pump(self: &Arc<Self>, peer: &Arc<Peer>) {
         if peer.pumps.fetch_add(1, Ordering::AcqRel) > 0 {
             return;
         }
@@ -411,7 +318,7 @@ impl Shared {
     }
 
     /// Takes back what waits, and asks the transports to end what moves.
-    fn stop(self: &Arc<Self>, inner: &Arc<Inner>) {
+    pub(super) fn stop(self: &Arc<Self>, inner: &Arc<Inner>) {
         inner.cancel.set();
         for peer in peers_of(inner) {
             let waiting = peer.state().schedule.extract(|work| Arc::ptr_eq(&work.token.transfer, inner));
@@ -425,70 +332,6 @@ impl Shared {
             self.pump(&peer);
         }
         self.finish(inner);
-    }
-
-    fn watch_deadline(&self, inner: &Arc<Inner>) {
-        let mut deadlines = lock(&self.deadlines);
-        let key = (inner.deadline, deadlines.next);
-        deadlines.next += 1;
-        deadlines.by_time.insert(key, Arc::downgrade(inner));
-        if deadlines.by_time.first_key_value().is_some_and(|(first, _)| *first == key) {
-            self.deadlines_changed.notify_all();
-        }
-    }
-
-    /// The watching thread.
-    fn watch(self: &Arc<Self>) {
-        while !self.ended.load(Ordering::Acquire) {
-            for inner in self.overdue() {
-                if inner.outcome().is_none() {
-                    inner.mark_timed_out();
-                    self.stop(&inner);
-                }
-            }
-        }
-    }
-
-    /// Sleeps until a deadline passes, and gives the transfers whose did.
-    fn overdue(&self) -> Vec<Arc<Inner>> {
-        /// Transfers that completed are forgotten at this pace.
-        const SWEEP: Duration = Duration::from_secs(1);
-        let mut deadlines = lock(&self.deadlines);
-        let now = Instant::now();
-        let later = deadlines.by_time.split_off(&(now, u64::MAX));
-        let overdue = std::mem::replace(&mut deadlines.by_time, later);
-        if overdue.is_empty() {
-            deadlines.by_time.retain(|_, inner| inner.strong_count() > 0);
-            let first =
-                deadlines.by_time.first_key_value().map(|(key, _)| key.0.saturating_duration_since(now));
-            let sleep = first.unwrap_or(SWEEP).min(SWEEP);
-            if !self.ended.load(Ordering::Acquire) {
-                drop(self.deadlines_changed.wait_timeout(deadlines, sleep));
-            }
-        }
-        overdue.into_values().filter_map(|inner| inner.upgrade()).collect()
-    }
-
-    fn want_mending(&self) {
-        *lock(&self.mend_wanted) = true;
-        self.mend.notify_all();
-    }
-
-    /// The mending thread.
-    fn mend_all(self: &Arc<Self>) {
-        while !self.ended.load(Ordering::Acquire) {
-            let peers: Vec<_> = lock(&self.peers).iter().filter_map(Weak::upgrade).collect();
-            for peer in peers {
-                peer.mend();
-                self.pump(&peer);
-            }
-            let mut wanted = lock(&self.mend_wanted);
-            if !*wanted && !self.ended.load(Ordering::Acquire) {
-                let waited = self.mend.wait_timeout(wanted, self.config.mend_interval);
-                wanted = waited.unwrap_or_else(PoisonError::into_inner).0;
-            }
-            *wanted = false;
-        }
     }
 
     fn now_ns(&self) -> u64 {
@@ -522,56 +365,6 @@ impl Sink for Issue {
     }
 }
 
-fn push_entry(
-    schedule: &mut super::plan::Schedule<Piece>,
-    entry: &Entry,
-    piece: &Piece,
-    ranges_max: usize,
-    class: Class,
-) {
-    // Equal for entries whose pieces may share an operation: one transfer, one segment, one direction.
-    let merge_key = (Arc::as_ptr(&piece.transfer) as u64)
-        ^ (Arc::as_ptr(&entry.segment) as u64).rotate_left(20)
-        ^ entry.direction as u64;
-    let work = |offset, len, ranges| Work { token: piece.clone(), offset, len, ranges, merge_key, avoid: 0 };
-    let ranges = entry.local.len().max(entry.remote.len());
-    if ranges <= ranges_max {
-        return schedule.push(class, work(0, entry.len(), ranges as u32));
-    }
-    let mut start = 0;
-    // Half, because a part may begin and end inside of ranges.
-    for end in entry.cuts(ranges_max / 2) {
-        schedule.push(class, work(start, end - start, ranges_max as u32));
-        start = end;
-    }
-}
-
-/// The operation that moves a slice over a rail; none if its segment is not open there.
-fn op_of(id: u64, slice: &Slice<Piece>, rail: usize) -> Option<Op> {
-    let Piece { transfer, entry } = &slice.pieces.first()?.token;
-    let first = &transfer.entries[*entry as usize];
-    let (grant, direction) = (first.segment.grant(rail)?, first.direction);
-    let (mut local, mut remote) = (Vec::new(), Vec::new());
-    for piece in &slice.pieces {
-        let entry = &transfer.entries[piece.token.entry as usize];
-        local.extend(part_of(&entry.local, piece.offset, piece.len));
-        remote.extend(remote_part_of(&entry.remote, piece.offset, piece.len));
-    }
-    Some(Op { id, direction, grant, local, remote, cancel: Some(transfer.cancel.clone()) })
-}
-
-fn peers_of(inner: &Inner) -> Vec<Arc<Peer>> {
-    let mut peers: Vec<Arc<Peer>> = Vec::new();
-    for entry in &inner.entries {
-        let peer = entry.segment.peer();
-        // Batches mostly have one peer, so the last is the one.
-        if !peers.iter().rev().any(|known| Arc::ptr_eq(known, peer)) {
-            peers.push(peer.clone());
-        }
-    }
-    peers
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
+use super::entry::{BatchTooLarge, ENTRIES_MAX};
 use super::handover::{Arrivals, HandOver};
-use super::submit::BatchTooLarge;
 use super::*;
 use crate::memory::host::HostPool;
 use crate::memory::region::Region;
@@ -306,7 +306,7 @@ fn completion_is_told_in_every_way() {
 #[test]
 fn batches_are_bounded() {
     let world = World::new(MIB, EngineConfig::default(), vec![healthy()]);
-    let entries = vec![world.entry(Direction::Read, 0, 1); submit::ENTRIES_MAX + 1];
+    let entries = vec![world.entry(Direction::Read, 0, 1); ENTRIES_MAX + 1];
     let error: BatchTooLarge =
         world.engine.submit(Batch { entries, ..Batch::new(Class::Prefill) }).err().unwrap();
     assert!(error.to_string().contains("65537 entries"));

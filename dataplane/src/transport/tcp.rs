@@ -9,7 +9,9 @@
 //! connections each, which share the load. Threads: one accepts, one per connection on either side; blocked threads
 //! cost nothing, and a thread that does I/O for one peer alone needs no readiness bookkeeping.
 
+mod asked;
 mod client;
+mod queue;
 mod server;
 mod socket;
 pub(super) mod wire;
@@ -27,8 +29,9 @@ use super::node::NOTICE_MAX;
 use super::{Cancel, Capabilities, Endpoint, Error, Grant, Node, Op, Sink, Transport};
 use crate::memory::region::Region;
 use client::Connection;
+use queue::{Inbox, Outbox};
 use server::Serving;
-use socket::{Deadlined, Inbox, Outbox, Socket};
+use socket::{Deadlined, Socket};
 
 const NAME: &str = "tcp";
 

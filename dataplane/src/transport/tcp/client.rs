@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::socket::{Cursor, Inbox, Outbox, Socket, Wake, crc};
-use super::wire::{self, CODE_CHECKSUM, HEADER_LEN, Header, Kind, WireError};
-use crate::memory::region::LocalRange;
+use super::asked::{Asked, Asking, Question, Receiving, Told, outcome};
+use super::queue::{Cursor, Inbox, Outbox, crc};
+use super::socket::{Socket, Wake};
+use super::wire::{self, HEADER_LEN, Header, Kind, WireError};
 use crate::transport::grant::Denied;
 use crate::transport::{Cancel, Capabilities, Completion, Direction, Grant, Op, OpError, Sink};
 
@@ -43,53 +44,6 @@ struct Pending {
     queue: VecDeque<Question>,
     down: Option<String>,
 }
-
-struct Question {
-    request: u64,
-    asked: Asked,
-}
-
-enum Asked {
-    Op(Asking),
-    Open { segment: String, at: Instant, reply: oneshot::Sender<Result<Arc<Grant>, Denied>> },
-    Ping,
-}
-
-impl Asked {
-    fn fits(&self, answer: &Header) -> bool {
-        match (self, answer.kind) {
-            (Self::Op(asking), Kind::Data) if asking.direction == Direction::Read => {
-                answer.code != 0 || answer.payload_len == asking.len
-            }
-            (Self::Op(asking), Kind::Ack) => asking.direction == Direction::Write,
-            (Self::Open { .. }, Kind::Grant) | (Self::Ping, Kind::Pong) => true,
-            _ => false,
-        }
-    }
-}
-
-/// An operation that waits for its answer.
-struct Asking {
-    id: u64,
-    direction: Direction,
-    len: u64,
-    cancel: Option<Cancel>,
-    /// Where a read goes. Empty for a write, whose memory is in the outbox.
-    local: Vec<LocalRange>,
-    /// None once it was cancelled: its answer is then read past.
-    sink: Option<Arc<dyn Sink>>,
-}
-
-/// A read whose payload is coming in.
-struct Receiving {
-    asking: Asking,
-    cursor: Cursor,
-    /// What the payload must have, and where it goes.
-    crc: Option<(u32, Vec<LocalRange>)>,
-}
-
-/// A completion about to be told.
-type Told = (Arc<dyn Sink>, Completion);
 
 impl Connection {
     pub(super) fn new(
@@ -458,63 +412,6 @@ struct Watch {
     pinged: bool,
 }
 
-impl Asking {
-    /// Its completion, unless it was told before.
-    fn end(&mut self, valid_bytes: u64, result: Result<(), OpError>) -> Option<Told> {
-        let sink = self.sink.take()?;
-        Some((sink, Completion { id: self.id, valid_bytes, result }))
-    }
-}
-
-impl Receiving {
-    fn valid(&self) -> u64 {
-        // With a checksum nothing is known to be right before all of it is here.
-        if self.crc.is_some() { 0 } else { self.asking.len - self.cursor.left() }
-    }
-
-    /// Ends it early; the rest of the payload is read past.
-    fn abandon(&mut self) -> Option<Told> {
-        let valid = self.valid();
-        let told = self.asking.end(valid, Err(OpError::Cancelled));
-        self.cursor = Cursor::skipping(self.cursor.left());
-        self.crc = None;
-        told
-    }
-
-    fn finish(&mut self) -> Option<Told> {
-        let (valid, result) = match self.crc.take() {
-            Some((expected, local)) => match crc(&local) {
-                found if found == expected => (self.asking.len, Ok(())),
-                found => (0, Err(OpError::Checksum { expected, found })),
-            },
-            None => (self.asking.len, Ok(())),
-        };
-        self.cursor = Cursor::default();
-        self.asking.end(valid, result)
-    }
-
-    /// Fills memory with what is here. Whether there was anything.
-    fn fill(&mut self, inbox: &mut Inbox, socket: &Socket) -> io::Result<bool> {
-        if inbox.bytes().is_empty() {
-            return inbox.fill_memory(socket, &mut self.cursor);
-        }
-        let count = self.cursor.copy_in(inbox.bytes());
-        inbox.consume(count);
-        Ok(true)
-    }
-
-    fn skip(&mut self, inbox: &mut Inbox, socket: &Socket) -> io::Result<bool> {
-        let left = usize::try_from(self.cursor.left()).unwrap_or(usize::MAX);
-        if inbox.bytes().is_empty() {
-            return inbox.fill(socket, left);
-        }
-        let count = inbox.bytes().len().min(left);
-        inbox.consume(count);
-        self.cursor.skip(count as u64);
-        Ok(true)
-    }
-}
-
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
@@ -522,14 +419,6 @@ enum Ended {
     Io(#[from] io::Error),
     #[error("it broke the protocol: {0}")]
     Wire(#[from] WireError),
-}
-
-fn outcome(code: u8) -> Result<Result<(), OpError>, WireError> {
-    match code {
-        0 => Ok(Ok(())),
-        CODE_CHECKSUM => Ok(Err(OpError::PeerChecksum)),
-        code => Denied::from_u8(code).map(|denied| Err(denied.into())).ok_or(WireError::Kind(code)),
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

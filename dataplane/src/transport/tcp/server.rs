@@ -4,7 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::socket::{Cursor, Inbox, Outbox, Socket, crc};
+use super::queue::{Cursor, Inbox, Outbox, crc};
+use super::socket::Socket;
 use super::wire::{self, CODE_CHECKSUM, Header, Kind, WireError};
 use crate::memory::region::LocalRange;
 use crate::transport::grant::{Denied, Granted};
