@@ -23,6 +23,8 @@ pub struct Config {
     pub store: Store,
     pub conductor: Conductor,
     pub policy: Policy,
+    /// Which NICs serve which memory, where an operator knows better than the probe.
+    pub topology: kvasir_dataplane::topology::matrix::Overrides,
 }
 
 /// Who this host is and where it keeps what must survive a restart.
@@ -307,7 +309,7 @@ impl Config {
     /// # Errors
     /// The first setting that makes no sense, with its key and value.
     pub fn validate(&self) -> Result<(), Error> {
-        let Self { node, listen, store, conductor, policy } = self;
+        let Self { node, listen, store, conductor, policy, topology: _ } = self; // NIC names: when the machine is probed
         if !valid_name(&node.name) {
             return Err(invalid("node.name", &node.name, "must be 1 to 64 of A-Z a-z 0-9 . _ -"));
         }

@@ -13,6 +13,7 @@ mod dev;
 mod policy;
 pub mod replay;
 mod serve;
+mod topology;
 pub mod trace;
 
 use clap::{Args, Parser, Subcommand};
@@ -50,6 +51,7 @@ enum Command {
     Replay(replay::ReplayArgs),
     Trace(trace::TraceArgs),
     Config(config::ConfigArgs),
+    Topology(topology::TopologyArgs),
 }
 
 /// Where settings come from.
@@ -146,6 +148,7 @@ impl Cli {
             Command::Replay(args) => args.run().map(done),
             Command::Trace(args) => args.run().map(done),
             Command::Config(args) => args.run().map(done),
+            Command::Topology(args) => args.run().map(done),
         }
     }
 }

@@ -150,7 +150,7 @@ impl Layers {
         Ok(())
     }
 
-    /// The value that stands at `key`; `None` inside a policy's own settings, which the host does not know.
+    /// The value that stands at `key`; `None` in sections whose keys are not known beforehand.
     fn place(&self, layer: &Layer, key: &[String]) -> Result<Option<&Value>, Error> {
         let mut table = &self.table;
         for (depth, part) in key.iter().enumerate() {
@@ -177,8 +177,13 @@ impl Layers {
     }
 }
 
+/// A policy's own settings, which the host does not know, and the places of memory of this machine.
 fn free_form(section: &[String]) -> bool {
-    matches!(section, [policy, _, settings] if policy == "policy" && settings == "settings")
+    match section {
+        [policy, _, settings] => policy == "policy" && settings == "settings",
+        [topology, locations] => topology == "topology" && locations == "locations",
+        _ => false,
+    }
 }
 
 /// "did you mean `x`? ", or nothing when no known name is close.

@@ -145,3 +145,21 @@ fn bad_forms_say_what_and_where() {
     let missing = Config::load(Some("/no/such/kvasir.toml".as_ref()), [], &[]).unwrap_err().to_string();
     assert!(missing.starts_with("cannot read the configuration /no/such/kvasir.toml"), "{missing}");
 }
+
+#[test]
+fn topology_settings_name_nics_and_places() {
+    let file = "[topology]\nonly = [\"mlx5_0\", \"mlx5_1\"]\n[topology.locations]\n\"cuda:0\" = [[\"mlx5_1\"], []]\n";
+    let environment = [("KVASIR__TOPOLOGY__EXCLUDE", r#"["eno3", "eno4"]"#)];
+    let config = load(Some(file), &environment, &[r#"topology.only=["mlx5_1"]"#]).unwrap();
+    assert_eq!(config.topology.only, ["mlx5_1"]);
+    assert_eq!(config.topology.exclude, ["eno3", "eno4"]);
+    let rails = &config.topology.locations[&"cuda:0".parse().unwrap()];
+    assert_eq!((rails.preferred.as_slice(), rails.secondary.len()), (["mlx5_1".to_owned()].as_slice(), 0));
+    assert_eq!(load(Some(&config.to_toml()), &[], &[]).unwrap(), config);
+
+    let wrong = load(Some("[topology.locations]\n\"gpu:0\" = [[], []]\n"), &[], &[]).unwrap_err();
+    assert!(wrong.starts_with("FILE: `topology.locations.gpu:0` cannot be [[], []]"), "{wrong}");
+    assert!(wrong.contains("write cpu:N or cuda:N"), "{wrong}");
+    let wrong = load(None, &[], &["topology.exlude=[]"]).unwrap_err();
+    assert!(wrong.contains("did you mean `exclude`?"), "{wrong}");
+}
