@@ -8,6 +8,8 @@
 //! next [`flush`](BlockStore::flush) on. Every read is compared with the block's checksum: what is torn, flipped or
 //! truncated is a miss and counted. It knows no time: a block comes back with a time to live of 0.
 
+pub mod bench;
+
 mod append;
 mod checkpoint;
 mod config;

@@ -328,6 +328,14 @@ fn recovery_is_quick_after_a_close_and_complete_after_a_crash() {
     audit(&store);
 }
 
+#[test]
+fn the_benchmark_runs_and_leaves_nothing_behind() {
+    let dir = TempDir::new().unwrap();
+    let rows = bench::Bench { dir: dir.path(), bytes: 64 << 20, reads: 500, queue_depth: 8 }.run().unwrap();
+    assert!(rows.len() == 5 && rows.iter().all(|row| row.value > 0.0), "{rows:?}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
 /// One step of a random history.
 #[derive(Clone, Debug)]
 enum Step {
