@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::memory::placing::HugePages;
+
 /// Who computes the checksum that a block carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum CommitCheck {
@@ -22,6 +24,12 @@ pub struct DramConfig {
     pub blocks_max: u32,
     /// Touch every page at start, so that no put pays for a page fault. Default false: start at once.
     pub prefault: bool,
+    /// Whether to ask for pages of 2 MiB. Default `Auto`: where granted.
+    pub huge_pages: HugePages,
+    /// NUMA node to take the pool from. Default none: where the threads run that first touch it.
+    pub numa_node: Option<u32>,
+    /// Lock the pool in memory, so that it is never swapped out. Default false. Touches every page at start.
+    pub lock_memory: bool,
     /// Free share of the pool below which eviction starts. Default 0.05.
     pub low_free: f64,
     /// Free share of the pool at which eviction stops. Default 0.10; at least `low_free`.
@@ -63,6 +71,9 @@ impl Default for DramConfig {
             pool_bytes: 1 << 30,
             blocks_max: 1 << 20,
             prefault: false,
+            huge_pages: HugePages::Auto,
+            numa_node: None,
+            lock_memory: false,
             low_free: 0.05,
             high_free: 0.10,
             reserve_max: 1024,

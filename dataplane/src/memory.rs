@@ -1,8 +1,9 @@
-//! Memory that holds blocks: where it comes from ([`host`]), who has which part of it ([`extents`]), what is lent
+//! Memory that holds blocks: where it comes from ([`host`]), how its pages lie ([`placing`]), who has which part of it ([`extents`]), what is lent
 //! to one operation ([`buffer`]), and what transfers may name ([`region`]).
 
 pub mod buffer;
 pub mod extents;
 pub mod host;
+pub mod placing;
 pub mod region;
 mod stream;

@@ -6,9 +6,11 @@ pub mod conformance;
 pub mod dram;
 pub mod events;
 pub mod fault;
+pub mod ghosts;
 pub mod lifecycle;
 pub mod memory;
 pub mod nvme;
+pub mod scrub;
 pub mod store;
 pub mod tiering;
 

@@ -64,6 +64,14 @@ pub struct Store {
     pub block_slots: u32,
     /// Touch every page at start, so that no put pays for a page fault.
     pub prefault: bool,
+    /// Pages of 2 MiB for the pool. `auto`: where granted. `off`. `require`: or do not start.
+    pub huge_pages: HugePages,
+    /// NUMA node to take the pool from; -1: any.
+    pub numa_node: i32,
+    /// Lock the pool in memory, so that it is never swapped out.
+    pub lock_memory: bool,
+    /// How fast a background thread compares resident blocks with their checksums, per second. `0B`: not at all.
+    pub scrub_rate: Size,
     /// Free share of the pool below which eviction starts.
     pub low_free: f64,
     /// Free share of the pool at which eviction stops; at least `low_free`.
@@ -130,6 +138,15 @@ pub struct Tenant {
 pub enum Checksum {
     Trust,
     Verify,
+}
+
+/// Whether to ask for pages of 2 MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HugePages {
+    Auto,
+    Off,
+    Require,
 }
 
 /// Instances and the prefix index.
@@ -211,6 +228,10 @@ impl Default for Store {
             pool_bytes: Size::mib(1024),
             block_slots: 1 << 20,
             prefault: false,
+            huge_pages: HugePages::Auto,
+            numa_node: -1,
+            lock_memory: false,
+            scrub_rate: Size::mib(32),
             low_free: 0.05,
             high_free: 0.10,
             reserve_max: 1024,

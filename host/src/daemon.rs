@@ -9,8 +9,10 @@ use crate::metrics::Metrics;
 use crate::policy::{self, PolicyConfig, PolicyHost, Source, Wanted};
 use crate::rpc::{self, Routing};
 use kvasir_dataplane::config::{Floor, TenantConfig};
+use kvasir_dataplane::memory::placing::HugePages;
 use kvasir_dataplane::server::{Listen, ServeError, Server};
 use kvasir_dataplane::tier::dram::OpenError;
+use kvasir_dataplane::tier::scrub::Scrubber;
 use kvasir_dataplane::{Clock, CommitCheck, DramConfig, DramStore, ServerConfig};
 use std::fs::File;
 use std::io;
@@ -67,6 +69,8 @@ pub struct Host {
     pub store: Arc<DramStore>,
     pub policies: Arc<PolicyHost>,
     pub eviction: Eviction,
+    /// None: `store.scrub_rate` is 0.
+    pub scrubber: Option<Scrubber>,
     pub server: Server,
     pub routing: Routing,
     pub draining: AtomicBool,
@@ -101,6 +105,9 @@ impl Daemon {
         let evictor = policies.evictor_worker(store.slots());
         let no_thread = |name| move |source| StartError::Thread { name, source };
         let eviction = Eviction::start(Arc::clone(&store), evictor, clock).map_err(no_thread("eviction"))?;
+        let scrub_rate = config.store.scrub_rate.0;
+        let scrubber = (scrub_rate > 0).then(|| Scrubber::start(Arc::clone(&store), clock, scrub_rate));
+        let scrubber = scrubber.transpose().map_err(no_thread("scrubbing"))?;
         let data = server.tcp_addr().unwrap_or(config.listen.data);
         let addrs =
             Addrs { grpc: local_addr(&grpc, "listen.grpc")?, http: local_addr(&http, "listen.http")?, data };
@@ -113,6 +120,7 @@ impl Daemon {
             store,
             policies,
             eviction,
+            scrubber,
             server,
             addrs,
         });
@@ -124,6 +132,7 @@ impl Daemon {
             .map_err(no_thread("control calls"))?;
         let (stop, stopping) = watch::channel(false);
         rpc::spawn(&runtime, &host, grpc, http, &stopping).map_err(no_thread("control calls"))?;
+        tracing::info!(bytes = host.store.pool().bytes(), pages = %host.store.pool().placed(), "pool ready");
         tracing::info!(node = host.config.node.name, grpc = %addrs.grpc, http = %addrs.http, data = %addrs.data, "host started");
         Ok(Running { host: Some(host), stop, runtime: Some(runtime), _data_dir: data_dir })
     }
@@ -247,6 +256,13 @@ pub(crate) fn dram_config(config: &Config) -> DramConfig {
         pool_bytes: store.pool_bytes.0,
         blocks_max: store.block_slots,
         prefault: store.prefault,
+        huge_pages: match store.huge_pages {
+            config::HugePages::Auto => HugePages::Auto,
+            config::HugePages::Off => HugePages::Off,
+            config::HugePages::Require => HugePages::Require,
+        },
+        numa_node: u32::try_from(store.numa_node).ok(),
+        lock_memory: store.lock_memory,
         low_free: store.low_free,
         high_free: store.high_free,
         reserve_max: store.reserve_max as usize,

@@ -4,6 +4,8 @@
 //! already is copied in when somebody looks.
 
 use crate::daemon::Host;
+use kvasir_dataplane::metrics::{Histogram, TenantMetrics};
+use kvasir_dataplane::tier::ghosts::MissCause;
 use kvasir_dataplane::tier::lifecycle::State;
 use metrics::{counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
@@ -58,6 +60,34 @@ fn describe() {
         "kvasir_lookups_total",
         "Blocks asked for by get, by outcome; exists and stat are not counted"
     );
+    describe_counter!(
+        "kvasir_misses_total",
+        "Blocks that get did not find, by why; and misses seen elsewhere"
+    );
+    describe_counter!("kvasir_created_total", "Blocks stored and made visible");
+    describe_counter!("kvasir_migrations_total", "Times a block was held to send it elsewhere");
+    describe_counter!("kvasir_migrated_bytes_total", "Bytes of the blocks held to send them elsewhere");
+    describe_gauge!("kvasir_pool_usage_ratio", "Share of the DRAM pool that holds blocks");
+    describe_gauge!("kvasir_metadata_bytes", "Memory of records and index, beside the pool");
+    describe_counter!(
+        "kvasir_block_seconds_bucket",
+        "Times of blocks, cumulative: creation (reserve to visible), age_at_eviction, lifetime (however it \
+         ended), reuse_interval (between uses), migration (held to send elsewhere)"
+    );
+    describe_counter!("kvasir_block_seconds_count", "Number of those times");
+    describe_gauge!("kvasir_block_seconds_sum", "Sum of those times");
+    describe_counter!("kvasir_scrubbed_bytes_total", "Bytes the scrubber compared with checksums");
+    describe_counter!("kvasir_scrub_dropped_total", "Blocks the scrubber found changed and dropped");
+    describe_counter!("kvasir_scrub_passes_total", "Full passes of the scrubber");
+    describe_gauge!("kvasir_scrub_last_pass_age_seconds", "Time since its last full pass");
+    describe_gauge!(
+        "kvasir_tenant_used_bytes",
+        "Memory the blocks of a tenant take; tenant 0: all without settings"
+    );
+    describe_gauge!("kvasir_tenant_pinned_bytes", "Part of its pin quota that a tenant uses");
+    describe_gauge!("kvasir_tenant_floor_bytes", "What a tenant keeps while others are above their floors");
+    describe_counter!("kvasir_tenant_quota_full_total", "Puts refused because the quota was full");
+    describe_counter!("kvasir_tenant_floor_kept_total", "Victims not evicted because of the floor");
     describe_counter!("kvasir_hit_bytes_total", "Bytes of the blocks that get found");
     describe_counter!("kvasir_stored_bytes_total", "Bytes of committed blocks");
     describe_counter!("kvasir_evicted_bytes_total", "Bytes of blocks an evictor chose");
@@ -132,7 +162,31 @@ fn store(host: &Host) {
     }
     counter!("kvasir_lookups_total", "outcome" => "hit").absolute(m.hits);
     counter!("kvasir_lookups_total", "outcome" => "miss").absolute(m.misses);
+    for (cause, count) in MissCause::ALL.into_iter().zip(m.misses_by_cause) {
+        counter!("kvasir_misses_total", "cause" => cause.name()).absolute(count);
+    }
     counter!("kvasir_hit_bytes_total").absolute(m.hit_bytes);
+    counter!("kvasir_created_total").absolute(m.creation.count());
+    counter!("kvasir_migrations_total").absolute(m.migration.count());
+    counter!("kvasir_migrated_bytes_total").absolute(m.migrated_bytes);
+    gauge!("kvasir_pool_usage_ratio").set(1.0 - m.free_bytes as f64 / m.pool_bytes.max(1) as f64);
+    gauge!("kvasir_metadata_bytes").set(host.store.metadata().bytes() as f64);
+    let times = [
+        ("creation", m.creation),
+        ("age_at_eviction", m.age_at_eviction),
+        ("lifetime", m.lifetime),
+        ("reuse_interval", m.reuse_interval),
+        ("migration", m.migration),
+    ];
+    times.iter().for_each(|(of, times)| histogram(of, times));
+    counter!("kvasir_scrubbed_bytes_total").absolute(m.scrub.bytes);
+    counter!("kvasir_scrub_dropped_total").absolute(m.scrub.dropped);
+    counter!("kvasir_scrub_passes_total").absolute(m.scrub.passes);
+    if let Some(ended_ms) = m.scrub.last_pass_ms {
+        let ago_ms = host.clock.now_ms().saturating_sub(ended_ms);
+        gauge!("kvasir_scrub_last_pass_age_seconds").set(ago_ms as f64 / 1e3);
+    }
+    m.tenants.iter().for_each(tenant);
     counter!("kvasir_stored_bytes_total").absolute(m.stored_bytes);
     counter!("kvasir_evicted_bytes_total").absolute(m.evicted_bytes);
     counter!("kvasir_checksum_failures_total").absolute(m.checksum_failures);
@@ -143,6 +197,29 @@ fn store(host: &Host) {
     gauge!("kvasir_reservations").set(m.reservations as f64);
     counter!("kvasir_reservations_reclaimed_total").absolute(m.reservations_reclaimed);
     counter!("kvasir_evictor_hits_dropped_total").absolute(m.hits_dropped);
+}
+
+/// Times of blocks as a cumulative histogram: one counter per bound, as Prometheus has it.
+fn histogram(of: &'static str, times: &Histogram) {
+    let mut below = 0;
+    for (power, count) in times.buckets.into_iter().enumerate() {
+        below += count;
+        let last = power + 1 == times.buckets.len();
+        let bound = if last { "+Inf".to_owned() } else { (2f64.powi(power as i32) / 1e3).to_string() };
+        counter!("kvasir_block_seconds_bucket", "of" => of, "le" => bound).absolute(below);
+    }
+    counter!("kvasir_block_seconds_count", "of" => of).absolute(below);
+    gauge!("kvasir_block_seconds_sum", "of" => of).set(times.sum_ms as f64 / 1e3);
+}
+
+fn tenant(tenant: &TenantMetrics) {
+    let id = tenant.tenant.to_string();
+    let set = |name: &'static str, value: u64| gauge!(name, "tenant" => id.clone()).set(value as f64);
+    set("kvasir_tenant_used_bytes", tenant.used_bytes);
+    set("kvasir_tenant_pinned_bytes", tenant.pinned_bytes);
+    set("kvasir_tenant_floor_bytes", tenant.floor_bytes);
+    counter!("kvasir_tenant_quota_full_total", "tenant" => id.clone()).absolute(tenant.quota_full);
+    counter!("kvasir_tenant_floor_kept_total", "tenant" => id).absolute(tenant.floor_kept);
 }
 
 fn data_server(host: &Host) {

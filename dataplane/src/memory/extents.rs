@@ -203,6 +203,52 @@ mod tests {
         assert_eq!(extents.free_bytes(), 0);
     }
 
+    /// Blocks of 64 KiB to 32 MiB, the sizes that models and block lengths in practice give, each as often as the
+    /// others: the share of the pool in use when first a block does not fit, and at the worst while blocks are then
+    /// replaced for many times the pool, the oldest first or at random.
+    fn utilisation(seed: u64, oldest_first: bool) -> (f64, f64) {
+        const SIZES_KIB: [u64; 12] = [64, 96, 128, 256, 320, 512, 1024, 2048, 2560, 5120, 8192, 32768];
+        let (pool, mut random) = (8 << 30, seed);
+        let mut below = |bound: usize| {
+            // xorshift64*, so that a seed says all.
+            random ^= random >> 12;
+            random ^= random << 25;
+            random ^= random >> 27;
+            (random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % bound
+        };
+        let (mut extents, mut live) = (Extents::new(pool), std::collections::VecDeque::new());
+        let (mut first, mut worst) = (None, 1.0f64);
+        for _ in 0..60_000 {
+            let size = SIZES_KIB[below(SIZES_KIB.len())] << 10;
+            let offset = loop {
+                if let Some(offset) = extents.allocate(size) {
+                    break offset;
+                }
+                let used = 1.0 - extents.free_bytes() as f64 / pool as f64;
+                first.get_or_insert(used);
+                worst = worst.min(used);
+                let at = if oldest_first { 0 } else { below(live.len()) };
+                let (offset, size) = live.remove(at).unwrap();
+                extents.free(offset, size);
+            };
+            live.push_back((offset, size));
+        }
+        (first.unwrap(), worst)
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "too long for an interpreter")]
+    fn a_mix_of_sizes_fills_the_pool() {
+        for seed in 1..=5 {
+            let (first, oldest) = utilisation(seed, true);
+            let (_, random) = utilisation(seed, false);
+            println!(
+                "seed {seed}: first refusal {first:.3}, at worst oldest first {oldest:.3}, random {random:.3}"
+            );
+            assert!(first >= 0.95, "{first}");
+        }
+    }
+
     #[test]
     #[should_panic(expected = "free already")]
     fn a_double_free_does_not_go_on() {

@@ -15,10 +15,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::extents::PAGE;
+use super::placing::{HUGE_PAGE, HugePages, Pages, Placed, Placing, Untouched, choose_pages};
 use super::stream::copy_past_cache;
 use crate::block::{Checksum, checksum};
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +35,20 @@ pub enum PoolError {
     TooLarge { wanted: u64 },
     #[error("the pool of {bytes} B could not be set up: {step} failed: {source}")]
     System { step: &'static str, bytes: u64, source: io::Error },
+    #[error(
+        "the pool needs {needed} huge pages of 2 MiB and the machine has {free} free; reserve them \
+         (sysctl vm.nr_hugepages) or set store.huge_pages = \"auto\""
+    )]
+    HugePages { needed: u64, free: u64 },
+    #[error("NUMA node {node} does not exist, this machine has {there}; change store.numa_node")]
+    NumaNode { node: u32, there: String },
+    #[error("the pool cannot be bound to NUMA node {node}: {source}; leave store.numa_node empty")]
+    Bind { node: u32, source: io::Error },
+    #[error(
+        "{bytes} B cannot be locked in memory: {source}; the limit is {limit}. Raise it (ulimit -l, LimitMEMLOCK of \
+         the service, or the capability CAP_IPC_LOCK) or set store.lock_memory = false"
+    )]
+    Lock { bytes: u64, limit: String, source: io::Error },
 }
 
 /// The extents of a pool count pages with 32 bits.
@@ -43,36 +58,58 @@ const POOL_MAX: u64 = (u32::MAX as u64 - 1) * PAGE;
 pub struct HostPool {
     fd: OwnedFd,
     mapping: Mapping,
+    placed: Placed,
 }
 
 impl HostPool {
-    /// Makes a pool of `bytes`, rounded up to whole pages. With `prefault`, every page is touched now.
+    /// Makes a pool of `bytes`, rounded up to whole ordinary pages. With `prefault`, every page is touched now.
     pub fn new(bytes: u64, prefault: bool) -> Result<Self, PoolError> {
-        Self::with_available(bytes, prefault, available_memory())
+        Self::open(bytes, &Placing { huge_pages: HugePages::Off, prefault, ..Placing::default() })
     }
 
-    fn with_available(bytes: u64, prefault: bool, available: Option<u64>) -> Result<Self, PoolError> {
+    /// Makes a pool of `bytes`, rounded up to whole pages, that lies as `placing` asks.
+    pub fn open(bytes: u64, placing: &Placing) -> Result<Self, PoolError> {
+        Self::with_available(bytes, placing, available_memory())
+    }
+
+    fn with_available(bytes: u64, placing: &Placing, available: Option<u64>) -> Result<Self, PoolError> {
         if bytes == 0 {
             return Err(PoolError::Empty);
         }
         if bytes > POOL_MAX {
             return Err(PoolError::TooLarge { wanted: bytes });
         }
-        let bytes = bytes.next_multiple_of(PAGE);
-        if let Some(available) = available.filter(|&available| available < bytes) {
+        let pages = choose_pages(placing.huge_pages, bytes)?;
+        let (page, flags) = match pages {
+            Pages::Reserved => (HUGE_PAGE, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB),
+            _ => (PAGE, MemfdFlags::empty()),
+        };
+        let bytes = bytes.next_multiple_of(page);
+        // Reserved pages are not part of what is available.
+        let short = |&available: &u64| pages != Pages::Reserved && available < bytes;
+        if let Some(available) = available.filter(short) {
             return Err(PoolError::LargerThanMemory { wanted: bytes, available });
         }
         let failed = |step| move |error: io::Error| PoolError::System { step, bytes, source: error };
-        let fd = rustix::fs::memfd_create("kvasir-pool", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|e| failed("memfd_create")(e.into()))?;
+        let fd =
+            rustix::fs::memfd_create("kvasir-pool", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+                .map_err(|e| failed("memfd_create")(e.into()))?;
         rustix::fs::ftruncate(&fd, bytes).map_err(|e| failed("ftruncate")(e.into()))?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|e| failed("sealing")(e.into()))?;
         let mapping = Mapping::new(fd.as_fd(), bytes, true).map_err(failed("mmap"))?;
-        if prefault {
-            mapping.prefault().map_err(failed("prefault"))?;
+        let memory = Untouched { base: mapping.base.as_ptr().cast(), len: mapping.len as usize };
+        let mut placed = Placed { pages, numa_node: placing.numa_node, locked: placing.lock };
+        if pages == Pages::Transparent && !memory.advise_huge() {
+            placed.pages = Pages::Ordinary;
         }
-        Ok(Self { fd, mapping })
+        placing.numa_node.map_or(Ok(()), |node| memory.bind(node))?;
+        if placing.lock {
+            memory.lock()?;
+        } else if placing.prefault {
+            memory.prefault().map_err(failed("prefault"))?;
+        }
+        Ok(Self { fd, mapping, placed })
     }
 
     /// Bytes of the pool, whole pages.
@@ -82,6 +119,11 @@ impl HostPool {
 
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
+    }
+
+    /// How its pages lie.
+    pub fn placed(&self) -> Placed {
+        self.placed
     }
 
     /// The descriptor that a writer maps.
@@ -219,14 +261,6 @@ impl Mapping {
         // SAFETY: offset <= end <= len of the mapping, so the pointer stays inside it (or one past its end).
         (end <= self.len).then(|| unsafe { self.base.as_ptr().add(offset as usize) })
     }
-
-    fn prefault(&self) -> io::Result<()> {
-        // SAFETY: the range is exactly this mapping; populating changes no contents.
-        unsafe {
-            rustix::mm::madvise(self.base.as_ptr().cast(), self.len as usize, Advice::LinuxPopulateWrite)
-        }?;
-        Ok(())
-    }
 }
 
 impl Drop for Mapping {
@@ -254,7 +288,8 @@ mod tests {
     #[test]
     fn sizes_are_checked() {
         let check = |bytes, available, expected: &str| {
-            let result = HostPool::with_available(bytes, false, available);
+            let placing = Placing { huge_pages: HugePages::Off, ..Placing::default() };
+            let result = HostPool::with_available(bytes, &placing, available);
             let text = result.map_or_else(|error| error.to_string(), |pool| format!("{} B", pool.bytes()));
             assert!(text.contains(expected), "{text}");
         };

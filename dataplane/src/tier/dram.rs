@@ -27,6 +27,7 @@ mod feed;
 mod leave;
 mod pins;
 mod read;
+mod scrub;
 mod space;
 mod victims;
 mod write;
@@ -38,10 +39,13 @@ use std::time::Duration;
 
 pub use pins::Pinning;
 pub use read::Held;
+pub use scrub::Scrubbed;
 pub use space::Pressure;
 
+use self::scrub::ScrubCounts;
 use self::space::Space;
 use super::events::EventBuffer;
+use super::ghosts::{MISS_CAUSES, MissCause};
 use super::lifecycle::{LifecycleCounts, State};
 use super::shard::{Shard, hash_of};
 use super::tenants::Tenants;
@@ -49,13 +53,14 @@ use crate::block::{BATCH_MAX, BlockKey};
 use crate::config::{ConfigError, DramConfig};
 use crate::error::StoreError;
 use crate::memory::host::{HostPool, PoolError};
+use crate::memory::placing::Placing;
 use crate::metrics::StoreMetrics;
 
 const SHARDS: usize = 32;
 /// Records that one [`DramStore::sweep`] checks per shard for their time to live.
 const TTL_SCAN: usize = 4096;
 /// Milliseconds in one unit of the times in a record.
-const TICK_MS: u64 = 10;
+pub(super) const TICK_MS: u64 = 10;
 
 /// Why a store could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -207,6 +212,8 @@ pub struct DramStore {
     pressed: Condvar,
     victims: Mutex<VecDeque<u32>>,
     tenants: Tenants,
+    scrubs: ScrubCounts,
+    reported_misses: [AtomicU64; MISS_CAUSES],
     /// Where the store looks next when it must choose a victim itself.
     scan_shard: AtomicUsize,
     events: Mutex<EventBuffer>,
@@ -220,7 +227,13 @@ impl DramStore {
     /// An empty store.
     pub fn open(config: DramConfig) -> Result<Self, OpenError> {
         config.validate()?;
-        let pool = HostPool::new(config.pool_bytes, config.prefault)?;
+        let placing = Placing {
+            huge_pages: config.huge_pages,
+            numa_node: config.numa_node,
+            lock: config.lock_memory,
+            prefault: config.prefault,
+        };
+        let pool = HostPool::open(config.pool_bytes, &placing)?;
         // Keys spread evenly, not perfectly: an eighth and a few more slots than an even share.
         let per_shard = (config.blocks_max as usize).div_ceil(SHARDS);
         let per_shard = per_shard + per_shard / 8 + 8;
@@ -233,6 +246,8 @@ impl DramStore {
             victims: Mutex::new(VecDeque::new()),
             tenants: Tenants::new(&config, pool.bytes()),
             scan_shard: AtomicUsize::new(0),
+            scrubs: ScrubCounts::default(),
+            reported_misses: Default::default(),
             events: Mutex::new(EventBuffer::new(config.events_max, SHARDS as u32)),
             owners: AtomicU64::new(1),
             pool_full: AtomicU64::new(0),
@@ -268,9 +283,20 @@ impl DramStore {
         for shard in 0..SHARDS {
             let guard = self.read(shard);
             metrics.lifecycle.add(&guard.lifecycle);
-            let counters = guard.counters;
+            let counters = &guard.counters;
             metrics.hits += counters.hits;
             metrics.misses += counters.misses;
+            metrics
+                .misses_by_cause
+                .iter_mut()
+                .zip(counters.misses_by_cause)
+                .for_each(|(sum, one)| *sum += one);
+            metrics.creation.add(&counters.creation);
+            metrics.age_at_eviction.add(&counters.age_at_eviction);
+            metrics.lifetime.add(&counters.lifetime);
+            metrics.reuse_interval.add(&counters.reuse_interval);
+            metrics.migration.add(&counters.migration);
+            metrics.migrated_bytes += counters.migrated_bytes;
             metrics.hit_bytes += counters.hit_bytes;
             metrics.stored_bytes += counters.stored_bytes;
             metrics.evicted_bytes += counters.evicted_bytes;
@@ -288,6 +314,9 @@ impl DramStore {
             metrics.largest_free_bytes = space.extents.largest_free();
             metrics.free_extents = space.extents.free_extents() as u64;
         }
+        let reported = metrics.misses_by_cause.iter_mut().zip(&self.reported_misses);
+        reported.for_each(|(sum, count)| *sum += count.load(Ordering::Relaxed));
+        metrics.scrub = self.scrub_metrics();
         metrics.tenants = self.tenants.metrics();
         metrics.victims_ready = lock(&self.victims).len() as u64;
         metrics.events_waiting = self.lock_events().len() as u64;
@@ -295,6 +324,11 @@ impl DramStore {
         metrics.pool_full = self.pool_full.load(Ordering::Relaxed);
         metrics.put_waits = self.put_waits.load(Ordering::Relaxed);
         metrics
+    }
+
+    /// Counts a miss that others saw: a transfer that failed, an index that was stale.
+    pub fn report_miss(&self, cause: MissCause) {
+        self.reported_misses[cause as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// What the store keeps besides the pool.

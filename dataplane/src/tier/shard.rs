@@ -7,13 +7,15 @@ use std::collections::{HashMap, VecDeque};
 
 use hashbrown::HashTable;
 
-use super::dram::{Metadata, OwnerId};
+use super::dram::{Metadata, OwnerId, TICK_MS};
 use super::extras::{Extras, Pinned};
+use super::ghosts::{Ghosts, MISS_CAUSES, MissCause};
 use super::lease::Leases;
 use super::lifecycle::{LifecycleCounts, State};
 use super::record::Record;
 use crate::block::{BlockKey, BlockMeta};
 use crate::error::StoreError;
+use crate::metrics::Histogram;
 
 /// Ended reservations a shard remembers, to tell a double commit from an id that never was.
 const ENDED_MAX: usize = 256;
@@ -47,7 +49,7 @@ pub(super) struct Freed {
     pub(super) pins: Vec<Pinned>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Counters {
     pub(super) hits: u64,
     pub(super) misses: u64,
@@ -58,6 +60,13 @@ pub(super) struct Counters {
     pub(super) already_stored: u64,
     pub(super) leases_expired: u64,
     pub(super) reservations_reclaimed: u64,
+    pub(super) misses_by_cause: [u64; MISS_CAUSES],
+    pub(super) creation: Histogram,
+    pub(super) age_at_eviction: Histogram,
+    pub(super) lifetime: Histogram,
+    pub(super) reuse_interval: Histogram,
+    pub(super) migration: Histogram,
+    pub(super) migrated_bytes: u64,
 }
 
 pub(super) struct Shard {
@@ -72,6 +81,7 @@ pub(super) struct Shard {
     ended: VecDeque<(u64, Ended)>,
     pub(super) leases: Leases,
     pub(super) extras: Extras,
+    ghosts: Ghosts,
     pub(super) lifecycle: LifecycleCounts,
     pub(super) counters: Counters,
     /// Where the scan for blocks over their time to live goes on.
@@ -95,6 +105,7 @@ impl Shard {
             ended: VecDeque::new(),
             leases: Leases::new(),
             extras: Extras::default(),
+            ghosts: Ghosts::default(),
             lifecycle: LifecycleCounts::default(),
             counters: Counters::default(),
             ttl_cursor: 0,
@@ -263,8 +274,32 @@ impl Shard {
         self.step(local, State::Active).map(|()| None)
     }
 
-    /// Makes a resident block invisible and, if nobody reads it, takes it to `end`.
-    pub(super) fn drop_block(&mut self, local: u32, end: State) -> Result<Option<Freed>, StoreError> {
+    /// A lookup that found nothing.
+    pub(super) fn miss(&mut self, hash: u64, expired: bool) {
+        let cause = if expired { MissCause::Expired } else { self.ghosts.cause(hash) };
+        self.counters.misses += 1;
+        self.counters.misses_by_cause[cause as usize] += 1;
+    }
+
+    /// Makes a resident block invisible and, if nobody reads it, frees it. Later misses know why.
+    pub(super) fn drop_block(
+        &mut self,
+        local: u32,
+        why: MissCause,
+        now_ms: u64,
+    ) -> Result<Option<Freed>, StoreError> {
+        let end = match why {
+            MissCause::Evicted => State::Evicted,
+            MissCause::Expired => State::Expired,
+            _ => State::Removed,
+        };
+        let record = &self.records[local as usize];
+        self.ghosts.note(hash_of(record.key(), self.seed), why);
+        let age_ms = now_ms.saturating_sub(u64::from(record.inserted) * TICK_MS);
+        self.counters.lifetime.record(age_ms);
+        if end == State::Evicted {
+            self.counters.age_at_eviction.record(age_ms);
+        }
         if end == State::Expired {
             self.step(local, State::Expired)?;
             return Ok(Some(self.forget(local)));
@@ -296,7 +331,7 @@ impl Shard {
         let ended = self.ended.capacity() * size_of::<(u64, Ended)>();
         let slots =
             self.free.capacity() * size_of::<u32>() + self.more_readers.capacity() * size_of::<(u32, u16)>();
-        let aside = self.leases.memory_bytes() + self.extras.memory_bytes();
+        let aside = self.leases.memory_bytes() + self.extras.memory_bytes() + self.ghosts.memory_bytes();
         sum.other_bytes += (reservations + ended + slots + aside) as u64;
     }
 

@@ -2,6 +2,7 @@
 
 mod pins;
 mod tenants;
+mod upkeep;
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -50,7 +50,8 @@ pub(super) fn components(host: &Host) -> Vec<Component> {
     let component = |name: &str, ready, detail| Component { name: name.to_owned(), ready, detail };
     let pressure = host.store.pressure();
     let evicting = host.eviction.is_running();
-    let free = format!("{} of {} B free", pressure.free_bytes, pressure.pool_bytes);
+    let placed = host.store.pool().placed();
+    let free = format!("{} of {} B free, {placed}", pressure.free_bytes, pressure.pool_bytes);
     let store = if evicting { free } else { format!("the eviction thread has ended; {free}") };
     let policies = host.policies.list();
     let serving: Vec<_> = policies.iter().map(|p| format!("{} {} ({})", p.slot, p.name, p.engine)).collect();

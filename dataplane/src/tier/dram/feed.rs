@@ -55,7 +55,9 @@ impl DramStore {
     }
 
     /// A use of a resident block: counted, told to the policy, and out of the reserve of victims.
-    pub(super) fn note_use(&self, record: &mut Record, slot: u32, class: u16, now_ms: u64) {
+    pub(super) fn note_use(&self, guard: &mut Shard, slot: u32, class: u16, now_ms: u64) {
+        let record = &mut guard.records[split(slot).0 as usize];
+        guard.counters.reuse_interval.record(now_ms.saturating_sub(u64::from(record.used) * TICK_MS));
         record.used = ticks(now_ms);
         record.count_use();
         record.set_in_reserve(false);

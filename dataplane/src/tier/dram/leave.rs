@@ -3,6 +3,7 @@
 use super::{DramStore, OwnerId, Remove, SHARDS, TICK_MS, TTL_SCAN, check_batch, millis, slot_of};
 use crate::block::BlockKey;
 use crate::error::StoreError;
+use crate::tier::ghosts::MissCause;
 use crate::tier::lifecycle::State;
 use crate::tier::shard::{Freed, Reservation, Shard};
 
@@ -22,7 +23,7 @@ impl DramStore {
                 return Ok(Remove::InProgress);
             }
             self.push_removal(&mut guard, slot_of(local, shard), now_ms);
-            guard.drop_block(local, State::Removed)?
+            guard.drop_block(local, MissCause::Removed, now_ms)?
         };
         self.free(freed);
         Ok(Remove::Removed)
@@ -57,7 +58,7 @@ impl DramStore {
             let over = u64::from(record.inserted) * TICK_MS + ttl_ms <= now_ms;
             if over && record.state() == State::Active {
                 self.push_removal(guard, slot_of(at as u32, shard), now_ms);
-                freed.extend(guard.drop_block(at as u32, State::Expired).unwrap_or(None));
+                freed.extend(guard.drop_block(at as u32, MissCause::Expired, now_ms).unwrap_or(None));
             }
         }
     }

@@ -6,6 +6,7 @@ use crate::error::StoreError;
 use crate::memory::extents::Extents;
 use crate::tier::events::EventKind;
 use crate::tier::extras::Pinned;
+use crate::tier::ghosts::MissCause;
 use crate::tier::lifecycle::State;
 use crate::tier::shard::{Freed, Shard};
 use crate::tier::tenants::TenantIndex;
@@ -116,7 +117,7 @@ impl DramStore {
             }
             if guard.records[local as usize].state() == State::Active {
                 self.push_removal(guard, slot, now_ms);
-                freed.extend(guard.drop_block(local, State::Expired).unwrap_or(None));
+                freed.extend(guard.drop_block(local, MissCause::Expired, now_ms).unwrap_or(None));
             } else {
                 guard.extras.look_again(local, now_ms + RETRY_MS);
             }

@@ -1,6 +1,7 @@
 //! Lookups, leases and what is known about a block.
 
 use std::sync::{Arc, RwLockReadGuard};
+use std::time::Instant;
 
 use super::{
     BlockStat, DramStore, Lease, Lookup, OwnerId, SHARDS, TICK_MS, Verify, check_batch, millis, slot_of,
@@ -9,6 +10,7 @@ use super::{
 use crate::block::{BlockKey, checksum};
 use crate::error::StoreError;
 use crate::tier::events::NO_SLOT;
+use crate::tier::ghosts::MissCause;
 use crate::tier::lifecycle::State;
 use crate::tier::record::Record;
 use crate::tier::shard::Shard;
@@ -52,7 +54,7 @@ impl DramStore {
         let mut guard = self.write(shard);
         let found = guard.resident(hash, key).map(|(local, _)| local);
         let Some(local) = found.filter(|&local| !guard.is_expired(local, now_ms)) else {
-            guard.counters.misses += 1;
+            guard.miss(hash, found.is_some());
             return Lookup::Miss;
         };
         let full = guard.leases.held() >= (self.config.leases_max / SHARDS).max(1);
@@ -64,8 +66,8 @@ impl DramStore {
         let held_until = expires_ms.saturating_add(millis(self.config.lease_grace));
         let (index, life) = guard.leases.add(local, owner, held_until);
         let slot = slot_of(local, shard);
-        let record = &mut guard.records[local as usize];
-        self.note_use(record, slot, class, now_ms);
+        self.note_use(&mut guard, slot, class, now_ms);
+        let record = &guard.records[local as usize];
         let id = u64::from(life) << 32 | u64::from(slot_of(index, shard));
         let lease = Lease {
             id,
@@ -104,18 +106,18 @@ impl DramStore {
         let mut guard = self.write(shard);
         let found = guard.resident(hash, key).map(|(local, _)| local);
         let Some(local) = found.filter(|&local| !guard.is_expired(local, now_ms)) else {
-            guard.counters.misses += 1;
+            guard.miss(hash, found.is_some());
             return None;
         };
         guard.lend(local, State::Migrating).ok()?;
         let slot = slot_of(local, shard);
-        let record = &mut guard.records[local as usize];
-        self.note_use(record, slot, class, now_ms);
+        self.note_use(&mut guard, slot, class, now_ms);
+        let record = &guard.records[local as usize];
         let (offset, size, checksum) = (record.offset(), record.size, record.checksum());
         guard.counters.hits += 1;
         guard.counters.hit_bytes += u64::from(size);
         drop(guard);
-        Some(Held { store: Arc::clone(self), slot, offset, size, checksum })
+        Some(Held { store: Arc::clone(self), slot, offset, size, checksum, since: Instant::now() })
     }
 
     /// Holds a chosen victim while it is copied elsewhere. Not a use. None: it was used or left meanwhile.
@@ -127,7 +129,7 @@ impl DramStore {
         let (offset, size, checksum) = (record.offset(), record.size, record.checksum());
         guard.lend(local, State::Migrating).ok()?;
         drop(guard);
-        Some(Held { store: Arc::clone(self), slot, offset, size, checksum })
+        Some(Held { store: Arc::clone(self), slot, offset, size, checksum, since: Instant::now() })
     }
 
     /// What is known about each key; none if it is not resident. Not a use.
@@ -214,7 +216,7 @@ impl DramStore {
         Ok(keys.iter().map(|&key| self.verify_one(key, now_ms)).collect())
     }
 
-    fn verify_one(&self, key: BlockKey, now_ms: u64) -> Verify {
+    pub(super) fn verify_one(&self, key: BlockKey, now_ms: u64) -> Verify {
         let (hash, shard) = self.place(key);
         let (local, offset, size, expected) = {
             let mut guard = self.write(shard);
@@ -231,7 +233,7 @@ impl DramStore {
         if !intact && guard.records[local as usize].is_resident() {
             self.push_removal(&mut guard, slot_of(local, shard), now_ms);
             guard.counters.corrupt += 1;
-            freed = guard.drop_block(local, State::Removed).unwrap_or(None);
+            freed = guard.drop_block(local, MissCause::Corrupted, now_ms).unwrap_or(None);
         }
         let last = guard.give_back(local).unwrap_or(None);
         drop(guard);
@@ -251,6 +253,7 @@ pub struct Held {
     offset: u64,
     pub size: u32,
     pub checksum: u64,
+    since: Instant,
 }
 
 impl Held {
@@ -262,7 +265,12 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         let (local, shard) = split(self.slot);
-        let freed = self.store.write(shard).give_back(local).unwrap_or(None);
+        let freed = {
+            let mut guard = self.store.write(shard);
+            guard.counters.migration.record(super::millis(self.since.elapsed()));
+            guard.counters.migrated_bytes += u64::from(self.size);
+            guard.give_back(local).unwrap_or(None)
+        };
         self.store.free(freed);
     }
 }

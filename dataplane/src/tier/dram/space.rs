@@ -1,14 +1,14 @@
 //! Memory of the pool: who gets it, who waits for it, how full it is.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use super::{DramStore, lock, millis};
 use crate::block::BlockKey;
 use crate::error::StoreError;
 use crate::memory::extents::Extents;
-use crate::tier::shard::Freed;
+use crate::tier::shard::{Freed, Shard};
 
 pub(super) struct Space {
     pub(super) extents: Extents,
@@ -21,6 +21,12 @@ impl Space {
     pub(super) fn new(bytes: u64) -> Self {
         Self { extents: Extents::new(bytes), waiting: 0, slots_full: false }
     }
+}
+
+/// How a wait for room ended.
+enum Waited {
+    Woken,
+    OutOfTime { free_bytes: u64 },
 }
 
 /// How full the pool is.
@@ -37,7 +43,7 @@ pub struct Pressure {
     pub reserve_max: usize,
     /// Puts waiting for space right now.
     pub waiting_puts: u32,
-    /// A put was refused for want of a slot, and no victim was offered since.
+    /// A put found no slot, waits for one or was refused, and no victim was offered since.
     pub slots_full: bool,
 }
 
@@ -101,42 +107,58 @@ impl DramStore {
                 }
                 return Ok(offset);
             }
-            if lock(&self.victims).is_empty() {
-                let wait = self.config.put_wait;
-                let until = *deadline.get_or_insert_with(|| {
-                    self.put_waits.fetch_add(1, Ordering::Relaxed);
-                    Instant::now() + wait
-                });
-                let left = until.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    self.pool_full.fetch_add(1, Ordering::Relaxed);
-                    let (free_bytes, waited_ms) = (space.extents.free_bytes(), millis(wait));
-                    return Err(StoreError::PoolFull { key, size, free_bytes, waited_ms });
-                }
-                space.waiting += 1;
-                self.pressed.notify_all();
-                let (mut space, _) =
-                    self.freed.wait_timeout(space, left).unwrap_or_else(PoisonError::into_inner);
-                space.waiting -= 1;
-                continue;
+            if !lock(&self.victims).is_empty() {
+                drop(space);
+                self.evict_from_reserve(now_ms);
+            } else if let Waited::OutOfTime { free_bytes } = self.wait_for_room(space, deadline) {
+                self.pool_full.fetch_add(1, Ordering::Relaxed);
+                let waited_ms = millis(self.config.put_wait);
+                return Err(StoreError::PoolFull { key, size, free_bytes, waited_ms });
             }
-            drop(space);
-            self.evict_from_reserve(now_ms);
         }
     }
 
-    /// A free slot in a shard, made from the reserve if need be.
-    pub(super) fn make_room(&self, shard: usize, key: BlockKey, now_ms: u64) -> Result<(), StoreError> {
-        while !self.read(shard).has_room() {
-            if self.evict_from_reserve(now_ms).is_none() {
-                let mut space = lock(&self.space);
-                // Unless victims came meanwhile.
-                space.slots_full = lock(&self.victims).is_empty();
-                self.pressed.notify_all();
+    /// A shard, locked, with a free slot: made from the reserve, or waited for until the call's deadline.
+    pub(super) fn shard_with_room(
+        &self,
+        shard: usize,
+        key: BlockKey,
+        now_ms: u64,
+        deadline: &mut Option<Instant>,
+    ) -> Result<RwLockWriteGuard<'_, Shard>, StoreError> {
+        loop {
+            let guard = self.write(shard);
+            if guard.has_room() {
+                return Ok(guard);
+            }
+            drop(guard);
+            if self.evict_from_reserve(now_ms).is_some() {
+                continue;
+            }
+            let mut space = lock(&self.space);
+            // Unless victims came meanwhile.
+            space.slots_full = lock(&self.victims).is_empty();
+            if space.slots_full && matches!(self.wait_for_room(space, deadline), Waited::OutOfTime { .. }) {
                 return Err(StoreError::SlotsFull { key, slots: self.slots() });
             }
         }
-        Ok(())
+    }
+
+    /// Calls the evictor and waits until something was freed or offered, or the call's deadline has passed.
+    fn wait_for_room(&self, mut space: MutexGuard<'_, Space>, deadline: &mut Option<Instant>) -> Waited {
+        let until = *deadline.get_or_insert_with(|| {
+            self.put_waits.fetch_add(1, Ordering::Relaxed);
+            Instant::now() + self.config.put_wait
+        });
+        self.pressed.notify_all();
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Waited::OutOfTime { free_bytes: space.extents.free_bytes() };
+        }
+        space.waiting += 1;
+        let (mut space, _) = self.freed.wait_timeout(space, left).unwrap_or_else(PoisonError::into_inner);
+        space.waiting -= 1;
+        Waited::Woken
     }
 
     pub(super) fn free(&self, freed: impl IntoIterator<Item = Freed>) {

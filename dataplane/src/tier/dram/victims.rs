@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use super::{BlockStat, DramStore, Evict, Offered, SHARDS, check_batch, lock, slot_of, split};
 use crate::block::BlockKey;
 use crate::error::StoreError;
+use crate::tier::ghosts::MissCause;
 use crate::tier::lifecycle::State;
 use crate::tier::record::Record;
 use crate::tier::shard::Shard;
@@ -68,7 +69,7 @@ impl DramStore {
                 self.push_removal(&mut guard, slot, now_ms);
             }
             guard.counters.evicted_bytes += u64::from(guard.records[local as usize].size);
-            guard.drop_block(local, State::Evicted).unwrap_or(None)
+            guard.drop_block(local, MissCause::Evicted, now_ms).unwrap_or(None)
         };
         self.free(freed);
         Evict::Evicted

@@ -8,6 +8,7 @@ use crate::config::CommitCheck;
 use crate::error::StoreError;
 use crate::memory::extents::Extents;
 use crate::tier::events::{EventKind, NO_SLOT};
+use crate::tier::ghosts::MissCause;
 use crate::tier::lifecycle::State;
 use crate::tier::shard::Freed;
 
@@ -56,23 +57,18 @@ impl DramStore {
             }
         };
         let unused = Freed { offset, size: meta.size, label, pins: Vec::new() };
-        if let Err(error) = self.make_room(shard, key, now_ms) {
-            self.free([unused]);
-            return Reserve::Refused(error);
-        }
-        let mut guard = self.write(shard);
-        // Another writer may have come first while no lock was held.
-        let refused = if guard.find(hash, key).is_some() {
-            Some(Reserve::InProgress)
-        } else if !guard.has_room() {
-            Some(Reserve::Refused(StoreError::SlotsFull { key, slots: self.slots() }))
-        } else {
-            None
+        let mut guard = match self.shard_with_room(shard, key, now_ms, deadline) {
+            Ok(guard) => guard,
+            Err(error) => {
+                self.free([unused]);
+                return Reserve::Refused(error);
+            }
         };
-        if let Some(refused) = refused {
+        // Another writer may have come first while no lock was held.
+        if guard.find(hash, key).is_some() {
             drop(guard);
             self.free([unused]);
-            return refused;
+            return Reserve::InProgress;
         }
         let local = guard.create(hash, meta, label, offset);
         let slot = slot_of(local, shard);
@@ -86,8 +82,19 @@ impl DramStore {
         self.read(shard).find(hash, meta.key)?;
         let mut guard = self.write(shard);
         guard.find(hash, meta.key)?;
-        let Some((local, record)) = guard.resident(hash, meta.key) else { return Some(Reserve::InProgress) };
-        self.note_use(record, slot_of(local, shard), meta.class, now_ms);
+        let local = guard.resident(hash, meta.key).map(|(local, _)| local);
+        let Some(local) = local else { return Some(Reserve::InProgress) };
+        if guard.is_expired(local, now_ms) {
+            if guard.records[local as usize].state() != State::Active {
+                return Some(Reserve::InProgress);
+            }
+            self.push_removal(&mut guard, slot_of(local, shard), now_ms);
+            let freed = guard.drop_block(local, MissCause::Expired, now_ms).unwrap_or(None);
+            drop(guard);
+            self.free(freed);
+            return None;
+        }
+        self.note_use(&mut guard, slot_of(local, shard), meta.class, now_ms);
         guard.counters.already_stored += 1;
         Some(Reserve::AlreadyStored)
     }
@@ -158,14 +165,15 @@ impl DramStore {
         now_ms: u64,
     ) -> Result<u32, StoreError> {
         let (local, shard) = self.home(id).ok_or(StoreError::UnknownReservation { id })?;
-        let (key, offset, size, parent, ttl_ms) = {
+        let (key, offset, size, parent, ttl_ms, reserved_ms) = {
             let mut guard = self.write(shard);
             let reservation = guard.reservation(local, id, owner)?;
             reservation.busy = true;
             let (parent, ttl_ms) = (reservation.parent, reservation.ttl_ms);
+            let reserved_ms = reservation.expires_ms.saturating_sub(millis(self.config.reservation_ttl));
             guard.step(local, State::Storing)?;
             let record = &guard.records[local as usize];
-            (record.key(), record.offset(), record.size, parent, ttl_ms)
+            (record.key(), record.offset(), record.size, parent, ttl_ms, reserved_ms)
         };
         let found = match given {
             Some(given) if self.config.commit_check == CommitCheck::Trust => given,
@@ -188,6 +196,7 @@ impl DramStore {
         }
         guard.activate(local)?;
         guard.counters.stored_bytes += u64::from(size);
+        guard.counters.creation.record(now_ms.saturating_sub(reserved_ms));
         if ttl_ms > 0 {
             guard.extras.set_expiry(local, now_ms.saturating_add(ttl_ms.into()));
         }

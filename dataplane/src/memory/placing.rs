@@ -1,0 +1,255 @@
+//! How a pool's pages lie: their size, their NUMA node, and whether they may be swapped out.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::fmt;
+use std::fs;
+use std::io;
+
+use rustix::mm::Advice;
+use rustix::process::{Resource, getrlimit};
+
+use super::host::PoolError;
+
+pub const HUGE_PAGE: u64 = 2 << 20;
+
+/// Whether to ask for pages of 2 MiB, which spare the processor most of its address translation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum HugePages {
+    /// Reserved ones if enough are free, else transparent ones if the kernel allows them, else ordinary pages.
+    #[default]
+    Auto,
+    Off,
+    /// Reserved ones, or no pool.
+    Require,
+}
+
+/// What is asked of a pool's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Placing {
+    pub huge_pages: HugePages,
+    /// Take memory of this NUMA node only.
+    pub numa_node: Option<u32>,
+    /// Never swap it out. Touches every page at start.
+    pub lock: bool,
+    /// Touch every page at start.
+    pub prefault: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    Ordinary,
+    /// Asked for; the kernel gives them where it finds them.
+    Transparent,
+    Reserved,
+}
+
+/// What was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    pub pages: Pages,
+    pub numa_node: Option<u32>,
+    pub locked: bool,
+}
+
+impl fmt::Display for Placed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.pages {
+            Pages::Ordinary => "4 KiB pages",
+            Pages::Transparent => "2 MiB pages where the kernel finds them",
+            Pages::Reserved => "2 MiB pages",
+        })?;
+        if let Some(node) = self.numa_node {
+            write!(f, ", of NUMA node {node}")?;
+        }
+        f.write_str(if self.locked { ", locked" } else { "" })
+    }
+}
+
+/// The pages for a pool of `bytes` on this machine.
+pub(super) fn choose_pages(wanted: HugePages, bytes: u64) -> Result<Pages, PoolError> {
+    let read = |name: &str| fs::read_to_string(format!("/sys/kernel/mm/{name}")).unwrap_or_default();
+    let count =
+        |name: &str| read(&format!("hugepages/hugepages-2048kB/{name}")).trim().parse().unwrap_or(0u64);
+    let free = count("free_hugepages").saturating_sub(count("resv_hugepages"));
+    let shared = read("transparent_hugepage/shmem_enabled");
+    let transparent =
+        ["[advise]", "[within_size]", "[always]", "[force]"].iter().any(|on| shared.contains(on));
+    pages_for(wanted, bytes, free, transparent)
+}
+
+fn pages_for(wanted: HugePages, bytes: u64, free: u64, transparent: bool) -> Result<Pages, PoolError> {
+    let needed = bytes.div_ceil(HUGE_PAGE);
+    match wanted {
+        HugePages::Off => Ok(Pages::Ordinary),
+        _ if free >= needed => Ok(Pages::Reserved),
+        HugePages::Require => Err(PoolError::HugePages { needed, free }),
+        HugePages::Auto if transparent => Ok(Pages::Transparent),
+        HugePages::Auto => Ok(Pages::Ordinary),
+    }
+}
+
+/// A mapping that nobody has touched yet, at `base`.
+pub(super) struct Untouched {
+    pub(super) base: *mut c_void,
+    pub(super) len: usize,
+}
+
+impl Untouched {
+    /// Asks the kernel for transparent huge pages. It may refuse; the pool works all the same.
+    pub(super) fn advise_huge(&self) -> bool {
+        // SAFETY: the range is exactly one live mapping of this process; the advice changes no contents.
+        unsafe { rustix::mm::madvise(self.base, self.len, Advice::LinuxHugepage) }.is_ok()
+    }
+
+    /// Binds the memory, which is shared, to a NUMA node: pages come from there whoever touches them first.
+    pub(super) fn bind(&self, node: u32) -> Result<(), PoolError> {
+        let there = fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default();
+        let there = there.trim();
+        if !in_list(there, node) {
+            return Err(PoolError::NumaNode { node, there: there.to_owned() });
+        }
+        let mut nodes = vec![0u64; node as usize / 64 + 1];
+        nodes[node as usize / 64] |= 1 << (node % 64);
+        // SAFETY: the range is exactly one live mapping; `nodes` outlives the call and holds the bits announced (the
+        // kernel reads one less than `maxnode`). Binding changes no contents. There is no safe wrapper for it.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.base,
+                self.len,
+                libc::MPOL_BIND,
+                nodes.as_ptr(),
+                nodes.len() * 64 + 1,
+                0,
+            )
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(PoolError::Bind { node, source: io::Error::last_os_error() }),
+        }
+    }
+
+    /// Keeps the memory from being swapped out, and touches all of it.
+    pub(super) fn lock(&self) -> Result<(), PoolError> {
+        // SAFETY: the range is exactly one live mapping of this process; locking changes no contents.
+        let locked = unsafe { rustix::mm::mlock(self.base, self.len) };
+        locked.map_err(|errno| PoolError::Lock {
+            bytes: self.len as u64,
+            limit: getrlimit(Resource::Memlock)
+                .current
+                .map_or("unlimited".to_owned(), |limit| format!("{limit} B")),
+            source: errno.into(),
+        })
+    }
+
+    /// Touches every page.
+    pub(super) fn prefault(&self) -> io::Result<()> {
+        // SAFETY: the range is exactly one live mapping of this process; populating changes no contents.
+        Ok(unsafe { rustix::mm::madvise(self.base, self.len, Advice::LinuxPopulateWrite) }?)
+    }
+}
+
+/// Whether `node` is in a list of the kernel, such as `0-1,3`.
+fn in_list(list: &str, node: u32) -> bool {
+    list.split(',').any(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        matches!((first.parse(), last.parse()), (Ok(first), Ok(last)) if (first..=last).contains(&node))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::host::HostPool;
+    use super::*;
+
+    #[test]
+    fn pages_are_chosen_by_what_the_machine_has() {
+        let check = |wanted, free, transparent, expected: &str| {
+            let pages = pages_for(wanted, 5 << 20, free, transparent);
+            let text = pages.map_or_else(|error| error.to_string(), |pages| format!("{pages:?}"));
+            assert!(text.contains(expected), "{text}");
+        };
+        check(HugePages::Off, 100, true, "Ordinary");
+        check(HugePages::Auto, 3, false, "Reserved");
+        check(HugePages::Auto, 2, true, "Transparent");
+        check(HugePages::Auto, 2, false, "Ordinary");
+        check(HugePages::Require, 3, false, "Reserved");
+        check(HugePages::Require, 2, true, "needs 3 huge pages of 2 MiB and the machine has 2 free");
+    }
+
+    #[test]
+    fn lists_of_the_kernel_are_read() {
+        for (list, node, expected) in [
+            ("0", 0, true),
+            ("0", 1, false),
+            ("0-1,3", 1, true),
+            ("0-1,3", 2, false),
+            ("0-1,3", 3, true),
+            ("", 0, false),
+        ] {
+            assert_eq!(in_list(list, node), expected, "{list} {node}");
+        }
+    }
+
+    fn open(placing: Placing) -> Result<HostPool, PoolError> {
+        HostPool::open(4 << 20, &placing)
+    }
+
+    #[test]
+    fn a_node_that_does_not_exist_is_named() {
+        let error = open(Placing { numa_node: Some(4095), ..Placing::default() }).err().unwrap();
+        assert!(error.to_string().contains("NUMA node 4095 does not exist"), "{error}");
+    }
+
+    /// Also where the kernel has no NUMA: then it says so instead of pretending.
+    #[test]
+    fn a_bound_pool_holds_bytes() {
+        match open(Placing { numa_node: Some(0), prefault: true, ..Placing::default() }) {
+            Ok(pool) => {
+                assert_eq!(pool.placed().numa_node, Some(0));
+                assert!(pool.mapping().write(123, b"bytes"));
+                assert_eq!(pool.mapping().bytes(123, 5), Some(&b"bytes"[..]));
+            }
+            Err(PoolError::NumaNode { there, .. }) => assert_eq!(there, ""),
+            Err(error) => assert!(matches!(error, PoolError::Bind { .. }), "{error}"),
+        }
+    }
+
+    /// Whether the limit allows it depends on the machine; what is promised or said does not.
+    #[test]
+    fn a_locked_pool_is_locked_or_says_what_to_do() {
+        match open(Placing { lock: true, ..Placing::default() }) {
+            Ok(pool) => {
+                let status = fs::read_to_string("/proc/self/status").unwrap();
+                let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+                let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().unwrap();
+                assert!(pool.placed().locked && kib >= 4096, "{kib} KiB are locked");
+            }
+            Err(error) => {
+                let text = error.to_string();
+                assert!(
+                    text.contains("4194304 B cannot be locked") && text.contains("the limit is"),
+                    "{text}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    #[ignore = "needs 2 free huge pages: sysctl vm.nr_hugepages=2"]
+    fn a_pool_of_huge_pages_is_shared_like_any_other() {
+        use std::os::fd::AsFd;
+        let placing = Placing { huge_pages: HugePages::Require, prefault: true, ..Placing::default() };
+        let pool = HostPool::open((2 << 20) + 1, &placing).unwrap();
+        assert_eq!((pool.bytes(), pool.placed().pages), (4 << 20, Pages::Reserved));
+        assert!(pool.mapping().write(3 << 20, b"bytes"));
+        let fd = pool.readonly_fd().unwrap();
+        let reader = super::super::host::Mapping::new(fd.as_fd(), pool.bytes(), false).unwrap();
+        assert_eq!(reader.bytes(3 << 20, 5), Some(&b"bytes"[..]));
+        let more = HostPool::open(4 << 20, &placing).err().unwrap();
+        assert!(more.to_string().contains("the machine has 0 free"), "{more}");
+        let auto = HostPool::open(4 << 20, &Placing::default()).unwrap();
+        assert_ne!(auto.placed().pages, Pages::Reserved);
+    }
+}
