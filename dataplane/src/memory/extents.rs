@@ -245,7 +245,7 @@ mod tests {
             println!(
                 "seed {seed}: first refusal {first:.3}, at worst oldest first {oldest:.3}, random {random:.3}"
             );
-            assert!(first >= 0.95, "{first}");
+            assert!(first >= 0.95 && oldest >= 0.95, "{first} {oldest}");
         }
     }
 
