@@ -94,8 +94,9 @@ pub(super) struct Shard {
 impl Shard {
     pub(super) fn new(slots_max: usize, seed: u64) -> Self {
         Self {
-            index: HashTable::new(),
-            // Untouched memory is not resident: growing by copies would cost more, in time and at its peak.
+            // Memory that nobody touched is not resident; growing would cost more, in time under the shard's lock and
+            // at its peak.
+            index: HashTable::with_capacity(slots_max),
             records: Vec::with_capacity(slots_max),
             free: Vec::new(),
             more_readers: HashMap::new(),
