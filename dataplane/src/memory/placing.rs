@@ -16,7 +16,7 @@ pub const HUGE_PAGE: u64 = 2 << 20;
 /// Whether to ask for pages of 2 MiB, which spare the processor most of its address translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HugePages {
-    /// Reserved ones if enough are free, else transparent ones if the kernel allows them, else ordinary pages.
+    /// Reserved ones if enough are free and the pool is a multiple of their size, else transparent ones if the kernel allows them, else ordinary pages.
     #[default]
     Auto,
     Off,
@@ -82,8 +82,10 @@ fn pages_for(wanted: HugePages, bytes: u64, free: u64, transparent: bool) -> Res
     let needed = bytes.div_ceil(HUGE_PAGE);
     match wanted {
         HugePages::Off => Ok(Pages::Ordinary),
-        _ if free >= needed => Ok(Pages::Reserved),
-        HugePages::Require => Err(PoolError::HugePages { needed, free }),
+        HugePages::Require if free < needed => Err(PoolError::HugePages { needed, free }),
+        HugePages::Require => Ok(Pages::Reserved),
+        // A pool of another size would not be the one that was asked for.
+        HugePages::Auto if free >= needed && bytes.is_multiple_of(HUGE_PAGE) => Ok(Pages::Reserved),
         HugePages::Auto if transparent => Ok(Pages::Transparent),
         HugePages::Auto => Ok(Pages::Ordinary),
     }
@@ -166,7 +168,7 @@ mod tests {
     #[test]
     fn pages_are_chosen_by_what_the_machine_has() {
         let check = |wanted, free, transparent, expected: &str| {
-            let pages = pages_for(wanted, 5 << 20, free, transparent);
+            let pages = pages_for(wanted, 6 << 20, free, transparent);
             let text = pages.map_or_else(|error| error.to_string(), |pages| format!("{pages:?}"));
             assert!(text.contains(expected), "{text}");
         };
@@ -175,6 +177,7 @@ mod tests {
         check(HugePages::Auto, 2, true, "Transparent");
         check(HugePages::Auto, 2, false, "Ordinary");
         check(HugePages::Require, 3, false, "Reserved");
+        assert_eq!(pages_for(HugePages::Auto, 4096, 3, false).unwrap(), Pages::Ordinary);
         check(HugePages::Require, 2, true, "needs 3 huge pages of 2 MiB and the machine has 2 free");
     }
 
