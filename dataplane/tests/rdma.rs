@@ -2,7 +2,11 @@
 //!
 //! `RDMA_DEVICES` names two devices that reach each other (one, named twice, does as well).
 
+#[path = "rdma/failures.rs"]
+mod failures;
 #[path = "rdma/side.rs"]
 mod side;
+#[path = "rdma/transport.rs"]
+mod transport;
 #[path = "rdma/verbs.rs"]
 mod verbs;

@@ -15,11 +15,8 @@ use kvasir_dataplane::transport::rdma::{Device, DeviceOptions, Failure, MemoryRe
 
 /// Beyond what the slowest emulated machine needs; only a hang takes so long.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
-/// Fails within some tenths of a second if the peer does not answer.
-pub(crate) const OPTIONS: QueueOptions =
-    QueueOptions { depth: 128, pieces: 16, inline_bytes: 128, ack_timeout: 14, retries: 7 };
-
-/// A device, memory and a channel for completions.
+/// A device, memory and a channel for completions. Clones share them.
+#[derive(Clone)]
 pub(crate) struct Side {
     pub(crate) device: Arc<Device>,
     pub(crate) channel: Arc<Channel>,
@@ -62,7 +59,7 @@ impl Side {
 
     pub(crate) fn connect(&self, control: &mut (impl Read + Write)) -> Connection {
         let epochs = Epochs { ours: 1, fence: 1 };
-        connect(&self.device, &self.channel, 1, OPTIONS, epochs, control).unwrap()
+        connect(&self.device, &self.channel, 1, QueueOptions::default(), epochs, control).unwrap()
     }
 
     /// Waits, asleep, until `count` requests are done.

@@ -1,0 +1,142 @@
+//! The side that owns the memory: it answers on the control stream, and its adapter does the rest.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use super::connect::{Epochs, connect};
+use super::wire::{self, Frame, Inbox, Kind};
+use super::{Shared, prepare};
+use crate::transport::{Denied, auth};
+
+/// Names whose epochs are remembered; beyond that the oldest knowledge is given up, which fences off less.
+const FENCES_MAX: usize = 4096;
+
+/// Accepted connections.
+#[derive(Default)]
+pub(super) struct Accepted {
+    streams: Mutex<HashMap<u64, TcpStream>>,
+    /// The highest epoch that each peer spoke for.
+    fences: Mutex<HashMap<String, u64>>,
+    stopped: AtomicBool,
+}
+
+impl Accepted {
+    /// Ends every connection and takes no more.
+    pub(super) fn stop(&self) {
+        let streams = lock(&self.streams);
+        // Under the lock, so that no connection slips in after the last look at the flag.
+        self.stopped.store(true, Ordering::Release);
+        for stream in streams.values() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn add(&self, id: u64, stream: &TcpStream, max: usize) -> io::Result<bool> {
+        let mut streams = lock(&self.streams);
+        if self.stopped.load(Ordering::Acquire) || streams.len() >= max {
+            return Ok(false);
+        }
+        streams.insert(id, stream.try_clone()?);
+        Ok(true)
+    }
+
+    /// The oldest epoch accepted from this peer; raised to `spoken` by [`raise`](Self::raise).
+    pub(super) fn fence(&self, peer: &str) -> u64 {
+        lock(&self.fences).get(peer).copied().unwrap_or(0)
+    }
+
+    pub(super) fn raise(&self, peer: &str, spoken: u64) {
+        let mut fences = lock(&self.fences);
+        if fences.len() >= FENCES_MAX && !fences.contains_key(peer) {
+            fences.clear();
+        }
+        let fence = fences.entry(peer.to_owned()).or_insert(0);
+        *fence = spoken.max(*fence);
+    }
+}
+
+/// Accepts until stopped. One thread per connection: it sleeps unless its peer asks something.
+pub(super) fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
+    while let Ok((stream, _)) = listener.accept() {
+        if shared.accepted.stopped.load(Ordering::Acquire) {
+            return;
+        }
+        let id = shared.progress.id();
+        // Beyond the limit the stream is dropped, which closes it.
+        if !matches!(shared.accepted.add(id, &stream, shared.config.connections_max), Ok(true)) {
+            continue;
+        }
+        let serving = Arc::clone(shared);
+        let spawned = thread::Builder::new().name("rdma-serve".into()).spawn(move || {
+            // The peer sees the stream end, and connects again; there is nobody else to tell.
+            let _ = serve(&serving, id, stream);
+            lock(&serving.accepted.streams).remove(&id);
+        });
+        if spawned.is_err() {
+            lock(&shared.accepted.streams).remove(&id);
+        }
+    }
+}
+
+/// From the handshake to the end of one connection.
+fn serve(shared: &Shared, id: u64, mut stream: TcpStream) -> io::Result<()> {
+    let config = &shared.config;
+    prepare(&stream, config.handshake_timeout, config.handshake_timeout)?;
+    let peer = auth::accept(&mut stream, &shared.node).map_err(io::Error::other)?;
+    let epochs = Epochs { ours: shared.node.exports.epoch(), fence: shared.accepted.fence(&peer) };
+    let (device, channel) = (&shared.device, &shared.progress.channel);
+    let connection =
+        connect(device, channel, id, config.queue, epochs, &mut stream).map_err(io::Error::other)?;
+    shared.accepted.raise(&peer, connection.peer.epoch);
+    // The queue pair, by which alone the peer's adapter reaches us, goes when this returns.
+    answer(shared, &peer, &mut stream)
+}
+
+fn answer(shared: &Shared, peer: &str, stream: &mut TcpStream) -> io::Result<()> {
+    prepare(stream, shared.config.heartbeat, shared.config.peer_timeout)?;
+    let (mut inbox, mut heard) = (Inbox::default(), Instant::now());
+    loop {
+        let Some(frame) = inbox.next(stream)? else {
+            // Peers ping when idle.
+            if heard.elapsed() > shared.config.peer_timeout {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            continue;
+        };
+        heard = Instant::now();
+        let reply = match frame.kind {
+            Kind::Ping => Frame::new(Kind::Pong, b""),
+            Kind::Open => open(shared, &frame.body).unwrap_or_else(Frame::refusal),
+            // A full queue drops notices and counts them.
+            Kind::Notice => {
+                shared.node.notices.push(peer, &frame.body);
+                continue;
+            }
+            Kind::Grant | Kind::Pong => return Err(io::ErrorKind::InvalidData.into()),
+        };
+        stream.write_all(&reply.encode())?;
+    }
+}
+
+fn open(shared: &Shared, segment: &[u8]) -> Result<Frame, Denied> {
+    let segment = std::str::from_utf8(segment).map_err(|_| Denied::Malformed)?;
+    let granted = shared.node.exports.grant(segment)?;
+    if !granted.regions.iter().all(|region| region.location().is_host()) {
+        return Err(Denied::Unreachable);
+    }
+    // Short of memory that may be locked, of keys: either way this way to the memory is not to be had.
+    let regions = shared.registry.lend(granted.clone()).map_err(|_| Denied::Unreachable)?;
+    // It may have been revoked while it was registered. Its lease may be the next to end.
+    shared.registry.sweep();
+    shared.progress.wake();
+    Ok(wire::encode_grant(&granted, &regions))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
