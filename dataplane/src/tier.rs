@@ -11,6 +11,8 @@ pub mod lifecycle;
 pub mod memory;
 pub mod nvme;
 pub mod scrub;
+#[cfg(feature = "remote")]
+pub mod remote;
 pub mod store;
 pub mod tiering;
 

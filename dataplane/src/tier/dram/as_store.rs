@@ -83,14 +83,14 @@ impl DramTier {
         // What is known of the block is read after its bytes, so it must still be the same block.
         let stat = self.stat(&[get.key]).pop().flatten().filter(|stat| stat.slot == held.slot);
         Ok(stat.map(|stat| {
-            let BlockStat { parent, depth, class, tenant, .. } = stat;
-            let about = BlockMeta::single(get.key, held.size);
-            let meta = BlockMeta { parent, depth, class, tenant, ..about };
+            let BlockStat { key, parent, depth, class, tenant, expires_ms, .. } = stat;
+            let ttl_ms = expires_ms.map_or(0, |at| millis_left(at, now));
+            let meta = BlockMeta { key, parent, depth, class, tenant, ttl_ms, size: held.size };
             Loaded { meta, checksum: held.checksum }
         }))
     }
 
-    fn stat(&self, keys: &[BlockKey]) -> Vec<Option<super::BlockStat>> {
+    fn stat(&self, keys: &[BlockKey]) -> Vec<Option<BlockStat>> {
         let known = |keys| self.store.stat(keys).unwrap_or_default();
         keys.chunks(BATCH_MAX).flat_map(known).collect()
     }
@@ -164,6 +164,11 @@ impl BlockStore for DramTier {
             evicted: metrics.lifecycle.in_state(State::Evicted),
         }
     }
+}
+
+/// At least one: 0 would mean no limit.
+fn millis_left(at: u64, now: u64) -> u32 {
+    u32::try_from(at.saturating_sub(now)).unwrap_or(u32::MAX).max(1)
 }
 
 fn failed(error: &StoreError, step: &'static str, meta: &BlockMeta) -> TierError {
