@@ -10,9 +10,9 @@ pub mod ghosts;
 pub mod lifecycle;
 pub mod memory;
 pub mod nvme;
-pub mod scrub;
 #[cfg(feature = "remote")]
 pub mod remote;
+pub mod scrub;
 pub mod store;
 pub mod tiering;
 
