@@ -141,7 +141,7 @@ fn blocks_come_back_as_they_were_stored_whatever_way_the_disk_is_reached() {
 }
 
 #[test]
-fn a_chain_is_read_in_few_reads_and_a_batch_is_written_in_few_writes() {
+fn a_batch_is_written_behind_one_header_page() {
     let dir = TempDir::new().unwrap();
     let store =
         open(&NvmeConfig { segment_bytes: 1 << 20, capacity_bytes: 8 << 20, ..NvmeConfig::new(dir.path()) });
