@@ -4,9 +4,11 @@
 //! that an error names the file, the variable or the flag to change. Empty text stands for "none".
 
 mod layers;
+mod tiers;
 mod units;
 
 pub use layers::{Error, Layer};
+pub use tiers::{Nvme, Offload, Sync, Tiering};
 pub use units::{Size, Span};
 
 use serde::{Deserialize, Serialize};
@@ -21,6 +23,8 @@ pub struct Config {
     pub node: Node,
     pub listen: Listen,
     pub store: Store,
+    pub tiering: Tiering,
+    pub nvme: Nvme,
     pub conductor: Conductor,
     pub policy: Policy,
     /// Which NICs serve which memory, where an operator knows better than the probe.
@@ -330,7 +334,8 @@ impl Config {
     /// # Errors
     /// The first setting that makes no sense, with its key and value.
     pub fn validate(&self) -> Result<(), Error> {
-        let Self { node, listen, store, conductor, policy, topology: _ } = self; // NIC names: when the machine is probed
+        // NIC names are checked when the machine is probed.
+        let Self { node, listen, store, tiering, nvme, conductor, policy, topology: _ } = self;
         if !valid_name(&node.name) {
             return Err(invalid("node.name", &node.name, "must be 1 to 64 of A-Z a-z 0-9 . _ -"));
         }
@@ -344,6 +349,8 @@ impl Config {
         }
         listen.validate()?;
         store.validate()?;
+        tiering.validate()?;
+        nvme.validate()?;
         conductor.validate()?;
         policy.validate()?;
         Ok(crate::daemon::dram_config(self).validate()?)

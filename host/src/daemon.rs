@@ -5,6 +5,7 @@
 
 use crate::config::{self, Assigned, Checksum, Config};
 use crate::lifecycle::eviction::Eviction;
+use crate::lifecycle::tiers::{self, PolicyAdmit};
 use crate::metrics::Metrics;
 use crate::policy::{self, PolicyConfig, PolicyHost, Source, Wanted};
 use crate::rpc::{self, Routing};
@@ -13,6 +14,7 @@ use kvasir_dataplane::memory::placing::HugePages;
 use kvasir_dataplane::server::{Listen, ServeError, Server};
 use kvasir_dataplane::tier::dram::OpenError;
 use kvasir_dataplane::tier::scrub::Scrubber;
+use kvasir_dataplane::tier::tiering::Tiering;
 use kvasir_dataplane::{Clock, CommitCheck, DramConfig, DramStore, ServerConfig};
 use std::fs::File;
 use std::io;
@@ -38,6 +40,8 @@ pub enum StartError {
     Listen { key: &'static str, addr: SocketAddr, source: io::Error },
     #[error(transparent)]
     Pool(#[from] OpenError),
+    #[error("a tier below the pool does not open: {0}")]
+    Tier(#[from] tiers::OpenError),
     #[error("data folder {} cannot be used: {source}; set node.data_dir to a folder this user can write", path.display())]
     DataDir { path: PathBuf, source: io::Error },
     #[error("data folder {} is in use by another kvasir; stop it or set another node.data_dir", path.display())]
@@ -67,6 +71,7 @@ pub struct Host {
     pub config: Config,
     pub clock: Clock,
     pub store: Arc<DramStore>,
+    pub tiering: Arc<Tiering>,
     pub policies: Arc<PolicyHost>,
     pub eviction: Eviction,
     /// None: `store.scrub_rate` is 0.
@@ -100,11 +105,17 @@ impl Daemon {
         let data_dir = DataDir::open(&config.node.data_dir)?;
         let policies = open_policies(&config, &data_dir, store.slots())?;
         let clock = Clock::start();
-        let listen = Listen { unix: Some(config.node.socket.clone()), tcp: Some(config.listen.data) };
-        let server = Server::start(Arc::clone(&store), &listen, server_config(&config), clock)?;
-        let evictor = policies.evictor_worker(store.slots());
         let no_thread = |name| move |source| StartError::Thread { name, source };
-        let eviction = Eviction::start(Arc::clone(&store), evictor, clock).map_err(no_thread("eviction"))?;
+        let below = tiers::open(&config)?;
+        let admit = Box::new(PolicyAdmit(policies.admitter_worker()));
+        let traffic = tiers::tiering_config(&config.tiering);
+        let tiering = Tiering::start(Arc::clone(&store), below, admit, traffic, clock);
+        let tiering = Arc::new(tiering.map_err(no_thread("offloading"))?);
+        let listen = Listen { unix: Some(config.node.socket.clone()), tcp: Some(config.listen.data) };
+        let server = Server::start_tiered(Arc::clone(&tiering), &listen, server_config(&config), clock)?;
+        let evictor = policies.evictor_worker(store.slots());
+        let eviction =
+            Eviction::start(Arc::clone(&tiering), evictor, clock).map_err(no_thread("eviction"))?;
         let scrub_rate = config.store.scrub_rate.0;
         let scrubber = (scrub_rate > 0).then(|| Scrubber::start(Arc::clone(&store), clock, scrub_rate));
         let scrubber = scrubber.transpose().map_err(no_thread("scrubbing"))?;
@@ -118,6 +129,7 @@ impl Daemon {
             config,
             clock,
             store,
+            tiering,
             policies,
             eviction,
             scrubber,
@@ -181,8 +193,15 @@ impl Running {
                 runtime.shutdown_timeout(SHUTDOWN);
             }
         }
-        // The last owner stops the data server and the eviction thread.
-        self.host = None;
+        if let Some(host) = self.host.take() {
+            let late = host.tiering.close(host.config.tiering.shutdown_timeout.0);
+            if !late.is_empty() {
+                tracing::warn!(
+                    tiers = late.join(", "),
+                    "stopped before all copies were durable; those are lost"
+                );
+            }
+        } // the last owner stops the data server and the eviction thread
     }
 }
 

@@ -26,6 +26,7 @@ impl Metrics {
     pub fn render(&self, host: &Host) -> String {
         with_local_recorder(&self.recorder, || {
             store(host);
+            tiers(host);
             data_server(host);
             eviction(host);
             policies(host);
@@ -104,6 +105,33 @@ fn describe() {
         "kvasir_reservations_reclaimed_total",
         "Reservations taken back from writers that died or stalled"
     );
+    describe_gauge!("kvasir_tier_blocks", "Blocks in each tier below the pool");
+    describe_gauge!("kvasir_tier_block_bytes", "Bytes of those blocks");
+    describe_gauge!(
+        "kvasir_tier_used_bytes",
+        "Bytes the tier occupies, with what is dead and not yet reclaimed"
+    );
+    describe_gauge!("kvasir_tier_capacity_bytes", "Bytes of blocks the tier holds at most, if it knows");
+    describe_counter!("kvasir_tier_lookups_total", "Blocks loaded from the tier, by outcome");
+    describe_counter!("kvasir_tier_read_bytes_total", "Bytes of blocks read from the tier");
+    describe_counter!("kvasir_tier_written_bytes_total", "Bytes of blocks written to the tier");
+    describe_counter!("kvasir_tier_corrupt_total", "Damaged blocks found in the tier; each became a miss");
+    describe_counter!("kvasir_tier_io_errors_total", "Operations that the tier's device failed");
+    describe_counter!("kvasir_tier_evicted_total", "Blocks the tier dropped for want of space");
+    describe_counter!(
+        "kvasir_offload_total",
+        "Victims of the pool meant for the tier, by outcome; all but stored and held were evicted without a copy"
+    );
+    describe_gauge!("kvasir_offload_queued_blocks", "Victims being copied to the tier now");
+    describe_gauge!("kvasir_offload_queued_bytes", "Bytes of the pool that those occupy");
+    describe_counter!("kvasir_onboard_total", "Blocks asked of the tier for a reader, by outcome");
+    describe_counter!("kvasir_onboard_bytes_total", "Bytes of the blocks loaded from the tier");
+    describe_counter!(
+        "kvasir_promotions_total",
+        "Blocks loaded from below, by whether they went into the pool"
+    );
+    describe_counter!("kvasir_loads_refused_total", "Blocks not loaded because too many were being loaded");
+    describe_gauge!("kvasir_loading_bytes", "Memory of the blocks being loaded now");
     describe_gauge!("kvasir_connections", "Open data connections");
     describe_counter!("kvasir_connections_total", "Data connections, by what became of them");
     describe_counter!("kvasir_data_requests_total", "Requests on data connections");
@@ -220,6 +248,55 @@ fn tenant(tenant: &TenantMetrics) {
     set("kvasir_tenant_floor_bytes", tenant.floor_bytes);
     counter!("kvasir_tenant_quota_full_total", "tenant" => id.clone()).absolute(tenant.quota_full);
     counter!("kvasir_tenant_floor_kept_total", "tenant" => id).absolute(tenant.floor_kept);
+}
+
+fn tiers(host: &Host) {
+    let stats = host.tiering.stats();
+    for level in &stats.levels {
+        let (tier, s) = (level.capabilities.tier.name(), &level.store);
+        gauge!("kvasir_tier_blocks", "tier" => tier).set(s.blocks as f64);
+        gauge!("kvasir_tier_block_bytes", "tier" => tier).set(s.block_bytes as f64);
+        gauge!("kvasir_tier_used_bytes", "tier" => tier).set(s.used_bytes as f64);
+        if let Some(capacity) = level.capabilities.capacity_bytes {
+            gauge!("kvasir_tier_capacity_bytes", "tier" => tier).set(capacity as f64);
+        }
+        counter!("kvasir_tier_lookups_total", "tier" => tier, "outcome" => "hit").absolute(s.hits);
+        counter!("kvasir_tier_lookups_total", "tier" => tier, "outcome" => "miss").absolute(s.misses);
+        counter!("kvasir_tier_read_bytes_total", "tier" => tier).absolute(s.read_bytes);
+        counter!("kvasir_tier_written_bytes_total", "tier" => tier).absolute(s.written_bytes);
+        counter!("kvasir_tier_corrupt_total", "tier" => tier).absolute(s.corrupt);
+        counter!("kvasir_tier_io_errors_total", "tier" => tier).absolute(s.io_errors);
+        counter!("kvasir_tier_evicted_total", "tier" => tier).absolute(s.evicted);
+        let o = &level.offload;
+        let outcomes = [
+            ("stored", o.stored),
+            ("held", o.held_below),
+            ("refused", o.refused),
+            ("skipped", o.skipped),
+            ("failed", o.failed),
+        ];
+        for (outcome, count) in outcomes {
+            counter!("kvasir_offload_total", "tier" => tier, "outcome" => outcome).absolute(count);
+        }
+        gauge!("kvasir_offload_queued_blocks", "tier" => tier).set(o.queued as f64);
+        gauge!("kvasir_offload_queued_bytes", "tier" => tier).set(o.queued_bytes as f64);
+        let o = &level.onboard;
+        let outcomes = [
+            ("loaded", o.loaded),
+            ("missing", o.missing),
+            ("corrupt", o.corrupt),
+            ("failed", o.failed),
+            ("timed_out", o.timed_out),
+        ];
+        for (outcome, count) in outcomes {
+            counter!("kvasir_onboard_total", "tier" => tier, "outcome" => outcome).absolute(count);
+        }
+        counter!("kvasir_onboard_bytes_total", "tier" => tier).absolute(o.loaded_bytes);
+    }
+    counter!("kvasir_promotions_total", "outcome" => "promoted").absolute(stats.promoted);
+    counter!("kvasir_promotions_total", "outcome" => "served_without").absolute(stats.not_promoted);
+    counter!("kvasir_loads_refused_total").absolute(stats.load_refused);
+    gauge!("kvasir_loading_bytes").set(stats.loading_bytes as f64);
 }
 
 fn data_server(host: &Host) {

@@ -234,7 +234,7 @@ impl Tiering {
         self.levels.iter().map(|level| level.offloader.queued()).sum()
     }
 
-    /// Where each chosen victim should go.
+    /// Where each chosen victim should go. One with a time to live of its own goes nowhere: nobody would end it there.
     fn targets(&self, victims: &[Demotion], chosen: &[BlockStat]) -> Vec<Option<usize>> {
         let wanted: HashMap<u32, Tier> =
             victims.iter().filter_map(|victim| Some((victim.slot, victim.to?))).collect();

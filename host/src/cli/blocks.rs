@@ -205,11 +205,18 @@ impl StatArgs {
             ("pool_full", usage.pool_full),
         ];
         if self.json {
-            let object: serde_json::Map<_, _> =
+            let mut object: serde_json::Map<_, _> =
                 rows.iter().map(|(name, value)| (name.to_string(), (*value).into())).collect();
+            let tiers: serde_json::Map<_, _> =
+                usage.tiers.iter().map(|t| (t.tier.clone(), tier_rows(t).into_iter().collect())).collect();
+            object.insert("tiers".to_owned(), tiers.into());
             println!("{}", serde_json::Value::Object(object));
         } else {
             rows.iter().for_each(|(name, value)| println!("{name:18}{value}"));
+            for tier in &usage.tiers {
+                println!("\ntier {}", tier.tier);
+                tier_rows(tier).iter().for_each(|(name, value)| println!("{name:18}{value}"));
+            }
         }
         Ok(())
     }
@@ -239,6 +246,25 @@ impl LsArgs {
         }
         Ok(())
     }
+}
+
+fn tier_rows(tier: &proto::TierUsage) -> [(String, serde_json::Value); 13] {
+    [
+        ("durable", tier.durable.into()),
+        ("capacity_bytes", tier.capacity_bytes.into()),
+        ("blocks", tier.blocks.into()),
+        ("block_bytes", tier.block_bytes.into()),
+        ("used_bytes", tier.used_bytes.into()),
+        ("offloaded_blocks", tier.offloaded_blocks.into()),
+        ("offload_refused", tier.offload_refused.into()),
+        ("offload_skipped", tier.offload_skipped.into()),
+        ("offload_failed", tier.offload_failed.into()),
+        ("onboarded_blocks", tier.onboarded_blocks.into()),
+        ("corrupt", tier.corrupt.into()),
+        ("io_errors", tier.io_errors.into()),
+        ("evicted_blocks", tier.evicted_blocks.into()),
+    ]
+    .map(|(name, value): (&str, serde_json::Value)| (name.to_owned(), value))
 }
 
 fn keys(names: &[String]) -> anyhow::Result<Vec<BlockKey>> {

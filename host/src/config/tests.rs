@@ -123,6 +123,22 @@ fn bad_forms_say_what_and_where() {
         &["store.block_slots=4000000000"],
         &["`store.block_slots` = 4000000000 must be 1 to 200000000"],
     );
+    check(None, &[], &["tiering.queue_bytes=0B"], &["`tiering.queue_bytes` = 0 must be at least 1"]);
+    check(None, &[], &["tiering.offload=some"], &["unknown variant `some`", "`policy`"]);
+    check(None, &[], &["tiering.load_timeout=0s"], &["`tiering.load_timeout` = 0s must be more than"]);
+    check(
+        None,
+        &[],
+        &["nvme.segment_bytes=5KiB"],
+        &["`nvme.segment_bytes` = 5KiB must be a multiple of 4KiB"],
+    );
+    check(
+        None,
+        &[],
+        &["nvme.capacity_bytes=1MiB"],
+        &["`nvme.capacity_bytes` = 1MiB must hold at least seven"],
+    );
+    check(None, &[], &["nvme.directory=/x"], &["unknown key `nvme.directory`", "keys of `nvme`"]);
     check(None, &[], &["store.low_free=0.5"], &["`store.high_free` = 0.1", "store.low_free (0.5)"]);
     check(None, &[], &["store.low_free=nan"], &["`store.low_free` = NaN"]);
     check(

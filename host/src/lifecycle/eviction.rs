@@ -5,10 +5,12 @@
 //! that this thread fills ahead of need.
 
 use super::books::Books;
+use super::tiers::tier_of;
 use crate::policy::EvictorWorker;
 use crate::policy::evictor::WantsReplay;
 use kvasir_dataplane::tier::dram::Pressure;
 use kvasir_dataplane::tier::events::{AccessEvent, EventKind};
+use kvasir_dataplane::tier::tiering::{Demotion, Tiering};
 use kvasir_dataplane::{Clock, DramStore};
 use kvasir_policy::evictor::{EVENT, Event, EventKind as Kind, Victim};
 use std::io;
@@ -50,9 +52,9 @@ pub struct Eviction {
 impl Eviction {
     /// # Errors
     /// No thread can be started.
-    pub fn start(store: Arc<DramStore>, worker: EvictorWorker, clock: Clock) -> io::Result<Self> {
+    pub fn start(tiering: Arc<Tiering>, worker: EvictorWorker, clock: Clock) -> io::Result<Self> {
         let (stop, counts) = (Arc::<AtomicBool>::default(), Arc::<Counts>::default());
-        let mut owner = Owner::new(store, worker, clock, Arc::clone(&counts));
+        let mut owner = Owner::new(tiering, worker, clock, Arc::clone(&counts));
         let stopping = Arc::clone(&stop);
         let run = move || {
             while !stopping.load(Relaxed) {
@@ -84,6 +86,7 @@ impl Drop for Eviction {
 
 struct Owner {
     store: Arc<DramStore>,
+    tiering: Arc<Tiering>,
     worker: EvictorWorker,
     clock: Clock,
     counts: Arc<Counts>,
@@ -99,11 +102,13 @@ struct Owner {
 }
 
 impl Owner {
-    fn new(store: Arc<DramStore>, worker: EvictorWorker, clock: Clock, counts: Arc<Counts>) -> Self {
+    fn new(tiering: Arc<Tiering>, worker: EvictorWorker, clock: Clock, counts: Arc<Counts>) -> Self {
+        let store = Arc::clone(tiering.dram());
         let books = Books::new(store.slots());
         let (events, words, victims, slots) = Default::default();
         Self {
             store,
+            tiering,
             worker,
             clock,
             counts,
@@ -123,18 +128,20 @@ impl Owner {
         self.follow();
         self.evicting = pressure.is_low() || (self.evicting && pressure.excess_bytes() > 0);
         let want = self.wanted(&pressure);
-        if want == 0 {
-            if pressure.is_low() {
-                // Every block is being written or waits in the reserve: asking again at once would not help.
-                std::thread::sleep(BACK_OFF);
-            }
+        let offered = if want > 0 { self.choose(want, is_urgent(&pressure)) } else { 0 };
+        // Also what was copied down since the last turn.
+        let evicted = if self.evicting {
+            self.store.reclaim(VICTIMS_PER_CALL as usize, self.clock.now_ms())
+        } else {
+            0
+        };
+        self.counts.evicted.fetch_add(evicted as u64, Relaxed);
+        if want == 0 && !pressure.is_low() {
             return;
         }
-        let offered = self.choose(want);
-        let evicted = if self.evicting { self.store.reclaim(want as usize, self.clock.now_ms()) } else { 0 };
-        self.counts.evicted.fetch_add(evicted as u64, Relaxed);
+        // Every block is lent, being written or copied, or waits in the reserve: asking again at once would not help.
         if offered + evicted == 0 {
-            if self.books_incomplete && self.books.len() == 0 {
+            if want > 0 && self.books_incomplete && self.books.len() == 0 {
                 self.replay();
             }
             std::thread::sleep(BACK_OFF);
@@ -189,13 +196,15 @@ impl Owner {
         let excess = if self.evicting { pressure.excess_bytes().div_ceil(mean_bytes) } else { 0 };
         let near = pressure.excess_bytes() > 0 || pressure.is_low();
         let ready = if near { RESERVE.min(pressure.reserve_max) as u64 } else { 0 };
-        let want = (excess + ready).saturating_sub(pressure.reserve as u64);
+        // What is being copied will be ready without us, but not in time for a put that waits now.
+        let coming = if is_urgent(pressure) { 0 } else { self.tiering.copying() };
+        let want = (excess + ready).saturating_sub((pressure.reserve + coming) as u64);
         let room = pressure.reserve_max.saturating_sub(pressure.reserve) as u64;
         want.min(room).min(u64::from(VICTIMS_PER_CALL.min(self.books.len()))) as u32
     }
 
     /// Asks for victims and offers them to the store; returns how many it took.
-    fn choose(&mut self, want: u32) -> usize {
+    fn choose(&mut self, want: u32, urgent: bool) -> usize {
         let now_ms = self.clock.now_ms();
         self.victims.clear();
         self.slots.clear();
@@ -210,7 +219,9 @@ impl Owner {
             return 0;
         }
         self.counts.victims.fetch_add(self.slots.len() as u64, Relaxed);
-        let offered = self.store.offer_victims(&self.slots, now_ms);
+        let demotion = |victim: &Victim| Demotion { slot: victim.slot, to: tier_of(victim.demote_to) };
+        let victims: Vec<_> = self.victims.iter().map(demotion).collect();
+        let offered = self.tiering.offer(&victims, urgent, now_ms);
         offered.taken + offered.replaced
     }
 
@@ -221,6 +232,11 @@ impl Owner {
         }
         self.books.choose(&self.victims, &mut self.slots)
     }
+}
+
+/// A put waits for victims.
+fn is_urgent(pressure: &Pressure) -> bool {
+    pressure.waiting_puts > 0 || pressure.slots_full
 }
 
 /// Encodes events as the contract has them; returns the base of their times.

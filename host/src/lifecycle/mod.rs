@@ -2,3 +2,4 @@
 
 mod books;
 pub mod eviction;
+pub mod tiers;

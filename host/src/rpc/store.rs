@@ -3,6 +3,7 @@ use crate::daemon::Host;
 use kvasir_client::proto::{self, remove_response::Outcome, store_server::Store};
 use kvasir_dataplane::tier::dram::{BlockStat, Remove};
 use kvasir_dataplane::tier::lifecycle::State;
+use kvasir_dataplane::tier::tiering::LevelStats;
 use kvasir_dataplane::{BATCH_MAX, StoreError};
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
@@ -19,7 +20,7 @@ impl Store for Service {
         request: Request<proto::ExistsRequest>,
     ) -> Result<Response<proto::ExistsResponse>, Status> {
         let keys = keys_in(&request.into_inner().keys)?;
-        let resident = self.0.store.exists(&keys).map_err(status)?;
+        let resident = self.0.tiering.exists(&keys).map_err(status)?;
         Ok(Response::new(proto::ExistsResponse { resident }))
     }
 
@@ -39,7 +40,7 @@ impl Store for Service {
         request: Request<proto::RemoveRequest>,
     ) -> Result<Response<proto::RemoveResponse>, Status> {
         let keys = keys_in(&request.into_inner().keys)?;
-        let removed = self.0.store.remove(&keys, self.0.clock.now_ms()).map_err(status)?;
+        let removed = self.0.tiering.remove(&keys, self.0.clock.now_ms()).map_err(status)?;
         let outcome = |removed| match removed {
             Remove::Removed => Outcome::Removed,
             Remove::Missing => Outcome::Missing,
@@ -79,6 +80,7 @@ impl Store for Service {
             evicted_bytes: m.evicted_bytes,
             checksum_failures: m.checksum_failures,
             pool_full: m.pool_full,
+            tiers: self.0.tiering.stats().levels.iter().map(tier).collect(),
         }))
     }
 
@@ -92,6 +94,26 @@ impl Store for Service {
             data: self.0.addrs.data.to_string(),
             socket: node.socket.display().to_string(),
         }))
+    }
+}
+
+fn tier(level: &LevelStats) -> proto::TierUsage {
+    let LevelStats { capabilities, store, offload, onboard } = level;
+    proto::TierUsage {
+        tier: capabilities.tier.name().to_owned(),
+        durable: capabilities.durable,
+        capacity_bytes: capabilities.capacity_bytes,
+        blocks: store.blocks,
+        block_bytes: store.block_bytes,
+        used_bytes: store.used_bytes,
+        offloaded_blocks: offload.stored,
+        offload_refused: offload.refused,
+        offload_skipped: offload.skipped,
+        offload_failed: offload.failed,
+        onboarded_blocks: onboard.loaded,
+        corrupt: store.corrupt + onboard.corrupt,
+        io_errors: store.io_errors,
+        evicted_blocks: store.evicted,
     }
 }
 

@@ -7,3 +7,4 @@ mod dev;
 mod inputs;
 mod process;
 mod rpc;
+mod tiers;

@@ -14,8 +14,10 @@ use crate::memory::buffer::Buffer;
 use crate::tier::dram::{Held, Lookup, OwnerId, Reserve};
 use crate::tier::store::{Get, GetDone, Pending};
 
-/// Bytes loaded at once for a local reader: its blocks are lent before the next ones can displace them.
+/// Bytes loaded at once for a local reader: more would only wait for the pool.
 const CHUNK_BYTES: u64 = 32 << 20;
+/// How often a block that is evicted between its arrival in the pool and its lease is brought there.
+const LEND_TRIES: usize = 3;
 
 /// What was loaded from one tier, in sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -132,18 +134,13 @@ impl Tiering {
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
         for chunk in self.chunks(&asked) {
             let (keys, places) = (&asked[chunk.clone()], &missing[chunk]);
-            let loads = self.load(keys, u64::MAX);
-            let mut up = Vec::with_capacity(keys.len());
-            for (i, load) in loads.into_iter().enumerate() {
+            for (load, &place) in self.load(keys, u64::MAX).into_iter().zip(places) {
                 match load {
-                    Read::Onboarded(block) if self.promote(&block, now_ms) => up.push(i),
-                    Read::Throttled => lookups[places[i]] = Lookup::Throttled,
-                    _ => {}
+                    Read::Onboarded(block) => lookups[place] = self.lend(owner, &block, class, now_ms)?,
+                    Read::Throttled => lookups[place] = Lookup::Throttled,
+                    Read::Held(_) | Read::Missing => {}
                 }
             }
-            let up_keys: Vec<BlockKey> = up.iter().map(|&i| keys[i]).collect();
-            let lent = self.dram.get(owner, &up_keys, class, now_ms)?;
-            up.into_iter().zip(lent).for_each(|(i, lookup)| lookups[places[i]] = lookup);
         }
         Ok(lookups)
     }
@@ -187,6 +184,21 @@ impl Tiering {
         } else {
             self.loads.not_promoted.fetch_add(1, Relaxed);
         }
+    }
+
+    /// Brings a loaded block into the pool and leases it, before anything else is brought: a policy may find a block
+    /// that is new and unused the most expendable of all.
+    fn lend(&self, owner: OwnerId, block: &Onboarded, class: u16, now_ms: u64) -> Result<Lookup, StoreError> {
+        for _ in 0..LEND_TRIES {
+            if !self.promote(block, now_ms) {
+                break;
+            }
+            match self.dram.get(owner, &[block.meta.key], class, now_ms)?[0] {
+                Lookup::Miss => {}
+                found => return Ok(found),
+            }
+        }
+        Ok(Lookup::Miss)
     }
 
     /// Copies a loaded block into the pool; whether it is resident now.

@@ -220,6 +220,16 @@ fn the_policy_names_the_tier() {
 }
 
 #[test]
+fn a_block_with_a_time_to_live_stays_in_the_pool_or_goes() {
+    let mut rig = Rig::new(8, vec![memory(Tier::Nvme)], everything());
+    let meta = BlockMeta { ttl_ms: 60_000, ..BlockMeta::single(key(0), PAGE) };
+    rig.tiering.dram().put(rig.owner, &meta, &bytes_of(0, PAGE), 0).unwrap();
+    rig.evict(1);
+    assert_eq!((rig.in_dram(0), rig.offload().offered), (false, 0));
+    assert!(!rig.tiering.exists(&[key(0)]).unwrap()[0]);
+}
+
+#[test]
 fn the_admitter_decides_and_a_short_answer_admits_nothing_more() {
     struct Scripted(std::sync::mpsc::Sender<(Tier, Vec<Candidate>)>);
     impl Admit for Scripted {

@@ -1,0 +1,138 @@
+//! Settings of the tiers below the pool, and of the traffic between them.
+
+use super::{Error, Size, Span, invalid, positive};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// What goes down to the tiers below the pool, and comes up again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tiering {
+    /// `all`: every block about to be evicted is offered to the nearest tier below, unless the evictor names another.
+    /// `policy`: only what the evictor names a tier for.
+    pub offload: Offload,
+    /// Uses after the first store that a block needs to be offered; one that was turned away before and came back
+    /// counts as used once more. 0 leaves it to the admitter alone.
+    pub min_uses: u32,
+    /// The most blocks per tier being copied down; what finds the queue full is evicted without a copy.
+    pub queue_blocks: u32,
+    /// The same in bytes; a quarter of the pool at most.
+    pub queue_bytes: Size,
+    /// The most memory for blocks being loaded; lookups beyond it are told to try again.
+    pub load_bytes: Size,
+    /// How long a lookup waits for one tier before the block counts as missing there.
+    pub load_timeout: Span,
+    /// Blocks remembered as turned away, per tier, and as asked for. 16 B each.
+    pub recent_blocks: u32,
+    /// How long a host that stops may take to finish copies and make them durable.
+    pub shutdown_timeout: Span,
+}
+
+/// Which victims are offered to the tiers below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Offload {
+    All,
+    Policy,
+}
+
+/// A tier on a local disk. Its blocks outlive the host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Nvme {
+    /// Folder of its files; one host at a time. Empty: no such tier.
+    pub dir: PathBuf,
+    /// The most the files take. At least seven segments.
+    pub capacity_bytes: Size,
+    /// One file. Fixed once the folder is in use; the largest block is 8 KiB less.
+    pub segment_bytes: Size,
+    /// Operations at the device at once.
+    pub queue_depth: u32,
+    /// `flush`: what is written is durable at a flush and when the host stops; a killed host loses nothing, a power cut
+    /// what was not flushed. `batch`: what is written together is synced together.
+    pub sync: Sync,
+    /// Use `O_DIRECT` where the file system takes it.
+    pub direct_io: bool,
+    /// Use `io_uring` where the kernel allows it.
+    pub io_uring: bool,
+    /// The most that compaction reads a second while nothing waits for space.
+    pub compaction_bytes_per_s: Size,
+}
+
+/// When what is written is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sync {
+    Flush,
+    Batch,
+}
+
+impl Default for Tiering {
+    fn default() -> Self {
+        Self {
+            offload: Offload::All,
+            min_uses: 1,
+            queue_blocks: 1024,
+            queue_bytes: Size::mib(256),
+            load_bytes: Size::mib(256),
+            load_timeout: Span::secs(2),
+            recent_blocks: 1 << 16,
+            shutdown_timeout: Span::secs(5),
+        }
+    }
+}
+
+impl Default for Nvme {
+    fn default() -> Self {
+        Self {
+            dir: PathBuf::new(),
+            capacity_bytes: Size::mib(8 << 10),
+            segment_bytes: Size::mib(64),
+            queue_depth: 64,
+            sync: Sync::Flush,
+            direct_io: true,
+            io_uring: true,
+            compaction_bytes_per_s: Size::mib(256),
+        }
+    }
+}
+
+impl Tiering {
+    pub(super) fn validate(&self) -> Result<(), Error> {
+        let least = [
+            ("tiering.queue_blocks", u64::from(self.queue_blocks)),
+            ("tiering.queue_bytes", self.queue_bytes.0),
+            ("tiering.load_bytes", self.load_bytes.0),
+            ("tiering.recent_blocks", self.recent_blocks.into()),
+        ];
+        if let Some((key, _)) = least.iter().find(|(_, value)| *value == 0) {
+            return Err(invalid(key, 0, "must be at least 1"));
+        }
+        positive(&[
+            ("tiering.load_timeout", self.load_timeout),
+            ("tiering.shutdown_timeout", self.shutdown_timeout),
+        ])
+    }
+}
+
+impl Nvme {
+    pub(super) fn validate(&self) -> Result<(), Error> {
+        let (segment, capacity) = (self.segment_bytes, self.capacity_bytes);
+        if !segment.0.is_multiple_of(4096) || !(64 << 10..=256 << 20).contains(&segment.0) {
+            let why = "must be a multiple of 4KiB from 64KiB to 256MiB";
+            return Err(invalid("nvme.segment_bytes", segment, why));
+        }
+        if capacity.0 / segment.0 < 7 {
+            let why = format!("must hold at least seven segments of {segment}");
+            return Err(invalid("nvme.capacity_bytes", capacity, &why));
+        }
+        if !(1..=4096).contains(&self.queue_depth) {
+            return Err(invalid("nvme.queue_depth", self.queue_depth, "must be 1 to 4096"));
+        }
+        if self.compaction_bytes_per_s < Size::mib(1) {
+            let why = "must be at least 1MiB";
+            return Err(invalid("nvme.compaction_bytes_per_s", self.compaction_bytes_per_s, why));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,103 @@
+//! The tiers below the pool: opened from the configuration, and who lets blocks into them.
+
+use crate::config::{self, Config, Offload};
+use crate::policy::AdmitterWorker;
+pub use kvasir_dataplane::tier::nvme::OpenError;
+use kvasir_dataplane::tier::nvme::{NvmeConfig, NvmeStore, OnFull, SyncMode};
+use kvasir_dataplane::tier::store::{BlockStore, Tier};
+use kvasir_dataplane::tier::tiering::{Admission, Admit, Candidate, TieringConfig};
+use kvasir_policy::admitter::{Block, Store};
+use std::sync::Arc;
+
+/// Opens the tiers that are configured, nearest first.
+///
+/// # Errors
+/// The first that does not open, and why.
+pub fn open(config: &Config) -> Result<Vec<Arc<dyn BlockStore>>, OpenError> {
+    let mut below: Vec<Arc<dyn BlockStore>> = Vec::new();
+    if !config.nvme.dir.as_os_str().is_empty() {
+        below.push(Arc::new(open_nvme(&config.nvme)?));
+    }
+    Ok(below)
+}
+
+fn open_nvme(settings: &config::Nvme) -> Result<NvmeStore, OpenError> {
+    let store = NvmeStore::open(NvmeConfig {
+        capacity_bytes: settings.capacity_bytes.0,
+        segment_bytes: settings.segment_bytes.0,
+        queue_depth: settings.queue_depth,
+        sync: match settings.sync {
+            config::Sync::Flush => SyncMode::None,
+            config::Sync::Batch => SyncMode::Batch,
+        },
+        on_full: OnFull::Evict,
+        direct_io: settings.direct_io,
+        io_uring: settings.io_uring,
+        compaction_bytes_per_s: settings.compaction_bytes_per_s.0,
+        ..NvmeConfig::new(&settings.dir)
+    })?;
+    let report = store.report();
+    report.warnings.iter().for_each(|warning| tracing::warn!(dir = %settings.dir.display(), "{warning}"));
+    let (blocks, block_bytes, corrupt) = (report.blocks, report.block_bytes, report.corrupt);
+    tracing::info!(dir = %settings.dir.display(), blocks, block_bytes, corrupt, took = ?report.took, "nvme tier open");
+    Ok(store)
+}
+
+/// The traffic settings as the data plane takes them.
+pub fn tiering_config(settings: &config::Tiering) -> TieringConfig {
+    TieringConfig {
+        offload_all: settings.offload == Offload::All,
+        min_uses: settings.min_uses,
+        queue_blocks: settings.queue_blocks as usize,
+        queue_bytes: settings.queue_bytes.0,
+        load_bytes: settings.load_bytes.0,
+        load_timeout: settings.load_timeout.0,
+        recent_blocks: settings.recent_blocks as usize,
+    }
+}
+
+/// The tier that the policy contract calls `number`.
+pub(super) fn tier_of(number: u8) -> Option<Tier> {
+    Tier::ALL.into_iter().find(|&tier| number_of(tier) == u32::from(number))
+}
+
+fn number_of(tier: Tier) -> u32 {
+    tier as u32 + 1
+}
+
+/// Asks the admitter policy, in batches, on the eviction thread.
+pub struct PolicyAdmit(pub AdmitterWorker);
+
+impl Admit for PolicyAdmit {
+    fn admit(&mut self, tier: Tier, candidates: &[Candidate]) -> Vec<Admission> {
+        let block = |c: &Candidate| Block {
+            class: c.class,
+            uses: c.uses.min(u16::MAX.into()) as u16,
+            depth: c.depth,
+            size_bytes: c.size,
+            last_offer_ms: c.refused_ms_ago.map(|ms| ms.min(u64::from(u32::MAX) - 1) as u32),
+        };
+        let blocks: Vec<Block> = candidates.iter().map(block).collect();
+        let answers = self.0.admit_blocks(number_of(tier), &blocks);
+        let admission = |answer| match answer {
+            Store::Skip => Admission::Skip,
+            Store::Store => Admission::Store,
+            Store::Colder => Admission::Colder,
+        };
+        answers.into_iter().map(admission).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiers_have_the_numbers_of_the_contract() {
+        let tiers = [0, 1, 2, 3, 4, 5].map(tier_of);
+        assert_eq!(
+            tiers,
+            [None, Some(Tier::Hbm), Some(Tier::Dram), Some(Tier::Nvme), Some(Tier::Remote), None]
+        );
+    }
+}
