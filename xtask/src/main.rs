@@ -39,7 +39,7 @@ enum Task {
     Build,
     /// Write every default policy as a component to target/policies/, for `kvasir policy load`.
     Policies,
-    /// Measure in release: `kvasir bench policy`, `index` and `store`.
+    /// Measure in release: `kvasir bench policy`, `index`, `store` and `transfer`.
     Bench {
         /// Run the criterion benches of `benches/` instead.
         #[arg(long)]
@@ -87,7 +87,7 @@ fn run(task: Task) -> Result<ExitCode> {
         }
         Task::Bench { criterion: false, args } => {
             build(&shell)?;
-            for what in ["policy", "index", "store"] {
+            for what in ["policy", "index", "store", "transfer"] {
                 shell.run(shell.binary().args(["bench", what]).args(&args))?;
             }
             Ok(ExitCode::SUCCESS)

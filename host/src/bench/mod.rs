@@ -4,6 +4,7 @@ pub mod conversation;
 pub mod index;
 pub mod policy;
 pub mod store;
+pub mod transfer;
 
 use comfy_table::{Table, presets};
 use hdrhistogram::Histogram;

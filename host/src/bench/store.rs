@@ -1,9 +1,12 @@
-//! Measures the DRAM store through its client, in this process.
+//! Measures the tiers: DRAM through its client in this process, NVMe beside the raw device.
 
 use super::Row;
 use anyhow::{Context, Result, bail};
 use kvasir_client::bench::{self, Setup};
+use kvasir_dataplane::tier::nvme::bench::{self as nvme, Bench, BenchError};
 use kvasir_dataplane::{BlockKey, BlockMeta, DramConfig, DramStore};
+use std::io::ErrorKind;
+use std::path::Path;
 use std::time::Duration;
 
 /// How much is measured.
@@ -13,27 +16,55 @@ pub struct Size {
     each: Duration,
     /// Blocks behind `memory/block`.
     blocks: u32,
+    /// Bytes that each sequential row of the NVMe tier moves, and how many small reads there are.
+    nvme_bytes: u64,
+    nvme_reads: usize,
 }
 
 impl Size {
-    pub const FULL: Self = Self { each: Duration::from_secs(1), blocks: 1 << 20 };
+    pub const FULL: Self =
+        Self { each: Duration::from_secs(1), blocks: 1 << 20, nvme_bytes: 1 << 30, nvme_reads: 50_000 };
     /// Shows that every row runs, measures nothing.
-    pub const SMOKE: Self = Self { each: Duration::from_millis(2), blocks: 1 << 12 };
+    pub const SMOKE: Self =
+        Self { each: Duration::from_millis(2), blocks: 1 << 12, nvme_bytes: 64 << 20, nvme_reads: 64 };
 }
 
-/// Every row. A host on a temporary socket and a loopback port serves them.
+/// Every row. A host on a temporary socket and a loopback port serves those of DRAM; files in a folder of their own in
+/// `dir` those of NVMe, which are left out, visibly, where that refuses unbuffered I/O.
 ///
 /// p50 and p99 are of single calls, in microseconds, also where the value is a rate.
 ///
 /// # Errors
-/// The pool does not fit this machine, or a socket cannot be opened.
-pub fn rows(size: Size) -> Result<Vec<Row>> {
+/// The pool does not fit this machine, a socket cannot be opened, or `dir` has no room.
+pub fn rows(size: Size, dir: &Path) -> Result<Vec<Row>> {
     let socket = std::env::temp_dir().join(format!("kvasir-bench-{}.sock", std::process::id()));
     // First, while this process has freed nothing that the store could be given again.
     let memory = Row::new("memory/block", bytes_per_block(size.blocks)?, "bytes");
     let setup = Setup { each: size.each, socket: &socket };
     let measured = bench::store(&setup).map_err(anyhow::Error::from_boxed)?;
-    Ok(measured.into_iter().map(row).chain([memory]).collect())
+    Ok(measured.into_iter().map(row).chain([memory]).chain(nvme_rows(size, dir)?).collect())
+}
+
+fn nvme_rows(size: Size, dir: &Path) -> Result<Vec<Row>> {
+    let folder = dir.join(format!("kvasir-bench-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let bench = Bench { dir: &folder, bytes: size.nvme_bytes, reads: size.nvme_reads, queue_depth: 32 };
+    let measured = bench.run();
+    std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    match measured {
+        Ok(rows) => Ok(rows.into_iter().map(nvme_row).collect()),
+        Err(BenchError::Raw(error)) if error.kind() == ErrorKind::InvalidInput => {
+            let dir = dir.display();
+            eprintln!("rows nvme/* skipped: {dir} refuses unbuffered I/O; name another folder with --dir");
+            Ok(Vec::new())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn nvme_row(measured: nvme::Row) -> Row {
+    let row = Row::new(measured.name, measured.value, measured.unit);
+    if measured.reference > 0.0 { row.beside(measured.reference) } else { row }
 }
 
 /// Memory of a full store outside its pool, per block: pages of this process that it shares with nobody.
@@ -41,7 +72,7 @@ pub fn rows(size: Size) -> Result<Vec<Row>> {
 fn bytes_per_block(blocks: u32) -> Result<f64> {
     const BLOCK: u32 = 64;
     // Shards share out the slots: a few more than blocks, so that none of them is full before the rest.
-    let slots = blocks + blocks / 4;
+    let slots = blocks + blocks / 16;
     let pool_bytes = u64::from(slots) * u64::from(BLOCK) * 2;
     let config = DramConfig { pool_bytes, blocks_max: slots, low_free: 0.0, ..DramConfig::default() };
     let before = private_bytes()?;
@@ -81,7 +112,7 @@ mod tests {
 
     #[test]
     fn rows_have_their_published_names() {
-        let rows = rows(Size::SMOKE).unwrap();
+        let rows = rows(Size::SMOKE, &std::env::temp_dir()).unwrap();
         for (name, unit) in
             [("exists/1024", "keys/s"), ("get/4KiB/cpu", "us"), ("put/1MiB", "GB/s"), ("put/16MiB", "GB/s")]
         {

@@ -3,6 +3,7 @@
 use super::bench_index::BenchIndexArgs;
 use super::bench_policy::BenchPolicyArgs;
 use super::bench_store::BenchStoreArgs;
+use super::bench_transfer::BenchTransferArgs;
 
 /// Measure one part of Kvasir on this machine.
 #[derive(Clone, Debug, clap::Args)]
@@ -16,6 +17,7 @@ enum What {
     Index(BenchIndexArgs),
     Policy(BenchPolicyArgs),
     Store(BenchStoreArgs),
+    Transfer(BenchTransferArgs),
 }
 
 impl BenchArgs {
@@ -26,6 +28,7 @@ impl BenchArgs {
             What::Index(args) => args.run(),
             What::Policy(args) => args.run(),
             What::Store(args) => args.run(),
+            What::Transfer(args) => args.run(),
         }
     }
 }

@@ -1,0 +1,56 @@
+//! Measures the transfer engine between two nodes in this process.
+
+use super::Row;
+use kvasir_dataplane::transfer::bench;
+use std::io;
+use std::time::Duration;
+
+/// How long one round of a row lasts, and how many rounds there are.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    round: Duration,
+    rounds: usize,
+}
+
+impl Size {
+    pub const FULL: Self = Self { round: Duration::from_millis(150), rounds: 7 };
+    /// Shows that every row runs, measures nothing.
+    pub const SMOKE: Self = Self { round: Duration::from_millis(1), rounds: 1 };
+}
+
+/// Every row. p50 and p99 are of single operations, in microseconds.
+///
+/// # Errors
+/// A socket or shared memory cannot be had.
+pub fn rows(size: Size) -> io::Result<Vec<Row>> {
+    Ok(bench::run(size.round, size.rounds)?.into_iter().map(row).collect())
+}
+
+fn row(measured: bench::Row) -> Row {
+    let row = Row::new(measured.name, measured.value, measured.unit);
+    let row = measured.reference.map_or(row.clone(), |reference| row.beside(reference));
+    Row { p50: measured.p50_us, p99: measured.p99_us, ..row }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_have_their_published_names() {
+        let rows = rows(Size::SMOKE).unwrap();
+        let published = [
+            ("tcp/get/64KiB", "GB/s"),
+            ("tcp/get/1MiB", "GB/s"),
+            ("tcp/get/16MiB", "GB/s"),
+            ("tcp/cpu", "CPU-s/GB"),
+            ("tcp/get/4KiB", "ops/s"),
+            ("plan/slice", "ns"),
+            ("shm/entry", "entries/s"),
+        ];
+        for (name, unit) in published {
+            let row = rows.iter().find(|row| row.name == name).unwrap_or_else(|| panic!("no row {name}"));
+            assert!(row.unit == unit && row.value > 0.0, "{row:?}");
+        }
+    }
+}
