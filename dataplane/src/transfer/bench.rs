@@ -158,18 +158,17 @@ impl Bench {
         let cpu = |rounds: &[Round]| {
             median(rounds.iter().map(|r| r.cpu_seconds / (r.bytes as f64 / 1e9)).collect())
         };
-        let row = |what: &str, value, unit, reference| {
-            Row::new(format!("tcp/{what}/{name}"), value, unit, Some(reference))
-        };
+        // The published figure is that of the middle size.
+        let cpu_name = if name == "1MiB" { "tcp/cpu".to_owned() } else { format!("tcp/cpu/{name}") };
         Ok(vec![
-            row("get", rate(&ours), "GB/s", rate(&theirs)),
-            row("cpu", cpu(&ours), "CPU-s/GB", cpu(&theirs)),
+            Row::new(format!("tcp/get/{name}"), rate(&ours), "GB/s", Some(rate(&theirs))),
+            Row::new(cpu_name, cpu(&ours), "CPU-s/GB", Some(cpu(&theirs))),
         ])
     }
 
     fn small(&self, round: Duration, rounds: usize) -> Row {
         let rates = (0..rounds).map(|_| self.gets(4096, 32, round)).map(|r| r.count as f64 / r.seconds);
-        Row::new("tcp/get/4KiB", median(rates.collect()), "1/s", None)
+        Row::new("tcp/get/4KiB", median(rates.collect()), "ops/s", None)
     }
 
     fn latency(&self, time: Duration) -> Row {
@@ -326,7 +325,7 @@ fn shared_memory(time: Duration) -> io::Result<Vec<Row>> {
         finish(Some(bench.get(count, BATCH, 4096)));
         count += BATCH;
     }
-    let entries = Row::new("shm/entry", count as f64 / start.elapsed().as_secs_f64(), "1/s", None);
+    let entries = Row::new("shm/entry", count as f64 / start.elapsed().as_secs_f64(), "entries/s", None);
 
     let address = bench.server.address().unwrap_or_default();
     let endpoint = client.connect(&address).map_err(io::Error::other)?;
