@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 use super::counters::Counters;
 use super::store::{
@@ -167,7 +167,7 @@ impl Plan {
         what[..16].copy_from_slice(&key.0.to_le_bytes());
         what[16..24].copy_from_slice(&count.to_le_bytes());
         what[24] = call as u8;
-        let mut chance = xxh3_64_with_seed(&what, self.seed) % 1000;
+        let mut chance = XxHash3_64::oneshot_with_seed(self.seed, &what) % 1000;
         let Rates { io, full, damaged, cancelled } = self.rates;
         let faults =
             [(io, Fault::Io), (full, Fault::Full), (damaged, Fault::Damaged), (cancelled, Fault::Cancelled)];

@@ -4,7 +4,7 @@
 //! honestly as one whose ids are.
 
 use hashbrown::HashMap;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 /// Number of a prefix: the block at its end, with everything before it.
 pub type Node = u32;
@@ -34,7 +34,7 @@ impl Chains {
             let identities = &mut self.identities;
             let node = *self.nodes.entry((parent, id)).or_insert_with(|| {
                 let seed = identities.get(parent as usize).copied().unwrap_or(0);
-                identities.push(xxh3_64_with_seed(&id.to_le_bytes(), seed));
+                identities.push(XxHash3_64::oneshot_with_seed(seed, &id.to_le_bytes()));
                 next as Node
             });
             if node == Node::MAX {

@@ -8,7 +8,7 @@
 
 use std::path::Path;
 
-use xxhash_rust::xxh3::Xxh3;
+use crate::block::Checksum;
 
 use super::format::{ENTRY, Entry, Kind};
 
@@ -58,13 +58,13 @@ impl Checkpoint {
     pub(super) fn save(&self, summaries: &[Summary]) -> sled::Result<()> {
         for summary in summaries {
             let mut batch = self.removal(summary.segment)?;
-            let mut hasher = Xxh3::new();
+            let mut hasher = Checksum::default();
             for (part, entries) in (1..).zip(summary.entries.chunks(PART_ENTRIES)) {
                 let bytes: Vec<u8> = entries.iter().flat_map(Entry::encode).collect();
                 hasher.update(&bytes);
                 batch.insert(&key(summary.segment, part), bytes);
             }
-            batch.insert(&key(summary.segment, 0), head(summary, hasher.digest()).as_slice());
+            batch.insert(&key(summary.segment, 0), head(summary, hasher.finish()).as_slice());
             self.0.apply_batch(batch)?;
         }
         self.0.flush().map(drop)
@@ -78,14 +78,14 @@ impl Checkpoint {
     pub(super) fn load(&self, segment: u32) -> Option<Summary> {
         let head = self.0.get(key(segment, 0)).ok()??;
         let (mut summary, count, checksum) = parse_head(segment, &head)?;
-        let mut hasher = Xxh3::new();
+        let mut hasher = Checksum::default();
         for part in 1..=count.div_ceil(PART_ENTRIES) as u32 {
             let bytes = self.0.get(key(segment, part)).ok()??;
             hasher.update(&bytes);
             let entries: Option<Vec<Entry>> = bytes.chunks(ENTRY).map(Entry::decode).collect();
             summary.entries.extend(entries?);
         }
-        (summary.entries.len() == count && hasher.digest() == checksum).then_some(summary)
+        (summary.entries.len() == count && hasher.finish() == checksum).then_some(summary)
     }
 
     fn removal(&self, segment: u32) -> sled::Result<sled::Batch> {

@@ -14,7 +14,7 @@
 //!               56 target page 2 | 62 kind 3
 //! ```
 
-use xxhash_rust::xxh3::Xxh3;
+use crate::block::Checksum;
 
 use crate::block::{BlockKey, BlockMeta};
 
@@ -222,10 +222,10 @@ fn within(entry: &Entry, head: &GroupHead) -> bool {
 }
 
 fn header_checksum(page: &[u8], entries: usize) -> u64 {
-    let mut hasher = Xxh3::new();
+    let mut hasher = Checksum::default();
     hasher.update(&page[..56]);
     hasher.update(&page[HEAD..HEAD + entries * ENTRY]);
-    hasher.digest()
+    hasher.finish()
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {

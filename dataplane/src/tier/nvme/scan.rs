@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use xxhash_rust::xxh3::Xxh3;
+use crate::block::Checksum;
 
 use super::format::{self, Block, Entry, GroupHead, Kind, PAGE, Place};
 use crate::memory::buffer::Buffer;
@@ -117,7 +117,7 @@ impl<'a> Reader<'a> {
     }
 
     fn is_intact(&mut self, block: &Block) -> bool {
-        let mut hasher = Xxh3::new();
+        let mut hasher = Checksum::default();
         let mut left = block.meta.size as usize;
         for page in block.page..block.page + format::pages(block.meta.size) {
             let Some(bytes) = self.page(page) else { return false };
@@ -125,6 +125,6 @@ impl<'a> Reader<'a> {
             hasher.update(&bytes[..take]);
             left -= take;
         }
-        hasher.digest() == block.checksum
+        hasher.finish() == block.checksum
     }
 }
