@@ -155,7 +155,7 @@ fn rdma(shell: &Shell) -> Result<Outcome> {
     }
     let mut tests = shell.cargo();
     tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", vm.join("cargo-runner"));
-    tests.args(["test", "--locked", "--package", "kvasir-dataplane", "--test", "rdma", "--"]);
+    tests.args(["test", "--locked", "--workspace", "--test", "rdma", "--"]);
     // One after the other: they share two devices, and some take a link down.
     passed(shell.run(tests.args(["--ignored", "--test-threads=1"])))
 }
