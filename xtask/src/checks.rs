@@ -135,11 +135,9 @@ fn unit_tests(shell: &Shell) -> Result<Outcome> {
     cargo(shell, &["test", "--locked", "--workspace", "--lib", "--bins", "--benches", "--no-fail-fast"])
 }
 
-/// Always the whole workspace: another selection would unify features differently and build the
-/// dependencies again.
+/// Always the whole workspace, and tests only: another selection would unify features differently and build the
+/// dependencies again. The binary that they start is built with them.
 fn system_tests(shell: &Shell) -> Result<Outcome> {
-    // The scenarios start the real binary; it must not be an older one.
-    shell.run(shell.cargo().args(["build", "--locked", "--workspace", "--bins"]))?;
     cargo(shell, &["test", "--locked", "--workspace", "--test", "*", "--no-fail-fast"])
 }
 
