@@ -64,9 +64,13 @@ impl Ring {
         }
         match self.ring.submit_and_wait(usize::from(block)) {
             Ok(_) => {}
-            // Interrupted, or the completion queue is full: what has completed is taken out below.
+            // Interrupted, or the kernel is short of memory or of room for completions: what has completed is taken out
+            // below, and the rest is submitted with the next call (io_uring_enter(2), EAGAIN and EBUSY).
             Err(error)
-                if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ResourceBusy) => {}
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::Interrupted | io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock
+                ) => {}
             Err(error) => return Err(error),
         }
         self.collect(done);
