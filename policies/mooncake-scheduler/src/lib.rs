@@ -5,15 +5,15 @@
 //! a transfer of the difference; fetching it there is what replicates hot prefixes. A request whose
 //! TTFT or TBT would miss its SLO is rejected before prefill.
 
-use kvasir_policy::columns::{Lanes, map_argmin, max};
+use kvasir_policy::columns::{Lanes, Numbers, map_argmin, mask, max};
 use kvasir_policy::scheduler::{Cluster, Decision, PrefillTable, Prefix, Reason, Request, Transfer};
 use kvasir_policy::{Description, Scheduler};
 
 /// Scratch columns, kept to spare an allocation per decision.
 #[derive(Default)]
 pub struct Mooncake {
-    /// Prefix column as numbers that mix with the others; zeros where the host sent none.
-    own: Vec<f32>,
+    /// Zeros, where the host sent no prefix column.
+    none: Vec<u32>,
     ttft: Vec<f32>,
     tbt: Vec<f32>,
 }
@@ -24,10 +24,9 @@ impl Scheduler for Mooncake {
     }
 
     fn schedule(&mut self, cluster: &Cluster, request: &Request, prefix: Prefix<'_>) -> Decision {
-        let matched = prefix.any_tier();
+        let matched = per_slot(prefix.any_tier(), cluster.prefill.len(), &mut self.none);
         let (best, source) = best_prefix(&cluster.prefill, matched);
-        own_prefix(matched, cluster.prefill.len(), &mut self.own);
-        let Some(p) = fastest_prefill(cluster, request, &self.own, best, &mut self.ttft) else {
+        let Some(p) = fastest_prefill(cluster, request, matched, best, &mut self.ttft) else {
             return Decision::reject(Reason::NoInstance, 1_000);
         };
         let Some(d) = fastest_decode(cluster, request, &mut self.tbt) else {
@@ -42,7 +41,7 @@ impl Scheduler for Mooncake {
                 return Decision::reject(Reason::Tbt, 1_000);
             }
         }
-        let own = matched.get(p).copied().unwrap_or(0);
+        let own = matched[p];
         let fetch = needs_transfer(best, own, cluster.thresholds.kvcache_balancing);
         let transfer = fetch.then(|| Transfer {
             source: source as u16,
@@ -52,20 +51,23 @@ impl Scheduler for Mooncake {
     }
 
     fn explain(&self, cluster: &Cluster, request: &Request, prefix: Prefix<'_>) -> Vec<f32> {
-        let matched = prefix.any_tier();
+        let (mut none, mut ttft) = (Vec::new(), Vec::new());
+        let matched = per_slot(prefix.any_tier(), cluster.prefill.len(), &mut none);
         let (best, _) = best_prefix(&cluster.prefill, matched);
-        let (mut own, mut ttft) = (Vec::new(), Vec::new());
-        own_prefix(matched, cluster.prefill.len(), &mut own);
-        fastest_prefill(cluster, request, &own, best, &mut ttft);
+        fastest_prefill(cluster, request, matched, best, &mut ttft);
         ttft
     }
 }
 
-/// One value per slot, also where the host sent none.
-fn own_prefix(matched: &[u32], slots: usize, own: &mut Vec<f32>) {
-    own.clear();
-    own.extend(matched.iter().map(|&blocks| blocks as f32));
-    own.resize(slots, 0.0);
+/// The prefix column, or zeros where the host sent none.
+fn per_slot<'a>(matched: &'a [u32], slots: usize, none: &'a mut Vec<u32>) -> &'a [u32] {
+    if matched.len() >= slots {
+        return matched;
+    }
+    none.clear();
+    none.extend_from_slice(matched);
+    none.resize(slots, 0);
+    none
 }
 
 /// Line 3, `FindBestPrefixMatch`, among the instances that can serve it.
@@ -89,36 +91,53 @@ fn needs_transfer(best: u32, own: u32, threshold: f32) -> bool {
     best > own && best as f32 > threshold * own as f32
 }
 
+/// The same for all instances: those whose own prefix is shorter than this need one.
+fn transfer_below(best: u32, threshold: f32) -> u32 {
+    if threshold <= 1.0 {
+        return best;
+    }
+    // The quotient may be off by its rounding.
+    let mut own = ((best as f32 / threshold) as u32).min(best);
+    while needs_transfer(best, own, threshold) {
+        own += 1;
+    }
+    while own > 0 && !needs_transfer(best, own - 1, threshold) {
+        own -= 1;
+    }
+    own
+}
+
 /// Lines 4 to 16: estimated TTFT per prefill slot, +infinity where unavailable, and the slot that has the least.
 fn fastest_prefill(
     cluster: &Cluster,
     request: &Request,
-    own: &[f32],
+    matched: &[u32],
     best: u32,
     ttft: &mut Vec<f32>,
 ) -> Option<usize> {
     let t = &cluster.prefill;
-    let [best, prompt, now] = [best as f32, request.prompt_tokens as f32, request.now].map(Lanes::splat);
-    let block = Lanes::splat(cluster.block_size_tokens as f32);
-    let threshold = Lanes::splat(cluster.thresholds.kvcache_balancing);
-    let columns = [
-        own,
+    let below = transfer_below(best, cluster.thresholds.kvcache_balancing);
+    let [best, below, block, prompt] = [best, below, cluster.block_size_tokens, request.prompt_tokens]
+        .map(|n| Numbers::splat(n.cast_signed()));
+    let now = Lanes::splat(request.now);
+    let columns: [&[f32]; 6] = [
         &t.free_at,
         &t.transfer_fixed,
         &t.transfer_per_block,
         &t.cost_fixed,
         &t.cost_per_token,
-        &t.cost_per_pair,
+        &t.half_cost_per_pair,
     ];
-    map_argmin(columns, ttft, |[own, free_at, t0, t1, c0, c1, c2]| {
-        let fetches = best.simd_gt(own) & best.simd_gt(threshold * own);
-        let transfer = fetches & (t0 + t1 * (best - own));
+    map_argmin([matched], columns, ttft, |[own], [free_at, t0, t1, c0, c1, half_c2]| {
+        let fetches = own.simd_lt(below);
+        let missing = Lanes::from_i32x4(best - own);
+        let transfer = mask(fetches) & (t0 + t1 * missing);
         let ahead = free_at - now;
-        let queue = ahead.simd_gt(Lanes::splat(0.0)) & ahead;
-        let held = fetches.select(best, own) * block;
-        let cached = held.simd_lt(prompt).select(held, prompt);
-        let computed = prompt - cached;
-        let prefill = c0 + c1 * computed + c2 * computed * (cached + computed * 0.5);
+        let queue = ahead.simd_gt(Lanes::ZERO) & ahead;
+        let cached = (fetches.select(best, own) * block).min(prompt);
+        let [computed, attended] = [prompt - cached, prompt + cached].map(Lanes::from_i32x4);
+        // Each computed token attends to what is cached and to half of what is computed.
+        let prefill = c0 + computed * (c1 + half_c2 * attended);
         transfer + queue + prefill
     })
 }
@@ -130,9 +149,9 @@ fn fastest_decode(cluster: &Cluster, request: &Request, tbt: &mut Vec<f32>) -> O
     let prompt = request.prompt_tokens as f32;
     let tokens = prompt + request.output_tokens as f32;
     let blocks = Lanes::splat((tokens / (cluster.block_size_tokens as f32).max(1.0)).ceil());
-    let columns = [&t.room[..], &t.joined_step, &t.tokens, &t.step_per_token];
-    map_argmin(columns, tbt, |[room, step, tokens, d2]| {
-        room.simd_ge(blocks).select(step + d2 * (tokens + prompt), Lanes::splat(f32::INFINITY))
+    let columns: [&[f32]; 3] = [&t.room, &t.joined_step, &t.step_per_token];
+    map_argmin([], columns, tbt, |[], [room, step, per_token]| {
+        room.simd_ge(blocks).select(step + per_token * prompt, Lanes::splat(f32::INFINITY))
     })
 }
 

@@ -44,9 +44,8 @@ fn algorithm_1(
         let prompt = r.prompt_tokens as f32;
         let cached = (prefix as f32 * block as f32).min(prompt);
         let computed = prompt - cached;
-        let t_prefill = instance.cost_fixed
-            + instance.cost_per_token * computed
-            + instance.cost_per_pair * computed * (cached + computed * 0.5);
+        let per_token = instance.cost_per_token + instance.cost_per_pair * 0.5 * (prompt + cached);
+        let t_prefill = instance.cost_fixed + computed * per_token;
         // 14 to 16
         let sum = t_transfer + t_queue + t_prefill;
         if ttft > sum {
@@ -58,10 +57,11 @@ fn algorithm_1(
     let blocks = ((r.prompt_tokens as f32 + r.output_tokens as f32) / block as f32).ceil();
     for (i, instance) in decode.iter().enumerate() {
         let batch = instance.sequences as f32 + instance.arriving_sequences as f32 + 1.0;
-        let context =
-            instance.context_tokens as f32 + instance.arriving_tokens as f32 + r.prompt_tokens as f32;
-        let step =
-            instance.step_fixed + instance.step_per_sequence * batch + instance.step_per_token * context;
+        let context = instance.context_tokens as f32 + instance.arriving_tokens as f32;
+        let step = instance.step_fixed
+            + instance.step_per_sequence * batch
+            + instance.step_per_token * context
+            + instance.step_per_token * r.prompt_tokens as f32;
         if instance.available && instance.free_blocks as f32 >= blocks && tbt > step {
             (tbt, d) = (step, Some(i));
         }

@@ -1,57 +1,129 @@
 //! Column arithmetic that compiles to SIMD in Wasm (`+simd128`) and natively, without intrinsics:
 //! fixed groups of lanes that the compiler turns into vectors, and [`Lanes`] where a formula is too long for it.
 
-/// Eight values that are computed at once, the same to the last bit in Wasm and natively.
-pub use wide::f32x8 as Lanes;
+/// Four values that are computed at once, one machine register, the same to the last bit in Wasm and natively.
+pub use wide::f32x4 as Lanes;
+/// Four whole numbers that are computed at once. They wrap around, and in Wasm each operation costs a third of one on
+/// [`Lanes`], whose results the host has checked for NaN: compute in numbers as far as it goes, then
+/// [`Lanes::from_i32x4`].
+pub use wide::i32x4 as Numbers;
 
-const LANES: usize = 8;
+/// A comparison of [`Numbers`] as a mask for [`Lanes`].
+#[inline(always)]
+pub fn mask(compared: Numbers) -> Lanes {
+    wide::bytemuck::cast(compared)
+}
+
+const LANES: usize = 4;
 /// Slots taken in one turn of a loop: every turn in Wasm pays a check of the deadline.
-const GROUP: usize = 2 * LANES;
+const GROUP: usize = 4 * LANES;
 
-/// `out[i] = f([inputs[0][i], inputs[1][i], ...])` for every slot, and the index of the smallest result as [`argmin`]
-/// gives it. `out` gets the length of the shortest column.
+/// `out[i] = f([counts[0][i], ...], [values[0][i], ...])` for every slot, and the index of the smallest result as
+/// [`argmin`] gives it. `out` gets the length of the shortest column. Counts are taken to be below 2^31.
 ///
-/// `f` computes [`Lanes`], eight slots at once: comparisons give masks, which select by `mask.select(yes, no)`.
-pub fn map_argmin<const K: usize>(
-    inputs: [&[f32]; K],
+/// `f` computes four slots at once: comparisons give masks, which select by `mask.select(yes, no)`.
+// Inlined, or its closure and the columns go through memory.
+#[inline]
+pub fn map_argmin<const I: usize, const K: usize>(
+    counts: [&[u32]; I],
+    values: [&[f32]; K],
     out: &mut Vec<f32>,
-    f: impl Fn([Lanes; K]) -> Lanes,
+    f: impl Fn([Numbers; I], [Lanes; K]) -> Lanes,
 ) -> Option<usize> {
-    let n = inputs.iter().map(|column| column.len()).min().unwrap_or(0);
+    let lengths = counts.iter().map(|column| column.len()).chain(values.iter().map(|column| column.len()));
+    let n = lengths.min().unwrap_or(0);
     out.resize(n, f32::INFINITY);
-    let inputs = inputs.map(|column| &column[..n]);
-    let groups = inputs.map(|column| column.as_chunks::<GROUP>().0);
-    let (results, rest) = out.as_chunks_mut::<GROUP>();
+    let (groups, rest) = out.as_chunks_mut::<GROUP>();
     let mut least = Lanes::splat(f32::INFINITY);
-    for (g, result) in results.iter_mut().enumerate() {
-        for (half, result) in result.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-            let values = f(groups.map(|column| Lanes::new(column[g].as_chunks::<LANES>().0[half])));
-            least = values.simd_lt(least).select(values, least);
-            *result = values.to_array();
+    let mut start = 0;
+    for group in groups {
+        let (counts, values) = (windows(&counts, start), windows(&values, start));
+        for (i, result) in group.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let results = f(lanes(&counts, i), lanes(&values, i));
+            least = results.simd_lt(least).select(results, least);
+            *result = results.to_array();
         }
+        start += GROUP;
     }
     let mut least = smallest(least.as_array());
-    let start = n - rest.len();
-    for (part, result) in rest.chunks_mut(LANES).enumerate() {
-        let values = f(inputs.map(|column| head(&column[start + part * LANES..])));
-        result.copy_from_slice(&values.as_array()[..result.len()]);
+    for result in rest.chunks_mut(LANES) {
+        let results = f(heads(&counts, start, n), heads(&values, start, n));
+        result.copy_from_slice(&results.as_array()[..result.len()]);
         least = least.min(smallest(result));
+        start += LANES;
     }
     (least < f32::INFINITY).then(|| position(out, least)).flatten()
 }
 
-/// The first values of a column, zeros after its end.
-fn head(column: &[f32]) -> Lanes {
-    let mut lanes = [0.0; LANES];
-    lanes.iter_mut().zip(column).for_each(|(lane, &value)| *lane = value);
-    Lanes::new(lanes)
+/// What a column may hold, and the lanes it is computed in.
+trait Element: Copy + 'static {
+    type Lanes: Copy;
+    const ZEROS: &'static [Self; GROUP];
+    fn lanes(values: [Self; LANES]) -> Self::Lanes;
+}
+
+impl Element for f32 {
+    type Lanes = Lanes;
+    const ZEROS: &'static [Self; GROUP] = &[0.0; GROUP];
+
+    #[inline(always)]
+    fn lanes(values: [Self; LANES]) -> Lanes {
+        Lanes::new(values)
+    }
+}
+
+impl Element for u32 {
+    type Lanes = Numbers;
+    const ZEROS: &'static [Self; GROUP] = &[0; GROUP];
+
+    #[inline(always)]
+    fn lanes(values: [Self; LANES]) -> Numbers {
+        Numbers::new(values.map(u32::cast_signed))
+    }
+}
+
+/// One group of every column. Here and below a loop, since `array::map` is not inlined where its closure is long.
+#[inline(always)]
+fn windows<'a, T: Element, const K: usize>(columns: &[&'a [T]; K], start: usize) -> [&'a [T; GROUP]; K] {
+    let mut windows = [T::ZEROS; K];
+    for (window, column) in windows.iter_mut().zip(columns) {
+        *window = column[start..].first_chunk().expect("every column has as many groups as the results");
+    }
+    windows
+}
+
+/// The lanes `i` of one group of every column.
+#[inline(always)]
+fn lanes<T: Element, const K: usize>(windows: &[&[T; GROUP]; K], i: usize) -> [T::Lanes; K] {
+    let mut lanes = [T::lanes([T::ZEROS[0]; LANES]); K];
+    for (lanes, window) in lanes.iter_mut().zip(windows) {
+        *lanes = T::lanes(window.as_chunks().0[i]);
+    }
+    lanes
+}
+
+/// The lanes from `start` on of every column, zeros from `end` on.
+#[inline(always)]
+fn heads<T: Element, const K: usize>(columns: &[&[T]; K], start: usize, end: usize) -> [T::Lanes; K] {
+    let mut lanes = [T::lanes([T::ZEROS[0]; LANES]); K];
+    for (lanes, column) in lanes.iter_mut().zip(columns) {
+        let column = &column[start..end];
+        *lanes = T::lanes(column.first_chunk().copied().unwrap_or_else(|| padded(column)));
+    }
+    lanes
+}
+
+fn padded<T: Element>(column: &[T]) -> [T; LANES] {
+    let mut values = [T::ZEROS[0]; LANES];
+    values.iter_mut().zip(column).for_each(|(padded, &value)| *padded = value);
+    values
 }
 
 /// Index of the smallest value, the first one where several are equal; `None` if every value is
 /// +infinity or NaN, or there is none.
 pub fn argmin(values: &[f32]) -> Option<usize> {
-    let mut lanes = [f32::INFINITY; LANES];
-    let mut groups = values.chunks_exact(LANES);
+    let mut lanes = [f32::INFINITY; GROUP];
+    let mut groups = values.chunks_exact(GROUP);
     for group in &mut groups {
         for (lane, &value) in lanes.iter_mut().zip(group) {
             *lane = if value < *lane { value } else { *lane };
@@ -69,31 +141,30 @@ fn smallest(values: &[f32]) -> f32 {
 /// First index whose value equals `wanted`.
 fn position<T: Copy + PartialEq>(values: &[T], wanted: T) -> Option<usize> {
     let mut start = 0;
-    for group in values.chunks_exact(LANES) {
+    for group in values.chunks_exact(GROUP) {
         // Ored as lanes and looked at once: an early exit inside the group would keep it scalar.
-        let mut found = [0u32; LANES];
+        let mut found = [0u32; GROUP];
         for (lane, &value) in found.iter_mut().zip(group) {
             *lane = u32::from(value == wanted);
         }
         if found.iter().fold(0, |any, lane| any | lane) != 0 {
             break;
         }
-        start += LANES;
+        start += GROUP;
     }
     values[start..].iter().position(|&v| v == wanted).map(|i| start + i)
 }
 
 /// Largest value and the first index that has it; `None` for an empty column.
 pub fn max(values: &[u32]) -> Option<(u32, usize)> {
-    let mut lanes = [0; LANES];
-    let groups = values.chunks_exact(LANES);
-    let rest = groups.remainder();
+    let (groups, rest) = values.as_chunks::<GROUP>();
+    let mut largest = wide::u32x4::ZERO;
     for group in groups {
-        for (lane, &value) in lanes.iter_mut().zip(group) {
-            *lane = value.max(*lane);
+        for &values in group.as_chunks().0 {
+            largest = largest.max(wide::u32x4::new(values));
         }
     }
-    let largest = lanes.iter().chain(rest).copied().fold(0, u32::max);
+    let largest = largest.as_array().iter().chain(rest).copied().fold(0, u32::max);
     position(values, largest).map(|index| (largest, index))
 }
 
@@ -128,13 +199,18 @@ mod tests {
     #[test]
     fn a_mapped_column_holds_every_slot_and_its_least_is_found() {
         for len in 0..70 {
-            let up: Vec<f32> = (0..len).map(|i| i as f32).collect();
+            let counts: Vec<u32> = (0..len).collect();
             let wave: Vec<f32> = (0..len).map(|i| ((i * 7) % 13) as f32).collect();
             let mut out = vec![9.0; 3];
-            let least = map_argmin([&up, &wave], &mut out, |[up, wave]| {
-                wave.simd_gt(Lanes::splat(0.5)).select(wave + up * 0.0, Lanes::splat(f32::INFINITY))
+            let least = map_argmin([&counts], [&wave], &mut out, |[counts], [wave]| {
+                let up = Lanes::from_i32x4(counts);
+                wave.simd_gt(Lanes::splat(0.5)).select(wave + up, Lanes::splat(f32::INFINITY))
             });
-            let plain: Vec<f32> = wave.iter().map(|&w| if w > 0.5 { w } else { f32::INFINITY }).collect();
+            let plain: Vec<f32> = wave
+                .iter()
+                .zip(0..)
+                .map(|(&w, i)| if w > 0.5 { w + i as f32 } else { f32::INFINITY })
+                .collect();
             assert_eq!((least, &out), (argmin(&plain), &plain), "{len}");
         }
     }

@@ -269,25 +269,28 @@ macro_rules! table {
 }
 
 table! {
-    /// The prefill table by columns, one value per slot; units as in the contract. The last column is computed
-    /// here when a row changes, so that a decision does not compute it anew.
+    /// The prefill table by columns, one value per slot; units as in the contract. The last two are computed
+    /// here when a row changes, so that a decision does not compute them anew.
     PrefillTable {
         available, busy_until, cost_fixed, cost_per_token, cost_per_pair, transfer_fixed,
         transfer_per_block, queued, free_blocks, capacity_blocks, reported_at,
     }
     /// `busy_until`, or +infinity where the slot is unavailable.
     free_at
+    /// `cost_per_pair` / 2.
+    half_cost_per_pair
 }
 
 impl PrefillTable {
     fn derive(&mut self, slot: usize) {
         let available = self.available[slot] == 1.0;
         self.free_at[slot] = if available { self.busy_until[slot] } else { f32::INFINITY };
+        self.half_cost_per_pair[slot] = self.cost_per_pair[slot] * 0.5;
     }
 }
 
 table! {
-    /// The decode table by columns, one value per slot; units as in the contract. The last three are computed here
+    /// The decode table by columns, one value per slot; units as in the contract. The last two are computed here
     /// when a row changes.
     DecodeTable {
         available, sequences, context_tokens, free_blocks, capacity_blocks, step_fixed,
@@ -295,18 +298,17 @@ table! {
     }
     /// `free_blocks`, or -1 where the slot is unavailable.
     room
-    /// Step time once one more sequence has joined, without what its context adds.
+    /// Step time once the arriving sequences and one more have joined, without what the context of that one adds.
     joined_step
-    /// `context_tokens` + `arriving_tokens`.
-    tokens
 }
 
 impl DecodeTable {
     fn derive(&mut self, i: usize) {
         self.room[i] = if self.available[i] == 1.0 { self.free_blocks[i] } else { -1.0 };
         let sequences = self.sequences[i] + self.arriving_sequences[i] + 1.0;
-        self.joined_step[i] = self.step_fixed[i] + self.step_per_sequence[i] * sequences;
-        self.tokens[i] = self.context_tokens[i] + self.arriving_tokens[i];
+        let tokens = self.context_tokens[i] + self.arriving_tokens[i];
+        self.joined_step[i] =
+            self.step_fixed[i] + self.step_per_sequence[i] * sequences + self.step_per_token[i] * tokens;
     }
 }
 
