@@ -10,9 +10,17 @@ fn lookup(criterion: &mut Criterion) {
     let size = if kvasir_benches::measuring() { Size::FULL } else { Size::SMOKE };
     let mut group = criterion.benchmark_group("lookup");
     for (depth, workers) in [(16, 8), (1_024, 64), (8_192, 64), (16, 512)] {
-        let mut lookups = Lookups::new(depth, workers, size, SEED);
+        let lookups = Lookups::new(depth, workers, size, SEED);
+        let (mut matched, mut i) = (vec![0; workers], 0);
         group.bench_function(BenchmarkId::from_parameter(format!("{depth}x{workers}")), |bencher| {
-            bencher.iter(|| lookups.one());
+            bencher.iter_batched_ref(
+                || {
+                    i += 1;
+                    lookups.query(i).to_vec()
+                },
+                |query| lookups.index.lookup(query, &mut matched),
+                BatchSize::PerIteration,
+            );
         });
     }
 }

@@ -148,15 +148,25 @@ impl Times {
 
 /// Times `calls` calls after a tenth as many to warm up; what reading the clock costs is taken off.
 pub fn time_calls(calls: usize, mut call: impl FnMut(usize)) -> Times {
+    time_prepared(calls, |i| i, |&i| call(i))
+}
+
+/// The same for calls that need something made ready first, which is not timed.
+pub fn time_prepared<T>(
+    calls: usize,
+    mut prepare: impl FnMut(usize) -> T,
+    mut call: impl FnMut(&T),
+) -> Times {
     let longest = Duration::from_secs(60).as_nanos() as u64;
     let mut histogram = Histogram::new_with_bounds(1, longest, 3).expect("bounds are valid");
     let clock_ns = clock_cost_ns();
     for i in 0..calls / 10 {
-        call(i);
+        call(&prepare(i));
     }
     for i in 0..calls {
+        let prepared = prepare(i);
         let start = Instant::now();
-        call(i);
+        call(&prepared);
         let ns = start.elapsed().as_nanos() as u64;
         histogram.saturating_record(ns.saturating_sub(clock_ns).max(1));
     }
