@@ -21,8 +21,10 @@ use crate::block::{BlockKey, BlockMeta};
 use crate::clock::Clock;
 use crate::config::ServerConfig;
 use crate::stream::{Stream, Timed, send_with_fd};
-use crate::tier::dram::{DramStore, Evict, Held, Lookup, OwnerId, Pinning, Remove, Reserve, Verify};
-use crate::tier::tiering::{Read, Tiering};
+use crate::tier::dram::{
+    BlockStat, DramStore, Evict, Held, Lookup, OwnerId, Pinning, Remove, Reserve, Verify,
+};
+use crate::tier::tiering::{Read, Residency, Tiering};
 use crate::wire::{Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, Stat, WireError};
 
 /// Why the server did not start.
@@ -520,7 +522,10 @@ impl Connection {
             }
             Request::Stat(keys) => {
                 let stats = store.stat(&keys).map_err(rule)?;
-                Reply::Stat(stats.into_iter().map(|stat| stat.map(|stat| describe(&stat, now))).collect())
+                let places = tiering.residency(&keys).map_err(rule)?;
+                Reply::Stat(
+                    stats.iter().zip(places).map(|(stat, at)| describe(stat.as_ref(), at, now)).collect(),
+                )
             }
         };
         Ok(self.reply(header.request, &reply)?)
@@ -693,9 +698,12 @@ fn evicted(evict: Evict) -> Outcome {
     }
 }
 
-fn describe(stat: &crate::tier::dram::BlockStat, now: u64) -> Stat {
-    Stat {
-        size: stat.size,
+/// None where no tier holds the block.
+fn describe(stat: Option<&BlockStat>, at: Residency, now: u64) -> Option<Stat> {
+    let (size, tiers) = (at.size?, at.bits());
+    Some(stat.map_or(Stat { size, tiers, ..Stat::default() }, |stat| Stat {
+        size,
+        tiers,
         checksum: stat.checksum,
         depth: stat.depth,
         class: stat.class,
@@ -703,7 +711,7 @@ fn describe(stat: &crate::tier::dram::BlockStat, now: u64) -> Stat {
         leases: stat.leases,
         age_ms: now.saturating_sub(stat.inserted_ms),
         idle_ms: now.saturating_sub(stat.used_ms),
-    }
+    }))
 }
 
 fn is_timeout(error: &io::Error) -> bool {

@@ -15,8 +15,9 @@ use crate::block::{BATCH_MAX, BlockKey, BlockMeta, Pin};
 use crate::error::StoreError;
 
 pub const MAGIC: [u8; 4] = *b"KVSR";
-/// 2: a hello names a tenant, blocks have a time to live, can be pinned and evicted by name.
-pub const VERSION: u8 = 2;
+/// 3: a stat names the tiers of a block. 2: a hello names a tenant, blocks have a time to live, can be pinned and
+/// evicted by name.
+pub const VERSION: u8 = 3;
 pub const HEADER_LEN: usize = 32;
 /// Above the longest legal body (4,096 put items of 55 B).
 pub const BODY_MAX: usize = 512 << 10;
@@ -308,9 +309,12 @@ pub enum Placed {
     Not(Outcome),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
     pub size: u32,
+    /// Bit *n* is set where tier *n* of [`crate::tier::store::Tier`] holds the block. What follows is known of blocks in
+    /// DRAM only, else 0.
+    pub tiers: u8,
     pub checksum: u64,
     pub depth: u32,
     pub class: u16,
@@ -564,6 +568,7 @@ fn put_stat(out: &mut Vec<u8>, stat: &Option<Stat>) {
             .into_iter()
             .for_each(|value| out.extend(value.to_le_bytes()));
         out.extend(stat.class.to_le_bytes());
+        out.push(stat.tiers);
         [stat.checksum, stat.age_ms, stat.idle_ms].iter().for_each(|value| put_u64(out, value));
     }
 }
@@ -662,10 +667,10 @@ impl Reader<'_> {
         if !self.bool("has stat")? {
             return Ok(None);
         }
-        let (size, depth, uses, leases, class) =
-            (self.u32()?, self.u32()?, self.u32()?, self.u32()?, self.u16()?);
+        let (size, depth, uses, leases, class, tiers) =
+            (self.u32()?, self.u32()?, self.u32()?, self.u32()?, self.u16()?, self.u8()?);
         let (checksum, age_ms, idle_ms) = (self.u64()?, self.u64()?, self.u64()?);
-        Ok(Some(Stat { size, checksum, depth, class, uses, leases, age_ms, idle_ms }))
+        Ok(Some(Stat { size, tiers, checksum, depth, class, uses, leases, age_ms, idle_ms }))
     }
 
     fn list<T>(&mut self, item: impl Fn(&mut Self) -> Result<T, WireError>) -> Result<Vec<T>, WireError> {
@@ -757,9 +762,10 @@ mod tests {
             lease,
         });
         let at = any::<(u64, u64)>().prop_map(|(reservation, offset)| Placed::At { reservation, offset });
-        let stat = any::<(u32, u64, u32, u16, u32, u32, u64, u64)>().prop_map(
-            |(size, checksum, depth, class, uses, leases, age_ms, idle_ms)| Stat {
+        let stat = any::<(u32, u8, u64, u32, u16, u32, u32, u64, u64)>().prop_map(
+            |(size, tiers, checksum, depth, class, uses, leases, age_ms, idle_ms)| Stat {
                 size,
+                tiers,
                 checksum,
                 depth,
                 class,

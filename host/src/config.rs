@@ -8,7 +8,7 @@ mod tiers;
 mod units;
 
 pub use layers::{Error, Layer};
-pub use tiers::{Nvme, Offload, Sync, Tiering};
+pub use tiers::{Nvme, Offload, Remote, RemoteUrl, Sync, TenantKey, Tiering};
 pub use units::{Size, Span};
 
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,7 @@ pub struct Config {
     pub store: Store,
     pub tiering: Tiering,
     pub nvme: Nvme,
+    pub remote: Remote,
     pub conductor: Conductor,
     pub policy: Policy,
     /// Which NICs serve which memory, where an operator knows better than the probe.
@@ -92,7 +93,7 @@ pub struct Store {
     pub leases_max: u32,
     /// How long a writer may take from reserve to commit.
     pub reservation_ttl: Span,
-    /// How long a block may stay, used or not. `0s`: until evicted.
+    /// How long a block may stay in the pool, used or not. `0s`: until evicted.
     pub block_ttl: Span,
     /// `trust`: take the writer's checksum, readers verify. `verify`: read every block again at commit.
     pub checksum: Checksum,
@@ -335,7 +336,7 @@ impl Config {
     /// The first setting that makes no sense, with its key and value.
     pub fn validate(&self) -> Result<(), Error> {
         // NIC names are checked when the machine is probed.
-        let Self { node, listen, store, tiering, nvme, conductor, policy, topology: _ } = self;
+        let Self { node, listen, store, tiering, nvme, remote, conductor, policy, topology: _ } = self;
         if !valid_name(&node.name) {
             return Err(invalid("node.name", &node.name, "must be 1 to 64 of A-Z a-z 0-9 . _ -"));
         }
@@ -351,6 +352,7 @@ impl Config {
         store.validate()?;
         tiering.validate()?;
         nvme.validate()?;
+        remote.validate()?;
         conductor.validate()?;
         policy.validate()?;
         Ok(crate::daemon::dram_config(self).validate()?)

@@ -1,11 +1,13 @@
-//! `kvasir put`, `get`, `exists`, `rm`, `stat`, `ls`: blocks of a running host.
+//! `kvasir put`, `get`, `exists`, `rm`, `pin`, `unpin`, `evict`, `stat`, `ls`: blocks of a running host.
 
 use super::{HostFlags, there};
+use crate::config::Span;
 use anyhow::{Context, bail};
 use clap::Args;
-use kvasir_client::data::{Client, Put};
+use kvasir_client::data::{Client, ClientError, Put};
 use kvasir_client::proto;
-use kvasir_dataplane::{BATCH_MAX, BlockKey, BlockMeta};
+use kvasir_dataplane::tier::store::Tier;
+use kvasir_dataplane::{BATCH_MAX, BlockKey, BlockMeta, Pin};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -47,6 +49,40 @@ pub(super) struct ExistsArgs {
 /// Remove blocks; exit code 1 unless all were there.
 #[derive(Args, Debug)]
 pub(super) struct RmArgs {
+    #[command(flatten)]
+    keys: KeysArgs,
+}
+
+/// Keep blocks from being evicted; exit code 1 unless all were there.
+#[derive(Args, Debug)]
+pub(super) struct PinArgs {
+    #[command(flatten)]
+    keys: KeysArgs,
+    #[command(flatten)]
+    how: PinHow,
+}
+
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+struct PinHow {
+    /// For this long, whatever happens, such as `90s`; the host has an upper bound.
+    #[arg(long = "for", value_name = "SPAN")]
+    span: Option<Span>,
+    /// Until this weight, which halves every half-life of the host, has fallen to 1. `evict` overrides it.
+    #[arg(long, value_name = "WEIGHT", value_parser = clap::value_parser!(u32).range(1..))]
+    soft: Option<u32>,
+}
+
+/// End pins; exit code 1 unless all were pinned.
+#[derive(Args, Debug)]
+pub(super) struct UnpinArgs {
+    #[command(flatten)]
+    keys: KeysArgs,
+}
+
+/// Evict blocks from memory now, in spite of soft pins; exit code 1 unless all were there.
+#[derive(Args, Debug)]
+pub(super) struct EvictArgs {
     #[command(flatten)]
     keys: KeysArgs,
 }
@@ -127,34 +163,74 @@ impl GetArgs {
 
 impl ExistsArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        self.keys.each(|client, keys| Ok(client.exists(keys)?), ["resident", "missing"])
+        self.keys.each(|client, keys| Ok(all_known(client.exists(keys)?)), ["resident", "missing"])
     }
 }
 
 impl RmArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        self.keys.each(|client, keys| Ok(client.remove(keys)?), ["removed", "missing"])
+        self.keys.each(|client, keys| Ok(all_known(client.remove(keys)?)), ["removed", "missing"])
+    }
+}
+
+impl PinArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let pin = match self.how {
+            PinHow { soft: Some(weight), .. } => Pin::Soft { weight },
+            PinHow { span, .. } => {
+                let ms = span.map_or(0, |span| span.0.as_millis());
+                Pin::Hard { duration_ms: u32::try_from(ms).context("--for is over 49 days")? }
+            }
+        };
+        self.keys.each(|client, keys| client.pin(keys, pin), ["pinned", "missing"])
+    }
+}
+
+impl UnpinArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        self.keys.each(|client, keys| Ok(all_known(client.unpin(keys)?)), ["unpinned", "not pinned"])
+    }
+}
+
+impl EvictArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        self.keys.each(|client, keys| client.evict(keys), ["evicted", "missing"])
     }
 }
 
 impl KeysArgs {
     /// One call for all keys, and one word for each.
+    ///
+    /// # Errors
+    /// The first key that failed, after all have been told.
     fn each(
         self,
-        call: impl FnOnce(&Client, &[BlockKey]) -> anyhow::Result<Vec<bool>>,
-        words: [&str; 2],
+        call: impl FnOnce(&Client, &[BlockKey]) -> Result<Vec<Known>, ClientError>,
+        [yes, no]: [&str; 2],
     ) -> anyhow::Result<ExitCode> {
         let keys = keys(&self.names)?;
         let outcomes = call(&self.host.data()?, &keys)?;
-        let word = |yes: &bool| words[usize::from(!yes)];
+        let word = |outcome: &Known| match outcome {
+            Ok(true) => yes.to_owned(),
+            Ok(false) => no.to_owned(),
+            Err(error) => error.to_string(),
+        };
         let told = self.names.iter().zip(outcomes.iter().map(word));
         if self.json {
             println!("{}", serde_json::to_string(&told.collect::<std::collections::BTreeMap<_, _>>())?);
         } else {
             told.for_each(|(name, word)| println!("{name} {word}"));
         }
-        Ok(there(outcomes.iter().all(|yes| *yes)))
+        let all: Vec<bool> = outcomes.into_iter().collect::<Result<_, _>>()?;
+        Ok(there(all.into_iter().all(|yes| yes)))
     }
+}
+
+/// Whether what was asked for was there, or why it could not be done.
+type Known = Result<bool, ClientError>;
+
+fn all_known(outcomes: Vec<bool>) -> Vec<Known> {
+    outcomes.into_iter().map(Ok).collect()
 }
 
 impl StatArgs {
@@ -165,7 +241,7 @@ impl StatArgs {
         let stats = self.host.data()?.stat(&keys(&self.names)?)?;
         let row = |s: &kvasir_dataplane::wire::Stat| {
             serde_json::json!({
-                "size_bytes": s.size, "checksum": format!("{:016x}", s.checksum), "depth": s.depth, "class": s.class,
+                "size_bytes": s.size, "tiers": tier_names(s.tiers), "checksum": format!("{:016x}", s.checksum), "depth": s.depth, "class": s.class,
                 "uses": s.uses, "leases": s.leases, "age_ms": s.age_ms, "idle_ms": s.idle_ms,
             })
         };
@@ -246,6 +322,11 @@ impl LsArgs {
         }
         Ok(())
     }
+}
+
+/// Names of the tiers whose bits are set.
+fn tier_names(bits: u8) -> Vec<&'static str> {
+    Tier::ALL.into_iter().filter(|&tier| bits & 1 << tier as u8 != 0).map(Tier::name).collect()
 }
 
 fn tier_rows(tier: &proto::TierUsage) -> [(String, serde_json::Value); 13] {

@@ -1,6 +1,6 @@
 //! The commands of the `kvasir` binary, one file each.
 //!
-//! Exit codes: 0 done; 1 what was asked for is not there (`exists`, `get`, `rm`, `stat`); 2 an error,
+//! Exit codes: 0 done; 1 what was asked for is not there (`exists`, `get`, `rm`, `pin`, `stat` and so on); 2 an error,
 //! told in one line on standard error.
 
 pub mod bench;
@@ -45,6 +45,9 @@ enum Command {
     Get(blocks::GetArgs),
     Exists(blocks::ExistsArgs),
     Rm(blocks::RmArgs),
+    Pin(blocks::PinArgs),
+    Unpin(blocks::UnpinArgs),
+    Evict(blocks::EvictArgs),
     Ls(blocks::LsArgs),
     Stat(blocks::StatArgs),
     Policy(policy::PolicyArgs),
@@ -142,6 +145,9 @@ impl Cli {
             Command::Get(args) => args.run(),
             Command::Exists(args) => args.run(),
             Command::Rm(args) => args.run(),
+            Command::Pin(args) => args.run(),
+            Command::Unpin(args) => args.run(),
+            Command::Evict(args) => args.run(),
             Command::Ls(args) => args.run().map(done),
             Command::Stat(args) => args.run(),
             Command::Policy(args) => args.run().map(done),

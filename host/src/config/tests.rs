@@ -138,6 +138,8 @@ fn bad_forms_say_what_and_where() {
         &["nvme.capacity_bytes=1MiB"],
         &["`nvme.capacity_bytes` = 1MiB must hold at least seven"],
     );
+    check(None, &[], &["remote.url=ftp://x/y"], &["`remote.url` = ftp://x/y must be s3://bucket/prefix"]);
+    check(None, &[], &["remote.endpoint=http://x"], &["`remote.endpoint` = http://x needs remote.url"]);
     check(None, &[], &["nvme.directory=/x"], &["unknown key `nvme.directory`", "keys of `nvme`"]);
     check(None, &[], &["store.low_free=0.5"], &["`store.high_free` = 0.1", "store.low_free (0.5)"]);
     check(None, &[], &["store.low_free=nan"], &["`store.low_free` = NaN"]);

@@ -59,6 +59,46 @@ pub struct Nvme {
     pub compaction_bytes_per_s: Size,
 }
 
+/// A tier that many hosts may share: a folder, or a bucket of an S3-compatible store.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Remote {
+    /// `s3://bucket/prefix`, or the path of a folder, local or mounted. Empty: no such tier. Credentials come from the
+    /// environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`) or the machine.
+    pub url: String,
+    /// Address of the S3-compatible store, such as `http://10.0.0.7:9000`. Empty: AWS.
+    pub endpoint: String,
+    pub region: String,
+    /// The most bytes this host stores there or learns of. `0B`: no limit.
+    pub capacity_bytes: Size,
+    /// The most blocks this host keeps in mind. 40 B each.
+    pub blocks_max: u64,
+    /// The most requests at once; each keeps a copy of its block.
+    pub requests_max: u32,
+    /// How often a request is made before it fails.
+    pub attempts_max: u32,
+    /// How long one attempt may take.
+    pub attempt_timeout: Span,
+    /// Tenants whose blocks are sealed before they leave this host, one `[[remote.keys]]` each.
+    pub keys: Vec<TenantKey>,
+}
+
+/// The key that seals a tenant's blocks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantKey {
+    pub tenant: u16,
+    /// File of 64 hexadecimal digits. Who loses it loses the blocks. Several of one tenant: all open, the last seals.
+    pub file: PathBuf,
+}
+
+/// Where [`Remote::url`] leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RemoteUrl {
+    Folder(PathBuf),
+    S3 { bucket: String, prefix: String },
+}
+
 /// When what is written is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -93,6 +133,22 @@ impl Default for Nvme {
             direct_io: true,
             io_uring: true,
             compaction_bytes_per_s: Size::mib(256),
+        }
+    }
+}
+
+impl Default for Remote {
+    fn default() -> Self {
+        Self {
+            url: String::new(),
+            endpoint: String::new(),
+            region: "us-east-1".to_owned(),
+            capacity_bytes: Size(0),
+            blocks_max: 1 << 24,
+            requests_max: 32,
+            attempts_max: 5,
+            attempt_timeout: Span::secs(30),
+            keys: Vec::new(),
         }
     }
 }
@@ -134,5 +190,40 @@ impl Nvme {
             return Err(invalid("nvme.compaction_bytes_per_s", self.compaction_bytes_per_s, why));
         }
         Ok(())
+    }
+}
+
+impl Remote {
+    /// `None`: there is no such tier.
+    ///
+    /// # Errors
+    /// Neither a folder nor a bucket.
+    pub fn place(&self) -> Result<Option<RemoteUrl>, Error> {
+        let wrong = || invalid("remote.url", &self.url, "must be s3://bucket/prefix or the path of a folder");
+        match self.url.split_once("://") {
+            None if self.url.is_empty() => Ok(None),
+            None => Ok(Some(RemoteUrl::Folder(self.url.clone().into()))),
+            Some(("s3", rest)) => match rest.split_once('/').unwrap_or((rest, "")) {
+                ("", _) => Err(wrong()),
+                (bucket, prefix) => Ok(Some(RemoteUrl::S3 { bucket: bucket.into(), prefix: prefix.into() })),
+            },
+            Some(_) => Err(wrong()),
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), Error> {
+        let place = self.place()?;
+        if !self.endpoint.is_empty() && !matches!(place, Some(RemoteUrl::S3 { .. })) {
+            return Err(invalid("remote.endpoint", &self.endpoint, "needs remote.url = s3://bucket/prefix"));
+        }
+        let least = [
+            ("remote.blocks_max", self.blocks_max),
+            ("remote.requests_max", self.requests_max.into()),
+            ("remote.attempts_max", self.attempts_max.into()),
+        ];
+        if let Some((key, _)) = least.iter().find(|(_, value)| *value == 0) {
+            return Err(invalid(key, 0, "must be at least 1"));
+        }
+        positive(&[("remote.attempt_timeout", self.attempt_timeout)])
     }
 }

@@ -1,13 +1,27 @@
 //! The tiers below the pool: opened from the configuration, and who lets blocks into them.
 
-use crate::config::{self, Config, Offload};
+use crate::config::{self, Config, Offload, RemoteUrl};
 use crate::policy::AdmitterWorker;
-pub use kvasir_dataplane::tier::nvme::OpenError;
-use kvasir_dataplane::tier::nvme::{NvmeConfig, NvmeStore, OnFull, SyncMode};
+use kvasir_dataplane::tier::nvme::{self, NvmeConfig, NvmeStore, OnFull, SyncMode};
+use kvasir_dataplane::tier::remote::{self, Place, RemoteConfig, RemoteStore, S3, TenantKey};
 use kvasir_dataplane::tier::store::{BlockStore, Tier};
 use kvasir_dataplane::tier::tiering::{Admission, Admit, Candidate, TieringConfig};
 use kvasir_policy::admitter::{Block, Store};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Why a tier does not open.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error(transparent)]
+    Config(#[from] config::Error),
+    #[error(transparent)]
+    Nvme(#[from] nvme::OpenError),
+    #[error(transparent)]
+    Remote(#[from] remote::OpenError),
+    #[error("key file {} of remote.keys cannot be used: {reason}; write 64 hexadecimal digits into it", path.display())]
+    Key { path: PathBuf, reason: String },
+}
 
 /// Opens the tiers that are configured, nearest first.
 ///
@@ -18,7 +32,53 @@ pub fn open(config: &Config) -> Result<Vec<Arc<dyn BlockStore>>, OpenError> {
     if !config.nvme.dir.as_os_str().is_empty() {
         below.push(Arc::new(open_nvme(&config.nvme)?));
     }
+    if let Some(place) = config.remote.place()? {
+        below.push(Arc::new(open_remote(&config.remote, place)?));
+    }
     Ok(below)
+}
+
+fn open_remote(settings: &config::Remote, place: RemoteUrl) -> Result<RemoteStore, OpenError> {
+    let place = match place {
+        RemoteUrl::Folder(folder) => Place::Directory(folder),
+        RemoteUrl::S3 { bucket, prefix } => Place::S3(S3 {
+            bucket,
+            prefix,
+            endpoint: Some(settings.endpoint.clone()).filter(|endpoint| !endpoint.is_empty()),
+            region: settings.region.clone(),
+            credentials: None,
+        }),
+    };
+    let key = |key: &config::TenantKey| Ok(TenantKey { tenant: key.tenant, key: read_key(&key.file)? });
+    let store = RemoteStore::open(&RemoteConfig {
+        capacity_bytes: Some(settings.capacity_bytes.0).filter(|bytes| *bytes > 0),
+        blocks_max: settings.blocks_max,
+        requests_max: settings.requests_max as usize,
+        attempts_max: settings.attempts_max,
+        attempt_timeout: settings.attempt_timeout.0,
+        keys: settings.keys.iter().map(key).collect::<Result<_, OpenError>>()?,
+        ..RemoteConfig::new(place)
+    })?;
+    let report = store.report();
+    let (blocks, block_bytes, foreign) = (report.blocks, report.block_bytes, report.foreign);
+    tracing::info!(url = settings.url, blocks, block_bytes, foreign, "remote tier open");
+    Ok(store)
+}
+
+/// 32 bytes as hexadecimal digits.
+fn read_key(path: &Path) -> Result<[u8; 32], OpenError> {
+    let fail = |reason: String| OpenError::Key { path: path.into(), reason };
+    let text = std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
+    let digits = text.trim();
+    if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return Err(fail(format!("it holds {} characters that are not all digits of a key", digits.len())));
+    }
+    let mut key = [0; 32];
+    for (byte, digits) in key.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
+        let digit = |d: u8| (d as char).to_digit(16).map_or(0, |value| value as u8);
+        *byte = digit(digits[0]) << 4 | digit(digits[1]);
+    }
+    Ok(key)
 }
 
 fn open_nvme(settings: &config::Nvme) -> Result<NvmeStore, OpenError> {

@@ -1,8 +1,10 @@
-//! A host with a disk below its pool: what overflows is served from there, also by the host after a `kill -9`.
+//! A host with a tier below its pool: what overflows is served from there, also by the host after a `kill -9`.
 
 use crate::process::{Host, Transport, content};
 use kvasir_dataplane::{BlockKey, BlockMeta};
+use std::collections::HashSet;
 use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
 
 const BLOCK: u32 = 64 << 10;
 /// Twice what the pool holds.
@@ -12,24 +14,25 @@ fn key(n: u32) -> BlockKey {
     BlockKey::from_engine_hash("tiers", &n.to_le_bytes())
 }
 
-/// The numbers of the disk tier in `kvasir stat`, once nothing is being copied to it.
-fn settled(host: &Host) -> serde_json::Value {
+/// The numbers of that tier in `kvasir stat`, once nothing is being copied to it.
+fn settled(host: &Host, tier: &str) -> serde_json::Value {
     loop {
-        if metric(host, "kvasir_offload_queued_blocks{") == 0.0 {
+        if metric(host, "kvasir_offload_queued_blocks{", tier) == 0.0 {
             let stat = host.check(&["stat", "--json"], b"", 0, "tiers");
-            return serde_json::from_str::<serde_json::Value>(&stat).unwrap()["tiers"]["nvme"].clone();
+            return serde_json::from_str::<serde_json::Value>(&stat).unwrap()["tiers"][tier].clone();
         }
         std::thread::yield_now();
     }
 }
 
-/// The value of the disk tier's row that begins like this.
-fn metric(host: &Host, name: &str) -> f64 {
+/// The value of the tier's row that begins like this.
+fn metric(host: &Host, name: &str, tier: &str) -> f64 {
     let mut stream = std::net::TcpStream::connect(host.addr("http")).unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
-    let mut rows = text.lines().filter(|row| row.starts_with(name) && row.contains(r#"tier="nvme""#));
+    let mut rows =
+        text.lines().filter(|row| row.starts_with(name) && row.contains(&format!("tier=\"{tier}\"")));
     let row = rows.next().unwrap_or_else(|| panic!("{name} in {text}"));
     row.rsplit(' ').next().unwrap().parse().unwrap()
 }
@@ -62,32 +65,64 @@ fn what_overflows_the_pool_is_served_from_disk_also_after_a_kill() {
         "tiering.load_timeout=60s",
         "store.put_wait=30s",
     ];
-    let host = Host::start_with(dir.path(), &set);
+    survives_a_kill(dir.path(), "nvme", &set);
+}
+
+#[test]
+fn what_overflows_the_pool_is_served_from_a_shared_folder_sealed_with_the_key_of_its_tenant() {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, key) = (dir.path().join("shared"), dir.path().join("key"));
+    std::fs::write(&key, "0f".repeat(32)).unwrap();
+    let set = [
+        &format!("remote.url={}", folder.display()),
+        &format!("remote.keys=[{{ tenant = 0, file = {:?} }}]", key.display().to_string()),
+        "tiering.min_uses=0",
+        "tiering.load_timeout=60s",
+        "store.put_wait=30s",
+    ];
+    survives_a_kill(dir.path(), "remote", &set);
+    let clear: HashSet<Vec<u8>> = (0..BLOCKS).map(|n| content(n, 32)).collect();
+    let objects = files(&folder);
+    assert!(!objects.is_empty());
+    for object in objects {
+        let bytes = std::fs::read(object).unwrap();
+        assert!(!bytes.windows(32).any(|part| clear.contains(part)), "a block left the host in the clear");
+    }
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+fn survives_a_kill(dir: &Path, tier: &str, set: &[&str]) {
+    let host = Host::start_with(dir, set);
     let client = host.client(Transport::Unix);
     for n in 0..BLOCKS {
         client.put(&BlockMeta::single(key(n), BLOCK), &content(n, BLOCK)).unwrap();
     }
-    let nvme = settled(&host);
-    let stored = nvme["blocks"].as_u64().unwrap();
-    assert!(stored > 0 && nvme["offload_failed"] == 0, "{nvme}");
-    host.check(&["stat"], b"", 0, "tier nvme");
+    let stat = settled(&host, tier);
+    let stored = stat["blocks"].as_u64().unwrap();
+    assert!(stored > 0 && stat["offload_failed"] == 0, "{stat}");
+    host.check(&["stat"], b"", 0, &format!("tier {tier}"));
 
-    let host = host.restart(dir.path(), &set);
-    let on_disk = settled(&host)["blocks"].as_u64().unwrap() as usize;
+    let host = host.restart(dir, set);
+    let on_disk = settled(&host, tier)["blocks"].as_u64().unwrap() as usize;
     assert!(on_disk >= stored as usize, "{on_disk} of {stored} are left; more may have gone down meanwhile");
     let keys: Vec<_> = (0..BLOCKS).map(key).collect();
     let there = host.client(Transport::Tcp).exists(&keys).unwrap();
     assert_eq!(there.iter().filter(|there| **there).count(), on_disk);
     assert_eq!(found(&host, Transport::Tcp), on_disk);
     assert_eq!(found(&host, Transport::Unix), on_disk);
-    assert!(metric(&host, "kvasir_onboard_bytes_total{") >= (on_disk * BLOCK as usize) as f64);
+    assert!(metric(&host, "kvasir_onboard_bytes_total{", tier) >= (on_disk * BLOCK as usize) as f64);
 
     let first = there.iter().position(|there| *there).unwrap() as u32;
     let name = format!("0x{}", key(first));
+    host.check(&["stat", &name], b"", 0, &format!("\"{tier}\""));
     host.check(&["rm", &name], b"", 0, "removed");
     host.check(&["exists", &name], b"", 1, "missing");
-    settled(&host);
-    let host = host.restart(dir.path(), &set);
+    settled(&host, tier);
+    let host = host.restart(dir, set);
     host.check(&["exists", &name], b"", 1, "missing");
     assert_eq!(host.terminate(), Some(0));
 }
