@@ -24,6 +24,8 @@ pub mod submit;
 mod watch;
 
 #[cfg(test)]
+mod sim;
+#[cfg(test)]
 mod tests;
 
 pub use complete::{EntryStatus, Status, Transfer, TransferError};

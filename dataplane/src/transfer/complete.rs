@@ -14,7 +14,7 @@ use rustix::event::EventfdFlags;
 
 use super::entry::Entry;
 use super::plan::Class;
-use crate::transport::{Cancel, OpError};
+use crate::transport::{Cancel, Endpoint, OpError};
 
 /// Why an entry did not arrive whole.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,6 +61,8 @@ impl Status {
 pub struct Transfer(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
+    /// Its number in the engine.
+    pub(super) id: u64,
     pub(super) class: Class,
     pub(super) entries: Vec<Entry>,
     pub(super) deadline: Instant,
@@ -79,6 +81,8 @@ struct Progress {
     entries: Vec<EntryProgress>,
     pending: usize,
     timed_out: bool,
+    /// Endpoints that slices of it are on, and how many on each.
+    flying: Vec<(Arc<dyn Endpoint>, usize)>,
     callbacks: Vec<Callback>,
     wakers: Vec<Waker>,
     eventfds: Vec<Arc<OwnedFd>>,
@@ -93,7 +97,13 @@ struct EntryProgress {
 }
 
 impl Inner {
-    pub(super) fn new(class: Class, entries: Vec<Entry>, deadline: Instant, notice: Option<Vec<u8>>) -> Self {
+    pub(super) fn new(
+        id: u64,
+        class: Class,
+        entries: Vec<Entry>,
+        deadline: Instant,
+        notice: Option<Vec<u8>>,
+    ) -> Self {
         let start =
             |entry: &Entry| EntryProgress { left: entry.len(), attempts: 1, error: None, valid: Vec::new() };
         let progress = Progress {
@@ -103,7 +113,8 @@ impl Inner {
         };
         let (progress, complete) = (Mutex::new(progress), Condvar::new());
         let announced = AtomicBool::new(false);
-        Self { class, entries, deadline, cancel: Cancel::default(), notice, progress, complete, announced }
+        let cancel = Cancel::default();
+        Self { id, class, entries, deadline, cancel, notice, progress, complete, announced }
     }
 
     /// Bytes of an entry are in place.
@@ -150,8 +161,34 @@ impl Inner {
         if self.progress().timed_out { TransferError::TimedOut } else { TransferError::Cancelled }
     }
 
-    pub(super) fn mark_timed_out(&self) {
-        self.progress().timed_out = true;
+    /// True for the first who says so.
+    pub(super) fn mark_timed_out(&self) -> bool {
+        !std::mem::replace(&mut self.progress().timed_out, true)
+    }
+
+    /// A slice of it goes to an endpoint.
+    pub(super) fn departed(&self, endpoint: &Arc<dyn Endpoint>) {
+        let flying = &mut self.progress().flying;
+        match flying.iter_mut().find(|(other, _)| same(other, endpoint)) {
+            Some((_, slices)) => *slices += 1,
+            None => flying.push((endpoint.clone(), 1)),
+        }
+    }
+
+    /// A slice of it has ended there.
+    pub(super) fn landed(&self, endpoint: &Arc<dyn Endpoint>) {
+        let flying = &mut self.progress().flying;
+        if let Some(at) = flying.iter().position(|(other, _)| same(other, endpoint)) {
+            flying[at].1 -= 1;
+            if flying[at].1 == 0 {
+                flying.swap_remove(at);
+            }
+        }
+    }
+
+    /// Where slices of it are.
+    pub(super) fn flying(&self) -> Vec<Arc<dyn Endpoint>> {
+        self.progress().flying.iter().map(|(endpoint, _)| endpoint.clone()).collect()
     }
 
     /// Whether nothing is pending and all is valid; none while something is pending.
@@ -274,6 +311,11 @@ fn status_of(progress: &Progress) -> Status {
         failed: progress.entries.iter().filter(|entry| entry.left == 0 && entry.error.is_some()).count(),
         valid_bytes: progress.entries.iter().map(bytes).sum(),
     }
+}
+
+/// Whether both are one endpoint.
+pub(super) fn same(one: &Arc<dyn Endpoint>, other: &Arc<dyn Endpoint>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
 }
 
 fn signal(fd: &OwnedFd) {

@@ -106,9 +106,7 @@ pub(super) fn push_entry(
     class: Class,
 ) {
     // Equal for entries whose pieces may share an operation: one transfer, one segment, one direction.
-    let merge_key = (Arc::as_ptr(&piece.transfer) as u64)
-        ^ (Arc::as_ptr(&entry.segment) as u64).rotate_left(20)
-        ^ entry.direction as u64;
+    let merge_key = (piece.transfer.id, entry.segment.id << 1 | entry.direction as u64);
     let work = |offset, len, ranges| Work { token: piece.clone(), offset, len, ranges, merge_key, avoid: 0 };
     let ranges = entry.local.len().max(entry.remote.len());
     if ranges <= ranges_max {
@@ -122,9 +120,10 @@ pub(super) fn push_entry(
     }
 }
 
-/// The operation that moves a slice over a rail; none if its segment is not open there.
-pub(super) fn op_of(id: u64, slice: &Slice<Piece>, rail: usize) -> Option<Op> {
-    let Piece { transfer, entry } = &slice.pieces.first()?.token;
+/// The operation that moves a slice over a rail, or why its segment cannot be used there.
+pub(super) fn op_of(id: u64, slice: &Slice<Piece>, rail: usize) -> Result<Op, OpError> {
+    // A slice has at least one piece.
+    let Piece { transfer, entry } = &slice.pieces[0].token;
     let first = &transfer.entries[*entry as usize];
     let (grant, direction) = (first.segment.grant(rail)?, first.direction);
     let (mut local, mut remote) = (Vec::new(), Vec::new());
@@ -133,7 +132,7 @@ pub(super) fn op_of(id: u64, slice: &Slice<Piece>, rail: usize) -> Option<Op> {
         local.extend(part_of(&entry.local, piece.offset, piece.len));
         remote.extend(remote_part_of(&entry.remote, piece.offset, piece.len));
     }
-    Some(Op { id, direction, grant, local, remote, cancel: Some(transfer.cancel.clone()) })
+    Ok(Op { id, direction, grant, local, remote, cancel: Some(transfer.cancel.clone()) })
 }
 
 pub(super) fn peers_of(inner: &Inner) -> Vec<Arc<Peer>> {

@@ -1,36 +1,44 @@
 //! Peers, the rails to them, and their segments as this node may use them.
 
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
+use super::complete::same;
 use super::entry::Piece;
 use super::plan::{PlanConfig, Rail, Schedule};
-use crate::transport::{Endpoint, Error, Grant, Transport};
+use crate::transport::{Denied, Endpoint, Error, Grant, OpError, Transport};
 
 /// A rail to a peer: how to reach it, and the endpoint while it works.
 pub(super) struct Link {
     pub(super) transport: Arc<dyn Transport>,
     pub(super) address: String,
     endpoint: RwLock<Option<Arc<dyn Endpoint>>>,
-    mending: Mutex<Mending>,
-}
-
-/// When to try a broken link again.
-#[derive(Default)]
-struct Mending {
-    failed: u32,
-    next: Option<Instant>,
+    /// How often it broke or could not be connected since something last came through whole.
+    failures: AtomicU32,
+    /// Not connected again before.
+    quarantined_until: Mutex<Option<Instant>>,
 }
 
 impl Link {
     fn new(transport: Arc<dyn Transport>, address: String) -> Self {
-        Self { transport, address, endpoint: RwLock::default(), mending: Mutex::default() }
+        Self {
+            transport,
+            address,
+            endpoint: RwLock::default(),
+            failures: AtomicU32::new(0),
+            quarantined_until: Mutex::default(),
+        }
     }
 
+    /// The endpoint, if it works.
     pub(super) fn endpoint(&self) -> Option<Arc<dyn Endpoint>> {
-        let endpoint = self.endpoint.read().unwrap_or_else(PoisonError::into_inner).clone();
-        endpoint.filter(|endpoint| endpoint.down().is_none())
+        self.current().filter(|endpoint| endpoint.down().is_none())
+    }
+
+    /// The endpoint, working or not.
+    fn current(&self) -> Option<Arc<dyn Endpoint>> {
+        self.endpoint.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn set(&self, endpoint: Option<Arc<dyn Endpoint>>) {
@@ -60,6 +68,8 @@ pub struct Peer {
     segments: Mutex<Vec<Weak<Segment>>>,
     /// How often the engine was asked to hand out work and has not yet.
     pub(super) pumps: AtomicUsize,
+    /// Somebody mends its rails.
+    pub(super) mending: AtomicBool,
 }
 
 pub(super) struct State {
@@ -107,6 +117,7 @@ impl Peer {
             state: Mutex::new(state),
             segments: Mutex::default(),
             pumps: AtomicUsize::new(0),
+            mending: AtomicBool::new(false),
         }))
     }
 
@@ -137,8 +148,17 @@ impl Peer {
             });
         }
         result?;
-        let segment =
-            Arc::new(Segment { peer: self.clone(), name: name.to_owned(), grants: RwLock::new(grants) });
+        // The peer may have started anew while it was asked: its last epoch is what counts.
+        let epoch = grants.iter().flatten().map(|grant: &Arc<Grant>| grant.epoch).max().unwrap_or_default();
+        grants.iter_mut().for_each(|grant| *grant = grant.take().filter(|grant| grant.epoch == epoch));
+        let segment = Arc::new(Segment {
+            id: SEGMENTS.fetch_add(1, Ordering::Relaxed),
+            peer: self.clone(),
+            name: name.to_owned(),
+            epoch,
+            stale: AtomicBool::new(false),
+            grants: RwLock::new(grants),
+        });
         let mut segments = self.segments();
         segments.retain(|segment| segment.strong_count() > 0);
         segments.push(Arc::downgrade(&segment));
@@ -164,38 +184,57 @@ impl Peer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A rail's endpoint broke: nothing new goes over it until it is mended.
-    pub(super) fn broke(&self, rail: usize) {
-        self.state().rails[rail].usable = false;
-        if let Some(endpoint) =
-            self.links[rail].endpoint.read().unwrap_or_else(PoisonError::into_inner).as_ref()
-        {
+    /// An endpoint of a rail broke (none: it had no endpoint that worked): nothing new goes over the rail until it is
+    /// mended, which it may be already.
+    pub(super) fn broke(&self, rail: usize, endpoint: Option<&Arc<dyn Endpoint>>, now: Instant) {
+        let link = &self.links[rail];
+        let current = link.current();
+        let mended = match endpoint {
+            Some(broken) => current.as_ref().is_some_and(|current| !same(current, broken)),
+            None => link.endpoint().is_some(),
+        };
+        if mended {
+            return;
+        }
+        let news = std::mem::replace(&mut self.state().rails[rail].usable, false);
+        if news {
+            link.failed(now);
+        }
+        // With no lock held: closing completes what is in flight.
+        if let Some(endpoint) = current {
             endpoint.close();
         }
     }
 
+    /// Whether [`mend`](Self::mend) would do something.
+    pub(super) fn ails(&self, now: Instant) -> bool {
+        let segments: Vec<_> = self.segments().iter().filter_map(Weak::upgrade).collect();
+        self.links.iter().enumerate().any(|(rail, link)| match link.endpoint() {
+            None => link.due(now),
+            Some(_) => !self.state().rails[rail].usable || segments.iter().any(|s| s.wants_grant(rail, now)),
+        })
+    }
+
     /// Connects broken links whose time has come, and renews grants that end soon. Blocks.
-    pub(super) fn mend(&self) {
+    pub(super) fn mend(&self, now: Instant) {
         for (rail, link) in self.links.iter().enumerate() {
-            if link.endpoint().is_none() && link.due() {
-                let mended = link.connect(Some(&self.name)).is_ok() && self.reopen(rail, |_| true);
-                link.tried(mended);
-                self.state().rails[rail].usable = mended;
-            } else if link.endpoint().is_some() {
-                self.reopen(rail, |grant| grant.is_none_or(|grant| grant.ends_soon()));
+            if link.endpoint().is_none() && link.due(now) && link.connect(Some(&self.name)).is_err() {
+                link.failed(now);
+            }
+            if link.endpoint().is_some() {
+                self.reopen(rail, now);
+                self.state().rails[rail].usable = true;
             }
         }
     }
 
-    /// Opens segments again over one rail, those that `wanted` says. Whether all that were wanted could be.
-    fn reopen(&self, rail: usize, wanted: impl Fn(Option<&Grant>) -> bool) -> bool {
+    /// Opens segments over a rail where their grants are missing or end soon.
+    fn reopen(&self, rail: usize, now: Instant) {
         let segments: Vec<_> = self.segments().iter().filter_map(Weak::upgrade).collect();
-        segments.iter().filter(|segment| wanted(segment.grant(rail).as_deref())).all(|segment| {
-            let grant = self.links[rail].endpoint().and_then(|endpoint| endpoint.open(&segment.name).ok());
-            let opened = grant.is_some();
-            segment.grants.write().unwrap_or_else(PoisonError::into_inner)[rail] = grant;
-            opened
-        })
+        for segment in segments.iter().filter(|segment| segment.wants_grant(rail, now)) {
+            let Some(endpoint) = self.links[rail].endpoint() else { return };
+            segment.granted(rail, endpoint.open(&segment.name));
+        }
     }
 
     fn segments(&self) -> MutexGuard<'_, Vec<Weak<Segment>>> {
@@ -209,28 +248,45 @@ impl Link {
         format!("{} to {}", self.transport.capabilities().name, self.address)
     }
 
-    fn due(&self) -> bool {
-        let mending = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
-        mending.next.is_none_or(|next| Instant::now() >= next)
+    fn due(&self, now: Instant) -> bool {
+        let until = self.quarantined_until.lock().unwrap_or_else(PoisonError::into_inner);
+        until.is_none_or(|until| now >= until)
     }
 
-    /// Doubles the wait with each failure, from 100 ms to 5 s.
-    fn tried(&self, mended: bool) {
-        const FIRST: Duration = Duration::from_millis(100);
-        let mut mending = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
-        if mended {
-            *mending = Mending::default();
-            return;
+    /// Something came through whole: failures are forgotten.
+    pub(super) fn worked(&self) {
+        if self.failures.load(Ordering::Relaxed) > 0 {
+            self.failures.store(0, Ordering::Relaxed);
         }
-        let wait = (FIRST * (1 << mending.failed.min(10))).min(Duration::from_secs(5));
-        *mending = Mending { failed: mending.failed + 1, next: Some(Instant::now() + wait) };
+    }
+
+    /// It broke, or could not be connected. The first time it may be connected again at once; then the wait doubles
+    /// with each failure, from 100 ms to 5 s, also for a rail that connects and breaks in turn.
+    fn failed(&self, now: Instant) {
+        const FIRST: Duration = Duration::from_millis(100);
+        let before = self.failures.fetch_add(1, Ordering::Relaxed);
+        let wait = match before {
+            0 => Duration::ZERO,
+            n => (FIRST * (1 << (n - 1).min(10))).min(Duration::from_secs(5)),
+        };
+        *self.quarantined_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(now + wait);
     }
 }
 
+/// Numbers of segments, over all peers.
+static SEGMENTS: AtomicU64 = AtomicU64::new(0);
+
 /// A peer's segment, open over the rails that work.
+///
+/// It is that of one epoch of the peer: a peer that started anew may hold other bytes under the same name, so what is
+/// left to move then fails with [`Denied::StaleEpoch`], and the segment must be opened again.
 pub struct Segment {
+    pub(super) id: u64,
     peer: Arc<Peer>,
     name: String,
+    epoch: u64,
+    /// The peer has begun another epoch.
+    stale: AtomicBool,
     grants: RwLock<Vec<Option<Arc<Grant>>>>,
 }
 
@@ -244,20 +300,44 @@ impl Segment {
     }
 
     /// The right to it over one rail.
-    pub(super) fn grant(&self, rail: usize) -> Option<Arc<Grant>> {
-        self.grants.read().unwrap_or_else(PoisonError::into_inner).get(rail).cloned().flatten()
+    pub(super) fn grant(&self, rail: usize) -> Result<Arc<Grant>, OpError> {
+        if self.stale.load(Ordering::Acquire) {
+            return Err(OpError::Denied(Denied::StaleEpoch));
+        }
+        let grant = self.grants.read().unwrap_or_else(PoisonError::into_inner).get(rail).cloned().flatten();
+        grant.ok_or_else(|| OpError::NotOpen { segment: self.name.clone() })
     }
 
     /// Any of its grants, for what they all say: regions and lengths.
     pub fn description(&self) -> Option<Arc<Grant>> {
         self.grants.read().unwrap_or_else(PoisonError::into_inner).iter().flatten().next().cloned()
     }
+
+    fn wants_grant(&self, rail: usize, now: Instant) -> bool {
+        match self.grant(rail) {
+            Ok(grant) => grant.ends_soon(now),
+            Err(OpError::NotOpen { .. }) => true,
+            Err(_) => false,
+        }
+    }
+
+    /// The peer's answer to opening it again over a rail.
+    fn granted(&self, rail: usize, answer: Result<Arc<Grant>, Error>) {
+        let grant = match answer {
+            Ok(grant) if grant.epoch > self.epoch => return self.stale.store(true, Ordering::Release),
+            Ok(grant) => Some(grant).filter(|grant| grant.epoch == self.epoch),
+            Err(Error::Denied { .. }) => None,
+            // The grant that is there may be good for a while.
+            Err(_) => return,
+        };
+        self.grants.write().unwrap_or_else(PoisonError::into_inner)[rail] = grant;
+    }
 }
 
 impl Grant {
     /// Whether it should be renewed: less than this is left of it.
-    fn ends_soon(&self) -> bool {
+    fn ends_soon(&self, now: Instant) -> bool {
         const MARGIN: Duration = Duration::from_secs(2);
-        self.expires < Instant::now() + MARGIN
+        self.expires < now + MARGIN
     }
 }

@@ -147,8 +147,8 @@ pub struct Work<T> {
     pub len: u64,
     /// Ranges of memory it consists of, the larger of both sides.
     pub ranges: u32,
-    /// Pieces with equal keys may travel together.
-    pub merge_key: u64,
+    /// Pieces with equal keys may travel together: the caller's numbers for their transfer, and for where it goes.
+    pub merge_key: (u64, u64),
     /// Rails on which it failed, one bit each.
     pub avoid: u64,
 }
@@ -277,7 +277,7 @@ impl<T: Clone> Schedule<T> {
         if free == 0 || (free < len && free < config.slice_min) {
             return None;
         }
-        let len = cut(len, free.max(config.slice_min));
+        let len = len.min(free);
         let mut slice = Slice { class, rail, len, pieces: Vec::with_capacity(1) };
         slice.pieces.push(split_front(queue, len)?);
         merge(queue, &mut slice, config);
@@ -341,7 +341,7 @@ mod tests {
     const UNLIMITED: [u64; CLASSES] = [u64::MAX; CLASSES];
 
     fn work(token: u32, len: u64) -> Work<u32> {
-        Work { token, offset: 0, len, ranges: 1, merge_key: token.into(), avoid: 0 }
+        Work { token, offset: 0, len, ranges: 1, merge_key: (token.into(), 0), avoid: 0 }
     }
 
     fn rails(rates: &[u64]) -> Vec<Rail> {
@@ -449,7 +449,7 @@ mod tests {
         let mut schedule = Schedule::default();
         let (rails, config) = (rails(&[1_000_000_000]), PlanConfig::default());
         for n in 0..100u32 {
-            schedule.push(Class::Prefill, Work { merge_key: u64::from(n / 50), ..work(n, 4096) });
+            schedule.push(Class::Prefill, Work { merge_key: (u64::from(n / 50), 0), ..work(n, 4096) });
         }
         let sizes: Vec<usize> = std::iter::from_fn(|| schedule.next(&rails, &config, UNLIMITED).ok())
             .map(|s| s.pieces.len())
@@ -471,7 +471,7 @@ mod tests {
             let mut schedule = Schedule::default();
             let classes = [Class::DecodeCritical, Class::Prefill, Class::Replication];
             for (n, &(class, len, ranges)) in entries.iter().enumerate() {
-                let merge_key = len % 2;
+                let merge_key = (len % 2, 0);
                 schedule.push(classes[class], Work { ranges, merge_key, ..work(n as u32, len) });
             }
             let mut seen = vec![Vec::new(); entries.len()];

@@ -13,7 +13,7 @@ use super::peer::Peer;
 use super::plan::{CLASSES, Class, Idle, Issued, PlanConfig, Slice, Work};
 use super::watch::Deadlines;
 use crate::memory::region::Region;
-use crate::transport::{Completion, Error, Op, OpError, Sink, Transport};
+use crate::transport::{Completion, Endpoint, Error, OpError, Sink, Transport};
 
 /// Settings of the engine.
 #[derive(Clone, Debug)]
@@ -26,6 +26,9 @@ pub struct EngineConfig {
     pub retries_max: u32,
     /// How long a batch may take unless it says otherwise. Default 30 s.
     pub deadline: Duration,
+    /// What a transport cannot take back may go on for this long after the deadline; then its rail is cut, and mended.
+    /// Default 100 ms.
+    pub grace: Duration,
     /// How often broken rails and ending grants are looked for, besides at once when a rail breaks. Default 100 ms.
     pub mend_interval: Duration,
 }
@@ -37,6 +40,7 @@ impl Default for EngineConfig {
             budgets: [1 << 30, 512 << 20, 256 << 20],
             retries_max: 64,
             deadline: Duration::from_secs(30),
+            grace: Duration::from_millis(100),
             mend_interval: Duration::from_millis(100),
         }
     }
@@ -45,15 +49,20 @@ impl Default for EngineConfig {
 /// A slice on its way.
 type Flying = (Slice<Piece>, Issued);
 
+/// The clock that decisions are made by: the system's, or a simulation's.
+pub(super) type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
+
 /// The engine of one node. Dropping it leaves transfers in flight to their transports.
 pub struct Engine(Arc<Shared>);
 
 pub(super) struct Shared {
     pub(super) config: EngineConfig,
     transports: Vec<Arc<dyn Transport>>,
+    clock: Clock,
     start: Instant,
     in_flight: [AtomicU64; CLASSES],
     retried: AtomicU64,
+    transfers: AtomicU64,
     pub(super) peers: Mutex<Vec<Weak<Peer>>>,
     pub(super) deadlines: Mutex<Deadlines>,
     pub(super) deadlines_changed: Condvar,
@@ -64,23 +73,48 @@ pub(super) struct Shared {
 
 impl Engine {
     pub fn new(config: EngineConfig, transports: Vec<Arc<dyn Transport>>) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let engine = Self::without_threads(config, transports, Arc::new(Instant::now));
+        let (watching, mending) = (engine.0.clone(), engine.0.clone());
+        thread::Builder::new().name("kvasir-xfer-watch".into()).spawn(move || watching.watch())?;
+        thread::Builder::new().name("kvasir-xfer-mend".into()).spawn(move || mending.mend_all())?;
+        Ok(engine)
+    }
+
+    /// One that does only what it is called for, by the given clock: nobody watches deadlines or mends rails but who
+    /// calls [`tick`](Self::tick).
+    pub(super) fn without_threads(
+        config: EngineConfig,
+        transports: Vec<Arc<dyn Transport>>,
+        clock: Clock,
+    ) -> Self {
+        Self(Arc::new(Shared {
             config,
             transports,
-            start: Instant::now(),
+            start: clock(),
+            clock,
             in_flight: Default::default(),
             retried: AtomicU64::new(0),
+            transfers: AtomicU64::new(0),
             peers: Mutex::default(),
             deadlines: Mutex::default(),
             deadlines_changed: Condvar::new(),
             mend_wanted: Mutex::default(),
             mend: Condvar::new(),
             ended: AtomicBool::new(false),
-        });
-        let (watching, mending) = (shared.clone(), shared.clone());
-        thread::Builder::new().name("kvasir-xfer-watch".into()).spawn(move || watching.watch())?;
-        thread::Builder::new().name("kvasir-xfer-mend".into()).spawn(move || mending.mend_all())?;
-        Ok(Self(shared))
+        }))
+    }
+
+    /// What the watching threads do in one round of theirs.
+    #[cfg(test)]
+    pub(super) fn tick(&self) {
+        self.0.end_overdue();
+        self.0.mend_peers();
+    }
+
+    /// Transfers whose deadline is still watched.
+    #[cfg(test)]
+    pub(super) fn watched(&self) -> usize {
+        self.0.watched()
     }
 
     /// Makes memory usable over every transport that reaches it. An error only if none does.
@@ -125,15 +159,16 @@ impl Engine {
             return Err(BatchTooLarge(entries.len()));
         }
         entries.iter_mut().for_each(Entry::coalesce);
-        let deadline = Instant::now() + deadline.unwrap_or(self.0.config.deadline);
-        let inner = Arc::new(Inner::new(class, entries, deadline, notice));
+        let deadline = self.0.now() + deadline.unwrap_or(self.0.config.deadline);
+        let id = self.0.transfers.fetch_add(1, Ordering::Relaxed);
+        let inner = Arc::new(Inner::new(id, class, entries, deadline, notice));
         self.0.enqueue(&inner);
         let peers = peers_of(&inner);
         peers.iter().for_each(|peer| self.0.pump(peer));
         if inner.outcome().is_some() {
             self.0.finish(&inner)
         } else {
-            self.0.watch_deadline(&inner)
+            self.0.watch_deadline(&inner, deadline)
         }
         Ok(Transfer(inner))
     }
@@ -239,34 +274,40 @@ impl Shared {
 
     fn issue(self: &Arc<Self>, peer: &Arc<Peer>, rail: usize, share: Vec<Flying>) {
         let endpoint = peer.links[rail].endpoint();
-        let ops: Vec<Option<Op>> =
-            share.iter().enumerate().map(|(n, (slice, _))| op_of(n as u64, slice, rail)).collect();
-        let slices = share.into_iter().map(Some).collect();
-        let issue =
-            Arc::new(Issue { shared: self.clone(), peer: peer.clone(), rail, slices: Mutex::new(slices) });
-        let down = || OpError::PeerDown { peer: peer.name().to_owned(), reason: "the rail is broken".into() };
-        let Some(endpoint) = endpoint else {
-            return (0..ops.len()).for_each(|n| issue.complete(Completion::failed(n as u64, 0, down())));
-        };
-        for n in (0..ops.len()).filter(|&n| ops[n].is_none()) {
-            issue.complete(Completion::failed(n as u64, 0, down()));
+        let mut ops = Vec::with_capacity(share.len());
+        let mut refused = Vec::new();
+        for (n, (slice, _)) in share.iter().enumerate() {
+            let reason = || "the rail is broken".to_owned();
+            let down = || OpError::PeerDown { peer: peer.name().to_owned(), reason: reason() };
+            match endpoint.as_ref().ok_or_else(down).and_then(|_| op_of(n as u64, slice, rail)) {
+                Ok(op) => ops.push(op),
+                Err(error) => refused.push(Completion::failed(n as u64, 0, error)),
+            }
+            if let Some(endpoint) = &endpoint {
+                slice.pieces[0].token.transfer.departed(endpoint);
+            }
         }
-        endpoint.submit(ops.into_iter().flatten().collect(), &(issue as Arc<dyn Sink>));
+        let slices = Mutex::new(share.into_iter().map(Some).collect());
+        let (shared, peer) = (self.clone(), peer.clone());
+        let issue = Arc::new(Issue { shared, peer, rail, endpoint: endpoint.clone(), slices });
+        refused.into_iter().for_each(|completion| issue.complete(completion));
+        if let Some(endpoint) = endpoint.filter(|_| !ops.is_empty()) {
+            endpoint.submit(ops, &(issue as Arc<dyn Sink>));
+        }
     }
 
     /// Sorts out what a slice's end means for its pieces.
-    fn completed(
-        self: &Arc<Self>,
-        peer: &Arc<Peer>,
-        rail: usize,
-        slice: Slice<Piece>,
-        completion: Completion,
-    ) {
+    fn completed(self: &Arc<Self>, issue: &Issue, slice: Slice<Piece>, completion: Completion) {
+        let (peer, rail) = (&issue.peer, issue.rail);
         let mut valid = completion.valid_bytes;
         let error = completion.result.err();
-        if matches!(error, Some(OpError::PeerDown { .. })) {
-            peer.broke(rail);
-            self.want_mending();
+        match &error {
+            None => peer.links[rail].worked(),
+            Some(OpError::PeerDown { .. }) => {
+                peer.broke(rail, issue.endpoint.as_ref(), self.now());
+                self.want_mending();
+            }
+            Some(_) => {}
         }
         for piece in slice.pieces {
             let here = valid.min(piece.len);
@@ -288,7 +329,7 @@ impl Shared {
         }
         let attempts = transfer.count_attempt(entry);
         let again = (error.retryable() || error.endpoint_at_fault()) && attempts <= self.config.retries_max;
-        if !again || Instant::now() >= transfer.deadline {
+        if !again || self.now() >= transfer.deadline {
             let rail = peer.links[rail].describe();
             let error = TransferError::Op { error: error.clone(), rail, attempts: attempts - 1 };
             return transfer.gave_up(entry, work.len, error);
@@ -334,8 +375,12 @@ impl Shared {
         self.finish(inner);
     }
 
+    pub(super) fn now(&self) -> Instant {
+        (self.clock)()
+    }
+
     fn now_ns(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        u64::try_from((self.now() - self.start).as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
@@ -344,6 +389,8 @@ struct Issue {
     shared: Arc<Shared>,
     peer: Arc<Peer>,
     rail: usize,
+    /// Of the rail when they went; it may have another one by now.
+    endpoint: Option<Arc<dyn Endpoint>>,
     slices: Mutex<Vec<Option<Flying>>>,
 }
 
@@ -354,7 +401,10 @@ impl Sink for Issue {
         let (now, class, len) = (self.shared.now_ns(), slice.class, slice.len);
         self.peer.state().rails[self.rail].complete(issued, len, completion.valid_bytes, now);
         let before = self.shared.in_flight[class as usize].fetch_sub(len, Ordering::AcqRel);
-        self.shared.completed(&self.peer, self.rail, slice, completion);
+        if let Some(endpoint) = &self.endpoint {
+            slice.pieces[0].token.transfer.landed(endpoint);
+        }
+        self.shared.completed(self, slice, completion);
         self.shared.pump(&self.peer);
         let budget = self.shared.config.budgets[class as usize];
         if before.saturating_add(len) >= budget {

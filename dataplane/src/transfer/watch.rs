@@ -1,11 +1,14 @@
-//! The two threads that watch: one ends transfers at their deadlines, one mends rails and renews grants.
+//! The threads that watch: one ends transfers at their deadlines, one sees to it that rails are mended and grants
+//! renewed.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::complete::Inner;
+use super::peer::Peer;
 use super::submit::{Shared, lock};
 
 /// Transfers in flight, by deadline.
@@ -16,9 +19,10 @@ pub(super) struct Deadlines {
 }
 
 impl Shared {
-    pub(super) fn watch_deadline(&self, inner: &Arc<Inner>) {
+    /// Looks after a transfer again at `when`.
+    pub(super) fn watch_deadline(&self, inner: &Arc<Inner>, when: Instant) {
         let mut deadlines = lock(&self.deadlines);
-        let key = (inner.deadline, deadlines.next);
+        let key = (when, deadlines.next);
         deadlines.next += 1;
         deadlines.by_time.insert(key, Arc::downgrade(inner));
         if deadlines.by_time.first_key_value().is_some_and(|(first, _)| *first == key) {
@@ -28,34 +32,47 @@ impl Shared {
 
     /// The watching thread.
     pub(super) fn watch(self: &Arc<Self>) {
-        while !self.ended.load(Ordering::Acquire) {
-            for inner in self.overdue() {
-                if inner.outcome().is_none() {
-                    inner.mark_timed_out();
-                    self.stop(&inner);
-                }
-            }
-        }
-    }
-
-    /// Sleeps until a deadline passes, and gives the transfers whose did.
-    fn overdue(&self) -> Vec<Arc<Inner>> {
         /// Transfers that completed are forgotten at this pace.
         const SWEEP: Duration = Duration::from_secs(1);
-        let mut deadlines = lock(&self.deadlines);
-        let now = Instant::now();
-        let later = deadlines.by_time.split_off(&(now, u64::MAX));
-        let overdue = std::mem::replace(&mut deadlines.by_time, later);
-        if overdue.is_empty() {
+        while !self.ended.load(Ordering::Acquire) {
+            self.end_overdue();
+            let mut deadlines = lock(&self.deadlines);
             deadlines.by_time.retain(|_, inner| inner.strong_count() > 0);
-            let first =
-                deadlines.by_time.first_key_value().map(|(key, _)| key.0.saturating_duration_since(now));
-            let sleep = first.unwrap_or(SWEEP).min(SWEEP);
+            let first = deadlines.by_time.first_key_value().map(|(key, _)| key.0);
+            let sleep = first.map_or(SWEEP, |first| first.saturating_duration_since(self.now()).min(SWEEP));
             if !self.ended.load(Ordering::Acquire) {
                 drop(self.deadlines_changed.wait_timeout(deadlines, sleep));
             }
         }
-        overdue.into_values().filter_map(|inner| inner.upgrade()).collect()
+    }
+
+    /// Ends transfers whose deadline has passed. Parts that a transport could not take back get a little longer; then
+    /// it is their endpoint that ends, which ends them.
+    pub(super) fn end_overdue(self: &Arc<Self>) {
+        let overdue = {
+            let mut deadlines = lock(&self.deadlines);
+            let later = deadlines.by_time.split_off(&(self.now(), u64::MAX));
+            std::mem::replace(&mut deadlines.by_time, later)
+        };
+        for inner in overdue.into_values().filter_map(|inner| inner.upgrade()) {
+            if inner.outcome().is_some() {
+                continue;
+            }
+            if inner.mark_timed_out() {
+                self.stop(&inner);
+            } else {
+                inner.flying().iter().for_each(|endpoint| endpoint.close());
+            }
+            if inner.outcome().is_none() {
+                self.watch_deadline(&inner, self.now() + self.config.grace);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn watched(&self) -> usize {
+        let deadlines = lock(&self.deadlines);
+        deadlines.by_time.values().filter(|inner| inner.strong_count() > 0).count()
     }
 
     pub(super) fn want_mending(&self) {
@@ -63,13 +80,17 @@ impl Shared {
         self.mend.notify_all();
     }
 
-    /// The mending thread.
+    /// The mending thread. Connecting blocks for as long as a peer does not answer, and the others' grants must not end
+    /// meanwhile, so each peer that needs it is mended on a thread of its own.
     pub(super) fn mend_all(self: &Arc<Self>) {
         while !self.ended.load(Ordering::Acquire) {
-            let peers: Vec<_> = lock(&self.peers).iter().filter_map(Weak::upgrade).collect();
-            for peer in peers {
-                peer.mend();
-                self.pump(&peer);
+            for peer in self.peers_to_mend() {
+                let (shared, ailing) = (self.clone(), peer.clone());
+                let mend = move || shared.mend_one(&ailing);
+                if thread::Builder::new().name("kvasir-xfer-mend1".into()).spawn(mend).is_err() {
+                    // Without threads to be had, one after the other.
+                    self.mend_one(&peer);
+                }
             }
             let mut wanted = lock(&self.mend_wanted);
             if !*wanted && !self.ended.load(Ordering::Acquire) {
@@ -78,5 +99,27 @@ impl Shared {
             }
             *wanted = false;
         }
+    }
+
+    /// Peers with something to mend now that nobody mends, marked as being mended; so many at most at once.
+    fn peers_to_mend(&self) -> Vec<Arc<Peer>> {
+        const AT_ONCE_MAX: usize = 32;
+        let (now, peers) = (self.now(), lock(&self.peers));
+        let alive = || peers.iter().filter_map(Weak::upgrade);
+        let busy = alive().filter(|peer| peer.mending.load(Ordering::Acquire)).count();
+        let ailing = alive().filter(|peer| peer.ails(now) && !peer.mending.swap(true, Ordering::AcqRel));
+        ailing.take(AT_ONCE_MAX.saturating_sub(busy)).collect()
+    }
+
+    fn mend_one(self: &Arc<Self>, peer: &Arc<Peer>) {
+        peer.mend(self.now());
+        peer.mending.store(false, Ordering::Release);
+        self.pump(peer);
+    }
+
+    /// A round of the mending thread, on this one.
+    #[cfg(test)]
+    pub(super) fn mend_peers(self: &Arc<Self>) {
+        self.peers_to_mend().iter().for_each(|peer| self.mend_one(peer));
     }
 }

@@ -142,6 +142,8 @@ pub enum OpError {
     NotRegistered { region: u64, transport: &'static str },
     #[error("refused: {0}")]
     Denied(#[from] Denied),
+    #[error("segment {segment:?} is not open over this rail; the peer does not export it, or not any more")]
+    NotOpen { segment: String },
     #[error("{limit} operations are in flight on this endpoint; wait for some to complete")]
     QueueFull { limit: usize },
     #[error("peer {peer} is down: {reason}; use another endpoint or connect again")]
@@ -176,6 +178,7 @@ impl OpError {
         matches!(
             self,
             Self::PeerDown { .. }
+                | Self::NotOpen { .. }
                 | Self::NotRegistered { .. }
                 | Self::Location { .. }
                 | Self::Checksum { .. }
