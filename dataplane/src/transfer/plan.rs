@@ -82,6 +82,8 @@ pub struct Rail {
     pub delivered_bytes: u64,
     pub slices: u64,
     pub failures: u64,
+    /// Measurements that `rate` is made of, 8 at most.
+    pub samples: u64,
 }
 
 /// When a slice was issued: what its completion needs to measure the rail.
@@ -94,7 +96,7 @@ pub struct Issued {
 impl Rail {
     pub fn new(config: &PlanConfig) -> Self {
         let rate = config.rate_guess.max(1);
-        Self { usable: true, queued_bytes: 0, rate, delivered_bytes: 0, slices: 0, failures: 0 }
+        Self { usable: true, queued_bytes: 0, rate, delivered_bytes: 0, slices: 0, failures: 0, samples: 0 }
     }
 
     pub fn issue(&mut self, len: u64, now_ns: u64) -> Issued {
@@ -117,7 +119,10 @@ impl Rail {
         // What the rail delivered in that time, this slice and those before it.
         let moved = u128::from(self.delivered_bytes - issued.delivered_bytes);
         let sample = u64::try_from(moved * 1_000_000_000 / u128::from(elapsed)).unwrap_or(u64::MAX);
-        self.rate = (self.rate / 8 * 7).saturating_add(sample / 8).max(1);
+        // The guess counts for nothing once there is a measurement, and the first few count alike.
+        self.samples = (self.samples + 1).min(8);
+        self.rate =
+            (self.rate / self.samples * (self.samples - 1)).saturating_add(sample / self.samples).max(1);
     }
 
     /// How long a slice should be on this rail.
