@@ -19,7 +19,7 @@ struct Step {
     run: fn(&Shell) -> Result<Outcome>,
 }
 
-const RDMA: &str = "RDMA over Soft-RoCE";
+const RDMA: &str = "RDMA over Soft-RoCE, bad networks";
 
 /// Cheapest first, so that a slip is known early. A failed step does not stop the later ones.
 const STEPS: &[Step] = &[
@@ -141,7 +141,7 @@ fn system_tests(shell: &Shell) -> Result<Outcome> {
     cargo(shell, &["test", "--locked", "--workspace", "--test", "*", "--no-fail-fast"])
 }
 
-/// Real verbs on emulated hardware. Where no such machine can be had this is a skip; once it came up, whatever
+/// Real verbs on emulated hardware, and networks that lose, delay and part. Where no such machine can be had this is a skip; once it came up, whatever
 /// goes wrong is a failure.
 fn rdma(shell: &Shell) -> Result<Outcome> {
     let vm = shell.root().join("tests/rdma-vm");
@@ -153,8 +153,8 @@ fn rdma(shell: &Shell) -> Result<Outcome> {
     }
     let mut tests = shell.cargo();
     tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", vm.join("cargo-runner"));
-    tests.args(["test", "--locked", "--workspace", "--test", "rdma", "--"]);
-    // One after the other: they share two devices, and some take a link down.
+    tests.args(["test", "--locked", "--workspace", "--test", "rdma", "--test", "netem", "--"]);
+    // One after the other: they share two devices and the processors, and some take a link down.
     passed(shell.run(tests.args(["--ignored", "--test-threads=1"])))
 }
 
