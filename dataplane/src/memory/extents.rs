@@ -15,6 +15,7 @@ pub const SMALLEST: u64 = 64;
 const SMALL_CLASSES: usize = 6; // 64, 128, 256, 512, 1024, 2048
 
 /// One page split into equal small blocks.
+#[derive(Debug)]
 struct SmallPage {
     class: usize,
     /// Bit set = block taken.
@@ -22,6 +23,7 @@ struct SmallPage {
 }
 
 /// The free space of a pool of up to 16 TiB.
+#[derive(Debug)]
 pub struct Extents {
     free_by_page: BTreeMap<u32, u32>,
     free_by_len: BTreeSet<(u32, u32)>,

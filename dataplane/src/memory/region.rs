@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::buffer::Buffer;
+use super::cuda::ipc::MemoryHandle;
 use super::host::{HostPool, Mapping};
 
 /// Where memory is, as the topology matrix names it: `cpu:0` is the memory of NUMA node 0, `cuda:0` that of GPU 0.
@@ -99,6 +100,19 @@ pub unsafe trait Memory: Send + Sync {
     /// The descriptor whose bytes from 0 are this memory, where other processes may map it.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+    /// By what another process opens this memory, where a device has it.
+    fn handle(&self) -> Option<MemoryHandle> {
+        None
+    }
+    /// Copies a device's bytes out, from `offset` on; the range lies inside. False: it cannot, `to` is undefined. Not
+    /// called for memory of the host.
+    fn load(&self, _offset: u64, _to: &mut [u8]) -> bool {
+        false
+    }
+    /// Copies bytes to a device; as [`load`](Self::load).
+    fn store(&self, _offset: u64, _from: &[u8]) -> bool {
+        false
     }
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -233,6 +247,11 @@ impl Region {
         self.0.memory.fd()
     }
 
+    /// See [`Memory::handle`].
+    pub fn handle(&self) -> Option<MemoryHandle> {
+        self.0.memory.handle()
+    }
+
     /// The address of the first byte; a device address where [`location`](Self::location) is a device.
     pub fn base(&self) -> NonNull<u8> {
         self.0.base
@@ -303,19 +322,25 @@ impl LocalRange {
         adjoins
     }
 
-    /// Copies the first bytes of it out, as many as both have. Host memory only; else nothing is copied. Returns how
-    /// many were.
+    /// Copies the first bytes of it out, as many as both have. Returns how many were: none where a device has them and
+    /// does not give them.
     pub fn copy_out(&self, to: &mut [u8]) -> usize {
-        let len = if self.region.location().is_host() { to.len().min(self.len as usize) } else { 0 };
+        let len = to.len().min(self.len as usize);
+        if !self.region.location().is_host() {
+            return if self.region.0.memory.load(self.offset, &mut to[..len]) { len } else { 0 };
+        }
         // SAFETY: both sides hold `len` bytes, `to` is a unique borrow, and regions give out no borrows of their own.
         unsafe { std::ptr::copy_nonoverlapping(self.address(), to.as_mut_ptr(), len) };
         len
     }
 
-    /// Copies bytes in, as many as both have. Writable host memory only; else nothing is copied. Returns how many were.
+    /// Copies bytes in, as many as both have. Returns how many were: none where the memory is read-only, or on a device
+    /// that does not take them.
     pub fn copy_in(&self, from: &[u8]) -> usize {
-        let usable = self.region.location().is_host() && self.region.writable();
-        let len = if usable { from.len().min(self.len as usize) } else { 0 };
+        let len = if self.region.writable() { from.len().min(self.len as usize) } else { 0 };
+        if !self.region.location().is_host() {
+            return if self.region.0.memory.store(self.offset, &from[..len]) { len } else { 0 };
+        }
         // SAFETY: as for `copy_out`; the memory is writable. A caller with a slice of the same memory from elsewhere
         // (a pool's mapping) may overlap it, which `copy` allows.
         unsafe { std::ptr::copy(from.as_ptr(), self.address(), len) };

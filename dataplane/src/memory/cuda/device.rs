@@ -1,0 +1,153 @@
+//! One GPU.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::{CudaContext, result, sys};
+
+use super::error::{CudaError, text};
+use super::pinned::PinnedRanges;
+
+/// A GPU, with the context that all of this process shares (the primary one).
+#[derive(Debug)]
+pub struct Device {
+    number: u16,
+    context: Arc<CudaContext>,
+    pub(super) pinned: Mutex<PinnedRanges>,
+}
+
+/// The PCI addresses of the GPUs that this process may use, in order: the first is `cuda:0`.
+///
+/// # Errors
+/// [`CudaError::NoLibrary`] or [`CudaError::NoDriver`]; the latter also where the driver finds no GPU at all.
+pub fn devices() -> Result<Vec<String>, CudaError> {
+    let found = by_address()?;
+    Ok(found.into_iter().map(|(address, _)| address).collect())
+}
+
+impl Device {
+    /// Opens `cuda:number`. GPUs count in order of PCI address among those that `CUDA_VISIBLE_DEVICES` leaves visible.
+    ///
+    /// # Errors
+    /// As [`devices`], or [`CudaError::NoDevice`].
+    pub fn open(number: u16) -> Result<Arc<Self>, CudaError> {
+        let found = by_address()?;
+        let there = found.len();
+        let (_, ordinal) =
+            found.into_iter().nth(number.into()).ok_or(CudaError::NoDevice { device: number, there })?;
+        let context = CudaContext::new(ordinal).map_err(CudaError::of(number, "opening"))?;
+        Ok(Arc::new(Self { number, context, pinned: Mutex::default() }))
+    }
+
+    /// The N of `cuda:N`.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// As the vendor calls it; empty if the driver does not say.
+    pub fn name(&self) -> String {
+        self.context.name().unwrap_or_default()
+    }
+
+    /// Bytes free and in all.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn memory(&self) -> Result<(u64, u64), CudaError> {
+        self.bind()?;
+        let (free, total) = result::mem_get_info().map_err(self.failed("asking for its free memory"))?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Whether memory of the host may be read and written by the GPU itself, all `len` bytes from `address` on.
+    pub fn is_pinned(&self, address: *const u8, len: usize) -> bool {
+        let pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        pinned.contains(address as usize, len)
+    }
+
+    pub(super) fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// Makes this the GPU that driver calls of this thread mean.
+    pub(super) fn bind(&self) -> Result<(), CudaError> {
+        self.context.bind_to_thread().map_err(self.failed("binding a thread"))
+    }
+
+    pub(super) fn failed(&self, step: &'static str) -> impl Fn(cudarc::driver::DriverError) -> CudaError {
+        CudaError::of(self.number, step)
+    }
+
+    pub(super) fn unsupported(&self, what: &'static str, reason: &'static str) -> CudaError {
+        CudaError::Unsupported { device: self.number, what, reason }
+    }
+}
+
+/// Whether this driver has a function, which cudarc would otherwise find out by a panic. Call it with a device open.
+pub(super) fn driver_has(function: &str) -> bool {
+    // SAFETY: a device is open, so the library is there; the symbol is looked up and not called.
+    unsafe { sys::culib().get::<unsafe extern "C" fn()>(function.as_bytes()) }.is_ok()
+}
+
+/// PCI address and the driver's own number of each GPU, sorted.
+fn by_address() -> Result<Vec<(String, usize)>, CudaError> {
+    // SAFETY: opens libraries by the names of the NVIDIA driver; running their initialisers is what is wanted.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::NoLibrary);
+    }
+    let failed = |error| CudaError::NoDriver { reason: text(error) };
+    result::init().map_err(failed)?;
+    let count = result::device::get_count().map_err(failed)?;
+    let mut found = Vec::new();
+    for ordinal in 0..usize::try_from(count).unwrap_or(0) {
+        found.push((address_of(ordinal).map_err(failed)?, ordinal));
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Such as `0000:1b:00.0`; of fixed width, so that it sorts as text.
+fn address_of(ordinal: usize) -> Result<String, cudarc::driver::DriverError> {
+    let device = result::device::get(ordinal as i32)?;
+    let mut text = [0 as c_char; 32];
+    // SAFETY: the buffer has the length that is told, and the driver ends what it writes with a zero.
+    unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, device) }.result()?;
+    // SAFETY: the buffer was zeroed and is longer than an address, so it ends with a zero in any case.
+    let text = unsafe { CStr::from_ptr(text.as_ptr()) };
+    Ok(text.to_string_lossy().to_ascii_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Holds on every machine: with a GPU, without one, and without the library.
+    #[test]
+    fn a_missing_device_is_an_error_that_says_so() {
+        let error = Device::open(u16::MAX).expect_err("nobody has that many");
+        assert!(error.to_string().starts_with("no CUDA device"), "{error}");
+        if error == CudaError::NoLibrary {
+            assert!(error.to_string().contains("libcuda.so.1 not found"), "{error}");
+            assert_eq!(devices(), Err(CudaError::NoLibrary));
+        }
+    }
+}
+
+#[cfg(test)]
+mod gpu {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs a CUDA device"]
+    fn devices_are_found_by_address() {
+        let all = devices().unwrap();
+        assert!(!all.is_empty() && all.is_sorted());
+        let device = Device::open(0).unwrap();
+        let (free, total) = device.memory().unwrap();
+        println!("cuda:0 is {} at {}, {free} B free of {total} B", device.name(), all[0]);
+        assert!(free <= total && total > 1 << 30 && !device.name().is_empty());
+        let missing = Device::open(all.len() as u16).expect_err("one more than there are");
+        assert_eq!(missing, CudaError::NoDevice { device: all.len() as u16, there: all.len() });
+    }
+}

@@ -1,0 +1,89 @@
+//! An order of work on a GPU.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, sys};
+
+use super::device::Device;
+use super::error::CudaError;
+use super::event::Event;
+
+/// Work that a GPU does one after the other, beside that of other streams. One per direction lets both directions of
+/// the bus be used at once.
+#[derive(Debug)]
+pub struct Stream {
+    device: Arc<Device>,
+    inner: Arc<CudaStream>,
+}
+
+impl Stream {
+    /// # Errors
+    /// What the driver says.
+    pub fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+        let inner = device.context().new_stream().map_err(device.failed("creating a stream"))?;
+        Ok(Self { device: device.clone(), inner })
+    }
+
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.inner.cu_stream()
+    }
+
+    /// A point after all the work of now.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn mark(&self) -> Result<Event, CudaError> {
+        let event = Event::new(&self.device)?;
+        self.record(&event)?;
+        Ok(event)
+    }
+
+    /// Moves `event` to the point after all the work of now.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn record(&self, event: &Event) -> Result<(), CudaError> {
+        self.device.bind()?;
+        // SAFETY: both handles are alive.
+        unsafe { sys::cuEventRecord(event.raw(), self.raw()) }
+            .result()
+            .map_err(self.device.failed("recording an event"))
+    }
+
+    /// What comes later in this stream begins when the work before `event` is complete. The caller does not wait.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn after(&self, event: &Event) -> Result<(), CudaError> {
+        self.device.bind()?;
+        // SAFETY: both handles are alive; 0 is the only flag there is use for.
+        unsafe { sys::cuStreamWaitEvent(self.raw(), event.raw(), 0) }
+            .result()
+            .map_err(self.device.failed("waiting for an event"))
+    }
+
+    /// Sleeps until all of its work is complete.
+    ///
+    /// # Errors
+    /// That some of it failed, or the driver did.
+    pub fn drain(&self) -> Result<(), CudaError> {
+        self.mark()?.wait()
+    }
+
+    /// Begins a copy of `len` bytes between addresses of any GPU or of the host; which is which the driver knows.
+    ///
+    /// # Safety
+    /// Both ranges stay valid, the target is not touched and the source is not written until the copy is complete.
+    pub(crate) unsafe fn copy(&self, to: u64, from: u64, len: usize) -> Result<(), CudaError> {
+        self.device.bind()?;
+        // SAFETY: passed on to the caller.
+        unsafe { sys::cuMemcpyAsync(to, from, len, self.raw()) }
+            .result()
+            .map_err(self.device.failed("starting a copy"))
+    }
+}
