@@ -7,6 +7,7 @@ pub mod dram;
 pub mod events;
 pub mod fault;
 pub mod ghosts;
+pub mod hbm;
 pub mod lifecycle;
 pub mod memory;
 pub mod nvme;
@@ -20,6 +21,7 @@ mod counters;
 mod extras;
 mod lease;
 mod record;
+mod resident;
 mod shard;
 pub(crate) mod tenants;
 #[cfg(test)]

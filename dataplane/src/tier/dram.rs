@@ -34,7 +34,7 @@ mod write;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 pub use pins::Pinning;
@@ -203,7 +203,7 @@ impl Metadata {
 /// Blocks in DRAM. Share it by `Arc`.
 pub struct DramStore {
     config: DramConfig,
-    pool: HostPool,
+    pool: Arc<HostPool>,
     shards: [RwLock<Shard>; SHARDS],
     space: Mutex<Space>,
     /// Woken when memory or a victim becomes available.
@@ -254,7 +254,7 @@ impl DramStore {
             put_waits: AtomicU64::new(0),
             hits_dropped: AtomicU64::new(0),
             config,
-            pool,
+            pool: Arc::new(pool),
         })
     }
 
@@ -262,7 +262,7 @@ impl DramStore {
         &self.config
     }
 
-    pub fn pool(&self) -> &HostPool {
+    pub fn pool(&self) -> &Arc<HostPool> {
         &self.pool
     }
 
