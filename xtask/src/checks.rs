@@ -3,6 +3,7 @@
 use crate::shell::{Shell, WASM_TARGET};
 use crate::{task_names, tidy};
 use anyhow::Result;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,8 @@ struct Step {
     run: fn(&Shell) -> Result<Outcome>,
 }
 
-const RDMA: &str = "RDMA over Soft-RoCE, bad networks";
+pub(crate) const RDMA: &str = "RDMA over Soft-RoCE, bad networks";
+pub(crate) const GPU: &str = "CUDA device";
 
 /// Cheapest first, so that a slip is known early. A failed step does not stop the later ones.
 const STEPS: &[Step] = &[
@@ -31,6 +33,7 @@ const STEPS: &[Step] = &[
     Step { name: "unit tests, benches once", slow: false, run: unit_tests },
     Step { name: "whole-system tests", slow: true, run: system_tests },
     Step { name: RDMA, slow: true, run: rdma },
+    Step { name: GPU, slow: true, run: gpu },
     Step { name: "doc tests", slow: true, run: doc_tests },
     Step { name: "rendered docs", slow: true, run: docs },
 ];
@@ -40,9 +43,9 @@ pub(crate) fn run(shell: &Shell, quick: bool) -> Result<ExitCode> {
     Ok(summary(&run_steps(shell, STEPS.iter(), quick)))
 }
 
-/// Runs the RDMA tests alone. Who asks for them by name is not served by a skip.
-pub(crate) fn run_rdma(shell: &Shell) -> Result<ExitCode> {
-    let results = run_steps(shell, STEPS.iter().filter(|step| step.name == RDMA), false);
+/// Runs one step alone. Who asks for it by name is not served by a skip.
+pub(crate) fn run_only(shell: &Shell, name: &str) -> Result<ExitCode> {
+    let results = run_steps(shell, STEPS.iter().filter(|step| step.name == name), false);
     let skipped = results.iter().any(|(_, outcome, _)| matches!(outcome, Outcome::Skipped(_)));
     let code = summary(&results);
     Ok(if skipped { ExitCode::FAILURE } else { code })
@@ -156,6 +159,18 @@ fn rdma(shell: &Shell) -> Result<Outcome> {
     tests.args(["test", "--locked", "--workspace", "--test", "rdma", "--test", "netem", "--"]);
     // One after the other: they share two devices and the processors, and some take a link down.
     passed(shell.run(tests.args(["--ignored", "--test-threads=1"])))
+}
+
+/// The tests in modules named `gpu`, which are ignored elsewhere.
+fn gpu(shell: &Shell) -> Result<Outcome> {
+    // The driver's device file; on Windows' subsystem for Linux it has another name.
+    if !["/dev/nvidiactl", "/dev/dxg"].into_iter().any(|path| Path::new(path).exists()) {
+        return Ok(Outcome::Skipped("no CUDA device: there is no /dev/nvidiactl"));
+    }
+    let mut tests = shell.cargo();
+    tests.args(["test", "--locked", "--workspace", "--lib", "--", "--ignored", "--nocapture"]);
+    // One after the other: they measure, and they take memory of one device.
+    passed(shell.run(tests.args(["--test-threads=1", "::gpu::"])))
 }
 
 fn doc_tests(shell: &Shell) -> Result<Outcome> {

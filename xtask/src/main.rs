@@ -29,11 +29,14 @@ enum Task {
     /// Run every check: formatting, clippy, unit, integration, whole-system and doc tests, dependencies.
     Test {
         /// Leave out the whole-system scenarios, the rendered docs and the dependency check.
-        #[arg(long, conflicts_with = "rdma")]
+        #[arg(long, conflicts_with_all = ["rdma", "gpu"])]
         quick: bool,
         /// Run only the RDMA tests, in a virtual machine with two Soft-RoCE devices (tests/rdma-vm).
-        #[arg(long)]
+        #[arg(long, conflicts_with = "gpu")]
         rdma: bool,
+        /// Run only the tests that need a CUDA device.
+        #[arg(long)]
+        gpu: bool,
     },
     /// Build the release binary, default policies embedded: target/release/kvasir.
     Build,
@@ -69,8 +72,9 @@ fn run(task: Task) -> Result<ExitCode> {
             build(&shell)?;
             shell.exec(shell.binary().args(["dev", "--demo"]).args(args))
         }
-        Task::Test { rdma: true, .. } => checks::run_rdma(&shell),
-        Task::Test { quick, rdma: false } => {
+        Task::Test { rdma: true, .. } => checks::run_only(&shell, checks::RDMA),
+        Task::Test { gpu: true, .. } => checks::run_only(&shell, checks::GPU),
+        Task::Test { quick, .. } => {
             shell.ensure_toolchain()?;
             checks::run(&shell, quick)
         }
