@@ -8,7 +8,7 @@
 
 pub mod paged;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// How a KV shape cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

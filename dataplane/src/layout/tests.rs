@@ -147,7 +147,7 @@ fn page_numbers_from_the_engine_are_checked() {
 }
 
 /// A shape, an engine layout for it with `PAGES` pages, distinct pages and a number of tokens that needs them.
-fn cases() -> impl Strategy<Value = (KvShape, PagedLayout, Order, Vec<u32>, u32)> {
+pub(crate) fn cases() -> impl Strategy<Value = (KvShape, PagedLayout, Order, Vec<u32>, u32)> {
     let attention = prop_oneof![
         (1u32..4, 1u32..5).prop_map(|(kv_heads, head_dim)| heads(kv_heads, head_dim)),
         (1u32..5, 0u32..3).prop_map(|(latent_dim, rope_dim)| Attention::Latent {

@@ -5,13 +5,17 @@
 //!
 //! [`Device`] is a GPU, [`DevicePool`] its memory with our allocator on top, [`Pinned`] memory of the host that the GPU
 //! reads and writes itself, [`Stream`] an order of work and [`Event`] a point in it. [`Lane`] moves bytes between the
-//! host and a pool, [`ipc`] shares memory between processes.
+//! host and a pool, [`ipc`] shares memory between processes, [`paged`] gathers and
+//! scatters an engine's pages.
 
 mod device;
 mod error;
 mod event;
+#[cfg(test)]
+mod gpu;
 pub mod ipc;
 mod lane;
+pub mod paged;
 mod pinned;
 mod pool;
 mod staging;

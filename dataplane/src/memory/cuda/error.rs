@@ -22,6 +22,10 @@ pub enum CudaError {
         "{wanted} B do not fit on cuda:{device}, which has {free} B free of {total} B; ask for less or stop what uses it"
     )]
     OutOfMemory { device: u16, wanted: u64, free: u64, total: u64 },
+    #[error(
+        "descriptor {nth} names bytes outside of its region or of the block; compute them from the layout in use"
+    )]
+    OutOfRange { nth: usize },
     #[error("cuda:{device} cannot {what}: {reason}")]
     Unsupported { device: u16, what: &'static str, reason: &'static str },
 }
