@@ -25,6 +25,7 @@ pub mod auth;
 pub mod conformance;
 pub mod fault;
 pub mod grant;
+mod local;
 pub mod loopback;
 pub mod node;
 pub mod op;
