@@ -23,6 +23,7 @@
 
 pub mod auth;
 pub mod conformance;
+pub mod cuda;
 pub mod fault;
 pub mod grant;
 mod local;

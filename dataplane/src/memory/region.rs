@@ -10,8 +10,8 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 
@@ -221,6 +221,11 @@ impl Region {
         Self::new(Box::new(BufferMemory { base, buffer, writable: writable.is_some() }))
     }
 
+    /// A name for it that does not keep it.
+    pub fn downgrade(&self) -> WeakRegion {
+        WeakRegion(Arc::downgrade(&self.0))
+    }
+
     /// Unique in this process, never used again.
     pub fn id(&self) -> u64 {
         self.0.id
@@ -269,9 +274,26 @@ impl Region {
     }
 }
 
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "region {} ({} B at {})", self.id, self.len, self.location)
+    }
+}
+
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "region {} ({} B at {})", self.id(), self.len(), self.location())
+        self.0.fmt(f)
+    }
+}
+
+/// A region that may be gone.
+#[derive(Clone, Debug)]
+pub struct WeakRegion(Weak<Inner>);
+
+impl WeakRegion {
+    /// The region, if someone still holds it.
+    pub fn upgrade(&self) -> Option<Region> {
+        self.0.upgrade().map(Region)
     }
 }
 
@@ -367,25 +389,38 @@ pub fn copy_ranges<G, E>(
     chunk: u64,
     mut go_on: impl FnMut() -> Result<G, E>,
 ) -> (u64, Result<(), E>) {
-    let (mut from, mut to) = (from.iter().cloned(), to.iter().cloned());
-    let (mut source, mut target) = (from.next(), to.next());
     let mut copied = 0;
-    while let (Some(s), Some(t)) = (&source, &target) {
+    for (source, target) in pairs(from, to, chunk) {
         let guard = match go_on() {
             Ok(guard) => guard,
             Err(error) => return (copied, Err(error)),
         };
-        let len = s.len.min(t.len).min(chunk.max(1));
-        let (Some(a), Some(b)) = (s.part(0, len), t.part(0, len)) else { break };
-        if b.copy_from(&a) != len {
+        if target.copy_from(&source) != source.len {
             break;
         }
         drop(guard);
-        copied += len;
-        source = s.part(len, s.len - len).or_else(|| from.next());
-        target = t.part(len, t.len - len).or_else(|| to.next());
+        copied += source.len;
     }
     (copied, Ok(()))
+}
+
+/// Cuts two lists of ranges, in order, into pairs of equally long pieces of at most `chunk` bytes, until either ends.
+pub fn pairs(
+    from: &[LocalRange],
+    to: &[LocalRange],
+    chunk: u64,
+) -> impl Iterator<Item = (LocalRange, LocalRange)> {
+    let (mut from, mut to) = (from.iter().cloned(), to.iter().cloned());
+    let (mut source, mut target) = (from.next(), to.next());
+    std::iter::from_fn(move || {
+        let (s, t) = (source.as_ref()?, target.as_ref()?);
+        let len = s.len.min(t.len).min(chunk.max(1));
+        let pair = (s.part(0, len)?, t.part(0, len)?);
+        let (next_source, next_target) = (s.part(len, s.len - len), t.part(len, t.len - len));
+        source = next_source.or_else(|| from.next());
+        target = next_target.or_else(|| to.next());
+        Some(pair)
+    })
 }
 
 /// The part of a list of ranges that begins `skip` bytes in and has `len` bytes, or what there is of it.

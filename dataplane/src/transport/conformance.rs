@@ -23,10 +23,31 @@ pub struct Pair {
     pub kill: Arc<dyn Fn() + Send + Sync>,
 }
 
-type Check = (&'static str, fn(Pair));
+/// A node of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Client,
+    Server,
+}
 
-/// Runs every check, each on a pair of its own.
+/// Where a side has its memory: a region of so many bytes, which peers can open.
+pub type Place = Arc<dyn Fn(Side, u64) -> Region + Send + Sync>;
+
+/// What a check works with.
+struct Setup {
+    pair: Pair,
+    place: Place,
+}
+
+type Check = (&'static str, fn(Setup));
+
+/// Runs every check, each on a pair of its own, with memory of the host.
 pub fn run(make: &dyn Fn() -> Pair) {
+    run_in(make, &(Arc::new(|_, bytes| region(bytes)) as Place));
+}
+
+/// As [`run`], with memory of other kinds.
+pub fn run_in(make: &dyn Fn() -> Pair, place: &Place) {
     let checks: [Check; 11] = [
         ("sizes", sizes),
         ("scatter and gather", scatter_gather),
@@ -42,7 +63,7 @@ pub fn run(make: &dyn Fn() -> Pair) {
     ];
     for (name, check) in checks {
         println!("conformance: {name}");
-        check(make());
+        check(Setup { pair: make(), place: place.clone() });
     }
 }
 
@@ -54,6 +75,7 @@ const MIB: u64 = 1 << 20;
 /// A client with an endpoint to a server, and a registered region on either side.
 struct Bench {
     pair: Pair,
+    place: Place,
     endpoint: Arc<dyn Endpoint>,
     grant: Arc<Grant>,
     ours: Region,
@@ -62,8 +84,9 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(pair: Pair, bytes: u64, access: Access, lease: Duration) -> Self {
-        let (ours, theirs) = (region(bytes), region(bytes));
+    fn new(setup: Setup, bytes: u64, access: Access, lease: Duration) -> Self {
+        let Setup { pair, place } = setup;
+        let (ours, theirs) = (place(Side::Client, bytes), place(Side::Server, bytes));
         pair.client.register(&ours).unwrap_or_else(|e| panic!("register: {e}"));
         pair.server.register(&theirs).unwrap_or_else(|e| panic!("register: {e}"));
         pair.server_node
@@ -72,7 +95,7 @@ impl Bench {
             .unwrap_or_else(|e| panic!("export: {e}"));
         let endpoint = connect(&pair);
         let grant = endpoint.open("kv").unwrap_or_else(|e| panic!("open: {e}"));
-        Self { pair, endpoint, grant, ours, theirs, queue: CompletionQueue::new() }
+        Self { pair, place, endpoint, grant, ours, theirs, queue: CompletionQueue::new() }
     }
 
     fn op(&self, id: u64, direction: Direction, offset: u64, len: u64) -> Op {
@@ -150,8 +173,8 @@ fn assert_same(a: &Region, b: &Region, offset: u64, len: u64) {
 }
 
 /// From one byte to 64 MiB, both ways, and nothing beside the range is touched.
-fn sizes(pair: Pair) {
-    let bench = Bench::new(pair, 64 * MIB, Access::ReadWrite, HOUR);
+fn sizes(setup: Setup) {
+    let bench = Bench::new(setup, 64 * MIB, Access::ReadWrite, HOUR);
     let max = bench.pair.client.capabilities().message_bytes_max;
     for (n, len) in [1, 2, 63, 4096, 65_537, MIB, 16 * MIB + 1, 64 * MIB].into_iter().enumerate() {
         let (len, offset) = (len.min(max), if len < 32 * MIB { 3 + n as u64 } else { 0 });
@@ -171,8 +194,8 @@ fn sizes(pair: Pair) {
 }
 
 /// Lists of ranges of unequal lengths on both sides.
-fn scatter_gather(pair: Pair) {
-    let bench = Bench::new(pair, MIB, Access::ReadWrite, HOUR);
+fn scatter_gather(setup: Setup) {
+    let bench = Bench::new(setup, MIB, Access::ReadWrite, HOUR);
     let local = [(700_000, 10), (5, 99_990), (300_000, 1), (400_000, 50_000)];
     let remote = [(0, 70_001), (900_000, 79_999), (100_000, 1)];
     let op = |direction| {
@@ -201,8 +224,8 @@ fn scatter_gather(pair: Pair) {
 }
 
 /// Nothing to move, unequal lengths, outside of what was granted: refused, and the endpoint goes on.
-fn bad_ranges(pair: Pair) {
-    let bench = Bench::new(pair, 8192, Access::ReadWrite, HOUR);
+fn bad_ranges(setup: Setup) {
+    let bench = Bench::new(setup, 8192, Access::ReadWrite, HOUR);
     let lengths = |local, remote| Err(OpError::Lengths { local, remote });
     let outside = || Err(OpError::Denied(Denied::OutOfRange));
     let remote = |region, offset, len| vec![RemoteRange { region, offset, len }];
@@ -226,8 +249,8 @@ fn bad_ranges(pair: Pair) {
 }
 
 /// A client that lies about its grant is stopped by the server, and by nothing less.
-fn bad_grants(pair: Pair) {
-    let bench = Bench::new(pair, 8192, Access::Read, HOUR);
+fn bad_grants(setup: Setup) {
+    let bench = Bench::new(setup, 8192, Access::Read, HOUR);
     fill(&bench.theirs, 1);
     let before = bytes(&bench.theirs, 0, 8192);
     let forged = |change: &dyn Fn(&mut Grant), direction| {
@@ -268,6 +291,7 @@ fn bench_again(bench: &Bench) -> Bench {
     }
     Bench {
         pair: bench.pair.clone(),
+        place: bench.place.clone(),
         endpoint,
         grant: bench.grant.clone(),
         ours: bench.ours.clone(),
@@ -277,8 +301,8 @@ fn bench_again(bench: &Bench) -> Bench {
 }
 
 /// Grants end with their lease, with the epoch and when revoked.
-fn dead_grants(pair: Pair) {
-    let bench = Bench::new(pair, 8192, Access::ReadWrite, Duration::ZERO);
+fn dead_grants(setup: Setup) {
+    let bench = Bench::new(setup, 8192, Access::ReadWrite, Duration::ZERO);
     bench.denied(bench.op(8, Direction::Read, 0, 10), Denied::LeaseEnded);
     let exports = &bench.pair.server_node.exports;
     let renew = |bench: &Bench| {
@@ -307,8 +331,8 @@ fn dead_grants(pair: Pair) {
 }
 
 /// Thousands of operations at once, each completed once.
-fn many_small(pair: Pair) {
-    let bench = Bench::new(pair, 4 * MIB, Access::ReadWrite, HOUR);
+fn many_small(setup: Setup) {
+    let bench = Bench::new(setup, 4 * MIB, Access::ReadWrite, HOUR);
     fill(&bench.theirs, 5);
     let depth = bench.pair.client.capabilities().queue_depth as u64;
     let count = 10_000u64;
@@ -330,9 +354,9 @@ fn many_small(pair: Pair) {
 }
 
 /// Reads and writes from several threads over one endpoint.
-fn both_directions(pair: Pair) {
+fn both_directions(setup: Setup) {
     const PARTS: u64 = 4;
-    let bench = Bench::new(pair, 8 * MIB, Access::ReadWrite, HOUR);
+    let bench = Bench::new(setup, 8 * MIB, Access::ReadWrite, HOUR);
     fill(&bench.ours, 1);
     fill(&bench.theirs, 2);
     let expected = (bytes(&bench.ours, 4 * MIB, 4 * MIB), bytes(&bench.theirs, 0, 4 * MIB));
@@ -357,8 +381,8 @@ fn both_directions(pair: Pair) {
 }
 
 /// The peer vanishes amid transfers: each completes, with all of its bytes or with the exact reason.
-fn peer_killed(pair: Pair) {
-    let bench = Bench::new(pair, 16 * MIB, Access::ReadWrite, HOUR);
+fn peer_killed(setup: Setup) {
+    let bench = Bench::new(setup, 16 * MIB, Access::ReadWrite, HOUR);
     fill(&bench.theirs, 1);
     fill(&bench.ours, 2);
     // Writes go to the upper half, reads come into the lower.
@@ -396,8 +420,8 @@ fn check_after_kill(bench: &Bench, completion: &Completion) {
 }
 
 /// After `close` everything is refused at once, and other endpoints go on.
-fn closed_endpoint(pair: Pair) {
-    let bench = Bench::new(pair, 8 * MIB, Access::ReadWrite, HOUR);
+fn closed_endpoint(setup: Setup) {
+    let bench = Bench::new(setup, 8 * MIB, Access::ReadWrite, HOUR);
     let other = connect(&bench.pair);
     bench.submit((0..8).map(|n| bench.op(n, Direction::Read, 0, 8 * MIB)).collect());
     bench.endpoint.close();
@@ -416,8 +440,8 @@ fn closed_endpoint(pair: Pair) {
 }
 
 /// A cancelled operation completes, and its memory is left alone from then on.
-fn cancelled(pair: Pair) {
-    let bench = Bench::new(pair, 8 * MIB, Access::ReadWrite, HOUR);
+fn cancelled(setup: Setup) {
+    let bench = Bench::new(setup, 8 * MIB, Access::ReadWrite, HOUR);
     let mut completed_early = bench.op(1, Direction::Read, 0, 10);
     let cancel = Cancel::default();
     cancel.set();
@@ -438,7 +462,7 @@ fn cancelled(pair: Pair) {
     fill(&bench.ours, 77);
     let ours = bytes(&bench.ours, 0, 8 * MIB);
     // One more operation elsewhere: behind it on the link nothing older can follow.
-    let other = region(4096);
+    let other = (bench.place)(Side::Client, 4096);
     bench.pair.client.register(&other).unwrap_or_else(|e| panic!("register: {e}"));
     let mut op = bench.op(99, Direction::Read, 0, 4096);
     op.local = vec![range(&other, 0, 4096)];
@@ -448,8 +472,8 @@ fn cancelled(pair: Pair) {
 }
 
 /// Notices arrive in order, after the writes that completed before them.
-fn notices(pair: Pair) {
-    let bench = Bench::new(pair, 4096, Access::ReadWrite, HOUR);
+fn notices(setup: Setup) {
+    let bench = Bench::new(setup, 4096, Access::ReadWrite, HOUR);
     for n in 0..100u64 {
         range(&bench.ours, 0, 8).copy_in(&n.to_le_bytes());
         bench.done(bench.op(n, Direction::Write, 0, 8));

@@ -156,6 +156,8 @@ pub enum OpError {
     Checksum { expected: u32, found: u32 },
     #[error("the peer received other bytes than were sent; send them again")]
     PeerChecksum,
+    #[error("a device of this node did not copy: {reason}; use another endpoint")]
+    Device { reason: String },
     #[error("failed on purpose by the fault-injecting wrapper")]
     Injected,
 }
@@ -181,6 +183,7 @@ impl OpError {
                 | Self::NotOpen { .. }
                 | Self::NotRegistered { .. }
                 | Self::Location { .. }
+                | Self::Device { .. }
                 | Self::Checksum { .. }
                 | Self::PeerChecksum
                 | Self::Injected

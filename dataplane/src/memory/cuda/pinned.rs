@@ -2,13 +2,15 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
 
 use cudarc::driver::sys;
 
 use super::device::Device;
 use super::error::CudaError;
-use crate::memory::region::Region;
+use crate::memory::region::{Location, Memory, Region};
 
 /// A region of the host that the driver knows, page-locked, until this is dropped.
 ///
@@ -41,6 +43,29 @@ impl Pinned {
 
     pub fn region(&self) -> &Region {
         &self.region
+    }
+
+    /// The same memory as a region that is registered for as long as it lives.
+    pub fn into_region(self) -> Region {
+        Region::new(Box::new(PinnedMemory(self)))
+    }
+}
+
+struct PinnedMemory(Pinned);
+
+// SAFETY: the memory is that of another region, which this one holds.
+unsafe impl Memory for PinnedMemory {
+    fn base(&self) -> NonNull<u8> {
+        self.0.region.base()
+    }
+    fn len(&self) -> u64 {
+        self.0.region.len()
+    }
+    fn location(&self) -> Location {
+        self.0.region.location()
+    }
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.region.fd()
     }
 }
 
