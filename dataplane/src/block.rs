@@ -3,6 +3,7 @@
 use std::fmt;
 use std::hash::Hasher;
 
+use serde::{Deserialize, Serialize};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 /// The most items in one batch call, in process and on the wire.
@@ -10,7 +11,7 @@ pub const BATCH_MAX: usize = 4096;
 
 /// Names one block of KV: 128 bits, equal exactly when the namespaces and engine hashes are equal
 /// (up to the collisions of xxh3_128, about 2^-64 at a billion blocks).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct BlockKey(pub u128);
 
 impl BlockKey {

@@ -12,6 +12,7 @@
 //! There is one lock, not held while connecting or closing. The state behind it ([`state`]) is a machine without
 //! clock or I/O. What is counted against the cap includes endpoints that are dropped but still in someone's hands.
 
+mod pooled;
 mod sieve;
 mod state;
 #[cfg(test)]
@@ -25,6 +26,8 @@ use std::time::Duration;
 
 use crate::transport::{self, Endpoint, Transport};
 use state::{Ask, Generation, State};
+
+pub use pooled::Pooled;
 
 /// Makes and ends endpoints. Peers are what it connects to: a host, or one NIC of a host.
 pub trait Connector {

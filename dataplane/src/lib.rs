@@ -5,6 +5,7 @@
 
 pub mod block;
 pub mod clock;
+pub mod cluster;
 pub mod config;
 pub mod endpoint_pool;
 pub mod error;

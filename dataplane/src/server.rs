@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::block::{BlockKey, BlockMeta};
 use crate::clock::Clock;
+use crate::cluster::Cluster;
 use crate::config::ServerConfig;
 use crate::stream::{Stream, Timed, send_with_fd};
 use crate::tier::dram::{
@@ -81,6 +82,8 @@ struct Counts {
 struct Shared {
     store: Arc<DramStore>,
     tiering: Arc<Tiering>,
+    /// None: this host knows no others.
+    cluster: Option<Arc<Cluster>>,
     config: ServerConfig,
     clock: Clock,
     stopping: AtomicBool,
@@ -107,12 +110,13 @@ impl Server {
         config: ServerConfig,
         clock: Clock,
     ) -> Result<Self, ServeError> {
-        Self::start_tiered(Arc::new(Tiering::dram_only(store, clock)), listen, config, clock)
+        Self::start_tiered(Arc::new(Tiering::dram_only(store, clock)), None, listen, config, clock)
     }
 
-    /// Serves a DRAM store and the tiers below it.
+    /// Serves a DRAM store and the tiers below it, on a host that keeps copies on others if it knows any.
     pub fn start_tiered(
         tiering: Arc<Tiering>,
+        cluster: Option<Arc<Cluster>>,
         listen: &Listen,
         config: ServerConfig,
         clock: Clock,
@@ -125,6 +129,7 @@ impl Server {
         let shared = Arc::new(Shared {
             store: Arc::clone(tiering.dram()),
             tiering,
+            cluster,
             config,
             clock,
             stopping: AtomicBool::new(false),
@@ -442,7 +447,15 @@ impl Connection {
         }
         let writes = matches!(
             op,
-            Op::Put | Op::Reserve | Op::Commit | Op::Abort | Op::Remove | Op::Pin | Op::Unpin | Op::Evict
+            Op::Put
+                | Op::Reserve
+                | Op::Commit
+                | Op::Abort
+                | Op::Remove
+                | Op::Pin
+                | Op::Unpin
+                | Op::Evict
+                | Op::Replicate
         );
         if writes && !self.may_write {
             return Err(Broken::Rule("this connection did not ask to write in its hello"));
@@ -520,6 +533,11 @@ impl Connection {
             Request::Evict(keys) => {
                 outcomes(store.evict_keys(&keys, now).map_err(rule)?.into_iter().map(evicted).collect())
             }
+            Request::Replicate { copies, keys } => outcomes(match &self.shared.cluster {
+                Some(cluster) => cluster.replicate(&keys, copies),
+                None if copies <= 1 => vec![Outcome::Done; keys.len()],
+                None => vec![Outcome::TooFewHosts; keys.len()],
+            }),
             Request::Stat(keys) => {
                 let stats = store.stat(&keys).map_err(rule)?;
                 let places = tiering.residency(&keys).map_err(rule)?;

@@ -15,8 +15,8 @@ use crate::block::{BATCH_MAX, BlockKey, BlockMeta, Pin};
 use crate::error::StoreError;
 
 pub const MAGIC: [u8; 4] = *b"KVSR";
-/// 3: a stat names the tiers of a block. 2: a hello names a tenant, blocks have a time to live, can be pinned and
-/// evicted by name.
+/// 3: a stat names the tiers of a block, a put may ask for copies on other hosts. 2: a hello names a tenant, blocks have
+/// a time to live, can be pinned and evicted by name.
 pub const VERSION: u8 = 3;
 pub const HEADER_LEN: usize = 32;
 /// Above the longest legal body (4,096 put items of 55 B).
@@ -64,10 +64,11 @@ pub enum Op {
     Pin = 12,
     Unpin = 13,
     Evict = 14,
+    Replicate = 15,
 }
 
 impl Op {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::Error,
         Self::Hello,
         Self::Exists,
@@ -83,6 +84,7 @@ impl Op {
         Self::Pin,
         Self::Unpin,
         Self::Evict,
+        Self::Replicate,
     ];
 }
 
@@ -160,10 +162,13 @@ pub enum Outcome {
     PinQuotaFull = 19,
     Pinned = 20,
     InUse = 21,
+    TooFewHosts = 22,
+    CopiesFull = 23,
+    Conflict = 24,
 }
 
 impl Outcome {
-    const ALL: [Self; 22] = [
+    const ALL: [Self; 25] = [
         Self::Done,
         Self::AlreadyStored,
         Self::InProgress,
@@ -186,6 +191,9 @@ impl Outcome {
         Self::PinQuotaFull,
         Self::Pinned,
         Self::InUse,
+        Self::TooFewHosts,
+        Self::CopiesFull,
+        Self::Conflict,
     ];
 
     pub fn retryable(self) -> bool {
@@ -200,6 +208,7 @@ impl Outcome {
             Self::ChecksumMismatch,
             Self::Throttled,
             Self::InProgress,
+            Self::CopiesFull,
         ];
         retryable.contains(&self)
     }
@@ -232,6 +241,15 @@ impl Outcome {
             }
             Self::Pinned => "a hard pin keeps the block; unpin it, or wait until the pin ends",
             Self::InUse => "the block is being read; try again",
+            Self::TooFewHosts => {
+                "the block is stored, but the cluster has fewer hosts than copies were asked for; add peers to \
+                 cluster.peers, or ask for fewer"
+            }
+            Self::CopiesFull => {
+                "the block is stored, but the host follows as many replicated blocks as it may; raise \
+                 cluster.blocks_max, or remove some"
+            }
+            Self::Conflict => "another host holds other bytes under the same key; use another key",
             Self::Internal => "the host failed on its own account; see its log",
         }
     }
@@ -294,6 +312,11 @@ pub enum Request {
     /// Ends the pins of the connection's tenant.
     Unpin(Vec<BlockKey>),
     Evict(Vec<BlockKey>),
+    /// Blocks that are stored here are to be held by `copies` hosts in all, this one included. Answered at once.
+    Replicate {
+        copies: u8,
+        keys: Vec<BlockKey>,
+    },
 }
 
 /// A block found by a `Get`. Local: lent in the pool. Remote: `offset` and `lease` are 0 and the payload holds it.
@@ -343,7 +366,8 @@ pub enum Reply {
     Get(Vec<Found>),
     Reserve(Vec<Placed>),
     Stat(Vec<Option<Stat>>),
-    /// To `Put`, `Commit`, `Abort`, `Release`, `Remove`, `Verify`, `Pin`, `Unpin` and `Evict`.
+    /// To `Put`, `Commit`, `Abort`, `Release`, `Remove`, `Verify`, `Pin`, `Unpin`, `Evict` and
+    /// `Replicate`.
     Outcomes(Op, Vec<Outcome>),
 }
 
@@ -364,6 +388,7 @@ impl Request {
             Self::Pin { .. } => Op::Pin,
             Self::Unpin(_) => Op::Unpin,
             Self::Evict(_) => Op::Evict,
+            Self::Replicate { .. } => Op::Replicate,
         }
     }
 
@@ -383,6 +408,10 @@ impl Request {
             | Self::Evict(keys) => put_list(out, keys, put_key),
             Self::Pin { pin, keys } => {
                 put_pin(out, *pin);
+                put_list(out, keys, put_key);
+            }
+            Self::Replicate { copies, keys } => {
+                out.push(*copies);
                 put_list(out, keys, put_key);
             }
             Self::Get { class, release, keys } => {
@@ -429,6 +458,7 @@ impl Request {
             Op::Pin => Self::Pin { pin: body.pin()?, keys: body.list(Reader::key)? },
             Op::Unpin => Self::Unpin(body.list(Reader::key)?),
             Op::Evict => Self::Evict(body.list(Reader::key)?),
+            Op::Replicate => Self::Replicate { copies: body.u8()?, keys: body.list(Reader::key)? },
         };
         body.end()?;
         Ok(request)
@@ -500,7 +530,8 @@ impl Reply {
             | Op::Verify
             | Op::Pin
             | Op::Unpin
-            | Op::Evict => Self::Outcomes(op, body.list(Reader::outcome)?),
+            | Op::Evict
+            | Op::Replicate => Self::Outcomes(op, body.list(Reader::outcome)?),
         };
         body.end()?;
         Ok(reply)
@@ -743,6 +774,7 @@ mod tests {
             }),
             keys().prop_map(Request::Unpin),
             keys().prop_map(Request::Evict),
+            (any::<u8>(), keys()).prop_map(|(copies, keys)| Request::Replicate { copies, keys }),
         ]
     }
 
@@ -785,6 +817,7 @@ mod tests {
             Op::Pin,
             Op::Unpin,
             Op::Evict,
+            Op::Replicate,
         ]);
         prop_oneof![
             (any::<bool>(), ".{0,40}").prop_map(|(retryable, message)| Reply::Error { retryable, message }),

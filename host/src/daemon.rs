@@ -112,7 +112,8 @@ impl Daemon {
         let tiering = Tiering::start(Arc::clone(&store), below, admit, traffic, clock);
         let tiering = Arc::new(tiering.map_err(no_thread("offloading"))?);
         let listen = Listen { unix: Some(config.node.socket.clone()), tcp: Some(config.listen.data) };
-        let server = Server::start_tiered(Arc::clone(&tiering), &listen, server_config(&config), clock)?;
+        let server =
+            Server::start_tiered(Arc::clone(&tiering), None, &listen, server_config(&config), clock)?;
         let evictor = policies.evictor_worker(store.slots());
         let eviction =
             Eviction::start(Arc::clone(&tiering), evictor, clock).map_err(no_thread("eviction"))?;

@@ -59,6 +59,8 @@ use crate::metrics::StoreMetrics;
 const SHARDS: usize = 32;
 /// Records that one [`DramStore::sweep`] checks per shard for their time to live.
 const TTL_SCAN: usize = 4096;
+/// Damaged blocks remembered for [`DramStore::take_damaged`].
+const DAMAGED_MAX: usize = 4096;
 /// Milliseconds in one unit of the times in a record.
 pub(super) const TICK_MS: u64 = 10;
 
@@ -221,6 +223,8 @@ pub struct DramStore {
     pool_full: AtomicU64,
     put_waits: AtomicU64,
     hits_dropped: AtomicU64,
+    /// Blocks dropped because their bytes had changed, for whoever can fetch them again.
+    damaged: Mutex<VecDeque<BlockKey>>,
 }
 
 impl DramStore {
@@ -255,6 +259,7 @@ impl DramStore {
             hits_dropped: AtomicU64::new(0),
             config,
             pool: Arc::new(pool),
+            damaged: Mutex::new(VecDeque::new()),
         })
     }
 
@@ -329,6 +334,20 @@ impl DramStore {
     /// Counts a miss that others saw: a transfer that failed, an index that was stale.
     pub fn report_miss(&self, cause: MissCause) {
         self.reported_misses[cause as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Blocks dropped since the last call because their bytes no longer matched their checksums. The oldest beyond 4,096
+    /// are forgotten.
+    pub fn take_damaged(&self) -> Vec<BlockKey> {
+        lock(&self.damaged).drain(..).collect()
+    }
+
+    fn note_damaged(&self, key: BlockKey) {
+        let mut damaged = lock(&self.damaged);
+        if damaged.len() == DAMAGED_MAX {
+            damaged.pop_front();
+        }
+        damaged.push_back(key);
     }
 
     /// What the store keeps besides the pool.

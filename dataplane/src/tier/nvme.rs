@@ -231,6 +231,10 @@ impl BlockStore for NvmeStore {
     fn stats(&self) -> TierStats {
         self.shared.stats()
     }
+
+    fn take_damaged(&self) -> Vec<BlockKey> {
+        self.shared.take_damaged()
+    }
 }
 
 impl Drop for NvmeStore {

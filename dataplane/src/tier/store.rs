@@ -23,10 +23,17 @@ pub enum Tier {
     Dram = 1,
     Nvme = 2,
     Remote = 3,
+    /// The pools of other hosts. They fill by copies that a put asked for, not with what this host evicts.
+    Peer = 4,
 }
 
 impl Tier {
-    pub const ALL: [Self; 4] = [Self::Hbm, Self::Dram, Self::Nvme, Self::Remote];
+    pub const ALL: [Self; 5] = [Self::Hbm, Self::Dram, Self::Nvme, Self::Remote, Self::Peer];
+
+    /// Whether a block about to be evicted from a tier above may go here.
+    pub const fn takes_victims(self) -> bool {
+        !matches!(self, Self::Peer)
+    }
 
     pub const fn name(self) -> &'static str {
         match self {
@@ -34,6 +41,7 @@ impl Tier {
             Self::Dram => "dram",
             Self::Nvme => "nvme",
             Self::Remote => "remote",
+            Self::Peer => "peer",
         }
     }
 }
@@ -212,6 +220,12 @@ pub trait BlockStore: Send + Sync {
     fn flush(&self) -> Pending<Result<(), TierError>>;
 
     fn stats(&self) -> TierStats;
+
+    /// Blocks found damaged and dropped since the last call, so that they can be fetched again from elsewhere. Bounded:
+    /// the oldest are forgotten. A tier that does not keep them has none.
+    fn take_damaged(&self) -> Vec<BlockKey> {
+        Vec::new()
+    }
 }
 
 /// A result that comes later. Wait for it, poll it as a future, or drop it: the operation goes on without.

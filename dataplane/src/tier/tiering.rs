@@ -141,6 +141,13 @@ struct Level {
     onboard: OnboardCounts,
 }
 
+/// How far a call goes. One that a peer asked for stays on this host, or two hosts could ask each other for ever.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    Here,
+    All,
+}
+
 /// DRAM and the tiers below it. Share it by `Arc`; [`close`](Self::close) it at the end.
 pub struct Tiering {
     dram: Arc<DramStore>,
@@ -239,12 +246,18 @@ impl Tiering {
         let wanted: HashMap<u32, Tier> =
             victims.iter().filter_map(|victim| Some((victim.slot, victim.to?))).collect();
         let level_of = |tier: Tier| self.levels.iter().position(|level| level.tier == tier);
+        let nearest = self.level_for_victims(0).filter(|_| self.config.offload_all);
         let target = |stat: &BlockStat| {
-            let named = wanted.get(&stat.slot).and_then(|&tier| level_of(tier));
+            let named = wanted.get(&stat.slot).filter(|tier| tier.takes_victims()).and_then(|&t| level_of(t));
             // Tiers below keep no clock: a block with a time to live of its own would outlive it there.
-            named.or(self.config.offload_all.then_some(0)).filter(|_| stat.expires_ms.is_none())
+            named.or(nearest).filter(|_| stat.expires_ms.is_none())
         };
         chosen.iter().map(target).collect()
+    }
+
+    /// The nearest tier from `first` on that takes victims.
+    fn level_for_victims(&self, first: usize) -> Option<usize> {
+        (first..self.levels.len()).find(|&at| self.levels[at].tier.takes_victims())
     }
 
     /// Takes the target from victims that need no copy or that admission refuses, tier by tier.
@@ -268,8 +281,8 @@ impl Tiering {
             for (i, answer) in self.ask(level, chosen, &asked, now_ms) {
                 match answer {
                     Admission::Store => {}
-                    Admission::Colder if at + 1 < self.levels.len() => {
-                        (targets[i], sent_on[i]) = (Some(at + 1), true);
+                    Admission::Colder if self.level_for_victims(at + 1).is_some() => {
+                        (targets[i], sent_on[i]) = (self.level_for_victims(at + 1), true);
                     }
                     Admission::Colder | Admission::Skip => {
                         targets[i] = None;
@@ -350,11 +363,23 @@ impl Tiering {
     /// # Errors
     /// The batch is too large.
     pub fn residency(&self, keys: &[BlockKey]) -> Result<Vec<Residency>, StoreError> {
+        self.residency_in(keys, Reach::All)
+    }
+
+    /// As [`residency`](Self::residency), of the tiers of this host alone.
+    ///
+    /// # Errors
+    /// The batch is too large.
+    pub fn residency_here(&self, keys: &[BlockKey]) -> Result<Vec<Residency>, StoreError> {
+        self.residency_in(keys, Reach::Here)
+    }
+
+    fn residency_in(&self, keys: &[BlockKey], reach: Reach) -> Result<Vec<Residency>, StoreError> {
         let mut found = vec![Residency::default(); keys.len()];
         for (stat, found) in self.dram.stat(keys)?.iter().zip(&mut found) {
             stat.iter().for_each(|stat| found.add(Tier::Dram, stat.size));
         }
-        for level in &self.levels {
+        for level in self.reach(reach) {
             for (size, found) in level.store.sizes(keys).into_iter().zip(&mut found) {
                 size.into_iter().for_each(|size| found.add(level.tier, size));
             }
@@ -386,12 +411,24 @@ impl Tiering {
     /// # Errors
     /// The batch is too large.
     pub fn remove(&self, keys: &[BlockKey], now_ms: u64) -> Result<Vec<Remove>, StoreError> {
+        self.remove_in(keys, Reach::All, now_ms)
+    }
+
+    /// As [`remove`](Self::remove), from the tiers of this host alone.
+    ///
+    /// # Errors
+    /// The batch is too large.
+    pub fn remove_here(&self, keys: &[BlockKey], now_ms: u64) -> Result<Vec<Remove>, StoreError> {
+        self.remove_in(keys, Reach::Here, now_ms)
+    }
+
+    fn remove_in(&self, keys: &[BlockKey], reach: Reach, now_ms: u64) -> Result<Vec<Remove>, StoreError> {
         if self.levels.is_empty() {
             return self.dram.remove(keys, now_ms);
         }
         let _removing = self.moves.remove(keys);
         let mut removed = self.dram.remove(keys, now_ms)?;
-        let pending: Vec<_> = self.levels.iter().map(|level| level.store.remove(keys.to_vec())).collect();
+        let pending: Vec<_> = self.reach(reach).map(|level| level.store.remove(keys.to_vec())).collect();
         let mut failed = vec![false; keys.len()];
         for pending in pending {
             let outcomes = pending.wait_timeout(self.config.load_timeout);
@@ -408,6 +445,17 @@ impl Tiering {
         // A lookup may have brought one up between the two.
         self.dram.remove(keys, now_ms)?;
         Ok(removed)
+    }
+
+    /// Blocks that a tier of this host found damaged and dropped since the last call. Bounded: the oldest are forgotten.
+    pub fn take_damaged(&self) -> Vec<BlockKey> {
+        let below = self.reach(Reach::Here).flat_map(|level| level.store.take_damaged());
+        self.dram.take_damaged().into_iter().chain(below).collect()
+    }
+
+    /// The tiers below that a call may use.
+    fn reach(&self, reach: Reach) -> impl Iterator<Item = &Level> {
+        self.levels.iter().filter(move |level| reach == Reach::All || level.tier != Tier::Peer)
     }
 
     pub fn stats(&self) -> TieringStats {

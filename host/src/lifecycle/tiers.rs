@@ -118,7 +118,8 @@ pub fn tiering_config(settings: &config::Tiering) -> TieringConfig {
 
 /// The tier that the policy contract calls `number`.
 pub(super) fn tier_of(number: u8) -> Option<Tier> {
-    Tier::ALL.into_iter().find(|&tier| number_of(tier) == u32::from(number))
+    let known = |tier: &Tier| tier.takes_victims() && number_of(*tier) == u32::from(number);
+    Tier::ALL.into_iter().find(known)
 }
 
 fn number_of(tier: Tier) -> u32 {

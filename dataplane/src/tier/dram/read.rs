@@ -238,7 +238,11 @@ impl DramStore {
         let last = guard.give_back(local).unwrap_or(None);
         drop(guard);
         self.free(freed.into_iter().chain(last));
-        if intact { Verify::Intact } else { Verify::Dropped }
+        if intact {
+            return Verify::Intact;
+        }
+        self.note_damaged(key);
+        Verify::Dropped
     }
 
     pub(super) fn checksum_at(&self, offset: u64, size: u32) -> u64 {

@@ -407,6 +407,9 @@ impl Engine {
             self.dead(&found);
             let counters = &self.shared.counters;
             count(if why == Why::Evicted { &counters.evicted } else { &counters.corrupt }, 1);
+            if why == Why::Corrupt {
+                self.shared.note_damaged(key);
+            }
         }
     }
 

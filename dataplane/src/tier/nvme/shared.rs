@@ -12,6 +12,7 @@ use super::index::Index;
 use super::io::Waker;
 use super::segments::Segments;
 use super::{NvmeConfig, TierStats};
+use crate::block::BlockKey;
 
 pub(super) struct Shared {
     pub(super) config: NvmeConfig,
@@ -19,6 +20,8 @@ pub(super) struct Shared {
     pub(super) index: Index,
     segments: Mutex<Segments>,
     pub(super) counters: Counters,
+    /// Blocks dropped because they were damaged, for whoever can fetch them again.
+    damaged: Mutex<VecDeque<BlockKey>>,
     /// Items of batches taken and not yet answered.
     pub(super) under_way: AtomicUsize,
     inbox: Mutex<VecDeque<Command>>,
@@ -71,6 +74,7 @@ impl Shared {
             index,
             segments: Mutex::new(segments),
             counters: Counters::default(),
+            damaged: Mutex::default(),
             under_way: AtomicUsize::new(0),
             inbox: Mutex::default(),
             sleeping: AtomicBool::new(false),
@@ -82,6 +86,20 @@ impl Shared {
 
     pub(super) fn segments(&self) -> MutexGuard<'_, Segments> {
         self.segments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn note_damaged(&self, key: BlockKey) {
+        /// The oldest beyond this are forgotten.
+        const MAX: usize = 4096;
+        let mut damaged = self.damaged.lock().unwrap_or_else(PoisonError::into_inner);
+        if damaged.len() == MAX {
+            damaged.pop_front();
+        }
+        damaged.push_back(key);
+    }
+
+    pub(super) fn take_damaged(&self) -> Vec<BlockKey> {
+        self.damaged.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
     }
 
     /// Hands the engine something to do.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::budget::Permit;
 use super::moves::Moving;
-use super::{Level, Tiering, lock};
+use super::{Level, Reach, Tiering, lock};
 use crate::block::{BlockKey, BlockMeta, checksum};
 use crate::error::StoreError;
 use crate::memory::buffer::Buffer;
@@ -126,15 +126,39 @@ impl Tiering {
         class: u16,
         now_ms: u64,
     ) -> Result<Vec<Lookup>, StoreError> {
+        self.get_in(owner, keys, class, Reach::All, now_ms)
+    }
+
+    /// As [`get`](Self::get), from the tiers of this host alone, for a request of no class.
+    ///
+    /// # Errors
+    /// The batch is too large.
+    pub fn get_here(
+        &self,
+        owner: OwnerId,
+        keys: &[BlockKey],
+        now_ms: u64,
+    ) -> Result<Vec<Lookup>, StoreError> {
+        self.get_in(owner, keys, 0, Reach::Here, now_ms)
+    }
+
+    fn get_in(
+        &self,
+        owner: OwnerId,
+        keys: &[BlockKey],
+        class: u16,
+        reach: Reach,
+        now_ms: u64,
+    ) -> Result<Vec<Lookup>, StoreError> {
         let mut lookups = self.dram.get(owner, keys, class, now_ms)?;
         if self.levels.is_empty() {
             return Ok(lookups);
         }
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| lookups[i] == Lookup::Miss).collect();
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
-        for chunk in self.chunks(&asked) {
+        for chunk in self.chunks(&asked, reach) {
             let (keys, places) = (&asked[chunk.clone()], &missing[chunk]);
-            for (load, &place) in self.load(keys, u64::MAX).into_iter().zip(places) {
+            for (load, &place) in self.load(keys, reach, u64::MAX).into_iter().zip(places) {
                 match load {
                     Read::Onboarded(block) => lookups[place] = self.lend(owner, &block, class, now_ms)?,
                     Read::Throttled => lookups[place] = Lookup::Throttled,
@@ -164,7 +188,7 @@ impl Tiering {
         }
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| matches!(reads[i], Read::Missing)).collect();
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
-        missing.into_iter().zip(self.load(&asked, left)).for_each(|(i, load)| reads[i] = load);
+        missing.into_iter().zip(self.load(&asked, Reach::All, left)).for_each(|(i, load)| reads[i] = load);
         reads
     }
 
@@ -216,9 +240,9 @@ impl Tiering {
     }
 
     /// Cuts a batch into pieces of about [`CHUNK_BYTES`].
-    fn chunks(&self, keys: &[BlockKey]) -> Vec<Range<usize>> {
+    fn chunks(&self, keys: &[BlockKey], reach: Reach) -> Vec<Range<usize>> {
         let (mut chunks, mut start, mut bytes) = (Vec::new(), 0, 0);
-        for (i, size) in self.sizes_below(keys).into_iter().enumerate() {
+        for (i, size) in self.sizes_below(keys, reach).into_iter().enumerate() {
             let size = u64::from(size.unwrap_or(0));
             if bytes + size > CHUNK_BYTES && i > start {
                 chunks.push(start..i);
@@ -234,9 +258,9 @@ impl Tiering {
     }
 
     /// The size of each block that any tier below holds.
-    fn sizes_below(&self, keys: &[BlockKey]) -> Vec<Option<u32>> {
+    fn sizes_below(&self, keys: &[BlockKey], reach: Reach) -> Vec<Option<u32>> {
         let mut sizes = vec![None; keys.len()];
-        for level in &self.levels {
+        for level in self.reach(reach) {
             level.store.sizes(keys).into_iter().zip(&mut sizes).for_each(|(new, size)| *size = size.or(new));
         }
         sizes
@@ -244,11 +268,11 @@ impl Tiering {
 
     /// Loads what the tiers below hold of `keys`, at most `bytes_max`, one batch per tier, nearest first; a block that
     /// one tier does not deliver is asked of the next.
-    fn load(&self, keys: &[BlockKey], bytes_max: u64) -> Vec<Read> {
+    fn load(&self, keys: &[BlockKey], reach: Reach, bytes_max: u64) -> Vec<Read> {
         self.collect_overdue();
         let mut reads: Vec<Read> = keys.iter().map(|_| Read::Missing).collect();
         let mut left = bytes_max;
-        for level in &self.levels {
+        for level in self.reach(reach) {
             let open: Vec<usize> = (0..keys.len()).filter(|&i| matches!(reads[i], Read::Missing)).collect();
             let wanted = self.want(level, keys, &open, &mut left, &mut reads);
             if !wanted.is_empty() {

@@ -1,0 +1,454 @@
+//! Hosts that know each other, keep copies for each other, and read from each other.
+//!
+//! ```text
+//! Cluster::open(store)          listens for peers, exports the pool (for reading) to those that know the secret
+//!   .tier()                     the peers as the last tier below the pool: a miss here is asked of those that hold it
+//!   .run(tiering)               begins to answer, to listen to each peer, and to do what the table says is to be done
+//!   .replicate(keys, copies)    the put is done; copies follow
+//! ```
+//!
+//! **Who says what.** Each host listens to every peer over a connection of its own ([`link`]): the peer answers as soon
+//! as it has news, and every 150 ms in any case, so that connection is the heartbeat as well. News are facts about the
+//! peer's own copies; [`table`] puts them together and says what is to be done, [`placement`] says where.
+//!
+//! **How bytes go.** Always by reading: whoever wants a block asks the holder to lend it (or is told by the holder where
+//! it lies, to take a copy of it), reads the holder's pool through the transfer engine, and compares the bytes with the
+//! checksum before anybody sees them ([`fetch`]). Nobody writes into another host's memory, so nothing that arrives
+//! late can fall on a block that has taken its place.
+//!
+//! **Threads**: one accepts, one per accepted connection answers ([`serve`]); per peer one listens and one has copies
+//! made; one looks after targets and damage ([`upkeep`]). All blocked threads; the table has one lock, which is never
+//! held during I/O.
+//!
+//! Deliberately absent: consensus (a wrong view costs a copy too many or too few for a while, never wrong bytes),
+//! discovery (peers are listed), targets that outlive a restart of all holders.
+
+mod channel;
+mod counts;
+mod fetch;
+mod link;
+mod message;
+pub mod placement;
+mod serve;
+pub mod table;
+mod tier;
+mod upkeep;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+pub use counts::ClusterStats;
+pub use link::{LinkState, PeerView};
+pub use message::Status;
+
+use self::counts::Counts;
+use self::link::Link;
+use self::table::{Heard, Holding, NODES_MAX, NodeId, Table};
+use self::tier::PeerTier;
+use self::upkeep::Todo;
+use crate::block::BlockKey;
+use crate::clock::Clock;
+use crate::endpoint_pool::{PoolConfig, Pooled};
+use crate::memory::region::Region;
+use crate::tier::dram::{DramStore, OwnerId};
+use crate::tier::store::BlockStore;
+use crate::tier::tiering::Tiering;
+use crate::transfer::{Engine, EngineConfig};
+use crate::transport::node::Secret;
+use crate::transport::tcp::{Tcp, TcpConfig};
+use crate::transport::{Access, Denied, Node};
+use crate::wire::Outcome;
+
+/// The segment that every host exports: its pool.
+const SEGMENT: &str = "kvasir.pool";
+/// How long a grant on it lives; the engine renews it.
+const GRANT: Duration = Duration::from_secs(60);
+
+/// Another host, as the settings name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerConfig {
+    pub name: String,
+    /// `host:port` of its [`ClusterConfig::listen`].
+    pub address: String,
+    /// Its failure domain; copies go to different ones first.
+    pub rack: String,
+}
+
+/// Settings of a host among others.
+#[derive(Clone, Debug)]
+pub struct ClusterConfig {
+    /// Hosts of another cluster are refused.
+    pub cluster: String,
+    /// This host's name: the one that peers have in their settings.
+    pub name: String,
+    pub rack: String,
+    /// What all hosts of the cluster share.
+    pub secret: Secret,
+    /// Where peers ask. Port 0 takes any.
+    pub listen: SocketAddr,
+    /// Where peers read the pool, over the transfer engine. Port 0 takes any; peers are told.
+    pub transfer: SocketAddr,
+    pub peers: Vec<PeerConfig>,
+    /// Which NICs serve which memory here, as JSON, for the peers.
+    pub matrix: String,
+    /// The most replicated blocks known, of all hosts together. About 80 B each. Default 1,048,576.
+    pub blocks_max: usize,
+    /// News kept for peers that lag; one that lags more is told everything anew. Default 65,536.
+    pub log_max: usize,
+    /// The most copies waiting per peer; others are made later. Default 4,096.
+    pub queue_max: usize,
+    /// How long a read may try one holder after the other. Below the time a lookup waits for a tier. Default 1.5 s.
+    pub read_timeout: Duration,
+    /// How often all blocks are looked at for copies that are missing, gone or too many. Default 5 s.
+    pub audit_every: Duration,
+    /// Without an answer for this long, beyond the 150 ms that a heartbeat may take, a peer is down. Default 700 ms.
+    pub silence: Duration,
+}
+
+impl ClusterConfig {
+    /// A cluster of one, on loopback.
+    pub fn new(name: &str, secret: Secret) -> Self {
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        Self {
+            cluster: "kvasir".to_owned(),
+            name: name.to_owned(),
+            rack: String::new(),
+            secret,
+            listen: any_port,
+            transfer: any_port,
+            peers: Vec::new(),
+            matrix: String::new(),
+            blocks_max: 1 << 20,
+            log_max: 1 << 16,
+            queue_max: 4096,
+            read_timeout: Duration::from_millis(1500),
+            audit_every: Duration::from_secs(5),
+            silence: Duration::from_millis(700),
+        }
+    }
+}
+
+/// Why a host cannot join others.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("{count} hosts are listed, this one included; a cluster has at most {NODES_MAX}")]
+    TooMany { count: usize },
+    #[error("host {name} is listed twice, or is this host itself; every host has one name")]
+    Twice { name: String },
+    #[error("{addr} cannot be opened for {what}: {source}; stop what uses it or choose another")]
+    Listen { what: &'static str, addr: SocketAddr, source: io::Error },
+    #[error("the pool cannot be exported to peers: {0}")]
+    Export(#[from] Denied),
+    #[error("no thread for {what}: {source}")]
+    Thread { what: &'static str, source: io::Error },
+}
+
+/// Something that a person may want to know.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Event {
+    #[error("peer {peer} is up")]
+    Up { peer: String },
+    #[error("peer {peer} is down: {reason}; the copies that it held are made again from other holders")]
+    Down { peer: String, reason: String },
+    #[error("peer {peer} is refused: {reason}")]
+    Refused { peer: String, reason: String },
+    #[error("block {key} was damaged here; it was dropped, and fetched again from {peer}")]
+    Repaired { key: BlockKey, peer: String },
+    #[error("block {key} was damaged here and dropped; no other host could give it back now")]
+    NotRepaired { key: BlockKey },
+}
+
+impl Event {
+    /// Whether somebody should look.
+    pub fn is_warning(&self) -> bool {
+        !matches!(self, Self::Up { .. })
+    }
+}
+
+/// Where events go. Called from the cluster's threads: return soon.
+pub type Events = Box<dyn Fn(Event) + Send + Sync>;
+
+/// What all threads share.
+struct Shared {
+    config: ClusterConfig,
+    node: Arc<Node>,
+    store: Arc<DramStore>,
+    /// Set by [`Cluster::run`]. Weak: the tiering owns the peers' tier, which owns this.
+    tiering: OnceLock<Weak<Tiering>>,
+    clock: Clock,
+    engine: Engine,
+    transport: Arc<Pooled>,
+    pool: Region,
+    /// Writes copies, and holds what is lent to make them.
+    owner: OwnerId,
+    links: Vec<Arc<Link>>,
+    table: Mutex<Table>,
+    /// The log of the table grew, or the host stops.
+    news: Condvar,
+    todo: Todo,
+    /// Blocks being taken in, and whether they were removed meanwhile.
+    arriving: Mutex<HashMap<BlockKey, Arriving>>,
+    counts: Counts,
+    /// Calls of peers being answered.
+    serving: AtomicU64,
+    events: Events,
+    stopping: AtomicBool,
+    /// A second handle on each accepted connection, to end it from outside.
+    accepted: Mutex<HashMap<u64, TcpStream>>,
+    /// One of them ended.
+    left: Condvar,
+}
+
+/// A block on its way in.
+#[derive(Default)]
+struct Arriving {
+    /// Calls that bring it.
+    calls: u32,
+    removed: bool,
+}
+
+/// This host among others. Dropping it ends all connections.
+pub struct Cluster {
+    shared: Arc<Shared>,
+    listener: TcpListener,
+    addr: SocketAddr,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Cluster {
+    /// Opens the ports and exports the pool. Peers are answered from [`run`](Self::run) on.
+    ///
+    /// # Errors
+    /// The settings name a host twice, or a port is taken.
+    pub fn open(
+        config: ClusterConfig,
+        store: Arc<DramStore>,
+        clock: Clock,
+        events: Events,
+    ) -> Result<Arc<Self>, OpenError> {
+        let nodes = node_ids(&config)?;
+        let listening = |what, addr| move |source| OpenError::Listen { what, addr, source };
+        let listener = TcpListener::bind(config.listen).map_err(listening("the cluster", config.listen))?;
+        let addr = listener.local_addr().map_err(listening("the cluster", config.listen))?;
+        let node = Arc::new(Node::new(&config.name, config.secret.clone(), epoch()));
+        let tcp = TcpConfig { listen: Some(config.transfer), ..TcpConfig::default() };
+        let tcp = Tcp::new(Arc::clone(&node), tcp).map_err(listening("transfers", config.transfer))?;
+        let pool = Region::of_pool(Arc::clone(store.pool()));
+        node.exports.export(SEGMENT, vec![pool.clone()], Access::Read, GRANT)?;
+        let transport = Arc::new(Pooled::new(Arc::new(tcp), PoolConfig::default(), clock));
+        let engine = Engine::new(EngineConfig::default(), vec![transport.clone()]);
+        let links = config.peers.iter().enumerate();
+        let links = links.map(|(n, peer)| Arc::new(Link::new(n + 1, peer.clone(), store.new_owner())));
+        let shared = Arc::new(Shared {
+            links: links.collect(),
+            table: Mutex::new(Table::new(nodes, config.blocks_max, config.log_max)),
+            engine: engine.map_err(|source| OpenError::Thread { what: "transfers", source })?,
+            owner: store.new_owner(),
+            tiering: OnceLock::new(),
+            news: Condvar::new(),
+            todo: Todo::default(),
+            arriving: Mutex::default(),
+            counts: Counts::default(),
+            serving: AtomicU64::new(0),
+            stopping: AtomicBool::new(false),
+            accepted: Mutex::default(),
+            left: Condvar::new(),
+            config,
+            node,
+            store,
+            clock,
+            transport,
+            pool,
+            events,
+        });
+        Ok(Arc::new(Self { shared, listener, addr, threads: Mutex::default() }))
+    }
+
+    /// The peers as a tier, to be the last below the pool.
+    pub fn tier(&self) -> Arc<dyn BlockStore> {
+        Arc::new(PeerTier(Arc::clone(&self.shared)))
+    }
+
+    /// Begins to answer peers, to listen to them, and to see to copies. Once; later calls do nothing.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn run(&self, tiering: &Arc<Tiering>) -> Result<(), OpenError> {
+        if self.shared.tiering.set(Arc::downgrade(tiering)).is_err() {
+            return Ok(());
+        }
+        let listener = self.listener.try_clone();
+        let listener = listener.map_err(|source| OpenError::Thread { what: "accepting peers", source })?;
+        self.spawn("kvasir-accept", "accepting peers", move |shared| shared.accept_all(&listener))?;
+        self.spawn("kvasir-upkeep", "copies", |shared| shared.upkeep())?;
+        for link in &self.shared.links {
+            let (watched, copied) = (Arc::clone(link), Arc::clone(link));
+            self.spawn("kvasir-watch", "listening to a peer", move |shared| shared.watch(&watched))?;
+            self.spawn("kvasir-copy", "copies to a peer", move |shared| shared.copy_all(&copied))?;
+        }
+        Ok(())
+    }
+
+    fn spawn(
+        &self,
+        name: &str,
+        what: &'static str,
+        work: impl FnOnce(&Arc<Shared>) + Send + 'static,
+    ) -> Result<(), OpenError> {
+        let shared = Arc::clone(&self.shared);
+        let thread = thread::Builder::new().name(name.into()).spawn(move || work(&shared));
+        lock(&self.threads).push(thread.map_err(|source| OpenError::Thread { what, source })?);
+        Ok(())
+    }
+
+    /// Where peers reach it (port 0 was replaced).
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Asks for blocks stored here to be held by `copies` hosts in all, this one included. Returns at once; copies are
+    /// made in the background, and made again when a holder is lost.
+    ///
+    /// Per key: done; missing here; too few hosts; or the table is full.
+    pub fn replicate(&self, keys: &[BlockKey], copies: u8) -> Vec<Outcome> {
+        let shared = &self.shared;
+        if copies <= 1 {
+            return vec![Outcome::Done; keys.len()];
+        }
+        if usize::from(copies) > shared.links.len() + 1 {
+            return vec![Outcome::TooFewHosts; keys.len()];
+        }
+        // Brings up what has already gone below the pool, and keeps the rest from going.
+        let loans = shared.lend(shared.owner, keys);
+        let primary = NodeId::of(&shared.config.name);
+        let mut table = shared.table();
+        let mut outcome = |(&key, loan): (&BlockKey, &Option<message::Loan>)| {
+            let Some(message::Loan { size, checksum, .. }) = *loan else { return Outcome::Missing };
+            match table.holds(0, key, Holding { size, checksum, target: copies, primary }) {
+                Heard::New | Heard::Known => Outcome::Done,
+                Heard::Full => Outcome::CopiesFull,
+                Heard::Conflict => Outcome::Conflict,
+            }
+        };
+        let outcomes: Vec<Outcome> = keys.iter().zip(&loans).map(&mut outcome).collect();
+        drop(table);
+        let leases: Vec<u64> = loans.iter().flatten().map(|loan| loan.lease).collect();
+        let _ = shared.store.release(&leases);
+        shared.news.notify_all();
+        shared.todo.look_at(keys);
+        outcomes
+    }
+
+    /// The peers, in the order of the settings.
+    pub fn peers(&self) -> Vec<PeerView> {
+        self.shared.links.iter().map(|link| link.view()).collect()
+    }
+
+    pub fn config(&self) -> &ClusterConfig {
+        &self.shared.config
+    }
+
+    pub fn stats(&self) -> ClusterStats {
+        let (blocks, refusals, (own, short)) = {
+            let table = self.shared.table();
+            (table.len(), table.refusals(), table.counts())
+        };
+        let pool = self.shared.transport.stats();
+        let endpoints = self.shared.transport.open();
+        self.shared.counts.stats(blocks, own, short, refusals, endpoints, pool)
+    }
+
+    /// Ends all connections and waits for the threads.
+    pub fn stop(&self) {
+        let shared = &self.shared;
+        if shared.stopping.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        // Wakes `accept`, which then fails.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        shared.links.iter().for_each(|link| link.stop());
+        drop(shared.table());
+        shared.news.notify_all();
+        shared.todo.wake();
+        for thread in lock(&self.threads).drain(..) {
+            let _ = thread.join();
+        }
+        // Nobody is let in any more; end those who are.
+        let mut accepted = lock(&shared.accepted);
+        while !accepted.is_empty() {
+            accepted.values().for_each(|stream| drop(stream.shutdown(std::net::Shutdown::Both)));
+            accepted = shared.left.wait(accepted).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        lock(&self.table)
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// None once the host takes itself apart.
+    fn tiering(&self) -> Option<Arc<Tiering>> {
+        self.tiering.get()?.upgrade()
+    }
+
+    /// A peer by its place in the table.
+    fn link(&self, place: usize) -> Option<&Arc<Link>> {
+        self.links.get(place.checked_sub(1)?)
+    }
+
+    fn tell(&self, event: Event) {
+        (self.events)(event);
+    }
+
+    fn status(&self) -> Status {
+        let pressure = self.store.pressure();
+        let queued: usize = self.links.iter().map(|link| link.queued()).sum();
+        Status {
+            free_bytes: pressure.free_bytes,
+            pool_bytes: pressure.pool_bytes,
+            load: self.serving.load(Ordering::Relaxed) + queued as u64,
+        }
+    }
+}
+
+/// This host first, then the peers.
+fn node_ids(config: &ClusterConfig) -> Result<Vec<NodeId>, OpenError> {
+    let names = std::iter::once(&config.name).chain(config.peers.iter().map(|peer| &peer.name));
+    let mut nodes: Vec<NodeId> = Vec::new();
+    for name in names {
+        let node = NodeId::of(name);
+        if nodes.contains(&node) {
+            return Err(OpenError::Twice { name: name.clone() });
+        }
+        nodes.push(node);
+    }
+    if nodes.len() > NODES_MAX { Err(OpenError::TooMany { count: nodes.len() }) } else { Ok(nodes) }
+}
+
+/// Larger than that of every earlier run, as long as the machine's clock does not go back.
+fn epoch() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_millis() as u64)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

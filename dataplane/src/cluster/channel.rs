@@ -1,0 +1,113 @@
+//! A connection to another host on which this one asks.
+
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use super::message::{self, FrameError, Reply, Request, Until, Welcome};
+use crate::transport::Node;
+use crate::transport::auth::{self, AuthError};
+
+/// Why another host could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ChannelError {
+    #[error("no connection to {address}: {source}; check that the host runs there")]
+    Unreachable { address: String, source: io::Error },
+    #[error(
+        "the host at {address} and this one do not share a secret ({reason}); give both the same cluster.secret_file"
+    )]
+    Secret { address: String, reason: AuthError },
+    #[error(
+        "the host at {address} calls itself {found}, the settings call it {expected}; correct cluster.peers"
+    )]
+    Name { address: String, found: String, expected: String },
+    #[error("the host at {address} refuses: {reason}")]
+    Refused { address: String, reason: String },
+    #[error("the host at {address} answered something that was not asked")]
+    WrongReply { address: String },
+    #[error("the host at {address} broke off: {source}")]
+    Broken { address: String, source: FrameError },
+}
+
+impl ChannelError {
+    /// Whether the host answered and something is wrong that time alone does not heal.
+    pub(super) fn is_refusal(&self) -> bool {
+        !matches!(self, Self::Unreachable { .. } | Self::Broken { source: FrameError::Io(_), .. })
+    }
+}
+
+pub(super) struct Channel {
+    address: String,
+    stream: TcpStream,
+}
+
+impl Channel {
+    /// Connects to `address`, where a host of this name and cluster must answer, all within `patience`.
+    pub(super) fn connect(
+        address: &str,
+        node: &Node,
+        cluster: &str,
+        name: &str,
+        patience: Duration,
+    ) -> Result<(Self, Welcome), ChannelError> {
+        let until = Instant::now() + patience;
+        let unreachable = |source| ChannelError::Unreachable { address: address.to_owned(), source };
+        let stream = dial(address, patience).map_err(unreachable)?;
+        let found = auth::connect(&mut Until { stream: &stream, until }, node);
+        let found = found.map_err(|error| match error {
+            // A host that does not believe the proof hangs up.
+            AuthError::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => unreachable(error),
+            reason => ChannelError::Secret { address: address.to_owned(), reason },
+        })?;
+        if found != name {
+            let expected = name.to_owned();
+            return Err(ChannelError::Name { address: address.to_owned(), found, expected });
+        }
+        let mut channel = Self { address: address.to_owned(), stream };
+        match channel.call(&Request::Hello { cluster: cluster.to_owned() }, until)? {
+            Reply::Welcome(welcome) => Ok((channel, welcome)),
+            _ => Err(channel.wrong_reply()),
+        }
+    }
+
+    /// Asks, and waits for the answer until `until`. After an error the connection is of no more use.
+    pub(super) fn call(&mut self, request: &Request, until: Instant) -> Result<Reply, ChannelError> {
+        let mut stream = Until { stream: &self.stream, until };
+        let reply = message::write(&mut stream, request).and_then(|()| message::read(&mut stream));
+        match reply {
+            Ok(Reply::Refused { reason }) => {
+                Err(ChannelError::Refused { address: self.address.clone(), reason })
+            }
+            Ok(reply) => Ok(reply),
+            Err(source) => Err(ChannelError::Broken { address: self.address.clone(), source }),
+        }
+    }
+
+    pub(super) fn wrong_reply(&self) -> ChannelError {
+        ChannelError::WrongReply { address: self.address.clone() }
+    }
+
+    /// The address that it really reached, for others on the same machine.
+    pub(super) fn peer_ip(&self) -> Option<std::net::IpAddr> {
+        self.stream.peer_addr().ok().map(|address| address.ip())
+    }
+
+    /// A second handle, to end it from outside.
+    pub(super) fn handle(&self) -> io::Result<TcpStream> {
+        self.stream.try_clone()
+    }
+}
+
+fn dial(address: &str, patience: Duration) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "it resolves to no address");
+    for resolved in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&resolved, patience) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}

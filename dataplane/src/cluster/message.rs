@@ -1,0 +1,364 @@
+//! What hosts say to each other about blocks, and how it is framed. Bytes of blocks go by the transfer engine.
+//!
+//! A frame is 12 bytes (magic "KVCL", version, three zeros, length u32, little-endian) and a body in postcard's format,
+//! at most [`FRAME_MAX`] long. The side that connected asks, the other answers, one at a time. A frame that does not
+//! decode ends the connection.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::Instant;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::table::{Fact, Holding};
+use crate::block::{BATCH_MAX, BlockKey, BlockMeta};
+
+const MAGIC: [u8; 4] = *b"KVCL";
+/// Of frames and of all that is in them.
+pub(super) const VERSION: u8 = 1;
+const HEADER_LEN: usize = 12;
+/// Above the longest legal body: 4,096 loans of some 100 B.
+pub(super) const FRAME_MAX: usize = 1 << 20;
+
+/// Why a frame did not come.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FrameError {
+    #[error("the connection ended or stalled: {0}")]
+    Io(#[from] io::Error),
+    #[error("it does not speak this protocol: a frame starts with {0:02x?}")]
+    Magic([u8; 4]),
+    #[error(
+        "it speaks version {0} of the protocol between hosts, this side {VERSION}; use the same release on both"
+    )]
+    Version(u8),
+    #[error("a frame of {0} B is above the limit of {FRAME_MAX} B")]
+    TooLong(u32),
+    #[error("a frame of {len} B has no meaning: {reason}")]
+    Body { len: usize, reason: String },
+}
+
+/// How far a listener has heard another host's news.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Since {
+    /// Not at all: it wants all that the host holds.
+    Start,
+    /// The rest of that.
+    Rest,
+    At(u64),
+}
+
+/// How a host is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    pub free_bytes: u64,
+    pub pool_bytes: u64,
+    /// Blocks being copied or lent to other hosts, and copies queued.
+    pub load: u64,
+}
+
+/// A block that its holder keeps in place for a while, and where that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Loan {
+    pub(super) key: BlockKey,
+    pub(super) parent: Option<BlockKey>,
+    pub(super) depth: u32,
+    pub(super) class: u16,
+    pub(super) tenant: u16,
+    pub(super) size: u32,
+    pub(super) checksum: u64,
+    /// In the holder's pool.
+    pub(super) offset: u64,
+    pub(super) lease: u64,
+}
+
+impl Loan {
+    pub(super) fn meta(&self) -> BlockMeta {
+        let Self { key, parent, depth, class, tenant, size, .. } = *self;
+        BlockMeta { key, parent, depth, class, tenant, ttl_ms: 0, size }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Request {
+    /// First of every connection.
+    Hello {
+        cluster: String,
+    },
+    /// Answered as soon as there is news, and soon in any case: it is the heartbeat, too.
+    Watch {
+        since: Since,
+    },
+    /// Wants to read blocks; `release` are loans that it is done with.
+    Lend {
+        keys: Vec<BlockKey>,
+        release: Vec<u64>,
+    },
+    /// Asks the host to fetch copies from whoever asks, and to say when it has them.
+    Copy {
+        items: Vec<(Loan, Holding)>,
+        lease_ms: u64,
+    },
+    Remove {
+        keys: Vec<BlockKey>,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Reply {
+    Refused {
+        reason: String,
+    },
+    Welcome(Welcome),
+    /// `reset`: forget what this host said before.
+    News {
+        reset: bool,
+        facts: Vec<Fact>,
+        next: Since,
+        status: Status,
+    },
+    /// One per key; none: it does not have the block.
+    Lent {
+        loans: Vec<Option<Loan>>,
+        lease_ms: u64,
+    },
+    /// One per item.
+    Copied {
+        outcomes: Vec<Copied>,
+    },
+    /// One per key: whether there was one.
+    Removed {
+        removed: Vec<bool>,
+    },
+}
+
+/// What a host says of itself once, at the beginning.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Welcome {
+    /// Where its pool is reached: kind of transport and address on it.
+    pub(super) rails: Vec<(String, String)>,
+    /// Which NICs serve which memory there, as JSON.
+    pub(super) matrix: String,
+}
+
+/// What became of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) enum Copied {
+    /// It is there, compared with its checksum.
+    Done,
+    /// It was there already.
+    Had,
+    NoRoom,
+    /// As far as that host knows, enough others hold the block.
+    Enough,
+    /// Its bytes did not arrive, or not intact.
+    Failed,
+    /// That host has other bytes under the same key.
+    Conflict,
+}
+
+impl Request {
+    /// Whether it keeps the bounds of a batch.
+    pub(super) fn is_sane(&self) -> bool {
+        match self {
+            Self::Hello { .. } | Self::Watch { .. } => true,
+            Self::Lend { keys, release } => keys.len() <= BATCH_MAX && release.len() <= BATCH_MAX,
+            Self::Copy { items, .. } => {
+                items.len() <= BATCH_MAX && items.iter().all(|(loan, _)| loan.size > 0)
+            }
+            Self::Remove { keys } => keys.len() <= BATCH_MAX,
+        }
+    }
+}
+
+pub(super) fn write(to: &mut impl Write, message: &impl Serialize) -> Result<(), FrameError> {
+    let mut frame = Vec::from(MAGIC);
+    frame.extend([VERSION, 0, 0, 0, 0, 0, 0, 0]);
+    let mut frame = postcard::to_extend(message, frame)
+        .map_err(|error| FrameError::Body { len: 0, reason: error.to_string() })?;
+    let len = frame.len() - HEADER_LEN;
+    if len > FRAME_MAX {
+        return Err(FrameError::TooLong(u32::try_from(len).unwrap_or(u32::MAX)));
+    }
+    frame[8..HEADER_LEN].copy_from_slice(&(len as u32).to_le_bytes());
+    Ok(to.write_all(&frame)?)
+}
+
+pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, FrameError> {
+    let mut header = [0; HEADER_LEN];
+    from.read_exact(&mut header)?;
+    let [a, b, c, d, version, _, _, _, len @ ..] = header;
+    if [a, b, c, d] != MAGIC {
+        return Err(FrameError::Magic([a, b, c, d]));
+    }
+    if version != VERSION {
+        return Err(FrameError::Version(version));
+    }
+    let len = u32::from_le_bytes(len);
+    if len as usize > FRAME_MAX {
+        return Err(FrameError::TooLong(len));
+    }
+    let mut body = vec![0; len as usize];
+    from.read_exact(&mut body)?;
+    let wrong = |reason: String| FrameError::Body { len: body.len(), reason };
+    match postcard::take_from_bytes(&body) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(wrong(format!("{} B too many", rest.len()))),
+        Err(error) => Err(wrong(error.to_string())),
+    }
+}
+
+/// A connection whose reads and writes fail once `until` has passed, however slowly bytes trickle.
+pub(super) struct Until<'a> {
+    pub(super) stream: &'a TcpStream,
+    pub(super) until: Instant,
+}
+
+impl Until<'_> {
+    fn left(&self) -> io::Result<Option<std::time::Duration>> {
+        let left = self.until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
+        left.map(Some).ok_or_else(|| io::ErrorKind::TimedOut.into())
+    }
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        let mut stream = self.stream;
+        stream.read(buffer)
+    }
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        let mut stream = self.stream;
+        stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::cluster::table::{Gone, NodeId};
+
+    fn frame(message: &impl Serialize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write(&mut bytes, message).unwrap();
+        bytes
+    }
+
+    fn key() -> impl Strategy<Value = BlockKey> {
+        any::<u128>().prop_map(BlockKey)
+    }
+
+    fn holding() -> impl Strategy<Value = Holding> {
+        any::<(u32, u64, u8, u64)>().prop_map(|(size, checksum, target, primary)| Holding {
+            size,
+            checksum,
+            target,
+            primary: NodeId(primary),
+        })
+    }
+
+    fn loan() -> impl Strategy<Value = Loan> {
+        (key(), prop::option::of(key()), any::<(u32, u16, u16, u32, u64, u64, u64)>()).prop_map(
+            |(key, parent, (depth, class, tenant, size, checksum, offset, lease))| Loan {
+                key,
+                parent,
+                depth,
+                class,
+                tenant,
+                size,
+                checksum,
+                offset,
+                lease,
+            },
+        )
+    }
+
+    fn request() -> impl Strategy<Value = Request> {
+        let keys = || prop::collection::vec(key(), 0..9);
+        let since = prop_oneof![Just(Since::Start), Just(Since::Rest), any::<u64>().prop_map(Since::At)];
+        prop_oneof![
+            ".{0,20}".prop_map(|cluster| Request::Hello { cluster }),
+            since.prop_map(|since| Request::Watch { since }),
+            (keys(), prop::collection::vec(any::<u64>(), 0..9))
+                .prop_map(|(keys, release)| Request::Lend { keys, release }),
+            (prop::collection::vec((loan(), holding()), 0..9), any::<u64>())
+                .prop_map(|(items, lease_ms)| Request::Copy { items, lease_ms }),
+            keys().prop_map(|keys| Request::Remove { keys }),
+        ]
+    }
+
+    fn reply() -> impl Strategy<Value = Reply> {
+        let fact = prop_oneof![
+            (key(), holding()).prop_map(|(key, holding)| Fact::Holds(key, holding)),
+            key().prop_map(|key| Fact::Gone(key, Gone::LetGo)),
+        ];
+        let copied = prop::sample::select(vec![Copied::Done, Copied::Had, Copied::NoRoom, Copied::Failed]);
+        prop_oneof![
+            ".{0,20}".prop_map(|reason| Reply::Refused { reason }),
+            (any::<bool>(), prop::collection::vec(fact, 0..9), any::<u64>()).prop_map(
+                |(reset, facts, next)| {
+                    let status = Status { free_bytes: next, ..Status::default() };
+                    Reply::News { reset, facts, next: Since::At(next), status }
+                }
+            ),
+            (prop::collection::vec(prop::option::of(loan()), 0..9), any::<u64>())
+                .prop_map(|(loans, lease_ms)| Reply::Lent { loans, lease_ms }),
+            prop::collection::vec(copied, 0..9).prop_map(|outcomes| Reply::Copied { outcomes }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_said_is_heard(request in request(), reply in reply()) {
+            prop_assert_eq!(read::<Request>(&mut &frame(&request)[..]).unwrap(), request);
+            prop_assert_eq!(read::<Reply>(&mut &frame(&reply)[..]).unwrap(), reply);
+        }
+
+        /// Noise never panics, takes no memory that it did not pay for, and a cut frame is refused.
+        #[test]
+        fn damage_is_refused_or_harmless(
+            request in request(), reply in reply(), at: prop::sample::Index, byte: u8,
+            noise in prop::collection::vec(any::<u8>(), 0..300),
+        ) {
+            for mut bytes in [frame(&request), frame(&reply)] {
+                let cut = &bytes[..at.index(bytes.len())];
+                prop_assert!(read::<Request>(&mut &*cut).is_err());
+                prop_assert!(read::<Reply>(&mut &*cut).is_err());
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+                let _ = read::<Request>(&mut &bytes[..]);
+                let _ = read::<Reply>(&mut &bytes[..]);
+            }
+            let mut framed = frame(&());
+            framed[8..12].copy_from_slice(&(noise.len() as u32).to_le_bytes());
+            framed.extend(&noise);
+            let _ = read::<Request>(&mut &framed[..]);
+            let _ = read::<Reply>(&mut &framed[..]);
+            let _ = read::<Reply>(&mut &noise[..]);
+        }
+    }
+
+    #[test]
+    fn a_bad_header_says_what_is_wrong() {
+        let check = |at: usize, value: u8, expected: &str| {
+            let mut bytes = frame(&Request::Watch { since: Since::Start });
+            bytes[at] = value;
+            let error = read::<Request>(&mut &bytes[..]).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(0, b'X', "does not speak this protocol");
+        check(4, 9, "speaks version 9");
+        check(11, 1, "above the limit");
+        check(8, 1, "no meaning");
+    }
+}

@@ -1,0 +1,142 @@
+//! Where copies of a block go. A pure function: what it is told decides, and nothing else.
+//!
+//! One host at a time: a rack that has no copy yet before one that has, then the host with the most free space, then
+//! the least loaded. Free space counts in sixteenths of a pool, so that load decides between hosts that are about
+//! equally full; whatever is equal after that is settled by free bytes and then by name.
+
+use std::cmp::Reverse;
+
+use super::table::NodeId;
+
+/// A host that could take a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate<'a> {
+    pub node: NodeId,
+    /// Its failure domain. Hosts that name none share one.
+    pub rack: &'a str,
+    pub free_bytes: u64,
+    pub pool_bytes: u64,
+    /// Work under way there, in any unit that all candidates share.
+    pub load: u64,
+}
+
+impl Candidate<'_> {
+    /// Least is best.
+    fn rank(&self) -> impl Ord + use<> {
+        let sixteenths = u128::from(self.free_bytes) * 16 / u128::from(self.pool_bytes.max(1));
+        (Reverse(sixteenths), self.load, Reverse(self.free_bytes), self.node)
+    }
+}
+
+/// At most `copies` of `candidates` for a block of `size` bytes, best first, none twice. `racks` have a copy already.
+/// A host without room for the block is not chosen.
+pub fn place(copies: usize, size: u32, racks: &[&str], candidates: &[Candidate<'_>]) -> Vec<NodeId> {
+    let mut open: Vec<&Candidate<'_>> =
+        candidates.iter().filter(|candidate| candidate.free_bytes >= size.into()).collect();
+    open.sort_by_cached_key(|candidate| candidate.rank());
+    open.dedup_by_key(|candidate| candidate.node);
+    let mut racks = racks.to_vec();
+    let mut chosen = Vec::new();
+    while chosen.len() < copies && !open.is_empty() {
+        let fresh = open.iter().position(|candidate| !racks.contains(&candidate.rack));
+        let next = open.remove(fresh.unwrap_or(0));
+        racks.push(next.rack);
+        chosen.push(next.node);
+    }
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const RACKS: [&str; 4] = ["", "a", "b", "c"];
+
+    fn candidates() -> impl Strategy<Value = Vec<Candidate<'static>>> {
+        let one = (0usize..4, 0u64..200, 0u64..4);
+        prop::collection::vec(one, 0..12).prop_map(|list| {
+            let candidate = |(n, (rack, free_bytes, load))| Candidate {
+                node: NodeId(n as u64),
+                rack: RACKS[rack],
+                free_bytes,
+                pool_bytes: 160,
+                load,
+            };
+            list.into_iter().enumerate().map(candidate).collect()
+        })
+    }
+
+    /// The rule, word by word: for each copy look at every host and keep the one that no other beats.
+    fn slow<'a>(copies: usize, size: u32, racks: &[&'a str], all: &[Candidate<'a>]) -> Vec<NodeId> {
+        let (mut racks, mut chosen) = (racks.to_vec(), Vec::new());
+        for _ in 0..copies {
+            let mut best: Option<&Candidate<'a>> = None;
+            for host in all {
+                if host.free_bytes < size.into() || chosen.contains(&host.node) {
+                    continue;
+                }
+                let beats = |other: &Candidate<'a>| {
+                    let fresh = |host: &Candidate<'a>| !racks.contains(&host.rack);
+                    let share = |host: &Candidate<'a>| host.free_bytes / (host.pool_bytes / 16);
+                    if fresh(host) != fresh(other) {
+                        return fresh(host);
+                    }
+                    if share(host) != share(other) {
+                        return share(host) > share(other);
+                    }
+                    if host.load != other.load {
+                        return host.load < other.load;
+                    }
+                    if host.free_bytes != other.free_bytes {
+                        return host.free_bytes > other.free_bytes;
+                    }
+                    host.node < other.node
+                };
+                if best.is_none_or(beats) {
+                    best = Some(host);
+                }
+            }
+            let Some(best) = best else { break };
+            racks.push(best.rack);
+            chosen.push(best.node);
+        }
+        chosen
+    }
+
+    proptest! {
+        #[test]
+        fn the_rule_is_kept(
+            all in candidates(), copies in 0usize..5, size in 0u32..150, taken in 0usize..3,
+        ) {
+            let racks = &RACKS[..taken];
+            let chosen = place(copies, size, racks, &all);
+            prop_assert_eq!(&chosen, &slow(copies, size, racks, &all));
+
+            let mut reversed = all.clone();
+            reversed.reverse();
+            prop_assert_eq!(&chosen, &place(copies, size, racks, &reversed), "the order of the question does not matter");
+
+            let fitting: Vec<_> = all.iter().filter(|host| host.free_bytes >= size.into()).collect();
+            prop_assert_eq!(chosen.len(), copies.min(fitting.len()));
+            let fresh: HashSet<_> = fitting.iter().map(|host| host.rack).filter(|rack| !racks.contains(rack)).collect();
+            let used: HashSet<_> = chosen.iter().map(|node| all[node.0 as usize].rack).filter(|rack| !racks.contains(rack)).collect();
+            prop_assert_eq!(used.len(), fresh.len().min(copies), "as many other racks as there can be");
+        }
+    }
+
+    #[test]
+    fn space_comes_before_load_and_load_before_a_few_bytes() {
+        let host =
+            |n, free_bytes, load| Candidate { node: NodeId(n), rack: "", free_bytes, pool_bytes: 1600, load };
+        let order =
+            |all: &[Candidate<'_>]| place(9, 1, &[], all).iter().map(|node| node.0).collect::<Vec<_>>();
+        assert_eq!(order(&[host(1, 800, 0), host(2, 1600, 9)]), [2, 1]);
+        assert_eq!(order(&[host(1, 801, 9), host(2, 800, 0)]), [2, 1], "about equally full");
+        assert_eq!(order(&[host(2, 800, 0), host(1, 800, 0)]), [1, 2]);
+        assert_eq!(place(9, 900, &[], &[host(1, 800, 0)]), [], "no room");
+    }
+}

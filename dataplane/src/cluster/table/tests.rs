@@ -1,0 +1,252 @@
+//! Several tables that talk to each other, compared with a model that knows everything.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const HOSTS: usize = 4;
+
+fn key(n: u8) -> BlockKey {
+    BlockKey::from_name(&n.to_string())
+}
+
+fn names() -> Vec<NodeId> {
+    (0..HOSTS).map(|n| NodeId::of(&format!("host-{n}"))).collect()
+}
+
+fn holding(n: u8, target: u8, primary: usize) -> Holding {
+    Holding { size: 100 + u32::from(n), checksum: n.into(), target, primary: names()[primary] }
+}
+
+/// A host, its table, and how far it has heard each other one (none: not connected).
+struct Host {
+    table: Table,
+    heard: Vec<Option<u64>>,
+}
+
+/// A cluster whose messages are delivered when the test says so.
+struct World(Vec<Host>);
+
+impl World {
+    fn new(log_max: usize) -> Self {
+        let host = |n: usize| {
+            let mut nodes = names();
+            nodes.rotate_left(n);
+            Host { table: Table::new(nodes, 1000, log_max), heard: vec![None; HOSTS] }
+        };
+        Self((0..HOSTS).map(host).collect())
+    }
+
+    /// Where `other` stands in the list of `host`.
+    fn place(host: usize, other: usize) -> usize {
+        (other + HOSTS - host) % HOSTS
+    }
+
+    /// `host` hears at most `max` facts of `other`; all that it holds first, if it missed something.
+    fn hear(&mut self, host: usize, other: usize, max: usize) {
+        let news = self.0[host].heard[other].and_then(|from| self.0[other].table.log().since(from, max));
+        let (facts, next) = match news {
+            Some(facts) => {
+                let from = self.0[host].heard[other].unwrap_or(0);
+                let next = from + facts.len() as u64;
+                (facts, next)
+            }
+            None => {
+                self.0[host].table.lose(Self::place(host, other));
+                self.0[other].table.own()
+            }
+        };
+        for fact in facts {
+            self.0[host].table.hear(Self::place(host, other), fact);
+        }
+        self.0[host].heard[other] = Some(next);
+    }
+
+    fn part(&mut self, host: usize, other: usize) {
+        self.0[host].heard[other] = None;
+        self.0[host].table.lose(Self::place(host, other));
+    }
+
+    fn settle(&mut self) {
+        for host in 0..HOSTS {
+            for other in (0..HOSTS).filter(|&other| other != host) {
+                while self.0[host].heard[other] != Some(self.0[other].table.log().end()) {
+                    self.hear(host, other, 3);
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put {
+        host: usize,
+        block: u8,
+        target: u8,
+    },
+    Gone {
+        host: usize,
+        block: u8,
+        let_go: bool,
+    },
+    Hear {
+        host: usize,
+        other: usize,
+        max: usize,
+    },
+    Part {
+        host: usize,
+        other: usize,
+    },
+    Crash {
+        host: usize,
+    },
+    /// Every host does what it thinks is its duty, at once, without waiting for the others.
+    Work,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (host, block) = (0..HOSTS, 0u8..6);
+    prop_oneof![
+        3 => (host.clone(), block.clone(), 1u8..4).prop_map(|(host, block, target)| Step::Put { host, block, target }),
+        2 => (host.clone(), block, any::<bool>()).prop_map(|(host, block, let_go)| Step::Gone { host, block, let_go }),
+        4 => (host.clone(), host.clone(), 0usize..4).prop_map(|(host, other, max)| Step::Hear { host, other, max }),
+        1 => (host.clone(), host.clone()).prop_map(|(host, other)| Step::Part { host, other }),
+        1 => host.prop_map(|host| Step::Crash { host }),
+        2 => Just(Step::Work),
+    ]
+}
+
+/// What each host really holds.
+type Truth = BTreeMap<(usize, u8), Holding>;
+
+fn work(world: &mut World, truth: &mut Truth) {
+    for host in 0..HOSTS {
+        for key in world.0[host].table.duties(100) {
+            let block = (0..6).find(|&n| super::tests::key(n) == key).unwrap();
+            match world.0[host].table.duty(key) {
+                Duty::Copy { missing, not_on, .. } => {
+                    let free = (1..HOSTS).filter(|&place| !not_on.has(place)).take(missing);
+                    for place in free.collect::<Vec<_>>() {
+                        let other = (host + place) % HOSTS;
+                        let holding = world.0[host].table.holding(key).unwrap();
+                        world.0[other].table.holds(0, key, holding);
+                        truth.insert((other, block), holding);
+                        world.0[host].table.holds(place, key, holding);
+                    }
+                }
+                Duty::Trim => {
+                    world.0[host].table.gone(0, key, Gone::Lost);
+                    truth.remove(&(host, block));
+                }
+                Duty::Nothing => {}
+            }
+        }
+    }
+}
+
+fn apply(world: &mut World, truth: &mut Truth, step: Step) {
+    match step {
+        Step::Put { host, block, target } => {
+            let holding = holding(block, target, host);
+            world.0[host].table.holds(0, key(block), holding);
+            truth.entry((host, block)).or_insert(holding);
+        }
+        Step::Gone { host, block, let_go } => {
+            let why = if let_go { Gone::LetGo } else { Gone::Lost };
+            let known = world.0[host].table.gone(0, key(block), why);
+            assert_eq!(known, truth.remove(&(host, block)).is_some());
+        }
+        Step::Hear { host, other, max } if host != other => world.hear(host, other, max),
+        Step::Part { host, other } if host != other => world.part(host, other),
+        Step::Hear { .. } | Step::Part { .. } => {}
+        Step::Crash { host } => {
+            let fresh = World::new(8).0.swap_remove(host);
+            world.0[host] = fresh;
+            truth.retain(|(holder, _), _| *holder != host);
+            (0..HOSTS).filter(|&other| other != host).for_each(|other| world.part(other, host));
+        }
+        Step::Work => work(world, truth),
+    }
+}
+
+proptest! {
+    /// Whatever was said, lost and done at once on views that differ: when everything was heard all tables agree with
+    /// the truth, and after some rounds of work every block that is left is held as often as it should be, or more
+    /// often only by as many as let theirs go.
+    #[test]
+    fn tables_agree_and_targets_are_met(steps in prop::collection::vec(step(), 0..60)) {
+        let (mut world, mut truth) = (World::new(8), Truth::new());
+        for step in steps {
+            apply(&mut world, &mut truth, step);
+            for host in 0..HOSTS {
+                for block in 0..6 {
+                    prop_assert_eq!(world.0[host].table.holders(key(block)).has(0), truth.contains_key(&(host, block)));
+                }
+            }
+        }
+        let before: BTreeSet<u8> = truth.keys().map(|(_, block)| *block).collect();
+        for _ in 0..6 {
+            world.settle();
+            work(&mut world, &mut truth);
+        }
+        world.settle();
+        let after: BTreeSet<u8> = truth.keys().map(|(_, block)| *block).collect();
+        prop_assert_eq!(before, after, "work never loses a block");
+        for host in 0..HOSTS {
+            let table = &world.0[host].table;
+            for block in 0..6 {
+                let found: BTreeSet<usize> = table.holders(key(block)).iter().map(|place| (host + place) % HOSTS).collect();
+                let held: BTreeSet<usize> = truth.keys().filter(|(_, b)| *b == block).map(|(holder, _)| *holder).collect();
+                prop_assert_eq!(&found, &held, "host {} on block {}", host, block);
+                prop_assert_eq!(table.duty(key(block)), Duty::Nothing);
+                if let Some(holding) = table.holding(key(block)) {
+                    prop_assert!(held.len() <= usize::from(holding.target).max(1), "too many of block {}", block);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_full_table_refuses_and_other_bytes_are_a_conflict() {
+    let mut table = Table::new(names(), 1, 8);
+    assert_eq!(table.holds(0, key(1), holding(1, 2, 0)), Heard::New);
+    assert_eq!(table.holds(0, key(1), holding(1, 2, 0)), Heard::Known);
+    assert_eq!(table.holds(1, key(2), holding(2, 2, 1)), Heard::Full);
+    assert_eq!(table.holds(1, key(1), holding(9, 2, 0)), Heard::Conflict);
+    assert_eq!((table.refusals(), table.len(), table.log().end()), ((1, 1), 1, 1));
+    assert!(table.forget(key(1)) && !table.forget(key(1)));
+    assert_eq!(table.log().since(1, 9), Some(vec![Fact::Gone(key(1), Gone::Lost)]));
+}
+
+#[test]
+fn the_log_knows_what_it_no_longer_has() {
+    let mut table = Table::new(names(), 100, 2);
+    for n in 0..3 {
+        table.holds(0, key(n), holding(n, 2, 0));
+    }
+    let log = table.log();
+    assert_eq!((log.since(0, 9), log.end()), (None, 3));
+    assert_eq!(log.since(1, 1), Some(vec![Fact::Holds(key(1), holding(1, 2, 0))]));
+    assert_eq!((log.since(3, 9), log.since(4, 9)), (Some(Vec::new()), None));
+}
+
+#[test]
+fn what_was_let_go_is_not_missed_but_what_was_lost_is() {
+    let mut table = Table::new(names(), 100, 8);
+    for place in [0, 1] {
+        table.holds(place, key(1), holding(1, 2, 0));
+    }
+    assert_eq!(table.duty(key(1)), Duty::Nothing);
+    table.gone(1, key(1), Gone::LetGo);
+    assert_eq!(table.duty(key(1)), Duty::Nothing);
+    table.holds(1, key(1), holding(1, 2, 0));
+    table.gone(1, key(1), Gone::Lost);
+    assert_eq!(table.duty(key(1)), Duty::Copy { missing: 1, size: 101, not_on: Nodes::one(0) });
+    assert_eq!((table.counts(), table.lose(0)), ((1, 1), 1));
+    assert!(table.is_empty());
+}

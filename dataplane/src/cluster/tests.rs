@@ -1,0 +1,253 @@
+//! Whole hosts in this process: pools, tiers, data plane between them over loopback.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use super::*;
+use crate::block::BlockMeta;
+use crate::config::DramConfig;
+use crate::tier::dram::{DramStore, Lookup, Remove, Verify};
+use crate::tier::tiering::{AdmitAll, Tiering, TieringConfig};
+
+const BLOCK: u32 = 64 << 10;
+
+/// Ports of one test: below those that the system gives to whoever asks for any, so nobody else takes them by chance.
+fn ports(count: usize) -> Vec<SocketAddr> {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 8_000 + (std::process::id() % 500) as u16 * 12;
+    let next = || SocketAddr::from(([127, 0, 0, 1], first + NEXT.fetch_add(1, Ordering::Relaxed) % 400));
+    std::iter::repeat_with(next).filter(|addr| TcpListener::bind(addr).is_ok()).take(count).collect()
+}
+
+fn key(n: u32) -> BlockKey {
+    BlockKey::from_engine_hash("cluster", &n.to_le_bytes())
+}
+
+fn content(n: u32) -> Vec<u8> {
+    let word = |i: u32| (u64::from(i) ^ (u64::from(n) << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (0..BLOCK / 8).flat_map(|i| word(i).to_le_bytes()).collect()
+}
+
+struct Host {
+    store: Arc<DramStore>,
+    tiering: Arc<Tiering>,
+    cluster: Arc<Cluster>,
+    clock: Clock,
+    events: Arc<Mutex<Vec<Event>>>,
+}
+
+impl Host {
+    fn start(n: usize, ports: &[SocketAddr], change: impl FnOnce(&mut ClusterConfig)) -> Self {
+        let name = |n: usize| format!("host-{n}");
+        let mut config = ClusterConfig::new(&name(n), Secret::new(b"the secret of this cluster"));
+        let peer = |(n, addr): (usize, &SocketAddr)| PeerConfig {
+            name: name(n),
+            address: addr.to_string(),
+            rack: format!("rack-{}", n % 2),
+        };
+        let mut all: Vec<PeerConfig> = ports.iter().enumerate().map(peer).collect();
+        config.rack = all.remove(n).rack;
+        (config.peers, config.listen) = (all, ports[n]);
+        (config.audit_every, config.read_timeout) = (Duration::from_millis(200), Duration::from_secs(60));
+        change(&mut config);
+        let clock = Clock::start();
+        let dram = DramConfig { pool_bytes: 32 << 20, blocks_max: 4096, ..DramConfig::default() };
+        let store = Arc::new(DramStore::open(dram).unwrap());
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&events);
+        let tell = Box::new(move |event| told.lock().unwrap().push(event));
+        let cluster = Cluster::open(config, Arc::clone(&store), clock, tell).unwrap();
+        let traffic = TieringConfig { load_timeout: Duration::from_secs(60), ..TieringConfig::default() };
+        let below = vec![cluster.tier()];
+        let tiering = Tiering::start(Arc::clone(&store), below, Box::new(AdmitAll), traffic, clock);
+        let tiering = Arc::new(tiering.unwrap());
+        cluster.run(&tiering).unwrap();
+        Self { store, tiering, cluster, clock, events }
+    }
+
+    fn put(&self, n: u32) {
+        let owner = self.store.new_owner();
+        self.store.put(owner, &BlockMeta::single(key(n), BLOCK), &content(n), self.clock.now_ms()).unwrap();
+    }
+
+    fn put_copies(&self, numbers: std::ops::Range<u32>, copies: u8) {
+        for n in numbers.clone() {
+            self.put(n);
+        }
+        let keys: Vec<_> = numbers.map(key).collect();
+        assert!(self.cluster.replicate(&keys, copies).iter().all(|outcome| *outcome == Outcome::Done));
+    }
+
+    /// Whether the block comes back, bit-exact.
+    fn reads(&self, n: u32) -> bool {
+        let owner = self.store.new_owner();
+        let found = self.tiering.get(owner, &[key(n)], 0, self.clock.now_ms()).unwrap()[0];
+        let Lookup::Hit(lease) = found else { return false };
+        assert!(self.store.pool().mapping().bytes(lease.offset, lease.size.into()).unwrap() == content(n));
+        self.store.release_owner(owner);
+        true
+    }
+
+    fn is_resident(&self, n: u32) -> bool {
+        self.store.exists(&[key(n)]).unwrap()[0]
+    }
+
+    fn up(&self) -> usize {
+        self.cluster.peers().iter().filter(|peer| peer.state == LinkState::Up).count()
+    }
+
+    fn saw(&self, wanted: impl Fn(&Event) -> bool) -> bool {
+        self.events.lock().unwrap().iter().any(wanted)
+    }
+
+    fn damage(&self, n: u32) {
+        let held = self.store.hold(key(n), 0, self.clock.now_ms()).unwrap();
+        let mapping = self.store.pool().mapping();
+        let at = held.bytes().as_ptr() as u64 - mapping.bytes(0, 1).unwrap().as_ptr() as u64;
+        drop(held);
+        assert!(mapping.write(at + 50, &[!mapping.bytes(at + 50, 1).unwrap()[0]]));
+    }
+}
+
+fn start_all(count: usize) -> (Vec<Host>, Vec<SocketAddr>) {
+    let ports = ports(count);
+    let hosts: Vec<Host> = (0..count).map(|n| Host::start(n, &ports, |_| {})).collect();
+    until("all are up", || hosts.iter().all(|host| host.up() == count - 1));
+    (hosts, ports)
+}
+
+fn until(what: &str, condition: impl Fn() -> bool) {
+    for _ in 0..6000 {
+        if condition() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    panic!("two minutes passed without: {what}");
+}
+
+/// Every table knows exactly `holders` holders of each block, and nobody has anything to do.
+fn settled(hosts: &[&Host], numbers: std::ops::Range<u32>, holders: usize) -> bool {
+    let knows = |host: &&Host| {
+        let table = host.cluster.shared.table();
+        numbers.clone().all(|n| table.holders(key(n)).len() == holders) && table.duties(1).is_empty()
+    };
+    hosts.iter().all(knows)
+}
+
+#[test]
+fn copies_are_made_and_read_from_where_they_are() {
+    let (hosts, _) = start_all(2);
+    hosts[0].put_copies(0..20, 2);
+    let both = [&hosts[0], &hosts[1]];
+    until("copies", || settled(&both, 0..20, 2));
+    assert!((0..20).all(|n| hosts[1].is_resident(n)));
+    let (from, to) = (hosts[0].cluster.stats(), hosts[1].cluster.stats());
+    assert_eq!((from.copied, from.copied_bytes), (20, 20 * u64::from(BLOCK)));
+    assert_eq!((to.taken, to.own, to.blocks, to.corrupt), (20, 20, 20, 0));
+
+    // What this host lost since is read from the other one, and is in the pool again.
+    hosts[0].store.remove(&[key(3)], hosts[0].clock.now_ms()).unwrap();
+    assert!(!hosts[0].is_resident(3) && hosts[0].reads(3) && hosts[0].is_resident(3));
+    assert_eq!(hosts[0].cluster.stats().read_hits, 1);
+    assert!(!hosts[0].reads(999), "nobody has it");
+}
+
+#[test]
+fn a_lost_host_is_made_up_for_and_nothing_is_doubled_when_it_returns() {
+    let (mut hosts, ports) = start_all(3);
+    hosts[0].put_copies(0..40, 2);
+    until("copies", || settled(&hosts.iter().collect::<Vec<_>>(), 0..40, 2));
+    // Half of the blocks' primary goes, then comes back empty.
+    drop(hosts.remove(0));
+    let survivors = [&hosts[0], &hosts[1]];
+    until("the target again", || {
+        survivors.iter().all(|host| host.up() == 1) && settled(&survivors, 0..40, 2)
+    });
+    for host in survivors {
+        assert!((0..40).all(|n| host.reads(n)));
+    }
+    hosts.insert(0, Host::start(0, &ports, |_| {}));
+    until("all up", || hosts.iter().all(|host| host.up() == 2));
+    until("no copy too many", || settled(&hosts.iter().collect::<Vec<_>>(), 0..40, 2));
+    assert!((0..40).all(|n| hosts[0].reads(n)), "also by the one that has none of them");
+}
+
+#[test]
+fn a_read_goes_on_to_the_next_holder() {
+    let (hosts, _) = start_all(3);
+    hosts[0].put_copies(0..4, 2);
+    until("copies", || settled(&hosts.iter().collect::<Vec<_>>(), 0..4, 2));
+    let reader = &hosts[2 - usize::from(hosts[2].is_resident(0))];
+    let holder = hosts.iter().find(|host| host.is_resident(0) && !std::ptr::eq(*host, reader)).unwrap();
+    // One holder no longer has what it says: the other one is asked in the same call.
+    holder.store.remove(&[key(0)], holder.clock.now_ms()).unwrap();
+    let also = hosts.iter().filter(|host| host.is_resident(0)).count();
+    assert!(also >= 1 && reader.reads(0));
+}
+
+#[test]
+fn removed_is_removed_everywhere() {
+    let (hosts, _) = start_all(2);
+    hosts[0].put_copies(0..8, 2);
+    until("copies", || settled(&[&hosts[0], &hosts[1]], 0..8, 2));
+    let keys: Vec<_> = (0..4).map(key).collect();
+    let removed = hosts[1].tiering.remove(&keys, hosts[1].clock.now_ms()).unwrap();
+    assert_eq!(removed, [Remove::Removed; 4]);
+    assert!((0..4).all(|n| !hosts[0].is_resident(n) && !hosts[1].is_resident(n)));
+    until("forgotten", || settled(&[&hosts[0], &hosts[1]], 0..4, 0));
+    assert!((4..8).all(|n| hosts[0].reads(n) && hosts[1].reads(n)));
+}
+
+#[test]
+fn a_damaged_copy_is_fetched_again() {
+    let (hosts, _) = start_all(2);
+    hosts[0].put_copies(0..3, 2);
+    until("copies", || settled(&[&hosts[0], &hosts[1]], 0..3, 2));
+    hosts[1].damage(1);
+    assert_eq!(hosts[1].store.verify(&[key(1)], hosts[1].clock.now_ms()).unwrap(), [Verify::Dropped]);
+    let repaired = Event::Repaired { key: key(1), peer: "host-0".into() };
+    until("the repair", || hosts[1].saw(|event| *event == repaired));
+    assert!(hosts[1].is_resident(1) && hosts[1].reads(1));
+    let stats = hosts[1].cluster.stats();
+    assert_eq!((stats.repaired, stats.not_repaired, stats.own), (1, 0, 3));
+}
+
+#[test]
+fn what_the_evictor_let_go_is_not_copied_again() {
+    let (hosts, _) = start_all(2);
+    hosts[0].put_copies(0..3, 2);
+    until("copies", || settled(&[&hosts[0], &hosts[1]], 0..3, 2));
+    hosts[1].store.evict_keys(&[key(0)], hosts[1].clock.now_ms()).unwrap();
+    until("it says so", || settled(&[&hosts[0], &hosts[1]], 0..1, 1));
+    assert_eq!((hosts[1].cluster.stats().let_go, hosts[0].cluster.stats().copied), (1, 3));
+    assert!(hosts[1].reads(0), "from the other host");
+}
+
+#[test]
+fn strangers_and_impostors_are_refused() {
+    let ports = ports(3);
+    let host = Host::start(0, &ports, |_| {});
+    let other_secret =
+        Host::start(1, &ports, |config| config.secret = Secret::new(b"another secret entirely"));
+    let other_cluster = Host::start(2, &ports, |config| config.cluster = "other".to_owned());
+    let refused = |peer: &'static str, word: &'static str| {
+        host.saw(move |event| matches!(event, Event::Refused { peer: p, reason } if p == peer && reason.contains(word)))
+    };
+    until("both are refused", || refused("host-1", "secret") && refused("host-2", "cluster"));
+    until("also the other way", || other_secret.saw(|e| matches!(e, Event::Refused { .. })));
+    assert_eq!((host.up(), other_secret.up(), other_cluster.up()), (0, 0, 0));
+    // Noise on the port: ended, counted, and harmless.
+    let mut noise = TcpStream::connect(host.cluster.addr()).unwrap();
+    std::io::Write::write_all(&mut noise, &[0x55; 4096]).unwrap();
+    let mut rest = Vec::new();
+    let _ = std::io::Read::read_to_end(&mut noise, &mut rest);
+    assert!(host.cluster.stats().strangers > 0);
+    host.put(1);
+    assert_eq!(host.cluster.replicate(&[key(1)], 4), [Outcome::TooFewHosts]);
+    assert_eq!(host.cluster.replicate(&[key(1), key(2)], 2), [Outcome::Done, Outcome::Missing]);
+    assert_eq!(host.cluster.stats().short, 1, "until a peer comes");
+}
