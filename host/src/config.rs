@@ -3,10 +3,12 @@
 //! Every key has a default, so no file is needed. A value is checked in the layer it comes from, so
 //! that an error names the file, the variable or the flag to change. Empty text stands for "none".
 
+mod cluster;
 mod layers;
 mod tiers;
 mod units;
 
+pub use cluster::{Cluster, Peer};
 pub use layers::{Error, Layer};
 pub use tiers::{Nvme, Offload, Remote, RemoteUrl, Sync, TenantKey, Tiering};
 pub use units::{Size, Span};
@@ -26,6 +28,7 @@ pub struct Config {
     pub tiering: Tiering,
     pub nvme: Nvme,
     pub remote: Remote,
+    pub cluster: Cluster,
     pub conductor: Conductor,
     pub policy: Policy,
     /// Which NICs serve which memory, where an operator knows better than the probe.
@@ -336,7 +339,8 @@ impl Config {
     /// The first setting that makes no sense, with its key and value.
     pub fn validate(&self) -> Result<(), Error> {
         // NIC names are checked when the machine is probed.
-        let Self { node, listen, store, tiering, nvme, remote, conductor, policy, topology: _ } = self;
+        let Self { node, listen, store, tiering, nvme, remote, cluster, conductor, policy, topology: _ } =
+            self;
         if !valid_name(&node.name) {
             return Err(invalid("node.name", &node.name, "must be 1 to 64 of A-Z a-z 0-9 . _ -"));
         }
@@ -353,6 +357,7 @@ impl Config {
         tiering.validate()?;
         nvme.validate()?;
         remote.validate()?;
+        cluster.validate(&node.name, listen.allow_remote, store, tiering)?;
         conductor.validate()?;
         policy.validate()?;
         Ok(crate::daemon::dram_config(self).validate()?)

@@ -4,11 +4,13 @@
 //! policies, threads. A host that does not start has bound nothing, and written at most its folder.
 
 use crate::config::{self, Assigned, Checksum, Config};
+use crate::lifecycle::cluster;
 use crate::lifecycle::eviction::Eviction;
 use crate::lifecycle::tiers::{self, PolicyAdmit};
 use crate::metrics::Metrics;
 use crate::policy::{self, PolicyConfig, PolicyHost, Source, Wanted};
 use crate::rpc::{self, Routing};
+use kvasir_dataplane::cluster::Cluster;
 use kvasir_dataplane::config::{Floor, TenantConfig};
 use kvasir_dataplane::memory::placing::HugePages;
 use kvasir_dataplane::server::{Listen, ServeError, Server};
@@ -42,6 +44,8 @@ pub enum StartError {
     Pool(#[from] OpenError),
     #[error("a tier below the pool does not open: {0}")]
     Tier(#[from] tiers::OpenError),
+    #[error(transparent)]
+    Cluster(#[from] cluster::Error),
     #[error("data folder {} cannot be used: {source}; set node.data_dir to a folder this user can write", path.display())]
     DataDir { path: PathBuf, source: io::Error },
     #[error("data folder {} is in use by another kvasir; stop it or set another node.data_dir", path.display())]
@@ -72,6 +76,8 @@ pub struct Host {
     pub clock: Clock,
     pub store: Arc<DramStore>,
     pub tiering: Arc<Tiering>,
+    /// None: this host knows no others.
+    pub cluster: Option<Arc<Cluster>>,
     pub policies: Arc<PolicyHost>,
     pub eviction: Eviction,
     /// None: `store.scrub_rate` is 0.
@@ -89,6 +95,8 @@ pub struct Addrs {
     pub grpc: SocketAddr,
     pub http: SocketAddr,
     pub data: SocketAddr,
+    /// For other hosts; none if there are none.
+    pub cluster: Option<SocketAddr>,
 }
 
 /// Starts hosts; several may run in one process.
@@ -106,14 +114,16 @@ impl Daemon {
         let policies = open_policies(&config, &data_dir, store.slots())?;
         let clock = Clock::start();
         let no_thread = |name| move |source| StartError::Thread { name, source };
-        let below = tiers::open(&config)?;
+        let cluster = cluster::open(&config, &store, clock)?;
+        let mut below = tiers::open(&config)?;
+        below.extend(cluster.iter().map(|cluster| cluster.tier()));
         let admit = Box::new(PolicyAdmit(policies.admitter_worker()));
         let traffic = tiers::tiering_config(&config.tiering);
         let tiering = Tiering::start(Arc::clone(&store), below, admit, traffic, clock);
         let tiering = Arc::new(tiering.map_err(no_thread("offloading"))?);
         let listen = Listen { unix: Some(config.node.socket.clone()), tcp: Some(config.listen.data) };
-        let server =
-            Server::start_tiered(Arc::clone(&tiering), None, &listen, server_config(&config), clock)?;
+        let (tiers, served) = (Arc::clone(&tiering), server_config(&config));
+        let server = Server::start_tiered(tiers, cluster.clone(), &listen, served, clock)?;
         let evictor = policies.evictor_worker(store.slots());
         let eviction =
             Eviction::start(Arc::clone(&tiering), evictor, clock).map_err(no_thread("eviction"))?;
@@ -121,8 +131,15 @@ impl Daemon {
         let scrubber = (scrub_rate > 0).then(|| Scrubber::start(Arc::clone(&store), clock, scrub_rate));
         let scrubber = scrubber.transpose().map_err(no_thread("scrubbing"))?;
         let data = server.tcp_addr().unwrap_or(config.listen.data);
-        let addrs =
-            Addrs { grpc: local_addr(&grpc, "listen.grpc")?, http: local_addr(&http, "listen.http")?, data };
+        let addrs = Addrs {
+            grpc: local_addr(&grpc, "listen.grpc")?,
+            http: local_addr(&http, "listen.http")?,
+            data,
+            cluster: cluster.as_ref().map(|cluster| cluster.addr()),
+        };
+        if let Some(cluster) = &cluster {
+            cluster.run(&tiering).map_err(cluster::Error::Open)?;
+        }
         let host = Arc::new(Host {
             routing: Routing::new(&config.conductor, &policies, clock.now_ms()),
             metrics: Metrics::new(&config.node.name),
@@ -131,6 +148,7 @@ impl Daemon {
             clock,
             store,
             tiering,
+            cluster,
             policies,
             eviction,
             scrubber,
@@ -195,6 +213,9 @@ impl Running {
             }
         }
         if let Some(host) = self.host.take() {
+            if let Some(cluster) = &host.cluster {
+                cluster.stop();
+            }
             let late = host.tiering.close(host.config.tiering.shutdown_timeout.0);
             if !late.is_empty() {
                 tracing::warn!(

@@ -4,6 +4,7 @@
 //! already is copied in when somebody looks.
 
 use crate::daemon::Host;
+use kvasir_dataplane::cluster::{Cluster, LinkState, PeerView};
 use kvasir_dataplane::metrics::{Histogram, TenantMetrics};
 use kvasir_dataplane::tier::ghosts::MissCause;
 use kvasir_dataplane::tier::lifecycle::State;
@@ -27,6 +28,7 @@ impl Metrics {
         with_local_recorder(&self.recorder, || {
             store(host);
             tiers(host);
+            host.cluster.iter().for_each(|cluster| replicas(cluster));
             data_server(host);
             eviction(host);
             policies(host);
@@ -132,6 +134,7 @@ fn describe() {
     );
     describe_counter!("kvasir_loads_refused_total", "Blocks not loaded because too many were being loaded");
     describe_gauge!("kvasir_loading_bytes", "Memory of the blocks being loaded now");
+    describe_replicas();
     describe_gauge!("kvasir_connections", "Open data connections");
     describe_counter!("kvasir_connections_total", "Data connections, by what became of them");
     describe_counter!("kvasir_data_requests_total", "Requests on data connections");
@@ -172,6 +175,39 @@ fn describe() {
     describe_gauge!("kvasir_index_entries", "Distinct blocks in the prefix index");
     describe_gauge!("kvasir_index_bytes", "Memory of the prefix index");
     describe_counter!("kvasir_index_refused_total", "Blocks the prefix index refused because it was full");
+}
+
+fn describe_replicas() {
+    describe_gauge!("kvasir_replicated_blocks", "Blocks with copies that this host knows of");
+    describe_gauge!("kvasir_replicas_own", "Copies of those that this host holds");
+    describe_gauge!("kvasir_replicas_short", "Blocks that fewer hosts hold than were asked for");
+    describe_counter!("kvasir_copies_total", "Copies that peers were asked to take, by outcome");
+    describe_counter!("kvasir_copy_bytes_total", "Bytes of copies that arrived intact, by direction");
+    describe_counter!(
+        "kvasir_copy_resumed_bytes_total",
+        "Bytes that did not travel again after a transfer broke off"
+    );
+    describe_counter!("kvasir_peer_reads_total", "Blocks read from peers for a reader here, by outcome");
+    describe_counter!("kvasir_peer_read_bytes_total", "Bytes of those");
+    describe_counter!("kvasir_peer_read_failovers_total", "Times the next holder of a block was asked");
+    describe_counter!("kvasir_blocks_lent_total", "Blocks lent to peers that read them");
+    describe_counter!("kvasir_peer_corrupt_total", "Blocks of peers that were not what they should be");
+    describe_counter!("kvasir_repairs_total", "Damaged blocks fetched again from a peer, by outcome");
+    describe_counter!("kvasir_replicas_dropped_total", "Copies of this host that are no longer, by why");
+    describe_counter!("kvasir_replicas_refused_total", "Blocks whose copies are not followed, by why");
+    describe_counter!("kvasir_cluster_strangers_total", "Connections refused at the cluster's port");
+    describe_gauge!("kvasir_transfer_endpoints", "Connections to peers for transfers");
+    describe_counter!("kvasir_transfer_endpoint_failures_total", "Of those, attempts that failed or broke");
+    describe_counter!("kvasir_transfer_endpoints_evicted_total", "Of those, closed to make room");
+    describe_gauge!("kvasir_peer_up", "1 while the peer answers and all its copies are known");
+    describe_gauge!("kvasir_peer_free_bytes", "Free bytes of its pool");
+    describe_gauge!("kvasir_peer_load", "Blocks being copied or lent, and copies queued, there");
+    describe_gauge!("kvasir_peer_queued_copies", "Copies waiting to be made there");
+    describe_gauge!("kvasir_peer_last_seen_age_seconds", "Time since it was heard");
+    describe_counter!("kvasir_peer_copied_total", "Copies that it took from here");
+    describe_counter!("kvasir_peer_read_blocks_total", "Blocks read from it");
+    describe_counter!("kvasir_peer_failed_calls_total", "Calls to it that failed");
+    describe_counter!("kvasir_peer_lost_total", "Times it was lost");
 }
 
 fn store(host: &Host) {
@@ -297,6 +333,56 @@ fn tiers(host: &Host) {
     counter!("kvasir_promotions_total", "outcome" => "served_without").absolute(stats.not_promoted);
     counter!("kvasir_loads_refused_total").absolute(stats.load_refused);
     gauge!("kvasir_loading_bytes").set(stats.loading_bytes as f64);
+}
+
+fn replicas(cluster: &Cluster) {
+    let s = cluster.stats();
+    gauge!("kvasir_replicated_blocks").set(s.blocks as f64);
+    gauge!("kvasir_replicas_own").set(s.own as f64);
+    gauge!("kvasir_replicas_short").set(s.short as f64);
+    let copies =
+        [("taken", s.copied - s.had), ("had", s.had), ("no_room", s.no_room), ("failed", s.copy_failed)];
+    for (outcome, count) in copies {
+        counter!("kvasir_copies_total", "outcome" => outcome).absolute(count);
+    }
+    counter!("kvasir_copy_bytes_total", "direction" => "out").absolute(s.copied_bytes);
+    counter!("kvasir_copy_bytes_total", "direction" => "in").absolute(s.taken_bytes);
+    counter!("kvasir_copy_resumed_bytes_total").absolute(s.resumed_bytes);
+    counter!("kvasir_peer_reads_total", "outcome" => "hit").absolute(s.read_hits);
+    counter!("kvasir_peer_reads_total", "outcome" => "miss").absolute(s.read_misses);
+    counter!("kvasir_peer_read_bytes_total").absolute(s.read_bytes);
+    counter!("kvasir_peer_read_failovers_total").absolute(s.failovers);
+    counter!("kvasir_blocks_lent_total").absolute(s.lent);
+    counter!("kvasir_peer_corrupt_total").absolute(s.corrupt);
+    counter!("kvasir_repairs_total", "outcome" => "repaired").absolute(s.repaired);
+    counter!("kvasir_repairs_total", "outcome" => "failed").absolute(s.not_repaired);
+    let dropped = [("too_many", s.trimmed), ("evicted", s.let_go), ("removed", s.removed)];
+    for (why, count) in dropped {
+        counter!("kvasir_replicas_dropped_total", "why" => why).absolute(count);
+    }
+    counter!("kvasir_replicas_refused_total", "why" => "table_full").absolute(s.table_full);
+    counter!("kvasir_replicas_refused_total", "why" => "conflict").absolute(s.conflicts);
+    counter!("kvasir_cluster_strangers_total").absolute(s.strangers);
+    gauge!("kvasir_transfer_endpoints").set(s.endpoints as f64);
+    counter!("kvasir_transfer_endpoint_failures_total").absolute(s.endpoint_failures);
+    counter!("kvasir_transfer_endpoints_evicted_total").absolute(s.endpoints_evicted);
+    cluster.peers().iter().for_each(peer);
+}
+
+fn peer(peer: &PeerView) {
+    let name = || peer.name.clone();
+    let up = if peer.state == LinkState::Up { 1.0 } else { 0.0 };
+    gauge!("kvasir_peer_up", "peer" => name(), "rack" => peer.rack.clone()).set(up);
+    gauge!("kvasir_peer_free_bytes", "peer" => name()).set(peer.status.free_bytes as f64);
+    gauge!("kvasir_peer_load", "peer" => name()).set(peer.status.load as f64);
+    gauge!("kvasir_peer_queued_copies", "peer" => name()).set(peer.queued as f64);
+    if let Some(ago) = peer.last_seen {
+        gauge!("kvasir_peer_last_seen_age_seconds", "peer" => name()).set(ago.as_secs_f64());
+    }
+    counter!("kvasir_peer_copied_total", "peer" => name()).absolute(peer.copied);
+    counter!("kvasir_peer_read_blocks_total", "peer" => name()).absolute(peer.read);
+    counter!("kvasir_peer_failed_calls_total", "peer" => name()).absolute(peer.failed);
+    counter!("kvasir_peer_lost_total", "peer" => name()).absolute(peer.lost);
 }
 
 fn data_server(host: &Host) {

@@ -262,6 +262,25 @@ impl Client {
         Ok(keys.iter().zip(outcomes).map(found_or_failed).collect())
     }
 
+    /// Asks for blocks that are stored on this host to be held by `copies` hosts in all. The host answers at once and
+    /// makes the copies in the background; it makes them again when it loses a holder. Ask again with a larger number to
+    /// have more; a smaller one changes nothing.
+    ///
+    /// Per block: an error if it is not in the host's pool, or the host cannot promise that many.
+    pub fn replicate(
+        &self,
+        keys: &[BlockKey],
+        copies: u8,
+    ) -> Result<Vec<Result<(), ClientError>>, ClientError> {
+        self.check_batch(keys.len())?;
+        let outcomes = self.outcomes(&Request::Replicate { copies, keys: keys.to_vec() }, keys.len())?;
+        let result = |(&key, outcome)| match outcome {
+            Outcome::Done => Ok(()),
+            outcome => Err(ClientError::Block { key, outcome }),
+        };
+        Ok(keys.iter().zip(outcomes).map(result).collect())
+    }
+
     /// Has the host compare blocks with their checksums; true where the block is resident and intact.
     pub fn verify(&self, keys: &[BlockKey]) -> Result<Vec<bool>, ClientError> {
         self.check_batch(keys.len())?;

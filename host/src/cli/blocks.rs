@@ -25,6 +25,9 @@ pub(super) struct PutArgs {
     key: BlockKey,
     /// File with its bytes; without one, or with `-`, standard input.
     file: Option<PathBuf>,
+    /// How many hosts are to hold it in all; the others get their copies in the background.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+    copies: u8,
 }
 
 /// Write the bytes of a block to standard output or a file; exit code 1 if it is not there.
@@ -132,10 +135,15 @@ impl PutArgs {
             bail!("nothing to store: a block holds at least one byte");
         }
         let meta = BlockMeta::single(self.key, bytes.len() as u32);
-        match self.host.data()?.put(&meta, &bytes)? {
+        let client = self.host.data()?;
+        match client.put(&meta, &bytes)? {
             Put::Stored => println!("stored {} B as 0x{}", bytes.len(), self.key),
             Put::AlreadyStored => println!("0x{} is stored already; blocks are immutable", self.key),
             Put::InProgress => bail!("0x{} is being stored by another writer; try again", self.key),
+        }
+        if self.copies > 1 {
+            client.replicate(&[self.key], self.copies)?.remove(0)?;
+            println!("{} hosts will hold it", self.copies);
         }
         Ok(())
     }
@@ -262,8 +270,9 @@ impl StatArgs {
     }
 
     fn store(&self) -> anyhow::Result<()> {
-        let usage = self.host.control(async |mut control| {
-            Ok(control.store.usage(proto::UsageRequest {}).await?.into_inner())
+        let (usage, peers) = self.host.control(async |mut control| {
+            let usage = control.store.usage(proto::UsageRequest {}).await?.into_inner();
+            Ok((usage, control.node.peers(proto::PeersRequest {}).await?.into_inner().peers))
         })?;
         let rows = [
             ("pool_bytes", usage.pool_bytes),
@@ -286,12 +295,16 @@ impl StatArgs {
             let tiers: serde_json::Map<_, _> =
                 usage.tiers.iter().map(|t| (t.tier.clone(), tier_rows(t).into_iter().collect())).collect();
             object.insert("tiers".to_owned(), tiers.into());
+            object.insert("peers".to_owned(), peers.iter().map(super::node::json).collect());
             println!("{}", serde_json::Value::Object(object));
         } else {
             rows.iter().for_each(|(name, value)| println!("{name:18}{value}"));
             for tier in &usage.tiers {
                 println!("\ntier {}", tier.tier);
                 tier_rows(tier).iter().for_each(|(name, value)| println!("{name:18}{value}"));
+            }
+            if !peers.is_empty() {
+                println!("\n{}", super::node::table(&peers));
             }
         }
         Ok(())

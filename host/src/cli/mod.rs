@@ -11,6 +11,7 @@ pub mod bench_transfer;
 mod blocks;
 mod config;
 mod dev;
+mod node;
 mod policy;
 pub mod replay;
 mod serve;
@@ -56,6 +57,7 @@ enum Command {
     Trace(trace::TraceArgs),
     Config(config::ConfigArgs),
     Topology(topology::TopologyArgs),
+    Node(node::NodeArgs),
 }
 
 /// Where settings come from.
@@ -156,6 +158,7 @@ impl Cli {
             Command::Trace(args) => args.run().map(done),
             Command::Config(args) => args.run().map(done),
             Command::Topology(args) => args.run().map(done),
+            Command::Node(args) => args.run().map(done),
         }
     }
 }

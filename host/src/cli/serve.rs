@@ -48,15 +48,21 @@ impl ServeArgs {
         if self.json {
             let (grpc, http, data, socket) =
                 (grpc.to_string(), http.to_string(), data.to_string(), socket.to_string());
+            let cluster = running.host().addrs.cluster.map(|addr| addr.to_string());
             println!(
                 "{}",
-                serde_json::json!({ "node": node, "grpc": grpc, "http": http, "data": data, "socket": socket })
+                serde_json::json!({
+                    "node": node, "grpc": grpc, "http": http, "data": data, "socket": socket, "cluster": cluster,
+                })
             );
             return;
         }
         println!("kvasir {} serves as {node}", env!("CARGO_PKG_VERSION"));
         println!("  data     {socket} on this machine, {data} over TCP");
         println!("  control  {grpc} (gRPC)");
+        if let Some(cluster) = host.addrs.cluster {
+            println!("  cluster  {cluster}, {} peers", host.config.cluster.peers.len());
+        }
         println!("  metrics  http://{http}/metrics, health http://{http}/readyz?verbose");
     }
 }

@@ -84,7 +84,7 @@ fn bad_forms_say_what_and_where() {
     };
     check(Some("[store\n"), &[], &[], &["FILE is not valid TOML", "line 1"]);
     check(Some("[stor]\nx = 1\n"), &[], &[], &["FILE: unknown key `stor.x`", "did you mean `store`?"]);
-    check(Some("[stor]\n"), &[], &[], &["FILE: unknown key `stor`", "sections: conductor, listen"]);
+    check(Some("[stor]\n"), &[], &[], &["FILE: unknown key `stor`", "sections: cluster, conductor, listen"]);
     check(Some("store = 3\n"), &[], &[], &["`store` cannot be 3: it is a section"]);
     check(
         Some("[store]\npool_byte = \"1GiB\"\n"),
@@ -180,4 +180,38 @@ fn topology_settings_name_nics_and_places() {
     assert!(wrong.contains("write cpu:N or cuda:N"), "{wrong}");
     let wrong = load(None, &[], &["topology.exlude=[]"]).unwrap_err();
     assert!(wrong.contains("did you mean `exclude`?"), "{wrong}");
+}
+
+#[test]
+fn peers_are_checked() {
+    let peers = |list: &str| format!("cluster.peers=[{list}]");
+    let secret = "cluster.secret_file=/run/secret";
+    let good =
+        r#"{name = "b", address = "10.0.0.2:7423", rack = "r2"}, {name = "c", address = "c.example:7423"}"#;
+    let config = load(None, &[], &[secret, "node.name=a", &peers(good)]).unwrap();
+    assert!(config.cluster.is_on() && !Config::default().cluster.is_on());
+    assert_eq!((config.cluster.peers[0].rack.as_str(), config.cluster.peers[1].rack.as_str()), ("r2", ""));
+    assert_eq!(load(Some(&config.to_toml()), &[], &[]).unwrap(), config);
+    let check = |set: &[&str], expected: &[&str]| {
+        let all: Vec<_> = ["node.name=a"].iter().chain(set).copied().collect();
+        let message = load(None, &[], &all).unwrap_err();
+        for part in expected {
+            assert!(message.contains(part), "`{message}` lacks `{part}`");
+        }
+    };
+    check(&[&peers(good)], &["cluster.secret_file", "is needed with cluster.peers"]);
+    let refused = |list: &str, expected: &[&str]| check(&[secret, &peers(list)], expected);
+    refused(r#"{name = "a", address = "b:1"}"#, &["cluster.peers.name", "this host itself"]);
+    refused(r#"{name = "b", address = "b:1"}, {name = "b", address = "c:1"}"#, &["listed twice"]);
+    refused(r#"{name = "b", address = "b"}"#, &["cluster.peers.address", "`", "write host:port"]);
+    refused(r#"{name = "b", address = "b:0"}"#, &["write host:port"]);
+    refused(r#"{name = "no name", address = "b:1"}"#, &["cluster.peers.name", "must be 1 to 64"]);
+    refused(r#"{name = "b"}"#, &["missing field `address`"]);
+    refused(r#"{name = "b", address = "b:1", rock = "x"}"#, &["unknown field `rock`"]);
+    check(&[secret, "cluster.name="], &["cluster.name", "must be 1 to 64"]);
+    check(&[secret, "cluster.listen=0.0.0.0:1"], &["cluster.listen", "allow_remote"]);
+    check(&[secret, "cluster.transfer=127.0.0.1:7423"], &["taken by cluster.listen"]);
+    check(&[secret, "cluster.read_timeout=2s"], &["cluster.read_timeout", "tiering.load_timeout (2s)"]);
+    check(&[secret, "store.reservation_ttl=1s"], &["store.reservation_ttl", "takes copies"]);
+    check(&[secret, "cluster.audit_every=0s"], &["cluster.audit_every", "more than no time"]);
 }

@@ -1,5 +1,6 @@
 //! What becomes of resident blocks, decided by policies beside the data path.
 
 mod books;
+pub mod cluster;
 pub mod eviction;
 pub mod tiers;

@@ -1,5 +1,6 @@
 use crate::daemon::Host;
 use kvasir_client::proto::{self, node_server::Node, ready_response::Component};
+use kvasir_dataplane::cluster::{Cluster, PeerView};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tonic::{Request, Response, Status};
@@ -42,6 +43,51 @@ impl Node for Service {
         let components = components(&self.0);
         let ready = components.iter().all(|c| c.ready);
         Ok(Response::new(proto::ReadyResponse { ready, components }))
+    }
+
+    async fn peers(
+        &self,
+        _request: Request<proto::PeersRequest>,
+    ) -> Result<Response<proto::PeersResponse>, Status> {
+        let Some(cluster) = &self.0.cluster else {
+            return Ok(Response::new(proto::PeersResponse::default()));
+        };
+        let peers = cluster.peers().into_iter().map(peer).collect();
+        Ok(Response::new(proto::PeersResponse { own: Some(own(&self.0, cluster)), peers }))
+    }
+}
+
+fn own(host: &Host, cluster: &Cluster) -> proto::Peer {
+    let pressure = host.store.pressure();
+    proto::Peer {
+        name: cluster.config().name.clone(),
+        address: cluster.addr().to_string(),
+        rack: cluster.config().rack.clone(),
+        state: "self".to_owned(),
+        free_bytes: pressure.free_bytes,
+        pool_bytes: pressure.pool_bytes,
+        matrix: cluster.config().matrix.clone(),
+        ..proto::Peer::default()
+    }
+}
+
+fn peer(view: PeerView) -> proto::Peer {
+    proto::Peer {
+        name: view.name,
+        address: view.address,
+        rack: view.rack,
+        state: view.state.name().to_owned(),
+        reason: view.reason.unwrap_or_default(),
+        free_bytes: view.status.free_bytes,
+        pool_bytes: view.status.pool_bytes,
+        load: view.status.load,
+        last_seen_ms: view.last_seen.map(|ago| ago.as_millis() as u64),
+        queued: view.queued as u64,
+        copied: view.copied,
+        read: view.read,
+        failed: view.failed,
+        lost: view.lost,
+        matrix: view.matrix,
     }
 }
 

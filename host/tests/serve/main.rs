@@ -6,5 +6,6 @@ mod crash;
 mod dev;
 mod inputs;
 mod process;
+mod replicas;
 mod rpc;
 mod tiers;

@@ -128,7 +128,7 @@ impl Drop for Host {
 }
 
 /// A free port below those that the system gives to whoever asks for any: nobody else takes it by chance.
-fn quiet_port() -> u16 {
+pub(crate) fn quiet_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 15_000 + (std::process::id() % 1_000) as u16 * 16;
     let next = || first + NEXT.fetch_add(1, Ordering::Relaxed) % 1_000;

@@ -1,0 +1,88 @@
+//! `kvasir node`: this host and the others it knows.
+
+use super::HostFlags;
+use clap::{Args, Subcommand};
+use comfy_table::Table;
+use kvasir_client::proto;
+use serde_json::{Value, json};
+
+/// Hosts of the cluster.
+#[derive(Args, Debug)]
+pub(super) struct NodeArgs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    List(ListArgs),
+}
+
+/// List the host and its peers, as it sees them.
+#[derive(Args, Debug)]
+struct ListArgs {
+    #[command(flatten)]
+    host: HostFlags,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl NodeArgs {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        match self.command {
+            Command::List(args) => args.run(),
+        }
+    }
+}
+
+impl ListArgs {
+    fn run(self) -> anyhow::Result<()> {
+        let found = self.host.control(async |mut control| {
+            Ok(control.node.peers(proto::PeersRequest {}).await?.into_inner())
+        })?;
+        let all: Vec<proto::Peer> = found.own.into_iter().chain(found.peers).collect();
+        if self.json {
+            let rows: Vec<Value> = all.iter().map(json).collect();
+            println!("{}", json!({ "nodes": rows }));
+        } else {
+            println!("{}", table(&all));
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn json(peer: &proto::Peer) -> Value {
+    let matrix: Value = serde_json::from_str(&peer.matrix).unwrap_or(Value::Null);
+    json!({
+        "name": peer.name, "address": peer.address, "rack": peer.rack, "state": peer.state, "reason": peer.reason,
+        "free_bytes": peer.free_bytes, "pool_bytes": peer.pool_bytes, "load": peer.load,
+        "last_seen_ms": peer.last_seen_ms, "queued_copies": peer.queued, "copied_blocks": peer.copied,
+        "read_blocks": peer.read, "failed_calls": peer.failed, "lost": peer.lost, "topology": matrix,
+    })
+}
+
+pub(super) fn table(peers: &[proto::Peer]) -> Table {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(["name", "address", "rack", "state", "free B", "pool B", "last seen", "reason"]);
+    for peer in peers {
+        let seen = match (peer.state.as_str(), peer.last_seen_ms) {
+            ("self", _) => "-".to_owned(),
+            (_, Some(ms)) => format!("{ms} ms ago"),
+            (_, None) => "never".to_owned(),
+        };
+        let (free, pool) = (peer.free_bytes.to_string(), peer.pool_bytes.to_string());
+        table.add_row([
+            &peer.name,
+            &peer.address,
+            &peer.rack,
+            &peer.state,
+            &free,
+            &pool,
+            &seen,
+            &peer.reason,
+        ]);
+    }
+    table
+}

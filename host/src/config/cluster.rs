@@ -1,0 +1,160 @@
+//! Settings of a host among others.
+
+use super::{Error, Size, Span, Store, Tiering, invalid, positive, valid_name};
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Other hosts, which keep copies for this one and are read from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Cluster {
+    /// Hosts of a cluster of another name are refused.
+    pub name: String,
+    /// Failure domain of this host, such as its rack; copies go to different ones first. Empty is one, too.
+    pub rack: String,
+    /// File with the secret that all hosts of the cluster share: 16 bytes or more, readable by this user alone. Empty:
+    /// this host knows no others.
+    pub secret_file: PathBuf,
+    /// Where the others ask this host.
+    pub listen: SocketAddr,
+    /// Where they read its pool. Port 0 takes any; they are told.
+    pub transfer: SocketAddr,
+    /// The most replicated blocks known, of all hosts together. About 80 B each.
+    pub blocks_max: u32,
+    /// How long a read may try one holder after the other. Less than `tiering.load_timeout`.
+    pub read_timeout: Span,
+    /// How often all copies are looked at: missing, gone or too many.
+    pub audit_every: Span,
+    /// The other hosts, one `[[cluster.peers]]` each.
+    pub peers: Vec<Peer>,
+}
+
+/// Another host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peer {
+    /// Its `node.name`.
+    pub name: String,
+    /// Its `cluster.listen`, as `host:port`.
+    pub address: String,
+    /// Its `cluster.rack`.
+    #[serde(default)]
+    pub rack: String,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        let loopback = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        Self {
+            name: "kvasir".to_owned(),
+            rack: String::new(),
+            secret_file: PathBuf::new(),
+            listen: loopback(7423),
+            transfer: loopback(0),
+            blocks_max: 1 << 20,
+            read_timeout: Span::ms(1500),
+            audit_every: Span::secs(5),
+            peers: Vec::new(),
+        }
+    }
+}
+
+impl Cluster {
+    /// Whether this host knows others, or wants to be known.
+    pub fn is_on(&self) -> bool {
+        !self.secret_file.as_os_str().is_empty()
+    }
+
+    pub(super) fn validate(
+        &self,
+        node: &str,
+        allow_remote: bool,
+        store: &Store,
+        tiering: &Tiering,
+    ) -> Result<(), Error> {
+        self.validate_peers(node)?;
+        if !self.is_on() {
+            return Ok(());
+        }
+        let Self {
+            name,
+            rack: _,
+            secret_file: _,
+            listen,
+            transfer,
+            blocks_max,
+            read_timeout,
+            audit_every,
+            peers: _,
+        } = self;
+        if !valid_name(name) {
+            return Err(invalid("cluster.name", name, "must be 1 to 64 of A-Z a-z 0-9 . _ -"));
+        }
+        for (key, addr) in [("cluster.listen", listen), ("cluster.transfer", transfer)] {
+            if !addr.ip().is_loopback() && !allow_remote {
+                let why = "is not loopback and there is no TLS yet; if the network is trusted, set listen.allow_remote = true";
+                return Err(invalid(key, addr, why));
+            }
+        }
+        if listen == transfer && listen.port() != 0 {
+            return Err(invalid(
+                "cluster.transfer",
+                transfer,
+                "is taken by cluster.listen; use another port",
+            ));
+        }
+        if *blocks_max == 0 {
+            return Err(invalid("cluster.blocks_max", 0, "must be at least 1"));
+        }
+        positive(&[("cluster.read_timeout", *read_timeout), ("cluster.audit_every", *audit_every)])?;
+        if read_timeout.0 >= tiering.load_timeout.0 {
+            let why = format!("must be less than tiering.load_timeout ({})", tiering.load_timeout);
+            return Err(invalid("cluster.read_timeout", read_timeout, &why));
+        }
+        // A copy is given up at half of it, and the place must not be taken back before.
+        if store.reservation_ttl < Span::secs(5) {
+            let why = "must be at least 5s on a host that takes copies";
+            return Err(invalid("store.reservation_ttl", store.reservation_ttl, why));
+        }
+        let least = Size::mib(1);
+        if store.pool_bytes < least {
+            let why = format!("must be at least {least} on a host that takes copies");
+            return Err(invalid("store.pool_bytes", store.pool_bytes, &why));
+        }
+        Ok(())
+    }
+
+    fn validate_peers(&self, node: &str) -> Result<(), Error> {
+        if !self.peers.is_empty() && !self.is_on() {
+            let why = "is needed with cluster.peers; name a file with the secret that all of them share";
+            return Err(invalid("cluster.secret_file", "\"\"", why));
+        }
+        let most = kvasir_dataplane::cluster::table::NODES_MAX - 1;
+        if self.peers.len() > most {
+            let why = format!("are too many peers; the most is {most}");
+            return Err(invalid("cluster.peers", self.peers.len(), &why));
+        }
+        for (n, peer) in self.peers.iter().enumerate() {
+            if !valid_name(&peer.name) {
+                let why = "must be 1 to 64 of A-Z a-z 0-9 . _ -";
+                return Err(invalid("cluster.peers.name", &peer.name, why));
+            }
+            if peer.name == node {
+                let why = "is this host itself (node.name); list the others only";
+                return Err(invalid("cluster.peers.name", &peer.name, why));
+            }
+            if self.peers[..n].iter().any(|other| other.name == peer.name) {
+                return Err(invalid("cluster.peers.name", &peer.name, "is listed twice"));
+            }
+            let port = peer.address.rsplit_once(':').and_then(|(host, port)| {
+                port.parse::<u16>().ok().filter(|&port| port > 0 && !host.is_empty())
+            });
+            if port.is_none() {
+                let why = format!("of peer {} is no address; write host:port", peer.name);
+                return Err(invalid("cluster.peers.address", &peer.address, &why));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,113 @@
+//! This host among others: opened from the configuration, its events in the log.
+
+use crate::config::Config;
+pub use kvasir_dataplane::cluster::OpenError;
+use kvasir_dataplane::cluster::{Cluster, ClusterConfig, Event, PeerConfig};
+use kvasir_dataplane::topology::Topology;
+use kvasir_dataplane::transport::node::Secret;
+use kvasir_dataplane::{Clock, DramStore};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Shorter secrets can be guessed.
+const SECRET_MIN: usize = 16;
+const SECRET_MAX: u64 = 64 << 10;
+
+/// Why this host cannot join others.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cluster.secret_file {} cannot be used: {reason}", path.display())]
+    Secret { path: PathBuf, reason: String },
+    #[error("the cluster does not open: {0}")]
+    Open(#[from] OpenError),
+}
+
+/// Opens the ports for other hosts; none if the settings know of no others.
+///
+/// # Errors
+/// The secret cannot be read or is none, or a port is taken.
+pub fn open(config: &Config, store: &Arc<DramStore>, clock: Clock) -> Result<Option<Arc<Cluster>>, Error> {
+    let settings = &config.cluster;
+    if !settings.is_on() {
+        return Ok(None);
+    }
+    let peer = |peer: &crate::config::Peer| PeerConfig {
+        name: peer.name.clone(),
+        address: peer.address.clone(),
+        rack: peer.rack.clone(),
+    };
+    let cluster = ClusterConfig {
+        cluster: settings.name.clone(),
+        rack: settings.rack.clone(),
+        listen: settings.listen,
+        transfer: settings.transfer,
+        peers: settings.peers.iter().map(peer).collect(),
+        matrix: matrix(config),
+        blocks_max: settings.blocks_max as usize,
+        read_timeout: settings.read_timeout.0,
+        audit_every: settings.audit_every.0,
+        ..ClusterConfig::new(&config.node.name, read_secret(&settings.secret_file)?)
+    };
+    Ok(Some(Cluster::open(cluster, Arc::clone(store), clock, Box::new(log))?))
+}
+
+fn log(event: Event) {
+    if event.is_warning() {
+        tracing::warn!("{event}");
+    } else {
+        tracing::info!("{event}");
+    }
+}
+
+/// Which NICs serve which memory here. Peers do without if this machine cannot be probed.
+fn matrix(config: &Config) -> String {
+    match Topology::probe(Path::new("/sys"), config.topology.clone()) {
+        Ok(topology) => topology.matrix().to_json(),
+        Err(error) => {
+            tracing::warn!(%error, "peers are not told which NICs serve which memory");
+            String::new()
+        }
+    }
+}
+
+fn read_secret(path: &Path) -> Result<Secret, Error> {
+    let wrong = |reason: String| Error::Secret { path: path.into(), reason };
+    let file = std::fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
+    let mode = file.permissions().mode();
+    if mode & 0o077 != 0 {
+        return Err(wrong(format!("others may read it (mode {:03o}); run chmod 600 on it", mode & 0o777)));
+    }
+    if file.len() > SECRET_MAX {
+        return Err(wrong(format!("it has {} B; a secret has at most {SECRET_MAX}", file.len())));
+    }
+    let bytes = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
+    // An editor ends a file with a line feed, another tool does not.
+    let secret = bytes.trim_ascii_end();
+    if secret.len() < SECRET_MIN {
+        return Err(wrong(format!("it has {} B; a secret has at least {SECRET_MIN}", secret.len())));
+    }
+    Ok(Secret::new(secret))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_long_and_kept_from_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        let check = |text: &str, mode: u32, expected: &str| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let found = read_secret(&path).map_or_else(|error| error.to_string(), |_| "fine".to_owned());
+            assert!(found.contains(expected), "{found}");
+        };
+        check("sixteen bytes!!!\n", 0o600, "fine");
+        check("sixteen bytes!!!", 0o640, "chmod 600");
+        check("fifteen bytes!!\n", 0o600, "it has 15 B");
+        let missing = read_secret(&dir.path().join("none")).map(drop).unwrap_err().to_string();
+        assert!(missing.contains("secret_file") && missing.contains("No such file"), "{missing}");
+    }
+}

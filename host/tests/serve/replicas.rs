@@ -1,0 +1,226 @@
+//! Hosts that keep copies for each other, as real processes: one is killed, a disk is damaged, a stranger knocks.
+
+use crate::process::{Host, Transport, content, quiet_port};
+use kvasir_dataplane::{BlockKey, BlockMeta};
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+const BLOCK: u32 = 16 << 10;
+
+fn key(n: u32) -> BlockKey {
+    BlockKey::from_engine_hash("replicas", &n.to_le_bytes())
+}
+
+/// The settings of some hosts that know each other.
+struct Plan {
+    dir: tempfile::TempDir,
+    ports: Vec<u16>,
+}
+
+impl Plan {
+    fn new(hosts: usize) -> Self {
+        Self { dir: tempfile::tempdir().unwrap(), ports: (0..hosts).map(|_| quiet_port()).collect() }
+    }
+
+    fn secret(&self, name: &str, text: &str) -> String {
+        let path = self.dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        format!("cluster.secret_file={}", path.display())
+    }
+
+    fn folder(&self, n: usize) -> std::path::PathBuf {
+        self.dir.path().join(format!("host-{n}"))
+    }
+
+    fn settings(&self, n: usize) -> Vec<String> {
+        let peer = |(n, port): (usize, &u16)| {
+            format!(r#"{{name = "host-{n}", address = "127.0.0.1:{port}", rack = "rack-{n}"}}"#)
+        };
+        let others = self.ports.iter().enumerate().filter(|(other, _)| *other != n).map(peer);
+        vec![
+            self.secret("secret", "what all hosts of this test know"),
+            format!("node.name=host-{n}"),
+            format!("cluster.rack=rack-{n}"),
+            format!("cluster.listen=127.0.0.1:{}", self.ports[n]),
+            format!("cluster.peers=[{}]", others.collect::<Vec<_>>().join(", ")),
+            "cluster.audit_every=500ms".to_owned(),
+            // A busy machine does not make a read give up.
+            "cluster.read_timeout=60s".to_owned(),
+            "tiering.load_timeout=120s".to_owned(),
+            "store.pool_bytes=16MiB".to_owned(),
+        ]
+    }
+
+    fn start(&self, n: usize, more: &[String]) -> Host {
+        let all: Vec<String> = self.settings(n).into_iter().chain(more.iter().cloned()).collect();
+        Host::start_with(&self.folder(n), &all.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+}
+
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    for _ in 0..3000 {
+        if condition() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(40));
+    }
+    panic!("two minutes passed without: {what}");
+}
+
+/// The sum of the metric's rows that hold `label`.
+fn metric(host: &Host, name: &str, label: &str) -> u64 {
+    let mut stream = std::net::TcpStream::connect(host.addr("http")).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let head = format!("{name}{{");
+    let rows = text.lines().filter(|row| row.starts_with(&head) && row.contains(label));
+    rows.map(|row| row.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64).sum()
+}
+
+/// Whether these hosts, and no others, hold `copies` copies of `blocks` blocks, and all of them know it.
+fn settled(hosts: &[&Host], blocks: u64, copies: u64) -> bool {
+    let count = |name: &str| hosts.iter().map(|host| metric(host, name, "")).collect::<Vec<_>>();
+    let up = count("kvasir_peer_up").iter().all(|&up| up == hosts.len() as u64 - 1);
+    up && count("kvasir_replicated_blocks").iter().all(|&known| known == blocks)
+        && count("kvasir_replicas_short").iter().all(|&short| short == 0)
+        && count("kvasir_replicas_own").iter().sum::<u64>() == blocks * copies
+}
+
+fn put(host: &Host, numbers: impl Iterator<Item = u32>, copies: u8) {
+    let client = host.client(Transport::Unix);
+    let numbers: Vec<u32> = numbers.collect();
+    for &n in &numbers {
+        client.put(&BlockMeta::single(key(n), BLOCK), &content(n, BLOCK)).unwrap();
+    }
+    let keys: Vec<_> = numbers.iter().map(|&n| key(n)).collect();
+    client.replicate(&keys, copies).unwrap().into_iter().for_each(|done| done.unwrap());
+}
+
+/// Every block comes back through this host, bit-exact.
+fn all_there(host: &Host, blocks: u32, transport: Transport) {
+    let client = host.client(transport);
+    for first in (0..blocks).step_by(8) {
+        let keys: Vec<_> = (first..blocks.min(first + 8)).map(key).collect();
+        for (n, block) in (first..).zip(client.get(&keys, 0).unwrap()) {
+            let block = block.unwrap_or_else(|| panic!("block {n} is not there"));
+            assert!(block.bytes().unwrap() == content(n, BLOCK), "block {n} over {transport:?}");
+        }
+    }
+    assert_eq!(client.checksum_failures(), 0);
+}
+
+fn nodes(host: &Host) -> serde_json::Value {
+    serde_json::from_str(&host.check(&["node", "list", "--json"], b"", 0, "nodes")).unwrap()
+}
+
+#[test]
+fn a_killed_host_costs_no_block_and_its_copies_are_made_again() {
+    const BLOCKS: u32 = 200;
+    let plan = Plan::new(3);
+    let mut hosts: Vec<Host> = (0..3).map(|n| plan.start(n, &[])).collect();
+    let all = |hosts: &[Host]| settled(&hosts.iter().collect::<Vec<_>>(), BLOCKS.into(), 2);
+    until("peers", || hosts.iter().all(|host| metric(host, "kvasir_peer_up", "") == 2));
+    put(&hosts[0], (0..BLOCKS).filter(|n| n % 2 == 0), 2);
+    put(&hosts[1], (0..BLOCKS).filter(|n| n % 2 == 1), 2);
+    until("copies", || all(&hosts));
+
+    hosts[0].kill();
+    let (_, survivors) = hosts.split_at(1);
+    for host in survivors {
+        // While the loss is still being noticed and made up for.
+        all_there(host, BLOCKS, Transport::Unix);
+        all_there(host, BLOCKS, Transport::Tcp);
+    }
+    let survivors: Vec<&Host> = survivors.iter().collect();
+    let down = |host: &&Host| nodes(host)["nodes"][1]["state"] == "down";
+    until("the loss is known", || survivors.iter().all(down));
+    let restored = |host: &&Host| metric(host, "kvasir_replicas_short", "") == 0;
+    until("the target again", || survivors.iter().all(restored));
+    let own: u64 = survivors.iter().map(|host| metric(host, "kvasir_replicas_own", "")).sum();
+    assert_eq!(own, u64::from(BLOCKS) * 2);
+
+    hosts[0] = plan.start(0, &[]);
+    until("all as before", || all(&hosts));
+    hosts.iter().for_each(|host| all_there(host, BLOCKS, Transport::Tcp));
+    let listed = nodes(&hosts[0]);
+    assert_eq!((&listed["nodes"][0]["state"], &listed["nodes"][2]["state"]), (&"self".into(), &"up".into()));
+    assert_eq!(listed["nodes"][2]["rack"], "rack-2");
+    assert!(listed["nodes"][1]["topology"].is_object(), "{listed}");
+    hosts[0].check(&["stat"], b"", 0, "host-1");
+
+    let name = format!("0x{}", key(7));
+    hosts[2].check(&["rm", &name], b"", 0, "removed");
+    hosts.iter().for_each(|host| drop(host.check(&["exists", &name], b"", 1, "missing")));
+    for host in hosts {
+        assert_eq!(host.terminate(), Some(0));
+    }
+}
+
+/// Changes a byte in every page of every file of a disk tier.
+fn damage(folder: &Path) {
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if !name.starts_with("segment-") {
+            continue;
+        }
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes.iter_mut().skip(2000).step_by(4096).for_each(|byte| *byte ^= 0x5a);
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).unwrap();
+        file.sync_all().unwrap();
+    }
+}
+
+#[test]
+fn a_copy_that_the_disk_damaged_is_fetched_again() {
+    const BLOCKS: u32 = 384;
+    let plan = Plan::new(2);
+    let disk = plan.dir.path().join("blocks");
+    // Half of the blocks fit the pool; the others are on the disk alone.
+    let small = [
+        "store.pool_bytes=3MiB".to_owned(),
+        format!("nvme.dir={}", disk.display()),
+        "nvme.segment_bytes=1MiB".to_owned(),
+        "nvme.capacity_bytes=64MiB".to_owned(),
+        "tiering.min_uses=0".to_owned(),
+        "store.put_wait=60s".to_owned(),
+    ];
+    let hosts = [plan.start(0, &small), plan.start(1, &[])];
+    until("peers", || hosts.iter().all(|host| metric(host, "kvasir_peer_up", "") == 1));
+    for first in (0..BLOCKS).step_by(8) {
+        put(&hosts[0], first..first + 8, 2);
+    }
+    let both = |name: &str| hosts.each_ref().map(|host| metric(host, name, ""));
+    until("copies", || both("kvasir_replicas_own")[1] == u64::from(BLOCKS));
+    until("nothing is on its way to the disk", || both("kvasir_offload_queued_blocks")[0] == 0);
+    assert!(metric(&hosts[0], "kvasir_tier_blocks", "nvme") > 0);
+
+    damage(&disk);
+    all_there(&hosts[0], BLOCKS, Transport::Unix);
+    assert!(metric(&hosts[0], "kvasir_tier_corrupt_total", "nvme") > 0, "the disk was read");
+    assert!(metric(&hosts[0], "kvasir_peer_reads_total", "hit") > 0, "and the other host");
+    assert_eq!(both("kvasir_peer_corrupt_total"), [0, 0]);
+}
+
+#[test]
+fn a_host_with_another_secret_is_refused_by_name_and_reason() {
+    let plan = Plan::new(2);
+    let stranger = plan.secret("other", "what no host of this test knows");
+    let hosts = [plan.start(0, &[]), plan.start(1, &[stranger])];
+    until("refused", || hosts.iter().all(|host| nodes(host)["nodes"][1]["state"] == "refused"));
+    let text = hosts[0].check(&["node", "list"], b"", 0, "refused");
+    assert!(text.contains("cluster.secret_file") && text.contains("host-1"), "{text}");
+    assert!(metric(&hosts[0], "kvasir_cluster_strangers_total", "") > 0);
+    // It serves all the same, and says what it cannot promise.
+    let file = plan.dir.path().join("block");
+    std::fs::write(&file, content(1, BLOCK)).unwrap();
+    let file = file.to_str().unwrap();
+    hosts[0].check(&["put", "--copies", "2", "a", file], b"", 0, "2 hosts will hold it");
+    hosts[0].check(&["put", "--copies", "3", "b", file], b"", 2, "fewer hosts than copies");
+    hosts[0].check(&["exists", "a", "b"], b"", 0, "resident");
+}
