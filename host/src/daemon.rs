@@ -115,8 +115,7 @@ impl Daemon {
         let clock = Clock::start();
         let no_thread = |name| move |source| StartError::Thread { name, source };
         let cluster = cluster::open(&config, &store, clock)?;
-        let mut below = tiers::open(&config)?;
-        below.extend(cluster.iter().map(|cluster| cluster.tier()));
+        let below = tiers::open(&config, cluster.as_ref().map(|cluster| cluster.tier()))?;
         let admit = Box::new(PolicyAdmit(policies.admitter_worker()));
         let traffic = tiers::tiering_config(&config.tiering);
         let tiering = Tiering::start(Arc::clone(&store), below, admit, traffic, clock);

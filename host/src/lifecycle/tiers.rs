@@ -23,15 +23,19 @@ pub enum OpenError {
     Key { path: PathBuf, reason: String },
 }
 
-/// Opens the tiers that are configured, nearest first.
+/// Opens the tiers that are configured, nearest first; the pools of other hosts are nearer than a remote store.
 ///
 /// # Errors
 /// The first that does not open, and why.
-pub fn open(config: &Config) -> Result<Vec<Arc<dyn BlockStore>>, OpenError> {
+pub fn open(
+    config: &Config,
+    peers: Option<Arc<dyn BlockStore>>,
+) -> Result<Vec<Arc<dyn BlockStore>>, OpenError> {
     let mut below: Vec<Arc<dyn BlockStore>> = Vec::new();
     if !config.nvme.dir.as_os_str().is_empty() {
         below.push(Arc::new(open_nvme(&config.nvme)?));
     }
+    below.extend(peers);
     if let Some(place) = config.remote.place()? {
         below.push(Arc::new(open_remote(&config.remote, place)?));
     }
