@@ -1,8 +1,8 @@
 //! The peer: a process that exports memory on two rails until it is killed.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Lines, Read};
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -60,39 +60,42 @@ fn listen(node: &Arc<Node>, address: SocketAddr) -> Tcp {
 pub(crate) struct PeerProcess {
     pub(crate) addresses: Vec<String>,
     pub(crate) epoch: u64,
-    child: Child,
+    life: Life,
 }
+
+/// A process, and what it says: if nobody listened any more, the test harness in it would end it.
+type Life = (Child, Lines<BufReader<ChildStdout>>);
 
 impl PeerProcess {
     pub(crate) fn start() -> Self {
         // An address that nothing else here connects from, so that its ports stay free while the peer is dead.
         let id = std::process::id().to_le_bytes();
         let listen = format!("127.{}.{}.77:0", 1 + id[1] % 250, id[0]);
-        let (child, addresses) = spawn(&format!("{listen},{listen}"), 1);
-        Self { addresses, epoch: 1, child }
+        let (life, addresses) = spawn(&format!("{listen},{listen}"), 1);
+        Self { addresses, epoch: 1, life }
     }
 
     pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.life.0.kill().unwrap();
+        self.life.0.wait().unwrap();
     }
 
     /// A new life at the same addresses, with other bytes.
     pub(crate) fn restart(&mut self) {
         self.epoch += 1;
-        self.child = spawn(&self.addresses.join(","), self.epoch).0;
+        self.life = spawn(&self.addresses.join(","), self.epoch).0;
     }
 }
 
 impl Drop for PeerProcess {
     fn drop(&mut self) {
         // It may have been killed before.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.life.0.kill();
+        let _ = self.life.0.wait();
     }
 }
 
-fn spawn(addresses: &str, epoch: u64) -> (Child, Vec<String>) {
+fn spawn(addresses: &str, epoch: u64) -> (Life, Vec<String>) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "serve", "--nocapture"])
         .envs([(ADDRESSES, addresses), (EPOCH, &epoch.to_string())])
@@ -100,9 +103,10 @@ fn spawn(addresses: &str, epoch: u64) -> (Child, Vec<String>) {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     // The test harness speaks too.
-    let ready = lines.map_while(Result::ok).find_map(|line| Some(line.split_once(READY)?.1.to_owned()));
+    let ready =
+        lines.by_ref().map_while(Result::ok).find_map(|line| Some(line.split_once(READY)?.1.to_owned()));
     let addresses = ready.expect("the peer's process ended early").split(',').map(str::to_owned).collect();
-    (child, addresses)
+    ((child, lines), addresses)
 }
