@@ -109,8 +109,11 @@ impl Peer {
             }
         }
         let name = name.ok_or(last)?;
-        let usable = |link: &Link| Rail { usable: link.endpoint().is_some(), ..Rail::new(plan) };
-        let state = State { rails: links.iter().map(usable).collect(), schedule: Schedule::default() };
+        let mut rails = vec![Rail::new(plan); links.len()];
+        for (rail, link) in rails.iter_mut().zip(&links) {
+            rail.usable = link.endpoint().is_some();
+        }
+        let state = State { rails, schedule: Schedule::default() };
         Ok(Arc::new(Self {
             name,
             links,
@@ -221,10 +224,11 @@ impl Peer {
             if link.endpoint().is_none() && link.due(now) && link.connect(Some(&self.name)).is_err() {
                 link.failed(now);
             }
-            if link.endpoint().is_some() {
+            let connected = link.endpoint().is_some();
+            if connected {
                 self.reopen(rail, now);
-                self.state().rails[rail].usable = true;
             }
+            self.state().rails[rail].usable = connected;
         }
     }
 
