@@ -7,6 +7,7 @@
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -45,17 +46,37 @@ impl Row {
 
 /// Measures everything. `round` is how long one round of one thing lasts; each has `rounds` of them.
 pub fn run(round: Duration, rounds: usize) -> io::Result<Vec<Row>> {
+    run_some(round, rounds, |_| true)
+}
+
+/// As [`run`], of the groups of rows whose first name is wanted.
+pub fn run_some(round: Duration, rounds: usize, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<Row>> {
     let bench = Bench::over_tcp(64 * MIB)?;
-    let mut rows = Vec::new();
+    let (mut rows, all) = (Vec::new(), round * rounds as u32);
     for (name, len, depth) in [("64KiB", 64 << 10, 64), ("1MiB", MIB, 16), ("16MiB", 16 * MIB, 2)] {
-        rows.extend(bench.bandwidth(name, len, depth, round, rounds)?);
+        if wanted(&format!("tcp/get/{name}")) {
+            rows.extend(bench.bandwidth(name, len, depth, round, rounds)?);
+        }
     }
-    rows.push(bench.small(round, rounds));
-    rows.push(bench.latency(round * rounds as u32));
-    rows.push(bench.batches(round, rounds));
+    if wanted("tcp/get/4KiB") {
+        rows.push(bench.small(round, rounds));
+    }
+    if wanted("tcp/latency/4KiB") {
+        rows.push(bench.latency(all));
+    }
+    if wanted("tcp/batch/32x1MiB") {
+        rows.push(bench.batches(round, rounds));
+    }
+    if wanted("class/decode-p99/unloaded") {
+        rows.extend(bench.classes(all));
+    }
     bench.check()?;
-    rows.extend(shared_memory(round * rounds as u32)?);
-    rows.push(planning(round * rounds as u32));
+    if wanted("shm/entry") {
+        rows.extend(shared_memory(all)?);
+    }
+    if wanted("plan/slice") {
+        rows.push(planning(all));
+    }
     Ok(rows)
 }
 
@@ -115,8 +136,12 @@ impl Bench {
     }
 
     fn get(&self, first: u64, count: u64, len: u64) -> Transfer {
+        self.get_as(Class::DecodeCritical, first, count, len)
+    }
+
+    fn get_as(&self, class: Class, first: u64, count: u64, len: u64) -> Transfer {
         let entries = (first..first + count).map(|n| self.entry(n, len)).collect();
-        let batch = Batch { entries, ..Batch::new(Class::DecodeCritical) };
+        let batch = Batch { entries, ..Batch::new(class) };
         match self.engine.submit(batch) {
             Ok(transfer) => transfer,
             Err(error) => unreachable!("a batch of {count}: {error}"),
@@ -172,20 +197,74 @@ impl Bench {
     }
 
     fn latency(&self, time: Duration) -> Row {
-        let start = Instant::now();
-        let mut times = Vec::new();
-        while start.elapsed() < time {
+        let times = self.times(4096, time);
+        let p50 = at(&times, 0.5);
+        Row {
+            p50_us: Some(p50),
+            p99_us: Some(at(&times, 0.99)),
+            ..Row::new("tcp/latency/4KiB", p50, "us", None)
+        }
+    }
+
+    /// Urgent gets of `len` bytes, one after the other: how long each took in µs, sorted.
+    fn times(&self, len: u64, time: Duration) -> Vec<f64> {
+        let (start, mut times) = (Instant::now(), Vec::new());
+        while times.is_empty() || start.elapsed() < time {
             let before = Instant::now();
-            finish(Some(self.get(times.len() as u64, 1, 4096)));
+            finish(Some(self.get(times.len() as u64, 1, len)));
             times.push(before.elapsed().as_secs_f64() * 1e6);
         }
         times.sort_by(f64::total_cmp);
-        let at = |share: f64| Some(times[((times.len() - 1) as f64 * share) as usize]);
-        Row {
-            p50_us: at(0.5),
-            p99_us: at(0.99),
-            ..Row::new("tcp/latency/4KiB", at(0.5).unwrap_or(0.0), "us", None)
+        times
+    }
+
+    /// What an urgent get of 64 KiB takes at the 99th percentile, on an idle rail and beside replication that has
+    /// always more to send than the rail takes. Rounds of both alternate.
+    fn classes(&self, time: Duration) -> Vec<Row> {
+        const LEN: u64 = 64 << 10;
+        const ROUNDS: u32 = 4;
+        let (mut unloaded, mut loaded) = (Vec::new(), Vec::new());
+        let (mut replicated, mut seconds) = (0, 0.0);
+        for _ in 0..ROUNDS {
+            unloaded.extend(self.times(LEN, time / ROUNDS));
+            let ended = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let start = Instant::now();
+                let backlog = scope.spawn(|| self.replicate(&ended));
+                loaded.extend(self.times(LEN, time / ROUNDS));
+                ended.store(true, Ordering::Release);
+                seconds += start.elapsed().as_secs_f64();
+                replicated += backlog.join().unwrap_or_default();
+            });
         }
+        unloaded.sort_by(f64::total_cmp);
+        loaded.sort_by(f64::total_cmp);
+        let row = |name: &str, times: &[f64], reference| Row {
+            p50_us: Some(at(times, 0.5)),
+            p99_us: Some(at(times, 0.99)),
+            ..Row::new(format!("class/decode-p99/{name}"), at(times, 0.99), "us", reference)
+        };
+        let idle = at(&unloaded, 0.99);
+        let rate = replicated as f64 / seconds / 1e9;
+        vec![
+            row("unloaded", &unloaded, None),
+            row("loaded", &loaded, Some(idle)),
+            Row::new("class/replication/loaded", rate, "GB/s", None),
+        ]
+    }
+
+    /// Replication that never runs dry, until it is told to end. How many bytes arrived by then.
+    fn replicate(&self, ended: &AtomicBool) -> u64 {
+        let more = |n: u64| self.get_as(Class::Replication, n * 16, 16, MIB);
+        let mut flying: std::collections::VecDeque<Transfer> = (0..4).map(more).collect();
+        let mut bytes = 0;
+        while !ended.load(Ordering::Acquire) {
+            finish(flying.pop_front());
+            flying.push_back(more(0));
+            bytes += 16 * MIB;
+        }
+        flying.into_iter().for_each(|transfer| finish(Some(transfer)));
+        bytes
     }
 
     fn batches(&self, round: Duration, rounds: usize) -> Row {
@@ -226,6 +305,11 @@ impl Bench {
             Err(io::Error::other("other bytes arrived"))
         }
     }
+}
+
+/// The value below which a share of sorted values lies.
+fn at(sorted: &[f64], share: f64) -> f64 {
+    sorted.get(((sorted.len() as f64 - 1.0) * share) as usize).copied().unwrap_or(0.0)
 }
 
 fn finish(transfer: Option<Transfer>) {
@@ -367,8 +451,8 @@ fn planning(time: Duration) -> Row {
         }
         loop {
             now += 100_000;
-            if let Ok(slice) = schedule.next(&rails, &config, [u64::MAX; 3]) {
-                let issued = rails[slice.rail].issue(slice.len, now);
+            if let Ok(slice) = schedule.next(&rails, &config, [u64::MAX; 3], now) {
+                let issued = rails[slice.rail].issue(slice.class, slice.len, now);
                 flying.push_back((slice, issued));
                 slices += 1;
             } else if let Some((slice, issued)) = flying.pop_front() {
@@ -389,7 +473,7 @@ mod tests {
     #[test]
     fn smoke() {
         let rows = run(Duration::from_millis(1), 1).unwrap();
-        assert_eq!(rows.len(), 12);
+        assert_eq!(rows.len(), 15);
         assert!(rows.iter().all(|row| row.value > 0.0 && row.reference.is_none_or(|r| r > 0.0)), "{rows:?}");
     }
 }

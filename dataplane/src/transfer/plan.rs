@@ -3,7 +3,8 @@
 //! Work waits in three classes. Decode-critical work goes first, always; prefill and replication share the rest by
 //! weight (deficit round robin over bytes). A rail takes new slices only while less than a window waits on it, so the
 //! choice of rail is made late, when it is known which one drained; lower classes may fill only part of that window,
-//! so that something urgent never waits behind a full one.
+//! so that something urgent never waits behind a full one. While a rail carries urgent work, and a little longer, lower
+//! classes keep only so much on it as it moves in [`PlanConfig::calm_time_us`]: the next urgent slice waits for no more.
 //!
 //! Of the rails with room, a slice goes to the one that would finish it first: `(queued + slice) / rate`. Rates are
 //! measured (bytes delivered between issue and completion), so a slow rail gets less without being told. Slices are
@@ -41,6 +42,11 @@ pub struct PlanConfig {
     pub window_min: u64,
     /// The share of a window that classes other than decode-critical may fill, in 1/256. Default 192 (three quarters).
     pub window_share: u64,
+    /// For this long after decode-critical work was on a rail, it is kept calm for more of it. Default 2,000 µs.
+    pub calm_us: u64,
+    /// What other classes may have on a calm rail: what it moves in this time, at least half of
+    /// `slice_min`. Default 25 µs.
+    pub calm_time_us: u64,
     /// The weights of prefill and replication. Default 3 to 1.
     pub weights: [u64; 2],
     /// Pieces up to this length travel together. Default 16 KiB.
@@ -61,6 +67,8 @@ impl Default for PlanConfig {
             slice_time_us: 1000,
             window_min: 8 << 20,
             window_share: 192,
+            calm_us: 2000,
+            calm_time_us: 25,
             weights: [3, 1],
             small_max: 16 << 10,
             merged_max: 256 << 10,
@@ -83,12 +91,16 @@ pub struct Rail {
     pub slices: u64,
     pub failures: u64,
     /// Measurements that `rate` is made of, 8 at most.
-    pub samples: u64,
+    samples: u64,
+    /// Decode-critical slices on it, and when there last was one.
+    urgent: u64,
+    urgent_at_ns: u64,
 }
 
 /// When a slice was issued: what its completion needs to measure the rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Issued {
+    class: Class,
     at_ns: u64,
     delivered_bytes: u64,
 }
@@ -96,13 +108,24 @@ pub struct Issued {
 impl Rail {
     pub fn new(config: &PlanConfig) -> Self {
         let rate = config.rate_guess.max(1);
-        Self { usable: true, queued_bytes: 0, rate, delivered_bytes: 0, slices: 0, failures: 0, samples: 0 }
+        Self {
+            usable: true,
+            queued_bytes: 0,
+            rate,
+            delivered_bytes: 0,
+            slices: 0,
+            failures: 0,
+            samples: 0,
+            urgent: 0,
+            urgent_at_ns: 0,
+        }
     }
 
-    pub fn issue(&mut self, len: u64, now_ns: u64) -> Issued {
+    pub fn issue(&mut self, class: Class, len: u64, now_ns: u64) -> Issued {
         self.queued_bytes += len;
         self.slices += 1;
-        Issued { at_ns: now_ns, delivered_bytes: self.delivered_bytes }
+        self.urgent += u64::from(class == Class::DecodeCritical);
+        Issued { class, at_ns: now_ns, delivered_bytes: self.delivered_bytes }
     }
 
     /// Takes `len` bytes off the queue. `delivered` of them arrived.
@@ -112,6 +135,10 @@ impl Rail {
         self.queued_bytes = self.queued_bytes.saturating_sub(len);
         self.delivered_bytes += delivered;
         self.failures += u64::from(delivered < len);
+        if issued.class == Class::DecodeCritical {
+            self.urgent -= 1;
+            self.urgent_at_ns = now_ns;
+        }
         let elapsed = now_ns.saturating_sub(issued.at_ns).max(1);
         if delivered < TELLING {
             return;
@@ -128,13 +155,33 @@ impl Rail {
     /// How long a slice should be on this rail.
     pub fn slice_bytes(&self, config: &PlanConfig) -> u64 {
         const STEP: u64 = 64 << 10;
-        let wanted = (u128::from(self.rate) * u128::from(config.slice_time_us) / 1_000_000) as u64;
+        let wanted = self.bytes_in(config.slice_time_us);
         (wanted / STEP * STEP).clamp(config.slice_min, config.slice_max)
     }
 
-    fn window(&self, config: &PlanConfig, class: Class) -> u64 {
-        let window = config.window_min.max(self.slice_bytes(config) * 4);
-        if class == Class::DecodeCritical { window } else { window / 256 * config.window_share }
+    /// The longest slice of a class, and the bytes on the rail below which it goes.
+    fn limits(&self, config: &PlanConfig, class: Class, now_ns: u64) -> (u64, u64) {
+        let slice = self.slice_bytes(config);
+        let window = config.window_min.max(slice * 4);
+        if class == Class::DecodeCritical {
+            return (slice, window);
+        }
+        let lower = window / 256 * config.window_share;
+        if self.calm(config, now_ns) {
+            let calm = self.bytes_in(config.calm_time_us).max(config.slice_min / 2);
+            return (slice.min(calm), lower.min(calm));
+        }
+        (slice, lower)
+    }
+
+    /// Whether urgent work is on it, or was until just now.
+    fn calm(&self, config: &PlanConfig, now_ns: u64) -> bool {
+        let ever = self.urgent_at_ns > 0;
+        self.urgent > 0 || ever && now_ns < self.urgent_at_ns.saturating_add(config.calm_us * 1000)
+    }
+
+    fn bytes_in(&self, time_us: u64) -> u64 {
+        (u128::from(self.rate) * u128::from(time_us) / 1_000_000) as u64
     }
 
     /// When it would be done with `len` more bytes, in ns.
@@ -222,13 +269,14 @@ impl<T: Clone> Schedule<T> {
         taken
     }
 
-    /// The next slice. `room` gives the bytes that each class's budget (at least `slice_min`) still allows; pieces that
+    /// The next slice, at a time in ns. `room` gives the bytes that each class's budget (at least `slice_min`) still allows; pieces that
     /// travel together may exceed it by `merged_max`.
     pub fn next(
         &mut self,
         rails: &[Rail],
         config: &PlanConfig,
         room: [u64; CLASSES],
+        now_ns: u64,
     ) -> Result<Slice<T>, Idle> {
         if self.is_empty() {
             return Err(Idle::Empty);
@@ -236,10 +284,10 @@ impl<T: Clone> Schedule<T> {
         if !rails.iter().any(|rail| rail.usable) {
             return Err(Idle::NoRail);
         }
-        if let Some(slice) = self.take(Class::DecodeCritical, rails, config, room) {
+        if let Some(slice) = self.take(Class::DecodeCritical, rails, config, room, now_ns) {
             return Ok(slice);
         }
-        self.take_by_weight(rails, config, room).ok_or(Idle::Full)
+        self.take_by_weight(rails, config, room, now_ns).ok_or(Idle::Full)
     }
 
     fn take_by_weight(
@@ -247,13 +295,14 @@ impl<T: Clone> Schedule<T> {
         rails: &[Rail],
         config: &PlanConfig,
         room: [u64; CLASSES],
+        now_ns: u64,
     ) -> Option<Slice<T>> {
         const SHARED: [Class; 2] = [Class::Prefill, Class::Replication];
         // One visit to each, then one more to the first, whose deficit was topped up.
         for _ in 0..3 {
             let class = SHARED[self.turn];
             if self.deficits[self.turn] > 0
-                && let Some(slice) = self.take(class, rails, config, room)
+                && let Some(slice) = self.take(class, rails, config, room, now_ns)
             {
                 self.deficits[self.turn] = self.deficits[self.turn].saturating_sub(slice.len);
                 return Some(slice);
@@ -272,11 +321,12 @@ impl<T: Clone> Schedule<T> {
         rails: &[Rail],
         config: &PlanConfig,
         room: [u64; CLASSES],
+        now_ns: u64,
     ) -> Option<Slice<T>> {
         let queue = &mut self.queues[class as usize];
         let first = queue.front()?;
-        let rail = choose(rails, config, class, first)?;
-        let len = cut(first.len, rails[rail].slice_bytes(config));
+        let rail = choose(rails, config, class, first, now_ns)?;
+        let len = cut(first.len, rails[rail].limits(config, class, now_ns).0);
         // Budgets are at least `slice_min`, so what waits here goes after a completion.
         let free = room[class as usize];
         if free == 0 || (free < len && free < config.slice_min) {
@@ -291,13 +341,19 @@ impl<T: Clone> Schedule<T> {
 }
 
 /// The rail that would finish a slice of this work first, of those with room; one on which it failed only if all did.
-fn choose<T>(rails: &[Rail], config: &PlanConfig, class: Class, work: &Work<T>) -> Option<usize> {
+fn choose<T>(
+    rails: &[Rail],
+    config: &PlanConfig,
+    class: Class,
+    work: &Work<T>,
+    now_ns: u64,
+) -> Option<usize> {
     let fresh =
         |n: usize| rails[n].usable && work.avoid.checked_shr(n as u32).is_none_or(|bits| bits & 1 == 0);
     let any_fresh = (0..rails.len()).any(fresh);
     (0..rails.len())
         .filter(|&n| if any_fresh { fresh(n) } else { rails[n].usable })
-        .filter(|&n| rails[n].queued_bytes < rails[n].window(config, class))
+        .filter(|&n| rails[n].queued_bytes < rails[n].limits(config, class, now_ns).1)
         .min_by_key(|&n| rails[n].finish_ns(work.len.min(rails[n].slice_bytes(config))))
 }
 
@@ -361,8 +417,8 @@ mod tests {
         let mut busy_until = vec![0u64; rails.len()];
         let mut flying: Vec<(u64, usize, u64, Issued)> = Vec::new();
         loop {
-            while let Ok(slice) = schedule.next(rails, &config, UNLIMITED) {
-                let issued = rails[slice.rail].issue(slice.len, now);
+            while let Ok(slice) = schedule.next(rails, &config, UNLIMITED, now) {
+                let issued = rails[slice.rail].issue(slice.class, slice.len, now);
                 let took = slice.len * 1_000_000_000 / true_rates[slice.rail];
                 busy_until[slice.rail] = busy_until[slice.rail].max(now) + took;
                 flying.push((busy_until[slice.rail], slice.rail, slice.len, issued));
@@ -404,17 +460,40 @@ mod tests {
             if n == 200 {
                 schedule.push(Class::DecodeCritical, work(0, 100));
             }
-            let slice = schedule.next(&rails, &config, UNLIMITED).unwrap();
+            let slice = schedule.next(&rails, &config, UNLIMITED, 0).unwrap();
             assert_eq!(slice.class == Class::DecodeCritical, n == 200);
             sent[slice.class as usize] += slice.len;
         }
         assert!(sent[1] > 2 * sent[2] && sent[1] < 4 * sent[2], "{sent:?}");
         // A window that lower classes filled has room for what is urgent.
-        while let Ok(slice) = schedule.next(&rails, &config, UNLIMITED) {
-            rails[0].issue(slice.len, 0);
+        while let Ok(slice) = schedule.next(&rails, &config, UNLIMITED, 0) {
+            rails[0].issue(slice.class, slice.len, 0);
         }
         schedule.push(Class::DecodeCritical, work(0, 100));
-        assert!(schedule.next(&rails, &config, UNLIMITED).is_ok());
+        assert!(schedule.next(&rails, &config, UNLIMITED, 0).is_ok());
+    }
+
+    #[test]
+    fn rails_stay_calm_beside_urgent_work() {
+        let (mut schedule, mut rails, config) =
+            (Schedule::default(), rails(&[1_000_000_000]), PlanConfig::default());
+        let waiting = |schedule: &mut Schedule<u32>, rails: &mut [Rail], now| {
+            let mut bytes = 0;
+            while let Ok(slice) = schedule.next(rails, &config, UNLIMITED, now) {
+                rails[0].issue(slice.class, slice.len, now);
+                bytes += slice.len;
+            }
+            bytes
+        };
+        schedule.push(Class::DecodeCritical, work(0, 1000));
+        let slice = schedule.next(&rails, &config, UNLIMITED, 1).unwrap();
+        let urgent = rails[0].issue(slice.class, slice.len, 1);
+        schedule.push(Class::Replication, work(2, 64 << 20));
+        assert!(waiting(&mut schedule, &mut rails, 1) <= config.slice_min * 3 / 2);
+        rails[0].complete(urgent, 1000, 1000, 100);
+        assert_eq!(waiting(&mut schedule, &mut rails, 100), 0, "more urgent work may come");
+        let later = 100 + config.calm_us * 1000;
+        assert!(waiting(&mut schedule, &mut rails, later) > 4 * config.slice_min);
     }
 
     #[test]
@@ -422,10 +501,10 @@ mod tests {
         let mut schedule = Schedule::default();
         let (rails, config) = (rails(&[1_000_000_000]), PlanConfig::default());
         schedule.push(Class::Replication, work(2, 4 << 20));
-        assert_eq!(schedule.next(&rails, &config, [u64::MAX, u64::MAX, 0]), Err(Idle::Full));
+        assert_eq!(schedule.next(&rails, &config, [u64::MAX, u64::MAX, 0], 0), Err(Idle::Full));
         schedule.push(Class::Prefill, work(1, 100));
-        assert_eq!(schedule.next(&rails, &config, [u64::MAX, u64::MAX, 0]).unwrap().class, Class::Prefill);
-        let slice = schedule.next(&rails, &config, [0, 0, 200 << 10]).unwrap();
+        assert_eq!(schedule.next(&rails, &config, [u64::MAX, u64::MAX, 0], 0).unwrap().class, Class::Prefill);
+        let slice = schedule.next(&rails, &config, [0, 0, 200 << 10], 0).unwrap();
         assert_eq!((slice.class, slice.len), (Class::Replication, 200 << 10));
     }
 
@@ -435,7 +514,7 @@ mod tests {
         let (mut rails, config) = (rails(&[9_000_000_000, 1_000_000]), PlanConfig::default());
         let check = |schedule: &mut Schedule<u32>, rails: &[Rail], avoid, expected: Result<usize, Idle>| {
             schedule.push(Class::Prefill, Work { avoid, ..work(0, 100) });
-            let found = schedule.next(rails, &config, UNLIMITED).map(|slice| slice.rail);
+            let found = schedule.next(rails, &config, UNLIMITED, 0).map(|slice| slice.rail);
             schedule.extract(|_| true);
             assert_eq!(found, expected);
         };
@@ -446,7 +525,7 @@ mod tests {
         check(&mut schedule, &rails, 0, Ok(1));
         rails[1].usable = false;
         check(&mut schedule, &rails, 0, Err(Idle::NoRail));
-        assert_eq!(schedule.next(&rails, &config, UNLIMITED), Err(Idle::Empty));
+        assert_eq!(schedule.next(&rails, &config, UNLIMITED, 0), Err(Idle::Empty));
     }
 
     #[test]
@@ -456,7 +535,7 @@ mod tests {
         for n in 0..100u32 {
             schedule.push(Class::Prefill, Work { merge_key: (u64::from(n / 50), 0), ..work(n, 4096) });
         }
-        let sizes: Vec<usize> = std::iter::from_fn(|| schedule.next(&rails, &config, UNLIMITED).ok())
+        let sizes: Vec<usize> = std::iter::from_fn(|| schedule.next(&rails, &config, UNLIMITED, 0).ok())
             .map(|s| s.pieces.len())
             .collect();
         assert_eq!(sizes, [50, 50], "merged up to 256 KiB, and not across transfers");
@@ -485,12 +564,12 @@ mod tests {
             let mut now = 0;
             while !(schedule.is_empty() && flying.is_empty()) {
                 now += 1000;
-                match schedule.next(&rails, &config, used.map(|used| budget.saturating_sub(used))) {
+                match schedule.next(&rails, &config, used.map(|used| budget.saturating_sub(used)), now) {
                     Ok(slice) => {
                         prop_assert_eq!(slice.len, slice.pieces.iter().map(|piece| piece.len).sum::<u64>());
                         prop_assert!(slice.len <= config.slice_max * 3 / 2);
                         used[slice.class as usize] += slice.len;
-                        let issued = rails[slice.rail].issue(slice.len, now);
+                        let issued = rails[slice.rail].issue(slice.class, slice.len, now);
                         flying.push((slice, issued));
                     }
                     Err(idle) => {

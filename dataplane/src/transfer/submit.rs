@@ -253,9 +253,10 @@ impl Shared {
         let state = &mut *state;
         let mut shares: Vec<Vec<_>> = state.rails.iter().map(|_| Vec::new()).collect();
         loop {
-            match state.schedule.next(&state.rails, &self.config.plan, self.room()) {
+            let now = self.now_ns();
+            match state.schedule.next(&state.rails, &self.config.plan, self.room(), now) {
                 Ok(slice) => {
-                    let issued = state.rails[slice.rail].issue(slice.len, self.now_ns());
+                    let issued = state.rails[slice.rail].issue(slice.class, slice.len, now);
                     self.in_flight[slice.class as usize].fetch_add(slice.len, Ordering::AcqRel);
                     shares[slice.rail].push((slice, issued));
                 }
