@@ -331,6 +331,8 @@ fn tiers(host: &Host) {
     }
     counter!("kvasir_promotions_total", "outcome" => "promoted").absolute(stats.promoted);
     counter!("kvasir_promotions_total", "outcome" => "served_without").absolute(stats.not_promoted);
+    counter!("kvasir_read_ahead_blocks_total", "outcome" => "asked").absolute(stats.read_ahead);
+    counter!("kvasir_read_ahead_blocks_total", "outcome" => "landed").absolute(stats.read_ahead_landed);
     counter!("kvasir_loads_refused_total").absolute(stats.load_refused);
     gauge!("kvasir_loading_bytes").set(stats.loading_bytes as f64);
 }

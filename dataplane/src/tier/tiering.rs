@@ -7,12 +7,14 @@
 //!
 //! **Up.** A lookup that misses DRAM asks the tiers in order and loads what they hold in one batch per tier
 //! ([`onboard`]). A local reader reads in place, so its blocks go into the pool; a remote one is served from the loaded
-//! bytes, and they go into the pool only on evidence: there is room, or the block was asked for before.
+//! bytes, and they go into the pool only on evidence: there is room, or the block was asked for before. A walk along a
+//! chain is read ahead of ([`ahead`]).
 //!
 //! **Who holds what.** Each tier knows its own blocks and answers without I/O ([`BlockStore::sizes`]), so there is no
 //! second index that could disagree. A block may be in several tiers; its bytes are the same in all of them.
 
 mod admit;
+mod ahead;
 mod budget;
 mod moves;
 mod offload;
@@ -31,6 +33,7 @@ pub use admit::{Admission, Admit, AdmitAll, Candidate};
 pub use offload::OffloadStats;
 pub use onboard::{OnboardStats, Onboarded, Read};
 
+use self::ahead::Ahead;
 use self::budget::Budget;
 use self::moves::Moves;
 use self::offload::{Job, Offloader};
@@ -59,8 +62,10 @@ pub struct TieringConfig {
     pub load_bytes: u64,
     /// How long a lookup waits for one tier. Default 2 s; then the block is a miss there.
     pub load_timeout: Duration,
-    /// Blocks remembered as refused, per tier, and as asked for (16 B each). Default 65,536.
+    /// Blocks remembered as refused, per tier, as asked for and as followed by another (64 B in all). Default 65,536.
     pub recent_blocks: usize,
+    /// The most blocks read ahead of who walks a chain. Default 8.
+    pub read_ahead_blocks: usize,
 }
 
 impl Default for TieringConfig {
@@ -73,6 +78,7 @@ impl Default for TieringConfig {
             load_bytes: 256 << 20,
             load_timeout: Duration::from_secs(2),
             recent_blocks: 1 << 16,
+            read_ahead_blocks: 8,
         }
     }
 }
@@ -126,6 +132,9 @@ pub struct TieringStats {
     /// Loaded blocks that went into the pool, and that were served without.
     pub promoted: u64,
     pub not_promoted: u64,
+    /// Blocks read ahead of a walk along a chain, and those of them that went into the pool.
+    pub read_ahead: u64,
+    pub read_ahead_landed: u64,
     /// Lookups turned away because too much was being loaded, by blocks.
     pub load_refused: u64,
     /// Memory of the blocks being loaded now.
@@ -159,6 +168,7 @@ pub struct Tiering {
     touched: Mutex<Recent>,
     loading: Arc<Budget>,
     loads: onboard::Totals,
+    ahead: Ahead,
     /// Writes promoted blocks.
     owner: OwnerId,
 }
@@ -190,6 +200,7 @@ impl Tiering {
             touched: Mutex::new(Recent::new(config.recent_blocks)),
             loading: Budget::new(config.load_bytes),
             loads: onboard::Totals::default(),
+            ahead: Ahead::new(config.recent_blocks),
             moves: Arc::default(),
             admit: Mutex::new(admit),
             owner: dram.new_owner(),
@@ -351,6 +362,7 @@ impl Tiering {
         let Some(held) = self.dram.hold_chosen(stat.slot, stat.key) else { return false };
         let BlockStat { key, parent, depth, class, tenant, size, .. } = *stat;
         let meta = BlockMeta { key, parent, depth, class, tenant, ttl_ms: 0, size };
+        self.ahead.learn(&meta);
         let pushed = offloader.push(Job { held, meta, moving });
         if !pushed {
             offloader.counts().skipped.fetch_add(1, Relaxed);
@@ -469,6 +481,8 @@ impl Tiering {
             levels: self.levels.iter().map(level).collect(),
             promoted: self.loads.promoted.load(Relaxed),
             not_promoted: self.loads.not_promoted.load(Relaxed),
+            read_ahead: self.ahead.read.load(Relaxed),
+            read_ahead_landed: self.ahead.landed.load(Relaxed),
             load_refused: self.loads.refused.load(Relaxed),
             loading_bytes: self.loading.used(),
         }

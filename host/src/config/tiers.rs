@@ -22,8 +22,10 @@ pub struct Tiering {
     pub load_bytes: Size,
     /// How long a lookup waits for one tier before the block counts as missing there.
     pub load_timeout: Span,
-    /// Blocks remembered as turned away, per tier, and as asked for. 16 B each.
+    /// Blocks remembered as turned away, per tier, as asked for and as followed by another. 64 B in all.
     pub recent_blocks: u32,
+    /// The most blocks brought up ahead of who walks a chain a few blocks at a time. 0: none.
+    pub read_ahead_blocks: u32,
     /// How long a host that stops may take to finish copies and make them durable.
     pub shutdown_timeout: Span,
 }
@@ -117,6 +119,7 @@ impl Default for Tiering {
             load_bytes: Size::mib(256),
             load_timeout: Span::secs(2),
             recent_blocks: 1 << 16,
+            read_ahead_blocks: 8,
             shutdown_timeout: Span::secs(5),
         }
     }

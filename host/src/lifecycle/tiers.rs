@@ -117,6 +117,7 @@ pub fn tiering_config(settings: &config::Tiering) -> TieringConfig {
         load_bytes: settings.load_bytes.0,
         load_timeout: settings.load_timeout.0,
         recent_blocks: settings.recent_blocks as usize,
+        read_ahead_blocks: settings.read_ahead_blocks as usize,
     }
 }
 

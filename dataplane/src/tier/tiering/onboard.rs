@@ -106,12 +106,18 @@ impl Read {
 }
 
 /// A block that some tier below holds, on its way up.
-struct Wanted {
+pub(super) struct Wanted {
     /// Position in the call.
     at: usize,
-    size: u32,
+    pub(super) size: u32,
     moving: Moving,
     permit: Permit,
+}
+
+impl Wanted {
+    pub(super) fn key(&self) -> BlockKey {
+        self.moving.key()
+    }
 }
 
 impl Tiering {
@@ -150,6 +156,7 @@ impl Tiering {
         reach: Reach,
         now_ms: u64,
     ) -> Result<Vec<Lookup>, StoreError> {
+        self.land(keys, now_ms);
         let mut lookups = self.dram.get(owner, keys, class, now_ms)?;
         if self.levels.is_empty() {
             return Ok(lookups);
@@ -158,7 +165,9 @@ impl Tiering {
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
         for chunk in self.chunks(&asked, reach) {
             let (keys, places) = (&asked[chunk.clone()], &missing[chunk]);
-            for (load, &place) in self.load(keys, reach, u64::MAX).into_iter().zip(places) {
+            let loads = self.load(keys, reach, u64::MAX);
+            self.walk_on(keys, &loads, now_ms);
+            for (load, &place) in loads.into_iter().zip(places) {
                 match load {
                     Read::Onboarded(block) => lookups[place] = self.lend(owner, &block, class, now_ms)?,
                     Read::Throttled => lookups[place] = Lookup::Throttled,
@@ -171,6 +180,7 @@ impl Tiering {
 
     /// The blocks of `keys` for sending them away, at most `bytes_max` of them in sum.
     pub fn read(&self, keys: &[BlockKey], class: u16, now_ms: u64, bytes_max: u64) -> Vec<Read> {
+        self.land(keys, now_ms);
         let mut left = bytes_max;
         let mut reads = Vec::with_capacity(keys.len());
         for &key in keys {
@@ -188,7 +198,9 @@ impl Tiering {
         }
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| matches!(reads[i], Read::Missing)).collect();
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
-        missing.into_iter().zip(self.load(&asked, Reach::All, left)).for_each(|(i, load)| reads[i] = load);
+        let loads = self.load(&asked, Reach::All, left);
+        self.walk_on(&asked, &loads, now_ms);
+        missing.into_iter().zip(loads).for_each(|(i, load)| reads[i] = load);
         reads
     }
 
@@ -201,13 +213,17 @@ impl Tiering {
             touched.note(key, now_ms);
             again
         };
-        let pressure = self.dram.pressure();
-        let room = pressure.free_bytes >= pressure.high_bytes + u64::from(block.meta.size);
-        if again || room {
+        if again || self.has_room(block.meta.size) {
             self.promote(block, now_ms);
         } else {
             self.loads.not_promoted.fetch_add(1, Relaxed);
         }
+    }
+
+    /// Whether that many bytes fit in the pool above the watermark.
+    pub(super) fn has_room(&self, bytes: u32) -> bool {
+        let pressure = self.dram.pressure();
+        pressure.free_bytes >= pressure.high_bytes + u64::from(bytes)
     }
 
     /// Brings a loaded block into the pool and leases it, before anything else is brought: a policy may find a block
@@ -226,7 +242,7 @@ impl Tiering {
     }
 
     /// Copies a loaded block into the pool; whether it is resident now.
-    fn promote(&self, block: &Onboarded, now_ms: u64) -> bool {
+    pub(super) fn promote(&self, block: &Onboarded, now_ms: u64) -> bool {
         let put = self.dram.put(self.owner, &block.meta, block.bytes(), now_ms);
         let resident = matches!(put, Ok(Reserve::Reserved(_) | Reserve::AlreadyStored));
         if resident && block.moving.is_removed() {
@@ -283,7 +299,7 @@ impl Tiering {
     }
 
     /// Registers a move for each open key that `level` holds, and takes its memory from the bounds.
-    fn want(
+    pub(super) fn want(
         &self,
         level: &Level,
         keys: &[BlockKey],
@@ -321,13 +337,16 @@ impl Tiering {
                     }
                 }
             }
-            Err(pending) => {
-                pending.cancel();
-                level.onboard.timed_out.fetch_add(wanted.len() as u64, Relaxed);
-                let permits = wanted.into_iter().map(|wanted| wanted.permit).collect();
-                lock(&self.loads.overdue).push((pending, permits));
-            }
+            Err(pending) => self.let_go(level, pending, wanted),
         }
+    }
+
+    /// Waits no longer for a load.
+    pub(super) fn let_go(&self, level: &Level, pending: Pending<Vec<GetDone>>, wanted: Vec<Wanted>) {
+        pending.cancel();
+        level.onboard.timed_out.fetch_add(wanted.len() as u64, Relaxed);
+        let permits = wanted.into_iter().map(|wanted| wanted.permit).collect();
+        lock(&self.loads.overdue).push((pending, permits));
     }
 
     /// Gives back the memory of late loads that have ended since.
@@ -344,7 +363,7 @@ impl Tiering {
 }
 
 /// Counts what a tier delivered; the block if it is the one that was asked for, intact.
-fn check(level: &Level, done: GetDone, wanted: Wanted) -> Option<Onboarded> {
+pub(super) fn check(level: &Level, done: GetDone, wanted: Wanted) -> Option<Onboarded> {
     let Wanted { moving, permit, .. } = wanted;
     let counts = &level.onboard;
     let loaded = match done.outcome {

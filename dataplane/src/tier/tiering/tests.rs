@@ -1,5 +1,6 @@
 //! Tiers together: the corners one by one, and random calls on two threads against what must hold.
 
+mod ahead;
 mod model;
 
 use std::collections::VecDeque;
