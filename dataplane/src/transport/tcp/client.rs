@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,8 @@ use crate::transport::{Cancel, Capabilities, Completion, Direction, Grant, Op, O
 
 /// From this payload on, its header is received alone and the rest goes straight into memory.
 const LARGE: u64 = 16 << 10;
+/// A peer that has so many bytes to send has enough to do.
+const BUSY: u64 = 1 << 20;
 /// Bytes received at once otherwise.
 const READ_AHEAD: usize = 64 << 10;
 
@@ -37,6 +39,13 @@ pub(super) struct Connection {
     next_request: AtomicU64,
     /// Bytes that the system took to send: a sign of life while a long write goes out.
     sent: AtomicU64,
+    /// Something is left for the receiving thread to send. It looks here first, because whoever submits holds the outbox
+    /// for as long as a system call takes.
+    backlog: AtomicBool,
+    /// The receiving thread is at work and will look at `backlog` before it waits.
+    active: AtomicBool,
+    /// Bytes of reads that were asked for and have not begun to come.
+    asked: AtomicU64,
 }
 
 #[derive(Default)]
@@ -66,6 +75,9 @@ impl Connection {
             in_flight: AtomicUsize::new(0),
             next_request: AtomicU64::new(1),
             sent: AtomicU64::new(0),
+            backlog: AtomicBool::new(false),
+            active: AtomicBool::new(false),
+            asked: AtomicU64::new(0),
         }))
     }
 
@@ -80,6 +92,7 @@ impl Connection {
     pub(super) fn submit(&self, ops: Vec<Op>, capabilities: &Capabilities, sink: &Arc<dyn Sink>) {
         let now = Instant::now();
         let mut refused = Vec::new();
+        let only_reads = ops.iter().all(|op| op.direction == Direction::Read);
         let mut outbox = lock(&self.outbox);
         {
             let mut pending = lock(&self.pending);
@@ -90,8 +103,17 @@ impl Connection {
                 }
             }
         }
-        self.flush(outbox);
+        if !(only_reads && self.leave_to_receiver()) {
+            self.flush(outbox);
+        }
         refused.into_iter().for_each(|completion| sink.complete(completion));
+    }
+
+    /// Whether the receiving thread will send what is in the outbox, soon and together with what else comes.
+    fn leave_to_receiver(&self) -> bool {
+        // It says that it waits before it looks, and here it is looked at after it was told: one of both sends.
+        self.backlog.store(true, Ordering::SeqCst);
+        self.active.load(Ordering::SeqCst)
     }
 
     fn ask(
@@ -114,6 +136,7 @@ impl Connection {
         let local = match op.direction {
             Direction::Read => {
                 outbox.push(|to| wire::encode_op(to, Header::new(Kind::Read, request), &op));
+                self.asked.fetch_add(len, Ordering::Relaxed);
                 std::mem::take(&mut op.local)
             }
             Direction::Write => {
@@ -230,13 +253,18 @@ impl Connection {
     }
 
     fn step(&self, inbox: &mut Inbox, watch: &mut Watch) -> Result<(), String> {
-        let backlog = !self.flush_some(lock(&self.outbox))?;
+        self.active.store(true, Ordering::SeqCst);
+        let full = self.backlog.load(Ordering::SeqCst) && !self.flush_some(lock(&self.outbox))?;
         if self.receive(inbox).map_err(|ended| ended.to_string())? {
             watch.heard = Instant::now();
             watch.pinged = false;
             return Ok(());
         }
-        let ready = self.socket.wait(backlog, Some(&self.wake), self.heartbeat);
+        self.active.store(false, Ordering::SeqCst);
+        if !full && self.backlog.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let ready = self.socket.wait(full, Some(&self.wake), self.heartbeat);
         if !ready.map_err(|error| error.to_string())? {
             self.look_after(watch)?;
         }
@@ -270,6 +298,10 @@ impl Connection {
     fn receive(&self, inbox: &mut Inbox) -> Result<bool, Ended> {
         let mut progress = false;
         loop {
+            // A peer with little left to do is asked for more before the rest is received.
+            if self.backlog.load(Ordering::Relaxed) && self.asked.load(Ordering::Relaxed) < BUSY {
+                self.flush_some(lock(&self.outbox)).map_err(io::Error::other)?;
+            }
             let more = if self.receive_payload(inbox, &mut progress)? {
                 self.answer_next(inbox)?
             } else {
@@ -364,6 +396,11 @@ impl Connection {
         let mut pending = lock(&self.pending);
         let fits = |question: &Question| question.request == header.request && question.asked.fits(header);
         let question = if pending.queue.front().is_some_and(fits) { pending.queue.pop_front() } else { None };
+        if let Some(Question { asked: Asked::Op(Asking { direction: Direction::Read, len, .. }), .. }) =
+            &question
+        {
+            self.asked.fetch_sub(*len, Ordering::Relaxed);
+        }
         question.map(|question| question.asked).ok_or(WireError::Unasked(header.kind))
     }
 
@@ -389,6 +426,7 @@ impl Connection {
         let before = outbox.bytes();
         let all = outbox.flush(&self.socket).map_err(|error| error.to_string())?;
         self.sent.fetch_add(before - outbox.bytes(), Ordering::AcqRel);
+        self.backlog.store(!all, Ordering::Release);
         Ok(all)
     }
 
