@@ -2,7 +2,9 @@
 //!
 //! The reference for TCP is a plain blocking socket loop: one thread writes pieces of the same size without being
 //! asked, the other reads them. It pays for no requests, no completions and no second party; its rate is the most that
-//! sockets give here. Rounds of both alternate, and medians are reported, so that other work on the machine hits both.
+//! sockets give here. It moves the same piece of memory again and again, which stays in the processor's caches; the row
+//! `socket/...` is the same loop over as much memory as the transfers use. Rounds alternate, and medians are reported, so
+//! that other work on the machine hits all.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -172,11 +174,12 @@ impl Bench {
         round: Duration,
         rounds: usize,
     ) -> io::Result<Vec<Row>> {
-        let plain = Plain::new(len as usize)?;
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let (plain, wide) = (Plain::new(len, len)?, Plain::new(len, self.ours.len())?);
+        let (mut ours, mut theirs, mut widely) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rounds {
             theirs.push(plain.stream(round)?);
             ours.push(self.gets(len, depth, round));
+            widely.push(wide.stream(round)?);
         }
         let rate =
             |rounds: &[Round]| median(rounds.iter().map(|r| r.bytes as f64 / r.seconds / 1e9).collect());
@@ -188,6 +191,8 @@ impl Bench {
         Ok(vec![
             Row::new(format!("tcp/get/{name}"), rate(&ours), "GB/s", Some(rate(&theirs))),
             Row::new(cpu_name, cpu(&ours), "CPU-s/GB", Some(cpu(&theirs))),
+            Row::new(format!("socket/{name}"), rate(&widely), "GB/s", Some(rate(&theirs))),
+            Row::new(format!("socket/cpu/{name}"), cpu(&widely), "CPU-s/GB", Some(cpu(&theirs))),
         ])
     }
 
@@ -365,30 +370,36 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// The reference: sockets and nothing else.
 struct Plain {
     len: usize,
+    /// Bytes of each side that pieces come from and go to, round and round.
+    memory: usize,
     listener: TcpListener,
 }
 
 impl Plain {
-    fn new(len: usize) -> io::Result<Self> {
-        Ok(Self { len, listener: TcpListener::bind((Ipv4Addr::LOCALHOST, 0))? })
+    fn new(len: u64, memory: u64) -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        Ok(Self { len: len as usize, memory: memory as usize, listener })
     }
 
     fn stream(&self, round: Duration) -> io::Result<Round> {
         let mut reader = TcpStream::connect(self.listener.local_addr()?)?;
         let (mut writer, _) = self.listener.accept()?;
         writer.set_nodelay(true)?;
-        let source = vec![7; self.len];
+        let (len, source) = (self.len, vec![7; self.memory]);
         // It ends when the reader has gone.
-        let sender = thread::spawn(move || while writer.write_all(&source).is_ok() {});
-        let mut target = vec![0; self.len];
-        reader.read_exact(&mut target)?;
+        let send = move || source.chunks(len).cycle().try_for_each(|piece| writer.write_all(piece));
+        let sender = thread::spawn(send);
+        // Of a value other than 0, so that the system has given out the memory before it is timed.
+        let mut target = vec![1; self.memory];
+        reader.read_exact(&mut target[..len])?;
         let timer = Timer::start();
         let mut count = 0;
         while count == 0 || timer.start.elapsed() < round {
-            reader.read_exact(&mut target)?;
+            let start = count as usize % (self.memory / len) * len;
+            reader.read_exact(&mut target[start..start + len])?;
             count += 1;
         }
-        let done = timer.stop(count * self.len as u64, count);
+        let done = timer.stop(count * len as u64, count);
         drop(reader);
         let _ = sender.join();
         Ok(done)
@@ -473,7 +484,7 @@ mod tests {
     #[test]
     fn smoke() {
         let rows = run(Duration::from_millis(1), 1).unwrap();
-        assert_eq!(rows.len(), 15);
+        assert_eq!(rows.len(), 21);
         assert!(rows.iter().all(|row| row.value > 0.0 && row.reference.is_none_or(|r| r > 0.0)), "{rows:?}");
     }
 }
