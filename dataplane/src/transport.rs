@@ -82,6 +82,11 @@ pub enum Error {
         "peer at {address} and this node do not share a secret ({reason}); give both the same transfer.secret"
     )]
     Authentication { address: String, reason: String },
+    #[error(
+        "peer at {address} and this node do not take each other's certificates ({reason}); give both TLS files of the \
+         same authority"
+    )]
+    Certificate { address: String, reason: String },
     #[error("peer {peer} is down: {reason}")]
     PeerDown { peer: String, reason: String },
     #[error("peer {peer} does not give segment {segment:?}: {denied}")]

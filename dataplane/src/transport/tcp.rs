@@ -14,6 +14,7 @@ mod client;
 mod queue;
 mod server;
 mod socket;
+mod tls;
 pub(super) mod wire;
 
 use std::collections::HashMap;
@@ -32,6 +33,7 @@ use client::Connection;
 use queue::{Inbox, Outbox};
 use server::Serving;
 use socket::{Deadlined, Socket};
+pub use tls::{Tls, TlsError, TlsFiles};
 
 const NAME: &str = "tcp";
 
@@ -46,6 +48,9 @@ pub struct TcpConfig {
     pub connections: usize,
     /// Send a CRC-32 with every payload and check it. Default false: TCP's own and the block's checksum remain.
     pub checksum: bool,
+    /// Encrypt, and let only nodes in that show a certificate of the cluster. Both sides have it or neither. Default
+    /// none: bytes travel in the clear, and the secret alone tells who may ask.
+    pub tls: Option<Tls>,
     /// Default 1 s.
     pub connect_timeout: Duration,
     /// How long a handshake may take in all. Default 2 s.
@@ -68,6 +73,7 @@ impl Default for TcpConfig {
             bind: None,
             connections: 1,
             checksum: false,
+            tls: None,
             connect_timeout: Duration::from_secs(1),
             handshake_timeout: Duration::from_secs(2),
             heartbeat: Duration::from_millis(200),
@@ -143,10 +149,21 @@ impl Tcp {
             address: address.to_owned(),
             reason: error.to_string(),
         };
-        let socket = self.dial(parsed).and_then(Socket::new).map_err(unreachable)?;
+        let mut socket = self.dial(parsed).and_then(Socket::new).map_err(unreachable)?;
         let deadline = Instant::now() + self.config.handshake_timeout;
+        // A server may say only after our part of the handshake that it does not take our certificate.
+        let untrusted = |error: &io::Error| {
+            tls::reason(error).map(|reason| Error::Certificate { address: address.to_owned(), reason })
+        };
+        if let Some(tls) = &self.config.tls {
+            let encrypted = tls.client().and_then(|connection| socket.encrypt(connection, deadline));
+            socket = encrypted.map_err(|error| untrusted(&error).unwrap_or_else(|| unreachable(error)))?;
+        }
         let peer = auth::connect(&mut Deadlined { socket: &socket, deadline }, &self.node);
         let peer = peer.map_err(|error| match error {
+            AuthError::Io(error) if untrusted(&error).is_some() => {
+                untrusted(&error).unwrap_or_else(|| unreachable(error))
+            }
             // A server that does not believe the proof hangs up.
             AuthError::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => unreachable(error),
             error => Error::Authentication { address: address.to_owned(), reason: error.to_string() },
@@ -235,10 +252,19 @@ fn accept_one(stream: TcpStream, node: &Arc<Node>, config: &TcpConfig, accepted:
     };
     let Some(socket) = socket else { return leave(accepted) };
     let (node, config, inner) = (node.clone(), config.clone(), accepted.clone());
-    let serve = move || serve_one(Arc::new(socket), &node, &config, &inner);
+    let serve = move || match encrypted(socket, &config) {
+        Ok(socket) => serve_one(Arc::new(socket), &node, &config, &inner),
+        Err(_) => leave(&inner),
+    };
     if thread::Builder::new().name("kvasir-tcp-serve".into()).spawn(serve).is_err() {
         leave(accepted);
     }
+}
+
+/// The socket as the configuration wants it, once the peer has shown its certificate.
+fn encrypted(socket: Socket, config: &TcpConfig) -> io::Result<Socket> {
+    let Some(tls) = &config.tls else { return Ok(socket) };
+    socket.encrypt(tls.server()?, Instant::now() + config.handshake_timeout)
 }
 
 fn serve_one(socket: Arc<Socket>, node: &Node, config: &TcpConfig, accepted: &Accepted) {

@@ -232,7 +232,7 @@ impl Outbox {
             let Some(count) = self.send_some(socket)? else { return Ok(false) };
             self.advance(count);
         }
-        Ok(true)
+        socket.flush()
     }
 
     fn send_some(&self, socket: &Socket) -> io::Result<Option<usize>> {

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::queue::Cursor;
+use super::tls::Session;
 
 /// The most memory ranges in one system call; Linux takes 1,024.
 pub(super) const PARTS_MAX: usize = 1024;
@@ -36,18 +37,37 @@ impl Wake {
     }
 }
 
-pub(super) struct Socket(TcpStream);
+pub(super) struct Socket {
+    stream: TcpStream,
+    /// What encrypts, where TLS is on.
+    session: Option<Session>,
+}
 
 impl Socket {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Self(stream))
+        Ok(Self { stream, session: None })
+    }
+
+    /// Makes all that follows TLS, once both sides have shown their certificates.
+    pub(super) fn encrypt(mut self, connection: rustls::Connection, deadline: Instant) -> io::Result<Self> {
+        let session = Session::new(connection, self.stream.try_clone()?);
+        let waiting = Deadlined { socket: &self, deadline };
+        if let Err(error) = session.shake_hands(|out| waiting.wait_for(out)) {
+            waiting.part();
+            return Err(error);
+        }
+        self.session = Some(session);
+        Ok(self)
     }
 
     /// Bytes received; none if there are none now.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-        match rustix::net::recv(&self.0, buffer, RecvFlags::DONTWAIT) {
+        if let Some(session) = &self.session {
+            return session.receive(&mut [IoSliceMut::new(buffer)]);
+        }
+        match rustix::net::recv(&self.stream, buffer, RecvFlags::DONTWAIT) {
             Ok((0, _)) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok((count, _)) => Ok(Some(count)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
@@ -67,25 +87,46 @@ impl Socket {
         if cursor.parts_left() < PARTS_MAX {
             parts.push(IoSliceMut::new(spare));
         }
-        match rustix::io::readv(&self.0, &mut parts) {
+        let Some(count) = self.receive_parts(&mut parts)? else { return Ok(None) };
+        drop(parts);
+        let here = (count as u64).min(cursor.left());
+        cursor.advance(here);
+        Ok(Some(count - here as usize))
+    }
+
+    fn receive_parts(&self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+        if let Some(session) = &self.session {
+            return session.receive(parts);
+        }
+        match rustix::io::readv(&self.stream, parts) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(count) => {
-                drop(parts);
-                let here = (count as u64).min(cursor.left());
-                cursor.advance(here);
-                Ok(Some(count - here as usize))
-            }
+            Ok(count) => Ok(Some(count)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
+    /// How many bytes were taken; none if there is no room now. What was taken is out once [`flush`](Self::flush) says
+    /// so.
     pub(super) fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
-        match rustix::net::sendmsg(&self.0, parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL) {
+        if let Some(session) = &self.session {
+            return session.send(parts);
+        }
+        match rustix::net::sendmsg(
+            &self.stream,
+            parts,
+            &mut SendAncillaryBuffer::default(),
+            SendFlags::NOSIGNAL,
+        ) {
             Ok(count) => Ok(Some(count)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Sends what was taken and is not out, as much as fits now. Whether nothing is left.
+    pub(super) fn flush(&self) -> io::Result<bool> {
+        self.session.as_ref().map_or(Ok(true), Session::flush)
     }
 
     /// Waits until something can be read (or, with `out`, written), `wake` is woken, or `timeout` has passed. Whether
@@ -101,7 +142,7 @@ impl Socket {
     }
 
     fn poll(&self, events: PollFlags, wake: Option<&Wake>, timeout: Duration) -> io::Result<bool> {
-        let mut fds = [PollFd::new(&self.0, events), PollFd::new(&self.0, PollFlags::empty())];
+        let mut fds = [PollFd::new(&self.stream, events), PollFd::new(&self.stream, PollFlags::empty())];
         let used = if let Some(wake) = wake {
             fds[1] = PollFd::new(&wake.0, PollFlags::IN);
             2
@@ -127,13 +168,13 @@ impl Socket {
     /// Ends the connection in both directions. Waiting threads wake.
     pub(super) fn shut_down(&self) {
         // It may have ended already, which is what is wanted.
-        let _ = self.0.shutdown(Shutdown::Both);
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
 impl AsFd for Socket {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.0.as_fd()
+        self.stream.as_fd()
     }
 }
 
@@ -144,6 +185,16 @@ pub(super) struct Deadlined<'a> {
 }
 
 impl Deadlined<'_> {
+    fn wait_for(&self, out: bool) -> io::Result<()> {
+        self.wait(if out { PollFlags::OUT } else { PollFlags::IN })
+    }
+
+    /// Lets the peer read why it was refused: to close while its bytes wait here would throw away what it did not read.
+    fn part(&self) {
+        let _ = self.socket.stream.shutdown(Shutdown::Write);
+        while self.wait(PollFlags::IN).is_ok() && self.socket.receive(&mut [0; 4096]).is_ok() {}
+    }
+
     fn wait(&self, events: PollFlags) -> io::Result<()> {
         let left = self.deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
         let left = left.ok_or(io::ErrorKind::TimedOut)?;
@@ -166,13 +217,16 @@ impl Write for Deadlined<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             if let Some(count) = self.socket.send(&[IoSlice::new(bytes)])? {
-                return Ok(count);
+                return self.flush().map(|()| count);
             }
             self.wait(PollFlags::OUT)?;
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        while !self.socket.flush()? {
+            self.wait(PollFlags::OUT)?;
+        }
         Ok(())
     }
 }

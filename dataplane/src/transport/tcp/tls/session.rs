@@ -1,0 +1,149 @@
+//! An encrypted connection that never blocks.
+
+use std::io::{self, BufReader, IoSlice, IoSliceMut, Read, Write};
+use std::net::TcpStream;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustls::Connection;
+
+/// Encrypted bytes that wait to be sent, at most: then senders wait.
+const UNSENT_MAX: usize = 256 << 10;
+/// Encrypted bytes read in one system call: four records.
+const READ_AHEAD: usize = 64 << 10;
+
+/// The encrypted side of a [`Socket`](super::super::socket::Socket). Both directions share its state, so they take
+/// turns; nobody holds it while waiting.
+pub(in crate::transport::tcp) struct Session(Mutex<State>);
+
+struct State {
+    connection: Connection,
+    /// The socket, which does not block.
+    stream: BufReader<TcpStream>,
+}
+
+impl Session {
+    pub(in crate::transport::tcp) fn new(mut connection: Connection, stream: TcpStream) -> Self {
+        connection.set_buffer_limit(Some(UNSENT_MAX));
+        Self(Mutex::new(State { connection, stream: BufReader::with_capacity(READ_AHEAD, stream) }))
+    }
+
+    /// Exchanges certificates. `wait` waits until the socket can be written, or read.
+    ///
+    /// # Errors
+    /// What `wait` says, the network, or what one side has against the other.
+    pub(in crate::transport::tcp) fn shake_hands(
+        &self,
+        wait: impl Fn(bool) -> io::Result<()>,
+    ) -> io::Result<()> {
+        loop {
+            let mut state = self.state();
+            let sent = state.write()?;
+            if sent && !state.connection.is_handshaking() {
+                return Ok(());
+            }
+            if sent && state.read()? {
+                continue;
+            }
+            drop(state);
+            wait(!sent)?;
+        }
+    }
+
+    /// Bytes received, into the parts in order; none if there are none now.
+    pub(in crate::transport::tcp) fn receive(
+        &self,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> io::Result<Option<usize>> {
+        let mut state = self.state();
+        loop {
+            match state.decrypted(parts)? {
+                0 if state.read()? => {}
+                0 => return Ok(None),
+                count => return Ok(Some(count)),
+            }
+        }
+    }
+
+    /// Encrypts as much as there is room for and sends what the network takes; none if there is no room now.
+    pub(in crate::transport::tcp) fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        let mut state = self.state();
+        if !state.write()? {
+            return Ok(None);
+        }
+        let mut taken = 0;
+        for part in parts {
+            let count = state.connection.writer().write(part)?;
+            taken += count;
+            if count < part.len() {
+                break;
+            }
+        }
+        state.write()?;
+        Ok((taken > 0 || parts.iter().all(|part| part.is_empty())).then_some(taken))
+    }
+
+    /// Sends what is encrypted, as much as fits now. Whether nothing is left.
+    pub(in crate::transport::tcp) fn flush(&self) -> io::Result<bool> {
+        self.state().write()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Whether everything encrypted is out.
+    fn write(&mut self) -> io::Result<bool> {
+        while self.connection.wants_write() {
+            match self.connection.write_tls(self.stream.get_mut()) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(_) => {}
+                Err(error) if is_later(&error) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes encrypted bytes in. False if there are none now.
+    fn read(&mut self) -> io::Result<bool> {
+        match self.connection.read_tls(&mut self.stream) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => {}
+            Err(error) if is_later(&error) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        if let Err(error) = self.connection.process_new_packets() {
+            // Tells the peer why, if it still listens.
+            let _ = self.write();
+            return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+        }
+        Ok(true)
+    }
+
+    /// Bytes that were decrypted already, into the parts in order. 0 if there are none.
+    fn decrypted(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let mut total = 0;
+        for part in parts {
+            let mut filled = 0;
+            while filled < part.len() {
+                match self.connection.reader().read(&mut part[filled..]) {
+                    // The peer said that it sends no more.
+                    Ok(0) if total + filled == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    Ok(0) => return Ok(total + filled),
+                    Ok(count) => filled += count,
+                    Err(error) if is_later(&error) => return Ok(total + filled),
+                    Err(error) => return Err(error),
+                }
+            }
+            total += filled;
+        }
+        Ok(total)
+    }
+}
+
+/// Whether the same call may succeed once the socket is ready.
+fn is_later(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
