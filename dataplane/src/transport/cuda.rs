@@ -244,10 +244,10 @@ mod gpu {
         Arc::new(Cuda::new(node.clone(), device, config).unwrap())
     }
 
-    fn pair(device: &Arc<Device>, dir: &Path) -> Pair {
+    fn pair([ours, theirs]: [&Arc<Device>; 2], dir: &Path) -> Pair {
         let (client_node, server_node) = (node("client"), node("server"));
-        let server = transport(&server_node, device, Some(&dir.join("cuda.sock")));
-        let client = transport(&client_node, device, None);
+        let server = transport(&server_node, theirs, Some(&dir.join("cuda.sock")));
+        let client = transport(&client_node, ours, None);
         let vanishing = server.clone();
         Pair { client_node, server_node, client, server, kill: Arc::new(move || vanishing.shut_down()) }
     }
@@ -262,7 +262,7 @@ mod gpu {
                 Region::of_pool(Arc::new(HostPool::new(bytes, false).unwrap()))
             }
         });
-        conformance::run_in(&|| pair(&device, dir.path()), &place);
+        conformance::run_in(&|| pair([&device, &device], dir.path()), &place);
     }
 
     #[test]
@@ -287,6 +287,24 @@ mod gpu {
     #[ignore = "needs a CUDA device"]
     fn keeps_the_rules_on_the_host() {
         keeps_the_rules(&[]);
+    }
+
+    /// One server per GPU, each with its memory there.
+    #[test]
+    #[ignore = "needs a CUDA device"]
+    fn keeps_the_rules_between_two_gpus() {
+        if crate::memory::cuda::devices().unwrap().len() < 2 {
+            println!("skipped: this machine has one GPU");
+            return;
+        }
+        let (devices, dir) = ([0, 1].map(|n| Device::open(n).unwrap()), tempfile::tempdir().unwrap());
+        let [ours, theirs] = devices.clone();
+        let place: Place = Arc::new(move |side, bytes| {
+            let device = if side == Side::Client { &ours } else { &theirs };
+            DevicePool::open(device, bytes).unwrap().region()
+        });
+        let [ours, theirs] = &devices;
+        conformance::run_in(&|| pair([ours, theirs], dir.path()), &place);
     }
 
     const SOCKET: &str = "KVASIR_GPU_TRANSPORT";

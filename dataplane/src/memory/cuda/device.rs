@@ -1,15 +1,16 @@
 //! One GPU.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::driver::{CudaContext, result, sys};
 
 use super::error::{CudaError, text};
 use super::pinned::PinnedRanges;
 
-/// A GPU, with the context that all of this process shares (the primary one).
+/// A GPU, with the context that all of this process shares (the primary one). A process has one value for each.
 #[derive(Debug)]
 pub struct Device {
     number: u16,
@@ -32,6 +33,18 @@ impl Device {
     /// # Errors
     /// As [`devices`], or [`CudaError::NoDevice`].
     pub fn open(number: u16) -> Result<Arc<Self>, CudaError> {
+        /// Those in use: everyone must know the same pinned memory.
+        static OPEN: Mutex<BTreeMap<u16, Weak<Device>>> = Mutex::new(BTreeMap::new());
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = open.get(&number).and_then(Weak::upgrade) {
+            return Ok(device);
+        }
+        let device = Self::new(number)?;
+        open.insert(number, Arc::downgrade(&device));
+        Ok(device)
+    }
+
+    fn new(number: u16) -> Result<Arc<Self>, CudaError> {
         let found = by_address()?;
         let there = found.len();
         let (_, ordinal) =
@@ -146,6 +159,7 @@ mod gpu {
         let device = Device::open(0).unwrap();
         let (free, total) = device.memory().unwrap();
         println!("cuda:0 is {} at {}, {free} B free of {total} B", device.name(), all[0]);
+        assert!(Arc::ptr_eq(&device, &Device::open(0).unwrap()));
         assert!(free <= total && total > 1 << 30 && !device.name().is_empty());
         let missing = Device::open(all.len() as u16).expect_err("one more than there are");
         assert_eq!(missing, CudaError::NoDevice { device: all.len() as u16, there: all.len() });

@@ -21,6 +21,9 @@ const RAW: usize = 64;
 pub const MEMORY_HANDLE_LEN: usize = RAW + 8;
 
 /// A right to memory of a GPU, to be sent to another process. It is worth nothing once that memory is freed.
+///
+/// As bytes it is the driver's handle of the allocation (`cudaIpcMemHandle_t`, 64 bytes) and where in the allocation the
+/// memory begins (64 bits, little endian), which an engine can write without this library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryHandle {
     /// Names a whole allocation of the driver.

@@ -123,6 +123,16 @@ impl PageMover {
         Ok(mover)
     }
 
+    /// Does without a way that there is and that does not work. The last of them is not forgotten.
+    fn forget(&mut self, path: Path, error: CudaError) -> Result<(), CudaError> {
+        match path {
+            Path::Kernel => self.kernel = Err(error),
+            Path::Batch => self.batch = Err(error),
+            Path::Copies2d => return Err(error),
+        }
+        Ok(())
+    }
+
     /// The ways there are.
     pub fn paths(&self) -> Vec<Path> {
         let kernel = self.kernel.is_ok().then_some(Path::Kernel);
@@ -130,7 +140,7 @@ impl PageMover {
         [kernel, batch, Some(Path::Copies2d)].into_iter().flatten().collect()
     }
 
-    /// Why ways are missing.
+    /// Why ways are missing: the library, or what they failed with when they were tried.
     pub fn missing(&self) -> Vec<&CudaError> {
         self.kernel.as_ref().err().into_iter().chain(self.batch.as_ref().err()).collect()
     }

@@ -23,7 +23,8 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// Registers a region. It may be a mapping that is shared with other processes.
+    /// Registers a region. It may be a mapping that is shared with other processes. All of its pages are taken from the
+    /// system at once, and stay.
     ///
     /// # Errors
     /// It is not writable memory of the host, is registered already, or the system does not lock that much.

@@ -14,6 +14,10 @@ use super::ipc::MemoryHandle;
 use crate::memory::extents::{Extents, PAGE};
 use crate::memory::region::{Location, Memory, Region};
 
+/// What the driver shares with another process is whole pages of this size: a smaller allocation would lie in one with
+/// others, and show them too.
+const DRIVER_PAGE: u64 = 2 << 20;
+
 /// One allocation on a GPU, from which [`DeviceRange`]s are taken. The driver's own allocator takes a millisecond and
 /// waits for the GPU; this one does neither.
 #[derive(Debug)]
@@ -30,17 +34,18 @@ unsafe impl Send for DevicePool {}
 unsafe impl Sync for DevicePool {}
 
 impl DevicePool {
-    /// Takes `bytes` of the GPU's memory, rounded up to whole pages of 4 KiB.
+    /// Takes `bytes` of the GPU's memory, rounded up to whole pages of 4 KiB; from the driver, of 2 MiB.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`], or what the driver says.
     pub fn open(device: &Arc<Device>, bytes: u64) -> Result<Arc<Self>, CudaError> {
         let (free, total) = device.memory()?;
         let out_of_memory = || CudaError::OutOfMemory { device: device.number(), wanted: bytes, free, total };
-        let bytes = bytes.max(1).checked_next_multiple_of(PAGE).filter(|&bytes| bytes <= free);
-        let bytes = bytes.ok_or_else(out_of_memory)?;
+        let taken = bytes.max(1).checked_next_multiple_of(DRIVER_PAGE).filter(|&taken| taken <= free);
+        let taken = taken.ok_or_else(out_of_memory)?;
+        let bytes = bytes.max(1).next_multiple_of(PAGE);
         // SAFETY: the context is current on this thread since `memory`; the allocation is owned by the pool.
-        let address = unsafe { result::malloc_sync(bytes as usize) };
+        let address = unsafe { result::malloc_sync(taken as usize) };
         let address = address.map_err(|error| match error {
             // Enough is free, but not in one piece.
             DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => out_of_memory(),

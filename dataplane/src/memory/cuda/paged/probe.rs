@@ -30,10 +30,15 @@ pub(super) fn measure(mover: &mut PageMover) -> Result<Vec<Measured>, CudaError>
         let descriptors = sample(run_bytes);
         let pages = Pages { engine: &engine, block: &block, descriptors: &descriptors };
         for path in mover.paths() {
-            let took = fastest(mover, &stream, path, pages)?;
-            measured.push(Measured { run_bytes, path, took });
+            match fastest(mover, &stream, path, pages) {
+                Ok(took) => measured.push(Measured { run_bytes, path, took }),
+                Err(error) => mover.forget(path, error)?,
+            }
         }
     }
+    // What failed for one length is not taken for another.
+    let paths = mover.paths();
+    measured.retain(|m| paths.contains(&m.path));
     Ok(measured)
 }
 
