@@ -1,5 +1,6 @@
-use std::net::Ipv4Addr;
-use std::time::Duration;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::{Duration, Instant};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
@@ -109,6 +110,35 @@ fn one_side_without_tls_is_refused() {
     assert!(matches!(error, Error::Authentication { .. } | Error::Unreachable { .. }), "{error}");
     let error = refusal(Some(tls), None);
     assert!(matches!(error, Error::Certificate { .. } | Error::Unreachable { .. }), "{error}");
+}
+
+#[test]
+fn strangers_and_loiterers_are_turned_away() {
+    let node = Arc::new(Node::new("server", Secret::new(b"secret"), 1));
+    let config = TcpConfig {
+        listen: Some((Ipv4Addr::LOCALHOST, 0).into()),
+        tls: Some(Authority::new().tls()),
+        handshake_timeout: Duration::from_millis(50),
+        ..TcpConfig::default()
+    };
+    let server = Tcp::new(node, config).unwrap();
+    // Says nothing; says something else; announces a record of 16 KiB and stops.
+    for greeting in [&b""[..], b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x40\x00\x01"] {
+        let mut stranger = TcpStream::connect(server.address().unwrap()).unwrap();
+        stranger.set_read_timeout(Some(PATIENCE)).unwrap();
+        stranger.write_all(greeting).unwrap();
+        // Perhaps an alert first, and an error if it closed with our bytes unread; in any case an end.
+        let ended = stranger.read_to_end(&mut Vec::new());
+        assert!(
+            !matches!(&ended, Err(error) if error.kind() == io::ErrorKind::WouldBlock),
+            "it still listens"
+        );
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while server.accepted() != (0, 3) {
+        assert!(Instant::now() < deadline, "{:?}", server.accepted());
+        std::thread::yield_now();
+    }
 }
 
 #[test]
