@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -104,6 +104,11 @@ pub unsafe trait Memory: Send + Sync {
     /// By what another process opens this memory, where a device has it.
     fn handle(&self) -> Option<MemoryHandle> {
         None
+    }
+    /// A dma-buf of all of this memory, by which a network adapter reaches it; or why there is none. Not called for memory
+    /// of the host.
+    fn dma_buf(&self) -> Result<OwnedFd, String> {
+        Err("nobody exports it as a dma-buf".to_owned())
     }
     /// Copies a device's bytes out, from `offset` on; the range lies inside. False: it cannot, `to` is undefined. Not
     /// called for memory of the host.
@@ -255,6 +260,11 @@ impl Region {
     /// See [`Memory::handle`].
     pub fn handle(&self) -> Option<MemoryHandle> {
         self.0.memory.handle()
+    }
+
+    /// See [`Memory::dma_buf`].
+    pub fn dma_buf(&self) -> Result<OwnedFd, String> {
+        self.0.memory.dma_buf()
     }
 
     /// The address of the first byte; a device address where [`location`](Self::location) is a device.

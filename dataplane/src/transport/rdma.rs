@@ -118,7 +118,7 @@ impl Rdma {
         let listening = listener.as_ref().map(TcpListener::local_addr).transpose().map_err(failed)?;
         let shared = Arc::new(Shared {
             node,
-            capabilities: capabilities(&config),
+            capabilities: capabilities(&config, &device),
             registry: Registry::new(&device),
             progress: Progress::new(&device)?,
             accepted: Accepted::default(),
@@ -188,12 +188,11 @@ impl Transport for Rdma {
     }
 
     fn register(&self, region: &Region) -> Result<(), TransportError> {
-        let registered = match region.location().is_host() {
-            true => self.shared.registry.register(region).map_err(|error| error.to_string()),
-            false => Err("device memory needs a dma-buf, which regions do not carry yet".to_owned()),
-        };
-        let region = format!("{region:?}");
-        registered.map_err(|reason| TransportError::Register { transport: NAME, region, reason })
+        self.shared.registry.register(region).map_err(|error| TransportError::Register {
+            transport: NAME,
+            region: format!("{region:?}"),
+            reason: error.to_string(),
+        })
     }
 
     fn unregister(&self, region: &Region) {
@@ -229,7 +228,7 @@ fn prepare(stream: &TcpStream, read: Duration, write: Duration) -> io::Result<()
     stream.set_write_timeout(Some(write))
 }
 
-fn capabilities(config: &RdmaConfig) -> Capabilities {
+fn capabilities(config: &RdmaConfig, device: &Device) -> Capabilities {
     Capabilities {
         name: NAME,
         one_sided: true,
@@ -239,7 +238,7 @@ fn capabilities(config: &RdmaConfig) -> Capabilities {
         queue_depth: config.queue_depth,
         needs_registration: true,
         host_memory: true,
-        cuda_memory: false,
+        cuda_memory: device.takes_dma_bufs(),
     }
 }
 

@@ -178,6 +178,9 @@ unsafe impl Memory for PoolMemory {
     fn store(&self, offset: u64, from: &[u8]) -> bool {
         self.0.device.store(self.0.base.as_ptr() as u64 + offset, from).is_ok()
     }
+    fn dma_buf(&self) -> Result<OwnedFd, String> {
+        self.0.dma_buf().map_err(|error| error.to_string())
+    }
     fn handle(&self) -> Option<MemoryHandle> {
         MemoryHandle::of(&self.0.device, self.0.base.as_ptr() as u64).ok()
     }

@@ -111,6 +111,11 @@ impl Device {
         &self.name
     }
 
+    /// Whether the library can register a GPU's memory by its dma-buf. Whether adapter and GPU can, registering tells.
+    pub(super) fn takes_dma_bufs(&self) -> bool {
+        self.verbs.reg_dmabuf_mr.is_some()
+    }
+
     pub fn limits(&self) -> Limits {
         self.limits
     }

@@ -3,6 +3,7 @@
 use std::io;
 
 use super::sys;
+use crate::memory::region::Location;
 
 /// A refused or failed call.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +30,8 @@ pub enum Error {
     System { step: &'static str, device: String, source: io::Error },
     #[error("{what} is not supported by {device}")]
     Unsupported { what: &'static str, device: String },
+    #[error("{device} cannot reach memory at {location}: {reason}; transfer it by way of the host")]
+    DeviceMemory { device: String, location: Location, reason: String },
     #[error("range of {len} B at {offset} is outside the registered {region_bytes} B")]
     OutOfRegion { offset: u64, len: u64, region_bytes: u64 },
     #[error("a work request {problem}; split it")]

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -28,7 +28,22 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers a region, for operations of our own, and for what `peers` that get the key may do.
+    /// Registers a region: of the host as it is, of a GPU by its dma-buf.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new) or [`of_dmabuf`](Self::of_dmabuf), or that the GPU exports no dma-buf.
+    pub fn of(device: &Arc<Device>, region: &Region, peers: Option<Access>) -> Result<Arc<Self>, Error> {
+        let location = region.location();
+        if location.is_host() {
+            return Self::new(device, region, peers);
+        }
+        let none = |reason| Error::DeviceMemory { device: device.name().into(), location, reason };
+        let dma_buf = region.dma_buf().map_err(none)?;
+        // The kernel holds the buffer from here on; the descriptor is not needed any more.
+        Self::of_dmabuf(device, region, dma_buf.as_fd(), 0, peers)
+    }
+
+    /// Registers memory of the host, for operations of our own, and for what `peers` that get the key may do.
     ///
     /// # Errors
     /// What the system said; often a limit on locked memory (`ulimit -l`).

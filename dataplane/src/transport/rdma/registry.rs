@@ -34,7 +34,7 @@ impl Registry {
         if self.find(region).is_some() {
             return Ok(());
         }
-        let registered = MemoryRegion::new(&self.device, region, None)?;
+        let registered = MemoryRegion::of(&self.device, region, None)?;
         lock(&self.ours).insert(region.id(), registered);
         Ok(())
     }
@@ -49,7 +49,7 @@ impl Registry {
 
     /// Registers what a peer was granted, until [`sweep`](Self::sweep) finds it dead.
     pub(super) fn lend(&self, granted: Arc<Granted>) -> Result<Vec<Arc<MemoryRegion>>, Error> {
-        let register = |region| MemoryRegion::new(&self.device, region, Some(granted.access));
+        let register = |region| MemoryRegion::of(&self.device, region, Some(granted.access));
         let regions = granted.regions.iter().map(register).collect::<Result<Vec<_>, _>>()?;
         let lent = Lent { granted, _regions: regions.clone() };
         lock(&self.granted).insert(lent.granted.key, lent);

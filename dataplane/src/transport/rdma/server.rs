@@ -126,10 +126,7 @@ fn answer(shared: &Shared, peer: &str, stream: &mut TcpStream) -> io::Result<()>
 fn open(shared: &Shared, segment: &[u8]) -> Result<Frame, Denied> {
     let segment = std::str::from_utf8(segment).map_err(|_| Denied::Malformed)?;
     let granted = shared.node.exports.grant(segment)?;
-    if !granted.regions.iter().all(|region| region.location().is_host()) {
-        return Err(Denied::Unreachable);
-    }
-    // Short of memory that may be locked, of keys: either way this way to the memory is not to be had.
+    // Short of memory that may be locked, of keys, or a GPU that exports no dma-buf: either way this way to the memory is not to be had.
     let regions = shared.registry.lend(granted.clone()).map_err(|_| Denied::Unreachable)?;
     // It may have been revoked while it was registered. Its lease may be the next to end.
     shared.registry.sweep();
