@@ -15,6 +15,7 @@ pub mod memory;
 pub mod metrics;
 pub mod server;
 pub mod stream;
+mod sync;
 pub mod tier;
 pub mod topology;
 pub mod transfer;

@@ -144,8 +144,8 @@ fn system_tests(shell: &Shell) -> Result<Outcome> {
     cargo(shell, &["test", "--locked", "--workspace", "--test", "*", "--no-fail-fast"])
 }
 
-/// Real verbs on emulated hardware, and networks that lose, delay and part. Where no such machine can be had this is a skip; once it came up, whatever
-/// goes wrong is a failure.
+/// Real verbs on emulated hardware, and networks that lose, delay and part. Where no such machine can be had this is a
+/// skip; once it came up, whatever goes wrong is a failure.
 fn rdma(shell: &Shell) -> Result<Outcome> {
     let vm = shell.root().join("tests/rdma-vm");
     let mut probe = Command::new(vm.join("run-in-rdma-vm"));

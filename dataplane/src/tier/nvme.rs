@@ -17,6 +17,7 @@ mod disk;
 mod engine;
 mod fetch;
 mod format;
+mod inbox;
 mod index;
 mod io;
 mod janitor;

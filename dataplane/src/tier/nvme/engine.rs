@@ -191,7 +191,7 @@ impl Engine {
     pub(super) fn run(mut self) -> Vec<Summary> {
         let (mut commands, mut done) = (VecDeque::new(), Vec::new());
         loop {
-            self.shared.take_commands(&mut commands);
+            self.shared.inbox.take(&mut commands);
             for command in commands.drain(..) {
                 self.begin(command);
             }
@@ -199,7 +199,7 @@ impl Engine {
             if self.closing && self.ops.is_empty() && self.round.is_none() {
                 return self.unsaved();
             }
-            let block = self.shared.may_sleep();
+            let block = self.shared.inbox.may_sleep();
             self.io
                 .wait(block, &mut done)
                 .expect("the kernel takes a well-formed wait on a ring that is open");

@@ -1,13 +1,14 @@
 //! What the store's handle, its engine and its janitor share.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::checkpoint::Summary;
 use super::disk::Disk;
 use super::engine::Command;
 use super::format::PAGE;
+use super::inbox::Inbox;
 use super::index::Index;
 use super::io::Waker;
 use super::segments::Segments;
@@ -24,9 +25,8 @@ pub(super) struct Shared {
     damaged: Mutex<VecDeque<BlockKey>>,
     /// Items of batches taken and not yet answered.
     pub(super) under_way: AtomicUsize,
-    inbox: Mutex<VecDeque<Command>>,
-    /// The engine found nothing to do and waits; whoever clears this wakes it.
-    sleeping: AtomicBool,
+    /// For the engine.
+    pub(super) inbox: Inbox<Command>,
     waker: Waker,
     chores: Mutex<Chores>,
     chores_changed: Condvar,
@@ -76,8 +76,7 @@ impl Shared {
             counters: Counters::default(),
             damaged: Mutex::default(),
             under_way: AtomicUsize::new(0),
-            inbox: Mutex::default(),
-            sleeping: AtomicBool::new(false),
+            inbox: Inbox::default(),
             waker,
             chores: Mutex::default(),
             chores_changed: Condvar::new(),
@@ -104,24 +103,7 @@ impl Shared {
 
     /// Hands the engine something to do.
     pub(super) fn send(&self, command: Command) {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
-        if self.sleeping.swap(false, Ordering::SeqCst) {
-            self.waker.wake();
-        }
-    }
-
-    pub(super) fn take_commands(&self, into: &mut VecDeque<Command>) {
-        into.append(&mut self.inbox.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-
-    /// The engine is about to wait; false if there is something to do after all.
-    pub(super) fn may_sleep(&self) -> bool {
-        self.sleeping.store(true, Ordering::SeqCst);
-        let idle = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
-        if !idle {
-            self.sleeping.store(false, Ordering::SeqCst);
-        }
-        idle
+        self.inbox.send(command, || self.waker.wake());
     }
 
     /// Tells the janitor something.

@@ -122,7 +122,7 @@ impl Tiering {
             })
         };
         loaded().for_each(|meta| self.ahead.learn(meta));
-        let (Some(first), Some(last)) = (loaded().next(), loaded().last()) else { return };
+        let (Some(first), Some(last)) = (loaded().next(), loaded().next_back()) else { return };
         let mut walked = lock(&self.ahead.walked);
         let is_walk = first.parent.is_some_and(|parent| walked.seen_ms_ago(parent, now_ms).is_some());
         walked.note(last.key, now_ms);

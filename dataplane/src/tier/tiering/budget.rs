@@ -1,7 +1,8 @@
 //! A bound on memory in use.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug)]
 pub(super) struct Budget {

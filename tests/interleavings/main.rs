@@ -1,0 +1,110 @@
+//! The very source files of the data plane, on loom's locks and atomics instead of the standard library's: each model runs
+//! once for every way in which its threads can take turns with at most three interruptions, and loom fails it where one of
+//! them waits for ever.
+
+#[path = "../../dataplane/src/tier/tiering/budget.rs"]
+#[allow(unused_imports)] // its own unit tests have no harness here
+mod budget;
+#[path = "../../dataplane/src/tier/nvme/inbox.rs"]
+mod inbox;
+
+/// What those files use of `std`; in the data plane `crate::sync` is `std` itself.
+mod sync {
+    pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
+}
+
+use budget::Budget;
+use inbox::Inbox;
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+use std::collections::VecDeque;
+
+fn main() {
+    let models: [(&str, fn()); 3] = [
+        ("an engine that goes to sleep misses no command", no_command_is_missed),
+        ("an engine that is awake is not woken", an_awake_engine_is_left_alone),
+        ("a budget is never exceeded and all of it comes back", a_budget_holds),
+    ];
+    for (name, model) in models {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(model);
+        println!("model {name} ... ok");
+    }
+}
+
+/// As an eventfd: set by who wakes, taken by who waits.
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<u32>,
+    changed: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *self.rung.lock().unwrap() += 1;
+        self.changed.notify_one();
+    }
+
+    fn wait(&self) {
+        let mut rung = self.rung.lock().unwrap();
+        while *rung == 0 {
+            rung = self.changed.wait(rung).unwrap();
+        }
+        *rung = 0;
+    }
+}
+
+fn no_command_is_missed() {
+    let shared = Arc::new((Inbox::default(), Bell::default()));
+    let senders: Vec<_> = (0..2)
+        .map(|n| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || shared.0.send(n, || shared.1.ring()))
+        })
+        .collect();
+    let mut taken = VecDeque::new();
+    while taken.len() < 2 {
+        shared.0.take(&mut taken);
+        if taken.len() < 2 && shared.0.may_sleep() {
+            shared.1.wait();
+        }
+    }
+    senders.into_iter().for_each(|sender| sender.join().unwrap());
+    taken.make_contiguous().sort_unstable();
+    assert_eq!(taken, [0, 1]);
+}
+
+fn an_awake_engine_is_left_alone() {
+    let inbox: Arc<Inbox<u32>> = Arc::default();
+    let sender = {
+        let inbox = Arc::clone(&inbox);
+        thread::spawn(move || inbox.send(7, || panic!("it does not sleep")))
+    };
+    let mut taken = VecDeque::new();
+    while taken.is_empty() {
+        inbox.take(&mut taken);
+        thread::yield_now();
+    }
+    sender.join().unwrap();
+}
+
+fn a_budget_holds() {
+    let budget = Budget::new(3);
+    let takers: Vec<_> = (0..2)
+        .map(|_| {
+            let budget = std::sync::Arc::clone(&budget);
+            thread::spawn(move || {
+                let permit = budget.take(2);
+                assert!(budget.used() <= 3);
+                drop(permit);
+            })
+        })
+        .collect();
+    if let Some(permit) = budget.take(1) {
+        assert!(budget.used() <= 3);
+        drop(permit);
+    }
+    takers.into_iter().for_each(|taker| taker.join().unwrap());
+    assert_eq!(budget.used(), 0);
+}
