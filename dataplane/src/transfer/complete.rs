@@ -204,16 +204,17 @@ impl Inner {
 
     /// Tells everyone who waits. Called once, when nothing is pending any more.
     pub(super) fn announce(&self) {
-        let (callbacks, wakers, eventfds) = {
+        let (status, callbacks, wakers, eventfds) = {
             let mut progress = self.progress();
-            self.complete.notify_all();
             (
+                status_of(&progress),
                 std::mem::take(&mut progress.callbacks),
                 std::mem::take(&mut progress.wakers),
                 std::mem::take(&mut progress.eventfds),
             )
         };
-        let status = self.status();
+        // With the lock free, or whoever wakes would go back to sleep for it.
+        self.complete.notify_all();
         eventfds.iter().for_each(|fd| signal(fd));
         wakers.into_iter().for_each(Waker::wake);
         callbacks.into_iter().for_each(|callback| callback(status));
