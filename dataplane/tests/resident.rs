@@ -17,10 +17,13 @@ fn ten_million_blocks_and_then_a_mix_in_8_gib() {
 /// Many small blocks, then blocks of 64 KiB to 32 MiB that replace each other at random: at both points the memory of
 /// the process is the pool's pages and its metadata within 5 %.
 fn check_resident(pool_bytes: u64, small: u32) {
-    let config = DramConfig { pool_bytes, blocks_max: small, events_max: 1, ..DramConfig::default() };
+    let put_wait = std::time::Duration::ZERO;
+    let config =
+        DramConfig { pool_bytes, blocks_max: small, events_max: 1, put_wait, ..DramConfig::default() };
+    let content = vec![7; 32 << 20];
+    let small_keys: Vec<BlockKey> = (0..small).map(|n| BlockKey(mixed(n.into()))).collect();
     let (anon, shared) = (resident("RssAnon:"), resident("RssShmem:"));
     let store = DramStore::open(config).unwrap();
-    let content = vec![7; 32 << 20];
     let put = |key: BlockKey, size: u32| {
         let meta = BlockMeta::single(key, size);
         store.put(OwnerId(0), &meta, &content[..size as usize], 0).unwrap()
@@ -33,7 +36,6 @@ fn check_resident(pool_bytes: u64, small: u32) {
     };
 
     let size = (pool_bytes / 2 / u64::from(small)) as u32;
-    let small_keys: Vec<BlockKey> = (0..small).map(|n| BlockKey(mixed(n.into()))).collect();
     for &key in &small_keys {
         assert!(matches!(put(key, size), Reserve::Reserved(_)));
     }
