@@ -29,6 +29,8 @@ mod fetch;
 mod link;
 mod message;
 pub mod placement;
+pub mod push;
+mod removal;
 mod serve;
 pub mod table;
 mod tier;
@@ -51,6 +53,8 @@ pub use message::Status;
 
 use self::counts::Counts;
 use self::link::Link;
+use self::push::Taking;
+use self::removal::Removing;
 use self::table::{Heard, Holding, NODES_MAX, NodeId, Table};
 use self::tier::PeerTier;
 use self::upkeep::Todo;
@@ -61,6 +65,7 @@ use crate::memory::region::Region;
 use crate::tier::dram::{DramStore, OwnerId};
 use crate::tier::store::BlockStore;
 use crate::tier::tiering::Tiering;
+use crate::transfer::handover::Arrivals;
 use crate::transfer::{Engine, EngineConfig};
 use crate::transport::node::Secret;
 use crate::transport::tcp::{Tcp, TcpConfig};
@@ -196,6 +201,10 @@ struct Shared {
     todo: Todo,
     /// Blocks being taken in, and whether they were removed meanwhile.
     arriving: Mutex<HashMap<BlockKey, Arriving>>,
+    removing: Mutex<Removing>,
+    /// Hand-overs being taken in, by request, and how far each is.
+    taking: Mutex<HashMap<u64, Taking>>,
+    arrivals: Arrivals,
     counts: Counts,
     /// Calls of peers being answered.
     serving: AtomicU64,
@@ -256,6 +265,9 @@ impl Cluster {
             news: Condvar::new(),
             todo: Todo::default(),
             arriving: Mutex::default(),
+            removing: Mutex::default(),
+            taking: Mutex::default(),
+            arrivals: Arrivals::default(),
             counts: Counts::default(),
             serving: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
@@ -288,6 +300,7 @@ impl Cluster {
         let listener = self.listener.try_clone();
         let listener = listener.map_err(|source| OpenError::Thread { what: "accepting peers", source })?;
         self.spawn("kvasir-accept", "accepting peers", move |shared| shared.accept_all(&listener))?;
+        self.spawn("kvasir-notice", "hand-overs", |shared| shared.hear_notices())?;
         self.spawn("kvasir-upkeep", "copies", |shared| shared.upkeep())?;
         for link in &self.shared.links {
             let (watched, copied) = (Arc::clone(link), Arc::clone(link));
@@ -345,6 +358,11 @@ impl Cluster {
         shared.news.notify_all();
         shared.todo.look_at(keys);
         outcomes
+    }
+
+    /// Hand-overs that peers are making to this host: wait here for their first blocks.
+    pub fn arrivals(&self) -> &Arrivals {
+        &self.shared.arrivals
     }
 
     /// The peers, in the order of the settings.

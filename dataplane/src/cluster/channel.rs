@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::message::{self, FrameError, Reply, Request, Until, Welcome};
@@ -38,7 +39,7 @@ impl ChannelError {
 
 pub(super) struct Channel {
     address: String,
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
 }
 
 impl Channel {
@@ -63,7 +64,7 @@ impl Channel {
             let expected = name.to_owned();
             return Err(ChannelError::Name { address: address.to_owned(), found, expected });
         }
-        let mut channel = Self { address: address.to_owned(), stream };
+        let mut channel = Self { address: address.to_owned(), stream: Arc::new(stream) };
         match channel.call(&Request::Hello { cluster: cluster.to_owned() }, until)? {
             Reply::Welcome(welcome) => Ok((channel, welcome)),
             _ => Err(channel.wrong_reply()),
@@ -92,9 +93,9 @@ impl Channel {
         self.stream.peer_addr().ok().map(|address| address.ip())
     }
 
-    /// A second handle, to end it from outside.
-    pub(super) fn handle(&self) -> io::Result<TcpStream> {
-        self.stream.try_clone()
+    /// To end it from outside.
+    pub(super) fn handle(&self) -> Arc<TcpStream> {
+        Arc::clone(&self.stream)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::block::{BlockKey, BlockMeta, checksum};
 use crate::memory::region::LocalRange;
 use crate::tier::dram::{Reservation, Reserve};
 use crate::transfer::{Batch, Class, Entry, EntryStatus, Segment, Transfer, TransferError};
-use crate::transport::{Direction, RemoteRange};
+use crate::transport::{Denied, Direction, OpError, RemoteRange};
 
 /// Between two attempts of a transfer that broke off while the peer itself is up.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -84,28 +84,28 @@ impl Shared {
             missing[i] = subtract(&missing[i], &status);
             if !missing[i].is_empty() {
                 add(&self.counts.resumed_bytes, before - len(&missing[i]));
-                retryable &= !matches!(status.error, Some(TransferError::TimedOut));
+                retryable &= status.error.as_ref().is_none_or(may_go_on);
             }
         }
         retryable
     }
 
-    /// Asks a peer to lend blocks. None where it does not have one, or could not be asked.
+    /// Asks a peer to lend blocks, and for how long (ms). None where it does not have one; nothing if it did not answer.
     pub(super) fn borrow(
         &self,
         link: &Link,
         keys: &[BlockKey],
         patience: Duration,
-    ) -> (Vec<Option<Loan>>, u64) {
+    ) -> Option<(Vec<Option<Loan>>, u64)> {
         let release = std::mem::take(&mut *lock(&link.done));
         let release = release.into_iter().take(crate::block::BATCH_MAX).collect();
         let request = Request::Lend { keys: keys.to_vec(), release };
         match link.call(self, &request, patience) {
             Ok(Reply::Lent { loans, lease_ms }) if loans.len() == keys.len() => {
                 let asked = |(loan, key): (Option<Loan>, &BlockKey)| loan.filter(|loan| loan.key == *key);
-                (loans.into_iter().zip(keys).map(asked).collect(), lease_ms)
+                Some((loans.into_iter().zip(keys).map(asked).collect(), lease_ms))
             }
-            _ => (vec![None; keys.len()], 0),
+            _ => None,
         }
     }
 
@@ -180,8 +180,11 @@ impl Shared {
         outcomes
     }
 
-    /// False if enough others hold the block, as far as is known here: the host that asks sees less.
+    /// False if the block is being removed, or enough others hold it as far as is known here: the host that asks sees less.
     fn is_wanted(&self, (loan, holding): &(Loan, Holding)) -> bool {
+        if lock(&self.removing).has(loan.key, Instant::now()) {
+            return false;
+        }
         let table = self.table();
         let holders = table.holders(loan.key);
         holders.has(0) || holders.len() < usize::from(holding.target)
@@ -241,6 +244,21 @@ fn entry(segment: &Arc<Segment>, piece: &Piece, missing: &[Range<u64>]) -> Optio
 /// Waits to the very end: until then the engine may still write to memory that is ours.
 fn wait(transfer: &Transfer) {
     while !transfer.wait(Instant::now() + Duration::from_secs(1)).is_complete() {}
+}
+
+/// Whether what broke off may go on over a new connection, with a new grant.
+fn may_go_on(error: &TransferError) -> bool {
+    match error {
+        TransferError::PeerDown { .. } => true,
+        TransferError::TimedOut | TransferError::Cancelled => false,
+        TransferError::Op { error, .. } => {
+            let grant = matches!(
+                error,
+                OpError::Denied(Denied::UnknownKey | Denied::StaleEpoch | Denied::LeaseEnded)
+            );
+            grant || error.retryable() || error.endpoint_at_fault()
+        }
+    }
 }
 
 fn len(ranges: &[Range<u64>]) -> u64 {

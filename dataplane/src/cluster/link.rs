@@ -78,6 +78,8 @@ pub(super) struct Link {
     pub(super) owner: OwnerId,
     state: Mutex<State>,
     idle: Mutex<Vec<Channel>>,
+    /// Connections on which somebody waits for an answer, to end them when the peer is lost.
+    calling: Mutex<Vec<Arc<TcpStream>>>,
     segment: Mutex<Option<(Arc<Segment>, Instant)>>,
     /// Loans of this peer's that are no longer needed; told with the next call.
     pub(super) done: Mutex<Vec<u64>>,
@@ -98,7 +100,7 @@ struct State {
     seen: Option<Instant>,
     lost: u64,
     /// The connection that listens, to end it from outside.
-    handle: Option<TcpStream>,
+    handle: Option<Arc<TcpStream>>,
 }
 
 impl Link {
@@ -118,6 +120,7 @@ impl Link {
             owner,
             state: Mutex::new(state),
             idle: Mutex::default(),
+            calling: Mutex::default(),
             segment: Mutex::default(),
             done: Mutex::default(),
             queue: Mutex::default(),
@@ -193,6 +196,7 @@ impl Link {
                 let _ = handle.shutdown(std::net::Shutdown::Both);
             }
         }
+        self.hang_up();
         self.wake.notify_all();
     }
 
@@ -207,18 +211,32 @@ impl Link {
         let idle = lock(&self.idle).pop();
         // One that was idle may have ended meanwhile; that says nothing about the peer. Calls may be repeated.
         if let Some(mut channel) = idle
-            && let Ok(reply) = channel.call(request, until)
+            && let Ok(reply) = self.ask(&mut channel, request, until)
         {
             self.keep(channel);
             return Ok(reply);
         }
         let called = || {
             let (mut channel, _) = self.connect(shared, until.saturating_duration_since(Instant::now()))?;
-            let reply = channel.call(request, until)?;
+            let reply = self.ask(&mut channel, request, until)?;
             self.keep(channel);
             Ok(reply)
         };
         called().inspect_err(|_| add(&self.failed, 1))
+    }
+
+    fn ask(&self, channel: &mut Channel, request: &Request, until: Instant) -> Result<Reply, ChannelError> {
+        let handle = channel.handle();
+        lock(&self.calling).push(Arc::clone(&handle));
+        let reply = channel.call(request, until);
+        lock(&self.calling).retain(|other| !Arc::ptr_eq(other, &handle));
+        reply
+    }
+
+    /// Nobody is to wait for an answer any longer.
+    fn hang_up(&self) {
+        lock(&self.idle).clear();
+        lock(&self.calling).iter().for_each(|stream| drop(stream.shutdown(std::net::Shutdown::Both)));
     }
 
     fn keep(&self, channel: Channel) {
@@ -296,7 +314,7 @@ impl Shared {
         {
             let mut state = link.state();
             state.welcome = welcome;
-            state.handle = channel.handle().ok();
+            state.handle = Some(channel.handle());
         }
         let mut since = Since::Start;
         while !self.is_stopping() {
@@ -369,7 +387,7 @@ impl Shared {
             self.todo.look_at_all();
         }
         // Last, because somebody may just be connecting to its pool.
-        lock(&link.idle).clear();
+        link.hang_up();
         lock(&link.done).clear();
         self.store.release_owner(link.owner);
         link.forget_segment();

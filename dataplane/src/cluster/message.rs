@@ -82,26 +82,19 @@ impl Loan {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Request {
     /// First of every connection.
-    Hello {
-        cluster: String,
-    },
+    Hello { cluster: String },
     /// Answered as soon as there is news, and soon in any case: it is the heartbeat, too.
-    Watch {
-        since: Since,
-    },
+    Watch { since: Since },
     /// Wants to read blocks; `release` are loans that it is done with.
-    Lend {
-        keys: Vec<BlockKey>,
-        release: Vec<u64>,
-    },
+    Lend { keys: Vec<BlockKey>, release: Vec<u64> },
     /// Asks the host to fetch copies from whoever asks, and to say when it has them.
-    Copy {
-        items: Vec<(Loan, Holding)>,
-        lease_ms: u64,
-    },
-    Remove {
-        keys: Vec<BlockKey>,
-    },
+    Copy { items: Vec<(Loan, Holding)>, lease_ms: u64 },
+    /// Blocks are to be dropped, and no copy of them taken until the same comes again with `end`.
+    Remove { keys: Vec<BlockKey>, end: bool },
+    /// Is about to write blocks: asks for places.
+    Prepare { request: u64, blocks: Vec<Loan> },
+    /// Has written what it could.
+    Finish { request: u64 },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -130,6 +123,18 @@ pub(super) enum Reply {
     Removed {
         removed: Vec<bool>,
     },
+    /// One place per block; those that there are count as regions of the segment, in order.
+    Prepared {
+        segment: String,
+        places: Vec<Prepared>,
+    },
+}
+
+/// Whether there is a place for a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Prepared {
+    At,
+    Not(Copied),
 }
 
 /// What a host says of itself once, at the beginning.
@@ -161,12 +166,15 @@ impl Request {
     /// Whether it keeps the bounds of a batch.
     pub(super) fn is_sane(&self) -> bool {
         match self {
-            Self::Hello { .. } | Self::Watch { .. } => true,
+            Self::Hello { .. } | Self::Watch { .. } | Self::Finish { .. } => true,
             Self::Lend { keys, release } => keys.len() <= BATCH_MAX && release.len() <= BATCH_MAX,
             Self::Copy { items, .. } => {
                 items.len() <= BATCH_MAX && items.iter().all(|(loan, _)| loan.size > 0)
             }
-            Self::Remove { keys } => keys.len() <= BATCH_MAX,
+            Self::Remove { keys, .. } => keys.len() <= BATCH_MAX,
+            Self::Prepare { blocks, .. } => {
+                blocks.len() <= BATCH_MAX && blocks.iter().all(|loan| loan.size > 0)
+            }
         }
     }
 }
@@ -293,7 +301,10 @@ mod tests {
                 .prop_map(|(keys, release)| Request::Lend { keys, release }),
             (prop::collection::vec((loan(), holding()), 0..9), any::<u64>())
                 .prop_map(|(items, lease_ms)| Request::Copy { items, lease_ms }),
-            keys().prop_map(|keys| Request::Remove { keys }),
+            (keys(), any::<bool>()).prop_map(|(keys, end)| Request::Remove { keys, end }),
+            (any::<u64>(), prop::collection::vec(loan(), 0..9))
+                .prop_map(|(request, blocks)| Request::Prepare { request, blocks }),
+            any::<u64>().prop_map(|request| Request::Finish { request }),
         ]
     }
 

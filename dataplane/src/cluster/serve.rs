@@ -13,7 +13,7 @@ use super::message::{self, FrameError, Loan, Reply, Request, Since, Until, Welco
 use super::table::Fact;
 use super::{Shared, lock};
 use crate::block::BlockKey;
-use crate::tier::dram::{Lookup, OwnerId, Remove};
+use crate::tier::dram::{Lookup, OwnerId};
 use crate::transport::{Transport, auth};
 
 /// How long a peer that listens waits for news before it is told that there are none.
@@ -177,7 +177,9 @@ impl Answering<'_> {
                 let outcomes = shared.take_in(self.link, &items, lease_ms);
                 Reply::Copied { outcomes }
             }
-            Request::Remove { keys } => Reply::Removed { removed: shared.remove_here(&keys) },
+            Request::Remove { keys, end } => Reply::Removed { removed: shared.remove_here(&keys, end) },
+            Request::Prepare { request, blocks } => shared.prepare(request, &blocks),
+            Request::Finish { request } => Reply::Copied { outcomes: shared.finish(request) },
         }
     }
 
@@ -227,34 +229,5 @@ impl Answering<'_> {
             }
             table = shared.news.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-    }
-}
-
-impl Shared {
-    /// A peer says that blocks are removed everywhere. Whether each was here.
-    fn remove_here(&self, keys: &[BlockKey]) -> Vec<bool> {
-        self.forget(keys);
-        let Some(tiering) = self.tiering() else { return vec![false; keys.len()] };
-        let removed = tiering.remove_here(keys, self.clock.now_ms()).unwrap_or_default();
-        let mut removed: Vec<bool> = removed.into_iter().map(|remove| remove == Remove::Removed).collect();
-        removed.resize(keys.len(), false);
-        add(&self.counts.removed, removed.iter().filter(|removed| **removed).count() as u64);
-        removed
-    }
-
-    /// Blocks are removed: they are not to be held anywhere, and what is on its way in is not to stay.
-    pub(super) fn forget(&self, keys: &[BlockKey]) {
-        {
-            let mut arriving = lock(&self.arriving);
-            for key in keys {
-                arriving.entry(*key).and_modify(|block| block.removed = true);
-            }
-        }
-        let mut table = self.table();
-        for &key in keys {
-            table.forget(key);
-        }
-        drop(table);
-        self.news.notify_all();
     }
 }

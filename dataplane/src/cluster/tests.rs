@@ -202,6 +202,30 @@ fn removed_is_removed_everywhere() {
     assert!((4..8).all(|n| hosts[0].reads(n) && hosts[1].reads(n)));
 }
 
+/// Whoever removes, and however far the copies are: none stays, and none comes back.
+#[test]
+fn a_removal_wins_over_copies_on_their_way() {
+    const ROUNDS: u32 = 12;
+    let (hosts, _) = start_all(3);
+    let all: Vec<&Host> = hosts.iter().collect();
+    let gone = |numbers: std::ops::Range<u32>| {
+        let resident = |host: &&Host| numbers.clone().any(|n| host.is_resident(n));
+        !all.iter().any(resident) && settled(&all, numbers.clone(), 0)
+    };
+    for round in 0..ROUNDS {
+        let numbers = round * 4..round * 4 + 4;
+        hosts[0].put_copies(numbers.clone(), 3);
+        if round % 2 == 1 {
+            until("copies", || settled(&all, numbers.clone(), 3));
+        }
+        let remover = &hosts[round as usize % 3];
+        let keys: Vec<_> = numbers.clone().map(key).collect();
+        remover.tiering.remove(&keys, remover.clock.now_ms()).unwrap();
+        until("the removal", || gone(numbers.clone()));
+    }
+    assert!(gone(0..ROUNDS * 4));
+}
+
 #[test]
 fn a_damaged_copy_is_fetched_again() {
     let (hosts, _) = start_all(2);
@@ -225,6 +249,51 @@ fn what_the_evictor_let_go_is_not_copied_again() {
     until("it says so", || settled(&[&hosts[0], &hosts[1]], 0..1, 1));
     assert_eq!((hosts[1].cluster.stats().let_go, hosts[0].cluster.stats().copied), (1, 3));
     assert!(hosts[1].reads(0), "from the other host");
+}
+
+#[test]
+fn blocks_are_handed_over_in_order() {
+    let (hosts, _) = start_all(2);
+    (0..6).for_each(|n| hosts[0].put(n));
+    hosts[1].put(2);
+    let keys: Vec<_> = [0, 1, 2, 99, 5].map(key).to_vec();
+    let pushed = hosts[0].cluster.push("host-1", &keys).unwrap();
+    use push::Pushed::{Done, Had, Missing};
+    assert_eq!(pushed, [Done, Done, Had, Missing, Done]);
+    assert_eq!([0, 1, 2, 3, 5].map(|n| hosts[1].is_resident(n)), [true, true, true, false, true]);
+    assert!([0, 1, 2, 5].iter().all(|&n| hosts[1].reads(n)));
+    assert_eq!(hosts[1].cluster.stats().own, 0, "handed over, not a copy that is looked after");
+    let error = hosts[0].cluster.push("host-7", &keys).unwrap_err().to_string();
+    assert!(error.contains("host-7") && error.contains("there are: host-1"), "{error}");
+}
+
+/// A sender that goes away before it finishes leaves nothing behind.
+#[test]
+fn places_of_a_sender_that_is_gone_are_taken_back() {
+    let ports = ports(2);
+    let host = Host::start(0, &ports, |_| {});
+    let shared = &host.cluster.shared;
+    let loan = |n: u32| message::Loan {
+        key: key(n),
+        parent: None,
+        depth: 0,
+        class: 0,
+        tenant: 0,
+        size: BLOCK,
+        checksum: crate::block::checksum(&content(n)),
+        offset: 0,
+        lease: 0,
+    };
+    let free = host.store.pressure().free_bytes;
+    let reply = shared.prepare(7, &[loan(1), loan(2)]);
+    assert!(matches!(reply, message::Reply::Prepared { places, .. } if places.len() == 2));
+    assert!(host.store.pressure().free_bytes < free);
+    assert_eq!(shared.finish(7), [message::Copied::Failed; 2], "nothing was written");
+    assert_eq!((host.store.pressure().free_bytes, shared.finish(7)), (free, Vec::new()));
+    shared.prepare(8, &[loan(3)]);
+    lock(&shared.taking).get_mut(&8).unwrap().until = std::time::Instant::now();
+    until("the places are back", || host.store.pressure().free_bytes == free);
+    assert!(!host.is_resident(3) && lock(&shared.taking).is_empty());
 }
 
 #[test]

@@ -9,7 +9,8 @@ use super::Shared;
 use super::counts::add;
 use super::fetch::Piece;
 use super::link::Link;
-use super::message::{Loan, Reply, Request};
+use super::message::Loan;
+use super::table::Nodes;
 use crate::block::{BlockKey, checksum};
 use crate::memory::buffer::Buffer;
 use crate::memory::region::Region;
@@ -21,18 +22,19 @@ use crate::transfer::Class;
 use std::sync::Arc;
 
 const NAME: &str = "peer";
-/// One holder that does not answer must leave time for the next.
+/// One holder that does not answer must leave time for the next; when all were asked in vain, each gets twice as long.
 const ONE_HOLDER: Duration = Duration::from_millis(600);
-/// How long a peer may take to remove blocks from its tiers.
-const REMOVE: Duration = Duration::from_secs(2);
+/// Before the first holder is asked again.
+const AGAIN: Duration = Duration::from_millis(20);
 
 pub(super) struct PeerTier(pub(super) Arc<Shared>);
 
 /// A block that is asked for.
 struct Wanted {
     get: Get,
-    /// Peers to ask, nearest last.
+    /// Peers to ask in this round, nearest last, and those that answered that they do not have it intact.
     holders: Vec<usize>,
+    without: Nodes,
     loaded: Option<Loaded>,
 }
 
@@ -56,18 +58,46 @@ impl PeerTier {
     fn ask(&self, place: usize, wanted: &mut [Wanted], asked: &[usize], until: Instant) {
         let shared = &self.0;
         let Some(link) = shared.link(place).filter(|link| link.is_up()) else { return };
-        let until = until.min(Instant::now() + ONE_HOLDER);
         let keys: Vec<BlockKey> = asked.iter().map(|&i| wanted[i].get.key).collect();
         let patience = until.saturating_duration_since(Instant::now());
-        let (loans, lease_ms) = shared.borrow(link, &keys, patience);
+        let Some((loans, lease_ms)) = shared.borrow(link, &keys, patience) else { return };
         let until = until.min(Instant::now() + Duration::from_millis(lease_ms));
-        let lent: Vec<(usize, Loan)> = asked
-            .iter()
-            .zip(loans)
-            .filter_map(|(&i, loan)| Some((i, loan.filter(|loan| self.is_good(loan, &wanted[i].get))?)))
-            .collect();
+        let mut lent: Vec<(usize, Loan)> = Vec::new();
+        for (&i, loan) in asked.iter().zip(loans) {
+            match loan.filter(|loan| self.is_good(loan, &wanted[i].get)) {
+                Some(loan) => lent.push((i, loan)),
+                None => wanted[i].without.insert(place),
+            }
+        }
         self.load(link, wanted, &lent, until);
         shared.give_back(link, lent.iter().map(|(_, loan)| loan));
+    }
+
+    /// Asks the holders of each block that is still wanted, one after the other. Whether there was any to ask.
+    fn round(&self, wanted: &mut [Wanted], patience: Duration, until: Instant) -> bool {
+        for wanted in wanted.iter_mut().filter(|wanted| wanted.loaded.is_none()) {
+            let without = wanted.without;
+            wanted.holders = self.holders(wanted.get.key);
+            wanted.holders.retain(|&place| !without.has(place));
+        }
+        let mut first = true;
+        loop {
+            let mut next: Vec<Vec<usize>> = vec![Vec::new(); self.0.links.len() + 1];
+            for (i, wanted) in wanted.iter_mut().enumerate().filter(|(_, wanted)| wanted.loaded.is_none()) {
+                wanted.holders.pop().into_iter().for_each(|place| next[place].push(i));
+            }
+            let asked: usize = next.iter().map(Vec::len).sum();
+            if asked == 0 || Instant::now() >= until {
+                return !first;
+            }
+            if !first {
+                add(&self.0.counts.failovers, asked as u64);
+            }
+            first = false;
+            for (place, asked) in next.iter().enumerate().filter(|(_, asked)| !asked.is_empty()) {
+                self.ask(place, wanted, asked, until.min(Instant::now() + patience));
+            }
+        }
     }
 
     /// Whether a loan is of the block that is meant, and fits.
@@ -101,6 +131,7 @@ impl PeerTier {
             piece.to.copy_out(target);
             if checksum(target) != loan.checksum {
                 add(&shared.counts.corrupt, 1);
+                wanted[*i].without.insert(link.place);
                 continue;
             }
             wanted[*i].loaded = Some(Loaded { meta: loan.meta(), checksum: loan.checksum });
@@ -134,25 +165,16 @@ impl BlockStore for PeerTier {
 
     fn get(&self, batch: Vec<Get>) -> Pending<Vec<GetDone>> {
         let until = Instant::now() + self.0.config.read_timeout;
-        let want = |get: Get| Wanted { holders: self.holders(get.key), get, loaded: None };
+        let want = |get: Get| Wanted { get, holders: Vec::new(), without: Nodes::default(), loaded: None };
         let mut wanted: Vec<Wanted> = batch.into_iter().map(want).collect();
-        let mut first = true;
-        while Instant::now() < until {
-            let mut next: Vec<Vec<usize>> = vec![Vec::new(); self.0.links.len() + 1];
-            for (i, wanted) in wanted.iter_mut().enumerate().filter(|(_, wanted)| wanted.loaded.is_none()) {
-                wanted.holders.pop().into_iter().for_each(|place| next[place].push(i));
-            }
-            let asked: usize = next.iter().map(Vec::len).sum();
-            if asked == 0 {
-                break;
-            }
-            if !first {
-                add(&self.0.counts.failovers, asked as u64);
-            }
-            first = false;
-            for (place, asked) in next.iter().enumerate().filter(|(_, asked)| !asked.is_empty()) {
-                self.ask(place, &mut wanted, asked, until);
-            }
+        let mut patience = ONE_HOLDER;
+        while self.round(&mut wanted, patience, until)
+            && wanted.iter().any(|wanted| wanted.loaded.is_none())
+            && Instant::now() + AGAIN < until
+            && !self.0.is_stopping()
+        {
+            self.0.pause(AGAIN);
+            patience *= 2;
         }
         let misses = wanted.iter().filter(|wanted| wanted.loaded.is_none()).count();
         add(&self.0.counts.read_misses, misses as u64);
@@ -169,33 +191,14 @@ impl BlockStore for PeerTier {
 
     /// Removes the copies of all peers that are up. An error where one that holds a copy did not answer.
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {
-        let shared = &self.0;
-        let held: Vec<super::table::Nodes> = {
-            let table = shared.table();
-            keys.iter().map(|&key| table.holders(key)).collect()
+        let outcome = |(&key, removed): (&BlockKey, Result<bool, String>)| {
+            let failed = |peer: String| {
+                let reason = format!("peer {peer} did not answer");
+                TierError::Io { tier: NAME, step: "remove", key, reason, retryable: true }
+            };
+            removed.map_err(failed)
         };
-        shared.forget(&keys);
-        let mut removed: Vec<Result<bool, TierError>> = vec![Ok(false); keys.len()];
-        for link in shared.links.iter().filter(|link| link.is_up()) {
-            // All of them, not only those known to hold a copy: one may be on its way there.
-            match link.call(shared, &Request::Remove { keys: keys.clone() }, REMOVE) {
-                Ok(Reply::Removed { removed: there }) if there.len() == keys.len() => {
-                    let both = removed.iter_mut().zip(there);
-                    both.filter(|(_, there)| *there).for_each(|(removed, _)| {
-                        if let Ok(removed) = removed {
-                            *removed = true;
-                        }
-                    });
-                }
-                _ => {
-                    for i in (0..keys.len()).filter(|&i| held[i].has(link.place)) {
-                        let reason = format!("peer {} did not answer", link.config.name);
-                        let (tier, step, key) = (NAME, "remove", keys[i]);
-                        removed[i] = Err(TierError::Io { tier, step, key, reason, retryable: true });
-                    }
-                }
-            }
-        }
+        let removed = keys.iter().zip(self.0.remove_from_peers(&keys)).map(outcome).collect();
         Pending::ready(removed)
     }
 

@@ -22,7 +22,7 @@ const TODO_MAX: usize = 1 << 16;
 const COPY_BLOCKS: usize = 64;
 const COPY_BYTES: u64 = 32 << 20;
 /// What an answer to such a call may take beyond the time that the blocks stay in place.
-const ANSWER: Duration = Duration::from_secs(2);
+pub(super) const ANSWER: Duration = Duration::from_secs(2);
 /// How long a damaged block is looked for at one holder.
 const REPAIR: Duration = Duration::from_secs(2);
 
@@ -113,6 +113,7 @@ impl Shared {
                 self.look_for_damage(&tiering);
                 self.let_go(&tiering, &gone);
                 self.transport.tend();
+                self.end_overdue();
             }
             if all {
                 keys.extend(self.table().duties(TODO_MAX));
@@ -239,7 +240,7 @@ impl Shared {
         }
         if !removed.is_empty() {
             // Removed while they travelled; the peer may have been told before they were there.
-            let _ = link.call(self, &Request::Remove { keys: removed }, ANSWER);
+            self.remove_late(link, &removed);
         }
     }
 
@@ -294,7 +295,7 @@ impl Shared {
         };
         let peers = order.into_iter().filter_map(|place| self.link(place)).filter(|link| link.is_up());
         for link in peers {
-            let (loans, lease_ms) = self.borrow(link, &[key], REPAIR);
+            let Some((loans, lease_ms)) = self.borrow(link, &[key], REPAIR) else { continue };
             let Some((loan, holding)) = loans.into_iter().next().flatten().zip(holding) else { continue };
             let same = (loan.size, loan.checksum) == (holding.size, holding.checksum);
             let taken = if same { self.take_in(link, &[(loan, holding)], lease_ms) } else { Vec::new() };

@@ -181,6 +181,26 @@ unsafe impl Memory for BufferMemory {
     }
 }
 
+/// A piece of another region.
+struct RangeMemory(LocalRange);
+
+// SAFETY: a range lies inside its region, whose memory stays where it is while the range keeps the region.
+unsafe impl Memory for RangeMemory {
+    fn base(&self) -> NonNull<u8> {
+        // SAFETY: `offset` lies inside the region, so the address stays in the same allocation.
+        unsafe { self.0.region.base().add(self.0.offset as usize) }
+    }
+    fn len(&self) -> u64 {
+        self.0.len
+    }
+    fn location(&self) -> Location {
+        self.0.region.location()
+    }
+    fn writable(&self) -> bool {
+        self.0.region.writable()
+    }
+}
+
 /// Memory that transfers may name. Clones are the same region; the memory lives until the last is gone, so an
 /// operation that holds a range of it can never be left with a dangling address.
 #[derive(Clone)]
@@ -229,6 +249,11 @@ impl Region {
     /// A name for it that does not keep it.
     pub fn downgrade(&self) -> WeakRegion {
         WeakRegion(Arc::downgrade(&self.0))
+    }
+
+    /// A region of just these bytes, so that a peer can be granted no more of the memory.
+    pub fn of_range(range: LocalRange) -> Self {
+        Self::new(Box::new(RangeMemory(range)))
     }
 
     /// Unique in this process, never used again.
