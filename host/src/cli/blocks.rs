@@ -361,7 +361,7 @@ fn tier_rows(tier: &proto::TierUsage) -> [(String, serde_json::Value); 13] {
     .map(|(name, value): (&str, serde_json::Value)| (name.to_owned(), value))
 }
 
-fn keys(names: &[String]) -> anyhow::Result<Vec<BlockKey>> {
+pub(super) fn keys(names: &[String]) -> anyhow::Result<Vec<BlockKey>> {
     names.iter().map(|name| key(name).map_err(anyhow::Error::msg)).collect()
 }
 

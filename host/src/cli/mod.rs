@@ -13,6 +13,7 @@ mod config;
 mod dev;
 mod node;
 mod policy;
+mod push;
 pub mod replay;
 mod serve;
 mod topology;
@@ -58,6 +59,7 @@ enum Command {
     Config(config::ConfigArgs),
     Topology(topology::TopologyArgs),
     Node(node::NodeArgs),
+    Push(push::PushArgs),
 }
 
 /// Where settings come from.
@@ -159,6 +161,7 @@ impl Cli {
             Command::Config(args) => args.run().map(done),
             Command::Topology(args) => args.run().map(done),
             Command::Node(args) => args.run().map(done),
+            Command::Push(args) => args.run(),
         }
     }
 }

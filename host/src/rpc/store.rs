@@ -1,6 +1,7 @@
 use super::{key_out, keys_in};
 use crate::daemon::Host;
-use kvasir_client::proto::{self, remove_response::Outcome, store_server::Store};
+use kvasir_client::proto::{self, push_response, remove_response::Outcome, store_server::Store};
+use kvasir_dataplane::cluster::push::{PushError, Pushed};
 use kvasir_dataplane::tier::dram::{BlockStat, Remove};
 use kvasir_dataplane::tier::lifecycle::State;
 use kvasir_dataplane::tier::tiering::LevelStats;
@@ -82,6 +83,34 @@ impl Store for Service {
             pool_full: m.pool_full,
             tiers: self.0.tiering.stats().levels.iter().map(tier).collect(),
         }))
+    }
+
+    async fn push(
+        &self,
+        request: Request<proto::PushRequest>,
+    ) -> Result<Response<proto::PushResponse>, Status> {
+        let proto::PushRequest { to, keys } = request.into_inner();
+        let keys = keys_in(&keys)?;
+        let alone = || Status::failed_precondition("this host knows no others; list them in cluster.peers");
+        let cluster = self.0.cluster.clone().ok_or_else(alone)?;
+        // It takes as long as the transfer.
+        let pushed = tokio::task::spawn_blocking(move || cluster.push(&to, &keys)).await;
+        let pushed =
+            pushed.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| match error {
+                PushError::Failed { .. } => Status::unavailable(error.to_string()),
+                PushError::NoPeer { .. } | PushError::TooMany { .. } => {
+                    Status::invalid_argument(error.to_string())
+                }
+            })?;
+        let outcome = |pushed| match pushed {
+            Pushed::Done => push_response::Outcome::Done,
+            Pushed::Had => push_response::Outcome::Had,
+            Pushed::Missing => push_response::Outcome::Missing,
+            Pushed::NoRoom => push_response::Outcome::NoRoom,
+            Pushed::Failed => push_response::Outcome::Failed,
+        };
+        let outcomes = pushed.into_iter().map(|pushed| outcome(pushed).into()).collect();
+        Ok(Response::new(proto::PushResponse { outcomes }))
     }
 
     async fn endpoints(

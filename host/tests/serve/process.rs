@@ -107,9 +107,13 @@ impl Host {
         rows.find(|row| row["slot"] == slot).unwrap_or_else(|| panic!("{slot} in {list}")).clone()
     }
 
-    pub(crate) fn terminate(mut self) -> Option<i32> {
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    pub(crate) fn terminate(mut self) -> Option<i32> {
+        self.signal(rustix::process::Signal::TERM);
         self.child.wait().unwrap().code()
     }
 

@@ -160,6 +160,36 @@ fn a_killed_host_costs_no_block_and_its_copies_are_made_again() {
     }
 }
 
+/// A host that is cut off keeps its blocks; when it is back there are more copies than anybody asked for.
+#[test]
+fn a_host_that_freezes_and_thaws_leaves_no_copy_too_many() {
+    use rustix::process::Signal;
+    const BLOCKS: u32 = 60;
+    let plan = Plan::new(3);
+    let hosts: Vec<Host> = (0..3).map(|n| plan.start(n, &[])).collect();
+    let all: Vec<&Host> = hosts.iter().collect();
+    until("peers", || all.iter().all(|host| metric(host, "kvasir_peer_up", "") == 2));
+    put(&hosts[0], 0..BLOCKS, 2);
+    until("copies", || settled(&all, BLOCKS.into(), 2));
+
+    hosts[0].signal(Signal::STOP);
+    let survivors = &all[1..];
+    survivors.iter().for_each(|host| all_there(host, BLOCKS, Transport::Unix));
+    let down = |host: &&Host| nodes(host)["nodes"][1]["state"] == "down";
+    until("its silence is noticed", || survivors.iter().all(down));
+    until("the target again", || {
+        let own: u64 = survivors.iter().map(|host| metric(host, "kvasir_replicas_own", "")).sum();
+        own == u64::from(BLOCKS) * 2
+    });
+
+    hosts[0].signal(Signal::CONT);
+    until("no copy too many", || settled(&all, BLOCKS.into(), 2));
+    assert!(
+        all.iter().map(|host| metric(host, "kvasir_replicas_dropped_total", "too_many")).sum::<u64>() > 0
+    );
+    all.iter().for_each(|host| all_there(host, BLOCKS, Transport::Tcp));
+}
+
 /// Changes a byte in every page of every file of a disk tier.
 fn damage(folder: &Path) {
     for file in std::fs::read_dir(folder).unwrap() {
@@ -201,8 +231,11 @@ fn a_copy_that_the_disk_damaged_is_fetched_again() {
     assert!(metric(&hosts[0], "kvasir_tier_blocks", "nvme") > 0);
 
     damage(&disk);
-    all_there(&hosts[0], BLOCKS, Transport::Unix);
-    assert!(metric(&hosts[0], "kvasir_tier_corrupt_total", "nvme") > 0, "the disk was read");
+    // Each pass drives others out of the pool, so sooner or later one that is only on the disk is asked for.
+    until("a damaged block is read", || {
+        all_there(&hosts[0], BLOCKS, Transport::Unix);
+        metric(&hosts[0], "kvasir_tier_corrupt_total", "nvme") > 0
+    });
     assert!(metric(&hosts[0], "kvasir_peer_reads_total", "hit") > 0, "and the other host");
     assert_eq!(both("kvasir_peer_corrupt_total"), [0, 0]);
 }
@@ -223,4 +256,28 @@ fn a_host_with_another_secret_is_refused_by_name_and_reason() {
     hosts[0].check(&["put", "--copies", "2", "a", file], b"", 0, "2 hosts will hold it");
     hosts[0].check(&["put", "--copies", "3", "b", file], b"", 2, "fewer hosts than copies");
     hosts[0].check(&["exists", "a", "b"], b"", 0, "resident");
+}
+
+#[test]
+fn blocks_are_handed_over_by_name() {
+    let plan = Plan::new(2);
+    let hosts = [plan.start(0, &[]), plan.start(1, &[])];
+    until("peers", || hosts.iter().all(|host| metric(host, "kvasir_peer_up", "") == 1));
+    let client = hosts[0].client(Transport::Unix);
+    for n in 0..8 {
+        client.put(&BlockMeta::single(key(n), BLOCK), &content(n, BLOCK)).unwrap();
+    }
+    let names: Vec<String> = (0..8).map(|n| format!("0x{}", key(n))).collect();
+    let push = |more: &[&'static str]| -> Vec<String> {
+        let fixed = ["push", "--to", "host-1"].into_iter().map(str::to_owned);
+        fixed.chain(more.iter().map(|&name| name.to_owned())).chain(names.iter().cloned()).collect()
+    };
+    let run = |args: &[String], code, part| {
+        hosts[0].check(&args.iter().map(String::as_str).collect::<Vec<_>>(), b"", code, part)
+    };
+    run(&push(&[]), 0, "pushed");
+    run(&push(&["--json"]), 0, "there already");
+    run(&push(&["nowhere"]), 1, "nowhere missing");
+    all_there(&hosts[1], 8, Transport::Unix);
+    hosts[0].check(&["push", "--to", "host-9", "a"], b"", 2, "no peer is called host-9");
 }
