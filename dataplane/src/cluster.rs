@@ -54,7 +54,7 @@ pub use message::Status;
 use self::counts::Counts;
 use self::link::Link;
 use self::push::Taking;
-use self::removal::Removing;
+use self::removal::{Removing, Sending};
 use self::table::{Heard, Holding, NODES_MAX, NodeId, Table};
 use self::tier::PeerTier;
 use self::upkeep::Todo;
@@ -202,6 +202,7 @@ struct Shared {
     /// Blocks being taken in, and whether they were removed meanwhile.
     arriving: Mutex<HashMap<BlockKey, Arriving>>,
     removing: Mutex<Removing>,
+    sending: Sending,
     /// Hand-overs being taken in, by request, and how far each is.
     taking: Mutex<HashMap<u64, Taking>>,
     arrivals: Arrivals,
@@ -266,6 +267,7 @@ impl Cluster {
             todo: Todo::default(),
             arriving: Mutex::default(),
             removing: Mutex::default(),
+            sending: Sending::default(),
             taking: Mutex::default(),
             arrivals: Arrivals::default(),
             counts: Counts::default(),

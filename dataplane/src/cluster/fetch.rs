@@ -210,6 +210,13 @@ impl Shared {
             let _ = self.store.abort(self.owner, &[place.id]);
             return Copied::Failed;
         }
+        // Under the lock, so that a removal either finds the block or keeps it from becoming visible.
+        let arriving = lock(&self.arriving);
+        if arriving.get(&loan.key).is_some_and(|block| block.removed) {
+            drop(arriving);
+            let _ = self.store.abort(self.owner, &[place.id]);
+            return Copied::Failed;
+        }
         let commit = self.store.commit(self.owner, &[(place.id, Some(loan.checksum))], self.clock.now_ms());
         if !commit.is_ok_and(|done| done.iter().all(Result::is_ok)) {
             return Copied::Failed;

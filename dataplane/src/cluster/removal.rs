@@ -2,9 +2,11 @@
 //!
 //! A host that has dropped its copy says so, and the first holder left would have it made again, perhaps on a host that
 //! was asked already. Hence two rounds: in the first every host drops the block and takes no copy of it any more; when
-//! all have, the second lifts that. A host that is not told of the second lifts it by itself after a while.
+//! all have, the second lifts that. A host that is not told of the second lifts it by itself after a while. A host
+//! answers the first round when nothing that it sent before is on its way any more.
 
 use std::collections::HashMap;
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::counts::add;
@@ -16,7 +18,9 @@ use crate::block::BlockKey;
 use crate::tier::dram::Remove;
 
 /// How long a peer may take to remove blocks from its tiers.
-const ANSWER: Duration = Duration::from_secs(2);
+const ANSWER: Duration = Duration::from_secs(4);
+/// How long it waits of that for copies that it is sending.
+const SENT: Duration = Duration::from_secs(2);
 /// Longer than a removal takes on all hosts, each as slow as it may be.
 const LIFTED_AFTER: Duration = Duration::from_secs(30);
 /// The most blocks being removed at once. Beyond it a copy that is on its way may survive a removal.
@@ -63,6 +67,48 @@ impl Removing {
     }
 }
 
+/// Blocks whose copies are being sent to peers.
+#[derive(Default)]
+pub(super) struct Sending {
+    blocks: Mutex<HashMap<BlockKey, u32>>,
+    done: Condvar,
+}
+
+/// Copies on their way; over when dropped.
+pub(super) struct Sent<'a> {
+    sending: &'a Sending,
+    keys: &'a [BlockKey],
+}
+
+impl Sending {
+    pub(super) fn begin<'a>(&'a self, keys: &'a [BlockKey]) -> Sent<'a> {
+        let mut blocks = lock(&self.blocks);
+        keys.iter().for_each(|&key| *blocks.entry(key).or_default() += 1);
+        Sent { sending: self, keys }
+    }
+
+    /// Waits until none of these is being sent, or the patience ends.
+    fn wait(&self, keys: &[BlockKey], patience: Duration) {
+        let busy = |blocks: &mut HashMap<BlockKey, u32>| keys.iter().any(|key| blocks.contains_key(key));
+        let waited = self.done.wait_timeout_while(lock(&self.blocks), patience, busy);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        let mut blocks = lock(&self.sending.blocks);
+        for key in self.keys {
+            let Some(count) = blocks.get_mut(key) else { continue };
+            *count -= 1;
+            if *count == 0 {
+                blocks.remove(key);
+            }
+        }
+        self.sending.done.notify_all();
+    }
+}
+
 impl Shared {
     /// Removes blocks from all peers that are up, and from what is known here; the caller removes them from the tiers
     /// here. Per block: whether a peer had it, or the peer that holds it and did not answer.
@@ -73,6 +119,7 @@ impl Shared {
         };
         lock(&self.removing).begin(keys, Instant::now());
         self.forget(keys);
+        self.sending.wait(keys, SENT);
         let mut removed = vec![Ok(false); keys.len()];
         // All of them, not only those known to hold a copy: one may be on its way there.
         let up: Vec<_> = self.links.iter().filter(|link| link.is_up()).collect();
@@ -116,6 +163,7 @@ impl Shared {
         }
         lock(&self.removing).begin(keys, Instant::now());
         self.forget(keys);
+        self.sending.wait(keys, SENT);
         let Some(tiering) = self.tiering() else { return vec![false; keys.len()] };
         let removed = tiering.remove_here(keys, self.clock.now_ms()).unwrap_or_default();
         let mut removed: Vec<bool> = removed.into_iter().map(|remove| remove == Remove::Removed).collect();
@@ -162,6 +210,22 @@ mod tests {
         removing.begin(&[one], later);
         removing.end(&[one]);
         assert!(!removing.has(one, later), "the one that was never lifted does not count");
+    }
+
+    #[test]
+    fn what_is_being_sent_is_waited_for() {
+        let (sending, long) = (Sending::default(), Duration::from_secs(60));
+        let keys = [BlockKey(1), BlockKey(2)];
+        let (first, second) = (sending.begin(&keys), sending.begin(&keys[..1]));
+        drop(first);
+        sending.wait(&keys[1..], long);
+        sending.wait(&keys, Duration::ZERO);
+        assert_eq!(lock(&sending.blocks).len(), 1);
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(second));
+            sending.wait(&keys, long);
+        });
+        assert!(lock(&sending.blocks).is_empty());
     }
 
     #[test]

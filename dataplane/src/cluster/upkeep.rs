@@ -197,11 +197,14 @@ impl Shared {
             return;
         }
         let loans = self.lend(self.owner, keys);
+        // Before the table is asked: a removal waits for what is being sent, and what comes after it is not sent.
+        let sending = self.sending.begin(keys);
         let holding = |loan: Loan| Some((loan, self.table().holding(loan.key)?));
         let items: Vec<(Loan, Holding)> = loans.iter().flatten().filter_map(|&loan| holding(loan)).collect();
         if !items.is_empty() {
             self.offer(link, items);
         }
+        drop(sending);
         let leases: Vec<u64> = loans.iter().flatten().map(|loan| loan.lease).collect();
         let _ = self.store.release(&leases);
     }
