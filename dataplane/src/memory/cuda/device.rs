@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use super::error::{CudaError, text};
 use super::pinned::PinnedRanges;
@@ -79,6 +79,22 @@ impl Device {
         pinned.contains(address as usize, len)
     }
 
+    /// Copies bytes of a GPU to the host, and waits.
+    pub(super) fn load(&self, from: u64, to: &mut [u8]) -> Result<(), DriverError> {
+        self.context().bind_to_thread()?;
+        // SAFETY: callers name memory that is theirs; `to` is a unique borrow, and the call returns when it is filled.
+        unsafe { result::memcpy_dtoh_sync(to, from) }
+    }
+
+    /// Copies bytes of the host to a GPU, and waits.
+    pub(super) fn store(&self, to: u64, from: &[u8]) -> Result<(), DriverError> {
+        self.context().bind_to_thread()?;
+        // SAFETY: callers name memory that is theirs; the call returns when `from` is not needed any more.
+        unsafe { result::memcpy_htod_sync(to, from) }?;
+        // The driver may still have the bytes in a buffer of its own, and our streams do not wait for that.
+        self.context().synchronize()
+    }
+
     pub(super) fn context(&self) -> &Arc<CudaContext> {
         &self.context
     }
@@ -88,7 +104,7 @@ impl Device {
         self.context.bind_to_thread().map_err(self.failed("binding a thread"))
     }
 
-    pub(super) fn failed(&self, step: &'static str) -> impl Fn(cudarc::driver::DriverError) -> CudaError {
+    pub(super) fn failed(&self, step: &'static str) -> impl Fn(DriverError) -> CudaError {
         CudaError::of(self.number, step)
     }
 
@@ -121,7 +137,7 @@ fn by_address() -> Result<Vec<(String, usize)>, CudaError> {
 }
 
 /// Such as `0000:1b:00.0`; of fixed width, so that it sorts as text.
-fn address_of(ordinal: usize) -> Result<String, cudarc::driver::DriverError> {
+fn address_of(ordinal: usize) -> Result<String, DriverError> {
     let device = result::device::get(ordinal as i32)?;
     let mut text = [0 as c_char; 32];
     // SAFETY: the buffer has the length that is told, and the driver ends what it writes with a zero.

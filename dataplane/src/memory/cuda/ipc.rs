@@ -8,7 +8,7 @@
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use cudarc::driver::{DriverError, sys};
+use cudarc::driver::sys;
 
 use super::device::Device;
 use super::error::CudaError;
@@ -175,22 +175,6 @@ impl EventHandle {
             .result()
             .map_err(device.failed("opening another process's event"))?;
         Ok(Event::from_raw(device, event))
-    }
-}
-
-impl Device {
-    /// Copies bytes of a GPU to the host, and waits.
-    pub(super) fn load(self: &Arc<Self>, from: u64, to: &mut [u8]) -> Result<(), DriverError> {
-        self.context().bind_to_thread()?;
-        // SAFETY: callers name memory that is theirs; `to` is a unique borrow, and the call returns when it is filled.
-        unsafe { cudarc::driver::result::memcpy_dtoh_sync(to, from) }
-    }
-
-    /// Copies bytes of the host to a GPU, and waits.
-    pub(super) fn store(self: &Arc<Self>, to: u64, from: &[u8]) -> Result<(), DriverError> {
-        self.context().bind_to_thread()?;
-        // SAFETY: callers name memory that is theirs; the call returns when `from` is not needed any more.
-        unsafe { cudarc::driver::result::memcpy_htod_sync(to, from) }
     }
 }
 

@@ -99,7 +99,7 @@ impl Batch {
     }
 }
 
-/// Begins the moves, each as a two-dimensional copy.
+/// Begins the moves, each as a two-dimensional copy (a plain one for a single row).
 ///
 /// # Safety
 /// As for [`Batch::begin`].
@@ -107,11 +107,11 @@ pub(super) unsafe fn begin_2d(stream: &Stream, moves: &[Move], gather: bool) -> 
     for m in moves {
         let (engine, block) = ((m.engine, m.engine_stride), (m.block, m.block_stride));
         let (from, to) = if gather { (engine, block) } else { (block, engine) };
-        if pitch(m, from.1) && pitch(m, to.1) {
+        if m.rows > 1 && pitch(m, from.1) && pitch(m, to.1) {
             // SAFETY: passed on to the caller.
             unsafe { copy_2d(stream, from, to, m.run_bytes, m.rows) }?;
         } else {
-            // Rows that overlap or lie too far apart for the driver's 2-D copy go one by one.
+            // A single row needs no more; rows that overlap or lie too far apart for a 2-D copy go one by one.
             for row in 0..m.rows {
                 // SAFETY: passed on to the caller.
                 unsafe { stream.copy(to.0 + row * to.1, from.0 + row * from.1, m.run_bytes as usize) }?;
@@ -125,7 +125,7 @@ pub(super) unsafe fn begin_2d(stream: &Stream, moves: &[Move], gather: bool) -> 
 fn pitch(m: &Move, stride: u64) -> bool {
     /// What every GPU allows.
     const PITCH_MAX: u64 = i32::MAX as u64;
-    m.rows == 1 || (stride >= m.run_bytes && stride <= PITCH_MAX)
+    (m.run_bytes..=PITCH_MAX).contains(&stride)
 }
 
 unsafe fn copy_2d(
@@ -136,8 +136,6 @@ unsafe fn copy_2d(
     rows: u64,
 ) -> Result<(), CudaError> {
     stream.device().bind()?;
-    // One row has no stride, but a pitch must be at least as long as a row.
-    let pitch = |stride: u64| stride.max(run_bytes) as usize;
     let copy = sys::CUDA_MEMCPY2D {
         srcXInBytes: 0,
         srcY: 0,
@@ -145,14 +143,14 @@ unsafe fn copy_2d(
         srcHost: std::ptr::null::<c_void>(),
         srcDevice: from.0,
         srcArray: std::ptr::null_mut(),
-        srcPitch: pitch(from.1),
+        srcPitch: from.1 as usize,
         dstXInBytes: 0,
         dstY: 0,
         dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
         dstHost: std::ptr::null_mut::<c_void>(),
         dstDevice: to.0,
         dstArray: std::ptr::null_mut(),
-        dstPitch: pitch(to.1),
+        dstPitch: to.1 as usize,
         WidthInBytes: run_bytes as usize,
         Height: rows as usize,
     };
