@@ -30,6 +30,7 @@ mod local;
 pub mod loopback;
 pub mod node;
 pub mod op;
+mod queued;
 pub mod rdma;
 pub mod shm;
 pub mod tcp;

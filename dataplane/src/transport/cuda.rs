@@ -2,8 +2,8 @@
 //!
 //! The link is that of `local`. Memory of the host is mapped and registered with the driver; memory of a GPU is opened
 //! by the driver's handle, so that an engine's cache in another process is reached without a copy between. An operation
-//! is a list of copies in the stream of its direction, begun and waited for by the thread that submits it; what ends it
-//! is an event after the last. A GPU's memory has no read-only form: that a grant allows reading alone is kept by both
+//! is a list of copies in the stream of its direction, begun and waited for by the endpoint's thread of that direction;
+//! what ends it is an event after the last. A GPU's memory has no read-only form: that a grant allows reading alone is kept by both
 //! nodes, and is not a wall.
 //!
 //! Ranges in host memory on both sides are copied by the processor.
@@ -20,6 +20,7 @@ use self::ticket::Ticket;
 use super::grant::RemoteRegion;
 pub use super::local::LocalConfig as CudaConfig;
 use super::local::{Local, Reach, Taken, descriptor};
+use super::queued::Queued;
 use super::{Access, Capabilities, Direction, Endpoint, Error, Node, OpError, Transport};
 use crate::memory::cuda::{CudaError, Device, Event, Pinned, Stream};
 use crate::memory::region::{LocalRange, Region, pairs};
@@ -28,6 +29,8 @@ const NAME: &str = "cuda";
 /// Bytes that are begun between two looks at whether to go on: some 150 µs of a bus of 50 GB/s, against some 10 µs that
 /// waiting for it costs.
 const CHUNK: u64 = 8 << 20;
+/// Operations of one endpoint in flight.
+const DEPTH: usize = 4096;
 /// Chunks under way at once, so that the bus is busy while one is waited for.
 const CHUNKS: usize = 2;
 
@@ -83,7 +86,12 @@ impl Transport for Cuda {
     }
 
     fn connect(&self, address: &str) -> Result<Arc<dyn Endpoint>, Error> {
-        self.0.connect(address)
+        let unreachable = |error: io::Error| Error::Unreachable {
+            transport: NAME,
+            address: address.to_owned(),
+            reason: error.to_string(),
+        };
+        Ok(Arc::new(Queued::new(self.0.connect(address)?, DEPTH).map_err(unreachable)?))
     }
 }
 
@@ -153,7 +161,7 @@ impl Reach for DeviceReach {
             zero_copy: false,
             message_bytes_max: u64::MAX,
             ranges_max: usize::MAX,
-            queue_depth: usize::MAX,
+            queue_depth: DEPTH,
             needs_registration: false,
             host_memory: true,
             cuda_memory: true,
