@@ -42,7 +42,8 @@ pub struct PlanConfig {
     pub window_min: u64,
     /// The share of a window that classes other than decode-critical may fill, in 1/256. Default 192 (three quarters).
     pub window_share: u64,
-    /// For this long after decode-critical work was on a rail, it is kept calm for more of it. Default 2,000 µs.
+    /// For this long after decode-critical work was on a rail, it is kept calm for more of it. Default
+    /// 20,000 µs: about the time between two steps of a decode.
     pub calm_us: u64,
     /// What other classes may have on a calm rail: what it moves in this time, at least half of
     /// `slice_min`. Default 25 µs.
@@ -67,7 +68,7 @@ impl Default for PlanConfig {
             slice_time_us: 1000,
             window_min: 8 << 20,
             window_share: 192,
-            calm_us: 2000,
+            calm_us: 20_000,
             calm_time_us: 25,
             weights: [3, 1],
             small_max: 16 << 10,
