@@ -182,13 +182,13 @@ impl Rail {
     }
 
     fn bytes_in(&self, time_us: u64) -> u64 {
-        (u128::from(self.rate) * u128::from(time_us) / 1_000_000) as u64
+        self.rate.saturating_mul(time_us) / 1_000_000
     }
 
     /// When it would be done with `len` more bytes, in ns.
     fn finish_ns(&self, len: u64) -> u64 {
-        let bytes = u128::from(self.queued_bytes) + u128::from(len);
-        u64::try_from(bytes * 1_000_000_000 / u128::from(self.rate)).unwrap_or(u64::MAX)
+        // Beyond 18 GB on a rail all are equally late.
+        (self.queued_bytes + len).saturating_mul(1_000_000_000) / self.rate
     }
 }
 
