@@ -11,14 +11,17 @@
 //! as it has news, and every 150 ms in any case, so that connection is the heartbeat as well. News are facts about the
 //! peer's own copies; [`table`] puts them together and says what is to be done, [`placement`] says where.
 //!
-//! **How bytes go.** Always by reading: whoever wants a block asks the holder to lend it (or is told by the holder where
-//! it lies, to take a copy of it), reads the holder's pool through the transfer engine, and compares the bytes with the
-//! checksum before anybody sees them ([`fetch`]). Nobody writes into another host's memory, so nothing that arrives
-//! late can fall on a block that has taken its place.
+//! **How bytes go.** By reading: whoever wants a block asks the holder to lend it (or is told by the holder where it
+//! lies, to take a copy of it), reads the holder's pool through the transfer engine, and compares the bytes with the
+//! checksum before anybody sees them ([`fetch`]). Nothing that arrives late can fall on a block that has taken its place,
+//! because nobody writes into another host's pool but who hands a request's blocks over ([`push`]), into places made for
+//! them under a name of their own.
+//!
+//! **How blocks go.** A removal ([`removal`]) reaches every host that is up and waits for copies that are on their way.
 //!
 //! **Threads**: one accepts, one per accepted connection answers ([`serve`]); per peer one listens and one has copies
-//! made; one looks after targets and damage ([`upkeep`]). All blocked threads; the table has one lock, which is never
-//! held during I/O.
+//! made; one looks after targets and damage ([`upkeep`]), one hears what is handed over. All blocked threads; the table
+//! has one lock, which is never held during I/O.
 //!
 //! Deliberately absent: consensus (a wrong view costs a copy too many or too few for a while, never wrong bytes),
 //! discovery (peers are listed), targets that outlive a restart of all holders.

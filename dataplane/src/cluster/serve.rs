@@ -154,9 +154,11 @@ impl Answering<'_> {
             let reason = "a batch holds at most 4,096 items".to_owned();
             return message::write(stream, &Reply::Refused { reason });
         }
-        self.shared.serving.fetch_add(1, Ordering::Relaxed);
+        // Who listens for news is no load.
+        let work = u64::from(!matches!(request, Request::Watch { .. }));
+        self.shared.serving.fetch_add(work, Ordering::Relaxed);
         let reply = self.answer(request);
-        self.shared.serving.fetch_sub(1, Ordering::Relaxed);
+        self.shared.serving.fetch_sub(work, Ordering::Relaxed);
         stream.until = Instant::now() + STALL;
         message::write(stream, &reply)
     }

@@ -135,7 +135,7 @@ struct Block {
     let_go: Nodes,
 }
 
-/// The places of this host's news; see [`Table::log`].
+/// This host's own news, numbered; the oldest are dropped.
 pub struct Log {
     facts: VecDeque<Fact>,
     /// Number of the first one kept.
