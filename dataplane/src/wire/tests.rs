@@ -1,0 +1,194 @@
+//! Frames of every kind go and come back; other bytes are refused.
+
+use super::*;
+use proptest::prelude::*;
+
+fn key() -> impl Strategy<Value = BlockKey> {
+    any::<u128>().prop_map(BlockKey)
+}
+
+fn keys() -> impl Strategy<Value = Vec<BlockKey>> {
+    prop::collection::vec(key(), 0..20)
+}
+
+fn ids() -> impl Strategy<Value = Vec<u64>> {
+    prop::collection::vec(any::<u64>(), 0..20)
+}
+
+fn meta() -> impl Strategy<Value = BlockMeta> {
+    (key(), prop::option::of(key()), any::<(u32, u16, u32, u32)>()).prop_map(
+        |(key, parent, (depth, class, ttl_ms, size))| BlockMeta {
+            key,
+            parent,
+            depth,
+            class,
+            tenant: 0,
+            ttl_ms,
+            size,
+        },
+    )
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let pairs = prop::collection::vec(any::<(u64, u64)>(), 0..20);
+    prop_oneof![
+        (any::<bool>(), any::<u16>(), ".{0,40}").prop_map(|(wants_write, tenant, namespace)| {
+            Request::Hello { wants_write, tenant, namespace }
+        }),
+        keys().prop_map(Request::Exists),
+        (any::<u16>(), ids(), keys()).prop_map(|(class, release, keys)| Request::Get {
+            class,
+            release,
+            keys
+        }),
+        prop::collection::vec((meta(), any::<u64>()), 0..20).prop_map(Request::Put),
+        prop::collection::vec(meta(), 0..20).prop_map(Request::Reserve),
+        pairs.prop_map(Request::Commit),
+        ids().prop_map(Request::Abort),
+        ids().prop_map(Request::Release),
+        keys().prop_map(Request::Remove),
+        keys().prop_map(Request::Stat),
+        keys().prop_map(Request::Verify),
+        (any::<(bool, u32)>(), keys()).prop_map(|((hard, amount), keys)| {
+            let pin = if hard { Pin::Hard { duration_ms: amount } } else { Pin::Soft { weight: amount } };
+            Request::Pin { pin, keys }
+        }),
+        keys().prop_map(Request::Unpin),
+        keys().prop_map(Request::Evict),
+        (any::<u8>(), keys()).prop_map(|(copies, keys)| Request::Replicate { copies, keys }),
+    ]
+}
+
+fn outcome() -> impl Strategy<Value = Outcome> {
+    prop::sample::select(&Outcome::ALL[..])
+}
+
+fn failure() -> impl Strategy<Value = Outcome> {
+    prop::sample::select(&Outcome::ALL[1..])
+}
+
+fn reply() -> impl Strategy<Value = Reply> {
+    let hit = any::<(u64, u32, u64, u64)>().prop_map(|(offset, size, checksum, lease)| Found::Hit {
+        offset,
+        size,
+        checksum,
+        lease,
+    });
+    let at = any::<(u64, u64)>().prop_map(|(reservation, offset)| Placed::At { reservation, offset });
+    let stat = any::<(u32, u8, u64, u32, u16, u32, u32, u64, u64)>().prop_map(
+        |(size, tiers, checksum, depth, class, uses, leases, age_ms, idle_ms)| Stat {
+            size,
+            tiers,
+            checksum,
+            depth,
+            class,
+            uses,
+            leases,
+            age_ms,
+            idle_ms,
+        },
+    );
+    let op = prop::sample::select(vec![
+        Op::Put,
+        Op::Commit,
+        Op::Abort,
+        Op::Release,
+        Op::Remove,
+        Op::Verify,
+        Op::Pin,
+        Op::Unpin,
+        Op::Evict,
+        Op::Replicate,
+    ]);
+    prop_oneof![
+        (any::<bool>(), ".{0,40}").prop_map(|(retryable, message)| Reply::Error { retryable, message }),
+        any::<(bool, bool, u64, u64, u64)>().prop_map(
+            |(shared, writable, pool_bytes, lease_ms, payload_max)| {
+                Reply::Hello { shared, writable, pool_bytes, lease_ms, payload_max }
+            }
+        ),
+        prop::collection::vec(any::<bool>(), 0..20).prop_map(Reply::Exists),
+        prop::collection::vec(prop_oneof![hit, failure().prop_map(Found::Not)], 0..20).prop_map(Reply::Get),
+        prop::collection::vec(prop_oneof![at, failure().prop_map(Placed::Not)], 0..20)
+            .prop_map(Reply::Reserve),
+        prop::collection::vec(prop::option::of(stat), 0..20).prop_map(Reply::Stat),
+        (op, prop::collection::vec(outcome(), 0..20)).prop_map(|(op, list)| Reply::Outcomes(op, list)),
+    ]
+}
+
+fn split(frame: &[u8]) -> (Header, &[u8]) {
+    let (header, body) = frame.split_first_chunk().unwrap();
+    (Header::decode(header).unwrap(), body)
+}
+
+proptest! {
+    #[test]
+    fn what_is_encoded_is_decoded(request in request(), reply in reply(), id: u64, payload: u64) {
+        let mut frame = Vec::new();
+        request.encode(id, payload, &mut frame);
+        let (header, body) = split(&frame);
+        let body_len = body.len() as u32;
+        prop_assert_eq!(header, Header { op: request.op(), reply: false, request: id, body_len, payload_len: payload });
+        prop_assert_eq!(Request::decode(header.op, body).unwrap(), request);
+        reply.encode(id, payload, &mut frame);
+        let (header, body) = split(&frame);
+        prop_assert!(header.reply);
+        prop_assert_eq!(Reply::decode(header.op, body).unwrap(), reply);
+    }
+
+    /// Damaged frames never panic, and every cut one is refused.
+    #[test]
+    fn damage_is_refused_or_harmless(
+        request in request(), reply in reply(),
+        at: prop::sample::Index, byte: u8, noise in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let mut frame = Vec::new();
+        for is_reply in [false, true] {
+            if is_reply { reply.encode(1, 0, &mut frame) } else { request.encode(1, 0, &mut frame) }
+            let (header, body) = split(&frame);
+            if !body.is_empty() {
+                let cut = &body[..at.index(body.len())];
+                let refused = if is_reply { Reply::decode(header.op, cut).is_err() } else { Request::decode(header.op, cut).is_err() };
+                prop_assert!(refused);
+            }
+            let position = at.index(frame.len());
+            frame[position] = byte;
+            if let Ok(header) = Header::decode(frame.first_chunk().unwrap()) {
+                let _ = Request::decode(header.op, &frame[HEADER_LEN..]);
+                let _ = Reply::decode(header.op, &frame[HEADER_LEN..]);
+            }
+        }
+        for op in Op::ALL {
+            let _ = Request::decode(op, &noise);
+            let _ = Reply::decode(op, &noise);
+        }
+    }
+}
+
+#[test]
+fn bad_headers_say_what_is_wrong() {
+    let good = Header { op: Op::Get, reply: false, request: 1, body_len: 8, payload_len: 0 }.encode();
+    let check = |at: usize, value: u8, expected: &str| {
+        let mut bytes = good;
+        bytes[at] = value;
+        let text = Header::decode(&bytes).map_or_else(|error| error.to_string(), |_| "fine".into());
+        assert!(text.contains(expected), "{text}");
+    };
+    check(0, b'K', "fine");
+    check(0, b'G', "not a Kvasir data connection");
+    check(4, 9, "speaks data protocol 9");
+    check(5, 200, "operation 200");
+    check(7, 1, "flags 0x100");
+    check(18, 255, "above the limit");
+    check(20, 1, "no meaning");
+}
+
+#[test]
+fn a_batch_beyond_the_limit_is_refused_before_it_is_read() {
+    let body = (BATCH_MAX as u32 + 1).to_le_bytes();
+    assert_eq!(Request::decode(Op::Exists, &body), Err(WireError::Batch { len: 4097 }));
+    let mut frame = Vec::new();
+    let meta = BlockMeta::single(BlockKey(1), 1);
+    Request::Put(vec![(meta, 0); BATCH_MAX]).encode(0, 0, &mut frame);
+    assert!(frame.len() - HEADER_LEN <= BODY_MAX);
+}
