@@ -21,7 +21,7 @@ use crate::block::{BlockKey, BlockMeta};
 use crate::clock::Clock;
 use crate::cluster::Cluster;
 use crate::config::ServerConfig;
-use crate::stream::{Stream, Timed, send_with_fd};
+use crate::stream::{Eager, Stream, Timed, send_with_fd};
 use crate::tier::dram::{
     BlockStat, DramStore, Evict, Held, Lookup, OwnerId, Pinning, Remove, Reserve, Verify,
 };
@@ -367,7 +367,7 @@ impl Connection {
             owner: shared.store.new_owner(),
             local: matches!(stream, Stream::Unix(_)),
             writer: stream.try_clone().ok(),
-            reader: BufReader::with_capacity(16 << 10, Timed { stream, deadline: None }),
+            reader: BufReader::with_capacity(16 << 10, Timed { stream: Eager::new(stream), deadline: None }),
             tenant: 0,
             greeted: false,
             may_write: false,
@@ -395,7 +395,7 @@ impl Connection {
             // Best effort: the peer may be what is broken.
             let _ = self.reply(request, &error);
         }
-        self.reader.get_ref().stream.shutdown();
+        self.reader.get_ref().stream.stream.shutdown();
     }
 
     /// Serves one frame; false when the peer closed the connection or was silent too long.

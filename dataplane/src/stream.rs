@@ -50,6 +50,15 @@ impl Stream {
         };
     }
 
+    /// What is there already; [`io::ErrorKind::WouldBlock`] if nothing is.
+    fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let received = match self {
+            Self::Unix(stream) => rustix::net::recv(stream, buffer, RecvFlags::DONTWAIT),
+            Self::Tcp(stream) => rustix::net::recv(stream, buffer, RecvFlags::DONTWAIT),
+        };
+        Ok(received?.0)
+    }
+
     pub fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         Write::write_all(self, bytes)
     }
@@ -104,10 +113,67 @@ impl Write for Stream {
     }
 }
 
+/// A reader that polls for a moment before it sleeps, while that pays: between two busy threads an answer takes
+/// microseconds, and a sleep costs a switch here and a wake-up there.
+pub struct Eager {
+    pub stream: Stream,
+    /// Waits in a row that were short enough to be polled through, and how many it takes before that is tried.
+    short: u32,
+    needed: u32,
+}
+
+impl Eager {
+    /// How long a poll lasts.
+    const POLL: Duration = Duration::from_micros(40);
+    /// A sleep that ended within this, waking up included, might have been a poll.
+    const SHORT: Duration = Duration::from_micros(120);
+    /// Polls in vain double what is needed for the next, up to this.
+    const NEEDED_MAX: u32 = 4096;
+    const NEEDED_MIN: u32 = 4;
+
+    pub fn new(stream: Stream) -> Self {
+        // With one processor the other side could not answer meanwhile.
+        let alone = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
+        Self { stream, short: 0, needed: if alone { u32::MAX } else { Self::NEEDED_MIN } }
+    }
+
+    /// What arrives while polling; none if nothing does.
+    fn poll(&mut self, buffer: &mut [u8]) -> Option<io::Result<usize>> {
+        let start = Instant::now();
+        loop {
+            match self.stream.read_now(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if start.elapsed() >= Self::POLL {
+                        return None;
+                    }
+                    std::hint::spin_loop();
+                }
+                done => return Some(done),
+            }
+        }
+    }
+}
+
+impl Read for Eager {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.short >= self.needed {
+            if let Some(done) = self.poll(buffer) {
+                self.needed = (self.needed - 1).max(Self::NEEDED_MIN);
+                return done;
+            }
+            (self.short, self.needed) = (0, self.needed.saturating_mul(2).min(Self::NEEDED_MAX));
+        }
+        let start = Instant::now();
+        let done = self.stream.read(buffer);
+        self.short = if start.elapsed() <= Self::SHORT { self.short.saturating_add(1) } else { 0 };
+        done
+    }
+}
+
 /// A reader that a slow peer cannot keep for ever: reads fail once the deadline has passed, however often single
 /// bytes keep arriving.
 pub struct Timed {
-    pub stream: Stream,
+    pub stream: Eager,
     pub deadline: Option<Instant>,
 }
 
@@ -147,4 +213,39 @@ pub fn receive_with_fd(stream: &mut UnixStream, bytes: &mut [u8]) -> io::Result<
     }
     stream.read_exact(&mut bytes[got..])?;
     Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_eager_reader_gets_every_byte_the_end_and_its_timeout() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let echo = std::thread::spawn(move || {
+            let (mut reader, mut writer) = (Eager::new(Stream::Unix(far.try_clone().unwrap())), far);
+            let mut bytes = [0; 8];
+            while reader.read_exact(&mut bytes).is_ok() {
+                writer.write_all(&bytes).unwrap();
+            }
+        });
+        let mut writer = near.try_clone().unwrap();
+        let mut reader = Eager::new(Stream::Unix(near));
+        for n in 0..2_000u64 {
+            writer.write_all(&n.to_le_bytes()).unwrap();
+            let mut bytes = [0; 8];
+            reader.read_exact(&mut bytes).unwrap();
+            assert_eq!(u64::from_le_bytes(bytes), n);
+        }
+        reader.stream.set_timeouts(Duration::from_millis(1)).unwrap();
+        for _ in 0..10 {
+            // Also right after a poll in vain.
+            assert_eq!(reader.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            reader.short = reader.needed;
+        }
+        writer.shutdown(Shutdown::Write).unwrap();
+        echo.join().unwrap();
+        reader.short = reader.needed;
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+    }
 }

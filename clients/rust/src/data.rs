@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvasir_dataplane::memory::host::Mapping;
-use kvasir_dataplane::stream::{Stream, receive_with_fd};
+use kvasir_dataplane::stream::{Eager, Stream, receive_with_fd};
 use kvasir_dataplane::wire::{
     Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, Stat, WireError,
 };
@@ -158,7 +158,7 @@ pub struct Client {
 }
 
 struct Wire {
-    reader: BufReader<Stream>,
+    reader: BufReader<Eager>,
     writer: Stream,
     next: u64,
     frame: Vec<u8>,
@@ -177,7 +177,7 @@ impl Client {
         };
         stream.set_timeouts(options.timeout).map_err(failed)?;
         let writer = stream.try_clone().map_err(failed)?;
-        let reader = BufReader::with_capacity(16 << 10, stream);
+        let reader = BufReader::with_capacity(16 << 10, Eager::new(stream));
         let mut wire = Wire { reader, writer, next: 1, frame: Vec::new(), body: Vec::new(), broken: false };
         let hello = Request::Hello {
             wants_write: options.write,
@@ -475,7 +475,7 @@ impl Client {
         &self,
         keys: &[BlockKey],
         class: u16,
-        mut receive: impl FnMut(&mut BufReader<Stream>, usize, u32) -> io::Result<()>,
+        mut receive: impl FnMut(&mut BufReader<Eager>, usize, u32) -> io::Result<()>,
     ) -> Result<Vec<Option<(u32, u64)>>, ClientError> {
         let request = Request::Get { class, release: Vec::new(), keys: keys.to_vec() };
         let max = self.payload_max;
@@ -537,7 +537,7 @@ impl Client {
         &self,
         request: &Request,
         payload: &[&[u8]],
-        receive: impl FnOnce(&mut BufReader<Stream>, Reply, u64) -> Result<T, Fault>,
+        receive: impl FnOnce(&mut BufReader<Eager>, Reply, u64) -> Result<T, Fault>,
     ) -> Result<T, ClientError> {
         let mut wire = lock(&self.wire);
         if wire.broken {
@@ -561,7 +561,7 @@ fn found_or_failed((&key, outcome): (&BlockKey, Outcome)) -> Result<bool, Client
 }
 
 /// Takes a reply that is all there is to it.
-fn no_payload(_: &mut BufReader<Stream>, reply: Reply, payload_len: u64) -> Result<Reply, Fault> {
+fn no_payload(_: &mut BufReader<Eager>, reply: Reply, payload_len: u64) -> Result<Reply, Fault> {
     match payload_len {
         0 => Ok(reply),
         value => Err(WireError::Value { field: "payload length", value }.into()),
@@ -629,7 +629,7 @@ impl Wire {
         &mut self,
         request: &Request,
         payload: &[&[u8]],
-        receive: impl FnOnce(&mut BufReader<Stream>, Reply, u64) -> Result<T, Fault>,
+        receive: impl FnOnce(&mut BufReader<Eager>, Reply, u64) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
         let id = self.next;
         self.next += 1;
