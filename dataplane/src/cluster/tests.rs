@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::*;
 use crate::block::BlockMeta;
 use crate::config::DramConfig;
-use crate::tier::dram::{DramStore, Evict, Lookup, Remove, Verify};
+use crate::tier::dram::{DramStore, Evict, Lookup, Remove, Reserve, Verify};
 use crate::tier::tiering::{AdmitAll, Tiering, TieringConfig};
 
 const BLOCK: u32 = 64 << 10;
@@ -200,6 +200,25 @@ fn removed_is_removed_everywhere() {
     assert!((0..4).all(|n| !hosts[0].is_resident(n) && !hosts[1].is_resident(n)));
     until("forgotten", || settled(&[&hosts[0], &hosts[1]], 0..4, 0));
     assert!((4..8).all(|n| hosts[0].reads(n) && hosts[1].reads(n)));
+}
+
+#[test]
+fn a_reader_waits_for_a_copy_that_is_just_arriving() {
+    let (hosts, _) = start_all(2);
+    hosts[0].put_copies(0..1, 2);
+    until("copies", || settled(&[&hosts[0], &hosts[1]], 0..1, 2));
+    let (host, owner, now) = (&hosts[0], hosts[0].store.new_owner(), hosts[0].clock.now_ms());
+    host.store.remove(&[key(0)], now).unwrap();
+    let placed = host.store.reserve(owner, &[BlockMeta::single(key(0), BLOCK)], now).unwrap().remove(0);
+    let Reserve::Reserved(place) = placed else { panic!("{placed:?}") };
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| host.reads(0));
+        until("it is loaded from the peer", || host.cluster.stats().read_hits > 0);
+        host.store.fill(owner, place.id, 0, &content(0)).unwrap();
+        let sum = crate::block::checksum(&content(0));
+        host.store.commit(owner, &[(place.id, Some(sum))], now).unwrap().remove(0).unwrap();
+        assert!(reader.join().unwrap());
+    });
 }
 
 /// Whoever removes, and however far the copies are: none stays, and none comes back.

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::budget::Permit;
 use super::moves::Moving;
@@ -18,6 +19,17 @@ use crate::tier::store::{Get, GetDone, Pending};
 const CHUNK_BYTES: u64 = 32 << 20;
 /// How often a block that is evicted between its arrival in the pool and its lease is brought there.
 const LEND_TRIES: usize = 3;
+/// Between two looks at a block that another writer is storing.
+const STORING: Duration = Duration::from_millis(1);
+
+/// What became of a loaded block in the pool.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Brought {
+    Resident,
+    /// Another writer is storing it.
+    InProgress,
+    No,
+}
 
 /// What was loaded from one tier, in sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -229,13 +241,17 @@ impl Tiering {
     /// Brings a loaded block into the pool and leases it, before anything else is brought: a policy may find a block
     /// that is new and unused the most expendable of all.
     fn lend(&self, owner: OwnerId, block: &Onboarded, class: u16, now_ms: u64) -> Result<Lookup, StoreError> {
-        for _ in 0..LEND_TRIES {
-            if !self.promote(block, now_ms) {
-                break;
-            }
-            match self.dram.get(owner, &[block.meta.key], class, now_ms)?[0] {
-                Lookup::Miss => {}
-                found => return Ok(found),
+        let until = Instant::now() + self.config.load_timeout;
+        let mut tries = 0;
+        while tries < LEND_TRIES {
+            match self.bring(block, now_ms) {
+                Brought::Resident => match self.dram.get(owner, &[block.meta.key], class, now_ms)?[0] {
+                    Lookup::Miss => tries += 1,
+                    found => return Ok(found),
+                },
+                // A copy of it is just arriving from a peer, or its writer has not finished.
+                Brought::InProgress if Instant::now() < until => thread::sleep(STORING),
+                Brought::InProgress | Brought::No => break,
             }
         }
         Ok(Lookup::Miss)
@@ -243,16 +259,24 @@ impl Tiering {
 
     /// Copies a loaded block into the pool; whether it is resident now.
     pub(super) fn promote(&self, block: &Onboarded, now_ms: u64) -> bool {
-        let put = self.dram.put(self.owner, &block.meta, block.bytes(), now_ms);
-        let resident = matches!(put, Ok(Reserve::Reserved(_) | Reserve::AlreadyStored));
+        self.bring(block, now_ms) == Brought::Resident
+    }
+
+    fn bring(&self, block: &Onboarded, now_ms: u64) -> Brought {
+        let brought = match self.dram.put(self.owner, &block.meta, block.bytes(), now_ms) {
+            Ok(Reserve::Reserved(_) | Reserve::AlreadyStored) => Brought::Resident,
+            Ok(Reserve::InProgress) => return Brought::InProgress,
+            Ok(Reserve::Refused(_)) | Err(_) => Brought::No,
+        };
+        let resident = brought == Brought::Resident;
         if resident && block.moving.is_removed() {
             // Its removal may have looked into the pool before it was there.
             let _ = self.dram.remove(&[block.meta.key], now_ms);
-            return false;
+            return Brought::No;
         }
         let count = if resident { &self.loads.promoted } else { &self.loads.not_promoted };
         count.fetch_add(1, Relaxed);
-        resident
+        brought
     }
 
     /// Cuts a batch into pieces of about [`CHUNK_BYTES`].
