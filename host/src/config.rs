@@ -330,6 +330,10 @@ impl Config {
         if node.data_dir.as_os_str().is_empty() {
             node.data_dir = default_data_dir();
         }
+        // Relative to where the host was started: compiled policies are kept by absolute path.
+        if let Ok(absolute) = std::path::absolute(&node.data_dir) {
+            node.data_dir = absolute;
+        }
         if node.socket.as_os_str().is_empty() {
             node.socket = node.data_dir.join("kvasir.sock");
         }

@@ -13,6 +13,13 @@ fn load(file: Option<&str>, environment: &[(&str, &str)], set: &[&str]) -> Resul
 }
 
 #[test]
+fn a_relative_data_folder_stands_for_one_below_where_the_host_starts() {
+    let config = Config::load(None, [], &["node.data_dir=here".to_owned()]).unwrap();
+    assert_eq!(config.node.data_dir, std::env::current_dir().unwrap().join("here"));
+    assert_eq!(config.node.socket, config.node.data_dir.join("kvasir.sock"));
+}
+
+#[test]
 fn no_file_is_needed() {
     let config = load(None, &[], &[]).unwrap();
     assert_eq!(config.listen.grpc, "127.0.0.1:7420".parse().unwrap());
