@@ -62,7 +62,7 @@ pub struct TieringConfig {
     pub load_bytes: u64,
     /// How long a lookup waits for one tier. Default 2 s; then the block is a miss there.
     pub load_timeout: Duration,
-    /// Blocks remembered as refused, per tier, as asked for and as followed by another (64 B in all). Default 65,536.
+    /// Blocks remembered as refused, per tier, as asked for and as followed by another (80 B in all). Default 65,536.
     pub recent_blocks: usize,
     /// The most blocks read ahead of who walks a chain. Default 8.
     pub read_ahead_blocks: usize,

@@ -22,7 +22,7 @@ pub struct Tiering {
     pub load_bytes: Size,
     /// How long a lookup waits for one tier before the block counts as missing there.
     pub load_timeout: Span,
-    /// Blocks remembered as turned away, per tier, as asked for and as followed by another. 64 B in all.
+    /// Blocks remembered as turned away, per tier, as asked for and as followed by another. 80 B in all.
     pub recent_blocks: u32,
     /// The most blocks brought up ahead of who walks a chain a few blocks at a time. 0: none.
     pub read_ahead_blocks: u32,
