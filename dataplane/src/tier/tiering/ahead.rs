@@ -145,9 +145,11 @@ impl Tiering {
         let level = &self.levels[at];
         let bytes: u64 = level.store.sizes(&chain).into_iter().flatten().map(u64::from).sum();
         // Half of the memory is for loads that somebody waits for.
-        while self.ahead.open.load(Relaxed) >= FLIGHTS_MAX
-            || self.loading.used() + bytes > self.config.load_bytes / 2
-        {
+        let half = self.config.load_bytes / 2;
+        if bytes > half {
+            return;
+        }
+        while self.ahead.open.load(Relaxed) >= FLIGHTS_MAX || self.loading.used() + bytes > half {
             let Some(oldest) = self.ahead.take_flight(|_| true) else { return };
             self.land_flight(oldest, &[], Duration::ZERO, now_ms);
         }
