@@ -84,11 +84,11 @@ fn what_nobody_asked_for_gives_way_and_without_room_is_dropped() {
 fn what_could_never_fit_takes_nothing_from_another_walk() {
     let config = TieringConfig { load_bytes: 6 * u64::from(PAGE), ..four_ahead() };
     let mut rig = Rig::new(64, vec![memory(Tier::Nvme)], config);
-    rig.chain_below(20);
+    rig.chain_below(16);
     rig.put_all(100..160);
-    (16..18).for_each(|n| drop(rig.read(n)));
+    (12..14).for_each(|n| drop(rig.read(n)));
     assert_eq!(rig.ahead(), (2, 0));
     (0..2).for_each(|n| drop(rig.read(n)));
     assert_eq!((rig.ahead(), rig.tiering.stats().loading_bytes), ((2, 0), 2 * u64::from(PAGE)));
-    assert!(matches!(rig.read(18), Read::Held(_)));
+    assert!(matches!(rig.read(14), Read::Held(_)));
 }
