@@ -21,7 +21,9 @@ use crate::block::{BlockKey, BlockMeta};
 use crate::clock::Clock;
 use crate::cluster::Cluster;
 use crate::config::ServerConfig;
-use crate::stream::{Eager, Stream, Timed, send_with_fd};
+use crate::memory::host::HostPool;
+use crate::stream::ring::{self, Ring, Side};
+use crate::stream::{Eager, Stream, Timed, send_with_fds};
 use crate::tier::dram::{
     BlockStat, DramStore, Evict, Held, Lookup, OwnerId, Pinning, Remove, Reserve, Verify,
 };
@@ -483,9 +485,9 @@ impl Connection {
         let op = call.op();
         let outcomes = |list| Reply::Outcomes(op, list);
         let reply = match call {
-            Request::Hello { wants_write, tenant, .. } => {
+            Request::Hello { wants_write, wants_ring, tenant, .. } => {
                 self.tenant = tenant;
-                return self.greet(header.request, wants_write);
+                return self.greet(header.request, wants_write, wants_ring);
             }
             Request::Get { class, release, keys } if self.local => {
                 // A lease that expired on its way back is no one's problem.
@@ -549,22 +551,29 @@ impl Connection {
         Ok(self.reply(header.request, &reply)?)
     }
 
-    fn greet(&mut self, request: u64, wants_write: bool) -> Result<(), Broken> {
+    fn greet(&mut self, request: u64, wants_write: bool, wants_ring: bool) -> Result<(), Broken> {
         let store = Arc::clone(&self.shared.store);
         (self.greeted, self.may_write) = (true, wants_write);
+        // A host that is short of memory or descriptors goes on without one.
+        let ring = if wants_ring && self.local { ring::memory().ok() } else { None };
         let reply = Reply::Hello {
             shared: self.local,
             writable: wants_write,
+            ring: ring.is_some(),
             pool_bytes: store.pool().bytes(),
             lease_ms: store.config().lease_ttl.as_millis() as u64,
             payload_max: self.shared.config.payload_max,
         };
         let Some(Stream::Unix(stream)) = &mut self.writer else { return Ok(self.reply(request, &reply)?) };
         reply.encode(request, 0, &mut self.frame);
-        if wants_write {
-            send_with_fd(stream, &self.frame, store.pool().writable_fd())?;
-        } else {
-            send_with_fd(stream, &self.frame, store.pool().readonly_fd()?.as_fd())?;
+        let readonly = if wants_write { None } else { Some(store.pool().readonly_fd()?) };
+        let pool = readonly.as_ref().map_or_else(|| store.pool().writable_fd(), |fd| fd.as_fd());
+        let fds = [Some(pool), ring.as_ref().map(HostPool::writable_fd)];
+        send_with_fds(stream, &self.frame, &fds.into_iter().flatten().collect::<Vec<_>>())?;
+        if let Some(memory) = ring {
+            let ring = Arc::new(Ring::new(memory.writable_fd(), Side::Host, stream.try_clone()?)?);
+            self.writer = Some(Stream::Ring(Arc::clone(&ring)));
+            self.reader.get_mut().stream = Eager::new(Stream::Ring(ring));
         }
         Ok(())
     }

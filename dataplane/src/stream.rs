@@ -1,11 +1,14 @@
-//! A connection of either kind, with the three things the protocol needs beyond read and write: deadlines,
+//! A connection of any kind, with the three things the protocol needs beyond read and write: deadlines,
 //! gathering writes, and descriptors that travel with a frame.
+
+pub mod ring;
 
 use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::net::{
@@ -13,9 +16,13 @@ use rustix::net::{
     SendFlags,
 };
 
+use self::ring::Ring;
+
 pub enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
+    /// Began as a Unix socket.
+    Ring(Arc<Ring>),
 }
 
 impl Stream {
@@ -23,16 +30,19 @@ impl Stream {
         Ok(match self {
             Self::Unix(stream) => Self::Unix(stream.try_clone()?),
             Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
+            Self::Ring(ring) => Self::Ring(Arc::clone(ring)),
         })
     }
 
     /// No single read or write takes longer than `timeout`.
     pub fn set_timeouts(&self, timeout: Duration) -> io::Result<()> {
+        let unix = |stream: &UnixStream| {
+            stream.set_read_timeout(Some(timeout))?;
+            stream.set_write_timeout(Some(timeout))
+        };
         match self {
-            Self::Unix(stream) => {
-                stream.set_read_timeout(Some(timeout))?;
-                stream.set_write_timeout(Some(timeout))
-            }
+            Self::Unix(stream) => unix(stream),
+            Self::Ring(ring) => unix(ring.socket()),
             Self::Tcp(stream) => {
                 stream.set_nodelay(true)?;
                 stream.set_read_timeout(Some(timeout))?;
@@ -47,6 +57,7 @@ impl Stream {
         let _ = match self {
             Self::Unix(stream) => stream.shutdown(Shutdown::Both),
             Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            Self::Ring(ring) => ring.socket().shutdown(Shutdown::Both),
         };
     }
 
@@ -55,6 +66,7 @@ impl Stream {
         let received = match self {
             Self::Unix(stream) => rustix::net::recv(stream, buffer, RecvFlags::DONTWAIT),
             Self::Tcp(stream) => rustix::net::recv(stream, buffer, RecvFlags::DONTWAIT),
+            Self::Ring(ring) => return ring.read_now(buffer),
         };
         Ok(received?.0)
     }
@@ -89,6 +101,7 @@ impl Read for Stream {
         match self {
             Self::Unix(stream) => stream.read(buffer),
             Self::Tcp(stream) => stream.read(buffer),
+            Self::Ring(ring) => ring.read(buffer),
         }
     }
 }
@@ -98,6 +111,7 @@ impl Write for Stream {
         match self {
             Self::Unix(stream) => stream.write(bytes),
             Self::Tcp(stream) => stream.write(bytes),
+            Self::Ring(ring) => ring.write(bytes),
         }
     }
 
@@ -105,6 +119,9 @@ impl Write for Stream {
         match self {
             Self::Unix(stream) => stream.write_vectored(parts),
             Self::Tcp(stream) => stream.write_vectored(parts),
+            Self::Ring(ring) => {
+                ring.write(parts.iter().find(|part| !part.is_empty()).map_or(&[], |part| part))
+            }
         }
     }
 
@@ -117,57 +134,82 @@ impl Write for Stream {
 /// microseconds, and a sleep costs a switch here and a wake-up there.
 pub struct Eager {
     pub stream: Stream,
-    /// Waits in a row that were short enough to be polled through, and how many it takes before that is tried.
+    /// Whether the last wait was short. What follows depends on it: a writer asks for a place, fills it for long, and
+    /// has the next request ready as soon as that is committed.
+    was_short: bool,
+    /// Of the waits after a long one, and after a short one.
+    habits: [Habit; 2],
+}
+
+#[derive(Clone, Copy)]
+struct Habit {
+    /// Waits in a row that were short, and how many it takes before one is polled through.
     short: u32,
     needed: u32,
 }
 
-impl Eager {
-    /// How long a poll lasts.
-    const POLL: Duration = Duration::from_micros(40);
-    /// A sleep that ended within this, waking up included, might have been a poll.
-    const SHORT: Duration = Duration::from_micros(120);
+impl Habit {
     /// Polls in vain double what is needed for the next, up to this.
     const NEEDED_MAX: u32 = 4096;
     const NEEDED_MIN: u32 = 4;
 
-    pub fn new(stream: Stream) -> Self {
-        // With one processor the other side could not answer meanwhile.
-        let alone = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
-        Self { stream, short: 0, needed: if alone { u32::MAX } else { Self::NEEDED_MIN } }
+    fn learn(&mut self, polled: bool, short: bool) {
+        if polled {
+            self.needed = if short { self.needed - 1 } else { self.needed.saturating_mul(2) };
+            self.needed = self.needed.clamp(Self::NEEDED_MIN, Self::NEEDED_MAX);
+        }
+        self.short = if short { self.short.saturating_add(1) } else { 0 };
     }
+}
 
-    /// What arrives while polling; none if nothing does.
-    fn poll(&mut self, buffer: &mut [u8]) -> Option<io::Result<usize>> {
-        let start = Instant::now();
-        loop {
-            match self.stream.read_now(buffer) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if start.elapsed() >= Self::POLL {
-                        return None;
-                    }
-                    std::hint::spin_loop();
+impl Eager {
+    /// A sleep that ended within this, waking up included, might have been a poll.
+    const SHORT: Duration = Duration::from_micros(80);
+
+    pub fn new(stream: Stream) -> Self {
+        Self { stream, was_short: false, habits: [Habit { short: 0, needed: Habit::NEEDED_MIN }; 2] }
+    }
+}
+
+/// Repeats `step` for a moment; none if there was nothing to do all the time.
+fn poll(mut step: impl FnMut() -> io::Result<usize>) -> Option<io::Result<usize>> {
+    /// What a switch to another thread and back costs, about.
+    const LONGEST: Duration = Duration::from_micros(40);
+    let start = Instant::now();
+    loop {
+        match step() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if start.elapsed() >= LONGEST {
+                    return None;
                 }
-                done => return Some(done),
+                std::hint::spin_loop();
             }
+            done => return Some(done),
         }
     }
 }
 
 impl Read for Eager {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.short >= self.needed {
-            if let Some(done) = self.poll(buffer) {
-                self.needed = (self.needed - 1).max(Self::NEEDED_MIN);
-                return done;
-            }
-            (self.short, self.needed) = (0, self.needed.saturating_mul(2).min(Self::NEEDED_MAX));
+        let habit = &mut self.habits[usize::from(self.was_short)];
+        let polled = habit.short >= habit.needed && !alone();
+        if polled && let Some(done) = poll(|| self.stream.read_now(buffer)) {
+            habit.learn(true, true);
+            self.was_short = true;
+            return done;
         }
         let start = Instant::now();
         let done = self.stream.read(buffer);
-        self.short = if start.elapsed() <= Self::SHORT { self.short.saturating_add(1) } else { 0 };
+        self.was_short = !polled && start.elapsed() <= Self::SHORT;
+        habit.learn(polled, self.was_short);
         done
     }
+}
+
+/// With one processor the other side could not answer while this one polls.
+fn alone() -> bool {
+    static ALONE: OnceLock<bool> = OnceLock::new();
+    *ALONE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1))
 }
 
 /// A reader that a slow peer cannot keep for ever: reads fail once the deadline has passed, however often single
@@ -186,33 +228,36 @@ impl Read for Timed {
     }
 }
 
-/// Writes `bytes` with a descriptor attached to the first of them.
-pub fn send_with_fd(stream: &mut UnixStream, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// The most descriptors that travel with a frame.
+const FDS_MAX: usize = 2;
+
+/// Writes `bytes` with descriptors, two at most, attached to the first of them.
+pub fn send_with_fds(stream: &mut UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = [fd];
-    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
-        return Err(io::Error::other("no room for one descriptor"));
+    if !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::other("no room for so many descriptors"));
     }
     let sent = rustix::net::sendmsg(&*stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
     stream.write_all(&bytes[sent..])
 }
 
-/// Reads exactly `bytes`, and the descriptor that came with them, if any.
-pub fn receive_with_fd(stream: &mut UnixStream, bytes: &mut [u8]) -> io::Result<Option<OwnedFd>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// Reads exactly `bytes`, and the descriptors that came with them, two at most.
+pub fn receive_with_fds(stream: &mut UnixStream, bytes: &mut [u8]) -> io::Result<Vec<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [io::IoSliceMut::new(bytes)];
     let got = rustix::net::recvmsg(&*stream, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;
-    let fd = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+    let fds = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
         _ => None,
     });
+    let fds = fds.flatten().collect();
     if got == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     stream.read_exact(&mut bytes[got..])?;
-    Ok(fd)
+    Ok(fds)
 }
 
 #[cfg(test)]
@@ -238,14 +283,16 @@ mod tests {
             assert_eq!(u64::from_le_bytes(bytes), n);
         }
         reader.stream.set_timeouts(Duration::from_millis(1)).unwrap();
+        let polls =
+            |reader: &mut Eager| reader.habits.iter_mut().for_each(|habit| habit.short = habit.needed);
         for _ in 0..10 {
             // Also right after a poll in vain.
             assert_eq!(reader.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-            reader.short = reader.needed;
+            polls(&mut reader);
         }
         writer.shutdown(Shutdown::Write).unwrap();
         echo.join().unwrap();
-        reader.short = reader.needed;
+        polls(&mut reader);
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     }
 }

@@ -20,7 +20,7 @@ use crate::error::StoreError;
 pub const MAGIC: [u8; 4] = *b"KVSR";
 /// 3: a stat names the tiers of a block, a put may ask for copies on other hosts. 2: a hello names a tenant, blocks have
 /// a time to live, can be pinned and evicted by name.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 pub const HEADER_LEN: usize = 32;
 /// Above the longest legal body (4,096 put items of 55 B).
 pub const BODY_MAX: usize = 512 << 10;
@@ -284,9 +284,11 @@ impl From<&StoreError> for Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// First frame of every connection. `namespace` is for the host's log. What the connection stores and pins is
-    /// on the account of `tenant`.
+    /// on the account of `tenant`. With `wants_ring`, what follows the answer goes through shared memory
+    /// ([`ring`](crate::stream::ring)) if the answer says so.
     Hello {
         wants_write: bool,
+        wants_ring: bool,
         tenant: u16,
         namespace: String,
     },
@@ -361,6 +363,8 @@ pub enum Reply {
     Hello {
         shared: bool,
         writable: bool,
+        /// The second descriptor is that of the ring.
+        ring: bool,
         pool_bytes: u64,
         lease_ms: u64,
         payload_max: u64,
@@ -398,8 +402,8 @@ impl Request {
     /// Replaces `frame` by header and body.
     pub fn encode(&self, request: u64, payload_len: u64, frame: &mut Vec<u8>) {
         encode_frame(frame, self.op(), false, request, payload_len, |out| match self {
-            Self::Hello { wants_write, tenant, namespace } => {
-                out.push(u8::from(*wants_write));
+            Self::Hello { wants_write, wants_ring, tenant, namespace } => {
+                out.extend([u8::from(*wants_write), u8::from(*wants_ring)]);
                 out.extend(tenant.to_le_bytes());
                 put_text(out, namespace);
             }
@@ -441,6 +445,7 @@ impl Request {
             Op::Error => return Err(WireError::Op { op: 0, flags: 0 }),
             Op::Hello => Self::Hello {
                 wants_write: body.bool("wants write")?,
+                wants_ring: body.bool("wants ring")?,
                 tenant: body.u16()?,
                 namespace: body.text()?,
             },
@@ -488,8 +493,8 @@ impl Reply {
                 out.push(u8::from(*retryable));
                 put_text(out, message);
             }
-            Self::Hello { shared, writable, pool_bytes, lease_ms, payload_max } => {
-                out.extend([u8::from(*shared), u8::from(*writable)]);
+            Self::Hello { shared, writable, ring, pool_bytes, lease_ms, payload_max } => {
+                out.extend([*shared, *writable, *ring].map(u8::from));
                 [pool_bytes, lease_ms, payload_max].into_iter().for_each(|value| put_u64(out, value));
             }
             Self::Exists(found) => put_list(out, found, |out, &found| out.push(u8::from(found))),
@@ -514,6 +519,7 @@ impl Reply {
             Op::Hello => Self::Hello {
                 shared: body.bool("shared")?,
                 writable: body.bool("writable")?,
+                ring: body.bool("ring")?,
                 pool_bytes: body.u64()?,
                 lease_ms: body.u64()?,
                 payload_max: body.u64()?,

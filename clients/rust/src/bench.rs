@@ -38,10 +38,11 @@ pub struct Setup<'a> {
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
 const MIB: usize = 1 << 20;
+const POOL: usize = 256 * MIB;
 
 /// Every figure of the DRAM tier and its transports.
 pub fn store(setup: &Setup<'_>) -> Result<Vec<Row>, Error> {
-    let config = DramConfig { pool_bytes: 256 << 20, prefault: true, ..DramConfig::default() };
+    let config = DramConfig { pool_bytes: POOL as u64, prefault: true, ..DramConfig::default() };
     let store = Arc::new(DramStore::open(config)?);
     let listen = Listen { unix: Some(setup.socket.into()), tcp: Some(([127, 0, 0, 1], 0).into()) };
     let server = Server::start(Arc::clone(&store), &listen, ServerConfig::default(), Clock::start())?;
@@ -64,6 +65,7 @@ pub fn store(setup: &Setup<'_>) -> Result<Vec<Row>, Error> {
     for (name, size) in [("put/1MiB", MIB), ("put/16MiB", 16 * MIB)] {
         rows.push(put(name, setup, &store, &local, size)?);
     }
+    rows.push(memcpy_in_cache("memcpy/in-cache/1MiB", setup, MIB)?);
     for (name, size) in [("tcp/get/64KiB", 64 << 10), ("tcp/get/1MiB", MIB), ("tcp/get/16MiB", 16 * MIB)] {
         rows.push(tcp_get(name, setup, &remote, size)?);
     }
@@ -114,25 +116,47 @@ fn get_cpu(name: &str, setup: &Setup<'_>, client: &Client, keys: &[BlockKey]) ->
     Ok(row(name, "us", cpu * 1e6 / (calls.len() * keys.len()) as f64, &calls, None))
 }
 
+/// Puts that replace the oldest of as many blocks as half the pool holds, beside a memcpy that walks through as much
+/// memory: what is stored is larger than the caches, so both end in main memory.
 fn put(name: &str, setup: &Setup<'_>, store: &DramStore, client: &Client, size: usize) -> Result<Row, Error> {
-    let (key, bytes) = (BlockKey::from_name(name), vec![3; size]);
-    let meta = BlockMeta::single(key, size as u32);
-    let mut spent = Vec::new();
+    let bytes = vec![3; size];
+    let places = POOL / 2 / size;
+    let key = |n: usize| BlockKey::from_engine_hash(name, &n.to_le_bytes());
+    let (mut spent, mut n) = (Vec::new(), 0);
     measure(setup, || {
+        if n >= places {
+            store.remove(&[key(n - places)], 0)?;
+        }
         let start = Instant::now();
-        client.put(&meta, &bytes)?;
+        client.put(&BlockMeta::single(key(n), size as u32), &bytes)?;
         spent.push(start.elapsed().as_secs_f64());
-        store.remove(&[key], 0)?;
+        n += 1;
         Ok(())
     })?;
-    let mut target = vec![1; size];
-    let (copies, _) = measure(setup, || {
-        target.copy_from_slice(black_box(&bytes));
-        black_box(&mut target);
-        Ok(())
-    })?;
+    let left: Vec<BlockKey> = (n.saturating_sub(places)..n).map(key).collect();
+    store.remove(&left, 0)?;
+    let copies = memcpy(setup, &bytes, places)?;
     spent.sort_by(f64::total_cmp);
     Ok(row(name, "GB/s", rate(size, &spent), &spent, Some(rate(size, &copies))))
+}
+
+/// The same copy over and over, which stays in the caches: no put into a pool can be as fast.
+fn memcpy_in_cache(name: &str, setup: &Setup<'_>, size: usize) -> Result<Row, Error> {
+    let copies = memcpy(setup, &vec![3; size], 1)?;
+    Ok(row(name, "GB/s", rate(size, &copies), &copies, None))
+}
+
+/// Seconds of each copy of `bytes` to one of `places` after the other.
+fn memcpy(setup: &Setup<'_>, bytes: &[u8], places: usize) -> Result<Vec<f64>, Error> {
+    let mut memory = vec![1; bytes.len() * places];
+    let mut n = 0;
+    let (copies, _) = measure(setup, || {
+        let at = (n % places) * bytes.len();
+        black_box(&mut memory)[at..at + bytes.len()].copy_from_slice(black_box(bytes));
+        n += 1;
+        Ok(())
+    })?;
+    Ok(copies)
 }
 
 fn tcp_get(name: &str, setup: &Setup<'_>, client: &Client, size: usize) -> Result<Row, Error> {
@@ -190,7 +214,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let setup = Setup { each: Duration::from_millis(5), socket: &dir.path().join("bench.sock") };
         let rows = store(&setup).unwrap();
-        assert_eq!(rows.len(), 9);
+        assert_eq!(rows.len(), 10);
         assert!(rows.iter().all(|row| row.value.is_finite() && row.value > 0.0), "{rows:?}");
     }
 }

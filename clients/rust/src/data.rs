@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvasir_dataplane::memory::host::Mapping;
-use kvasir_dataplane::stream::{Eager, Stream, receive_with_fd};
+use kvasir_dataplane::stream::ring::{Ring, Side};
+use kvasir_dataplane::stream::{Eager, Stream, receive_with_fds};
 use kvasir_dataplane::wire::{
     Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, Stat, WireError,
 };
@@ -103,7 +104,7 @@ pub enum ClientError {
     Buffer { size: u32, len: usize },
     #[error("the lease on block {key} ran out before it was read; get it again")]
     LeaseExpired { key: BlockKey },
-    #[error("the pool that {endpoint} sent cannot be mapped: {source}")]
+    #[error("the memory that {endpoint} sent cannot be mapped: {source}")]
     Map { endpoint: Endpoint, source: io::Error },
     #[error("the connection to {endpoint} is unusable after an earlier error; connect again")]
     Closed { endpoint: Endpoint },
@@ -181,22 +182,27 @@ impl Client {
         let mut wire = Wire { reader, writer, next: 1, frame: Vec::new(), body: Vec::new(), broken: false };
         let hello = Request::Hello {
             wants_write: options.write,
+            wants_ring: true,
             tenant: options.tenant,
             namespace: options.namespace.clone(),
         };
-        let (reply, fd) = wire.greet(&hello).map_err(|error| error.at(endpoint, Op::Hello))?;
-        let Reply::Hello { shared, writable, pool_bytes, lease_ms, payload_max } = reply else {
+        let (reply, fds) = wire.greet(&hello).map_err(|error| error.at(endpoint, Op::Hello))?;
+        let Reply::Hello { shared, writable, ring, pool_bytes, lease_ms, payload_max } = reply else {
             return Err(wrong(endpoint, Op::Hello, reply));
         };
-        let local = match fd.filter(|_| shared) {
+        let mut fds = fds.into_iter();
+        let unmapped = |source| ClientError::Map { endpoint: endpoint.clone(), source };
+        let local = match fds.next().filter(|_| shared) {
             Some(fd) => {
-                let mapping = Mapping::new(fd.as_fd(), pool_bytes, writable)
-                    .map_err(|source| ClientError::Map { endpoint: endpoint.clone(), source })?;
+                let mapping = Mapping::new(fd.as_fd(), pool_bytes, writable).map_err(unmapped)?;
                 let lease = Duration::from_millis(lease_ms);
                 Some(Arc::new(Local { mapping, done: Mutex::new(Vec::new()), lease }))
             }
             None => None,
         };
+        if let Some(memory) = fds.next().filter(|_| ring) {
+            wire.share(&memory).map_err(unmapped)?;
+        }
         let (endpoint, wire) = (endpoint.clone(), Mutex::new(wire));
         Ok(Self { endpoint, options, local, payload_max, checksum_failures: AtomicU64::new(0), wire })
     }
@@ -330,9 +336,15 @@ impl Client {
         let mut outcomes = Vec::with_capacity(blocks.len());
         let mut commits = Vec::with_capacity(blocks.len());
         for (at, (placed, (_, bytes))) in placed.iter().zip(blocks).enumerate() {
+            let last = at + 1 == blocks.len();
             match *placed {
                 Placed::At { reservation, offset } => {
-                    let Some(sum) = local.mapping.write_checksummed(offset, bytes) else {
+                    let soon = || {
+                        if last {
+                            self.announce()
+                        }
+                    };
+                    let Some(sum) = local.mapping.write_checksummed(offset, bytes, soon) else {
                         return Err(ClientError::WrongReply {
                             endpoint: self.endpoint.clone(),
                             op: Op::Reserve,
@@ -350,6 +362,16 @@ impl Client {
             commits.iter().zip(results).for_each(|((at, _), result)| outcomes[*at] = result);
         }
         Ok(outcomes)
+    }
+
+    /// Has the host awake when the next call comes, in a few microseconds.
+    fn announce(&self) {
+        // While another call is on its way the host is awake; an error will be that of the next call.
+        if let Ok(wire) = self.wire.try_lock()
+            && let Stream::Ring(ring) = &wire.writer
+        {
+            let _ = ring.announce();
+        }
     }
 
     fn put_inline(&self, blocks: &[(BlockMeta, &[u8])]) -> Result<Vec<Outcome>, ClientError> {
@@ -608,21 +630,30 @@ fn wrong(endpoint: &Endpoint, op: Op, reply: Reply) -> ClientError {
 }
 
 impl Wire {
-    fn greet(&mut self, hello: &Request) -> Result<(Reply, Option<OwnedFd>), Fault> {
+    fn greet(&mut self, hello: &Request) -> Result<(Reply, Vec<OwnedFd>), Fault> {
         hello.encode(0, 0, &mut self.frame);
         // A host that is full says so and closes, perhaps before it reads this; its answer is still there.
         let sent = self.writer.write_all(&self.frame);
         let mut header = [0; HEADER_LEN];
-        let fd = match &mut self.writer {
-            Stream::Unix(stream) => receive_with_fd(stream, &mut header),
-            Stream::Tcp(_) => self.reader.read_exact(&mut header).map(|()| None),
+        let fds = match &mut self.writer {
+            Stream::Unix(stream) => receive_with_fds(stream, &mut header),
+            _ => self.reader.read_exact(&mut header).map(|()| Vec::new()),
         };
-        if fd.is_err() {
+        if fds.is_err() {
             sent?;
         }
-        let fd = fd?;
+        let fds = fds?;
         let header = Header::decode(&header)?;
-        Ok((self.read_reply(header)?, fd))
+        Ok((self.read_reply(header)?, fds))
+    }
+
+    /// Goes on through memory that the host shares.
+    fn share(&mut self, memory: &OwnedFd) -> io::Result<()> {
+        let Stream::Unix(socket) = &self.writer else { return Ok(()) };
+        let ring = Arc::new(Ring::new(memory.as_fd(), Side::Client, socket.try_clone()?)?);
+        self.writer = Stream::Ring(Arc::clone(&ring));
+        self.reader = BufReader::with_capacity(16 << 10, Eager::new(Stream::Ring(ring)));
+        Ok(())
     }
 
     fn exchange<T>(

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::extents::PAGE;
 use super::placing::{HUGE_PAGE, HugePages, Pages, Placed, Placing, Untouched, choose_pages};
-use super::stream::copy_past_cache;
+use super::stream::{copy_past_cache, settle};
 use crate::block::{Checksum, checksum};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -223,23 +223,31 @@ impl Mapping {
         true
     }
 
-    /// [`write`](Self::write), and the checksum of what was written, taken while the bytes are in cache.
-    pub fn write_checksummed(&self, offset: u64, from: &[u8]) -> Option<u64> {
-        /// Half of a small first-level cache.
-        const CHUNK: usize = 16 << 10;
+    /// [`write`](Self::write), and the checksum of what was written, taken while the bytes are in cache. Calls `soon`
+    /// some ten microseconds before it is done.
+    pub fn write_checksummed(&self, offset: u64, from: &[u8], soon: impl Fn()) -> Option<u64> {
+        /// A part of the first-level cache.
+        const CHUNK: usize = 8 << 10;
+        const SOON: usize = 256 << 10;
         let to = self.at(offset, from.len() as u64).filter(|_| self.writable)?;
         if from.len() <= CHUNK {
+            soon();
             self.write(offset, from);
             return Some(checksum(from));
         }
         let mut sum = Checksum::default();
+        let soon_at = from.len().saturating_sub(SOON) / CHUNK;
         for (n, chunk) in from.chunks(CHUNK).enumerate() {
+            if n == soon_at {
+                soon();
+            }
             // First the checksum, which brings the chunk into the cache, then the copy out of it.
             sum.update(chunk);
             // SAFETY: the chunks of `from` follow each other, and the whole of it fits at `to`; see `write` for why
             // they do not overlap.
             unsafe { copy_past_cache(chunk, to.add(n * CHUNK)) };
         }
+        settle();
         Some(sum.finish())
     }
 
@@ -303,7 +311,7 @@ mod tests {
     #[test]
     fn readers_see_writes_and_cannot_write() {
         let pool = HostPool::new(8192, true).unwrap();
-        assert_eq!(pool.mapping().write_checksummed(4096, b"bytes"), Some(checksum(b"bytes")));
+        assert_eq!(pool.mapping().write_checksummed(4096, b"bytes", || {}), Some(checksum(b"bytes")));
         let fd = pool.readonly_fd().unwrap();
         let reader = Mapping::new(fd.as_fd(), 8192, false).unwrap();
         assert_eq!(reader.bytes(4096, 5), Some(&b"bytes"[..]));
@@ -321,14 +329,19 @@ mod tests {
             assert_eq!(mapping.bytes(offset, len), None);
         }
         assert!(!mapping.write(4095, b"xy"));
-        assert_eq!(mapping.write_checksummed(4095, b"xy"), None);
+        assert_eq!(mapping.write_checksummed(4095, b"xy", || {}), None);
     }
 
     #[test]
     fn long_writes_have_the_checksum_of_the_whole() {
         let pool = HostPool::new(1 << 20, false).unwrap();
         let data: Vec<u8> = (0..100_000u32).map(|i| (i * 7) as u8).collect();
-        assert_eq!(pool.mapping().write_checksummed(64, &data), Some(checksum(&data)));
-        assert_eq!(pool.mapping().bytes(64, 100_000), Some(&data[..]));
+        let calls = std::cell::Cell::new(0);
+        for len in [1, 8192, 8193, 100_000] {
+            calls.set(0);
+            let sum = pool.mapping().write_checksummed(64, &data[..len], || calls.set(calls.get() + 1));
+            assert_eq!((sum, calls.get()), (Some(checksum(&data[..len])), 1), "{len} B");
+            assert_eq!(pool.mapping().bytes(64, len as u64), Some(&data[..len]));
+        }
     }
 }

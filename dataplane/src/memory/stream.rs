@@ -17,13 +17,22 @@ pub(super) unsafe fn copy_past_cache(from: &[u8], to: *mut u8) {
     }
 }
 
+/// Orders the copies before everything that this thread stores from here on.
+pub(super) fn settle() {
+    // SAFETY: a fence has no conditions; SSE2 is part of every x86-64.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
 /// The whole cache lines of the copy; how many bytes those were, none if `to` is not aligned.
 ///
 /// # Safety
 /// As for [`copy_past_cache`].
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_lines(from: &[u8], to: *mut u8) -> usize {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     if !to.cast::<__m128i>().is_aligned() {
         return 0;
     }
@@ -40,8 +49,6 @@ unsafe fn copy_lines(from: &[u8], to: *mut u8) -> usize {
             }
         }
     }
-    // SAFETY: a fence has no conditions. It orders these stores before whatever makes the block visible.
-    unsafe { _mm_sfence() };
     lines.len() * 64
 }
 

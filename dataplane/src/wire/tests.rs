@@ -32,9 +32,11 @@ fn meta() -> impl Strategy<Value = BlockMeta> {
 fn request() -> impl Strategy<Value = Request> {
     let pairs = prop::collection::vec(any::<(u64, u64)>(), 0..20);
     prop_oneof![
-        (any::<bool>(), any::<u16>(), ".{0,40}").prop_map(|(wants_write, tenant, namespace)| {
-            Request::Hello { wants_write, tenant, namespace }
-        }),
+        (any::<(bool, bool)>(), any::<u16>(), ".{0,40}").prop_map(
+            |((wants_write, wants_ring), tenant, namespace)| {
+                Request::Hello { wants_write, wants_ring, tenant, namespace }
+            }
+        ),
         keys().prop_map(Request::Exists),
         (any::<u16>(), ids(), keys()).prop_map(|(class, release, keys)| Request::Get {
             class,
@@ -102,9 +104,9 @@ fn reply() -> impl Strategy<Value = Reply> {
     ]);
     prop_oneof![
         (any::<bool>(), ".{0,40}").prop_map(|(retryable, message)| Reply::Error { retryable, message }),
-        any::<(bool, bool, u64, u64, u64)>().prop_map(
-            |(shared, writable, pool_bytes, lease_ms, payload_max)| {
-                Reply::Hello { shared, writable, pool_bytes, lease_ms, payload_max }
+        any::<(bool, bool, bool, u64, u64, u64)>().prop_map(
+            |(shared, writable, ring, pool_bytes, lease_ms, payload_max)| {
+                Reply::Hello { shared, writable, ring, pool_bytes, lease_ms, payload_max }
             }
         ),
         prop::collection::vec(any::<bool>(), 0..20).prop_map(Reply::Exists),

@@ -163,7 +163,8 @@ fn a_client_that_dies_in_a_put_leaves_nothing() {
     // Over TCP: half of the payload, then gone.
     let mut stream = TcpStream::connect(host.server().tcp_addr().unwrap()).unwrap();
     let mut frame = Vec::new();
-    Request::Hello { wants_write: true, tenant: 0, namespace: String::new() }.encode(0, 0, &mut frame);
+    Request::Hello { wants_write: true, wants_ring: false, tenant: 0, namespace: String::new() }
+        .encode(0, 0, &mut frame);
     stream.write_all(&frame).unwrap();
     Request::Put(vec![(BlockMeta::single(key(1), 1 << 20), 0)]).encode(1, 1 << 20, &mut frame);
     stream.write_all(&frame).unwrap();
@@ -242,7 +243,8 @@ fn noise_and_stalls_end_one_connection_only() {
     let host = Host::start(DramConfig { pool_bytes: 1 << 20, ..DramConfig::default() }, config);
     let addr = host.server().tcp_addr().unwrap();
     let mut hello = Vec::new();
-    Request::Hello { wants_write: true, tenant: 0, namespace: String::new() }.encode(0, 0, &mut hello);
+    Request::Hello { wants_write: true, wants_ring: false, tenant: 0, namespace: String::new() }
+        .encode(0, 0, &mut hello);
     let mut greedy = Vec::new();
     Request::Put(vec![(BlockMeta::single(key(1), u32::MAX), 0)]).encode(1, u64::from(u32::MAX), &mut greedy);
     let mut early = Vec::new();

@@ -240,7 +240,7 @@ impl DramStore {
             let id = reservation.id;
             let filled = self.while_busy(owner, id, |offset, size| {
                 (bytes.len() as u64 == u64::from(size))
-                    .then(|| self.pool.mapping().write_checksummed(offset, bytes))
+                    .then(|| self.pool.mapping().write_checksummed(offset, bytes, || {}))
                     .flatten()
             })?;
             let Some(sum) = filled else {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::socket::{Deadlined, end};
 use super::{Accepted, PAGE, Reach, SLOTS, lock, word_of};
 use crate::memory::host::HostPool;
-use crate::stream::send_with_fd;
+use crate::stream::send_with_fds;
 use crate::transport::auth;
 use crate::transport::grant::{Denied, Granted};
 use crate::transport::node::Node;
@@ -70,7 +70,7 @@ fn serve(
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(Some(timeout))?;
     let mut slots = Slots { control: Arc::new(HostPool::new(PAGE, true)?), granted: Vec::new() };
-    send_with_fd(&mut stream, &[0], slots.control.readonly_fd()?.as_fd())?;
+    send_with_fds(&mut stream, &[0], &[slots.control.readonly_fd()?.as_fd()])?;
     let mut body = Vec::new();
     loop {
         let header = read_frame(&mut stream, &mut body)?;
@@ -124,7 +124,7 @@ fn answer_open(
     wire::encode_grant(&mut frame, slot as u64, &granted);
     stream.write_all(&frame)?;
     for fd in fds {
-        send_with_fd(stream, &[0], fd.as_fd())?;
+        send_with_fds(stream, &[0], &[fd.as_fd()])?;
     }
     Ok(())
 }

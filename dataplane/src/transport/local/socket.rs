@@ -6,11 +6,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use crate::stream::receive_with_fd;
+use crate::stream::receive_with_fds;
 
 pub(super) fn receive_fd(stream: &mut UnixStream) -> io::Result<OwnedFd> {
-    let fd = receive_with_fd(stream, &mut [0])?;
-    fd.ok_or_else(|| {
+    let fds = receive_with_fds(stream, &mut [0])?;
+    fds.into_iter().next().ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidData, "a descriptor was announced and did not come")
     })
 }
