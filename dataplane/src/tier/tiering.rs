@@ -22,6 +22,7 @@ mod onboard;
 mod recent;
 #[cfg(test)]
 mod tests;
+mod together;
 
 use std::collections::HashMap;
 use std::io;
@@ -39,6 +40,7 @@ use self::moves::Moves;
 use self::offload::{Job, Offloader};
 use self::onboard::OnboardCounts;
 use self::recent::Recent;
+use self::together::Together;
 use super::dram::{BlockStat, DramStore, Offered, OwnerId, Remove};
 use super::store::{BlockStore, Capabilities, Tier, TierStats};
 use crate::block::{BlockKey, BlockMeta};
@@ -151,7 +153,7 @@ struct Level {
 }
 
 /// How far a call goes. One that a peer asked for stays on this host, or two hosts could ask each other for ever.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Reach {
     Here,
     All,
@@ -168,6 +170,7 @@ pub struct Tiering {
     touched: Mutex<Recent>,
     loading: Arc<Budget>,
     loads: onboard::Totals,
+    together: Arc<Together>,
     ahead: Ahead,
     /// Writes promoted blocks.
     owner: OwnerId,
@@ -201,6 +204,7 @@ impl Tiering {
             loading: Budget::new(config.load_bytes),
             loads: onboard::Totals::default(),
             ahead: Ahead::new(config.recent_blocks),
+            together: Arc::default(),
             moves: Arc::default(),
             admit: Mutex::new(admit),
             owner: dram.new_owner(),

@@ -5,15 +5,17 @@
 //! tier, and nobody waits. The lookup that asks for one of them lands them all in the pool, and the reading goes on. What
 //! nobody asked for gives way to other walks; it goes into the pool if there is room above the watermark.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::onboard::{Read, Wanted, check};
 use super::recent::Recent;
-use super::{Tiering, lock};
+use super::together::Part;
+use super::{Level, Reach, Tiering, lock};
 use crate::block::{BlockKey, BlockMeta};
 use crate::memory::buffer::Buffer;
+use crate::tier::store::Tier;
 use crate::tier::store::{Get, GetDone, Pending};
 
 /// The most walks read ahead of.
@@ -38,7 +40,21 @@ struct Flight {
     wanted: Vec<Wanted>,
 }
 
+/// Blocks read ahead that their tier did not deliver in time: it is not asked for them again by the same lookup.
+#[derive(Default)]
+pub(super) struct Late(Vec<(Tier, BlockKey)>);
+
+impl Late {
+    pub(super) fn is(&self, level: &Level, key: BlockKey) -> bool {
+        self.0.contains(&(level.tier, key))
+    }
+}
+
 impl Flight {
+    fn keys(&self) -> Vec<BlockKey> {
+        self.wanted.iter().map(Wanted::key).collect()
+    }
+
     fn has_any(&self, keys: &[BlockKey]) -> bool {
         self.wanted.iter().any(|wanted| keys.contains(&wanted.key()))
     }
@@ -151,7 +167,7 @@ impl Tiering {
         }
         while self.ahead.open.load(Relaxed) >= FLIGHTS_MAX || self.loading.used() + bytes > half {
             let Some(oldest) = self.ahead.take_flight(|_| true) else { return };
-            self.land_flight(oldest, &[], Duration::ZERO, now_ms);
+            self.land_flight(oldest, Vec::new(), &[], Duration::ZERO, now_ms);
         }
         let (open, mut left): (Vec<usize>, u64) = ((0..chain.len()).collect(), u64::MAX);
         let mut refused: Vec<Read> = chain.iter().map(|_| Read::Missing).collect();
@@ -164,27 +180,39 @@ impl Tiering {
         self.ahead.add_flight(Flight { level: at, pending, wanted });
     }
 
-    /// Brings what was read ahead and is asked for now into the pool, and reads on behind it.
-    pub(super) fn land(&self, asked: &[BlockKey], now_ms: u64) {
+    /// Brings what was read ahead and is asked for now into the pool, and reads on behind it. Who asks for a block of
+    /// it meanwhile waits for this.
+    pub(super) fn land(&self, asked: &[BlockKey], now_ms: u64) -> Late {
+        let mut late = Late::default();
         while self.ahead.open.load(Relaxed) > 0
             && let Some(flight) = self.ahead.take_flight(|flight| flight.has_any(asked))
         {
-            let last = flight.wanted.last().map(Wanted::key);
-            if self.land_flight(flight, asked, self.config.load_timeout, now_ms)
-                && let Some(last) = last
-            {
+            let (tier, keys) = (self.levels[flight.level].tier, flight.keys());
+            let parts = self.together.join(&keys, Reach::All);
+            if !self.land_flight(flight, parts, asked, self.config.load_timeout, now_ms) {
+                late.0.extend(keys.into_iter().map(|key| (tier, key)));
+            } else if let Some(&last) = keys.last() {
                 self.read_ahead(last, asked, now_ms);
             }
         }
+        late
     }
 
     /// False if the tier is not done within `patience`; then nobody waits for it any more.
-    fn land_flight(&self, flight: Flight, asked: &[BlockKey], patience: Duration, now_ms: u64) -> bool {
+    fn land_flight(
+        &self,
+        flight: Flight,
+        parts: Vec<Part>,
+        asked: &[BlockKey],
+        patience: Duration,
+        now_ms: u64,
+    ) -> bool {
         let Flight { level, pending, wanted } = flight;
+        let mut parts = parts.into_iter();
         match pending.wait_timeout(patience) {
             Ok(done) => {
                 for (done, wanted) in done.into_iter().zip(wanted) {
-                    self.land_one(level, done, wanted, asked, now_ms);
+                    self.land_one(level, done, wanted, parts.next(), asked, now_ms);
                 }
                 true
             }
@@ -195,11 +223,23 @@ impl Tiering {
         }
     }
 
-    fn land_one(&self, level: usize, done: GetDone, wanted: Wanted, asked: &[BlockKey], now_ms: u64) {
-        let Some(block) = check(&self.levels[level], done, wanted) else { return };
+    fn land_one(
+        &self,
+        level: usize,
+        done: GetDone,
+        wanted: Wanted,
+        part: Option<Part>,
+        asked: &[BlockKey],
+        now_ms: u64,
+    ) {
+        let Some(block) = check(&self.levels[level], done, wanted).map(Arc::new) else { return };
         self.ahead.learn(&block.meta);
         if asked.contains(&block.meta.key) || self.has_room(block.meta.size) {
             self.ahead.landed.fetch_add(u64::from(self.promote(&block, now_ms)), Relaxed);
+        }
+        // After it is in the pool, where a caller that is told looks first.
+        if let Some(mut part) = part {
+            part.tell_if_found(&Read::Onboarded(block));
         }
     }
 }

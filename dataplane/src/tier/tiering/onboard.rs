@@ -1,13 +1,15 @@
 //! The way up: lookups that DRAM cannot answer.
 
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::ahead::Late;
 use super::budget::Permit;
 use super::moves::Moving;
+use super::together::Part;
 use super::{Level, Reach, Tiering, lock};
 use crate::block::{BlockKey, BlockMeta, checksum};
 use crate::error::StoreError;
@@ -100,8 +102,8 @@ impl Onboarded {
 pub enum Read {
     /// From the pool.
     Held(Held),
-    /// From a tier below; offer it to [`Tiering::promote_on_evidence`] once it is served.
-    Onboarded(Onboarded),
+    /// From a tier below, perhaps for several readers; offer it to [`Tiering::promote_on_evidence`] once it is served.
+    Onboarded(Arc<Onboarded>),
     Missing,
     /// There, but too much is asked for at once: ask again for this one.
     Throttled,
@@ -168,7 +170,7 @@ impl Tiering {
         reach: Reach,
         now_ms: u64,
     ) -> Result<Vec<Lookup>, StoreError> {
-        self.land(keys, now_ms);
+        let late = self.land(keys, now_ms);
         let mut lookups = self.dram.get(owner, keys, class, now_ms)?;
         if self.levels.is_empty() {
             return Ok(lookups);
@@ -177,7 +179,7 @@ impl Tiering {
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
         for chunk in self.chunks(&asked, reach) {
             let (keys, places) = (&asked[chunk.clone()], &missing[chunk]);
-            let loads = self.load(keys, reach, u64::MAX);
+            let loads = self.load(keys, reach, u64::MAX, &late);
             self.walk_on(keys, &loads, now_ms);
             for (load, &place) in loads.into_iter().zip(places) {
                 match load {
@@ -192,7 +194,7 @@ impl Tiering {
 
     /// The blocks of `keys` for sending them away, at most `bytes_max` of them in sum.
     pub fn read(&self, keys: &[BlockKey], class: u16, now_ms: u64, bytes_max: u64) -> Vec<Read> {
-        self.land(keys, now_ms);
+        let late = self.land(keys, now_ms);
         let mut left = bytes_max;
         let mut reads = Vec::with_capacity(keys.len());
         for &key in keys {
@@ -210,7 +212,7 @@ impl Tiering {
         }
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| matches!(reads[i], Read::Missing)).collect();
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
-        let loads = self.load(&asked, Reach::All, left);
+        let loads = self.load(&asked, Reach::All, left, &late);
         self.walk_on(&asked, &loads, now_ms);
         missing.into_iter().zip(loads).for_each(|(i, load)| reads[i] = load);
         reads
@@ -307,16 +309,30 @@ impl Tiering {
     }
 
     /// Loads what the tiers below hold of `keys`, at most `bytes_max`, one batch per tier, nearest first; a block that
-    /// one tier does not deliver is asked of the next.
-    fn load(&self, keys: &[BlockKey], reach: Reach, bytes_max: u64) -> Vec<Read> {
+    /// one tier does not deliver is asked of the next. What another caller is loading is waited for.
+    fn load(&self, keys: &[BlockKey], reach: Reach, bytes_max: u64, late: &Late) -> Vec<Read> {
         self.collect_overdue();
         let mut reads: Vec<Read> = keys.iter().map(|_| Read::Missing).collect();
+        let mut parts = self.together.join(keys, reach);
         let mut left = bytes_max;
         for level in self.reach(reach) {
-            let open: Vec<usize> = (0..keys.len()).filter(|&i| matches!(reads[i], Read::Missing)).collect();
-            let wanted = self.want(level, keys, &open, &mut left, &mut reads);
+            let open = (0..keys.len()).filter(|&i| parts[i].is_lead() && !late.is(level, keys[i]));
+            let wanted = self.want(level, keys, &open.collect::<Vec<_>>(), &mut left, &mut reads);
             if !wanted.is_empty() {
                 self.load_from(level, wanted, &mut reads);
+            }
+            parts.iter_mut().zip(&reads).for_each(|(part, read)| part.tell_if_found(read));
+        }
+        // All is told before anything is waited for: two callers may wait for each other's blocks.
+        parts.iter_mut().filter(|part| part.is_lead()).for_each(|part| *part = Part::Done);
+        for (part, read) in parts.iter().zip(&mut reads) {
+            let Part::Follow(awaited) = part else { continue };
+            *read = awaited.wait();
+            let size = read.bytes().map_or(0, |bytes| bytes.len() as u64);
+            if size > left {
+                *read = Read::Throttled;
+            } else {
+                left -= size;
             }
         }
         reads
@@ -357,7 +373,7 @@ impl Tiering {
                 for (done, wanted) in done.into_iter().zip(wanted) {
                     let at = wanted.at;
                     if let Some(block) = check(level, done, wanted) {
-                        reads[at] = Read::Onboarded(block);
+                        reads[at] = Read::Onboarded(Arc::new(block));
                     }
                 }
             }

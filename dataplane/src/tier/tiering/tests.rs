@@ -332,6 +332,44 @@ fn a_remote_reader_is_served_first_and_the_pool_gets_it_on_evidence() {
 }
 
 #[test]
+fn readers_of_one_block_load_it_once() {
+    let slow = faulty(Tier::Nvme);
+    let config = TieringConfig { load_timeout: PATIENCE, ..everything() };
+    let mut rig = Rig::new(8, vec![slow.clone()], config);
+    rig.put_all(0..3);
+    rig.evict(3);
+    slow.hold();
+    let rig = &rig;
+    let asking = |n: u64| {
+        let under_way = lock(&rig.tiering.together.under_way);
+        // The table and whoever leads hold one each.
+        under_way.get(&(key(n), Reach::All)).map_or(0, |awaited| Arc::strong_count(awaited) - 1)
+    };
+    let wait_for = |n, count| {
+        while asking(n) < count {
+            std::thread::yield_now();
+        }
+    };
+    std::thread::scope(|scope| {
+        let reader = |n: u64| scope.spawn(move || matches!(rig.read(n), Read::Onboarded(_)));
+        let mut readers = vec![reader(0)];
+        wait_for(0, 1);
+        readers.extend([reader(0), scope.spawn(move || rig.lent(0))]);
+        wait_for(0, 3);
+        // One batch with a block of its own and one that is on its way, and one twice.
+        readers.push(scope.spawn(move || {
+            let reads = rig.tiering.read(&[0, 1, 1].map(key), 0, 0, u64::MAX);
+            reads.iter().all(|read| matches!(read, Read::Onboarded(_)))
+        }));
+        wait_for(1, 2);
+        slow.release();
+        assert!(readers.into_iter().all(|reader| reader.join().unwrap()));
+    });
+    assert_eq!((rig.onboard().loaded, rig.tiering.stats().loading_bytes), (2, 0));
+    assert!(lock(&rig.tiering.together.under_way).is_empty());
+}
+
+#[test]
 fn a_payload_limit_throttles_and_is_not_a_miss() {
     let mut rig = Rig::new(8, vec![memory(Tier::Nvme)], everything());
     rig.put_all(0..4);

@@ -1,6 +1,7 @@
 //! Reading ahead of a walk along a chain.
 
 use super::*;
+use crate::tier::conformance::put;
 
 impl Rig {
     /// A chain of blocks, all of it below.
@@ -91,4 +92,22 @@ fn what_could_never_fit_takes_nothing_from_another_walk() {
     (0..2).for_each(|n| drop(rig.read(n)));
     assert_eq!((rig.ahead(), rig.tiering.stats().loading_bytes), ((2, 0), 2 * u64::from(PAGE)));
     assert!(matches!(rig.read(14), Read::Held(_)));
+}
+
+#[test]
+fn a_tier_that_is_late_with_what_was_read_ahead_is_not_asked_again() {
+    let (slow, remote) = (faulty(Tier::Nvme), memory(Tier::Remote));
+    // The blocks that are waited for come at once; those read ahead never do.
+    let config = TieringConfig { load_timeout: Duration::from_secs(3), ..four_ahead() };
+    let mut rig = Rig::new(64, vec![slow.clone(), remote.clone()], config);
+    rig.chain_below(8);
+    assert!(put(&*remote, 2, PAGE).is_ok());
+    rig.read(0);
+    slow.hold();
+    slow.let_go(1);
+    assert!(matches!(rig.read(1), Read::Onboarded(_)));
+    assert_eq!(rig.ahead().0, 4);
+    assert!(matches!(rig.read(2), Read::Onboarded(_)), "from the tier behind");
+    assert_eq!(rig.onboard().timed_out, 4, "what was read ahead, and nothing after it");
+    slow.release();
 }
