@@ -1,0 +1,191 @@
+//! A policy that was found, compiled and configured: how it comes to be a [`Version`] of a slot.
+
+use super::{Builtin, Hook, Native, Policy, lock};
+use crate::policy::catalog::{Assignment, Catalog, Origin};
+use crate::policy::counters::{Breaker, Counters};
+use crate::policy::engine::{Digest, Engine, Module};
+use crate::policy::log::Log;
+use crate::policy::{Error, Limits, PolicyConfig};
+use kvasir_policy::Description;
+use std::sync::{Arc, Mutex};
+
+/// Where a policy comes from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A default policy by name, as a component.
+    Builtin(String),
+    /// The native twin of a default policy.
+    Native(String),
+    File(std::path::PathBuf),
+    Bytes {
+        name: String,
+        bytes: Vec<u8>,
+    },
+}
+
+pub(super) enum Program<H: Hook> {
+    Component(Module),
+    Native(Native<H>),
+}
+
+/// A policy with its settings, as it serves or served.
+pub struct Version<H: Hook> {
+    /// Rises with every swap of the slot.
+    pub generation: u64,
+    pub description: Description,
+    pub assignment: Assignment,
+    pub counters: Arc<Counters>,
+    pub(super) program: Arc<Program<H>>,
+    pub(super) breaker: Breaker,
+    pub(super) ready: Mutex<Vec<Box<H::Engine>>>,
+}
+
+impl<H: Hook> Version<H> {
+    pub fn digest(&self) -> Option<Digest> {
+        match &*self.program {
+            Program::Component(module) => Some(module.digest),
+            Program::Native(_) => None,
+        }
+    }
+
+    /// A configured engine: describe, configure.
+    pub(super) fn build(&self, limits: Limits, log: &Arc<Log>) -> Result<Box<H::Engine>, Error> {
+        build::<H>(&self.program, &self.assignment, limits, log).map(|(engine, _)| engine)
+    }
+
+    pub(super) fn take_ready(&self) -> Option<Box<H::Engine>> {
+        lock(&self.ready).pop()
+    }
+}
+
+fn build<H: Hook>(
+    program: &Program<H>,
+    assignment: &Assignment,
+    limits: Limits,
+    log: &Arc<Log>,
+) -> Result<(Box<H::Engine>, Description), Error> {
+    let mut engine = match program {
+        Program::Component(module) => H::instantiate(module, limits, log.clone())?,
+        Program::Native(make) => make(),
+    };
+    let name = || assignment.origin.name().to_owned();
+    let description =
+        engine.describe().map_err(|fault| Error::Start { name: name(), step: "describe", fault })?;
+    if description.slot != H::KIND.as_str() {
+        return Err(Error::WrongSlot { name: name(), slot: H::KIND, described: description.slot });
+    }
+    let configured = engine.configure(&assignment.settings);
+    configured
+        .map_err(|fault| Error::Start { name: name(), step: "configure", fault })?
+        .map_err(|reason| Error::Settings { name: name(), reason })?;
+    Ok((engine, description))
+}
+
+pub(super) fn prepare<H: Hook>(
+    program: Arc<Program<H>>,
+    assignment: Assignment,
+    generation: u64,
+    limits: Limits,
+    log: &Arc<Log>,
+    config: &PolicyConfig,
+    workers: usize,
+) -> Result<Version<H>, Error> {
+    let (engine, description) = build::<H>(&program, &assignment, limits, log)?;
+    let mut ready = vec![engine];
+    for _ in 1..workers {
+        ready.push(build::<H>(&program, &assignment, limits, log)?.0);
+    }
+    let breaker = Breaker::new(config.breaker_faults, config.breaker_window);
+    let counters = Arc::default();
+    Ok(Version { generation, description, assignment, counters, program, breaker, ready: Mutex::new(ready) })
+}
+
+fn builtin<H: Hook>(name: &str) -> Result<Builtin<H>, Error> {
+    H::builtins().find(|b| b.name == name).ok_or_else(|| {
+        let known: Vec<_> = H::builtins().map(|b| b.name).collect();
+        let close = known.iter().map(|k| (strsim::damerau_levenshtein(k, name), *k)).min();
+        Error::UnknownBuiltin {
+            slot: H::KIND,
+            name: name.into(),
+            known: known.join(", "),
+            suggestion: close.filter(|(distance, _)| *distance <= 3).map(|(_, k)| k.into()),
+        }
+    })
+}
+
+pub(super) fn default_native<H: Hook>() -> Option<(Program<H>, Assignment)> {
+    let default = H::builtins().next()?;
+    let origin = Origin::Native { name: default.name.into() };
+    Some((Program::Native(default.native), Assignment { origin, settings: Vec::new() }))
+}
+
+fn read(engine: &Engine, path: &std::path::Path) -> Result<Vec<u8>, Error> {
+    let failed = |source| Error::Read { path: path.into(), source };
+    let size = std::fs::metadata(path).map_err(failed)?.len();
+    engine.check_size(&path.display().to_string(), size)?;
+    std::fs::read(path).map_err(failed)
+}
+
+/// A policy that was found and compiled.
+pub(super) struct Code<H: Hook> {
+    pub(super) program: Program<H>,
+    pub(super) origin: Origin,
+    /// What must be kept for a restart; built-in policies come with the binary.
+    pub(super) bytes: Option<Vec<u8>>,
+}
+
+pub(super) fn code<H: Hook>(engine: &Engine, source: Source) -> Result<Code<H>, Error> {
+    let (name, bytes) = match source {
+        Source::Builtin(name) => {
+            let module = engine.compile(H::KIND, &name, builtin::<H>(&name)?.component)?;
+            return Ok(Code {
+                program: Program::Component(module),
+                origin: Origin::Builtin { name },
+                bytes: None,
+            });
+        }
+        Source::Native(name) => {
+            let program = Program::Native(builtin::<H>(&name)?.native);
+            return Ok(Code { program, origin: Origin::Native { name }, bytes: None });
+        }
+        Source::File(path) => {
+            let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
+            (stem, read(engine, &path)?)
+        }
+        Source::Bytes { name, bytes } => (name, bytes),
+    };
+    let module = engine.compile(H::KIND, &name, &bytes)?;
+    let origin = Origin::Module { name, digest: module.digest.to_string() };
+    Ok(Code { program: Program::Component(module), origin, bytes: Some(bytes) })
+}
+
+pub(super) fn stored_program<H: Hook>(
+    engine: &Engine,
+    catalog: Option<&Catalog>,
+    origin: &Origin,
+) -> Result<Program<H>, Error> {
+    let source = match (origin, catalog) {
+        (Origin::Builtin { name }, _) => Source::Builtin(name.clone()),
+        (Origin::Native { name }, _) => Source::Native(name.clone()),
+        (Origin::Module { name, digest }, Some(catalog)) => {
+            Source::Bytes { name: name.clone(), bytes: catalog.module(digest)? }
+        }
+        (Origin::Module { .. }, None) => return Err(Error::NoPrevious(H::KIND)),
+    };
+    code::<H>(engine, source).map(|code| code.program)
+}
+
+/// An engine on its own, outside any slot: for replays and benches.
+///
+/// # Errors
+/// As [`Slot::load`].
+pub fn standalone<H: Hook>(
+    engine: &Engine,
+    config: &PolicyConfig,
+    source: Source,
+    settings: Vec<(String, String)>,
+) -> Result<(Box<H::Engine>, Description), Error> {
+    let code = code::<H>(engine, source)?;
+    let assignment = Assignment { origin: code.origin, settings };
+    build::<H>(&code.program, &assignment, H::KIND.limits(config), &Arc::default())
+}
