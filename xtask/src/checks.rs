@@ -22,6 +22,7 @@ struct Step {
 
 pub(crate) const RDMA: &str = "RDMA over Soft-RoCE, bad networks";
 pub(crate) const GPU: &str = "CUDA device";
+pub(crate) const MIRI: &str = "memory under Miri";
 
 /// Cheapest first, so that a slip is known early. A failed step does not stop the later ones.
 const STEPS: &[Step] = &[
@@ -34,6 +35,7 @@ const STEPS: &[Step] = &[
     Step { name: "whole-system tests", slow: true, run: system_tests },
     Step { name: RDMA, slow: true, run: rdma },
     Step { name: GPU, slow: true, run: gpu },
+    Step { name: MIRI, slow: true, run: miri },
     Step { name: "doc tests", slow: true, run: doc_tests },
     Step { name: "rendered docs", slow: true, run: docs },
 ];
@@ -171,6 +173,26 @@ fn gpu(shell: &Shell) -> Result<Outcome> {
     tests.args(["test", "--locked", "--workspace", "--lib", "--", "--ignored", "--nocapture"]);
     // One after the other: they measure, and they take memory of one device.
     passed(shell.run(tests.args(["--test-threads=1", "::gpu::"])))
+}
+
+/// What hands out and fills memory, on an interpreter that sees undefined behaviour. Few cases, because it is slow.
+fn miri(shell: &Shell) -> Result<Outcome> {
+    let nightly = || {
+        let mut command = Command::new("rustup");
+        command.current_dir(shell.root()).args(["run", "nightly", "cargo", "miri"]);
+        command
+    };
+    if !shell.works(nightly().arg("--version")) {
+        return Ok(Outcome::Skipped(
+            "Miri is missing; `rustup toolchain install nightly --component miri,rust-src`",
+        ));
+    }
+    let mut tests = nightly();
+    tests.env("MIRIFLAGS", "-Zmiri-disable-isolation").env("PROPTEST_CASES", "8");
+    tests.args(["test", "--locked", "--package", "kvasir-dataplane", "--lib", "--target-dir"]);
+    tests.arg(shell.target("miri-run")).arg("--");
+    tests.args(["memory::extents", "memory::buffer", "memory::stream", "--skip", "a_mix_of"]);
+    passed(shell.run(&mut tests))
 }
 
 fn doc_tests(shell: &Shell) -> Result<Outcome> {

@@ -29,14 +29,17 @@ enum Task {
     /// Run every check: formatting, clippy, unit, integration, whole-system and doc tests, dependencies.
     Test {
         /// Leave out the whole-system scenarios, the rendered docs and the dependency check.
-        #[arg(long, conflicts_with_all = ["rdma", "gpu"])]
+        #[arg(long, conflicts_with_all = ["rdma", "gpu", "miri"])]
         quick: bool,
         /// Run only the RDMA tests, in a virtual machine with two Soft-RoCE devices (tests/rdma-vm).
-        #[arg(long, conflicts_with = "gpu")]
+        #[arg(long, conflicts_with_all = ["gpu", "miri"])]
         rdma: bool,
         /// Run only the tests that need a CUDA device.
-        #[arg(long)]
+        #[arg(long, conflicts_with = "miri")]
         gpu: bool,
+        /// Run only what runs under Miri: allocator, buffers and copies.
+        #[arg(long)]
+        miri: bool,
     },
     /// Build the release binary, default policies embedded: target/release/kvasir.
     Build,
@@ -74,6 +77,7 @@ fn run(task: Task) -> Result<ExitCode> {
         }
         Task::Test { rdma: true, .. } => checks::run_only(&shell, checks::RDMA),
         Task::Test { gpu: true, .. } => checks::run_only(&shell, checks::GPU),
+        Task::Test { miri: true, .. } => checks::run_only(&shell, checks::MIRI),
         Task::Test { quick, .. } => {
             shell.ensure_toolchain()?;
             checks::run(&shell, quick)

@@ -9,9 +9,10 @@
 pub(super) unsafe fn copy_past_cache(from: &[u8], to: *mut u8) {
     // SAFETY: passed on to the caller.
     unsafe {
-        #[cfg(target_arch = "x86_64")]
+        // Miri has no such stores.
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
         let done = copy_lines(from, to);
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         let done = 0;
         std::ptr::copy_nonoverlapping(from.as_ptr().add(done), to.add(done), from.len() - done);
     }
@@ -20,7 +21,7 @@ pub(super) unsafe fn copy_past_cache(from: &[u8], to: *mut u8) {
 /// Orders the copies before everything that this thread stores from here on.
 pub(super) fn settle() {
     // SAFETY: a fence has no conditions; SSE2 is part of every x86-64.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
@@ -30,7 +31,7 @@ pub(super) fn settle() {
 ///
 /// # Safety
 /// As for [`copy_past_cache`].
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn copy_lines(from: &[u8], to: *mut u8) -> usize {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     if !to.cast::<__m128i>().is_aligned() {
