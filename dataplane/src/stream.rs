@@ -130,15 +130,14 @@ impl Write for Stream {
     }
 }
 
-/// A reader that polls for a moment before it sleeps, while that pays: between two busy threads an answer takes
+/// Whether to poll for a moment before a sleep, as earlier waits suggest: between two busy threads an answer takes
 /// microseconds, and a sleep costs a switch here and a wake-up there.
-pub struct Eager {
-    pub stream: Stream,
+pub(crate) struct Habits {
     /// Whether the last wait was short. What follows depends on it: a writer asks for a place, fills it for long, and
     /// has the next request ready as soon as that is committed.
     was_short: bool,
     /// Of the waits after a long one, and after a short one.
-    habits: [Habit; 2],
+    after: [Habit; 2],
 }
 
 #[derive(Clone, Copy)]
@@ -162,47 +161,54 @@ impl Habit {
     }
 }
 
-impl Eager {
-    /// A sleep that ended within this, waking up included, might have been a poll.
-    const SHORT: Duration = Duration::from_micros(80);
-
-    pub fn new(stream: Stream) -> Self {
-        Self { stream, was_short: false, habits: [Habit { short: 0, needed: Habit::NEEDED_MIN }; 2] }
+impl Habits {
+    pub(crate) const fn new() -> Self {
+        Self { was_short: false, after: [Habit { short: 0, needed: Habit::NEEDED_MIN }; 2] }
     }
-}
 
-/// Repeats `step` for a moment; none if there was nothing to do all the time.
-fn poll(mut step: impl FnMut() -> io::Result<usize>) -> Option<io::Result<usize>> {
-    /// What a switch to another thread and back costs, about.
-    const LONGEST: Duration = Duration::from_micros(40);
-    let start = Instant::now();
-    loop {
-        match step() {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if start.elapsed() >= LONGEST {
-                    return None;
-                }
-                std::hint::spin_loop();
-            }
-            done => return Some(done),
-        }
-    }
-}
-
-impl Read for Eager {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let habit = &mut self.habits[usize::from(self.was_short)];
-        let polled = habit.short >= habit.needed && !alone();
-        if polled && let Some(done) = poll(|| self.stream.read_now(buffer)) {
+    /// What `poll` finds within a moment, if that is worth a try; else what `sleep` returns. Each gets `context`.
+    pub(crate) fn wait<C, T>(
+        &mut self,
+        context: &mut C,
+        mut poll: impl FnMut(&mut C) -> Option<T>,
+        sleep: impl FnOnce(&mut C) -> T,
+    ) -> T {
+        /// A sleep that ended within this, waking up included, might have been a poll.
+        const SHORT: Duration = Duration::from_micros(80);
+        let habit = &mut self.after[usize::from(self.was_short)];
+        let polls = habit.short >= habit.needed && !alone();
+        if polls && let Some(done) = self::poll(|| poll(context)) {
             habit.learn(true, true);
             self.was_short = true;
             return done;
         }
         let start = Instant::now();
-        let done = self.stream.read(buffer);
-        self.was_short = !polled && start.elapsed() <= Self::SHORT;
-        habit.learn(polled, self.was_short);
+        let done = sleep(context);
+        self.was_short = !polls && start.elapsed() <= SHORT;
+        habit.learn(polls, self.was_short);
         done
+    }
+}
+
+/// Repeats `step` for a moment; none if there was nothing all the time.
+fn poll<T>(mut step: impl FnMut() -> Option<T>) -> Option<T> {
+    /// What a switch to another thread and back costs, about.
+    const LONGEST: Duration = Duration::from_micros(40);
+    let start = Instant::now();
+    loop {
+        let done = step();
+        if done.is_some() || start.elapsed() >= LONGEST {
+            return done;
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// None where there is nothing yet.
+fn unless_blocked(result: io::Result<usize>) -> Option<io::Result<usize>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+        done => Some(done),
     }
 }
 
@@ -210,6 +216,29 @@ impl Read for Eager {
 fn alone() -> bool {
     static ALONE: OnceLock<bool> = OnceLock::new();
     *ALONE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1))
+}
+
+/// A reader that polls for a moment before it sleeps, while that pays.
+pub struct Eager {
+    pub stream: Stream,
+    habits: Habits,
+}
+
+impl Eager {
+    pub fn new(stream: Stream) -> Self {
+        Self { stream, habits: Habits::new() }
+    }
+}
+
+impl Read for Eager {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Self { stream, habits } = self;
+        habits.wait(
+            &mut (stream, buffer),
+            |(stream, buffer)| unless_blocked(stream.read_now(buffer)),
+            |(stream, buffer)| stream.read(buffer),
+        )
+    }
 }
 
 /// A reader that a slow peer cannot keep for ever: reads fail once the deadline has passed, however often single
@@ -284,7 +313,7 @@ mod tests {
         }
         reader.stream.set_timeouts(Duration::from_millis(1)).unwrap();
         let polls =
-            |reader: &mut Eager| reader.habits.iter_mut().for_each(|habit| habit.short = habit.needed);
+            |reader: &mut Eager| reader.habits.after.iter_mut().for_each(|habit| habit.short = habit.needed);
         for _ in 0..10 {
             // Also right after a poll in vain.
             assert_eq!(reader.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);

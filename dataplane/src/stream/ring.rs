@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use rustix::net::SendFlags;
 
-use super::poll;
+use super::{poll, unless_blocked};
 use crate::memory::host::{HostPool, Mapping, PoolError};
 
 /// Bytes of one direction. A longer frame goes through in parts.
@@ -153,7 +153,7 @@ impl Ring {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => gone = Some(Err(error)),
                 // Rung for what is there, or will be in a moment.
                 Ok(_) => {
-                    if let Some(done) = poll(&mut step) {
+                    if let Some(done) = poll(|| unless_blocked(step())) {
                         return done.map(Some);
                     }
                 }

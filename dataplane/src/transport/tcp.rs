@@ -29,6 +29,7 @@ use super::auth::{self, AuthError};
 use super::node::NOTICE_MAX;
 use super::{Cancel, Capabilities, Endpoint, Error, Grant, Node, Op, Sink, Transport};
 use crate::memory::region::Region;
+use crate::stream::Habits;
 use client::Connection;
 use queue::{Inbox, Outbox};
 use server::Serving;
@@ -279,7 +280,18 @@ fn serve_one(socket: Arc<Socket>, node: &Node, config: &TcpConfig, accepted: &Ac
                 let patience = config.peer_timeout * 8;
                 let (inbox, outbox) = (Inbox::new(), Outbox::default());
                 let checksum = config.checksum;
-                Serving { node, peer: &peer, socket: &socket, checksum, patience, inbox, outbox }.run();
+                Serving {
+                    node,
+                    peer: &peer,
+                    socket: &socket,
+                    checksum,
+                    patience,
+                    inbox,
+                    outbox,
+                    habits: Habits::new(),
+                    moved: 0,
+                }
+                .run();
             }
             Err(_) => {
                 accepted.refused.fetch_add(1, Ordering::AcqRel);

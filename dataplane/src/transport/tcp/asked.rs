@@ -23,6 +23,11 @@ pub(super) enum Asked {
 }
 
 impl Asked {
+    /// That are moved.
+    pub(super) fn bytes(&self) -> u64 {
+        if let Self::Op(asking) = self { asking.len } else { 0 }
+    }
+
     pub(super) fn fits(&self, answer: &Header) -> bool {
         match (self, answer.kind) {
             (Self::Op(asking), Kind::Data) if asking.direction == Direction::Read => {

@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 
 use super::asked::{Asked, Asking, Question, Receiving, Told, outcome};
 use super::queue::{Cursor, Inbox, Outbox, crc};
-use super::socket::{Socket, Wake};
+use super::socket::{Socket, Wake, unless_idle};
 use super::wire::{self, HEADER_LEN, Header, Kind, WireError};
+use crate::stream::Habits;
 use crate::transport::grant::Denied;
 use crate::transport::{Cancel, Capabilities, Completion, Direction, Grant, Op, OpError, Sink};
 
 /// From this payload on, its header is received alone and the rest goes straight into memory.
-const LARGE: u64 = 16 << 10;
+pub(super) const LARGE: u64 = 16 << 10;
 /// A peer that has so many bytes to send has enough to do.
 const BUSY: u64 = 1 << 20;
 /// Bytes received at once otherwise.
@@ -46,6 +47,8 @@ pub(super) struct Connection {
     active: AtomicBool,
     /// Bytes of reads that were asked for and have not begun to come.
     asked: AtomicU64,
+    /// The last answer was a small one.
+    little: AtomicBool,
 }
 
 #[derive(Default)]
@@ -78,6 +81,7 @@ impl Connection {
             backlog: AtomicBool::new(false),
             active: AtomicBool::new(false),
             asked: AtomicU64::new(0),
+            little: AtomicBool::new(false),
         }))
     }
 
@@ -242,9 +246,9 @@ impl Connection {
     /// The receiving thread: returns when the connection has ended.
     pub(super) fn run(&self) {
         let mut watch = Watch { heard: Instant::now(), sent: 0, pinged: false };
-        let mut inbox = Inbox::new();
+        let (mut inbox, mut habits) = (Inbox::new(), Habits::new());
         while self.down().is_none() {
-            if let Err(ended) = self.step(&mut inbox, &mut watch) {
+            if let Err(ended) = self.step(&mut inbox, &mut watch, &mut habits) {
                 self.fail(&ended);
             }
         }
@@ -252,7 +256,7 @@ impl Connection {
         self.fail("the connection ended");
     }
 
-    fn step(&self, inbox: &mut Inbox, watch: &mut Watch) -> Result<(), String> {
+    fn step(&self, inbox: &mut Inbox, watch: &mut Watch, habits: &mut Habits) -> Result<(), String> {
         self.active.store(true, Ordering::SeqCst);
         let full = self.backlog.load(Ordering::SeqCst) && !self.flush_some(lock(&self.outbox))?;
         if self.receive(inbox).map_err(|ended| ended.to_string())? {
@@ -264,11 +268,23 @@ impl Connection {
         if !full && self.backlog.load(Ordering::SeqCst) {
             return Ok(());
         }
-        let ready = self.socket.wait(full, Some(&self.wake), self.heartbeat);
+        let wait = |time| self.socket.wait(full, Some(&self.wake), time);
+        let ready = if !full && self.awaits_little() {
+            habits.wait(&mut (), |()| unless_idle(wait(Duration::ZERO)), |()| wait(self.heartbeat))
+        } else {
+            wait(self.heartbeat)
+        };
         if !ready.map_err(|error| error.to_string())? {
             self.look_after(watch)?;
         }
         Ok(())
+    }
+
+    /// Whether the last answer was small and the next one is: others come in many parts, and whoever polled for each
+    /// would use a processor.
+    fn awaits_little(&self) -> bool {
+        let little = |question: &Question| question.asked.bytes() < LARGE;
+        self.little.load(Ordering::Relaxed) && lock(&self.pending).queue.front().is_none_or(little)
     }
 
     /// Nothing came for a while: asks whether the peer is there, or concludes that it is not.
@@ -401,6 +417,8 @@ impl Connection {
         {
             self.asked.fetch_sub(*len, Ordering::Relaxed);
         }
+        let little = question.as_ref().is_some_and(|question| question.asked.bytes() < LARGE);
+        self.little.store(little, Ordering::Relaxed);
         question.map(|question| question.asked).ok_or(WireError::Unasked(header.kind))
     }
 

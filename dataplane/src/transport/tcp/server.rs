@@ -4,10 +4,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::client::LARGE;
 use super::queue::{Cursor, Inbox, Outbox, crc};
-use super::socket::Socket;
+use super::socket::{Socket, unless_idle};
 use super::wire::{self, CODE_CHECKSUM, Header, Kind, WireError};
 use crate::memory::region::LocalRange;
+use crate::stream::Habits;
 use crate::transport::grant::{Denied, Granted};
 use crate::transport::{Direction, Node};
 
@@ -35,6 +37,9 @@ pub(super) struct Serving<'a> {
     pub(super) patience: Duration,
     pub(super) inbox: Inbox,
     pub(super) outbox: Outbox,
+    pub(super) habits: Habits,
+    /// Bytes that the last question moved.
+    pub(super) moved: u64,
 }
 
 impl Serving<'_> {
@@ -72,17 +77,25 @@ impl Serving<'_> {
         Ok(())
     }
 
-    fn await_bytes(&self, deadline: Instant) -> io::Result<()> {
+    fn await_bytes(&mut self, deadline: Instant) -> io::Result<()> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "nothing was heard from the peer"));
         }
-        self.socket.wait(false, None, left).map(|_| ())
+        let wait = |time| self.socket.wait(false, None, time);
+        // After a large answer the peer has enough to do.
+        let ready = if self.moved < LARGE {
+            self.habits.wait(&mut (), |()| unless_idle(wait(Duration::ZERO)), |()| wait(left))
+        } else {
+            wait(left)
+        };
+        ready.map(|_| ())
     }
 
     /// Whether there was a frame to answer.
     fn answer_next(&mut self) -> Result<bool, Ended> {
         let Some((header, body)) = self.inbox.frame()? else { return Ok(false) };
+        self.moved = header.payload_len;
         match header.kind {
             Kind::Open => {
                 let name = wire::decode_segment(body)?;
@@ -93,6 +106,7 @@ impl Serving<'_> {
             }
             Kind::Read => {
                 let asked = wire::decode_op(&header, body)?;
+                self.moved = asked.len;
                 match self.authorize(&asked, Direction::Read) {
                     Ok((granted, ranges)) => self.push_data(&header, asked.len, granted, ranges),
                     Err(denied) => refuse(&mut self.outbox, Kind::Data, &header, denied as u8),

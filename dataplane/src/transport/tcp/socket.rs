@@ -178,6 +178,11 @@ impl AsFd for Socket {
     }
 }
 
+/// None where a wait of no time ended without a reason.
+pub(super) fn unless_idle(waited: io::Result<bool>) -> Option<io::Result<bool>> {
+    if matches!(waited, Ok(false)) { None } else { Some(waited) }
+}
+
 /// A socket for a while in which everything must be done: the handshake.
 pub(super) struct Deadlined<'a> {
     pub(super) socket: &'a Socket,
