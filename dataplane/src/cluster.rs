@@ -71,7 +71,7 @@ use crate::tier::tiering::Tiering;
 use crate::transfer::handover::Arrivals;
 use crate::transfer::{Engine, EngineConfig};
 use crate::transport::node::Secret;
-use crate::transport::tcp::{Tcp, TcpConfig};
+use crate::transport::tcp::{Tcp, TcpConfig, Tls};
 use crate::transport::{Access, Denied, Node};
 use crate::wire::Outcome;
 
@@ -100,6 +100,9 @@ pub struct ClusterConfig {
     pub rack: String,
     /// What all hosts of the cluster share.
     pub secret: Secret,
+    /// Encrypts what is said and read between hosts, and lets in only those with a certificate for their name. All
+    /// hosts of the cluster have it, or none.
+    pub tls: Option<Tls>,
     /// Where peers ask. Port 0 takes any.
     pub listen: SocketAddr,
     /// Where peers read the pool, over the transfer engine. Port 0 takes any; peers are told.
@@ -130,6 +133,7 @@ impl ClusterConfig {
             name: name.to_owned(),
             rack: String::new(),
             secret,
+            tls: None,
             listen: any_port,
             transfer: any_port,
             peers: Vec::new(),
@@ -252,7 +256,8 @@ impl Cluster {
         let listener = TcpListener::bind(config.listen).map_err(listening("the cluster", config.listen))?;
         let addr = listener.local_addr().map_err(listening("the cluster", config.listen))?;
         let node = Arc::new(Node::new(&config.name, config.secret.clone(), epoch()));
-        let tcp = TcpConfig { listen: Some(config.transfer), ..TcpConfig::default() };
+        let (listen, tls) = (Some(config.transfer), config.tls.clone());
+        let tcp = TcpConfig { listen, tls, ..TcpConfig::default() };
         let tcp = Tcp::new(Arc::clone(&node), tcp).map_err(listening("transfers", config.transfer))?;
         let pool = Region::of_pool(Arc::clone(store.pool()));
         node.exports.export(SEGMENT, vec![pool.clone()], Access::Read, GRANT)?;

@@ -84,8 +84,8 @@ pub enum Error {
     )]
     Authentication { address: String, reason: String },
     #[error(
-        "peer at {address} and this node do not take each other's certificates ({reason}); give both TLS files of the \
-         same authority"
+        "peer at {address} and this node do not agree about TLS ({reason}); give both, or neither, certificates of one \
+         authority, each with its node's name"
     )]
     Certificate { address: String, reason: String },
     #[error("peer {peer} is down: {reason}")]

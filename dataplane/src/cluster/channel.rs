@@ -5,9 +5,11 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::message::{self, FrameError, Reply, Request, Until, Welcome};
+use super::message::{self, FrameError, Reply, Request, Welcome};
 use crate::transport::Node;
-use crate::transport::auth::{self, AuthError};
+use crate::transport::tcp::Tls;
+use crate::transport::tcp::greet::{self, GreetError};
+use crate::transport::tcp::socket::{Deadlined, Socket};
 
 /// Why another host could not be asked.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +19,12 @@ pub(super) enum ChannelError {
     #[error(
         "the host at {address} and this one do not share a secret ({reason}); give both the same cluster.secret_file"
     )]
-    Secret { address: String, reason: AuthError },
+    Secret { address: String, reason: GreetError },
+    #[error(
+        "the host at {address} and this one do not agree about TLS ({reason}); give both, or neither, [cluster.tls] with \
+         certificates of one authority, each with its node.name"
+    )]
+    Tls { address: String, reason: GreetError },
     #[error(
         "the host at {address} calls itself {found}, the settings call it {expected}; correct cluster.peers"
     )]
@@ -39,7 +46,7 @@ impl ChannelError {
 
 pub(super) struct Channel {
     address: String,
-    stream: Arc<TcpStream>,
+    socket: Arc<Socket>,
 }
 
 impl Channel {
@@ -47,6 +54,7 @@ impl Channel {
     pub(super) fn connect(
         address: &str,
         node: &Node,
+        tls: Option<&Tls>,
         cluster: &str,
         name: &str,
         patience: Duration,
@@ -54,17 +62,17 @@ impl Channel {
         let until = Instant::now() + patience;
         let unreachable = |source| ChannelError::Unreachable { address: address.to_owned(), source };
         let stream = dial(address, patience).map_err(unreachable)?;
-        let found = auth::connect(&mut Until { stream: &stream, until }, node);
-        let found = found.map_err(|error| match error {
-            // A host that does not believe the proof hangs up.
-            AuthError::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => unreachable(error),
+        let met = greet::connect(stream, tls, node, until);
+        let (socket, found) = met.map_err(|reason| match reason {
+            GreetError::Away(error) => unreachable(error),
+            reason if reason.is_tls() => ChannelError::Tls { address: address.to_owned(), reason },
             reason => ChannelError::Secret { address: address.to_owned(), reason },
         })?;
         if found != name {
             let expected = name.to_owned();
             return Err(ChannelError::Name { address: address.to_owned(), found, expected });
         }
-        let mut channel = Self { address: address.to_owned(), stream: Arc::new(stream) };
+        let mut channel = Self { address: address.to_owned(), socket: Arc::new(socket) };
         match channel.call(&Request::Hello { cluster: cluster.to_owned() }, until)? {
             Reply::Welcome(welcome) => Ok((channel, welcome)),
             _ => Err(channel.wrong_reply()),
@@ -73,7 +81,7 @@ impl Channel {
 
     /// Asks, and waits for the answer until `until`. After an error the connection is of no more use.
     pub(super) fn call(&mut self, request: &Request, until: Instant) -> Result<Reply, ChannelError> {
-        let mut stream = Until { stream: &self.stream, until };
+        let mut stream = Deadlined { socket: &self.socket, deadline: until };
         let reply = message::write(&mut stream, request).and_then(|()| message::read(&mut stream));
         match reply {
             Ok(Reply::Refused { reason }) => {
@@ -90,12 +98,12 @@ impl Channel {
 
     /// The address that it really reached, for others on the same machine.
     pub(super) fn peer_ip(&self) -> Option<std::net::IpAddr> {
-        self.stream.peer_addr().ok().map(|address| address.ip())
+        self.socket.peer_addr().ok().map(|address| address.ip())
     }
 
     /// To end it from outside.
-    pub(super) fn handle(&self) -> Arc<TcpStream> {
-        Arc::clone(&self.stream)
+    pub(super) fn handle(&self) -> Arc<Socket> {
+        Arc::clone(&self.socket)
     }
 }
 
@@ -103,10 +111,7 @@ fn dial(address: &str, patience: Duration) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "it resolves to no address");
     for resolved in address.to_socket_addrs()? {
         match TcpStream::connect_timeout(&resolved, patience) {
-            Ok(stream) => {
-                stream.set_nodelay(true)?;
-                return Ok(stream);
-            }
+            Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
     }

@@ -1,7 +1,6 @@
 //! One peer: whether it is up, what it said last, and the connections to it.
 
 use std::collections::VecDeque;
-use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,6 +15,7 @@ use crate::block::BlockKey;
 use crate::tier::dram::OwnerId;
 use crate::transfer::Segment;
 use crate::transport::Error as TransportError;
+use crate::transport::tcp::socket::Socket;
 
 const CONNECT: Duration = Duration::from_secs(2);
 /// Between two attempts to connect, doubled from the one to the other.
@@ -79,7 +79,7 @@ pub(super) struct Link {
     state: Mutex<State>,
     idle: Mutex<Vec<Channel>>,
     /// Connections on which somebody waits for an answer, to end them when the peer is lost.
-    calling: Mutex<Vec<Arc<TcpStream>>>,
+    calling: Mutex<Vec<Arc<Socket>>>,
     segment: Mutex<Option<(Arc<Segment>, Instant)>>,
     /// Loans of this peer's that are no longer needed; told with the next call.
     pub(super) done: Mutex<Vec<u64>>,
@@ -100,7 +100,7 @@ struct State {
     seen: Option<Instant>,
     lost: u64,
     /// The connection that listens, to end it from outside.
-    handle: Option<Arc<TcpStream>>,
+    handle: Option<Arc<Socket>>,
 }
 
 impl Link {
@@ -193,7 +193,7 @@ impl Link {
             let (_queue, state) = (lock(&self.queue), self.state());
             self.stopping.store(true, Ordering::SeqCst);
             if let Some(handle) = &state.handle {
-                let _ = handle.shutdown(std::net::Shutdown::Both);
+                handle.shut_down();
             }
         }
         self.hang_up();
@@ -236,7 +236,7 @@ impl Link {
     /// Nobody is to wait for an answer any longer.
     fn hang_up(&self) {
         lock(&self.idle).clear();
-        lock(&self.calling).iter().for_each(|stream| drop(stream.shutdown(std::net::Shutdown::Both)));
+        lock(&self.calling).iter().for_each(|socket| socket.shut_down());
     }
 
     fn keep(&self, channel: Channel) {
@@ -248,7 +248,8 @@ impl Link {
 
     fn connect(&self, shared: &Shared, patience: Duration) -> Result<(Channel, Welcome), ChannelError> {
         let PeerConfig { name, address, .. } = &self.config;
-        Channel::connect(address, &shared.node, &shared.config.cluster, name, patience.min(CONNECT))
+        let (config, patience) = (&shared.config, patience.min(CONNECT));
+        Channel::connect(address, &shared.node, config.tls.as_ref(), &config.cluster, name, patience)
     }
 
     /// The peer's pool, opened now if it is not.

@@ -5,8 +5,6 @@
 //! decode ends the connection.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::time::Instant;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -213,39 +211,6 @@ pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, Frame
         Ok((message, [])) => Ok(message),
         Ok((_, rest)) => Err(wrong(format!("{} B too many", rest.len()))),
         Err(error) => Err(wrong(error.to_string())),
-    }
-}
-
-/// A connection whose reads and writes fail once `until` has passed, however slowly bytes trickle.
-pub(super) struct Until<'a> {
-    pub(super) stream: &'a TcpStream,
-    pub(super) until: Instant,
-}
-
-impl Until<'_> {
-    fn left(&self) -> io::Result<Option<std::time::Duration>> {
-        let left = self.until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
-        left.map(Some).ok_or_else(|| io::ErrorKind::TimedOut.into())
-    }
-}
-
-impl Read for Until<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
-        let mut stream = self.stream;
-        stream.read(buffer)
-    }
-}
-
-impl Write for Until<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
-        let mut stream = self.stream;
-        stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! The side that is asked: one thread per connection of a peer.
 
 use std::collections::VecDeque;
+use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -9,12 +10,14 @@ use std::time::{Duration, Instant};
 
 use super::counts::add;
 use super::link::Link;
-use super::message::{self, FrameError, Loan, Reply, Request, Since, Until, Welcome};
+use super::message::{self, FrameError, Loan, Reply, Request, Since, Welcome};
 use super::table::Fact;
 use super::{Shared, lock};
 use crate::block::BlockKey;
 use crate::tier::dram::{Lookup, OwnerId};
-use crate::transport::{Transport, auth};
+use crate::transport::Transport;
+use crate::transport::tcp::greet;
+use crate::transport::tcp::socket::{Deadlined, Socket};
 
 /// How long a peer that listens waits for news before it is told that there are none.
 pub(super) const HOLD: Duration = Duration::from_millis(150);
@@ -53,11 +56,9 @@ impl Shared {
         }
         let shared = Arc::clone(self);
         let serve = move || {
-            let (counts, stream) = (&shared.counts, stream);
-            if shared.serve(&stream).is_none() {
-                add(&counts.strangers, 1);
+            if shared.serve(stream).is_none() {
+                add(&shared.counts.strangers, 1);
             }
-            let _ = stream.shutdown(std::net::Shutdown::Both);
             lock(&shared.accepted).remove(&id);
             shared.left.notify_all();
         };
@@ -67,11 +68,10 @@ impl Shared {
     }
 
     /// Answers until the connection ends. None if it was not a peer's.
-    fn serve(&self, stream: &TcpStream) -> Option<()> {
-        let _ = stream.set_nodelay(true);
+    fn serve(&self, stream: TcpStream) -> Option<()> {
         let soon = || Instant::now() + STALL;
-        let name = auth::accept(&mut Until { stream, until: soon() }, &self.node).ok()?;
-        let mut stream = Until { stream, until: soon() };
+        let (socket, name) = greet::accept(stream, self.config.tls.as_ref(), &self.node, soon()).ok()?;
+        let mut stream = Deadlined { socket: &socket, deadline: soon() };
         let hello = message::read(&mut stream).ok()?;
         let link = self.links.iter().find(|link| link.config.name == name);
         let link = match (link, hello) {
@@ -90,8 +90,7 @@ impl Shared {
         message::write(&mut stream, &Reply::Welcome(self.welcome())).ok()?;
         let mut answering = Answering { shared: self, link, rest: VecDeque::new(), after: 0 };
         while !self.is_stopping() {
-            stream.until = Instant::now() + IDLE;
-            if answering.serve_one(&mut stream).is_err() {
+            if answering.serve_one(&socket).is_err() {
                 break;
             }
         }
@@ -142,25 +141,24 @@ struct Answering<'a> {
 }
 
 impl Answering<'_> {
-    fn serve_one(&mut self, stream: &mut Until<'_>) -> Result<(), FrameError> {
+    fn serve_one(&mut self, socket: &Socket) -> Result<(), FrameError> {
         // A frame that has begun must not take as long as an idle connection may.
-        stream.stream.set_read_timeout(Some(IDLE))?;
-        if stream.stream.peek(&mut [0])? == 0 {
-            return Err(FrameError::Io(std::io::ErrorKind::UnexpectedEof.into()));
-        }
-        stream.until = Instant::now() + STALL;
-        let request: Request = message::read(stream)?;
+        let mut stream = Deadlined { socket, deadline: Instant::now() + IDLE };
+        let mut first = [0];
+        stream.read_exact(&mut first)?;
+        stream.deadline = Instant::now() + STALL;
+        let request: Request = message::read(&mut first.chain(&mut stream))?;
         if !request.is_sane() {
             let reason = "a batch holds at most 4,096 items".to_owned();
-            return message::write(stream, &Reply::Refused { reason });
+            return message::write(&mut stream, &Reply::Refused { reason });
         }
         // Who listens for news is no load.
         let work = u64::from(!matches!(request, Request::Watch { .. }));
         self.shared.serving.fetch_add(work, Ordering::Relaxed);
         let reply = self.answer(request);
         self.shared.serving.fetch_sub(work, Ordering::Relaxed);
-        stream.until = Instant::now() + STALL;
-        message::write(stream, &reply)
+        stream.deadline = Instant::now() + STALL;
+        message::write(&mut stream, &reply)
     }
 
     fn answer(&mut self, request: Request) -> Reply {

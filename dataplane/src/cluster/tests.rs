@@ -11,6 +11,7 @@ use crate::block::BlockMeta;
 use crate::config::DramConfig;
 use crate::tier::dram::{DramStore, Evict, Lookup, Remove, Reserve, Verify};
 use crate::tier::tiering::{AdmitAll, Tiering, TieringConfig};
+use crate::transport::tcp::authority::Authority;
 
 const BLOCK: u32 = 64 << 10;
 
@@ -339,4 +340,46 @@ fn strangers_and_impostors_are_refused() {
     assert_eq!(host.cluster.replicate(&[key(1)], 4), [Outcome::TooFewHosts]);
     assert_eq!(host.cluster.replicate(&[key(1), key(2)], 2), [Outcome::Done, Outcome::Missing]);
     assert_eq!(host.cluster.stats().short, 1, "until a peer comes");
+}
+
+#[test]
+fn hosts_with_certificates_keep_copies_for_each_other() {
+    let (ports, authority) = (ports(2), Authority::new());
+    let host = |n: usize| {
+        let tls = authority.tls(&format!("host-{n}"));
+        Host::start(n, &ports, |config| config.tls = Some(tls))
+    };
+    let mut hosts = vec![host(0), host(1)];
+    until("both are up", || hosts.iter().all(|host| host.up() == 1));
+    hosts[0].put_copies(0..20, 2);
+    until("copies", || settled(&[&hosts[0], &hosts[1]], 0..20, 2));
+    hosts[0].store.remove(&[key(3)], hosts[0].clock.now_ms()).unwrap();
+    assert!(hosts[0].reads(3) && hosts[1].reads(3));
+    assert_eq!(hosts[0].cluster.push("host-1", &[key(3)]).unwrap(), [push::Pushed::Had]);
+    // One that goes is noticed as soon as without.
+    drop(hosts.remove(1));
+    until("it is down", || {
+        hosts[0].saw(|event| matches!(event, Event::Down { peer, .. } if peer == "host-1"))
+    });
+}
+
+#[test]
+fn hosts_that_differ_about_tls_are_refused_with_the_reason() {
+    let (ports, ours, theirs) = (ports(4), Authority::new(), Authority::new());
+    let host = |n: usize, tls: Option<Tls>| Host::start(n, &ports, |config| config.tls = tls);
+    let encrypted = host(0, Some(ours.tls("host-0")));
+    let plain = host(1, None);
+    let _stranger = host(2, Some(theirs.tls("host-2")));
+    let _impostor = host(3, Some(ours.tls("host-1")));
+    let refused = |host: &Host, peer: &str, word: &str| {
+        host.saw(
+            |event| matches!(event, Event::Refused { peer: p, reason } if p == peer && reason.contains(word)),
+        )
+    };
+    until("one without", || refused(&encrypted, "host-1", "that one has no TLS"));
+    until("also the other way", || refused(&plain, "host-0", "that one has TLS"));
+    until("another authority", || refused(&encrypted, "host-2", "invalid peer certificate"));
+    until("another name", || refused(&encrypted, "host-3", "shows a certificate for others"));
+    assert_eq!((encrypted.up(), plain.up()), (0, 0));
+    assert!(encrypted.cluster.stats().strangers > 0);
 }

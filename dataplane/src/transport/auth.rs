@@ -9,7 +9,7 @@
 //!
 //! Each proof covers both nonces, so a recorded handshake proves nothing to a server (or client) that picked another
 //! one, and neither side's proof serves as the other's. The client proves first: a stranger learns a name and a random
-//! number. What follows on the connection is not authenticated by this; run it where the network is trusted.
+//! number. What follows on the connection is not authenticated by this; run it where the network is trusted, or over TLS.
 //!
 //! Reads stop at fixed sizes. The caller bounds time: it gives a stream that fails once its deadline has passed.
 
@@ -24,6 +24,8 @@ use super::node::{Secret, random};
 const MAGIC: [u8; 4] = *b"KVTX";
 /// Version of the handshake and of what follows it.
 pub const VERSION: u8 = 1;
+/// What every greeting begins with.
+pub(super) const PREFIX: [u8; 5] = [MAGIC[0], MAGIC[1], MAGIC[2], MAGIC[3], VERSION];
 const NONCE_LEN: usize = 32;
 const PROOF_LEN: usize = 32;
 
@@ -73,8 +75,8 @@ pub fn accept(stream: &mut (impl Read + Write), node: &Node) -> Result<String, A
 
 fn hello(node: &Node) -> Vec<u8> {
     let name = &node.name.as_bytes()[..node.name.floor_char_boundary(255)];
-    let mut bytes = Vec::from(MAGIC);
-    bytes.extend([VERSION, name.len() as u8]);
+    let mut bytes = Vec::from(PREFIX);
+    bytes.push(name.len() as u8);
     bytes.extend(name);
     bytes.extend(random::<NONCE_LEN>());
     bytes

@@ -2,7 +2,7 @@
 //!
 //! Requests of many operations leave in one system call and their answers come back in as few; payloads are gathered
 //! from and scattered into memory by the kernel, without a copy of our own. A peer proves that it knows the secret
-//! before it can ask anything ([`auth`]). An endpoint pings when it hears nothing; a peer that stays
+//! before it can ask anything ([`auth`](super::auth)). An endpoint pings when it hears nothing; a peer that stays
 //! silent, or whose connection breaks, fails everything at once.
 //!
 //! One transport is one rail: `bind` picks the local address, and with it the network card. Endpoints own `connections`
@@ -11,9 +11,10 @@
 
 mod asked;
 mod client;
+pub(crate) mod greet;
 mod queue;
 mod server;
-mod socket;
+pub(crate) mod socket;
 mod tls;
 pub(super) mod wire;
 
@@ -25,15 +26,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::auth::{self, AuthError};
 use super::node::NOTICE_MAX;
 use super::{Cancel, Capabilities, Endpoint, Error, Grant, Node, Op, Sink, Transport};
 use crate::memory::region::Region;
-use crate::stream::Habits;
 use client::Connection;
-use queue::{Inbox, Outbox};
+use greet::GreetError;
 use server::Serving;
-use socket::{Deadlined, Socket};
+use socket::Socket;
+#[cfg(test)]
+pub(crate) use tls::authority;
 pub use tls::{Tls, TlsError, TlsFiles};
 
 const NAME: &str = "tcp";
@@ -49,8 +50,8 @@ pub struct TcpConfig {
     pub connections: usize,
     /// Send a CRC-32 with every payload and check it. Default false: TCP's own and the block's checksum remain.
     pub checksum: bool,
-    /// Encrypt, and let only nodes in that show a certificate of the cluster. Both sides have it or neither. Default
-    /// none: bytes travel in the clear, and the secret alone tells who may ask.
+    /// Encrypt, and let only nodes in that show a certificate of the cluster's for their own name. Both sides have it
+    /// or neither. Default none: bytes travel in the clear, and the secret alone tells who may ask.
     pub tls: Option<Tls>,
     /// Default 1 s.
     pub connect_timeout: Duration,
@@ -150,23 +151,14 @@ impl Tcp {
             address: address.to_owned(),
             reason: error.to_string(),
         };
-        let mut socket = self.dial(parsed).and_then(Socket::new).map_err(unreachable)?;
+        let stream = self.dial(parsed).map_err(unreachable)?;
         let deadline = Instant::now() + self.config.handshake_timeout;
-        // A server may say only after our part of the handshake that it does not take our certificate.
-        let untrusted = |error: &io::Error| {
-            tls::reason(error).map(|reason| Error::Certificate { address: address.to_owned(), reason })
-        };
-        if let Some(tls) = &self.config.tls {
-            let encrypted = tls.client().and_then(|connection| socket.encrypt(connection, deadline));
-            socket = encrypted.map_err(|error| untrusted(&error).unwrap_or_else(|| unreachable(error)))?;
-        }
-        let peer = auth::connect(&mut Deadlined { socket: &socket, deadline }, &self.node);
-        let peer = peer.map_err(|error| match error {
-            AuthError::Io(error) if untrusted(&error).is_some() => {
-                untrusted(&error).unwrap_or_else(|| unreachable(error))
+        let met = greet::connect(stream, self.config.tls.as_ref(), &self.node, deadline);
+        let (socket, peer) = met.map_err(|error| match error {
+            GreetError::Away(error) => unreachable(error),
+            error if error.is_tls() => {
+                Error::Certificate { address: address.to_owned(), reason: error.to_string() }
             }
-            // A server that does not believe the proof hangs up.
-            AuthError::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => unreachable(error),
             error => Error::Authentication { address: address.to_owned(), reason: error.to_string() },
         })?;
         let TcpConfig { checksum, heartbeat, peer_timeout, .. } = self.config;
@@ -246,57 +238,34 @@ fn accept_all(listener: &TcpListener, node: &Arc<Node>, config: &TcpConfig, acce
 
 fn accept_one(stream: TcpStream, node: &Arc<Node>, config: &TcpConfig, accepted: &Arc<Accepted>) {
     let full = accepted.count.fetch_add(1, Ordering::AcqRel) >= config.connections_max;
-    let socket = Socket::new(stream).ok().filter(|_| !full);
     let leave = |accepted: &Accepted| {
         accepted.refused.fetch_add(1, Ordering::AcqRel);
         accepted.count.fetch_sub(1, Ordering::AcqRel);
     };
-    let Some(socket) = socket else { return leave(accepted) };
+    if full {
+        return leave(accepted);
+    }
     let (node, config, inner) = (node.clone(), config.clone(), accepted.clone());
-    let serve = move || match encrypted(socket, &config) {
-        Ok(socket) => serve_one(Arc::new(socket), &node, &config, &inner),
-        Err(_) => leave(&inner),
+    let serve = move || {
+        let deadline = Instant::now() + config.handshake_timeout;
+        match greet::accept(stream, config.tls.as_ref(), &node, deadline) {
+            Ok((socket, peer)) => serve_one(&Arc::new(socket), &peer, &node, &config, &inner),
+            Err(_) => leave(&inner),
+        }
     };
     if thread::Builder::new().name("kvasir-tcp-serve".into()).spawn(serve).is_err() {
         leave(accepted);
     }
 }
 
-/// The socket as the configuration wants it, once the peer has shown its certificate.
-fn encrypted(socket: Socket, config: &TcpConfig) -> io::Result<Socket> {
-    let Some(tls) = &config.tls else { return Ok(socket) };
-    socket.encrypt(tls.server()?, Instant::now() + config.handshake_timeout)
-}
-
-fn serve_one(socket: Arc<Socket>, node: &Node, config: &TcpConfig, accepted: &Accepted) {
+fn serve_one(socket: &Arc<Socket>, peer: &str, node: &Node, config: &TcpConfig, accepted: &Accepted) {
     let id = accepted.next.fetch_add(1, Ordering::Relaxed);
     lock(&accepted.sockets).insert(id, socket.clone());
     // `shut_down` sets the flag first, so either it finds this socket or the flag is seen here.
     if !accepted.ended.load(Ordering::Acquire) {
-        let deadline = Instant::now() + config.handshake_timeout;
-        match auth::accept(&mut Deadlined { socket: &socket, deadline }, node) {
-            Ok(peer) => {
-                // Clients ping every heartbeat, so this is generous.
-                let patience = config.peer_timeout * 8;
-                let (inbox, outbox) = (Inbox::new(), Outbox::default());
-                let checksum = config.checksum;
-                Serving {
-                    node,
-                    peer: &peer,
-                    socket: &socket,
-                    checksum,
-                    patience,
-                    inbox,
-                    outbox,
-                    habits: Habits::new(),
-                    moved: 0,
-                }
-                .run();
-            }
-            Err(_) => {
-                accepted.refused.fetch_add(1, Ordering::AcqRel);
-            }
-        }
+        // Clients ping every heartbeat, so this is generous.
+        let patience = config.peer_timeout * 8;
+        Serving::new(node, peer, socket, config.checksum, patience).run();
     }
     socket.shut_down();
     lock(&accepted.sockets).remove(&id);

@@ -29,20 +29,31 @@ pub(super) enum Ended {
 
 /// One accepted, authenticated connection.
 pub(super) struct Serving<'a> {
-    pub(super) node: &'a Node,
-    pub(super) peer: &'a str,
-    pub(super) socket: &'a Socket,
-    pub(super) checksum: bool,
+    node: &'a Node,
+    peer: &'a str,
+    socket: &'a Socket,
+    checksum: bool,
     /// Without a byte from the peer for this long, it is gone: clients ping when idle.
-    pub(super) patience: Duration,
-    pub(super) inbox: Inbox,
-    pub(super) outbox: Outbox,
-    pub(super) habits: Habits,
+    patience: Duration,
+    inbox: Inbox,
+    outbox: Outbox,
+    habits: Habits,
     /// Bytes that the last question moved.
-    pub(super) moved: u64,
+    moved: u64,
 }
 
-impl Serving<'_> {
+impl<'a> Serving<'a> {
+    pub(super) fn new(
+        node: &'a Node,
+        peer: &'a str,
+        socket: &'a Socket,
+        checksum: bool,
+        patience: Duration,
+    ) -> Self {
+        let (inbox, outbox, habits) = (Inbox::new(), Outbox::default(), Habits::new());
+        Self { node, peer, socket, checksum, patience, inbox, outbox, habits, moved: 0 }
+    }
+
     /// Serves until the connection ends, and says why it did.
     pub(super) fn run(&mut self) -> Ended {
         loop {

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ impl Wake {
     }
 }
 
-pub(super) struct Socket {
+pub(crate) struct Socket {
     stream: TcpStream,
     /// What encrypts, where TLS is on.
     session: Option<Session>,
@@ -60,6 +60,17 @@ impl Socket {
         }
         self.session = Some(session);
         Ok(self)
+    }
+
+    /// Whether the peer, which says that it is called so, has shown a certificate for that name, and why not. Without
+    /// TLS its word counts.
+    pub(super) fn certified(&self, peer: &str) -> Result<(), String> {
+        self.session.as_ref().map_or(Ok(()), |session| session.certified(peer))
+    }
+
+    /// The peer's address.
+    pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.stream.peer_addr()
     }
 
     /// Bytes received; none if there are none now.
@@ -166,7 +177,7 @@ impl Socket {
     }
 
     /// Ends the connection in both directions. Waiting threads wake.
-    pub(super) fn shut_down(&self) {
+    pub(crate) fn shut_down(&self) {
         // It may have ended already, which is what is wanted.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
@@ -184,9 +195,9 @@ pub(super) fn unless_idle(waited: io::Result<bool>) -> Option<io::Result<bool>> 
 }
 
 /// A socket for a while in which everything must be done: the handshake.
-pub(super) struct Deadlined<'a> {
-    pub(super) socket: &'a Socket,
-    pub(super) deadline: Instant,
+pub(crate) struct Deadlined<'a> {
+    pub(crate) socket: &'a Socket,
+    pub(crate) deadline: Instant,
 }
 
 impl Deadlined<'_> {
@@ -195,7 +206,7 @@ impl Deadlined<'_> {
     }
 
     /// Lets the peer read why it was refused: to close while its bytes wait here would throw away what it did not read.
-    fn part(&self) {
+    pub(super) fn part(&self) {
         let _ = self.socket.stream.shutdown(Shutdown::Write);
         while self.wait(PollFlags::IN).is_ok() && self.socket.receive(&mut [0; 4096]).is_ok() {}
     }

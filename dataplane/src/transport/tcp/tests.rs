@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use super::*;
 use crate::memory::buffer::Buffer;
 use crate::memory::host::HostPool;
+use crate::transport::auth;
 use crate::transport::conformance::{self, Pair};
 use crate::transport::node::Secret;
 use crate::transport::{Access, Completion, CompletionQueue, Direction, OpError};

@@ -1,22 +1,28 @@
-//! TLS under the frames, for networks that are not trusted: both sides show a certificate of the cluster's own authority.
+//! TLS under the frames, for networks that are not trusted: both sides show a certificate of the cluster's own authority,
+//! and it names the node.
 //!
 //! TLS 1.3 alone. What is in memory is encrypted into a buffer and decrypted out of one, so it costs the copies that the
-//! plain link avoids. No public authority is asked, and no name but the cluster's own: which node a peer is it says in
-//! the handshake above, which the shared secret guards.
+//! plain link avoids. No public authority is asked. TLS checks that a certificate is one of the authority's; whether it
+//! names the node that it is shown for is checked above ([`greet`](super::greet)), where the node has said its name, on
+//! both sides alike. Sessions are not resumed, so each connection looks at the certificates anew.
 
+mod members;
 mod session;
 
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustls::client::Resumption;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::server::WebPkiClientVerifier;
+use rustls::pki_types::{CertificateDer, DnsName, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
 
+use self::members::Members;
 pub(super) use self::session::Session;
 
 /// Where a node finds its TLS material, all in PEM.
@@ -24,26 +30,34 @@ pub(super) use self::session::Session;
 pub struct TlsFiles {
     /// Certificates of the authorities whose nodes are let in.
     pub authority: PathBuf,
-    /// This node's certificate, followed by what links it to the authority. It names [`name`](Self::name), and is for
-    /// use by clients and servers.
+    /// This node's certificate, followed by what links it to the authority. It has the node's name as a DNS name
+    /// (subject alternative name), and is for use by clients and servers.
     pub certificate: PathBuf,
-    /// The key of that certificate.
+    /// The key of that certificate; readable by this user alone.
     pub key: PathBuf,
-    /// The DNS name in every node's certificate, such as `kvasir`.
-    pub name: String,
 }
 
 /// Why TLS material was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("{what} cannot be read from {path}: {source}; it must be PEM")]
+    #[error("{what} {path} cannot be read: {source}; it must be PEM", path = path.display())]
     File { what: &'static str, path: PathBuf, source: pem::Error },
-    #[error("{path} has no certificate")]
-    Empty { path: PathBuf },
-    #[error("{name:?} is no DNS name; use one such as kvasir")]
-    Name { name: String },
-    #[error("certificate {certificate} and key {key} are refused: {reason}")]
-    Refused { certificate: PathBuf, key: PathBuf, reason: String },
+    #[error("{what} {path} has no certificate in it; it must be PEM", path = path.display())]
+    Empty { what: &'static str, path: PathBuf },
+    #[error("others may read the key {path} (mode {mode:03o}); run chmod 600 on it", path = path.display())]
+    Mode { path: PathBuf, mode: u32 },
+    #[error("key {key} is not that of certificate {certificate}", key = key.display(), certificate = certificate.display())]
+    NotItsKey { certificate: PathBuf, key: PathBuf },
+    #[error(
+        "certificate {path} does not name this node: {reason}; have one issued with the DNS name {node}",
+        path = path.display()
+    )]
+    Name { path: PathBuf, node: String, reason: String },
+    #[error(
+        "certificate {certificate} does not pass under authority {authority}: {reason}",
+        certificate = certificate.display(), authority = authority.display()
+    )]
+    Untrusted { certificate: PathBuf, authority: PathBuf, reason: String },
 }
 
 /// What a node shows and whom it lets in. Clones share it.
@@ -51,49 +65,59 @@ pub enum TlsError {
 pub struct Tls {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
-    name: ServerName<'static>,
 }
 
 impl Tls {
-    /// Reads and checks the files.
+    /// Reads the files of the node of this name, and checks what its peers will: that its certificate is one of the
+    /// authority's, valid now, and names it.
     ///
     /// # Errors
     /// One that names the file and what is wrong with it.
-    pub fn read(files: &TlsFiles) -> Result<Self, TlsError> {
-        let TlsFiles { authority, certificate, key, name } = files;
-        let refused = |error: &dyn std::fmt::Display| TlsError::Refused {
+    pub fn read(files: &TlsFiles, node: &str) -> Result<Self, TlsError> {
+        let TlsFiles { authority, certificate, key } = files;
+        let untrusted = |error: &dyn std::fmt::Display| TlsError::Untrusted {
             certificate: certificate.clone(),
-            key: key.clone(),
+            authority: authority.clone(),
             reason: error.to_string(),
         };
-        let name = ServerName::try_from(name.clone()).map_err(|_| TlsError::Name { name: name.clone() })?;
+        let provider = Arc::new(ring::default_provider());
         let mut roots = RootCertStore::empty();
         for root in certificates(authority, "the authority")? {
-            roots.add(root).map_err(|error| refused(&error))?;
+            roots.add(root).map_err(|error| untrusted(&error))?;
         }
         let roots = Arc::new(roots);
-        let chain = certificates(certificate, "the certificate")?;
-        let file = |source| TlsError::File { what: "the key", path: key.clone(), source };
-        let key = PrivateKeyDer::from_pem_file(key).map_err(file)?;
-        let provider = Arc::new(ring::default_provider());
-        let client = ClientConfig::builder_with_provider(provider.clone())
+        let members = Members::new(roots.clone(), &provider);
+        let chain = certificates(certificate, "certificate")?;
+        members.check(&chain[0], &chain[1..], UnixTime::now()).map_err(|error| untrusted(&error))?;
+        check_name(&chain[0], node).map_err(|reason| TlsError::Name {
+            path: certificate.clone(),
+            node: node.to_owned(),
+            reason,
+        })?;
+        let private = private_key(key)?;
+        let not_its_key = |_| TlsError::NotItsKey { certificate: certificate.clone(), key: key.clone() };
+        let mut client = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&TLS13])
-            .map_err(|error| refused(&error))?
-            .with_root_certificates(roots.clone())
-            .with_client_auth_cert(chain.clone(), key.clone_key())
-            .map_err(|error| refused(&error))?;
+            .map_err(|error| untrusted(&error))?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(members))
+            .with_client_auth_cert(chain.clone(), private.clone_key())
+            .map_err(not_its_key)?;
+        client.resumption = Resumption::disabled();
         let clients = WebPkiClientVerifier::builder_with_provider(roots, provider.clone());
-        let server = ServerConfig::builder_with_provider(provider)
+        let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
-            .map_err(|error| refused(&error))?
-            .with_client_cert_verifier(clients.build().map_err(|error| refused(&error))?)
-            .with_single_cert(chain, key)
-            .map_err(|error| refused(&error))?;
-        Ok(Self { client: Arc::new(client), server: Arc::new(server), name })
+            .map_err(|error| untrusted(&error))?
+            .with_client_cert_verifier(clients.build().map_err(|error| untrusted(&error))?)
+            .with_single_cert(chain, private)
+            .map_err(not_its_key)?;
+        server.send_tls13_tickets = 0;
+        Ok(Self { client: Arc::new(client), server: Arc::new(server) })
     }
 
-    pub(super) fn client(&self) -> io::Result<rustls::Connection> {
-        let connection = ClientConnection::new(self.client.clone(), self.name.clone());
+    /// The side that connects. It need not know yet whom it will find.
+    pub(super) fn client(&self, to: std::net::IpAddr) -> io::Result<rustls::Connection> {
+        let connection = ClientConnection::new(self.client.clone(), ServerName::from(to));
         connection.map(Into::into).map_err(io::Error::other)
     }
 
@@ -106,13 +130,31 @@ fn certificates(path: &Path, what: &'static str) -> Result<Vec<CertificateDer<'s
     let file = |source| TlsError::File { what, path: path.to_owned(), source };
     let found: Vec<_> =
         CertificateDer::pem_file_iter(path).map_err(file)?.collect::<Result<_, _>>().map_err(file)?;
-    if found.is_empty() { Err(TlsError::Empty { path: path.to_owned() }) } else { Ok(found) }
+    if found.is_empty() { Err(TlsError::Empty { what, path: path.to_owned() }) } else { Ok(found) }
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let file = |source| TlsError::File { what: "key", path: path.to_owned(), source };
+    let mode = std::fs::metadata(path).map_err(|error| file(pem::Error::Io(error)))?.permissions().mode();
+    if mode & 0o077 != 0 {
+        return Err(TlsError::Mode { path: path.to_owned(), mode: mode & 0o777 });
+    }
+    PrivateKeyDer::from_pem_file(path).map_err(file)
+}
+
+/// Whether a certificate is for the node of this name, and why not.
+pub(super) fn check_name(certificate: &CertificateDer<'_>, node: &str) -> Result<(), String> {
+    let name = DnsName::try_from(node).map_err(|_| format!("{node} cannot be a DNS name"))?;
+    let parsed = ParsedCertificate::try_from(certificate).map_err(|error| error.to_string())?;
+    rustls::client::verify_server_name(&parsed, &ServerName::DnsName(name)).map_err(|error| error.to_string())
 }
 
 /// What TLS itself has against the peer, or the peer against us; none for errors of the network.
-pub(super) fn reason(error: &io::Error) -> Option<String> {
-    error.get_ref()?.downcast_ref::<rustls::Error>().map(ToString::to_string)
+pub(super) fn reason(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
 }
 
+#[cfg(test)]
+pub(crate) mod authority;
 #[cfg(test)]
 mod tests;

@@ -49,6 +49,13 @@ impl Session {
         }
     }
 
+    /// Whether the certificate that the peer has shown is for this name, and why not.
+    pub(in crate::transport::tcp) fn certified(&self, peer: &str) -> Result<(), String> {
+        let state = self.state();
+        let shown = state.connection.peer_certificates().and_then(<[_]>::first);
+        super::check_name(shown.ok_or("it showed none")?, peer)
+    }
+
     /// Bytes received, into the parts in order; none if there are none now.
     pub(in crate::transport::tcp) fn receive(
         &self,

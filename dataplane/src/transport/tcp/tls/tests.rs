@@ -2,55 +2,14 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    KeyUsagePurpose,
-};
-
+use super::authority::Authority;
 use super::*;
 use crate::transport::conformance::{self, Pair};
 use crate::transport::node::Secret;
 use crate::transport::tcp::{Tcp, TcpConfig};
 use crate::transport::{Error, Node, Transport};
 
-const NAME: &str = "kvasir";
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// An authority, and a folder for what it signs.
-struct Authority {
-    issuer: CertifiedIssuer<'static, KeyPair>,
-    dir: tempfile::TempDir,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("ca.pem"), issuer.pem()).unwrap();
-        Self { issuer, dir }
-    }
-
-    /// The files of a node whose certificate says `name`.
-    fn files(&self, name: &str) -> TlsFiles {
-        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        let path = |kind: &str| self.dir.path().join(format!("{name}.{kind}.pem"));
-        std::fs::write(path("cert"), certificate.pem()).unwrap();
-        std::fs::write(path("key"), key.serialize_pem()).unwrap();
-        let authority = self.dir.path().join("ca.pem");
-        TlsFiles { authority, certificate: path("cert"), key: path("key"), name: NAME.to_owned() }
-    }
-
-    fn tls(&self) -> Tls {
-        Tls::read(&self.files(NAME)).unwrap()
-    }
-}
 
 fn tcp(name: &str, listen: bool, tls: Option<Tls>) -> (Arc<Node>, Arc<Tcp>) {
     let node = Arc::new(Node::new(name, Secret::new(b"secret"), 1));
@@ -67,10 +26,11 @@ fn tcp(name: &str, listen: bool, tls: Option<Tls>) -> (Arc<Node>, Arc<Tcp>) {
 
 #[test]
 fn keeps_the_rules() {
-    let tls = Authority::new().tls();
+    let authority = Authority::new();
+    let (server_tls, client_tls) = (authority.tls("server"), authority.tls("client"));
     conformance::run(&|| {
-        let (server_node, server) = tcp("server", true, Some(tls.clone()));
-        let (client_node, client) = tcp("client", false, Some(tls.clone()));
+        let (server_node, server) = tcp("server", true, Some(server_tls.clone()));
+        let (client_node, client) = tcp("client", false, Some(client_tls.clone()));
         let vanishing = server.clone();
         Pair { client_node, server_node, client, server, kill: Arc::new(move || vanishing.shut_down()) }
     });
@@ -83,33 +43,61 @@ fn refusal(client: Option<Tls>, server: Option<Tls>) -> Error {
     client.connect(&server.address().unwrap()).err().expect("strangers are refused")
 }
 
-#[test]
-fn certificates_of_another_authority_are_refused() {
-    let (ours, theirs) = (Authority::new(), Authority::new());
-    let error = refusal(Some(ours.tls()), Some(theirs.tls()));
+fn refused_with(client: Option<Tls>, server: Option<Tls>, expected: &str) {
+    let error = refusal(client, server);
     assert!(matches!(error, Error::Certificate { .. }), "{error}");
-
-    // A client that trusts the server and shows a certificate that the server does not take.
-    let mixed = TlsFiles { authority: ours.files(NAME).authority, ..theirs.files(NAME) };
-    let error = refusal(Some(Tls::read(&mixed).unwrap()), Some(ours.tls()));
-    assert!(matches!(error, Error::Certificate { .. }), "{error}");
+    assert!(error.to_string().contains(expected), "{error}");
 }
 
 #[test]
-fn a_certificate_must_have_the_clusters_name() {
+fn certificates_of_another_authority_are_refused() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    refused_with(Some(ours.tls("client")), Some(theirs.tls("server")), "invalid peer certificate");
+    // A client that trusts the server and shows a certificate that the server does not take.
+    let mixed = Tls { server: theirs.tls("client").server, client: mixed(&ours, &theirs) };
+    refused_with(Some(mixed), Some(ours.tls("server")), "alert");
+}
+
+/// Trusts one authority, and shows a certificate of the other's.
+fn mixed(trusted: &Authority, shown: &Authority) -> Arc<ClientConfig> {
+    let files = shown.files("client");
+    let mut roots = RootCertStore::empty();
+    roots.add(certificates(&trusted.files("x").authority, "the authority").unwrap().remove(0)).unwrap();
+    let provider = Arc::new(ring::default_provider());
+    let members = Members::new(Arc::new(roots), &provider);
+    let shown = certificates(&files.certificate, "certificate").unwrap();
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(members))
+        .with_client_auth_cert(shown, private_key(&files.key).unwrap());
+    Arc::new(config.unwrap())
+}
+
+#[test]
+fn a_certificate_must_name_its_node() {
     let authority = Authority::new();
-    let other = Tls::read(&authority.files("elsewhere")).unwrap();
-    let error = refusal(Some(authority.tls()), Some(other));
-    assert!(error.to_string().contains("not valid for name"), "{error}");
+    let elsewhere = Some(authority.tls("elsewhere"));
+    refused_with(Some(authority.tls("client")), elsewhere.clone(), "shows a certificate for others");
+    // A client's is looked at when it has said its name: the server hangs up.
+    let (_, server) = tcp("server", true, Some(authority.tls("server")));
+    let (_, client) = tcp("client", false, elsewhere);
+    if let Ok(endpoint) = client.connect(&server.address().unwrap()) {
+        assert!(endpoint.open("anything").is_err());
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while server.accepted() != (0, 1) {
+        assert!(Instant::now() < deadline, "{:?}", server.accepted());
+        std::thread::yield_now();
+    }
 }
 
 #[test]
 fn one_side_without_tls_is_refused() {
-    let tls = Authority::new().tls();
-    let error = refusal(None, Some(tls.clone()));
-    assert!(matches!(error, Error::Authentication { .. } | Error::Unreachable { .. }), "{error}");
-    let error = refusal(Some(tls), None);
-    assert!(matches!(error, Error::Certificate { .. } | Error::Unreachable { .. }), "{error}");
+    let authority = Authority::new();
+    refused_with(None, Some(authority.tls("server")), "that one has TLS, this one has not");
+    refused_with(Some(authority.tls("client")), None, "that one has no TLS, this one has");
 }
 
 #[test]
@@ -117,7 +105,7 @@ fn strangers_and_loiterers_are_turned_away() {
     let node = Arc::new(Node::new("server", Secret::new(b"secret"), 1));
     let config = TcpConfig {
         listen: Some((Ipv4Addr::LOCALHOST, 0).into()),
-        tls: Some(Authority::new().tls()),
+        tls: Some(Authority::new().tls("server")),
         handshake_timeout: Duration::from_millis(50),
         ..TcpConfig::default()
     };
@@ -144,17 +132,24 @@ fn strangers_and_loiterers_are_turned_away() {
 #[test]
 fn bad_files_are_named() {
     let authority = Authority::new();
-    let good = authority.files(NAME);
+    let good = authority.files("good");
     let check = |files: TlsFiles, expected: &str| {
-        let error = Tls::read(&files).unwrap_err().to_string();
+        let error = Tls::read(&files, "good").unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     };
     let missing = authority.dir.path().join("missing.pem");
     check(TlsFiles { authority: missing.clone(), ..good.clone() }, "missing.pem");
-    check(TlsFiles { key: missing, ..good.clone() }, "the key cannot be read");
+    check(TlsFiles { key: missing, ..good.clone() }, "key ");
     check(TlsFiles { certificate: good.key.clone(), ..good.clone() }, "has no certificate");
-    check(TlsFiles { key: good.certificate.clone(), ..good.clone() }, "the key cannot be read");
-    check(TlsFiles { name: "no name".into(), ..good.clone() }, "is no DNS name");
-    // Another node's key: the certificate and it do not belong together.
-    check(TlsFiles { key: authority.files("other").key, ..good }, "are refused");
+    let public = TlsFiles { key: good.certificate.clone(), ..good.clone() };
+    check(public.clone(), "chmod 600");
+    std::fs::set_permissions(&public.key, PermissionsExt::from_mode(0o600)).unwrap();
+    check(public, "cannot be read");
+    let other = authority.files("other");
+    check(TlsFiles { key: other.key.clone(), ..good.clone() }, "is not that of certificate");
+    check(other, "does not name this node");
+    check(TlsFiles { authority: Authority::new().files("x").authority, ..good }, "does not pass under");
+    check(Authority::new().files_until("good", Some(2001)), "xpired");
+    let error = Tls::read(&authority.files("good"), "no name").unwrap_err().to_string();
+    assert!(error.contains("no name cannot be a DNS name"), "{error}");
 }
