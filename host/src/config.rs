@@ -8,7 +8,7 @@ mod layers;
 mod tiers;
 mod units;
 
-pub use cluster::{Cluster, Peer};
+pub use cluster::{Cluster, ClusterTls, Peer};
 pub use layers::{Error, Layer};
 pub use tiers::{Nvme, Offload, Remote, RemoteUrl, Sync, TenantKey, Tiering};
 pub use units::{Size, Span};
@@ -48,7 +48,8 @@ pub struct Node {
     pub socket: PathBuf,
 }
 
-/// Addresses. There is no TLS yet, so only loopback is allowed unless `allow_remote` says otherwise.
+/// Addresses. There is no TLS on these (other hosts have `[cluster.tls]`), so only loopback is allowed unless
+/// `allow_remote` says otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Listen {

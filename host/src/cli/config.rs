@@ -14,7 +14,7 @@ pub(super) struct ConfigArgs {
 enum Action {
     /// Print the settings in effect as TOML: file, environment and flags over the defaults.
     Print(ConfigFlags),
-    /// Check the settings without starting anything.
+    /// Check the settings, and the files of secrets and certificates that they name, without starting anything.
     Validate(ConfigFlags),
 }
 
@@ -26,6 +26,7 @@ impl ConfigArgs {
             Action::Print(flags) => print!("{}", flags.load()?.to_toml()),
             Action::Validate(flags) => {
                 let config = flags.load()?;
+                crate::lifecycle::cluster::check(&config)?;
                 println!(
                     "valid: node {}, pool {}, data in {}",
                     config.node.name,

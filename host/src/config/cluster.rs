@@ -16,6 +16,9 @@ pub struct Cluster {
     /// File with the secret that all hosts of the cluster share: 16 bytes or more, readable by this user alone. Empty:
     /// this host knows no others.
     pub secret_file: PathBuf,
+    /// Certificates: what hosts say to each other and read from each other is encrypted, and addresses beyond loopback
+    /// are allowed.
+    pub tls: ClusterTls,
     /// Where the others ask this host.
     pub listen: SocketAddr,
     /// Where they read its pool. Port 0 takes any; they are told.
@@ -28,6 +31,36 @@ pub struct Cluster {
     pub audit_every: Span,
     /// The other hosts, one `[[cluster.peers]]` each.
     pub peers: Vec<Peer>,
+}
+
+/// Files in PEM; all three, or none. All hosts of a cluster have them, or none has.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ClusterTls {
+    /// This host's certificate, for use by clients and servers, and what links it to the authority. It has `node.name`
+    /// as a DNS name (subject alternative name).
+    pub cert: PathBuf,
+    /// The key of it, readable by this user alone.
+    pub key: PathBuf,
+    /// Certificates of the authorities whose hosts are let in.
+    pub ca: PathBuf,
+}
+
+impl ClusterTls {
+    /// Whether any of it is set.
+    pub fn is_on(&self) -> bool {
+        [&self.cert, &self.key, &self.ca].iter().any(|path| !path.as_os_str().is_empty())
+    }
+
+    fn validate(&self) -> Result<(), Error> {
+        let Self { cert, key, ca } = self;
+        let all = [("cluster.tls.cert", cert), ("cluster.tls.key", key), ("cluster.tls.ca", ca)];
+        let missing = all.iter().find(|(_, path)| path.as_os_str().is_empty());
+        match missing.filter(|_| self.is_on()) {
+            Some((name, _)) => Err(invalid(name, "\"\"", "is needed: cert, key and ca go together")),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Another host.
@@ -50,6 +83,7 @@ impl Default for Cluster {
             name: "kvasir".to_owned(),
             rack: String::new(),
             secret_file: PathBuf::new(),
+            tls: ClusterTls::default(),
             listen: loopback(7423),
             transfer: loopback(0),
             blocks_max: 1 << 20,
@@ -74,6 +108,7 @@ impl Cluster {
         tiering: &Tiering,
     ) -> Result<(), Error> {
         self.validate_peers(node)?;
+        self.tls.validate()?;
         if !self.is_on() {
             return Ok(());
         }
@@ -81,6 +116,7 @@ impl Cluster {
             name,
             rack: _,
             secret_file: _,
+            tls,
             listen,
             transfer,
             blocks_max,
@@ -92,8 +128,8 @@ impl Cluster {
             return Err(invalid("cluster.name", name, "must be 1 to 64 of A-Z a-z 0-9 . _ -"));
         }
         for (key, addr) in [("cluster.listen", listen), ("cluster.transfer", transfer)] {
-            if !addr.ip().is_loopback() && !allow_remote {
-                let why = "is not loopback and there is no TLS yet; if the network is trusted, set listen.allow_remote = true";
+            if !addr.ip().is_loopback() && !allow_remote && !tls.is_on() {
+                let why = "is not loopback; set [cluster.tls] or, if the network is trusted, listen.allow_remote = true";
                 return Err(invalid(key, addr, why));
             }
         }

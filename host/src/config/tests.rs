@@ -217,6 +217,16 @@ fn peers_are_checked() {
     refused(r#"{name = "b", address = "b:1", rock = "x"}"#, &["unknown field `rock`"]);
     check(&[secret, "cluster.name="], &["cluster.name", "must be 1 to 64"]);
     check(&[secret, "cluster.listen=0.0.0.0:1"], &["cluster.listen", "allow_remote"]);
+    check(
+        &[secret, "cluster.tls.cert=/run/cert.pem", "cluster.tls.ca=/run/ca.pem"],
+        &["cluster.tls.key", "go together"],
+    );
+    check(
+        &[secret, "cluster.tls.sert=/run/cert.pem"],
+        &["unknown key `cluster.tls.sert`", "did you mean `cert`"],
+    );
+    let tls = ["cluster.tls.cert=/c", "cluster.tls.key=/k", "cluster.tls.ca=/a", "cluster.listen=0.0.0.0:1"];
+    assert!(load(None, &[], &[&[secret], &tls[..]].concat()).unwrap().cluster.tls.is_on());
     check(&[secret, "cluster.transfer=127.0.0.1:7423"], &["taken by cluster.listen"]);
     check(&[secret, "cluster.read_timeout=2s"], &["cluster.read_timeout", "tiering.load_timeout (2s)"]);
     check(&[secret, "store.reservation_ttl=1s"], &["store.reservation_ttl", "takes copies"]);

@@ -5,6 +5,7 @@ pub use kvasir_dataplane::cluster::OpenError;
 use kvasir_dataplane::cluster::{Cluster, ClusterConfig, Event, PeerConfig};
 use kvasir_dataplane::topology::Topology;
 use kvasir_dataplane::transport::node::Secret;
+use kvasir_dataplane::transport::tcp::{Tls, TlsError, TlsFiles};
 use kvasir_dataplane::{Clock, DramStore};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,8 @@ const SECRET_MAX: u64 = 64 << 10;
 pub enum Error {
     #[error("cluster.secret_file {} cannot be used: {reason}", path.display())]
     Secret { path: PathBuf, reason: String },
+    #[error("[cluster.tls] cannot be used: {0}")]
+    Tls(#[from] TlsError),
     #[error("the cluster does not open: {0}")]
     Open(#[from] OpenError),
 }
@@ -44,12 +47,31 @@ pub fn open(config: &Config, store: &Arc<DramStore>, clock: Clock) -> Result<Opt
         transfer: settings.transfer,
         peers: settings.peers.iter().map(peer).collect(),
         matrix: matrix(config),
+        tls: read_tls(config)?,
         blocks_max: settings.blocks_max as usize,
         read_timeout: settings.read_timeout.0,
         audit_every: settings.audit_every.0,
         ..ClusterConfig::new(&config.node.name, read_secret(&settings.secret_file)?)
     };
     Ok(Some(Cluster::open(cluster, Arc::clone(store), clock, Box::new(log))?))
+}
+
+/// Reads what opening would read, and opens nothing.
+///
+/// # Errors
+/// A file that cannot be used.
+pub fn check(config: &Config) -> Result<(), Error> {
+    if config.cluster.is_on() {
+        read_secret(&config.cluster.secret_file)?;
+        read_tls(config)?;
+    }
+    Ok(())
+}
+
+fn read_tls(config: &Config) -> Result<Option<Tls>, TlsError> {
+    let tls = &config.cluster.tls;
+    let files = TlsFiles { authority: tls.ca.clone(), certificate: tls.cert.clone(), key: tls.key.clone() };
+    tls.is_on().then(|| Tls::read(&files, &config.node.name)).transpose()
 }
 
 fn log(event: Event) {

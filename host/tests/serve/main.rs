@@ -9,3 +9,4 @@ mod process;
 mod replicas;
 mod rpc;
 mod tiers;
+mod tls;

@@ -14,17 +14,17 @@ fn key(n: u32) -> BlockKey {
 }
 
 /// The settings of some hosts that know each other.
-struct Plan {
-    dir: tempfile::TempDir,
+pub(crate) struct Plan {
+    pub(crate) dir: tempfile::TempDir,
     ports: Vec<u16>,
 }
 
 impl Plan {
-    fn new(hosts: usize) -> Self {
+    pub(crate) fn new(hosts: usize) -> Self {
         Self { dir: tempfile::tempdir().unwrap(), ports: (0..hosts).map(|_| quiet_port()).collect() }
     }
 
-    fn secret(&self, name: &str, text: &str) -> String {
+    pub(crate) fn secret(&self, name: &str, text: &str) -> String {
         let path = self.dir.path().join(name);
         std::fs::write(&path, text).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -54,13 +54,13 @@ impl Plan {
         ]
     }
 
-    fn start(&self, n: usize, more: &[String]) -> Host {
+    pub(crate) fn start(&self, n: usize, more: &[String]) -> Host {
         let all: Vec<String> = self.settings(n).into_iter().chain(more.iter().cloned()).collect();
         Host::start_with(&self.folder(n), &all.iter().map(String::as_str).collect::<Vec<_>>())
     }
 }
 
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     for _ in 0..3000 {
         if condition() {
             return;
@@ -71,7 +71,7 @@ fn until(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 /// The sum of the metric's rows that hold `label`.
-fn metric(host: &Host, name: &str, label: &str) -> u64 {
+pub(crate) fn metric(host: &Host, name: &str, label: &str) -> u64 {
     let mut stream = std::net::TcpStream::connect(host.addr("http")).unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
@@ -82,7 +82,7 @@ fn metric(host: &Host, name: &str, label: &str) -> u64 {
 }
 
 /// Whether these hosts, and no others, hold `copies` copies of `blocks` blocks, and all of them know it.
-fn settled(hosts: &[&Host], blocks: u64, copies: u64) -> bool {
+pub(crate) fn settled(hosts: &[&Host], blocks: u64, copies: u64) -> bool {
     let count = |name: &str| hosts.iter().map(|host| metric(host, name, "")).collect::<Vec<_>>();
     let up = count("kvasir_peer_up").iter().all(|&up| up == hosts.len() as u64 - 1);
     up && count("kvasir_replicated_blocks").iter().all(|&known| known == blocks)
@@ -90,7 +90,7 @@ fn settled(hosts: &[&Host], blocks: u64, copies: u64) -> bool {
         && count("kvasir_replicas_own").iter().sum::<u64>() == blocks * copies
 }
 
-fn put(host: &Host, numbers: impl Iterator<Item = u32>, copies: u8) {
+pub(crate) fn put(host: &Host, numbers: impl Iterator<Item = u32>, copies: u8) {
     let client = host.client(Transport::Unix);
     let numbers: Vec<u32> = numbers.collect();
     for &n in &numbers {
@@ -101,7 +101,7 @@ fn put(host: &Host, numbers: impl Iterator<Item = u32>, copies: u8) {
 }
 
 /// Every block comes back through this host, bit-exact.
-fn all_there(host: &Host, blocks: u32, transport: Transport) {
+pub(crate) fn all_there(host: &Host, blocks: u32, transport: Transport) {
     let client = host.client(transport);
     for first in (0..blocks).step_by(8) {
         let keys: Vec<_> = (first..blocks.min(first + 8)).map(key).collect();
@@ -113,7 +113,7 @@ fn all_there(host: &Host, blocks: u32, transport: Transport) {
     assert_eq!(client.checksum_failures(), 0);
 }
 
-fn nodes(host: &Host) -> serde_json::Value {
+pub(crate) fn nodes(host: &Host) -> serde_json::Value {
     serde_json::from_str(&host.check(&["node", "list", "--json"], b"", 0, "nodes")).unwrap()
 }
 
