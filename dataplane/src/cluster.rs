@@ -14,8 +14,8 @@
 //! **How bytes go.** By reading: whoever wants a block asks the holder to lend it (or is told by the holder where it
 //! lies, to take a copy of it), reads the holder's pool through the transfer engine, and compares the bytes with the
 //! checksum before anybody sees them ([`fetch`]). Nothing that arrives late can fall on a block that has taken its place,
-//! because nobody writes into another host's pool but who hands a request's blocks over ([`push`]), into places made for
-//! them under a name of their own.
+//! because nobody writes into another host's pool but who hands a request's blocks over ([`push`], and [`handover`] while
+//! they are produced), into places made for them under a name of their own.
 //!
 //! **How blocks go.** A removal ([`removal`]) reaches every host that is up and waits for copies that are on their way.
 //!
@@ -29,6 +29,7 @@
 mod channel;
 mod counts;
 mod fetch;
+pub mod handover;
 mod link;
 mod message;
 pub mod placement;
@@ -55,6 +56,7 @@ pub use link::{LinkState, PeerView};
 pub use message::Status;
 
 use self::counts::Counts;
+use self::handover::HandOvers;
 use self::link::Link;
 use self::push::Taking;
 use self::removal::{Removing, Sending};
@@ -213,6 +215,7 @@ struct Shared {
     /// Hand-overs being taken in, by request, and how far each is.
     taking: Mutex<HashMap<u64, Taking>>,
     arrivals: Arrivals,
+    hand_overs: HandOvers,
     counts: Counts,
     /// Calls of peers being answered.
     serving: AtomicU64,
@@ -278,6 +281,7 @@ impl Cluster {
             sending: Sending::default(),
             taking: Mutex::default(),
             arrivals: Arrivals::default(),
+            hand_overs: HandOvers::default(),
             counts: Counts::default(),
             serving: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
@@ -406,6 +410,7 @@ impl Cluster {
         drop(shared.table());
         shared.news.notify_all();
         shared.todo.wake();
+        shared.wake_readers();
         for thread in lock(&self.threads).drain(..) {
             let _ = thread.join();
         }

@@ -4,6 +4,8 @@
 //! reservations in place. A connection on TCP is remote: bytes travel in the frames, straight from and into the
 //! pool. When a connection ends, for whatever reason, its reservations are aborted and its leases released.
 
+mod handover;
+
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read as _};
@@ -359,6 +361,7 @@ struct Connection {
     local: bool,
     greeted: bool,
     may_write: bool,
+    hand_overs: handover::HandOvers,
     body: Vec<u8>,
     frame: Vec<u8>,
 }
@@ -373,6 +376,7 @@ impl Connection {
             tenant: 0,
             greeted: false,
             may_write: false,
+            hand_overs: handover::HandOvers::default(),
             body: Vec::new(),
             frame: Vec::new(),
             shared,
@@ -388,6 +392,7 @@ impl Connection {
                 Err(broken) => break Err(broken),
             }
         };
+        self.hand_overs.end();
         self.shared.store.release_owner(self.owner);
         if let Err(broken) = ended {
             if !self.shared.stopping.load(Ordering::SeqCst) {
@@ -458,11 +463,14 @@ impl Connection {
                 | Op::Unpin
                 | Op::Evict
                 | Op::Replicate
+                | Op::HandOver
         );
         if writes && !self.may_write {
             return Err(Broken::Rule("this connection did not ask to write in its hello"));
         }
-        if matches!(op, Op::Reserve | Op::Commit | Op::Abort | Op::Release) && !self.local {
+        let in_place =
+            matches!(op, Op::Reserve | Op::Commit | Op::Abort | Op::Release | Op::HandOver | Op::Arrivals);
+        if in_place && !self.local {
             return Err(Broken::Rule("blocks are filled and read in place over the Unix socket only"));
         }
         let expected = match call {
@@ -540,6 +548,7 @@ impl Connection {
                 None if copies <= 1 => vec![Outcome::Done; keys.len()],
                 None => vec![Outcome::TooFewHosts; keys.len()],
             }),
+            Request::HandOver(call) => self.hand_overs.serve(&self.shared, self.owner, self.tenant, call),
             Request::Stat(keys) => {
                 let stats = store.stat(&keys).map_err(rule)?;
                 let places = tiering.residency(&keys).map_err(rule)?;

@@ -11,15 +11,19 @@
 //! Every batch holds at most [`BATCH_MAX`] items. Decoding checks every length before it allocates, and a frame
 //! that does not decode ends the connection: after it, the two sides do not agree where the next one starts.
 
+mod handover;
 #[cfg(test)]
 mod tests;
+
+pub use handover::{ArrivingBlock, HandOverCall, HandedPlace};
 
 use crate::block::{BATCH_MAX, BlockKey, BlockMeta, Pin};
 use crate::error::StoreError;
 
 pub const MAGIC: [u8; 4] = *b"KVSR";
-/// 3: a stat names the tiers of a block, a put may ask for copies on other hosts. 2: a hello names a tenant, blocks have
-/// a time to live, can be pinned and evicted by name.
+/// 4: hand-overs layer by layer, requests that are refused while the connection goes on, a ring in shared memory. 3: a stat
+/// names the tiers of a block, a put may ask for copies on other hosts. 2: a hello names a tenant, blocks have a time to
+/// live, can be pinned and evicted by name.
 pub const VERSION: u8 = 4;
 pub const HEADER_LEN: usize = 32;
 /// Above the longest legal body (4,096 put items of 55 B).
@@ -68,10 +72,19 @@ pub enum Op {
     Unpin = 13,
     Evict = 14,
     Replicate = 15,
+    /// Reply only: the request was refused, and the connection goes on.
+    Refused = 16,
+    HandOver = 17,
+    LayerDone = 18,
+    Finish = 19,
+    DropHandOver = 20,
+    Arrivals = 21,
+    WaitArrival = 22,
+    LeaveArrivals = 23,
 }
 
 impl Op {
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 24] = [
         Self::Error,
         Self::Hello,
         Self::Exists,
@@ -88,6 +101,14 @@ impl Op {
         Self::Unpin,
         Self::Evict,
         Self::Replicate,
+        Self::Refused,
+        Self::HandOver,
+        Self::LayerDone,
+        Self::Finish,
+        Self::DropHandOver,
+        Self::Arrivals,
+        Self::WaitArrival,
+        Self::LeaveArrivals,
     ];
 }
 
@@ -322,6 +343,7 @@ pub enum Request {
         copies: u8,
         keys: Vec<BlockKey>,
     },
+    HandOver(HandOverCall),
 }
 
 /// A block found by a `Get`. Local: lent in the pool. Remote: `offset` and `lease` are 0 and the payload holds it.
@@ -373,8 +395,25 @@ pub enum Reply {
     Get(Vec<Found>),
     Reserve(Vec<Placed>),
     Stat(Vec<Option<Stat>>),
-    /// To `Put`, `Commit`, `Abort`, `Release`, `Remove`, `Verify`, `Pin`, `Unpin`, `Evict` and
-    /// `Replicate`.
+    /// The request makes no sense now, or cannot be done; the next one may.
+    Refused {
+        retryable: bool,
+        message: String,
+    },
+    /// For how long it may go on, and one place per block.
+    HandOver {
+        time_ms: u64,
+        places: Vec<HandedPlace>,
+    },
+    /// For how long the places stay. 0 layers: it has not begun.
+    Arrivals {
+        time_ms: u64,
+        layers: u32,
+        blocks: Vec<ArrivingBlock>,
+    },
+    /// To `Put`, `Commit`, `Abort`, `Release`, `Remove`, `Verify`, `Pin`, `Unpin`, `Evict` and `Replicate`. To
+    /// `LayerDone`, `Finish`, `DropHandOver`, `WaitArrival` and `LeaveArrivals`: one, which is `InProgress` when a wait
+    /// ended too early.
     Outcomes(Op, Vec<Outcome>),
 }
 
@@ -396,6 +435,7 @@ impl Request {
             Self::Unpin(_) => Op::Unpin,
             Self::Evict(_) => Op::Evict,
             Self::Replicate { .. } => Op::Replicate,
+            Self::HandOver(call) => call.op(),
         }
     }
 
@@ -436,13 +476,14 @@ impl Request {
                 put_u64(out, checksum);
             }),
             Self::Abort(ids) | Self::Release(ids) => put_list(out, ids, put_u64),
+            Self::HandOver(call) => call.put(out),
         });
     }
 
     pub fn decode(op: Op, body: &[u8]) -> Result<Self, WireError> {
         let mut body = Reader(body);
         let request = match op {
-            Op::Error => return Err(WireError::Op { op: 0, flags: 0 }),
+            Op::Error | Op::Refused => return Err(WireError::Op { op: op as u8, flags: 0 }),
             Op::Hello => Self::Hello {
                 wants_write: body.bool("wants write")?,
                 wants_ring: body.bool("wants ring")?,
@@ -467,6 +508,16 @@ impl Request {
             Op::Unpin => Self::Unpin(body.list(Reader::key)?),
             Op::Evict => Self::Evict(body.list(Reader::key)?),
             Op::Replicate => Self::Replicate { copies: body.u8()?, keys: body.list(Reader::key)? },
+            Op::HandOver
+            | Op::LayerDone
+            | Op::Finish
+            | Op::DropHandOver
+            | Op::Arrivals
+            | Op::WaitArrival
+            | Op::LeaveArrivals => match HandOverCall::take(op, &mut body)? {
+                Some(call) => Self::HandOver(call),
+                None => return Err(WireError::Op { op: op as u8, flags: 0 }),
+            },
         };
         body.end()?;
         Ok(request)
@@ -482,6 +533,9 @@ impl Reply {
             Self::Get(_) => Op::Get,
             Self::Reserve(_) => Op::Reserve,
             Self::Stat(_) => Op::Stat,
+            Self::Refused { .. } => Op::Refused,
+            Self::HandOver { .. } => Op::HandOver,
+            Self::Arrivals { .. } => Op::Arrivals,
             Self::Outcomes(op, _) => *op,
         }
     }
@@ -489,7 +543,7 @@ impl Reply {
     /// Replaces `frame` by header and body.
     pub fn encode(&self, request: u64, payload_len: u64, frame: &mut Vec<u8>) {
         encode_frame(frame, self.op(), true, request, payload_len, |out| match self {
-            Self::Error { retryable, message } => {
+            Self::Error { retryable, message } | Self::Refused { retryable, message } => {
                 out.push(u8::from(*retryable));
                 put_text(out, message);
             }
@@ -508,6 +562,15 @@ impl Reply {
                 Placed::Not(outcome) => out.push(*outcome as u8),
             }),
             Self::Stat(stats) => put_list(out, stats, put_stat),
+            Self::HandOver { time_ms, places } => {
+                put_u64(out, time_ms);
+                put_list(out, places, HandedPlace::put);
+            }
+            Self::Arrivals { time_ms, layers, blocks } => {
+                put_u64(out, time_ms);
+                out.extend(layers.to_le_bytes());
+                put_list(out, blocks, ArrivingBlock::put);
+            }
             Self::Outcomes(_, outcomes) => put_list(out, outcomes, |out, &outcome| out.push(outcome as u8)),
         });
     }
@@ -531,6 +594,12 @@ impl Reply {
                 outcome => Ok(Placed::Not(outcome)),
             })?),
             Op::Stat => Self::Stat(body.list(Reader::stat)?),
+            Op::Refused => Self::Refused { retryable: body.bool("retryable")?, message: body.text()? },
+            Op::HandOver => Self::HandOver { time_ms: body.u64()?, places: body.list(HandedPlace::take)? },
+            Op::Arrivals => {
+                let (time_ms, layers) = (body.u64()?, body.u32()?);
+                Self::Arrivals { time_ms, layers, blocks: body.list(ArrivingBlock::take)? }
+            }
             Op::Put
             | Op::Commit
             | Op::Abort
@@ -540,7 +609,12 @@ impl Reply {
             | Op::Pin
             | Op::Unpin
             | Op::Evict
-            | Op::Replicate => Self::Outcomes(op, body.list(Reader::outcome)?),
+            | Op::Replicate
+            | Op::LayerDone
+            | Op::Finish
+            | Op::DropHandOver
+            | Op::WaitArrival
+            | Op::LeaveArrivals => Self::Outcomes(op, body.list(Reader::outcome)?),
         };
         body.end()?;
         Ok(reply)

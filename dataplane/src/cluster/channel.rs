@@ -42,6 +42,18 @@ impl ChannelError {
     pub(super) fn is_refusal(&self) -> bool {
         !matches!(self, Self::Unreachable { .. } | Self::Broken { source: FrameError::Io(_), .. })
     }
+
+    /// Whether the process on the other side has ended, and is not merely silent.
+    pub(super) fn is_end(&self) -> bool {
+        use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, UnexpectedEof};
+        let kind = match self {
+            Self::Unreachable { source, .. } | Self::Broken { source: FrameError::Io(source), .. } => {
+                source.kind()
+            }
+            _ => return false,
+        };
+        matches!(kind, UnexpectedEof | ConnectionReset | ConnectionAborted | ConnectionRefused)
+    }
 }
 
 pub(super) struct Channel {

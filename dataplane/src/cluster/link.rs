@@ -392,6 +392,10 @@ impl Shared {
         lock(&link.done).clear();
         self.store.release_owner(link.owner);
         link.forget_segment();
+        if error.is_end() {
+            // One that is merely silent may be writing still; then time ends what it began.
+            self.end_incoming("the host that wrote it is gone", |_, from| from == link.config.name);
+        }
     }
 
     /// Waits, unless the host stops.

@@ -14,7 +14,9 @@ use crate::block::{BATCH_MAX, BlockKey, BlockMeta};
 
 const MAGIC: [u8; 4] = *b"KVCL";
 /// Of frames and of all that is in them.
-pub(super) const VERSION: u8 = 1;
+///
+/// 2: hand-overs layer by layer.
+pub(super) const VERSION: u8 = 2;
 const HEADER_LEN: usize = 12;
 /// Above the longest legal body: 4,096 loans of some 100 B.
 pub(super) const FRAME_MAX: usize = 1 << 20;
@@ -93,6 +95,13 @@ pub(super) enum Request {
     Prepare { request: u64, blocks: Vec<Loan> },
     /// Has written what it could.
     Finish { request: u64 },
+    /// Is about to write blocks layer by layer, those of `request` as engines call it; what is not known of them yet is 0.
+    /// `id` is new with every hand-over, and names it from here on.
+    Open { id: u64, request: u64, layers: u32, blocks: Vec<Loan> },
+    /// Has written all layers of it; one checksum per block.
+    Settle { id: u64, checksums: Vec<u64> },
+    /// Will not write any more of it.
+    GiveUp { id: u64, reason: String },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -126,6 +135,12 @@ pub(super) enum Reply {
         segment: String,
         places: Vec<Prepared>,
     },
+    /// Per block whether it is to be written; those count as regions of the segment, in order.
+    Opened {
+        segment: String,
+        wanted: Vec<bool>,
+    },
+    GivenUp,
 }
 
 /// Whether there is a place for a block.
@@ -164,13 +179,14 @@ impl Request {
     /// Whether it keeps the bounds of a batch.
     pub(super) fn is_sane(&self) -> bool {
         match self {
-            Self::Hello { .. } | Self::Watch { .. } | Self::Finish { .. } => true,
+            Self::Hello { .. } | Self::Watch { .. } | Self::Finish { .. } | Self::GiveUp { .. } => true,
             Self::Lend { keys, release } => keys.len() <= BATCH_MAX && release.len() <= BATCH_MAX,
             Self::Copy { items, .. } => {
                 items.len() <= BATCH_MAX && items.iter().all(|(loan, _)| loan.size > 0)
             }
             Self::Remove { keys, .. } => keys.len() <= BATCH_MAX,
-            Self::Prepare { blocks, .. } => {
+            Self::Settle { checksums, .. } => checksums.len() <= BATCH_MAX,
+            Self::Prepare { blocks, .. } | Self::Open { blocks, .. } => {
                 blocks.len() <= BATCH_MAX && blocks.iter().all(|loan| loan.size > 0)
             }
         }
@@ -270,6 +286,11 @@ mod tests {
             (any::<u64>(), prop::collection::vec(loan(), 0..9))
                 .prop_map(|(request, blocks)| Request::Prepare { request, blocks }),
             any::<u64>().prop_map(|request| Request::Finish { request }),
+            (any::<(u64, u64, u32)>(), prop::collection::vec(loan(), 0..9))
+                .prop_map(|((id, request, layers), blocks)| Request::Open { id, request, layers, blocks }),
+            (any::<u64>(), prop::collection::vec(any::<u64>(), 0..9))
+                .prop_map(|(id, checksums)| Request::Settle { id, checksums }),
+            (any::<u64>(), ".{0,20}").prop_map(|(id, reason)| Request::GiveUp { id, reason }),
         ]
     }
 
@@ -290,6 +311,9 @@ mod tests {
             (prop::collection::vec(prop::option::of(loan()), 0..9), any::<u64>())
                 .prop_map(|(loans, lease_ms)| Reply::Lent { loans, lease_ms }),
             prop::collection::vec(copied, 0..9).prop_map(|outcomes| Reply::Copied { outcomes }),
+            (".{0,20}", prop::collection::vec(any::<bool>(), 0..9))
+                .prop_map(|(segment, wanted)| Reply::Opened { segment, wanted }),
+            Just(Reply::GivenUp),
         ]
     }
 

@@ -239,7 +239,7 @@ impl Shared {
         const STEP: Duration = Duration::from_millis(200);
         while !self.is_stopping() {
             if let Some(notice) = self.node.notices.wait(Instant::now() + STEP) {
-                self.arrivals.note(&notice);
+                let _ = self.note_layer(&notice) || self.arrivals.note(&notice);
             }
         }
     }

@@ -180,6 +180,15 @@ impl Answering<'_> {
             Request::Remove { keys, end } => Reply::Removed { removed: shared.remove_here(&keys, end) },
             Request::Prepare { request, blocks } => shared.prepare(request, &blocks),
             Request::Finish { request } => Reply::Copied { outcomes: shared.finish(request) },
+            Request::Open { id, request, layers, blocks } => {
+                shared.open_incoming(self.link, id, request, layers, &blocks)
+            }
+            Request::Settle { id, checksums } => shared.settle_incoming(self.link, id, &checksums),
+            Request::GiveUp { id, reason } => {
+                let own = &self.link.config.name;
+                shared.end_incoming(&reason, |other, from| other == id && from == own);
+                Reply::GivenUp
+            }
         }
     }
 

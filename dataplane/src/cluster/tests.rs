@@ -1,5 +1,7 @@
 //! Whole hosts in this process: pools, tiers, data plane between them over loopback.
 
+mod handover;
+
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
@@ -42,6 +44,15 @@ struct Host {
 
 impl Host {
     fn start(n: usize, ports: &[SocketAddr], change: impl FnOnce(&mut ClusterConfig)) -> Self {
+        Self::start_with(n, ports, DramConfig::default(), change)
+    }
+
+    fn start_with(
+        n: usize,
+        ports: &[SocketAddr],
+        dram: DramConfig,
+        change: impl FnOnce(&mut ClusterConfig),
+    ) -> Self {
         let name = |n: usize| format!("host-{n}");
         let mut config = ClusterConfig::new(&name(n), Secret::new(b"the secret of this cluster"));
         let peer = |(n, addr): (usize, &SocketAddr)| PeerConfig {
@@ -55,7 +66,7 @@ impl Host {
         (config.audit_every, config.read_timeout) = (Duration::from_millis(200), Duration::from_secs(60));
         change(&mut config);
         let clock = Clock::start();
-        let dram = DramConfig { pool_bytes: 32 << 20, blocks_max: 4096, ..DramConfig::default() };
+        let dram = DramConfig { pool_bytes: 32 << 20, blocks_max: 4096, ..dram };
         let store = Arc::new(DramStore::open(dram).unwrap());
         let events = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&events);

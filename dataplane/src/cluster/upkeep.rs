@@ -114,6 +114,7 @@ impl Shared {
                 self.let_go(&tiering, &gone);
                 self.transport.tend();
                 self.end_overdue();
+                self.tend_incoming();
             }
             if all {
                 keys.extend(self.table().duties(TODO_MAX));

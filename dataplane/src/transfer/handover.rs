@@ -127,11 +127,13 @@ impl Arrivals {
     }
 }
 
-fn encode(request: u64, layer: u32, layers: u32) -> Vec<u8> {
+/// The notice that says that a layer is there.
+pub(crate) fn encode(request: u64, layer: u32, layers: u32) -> Vec<u8> {
     [&MAGIC[..], &request.to_le_bytes(), &layer.to_le_bytes(), &layers.to_le_bytes()].concat()
 }
 
-fn decode(message: &[u8]) -> Option<(u64, u32, u32)> {
+/// Request, layer and number of layers of such a notice. None if it is another, or makes no sense.
+pub(crate) fn decode(message: &[u8]) -> Option<(u64, u32, u32)> {
     let message: &[u8; NOTICE_LEN] = message.try_into().ok()?;
     let (magic, rest) = message.split_first_chunk::<4>()?;
     let (request, rest) = rest.split_first_chunk()?;

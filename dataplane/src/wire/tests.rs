@@ -58,6 +58,24 @@ fn request() -> impl Strategy<Value = Request> {
         keys().prop_map(Request::Unpin),
         keys().prop_map(Request::Evict),
         (any::<u8>(), keys()).prop_map(|(copies, keys)| Request::Replicate { copies, keys }),
+        hand_over().prop_map(Request::HandOver),
+    ]
+}
+
+fn hand_over() -> impl Strategy<Value = HandOverCall> {
+    let request = any::<u64>;
+    let numbers = any::<(u64, u32)>;
+    prop_oneof![
+        (numbers(), ".{0,40}", prop::collection::vec(meta(), 0..20)).prop_map(
+            |((request, layers), peer, blocks)| HandOverCall::Begin { request, layers, peer, blocks }
+        ),
+        numbers().prop_map(|(request, layer)| HandOverCall::LayerDone { request, layer }),
+        (request(), ids()).prop_map(|(request, checksums)| HandOverCall::Finish { request, checksums }),
+        request().prop_map(|request| HandOverCall::Drop { request }),
+        numbers().prop_map(|(request, wait_ms)| HandOverCall::Arrivals { request, wait_ms }),
+        (numbers(), prop::option::of(any::<u32>()))
+            .prop_map(|((request, wait_ms), layer)| HandOverCall::Wait { request, layer, wait_ms }),
+        request().prop_map(|request| HandOverCall::Leave { request }),
     ]
 }
 
@@ -101,7 +119,15 @@ fn reply() -> impl Strategy<Value = Reply> {
         Op::Unpin,
         Op::Evict,
         Op::Replicate,
+        Op::LayerDone,
+        Op::Finish,
+        Op::DropHandOver,
+        Op::WaitArrival,
+        Op::LeaveArrivals,
     ]);
+    let handed = any::<(u64, bool)>().prop_map(|(offset, to_fill)| HandedPlace { offset, to_fill });
+    let arriving =
+        (key(), any::<(u32, u64)>()).prop_map(|(key, (size, offset))| ArrivingBlock { key, size, offset });
     prop_oneof![
         (any::<bool>(), ".{0,40}").prop_map(|(retryable, message)| Reply::Error { retryable, message }),
         any::<(bool, bool, bool, u64, u64, u64)>().prop_map(
@@ -114,6 +140,11 @@ fn reply() -> impl Strategy<Value = Reply> {
         prop::collection::vec(prop_oneof![at, failure().prop_map(Placed::Not)], 0..20)
             .prop_map(Reply::Reserve),
         prop::collection::vec(prop::option::of(stat), 0..20).prop_map(Reply::Stat),
+        (any::<bool>(), ".{0,40}").prop_map(|(retryable, message)| Reply::Refused { retryable, message }),
+        (any::<u64>(), prop::collection::vec(handed, 0..20))
+            .prop_map(|(time_ms, places)| Reply::HandOver { time_ms, places }),
+        (any::<(u64, u32)>(), prop::collection::vec(arriving, 0..20))
+            .prop_map(|((time_ms, layers), blocks)| Reply::Arrivals { time_ms, layers, blocks }),
         (op, prop::collection::vec(outcome(), 0..20)).prop_map(|(op, list)| Reply::Outcomes(op, list)),
     ]
 }

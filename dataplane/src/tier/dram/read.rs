@@ -117,7 +117,7 @@ impl DramStore {
         guard.counters.hits += 1;
         guard.counters.hit_bytes += u64::from(size);
         drop(guard);
-        Some(Held { store: Arc::clone(self), slot, offset, size, checksum, since: Instant::now() })
+        Some(Held::new(Arc::clone(self), slot, offset, size, checksum))
     }
 
     /// Holds a chosen victim while it is copied elsewhere. Not a use. None: it was used or left meanwhile.
@@ -129,7 +129,7 @@ impl DramStore {
         let (offset, size, checksum) = (record.offset(), record.size, record.checksum());
         guard.lend(local, State::Migrating).ok()?;
         drop(guard);
-        Some(Held { store: Arc::clone(self), slot, offset, size, checksum, since: Instant::now() })
+        Some(Held::new(Arc::clone(self), slot, offset, size, checksum))
     }
 
     /// What is known about each key; none if it is not resident. Not a use.
@@ -261,6 +261,15 @@ pub struct Held {
 }
 
 impl Held {
+    pub(super) fn new(store: Arc<DramStore>, slot: u32, offset: u64, size: u32, checksum: u64) -> Self {
+        Self { store, slot, offset, size, checksum, since: Instant::now() }
+    }
+
+    /// Where in the pool.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
     pub fn bytes(&self) -> &[u8] {
         self.store.pool.mapping().bytes(self.offset, self.size.into()).unwrap_or(&[])
     }

@@ -1,8 +1,9 @@
 //! Reserve, fill, commit: how a block comes in.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::{DramStore, OwnerId, Reservation, Reserve, check_batch, millis, slot_of, ticks};
+use super::{DramStore, Held, OwnerId, Reservation, Reserve, check_batch, millis, slot_of, ticks};
 use crate::block::BlockMeta;
 use crate::config::CommitCheck;
 use crate::error::StoreError;
@@ -154,7 +155,21 @@ impl DramStore {
         now_ms: u64,
     ) -> Result<Vec<Result<u32, StoreError>>, StoreError> {
         check_batch(items.len())?;
-        Ok(items.iter().map(|&(id, given)| self.commit_one(owner, id, given, now_ms)).collect())
+        let commit = |&(id, given)| Ok(self.commit_one(owner, id, given, false, now_ms)?.slot);
+        Ok(items.iter().map(commit).collect())
+    }
+
+    /// Makes a filled reservation visible and holds it from the same moment on, so that it cannot be evicted in between.
+    /// See [`commit`](Self::commit).
+    pub fn commit_held(
+        self: &Arc<Self>,
+        owner: OwnerId,
+        id: u64,
+        checksum: u64,
+        now_ms: u64,
+    ) -> Result<Held, StoreError> {
+        let place = self.commit_one(owner, id, Some(checksum), true, now_ms)?;
+        Ok(Held::new(Arc::clone(self), place.slot, place.offset, place.size, checksum))
     }
 
     fn commit_one(
@@ -162,8 +177,9 @@ impl DramStore {
         owner: OwnerId,
         id: u64,
         given: Option<u64>,
+        hold: bool,
         now_ms: u64,
-    ) -> Result<u32, StoreError> {
+    ) -> Result<Reservation, StoreError> {
         let (local, shard) = self.home(id).ok_or(StoreError::UnknownReservation { id })?;
         let (key, offset, size, parent, ttl_ms, reserved_ms) = {
             let mut guard = self.write(shard);
@@ -207,7 +223,10 @@ impl DramStore {
         record.set_parent_slot(parent_slot);
         (record.inserted, record.used) = (ticks(now_ms), ticks(now_ms));
         record.set_epoch(self.push(self.event(EventKind::Insert, record, slot, parent_slot, now_ms)));
-        Ok(slot)
+        if hold {
+            guard.lend(local, State::Migrating)?;
+        }
+        Ok(Reservation { id, slot, offset, size })
     }
 
     /// Gives reservations up.
@@ -248,7 +267,7 @@ impl DramStore {
                 let (len, size) = (bytes.len() as u64, meta.size.into());
                 return Err(StoreError::OutOfReservation { id, offset: 0, len, size });
             };
-            self.commit_one(owner, id, Some(sum), now_ms)?;
+            self.commit_one(owner, id, Some(sum), false, now_ms)?;
         }
         Ok(outcome)
     }
