@@ -1,5 +1,7 @@
 //! Blocks in and out of a Kvasir host: in place over the Unix socket, inline over TCP.
 
+mod handover;
+
 use std::fmt;
 use std::io::{self, BufReader, Read};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -18,6 +20,8 @@ use kvasir_dataplane::wire::{
     Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, Stat, WireError,
 };
 use kvasir_dataplane::{BATCH_MAX, BlockKey, BlockMeta, Pin, checksum};
+
+pub use handover::{Arrivals, HandOver};
 
 /// Where a host's data plane listens. Written `unix:/path`, `host:port` or `tcp:host:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,6 +110,14 @@ pub enum ClientError {
     LeaseExpired { key: BlockKey },
     #[error("the memory that {endpoint} sent cannot be mapped: {source}")]
     Map { endpoint: Endpoint, source: io::Error },
+    #[error("hand-overs need the host's Unix socket, and {endpoint} is none")]
+    NotLocal { endpoint: Endpoint },
+    #[error(
+        "block {block}, layer {layer} does not exist: the hand-over has {blocks} blocks of {layers} layers"
+    )]
+    NoLayer { block: usize, layer: u32, blocks: usize, layers: u32 },
+    #[error("{what} of the hand-over of request {request} is not here yet; wait for it again")]
+    NotArrived { what: String, request: u64 },
     #[error("the connection to {endpoint} is unusable after an earlier error; connect again")]
     Closed { endpoint: Endpoint },
 }
@@ -114,9 +126,11 @@ impl ClientError {
     /// Whether the same call may succeed later (for connection errors: on a new connection).
     pub fn retryable(&self) -> bool {
         match self {
-            Self::Connect { .. } | Self::Lost { .. } | Self::LeaseExpired { .. } | Self::Closed { .. } => {
-                true
-            }
+            Self::Connect { .. }
+            | Self::Lost { .. }
+            | Self::LeaseExpired { .. }
+            | Self::NotArrived { .. }
+            | Self::Closed { .. } => true,
             Self::Refused { retryable, .. } => *retryable,
             Self::Block { outcome, .. } => outcome.retryable(),
             Self::Endpoint { .. }
@@ -126,6 +140,8 @@ impl ClientError {
             | Self::Payload { .. }
             | Self::Size { .. }
             | Self::Buffer { .. }
+            | Self::NotLocal { .. }
+            | Self::NoLayer { .. }
             | Self::Map { .. } => false,
         }
     }
@@ -624,7 +640,9 @@ impl Fault {
 fn wrong(endpoint: &Endpoint, op: Op, reply: Reply) -> ClientError {
     let endpoint = endpoint.clone();
     match reply {
-        Reply::Error { retryable, message } => ClientError::Refused { endpoint, retryable, message },
+        Reply::Error { retryable, message } | Reply::Refused { retryable, message } => {
+            ClientError::Refused { endpoint, retryable, message }
+        }
         _ => ClientError::WrongReply { endpoint, op },
     }
 }
