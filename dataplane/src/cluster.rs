@@ -26,6 +26,7 @@
 //! Deliberately absent: consensus (a wrong view costs a copy too many or too few for a while, never wrong bytes),
 //! discovery (peers are listed), targets that outlive a restart of all holders.
 
+pub mod bench;
 mod channel;
 mod counts;
 mod fetch;

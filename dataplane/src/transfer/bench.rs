@@ -79,7 +79,18 @@ pub fn run_some(round: Duration, rounds: usize, wanted: impl Fn(&str) -> bool) -
     if wanted("plan/slice") {
         rows.push(planning(all));
     }
+    if wanted("handover/first-layer") {
+        rows.push(hand_over(rounds)?);
+    }
     Ok(rows)
+}
+
+/// How long until the first of 32 layers can be read, beside how long the whole hand-over takes.
+fn hand_over(rounds: usize) -> io::Result<Row> {
+    let (first, whole): (Vec<f64>, Vec<f64>) =
+        crate::cluster::bench::first_layer(rounds)?.into_iter().unzip();
+    let ms = |times: Vec<f64>| median(times) * 1e3;
+    Ok(Row::new("handover/first-layer", ms(first), "ms", Some(ms(whole))))
 }
 
 /// Two nodes on one machine, one rail between them.

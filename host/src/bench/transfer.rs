@@ -47,6 +47,7 @@ mod tests {
             ("tcp/get/4KiB", "ops/s"),
             ("plan/slice", "ns"),
             ("shm/entry", "entries/s"),
+            ("handover/first-layer", "ms"),
         ];
         for (name, unit) in published {
             let row = rows.iter().find(|row| row.name == name).unwrap_or_else(|| panic!("no row {name}"));
