@@ -4,6 +4,7 @@ mod bad_policies;
 mod cli;
 mod crash;
 mod dev;
+mod handover;
 mod inputs;
 mod process;
 mod replicas;
