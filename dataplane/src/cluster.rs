@@ -60,7 +60,7 @@ use self::counts::Counts;
 use self::handover::HandOvers;
 use self::link::Link;
 use self::push::Taking;
-use self::removal::{Removing, Sending};
+use self::removal::{Owed, Removing, Sending};
 use self::table::{Heard, Holding, NODES_MAX, NodeId, Table};
 use self::tier::PeerTier;
 use self::upkeep::Todo;
@@ -212,6 +212,7 @@ struct Shared {
     /// Blocks being taken in, and whether they were removed meanwhile.
     arriving: Mutex<HashMap<BlockKey, Arriving>>,
     removing: Mutex<Removing>,
+    owed: Mutex<Owed>,
     sending: Sending,
     /// Hand-overs being taken in, by request, and how far each is.
     taking: Mutex<HashMap<u64, Taking>>,
@@ -279,6 +280,7 @@ impl Cluster {
             todo: Todo::default(),
             arriving: Mutex::default(),
             removing: Mutex::default(),
+            owed: Mutex::default(),
             sending: Sending::default(),
             taking: Mutex::default(),
             arrivals: Arrivals::default(),
@@ -368,6 +370,8 @@ impl Cluster {
         };
         let outcomes: Vec<Outcome> = keys.iter().zip(&loans).map(&mut outcome).collect();
         drop(table);
+        let stored = keys.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == Outcome::Done);
+        lock(&shared.owed).settle(stored.map(|(&key, _)| key));
         let leases: Vec<u64> = loans.iter().flatten().map(|loan| loan.lease).collect();
         let _ = shared.store.release(&leases);
         shared.news.notify_all();
@@ -396,7 +400,9 @@ impl Cluster {
         };
         let pool = self.shared.transport.stats();
         let endpoints = self.shared.transport.open();
-        self.shared.counts.stats(blocks, own, short, refusals, endpoints, pool)
+        let (owed, removals_forgotten) = lock(&self.shared.owed).counts();
+        let stats = self.shared.counts.stats(blocks, own, short, refusals, endpoints, pool);
+        ClusterStats { removals_owed: owed as u64, removals_forgotten, ..stats }
     }
 
     /// Ends all connections and waits for the threads.

@@ -195,6 +195,11 @@ fn describe_replicas() {
     describe_counter!("kvasir_repairs_total", "Damaged blocks fetched again from a peer, by outcome");
     describe_counter!("kvasir_replicas_dropped_total", "Copies of this host that are no longer, by why");
     describe_counter!("kvasir_replicas_refused_total", "Blocks whose copies are not followed, by why");
+    describe_gauge!("kvasir_removals_owed", "Removals that hosts which are away have still to hear of");
+    describe_counter!(
+        "kvasir_removals_late_total",
+        "Removals that a host heard of when it was back, and those forgotten because there were too many"
+    );
     describe_counter!("kvasir_cluster_strangers_total", "Connections refused at the cluster's port");
     describe_gauge!("kvasir_transfer_endpoints", "Connections to peers for transfers");
     describe_counter!("kvasir_transfer_endpoint_failures_total", "Of those, attempts that failed or broke");
@@ -364,6 +369,9 @@ fn replicas(cluster: &Cluster) {
     }
     counter!("kvasir_replicas_refused_total", "why" => "table_full").absolute(s.table_full);
     counter!("kvasir_replicas_refused_total", "why" => "conflict").absolute(s.conflicts);
+    gauge!("kvasir_removals_owed").set(s.removals_owed as f64);
+    counter!("kvasir_removals_late_total", "outcome" => "told").absolute(s.removals_told_late);
+    counter!("kvasir_removals_late_total", "outcome" => "forgotten").absolute(s.removals_forgotten);
     counter!("kvasir_cluster_strangers_total").absolute(s.strangers);
     gauge!("kvasir_transfer_endpoints").set(s.endpoints as f64);
     counter!("kvasir_transfer_endpoint_failures_total").absolute(s.endpoint_failures);

@@ -29,6 +29,7 @@ pub(super) struct Counts {
     pub(super) trimmed: AtomicU64,
     pub(super) let_go: AtomicU64,
     pub(super) removed: AtomicU64,
+    pub(super) told_late: AtomicU64,
     pub(super) strangers: AtomicU64,
 }
 
@@ -71,6 +72,11 @@ pub struct ClusterStats {
     pub let_go: u64,
     /// Blocks removed because a peer said so.
     pub removed: u64,
+    /// Removals that hosts which are away have still to hear of, that they heard of when they were back, and that were
+    /// forgotten because there were too many: such a copy comes back with its host.
+    pub removals_owed: u64,
+    pub removals_told_late: u64,
+    pub removals_forgotten: u64,
     /// Connections refused: wrong secret, unknown name, no protocol of ours.
     pub strangers: u64,
     /// Connections to peers for transfers, open now, and what became of others.
@@ -115,6 +121,9 @@ impl Counts {
             trimmed: read(&self.trimmed),
             let_go: read(&self.let_go),
             removed: read(&self.removed),
+            removals_owed: 0,
+            removals_told_late: read(&self.told_late),
+            removals_forgotten: 0,
             strangers: read(&self.strangers),
             endpoints: endpoints as u64,
             endpoint_failures: pool.connect_failures + pool.broken,

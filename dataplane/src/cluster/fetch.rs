@@ -150,7 +150,7 @@ impl Shared {
         let places = self.store.config().reservation_ttl / 2;
         let until = Instant::now() + Duration::from_millis(lease_ms).min(places);
         let mut outcomes = vec![Copied::Failed; items.len()];
-        let wanted: Vec<usize> = (0..items.len()).filter(|&i| self.is_wanted(&items[i])).collect();
+        let wanted: Vec<usize> = (0..items.len()).filter(|&i| self.is_wanted(link, &items[i])).collect();
         for i in (0..items.len()).filter(|i| !wanted.contains(i)) {
             outcomes[i] = Copied::Enough;
         }
@@ -180,9 +180,9 @@ impl Shared {
         outcomes
     }
 
-    /// False if the block is being removed, or enough others hold it as far as is known here: the host that asks sees less.
-    fn is_wanted(&self, (loan, holding): &(Loan, Holding)) -> bool {
-        if lock(&self.removing).has(loan.key, Instant::now()) {
+    /// False if the block is being removed, was removed while the host that asks was away, or if enough others hold it as far as is known here: the host that asks sees less.
+    fn is_wanted(&self, from: &Link, (loan, holding): &(Loan, Holding)) -> bool {
+        if lock(&self.removing).has(loan.key, Instant::now()) || lock(&self.owed).has(loan.key, from.place) {
             return false;
         }
         let table = self.table();
@@ -223,6 +223,7 @@ impl Shared {
         }
         add(&self.counts.taken, 1);
         add(&self.counts.taken_bytes, loan.size.into());
+        lock(&self.owed).settle([loan.key]);
         self.hold(loan.key, copy.holding, Copied::Done)
     }
 

@@ -319,6 +319,8 @@ impl Shared {
         }
         let mut since = Since::Start;
         while !self.is_stopping() {
+            // Before anything it says counts: it may speak of copies that were removed while it was away.
+            self.tell_owed(link, &mut channel)?;
             let until = Instant::now() + HOLD + self.config.silence;
             let reply = channel.call(&Request::Watch { since }, until)?;
             let Reply::News { reset, facts, next, status } = reply else { return Err(channel.wrong_reply()) };

@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::table::{Fact, Holding};
+use super::table::{Fact, Holding, NODES_MAX, NodeId};
 use crate::block::{BATCH_MAX, BlockKey, BlockMeta};
 
 const MAGIC: [u8; 4] = *b"KVCL";
@@ -89,8 +89,8 @@ pub(super) enum Request {
     Lend { keys: Vec<BlockKey>, release: Vec<u64> },
     /// Asks the host to fetch copies from whoever asks, and to say when it has them.
     Copy { items: Vec<(Loan, Holding)>, lease_ms: u64 },
-    /// Blocks are to be dropped, and no copy of them taken until the same comes again with `end`.
-    Remove { keys: Vec<BlockKey>, end: bool },
+    /// Blocks are removed everywhere.
+    Remove { keys: Vec<BlockKey>, round: Round },
     /// Is about to write blocks: asks for places.
     Prepare { request: u64, blocks: Vec<Loan> },
     /// Has written what it could.
@@ -102,6 +102,15 @@ pub(super) enum Request {
     Settle { id: u64, checksums: Vec<u64> },
     /// Will not write any more of it.
     GiveUp { id: u64, reason: String },
+}
+
+/// A removal takes two.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Round {
+    /// Drop the blocks, and take no copy of them any more.
+    Drop,
+    /// Every host that is up has dropped them: copies may be taken again. The others are `untold`.
+    End { untold: Vec<NodeId> },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -184,7 +193,10 @@ impl Request {
             Self::Copy { items, .. } => {
                 items.len() <= BATCH_MAX && items.iter().all(|(loan, _)| loan.size > 0)
             }
-            Self::Remove { keys, .. } => keys.len() <= BATCH_MAX,
+            Self::Remove { keys, round } => {
+                let untold = if let Round::End { untold } = round { untold.len() } else { 0 };
+                keys.len() <= BATCH_MAX && untold <= NODES_MAX
+            }
             Self::Settle { checksums, .. } => checksums.len() <= BATCH_MAX,
             Self::Prepare { blocks, .. } | Self::Open { blocks, .. } => {
                 blocks.len() <= BATCH_MAX && blocks.iter().all(|loan| loan.size > 0)
@@ -235,7 +247,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cluster::table::{Gone, NodeId};
+    use crate::cluster::table::Gone;
 
     fn frame(message: &impl Serialize) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -282,7 +294,9 @@ mod tests {
                 .prop_map(|(keys, release)| Request::Lend { keys, release }),
             (prop::collection::vec((loan(), holding()), 0..9), any::<u64>())
                 .prop_map(|(items, lease_ms)| Request::Copy { items, lease_ms }),
-            (keys(), any::<bool>()).prop_map(|(keys, end)| Request::Remove { keys, end }),
+            keys().prop_map(|keys| Request::Remove { keys, round: Round::Drop }),
+            (keys(), prop::collection::vec(any::<u64>().prop_map(NodeId), 0..9))
+                .prop_map(|(keys, untold)| Request::Remove { keys, round: Round::End { untold } }),
             (any::<u64>(), prop::collection::vec(loan(), 0..9))
                 .prop_map(|(request, blocks)| Request::Prepare { request, blocks }),
             any::<u64>().prop_map(|request| Request::Finish { request }),

@@ -4,17 +4,23 @@
 //! was asked already. Hence two rounds: in the first every host drops the block and takes no copy of it any more; when
 //! all have, the second lifts that. A host that is not told of the second lifts it by itself after a while. A host
 //! answers the first round when nothing that it sent before is on its way any more.
+//!
+//! A host that is away hears of it when it is back ([`owed`]).
+
+mod owed;
 
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+pub(super) use self::owed::Owed;
+use super::channel::{Channel, ChannelError};
 use super::counts::add;
 use super::link::Link;
-use super::message::{Reply, Request};
-use super::table::Nodes;
+use super::message::{Reply, Request, Round};
+use super::table::{NodeId, Nodes};
 use super::{Shared, lock};
-use crate::block::BlockKey;
+use crate::block::{BATCH_MAX, BlockKey};
 use crate::tier::dram::Remove;
 
 /// How long a peer may take to remove blocks from its tiers.
@@ -122,42 +128,71 @@ impl Shared {
         self.sending.wait(keys, SENT);
         let mut removed = vec![Ok(false); keys.len()];
         // All of them, not only those known to hold a copy: one may be on its way there.
-        let up: Vec<_> = self.links.iter().filter(|link| link.is_up()).collect();
+        let (up, away): (Vec<_>, Vec<_>) = self.links.iter().partition(|link| link.is_up());
+        let mut untold = away.iter().fold(Nodes::default(), |all, link| all.and(Nodes::one(link.place)));
         for link in &up {
-            match self.remove_at(link, keys, false) {
+            match self.remove_at(link, keys, Round::Drop) {
                 Some(there) => {
                     let had = removed.iter_mut().zip(there).filter(|(_, there)| *there);
                     had.filter(|(removed, _)| removed.is_ok()).for_each(|(removed, _)| *removed = Ok(true));
                 }
                 None => {
+                    untold.insert(link.place);
                     let holds = (0..keys.len()).filter(|&i| held[i].has(link.place));
                     holds.for_each(|i| removed[i] = Err(link.config.name.clone()));
                 }
             }
         }
+        lock(&self.owed).owe(keys, untold);
+        let untold = self.names(untold);
         for link in &up {
-            self.remove_at(link, keys, true);
+            self.remove_at(link, keys, Round::End { untold: untold.clone() });
         }
         lock(&self.removing).end(keys);
         removed
     }
 
-    /// Removes blocks that travelled to a peer while they were removed everywhere else.
-    pub(super) fn remove_late(&self, link: &Link, keys: &[BlockKey]) {
-        self.remove_at(link, keys, false);
-        self.remove_at(link, keys, true);
+    fn names(&self, nodes: Nodes) -> Vec<NodeId> {
+        let links = self.links.iter().filter(|link| nodes.has(link.place));
+        links.map(|link| NodeId::of(&link.config.name)).collect()
     }
 
-    fn remove_at(&self, link: &Link, keys: &[BlockKey], end: bool) -> Option<Vec<bool>> {
-        match link.call(self, &Request::Remove { keys: keys.to_vec(), end }, ANSWER) {
+    /// Tells a host which blocks were removed while it was away.
+    pub(super) fn tell_owed(&self, link: &Link, channel: &mut Channel) -> Result<(), ChannelError> {
+        let owed = lock(&self.owed).to(link.place);
+        for keys in owed.chunks(BATCH_MAX) {
+            for round in [Round::Drop, Round::End { untold: Vec::new() }] {
+                let request = Request::Remove { keys: keys.to_vec(), round };
+                match channel.call(&request, Instant::now() + ANSWER)? {
+                    Reply::Removed { .. } => {}
+                    _ => return Err(channel.wrong_reply()),
+                }
+            }
+            lock(&self.owed).told(keys, link.place);
+            add(&self.counts.told_late, keys.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Removes blocks that travelled to a peer while they were removed everywhere else.
+    pub(super) fn remove_late(&self, link: &Link, keys: &[BlockKey]) {
+        self.remove_at(link, keys, Round::Drop);
+        self.remove_at(link, keys, Round::End { untold: Vec::new() });
+    }
+
+    fn remove_at(&self, link: &Link, keys: &[BlockKey], round: Round) -> Option<Vec<bool>> {
+        match link.call(self, &Request::Remove { keys: keys.to_vec(), round }, ANSWER) {
             Ok(Reply::Removed { removed }) if removed.len() == keys.len() => Some(removed),
             _ => None,
         }
     }
 
     /// A peer says that blocks are removed everywhere, or that they now are. Whether each was here.
-    pub(super) fn remove_here(&self, keys: &[BlockKey], end: bool) -> Vec<bool> {
-        if end {
+    pub(super) fn remove_here(&self, keys: &[BlockKey], round: &Round) -> Vec<bool> {
+        if let Round::End { untold } = round {
+            let away = self.links.iter().filter(|link| untold.contains(&NodeId::of(&link.config.name)));
+            let away = away.fold(Nodes::default(), |all, link| all.and(Nodes::one(link.place)));
+            lock(&self.owed).owe(keys, away);
             lock(&self.removing).end(keys);
             return vec![false; keys.len()];
         }

@@ -177,7 +177,7 @@ impl Answering<'_> {
                 let outcomes = shared.take_in(self.link, &items, lease_ms);
                 Reply::Copied { outcomes }
             }
-            Request::Remove { keys, end } => Reply::Removed { removed: shared.remove_here(&keys, end) },
+            Request::Remove { keys, round } => Reply::Removed { removed: shared.remove_here(&keys, &round) },
             Request::Prepare { request, blocks } => shared.prepare(request, &blocks),
             Request::Finish { request } => Reply::Copied { outcomes: shared.finish(request) },
             Request::Open { id, request, layers, blocks } => {

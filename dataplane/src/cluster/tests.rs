@@ -65,9 +65,12 @@ impl Host {
         (config.peers, config.listen) = (all, ports[n]);
         (config.audit_every, config.read_timeout) = (Duration::from_millis(200), Duration::from_secs(60));
         change(&mut config);
-        let clock = Clock::start();
         let dram = DramConfig { pool_bytes: 32 << 20, blocks_max: 4096, ..dram };
-        let store = Arc::new(DramStore::open(dram).unwrap());
+        Self::join(config, Arc::new(DramStore::open(dram).unwrap()), Clock::start())
+    }
+
+    /// A host with the blocks that are in this store.
+    fn join(config: ClusterConfig, store: Arc<DramStore>, clock: Clock) -> Self {
         let events = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&events);
         let tell = Box::new(move |event| told.lock().unwrap().push(event));
@@ -78,6 +81,19 @@ impl Host {
         let tiering = Arc::new(tiering.unwrap());
         cluster.run(&tiering).unwrap();
         Self { store, tiering, cluster, clock, events }
+    }
+
+    /// Another run of a host that still has its blocks, and speaks of them as it did.
+    fn run_again(self) -> Self {
+        let (config, store) = (self.cluster.config().clone(), Arc::clone(&self.store));
+        let own = self.cluster.shared.table().own().0;
+        let clock = self.clock;
+        drop(self);
+        let again = Self::join(config, store, clock);
+        for fact in own {
+            again.cluster.shared.table().hear(0, fact);
+        }
+        again
     }
 
     fn put(&self, n: u32) {
@@ -254,6 +270,36 @@ fn a_removal_wins_over_copies_on_their_way() {
         until("nobody claims them", || settled(&all, numbers.clone(), 0));
     }
     assert!(!resident(0..ROUNDS * 4));
+}
+
+/// A host that was away comes back, and speaks of copies of what was removed meanwhile.
+#[test]
+fn a_removal_reaches_who_was_away() {
+    let ports = ports(3);
+    let hosts = [0, 1, 2].map(|n| Host::start(n, &ports, |_| {}));
+    until("all are up", || hosts.iter().all(|host| host.up() == 2));
+    hosts[0].put_copies(0..8, 3);
+    let all: Vec<&Host> = hosts.iter().collect();
+    until("copies", || settled(&all, 0..8, 3));
+
+    let [zero, one, two] = hosts;
+    two.cluster.stop();
+    until("its loss is known", || zero.up() == 1 && one.up() == 1);
+    let keys: Vec<_> = (0..4).map(key).collect();
+    zero.tiering.remove(&keys, zero.clock.now_ms()).unwrap();
+    assert_eq!([&zero, &one].map(|host| host.cluster.stats().removals_owed), [4, 4]);
+    // Stored again, so what the other has of it is good.
+    zero.put_copies(3..4, 2);
+    assert_eq!(zero.cluster.stats().removals_owed, 3);
+
+    // The remover itself is gone when it returns.
+    drop(zero);
+    let two = two.run_again();
+    until("it is told", || one.cluster.stats().removals_owed == 0);
+    until("it is up", || one.up() == 1 && two.up() == 1);
+    assert!((0..3).all(|n| !one.is_resident(n) && !two.is_resident(n)));
+    assert!((4..8).all(|n| two.is_resident(n) && one.reads(n)));
+    assert_eq!(one.cluster.stats().removals_forgotten, 0);
 }
 
 #[test]

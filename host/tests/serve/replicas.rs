@@ -240,6 +240,50 @@ fn a_copy_that_the_disk_damaged_is_fetched_again() {
     assert_eq!(both("kvasir_peer_corrupt_total"), [0, 0]);
 }
 
+/// Its disk has the blocks still, and nobody could tell it meanwhile.
+#[test]
+fn a_removal_reaches_a_host_that_was_killed() {
+    const BLOCKS: u32 = 384;
+    let plan = Plan::new(2);
+    let small = [
+        "store.pool_bytes=3MiB".to_owned(),
+        format!("nvme.dir={}", plan.dir.path().join("blocks").display()),
+        "nvme.segment_bytes=1MiB".to_owned(),
+        "nvme.capacity_bytes=64MiB".to_owned(),
+        "tiering.min_uses=0".to_owned(),
+        "store.put_wait=60s".to_owned(),
+    ];
+    let mut hosts = [plan.start(0, &[]), plan.start(1, &small)];
+    let up = |hosts: &[Host; 2]| hosts.iter().all(|host| metric(host, "kvasir_peer_up", "") == 1);
+    until("peers", || up(&hosts));
+    for first in (0..BLOCKS).step_by(8) {
+        put(&hosts[0], first..first + 8, 2);
+    }
+    until("copies", || metric(&hosts[1], "kvasir_replicas_own", "") == u64::from(BLOCKS));
+    until("nothing is on its way to the disk", || {
+        metric(&hosts[1], "kvasir_offload_queued_blocks", "") == 0
+            && metric(&hosts[1], "kvasir_tier_blocks", "nvme") > 0
+    });
+    hosts[1].kill();
+    until("its loss is known", || metric(&hosts[0], "kvasir_peer_up", "") == 0);
+    let evens: Vec<BlockKey> = (0..BLOCKS).step_by(2).map(key).collect();
+    let removed = hosts[0].client(Transport::Unix).remove(&evens).unwrap();
+    assert!(removed.into_iter().all(|removed| removed));
+    assert_eq!(metric(&hosts[0], "kvasir_removals_owed", ""), evens.len() as u64);
+
+    hosts[1] = plan.start(1, &small);
+    until("peers again", || up(&hosts));
+    until("it was told", || metric(&hosts[0], "kvasir_removals_owed", "") == 0);
+    assert!(metric(&hosts[1], "kvasir_replicas_dropped_total", "removed") > 0, "its disk had some");
+    assert!(metric(&hosts[1], "kvasir_tier_blocks", "nvme") > 0, "and has those that were not removed");
+    for host in &hosts {
+        let found = host.client(Transport::Unix).exists(&evens).unwrap();
+        assert_eq!(found.iter().filter(|found| **found).count(), 0);
+        let odd = (1..BLOCKS).step_by(2).map(key).collect::<Vec<_>>();
+        assert!(host.client(Transport::Unix).exists(&odd).unwrap().into_iter().all(|found| found));
+    }
+}
+
 #[test]
 fn a_host_with_another_secret_is_refused_by_name_and_reason() {
     let plan = Plan::new(2);
