@@ -495,7 +495,7 @@ mod tests {
     #[test]
     fn smoke() {
         let rows = run(Duration::from_millis(1), 1).unwrap();
-        assert_eq!(rows.len(), 21);
+        assert_eq!(rows.len(), 22);
         assert!(rows.iter().all(|row| row.value > 0.0 && row.reference.is_none_or(|r| r > 0.0)), "{rows:?}");
     }
 }
