@@ -20,11 +20,12 @@
 //! **How blocks go.** A removal ([`removal`]) reaches every host that is up and waits for copies that are on their way.
 //!
 //! **Threads**: one accepts, one per accepted connection answers ([`serve`]); per peer one listens and one has copies
-//! made; one looks after targets and damage ([`upkeep`]), one hears what is handed over. All blocked threads; the table
+//! made; one looks after targets and damage ([`upkeep`]), one keeps targets on disk ([`targets`]), one hears what is
+//! handed over. All blocked threads; the table
 //! has one lock, which is never held during I/O.
 //!
 //! Deliberately absent: consensus (a wrong view costs a copy too many or too few for a while, never wrong bytes),
-//! discovery (peers are listed), targets that outlive a restart of all holders.
+//! discovery (peers are listed).
 
 pub mod bench;
 mod channel;
@@ -38,6 +39,7 @@ pub mod push;
 mod removal;
 mod serve;
 pub mod table;
+mod targets;
 mod tier;
 mod upkeep;
 
@@ -47,6 +49,7 @@ mod tests;
 use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
@@ -62,6 +65,7 @@ use self::link::Link;
 use self::push::Taking;
 use self::removal::{Owed, Removing, Sending};
 use self::table::{Heard, Holding, NODES_MAX, NodeId, Table};
+use self::targets::Targets;
 use self::tier::PeerTier;
 use self::upkeep::Todo;
 use crate::block::BlockKey;
@@ -123,6 +127,9 @@ pub struct ClusterConfig {
     pub read_timeout: Duration,
     /// How often all blocks are looked at for copies that are missing, gone or too many. Default 5 s.
     pub audit_every: Duration,
+    /// A folder to keep in how many copies are wanted of which blocks, for a host that has a durable tier. Default none: a
+    /// block that all its holders still have after a restart is not copied again.
+    pub targets: Option<PathBuf>,
     /// Without an answer for this long, beyond the 150 ms that a heartbeat may take, a peer is down. Default 700 ms.
     pub silence: Duration,
 }
@@ -146,6 +153,7 @@ impl ClusterConfig {
             queue_max: 4096,
             read_timeout: Duration::from_millis(1500),
             audit_every: Duration::from_secs(5),
+            targets: None,
             silence: Duration::from_millis(700),
         }
     }
@@ -164,6 +172,8 @@ pub enum OpenError {
     Export(#[from] Denied),
     #[error("no thread for {what}: {source}")]
     Thread { what: &'static str, source: io::Error },
+    #[error("what is known of wanted copies cannot be kept in {}: {reason}; check the folder", path.display())]
+    Targets { path: PathBuf, reason: String },
 }
 
 /// Something that a person may want to know.
@@ -179,6 +189,10 @@ pub enum Event {
     Repaired { key: BlockKey, peer: String },
     #[error("block {key} was damaged here and dropped; no other host could give it back now")]
     NotRepaired { key: BlockKey },
+    #[error(
+        "how many copies are wanted cannot be kept on disk: {reason}; until it can, a restart forgets it"
+    )]
+    TargetsNotKept { reason: String },
 }
 
 impl Event {
@@ -219,6 +233,8 @@ struct Shared {
     arrivals: Arrivals,
     hand_overs: HandOvers,
     counts: Counts,
+    /// Number of the first of this host's own news that is not safe on disk.
+    targets_kept: AtomicU64,
     /// Calls of peers being answered.
     serving: AtomicU64,
     events: Events,
@@ -286,6 +302,7 @@ impl Cluster {
             arrivals: Arrivals::default(),
             hand_overs: HandOvers::default(),
             counts: Counts::default(),
+            targets_kept: AtomicU64::new(0),
             serving: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             accepted: Mutex::default(),
@@ -314,6 +331,7 @@ impl Cluster {
         if self.shared.tiering.set(Arc::downgrade(tiering)).is_err() {
             return Ok(());
         }
+        self.open_targets(tiering)?;
         let listener = self.listener.try_clone();
         let listener = listener.map_err(|source| OpenError::Thread { what: "accepting peers", source })?;
         self.spawn("kvasir-accept", "accepting peers", move |shared| shared.accept_all(&listener))?;
@@ -325,6 +343,16 @@ impl Cluster {
             self.spawn("kvasir-copy", "copies to a peer", move |shared| shared.copy_all(&copied))?;
         }
         Ok(())
+    }
+
+    /// Claims again what was held before, and keeps that from here on.
+    fn open_targets(&self, tiering: &Tiering) -> Result<(), OpenError> {
+        let Some(path) = &self.shared.config.targets else { return Ok(()) };
+        let opened = Targets::open(path);
+        let targets = opened.map_err(|reason| OpenError::Targets { path: path.clone(), reason })?;
+        let at = self.shared.table().log().end();
+        self.shared.restore_targets(&targets, tiering);
+        self.spawn("kvasir-targets", "wanted copies", move |shared| shared.keep_targets(&targets, at))
     }
 
     fn spawn(
@@ -394,15 +422,17 @@ impl Cluster {
     }
 
     pub fn stats(&self) -> ClusterStats {
-        let (blocks, refusals, (own, short)) = {
+        let (blocks, refusals, (own, short), news) = {
             let table = self.shared.table();
-            (table.len(), table.refusals(), table.counts())
+            (table.len(), table.refusals(), table.counts(), table.log().end())
         };
+        let kept = self.shared.targets_kept.load(Ordering::Relaxed);
+        let unkept = self.config().targets.as_ref().map_or(0, |_| news.saturating_sub(kept));
         let pool = self.shared.transport.stats();
         let endpoints = self.shared.transport.open();
         let (owed, removals_forgotten) = lock(&self.shared.owed).counts();
         let stats = self.shared.counts.stats(blocks, own, short, refusals, endpoints, pool);
-        ClusterStats { removals_owed: owed as u64, removals_forgotten, ..stats }
+        ClusterStats { removals_owed: owed as u64, removals_forgotten, targets_unkept: unkept, ..stats }
     }
 
     /// Ends all connections and waits for the threads.

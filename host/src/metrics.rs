@@ -195,6 +195,14 @@ fn describe_replicas() {
     describe_counter!("kvasir_repairs_total", "Damaged blocks fetched again from a peer, by outcome");
     describe_counter!("kvasir_replicas_dropped_total", "Copies of this host that are no longer, by why");
     describe_counter!("kvasir_replicas_refused_total", "Blocks whose copies are not followed, by why");
+    describe_counter!(
+        "kvasir_targets_restored_total",
+        "Copies of this host that were known from before its start"
+    );
+    describe_gauge!(
+        "kvasir_targets_unkept",
+        "News of this host's copies that are not yet safe on disk: a crash would forget how many are wanted"
+    );
     describe_gauge!("kvasir_removals_owed", "Removals that hosts which are away have still to hear of");
     describe_counter!(
         "kvasir_removals_late_total",
@@ -369,6 +377,8 @@ fn replicas(cluster: &Cluster) {
     }
     counter!("kvasir_replicas_refused_total", "why" => "table_full").absolute(s.table_full);
     counter!("kvasir_replicas_refused_total", "why" => "conflict").absolute(s.conflicts);
+    counter!("kvasir_targets_restored_total").absolute(s.targets_restored);
+    gauge!("kvasir_targets_unkept").set(s.targets_unkept as f64);
     gauge!("kvasir_removals_owed").set(s.removals_owed as f64);
     counter!("kvasir_removals_late_total", "outcome" => "told").absolute(s.removals_told_late);
     counter!("kvasir_removals_late_total", "outcome" => "forgotten").absolute(s.removals_forgotten);

@@ -30,6 +30,7 @@ pub(super) struct Counts {
     pub(super) let_go: AtomicU64,
     pub(super) removed: AtomicU64,
     pub(super) told_late: AtomicU64,
+    pub(super) restored: AtomicU64,
     pub(super) strangers: AtomicU64,
 }
 
@@ -77,6 +78,9 @@ pub struct ClusterStats {
     pub removals_owed: u64,
     pub removals_told_late: u64,
     pub removals_forgotten: u64,
+    /// Copies of this host that were known from before its start, and news of its own that a crash would forget now.
+    pub targets_restored: u64,
+    pub targets_unkept: u64,
     /// Connections refused: wrong secret, unknown name, no protocol of ours.
     pub strangers: u64,
     /// Connections to peers for transfers, open now, and what became of others.
@@ -124,6 +128,8 @@ impl Counts {
             removals_owed: 0,
             removals_told_late: read(&self.told_late),
             removals_forgotten: 0,
+            targets_restored: read(&self.restored),
+            targets_unkept: 0,
             strangers: read(&self.strangers),
             endpoints: endpoints as u64,
             endpoint_failures: pool.connect_failures + pool.broken,

@@ -303,6 +303,36 @@ fn a_removal_reaches_who_was_away() {
 }
 
 #[test]
+fn copies_are_still_wanted_after_all_holders_were_restarted() {
+    let (ports, dir) = (ports(2), tempfile::tempdir().unwrap());
+    let start = |n: usize| {
+        Host::start(n, &ports, |config| config.targets = Some(dir.path().join(format!("targets-{n}"))))
+    };
+    let hosts = [start(0), start(1)];
+    until("both are up", || hosts.iter().all(|host| host.up() == 1));
+    hosts[0].put_copies(0..6, 2);
+    until("copies", || settled(&[&hosts[0], &hosts[1]], 0..6, 2));
+    until("they are kept", || hosts.iter().all(|host| host.cluster.stats().targets_unkept == 0));
+
+    // What outlives them is the stores, as a disk would; not all of it comes back.
+    let parts = hosts.map(|host| (host.cluster.config().clone(), Arc::clone(&host.store), host.clock));
+    let now = parts[0].2.now_ms();
+    parts[0].1.remove(&[key(4)], now).unwrap();
+    parts[1].1.remove(&[key(4), key(5)], now).unwrap();
+    let hosts = parts.map(|(config, store, clock)| Host::join(config, store, clock));
+    assert_eq!(hosts.each_ref().map(|host| host.cluster.stats().targets_restored), [5, 4]);
+    let both = [&hosts[0], &hosts[1]];
+    until("copies again", || settled(&both, 0..4, 2) && settled(&both, 5..6, 2));
+    assert!(hosts[1].is_resident(5) && settled(&both, 4..5, 0));
+    until("nothing is kept of what is gone", || {
+        hosts.iter().all(|host| host.cluster.stats().targets_unkept == 0)
+    });
+    let parts = hosts.map(|host| (host.cluster.config().clone(), Arc::clone(&host.store), host.clock));
+    let hosts = parts.map(|(config, store, clock)| Host::join(config, store, clock));
+    assert_eq!(hosts.each_ref().map(|host| host.cluster.stats().targets_restored), [5, 5]);
+}
+
+#[test]
 fn a_damaged_copy_is_fetched_again() {
     let (hosts, _) = start_all(2);
     hosts[0].put_copies(0..3, 2);

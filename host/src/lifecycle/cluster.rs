@@ -51,6 +51,7 @@ pub fn open(config: &Config, store: &Arc<DramStore>, clock: Clock) -> Result<Opt
         blocks_max: settings.blocks_max as usize,
         read_timeout: settings.read_timeout.0,
         audit_every: settings.audit_every.0,
+        targets: targets(config),
         ..ClusterConfig::new(&config.node.name, read_secret(&settings.secret_file)?)
     };
     Ok(Some(Cluster::open(cluster, Arc::clone(store), clock, Box::new(log))?))
@@ -72,6 +73,12 @@ fn read_tls(config: &Config) -> Result<Option<Tls>, TlsError> {
     let tls = &config.cluster.tls;
     let files = TlsFiles { authority: tls.ca.clone(), certificate: tls.cert.clone(), key: tls.key.clone() };
     tls.is_on().then(|| Tls::read(&files, &config.node.name)).transpose()
+}
+
+/// Beside the blocks that outlive a restart; nowhere if none do.
+fn targets(config: &Config) -> Option<PathBuf> {
+    let dir = &config.nvme.dir;
+    (!dir.as_os_str().is_empty()).then(|| dir.join("targets"))
 }
 
 fn log(event: Event) {

@@ -285,6 +285,39 @@ fn a_removal_reaches_a_host_that_was_killed() {
 }
 
 #[test]
+fn copies_are_made_again_from_what_a_disk_kept_when_all_holders_were_killed() {
+    const BLOCKS: u32 = 384;
+    let plan = Plan::new(2);
+    let small = [
+        "store.pool_bytes=3MiB".to_owned(),
+        format!("nvme.dir={}", plan.dir.path().join("blocks").display()),
+        "nvme.segment_bytes=1MiB".to_owned(),
+        "nvme.capacity_bytes=64MiB".to_owned(),
+        "tiering.min_uses=0".to_owned(),
+        "store.put_wait=60s".to_owned(),
+    ];
+    let hosts = [plan.start(0, &small), plan.start(1, &[])];
+    let up = |hosts: &[Host; 2]| hosts.iter().all(|host| metric(host, "kvasir_peer_up", "") == 1);
+    until("peers", || up(&hosts));
+    for first in (0..BLOCKS).step_by(8) {
+        put(&hosts[0], first..first + 8, 2);
+    }
+    until("copies", || metric(&hosts[1], "kvasir_replicas_own", "") == u64::from(BLOCKS));
+    until("half of them on the disk, and known there", || {
+        metric(&hosts[0], "kvasir_offload_queued_blocks", "") == 0
+            && metric(&hosts[0], "kvasir_tier_blocks", "nvme") > 0
+            && metric(&hosts[0], "kvasir_targets_unkept", "") == 0
+    });
+    // Both at once; what the other one had, it had in memory alone.
+    drop(hosts);
+    let hosts = [plan.start(0, &small), plan.start(1, &[])];
+    let restored = metric(&hosts[0], "kvasir_targets_restored_total", "");
+    assert!(restored > 0 && restored <= BLOCKS.into(), "{restored}");
+    until("two of each again", || up(&hosts) && settled(&[&hosts[0], &hosts[1]], restored, 2));
+    assert!(metric(&hosts[1], "kvasir_copy_bytes_total", "in") >= restored * u64::from(BLOCK));
+}
+
+#[test]
 fn a_host_with_another_secret_is_refused_by_name_and_reason() {
     let plan = Plan::new(2);
     let stranger = plan.secret("other", "what no host of this test knows");
