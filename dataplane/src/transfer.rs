@@ -20,6 +20,7 @@ pub mod bench;
 pub mod complete;
 pub mod entry;
 pub mod handover;
+pub mod order;
 pub mod peer;
 pub mod plan;
 pub mod submit;
@@ -32,6 +33,7 @@ mod tests;
 
 pub use complete::{EntryStatus, Status, Transfer, TransferError};
 pub use entry::{Batch, BatchTooLarge, Entry};
-pub use peer::{Peer, RailMetrics, Segment};
+pub use order::Order;
+pub use peer::{Paths, Peer, RailMetrics, Segment};
 pub use plan::{Class, PlanConfig};
 pub use submit::{Engine, EngineConfig};

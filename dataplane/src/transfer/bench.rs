@@ -468,8 +468,18 @@ fn planning(time: Duration) -> Row {
     while start.elapsed() < time {
         for class in [Class::DecodeCritical, Class::Prefill, Class::Replication] {
             let token = Arc::new(());
-            schedule
-                .push(class, Work { token, offset: 0, len: ENTRY, ranges: 1, merge_key: (0, 0), avoid: 0 });
+            schedule.push(
+                class,
+                Work {
+                    token,
+                    offset: 0,
+                    len: ENTRY,
+                    ranges: 1,
+                    merge_key: (0, 0),
+                    avoid: 0,
+                    order: Default::default(),
+                },
+            );
         }
         loop {
             now += 100_000;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::complete::Inner;
+use super::order::Order;
 use super::peer::{Peer, Segment};
 use super::plan::{Class, Schedule, Slice, Work};
 use crate::memory::region::{LocalRange, part_of};
@@ -103,11 +104,13 @@ pub(super) fn push_entry(
     entry: &Entry,
     piece: &Piece,
     ranges_max: usize,
-    class: Class,
+    order: Order,
 ) {
+    let class = piece.transfer.class;
     // Equal for entries whose pieces may share an operation: one transfer, one segment, one direction.
     let merge_key = (piece.transfer.id, entry.segment.id << 1 | entry.direction as u64);
-    let work = |offset, len, ranges| Work { token: piece.clone(), offset, len, ranges, merge_key, avoid: 0 };
+    let work =
+        |offset, len, ranges| Work { token: piece.clone(), offset, len, ranges, merge_key, avoid: 0, order };
     let ranges = entry.local.len().max(entry.remote.len());
     if ranges <= ranges_max {
         return schedule.push(class, work(0, entry.len(), ranges as u32));

@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::complete::same;
-use super::entry::Piece;
+use super::entry::{Entry, Piece};
+use super::order::{self, Order};
 use super::plan::{PlanConfig, Rail, Schedule};
+use crate::memory::region::Location;
 use crate::transport::{Denied, Endpoint, Error, Grant, OpError, Transport};
 
 /// A rail to a peer: how to reach it, and the endpoint while it works.
@@ -60,6 +62,9 @@ impl Link {
     }
 }
 
+/// In which order rails carry what moves between memory here and memory at the peer's.
+pub type Paths = dyn Fn(Location, Location) -> Order + Send + Sync;
+
 /// A peer and all rails to it.
 pub struct Peer {
     name: String,
@@ -70,6 +75,8 @@ pub struct Peer {
     pub(super) pumps: AtomicUsize,
     /// Somebody mends its rails.
     pub(super) mending: AtomicBool,
+    /// None: all rails alike.
+    paths: RwLock<Option<Arc<Paths>>>,
 }
 
 pub(super) struct State {
@@ -108,20 +115,59 @@ impl Peer {
                 Err(error) => last = error,
             }
         }
-        let name = name.ok_or(last)?;
+        Ok(Self::new(name.ok_or(last)?, links, plan))
+    }
+
+    /// Connects over the first of the rails at which the peer of this name answers. A peer that is away costs no more
+    /// time for having many rails.
+    pub(super) fn connect_to(
+        name: &str,
+        rails: Vec<(Arc<dyn Transport>, String)>,
+        plan: &PlanConfig,
+    ) -> Result<Arc<Self>, Error> {
+        let links: Vec<Link> =
+            rails.into_iter().map(|(transport, address)| Link::new(transport, address)).collect();
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let start = Instant::now();
+        let mut last =
+            Error::Unsupported { transport: "the engine", what: "connect to a peer without rails" };
+        for link in links.iter().take_while(|_| start.elapsed() < PATIENCE) {
+            match link.connect(Some(name)) {
+                Ok(_) => return Ok(Self::new(name.to_owned(), links, plan)),
+                Err(error) => {
+                    link.failed(Instant::now());
+                    last = error;
+                }
+            }
+        }
+        Err(last)
+    }
+
+    fn new(name: String, links: Vec<Link>, plan: &PlanConfig) -> Arc<Self> {
         let mut rails = vec![Rail::new(plan); links.len()];
         for (rail, link) in rails.iter_mut().zip(&links) {
             rail.usable = link.endpoint().is_some();
         }
         let state = State { rails, schedule: Schedule::default() };
-        Ok(Arc::new(Self {
+        Arc::new(Self {
             name,
             links,
             state: Mutex::new(state),
             segments: Mutex::default(),
             pumps: AtomicUsize::new(0),
             mending: AtomicBool::new(false),
-        }))
+            paths: RwLock::default(),
+        })
+    }
+
+    /// From here on what is submitted goes in this order.
+    pub fn prefer(&self, paths: Arc<Paths>) {
+        *self.paths.write().unwrap_or_else(PoisonError::into_inner) = Some(paths);
+    }
+
+    /// In which order entries go.
+    pub(super) fn orders(&self) -> Orders {
+        Orders { paths: self.paths.read().unwrap_or_else(PoisonError::into_inner).clone(), last: None }
     }
 
     /// As it called itself.
@@ -129,12 +175,37 @@ impl Peer {
         &self.name
     }
 
-    /// Opens a segment over every rail that works.
+    /// Opens a segment over every rail that works. If none of those that are connected so far can give it, the others are
+    /// connected first.
     pub fn open_segment(self: &Arc<Self>, name: &str) -> Result<Arc<Segment>, Error> {
+        self.open_connected(name).or_else(|error| {
+            if self.connect_more(Instant::now()) { self.open_connected(name) } else { Err(error) }
+        })
+    }
+
+    /// Connects what is not, and may be. Whether there is more now.
+    fn connect_more(&self, now: Instant) -> bool {
+        let mut more = false;
+        for (rail, link) in self.links.iter().enumerate() {
+            if link.endpoint().is_none() && link.due(now) {
+                match link.connect(Some(&self.name)) {
+                    Ok(_) => {
+                        self.state().rails[rail].usable = true;
+                        more = true;
+                    }
+                    Err(_) => link.failed(now),
+                }
+            }
+        }
+        more
+    }
+
+    fn open_connected(self: &Arc<Self>, name: &str) -> Result<Arc<Segment>, Error> {
         let reason = || "no rail to it works".to_owned();
         let mut result = Err(Error::PeerDown { peer: self.name.clone(), reason: reason() });
         let mut grants = Vec::new();
-        for link in &self.links {
+        let mut unreachable = 0;
+        for (rail, link) in self.links.iter().enumerate() {
             let grant = link.endpoint().map(|endpoint| endpoint.open(name));
             grants.push(match grant {
                 Some(Ok(grant)) => {
@@ -142,6 +213,7 @@ impl Peer {
                     Some(grant)
                 }
                 Some(Err(error)) => {
+                    unreachable |= if is_unreachable(&error) { order::bit(rail) } else { 0 };
                     if result.is_err() {
                         result = Err(error);
                     }
@@ -161,6 +233,7 @@ impl Peer {
             epoch,
             stale: AtomicBool::new(false),
             grants: RwLock::new(grants),
+            unreachable: AtomicU64::new(unreachable),
         });
         let mut segments = self.segments();
         segments.retain(|segment| segment.strong_count() > 0);
@@ -246,6 +319,33 @@ impl Peer {
     }
 }
 
+/// The order of one entry after the other. Most are between the same places as the one before.
+pub(super) struct Orders {
+    paths: Option<Arc<Paths>>,
+    last: Option<((Location, u64, u32), Order)>,
+}
+
+impl Orders {
+    pub(super) fn of(&mut self, entry: &Entry) -> Order {
+        let (Some(paths), Some(local), Some(remote)) =
+            (&self.paths, entry.local.first(), entry.remote.first())
+        else {
+            return Order::default();
+        };
+        let key = (local.region().location(), entry.segment.id, remote.region);
+        if let Some((_, order)) = self.last.filter(|(last, _)| *last == key) {
+            return order;
+        }
+        let grant = entry.segment.description();
+        let region = grant.as_ref().and_then(|grant| grant.regions.get(remote.region as usize));
+        // Where the segment is not open over any rail, the order does not matter.
+        let order = region.map_or_else(Order::default, |region| paths(key.0, region.location));
+        let order = order.without(entry.segment.unreachable.load(Ordering::Relaxed));
+        self.last = Some((key, order));
+        order
+    }
+}
+
 impl Link {
     /// For messages.
     pub(super) fn describe(&self) -> String {
@@ -292,6 +392,8 @@ pub struct Segment {
     /// The peer has begun another epoch.
     stale: AtomicBool,
     grants: RwLock<Vec<Option<Arc<Grant>>>>,
+    /// Rails over which the peer cannot give this segment, ever; a bit for each.
+    unreachable: AtomicU64,
 }
 
 impl Segment {
@@ -318,6 +420,9 @@ impl Segment {
     }
 
     fn wants_grant(&self, rail: usize, now: Instant) -> bool {
+        if self.unreachable.load(Ordering::Relaxed) & order::bit(rail) != 0 {
+            return false;
+        }
         match self.grant(rail) {
             Ok(grant) => grant.ends_soon(now),
             Err(OpError::NotOpen { .. }) => true,
@@ -330,12 +435,20 @@ impl Segment {
         let grant = match answer {
             Ok(grant) if grant.epoch > self.epoch => return self.stale.store(true, Ordering::Release),
             Ok(grant) => Some(grant).filter(|grant| grant.epoch == self.epoch),
-            Err(Error::Denied { .. }) => None,
+            Err(error @ Error::Denied { .. }) => {
+                let unreachable = if is_unreachable(&error) { order::bit(rail) } else { 0 };
+                self.unreachable.fetch_or(unreachable, Ordering::Relaxed);
+                None
+            }
             // The grant that is there may be good for a while.
             Err(_) => return,
         };
         self.grants.write().unwrap_or_else(PoisonError::into_inner)[rail] = grant;
     }
+}
+
+fn is_unreachable(error: &Error) -> bool {
+    matches!(error, Error::Denied { denied: Denied::Unreachable, .. })
 }
 
 impl Grant {

@@ -6,12 +6,14 @@
 //! so that something urgent never waits behind a full one. While a rail carries urgent work, and a little longer, lower
 //! classes keep only so much on it as it moves in [`PlanConfig::calm_time_us`]: the next urgent slice waits for no more.
 //!
-//! Of the rails with room, a slice goes to the one that would finish it first: `(queued + slice) / rate`. Rates are
+//! Which rails may carry a piece its [`Order`] says. Of those with room, a slice goes to the one that would finish it first: `(queued + slice) / rate`. Rates are
 //! measured (bytes delivered between issue and completion), so a slow rail gets less without being told. Slices are
 //! what a rail moves in [`PlanConfig::slice_time_us`], within bounds: long enough that their cost vanishes, short
 //! enough that rails end together. Small pieces of one transfer travel together.
 
 use std::collections::VecDeque;
+
+use super::order::Order;
 
 /// What work is for, most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -204,6 +206,7 @@ pub struct Work<T> {
     pub merge_key: (u64, u64),
     /// Rails on which it failed, one bit each.
     pub avoid: u64,
+    pub order: Order,
 }
 
 /// Pieces that go over one rail together.
@@ -341,7 +344,8 @@ impl<T: Clone> Schedule<T> {
     }
 }
 
-/// The rail that would finish a slice of this work first, of those with room; one on which it failed only if all did.
+/// The rail that would finish a slice of this work first, of those with room in the first set that works; one on which
+/// it failed only if all did.
 fn choose<T>(
     rails: &[Rail],
     config: &PlanConfig,
@@ -352,8 +356,10 @@ fn choose<T>(
     let fresh =
         |n: usize| rails[n].usable && work.avoid.checked_shr(n as u32).is_none_or(|bits| bits & 1 == 0);
     let any_fresh = (0..rails.len()).any(fresh);
+    let candidate = |n: usize| if any_fresh { fresh(n) } else { rails[n].usable };
+    let first = work.order.first(rails.len(), candidate);
     (0..rails.len())
-        .filter(|&n| if any_fresh { fresh(n) } else { rails[n].usable })
+        .filter(|&n| first(n))
         .filter(|&n| rails[n].queued_bytes < rails[n].limits(config, class, now_ns).1)
         .min_by_key(|&n| rails[n].finish_ns(work.len.min(rails[n].slice_bytes(config))))
 }
@@ -375,14 +381,17 @@ fn split_front<T: Clone>(queue: &mut VecDeque<Work<T>>, len: u64) -> Option<Work
 }
 
 fn merge<T>(queue: &mut VecDeque<Work<T>>, slice: &mut Slice<T>, config: &PlanConfig) {
-    let (key, avoid, mut ranges) = match slice.pieces.first() {
-        Some(first) if first.len <= config.small_max => (first.merge_key, first.avoid, first.ranges),
+    let (key, avoid, order, mut ranges) = match slice.pieces.first() {
+        Some(first) if first.len <= config.small_max => {
+            (first.merge_key, first.avoid, first.order, first.ranges)
+        }
         _ => return,
     };
     while let Some(next) = queue.front() {
         let fits = next.len <= config.small_max
             && next.merge_key == key
             && next.avoid == avoid
+            && next.order == order
             && slice.len + next.len <= config.merged_max
             && ranges + next.ranges <= config.ranges_max;
         if !fits {
@@ -403,7 +412,15 @@ mod tests {
     const UNLIMITED: [u64; CLASSES] = [u64::MAX; CLASSES];
 
     fn work(token: u32, len: u64) -> Work<u32> {
-        Work { token, offset: 0, len, ranges: 1, merge_key: (token.into(), 0), avoid: 0 }
+        Work {
+            token,
+            offset: 0,
+            len,
+            ranges: 1,
+            merge_key: (token.into(), 0),
+            avoid: 0,
+            order: Order::default(),
+        }
     }
 
     fn rails(rates: &[u64]) -> Vec<Rail> {
@@ -527,6 +544,24 @@ mod tests {
         rails[1].usable = false;
         check(&mut schedule, &rails, 0, Err(Idle::NoRail));
         assert_eq!(schedule.next(&rails, &config, UNLIMITED, 0), Err(Idle::Empty));
+    }
+
+    #[test]
+    fn other_rails_carry_only_what_the_first_cannot() {
+        let (mut rails, config) = (rails(&[1_000_000, 9_000_000_000, 9_000_000_000]), PlanConfig::default());
+        let order = Order::of_ranks(&[0, 1, 1]);
+        let carries = |rails: &[Rail], avoid| {
+            let mut schedule = Schedule::default();
+            schedule.push(Class::Prefill, Work { order, avoid, ..work(0, 100) });
+            schedule.next(rails, &config, UNLIMITED, 0).map(|slice| slice.rail)
+        };
+        assert_eq!(carries(&rails, 0), Ok(0), "slow as it is");
+        rails[0].queued_bytes = 1 << 40;
+        assert_eq!(carries(&rails, 0), Err(Idle::Full), "full is not broken");
+        assert_eq!(carries(&rails, 0b001), Ok(1), "what failed there goes elsewhere");
+        rails[0].usable = false;
+        rails[1].queued_bytes = 1 << 20;
+        assert_eq!(carries(&rails, 0), Ok(2));
     }
 
     #[test]

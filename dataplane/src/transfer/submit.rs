@@ -141,15 +141,26 @@ impl Engine {
     /// Connects to a peer: pairs of a transport (by its index in those given to [`new`](Self::new)) and the peer's
     /// address on it. Several addresses on one transport are several rails.
     pub fn connect(&self, addresses: &[(usize, String)]) -> Result<Arc<Peer>, Error> {
+        let peer = Peer::connect(self.rails(addresses), &self.0.config.plan)?;
+        self.0.know(&peer);
+        Ok(peer)
+    }
+
+    /// Like [`connect`](Self::connect), to the peer of this name and no other. Over the first address that answers: the
+    /// others are connected in the background, so that none that does not answer holds up the transfer.
+    pub fn connect_to(&self, name: &str, addresses: &[(usize, String)]) -> Result<Arc<Peer>, Error> {
+        let peer = Peer::connect_to(name, self.rails(addresses), &self.0.config.plan)?;
+        self.0.know(&peer);
+        self.0.want_mending();
+        Ok(peer)
+    }
+
+    fn rails(&self, addresses: &[(usize, String)]) -> Vec<(Arc<dyn Transport>, String)> {
         let rail = |(index, address): &(usize, String)| {
             let transport = self.0.transports.get(*index).cloned();
             transport.map(|transport| (transport, address.clone()))
         };
-        let peer = Peer::connect(addresses.iter().filter_map(rail).collect(), &self.0.config.plan)?;
-        let mut peers = lock(&self.0.peers);
-        peers.retain(|peer| peer.strong_count() > 0);
-        peers.push(Arc::downgrade(&peer));
-        Ok(peer)
+        addresses.iter().filter_map(rail).collect()
     }
 
     /// Starts a batch. Entries that cannot be moved fail at once; see [`Transfer::poll_entry`].
@@ -201,19 +212,26 @@ impl Drop for Engine {
 }
 
 impl Shared {
+    fn know(&self, peer: &Arc<Peer>) {
+        let mut peers = lock(&self.peers);
+        peers.retain(|peer| peer.strong_count() > 0);
+        peers.push(Arc::downgrade(peer));
+    }
+
     fn enqueue(&self, inner: &Arc<Inner>) {
         let ranges_max = self.config.plan.ranges_max.max(2) as usize;
         // Entries of one batch, peer by peer, so that a peer's lock is taken once for its run of entries.
         let mut at = 0;
         while let Some(first) = inner.entries.get(at) {
             let peer = first.segment.peer().clone();
+            let mut orders = peer.orders();
             let mut state = peer.state();
             while let Some(entry) =
                 inner.entries.get(at).filter(|entry| Arc::ptr_eq(entry.segment.peer(), &peer))
             {
                 let piece = Piece { transfer: inner.clone(), entry: at as u32 };
                 match entry.check() {
-                    Ok(()) => push_entry(&mut state.schedule, entry, &piece, ranges_max, inner.class),
+                    Ok(()) => push_entry(&mut state.schedule, entry, &piece, ranges_max, orders.of(entry)),
                     Err(error) => inner.refused(at as u32, error),
                 }
                 at += 1;
