@@ -17,6 +17,9 @@
 //! because nobody writes into another host's pool but who hands a request's blocks over ([`push`], and [`handover`] while
 //! they are produced), into places made for them under a name of their own.
 //!
+//! **Which way.** Each host tells its rails, the NICs behind them and which NICs serve which memory ([`whereabouts`]);
+//! whoever reads pairs them with its own and puts them in an order ([`paths`]).
+//!
 //! **How blocks go.** A removal ([`removal`]) reaches every host that is up and waits for copies that are on their way.
 //!
 //! **Threads**: one accepts, one per accepted connection answers ([`serve`]); per peer one listens and one has copies
@@ -34,14 +37,17 @@ mod fetch;
 pub mod handover;
 mod link;
 mod message;
+mod paths;
 pub mod placement;
 pub mod push;
+mod rails;
 mod removal;
 mod serve;
 pub mod table;
 mod targets;
 mod tier;
 mod upkeep;
+mod whereabouts;
 
 #[cfg(test)]
 mod tests;
@@ -58,28 +64,32 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub use counts::ClusterStats;
 pub use link::{LinkState, PeerView};
 pub use message::Status;
+pub use paths::{RailState, RailView};
+pub use rails::{Kind, unavailable};
 
 use self::counts::Counts;
 use self::handover::HandOvers;
 use self::link::Link;
 use self::push::Taking;
+use self::rails::Rail;
 use self::removal::{Owed, Removing, Sending};
 use self::table::{Heard, Holding, NODES_MAX, NodeId, Table};
 use self::targets::Targets;
 use self::tier::PeerTier;
 use self::upkeep::Todo;
+use self::whereabouts::Whereabouts;
 use crate::block::BlockKey;
 use crate::clock::Clock;
-use crate::endpoint_pool::{PoolConfig, Pooled};
 use crate::memory::region::Region;
 use crate::tier::dram::{DramStore, OwnerId};
 use crate::tier::store::BlockStore;
 use crate::tier::tiering::Tiering;
+use crate::topology::Topology;
 use crate::transfer::handover::Arrivals;
 use crate::transfer::{Engine, EngineConfig};
 use crate::transport::node::Secret;
-use crate::transport::tcp::{Tcp, TcpConfig, Tls};
-use crate::transport::{Access, Denied, Node};
+use crate::transport::tcp::Tls;
+use crate::transport::{Access, Denied, Error as TransportError, Node, Transport};
 use crate::wire::Outcome;
 
 /// The segment that every host exports: its pool.
@@ -112,11 +122,19 @@ pub struct ClusterConfig {
     pub tls: Option<Tls>,
     /// Where peers ask. Port 0 takes any.
     pub listen: SocketAddr,
-    /// Where peers read the pool, over the transfer engine. Port 0 takes any; peers are told.
-    pub transfer: SocketAddr,
+    /// Where peers read the pool over TCP, an address for each rail. Port 0 takes any; peers are told. At least one, which
+    /// RDMA connections are set up over, too.
+    pub transfer: Vec<SocketAddr>,
+    /// Kinds of transport for the pool, in the order of preference. Between hosts on one machine shared memory goes
+    /// before all others. None: what this machine has, and RDMA only without TLS, because it is not encrypted.
+    pub transports: Option<Vec<Kind>>,
+    /// Socket where hosts on this machine reach the pool through shared memory. None: they do not.
+    pub socket: Option<PathBuf>,
     pub peers: Vec<PeerConfig>,
-    /// Which NICs serve which memory here, as JSON, for the peers.
-    pub matrix: String,
+    /// Which NICs serve which memory here: rails are chosen by it, and peers are told. None: all alike.
+    pub topology: Option<Topology>,
+    /// How often that is looked at again. Default 5 s.
+    pub topology_every: Duration,
     /// The most replicated blocks known, of all hosts together. About 80 B each. Default 1,048,576.
     pub blocks_max: usize,
     /// News kept for peers that lag; one that lags more is told everything anew. Default 65,536.
@@ -145,9 +163,12 @@ impl ClusterConfig {
             secret,
             tls: None,
             listen: any_port,
-            transfer: any_port,
+            transfer: vec![any_port],
+            transports: None,
+            socket: None,
             peers: Vec::new(),
-            matrix: String::new(),
+            topology: None,
+            topology_every: Duration::from_secs(5),
             blocks_max: 1 << 20,
             log_max: 1 << 16,
             queue_max: 4096,
@@ -168,6 +189,14 @@ pub enum OpenError {
     Twice { name: String },
     #[error("{addr} cannot be opened for {what}: {source}; stop what uses it or choose another")]
     Listen { what: &'static str, addr: SocketAddr, source: io::Error },
+    #[error("cluster.transports names {kind}, which this machine does not have: {reason}; leave it out")]
+    Unavailable { kind: Kind, reason: String },
+    #[error(
+        "cluster.transfer lists no address, and cluster.transports no kind of transport that works without"
+    )]
+    NoRail,
+    #[error("the pool cannot be registered for transfers: {0}")]
+    Register(TransportError),
     #[error("the pool cannot be exported to peers: {0}")]
     Export(#[from] Denied),
     #[error("no thread for {what}: {source}")]
@@ -185,6 +214,8 @@ pub enum Event {
     Down { peer: String, reason: String },
     #[error("peer {peer} is refused: {reason}")]
     Refused { peer: String, reason: String },
+    #[error("{what}; rails to peers are chosen anew")]
+    Topology { what: String },
     #[error("block {key} was damaged here; it was dropped, and fetched again from {peer}")]
     Repaired { key: BlockKey, peer: String },
     #[error("block {key} was damaged here and dropped; no other host could give it back now")]
@@ -198,7 +229,7 @@ pub enum Event {
 impl Event {
     /// Whether somebody should look.
     pub fn is_warning(&self) -> bool {
-        !matches!(self, Self::Up { .. })
+        !matches!(self, Self::Up { .. } | Self::Topology { .. })
     }
 }
 
@@ -214,7 +245,8 @@ struct Shared {
     tiering: OnceLock<Weak<Tiering>>,
     clock: Clock,
     engine: Engine,
-    transport: Arc<Pooled>,
+    rails: Vec<Rail>,
+    whereabouts: Whereabouts,
     pool: Region,
     /// Writes copies, and holds what is lent to make them.
     owner: OwnerId,
@@ -277,19 +309,23 @@ impl Cluster {
         let listener = TcpListener::bind(config.listen).map_err(listening("the cluster", config.listen))?;
         let addr = listener.local_addr().map_err(listening("the cluster", config.listen))?;
         let node = Arc::new(Node::new(&config.name, config.secret.clone(), epoch()));
-        let (listen, tls) = (Some(config.transfer), config.tls.clone());
-        let tcp = TcpConfig { listen, tls, ..TcpConfig::default() };
-        let tcp = Tcp::new(Arc::clone(&node), tcp).map_err(listening("transfers", config.transfer))?;
+        let rails = rails::open(&config, &node, clock)?;
+        if rails.is_empty() {
+            return Err(OpenError::NoRail);
+        }
         let pool = Region::of_pool(Arc::clone(store.pool()));
         node.exports.export(SEGMENT, vec![pool.clone()], Access::Read, GRANT)?;
-        let transport = Arc::new(Pooled::new(Arc::new(tcp), PoolConfig::default(), clock));
-        let engine = Engine::new(EngineConfig::default(), vec![transport.clone()]);
+        let transports = rails.iter().map(|rail| Arc::clone(&rail.transport) as Arc<dyn Transport>);
+        let engine = Engine::new(EngineConfig::default(), transports.collect());
+        let engine = engine.map_err(|source| OpenError::Thread { what: "transfers", source })?;
+        engine.register(&pool).map_err(OpenError::Register)?;
+        let whereabouts = Whereabouts::new(config.topology.clone(), &rails);
         let links = config.peers.iter().enumerate();
         let links = links.map(|(n, peer)| Arc::new(Link::new(n + 1, peer.clone(), store.new_owner())));
         let shared = Arc::new(Shared {
             links: links.collect(),
             table: Mutex::new(Table::new(nodes, config.blocks_max, config.log_max)),
-            engine: engine.map_err(|source| OpenError::Thread { what: "transfers", source })?,
+            engine,
             owner: store.new_owner(),
             tiering: OnceLock::new(),
             news: Condvar::new(),
@@ -311,7 +347,8 @@ impl Cluster {
             node,
             store,
             clock,
-            transport,
+            rails,
+            whereabouts,
             pool,
             events,
         });
@@ -337,6 +374,9 @@ impl Cluster {
         self.spawn("kvasir-accept", "accepting peers", move |shared| shared.accept_all(&listener))?;
         self.spawn("kvasir-notice", "hand-overs", |shared| shared.hear_notices())?;
         self.spawn("kvasir-upkeep", "copies", |shared| shared.upkeep())?;
+        if self.shared.config.topology.is_some() {
+            self.spawn("kvasir-topology", "NICs that come and go", |shared| shared.follow_machine())?;
+        }
         for link in &self.shared.links {
             let (watched, copied) = (Arc::clone(link), Arc::clone(link));
             self.spawn("kvasir-watch", "listening to a peer", move |shared| shared.watch(&watched))?;
@@ -414,7 +454,12 @@ impl Cluster {
 
     /// The peers, in the order of the settings.
     pub fn peers(&self) -> Vec<PeerView> {
-        self.shared.links.iter().map(|link| link.view()).collect()
+        self.shared.links.iter().map(|link| link.view(&self.shared)).collect()
+    }
+
+    /// Which NICs serve which memory here, as peers are told it: JSON, empty if it is not known.
+    pub fn matrix(&self) -> String {
+        self.shared.whereabouts.now().json.clone()
     }
 
     pub fn config(&self) -> &ClusterConfig {
@@ -428,10 +473,10 @@ impl Cluster {
         };
         let kept = self.shared.targets_kept.load(Ordering::Relaxed);
         let unkept = self.config().targets.as_ref().map_or(0, |_| news.saturating_sub(kept));
-        let pool = self.shared.transport.stats();
-        let endpoints = self.shared.transport.open();
         let (owed, removals_forgotten) = lock(&self.shared.owed).counts();
-        let stats = self.shared.counts.stats(blocks, own, short, refusals, endpoints, pool);
+        let pools: Vec<_> =
+            self.shared.rails.iter().map(|rail| (rail.transport.open(), rail.transport.stats())).collect();
+        let stats = self.shared.counts.stats(blocks, own, short, refusals, &pools);
         ClusterStats { removals_owed: owed as u64, removals_forgotten, targets_unkept: unkept, ..stats }
     }
 
@@ -457,6 +502,7 @@ impl Cluster {
             accepted.values().for_each(|stream| drop(stream.shutdown(std::net::Shutdown::Both)));
             accepted = shared.left.wait(accepted).unwrap_or_else(PoisonError::into_inner);
         }
+        shared.rails.iter().for_each(Rail::stop);
     }
 }
 
@@ -473,6 +519,12 @@ impl Shared {
 
     fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Nobody reads or writes that segment any more when this returns.
+    fn take_back(&self, segment: &str) {
+        self.node.exports.revoke(segment);
+        self.rails.iter().for_each(|rail| rail.transport.revoked());
     }
 
     /// None once the host takes itself apart.
@@ -496,6 +548,7 @@ impl Shared {
             free_bytes: pressure.free_bytes,
             pool_bytes: pressure.pool_bytes,
             load: self.serving.load(Ordering::Relaxed) + queued as u64,
+            revision: self.whereabouts.now().revision,
         }
     }
 }

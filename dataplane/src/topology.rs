@@ -10,7 +10,7 @@ pub mod probe;
 pub mod route;
 
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 mod print;
 #[cfg(test)]
 mod tests;

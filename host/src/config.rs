@@ -8,7 +8,7 @@ mod layers;
 mod tiers;
 mod units;
 
-pub use cluster::{Cluster, ClusterTls, Peer};
+pub use cluster::{Addresses, Cluster, ClusterTls, Peer};
 pub use layers::{Error, Layer};
 pub use tiers::{Nvme, Offload, Remote, RemoteUrl, Sync, TenantKey, Tiering};
 pub use units::{Size, Span};

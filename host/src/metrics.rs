@@ -4,7 +4,7 @@
 //! already is copied in when somebody looks.
 
 use crate::daemon::Host;
-use kvasir_dataplane::cluster::{Cluster, LinkState, PeerView};
+use kvasir_dataplane::cluster::{Cluster, Kind, LinkState, PeerView};
 use kvasir_dataplane::metrics::{Histogram, TenantMetrics};
 use kvasir_dataplane::tier::ghosts::MissCause;
 use kvasir_dataplane::tier::lifecycle::State;
@@ -221,6 +221,10 @@ fn describe_replicas() {
     describe_counter!("kvasir_peer_read_blocks_total", "Blocks read from it");
     describe_counter!("kvasir_peer_failed_calls_total", "Calls to it that failed");
     describe_counter!("kvasir_peer_lost_total", "Times it was lost");
+    describe_counter!(
+        "kvasir_peer_transfer_bytes_total",
+        "Bytes read from it and written to it, by transport"
+    );
 }
 
 fn store(host: &Host) {
@@ -403,6 +407,11 @@ fn peer(peer: &PeerView) {
     counter!("kvasir_peer_read_blocks_total", "peer" => name()).absolute(peer.read);
     counter!("kvasir_peer_failed_calls_total", "peer" => name()).absolute(peer.failed);
     counter!("kvasir_peer_lost_total", "peer" => name()).absolute(peer.lost);
+    for kind in [Kind::Rdma, Kind::Shm, Kind::Tcp] {
+        let bytes = peer.rails.iter().filter(|rail| rail.kind == kind).map(|rail| rail.bytes).sum();
+        let labels = [("peer", name()), ("transport", kind.name().to_owned())];
+        counter!("kvasir_peer_transfer_bytes_total", &labels).absolute(bytes);
+    }
 }
 
 fn data_server(host: &Host) {

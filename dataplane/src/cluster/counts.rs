@@ -96,8 +96,7 @@ impl Counts {
         own: usize,
         short: usize,
         (table_full, conflicts): (u64, u64),
-        endpoints: usize,
-        pool: Endpoints,
+        pools: &[(usize, Endpoints)],
     ) -> ClusterStats {
         let read = |count: &AtomicU64| count.load(Relaxed);
         ClusterStats {
@@ -131,9 +130,9 @@ impl Counts {
             targets_restored: read(&self.restored),
             targets_unkept: 0,
             strangers: read(&self.strangers),
-            endpoints: endpoints as u64,
-            endpoint_failures: pool.connect_failures + pool.broken,
-            endpoints_evicted: pool.evicted,
+            endpoints: pools.iter().map(|(open, _)| *open as u64).sum(),
+            endpoint_failures: pools.iter().map(|(_, pool)| pool.connect_failures + pool.broken).sum(),
+            endpoints_evicted: pools.iter().map(|(_, pool)| pool.evicted).sum(),
         }
     }
 }

@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use super::channel::{Channel, ChannelError};
 use super::counts::add;
 use super::message::{Reply, Request, Since, Status, Welcome};
+use super::paths::{self, Pair, RailView, Tally};
 use super::serve::HOLD;
 use super::table::{Duty, Fact};
 use super::{Event, PeerConfig, SEGMENT, Shared, lock};
 use crate::block::BlockKey;
 use crate::tier::dram::OwnerId;
-use crate::transfer::Segment;
+use crate::topology::matrix::Matrix;
+use crate::transfer::{Paths, Segment};
 use crate::transport::Error as TransportError;
 use crate::transport::tcp::socket::Socket;
 
@@ -61,6 +63,8 @@ pub struct PeerView {
     pub last_seen: Option<Duration>,
     /// Which NICs serve which memory there, as JSON; empty if it did not say.
     pub matrix: String,
+    /// How its pool is read, best first.
+    pub rails: Vec<RailView>,
     /// Copies waiting to be made there.
     pub queued: usize,
     /// Copies that it took, blocks that were read from it, calls that failed, times it was lost.
@@ -81,6 +85,7 @@ pub(super) struct Link {
     /// Connections on which somebody waits for an answer, to end them when the peer is lost.
     calling: Mutex<Vec<Arc<Socket>>>,
     segment: Mutex<Option<(Arc<Segment>, Instant)>>,
+    tally: Mutex<Tally>,
     /// Loans of this peer's that are no longer needed; told with the next call.
     pub(super) done: Mutex<Vec<u64>>,
     queue: Mutex<VecDeque<BlockKey>>,
@@ -122,6 +127,7 @@ impl Link {
             idle: Mutex::default(),
             calling: Mutex::default(),
             segment: Mutex::default(),
+            tally: Mutex::default(),
             done: Mutex::default(),
             queue: Mutex::default(),
             wake: Condvar::new(),
@@ -140,8 +146,8 @@ impl Link {
         self.state().status
     }
 
-    pub(super) fn view(&self) -> PeerView {
-        let queued = self.queued();
+    pub(super) fn view(&self, shared: &Shared) -> PeerView {
+        let (queued, rails) = (self.queued(), self.rails(shared));
         let state = self.state();
         let PeerConfig { name, address, rack } = self.config.clone();
         PeerView {
@@ -153,6 +159,7 @@ impl Link {
             status: state.status,
             last_seen: state.seen.map(|seen| seen.elapsed()),
             matrix: state.welcome.matrix.clone(),
+            rails,
             queued,
             copied: self.copied.load(Ordering::Relaxed),
             read: self.read.load(Ordering::Relaxed),
@@ -259,14 +266,11 @@ impl Link {
             *used = Instant::now();
             return Ok(Arc::clone(segment));
         }
-        let rails = self.state().welcome.rails.clone();
-        // There is one transport so far; peers may name others that this host does not have.
-        let rails = rails.into_iter().filter(|(kind, _)| kind == "tcp").map(|(_, address)| (0, address));
-        let peer = shared.engine.connect(&rails.collect::<Vec<_>>())?;
-        if peer.name() != self.config.name {
-            let reason = format!("it calls itself {} where it is read", peer.name());
-            return Err(TransportError::PeerDown { peer: self.config.name.clone(), reason });
-        }
+        let pairs = lock(&self.tally).pairs.clone();
+        let rails: Vec<(usize, String)> =
+            pairs.iter().map(|pair| (pair.rail, pair.address.clone())).collect();
+        let peer = shared.engine.connect_to(&self.config.name, &rails)?;
+        peer.prefer(self.paths(shared, pairs));
         let segment = peer.open_segment(SEGMENT)?;
         *kept = Some((Arc::clone(&segment), Instant::now()));
         Ok(segment)
@@ -277,13 +281,61 @@ impl Link {
         // Whoever has the lock is using it.
         let Ok(mut kept) = self.segment.try_lock() else { return };
         if kept.as_ref().is_some_and(|(_, used)| used.elapsed() > SEGMENT_IDLE) {
-            *kept = None;
+            self.let_go(kept.take());
         }
     }
 
     /// Forgets the peer's pool, because reading it failed: it is opened anew.
     pub(super) fn forget_segment(&self) {
-        *lock(&self.segment) = None;
+        self.let_go(lock(&self.segment).take());
+    }
+
+    fn let_go(&self, segment: Option<(Arc<Segment>, Instant)>) {
+        if let Some((segment, _)) = segment {
+            lock(&self.tally).add(&segment.peer().rails());
+        }
+    }
+
+    /// Pairs this host's rails with the peer's, because either may have changed.
+    pub(super) fn pair(&self, shared: &Shared) {
+        let found = shared.whereabouts.now();
+        let pairs = paths::pairs(&shared.rails, &found.nics, &found.machine, &self.state().welcome);
+        let mut kept = lock(&self.segment);
+        // What it has moved so far belongs to the pairs that were.
+        let moved = kept.as_ref().map(|(segment, _)| segment.peer().rails()).unwrap_or_default();
+        let mut tally = lock(&self.tally);
+        if pairs != tally.pairs {
+            tally.add(&moved);
+            tally.set(pairs);
+            *kept = None;
+        } else if let Some((segment, _)) = kept.as_ref() {
+            segment.peer().prefer(self.paths(shared, pairs));
+        }
+    }
+
+    /// In which order these pairs are used, as both hosts are now.
+    fn paths(&self, shared: &Shared, pairs: Vec<Pair>) -> Arc<Paths> {
+        let (own, theirs) = (shared.whereabouts.now(), self.matrix());
+        Arc::new(move |from, to| paths::order(&pairs, &own.matrix, &theirs, from, to))
+    }
+
+    /// What the peer says of its NICs; nothing if it makes no sense.
+    fn matrix(&self) -> Matrix {
+        Matrix::from_json(self.state().welcome.matrix.as_bytes()).unwrap_or_default()
+    }
+
+    /// The rails as they are now.
+    fn rails(&self, shared: &Shared) -> Vec<RailView> {
+        // Whoever has the lock may be connecting; then nothing is in use yet.
+        let segment = self.segment.try_lock().ok().and_then(|kept| Some(Arc::clone(&kept.as_ref()?.0)));
+        let there = segment.as_ref().and_then(|segment| segment.description());
+        let there = there.and_then(|grant| grant.regions.first().map(|region| region.location));
+        let from = shared.pool.location();
+        let (own, theirs) = (shared.whereabouts.now(), self.matrix());
+        let tally = lock(&self.tally);
+        let order = paths::order(&tally.pairs, &own.matrix, &theirs, from, there.unwrap_or(from));
+        let metrics = segment.map(|segment| segment.peer().rails());
+        tally.view(metrics.as_deref(), order)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -308,15 +360,10 @@ impl Shared {
 
     /// Hears the peer's news; returns when the host stops, or with the reason for which the peer is lost.
     fn listen(&self, link: &Link, wait: &mut Duration) -> Result<(), ChannelError> {
-        let (mut channel, mut welcome) = link.connect(self, CONNECT)?;
-        if let Some(ip) = channel.peer_ip() {
-            welcome.rails.iter_mut().for_each(|(_, address)| complete(address, ip));
-        }
-        {
-            let mut state = link.state();
-            state.welcome = welcome;
-            state.handle = Some(channel.handle());
-        }
+        let (mut channel, welcome) = link.connect(self, CONNECT)?;
+        let mut revision = welcome.revision;
+        link.state().handle = Some(channel.handle());
+        self.described(link, &channel, welcome);
         let mut since = Since::Start;
         while !self.is_stopping() {
             // Before anything it says counts: it may speak of copies that were removed while it was away.
@@ -326,6 +373,14 @@ impl Shared {
             let Reply::News { reset, facts, next, status } = reply else { return Err(channel.wrong_reply()) };
             self.hear(link, reset, &facts);
             since = next;
+            if status.revision != revision {
+                let until = Instant::now() + CONNECT;
+                let Reply::Welcome(welcome) = channel.call(&Request::Describe, until)? else {
+                    return Err(channel.wrong_reply());
+                };
+                revision = welcome.revision;
+                self.described(link, &channel, welcome);
+            }
             let mut state = link.state();
             (state.status, state.seen) = (status, Some(Instant::now()));
             // Only when all is heard does it count as up: its copies are known from here on.
@@ -339,6 +394,15 @@ impl Shared {
             link.tend();
         }
         Ok(())
+    }
+
+    /// The peer has said how it is reached.
+    fn described(&self, link: &Link, channel: &Channel, mut welcome: Welcome) {
+        if let Some(ip) = channel.peer_ip() {
+            welcome.rails.iter_mut().for_each(|(_, address)| complete(address, ip));
+        }
+        link.state().welcome = welcome;
+        link.pair(self);
     }
 
     fn hear(&self, link: &Link, reset: bool, facts: &[Fact]) {

@@ -55,6 +55,8 @@ pub struct Status {
     pub pool_bytes: u64,
     /// Blocks being copied or lent to other hosts, and copies queued.
     pub load: u64,
+    /// How often what it says in [`Welcome`] has changed.
+    pub revision: u32,
 }
 
 /// A block that its holder keeps in place for a while, and where that is.
@@ -102,6 +104,8 @@ pub(super) enum Request {
     Settle { id: u64, checksums: Vec<u64> },
     /// Will not write any more of it.
     GiveUp { id: u64, reason: String },
+    /// Wants to hear the [`Welcome`] again, because it has changed.
+    Describe,
 }
 
 /// A removal takes two.
@@ -166,6 +170,12 @@ pub(super) struct Welcome {
     pub(super) rails: Vec<(String, String)>,
     /// Which NICs serve which memory there, as JSON.
     pub(super) matrix: String,
+    /// The NIC behind each of `rails`, by the names of `matrix`; empty where it is not known.
+    pub(super) nics: Vec<String>,
+    /// Which machine it runs on; empty if it does not know.
+    pub(super) machine: String,
+    /// How often this has changed.
+    pub(super) revision: u32,
 }
 
 /// What became of a copy.
@@ -188,7 +198,8 @@ impl Request {
     /// Whether it keeps the bounds of a batch.
     pub(super) fn is_sane(&self) -> bool {
         match self {
-            Self::Hello { .. } | Self::Watch { .. } | Self::Finish { .. } | Self::GiveUp { .. } => true,
+            Self::Hello { .. } | Self::Watch { .. } | Self::Finish { .. } => true,
+            Self::GiveUp { .. } | Self::Describe => true,
             Self::Lend { keys, release } => keys.len() <= BATCH_MAX && release.len() <= BATCH_MAX,
             Self::Copy { items, .. } => {
                 items.len() <= BATCH_MAX && items.iter().all(|(loan, _)| loan.size > 0)
@@ -305,6 +316,7 @@ mod tests {
             (any::<u64>(), prop::collection::vec(any::<u64>(), 0..9))
                 .prop_map(|(id, checksums)| Request::Settle { id, checksums }),
             (any::<u64>(), ".{0,20}").prop_map(|(id, reason)| Request::GiveUp { id, reason }),
+            Just(Request::Describe),
         ]
     }
 
@@ -328,6 +340,12 @@ mod tests {
             (".{0,20}", prop::collection::vec(any::<bool>(), 0..9))
                 .prop_map(|(segment, wanted)| Reply::Opened { segment, wanted }),
             Just(Reply::GivenUp),
+            (prop::collection::vec((".{0,9}", ".{0,9}"), 0..4), ".{0,9}", any::<u32>()).prop_map(
+                |(rails, machine, revision)| {
+                    let nics = rails.iter().map(|(_, nic)| nic.clone()).collect();
+                    Reply::Welcome(Welcome { rails, nics, machine, revision, ..Welcome::default() })
+                }
+            ),
         ]
     }
 

@@ -224,7 +224,7 @@ impl Shared {
 
     /// From here on nobody writes there any more.
     fn end(&self, request: u64, taking: &Taking) {
-        self.node.exports.revoke(&taking.segment);
+        self.take_back(&taking.segment);
         self.arrivals.forget(request);
     }
 

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use super::counts::add;
 use super::link::Link;
 use super::message::{self, FrameError, Loan, Reply, Request, Since, Welcome};
+use super::rails::Rail;
 use super::table::Fact;
 use super::{Shared, lock};
 use crate::block::BlockKey;
 use crate::tier::dram::{Lookup, OwnerId};
-use crate::transport::Transport;
 use crate::transport::tcp::greet;
 use crate::transport::tcp::socket::{Deadlined, Socket};
 
@@ -98,9 +98,15 @@ impl Shared {
     }
 
     fn welcome(&self) -> Welcome {
-        let kind = self.transport.capabilities().name.to_owned();
-        let rails = self.transport.address().map(|address| (kind, address)).into_iter().collect();
-        Welcome { rails, matrix: self.config.matrix.clone() }
+        let found = self.whereabouts.now();
+        let rail = |rail: &Rail| (rail.kind.name().to_owned(), rail.address());
+        Welcome {
+            rails: self.rails.iter().map(rail).collect(),
+            matrix: found.json.clone(),
+            nics: found.nics.clone(),
+            machine: found.machine.clone(),
+            revision: found.revision,
+        }
     }
 
     /// Blocks of `keys` that this host holds, in place for `owner` until their leases end or are given back.
@@ -164,6 +170,7 @@ impl Answering<'_> {
     fn answer(&mut self, request: Request) -> Reply {
         let shared = self.shared;
         match request {
+            Request::Describe => Reply::Welcome(shared.welcome()),
             Request::Hello { .. } => Reply::Refused { reason: "one hello is enough".to_owned() },
             Request::Watch { since } => self.news(since),
             Request::Lend { keys, release } => {

@@ -173,8 +173,10 @@ fn copies_are_made_and_read_from_where_they_are() {
     let both = [&hosts[0], &hosts[1]];
     until("copies", || settled(&both, 0..20, 2));
     assert!((0..20).all(|n| hosts[1].is_resident(n)));
+    // The other host says that it has them before its answer to the call arrives.
+    until("all answered", || hosts[0].cluster.stats().copied == 20);
     let (from, to) = (hosts[0].cluster.stats(), hosts[1].cluster.stats());
-    assert_eq!((from.copied, from.copied_bytes), (20, 20 * u64::from(BLOCK)));
+    assert_eq!(from.copied_bytes, 20 * u64::from(BLOCK));
     assert_eq!((to.taken, to.own, to.blocks, to.corrupt), (20, 20, 20, 0));
 
     // What this host lost since is read from the other one, and is in the pool again.
@@ -469,4 +471,131 @@ fn hosts_that_differ_about_tls_are_refused_with_the_reason() {
     until("another name", || refused(&encrypted, "host-3", "shows a certificate for others"));
     assert_eq!((encrypted.up(), plain.up()), (0, 0));
     assert!(encrypted.cluster.stats().strangers > 0);
+}
+
+/// How host `n` of two reads the other one's pool.
+fn rails(hosts: &[Host], n: usize) -> Vec<RailView> {
+    hosts[n].cluster.peers().remove(0).rails
+}
+
+#[test]
+fn two_rails_share_what_moves_and_one_goes_on_alone() {
+    let ports = ports(2);
+    let two = |config: &mut ClusterConfig| {
+        config.transports = Some(vec![Kind::Tcp]);
+        config.transfer = vec![SocketAddr::from(([127, 0, 0, 1], 0)), SocketAddr::from(([127, 0, 0, 2], 0))];
+    };
+    let hosts: Vec<Host> = (0..2).map(|n| Host::start(n, &ports, two)).collect();
+    until("both are up", || hosts.iter().all(|host| host.up() == 1));
+    let found = rails(&hosts, 1);
+    assert_eq!(found.len(), 4, "each address here to each there: {found:?}");
+    assert!(found.iter().all(|rail| rail.state == RailState::Idle && rail.kind == Kind::Tcp));
+    let both = [&hosts[0], &hosts[1]];
+    let put = std::cell::Cell::new(0);
+    let more = || {
+        let first = put.replace(put.get() + 16);
+        hosts[0].put_copies(first..first + 16, 2);
+        until("copies", || settled(&both, first..first + 16, 2));
+        rails(&hosts, 1)
+    };
+    // They are connected in the background.
+    until("both rails carry something", || {
+        let found = more();
+        found[0].bytes > 0 && found[1].bytes > 0
+    });
+    let found = rails(&hosts, 1);
+    assert_eq!((found[2].bytes, found[3].bytes), (0, 0), "across the rails only when one fails: {found:?}");
+
+    let before = (found[0].bytes, found[1].bytes);
+    hosts[0].cluster.shared.rails[0].stop();
+    until("one is down and the other carries on", || {
+        let found = more();
+        found[0].state == RailState::Down && found[1].state == RailState::InUse && found[1].bytes > before.1
+    });
+    assert!((0..put.get()).all(|n| hosts[1].reads(n)));
+    assert_eq!(hosts[1].cluster.stats().corrupt, 0);
+}
+
+#[test]
+fn hosts_on_one_machine_share_memory_and_fall_back_on_tcp() {
+    let (ports, dir) = (ports(2), tempfile::tempdir().unwrap());
+    let socket = |n: usize| dir.path().join(format!("{n}.sock"));
+    let host = |n: usize| {
+        Host::start(n, &ports, |config| {
+            config.transports = Some(vec![Kind::Tcp, Kind::Shm]);
+            config.socket = Some(socket(n));
+        })
+    };
+    let hosts = [host(0), host(1)];
+    until("both are up", || hosts.iter().all(|host| host.up() == 1));
+    let both = [&hosts[0], &hosts[1]];
+    hosts[0].put_copies(0..20, 2);
+    until("copies", || settled(&both, 0..20, 2));
+    let found = rails(&hosts, 1);
+    assert_eq!(found.iter().map(|rail| rail.kind).collect::<Vec<_>>(), [Kind::Shm, Kind::Tcp]);
+    assert_eq!((found[0].bytes, found[1].bytes), (20 * u64::from(BLOCK), 0), "{found:?}");
+    assert_eq!(found[0].state, RailState::InUse);
+
+    // Places for a hand-over are pieces of the pool, which only TCP reaches.
+    hosts[0].put(100);
+    let before = rails(&hosts, 0)[1].bytes;
+    assert_eq!(hosts[0].cluster.push("host-1", &[key(100)]).unwrap(), [push::Pushed::Done]);
+    let found = rails(&hosts, 0);
+    assert_eq!((found[1].bytes - before, found[0].failures), (BLOCK.into(), 0), "{found:?}");
+
+    hosts[0].cluster.shared.rails[1].stop();
+    hosts[0].put_copies(20..40, 2);
+    until("more copies", || settled(&both, 20..40, 2));
+    assert!((0..40).all(|n| hosts[1].reads(n)));
+    assert!(rails(&hosts, 1)[1].bytes >= 20 * u64::from(BLOCK), "{:?}", rails(&hosts, 1));
+}
+
+#[test]
+fn what_is_named_and_not_there_is_said() {
+    let open = |kinds: &[Kind]| {
+        let mut config = ClusterConfig::new("alone", Secret::new(b"the secret of this cluster"));
+        config.transports = Some(kinds.to_vec());
+        let dram = DramConfig { pool_bytes: 1 << 20, blocks_max: 16, ..DramConfig::default() };
+        let store = Arc::new(DramStore::open(dram).unwrap());
+        Cluster::open(config, store, Clock::start(), Box::new(|_| {})).map(drop)
+    };
+    let refused = |kinds: &[Kind], expected: &str| {
+        let error = open(kinds).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    open(&[Kind::Tcp]).unwrap();
+    refused(&[Kind::Shm, Kind::Tcp], "cluster.transports names shm");
+    refused(&[], "cluster.transfer lists no address");
+    if let Some(reason) = unavailable(Kind::Rdma) {
+        refused(&[Kind::Rdma, Kind::Tcp], &reason);
+    }
+}
+
+#[test]
+fn peers_hear_of_nics_that_come_and_go() {
+    use crate::topology::fixture;
+    // The addresses of this test are on a NIC, as far as the hosts can see.
+    const NIC: &str = "devices/pci0000:00/0000:00:03.0/net/lo";
+    let (ports, sysfs) = (ports(2), fixture::build(&format!("{NIC} operstate=up speed=100000")));
+    let host = |n: usize| {
+        Host::start(n, &ports, |config| {
+            config.topology = Some(Topology::probe(sysfs.path(), Default::default()).unwrap());
+            config.topology_every = Duration::from_millis(20);
+            config.transports = Some(vec![Kind::Tcp]);
+        })
+    };
+    let hosts = [host(0), host(1)];
+    let told = |n: usize| hosts[n].cluster.peers().remove(0).matrix;
+    until("both are up", || hosts.iter().all(|host| host.up() == 1));
+    let before = (told(0), rails(&hosts, 0)[0].clone());
+    assert!(!before.1.local_nic.is_empty() && before.1.local_nic == before.1.remote_nic, "{before:?}");
+    assert_eq!(before.0, hosts[1].cluster.matrix());
+
+    fixture::add(sysfs.path(), &format!("{NIC} operstate=down"));
+    fixture::add(sysfs.path(), "devices/pci0000:00/0000:00:09.0/net/eth9 operstate=up speed=100000");
+    until("both know", || (0..2).all(|n| told(n) != before.0 && told(n).contains("eth9")));
+    assert!(hosts[0].saw(|event| matches!(event, Event::Topology { what } if what.contains("eth9"))));
+    hosts[0].put_copies(0..4, 2);
+    until("copies", || settled(&[&hosts[0], &hosts[1]], 0..4, 2));
+    assert_eq!(hosts[0].up(), 1, "nobody was lost for it");
 }

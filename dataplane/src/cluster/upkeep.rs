@@ -112,7 +112,7 @@ impl Shared {
                 let gone = self.audit(&tiering, &mut audit);
                 self.look_for_damage(&tiering);
                 self.let_go(&tiering, &gone);
-                self.transport.tend();
+                self.rails.iter().for_each(|rail| rail.transport.tend());
                 self.end_overdue();
                 self.tend_incoming();
             }

@@ -44,15 +44,19 @@ fn candidates<'a>(
     location: Location,
     nics: &[&'a str],
 ) -> impl Iterator<Item = (usize, u8, &'a str)> {
-    let rails: Option<&Rails> = matrix.rails(location);
-    nics.iter().enumerate().filter_map(move |(rail, &name)| {
-        let listed = |list: &[String]| list.iter().any(|nic| nic == name);
-        let cost = match rails {
-            None => 0,
-            Some(rails) if listed(&rails.preferred) => 0,
-            Some(rails) if listed(&rails.secondary) => 1,
-            Some(_) => return None,
-        };
-        Some((rail, cost, name))
-    })
+    nics.iter()
+        .enumerate()
+        .filter_map(move |(rail, &name)| Some((rail, nic_cost(matrix, location, name)?, name)))
+}
+
+/// What it costs memory at `location` to use this NIC: nothing if it is preferred there or the machine does not list
+/// the location, 1 if it is secondary. None: it is not to be used.
+pub fn nic_cost(matrix: &Matrix, location: Location, nic: &str) -> Option<u8> {
+    let listed = |list: &[String]| list.iter().any(|name| name == nic);
+    match matrix.rails(location) {
+        None => Some(0),
+        Some(Rails { preferred, .. }) if listed(preferred) => Some(0),
+        Some(Rails { secondary, .. }) if listed(secondary) => Some(1),
+        Some(_) => None,
+    }
 }

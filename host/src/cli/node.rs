@@ -59,13 +59,44 @@ pub(super) fn json(peer: &proto::Peer) -> Value {
         "free_bytes": peer.free_bytes, "pool_bytes": peer.pool_bytes, "load": peer.load,
         "last_seen_ms": peer.last_seen_ms, "queued_copies": peer.queued, "copied_blocks": peer.copied,
         "read_blocks": peer.read, "failed_calls": peer.failed, "lost": peer.lost, "topology": matrix,
+        "rails": peer.rails.iter().map(rail_json).collect::<Vec<_>>(),
     })
+}
+
+fn rail_json(rail: &proto::Rail) -> Value {
+    json!({
+        "transport": rail.transport, "state": rail.state, "local_nic": rail.local_nic, "remote_nic": rail.remote_nic,
+        "address": rail.address, "bytes": rail.bytes, "failures": rail.failures,
+    })
+}
+
+/// `tcp mlx5_0>mlx5_0 in use, 123 B`; a line for each.
+fn rails(peer: &proto::Peer) -> String {
+    let name = |nic: &str| if nic.is_empty() { "?" } else { nic }.to_owned();
+    let line = |rail: &proto::Rail| {
+        let nics = match (rail.local_nic.as_str(), rail.remote_nic.as_str()) {
+            ("", "") => String::new(),
+            (local, remote) => format!(" {}>{}", name(local), name(remote)),
+        };
+        format!("{}{nics} {}, {} B", rail.transport, rail.state, rail.bytes)
+    };
+    peer.rails.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 pub(super) fn table(peers: &[proto::Peer]) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["name", "address", "rack", "state", "free B", "pool B", "last seen", "reason"]);
+    table.set_header([
+        "name",
+        "address",
+        "rack",
+        "state",
+        "free B",
+        "pool B",
+        "last seen",
+        "rails",
+        "reason",
+    ]);
     for peer in peers {
         let seen = match (peer.state.as_str(), peer.last_seen_ms) {
             ("self", _) => "-".to_owned(),
@@ -81,6 +112,7 @@ pub(super) fn table(peers: &[proto::Peer]) -> Table {
             &free,
             &pool,
             &seen,
+            &rails(peer),
             &peer.reason,
         ]);
     }

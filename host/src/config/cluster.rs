@@ -1,6 +1,7 @@
 //! Settings of a host among others.
 
 use super::{Error, Size, Span, Store, Tiering, invalid, positive, valid_name};
+use kvasir_dataplane::cluster::Kind;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,8 +22,14 @@ pub struct Cluster {
     pub tls: ClusterTls,
     /// Where the others ask this host.
     pub listen: SocketAddr,
-    /// Where they read its pool. Port 0 takes any; they are told.
-    pub transfer: SocketAddr,
+    /// Where they read its pool over TCP: an address, or a list with one for each NIC, which makes as many rails. Port 0
+    /// takes any; they are told.
+    pub transfer: Addresses,
+    /// How they read it, most preferred first: `rdma`, `shm` (hosts on one machine; goes before all others there), `tcp`.
+    /// Empty: what this machine has, and `rdma` only without TLS, because it is not encrypted.
+    pub transports: Vec<Kind>,
+    /// How often the machine's NICs are looked at again.
+    pub topology_every: Span,
     /// The most replicated blocks known, of all hosts together. About 80 B each.
     pub blocks_max: u32,
     /// How long a read may try one holder after the other. Less than `tiering.load_timeout`.
@@ -31,6 +38,33 @@ pub struct Cluster {
     pub audit_every: Span,
     /// The other hosts, one `[[cluster.peers]]` each.
     pub peers: Vec<Peer>,
+}
+
+/// Addresses, written as a list, or as text where there is one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "OneOrMore", into = "OneOrMore")]
+pub struct Addresses(pub Vec<SocketAddr>);
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged, expecting = "an address such as \"127.0.0.1:0\", or a list of some")]
+enum OneOrMore {
+    One(SocketAddr),
+    More(Vec<SocketAddr>),
+}
+
+impl From<OneOrMore> for Addresses {
+    fn from(read: OneOrMore) -> Self {
+        match read {
+            OneOrMore::One(addr) => Self(vec![addr]),
+            OneOrMore::More(list) => Self(list),
+        }
+    }
+}
+
+impl From<Addresses> for OneOrMore {
+    fn from(Addresses(list): Addresses) -> Self {
+        if let [addr] = list[..] { Self::One(addr) } else { Self::More(list) }
+    }
 }
 
 /// Files in PEM; all three, or none. All hosts of a cluster have them, or none has.
@@ -85,7 +119,9 @@ impl Default for Cluster {
             secret_file: PathBuf::new(),
             tls: ClusterTls::default(),
             listen: loopback(7423),
-            transfer: loopback(0),
+            transfer: Addresses(vec![loopback(0)]),
+            transports: Vec::new(),
+            topology_every: Span::secs(5),
             blocks_max: 1 << 20,
             read_timeout: Span::ms(1500),
             audit_every: Span::secs(5),
@@ -119,6 +155,8 @@ impl Cluster {
             tls,
             listen,
             transfer,
+            transports,
+            topology_every,
             blocks_max,
             read_timeout,
             audit_every,
@@ -127,23 +165,32 @@ impl Cluster {
         if !valid_name(name) {
             return Err(invalid("cluster.name", name, "must be 1 to 64 of A-Z a-z 0-9 . _ -"));
         }
-        for (key, addr) in [("cluster.listen", listen), ("cluster.transfer", transfer)] {
+        let transfer = transfer.0.iter().map(|addr| ("cluster.transfer", addr));
+        let all: Vec<_> = [("cluster.listen", listen)].into_iter().chain(transfer).collect();
+        for (n, &(key, addr)) in all.iter().enumerate() {
             if !addr.ip().is_loopback() && !allow_remote && !tls.is_on() {
                 let why = "is not loopback; set [cluster.tls] or, if the network is trusted, listen.allow_remote = true";
                 return Err(invalid(key, addr, why));
             }
+            let taken = all[..n].iter().find(|(_, other)| *other == addr && addr.port() != 0);
+            if let Some((other, _)) = taken {
+                return Err(invalid(key, addr, &format!("is taken by {other}; use another port")));
+            }
         }
-        if listen == transfer && listen.port() != 0 {
-            return Err(invalid(
-                "cluster.transfer",
-                transfer,
-                "is taken by cluster.listen; use another port",
-            ));
+        if all.len() == 1 {
+            return Err(invalid("cluster.transfer", "[]", "must be an address, or a list of some"));
+        }
+        if let Some(kind) = transports.iter().enumerate().find(|(n, kind)| transports[..*n].contains(kind)) {
+            return Err(invalid("cluster.transports", kind.1, "is listed twice"));
         }
         if *blocks_max == 0 {
             return Err(invalid("cluster.blocks_max", 0, "must be at least 1"));
         }
-        positive(&[("cluster.read_timeout", *read_timeout), ("cluster.audit_every", *audit_every)])?;
+        positive(&[
+            ("cluster.read_timeout", *read_timeout),
+            ("cluster.audit_every", *audit_every),
+            ("cluster.topology_every", *topology_every),
+        ])?;
         if read_timeout.0 >= tiering.load_timeout.0 {
             let why = format!("must be less than tiering.load_timeout ({})", tiering.load_timeout);
             return Err(invalid("cluster.read_timeout", read_timeout, &why));

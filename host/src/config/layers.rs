@@ -107,8 +107,8 @@ impl Layers {
             Some(Value::Integer(_)) => text.parse().map(Value::Integer).unwrap_or(plain),
             Some(Value::Float(_)) => text.parse().map(Value::Float).unwrap_or(plain),
             Some(Value::Boolean(_)) => text.parse().map(Value::Boolean).unwrap_or(plain),
-            // A list is written as in a file.
-            Some(Value::Array(_)) => format!("list = {text}")
+            // A list is written as in a file, also where text could stand for it.
+            Some(Value::Array(_) | Value::String(_)) if text.starts_with('[') => format!("list = {text}")
                 .parse::<Table>()
                 .ok()
                 .and_then(|mut table| table.remove("list"))

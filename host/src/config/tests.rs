@@ -227,6 +227,16 @@ fn peers_are_checked() {
     );
     let tls = ["cluster.tls.cert=/c", "cluster.tls.key=/k", "cluster.tls.ca=/a", "cluster.listen=0.0.0.0:1"];
     assert!(load(None, &[], &[&[secret], &tls[..]].concat()).unwrap().cluster.tls.is_on());
+    let two = [secret, r#"cluster.transfer=["127.0.0.1:0", "127.0.0.2:0"]"#, r#"cluster.transports=["tcp"]"#];
+    let config = load(None, &[], &two).unwrap();
+    assert_eq!((config.cluster.transfer.0.len(), config.cluster.transports.len()), (2, 1));
+    assert_eq!(load(Some(&config.to_toml()), &[], &[]).unwrap(), config);
+    check(&[secret, r#"cluster.transfer=["127.0.0.1:0", "10.0.0.1:0"]"#], &["10.0.0.1:0", "[cluster.tls]"]);
+    check(&[secret, r#"cluster.transfer=["127.0.0.1:9", "127.0.0.1:9"]"#], &["taken by cluster.transfer"]);
+    check(&[secret, "cluster.transfer=[]"], &["cluster.transfer", "must be an address"]);
+    check(&[secret, "cluster.transfer=here"], &["cluster.transfer", "an address such as"]);
+    check(&[secret, r#"cluster.transports=["udp"]"#], &["cluster.transports", "unknown variant `udp`"]);
+    check(&[secret, r#"cluster.transports=["tcp", "tcp"]"#], &["cluster.transports", "listed twice"]);
     check(&[secret, "cluster.transfer=127.0.0.1:7423"], &["taken by cluster.listen"]);
     check(&[secret, "cluster.read_timeout=2s"], &["cluster.read_timeout", "tiering.load_timeout (2s)"]);
     check(&[secret, "store.reservation_ttl=1s"], &["store.reservation_ttl", "takes copies"]);

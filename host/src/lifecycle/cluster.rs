@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 pub use kvasir_dataplane::cluster::OpenError;
-use kvasir_dataplane::cluster::{Cluster, ClusterConfig, Event, PeerConfig};
+use kvasir_dataplane::cluster::{Cluster, ClusterConfig, Event, Kind, PeerConfig, unavailable};
 use kvasir_dataplane::topology::Topology;
 use kvasir_dataplane::transport::node::Secret;
 use kvasir_dataplane::transport::tcp::{Tls, TlsError, TlsFiles};
@@ -44,9 +44,12 @@ pub fn open(config: &Config, store: &Arc<DramStore>, clock: Clock) -> Result<Opt
         cluster: settings.name.clone(),
         rack: settings.rack.clone(),
         listen: settings.listen,
-        transfer: settings.transfer,
+        transfer: settings.transfer.0.clone(),
+        transports: named(config),
+        socket: socket(config),
         peers: settings.peers.iter().map(peer).collect(),
-        matrix: matrix(config),
+        topology: topology(config),
+        topology_every: settings.topology_every.0,
         tls: read_tls(config)?,
         blocks_max: settings.blocks_max as usize,
         read_timeout: settings.read_timeout.0,
@@ -60,13 +63,30 @@ pub fn open(config: &Config, store: &Arc<DramStore>, clock: Clock) -> Result<Opt
 /// Reads what opening would read, and opens nothing.
 ///
 /// # Errors
-/// A file that cannot be used.
+/// A file that cannot be used, or a transport that this machine does not have.
 pub fn check(config: &Config) -> Result<(), Error> {
     if config.cluster.is_on() {
         read_secret(&config.cluster.secret_file)?;
         read_tls(config)?;
     }
+    for &kind in &config.cluster.transports {
+        if let Some(reason) = unavailable(kind) {
+            return Err(OpenError::Unavailable { kind, reason }.into());
+        }
+    }
     Ok(())
+}
+
+/// The transports that the settings name.
+fn named(config: &Config) -> Option<Vec<Kind>> {
+    Some(config.cluster.transports.clone()).filter(|kinds| !kinds.is_empty())
+}
+
+/// Where hosts on this machine meet; none if the path is longer than a socket's may be.
+fn socket(config: &Config) -> Option<PathBuf> {
+    const PATH_MAX: usize = 107;
+    let path = config.node.data_dir.join("cluster.sock");
+    (path.as_os_str().len() <= PATH_MAX).then_some(path)
 }
 
 fn read_tls(config: &Config) -> Result<Option<Tls>, TlsError> {
@@ -89,15 +109,11 @@ fn log(event: Event) {
     }
 }
 
-/// Which NICs serve which memory here. Peers do without if this machine cannot be probed.
-fn matrix(config: &Config) -> String {
-    match Topology::probe(Path::new("/sys"), config.topology.clone()) {
-        Ok(topology) => topology.matrix().to_json(),
-        Err(error) => {
-            tracing::warn!(%error, "peers are not told which NICs serve which memory");
-            String::new()
-        }
-    }
+/// Which NICs serve which memory here. Without, all rails are alike.
+fn topology(config: &Config) -> Option<Topology> {
+    Topology::probe(Path::new("/sys"), config.topology.clone())
+        .inspect_err(|error| tracing::warn!(%error, "rails to other hosts are not chosen by topology"))
+        .ok()
 }
 
 fn read_secret(path: &Path) -> Result<Secret, Error> {

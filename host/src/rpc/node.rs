@@ -1,6 +1,6 @@
 use crate::daemon::Host;
 use kvasir_client::proto::{self, node_server::Node, ready_response::Component};
-use kvasir_dataplane::cluster::{Cluster, PeerView};
+use kvasir_dataplane::cluster::{Cluster, PeerView, RailView};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tonic::{Request, Response, Status};
@@ -66,7 +66,7 @@ fn own(host: &Host, cluster: &Cluster) -> proto::Peer {
         state: "self".to_owned(),
         free_bytes: pressure.free_bytes,
         pool_bytes: pressure.pool_bytes,
-        matrix: cluster.config().matrix.clone(),
+        matrix: cluster.matrix(),
         ..proto::Peer::default()
     }
 }
@@ -88,6 +88,19 @@ fn peer(view: PeerView) -> proto::Peer {
         failed: view.failed,
         lost: view.lost,
         matrix: view.matrix,
+        rails: view.rails.into_iter().map(rail).collect(),
+    }
+}
+
+fn rail(view: RailView) -> proto::Rail {
+    proto::Rail {
+        transport: view.kind.name().to_owned(),
+        state: view.state.name().to_owned(),
+        local_nic: view.local_nic,
+        remote_nic: view.remote_nic,
+        address: view.address,
+        bytes: view.bytes,
+        failures: view.failures,
     }
 }
 

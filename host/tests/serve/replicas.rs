@@ -358,3 +358,50 @@ fn blocks_are_handed_over_by_name() {
     all_there(&hosts[1], 8, Transport::Unix);
     hosts[0].check(&["push", "--to", "host-9", "a"], b"", 2, "no peer is called host-9");
 }
+
+/// The rails of a host to its only peer: transport, state, bytes.
+fn rails(host: &Host) -> Vec<(String, String, u64)> {
+    let found = nodes(host);
+    let rails = found["nodes"][1]["rails"].as_array().unwrap();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    rails
+        .iter()
+        .map(|rail| (text(&rail["transport"]), text(&rail["state"]), rail["bytes"].as_u64().unwrap()))
+        .collect()
+}
+
+#[test]
+fn hosts_on_one_machine_share_memory_unless_told_otherwise() {
+    const BLOCKS: u32 = 100;
+    let plan = Plan::new(2);
+    let hosts = [plan.start(0, &[]), plan.start(1, &[])];
+    until("peers", || hosts.iter().all(|host| metric(host, "kvasir_peer_up", "") == 1));
+    put(&hosts[0], 0..BLOCKS, 2);
+    until("copies", || settled(&[&hosts[0], &hosts[1]], BLOCKS.into(), 2));
+    let found = rails(&hosts[1]);
+    assert_eq!(found[0], ("shm".to_owned(), "in use".to_owned(), u64::from(BLOCKS * BLOCK)), "{found:?}");
+    assert!(found.iter().any(|(kind, _, bytes)| kind == "tcp" && *bytes == 0), "{found:?}");
+    let moved = metric(&hosts[1], "kvasir_peer_transfer_bytes_total", "shm");
+    assert_eq!(moved, u64::from(BLOCKS * BLOCK));
+    hosts[1].check(&["node", "list"], b"", 0, "shm in use");
+}
+
+#[test]
+fn two_addresses_are_two_rails() {
+    let plan = Plan::new(2);
+    let two = [
+        r#"cluster.transfer=["127.0.0.1:0", "127.0.0.2:0"]"#.to_owned(),
+        r#"cluster.transports=["tcp"]"#.to_owned(),
+    ];
+    let hosts = [plan.start(0, &two), plan.start(1, &two)];
+    until("peers", || hosts.iter().all(|host| metric(host, "kvasir_peer_up", "") == 1));
+    let mut blocks = 0;
+    until("both carry something", || {
+        put(&hosts[0], blocks..blocks + 50, 2);
+        blocks += 50;
+        until("copies", || settled(&[&hosts[0], &hosts[1]], blocks.into(), 2));
+        let found = rails(&hosts[1]);
+        found.len() == 4 && found[0].2 > 0 && found[1].2 > 0
+    });
+    all_there(&hosts[1], blocks, Transport::Unix);
+}

@@ -57,11 +57,17 @@ fn set_mode(path: &Path, mode: u32) {
 fn hosts_with_certificates_keep_copies_for_each_other() {
     const BLOCKS: u32 = 100;
     let (plan, authority) = (Plan::new(3), Authority::new());
-    let start = |n: usize| plan.start(n, &authority.settings(&format!("host-{n}")));
+    // Or they would share memory, which needs no encryption.
+    let tcp = r#"cluster.transports=["tcp"]"#.to_owned();
+    let start = |n: usize| {
+        let tls = authority.settings(&format!("host-{n}"));
+        plan.start(n, &[&tls[..], std::slice::from_ref(&tcp)].concat())
+    };
     let mut hosts: Vec<Host> = (0..3).map(start).collect();
     until("peers", || hosts.iter().all(|host| metric(host, "kvasir_peer_up", "") == 2));
     put(&hosts[0], 0..BLOCKS, 2);
     until("copies", || settled(&hosts.iter().collect::<Vec<_>>(), BLOCKS.into(), 2));
+    assert!(hosts[1..].iter().any(|host| metric(host, "kvasir_peer_transfer_bytes_total", "tcp") > 0));
     hosts[0].kill();
     for host in &hosts[1..] {
         all_there(host, BLOCKS, Transport::Unix);

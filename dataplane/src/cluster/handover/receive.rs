@@ -309,7 +309,7 @@ impl Shared {
             };
             (incoming.segment.clone(), incoming.blocks.iter().map(place).collect::<Vec<_>>())
         };
-        self.node.exports.revoke(&segment);
+        self.take_back(&segment);
         let outcomes = self.compare(&places, sums);
         let intact = outcomes.iter().all(|outcome| matches!(outcome, Copied::Done | Copied::Had));
         let held = if intact { self.commit_all(&places, sums) } else { None };
@@ -371,7 +371,7 @@ impl Shared {
             wanted.map(|(id, incoming)| (*id, incoming.segment.clone())).collect()
         };
         // First nobody writes there any more, then the places may go.
-        open.iter().for_each(|(_, segment)| self.node.exports.revoke(segment));
+        open.iter().for_each(|(_, segment)| self.take_back(segment));
         let mut all = self.incoming();
         for (id, _) in open {
             if let Some(incoming) = all.get_mut(&id).filter(|incoming| incoming.state == State::Open) {
