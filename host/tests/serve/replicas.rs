@@ -258,8 +258,12 @@ fn a_removal_reaches_a_host_that_was_killed() {
     until("peers", || up(&hosts));
     for first in (0..BLOCKS).step_by(8) {
         put(&hosts[0], first..first + 8, 2);
+        // No faster than the disk, or some would be let go.
+        until("copies", || {
+            metric(&hosts[1], "kvasir_replicas_own", "") == u64::from(first + 8)
+                && metric(&hosts[1], "kvasir_offload_queued_blocks", "") == 0
+        });
     }
-    until("copies", || metric(&hosts[1], "kvasir_replicas_own", "") == u64::from(BLOCKS));
     until("nothing is on its way to the disk", || {
         metric(&hosts[1], "kvasir_offload_queued_blocks", "") == 0
             && metric(&hosts[1], "kvasir_tier_blocks", "nvme") > 0
