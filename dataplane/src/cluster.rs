@@ -39,6 +39,7 @@ mod link;
 mod message;
 mod paths;
 pub mod placement;
+pub mod primary;
 pub mod push;
 mod rails;
 mod removal;
@@ -247,6 +248,8 @@ struct Shared {
     engine: Engine,
     rails: Vec<Rail>,
     whereabouts: Whereabouts,
+    /// Where clients put and get over TCP, for peers to tell theirs.
+    data: OnceLock<SocketAddr>,
     pool: Region,
     /// Writes copies, and holds what is lent to make them.
     owner: OwnerId,
@@ -328,6 +331,7 @@ impl Cluster {
             engine,
             owner: store.new_owner(),
             tiering: OnceLock::new(),
+            data: OnceLock::new(),
             news: Condvar::new(),
             todo: Todo::default(),
             arriving: Mutex::default(),

@@ -548,6 +548,12 @@ impl Connection {
                 None if copies <= 1 => vec![Outcome::Done; keys.len()],
                 None => vec![Outcome::TooFewHosts; keys.len()],
             }),
+            Request::Place { bytes, copies } => {
+                let primary = self.shared.cluster.as_ref().map(|cluster| cluster.primary(bytes, copies));
+                let primary = primary.map(|primary| (primary.name, primary.data.unwrap_or_default()));
+                let (node, data) = primary.unwrap_or_default();
+                Reply::Place { node, data }
+            }
             Request::HandOver(call) => self.hand_overs.serve(&self.shared, self.owner, self.tenant, call),
             Request::Stat(keys) => {
                 let stats = store.stat(&keys).map_err(rule)?;

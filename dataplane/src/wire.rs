@@ -21,7 +21,8 @@ use crate::block::{BATCH_MAX, BlockKey, BlockMeta, Pin};
 use crate::error::StoreError;
 
 pub const MAGIC: [u8; 4] = *b"KVSR";
-/// 4: hand-overs layer by layer, requests that are refused while the connection goes on, a ring in shared memory. 3: a stat
+/// 4: hand-overs layer by layer, requests that are refused while the connection goes on, a ring in shared memory, where
+/// a put should go. 3: a stat
 /// names the tiers of a block, a put may ask for copies on other hosts. 2: a hello names a tenant, blocks have a time to
 /// live, can be pinned and evicted by name.
 pub const VERSION: u8 = 4;
@@ -81,10 +82,11 @@ pub enum Op {
     Arrivals = 21,
     WaitArrival = 22,
     LeaveArrivals = 23,
+    Place = 24,
 }
 
 impl Op {
-    const ALL: [Self; 24] = [
+    const ALL: [Self; 25] = [
         Self::Error,
         Self::Hello,
         Self::Exists,
@@ -109,6 +111,7 @@ impl Op {
         Self::Arrivals,
         Self::WaitArrival,
         Self::LeaveArrivals,
+        Self::Place,
     ];
 }
 
@@ -344,6 +347,11 @@ pub enum Request {
         keys: Vec<BlockKey>,
     },
     HandOver(HandOverCall),
+    /// Which host should take a put of this many bytes that asks for copies.
+    Place {
+        bytes: u64,
+        copies: u8,
+    },
 }
 
 /// A block found by a `Get`. Local: lent in the pool. Remote: `offset` and `lease` are 0 and the payload holds it.
@@ -400,6 +408,11 @@ pub enum Reply {
         retryable: bool,
         message: String,
     },
+    /// The host, and its data port; an empty one: the host that was asked.
+    Place {
+        node: String,
+        data: String,
+    },
     /// For how long it may go on, and one place per block.
     HandOver {
         time_ms: u64,
@@ -436,6 +449,7 @@ impl Request {
             Self::Evict(_) => Op::Evict,
             Self::Replicate { .. } => Op::Replicate,
             Self::HandOver(call) => call.op(),
+            Self::Place { .. } => Op::Place,
         }
     }
 
@@ -477,6 +491,10 @@ impl Request {
             }),
             Self::Abort(ids) | Self::Release(ids) => put_list(out, ids, put_u64),
             Self::HandOver(call) => call.put(out),
+            Self::Place { bytes, copies } => {
+                put_u64(out, bytes);
+                out.push(*copies);
+            }
         });
     }
 
@@ -508,6 +526,7 @@ impl Request {
             Op::Unpin => Self::Unpin(body.list(Reader::key)?),
             Op::Evict => Self::Evict(body.list(Reader::key)?),
             Op::Replicate => Self::Replicate { copies: body.u8()?, keys: body.list(Reader::key)? },
+            Op::Place => Self::Place { bytes: body.u64()?, copies: body.u8()? },
             Op::HandOver
             | Op::LayerDone
             | Op::Finish
@@ -534,6 +553,7 @@ impl Reply {
             Self::Reserve(_) => Op::Reserve,
             Self::Stat(_) => Op::Stat,
             Self::Refused { .. } => Op::Refused,
+            Self::Place { .. } => Op::Place,
             Self::HandOver { .. } => Op::HandOver,
             Self::Arrivals { .. } => Op::Arrivals,
             Self::Outcomes(op, _) => *op,
@@ -562,6 +582,10 @@ impl Reply {
                 Placed::Not(outcome) => out.push(*outcome as u8),
             }),
             Self::Stat(stats) => put_list(out, stats, put_stat),
+            Self::Place { node, data } => {
+                put_text(out, node);
+                put_text(out, data);
+            }
             Self::HandOver { time_ms, places } => {
                 put_u64(out, time_ms);
                 put_list(out, places, HandedPlace::put);
@@ -595,6 +619,7 @@ impl Reply {
             })?),
             Op::Stat => Self::Stat(body.list(Reader::stat)?),
             Op::Refused => Self::Refused { retryable: body.bool("retryable")?, message: body.text()? },
+            Op::Place => Self::Place { node: body.text()?, data: body.text()? },
             Op::HandOver => Self::HandOver { time_ms: body.u64()?, places: body.list(HandedPlace::take)? },
             Op::Arrivals => {
                 let (time_ms, layers) = (body.u64()?, body.u32()?);

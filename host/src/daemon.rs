@@ -137,6 +137,7 @@ impl Daemon {
             cluster: cluster.as_ref().map(|cluster| cluster.addr()),
         };
         if let Some(cluster) = &cluster {
+            cluster.set_data_port(data);
             cluster.run(&tiering).map_err(cluster::Error::Open)?;
         }
         let host = Arc::new(Host {

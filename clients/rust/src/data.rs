@@ -1,6 +1,7 @@
 //! Blocks in and out of a Kvasir host: in place over the Unix socket, inline over TCP.
 
 mod handover;
+mod place;
 
 use std::fmt;
 use std::io::{self, BufReader, Read};
@@ -22,6 +23,7 @@ use kvasir_dataplane::wire::{
 use kvasir_dataplane::{BATCH_MAX, BlockKey, BlockMeta, Pin, checksum};
 
 pub use handover::{Arrivals, HandOver};
+pub use place::Place;
 
 /// Where a host's data plane listens. Written `unix:/path`, `host:port` or `tcp:host:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]

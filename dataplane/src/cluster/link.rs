@@ -146,6 +146,11 @@ impl Link {
         self.state().status
     }
 
+    /// Where it takes puts over TCP.
+    pub(super) fn data(&self) -> Option<String> {
+        Some(self.state().welcome.data.clone()).filter(|data| !data.is_empty())
+    }
+
     pub(super) fn view(&self, shared: &Shared) -> PeerView {
         let (queued, rails) = (self.queued(), self.rails(shared));
         let state = self.state();
@@ -400,6 +405,7 @@ impl Shared {
     fn described(&self, link: &Link, channel: &Channel, mut welcome: Welcome) {
         if let Some(ip) = channel.peer_ip() {
             welcome.rails.iter_mut().for_each(|(_, address)| complete(address, ip));
+            complete(&mut welcome.data, ip);
         }
         link.state().welcome = welcome;
         link.pair(self);

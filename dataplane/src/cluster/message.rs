@@ -176,6 +176,8 @@ pub(super) struct Welcome {
     pub(super) machine: String,
     /// How often this has changed.
     pub(super) revision: u32,
+    /// Where it takes puts over TCP; empty: nowhere.
+    pub(super) data: String,
 }
 
 /// What became of a copy.

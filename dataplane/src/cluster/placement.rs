@@ -1,4 +1,4 @@
-//! Where copies of a block go. A pure function: what it is told decides, and nothing else.
+//! Where copies of a block go, and who takes a put. Pure functions: what they are told decides, and nothing else.
 //!
 //! One host at a time: a rack that has no copy yet before one that has, then the host with the most free space, then
 //! the least loaded. Free space counts in sixteenths of a pool, so that load decides between hosts that are about
@@ -26,6 +26,26 @@ impl Candidate<'_> {
         let sixteenths = u128::from(self.free_bytes) * 16 / u128::from(self.pool_bytes.max(1));
         (Reverse(sixteenths), self.load, Reverse(self.free_bytes), self.node)
     }
+}
+
+/// A host is short of space when a put would leave it less free than this part of its pool; another one takes the put only
+/// if that would leave it twice as much. The first is above the share at which eviction stops (`store.high_free`, 10 %), so
+/// that a cluster whose pools are all full, as those of caches are, leaves puts where they come in.
+const SHORT: u128 = 8;
+/// A host is clearly busier with more than twice the work of another and this much more.
+const BUSIER: u64 = 64;
+
+/// The peer that should take a put of `bytes` instead of `own`; none if it should stay. See the constants for when.
+pub fn primary(bytes: u64, own: &Candidate<'_>, peers: &[Candidate<'_>]) -> Option<NodeId> {
+    // Whether as many parts of its pool, of `SHORT` in all, are free after the put.
+    let leaves = |host: &Candidate<'_>, parts: u128| {
+        let left = host.free_bytes.checked_sub(bytes);
+        left.is_some_and(|left| u128::from(left) * SHORT >= u128::from(host.pool_bytes) * parts)
+    };
+    let short = !leaves(own, 1);
+    let busier = |peer: &Candidate<'_>| own.load > peer.load.saturating_mul(2).saturating_add(BUSIER);
+    let suits = |peer: &&Candidate<'_>| leaves(peer, 2) && (short || busier(peer));
+    peers.iter().filter(suits).min_by_key(|peer| peer.rank()).map(|peer| peer.node)
 }
 
 /// At most `copies` of `candidates` for a block of `size` bytes, best first, none twice. `racks` have a copy already.
@@ -126,6 +146,30 @@ mod tests {
             let used: HashSet<_> = chosen.iter().map(|node| all[node.0 as usize].rack).filter(|rack| !racks.contains(rack)).collect();
             prop_assert_eq!(used.len(), fresh.len().min(copies), "as many other racks as there can be");
         }
+    }
+
+    #[test]
+    fn a_put_stays_unless_its_host_is_short_or_clearly_busier() {
+        let host =
+            |n, free_bytes, load| Candidate { node: NodeId(n), rack: "", free_bytes, pool_bytes: 800, load };
+        let check = |own: (u64, u64), peers: &[(u64, u64)], expected: Option<u64>| {
+            let peers: Vec<_> = (1..).zip(peers).map(|(n, &(free, load))| host(n, free, load)).collect();
+            let chosen = primary(100, &host(0, own.0, own.1), &peers);
+            assert_eq!(chosen.map(|node| node.0), expected, "{own:?} {peers:?}");
+        };
+        check((200, 0), &[(800, 0)], None);
+        check((199, 0), &[(800, 0)], Some(1));
+        check((199, 0), &[(299, 0)], None);
+        check((199, 0), &[(300, 0)], Some(1));
+        check((50, 0), &[(250, 0), (199, 0)], None);
+        check((50, 0), &[], None);
+        check((50, 0), &[(400, 0), (800, 9), (500, 0)], Some(2));
+        check((800, 64), &[(800, 0)], None);
+        check((800, 65), &[(800, 0)], Some(1));
+        check((800, 84), &[(800, 10)], None);
+        check((800, 85), &[(800, 10)], Some(1));
+        check((800, 500), &[(299, 0)], None);
+        check((800, u64::MAX), &[(800, u64::MAX)], None);
     }
 
     #[test]

@@ -106,6 +106,7 @@ impl Shared {
             nics: found.nics.clone(),
             machine: found.machine.clone(),
             revision: found.revision,
+            data: self.data.get().map(ToString::to_string).unwrap_or_default(),
         }
     }
 

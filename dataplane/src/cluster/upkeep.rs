@@ -316,7 +316,7 @@ impl Shared {
     }
 }
 
-fn candidate(link: &Link, size: u32) -> Candidate<'_> {
+pub(super) fn candidate(link: &Link, size: u32) -> Candidate<'_> {
     let status = link.status();
     // What is queued will take space that it did not know of when it told its status.
     let queued = link.queued() as u64;

@@ -59,6 +59,7 @@ fn request() -> impl Strategy<Value = Request> {
         keys().prop_map(Request::Evict),
         (any::<u8>(), keys()).prop_map(|(copies, keys)| Request::Replicate { copies, keys }),
         hand_over().prop_map(Request::HandOver),
+        any::<(u64, u8)>().prop_map(|(bytes, copies)| Request::Place { bytes, copies }),
     ]
 }
 
@@ -141,6 +142,7 @@ fn reply() -> impl Strategy<Value = Reply> {
             .prop_map(Reply::Reserve),
         prop::collection::vec(prop::option::of(stat), 0..20).prop_map(Reply::Stat),
         (any::<bool>(), ".{0,40}").prop_map(|(retryable, message)| Reply::Refused { retryable, message }),
+        (".{0,40}", ".{0,40}").prop_map(|(node, data)| Reply::Place { node, data }),
         (any::<u64>(), prop::collection::vec(handed, 0..20))
             .prop_map(|(time_ms, places)| Reply::HandOver { time_ms, places }),
         (any::<(u64, u32)>(), prop::collection::vec(arriving, 0..20))

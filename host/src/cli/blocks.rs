@@ -135,8 +135,11 @@ impl PutArgs {
             bail!("nothing to store: a block holds at least one byte");
         }
         let meta = BlockMeta::single(self.key, bytes.len() as u32);
-        let client = self.host.data()?;
+        let (client, place) = self.host.data()?.primary(u64::from(meta.size), self.copies)?;
         match client.put(&meta, &bytes)? {
+            Put::Stored if place.endpoint.is_some() => {
+                println!("stored {} B as 0x{} on {}, which has more room", bytes.len(), self.key, place.node);
+            }
             Put::Stored => println!("stored {} B as 0x{}", bytes.len(), self.key),
             Put::AlreadyStored => println!("0x{} is stored already; blocks are immutable", self.key),
             Put::InProgress => bail!("0x{} is being stored by another writer; try again", self.key),

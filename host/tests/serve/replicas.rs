@@ -322,6 +322,40 @@ fn copies_are_made_again_from_what_a_disk_kept_when_all_holders_were_killed() {
 }
 
 #[test]
+fn a_put_that_asks_for_copies_goes_where_there_is_room() {
+    let plan = Plan::new(2);
+    let hosts = [plan.start(0, &["store.pool_bytes=2MiB".to_owned()]), plan.start(1, &[])];
+    until("peers", || hosts.iter().all(|host| metric(host, "kvasir_peer_up", "") == 1));
+    let client = hosts[0].client(Transport::Unix);
+    let place = |copies| client.place(BLOCK.into(), copies).unwrap();
+    assert_eq!((place(2).node.as_str(), place(2).endpoint), ("host-0", None));
+    let file = plan.dir.path().join("block");
+    std::fs::write(&file, content(1, BLOCK)).unwrap();
+    let put =
+        |name, part| hosts[0].check(&["put", "--copies", "2", name, file.to_str().unwrap()], b"", 0, part);
+    assert!(!put("a", "stored 16384 B").contains(" on "));
+
+    // Until less than an eighth of its pool is free; the other one has most of its own.
+    let mut next = 0;
+    until("the host is nearly full", || {
+        client.put(&BlockMeta::single(key(next), BLOCK), &content(next, BLOCK)).unwrap();
+        next += 1;
+        place(2).endpoint.is_some()
+    });
+    assert!(next > 90, "not before: {next}");
+    assert_eq!(place(2).node, "host-1");
+    assert_eq!(place(2).endpoint, Some(hosts[1].endpoint(Transport::Tcp)));
+    assert_eq!(place(1).endpoint, None, "one that asks for no copies stays");
+    put("b", "on host-1, which has more room");
+    let name = [BlockKey::from_name("b")];
+    let tiers =
+        |host: &Host| host.client(Transport::Unix).stat(&name).unwrap()[0].map_or(0, |stat| stat.tiers);
+    let dram = 1 << kvasir_dataplane::tier::store::Tier::Dram as u8;
+    assert!(tiers(&hosts[1]) & dram != 0, "at once");
+    until("its copy", || tiers(&hosts[0]) & dram != 0);
+}
+
+#[test]
 fn a_host_with_another_secret_is_refused_by_name_and_reason() {
     let plan = Plan::new(2);
     let stranger = plan.secret("other", "what no host of this test knows");
