@@ -58,6 +58,7 @@ pub fn store(setup: &Setup<'_>) -> Result<Vec<Row>, Error> {
     }
     let mut rows = vec![
         exists("exists/1024", setup, || Ok(black_box(store.exists(&keys)?).len()))?,
+        exists_on_two("exists/1024/two-threads", setup, &store, &keys)?,
         exists("exists/1024/socket", setup, || Ok(local.exists(&keys)?.len()))?,
         get_cpu("get/4KiB/cpu", setup, &local, &keys[..1])?,
         get_cpu("get/4KiB/cpu/batch-32", setup, &local, &keys[..32])?,
@@ -103,6 +104,24 @@ fn exists(name: &str, setup: &Setup<'_>, work: impl Fn() -> Result<usize, Error>
     let keys_per_call = (found / (calls.len() + 1)) as f64;
     let total: f64 = calls.iter().sum();
     Ok(row(name, "keys/s", keys_per_call * calls.len() as f64 / total, &calls, None))
+}
+
+/// Two threads ask for the same keys at the same time, beside one alone.
+fn exists_on_two(name: &str, setup: &Setup<'_>, store: &DramStore, keys: &[BlockKey]) -> Result<Row, Error> {
+    let ask = || {
+        let measured = measure(setup, || {
+            black_box(store.exists(keys)?);
+            Ok(())
+        });
+        measured.map(|(calls, _)| (keys.len() as f64 * calls.len() as f64 / calls.iter().sum::<f64>(), calls))
+    };
+    let (alone, _) = ask()?;
+    let (one, other) = std::thread::scope(|scope| {
+        let other = scope.spawn(ask);
+        (ask(), other.join())
+    });
+    let ((one, calls), (other, _)) = (one?, other.map_err(|_| "the second thread panicked")??);
+    Ok(row(name, "keys/s", one + other, &calls, Some(alone)))
 }
 
 fn get_cpu(name: &str, setup: &Setup<'_>, client: &Client, keys: &[BlockKey]) -> Result<Row, Error> {
@@ -214,7 +233,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let setup = Setup { each: Duration::from_millis(5), socket: &dir.path().join("bench.sock") };
         let rows = store(&setup).unwrap();
-        assert_eq!(rows.len(), 10);
+        assert_eq!(rows.len(), 11);
         assert!(rows.iter().all(|row| row.value.is_finite() && row.value > 0.0), "{rows:?}");
     }
 }
