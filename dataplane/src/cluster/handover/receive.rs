@@ -402,9 +402,8 @@ impl Shared {
             if !incoming.is_settled() || !free {
                 return true;
             }
-            if matches!(incoming.state, State::Failed(_)) {
-                self.give_places_back(&mut incoming.blocks);
-            }
+            // Blocks that were kept are blocks like others from here on.
+            self.give_places_back(&mut incoming.blocks);
             incoming.known_until > now
         });
     }
@@ -432,6 +431,12 @@ impl Shared {
             let (id, incoming) = of_request.max_by_key(|(_, incoming)| incoming.begun)?;
             if let State::Failed(reason) = &incoming.state {
                 return Some(Found::Failed(reason.clone()));
+            }
+            for block in incoming.blocks.iter_mut().filter(|block| matches!(block.place, Place::GivenBack)) {
+                match self.hold_stored(&block.meta) {
+                    Ok(held) => block.place = Place::Held(held),
+                    Err(reason) => return Some(Found::Failed(reason)),
+                }
             }
             incoming.readers += 1;
             let blocks = incoming.blocks.iter().filter_map(Block::arriving).collect();

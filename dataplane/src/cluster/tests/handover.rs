@@ -96,6 +96,11 @@ fn a_layer_is_read_before_the_next_is_produced() {
     to.has_layer(&arrival, &numbers, 0);
     drop(arrival);
     assert!(numbers.iter().all(|&n| to.reads(n) && from.reads(n)));
+
+    // Who comes late may still read them; then they are blocks like others.
+    to.has_layer(&to.arrival(7), &numbers, 3);
+    assert_eq!(evict(), [Evict::Evicted; 3]);
+    assert!(to.cluster.arrival(7, soon()).is_err_and(|reason| reason.contains("evicted")));
 }
 
 #[test]
