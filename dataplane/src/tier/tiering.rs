@@ -256,6 +256,12 @@ impl Tiering {
         self.levels.iter().map(|level| level.offloader.queued()).sum()
     }
 
+    /// How many more victims of `bytes` each the nearest tier's queue takes now; any further one would go without a copy.
+    pub fn room(&self, bytes: u64) -> usize {
+        let nearest = self.level_for_victims(0);
+        nearest.map_or(usize::MAX, |level| self.levels[level].offloader.room(bytes))
+    }
+
     /// Where each chosen victim should go. One with a time to live of its own goes nowhere: nobody would end it there.
     fn targets(&self, victims: &[Demotion], chosen: &[BlockStat]) -> Vec<Option<usize>> {
         let wanted: HashMap<u32, Tier> =

@@ -199,8 +199,12 @@ impl Owner {
         // What is being copied will be ready without us, but not in time for a put that waits now.
         let coming = if is_urgent(pressure) { 0 } else { self.tiering.copying() };
         let want = (excess + ready).saturating_sub((pressure.reserve + coming) as u64);
-        let room = pressure.reserve_max.saturating_sub(pressure.reserve) as u64;
-        want.min(room).min(u64::from(VICTIMS_PER_CALL.min(self.books.len()))) as u32
+        let mut room = pressure.reserve_max.saturating_sub(pressure.reserve);
+        // A block that finds the queue of copies full goes without one: not before memory is really short.
+        if !is_urgent(pressure) && pressure.free_bytes >= pressure.low_bytes / 2 {
+            room = room.min(self.tiering.room(mean_bytes));
+        }
+        want.min(room as u64).min(u64::from(VICTIMS_PER_CALL.min(self.books.len()))) as u32
     }
 
     /// Asks for victims and offers them to the store; returns how many it took.

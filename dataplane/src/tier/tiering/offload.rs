@@ -168,6 +168,14 @@ impl Offloader {
         self.shared.lock().blocks
     }
 
+    /// How many more blocks of `bytes` the queue takes.
+    pub(super) fn room(&self, bytes: u64) -> usize {
+        let Shared { blocks_max, bytes_max, .. } = *self.shared;
+        let queue = self.shared.lock();
+        let by_bytes = bytes_max.saturating_sub(queue.bytes) / bytes.max(1);
+        blocks_max.saturating_sub(queue.blocks).min(usize::try_from(by_bytes).unwrap_or(usize::MAX))
+    }
+
     /// Blocks until nothing is queued or under way; false at `until`.
     pub(super) fn drain(&self, until: Instant) -> bool {
         self.shared.wait_until(until, |queue| queue.blocks == 0 || queue.over)

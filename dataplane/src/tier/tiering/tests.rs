@@ -302,6 +302,21 @@ fn a_block_used_while_it_is_copied_stays() {
 }
 
 #[test]
+fn the_queue_says_how_much_it_still_takes() {
+    let slow = faulty(Tier::Nvme);
+    let config = TieringConfig { queue_blocks: 3, ..everything() };
+    let mut rig = Rig::new(64, vec![slow.clone()], config);
+    slow.hold();
+    rig.put_all(0..8);
+    assert_eq!((rig.tiering.room(PAGE.into()), rig.tiering.room(1 << 20)), (3, 0), "by number, and by bytes");
+    rig.evictor.turn(&rig.tiering, 2, None, false);
+    assert_eq!(rig.tiering.room(PAGE.into()), 1);
+    rig.evictor.turn(&rig.tiering, 2, None, false);
+    assert_eq!((rig.tiering.room(PAGE.into()), rig.offload().skipped), (0, 1));
+    slow.release();
+}
+
+#[test]
 fn a_failed_copy_is_counted_and_its_victim_goes() {
     let below = faulty(Tier::Nvme);
     let mut rig = Rig::new(8, vec![below.clone()], everything());
