@@ -1,12 +1,15 @@
 //! Blocks in and out of a Kvasir host: in place over the Unix socket, inline over TCP.
 
+mod block;
+mod error;
 mod handover;
 mod place;
+mod wire;
 
 use std::fmt;
 use std::io::{self, BufReader, Read};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -15,13 +18,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvasir_dataplane::memory::host::Mapping;
-use kvasir_dataplane::stream::ring::{Ring, Side};
-use kvasir_dataplane::stream::{Eager, Stream, receive_with_fds};
-use kvasir_dataplane::wire::{
-    Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, Stat, WireError,
-};
+use kvasir_dataplane::stream::{Eager, Stream};
+use kvasir_dataplane::wire::{Found, Op, Outcome, Placed, Reply, Request, Stat, WireError};
 use kvasir_dataplane::{BATCH_MAX, BlockKey, BlockMeta, Pin, checksum};
 
+use self::block::{Bytes, Lent, Local};
+use self::error::wrong;
+use self::wire::{Fault, Wire, no_payload};
+pub use block::Block;
+pub use error::ClientError;
 pub use handover::{Arrivals, HandOver};
 pub use place::Place;
 
@@ -84,71 +89,6 @@ impl Default for Options {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum ClientError {
-    #[error("{text:?} is not an endpoint ({why}); write unix:/path or host:port")]
-    Endpoint { text: String, why: String },
-    #[error("no Kvasir host at {endpoint}: {source}")]
-    Connect { endpoint: Endpoint, source: io::Error },
-    #[error("the connection to {endpoint} broke in the middle of {op:?}: {source}; connect again")]
-    Lost { endpoint: Endpoint, op: Op, source: io::Error },
-    #[error("{endpoint} answered with something that is not the data protocol: {source}")]
-    Protocol { endpoint: Endpoint, source: WireError },
-    #[error("{endpoint} answered {op:?} with something else, or with another number of items")]
-    WrongReply { endpoint: Endpoint, op: Op },
-    #[error("{endpoint} refused: {message}")]
-    Refused { endpoint: Endpoint, retryable: bool, message: String },
-    #[error("block {key}: {}", outcome.text())]
-    Block { key: BlockKey, outcome: Outcome },
-    #[error("batch of {len} blocks; the most in one call is {BATCH_MAX}, send several")]
-    Batch { len: usize },
-    #[error("payload of {bytes} B is above the {max} B that the host takes at once; send smaller batches")]
-    Payload { bytes: u64, max: u64 },
-    #[error("block of {len} B does not match its announced size of {size} B")]
-    Size { len: usize, size: u32 },
-    #[error("block of {size} B does not fit the buffer of {len} B")]
-    Buffer { size: u32, len: usize },
-    #[error("the lease on block {key} ran out before it was read; get it again")]
-    LeaseExpired { key: BlockKey },
-    #[error("the memory that {endpoint} sent cannot be mapped: {source}")]
-    Map { endpoint: Endpoint, source: io::Error },
-    #[error("hand-overs need the host's Unix socket, and {endpoint} is none")]
-    NotLocal { endpoint: Endpoint },
-    #[error(
-        "block {block}, layer {layer} does not exist: the hand-over has {blocks} blocks of {layers} layers"
-    )]
-    NoLayer { block: usize, layer: u32, blocks: usize, layers: u32 },
-    #[error("{what} of the hand-over of request {request} is not here yet; wait for it again")]
-    NotArrived { what: String, request: u64 },
-    #[error("the connection to {endpoint} is unusable after an earlier error; connect again")]
-    Closed { endpoint: Endpoint },
-}
-
-impl ClientError {
-    /// Whether the same call may succeed later (for connection errors: on a new connection).
-    pub fn retryable(&self) -> bool {
-        match self {
-            Self::Connect { .. }
-            | Self::Lost { .. }
-            | Self::LeaseExpired { .. }
-            | Self::NotArrived { .. }
-            | Self::Closed { .. } => true,
-            Self::Refused { retryable, .. } => *retryable,
-            Self::Block { outcome, .. } => outcome.retryable(),
-            Self::Endpoint { .. }
-            | Self::Protocol { .. }
-            | Self::WrongReply { .. }
-            | Self::Batch { .. }
-            | Self::Payload { .. }
-            | Self::Size { .. }
-            | Self::Buffer { .. }
-            | Self::NotLocal { .. }
-            | Self::NoLayer { .. }
-            | Self::Map { .. } => false,
-        }
-    }
-}
-
 /// What became of a block that was put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
@@ -156,14 +96,6 @@ pub enum Put {
     AlreadyStored,
     /// Another writer is storing it.
     InProgress,
-}
-
-/// Leases and addresses of a local reader.
-struct Local {
-    mapping: Mapping,
-    /// Leases done with, to go back with the next `get`.
-    done: Mutex<Vec<u64>>,
-    lease: Duration,
 }
 
 /// A connection to one host. Calls take turns; use one client per thread for more.
@@ -176,15 +108,6 @@ pub struct Client {
     wire: Mutex<Wire>,
 }
 
-struct Wire {
-    reader: BufReader<Eager>,
-    writer: Stream,
-    next: u64,
-    frame: Vec<u8>,
-    body: Vec<u8>,
-    broken: bool,
-}
-
 impl Client {
     pub fn connect(endpoint: &Endpoint, options: Options) -> Result<Self, ClientError> {
         let failed = |source| ClientError::Connect { endpoint: endpoint.clone(), source };
@@ -195,9 +118,7 @@ impl Client {
             }
         };
         stream.set_timeouts(options.timeout).map_err(failed)?;
-        let writer = stream.try_clone().map_err(failed)?;
-        let reader = BufReader::with_capacity(16 << 10, Eager::new(stream));
-        let mut wire = Wire { reader, writer, next: 1, frame: Vec::new(), body: Vec::new(), broken: false };
+        let mut wire = Wire::new(stream).map_err(failed)?;
         let hello = Request::Hello {
             wants_write: options.write,
             wants_ring: true,
@@ -583,7 +504,7 @@ impl Client {
         if wire.broken {
             return Err(ClientError::Closed { endpoint: self.endpoint.clone() });
         }
-        // Whatever goes wrong in the middle, the two sides no longer agree on where a frame starts.
+        // Until it has gone well to the end.
         wire.broken = true;
         let result =
             wire.exchange(request, payload, receive).map_err(|fault| fault.at(&self.endpoint, request.op()));
@@ -597,212 +518,6 @@ fn found_or_failed((&key, outcome): (&BlockKey, Outcome)) -> Result<bool, Client
         Outcome::Done => Ok(true),
         Outcome::Missing => Ok(false),
         outcome => Err(ClientError::Block { key, outcome }),
-    }
-}
-
-/// Takes a reply that is all there is to it.
-fn no_payload(_: &mut BufReader<Eager>, reply: Reply, payload_len: u64) -> Result<Reply, Fault> {
-    match payload_len {
-        0 => Ok(reply),
-        value => Err(WireError::Value { field: "payload length", value }.into()),
-    }
-}
-
-/// What went wrong on the wire, before it is known where and in what.
-enum Fault {
-    Io(io::Error),
-    Wire(WireError),
-    Reply(Reply),
-}
-
-impl From<io::Error> for Fault {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-impl From<WireError> for Fault {
-    fn from(error: WireError) -> Self {
-        Self::Wire(error)
-    }
-}
-
-impl Fault {
-    fn at(self, endpoint: &Endpoint, op: Op) -> ClientError {
-        let endpoint = endpoint.clone();
-        match self {
-            Self::Io(source) => ClientError::Lost { endpoint, op, source },
-            Self::Wire(source) => ClientError::Protocol { endpoint, source },
-            Self::Reply(reply) => wrong(&endpoint, op, reply),
-        }
-    }
-}
-
-/// The error for a reply that does not answer the question.
-fn wrong(endpoint: &Endpoint, op: Op, reply: Reply) -> ClientError {
-    let endpoint = endpoint.clone();
-    match reply {
-        Reply::Error { retryable, message } | Reply::Refused { retryable, message } => {
-            ClientError::Refused { endpoint, retryable, message }
-        }
-        _ => ClientError::WrongReply { endpoint, op },
-    }
-}
-
-impl Wire {
-    fn greet(&mut self, hello: &Request) -> Result<(Reply, Vec<OwnedFd>), Fault> {
-        hello.encode(0, 0, &mut self.frame);
-        // A host that is full says so and closes, perhaps before it reads this; its answer is still there.
-        let sent = self.writer.write_all(&self.frame);
-        let mut header = [0; HEADER_LEN];
-        let fds = match &mut self.writer {
-            Stream::Unix(stream) => receive_with_fds(stream, &mut header),
-            _ => self.reader.read_exact(&mut header).map(|()| Vec::new()),
-        };
-        if fds.is_err() {
-            sent?;
-        }
-        let fds = fds?;
-        let header = Header::decode(&header)?;
-        Ok((self.read_reply(header)?, fds))
-    }
-
-    /// Goes on through memory that the host shares.
-    fn share(&mut self, memory: &OwnedFd) -> io::Result<()> {
-        let Stream::Unix(socket) = &self.writer else { return Ok(()) };
-        let ring = Arc::new(Ring::new(memory.as_fd(), Side::Client, socket.try_clone()?)?);
-        self.writer = Stream::Ring(Arc::clone(&ring));
-        self.reader = BufReader::with_capacity(16 << 10, Eager::new(Stream::Ring(ring)));
-        Ok(())
-    }
-
-    fn exchange<T>(
-        &mut self,
-        request: &Request,
-        payload: &[&[u8]],
-        receive: impl FnOnce(&mut BufReader<Eager>, Reply, u64) -> Result<T, Fault>,
-    ) -> Result<T, Fault> {
-        let id = self.next;
-        self.next += 1;
-        let payload_len = payload.iter().map(|part| part.len() as u64).sum();
-        request.encode(id, payload_len, &mut self.frame);
-        let sent = if payload.is_empty() {
-            self.writer.write_all(&self.frame)
-        } else {
-            let parts: Vec<&[u8]> = std::iter::once(&self.frame[..]).chain(payload.iter().copied()).collect();
-            self.writer.write_parts(&parts)
-        };
-        let mut header = [0; HEADER_LEN];
-        // A host that refuses a request may close before it has read all of it; its reason is worth more.
-        let read = self.reader.read_exact(&mut header);
-        if read.is_err() {
-            sent?;
-        }
-        read?;
-        let header = Header::decode(&header)?;
-        let reply = self.read_reply(header)?;
-        if matches!(reply, Reply::Error { .. }) {
-            return Err(Fault::Reply(reply));
-        }
-        if header.request != id {
-            return Err(WireError::Value { field: "request id", value: header.request }.into());
-        }
-        receive(&mut self.reader, reply, header.payload_len)
-    }
-
-    fn read_reply(&mut self, header: Header) -> Result<Reply, Fault> {
-        if !header.reply {
-            return Err(WireError::Op { op: header.op as u8, flags: 0 }.into());
-        }
-        self.body.resize(header.body_len as usize, 0);
-        self.reader.read_exact(&mut self.body)?;
-        Ok(Reply::decode(header.op, &self.body)?)
-    }
-}
-
-impl Local {
-    /// Leases to send back now, as many as one call takes.
-    fn take_done(&self) -> Vec<u64> {
-        let mut done = lock(&self.done);
-        let keep = done.len().saturating_sub(BATCH_MAX);
-        done.split_off(keep)
-    }
-}
-
-/// A block that was found: lent in the host's pool, or received.
-pub struct Block {
-    pub key: BlockKey,
-    bytes: Bytes,
-}
-
-enum Bytes {
-    Lent(Lent),
-    Owned(Vec<u8>),
-}
-
-struct Lent {
-    local: Arc<Local>,
-    offset: u64,
-    size: u32,
-    lease: u64,
-    until: Instant,
-}
-
-impl Block {
-    /// Bytes.
-    pub fn size(&self) -> u32 {
-        match &self.bytes {
-            Bytes::Lent(lent) => lent.size,
-            Bytes::Owned(bytes) => bytes.len() as u32,
-        }
-    }
-
-    /// The bytes; in place if the block is lent. A reader that may still be at it when the lease runs out (10 s by
-    /// default) copies instead: [`copy_to`](Self::copy_to) notices.
-    ///
-    /// # Errors
-    /// [`ClientError::LeaseExpired`], if it has run out already.
-    pub fn bytes(&self) -> Result<&[u8], ClientError> {
-        match &self.bytes {
-            Bytes::Lent(lent) if Instant::now() >= lent.until => {
-                Err(ClientError::LeaseExpired { key: self.key })
-            }
-            _ => Ok(self.raw()),
-        }
-    }
-
-    /// Copies the block to the front of `buffer`; its size.
-    ///
-    /// # Errors
-    /// [`ClientError::Buffer`] if it does not fit, [`ClientError::LeaseExpired`] if the lease ran out before the
-    /// copy was done (the buffer is then undefined).
-    pub fn copy_to(&self, buffer: &mut [u8]) -> Result<u32, ClientError> {
-        let bytes = self.bytes()?;
-        let len = buffer.len();
-        let Some(to) = buffer.get_mut(..bytes.len()) else {
-            return Err(ClientError::Buffer { size: self.size(), len });
-        };
-        to.copy_from_slice(bytes);
-        self.bytes().map(|_| self.size())
-    }
-
-    fn raw(&self) -> &[u8] {
-        match &self.bytes {
-            Bytes::Lent(lent) => lent.local.mapping.bytes(lent.offset, lent.size.into()).unwrap_or(&[]),
-            Bytes::Owned(bytes) => bytes,
-        }
-    }
-}
-
-impl fmt::Debug for Block {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Block").field("key", &self.key).field("size", &self.size()).finish_non_exhaustive()
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        lock(&self.local.done).push(self.lease);
     }
 }
 

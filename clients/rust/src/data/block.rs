@@ -1,0 +1,105 @@
+//! Blocks that a client was given: lent in the host's pool, or received.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use kvasir_dataplane::memory::host::Mapping;
+use kvasir_dataplane::{BATCH_MAX, BlockKey};
+
+use super::error::ClientError;
+use super::lock;
+
+/// Leases and addresses of a local reader.
+pub(super) struct Local {
+    pub(super) mapping: Mapping,
+    /// Leases done with, to go back with the next `get`.
+    pub(super) done: Mutex<Vec<u64>>,
+    pub(super) lease: Duration,
+}
+
+impl Local {
+    /// Leases to send back now, as many as one call takes.
+    pub(super) fn take_done(&self) -> Vec<u64> {
+        let mut done = lock(&self.done);
+        let keep = done.len().saturating_sub(BATCH_MAX);
+        done.split_off(keep)
+    }
+}
+
+/// A block that was found: lent in the host's pool, or received.
+pub struct Block {
+    pub key: BlockKey,
+    pub(super) bytes: Bytes,
+}
+
+pub(super) enum Bytes {
+    Lent(Lent),
+    Owned(Vec<u8>),
+}
+
+pub(super) struct Lent {
+    pub(super) local: Arc<Local>,
+    pub(super) offset: u64,
+    pub(super) size: u32,
+    pub(super) lease: u64,
+    pub(super) until: Instant,
+}
+
+impl Block {
+    /// Bytes.
+    pub fn size(&self) -> u32 {
+        match &self.bytes {
+            Bytes::Lent(lent) => lent.size,
+            Bytes::Owned(bytes) => bytes.len() as u32,
+        }
+    }
+
+    /// The bytes; in place if the block is lent. A reader that may still be at it when the lease runs out (10 s by
+    /// default) copies instead: [`copy_to`](Self::copy_to) notices.
+    ///
+    /// # Errors
+    /// [`ClientError::LeaseExpired`], if it has run out already.
+    pub fn bytes(&self) -> Result<&[u8], ClientError> {
+        match &self.bytes {
+            Bytes::Lent(lent) if Instant::now() >= lent.until => {
+                Err(ClientError::LeaseExpired { key: self.key })
+            }
+            _ => Ok(self.raw()),
+        }
+    }
+
+    /// Copies the block to the front of `buffer`; its size.
+    ///
+    /// # Errors
+    /// [`ClientError::Buffer`] if it does not fit, [`ClientError::LeaseExpired`] if the lease ran out before the
+    /// copy was done (the buffer is then undefined).
+    pub fn copy_to(&self, buffer: &mut [u8]) -> Result<u32, ClientError> {
+        let bytes = self.bytes()?;
+        let len = buffer.len();
+        let Some(to) = buffer.get_mut(..bytes.len()) else {
+            return Err(ClientError::Buffer { size: self.size(), len });
+        };
+        to.copy_from_slice(bytes);
+        self.bytes().map(|_| self.size())
+    }
+
+    pub(super) fn raw(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Lent(lent) => lent.local.mapping.bytes(lent.offset, lent.size.into()).unwrap_or(&[]),
+            Bytes::Owned(bytes) => bytes,
+        }
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Block").field("key", &self.key).field("size", &self.size()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        lock(&self.local.done).push(self.lease);
+    }
+}

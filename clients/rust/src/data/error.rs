@@ -1,0 +1,84 @@
+//! What can go wrong between a client and its host.
+
+use std::io;
+
+use kvasir_dataplane::wire::{Op, Outcome, Reply, WireError};
+use kvasir_dataplane::{BATCH_MAX, BlockKey};
+
+use super::Endpoint;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("{text:?} is not an endpoint ({why}); write unix:/path or host:port")]
+    Endpoint { text: String, why: String },
+    #[error("no Kvasir host at {endpoint}: {source}")]
+    Connect { endpoint: Endpoint, source: io::Error },
+    #[error("the connection to {endpoint} broke in the middle of {op:?}: {source}; connect again")]
+    Lost { endpoint: Endpoint, op: Op, source: io::Error },
+    #[error("{endpoint} answered with something that is not the data protocol: {source}")]
+    Protocol { endpoint: Endpoint, source: WireError },
+    #[error("{endpoint} answered {op:?} with something else, or with another number of items")]
+    WrongReply { endpoint: Endpoint, op: Op },
+    #[error("{endpoint} refused: {message}")]
+    Refused { endpoint: Endpoint, retryable: bool, message: String },
+    #[error("block {key}: {}", outcome.text())]
+    Block { key: BlockKey, outcome: Outcome },
+    #[error("batch of {len} blocks; the most in one call is {BATCH_MAX}, send several")]
+    Batch { len: usize },
+    #[error("payload of {bytes} B is above the {max} B that the host takes at once; send smaller batches")]
+    Payload { bytes: u64, max: u64 },
+    #[error("block of {len} B does not match its announced size of {size} B")]
+    Size { len: usize, size: u32 },
+    #[error("block of {size} B does not fit the buffer of {len} B")]
+    Buffer { size: u32, len: usize },
+    #[error("the lease on block {key} ran out before it was read; get it again")]
+    LeaseExpired { key: BlockKey },
+    #[error("the memory that {endpoint} sent cannot be mapped: {source}")]
+    Map { endpoint: Endpoint, source: io::Error },
+    #[error("hand-overs need the host's Unix socket, and {endpoint} is none")]
+    NotLocal { endpoint: Endpoint },
+    #[error(
+        "block {block}, layer {layer} does not exist: the hand-over has {blocks} blocks of {layers} layers"
+    )]
+    NoLayer { block: usize, layer: u32, blocks: usize, layers: u32 },
+    #[error("{what} of the hand-over of request {request} is not here yet; wait for it again")]
+    NotArrived { what: String, request: u64 },
+    #[error("the connection to {endpoint} is unusable after an earlier error; connect again")]
+    Closed { endpoint: Endpoint },
+}
+
+impl ClientError {
+    /// Whether the same call may succeed later (for connection errors: on a new connection).
+    pub fn retryable(&self) -> bool {
+        match self {
+            Self::Connect { .. }
+            | Self::Lost { .. }
+            | Self::LeaseExpired { .. }
+            | Self::NotArrived { .. }
+            | Self::Closed { .. } => true,
+            Self::Refused { retryable, .. } => *retryable,
+            Self::Block { outcome, .. } => outcome.retryable(),
+            Self::Endpoint { .. }
+            | Self::Protocol { .. }
+            | Self::WrongReply { .. }
+            | Self::Batch { .. }
+            | Self::Payload { .. }
+            | Self::Size { .. }
+            | Self::Buffer { .. }
+            | Self::NotLocal { .. }
+            | Self::NoLayer { .. }
+            | Self::Map { .. } => false,
+        }
+    }
+}
+
+/// The error for a reply that does not answer the question.
+pub(super) fn wrong(endpoint: &Endpoint, op: Op, reply: Reply) -> ClientError {
+    let endpoint = endpoint.clone();
+    match reply {
+        Reply::Error { retryable, message } | Reply::Refused { retryable, message } => {
+            ClientError::Refused { endpoint, retryable, message }
+        }
+        _ => ClientError::WrongReply { endpoint, op },
+    }
+}
