@@ -462,8 +462,12 @@ impl Shared {
         // Last, because somebody may just be connecting to its pool.
         link.hang_up();
         lock(&link.done).clear();
-        self.store.release_owner(link.owner);
         link.forget_segment();
+        // A host that was never reached from here may reach this one all the same.
+        if before.0 == LinkState::Connecting {
+            return;
+        }
+        self.store.release_owner(link.owner);
         if error.is_end() {
             // One that is merely silent may be writing still; then time ends what it began.
             self.end_incoming("the host that wrote it is gone", |_, from| from == link.config.name);

@@ -74,6 +74,27 @@ fn soon() -> Instant {
 }
 
 #[test]
+fn a_sender_that_the_receiver_never_reached_is_not_given_up() {
+    let ports = ports(2);
+    let deaf = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = deaf.local_addr().unwrap().to_string();
+    let quiet = |config: &mut ClusterConfig| config.silence = Duration::from_secs(60);
+    let from = Host::start(0, &ports, quiet);
+    let to = Host::start(1, &ports, |config| {
+        quiet(config);
+        config.peers[0].address = address;
+    });
+    until("the receiver is up", || from.up() == 1);
+    let (numbers, owner) = ([1, 2], from.store.new_owner());
+    let mut handing = from.begin(owner, 7, &numbers);
+    // When the receiver tries again, the attempt before has failed.
+    (0..2).for_each(|_| drop(deaf.accept().unwrap()));
+    (0..LAYERS).for_each(|layer| from.produce(&mut handing, &numbers, layer));
+    handing.finish(&sums(&numbers)).unwrap();
+    assert!(to.up() == 0 && numbers.iter().all(|&n| to.is_resident(n)));
+}
+
+#[test]
 fn a_layer_is_read_before_the_next_is_produced() {
     let (from, to) = pair(600);
     let (numbers, owner) = ([1, 2, 3], from.store.new_owner());
