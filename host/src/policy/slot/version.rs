@@ -178,7 +178,7 @@ pub(super) fn stored_program<H: Hook>(
 /// An engine on its own, outside any slot: for replays and benches.
 ///
 /// # Errors
-/// As [`Slot::load`].
+/// As [`Slot::load`](super::Slot::load).
 pub fn standalone<H: Hook>(
     engine: &Engine,
     config: &PolicyConfig,
