@@ -48,9 +48,13 @@ struct Pair {
 impl Pair {
     fn start() -> Self {
         let plan = Plan::new(2);
-        let hosts = [plan.start(0, &[]), plan.start(1, &[])];
-        until("peers", || hosts.iter().all(|host| metric(host, "kvasir_peer_up", "") == 1));
-        Self { plan, hosts }
+        let pair = Self { hosts: [plan.start(0, &[]), plan.start(1, &[])], plan };
+        pair.meet();
+        pair
+    }
+
+    fn meet(&self) {
+        until("peers", || self.hosts.iter().all(|host| metric(host, "kvasir_peer_up", "") == 1));
     }
 
     fn clients(&self) -> [Client; 2] {
@@ -131,6 +135,7 @@ fn a_prefill_host_killed_in_mid_layer_leaves_nothing() {
 
     // The same blocks again, from the host that was started anew.
     pair.hosts[0] = pair.plan.start(0, &[]);
+    pair.meet();
     let from = pair.hosts[0].client(Transport::Unix);
     patiently(|first| {
         let first = first + 7;
