@@ -138,6 +138,8 @@ pub(crate) struct Habits {
     was_short: bool,
     /// Of the waits after a long one, and after a short one.
     after: [Habit; 2],
+    /// A sleep that ended within this, waking up included, might have been a poll.
+    short: Duration,
 }
 
 #[derive(Clone, Copy)]
@@ -162,8 +164,14 @@ impl Habit {
 }
 
 impl Habits {
-    pub(crate) const fn new() -> Self {
-        Self { was_short: false, after: [Habit { short: 0, needed: Habit::NEEDED_MIN }; 2] }
+    /// Where both sides sleep in sockets: the other one had to be woken as well.
+    pub(crate) const SOCKET: Duration = Duration::from_micros(120);
+    /// Where a bell wakes the other side early. Shorter, or filling a block of 1 MiB would count as short.
+    const RING: Duration = Duration::from_micros(55);
+
+    pub(crate) const fn new(short: Duration) -> Self {
+        let unknown = Habit { short: 0, needed: Habit::NEEDED_MIN };
+        Self { was_short: false, after: [unknown; 2], short }
     }
 
     /// What `poll` finds within a moment, if that is worth a try; else what `sleep` returns. Each gets `context`.
@@ -173,8 +181,6 @@ impl Habits {
         mut poll: impl FnMut(&mut C) -> Option<T>,
         sleep: impl FnOnce(&mut C) -> T,
     ) -> T {
-        /// A sleep that ended within this, waking up included, might have been a poll.
-        const SHORT: Duration = Duration::from_micros(80);
         let habit = &mut self.after[usize::from(self.was_short)];
         let polls = habit.short >= habit.needed && !alone();
         if polls && let Some(done) = self::poll(|| poll(context)) {
@@ -184,7 +190,7 @@ impl Habits {
         }
         let start = Instant::now();
         let done = sleep(context);
-        self.was_short = !polls && start.elapsed() <= SHORT;
+        self.was_short = !polls && start.elapsed() <= self.short;
         habit.learn(polls, self.was_short);
         done
     }
@@ -226,7 +232,8 @@ pub struct Eager {
 
 impl Eager {
     pub fn new(stream: Stream) -> Self {
-        Self { stream, habits: Habits::new() }
+        let short = if matches!(stream, Stream::Ring(_)) { Habits::RING } else { Habits::SOCKET };
+        Self { stream, habits: Habits::new(short) }
     }
 }
 

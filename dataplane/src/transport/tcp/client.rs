@@ -246,7 +246,7 @@ impl Connection {
     /// The receiving thread: returns when the connection has ended.
     pub(super) fn run(&self) {
         let mut watch = Watch { heard: Instant::now(), sent: 0, pinged: false };
-        let (mut inbox, mut habits) = (Inbox::new(), Habits::new());
+        let (mut inbox, mut habits) = (Inbox::new(), Habits::new(Habits::SOCKET));
         while self.down().is_none() {
             if let Err(ended) = self.step(&mut inbox, &mut watch, &mut habits) {
                 self.fail(&ended);

@@ -50,7 +50,7 @@ impl<'a> Serving<'a> {
         checksum: bool,
         patience: Duration,
     ) -> Self {
-        let (inbox, outbox, habits) = (Inbox::new(), Outbox::default(), Habits::new());
+        let (inbox, outbox, habits) = (Inbox::new(), Outbox::default(), Habits::new(Habits::SOCKET));
         Self { node, peer, socket, checksum, patience, inbox, outbox, habits, moved: 0 }
     }
 
