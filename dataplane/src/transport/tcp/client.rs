@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::asked::{Asked, Asking, Question, Receiving, Told, outcome};
 use super::queue::{Cursor, Inbox, Outbox, crc};
-use super::socket::{Socket, Wake, unless_idle};
+use super::socket::{Socket, Wake};
 use super::wire::{self, HEADER_LEN, Header, Kind, WireError};
 use crate::stream::Habits;
 use crate::transport::grant::Denied;
@@ -107,7 +107,9 @@ impl Connection {
                 }
             }
         }
-        if !(only_reads && self.leave_to_receiver()) {
+        if only_reads && self.leave_to_receiver() {
+            drop(outbox);
+        } else {
             self.flush(outbox);
         }
         refused.into_iter().for_each(|completion| sink.complete(completion));
@@ -270,7 +272,7 @@ impl Connection {
         }
         let wait = |time| self.socket.wait(full, Some(&self.wake), time);
         let ready = if !full && self.awaits_little() {
-            habits.wait(&mut (), |()| unless_idle(wait(Duration::ZERO)), |()| wait(self.heartbeat))
+            habits.wait(&mut (), |()| self.socket.wait_now(Some(&self.wake)), |()| wait(self.heartbeat))
         } else {
             wait(self.heartbeat)
         };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::client::LARGE;
 use super::queue::{Cursor, Inbox, Outbox, crc};
-use super::socket::{Socket, unless_idle};
+use super::socket::Socket;
 use super::wire::{self, CODE_CHECKSUM, Header, Kind, WireError};
 use crate::memory::region::LocalRange;
 use crate::stream::Habits;
@@ -96,7 +96,7 @@ impl<'a> Serving<'a> {
         let wait = |time| self.socket.wait(false, None, time);
         // After a large answer the peer has enough to do.
         let ready = if self.moved < LARGE {
-            self.habits.wait(&mut (), |()| unless_idle(wait(Duration::ZERO)), |()| wait(left))
+            self.habits.wait(&mut (), |()| self.socket.wait_now(None), |()| wait(left))
         } else {
             wait(left)
         };

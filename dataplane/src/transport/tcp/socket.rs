@@ -144,15 +144,23 @@ impl Socket {
     /// the socket is why.
     pub(super) fn wait(&self, out: bool, wake: Option<&Wake>, timeout: Duration) -> io::Result<bool> {
         let events = if out { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        self.poll(events, wake, timeout)
+        Ok(self.poll(events, wake, timeout)? == Some(Reason::Socket))
+    }
+
+    /// As [`wait`](Self::wait) for something to read, and none where that would take time.
+    pub(super) fn wait_now(&self, wake: Option<&Wake>) -> Option<io::Result<bool>> {
+        let reason = self.poll(PollFlags::IN, wake, Duration::ZERO).transpose();
+        reason.map(|reason| Ok(reason? == Reason::Socket))
     }
 
     /// Waits until something can be written. An error after `timeout` without.
     pub(super) fn wait_writable(&self, timeout: Duration) -> io::Result<()> {
-        if self.poll(PollFlags::OUT, None, timeout)? { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+        let ready = self.poll(PollFlags::OUT, None, timeout)?;
+        if ready.is_some() { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
-    fn poll(&self, events: PollFlags, wake: Option<&Wake>, timeout: Duration) -> io::Result<bool> {
+    /// Why the wait ended; none if its time was over.
+    fn poll(&self, events: PollFlags, wake: Option<&Wake>, timeout: Duration) -> io::Result<Option<Reason>> {
         let mut fds = [PollFd::new(&self.stream, events), PollFd::new(&self.stream, PollFlags::empty())];
         let used = if let Some(wake) = wake {
             fds[1] = PollFd::new(&wake.0, PollFlags::IN);
@@ -167,13 +175,13 @@ impl Socket {
         match rustix::event::poll(&mut fds[..used], Some(&timeout)) {
             Ok(_) => {}
             // Callers try again and wait again.
-            Err(Errno::INTR) => return Ok(true),
+            Err(Errno::INTR) => return Ok(Some(Reason::Socket)),
             Err(error) => return Err(error.into()),
         }
-        if let Some(wake) = wake.filter(|_| !fds[1].revents().is_empty()) {
-            wake.clear();
-        }
-        Ok(!fds[0].revents().is_empty())
+        let woken = wake.filter(|_| !fds[1].revents().is_empty());
+        woken.inspect(|wake| wake.clear());
+        let ready = !fds[0].revents().is_empty();
+        Ok(if ready { Some(Reason::Socket) } else { woken.map(|_| Reason::Wake) })
     }
 
     /// Ends the connection in both directions. Waiting threads wake.
@@ -189,9 +197,11 @@ impl AsFd for Socket {
     }
 }
 
-/// None where a wait of no time ended without a reason.
-pub(super) fn unless_idle(waited: io::Result<bool>) -> Option<io::Result<bool>> {
-    if matches!(waited, Ok(false)) { None } else { Some(waited) }
+/// Why a wait ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reason {
+    Socket,
+    Wake,
 }
 
 /// A socket for a while in which everything must be done: the handshake.

@@ -85,6 +85,33 @@ fn server(config: TcpConfig) -> (Tcp, String) {
     (tcp, address)
 }
 
+#[test]
+fn who_hears_that_a_read_was_refused_may_close_the_endpoint() {
+    let (peer, address) = server(config());
+    let client = Client::new(&address, config());
+    let grant = client.endpoint.open("kv").unwrap();
+    // It breaks while the receiving thread is at work, and whoever submits leaves the sending to that.
+    assert_eq!(client.read(&grant, 64).result, Ok(()));
+    peer.shut_down();
+    while client.endpoint.down().is_none() {
+        thread::yield_now();
+    }
+    let (heard, hears) = std::sync::mpsc::channel();
+    let (endpoint, closing) = (client.endpoint.clone(), client.endpoint.clone());
+    let range = client.ours.range(0, 64).unwrap();
+    thread::spawn(move || {
+        let sink: Arc<dyn Sink> = Arc::new(move |completion: Completion| {
+            closing.close();
+            let _ = heard.send(completion);
+        });
+        let remote = vec![grant.range(0, 64)];
+        let op = Op { id: 1, direction: Direction::Read, grant, local: vec![range], remote, cancel: None };
+        endpoint.submit(vec![op], &sink);
+    });
+    let refused = hears.recv_timeout(PATIENCE).expect("it is told");
+    assert!(matches!(refused.result, Err(OpError::PeerDown { .. })), "{refused:?}");
+}
+
 /// A peer that authenticates and then says what `talk` makes it say.
 fn scripted(talk: impl FnOnce(TcpStream) + Send + 'static) -> String {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
