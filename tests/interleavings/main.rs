@@ -2,10 +2,10 @@
 //! once for every way in which its threads can take turns with at most three interruptions, and loom fails it where one of
 //! them waits for ever.
 
-#[path = "../../dataplane/src/tier/tiering/budget.rs"]
+#[path = "../../dataplane/store/src/tiering/budget.rs"]
 #[allow(unused_imports)] // its own unit tests have no harness here
 mod budget;
-#[path = "../../dataplane/src/tier/nvme/inbox.rs"]
+#[path = "../../dataplane/nvme/src/inbox.rs"]
 mod inbox;
 
 /// What those files use of `std`; in the data plane `crate::sync` is `std` itself.

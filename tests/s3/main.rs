@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kvasir_dataplane::tier::conformance::{self, block, holds, key, put, put_all, remove};
-use kvasir_dataplane::tier::remote::{Place, RemoteConfig, RemoteStore, S3};
-use kvasir_dataplane::tier::store::{BlockStore, Stored, TierError};
+use kvasir_remote::{Place, RemoteConfig, RemoteStore, S3};
+use kvasir_store::conformance::{self, block, holds, key, put, put_all, remove};
+use kvasir_store::store::{BlockStore, Stored, TierError};
 
 use self::server::{ACCESS_KEY, BUCKET, SECRET_KEY, Server};
 

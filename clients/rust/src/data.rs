@@ -17,10 +17,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvasir_dataplane::memory::host::Mapping;
-use kvasir_dataplane::stream::{Eager, Stream};
-use kvasir_dataplane::wire::{Found, Op, Outcome, Placed, Reply, Request, Stat, WireError};
-use kvasir_dataplane::{BATCH_MAX, BlockKey, BlockMeta, Pin, checksum};
+use kvasir_memory::host::Mapping;
+use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta, Pin, checksum};
+use kvasir_protocol::stream::{Eager, Stream};
+use kvasir_protocol::wire::{Found, Op, Outcome, Placed, Reply, Request, Stat, WireError};
 
 use self::block::{Bytes, Lent, Local};
 use self::error::wrong;

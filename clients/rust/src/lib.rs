@@ -3,7 +3,6 @@
 //! [`data`] stores and reads blocks: in place in shared memory on the host's own machine, over TCP from elsewhere.
 //! [`control`] asks about and changes the host itself, over gRPC.
 
-pub mod bench;
 pub mod control;
 pub mod data;
 

@@ -1,7 +1,10 @@
 //! What the `kvasir bench` commands share: rows, the report, and how things are timed.
 
 pub mod conversation;
+mod engine;
+mod first_layer;
 pub mod index;
+mod local;
 pub mod policy;
 pub mod store;
 pub mod transfer;

@@ -1,8 +1,8 @@
 //! Measures the tiers: DRAM through its client in this process, NVMe beside the raw device.
 
 use super::Row;
+use super::local::{self, Setup};
 use anyhow::{Context, Result, bail};
-use kvasir_client::bench::{self, Setup};
 use kvasir_dataplane::tier::nvme::bench::{self as nvme, Bench, BenchError};
 use kvasir_dataplane::{BlockKey, BlockMeta, DramConfig, DramStore};
 use std::io::ErrorKind;
@@ -41,7 +41,7 @@ pub fn rows(size: Size, dir: &Path) -> Result<Vec<Row>> {
     // First, while this process has freed nothing that the store could be given again.
     let memory = Row::new("memory/block", bytes_per_block(size.blocks)?, "bytes");
     let setup = Setup { each: size.each, socket: &socket };
-    let measured = bench::store(&setup).map_err(anyhow::Error::from_boxed)?;
+    let measured = local::store(&setup).map_err(anyhow::Error::from_boxed)?;
     Ok(measured.into_iter().map(row).chain([memory]).chain(nvme_rows(size, dir)?).collect())
 }
 
@@ -101,8 +101,8 @@ fn private_bytes() -> Result<u64> {
     Ok(resident.saturating_sub(shared) * rustix::param::page_size() as u64)
 }
 
-fn row(measured: bench::Row) -> Row {
-    let bench::Row { name, value, unit, p50, p99, reference, ratio } = measured;
+fn row(measured: local::Row) -> Row {
+    let local::Row { name, value, unit, p50, p99, reference, ratio } = measured;
     Row { name, value, unit, p50: Some(p50), p99: Some(p99), reference, ratio }
 }
 

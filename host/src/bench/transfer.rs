@@ -1,7 +1,7 @@
 //! Measures the transfer engine between two nodes in this process.
 
 use super::Row;
-use kvasir_dataplane::transfer::bench;
+use super::engine;
 use std::io;
 use std::time::Duration;
 
@@ -23,10 +23,10 @@ impl Size {
 /// # Errors
 /// A socket or shared memory cannot be had.
 pub fn rows(size: Size) -> io::Result<Vec<Row>> {
-    Ok(bench::run(size.round, size.rounds)?.into_iter().map(row).collect())
+    Ok(engine::run(size.round, size.rounds)?.into_iter().map(row).collect())
 }
 
-fn row(measured: bench::Row) -> Row {
+fn row(measured: engine::Row) -> Row {
     let row = Row::new(measured.name, measured.value, measured.unit);
     let row = measured.reference.map_or(row.clone(), |reference| row.beside(reference));
     Row { p50: measured.p50_us, p99: measured.p99_us, ..row }

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kvasir_dataplane::memory::host::Mapping;
-use kvasir_dataplane::{BATCH_MAX, BlockKey};
+use kvasir_memory::host::Mapping;
+use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 
 use super::error::ClientError;
 use super::lock;

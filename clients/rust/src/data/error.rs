@@ -2,8 +2,8 @@
 
 use std::io;
 
-use kvasir_dataplane::wire::{Op, Outcome, Reply, WireError};
-use kvasir_dataplane::{BATCH_MAX, BlockKey};
+use kvasir_protocol::block::{BATCH_MAX, BlockKey};
+use kvasir_protocol::wire::{Op, Outcome, Reply, WireError};
 
 use super::Endpoint;
 

@@ -3,7 +3,7 @@
 //! Prefill side, on its host's socket:
 //!
 //! ```no_run
-//! # use kvasir_client::data::*; use kvasir_dataplane::BlockMeta;
+//! # use kvasir_client::data::*; use kvasir_protocol::block::BlockMeta;
 //! # fn prefill(client: &Client, metas: &[BlockMeta], layers: u32, kv: impl Fn(usize, u32) -> Vec<u8>) -> Result<(), ClientError> {
 //! let mut handing = client.hand_over(4711, "decode-3", metas, layers)?;
 //! for layer in 0..layers {
@@ -38,8 +38,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kvasir_dataplane::wire::{ArrivingBlock, HandOverCall, HandedPlace, Op, Outcome, Reply, Request};
-use kvasir_dataplane::{BlockKey, BlockMeta, checksum};
+use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
+use kvasir_protocol::wire::{ArrivingBlock, HandOverCall, HandedPlace, Op, Outcome, Reply, Request};
 
 use super::{Block, Client, ClientError, Local, wrong};
 

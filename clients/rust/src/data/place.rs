@@ -1,6 +1,6 @@
 //! Which host a put should go to.
 
-use kvasir_dataplane::wire::{Op, Reply, Request};
+use kvasir_protocol::wire::{Op, Reply, Request};
 
 use super::{Client, ClientError, Endpoint, wrong};
 

@@ -5,8 +5,10 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use kvasir_dataplane::server::{Listen, ServeError, Server};
-use kvasir_dataplane::{Clock, DramConfig, DramStore, ServerConfig};
+use kvasir_protocol::clock::Clock;
+use kvasir_server::{Listen, ServeError, Server, ServerConfig};
+use kvasir_store::config::DramConfig;
+use kvasir_store::dram::DramStore;
 
 use super::*;
 
@@ -144,7 +146,7 @@ fn corrupt_bytes_are_a_miss_on_every_path() {
         put(&client, 1, 4096).unwrap();
         let slot = host.store.list(0, 1).0[0];
         let lookup = host.store.get(host.store.new_owner(), &[slot.key], 0, 0).unwrap()[0];
-        let kvasir_dataplane::tier::dram::Lookup::Hit(lease) = lookup else { panic!("{lookup:?}") };
+        let kvasir_store::dram::Lookup::Hit(lease) = lookup else { panic!("{lookup:?}") };
         assert!(host.store.pool().mapping().write(lease.offset + 9, b"rot"));
         assert!(client.get(&[key(1)], 0).unwrap()[0].is_none());
         assert_eq!(client.checksum_failures(), 1);
@@ -300,7 +302,7 @@ fn sockets_are_private_and_survive_a_crash() {
 
 #[test]
 fn a_pinned_block_stays_and_an_evicted_one_goes() {
-    use kvasir_dataplane::config::TenantConfig;
+    use kvasir_store::config::TenantConfig;
     let tenant = TenantConfig {
         tenant: 3,
         quota_bytes: Some(64 << 10),

@@ -4,9 +4,9 @@ use std::io::{self, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use kvasir_dataplane::stream::ring::{Ring, Side};
-use kvasir_dataplane::stream::{Eager, Stream, receive_with_fds};
-use kvasir_dataplane::wire::{HEADER_LEN, Header, Op, Reply, Request, WireError};
+use kvasir_protocol::stream::ring::{Ring, Side};
+use kvasir_protocol::stream::{Eager, Stream, receive_with_fds};
+use kvasir_protocol::wire::{HEADER_LEN, Header, Op, Reply, Request, WireError};
 
 use super::Endpoint;
 use super::error::{ClientError, wrong};

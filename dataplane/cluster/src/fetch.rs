@@ -1,0 +1,333 @@
+//! Bytes from a peer's pool: read through the transfer engine, compared with checksums before anybody sees them.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::counts::add;
+use super::link::Link;
+use super::message::{Copied, Loan, Reply, Request};
+use super::table::{Heard, Holding};
+use super::{Shared, lock};
+use kvasir_memory::region::LocalRange;
+use kvasir_net::transfer::{Batch, Class, Entry, EntryStatus, Segment, Transfer, TransferError};
+use kvasir_net::transport::{Denied, Direction, OpError, RemoteRange};
+use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
+use kvasir_store::dram::{Reservation, Reserve};
+
+/// Between two attempts of a transfer that broke off while the peer itself is up.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// A piece of a peer's pool, and where it goes.
+pub(super) struct Piece {
+    pub(super) offset: u64,
+    pub(super) to: LocalRange,
+}
+
+/// A copy that has a place here, not yet its bytes.
+struct Placed<'a> {
+    /// In the call.
+    at: usize,
+    loan: &'a Loan,
+    holding: Holding,
+    place: Reservation,
+}
+
+impl Shared {
+    /// Reads pieces of a peer's pool; whether each arrived whole. What breaks off goes on from where it was while the
+    /// peer is up and there is time. Nothing touches the local ranges any more when this returns.
+    pub(super) fn read(&self, link: &Link, pieces: &[Piece], class: Class, until: Instant) -> Vec<bool> {
+        let mut missing: Vec<Vec<Range<u64>>> =
+            pieces.iter().map(|piece| std::iter::once(0..piece.to.len()).collect()).collect();
+        loop {
+            let open: Vec<usize> = (0..pieces.len()).filter(|&i| !missing[i].is_empty()).collect();
+            if open.is_empty() {
+                break;
+            }
+            if let Ok(segment) = link.segment(self) {
+                let retryable = self.read_once(&segment, pieces, &mut missing, &open, class, until);
+                if !retryable {
+                    break;
+                }
+            }
+            if missing.iter().all(Vec::is_empty) {
+                break;
+            }
+            link.forget_segment();
+            if !link.is_up() || self.is_stopping() || Instant::now() + AGAIN >= until {
+                break;
+            }
+            self.pause(AGAIN);
+        }
+        missing.iter().map(Vec::is_empty).collect()
+    }
+
+    /// One transfer of what is missing. False if trying again makes no sense.
+    fn read_once(
+        &self,
+        segment: &Arc<Segment>,
+        pieces: &[Piece],
+        missing: &mut [Vec<Range<u64>>],
+        open: &[usize],
+        class: Class,
+        until: Instant,
+    ) -> bool {
+        let left = until.saturating_duration_since(Instant::now());
+        let entries = open.iter().filter_map(|&i| entry(segment, &pieces[i], &missing[i])).collect();
+        let batch = Batch { entries, deadline: Some(left), ..Batch::new(class) };
+        let Ok(transfer) = self.engine.submit(batch) else { return false };
+        wait(&transfer);
+        let mut retryable = true;
+        for (n, &i) in open.iter().enumerate() {
+            let Some(status) = transfer.poll_entry(n) else { return false };
+            let before = len(&missing[i]);
+            missing[i] = subtract(&missing[i], &status);
+            if !missing[i].is_empty() {
+                add(&self.counts.resumed_bytes, before - len(&missing[i]));
+                retryable &= status.error.as_ref().is_none_or(may_go_on);
+            }
+        }
+        retryable
+    }
+
+    /// Asks a peer to lend blocks, and for how long (ms). None where it does not have one; nothing if it did not answer.
+    pub(super) fn borrow(
+        &self,
+        link: &Link,
+        keys: &[BlockKey],
+        patience: Duration,
+    ) -> Option<(Vec<Option<Loan>>, u64)> {
+        let release = std::mem::take(&mut *lock(&link.done));
+        let release = release.into_iter().take(kvasir_protocol::block::BATCH_MAX).collect();
+        let request = Request::Lend { keys: keys.to_vec(), release };
+        match link.call(self, &request, patience) {
+            Ok(Reply::Lent { loans, lease_ms }) if loans.len() == keys.len() => {
+                let asked = |(loan, key): (Option<Loan>, &BlockKey)| loan.filter(|loan| loan.key == *key);
+                Some((loans.into_iter().zip(keys).map(asked).collect(), lease_ms))
+            }
+            _ => None,
+        }
+    }
+
+    /// Loans that are no longer needed; the peer is told with the next call.
+    pub(super) fn give_back<'a>(&self, link: &Link, loans: impl IntoIterator<Item = &'a Loan>) {
+        lock(&link.done).extend(loans.into_iter().map(|loan| loan.lease));
+    }
+
+    /// Takes copies in: reads each from the peer's pool straight into this one, and makes it visible when its bytes
+    /// have the checksum that they should.
+    pub(super) fn take_in(&self, link: &Link, items: &[(Loan, Holding)], lease_ms: u64) -> Vec<Copied> {
+        let keys: Vec<BlockKey> = items.iter().map(|(loan, _)| loan.key).collect();
+        {
+            let mut arriving = lock(&self.arriving);
+            keys.iter().for_each(|&key| arriving.entry(key).or_default().calls += 1);
+        }
+        let outcomes = self.take_in_now(link, items, lease_ms);
+        let removed: Vec<BlockKey> = keys.into_iter().filter(|&key| self.arrived(key)).collect();
+        if !removed.is_empty() {
+            // Their removal may have looked before they were there.
+            let _ = self.tiering().map(|tiering| tiering.remove_here(&removed, self.clock.now_ms()));
+            self.forget(&removed);
+        }
+        self.news.notify_all();
+        outcomes
+    }
+
+    /// One call is done with a block. Whether it was removed meanwhile.
+    fn arrived(&self, key: BlockKey) -> bool {
+        let mut arriving = lock(&self.arriving);
+        let Some(block) = arriving.get_mut(&key) else { return false };
+        block.calls -= 1;
+        let (last, removed) = (block.calls == 0, block.removed);
+        if last {
+            arriving.remove(&key);
+        }
+        removed
+    }
+
+    fn take_in_now(&self, link: &Link, items: &[(Loan, Holding)], lease_ms: u64) -> Vec<Copied> {
+        // The place of a copy must outlive its transfer.
+        let places = self.store.config().reservation_ttl / 2;
+        let until = Instant::now() + Duration::from_millis(lease_ms).min(places);
+        let mut outcomes = vec![Copied::Failed; items.len()];
+        let wanted: Vec<usize> = (0..items.len()).filter(|&i| self.is_wanted(link, &items[i])).collect();
+        for i in (0..items.len()).filter(|i| !wanted.contains(i)) {
+            outcomes[i] = Copied::Enough;
+        }
+        let metas: Vec<BlockMeta> = wanted.iter().map(|&i| items[i].0.meta()).collect();
+        let placed = self.store.reserve(self.owner, &metas, self.clock.now_ms()).unwrap_or_default();
+        let mut arriving = Vec::new();
+        for (&at, placed) in wanted.iter().zip(placed) {
+            let (loan, holding) = &items[at];
+            match placed {
+                Reserve::Reserved(place) => {
+                    arriving.push(Placed { at, loan, holding: *holding, place });
+                }
+                Reserve::AlreadyStored => outcomes[at] = self.has(loan, *holding),
+                Reserve::InProgress => {}
+                Reserve::Refused(_) => outcomes[at] = Copied::NoRoom,
+            }
+        }
+        let to = |place: &Reservation| self.pool.range(place.offset, place.size.into());
+        let pieces: Vec<Piece> = arriving
+            .iter()
+            .filter_map(|a| Some(Piece { offset: a.loan.offset, to: to(&a.place)? }))
+            .collect();
+        let arrived = self.read(link, &pieces, Class::Replication, until);
+        for (copy, arrived) in arriving.iter().zip(arrived) {
+            outcomes[copy.at] = self.settle(copy, arrived);
+        }
+        outcomes
+    }
+
+    /// False if the block is being removed, was removed while the host that asks was away, or if enough others hold it as far as is known here: the host that asks sees less.
+    fn is_wanted(&self, from: &Link, (loan, holding): &(Loan, Holding)) -> bool {
+        if lock(&self.removing).has(loan.key, Instant::now()) || lock(&self.owed).has(loan.key, from.place) {
+            return false;
+        }
+        let table = self.table();
+        let holders = table.holders(loan.key);
+        holders.has(0) || holders.len() < usize::from(holding.target)
+    }
+
+    /// A block that is here already becomes a copy, if it is the same.
+    fn has(&self, loan: &Loan, holding: Holding) -> Copied {
+        let stat = self.store.stat(&[loan.key]).unwrap_or_default().pop().flatten();
+        match stat {
+            Some(stat) if (stat.size, stat.checksum) != (loan.size, loan.checksum) => Copied::Conflict,
+            Some(_) => self.hold(loan.key, holding, Copied::Had),
+            None => Copied::Failed,
+        }
+    }
+
+    /// Makes an arrived copy visible, or gives its place back.
+    fn settle(&self, copy: &Placed<'_>, arrived: bool) -> Copied {
+        let Placed { loan, place, .. } = copy;
+        let mapping = self.store.pool().mapping();
+        let intact = || mapping.bytes(place.offset, place.size.into()).map(checksum) == Some(loan.checksum);
+        if !arrived || !intact() {
+            add(&self.counts.corrupt, arrived.into());
+            let _ = self.store.abort(self.owner, &[place.id]);
+            return Copied::Failed;
+        }
+        // Under the lock, so that a removal either finds the block or keeps it from becoming visible.
+        let arriving = lock(&self.arriving);
+        if arriving.get(&loan.key).is_some_and(|block| block.removed) {
+            drop(arriving);
+            let _ = self.store.abort(self.owner, &[place.id]);
+            return Copied::Failed;
+        }
+        let commit = self.store.commit(self.owner, &[(place.id, Some(loan.checksum))], self.clock.now_ms());
+        if !commit.is_ok_and(|done| done.iter().all(Result::is_ok)) {
+            return Copied::Failed;
+        }
+        add(&self.counts.taken, 1);
+        add(&self.counts.taken_bytes, loan.size.into());
+        lock(&self.owed).settle([loan.key]);
+        self.hold(loan.key, copy.holding, Copied::Done)
+    }
+
+    fn hold(&self, key: BlockKey, holding: Holding, outcome: Copied) -> Copied {
+        match self.table().holds(0, key, holding) {
+            Heard::New | Heard::Known => outcome,
+            // It is there, and nobody would miss it.
+            Heard::Full => Copied::NoRoom,
+            Heard::Conflict => Copied::Conflict,
+        }
+    }
+}
+
+fn entry(segment: &Arc<Segment>, piece: &Piece, missing: &[Range<u64>]) -> Option<Entry> {
+    let local: Option<Vec<LocalRange>> =
+        missing.iter().map(|range| piece.to.part(range.start, range.end - range.start)).collect();
+    let remote = |range: &Range<u64>| RemoteRange {
+        region: 0,
+        offset: piece.offset.saturating_add(range.start),
+        len: range.end - range.start,
+    };
+    let remote = missing.iter().map(remote).collect();
+    Some(Entry { direction: Direction::Read, segment: Arc::clone(segment), local: local?, remote })
+}
+
+/// Waits to the very end: until then the engine may still write to memory that is ours.
+fn wait(transfer: &Transfer) {
+    while !transfer.wait(Instant::now() + Duration::from_secs(1)).is_complete() {}
+}
+
+/// Whether what broke off may go on over a new connection, with a new grant.
+fn may_go_on(error: &TransferError) -> bool {
+    match error {
+        TransferError::PeerDown { .. } => true,
+        TransferError::TimedOut | TransferError::Cancelled => false,
+        TransferError::Op { error, .. } => {
+            let grant = matches!(
+                error,
+                OpError::Denied(Denied::UnknownKey | Denied::StaleEpoch | Denied::LeaseEnded)
+            );
+            grant || error.retryable() || error.endpoint_at_fault()
+        }
+    }
+}
+
+fn len(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
+}
+
+/// What is still missing. `status` counts in bytes of the entry, which is `missing` end to end.
+fn subtract(missing: &[Range<u64>], status: &EntryStatus) -> Vec<Range<u64>> {
+    let mut left = Vec::new();
+    let mut base = 0;
+    for range in missing {
+        let end = base + (range.end - range.start);
+        let mut at = base;
+        for valid in status.valid.iter().filter(|valid| valid.start < end && valid.end > base) {
+            let (from, to) = (valid.start.max(base), valid.end.min(end));
+            if at < from {
+                left.push(range.start + (at - base)..range.start + (from - base));
+            }
+            at = to;
+        }
+        if at < end {
+            left.push(range.start + (at - base)..range.end);
+        }
+        base = end;
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Byte by byte: what was missing and did not arrive now is missing still.
+        #[test]
+        fn what_arrived_is_not_asked_for_again(missing in prop::collection::vec(any::<bool>(), 1..60), valid in prop::collection::vec(any::<bool>(), 60)) {
+            let ranges = |bits: &[bool]| -> Vec<Range<u64>> {
+                let mut ranges: Vec<Range<u64>> = Vec::new();
+                for (at, _) in bits.iter().enumerate().filter(|(_, bit)| **bit) {
+                    let at = at as u64;
+                    match ranges.last_mut() {
+                        Some(last) if last.end == at => last.end += 1,
+                        _ => ranges.push(at..at + 1),
+                    }
+                }
+                ranges
+            };
+            let count = missing.iter().filter(|bit| **bit).count();
+            let status = EntryStatus { valid: ranges(&valid[..count]), ..EntryStatus::default() };
+            let mut number = 0;
+            let expected: Vec<bool> = missing.iter().map(|&bit| {
+                number += usize::from(bit);
+                bit && !valid[number - 1]
+            }).collect();
+            let mut bits = vec![false; missing.len()];
+            for range in subtract(&ranges(&missing), &status) {
+                range.for_each(|at| bits[at as usize] = true);
+            }
+            prop_assert_eq!(bits, expected);
+        }
+    }
+}

@@ -1,0 +1,486 @@
+//! The side that takes a hand-over in, and those who read it while it comes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::super::link::Link;
+use super::super::message::{Copied, Loan, Reply};
+use super::super::{Shared, lock};
+use super::{HAND_OVERS_MAX, check};
+use kvasir_memory::region::Region;
+use kvasir_net::transfer::handover::decode;
+use kvasir_net::transport::Access;
+use kvasir_net::transport::node::Notice;
+use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
+use kvasir_store::dram::{Held, Reservation, Reserve};
+
+/// Hand-overs that come in, by the numbers that their senders gave them.
+#[derive(Default)]
+pub(crate) struct Receiving {
+    incoming: Mutex<HashMap<u64, Incoming>>,
+    /// A hand-over began, a layer came, one was settled, or the host stops.
+    changed: Condvar,
+}
+
+struct Incoming {
+    /// As engines on both sides call it.
+    request: u64,
+    from: String,
+    layers: u32,
+    segment: String,
+    blocks: Vec<Block>,
+    /// Whether each layer is here.
+    here: Vec<bool>,
+    state: State,
+    readers: usize,
+    begun: Instant,
+    /// Its time: places stay until then while somebody reads.
+    until: Instant,
+    /// Once it is settled: how long those who come late still learn how it ended.
+    known_until: Instant,
+}
+
+struct Block {
+    meta: BlockMeta,
+    place: Place,
+}
+
+enum Place {
+    Reserved(Reservation),
+    /// Visible to all, and kept from being evicted.
+    Held(Held),
+    GivenBack,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum State {
+    Open,
+    Settling,
+    Kept,
+    Failed(String),
+}
+
+/// One block of a hand-over, and where it is or will be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArrivingBlock {
+    pub key: BlockKey,
+    pub size: u32,
+    /// In the pool.
+    pub offset: u64,
+}
+
+/// How a wait ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Waited {
+    Here,
+    /// The time given is over.
+    NotYet,
+    /// The hand-over broke off, for this reason.
+    Failed(String),
+}
+
+/// A hand-over that somebody reads. Its places go to nobody else before this is dropped or [`until`](Self::until).
+pub struct Arrival {
+    shared: Arc<Shared>,
+    id: u64,
+    layers: u32,
+    until: Instant,
+    blocks: Vec<ArrivingBlock>,
+}
+
+impl Arrival {
+    pub fn layers(&self) -> u32 {
+        self.layers
+    }
+
+    /// Until when its places stay.
+    pub fn until(&self) -> Instant {
+        self.until
+    }
+
+    pub fn blocks(&self) -> &[ArrivingBlock] {
+        &self.blocks
+    }
+
+    /// Waits for a layer of all blocks, or (none) for the whole, compared and kept.
+    pub fn wait(&self, layer: Option<u32>, until: Instant) -> Waited {
+        self.shared.wait_incoming(until, |all| {
+            let Some(incoming) = all.get(&self.id) else {
+                return Some(Waited::Failed("its time is over".to_owned()));
+            };
+            let here = layer.is_some_and(|layer| incoming.here.get(layer as usize) == Some(&true));
+            match &incoming.state {
+                State::Failed(reason) => Some(Waited::Failed(reason.clone())),
+                State::Kept => Some(Waited::Here),
+                State::Open | State::Settling => here.then_some(Waited::Here),
+            }
+        })
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        let mut all = self.shared.incoming();
+        if let Some(incoming) = all.get_mut(&self.id) {
+            incoming.readers -= 1;
+        }
+        self.shared.tidy(&mut all, Instant::now());
+    }
+}
+
+impl Incoming {
+    /// What the sender is told: which blocks it has to write, in the order of the segment's regions.
+    fn opened(&self) -> Reply {
+        let wanted = |block: &Block| matches!(block.place, Place::Reserved(_));
+        Reply::Opened { segment: self.segment.clone(), wanted: self.blocks.iter().map(wanted).collect() }
+    }
+
+    fn is_settled(&self) -> bool {
+        matches!(self.state, State::Kept | State::Failed(_))
+    }
+
+    fn settle(&mut self, state: State, known_for: Duration) {
+        self.state = state;
+        self.known_until = Instant::now() + known_for;
+    }
+}
+
+impl Block {
+    fn arriving(&self) -> Option<ArrivingBlock> {
+        let BlockMeta { key, size, .. } = self.meta;
+        let offset = match &self.place {
+            Place::Reserved(place) => place.offset,
+            Place::Held(held) => held.offset(),
+            Place::GivenBack => return None,
+        };
+        Some(ArrivingBlock { key, size, offset })
+    }
+}
+
+impl Shared {
+    /// Makes places for blocks that a peer is about to write layer by layer.
+    pub(crate) fn open_incoming(
+        &self,
+        from: &Link,
+        id: u64,
+        request: u64,
+        layers: u32,
+        blocks: &[Loan],
+    ) -> Reply {
+        let metas: Vec<BlockMeta> = blocks.iter().map(Loan::meta).collect();
+        let refused = |reason: String| Reply::Refused { reason };
+        if let Err(error) = check(&metas, layers) {
+            return refused(error.to_string());
+        }
+        {
+            let mut all = self.incoming();
+            if let Some(incoming) = all.get(&id).filter(|incoming| incoming.from == from.config.name) {
+                return incoming.opened();
+            }
+            self.tidy(&mut all, Instant::now());
+            let busy = |incoming: &&Incoming| incoming.request == request && incoming.state == State::Open;
+            if let Some(other) = all.values().find(busy) {
+                return refused(format!("request {request} is being handed over by {} already", other.from));
+            }
+            if all.len() >= HAND_OVERS_MAX {
+                return refused(format!("it takes {HAND_OVERS_MAX} hand-overs at once; try again"));
+            }
+        }
+        let blocks = match self.make_places(metas) {
+            Ok(blocks) => blocks,
+            Err(reason) => return refused(reason),
+        };
+        let now = Instant::now();
+        let until = now + self.hand_over_time();
+        let segment = format!("kvasir.handover.{id:016x}");
+        let mut incoming = Incoming {
+            request,
+            from: from.config.name.clone(),
+            layers,
+            segment: segment.clone(),
+            here: vec![false; layers as usize],
+            state: State::Open,
+            readers: 0,
+            begun: now,
+            until,
+            known_until: until,
+            blocks,
+        };
+        if let Err(reason) = self.export_places(&mut incoming) {
+            self.give_places_back(&mut incoming.blocks);
+            return refused(reason);
+        }
+        let opened = incoming.opened();
+        self.incoming().insert(id, incoming);
+        self.hand_overs.receiving.changed.notify_all();
+        opened
+    }
+
+    /// Places for all blocks, or why there are none.
+    fn make_places(&self, metas: Vec<BlockMeta>) -> Result<Vec<Block>, String> {
+        let placed = self.store.reserve(self.owner, &metas, self.clock.now_ms()).unwrap_or_default();
+        let (mut blocks, mut failed) = (Vec::new(), None);
+        for (meta, reserved) in metas.into_iter().zip(placed) {
+            let key = meta.key;
+            let place = match reserved {
+                Reserve::Reserved(place) => Ok(Place::Reserved(place)),
+                Reserve::AlreadyStored => self.hold_stored(&meta).map(Place::Held),
+                Reserve::InProgress => Err(format!("another writer is storing block {key} there")),
+                Reserve::Refused(error) => Err(error.to_string()),
+            };
+            match place {
+                Ok(place) => blocks.push(Block { meta, place }),
+                Err(reason) => failed = Some(reason),
+            }
+        }
+        let Some(reason) = failed else { return Ok(blocks) };
+        self.give_places_back(&mut blocks);
+        Err(reason)
+    }
+
+    /// A block that is stored here already, kept in place.
+    pub(super) fn hold_stored(&self, meta: &BlockMeta) -> Result<Held, String> {
+        let held = self.store.hold(meta.key, meta.class, self.clock.now_ms());
+        match held {
+            Some(held) if held.size == meta.size => Ok(held),
+            Some(held) => Err(format!("block {} is stored there with {} B", meta.key, held.size)),
+            None => Err(format!("block {} was just evicted there; try again", meta.key)),
+        }
+    }
+
+    /// Lets the peer write to the places of blocks that are not here. Where there are none, all layers are here.
+    fn export_places(&self, incoming: &mut Incoming) -> Result<(), String> {
+        let region = |block: &Block| match &block.place {
+            Place::Reserved(place) => self.pool.range(place.offset, place.size.into()).map(Region::of_range),
+            _ => None,
+        };
+        let regions: Vec<Region> = incoming.blocks.iter().filter_map(region).collect();
+        if regions.is_empty() {
+            incoming.here.fill(true);
+            return Ok(());
+        }
+        let lease = self.hand_over_time();
+        let exported = self.node.exports.export(&incoming.segment, regions, Access::Write, lease);
+        exported.map_err(|denied| denied.to_string())
+    }
+
+    /// How long a hand-over may take: its places outlive the right to write to them.
+    pub(super) fn hand_over_time(&self) -> Duration {
+        self.store.config().reservation_ttl / 2
+    }
+
+    /// Takes in what a peer announces. False if it is about something else.
+    pub(crate) fn note_layer(&self, notice: &Notice) -> bool {
+        let Some((id, layer, layers)) = decode(&notice.message) else { return false };
+        let mut all = self.incoming();
+        let expected = |incoming: &&mut Incoming| incoming.from == notice.peer && incoming.layers == layers;
+        let Some(incoming) = all.get_mut(&id).filter(expected) else { return false };
+        incoming.here[layer as usize] = true;
+        self.hand_overs.receiving.changed.notify_all();
+        true
+    }
+
+    /// The peer has written all layers: compares, and keeps all blocks or none. One outcome per block.
+    pub(crate) fn settle_incoming(&self, from: &Link, id: u64, sums: &[u64]) -> Reply {
+        let (segment, places) = {
+            let mut all = self.incoming();
+            // Asked again while the first call is at it.
+            while all.get(&id).is_some_and(|incoming| incoming.state == State::Settling) {
+                all = self.hand_overs.receiving.changed.wait(all).unwrap_or_else(PoisonError::into_inner);
+            }
+            let own = |incoming: &&mut Incoming| incoming.from == from.config.name;
+            let Some(incoming) = all.get_mut(&id).filter(own) else {
+                return Reply::Refused { reason: "it no longer knows this hand-over".to_owned() };
+            };
+            match &incoming.state {
+                State::Failed(reason) => return Reply::Refused { reason: reason.clone() },
+                State::Kept => return Reply::Copied { outcomes: vec![Copied::Done; incoming.blocks.len()] },
+                State::Open | State::Settling => {}
+            }
+            if sums.len() != incoming.blocks.len() {
+                return Reply::Refused { reason: "it needs one checksum per block".to_owned() };
+            }
+            incoming.state = State::Settling;
+            let place = |block: &Block| match &block.place {
+                Place::Reserved(place) => Ok(*place),
+                Place::Held(held) => Err(held.checksum),
+                Place::GivenBack => Err(0),
+            };
+            (incoming.segment.clone(), incoming.blocks.iter().map(place).collect::<Vec<_>>())
+        };
+        self.take_back(&segment);
+        let outcomes = self.compare(&places, sums);
+        let intact = outcomes.iter().all(|outcome| matches!(outcome, Copied::Done | Copied::Had));
+        let held = if intact { self.commit_all(&places, sums) } else { None };
+        let mut all = self.incoming();
+        let Some(incoming) = all.get_mut(&id) else {
+            return Reply::Refused { reason: "it no longer knows this hand-over".to_owned() };
+        };
+        let reply = match held {
+            Some(held) => {
+                let reserved = |block: &&mut Block| matches!(block.place, Place::Reserved(_));
+                let reserved = incoming.blocks.iter_mut().filter(reserved);
+                reserved.zip(held).for_each(|(block, held)| block.place = Place::Held(held));
+                incoming.settle(State::Kept, self.store.config().lease_ttl);
+                Reply::Copied { outcomes }
+            }
+            None => {
+                let reason = if intact {
+                    "a block's place was taken back before it could be kept"
+                } else {
+                    "a block did not arrive with the checksum that its writer gave"
+                };
+                incoming.settle(State::Failed(reason.to_owned()), self.store.config().lease_ttl);
+                if intact { Reply::Refused { reason: reason.to_owned() } } else { Reply::Copied { outcomes } }
+            }
+        };
+        self.tidy(&mut all, Instant::now());
+        self.hand_overs.receiving.changed.notify_all();
+        reply
+    }
+
+    fn compare(&self, places: &[Result<Reservation, u64>], sums: &[u64]) -> Vec<Copied> {
+        let mapping = self.store.pool().mapping();
+        let outcome = |(place, &sum): (&Result<Reservation, u64>, &u64)| match place {
+            Ok(place) if mapping.bytes(place.offset, place.size.into()).map(checksum) == Some(sum) => {
+                Copied::Done
+            }
+            Ok(_) => Copied::Failed,
+            Err(stored) if *stored == sum => Copied::Had,
+            Err(_) => Copied::Conflict,
+        };
+        places.iter().zip(sums).map(outcome).collect()
+    }
+
+    /// Makes blocks visible, and holds them. None if one of them cannot be; those before it stay, as good as any.
+    fn commit_all(&self, places: &[Result<Reservation, u64>], sums: &[u64]) -> Option<Vec<Held>> {
+        let reserved = places.iter().zip(sums).filter_map(|(place, sum)| Some((place.as_ref().ok()?, *sum)));
+        let commit = |(place, sum): (&Reservation, u64)| {
+            self.store.commit_held(self.owner, place.id, sum, self.clock.now_ms()).ok()
+        };
+        reserved.map(commit).collect()
+    }
+
+    /// The peer, or what happened to it, ends a hand-over before it is settled.
+    pub(crate) fn end_incoming(&self, reason: &str, mut which: impl FnMut(u64, &str) -> bool) {
+        let open: Vec<(u64, String)> = {
+            let all = self.incoming();
+            let open = all.iter().filter(|(_, incoming)| incoming.state == State::Open);
+            let wanted = open.filter(|(id, incoming)| which(**id, &incoming.from));
+            wanted.map(|(id, incoming)| (*id, incoming.segment.clone())).collect()
+        };
+        // First nobody writes there any more, then the places may go.
+        open.iter().for_each(|(_, segment)| self.take_back(segment));
+        let mut all = self.incoming();
+        for (id, _) in open {
+            if let Some(incoming) = all.get_mut(&id).filter(|incoming| incoming.state == State::Open) {
+                incoming.settle(State::Failed(reason.to_owned()), self.store.config().lease_ttl);
+            }
+        }
+        self.tidy(&mut all, Instant::now());
+        self.hand_overs.receiving.changed.notify_all();
+    }
+
+    /// Ends hand-overs whose time is over, and forgets those that nobody needs to hear of any more.
+    pub(crate) fn tend_incoming(&self) {
+        let now = Instant::now();
+        let overdue: Vec<u64> = {
+            let mut all = self.incoming();
+            self.tidy(&mut all, now);
+            let late = |incoming: &Incoming| incoming.state == State::Open && incoming.until <= now;
+            all.iter().filter(|(_, incoming)| late(incoming)).map(|(id, _)| *id).collect()
+        };
+        if !overdue.is_empty() {
+            self.end_incoming("it was not finished in its time", |id, _| overdue.contains(&id));
+        }
+    }
+
+    fn tidy(&self, all: &mut HashMap<u64, Incoming>, now: Instant) {
+        all.retain(|_, incoming| {
+            let free = incoming.readers == 0 || incoming.until <= now;
+            if !incoming.is_settled() || !free {
+                return true;
+            }
+            // Blocks that were kept are blocks like others from here on.
+            self.give_places_back(&mut incoming.blocks);
+            incoming.known_until > now
+        });
+    }
+
+    fn give_places_back(&self, blocks: &mut [Block]) {
+        for block in blocks {
+            if let Place::Reserved(place) = std::mem::replace(&mut block.place, Place::GivenBack) {
+                let _ = self.store.abort(self.owner, &[place.id]);
+            }
+        }
+    }
+
+    /// The hand-over of a request, as soon as it has begun: its newest, if there were several. None if `until` came first.
+    pub(crate) fn arrival(self: &Arc<Self>, request: u64, until: Instant) -> Result<Option<Arrival>, String> {
+        enum Found {
+            Arrival(Arrival),
+            Failed(String),
+        }
+        let found = self.wait_incoming_for(until, |all| {
+            let of_request = all.iter_mut().filter(|(_, incoming)| incoming.request == request);
+            let (id, incoming) = of_request.max_by_key(|(_, incoming)| incoming.begun)?;
+            if let State::Failed(reason) = &incoming.state {
+                return Some(Found::Failed(reason.clone()));
+            }
+            for block in incoming.blocks.iter_mut().filter(|block| matches!(block.place, Place::GivenBack)) {
+                match self.hold_stored(&block.meta) {
+                    Ok(held) => block.place = Place::Held(held),
+                    Err(reason) => return Some(Found::Failed(reason)),
+                }
+            }
+            incoming.readers += 1;
+            let blocks = incoming.blocks.iter().filter_map(Block::arriving).collect();
+            let (layers, until) = (incoming.layers, incoming.until);
+            Some(Found::Arrival(Arrival { shared: Arc::clone(self), id: *id, layers, until, blocks }))
+        });
+        match found {
+            Some(Found::Arrival(arrival)) => Ok(Some(arrival)),
+            Some(Found::Failed(reason)) => Err(reason),
+            None => Ok(None),
+        }
+    }
+
+    fn wait_incoming(
+        &self,
+        until: Instant,
+        mut look: impl FnMut(&HashMap<u64, Incoming>) -> Option<Waited>,
+    ) -> Waited {
+        self.wait_incoming_for(until, |all| look(all)).unwrap_or(Waited::NotYet)
+    }
+
+    /// What `look` finds, as soon as it does; none when `until` comes first or the host stops.
+    fn wait_incoming_for<R>(
+        &self,
+        until: Instant,
+        mut look: impl FnMut(&mut HashMap<u64, Incoming>) -> Option<R>,
+    ) -> Option<R> {
+        let mut all = self.incoming();
+        loop {
+            if let Some(found) = look(&mut all) {
+                return Some(found);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.is_stopping() {
+                return None;
+            }
+            let changed = &self.hand_overs.receiving.changed;
+            all = changed.wait_timeout(all, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The host stops: nobody is to wait any longer.
+    pub(crate) fn wake_readers(&self) {
+        drop(self.incoming());
+        self.hand_overs.receiving.changed.notify_all();
+    }
+
+    fn incoming(&self) -> MutexGuard<'_, HashMap<u64, Incoming>> {
+        lock(&self.hand_overs.receiving.incoming)
+    }
+}

@@ -1,0 +1,420 @@
+//! The side that hands blocks over.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::super::link::Link;
+use super::super::message::{Copied, Loan, Reply, Request};
+use super::super::upkeep::ANSWER;
+use super::super::{Cluster, Shared};
+use super::receive::Arrival;
+use super::{HAND_OVERS_MAX, HandOverError, check};
+use kvasir_net::transfer::handover::encode;
+use kvasir_net::transfer::{Batch, Class, Entry, Segment, Transfer, TransferError};
+use kvasir_net::transport::node::random_u64;
+use kvasir_net::transport::{Direction, RemoteRange};
+use kvasir_protocol::block::BlockMeta;
+use kvasir_protocol::wire::Outcome;
+use kvasir_store::dram::{Held, OwnerId, Reservation, Reserve};
+
+/// Between two attempts to send a layer that failed on its way.
+const AGAIN: Duration = Duration::from_millis(20);
+/// A peer that is not up for this long while layers fail is given up.
+const AWAY_MAX: Duration = Duration::from_secs(2);
+
+/// A hand-over that goes out. Dropping it ends it: nothing is kept on either host.
+pub struct HandingOver {
+    shared: Arc<Shared>,
+    link: Arc<Link>,
+    owner: OwnerId,
+    id: u64,
+    sources: Vec<Source>,
+    /// Where the peer wants it written; none if it has everything.
+    segment: Option<Arc<Segment>>,
+    layers: Vec<Layer>,
+    begun: Instant,
+    /// The peer was not up when layers failed, and was not since.
+    down_since: Option<Instant>,
+    /// The peer may have made places.
+    is_asked: bool,
+    /// It was finished: there is nothing to give back.
+    is_over: bool,
+}
+
+/// A layer as far as it is.
+enum Layer {
+    Missing,
+    /// The peer has all of it.
+    Unneeded,
+    Sent(Transfer),
+}
+
+/// One block to hand over.
+struct Source {
+    meta: BlockMeta,
+    place: Place,
+    /// The region of the peer's segment that it goes to.
+    region: Option<u32>,
+}
+
+enum Place {
+    ToFill(Reservation),
+    /// Stored here already.
+    Held(Held),
+}
+
+/// Where a block is to be filled in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourcePlace {
+    /// In the pool.
+    pub offset: u64,
+    /// False if the block is stored here already: there is nothing to fill, and its bytes must not be changed.
+    pub to_fill: bool,
+}
+
+impl Cluster {
+    /// Begins to hand blocks over to a peer, layer by layer. Places are reserved here, for `owner`, and there.
+    ///
+    /// # Errors
+    /// Nothing has begun then, and nothing stays reserved.
+    pub fn hand_over(
+        &self,
+        owner: OwnerId,
+        request: u64,
+        peer: &str,
+        blocks: &[BlockMeta],
+        layers: u32,
+    ) -> Result<HandingOver, HandOverError> {
+        check(blocks, layers)?;
+        let shared = &self.shared;
+        let link = shared.links.iter().find(|link| link.config.name == peer);
+        let link = link.ok_or_else(|| {
+            let known: Vec<&str> = shared.links.iter().map(|link| link.config.name.as_str()).collect();
+            HandOverError::NoPeer { name: peer.to_owned(), known: known.join(", ") }
+        })?;
+        if !link.is_up() {
+            return Err(HandOverError::PeerDown { peer: peer.to_owned() });
+        }
+        let sending = &shared.hand_overs.sending;
+        let (shared, link) = (Arc::clone(shared), Arc::clone(link));
+        if sending.fetch_add(1, Ordering::SeqCst) >= HAND_OVERS_MAX {
+            sending.fetch_sub(1, Ordering::SeqCst);
+            return Err(HandOverError::TooMany);
+        }
+        let begun = Instant::now();
+        let layers = (0..layers).map(|_| Layer::Missing).collect();
+        let (id, sources) = (random_u64(), Vec::new());
+        // From here on dropping it gives back what it has got.
+        let mut handing = HandingOver {
+            shared,
+            link,
+            owner,
+            id,
+            sources,
+            segment: None,
+            layers,
+            begun,
+            down_since: None,
+            is_asked: false,
+            is_over: false,
+        };
+        handing.reserve(blocks)?;
+        handing.open(request)?;
+        Ok(handing)
+    }
+
+    /// Waits for a request's blocks to begin to arrive here. None if `until` came first; the reason if it broke off.
+    pub fn arrival(&self, request: u64, until: Instant) -> Result<Option<Arrival>, String> {
+        self.shared.arrival(request, until)
+    }
+}
+
+impl HandingOver {
+    /// Where each block is filled in.
+    pub fn places(&self) -> Vec<SourcePlace> {
+        let place = |source: &Source| match &source.place {
+            Place::ToFill(place) => SourcePlace { offset: place.offset, to_fill: true },
+            Place::Held(held) => SourcePlace { offset: held.offset(), to_fill: false },
+        };
+        self.sources.iter().map(place).collect()
+    }
+
+    /// When its time is over.
+    pub fn until(&self) -> Instant {
+        self.begun + self.shared.hand_over_time()
+    }
+
+    fn reserve(&mut self, blocks: &[BlockMeta]) -> Result<(), HandOverError> {
+        let (store, now) = (Arc::clone(&self.shared.store), self.shared.clock.now_ms());
+        let reserved = store.reserve(self.owner, blocks, now).unwrap_or_default();
+        let mut failed = None;
+        for (&meta, reserved) in blocks.iter().zip(reserved) {
+            let key = meta.key;
+            let refused = |outcome: Outcome| {
+                let (reason, retryable) = (outcome.text().to_owned(), outcome.retryable());
+                HandOverError::NoPlace { key, reason, retryable }
+            };
+            let place = match reserved {
+                Reserve::Reserved(place) => Ok(Place::ToFill(place)),
+                Reserve::AlreadyStored => {
+                    let held = self.shared.hold_stored(&meta);
+                    let failed = |reason| HandOverError::NoPlace { key, reason, retryable: true };
+                    held.map(Place::Held).map_err(failed)
+                }
+                Reserve::InProgress => Err(refused(Outcome::InProgress)),
+                Reserve::Refused(error) => Err(refused(Outcome::from(&error))),
+            };
+            match place {
+                Ok(place) => self.sources.push(Source { meta, place, region: None }),
+                Err(error) => failed = Some(error),
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Has the peer make places, and gets the right to write to them.
+    fn open(&mut self, request: u64) -> Result<(), HandOverError> {
+        let peer = self.link.config.name.clone();
+        let not_taken = |reason: String| HandOverError::NotTaken { peer: peer.clone(), reason };
+        let blocks = self.sources.iter().map(|source| announced(&source.meta)).collect();
+        let layers = self.layers.len() as u32;
+        let open = Request::Open { id: self.id, request, layers, blocks };
+        self.is_asked = true;
+        let reply =
+            self.link.call(&self.shared, &open, ANSWER).map_err(|error| not_taken(error.to_string()))?;
+        let Reply::Opened { segment, wanted } = reply else {
+            return Err(not_taken("it answered something that was not asked".to_owned()));
+        };
+        if wanted.len() != self.sources.len() {
+            return Err(not_taken("it answered for another number of blocks".to_owned()));
+        }
+        let mut region = 0;
+        for (source, wanted) in self.sources.iter_mut().zip(wanted) {
+            source.region = wanted.then_some(region);
+            region += u32::from(wanted);
+        }
+        if region > 0 {
+            let segment = self.link.segment(&self.shared).and_then(|pool| pool.peer().open_segment(&segment));
+            self.segment = Some(segment.map_err(|error| not_taken(error.to_string()))?);
+        }
+        Ok(())
+    }
+
+    /// A layer is filled in, in all blocks: it goes to the peer now, and must not be changed any more.
+    ///
+    /// # Errors
+    /// It does not exist, or was handed over before; the hand-over broke off or its time is over, and it must be dropped.
+    pub fn layer_done(&mut self, layer: u32) -> Result<(), HandOverError> {
+        let layers = self.layers.len() as u32;
+        match self.layers.get(layer as usize) {
+            None => return Err(HandOverError::NoLayer { layer, layers }),
+            Some(Layer::Unneeded | Layer::Sent(_)) => return Err(HandOverError::LayerTwice { layer }),
+            Some(Layer::Missing) => {}
+        }
+        self.check_time()?;
+        self.mend()?;
+        self.layers[layer as usize] = match self.segment.clone() {
+            None => Layer::Unneeded,
+            Some(segment) => Layer::Sent(self.send(layer, &segment)?),
+        };
+        Ok(())
+    }
+
+    fn send(&self, layer: u32, segment: &Arc<Segment>) -> Result<Transfer, HandOverError> {
+        let layers = self.layers.len() as u32;
+        let entry = |source: &Source| {
+            let len = u64::from(source.meta.size / layers);
+            let (region, offset) = (source.region?, len * u64::from(layer));
+            let local = self.shared.pool.range(source.place.offset() + offset, len)?;
+            let remote = vec![RemoteRange { region, offset, len }];
+            let (direction, segment) = (Direction::Write, Arc::clone(segment));
+            Some(Entry { direction, segment, local: vec![local], remote })
+        };
+        let batch = Batch {
+            entries: self.sources.iter().filter_map(entry).collect(),
+            deadline: Some(self.until().saturating_duration_since(Instant::now())),
+            notice: Some(encode(self.id, layer, layers)),
+            ..Batch::new(Class::DecodeCritical)
+        };
+        let sent = self.shared.engine.submit(batch);
+        sent.map_err(|error| HandOverError::Broken { reason: error.to_string() })
+    }
+
+    fn check_time(&self) -> Result<(), HandOverError> {
+        let time = self.shared.hand_over_time();
+        let late = self.begun.elapsed() >= time;
+        if late { Err(HandOverError::Late { ms: time.as_millis() as u64 }) } else { Ok(()) }
+    }
+
+    /// Sends layers again that failed on their way. False if there were any; an error if there is no point in it.
+    fn mend(&mut self) -> Result<bool, HandOverError> {
+        let up = self.link.is_up();
+        if up {
+            self.down_since = None;
+        }
+        let failed: Vec<(usize, TransferError)> =
+            self.layers.iter().enumerate().filter_map(|(n, layer)| Some((n, layer.error()?))).collect();
+        for (n, error) in &failed {
+            let away =
+                if up { Duration::ZERO } else { self.down_since.get_or_insert_with(Instant::now).elapsed() };
+            if !may_come_again(error) || away > AWAY_MAX {
+                return Err(HandOverError::Broken { reason: error.to_string() });
+            }
+            if let Some(segment) = self.segment.clone().filter(|_| up) {
+                self.layers[*n] = Layer::Sent(self.send(*n as u32, &segment)?);
+            }
+        }
+        Ok(failed.is_empty())
+    }
+
+    /// All layers are handed over: the peer compares its blocks with the checksums (one each, in order) and keeps them,
+    /// then this host does.
+    ///
+    /// # Errors
+    /// A layer is missing, or the number of checksums is another: nothing has changed. Else ([`HandOverError::is_end`])
+    /// nothing was kept here; nor there, unless just the peer's answer was lost.
+    pub fn finish(&mut self, checksums: &[u64]) -> Result<(), HandOverError> {
+        let missing = self.layers.iter().position(|layer| matches!(layer, Layer::Missing));
+        if let Some(layer) = missing {
+            return Err(HandOverError::LayerMissing { layer: layer as u32 });
+        }
+        if checksums.len() != self.sources.len() {
+            let (given, blocks) = (checksums.len(), self.sources.len());
+            return Err(HandOverError::Checksums { given, blocks });
+        }
+        loop {
+            self.check_time()?;
+            self.wait_sent();
+            if self.mend()? {
+                break;
+            }
+            self.shared.pause(AGAIN);
+        }
+        for (source, &sum) in self.sources.iter().zip(checksums) {
+            if matches!(&source.place, Place::Held(held) if held.checksum != sum) {
+                return Err(not_kept(source, "is stored here with another checksum"));
+            }
+        }
+        self.settle(checksums)?;
+        self.commit(checksums)
+    }
+
+    fn settle(&self, checksums: &[u64]) -> Result<(), HandOverError> {
+        let settle = Request::Settle { id: self.id, checksums: checksums.to_vec() };
+        // It reads all blocks once: at least 100 MB/s.
+        let bytes: u64 = self.sources.iter().map(|source| u64::from(source.meta.size)).sum();
+        let patience = ANSWER + Duration::from_micros(bytes / 100);
+        let outcomes = match self.link.call(&self.shared, &settle, patience) {
+            Ok(Reply::Copied { outcomes }) if outcomes.len() == self.sources.len() => outcomes,
+            Ok(_) => {
+                let reason = "the peer answered something that was not asked".to_owned();
+                return Err(HandOverError::Broken { reason });
+            }
+            Err(error) => return Err(HandOverError::Broken { reason: error.to_string() }),
+        };
+        let failed = |(_, outcome): &(&Source, Copied)| !matches!(outcome, Copied::Done | Copied::Had);
+        match self.sources.iter().zip(outcomes).find(failed) {
+            None => Ok(()),
+            Some((source, Copied::Conflict)) => {
+                Err(not_kept(source, "is stored there with another checksum"))
+            }
+            Some((source, _)) => Err(not_kept(source, "did not arrive with the checksum given")),
+        }
+    }
+
+    /// Keeps the blocks here too.
+    fn commit(&mut self, checksums: &[u64]) -> Result<(), HandOverError> {
+        self.is_over = true;
+        let filled = |(source, &sum): (&Source, &u64)| match &source.place {
+            Place::ToFill(place) => Some((place.id, Some(sum))),
+            Place::Held(_) => None,
+        };
+        let items: Vec<_> = self.sources.iter().zip(checksums).filter_map(filled).collect();
+        let (store, now) = (&self.shared.store, self.shared.clock.now_ms());
+        let results = store.commit(self.owner, &items, now).unwrap_or_default();
+        match results.into_iter().find_map(Result::err) {
+            None => Ok(()),
+            Some(error) => {
+                let reason = format!("the peer has kept the blocks, this host has not: {error}");
+                self.give_places_back();
+                Err(HandOverError::Broken { reason })
+            }
+        }
+    }
+
+    /// Waits to the very end: until then the engine may still read memory that is to be given back.
+    fn wait_sent(&self) {
+        for layer in &self.layers {
+            let Layer::Sent(transfer) = layer else { continue };
+            while !transfer.wait(Instant::now() + Duration::from_secs(1)).is_complete() {}
+        }
+    }
+
+    fn give_places_back(&self) {
+        let reserved = |source: &Source| match &source.place {
+            Place::ToFill(place) => Some(place.id),
+            Place::Held(_) => None,
+        };
+        let ids: Vec<u64> = self.sources.iter().filter_map(reserved).collect();
+        let _ = self.shared.store.abort(self.owner, &ids);
+    }
+}
+
+impl Drop for HandingOver {
+    fn drop(&mut self) {
+        if !self.is_over {
+            for layer in &self.layers {
+                if let Layer::Sent(transfer) = layer {
+                    self.shared.engine.cancel(transfer);
+                }
+            }
+            self.wait_sent();
+            if self.is_asked {
+                let reason = "the sender gave it up".to_owned();
+                // A peer that does not hear of it gives its places back when its time is over.
+                let _ = self.link.call(&self.shared, &Request::GiveUp { id: self.id, reason }, ANSWER);
+            }
+            self.give_places_back();
+        }
+        self.shared.hand_overs.sending.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Layer {
+    /// Why it did not arrive.
+    fn error(&self) -> Option<TransferError> {
+        let Self::Sent(transfer) = self else { return None };
+        let status = transfer.poll();
+        let error = || (0..status.entries).find_map(|entry| transfer.poll_entry(entry)?.error);
+        if status.is_complete() && status.failed > 0 { error() } else { None }
+    }
+}
+
+impl Place {
+    fn offset(&self) -> u64 {
+        match self {
+            Self::ToFill(place) => place.offset,
+            Self::Held(held) => held.offset(),
+        }
+    }
+}
+
+/// A block that is not there yet: what its bytes are is said at the end.
+fn announced(meta: &BlockMeta) -> Loan {
+    let BlockMeta { key, parent, depth, class, tenant, ttl_ms: _, size } = *meta;
+    Loan { key, parent, depth, class, tenant, size, checksum: 0, offset: 0, lease: 0 }
+}
+
+/// Whether a write that failed so may succeed over the same grants, once the rail is mended.
+fn may_come_again(error: &TransferError) -> bool {
+    match error {
+        TransferError::PeerDown { .. } => true,
+        TransferError::TimedOut | TransferError::Cancelled => false,
+        TransferError::Op { error, .. } => error.retryable() || error.endpoint_at_fault(),
+    }
+}
+
+fn not_kept(source: &Source, reason: &str) -> HandOverError {
+    HandOverError::NotKept { key: source.meta.key, reason: reason.to_owned() }
+}

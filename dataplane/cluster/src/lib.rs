@@ -1,0 +1,580 @@
+//! Hosts that know each other, keep copies for each other, and read from each other.
+//!
+//! ```text
+//! Cluster::open(store)          listens for peers, exports the pool (for reading) to those that know the secret
+//!   .tier()                     the peers as the last tier below the pool: a miss here is asked of those that hold it
+//!   .run(tiering)               begins to answer, to listen to each peer, and to do what the table says is to be done
+//!   .replicate(keys, copies)    the put is done; copies follow
+//! ```
+//!
+//! **Who says what.** Each host listens to every peer over a connection of its own ([`link`]): the peer answers as soon
+//! as it has news, and every 150 ms in any case, so that connection is the heartbeat as well. News are facts about the
+//! peer's own copies; [`table`] puts them together and says what is to be done, [`placement`] says where.
+//!
+//! **How bytes go.** By reading: whoever wants a block asks the holder to lend it (or is told by the holder where it
+//! lies, to take a copy of it), reads the holder's pool through the transfer engine, and compares the bytes with the
+//! checksum before anybody sees them ([`fetch`]). Nothing that arrives late can fall on a block that has taken its place,
+//! because nobody writes into another host's pool but who hands a request's blocks over ([`push`], and [`handover`] while
+//! they are produced), into places made for them under a name of their own.
+//!
+//! **Which way.** Each host tells its rails, the NICs behind them and which NICs serve which memory ([`whereabouts`]);
+//! whoever reads pairs them with its own and puts them in an order ([`paths`]).
+//!
+//! **How blocks go.** A removal ([`removal`]) reaches every host that is up and waits for copies that are on their way.
+//!
+//! **Threads**: one accepts, one per accepted connection answers ([`serve`]); per peer one listens and one has copies
+//! made; one looks after targets and damage ([`upkeep`]), one keeps targets on disk ([`targets`]), one hears what is
+//! handed over. All blocked threads; the table
+//! has one lock, which is never held during I/O.
+//!
+//! Deliberately absent: consensus (a wrong view costs a copy too many or too few for a while, never wrong bytes),
+//! discovery (peers are listed).
+
+mod channel;
+mod counts;
+mod fetch;
+pub mod handover;
+mod link;
+mod message;
+mod paths;
+pub mod placement;
+pub mod primary;
+pub mod push;
+mod rails;
+mod removal;
+mod serve;
+pub mod table;
+mod targets;
+mod tier;
+mod upkeep;
+mod whereabouts;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+pub use counts::ClusterStats;
+pub use link::{LinkState, PeerView};
+pub use message::Status;
+pub use paths::{RailState, RailView};
+pub use rails::{Kind, unavailable};
+
+use self::counts::Counts;
+use self::handover::HandOvers;
+use self::link::Link;
+use self::push::Taking;
+use self::rails::Rail;
+use self::removal::{Owed, Removing, Sending};
+use self::table::{Heard, Holding, NODES_MAX, NodeId, Table};
+use self::targets::Targets;
+use self::tier::PeerTier;
+use self::upkeep::Todo;
+use self::whereabouts::Whereabouts;
+use kvasir_memory::region::Region;
+use kvasir_net::topology::Topology;
+use kvasir_net::transfer::handover::Arrivals;
+use kvasir_net::transfer::{Engine, EngineConfig};
+use kvasir_net::transport::node::Secret;
+use kvasir_net::transport::tcp::Tls;
+use kvasir_net::transport::{Access, Denied, Error as TransportError, Node, Transport};
+use kvasir_protocol::block::BlockKey;
+use kvasir_protocol::clock::Clock;
+use kvasir_protocol::wire::Outcome;
+use kvasir_store::dram::{DramStore, OwnerId};
+use kvasir_store::store::BlockStore;
+use kvasir_store::tiering::Tiering;
+
+/// The segment that every host exports: its pool.
+const SEGMENT: &str = "kvasir.pool";
+/// How long a grant on it lives; the engine renews it.
+const GRANT: Duration = Duration::from_secs(60);
+
+/// Another host, as the settings name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerConfig {
+    pub name: String,
+    /// `host:port` of its [`ClusterConfig::listen`].
+    pub address: String,
+    /// Its failure domain; copies go to different ones first.
+    pub rack: String,
+}
+
+/// Settings of a host among others.
+#[derive(Clone, Debug)]
+pub struct ClusterConfig {
+    /// Hosts of another cluster are refused.
+    pub cluster: String,
+    /// This host's name: the one that peers have in their settings.
+    pub name: String,
+    pub rack: String,
+    /// What all hosts of the cluster share.
+    pub secret: Secret,
+    /// Encrypts what is said and read between hosts, and lets in only those with a certificate for their name. All
+    /// hosts of the cluster have it, or none.
+    pub tls: Option<Tls>,
+    /// Where peers ask. Port 0 takes any.
+    pub listen: SocketAddr,
+    /// Where peers read the pool over TCP, an address for each rail. Port 0 takes any; peers are told. At least one, which
+    /// RDMA connections are set up over, too.
+    pub transfer: Vec<SocketAddr>,
+    /// Kinds of transport for the pool, in the order of preference. Between hosts on one machine shared memory goes
+    /// before all others. None: what this machine has, and RDMA only without TLS, because it is not encrypted.
+    pub transports: Option<Vec<Kind>>,
+    /// Socket where hosts on this machine reach the pool through shared memory. None: they do not.
+    pub socket: Option<PathBuf>,
+    pub peers: Vec<PeerConfig>,
+    /// Which NICs serve which memory here: rails are chosen by it, and peers are told. None: all alike.
+    pub topology: Option<Topology>,
+    /// How often that is looked at again. Default 5 s.
+    pub topology_every: Duration,
+    /// The most replicated blocks known, of all hosts together. About 80 B each. Default 1,048,576.
+    pub blocks_max: usize,
+    /// News kept for peers that lag; one that lags more is told everything anew. Default 65,536.
+    pub log_max: usize,
+    /// The most copies waiting per peer; others are made later. Default 4,096.
+    pub queue_max: usize,
+    /// How long a read may try one holder after the other. Below the time a lookup waits for a tier. Default 1.5 s.
+    pub read_timeout: Duration,
+    /// How often all blocks are looked at for copies that are missing, gone or too many. Default 5 s.
+    pub audit_every: Duration,
+    /// A folder to keep in how many copies are wanted of which blocks, for a host that has a durable tier. Default none: a
+    /// block that all its holders still have after a restart is not copied again.
+    pub targets: Option<PathBuf>,
+    /// Without an answer for this long, beyond the 150 ms that a heartbeat may take, a peer is down. Default 700 ms.
+    pub silence: Duration,
+}
+
+impl ClusterConfig {
+    /// A cluster of one, on loopback.
+    pub fn new(name: &str, secret: Secret) -> Self {
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        Self {
+            cluster: "kvasir".to_owned(),
+            name: name.to_owned(),
+            rack: String::new(),
+            secret,
+            tls: None,
+            listen: any_port,
+            transfer: vec![any_port],
+            transports: None,
+            socket: None,
+            peers: Vec::new(),
+            topology: None,
+            topology_every: Duration::from_secs(5),
+            blocks_max: 1 << 20,
+            log_max: 1 << 16,
+            queue_max: 4096,
+            read_timeout: Duration::from_millis(1500),
+            audit_every: Duration::from_secs(5),
+            targets: None,
+            silence: Duration::from_millis(700),
+        }
+    }
+}
+
+/// Why a host cannot join others.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("{count} hosts are listed, this one included; a cluster has at most {NODES_MAX}")]
+    TooMany { count: usize },
+    #[error("host {name} is listed twice, or is this host itself; every host has one name")]
+    Twice { name: String },
+    #[error("{addr} cannot be opened for {what}: {source}; stop what uses it or choose another")]
+    Listen { what: &'static str, addr: SocketAddr, source: io::Error },
+    #[error("cluster.transports names {kind}, which this machine does not have: {reason}; leave it out")]
+    Unavailable { kind: Kind, reason: String },
+    #[error(
+        "cluster.transfer lists no address, and cluster.transports no kind of transport that works without"
+    )]
+    NoRail,
+    #[error("the pool cannot be registered for transfers: {0}")]
+    Register(TransportError),
+    #[error("the pool cannot be exported to peers: {0}")]
+    Export(#[from] Denied),
+    #[error("no thread for {what}: {source}")]
+    Thread { what: &'static str, source: io::Error },
+    #[error("what is known of wanted copies cannot be kept in {}: {reason}; check the folder", path.display())]
+    Targets { path: PathBuf, reason: String },
+}
+
+/// Something that a person may want to know.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Event {
+    #[error("peer {peer} is up")]
+    Up { peer: String },
+    #[error("peer {peer} is down: {reason}; the copies that it held are made again from other holders")]
+    Down { peer: String, reason: String },
+    #[error("peer {peer} is refused: {reason}")]
+    Refused { peer: String, reason: String },
+    #[error("{what}; rails to peers are chosen anew")]
+    Topology { what: String },
+    #[error("block {key} was damaged here; it was dropped, and fetched again from {peer}")]
+    Repaired { key: BlockKey, peer: String },
+    #[error("block {key} was damaged here and dropped; no other host could give it back now")]
+    NotRepaired { key: BlockKey },
+    #[error(
+        "how many copies are wanted cannot be kept on disk: {reason}; until it can, a restart forgets it"
+    )]
+    TargetsNotKept { reason: String },
+}
+
+impl Event {
+    /// Whether somebody should look.
+    pub fn is_warning(&self) -> bool {
+        !matches!(self, Self::Up { .. } | Self::Topology { .. })
+    }
+}
+
+/// Where events go. Called from the cluster's threads: return soon.
+pub type Events = Box<dyn Fn(Event) + Send + Sync>;
+
+/// What all threads share.
+struct Shared {
+    config: ClusterConfig,
+    node: Arc<Node>,
+    store: Arc<DramStore>,
+    /// Set by [`Cluster::run`]. Weak: the tiering owns the peers' tier, which owns this.
+    tiering: OnceLock<Weak<Tiering>>,
+    clock: Clock,
+    engine: Engine,
+    rails: Vec<Rail>,
+    whereabouts: Whereabouts,
+    /// Where clients put and get over TCP, for peers to tell theirs.
+    data: OnceLock<SocketAddr>,
+    pool: Region,
+    /// Writes copies, and holds what is lent to make them.
+    owner: OwnerId,
+    links: Vec<Arc<Link>>,
+    table: Mutex<Table>,
+    /// The log of the table grew, or the host stops.
+    news: Condvar,
+    todo: Todo,
+    /// Blocks being taken in, and whether they were removed meanwhile.
+    arriving: Mutex<HashMap<BlockKey, Arriving>>,
+    removing: Mutex<Removing>,
+    owed: Mutex<Owed>,
+    sending: Sending,
+    /// Hand-overs being taken in, by request, and how far each is.
+    taking: Mutex<HashMap<u64, Taking>>,
+    arrivals: Arrivals,
+    hand_overs: HandOvers,
+    counts: Counts,
+    /// Number of the first of this host's own news that is not safe on disk.
+    targets_kept: AtomicU64,
+    /// Calls of peers being answered.
+    serving: AtomicU64,
+    events: Events,
+    stopping: AtomicBool,
+    /// A second handle on each accepted connection, to end it from outside.
+    accepted: Mutex<HashMap<u64, TcpStream>>,
+    /// One of them ended.
+    left: Condvar,
+}
+
+/// A block on its way in.
+#[derive(Default)]
+struct Arriving {
+    /// Calls that bring it.
+    calls: u32,
+    removed: bool,
+}
+
+/// This host among others. Dropping it ends all connections.
+pub struct Cluster {
+    shared: Arc<Shared>,
+    listener: TcpListener,
+    addr: SocketAddr,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Cluster {
+    /// Opens the ports and exports the pool. Peers are answered from [`run`](Self::run) on.
+    ///
+    /// # Errors
+    /// The settings name a host twice, or a port is taken.
+    pub fn open(
+        config: ClusterConfig,
+        store: Arc<DramStore>,
+        clock: Clock,
+        events: Events,
+    ) -> Result<Arc<Self>, OpenError> {
+        let nodes = node_ids(&config)?;
+        let listening = |what, addr| move |source| OpenError::Listen { what, addr, source };
+        let listener = TcpListener::bind(config.listen).map_err(listening("the cluster", config.listen))?;
+        let addr = listener.local_addr().map_err(listening("the cluster", config.listen))?;
+        let node = Arc::new(Node::new(&config.name, config.secret.clone(), epoch()));
+        let rails = rails::open(&config, &node, clock)?;
+        if rails.is_empty() {
+            return Err(OpenError::NoRail);
+        }
+        let pool = Region::of_pool(Arc::clone(store.pool()));
+        node.exports.export(SEGMENT, vec![pool.clone()], Access::Read, GRANT)?;
+        let transports = rails.iter().map(|rail| Arc::clone(&rail.transport) as Arc<dyn Transport>);
+        let engine = Engine::new(EngineConfig::default(), transports.collect());
+        let engine = engine.map_err(|source| OpenError::Thread { what: "transfers", source })?;
+        engine.register(&pool).map_err(OpenError::Register)?;
+        let whereabouts = Whereabouts::new(config.topology.clone(), &rails);
+        let links = config.peers.iter().enumerate();
+        let links = links.map(|(n, peer)| Arc::new(Link::new(n + 1, peer.clone(), store.new_owner())));
+        let shared = Arc::new(Shared {
+            links: links.collect(),
+            table: Mutex::new(Table::new(nodes, config.blocks_max, config.log_max)),
+            engine,
+            owner: store.new_owner(),
+            tiering: OnceLock::new(),
+            data: OnceLock::new(),
+            news: Condvar::new(),
+            todo: Todo::default(),
+            arriving: Mutex::default(),
+            removing: Mutex::default(),
+            owed: Mutex::default(),
+            sending: Sending::default(),
+            taking: Mutex::default(),
+            arrivals: Arrivals::default(),
+            hand_overs: HandOvers::default(),
+            counts: Counts::default(),
+            targets_kept: AtomicU64::new(0),
+            serving: AtomicU64::new(0),
+            stopping: AtomicBool::new(false),
+            accepted: Mutex::default(),
+            left: Condvar::new(),
+            config,
+            node,
+            store,
+            clock,
+            rails,
+            whereabouts,
+            pool,
+            events,
+        });
+        Ok(Arc::new(Self { shared, listener, addr, threads: Mutex::default() }))
+    }
+
+    /// The peers as a tier, to be the last below the pool.
+    pub fn tier(&self) -> Arc<dyn BlockStore> {
+        Arc::new(PeerTier(Arc::clone(&self.shared)))
+    }
+
+    /// Begins to answer peers, to listen to them, and to see to copies. Once; later calls do nothing.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn run(&self, tiering: &Arc<Tiering>) -> Result<(), OpenError> {
+        if self.shared.tiering.set(Arc::downgrade(tiering)).is_err() {
+            return Ok(());
+        }
+        self.open_targets(tiering)?;
+        let listener = self.listener.try_clone();
+        let listener = listener.map_err(|source| OpenError::Thread { what: "accepting peers", source })?;
+        self.spawn("kvasir-accept", "accepting peers", move |shared| shared.accept_all(&listener))?;
+        self.spawn("kvasir-notice", "hand-overs", |shared| shared.hear_notices())?;
+        self.spawn("kvasir-upkeep", "copies", |shared| shared.upkeep())?;
+        if self.shared.config.topology.is_some() {
+            self.spawn("kvasir-topology", "NICs that come and go", |shared| shared.follow_machine())?;
+        }
+        for link in &self.shared.links {
+            let (watched, copied) = (Arc::clone(link), Arc::clone(link));
+            self.spawn("kvasir-watch", "listening to a peer", move |shared| shared.watch(&watched))?;
+            self.spawn("kvasir-copy", "copies to a peer", move |shared| shared.copy_all(&copied))?;
+        }
+        Ok(())
+    }
+
+    /// Claims again what was held before, and keeps that from here on.
+    fn open_targets(&self, tiering: &Tiering) -> Result<(), OpenError> {
+        let Some(path) = &self.shared.config.targets else { return Ok(()) };
+        let opened = Targets::open(path);
+        let targets = opened.map_err(|reason| OpenError::Targets { path: path.clone(), reason })?;
+        let at = self.shared.table().log().end();
+        self.shared.restore_targets(&targets, tiering);
+        self.spawn("kvasir-targets", "wanted copies", move |shared| shared.keep_targets(&targets, at))
+    }
+
+    fn spawn(
+        &self,
+        name: &str,
+        what: &'static str,
+        work: impl FnOnce(&Arc<Shared>) + Send + 'static,
+    ) -> Result<(), OpenError> {
+        let shared = Arc::clone(&self.shared);
+        let thread = thread::Builder::new().name(name.into()).spawn(move || work(&shared));
+        lock(&self.threads).push(thread.map_err(|source| OpenError::Thread { what, source })?);
+        Ok(())
+    }
+
+    /// Where peers reach it (port 0 was replaced).
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Asks for blocks stored here to be held by `copies` hosts in all, this one included. Returns at once; copies are
+    /// made in the background, and made again when a holder is lost.
+    ///
+    /// Per key: done; missing here; too few hosts; or the table is full.
+    pub fn replicate(&self, keys: &[BlockKey], copies: u8) -> Vec<Outcome> {
+        let shared = &self.shared;
+        if copies <= 1 {
+            return vec![Outcome::Done; keys.len()];
+        }
+        if usize::from(copies) > shared.links.len() + 1 {
+            return vec![Outcome::TooFewHosts; keys.len()];
+        }
+        // Brings up what has already gone below the pool, and keeps the rest from going.
+        let loans = shared.lend(shared.owner, keys);
+        let primary = NodeId::of(&shared.config.name);
+        let mut table = shared.table();
+        let mut outcome = |(&key, loan): (&BlockKey, &Option<message::Loan>)| {
+            let Some(message::Loan { size, checksum, .. }) = *loan else { return Outcome::Missing };
+            match table.holds(0, key, Holding { size, checksum, target: copies, primary }) {
+                Heard::New | Heard::Known => Outcome::Done,
+                Heard::Full => Outcome::CopiesFull,
+                Heard::Conflict => Outcome::Conflict,
+            }
+        };
+        let outcomes: Vec<Outcome> = keys.iter().zip(&loans).map(&mut outcome).collect();
+        drop(table);
+        let stored = keys.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == Outcome::Done);
+        lock(&shared.owed).settle(stored.map(|(&key, _)| key));
+        let leases: Vec<u64> = loans.iter().flatten().map(|loan| loan.lease).collect();
+        let _ = shared.store.release(&leases);
+        shared.news.notify_all();
+        shared.todo.look_at(keys);
+        outcomes
+    }
+
+    /// Hand-overs that peers are making to this host: wait here for their first blocks.
+    pub fn arrivals(&self) -> &Arrivals {
+        &self.shared.arrivals
+    }
+
+    /// The peers, in the order of the settings.
+    pub fn peers(&self) -> Vec<PeerView> {
+        self.shared.links.iter().map(|link| link.view(&self.shared)).collect()
+    }
+
+    /// Which NICs serve which memory here, as peers are told it: JSON, empty if it is not known.
+    pub fn matrix(&self) -> String {
+        self.shared.whereabouts.now().json.clone()
+    }
+
+    pub fn config(&self) -> &ClusterConfig {
+        &self.shared.config
+    }
+
+    pub fn stats(&self) -> ClusterStats {
+        let (blocks, refusals, (own, short), news) = {
+            let table = self.shared.table();
+            (table.len(), table.refusals(), table.counts(), table.log().end())
+        };
+        let kept = self.shared.targets_kept.load(Ordering::Relaxed);
+        let unkept = self.config().targets.as_ref().map_or(0, |_| news.saturating_sub(kept));
+        let (owed, removals_forgotten) = lock(&self.shared.owed).counts();
+        let pools: Vec<_> =
+            self.shared.rails.iter().map(|rail| (rail.transport.open(), rail.transport.stats())).collect();
+        let stats = self.shared.counts.stats(blocks, own, short, refusals, &pools);
+        ClusterStats { removals_owed: owed as u64, removals_forgotten, targets_unkept: unkept, ..stats }
+    }
+
+    /// Ends all connections and waits for the threads.
+    pub fn stop(&self) {
+        let shared = &self.shared;
+        if shared.stopping.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        // Wakes `accept`, which then fails.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        shared.links.iter().for_each(|link| link.stop());
+        drop(shared.table());
+        shared.news.notify_all();
+        shared.todo.wake();
+        shared.wake_readers();
+        for thread in lock(&self.threads).drain(..) {
+            let _ = thread.join();
+        }
+        // Nobody is let in any more; end those who are.
+        let mut accepted = lock(&shared.accepted);
+        while !accepted.is_empty() {
+            accepted.values().for_each(|stream| drop(stream.shutdown(std::net::Shutdown::Both)));
+            accepted = shared.left.wait(accepted).unwrap_or_else(PoisonError::into_inner);
+        }
+        shared.rails.iter().for_each(Rail::stop);
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        lock(&self.table)
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Nobody reads or writes that segment any more when this returns.
+    fn take_back(&self, segment: &str) {
+        self.node.exports.revoke(segment);
+        self.rails.iter().for_each(|rail| rail.transport.revoked());
+    }
+
+    /// None once the host takes itself apart.
+    fn tiering(&self) -> Option<Arc<Tiering>> {
+        self.tiering.get()?.upgrade()
+    }
+
+    /// A peer by its place in the table.
+    fn link(&self, place: usize) -> Option<&Arc<Link>> {
+        self.links.get(place.checked_sub(1)?)
+    }
+
+    fn tell(&self, event: Event) {
+        (self.events)(event);
+    }
+
+    fn status(&self) -> Status {
+        let pressure = self.store.pressure();
+        let queued: usize = self.links.iter().map(|link| link.queued()).sum();
+        Status {
+            free_bytes: pressure.free_bytes,
+            pool_bytes: pressure.pool_bytes,
+            load: self.serving.load(Ordering::Relaxed) + queued as u64,
+            revision: self.whereabouts.now().revision,
+        }
+    }
+}
+
+/// This host first, then the peers.
+fn node_ids(config: &ClusterConfig) -> Result<Vec<NodeId>, OpenError> {
+    let names = std::iter::once(&config.name).chain(config.peers.iter().map(|peer| &peer.name));
+    let mut nodes: Vec<NodeId> = Vec::new();
+    for name in names {
+        let node = NodeId::of(name);
+        if nodes.contains(&node) {
+            return Err(OpenError::Twice { name: name.clone() });
+        }
+        nodes.push(node);
+    }
+    if nodes.len() > NODES_MAX { Err(OpenError::TooMany { count: nodes.len() }) } else { Ok(nodes) }
+}
+
+/// Larger than that of every earlier run, as long as the machine's clock does not go back.
+fn epoch() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_millis() as u64)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

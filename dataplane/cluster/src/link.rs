@@ -1,0 +1,499 @@
+//! One peer: whether it is up, what it said last, and the connections to it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::channel::{Channel, ChannelError};
+use super::counts::add;
+use super::message::{Reply, Request, Since, Status, Welcome};
+use super::paths::{self, Pair, RailView, Tally};
+use super::serve::HOLD;
+use super::table::{Duty, Fact};
+use super::{Event, PeerConfig, SEGMENT, Shared, lock};
+use kvasir_net::topology::matrix::Matrix;
+use kvasir_net::transfer::{Paths, Segment};
+use kvasir_net::transport::Error as TransportError;
+use kvasir_net::transport::tcp::socket::Socket;
+use kvasir_protocol::block::BlockKey;
+use kvasir_store::dram::OwnerId;
+
+const CONNECT: Duration = Duration::from_secs(2);
+/// Between two attempts to connect, doubled from the one to the other.
+const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// Connections kept for calls when nobody calls.
+const IDLE_MAX: usize = 4;
+/// A peer's pool that nobody read for this long is let go, so that its endpoint can be evicted.
+const SEGMENT_IDLE: Duration = Duration::from_secs(10);
+
+/// How a peer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    /// Never reached so far.
+    Connecting,
+    Up,
+    Down,
+    /// It answers, and something is wrong that a person has to correct.
+    Refused,
+}
+
+impl LinkState {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Connecting => "connecting",
+            Self::Up => "up",
+            Self::Down => "down",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// A peer at one moment.
+#[derive(Clone, Debug)]
+pub struct PeerView {
+    pub name: String,
+    pub address: String,
+    pub rack: String,
+    pub state: LinkState,
+    /// Why it is not up.
+    pub reason: Option<String>,
+    pub status: Status,
+    /// Since it was last heard; none if it never was.
+    pub last_seen: Option<Duration>,
+    /// Which NICs serve which memory there, as JSON; empty if it did not say.
+    pub matrix: String,
+    /// How its pool is read, best first.
+    pub rails: Vec<RailView>,
+    /// Copies waiting to be made there.
+    pub queued: usize,
+    /// Copies that it took, blocks that were read from it, calls that failed, times it was lost.
+    pub copied: u64,
+    pub read: u64,
+    pub failed: u64,
+    pub lost: u64,
+}
+
+pub(super) struct Link {
+    /// In the table.
+    pub(super) place: usize,
+    pub(super) config: PeerConfig,
+    /// Holds what this peer borrowed.
+    pub(super) owner: OwnerId,
+    state: Mutex<State>,
+    idle: Mutex<Vec<Channel>>,
+    /// Connections on which somebody waits for an answer, to end them when the peer is lost.
+    calling: Mutex<Vec<Arc<Socket>>>,
+    segment: Mutex<Option<(Arc<Segment>, Instant)>>,
+    tally: Mutex<Tally>,
+    /// Loans of this peer's that are no longer needed; told with the next call.
+    pub(super) done: Mutex<Vec<u64>>,
+    queue: Mutex<VecDeque<BlockKey>>,
+    /// The queue has something, or the host stops.
+    wake: Condvar,
+    stopping: AtomicBool,
+    pub(super) copied: AtomicU64,
+    pub(super) read: AtomicU64,
+    failed: AtomicU64,
+}
+
+struct State {
+    state: LinkState,
+    reason: Option<String>,
+    status: Status,
+    welcome: Welcome,
+    seen: Option<Instant>,
+    lost: u64,
+    /// The connection that listens, to end it from outside.
+    handle: Option<Arc<Socket>>,
+}
+
+impl Link {
+    pub(super) fn new(place: usize, config: PeerConfig, owner: OwnerId) -> Self {
+        let state = State {
+            state: LinkState::Connecting,
+            reason: None,
+            status: Status::default(),
+            welcome: Welcome::default(),
+            seen: None,
+            lost: 0,
+            handle: None,
+        };
+        Self {
+            place,
+            config,
+            owner,
+            state: Mutex::new(state),
+            idle: Mutex::default(),
+            calling: Mutex::default(),
+            segment: Mutex::default(),
+            tally: Mutex::default(),
+            done: Mutex::default(),
+            queue: Mutex::default(),
+            wake: Condvar::new(),
+            stopping: AtomicBool::new(false),
+            copied: AtomicU64::new(0),
+            read: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.state().state == LinkState::Up
+    }
+
+    pub(super) fn status(&self) -> Status {
+        self.state().status
+    }
+
+    /// Where it takes puts over TCP.
+    pub(super) fn data(&self) -> Option<String> {
+        Some(self.state().welcome.data.clone()).filter(|data| !data.is_empty())
+    }
+
+    pub(super) fn view(&self, shared: &Shared) -> PeerView {
+        let (queued, rails) = (self.queued(), self.rails(shared));
+        let state = self.state();
+        let PeerConfig { name, address, rack } = self.config.clone();
+        PeerView {
+            name,
+            address,
+            rack,
+            state: state.state,
+            reason: state.reason.clone(),
+            status: state.status,
+            last_seen: state.seen.map(|seen| seen.elapsed()),
+            matrix: state.welcome.matrix.clone(),
+            rails,
+            queued,
+            copied: self.copied.load(Ordering::Relaxed),
+            read: self.read.load(Ordering::Relaxed),
+            failed: self.failed.load(Ordering::Relaxed),
+            lost: state.lost,
+        }
+    }
+
+    /// Copies waiting.
+    pub(super) fn queued(&self) -> usize {
+        lock(&self.queue).len()
+    }
+
+    /// Queues a copy; false if too many wait.
+    pub(super) fn push(&self, key: BlockKey, max: usize) -> bool {
+        let mut queue = lock(&self.queue);
+        let room = queue.len() < max;
+        if room {
+            queue.push_back(key);
+            self.wake.notify_all();
+        }
+        room
+    }
+
+    /// The next copies to make, as soon as there are any, at most `max`; none when the host stops.
+    pub(super) fn pop(&self, max: usize) -> Vec<BlockKey> {
+        let mut queue = lock(&self.queue);
+        while queue.is_empty() && !self.stopping.load(Ordering::SeqCst) {
+            queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        let count = queue.len().min(max);
+        queue.drain(..count).collect()
+    }
+
+    pub(super) fn stop(&self) {
+        {
+            // Under the locks, so that whoever waits is either waiting or has seen the flag.
+            let (_queue, state) = (lock(&self.queue), self.state());
+            self.stopping.store(true, Ordering::SeqCst);
+            if let Some(handle) = &state.handle {
+                handle.shut_down();
+            }
+        }
+        self.hang_up();
+        self.wake.notify_all();
+    }
+
+    /// One call, over an idle connection or a new one.
+    pub(super) fn call(
+        &self,
+        shared: &Shared,
+        request: &Request,
+        patience: Duration,
+    ) -> Result<Reply, ChannelError> {
+        let until = Instant::now() + patience;
+        let idle = lock(&self.idle).pop();
+        // One that was idle may have ended meanwhile; that says nothing about the peer. Calls may be repeated.
+        if let Some(mut channel) = idle
+            && let Ok(reply) = self.ask(&mut channel, request, until)
+        {
+            self.keep(channel);
+            return Ok(reply);
+        }
+        let called = || {
+            let (mut channel, _) = self.connect(shared, until.saturating_duration_since(Instant::now()))?;
+            let reply = self.ask(&mut channel, request, until)?;
+            self.keep(channel);
+            Ok(reply)
+        };
+        called().inspect_err(|_| add(&self.failed, 1))
+    }
+
+    fn ask(&self, channel: &mut Channel, request: &Request, until: Instant) -> Result<Reply, ChannelError> {
+        let handle = channel.handle();
+        lock(&self.calling).push(Arc::clone(&handle));
+        let reply = channel.call(request, until);
+        lock(&self.calling).retain(|other| !Arc::ptr_eq(other, &handle));
+        reply
+    }
+
+    /// Nobody is to wait for an answer any longer.
+    fn hang_up(&self) {
+        lock(&self.idle).clear();
+        lock(&self.calling).iter().for_each(|socket| socket.shut_down());
+    }
+
+    fn keep(&self, channel: Channel) {
+        let mut idle = lock(&self.idle);
+        if idle.len() < IDLE_MAX && self.is_up() {
+            idle.push(channel);
+        }
+    }
+
+    fn connect(&self, shared: &Shared, patience: Duration) -> Result<(Channel, Welcome), ChannelError> {
+        let PeerConfig { name, address, .. } = &self.config;
+        let (config, patience) = (&shared.config, patience.min(CONNECT));
+        Channel::connect(address, &shared.node, config.tls.as_ref(), &config.cluster, name, patience)
+    }
+
+    /// The peer's pool, opened now if it is not.
+    pub(super) fn segment(&self, shared: &Shared) -> Result<Arc<Segment>, TransportError> {
+        let mut kept = lock(&self.segment);
+        if let Some((segment, used)) = kept.as_mut() {
+            *used = Instant::now();
+            return Ok(Arc::clone(segment));
+        }
+        let pairs = lock(&self.tally).pairs.clone();
+        let rails: Vec<(usize, String)> =
+            pairs.iter().map(|pair| (pair.rail, pair.address.clone())).collect();
+        let peer = shared.engine.connect_to(&self.config.name, &rails)?;
+        peer.prefer(self.paths(shared, pairs));
+        let segment = peer.open_segment(SEGMENT)?;
+        *kept = Some((Arc::clone(&segment), Instant::now()));
+        Ok(segment)
+    }
+
+    /// Lets go of a pool that nobody reads.
+    fn tend(&self) {
+        // Whoever has the lock is using it.
+        let Ok(mut kept) = self.segment.try_lock() else { return };
+        if kept.as_ref().is_some_and(|(_, used)| used.elapsed() > SEGMENT_IDLE) {
+            self.let_go(kept.take());
+        }
+    }
+
+    /// Forgets the peer's pool, because reading it failed: it is opened anew.
+    pub(super) fn forget_segment(&self) {
+        self.let_go(lock(&self.segment).take());
+    }
+
+    fn let_go(&self, segment: Option<(Arc<Segment>, Instant)>) {
+        if let Some((segment, _)) = segment {
+            lock(&self.tally).add(&segment.peer().rails());
+        }
+    }
+
+    /// Pairs this host's rails with the peer's, because either may have changed.
+    pub(super) fn pair(&self, shared: &Shared) {
+        let found = shared.whereabouts.now();
+        let pairs = paths::pairs(&shared.rails, &found.nics, &found.machine, &self.state().welcome);
+        let mut kept = lock(&self.segment);
+        // What it has moved so far belongs to the pairs that were.
+        let moved = kept.as_ref().map(|(segment, _)| segment.peer().rails()).unwrap_or_default();
+        let mut tally = lock(&self.tally);
+        if pairs != tally.pairs {
+            tally.add(&moved);
+            tally.set(pairs);
+            *kept = None;
+        } else if let Some((segment, _)) = kept.as_ref() {
+            segment.peer().prefer(self.paths(shared, pairs));
+        }
+    }
+
+    /// In which order these pairs are used, as both hosts are now.
+    fn paths(&self, shared: &Shared, pairs: Vec<Pair>) -> Arc<Paths> {
+        let (own, theirs) = (shared.whereabouts.now(), self.matrix());
+        Arc::new(move |from, to| paths::order(&pairs, &own.matrix, &theirs, from, to))
+    }
+
+    /// What the peer says of its NICs; nothing if it makes no sense.
+    fn matrix(&self) -> Matrix {
+        Matrix::from_json(self.state().welcome.matrix.as_bytes()).unwrap_or_default()
+    }
+
+    /// The rails as they are now.
+    fn rails(&self, shared: &Shared) -> Vec<RailView> {
+        // Whoever has the lock may be connecting; then nothing is in use yet.
+        let segment = self.segment.try_lock().ok().and_then(|kept| Some(Arc::clone(&kept.as_ref()?.0)));
+        let there = segment.as_ref().and_then(|segment| segment.description());
+        let there = there.and_then(|grant| grant.regions.first().map(|region| region.location));
+        let from = shared.pool.location();
+        let (own, theirs) = (shared.whereabouts.now(), self.matrix());
+        let tally = lock(&self.tally);
+        let order = paths::order(&tally.pairs, &own.matrix, &theirs, from, there.unwrap_or(from));
+        let metrics = segment.map(|segment| segment.peer().rails());
+        tally.view(metrics.as_deref(), order)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}
+
+impl Shared {
+    /// Listens to a peer until the host stops.
+    pub(super) fn watch(&self, link: &Link) {
+        let mut wait = RETRY.0;
+        while !self.is_stopping() {
+            let Err(error) = self.listen(link, &mut wait) else { return };
+            if self.is_stopping() {
+                return;
+            }
+            self.lost(link, &error);
+            self.pause(wait);
+            wait = (wait * 2).min(RETRY.1);
+        }
+    }
+
+    /// Hears the peer's news; returns when the host stops, or with the reason for which the peer is lost.
+    fn listen(&self, link: &Link, wait: &mut Duration) -> Result<(), ChannelError> {
+        let (mut channel, welcome) = link.connect(self, CONNECT)?;
+        let mut revision = welcome.revision;
+        link.state().handle = Some(channel.handle());
+        self.described(link, &channel, welcome);
+        let mut since = Since::Start;
+        while !self.is_stopping() {
+            // Before anything it says counts: it may speak of copies that were removed while it was away.
+            self.tell_owed(link, &mut channel)?;
+            let until = Instant::now() + HOLD + self.config.silence;
+            let reply = channel.call(&Request::Watch { since }, until)?;
+            let Reply::News { reset, facts, next, status } = reply else { return Err(channel.wrong_reply()) };
+            self.hear(link, reset, &facts);
+            since = next;
+            if status.revision != revision {
+                let until = Instant::now() + CONNECT;
+                let Reply::Welcome(welcome) = channel.call(&Request::Describe, until)? else {
+                    return Err(channel.wrong_reply());
+                };
+                revision = welcome.revision;
+                self.described(link, &channel, welcome);
+            }
+            let mut state = link.state();
+            (state.status, state.seen) = (status, Some(Instant::now()));
+            // Only when all is heard does it count as up: its copies are known from here on.
+            if matches!(next, Since::At(_)) && state.state != LinkState::Up {
+                (state.state, state.reason) = (LinkState::Up, None);
+                drop(state);
+                *wait = RETRY.0;
+                self.tell(Event::Up { peer: link.config.name.clone() });
+                self.todo.look_at_all();
+            }
+            link.tend();
+        }
+        Ok(())
+    }
+
+    /// The peer has said how it is reached.
+    fn described(&self, link: &Link, channel: &Channel, mut welcome: Welcome) {
+        if let Some(ip) = channel.peer_ip() {
+            welcome.rails.iter_mut().for_each(|(_, address)| complete(address, ip));
+            complete(&mut welcome.data, ip);
+        }
+        link.state().welcome = welcome;
+        link.pair(self);
+    }
+
+    fn hear(&self, link: &Link, reset: bool, facts: &[Fact]) {
+        let mut to_do = Vec::new();
+        {
+            let mut table = self.table();
+            if reset {
+                table.lose(link.place);
+            }
+            for &fact in facts {
+                table.hear(link.place, fact);
+                if table.duty(fact.key()) != Duty::Nothing {
+                    to_do.push(fact.key());
+                }
+            }
+        }
+        if !facts.is_empty() {
+            // A claim that this host merged into its own may be news to others.
+            self.news.notify_all();
+        }
+        // While it says everything anew its copies seem to be missing; look when it is done.
+        if link.is_up() {
+            self.todo.look_at(&to_do);
+        }
+    }
+
+    /// A peer is gone, or not to be believed: nothing it said counts any more.
+    fn lost(&self, link: &Link, error: &ChannelError) {
+        let (peer, reason) = (link.config.name.clone(), error.to_string());
+        let new = if error.is_refusal() { LinkState::Refused } else { LinkState::Down };
+        let before = {
+            let mut state = link.state();
+            let before = (state.state, state.reason.replace(reason.clone()));
+            state.handle = None;
+            // A host that was never reached may simply not have been started yet.
+            if new == LinkState::Refused || before.0 != LinkState::Connecting {
+                state.state = new;
+            }
+            state.lost += u64::from(before.0 == LinkState::Up);
+            before
+        };
+        self.table().lose(link.place);
+        if before.0 == LinkState::Up && new == LinkState::Down {
+            self.tell(Event::Down { peer, reason });
+        } else if new == LinkState::Refused && before != (new, Some(reason.clone())) {
+            self.tell(Event::Refused { peer, reason });
+        }
+        if before.0 == LinkState::Up {
+            self.todo.look_at_all();
+        }
+        // Last, because somebody may just be connecting to its pool.
+        link.hang_up();
+        lock(&link.done).clear();
+        link.forget_segment();
+        // A host that was never reached from here may reach this one all the same.
+        if before.0 == LinkState::Connecting {
+            return;
+        }
+        self.store.release_owner(link.owner);
+        if error.is_end() {
+            // One that is merely silent may be writing still; then time ends what it began.
+            self.end_incoming("the host that wrote it is gone", |_, from| from == link.config.name);
+        }
+    }
+
+    /// Waits, unless the host stops.
+    pub(super) fn pause(&self, time: Duration) {
+        let until = Instant::now() + time;
+        let mut table = self.table();
+        while !self.is_stopping() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            table = self.news.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// A host that listens everywhere does not know by which address it is reached.
+fn complete(address: &mut String, ip: std::net::IpAddr) {
+    if let Ok(mut parsed) = address.parse::<std::net::SocketAddr>()
+        && parsed.ip().is_unspecified()
+    {
+        parsed.set_ip(ip);
+        *address = parsed.to_string();
+    }
+}

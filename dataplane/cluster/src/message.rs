@@ -1,0 +1,398 @@
+//! What hosts say to each other about blocks, and how it is framed. Bytes of blocks go by the transfer engine.
+//!
+//! A frame is 12 bytes (magic "KVCL", version, three zeros, length u32, little-endian) and a body in postcard's format,
+//! at most [`FRAME_MAX`] long. The side that connected asks, the other answers, one at a time. A frame that does not
+//! decode ends the connection.
+
+use std::io::{self, Read, Write};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::table::{Fact, Holding, NODES_MAX, NodeId};
+use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
+
+const MAGIC: [u8; 4] = *b"KVCL";
+/// Of frames and of all that is in them.
+///
+/// 2: hand-overs layer by layer.
+pub(super) const VERSION: u8 = 2;
+const HEADER_LEN: usize = 12;
+/// Above the longest legal body: 4,096 loans of some 100 B.
+pub(super) const FRAME_MAX: usize = 1 << 20;
+
+/// Why a frame did not come.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FrameError {
+    #[error("the connection ended or stalled: {0}")]
+    Io(#[from] io::Error),
+    #[error("it does not speak this protocol: a frame starts with {0:02x?}")]
+    Magic([u8; 4]),
+    #[error(
+        "it speaks version {0} of the protocol between hosts, this side {VERSION}; use the same release on both"
+    )]
+    Version(u8),
+    #[error("a frame of {0} B is above the limit of {FRAME_MAX} B")]
+    TooLong(u32),
+    #[error("a frame of {len} B has no meaning: {reason}")]
+    Body { len: usize, reason: String },
+}
+
+/// How far a listener has heard another host's news.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Since {
+    /// Not at all: it wants all that the host holds.
+    Start,
+    /// The rest of that.
+    Rest,
+    At(u64),
+}
+
+/// How a host is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    pub free_bytes: u64,
+    pub pool_bytes: u64,
+    /// Blocks being copied or lent to other hosts, and copies queued.
+    pub load: u64,
+    /// How often what it says in [`Welcome`] has changed.
+    pub revision: u32,
+}
+
+/// A block that its holder keeps in place for a while, and where that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Loan {
+    pub(super) key: BlockKey,
+    pub(super) parent: Option<BlockKey>,
+    pub(super) depth: u32,
+    pub(super) class: u16,
+    pub(super) tenant: u16,
+    pub(super) size: u32,
+    pub(super) checksum: u64,
+    /// In the holder's pool.
+    pub(super) offset: u64,
+    pub(super) lease: u64,
+}
+
+impl Loan {
+    pub(super) fn meta(&self) -> BlockMeta {
+        let Self { key, parent, depth, class, tenant, size, .. } = *self;
+        BlockMeta { key, parent, depth, class, tenant, ttl_ms: 0, size }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Request {
+    /// First of every connection.
+    Hello { cluster: String },
+    /// Answered as soon as there is news, and soon in any case: it is the heartbeat, too.
+    Watch { since: Since },
+    /// Wants to read blocks; `release` are loans that it is done with.
+    Lend { keys: Vec<BlockKey>, release: Vec<u64> },
+    /// Asks the host to fetch copies from whoever asks, and to say when it has them.
+    Copy { items: Vec<(Loan, Holding)>, lease_ms: u64 },
+    /// Blocks are removed everywhere.
+    Remove { keys: Vec<BlockKey>, round: Round },
+    /// Is about to write blocks: asks for places.
+    Prepare { request: u64, blocks: Vec<Loan> },
+    /// Has written what it could.
+    Finish { request: u64 },
+    /// Is about to write blocks layer by layer, those of `request` as engines call it; what is not known of them yet is 0.
+    /// `id` is new with every hand-over, and names it from here on.
+    Open { id: u64, request: u64, layers: u32, blocks: Vec<Loan> },
+    /// Has written all layers of it; one checksum per block.
+    Settle { id: u64, checksums: Vec<u64> },
+    /// Will not write any more of it.
+    GiveUp { id: u64, reason: String },
+    /// Wants to hear the [`Welcome`] again, because it has changed.
+    Describe,
+}
+
+/// A removal takes two.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Round {
+    /// Drop the blocks, and take no copy of them any more.
+    Drop,
+    /// Every host that is up has dropped them: copies may be taken again. The others are `untold`.
+    End { untold: Vec<NodeId> },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Reply {
+    Refused {
+        reason: String,
+    },
+    Welcome(Welcome),
+    /// `reset`: forget what this host said before.
+    News {
+        reset: bool,
+        facts: Vec<Fact>,
+        next: Since,
+        status: Status,
+    },
+    /// One per key; none: it does not have the block.
+    Lent {
+        loans: Vec<Option<Loan>>,
+        lease_ms: u64,
+    },
+    /// One per item.
+    Copied {
+        outcomes: Vec<Copied>,
+    },
+    /// One per key: whether there was one.
+    Removed {
+        removed: Vec<bool>,
+    },
+    /// One place per block; those that there are count as regions of the segment, in order.
+    Prepared {
+        segment: String,
+        places: Vec<Prepared>,
+    },
+    /// Per block whether it is to be written; those count as regions of the segment, in order.
+    Opened {
+        segment: String,
+        wanted: Vec<bool>,
+    },
+    GivenUp,
+}
+
+/// Whether there is a place for a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Prepared {
+    At,
+    Not(Copied),
+}
+
+/// What a host says of itself once, at the beginning.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Welcome {
+    /// Where its pool is reached: kind of transport and address on it.
+    pub(super) rails: Vec<(String, String)>,
+    /// Which NICs serve which memory there, as JSON.
+    pub(super) matrix: String,
+    /// The NIC behind each of `rails`, by the names of `matrix`; empty where it is not known.
+    pub(super) nics: Vec<String>,
+    /// Which machine it runs on; empty if it does not know.
+    pub(super) machine: String,
+    /// How often this has changed.
+    pub(super) revision: u32,
+    /// Where it takes puts over TCP; empty: nowhere.
+    pub(super) data: String,
+}
+
+/// What became of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) enum Copied {
+    /// It is there, compared with its checksum.
+    Done,
+    /// It was there already.
+    Had,
+    NoRoom,
+    /// As far as that host knows, enough others hold the block.
+    Enough,
+    /// Its bytes did not arrive, or not intact.
+    Failed,
+    /// That host has other bytes under the same key.
+    Conflict,
+}
+
+impl Request {
+    /// Whether it keeps the bounds of a batch.
+    pub(super) fn is_sane(&self) -> bool {
+        match self {
+            Self::Hello { .. } | Self::Watch { .. } | Self::Finish { .. } => true,
+            Self::GiveUp { .. } | Self::Describe => true,
+            Self::Lend { keys, release } => keys.len() <= BATCH_MAX && release.len() <= BATCH_MAX,
+            Self::Copy { items, .. } => {
+                items.len() <= BATCH_MAX && items.iter().all(|(loan, _)| loan.size > 0)
+            }
+            Self::Remove { keys, round } => {
+                let untold = if let Round::End { untold } = round { untold.len() } else { 0 };
+                keys.len() <= BATCH_MAX && untold <= NODES_MAX
+            }
+            Self::Settle { checksums, .. } => checksums.len() <= BATCH_MAX,
+            Self::Prepare { blocks, .. } | Self::Open { blocks, .. } => {
+                blocks.len() <= BATCH_MAX && blocks.iter().all(|loan| loan.size > 0)
+            }
+        }
+    }
+}
+
+pub(super) fn write(to: &mut impl Write, message: &impl Serialize) -> Result<(), FrameError> {
+    let mut frame = Vec::from(MAGIC);
+    frame.extend([VERSION, 0, 0, 0, 0, 0, 0, 0]);
+    let mut frame = postcard::to_extend(message, frame)
+        .map_err(|error| FrameError::Body { len: 0, reason: error.to_string() })?;
+    let len = frame.len() - HEADER_LEN;
+    if len > FRAME_MAX {
+        return Err(FrameError::TooLong(u32::try_from(len).unwrap_or(u32::MAX)));
+    }
+    frame[8..HEADER_LEN].copy_from_slice(&(len as u32).to_le_bytes());
+    Ok(to.write_all(&frame)?)
+}
+
+pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, FrameError> {
+    let mut header = [0; HEADER_LEN];
+    from.read_exact(&mut header)?;
+    let [a, b, c, d, version, _, _, _, len @ ..] = header;
+    if [a, b, c, d] != MAGIC {
+        return Err(FrameError::Magic([a, b, c, d]));
+    }
+    if version != VERSION {
+        return Err(FrameError::Version(version));
+    }
+    let len = u32::from_le_bytes(len);
+    if len as usize > FRAME_MAX {
+        return Err(FrameError::TooLong(len));
+    }
+    let mut body = vec![0; len as usize];
+    from.read_exact(&mut body)?;
+    let wrong = |reason: String| FrameError::Body { len: body.len(), reason };
+    match postcard::take_from_bytes(&body) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(wrong(format!("{} B too many", rest.len()))),
+        Err(error) => Err(wrong(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::table::Gone;
+
+    fn frame(message: &impl Serialize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write(&mut bytes, message).unwrap();
+        bytes
+    }
+
+    fn key() -> impl Strategy<Value = BlockKey> {
+        any::<u128>().prop_map(BlockKey)
+    }
+
+    fn holding() -> impl Strategy<Value = Holding> {
+        any::<(u32, u64, u8, u64)>().prop_map(|(size, checksum, target, primary)| Holding {
+            size,
+            checksum,
+            target,
+            primary: NodeId(primary),
+        })
+    }
+
+    fn loan() -> impl Strategy<Value = Loan> {
+        (key(), prop::option::of(key()), any::<(u32, u16, u16, u32, u64, u64, u64)>()).prop_map(
+            |(key, parent, (depth, class, tenant, size, checksum, offset, lease))| Loan {
+                key,
+                parent,
+                depth,
+                class,
+                tenant,
+                size,
+                checksum,
+                offset,
+                lease,
+            },
+        )
+    }
+
+    fn request() -> impl Strategy<Value = Request> {
+        let keys = || prop::collection::vec(key(), 0..9);
+        let since = prop_oneof![Just(Since::Start), Just(Since::Rest), any::<u64>().prop_map(Since::At)];
+        prop_oneof![
+            ".{0,20}".prop_map(|cluster| Request::Hello { cluster }),
+            since.prop_map(|since| Request::Watch { since }),
+            (keys(), prop::collection::vec(any::<u64>(), 0..9))
+                .prop_map(|(keys, release)| Request::Lend { keys, release }),
+            (prop::collection::vec((loan(), holding()), 0..9), any::<u64>())
+                .prop_map(|(items, lease_ms)| Request::Copy { items, lease_ms }),
+            keys().prop_map(|keys| Request::Remove { keys, round: Round::Drop }),
+            (keys(), prop::collection::vec(any::<u64>().prop_map(NodeId), 0..9))
+                .prop_map(|(keys, untold)| Request::Remove { keys, round: Round::End { untold } }),
+            (any::<u64>(), prop::collection::vec(loan(), 0..9))
+                .prop_map(|(request, blocks)| Request::Prepare { request, blocks }),
+            any::<u64>().prop_map(|request| Request::Finish { request }),
+            (any::<(u64, u64, u32)>(), prop::collection::vec(loan(), 0..9))
+                .prop_map(|((id, request, layers), blocks)| Request::Open { id, request, layers, blocks }),
+            (any::<u64>(), prop::collection::vec(any::<u64>(), 0..9))
+                .prop_map(|(id, checksums)| Request::Settle { id, checksums }),
+            (any::<u64>(), ".{0,20}").prop_map(|(id, reason)| Request::GiveUp { id, reason }),
+            Just(Request::Describe),
+        ]
+    }
+
+    fn reply() -> impl Strategy<Value = Reply> {
+        let fact = prop_oneof![
+            (key(), holding()).prop_map(|(key, holding)| Fact::Holds(key, holding)),
+            key().prop_map(|key| Fact::Gone(key, Gone::LetGo)),
+        ];
+        let copied = prop::sample::select(vec![Copied::Done, Copied::Had, Copied::NoRoom, Copied::Failed]);
+        prop_oneof![
+            ".{0,20}".prop_map(|reason| Reply::Refused { reason }),
+            (any::<bool>(), prop::collection::vec(fact, 0..9), any::<u64>()).prop_map(
+                |(reset, facts, next)| {
+                    let status = Status { free_bytes: next, ..Status::default() };
+                    Reply::News { reset, facts, next: Since::At(next), status }
+                }
+            ),
+            (prop::collection::vec(prop::option::of(loan()), 0..9), any::<u64>())
+                .prop_map(|(loans, lease_ms)| Reply::Lent { loans, lease_ms }),
+            prop::collection::vec(copied, 0..9).prop_map(|outcomes| Reply::Copied { outcomes }),
+            (".{0,20}", prop::collection::vec(any::<bool>(), 0..9))
+                .prop_map(|(segment, wanted)| Reply::Opened { segment, wanted }),
+            Just(Reply::GivenUp),
+            (prop::collection::vec((".{0,9}", ".{0,9}"), 0..4), ".{0,9}", any::<u32>()).prop_map(
+                |(rails, machine, revision)| {
+                    let nics = rails.iter().map(|(_, nic)| nic.clone()).collect();
+                    Reply::Welcome(Welcome { rails, nics, machine, revision, ..Welcome::default() })
+                }
+            ),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_said_is_heard(request in request(), reply in reply()) {
+            prop_assert_eq!(read::<Request>(&mut &frame(&request)[..]).unwrap(), request);
+            prop_assert_eq!(read::<Reply>(&mut &frame(&reply)[..]).unwrap(), reply);
+        }
+
+        /// Noise never panics, takes no memory that it did not pay for, and a cut frame is refused.
+        #[test]
+        fn damage_is_refused_or_harmless(
+            request in request(), reply in reply(), at: prop::sample::Index, byte: u8,
+            noise in prop::collection::vec(any::<u8>(), 0..300),
+        ) {
+            for mut bytes in [frame(&request), frame(&reply)] {
+                let cut = &bytes[..at.index(bytes.len())];
+                prop_assert!(read::<Request>(&mut &*cut).is_err());
+                prop_assert!(read::<Reply>(&mut &*cut).is_err());
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+                let _ = read::<Request>(&mut &bytes[..]);
+                let _ = read::<Reply>(&mut &bytes[..]);
+            }
+            let mut framed = frame(&());
+            framed[8..12].copy_from_slice(&(noise.len() as u32).to_le_bytes());
+            framed.extend(&noise);
+            let _ = read::<Request>(&mut &framed[..]);
+            let _ = read::<Reply>(&mut &framed[..]);
+            let _ = read::<Reply>(&mut &noise[..]);
+        }
+    }
+
+    #[test]
+    fn a_bad_header_says_what_is_wrong() {
+        let check = |at: usize, value: u8, expected: &str| {
+            let mut bytes = frame(&Request::Watch { since: Since::Start });
+            bytes[at] = value;
+            let error = read::<Request>(&mut &bytes[..]).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(0, b'X', "does not speak this protocol");
+        check(4, 9, "speaks version 9");
+        check(11, 1, "above the limit");
+        check(8, 1, "no meaning");
+    }
+}

@@ -1,0 +1,248 @@
+//! Hand-over of a request's blocks to a peer that is about to need them, by [`HandOver`].
+//!
+//! ```text
+//! here  -> peer   prepare: which blocks, and how large     peer: places in its pool, exported for writing under a
+//! here  -> peer   writes, block by block, each announced         name of their own
+//! here  -> peer   finish                                   peer: takes the segment back, compares checksums, commits
+//! ```
+//!
+//! The peer takes the segment back before it gives any place to anyone else, also when this host is never heard again.
+
+use std::time::{Duration, Instant};
+
+use super::link::Link;
+use super::message::{Copied, Loan, Prepared, Reply, Request};
+use super::upkeep::ANSWER;
+use super::{Cluster, Shared, lock};
+use kvasir_memory::region::Region;
+use kvasir_net::transfer::Entry;
+use kvasir_net::transfer::handover::{HandOver, LAYERS_MAX};
+use kvasir_net::transport::node::random_u64;
+use kvasir_net::transport::{Access, Direction};
+use kvasir_protocol::block::{BlockKey, checksum};
+use kvasir_store::dram::{Reservation, Reserve};
+
+/// The most blocks of one hand-over.
+pub const PUSH_MAX: usize = LAYERS_MAX as usize;
+/// The most hand-overs that a host takes at once.
+const TAKEN_MAX: usize = 64;
+
+/// Why blocks could not be handed over at all.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PushError {
+    #[error("no peer is called {name}; there are: {known}")]
+    NoPeer { name: String, known: String },
+    #[error("{count} blocks in one hand-over; the most is {PUSH_MAX}, send several")]
+    TooMany { count: usize },
+    #[error("peer {peer} did not take the blocks: {reason}; try again")]
+    Failed { peer: String, reason: String },
+}
+
+/// What became of a block that was handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pushed {
+    /// In the peer's pool, compared with its checksum.
+    Done,
+    /// It was there already.
+    Had,
+    /// Not stored here.
+    Missing,
+    NoRoom,
+    Failed,
+}
+
+/// A hand-over being taken in.
+pub(super) struct Taking {
+    segment: String,
+    places: Vec<(Loan, Reservation)>,
+    pub(super) until: Instant,
+}
+
+impl Cluster {
+    /// Writes blocks of this host into a peer's pool, in order, each announced as it is complete. Returns when the peer
+    /// has compared all of them with their checksums.
+    ///
+    /// # Errors
+    /// The peer is not known, is down, or does not answer; some blocks may have arrived.
+    pub fn push(&self, peer: &str, keys: &[BlockKey]) -> Result<Vec<Pushed>, PushError> {
+        let shared = &self.shared;
+        let link = shared.links.iter().find(|link| link.config.name == peer);
+        let link = link.ok_or_else(|| {
+            let known: Vec<&str> = shared.links.iter().map(|link| link.config.name.as_str()).collect();
+            PushError::NoPeer { name: peer.to_owned(), known: known.join(", ") }
+        })?;
+        if keys.len() > PUSH_MAX {
+            return Err(PushError::TooMany { count: keys.len() });
+        }
+        let loans = shared.lend(shared.owner, keys);
+        let lent: Vec<Loan> = loans.iter().flatten().copied().collect();
+        let outcomes = if lent.is_empty() { Ok(Vec::new()) } else { shared.hand_over(link, &lent) };
+        let leases: Vec<u64> = lent.iter().map(|loan| loan.lease).collect();
+        let _ = shared.store.release(&leases);
+        let mut outcomes =
+            outcomes.map_err(|reason| PushError::Failed { peer: peer.to_owned(), reason })?.into_iter();
+        let outcome = |loan: &Option<Loan>| match loan.and_then(|_| outcomes.next()) {
+            None => Pushed::Missing,
+            Some(Copied::Done) => Pushed::Done,
+            Some(Copied::Had) => Pushed::Had,
+            Some(Copied::NoRoom) => Pushed::NoRoom,
+            Some(Copied::Failed | Copied::Enough | Copied::Conflict) => Pushed::Failed,
+        };
+        Ok(loans.iter().map(outcome).collect())
+    }
+}
+
+impl Shared {
+    fn hand_over(&self, link: &Link, lent: &[Loan]) -> Result<Vec<Copied>, String> {
+        let until = Instant::now() + Duration::from_millis(self.lease_ms());
+        let request = random_u64();
+        let prepare = Request::Prepare { request, blocks: lent.to_vec() };
+        let (segment, places) = match link.call(self, &prepare, ANSWER).map_err(|error| error.to_string())? {
+            Reply::Prepared { segment, places } if places.len() == lent.len() => (segment, places),
+            _ => return Err("it answered something that was not asked".to_owned()),
+        };
+        let sent = self.write_all(link, request, &segment, lent, &places, until);
+        let finish = Request::Finish { request };
+        let finished = match link.call(self, &finish, ANSWER).map_err(|error| error.to_string())? {
+            Reply::Copied { outcomes } => outcomes,
+            _ => return Err("it answered something that was not asked".to_owned()),
+        };
+        sent?;
+        let mut finished = finished.into_iter();
+        let outcome = |place: &Prepared| match place {
+            Prepared::At => finished.next().unwrap_or(Copied::Failed),
+            Prepared::Not(outcome) => *outcome,
+        };
+        Ok(places.iter().map(outcome).collect())
+    }
+
+    /// Writes each block into the place that the peer made for it. Returns when all have arrived or failed.
+    fn write_all(
+        &self,
+        link: &Link,
+        request: u64,
+        segment: &str,
+        lent: &[Loan],
+        places: &[Prepared],
+        until: Instant,
+    ) -> Result<(), String> {
+        let placed: Vec<&Loan> = lent
+            .iter()
+            .zip(places)
+            .filter(|(_, place)| **place == Prepared::At)
+            .map(|(loan, _)| loan)
+            .collect();
+        if placed.is_empty() {
+            return Ok(());
+        }
+        let open = link.segment(self).and_then(|pool| pool.peer().open_segment(segment));
+        let segment = open.map_err(|error| error.to_string())?;
+        let grant = segment.description().ok_or("its places are gone")?;
+        let mut handing = HandOver::new(&self.engine, request, placed.len() as u32);
+        for (n, loan) in placed.iter().enumerate() {
+            let local = self.pool.range(loan.offset, loan.size.into()).into_iter().collect();
+            let remote = vec![kvasir_net::transport::RemoteRange {
+                region: n as u32,
+                ..grant.range(0, loan.size.into())
+            }];
+            let entry = Entry {
+                direction: Direction::Write,
+                segment: std::sync::Arc::clone(&segment),
+                local,
+                remote,
+            };
+            handing.push(vec![entry]).map_err(|error| error.to_string())?;
+        }
+        match handing.wait(until) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) => Err(error.to_string()),
+            None => Err("not done before the blocks' leases ended".to_owned()),
+        }
+    }
+
+    /// Makes places for blocks that a peer is about to write.
+    pub(super) fn prepare(&self, request: u64, blocks: &[Loan]) -> Reply {
+        self.end_overdue();
+        if lock(&self.taking).len() >= TAKEN_MAX || blocks.len() > PUSH_MAX {
+            return Reply::Refused { reason: format!("it takes {TAKEN_MAX} hand-overs at once; try again") };
+        }
+        let metas: Vec<_> = blocks.iter().map(Loan::meta).collect();
+        let reserved = self.store.reserve(self.owner, &metas, self.clock.now_ms()).unwrap_or_default();
+        let mut places = Vec::new();
+        let prepared = blocks.iter().zip(reserved).map(|(loan, reserved)| match reserved {
+            Reserve::Reserved(place) => {
+                places.push((*loan, place));
+                Prepared::At
+            }
+            Reserve::AlreadyStored => Prepared::Not(Copied::Had),
+            Reserve::InProgress => Prepared::Not(Copied::Failed),
+            Reserve::Refused(_) => Prepared::Not(Copied::NoRoom),
+        });
+        let prepared: Vec<Prepared> = prepared.collect();
+        // The places must outlive the right to write to them.
+        let lease = self.store.config().reservation_ttl / 2;
+        let segment = format!("kvasir.push.{request:016x}");
+        let region =
+            |place: &Reservation| self.pool.range(place.offset, place.size.into()).map(Region::of_range);
+        let regions: Vec<Region> = places.iter().filter_map(|(_, place)| region(place)).collect();
+        if !regions.is_empty()
+            && let Err(denied) = self.node.exports.export(&segment, regions, Access::Write, lease)
+        {
+            self.give_up(&places);
+            return Reply::Refused { reason: denied.to_string() };
+        }
+        let taking = Taking { segment: segment.clone(), places, until: Instant::now() + lease };
+        lock(&self.taking).insert(request, taking);
+        Reply::Prepared { segment, places: prepared }
+    }
+
+    /// Takes the places back and keeps the blocks that arrived intact.
+    pub(super) fn finish(&self, request: u64) -> Vec<Copied> {
+        let Some(taking) = lock(&self.taking).remove(&request) else { return Vec::new() };
+        self.end(request, &taking);
+        taking.places.iter().map(|(loan, place)| self.keep(loan, place)).collect()
+    }
+
+    fn keep(&self, loan: &Loan, place: &Reservation) -> Copied {
+        let bytes = self.store.pool().mapping().bytes(place.offset, place.size.into());
+        if bytes.map(checksum) != Some(loan.checksum) {
+            let _ = self.store.abort(self.owner, &[place.id]);
+            return Copied::Failed;
+        }
+        let commit = self.store.commit(self.owner, &[(place.id, Some(loan.checksum))], self.clock.now_ms());
+        if commit.is_ok_and(|done| done.iter().all(Result::is_ok)) { Copied::Done } else { Copied::Failed }
+    }
+
+    /// Takes back the places of hand-overs that their senders did not finish in time.
+    pub(super) fn end_overdue(&self) {
+        let now = Instant::now();
+        let overdue: Vec<(u64, Taking)> =
+            lock(&self.taking).extract_if(|_, taking| taking.until <= now).collect();
+        for (request, taking) in overdue {
+            self.end(request, &taking);
+            self.give_up(&taking.places);
+        }
+    }
+
+    /// From here on nobody writes there any more.
+    fn end(&self, request: u64, taking: &Taking) {
+        self.take_back(&taking.segment);
+        self.arrivals.forget(request);
+    }
+
+    fn give_up(&self, places: &[(Loan, Reservation)]) {
+        let ids: Vec<u64> = places.iter().map(|(_, place)| place.id).collect();
+        let _ = self.store.abort(self.owner, &ids);
+    }
+
+    /// The thread that hears what peers announce.
+    pub(super) fn hear_notices(&self) {
+        /// How long a host that stops may wait for it.
+        const STEP: Duration = Duration::from_millis(200);
+        while !self.is_stopping() {
+            if let Some(notice) = self.node.notices.wait(Instant::now() + STEP) {
+                let _ = self.note_layer(&notice) || self.arrivals.note(&notice);
+            }
+        }
+    }
+}

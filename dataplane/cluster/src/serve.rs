@@ -1,0 +1,250 @@
+//! The side that is asked: one thread per connection of a peer.
+
+use std::collections::VecDeque;
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::counts::add;
+use super::link::Link;
+use super::message::{self, FrameError, Loan, Reply, Request, Since, Welcome};
+use super::rails::Rail;
+use super::table::Fact;
+use super::{Shared, lock};
+use kvasir_net::transport::tcp::greet;
+use kvasir_net::transport::tcp::socket::{Deadlined, Socket};
+use kvasir_protocol::block::BlockKey;
+use kvasir_store::dram::{Lookup, OwnerId};
+
+/// How long a peer that listens waits for news before it is told that there are none.
+pub(super) const HOLD: Duration = Duration::from_millis(150);
+/// How long a handshake, and the rest of a frame that has begun, may take.
+const STALL: Duration = Duration::from_secs(2);
+/// A connection on which nothing is asked for this long is closed; the peer connects again when it needs one.
+const IDLE: Duration = Duration::from_secs(120);
+/// Handshakes included. Each peer has about ten.
+const CONNECTIONS_MAX: usize = 1024;
+/// Facts in one answer.
+const FACTS_MAX: usize = 4096;
+
+impl Shared {
+    pub(super) fn accept_all(self: &Arc<Self>, listener: &TcpListener) {
+        let mut next = 0u64;
+        while !self.is_stopping() {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    next += 1;
+                    self.accept(stream, next);
+                }
+                // Out of descriptors, most likely: wait for some connection to end instead of spinning.
+                Err(_) => self.pause(Duration::from_millis(20)),
+            }
+        }
+    }
+
+    fn accept(self: &Arc<Self>, stream: TcpStream, id: u64) {
+        let Ok(handle) = stream.try_clone() else { return };
+        {
+            let mut accepted = lock(&self.accepted);
+            if accepted.len() >= CONNECTIONS_MAX {
+                return add(&self.counts.strangers, 1);
+            }
+            accepted.insert(id, handle);
+        }
+        let shared = Arc::clone(self);
+        let serve = move || {
+            if shared.serve(stream).is_none() {
+                add(&shared.counts.strangers, 1);
+            }
+            lock(&shared.accepted).remove(&id);
+            shared.left.notify_all();
+        };
+        if thread::Builder::new().name("kvasir-peer".into()).spawn(serve).is_err() {
+            lock(&self.accepted).remove(&id);
+        }
+    }
+
+    /// Answers until the connection ends. None if it was not a peer's.
+    fn serve(&self, stream: TcpStream) -> Option<()> {
+        let soon = || Instant::now() + STALL;
+        let (socket, name) = greet::accept(stream, self.config.tls.as_ref(), &self.node, soon()).ok()?;
+        let mut stream = Deadlined { socket: &socket, deadline: soon() };
+        let hello = message::read(&mut stream).ok()?;
+        let link = self.links.iter().find(|link| link.config.name == name);
+        let link = match (link, hello) {
+            (Some(link), Request::Hello { cluster }) if cluster == self.config.cluster => link,
+            (None, _) => {
+                let reason = format!("host {name} is not in its cluster.peers");
+                let _ = message::write(&mut stream, &Reply::Refused { reason });
+                return None;
+            }
+            _ => {
+                let reason = format!("it belongs to cluster {}", self.config.cluster);
+                let _ = message::write(&mut stream, &Reply::Refused { reason });
+                return None;
+            }
+        };
+        message::write(&mut stream, &Reply::Welcome(self.welcome())).ok()?;
+        let mut answering = Answering { shared: self, link, rest: VecDeque::new(), after: 0 };
+        while !self.is_stopping() {
+            if answering.serve_one(&socket).is_err() {
+                break;
+            }
+        }
+        Some(())
+    }
+
+    fn welcome(&self) -> Welcome {
+        let found = self.whereabouts.now();
+        let rail = |rail: &Rail| (rail.kind.name().to_owned(), rail.address());
+        Welcome {
+            rails: self.rails.iter().map(rail).collect(),
+            matrix: found.json.clone(),
+            nics: found.nics.clone(),
+            machine: found.machine.clone(),
+            revision: found.revision,
+            data: self.data.get().map(ToString::to_string).unwrap_or_default(),
+        }
+    }
+
+    /// Blocks of `keys` that this host holds, in place for `owner` until their leases end or are given back.
+    pub(super) fn lend(&self, owner: OwnerId, keys: &[BlockKey]) -> Vec<Option<Loan>> {
+        let Some(tiering) = self.tiering() else { return vec![None; keys.len()] };
+        let lookups = tiering.get_here(owner, keys, self.clock.now_ms()).unwrap_or_default();
+        let stats = self.store.stat(keys).unwrap_or_default();
+        let loan = |(lookup, stat): (Lookup, Option<kvasir_store::dram::BlockStat>)| {
+            let Lookup::Hit(lease) = lookup else { return None };
+            let Some(stat) = stat.filter(|stat| stat.slot == lease.slot) else {
+                // Removed between the two looks.
+                let _ = self.store.release(&[lease.id]);
+                return None;
+            };
+            let (key, parent, depth, class, tenant) =
+                (stat.key, stat.parent, stat.depth, stat.class, stat.tenant);
+            let (size, checksum, offset) = (lease.size, lease.checksum, lease.offset);
+            Some(Loan { key, parent, depth, class, tenant, size, checksum, offset, lease: lease.id })
+        };
+        let mut loans: Vec<_> = lookups.into_iter().zip(stats).map(loan).collect();
+        loans.resize(keys.len(), None);
+        loans
+    }
+
+    /// For how long what is lent stays in place.
+    pub(super) fn lease_ms(&self) -> u64 {
+        self.store.config().lease_ttl.as_millis() as u64
+    }
+}
+
+/// One connection of a peer.
+struct Answering<'a> {
+    shared: &'a Shared,
+    link: &'a Link,
+    /// What it has yet to hear of all that is held here, and the number of the news that come after.
+    rest: VecDeque<Fact>,
+    after: u64,
+}
+
+impl Answering<'_> {
+    fn serve_one(&mut self, socket: &Socket) -> Result<(), FrameError> {
+        // A frame that has begun must not take as long as an idle connection may.
+        let mut stream = Deadlined { socket, deadline: Instant::now() + IDLE };
+        let mut first = [0];
+        stream.read_exact(&mut first)?;
+        stream.deadline = Instant::now() + STALL;
+        let request: Request = message::read(&mut first.chain(&mut stream))?;
+        if !request.is_sane() {
+            let reason = "a batch holds at most 4,096 items".to_owned();
+            return message::write(&mut stream, &Reply::Refused { reason });
+        }
+        // Who listens for news is no load.
+        let work = u64::from(!matches!(request, Request::Watch { .. }));
+        self.shared.serving.fetch_add(work, Ordering::Relaxed);
+        let reply = self.answer(request);
+        self.shared.serving.fetch_sub(work, Ordering::Relaxed);
+        stream.deadline = Instant::now() + STALL;
+        message::write(&mut stream, &reply)
+    }
+
+    fn answer(&mut self, request: Request) -> Reply {
+        let shared = self.shared;
+        match request {
+            Request::Describe => Reply::Welcome(shared.welcome()),
+            Request::Hello { .. } => Reply::Refused { reason: "one hello is enough".to_owned() },
+            Request::Watch { since } => self.news(since),
+            Request::Lend { keys, release } => {
+                // A lease that ended on its way back is no one's problem.
+                let _ = shared.store.release(&release);
+                let loans = shared.lend(self.link.owner, &keys);
+                add(&shared.counts.lent, loans.iter().flatten().count() as u64);
+                Reply::Lent { loans, lease_ms: shared.lease_ms() }
+            }
+            Request::Copy { items, lease_ms } => {
+                let outcomes = shared.take_in(self.link, &items, lease_ms);
+                Reply::Copied { outcomes }
+            }
+            Request::Remove { keys, round } => Reply::Removed { removed: shared.remove_here(&keys, &round) },
+            Request::Prepare { request, blocks } => shared.prepare(request, &blocks),
+            Request::Finish { request } => Reply::Copied { outcomes: shared.finish(request) },
+            Request::Open { id, request, layers, blocks } => {
+                shared.open_incoming(self.link, id, request, layers, &blocks)
+            }
+            Request::Settle { id, checksums } => shared.settle_incoming(self.link, id, &checksums),
+            Request::GiveUp { id, reason } => {
+                let own = &self.link.config.name;
+                shared.end_incoming(&reason, |other, from| other == id && from == own);
+                Reply::GivenUp
+            }
+        }
+    }
+
+    fn news(&mut self, since: Since) -> Reply {
+        let mut reset = false;
+        let (facts, next) = match since {
+            Since::Rest => self.some_of_all(),
+            Since::At(from) => match self.wait_for_news(from) {
+                Some(news) => news,
+                // It fell behind further than the log reaches.
+                None => {
+                    reset = true;
+                    self.all()
+                }
+            },
+            Since::Start => {
+                reset = true;
+                self.all()
+            }
+        };
+        Reply::News { reset, facts, next, status: self.shared.status() }
+    }
+
+    fn all(&mut self) -> (Vec<Fact>, Since) {
+        let (facts, after) = self.shared.table().own();
+        (self.rest, self.after) = (facts.into(), after);
+        self.some_of_all()
+    }
+
+    fn some_of_all(&mut self) -> (Vec<Fact>, Since) {
+        let count = self.rest.len().min(FACTS_MAX);
+        let facts = self.rest.drain(..count).collect();
+        (facts, if self.rest.is_empty() { Since::At(self.after) } else { Since::Rest })
+    }
+
+    /// News from number `from` on, as soon as there are any, or none after a while. None if some are lost.
+    fn wait_for_news(&self, from: u64) -> Option<(Vec<Fact>, Since)> {
+        let shared = self.shared;
+        let until = Instant::now() + HOLD;
+        let mut table = shared.table();
+        loop {
+            let facts = table.log().since(from, FACTS_MAX)?;
+            let left = until.saturating_duration_since(Instant::now());
+            if !facts.is_empty() || left.is_zero() || shared.is_stopping() {
+                let next = from + facts.len() as u64;
+                return Some((facts, Since::At(next)));
+            }
+            table = shared.news.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! Who holds which copies, as far as this host knows. No I/O, no clock, no lock of its own.
+//!
+//! Every host speaks for itself alone: it says which replicated blocks it holds and when it no longer does, in the order
+//! of its [`Log`]. The others put together what they hear, so two hosts never disagree about the same fact, and a host
+//! that was away is brought up to date by hearing all that the other holds. When a host is lost, all it said is forgotten.
+//!
+//! **Duty.** All holders put each other in the same order: the primary (the host that took the put) first, the rest by a
+//! hash of block and name, which spreads the work. Of two primaries (two clients put the same block) the lesser counts. The first one has new copies made while there are too few; one that
+//! has as many before it as are wanted lets its own copy go. Each host decides that for itself, from its own table.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry as Place;
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_64;
+
+use kvasir_protocol::block::BlockKey;
+
+/// The most hosts of a cluster, this one included.
+pub const NODES_MAX: usize = 64;
+
+/// A host's name, as a number that all hosts compute alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct NodeId(pub u64);
+
+impl NodeId {
+    pub fn of(name: &str) -> Self {
+        Self(XxHash3_64::oneshot(name.as_bytes()))
+    }
+}
+
+/// What a host says of a block that it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holding {
+    pub size: u32,
+    pub checksum: u64,
+    /// How many hosts should hold it.
+    pub target: u8,
+    /// Who took the put.
+    pub primary: NodeId,
+}
+
+/// Why a host no longer holds a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Gone {
+    /// Its eviction policy had better use for the space. It counts as a copy that was wanted and is not missed.
+    LetGo,
+    /// Removed, damaged, or one copy too many.
+    Lost,
+}
+
+/// One entry of a host's log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fact {
+    Holds(BlockKey, Holding),
+    Gone(BlockKey, Gone),
+}
+
+impl Fact {
+    pub fn key(self) -> BlockKey {
+        match self {
+            Self::Holds(key, _) | Self::Gone(key, _) => key,
+        }
+    }
+}
+
+/// What became of something that was heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    New,
+    Known,
+    /// The table has no room for another block.
+    Full,
+    /// Other bytes under the same key: one of the two hosts is wrong, and nobody here knows which.
+    Conflict,
+}
+
+/// What this host has to do for a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Duty {
+    Nothing,
+    /// Have this many copies made on hosts that are not in `not_on`.
+    Copy {
+        missing: usize,
+        size: u32,
+        not_on: Nodes,
+    },
+    /// Drop its own copy: enough others hold the block.
+    Trim,
+}
+
+/// A set of hosts, by their places in [`Table::new`]'s list. Place 0 is this host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Nodes(u64);
+
+impl Nodes {
+    pub fn one(place: usize) -> Self {
+        Self(1 << place)
+    }
+
+    pub fn has(self, place: usize) -> bool {
+        self.0 & 1 << place != 0
+    }
+
+    pub fn insert(&mut self, place: usize) {
+        self.0 |= 1 << place;
+    }
+
+    pub fn remove(&mut self, place: usize) {
+        self.0 &= !(1 << place);
+    }
+
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    pub fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..NODES_MAX).filter(move |&place| self.has(place))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    holding: Holding,
+    holders: Nodes,
+    let_go: Nodes,
+}
+
+/// This host's own news, numbered; the oldest are dropped.
+pub struct Log {
+    facts: VecDeque<Fact>,
+    /// Number of the first one kept.
+    first: u64,
+    max: usize,
+}
+
+/// See the [module](self).
+pub struct Table {
+    nodes: Vec<NodeId>,
+    blocks: HashMap<BlockKey, Block>,
+    blocks_max: usize,
+    log: Log,
+    refused: u64,
+    conflicts: u64,
+}
+
+impl Table {
+    /// `nodes` are all hosts, this one first, at most [`NODES_MAX`]. It knows at most `blocks_max` blocks (about 80 B
+    /// each) and keeps the last `log_max` of its own news.
+    pub fn new(nodes: Vec<NodeId>, blocks_max: usize, log_max: usize) -> Self {
+        debug_assert!((1..=NODES_MAX).contains(&nodes.len()));
+        let log = Log { facts: VecDeque::new(), first: 0, max: log_max };
+        Self { nodes, blocks: HashMap::new(), blocks_max, log, refused: 0, conflicts: 0 }
+    }
+
+    /// The host at `place` holds a block.
+    pub fn holds(&mut self, place: usize, key: BlockKey, holding: Holding) -> Heard {
+        let full = self.blocks.len() >= self.blocks_max;
+        let block = match self.blocks.entry(key) {
+            Place::Occupied(known) => known.into_mut(),
+            Place::Vacant(_) if full => {
+                self.refused += 1;
+                return Heard::Full;
+            }
+            Place::Vacant(free) => {
+                free.insert(Block { holding, holders: Nodes::default(), let_go: Nodes::default() })
+            }
+        };
+        if (block.holding.size, block.holding.checksum) != (holding.size, holding.checksum) {
+            self.conflicts += 1;
+            return Heard::Conflict;
+        }
+        let before = *block;
+        // Whoever hears both of two claims comes to the same result, in whichever order.
+        block.holding.target = before.holding.target.max(holding.target);
+        block.holding.primary = before.holding.primary.min(holding.primary);
+        block.holders.insert(place);
+        block.let_go.remove(place);
+        let after = *block;
+        let new_here = place == 0 && !before.holders.has(0);
+        if new_here || (after.holding != before.holding && after.holders.has(0)) {
+            // Others may have heard only one of the claims.
+            self.log.push(Fact::Holds(key, after.holding));
+        }
+        let news = after.holding != before.holding || after.holders != before.holders;
+        if news { Heard::New } else { Heard::Known }
+    }
+
+    /// The host at `place` no longer holds a block. Whether it was known to.
+    pub fn gone(&mut self, place: usize, key: BlockKey, why: Gone) -> bool {
+        let Some(block) = self.blocks.get_mut(&key).filter(|block| block.holders.has(place)) else {
+            return false;
+        };
+        block.holders.remove(place);
+        if why == Gone::LetGo {
+            block.let_go.insert(place);
+        }
+        if block.holders.is_empty() {
+            self.blocks.remove(&key);
+        }
+        if place == 0 {
+            self.log.push(Fact::Gone(key, why));
+        }
+        true
+    }
+
+    /// Takes in a fact of the host at `place`.
+    pub fn hear(&mut self, place: usize, fact: Fact) -> Heard {
+        match fact {
+            Fact::Holds(key, holding) => self.holds(place, key, holding),
+            Fact::Gone(key, why) if self.gone(place, key, why) => Heard::New,
+            Fact::Gone(..) => Heard::Known,
+        }
+    }
+
+    /// A block was removed everywhere. Whether anything was known of it.
+    pub fn forget(&mut self, key: BlockKey) -> bool {
+        let Some(block) = self.blocks.remove(&key) else { return false };
+        if block.holders.has(0) {
+            self.log.push(Fact::Gone(key, Gone::Lost));
+        }
+        true
+    }
+
+    /// Forgets all that the host at `place` said: it is lost, or says everything anew. How many blocks it held.
+    pub fn lose(&mut self, place: usize) -> usize {
+        let mut lost = 0;
+        self.blocks.retain(|_, block| {
+            lost += usize::from(block.holders.has(place));
+            block.holders.remove(place);
+            block.let_go.remove(place);
+            !block.holders.is_empty()
+        });
+        lost
+    }
+
+    /// What is known of a block, by whomever holds it.
+    pub fn holding(&self, key: BlockKey) -> Option<Holding> {
+        self.blocks.get(&key).map(|block| block.holding)
+    }
+
+    pub fn holders(&self, key: BlockKey) -> Nodes {
+        self.blocks.get(&key).map_or(Nodes::default(), |block| block.holders)
+    }
+
+    /// Holders in the order in which they are responsible for a block.
+    pub fn in_order(&self, key: BlockKey) -> Vec<usize> {
+        let Some(block) = self.blocks.get(&key) else { return Vec::new() };
+        let mut order: Vec<usize> = block.holders.iter().collect();
+        order.sort_by_cached_key(|&place| self.rank(key, block, place));
+        order
+    }
+
+    pub fn duty(&self, key: BlockKey) -> Duty {
+        let Some(block) = self.blocks.get(&key).filter(|block| block.holders.has(0)) else {
+            return Duty::Nothing;
+        };
+        let target = usize::from(block.holding.target);
+        let own = self.rank(key, block, 0);
+        let before = block.holders.iter().filter(|&place| self.rank(key, block, place) < own).count();
+        if before >= target {
+            return Duty::Trim;
+        }
+        let missing = target.saturating_sub(block.holders.len() + block.let_go.len());
+        if before > 0 || missing == 0 {
+            return Duty::Nothing;
+        }
+        Duty::Copy { missing, size: block.holding.size, not_on: block.holders.and(block.let_go) }
+    }
+
+    /// Blocks with something to do for this host, at most `max`.
+    pub fn duties(&self, max: usize) -> Vec<BlockKey> {
+        self.blocks.keys().copied().filter(|&key| self.duty(key) != Duty::Nothing).take(max).collect()
+    }
+
+    /// All that this host holds, and the number of the first news after that.
+    pub fn own(&self) -> (Vec<Fact>, u64) {
+        let own = self.blocks.iter().filter(|(_, block)| block.holders.has(0));
+        (own.map(|(&key, block)| Fact::Holds(key, block.holding)).collect(), self.log.end())
+    }
+
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// Blocks known.
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Blocks not taken in because the table was full, and claims that contradicted each other, since the start.
+    pub fn refusals(&self) -> (u64, u64) {
+        (self.refused, self.conflicts)
+    }
+
+    /// Copies on this host, and blocks that too few hosts hold.
+    pub fn counts(&self) -> (usize, usize) {
+        let own = self.blocks.values().filter(|block| block.holders.has(0)).count();
+        let short =
+            |block: &&Block| block.holders.len() + block.let_go.len() < usize::from(block.holding.target);
+        (own, self.blocks.values().filter(short).count())
+    }
+
+    fn rank(&self, key: BlockKey, block: &Block, place: usize) -> (bool, u64, NodeId) {
+        let node = self.nodes[place];
+        let spread = XxHash3_64::oneshot_with_seed(node.0, &key.0.to_le_bytes());
+        (node != block.holding.primary, spread, node)
+    }
+}
+
+impl Log {
+    fn push(&mut self, fact: Fact) {
+        if self.facts.len() == self.max {
+            self.facts.pop_front();
+            self.first += 1;
+        }
+        self.facts.push_back(fact);
+    }
+
+    /// The number that the next fact will have.
+    pub fn end(&self) -> u64 {
+        self.first + self.facts.len() as u64
+    }
+
+    /// At most `max` facts from number `from` on. None if some of them are no longer kept, or were never written.
+    pub fn since(&self, from: u64, max: usize) -> Option<Vec<Fact>> {
+        let skip = usize::try_from(from.checked_sub(self.first)?).ok()?;
+        (skip <= self.facts.len()).then(|| self.facts.iter().skip(skip).take(max).copied().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! How many copies are wanted of the blocks that this host holds, kept on disk beside them, so that it outlives a restart
+//! of all holders.
+//!
+//! What is to be kept is what the table's log tells peers about this host's own copies, so one thread follows the log as a
+//! peer does: a few hundred milliseconds late, and from the whole table where it lags too far. When the host starts, those
+//! blocks that a tier of it still has are claimed as before; the rest follows from that. It is soft state: without it, a
+//! block is not copied again before somebody asks for that.
+//!
+//! A record is the key (16 B, big-endian) and 22 B: version, target, size, checksum, primary.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::counts::add;
+use super::table::{Fact, Heard, Holding, NodeId};
+use super::{Event, Shared};
+use kvasir_protocol::block::{BATCH_MAX, BlockKey};
+use kvasir_store::tiering::Tiering;
+
+const VERSION: u8 = 1;
+const RECORD_LEN: usize = 22;
+/// Facts written at once.
+const FACTS_MAX: usize = 4096;
+/// The longest that a fact is written and not yet sure to survive.
+const FLUSH: Duration = Duration::from_millis(200);
+
+pub(super) struct Targets(sled::Db);
+
+impl Targets {
+    /// Opens the records; damaged ones are thrown away.
+    pub(super) fn open(path: &Path) -> Result<Self, String> {
+        let open = || {
+            // Its reader of damaged files has panicked before; their loss is no reason to end.
+            let config = sled::Config::new().path(path).cache_capacity(8 << 20).flush_every_ms(None);
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| config.open()))
+                .map_err(|_| "it cannot be read".to_string())?
+                .map_err(|error| error.to_string())
+        };
+        let again = |_| {
+            std::fs::remove_dir_all(path).map_err(|error| error.to_string())?;
+            open()
+        };
+        open().or_else(again).map(Self)
+    }
+
+    /// What was kept, as far as it can be read.
+    fn all(&self) -> impl Iterator<Item = (BlockKey, Option<Holding>)> + use<> {
+        self.0.iter().filter_map(Result::ok).filter_map(|(key, record)| {
+            let key = BlockKey(u128::from_be_bytes(key.as_ref().try_into().ok()?));
+            Some((key, decode(&record)))
+        })
+    }
+
+    fn apply(&self, facts: &[Fact]) -> sled::Result<()> {
+        let mut batch = sled::Batch::default();
+        for fact in facts {
+            let key = fact.key().0.to_be_bytes();
+            match fact {
+                Fact::Holds(_, holding) => batch.insert(&key, &encode(holding)),
+                Fact::Gone(..) => batch.remove(&key),
+            }
+        }
+        self.0.apply_batch(batch)
+    }
+
+    /// Keeps these and no others.
+    fn replace(&self, own: &[Fact]) -> sled::Result<()> {
+        self.0.clear()?;
+        own.chunks(FACTS_MAX).try_for_each(|facts| self.apply(facts))
+    }
+}
+
+impl Shared {
+    /// Claims again what this host held before it was started, as far as one of its tiers still has it.
+    pub(super) fn restore_targets(&self, targets: &Targets, tiering: &Tiering) {
+        let mut all = targets.all();
+        loop {
+            let kept: Vec<(BlockKey, Option<Holding>)> = all.by_ref().take(BATCH_MAX).collect();
+            if kept.is_empty() {
+                return;
+            }
+            let keys: Vec<BlockKey> = kept.iter().map(|(key, _)| *key).collect();
+            let Ok(found) = tiering.residency_here(&keys) else { return };
+            let mut gone = sled::Batch::default();
+            let mut table = self.table();
+            for ((key, holding), found) in kept.into_iter().zip(found) {
+                let holding = holding.filter(|holding| found.size == Some(holding.size));
+                let heard = holding.map(|holding| table.holds(0, key, holding));
+                match heard {
+                    Some(Heard::New | Heard::Known) => add(&self.counts.restored, 1),
+                    Some(Heard::Full | Heard::Conflict) | None => gone.remove(&key.0.to_be_bytes()),
+                }
+            }
+            drop(table);
+            // If this fails they are looked at again the next time.
+            let _ = targets.0.apply_batch(gone);
+        }
+    }
+
+    /// The thread that keeps targets: follows the log from number `at` on.
+    pub(super) fn keep_targets(self: &Arc<Self>, targets: &Targets, mut at: u64) {
+        let (mut flushed, mut well) = (Instant::now(), true);
+        loop {
+            let stopping = self.is_stopping();
+            let news = self.news_since(at, FLUSH);
+            let kept = match &news {
+                Some(facts) => {
+                    at += facts.len() as u64;
+                    targets.apply(facts)
+                }
+                None => {
+                    let (own, end) = self.table().own();
+                    at = end;
+                    targets.replace(&own)
+                }
+            };
+            let idle = news.is_some_and(|facts| facts.is_empty());
+            let due = (idle || flushed.elapsed() >= FLUSH) && self.targets_kept.load(Ordering::Relaxed) < at;
+            let kept = kept.and_then(|()| if due || stopping { targets.0.flush().map(drop) } else { Ok(()) });
+            let failed = kept.is_err();
+            match kept {
+                Ok(()) if due || stopping => {
+                    self.targets_kept.store(at, Ordering::Relaxed);
+                    flushed = Instant::now();
+                }
+                Ok(()) => {}
+                Err(error) => {
+                    if std::mem::take(&mut well) {
+                        self.tell(Event::TargetsNotKept { reason: error.to_string() });
+                    }
+                    self.pause(FLUSH);
+                }
+            }
+            if stopping && (idle || failed) {
+                return;
+            }
+        }
+    }
+
+    /// This host's own news from number `at` on, as soon as there are any, or none after `patience`. None if some are no
+    /// longer kept.
+    fn news_since(&self, at: u64, patience: Duration) -> Option<Vec<Fact>> {
+        let until = Instant::now() + patience;
+        let mut table = self.table();
+        loop {
+            let facts = table.log().since(at, FACTS_MAX)?;
+            let left = until.saturating_duration_since(Instant::now());
+            if !facts.is_empty() || left.is_zero() || self.is_stopping() {
+                return Some(facts);
+            }
+            table = self.news.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+fn encode(holding: &Holding) -> [u8; RECORD_LEN] {
+    let Holding { size, checksum, target, primary } = *holding;
+    let mut record = [0; RECORD_LEN];
+    (record[0], record[1]) = (VERSION, target);
+    record[2..6].copy_from_slice(&size.to_le_bytes());
+    record[6..14].copy_from_slice(&checksum.to_le_bytes());
+    record[14..].copy_from_slice(&primary.0.to_le_bytes());
+    record
+}
+
+fn decode(record: &[u8]) -> Option<Holding> {
+    let record: &[u8; RECORD_LEN] = record.try_into().ok()?;
+    let ([version, target], rest) = record.split_first_chunk()?;
+    let (size, rest) = rest.split_first_chunk()?;
+    let (checksum, primary) = rest.split_first_chunk()?;
+    let holding = Holding {
+        size: u32::from_le_bytes(*size),
+        checksum: u64::from_le_bytes(*checksum),
+        target: *target,
+        primary: NodeId(u64::from_le_bytes(primary.try_into().ok()?)),
+    };
+    (*version == VERSION && holding.size > 0).then_some(holding)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::Gone;
+
+    fn holding(size: u32) -> Holding {
+        Holding { size, checksum: u64::MAX - 7, target: 3, primary: NodeId::of("a") }
+    }
+
+    fn kept(targets: &Targets) -> Vec<(u128, Option<Holding>)> {
+        targets.all().map(|(key, holding)| (key.0, holding)).collect()
+    }
+
+    #[test]
+    fn what_was_kept_is_there_after_it_was_opened_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("targets");
+        let targets = Targets::open(&path).unwrap();
+        let holds = |n: u128| Fact::Holds(BlockKey(n), holding(n as u32));
+        targets.apply(&[holds(1), holds(2), Fact::Gone(BlockKey(1), Gone::LetGo), holds(3)]).unwrap();
+        targets.0.flush().unwrap();
+        drop(targets);
+        let targets = Targets::open(&path).unwrap();
+        assert_eq!(kept(&targets), [(2, Some(holding(2))), (3, Some(holding(3)))]);
+        targets.replace(&[holds(3), holds(9)]).unwrap();
+        targets.0.insert(7u128.to_be_bytes(), &b"noise"[..]).unwrap();
+        targets.0.insert(b"noise", &encode(&holding(1))).unwrap();
+        assert_eq!(kept(&targets), [(3, Some(holding(3))), (7, None), (9, Some(holding(9)))]);
+    }
+
+    #[test]
+    fn damaged_files_are_thrown_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("targets");
+        drop(Targets::open(&path).unwrap());
+        for file in std::fs::read_dir(&path).unwrap().map(Result::unwrap) {
+            if file.file_type().unwrap().is_file() {
+                std::fs::write(file.path(), b"not what it was").unwrap();
+            }
+        }
+        let targets = Targets::open(&path).unwrap();
+        targets.apply(&[Fact::Holds(BlockKey(1), holding(1))]).unwrap();
+        assert_eq!(kept(&targets).len(), 1);
+    }
+}

@@ -1,0 +1,263 @@
+//! Blocks that go from host to host layer by layer.
+
+use std::time::Instant;
+
+use super::super::handover::{Arrival, HandOverError, HandingOver, Waited};
+use super::*;
+use kvasir_protocol::block::checksum;
+use kvasir_store::dram::OwnerId;
+
+const LAYERS: u32 = 4;
+const LAYER: usize = (BLOCK / LAYERS) as usize;
+
+/// Two hosts whose silence nobody minds, with reservations of this many seconds.
+fn pair(reservation_s: u64) -> (Host, Host) {
+    let ports = ports(2);
+    let start = |n| {
+        let dram =
+            DramConfig { reservation_ttl: Duration::from_secs(reservation_s), ..DramConfig::default() };
+        Host::start_with(n, &ports, dram, |config| config.silence = Duration::from_secs(60))
+    };
+    let (from, to) = (start(0), start(1));
+    until("both are up", || from.up() == 1 && to.up() == 1);
+    (from, to)
+}
+
+fn metas(numbers: &[u32]) -> Vec<BlockMeta> {
+    numbers.iter().map(|&n| BlockMeta::single(key(n), BLOCK)).collect()
+}
+
+fn sums(numbers: &[u32]) -> Vec<u64> {
+    numbers.iter().map(|&n| checksum(&content(n))).collect()
+}
+
+impl Host {
+    fn begin(&self, owner: OwnerId, request: u64, numbers: &[u32]) -> HandingOver {
+        self.cluster.hand_over(owner, request, "host-1", &metas(numbers), LAYERS).unwrap()
+    }
+
+    /// What a prefill instance does: computes a layer in place.
+    fn fill(&self, handing: &HandingOver, numbers: &[u32], layer: u32) {
+        let at = layer as usize * LAYER;
+        for (place, &n) in handing.places().iter().zip(numbers).filter(|(place, _)| place.to_fill) {
+            let bytes = &content(n)[at..at + LAYER];
+            assert!(self.store.pool().mapping().write(place.offset + at as u64, bytes));
+        }
+    }
+
+    fn produce(&self, handing: &mut HandingOver, numbers: &[u32], layer: u32) {
+        self.fill(handing, numbers, layer);
+        handing.layer_done(layer).unwrap();
+    }
+
+    fn arrival(&self, request: u64) -> Arrival {
+        self.cluster.arrival(request, soon()).unwrap().unwrap()
+    }
+
+    /// A layer is here, of all blocks, bit-exact.
+    fn has_layer(&self, arrival: &Arrival, numbers: &[u32], layer: u32) {
+        assert_eq!(arrival.wait(Some(layer), soon()), Waited::Here);
+        let at = layer as usize * LAYER;
+        for (block, &n) in arrival.blocks().iter().zip(numbers) {
+            let bytes = self.store.pool().mapping().bytes(block.offset + at as u64, LAYER as u64).unwrap();
+            assert!(block.key == key(n) && bytes == &content(n)[at..at + LAYER], "block {n}");
+        }
+    }
+
+    fn free(&self) -> u64 {
+        self.store.pressure().free_bytes
+    }
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(120)
+}
+
+#[test]
+fn a_sender_that_the_receiver_never_reached_is_not_given_up() {
+    let ports = ports(2);
+    let deaf = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = deaf.local_addr().unwrap().to_string();
+    let quiet = |config: &mut ClusterConfig| config.silence = Duration::from_secs(60);
+    let from = Host::start(0, &ports, quiet);
+    let to = Host::start(1, &ports, |config| {
+        quiet(config);
+        config.peers[0].address = address;
+    });
+    until("the receiver is up", || from.up() == 1);
+    let (numbers, owner) = ([1, 2], from.store.new_owner());
+    let mut handing = from.begin(owner, 7, &numbers);
+    // When the receiver tries again, the attempt before has failed.
+    (0..2).for_each(|_| drop(deaf.accept().unwrap()));
+    (0..LAYERS).for_each(|layer| from.produce(&mut handing, &numbers, layer));
+    handing.finish(&sums(&numbers)).unwrap();
+    assert!(to.up() == 0 && numbers.iter().all(|&n| to.is_resident(n)));
+}
+
+#[test]
+fn a_layer_is_read_before_the_next_is_produced() {
+    let (from, to) = pair(600);
+    let (numbers, owner) = ([1, 2, 3], from.store.new_owner());
+    let mut handing = from.begin(owner, 7, &numbers);
+    let arrival = to.arrival(7);
+    assert_eq!((arrival.layers(), arrival.blocks().len()), (LAYERS, 3));
+    for layer in [2, 0, 3, 1] {
+        assert_eq!(arrival.wait(Some(layer), Instant::now()), Waited::NotYet);
+        from.produce(&mut handing, &numbers, layer);
+        to.has_layer(&arrival, &numbers, layer);
+        assert!(numbers.iter().all(|&n| !to.is_resident(n)), "not yet compared");
+    }
+    assert_eq!(arrival.wait(None, Instant::now()), Waited::NotYet);
+    handing.finish(&sums(&numbers)).unwrap();
+    assert_eq!(arrival.wait(None, soon()), Waited::Here);
+    assert!(numbers.iter().all(|&n| from.is_resident(n) && to.is_resident(n)));
+    // Whoever read the layers may go on: the blocks stay where they are.
+    let evict = || to.store.evict_keys(&numbers.map(key), to.clock.now_ms()).unwrap();
+    assert_eq!(evict(), [Evict::InUse; 3]);
+    to.has_layer(&arrival, &numbers, 0);
+    drop(arrival);
+    assert!(numbers.iter().all(|&n| to.reads(n) && from.reads(n)));
+
+    // Who comes late may still read them; then they are blocks like others.
+    to.has_layer(&to.arrival(7), &numbers, 3);
+    assert_eq!(evict(), [Evict::Evicted; 3]);
+    assert!(to.cluster.arrival(7, soon()).is_err_and(|reason| reason.contains("evicted")));
+}
+
+#[test]
+fn what_either_host_has_already_is_not_sent_or_filled_again() {
+    let (from, to) = pair(600);
+    from.put(1);
+    to.put(2);
+    [&from, &to].into_iter().for_each(|host| host.put(3));
+    let (numbers, owner) = ([1, 2, 3, 4], from.store.new_owner());
+    let mut handing = from.begin(owner, 7, &numbers);
+    let to_fill: Vec<bool> = handing.places().iter().map(|place| place.to_fill).collect();
+    assert_eq!(to_fill, [false, true, false, true]);
+    let arrival = to.arrival(7);
+    for layer in 0..LAYERS {
+        from.produce(&mut handing, &numbers, layer);
+        to.has_layer(&arrival, &numbers, layer);
+    }
+    handing.finish(&sums(&numbers)).unwrap();
+    assert!(numbers.iter().all(|&n| from.reads(n) && to.reads(n)));
+
+    // All of it is there: nothing travels, and nobody waits.
+    let mut handing = from.begin(owner, 8, &numbers);
+    assert_eq!(to.arrival(8).wait(Some(3), Instant::now()), Waited::Here);
+    (0..LAYERS).for_each(|layer| handing.layer_done(layer).unwrap());
+    handing.finish(&sums(&numbers)).unwrap();
+}
+
+#[test]
+fn a_wrong_checksum_keeps_nothing_anywhere() {
+    let (from, to) = pair(600);
+    let (free, owner) = ((from.free(), to.free()), from.store.new_owner());
+    let mut handing = from.begin(owner, 7, &[1, 2]);
+    let arrival = to.arrival(7);
+    (0..LAYERS).for_each(|layer| from.produce(&mut handing, &[1, 2], layer));
+    let error = handing.finish(&sums(&[1, 9])).unwrap_err();
+    assert!(error.is_end() && error.to_string().contains(&key(2).to_string()), "{error}");
+    drop(handing);
+    assert!(matches!(arrival.wait(None, soon()), Waited::Failed(reason) if reason.contains("checksum")));
+    drop(arrival);
+    assert_eq!((from.free(), to.free()), free);
+    assert!([1, 2].iter().all(|&n| !from.is_resident(n) && !to.is_resident(n)));
+}
+
+#[test]
+fn a_sender_that_gives_up_ends_it_but_not_under_a_reader() {
+    let (from, to) = pair(600);
+    let (free, owner) = ((from.free(), to.free()), from.store.new_owner());
+    let mut handing = from.begin(owner, 7, &[1, 2]);
+    from.produce(&mut handing, &[1, 2], 0);
+    let arrival = to.arrival(7);
+    to.has_layer(&arrival, &[1, 2], 0);
+    drop(handing);
+    assert_eq!(from.free(), free.0);
+    assert!(matches!(arrival.wait(Some(1), soon()), Waited::Failed(reason) if reason.contains("gave it up")));
+    assert!(to.free() < free.1, "the places are still somebody's");
+    assert!(to.cluster.arrival(7, soon()).is_err(), "who comes late learns it, too");
+    drop(arrival);
+    assert_eq!(to.free(), free.1);
+}
+
+#[test]
+fn a_lost_host_ends_it_on_the_other() {
+    let (from, to) = pair(600);
+    let free = to.free();
+    let mut handing = from.begin(from.store.new_owner(), 7, &[1]);
+    from.produce(&mut handing, &[1], 0);
+    let arrival = to.arrival(7);
+    to.has_layer(&arrival, &[1], 0);
+    // As a process that ends: without a word to the other side.
+    from.cluster.stop();
+    assert!(matches!(arrival.wait(Some(1), soon()), Waited::Failed(reason) if reason.contains("gone")));
+    drop(arrival);
+    assert_eq!(to.free(), free);
+    drop((handing, from));
+
+    let (from, to) = pair(600);
+    let (free, mut handing) = (from.free(), from.begin(from.store.new_owner(), 7, &[1]));
+    assert!(from.free() < free);
+    from.produce(&mut handing, &[1], 0);
+    drop(to);
+    for layer in 1..LAYERS {
+        from.fill(&handing, &[1], layer);
+        let _ = handing.layer_done(layer);
+    }
+    let error = handing.finish(&sums(&[1])).unwrap_err();
+    assert!(matches!(error, HandOverError::Broken { .. } | HandOverError::LayerMissing { .. }), "{error}");
+    drop(handing);
+    assert_eq!(from.free(), free);
+}
+
+#[test]
+fn its_time_ends_it_on_both_sides() {
+    let (from, to) = pair(3);
+    let free = (from.free(), to.free());
+    let mut handing = from.begin(from.store.new_owner(), 7, &[1]);
+    let arrival = to.arrival(7);
+    assert!(matches!(arrival.wait(None, soon()), Waited::Failed(reason) if reason.contains("in its time")));
+    until("it is late here as well", || handing.until() < Instant::now());
+    assert!(matches!(handing.layer_done(0), Err(HandOverError::Late { ms: 1500 })));
+    drop((handing, arrival));
+    until("the places are back", || (from.free(), to.free()) == free);
+}
+
+#[test]
+fn bad_calls_say_what_is_wrong() {
+    let (from, to) = pair(600);
+    let owner = from.store.new_owner();
+    let begin = |peer: &str, metas: &[BlockMeta], layers: u32, expected: &str| {
+        let begun = from.cluster.hand_over(owner, 7, peer, metas, layers);
+        let text = begun.map_or_else(|error| error.to_string(), |_| "begun".to_owned());
+        assert!(text.contains(expected), "{text}");
+    };
+    let free = (from.free(), to.free());
+    begin("host-9", &metas(&[1]), 4, "no peer is called host-9; there are: host-1");
+    begin("host-1", &[], 4, "1 to 1024 blocks, not 0");
+    begin("host-1", &metas(&[1; 1025]), 4, "1 to 1024 blocks, not 1025");
+    begin("host-1", &metas(&[1]), 0, "1 to 1024 layers, not 0");
+    begin("host-1", &metas(&[1]), 1025, "1 to 1024 layers, not 1025");
+    begin("host-1", &metas(&[1]), 3, "does not consist of 3 equal layers");
+    begin("host-1", &metas(&[1, 1]), 4, "another writer is storing the block");
+    begin("host-1", &[BlockMeta::single(key(1), 33 << 20)], 4, "larger than the host's pool");
+    assert_eq!((from.free(), to.free()), free);
+
+    let mut handing = from.begin(owner, 7, &[1]);
+    begin("host-1", &metas(&[2]), 4, "request 7 is being handed over by host-0 already");
+    let check = |result: Result<(), HandOverError>, expected: &str| {
+        let error = result.unwrap_err();
+        assert!(error.to_string().contains(expected) && !error.is_end(), "{error}");
+    };
+    from.produce(&mut handing, &[1], 1);
+    check(handing.layer_done(1), "layer 1 was handed over already");
+    check(handing.layer_done(4), "layer 4 does not exist; the hand-over has 4");
+    check(handing.finish(&sums(&[1])), "layer 0 was not handed over yet");
+    [0, 2, 3].into_iter().for_each(|layer| from.produce(&mut handing, &[1], layer));
+    check(handing.finish(&[]), "0 checksums for 1 blocks");
+    handing.finish(&sums(&[1])).unwrap();
+    assert!(to.reads(1));
+    assert!(to.cluster.arrival(99, Instant::now()).unwrap().is_none(), "nothing begun");
+}

@@ -1,0 +1,221 @@
+//! The peers as a tier: what this host does not have is read from one that does.
+//!
+//! It stores nothing by itself. Which blocks it holds is what the table knows; a read asks the nearest holder (same rack,
+//! then the least loaded) and goes on to the next within the call. Calls are complete when they return.
+
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::counts::add;
+use super::fetch::Piece;
+use super::link::Link;
+use super::message::Loan;
+use super::table::Nodes;
+use kvasir_memory::buffer::Buffer;
+use kvasir_memory::region::Region;
+use kvasir_net::transfer::Class;
+use kvasir_protocol::block::{BlockKey, checksum};
+use kvasir_store::store::{
+    BlockStore, Capabilities, Get, GetDone, Loaded, Pending, Put, PutDone, Tier, TierError, TierStats,
+};
+
+use std::sync::Arc;
+
+const NAME: &str = "peer";
+/// One holder that does not answer must leave time for the next; when all were asked in vain, each gets twice as long.
+const ONE_HOLDER: Duration = Duration::from_millis(600);
+/// Before the first holder is asked again.
+const AGAIN: Duration = Duration::from_millis(20);
+
+pub(super) struct PeerTier(pub(super) Arc<Shared>);
+
+/// A block that is asked for.
+struct Wanted {
+    get: Get,
+    /// Peers to ask in this round, nearest last, and those that answered that they do not have it intact.
+    holders: Vec<usize>,
+    without: Nodes,
+    loaded: Option<Loaded>,
+}
+
+impl PeerTier {
+    /// Peers that hold a block, the nearest last.
+    fn holders(&self, key: BlockKey) -> Vec<usize> {
+        let shared = &self.0;
+        let order = shared.table().in_order(key);
+        let mut near: Vec<(bool, u64, usize)> = order
+            .into_iter()
+            .filter_map(|place| Some((place, shared.link(place)?)))
+            .filter(|(_, link)| link.is_up())
+            .map(|(place, link)| (link.config.rack != shared.config.rack, link.status().load, place))
+            .collect();
+        // Stable: equally near ones stay in the order in which they are responsible.
+        near.sort_by_key(|&(far, load, _)| (far, load));
+        near.into_iter().rev().map(|(_, _, place)| place).collect()
+    }
+
+    /// Asks one peer for what it is the nearest holder of.
+    fn ask(&self, place: usize, wanted: &mut [Wanted], asked: &[usize], until: Instant) {
+        let shared = &self.0;
+        let Some(link) = shared.link(place).filter(|link| link.is_up()) else { return };
+        let keys: Vec<BlockKey> = asked.iter().map(|&i| wanted[i].get.key).collect();
+        let patience = until.saturating_duration_since(Instant::now());
+        let Some((loans, lease_ms)) = shared.borrow(link, &keys, patience) else { return };
+        let until = until.min(Instant::now() + Duration::from_millis(lease_ms));
+        let mut lent: Vec<(usize, Loan)> = Vec::new();
+        for (&i, loan) in asked.iter().zip(loans) {
+            match loan.filter(|loan| self.is_good(loan, &wanted[i].get)) {
+                Some(loan) => lent.push((i, loan)),
+                None => wanted[i].without.insert(place),
+            }
+        }
+        self.load(link, wanted, &lent, until);
+        shared.give_back(link, lent.iter().map(|(_, loan)| loan));
+    }
+
+    /// Asks the holders of each block that is still wanted, one after the other. Whether there was any to ask.
+    fn round(&self, wanted: &mut [Wanted], patience: Duration, until: Instant) -> bool {
+        for wanted in wanted.iter_mut().filter(|wanted| wanted.loaded.is_none()) {
+            let without = wanted.without;
+            wanted.holders = self.holders(wanted.get.key);
+            wanted.holders.retain(|&place| !without.has(place));
+        }
+        let mut first = true;
+        loop {
+            let mut next: Vec<Vec<usize>> = vec![Vec::new(); self.0.links.len() + 1];
+            for (i, wanted) in wanted.iter_mut().enumerate().filter(|(_, wanted)| wanted.loaded.is_none()) {
+                wanted.holders.pop().into_iter().for_each(|place| next[place].push(i));
+            }
+            let asked: usize = next.iter().map(Vec::len).sum();
+            if asked == 0 || Instant::now() >= until {
+                return !first;
+            }
+            if !first {
+                add(&self.0.counts.failovers, asked as u64);
+            }
+            first = false;
+            for (place, asked) in next.iter().enumerate().filter(|(_, asked)| !asked.is_empty()) {
+                self.ask(place, wanted, asked, until.min(Instant::now() + patience));
+            }
+        }
+    }
+
+    /// Whether a loan is of the block that is meant, and fits.
+    fn is_good(&self, loan: &Loan, get: &Get) -> bool {
+        let known = self.0.table().holding(get.key);
+        let same = known.is_none_or(|known| (known.size, known.checksum) == (loan.size, loan.checksum));
+        add(&self.0.counts.corrupt, (!same).into());
+        same && loan.size > 0 && loan.size as usize <= get.buffer.len()
+    }
+
+    fn load(&self, link: &Link, wanted: &mut [Wanted], lent: &[(usize, Loan)], until: Instant) {
+        let shared = &self.0;
+        let total: usize = lent.iter().map(|(_, loan)| loan.size as usize).sum();
+        let memory = Region::of_buffer(Buffer::zeroed(total));
+        let mut at = 0;
+        let pieces: Vec<Piece> = lent
+            .iter()
+            .filter_map(|(_, loan)| {
+                let to = memory.range(at, loan.size.into())?;
+                at += u64::from(loan.size);
+                Some(Piece { offset: loan.offset, to })
+            })
+            .collect();
+        let arrived = shared.read(link, &pieces, Class::Prefill, until);
+        for (((i, loan), piece), arrived) in lent.iter().zip(&pieces).zip(arrived) {
+            let get = &mut wanted[*i].get;
+            let Ok(target) = get.target(loan.size) else { continue };
+            if !arrived {
+                continue;
+            }
+            piece.to.copy_out(target);
+            if checksum(target) != loan.checksum {
+                add(&shared.counts.corrupt, 1);
+                wanted[*i].without.insert(link.place);
+                continue;
+            }
+            wanted[*i].loaded = Some(Loaded { meta: loan.meta(), checksum: loan.checksum });
+            add(&shared.counts.read_hits, 1);
+            add(&shared.counts.read_bytes, loan.size.into());
+            add(&link.read, 1);
+        }
+    }
+}
+
+impl BlockStore for PeerTier {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            tier: Tier::Peer,
+            name: NAME,
+            durable: false,
+            block_bytes_max: u32::MAX.into(),
+            capacity_bytes: None,
+        }
+    }
+
+    /// Refused: copies are made by [`Cluster::replicate`](super::Cluster::replicate), from the pool.
+    fn put(&self, batch: Vec<Put>) -> Pending<Vec<PutDone>> {
+        let refuse = |put: Put| {
+            let (key, reason) = (put.meta.key, "peers take copies of what is in the pool only".to_owned());
+            let error = TierError::Io { tier: NAME, step: "put", key, reason, retryable: false };
+            PutDone { buffer: put.buffer, outcome: Err(error) }
+        };
+        Pending::ready(batch.into_iter().map(refuse).collect())
+    }
+
+    fn get(&self, batch: Vec<Get>) -> Pending<Vec<GetDone>> {
+        let until = Instant::now() + self.0.config.read_timeout;
+        let want = |get: Get| Wanted { get, holders: Vec::new(), without: Nodes::default(), loaded: None };
+        let mut wanted: Vec<Wanted> = batch.into_iter().map(want).collect();
+        let mut patience = ONE_HOLDER;
+        while self.round(&mut wanted, patience, until)
+            && wanted.iter().any(|wanted| wanted.loaded.is_none())
+            && Instant::now() + AGAIN < until
+            && !self.0.is_stopping()
+        {
+            self.0.pause(AGAIN);
+            patience *= 2;
+        }
+        let misses = wanted.iter().filter(|wanted| wanted.loaded.is_none()).count();
+        add(&self.0.counts.read_misses, misses as u64);
+        let done = |wanted: Wanted| GetDone { buffer: wanted.get.buffer, outcome: Ok(wanted.loaded) };
+        Pending::ready(wanted.into_iter().map(done).collect())
+    }
+
+    fn sizes(&self, keys: &[BlockKey]) -> Vec<Option<u32>> {
+        let table = self.0.table();
+        let elsewhere = |key: BlockKey| table.holders(key).iter().any(|place| place > 0);
+        let size = |&key: &BlockKey| table.holding(key).filter(|_| elsewhere(key)).map(|known| known.size);
+        keys.iter().map(size).collect()
+    }
+
+    /// Removes the copies of all peers that are up. An error where one that holds a copy did not answer.
+    fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {
+        let outcome = |(&key, removed): (&BlockKey, Result<bool, String>)| {
+            let failed = |peer: String| {
+                let reason = format!("peer {peer} did not answer");
+                TierError::Io { tier: NAME, step: "remove", key, reason, retryable: true }
+            };
+            removed.map_err(failed)
+        };
+        let removed = keys.iter().zip(self.0.remove_from_peers(&keys)).map(outcome).collect();
+        Pending::ready(removed)
+    }
+
+    fn flush(&self) -> Pending<Result<(), TierError>> {
+        Pending::ready(Ok(()))
+    }
+
+    fn stats(&self) -> TierStats {
+        let counts = &self.0.counts;
+        let read = |count: &std::sync::atomic::AtomicU64| count.load(std::sync::atomic::Ordering::Relaxed);
+        TierStats {
+            hits: read(&counts.read_hits),
+            misses: read(&counts.read_misses),
+            read_bytes: read(&counts.read_bytes),
+            written_bytes: read(&counts.copied_bytes),
+            corrupt: read(&counts.corrupt),
+            ..TierStats::default()
+        }
+    }
+}

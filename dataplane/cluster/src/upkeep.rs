@@ -1,0 +1,330 @@
+//! What is to be done about copies: made where too few hosts hold a block, dropped where too many do, fetched again
+//! where one was damaged.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::counts::add;
+use super::link::Link;
+use super::message::{Copied, Loan, Reply, Request};
+use super::placement::{Candidate, place};
+use super::table::{Duty, Gone, Holding, NodeId, Nodes};
+use super::{Event, Shared, lock};
+use kvasir_protocol::block::{BATCH_MAX, BlockKey};
+use kvasir_store::tiering::Tiering;
+
+/// Damage is looked for this often.
+const TICK: Duration = Duration::from_millis(200);
+/// Blocks remembered as having something to do; beyond that all are looked at.
+const TODO_MAX: usize = 1 << 16;
+/// The most blocks, and bytes, of one call for copies: some 30 ms at 1 GB/s.
+const COPY_BLOCKS: usize = 64;
+const COPY_BYTES: u64 = 32 << 20;
+/// What an answer to such a call may take beyond the time that the blocks stay in place.
+pub(super) const ANSWER: Duration = Duration::from_secs(2);
+/// How long a damaged block is looked for at one holder.
+const REPAIR: Duration = Duration::from_secs(2);
+
+/// Blocks with something to do, perhaps.
+#[derive(Default)]
+pub(super) struct Todo {
+    list: Mutex<List>,
+    changed: Condvar,
+    /// Copies that were ordered and are not yet done, by block.
+    ordered: Mutex<HashMap<BlockKey, Nodes>>,
+}
+
+#[derive(Default)]
+struct List {
+    keys: VecDeque<BlockKey>,
+    all: bool,
+}
+
+impl Todo {
+    pub(super) fn look_at(&self, keys: &[BlockKey]) {
+        if keys.is_empty() {
+            return;
+        }
+        let mut list = lock(&self.list);
+        if list.keys.len() + keys.len() > TODO_MAX {
+            list.all = true;
+        } else {
+            list.keys.extend(keys);
+        }
+        self.changed.notify_all();
+    }
+
+    pub(super) fn look_at_all(&self) {
+        lock(&self.list).all = true;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn wake(&self) {
+        drop(lock(&self.list));
+        self.changed.notify_all();
+    }
+
+    /// What there is to look at, as soon as there is something, at the latest after a tick.
+    fn next(&self, stopping: impl Fn() -> bool) -> (Vec<BlockKey>, bool) {
+        let list = lock(&self.list);
+        let idle = |list: &mut List| list.keys.is_empty() && !list.all && !stopping();
+        let waited = self.changed.wait_timeout_while(list, TICK, idle);
+        let mut list = waited.unwrap_or_else(PoisonError::into_inner).0;
+        (list.keys.drain(..).collect(), std::mem::take(&mut list.all))
+    }
+
+    fn ordered(&self, key: BlockKey) -> Nodes {
+        lock(&self.ordered).get(&key).copied().unwrap_or_default()
+    }
+
+    fn order(&self, key: BlockKey, place: usize) {
+        lock(&self.ordered).entry(key).or_default().insert(place);
+    }
+
+    fn done(&self, key: BlockKey, place: usize) {
+        let mut ordered = lock(&self.ordered);
+        if let Some(nodes) = ordered.get_mut(&key) {
+            nodes.remove(place);
+            if nodes.is_empty() {
+                ordered.remove(&key);
+            }
+        }
+    }
+}
+
+/// Goes over all copies of this host, some at a time, to see whether they are still there.
+struct Audit {
+    keys: VecDeque<BlockKey>,
+    next: Instant,
+}
+
+impl Shared {
+    /// The thread that looks after targets and damage.
+    pub(super) fn upkeep(self: &Arc<Self>) {
+        let mut audit = Audit { keys: VecDeque::new(), next: Instant::now() + self.config.audit_every };
+        let mut looked = Instant::now();
+        while !self.is_stopping() {
+            let (mut keys, all) = self.todo.next(|| self.is_stopping());
+            let Some(tiering) = self.tiering() else { return };
+            if looked.elapsed() >= TICK {
+                looked = Instant::now();
+                let gone = self.audit(&tiering, &mut audit);
+                self.look_for_damage(&tiering);
+                self.let_go(&tiering, &gone);
+                self.rails.iter().for_each(|rail| rail.transport.tend());
+                self.end_overdue();
+                self.tend_incoming();
+            }
+            if all {
+                keys.extend(self.table().duties(TODO_MAX));
+            }
+            keys.into_iter().for_each(|key| self.see_to(&tiering, key));
+        }
+    }
+
+    fn see_to(&self, tiering: &Tiering, key: BlockKey) {
+        let duty = self.table().duty(key);
+        match duty {
+            Duty::Nothing => {}
+            Duty::Copy { missing, size, not_on } => self.order_copies(key, missing, size, not_on),
+            Duty::Trim => {
+                self.table().gone(0, key, Gone::Lost);
+                self.news.notify_all();
+                let _ = tiering.remove_here(&[key], self.clock.now_ms());
+                add(&self.counts.trimmed, 1);
+            }
+        }
+    }
+
+    /// Queues copies of a block at the hosts that suit best.
+    fn order_copies(&self, key: BlockKey, missing: usize, size: u32, not_on: Nodes) {
+        // What was ordered from a host that is down will not come.
+        let up = |place: usize| self.link(place).is_some_and(|link| link.is_up());
+        let mut ordered = self.todo.ordered(key);
+        ordered.iter().filter(|&place| !up(place)).for_each(|place| ordered.remove(place));
+        let missing = missing.saturating_sub(ordered.len());
+        let taken = not_on.and(ordered);
+        let mut racks = vec![self.config.rack.as_str()];
+        racks.extend(taken.iter().filter_map(|place| Some(self.link(place)?.config.rack.as_str())));
+        let free = self.links.iter().filter(|link| link.is_up() && !taken.has(link.place));
+        let candidates: Vec<Candidate<'_>> = free.map(|link| candidate(link, size)).collect();
+        for node in place(missing, size, &racks, &candidates) {
+            let link = self.links.iter().find(|link| NodeId::of(&link.config.name) == node);
+            if let Some(link) = link {
+                self.todo.order(key, link.place);
+                if !link.push(key, self.config.queue_max) {
+                    // The next audit finds it again.
+                    self.todo.done(key, link.place);
+                }
+            }
+        }
+    }
+
+    /// The thread that has copies made at one peer.
+    pub(super) fn copy_all(&self, link: &Link) {
+        while !self.is_stopping() {
+            let keys = link.pop(COPY_BLOCKS);
+            if !keys.is_empty() {
+                self.copy(link, &keys);
+                keys.iter().for_each(|&key| self.todo.done(key, link.place));
+                // Whoever was ordered for the same block meanwhile, or did not take it.
+                self.todo.look_at(&self.still_to_do(link, &keys));
+            }
+        }
+    }
+
+    /// Blocks that are to be copied still, and may be at once: this peer is not the one that did not take them.
+    fn still_to_do(&self, link: &Link, keys: &[BlockKey]) -> Vec<BlockKey> {
+        let table = self.table();
+        let took = |key: BlockKey| table.holders(key).has(link.place);
+        keys.iter().copied().filter(|&key| took(key) && table.duty(key) != Duty::Nothing).collect()
+    }
+
+    /// Lends blocks to a peer and asks it to take copies.
+    fn copy(&self, link: &Link, keys: &[BlockKey]) {
+        let (mut from, mut bytes) = (0, 0);
+        for (at, &key) in keys.iter().enumerate() {
+            bytes += self.table().holding(key).map_or(0, |holding| u64::from(holding.size));
+            if bytes >= COPY_BYTES || at + 1 == keys.len() {
+                self.copy_batch(link, &keys[from..=at]);
+                (from, bytes) = (at + 1, 0);
+            }
+        }
+    }
+
+    fn copy_batch(&self, link: &Link, keys: &[BlockKey]) {
+        if !link.is_up() {
+            return;
+        }
+        let loans = self.lend(self.owner, keys);
+        // Before the table is asked: a removal waits for what is being sent, and what comes after it is not sent.
+        let sending = self.sending.begin(keys);
+        let holding = |loan: Loan| Some((loan, self.table().holding(loan.key)?));
+        let items: Vec<(Loan, Holding)> = loans.iter().flatten().filter_map(|&loan| holding(loan)).collect();
+        if !items.is_empty() {
+            self.offer(link, items);
+        }
+        drop(sending);
+        let leases: Vec<u64> = loans.iter().flatten().map(|loan| loan.lease).collect();
+        let _ = self.store.release(&leases);
+    }
+
+    fn offer(&self, link: &Link, items: Vec<(Loan, Holding)>) {
+        let lease_ms = self.lease_ms();
+        let patience = Duration::from_millis(lease_ms) + ANSWER;
+        let request = Request::Copy { items: items.clone(), lease_ms };
+        let outcomes = match link.call(self, &request, patience) {
+            Ok(Reply::Copied { outcomes }) if outcomes.len() == items.len() => outcomes,
+            _ => vec![Copied::Failed; items.len()],
+        };
+        let mut removed = Vec::new();
+        for ((loan, holding), outcome) in items.iter().zip(outcomes) {
+            let counts = &self.counts;
+            match outcome {
+                Copied::Done | Copied::Had => {
+                    add(&counts.copied, 1);
+                    add(&link.copied, 1);
+                    if outcome == Copied::Had {
+                        add(&counts.had, 1)
+                    } else {
+                        add(&counts.copied_bytes, loan.size.into())
+                    }
+                    let mut table = self.table();
+                    if table.holding(loan.key).is_some() {
+                        table.holds(link.place, loan.key, *holding);
+                    } else {
+                        removed.push(loan.key);
+                    }
+                }
+                Copied::NoRoom => add(&counts.no_room, 1),
+                Copied::Enough => {}
+                Copied::Failed | Copied::Conflict => add(&counts.copy_failed, 1),
+            }
+        }
+        if !removed.is_empty() {
+            // Removed while they travelled; the peer may have been told before they were there.
+            self.remove_late(link, &removed);
+        }
+    }
+
+    /// One step of the audit: copies of this host that none of its tiers has any more.
+    fn audit(&self, tiering: &Tiering, audit: &mut Audit) -> Vec<BlockKey> {
+        if audit.keys.is_empty() && Instant::now() >= audit.next {
+            audit.next = Instant::now() + self.config.audit_every;
+            let facts = self.table().own().0;
+            audit.keys = facts.into_iter().map(super::table::Fact::key).collect();
+            self.todo.look_at_all();
+        }
+        let count = audit.keys.len().min(BATCH_MAX);
+        let keys: Vec<BlockKey> = audit.keys.drain(..count).collect();
+        self.not_here(tiering, &keys)
+    }
+
+    fn not_here(&self, tiering: &Tiering, keys: &[BlockKey]) -> Vec<BlockKey> {
+        let Ok(found) = tiering.residency_here(keys) else { return Vec::new() };
+        keys.iter().zip(found).filter(|(_, found)| found.bits() == 0).map(|(&key, _)| key).collect()
+    }
+
+    /// Copies that the evictor let go are no longer this host's, and nobody makes them again for that.
+    fn let_go(&self, tiering: &Tiering, keys: &[BlockKey]) {
+        // Once more: damage was mended meanwhile.
+        for key in self.not_here(tiering, keys) {
+            if self.table().gone(0, key, Gone::LetGo) {
+                add(&self.counts.let_go, 1);
+                self.news.notify_all();
+            }
+        }
+    }
+
+    /// Fetches blocks again that were found damaged here. Until then this host goes on saying that it holds them.
+    fn look_for_damage(&self, tiering: &Tiering) {
+        let damaged = tiering.take_damaged();
+        if damaged.is_empty() {
+            return;
+        }
+        for chunk in damaged.chunks(BATCH_MAX) {
+            for key in self.not_here(tiering, chunk) {
+                if self.table().holders(key).has(0) {
+                    self.repair(key);
+                }
+            }
+        }
+    }
+
+    fn repair(&self, key: BlockKey) {
+        let (order, holding) = {
+            let table = self.table();
+            (table.in_order(key), table.holding(key))
+        };
+        let peers = order.into_iter().filter_map(|place| self.link(place)).filter(|link| link.is_up());
+        for link in peers {
+            let Some((loans, lease_ms)) = self.borrow(link, &[key], REPAIR) else { continue };
+            let Some((loan, holding)) = loans.into_iter().next().flatten().zip(holding) else { continue };
+            let same = (loan.size, loan.checksum) == (holding.size, holding.checksum);
+            let taken = if same { self.take_in(link, &[(loan, holding)], lease_ms) } else { Vec::new() };
+            self.give_back(link, [&loan]);
+            if matches!(taken[..], [Copied::Done | Copied::Had]) {
+                add(&self.counts.repaired, 1);
+                return self.tell(Event::Repaired { key, peer: link.config.name.clone() });
+            }
+        }
+        add(&self.counts.not_repaired, 1);
+        self.table().gone(0, key, Gone::Lost);
+        self.news.notify_all();
+        self.tell(Event::NotRepaired { key });
+    }
+}
+
+pub(super) fn candidate(link: &Link, size: u32) -> Candidate<'_> {
+    let status = link.status();
+    // What is queued will take space that it did not know of when it told its status.
+    let queued = link.queued() as u64;
+    Candidate {
+        node: NodeId::of(&link.config.name),
+        rack: &link.config.rack,
+        free_bytes: status.free_bytes.saturating_sub(queued * u64::from(size)),
+        pool_bytes: status.pool_bytes,
+        load: status.load + queued,
+    }
+}

@@ -1,0 +1,187 @@
+//! The threads of the HBM tier: batches in, completions out.
+
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use super::{NAME, Shared};
+use crate::memory::{CudaError, DeviceRange, Download, Lane, Upload};
+use kvasir_protocol::block::{BlockKey, checksum};
+use kvasir_store::resident::Block;
+use kvasir_store::store::{Cancelled, Completion, Get, GetDone, Loaded, Put, PutDone, Stored, TierError};
+
+/// Bytes that are copied between two looks at whether the caller changed its mind.
+const STEP_BYTES: u64 = 64 << 20;
+
+/// A batch and who waits for it.
+pub(super) struct Job<T, D> {
+    pub(super) batch: Vec<T>,
+    pub(super) completion: Completion<Vec<D>>,
+}
+
+/// What works one direction off.
+pub(super) struct Worker {
+    pub(super) shared: Arc<Shared>,
+    pub(super) lane: Lane,
+}
+
+impl Worker {
+    /// Until nobody can send any more.
+    pub(super) fn put_all(mut self, jobs: Receiver<Job<Put, PutDone>>) {
+        for Job { mut batch, completion } in jobs {
+            let mut done = Vec::with_capacity(batch.len());
+            while !batch.is_empty() {
+                let rest = batch.split_off(step(batch.iter().map(|put| put.meta.size.into())));
+                let outcomes = self.put_step(&batch, &completion.cancelled);
+                let buffers = batch.into_iter().map(|put| put.buffer);
+                done.extend(buffers.zip(outcomes).map(|(buffer, outcome)| PutDone { buffer, outcome }));
+                batch = rest;
+            }
+            completion.done(done);
+        }
+    }
+
+    fn put_step(&mut self, puts: &[Put], cancelled: &Cancelled) -> Vec<Result<Stored, TierError>> {
+        if cancelled.is_set() {
+            return vec![Err(TierError::Cancelled); puts.len()];
+        }
+        let mut outcomes = Vec::with_capacity(puts.len());
+        let mut placed = Vec::new();
+        for put in puts {
+            outcomes.push(match self.place(put) {
+                Ok(Some(range)) => {
+                    placed.push((outcomes.len(), range));
+                    Ok(Stored::Stored)
+                }
+                Ok(None) => Ok(Stored::AlreadyStored),
+                Err(error) => Err(error),
+            });
+        }
+        let uploads: Vec<_> = placed
+            .iter()
+            .filter_map(|(n, to)| puts[*n].bytes().ok().map(|from| Upload { from, to }))
+            .collect();
+        let copied = self.lane.upload(&uploads);
+        drop(uploads);
+        for (n, range) in placed {
+            outcomes[n] = match &copied {
+                Ok(()) => Ok(self.publish(&puts[n], range)),
+                Err(error) => Err(self.failed("write", puts[n].meta.key, error)),
+            };
+        }
+        outcomes
+    }
+
+    /// Memory for a block; none if the tier holds it.
+    fn place(&self, put: &Put) -> Result<Option<DeviceRange>, TierError> {
+        put.check(NAME, self.shared.block_bytes_max())?;
+        let (key, size) = (put.meta.key, u64::from(put.meta.size));
+        if self.shared.resident.find(key).is_some() {
+            return Ok(None);
+        }
+        let range = self.shared.pool.allocate(size);
+        range.map(Some).ok_or(TierError::Full { tier: NAME, key, size })
+    }
+
+    fn publish(&self, put: &Put, range: DeviceRange) -> Stored {
+        // A batch may name a block twice; the second finds it here.
+        let stored = self.shared.resident.insert(Loaded { meta: put.meta, checksum: put.checksum }, range);
+        if stored == Stored::Stored {
+            self.shared.counters.written(put.meta.size);
+        }
+        stored
+    }
+
+    /// Until nobody can send any more.
+    pub(super) fn get_all(mut self, jobs: Receiver<Job<Get, GetDone>>) {
+        for Job { mut batch, completion } in jobs {
+            let mut done = Vec::with_capacity(batch.len());
+            while !batch.is_empty() {
+                let rest = batch.split_off(step(batch.iter().map(|get| get.buffer.len() as u64)));
+                let outcomes = self.get_step(&mut batch, &completion.cancelled);
+                let buffers = batch.into_iter().map(|get| get.buffer);
+                done.extend(buffers.zip(outcomes).map(|(buffer, outcome)| GetDone { buffer, outcome }));
+                batch = rest;
+            }
+            completion.done(done);
+        }
+    }
+
+    fn get_step(
+        &mut self,
+        gets: &mut [Get],
+        cancelled: &Cancelled,
+    ) -> Vec<Result<Option<Loaded>, TierError>> {
+        if cancelled.is_set() {
+            return vec![Err(TierError::Cancelled); gets.len()];
+        }
+        let blocks: Vec<_> = gets.iter().map(|get| self.shared.resident.find(get.key)).collect();
+        let mut outcomes = Vec::with_capacity(gets.len());
+        let mut downloads = Vec::new();
+        for (get, block) in gets.iter_mut().zip(&blocks) {
+            outcomes.push(match block {
+                None => Ok(None),
+                Some(block) => get.target(block.loaded.meta.size).map(|to| {
+                    downloads.push(Download { from: &block.bytes, to });
+                    Some(block.loaded)
+                }),
+            });
+        }
+        let copied = self.lane.download(&mut downloads);
+        for ((outcome, get), block) in outcomes.iter_mut().zip(gets).zip(blocks) {
+            match (&*outcome, block, &copied) {
+                (Ok(None), ..) => self.shared.counters.miss(),
+                (Ok(Some(_)), Some(block), Ok(())) => *outcome = Ok(self.verify(get, &block)),
+                (Ok(Some(_)), _, Err(error)) => *outcome = Err(self.failed("read", get.key, error)),
+                _ => {}
+            }
+        }
+        outcomes
+    }
+
+    /// A block as it was stored, or none, and it leaves the tier.
+    fn verify(&self, get: &Get, block: &Arc<Block<DeviceRange>>) -> Option<Loaded> {
+        let Loaded { meta, checksum: expected } = block.loaded;
+        let intact = get.buffer.bytes().get(..meta.size as usize).map(checksum) == Some(expected);
+        if intact {
+            self.shared.counters.hit(meta.size);
+        } else {
+            self.shared.counters.corrupt();
+            self.shared.resident.remove(get.key);
+        }
+        intact.then_some(block.loaded)
+    }
+
+    fn failed(&self, step: &'static str, key: BlockKey, error: &CudaError) -> TierError {
+        self.shared.counters.io_error();
+        TierError::Io { tier: NAME, step, key, reason: error.to_string(), retryable: false }
+    }
+}
+
+/// How many blocks of these sizes make a step: at least one.
+fn step(sizes: impl Iterator<Item = u64>) -> usize {
+    let mut left = STEP_BYTES;
+    let fitting = sizes.take_while(|&size| {
+        let fits = left >= size;
+        left = left.saturating_sub(size);
+        fits
+    });
+    fitting.count().max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_has_one_block_or_as_many_as_fit() {
+        for (sizes, expected) in [
+            (vec![1, 2, 3], 3),
+            (vec![STEP_BYTES, 1], 1),
+            (vec![STEP_BYTES + 1, 1], 1),
+            (vec![STEP_BYTES / 2, STEP_BYTES / 2, 1], 2),
+            (vec![0, u64::MAX], 1),
+        ] {
+            assert_eq!(step(sizes.iter().copied()), expected, "{sizes:?}");
+        }
+    }
+}

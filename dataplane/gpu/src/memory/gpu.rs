@@ -1,0 +1,253 @@
+//! What only a GPU can show: `cargo xtask test --gpu`.
+#![allow(unsafe_code)]
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proptest::test_runner::{Config, TestRunner};
+
+use super::ipc::{EventHandle, MEMORY_HANDLE_LEN, MemoryHandle};
+use super::paged::{LayerStreams, PageMover, Pages, Way, by_hand};
+use super::*;
+use kvasir_memory::host::HostPool;
+use kvasir_memory::layout::cases::cases;
+use kvasir_memory::layout::paged::{Order, PagedLayout, Regions, descriptors};
+use kvasir_memory::layout::{Attention, Dtype, KvShape};
+use kvasir_memory::region::Region;
+
+fn host(device: &Arc<Device>, bytes: u64) -> Pinned {
+    let pool = HostPool::new(bytes, true).unwrap();
+    Pinned::new(device, &Region::of_pool(Arc::new(pool))).unwrap()
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+fn pattern(len: u64, seed: u64) -> Vec<u8> {
+    (0..len).map(|i| ((i ^ seed << 20).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+fn bytes_of(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.len() as usize];
+    assert_eq!(region.whole().unwrap().copy_out(&mut bytes) as u64, region.len());
+    bytes
+}
+
+fn filled(device: &Arc<Device>, bytes: &[u8]) -> Region {
+    let region = DevicePool::open(device, bytes.len() as u64).unwrap().region();
+    assert_eq!(region.whole().unwrap().copy_in(bytes), bytes.len());
+    region
+}
+
+fn region_count(kv: &KvShape, engine: &PagedLayout) -> u64 {
+    match engine.regions {
+        Regions::One => 1,
+        Regions::PerLayer => kv.layers.into(),
+        Regions::PerPlane => u64::from(kv.layers) * u64::from(kv.planes()),
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn pages_move_as_on_the_host_by_every_path() {
+    let device = Device::open(0).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let mover = std::cell::RefCell::new(PageMover::new(&device).unwrap());
+    for missing in mover.borrow().missing() {
+        println!("not tried: {missing}");
+    }
+    let config = Config { cases: 48, failure_persistence: None, ..Config::default() };
+    let moved = TestRunner::new(config).run(&cases(), |(kv, layout, order, pages, tokens)| {
+        let list = descriptors(&kv, &layout, order, &pages, tokens).unwrap();
+        let mut mover = mover.borrow_mut();
+        for (seed, (path, way)) in
+            mover.paths().into_iter().flat_map(|p| [(p, Way::Gather), (p, Way::Scatter)]).enumerate()
+        {
+            let block_bytes = kv.bytes_per_block(tokens).unwrap();
+            let mut expected: Vec<_> = (0..region_count(&kv, &layout))
+                .map(|n| pattern(layout.region_bytes, n + 1 + 100 * seed as u64))
+                .collect();
+            let mut expected_block = pattern(block_bytes, 99 + seed as u64);
+            let engine: Vec<Region> = expected.iter().map(|bytes| filled(&device, bytes)).collect();
+            let block = filled(&device, &expected_block);
+            by_hand(&mut expected, &mut expected_block, &list, way);
+
+            let block_range = block.range(0, block_bytes).unwrap();
+            let pages = Pages { engine: &engine, block: &block_range, descriptors: &list };
+            mover.begin_by(path, &stream, pages, way).unwrap().wait().unwrap();
+            assert!(bytes_of(&block)[..block_bytes as usize] == expected_block, "block, {path} {way:?}");
+            for (region, expected) in engine.iter().zip(&expected) {
+                assert!(bytes_of(region)[..expected.len()] == *expected, "engine, {path} {way:?}");
+            }
+        }
+        Ok(())
+    });
+    moved.unwrap();
+}
+
+/// LLaMA-3-8B's cache: 32 layers, 8 heads of 128, two bytes; 16 tokens are 2 MiB.
+fn llama() -> (KvShape, PagedLayout) {
+    let kv = KvShape::plain(32, Attention::Heads { kv_heads: 8, head_dim: 128 }, Dtype::Bf16);
+    let layout = PagedLayout::planes_then_pages(&kv, 64, 16).unwrap();
+    (kv, layout)
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn blocks_leave_and_return_layer_by_layer() {
+    let device = Device::open(0).unwrap();
+    let (kv, layout) = llama();
+    let list = descriptors(&kv, &layout, Order::HeadsTokens, &[9, 3], 32).unwrap();
+    let block_bytes = kv.bytes_per_block(32).unwrap();
+    let mut expected: Vec<_> =
+        (0..region_count(&kv, &layout)).map(|n| pattern(layout.region_bytes, n)).collect();
+    let engine: Vec<Region> = expected.iter().map(|bytes| filled(&device, bytes)).collect();
+    let mut expected_block = vec![0; block_bytes as usize];
+    by_hand(&mut expected, &mut expected_block, &list, Way::Gather);
+
+    let mut mover = PageMover::new(&device).unwrap();
+    let (compute, pages, bus) =
+        (Stream::new(&device).unwrap(), Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+    let streams = LayerStreams { pages: &pages, bus: &bus };
+    let staged = DevicePool::open(&device, block_bytes).unwrap().region().range(0, block_bytes).unwrap();
+    let out = host(&device, block_bytes);
+    let out_range = out.region().range(0, block_bytes).unwrap();
+    let moving = Pages { engine: &engine, block: &staged, descriptors: &list };
+    let ready: Vec<Event> = (0..kv.layers).map(|_| compute.mark().unwrap()).collect();
+    let layers = mover.offload_layers(streams, moving, &out_range, &ready).unwrap();
+    assert_eq!(layers.len(), kv.layers as usize);
+    let layer_bytes = block_bytes as usize / layers.len();
+    for (n, layer) in layers.into_iter().enumerate() {
+        layer.wait().unwrap();
+        let mut found = vec![0; layer_bytes];
+        let (at, len) = ((n * layer_bytes) as u64, layer_bytes as u64);
+        out_range.part(at, len).unwrap().copy_out(&mut found);
+        assert!(found == expected_block[n * layer_bytes..][..layer_bytes], "layer {n}");
+    }
+
+    // Back over other pages.
+    let back = descriptors(&kv, &layout, Order::HeadsTokens, &[40, 41], 32).unwrap();
+    by_hand(&mut expected, &mut expected_block, &back, Way::Scatter);
+    let moving = Pages { descriptors: &back, ..moving };
+    for layer in mover.onboard_layers(streams, &out_range, moving).unwrap() {
+        compute.after(layer.event()).unwrap();
+        layer.wait().unwrap();
+    }
+    for (region, expected) in engine.iter().zip(&expected) {
+        assert!(bytes_of(region)[..expected.len()] == *expected);
+    }
+}
+
+const CHILD: &str = "KVASIR_GPU_IPC";
+const IPC_BYTES: u64 = 3 << 20;
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn two_processes_share_memory_and_events() {
+    let device = Device::open(0).unwrap();
+    let pool = DevicePool::open(&device, 2 * IPC_BYTES).unwrap();
+    // Not at the front: the handle must carry where in the allocation it begins.
+    let (_front, shared) = (pool.allocate(IPC_BYTES).unwrap(), pool.allocate(IPC_BYTES).unwrap());
+    assert!(shared.offset() > 0);
+    let (stream, event) = (Stream::new(&device).unwrap(), Event::shared(&device).unwrap());
+    let mut lane = Lane::new(&device).unwrap();
+    lane.upload(&[Upload { from: &pattern(IPC_BYTES, 1), to: &shared }]).unwrap();
+    stream.record(&event).unwrap();
+    let handle = super::ipc::handle_of(&device, shared.address()).unwrap();
+    let event = EventHandle::of(&device, &event).unwrap();
+    let text: String = handle.encode().iter().chain(&event.0).map(|byte| format!("{byte:02x}")).collect();
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "memory::cuda::gpu::the_other_process", "--ignored", "--nocapture"])
+        .env(CHILD, text)
+        .status()
+        .unwrap();
+    assert!(status.success(), "{status}");
+    let mut found = vec![0; IPC_BYTES as usize];
+    lane.download(&mut [Download { from: &shared, to: &mut found }]).unwrap();
+    assert!(found == pattern(IPC_BYTES, 2), "what the other process wrote");
+}
+
+/// The other half of the test above; nothing when it is run by itself.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn the_other_process() {
+    let Ok(text) = std::env::var(CHILD) else { return };
+    let bytes: Vec<u8> =
+        (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..][..2], 16).unwrap()).collect();
+    let (memory, event) = bytes.split_first_chunk::<MEMORY_HANDLE_LEN>().unwrap();
+    let device = Device::open(0).unwrap();
+    let event = EventHandle(event.try_into().unwrap()).open(&device).unwrap();
+    event.wait().unwrap();
+    let handle = MemoryHandle::decode(memory);
+    assert!(
+        super::ipc::open(&handle, &device, IPC_BYTES + (64 << 20)).is_err(),
+        "longer than the allocation"
+    );
+    let region = super::ipc::open(&handle, &device, IPC_BYTES).unwrap();
+    assert!(bytes_of(&region) == pattern(IPC_BYTES, 1), "what the first process wrote");
+    region.whole().unwrap().copy_in(&pattern(IPC_BYTES, 2));
+}
+
+const SPEED_BYTES: u64 = 256 << 20;
+const SPEED_BLOCK: u64 = 2 << 20;
+
+/// Prints the best of five runs, and its share of the peak; returns it in GB/s. The speed of a machine is nothing to
+/// fail on.
+fn best(name: &str, peak: Option<f64>, mut run: impl FnMut()) -> f64 {
+    let tries = (0..5).map(|_| {
+        let start = Instant::now();
+        run();
+        start.elapsed()
+    });
+    let took = tries.min().unwrap_or(Duration::MAX);
+    let found = SPEED_BYTES as f64 / took.as_secs_f64() / 1e9;
+    let share = peak.map(|peak| format!(", {:.2} of the plain copy", found / peak)).unwrap_or_default();
+    println!("{name:<32} {found:>8.2} GB/s{share}");
+    found
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn speed_beside_plain_copies() {
+    let device = Device::open(0).unwrap();
+    let pool = DevicePool::open(&device, SPEED_BYTES).unwrap();
+    let blocks: Vec<DeviceRange> =
+        (0..SPEED_BYTES / SPEED_BLOCK).map(|_| pool.allocate(SPEED_BLOCK).unwrap()).collect();
+    let memory = Arc::new(HostPool::new(SPEED_BYTES, true).unwrap());
+    let pinned = Pinned::new(&device, &Region::of_pool(memory.clone())).unwrap();
+    let (there, here) = (pool.region().base().as_ptr() as u64, pinned.region().base().as_ptr() as u64);
+    let stream = Stream::new(&device).unwrap();
+    let plain = |to, from| {
+        // SAFETY: both hold as many bytes, and nobody else uses them before `drain` returns.
+        unsafe { stream.copy(to, from, SPEED_BYTES as usize) }.unwrap();
+        stream.drain().unwrap();
+    };
+    let up_peak = best("plain copy to the device", None, || plain(there, here));
+    let down_peak = best("plain copy from the device", None, || plain(here, there));
+
+    let mut lane = Lane::new(&device).unwrap();
+    let mut up = |bytes: &[u8]| {
+        let list = bytes.chunks(SPEED_BLOCK as usize).zip(&blocks);
+        lane.upload(&list.map(|(from, to)| Upload { from, to }).collect::<Vec<_>>()).unwrap();
+    };
+    best("blocks of 2 MiB up, pinned", Some(up_peak), || up(memory.mapping().bytes(0, SPEED_BYTES).unwrap()));
+    let mut heap = pattern(SPEED_BYTES, 5);
+    best("blocks of 2 MiB up, pageable", Some(up_peak), || up(&heap));
+    heap.fill(0);
+    best("blocks of 2 MiB down, pageable", Some(down_peak), || {
+        let list = heap.chunks_mut(SPEED_BLOCK as usize).zip(&blocks);
+        lane.download(&mut list.map(|(to, from)| Download { from, to }).collect::<Vec<_>>()).unwrap();
+    });
+    assert!(heap == pattern(SPEED_BYTES, 5), "the bytes that went up came down");
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn speed_of_the_ways_to_move_pages() {
+    let mover = PageMover::new(&Device::open(0).unwrap()).unwrap();
+    for m in mover.measured() {
+        let rate = PageMover::SAMPLE_BYTES as f64 / m.took.as_secs_f64() / 1e9;
+        println!("runs of {:>6} B by {:<10} {rate:>8.2} GB/s", m.run_bytes, m.path);
+    }
+    mover.missing().into_iter().for_each(|missing| println!("not measured: {missing}"));
+    assert_eq!(mover.measured().len() % mover.paths().len(), 0);
+}

@@ -1,0 +1,159 @@
+//! The kernel of `gather.cu`: compiled when the program starts, launched once per list of tiles.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use cudarc::nvrtc;
+
+use super::tiles::{TILE_LEN, Tile, WIDTHS};
+use crate::memory::device::Device;
+use crate::memory::error::CudaError;
+use crate::memory::event::Event;
+use crate::memory::pool::{DevicePool, DeviceRange};
+use crate::memory::staging::Staging;
+use crate::memory::stream::Stream;
+
+const SOURCE: &str = include_str!("gather.cu");
+/// Threads of a block: eight warps, enough of which share a multiprocessor to hide each other's waiting.
+const THREADS: u32 = 256;
+/// Thread blocks for each multiprocessor of the GPU.
+const BLOCKS_EACH: u32 = 8;
+/// Tiles of one launch; a longer list takes several.
+const TABLE_TILES: usize = 32 << 10;
+/// Lists that may be under way at once; another waits for the oldest.
+const TABLES: usize = 4;
+
+pub(super) struct Kernel {
+    device: Arc<Device>,
+    module: sys::CUmodule,
+    /// One per width.
+    functions: [sys::CUfunction; WIDTHS.len()],
+    blocks: u32,
+    tables: Vec<Table>,
+    next: usize,
+}
+
+// SAFETY: handles of the thread-safe driver, not tied to a thread.
+unsafe impl Send for Kernel {}
+
+/// A list of tiles on its way to the GPU.
+struct Table {
+    host: Staging,
+    device: DeviceRange,
+    used: Event,
+}
+
+impl Kernel {
+    pub(super) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+        let cannot = |reason| device.unsupported("compile the gather kernel", reason);
+        let ptx = compile().map_err(cannot)?;
+        let image = ptx.as_bytes().ok_or_else(|| cannot("NVRTC gave nothing"))?;
+        device.bind()?;
+        // SAFETY: NVRTC's output is a text that ends with a zero.
+        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
+        let module = module.map_err(device.failed("loading the gather kernel"))?;
+        let multiprocessors = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let count = device.context().attribute(multiprocessors).unwrap_or(1).max(1) as u32;
+        let mut kernel = Self {
+            device: device.clone(),
+            module,
+            functions: [std::ptr::null_mut(); WIDTHS.len()],
+            blocks: count * BLOCKS_EACH,
+            tables: Vec::new(),
+            next: 0,
+        };
+        for (function, width) in kernel.functions.iter_mut().zip(WIDTHS) {
+            let name = CString::new(format!("move_{width}")).unwrap_or_default();
+            // SAFETY: the module is loaded.
+            *function = unsafe { result::module::get_function(module, name) }
+                .map_err(device.failed("loading the gather kernel"))?;
+        }
+        kernel.add_tables()?;
+        Ok(kernel)
+    }
+
+    fn add_tables(&mut self) -> Result<(), CudaError> {
+        let bytes = TABLE_TILES * TILE_LEN;
+        let pool = DevicePool::open(&self.device, (bytes * TABLES) as u64)?;
+        for _ in 0..TABLES {
+            let device = pool.allocate(bytes as u64);
+            let device = device.ok_or_else(|| self.device.unsupported("hold lists of tiles", "no room"))?;
+            let host = Staging::new(&self.device, bytes)?;
+            self.tables.push(Table { host, device, used: Event::new(&self.device)? });
+        }
+        Ok(())
+    }
+
+    /// Begins the moves of a list of tiles.
+    ///
+    /// # Safety
+    /// The tiles were cut for `width` from moves whose memory stays valid for this GPU until they are complete.
+    pub(super) unsafe fn launch(
+        &mut self,
+        stream: &Stream,
+        tiles: &[Tile],
+        width: u64,
+        gather: bool,
+    ) -> Result<(), CudaError> {
+        let function = WIDTHS.iter().position(|&w| w == width).map(|nth| self.functions[nth]);
+        let function = function.ok_or_else(|| self.device.unsupported("move units", "no such width"))?;
+        for part in tiles.chunks(TABLE_TILES) {
+            let table = &mut self.tables[self.next % TABLES];
+            self.next += 1;
+            table.used.wait()?;
+            for (to, tile) in table.host.bytes().chunks_exact_mut(TILE_LEN).zip(part) {
+                to.copy_from_slice(&tile.encode());
+            }
+            let (list, mut count, mut gather) =
+                (table.device.address(), part.len() as u32, i32::from(gather));
+            // SAFETY: both hold a whole table, which nobody touches before `used` is complete.
+            unsafe { stream.copy(list, table.host.address(), part.len() * TILE_LEN) }?;
+            let mut list = list;
+            let mut arguments = [(&raw mut list).cast(), (&raw mut count).cast(), (&raw mut gather).cast()];
+            let grid = (count.min(self.blocks), 1, 1);
+            // SAFETY: the function takes an address, a 32-bit count and a 32-bit flag, which the driver copies before it
+            // returns; the tiles name valid memory, as the caller promises.
+            unsafe {
+                result::launch_kernel(function, grid, (THREADS, 1, 1), 0, stream.raw(), &mut arguments)
+            }
+            .map_err(self.device.failed("launching the gather kernel"))?;
+            stream.record(&table.used)?;
+        }
+        Ok(())
+    }
+}
+
+/// The source as PTX of NVRTC's lowest architecture, which the driver compiles for the GPU it has.
+fn compile() -> Result<nvrtc::Ptx, &'static str> {
+    // SAFETY: opens libraries by the names of NVRTC; running their initialisers is what is wanted.
+    if !unsafe { nvrtc::sys::is_culib_present() } {
+        return Err("libnvrtc.so was not found; install the CUDA run-time compiler");
+    }
+    nvrtc::compile_ptx(SOURCE).map_err(|_| "NVRTC refuses the source")
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        // What is under way still runs it. If waiting for it fails, the driver has ended it.
+        let _ = self.device.context().synchronize();
+        // SAFETY: loaded by `new`, and nothing runs it any more.
+        let _ = unsafe { result::module::unload(self.module) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs NVRTC (libnvrtc.so)"]
+    fn nvrtc_takes_the_source() {
+        let ptx = compile().unwrap().to_src();
+        for width in WIDTHS {
+            assert!(ptx.contains(&format!(".entry move_{width}(")), "{ptx}");
+        }
+        assert!(ptx.contains("ld.v4") && ptx.contains("st.v4"), "16 bytes at once: {ptx}");
+    }
+}

@@ -1,0 +1,347 @@
+//! Host memory shared between the daemon and local engines: one `memfd`, mapped by everyone who holds its
+//! descriptor.
+//!
+//! All `unsafe` of the DRAM tier lives here. Its one delicate point: other processes map the same memory. Bytes
+//! of a committed block do not change while a reader holds a lease, because the store hands a range to a writer
+//! only after the last lease on it ended. A peer that breaks this rule can make a reader see other *bytes*
+//! (plain `u8`, every value valid), which the block's checksum then exposes; it cannot break an invariant of a
+//! type. The descriptor is sealed against shrinking, so a mapped page cannot disappear.
+#![allow(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::extents::PAGE;
+use super::placing::{HUGE_PAGE, HugePages, Pages, Placed, Placing, Untouched, choose_pages};
+use super::stream::{copy_past_cache, settle};
+use crate::checksum::{Checksum, checksum};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Why a pool could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    #[error("a pool of 0 B cannot hold a block; set store.pool_bytes")]
+    Empty,
+    #[error(
+        "a pool of {wanted} B is larger than the {available} B this machine can give now; \
+         lower store.pool_bytes or stop something else"
+    )]
+    LargerThanMemory { wanted: u64, available: u64 },
+    #[error("a pool of {wanted} B is beyond the most this store addresses, {max} B", max = POOL_MAX)]
+    TooLarge { wanted: u64 },
+    #[error("the pool of {bytes} B could not be set up: {step} failed: {source}")]
+    System { step: &'static str, bytes: u64, source: io::Error },
+    #[error(
+        "the pool needs {needed} huge pages of 2 MiB and the machine has {free} free; reserve them \
+         (sysctl vm.nr_hugepages) or set store.huge_pages = \"auto\""
+    )]
+    HugePages { needed: u64, free: u64 },
+    #[error("NUMA node {node} does not exist, this machine has {there}; change store.numa_node")]
+    NumaNode { node: u32, there: String },
+    #[error("the pool cannot be bound to NUMA node {node}: {source}; leave store.numa_node empty")]
+    Bind { node: u32, source: io::Error },
+    #[error(
+        "{bytes} B cannot be locked in memory: {source}; the limit is {limit}. Raise it (ulimit -l, LimitMEMLOCK of \
+         the service, or the capability CAP_IPC_LOCK) or set store.lock_memory = false"
+    )]
+    Lock { bytes: u64, limit: String, source: io::Error },
+}
+
+/// The extents of a pool count pages with 32 bits.
+const POOL_MAX: u64 = (u32::MAX as u64 - 1) * PAGE;
+
+/// A pool in a `memfd`, mapped for reading and writing.
+pub struct HostPool {
+    fd: OwnedFd,
+    mapping: Mapping,
+    placed: Placed,
+}
+
+impl HostPool {
+    /// Makes a pool of `bytes`, rounded up to whole ordinary pages. With `prefault`, every page is touched now.
+    pub fn new(bytes: u64, prefault: bool) -> Result<Self, PoolError> {
+        Self::open(bytes, &Placing { huge_pages: HugePages::Off, prefault, ..Placing::default() })
+    }
+
+    /// Makes a pool of `bytes`, rounded up to whole pages, that lies as `placing` asks.
+    pub fn open(bytes: u64, placing: &Placing) -> Result<Self, PoolError> {
+        Self::with_available(bytes, placing, available_memory())
+    }
+
+    fn with_available(bytes: u64, placing: &Placing, available: Option<u64>) -> Result<Self, PoolError> {
+        if bytes == 0 {
+            return Err(PoolError::Empty);
+        }
+        if bytes > POOL_MAX {
+            return Err(PoolError::TooLarge { wanted: bytes });
+        }
+        let pages = choose_pages(placing.huge_pages, bytes)?;
+        let (page, flags) = match pages {
+            Pages::Reserved => (HUGE_PAGE, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB),
+            _ => (PAGE, MemfdFlags::empty()),
+        };
+        let bytes = bytes.next_multiple_of(page);
+        // Reserved pages are not part of what is available.
+        let short = |&available: &u64| pages != Pages::Reserved && available < bytes;
+        if let Some(available) = available.filter(short) {
+            return Err(PoolError::LargerThanMemory { wanted: bytes, available });
+        }
+        let failed = |step| move |error: io::Error| PoolError::System { step, bytes, source: error };
+        let fd =
+            rustix::fs::memfd_create("kvasir-pool", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+                .map_err(|e| failed("memfd_create")(e.into()))?;
+        rustix::fs::ftruncate(&fd, bytes).map_err(|e| failed("ftruncate")(e.into()))?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(|e| failed("sealing")(e.into()))?;
+        let mapping = Mapping::new(fd.as_fd(), bytes, true).map_err(failed("mmap"))?;
+        let memory = Untouched { base: mapping.base.as_ptr().cast(), len: mapping.len as usize };
+        let mut placed = Placed { pages, numa_node: placing.numa_node, locked: placing.lock };
+        if pages == Pages::Transparent && !memory.advise_huge() {
+            placed.pages = Pages::Ordinary;
+        }
+        placing.numa_node.map_or(Ok(()), |node| memory.bind(node))?;
+        if placing.lock {
+            memory.lock()?;
+        } else if placing.prefault {
+            memory.prefault().map_err(failed("prefault"))?;
+        }
+        Ok(Self { fd, mapping, placed })
+    }
+
+    /// Bytes of the pool, whole pages.
+    pub fn bytes(&self) -> u64 {
+        self.mapping.len()
+    }
+
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// How its pages lie.
+    pub fn placed(&self) -> Placed {
+        self.placed
+    }
+
+    /// The descriptor that a writer maps.
+    pub fn writable_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// A descriptor of the same memory that cannot be mapped for writing.
+    pub fn readonly_fd(&self) -> io::Result<OwnedFd> {
+        let file: File =
+            OpenOptions::new().read(true).open(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))?;
+        Ok(file.into())
+    }
+}
+
+/// A shared mapping of a pool, in the daemon or in a client.
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: u64,
+    writable: bool,
+}
+
+// SAFETY: the mapping is plain memory owned by this value; it is not tied to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: `&Mapping` gives reads of bytes and copies into ranges that the store has lent to one writer; see the
+// module text for what happens when a peer breaks that rule.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of `fd`, which must be a sealed pool of at least that length.
+    pub fn new(fd: BorrowedFd<'_>, len: u64, writable: bool) -> io::Result<Self> {
+        let real = rustix::fs::fstat(fd)?.st_size as u64;
+        let sealed = rustix::fs::fcntl_get_seals(fd)?.contains(SealFlags::SHRINK);
+        if len == 0 || real < len || !sealed {
+            let text =
+                format!("descriptor has {real} B, sealed: {sealed}; a sealed pool of {len} B was announced");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        let size = usize::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a fresh mapping at an address the kernel chooses; it aliases nothing in this process.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, fd, 0) }?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned null"))?;
+        Ok(Self { base, len, writable })
+    }
+
+    /// The address of the first byte.
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// The `index`-th 32-bit word, read at once; what was written before it was stored is seen after. None outside.
+    pub fn load_word(&self, index: u64) -> Option<u32> {
+        self.word(index).map(|word| word.load(Ordering::Acquire))
+    }
+
+    /// Stores the `index`-th 32-bit word. False, and nothing is stored, outside or where the mapping is read-only.
+    pub fn store_word(&self, index: u64, value: u32) -> bool {
+        let word = self.word(index).filter(|_| self.writable);
+        word.inspect(|word| word.store(value, Ordering::Release)).is_some()
+    }
+
+    fn word(&self, index: u64) -> Option<&AtomicU32> {
+        let at = self.at(index.checked_mul(4)?, 4)?;
+        // SAFETY: four bytes inside the mapping, aligned because the mapping begins at a page; other processes touch
+        // them as atomics too. Loads are plain reads, which a read-only mapping allows; `store_word` checks.
+        Some(unsafe { AtomicU32::from_ptr(at.cast()) })
+    }
+
+    /// The bytes of a range; none if it does not lie in the mapping. The caller holds a lease or a
+    /// reservation on it.
+    pub fn bytes(&self, offset: u64, len: u64) -> Option<&[u8]> {
+        let at = self.at(offset, len)?;
+        // SAFETY: the range lies in the mapping, which lives as long as `self`; `u8` has no invalid values.
+        Some(unsafe { std::slice::from_raw_parts(at, len as usize) })
+    }
+
+    /// Copies `from` to `offset`. The caller holds the reservation of that range. False, and nothing is
+    /// written, if the range does not lie in the mapping or the mapping is read-only.
+    pub fn write(&self, offset: u64, from: &[u8]) -> bool {
+        let Some(to) = self.at(offset, from.len() as u64).filter(|_| self.writable) else { return false };
+        // SAFETY: the target lies in a writable mapping. `from` cannot overlap it: safe code gets slices of the
+        // mapping only for leased ranges, and a range is never leased and reserved at once.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        true
+    }
+
+    /// [`write`](Self::write), and the checksum of what was written, taken while the bytes are in cache. Calls `soon`
+    /// some ten microseconds before it is done.
+    pub fn write_checksummed(&self, offset: u64, from: &[u8], soon: impl Fn()) -> Option<u64> {
+        /// A part of the first-level cache.
+        const CHUNK: usize = 8 << 10;
+        const SOON: usize = 256 << 10;
+        let to = self.at(offset, from.len() as u64).filter(|_| self.writable)?;
+        if from.len() <= CHUNK {
+            soon();
+            self.write(offset, from);
+            return Some(checksum(from));
+        }
+        let mut sum = Checksum::default();
+        let soon_at = from.len().saturating_sub(SOON) / CHUNK;
+        for (n, chunk) in from.chunks(CHUNK).enumerate() {
+            if n == soon_at {
+                soon();
+            }
+            // First the checksum, which brings the chunk into the cache, then the copy out of it.
+            sum.update(chunk);
+            // SAFETY: the chunks of `from` follow each other, and the whole of it fits at `to`; see `write` for why
+            // they do not overlap.
+            unsafe { copy_past_cache(chunk, to.add(n * CHUNK)) };
+        }
+        settle();
+        Some(sum.finish())
+    }
+
+    /// Fills a range straight from `source`. The caller holds the reservation of that range.
+    pub fn receive(&self, offset: u64, len: u64, source: &mut impl Read) -> io::Result<()> {
+        let Some(at) = self.at(offset, len).filter(|_| self.writable) else {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "range is not writable memory of the pool",
+            ));
+        };
+        // SAFETY: the range lies in a writable mapping and is reserved by the caller, so no other reference to
+        // it exists in this process until the reservation ends.
+        source.read_exact(unsafe { std::slice::from_raw_parts_mut(at, len as usize) })
+    }
+
+    fn at(&self, offset: u64, len: u64) -> Option<*mut u8> {
+        let end = offset.checked_add(len)?;
+        // SAFETY: offset <= end <= len of the mapping, so the pointer stays inside it (or one past its end).
+        (end <= self.len).then(|| unsafe { self.base.as_ptr().add(offset as usize) })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` with this length and is not used after this.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len as usize) };
+    }
+}
+
+/// Bytes this machine (and this control group) can still give; none where the system does not say.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let machine = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024;
+    let read =
+        |name| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse::<u64>().ok();
+    let group = read("memory.max").map(|max| max.saturating_sub(read("memory.current").unwrap_or(0)));
+    Some(group.map_or(machine, |group| group.min(machine)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_checked() {
+        let check = |bytes, available, expected: &str| {
+            let placing = Placing { huge_pages: HugePages::Off, ..Placing::default() };
+            let result = HostPool::with_available(bytes, &placing, available);
+            let text = result.map_or_else(|error| error.to_string(), |pool| format!("{} B", pool.bytes()));
+            assert!(text.contains(expected), "{text}");
+        };
+        check(0, None, "0 B cannot hold");
+        check(1, None, "4096 B");
+        check(4097, Some(8192), "8192 B");
+        check(8193, Some(8192), "12288 B is larger than the 8192 B");
+        check(u64::MAX, None, "beyond the most");
+    }
+
+    #[test]
+    fn readers_see_writes_and_cannot_write() {
+        let pool = HostPool::new(8192, true).unwrap();
+        assert_eq!(pool.mapping().write_checksummed(4096, b"bytes", || {}), Some(checksum(b"bytes")));
+        let fd = pool.readonly_fd().unwrap();
+        let reader = Mapping::new(fd.as_fd(), 8192, false).unwrap();
+        assert_eq!(reader.bytes(4096, 5), Some(&b"bytes"[..]));
+        assert!(!reader.write(0, b"x"));
+        assert!(reader.receive(0, 1, &mut &b"x"[..]).is_err());
+        assert!(Mapping::new(fd.as_fd(), 8192, true).is_err(), "a read-only descriptor maps read-only");
+        assert!(Mapping::new(fd.as_fd(), 12288, false).is_err(), "longer than the pool");
+    }
+
+    #[test]
+    fn ranges_outside_are_refused() {
+        let pool = HostPool::new(4096, false).unwrap();
+        let mapping = pool.mapping();
+        for (offset, len) in [(0, 4097), (4096, 1), (u64::MAX, 1), (1, u64::MAX)] {
+            assert_eq!(mapping.bytes(offset, len), None);
+        }
+        assert!(!mapping.write(4095, b"xy"));
+        assert_eq!(mapping.write_checksummed(4095, b"xy", || {}), None);
+    }
+
+    #[test]
+    fn long_writes_have_the_checksum_of_the_whole() {
+        let pool = HostPool::new(1 << 20, false).unwrap();
+        let data: Vec<u8> = (0..100_000u32).map(|i| (i * 7) as u8).collect();
+        let calls = std::cell::Cell::new(0);
+        for len in [1, 8192, 8193, 100_000] {
+            calls.set(0);
+            let sum = pool.mapping().write_checksummed(64, &data[..len], || calls.set(calls.get() + 1));
+            assert_eq!((sum, calls.get()), (Some(checksum(&data[..len])), 1), "{len} B");
+            assert_eq!(pool.mapping().bytes(64, len as u64), Some(&data[..len]));
+        }
+    }
+}

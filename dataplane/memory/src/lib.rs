@@ -1,0 +1,12 @@
+//! Memory that holds blocks: where it comes from ([`host`]), how its pages lie ([`placing`]), who has which part of it ([`extents`]), what is lent
+//! to one operation ([`buffer`]), what transfers may name ([`region`]), and how KV lies in it ([`layout`]).
+
+pub mod buffer;
+pub mod checksum;
+pub mod device_handle;
+pub mod extents;
+pub mod host;
+pub mod layout;
+pub mod placing;
+pub mod region;
+mod stream;

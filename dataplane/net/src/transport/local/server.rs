@@ -1,0 +1,162 @@
+//! The side of a connection that gives memory away.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use super::socket::{Deadlined, end};
+use super::{Accepted, PAGE, Reach, SLOTS, lock, word_of};
+use crate::transport::auth;
+use crate::transport::grant::{Denied, Granted};
+use crate::transport::node::Node;
+use crate::transport::tcp::wire::{self, BODY_MAX, HEADER_LEN, Header, Kind};
+use kvasir_memory::host::HostPool;
+use kvasir_protocol::stream::send_with_fds;
+
+/// The most accepted connections; more are closed at once.
+const CONNECTIONS_MAX: usize = 1024;
+
+pub(super) fn accept_all(
+    listener: &UnixListener,
+    node: &Arc<Node>,
+    reach: &Arc<dyn Reach>,
+    accepted: &Arc<Accepted>,
+    timeout: Duration,
+) {
+    while !accepted.ended.load(Ordering::Acquire) {
+        let Ok((stream, _)) = listener.accept() else {
+            // Out of descriptors, most likely.
+            thread::sleep(Duration::from_millis(10));
+            continue;
+        };
+        let id = accepted.next.fetch_add(1, Ordering::Relaxed);
+        let mut streams = lock(&accepted.streams);
+        let Some(clone) = stream.try_clone().ok().filter(|_| streams.len() < CONNECTIONS_MAX) else {
+            continue;
+        };
+        streams.insert(id, clone);
+        drop(streams);
+        let (node, reach, inner) = (node.clone(), reach.clone(), accepted.clone());
+        let serve = move || {
+            if !inner.ended.load(Ordering::Acquire) {
+                // Why it ended is known to the peer, which ended it.
+                let _ = serve(stream, &node, &*reach, timeout);
+            }
+            lock(&inner.streams).remove(&id).iter().for_each(end);
+        };
+        if thread::Builder::new().name("kvasir-local-serve".into()).spawn(serve).is_err() {
+            lock(&accepted.streams).remove(&id);
+        }
+    }
+}
+
+/// What one connection was granted, and the page that says what of it lives.
+struct Slots {
+    control: Arc<HostPool>,
+    granted: Vec<Arc<Granted>>,
+}
+
+fn serve(
+    mut stream: UnixStream,
+    node: &Node,
+    reach: &dyn Reach,
+    timeout: Duration,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let peer = auth::accept(&mut Deadlined::new(&stream, timeout), node)?;
+    stream.set_read_timeout(None)?;
+    stream.set_write_timeout(Some(timeout))?;
+    let mut slots = Slots { control: Arc::new(HostPool::new(PAGE, true)?), granted: Vec::new() };
+    send_with_fds(&mut stream, &[0], &[slots.control.readonly_fd()?.as_fd()])?;
+    let mut body = Vec::new();
+    loop {
+        let header = read_frame(&mut stream, &mut body)?;
+        match header.kind {
+            Kind::Open => {
+                let name = wire::decode_segment(&body)?;
+                answer_open(&mut stream, node, reach, &mut slots, (header.request, name))?;
+            }
+            Kind::Notice => {
+                node.notices.push(&peer, &body);
+            }
+            kind => return Err(wire::WireError::Unasked(kind).into()),
+        }
+    }
+}
+
+pub(super) fn read_frame(
+    stream: &mut impl Read,
+    body: &mut Vec<u8>,
+) -> Result<Header, Box<dyn std::error::Error>> {
+    let mut head = [0; HEADER_LEN];
+    stream.read_exact(&mut head)?;
+    // Nothing on this link has a payload, and the decoder bounds the body.
+    let header = Header::decode(&head)?;
+    debug_assert!(header.body_len as usize <= BODY_MAX);
+    body.resize(header.body_len as usize, 0);
+    stream.read_exact(body)?;
+    Ok(header)
+}
+
+fn answer_open(
+    stream: &mut UnixStream,
+    node: &Node,
+    reach: &dyn Reach,
+    slots: &mut Slots,
+    (request, name): (u64, &str),
+) -> Result<(), Box<dyn std::error::Error>> {
+    let opened = node.exports.grant(name).and_then(|granted| {
+        let fds = descriptors(reach, &granted)?;
+        let slot = slots.take(&granted)?;
+        Ok((granted, fds, slot))
+    });
+    let (granted, fds, slot) = match opened {
+        Ok(opened) => opened,
+        Err(denied) => {
+            let refusal = Header { code: denied as u8, ..Header::new(Kind::Grant, request) };
+            return Ok(stream.write_all(&refusal.encode())?);
+        }
+    };
+    let mut frame = Vec::new();
+    wire::encode_grant(&mut frame, slot as u64, &granted);
+    stream.write_all(&frame)?;
+    for fd in fds {
+        send_with_fds(stream, &[0], &[fd.as_fd()])?;
+    }
+    Ok(())
+}
+
+/// A descriptor per region.
+fn descriptors(reach: &dyn Reach, granted: &Granted) -> Result<Vec<OwnedFd>, Denied> {
+    let give = |region| reach.give(region, granted.access).ok_or(Denied::Unreachable);
+    granted.regions.iter().map(give).collect()
+}
+
+impl Slots {
+    /// A word of the control page that says that this grant lives, until it dies.
+    fn take(&mut self, granted: &Arc<Granted>) -> Result<usize, Denied> {
+        let slot = match self.granted.iter().position(|old| old.enter().is_err()) {
+            Some(slot) => slot,
+            None if self.granted.len() < SLOTS => self.granted.len(),
+            None => return Err(Denied::Full),
+        };
+        if slot == self.granted.len() {
+            self.granted.push(granted.clone());
+        } else {
+            self.granted[slot] = granted.clone();
+        }
+        let word = word_of(granted.key);
+        self.control.mapping().store_word(slot as u64, word);
+        let control = self.control.clone();
+        granted.on_death(move || {
+            // Unless another grant has the word by now.
+            if control.mapping().load_word(slot as u64) == Some(word) {
+                control.mapping().store_word(slot as u64, 0);
+            }
+        });
+        Ok(slot)
+    }
+}

@@ -1,0 +1,69 @@
+//! What this node registered: its own regions for operations, and those that peers hold grants on.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::Error;
+use super::device::Device;
+use super::memory::MemoryRegion;
+use crate::transport::grant::Granted;
+use kvasir_memory::region::Region;
+
+/// Regions by their id, and grants by their key.
+///
+/// Every grant has registrations, and so keys, of its own: they go with it, while what other peers hold goes on. The
+/// price is one more pinning of the same pages per grant.
+pub(super) struct Registry {
+    device: Arc<Device>,
+    ours: Mutex<HashMap<u64, Arc<MemoryRegion>>>,
+    granted: Mutex<HashMap<u64, Lent>>,
+}
+
+struct Lent {
+    granted: Arc<Granted>,
+    _regions: Vec<Arc<MemoryRegion>>,
+}
+
+impl Registry {
+    pub(super) fn new(device: &Arc<Device>) -> Self {
+        Self { device: Arc::clone(device), ours: Mutex::default(), granted: Mutex::default() }
+    }
+
+    pub(super) fn register(&self, region: &Region) -> Result<(), Error> {
+        if self.find(region).is_some() {
+            return Ok(());
+        }
+        let registered = MemoryRegion::of(&self.device, region, None)?;
+        lock(&self.ours).insert(region.id(), registered);
+        Ok(())
+    }
+
+    pub(super) fn unregister(&self, region: &Region) {
+        lock(&self.ours).remove(&region.id());
+    }
+
+    pub(super) fn find(&self, region: &Region) -> Option<Arc<MemoryRegion>> {
+        lock(&self.ours).get(&region.id()).cloned()
+    }
+
+    /// Registers what a peer was granted, until [`sweep`](Self::sweep) finds it dead.
+    pub(super) fn lend(&self, granted: Arc<Granted>) -> Result<Vec<Arc<MemoryRegion>>, Error> {
+        let register = |region| MemoryRegion::of(&self.device, region, Some(granted.access));
+        let regions = granted.regions.iter().map(register).collect::<Result<Vec<_>, _>>()?;
+        let lent = Lent { granted, _regions: regions.clone() };
+        lock(&self.granted).insert(lent.granted.key, lent);
+        Ok(regions)
+    }
+
+    /// Makes the keys of grants useless that were revoked, fenced off or have expired. Returns when the next expires.
+    pub(super) fn sweep(&self) -> Option<Instant> {
+        let mut granted = lock(&self.granted);
+        granted.retain(|_, lent| lent.granted.enter().is_ok());
+        granted.values().map(|lent| lent.granted.expires).min()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,354 @@
+//! Transfers over TCP: framed, in order, straight from and to registered memory.
+//!
+//! Requests of many operations leave in one system call and their answers come back in as few; payloads are gathered
+//! from and scattered into memory by the kernel, without a copy of our own. A peer proves that it knows the secret
+//! before it can ask anything ([`auth`](super::auth)). An endpoint pings when it hears nothing; a peer that stays
+//! silent, or whose connection breaks, fails everything at once.
+//!
+//! One transport is one rail: `bind` picks the local address, and with it the network card. Endpoints own `connections`
+//! connections each, which share the load. Threads: one accepts, one per connection on either side; blocked threads
+//! cost nothing, and a thread that does I/O for one peer alone needs no readiness bookkeeping.
+
+mod asked;
+mod client;
+pub mod greet;
+mod queue;
+mod server;
+pub mod socket;
+mod tls;
+pub(super) mod wire;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::node::NOTICE_MAX;
+use super::{Cancel, Capabilities, Endpoint, Error, Grant, Node, Op, Sink, Transport};
+use client::Connection;
+use greet::GreetError;
+use kvasir_memory::region::Region;
+use server::Serving;
+use socket::Socket;
+#[cfg(test)]
+pub(crate) use tls::authority;
+pub use tls::{Tls, TlsError, TlsFiles};
+
+const NAME: &str = "tcp";
+
+/// Settings of one rail.
+#[derive(Clone, Debug)]
+pub struct TcpConfig {
+    /// Where peers are accepted; port 0 picks a free one. Default none: only connect out.
+    pub listen: Option<SocketAddr>,
+    /// The local address to connect from, which picks the network card. Default none: the system routes.
+    pub bind: Option<IpAddr>,
+    /// Connections of one endpoint. Default 1. More help where one cannot fill the link.
+    pub connections: usize,
+    /// Send a CRC-32 with every payload and check it. Default false: TCP's own and the block's checksum remain.
+    pub checksum: bool,
+    /// Encrypt, and let only nodes in that show a certificate of the cluster's for their own name. Both sides have it
+    /// or neither. Default none: bytes travel in the clear, and the secret alone tells who may ask.
+    pub tls: Option<Tls>,
+    /// Default 1 s.
+    pub connect_timeout: Duration,
+    /// How long a handshake may take in all. Default 2 s.
+    pub handshake_timeout: Duration,
+    /// An idle endpoint pings this often. Default 200 ms.
+    pub heartbeat: Duration,
+    /// A peer that owes an answer and is silent for this long is down. Default 700 ms: with one heartbeat on top, a
+    /// dead peer is known within a second.
+    pub peer_timeout: Duration,
+    /// The most accepted connections, handshakes included; more are closed at once. Default 1,024.
+    pub connections_max: usize,
+    /// The most operations of one connection in flight. Default 65,536.
+    pub queue_depth: usize,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self {
+            listen: None,
+            bind: None,
+            connections: 1,
+            checksum: false,
+            tls: None,
+            connect_timeout: Duration::from_secs(1),
+            handshake_timeout: Duration::from_secs(2),
+            heartbeat: Duration::from_millis(200),
+            peer_timeout: Duration::from_millis(700),
+            connections_max: 1024,
+            queue_depth: 1 << 16,
+        }
+    }
+}
+
+pub struct Tcp {
+    node: Arc<Node>,
+    config: TcpConfig,
+    listening: Option<SocketAddr>,
+    accepted: Arc<Accepted>,
+}
+
+/// What was accepted and lives.
+#[derive(Default)]
+struct Accepted {
+    sockets: Mutex<HashMap<u64, Arc<Socket>>>,
+    next: AtomicU64,
+    count: AtomicUsize,
+    refused: AtomicU64,
+    ended: AtomicBool,
+}
+
+impl Tcp {
+    /// Starts to listen, if the configuration says so.
+    pub fn new(node: Arc<Node>, config: TcpConfig) -> io::Result<Self> {
+        let accepted = Arc::new(Accepted::default());
+        let mut listening = None;
+        if let Some(address) = config.listen {
+            let listener = TcpListener::bind(address)?;
+            listening = Some(listener.local_addr()?);
+            let (node, config, accepted) = (node.clone(), config.clone(), accepted.clone());
+            let run = move || accept_all(&listener, &node, &config, &accepted);
+            thread::Builder::new().name("kvasir-tcp-accept".into()).spawn(run)?;
+        }
+        Ok(Self { node, config, listening, accepted })
+    }
+
+    /// Connections accepted now, and those refused since the start: strangers, and what was above the limit.
+    pub fn accepted(&self) -> (usize, u64) {
+        (self.accepted.count.load(Ordering::Acquire), self.accepted.refused.load(Ordering::Acquire))
+    }
+
+    /// Stops listening and ends accepted connections. Endpoints that this node opened stay.
+    pub fn shut_down(&self) {
+        if self.accepted.ended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // The accepting thread sees the flag with the next connection, which is this one.
+        if let Some(address) = self.listening {
+            drop(TcpStream::connect_timeout(&address, self.config.connect_timeout));
+        }
+        lock(&self.accepted.sockets).values().for_each(|socket| socket.shut_down());
+    }
+
+    fn dial(&self, address: SocketAddr) -> io::Result<TcpStream> {
+        let socket =
+            socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+        if let Some(local) = self.config.bind {
+            socket.bind(&SocketAddr::new(local, 0).into())?;
+        }
+        socket.connect_timeout(&address.into(), self.config.connect_timeout)?;
+        Ok(socket.into())
+    }
+
+    fn connect_one(&self, address: &str, parsed: SocketAddr) -> Result<Arc<Connection>, Error> {
+        let unreachable = |error: io::Error| Error::Unreachable {
+            transport: NAME,
+            address: address.to_owned(),
+            reason: error.to_string(),
+        };
+        let stream = self.dial(parsed).map_err(unreachable)?;
+        let deadline = Instant::now() + self.config.handshake_timeout;
+        let met = greet::connect(stream, self.config.tls.as_ref(), &self.node, deadline);
+        let (socket, peer) = met.map_err(|error| match error {
+            GreetError::Away(error) => unreachable(error),
+            error if error.is_tls() => {
+                Error::Certificate { address: address.to_owned(), reason: error.to_string() }
+            }
+            error => Error::Authentication { address: address.to_owned(), reason: error.to_string() },
+        })?;
+        let TcpConfig { checksum, heartbeat, peer_timeout, .. } = self.config;
+        let connection =
+            Connection::new(peer, socket, checksum, heartbeat, peer_timeout).map_err(unreachable)?;
+        let running = connection.clone();
+        let receiver = thread::Builder::new().name("kvasir-tcp-recv".into());
+        receiver.spawn(move || running.run()).map_err(unreachable)?;
+        Ok(connection)
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+impl Transport for Tcp {
+    fn capabilities(&self) -> Capabilities {
+        capabilities(&self.config)
+    }
+
+    fn register(&self, region: &Region) -> Result<(), Error> {
+        if region.location().is_host() {
+            return Ok(());
+        }
+        let reason = "sockets read and write memory of the host only".to_owned();
+        Err(Error::Register { transport: NAME, region: format!("{region:?}"), reason })
+    }
+
+    fn unregister(&self, _region: &Region) {}
+
+    fn address(&self) -> Option<String> {
+        self.listening.map(|address| address.to_string())
+    }
+
+    fn connect(&self, address: &str) -> Result<Arc<dyn Endpoint>, Error> {
+        let parsed: SocketAddr = address.parse().map_err(|error: std::net::AddrParseError| {
+            Error::Address { transport: NAME, address: address.to_owned(), reason: error.to_string() }
+        })?;
+        let mut endpoint = TcpEndpoint {
+            connections: Vec::new(),
+            next: AtomicUsize::new(0),
+            capabilities: self.capabilities(),
+        };
+        for _ in 0..self.config.connections.max(1) {
+            endpoint.connections.push(self.connect_one(address, parsed)?);
+        }
+        Ok(Arc::new(endpoint))
+    }
+}
+
+fn capabilities(config: &TcpConfig) -> Capabilities {
+    Capabilities {
+        name: NAME,
+        one_sided: false,
+        zero_copy: false,
+        message_bytes_max: wire::PAYLOAD_MAX,
+        ranges_max: wire::RANGES_MAX,
+        queue_depth: config.queue_depth,
+        needs_registration: false,
+        host_memory: true,
+        cuda_memory: false,
+    }
+}
+
+fn accept_all(listener: &TcpListener, node: &Arc<Node>, config: &TcpConfig, accepted: &Arc<Accepted>) {
+    while !accepted.ended.load(Ordering::Acquire) {
+        match listener.accept() {
+            Ok((stream, _)) => accept_one(stream, node, config, accepted),
+            // Out of descriptors, most likely: existing connections go on, and new ones get another chance soon.
+            Err(_) => thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+fn accept_one(stream: TcpStream, node: &Arc<Node>, config: &TcpConfig, accepted: &Arc<Accepted>) {
+    let full = accepted.count.fetch_add(1, Ordering::AcqRel) >= config.connections_max;
+    let leave = |accepted: &Accepted| {
+        accepted.refused.fetch_add(1, Ordering::AcqRel);
+        accepted.count.fetch_sub(1, Ordering::AcqRel);
+    };
+    if full {
+        return leave(accepted);
+    }
+    let (node, config, inner) = (node.clone(), config.clone(), accepted.clone());
+    let serve = move || {
+        let deadline = Instant::now() + config.handshake_timeout;
+        match greet::accept(stream, config.tls.as_ref(), &node, deadline) {
+            Ok((socket, peer)) => serve_one(&Arc::new(socket), &peer, &node, &config, &inner),
+            Err(_) => leave(&inner),
+        }
+    };
+    if thread::Builder::new().name("kvasir-tcp-serve".into()).spawn(serve).is_err() {
+        leave(accepted);
+    }
+}
+
+fn serve_one(socket: &Arc<Socket>, peer: &str, node: &Node, config: &TcpConfig, accepted: &Accepted) {
+    let id = accepted.next.fetch_add(1, Ordering::Relaxed);
+    lock(&accepted.sockets).insert(id, socket.clone());
+    // `shut_down` sets the flag first, so either it finds this socket or the flag is seen here.
+    if !accepted.ended.load(Ordering::Acquire) {
+        // Clients ping every heartbeat, so this is generous.
+        let patience = config.peer_timeout * 8;
+        Serving::new(node, peer, socket, config.checksum, patience).run();
+    }
+    socket.shut_down();
+    lock(&accepted.sockets).remove(&id);
+    accepted.count.fetch_sub(1, Ordering::AcqRel);
+}
+
+/// A peer over one or more connections. The first that breaks ends it.
+struct TcpEndpoint {
+    connections: Vec<Arc<Connection>>,
+    next: AtomicUsize,
+    capabilities: Capabilities,
+}
+
+impl TcpEndpoint {
+    fn peer_down(&self, reason: String) -> Error {
+        Error::PeerDown { peer: self.peer().to_owned(), reason }
+    }
+}
+
+impl Endpoint for TcpEndpoint {
+    fn peer(&self) -> &str {
+        &self.connections[0].peer
+    }
+
+    fn open(&self, segment: &str) -> Result<Arc<Grant>, Error> {
+        let answer = self.connections[0].open(segment).map_err(|reason| self.peer_down(reason))?;
+        answer.map_err(|denied| Error::Denied {
+            peer: self.peer().to_owned(),
+            segment: segment.to_owned(),
+            denied,
+        })
+    }
+
+    fn submit(&self, ops: Vec<Op>, sink: &Arc<dyn Sink>) {
+        let count = self.connections.len();
+        if count == 1 {
+            return self.connections[0].submit(ops, &self.capabilities, sink);
+        }
+        let first = self.next.fetch_add(ops.len(), Ordering::Relaxed);
+        let mut shares: Vec<Vec<Op>> = vec![Vec::new(); count];
+        for (n, op) in ops.into_iter().enumerate() {
+            shares[first.wrapping_add(n) % count].push(op);
+        }
+        for (connection, share) in self.connections.iter().zip(shares).filter(|(_, share)| !share.is_empty())
+        {
+            connection.submit(share, &self.capabilities, sink);
+        }
+    }
+
+    fn cancel(&self, cancel: &Cancel) {
+        cancel.set();
+        self.connections.iter().for_each(|connection| connection.cancel(cancel));
+    }
+
+    fn notify(&self, message: &[u8]) -> Result<(), Error> {
+        if message.len() > NOTICE_MAX {
+            return Err(Error::NoticeTooLong { len: message.len() });
+        }
+        self.connections[0].notify(message).map_err(|reason| self.peer_down(reason))
+    }
+
+    fn down(&self) -> Option<String> {
+        self.connections.iter().find_map(|connection| connection.down())
+    }
+
+    fn in_flight(&self) -> usize {
+        self.connections.iter().map(|connection| connection.in_flight()).sum()
+    }
+
+    fn close(&self) {
+        self.connections.iter().for_each(|connection| connection.fail("the endpoint was closed"));
+    }
+}
+
+impl Drop for TcpEndpoint {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! How two nodes meet on a connection: TLS where the settings want it, then the shared secret, then whether the name that
+//! was proven with it is the one in the certificate. Nothing else is said before.
+//!
+//! A node with TLS and one without tell each other apart by the first bytes: each leaves the other something to read
+//! that is not what it expects.
+
+use std::io::{self, Write};
+use std::net::TcpStream;
+use std::time::Instant;
+
+use super::socket::{Deadlined, Socket};
+use super::tls::{self, Tls};
+use crate::transport::Node;
+use crate::transport::auth::{self, AuthError};
+
+/// The first bytes of a TLS record of an alert, and of a handshake.
+const ALERT: u8 = 0x15;
+const HANDSHAKE: u8 = 0x16;
+
+/// Why two nodes did not come together.
+#[derive(Debug, thiserror::Error)]
+pub enum GreetError {
+    #[error("{0}")]
+    Away(io::Error),
+    #[error("{0}")]
+    Secret(AuthError),
+    #[error("that one has no TLS, this one has")]
+    Plain,
+    #[error("that one has TLS, this one has not")]
+    Encrypted,
+    #[error("{0}")]
+    Certificate(String),
+    #[error("it calls itself {name}, and shows a certificate for others: {reason}")]
+    Name { name: String, reason: String },
+}
+
+impl GreetError {
+    /// Whether the two differ about TLS or certificates.
+    pub fn is_tls(&self) -> bool {
+        matches!(self, Self::Plain | Self::Encrypted | Self::Certificate(_) | Self::Name { .. })
+    }
+}
+
+/// The side that connected. Returns the peer's name.
+pub fn connect(
+    stream: TcpStream,
+    tls: Option<&Tls>,
+    node: &Node,
+    deadline: Instant,
+) -> Result<(Socket, String), GreetError> {
+    let address = stream.peer_addr().map_err(GreetError::Away)?.ip();
+    let mut socket = Socket::new(stream).map_err(GreetError::Away)?;
+    if let Some(tls) = tls {
+        let encrypted = tls.client(address).and_then(|connection| socket.encrypt(connection, deadline));
+        socket = encrypted.map_err(refused)?;
+    }
+    let peer = auth::connect(&mut Deadlined { socket: &socket, deadline }, node);
+    named(socket, peer.map_err(unbelieved)?)
+}
+
+/// The side that accepted. Returns the peer's name.
+pub fn accept(
+    stream: TcpStream,
+    tls: Option<&Tls>,
+    node: &Node,
+    deadline: Instant,
+) -> Result<(Socket, String), GreetError> {
+    let mut socket = Socket::new(stream).map_err(GreetError::Away)?;
+    if let Some(tls) = tls {
+        let encrypted = tls.server().and_then(|connection| socket.encrypt(connection, deadline));
+        socket = encrypted.map_err(refused)?;
+    }
+    let mut stream = Deadlined { socket: &socket, deadline };
+    match auth::accept(&mut stream, node).map_err(unbelieved) {
+        Ok(peer) => named(socket, peer),
+        Err(error) => {
+            if matches!(error, GreetError::Encrypted) {
+                // It shall know that nobody here speaks TLS. If it is gone already it need not.
+                let _ = stream.write_all(&auth::PREFIX);
+                stream.part();
+            }
+            Err(error)
+        }
+    }
+}
+
+fn named(socket: Socket, name: String) -> Result<(Socket, String), GreetError> {
+    match socket.certified(&name) {
+        Ok(()) => Ok((socket, name)),
+        Err(reason) => Err(GreetError::Name { name, reason }),
+    }
+}
+
+/// What an error of the TLS handshake, or after it, means.
+fn refused(error: io::Error) -> GreetError {
+    match tls::reason(&error) {
+        Some(rustls::Error::InvalidMessage(_)) => GreetError::Plain,
+        Some(reason) => GreetError::Certificate(reason.to_string()),
+        None => GreetError::Away(error),
+    }
+}
+
+/// What an error of the handshake about the secret means.
+fn unbelieved(error: AuthError) -> GreetError {
+    match error {
+        // A server may say only after our part of the handshake that it does not take our certificate.
+        AuthError::Io(error) if tls::reason(&error).is_some() => refused(error),
+        // Who does not believe the proof hangs up.
+        AuthError::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => GreetError::Away(error),
+        AuthError::Magic([ALERT | HANDSHAKE, 3, _, _]) => GreetError::Encrypted,
+        error => GreetError::Secret(error),
+    }
+}

@@ -1,0 +1,258 @@
+//! A connection that never blocks in a read or a write, only where it is told to wait.
+//!
+//! Because no system call blocks, a lock or a grant's [`Entry`](crate::transport::grant::Entry) is held only while
+//! bytes are really copied.
+#![allow(unsafe_code)]
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+
+use super::queue::Cursor;
+use super::tls::Session;
+
+/// The most memory ranges in one system call; Linux takes 1,024.
+pub(super) const PARTS_MAX: usize = 1024;
+
+/// Wakes a thread that waits on a [`Socket`].
+pub(super) struct Wake(OwnedFd);
+
+impl Wake {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    pub(super) fn wake(&self) {
+        // It fails only when 2^64 wakes are pending, and then the thread wakes anyway.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    fn clear(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
+pub struct Socket {
+    stream: TcpStream,
+    /// What encrypts, where TLS is on.
+    session: Option<Session>,
+}
+
+impl Socket {
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, session: None })
+    }
+
+    /// Makes all that follows TLS, once both sides have shown their certificates.
+    pub(super) fn encrypt(mut self, connection: rustls::Connection, deadline: Instant) -> io::Result<Self> {
+        let session = Session::new(connection, self.stream.try_clone()?);
+        let waiting = Deadlined { socket: &self, deadline };
+        if let Err(error) = session.shake_hands(|out| waiting.wait_for(out)) {
+            waiting.part();
+            return Err(error);
+        }
+        self.session = Some(session);
+        Ok(self)
+    }
+
+    /// Whether the peer, which says that it is called so, has shown a certificate for that name, and why not. Without
+    /// TLS its word counts.
+    pub(super) fn certified(&self, peer: &str) -> Result<(), String> {
+        self.session.as_ref().map_or(Ok(()), |session| session.certified(peer))
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.stream.peer_addr()
+    }
+
+    /// Bytes received; none if there are none now.
+    pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        if let Some(session) = &self.session {
+            return session.receive(&mut [IoSliceMut::new(buffer)]);
+        }
+        match rustix::net::recv(&self.stream, buffer, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok((count, _)) => Ok(Some(count)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Receives straight into memory, and what follows into `spare`. How many bytes went there; none if there is
+    /// nothing now.
+    pub(super) fn receive_into(&self, cursor: &mut Cursor, spare: &mut [u8]) -> io::Result<Option<usize>> {
+        let mut parts: Vec<IoSliceMut<'_>> = Vec::with_capacity(cursor.parts_left().min(PARTS_MAX) + 1);
+        for (address, len) in cursor.parts().take(PARTS_MAX - 1) {
+            // SAFETY: the cursor's ranges lie in live, writable host memory (checked when the operation started), and
+            // the caller holds the right to write there while this call lasts. The slice ends with the call.
+            parts.push(IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(address, len) }));
+        }
+        if cursor.parts_left() < PARTS_MAX {
+            parts.push(IoSliceMut::new(spare));
+        }
+        let Some(count) = self.receive_parts(&mut parts)? else { return Ok(None) };
+        drop(parts);
+        let here = (count as u64).min(cursor.left());
+        cursor.advance(here);
+        Ok(Some(count - here as usize))
+    }
+
+    fn receive_parts(&self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+        if let Some(session) = &self.session {
+            return session.receive(parts);
+        }
+        match rustix::io::readv(&self.stream, parts) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => Ok(Some(count)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// How many bytes were taken; none if there is no room now. What was taken is out once [`flush`](Self::flush) says
+    /// so.
+    pub(super) fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        if let Some(session) = &self.session {
+            return session.send(parts);
+        }
+        match rustix::net::sendmsg(
+            &self.stream,
+            parts,
+            &mut SendAncillaryBuffer::default(),
+            SendFlags::NOSIGNAL,
+        ) {
+            Ok(count) => Ok(Some(count)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Sends what was taken and is not out, as much as fits now. Whether nothing is left.
+    pub(super) fn flush(&self) -> io::Result<bool> {
+        self.session.as_ref().map_or(Ok(true), Session::flush)
+    }
+
+    /// Waits until something can be read (or, with `out`, written), `wake` is woken, or `timeout` has passed. Whether
+    /// the socket is why.
+    pub(super) fn wait(&self, out: bool, wake: Option<&Wake>, timeout: Duration) -> io::Result<bool> {
+        let events = if out { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        Ok(self.poll(events, wake, timeout)? == Some(Reason::Socket))
+    }
+
+    /// As [`wait`](Self::wait) for something to read, and none where that would take time.
+    pub(super) fn wait_now(&self, wake: Option<&Wake>) -> Option<io::Result<bool>> {
+        let reason = self.poll(PollFlags::IN, wake, Duration::ZERO).transpose();
+        reason.map(|reason| Ok(reason? == Reason::Socket))
+    }
+
+    /// Waits until something can be written. An error after `timeout` without.
+    pub(super) fn wait_writable(&self, timeout: Duration) -> io::Result<()> {
+        let ready = self.poll(PollFlags::OUT, None, timeout)?;
+        if ready.is_some() { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+    }
+
+    /// Why the wait ended; none if its time was over.
+    fn poll(&self, events: PollFlags, wake: Option<&Wake>, timeout: Duration) -> io::Result<Option<Reason>> {
+        let mut fds = [PollFd::new(&self.stream, events), PollFd::new(&self.stream, PollFlags::empty())];
+        let used = if let Some(wake) = wake {
+            fds[1] = PollFd::new(&wake.0, PollFlags::IN);
+            2
+        } else {
+            1
+        };
+        let timeout = Timespec {
+            tv_sec: timeout.as_secs().min(i32::MAX as u64) as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        match rustix::event::poll(&mut fds[..used], Some(&timeout)) {
+            Ok(_) => {}
+            // Callers try again and wait again.
+            Err(Errno::INTR) => return Ok(Some(Reason::Socket)),
+            Err(error) => return Err(error.into()),
+        }
+        let woken = wake.filter(|_| !fds[1].revents().is_empty());
+        woken.inspect(|wake| wake.clear());
+        let ready = !fds[0].revents().is_empty();
+        Ok(if ready { Some(Reason::Socket) } else { woken.map(|_| Reason::Wake) })
+    }
+
+    /// Ends the connection in both directions. Waiting threads wake.
+    pub fn shut_down(&self) {
+        // It may have ended already, which is what is wanted.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// Why a wait ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reason {
+    Socket,
+    Wake,
+}
+
+/// A socket for a while in which everything must be done: the handshake.
+pub struct Deadlined<'a> {
+    pub socket: &'a Socket,
+    pub deadline: Instant,
+}
+
+impl Deadlined<'_> {
+    fn wait_for(&self, out: bool) -> io::Result<()> {
+        self.wait(if out { PollFlags::OUT } else { PollFlags::IN })
+    }
+
+    /// Lets the peer read why it was refused: to close while its bytes wait here would throw away what it did not read.
+    pub(super) fn part(&self) {
+        let _ = self.socket.stream.shutdown(Shutdown::Write);
+        while self.wait(PollFlags::IN).is_ok() && self.socket.receive(&mut [0; 4096]).is_ok() {}
+    }
+
+    fn wait(&self, events: PollFlags) -> io::Result<()> {
+        let left = self.deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
+        let left = left.ok_or(io::ErrorKind::TimedOut)?;
+        self.socket.poll(events, None, left).map(|_| ())
+    }
+}
+
+impl Read for Deadlined<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if let Some(count) = self.socket.receive(buffer)? {
+                return Ok(count);
+            }
+            self.wait(PollFlags::IN)?;
+        }
+    }
+}
+
+impl Write for Deadlined<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            if let Some(count) = self.socket.send(&[IoSlice::new(bytes)])? {
+                return self.flush().map(|()| count);
+            }
+            self.wait(PollFlags::OUT)?;
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        while !self.socket.flush()? {
+            self.wait(PollFlags::OUT)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! Whole hosts that keep copies for each other, over whatever devices there are.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use kvasir_dataplane::cluster::{Cluster, ClusterConfig, Kind, PeerConfig, RailState};
+use kvasir_dataplane::tier::tiering::{AdmitAll, Tiering, TieringConfig};
+use kvasir_dataplane::{BlockKey, BlockMeta, Clock, DramConfig, DramStore};
+use kvasir_net::transport::node::Secret;
+
+const BLOCK: u32 = 64 << 10;
+const BLOCKS: u32 = 32;
+
+struct Host {
+    store: Arc<DramStore>,
+    cluster: Arc<Cluster>,
+    /// The cluster only knows it as long as it is here.
+    _tiering: Arc<Tiering>,
+}
+
+fn start(n: usize, ports: &[SocketAddr; 2]) -> Host {
+    let name = |n: usize| format!("host-{n}");
+    let other = PeerConfig { name: name(1 - n), address: ports[1 - n].to_string(), rack: String::new() };
+    let config = ClusterConfig {
+        listen: ports[n],
+        peers: vec![other],
+        transports: Some(vec![Kind::Rdma, Kind::Tcp]),
+        ..ClusterConfig::new(&name(n), Secret::new(b"the secret of this cluster"))
+    };
+    let clock = Clock::start();
+    let dram = DramConfig { pool_bytes: 16 << 20, blocks_max: 1024, ..DramConfig::default() };
+    let store = Arc::new(DramStore::open(dram).unwrap());
+    let cluster = Cluster::open(config, Arc::clone(&store), clock, Box::new(|_| {})).unwrap();
+    let below = vec![cluster.tier()];
+    let traffic = TieringConfig::default();
+    let tiering = Tiering::start(Arc::clone(&store), below, Box::new(AdmitAll), traffic, clock).unwrap();
+    let tiering = Arc::new(tiering);
+    cluster.run(&tiering).unwrap();
+    Host { store, cluster, _tiering: tiering }
+}
+
+fn key(n: u32) -> BlockKey {
+    BlockKey::from_engine_hash("rdma", &n.to_le_bytes())
+}
+
+fn content(n: u32) -> Vec<u8> {
+    (0..BLOCK).map(|i| (i.wrapping_mul(31) ^ n) as u8).collect()
+}
+
+fn until(what: &str, condition: impl Fn() -> bool) {
+    for _ in 0..6000 {
+        if condition() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    panic!("two minutes passed without: {what}");
+}
+
+/// Two ports that are free, below those that the system gives to whoever asks for any.
+fn ports() -> [SocketAddr; 2] {
+    let first = 6_000 + (std::process::id() % 500) as u16 * 4;
+    let free = (first..).map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+    let free: Vec<_> = free.filter(|addr| TcpListener::bind(addr).is_ok()).take(2).collect();
+    [free[0], free[1]]
+}
+
+#[test]
+#[ignore = "needs an RDMA device; cargo xtask test --rdma boots one"]
+fn hosts_read_each_others_pools_by_their_devices() {
+    let ports = ports();
+    let hosts = [start(0, &ports), start(1, &ports)];
+    let resident = |host: &Host| (0..BLOCKS).all(|n| host.store.exists(&[key(n)]).unwrap()[0]);
+    let owner = hosts[0].store.new_owner();
+    for n in 0..BLOCKS {
+        hosts[0].store.put(owner, &BlockMeta::single(key(n), BLOCK), &content(n), 0).unwrap();
+    }
+    let keys: Vec<BlockKey> = (0..BLOCKS).map(key).collect();
+    hosts[0].cluster.replicate(&keys, 2);
+    until("copies", || resident(&hosts[1]));
+    let stats = || hosts[1].cluster.stats();
+    until("counted", || stats().taken == u64::from(BLOCKS));
+    assert_eq!(stats().corrupt, 0);
+    let rails = hosts[1].cluster.peers().remove(0).rails;
+    let bytes = |kind| rails.iter().filter(|rail| rail.kind == kind).map(|rail| rail.bytes).sum::<u64>();
+    assert_eq!((bytes(Kind::Rdma), bytes(Kind::Tcp)), (u64::from(BLOCK * BLOCKS), 0), "{rails:?}");
+    assert_eq!((rails[0].kind, rails[0].state), (Kind::Rdma, RailState::InUse));
+    assert!(!rails[0].local_nic.is_empty() && !rails[0].remote_nic.is_empty());
+
+    // Places of a hand-over are written by the device too, and no longer once they were taken back.
+    hosts[0].store.put(owner, &BlockMeta::single(key(BLOCKS), BLOCK), &content(BLOCKS), 0).unwrap();
+    let pushed = hosts[0].cluster.push("host-1", &[key(BLOCKS)]).unwrap();
+    assert_eq!(pushed, [kvasir_dataplane::cluster::push::Pushed::Done]);
+    let rails = hosts[0].cluster.peers().remove(0).rails;
+    assert!(rails.iter().any(|rail| rail.kind == Kind::Rdma && rail.bytes >= BLOCK.into()), "{rails:?}");
+}

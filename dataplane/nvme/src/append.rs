@@ -1,0 +1,518 @@
+//! The write side of the engine: puts, removes and moves become groups at the ends of the log.
+//!
+//! Whatever waits when a group can be started goes into it together (group commit): tombstones first, then blocks, up
+//! to 63 of them or about 1 MiB. Several groups are under way at once, except that the first group of a segment is
+//! waited for: recovery reads the segment's epoch from it.
+
+use std::sync::Arc;
+
+use super::checkpoint::Summary;
+use super::engine::{End, Engine, Ticket, Work, io_error};
+use super::format::{self, Block, ENTRIES_MAX, Entry, GroupHead, Kind, PAGE, Place, Tombstone};
+use super::index::Found;
+use super::io::{Op, OpKind, Piece};
+use super::segments::State;
+use super::shared::{count, uncount};
+use super::{NAME, OnFull, SyncMode};
+use kvasir_memory::buffer::Buffer;
+use kvasir_protocol::block::BlockKey;
+use kvasir_store::store::{Put, PutDone, Stored, TierError};
+
+/// A group takes no further block once it is this long: the size of write from which devices run at full speed.
+const GROUP_PAGES: u32 = (1 << 20) / PAGE as u32;
+
+type Removed = Result<bool, TierError>;
+
+/// One record on its way into the log.
+pub(super) enum Append {
+    Put { put: Put, ticket: Ticket<PutDone>, sequence: u64 },
+    Move { block: Block, from: Place, buffer: Buffer, ticket: Ticket<bool> },
+    Tombstone { tombstone: Tombstone, purpose: Purpose },
+}
+
+/// Why a tombstone is written.
+pub(super) enum Purpose {
+    Remove(Ticket<Removed>),
+    /// Compaction takes it along.
+    Move(Ticket<bool>),
+    /// It belongs to a copy that nobody can see.
+    Tidy,
+}
+
+/// A record that compaction moves.
+pub(super) enum Moving {
+    Block { block: Block, from: Place, buffer: Buffer },
+    Tombstone(Tombstone),
+}
+
+/// Someone who waits until a key's record is written.
+pub(super) enum Waiter {
+    Put(Put, Ticket<PutDone>),
+    Remove(Ticket<Removed>),
+    Move(Moving, Ticket<bool>),
+}
+
+/// An open end of the log.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Head {
+    pub(super) segment: u32,
+    pub(super) epoch: u64,
+    /// Where the next group goes.
+    pub(super) page: u32,
+    /// The segment's first group is on the disk.
+    pub(super) begun: bool,
+}
+
+/// A group under way.
+pub(super) struct Group {
+    head: GroupHead,
+    appended: Vec<(Append, Entry)>,
+    /// The header page, and copies of what cannot be written from where it is. Held until the write is done.
+    _pages: Vec<Buffer>,
+}
+
+impl Append {
+    fn pages(&self) -> u32 {
+        match self {
+            Self::Put { put, .. } => format::pages(put.meta.size),
+            Self::Move { block, .. } => format::pages(block.meta.size),
+            Self::Tombstone { .. } => 0,
+        }
+    }
+
+    fn entry(&self, page: u32) -> Entry {
+        match self {
+            Self::Put { put, sequence, .. } => {
+                Entry::Block(Block { meta: put.meta, checksum: put.checksum, sequence: *sequence, page })
+            }
+            Self::Move { block, .. } => Entry::Block(Block { page, ..*block }),
+            Self::Tombstone { tombstone, .. } => Entry::Tombstone(*tombstone),
+        }
+    }
+
+    fn payload(&self) -> &[u8] {
+        match self {
+            Self::Put { put, .. } => &put.buffer.bytes()[..put.meta.size as usize],
+            Self::Move { block, buffer, .. } => &buffer.bytes()[..block.meta.size as usize],
+            Self::Tombstone { .. } => &[],
+        }
+    }
+}
+
+impl Engine {
+    /// The store has checked size, buffer and checksum.
+    pub(super) fn start_put(&mut self, put: Put, ticket: Ticket<PutDone>) {
+        let (key, pages) = (put.meta.key, u64::from(format::pages(put.meta.size)));
+        let refused = |put: Put, error| PutDone { buffer: put.buffer, outcome: Err(error) };
+        if ticket.cancelled() {
+            return ticket.done(refused(put, TierError::Cancelled));
+        }
+        if self.shared.index.contains(key) {
+            return ticket.done(PutDone { buffer: put.buffer, outcome: Ok(Stored::AlreadyStored) });
+        }
+        if let Some(waiters) = self.writing.get_mut(&key) {
+            return waiters.push(Waiter::Put(put, ticket));
+        }
+        let claimed = &self.shared.counters.claimed_pages;
+        let after = claimed.load(std::sync::atomic::Ordering::Relaxed) + pages;
+        if self.shared.config.on_full == OnFull::Refuse && after > self.shared.config.block_pages_max() {
+            let full = TierError::Full { tier: NAME, key, size: put.meta.size.into() };
+            return ticket.done(refused(put, full));
+        }
+        count(claimed, pages);
+        self.writing.insert(key, Vec::new());
+        let sequence = self.sequence();
+        self.puts.push_back(Append::Put { put, ticket, sequence });
+    }
+
+    /// The block stays visible until its tombstone is written.
+    pub(super) fn start_remove(&mut self, key: BlockKey, ticket: Ticket<Removed>) {
+        if ticket.cancelled() {
+            return ticket.done(Err(TierError::Cancelled));
+        }
+        if let Some(waiters) = self.writing.get_mut(&key) {
+            return waiters.push(Waiter::Remove(ticket));
+        }
+        let Some(found) = self.shared.index.get(key) else { return ticket.done(Ok(false)) };
+        self.writing.insert(key, Vec::new());
+        let sequence = self.sequence();
+        let tombstone = self.tombstone(key, found.place, sequence);
+        self.tombstones.push_back(Append::Tombstone { tombstone, purpose: Purpose::Remove(ticket) });
+    }
+
+    pub(super) fn start_move(&mut self, moving: Moving, ticket: Ticket<bool>) {
+        match moving {
+            Moving::Tombstone(tombstone) => {
+                // Its target may have gone since the janitor looked.
+                let needed = self.shared.segments().holds(&tombstone);
+                match needed {
+                    true => {
+                        self.moves.push_back(Append::Tombstone { tombstone, purpose: Purpose::Move(ticket) })
+                    }
+                    false => ticket.done(true),
+                }
+            }
+            Moving::Block { block, from, buffer } => {
+                let key = block.meta.key;
+                if let Some(waiters) = self.writing.get_mut(&key) {
+                    waiters.push(Waiter::Move(Moving::Block { block, from, buffer }, ticket));
+                } else if self.shared.index.get(key).is_some_and(|found| found.place == from) {
+                    self.writing.insert(key, Vec::new());
+                    self.moves.push_back(Append::Move { block, from, buffer, ticket });
+                } else {
+                    ticket.done(true);
+                }
+            }
+        }
+    }
+
+    pub(super) fn owe(&mut self, tombstone: Tombstone) {
+        self.tombstones.push_back(Append::Tombstone { tombstone, purpose: Purpose::Tidy });
+    }
+
+    fn sequence(&mut self) -> u64 {
+        self.next_sequence += 1;
+        self.next_sequence
+    }
+
+    /// Starts as many groups as there is work, depth and space for.
+    pub(super) fn append(&mut self) {
+        while self.append_group(Kind::Hot) {}
+        // Where new blocks find no space, tombstones may use what is kept for compaction: they are what makes space.
+        while self.append_group(Kind::Cold) {}
+    }
+
+    fn append_group(&mut self, kind: Kind) -> bool {
+        let queue = if kind == Kind::Hot { &self.puts } else { &self.moves };
+        let next = self.tombstones.front().or(queue.front()).map(Append::pages);
+        let Some(pages) = next.filter(|_| self.may_start()) else { return false };
+        let Some(head) = self.head_with(kind, 1 + pages) else { return false };
+        if !head.begun && head.page > 0 {
+            return false;
+        }
+        let room = self.shared.segments().pages - head.page;
+        let appended = self.gather(kind, head.page, room);
+        self.write_group(kind, head, appended);
+        true
+    }
+
+    /// What the next group holds, with the page of each.
+    fn gather(&mut self, kind: Kind, start: u32, room: u32) -> Vec<(Append, Entry)> {
+        let (mut appended, mut end) = (Vec::new(), 1);
+        while appended.len() < ENTRIES_MAX {
+            let queue = if kind == Kind::Hot { &mut self.puts } else { &mut self.moves };
+            let queue = if self.tombstones.is_empty() { queue } else { &mut self.tombstones };
+            let Some(pages) = queue.front().map(Append::pages) else { break };
+            if end + pages > room || (end > 1 && end + pages > GROUP_PAGES) {
+                break;
+            }
+            let Some(append) = queue.pop_front() else { break };
+            let entry = append.entry(start + end);
+            appended.push((append, entry));
+            end += pages;
+        }
+        appended
+    }
+
+    fn write_group(&mut self, kind: Kind, at: Head, appended: Vec<(Append, Entry)>) {
+        let payload_pages: u32 = appended.iter().map(|(append, _)| append.pages()).sum();
+        let pages = 1 + payload_pages;
+        let head = GroupHead { segment: at.segment, epoch: at.epoch, page: at.page, pages, kind };
+        let entries: Vec<Entry> = appended.iter().map(|(_, entry)| *entry).collect();
+        let mut header = Buffer::zeroed(PAGE);
+        if let Some(page) = header.bytes_mut() {
+            format::encode_group(&head, &entries, self.shared.disk.store, page);
+        }
+        let mut pieces = vec![Piece::of(header.bytes())];
+        let mut copies = vec![header];
+        for (append, _) in &appended {
+            gather_payload(append.payload(), &mut pieces, &mut copies);
+        }
+        let Some(file) = self.claim(kind, &head) else { return };
+        let offset = u64::from(head.page) * PAGE as u64;
+        let op = Op { kind: OpKind::Write, file, slot: Some(head.segment), offset, pieces };
+        let id = self.next_group;
+        self.next_group += 1;
+        self.groups.insert(id, Group { head, appended, _pages: copies });
+        count(&self.shared.counters.written_bytes, u64::from(pages) * PAGE as u64);
+        self.submit(op, Work::Write(id));
+    }
+
+    /// Books the pages of a group and moves the head past them.
+    fn claim(&mut self, kind: Kind, group: &GroupHead) -> Option<Arc<std::fs::File>> {
+        if let Some(head) = &mut self.heads[slot(kind)] {
+            head.page += group.pages;
+        }
+        let mut segments = self.shared.segments();
+        let segment = segments.at(group.segment);
+        segment.end = group.page + group.pages;
+        segment.writers += 1;
+        segment.unsynced = true;
+        segment.file.clone()
+    }
+
+    /// The head of `kind`, with room for `pages`; a full one is sealed and the next opened. None if there is no space.
+    fn head_with(&mut self, kind: Kind, pages: u32) -> Option<Head> {
+        let size = self.shared.segments().pages;
+        if let Some(head) = self.heads[slot(kind)]
+            && size - head.page >= pages
+        {
+            return Some(head);
+        }
+        let free = self.shared.segments().free_for(kind);
+        let Some(segment) = free else {
+            self.no_space(kind);
+            return None;
+        };
+        let file = match self.open_file(segment) {
+            Ok(file) => file,
+            Err(error) => {
+                count(&self.shared.counters.io_errors, 1);
+                self.fail_queue(kind, &format!("creating segment file {segment}: {error}"));
+                return None;
+            }
+        };
+        self.seal(kind);
+        let mut segments = self.shared.segments();
+        segments.open(segment, kind, file);
+        let epoch = segments.at(segment).epoch;
+        drop(segments);
+        self.summaries.insert(segment, Summary::new(segment, epoch, kind));
+        self.heads[slot(kind)] = Some(Head { segment, epoch, page: 0, begun: false });
+        self.heads[slot(kind)]
+    }
+
+    fn no_space(&mut self, kind: Kind) {
+        if kind == Kind::Cold {
+            // The janitor waits for its moves; it is the one who can make space.
+            for append in std::mem::take(&mut self.moves) {
+                self.fail(append, "no free segment to move to");
+            }
+        }
+        self.shared.chore(|chores| (chores.look, chores.starving) = (true, true));
+    }
+
+    fn open_file(&mut self, segment: u32) -> std::io::Result<Arc<std::fs::File>> {
+        if let Some(file) = &self.shared.segments().at(segment).file {
+            return Ok(file.clone());
+        }
+        self.dir_unsynced = true;
+        self.shared.disk.segment(segment).map(Arc::new)
+    }
+
+    fn seal(&mut self, kind: Kind) {
+        if let Some(head) = self.heads[slot(kind)].take() {
+            self.shared.segments().at(head.segment).state = State::Sealed;
+            self.hand_over(head.segment);
+            self.shared.chore(|chores| chores.look = true);
+        }
+    }
+
+    /// Gives the janitor the summary of a segment to which nothing will be added.
+    fn hand_over(&mut self, number: u32) {
+        let mut segments = self.shared.segments();
+        let segment = segments.at(number);
+        let complete = segment.state == State::Sealed && segment.writers == 0;
+        let end = segment.end;
+        drop(segments);
+        if complete && let Some(mut summary) = self.summaries.remove(&number) {
+            (summary.end, summary.sealed) = (end, true);
+            self.shared.chore(|chores| chores.summaries.push(summary));
+        }
+    }
+
+    pub(super) fn finish_write(&mut self, id: u64, end: End) {
+        let failed = end.reason();
+        if self.shared.config.sync == SyncMode::Batch && failed.is_none() {
+            let head = self.groups.get(&id).map(|group| group.head);
+            let file = head.and_then(|head| self.shared.segments().at(head.segment).file.clone());
+            if let (Some(head), Some(file)) = (head, file) {
+                let slot = Some(head.segment);
+                let op = Op { kind: OpKind::Sync, file, slot, offset: 0, pieces: Vec::new() };
+                return self.submit(op, Work::GroupSync(id));
+            }
+        }
+        self.finish_group(id, failed);
+    }
+
+    pub(super) fn finish_group(&mut self, id: u64, failed: Option<String>) {
+        let Some(group) = self.groups.remove(&id) else { return };
+        let number = group.head.segment;
+        if let Some(head) = &mut self.heads[slot(group.head.kind)]
+            && head.segment == number
+            && group.head.page == 0
+        {
+            head.begun = true;
+            if failed.is_some() {
+                // Without its first group the segment has no epoch; nothing else may follow.
+                self.seal(group.head.kind);
+            }
+        }
+        let mut dead = 0;
+        for (append, entry) in group.appended {
+            let (pages, lives) =
+                (append.pages(), self.finish_append(append, &entry, number, failed.as_deref()));
+            dead += if lives { 0 } else { pages };
+            if failed.is_none()
+                && let Some(summary) = self.summaries.get_mut(&number)
+            {
+                summary.entries.push(entry);
+            }
+        }
+        if failed.is_none()
+            && group.head.pages > 1
+            && let Some(summary) = self.summaries.get_mut(&number)
+        {
+            summary.headers += 1;
+        }
+        let mut segments = self.shared.segments();
+        let segment = segments.at(number);
+        segment.writers -= 1;
+        segment.dead_pages += dead + u32::from(group.head.kind == Kind::Hot && group.head.pages == 1);
+        drop(segments);
+        self.hand_over(number);
+    }
+
+    /// Makes a record visible, or says why not. True if it is a block that lives.
+    fn finish_append(&mut self, append: Append, entry: &Entry, segment: u32, failed: Option<&str>) -> bool {
+        let mut lives = false;
+        let written = match append {
+            Append::Put { put, ticket, .. } => {
+                let (key, pages) = (put.meta.key, format::pages(put.meta.size));
+                let outcome = match failed {
+                    None => Ok(Stored::Stored),
+                    Some(reason) => Err(io_error("write", key, reason.into())),
+                };
+                match entry {
+                    Entry::Block(block) if outcome.is_ok() => {
+                        self.enter(block, segment);
+                        lives = true;
+                    }
+                    _ => uncount(&self.shared.counters.claimed_pages, pages.into()),
+                }
+                ticket.done(PutDone { buffer: put.buffer, outcome });
+                Some(key)
+            }
+            Append::Move { block, from, ticket, .. } => {
+                if let (None, Entry::Block(moved)) = (failed, entry) {
+                    lives = self.relocate(moved, from, segment);
+                }
+                ticket.done(failed.is_none());
+                Some(block.meta.key)
+            }
+            Append::Tombstone { tombstone, purpose } => {
+                let removes = matches!(purpose, Purpose::Remove(_));
+                self.finish_tombstone(&tombstone, purpose, failed);
+                removes.then_some(tombstone.key)
+            }
+        };
+        if let Some(key) = written {
+            self.release(key);
+        }
+        lives
+    }
+
+    /// Lets those go on who waited for the key's record.
+    fn release(&mut self, key: BlockKey) {
+        for waiter in self.writing.remove(&key).into_iter().flatten() {
+            match waiter {
+                Waiter::Put(put, ticket) => self.start_put(put, ticket),
+                Waiter::Remove(ticket) => self.start_remove(key, ticket),
+                Waiter::Move(moving, ticket) => self.start_move(moving, ticket),
+            }
+        }
+    }
+
+    fn enter(&mut self, block: &Block, segment: u32) {
+        let place = Place { segment, page: block.page };
+        self.shared.index.insert(&Found { meta: block.meta, checksum: block.checksum, place });
+        self.shared.segments().at(segment).lives(format::pages(block.meta.size));
+        count(&self.shared.counters.blocks, 1);
+        count(&self.shared.counters.block_bytes, block.meta.size.into());
+    }
+
+    /// Points the index at a block's new copy, unless the block has gone meanwhile.
+    fn relocate(&mut self, block: &Block, from: Place, segment: u32) -> bool {
+        let place = Place { segment, page: block.page };
+        let pages = format::pages(block.meta.size);
+        if self.shared.index.get(block.meta.key).is_none_or(|found| found.place != from) {
+            // The copy must not come back after a crash.
+            let tombstone = self.tombstone(block.meta.key, place, 0);
+            self.owe(tombstone);
+            return false;
+        }
+        self.shared.index.insert(&Found { meta: block.meta, checksum: block.checksum, place });
+        let mut segments = self.shared.segments();
+        segments.at(from.segment).dies(pages);
+        segments.at(segment).lives(pages);
+        count(&self.shared.counters.moved_bytes, u64::from(pages) * PAGE as u64);
+        true
+    }
+
+    fn finish_tombstone(&mut self, tombstone: &Tombstone, purpose: Purpose, failed: Option<&str>) {
+        match purpose {
+            Purpose::Remove(ticket) => ticket.done(match failed {
+                Some(reason) => Err(io_error("remove", tombstone.key, reason.into())),
+                None => {
+                    if let Some(found) = self.shared.index.remove(tombstone.key, None) {
+                        self.dead(&found);
+                    }
+                    Ok(true)
+                }
+            }),
+            Purpose::Move(ticket) => ticket.done(failed.is_none()),
+            Purpose::Tidy => {}
+        }
+    }
+
+    /// Ends the puts that wait for space.
+    pub(super) fn refuse_waiting_puts(&mut self, error: impl Fn(&Put) -> TierError) {
+        for append in std::mem::take(&mut self.puts) {
+            if let Append::Put { put, ticket, .. } = append {
+                let error = error(&put);
+                self.give_up(put, ticket, error);
+            }
+        }
+    }
+
+    fn give_up(&mut self, put: Put, ticket: Ticket<PutDone>, error: TierError) {
+        let (key, pages) = (put.meta.key, format::pages(put.meta.size));
+        uncount(&self.shared.counters.claimed_pages, pages.into());
+        ticket.done(PutDone { buffer: put.buffer, outcome: Err(error) });
+        self.release(key);
+    }
+
+    fn fail_queue(&mut self, kind: Kind, reason: &str) {
+        let queue = if kind == Kind::Hot { &mut self.puts } else { &mut self.moves };
+        for append in std::mem::take(queue).into_iter().chain(std::mem::take(&mut self.tombstones)) {
+            self.fail(append, reason);
+        }
+    }
+
+    fn fail(&mut self, append: Append, reason: &str) {
+        // Nothing was written, so which page it would have had says nothing.
+        let entry = append.entry(0);
+        self.finish_append(append, &entry, 0, Some(reason));
+    }
+}
+
+fn slot(kind: Kind) -> usize {
+    usize::from(kind == Kind::Cold)
+}
+
+/// Adds a payload to a write: from where it is as far as its alignment allows, the rest from a padded copy.
+fn gather_payload(bytes: &[u8], pieces: &mut Vec<Piece>, copies: &mut Vec<Buffer>) {
+    let aligned = bytes.as_ptr().addr().is_multiple_of(PAGE);
+    let (direct, rest) = bytes.split_at(if aligned { bytes.len() / PAGE * PAGE } else { 0 });
+    if !direct.is_empty() {
+        pieces.push(Piece::of(direct));
+    }
+    if !rest.is_empty() {
+        let mut copy = Buffer::zeroed(rest.len().next_multiple_of(PAGE));
+        if let Some(to) = copy.bytes_mut() {
+            to[..rest.len()].copy_from_slice(rest);
+        }
+        pieces.push(Piece::of(copy.bytes()));
+        copies.push(copy);
+    }
+}

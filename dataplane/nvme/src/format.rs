@@ -1,0 +1,288 @@
+//! What stands on the disk: groups of records inside segment files.
+//!
+//! A group is one header page and the payloads of up to 63 blocks, each padded to a page, written in one go. The header
+//! names its own place (store, segment, epoch, page), so a page of an earlier life of the file, or a header that is
+//! really the content of a block, is never taken for a group. Version 1; numbers are little-endian.
+//!
+//! ```text
+//! header page   0 magic 8 | 8 store id 8 | 16 epoch 8 | 24 segment 4 | 28 page 4 | 32 pages 4 | 36 entries 2 | 38 kind 1
+//!               39 version 1 | 40 zero 16 | 56 xxh3 of the page before and after these 8 bytes, up to the last entry
+//!               64 entries of 64 bytes
+//! block         0 key 16 | 16 parent 16 | 32 checksum 8 | 40 sequence 8 | 48 size 4 | 52 depth 4 | 56 page 2
+//!               58 tenant 2 | 60 class 2 | 62 kind 1 (1, or 2 with a parent)
+//! tombstone     0 key 16 | 16 zero 16 | 32 target epoch 8 | 40 sequence 8 | 48 target segment 4
+//!               56 target page 2 | 62 kind 3
+//! ```
+
+use kvasir_protocol::block::Checksum;
+
+use kvasir_protocol::block::{BlockKey, BlockMeta};
+
+/// Unit of everything on the disk; what `O_DIRECT` asks for on any device in use.
+pub(super) const PAGE: usize = 4096;
+/// Blocks and tombstones that one header page names.
+pub(super) const ENTRIES_MAX: usize = (PAGE - HEAD) / ENTRY;
+/// Segments have at most so many pages: a page within one is 16 bits on the disk and in the index.
+pub(super) const SEGMENT_PAGES_MAX: u64 = 1 << 16;
+/// Bytes of one entry, in a header page and in a checkpoint.
+pub(super) const ENTRY: usize = 64;
+
+const HEAD: usize = 64;
+const MAGIC: &[u8; 8] = b"KvasirSG";
+const VERSION: u8 = 1;
+
+/// Pages that `bytes` of payload take.
+pub(super) fn pages(bytes: u32) -> u32 {
+    bytes.div_ceil(PAGE as u32)
+}
+
+/// Where a record is: payload of a block, or the header page of a tombstone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Place {
+    pub(super) segment: u32,
+    pub(super) page: u32,
+}
+
+/// Which of the two open ends of the log a group belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// New blocks.
+    Hot = 1,
+    /// Blocks that compaction moved.
+    Cold = 2,
+    /// Not a group: the segment is free since this epoch.
+    Free = 3,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GroupHead {
+    pub(super) segment: u32,
+    pub(super) epoch: u64,
+    /// Where the header page stands.
+    pub(super) page: u32,
+    /// Header page and payloads.
+    pub(super) pages: u32,
+    pub(super) kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    pub(super) meta: BlockMeta,
+    pub(super) checksum: u64,
+    /// Rises with every put and remove of the store; a copy made by compaction keeps it.
+    pub(super) sequence: u64,
+    /// First page of the payload within its segment.
+    pub(super) page: u32,
+}
+
+/// Says that a block was removed: the copy at `target`, and any other with a smaller sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tombstone {
+    pub(super) key: BlockKey,
+    pub(super) sequence: u64,
+    pub(super) target: Place,
+    /// Epoch of the target's segment; once that life of the segment is over, the tombstone has done its work.
+    pub(super) target_epoch: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    Block(Block),
+    Tombstone(Tombstone),
+}
+
+impl Entry {
+    pub(super) fn sequence(&self) -> u64 {
+        match self {
+            Self::Block(block) => block.sequence,
+            Self::Tombstone(tombstone) => tombstone.sequence,
+        }
+    }
+
+    pub(super) fn encode(&self) -> [u8; ENTRY] {
+        let mut out = [0; ENTRY];
+        match self {
+            Self::Block(block) => {
+                let parent = block.meta.parent;
+                out[0..16].copy_from_slice(&block.meta.key.0.to_le_bytes());
+                out[16..32].copy_from_slice(&parent.unwrap_or_default().0.to_le_bytes());
+                out[32..40].copy_from_slice(&block.checksum.to_le_bytes());
+                out[40..48].copy_from_slice(&block.sequence.to_le_bytes());
+                out[48..52].copy_from_slice(&block.meta.size.to_le_bytes());
+                out[52..56].copy_from_slice(&block.meta.depth.to_le_bytes());
+                out[56..58].copy_from_slice(&(block.page as u16).to_le_bytes());
+                out[58..60].copy_from_slice(&block.meta.tenant.to_le_bytes());
+                out[60..62].copy_from_slice(&block.meta.class.to_le_bytes());
+                out[62] = if parent.is_some() { 2 } else { 1 };
+            }
+            Self::Tombstone(tombstone) => {
+                out[0..16].copy_from_slice(&tombstone.key.0.to_le_bytes());
+                out[32..40].copy_from_slice(&tombstone.target_epoch.to_le_bytes());
+                out[40..48].copy_from_slice(&tombstone.sequence.to_le_bytes());
+                out[48..52].copy_from_slice(&tombstone.target.segment.to_le_bytes());
+                out[56..58].copy_from_slice(&(tombstone.target.page as u16).to_le_bytes());
+                out[62] = 3;
+            }
+        }
+        out
+    }
+
+    /// None if the bytes are not an entry. Whether its numbers make sense in a segment is for the caller to check.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let key = BlockKey(u128::from_le_bytes(array(bytes, 0)?));
+        let checksum_or_epoch = u64::from_le_bytes(array(bytes, 32)?);
+        let sequence = u64::from_le_bytes(array(bytes, 40)?);
+        let size_or_segment = u32::from_le_bytes(array(bytes, 48)?);
+        let depth = u32::from_le_bytes(array(bytes, 52)?);
+        let page = u32::from(u16::from_le_bytes(array(bytes, 56)?));
+        let tenant = u16::from_le_bytes(array(bytes, 58)?);
+        let class = u16::from_le_bytes(array(bytes, 60)?);
+        let kind = *bytes.get(62)?;
+        match kind {
+            1 | 2 if size_or_segment > 0 => {
+                let parent = BlockKey(u128::from_le_bytes(array(bytes, 16)?));
+                let parent = (kind == 2).then_some(parent);
+                let meta = BlockMeta { key, parent, depth, class, tenant, ttl_ms: 0, size: size_or_segment };
+                Some(Self::Block(Block { meta, checksum: checksum_or_epoch, sequence, page }))
+            }
+            3 => Some(Self::Tombstone(Tombstone {
+                key,
+                sequence,
+                target: Place { segment: size_or_segment, page },
+                target_epoch: checksum_or_epoch,
+            })),
+            _ => None,
+        }
+    }
+}
+
+/// Writes a group's header page. `entries` are at most [`ENTRIES_MAX`].
+pub(super) fn encode_group(head: &GroupHead, entries: &[Entry], store: u64, page: &mut [u8]) {
+    debug_assert!(entries.len() <= ENTRIES_MAX && page.len() == PAGE);
+    page.fill(0);
+    page[0..8].copy_from_slice(MAGIC);
+    page[8..16].copy_from_slice(&store.to_le_bytes());
+    page[16..24].copy_from_slice(&head.epoch.to_le_bytes());
+    page[24..28].copy_from_slice(&head.segment.to_le_bytes());
+    page[28..32].copy_from_slice(&head.page.to_le_bytes());
+    page[32..36].copy_from_slice(&head.pages.to_le_bytes());
+    page[36..38].copy_from_slice(&(entries.len() as u16).to_le_bytes());
+    page[38] = head.kind as u8;
+    page[39] = VERSION;
+    for (slot, entry) in page[HEAD..].chunks_exact_mut(ENTRY).zip(entries) {
+        slot.copy_from_slice(&entry.encode());
+    }
+    let sum = header_checksum(page, entries.len());
+    page[56..64].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// Reads a header page that should stand at `at` in a segment of `segment_pages`. None if it is anything else, however
+/// it came to be so: never written, of an earlier store, torn, damaged.
+pub(super) fn decode_group(
+    page: &[u8],
+    at: Place,
+    store: u64,
+    segment_pages: u32,
+) -> Option<(GroupHead, Vec<Entry>)> {
+    let kind = match *page.get(38)? {
+        1 => Kind::Hot,
+        2 => Kind::Cold,
+        3 => Kind::Free,
+        _ => return None,
+    };
+    let count = usize::from(u16::from_le_bytes(array(page, 36)?));
+    let head = GroupHead {
+        segment: u32::from_le_bytes(array(page, 24)?),
+        epoch: u64::from_le_bytes(array(page, 16)?),
+        page: u32::from_le_bytes(array(page, 28)?),
+        pages: u32::from_le_bytes(array(page, 32)?),
+        kind,
+    };
+    let known = page.starts_with(MAGIC) && page[39] == VERSION && page.len() == PAGE;
+    let here =
+        u64::from_le_bytes(array(page, 8)?) == store && head.segment == at.segment && head.page == at.page;
+    let fits = count <= ENTRIES_MAX && head.pages >= 1 && head.pages <= segment_pages.saturating_sub(at.page);
+    if !known || !here || !fits || u64::from_le_bytes(array(page, 56)?) != header_checksum(page, count) {
+        return None;
+    }
+    let entries: Option<Vec<_>> = page[HEAD..].chunks_exact(ENTRY).take(count).map(Entry::decode).collect();
+    let entries = entries.filter(|entries| entries.iter().all(|entry| within(entry, &head)))?;
+    Some((head, entries))
+}
+
+fn within(entry: &Entry, head: &GroupHead) -> bool {
+    match entry {
+        Entry::Block(block) => {
+            let end = u64::from(block.page) + u64::from(pages(block.meta.size));
+            block.page > head.page && end <= u64::from(head.page) + u64::from(head.pages)
+        }
+        Entry::Tombstone(_) => true,
+    }
+}
+
+fn header_checksum(page: &[u8], entries: usize) -> u64 {
+    let mut hasher = Checksum::default();
+    hasher.update(&page[..56]);
+    hasher.update(&page[HEAD..HEAD + entries * ENTRY]);
+    hasher.finish()
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at + N)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn entries() -> Vec<Entry> {
+        let mut meta = BlockMeta::single(BlockKey(7), 5000);
+        (meta.class, meta.tenant) = (3, 6);
+        let block = Block { meta, checksum: 11, sequence: 12, page: 3 };
+        meta.parent = Some(BlockKey(9));
+        meta.depth = 4;
+        let target = Place { segment: 2, page: 8 };
+        let tombstone = Tombstone { key: BlockKey(1 << 100), sequence: 5, target, target_epoch: 6 };
+        vec![Entry::Block(block), Entry::Block(Block { meta, page: 5, ..block }), Entry::Tombstone(tombstone)]
+    }
+
+    const AT: Place = Place { segment: 1, page: 2 };
+
+    fn page() -> Vec<u8> {
+        let mut page = vec![0xff; PAGE];
+        let head = GroupHead { segment: 1, epoch: 77, page: 2, pages: 5, kind: Kind::Hot };
+        encode_group(&head, &entries(), 42, &mut page);
+        page
+    }
+
+    #[test]
+    fn a_group_reads_as_it_was_written_and_only_where_it_stands() {
+        let page = page();
+        let (head, read) = decode_group(&page, AT, 42, 64).unwrap();
+        assert_eq!((head.epoch, head.pages, read), (77, 5, entries()));
+        assert!(decode_group(&page, Place { page: 3, ..AT }, 42, 64).is_none());
+        assert!(decode_group(&page, Place { segment: 0, ..AT }, 42, 64).is_none());
+        assert!(decode_group(&page, AT, 43, 64).is_none(), "of another store");
+        assert!(decode_group(&page, AT, 42, 6).is_none(), "longer than its segment");
+    }
+
+    proptest! {
+        #[test]
+        fn a_flipped_bit_of_what_is_used_is_noticed(bit in 0..(64 + 3 * ENTRY) * 8) {
+            let mut page = page();
+            page[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(decode_group(&page, AT, 42, 64).is_none());
+        }
+
+        #[test]
+        fn any_bytes_are_read_without_a_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..PAGE + 10), sign in any::<bool>()) {
+            if sign && bytes.len() > 8 {
+                bytes[..8].copy_from_slice(MAGIC);
+            }
+            prop_assert!(decode_group(&bytes, AT, 42, 64).is_none());
+        }
+    }
+}

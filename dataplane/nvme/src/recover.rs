@@ -1,0 +1,238 @@
+//! Rebuilds index and books when a store opens: from the checkpoint where it has a segment, from the segment otherwise.
+//!
+//! Tombstones are gathered first, then the blocks are entered. A tombstone kills the copy at its target, and every
+//! copy of the key with a smaller sequence: a crash in the middle of a compaction leaves two. A copy that is dead for
+//! any other reason than a tombstone of its own is owed one, since the reason may be gone by the next recovery.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+
+use super::append::Head;
+use super::checkpoint::{Checkpoint, Summary};
+use super::config::{NvmeConfig, OpenReport};
+use super::disk::Disk;
+use super::format::{self, Block, Entry, Kind, PAGE, Place, Tombstone};
+use super::index::{Found, Index};
+use super::scan::Scan;
+use super::segments::{Segments, State};
+use kvasir_protocol::block::BlockKey;
+
+pub(super) struct Recovered {
+    pub(super) index: Index,
+    pub(super) segments: Segments,
+    /// Where the log goes on.
+    pub(super) heads: [Option<Head>; 2],
+    /// Of the segments of the heads.
+    pub(super) open: Vec<Summary>,
+    /// Of segments that had to be read and are complete: to be saved.
+    pub(super) sealed: Vec<Summary>,
+    pub(super) owed: Vec<Tombstone>,
+    pub(super) sequence: u64,
+    pub(super) report: OpenReport,
+}
+
+/// One segment that is in use.
+struct InUse {
+    segment: u32,
+    epoch: u64,
+    kind: Kind,
+    end: u32,
+    headers: u32,
+    /// Everything of it is in the checkpoint, and nothing will be added.
+    saved: bool,
+    /// None if the checkpoint has them.
+    entries: Option<Vec<Entry>>,
+}
+
+/// What is known to have been removed.
+#[derive(Default)]
+struct Graves {
+    places: HashSet<(u64, u32)>,
+    keys: HashMap<BlockKey, u64>,
+}
+
+pub(super) fn recover(
+    config: &NvmeConfig,
+    disk: &Disk,
+    checkpoint: Option<&Checkpoint>,
+) -> io::Result<Recovered> {
+    let mut segments = Segments::new(config.segments(), config.segment_pages());
+    let mut report = OpenReport::default();
+    let mut in_use = Vec::new();
+    for number in 0..config.segments() {
+        let Some(file) = disk.existing(number)? else { continue };
+        let found = look(number, &file, disk, checkpoint, &mut segments, &mut report)?;
+        segments.at(number).file = Some(Arc::new(file));
+        in_use.extend(found);
+    }
+    // The youngest copy of a block wins, and the youngest segments are the ones to go on with.
+    in_use.sort_by_key(|segment| std::cmp::Reverse(segment.epoch));
+    let mut recovered = Recovered {
+        index: Index::new(disk.store),
+        segments,
+        heads: [None; 2],
+        open: Vec::new(),
+        sealed: Vec::new(),
+        owed: Vec::new(),
+        sequence: 0,
+        report,
+    };
+    let mut graves = Graves::default();
+    for segment in &in_use {
+        for entry in entries(segment, checkpoint).iter() {
+            recovered.sequence = recovered.sequence.max(entry.sequence());
+            graves.dig(entry);
+        }
+    }
+    for segment in in_use {
+        recovered.enter(segment, checkpoint, &graves);
+    }
+    Ok(recovered)
+}
+
+/// Finds out whether a segment is in use, and what is in it.
+fn look(
+    number: u32,
+    file: &File,
+    disk: &Disk,
+    checkpoint: Option<&Checkpoint>,
+    segments: &mut Segments,
+    report: &mut OpenReport,
+) -> io::Result<Option<InUse>> {
+    let first = first_page(number, file, disk, segments.pages)?;
+    let mut summary = checkpoint.and_then(|checkpoint| checkpoint.load(number));
+    let epoch = first.map_or(0, |(_, epoch)| epoch);
+    // The file may have begun another life since.
+    summary = summary.filter(|summary| match first {
+        Some((Kind::Free, freed)) => summary.epoch > freed,
+        Some((_, epoch)) => summary.epoch >= epoch,
+        None => true,
+    });
+    let newest = summary.as_ref().map_or(epoch, |summary| summary.epoch.max(epoch));
+    segments.next_epoch = segments.next_epoch.max(newest + 1);
+    if let Some((Kind::Free, _)) = first
+        && summary.is_none()
+    {
+        return Ok(None);
+    }
+    if let Some(summary) = summary.take_if(|summary| summary.sealed) {
+        report.segments_from_checkpoint += 1;
+        let Summary { segment, epoch, kind, end, headers, .. } = summary;
+        return Ok(Some(InUse { segment, epoch, kind, end, headers, saved: true, entries: None }));
+    }
+    let (from, epoch) = summary.as_ref().map_or((0, 0), |summary| (summary.end, summary.epoch));
+    let scan = Scan { segment: number, pages: segments.pages, store: disk.store, from, epoch, verify: true };
+    let scanned = scan.run(file);
+    report.segments_scanned += 1;
+    report.scanned_bytes += scanned.read_bytes;
+    report.corrupt += scanned.corrupt;
+    segments.next_epoch = segments.next_epoch.max(scanned.epoch + 1);
+    let before = summary.filter(|summary| summary.epoch == scanned.epoch);
+    let kind = scanned.kind.or(before.as_ref().map(|summary| summary.kind));
+    let Some(kind) = kind else { return Ok(None) };
+    let (mut entries, headers) = before.map_or((Vec::new(), 0), |summary| (summary.entries, summary.headers));
+    entries.extend(scanned.entries);
+    let headers = headers + scanned.headers;
+    let (epoch, end) = (scanned.epoch, scanned.end);
+    Ok(Some(InUse { segment: number, epoch, kind, end, headers, saved: false, entries: Some(entries) }))
+}
+
+/// What the first page says the segment is, and since which epoch.
+fn first_page(number: u32, file: &File, disk: &Disk, pages: u32) -> io::Result<Option<(Kind, u64)>> {
+    let mut page = kvasir_memory::buffer::Buffer::zeroed(PAGE);
+    let Some(bytes) = page.bytes_mut() else { return Ok(None) };
+    let read = std::os::unix::fs::FileExt::read_at(file, bytes, 0);
+    if read.is_err() {
+        // A page that cannot be read says as little as one that is damaged.
+        return Ok(None);
+    }
+    let group = format::decode_group(bytes, Place { segment: number, page: 0 }, disk.store, pages);
+    Ok(group.map(|(head, _)| (head.kind, head.epoch)))
+}
+
+fn entries<'a>(segment: &'a InUse, checkpoint: Option<&Checkpoint>) -> std::borrow::Cow<'a, [Entry]> {
+    match &segment.entries {
+        Some(entries) => entries.into(),
+        // It was there a moment ago; if not, its blocks are misses.
+        None => checkpoint
+            .and_then(|checkpoint| checkpoint.load(segment.segment))
+            .map(|s| s.entries)
+            .unwrap_or_default()
+            .into(),
+    }
+}
+
+impl Graves {
+    fn dig(&mut self, entry: &Entry) {
+        if let Entry::Tombstone(tombstone) = entry {
+            self.places.insert((tombstone.target_epoch, tombstone.target.page));
+            let newest = self.keys.entry(tombstone.key).or_default();
+            *newest = tombstone.sequence.max(*newest);
+        }
+    }
+
+    fn killed(&self, block: &Block) -> bool {
+        self.keys.get(&block.meta.key).is_some_and(|&sequence| block.sequence < sequence)
+    }
+}
+
+impl Recovered {
+    fn enter(&mut self, found: InUse, checkpoint: Option<&Checkpoint>, graves: &Graves) {
+        let number = found.segment;
+        let segment = self.segments.at(number);
+        (segment.epoch, segment.end) = (found.epoch, found.end);
+        // A crashed process may have left unsynced what a new one is about to promise.
+        (segment.state, segment.unsynced) = (State::Sealed, !found.saved);
+        for entry in entries(&found, checkpoint).iter() {
+            if let Entry::Block(block) = entry {
+                self.enter_block(block, number, found.epoch, graves);
+            }
+        }
+        let resumes = self.resume(&found);
+        let pages = self.segments.pages;
+        let segment = self.segments.at(number);
+        segment.dead_pages = found.end.saturating_sub(segment.live_pages + found.headers);
+        let Some(entries) = found.entries else { return };
+        let (epoch, kind, end, headers) = (found.epoch, found.kind, found.end, found.headers);
+        let summary = Summary { segment: number, epoch, kind, sealed: !resumes, end, headers, entries };
+        if resumes {
+            self.open.push(summary);
+        } else {
+            // Its end is out of reach until it is compacted.
+            segment.dead_pages += pages - end;
+            self.sealed.push(summary);
+        }
+    }
+
+    fn enter_block(&mut self, block: &Block, segment: u32, epoch: u64, graves: &Graves) {
+        let place = Place { segment, page: block.page };
+        let owed = |sequence| Tombstone { key: block.meta.key, sequence, target: place, target_epoch: epoch };
+        if graves.places.contains(&(epoch, block.page)) {
+            return;
+        }
+        if graves.killed(block) {
+            return self.owed.push(owed(0));
+        }
+        if self.index.contains(block.meta.key) {
+            return self.owed.push(owed(0));
+        }
+        self.index.insert(&Found { meta: block.meta, checksum: block.checksum, place });
+        self.segments.at(segment).lives(format::pages(block.meta.size));
+        self.report.blocks += 1;
+        self.report.block_bytes += u64::from(block.meta.size);
+    }
+
+    /// Makes a segment the head of its kind again, if it is the youngest of that kind and has room.
+    fn resume(&mut self, found: &InUse) -> bool {
+        let head = &mut self.heads[usize::from(found.kind == Kind::Cold)];
+        if found.saved || head.is_some() || found.end + 2 > self.segments.pages {
+            return false;
+        }
+        *head = Some(Head { segment: found.segment, epoch: found.epoch, page: found.end, begun: true });
+        self.segments.at(found.segment).state = State::Open(found.kind);
+        true
+    }
+}

@@ -1,0 +1,155 @@
+//! What the store's handle, its engine and its janitor share.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::checkpoint::Summary;
+use super::disk::Disk;
+use super::engine::Command;
+use super::format::PAGE;
+use super::inbox::Inbox;
+use super::index::Index;
+use super::io::Waker;
+use super::segments::Segments;
+use super::{NvmeConfig, TierStats};
+use kvasir_protocol::block::BlockKey;
+
+pub(super) struct Shared {
+    pub(super) config: NvmeConfig,
+    pub(super) disk: Disk,
+    pub(super) index: Index,
+    segments: Mutex<Segments>,
+    pub(super) counters: Counters,
+    /// Blocks dropped because they were damaged, for whoever can fetch them again.
+    damaged: Mutex<VecDeque<BlockKey>>,
+    /// Items of batches taken and not yet answered.
+    pub(super) under_way: AtomicUsize,
+    /// For the engine.
+    pub(super) inbox: Inbox<Command>,
+    waker: Waker,
+    chores: Mutex<Chores>,
+    chores_changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) blocks: AtomicU64,
+    pub(super) block_bytes: AtomicU64,
+    /// Pages of payload that live or are about to.
+    pub(super) claimed_pages: AtomicU64,
+    pub(super) hits: AtomicU64,
+    pub(super) misses: AtomicU64,
+    pub(super) read_bytes: AtomicU64,
+    pub(super) written_bytes: AtomicU64,
+    pub(super) corrupt: AtomicU64,
+    pub(super) io_errors: AtomicU64,
+    pub(super) evicted: AtomicU64,
+    pub(super) compacted_segments: AtomicU64,
+    pub(super) moved_bytes: AtomicU64,
+}
+
+/// What waits for the janitor.
+#[derive(Default)]
+pub(super) struct Chores {
+    pub(super) summaries: Vec<Summary>,
+    /// Puts wait for a free segment.
+    pub(super) starving: bool,
+    /// Something may have changed about what can be reclaimed.
+    pub(super) look: bool,
+    pub(super) close: bool,
+}
+
+impl Shared {
+    pub(super) fn new(
+        config: NvmeConfig,
+        disk: Disk,
+        index: Index,
+        segments: Segments,
+        waker: Waker,
+    ) -> Self {
+        Self {
+            config,
+            disk,
+            index,
+            segments: Mutex::new(segments),
+            counters: Counters::default(),
+            damaged: Mutex::default(),
+            under_way: AtomicUsize::new(0),
+            inbox: Inbox::default(),
+            waker,
+            chores: Mutex::default(),
+            chores_changed: Condvar::new(),
+        }
+    }
+
+    pub(super) fn segments(&self) -> MutexGuard<'_, Segments> {
+        self.segments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn note_damaged(&self, key: BlockKey) {
+        /// The oldest beyond this are forgotten.
+        const MAX: usize = 4096;
+        let mut damaged = self.damaged.lock().unwrap_or_else(PoisonError::into_inner);
+        if damaged.len() == MAX {
+            damaged.pop_front();
+        }
+        damaged.push_back(key);
+    }
+
+    pub(super) fn take_damaged(&self) -> Vec<BlockKey> {
+        self.damaged.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
+    }
+
+    /// Hands the engine something to do.
+    pub(super) fn send(&self, command: Command) {
+        self.inbox.send(command, || self.waker.wake());
+    }
+
+    /// Tells the janitor something.
+    pub(super) fn chore(&self, change: impl FnOnce(&mut Chores)) {
+        change(&mut self.chores.lock().unwrap_or_else(PoisonError::into_inner));
+        self.chores_changed.notify_all();
+    }
+
+    /// Waits until the janitor has something to do.
+    pub(super) fn wait_for_chores(&self) -> MutexGuard<'_, Chores> {
+        let mut chores = self.chores.lock().unwrap_or_else(PoisonError::into_inner);
+        while chores.summaries.is_empty() && !chores.look && !chores.close {
+            chores = self.chores_changed.wait(chores).unwrap_or_else(PoisonError::into_inner);
+        }
+        chores
+    }
+
+    /// Waits for the next change of the chores.
+    pub(super) fn chores_pause(&self, at_most: std::time::Duration) -> bool {
+        let chores = self.chores.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.chores_changed.wait_timeout(chores, at_most);
+        waited.unwrap_or_else(PoisonError::into_inner).0.close
+    }
+
+    pub(super) fn stats(&self) -> TierStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.counters;
+        TierStats {
+            blocks: read(&counters.blocks),
+            block_bytes: read(&counters.block_bytes),
+            used_bytes: self.segments().used_pages() * PAGE as u64,
+            hits: read(&counters.hits),
+            misses: read(&counters.misses),
+            read_bytes: read(&counters.read_bytes),
+            written_bytes: read(&counters.written_bytes),
+            corrupt: read(&counters.corrupt),
+            io_errors: read(&counters.io_errors),
+            evicted: read(&counters.evicted),
+        }
+    }
+}
+
+pub(super) fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+pub(super) fn uncount(counter: &AtomicU64, by: u64) {
+    counter.fetch_sub(by, Ordering::Relaxed);
+}

@@ -1,0 +1,3 @@
+//! Locks of code that `tests/interleavings` compiles a second time, on loom's.
+
+pub(crate) use std::sync::{Mutex, MutexGuard};

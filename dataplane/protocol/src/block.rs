@@ -1,0 +1,105 @@
+//! What a block is called and what is known about it before its bytes arrive.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_128;
+
+pub use kvasir_memory::checksum::{Checksum, checksum};
+
+/// The most items in one batch call, in process and on the wire.
+pub const BATCH_MAX: usize = 4096;
+
+/// Names one block of KV: 128 bits, equal exactly when the namespaces and engine hashes are equal
+/// (up to the collisions of xxh3_128, about 2^-64 at a billion blocks).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub struct BlockKey(pub u128);
+
+impl BlockKey {
+    /// The key of a block that an engine names by `engine_hash` (opaque, any length). `namespace` carries
+    /// what that hash does not cover: model, dtype, tensor-parallel layout, block size.
+    pub fn from_engine_hash(namespace: &str, engine_hash: &[u8]) -> Self {
+        let mut hasher = XxHash3_128::new();
+        // The length goes first, so that no two (namespace, hash) pairs read as the same bytes.
+        hasher.write(&(namespace.len() as u64).to_le_bytes());
+        hasher.write(namespace.as_bytes());
+        hasher.write(engine_hash);
+        Self(hasher.finish_128())
+    }
+
+    /// The key of a block that a person names, for the command line.
+    pub fn from_name(name: &str) -> Self {
+        Self::from_engine_hash("name", name.as_bytes())
+    }
+
+    /// The 64 bits that policies see: equal blocks have equal identities across evictions.
+    pub fn identity(self) -> u64 {
+        self.0 as u64 ^ (self.0 >> 64) as u64
+    }
+}
+
+impl fmt::Display for BlockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for BlockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// A block about to be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockMeta {
+    pub key: BlockKey,
+    /// The block before it in its chain; none for the first block of a prompt.
+    pub parent: Option<BlockKey>,
+    /// Position in its chain, 0 = first block of a prompt.
+    pub depth: u32,
+    /// Workload class of the request that stores it, 0 = unknown.
+    pub class: u16,
+    /// Who stores it and pays for its bytes, 0 = nobody in particular.
+    pub tenant: u16,
+    /// Milliseconds it may stay where it is stored, used or not; 0 = no limit of its own.
+    pub ttl_ms: u32,
+    /// Bytes, 1 to the size of the pool.
+    pub size: u32,
+}
+
+impl BlockMeta {
+    /// A block that stands alone: no parent, class unknown, nobody's in particular, for as long as there is room.
+    pub fn single(key: BlockKey, size: u32) -> Self {
+        Self { key, parent: None, depth: 0, class: 0, tenant: 0, ttl_ms: 0, size }
+    }
+}
+
+/// How long, and how firmly, a block is to stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pin {
+    /// Not evicted for this long (the store has an upper bound).
+    Hard { duration_ms: u32 },
+    /// Not evicted until `weight`, which halves every half-life of the store, has fallen to 1. Someone who evicts the
+    /// block by its key overrides it.
+    Soft { weight: u32 },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_separate_namespace_from_hash() {
+        assert_ne!(BlockKey::from_engine_hash("ab", b"c"), BlockKey::from_engine_hash("a", b"bc"));
+        assert_ne!(BlockKey::from_engine_hash("", b"abc"), BlockKey::from_engine_hash("abc", b""));
+        assert_eq!(BlockKey::from_name("x"), BlockKey::from_name("x"));
+        // Keys and checksums stand on disks and on the wire: these values never change.
+        let key = BlockKey::from_engine_hash("ns", b"hash");
+        assert_eq!(
+            (key.0, checksum(b"bytes")),
+            (0x388b_79e5_e117_e6d9_06ce_2ec0_d38b_9c54, 0xd303_45fe_f8ac_3570)
+        );
+        assert_eq!(BlockKey(0xab).to_string(), "000000000000000000000000000000ab");
+    }
+}

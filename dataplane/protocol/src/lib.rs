@@ -1,0 +1,7 @@
+//! What a client and its host say to each other: what a block is called ([`block`]), frames ([`wire`]), and what carries them
+//! ([`stream`]). It knows no store, no peers and no devices.
+
+pub mod block;
+pub mod clock;
+pub mod stream;
+pub mod wire;

@@ -1,0 +1,334 @@
+//! A connection of any kind, with the three things the protocol needs beyond read and write: deadlines,
+//! gathering writes, and descriptors that travel with a frame.
+
+pub mod ring;
+
+use std::io::{self, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+
+use self::ring::Ring;
+
+pub enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+    /// Began as a Unix socket.
+    Ring(Arc<Ring>),
+}
+
+impl Stream {
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Unix(stream) => Self::Unix(stream.try_clone()?),
+            Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
+            Self::Ring(ring) => Self::Ring(Arc::clone(ring)),
+        })
+    }
+
+    /// No single read or write takes longer than `timeout`.
+    pub fn set_timeouts(&self, timeout: Duration) -> io::Result<()> {
+        let unix = |stream: &UnixStream| {
+            stream.set_read_timeout(Some(timeout))?;
+            stream.set_write_timeout(Some(timeout))
+        };
+        match self {
+            Self::Unix(stream) => unix(stream),
+            Self::Ring(ring) => unix(ring.socket()),
+            Self::Tcp(stream) => {
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(timeout))?;
+                stream.set_write_timeout(Some(timeout))
+            }
+        }
+    }
+
+    /// Ends the connection for every clone of it.
+    pub fn shutdown(&self) {
+        // It may be closed already, which is what is wanted.
+        let _ = match self {
+            Self::Unix(stream) => stream.shutdown(Shutdown::Both),
+            Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            Self::Ring(ring) => ring.socket().shutdown(Shutdown::Both),
+        };
+    }
+
+    /// What is there already; [`io::ErrorKind::WouldBlock`] if nothing is.
+    fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let received = match self {
+            Self::Unix(stream) => rustix::net::recv(stream, buffer, RecvFlags::DONTWAIT),
+            Self::Tcp(stream) => rustix::net::recv(stream, buffer, RecvFlags::DONTWAIT),
+            Self::Ring(ring) => return ring.read_now(buffer),
+        };
+        Ok(received?.0)
+    }
+
+    pub fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        Write::write_all(self, bytes)
+    }
+
+    /// Writes all parts, in as few calls as the system allows, without joining them first.
+    pub fn write_parts(&mut self, parts: &[&[u8]]) -> io::Result<()> {
+        /// The most parts that Linux takes at once.
+        const AT_ONCE: usize = 1024;
+        for parts in parts.chunks(AT_ONCE) {
+            let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+            let mut left = &mut slices[..];
+            IoSlice::advance_slices(&mut left, 0);
+            while !left.is_empty() {
+                match self.write_vectored(left) {
+                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                    Ok(written) => IoSlice::advance_slices(&mut left, written),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.read(buffer),
+            Self::Tcp(stream) => stream.read(buffer),
+            Self::Ring(ring) => ring.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.write(bytes),
+            Self::Tcp(stream) => stream.write(bytes),
+            Self::Ring(ring) => ring.write(bytes),
+        }
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.write_vectored(parts),
+            Self::Tcp(stream) => stream.write_vectored(parts),
+            Self::Ring(ring) => {
+                ring.write(parts.iter().find(|part| !part.is_empty()).map_or(&[], |part| part))
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether to poll for a moment before a sleep, as earlier waits suggest: between two busy threads an answer takes
+/// microseconds, and a sleep costs a switch here and a wake-up there.
+pub struct Habits {
+    /// Whether the last wait was short. What follows depends on it: a writer asks for a place, fills it for long, and
+    /// has the next request ready as soon as that is committed.
+    was_short: bool,
+    /// Of the waits after a long one, and after a short one.
+    after: [Habit; 2],
+    /// A sleep that ended within this, waking up included, might have been a poll.
+    short: Duration,
+}
+
+#[derive(Clone, Copy)]
+struct Habit {
+    /// Waits in a row that were short, and how many it takes before one is polled through.
+    short: u32,
+    needed: u32,
+}
+
+impl Habit {
+    /// Polls in vain double what is needed for the next, up to this.
+    const NEEDED_MAX: u32 = 4096;
+    const NEEDED_MIN: u32 = 4;
+
+    fn learn(&mut self, polled: bool, short: bool) {
+        if polled {
+            self.needed = if short { self.needed - 1 } else { self.needed.saturating_mul(2) };
+            self.needed = self.needed.clamp(Self::NEEDED_MIN, Self::NEEDED_MAX);
+        }
+        self.short = if short { self.short.saturating_add(1) } else { 0 };
+    }
+}
+
+impl Habits {
+    /// Where both sides sleep in sockets: the other one had to be woken as well.
+    pub const SOCKET: Duration = Duration::from_micros(120);
+    /// Where a bell wakes the other side early. Shorter, or filling a block of 1 MiB would count as short.
+    const RING: Duration = Duration::from_micros(55);
+
+    pub const fn new(short: Duration) -> Self {
+        let unknown = Habit { short: 0, needed: Habit::NEEDED_MIN };
+        Self { was_short: false, after: [unknown; 2], short }
+    }
+
+    /// What `poll` finds within a moment, if that is worth a try; else what `sleep` returns. Each gets `context`.
+    pub fn wait<C, T>(
+        &mut self,
+        context: &mut C,
+        mut poll: impl FnMut(&mut C) -> Option<T>,
+        sleep: impl FnOnce(&mut C) -> T,
+    ) -> T {
+        let habit = &mut self.after[usize::from(self.was_short)];
+        let polls = habit.short >= habit.needed && !alone();
+        if polls && let Some(done) = self::poll(|| poll(context)) {
+            habit.learn(true, true);
+            self.was_short = true;
+            return done;
+        }
+        let start = Instant::now();
+        let done = sleep(context);
+        self.was_short = !polls && start.elapsed() <= self.short;
+        habit.learn(polls, self.was_short);
+        done
+    }
+}
+
+/// Repeats `step` for a moment; none if there was nothing all the time.
+fn poll<T>(mut step: impl FnMut() -> Option<T>) -> Option<T> {
+    /// What a switch to another thread and back costs, about.
+    const LONGEST: Duration = Duration::from_micros(40);
+    let start = Instant::now();
+    loop {
+        let done = step();
+        if done.is_some() || start.elapsed() >= LONGEST {
+            return done;
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// None where there is nothing yet.
+fn unless_blocked(result: io::Result<usize>) -> Option<io::Result<usize>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+        done => Some(done),
+    }
+}
+
+/// With one processor the other side could not answer while this one polls.
+fn alone() -> bool {
+    static ALONE: OnceLock<bool> = OnceLock::new();
+    *ALONE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1))
+}
+
+/// A reader that polls for a moment before it sleeps, while that pays.
+pub struct Eager {
+    pub stream: Stream,
+    habits: Habits,
+}
+
+impl Eager {
+    pub fn new(stream: Stream) -> Self {
+        let short = if matches!(stream, Stream::Ring(_)) { Habits::RING } else { Habits::SOCKET };
+        Self { stream, habits: Habits::new(short) }
+    }
+}
+
+impl Read for Eager {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Self { stream, habits } = self;
+        habits.wait(
+            &mut (stream, buffer),
+            |(stream, buffer)| unless_blocked(stream.read_now(buffer)),
+            |(stream, buffer)| stream.read(buffer),
+        )
+    }
+}
+
+/// A reader that a slow peer cannot keep for ever: reads fail once the deadline has passed, however often single
+/// bytes keep arriving.
+pub struct Timed {
+    pub stream: Eager,
+    pub deadline: Option<Instant>,
+}
+
+impl Read for Timed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.read(buffer)
+    }
+}
+
+/// The most descriptors that travel with a frame.
+const FDS_MAX: usize = 2;
+
+/// Writes `bytes` with descriptors, two at most, attached to the first of them.
+pub fn send_with_fds(stream: &mut UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::other("no room for so many descriptors"));
+    }
+    let sent = rustix::net::sendmsg(&*stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    stream.write_all(&bytes[sent..])
+}
+
+/// Reads exactly `bytes`, and the descriptors that came with them, two at most.
+pub fn receive_with_fds(stream: &mut UnixStream, bytes: &mut [u8]) -> io::Result<Vec<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [io::IoSliceMut::new(bytes)];
+    let got = rustix::net::recvmsg(&*stream, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;
+    let fds = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    });
+    let fds = fds.flatten().collect();
+    if got == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    stream.read_exact(&mut bytes[got..])?;
+    Ok(fds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_eager_reader_gets_every_byte_the_end_and_its_timeout() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let echo = std::thread::spawn(move || {
+            let (mut reader, mut writer) = (Eager::new(Stream::Unix(far.try_clone().unwrap())), far);
+            let mut bytes = [0; 8];
+            while reader.read_exact(&mut bytes).is_ok() {
+                writer.write_all(&bytes).unwrap();
+            }
+        });
+        let mut writer = near.try_clone().unwrap();
+        let mut reader = Eager::new(Stream::Unix(near));
+        for n in 0..2_000u64 {
+            writer.write_all(&n.to_le_bytes()).unwrap();
+            let mut bytes = [0; 8];
+            reader.read_exact(&mut bytes).unwrap();
+            assert_eq!(u64::from_le_bytes(bytes), n);
+        }
+        reader.stream.set_timeouts(Duration::from_millis(1)).unwrap();
+        let polls =
+            |reader: &mut Eager| reader.habits.after.iter_mut().for_each(|habit| habit.short = habit.needed);
+        for _ in 0..10 {
+            // Also right after a poll in vain.
+            assert_eq!(reader.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            polls(&mut reader);
+        }
+        writer.shutdown(Shutdown::Write).unwrap();
+        echo.join().unwrap();
+        polls(&mut reader);
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+    }
+}

@@ -1,0 +1,206 @@
+//! The remote tier in a directory. Against a server: `tests/s3`.
+
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+use super::*;
+use kvasir_protocol::block::BlockMeta;
+use kvasir_store::conformance::{self, block, bytes_of, get_all, holds, key, put, put_all, remove};
+
+fn config(dir: &TempDir) -> RemoteConfig {
+    let place = Place::Directory(dir.path().join("blocks"));
+    RemoteConfig { capacity_bytes: Some(32 << 20), ..RemoteConfig::new(place) }
+}
+
+fn open(dir: &TempDir) -> RemoteStore {
+    RemoteStore::open(&config(dir)).unwrap()
+}
+
+fn sealed(dir: &TempDir, key: u8) -> RemoteStore {
+    let keys = vec![TenantKey { tenant: 0, key: [key; 32] }];
+    RemoteStore::open(&RemoteConfig { keys, ..config(dir) }).unwrap()
+}
+
+fn file_of(dir: &TempDir, n: u64) -> PathBuf {
+    let name = key(n).to_string();
+    dir.path().join("blocks").join(&name[..2]).join(name)
+}
+
+#[test]
+fn conforms() {
+    conformance::check_durable(|| TempDir::new().unwrap(), |dir| Arc::new(open(dir)));
+}
+
+#[test]
+fn conforms_when_sealed() {
+    let dir = TempDir::new().unwrap();
+    let count = AtomicU64::new(0);
+    conformance::check(|| {
+        let place = dir.path().join(count.fetch_add(1, Ordering::Relaxed).to_string());
+        let keys = vec![TenantKey { tenant: 0, key: [3; 32] }];
+        let config = RemoteConfig { keys, place: Place::Directory(place), ..config(&dir) };
+        Arc::new(RemoteStore::open(&config).unwrap())
+    });
+}
+
+#[test]
+fn a_damaged_object_is_a_miss_and_goes() {
+    let damage: [fn(&mut Vec<u8>); 5] = [
+        |object| object[200] ^= 1,
+        |object| object[20] ^= 1,
+        |object| object.truncate(150),
+        |object| object.truncate(0),
+        |object| object.push(0),
+    ];
+    for key_byte in [None, Some(5)] {
+        for (n, damage) in (0..).zip(damage) {
+            let dir = TempDir::new().unwrap();
+            let store = key_byte.map_or_else(|| open(&dir), |byte| sealed(&dir, byte));
+            assert!(put_all(&store, vec![block(n, 500), block(90, 500)]).iter().all(Result::is_ok));
+            let mut object = std::fs::read(file_of(&dir, n)).unwrap();
+            damage(&mut object);
+            std::fs::write(file_of(&dir, n), object).unwrap();
+            assert!(!holds(&store, n, 500) && holds(&store, 90, 500));
+            assert_eq!((store.exists(&[key(n)]), file_of(&dir, n).exists()), (vec![false], false));
+            let stats = store.stats();
+            assert_eq!((stats.corrupt, stats.misses, stats.blocks, stats.io_errors), (1, 1, 1, 0));
+            assert_eq!(put(&store, n, 500), Ok(Stored::Stored));
+            assert!(holds(&store, n, 500));
+        }
+    }
+}
+
+#[test]
+fn a_block_under_another_name_is_not_served() {
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir);
+    assert!(put_all(&store, vec![block(1, 500), block(2, 500)]).iter().all(Result::is_ok));
+    std::fs::copy(file_of(&dir, 1), file_of(&dir, 2)).unwrap();
+    assert!(!holds(&store, 2, 500) && holds(&store, 1, 500));
+    std::fs::remove_file(file_of(&dir, 1)).unwrap();
+    assert!(!holds(&store, 1, 500));
+    assert_eq!((store.stats().blocks, store.stats().corrupt), (0, 1));
+}
+
+#[test]
+fn sealed_blocks_need_their_key() {
+    let dir = TempDir::new().unwrap();
+    let store = sealed(&dir, 1);
+    assert_eq!(put(&store, 1, 5000), Ok(Stored::Stored));
+    let object = std::fs::read(file_of(&dir, 1)).unwrap();
+    let clear = bytes_of(1, 5000);
+    assert!(!object.windows(16).any(|part| part == &clear[..16]), "no plain text at rest");
+    drop(store);
+    for other in [sealed(&dir, 2), open(&dir)] {
+        let error = get_all(&other, &[1], 5000).remove(0).unwrap_err();
+        assert!(error.to_string().contains("which is not among remote.keys"), "{error}");
+        assert!(!error.retryable() && other.exists(&[key(1)]) == [true] && other.stats().corrupt == 0);
+    }
+    // A ring with the old key opens it, and seals new blocks with the new one.
+    let keys = [1, 2].map(|byte| TenantKey { tenant: 0, key: [byte; 32] });
+    let both = RemoteStore::open(&RemoteConfig { keys: keys.into(), ..config(&dir) }).unwrap();
+    assert!(holds(&both, 1, 5000) && put(&both, 2, 50) == Ok(Stored::Stored));
+    drop(both);
+    assert!(holds(&sealed(&dir, 2), 2, 50));
+}
+
+#[test]
+fn each_tenant_has_its_own_key() {
+    let dir = TempDir::new().unwrap();
+    let keys = [1, 2].map(|tenant| TenantKey { tenant, key: [tenant as u8; 32] });
+    let of_tenant = |n: u64| {
+        let put = block(n, 400);
+        Put { meta: BlockMeta { tenant: n as u16, ..put.meta }, ..put }
+    };
+    let store = RemoteStore::open(&RemoteConfig { keys: keys.to_vec(), ..config(&dir) }).unwrap();
+    assert!(put_all(&store, (0..3).map(of_tenant).collect()).iter().all(Result::is_ok));
+    let first = RemoteStore::open(&RemoteConfig { keys: keys[..1].to_vec(), ..config(&dir) }).unwrap();
+    let found = |store: &RemoteStore| {
+        let found = get_all(store, &[0, 1, 2], 400).into_iter();
+        found.map(|found| found.map(|found| found.map(|(loaded, _)| loaded.meta.tenant))).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&store), [Ok(Some(0)), Ok(Some(1)), Ok(Some(2))]);
+    assert_eq!(found(&first)[..2], [Ok(Some(0)), Ok(Some(1))]);
+    assert!(found(&first)[2].as_ref().is_err_and(|error| !error.retryable()));
+}
+
+#[test]
+fn hosts_share_a_place() {
+    let dir = TempDir::new().unwrap();
+    let (one, two) = (open(&dir), open(&dir));
+    assert_eq!(put(&one, 1, 300), Ok(Stored::Stored));
+    assert_eq!(two.exists(&[key(1)]), [false], "no I/O for this question");
+    assert!(holds(&two, 1, 300) && two.exists(&[key(1)]) == [true], "found by asking, and remembered");
+    assert_eq!(put(&one, 2, 300), Ok(Stored::Stored));
+    assert_eq!((remove(&two, 2), remove(&two, 2)), (Ok(true), Ok(false)));
+    assert!(!holds(&one, 2, 300) && one.exists(&[key(2)]) == [false]);
+}
+
+#[test]
+fn what_is_found_at_open_is_told() {
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir);
+    assert!(put_all(&store, (0..10).map(|n| block(n, 100)).collect()).iter().all(Result::is_ok));
+    drop(store);
+    for name in ["notes.txt", "00000000000000000000000000000001", "0000000000000000000000000000000G"] {
+        std::fs::write(dir.path().join("blocks").join(name), "hello").unwrap();
+    }
+    let expected = OpenReport { blocks: 10, block_bytes: 1000, beyond_bounds: 0, foreign: 3 };
+    assert_eq!(open(&dir).report(), expected);
+    let bounded = RemoteStore::open(&RemoteConfig { blocks_max: 4, ..config(&dir) }).unwrap();
+    assert_eq!(bounded.report(), OpenReport { blocks: 4, block_bytes: 400, beyond_bounds: 6, ..expected });
+    assert!((0..10).all(|n| holds(&bounded, n, 100)), "beyond the bound, a get still finds them");
+    assert!(matches!(put(&bounded, 99, 100), Err(TierError::Full { .. })));
+}
+
+#[test]
+fn more_than_the_queue_takes_is_refused() {
+    let dir = TempDir::new().unwrap();
+    let store = RemoteStore::open(&RemoteConfig { queue_max: 2, ..config(&dir) }).unwrap();
+    let busy = Err(TierError::Busy { tier: "remote", limit: 2 });
+    assert_eq!(put_all(&store, (0..3).map(|n| block(n, 10)).collect()), [busy.clone(), busy.clone(), busy]);
+    assert!(put_all(&store, (0..2).map(|n| block(n, 10)).collect()).iter().all(Result::is_ok));
+}
+
+#[test]
+fn what_was_taken_ends_although_the_tier_closes() {
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir);
+    let pending = store.put((0..500).map(|n| block(n, 1000)).collect());
+    drop(store);
+    let store = open(&dir);
+    for (n, done) in (0..).zip(pending.wait()) {
+        match done.outcome {
+            Ok(Stored::Stored) => assert!(holds(&store, n, 1000)),
+            Err(TierError::Closed { .. }) => assert!(!holds(&store, n, 1000)),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn bad_settings_are_named() {
+    let dir = TempDir::new().unwrap();
+    let check = |change: fn(&mut RemoteConfig), expected: &str| {
+        let mut config = config(&dir);
+        change(&mut config);
+        let message = RemoteStore::open(&config).map_or_else(|error| error.to_string(), |_| "fine".into());
+        assert!(message.contains(expected), "{message}");
+    };
+    let s3 = |endpoint: &str| {
+        let credentials = Some(("id".into(), "secret".into()));
+        let (bucket, region) = ("bucket".into(), "us-east-1".into());
+        Place::S3(S3 { bucket, prefix: String::new(), endpoint: Some(endpoint.into()), region, credentials })
+    };
+    check(|_| (), "fine");
+    check(|c| c.requests_max = 0, "remote.requests_max is 0");
+    check(|c| c.capacity_bytes = Some(0), "remote.capacity_bytes is 0");
+    check(|c| c.place = Place::Directory("/dev/null/blocks".into()), "cannot use directory /dev/null/blocks");
+    let debug = format!("{:?}", s3("http://127.0.0.1:1"));
+    assert!(!debug.contains("secret") && debug.contains("\"id\""), "{debug}");
+    let refused = RemoteConfig { attempts_max: 2, backoff: std::time::Duration::ZERO, ..config(&dir) };
+    let refused = RemoteConfig { place: s3("http://127.0.0.1:1"), ..refused };
+    let error = RemoteStore::open(&refused).err().unwrap().to_string();
+    assert!(error.contains("s3://bucket/ of http://127.0.0.1:1 after 2 attempts"), "{error}");
+}

@@ -1,0 +1,365 @@
+//! One connection: reads requests, has the store answer them, and replies.
+
+use std::io::{self, BufRead, BufReader, Read as _};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::handover::HandOvers;
+use super::outcome::{describe, evicted, found, outcome, pinned, place, removed, verified};
+use kvasir_memory::host::HostPool;
+use kvasir_protocol::block::{BlockKey, BlockMeta};
+use kvasir_protocol::stream::ring::{self, Ring, Side};
+use kvasir_protocol::stream::{Eager, Stream, Timed, send_with_fds};
+use kvasir_protocol::wire::{Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, WireError};
+use kvasir_store::dram::{Held, OwnerId, Reserve};
+use kvasir_store::tiering::Read;
+
+/// Why a connection ended, other than by the peer closing it between frames.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Wire(#[from] WireError),
+    #[error("{0}")]
+    Rule(&'static str),
+}
+
+pub(super) struct Connection {
+    shared: Arc<Shared>,
+    reader: BufReader<Timed>,
+    writer: Option<Stream>,
+    owner: OwnerId,
+    /// On whose account it stores.
+    tenant: u16,
+    /// The peer maps the pool.
+    local: bool,
+    greeted: bool,
+    may_write: bool,
+    hand_overs: HandOvers,
+    body: Vec<u8>,
+    frame: Vec<u8>,
+}
+
+impl Connection {
+    pub(super) fn new(shared: Arc<Shared>, stream: Stream) -> Self {
+        Self {
+            owner: shared.store.new_owner(),
+            local: matches!(stream, Stream::Unix(_)),
+            writer: stream.try_clone().ok(),
+            reader: BufReader::with_capacity(16 << 10, Timed { stream: Eager::new(stream), deadline: None }),
+            tenant: 0,
+            greeted: false,
+            may_write: false,
+            hand_overs: HandOvers::default(),
+            body: Vec::new(),
+            frame: Vec::new(),
+            shared,
+        }
+    }
+
+    pub(super) fn run(&mut self) {
+        let mut request = 0;
+        let ended = loop {
+            match self.serve_one(&mut request) {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(broken) => break Err(broken),
+            }
+        };
+        self.hand_overs.end();
+        self.shared.store.release_owner(self.owner);
+        if let Err(broken) = ended {
+            if !self.shared.stopping.load(Ordering::SeqCst) {
+                self.shared.counts.broken.fetch_add(1, Ordering::Relaxed);
+            }
+            let error = Reply::Error { retryable: false, message: broken.to_string() };
+            // Best effort: the peer may be what is broken.
+            let _ = self.reply(request, &error);
+        }
+        self.reader.get_ref().stream.stream.shutdown();
+    }
+
+    /// Serves one frame; false when the peer closed the connection or was silent too long.
+    fn serve_one(&mut self, request: &mut u64) -> Result<bool, Broken> {
+        if !self.wait_for_frame()? {
+            return Ok(false);
+        }
+        self.reader.get_mut().deadline = Some(Instant::now() + self.shared.config.stall_timeout);
+        let mut header = [0; HEADER_LEN];
+        self.reader.read_exact(&mut header)?;
+        let header = Header::decode(&header)?;
+        *request = header.request;
+        if header.reply {
+            return Err(Broken::Rule("a client sends requests, not replies"));
+        }
+        self.body.resize(header.body_len as usize, 0);
+        self.reader.read_exact(&mut self.body)?;
+        let call = Request::decode(header.op, &self.body)?;
+        self.shared.counts.requests.fetch_add(1, Ordering::Relaxed);
+        self.check(&call, header.payload_len)?;
+        self.serve(header, call)?;
+        Ok(true)
+    }
+
+    fn wait_for_frame(&mut self) -> Result<bool, Broken> {
+        self.reader.get_mut().deadline = None;
+        let silent_since = Instant::now();
+        loop {
+            match self.reader.fill_buf() {
+                Ok(bytes) => return Ok(!bytes.is_empty()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_timeout(&error) => {
+                    let idle = silent_since.elapsed() >= self.shared.config.idle_timeout;
+                    if idle || self.shared.stopping.load(Ordering::SeqCst) {
+                        return Ok(false);
+                    }
+                }
+                // A client that was killed is no fault of the protocol.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn check(&self, call: &Request, payload_len: u64) -> Result<(), Broken> {
+        let op = call.op();
+        if self.greeted == (op == Op::Hello) {
+            return Err(Broken::Rule("a connection starts with one hello"));
+        }
+        let writes = matches!(
+            op,
+            Op::Put
+                | Op::Reserve
+                | Op::Commit
+                | Op::Abort
+                | Op::Remove
+                | Op::Pin
+                | Op::Unpin
+                | Op::Evict
+                | Op::Replicate
+                | Op::HandOver
+        );
+        if writes && !self.may_write {
+            return Err(Broken::Rule("this connection did not ask to write in its hello"));
+        }
+        let in_place =
+            matches!(op, Op::Reserve | Op::Commit | Op::Abort | Op::Release | Op::HandOver | Op::Arrivals);
+        if in_place && !self.local {
+            return Err(Broken::Rule("blocks are filled and read in place over the Unix socket only"));
+        }
+        let expected = match call {
+            Request::Put(blocks) => blocks.iter().map(|(meta, _)| u64::from(meta.size)).sum(),
+            _ => 0,
+        };
+        if payload_len != expected {
+            return Err(Broken::Rule("the payload is not as long as its blocks"));
+        }
+        if payload_len > self.shared.config.payload_max {
+            return Err(Broken::Rule("the payload is above this host's limit; send smaller batches"));
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self, header: Header, call: Request) -> Result<(), Broken> {
+        let (store, now) = (Arc::clone(&self.shared.store), self.shared.clock.now_ms());
+        let tiering = Arc::clone(&self.shared.tiering);
+        let rule = |_| Broken::Rule("a batch holds at most 4,096 items");
+        let op = call.op();
+        let outcomes = |list| Reply::Outcomes(op, list);
+        let reply = match call {
+            Request::Hello { wants_write, wants_ring, tenant, .. } => {
+                self.tenant = tenant;
+                return self.greet(header.request, wants_write, wants_ring);
+            }
+            Request::Get { class, release, keys } if self.local => {
+                // A lease that expired on its way back is no one's problem.
+                let _ = store.release(&release).map_err(rule)?;
+                Reply::Get(
+                    tiering.get(self.owner, &keys, class, now).map_err(rule)?.iter().map(found).collect(),
+                )
+            }
+            Request::Get { class, keys, .. } => return self.send_blocks(header.request, &keys, class, now),
+            Request::Put(blocks) => {
+                let list = self.receive_blocks(&blocks, header.payload_len)?;
+                outcomes(list)
+            }
+            Request::Exists(keys) => Reply::Exists(tiering.exists(&keys).map_err(rule)?),
+            Request::Reserve(mut blocks) => {
+                blocks.iter_mut().for_each(|meta| meta.tenant = self.tenant);
+                let placed = store.reserve(self.owner, &blocks, now).map_err(rule)?;
+                Reply::Reserve(placed.iter().map(place).collect())
+            }
+            Request::Commit(items) => {
+                let items: Vec<_> = items.into_iter().map(|(id, checksum)| (id, Some(checksum))).collect();
+                outcomes(store.commit(self.owner, &items, now).map_err(rule)?.iter().map(outcome).collect())
+            }
+            Request::Abort(ids) => {
+                outcomes(store.abort(self.owner, &ids).map_err(rule)?.iter().map(outcome).collect())
+            }
+            Request::Release(ids) => {
+                outcomes(store.release(&ids).map_err(rule)?.iter().map(outcome).collect())
+            }
+            Request::Remove(keys) => {
+                outcomes(tiering.remove(&keys, now).map_err(rule)?.into_iter().map(removed).collect())
+            }
+            Request::Verify(keys) => {
+                outcomes(store.verify(&keys, now).map_err(rule)?.into_iter().map(verified).collect())
+            }
+            Request::Pin { pin, keys } => {
+                let pins = store.pin(self.tenant, &keys, pin, now).map_err(rule)?;
+                outcomes(pins.into_iter().map(pinned).collect())
+            }
+            Request::Unpin(keys) => {
+                let ended = store.unpin(self.tenant, &keys, now).map_err(rule)?;
+                let outcome = |ended| if ended { Outcome::Done } else { Outcome::Missing };
+                outcomes(ended.into_iter().map(outcome).collect())
+            }
+            Request::Evict(keys) => {
+                outcomes(store.evict_keys(&keys, now).map_err(rule)?.into_iter().map(evicted).collect())
+            }
+            Request::Replicate { copies, keys } => outcomes(match &self.shared.cluster {
+                Some(cluster) => cluster.replicate(&keys, copies),
+                None if copies <= 1 => vec![Outcome::Done; keys.len()],
+                None => vec![Outcome::TooFewHosts; keys.len()],
+            }),
+            Request::Place { bytes, copies } => {
+                let primary = self.shared.cluster.as_ref().map(|cluster| cluster.primary(bytes, copies));
+                let primary = primary.map(|primary| (primary.name, primary.data.unwrap_or_default()));
+                let (node, data) = primary.unwrap_or_default();
+                Reply::Place { node, data }
+            }
+            Request::HandOver(call) => self.hand_overs.serve(&self.shared, self.owner, self.tenant, call),
+            Request::Stat(keys) => {
+                let stats = store.stat(&keys).map_err(rule)?;
+                let places = tiering.residency(&keys).map_err(rule)?;
+                Reply::Stat(
+                    stats.iter().zip(places).map(|(stat, at)| describe(stat.as_ref(), at, now)).collect(),
+                )
+            }
+        };
+        Ok(self.reply(header.request, &reply)?)
+    }
+
+    fn greet(&mut self, request: u64, wants_write: bool, wants_ring: bool) -> Result<(), Broken> {
+        let store = Arc::clone(&self.shared.store);
+        (self.greeted, self.may_write) = (true, wants_write);
+        // A host that is short of memory or descriptors goes on without one.
+        let ring = if wants_ring && self.local { ring::memory().ok() } else { None };
+        let reply = Reply::Hello {
+            shared: self.local,
+            writable: wants_write,
+            ring: ring.is_some(),
+            pool_bytes: store.pool().bytes(),
+            lease_ms: store.config().lease_ttl.as_millis() as u64,
+            payload_max: self.shared.config.payload_max,
+        };
+        let Some(Stream::Unix(stream)) = &mut self.writer else { return Ok(self.reply(request, &reply)?) };
+        reply.encode(request, 0, &mut self.frame);
+        let readonly = if wants_write { None } else { Some(store.pool().readonly_fd()?) };
+        let pool = readonly.as_ref().map_or_else(|| store.pool().writable_fd(), |fd| fd.as_fd());
+        let fds = [Some(pool), ring.as_ref().map(HostPool::writable_fd)];
+        send_with_fds(stream, &self.frame, &fds.into_iter().flatten().collect::<Vec<_>>())?;
+        if let Some(memory) = ring {
+            let ring = Arc::new(Ring::new(memory.writable_fd(), Side::Host, stream.try_clone()?)?);
+            self.writer = Some(Stream::Ring(Arc::clone(&ring)));
+            self.reader.get_mut().stream = Eager::new(Stream::Ring(ring));
+        }
+        Ok(())
+    }
+
+    /// Sends what any tier holds of `keys`, as much as one payload holds.
+    fn send_blocks(&mut self, request: u64, keys: &[BlockKey], class: u16, now: u64) -> Result<(), Broken> {
+        let tiering = Arc::clone(&self.shared.tiering);
+        let reads = tiering.read(keys, class, now, self.shared.config.payload_max);
+        let entries = reads.iter().map(|read| match read {
+            Read::Held(Held { size, checksum, .. }) => {
+                Found::Hit { offset: 0, size: *size, checksum: *checksum, lease: 0 }
+            }
+            Read::Onboarded(block) => {
+                Found::Hit { offset: 0, size: block.meta.size, checksum: block.checksum, lease: 0 }
+            }
+            Read::Missing => Found::Not(Outcome::Missing),
+            Read::Throttled => Found::Not(Outcome::Throttled),
+        });
+        let entries = entries.collect();
+        let blocks: Vec<&[u8]> = reads.iter().filter_map(Read::bytes).collect();
+        let total = blocks.iter().map(|bytes| bytes.len() as u64).sum();
+        Reply::Get(entries).encode(request, total, &mut self.frame);
+        let mut parts: Vec<&[u8]> = Vec::with_capacity(blocks.len() + 1);
+        parts.push(&self.frame);
+        parts.extend(blocks);
+        self.shared.counts.payload_out.fetch_add(total, Ordering::Relaxed);
+        let writer = self.writer.as_mut().ok_or(Broken::Rule("connection is closed"))?;
+        writer.write_parts(&parts)?;
+        drop(parts);
+        // Served first: the reader does not wait for the pool.
+        for read in reads {
+            if let Read::Onboarded(block) = read {
+                tiering.promote_on_evidence(&block, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives the payload of a put straight into the pool; what finds no place is read and dropped.
+    fn receive_blocks(
+        &mut self,
+        blocks: &[(BlockMeta, u64)],
+        payload_len: u64,
+    ) -> Result<Vec<Outcome>, Broken> {
+        // A peer must keep up at least this rate: 1 MiB/s.
+        let patience = self.shared.config.stall_timeout + Duration::from_millis(payload_len >> 10);
+        let store = Arc::clone(&self.shared.store);
+        let of_tenant = |(meta, _): &(BlockMeta, u64)| BlockMeta { tenant: self.tenant, ..*meta };
+        let metas: Vec<BlockMeta> = blocks.iter().map(of_tenant).collect();
+        let placed = store.reserve(self.owner, &metas, self.shared.clock.now_ms());
+        let placed = placed.map_err(|_| Broken::Rule("a batch holds at most 4,096 items"))?;
+        self.reader.get_mut().deadline = Some(Instant::now() + patience);
+        let mut commits = Vec::with_capacity(blocks.len());
+        let mut outcomes: Vec<Outcome> = Vec::with_capacity(blocks.len());
+        for (at, (outcome, (meta, checksum))) in placed.iter().zip(blocks).enumerate() {
+            if let Reserve::Reserved(reservation) = outcome {
+                match store.receive(self.owner, reservation.id, &mut self.reader) {
+                    Ok(received) => received?,
+                    // Reclaimed before its turn came: the payload is still on the wire.
+                    Err(_) => discard(&mut self.reader, meta.size.into())?,
+                }
+                commits.push((at, (reservation.id, Some(*checksum))));
+                outcomes.push(Outcome::Done);
+            } else {
+                discard(&mut self.reader, meta.size.into())?;
+                outcomes.push(match place(outcome) {
+                    Placed::Not(outcome) => outcome,
+                    Placed::At { .. } => Outcome::Internal,
+                });
+            }
+        }
+        self.shared.counts.payload_in.fetch_add(payload_len, Ordering::Relaxed);
+        let items: Vec<_> = commits.iter().map(|(_, item)| *item).collect();
+        let results = store.commit(self.owner, &items, self.shared.clock.now_ms());
+        let results = results.map_err(|_| Broken::Rule("a batch holds at most 4,096 items"))?;
+        for ((at, _), result) in commits.iter().zip(&results) {
+            outcomes[*at] = outcome(result);
+        }
+        Ok(outcomes)
+    }
+
+    fn reply(&mut self, request: u64, reply: &Reply) -> io::Result<()> {
+        reply.encode(request, 0, &mut self.frame);
+        let writer = self.writer.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        writer.write_all(&self.frame)
+    }
+}
+
+fn discard(reader: &mut impl io::Read, len: u64) -> io::Result<()> {
+    let read = io::copy(&mut reader.take(len), &mut io::sink())?;
+    if read == len { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}

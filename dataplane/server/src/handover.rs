@@ -1,0 +1,158 @@
+//! Hand-overs of one connection: those that its client makes, and those that it reads. They end with the connection.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use kvasir_cluster::handover::{self, Arrival, HandOverError, HandingOver, SourcePlace, Waited};
+use kvasir_protocol::block::BlockMeta;
+use kvasir_protocol::wire::{ArrivingBlock, HandOverCall, HandedPlace, Op, Outcome, Reply};
+use kvasir_store::dram::OwnerId;
+
+/// The most hand-overs that one connection makes, and reads, at once.
+const OPEN_MAX: usize = 16;
+/// The longest that a call waits; who wants to wait longer asks again.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// See the [module](self).
+#[derive(Default)]
+pub(super) struct HandOvers {
+    making: HashMap<u64, HandingOver>,
+    reading: HashMap<u64, Arrival>,
+}
+
+impl HandOvers {
+    /// The client is gone: gives everything back. To be called before the client's reservations are taken back, because
+    /// some of them may be on their way to a peer.
+    pub(super) fn end(&mut self) {
+        self.making.clear();
+        self.reading.clear();
+    }
+
+    pub(super) fn serve(
+        &mut self,
+        shared: &Shared,
+        owner: OwnerId,
+        tenant: u16,
+        call: HandOverCall,
+    ) -> Reply {
+        let done = |op| move |()| Reply::Outcomes(op, vec![Outcome::Done]);
+        let reply = match call {
+            HandOverCall::Begin { request, layers, peer, mut blocks } => {
+                blocks.iter_mut().for_each(|meta| meta.tenant = tenant);
+                self.begin(shared, owner, request, layers, &peer, &blocks)
+            }
+            HandOverCall::LayerDone { request, layer } => {
+                self.step(request, |handing| handing.layer_done(layer)).map(done(Op::LayerDone))
+            }
+            HandOverCall::Finish { request, checksums } => {
+                let finished = self.step(request, |handing| handing.finish(&checksums));
+                finished.map(|()| drop(self.making.remove(&request))).map(done(Op::Finish))
+            }
+            HandOverCall::Drop { request } => {
+                let dropped = self.making.remove(&request).map(drop);
+                dropped.ok_or(HandOverError::Unknown { request }).map(done(Op::DropHandOver))
+            }
+            HandOverCall::Arrivals { request, wait_ms } => Ok(self.arrivals(shared, request, wait_ms)),
+            HandOverCall::Wait { request, layer, wait_ms } => Ok(self.wait(request, layer, wait_ms)),
+            HandOverCall::Leave { request } => {
+                self.reading.remove(&request);
+                Ok(done(Op::LeaveArrivals)(()))
+            }
+        };
+        reply.unwrap_or_else(|error| refused(error.retryable(), error.to_string()))
+    }
+
+    fn begin(
+        &mut self,
+        shared: &Shared,
+        owner: OwnerId,
+        request: u64,
+        layers: u32,
+        peer: &str,
+        blocks: &[BlockMeta],
+    ) -> Result<Reply, HandOverError> {
+        let cluster = shared.cluster.as_ref().ok_or(HandOverError::Alone)?;
+        if self.making.contains_key(&request) {
+            return Err(HandOverError::Twice { request });
+        }
+        if self.making.len() >= OPEN_MAX {
+            return Err(HandOverError::TooMany);
+        }
+        let handing = cluster.hand_over(owner, request, peer, blocks, layers)?;
+        let time_ms = left_ms(handing.until());
+        let place = |SourcePlace { offset, to_fill }| HandedPlace { offset, to_fill };
+        let places = handing.places().into_iter().map(place).collect();
+        self.making.insert(request, handing);
+        Ok(Reply::HandOver { time_ms, places })
+    }
+
+    /// Goes on with a hand-over; one that this ends is dropped.
+    fn step(
+        &mut self,
+        request: u64,
+        step: impl FnOnce(&mut HandingOver) -> Result<(), HandOverError>,
+    ) -> Result<(), HandOverError> {
+        let handing = self.making.get_mut(&request).ok_or(HandOverError::Unknown { request })?;
+        step(handing).inspect_err(|error| {
+            if error.is_end() {
+                self.making.remove(&request);
+            }
+        })
+    }
+
+    fn arrivals(&mut self, shared: &Shared, request: u64, wait_ms: u32) -> Reply {
+        let Some(cluster) = &shared.cluster else {
+            return refused(false, HandOverError::Alone.to_string());
+        };
+        if !self.reading.contains_key(&request) && self.reading.len() >= OPEN_MAX {
+            let text =
+                format!("this connection reads {OPEN_MAX} hand-overs, the most at once; leave one first");
+            return refused(true, text);
+        }
+        match cluster.arrival(request, until(wait_ms)) {
+            Err(reason) => refused(true, broken(request, &reason)),
+            Ok(None) => Reply::Arrivals { time_ms: 0, layers: 0, blocks: Vec::new() },
+            Ok(Some(arrival)) => {
+                let block =
+                    |&handover::ArrivingBlock { key, size, offset }| ArrivingBlock { key, size, offset };
+                let blocks = arrival.blocks().iter().map(block).collect();
+                let (time_ms, layers) = (left_ms(arrival.until()), arrival.layers());
+                self.reading.insert(request, arrival);
+                Reply::Arrivals { time_ms, layers, blocks }
+            }
+        }
+    }
+
+    fn wait(&mut self, request: u64, layer: Option<u32>, wait_ms: u32) -> Reply {
+        let Some(arrival) = self.reading.get(&request) else {
+            return refused(false, format!("arrivals of request {request} are not read on this connection"));
+        };
+        let layers = arrival.layers();
+        if let Some(layer) = layer.filter(|layer| *layer >= layers) {
+            return refused(false, HandOverError::NoLayer { layer, layers }.to_string());
+        }
+        let outcome = match arrival.wait(layer, until(wait_ms)) {
+            Waited::Here => Outcome::Done,
+            Waited::NotYet => Outcome::InProgress,
+            Waited::Failed(reason) => return refused(true, broken(request, &reason)),
+        };
+        Reply::Outcomes(Op::WaitArrival, vec![outcome])
+    }
+}
+
+fn refused(retryable: bool, message: String) -> Reply {
+    Reply::Refused { retryable, message }
+}
+
+fn broken(request: u64, reason: &str) -> String {
+    format!("the hand-over of request {request} broke off: {reason}; have it begun again")
+}
+
+fn until(wait_ms: u32) -> Instant {
+    Instant::now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX)
+}
+
+fn left_ms(until: Instant) -> u64 {
+    until.saturating_duration_since(Instant::now()).as_millis() as u64
+}

@@ -1,0 +1,343 @@
+//! Serves a store on a Unix socket and on TCP: one blocking thread per connection, a cap on their number.
+//!
+//! A connection on the Unix socket is local: it gets the pool's descriptor, reads leased blocks in place and fills
+//! reservations in place. A connection on TCP is remote: bytes travel in the frames, straight from and into the
+//! pool. When a connection ends, for whatever reason, its reservations are aborted and its leases released.
+
+mod config;
+mod connection;
+mod handover;
+mod outcome;
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use self::connection::Connection;
+pub use config::ServerConfig;
+use kvasir_cluster::Cluster;
+use kvasir_protocol::clock::Clock;
+use kvasir_protocol::stream::Stream;
+use kvasir_protocol::wire::Reply;
+use kvasir_store::dram::DramStore;
+use kvasir_store::tiering::Tiering;
+
+/// Why the server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error("neither a socket path nor a TCP address is set: nobody could reach the store")]
+    Nowhere,
+    #[error("socket {path} is in use by a running host; stop that one or choose another path")]
+    SocketInUse { path: PathBuf },
+    #[error("{path} exists and is not a socket; remove it or choose another path")]
+    NotASocket { path: PathBuf },
+    #[error("socket {path} could not be opened: {source}")]
+    Socket { path: PathBuf, source: io::Error },
+    #[error("data port {addr} could not be opened: {source}")]
+    Tcp { addr: SocketAddr, source: io::Error },
+    #[error("no thread for {name}: {source}")]
+    Thread { name: &'static str, source: io::Error },
+}
+
+/// Where to listen; at least one.
+#[derive(Clone, Debug, Default)]
+pub struct Listen {
+    /// Mode 0600, and only processes of this user are let in.
+    pub unix: Option<PathBuf>,
+    /// Not authenticated: keep it on loopback or a trusted network.
+    pub tcp: Option<SocketAddr>,
+}
+
+/// Plain numbers about the server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerMetrics {
+    /// Open now.
+    pub connections: u64,
+    pub accepted: u64,
+    /// Turned away: over the cap, or of another user.
+    pub refused: u64,
+    /// Ended because the peer broke the protocol or stalled in a frame.
+    pub broken: u64,
+    pub requests: u64,
+    pub payload_in_bytes: u64,
+    pub payload_out_bytes: u64,
+}
+
+#[derive(Default)]
+struct Counts {
+    accepted: AtomicU64,
+    refused: AtomicU64,
+    broken: AtomicU64,
+    requests: AtomicU64,
+    payload_in: AtomicU64,
+    payload_out: AtomicU64,
+}
+
+struct Shared {
+    store: Arc<DramStore>,
+    tiering: Arc<Tiering>,
+    /// None: this host knows no others.
+    cluster: Option<Arc<Cluster>>,
+    config: ServerConfig,
+    clock: Clock,
+    stopping: AtomicBool,
+    /// A second handle on each open connection, to end it from outside.
+    open: Mutex<HashMap<u64, Stream>>,
+    /// Woken when a connection ends or the server stops.
+    changed: Condvar,
+    counts: Counts,
+}
+
+/// A running server. Dropping it stops it.
+pub struct Server {
+    shared: Arc<Shared>,
+    unix: Option<(UnixListener, PathBuf, u64)>,
+    tcp: Option<(TcpListener, SocketAddr)>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Serves a DRAM store alone.
+    pub fn start(
+        store: Arc<DramStore>,
+        listen: &Listen,
+        config: ServerConfig,
+        clock: Clock,
+    ) -> Result<Self, ServeError> {
+        Self::start_tiered(Arc::new(Tiering::dram_only(store, clock)), None, listen, config, clock)
+    }
+
+    /// Serves a DRAM store and the tiers below it, on a host that keeps copies on others if it knows any.
+    pub fn start_tiered(
+        tiering: Arc<Tiering>,
+        cluster: Option<Arc<Cluster>>,
+        listen: &Listen,
+        config: ServerConfig,
+        clock: Clock,
+    ) -> Result<Self, ServeError> {
+        if listen.unix.is_none() && listen.tcp.is_none() {
+            return Err(ServeError::Nowhere);
+        }
+        let tcp = listen.tcp.map(bind_tcp).transpose()?;
+        let unix = listen.unix.as_deref().map(bind_unix).transpose()?;
+        let shared = Arc::new(Shared {
+            store: Arc::clone(tiering.dram()),
+            tiering,
+            cluster,
+            config,
+            clock,
+            stopping: AtomicBool::new(false),
+            open: Mutex::new(HashMap::new()),
+            changed: Condvar::new(),
+            counts: Counts::default(),
+        });
+        let mut server = Self { shared, unix, tcp, threads: Vec::new() };
+        server.spawn_all()?;
+        Ok(server)
+    }
+
+    fn spawn_all(&mut self) -> Result<(), ServeError> {
+        let no_thread = |name| move |source| ServeError::Thread { name, source };
+        let shared = Arc::clone(&self.shared);
+        self.threads.push(spawn("kvasir-sweep", move || shared.sweep_loop()).map_err(no_thread("sweeping"))?);
+        if let Some((listener, path, _)) = &self.unix {
+            let listener =
+                listener.try_clone().map_err(|source| ServeError::Socket { path: path.clone(), source })?;
+            let shared = Arc::clone(&self.shared);
+            let accept = move || shared.accept_loop(|| listener.accept().map(|(s, _)| Stream::Unix(s)));
+            self.threads.push(spawn("kvasir-accept", accept).map_err(no_thread("the socket"))?);
+        }
+        if let Some((listener, addr)) = &self.tcp {
+            let listener = listener.try_clone().map_err(|source| ServeError::Tcp { addr: *addr, source })?;
+            let shared = Arc::clone(&self.shared);
+            let accept = move || shared.accept_loop(|| listener.accept().map(|(s, _)| Stream::Tcp(s)));
+            self.threads.push(spawn("kvasir-accept", accept).map_err(no_thread("the data port"))?);
+        }
+        Ok(())
+    }
+
+    /// Where TCP really listens (port 0 was replaced).
+    pub fn tcp_addr(&self) -> Option<SocketAddr> {
+        self.tcp.as_ref().map(|(_, addr)| *addr)
+    }
+
+    pub fn metrics(&self) -> ServerMetrics {
+        let counts = &self.shared.counts;
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        ServerMetrics {
+            connections: lock(&self.shared.open).len() as u64,
+            accepted: read(&counts.accepted),
+            refused: read(&counts.refused),
+            broken: read(&counts.broken),
+            requests: read(&counts.requests),
+            payload_in_bytes: read(&counts.payload_in),
+            payload_out_bytes: read(&counts.payload_out),
+        }
+    }
+
+    /// Ends every connection, waits for their threads, and removes the socket.
+    pub fn stop(mut self) {
+        self.stop_now();
+    }
+
+    fn stop_now(&mut self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        // Wakes `accept`, which then fails.
+        if let Some((listener, path, inode)) = self.unix.take() {
+            let _ = rustix::net::shutdown(listener.as_fd(), rustix::net::Shutdown::Both);
+            // Another host may have taken the path since.
+            if fs::metadata(&path).is_ok_and(|file| file.ino() == inode) {
+                let _ = fs::remove_file(&path);
+            }
+        }
+        if let Some((listener, _)) = self.tcp.take() {
+            let _ = rustix::net::shutdown(listener.as_fd(), rustix::net::Shutdown::Both);
+        }
+        {
+            // Under the lock, so that the sweeper is either waiting or has seen the flag.
+            let _open = lock(&self.shared.open);
+            self.shared.changed.notify_all();
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        // Nobody is let in any more; end those who are.
+        let mut open = lock(&self.shared.open);
+        while !open.is_empty() {
+            open.values().for_each(Stream::shutdown);
+            open = self.shared.changed.wait(open).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop_now();
+    }
+}
+
+fn bind_tcp(addr: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {
+    // The standard library sets SO_REUSEADDR, so that a port is free again at once after a crash.
+    let listener = TcpListener::bind(addr).map_err(|source| ServeError::Tcp { addr, source })?;
+    let real = listener.local_addr().map_err(|source| ServeError::Tcp { addr, source })?;
+    Ok((listener, real))
+}
+
+/// Binds under a temporary name and renames it into place once its mode is right, so that nobody can connect
+/// before. A socket file that nobody answers on is a leftover of a crash, and is replaced.
+fn bind_unix(path: &Path) -> Result<(UnixListener, PathBuf, u64), ServeError> {
+    let failed = |source| ServeError::Socket { path: path.into(), source };
+    if let Ok(file) = fs::symlink_metadata(path) {
+        if !file.file_type().is_socket() {
+            return Err(ServeError::NotASocket { path: path.into() });
+        }
+        if UnixStream::connect(path).is_ok() {
+            return Err(ServeError::SocketInUse { path: path.into() });
+        }
+    }
+    let temporary = path.with_extension(format!("new-{}", std::process::id()));
+    let _ = fs::remove_file(&temporary);
+    let listener = UnixListener::bind(&temporary).map_err(failed)?;
+    let placed = fs::set_permissions(&temporary, fs::Permissions::from_mode(0o600))
+        .and_then(|()| fs::rename(&temporary, path))
+        .and_then(|()| fs::metadata(path));
+    match placed {
+        Ok(file) => Ok((listener, path.into(), file.ino())),
+        Err(source) => {
+            let _ = fs::remove_file(&temporary);
+            Err(failed(source))
+        }
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.into()).spawn(work)
+}
+
+impl Shared {
+    fn sweep_loop(&self) {
+        let mut open = lock(&self.open);
+        while !self.stopping.load(Ordering::SeqCst) {
+            let waited = self.changed.wait_timeout(open, self.config.sweep_every);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            self.store.sweep(self.clock.now_ms());
+            open = lock(&self.open);
+        }
+    }
+
+    fn accept_loop(self: &Arc<Self>, accept: impl Fn() -> io::Result<Stream>) {
+        let mut next = 0u64;
+        while !self.stopping.load(Ordering::SeqCst) {
+            match accept() {
+                Ok(stream) => self.admit(stream, &mut next),
+                // Out of descriptors, most likely: wait for some connection to end instead of spinning.
+                Err(_) if !self.stopping.load(Ordering::SeqCst) => thread::sleep(Duration::from_millis(20)),
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn admit(self: &Arc<Self>, mut stream: Stream, next: &mut u64) {
+        let refusal = self.refusal(&stream);
+        if let Err(message) = refusal.and_then(|()| self.start_connection(&stream, next)) {
+            self.counts.refused.fetch_add(1, Ordering::Relaxed);
+            let mut frame = Vec::new();
+            Reply::Error { retryable: true, message }.encode(0, 0, &mut frame);
+            // The peer may be gone; it is turned away either way.
+            let _ = stream.set_timeouts(Duration::from_secs(1)).and_then(|()| stream.write_all(&frame));
+        }
+    }
+
+    fn refusal(&self, stream: &Stream) -> Result<(), String> {
+        if let Stream::Unix(stream) = stream {
+            let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|error| error.to_string())?;
+            let (peer, own) = (peer.uid, rustix::process::geteuid());
+            if peer != own {
+                let (peer, own) = (peer.as_raw(), own.as_raw());
+                return Err(format!("this socket serves user {own} only; the peer is user {peer}"));
+            }
+        }
+        let (open, max) = (lock(&self.open).len(), self.config.connections_max);
+        if open >= max {
+            return Err(format!(
+                "{open} connections are open, the most this host allows is {max}; try again later"
+            ));
+        }
+        Ok(())
+    }
+
+    fn start_connection(self: &Arc<Self>, stream: &Stream, next: &mut u64) -> Result<(), String> {
+        let text = |error: io::Error| format!("host cannot take the connection: {error}");
+        stream.set_timeouts(self.config.stall_timeout).map_err(text)?;
+        let (mine, handle) = (stream.try_clone().map_err(text)?, stream.try_clone().map_err(text)?);
+        // Ids of the two accept loops differ in the low bit.
+        let id = *next << 1 | u64::from(matches!(stream, Stream::Unix(_)));
+        *next += 1;
+        lock(&self.open).insert(id, handle);
+        let shared = Arc::clone(self);
+        let started = spawn("kvasir-data", move || {
+            Connection::new(Arc::clone(&shared), mine).run();
+            lock(&shared.open).remove(&id);
+            shared.changed.notify_all();
+        });
+        if let Err(error) = started {
+            lock(&self.open).remove(&id);
+            return Err(text(error));
+        }
+        self.counts.accepted.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

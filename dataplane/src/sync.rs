@@ -1,3 +1,0 @@
-//! Locks and atomics of code that `tests/interleavings` compiles a second time, on loom's.
-
-pub(crate) use std::sync::{Mutex, MutexGuard, atomic};

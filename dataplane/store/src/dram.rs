@@ -1,0 +1,405 @@
+//! The DRAM tier: blocks in a shared pool, found by key, lent by lease, dropped by a policy that runs beside it.
+//!
+//! **Structure.** Keys fall into [`SHARDS`] shards, each with its own lock, records and index. Free memory is one
+//! `Extents` under another lock, access events one buffer under a third, victims a fourth. Lock order: shard,
+//! then space, then victims; shard, then events. No call holds two shards, except `exists`, which takes them in
+//! order, for reading.
+//!
+//! **Eviction.** The store never decides. It records what happens ([`DramStore::drain_events`]); a policy thread
+//! answers with victims ([`DramStore::offer_victims`]), which the store keeps ready. A put that finds no space
+//! takes from these, waits a bounded time for more, and then fails with `PoolFull`. No policy call ever stands in
+//! a put or a get.
+//!
+//! **Tenants.** Bytes are charged to a tenant when they are reserved and refunded when they are free. A tenant at its
+//! quota loses blocks of its own; one at or below its floor loses none while another is above its own floor. Both are
+//! the store's to keep, because a policy does not know of tenants.
+//!
+//! **Files.** `write` brings blocks in, `read` lends them, `leave` drops them, `pins` keeps them; `space` shares out
+//! the pool's memory, `feed` is what the policy is told, `victims` what becomes of its answers; [`as_store`] is the
+//! trait of all tiers on top.
+//!
+//! **Time** is an argument (`now_ms`, on any clock that does not step back much); only waiting for space looks at
+//! a real clock.
+
+pub mod as_store;
+
+mod feed;
+mod leave;
+mod pins;
+mod read;
+mod scrub;
+mod space;
+mod victims;
+mod write;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+pub use pins::Pinning;
+pub use read::Held;
+pub use scrub::Scrubbed;
+pub use space::Pressure;
+
+use self::scrub::ScrubCounts;
+use self::space::Space;
+use super::events::EventBuffer;
+use super::ghosts::{MISS_CAUSES, MissCause};
+use super::lifecycle::{LifecycleCounts, State};
+use super::shard::{Shard, hash_of};
+use super::tenants::Tenants;
+use crate::config::{ConfigError, DramConfig};
+use crate::error::StoreError;
+use crate::metrics::StoreMetrics;
+use kvasir_memory::host::{HostPool, PoolError};
+use kvasir_memory::placing::Placing;
+use kvasir_protocol::block::{BATCH_MAX, BlockKey};
+
+const SHARDS: usize = 32;
+/// Records that one [`DramStore::sweep`] checks per shard for their time to live.
+const TTL_SCAN: usize = 4096;
+/// Damaged blocks remembered for [`DramStore::take_damaged`].
+const DAMAGED_MAX: usize = 4096;
+/// Milliseconds in one unit of the times in a record.
+pub(super) const TICK_MS: u64 = 10;
+
+/// Why a store could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+}
+
+/// Who holds reservations and leases: one per connection, so that all of a dead client's can be taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OwnerId(pub u64);
+
+/// A place to fill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    pub id: u64,
+    pub slot: u32,
+    /// Where in the pool.
+    pub offset: u64,
+    pub size: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reserve {
+    Reserved(Reservation),
+    /// The block is resident. That counts as a use of it.
+    AlreadyStored,
+    /// Another writer is storing it.
+    InProgress,
+    Refused(StoreError),
+}
+
+/// A block lent for reading, in place, until `expires_ms`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    pub id: u64,
+    pub slot: u32,
+    pub offset: u64,
+    pub size: u32,
+    pub checksum: u64,
+    pub expires_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    Hit(Lease),
+    Miss,
+    /// Resident, but so many leases are held that no other is given.
+    Throttled,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remove {
+    /// Not visible any more; memory that someone still reads comes back when the last lease ends.
+    Removed,
+    Missing,
+    /// Its writer has not committed it yet.
+    InProgress,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evict {
+    Evicted,
+    /// Someone reads it; the policy gets a `Keep`.
+    InUse,
+    /// It was used after the events that the policy has seen; the policy gets a `Keep`.
+    Changed,
+    /// The policy gets a `Keep`.
+    Pinned,
+    /// Its tenant uses no more than its floor and another more than theirs; the policy gets a `Keep`.
+    Floor,
+    NotResident,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verify {
+    Intact,
+    /// Its bytes no longer matched its checksum: dropped and counted, from now on a miss.
+    Dropped,
+    Missing,
+}
+
+/// What became of victims that a policy chose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offered {
+    /// In the reserve now.
+    pub taken: usize,
+    /// In use, used meanwhile, pinned, under its tenant's floor, or beyond the bound of the reserve; each got a `Keep`.
+    pub kept: usize,
+    /// Evicted by the store in place of victims that a floor kept.
+    pub replaced: usize,
+    pub not_resident: usize,
+}
+
+/// What is known about one resident block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockStat {
+    pub key: BlockKey,
+    pub slot: u32,
+    pub state: State,
+    pub size: u32,
+    pub checksum: u64,
+    pub depth: u32,
+    pub class: u16,
+    pub tenant: u16,
+    pub uses: u32,
+    pub leases: u32,
+    /// When its own time to live ends, and when its last pin does.
+    pub expires_ms: Option<u64>,
+    pub pinned_until_ms: Option<u64>,
+    /// On the clock of `now_ms`, exact to 10 ms.
+    pub inserted_ms: u64,
+    pub used_ms: u64,
+    /// The block before it in its chain, if that is resident.
+    pub parent: Option<BlockKey>,
+}
+
+/// Memory that a store takes besides the pool, in bytes that are touched (what is set aside for later is not resident).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Metadata {
+    pub blocks: u64,
+    pub records_bytes: u64,
+    pub index_bytes: u64,
+    /// Free slots, free memory, reservations, leases, pins, times to live.
+    pub other_bytes: u64,
+}
+
+impl Metadata {
+    pub fn bytes(&self) -> u64 {
+        self.records_bytes + self.index_bytes + self.other_bytes
+    }
+
+    pub fn bytes_per_block(&self) -> f64 {
+        self.bytes() as f64 / self.blocks.max(1) as f64
+    }
+}
+
+/// Blocks in DRAM. Share it by `Arc`.
+pub struct DramStore {
+    config: DramConfig,
+    pool: Arc<HostPool>,
+    shards: [RwLock<Shard>; SHARDS],
+    space: Mutex<Space>,
+    /// Woken when memory or a victim becomes available.
+    freed: Condvar,
+    /// Woken when the pool gets low, a put waits, or events pile up.
+    pressed: Condvar,
+    victims: Mutex<VecDeque<u32>>,
+    tenants: Tenants,
+    scrubs: ScrubCounts,
+    reported_misses: [AtomicU64; MISS_CAUSES],
+    /// Where the store looks next when it must choose a victim itself.
+    scan_shard: AtomicUsize,
+    events: Mutex<EventBuffer>,
+    owners: AtomicU64,
+    pool_full: AtomicU64,
+    put_waits: AtomicU64,
+    hits_dropped: AtomicU64,
+    /// Blocks dropped because their bytes had changed, for whoever can fetch them again.
+    damaged: Mutex<VecDeque<BlockKey>>,
+}
+
+impl DramStore {
+    /// An empty store.
+    pub fn open(config: DramConfig) -> Result<Self, OpenError> {
+        config.validate()?;
+        let placing = Placing {
+            huge_pages: config.huge_pages,
+            numa_node: config.numa_node,
+            lock: config.lock_memory,
+            prefault: config.prefault,
+        };
+        let pool = HostPool::open(config.pool_bytes, &placing)?;
+        // Keys spread evenly, not perfectly: an eighth and a few more slots than an even share.
+        let per_shard = (config.blocks_max as usize).div_ceil(SHARDS);
+        let per_shard = per_shard + per_shard / 8 + 8;
+        let seed = config.hash_seed;
+        Ok(Self {
+            shards: std::array::from_fn(|_| RwLock::new(Shard::new(per_shard, seed))),
+            space: Mutex::new(Space::new(pool.bytes())),
+            freed: Condvar::new(),
+            pressed: Condvar::new(),
+            victims: Mutex::new(VecDeque::new()),
+            tenants: Tenants::new(&config, pool.bytes()),
+            scan_shard: AtomicUsize::new(0),
+            scrubs: ScrubCounts::default(),
+            reported_misses: Default::default(),
+            events: Mutex::new(EventBuffer::new(config.events_max, SHARDS as u32)),
+            owners: AtomicU64::new(1),
+            pool_full: AtomicU64::new(0),
+            put_waits: AtomicU64::new(0),
+            hits_dropped: AtomicU64::new(0),
+            config,
+            pool: Arc::new(pool),
+            damaged: Mutex::new(VecDeque::new()),
+        })
+    }
+
+    pub fn config(&self) -> &DramConfig {
+        &self.config
+    }
+
+    pub fn pool(&self) -> &Arc<HostPool> {
+        &self.pool
+    }
+
+    /// Slots are below this.
+    pub fn slots(&self) -> u32 {
+        let per_shard = (self.config.blocks_max as usize).div_ceil(SHARDS);
+        ((per_shard + per_shard / 8 + 8) * SHARDS) as u32
+    }
+
+    /// A new holder of reservations and leases.
+    pub fn new_owner(&self) -> OwnerId {
+        OwnerId(self.owners.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Everything countable, at one moment per shard.
+    pub fn metrics(&self) -> StoreMetrics {
+        let mut metrics = StoreMetrics { lifecycle: LifecycleCounts::default(), ..StoreMetrics::default() };
+        for shard in 0..SHARDS {
+            let guard = self.read(shard);
+            metrics.lifecycle.add(&guard.lifecycle);
+            let counters = &guard.counters;
+            metrics.hits += counters.hits;
+            metrics.misses += counters.misses;
+            metrics
+                .misses_by_cause
+                .iter_mut()
+                .zip(counters.misses_by_cause)
+                .for_each(|(sum, one)| *sum += one);
+            metrics.creation.add(&counters.creation);
+            metrics.age_at_eviction.add(&counters.age_at_eviction);
+            metrics.lifetime.add(&counters.lifetime);
+            metrics.reuse_interval.add(&counters.reuse_interval);
+            metrics.migration.add(&counters.migration);
+            metrics.migrated_bytes += counters.migrated_bytes;
+            metrics.hit_bytes += counters.hit_bytes;
+            metrics.stored_bytes += counters.stored_bytes;
+            metrics.evicted_bytes += counters.evicted_bytes;
+            metrics.checksum_failures += counters.corrupt;
+            metrics.already_stored += counters.already_stored;
+            metrics.leases += guard.leases.held() as u64;
+            metrics.leases_expired += counters.leases_expired;
+            metrics.reservations += guard.reservations.len() as u64;
+            metrics.reservations_reclaimed += counters.reservations_reclaimed;
+        }
+        {
+            let space = lock(&self.space);
+            metrics.pool_bytes = self.pool.bytes();
+            metrics.free_bytes = space.extents.free_bytes();
+            metrics.largest_free_bytes = space.extents.largest_free();
+            metrics.free_extents = space.extents.free_extents() as u64;
+        }
+        let reported = metrics.misses_by_cause.iter_mut().zip(&self.reported_misses);
+        reported.for_each(|(sum, count)| *sum += count.load(Ordering::Relaxed));
+        metrics.scrub = self.scrub_metrics();
+        metrics.tenants = self.tenants.metrics();
+        metrics.victims_ready = lock(&self.victims).len() as u64;
+        metrics.events_waiting = self.lock_events().len() as u64;
+        metrics.hits_dropped = self.hits_dropped.load(Ordering::Relaxed);
+        metrics.pool_full = self.pool_full.load(Ordering::Relaxed);
+        metrics.put_waits = self.put_waits.load(Ordering::Relaxed);
+        metrics
+    }
+
+    /// Counts a miss that others saw: a transfer that failed, an index that was stale.
+    pub fn report_miss(&self, cause: MissCause) {
+        self.reported_misses[cause as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Blocks dropped since the last call because their bytes no longer matched their checksums. The oldest beyond 4,096
+    /// are forgotten.
+    pub fn take_damaged(&self) -> Vec<BlockKey> {
+        lock(&self.damaged).drain(..).collect()
+    }
+
+    fn note_damaged(&self, key: BlockKey) {
+        let mut damaged = lock(&self.damaged);
+        if damaged.len() == DAMAGED_MAX {
+            damaged.pop_front();
+        }
+        damaged.push_back(key);
+    }
+
+    /// What the store keeps besides the pool.
+    pub fn metadata(&self) -> Metadata {
+        let mut sum =
+            Metadata { other_bytes: lock(&self.space).extents.memory_bytes() as u64, ..Metadata::default() };
+        for shard in 0..SHARDS {
+            self.read(shard).add_metadata(&mut sum);
+        }
+        sum
+    }
+
+    fn place(&self, key: BlockKey) -> (u64, usize) {
+        let hash = hash_of(key, self.config.hash_seed);
+        (hash, (hash >> 32) as usize % SHARDS)
+    }
+
+    /// The (local, shard) of the slot in a reservation's id.
+    fn home(&self, id: u64) -> Option<(u32, usize)> {
+        let slot = id as u32;
+        (slot < self.slots()).then(|| split(slot))
+    }
+
+    fn read(&self, shard: usize) -> RwLockReadGuard<'_, Shard> {
+        self.shards[shard].read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, shard: usize) -> RwLockWriteGuard<'_, Shard> {
+        self.shards[shard].write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn check_batch(len: usize) -> Result<(), StoreError> {
+    if len > BATCH_MAX { Err(StoreError::BatchTooLarge { len }) } else { Ok(()) }
+}
+
+fn slot_of(local: u32, shard: usize) -> u32 {
+    local * SHARDS as u32 + shard as u32
+}
+
+fn split(slot: u32) -> (u32, usize) {
+    (slot / SHARDS as u32, slot as usize % SHARDS)
+}
+
+fn ticks(now_ms: u64) -> u32 {
+    u32::try_from(now_ms / TICK_MS).unwrap_or(u32::MAX)
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,298 @@
+//! Lookups, leases and what is known about a block.
+
+use std::sync::{Arc, RwLockReadGuard};
+use std::time::Instant;
+
+use super::{
+    BlockStat, DramStore, Lease, Lookup, OwnerId, SHARDS, TICK_MS, Verify, check_batch, millis, slot_of,
+    split,
+};
+use crate::error::StoreError;
+use crate::events::NO_SLOT;
+use crate::ghosts::MissCause;
+use crate::lifecycle::State;
+use crate::record::Record;
+use crate::shard::Shard;
+use kvasir_memory::buffer::Buffer;
+use kvasir_protocol::block::{BlockKey, checksum};
+
+impl DramStore {
+    /// Which keys are resident.
+    pub fn exists(&self, keys: &[BlockKey]) -> Result<Vec<bool>, StoreError> {
+        check_batch(keys.len())?;
+        let found = |shard: &Shard, hash, key| {
+            shard.find(hash, key).is_some_and(|local| shard.records[local as usize].is_resident())
+        };
+        if keys.len() < 2 * SHARDS {
+            let one = |&key| {
+                let (hash, shard) = self.place(key);
+                found(&self.read(shard), hash, key)
+            };
+            return Ok(keys.iter().map(one).collect());
+        }
+        let shards: [RwLockReadGuard<'_, Shard>; SHARDS] = std::array::from_fn(|shard| self.read(shard));
+        let one = |&key| {
+            let (hash, shard) = self.place(key);
+            found(&shards[shard], hash, key)
+        };
+        Ok(keys.iter().map(one).collect())
+    }
+
+    /// Leases on the resident ones of `keys`, for a request of `class`. Each hit counts as a use.
+    pub fn get(
+        &self,
+        owner: OwnerId,
+        keys: &[BlockKey],
+        class: u16,
+        now_ms: u64,
+    ) -> Result<Vec<Lookup>, StoreError> {
+        check_batch(keys.len())?;
+        Ok(keys.iter().map(|&key| self.get_one(owner, key, class, now_ms)).collect())
+    }
+
+    fn get_one(&self, owner: OwnerId, key: BlockKey, class: u16, now_ms: u64) -> Lookup {
+        let (hash, shard) = self.place(key);
+        let mut guard = self.write(shard);
+        let found = guard.resident(hash, key).map(|(local, _)| local);
+        let Some(local) = found.filter(|&local| !guard.is_expired(local, now_ms)) else {
+            guard.miss(hash, found.is_some());
+            return Lookup::Miss;
+        };
+        let full = guard.leases.held() >= (self.config.leases_max / SHARDS).max(1);
+        if full || guard.lend(local, State::Reused).is_err() {
+            return Lookup::Throttled;
+        }
+        let ttl = millis(self.config.lease_ttl);
+        let expires_ms = now_ms.saturating_add(ttl);
+        let held_until = expires_ms.saturating_add(millis(self.config.lease_grace));
+        let (index, life) = guard.leases.add(local, owner, held_until);
+        let slot = slot_of(local, shard);
+        self.note_use(&mut guard, slot, class, now_ms);
+        let record = &guard.records[local as usize];
+        let id = u64::from(life) << 32 | u64::from(slot_of(index, shard));
+        let lease = Lease {
+            id,
+            slot,
+            offset: record.offset(),
+            size: record.size,
+            checksum: record.checksum(),
+            expires_ms,
+        };
+        guard.counters.hits += 1;
+        guard.counters.hit_bytes += u64::from(lease.size);
+        Lookup::Hit(lease)
+    }
+
+    /// Ends leases.
+    pub fn release(&self, ids: &[u64]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
+        check_batch(ids.len())?;
+        Ok(ids.iter().map(|&id| self.release_one(id)).collect())
+    }
+
+    fn release_one(&self, id: u64) -> Result<(), StoreError> {
+        let (index, shard) = ((id as u32) / SHARDS as u32, (id as u32) as usize % SHARDS);
+        let freed = {
+            let mut guard = self.write(shard);
+            let lease = guard.leases.end(index, (id >> 32) as u32).ok_or(StoreError::LeaseGone { id })?;
+            guard.give_back(lease.local)?
+        };
+        self.free(freed);
+        Ok(())
+    }
+
+    /// Holds a block for sending it elsewhere from this process. Ends when the value is dropped; the transfer's
+    /// own deadline bounds it. None: not resident (or lent too often).
+    pub fn hold(self: &Arc<Self>, key: BlockKey, class: u16, now_ms: u64) -> Option<Held> {
+        let (hash, shard) = self.place(key);
+        let mut guard = self.write(shard);
+        let found = guard.resident(hash, key).map(|(local, _)| local);
+        let Some(local) = found.filter(|&local| !guard.is_expired(local, now_ms)) else {
+            guard.miss(hash, found.is_some());
+            return None;
+        };
+        guard.lend(local, State::Migrating).ok()?;
+        let slot = slot_of(local, shard);
+        self.note_use(&mut guard, slot, class, now_ms);
+        let record = &guard.records[local as usize];
+        let (offset, size, checksum) = (record.offset(), record.size, record.checksum());
+        guard.counters.hits += 1;
+        guard.counters.hit_bytes += u64::from(size);
+        drop(guard);
+        Some(Held::new(Arc::clone(self), slot, offset, size, checksum))
+    }
+
+    /// Holds a chosen victim while it is copied elsewhere. Not a use. None: it was used or left meanwhile.
+    pub fn hold_chosen(self: &Arc<Self>, slot: u32, key: BlockKey) -> Option<Held> {
+        let (local, shard) = split(slot);
+        let mut guard = self.write(shard);
+        let chosen = |r: &&Record| r.key() == key && r.is_resident() && r.in_reserve();
+        let record = guard.records.get(local as usize).filter(chosen)?;
+        let (offset, size, checksum) = (record.offset(), record.size, record.checksum());
+        guard.lend(local, State::Migrating).ok()?;
+        drop(guard);
+        Some(Held::new(Arc::clone(self), slot, offset, size, checksum))
+    }
+
+    /// What is known about each key; none if it is not resident. Not a use.
+    pub fn stat(&self, keys: &[BlockKey]) -> Result<Vec<Option<BlockStat>>, StoreError> {
+        check_batch(keys.len())?;
+        Ok(keys.iter().map(|&key| self.stat_one(key)).collect())
+    }
+
+    fn stat_one(&self, key: BlockKey) -> Option<BlockStat> {
+        let (hash, shard) = self.place(key);
+        let described = {
+            let guard = self.read(shard);
+            let local = guard.find(hash, key)?;
+            guard.records[local as usize].is_resident().then(|| self.describe(&guard, local, shard))
+        };
+        described.map(|described| self.with_parent(described))
+    }
+
+    /// Up to `max` resident blocks, from slot `from` on, and the slot to go on from (none: that was all).
+    pub fn list(&self, from: u32, max: usize) -> (Vec<BlockStat>, Option<u32>) {
+        let mut found = Vec::new();
+        for slot in from..self.slots() {
+            if found.len() == max {
+                return (found, Some(slot));
+            }
+            let (local, shard) = split(slot);
+            let described = {
+                let guard = self.read(shard);
+                let record = guard.records.get(local as usize).filter(|record| record.is_resident());
+                record.map(|_| self.describe(&guard, local, shard))
+            };
+            found.extend(described.map(|described| self.with_parent(described)));
+        }
+        (found, None)
+    }
+
+    /// All about a block but its parent, which another shard may know.
+    pub(super) fn describe(&self, guard: &Shard, local: u32, shard: usize) -> (BlockStat, Record) {
+        let record = guard.records[local as usize].clone();
+        let stat = BlockStat {
+            key: record.key(),
+            slot: slot_of(local, shard),
+            state: record.state(),
+            size: record.size,
+            checksum: record.checksum(),
+            depth: record.depth(),
+            class: self.tenants.class_of(record.label()),
+            tenant: self.tenants.id(self.tenant_of(&record)),
+            uses: record.uses(),
+            leases: guard.readers(local),
+            expires_ms: guard.extras.expires_ms(local),
+            pinned_until_ms: guard.extras.pins(local).iter().map(|pin| pin.until_ms).max(),
+            inserted_ms: u64::from(record.inserted) * TICK_MS,
+            used_ms: u64::from(record.used) * TICK_MS,
+            parent: None,
+        };
+        (stat, record)
+    }
+
+    pub(super) fn with_parent(&self, (stat, record): (BlockStat, Record)) -> BlockStat {
+        BlockStat { parent: self.parent(&record), ..stat }
+    }
+
+    fn parent(&self, record: &Record) -> Option<BlockKey> {
+        if record.parent_slot() == NO_SLOT {
+            return None;
+        }
+        let (local, shard) = split(record.parent_slot());
+        let guard = self.read(shard);
+        let parent = guard.records.get(local as usize)?;
+        record.is_child_of(parent).then(|| parent.key())
+    }
+
+    pub(super) fn slot_of_resident(&self, key: BlockKey) -> Option<u32> {
+        let (hash, shard) = self.place(key);
+        let guard = self.read(shard);
+        let local = guard.find(hash, key)?;
+        guard.records[local as usize].is_resident().then(|| slot_of(local, shard))
+    }
+
+    /// Compares blocks with their checksums. One that differs is dropped and counted.
+    pub fn verify(self: &Arc<Self>, keys: &[BlockKey], now_ms: u64) -> Result<Vec<Verify>, StoreError> {
+        check_batch(keys.len())?;
+        Ok(keys.iter().map(|&key| self.verify_one(key, now_ms)).collect())
+    }
+
+    pub(super) fn verify_one(&self, key: BlockKey, now_ms: u64) -> Verify {
+        let (hash, shard) = self.place(key);
+        let (local, offset, size, expected) = {
+            let mut guard = self.write(shard);
+            let Some((local, _)) = guard.resident(hash, key) else { return Verify::Missing };
+            if guard.lend(local, State::Migrating).is_err() {
+                return Verify::Missing;
+            }
+            let record = &guard.records[local as usize];
+            (local, record.offset(), record.size, record.checksum())
+        };
+        let intact = self.checksum_at(offset, size) == expected;
+        let mut freed = None;
+        let mut guard = self.write(shard);
+        if !intact && guard.records[local as usize].is_resident() {
+            self.push_removal(&mut guard, slot_of(local, shard), now_ms);
+            guard.counters.corrupt += 1;
+            freed = guard.drop_block(local, MissCause::Corrupted, now_ms).unwrap_or(None);
+        }
+        let last = guard.give_back(local).unwrap_or(None);
+        drop(guard);
+        self.free(freed.into_iter().chain(last));
+        if intact {
+            return Verify::Intact;
+        }
+        self.note_damaged(key);
+        Verify::Dropped
+    }
+
+    pub(super) fn checksum_at(&self, offset: u64, size: u32) -> u64 {
+        self.pool.mapping().bytes(offset, size.into()).map_or(0, checksum)
+    }
+}
+
+/// A block being sent from this process; given back on drop.
+pub struct Held {
+    store: Arc<DramStore>,
+    pub slot: u32,
+    offset: u64,
+    pub size: u32,
+    pub checksum: u64,
+    since: Instant,
+}
+
+impl Held {
+    pub(super) fn new(store: Arc<DramStore>, slot: u32, offset: u64, size: u32, checksum: u64) -> Self {
+        Self { store, slot, offset, size, checksum, since: Instant::now() }
+    }
+
+    /// Where in the pool.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        self.store.pool.mapping().bytes(self.offset, self.size.into()).unwrap_or(&[])
+    }
+}
+
+impl From<Held> for Buffer {
+    fn from(held: Held) -> Self {
+        let (pool, offset, size) = (Arc::clone(&held.store.pool), held.offset, held.size);
+        // The store lends only what lies in its pool.
+        Self::of_pool(&pool, offset, size.into(), held).unwrap_or_else(|| Self::zeroed(0))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let (local, shard) = split(self.slot);
+        let freed = {
+            let mut guard = self.store.write(shard);
+            guard.counters.migration.record(super::millis(self.since.elapsed()));
+            guard.counters.migrated_bytes += u64::from(self.size);
+            guard.give_back(local).unwrap_or(None)
+        };
+        self.store.free(freed);
+    }
+}

@@ -1,0 +1,74 @@
+//! Which blocks a tier in memory holds, and where each has its bytes.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::store::{Loaded, Stored};
+use kvasir_protocol::block::BlockKey;
+
+const SHARDS: usize = 16;
+
+type Shard<T> = HashMap<BlockKey, Arc<Block<T>>>;
+
+/// A block, and where its bytes are. Whoever reads them holds it, so that they stay although the block is removed.
+pub struct Block<T> {
+    pub loaded: Loaded,
+    pub bytes: T,
+}
+
+/// Blocks by key, in shards with a lock each; no call holds two.
+pub struct Resident<T> {
+    shards: [RwLock<Shard<T>>; SHARDS],
+    block_bytes: AtomicU64,
+}
+
+impl<T> Default for Resident<T> {
+    fn default() -> Self {
+        Self { shards: std::array::from_fn(|_| RwLock::default()), block_bytes: AtomicU64::new(0) }
+    }
+}
+
+impl<T> Resident<T> {
+    pub fn find(&self, key: BlockKey) -> Option<Arc<Block<T>>> {
+        self.read(shard_of(key)).get(&key).cloned()
+    }
+
+    /// Adds a block, unless one of its name is there already: a block is immutable.
+    pub fn insert(&self, loaded: Loaded, bytes: T) -> Stored {
+        let key = loaded.meta.key;
+        match self.write(shard_of(key)).entry(key) {
+            Entry::Occupied(_) => return Stored::AlreadyStored,
+            Entry::Vacant(entry) => entry.insert(Arc::new(Block { loaded, bytes })),
+        };
+        self.block_bytes.fetch_add(loaded.meta.size.into(), Ordering::Relaxed);
+        Stored::Stored
+    }
+
+    pub fn remove(&self, key: BlockKey) -> Option<Arc<Block<T>>> {
+        let gone = self.write(shard_of(key)).remove(&key)?;
+        self.block_bytes.fetch_sub(gone.loaded.meta.size.into(), Ordering::Relaxed);
+        Some(gone)
+    }
+
+    pub fn blocks(&self) -> u64 {
+        (0..SHARDS).map(|shard| self.read(shard).len() as u64).sum()
+    }
+
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes.load(Ordering::Relaxed)
+    }
+
+    fn read(&self, shard: usize) -> RwLockReadGuard<'_, Shard<T>> {
+        self.shards[shard].read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, shard: usize) -> RwLockWriteGuard<'_, Shard<T>> {
+        self.shards[shard].write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn shard_of(key: BlockKey) -> usize {
+    key.identity() as usize % SHARDS
+}

@@ -1,0 +1,525 @@
+//! Blocks in several tiers: DRAM on top, and below it any number of others, nearest first.
+//!
+//! **Down.** The eviction policy chooses victims ahead of need; [`Tiering::offer`] takes them from it. A victim that a
+//! tier below should have is copied there first, straight from the pool, and becomes evictable when the copy is done
+//! ([`offload`]). Eviction never waits for a slow tier: what finds its queue full becomes evictable at once, without
+//! a copy, and is counted.
+//!
+//! **Up.** A lookup that misses DRAM asks the tiers in order and loads what they hold in one batch per tier
+//! ([`onboard`]). A local reader reads in place, so its blocks go into the pool; a remote one is served from the loaded
+//! bytes, and they go into the pool only on evidence: there is room, or the block was asked for before. A walk along a
+//! chain is read ahead of ([`ahead`]).
+//!
+//! **Who holds what.** Each tier knows its own blocks and answers without I/O ([`BlockStore::sizes`]), so there is no
+//! second index that could disagree. A block may be in several tiers; its bytes are the same in all of them.
+
+mod admit;
+mod ahead;
+mod budget;
+mod moves;
+mod offload;
+mod onboard;
+mod recent;
+#[cfg(test)]
+mod tests;
+mod together;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+pub use admit::{Admission, Admit, AdmitAll, Candidate};
+pub use offload::OffloadStats;
+pub use onboard::{OnboardStats, Onboarded, Read};
+
+use self::ahead::Ahead;
+use self::budget::Budget;
+use self::moves::Moves;
+use self::offload::{Job, Offloader};
+use self::onboard::OnboardCounts;
+use self::recent::Recent;
+use self::together::Together;
+use super::dram::{BlockStat, DramStore, Offered, OwnerId, Remove};
+use super::store::{BlockStore, Capabilities, Tier, TierStats};
+use crate::error::StoreError;
+use kvasir_protocol::block::{BlockKey, BlockMeta};
+use kvasir_protocol::clock::Clock;
+
+/// Settings of the traffic between tiers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TieringConfig {
+    /// Whether victims that the eviction policy sends nowhere are offered to the nearest tier below. Default true;
+    /// false leaves it to the policy alone.
+    pub offload_all: bool,
+    /// Uses after the first store that a block needs before it is offered to a tier; one that was refused before and
+    /// came back counts as used once more. Default 1: what is touched a second time is kept. 0 leaves it to [`Admit`].
+    pub min_uses: u32,
+    /// The most blocks per tier waiting to be copied or being copied. Default 1,024.
+    pub queue_blocks: usize,
+    /// The same in bytes; never more than a quarter of the pool, because these cannot be evicted. Default 256 MiB.
+    pub queue_bytes: u64,
+    /// The most memory for blocks being loaded. Default 256 MiB.
+    pub load_bytes: u64,
+    /// How long a lookup waits for one tier. Default 2 s; then the block is a miss there.
+    pub load_timeout: Duration,
+    /// Blocks remembered as refused, per tier, as asked for and as followed by another (80 B in all). Default 65,536.
+    pub recent_blocks: usize,
+    /// The most blocks read ahead of who walks a chain. Default 8.
+    pub read_ahead_blocks: usize,
+}
+
+impl Default for TieringConfig {
+    fn default() -> Self {
+        Self {
+            offload_all: true,
+            min_uses: 1,
+            queue_blocks: 1024,
+            queue_bytes: 256 << 20,
+            load_bytes: 256 << 20,
+            load_timeout: Duration::from_secs(2),
+            recent_blocks: 1 << 16,
+            read_ahead_blocks: 8,
+        }
+    }
+}
+
+/// A victim, and where the policy wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demotion {
+    pub slot: u32,
+    /// A tier the host does not have counts as none.
+    pub to: Option<Tier>,
+}
+
+/// The tiers that hold a block, DRAM included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Residency {
+    bits: u8,
+    /// Bytes; none if no tier holds it.
+    pub size: Option<u32>,
+}
+
+impl Residency {
+    fn add(&mut self, tier: Tier, size: u32) {
+        self.bits |= 1 << tier as u8;
+        self.size.get_or_insert(size);
+    }
+
+    /// Bit *n* is set for tier *n* of [`Tier`].
+    pub fn bits(self) -> u8 {
+        self.bits
+    }
+
+    pub fn tiers(self) -> impl Iterator<Item = Tier> {
+        Tier::ALL.into_iter().filter(move |&tier| self.bits & 1 << tier as u8 != 0)
+    }
+}
+
+/// One tier below at one moment.
+#[derive(Clone, Debug)]
+pub struct LevelStats {
+    pub capabilities: Capabilities,
+    pub store: TierStats,
+    pub offload: OffloadStats,
+    pub onboard: OnboardStats,
+}
+
+/// Everything countable about the tiers below at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct TieringStats {
+    /// Nearest first.
+    pub levels: Vec<LevelStats>,
+    /// Loaded blocks that went into the pool, and that were served without.
+    pub promoted: u64,
+    pub not_promoted: u64,
+    /// Blocks read ahead of a walk along a chain, and those of them that went into the pool.
+    pub read_ahead: u64,
+    pub read_ahead_landed: u64,
+    /// Lookups turned away because too much was being loaded, by blocks.
+    pub load_refused: u64,
+    /// Memory of the blocks being loaded now.
+    pub loading_bytes: u64,
+}
+
+struct Level {
+    store: Arc<dyn BlockStore>,
+    tier: Tier,
+    offloader: Offloader,
+    /// Blocks this tier was offered and did not store.
+    refused: Mutex<Recent>,
+    onboard: OnboardCounts,
+}
+
+/// How far a call goes. One that a peer asked for stays on this host, or two hosts could ask each other for ever.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Reach {
+    Here,
+    All,
+}
+
+/// DRAM and the tiers below it. Share it by `Arc`; [`close`](Self::close) it at the end.
+pub struct Tiering {
+    dram: Arc<DramStore>,
+    levels: Vec<Level>,
+    config: TieringConfig,
+    admit: Mutex<Box<dyn Admit>>,
+    moves: Arc<Moves>,
+    /// Blocks asked for lately that DRAM did not hold.
+    touched: Mutex<Recent>,
+    loading: Arc<Budget>,
+    loads: onboard::Totals,
+    together: Arc<Together>,
+    ahead: Ahead,
+    /// Writes promoted blocks.
+    owner: OwnerId,
+}
+
+impl Tiering {
+    /// Starts the threads that copy down. `below` is ordered, nearest first.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(
+        dram: Arc<DramStore>,
+        below: Vec<Arc<dyn BlockStore>>,
+        admit: Box<dyn Admit>,
+        config: TieringConfig,
+        clock: Clock,
+    ) -> io::Result<Self> {
+        let bounds = (config.queue_blocks, config.queue_bytes.min(dram.pool().bytes() / 4));
+        let level = |store: Arc<dyn BlockStore>| {
+            Ok(Level {
+                tier: store.capabilities().tier,
+                offloader: Offloader::start(Arc::clone(&dram), Arc::clone(&store), clock, bounds)?,
+                refused: Mutex::new(Recent::new(config.recent_blocks)),
+                onboard: OnboardCounts::default(),
+                store,
+            })
+        };
+        Ok(Self {
+            levels: below.into_iter().map(level).collect::<io::Result<_>>()?,
+            touched: Mutex::new(Recent::new(config.recent_blocks)),
+            loading: Budget::new(config.load_bytes),
+            loads: onboard::Totals::default(),
+            ahead: Ahead::new(config.recent_blocks),
+            together: Arc::default(),
+            moves: Arc::default(),
+            admit: Mutex::new(admit),
+            owner: dram.new_owner(),
+            dram,
+            config,
+        })
+    }
+
+    /// DRAM alone.
+    pub fn dram_only(dram: Arc<DramStore>, clock: Clock) -> Self {
+        let config = TieringConfig { recent_blocks: 1, ..TieringConfig::default() };
+        Self::start(dram, Vec::new(), Box::new(AdmitAll), config, clock)
+            .expect("without a tier below no thread is started")
+    }
+
+    pub fn dram(&self) -> &Arc<DramStore> {
+        &self.dram
+    }
+
+    /// Takes victims that the eviction policy chose, most expendable first. They become evictable: at once, or when
+    /// they are copied. With `urgent` (a put waits for space) at least half of them do so at once.
+    pub fn offer(&self, victims: &[Demotion], urgent: bool, now_ms: u64) -> Offered {
+        let slots: Vec<u32> = victims.iter().map(|victim| victim.slot).collect();
+        if self.levels.is_empty() {
+            return self.dram.offer_victims(&slots, now_ms);
+        }
+        let mut chosen = Vec::with_capacity(slots.len());
+        let mut offered = self.dram.choose_victims(&slots, now_ms, &mut chosen);
+        let mut targets = self.targets(victims, &chosen);
+        self.admit(&chosen, &mut targets, now_ms);
+        if urgent {
+            self.let_half_go(&mut targets);
+        }
+        let mut ready = Vec::new();
+        for (stat, target) in chosen.iter().zip(targets) {
+            match target {
+                Some(level) if self.copy_down(stat, level) => offered.taken += 1,
+                _ => ready.push(stat.slot),
+            }
+        }
+        let taken = self.dram.make_ready(&ready, now_ms);
+        offered.taken += taken;
+        offered.kept += ready.len() - taken;
+        offered
+    }
+
+    /// Victims being copied now: they will be evictable soon.
+    pub fn copying(&self) -> usize {
+        self.levels.iter().map(|level| level.offloader.queued()).sum()
+    }
+
+    /// How many more victims of `bytes` each the nearest tier's queue takes now; any further one would go without a copy.
+    pub fn room(&self, bytes: u64) -> usize {
+        let nearest = self.level_for_victims(0);
+        nearest.map_or(usize::MAX, |level| self.levels[level].offloader.room(bytes))
+    }
+
+    /// Where each chosen victim should go. One with a time to live of its own goes nowhere: nobody would end it there.
+    fn targets(&self, victims: &[Demotion], chosen: &[BlockStat]) -> Vec<Option<usize>> {
+        let wanted: HashMap<u32, Tier> =
+            victims.iter().filter_map(|victim| Some((victim.slot, victim.to?))).collect();
+        let level_of = |tier: Tier| self.levels.iter().position(|level| level.tier == tier);
+        let nearest = self.level_for_victims(0).filter(|_| self.config.offload_all);
+        let target = |stat: &BlockStat| {
+            let named = wanted.get(&stat.slot).filter(|tier| tier.takes_victims()).and_then(|&t| level_of(t));
+            // Tiers below keep no clock: a block with a time to live of its own would outlive it there.
+            named.or(nearest).filter(|_| stat.expires_ms.is_none())
+        };
+        chosen.iter().map(target).collect()
+    }
+
+    /// The nearest tier from `first` on that takes victims.
+    fn level_for_victims(&self, first: usize) -> Option<usize> {
+        (first..self.levels.len()).find(|&at| self.levels[at].tier.takes_victims())
+    }
+
+    /// Takes the target from victims that need no copy or that admission refuses, tier by tier.
+    fn admit(&self, chosen: &[BlockStat], targets: &mut [Option<usize>], now_ms: u64) {
+        // Sent on by the tier above: not asked about again.
+        let mut sent_on = vec![false; chosen.len()];
+        for (at, level) in self.levels.iter().enumerate() {
+            let meant: Vec<usize> = (0..chosen.len()).filter(|&i| targets[i] == Some(at)).collect();
+            let keys: Vec<BlockKey> = meant.iter().map(|&i| chosen[i].key).collect();
+            let counts = level.offloader.counts();
+            counts.offered.fetch_add(keys.len() as u64, Relaxed);
+            let mut asked = Vec::new();
+            for (&i, held) in meant.iter().zip(level.store.exists(&keys)) {
+                if held {
+                    targets[i] = None;
+                    counts.held_below.fetch_add(1, Relaxed);
+                } else if !sent_on[i] {
+                    asked.push(i);
+                }
+            }
+            for (i, answer) in self.ask(level, chosen, &asked, now_ms) {
+                match answer {
+                    Admission::Store => {}
+                    Admission::Colder if self.level_for_victims(at + 1).is_some() => {
+                        (targets[i], sent_on[i]) = (self.level_for_victims(at + 1), true);
+                    }
+                    Admission::Colder | Admission::Skip => {
+                        targets[i] = None;
+                        counts.refused.fetch_add(1, Relaxed);
+                    }
+                }
+            }
+        }
+    }
+
+    /// One answer for each of `asked`: by the number of uses first, then by the admitter.
+    fn ask(
+        &self,
+        level: &Level,
+        chosen: &[BlockStat],
+        asked: &[usize],
+        now_ms: u64,
+    ) -> Vec<(usize, Admission)> {
+        let mut refused = lock(&level.refused);
+        let candidate = |&i: &usize| {
+            let stat = &chosen[i];
+            let refused_ms_ago = refused.seen_ms_ago(stat.key, now_ms);
+            let (class, uses, depth, size) = (stat.class, stat.uses, stat.depth, stat.size);
+            (i, Candidate { class, uses, depth, size, refused_ms_ago })
+        };
+        let enough =
+            |c: &Candidate| c.uses.saturating_add(c.refused_ms_ago.is_some().into()) >= self.config.min_uses;
+        let (touched, once): (Vec<_>, Vec<_>) = asked.iter().map(candidate).partition(|(_, c)| enough(c));
+        let candidates: Vec<Candidate> = touched.iter().map(|(_, candidate)| *candidate).collect();
+        let mut answers = Vec::new();
+        if !candidates.is_empty() {
+            answers = lock(&self.admit).admit(level.tier, &candidates);
+            answers.resize(candidates.len(), Admission::Skip);
+        }
+        let answers: Vec<(usize, Admission)> = touched
+            .iter()
+            .map(|(i, _)| *i)
+            .zip(answers)
+            .chain(once.into_iter().map(|(i, _)| (i, Admission::Skip)))
+            .collect();
+        for &(i, answer) in &answers {
+            match answer {
+                Admission::Store => refused.forget(chosen[i].key),
+                Admission::Skip | Admission::Colder => refused.note(chosen[i].key, now_ms),
+            }
+        }
+        answers
+    }
+
+    /// Takes targets away, most expendable first, until at least half have none.
+    fn let_half_go(&self, targets: &mut [Option<usize>]) {
+        let none = targets.iter().filter(|target| target.is_none()).count();
+        let more = targets.len().div_ceil(2).saturating_sub(none);
+        for target in targets.iter_mut().filter(|target| target.is_some()).take(more) {
+            if let Some(level) = target.take() {
+                self.levels[level].offloader.counts().skipped.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    /// Whether the victim will be evictable later, without us. False: it should be at once.
+    fn copy_down(&self, stat: &BlockStat, level: usize) -> bool {
+        let offloader = &self.levels[level].offloader;
+        // Before the hold: whoever removes the block from here on finds either it or the move.
+        let moving = self.moves.begin(stat.key);
+        let Some(held) = self.dram.hold_chosen(stat.slot, stat.key) else { return false };
+        let BlockStat { key, parent, depth, class, tenant, size, .. } = *stat;
+        let meta = BlockMeta { key, parent, depth, class, tenant, ttl_ms: 0, size };
+        self.ahead.learn(&meta);
+        let pushed = offloader.push(Job { held, meta, moving });
+        if !pushed {
+            offloader.counts().skipped.fetch_add(1, Relaxed);
+        }
+        pushed
+    }
+
+    /// Which tiers hold each block, as far as they know without I/O.
+    ///
+    /// # Errors
+    /// The batch is too large.
+    pub fn residency(&self, keys: &[BlockKey]) -> Result<Vec<Residency>, StoreError> {
+        self.residency_in(keys, Reach::All)
+    }
+
+    /// As [`residency`](Self::residency), of the tiers of this host alone.
+    ///
+    /// # Errors
+    /// The batch is too large.
+    pub fn residency_here(&self, keys: &[BlockKey]) -> Result<Vec<Residency>, StoreError> {
+        self.residency_in(keys, Reach::Here)
+    }
+
+    fn residency_in(&self, keys: &[BlockKey], reach: Reach) -> Result<Vec<Residency>, StoreError> {
+        let mut found = vec![Residency::default(); keys.len()];
+        for (stat, found) in self.dram.stat(keys)?.iter().zip(&mut found) {
+            stat.iter().for_each(|stat| found.add(Tier::Dram, stat.size));
+        }
+        for level in self.reach(reach) {
+            for (size, found) in level.store.sizes(keys).into_iter().zip(&mut found) {
+                size.into_iter().for_each(|size| found.add(level.tier, size));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Which blocks any tier holds.
+    ///
+    /// # Errors
+    /// The batch is too large.
+    pub fn exists(&self, keys: &[BlockKey]) -> Result<Vec<bool>, StoreError> {
+        let mut found = self.dram.exists(keys)?;
+        for level in &self.levels {
+            let missing: Vec<usize> = (0..keys.len()).filter(|&i| !found[i]).collect();
+            if missing.is_empty() {
+                break;
+            }
+            let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
+            missing.iter().zip(level.store.exists(&asked)).for_each(|(&i, held)| found[i] = held);
+        }
+        Ok(found)
+    }
+
+    /// Removes blocks from every tier, and waits until they are gone (at most as long as for a load, per tier); one that
+    /// is on its way between tiers goes when it arrives. A block that a tier could not remove is
+    /// [`Remove::InProgress`]: try again.
+    ///
+    /// # Errors
+    /// The batch is too large.
+    pub fn remove(&self, keys: &[BlockKey], now_ms: u64) -> Result<Vec<Remove>, StoreError> {
+        self.remove_in(keys, Reach::All, now_ms)
+    }
+
+    /// As [`remove`](Self::remove), from the tiers of this host alone.
+    ///
+    /// # Errors
+    /// The batch is too large.
+    pub fn remove_here(&self, keys: &[BlockKey], now_ms: u64) -> Result<Vec<Remove>, StoreError> {
+        self.remove_in(keys, Reach::Here, now_ms)
+    }
+
+    fn remove_in(&self, keys: &[BlockKey], reach: Reach, now_ms: u64) -> Result<Vec<Remove>, StoreError> {
+        if self.levels.is_empty() {
+            return self.dram.remove(keys, now_ms);
+        }
+        let _removing = self.moves.remove(keys);
+        let mut removed = self.dram.remove(keys, now_ms)?;
+        let pending: Vec<_> = self.reach(reach).map(|level| level.store.remove(keys.to_vec())).collect();
+        let mut failed = vec![false; keys.len()];
+        for pending in pending {
+            let outcomes = pending.wait_timeout(self.config.load_timeout);
+            for i in 0..keys.len() {
+                match outcomes.as_ref().map(|outcomes| &outcomes[i]) {
+                    Ok(Ok(true)) => removed[i] = Remove::Removed,
+                    Ok(Ok(false)) => {}
+                    Ok(Err(_)) | Err(_) => failed[i] = true,
+                }
+            }
+        }
+        let failed = removed.iter_mut().zip(failed).filter(|(_, failed)| *failed);
+        failed.for_each(|(removed, _)| *removed = Remove::InProgress);
+        // A lookup may have brought one up between the two.
+        self.dram.remove(keys, now_ms)?;
+        Ok(removed)
+    }
+
+    /// Blocks that a tier of this host found damaged and dropped since the last call. Bounded: the oldest are forgotten.
+    pub fn take_damaged(&self) -> Vec<BlockKey> {
+        let below = self.reach(Reach::Here).flat_map(|level| level.store.take_damaged());
+        self.dram.take_damaged().into_iter().chain(below).collect()
+    }
+
+    /// The tiers below that a call may use.
+    fn reach(&self, reach: Reach) -> impl Iterator<Item = &Level> {
+        self.levels.iter().filter(move |level| reach == Reach::All || level.tier != Tier::Peer)
+    }
+
+    pub fn stats(&self) -> TieringStats {
+        let level = |level: &Level| LevelStats {
+            capabilities: level.store.capabilities(),
+            store: level.store.stats(),
+            offload: level.offloader.stats(),
+            onboard: level.onboard.stats(),
+        };
+        TieringStats {
+            levels: self.levels.iter().map(level).collect(),
+            promoted: self.loads.promoted.load(Relaxed),
+            not_promoted: self.loads.not_promoted.load(Relaxed),
+            read_ahead: self.ahead.read.load(Relaxed),
+            read_ahead_landed: self.ahead.landed.load(Relaxed),
+            load_refused: self.loads.refused.load(Relaxed),
+            loading_bytes: self.loading.used(),
+        }
+    }
+
+    /// Waits until nothing is being copied; false at `until`.
+    pub fn drain(&self, until: Instant) -> bool {
+        self.levels.iter().all(|level| level.offloader.drain(until))
+    }
+
+    /// Finishes what is queued, makes it durable, and ends the threads; all within `patience`. Names the tiers that
+    /// did not get there in time: they may lack the last blocks.
+    pub fn close(&self, patience: Duration) -> Vec<&'static str> {
+        let until = Instant::now() + patience;
+        let mut late = Vec::new();
+        for level in &self.levels {
+            let copied = level.offloader.close(until);
+            let left = until.saturating_duration_since(Instant::now());
+            let flushed = level.store.flush().wait_timeout(left).is_ok_and(|flushed| flushed.is_ok());
+            if !(copied && flushed) {
+                late.push(level.store.capabilities().name);
+            }
+        }
+        late
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,245 @@
+//! Read-ahead: who walks a chain a few blocks at a time finds the next ones in the pool.
+//!
+//! Blocks that go down or come up say what stands before them, so that the block after one is known, in a table of fixed
+//! size. Two lookups in a row along a chain that a tier below had to serve are a walk: the blocks behind are asked of that
+//! tier, and nobody waits. The lookup that asks for one of them lands them all in the pool, and the reading goes on. What
+//! nobody asked for gives way to other walks; it goes into the pool if there is room above the watermark.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::onboard::{Read, Wanted, check};
+use super::recent::Recent;
+use super::together::Part;
+use super::{Level, Reach, Tiering, lock};
+use crate::store::Tier;
+use crate::store::{Get, GetDone, Pending};
+use kvasir_memory::buffer::Buffer;
+use kvasir_protocol::block::{BlockKey, BlockMeta};
+
+/// The most walks read ahead of.
+const FLIGHTS_MAX: usize = 64;
+
+pub(super) struct Ahead {
+    followers: Mutex<Followers>,
+    /// Last blocks of lookups that a tier below served, and of what was read ahead.
+    walked: Mutex<Recent>,
+    /// Oldest first.
+    flights: Mutex<Vec<Flight>>,
+    /// Length of `flights`, for those who find it 0.
+    open: AtomicUsize,
+    pub(super) read: AtomicU64,
+    pub(super) landed: AtomicU64,
+}
+
+/// Blocks on their way up that nobody waits for.
+struct Flight {
+    level: usize,
+    pending: Pending<Vec<GetDone>>,
+    wanted: Vec<Wanted>,
+}
+
+/// Blocks read ahead that their tier did not deliver in time: it is not asked for them again by the same lookup.
+#[derive(Default)]
+pub(super) struct Late(Vec<(Tier, BlockKey)>);
+
+impl Late {
+    pub(super) fn is(&self, level: &Level, key: BlockKey) -> bool {
+        self.0.contains(&(level.tier, key))
+    }
+}
+
+impl Flight {
+    fn keys(&self) -> Vec<BlockKey> {
+        self.wanted.iter().map(Wanted::key).collect()
+    }
+
+    fn has_any(&self, keys: &[BlockKey]) -> bool {
+        self.wanted.iter().any(|wanted| keys.contains(&wanted.key()))
+    }
+}
+
+/// The block after each, one place per residue of a key; a newer one displaces an older one.
+struct Followers(Vec<(u128, u128)>);
+
+impl Followers {
+    fn note(&mut self, parent: BlockKey, child: BlockKey) {
+        let place = self.place(parent);
+        self.0[place] = (parent.0, child.0);
+    }
+
+    fn after(&self, parent: BlockKey) -> Option<BlockKey> {
+        let (known, child) = self.0[self.place(parent)];
+        (known == parent.0 && child != 0).then_some(BlockKey(child))
+    }
+
+    fn place(&self, key: BlockKey) -> usize {
+        (key.identity() % self.0.len() as u64) as usize
+    }
+}
+
+impl Ahead {
+    pub(super) fn new(places: usize) -> Self {
+        Self {
+            followers: Mutex::new(Followers(vec![(0, 0); places.max(1)])),
+            walked: Mutex::new(Recent::new(places)),
+            flights: Mutex::default(),
+            open: AtomicUsize::new(0),
+            read: AtomicU64::new(0),
+            landed: AtomicU64::new(0),
+        }
+    }
+
+    /// Learns from a block on its way down or up.
+    pub(super) fn learn(&self, meta: &BlockMeta) {
+        if let Some(parent) = meta.parent {
+            lock(&self.followers).note(parent, meta.key);
+        }
+    }
+
+    /// Takes out the first flight that `wanted` says yes to.
+    fn take_flight(&self, wanted: impl Fn(&Flight) -> bool) -> Option<Flight> {
+        let mut flights = lock(&self.flights);
+        let at = flights.iter().position(wanted)?;
+        let flight = flights.remove(at);
+        self.open.store(flights.len(), Relaxed);
+        Some(flight)
+    }
+
+    fn add_flight(&self, flight: Flight) {
+        let mut flights = lock(&self.flights);
+        flights.push(flight);
+        self.open.store(flights.len(), Relaxed);
+    }
+
+    /// At most `count` blocks behind one, up to the first that `asked` holds.
+    fn behind(&self, mut key: BlockKey, count: usize, asked: &[BlockKey]) -> Vec<BlockKey> {
+        let followers = lock(&self.followers);
+        let mut chain = Vec::new();
+        while chain.len() < count
+            && let Some(next) =
+                followers.after(key).filter(|next| !asked.contains(next) && !chain.contains(next))
+        {
+            chain.push(next);
+            key = next;
+        }
+        chain
+    }
+}
+
+impl Tiering {
+    /// Learns from what a lookup of `keys` loaded, and reads on if it is the next step of a walk.
+    pub(super) fn walk_on(&self, keys: &[BlockKey], loads: &[Read], now_ms: u64) {
+        let loaded = || {
+            loads.iter().filter_map(|load| match load {
+                Read::Onboarded(block) => Some(&block.meta),
+                _ => None,
+            })
+        };
+        loaded().for_each(|meta| self.ahead.learn(meta));
+        let (Some(first), Some(last)) = (loaded().next(), loaded().next_back()) else { return };
+        let mut walked = lock(&self.ahead.walked);
+        let is_walk = first.parent.is_some_and(|parent| walked.seen_ms_ago(parent, now_ms).is_some());
+        walked.note(last.key, now_ms);
+        drop(walked);
+        if is_walk {
+            self.read_ahead(last.key, keys, now_ms);
+        }
+    }
+
+    /// Asks the nearest tier that has the block behind `key` for it and for those that follow.
+    fn read_ahead(&self, key: BlockKey, asked: &[BlockKey], now_ms: u64) {
+        let mut chain = self.ahead.behind(key, self.config.read_ahead_blocks, asked);
+        let Ok(resident) = self.dram.exists(&chain) else { return };
+        let mut resident = resident.into_iter();
+        chain.retain(|_| resident.next() == Some(false));
+        let level = self.levels.iter().position(|level| {
+            level.tier.takes_victims() && chain.first().is_some_and(|key| level.store.exists(&[*key])[0])
+        });
+        let Some(at) = level else { return };
+        let level = &self.levels[at];
+        let bytes: u64 = level.store.sizes(&chain).into_iter().flatten().map(u64::from).sum();
+        // Half of the memory is for loads that somebody waits for.
+        let half = self.config.load_bytes / 2;
+        if bytes > half {
+            return;
+        }
+        while self.ahead.open.load(Relaxed) >= FLIGHTS_MAX || self.loading.used() + bytes > half {
+            let Some(oldest) = self.ahead.take_flight(|_| true) else { return };
+            self.land_flight(oldest, Vec::new(), &[], Duration::ZERO, now_ms);
+        }
+        let (open, mut left): (Vec<usize>, u64) = ((0..chain.len()).collect(), u64::MAX);
+        let mut refused: Vec<Read> = chain.iter().map(|_| Read::Missing).collect();
+        let wanted = self.want(level, &chain, &open, &mut left, &mut refused);
+        let Some(last) = wanted.last() else { return };
+        lock(&self.ahead.walked).note(last.key(), now_ms);
+        self.ahead.read.fetch_add(wanted.len() as u64, Relaxed);
+        let gets = wanted.iter().map(|w| Get { key: w.key(), buffer: Buffer::zeroed(w.size as usize) });
+        let pending = level.store.get(gets.collect());
+        self.ahead.add_flight(Flight { level: at, pending, wanted });
+    }
+
+    /// Brings what was read ahead and is asked for now into the pool, and reads on behind it. Who asks for a block of
+    /// it meanwhile waits for this.
+    pub(super) fn land(&self, asked: &[BlockKey], now_ms: u64) -> Late {
+        let mut late = Late::default();
+        while self.ahead.open.load(Relaxed) > 0
+            && let Some(flight) = self.ahead.take_flight(|flight| flight.has_any(asked))
+        {
+            let (tier, keys) = (self.levels[flight.level].tier, flight.keys());
+            let parts = self.together.join(&keys, Reach::All);
+            if !self.land_flight(flight, parts, asked, self.config.load_timeout, now_ms) {
+                late.0.extend(keys.into_iter().map(|key| (tier, key)));
+            } else if let Some(&last) = keys.last() {
+                self.read_ahead(last, asked, now_ms);
+            }
+        }
+        late
+    }
+
+    /// False if the tier is not done within `patience`; then nobody waits for it any more.
+    fn land_flight(
+        &self,
+        flight: Flight,
+        parts: Vec<Part>,
+        asked: &[BlockKey],
+        patience: Duration,
+        now_ms: u64,
+    ) -> bool {
+        let Flight { level, pending, wanted } = flight;
+        let mut parts = parts.into_iter();
+        match pending.wait_timeout(patience) {
+            Ok(done) => {
+                for (done, wanted) in done.into_iter().zip(wanted) {
+                    self.land_one(level, done, wanted, parts.next(), asked, now_ms);
+                }
+                true
+            }
+            Err(pending) => {
+                self.let_go(&self.levels[level], pending, wanted);
+                false
+            }
+        }
+    }
+
+    fn land_one(
+        &self,
+        level: usize,
+        done: GetDone,
+        wanted: Wanted,
+        part: Option<Part>,
+        asked: &[BlockKey],
+        now_ms: u64,
+    ) {
+        let Some(block) = check(&self.levels[level], done, wanted).map(Arc::new) else { return };
+        self.ahead.learn(&block.meta);
+        if asked.contains(&block.meta.key) || self.has_room(block.meta.size) {
+            self.ahead.landed.fetch_add(u64::from(self.promote(&block, now_ms)), Relaxed);
+        }
+        // After it is in the pool, where a caller that is told looks first.
+        if let Some(mut part) = part {
+            part.tell_if_found(&Read::Onboarded(block));
+        }
+    }
+}

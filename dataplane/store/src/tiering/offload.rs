@@ -1,0 +1,307 @@
+//! The way down: one bounded queue and one thread per tier.
+//!
+//! A queued block is held, so its memory cannot be given to another; hence the bounds on blocks and bytes, which
+//! cover what waits and what the tier works on. What finds the queue full is not copied: eviction goes on without.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use super::moves::Moving;
+use crate::dram::{DramStore, Held};
+use crate::store::{BlockStore, Pending, Put, PutDone, Stored, TierError};
+use kvasir_memory::buffer::Buffer;
+use kvasir_protocol::block::BlockMeta;
+use kvasir_protocol::clock::Clock;
+
+/// Blocks and bytes in one put; a tier gains little from more, and a smaller batch frees its memory sooner.
+const BATCH_BLOCKS: usize = 128;
+const BATCH_BYTES: u64 = 16 << 20;
+/// Puts under way at once, so that the tier has the next batch when it is done with one.
+const BATCHES_UNDER_WAY: usize = 2;
+/// How often a thread that waits for a tier looks whether it should give up.
+const LOOK_UP: Duration = Duration::from_millis(50);
+
+/// A victim to copy down.
+pub(super) struct Job {
+    pub(super) held: Held,
+    pub(super) meta: BlockMeta,
+    pub(super) moving: Moving,
+}
+
+/// What one tier's queue did, in sum, and holds now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OffloadStats {
+    /// Victims meant for this tier.
+    pub offered: u64,
+    /// Victims the tier held already: evicted without another copy.
+    pub held_below: u64,
+    /// Victims that admission refused.
+    pub refused: u64,
+    /// Victims evicted without a copy because the queue was full or a put was waiting.
+    pub skipped: u64,
+    /// Victims copied, and their bytes.
+    pub stored: u64,
+    pub stored_bytes: u64,
+    /// Victims evicted without a copy because the tier refused it or failed.
+    pub failed: u64,
+    /// Waiting or under way now.
+    pub queued: u64,
+    pub queued_bytes: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Counts {
+    pub(super) offered: AtomicU64,
+    pub(super) held_below: AtomicU64,
+    pub(super) refused: AtomicU64,
+    pub(super) skipped: AtomicU64,
+    stored: AtomicU64,
+    stored_bytes: AtomicU64,
+    failed: AtomicU64,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    /// Waiting or under way.
+    blocks: usize,
+    bytes: u64,
+    closed: bool,
+    /// The thread has ended.
+    over: bool,
+}
+
+struct Shared {
+    dram: Arc<DramStore>,
+    below: Arc<dyn BlockStore>,
+    clock: Clock,
+    blocks_max: usize,
+    bytes_max: u64,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    abandoned: AtomicBool,
+    counts: Counts,
+}
+
+pub(super) struct Offloader {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A put under way.
+struct Batch {
+    pending: Pending<Vec<PutDone>>,
+    blocks: Vec<Sent>,
+}
+
+struct Sent {
+    slot: u32,
+    size: u32,
+    moving: Moving,
+}
+
+/// The thread was told to give up.
+struct Abandoned;
+
+impl Offloader {
+    pub(super) fn start(
+        dram: Arc<DramStore>,
+        below: Arc<dyn BlockStore>,
+        clock: Clock,
+        (blocks_max, bytes_max): (usize, u64),
+    ) -> io::Result<Self> {
+        let (queue, changed) = (Mutex::default(), Condvar::new());
+        let (abandoned, counts) = (AtomicBool::new(false), Counts::default());
+        let shared =
+            Arc::new(Shared { dram, below, clock, blocks_max, bytes_max, queue, changed, abandoned, counts });
+        let worker = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("kvasir-offload".into()).spawn(move || {
+            // Being abandoned and being done end it alike.
+            let _ = worker.run();
+            worker.lock().over = true;
+            worker.changed.notify_all();
+        })?;
+        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    pub(super) fn counts(&self) -> &Counts {
+        &self.shared.counts
+    }
+
+    /// Takes a job over. False if the queue is full or closed: the hold has then ended.
+    pub(super) fn push(&self, job: Job) -> bool {
+        let mut queue = self.shared.lock();
+        let bytes = u64::from(job.held.size);
+        let full = queue.blocks >= self.shared.blocks_max || queue.bytes + bytes > self.shared.bytes_max;
+        if full || queue.closed {
+            drop(queue);
+            return false;
+        }
+        queue.blocks += 1;
+        queue.bytes += bytes;
+        queue.jobs.push_back(job);
+        self.shared.changed.notify_all();
+        true
+    }
+
+    pub(super) fn stats(&self) -> OffloadStats {
+        let c = &self.shared.counts;
+        let queue = self.shared.lock();
+        OffloadStats {
+            offered: c.offered.load(Relaxed),
+            held_below: c.held_below.load(Relaxed),
+            refused: c.refused.load(Relaxed),
+            skipped: c.skipped.load(Relaxed),
+            stored: c.stored.load(Relaxed),
+            stored_bytes: c.stored_bytes.load(Relaxed),
+            failed: c.failed.load(Relaxed),
+            queued: queue.blocks as u64,
+            queued_bytes: queue.bytes,
+        }
+    }
+
+    pub(super) fn queued(&self) -> usize {
+        self.shared.lock().blocks
+    }
+
+    /// How many more blocks of `bytes` the queue takes.
+    pub(super) fn room(&self, bytes: u64) -> usize {
+        let Shared { blocks_max, bytes_max, .. } = *self.shared;
+        let queue = self.shared.lock();
+        let by_bytes = bytes_max.saturating_sub(queue.bytes) / bytes.max(1);
+        blocks_max.saturating_sub(queue.blocks).min(usize::try_from(by_bytes).unwrap_or(usize::MAX))
+    }
+
+    /// Blocks until nothing is queued or under way; false at `until`.
+    pub(super) fn drain(&self, until: Instant) -> bool {
+        self.shared.wait_until(until, |queue| queue.blocks == 0 || queue.over)
+    }
+
+    /// Takes no more jobs, finishes what is queued until `until`, and ends the thread. True if all was finished.
+    pub(super) fn close(&self, until: Instant) -> bool {
+        self.shared.lock().closed = true;
+        self.shared.changed.notify_all();
+        let finished = self.shared.wait_until(until, |queue| queue.over);
+        self.shared.abandoned.store(true, Relaxed);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+        finished
+    }
+}
+
+impl Drop for Offloader {
+    fn drop(&mut self) {
+        self.close(Instant::now());
+    }
+}
+
+impl Shared {
+    fn run(&self) -> Result<(), Abandoned> {
+        let mut under_way: VecDeque<Batch> = VecDeque::new();
+        loop {
+            let jobs = self.next(under_way.is_empty());
+            let idle = jobs.is_empty();
+            if !idle {
+                under_way.push_back(self.submit(jobs));
+            }
+            if idle || under_way.len() == BATCHES_UNDER_WAY {
+                let Some(batch) = under_way.pop_front() else { return Ok(()) };
+                self.finish(batch)?;
+            }
+        }
+    }
+
+    /// The next batch. With `wait`, empty only when the queue is closed.
+    fn next(&self, wait: bool) -> Vec<Job> {
+        let mut queue = self.lock();
+        while wait && queue.jobs.is_empty() && !queue.closed {
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        let (mut jobs, mut bytes) = (Vec::new(), 0);
+        while let Some(job) = queue.jobs.front() {
+            bytes += u64::from(job.held.size);
+            if jobs.len() == BATCH_BLOCKS || (bytes > BATCH_BYTES && !jobs.is_empty()) {
+                break;
+            }
+            jobs.extend(queue.jobs.pop_front());
+        }
+        jobs
+    }
+
+    fn submit(&self, jobs: Vec<Job>) -> Batch {
+        let (mut puts, mut blocks) = (Vec::with_capacity(jobs.len()), Vec::with_capacity(jobs.len()));
+        for Job { held, meta, moving } in jobs {
+            blocks.push(Sent { slot: held.slot, size: held.size, moving });
+            puts.push(Put { meta, checksum: held.checksum, buffer: Buffer::from(held) });
+        }
+        Batch { pending: self.below.put(puts), blocks }
+    }
+
+    /// Waits for a put; its blocks are then free to be evicted, copied or not.
+    fn finish(&self, Batch { pending, blocks }: Batch) -> Result<(), Abandoned> {
+        let done = self.wait(pending)?;
+        let outcomes: Vec<_> = done.into_iter().map(|done| done.outcome).collect(); // ends the holds
+        for (outcome, sent) in outcomes.iter().zip(&blocks) {
+            self.count(outcome, sent.size);
+        }
+        let removed = |sent: &Sent| sent.moving.is_removed().then(|| sent.moving.key());
+        let removed: Vec<_> = blocks.iter().filter_map(removed).collect();
+        if !removed.is_empty() {
+            self.wait(self.below.remove(removed))?;
+        }
+        let slots: Vec<u32> = blocks.iter().map(|sent| sent.slot).collect();
+        {
+            let mut queue = self.lock();
+            queue.blocks -= blocks.len();
+            queue.bytes -= blocks.iter().map(|sent| u64::from(sent.size)).sum::<u64>();
+        }
+        drop(blocks);
+        self.dram.make_ready(&slots, self.clock.now_ms());
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn count(&self, outcome: &Result<Stored, TierError>, size: u32) {
+        let c = &self.counts;
+        match outcome {
+            Ok(Stored::Stored) => {
+                c.stored.fetch_add(1, Relaxed);
+                c.stored_bytes.fetch_add(size.into(), Relaxed);
+            }
+            Ok(Stored::AlreadyStored) => drop(c.held_below.fetch_add(1, Relaxed)),
+            Err(_) => drop(c.failed.fetch_add(1, Relaxed)),
+        }
+    }
+
+    fn wait<T>(&self, mut pending: Pending<T>) -> Result<T, Abandoned> {
+        loop {
+            pending = match pending.wait_timeout(LOOK_UP) {
+                Ok(done) => return Ok(done),
+                Err(_) if self.abandoned.load(Relaxed) => return Err(Abandoned),
+                Err(pending) => pending,
+            };
+        }
+    }
+
+    fn wait_until(&self, until: Instant, done: impl Fn(&Queue) -> bool) -> bool {
+        let mut queue = self.lock();
+        while !done(&queue) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            queue = self.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,432 @@
+//! The way up: lookups that DRAM cannot answer.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::ahead::Late;
+use super::budget::Permit;
+use super::moves::Moving;
+use super::together::Part;
+use super::{Level, Reach, Tiering, lock};
+use crate::dram::{Held, Lookup, OwnerId, Reserve};
+use crate::error::StoreError;
+use crate::store::{Get, GetDone, Pending};
+use kvasir_memory::buffer::Buffer;
+use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
+
+/// Bytes loaded at once for a local reader: more would only wait for the pool.
+const CHUNK_BYTES: u64 = 32 << 20;
+/// How often a block that is evicted between its arrival in the pool and its lease is brought there.
+const LEND_TRIES: usize = 3;
+/// Between two looks at a block that another writer is storing.
+const STORING: Duration = Duration::from_millis(1);
+
+/// What became of a loaded block in the pool.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Brought {
+    Resident,
+    /// Another writer is storing it.
+    InProgress,
+    No,
+}
+
+/// What was loaded from one tier, in sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OnboardStats {
+    pub loaded: u64,
+    pub loaded_bytes: u64,
+    /// Blocks the tier said it held and then did not have intact.
+    pub missing: u64,
+    /// Loaded blocks whose bytes did not match their checksum here; dropped from the tier.
+    pub corrupt: u64,
+    /// Blocks the tier failed to load.
+    pub failed: u64,
+    /// Blocks that took longer than a lookup waits.
+    pub timed_out: u64,
+}
+
+#[derive(Default)]
+pub(super) struct OnboardCounts {
+    loaded: AtomicU64,
+    loaded_bytes: AtomicU64,
+    missing: AtomicU64,
+    corrupt: AtomicU64,
+    failed: AtomicU64,
+    timed_out: AtomicU64,
+}
+
+impl OnboardCounts {
+    pub(super) fn stats(&self) -> OnboardStats {
+        OnboardStats {
+            loaded: self.loaded.load(Relaxed),
+            loaded_bytes: self.loaded_bytes.load(Relaxed),
+            missing: self.missing.load(Relaxed),
+            corrupt: self.corrupt.load(Relaxed),
+            failed: self.failed.load(Relaxed),
+            timed_out: self.timed_out.load(Relaxed),
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Totals {
+    pub(super) promoted: AtomicU64,
+    pub(super) not_promoted: AtomicU64,
+    pub(super) refused: AtomicU64,
+    /// Loads nobody waits for any more; their memory counts until the tier gives it back.
+    overdue: Mutex<Vec<Overdue>>,
+}
+
+type Overdue = (Pending<Vec<GetDone>>, Vec<Permit>);
+
+/// A block loaded from a tier below, verified against its checksum.
+#[derive(Debug)]
+pub struct Onboarded {
+    pub meta: BlockMeta,
+    pub checksum: u64,
+    buffer: Buffer,
+    moving: Moving,
+    _permit: Permit,
+}
+
+impl Onboarded {
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer.bytes()[..self.meta.size as usize]
+    }
+}
+
+/// How a remote reader gets a block.
+pub enum Read {
+    /// From the pool.
+    Held(Held),
+    /// From a tier below, perhaps for several readers; offer it to [`Tiering::promote_on_evidence`] once it is served.
+    Onboarded(Arc<Onboarded>),
+    Missing,
+    /// There, but too much is asked for at once: ask again for this one.
+    Throttled,
+}
+
+impl Read {
+    pub fn bytes(&self) -> Option<&[u8]> {
+        match self {
+            Self::Held(held) => Some(held.bytes()),
+            Self::Onboarded(block) => Some(block.bytes()),
+            Self::Missing | Self::Throttled => None,
+        }
+    }
+}
+
+/// A block that some tier below holds, on its way up.
+pub(super) struct Wanted {
+    /// Position in the call.
+    at: usize,
+    pub(super) size: u32,
+    moving: Moving,
+    permit: Permit,
+}
+
+impl Wanted {
+    pub(super) fn key(&self) -> BlockKey {
+        self.moving.key()
+    }
+}
+
+impl Tiering {
+    /// Leases on `keys`; what is only below is brought up into the pool first.
+    ///
+    /// # Errors
+    /// The batch is too large.
+    pub fn get(
+        &self,
+        owner: OwnerId,
+        keys: &[BlockKey],
+        class: u16,
+        now_ms: u64,
+    ) -> Result<Vec<Lookup>, StoreError> {
+        self.get_in(owner, keys, class, Reach::All, now_ms)
+    }
+
+    /// As [`get`](Self::get), from the tiers of this host alone, for a request of no class.
+    ///
+    /// # Errors
+    /// The batch is too large.
+    pub fn get_here(
+        &self,
+        owner: OwnerId,
+        keys: &[BlockKey],
+        now_ms: u64,
+    ) -> Result<Vec<Lookup>, StoreError> {
+        self.get_in(owner, keys, 0, Reach::Here, now_ms)
+    }
+
+    fn get_in(
+        &self,
+        owner: OwnerId,
+        keys: &[BlockKey],
+        class: u16,
+        reach: Reach,
+        now_ms: u64,
+    ) -> Result<Vec<Lookup>, StoreError> {
+        let late = self.land(keys, now_ms);
+        let mut lookups = self.dram.get(owner, keys, class, now_ms)?;
+        if self.levels.is_empty() {
+            return Ok(lookups);
+        }
+        let missing: Vec<usize> = (0..keys.len()).filter(|&i| lookups[i] == Lookup::Miss).collect();
+        let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
+        for chunk in self.chunks(&asked, reach) {
+            let (keys, places) = (&asked[chunk.clone()], &missing[chunk]);
+            let loads = self.load(keys, reach, u64::MAX, &late);
+            self.walk_on(keys, &loads, now_ms);
+            for (load, &place) in loads.into_iter().zip(places) {
+                match load {
+                    Read::Onboarded(block) => lookups[place] = self.lend(owner, &block, class, now_ms)?,
+                    Read::Throttled => lookups[place] = Lookup::Throttled,
+                    Read::Held(_) | Read::Missing => {}
+                }
+            }
+        }
+        Ok(lookups)
+    }
+
+    /// The blocks of `keys` for sending them away, at most `bytes_max` of them in sum.
+    pub fn read(&self, keys: &[BlockKey], class: u16, now_ms: u64, bytes_max: u64) -> Vec<Read> {
+        let late = self.land(keys, now_ms);
+        let mut left = bytes_max;
+        let mut reads = Vec::with_capacity(keys.len());
+        for &key in keys {
+            reads.push(match self.dram.hold(key, class, now_ms) {
+                Some(held) if u64::from(held.size) > left => Read::Throttled,
+                Some(held) => {
+                    left -= u64::from(held.size);
+                    Read::Held(held)
+                }
+                None => Read::Missing,
+            });
+        }
+        if self.levels.is_empty() {
+            return reads;
+        }
+        let missing: Vec<usize> = (0..keys.len()).filter(|&i| matches!(reads[i], Read::Missing)).collect();
+        let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
+        let loads = self.load(&asked, Reach::All, left, &late);
+        self.walk_on(&asked, &loads, now_ms);
+        missing.into_iter().zip(loads).for_each(|(i, load)| reads[i] = load);
+        reads
+    }
+
+    /// Puts a served block into the pool if it was asked for before, or there is room for it above the watermark.
+    pub fn promote_on_evidence(&self, block: &Onboarded, now_ms: u64) {
+        let key = block.meta.key;
+        let again = {
+            let mut touched = lock(&self.touched);
+            let again = touched.seen_ms_ago(key, now_ms).is_some();
+            touched.note(key, now_ms);
+            again
+        };
+        if again || self.has_room(block.meta.size) {
+            self.promote(block, now_ms);
+        } else {
+            self.loads.not_promoted.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Whether that many bytes fit in the pool above the watermark.
+    pub(super) fn has_room(&self, bytes: u32) -> bool {
+        let pressure = self.dram.pressure();
+        pressure.free_bytes >= pressure.high_bytes + u64::from(bytes)
+    }
+
+    /// Brings a loaded block into the pool and leases it, before anything else is brought: a policy may find a block
+    /// that is new and unused the most expendable of all.
+    fn lend(&self, owner: OwnerId, block: &Onboarded, class: u16, now_ms: u64) -> Result<Lookup, StoreError> {
+        let until = Instant::now() + self.config.load_timeout;
+        let mut tries = 0;
+        while tries < LEND_TRIES {
+            match self.bring(block, now_ms) {
+                Brought::Resident => match self.dram.get(owner, &[block.meta.key], class, now_ms)?[0] {
+                    Lookup::Miss => tries += 1,
+                    found => return Ok(found),
+                },
+                // A copy of it is just arriving from a peer, or its writer has not finished.
+                Brought::InProgress if Instant::now() < until => thread::sleep(STORING),
+                Brought::InProgress | Brought::No => break,
+            }
+        }
+        Ok(Lookup::Miss)
+    }
+
+    /// Copies a loaded block into the pool; whether it is resident now.
+    pub(super) fn promote(&self, block: &Onboarded, now_ms: u64) -> bool {
+        self.bring(block, now_ms) == Brought::Resident
+    }
+
+    fn bring(&self, block: &Onboarded, now_ms: u64) -> Brought {
+        let brought = match self.dram.put(self.owner, &block.meta, block.bytes(), now_ms) {
+            Ok(Reserve::Reserved(_) | Reserve::AlreadyStored) => Brought::Resident,
+            Ok(Reserve::InProgress) => return Brought::InProgress,
+            Ok(Reserve::Refused(_)) | Err(_) => Brought::No,
+        };
+        let resident = brought == Brought::Resident;
+        if resident && block.moving.is_removed() {
+            // Its removal may have looked into the pool before it was there.
+            let _ = self.dram.remove(&[block.meta.key], now_ms);
+            return Brought::No;
+        }
+        let count = if resident { &self.loads.promoted } else { &self.loads.not_promoted };
+        count.fetch_add(1, Relaxed);
+        brought
+    }
+
+    /// Cuts a batch into pieces of about [`CHUNK_BYTES`].
+    fn chunks(&self, keys: &[BlockKey], reach: Reach) -> Vec<Range<usize>> {
+        let (mut chunks, mut start, mut bytes) = (Vec::new(), 0, 0);
+        for (i, size) in self.sizes_below(keys, reach).into_iter().enumerate() {
+            let size = u64::from(size.unwrap_or(0));
+            if bytes + size > CHUNK_BYTES && i > start {
+                chunks.push(start..i);
+                (start, bytes) = (i, 0);
+            }
+            bytes += size;
+        }
+        // A batch that nobody below knows needs no load at all.
+        if bytes > 0 {
+            chunks.push(start..keys.len());
+        }
+        chunks
+    }
+
+    /// The size of each block that any tier below holds.
+    fn sizes_below(&self, keys: &[BlockKey], reach: Reach) -> Vec<Option<u32>> {
+        let mut sizes = vec![None; keys.len()];
+        for level in self.reach(reach) {
+            level.store.sizes(keys).into_iter().zip(&mut sizes).for_each(|(new, size)| *size = size.or(new));
+        }
+        sizes
+    }
+
+    /// Loads what the tiers below hold of `keys`, at most `bytes_max`, one batch per tier, nearest first; a block that
+    /// one tier does not deliver is asked of the next. What another caller is loading is waited for.
+    fn load(&self, keys: &[BlockKey], reach: Reach, bytes_max: u64, late: &Late) -> Vec<Read> {
+        self.collect_overdue();
+        let mut reads: Vec<Read> = keys.iter().map(|_| Read::Missing).collect();
+        let mut parts = self.together.join(keys, reach);
+        let mut left = bytes_max;
+        for level in self.reach(reach) {
+            let open = (0..keys.len()).filter(|&i| parts[i].is_lead() && !late.is(level, keys[i]));
+            let wanted = self.want(level, keys, &open.collect::<Vec<_>>(), &mut left, &mut reads);
+            if !wanted.is_empty() {
+                self.load_from(level, wanted, &mut reads);
+            }
+            parts.iter_mut().zip(&reads).for_each(|(part, read)| part.tell_if_found(read));
+        }
+        // All is told before anything is waited for: two callers may wait for each other's blocks.
+        parts.iter_mut().filter(|part| part.is_lead()).for_each(|part| *part = Part::Done);
+        for (part, read) in parts.iter().zip(&mut reads) {
+            let Part::Follow(awaited) = part else { continue };
+            *read = awaited.wait();
+            let size = read.bytes().map_or(0, |bytes| bytes.len() as u64);
+            if size > left {
+                *read = Read::Throttled;
+            } else {
+                left -= size;
+            }
+        }
+        reads
+    }
+
+    /// Registers a move for each open key that `level` holds, and takes its memory from the bounds.
+    pub(super) fn want(
+        &self,
+        level: &Level,
+        keys: &[BlockKey],
+        open: &[usize],
+        left: &mut u64,
+        reads: &mut [Read],
+    ) -> Vec<Wanted> {
+        // Before the tier is asked: a removal from here on finds the block in the tier or the move.
+        let moving: Vec<Moving> = open.iter().map(|&i| self.moves.begin(keys[i])).collect();
+        let asked: Vec<BlockKey> = open.iter().map(|&i| keys[i]).collect();
+        let mut wanted = Vec::new();
+        for ((&at, moving), size) in open.iter().zip(moving).zip(level.store.sizes(&asked)) {
+            let Some(size) = size else { continue };
+            let permit = if u64::from(size) <= *left { self.loading.take(size.into()) } else { None };
+            if let Some(permit) = permit {
+                *left -= u64::from(size);
+                wanted.push(Wanted { at, size, moving, permit });
+            } else {
+                self.loads.refused.fetch_add(1, Relaxed);
+                reads[at] = Read::Throttled;
+            }
+        }
+        wanted
+    }
+
+    fn load_from(&self, level: &Level, wanted: Vec<Wanted>, reads: &mut [Read]) {
+        let get = |w: &Wanted| Get { key: w.moving.key(), buffer: Buffer::zeroed(w.size as usize) };
+        let pending = level.store.get(wanted.iter().map(get).collect());
+        match pending.wait_timeout(self.config.load_timeout) {
+            Ok(done) => {
+                for (done, wanted) in done.into_iter().zip(wanted) {
+                    let at = wanted.at;
+                    if let Some(block) = check(level, done, wanted) {
+                        reads[at] = Read::Onboarded(Arc::new(block));
+                    }
+                }
+            }
+            Err(pending) => self.let_go(level, pending, wanted),
+        }
+    }
+
+    /// Waits no longer for a load.
+    pub(super) fn let_go(&self, level: &Level, pending: Pending<Vec<GetDone>>, wanted: Vec<Wanted>) {
+        pending.cancel();
+        level.onboard.timed_out.fetch_add(wanted.len() as u64, Relaxed);
+        let permits = wanted.into_iter().map(|wanted| wanted.permit).collect();
+        lock(&self.loads.overdue).push((pending, permits));
+    }
+
+    /// Gives back the memory of late loads that have ended since.
+    fn collect_overdue(&self) {
+        let mut overdue = lock(&self.loads.overdue);
+        if overdue.is_empty() {
+            return;
+        }
+        let open = |(pending, permits): Overdue| {
+            pending.wait_timeout(Duration::ZERO).err().map(|pending| (pending, permits))
+        };
+        *overdue = std::mem::take(&mut *overdue).into_iter().filter_map(open).collect();
+    }
+}
+
+/// Counts what a tier delivered; the block if it is the one that was asked for, intact.
+pub(super) fn check(level: &Level, done: GetDone, wanted: Wanted) -> Option<Onboarded> {
+    let Wanted { moving, permit, .. } = wanted;
+    let counts = &level.onboard;
+    let loaded = match done.outcome {
+        Ok(Some(loaded)) => loaded,
+        Ok(None) => {
+            counts.missing.fetch_add(1, Relaxed);
+            return None;
+        }
+        Err(_) => {
+            counts.failed.fetch_add(1, Relaxed);
+            return None;
+        }
+    };
+    let bytes = done.buffer.bytes().get(..loaded.meta.size as usize);
+    let intact = bytes.is_some_and(|bytes| checksum(bytes) == loaded.checksum);
+    if !intact || loaded.meta.key != moving.key() {
+        counts.corrupt.fetch_add(1, Relaxed);
+        // Nobody waits: the block is a miss here either way.
+        drop(level.store.remove(vec![moving.key()]));
+        return None;
+    }
+    counts.loaded.fetch_add(1, Relaxed);
+    counts.loaded_bytes.fetch_add(loaded.meta.size.into(), Relaxed);
+    let (meta, checksum) = (loaded.meta, loaded.checksum);
+    Some(Onboarded { meta, checksum, buffer: done.buffer, moving, _permit: permit })
+}

@@ -1,0 +1,517 @@
+//! Tiers together: the corners one by one, and random calls on two threads against what must hold.
+
+mod ahead;
+mod model;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::config::DramConfig;
+use crate::conformance::{bytes_of, key};
+use crate::dram::{Lookup, Reserve};
+use crate::events::EventKind;
+use crate::fault::{Call, Fault, FaultStore, Rates};
+use crate::memory::MemoryStore;
+use crate::store::{Get, GetDone, Pending, TierError};
+use kvasir_protocol::block::checksum;
+
+const PAGE: u32 = 4096;
+/// Long enough for any machine; only a hang reaches it.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A pool, tiers below it, and a first-in-first-out policy.
+struct Rig {
+    tiering: Tiering,
+    owner: OwnerId,
+    evictor: Fifo,
+}
+
+#[derive(Default)]
+struct Fifo {
+    queue: VecDeque<u32>,
+}
+
+impl Fifo {
+    /// Follows what happened and offers the oldest blocks.
+    fn turn(&mut self, tiering: &Tiering, want: usize, to: Option<Tier>, urgent: bool) -> Offered {
+        let mut events = Vec::new();
+        tiering.dram().drain_events(&mut events);
+        for event in events {
+            self.queue.retain(|&slot| slot != event.slot);
+            if event.kind != EventKind::Remove {
+                self.queue.push_back(event.slot);
+            }
+        }
+        let chosen = self.queue.drain(..want.min(self.queue.len()));
+        let victims: Vec<_> = chosen.map(|slot| Demotion { slot, to }).collect();
+        tiering.offer(&victims, urgent, 0)
+    }
+}
+
+fn dram(pages: u64) -> Arc<DramStore> {
+    let config = DramConfig {
+        pool_bytes: pages * u64::from(PAGE),
+        blocks_max: 1024,
+        put_wait: Duration::ZERO,
+        ..DramConfig::default()
+    };
+    Arc::new(DramStore::open(config).unwrap())
+}
+
+fn memory(tier: Tier) -> Arc<MemoryStore> {
+    Arc::new(MemoryStore::new(tier, 64 << 20))
+}
+
+fn faulty(tier: Tier) -> Arc<FaultStore> {
+    Arc::new(FaultStore::new(memory(tier), 0, Rates::default()))
+}
+
+impl Rig {
+    fn new(pages: u64, below: Vec<Arc<dyn BlockStore>>, config: TieringConfig) -> Self {
+        Self::admitting(pages, below, Box::new(AdmitAll), config)
+    }
+
+    fn admitting(
+        pages: u64,
+        below: Vec<Arc<dyn BlockStore>>,
+        admit: Box<dyn Admit>,
+        config: TieringConfig,
+    ) -> Self {
+        let tiering = Tiering::start(dram(pages), below, admit, config, Clock::start()).unwrap();
+        Self { owner: tiering.dram().new_owner(), tiering, evictor: Fifo::default() }
+    }
+
+    fn put(&self, n: u64) -> Reserve {
+        let meta = BlockMeta::single(key(n), PAGE);
+        self.tiering.dram().put(self.owner, &meta, &bytes_of(n, PAGE), 0).unwrap()
+    }
+
+    fn put_all(&self, blocks: std::ops::Range<u64>) {
+        blocks.for_each(|n| assert!(matches!(self.put(n), Reserve::Reserved(_)), "block {n}"));
+    }
+
+    /// Puts a block, making room for it like a put that waits.
+    fn put_urgently(&mut self, n: u64) {
+        while matches!(self.put(n), Reserve::Refused(_)) {
+            assert!(self.evictor.turn(&self.tiering, 8, None, true).taken > 0, "block {n} finds no victim");
+        }
+    }
+
+    /// Has the oldest `want` blocks copied down, or refused, and evicts them.
+    fn evict(&mut self, want: usize) {
+        self.offer(want, None);
+        self.evict_ready();
+    }
+
+    fn offer(&mut self, want: usize, to: Option<Tier>) -> Offered {
+        let offered = self.evictor.turn(&self.tiering, want, to, false);
+        assert!(self.tiering.drain(Instant::now() + PATIENCE));
+        offered
+    }
+
+    /// Fills the pool with blocks nobody needs, so that the reserve goes.
+    fn evict_ready(&self) {
+        let mut filler = 1 << 32;
+        while !matches!(self.put(filler), Reserve::Refused(_)) {
+            filler += 1;
+        }
+        let fillers: Vec<_> = (1 << 32..filler).map(key).collect();
+        self.tiering.dram().remove(&fillers, 0).unwrap();
+    }
+
+    fn in_dram(&self, n: u64) -> bool {
+        self.tiering.dram().exists(&[key(n)]).unwrap()[0]
+    }
+
+    /// Whether a local reader gets the block, bit-exact.
+    fn lent(&self, n: u64) -> bool {
+        let lookup = self.tiering.get(self.owner, &[key(n)], 0, 0).unwrap()[0];
+        let Lookup::Hit(lease) = lookup else { return false };
+        let pool = self.tiering.dram().pool();
+        let same = pool.mapping().bytes(lease.offset, PAGE.into()).unwrap() == bytes_of(n, PAGE);
+        self.tiering.dram().release(&[lease.id]).unwrap();
+        assert!(same, "block {n} came back as other bytes");
+        true
+    }
+
+    fn read(&self, n: u64) -> Read {
+        let mut reads = self.tiering.read(&[key(n)], 0, 0, u64::MAX);
+        let read = reads.pop().unwrap();
+        match &read {
+            Read::Held(held) => assert_eq!(held.bytes(), bytes_of(n, PAGE)),
+            Read::Onboarded(block) => assert_eq!(block.bytes(), bytes_of(n, PAGE)),
+            Read::Missing | Read::Throttled => {}
+        }
+        read
+    }
+
+    fn offload(&self) -> OffloadStats {
+        self.tiering.stats().levels[0].offload
+    }
+
+    fn onboard(&self) -> OnboardStats {
+        self.tiering.stats().levels[0].onboard
+    }
+}
+
+fn everything() -> TieringConfig {
+    TieringConfig { min_uses: 0, ..TieringConfig::default() }
+}
+
+#[test]
+fn what_the_pool_cannot_hold_goes_down_and_comes_back() {
+    let below = memory(Tier::Nvme);
+    let mut rig = Rig::new(64, vec![below.clone()], everything());
+    for n in 0..200 {
+        while matches!(rig.put(n), Reserve::Refused(_)) {
+            rig.offer(16, None);
+        }
+    }
+    let stats = rig.offload();
+    assert_eq!((stats.stored, stats.stored_bytes), (below.stats().blocks, below.stats().block_bytes));
+    assert_eq!((stats.skipped, stats.failed, stats.queued, stats.queued_bytes), (0, 0, 0, 0));
+    assert!(rig.tiering.exists(&(0..200).map(key).collect::<Vec<_>>()).unwrap().iter().all(|&there| there));
+    assert!(!rig.in_dram(0) && rig.in_dram(199));
+    // One batch, more than the pool can lend at once: the first ones come up, the others find no room.
+    assert!((0..200).filter(|&n| matches!(rig.read(n), Read::Held(_) | Read::Onboarded(_))).count() == 200);
+    rig.offer(32, None);
+    let loaded = rig.onboard().loaded;
+    assert!(rig.lent(0) && rig.in_dram(0), "a local reader's block is in the pool");
+    assert_eq!((rig.onboard().loaded, rig.tiering.stats().loading_bytes), (loaded + 1, 0));
+    let residency = rig.tiering.residency(&[key(0), key(199), key(999)]).unwrap();
+    assert_eq!(residency[0].tiers().collect::<Vec<_>>(), [Tier::Dram, Tier::Nvme]);
+    assert_eq!(residency[1].tiers().collect::<Vec<_>>(), [Tier::Dram]);
+    assert_eq!((residency[0].size, residency[2]), (Some(PAGE), Residency::default()));
+}
+
+#[test]
+fn a_second_touch_earns_a_place_below() {
+    let mut rig = Rig::new(8, vec![memory(Tier::Nvme)], TieringConfig::default());
+    rig.put_all(0..2);
+    assert!(rig.lent(1));
+    rig.evict(2);
+    assert_eq!(rig.tiering.exists(&[0, 1].map(key)).unwrap(), [false, true]);
+    assert_eq!((rig.offload().refused, rig.offload().stored), (1, 1));
+    rig.put(0);
+    rig.evict(1);
+    assert!(
+        rig.tiering.exists(&[key(0)]).unwrap()[0],
+        "refused once, and it came back: that is a second touch"
+    );
+    rig.lent(1);
+    rig.evict(1);
+    assert_eq!((rig.offload().stored, rig.offload().held_below), (2, 1), "no second copy of what is below");
+    assert!(!rig.in_dram(1));
+}
+
+#[test]
+fn the_policy_names_the_tier() {
+    let (near, far) = (memory(Tier::Nvme), memory(Tier::Remote));
+    let config = TieringConfig { offload_all: false, ..everything() };
+    let mut rig = Rig::new(64, vec![near.clone(), far.clone()], config);
+    rig.put_all(0..4);
+    for to in [Some(Tier::Remote), Some(Tier::Nvme), Some(Tier::Hbm), None] {
+        assert_eq!(rig.offer(1, to).taken, 1);
+    }
+    let held = |store: &MemoryStore| store.exists(&[0, 1, 2, 3].map(key));
+    assert_eq!(held(&far), [true, false, false, false]);
+    assert_eq!(held(&near), [false, true, false, false]);
+}
+
+#[test]
+fn a_block_with_a_time_to_live_stays_in_the_pool_or_goes() {
+    let mut rig = Rig::new(8, vec![memory(Tier::Nvme)], everything());
+    let meta = BlockMeta { ttl_ms: 60_000, ..BlockMeta::single(key(0), PAGE) };
+    rig.tiering.dram().put(rig.owner, &meta, &bytes_of(0, PAGE), 0).unwrap();
+    rig.evict(1);
+    assert_eq!((rig.in_dram(0), rig.offload().offered), (false, 0));
+    assert!(!rig.tiering.exists(&[key(0)]).unwrap()[0]);
+}
+
+#[test]
+fn the_admitter_decides_and_a_short_answer_admits_nothing_more() {
+    struct Scripted(std::sync::mpsc::Sender<(Tier, Vec<Candidate>)>);
+    impl Admit for Scripted {
+        fn admit(&mut self, tier: Tier, candidates: &[Candidate]) -> Vec<Admission> {
+            self.0.send((tier, candidates.to_vec())).unwrap();
+            vec![Admission::Store, Admission::Colder, Admission::Skip]
+        }
+    }
+    let (near, far) = (memory(Tier::Nvme), memory(Tier::Remote));
+    let (sender, asked) = std::sync::mpsc::channel();
+    let admit = Box::new(Scripted(sender));
+    let mut rig = Rig::admitting(64, vec![near.clone(), far.clone()], admit, everything());
+    rig.put_all(0..4);
+    rig.evict(4);
+    assert_eq!(near.exists(&[0, 1, 2, 3].map(key)), [true, false, false, false]);
+    assert_eq!(far.exists(&[0, 1, 2, 3].map(key)), [false, true, false, false]);
+    let (tier, candidates) = asked.try_recv().unwrap();
+    assert_eq!((tier, candidates.len()), (Tier::Nvme, 4));
+    assert_eq!((candidates[0].size, candidates[0].refused_ms_ago), (PAGE, None));
+    assert!(asked.try_recv().is_err(), "what is sent on is not asked about again");
+    rig.put(3);
+    rig.evict(1);
+    assert_eq!(asked.try_recv().unwrap().1[0].refused_ms_ago, Some(0));
+}
+
+#[test]
+fn a_slow_tier_never_holds_a_put_up() {
+    let slow = faulty(Tier::Nvme);
+    let mut rig = Rig::new(64, vec![slow.clone()], everything());
+    slow.hold();
+    let quarter = 16 * u64::from(PAGE);
+    for n in 0..500 {
+        rig.put_urgently(n);
+        let stats = rig.offload();
+        assert!(stats.queued_bytes <= quarter && stats.queued <= 16, "{stats:?}");
+    }
+    let stats = rig.offload();
+    assert_eq!((stats.stored, stats.queued), (0, 16), "the queue is full and nothing was copied");
+    assert!(stats.skipped > 300, "{stats:?}");
+    slow.release();
+    assert!(rig.tiering.drain(Instant::now() + PATIENCE));
+    assert_eq!((rig.offload().stored, rig.offload().queued_bytes), (16, 0));
+}
+
+#[test]
+fn a_waiting_put_gets_half_of_the_victims_at_once() {
+    let slow = faulty(Tier::Nvme);
+    slow.hold();
+    let mut rig = Rig::new(64, vec![slow.clone()], everything());
+    rig.put_all(0..64);
+    assert_eq!(rig.evictor.turn(&rig.tiering, 10, None, true).taken, 10);
+    assert_eq!((rig.tiering.copying(), rig.tiering.dram().metrics().victims_ready), (5, 5));
+    slow.release();
+}
+
+#[test]
+fn a_block_used_while_it_is_copied_stays() {
+    let slow = faulty(Tier::Nvme);
+    slow.hold();
+    let mut rig = Rig::new(8, vec![slow.clone()], everything());
+    rig.put_all(0..2);
+    rig.evictor.turn(&rig.tiering, 2, None, false);
+    assert!(rig.lent(1));
+    slow.release();
+    assert!(rig.tiering.drain(Instant::now() + PATIENCE));
+    rig.evict_ready();
+    assert_eq!([rig.in_dram(0), rig.in_dram(1)], [false, true]);
+    assert!(slow.exists(&[key(1)])[0], "copied all the same");
+}
+
+#[test]
+fn the_queue_says_how_much_it_still_takes() {
+    let slow = faulty(Tier::Nvme);
+    let config = TieringConfig { queue_blocks: 3, ..everything() };
+    let mut rig = Rig::new(64, vec![slow.clone()], config);
+    slow.hold();
+    rig.put_all(0..8);
+    assert_eq!((rig.tiering.room(PAGE.into()), rig.tiering.room(1 << 20)), (3, 0), "by number, and by bytes");
+    rig.evictor.turn(&rig.tiering, 2, None, false);
+    assert_eq!(rig.tiering.room(PAGE.into()), 1);
+    rig.evictor.turn(&rig.tiering, 2, None, false);
+    assert_eq!((rig.tiering.room(PAGE.into()), rig.offload().skipped), (0, 1));
+    slow.release();
+}
+
+#[test]
+fn a_failed_copy_is_counted_and_its_victim_goes() {
+    let below = faulty(Tier::Nvme);
+    let mut rig = Rig::new(8, vec![below.clone()], everything());
+    rig.put_all(0..2);
+    below.inject(Call::Put, Fault::Full);
+    rig.evict(2);
+    assert_eq!((rig.offload().failed, rig.offload().stored), (1, 1));
+    assert_eq!([rig.in_dram(0), rig.in_dram(1)], [false, false]);
+    assert_eq!(rig.tiering.exists(&[0, 1].map(key)).unwrap(), [false, true]);
+}
+
+#[test]
+fn a_remote_reader_is_served_first_and_the_pool_gets_it_on_evidence() {
+    let mut rig = Rig::new(8, vec![memory(Tier::Nvme)], everything());
+    rig.put(0);
+    rig.evict(1);
+    (1..9).for_each(|n| assert!(matches!(rig.put(n), Reserve::Reserved(_))));
+    for (turn, there) in [false, true].into_iter().enumerate() {
+        rig.offer(1, None);
+        let Read::Onboarded(block) = rig.read(0) else { panic!("turn {turn}") };
+        rig.tiering.promote_on_evidence(&block, 0);
+        assert_eq!(rig.in_dram(0), there, "turn {turn}");
+    }
+    let stats = rig.tiering.stats();
+    assert_eq!((stats.promoted, stats.not_promoted), (1, 1));
+    let Read::Held(_) = rig.read(0) else { panic!("from the pool now") };
+    assert!(matches!(rig.read(99), Read::Missing));
+}
+
+#[test]
+fn readers_of_one_block_load_it_once() {
+    let slow = faulty(Tier::Nvme);
+    let config = TieringConfig { load_timeout: PATIENCE, ..everything() };
+    let mut rig = Rig::new(8, vec![slow.clone()], config);
+    rig.put_all(0..3);
+    rig.evict(3);
+    slow.hold();
+    let rig = &rig;
+    let asking = |n: u64| {
+        let under_way = lock(&rig.tiering.together.under_way);
+        // The table and whoever leads hold one each.
+        under_way.get(&(key(n), Reach::All)).map_or(0, |awaited| Arc::strong_count(awaited) - 1)
+    };
+    let wait_for = |n, count| {
+        while asking(n) < count {
+            std::thread::yield_now();
+        }
+    };
+    std::thread::scope(|scope| {
+        let reader = |n: u64| scope.spawn(move || matches!(rig.read(n), Read::Onboarded(_)));
+        let mut readers = vec![reader(0)];
+        wait_for(0, 1);
+        readers.extend([reader(0), scope.spawn(move || rig.lent(0))]);
+        wait_for(0, 3);
+        // One batch with a block of its own and one that is on its way, and one twice.
+        readers.push(scope.spawn(move || {
+            let reads = rig.tiering.read(&[0, 1, 1].map(key), 0, 0, u64::MAX);
+            reads.iter().all(|read| matches!(read, Read::Onboarded(_)))
+        }));
+        wait_for(1, 2);
+        slow.release();
+        assert!(readers.into_iter().all(|reader| reader.join().unwrap()));
+    });
+    assert_eq!((rig.onboard().loaded, rig.tiering.stats().loading_bytes), (2, 0));
+    assert!(lock(&rig.tiering.together.under_way).is_empty());
+}
+
+#[test]
+fn a_payload_limit_throttles_and_is_not_a_miss() {
+    let mut rig = Rig::new(8, vec![memory(Tier::Nvme)], everything());
+    rig.put_all(0..4);
+    rig.evict(2);
+    let reads = rig.tiering.read(&[0, 1, 2, 3, 9].map(key), 0, 0, 3 * u64::from(PAGE));
+    let kind = |read: &Read| match read {
+        Read::Held(_) => 'h',
+        Read::Onboarded(_) => 'o',
+        Read::Missing => 'm',
+        Read::Throttled => 't',
+    };
+    assert_eq!(reads.iter().map(kind).collect::<String>(), "othhm");
+}
+
+#[test]
+fn loads_are_bounded_in_time_and_memory() {
+    let slow = faulty(Tier::Nvme);
+    let config = TieringConfig { load_bytes: u64::from(PAGE), load_timeout: Duration::ZERO, ..everything() };
+    let mut rig = Rig::new(8, vec![slow.clone()], config);
+    rig.put_all(0..3);
+    rig.evict(3);
+    slow.hold();
+    assert!(matches!(rig.read(0), Read::Missing));
+    assert_eq!((rig.onboard().timed_out, rig.tiering.stats().loading_bytes), (1, PAGE.into()));
+    assert!(matches!(rig.read(1), Read::Throttled), "the late load still has its memory");
+    let lookup = rig.tiering.get(rig.owner, &[key(1)], 0, 0).unwrap();
+    assert_eq!((lookup, rig.tiering.stats().load_refused), (vec![Lookup::Throttled], 2));
+    slow.release();
+    let mut tries = 0;
+    while rig.tiering.stats().loading_bytes > 0 {
+        rig.read(99);
+        tries += 1;
+        std::thread::yield_now();
+    }
+    assert!(tries > 0);
+}
+
+#[test]
+fn damage_below_is_a_miss_unless_another_tier_has_the_block() {
+    let (near, far) = (faulty(Tier::Nvme), memory(Tier::Remote));
+    let mut rig = Rig::new(8, vec![near.clone(), far.clone()], everything());
+    rig.put_all(0..2);
+    rig.offer(2, None);
+    crate::conformance::put(&*far, 1, PAGE).unwrap();
+    rig.evict_ready();
+    near.inject(Call::Get, Fault::Damaged);
+    assert!(!rig.lent(0));
+    near.inject(Call::Get, Fault::Io);
+    assert!(rig.lent(1));
+    let stats = rig.tiering.stats();
+    assert_eq!((stats.levels[0].onboard.missing, stats.levels[0].onboard.failed), (1, 1));
+    assert_eq!((stats.levels[0].store.corrupt, stats.levels[1].onboard.loaded), (1, 1));
+    assert_eq!(rig.tiering.exists(&[0, 1].map(key)).unwrap(), [false, true]);
+}
+
+#[test]
+fn a_tier_that_delivers_other_bytes_is_not_believed() {
+    /// Flips a bit of what it loads.
+    struct Liar(MemoryStore);
+    impl BlockStore for Liar {
+        fn capabilities(&self) -> Capabilities {
+            self.0.capabilities()
+        }
+        fn put(&self, batch: Vec<crate::store::Put>) -> Pending<Vec<crate::store::PutDone>> {
+            self.0.put(batch)
+        }
+        fn get(&self, batch: Vec<Get>) -> Pending<Vec<GetDone>> {
+            let mut done = self.0.get(batch).wait();
+            done.iter_mut().for_each(|done| done.buffer.bytes_mut().unwrap()[7] ^= 1);
+            Pending::ready(done)
+        }
+        fn sizes(&self, keys: &[BlockKey]) -> Vec<Option<u32>> {
+            self.0.sizes(keys)
+        }
+        fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {
+            self.0.remove(keys)
+        }
+        fn flush(&self) -> Pending<Result<(), TierError>> {
+            self.0.flush()
+        }
+        fn stats(&self) -> TierStats {
+            self.0.stats()
+        }
+    }
+    let mut rig = Rig::new(8, vec![Arc::new(Liar(MemoryStore::new(Tier::Nvme, 1 << 20)))], everything());
+    rig.put(0);
+    rig.evict(1);
+    assert!(!rig.lent(0));
+    assert_eq!(rig.onboard().corrupt, 1);
+    assert!(!rig.tiering.exists(&[key(0)]).unwrap()[0], "dropped below");
+}
+
+#[test]
+fn a_removal_reaches_every_tier_and_what_is_on_its_way() {
+    let slow = faulty(Tier::Nvme);
+    let config = TieringConfig { load_timeout: Duration::ZERO, ..everything() };
+    let mut rig = Rig::new(8, vec![slow.clone(), memory(Tier::Remote)], config);
+    rig.put_all(0..3);
+    crate::conformance::put(&*rig.tiering.levels[1].store, 2, PAGE).unwrap();
+    slow.hold();
+    rig.evictor.turn(&rig.tiering, 1, None, false);
+    let removed = rig.tiering.remove(&[0, 2, 9].map(key), 0).unwrap();
+    assert_eq!(removed, [Remove::InProgress; 3], "the slow tier has not answered");
+    slow.release();
+    assert!(rig.tiering.drain(Instant::now() + PATIENCE));
+    assert_eq!(rig.tiering.exists(&[0, 1, 2].map(key)).unwrap(), [false, true, false]);
+    slow.flush().wait().unwrap();
+    assert_eq!(slow.stats().blocks, 0);
+}
+
+#[test]
+fn closing_finishes_the_queue_in_bounded_time() {
+    let (slow, fast) = (faulty(Tier::Nvme), faulty(Tier::Remote));
+    for patience in [Duration::ZERO, PATIENCE] {
+        let mut rig = Rig::new(8, vec![slow.clone(), fast.clone()], everything());
+        rig.put(0);
+        slow.hold();
+        rig.evictor.turn(&rig.tiering, 1, None, false);
+        if patience > Duration::ZERO {
+            slow.release();
+            assert_eq!(rig.tiering.close(patience), [""; 0]);
+            assert!(slow.exists(&[key(0)])[0]);
+        } else {
+            assert_eq!(rig.tiering.close(patience)[0], "memory");
+        }
+        rig.put(1);
+        assert_eq!(rig.evictor.turn(&rig.tiering, 1, None, false).taken, 1, "dropped without a copy");
+        assert_eq!(rig.offload().skipped, 1);
+    }
+}

@@ -1,0 +1,102 @@
+//! One load of a block for all who ask for it at the same time.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use super::onboard::{Onboarded, Read};
+use super::{Reach, lock};
+use kvasir_protocol::block::BlockKey;
+
+/// The blocks that somebody is loading. A call that may ask peers finds more than one that may not: they share nothing.
+#[derive(Default)]
+pub(super) struct Together {
+    pub(super) under_way: Mutex<HashMap<(BlockKey, Reach), Arc<Awaited>>>,
+}
+
+/// What a caller has to do about a block that it misses.
+pub(super) enum Part {
+    /// Load it, and tell the others.
+    Lead(Lead),
+    /// Wait until it is told.
+    Follow(Arc<Awaited>),
+    /// Nothing more.
+    Done,
+}
+
+/// The duty to tell how a load ended. Dropped without, it tells that there is nothing.
+pub(super) struct Lead {
+    together: Arc<Together>,
+    key: (BlockKey, Reach),
+    awaited: Arc<Awaited>,
+}
+
+#[derive(Default)]
+pub(super) struct Awaited {
+    told: Mutex<Option<Told>>,
+    changed: Condvar,
+}
+
+#[derive(Clone)]
+enum Told {
+    Block(Arc<Onboarded>),
+    Missing,
+    Throttled,
+}
+
+impl Together {
+    pub(super) fn join(self: &Arc<Self>, keys: &[BlockKey], reach: Reach) -> Vec<Part> {
+        let mut under_way = lock(&self.under_way);
+        let mut part = |&key| match under_way.entry((key, reach)) {
+            Entry::Occupied(there) => Part::Follow(Arc::clone(there.get())),
+            Entry::Vacant(place) => {
+                let awaited = Arc::clone(place.insert(Arc::default()));
+                Part::Lead(Lead { together: Arc::clone(self), key: (key, reach), awaited })
+            }
+        };
+        keys.iter().map(&mut part).collect()
+    }
+}
+
+impl Part {
+    pub(super) fn is_lead(&self) -> bool {
+        matches!(self, Self::Lead(_))
+    }
+
+    /// Tells the others what a leading caller has read, unless there is nothing yet and more tiers to ask.
+    pub(super) fn tell_if_found(&mut self, read: &Read) {
+        if let (Self::Lead(lead), Read::Onboarded(_) | Read::Throttled) = (&*self, read) {
+            lead.awaited.tell(read);
+            *self = Self::Done;
+        }
+    }
+}
+
+impl Awaited {
+    fn tell(&self, read: &Read) {
+        let told = match read {
+            Read::Onboarded(block) => Told::Block(Arc::clone(block)),
+            Read::Throttled => Told::Throttled,
+            Read::Held(_) | Read::Missing => Told::Missing,
+        };
+        lock(&self.told).get_or_insert(told);
+        self.changed.notify_all();
+    }
+
+    /// Whoever leads is bounded by the time that a lookup waits for each tier, and tells in any case.
+    pub(super) fn wait(&self) -> Read {
+        let told = self.changed.wait_while(lock(&self.told), |told| told.is_none());
+        match told.unwrap_or_else(PoisonError::into_inner).clone() {
+            Some(Told::Block(block)) => Read::Onboarded(block),
+            Some(Told::Throttled) => Read::Throttled,
+            Some(Told::Missing) | None => Read::Missing,
+        }
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        lock(&self.together.under_way).remove(&self.key);
+        self.awaited.tell(&Read::Missing);
+    }
+}
