@@ -5,6 +5,7 @@
 
 mod cluster;
 mod layers;
+pub(crate) mod parts;
 mod tiers;
 mod units;
 
@@ -365,7 +366,7 @@ impl Config {
         cluster.validate(&node.name, listen.allow_remote, store, tiering)?;
         conductor.validate()?;
         policy.validate()?;
-        Ok(crate::daemon::dram_config(self).validate()?)
+        Ok(parts::dram_config(self).validate()?)
     }
 
     /// As TOML that reads back to the same settings.

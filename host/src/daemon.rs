@@ -3,21 +3,19 @@
 //! Starting goes from what fails most often to what leaves traces: addresses, memory, data folder,
 //! policies, threads. A host that does not start has bound nothing, and written at most its folder.
 
-use crate::config::{self, Assigned, Checksum, Config};
+use crate::conductor::Conductor;
+use crate::config::{self, Config, parts};
+use crate::host::{Addrs, Host};
 use crate::lifecycle::cluster;
 use crate::lifecycle::eviction::Eviction;
 use crate::lifecycle::tiers::{self, PolicyAdmit};
-use crate::metrics::Metrics;
-use crate::policy::{self, PolicyConfig, PolicyHost, Source, Wanted};
-use crate::rpc::{self, Routing};
-use kvasir_dataplane::cluster::Cluster;
-use kvasir_dataplane::config::{Floor, TenantConfig};
-use kvasir_dataplane::memory::placing::HugePages;
+use crate::policy::{self, PolicyHost};
+use crate::rpc;
 use kvasir_dataplane::server::{Listen, ServeError, Server};
 use kvasir_dataplane::tier::dram::OpenError;
 use kvasir_dataplane::tier::scrub::Scrubber;
 use kvasir_dataplane::tier::tiering::Tiering;
-use kvasir_dataplane::{Clock, CommitCheck, DramConfig, DramStore, ServerConfig};
+use kvasir_dataplane::{Clock, DramStore};
 use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -70,35 +68,6 @@ fn reason(error: &io::Error) -> String {
     }
 }
 
-/// What the services of one host share.
-pub struct Host {
-    pub config: Config,
-    pub clock: Clock,
-    pub store: Arc<DramStore>,
-    pub tiering: Arc<Tiering>,
-    /// None: this host knows no others.
-    pub cluster: Option<Arc<Cluster>>,
-    pub policies: Arc<PolicyHost>,
-    pub eviction: Eviction,
-    /// None: `store.scrub_rate` is 0.
-    pub scrubber: Option<Scrubber>,
-    pub server: Server,
-    pub routing: Routing,
-    pub draining: AtomicBool,
-    pub metrics: Metrics,
-    pub addrs: Addrs,
-}
-
-/// Where a host really listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Addrs {
-    pub grpc: SocketAddr,
-    pub http: SocketAddr,
-    pub data: SocketAddr,
-    /// For other hosts; none if there are none.
-    pub cluster: Option<SocketAddr>,
-}
-
 /// Starts hosts; several may run in one process.
 pub struct Daemon;
 
@@ -109,7 +78,7 @@ impl Daemon {
         config.validate()?;
         let grpc = bind("listen.grpc", config.listen.grpc)?;
         let http = bind("listen.http", config.listen.http)?;
-        let store = Arc::new(DramStore::open(dram_config(&config))?);
+        let store = Arc::new(DramStore::open(parts::dram_config(&config))?);
         let data_dir = DataDir::open(&config.node.data_dir)?;
         let policies = open_policies(&config, &data_dir, store.slots())?;
         let clock = Clock::start();
@@ -121,7 +90,7 @@ impl Daemon {
         let tiering = Tiering::start(Arc::clone(&store), below, admit, traffic, clock);
         let tiering = Arc::new(tiering.map_err(no_thread("offloading"))?);
         let listen = Listen { unix: Some(config.node.socket.clone()), tcp: Some(config.listen.data) };
-        let (tiers, served) = (Arc::clone(&tiering), server_config(&config));
+        let (tiers, served) = (Arc::clone(&tiering), parts::server_config(&config));
         let server = Server::start_tiered(tiers, cluster.clone(), &listen, served, clock)?;
         let evictor = policies.evictor_worker(store.slots());
         let eviction =
@@ -141,8 +110,7 @@ impl Daemon {
             cluster.run(&tiering).map_err(cluster::Error::Open)?;
         }
         let host = Arc::new(Host {
-            routing: Routing::new(&config.conductor, &policies, clock.now_ms()),
-            metrics: Metrics::new(&config.node.name),
+            conductor: Arc::new(Conductor::new(&config.conductor, &policies, clock.now_ms())),
             draining: AtomicBool::new(false),
             config,
             clock,
@@ -273,11 +241,6 @@ fn control_threads(config: &Config) -> usize {
     config.conductor.workers as usize + 1
 }
 
-/// A number nobody outside can guess.
-pub(crate) fn random_seed() -> u64 {
-    std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u64)
-}
-
 fn bind(key: &'static str, addr: SocketAddr) -> Result<TcpListener, StartError> {
     let listen = || {
         let listener = TcpListener::bind(addr)?; // with SO_REUSEADDR: free again at once after a crash
@@ -291,92 +254,7 @@ fn local_addr(listener: &TcpListener, key: &'static str) -> Result<SocketAddr, S
     listener.local_addr().map_err(|source| StartError::Listen { key, addr: ([0, 0, 0, 0], 0).into(), source })
 }
 
-pub(crate) fn dram_config(config: &Config) -> DramConfig {
-    let store = &config.store;
-    DramConfig {
-        pool_bytes: store.pool_bytes.0,
-        blocks_max: store.block_slots,
-        prefault: store.prefault,
-        huge_pages: match store.huge_pages {
-            config::HugePages::Auto => HugePages::Auto,
-            config::HugePages::Off => HugePages::Off,
-            config::HugePages::Require => HugePages::Require,
-        },
-        numa_node: u32::try_from(store.numa_node).ok(),
-        lock_memory: store.lock_memory,
-        low_free: store.low_free,
-        high_free: store.high_free,
-        reserve_max: store.reserve_max as usize,
-        put_wait: store.put_wait.0,
-        lease_ttl: store.lease_ttl.0,
-        lease_grace: store.lease_grace.0,
-        leases_max: store.leases_max as usize,
-        reservation_ttl: store.reservation_ttl.0,
-        block_ttl: Some(store.block_ttl.0).filter(|ttl| !ttl.is_zero()),
-        commit_check: match store.checksum {
-            Checksum::Trust => CommitCheck::Trust,
-            Checksum::Verify => CommitCheck::Verify,
-        },
-        events_max: store.events_max as usize,
-        pin_share: store.pin_share,
-        pin_max: store.pin_max.0,
-        pin_half_life: store.pin_half_life.0,
-        tenants: store.tenants.iter().map(tenant_config).collect(),
-        hash_seed: random_seed(),
-    }
-}
-
-fn tenant_config(tenant: &config::Tenant) -> TenantConfig {
-    let bytes = |size: Option<config::Size>| size.map(|size| size.0);
-    TenantConfig {
-        tenant: tenant.tenant,
-        quota_bytes: bytes(tenant.quota_bytes),
-        floor: match tenant.weight {
-            Some(weight) => Floor::Weight(weight),
-            None => Floor::Bytes(bytes(tenant.floor_bytes).unwrap_or(0)),
-        },
-        pin_quota_bytes: bytes(tenant.pin_quota_bytes),
-    }
-}
-
-fn server_config(config: &Config) -> ServerConfig {
-    let store = &config.store;
-    ServerConfig {
-        connections_max: store.connections_max as usize,
-        stall_timeout: store.stall_timeout.0,
-        idle_timeout: store.idle_timeout.0,
-        payload_max: store.payload_max.0,
-        ..ServerConfig::default()
-    }
-}
-
 fn open_policies(config: &Config, data_dir: &DataDir, slots: u32) -> Result<Arc<PolicyHost>, policy::Error> {
-    let policy = &config.policy;
-    let limits = PolicyConfig {
-        watch_dir: Some(policy.dir.clone()).filter(|dir| !dir.as_os_str().is_empty()),
-        cache_dir: policy.compile_cache.then(|| data_dir.path.join("compiled")),
-        hot_deadline: policy.hot_deadline.0,
-        cold_deadline: policy.cold_deadline.0,
-        memory_bytes: policy.memory_bytes.0 as usize,
-        evictor_slots: slots,
-        max_module_bytes: policy.component_bytes_max.0,
-        breaker_faults: policy.breaker_faults,
-        breaker_window: policy.breaker_window.0,
-    };
-    let mut wanted = Wanted::default();
-    let pairs = [
-        (&policy.scheduler, &mut wanted.scheduler),
-        (&policy.evictor, &mut wanted.evictor),
-        (&policy.admitter, &mut wanted.admitter),
-        (&policy.balancer, &mut wanted.balancer),
-    ];
-    for (assigned, (source, settings)) in pairs {
-        if Assigned::is_path(&assigned.source) {
-            *source = Source::File(PathBuf::from(&assigned.source));
-        } else if !assigned.source.is_empty() {
-            *source = Source::Builtin(assigned.source.clone());
-        }
-        *settings = assigned.settings.clone().into_iter().collect();
-    }
-    PolicyHost::open(&limits, wanted, Some((data_dir.state.clone(), data_dir.path.as_path())))
+    let limits = parts::policy_config(config, &data_dir.path, slots);
+    PolicyHost::open(&limits, parts::wanted(config), Some((data_dir.state.clone(), data_dir.path.as_path())))
 }

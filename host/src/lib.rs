@@ -2,13 +2,16 @@
 
 pub mod bench;
 pub mod cli;
+pub mod conductor;
 pub mod config;
 pub mod daemon;
 pub mod dev;
+pub mod host;
 pub mod lifecycle;
 pub mod metrics;
 pub mod policy;
 pub mod prefix_index;
 pub mod replay;
 pub mod rpc;
-pub mod scheduler;
+mod seed;
+mod sync;

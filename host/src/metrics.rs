@@ -3,7 +3,7 @@
 //! Each host has a recorder of its own, so several fit in one process; what other parts count
 //! already is copied in when somebody looks.
 
-use crate::daemon::Host;
+use crate::host::Host;
 use kvasir_dataplane::cluster::{Cluster, Kind, LinkState, PeerView};
 use kvasir_dataplane::metrics::{Histogram, TenantMetrics};
 use kvasir_dataplane::tier::ghosts::MissCause;
@@ -32,7 +32,7 @@ impl Metrics {
             data_server(host);
             eviction(host);
             policies(host);
-            routing(host);
+            conductor(host);
         });
         self.recorder.handle().render()
     }
@@ -433,14 +433,14 @@ fn eviction(host: &Host) {
     counter!("kvasir_evictor_replays_total").absolute(counts.replays.load(Relaxed));
 }
 
-fn routing(host: &Host) {
-    let c = host.routing.counts();
+fn conductor(host: &Host) {
+    let c = host.conductor.counts();
     counter!("kvasir_decisions_total", "outcome" => "placed").absolute(c.placed);
     counter!("kvasir_decisions_total", "outcome" => "rejected").absolute(c.rejected);
     gauge!("kvasir_requests").set(c.in_flight as f64);
     gauge!("kvasir_instances", "role" => "prefill").set(c.prefill as f64);
     gauge!("kvasir_instances", "role" => "decode").set(c.decode as f64);
-    let index = host.routing.index_stats();
+    let index = host.conductor.index_stats();
     gauge!("kvasir_index_entries").set(index.entries as f64);
     gauge!("kvasir_index_bytes").set(index.bytes as f64);
     counter!("kvasir_index_refused_total").absolute(index.refused);

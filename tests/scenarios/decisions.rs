@@ -1,9 +1,9 @@
 //! Decisions by several workers at once, while the policy of one of them does not come back.
 
+use kvasir::conductor::fleet::{Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
+use kvasir::conductor::{Conductor, Registration, Stage};
 use kvasir::config;
 use kvasir::policy::{PolicyConfig, PolicyHost, SlotKind, Source, Wanted};
-use kvasir::rpc::{Registration, Routing, Stage};
-use kvasir::scheduler::{Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use kvasir_tests::guest;
 use std::collections::HashSet;
 use std::sync::Barrier;
@@ -55,14 +55,14 @@ fn a_policy_that_loops_holds_up_its_own_worker_only() {
     let mode = ("mode".to_owned(), "loop-on-class-13".to_owned());
     policies.load(SlotKind::Scheduler, component, vec![mode]).unwrap();
     let config = config::Conductor { workers: WORKERS, ..Default::default() };
-    let routing = Routing::new(&config, &policies, 0);
-    routing.register("a", pair(), 0).unwrap();
+    let conductor = Conductor::new(&config, &policies, 0);
+    conductor.register("a", pair(), 0).unwrap();
 
     let (start, returned) = (Barrier::new(WORKERS as usize), AtomicBool::new(false));
     let ids: Vec<u64> = std::thread::scope(|scope| {
         let looping = scope.spawn(|| {
             start.wait();
-            let scheduled = routing.schedule(&ask(LOOPS), &[], false, 0).unwrap();
+            let scheduled = conductor.schedule(&ask(LOOPS), &[], false, 0).unwrap();
             returned.store(true, Ordering::SeqCst);
             assert!(scheduled.fallback.unwrap().contains("past its deadline"));
             assert!(scheduled.result.is_ok(), "the native twin decided");
@@ -72,7 +72,7 @@ fn a_policy_that_loops_holds_up_its_own_worker_only() {
             scope.spawn(|| {
                 start.wait();
                 let decide = |_| {
-                    let scheduled = routing.schedule(&ask(0), &[], false, 0).unwrap();
+                    let scheduled = conductor.schedule(&ask(0), &[], false, 0).unwrap();
                     assert_eq!(scheduled.fallback, None);
                     scheduled.request_id
                 };
@@ -87,9 +87,9 @@ fn a_policy_that_loops_holds_up_its_own_worker_only() {
     let decided = ids.len();
     assert_eq!(decided, (WORKERS as usize - 1) * EACH + 1);
     assert_eq!(ids.iter().collect::<HashSet<_>>().len(), decided, "each is booked under its own id");
-    assert_eq!((routing.counts().placed, routing.counts().in_flight), (decided as u64, decided));
+    assert_eq!((conductor.counts().placed, conductor.counts().in_flight), (decided as u64, decided));
     for id in ids {
-        routing.complete(id, Stage::Finished, 0).unwrap();
+        conductor.complete(id, Stage::Finished, 0).unwrap();
     }
-    assert_eq!(routing.counts().in_flight, 0);
+    assert_eq!(conductor.counts().in_flight, 0);
 }

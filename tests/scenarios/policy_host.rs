@@ -1,9 +1,9 @@
 //! The policy host against policies that misbehave, files that are no policies, and swaps under load.
 
-use kvasir::policy::{EvictorWorker, PolicyConfig, PolicyHost, SlotKind, SlotStatus, Source, Wanted};
-use kvasir::scheduler::{
-    Ask, Conductor, DecodeCost, DecodeSpec, Limits, Outcome as Booked, PrefillCost, PrefillSpec, TransferCost,
+use kvasir::conductor::fleet::{
+    Ask, DecodeCost, DecodeSpec, Fleet, Limits, Outcome as Booked, PrefillCost, PrefillSpec, TransferCost,
 };
+use kvasir::policy::{EvictorWorker, PolicyConfig, PolicyHost, SlotKind, SlotStatus, Source, Wanted};
 use kvasir_policy::admitter::{self, Block};
 use kvasir_policy::balancer::Snapshot;
 use kvasir_policy::evictor::{Event, EventKind, NO_SLOT, Victim};
@@ -98,8 +98,8 @@ const INSTANCES: u16 = 4;
 const PREFIX: [u32; INSTANCES as usize] = [9, 0, 3, 7];
 
 /// Four pairs of instances; slot 0 of both tables is unavailable.
-fn cluster() -> Conductor {
-    let mut conductor = Conductor::new(Limits::default(), 512, 0);
+fn cluster() -> Fleet {
+    let mut fleet = Fleet::new(Limits::default(), 512, 0);
     let prefill = PrefillSpec {
         cost: PrefillCost { fixed_ms: 1.0, ms_per_token: 0.1, ms_per_pair: 0.0 },
         transfer: TransferCost { fixed_ms: 0.1, ms_per_block: 0.1 },
@@ -110,12 +110,12 @@ fn cluster() -> Conductor {
         capacity_blocks: 1 << 20,
     };
     for _ in 0..INSTANCES {
-        conductor.register_prefill(prefill, 0).unwrap();
-        conductor.register_decode(decode, 0).unwrap();
+        fleet.register_prefill(prefill, 0).unwrap();
+        fleet.register_decode(decode, 0).unwrap();
     }
-    conductor.set_prefill_available(0, false).unwrap();
-    conductor.set_decode_available(0, false).unwrap();
-    conductor
+    fleet.set_prefill_available(0, false).unwrap();
+    fleet.set_decode_available(0, false).unwrap();
+    fleet
 }
 
 fn request(seed: u64) -> Request {

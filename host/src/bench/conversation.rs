@@ -1,12 +1,12 @@
-//! A recorded trace through the daemon's own routing: what a request costs from its chain to the blocks it
+//! A recorded trace through the daemon's own conductor: what a request costs from its chain to the blocks it
 //! leaves behind.
 
 use super::{Row, thread_cpu_time};
+use crate::conductor::fleet::{Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
+use crate::conductor::{self, Conductor, Placed, Registration, Stage};
 use crate::config;
 use crate::policy::{self, PolicyConfig, PolicyHost, Wanted};
 use crate::replay::trace::{self, BLOCK_SIZE_TOKENS, Reader, Request};
-use crate::rpc::{Error as RoutingError, Placed, Registration, Routing, Stage};
-use crate::scheduler::{Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub enum Error {
     #[error(transparent)]
     Policy(#[from] policy::Error),
     #[error("request {done} of the trace: {source}")]
-    Routing { done: u64, source: RoutingError },
+    Conductor { done: u64, source: conductor::Error },
 }
 
 /// Where the conversation trace is looked for: in `KVASIR_TRACES`, else in `../shared/traces`.
@@ -77,7 +77,7 @@ impl Outcome {
 
 fn replay(requests: impl Iterator<Item = Result<Request, trace::Error>>) -> Result<Outcome, Error> {
     let policies = PolicyHost::open(&PolicyConfig::default(), Wanted::default(), None)?;
-    let mut cluster = Cluster::new(&policies).map_err(|source| Error::Routing { done: 0, source })?;
+    let mut cluster = Cluster::new(&policies).map_err(|source| Error::Conductor { done: 0, source })?;
     let (mut outcome, mut chain) = (Outcome::default(), Vec::new());
     for request in requests {
         let request = request?;
@@ -85,7 +85,7 @@ fn replay(requests: impl Iterator<Item = Result<Request, trace::Error>>) -> Resu
         let start = thread_cpu_time();
         let served = cluster.serve(&request, &chain);
         outcome.cpu += thread_cpu_time().saturating_sub(start);
-        outcome.hit_blocks += served.map_err(|source| Error::Routing { done: outcome.requests, source })?;
+        outcome.hit_blocks += served.map_err(|source| Error::Conductor { done: outcome.requests, source })?;
         outcome.blocks += chain.len() as u64;
         outcome.requests += 1;
     }
@@ -111,7 +111,7 @@ fn mixed(id: u64, part: u64) -> u64 {
 
 /// Instances that keep every block, and requests that end when the conductor expects them to.
 struct Cluster {
-    routing: Routing,
+    conductor: Conductor,
     /// By name: epoch, messages sent.
     sent: HashMap<String, (u64, u64)>,
     /// When which request takes which step.
@@ -119,9 +119,9 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn new(policies: &PolicyHost) -> Result<Self, RoutingError> {
+    fn new(policies: &PolicyHost) -> Result<Self, conductor::Error> {
         let config = config::Conductor { block_size_tokens: BLOCK_TOKENS, workers: 1, ..Default::default() };
-        let routing = Routing::new(&config, policies, 0);
+        let conductor = Conductor::new(&config, policies, 0);
         let prefill = PrefillSpec {
             cost: PrefillCost { fixed_ms: 5.0, ms_per_token: 0.1, ms_per_pair: 1e-6 },
             transfer: TransferCost { fixed_ms: 1.0, ms_per_block: 0.25 },
@@ -134,16 +134,17 @@ impl Cluster {
         let mut sent = HashMap::new();
         for i in 0..INSTANCES {
             let name = format!("prefill-{i}");
-            let epoch = routing.register(&name, Registration { prefill: Some(prefill), decode: None }, 0)?;
+            let epoch =
+                conductor.register(&name, Registration { prefill: Some(prefill), decode: None }, 0)?;
             sent.insert(name, (epoch, 0));
             let given = Registration { prefill: None, decode: Some(decode) };
-            routing.register(&format!("decode-{i}"), given, 0)?;
+            conductor.register(&format!("decode-{i}"), given, 0)?;
         }
-        Ok(Self { routing, sent, ends: BinaryHeap::new() })
+        Ok(Self { conductor, sent, ends: BinaryHeap::new() })
     }
 
     /// Leading blocks of the request that were there.
-    fn serve(&mut self, request: &Request, chain: &[u64]) -> Result<u64, RoutingError> {
+    fn serve(&mut self, request: &Request, chain: &[u64]) -> Result<u64, conductor::Error> {
         let now_ms = request.time_ms;
         self.end_until(now_ms)?;
         let ask = Ask {
@@ -158,7 +159,7 @@ impl Cluster {
             tbt_slo_ms: f32::INFINITY,
             must_run: true,
         };
-        let scheduled = self.routing.schedule(&ask, chain, false, now_ms)?;
+        let scheduled = self.conductor.schedule(&ask, chain, false, now_ms)?;
         let Ok(placed) = scheduled.result else { return Ok(0) };
         let prefilled_ms = now_ms + placed.admission.ttft_ms as u64;
         let decode_ms = f64::from(request.output_tokens) * placed.admission.tbt_ms;
@@ -169,7 +170,7 @@ impl Cluster {
 
     /// The instance tells of the blocks it did not have; returns how many of the leading ones anybody sent or
     /// had.
-    fn store(&mut self, placed: &Placed, chain: &[u64]) -> Result<u64, RoutingError> {
+    fn store(&mut self, placed: &Placed, chain: &[u64]) -> Result<u64, conductor::Error> {
         let held = placed.prefix_blocks as usize;
         let fetched = placed.transfer.as_ref().map_or(0, |&(_, blocks)| blocks as usize);
         if let Some((epoch, sequence)) = self.sent.get_mut(&placed.prefill)
@@ -177,17 +178,17 @@ impl Cluster {
         {
             *sequence += 1;
             let parent = held.checked_sub(1).map(|last| chain[last]);
-            self.routing.stored(&placed.prefill, *epoch, *sequence, parent, &chain[held..])?;
+            self.conductor.stored(&placed.prefill, *epoch, *sequence, parent, &chain[held..])?;
         }
         Ok((held + fetched) as u64)
     }
 
-    fn end_until(&mut self, now_ms: u64) -> Result<(), RoutingError> {
+    fn end_until(&mut self, now_ms: u64) -> Result<(), conductor::Error> {
         while let Some(&Reverse((at_ms, id, finished))) = self.ends.peek()
             && at_ms <= now_ms
         {
             self.ends.pop();
-            self.routing.complete(id, if finished { Stage::Finished } else { Stage::Prefill }, at_ms)?;
+            self.conductor.complete(id, if finished { Stage::Finished } else { Stage::Prefill }, at_ms)?;
         }
         Ok(())
     }

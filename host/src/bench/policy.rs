@@ -1,6 +1,9 @@
 //! `kvasir bench policy`: the default policies as components, beside their native twins.
 
 use super::{Row, Times, time_calls};
+use crate::conductor::fleet::{
+    Ask, Changes, DecodeCost, DecodeSpec, Fleet, PrefillCost, PrefillSpec, TransferCost, Version,
+};
 use crate::policy::evictor::EvictorHook;
 use crate::policy::scheduler::{SchedulerEngine, SchedulerHook};
 use crate::policy::{
@@ -9,9 +12,6 @@ use crate::policy::{
 use crate::replay::cache::{Cache, Report as CacheReport};
 use crate::replay::generate::{Generator, Plan, Workload};
 use crate::replay::trace::Request as TraceRequest;
-use crate::scheduler::{
-    Ask, Changes, Conductor, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost, Version,
-};
 use hdrhistogram::Histogram;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -89,22 +89,22 @@ fn schedule(engine: Box<dyn SchedulerEngine>, instances: u16, size: Size, seed: 
 /// Decisions over `instances` prefill and as many decode instances that were pushed before.
 pub struct Scheduling {
     engine: Box<dyn SchedulerEngine>,
-    conductor: Conductor,
+    fleet: Fleet,
     prompts: Vec<(Ask, Vec<u32>)>,
     done: usize,
 }
 
 impl Scheduling {
     pub fn new(mut engine: Box<dyn SchedulerEngine>, instances: u16, seed: u64) -> Self {
-        let conductor = conductor(instances, seed);
+        let fleet = fleet(instances, seed);
         if let Some(Changes::Full { prefill_slots, decode_slots, block_size_tokens, prefill, decode }) =
-            conductor.changes_since(&mut Version::default())
+            fleet.changes_since(&mut Version::default())
         {
             let _ = engine.open(prefill_slots, decode_slots, block_size_tokens);
             let _ = engine.update_prefill(&prefill);
             let _ = engine.update_decode(&decode);
         }
-        Self { engine, conductor, prompts: prompts(instances, seed), done: 0 }
+        Self { engine, fleet, prompts: prompts(instances, seed), done: 0 }
     }
 
     /// The packed answer to the next prompt.
@@ -114,7 +114,7 @@ impl Scheduling {
     pub fn one(&mut self) -> Result<u64, Fault> {
         let (ask, prefix) = &self.prompts[self.done % PROMPTS];
         self.done += 1;
-        let request = self.conductor.request(ask, 1_000);
+        let request = self.fleet.request(ask, 1_000);
         self.engine.schedule(&request, prefix)
     }
 }
@@ -123,21 +123,21 @@ impl Scheduling {
 fn decide(config: &PolicyConfig, instances: u16, size: Size, seed: u64) -> Result<Times, Error> {
     let host = PolicyHost::open(config, Wanted::default(), None)?;
     let mut worker = host.scheduler_worker();
-    let mut conductor = conductor(instances, seed);
+    let mut fleet = fleet(instances, seed);
     let prompts = prompts(instances, seed);
     Ok(time_calls(size.calls, |i| {
         let (ask, prefix) = &prompts[i % PROMPTS];
-        let request = conductor.request(ask, 1_000);
-        let outcome = worker.schedule(&conductor, &request, prefix);
-        let _ = std::hint::black_box(conductor.admit(i as u64, ask, &outcome.decision, prefix, 1_000));
-        let _ = conductor.prefill_done(i as u64, 1_000);
-        let _ = conductor.finished(i as u64, 1_000);
+        let request = fleet.request(ask, 1_000);
+        let outcome = worker.schedule(&fleet, &request, prefix);
+        let _ = std::hint::black_box(fleet.admit(i as u64, ask, &outcome.decision, prefix, 1_000));
+        let _ = fleet.prefill_done(i as u64, 1_000);
+        let _ = fleet.finished(i as u64, 1_000);
     }))
 }
 
-fn conductor(instances: u16, seed: u64) -> Conductor {
+fn fleet(instances: u16, seed: u64) -> Fleet {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
-    let mut conductor = Conductor::new(Default::default(), BLOCK_SIZE_TOKENS, 0);
+    let mut fleet = Fleet::new(Default::default(), BLOCK_SIZE_TOKENS, 0);
     let transfer = TransferCost { fixed_ms: 1.0, ms_per_block: 0.4 };
     for _ in 0..instances {
         let spread = 1.0 + (random.next_u32() % 64) as f32 / 64.0;
@@ -146,9 +146,9 @@ fn conductor(instances: u16, seed: u64) -> Conductor {
         let cost = DecodeCost { fixed_ms: 10.0, ms_per_sequence: 0.1 * spread, ms_per_context_token: 1e-4 };
         let decode = DecodeSpec { cost, capacity_blocks: 10_000 };
         // Far below the limit of instances, so neither can be refused.
-        let _ = (conductor.register_prefill(prefill, 0), conductor.register_decode(decode, 0));
+        let _ = (fleet.register_prefill(prefill, 0), fleet.register_decode(decode, 0));
     }
-    conductor
+    fleet
 }
 
 /// Requests with the prefix column each finds.
@@ -191,7 +191,7 @@ fn evict(evictor: &mut dyn crate::policy::evictor::EvictorEngine, size: Size, se
 fn swap(config: &PolicyConfig, size: Size) -> Result<Row, Error> {
     let host = PolicyHost::open(config, Wanted::default(), None)?;
     host.load(SlotKind::Scheduler, Source::Builtin("round-robin".into()), Vec::new())?;
-    let conductor = conductor(64, 7);
+    let fleet = fleet(64, 7);
     let prompts = prompts(64, 7);
     let done = AtomicBool::new(false);
     let longest = Duration::from_secs(10).as_nanos() as u64;
@@ -203,7 +203,7 @@ fn swap(config: &PolicyConfig, size: Size) -> Result<Row, Error> {
             let mut decide = |worker: &mut SchedulerWorker| {
                 let (ask, prefix) = &prompts[call % PROMPTS];
                 call += 1;
-                worker.schedule(&conductor, &conductor.request(ask, 1_000), prefix).generation
+                worker.schedule(&fleet, &fleet.request(ask, 1_000), prefix).generation
             };
             let mut generation = decide(&mut worker);
             while !done.load(Ordering::Relaxed) {

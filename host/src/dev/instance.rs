@@ -1,6 +1,6 @@
 //! A simulated engine: a cost model and the time until which it is busy.
 
-use crate::scheduler::{DecodeCost, PrefillCost, TransferCost};
+use crate::conductor::fleet::{DecodeCost, PrefillCost, TransferCost};
 use kvasir_client::proto;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};

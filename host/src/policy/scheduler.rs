@@ -6,7 +6,7 @@ use super::guest::Guest;
 use super::log::Log;
 use super::slot::{Builtin, Hook, Policy, Worker};
 use super::{Error, Fault, Limits, Module, SlotKind};
-use crate::scheduler::{Changes, Conductor, Told};
+use crate::conductor::fleet::{Changes, Fleet, Told};
 use arc_swap::ArcSwap;
 use kvasir_policy::Scheduler;
 use kvasir_policy::scheduler::{Decision, Kept, Reason, Request};
@@ -194,14 +194,14 @@ impl SchedulerWorker {
     }
 
     /// Decides one request where nobody else touches the tables.
-    pub fn schedule(&mut self, conductor: &Conductor, request: &Request, prefix_blocks: &[u32]) -> Outcome {
-        self.catch_up(conductor);
+    pub fn schedule(&mut self, fleet: &Fleet, request: &Request, prefix_blocks: &[u32]) -> Outcome {
+        self.catch_up(fleet);
         self.decide(request, prefix_blocks)
     }
 
     /// Copies what changed in the tables; no policy is called, so this may stand under their lock.
-    pub fn catch_up(&mut self, conductor: &Conductor) {
-        let Some(changes) = self.told.catch_up(conductor) else { return };
+    pub fn catch_up(&mut self, fleet: &Fleet) {
+        let Some(changes) = self.told.catch_up(fleet) else { return };
         // Two steps become one: all there is now.
         let behind = self.pending.is_some();
         self.pending = Some(if behind { self.told.all() } else { changes });

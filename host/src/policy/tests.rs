@@ -4,7 +4,7 @@ use super::evictor::{EvictorEngine, EvictorHook};
 use super::scheduler::SchedulerHook;
 use super::slot::Hook;
 use super::*;
-use crate::scheduler::{Conductor, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
+use crate::conductor::fleet::{DecodeCost, DecodeSpec, Fleet, PrefillCost, PrefillSpec, TransferCost};
 use kvasir_policy::evictor::{Event, EventKind, NO_SLOT, Victim};
 use kvasir_policy::scheduler::{Decision, DecodeRow, PrefillRow, Request};
 use proptest::prelude::*;
@@ -110,16 +110,16 @@ fn decode_row(slot: u16, load: f32) -> DecodeRow {
     }
 }
 
-fn conductor(instances: u16) -> Conductor {
-    let mut conductor = Conductor::new(Default::default(), 512, 0);
+fn fleet(instances: u16) -> Fleet {
+    let mut fleet = Fleet::new(Default::default(), 512, 0);
     let cost = PrefillCost { fixed_ms: 5.0, ms_per_token: 0.05, ms_per_pair: 1e-6 };
     let transfer = TransferCost { fixed_ms: 1.0, ms_per_block: 0.4 };
     let step = DecodeCost { fixed_ms: 10.0, ms_per_sequence: 0.1, ms_per_context_token: 1e-4 };
     for _ in 0..instances {
-        conductor.register_prefill(PrefillSpec { cost, transfer, capacity_blocks: 100 }, 0).expect("prefill");
-        conductor.register_decode(DecodeSpec { cost: step, capacity_blocks: 1_000 }, 0).expect("decode");
+        fleet.register_prefill(PrefillSpec { cost, transfer, capacity_blocks: 100 }, 0).expect("prefill");
+        fleet.register_decode(DecodeSpec { cost: step, capacity_blocks: 1_000 }, 0).expect("decode");
     }
-    conductor
+    fleet
 }
 
 fn request(prompt_tokens: u32, seed: u64, ttft_slo: f32) -> Request {
@@ -182,9 +182,9 @@ proptest! {
 fn a_swap_reaches_every_worker_and_rolls_back() {
     let host = PolicyHost::open(&config(), Wanted::default(), None).expect("host");
     let mut workers = [host.scheduler_worker(), host.scheduler_worker()];
-    let conductor = conductor(4);
+    let fleet = fleet(4);
     let decide = |w: &mut SchedulerWorker| {
-        let outcome = w.schedule(&conductor, &request(1_000, 1, f32::INFINITY), &[0; 4]);
+        let outcome = w.schedule(&fleet, &request(1_000, 1, f32::INFINITY), &[0; 4]);
         assert_eq!(outcome.fallback, None);
         outcome.generation
     };

@@ -1,20 +1,21 @@
 use super::CHAIN_BLOCKS_MAX;
-use super::routing::{Error, Registration, Rejected, Scheduled, Stage};
-use crate::daemon::Host;
-use crate::scheduler::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
+use crate::conductor::fleet::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
+use crate::conductor::{Error, Registration, Rejected, Scheduled, Stage};
+use crate::host::Host;
 use kvasir_client::proto::{self, conductor_server::Conductor, rejection::Reason, schedule_response};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
-pub(super) struct Service {
+/// Converts, calls the [`Conductor`](crate::conductor::Conductor), converts back.
+pub(super) struct ConductorService {
     host: Arc<Host>,
     /// One permit per worker: who finds none free waits here, and keeps no thread waiting.
     workers: Semaphore,
 }
 
-impl Service {
+impl ConductorService {
     pub(super) fn new(host: Arc<Host>) -> Self {
         let workers = Semaphore::new(host.config.conductor.workers as usize);
         Self { host, workers }
@@ -22,7 +23,7 @@ impl Service {
 }
 
 #[tonic::async_trait]
-impl Conductor for Service {
+impl Conductor for ConductorService {
     async fn register(
         &self,
         request: Request<proto::RegisterRequest>,
@@ -30,7 +31,7 @@ impl Conductor for Service {
         let request = request.into_inner();
         let given = registration(&request);
         let epoch =
-            self.host.routing.register(&request.name, given, self.host.clock.now_ms()).map_err(status)?;
+            self.host.conductor.register(&request.name, given, self.host.clock.now_ms()).map_err(status)?;
         tracing::info!(instance = request.name, epoch, "instance registered");
         Ok(Response::new(proto::RegisterResponse { epoch }))
     }
@@ -39,7 +40,7 @@ impl Conductor for Service {
         &self,
         request: Request<proto::UnregisterRequest>,
     ) -> Result<Response<proto::UnregisterResponse>, Status> {
-        self.host.routing.unregister(&request.into_inner().name).map_err(status)?;
+        self.host.conductor.unregister(&request.into_inner().name).map_err(status)?;
         Ok(Response::new(proto::UnregisterResponse {}))
     }
 
@@ -49,7 +50,7 @@ impl Conductor for Service {
     ) -> Result<Response<proto::ReportLoadResponse>, Status> {
         let proto::ReportLoadRequest { name, epoch, free_blocks, draining } = request.into_inner();
         let now_ms = self.host.clock.now_ms();
-        self.host.routing.report(&name, epoch, free_blocks, draining, now_ms).map_err(status)?;
+        self.host.conductor.report(&name, epoch, free_blocks, draining, now_ms).map_err(status)?;
         Ok(Response::new(proto::ReportLoadResponse {}))
     }
 
@@ -65,7 +66,7 @@ impl Conductor for Service {
         check_chain(&request.blocks)?;
         let _worker = self.workers.acquire().await.expect("never closed");
         let now_ms = self.host.clock.now_ms();
-        let decide = || self.host.routing.schedule(&ask, &request.blocks, request.explain, now_ms);
+        let decide = || self.host.conductor.schedule(&ask, &request.blocks, request.explain, now_ms);
         // To explain is not for the request path and may take as long as a cold call.
         let scheduled = if request.explain { tokio::task::block_in_place(decide) } else { decide() };
         Ok(Response::new(response(scheduled.map_err(status)?)))
@@ -85,7 +86,7 @@ impl Conductor for Service {
             Wire::Unspecified => return Err(Status::invalid_argument("no known stage was given")),
         };
         let now_ms = self.host.clock.now_ms();
-        self.host.routing.complete(request.request_id, stage, now_ms).map_err(status)?;
+        self.host.conductor.complete(request.request_id, stage, now_ms).map_err(status)?;
         Ok(Response::new(proto::CompleteResponse {}))
     }
 
@@ -96,7 +97,7 @@ impl Conductor for Service {
         use proto::lookup_prefix_response::Match;
         let chain = request.into_inner().blocks;
         check_chain(&chain)?;
-        let found = self.host.routing.lookup(&chain);
+        let found = self.host.conductor.lookup(&chain);
         let matches = found.into_iter().map(|(name, blocks)| Match { name, blocks }).collect();
         Ok(Response::new(proto::LookupPrefixResponse { matches }))
     }
@@ -108,7 +109,7 @@ impl Conductor for Service {
         let proto::BlocksStoredRequest { name, epoch, sequence, parent, blocks } = request.into_inner();
         check_chain(&blocks)?;
         let parent = (parent != 0).then_some(parent);
-        self.host.routing.stored(&name, epoch, sequence, parent, &blocks).map_err(status)?;
+        self.host.conductor.stored(&name, epoch, sequence, parent, &blocks).map_err(status)?;
         Ok(Response::new(proto::BlocksStoredResponse {}))
     }
 
@@ -118,7 +119,7 @@ impl Conductor for Service {
     ) -> Result<Response<proto::BlocksRemovedResponse>, Status> {
         let proto::BlocksRemovedRequest { name, epoch, sequence, blocks } = request.into_inner();
         check_chain(&blocks)?;
-        self.host.routing.removed(&name, epoch, sequence, &blocks).map_err(status)?;
+        self.host.conductor.removed(&name, epoch, sequence, &blocks).map_err(status)?;
         Ok(Response::new(proto::BlocksRemovedResponse {}))
     }
 }
@@ -172,7 +173,7 @@ fn ask(request: &proto::ScheduleRequest) -> Ask {
         tenant: request.tenant,
         priority: request.priority,
         session: request.session,
-        seed: crate::daemon::random_seed(),
+        seed: crate::seed::random(),
         ttft_slo_ms: slo(request.ttft_slo_ms),
         tbt_slo_ms: slo(request.tbt_slo_ms),
         must_run: request.must_run,
@@ -235,14 +236,14 @@ fn check_chain(blocks: &[u64]) -> Result<(), Status> {
 fn status(error: Error) -> Status {
     let text = error.to_string();
     match error {
-        Error::UnknownInstance { .. } | Error::Conductor(scheduler::Error::NoRequest { .. }) => {
+        Error::UnknownInstance { .. } | Error::Fleet(fleet::Error::NoRequest { .. }) => {
             Status::not_found(text)
         }
         Error::Epoch { .. } | Error::Gap { .. } => Status::failed_precondition(text),
-        Error::Conductor(scheduler::Error::TableFull { .. } | scheduler::Error::TooManyRequests { .. }) => {
+        Error::Fleet(fleet::Error::TableFull { .. } | fleet::Error::TooManyRequests { .. }) => {
             Status::resource_exhausted(text)
         }
-        Error::Name { .. } | Error::NoRole { .. } | Error::NoPrefill { .. } | Error::Conductor(_) => {
+        Error::Name { .. } | Error::NoRole { .. } | Error::NoPrefill { .. } | Error::Fleet(_) => {
             Status::invalid_argument(text)
         }
     }

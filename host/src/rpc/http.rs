@@ -1,7 +1,8 @@
 //! `/metrics`, `/livez`, `/readyz`.
 
 use super::node::components;
-use crate::daemon::Host;
+use crate::host::Host;
+use crate::metrics::Metrics;
 use axum::Router;
 use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
@@ -10,20 +11,26 @@ use axum::routing::get;
 use std::fmt::Write;
 use std::sync::Arc;
 
-pub(super) fn pages(host: Arc<Host>) -> Router {
+#[derive(Clone)]
+struct Shared {
+    host: Arc<Host>,
+    metrics: Arc<Metrics>,
+}
+
+pub(super) fn pages(host: Arc<Host>, counts: Metrics) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/livez", get(async || "ok\n"))
         .route("/readyz", get(readyz))
-        .with_state(host)
+        .with_state(Shared { host, metrics: Arc::new(counts) })
 }
 
-async fn metrics(State(host): State<Arc<Host>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], host.metrics.render(&host))
+async fn metrics(State(Shared { host, metrics }): State<Shared>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render(&host))
 }
 
 /// 200 when every component is ready, else 503; `?verbose` names them.
-async fn readyz(State(host): State<Arc<Host>>, RawQuery(query): RawQuery) -> impl IntoResponse {
+async fn readyz(State(Shared { host, .. }): State<Shared>, RawQuery(query): RawQuery) -> impl IntoResponse {
     let components = components(&host);
     let ready = components.iter().all(|c| c.ready);
     let mut text = String::new();

@@ -4,12 +4,10 @@ mod conductor;
 mod http;
 mod node;
 mod policy_admin;
-mod routing;
 mod store;
 
-pub use routing::{Counts, Error, Placed, Registration, Rejected, Routing, Scheduled, Stage};
-
-use crate::daemon::Host;
+use crate::host::Host;
+use crate::metrics::Metrics;
 use kvasir_client::proto;
 use kvasir_dataplane::{BATCH_MAX, BlockKey};
 use proto::conductor_server::ConductorServer;
@@ -17,7 +15,7 @@ use proto::node_server::NodeServer;
 use proto::policy_admin_server::PolicyAdminServer;
 use proto::store_server::StoreServer;
 use std::net::TcpListener;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -57,7 +55,7 @@ pub fn spawn(
             StoreServer::new(store::Service(Arc::clone(host))).max_decoding_message_size(REQUEST_BYTES_MAX),
         )
         .add_service(
-            ConductorServer::new(conductor::Service::new(Arc::clone(host)))
+            ConductorServer::new(conductor::ConductorService::new(Arc::clone(host)))
                 .max_decoding_message_size(REQUEST_BYTES_MAX),
         )
         .add_service(
@@ -73,40 +71,21 @@ pub fn spawn(
             tracing::error!(%error, "the gRPC server ended");
         }
     });
-    let pages =
-        axum::serve(http, http::pages(Arc::clone(host))).with_graceful_shutdown(stop_signal(stopping));
+    let pages = axum::serve(http, http::pages(Arc::clone(host), Metrics::new(&host.config.node.name)))
+        .with_graceful_shutdown(stop_signal(stopping));
     runtime.spawn(async move {
         if let Err(error) = pages.await {
             tracing::error!(%error, "the HTTP server ended");
         }
     });
-    runtime.spawn(tick(Arc::clone(host), stop_signal(stopping)));
+    runtime.spawn(crate::conductor::run(
+        Arc::clone(&host.conductor),
+        Arc::clone(&host.policies),
+        host.clock,
+        host.config.conductor.balance_every.0,
+        stop_signal(stopping),
+    ));
     Ok(())
-}
-
-/// Expiry, and the balancer.
-async fn tick(host: Arc<Host>, stopped: impl Future<Output = ()>) {
-    let mut balancer = host.policies.balancer_worker();
-    let mut every = tokio::time::interval(host.config.conductor.balance_every.0);
-    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    tokio::pin!(stopped);
-    loop {
-        tokio::select! {
-            () = &mut stopped => return,
-            _ = every.tick() => {}
-        }
-        let snapshot = host.routing.tick(host.clock.now_ms());
-        // The policies may take long; nothing waits for them.
-        let shared = Arc::clone(&host);
-        let asked = tokio::task::spawn_blocking(move || {
-            shared.routing.refresh_idle();
-            let plan = balancer.tick(&snapshot);
-            (balancer, plan)
-        });
-        let Ok((worker, plan)) = asked.await else { return };
-        balancer = worker;
-        host.policies.set_thresholds(plan.thresholds);
-    }
 }
 
 fn stop_signal(stopping: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send + use<> {
@@ -115,11 +94,6 @@ fn stop_signal(stopping: &watch::Receiver<bool>) -> impl Future<Output = ()> + S
         // An error means that the sender is gone, and with it the host.
         let _ = stopping.wait_for(|stop| *stop).await;
     }
-}
-
-/// A panic elsewhere does not make what the lock guards wrong: every change is complete before it could.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn keys_in(keys: &[impl AsRef<[u8]>]) -> Result<Vec<BlockKey>, Status> {

@@ -1,4 +1,4 @@
-use crate::daemon::Host;
+use crate::host::Host;
 use kvasir_client::proto::{self, node_server::Node, ready_response::Component};
 use kvasir_dataplane::cluster::{Cluster, PeerView, RailView};
 use std::sync::Arc;
@@ -115,7 +115,7 @@ pub(super) fn components(host: &Host) -> Vec<Component> {
     let policies = host.policies.list();
     let serving: Vec<_> = policies.iter().map(|p| format!("{} {} ({})", p.slot, p.name, p.engine)).collect();
     let draining = host.draining.load(Relaxed);
-    let instances = host.routing.counts();
+    let instances = host.conductor.counts();
     let rpc = match draining {
         true => "draining".to_owned(),
         false => format!("{} prefill and {} decode instances", instances.prefill, instances.decode),

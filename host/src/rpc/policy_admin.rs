@@ -1,4 +1,4 @@
-use crate::daemon::Host;
+use crate::host::Host;
 use crate::policy::{CounterValues, Error, PolicyHost, SlotKind, SlotStatus, Source};
 use kvasir_client::proto::{self, load_request, policy_admin_server::PolicyAdmin};
 use std::sync::Arc;

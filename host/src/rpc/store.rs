@@ -1,5 +1,5 @@
 use super::{key_out, keys_in};
-use crate::daemon::Host;
+use crate::host::Host;
 use kvasir_client::proto::{self, push_response, remove_response::Outcome, store_server::Store};
 use kvasir_dataplane::cluster::push::{PushError, Pushed};
 use kvasir_dataplane::tier::dram::{BlockStat, Remove};

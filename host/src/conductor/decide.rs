@@ -4,11 +4,11 @@
 #[cfg(test)]
 mod tests;
 
+use super::fleet::{self, Admission, Ask, Outcome};
 use super::state::State;
-use super::{Error, Rejected, Routing, Scheduled};
+use super::{Conductor, Error, Rejected, Scheduled};
 use crate::policy::{AdmitterWorker, Fault, PolicyHost, SchedulerWorker, scheduler as policy};
-use crate::rpc::lock;
-use crate::scheduler::{self, Admission, Ask, Outcome};
+use crate::sync::lock;
 use kvasir_policy::admitter::{self, Verdict};
 use kvasir_policy::scheduler::{Decision, Request};
 
@@ -49,12 +49,12 @@ impl Decider {
     }
 
     fn look(&mut self, state: &mut State, wish: &Wish<'_>) -> Request {
-        state.conductor.tick(wish.now_ms);
+        state.fleet.tick(wish.now_ms);
         state.match_prefix(wish.chain, &mut self.prefix);
-        self.registrations = state.conductor.registrations();
-        self.scheduler.catch_up(&state.conductor);
+        self.registrations = state.fleet.registrations();
+        self.scheduler.catch_up(&state.fleet);
         self.admitter.update_load(state.load);
-        state.conductor.request(wish.ask, wish.now_ms)
+        state.fleet.request(wish.ask, wish.now_ms)
     }
 
     /// The question for the admitter: the times predicted for this very placement, and the tenant's share.
@@ -64,9 +64,9 @@ impl Decider {
         state: &State,
         wish: &Wish<'_>,
         decision: &Decision,
-    ) -> Result<Option<(admitter::Ask, Admission)>, scheduler::Error> {
+    ) -> Result<Option<(admitter::Ask, Admission)>, fleet::Error> {
         let ask = wish.ask;
-        match state.conductor.forecast(ask, decision, &self.prefix, wish.now_ms)? {
+        match state.fleet.forecast(ask, decision, &self.prefix, wish.now_ms)? {
             Outcome::Rejected { .. } => Ok(None),
             Outcome::Admitted(admission) => Ok(Some((
                 admitter::Ask {
@@ -79,7 +79,7 @@ impl Decider {
                     tbt: admission.tbt_ms as f32,
                     ttft_slo: ask.ttft_slo_ms,
                     tbt_slo: ask.tbt_slo_ms,
-                    tenant_share: state.conductor.tenant_share(ask.tenant) as f32,
+                    tenant_share: state.fleet.tenant_share(ask.tenant) as f32,
                 },
                 admission,
             ))),
@@ -88,7 +88,7 @@ impl Decider {
 
     /// Whether slots still mean the instances that this worker saw.
     fn same_instances(&self, state: &State) -> bool {
-        state.conductor.registrations() == self.registrations
+        state.fleet.registrations() == self.registrations
     }
 }
 
@@ -105,20 +105,20 @@ fn refusal(ask: &Ask, verdict: Verdict, admission: &Admission) -> Option<Rejecte
 }
 
 /// `None`: the tables are no longer those that the decision was made on.
-fn unless_overtaken<T>(result: Result<T, scheduler::Error>) -> Result<Option<T>, Error> {
+fn unless_overtaken<T>(result: Result<T, fleet::Error>) -> Result<Option<T>, Error> {
     match result {
-        Err(scheduler::Error::Invalid(_)) => Ok(None),
+        Err(fleet::Error::Invalid(_)) => Ok(None),
         other => Ok(Some(other?)),
     }
 }
 
-impl Routing {
+impl Conductor {
     /// Decides one request and books it.
     ///
     /// Waits while every worker decides. A policy that takes long holds up its own worker only.
     ///
     /// # Errors
-    /// [`scheduler::Error::TooManyRequests`].
+    /// [`fleet::Error::TooManyRequests`].
     pub fn schedule(&self, ask: &Ask, chain: &[u64], explain: bool, now_ms: u64) -> Result<Scheduled, Error> {
         let wish = Wish { ask, chain, explain, now_ms };
         let mut decider = self.deciders.take();

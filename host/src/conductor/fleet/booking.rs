@@ -1,12 +1,11 @@
 //! The work that instances have been given: forecast, booked, settled.
 
-use super::super::answer::{self, Slots};
-use super::super::table::Table;
-use super::super::{Error, Invalid};
-use super::{Admission, Ask, Conductor, Decode, InFlight, Outcome, Phase, Prefill};
+use super::answer::{self, Slots};
+use super::table::Table;
+use super::{Admission, Ask, Decode, Error, Fleet, InFlight, Invalid, Outcome, Phase, Prefill};
 use kvasir_policy::scheduler::Decision;
 
-impl Conductor {
+impl Fleet {
     /// Whether a policy's answer can be acted on now. `prefix_blocks` as it was given to the policy.
     ///
     /// # Errors

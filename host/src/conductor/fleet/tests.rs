@@ -35,19 +35,19 @@ fn ask(prompt_tokens: u32) -> Ask {
     }
 }
 
-fn conductor(prefill: usize, decode: usize) -> Conductor {
-    let mut conductor = Conductor::new(Limits { instances: 8, requests: 64 }, BLOCK, 0);
+fn fleet(prefill: usize, decode: usize) -> Fleet {
+    let mut fleet = Fleet::new(Limits { instances: 8, requests: 64 }, BLOCK, 0);
     for slot in 0..prefill {
-        assert_eq!(conductor.register_prefill(prefill_spec(), 0), Ok(slot as u16));
+        assert_eq!(fleet.register_prefill(prefill_spec(), 0), Ok(slot as u16));
     }
     for slot in 0..decode {
-        assert_eq!(conductor.register_decode(decode_spec(), 0), Ok(slot as u16));
+        assert_eq!(fleet.register_decode(decode_spec(), 0), Ok(slot as u16));
     }
-    conductor
+    fleet
 }
 
-fn admit(conductor: &mut Conductor, id: u64, decision: Decision, prefix: &[u32], now: u64) -> Admission {
-    match conductor.admit(id, &ask(160), &decision, prefix, now) {
+fn admit(fleet: &mut Fleet, id: u64, decision: Decision, prefix: &[u32], now: u64) -> Admission {
+    match fleet.admit(id, &ask(160), &decision, prefix, now) {
         Ok(Outcome::Admitted(admission)) => admission,
         other => panic!("{other:?}"),
     }
@@ -55,7 +55,7 @@ fn admit(conductor: &mut Conductor, id: u64, decision: Decision, prefix: &[u32],
 
 #[test]
 fn bad_answers_are_refused_with_their_reason() {
-    let mut c = conductor(3, 2);
+    let mut c = fleet(3, 2);
     c.set_prefill_available(2, false).unwrap();
     c.unregister_decode(1).unwrap();
     let prefix = [2, 5, 9];
@@ -83,7 +83,7 @@ fn bad_answers_are_refused_with_their_reason() {
 
 #[test]
 fn admitted_work_is_booked_and_given_back() {
-    let mut c = conductor(2, 1);
+    let mut c = fleet(2, 1);
     let transfer = Some(Transfer { source: 1, blocks: 4 });
     let first = admit(&mut c, 1, Decision::Run { prefill: 0, decode: 0, transfer }, &[1, 5], 100);
     assert_eq!((first.cached_tokens, first.transfer_ms, first.queue_ms), (80, 6.0, 0.0));
@@ -111,7 +111,7 @@ fn admitted_work_is_booked_and_given_back() {
 
 #[test]
 fn a_forecast_is_what_would_be_booked_and_books_nothing() {
-    let mut c = conductor(2, 1);
+    let mut c = fleet(2, 1);
     admit(&mut c, 1, Decision::run(0, 0), &[0, 0], 0);
     let transfer = Some(Transfer { source: 1, blocks: 4 });
     let mut seen = Version::default();
@@ -129,7 +129,7 @@ fn a_forecast_is_what_would_be_booked_and_books_nothing() {
 
 #[test]
 fn shares_and_memory_follow_what_is_booked() {
-    let mut c = conductor(1, 2);
+    let mut c = fleet(1, 2);
     assert_eq!((c.tenant_share(0), c.decode_memory_used()), (0.0, 0.0));
     for (id, tenant, tokens) in [(1, 5, 144), (2, 6, 304), (3, 5, 144)] {
         let ask = Ask { tenant, ..ask(tokens) }; // and 16 of output each
@@ -147,12 +147,12 @@ fn shares_and_memory_follow_what_is_booked() {
 
 #[test]
 fn the_forecast_lets_sequences_grow_leave_and_arrive() {
-    let mut c = conductor(2, 1); // a step takes 20 + sequences + context / 2 ms
+    let mut c = fleet(2, 1); // a step takes 20 + sequences + context / 2 ms
     assert_eq!(c.decode_step_forecast_ms(0.0, 0), 20.0);
     admit(&mut c, 1, Decision::run(0, 0), &[0, 0], 0); // 16 tokens of output
     c.prefill_done(1, 170).unwrap();
     let step = 20.0 + 1.0 + 80.0;
-    let at = |c: &Conductor, steps: f64| c.decode_step_forecast_ms(steps * step + 0.5, 170);
+    let at = |c: &Fleet, steps: f64| c.decode_step_forecast_ms(steps * step + 0.5, 170);
     assert_eq!(at(&c, 0.0), step);
     assert_eq!(at(&c, 4.0), step + 2.0, "grown by 4 tokens");
     assert_eq!(at(&c, 16.0), 20.0, "at its end");
@@ -173,7 +173,7 @@ fn the_forecast_lets_sequences_grow_leave_and_arrive() {
 
 #[test]
 fn completions_of_an_instance_that_left_do_not_touch_its_successor() {
-    let mut c = conductor(1, 1);
+    let mut c = fleet(1, 1);
     admit(&mut c, 1, Decision::run(0, 0), &[0], 0);
     c.unregister_prefill(0).unwrap();
     c.unregister_decode(0).unwrap();
@@ -189,7 +189,7 @@ fn completions_of_an_instance_that_left_do_not_touch_its_successor() {
 
 #[test]
 fn limits_hold() {
-    let mut c = Conductor::new(Limits { instances: 1, requests: 1 }, BLOCK, 0);
+    let mut c = Fleet::new(Limits { instances: 1, requests: 1 }, BLOCK, 0);
     let bad =
         PrefillSpec { transfer: TransferCost { fixed_ms: f32::NAN, ms_per_block: 0.0 }, ..prefill_spec() };
     assert_eq!(c.register_prefill(bad, 0), Err(Error::Cost { table: "prefill" }));
@@ -222,7 +222,7 @@ impl Scheduler for Nothing {
     }
 }
 
-/// A worker that follows the conductor.
+/// A worker that follows the fleet.
 struct Worker {
     kept: Kept<Nothing>,
     version: Version,
@@ -233,8 +233,8 @@ impl Worker {
         Self { kept: Kept::new(Box::new(Nothing)), version: Version::default() }
     }
 
-    fn follow(&mut self, conductor: &Conductor) {
-        if let Some(changes) = conductor.changes_since(&mut self.version) {
+    fn follow(&mut self, fleet: &Fleet) {
+        if let Some(changes) = fleet.changes_since(&mut self.version) {
             self.take(&changes);
         }
     }
@@ -248,8 +248,8 @@ impl Worker {
         self.kept.update_decode(decode);
     }
 
-    fn sees(&self, conductor: &Conductor) -> Vec<f32> {
-        self.kept.explain(&conductor.request(&ask(1), 0), &[])
+    fn sees(&self, fleet: &Fleet) -> Vec<f32> {
+        self.kept.explain(&fleet.request(&ask(1), 0), &[])
     }
 }
 
@@ -260,7 +260,7 @@ proptest! {
     fn workers_that_follow_see_the_tables(
         events in prop::collection::vec((0u8..12, 0u64..6, 0u16..4, 0u64..400_000), 0..200),
     ) {
-        let mut c = conductor(2, 2);
+        let mut c = fleet(2, 2);
         let (mut worker, mut told) = (Worker::new(), Told::default());
         let mut now = 0;
         for (kind, id, slot, passed) in events {

@@ -1,7 +1,7 @@
 //! What a reader of the tables has to be told, and what it was told.
 
 use super::answer::{self, Slots};
-use super::{Conductor, Invalid, Version};
+use super::{Fleet, Invalid, Version};
 use kvasir_policy::scheduler::{Decision, ROW};
 
 /// What a reader has to push to its policy instance; rows encoded as in the contract.
@@ -21,7 +21,7 @@ pub enum Changes {
     },
 }
 
-/// The tables as one reader was told them last. It decides on this copy, so the lock of the conductor
+/// The tables as one reader was told them last. It decides on this copy, so the lock of the fleet
 /// is held for the copying of changed rows only, and an answer can be held against exactly what the
 /// policy knew.
 #[derive(Clone, Debug, Default)]
@@ -35,8 +35,8 @@ pub struct Told {
 
 impl Told {
     /// Takes over what changed since the last call; `None` if nothing did.
-    pub fn catch_up(&mut self, conductor: &Conductor) -> Option<Changes> {
-        let changes = conductor.changes_since(&mut self.version)?;
+    pub fn catch_up(&mut self, fleet: &Fleet) -> Option<Changes> {
+        let changes = fleet.changes_since(&mut self.version)?;
         match &changes {
             Changes::Rows { prefill, decode } => {
                 put_rows(&mut self.prefill, prefill);

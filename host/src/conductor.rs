@@ -7,16 +7,20 @@
 
 mod decide;
 mod deciders;
+pub mod fleet;
 mod load;
 mod state;
+mod tick;
+
+pub use self::tick::run;
 
 use self::deciders::Deciders;
+use self::fleet::{Admission, DecodeSpec, PrefillSpec};
 use self::state::State;
-use super::lock;
 use crate::config;
 use crate::policy::PolicyHost;
 use crate::prefix_index;
-use crate::scheduler::{self, Admission, DecodeSpec, PrefillSpec};
+use crate::sync::lock;
 use kvasir_policy::balancer::Snapshot;
 use std::sync::Mutex;
 
@@ -41,7 +45,7 @@ pub enum Error {
     )]
     Gap { name: String, given: u64, expected: u64 },
     #[error(transparent)]
-    Conductor(#[from] scheduler::Error),
+    Fleet(#[from] fleet::Error),
 }
 
 /// What an instance says of itself.
@@ -105,12 +109,12 @@ pub enum Stage {
 }
 
 /// See the module documentation.
-pub struct Routing {
+pub struct Conductor {
     state: Mutex<State>,
     deciders: Deciders,
 }
 
-impl Routing {
+impl Conductor {
     pub fn new(config: &config::Conductor, policies: &PolicyHost, now_ms: u64) -> Self {
         Self {
             state: Mutex::new(State::new(config, now_ms)),

@@ -1,10 +1,10 @@
-//! What is true of the cluster, behind the lock of [`super::Routing`]; no policy is called in here.
+//! What is true of the cluster, behind the lock of [`super::Conductor`]; no policy is called in here.
 
+use super::fleet::{self, Admission, Ask, Fleet, Outcome};
 use super::load::{Window, cluster_load, snapshot};
 use super::{Counts, Error, Instance, NAME_MAX, Placed, Registration, Rejected, Stage};
 use crate::config;
 use crate::prefix_index::{self, PrefixIndex};
-use crate::scheduler::{self, Admission, Ask, Conductor, Outcome};
 use kvasir_policy::admitter::Load;
 use kvasir_policy::balancer::Snapshot;
 use kvasir_policy::scheduler::Decision;
@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 pub(super) struct State {
     config: config::Conductor,
-    pub(super) conductor: Conductor,
+    pub(super) fleet: Fleet,
     index: PrefixIndex,
     instances: HashMap<String, Instance>,
     prefill_names: Vec<Option<String>>,
@@ -28,13 +28,13 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn new(config: &config::Conductor, now_ms: u64) -> Self {
-        let limits = scheduler::Limits {
+        let limits = fleet::Limits {
             instances: config.instances_max.min(u32::from(u16::MAX) - 1) as u16,
             requests: config.requests_max as usize,
         };
         let entries = config.index_entries_max as usize;
         Self {
-            conductor: Conductor::new(limits, config.block_size_tokens, now_ms),
+            fleet: Fleet::new(limits, config.block_size_tokens, now_ms),
             index: PrefixIndex::new(prefix_index::Limits { entries, covers: entries }),
             config: config.clone(),
             instances: HashMap::new(),
@@ -56,10 +56,10 @@ impl State {
             return Err(Error::NoRole { name: name.to_owned() });
         }
         let _ = self.unregister(name);
-        let prefill = given.prefill.map(|spec| self.conductor.register_prefill(spec, now_ms)).transpose()?;
-        let decode = given.decode.map(|spec| self.conductor.register_decode(spec, now_ms)).transpose();
+        let prefill = given.prefill.map(|spec| self.fleet.register_prefill(spec, now_ms)).transpose()?;
+        let decode = given.decode.map(|spec| self.fleet.register_decode(spec, now_ms)).transpose();
         let decode = decode.inspect_err(|_| {
-            let _ = prefill.map(|slot| self.conductor.unregister_prefill(slot));
+            let _ = prefill.map(|slot| self.fleet.unregister_prefill(slot));
         })?;
         set_name(&mut self.prefill_names, prefill, Some(name));
         set_name(&mut self.decode_names, decode, Some(name));
@@ -75,10 +75,10 @@ impl State {
             self.instances.remove(name).ok_or_else(|| Error::UnknownInstance { name: name.to_owned() })?;
         if let Some(slot) = gone.prefill {
             self.index.drop_instance(slot);
-            self.conductor.unregister_prefill(slot)?;
+            self.fleet.unregister_prefill(slot)?;
         }
         if let Some(slot) = gone.decode {
-            self.conductor.unregister_decode(slot)?;
+            self.fleet.unregister_decode(slot)?;
         }
         set_name(&mut self.prefill_names, gone.prefill, None);
         set_name(&mut self.decode_names, gone.decode, None);
@@ -97,12 +97,12 @@ impl State {
         instance.reported_ms = now_ms;
         instance.draining = draining;
         if let Some(slot) = instance.prefill {
-            self.conductor.report_prefill(slot, free_blocks, now_ms)?;
-            self.conductor.set_prefill_available(slot, !draining)?;
+            self.fleet.report_prefill(slot, free_blocks, now_ms)?;
+            self.fleet.set_prefill_available(slot, !draining)?;
         }
         if let Some(slot) = instance.decode {
-            self.conductor.report_decode(slot, free_blocks, now_ms)?;
-            self.conductor.set_decode_available(slot, !draining)?;
+            self.fleet.report_decode(slot, free_blocks, now_ms)?;
+            self.fleet.set_decode_available(slot, !draining)?;
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl State {
 
     /// Leading blocks of `chain` by prefill slot.
     pub(super) fn match_prefix(&self, chain: &[u64], prefix: &mut Vec<u32>) {
-        prefix.resize(self.conductor.prefill_slots(), 0);
+        prefix.resize(self.fleet.prefill_slots(), 0);
         self.index.lookup(chain, prefix);
     }
 
@@ -171,16 +171,16 @@ impl State {
     /// Books a decision; the id under which, and what it means by names.
     ///
     /// # Errors
-    /// As [`Conductor::admit`].
+    /// As [`Fleet::admit`].
     pub(super) fn book(
         &mut self,
         ask: &Ask,
         decision: &Decision,
         prefix: &[u32],
         now_ms: u64,
-    ) -> Result<Result<(u64, Placed), Rejected>, scheduler::Error> {
+    ) -> Result<Result<(u64, Placed), Rejected>, fleet::Error> {
         let id = self.requests + 1;
-        match self.conductor.admit(id, ask, decision, prefix, now_ms)? {
+        match self.fleet.admit(id, ask, decision, prefix, now_ms)? {
             Outcome::Rejected { reason, retry_after_ms } => {
                 Ok(Err(Rejected { by_admitter: false, reason: reason.into(), retry_after_ms }))
             }
@@ -218,10 +218,10 @@ impl State {
 
     pub(super) fn complete(&mut self, request_id: u64, stage: Stage, now_ms: u64) -> Result<(), Error> {
         match stage {
-            Stage::Transfer => self.conductor.transfer_done(request_id),
-            Stage::Prefill => self.conductor.prefill_done(request_id, now_ms),
-            Stage::Progress(tokens) => self.conductor.progress(request_id, tokens),
-            Stage::Finished => self.conductor.finished(request_id, now_ms),
+            Stage::Transfer => self.fleet.transfer_done(request_id),
+            Stage::Prefill => self.fleet.prefill_done(request_id, now_ms),
+            Stage::Progress(tokens) => self.fleet.progress(request_id, tokens),
+            Stage::Finished => self.fleet.finished(request_id, now_ms),
         }?;
         Ok(())
     }
@@ -229,25 +229,25 @@ impl State {
     /// Expires requests and silent instances, takes stock of the load for the admitters, and gives the
     /// state that the balancer sees.
     pub(super) fn tick(&mut self, now_ms: u64) -> Snapshot {
-        self.conductor.tick(now_ms);
+        self.fleet.tick(now_ms);
         let before = |ttl: config::Span| now_ms.saturating_sub(ttl.0.as_millis() as u64);
-        self.conductor.expire(before(self.config.request_ttl), now_ms);
+        self.fleet.expire(before(self.config.request_ttl), now_ms);
         let silent_since = before(self.config.instance_ttl);
         for instance in self.instances.values().filter(|i| i.reported_ms < silent_since) {
             // Slots of known instances are in the tables.
-            let _ = instance.prefill.map(|slot| self.conductor.set_prefill_available(slot, false));
-            let _ = instance.decode.map(|slot| self.conductor.set_decode_available(slot, false));
+            let _ = instance.prefill.map(|slot| self.fleet.set_prefill_available(slot, false));
+            let _ = instance.decode.map(|slot| self.fleet.set_decode_available(slot, false));
         }
         let window = std::mem::take(&mut self.window);
-        let snapshot = snapshot(&self.conductor, &window, now_ms);
-        self.load = cluster_load(&self.conductor, &snapshot, self.config.balance_every.0, now_ms);
+        let snapshot = snapshot(&self.fleet, &window, now_ms);
+        self.load = cluster_load(&self.fleet, &snapshot, self.config.balance_every.0, now_ms);
         snapshot
     }
 
     pub(super) fn counts(&self) -> Counts {
         let known = |names: &[Option<String>]| names.iter().flatten().count();
         Counts {
-            in_flight: self.conductor.in_flight(),
+            in_flight: self.fleet.in_flight(),
             prefill: known(&self.prefill_names),
             decode: known(&self.decode_names),
             ..self.counts

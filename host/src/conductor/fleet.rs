@@ -1,14 +1,37 @@
-mod booking;
-mod load;
+//! The fleet: the instances, the work they have been given, and what the scheduler policies see
+//! of it. A state machine: (state, event, now) to state; no clock, no I/O, no lock.
+//!
+//! One request passes through it so: [`Fleet::request`] turns it into the arguments of `schedule`
+//! (the prefix column comes from [`crate::prefix_index`]), [`Told::check`] holds the policy's answer
+//! against what it was told, [`Fleet::forecast`] predicts its times, [`Fleet::admit`] checks it
+//! against the present and books the work, and `transfer_done`, `prefill_done`, `progress` and `finished`
+//! settle it. Workers keep their copy of the tables and their policy instance current with
+//! [`Told::catch_up`].
 
+mod answer;
+mod booking;
+mod changes;
+mod clock;
+mod cost;
+mod error;
+mod load;
+mod table;
+#[cfg(test)]
+mod tests;
+mod told;
+
+pub use self::clock::TableClock;
+pub use self::cost::{DecodeCost, PrefillCost, TransferCost};
+pub use self::error::{Error, Invalid};
+pub use self::told::{Changes, Told};
+
+use self::cost::usable;
 use self::load::Tenants;
-use super::cost::usable;
-use super::table::Table;
-use super::{Changes, DecodeCost, Error, PrefillCost, TableClock, TransferCost};
+use self::table::Table;
 use hashbrown::HashMap;
 use kvasir_policy::scheduler::{DecodeRow, PrefillRow, Request};
 
-/// Hard caps of one conductor.
+/// Hard caps of one fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Instances in each table; at most 65,535, the last number means rejection.
@@ -54,7 +77,7 @@ pub struct Ask {
     pub must_run: bool,
 }
 
-/// What the conductor makes of a decision.
+/// What the fleet makes of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome {
     Admitted(Admission),
@@ -145,7 +168,7 @@ struct InFlight {
 
 /// See the module documentation.
 #[derive(Debug)]
-pub struct Conductor {
+pub struct Fleet {
     limits: Limits,
     block_size_tokens: u32,
     clock: TableClock,
@@ -159,7 +182,7 @@ pub struct Conductor {
     tenants: Tenants,
 }
 
-impl Conductor {
+impl Fleet {
     pub fn new(limits: Limits, block_size_tokens: u32, now_ms: u64) -> Self {
         let instances = usize::from(limits.instances);
         Self {

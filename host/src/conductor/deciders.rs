@@ -2,7 +2,7 @@
 
 use super::decide::Decider;
 use crate::policy::PolicyHost;
-use crate::rpc::lock;
+use crate::sync::lock;
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, PoisonError};

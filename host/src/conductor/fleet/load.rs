@@ -1,6 +1,6 @@
 //! The load as a whole: who has booked how much of it, and how it will be at decode.
 
-use super::{Conductor, Decode, InFlight, Phase};
+use super::{Decode, Fleet, InFlight, Phase};
 use hashbrown::HashMap;
 
 /// Tokens in flight by tenant. A tenant without any has no entry, so there are no more entries than
@@ -32,7 +32,7 @@ impl Tenants {
     }
 }
 
-impl Conductor {
+impl Fleet {
     /// Part of all tokens in flight (prompt and expected output) that are the tenant's, 0 to 1.
     pub fn tenant_share(&self, tenant: u32) -> f64 {
         self.tenants.share(tenant)

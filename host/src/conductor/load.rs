@@ -1,7 +1,7 @@
 //! The load of the cluster, as balancer and admitters are told it.
 
 use super::Placed;
-use crate::scheduler::Conductor;
+use super::fleet::Fleet;
 use kvasir_policy::admitter::Load;
 use kvasir_policy::balancer::Snapshot;
 use kvasir_policy::scheduler::{DecodeRow, PrefillRow};
@@ -30,10 +30,10 @@ impl Window {
     }
 }
 
-pub(super) fn snapshot(conductor: &Conductor, window: &Window, now_ms: u64) -> Snapshot {
+pub(super) fn snapshot(fleet: &Fleet, window: &Window, now_ms: u64) -> Snapshot {
     let Window { placed, rejected, hit_blocks, blocks } = *window;
-    let (prefill, decode) = conductor.rows();
-    let now = conductor.table_time(now_ms);
+    let (prefill, decode) = fleet.rows();
+    let now = fleet.table_time(now_ms);
     let queue = |row: &PrefillRow| if row.available { (row.busy_until - now).max(0.0) } else { -1.0 };
     let step = |row: &DecodeRow| {
         let (b, c) = (row.sequences as f32, row.context_tokens as f32);
@@ -52,7 +52,7 @@ pub(super) fn snapshot(conductor: &Conductor, window: &Window, now_ms: u64) -> S
 
 /// Over the instances that take requests. A request admitted now reaches decode when the mean prefill
 /// queue has passed: that is how far the forecast looks ahead.
-pub(super) fn cluster_load(conductor: &Conductor, state: &Snapshot, every: Duration, now_ms: u64) -> Load {
+pub(super) fn cluster_load(fleet: &Fleet, state: &Snapshot, every: Duration, now_ms: u64) -> Load {
     let available = |column: &[f32]| column.iter().copied().filter(|v| *v >= 0.0).collect::<Vec<_>>();
     let least = |values: &[f32]| values.iter().copied().reduce(f32::min).unwrap_or(0.0);
     let queue = available(&state.prefill_queue_ms);
@@ -61,8 +61,8 @@ pub(super) fn cluster_load(conductor: &Conductor, state: &Snapshot, every: Durat
         prefill_queue_mean_ms: queue_mean,
         prefill_queue_least_ms: least(&queue),
         decode_step_ms: least(&available(&state.decode_step_ms)),
-        decode_step_forecast_ms: conductor.decode_step_forecast_ms(queue_mean.into(), now_ms) as f32,
+        decode_step_forecast_ms: fleet.decode_step_forecast_ms(queue_mean.into(), now_ms) as f32,
         admitted_per_second: state.accepted as f32 / every.as_secs_f32(),
-        decode_memory_used: conductor.decode_memory_used() as f32,
+        decode_memory_used: fleet.decode_memory_used() as f32,
     }
 }

@@ -1,8 +1,8 @@
 use super::*;
+use crate::conductor::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
+use crate::conductor::{Registration, Stage};
 use crate::config;
 use crate::policy::{PolicyConfig, Source, Wanted};
-use crate::rpc::routing::{Registration, Stage};
-use crate::scheduler::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,9 +17,9 @@ fn policies(scheduler: &str) -> Arc<PolicyHost> {
     PolicyHost::open(&PolicyConfig::default(), wanted, None).unwrap()
 }
 
-fn routing(scheduler: &str, workers: u32) -> Routing {
+fn conductor(scheduler: &str, workers: u32) -> Conductor {
     let config = config::Conductor { workers, ..Default::default() };
-    Routing::new(&config, &policies(scheduler), 0)
+    Conductor::new(&config, &policies(scheduler), 0)
 }
 
 fn registration() -> Registration {
@@ -54,7 +54,7 @@ const NO_SLO: f32 = f32::INFINITY;
 
 #[test]
 fn an_answer_that_was_overtaken_is_not_booked() {
-    type Change = fn(&Routing);
+    type Change = fn(&Conductor);
     let drains: Change = |r| {
         let epoch = r.register("b", registration(), 5).unwrap();
         r.report("b", epoch, 1, true, 5).unwrap();
@@ -68,85 +68,85 @@ fn an_answer_that_was_overtaken_is_not_booked() {
         ("another came, drained and left", drains),
     ];
     for (what, change) in changes {
-        let routing = routing("mooncake", 1);
-        routing.register("a", registration(), 0).unwrap();
+        let conductor = conductor("mooncake", 1);
+        conductor.register("a", registration(), 0).unwrap();
         let wish = Wish { ask: &ask(0, NO_SLO), chain: &[], explain: false, now_ms: 5 };
-        let mut decider = routing.deciders.take();
-        let request = decider.look(&mut lock(&routing.state), &wish);
+        let mut decider = conductor.deciders.take();
+        let request = decider.look(&mut lock(&conductor.state), &wish);
         let outcome = decider.scheduler.decide(&request, &[0]);
         assert!(matches!(outcome.decision, Decision::Run { .. }) && outcome.fallback.is_none(), "{what}");
-        change(&routing);
-        let concluded = conclude(&mut lock(&routing.state), &decider, &wish, &outcome, None, &[]).unwrap();
+        change(&conductor);
+        let concluded = conclude(&mut lock(&conductor.state), &decider, &wish, &outcome, None, &[]).unwrap();
         assert!(concluded.is_none(), "{what}");
-        assert_eq!((routing.counts().placed, routing.counts().in_flight), (0, 0), "{what}");
+        assert_eq!((conductor.counts().placed, conductor.counts().in_flight), (0, 0), "{what}");
     }
 }
 
 #[test]
 fn a_drained_instance_is_noticed_before_the_admitter_is_asked() {
-    let routing = routing("mooncake", 1);
-    let epoch = routing.register("a", registration(), 0).unwrap();
+    let conductor = conductor("mooncake", 1);
+    let epoch = conductor.register("a", registration(), 0).unwrap();
     let wish = Wish { ask: &ask(0, NO_SLO), chain: &[], explain: false, now_ms: 5 };
-    let mut decider = routing.deciders.take();
-    let request = decider.look(&mut lock(&routing.state), &wish);
+    let mut decider = conductor.deciders.take();
+    let request = decider.look(&mut lock(&conductor.state), &wish);
     let outcome = decider.scheduler.decide(&request, &[0]);
-    routing.report("a", epoch, 1, true, 5).unwrap();
-    let question = decider.question(&lock(&routing.state), &wish, &outcome.decision);
-    assert!(matches!(question, Err(scheduler::Error::Invalid(_))), "{question:?}");
+    conductor.report("a", epoch, 1, true, 5).unwrap();
+    let question = decider.question(&lock(&conductor.state), &wish, &outcome.decision);
+    assert!(matches!(question, Err(fleet::Error::Invalid(_))), "{question:?}");
     drop(decider);
-    let rejected = routing.schedule(wish.ask, &[], false, 6).unwrap().result.err().unwrap();
+    let rejected = conductor.schedule(wish.ask, &[], false, 6).unwrap().result.err().unwrap();
     assert!(!rejected.by_admitter, "the scheduler finds no instance");
 }
 
 #[test]
 fn under_the_lock_the_native_twins_decide() {
-    let routing = routing("mooncake", 1);
-    routing.register("a", registration(), 0).unwrap();
+    let conductor = conductor("mooncake", 1);
+    conductor.register("a", registration(), 0).unwrap();
     let wish = Wish { ask: &ask(0, NO_SLO), chain: &[], explain: false, now_ms: 5 };
-    let scheduled = routing.decide_locked(&mut routing.deciders.take(), &wish).unwrap();
+    let scheduled = conductor.decide_locked(&mut conductor.deciders.take(), &wish).unwrap();
     assert_eq!(scheduled.result.ok().unwrap().prefill, "a");
     assert_eq!(scheduled.fallback.unwrap(), "overtaken by changes of the tables");
     let late = Wish { ask: &ask(0, 1.0), ..wish };
-    assert!(routing.decide_locked(&mut routing.deciders.take(), &late).unwrap().result.is_err());
-    assert_eq!(routing.counts().in_flight, 1);
+    assert!(conductor.decide_locked(&mut conductor.deciders.take(), &late).unwrap().result.is_err());
+    assert_eq!(conductor.counts().in_flight, 1);
 }
 
 #[test]
 fn the_admitter_is_asked_before_the_booking_so_a_refusal_leaves_no_trace() {
-    let routing = routing("round-robin", 1);
-    routing.register("a", registration(), 0).unwrap();
-    let tables = || lock(&routing.state).conductor.rows();
+    let conductor = conductor("round-robin", 1);
+    conductor.register("a", registration(), 0).unwrap();
+    let tables = || lock(&conductor.state).fleet.rows();
     let before = tables();
-    let refused = routing.schedule(&ask(0, 1_033.0), &[], false, 0).unwrap();
+    let refused = conductor.schedule(&ask(0, 1_033.0), &[], false, 0).unwrap();
     let rejected = refused.result.err().unwrap();
     assert!(rejected.by_admitter, "10 + 1024 ms are over 1033");
     assert_eq!((refused.request_id, rejected.reason, rejected.retry_after_ms), (0, 1, 1));
     assert_eq!(tables(), before);
-    let accepted = routing.schedule(&ask(0, 1_034.0), &[], false, 0).unwrap();
+    let accepted = conductor.schedule(&ask(0, 1_034.0), &[], false, 0).unwrap();
     assert_eq!(accepted.result.ok().unwrap().admission.ttft_ms, 1_034.0);
     assert_ne!(tables(), before);
-    let counts = routing.counts();
+    let counts = conductor.counts();
     assert_eq!((counts.placed, counts.rejected, counts.in_flight), (1, 1, 1));
     let must_run = Ask { must_run: true, ..ask(0, 1.0) };
-    assert!(routing.schedule(&must_run, &[], false, 0).unwrap().result.is_ok());
+    assert!(conductor.schedule(&must_run, &[], false, 0).unwrap().result.is_ok());
 }
 
 #[test]
 fn the_admitter_is_told_the_times_of_the_placement_and_the_share_of_the_tenant() {
-    let routing = routing("round-robin", 1);
-    routing.register("a", registration(), 0).unwrap();
+    let conductor = conductor("round-robin", 1);
+    conductor.register("a", registration(), 0).unwrap();
     let question = |tenant| {
         let wish = Wish { ask: &ask(tenant, NO_SLO), chain: &[], explain: false, now_ms: 0 };
-        let mut decider = routing.deciders.take();
-        decider.look(&mut lock(&routing.state), &wish);
-        let question = decider.question(&lock(&routing.state), &wish, &Decision::run(0, 0));
+        let mut decider = conductor.deciders.take();
+        decider.look(&mut lock(&conductor.state), &wish);
+        let question = decider.question(&lock(&conductor.state), &wish, &Decision::run(0, 0));
         let (asked, admission) = question.unwrap().unwrap();
         assert_eq!((f64::from(asked.ttft), f64::from(asked.tbt)), (admission.ttft_ms, admission.tbt_ms));
         (asked.ttft, asked.tbt, asked.tenant_share)
     };
     assert_eq!(question(7), (1_034.0, 21.0, 0.0));
     for tenant in [7, 8, 8, 8] {
-        routing.schedule(&ask(tenant, NO_SLO), &[], false, 0).unwrap();
+        conductor.schedule(&ask(tenant, NO_SLO), &[], false, 0).unwrap();
     }
     assert_eq!(question(7), (5.0 * 1_034.0, 25.0, 0.25));
     assert_eq!(question(8).2, 0.75);
@@ -157,21 +157,21 @@ fn the_admitter_is_told_the_times_of_the_placement_and_the_share_of_the_tenant()
 #[test]
 fn every_request_is_booked_exactly_once_whatever_happens_meanwhile() {
     const EACH: usize = 200;
-    let routing = routing("mooncake", 3);
-    routing.register("stays", registration(), 0).unwrap();
+    let conductor = conductor("mooncake", 3);
+    conductor.register("stays", registration(), 0).unwrap();
     let stop = AtomicBool::new(false);
     let ids: Vec<u64> = std::thread::scope(|scope| {
         let churn = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                let epoch = routing.register("goes", registration(), 0).unwrap();
-                routing.report("goes", epoch, 1, true, 0).unwrap();
-                routing.unregister("goes").unwrap();
+                let epoch = conductor.register("goes", registration(), 0).unwrap();
+                conductor.report("goes", epoch, 1, true, 0).unwrap();
+                conductor.unregister("goes").unwrap();
                 std::thread::yield_now();
             }
         });
         let deciding = [0, 1, 2, 3].map(|_| {
             scope.spawn(|| {
-                let decide = |_| routing.schedule(&ask(0, NO_SLO), &[1, 2], false, 0).unwrap();
+                let decide = |_| conductor.schedule(&ask(0, NO_SLO), &[1, 2], false, 0).unwrap();
                 let scheduled: Vec<_> = (0..EACH).map(decide).collect();
                 assert!(scheduled.iter().all(|s| s.result.as_ref().is_ok_and(|p| !p.prefill.is_empty())));
                 scheduled.into_iter().map(|s| s.request_id).collect::<Vec<_>>()
@@ -183,10 +183,10 @@ fn every_request_is_booked_exactly_once_whatever_happens_meanwhile() {
         ids
     });
     assert_eq!(ids.iter().collect::<HashSet<_>>().len(), 4 * EACH);
-    let counts = routing.counts();
+    let counts = conductor.counts();
     assert_eq!((counts.placed, counts.in_flight), (4 * EACH as u64, 4 * EACH));
     for &id in &ids {
-        routing.complete(id, Stage::Finished, 0).unwrap();
+        conductor.complete(id, Stage::Finished, 0).unwrap();
     }
-    assert_eq!(routing.counts().in_flight, 0);
+    assert_eq!(conductor.counts().in_flight, 0);
 }

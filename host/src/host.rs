@@ -1,0 +1,42 @@
+//! A host: what its services share.
+
+use crate::conductor::Conductor;
+use crate::config::Config;
+use crate::lifecycle::eviction::Eviction;
+use crate::policy::PolicyHost;
+use kvasir_dataplane::cluster::Cluster;
+use kvasir_dataplane::server::Server;
+use kvasir_dataplane::tier::scrub::Scrubber;
+use kvasir_dataplane::tier::tiering::Tiering;
+use kvasir_dataplane::{Clock, DramStore};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// What the services of one host share.
+pub struct Host {
+    pub config: Config,
+    pub clock: Clock,
+    pub store: Arc<DramStore>,
+    pub tiering: Arc<Tiering>,
+    /// None: this host knows no others.
+    pub cluster: Option<Arc<Cluster>>,
+    pub policies: Arc<PolicyHost>,
+    pub eviction: Eviction,
+    /// None: `store.scrub_rate` is 0.
+    pub scrubber: Option<Scrubber>,
+    pub server: Server,
+    pub conductor: Arc<Conductor>,
+    pub draining: AtomicBool,
+    pub addrs: Addrs,
+}
+
+/// Where a host really listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addrs {
+    pub grpc: SocketAddr,
+    pub http: SocketAddr,
+    pub data: SocketAddr,
+    /// For other hosts; none if there are none.
+    pub cluster: Option<SocketAddr>,
+}
