@@ -11,7 +11,7 @@
 //! ([`submit`]). A slice that fails for a reason that another rail may not share is sent again there, until the
 //! transfer's deadline; whatever becomes of it, [`complete`] knows which ranges of each entry are valid.
 //!
-//! A segment is that of one epoch of its peer: when that has started anew, it is opened again.
+//! A segment belongs to one epoch of its peer: when the peer has restarted, the segment is opened again.
 //!
 //! Two threads watch (`watch.rs`): one ends transfers at their deadlines, one sees to it that broken rails are connected
 //! again and grants renewed, peer by peer, on threads that last as long as that takes.

@@ -1,4 +1,4 @@
-//! What transfers cost here, each beside what it is judged by, measured in the same run.
+//! What transfers cost here, each with what it is judged by, measured in the same run.
 //!
 //! The reference for TCP is a plain blocking socket loop: one thread writes pieces of the same size without being
 //! asked, the other reads them. It pays for no requests, no completions and no second party; its rate is the most that
@@ -85,7 +85,7 @@ pub(super) fn run_some(round: Duration, rounds: usize, wanted: impl Fn(&str) -> 
     Ok(rows)
 }
 
-/// How long until the first of 32 layers can be read, beside how long the whole hand-over takes.
+/// How long until the first of 32 layers can be read, and how long the whole hand-over takes.
 fn hand_over(rounds: usize) -> io::Result<Row> {
     let (first, whole): (Vec<f64>, Vec<f64>) = super::first_layer::first_layer(rounds)?.into_iter().unzip();
     let ms = |times: Vec<f64>| median(times) * 1e3;
@@ -160,7 +160,7 @@ impl Bench {
         }
     }
 
-    /// Gets of `len` bytes for a round, `depth` at once. How many.
+    /// Gets of `len` bytes for a round, `depth` at once. Returns how many were made.
     fn gets(&self, len: u64, depth: usize, round: Duration) -> Round {
         let mut flying = std::collections::VecDeque::new();
         let timer = Timer::start();
@@ -196,7 +196,7 @@ impl Bench {
         let cpu = |rounds: &[Round]| {
             median(rounds.iter().map(|r| r.cpu_seconds / (r.bytes as f64 / 1e9)).collect())
         };
-        // The published figure is that of the middle size.
+        // The published figure is the one for the middle size.
         let cpu_name = if name == "1MiB" { "tcp/cpu".to_owned() } else { format!("tcp/cpu/{name}") };
         Ok(vec![
             Row::new(format!("tcp/get/{name}"), rate(&ours), "GB/s", Some(rate(&theirs))),
@@ -268,7 +268,7 @@ impl Bench {
         ]
     }
 
-    /// Replication that never runs dry, until it is told to end. How many bytes arrived by then.
+    /// Replication that never runs dry, until it is told to end. Returns how many bytes had arrived by then.
     fn replicate(&self, ended: &AtomicBool) -> u64 {
         let more = |n: u64| self.get_as(Class::Replication, n * 16, 16, MIB);
         let mut flying: std::collections::VecDeque<Transfer> = (0..4).map(more).collect();
@@ -399,7 +399,7 @@ impl Plain {
         // It ends when the reader has gone.
         let send = move || source.chunks(len).cycle().try_for_each(|piece| writer.write_all(piece));
         let sender = thread::spawn(send);
-        // Of a value other than 0, so that the system has given out the memory before it is timed.
+        // Filled with a value other than 0, so that the system has allocated the memory before the timing begins.
         let mut target = vec![1; self.memory];
         reader.read_exact(&mut target[..len])?;
         let timer = Timer::start();
@@ -416,7 +416,7 @@ impl Plain {
     }
 }
 
-/// Batches of small entries over shared memory, through the engine; and what it costs to be lent 1 MiB in place.
+/// Batches of small entries over shared memory, through the engine; and the cost of lending 1 MiB in place.
 fn shared_memory(time: Duration) -> io::Result<Vec<Row>> {
     const BATCH: u64 = 4096;
     let path = std::env::temp_dir().join(format!("kvasir-bench-{}.sock", std::process::id()));
@@ -444,7 +444,7 @@ fn shared_memory(time: Duration) -> io::Result<Vec<Row>> {
         let lent = endpoint.map(&grant, grant.range(offset, MIB)).map_err(io::Error::other)?;
         let between = Instant::now();
         copy.copy_from_slice(&lent);
-        // Else the compiler sees that nobody reads the copy, and makes none.
+        // Otherwise the compiler sees that nobody reads the copy, and makes none.
         std::hint::black_box(&mut copy[..]);
         mapped += (between - before).as_secs_f64() * 1e6;
         copied += between.elapsed().as_secs_f64() * 1e6;

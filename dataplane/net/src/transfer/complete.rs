@@ -35,7 +35,7 @@ pub enum TransferError {
 pub struct EntryStatus {
     /// Neither done nor failed: parts of it may still move.
     pub pending: bool,
-    /// The first reason for which part of it failed.
+    /// The first reason why part of it failed.
     pub error: Option<TransferError>,
     /// Bytes of the entry known to be in place, as ranges of it, sorted and apart. Exact once it is not pending.
     pub valid: Vec<Range<u64>>,
@@ -81,7 +81,7 @@ struct Progress {
     entries: Vec<EntryProgress>,
     pending: usize,
     timed_out: bool,
-    /// Endpoints that slices of it are on, and how many on each.
+    /// Endpoints that carry slices of it, and how many each.
     flying: Vec<(Arc<dyn Endpoint>, usize)>,
     callbacks: Vec<Callback>,
     wakers: Vec<Waker>,
@@ -148,7 +148,7 @@ impl Inner {
         }
     }
 
-    /// Counts another try of a part of an entry. How many there were.
+    /// Counts another try of a part of an entry and returns how many there were.
     pub(super) fn count_attempt(&self, entry: u32) -> u32 {
         let mut progress = self.progress();
         let entry = &mut progress.entries[entry as usize];
@@ -161,7 +161,7 @@ impl Inner {
         if self.progress().timed_out { TransferError::TimedOut } else { TransferError::Cancelled }
     }
 
-    /// True for the first who says so.
+    /// True for the first caller only.
     pub(super) fn mark_timed_out(&self) -> bool {
         !std::mem::replace(&mut self.progress().timed_out, true)
     }
@@ -186,18 +186,18 @@ impl Inner {
         }
     }
 
-    /// Where slices of it are.
+    /// The endpoints that slices of it are on.
     pub(super) fn flying(&self) -> Vec<Arc<dyn Endpoint>> {
         self.progress().flying.iter().map(|(endpoint, _)| endpoint.clone()).collect()
     }
 
-    /// Whether nothing is pending and all is valid; none while something is pending.
+    /// Whether all is valid; `None` while something is pending.
     pub(super) fn outcome(&self) -> Option<bool> {
         let progress = self.progress();
         (progress.pending == 0).then(|| progress.entries.iter().all(|entry| entry.error.is_none()))
     }
 
-    /// True for the first who asks: that one announces.
+    /// True for the first caller only, which must then announce.
     pub(super) fn claim_announcement(&self) -> bool {
         !self.announced.swap(true, Ordering::AcqRel)
     }
@@ -213,7 +213,7 @@ impl Inner {
                 std::mem::take(&mut progress.eventfds),
             )
         };
-        // With the lock free, or whoever wakes would go back to sleep for it.
+        // The lock is free by now: whoever woke under it would only wait for it.
         self.complete.notify_all();
         eventfds.iter().for_each(|fd| signal(fd));
         wakers.into_iter().for_each(Waker::wake);
@@ -235,7 +235,7 @@ impl Transfer {
         self.0.status()
     }
 
-    /// How one entry stands now; none beyond the last.
+    /// How one entry stands now, or `None` if there is no such entry.
     pub fn poll_entry(&self, index: usize) -> Option<EntryStatus> {
         let progress = self.0.progress();
         let entry = progress.entries.get(index)?;
@@ -256,7 +256,8 @@ impl Transfer {
         status_of(&progress)
     }
 
-    /// Calls once it is complete, at once if it is already; otherwise from a thread of a transport, so return soon.
+    /// Calls `callback` once it is complete: at once if it is already, otherwise from a transport's thread, so it must
+    /// return soon.
     pub fn on_complete(&self, callback: impl FnOnce(Status) + Send + 'static) {
         let mut progress = self.0.progress();
         if progress.pending > 0 {

@@ -74,9 +74,9 @@ impl Entry {
 pub struct Batch {
     pub class: Class,
     pub entries: Vec<Entry>,
-    /// Counted from its submission; what is not done then is given up. None: the engine's default.
+    /// Counted from submission; what is not done by then is given up. `None` means the engine's default.
     pub deadline: Option<Duration>,
-    /// Told to the peers once all entries are done. Not if one failed.
+    /// Sent to the peers once all entries are done, but not if one failed.
     pub notice: Option<Vec<u8>>,
 }
 
@@ -98,7 +98,7 @@ pub(super) struct Piece {
 #[error("a batch of {0} entries; the most is {max}, submit several", max = ENTRIES_MAX)]
 pub struct BatchTooLarge(pub(super) usize);
 
-/// Adds an entry to what waits, in parts of at most `ranges_max` ranges.
+/// Adds an entry to the queue, in parts of at most `ranges_max` ranges.
 pub(super) fn push_entry(
     schedule: &mut Schedule<Piece>,
     entry: &Entry,

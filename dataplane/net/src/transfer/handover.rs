@@ -43,7 +43,7 @@ impl<'a> HandOver<'a> {
         Ok(&self.sent[layer as usize])
     }
 
-    /// Waits for all layers pushed so far. The first error of any; none while `until` came first.
+    /// Waits for all layers pushed so far and returns the first error. Returns `None` if `until` passes first.
     pub fn wait(&self, until: Instant) -> Option<Result<(), TransferError>> {
         for transfer in &self.sent {
             let status = transfer.wait(until);
@@ -81,7 +81,8 @@ impl Arrived {
 }
 
 impl Arrivals {
-    /// Takes in a notice. False if it is of another kind, makes no sense, or there are too many requests already.
+    /// Takes in a notice. Returns false for a notice of another kind, for one that makes no sense, and when too many
+    /// requests are tracked already.
     pub fn note(&self, notice: &Notice) -> bool {
         let Some((request, layer, layers)) = decode(&notice.message) else { return false };
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,13 +101,13 @@ impl Arrivals {
         true
     }
 
-    /// Leading layers of a request that are here whole, and how many it has; 0 of 0 if nothing was heard of it.
+    /// How many leading layers of a request have arrived whole, and how many it has; (0, 0) for an unknown request.
     pub fn progress(&self, request: u64) -> (u32, u32) {
         let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         requests.get(&request).map_or((0, 0), |arrived| (arrived.leading(), arrived.layers))
     }
 
-    /// Waits until the first `count` layers of a request are here. False when `until` came first.
+    /// Waits until the first `count` layers of a request are here. Returns false if `until` passes first.
     pub fn wait(&self, request: u64, count: u32, until: Instant) -> bool {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -121,7 +122,7 @@ impl Arrivals {
         }
     }
 
-    /// Forgets a request: taken over, or given up.
+    /// Forgets a request that was taken over or given up.
     pub fn forget(&self, request: u64) {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).remove(&request);
     }

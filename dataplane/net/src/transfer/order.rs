@@ -1,4 +1,4 @@
-//! In which order the rails to a peer are used.
+//! The order in which the rails to a peer are used.
 
 /// Sets of rails, best first: a later set carries something only while no rail of an earlier one works. Within a set
 /// rails share by what they can do.
@@ -30,17 +30,17 @@ impl Order {
         Self(sets)
     }
 
-    /// The rails of these bits only if no other works.
+    /// The same order, but these rails are used only if no other works.
     pub(super) fn without(self, bits: u64) -> Self {
         Self(self.0.map(|set| set & !bits))
     }
 
-    /// The sets, and last all there are.
+    /// The sets in order, and last a set of all rails.
     fn sets(self) -> impl Iterator<Item = u64> {
         self.0.into_iter().chain([u64::MAX])
     }
 
-    /// The first set of which a rail, of so many, is a candidate: those of its candidates.
+    /// The candidates in the first set that has one, as a predicate over rails. `rails` is how many rails there are.
     pub fn first(self, rails: usize, candidate: impl Fn(usize) -> bool) -> impl Fn(usize) -> bool {
         let here = |set: u64, rail: usize| bit(rail) == 0 || set & bit(rail) != 0;
         let set = self.sets().find(|&set| (0..rails).any(|rail| here(set, rail) && candidate(rail)));
@@ -48,7 +48,7 @@ impl Order {
     }
 }
 
-/// None for rails beyond the 64th, which count as in every set.
+/// The rail's bit, or 0 for a rail beyond the 64th, which counts as a member of every set.
 pub(super) fn bit(rail: usize) -> u64 {
     1u64.checked_shl(rail as u32).unwrap_or(0)
 }

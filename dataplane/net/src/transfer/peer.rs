@@ -18,7 +18,7 @@ pub(super) struct Link {
     endpoint: RwLock<Option<Arc<dyn Endpoint>>>,
     /// How often it broke or could not be connected since something last came through whole.
     failures: AtomicU32,
-    /// Not connected again before.
+    /// Not to be connected again before this time.
     quarantined_until: Mutex<Option<Instant>>,
 }
 
@@ -62,7 +62,7 @@ impl Link {
     }
 }
 
-/// In which order rails carry what moves between memory here and memory at the peer's.
+/// The order in which rails carry what moves between memory here and memory at the peer.
 pub type Paths = dyn Fn(Location, Location) -> Order + Send + Sync;
 
 /// A peer and all rails to it.
@@ -71,11 +71,11 @@ pub struct Peer {
     pub(super) links: Vec<Link>,
     pub(super) state: Mutex<State>,
     segments: Mutex<Vec<Weak<Segment>>>,
-    /// How often the engine was asked to hand out work and has not yet.
+    /// How many requests to hand out work the engine has not served yet.
     pub(super) pumps: AtomicUsize,
-    /// Somebody mends its rails.
+    /// A thread is mending its rails.
     pub(super) mending: AtomicBool,
-    /// None: all rails alike.
+    /// `None`: all rails are alike.
     paths: RwLock<Option<Arc<Paths>>>,
 }
 
@@ -91,7 +91,7 @@ pub struct RailMetrics {
     pub address: String,
     pub usable: bool,
     pub queued_bytes: u64,
-    /// Measured, smoothed.
+    /// Measured and smoothed.
     pub rate_bytes_per_second: u64,
     pub delivered_bytes: u64,
     pub slices: u64,
@@ -118,8 +118,8 @@ impl Peer {
         Ok(Self::new(name.ok_or(last)?, links, plan))
     }
 
-    /// Connects over the first of the rails at which the peer of this name answers. A peer that is away costs no more
-    /// time for having many rails.
+    /// Connects over the first rail at which the peer of this name answers. No further rail is tried after a second, so
+    /// that many rails to a peer that is away cost little more time than one.
     pub(super) fn connect_to(
         name: &str,
         rails: Vec<(Arc<dyn Transport>, String)>,
@@ -160,17 +160,17 @@ impl Peer {
         })
     }
 
-    /// From here on what is submitted goes in this order.
+    /// What is submitted from here on goes in this order.
     pub fn prefer(&self, paths: Arc<Paths>) {
         *self.paths.write().unwrap_or_else(PoisonError::into_inner) = Some(paths);
     }
 
-    /// In which order entries go.
+    /// Finds the order in which an entry's pieces go.
     pub(super) fn orders(&self) -> Orders {
         Orders { paths: self.paths.read().unwrap_or_else(PoisonError::into_inner).clone(), last: None }
     }
 
-    /// As it called itself.
+    /// The name that it gave itself.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -183,7 +183,7 @@ impl Peer {
         })
     }
 
-    /// Connects what is not, and may be. Whether there is more now.
+    /// Connects the rails that are down and due. Returns whether any of them works now.
     fn connect_more(&self, now: Instant) -> bool {
         let mut more = false;
         for (rail, link) in self.links.iter().enumerate() {
@@ -223,7 +223,7 @@ impl Peer {
             });
         }
         result?;
-        // The peer may have started anew while it was asked: its last epoch is what counts.
+        // The peer may have restarted while it was asked, so only its latest epoch counts.
         let epoch = grants.iter().flatten().map(|grant: &Arc<Grant>| grant.epoch).max().unwrap_or_default();
         grants.iter_mut().for_each(|grant| *grant = grant.take().filter(|grant| grant.epoch == epoch));
         let segment = Arc::new(Segment {
@@ -260,8 +260,8 @@ impl Peer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An endpoint of a rail broke (none: it had no endpoint that worked): nothing new goes over the rail until it is
-    /// mended, which it may be already.
+    /// An endpoint of a rail broke (`None`: the rail had no working endpoint). Nothing new goes over the rail until it
+    /// is mended, which may have happened already.
     pub(super) fn broke(&self, rail: usize, endpoint: Option<&Arc<dyn Endpoint>>, now: Instant) {
         let link = &self.links[rail];
         let current = link.current();
@@ -276,7 +276,7 @@ impl Peer {
         if news {
             link.failed(now);
         }
-        // With no lock held: closing completes what is in flight.
+        // No lock is held here, because closing completes what is in flight.
         if let Some(endpoint) = current {
             endpoint.close();
         }
@@ -319,7 +319,8 @@ impl Peer {
     }
 }
 
-/// The order of one entry after the other. Most are between the same places as the one before.
+/// Finds the order of one entry after another. The last answer is kept, as most entries move between the same places
+/// as the one before.
 pub(super) struct Orders {
     paths: Option<Arc<Paths>>,
     last: Option<((Location, u64, u32), Order)>,
@@ -347,7 +348,7 @@ impl Orders {
 }
 
 impl Link {
-    /// For messages.
+    /// For error messages.
     pub(super) fn describe(&self) -> String {
         format!("{} to {}", self.transport.capabilities().name, self.address)
     }
@@ -357,15 +358,15 @@ impl Link {
         until.is_none_or(|until| now >= until)
     }
 
-    /// Something came through whole: failures are forgotten.
+    /// Something came through whole, so earlier failures are forgotten.
     pub(super) fn worked(&self) {
         if self.failures.load(Ordering::Relaxed) > 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
     }
 
-    /// It broke, or could not be connected. The first time it may be connected again at once; then the wait doubles
-    /// with each failure, from 100 ms to 5 s, also for a rail that connects and breaks in turn.
+    /// It broke, or could not be connected. After the first failure it may be connected again at once; then the wait
+    /// doubles with each failure, from 100 ms to 5 s, even for a rail that connects and then breaks each time.
     fn failed(&self, now: Instant) {
         const FIRST: Duration = Duration::from_millis(100);
         let before = self.failures.fetch_add(1, Ordering::Relaxed);
@@ -382,8 +383,8 @@ static SEGMENTS: AtomicU64 = AtomicU64::new(0);
 
 /// A peer's segment, open over the rails that work.
 ///
-/// It is that of one epoch of the peer: a peer that started anew may hold other bytes under the same name, so what is
-/// left to move then fails with [`Denied::StaleEpoch`], and the segment must be opened again.
+/// It belongs to one epoch of the peer. A peer that restarted may hold other bytes under the same name, so what is left
+/// to move then fails with [`Denied::StaleEpoch`], and the segment must be opened again.
 pub struct Segment {
     pub(super) id: u64,
     peer: Arc<Peer>,
@@ -392,7 +393,7 @@ pub struct Segment {
     /// The peer has begun another epoch.
     stale: AtomicBool,
     grants: RwLock<Vec<Option<Arc<Grant>>>>,
-    /// Rails over which the peer cannot give this segment, ever; a bit for each.
+    /// Rails over which the peer can never give this segment, one bit each.
     unreachable: AtomicU64,
 }
 
@@ -405,7 +406,7 @@ impl Segment {
         &self.name
     }
 
-    /// The right to it over one rail.
+    /// The grant on it over one rail.
     pub(super) fn grant(&self, rail: usize) -> Result<Arc<Grant>, OpError> {
         if self.stale.load(Ordering::Acquire) {
             return Err(OpError::Denied(Denied::StaleEpoch));
@@ -414,7 +415,7 @@ impl Segment {
         grant.ok_or_else(|| OpError::NotOpen { segment: self.name.clone() })
     }
 
-    /// Any of its grants, for what they all say: regions and lengths.
+    /// Any of its grants, for what all of them say: regions and lengths.
     pub fn description(&self) -> Option<Arc<Grant>> {
         self.grants.read().unwrap_or_else(PoisonError::into_inner).iter().flatten().next().cloned()
     }
@@ -440,7 +441,7 @@ impl Segment {
                 self.unreachable.fetch_or(unreachable, Ordering::Relaxed);
                 None
             }
-            // The grant that is there may be good for a while.
+            // The grant that we have may still be good for a while.
             Err(_) => return,
         };
         self.grants.write().unwrap_or_else(PoisonError::into_inner)[rail] = grant;
@@ -452,7 +453,7 @@ fn is_unreachable(error: &Error) -> bool {
 }
 
 impl Grant {
-    /// Whether it should be renewed: less than this is left of it.
+    /// Whether it ends so soon that it should be renewed now.
     fn ends_soon(&self, now: Instant) -> bool {
         const MARGIN: Duration = Duration::from_secs(2);
         self.expires < now + MARGIN

@@ -4,12 +4,12 @@
 //! weight (deficit round robin over bytes). A rail takes new slices only while less than a window waits on it, so the
 //! choice of rail is made late, when it is known which one drained; lower classes may fill only part of that window,
 //! so that something urgent never waits behind a full one. While a rail carries urgent work, and a little longer, lower
-//! classes keep only so much on it as it moves in [`PlanConfig::calm_time_us`]: the next urgent slice waits for no more.
+//! classes keep no more on it than it moves in [`PlanConfig::calm_time_us`]: the next urgent slice waits no longer.
 //!
-//! Which rails may carry a piece its [`Order`] says. Of those with room, a slice goes to the one that would finish it first: `(queued + slice) / rate`. Rates are
-//! measured (bytes delivered between issue and completion), so a slow rail gets less without being told. Slices are
-//! what a rail moves in [`PlanConfig::slice_time_us`], within bounds: long enough that their cost vanishes, short
-//! enough that rails end together. Small pieces of one transfer travel together.
+//! A piece's [`Order`] says which rails may carry it. Of those with room, a slice goes to the one that would finish it
+//! first: `(queued + slice) / rate`. Rates are measured (bytes delivered between issue and completion), so a slow rail
+//! gets less without being told. Slices are what a rail moves in [`PlanConfig::slice_time_us`], within bounds: long
+//! enough that their cost vanishes, short enough that rails end together. Small pieces of one transfer travel together.
 
 use std::collections::VecDeque;
 
@@ -19,9 +19,9 @@ use super::order::Order;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(u8)]
 pub enum Class {
-    /// A decode step waits for it: before everything else.
+    /// A decode step waits for it, so it goes before everything else.
     DecodeCritical = 0,
-    /// A prefill waits for it, or makes it.
+    /// A prefill waits for it, or produces it.
     #[default]
     Prefill = 1,
     /// Nobody waits: copies for safety and spread.
@@ -47,18 +47,18 @@ pub struct PlanConfig {
     /// For this long after decode-critical work was on a rail, it is kept calm for more of it. Default
     /// 20,000 µs: about the time between two steps of a decode.
     pub calm_us: u64,
-    /// What other classes may have on a calm rail: what it moves in this time, at least half of
+    /// What other classes may have on a calm rail: what it moves in this time, but at least half of
     /// `slice_min`. Default 25 µs.
     pub calm_time_us: u64,
     /// The weights of prefill and replication. Default 3 to 1.
     pub weights: [u64; 2],
     /// Pieces up to this length travel together. Default 16 KiB.
     pub small_max: u64,
-    /// Until they have this length together. Default 256 KiB.
+    /// How many bytes such pieces have together at most. Default 256 KiB.
     pub merged_max: u64,
-    /// Or this many ranges. Default 256.
+    /// How many ranges they have together at most. Default 256.
     pub ranges_max: u32,
-    /// What a rail is taken to move before it was measured, in bytes per second. Default 1 GB/s.
+    /// The rate assumed for a rail that was not measured yet, in bytes per second. Default 1 GB/s.
     pub rate_guess: u64,
 }
 
@@ -89,13 +89,13 @@ pub struct Rail {
     pub queued_bytes: u64,
     /// Measured bytes per second, smoothed.
     pub rate: u64,
-    /// Bytes that completed, ever.
+    /// Bytes completed since the start.
     pub delivered_bytes: u64,
     pub slices: u64,
     pub failures: u64,
     /// Measurements that `rate` is made of, 8 at most.
     samples: u64,
-    /// Decode-critical slices on it, and when there last was one.
+    /// Decode-critical slices on it, and when there was one last.
     urgent: u64,
     urgent_at_ns: u64,
 }
@@ -162,7 +162,7 @@ impl Rail {
         (wanted / STEP * STEP).clamp(config.slice_min, config.slice_max)
     }
 
-    /// The longest slice of a class, and the bytes on the rail below which it goes.
+    /// The longest slice of a class, and the queue length below which the rail takes one.
     fn limits(&self, config: &PlanConfig, class: Class, now_ns: u64) -> (u64, u64) {
         let slice = self.slice_bytes(config);
         let window = config.window_min.max(slice * 4);
@@ -189,7 +189,7 @@ impl Rail {
 
     /// When it would be done with `len` more bytes, in ns.
     fn finish_ns(&self, len: u64) -> u64 {
-        // Beyond 18 GB on a rail all are equally late.
+        // Saturates: beyond 18 GB on a rail all rails look equally late.
         (self.queued_bytes + len).saturating_mul(1_000_000_000) / self.rate
     }
 }
@@ -258,7 +258,7 @@ impl<T: Clone> Schedule<T> {
         self.queues.iter().all(VecDeque::is_empty)
     }
 
-    /// Takes out what `wanted` says, with its class.
+    /// Removes the work for which `wanted` is true and returns it.
     pub fn extract(&mut self, mut wanted: impl FnMut(&Work<T>) -> bool) -> Vec<Work<T>> {
         let mut taken = Vec::new();
         for queue in &mut self.queues {
@@ -273,8 +273,8 @@ impl<T: Clone> Schedule<T> {
         taken
     }
 
-    /// The next slice, at a time in ns. `room` gives the bytes that each class's budget (at least `slice_min`) still allows; pieces that
-    /// travel together may exceed it by `merged_max`.
+    /// The next slice, at a time in ns. `room` gives the bytes that each class's budget (at least `slice_min`) still
+    /// allows; pieces that travel together may exceed it by `merged_max`.
     pub fn next(
         &mut self,
         rails: &[Rail],
@@ -311,7 +311,7 @@ impl<T: Clone> Schedule<T> {
                 self.deficits[self.turn] = self.deficits[self.turn].saturating_sub(slice.len);
                 return Some(slice);
             }
-            // Nothing saved up while there was nothing to send.
+            // A class that sends nothing saves nothing up.
             self.deficits[self.turn] = 0;
             self.turn = 1 - self.turn;
             self.deficits[self.turn] = config.weights[self.turn].max(1) * config.slice_max;
@@ -331,7 +331,7 @@ impl<T: Clone> Schedule<T> {
         let first = queue.front()?;
         let rail = choose(rails, config, class, first, now_ns)?;
         let len = cut(first.len, rails[rail].limits(config, class, now_ns).0);
-        // Budgets are at least `slice_min`, so what waits here goes after a completion.
+        // Budgets are at least `slice_min`, so what has to wait here can go after a completion.
         let free = room[class as usize];
         if free == 0 || (free < len && free < config.slice_min) {
             return None;
@@ -344,8 +344,8 @@ impl<T: Clone> Schedule<T> {
     }
 }
 
-/// The rail that would finish a slice of this work first, of those with room in the first set that works; one on which
-/// it failed only if all did.
+/// Of the rails with room in the first set that works, the one that would finish a slice of this work first. A rail on
+/// which the work failed is taken only if it failed on all.
 fn choose<T>(
     rails: &[Rail],
     config: &PlanConfig,
@@ -364,7 +364,7 @@ fn choose<T>(
         .min_by_key(|&n| rails[n].finish_ns(work.len.min(rails[n].slice_bytes(config))))
 }
 
-/// How much of `len` to take at once: a slice, or all if little would be left.
+/// How much of `len` to take at once: a slice, or everything if little would be left.
 fn cut(len: u64, slice: u64) -> u64 {
     if len <= slice.saturating_add(slice / 2) { len } else { slice }
 }

@@ -6,7 +6,7 @@
 //!
 //! * each transfer ends exactly once, at the latest a little after its deadline, and nothing about it changes then;
 //! * what it calls valid is what its transports delivered, and holds the bytes of one epoch of the peer;
-//! * memory is not touched once it was given back;
+//! * memory is not touched after it was given back;
 //! * budgets and windows hold; when all is over nothing is in flight, queued or kept;
 //! * when everything is healed, every peer is reached again over every rail.
 //!
@@ -38,7 +38,7 @@ const LEASE: Duration = Duration::from_secs(3);
 const TICK: u64 = 10 * MS;
 /// Users and faults are at work until here.
 const BUSY: u64 = 3_000 * MS;
-/// By then all that was healed is known to be: the longest wait between attempts to connect is 5 s.
+/// By then every repaired rail must be known to work: the longest wait between attempts to connect is 5 s.
 const HEALED: u64 = BUSY + 8_000 * MS;
 const END: u64 = HEALED + 2_000 * MS;
 /// Bytes of each host that its users read into and write from.
@@ -68,7 +68,7 @@ impl Rng {
         range.start + self.below(range.end - range.start)
     }
 
-    /// Whether a chance of so many in 256 comes true.
+    /// True with a probability of `chance` in 256.
     fn chance(&mut self, chance: u64) -> bool {
         self.below(256) < chance
     }
@@ -94,9 +94,9 @@ struct World {
 struct Host {
     engine: Engine,
     local: Region,
-    /// Bytes of `local` that no transfer has had yet begin here.
+    /// From this offset on, no transfer has used bytes of `local` yet.
     fresh: u64,
-    /// The memory that it exported in each epoch, from 1, and what of it no peer has had.
+    /// The memory that it exported in each epoch, from 1, and the offset from which no peer has used it.
     epochs: Vec<(Region, u64)>,
     peers: Vec<Option<Arc<Peer>>>,
     segments: Vec<Option<(Arc<Segment>, u64)>>,
@@ -179,7 +179,7 @@ impl World {
         }
     }
 
-    /// A user submits something. Whether there was memory for it.
+    /// A user submits something, if there is memory left for it.
     fn submit(&mut self, us: usize, peer: usize, whole: bool) -> Option<Arc<Expected>> {
         let (segment, epoch) = self.hosts[us].segments[peer].clone()?;
         let mut batch = Batch::new(
@@ -282,7 +282,7 @@ impl World {
 
     fn tick_until(&mut self, end: u64) {
         while self.net.now() < end {
-            // Once nothing new happens, a look now and then is enough.
+            // Once nothing new happens, an occasional look is enough.
             let tick = if self.net.now() < BUSY + 1_500 * MS { TICK } else { 10 * TICK };
             self.net.run_until((self.net.now() + tick).min(end));
             for us in 0..self.hosts.len() {
@@ -302,7 +302,7 @@ impl World {
         let peer = ((us as u64 + 1 + self.rng.below(count - 1)) % count) as usize;
         match self.rng.below(32) {
             0..=21 => {
-                // Not each user knows that the peer has started anew.
+                // Not every user knows that the peer has restarted.
                 if self.rng.chance(128) {
                     self.open(us, peer);
                 }
@@ -323,7 +323,7 @@ impl World {
         }
     }
 
-    /// A whole schedule. How the users' entries ended.
+    /// Runs a whole schedule and returns how the users' entries ended.
     fn run(mut self) -> Vec<EntryStatus> {
         while self.net.now() < BUSY {
             self.step();
@@ -392,7 +392,7 @@ impl Host {
     }
 }
 
-/// How the users' transfers of schedules ended.
+/// How the users' transfers ended, over all schedules.
 #[derive(Debug, Default)]
 struct Tally {
     complete: u64,
@@ -441,7 +441,7 @@ fn schedules_from_seeds() {
     let seeds = number("KVASIR_SIM_SEEDS").unwrap_or(2_000);
     (0..seeds).for_each(|seed| run(seed, &mut tally));
     eprintln!("{seeds} schedules: {tally:?}");
-    // Else they show nothing.
+    // Otherwise the schedules show nothing.
     let Tally { complete, timed_out, peer_down, cancelled, other, partly } = tally;
     assert!(complete > timed_out && [timed_out, peer_down, cancelled, other, partly].iter().all(|&n| n > 0));
 }

@@ -1,4 +1,4 @@
-//! Batches in, slices out: whoever submits or completes hands out what rails and budgets have room for.
+//! Batches in, slices out: each thread that submits or completes work hands out what rails and budgets have room for.
 //!
 //! Lock order: a peer's state, then a transfer's progress. Transports are called with neither held.
 
@@ -80,8 +80,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// One that does only what it is called for, by the given clock: nobody watches deadlines or mends rails but who
-    /// calls [`tick`](Self::tick).
+    /// An engine that acts only when called, by the given clock: without [`tick`](Self::tick) nothing watches deadlines
+    /// or mends rails.
     pub(super) fn without_threads(
         config: EngineConfig,
         transports: Vec<Arc<dyn Transport>>,
@@ -104,7 +104,7 @@ impl Engine {
         }))
     }
 
-    /// What the watching threads do in one round of theirs.
+    /// One round of what the watching threads do.
     #[cfg(test)]
     pub(super) fn tick(&self) {
         self.0.end_overdue();
@@ -117,7 +117,7 @@ impl Engine {
         self.0.watched()
     }
 
-    /// Makes memory usable over every transport that reaches it. An error only if none does.
+    /// Makes memory usable over every transport that reaches it. Fails only if none does.
     pub fn register(&self, region: &Region) -> Result<(), Error> {
         let reach = |transport: &&Arc<dyn Transport>| transport.capabilities().reaches(region.location());
         let mut result = Err(Error::Register {
@@ -146,8 +146,8 @@ impl Engine {
         Ok(peer)
     }
 
-    /// Like [`connect`](Self::connect), to the peer of this name and no other. Over the first address that answers: the
-    /// others are connected in the background, so that none that does not answer holds up the transfer.
+    /// Like [`connect`](Self::connect), to the peer of this name and no other. It uses the first address that answers;
+    /// the others are connected in the background, so that an address that does not answer holds up nothing.
     pub fn connect_to(&self, name: &str, addresses: &[(usize, String)]) -> Result<Arc<Peer>, Error> {
         let peer = Peer::connect_to(name, self.rails(addresses), &self.0.config.plan)?;
         self.0.know(&peer);
@@ -203,7 +203,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.0.ended.store(true, Ordering::Release);
-        // Taken so that neither thread is between its look at the flag and its sleep.
+        // Each lock is taken once, so that no thread is between checking the flag and going to sleep.
         drop(lock(&self.0.deadlines));
         self.0.deadlines_changed.notify_all();
         drop(lock(&self.0.mend_wanted));
@@ -239,7 +239,7 @@ impl Shared {
         }
     }
 
-    /// Hands out what has room, however many ask for it at once: one does it for all.
+    /// Hands out what there is room for. When several threads ask at once, one does it for all.
     pub(super) fn pump(self: &Arc<Self>, peer: &Arc<Peer>) {
         if peer.pumps.fetch_add(1, Ordering::AcqRel) > 0 {
             return;
@@ -265,7 +265,7 @@ impl Shared {
         }
     }
 
-    /// Plans all that has room: slices per rail, and what cannot go because no rail works.
+    /// Plans all there is room for: slices per rail, and what cannot go because no rail works.
     fn plan(&self, peer: &Peer) -> (Vec<Vec<Flying>>, Vec<Work<Piece>>) {
         let mut state = peer.state();
         let state = &mut *state;
@@ -359,7 +359,7 @@ impl Shared {
         peer.state().schedule.push_front(class, Work { avoid, ..work });
     }
 
-    /// If nothing of it is pending any more: tells the peers, then everyone who waits. Once.
+    /// Once nothing of the transfer is pending, tells the peers and then everyone who waits, exactly once.
     fn finish(&self, inner: &Arc<Inner>) {
         let Some(all_valid) = inner.outcome() else { return };
         if !inner.claim_announcement() {
@@ -408,7 +408,7 @@ struct Issue {
     shared: Arc<Shared>,
     peer: Arc<Peer>,
     rail: usize,
-    /// Of the rail when they went; it may have another one by now.
+    /// The rail's endpoint when they went; the rail may have another one by now.
     endpoint: Option<Arc<dyn Endpoint>>,
     slices: Mutex<Vec<Option<Flying>>>,
 }

@@ -296,7 +296,7 @@ fn completion_is_told_in_every_way() {
     assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
     let notice = world.server.notices.wait(Instant::now() + PATIENCE).unwrap();
     assert_eq!((notice.peer.as_str(), &notice.message[..]), ("client", &b"done"[..]));
-    // Later than the end is not too late.
+    // Asking after the end still gets the answer.
     assert_eq!(rustix::io::read(transfer.eventfd().unwrap(), &mut [0; 8]), Ok(8));
     let (tell, told) = mpsc::channel();
     transfer.on_complete(move |status| tell.send(status).unwrap());
@@ -374,7 +374,7 @@ fn chaos(seed: u64) {
     }
     let direction = if random(2) == 0 { Direction::Read } else { Direction::Write };
     let entries = at.iter().map(|&(offset, len)| world.entry(direction, offset, len)).collect();
-    // What got lost ends by the deadline.
+    // Lost operations end by the deadline.
     let batch = Batch { entries, deadline: Some(Duration::from_millis(30)), ..Batch::new(Class::Prefill) };
     let transfer = world.engine.submit(batch).unwrap();
     done(&transfer);

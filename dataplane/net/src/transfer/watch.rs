@@ -19,7 +19,7 @@ pub(super) struct Deadlines {
 }
 
 impl Shared {
-    /// Looks after a transfer again at `when`.
+    /// Looks at a transfer again at `when`.
     pub(super) fn watch_deadline(&self, inner: &Arc<Inner>, when: Instant) {
         let mut deadlines = lock(&self.deadlines);
         let key = (when, deadlines.next);
@@ -32,7 +32,7 @@ impl Shared {
 
     /// The watching thread.
     pub(super) fn watch(self: &Arc<Self>) {
-        /// Transfers that completed are forgotten at this pace.
+        /// How often transfers that nobody holds any more are forgotten.
         const SWEEP: Duration = Duration::from_secs(1);
         while !self.ended.load(Ordering::Acquire) {
             self.end_overdue();
@@ -47,7 +47,7 @@ impl Shared {
     }
 
     /// Ends transfers whose deadline has passed. Parts that a transport could not take back get a little longer; then
-    /// it is their endpoint that ends, which ends them.
+    /// their endpoint is closed, which ends them.
     pub(super) fn end_overdue(self: &Arc<Self>) {
         let overdue = {
             let mut deadlines = lock(&self.deadlines);
@@ -88,7 +88,7 @@ impl Shared {
                 let (shared, ailing) = (self.clone(), peer.clone());
                 let mend = move || shared.mend_one(&ailing);
                 if thread::Builder::new().name("kvasir-xfer-mend1".into()).spawn(mend).is_err() {
-                    // Without threads to be had, one after the other.
+                    // No thread could be started, so mend one peer after the other.
                     self.mend_one(&peer);
                 }
             }
@@ -101,7 +101,7 @@ impl Shared {
         }
     }
 
-    /// Peers with something to mend now that nobody mends, marked as being mended; so many at most at once.
+    /// Peers that need mending now and are not being mended yet, marked as being mended. At most 32 are mended at once.
     fn peers_to_mend(&self) -> Vec<Arc<Peer>> {
         const AT_ONCE_MAX: usize = 32;
         let (now, peers) = (self.now(), lock(&self.peers));

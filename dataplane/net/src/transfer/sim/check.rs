@@ -58,7 +58,7 @@ impl Expected {
         world.hosts[self.us].engine.cancel(&self.transfer);
     }
 
-    /// The user is told the end. Checks what is valid, then takes the memory for something else.
+    /// The user learns of the end, checks what is valid, then takes the memory for something else.
     fn ended(&self, net: &Net, status: Status, remote: &Region) {
         assert_eq!(self.told.fetch_add(1, Ordering::AcqRel), 0, "told twice");
         assert_eq!(status.pending, 0);
@@ -108,7 +108,7 @@ impl Expected {
         bytes
     }
 
-    /// After the end of it all: it ended, once and in time, and nothing has changed since.
+    /// After everything has ended: it ended, once and in time, and nothing has changed since.
     pub(super) fn check_end(&self, world: &World) -> Vec<EntryStatus> {
         let end = self.end.lock().unwrap().take();
         let (status, entries) = end.unwrap_or_else(|| panic!("never ended: {:?}", self.statuses()));
@@ -138,7 +138,7 @@ impl Expected {
     }
 }
 
-/// What is in memory that its user has back.
+/// The bytes put into memory that its user has back.
 fn poison(len: u64) -> Vec<u8> {
     vec![0xee; len as usize]
 }

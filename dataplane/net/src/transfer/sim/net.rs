@@ -1,7 +1,7 @@
 //! A network in virtual time: hosts, the rails between them, and everything that goes wrong on those.
 //!
-//! It is a [`Transport`] like the others and keeps their rules: one completion for each operation (told twice now and
-//! then, which must not matter), lent memory untouched after it, a true count of valid bytes. Bytes are really copied,
+//! It is a [`Transport`] like the others and keeps their rules: one completion for each operation (sometimes told
+//! twice, which must not matter), lent memory untouched after it, a true count of valid bytes. Bytes are really copied,
 //! piece by piece, between the memory of the hosts.
 
 use std::collections::BTreeMap;
@@ -59,7 +59,7 @@ pub(super) struct RailState {
     pub(super) rate: u64,
     /// Whether packets get through, from the client and back to it.
     pub(super) up: [bool; 2],
-    /// In 1/256: operations that fail, that get lost, whose completion is late, and is told twice.
+    /// Chances in 256 that an operation fails, gets lost, completes late, or is told twice.
     pub(super) fails: u64,
     pub(super) lost: u64,
     pub(super) late: u64,
@@ -84,7 +84,7 @@ impl RailState {
         }
     }
 
-    /// Ends what ails it.
+    /// Ends its outages, failures and losses. Completions may still be late or told twice.
     pub(super) fn heal(&mut self) {
         (self.up, self.fails, self.lost) = ([true; 2], 0, 0);
     }
@@ -159,7 +159,7 @@ impl Net {
         self.state().rails.iter_mut().for_each(|(key, rail)| change(key, rail));
     }
 
-    /// The ranges of `local` that completions said to be valid.
+    /// The ranges of `local` that completions called valid.
     pub(super) fn reported(&self, host: usize, local: &[LocalRange]) -> Vec<std::ops::Range<u64>> {
         let state = self.state();
         let mut bytes = Vec::new();
@@ -248,7 +248,7 @@ struct SimEndpoint {
     this: Weak<Self>,
     net: Arc<Net>,
     rail: (usize, usize, usize),
-    /// The peer as it was when this was connected: a peer that started anew is another one.
+    /// The peer as it was when this endpoint connected: a peer that restarted is another one.
     node: Arc<Node>,
     state: Mutex<Inner>,
 }
@@ -268,7 +268,7 @@ struct Flight {
     /// Leading bytes in place: for a read those that came, for a write those that were sent.
     moved: u64,
     begun: bool,
-    /// Fails when this much has moved.
+    /// Fails when this many bytes have moved.
     fails_at: Option<u64>,
     lost: bool,
     result: Option<Result<(), OpError>>,
@@ -317,7 +317,7 @@ impl SimEndpoint {
         self.net.after(rail.latency, move || me.advance(key));
     }
 
-    /// A ping, answered or not. Whether to go on pinging.
+    /// Sends a ping, which may go unanswered. Returns whether to go on pinging.
     fn ping(&self) -> bool {
         let through = self.rail().up == [true; 2];
         let mut inner = self.inner();
@@ -408,7 +408,7 @@ impl SimEndpoint {
             rail.busy_until - now
         };
         if flight.result.is_some() {
-            // The answer's way back; what was written has arrived before it.
+            // The answer needs the way back as well; what was written has arrived before it.
             delay += 2 * rail.latency;
             if state.rng.chance(rail.late) {
                 delay += state.rng.below(30 * MS);
@@ -418,7 +418,7 @@ impl SimEndpoint {
         self.again(key, delay);
     }
 
-    /// What was written arrives a little later, even if the sender has given up by then.
+    /// Bytes written arrive a little later, even if the sender has given up by then.
     fn send(&self, ours: &[LocalRange], theirs: Vec<LocalRange>, latency: u64) {
         let bytes = read(ours);
         let me = self.me();
@@ -442,7 +442,7 @@ impl SimEndpoint {
         self.net.after(delay, move || me.advance(key));
     }
 
-    /// The end of an operation that came to its result.
+    /// Tells the end of an operation that has a result.
     fn tell(&self, key: u64) {
         let Some(mut flight) = self.inner().flights.remove(&key) else { return };
         let result = flight.result.take().unwrap_or(Err(OpError::Cancelled));

@@ -46,7 +46,7 @@ impl PoolUsers {
         assert!(self.pool.open() <= self.endpoints_max, "{} endpoints open", self.pool.open());
     }
 
-    /// All is well, and quarantines are over: every peer is reached.
+    /// Once all is well and quarantines are over, every peer is reached.
     pub(super) fn check_reaches(&mut self, peer: usize) {
         assert!(self.held.is_empty(), "held beyond their time");
         self.take(peer, 0);
