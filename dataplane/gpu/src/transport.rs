@@ -3,8 +3,8 @@
 //! The link is that of `local`. Memory of the host is mapped and registered with the driver; memory of a GPU is opened
 //! by the driver's handle, so that an engine's cache in another process is reached without a copy between. An operation
 //! is a list of copies in the stream of its direction, begun and waited for by the endpoint's thread of that direction;
-//! what ends it is an event after the last. A GPU's memory has no read-only form: that a grant allows reading alone is kept by both
-//! nodes, and is not a wall.
+//! what ends it is an event after the last. A GPU's memory has no read-only form: that a grant allows only reading is a
+//! rule that both nodes keep, not a wall.
 //!
 //! Ranges in host memory on both sides are copied by the processor.
 #![allow(unsafe_code)]
@@ -26,7 +26,7 @@ use kvasir_net::transport::queued::Queued;
 use kvasir_net::transport::{Access, Capabilities, Direction, Endpoint, Error, Node, OpError, Transport};
 
 const NAME: &str = "cuda";
-/// Bytes that are begun between two looks at whether to go on: some 150 µs of a bus of 50 GB/s, against some 10 µs that
+/// Bytes that are begun between two checks whether to go on: about 150 µs of a bus of 50 GB/s, against about 10 µs that
 /// waiting for it costs.
 const CHUNK: u64 = 8 << 20;
 /// Operations of one endpoint in flight.
@@ -72,7 +72,7 @@ impl Transport for Cuda {
         self.0.capabilities()
     }
 
-    /// Memory of the host is page-locked, which makes copies of it fast; without, they work as well.
+    /// Page-locks memory of the host, which makes copies of it fast; they also work without.
     fn register(&self, region: &Region) -> Result<(), Error> {
         self.0.register(region)
     }
@@ -105,18 +105,18 @@ struct DeviceReach {
 }
 
 impl DeviceReach {
-    /// Begins a copy; of memory of the host on both sides, makes it.
+    /// Begins a copy. If both sides are memory of the host, the copy is made at once.
     fn begin(&self, stream: &Stream, from: &LocalRange, to: &LocalRange) -> Result<(), CudaError> {
         if from.region().location().is_host() && to.region().location().is_host() {
             to.copy_from(from);
             return Ok(());
         }
-        // SAFETY: both ranges are as long and belong to regions, which `copy` holds until it has drained the stream.
+        // SAFETY: both ranges are equally long and belong to regions, which `copy` holds until it has drained the stream.
         unsafe { stream.copy(to.address() as u64, from.address() as u64, from.len() as usize) }
     }
 
-    /// Begins all copies, with a look at `go_on` before each chunk and at most [`CHUNKS`] under way. Adds what was begun
-    /// to `begun`, and what is complete to `complete`.
+    /// Begins all copies, with a check of `go_on` before each chunk and at most [`CHUNKS`] under way. Adds what was
+    /// begun to `begun`, and what is complete to `complete`.
     fn begin_all(
         &self,
         stream: &Stream,
@@ -184,7 +184,7 @@ impl Reach for DeviceReach {
 
     fn unregister(&self, region: &Region) {
         let gone = self.pinned.lock().unwrap_or_else(PoisonError::into_inner).remove(&region.id());
-        // Not under the lock: it waits for copies.
+        // Dropped after the lock is released, because it waits for copies.
         drop(gone);
     }
 
@@ -201,7 +201,7 @@ impl Reach for DeviceReach {
         if let Ok(pinned) = Pinned::new(&self.device, &taken.region) {
             taken.region = pinned.into_region();
         }
-        // Else it is read-only, or more than may be locked: copies go through a buffer of the driver.
+        // Otherwise it is read-only, or larger than may be locked: copies go through a buffer of the driver.
         Ok(taken)
     }
 
@@ -368,7 +368,7 @@ mod gpu {
         assert!(matches!(run(Direction::Read), Err(OpError::PeerDown { .. })));
     }
 
-    /// The other half of the test above; nothing when it is run by itself.
+    /// The other half of the test above. Does nothing when it is run by itself.
     #[test]
     #[ignore = "needs a CUDA device"]
     fn the_other_node() {

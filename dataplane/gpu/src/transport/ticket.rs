@@ -1,4 +1,4 @@
-//! How memory of a GPU is given to a peer: a descriptor of a few bytes that say where it is.
+//! How memory of a GPU is given to a peer: as a descriptor whose few bytes say where the memory is.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,17 +19,17 @@ const VERSION: u8 = 1;
 /// Magic, version, process, region, whether there is a handle, and the handle.
 const LEN: usize = 4 + 1 + 8 + 8 + 1 + MEMORY_HANDLE_LEN;
 
-/// No other process's, and no earlier run's.
+/// A random number that no other process has, and no earlier run had.
 static PROCESS: LazyLock<u64> = LazyLock::new(random_u64);
-/// Regions that were given. The driver does not open a handle in the process that made it, so there the region is found
-/// here.
+/// Regions that were given away. The driver does not open a handle in the process that made it, so within one process
+/// the region is found here.
 static GIVEN: LazyLock<Mutex<HashMap<u64, WeakRegion>>> = LazyLock::new(Mutex::default);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
     process: u64,
     region: u64,
-    /// None where the memory can be reached in its own process only.
+    /// `None` if the memory can be reached in its own process only.
     handle: Option<MemoryHandle>,
 }
 
@@ -41,7 +41,7 @@ impl Ticket {
         Self { process: *PROCESS, region: region.id(), handle: region.handle() }
     }
 
-    /// As a descriptor that can travel.
+    /// Writes it into a descriptor that can travel.
     pub(super) fn send(&self) -> io::Result<OwnedFd> {
         let file = File::from(rustix::fs::memfd_create("kvasir-cuda", MemfdFlags::CLOEXEC)?);
         file.write_all_at(&self.encode(), 0)?;

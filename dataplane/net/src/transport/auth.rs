@@ -24,12 +24,12 @@ use super::node::{Secret, random};
 const MAGIC: [u8; 4] = *b"KVTX";
 /// Version of the handshake and of what follows it.
 pub const VERSION: u8 = 1;
-/// What every greeting begins with.
+/// The first bytes of every greeting.
 pub(super) const PREFIX: [u8; 5] = [MAGIC[0], MAGIC[1], MAGIC[2], MAGIC[3], VERSION];
 const NONCE_LEN: usize = 32;
 const PROOF_LEN: usize = 32;
 
-/// Why a peer was not believed, or could not be asked.
+/// Why a peer was not believed, or could not be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthError {
     #[error("the connection ended or stalled during the handshake: {0}")]
@@ -47,7 +47,7 @@ pub enum AuthError {
 }
 
 impl AuthError {
-    /// Whether the peer answered, and wrongly; otherwise it may just be away.
+    /// Whether the peer answered wrongly; otherwise it may just be away.
     pub fn is_refusal(&self) -> bool {
         !matches!(self, Self::Io(_))
     }
@@ -102,12 +102,12 @@ fn read_hello(stream: &mut impl Read) -> Result<(String, Vec<u8>), AuthError> {
 }
 
 fn proof(secret: &Secret, role: &[u8], client_hello: &[u8], server_hello: &[u8]) -> Hmac<Sha256> {
-    // A key of any length is taken; `new_from_slice` fails for none.
+    // `new_from_slice` accepts a key of any length, so it never fails.
     let mut mac = match Hmac::<Sha256>::new_from_slice(secret.bytes()) {
         Ok(mac) => mac,
         Err(_) => unreachable!("HMAC takes keys of any length"),
     };
-    // A hello says how long it is, so no two pairs of them read alike.
+    // A hello says how long it is, so no two pairs of hellos give the same bytes.
     [role, client_hello, server_hello].into_iter().for_each(|part| mac.update(part));
     mac
 }

@@ -30,7 +30,7 @@ pub enum Side {
     Server,
 }
 
-/// Where a side has its memory: a region of so many bytes, which peers can open.
+/// Where a side has its memory: makes a region of the given length in bytes, which peers can open.
 pub type Place = Arc<dyn Fn(Side, u64) -> Region + Send + Sync>;
 
 /// What a check works with.
@@ -67,7 +67,7 @@ pub fn run_in(make: &dyn Fn() -> Pair, place: &Place) {
     }
 }
 
-/// Far beyond what any of this takes on a loaded machine: reaching it means a lost completion.
+/// Far longer than any of this takes on a loaded machine: reaching it means a lost completion.
 const PATIENCE: Duration = Duration::from_secs(120);
 const HOUR: Duration = Duration::from_secs(3600);
 const MIB: u64 = 1 << 20;
@@ -172,7 +172,7 @@ fn assert_same(a: &Region, b: &Region, offset: u64, len: u64) {
     assert!(bytes(a, offset, len) == bytes(b, offset, len), "{len} B at {offset} differ");
 }
 
-/// From one byte to 64 MiB, both ways, and nothing beside the range is touched.
+/// From one byte to 64 MiB, both ways; nothing outside the range is touched.
 fn sizes(setup: Setup) {
     let bench = Bench::new(setup, 64 * MIB, Access::ReadWrite, HOUR);
     let max = bench.pair.client.capabilities().message_bytes_max;
@@ -223,7 +223,7 @@ fn scatter_gather(setup: Setup) {
     }
 }
 
-/// Nothing to move, unequal lengths, outside of what was granted: refused, and the endpoint goes on.
+/// Nothing to move, unequal lengths, ranges outside of what was granted: refused, and the endpoint goes on.
 fn bad_ranges(setup: Setup) {
     let bench = Bench::new(setup, 8192, Access::ReadWrite, HOUR);
     let lengths = |local, remote| Err(OpError::Lengths { local, remote });
@@ -248,7 +248,7 @@ fn bad_ranges(setup: Setup) {
     bench.done(bench.op(5, Direction::Read, 0, 8192));
 }
 
-/// A client that lies about its grant is stopped by the server, and by nothing less.
+/// A client that lies about its grant is stopped by the server itself.
 fn bad_grants(setup: Setup) {
     let bench = Bench::new(setup, 8192, Access::Read, HOUR);
     fill(&bench.theirs, 1);
@@ -396,7 +396,7 @@ fn peer_killed(setup: Setup) {
     for completion in bench.wait(count) {
         check_after_kill(&bench, &completion);
     }
-    // The endpoint may learn of it only by its next use.
+    // The endpoint may notice it only when it is used next.
     let deadline = Instant::now() + PATIENCE;
     while bench.one(bench.op(0, Direction::Read, 0, 10)).result.is_ok() {
         assert!(Instant::now() < deadline, "a dead peer answers");
@@ -461,7 +461,7 @@ fn cancelled(setup: Setup) {
     // All have completed, so this memory is ours again: other bytes put there must stay, whatever the peer still sends.
     fill(&bench.ours, 77);
     let ours = bytes(&bench.ours, 0, 8 * MIB);
-    // One more operation elsewhere: behind it on the link nothing older can follow.
+    // One more operation elsewhere: nothing older can follow it on the link.
     let other = (bench.place)(Side::Client, 4096);
     bench.pair.client.register(&other).unwrap_or_else(|e| panic!("register: {e}"));
     let mut op = bench.op(99, Direction::Read, 0, 4096);

@@ -154,7 +154,7 @@ impl FaultyEndpoint {
 
     fn hold(&self, op: Op, sink: &Arc<dyn Sink>, lost: bool) {
         let mut stuck = lock(&self.stuck);
-        // Looked at under the lock that `end` takes, so that nothing gets stuck after the end.
+        // Checked under the lock that `end` takes, so that nothing gets stuck after the end.
         if self.broken.load(Ordering::Acquire) {
             drop(stuck);
             return sink.complete(Completion::failed(op.id, 0, self.peer_down()));

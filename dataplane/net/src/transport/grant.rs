@@ -36,7 +36,7 @@ impl Access {
         }
     }
 
-    /// By its number on the wire; none for a number without meaning.
+    /// The access of this number on the wire; `None` for a number without meaning.
     pub fn from_u8(byte: u8) -> Option<Self> {
         [Self::Read, Self::Write, Self::ReadWrite].into_iter().find(|&access| access as u8 == byte)
     }
@@ -79,7 +79,7 @@ impl Denied {
         Self::Unreachable,
     ];
 
-    /// By its number on the wire; none for a number without meaning.
+    /// The reason of this number on the wire; `None` for a number without meaning.
     pub fn from_u8(byte: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|&denied| denied as u8 == byte)
     }
@@ -168,7 +168,7 @@ pub struct Granted {
 }
 
 impl Granted {
-    /// The right to touch the memory now. Hold it while a copy or a system call does, not while waiting for a peer.
+    /// The right to touch the memory now. Hold it during a copy or a system call, but not while waiting for a peer.
     pub fn enter(&self) -> Result<Entry<'_>, Denied> {
         let alive = self.alive.read().unwrap_or_else(PoisonError::into_inner);
         if !*alive {
@@ -177,14 +177,14 @@ impl Granted {
         if Instant::now() >= self.expires { Err(Denied::LeaseEnded) } else { Ok(Entry(alive)) }
     }
 
-    /// The memory that a peer's range means.
+    /// The memory that a peer's range stands for.
     pub fn range(&self, range: RemoteRange) -> Result<LocalRange, Denied> {
         let region = self.regions.get(range.region as usize).ok_or(Denied::OutOfRange)?;
         region.range(range.offset, range.len).ok_or(Denied::OutOfRange)
     }
 
-    /// Has `tell` called when the grant is revoked or fenced off, before that returns; at once if it was already. Not
-    /// when its lease ends: everyone who knows the grant knows when that is.
+    /// Calls `tell` when the grant is revoked or fenced off, before that returns; at once if it was already. It is not
+    /// called when the lease ends: everyone who knows the grant knows when that is.
     pub fn on_death(&self, tell: impl FnOnce() + Send + 'static) {
         let alive = self.alive.read().unwrap_or_else(PoisonError::into_inner);
         if *alive {
@@ -214,7 +214,7 @@ impl Exports {
         self.state().epoch
     }
 
-    /// Lets peers open `name`. Each grant lives for `lease`. A segment of that name is replaced, its grants die.
+    /// Lets peers open `name`. Each grant lives for `lease`. It replaces a segment of that name, whose grants die.
     pub fn export(
         &self,
         name: &str,
@@ -251,7 +251,7 @@ impl Exports {
         dead.iter().for_each(|granted| granted.kill());
     }
 
-    /// Moves to the next epoch: all grants die, segments stay and can be opened anew.
+    /// Moves to the next epoch: all grants die, while segments stay and can be opened again.
     pub fn fence(&self) -> u64 {
         let (epoch, dead) = {
             let mut state = self.state();
@@ -307,7 +307,7 @@ impl Exports {
 }
 
 impl Granted {
-    /// What the peer gets, for transports that address memory by grant and offset.
+    /// What the peer is told, for transports that address memory by grant and offset.
     pub fn describe(&self) -> Grant {
         let regions = self.regions.iter().map(|region| RemoteRegion {
             len: region.len(),

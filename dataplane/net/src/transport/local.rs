@@ -1,11 +1,11 @@
-//! What links between nodes of one host share: memory travels as descriptors over a Unix socket.
+//! What the links between nodes of one host have in common: memory travels as descriptors over a Unix socket.
 //!
 //! Opening a segment sends a descriptor per region, which the peer turns into memory of its own ([`Reach`] says how); an
 //! operation is a copy, made by the thread that submits it.
 //!
 //! Each connection has a control page that the server writes and the client only reads: one word per grant, which
 //! holds part of the grant's key while it lives. A revoked grant's word is cleared before the revocation returns, and
-//! operations look at it before each chunk. That is a rule among nodes which share a secret, not a wall: memory once
+//! operations check it before each chunk. That is a rule among nodes which share a secret, not a wall: memory once
 //! mapped stays mapped, so a revoked peer that breaks the rule still reaches it.
 
 mod endpoint;
@@ -39,9 +39,9 @@ pub const SLOTS: usize = PAGE as usize / 4;
 /// Settings of the link between nodes of one host.
 #[derive(Clone, Debug)]
 pub struct LocalConfig {
-    /// The socket where peers are accepted; a file left there by an earlier run is replaced. None: only connect out.
+    /// The socket where peers are accepted; a file left there by an earlier run is replaced. `None`: only connect out.
     pub listen: Option<PathBuf>,
-    /// How long a handshake, or the answer to an `open`, may take in all. Default 2 s.
+    /// How long a handshake, or the answer to an `open`, may take in total. Default 2 s.
     pub timeout: Duration,
 }
 
@@ -61,10 +61,11 @@ pub trait Reach: Send + Sync {
     /// See [`Transport::unregister`].
     fn unregister(&self, region: &Region);
 
-    /// What gives a peer the region, no more of it than `access` says. None: peers cannot have it over this link.
+    /// The descriptor that gives a peer the region, with no more rights than `access`. `None` if peers cannot have the
+    /// region over this link.
     fn give(&self, region: &Region, access: Access) -> Option<OwnedFd>;
 
-    /// A peer's region, from what its [`give`](Self::give) gave; the descriptor is checked.
+    /// A peer's region, from the descriptor that its [`give`](Self::give) made. The descriptor is checked.
     fn take(&self, fd: OwnedFd, region: &RemoteRegion, writable: bool) -> io::Result<Taken>;
 
     /// Copies the bytes of one list to the other in chunks, in order, and asks `go_on` before each. Returns how many
@@ -196,7 +197,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// What stands in the control page for a living grant; never 0.
+/// The control page's word for a living grant; never 0.
 fn word_of(key: u64) -> u32 {
     (key >> 32) as u32 | 1
 }

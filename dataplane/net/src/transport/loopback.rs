@@ -1,6 +1,6 @@
 //! Nodes of one process: an operation is a copy, made by the thread that submits it.
 //!
-//! It keeps every rule of a transport, so what works over it owes nothing to luck; and it is the fastest there is.
+//! It keeps every rule of a transport, so what works over it does not work by luck; and it is the fastest there is.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use super::{Capabilities, Completion, Direction, Endpoint, Error, Node, Op, OpEr
 use kvasir_memory::region::{LocalRange, Region, copy_ranges};
 
 const NAME: &str = "loopback";
-/// Bytes copied between two looks at whether to go on.
+/// Bytes copied between two checks whether to go on.
 const CHUNK: u64 = 1 << 20;
 
 /// The link between the nodes that were given it.
@@ -41,7 +41,7 @@ impl Loopback {
         Self { net, station }
     }
 
-    /// Leaves the net: peers find this node down.
+    /// Leaves the net: peers then find this node down.
     pub fn shut_down(&self) {
         self.station.down.store(true, Ordering::Release);
     }

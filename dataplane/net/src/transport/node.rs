@@ -65,7 +65,7 @@ pub struct Notices {
 }
 
 impl Notices {
-    /// For transports. False if the queue is full and the notice was dropped.
+    /// For transports. Returns false if the notice was dropped: the queue is full, or the message too long.
     pub fn push(&self, peer: &str, message: &[u8]) -> bool {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.len() >= NOTICES_MAX || message.len() > NOTICE_MAX {
@@ -77,7 +77,7 @@ impl Notices {
         true
     }
 
-    /// The next notice, as soon as there is one; none when `deadline` passes first.
+    /// The next notice, as soon as there is one, or `None` when `deadline` passes first.
     pub fn wait(&self, deadline: Instant) -> Option<Notice> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -89,7 +89,7 @@ impl Notices {
         }
     }
 
-    /// Notices that nobody took in time, since the start.
+    /// Notices dropped since the start.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }

@@ -19,8 +19,8 @@ pub enum Direction {
     Write = 1,
 }
 
-/// One move. The concatenation of the local ranges and that of the remote ranges are equally long; bytes go from the
-/// one to the other in order.
+/// One move. The local ranges together are as long as the remote ranges together; bytes go from the
+/// one list to the other in order.
 #[derive(Clone, Debug)]
 pub struct Op {
     /// Chosen by the caller, returned in the completion. It need not be unique.
@@ -42,7 +42,7 @@ impl Op {
         self.len() == 0
     }
 
-    /// The part that begins `skip` bytes in and has `len` bytes, or what there is of it: a slice, with the same id.
+    /// The slice of at most `len` bytes that begins `skip` bytes in, with the same id.
     pub fn part(&self, skip: u64, len: u64) -> Self {
         Self {
             id: self.id,
@@ -58,8 +58,9 @@ impl Op {
         self.cancel.as_ref().is_some_and(Cancel::is_set)
     }
 
-    /// What a transport asks of every operation before it starts it: something to move, equally long on both sides,
-    /// inside the grant, allowed by it, in memory and amounts that the transport can handle. The peer checks again.
+    /// What a transport asks of every operation before it starts it: there is something to move, both sides are equally
+    /// long, the grant covers and allows it, and the transport can handle the memory and the amount. The peer checks
+    /// again.
     pub fn check(&self, capabilities: &Capabilities, now: Instant) -> Result<(), OpError> {
         if self.is_cancelled() {
             return Err(OpError::Cancelled);
@@ -163,7 +164,7 @@ pub enum OpError {
 }
 
 impl OpError {
-    /// Whether the same operation may succeed on another try, on this endpoint or on another.
+    /// Whether the same operation may succeed when tried again, on this endpoint or on another.
     pub fn retryable(&self) -> bool {
         matches!(
             self,
@@ -243,7 +244,7 @@ impl CompletionQueue {
         self.ready().pop_front()
     }
 
-    /// The next completion, as soon as there is one; none when `deadline` passes first.
+    /// The next completion, as soon as there is one, or `None` when `deadline` passes first.
     pub fn wait(&self, deadline: Instant) -> Option<Completion> {
         let mut ready = self.ready();
         loop {

@@ -1,6 +1,6 @@
-//! An endpoint whose operations are made by threads of its own, so that whoever submits is not held up by a copy.
+//! An endpoint whose operations are carried out by its own threads, so that a copy does not hold up the submitter.
 //!
-//! One thread per direction works its operations off in order. Everything else is the endpoint's below, whose
+//! One thread per direction works its operations off in order. Everything else is done by the endpoint below, whose
 //! [`submit`](Endpoint::submit) completes what it is given before it returns.
 
 use std::io;
@@ -11,7 +11,7 @@ use std::thread;
 
 use super::{Cancel, Completion, Direction, Endpoint, Error, Grant, Mapped, Op, OpError, RemoteRange, Sink};
 
-/// An operation, and who is told of its end.
+/// An operation, and the sink that is told of its end.
 type Job = (Op, Arc<dyn Sink>);
 
 pub struct Queued {
@@ -44,7 +44,7 @@ fn worker(below: &Arc<dyn Endpoint>, name: &str) -> io::Result<Sender<Job>> {
     Ok(sender)
 }
 
-/// Leaves the queue before the end is told, so that who hears of it can submit another.
+/// Leaves the queue before its end is reported, so that a caller that hears of it can submit another.
 struct Leaving {
     in_flight: Arc<AtomicUsize>,
     sink: Arc<dyn Sink>,
@@ -80,7 +80,7 @@ impl Endpoint for Queued {
             };
             let leaving = Leaving { in_flight: self.in_flight.clone(), sink: sink.clone() };
             if let Err(unsent) = queue.send((op, Arc::new(leaving))) {
-                // Only if the thread is gone, which takes a panic of a sink.
+                // Happens only if the thread is gone, which takes a panic of a sink.
                 let (op, leaving) = unsent.0;
                 let (peer, reason) = (self.peer().to_owned(), "its thread ended".to_owned());
                 leaving.complete(Completion::failed(op.id, 0, OpError::PeerDown { peer, reason }));
@@ -108,7 +108,7 @@ impl Endpoint for Queued {
         self.in_flight.load(Ordering::Acquire)
     }
 
-    /// What waits in the queue completes with [`OpError::PeerDown`] as its turn comes, which is at once.
+    /// What waits in the queue completes with [`OpError::PeerDown`] when its turn comes, which is at once.
     fn close(&self) {
         self.below.close();
     }

@@ -55,7 +55,7 @@ pub struct RdmaConfig {
     pub device: String,
     pub options: DeviceOptions,
     pub queue: qp::QueueOptions,
-    /// Where peers reach the control stream; port 0 picks a free one. Default none: only connect out.
+    /// Where peers reach the control stream; port 0 picks a free one. Default `None`: only connect out.
     pub listen: Option<SocketAddr>,
     /// Default 1 s.
     pub connect_timeout: Duration,
@@ -110,7 +110,7 @@ impl Rdma {
     /// Opens the device and, where the configuration says so, listens for peers.
     ///
     /// # Errors
-    /// One that begins with "no RDMA devices" where there are none, or whatever hindered device or socket.
+    /// One that begins with "no RDMA devices" if there are none, or whatever went wrong with the device or the socket.
     pub fn new(node: Arc<Node>, config: RdmaConfig) -> Result<Self, Error> {
         let failed = |source| Error::Control { step: "listening", source };
         let device = Device::open(&config.device, config.options.clone())?;
@@ -135,10 +135,10 @@ impl Rdma {
         Ok(transport)
     }
 
-    /// Ends every accepted connection and takes no more: peers find this node down.
+    /// Ends every accepted connection and takes no more: peers then find this node down.
     pub fn shut_down(&self) {
         self.shared.accepted.stop();
-        // The accepting thread looks up when someone comes.
+        // The accepting thread checks the flag at the next connection.
         if let Some(address) = self.listening {
             let _ = TcpStream::connect_timeout(&address, Duration::from_millis(100));
         }
@@ -212,7 +212,7 @@ impl Transport for Rdma {
     }
 }
 
-/// Hears a link's peer until the link is gone. The link is held during one answer only, so that it can be dropped.
+/// Listens to a link's peer until the link is gone. The link is held during one answer only, so that it can be dropped.
 fn listen(link: &Weak<Link>, stream: &mut TcpStream) {
     let (mut inbox, mut heard) = (Inbox::default(), Instant::now());
     while let Some(link) = link.upgrade() {

@@ -15,7 +15,7 @@ use super::{Access, Capabilities, Direction, Endpoint, Error, Node, OpError, Tra
 use kvasir_memory::region::{LocalRange, Region, copy_ranges};
 
 const NAME: &str = "shm";
-/// Bytes copied between two looks at whether to go on.
+/// Bytes copied between two checks whether to go on.
 const CHUNK: u64 = 1 << 20;
 
 /// The transport between nodes of one host, by shared memory.
@@ -27,7 +27,7 @@ impl Shm {
         Local::new(node, Arc::new(Mapped), config).map(Self)
     }
 
-    /// Stops listening and ends accepted connections: peers find this node down.
+    /// Stops listening and ends accepted connections: peers then find this node down.
     pub fn shut_down(&self) {
         self.0.shut_down();
     }

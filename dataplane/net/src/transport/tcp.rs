@@ -42,20 +42,20 @@ const NAME: &str = "tcp";
 /// Settings of one rail.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
-    /// Where peers are accepted; port 0 picks a free one. Default none: only connect out.
+    /// Where peers are accepted; port 0 picks a free one. Default `None`: only connect out.
     pub listen: Option<SocketAddr>,
-    /// The local address to connect from, which picks the network card. Default none: the system routes.
+    /// The local address to connect from, which picks the network card. Default `None`: the system routes.
     pub bind: Option<IpAddr>,
     /// Connections of one endpoint. Default 1. More help where one cannot fill the link.
     pub connections: usize,
     /// Send a CRC-32 with every payload and check it. Default false: TCP's own and the block's checksum remain.
     pub checksum: bool,
-    /// Encrypt, and let only nodes in that show a certificate of the cluster's for their own name. Both sides have it
-    /// or neither. Default none: bytes travel in the clear, and the secret alone tells who may ask.
+    /// Encrypt, and accept only nodes that show a certificate of the cluster for their own name. Both sides must have
+    /// it, or neither. Default `None`: bytes travel in the clear, and the secret alone decides who may ask.
     pub tls: Option<Tls>,
     /// Default 1 s.
     pub connect_timeout: Duration,
-    /// How long a handshake may take in all. Default 2 s.
+    /// How long a handshake may take in total. Default 2 s.
     pub handshake_timeout: Duration,
     /// An idle endpoint pings this often. Default 200 ms.
     pub heartbeat: Duration,
@@ -93,7 +93,7 @@ pub struct Tcp {
     accepted: Arc<Accepted>,
 }
 
-/// What was accepted and lives.
+/// Accepted connections that are alive.
 #[derive(Default)]
 struct Accepted {
     sockets: Mutex<HashMap<u64, Arc<Socket>>>,
@@ -118,7 +118,7 @@ impl Tcp {
         Ok(Self { node, config, listening, accepted })
     }
 
-    /// Connections accepted now, and those refused since the start: strangers, and what was above the limit.
+    /// Connections accepted now, and those refused since the start: strangers, and those above the limit.
     pub fn accepted(&self) -> (usize, u64) {
         (self.accepted.count.load(Ordering::Acquire), self.accepted.refused.load(Ordering::Acquire))
     }
@@ -128,7 +128,7 @@ impl Tcp {
         if self.accepted.ended.swap(true, Ordering::AcqRel) {
             return;
         }
-        // The accepting thread sees the flag with the next connection, which is this one.
+        // The accepting thread sees the flag at the next connection, which is this one.
         if let Some(address) = self.listening {
             drop(TcpStream::connect_timeout(&address, self.config.connect_timeout));
         }

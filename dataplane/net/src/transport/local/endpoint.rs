@@ -36,7 +36,7 @@ pub(super) struct LocalEndpoint {
     control: Mapping,
     /// For questions, one at a time.
     stream: Mutex<UnixStream>,
-    /// The same socket, looked at for its end.
+    /// The same socket, watched for its end.
     watched: UnixStream,
     held: Mutex<HashMap<u64, Arc<Held>>>,
     down: Mutex<Option<String>>,
@@ -71,7 +71,7 @@ impl LocalEndpoint {
                 };
                 let mut first = true;
                 self.reach.copy(op.direction, from, to, &mut || {
-                    // The first look was taken by `submit`, for all its operations.
+                    // `submit` made the first check, for all its operations.
                     if !std::mem::take(&mut first) {
                         self.check_up()?;
                     }
@@ -221,7 +221,7 @@ impl Endpoint for LocalEndpoint {
         })
     }
 
-    /// Looks at the socket: it ends with the peer.
+    /// Checks the socket: it ends with the peer.
     fn down(&self) -> Option<String> {
         let mut down = lock(&self.down);
         if down.is_none() {

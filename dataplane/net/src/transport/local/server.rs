@@ -43,7 +43,7 @@ pub(super) fn accept_all(
         let (node, reach, inner) = (node.clone(), reach.clone(), accepted.clone());
         let serve = move || {
             if !inner.ended.load(Ordering::Acquire) {
-                // Why it ended is known to the peer, which ended it.
+                // The peer knows why the connection ended, as it ended it.
                 let _ = serve(stream, &node, &*reach, timeout);
             }
             lock(&inner.streams).remove(&id).iter().for_each(end);
@@ -54,7 +54,7 @@ pub(super) fn accept_all(
     }
 }
 
-/// What one connection was granted, and the page that says what of it lives.
+/// What one connection was granted, and the page that says which of it is alive.
 struct Slots {
     control: Arc<HostPool>,
     granted: Vec<Arc<Granted>>,
@@ -136,7 +136,7 @@ fn descriptors(reach: &dyn Reach, granted: &Granted) -> Result<Vec<OwnedFd>, Den
 }
 
 impl Slots {
-    /// A word of the control page that says that this grant lives, until it dies.
+    /// Takes a word of the control page that says that this grant is alive, until the grant dies.
     fn take(&mut self, granted: &Arc<Granted>) -> Result<usize, Denied> {
         let slot = match self.granted.iter().position(|old| old.enter().is_err()) {
             Some(slot) => slot,
@@ -152,7 +152,7 @@ impl Slots {
         self.control.mapping().store_word(slot as u64, word);
         let control = self.control.clone();
         granted.on_death(move || {
-            // Unless another grant has the word by now.
+            // Another grant may have the word by now.
             if control.mapping().load_word(slot as u64) == Some(word) {
                 control.mapping().store_word(slot as u64, 0);
             }

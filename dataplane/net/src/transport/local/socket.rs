@@ -16,11 +16,11 @@ pub(super) fn receive_fd(stream: &mut UnixStream) -> io::Result<OwnedFd> {
 }
 
 pub(super) fn end(stream: &UnixStream) {
-    // It may have ended already, which is what is wanted.
+    // It may have ended already, which is just as well.
     let _ = stream.shutdown(Shutdown::Both);
 }
 
-/// A socket for a while in which everything must be done.
+/// A socket with a deadline for everything done on it.
 pub(super) struct Deadlined<'a> {
     stream: &'a UnixStream,
     deadline: Instant,

@@ -1,7 +1,7 @@
 //! The side that reads and writes: operations become work requests, completions of those become completions of these.
 //!
-//! Requests wait in one list and are posted as the send queue has room, so they complete in the order in which
-//! operations were submitted. Lock order: `state`, then the queue pair's own. Sinks are called with none held.
+//! Requests wait in one list and are posted when the send queue has room, so they complete in the order in which
+//! operations were submitted. Lock order: `state`, then the queue pair's own lock. Sinks are called with none held.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Write};
@@ -17,7 +17,7 @@ use super::{Failure, Shared};
 use crate::transport::node::NOTICE_MAX;
 use crate::transport::{Completion, Denied, Endpoint, Error, Grant, Op, OpError, Sink};
 
-/// The most bytes of one request: what cannot be cancelled any more, and the grain of what is known to be valid.
+/// The most bytes of one request. A request cannot be cancelled once posted, and valid bytes are counted by requests.
 const REQUEST_BYTES_MAX: u64 = 4 << 20;
 
 /// One peer over one queue pair.
@@ -46,7 +46,7 @@ struct State {
 struct Active {
     op: Op,
     sink: Arc<dyn Sink>,
-    /// Requests that did not end yet.
+    /// Requests that have not ended yet.
     left: usize,
     valid_bytes: u64,
     failed: Option<OpError>,
@@ -58,7 +58,7 @@ struct Opening {
     reply: oneshot::Sender<Result<Arc<Grant>, Denied>>,
 }
 
-/// Completions about to be told, once no lock is held.
+/// Completions to report once no lock is held.
 type Told = Vec<(Arc<dyn Sink>, Completion)>;
 
 fn tell(told: Told) {
@@ -82,7 +82,7 @@ impl Link {
         link
     }
 
-    /// Takes one answer of the peer, or finds out that it is silent. `heard` is when it last said something.
+    /// Takes one answer of the peer, or finds that the peer is silent. `heard` is when it last said something.
     pub(super) fn listen(
         &self,
         inbox: &mut Inbox,
@@ -142,7 +142,7 @@ impl Link {
                 Ok(Arc::new(grant.ok_or_else(|| io::Error::other("it sent a grant that makes no sense"))?))
             }
         };
-        // Nobody waits any more: then nobody uses the grant either.
+        // If nobody waits any more, nobody uses the grant either.
         let _ = opening.reply.send(answer);
         Ok(())
     }
@@ -151,7 +151,7 @@ impl Link {
         OpError::PeerDown { peer: self.peer.clone(), reason: reason.to_owned() }
     }
 
-    /// Takes an operation in, as requests that wait.
+    /// Accepts an operation and adds its requests to those that wait.
     fn accept(&self, state: &mut State, op: Op, sink: &Arc<dyn Sink>) -> Result<(), OpError> {
         if let Some(reason) = &state.down {
             return Err(self.peer_down(reason));
@@ -172,7 +172,7 @@ impl Link {
         Ok(())
     }
 
-    /// Posts what there is room for. On failure: why the link is down.
+    /// Posts what there is room for. The error says why the link is down.
     fn post(&self, state: &mut State, told: &mut Told) -> Result<(), String> {
         let room = self.queue.room();
         let mut batch = Vec::new();
@@ -189,13 +189,13 @@ impl Link {
             }
         }
         self.queue.post(batch).map_err(|refused| {
-            // They end with the others, when the link goes down.
+            // These requests end with the others, when the link goes down.
             refused.requests.into_iter().rev().for_each(|request| state.waiting.push_front(request));
             refused.error.to_string()
         })
     }
 
-    /// Ends a request that was not posted because its operation was cancelled, or failed before.
+    /// Ends a request that was not posted because its operation was cancelled or had failed.
     fn skip(&self, state: &mut State, request: Request, told: &mut Told) {
         if let Some(active) = state.ops.get_mut(&request.token) {
             active.failed.get_or_insert(OpError::Cancelled);
@@ -208,7 +208,7 @@ impl Link {
         let down = state.down.clone();
         let Some(active) = state.ops.get_mut(&token) else { return };
         match completion.result {
-            // After a failure, later bytes are no prefix any more.
+            // After a failure, later bytes no longer extend the valid prefix.
             Ok(()) if active.failed.is_some() => {}
             Ok(()) => {
                 active.valid_bytes +=
@@ -227,7 +227,7 @@ impl Link {
         self.end_one(state, token, told);
     }
 
-    /// One request of an operation has ended; with the last one the operation does.
+    /// One request of an operation has ended. The last one ends the operation.
     fn end_one(&self, state: &mut State, token: u64, told: &mut Told) {
         let Some(active) = state.ops.get_mut(&token) else { return };
         active.left -= 1;
@@ -259,7 +259,7 @@ impl Waiting for Link {
         drop(state);
         let failed = served.as_ref().err().map(ToString::to_string);
         let failed = broken.map(|failure| failure.to_string()).or(failed).or(posted.err());
-        // Before the completions are told: who hears of a failure finds the link down.
+        // Done before the completions are reported, so that a caller that hears of a failure finds the link down.
         if let Some(reason) = failed {
             self.go_down(&reason);
         }
@@ -281,7 +281,7 @@ impl Endpoint for Link {
         let down = |reason: String| Error::PeerDown { peer: self.peer.clone(), reason };
         let (reply, answer) = oneshot::channel();
         {
-            // Asked and written under one lock, so that answers come in the order of `opening`.
+            // Recorded and written under one lock, so that answers come in the order of `opening`.
             let mut state = self.state();
             if let Some(reason) = &state.down {
                 return Err(down(reason.clone()));

@@ -2,7 +2,7 @@
 //!
 //! Both sides send a [`Hello`], connect their queue pairs to what they got, and then send the other's key back.
 //! The key is fresh for every attempt, so an answer to an earlier attempt, or a recorded one, is refused; the
-//! epoch fences a side that was declared dead and does not know yet. Deadlines are the stream's own.
+//! epoch fences off a side that was declared dead and does not know it yet. Deadlines are those of the stream.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub struct Connection {
 /// Makes a queue pair and connects it to the one that the other side of `control` makes. Both sides call this.
 ///
 /// # Errors
-/// [`Error::Control`], [`Error::Handshake`], [`Error::StaleEpoch`], or whatever hindered the queue pair. The
+/// [`Error::Control`], [`Error::Handshake`], [`Error::StaleEpoch`], or whatever went wrong with the queue pair. The
 /// stream is of no further use then.
 pub fn connect(
     device: &Arc<Device>,
@@ -62,7 +62,7 @@ pub fn connect(
     Ok(Connection { queue, peer })
 }
 
-/// Sends our hello, reads and checks the other.
+/// Sends our hello, then reads and checks the peer's.
 fn exchange(ours: &Hello, fence: u64, control: &mut (impl Read + Write)) -> Result<Hello, Error> {
     let failed = |step| move |source| Error::Control { step, source };
     control.write_all(&ours.encode()).map_err(failed("sending our hello"))?;
@@ -90,7 +90,7 @@ fn confirm(ours: &Hello, peer: &Hello, control: &mut (impl Read + Write)) -> Res
 }
 
 impl Hello {
-    /// Little-endian; what the fields leave is reserved and zero.
+    /// Little-endian; the bytes after the fields are reserved and zero.
     fn encode(&self) -> [u8; HELLO_BYTES] {
         let address = &self.address;
         let fields: [&[u8]; 10] = [
@@ -137,7 +137,7 @@ impl Hello {
     }
 }
 
-/// The next bytes; zeros beyond the end, which no caller reaches.
+/// The next bytes, or zeros beyond the end, which no caller reaches.
 fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     let Some((head, tail)) = rest.split_first_chunk() else { return [0; N] };
     *rest = tail;
@@ -156,7 +156,7 @@ mod tests {
         Hello { epoch, key: random(), address }
     }
 
-    /// What each side makes of the other.
+    /// What each side concludes about the other.
     fn meet(a: Hello, b: Hello, fence: u64) -> (Result<Hello, Error>, Result<Hello, Error>) {
         let (mut left, mut right) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {

@@ -1,7 +1,7 @@
 //! Completion queues, and the channel on which they announce completions.
 //!
 //! Polling is adaptive: while completions keep coming the queue is polled; after [`PATIENCE`] empty looks it is
-//! armed, and its thread sleeps in `poll(2)` on the channel. So an idle connection costs nothing, a busy one no
+//! armed, and its thread sleeps in `poll(2)` on the channel. So an idle connection costs nothing, a busy one needs no
 //! system call per completion, and no loop here runs without bound.
 
 use std::ffi::c_void;
@@ -52,7 +52,7 @@ impl Channel {
         Ok(Arc::new(channel))
     }
 
-    /// Sleeps until a queue announces completions, and returns that queue's id; none when the time is over or
+    /// Sleeps until a queue announces completions, and returns that queue's id. Returns `None` if the time is over or
     /// `wake` became readable first.
     ///
     /// # Errors
@@ -106,7 +106,8 @@ pub enum Served {
     Busy,
 }
 
-/// The completions of one connection, so that it cannot overflow by another's and goes when its connection does.
+/// The completions of one connection. A queue of its own cannot overflow because of another connection, and goes with
+/// its own.
 pub(super) struct CompletionQueue {
     channel: Arc<Channel>,
     cq: NonNull<sys::Cq>,
@@ -122,7 +123,7 @@ impl CompletionQueue {
     pub(super) fn new(channel: &Arc<Channel>, capacity: u32, id: u64) -> Result<Self, Error> {
         let device = &channel.device;
         let entries = i32::try_from(capacity).unwrap_or(i32::MAX);
-        // SAFETY: context and channel are open. The id is a number in a pointer's clothes, never followed.
+        // SAFETY: context and channel are open. The id is a number passed as a pointer, which is never followed.
         let cq = unsafe {
             (device.verbs.create_cq)(
                 device.context.as_ptr(),
@@ -147,7 +148,7 @@ impl CompletionQueue {
         &self.channel.device
     }
 
-    /// Gives completions to `each` until there are none for a while, then arms the queue; or until its turn
+    /// Passes completions to `each` until none has come for a while, then arms the queue; or until its turn
     /// is over.
     pub(super) fn serve(&self, mut each: impl FnMut(&[sys::Wc])) -> Result<Served, Error> {
         let (mut looks, mut empty) = (0, 0);
@@ -165,7 +166,7 @@ impl CompletionQueue {
             }
         }
         self.arm()?;
-        // What came between the last look and the arming is announced by nobody.
+        // Nothing announces what came between the last look and the arming.
         while self.poll(&mut each)? > 0 {
             looks += 1;
             if looks > TURN {
@@ -175,7 +176,7 @@ impl CompletionQueue {
         Ok(Served::Armed)
     }
 
-    /// One look; returns how many completions there were.
+    /// Looks once and returns how many completions there were.
     pub(super) fn poll(&self, mut each: impl FnMut(&[sys::Wc])) -> Result<usize, Error> {
         let mut found = [sys::Wc::default(); BATCH];
         // SAFETY: the context is open; its table was filled when it was opened.

@@ -21,8 +21,8 @@ pub struct DeviceOptions {
     pub port: u8,
     /// Which entry of the port's GID table to speak as; by default the best one, see [`Device::open`].
     pub gid_index: Option<u32>,
-    /// The IP header's traffic class (DSCP in its upper six bits) of everything sent; priority queues of
-    /// switches and lossless classes are chosen by it.
+    /// The IP header's traffic class (DSCP in its upper six bits) of everything sent. Switches choose priority queues
+    /// and lossless classes by it.
     pub traffic_class: u8,
     /// InfiniBand service level, or the RoCE priority where the traffic class does not decide it.
     pub service_level: u8,
@@ -34,7 +34,7 @@ impl Default for DeviceOptions {
     }
 }
 
-/// What a device can do at most.
+/// The limits of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Bytes of one work request.
@@ -59,7 +59,7 @@ pub fn device_names() -> Result<Vec<String>, Error> {
     if names.is_empty() { Err(Error::NoDevices) } else { Ok(names) }
 }
 
-/// An open device with a protection domain: memory keys of one are unknown to another.
+/// An open device with a protection domain. Memory keys of one device are unknown to another.
 pub struct Device {
     pub(super) verbs: Arc<Verbs>,
     pub(super) context: NonNull<sys::Context>,
@@ -111,7 +111,8 @@ impl Device {
         &self.name
     }
 
-    /// Whether the library can register a GPU's memory by its dma-buf. Whether adapter and GPU can, registering tells.
+    /// Whether the library can register a GPU's memory by its dma-buf. Only registering tells whether the adapter and
+    /// the GPU can.
     pub(super) fn takes_dma_bufs(&self) -> bool {
         self.verbs.reg_dmabuf_mr.is_some()
     }
@@ -203,8 +204,8 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: whatever was made from the domain or the context holds an `Arc` of this value, so nothing is
-        // left of it.
+        // SAFETY: everything made from the domain or the context holds an `Arc` of this value, so nothing of it is
+        // left.
         unsafe {
             (self.verbs.dealloc_pd)(self.pd.as_ptr());
             (self.verbs.close_device)(self.context.as_ptr());

@@ -80,7 +80,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Reads a completion; none if it succeeded.
+    /// The failure of a completion, or `None` if it succeeded.
     pub(super) fn of(wc: &sys::Wc) -> Option<Self> {
         Some(match wc.status {
             sys::WC_SUCCESS => return None,

@@ -61,7 +61,7 @@ impl MemoryRegion {
     /// reaches it without a copy through the host.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where library, driver or adapter cannot.
+    /// [`Error::Unsupported`] if the library, the driver or the adapter cannot do it.
     pub fn of_dmabuf(
         device: &Arc<Device>,
         region: &Region,

@@ -7,7 +7,7 @@ use super::qp::{Piece, Request, Verb};
 use crate::transport::{Direction, Op, OpError};
 use kvasir_memory::region::LocalRange;
 
-/// What a request may have at most.
+/// The most that a request may have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub(super) pieces: usize,
@@ -69,7 +69,7 @@ struct Cut {
     local: Vec<Part>,
 }
 
-/// Cuts lists of equal sum.
+/// Cuts two lists that have the same sum.
 fn cut(local: &[u64], remote: &[u64], bounds: Bounds) -> Vec<Cut> {
     let mut cuts = Vec::new();
     let mut sources = local.iter().copied().enumerate();

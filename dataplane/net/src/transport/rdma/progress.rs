@@ -1,4 +1,4 @@
-//! The thread of a device that sees to completions, and to grants whose time is over.
+//! The thread of a device that handles completions, and grants whose time is over.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -50,9 +50,9 @@ impl Progress {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// From here on `who` is told of completions announced as `id`. False if the thread has ended.
+    /// From here on `who` is told of completions announced as `id`. Returns false if the thread has ended.
     pub(super) fn attend(&self, id: u64, who: Weak<dyn Waiting>) -> bool {
-        // Looked at under the lock: the thread that ends empties the table after it said so.
+        // The flag is read under the lock: a thread that ends sets it first and empties the table afterwards.
         let mut waiting = self.waiting();
         waiting.insert(id, who);
         !self.stop.load(Ordering::Acquire)
@@ -62,7 +62,7 @@ impl Progress {
         self.waiting().remove(&id);
     }
 
-    /// Makes the thread look at the time again.
+    /// Makes the thread check the time again.
     pub(super) fn wake(&self) {
         // Fails only if the counter is at its end, and then it is readable anyway.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -73,8 +73,8 @@ impl Progress {
         self.wake();
     }
 
-    /// The thread. `expire` ends what is over and says when the next is. Returns when stopped, or when the device
-    /// fails; whoever waits then is told.
+    /// The thread. `expire` ends what is over and says when the next thing ends. Returns when stopped, or when the
+    /// device fails; everyone who waits then is told.
     pub(super) fn run(&self, expire: impl Fn() -> Option<Instant>) {
         let failed = self.serve_until_stopped(expire).err();
         let reason = failed.map_or_else(|| "the transport is closed".to_owned(), |error| error.to_string());
@@ -84,7 +84,7 @@ impl Progress {
     }
 
     fn serve_until_stopped(&self, expire: impl Fn() -> Option<Instant>) -> Result<(), Error> {
-        // Queues that had their turn and were not empty.
+        // Queues that had their turn and were not empty afterwards.
         let mut busy = VecDeque::new();
         let mut look_again = Instant::now();
         while !self.stop.load(Ordering::Acquire) {

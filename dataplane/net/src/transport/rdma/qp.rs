@@ -15,7 +15,7 @@ use super::sys;
 use super::{Error, Failure};
 use crate::transport::node::random;
 
-/// Every so many work requests one is signalled, besides the last of each call.
+/// Every 16th work request is signalled, and also the last of each call.
 const SIGNAL_EVERY: usize = 16;
 
 /// See [`QueueOptions::retries`].
@@ -28,17 +28,17 @@ pub struct QueueOptions {
     pub depth: u32,
     /// Local pieces of one work request.
     pub pieces: u32,
-    /// Writes of up to so many bytes are copied into the work request.
+    /// Writes of up to this many bytes are copied into the work request.
     pub inline_bytes: u32,
     /// Wait for an acknowledgement: 4.096 µs × 2^n, at most 31. 14 is 67 ms.
     pub ack_timeout: u8,
-    /// Repetitions after such a wait, at most 6; then the request fails with [`Failure::Unreachable`]. (Three bits hold
-    /// the number, but Soft-RoCE takes 7 for "without end".)
+    /// How often a request is repeated after such a wait, at most 6; then it fails with [`Failure::Unreachable`]. (The
+    /// number has three bits, but Soft-RoCE takes 7 for "without end".)
     pub retries: u8,
 }
 
 impl Default for QueueOptions {
-    /// A silent peer is known after half a second.
+    /// With these values a silent peer is detected within half a second.
     fn default() -> Self {
         Self { depth: 128, pieces: 16, inline_bytes: 128, ack_timeout: 14, retries: RETRIES_MAX }
     }
@@ -94,7 +94,7 @@ pub struct Completion {
     pub result: Result<(), Failure>,
 }
 
-/// Requests that were not accepted, and why.
+/// Requests that were not accepted, with the reason.
 pub struct Refused {
     pub error: Error,
     pub requests: Vec<Request>,
@@ -114,7 +114,7 @@ pub struct QueuePair {
 }
 
 struct Queue {
-    /// None once closed.
+    /// `None` once closed.
     qp: Option<NonNull<sys::Qp>>,
     device: Arc<Device>,
     ready: bool,
@@ -184,7 +184,7 @@ impl QueuePair {
         })
     }
 
-    /// Goes to RTR and RTS: from here on the peer can reach us, and we the peer once it did the same.
+    /// Goes to RTR and RTS: from here on the peer can reach us, and we can reach the peer once it did the same.
     ///
     /// # Errors
     /// [`Error::PortDown`], [`Error::NoGid`], or what the system said to a change of state.
@@ -207,7 +207,8 @@ impl QueuePair {
         self.options.depth as usize - self.lock().in_flight.len()
     }
 
-    /// Hands requests to the adapter, all of them or (refused) none.
+    /// Checks all requests, then hands them to the adapter. If the adapter refuses one, the connection breaks: that
+    /// request and those after it come back, and those before it complete as flushed.
     ///
     /// # Errors
     /// The requests come back with [`Error::Broken`], [`Error::QueueFull`], or what is wrong with one of them.
@@ -349,7 +350,7 @@ impl Queue {
             self.in_flight.extend(requests);
             return Ok(());
         };
-        // Those before `bad` were accepted. None of them need be signalled, so end the connection: then all
+        // The requests before `bad` were accepted. Perhaps none of them is signalled, so end the connection: then all
         // of them complete, as flushed.
         let accepted = chain.requests.iter().position(|wr| ptr::eq(wr, bad)).unwrap_or(0);
         let refused = requests.split_off(accepted);
@@ -362,7 +363,7 @@ impl Queue {
         for wc in found {
             let failure = Failure::of(wc);
             if failure.is_some() {
-                // The adapter has stopped already; so do we.
+                // The adapter has stopped already, so this side stops too.
                 self.ready = false;
             }
             while self.first <= wc.wr_id {

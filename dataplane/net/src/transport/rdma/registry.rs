@@ -1,4 +1,4 @@
-//! What this node registered: its own regions for operations, and those that peers hold grants on.
+//! What this node has registered: its own regions for operations, and those that peers hold grants on.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,8 +12,8 @@ use kvasir_memory::region::Region;
 
 /// Regions by their id, and grants by their key.
 ///
-/// Every grant has registrations, and so keys, of its own: they go with it, while what other peers hold goes on. The
-/// price is one more pinning of the same pages per grant.
+/// Every grant has registrations of its own, and so its own keys: they go with the grant, and what other peers hold
+/// stays. The price is one more pinning of the same pages per grant.
 pub(super) struct Registry {
     device: Arc<Device>,
     ours: Mutex<HashMap<u64, Arc<MemoryRegion>>>,
@@ -56,7 +56,7 @@ impl Registry {
         Ok(regions)
     }
 
-    /// Makes the keys of grants useless that were revoked, fenced off or have expired. Returns when the next expires.
+    /// Invalidates the keys of grants that were revoked, fenced off or have expired. Returns when the next one expires.
     pub(super) fn sweep(&self) -> Option<Instant> {
         let mut granted = lock(&self.granted);
         granted.retain(|_, lent| lent.granted.enter().is_ok());

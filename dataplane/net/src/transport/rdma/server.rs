@@ -13,14 +13,14 @@ use super::wire::{self, Frame, Inbox, Kind};
 use super::{Shared, prepare};
 use crate::transport::{Denied, auth};
 
-/// Names whose epochs are remembered; beyond that the oldest knowledge is given up, which fences off less.
+/// Names whose epochs are remembered. When there are more, all are forgotten, which fences off less.
 const FENCES_MAX: usize = 4096;
 
 /// Accepted connections.
 #[derive(Default)]
 pub(super) struct Accepted {
     streams: Mutex<HashMap<u64, TcpStream>>,
-    /// The highest epoch that each peer spoke for.
+    /// The highest epoch with which each peer has spoken.
     fences: Mutex<HashMap<String, u64>>,
     stopped: AtomicBool,
 }
@@ -29,7 +29,7 @@ impl Accepted {
     /// Ends every connection and takes no more.
     pub(super) fn stop(&self) {
         let streams = lock(&self.streams);
-        // Under the lock, so that no connection slips in after the last look at the flag.
+        // Set under the lock, so that no connection slips in after it was checked last.
         self.stopped.store(true, Ordering::Release);
         for stream in streams.values() {
             let _ = stream.shutdown(Shutdown::Both);
@@ -73,7 +73,7 @@ pub(super) fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
         }
         let serving = Arc::clone(shared);
         let spawned = thread::Builder::new().name("rdma-serve".into()).spawn(move || {
-            // The peer sees the stream end, and connects again; there is nobody else to tell.
+            // The peer sees the stream end and connects again; nobody else must be told.
             let _ = serve(&serving, id, stream);
             lock(&serving.accepted.streams).remove(&id);
         });
@@ -93,7 +93,7 @@ fn serve(shared: &Shared, id: u64, mut stream: TcpStream) -> io::Result<()> {
     let connection =
         connect(device, channel, id, config.queue, epochs, &mut stream).map_err(io::Error::other)?;
     shared.accepted.raise(&peer, connection.peer.epoch);
-    // The queue pair, by which alone the peer's adapter reaches us, goes when this returns.
+    // The queue pair is the only way for the peer's adapter to reach us, and goes when this returns.
     answer(shared, &peer, &mut stream)
 }
 
@@ -126,9 +126,10 @@ fn answer(shared: &Shared, peer: &str, stream: &mut TcpStream) -> io::Result<()>
 fn open(shared: &Shared, segment: &[u8]) -> Result<Frame, Denied> {
     let segment = std::str::from_utf8(segment).map_err(|_| Denied::Malformed)?;
     let granted = shared.node.exports.grant(segment)?;
-    // Short of memory that may be locked, of keys, or a GPU that exports no dma-buf: either way this way to the memory is not to be had.
+    // Memory that may be locked or keys have run out, or the GPU exports no dma-buf. In each case the peer cannot reach
+    // the memory over this link.
     let regions = shared.registry.lend(granted.clone()).map_err(|_| Denied::Unreachable)?;
-    // It may have been revoked while it was registered. Its lease may be the next to end.
+    // The grant may have been revoked while its memory was registered. Its lease may be the next to end.
     shared.registry.sweep();
     shared.progress.wake();
     Ok(wire::encode_grant(&granted, &regions))

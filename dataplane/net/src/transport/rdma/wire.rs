@@ -57,7 +57,7 @@ impl Frame {
         bytes
     }
 
-    /// The first frame of `bytes` and its length; none if it is not all there yet.
+    /// The first frame of `bytes` and its length, or `None` if it is not all there yet.
     fn decode(bytes: &[u8]) -> io::Result<Option<(Self, usize)>> {
         let Some((&[kind, code, a, b, c, d, e, f], rest)) = bytes.split_first_chunk() else {
             return Ok(None);
@@ -80,7 +80,7 @@ impl Frame {
 pub(super) struct Inbox(Vec<u8>);
 
 impl Inbox {
-    /// The next frame; none if the stream's read timeout passed first.
+    /// The next frame, or `None` if the stream's read timeout passed first.
     pub(super) fn next(&mut self, stream: &mut impl Read) -> io::Result<Option<Frame>> {
         let mut chunk = [0; 4096];
         loop {
@@ -126,7 +126,7 @@ pub(super) fn encode_grant(granted: &Granted, regions: &[Arc<MemoryRegion>]) -> 
 }
 
 /// `asked` is when the grant was asked for: the lease is counted from then, so that it never ends later here than
-/// there. None if the body makes no sense.
+/// there. Returns `None` if the body makes no sense.
 pub(super) fn decode_grant(segment: &str, asked: Instant, body: &[u8]) -> Option<Grant> {
     let mut rest = body;
     let (key, epoch) = (u64::from_le_bytes(take(&mut rest)?), u64::from_le_bytes(take(&mut rest)?));
@@ -146,7 +146,7 @@ pub(super) fn decode_grant(segment: &str, asked: Instant, body: &[u8]) -> Option
             1 => Location::Cuda(number),
             _ => return None,
         };
-        // Addresses are added to on the way to the adapter.
+        // The way to the adapter adds offsets to addresses.
         address.checked_add(len)?;
         regions.push(RemoteRegion { len, location, address, key });
     }

@@ -23,7 +23,7 @@ pub(super) enum Asked {
 }
 
 impl Asked {
-    /// That are moved.
+    /// Bytes that it moves; 0 if it is no operation.
     pub(super) fn bytes(&self) -> u64 {
         if let Self::Op(asking) = self { asking.len } else { 0 }
     }
@@ -48,7 +48,7 @@ pub(super) struct Asking {
     pub(super) cancel: Option<Cancel>,
     /// Where a read goes. Empty for a write, whose memory is in the outbox.
     pub(super) local: Vec<LocalRange>,
-    /// None once it was cancelled: its answer is then read past.
+    /// `None` once it was cancelled: the bytes of its answer are then thrown away.
     pub(super) sink: Option<Arc<dyn Sink>>,
 }
 
@@ -56,15 +56,15 @@ pub(super) struct Asking {
 pub(super) struct Receiving {
     pub(super) asking: Asking,
     pub(super) cursor: Cursor,
-    /// What the payload must have, and where it goes.
+    /// The checksum that the payload must have, and where the payload goes.
     pub(super) crc: Option<(u32, Vec<LocalRange>)>,
 }
 
-/// A completion about to be told.
+/// A completion that is about to be reported.
 pub(super) type Told = (Arc<dyn Sink>, Completion);
 
 impl Asking {
-    /// Its completion, unless it was told before.
+    /// Its completion, unless it was reported before.
     pub(super) fn end(&mut self, valid_bytes: u64, result: Result<(), OpError>) -> Option<Told> {
         let sink = self.sink.take()?;
         Some((sink, Completion { id: self.id, valid_bytes, result }))
@@ -73,11 +73,11 @@ impl Asking {
 
 impl Receiving {
     pub(super) fn valid(&self) -> u64 {
-        // With a checksum nothing is known to be right before all of it is here.
+        // With a checksum, nothing is known to be right before all of it is here.
         if self.crc.is_some() { 0 } else { self.asking.len - self.cursor.left() }
     }
 
-    /// Ends it early; the rest of the payload is read past.
+    /// Ends it early; the rest of the payload is thrown away.
     pub(super) fn abandon(&mut self) -> Option<Told> {
         let valid = self.valid();
         let told = self.asking.end(valid, Err(OpError::Cancelled));
@@ -98,7 +98,7 @@ impl Receiving {
         self.asking.end(valid, result)
     }
 
-    /// Fills memory with what is here. Whether there was anything.
+    /// Fills memory with what is here. Returns whether there was anything.
     pub(super) fn fill(&mut self, inbox: &mut Inbox, socket: &Socket) -> io::Result<bool> {
         if inbox.bytes().is_empty() {
             return inbox.fill_memory(socket, &mut self.cursor);

@@ -19,9 +19,9 @@ use crate::transport::grant::Denied;
 use crate::transport::{Cancel, Capabilities, Completion, Direction, Grant, Op, OpError, Sink};
 use kvasir_protocol::stream::Habits;
 
-/// From this payload on, its header is received alone and the rest goes straight into memory.
+/// From this payload size on, the header is received alone and the rest goes straight into memory.
 pub(super) const LARGE: u64 = 16 << 10;
-/// A peer that has so many bytes to send has enough to do.
+/// A peer that still has this many bytes to send has enough to do.
 const BUSY: u64 = 1 << 20;
 /// Bytes received at once otherwise.
 const READ_AHEAD: usize = 64 << 10;
@@ -40,14 +40,14 @@ pub(super) struct Connection {
     next_request: AtomicU64,
     /// Bytes that the system took to send: a sign of life while a long write goes out.
     sent: AtomicU64,
-    /// Something is left for the receiving thread to send. It looks here first, because whoever submits holds the outbox
-    /// for as long as a system call takes.
+    /// Something is left for the receiving thread to send. It looks here first, because a thread that submits holds the
+    /// outbox for as long as a system call takes.
     backlog: AtomicBool,
     /// The receiving thread is at work and will look at `backlog` before it waits.
     active: AtomicBool,
-    /// Bytes of reads that were asked for and have not begun to come.
+    /// Bytes of reads that were asked for and have not begun to arrive.
     asked: AtomicU64,
-    /// The last answer was a small one.
+    /// The last answer was small.
     little: AtomicBool,
 }
 
@@ -117,7 +117,8 @@ impl Connection {
 
     /// Whether the receiving thread will send what is in the outbox, soon and together with what else comes.
     fn leave_to_receiver(&self) -> bool {
-        // It says that it waits before it looks, and here it is looked at after it was told: one of both sends.
+        // The receiving thread clears `active` before it checks `backlog`, and here `active` is checked after `backlog`
+        // was set: so one of the two sends.
         self.backlog.store(true, Ordering::SeqCst);
         self.active.load(Ordering::SeqCst)
     }
@@ -188,7 +189,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Completes what was asked with this token and can still be held back.
+    /// Completes what was asked with this token and can still be taken back.
     pub(super) fn cancel(&self, cancel: &Cancel) {
         let ours = |asking: &Asking| asking.cancel.as_ref().is_some_and(|token| token.is(cancel));
         let mut told: Vec<Told> = Vec::new();
@@ -208,7 +209,7 @@ impl Connection {
                     told.extend(asking.end(0, Err(OpError::Cancelled)));
                     true
                 }
-                // Once a write has begun to go out it is sent to its end, and its answer awaited.
+                // Once a write has begun to go out it is sent to its end, and its answer is awaited.
                 Direction::Write if outbox.take_back(question.request) => {
                     told.extend(asking.end(0, Err(OpError::Cancelled)));
                     false
@@ -226,7 +227,7 @@ impl Connection {
         let mut told: Vec<Told> = Vec::new();
         let peer_down = || OpError::PeerDown { peer: self.peer.clone(), reason: reason.to_owned() };
         {
-            // With these three no thread reads or writes lent memory, and none can begin to.
+            // While these three locks are held, no thread reads or writes lent memory, and none can begin to.
             let (mut outbox, mut receiving) = (lock(&self.outbox), lock(&self.receiving));
             let mut pending = lock(&self.pending);
             pending.down.get_or_insert_with(|| reason.to_owned());
@@ -254,7 +255,7 @@ impl Connection {
                 self.fail(&ended);
             }
         }
-        // Whatever this thread had in hand when another one ended the connection.
+        // Ends whatever this thread had in hand when another one ended the connection.
         self.fail("the connection ended");
     }
 
@@ -282,8 +283,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether the last answer was small and the next one is: others come in many parts, and whoever polled for each
-    /// would use a processor.
+    /// Whether the last answer was small and the next one is too. Large answers come in many parts, and a thread that
+    /// polled for each of them would use a whole processor.
     fn awaits_little(&self) -> bool {
         let little = |question: &Question| question.asked.bytes() < LARGE;
         self.little.load(Ordering::Relaxed) && lock(&self.pending).queue.front().is_none_or(little)
@@ -312,11 +313,11 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives what is there now. Whether anything was.
+    /// Receives what is there now. Returns whether there was anything.
     fn receive(&self, inbox: &mut Inbox) -> Result<bool, Ended> {
         let mut progress = false;
         loop {
-            // A peer with little left to do is asked for more before the rest is received.
+            // A peer with little left to send is asked for more before the rest is received.
             if self.backlog.load(Ordering::Relaxed) && self.asked.load(Ordering::Relaxed) < BUSY {
                 self.flush_some(lock(&self.outbox)).map_err(io::Error::other)?;
             }
@@ -351,7 +352,7 @@ impl Connection {
         }
     }
 
-    /// Goes on with the payload that is coming in, if any. Whether none is left.
+    /// Goes on with the payload that is coming in, if any. Returns whether none is left.
     fn receive_payload(&self, inbox: &mut Inbox, progress: &mut bool) -> Result<bool, Ended> {
         loop {
             let mut slot = lock(&self.receiving);
@@ -382,7 +383,7 @@ impl Connection {
         }
     }
 
-    /// Handles the next whole frame in the inbox. Whether there was one.
+    /// Handles the next whole frame in the inbox. Returns whether there was one.
     fn answer_next(&self, inbox: &mut Inbox) -> Result<bool, Ended> {
         let Some((header, body)) = inbox.frame()? else { return Ok(false) };
         let result = outcome(header.code)?;
@@ -400,7 +401,7 @@ impl Connection {
                     Some(denied) => Err(denied),
                     None => Ok(Arc::new(wire::decode_grant(&segment, at, body)?)),
                 };
-                // Whoever asked may have gone.
+                // The thread that asked may be gone.
                 let _ = reply.send(answer);
             }
             Asked::Ping => {}
@@ -409,7 +410,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Takes the question that a frame answers. If it answers none, all stay, for `fail` to complete.
+    /// Takes the question that a frame answers. If it answers none, all questions stay, for `fail` to complete.
     fn answered(&self, header: &Header) -> Result<Asked, WireError> {
         let mut pending = lock(&self.pending);
         let fits = |question: &Question| question.request == header.request && question.asked.fits(header);
@@ -466,7 +467,7 @@ impl Connection {
 struct Watch {
     heard: Instant,
     sent: u64,
-    /// Something was asked since `heard` that a living peer answers.
+    /// Something was asked since `heard` that a living peer would answer.
     pinged: bool,
 }
 

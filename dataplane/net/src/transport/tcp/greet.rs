@@ -1,5 +1,5 @@
-//! How two nodes meet on a connection: TLS where the settings want it, then the shared secret, then whether the name that
-//! was proven with it is the one in the certificate. Nothing else is said before.
+//! How two nodes meet on a connection: TLS if the settings ask for it, then the shared secret, then whether the name
+//! that was proven with the secret is the one in the certificate. Nothing else is said before.
 //!
 //! A node with TLS and one without tell each other apart by the first bytes: each leaves the other something to read
 //! that is not what it expects.
@@ -75,7 +75,7 @@ pub fn accept(
         Ok(peer) => named(socket, peer),
         Err(error) => {
             if matches!(error, GreetError::Encrypted) {
-                // It shall know that nobody here speaks TLS. If it is gone already it need not.
+                // Tell it that nobody here speaks TLS. If it is gone already, that is no loss.
                 let _ = stream.write_all(&auth::PREFIX);
                 stream.part();
             }
@@ -91,7 +91,7 @@ fn named(socket: Socket, name: String) -> Result<(Socket, String), GreetError> {
     }
 }
 
-/// What an error of the TLS handshake, or after it, means.
+/// The meaning of an error of the TLS handshake, or of one after it.
 fn refused(error: io::Error) -> GreetError {
     match tls::reason(&error) {
         Some(rustls::Error::InvalidMessage(_)) => GreetError::Plain,
@@ -100,12 +100,12 @@ fn refused(error: io::Error) -> GreetError {
     }
 }
 
-/// What an error of the handshake about the secret means.
+/// The meaning of an error of the handshake about the secret.
 fn unbelieved(error: AuthError) -> GreetError {
     match error {
-        // A server may say only after our part of the handshake that it does not take our certificate.
+        // A server may refuse our certificate only after our part of the handshake.
         AuthError::Io(error) if tls::reason(&error).is_some() => refused(error),
-        // Who does not believe the proof hangs up.
+        // A peer that does not believe the proof hangs up, so an unexpected end is left to the last arm.
         AuthError::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => GreetError::Away(error),
         AuthError::Magic([ALERT | HANDSHAKE, 3, _, _]) => GreetError::Encrypted,
         error => GreetError::Secret(error),

@@ -26,7 +26,7 @@ impl Cursor {
         Self { ranges, index: 0, offset: 0, left }
     }
 
-    /// Stands for bytes that are received and go nowhere.
+    /// A cursor for bytes that are received and thrown away.
     pub(super) fn skipping(left: u64) -> Self {
         Self { left, ..Self::default() }
     }
@@ -110,8 +110,8 @@ impl Inbox {
         Self { buffer: vec![0; len].into(), start: 0, end: 0 }
     }
 
-    /// Receives more, but no more than `wanted` bytes are then waiting. False if there is nothing now. What belongs to a
-    /// payload and lands here is copied once more, so ask for no more than frames need.
+    /// Receives more, but keeps no more than `wanted` bytes waiting. Returns false if there is nothing now. What
+    /// belongs to a payload and lands here is copied once more, so ask for no more than frames need.
     pub(super) fn fill(&mut self, socket: &Socket, wanted: usize) -> io::Result<bool> {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -130,8 +130,8 @@ impl Inbox {
         &self.buffer[self.start..self.end]
     }
 
-    /// Receives straight into memory, and with the last of it the next header, which saves a call. Only while nothing
-    /// waits here. False if there is nothing now.
+    /// Receives straight into memory, and with the last of it the next header, which saves a call. Call it only while
+    /// nothing waits here. Returns false if there is nothing now.
     pub(super) fn fill_memory(&mut self, socket: &Socket, cursor: &mut Cursor) -> io::Result<bool> {
         debug_assert!(self.bytes().is_empty(), "bytes that came earlier go first");
         (self.start, self.end) = (0, 0);
@@ -146,7 +146,7 @@ impl Inbox {
         self.start += count;
     }
 
-    /// The next frame's header and body, if they are here whole. [`consume_frame`](Self::consume_frame) goes past them.
+    /// The next frame's header and body, if they are here whole. [`consume_frame`](Self::consume_frame) removes them.
     pub(super) fn frame(&self) -> Result<Option<(Header, &[u8])>, WireError> {
         let Some((head, rest)) = self.bytes().split_first_chunk() else { return Ok(None) };
         let header = Header::decode(head)?;
@@ -209,7 +209,7 @@ impl Outbox {
         self.queue.push_back(Outgoing { head, head_sent: 0, body, granted, request });
     }
 
-    /// Takes back a frame with a payload of which nothing has been sent.
+    /// Takes back a frame with a payload if nothing of it has been sent.
     pub(super) fn take_back(&mut self, request: u64) -> bool {
         let unsent = |frame: &Outgoing| {
             frame.request == request && frame.head_sent == 0 && !frame.body.ranges.is_empty()
@@ -226,7 +226,7 @@ impl Outbox {
         self.bytes = 0;
     }
 
-    /// Sends what the socket takes now. Whether everything was sent.
+    /// Sends what the socket takes now. Returns whether everything was sent.
     pub(super) fn flush(&mut self, socket: &Socket) -> io::Result<bool> {
         while !self.queue.is_empty() {
             let Some(count) = self.send_some(socket)? else { return Ok(false) };
@@ -255,8 +255,8 @@ impl Outbox {
                 parts.push(IoSlice::new(head));
             }
             for (address, len) in frame.body.parts().take(PARTS_MAX - parts.len()) {
-                // SAFETY: the range lies in live host memory, which the frame's owner lent (or its grant opens, and the
-                // entry held here keeps it open) until it was sent. The slice ends with this call.
+                // SAFETY: the range lies in live host memory, which the frame's owner lent until it was sent (or which
+                // its grant opens, and the entry held here keeps the grant open). The slice ends with this call.
                 parts.push(IoSlice::new(unsafe { std::slice::from_raw_parts(address, len) }));
             }
         }

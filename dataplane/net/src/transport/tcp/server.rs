@@ -13,9 +13,9 @@ use crate::transport::{Direction, Node};
 use kvasir_memory::region::LocalRange;
 use kvasir_protocol::stream::Habits;
 
-/// Answers are sent at the latest when this much waits to be sent.
+/// Answers are sent at the latest when this many bytes of them are waiting.
 const OUTBOX_MAX: u64 = 1 << 20;
-/// Bytes received at once where frames are expected: some 200 small questions.
+/// Bytes received at once where frames are expected: about 200 small questions.
 const READ_AHEAD: usize = 16 << 10;
 
 /// Why a connection ended.
@@ -33,7 +33,7 @@ pub(super) struct Serving<'a> {
     peer: &'a str,
     socket: &'a Socket,
     checksum: bool,
-    /// Without a byte from the peer for this long, it is gone: clients ping when idle.
+    /// A peer that sends no byte for this long is gone: clients ping when idle.
     patience: Duration,
     inbox: Inbox,
     outbox: Outbox,
@@ -103,7 +103,7 @@ impl<'a> Serving<'a> {
         ready.map(|_| ())
     }
 
-    /// Whether there was a frame to answer.
+    /// Answers the next frame. Returns whether there was one.
     fn answer_next(&mut self) -> Result<bool, Ended> {
         let Some((header, body)) = self.inbox.frame()? else { return Ok(false) };
         self.moved = header.payload_len;
@@ -165,7 +165,7 @@ impl<'a> Serving<'a> {
         self.outbox.push_frame(encode, Cursor::new(ranges), Some(granted), asked.request);
     }
 
-    /// Receives a write straight into its place. The answer's code.
+    /// Receives a write straight into its place. Returns the code of the answer.
     fn accept_payload(
         &mut self,
         header: &Header,
@@ -216,14 +216,14 @@ impl<'a> Serving<'a> {
         Ok(denied as u8)
     }
 
-    /// Nothing arrives amid a payload: lets the peer have its answers, which it may be waiting for, then waits.
+    /// Nothing arrives in the middle of a payload: sends the answers that the peer may be waiting for, then waits.
     fn stall(&mut self, deadline: Instant) -> io::Result<()> {
         self.send()?;
         self.await_bytes(deadline)
     }
 }
 
-/// An answer that is only a code; 0 says that a write is done.
+/// Queues an answer that is only a code; 0 says that a write is done.
 fn refuse(outbox: &mut Outbox, kind: Kind, asked: &Header, code: u8) {
     outbox.push(|to| to.extend(Header { code, ..Header::new(kind, asked.request) }.encode()));
 }

@@ -1,4 +1,4 @@
-//! A connection that never blocks in a read or a write, only where it is told to wait.
+//! A connection whose reads and writes never block; it blocks only where it is told to wait.
 //!
 //! Because no system call blocks, a lock or a grant's [`Entry`](crate::transport::grant::Entry) is held only while
 //! bytes are really copied.
@@ -39,7 +39,7 @@ impl Wake {
 
 pub struct Socket {
     stream: TcpStream,
-    /// What encrypts, where TLS is on.
+    /// The TLS session, if there is one.
     session: Option<Session>,
 }
 
@@ -50,7 +50,7 @@ impl Socket {
         Ok(Self { stream, session: None })
     }
 
-    /// Makes all that follows TLS, once both sides have shown their certificates.
+    /// Encrypts all that follows, once both sides have shown their certificates.
     pub(super) fn encrypt(mut self, connection: rustls::Connection, deadline: Instant) -> io::Result<Self> {
         let session = Session::new(connection, self.stream.try_clone()?);
         let waiting = Deadlined { socket: &self, deadline };
@@ -62,8 +62,8 @@ impl Socket {
         Ok(self)
     }
 
-    /// Whether the peer, which says that it is called so, has shown a certificate for that name, and why not. Without
-    /// TLS its word counts.
+    /// Checks that the peer has shown a certificate for the name that it gives itself, or says why not. Without TLS its
+    /// word counts.
     pub(super) fn certified(&self, peer: &str) -> Result<(), String> {
         self.session.as_ref().map_or(Ok(()), |session| session.certified(peer))
     }
@@ -73,7 +73,7 @@ impl Socket {
         self.stream.peer_addr()
     }
 
-    /// Bytes received; none if there are none now.
+    /// Receives bytes and returns how many, or `None` if there are none now.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         if let Some(session) = &self.session {
             return session.receive(&mut [IoSliceMut::new(buffer)]);
@@ -86,8 +86,8 @@ impl Socket {
         }
     }
 
-    /// Receives straight into memory, and what follows into `spare`. How many bytes went there; none if there is
-    /// nothing now.
+    /// Receives straight into memory, and what follows into `spare`. Returns how many bytes went to `spare`, or `None`
+    /// if there is nothing now.
     pub(super) fn receive_into(&self, cursor: &mut Cursor, spare: &mut [u8]) -> io::Result<Option<usize>> {
         let mut parts: Vec<IoSliceMut<'_>> = Vec::with_capacity(cursor.parts_left().min(PARTS_MAX) + 1);
         for (address, len) in cursor.parts().take(PARTS_MAX - 1) {
@@ -117,8 +117,8 @@ impl Socket {
         }
     }
 
-    /// How many bytes were taken; none if there is no room now. What was taken is out once [`flush`](Self::flush) says
-    /// so.
+    /// Returns how many bytes were taken, or `None` if there is no room now. What was taken is out once
+    /// [`flush`](Self::flush) says so.
     pub(super) fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         if let Some(session) = &self.session {
             return session.send(parts);
@@ -135,31 +135,31 @@ impl Socket {
         }
     }
 
-    /// Sends what was taken and is not out, as much as fits now. Whether nothing is left.
+    /// Sends what was taken and is not out yet, as much as fits now. Returns whether nothing is left.
     pub(super) fn flush(&self) -> io::Result<bool> {
         self.session.as_ref().map_or(Ok(true), Session::flush)
     }
 
-    /// Waits until something can be read (or, with `out`, written), `wake` is woken, or `timeout` has passed. Whether
-    /// the socket is why.
+    /// Waits until something can be read (or, with `out`, written), `wake` is woken, or `timeout` has passed. Returns
+    /// whether the socket is the reason.
     pub(super) fn wait(&self, out: bool, wake: Option<&Wake>, timeout: Duration) -> io::Result<bool> {
         let events = if out { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         Ok(self.poll(events, wake, timeout)? == Some(Reason::Socket))
     }
 
-    /// As [`wait`](Self::wait) for something to read, and none where that would take time.
+    /// As [`wait`](Self::wait) for something to read, but returns `None` instead of waiting.
     pub(super) fn wait_now(&self, wake: Option<&Wake>) -> Option<io::Result<bool>> {
         let reason = self.poll(PollFlags::IN, wake, Duration::ZERO).transpose();
         reason.map(|reason| Ok(reason? == Reason::Socket))
     }
 
-    /// Waits until something can be written. An error after `timeout` without.
+    /// Waits until something can be written. Fails if that takes longer than `timeout`.
     pub(super) fn wait_writable(&self, timeout: Duration) -> io::Result<()> {
         let ready = self.poll(PollFlags::OUT, None, timeout)?;
         if ready.is_some() { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
-    /// Why the wait ended; none if its time was over.
+    /// Why the wait ended, or `None` if the time was over.
     fn poll(&self, events: PollFlags, wake: Option<&Wake>, timeout: Duration) -> io::Result<Option<Reason>> {
         let mut fds = [PollFd::new(&self.stream, events), PollFd::new(&self.stream, PollFlags::empty())];
         let used = if let Some(wake) = wake {
@@ -174,7 +174,7 @@ impl Socket {
         };
         match rustix::event::poll(&mut fds[..used], Some(&timeout)) {
             Ok(_) => {}
-            // Callers try again and wait again.
+            // Callers try again, and then wait again.
             Err(Errno::INTR) => return Ok(Some(Reason::Socket)),
             Err(error) => return Err(error.into()),
         }
@@ -215,7 +215,7 @@ impl Deadlined<'_> {
         self.wait(if out { PollFlags::OUT } else { PollFlags::IN })
     }
 
-    /// Lets the peer read why it was refused: to close while its bytes wait here would throw away what it did not read.
+    /// Lets the peer read why it was refused: closing while its bytes wait here would throw away what it has not read.
     pub(super) fn part(&self) {
         let _ = self.socket.stream.shutdown(Shutdown::Write);
         while self.wait(PollFlags::IN).is_ok() && self.socket.receive(&mut [0; 4096]).is_ok() {}

@@ -90,7 +90,7 @@ fn who_hears_that_a_read_was_refused_may_close_the_endpoint() {
     let (peer, address) = server(config());
     let client = Client::new(&address, config());
     let grant = client.endpoint.open("kv").unwrap();
-    // It breaks while the receiving thread is at work, and whoever submits leaves the sending to that.
+    // The endpoint breaks while the receiving thread is at work, and the submitter leaves the sending to that thread.
     assert_eq!(client.read(&grant, 64).result, Ok(()));
     peer.shut_down();
     while client.endpoint.down().is_none() {
@@ -140,7 +140,7 @@ fn next_question(stream: &mut TcpStream) -> wire::Header {
     header
 }
 
-/// Whether the other side has ended the connection, after reading what it still said.
+/// Whether the other side has ended the connection, after reading what it still sent.
 fn hung_up(stream: &mut TcpStream) -> bool {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut rest = Vec::new();
@@ -154,7 +154,7 @@ fn hung_up(stream: &mut TcpStream) -> bool {
 fn a_silent_peer_is_down() {
     let (done, wait) = std::sync::mpsc::channel::<()>();
     let address = scripted(move |stream| {
-        // Connected, and never a word: until the test is over.
+        // Connected, but silent until the test is over.
         let _ = wait.recv();
         drop(stream);
     });
@@ -163,7 +163,7 @@ fn a_silent_peer_is_down() {
     let completion = client.read(&made_up_grant(), 100);
     let Err(OpError::PeerDown { peer, reason }) = &completion.result else { panic!("{completion:?}") };
     assert!(peer == "scripted" && reason.contains("nothing was heard"), "{reason}");
-    // From now on without any wait, and idle endpoints learn of it too.
+    // From now on there is no wait, and idle endpoints learn of it too.
     assert!(matches!(client.read(&made_up_grant(), 100).result, Err(OpError::PeerDown { .. })));
     drop(done);
 }

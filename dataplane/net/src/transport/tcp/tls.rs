@@ -1,7 +1,7 @@
 //! TLS under the frames, for networks that are not trusted: both sides show a certificate of the cluster's own authority,
 //! and it names the node.
 //!
-//! TLS 1.3 alone. What is in memory is encrypted into a buffer and decrypted out of one, so it costs the copies that the
+//! TLS 1.3 only. Bytes in memory are encrypted into a buffer and decrypted out of one, which costs the copies that the
 //! plain link avoids. No public authority is asked. TLS checks that a certificate is one of the authority's; whether it
 //! names the node that it is shown for is checked above ([`greet`](super::greet)), where the node has said its name, on
 //! both sides alike. Sessions are not resumed, so each connection looks at the certificates anew.
@@ -68,11 +68,11 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Reads the files of the node of this name, and checks what its peers will: that its certificate is one of the
-    /// authority's, valid now, and names it.
+    /// Reads the files of the node of this name, and checks what its peers will check: that its certificate is one of
+    /// the authority's, valid now, and names it.
     ///
     /// # Errors
-    /// One that names the file and what is wrong with it.
+    /// An error that names the file and what is wrong with it.
     pub fn read(files: &TlsFiles, node: &str) -> Result<Self, TlsError> {
         let TlsFiles { authority, certificate, key } = files;
         let untrusted = |error: &dyn std::fmt::Display| TlsError::Untrusted {
@@ -142,14 +142,14 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_file(path).map_err(file)
 }
 
-/// Whether a certificate is for the node of this name, and why not.
+/// Checks that a certificate is for the node of this name, or says why not.
 pub(super) fn check_name(certificate: &CertificateDer<'_>, node: &str) -> Result<(), String> {
     let name = DnsName::try_from(node).map_err(|_| format!("{node} cannot be a DNS name"))?;
     let parsed = ParsedCertificate::try_from(certificate).map_err(|error| error.to_string())?;
     rustls::client::verify_server_name(&parsed, &ServerName::DnsName(name)).map_err(|error| error.to_string())
 }
 
-/// What TLS itself has against the peer, or the peer against us; none for errors of the network.
+/// Why TLS itself refused the peer, or the peer refused us; `None` for errors of the network.
 pub(super) fn reason(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }

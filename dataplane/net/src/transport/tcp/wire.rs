@@ -1,4 +1,4 @@
-//! What is said on an authenticated connection.
+//! The frames of an authenticated connection.
 //!
 //! A frame is a 32-byte header, a body of at most [`BODY_MAX`] bytes that describes something, and for `Write` and
 //! `Data` a payload: the bytes that move, straight from and to registered memory. Little-endian.

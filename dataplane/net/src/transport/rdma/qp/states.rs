@@ -39,7 +39,7 @@ impl Queue {
     }
 
     pub(super) fn to_receive(&self, ours: &QueueAddress, peer: &QueueAddress) -> Result<(), Error> {
-        /// Wait asked of a sender that finds no receive buffer, 0.64 ms; one-sided operations need none.
+        /// The wait asked of a sender that finds no receive buffer, 0.64 ms; one-sided operations need no buffer.
         const RNR_TIMER: u8 = 12;
         let attr = sys::QpAttr {
             qp_state: sys::QPS_RTR,

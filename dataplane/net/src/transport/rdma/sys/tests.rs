@@ -235,7 +235,7 @@ fn all_constants() -> Vec<Row> {
     ]
 }
 
-/// What the C compiler says, one number per row; none where header or compiler is missing.
+/// The C compiler's answers, one number per row, or `None` without the header or a compiler.
 fn system_values(rows: &[Row]) -> Option<Vec<usize>> {
     if !Path::new("/usr/include/infiniband/verbs.h").exists() {
         return None;

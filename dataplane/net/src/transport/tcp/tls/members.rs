@@ -1,4 +1,4 @@
-//! Which servers' certificates are taken: those of the cluster's authority, whatever they name.
+//! Which servers' certificates are accepted: those of the cluster's authority, whatever name they carry.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-/// rustls' own verifier, less the name: at this point it is not known yet who will answer at an address.
+/// rustls' own verifier without the check of the name: it is not known yet who will answer at this address.
 #[derive(Debug)]
 pub(super) struct Members {
     roots: Arc<RootCertStore>,
@@ -23,7 +23,7 @@ impl Members {
         Self { roots, algorithms: provider.signature_verification_algorithms }
     }
 
-    /// Whether it is a certificate of the authority's for servers, valid at `now`.
+    /// Whether it is a server certificate of the authority, valid at `now`.
     pub(super) fn check(
         &self,
         certificate: &CertificateDer<'_>,

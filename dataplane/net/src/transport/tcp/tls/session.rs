@@ -6,13 +6,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustls::Connection;
 
-/// Encrypted bytes that wait to be sent, at most: then senders wait.
+/// The most encrypted bytes that may wait to be sent; beyond that, senders wait.
 const UNSENT_MAX: usize = 256 << 10;
 /// Encrypted bytes read in one system call: four records.
 const READ_AHEAD: usize = 64 << 10;
 
 /// The encrypted side of a [`Socket`](super::super::socket::Socket). Both directions share its state, so they take
-/// turns; nobody holds it while waiting.
+/// turns; no thread holds it while waiting.
 pub(in crate::transport::tcp) struct Session(Mutex<State>);
 
 struct State {
@@ -30,7 +30,7 @@ impl Session {
     /// Exchanges certificates. `wait` waits until the socket can be written, or read.
     ///
     /// # Errors
-    /// What `wait` says, the network, or what one side has against the other.
+    /// What `wait` says, an error of the network, or why one side refuses the other.
     pub(in crate::transport::tcp) fn shake_hands(
         &self,
         wait: impl Fn(bool) -> io::Result<()>,
@@ -49,14 +49,14 @@ impl Session {
         }
     }
 
-    /// Whether the certificate that the peer has shown is for this name, and why not.
+    /// Checks that the certificate shown by the peer is for this name, or says why not.
     pub(in crate::transport::tcp) fn certified(&self, peer: &str) -> Result<(), String> {
         let state = self.state();
         let shown = state.connection.peer_certificates().and_then(<[_]>::first);
         super::check_name(shown.ok_or("it showed none")?, peer)
     }
 
-    /// Bytes received, into the parts in order; none if there are none now.
+    /// Receives bytes into the parts in order and returns how many, or `None` if there are none now.
     pub(in crate::transport::tcp) fn receive(
         &self,
         parts: &mut [IoSliceMut<'_>],
@@ -71,7 +71,7 @@ impl Session {
         }
     }
 
-    /// Encrypts as much as there is room for and sends what the network takes; none if there is no room now.
+    /// Encrypts as much as there is room for and sends what the network takes. Returns `None` if there is no room now.
     pub(in crate::transport::tcp) fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         let mut state = self.state();
         if !state.write()? {
@@ -89,7 +89,7 @@ impl Session {
         Ok((taken > 0 || parts.iter().all(|part| part.is_empty())).then_some(taken))
     }
 
-    /// Sends what is encrypted, as much as fits now. Whether nothing is left.
+    /// Sends what is encrypted, as much as fits now. Returns whether nothing is left.
     pub(in crate::transport::tcp) fn flush(&self) -> io::Result<bool> {
         self.state().write()
     }
@@ -100,7 +100,7 @@ impl Session {
 }
 
 impl State {
-    /// Whether everything encrypted is out.
+    /// Sends encrypted bytes. Returns whether all of them are out.
     fn write(&mut self) -> io::Result<bool> {
         while self.connection.wants_write() {
             match self.connection.write_tls(self.stream.get_mut()) {
@@ -113,7 +113,7 @@ impl State {
         Ok(true)
     }
 
-    /// Takes encrypted bytes in. False if there are none now.
+    /// Takes encrypted bytes in. Returns false if there are none now.
     fn read(&mut self) -> io::Result<bool> {
         match self.connection.read_tls(&mut self.stream) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -129,14 +129,14 @@ impl State {
         Ok(true)
     }
 
-    /// Bytes that were decrypted already, into the parts in order. 0 if there are none.
+    /// Copies bytes that are decrypted already into the parts in order. Returns 0 if there are none.
     fn decrypted(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let mut total = 0;
         for part in parts {
             let mut filled = 0;
             while filled < part.len() {
                 match self.connection.reader().read(&mut part[filled..]) {
-                    // The peer said that it sends no more.
+                    // The peer has said that it will send nothing more.
                     Ok(0) if total + filled == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                     Ok(0) => return Ok(total + filled),
                     Ok(count) => filled += count,

@@ -58,7 +58,7 @@ fn certificates_of_another_authority_are_refused() {
     refused_with(Some(mixed), Some(ours.tls("server")), "alert");
 }
 
-/// Trusts one authority, and shows a certificate of the other's.
+/// Trusts one authority, and shows a certificate of the other one.
 fn mixed(trusted: &Authority, shown: &Authority) -> Arc<ClientConfig> {
     let files = shown.files("client");
     let mut roots = RootCertStore::empty();
@@ -80,7 +80,7 @@ fn a_certificate_must_name_its_node() {
     let authority = Authority::new();
     let elsewhere = Some(authority.tls("elsewhere"));
     refused_with(Some(authority.tls("client")), elsewhere.clone(), "shows a certificate for others");
-    // A client's is looked at when it has said its name: the server hangs up.
+    // The server checks a client's certificate when the client has given its name, and hangs up.
     let (_, server) = tcp("server", true, Some(authority.tls("server")));
     let (_, client) = tcp("client", false, elsewhere);
     if let Ok(endpoint) = client.connect(&server.address().unwrap()) {
@@ -110,12 +110,12 @@ fn strangers_and_loiterers_are_turned_away() {
         ..TcpConfig::default()
     };
     let server = Tcp::new(node, config).unwrap();
-    // Says nothing; says something else; announces a record of 16 KiB and stops.
+    // One says nothing, one says something else, and one announces a record of 16 KiB and stops.
     for greeting in [&b""[..], b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x40\x00\x01"] {
         let mut stranger = TcpStream::connect(server.address().unwrap()).unwrap();
         stranger.set_read_timeout(Some(PATIENCE)).unwrap();
         stranger.write_all(greeting).unwrap();
-        // Perhaps an alert first, and an error if it closed with our bytes unread; in any case an end.
+        // Perhaps an alert first, or an error because it closed with our bytes unread; in any case an end.
         let ended = stranger.read_to_end(&mut Vec::new());
         assert!(
             !matches!(&ended, Err(error) if error.kind() == io::ErrorKind::WouldBlock),
