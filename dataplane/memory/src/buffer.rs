@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::host::HostPool;
 
-/// Every buffer of our own begins at a multiple of this; `O_DIRECT` asks for it.
+/// Every buffer of ours begins at a multiple of this; `O_DIRECT` requires it.
 pub const BUFFER_ALIGN: usize = 4096;
 
 /// Bytes with a fixed address: page-aligned memory of its own, or a block held in the DRAM pool (read-only).
@@ -80,7 +80,7 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 
-    /// The bytes for writing; none if they are lent read-only.
+    /// The bytes for writing, or `None` if they are lent read-only.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         // SAFETY: as for `bytes`, and `&mut self` is the only access.
         self.is_writable().then(|| unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) })

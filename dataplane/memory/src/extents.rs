@@ -35,7 +35,7 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// All of `bytes` free; a last partial page is not used. At most 2^32 - 1 pages.
+    /// A pool of `bytes`, all free; a last partial page is not used. At most 2^32 - 1 pages.
     pub fn new(bytes: u64) -> Self {
         let pages = u32::try_from(bytes / PAGE).unwrap_or(u32::MAX);
         let mut extents = Self {
@@ -62,12 +62,12 @@ impl Extents {
         self.free_by_len.last().map_or(0, |&(len, _)| u64::from(len) * PAGE)
     }
 
-    /// Number of separate free extents: 1 or 0 is no fragmentation at all.
+    /// Number of separate free extents: 1 or 0 means no fragmentation at all.
     pub fn free_extents(&self) -> usize {
         self.free_by_page.len()
     }
 
-    /// Bytes that a block of `size` really takes.
+    /// Bytes that a block of `size` actually takes.
     pub fn rounded(size: u64) -> u64 {
         match small_class(size) {
             Some(class) => SMALLEST << class,
@@ -75,7 +75,7 @@ impl Extents {
         }
     }
 
-    /// The offset of a range of `size` bytes (at least 1), or none if no free extent is long enough.
+    /// The offset of a range of `size` bytes (at least 1), or `None` if no free extent is long enough.
     pub fn allocate(&mut self, size: u64) -> Option<u64> {
         match small_class(size) {
             Some(class) => self.allocate_small(class),
@@ -95,7 +95,7 @@ impl Extents {
         }
     }
 
-    /// Bytes the books take, about: trees are counted as half again of what is in them.
+    /// Roughly how many bytes the bookkeeping takes: trees count as one and a half times their content.
     pub fn memory_bytes(&self) -> usize {
         let trees = 2 * self.free_by_page.len() * size_of::<(u32, u32)>()
             + self.roomy.iter().map(|pages| pages.len() * size_of::<u32>()).sum::<usize>();
@@ -205,14 +205,14 @@ mod tests {
         assert_eq!(extents.free_bytes(), 0);
     }
 
-    /// Blocks of 64 KiB to 32 MiB, the sizes that models and block lengths in practice give, each as often as the
-    /// others: the share of the pool in use when first a block does not fit, and at the worst while blocks are then
-    /// replaced for many times the pool, the oldest first or at random.
+    /// Blocks of 64 KiB to 32 MiB, the sizes that models and block lengths give in practice, all equally often. Returns
+    /// the share of the pool in use when a block first does not fit, and the smallest share after that, while blocks
+    /// are replaced for many times the pool, the oldest first or at random.
     fn utilisation(seed: u64, oldest_first: bool) -> (f64, f64) {
         const SIZES_KIB: [u64; 12] = [64, 96, 128, 256, 320, 512, 1024, 2048, 2560, 5120, 8192, 32768];
         let (pool, mut random) = (8 << 30, seed);
         let mut below = |bound: usize| {
-            // xorshift64*, so that a seed says all.
+            // xorshift64*, so that the seed decides everything.
             random ^= random >> 12;
             random ^= random << 25;
             random ^= random >> 27;

@@ -131,7 +131,7 @@ impl HostPool {
         self.fd.as_fd()
     }
 
-    /// A descriptor of the same memory that cannot be mapped for writing.
+    /// A read-only descriptor of the same memory: it cannot be mapped for writing.
     pub fn readonly_fd(&self) -> io::Result<OwnedFd> {
         let file: File =
             OpenOptions::new().read(true).open(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))?;
@@ -187,12 +187,14 @@ impl Mapping {
         self.writable
     }
 
-    /// The `index`-th 32-bit word, read at once; what was written before it was stored is seen after. None outside.
+    /// The `index`-th 32-bit word, loaded atomically; what was written before it was stored is visible afterwards.
+    /// `None` if it lies outside.
     pub fn load_word(&self, index: u64) -> Option<u32> {
         self.word(index).map(|word| word.load(Ordering::Acquire))
     }
 
-    /// Stores the `index`-th 32-bit word. False, and nothing is stored, outside or where the mapping is read-only.
+    /// Stores the `index`-th 32-bit word. Returns false and stores nothing if it lies outside or the mapping is
+    /// read-only.
     pub fn store_word(&self, index: u64, value: u32) -> bool {
         let word = self.word(index).filter(|_| self.writable);
         word.inspect(|word| word.store(value, Ordering::Release)).is_some()
@@ -205,7 +207,7 @@ impl Mapping {
         Some(unsafe { AtomicU32::from_ptr(at.cast()) })
     }
 
-    /// The bytes of a range; none if it does not lie in the mapping. The caller holds a lease or a
+    /// The bytes of a range, or `None` if it does not lie in the mapping. The caller holds a lease or a
     /// reservation on it.
     pub fn bytes(&self, offset: u64, len: u64) -> Option<&[u8]> {
         let at = self.at(offset, len)?;
@@ -213,8 +215,8 @@ impl Mapping {
         Some(unsafe { std::slice::from_raw_parts(at, len as usize) })
     }
 
-    /// Copies `from` to `offset`. The caller holds the reservation of that range. False, and nothing is
-    /// written, if the range does not lie in the mapping or the mapping is read-only.
+    /// Copies `from` to `offset`. The caller holds the reservation of that range. Returns false and writes nothing
+    /// if the range does not lie in the mapping or the mapping is read-only.
     pub fn write(&self, offset: u64, from: &[u8]) -> bool {
         let Some(to) = self.at(offset, from.len() as u64).filter(|_| self.writable) else { return false };
         // SAFETY: the target lies in a writable mapping. `from` cannot overlap it: safe code gets slices of the
@@ -223,8 +225,8 @@ impl Mapping {
         true
     }
 
-    /// [`write`](Self::write), and the checksum of what was written, taken while the bytes are in cache. Calls `soon`
-    /// some ten microseconds before it is done.
+    /// Like [`write`](Self::write), and returns the checksum of what was written, taken while the bytes are in cache.
+    /// Calls `soon` about ten microseconds before it is done.
     pub fn write_checksummed(&self, offset: u64, from: &[u8], soon: impl Fn()) -> Option<u64> {
         /// A part of the first-level cache.
         const CHUNK: usize = 8 << 10;
@@ -241,7 +243,7 @@ impl Mapping {
             if n == soon_at {
                 soon();
             }
-            // First the checksum, which brings the chunk into the cache, then the copy out of it.
+            // The checksum first, which brings the chunk into the cache, then the copy out of it.
             sum.update(chunk);
             // SAFETY: the chunks of `from` follow each other, and the whole of it fits at `to`; see `write` for why
             // they do not overlap.
@@ -278,7 +280,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Bytes this machine (and this control group) can still give; none where the system does not say.
+/// Bytes that this machine (and this control group) can still give, or `None` if the system does not say.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

@@ -12,7 +12,7 @@ pub mod paged;
 #[cfg(test)]
 mod tests;
 
-/// How a KV shape cannot be.
+/// What can be wrong with a KV shape.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("{what} is 0; a KV shape needs at least 1")]
@@ -104,7 +104,7 @@ pub struct KvShape {
     pub layers: u32,
     pub attention: Attention,
     pub dtype: Dtype,
-    /// None where elements need no scale, or one scale serves a whole tensor.
+    /// `None` if elements need no scale, or one scale serves a whole tensor.
     pub scales: Option<Scales>,
 }
 
@@ -137,7 +137,7 @@ impl KvShape {
         }
     }
 
-    /// Separate planes per layer: 2 (keys, values), or 1 where they share a latent.
+    /// Separate planes per layer: 2 (keys, values), or 1 if they share a latent.
     pub fn planes(&self) -> u32 {
         match self.attention {
             Attention::Heads { .. } => 2,
@@ -194,7 +194,7 @@ impl KvShape {
     }
 
     /// What one of `tp` tensor-parallel ranks keeps in a pipeline stage of `stage_layers` layers
-    /// ([`layers_per_stage`] computes them; a model that splits otherwise passes its own number).
+    /// ([`layers_per_stage`] computes them; a model that splits in another way passes its own number).
     ///
     /// KV heads are divided; with more ranks than KV heads each rank keeps one and neighbours keep the same
     /// ([`copies`](Self::copies)). A latent cannot be divided: every rank keeps all of it.
@@ -224,7 +224,7 @@ impl KvShape {
         Ok(Self { layers: stage_layers, attention, ..*self })
     }
 
-    /// How many of `tp` ranks keep the same bytes; one of them is enough to store.
+    /// How many of `tp` ranks keep the same bytes. Storing those of one rank is enough.
     pub fn copies(&self, tp: u32) -> u32 {
         match self.attention {
             Attention::Heads { kv_heads, .. } => (tp / kv_heads.max(1)).max(1),
@@ -233,7 +233,7 @@ impl KvShape {
     }
 }
 
-/// Layers of each of `stages` pipeline stages: as even as can be, and what is left over goes one each to the stages
+/// Layers of each of `stages` pipeline stages, as even as possible. Layers left over go one each to the stages
 /// before the last, from the back, because first and last also carry embedding and head. The rule of vLLM
 /// (`vllm/distributed/utils.py`, `get_pp_indices`).
 ///

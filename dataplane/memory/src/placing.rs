@@ -16,11 +16,12 @@ pub const HUGE_PAGE: u64 = 2 << 20;
 /// Whether to ask for pages of 2 MiB, which spare the processor most of its address translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HugePages {
-    /// Reserved ones if enough are free and the pool is a multiple of their size, else transparent ones if the kernel allows them, else ordinary pages.
+    /// Reserved pages if enough are free and the pool is a multiple of their size; else transparent ones if the kernel
+    /// allows them; else ordinary pages.
     #[default]
     Auto,
     Off,
-    /// Reserved ones, or no pool.
+    /// Reserved pages, or no pool.
     Require,
 }
 
@@ -39,7 +40,7 @@ pub struct Placing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
     Ordinary,
-    /// Asked for; the kernel gives them where it finds them.
+    /// Asked for; the kernel gives them if it finds them.
     Transparent,
     Reserved,
 }
@@ -98,13 +99,13 @@ pub(super) struct Untouched {
 }
 
 impl Untouched {
-    /// Asks the kernel for transparent huge pages. It may refuse; the pool works all the same.
+    /// Asks the kernel for transparent huge pages. It may refuse; the pool still works.
     pub(super) fn advise_huge(&self) -> bool {
         // SAFETY: the range is exactly one live mapping of this process; the advice changes no contents.
         unsafe { rustix::mm::madvise(self.base, self.len, Advice::LinuxHugepage) }.is_ok()
     }
 
-    /// Binds the memory, which is shared, to a NUMA node: pages come from there whoever touches them first.
+    /// Binds the memory, which is shared, to a NUMA node: pages come from there, whichever thread touches them first.
     pub(super) fn bind(&self, node: u32) -> Result<(), PoolError> {
         let there = fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default();
         let there = there.trim();
@@ -152,7 +153,7 @@ impl Untouched {
     }
 }
 
-/// Whether `node` is in a list of the kernel, such as `0-1,3`.
+/// Whether `node` is in a list as the kernel writes it, such as `0-1,3`.
 fn in_list(list: &str, node: u32) -> bool {
     list.split(',').any(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -205,7 +206,7 @@ mod tests {
         assert!(error.to_string().contains("NUMA node 4095 does not exist"), "{error}");
     }
 
-    /// Also where the kernel has no NUMA: then it says so instead of pretending.
+    /// Also on a kernel without NUMA, where binding fails instead of pretending.
     #[test]
     fn a_bound_pool_holds_bytes() {
         match open(Placing { numa_node: Some(0), prefault: true, ..Placing::default() }) {
@@ -219,7 +220,7 @@ mod tests {
         }
     }
 
-    /// Whether the limit allows it depends on the machine; what is promised or said does not.
+    /// Whether the limit allows it depends on the machine; what the pool reports must hold in either case.
     #[test]
     fn a_locked_pool_is_locked_or_says_what_to_do() {
         match open(Placing { lock: true, ..Placing::default() }) {

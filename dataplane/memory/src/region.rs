@@ -1,6 +1,6 @@
 //! Memory that transfers may touch: a [`Region`] knows where its bytes are and keeps them there.
 //!
-//! A region is shared by everyone who names it, and its bytes are written by sockets, devices and peers while other
+//! Everyone who names a region shares it, and its bytes are written by sockets, devices and peers while other
 //! parts of the process hold the region too. Hence no `&[u8]` is given out here: bytes are copied in and out, and who
 //! may touch which range when is settled above, by reservations, leases and grants. A party that breaks those rules
 //! makes others see other *bytes*, never an invalid value.
@@ -97,11 +97,11 @@ pub unsafe trait Memory: Send + Sync {
     fn writable(&self) -> bool {
         true
     }
-    /// The descriptor whose bytes from 0 are this memory, where other processes may map it.
+    /// The descriptor whose bytes from 0 on are this memory, if other processes may map it.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// By what another process opens this memory, where a device has it.
+    /// The handle by which another process opens this memory, if it is on a device.
     fn handle(&self) -> Option<MemoryHandle> {
         None
     }
@@ -110,12 +110,12 @@ pub unsafe trait Memory: Send + Sync {
     fn dma_buf(&self) -> Result<OwnedFd, String> {
         Err("nobody exports it as a dma-buf".to_owned())
     }
-    /// Copies a device's bytes out, from `offset` on; the range lies inside. False: it cannot, `to` is undefined. Not
-    /// called for memory of the host.
+    /// Copies a device's bytes out, from `offset` on; the range lies inside. Returns false if it cannot; `to` is then
+    /// undefined. Not called for memory of the host.
     fn load(&self, _offset: u64, _to: &mut [u8]) -> bool {
         false
     }
-    /// Copies bytes to a device; as [`load`](Self::load).
+    /// Copies bytes to a device, like [`load`](Self::load).
     fn store(&self, _offset: u64, _from: &[u8]) -> bool {
         false
     }
@@ -234,19 +234,19 @@ impl Region {
         Self::new(Box::new(PoolMemory(pool)))
     }
 
-    /// All of a mapping; read-only where it is.
+    /// All of a mapping; read-only if the mapping is.
     pub fn of_mapping(mapping: Arc<Mapping>) -> Self {
         Self::new(Box::new(MappedMemory(mapping)))
     }
 
-    /// A buffer's bytes; read-only where the buffer is.
+    /// A buffer's bytes; read-only if the buffer is.
     pub fn of_buffer(mut buffer: Buffer) -> Self {
         let writable = buffer.bytes_mut().map(|bytes| NonNull::from(bytes).cast());
         let base = writable.unwrap_or_else(|| NonNull::from(buffer.bytes()).cast());
         Self::new(Box::new(BufferMemory { base, buffer, writable: writable.is_some() }))
     }
 
-    /// A name for it that does not keep it.
+    /// A reference to it that does not keep it alive.
     pub fn downgrade(&self) -> WeakRegion {
         WeakRegion(Arc::downgrade(&self.0))
     }
@@ -256,7 +256,7 @@ impl Region {
         Self::new(Box::new(RangeMemory(range)))
     }
 
-    /// Unique in this process, never used again.
+    /// Unique in this process and never reused.
     pub fn id(&self) -> u64 {
         self.0.id
     }
@@ -292,18 +292,18 @@ impl Region {
         self.0.memory.dma_buf()
     }
 
-    /// The address of the first byte; a device address where [`location`](Self::location) is a device.
+    /// The address of the first byte; a device address if [`location`](Self::location) is a device.
     pub fn base(&self) -> NonNull<u8> {
         self.0.base
     }
 
-    /// A range of this region; none if it is empty or does not lie inside.
+    /// A range of this region, or `None` if it is empty or does not lie inside.
     pub fn range(&self, offset: u64, len: u64) -> Option<LocalRange> {
         let inside = len > 0 && offset.checked_add(len).is_some_and(|end| end <= self.len());
         inside.then(|| LocalRange { region: self.clone(), offset, len })
     }
 
-    /// All of it. None if it is empty.
+    /// All of it, or `None` if it is empty.
     pub fn whole(&self) -> Option<LocalRange> {
         self.range(0, self.len())
     }
@@ -321,7 +321,7 @@ impl fmt::Debug for Region {
     }
 }
 
-/// A region that may be gone.
+/// A reference to a region that may be gone.
 #[derive(Clone, Debug)]
 pub struct WeakRegion(Weak<Inner>);
 
@@ -353,7 +353,7 @@ impl LocalRange {
         self.len
     }
 
-    /// Never: kept beside [`len`](Self::len) by convention.
+    /// Always false; it is here only because [`len`](Self::len) is.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -364,13 +364,13 @@ impl LocalRange {
         unsafe { self.region.base().as_ptr().add(self.offset as usize) }
     }
 
-    /// The part of it that begins `skip` bytes in and has `len` bytes; none unless that lies inside.
+    /// The part of it that begins `skip` bytes in and has `len` bytes, or `None` if that does not lie inside.
     pub fn part(&self, skip: u64, len: u64) -> Option<Self> {
         let inside = len > 0 && skip.checked_add(len).is_some_and(|end| end <= self.len);
         inside.then(|| Self { region: self.region.clone(), offset: self.offset + skip, len })
     }
 
-    /// Takes in a range that begins where this one ends. Whether it did.
+    /// Takes in a range that begins where this one ends. Returns whether it did.
     pub fn join(&mut self, next: &Self) -> bool {
         let adjoins = self.region.id() == next.region.id() && self.offset + self.len == next.offset;
         if adjoins {
@@ -379,8 +379,8 @@ impl LocalRange {
         adjoins
     }
 
-    /// Copies the first bytes of it out, as many as both have. Returns how many were: none where a device has them and
-    /// does not give them.
+    /// Copies its first bytes out, as many as both have, and returns how many: 0 if a device has them and does not give
+    /// them.
     pub fn copy_out(&self, to: &mut [u8]) -> usize {
         let len = to.len().min(self.len as usize);
         if !self.region.location().is_host() {
@@ -391,8 +391,8 @@ impl LocalRange {
         len
     }
 
-    /// Copies bytes in, as many as both have. Returns how many were: none where the memory is read-only, or on a device
-    /// that does not take them.
+    /// Copies bytes in, as many as both have, and returns how many: 0 if the memory is read-only, or on a device that
+    /// does not take them.
     pub fn copy_in(&self, from: &[u8]) -> usize {
         let len = if self.region.writable() { from.len().min(self.len as usize) } else { 0 };
         if !self.region.location().is_host() {
@@ -416,7 +416,7 @@ impl LocalRange {
 }
 
 /// Copies the bytes of one list of ranges to another, in order, at most `chunk` bytes at a time, until either ends.
-/// Before each chunk it asks `go_on`, and holds what that gives while it copies. Returns how many bytes were copied,
+/// Before each chunk it calls `go_on`, and holds the result while it copies. Returns how many bytes were copied,
 /// and why it stopped before the end. Host memory only.
 pub fn copy_ranges<G, E>(
     from: &[LocalRange],
@@ -458,7 +458,7 @@ pub fn pairs(
     })
 }
 
-/// The part of a list of ranges that begins `skip` bytes in and has `len` bytes, or what there is of it.
+/// The slice of at most `len` bytes of a list of ranges that begins `skip` bytes in.
 pub fn part_of(ranges: &[LocalRange], mut skip: u64, mut len: u64) -> Vec<LocalRange> {
     let mut parts = Vec::new();
     for range in ranges {

@@ -1,7 +1,7 @@
-//! Copies into memory that nobody reads soon.
+//! Copies into memory that is not read again soon.
 #![allow(unsafe_code)]
 
-/// Copies `from` to `to` without reading the target's lines into the cache first, where the processor can: a block
+/// Copies `from` to `to` without first reading the target's lines into the cache, if the processor can: a block
 /// that is stored is larger than the caches, and reading what is overwritten costs a third of the memory's bandwidth.
 ///
 /// # Safety
@@ -9,7 +9,7 @@
 pub(super) unsafe fn copy_past_cache(from: &[u8], to: *mut u8) {
     // SAFETY: passed on to the caller.
     unsafe {
-        // Miri has no such stores.
+        // Miri does not support such stores.
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         let done = copy_lines(from, to);
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
@@ -27,7 +27,7 @@ pub(super) fn settle() {
     }
 }
 
-/// The whole cache lines of the copy; how many bytes those were, none if `to` is not aligned.
+/// Copies whole cache lines and returns how many bytes those were: 0 if `to` is not aligned.
 ///
 /// # Safety
 /// As for [`copy_past_cache`].

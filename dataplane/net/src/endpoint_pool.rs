@@ -1,6 +1,6 @@
 //! Endpoints to peers: made on demand, reused, capped, evicted by SIEVE, and quarantined when they break.
 //!
-//! * Whoever asks first connects; others who ask for the same peer meanwhile wait for that one attempt.
+//! * The first caller that asks for a peer connects; others that ask for it meanwhile wait for that one attempt.
 //! * Each transfer holds an [`InUse`]. An endpoint with one out is never evicted; if all have, the answer is
 //!   [`Error::Full`], at once.
 //! * An endpoint that breaks is closed at once, which the other side notices ([`Connector::is_broken`]) and drops its
@@ -10,7 +10,7 @@
 //! * An endpoint that the *other* side closed, perhaps because its pool was full, is made anew without quarantine.
 //!
 //! There is one lock, not held while connecting or closing. The state behind it ([`state`]) is a machine without
-//! clock or I/O. What is counted against the cap includes endpoints that are dropped but still in someone's hands.
+//! clock or I/O. What is counted against the cap includes endpoints that were dropped but are still in use.
 
 mod pooled;
 mod sieve;
@@ -29,7 +29,7 @@ use state::{Ask, Generation, State};
 
 pub use pooled::Pooled;
 
-/// Makes and ends endpoints. Peers are what it connects to: a host, or one NIC of a host.
+/// Makes and ends endpoints. A peer is what it connects to: a host, or one NIC of a host.
 pub trait Connector {
     type Peer: Clone + Eq + Hash + fmt::Display;
     /// A handle; clones are the same endpoint.
@@ -93,7 +93,7 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
-    /// Quarantine after this many failures in a row.
+    /// How long the quarantine is after this many failures in a row.
     fn backoff_ms(&self, failures: u32) -> u64 {
         let factor = 1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
         self.backoff_min.saturating_mul(factor).min(self.backoff_max).as_millis() as u64
@@ -129,7 +129,7 @@ pub struct Stats {
     /// Attempts to connect, and how many of them failed.
     pub connects: u64,
     pub connect_failures: u64,
-    /// Callers who waited for another's attempt.
+    /// Callers that waited for another's attempt.
     pub waits: u64,
     /// Endpoints closed to make room.
     pub evicted: u64,
@@ -188,14 +188,14 @@ impl<C: Connector> EndpointPool<C> {
     }
 
     /// Drops endpoints that the other side closed, and probes peers whose quarantine is over and that somebody has
-    /// asked for, at most `probes_max` of them. To be called now and then by one thread; blocks as long as the
+    /// asked for, at most `probes_max` of them. One thread must call it now and then; it blocks as long as the
     /// probes do.
     pub fn tend(self: &Arc<Self>, now_ms: impl Fn() -> u64, probes_max: usize) {
         let broken = |endpoint: &_| self.connector.is_broken(endpoint);
         let (closed, probes) = self.lock().tend(now_ms(), probes_max, broken);
         self.close(&closed);
         for peer in probes {
-            // A failure is noted in the state, and so is success.
+            // The state records a failure, and a success too.
             let _ = self.get(&peer, &now_ms);
         }
     }
@@ -237,7 +237,7 @@ impl<C: Connector> EndpointPool<C> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<C::Peer, C::Endpoint>> {
-        // The state is whole between any two of its own steps, so a panic elsewhere does not spoil it.
+        // The state is consistent between any two of its own steps, so a panic elsewhere does not spoil it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -257,7 +257,7 @@ fn refuse<E>(peer: &impl fmt::Display, refused: Refused) -> Error<E> {
     }
 }
 
-/// Ends an attempt to connect however it ends, panics included: others may be waiting for it.
+/// Ends an attempt to connect however it ends, panics included, because others may be waiting for it.
 struct Ending<'a, C: Connector, N: Fn() -> u64> {
     pool: &'a EndpointPool<C>,
     peer: &'a C::Peer,
@@ -286,7 +286,7 @@ pub struct InUse<C: Connector> {
 }
 
 impl<C: Connector> InUse<C> {
-    /// The transfer came to its end: the peer's failures are forgotten.
+    /// The transfer is done: the peer's failures are forgotten.
     pub fn worked(mut self) {
         self.worked = true;
     }

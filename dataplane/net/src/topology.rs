@@ -42,7 +42,7 @@ pub enum Error {
     MatrixNic { location: Location, name: String, problem: &'static str },
 }
 
-/// The machine as it was at the last look, and what follows for transfers.
+/// The machine as it was when last read, and what follows for transfers.
 #[derive(Clone, Debug)]
 pub struct Topology {
     sysfs: PathBuf,
@@ -52,7 +52,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Looks at the machine below `sysfs`, which is `/sys` outside tests.
+    /// Reads the machine below `sysfs`, which is `/sys` outside tests.
     ///
     /// # Errors
     /// `sysfs` cannot be read, or `overrides` name a NIC that is not there.
@@ -63,12 +63,12 @@ impl Topology {
         Ok(Self { sysfs: sysfs.to_owned(), overrides, machine, matrix })
     }
 
-    /// Looks again. If anything changed, the new matrix goes to peers and routes are chosen anew.
+    /// Reads the machine again. If anything changed, the new matrix goes to peers and routes are chosen again.
     ///
     /// A NIC that the settings name may be gone by now; it is used again when it returns.
     ///
     /// # Errors
-    /// The machine cannot be read; the last look stays in use.
+    /// The machine cannot be read; the previous result stays in use.
     pub fn refresh(&mut self) -> Result<Vec<Change>, Error> {
         let machine = probe::probe(&self.sysfs)?;
         let changes = changes(&self.machine, &machine);
@@ -86,7 +86,7 @@ impl Topology {
     }
 }
 
-/// One difference between two looks at a machine.
+/// One difference between two readings of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     NicAdded(String),

@@ -10,7 +10,7 @@ use cudarc::driver::{CudaContext, DriverError, result, sys};
 use super::error::{CudaError, text};
 use super::pinned::PinnedRanges;
 
-/// A GPU, with the context that all of this process shares (the primary one). A process has one value for each.
+/// A GPU, with the context that everything in this process shares (the primary one). A process has one value for each.
 #[derive(Debug)]
 pub struct Device {
     number: u16,
@@ -21,7 +21,7 @@ pub struct Device {
 /// The PCI addresses of the GPUs that this process may use, in order: the first is `cuda:0`.
 ///
 /// # Errors
-/// [`CudaError::NoLibrary`] or [`CudaError::NoDriver`]; the latter also where the driver finds no GPU at all.
+/// [`CudaError::NoLibrary`] or [`CudaError::NoDriver`]; the latter also if the driver finds no GPU at all.
 pub fn devices() -> Result<Vec<String>, CudaError> {
     let found = by_address()?;
     Ok(found.into_iter().map(|(address, _)| address).collect())
@@ -33,7 +33,7 @@ impl Device {
     /// # Errors
     /// As [`devices`], or [`CudaError::NoDevice`].
     pub fn open(number: u16) -> Result<Arc<Self>, CudaError> {
-        /// Those in use: everyone must know the same pinned memory.
+        /// The devices in use. They are shared, because everyone must know the same pinned memory.
         static OPEN: Mutex<BTreeMap<u16, Weak<Device>>> = Mutex::new(BTreeMap::new());
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = open.get(&number).and_then(Weak::upgrade) {
@@ -63,7 +63,7 @@ impl Device {
         self.context.name().unwrap_or_default()
     }
 
-    /// Bytes free and in all.
+    /// Free bytes, and bytes in total.
     ///
     /// # Errors
     /// What the driver says.
@@ -73,7 +73,7 @@ impl Device {
         Ok((free as u64, total as u64))
     }
 
-    /// Whether memory of the host may be read and written by the GPU itself, all `len` bytes from `address` on.
+    /// Whether the GPU itself may read and write all `len` bytes of host memory from `address` on.
     pub fn is_pinned(&self, address: *const u8, len: usize) -> bool {
         let pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
         pinned.contains(address as usize, len)
@@ -99,7 +99,7 @@ impl Device {
         &self.context
     }
 
-    /// Makes this the GPU that driver calls of this thread mean.
+    /// Makes this the GPU to which driver calls of this thread refer.
     pub(super) fn bind(&self) -> Result<(), CudaError> {
         self.context.bind_to_thread().map_err(self.failed("binding a thread"))
     }
@@ -113,7 +113,7 @@ impl Device {
     }
 }
 
-/// Whether this driver has a function, which cudarc would otherwise find out by a panic. Call it with a device open.
+/// Whether this driver has a function. Without this check cudarc panics if it is missing. Call it with a device open.
 pub(super) fn driver_has(function: &str) -> bool {
     // SAFETY: a device is open, so the library is there; the symbol is looked up and not called.
     unsafe { sys::culib().get::<unsafe extern "C" fn()>(function.as_bytes()) }.is_ok()
@@ -121,7 +121,7 @@ pub(super) fn driver_has(function: &str) -> bool {
 
 /// PCI address and the driver's own number of each GPU, sorted.
 fn by_address() -> Result<Vec<(String, usize)>, CudaError> {
-    // SAFETY: opens libraries by the names of the NVIDIA driver; running their initialisers is what is wanted.
+    // SAFETY: opens libraries by the names of the NVIDIA driver; their initialisers are meant to run.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::NoLibrary);
     }

@@ -4,8 +4,8 @@ use cudarc::driver::DriverError;
 
 /// Why there is no GPU memory, or why a GPU did not do what it was asked.
 ///
-/// After [`Driver`](Self::Driver) errors of running work the driver refuses everything else on that GPU as well, until
-/// the process starts anew.
+/// After a [`Driver`](Self::Driver) error of running work, the driver refuses everything else on that GPU as well,
+/// until the process is restarted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
     #[error("no CUDA device: libcuda.so.1 not found; install the NVIDIA driver, or run without a GPU")]

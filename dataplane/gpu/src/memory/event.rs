@@ -26,12 +26,12 @@ const NO_TIMING: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
 const SHARED: u32 = sys::CUevent_flags::CU_EVENT_INTERPROCESS as u32;
 
 impl Event {
-    /// One that nothing was recorded in, which counts as complete. Waiting for it sleeps and does not spin.
+    /// An event in which nothing was recorded; it counts as complete. Waiting for it sleeps and does not spin.
     pub(super) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
         Self::with_flags(device, BLOCKING | NO_TIMING)
     }
 
-    /// One that other processes may wait for; see [`ipc::EventHandle`](super::ipc::EventHandle).
+    /// An event that other processes may wait for; see [`ipc::EventHandle`](super::ipc::EventHandle).
     ///
     /// # Errors
     /// What the driver says.
@@ -60,7 +60,7 @@ impl Event {
     /// Whether the work before it is complete.
     ///
     /// # Errors
-    /// That the work failed, or the driver did.
+    /// The work failed, or the driver did.
     pub fn is_complete(&self) -> Result<bool, CudaError> {
         self.device.bind()?;
         // SAFETY: the handle lives as long as this value.

@@ -1,4 +1,4 @@
-//! What only a GPU can show: `cargo xtask test --gpu`.
+//! What only a GPU can test: `cargo xtask test --gpu`.
 #![allow(unsafe_code)]
 
 use std::process::Command;
@@ -124,7 +124,7 @@ fn blocks_leave_and_return_layer_by_layer() {
         assert!(found == expected_block[n * layer_bytes..][..layer_bytes], "layer {n}");
     }
 
-    // Back over other pages.
+    // Back over different pages.
     let back = descriptors(&kv, &layout, Order::HeadsTokens, &[40, 41], 32).unwrap();
     by_hand(&mut expected, &mut expected_block, &back, Way::Scatter);
     let moving = Pages { descriptors: &back, ..moving };
@@ -166,7 +166,7 @@ fn two_processes_share_memory_and_events() {
     assert!(found == pattern(IPC_BYTES, 2), "what the other process wrote");
 }
 
-/// The other half of the test above; nothing when it is run by itself.
+/// The other half of the test above. Does nothing when it is run by itself.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn the_other_process() {
@@ -190,8 +190,8 @@ fn the_other_process() {
 const SPEED_BYTES: u64 = 256 << 20;
 const SPEED_BLOCK: u64 = 2 << 20;
 
-/// Prints the best of five runs, and its share of the peak; returns it in GB/s. The speed of a machine is nothing to
-/// fail on.
+/// Prints the best of five runs and its share of the peak, and returns it in GB/s. A slow machine is no reason to
+/// fail.
 fn best(name: &str, peak: Option<f64>, mut run: impl FnMut()) -> f64 {
     let tries = (0..5).map(|_| {
         let start = Instant::now();
@@ -217,7 +217,7 @@ fn speed_beside_plain_copies() {
     let (there, here) = (pool.region().base().as_ptr() as u64, pinned.region().base().as_ptr() as u64);
     let stream = Stream::new(&device).unwrap();
     let plain = |to, from| {
-        // SAFETY: both hold as many bytes, and nobody else uses them before `drain` returns.
+        // SAFETY: both hold that many bytes, and nobody else uses them before `drain` returns.
         unsafe { stream.copy(to, from, SPEED_BYTES as usize) }.unwrap();
         stream.drain().unwrap();
     };

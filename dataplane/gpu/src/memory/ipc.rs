@@ -120,7 +120,7 @@ impl EventHandle {
     /// The handle of an event that was made [to be shared](Event::shared).
     ///
     /// # Errors
-    /// It was not, or what the driver says.
+    /// The event was not made so, or what the driver says.
     pub fn of(device: &Arc<Device>, event: &Event) -> Result<Self, CudaError> {
         device.bind()?;
         let mut raw = sys::CUipcEventHandle { reserved: [0; RAW] };

@@ -10,13 +10,13 @@ use super::pool::DeviceRange;
 use super::staging::{Piece, Staging, fillings};
 use super::stream::Stream;
 
-/// Bytes of one staging buffer. Two mebibytes take some 40 µs on a bus of 50 GB/s, several times what starting a copy
-/// and waiting for it cost.
+/// Bytes of one staging buffer. Two mebibytes take about 40 µs on a bus of 50 GB/s, several times the cost of starting
+/// a copy and waiting for it.
 const BUFFER_BYTES: usize = 2 << 20;
-/// While the GPU copies one buffer the processor fills or empties others.
+/// While the GPU copies one buffer, the processor fills or empties others.
 const BUFFERS: usize = 4;
 
-/// A stream and the page-locked buffers for what is not page-locked itself. One per direction and thread.
+/// A stream, and page-locked buffers for memory that is not page-locked itself. One per direction and thread.
 #[derive(Debug)]
 pub struct Lane {
     stream: Stream,
@@ -26,7 +26,7 @@ pub struct Lane {
 #[derive(Debug)]
 struct Buffer {
     memory: Staging,
-    /// After the copies from or to it that were last begun.
+    /// The point after the copies from or to it that were begun last.
     used: Event,
 }
 
@@ -71,7 +71,7 @@ impl Lane {
             assert!(block.from.len() as u64 <= block.to.len(), "the caller allocated as much");
             if self.is_pinned(block.from) {
                 let (to, from) = (block.to.address(), block.from.as_ptr() as u64);
-                // SAFETY: both are as long and stay borrowed until `upload` has waited; the range has one user.
+                // SAFETY: both are equally long and stay borrowed until `upload` has waited; the range has one user.
                 unsafe { self.stream.copy(to, from, block.from.len()) }?;
             } else {
                 staged.push(block);
@@ -113,7 +113,7 @@ impl Lane {
             assert!(block.to.len() as u64 <= block.from.len(), "the caller knows how long a block is");
             if self.is_pinned(block.to) {
                 let (to, from) = (block.to.as_mut_ptr() as u64, block.from.address());
-                // SAFETY: both are as long and stay borrowed until `download` has waited.
+                // SAFETY: both are equally long and stay borrowed until `download` has waited.
                 unsafe { self.stream.copy(to, from, block.to.len()) }?;
             } else {
                 staged.push(block);

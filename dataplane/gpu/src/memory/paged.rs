@@ -1,7 +1,7 @@
 //! Gathers an engine's pages into a block, and scatters a block over pages, by the descriptors of
 //! [`layout::paged`](kvasir_memory::layout::paged).
 //!
-//! There are three ways ([`Path`]), and which of them this GPU and driver have is found out at the start. Those there
+//! There are three ways ([`Path`]). Which of them this GPU and driver have is found out at the start: those that exist
 //! are measured on runs of several lengths, and each call takes what was fastest for runs like its own.
 //!
 //! **Layer by layer.** A block keeps its layers one after the other, so each can move as soon as the engine has computed
@@ -52,7 +52,7 @@ pub struct Pages<'a> {
     pub descriptors: &'a [Descriptor],
 }
 
-/// Work of a GPU that was begun. Dropping it waits: until then the GPU may touch the memory.
+/// Work of a GPU that has begun. Dropping it waits: until it is complete the GPU may touch the memory.
 pub struct Underway {
     event: Event,
     memory: Vec<Region>,
@@ -66,10 +66,10 @@ impl Underway {
         &self.event
     }
 
-    /// Takes over from work that the GPU does before this: it is complete when this is.
+    /// Takes over work that the GPU does before this: it is complete when this is.
     fn after(mut self, mut earlier: Self) -> Self {
         self.memory.append(&mut earlier.memory);
-        // Its end is known by ours, so nobody waits for it.
+        // The end of this work implies the end of that one, so nobody waits for it.
         earlier.waited = true;
         self
     }
@@ -77,7 +77,7 @@ impl Underway {
     /// Sleeps until it is complete.
     ///
     /// # Errors
-    /// That it failed.
+    /// The work failed.
     pub fn wait(mut self) -> Result<(), CudaError> {
         self.waited = true;
         self.event.wait()
@@ -87,7 +87,7 @@ impl Underway {
 impl Drop for Underway {
     fn drop(&mut self) {
         if !self.waited {
-            // Whoever wanted to know of a failure called `wait`; the driver ends failed work.
+            // A caller that wants to know of a failure calls `wait`; the driver ends failed work.
             let _ = self.event.wait();
         }
     }
@@ -106,7 +106,8 @@ impl PageMover {
     /// Bytes that each of [`measured`](Self::measured) moved.
     pub const SAMPLE_BYTES: u64 = probe::SAMPLE_BYTES;
 
-    /// Finds the ways there are and measures them, which takes some 16 MiB of the GPU's memory and less than a second.
+    /// Finds the ways that exist and measures them, which takes about 16 MiB of the GPU's memory and less than a
+    /// second.
     ///
     /// # Errors
     /// What the driver says. A way that is missing is no error.
@@ -123,7 +124,7 @@ impl PageMover {
         Ok(mover)
     }
 
-    /// Does without a way that there is and that does not work. The last of them is not forgotten.
+    /// Gives up a way that exists but does not work. `Copies2d` is never given up: its error is returned.
     fn forget(&mut self, path: Path, error: CudaError) -> Result<(), CudaError> {
         match path {
             Path::Kernel => self.kernel = Err(error),
@@ -133,19 +134,19 @@ impl PageMover {
         Ok(())
     }
 
-    /// The ways there are.
+    /// The ways that exist.
     pub fn paths(&self) -> Vec<Path> {
         let kernel = self.kernel.is_ok().then_some(Path::Kernel);
         let batch = self.batch.is_ok().then_some(Path::Batch);
         [kernel, batch, Some(Path::Copies2d)].into_iter().flatten().collect()
     }
 
-    /// Why ways are missing: the library, or what they failed with when they were tried.
+    /// Why ways are missing: the library, or the error when they were tried.
     pub fn missing(&self) -> Vec<&CudaError> {
         self.kernel.as_ref().err().into_iter().chain(self.batch.as_ref().err()).collect()
     }
 
-    /// What the measurements at the start said.
+    /// The results of the measurements at the start.
     pub fn measured(&self) -> &[Measured] {
         &self.measured
     }
@@ -162,7 +163,7 @@ impl PageMover {
         self.begin_by(path, stream, pages, way)
     }
 
-    /// As [`begin`](Self::begin), by a way that the caller chose.
+    /// Like [`begin`](Self::begin), by a way that the caller chose.
     ///
     /// # Errors
     /// As `begin`, or that the way is missing.
@@ -189,7 +190,7 @@ impl PageMover {
             .map_err(|outside| CudaError::OutOfRange { nth: outside.nth })?;
         let begun = self.execute(path, stream, &moves, way);
         let memory = pages.engine.iter().chain([pages.block.region()]).cloned().collect();
-        // Dropped at once after an error, which waits for the moves that were begun.
+        // After an error it is dropped at once, which waits for the moves that were begun.
         let underway = Underway { event: stream.mark()?, memory, waited: false };
         begun.map(|()| underway)
     }
@@ -226,7 +227,7 @@ impl PageMover {
     }
 }
 
-/// The descriptors walked on the host, run by run: what every way is compared with.
+/// Walks the descriptors on the host, run by run: every way is compared with this.
 #[cfg(test)]
 pub(super) fn by_hand(engine: &mut [Vec<u8>], block: &mut [u8], list: &[Descriptor], way: Way) {
     for d in list {

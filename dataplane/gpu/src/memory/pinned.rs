@@ -14,8 +14,8 @@ use kvasir_memory::region::{Location, Memory, Region};
 
 /// A region of the host that the driver knows, page-locked, until this is dropped.
 ///
-/// Copies from and to such memory run at the speed of the bus and beside the caller; others go through a buffer of the
-/// driver. Registering costs time per page, so it is done at the start.
+/// Copies from and to such memory run at the speed of the bus and do not block the caller; others go through a buffer
+/// of the driver. Registering costs time per page, so it is done at the start.
 pub struct Pinned {
     device: Arc<Device>,
     /// Keeps the memory where it is.
@@ -24,7 +24,7 @@ pub struct Pinned {
 
 impl Pinned {
     /// Registers a region. It may be a mapping that is shared with other processes. All of its pages are taken from the
-    /// system at once, and stay.
+    /// system at once, and stay taken.
     ///
     /// # Errors
     /// It is not writable memory of the host, is registered already, or the system does not lock that much.
@@ -94,7 +94,8 @@ impl PinnedRanges {
         self.0.remove(&base);
     }
 
-    /// Whether one registered range has all of these bytes. Two that adjoin do not count: the driver copies within one.
+    /// Whether one registered range has all of these bytes. Two adjoining ranges do not count: the driver copies within
+    /// one.
     pub(super) fn contains(&self, address: usize, len: usize) -> bool {
         let before = self.0.range(..=address).next_back();
         before.is_some_and(|(&base, &held)| held >= len && address - base <= held - len)

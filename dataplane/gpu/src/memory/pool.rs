@@ -1,4 +1,4 @@
-//! A GPU's memory, shared out.
+//! A GPU's memory, divided into ranges.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -14,8 +14,8 @@ use super::ipc::{self, MemoryHandle};
 use kvasir_memory::extents::{Extents, PAGE};
 use kvasir_memory::region::{Location, Memory, Region};
 
-/// What the driver shares with another process is whole pages of this size: a smaller allocation would lie in one with
-/// others, and show them too.
+/// The driver shares whole pages of this size with another process: a smaller allocation would lie in one with
+/// others, and expose them too.
 const DRIVER_PAGE: u64 = 2 << 20;
 
 /// One allocation on a GPU, from which [`DeviceRange`]s are taken. The driver's own allocator takes a millisecond and
@@ -34,7 +34,8 @@ unsafe impl Send for DevicePool {}
 unsafe impl Sync for DevicePool {}
 
 impl DevicePool {
-    /// Takes `bytes` of the GPU's memory, rounded up to whole pages of 4 KiB; from the driver, of 2 MiB.
+    /// Takes `bytes` of the GPU's memory, rounded up to pages of 4 KiB. What the driver allocates is rounded up to 2
+    /// MiB.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`], or what the driver says.
@@ -65,12 +66,12 @@ impl DevicePool {
         self.bytes
     }
 
-    /// Bytes in no range.
+    /// Bytes that no range has taken.
     pub fn free_bytes(&self) -> u64 {
         self.extents().free_bytes()
     }
 
-    /// A range of `len` bytes, at least 1; none if no free piece is long enough.
+    /// A range of `len` bytes, at least 1, or `None` if no free piece is long enough.
     pub fn allocate(self: &Arc<Self>, len: u64) -> Option<DeviceRange> {
         let offset = self.extents().allocate(len.max(1))?;
         Some(DeviceRange { pool: self.clone(), offset, len: len.max(1) })
@@ -120,7 +121,7 @@ impl Drop for DevicePool {
     }
 }
 
-/// A piece of a pool, free again when dropped. Whoever has work of a GPU under way on it keeps it until that is done.
+/// A piece of a pool, free again when dropped. Keep it until all work of a GPU on it is done.
 #[derive(Debug)]
 pub struct DeviceRange {
     pool: Arc<DevicePool>,
@@ -142,7 +143,7 @@ impl DeviceRange {
         self.len
     }
 
-    /// Never: kept beside [`len`](Self::len) by convention.
+    /// Always false; it is here only because [`len`](Self::len) is.
     pub fn is_empty(&self) -> bool {
         false
     }

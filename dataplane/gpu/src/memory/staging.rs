@@ -9,7 +9,7 @@ use cudarc::driver::{result, sys};
 use super::device::Device;
 use super::error::CudaError;
 
-/// Memory of the driver's own, page-locked.
+/// Page-locked memory of the driver.
 #[derive(Debug)]
 pub(super) struct Staging {
     device: Arc<Device>,
@@ -38,10 +38,10 @@ impl Staging {
         self.base.as_ptr() as u64
     }
 
-    /// Its bytes, while no copy of a GPU from or to it is under way.
+    /// Its bytes. Call it only while no copy of a GPU from or to it is under way.
     pub(super) fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: `len` initialised bytes, and `&mut self` is the only access of this process; callers wait for the
-        // GPU's before they ask.
+        // GPU's copies before they ask.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }
 }
@@ -67,8 +67,8 @@ pub(super) struct Piece {
     pub(super) len: usize,
 }
 
-/// Shares blocks of these lengths out over buffers of `buffer` bytes, in order: what each filling of a buffer has.
-/// Small blocks share one, long ones take several. A length of 0 has no piece.
+/// Distributes blocks of these lengths over buffers of `buffer` bytes, in order. Returns what each filling of a buffer
+/// holds. Small blocks share a buffer, long ones take several. A length of 0 has no piece.
 pub(super) fn fillings(lens: impl IntoIterator<Item = usize>, buffer: usize) -> Vec<Vec<Piece>> {
     let mut fillings: Vec<Vec<Piece>> = Vec::new();
     let mut room = 0;

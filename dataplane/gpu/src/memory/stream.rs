@@ -1,4 +1,4 @@
-//! An order of work on a GPU.
+//! A sequence of work on a GPU.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use super::device::Device;
 use super::error::CudaError;
 use super::event::Event;
 
-/// Work that a GPU does one after the other, beside that of other streams. One per direction lets both directions of
-/// the bus be used at once.
+/// Work that a GPU does one after the other, concurrently with that of other streams. One stream per direction lets
+/// both directions of the bus be used at once.
 #[derive(Debug)]
 pub struct Stream {
     device: Arc<Device>,
@@ -33,7 +33,7 @@ impl Stream {
         self.inner.cu_stream()
     }
 
-    /// A point after all the work of now.
+    /// A point after all the work submitted so far.
     ///
     /// # Errors
     /// What the driver says.
@@ -43,7 +43,7 @@ impl Stream {
         Ok(event)
     }
 
-    /// Moves `event` to the point after all the work of now.
+    /// Moves `event` to the point after all the work submitted so far.
     ///
     /// # Errors
     /// What the driver says.
@@ -61,7 +61,7 @@ impl Stream {
     /// What the driver says.
     pub fn after(&self, event: &Event) -> Result<(), CudaError> {
         self.device.bind()?;
-        // SAFETY: both handles are alive; 0 is the only flag there is use for.
+        // SAFETY: both handles are alive; 0 means no flags.
         unsafe { sys::cuStreamWaitEvent(self.raw(), event.raw(), 0) }
             .result()
             .map_err(self.device.failed("waiting for an event"))
@@ -70,12 +70,12 @@ impl Stream {
     /// Sleeps until all of its work is complete.
     ///
     /// # Errors
-    /// That some of it failed, or the driver did.
+    /// Some of it failed, or the driver did.
     pub fn drain(&self) -> Result<(), CudaError> {
         self.mark()?.wait()
     }
 
-    /// Begins a copy of `len` bytes between addresses of any GPU or of the host; which is which the driver knows.
+    /// Begins a copy of `len` bytes between addresses of any GPU or of the host; the driver knows which is which.
     ///
     /// # Safety
     /// Both ranges stay valid, the target is not touched and the source is not written until the copy is complete.

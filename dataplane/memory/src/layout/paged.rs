@@ -12,7 +12,7 @@ use super::{Error, KvShape};
 pub enum Order {
     /// All tokens of head 0, then of head 1, … A rank with fewer heads reads a range of it.
     HeadsTokens = 0,
-    /// All heads of token 0, then of token 1, … As most engines keep pages, so that a page is one piece.
+    /// All heads of token 0, then of token 1, … Most engines keep pages this way, so that a page is one piece.
     TokensHeads = 1,
 }
 
@@ -93,7 +93,7 @@ impl PagedLayout {
     #[must_use]
     pub fn heads_first(self, kv: &KvShape) -> Self {
         let vector = kv.vector_bytes();
-        // No overflow: both are at most the page stride, which was computed without.
+        // No overflow: both are at most the page stride, whose computation did not overflow.
         Self { token_stride: vector, head_stride: vector * u64::from(self.page_tokens), ..self }
     }
 
@@ -159,7 +159,7 @@ impl Descriptor {
         self.run_bytes * u64::from(self.rows)
     }
 
-    /// Takes in `next` if it goes on where this one ends, on both sides.
+    /// Takes in `next` if it continues where this one ends, on both sides.
     fn extend(&mut self, next: &Self) -> bool {
         let goes_on = self.rows == 1
             && next.rows == 1
@@ -216,7 +216,7 @@ struct PagePart {
     plane: u32,
     nth: u32,
     page: u32,
-    /// Of the whole block.
+    /// Tokens of the whole block.
     tokens: u32,
 }
 
@@ -302,7 +302,7 @@ fn walk(first: Descriptor, a: Dim, b: Dim) -> Vec<Descriptor> {
             vec![rows(Descriptor { run_bytes, ..first }, outer)]
         };
     }
-    // Neither: rows along the longer dimension, one descriptor per step of the shorter.
+    // Neither is dense: rows along the longer dimension, one descriptor per step of the shorter.
     let (long, short) = if a.count >= b.count { (a, b) } else { (b, a) };
     (0..u64::from(short.count))
         .map(|step| Descriptor {

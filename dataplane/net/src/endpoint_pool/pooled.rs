@@ -1,5 +1,5 @@
-//! A transport whose endpoints come from an [`EndpointPool`]: who connects through it shares endpoints with everyone
-//! else who does, and finds a peer that keeps failing in quarantine.
+//! A transport whose endpoints come from an [`EndpointPool`]: all who connect through it share endpoints, and find a
+//! peer that keeps failing in quarantine.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -79,7 +79,8 @@ impl Transport for Pooled {
     }
 }
 
-/// One user's part of an endpoint. Closing it says that it broke; dropping it, that it worked, unless it is down.
+/// One user's share of an endpoint. Closing it says that the endpoint broke; dropping it says that it worked, unless it
+/// is down.
 struct Shared {
     endpoint: Arc<dyn Endpoint>,
     clock: Clock,

@@ -1,13 +1,13 @@
 //! SIEVE (Zhang et al., NSDI '24): a queue in order of insertion, one bit per entry, and a hand that walks from the
 //! oldest to the newest, spares what was used since it last came by, and evicts the first that was not.
 //!
-//! Crates that implement it evict on their own when full; here some entries must not be evicted just now, and entries
-//! leave for other reasons too.
+//! Crates that implement it evict on their own when full; here some entries must not be evicted at the moment, and
+//! entries leave for other reasons too.
 
 const NIL: u32 = u32::MAX;
 
 struct Node<T> {
-    /// None in free slots.
+    /// `None` in free slots.
     value: Option<T>,
     visited: bool,
     newer: u32,
@@ -33,7 +33,7 @@ impl<T> Sieve<T> {
         self.nodes.len() - self.free.len()
     }
 
-    /// As the newest, not yet used.
+    /// Adds a value as the newest, not yet used.
     pub(super) fn insert(&mut self, value: T) -> u32 {
         let node = Node { value: Some(value), visited: false, newer: NIL, older: self.newest };
         let slot = match self.free.pop() {
@@ -64,7 +64,7 @@ impl<T> Sieve<T> {
         self.nodes[slot as usize].visited = true;
     }
 
-    /// Takes a value out.
+    /// Removes a value.
     ///
     /// # Panics
     /// As [`get`](Self::get).
@@ -84,7 +84,8 @@ impl<T> Sieve<T> {
         value
     }
 
-    /// Takes out the value that SIEVE evicts among those that `may` go; none if none may. The others keep their bit.
+    /// Removes the value that SIEVE evicts among those that `may` go, or returns `None` if none may. The others keep
+    /// their bit.
     pub(super) fn evict(&mut self, may: impl Fn(&T) -> bool) -> Option<T> {
         // One lap clears the bits of all that may go, so the second finds one.
         for _ in 0..2 * self.len() {
@@ -102,7 +103,7 @@ impl<T> Sieve<T> {
         None
     }
 
-    /// Slot and value of all, in no order that means anything.
+    /// The slot and value of each entry, in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         (0u32..).zip(&self.nodes).filter_map(|(slot, node)| Some((slot, node.value.as_ref()?)))
     }

@@ -1,5 +1,5 @@
 //! What the pool knows about each peer, and what follows from each event. Time is an argument, nothing blocks, and
-//! whatever must be closed is handed out, so that the caller closes it without the lock.
+//! whatever must be closed is returned, so that the caller closes it without the lock.
 
 use std::hash::Hash;
 
@@ -12,7 +12,7 @@ use super::{PoolConfig, Refused, Stats};
 pub(super) type Generation = u64;
 
 enum Peer {
-    /// Somebody connects; `probe` if the peer failed before, so that others do not wait for it.
+    /// A caller connects; `probe` if the peer failed before, so that others do not wait for it.
     Connecting {
         probe: bool,
         failures: u32,
@@ -24,7 +24,7 @@ enum Peer {
 
 struct Quarantine {
     until_ms: u64,
-    /// Since the last transfer that worked.
+    /// Failures since the last transfer that worked.
     failures: u32,
     /// Whether anybody asked for the peer since it failed last.
     wanted: bool,
@@ -34,7 +34,7 @@ struct Ready<P, E> {
     peer: P,
     endpoint: E,
     generation: Generation,
-    /// Guards out: transfers in flight.
+    /// Guards handed out: transfers in flight.
     users: u32,
     failures: u32,
 }
@@ -44,7 +44,7 @@ pub(super) enum Ask<E> {
     Use(E, Generation),
     /// Connect, and report by [`State::connected`] or [`State::failed`].
     Connect,
-    /// Another caller connects; ask again when that has ended.
+    /// Another caller is connecting; ask again when that has ended.
     Wait,
     Refused(Refused),
 }
@@ -53,7 +53,7 @@ pub(super) struct State<P, E> {
     config: PoolConfig,
     peers: HashMap<P, Peer>,
     ready: Sieve<Ready<P, E>>,
-    /// Guards still out of endpoints that were dropped. They count as open until the last guard is back.
+    /// How many guards are still held of each dropped endpoint. It counts as open until the last guard is back.
     draining: HashMap<Generation, u32>,
     connecting: usize,
     generations: Generation,
@@ -78,7 +78,7 @@ impl<P: Clone + Eq + Hash, E: Clone> State<P, E> {
         self.ready.len() + self.connecting + self.draining.len()
     }
 
-    /// What the caller does for `peer`. Endpoints that make room, or were found broken, go to `closed`.
+    /// What the caller must do for `peer`. Endpoints that make room, or were found broken, go to `closed`.
     pub(super) fn ask(
         &mut self,
         peer: &P,
@@ -105,7 +105,7 @@ impl<P: Clone + Eq + Hash, E: Clone> State<P, E> {
                     self.ready.touch(slot);
                     return answer;
                 }
-                // The other side dropped it, perhaps only for want of room: connect again at once.
+                // The other side dropped it, perhaps only for lack of room: connect again at once.
                 failures = ready.failures;
                 self.stats.dropped_by_peer += 1;
                 closed.push(self.drop_ready(slot));
@@ -179,8 +179,8 @@ impl<P: Clone + Eq + Hash, E: Clone> State<P, E> {
         }
     }
 
-    /// A transfer found the endpoint broken; its guard is still to be released. Returns what to close, unless another
-    /// guard said so before or the peer has a newer endpoint.
+    /// A transfer found the endpoint broken; its guard is still to be released. Returns the endpoint to close, unless
+    /// another guard said so before or the peer has a newer endpoint.
     pub(super) fn broke(&mut self, peer: &P, generation: Generation, now_ms: u64) -> Option<E> {
         let slot = self.current(peer, generation)?;
         let failures = self.ready.get(slot).failures + 1;
@@ -214,7 +214,7 @@ impl<P: Clone + Eq + Hash, E: Clone> State<P, E> {
         };
         let mut probes: Vec<(u64, &P)> =
             self.peers.iter().filter_map(|(peer, state)| Some((due(state)?, peer))).collect();
-        probes.sort_by_key(|(until_ms, _)| *until_ms); // who has waited longest comes first
+        probes.sort_by_key(|(until_ms, _)| *until_ms); // the one that has waited longest comes first
         (closed, probes.into_iter().take(probes_max).map(|(_, peer)| peer.clone()).collect())
     }
 
@@ -248,7 +248,7 @@ impl<P: Clone + Eq + Hash, E: Clone> State<P, E> {
         self.peers.insert(peer.clone(), Peer::Quarantined(Quarantine { until_ms, failures, wanted: false }));
     }
 
-    /// The peer whose quarantine ends first: its next user learns at once whether it is back.
+    /// Forgets the peer whose quarantine ends first: its next user learns at once whether it is back.
     fn forget_one(&mut self) {
         let ends = |peer: &Peer| match peer {
             Peer::Quarantined(quarantine) => Some(quarantine.until_ms),

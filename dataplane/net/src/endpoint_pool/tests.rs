@@ -1,4 +1,4 @@
-//! The corners one by one, and threads; [`model`] has the random sequences.
+//! The corner cases one by one, and threads; [`model`] has the random sequences.
 
 mod model;
 
@@ -29,7 +29,7 @@ struct Net {
     tried: Mutex<Vec<u8>>,
     open: AtomicUsize,
     most_open: AtomicUsize,
-    /// Connecting waits here, if set, for whoever holds the other end.
+    /// If set, connecting waits here for the holder of the other end.
     gate: Mutex<Option<Arc<Barrier>>>,
 }
 
@@ -299,7 +299,7 @@ fn a_transport_is_a_connector() {
         endpoint.worked();
         assert!(pool.open() <= 64);
     }
-    // One that is gone is found broken before it is used, cannot be connected again, and is left alone.
+    // An endpoint that is gone is found broken before it is used, cannot be connected again, and is left alone.
     let (name, last) = &peers[99];
     drop(pool.get(name, || 0).unwrap());
     last.shut_down();

@@ -108,7 +108,7 @@ impl Overrides {
 pub struct Matrix(BTreeMap<Location, Rails>);
 
 impl Matrix {
-    /// Preferred are the nearest NICs that are no management ports; secondary are the others, nearest first.
+    /// The preferred NICs are the nearest ones that are not management ports; all others are secondary, nearest first.
     pub fn of(machine: &Machine, overrides: &Overrides) -> Self {
         let usable: Vec<&Nic> = machine.nics.iter().filter(|nic| overrides.allows(machine, nic)).collect();
         let rails = |location| match overrides.locations.get(&location) {
@@ -120,10 +120,10 @@ impl Matrix {
         Self(locations.into_iter().map(|location| (location, rails(location))).collect())
     }
 
-    /// Reads what a peer or a file says.
+    /// Reads the matrix of a peer or a file.
     ///
     /// # Errors
-    /// It is not a matrix, or larger than any machine.
+    /// It is not a matrix, or it is larger than that of any machine.
     pub fn from_json(json: &[u8]) -> Result<Self, Error> {
         if json.len() > JSON_BYTES_MAX {
             return Err(Error::MatrixTooLong { bytes: json.len(), max: JSON_BYTES_MAX });
@@ -146,7 +146,7 @@ impl Matrix {
         Ok(matrix)
     }
 
-    /// What is sent to peers.
+    /// The text that is sent to peers.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("a map of names to lists of names is JSON")
     }

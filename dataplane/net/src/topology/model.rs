@@ -10,7 +10,7 @@ use kvasir_memory::region::Location;
 pub struct PciPath(Vec<String>);
 
 impl PciPath {
-    /// None if `parts` does not at least hold a root and a function.
+    /// `None` unless `parts` holds at least a root and a function.
     pub fn new(parts: Vec<String>) -> Option<Self> {
         (parts.len() >= 2).then_some(Self(parts))
     }
@@ -50,17 +50,17 @@ pub struct Gpu {
 /// One network device: an RDMA device with its network interfaces, or an interface without RDMA.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Nic {
-    /// Name of the RDMA device, else of the interface. Unique in a machine.
+    /// Name of the RDMA device, or else of the interface. Unique in a machine.
     pub name: String,
     pub rdma: bool,
     /// Network interfaces of the same PCI function.
     pub interfaces: Vec<String>,
-    /// None for devices outside the PCI tree (software RDMA, some hypervisors).
+    /// `None` for devices outside the PCI tree (software RDMA, some hypervisors).
     pub pci: Option<PciPath>,
     pub numa: Option<u16>,
-    /// Megabits per second; virtual devices often tell none.
+    /// Megabits per second. Virtual devices often do not say.
     pub rate_mbps: Option<u64>,
-    /// Whether its link is up. Others are not used.
+    /// Whether its link is up. NICs whose link is down are not used.
     pub up: bool,
 }
 
@@ -75,7 +75,7 @@ pub enum Link {
     SameNode,
     /// On different NUMA nodes, with their distance.
     OtherNode(u32),
-    /// The machine does not tell.
+    /// The machine does not say.
     Unknown,
 }
 
@@ -87,7 +87,7 @@ pub struct Machine {
     pub nics: Vec<Nic>,
 }
 
-/// What ACPI counts as the distance to a remote node where a machine does not tell.
+/// The distance that ACPI gives a remote node when a machine does not say.
 const REMOTE: u32 = 20;
 
 impl Machine {

@@ -1,6 +1,6 @@
-//! Reads a machine from sysfs. No library of a vendor is needed: GPUs are PCI functions of a class and a vendor.
+//! Reads a machine from sysfs. No vendor's library is needed: GPUs are PCI functions of a certain class and vendor.
 //!
-//! Attributes that are missing or unreadable are unknown, not errors: a NIC without a link refuses to tell its
+//! Attributes that are missing or unreadable are unknown, not errors: a NIC without a link does not tell its
 //! speed, and containers and hypervisors hide what they like.
 
 use std::collections::BTreeMap;
@@ -20,14 +20,14 @@ const ATTRIBUTE_MAX: u64 = 4096;
 /// The machine below `sysfs`, which is `/sys` outside tests.
 ///
 /// # Errors
-/// `sysfs` is not one, or a folder that is there cannot be listed.
+/// `sysfs` is no sysfs, or a folder that is there cannot be listed.
 pub fn probe(sysfs: &Path) -> Result<Machine, Error> {
     let root = sysfs.canonicalize().map_err(|source| Error::Read { path: sysfs.to_owned(), source })?;
     if !root.join("class").is_dir() || !root.join("devices").is_dir() {
         return Err(Error::NotSysfs { path: root });
     }
     let numa = numa_nodes(&root)?;
-    // With one node everything is near it, though hypervisors often say -1.
+    // If there is one node, everything is near it, though hypervisors often say -1.
     let only_node = if let [only] = numa.as_slice() { Some(only.id) } else { None };
     let sysfs = Sysfs { root, only_node };
     Ok(Machine { numa, gpus: sysfs.gpus()?, nics: sysfs.nics()? })
@@ -117,7 +117,7 @@ impl Sysfs {
         for name in names(&self.root.join("class/net"))? {
             let class = self.root.join("class/net").join(&name);
             let Ok(device) = class.join("device").canonicalize() else { continue };
-            // "unknown" is what drivers say that do not watch their link.
+            // Drivers that do not watch their link say "unknown".
             let up = attribute(&class, "operstate").is_some_and(|state| state == "up" || state == "unknown");
             let rate_mbps =
                 attribute(&class, "speed").and_then(|text| text.parse().ok()).filter(|&rate| rate > 0);
@@ -170,7 +170,7 @@ struct Interface {
     name: String,
     up: bool,
     rate_mbps: Option<u64>,
-    /// By an RDMA device of the same function.
+    /// Whether an RDMA device of the same function has it.
     taken: bool,
 }
 
@@ -220,7 +220,7 @@ fn is_pci(part: &str) -> bool {
     fields.len() == 3 && fields.into_iter().chain([function]).all(hex)
 }
 
-/// Names in a folder, sorted; none if it is not there.
+/// Names in a folder, sorted; empty if the folder is not there.
 fn names(folder: &Path) -> Result<Vec<String>, Error> {
     let failed = |source| Error::Read { path: folder.to_owned(), source };
     let entries = match fs::read_dir(folder) {

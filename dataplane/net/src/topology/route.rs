@@ -50,7 +50,7 @@ fn candidates<'a>(
 }
 
 /// What it costs memory at `location` to use this NIC: nothing if it is preferred there or the machine does not list
-/// the location, 1 if it is secondary. None: it is not to be used.
+/// the location, 1 if it is secondary. `None` means that it must not be used.
 pub fn nic_cost(matrix: &Matrix, location: Location, nic: &str) -> Option<u8> {
     let listed = |list: &[String]| list.iter().any(|name| name == nic);
     match matrix.rails(location) {

@@ -11,7 +11,7 @@ fn topology(text: &str) -> Topology {
     Topology::probe(sysfs.path(), Overrides::default()).unwrap()
 }
 
-/// `mlx5_0 mlx5_1 | eno3`, as the printed table has it.
+/// Such as `mlx5_0 mlx5_1 | eno3`, as in the printed table.
 #[track_caller]
 fn check(matrix: &Matrix, location: &str, expected: &str) {
     let rails = matrix.rails(location.parse().unwrap()).unwrap();
@@ -142,7 +142,7 @@ fn devices_that_come_and_go_are_noticed() {
     check(found.matrix(), "cuda:0", "mlx5_1 mlx5_2 mlx5_3 | mlx5_4 mlx5_5 mlx5_6 mlx5_7");
 
     fixture::remove(root, "infiniband", "mlx5_0");
-    // Its interface is still there, without RDMA and without a link. The NIC that the settings name may go too.
+    // Its interface is still there, without RDMA and without a link. Even a NIC that the settings name may go.
     fixture::remove(root, "net", "eno3");
     let gone = ["mlx5_0", "eno3"].map(|name| Change::NicRemoved(name.into()));
     let changes = found.refresh().unwrap();
@@ -158,7 +158,7 @@ fn devices_that_come_and_go_are_noticed() {
     assert!(found.matrix().rails(Location::Cuda(7)).is_none());
 }
 
-/// Four NUMA nodes on two sockets, and one NIC on each socket: nodes without one take the one on their socket.
+/// Four NUMA nodes on two sockets, and one NIC on each socket: a node without a NIC takes the one on its socket.
 #[test]
 fn numa_distance_decides_between_remote_nodes() {
     let node =

@@ -1,4 +1,4 @@
-//! Which way of moving pages is fastest for runs of which length, as measured on the GPU at hand.
+//! Which way of moving pages is fastest for runs of which length, as measured on this GPU.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ pub enum Path {
     Kernel,
     /// `cuMemcpyBatchAsync`: one call for all runs. Drivers from 12.8 on.
     Batch,
-    /// `cuMemcpy2DAsync`, a call per descriptor: what every driver has.
+    /// `cuMemcpy2DAsync`: a call per descriptor. Every driver has it.
     Copies2d,
 }
 
@@ -35,12 +35,12 @@ pub struct Measured {
 /// The fastest path per length of run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// By length; each is best from there on up to the next.
+    /// Sorted by length; each is best from its length up to the next.
     best: Vec<(u64, Path)>,
 }
 
 impl Choice {
-    /// Takes the fastest of each length that was measured.
+    /// Takes the fastest path for each length that was measured.
     pub fn of(measured: &[Measured]) -> Self {
         let mut all = measured.to_vec();
         all.sort_by_key(|m| (m.run_bytes, m.took));
@@ -48,7 +48,8 @@ impl Choice {
         Self { best: all.into_iter().map(|m| (m.run_bytes, m.path)).collect() }
     }
 
-    /// The path for runs of `run_bytes` on average: that of the longest sample not longer, or of the shortest.
+    /// The path for runs of `run_bytes` on average: that of the longest sample that is no longer, or else of the
+    /// shortest.
     pub fn path(&self, run_bytes: u64) -> Path {
         let below = self.best.iter().rev().find(|&&(from, _)| from <= run_bytes);
         below.or(self.best.first()).map_or(Path::Copies2d, |&(_, path)| path)

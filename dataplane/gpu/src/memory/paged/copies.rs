@@ -24,7 +24,7 @@ type BatchV1 = unsafe extern "C" fn(
     *mut usize,
     sys::CUstream,
 ) -> sys::CUresult;
-/// As CUDA 13 does.
+/// As CUDA 13 declares it.
 type BatchV2 = unsafe extern "C" fn(
     Addresses,
     Addresses,

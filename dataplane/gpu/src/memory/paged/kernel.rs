@@ -127,7 +127,7 @@ impl Kernel {
 
 /// The source as PTX of NVRTC's lowest architecture, which the driver compiles for the GPU it has.
 fn compile() -> Result<nvrtc::Ptx, &'static str> {
-    // SAFETY: opens libraries by the names of NVRTC; running their initialisers is what is wanted.
+    // SAFETY: opens libraries by the names of NVRTC; their initialisers are meant to run.
     if !unsafe { nvrtc::sys::is_culib_present() } {
         return Err("libnvrtc.so was not found; install the CUDA run-time compiler");
     }
@@ -136,7 +136,7 @@ fn compile() -> Result<nvrtc::Ptx, &'static str> {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        // What is under way still runs it. If waiting for it fails, the driver has ended it.
+        // Work under way still runs it. If waiting for it fails, the driver has ended it.
         let _ = self.device.context().synchronize();
         // SAFETY: loaded by `new`, and nothing runs it any more.
         let _ = unsafe { result::module::unload(self.module) };

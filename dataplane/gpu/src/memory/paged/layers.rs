@@ -1,19 +1,19 @@
-//! Blocks that move layer by layer, beside the engine's computing.
+//! Blocks that move layer by layer, while the engine computes.
 
 use super::{CudaError, PageMover, Pages, Path, Stream, Underway, Way};
 use crate::memory::event::Event;
 use kvasir_memory::layout::paged::Descriptor;
 use kvasir_memory::region::LocalRange;
 
-/// The streams of a block that moves by layers: one for the pages, one for the bus, so that the copy of a layer runs
-/// beside the gathering of the next.
+/// The streams of a block that moves by layers: one for the pages and one for the bus, so that one layer is copied
+/// while the next is gathered.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerStreams<'a> {
     pub pages: &'a Stream,
     pub bus: &'a Stream,
 }
 
-/// The descriptors of one layer, and what part of the block it is.
+/// The descriptors of one layer, and the part of the block that they fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layer<'a> {
     descriptors: &'a [Descriptor],
@@ -35,9 +35,9 @@ fn layers(descriptors: &[Descriptor]) -> impl Iterator<Item = Layer<'_>> {
 
 impl PageMover {
     /// Begins to move a block from an engine's pages to the host: gathers each layer into `pages.block`, on the GPU, and
-    /// copies it from there to `host`, which is pinned. Layer *n* begins when the engine's `ready[n]` is complete; where
-    /// there is no such event, at once. Returns what to wait for, a piece per layer: when it is complete, that layer is
-    /// on the host. The caller is not held up.
+    /// copies it from there to `host`, which is pinned. Layer *n* begins when the engine's `ready[n]` is complete, or
+    /// at once if there is no such event. Returns one piece of work per layer to wait for: when it is complete, that
+    /// layer is on the host. The call does not block.
     ///
     /// # Errors
     /// As [`begin`](Self::begin); layers that were begun are waited for.
@@ -63,9 +63,9 @@ impl PageMover {
         Ok(begun)
     }
 
-    /// Begins to move a block from the host, pinned, to an engine's pages: copies each layer to `pages.block`, on the GPU,
-    /// and scatters it. Returns a piece per layer, in order: the engine computes layer *n* [after](Stream::after) its
-    /// event. The caller is not held up.
+    /// Begins to move a block from the host, pinned, to an engine's pages: copies each layer to `pages.block`, on the
+    /// GPU, and scatters it. Returns a piece of work per layer, in order: the engine computes layer *n*
+    /// [after](Stream::after) its event. The call does not block.
     ///
     /// # Errors
     /// As [`begin`](Self::begin); layers that were begun are waited for.
@@ -106,7 +106,7 @@ impl PageMover {
         };
         let engine = [from.region().clone()];
         let pages = Pages { engine: &engine, block: to, descriptors: &[whole] };
-        // One long run: no kernel is needed for that, and the copy engines work beside the multiprocessors.
+        // One long run: no kernel is needed for that, and the copy engines work independently of the multiprocessors.
         self.begin_by(Path::Copies2d, stream, pages, Way::Gather)
     }
 }

@@ -11,7 +11,7 @@ use super::{Way, by_hand};
 use kvasir_memory::layout::cases::cases;
 use kvasir_memory::layout::paged::{Descriptor, Regions, descriptors};
 
-/// None where there is no C++ compiler.
+/// `None` if there is no C++ compiler.
 fn compile(dir: &Path) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/memory/cuda/paged/on_host.cc");
     let program = dir.join("on_host");
@@ -28,7 +28,7 @@ fn compile(dir: &Path) -> Option<PathBuf> {
     }
 }
 
-/// What the program makes of both memories.
+/// Runs the program on both memories and returns the result.
 fn run(program: &Path, list: &[Descriptor], way: Way, engine: &[u8], block: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let span = |bytes: &[u8]| Span { address: 0, len: bytes.len() as u64 };
     let moves = moves(&[span(engine)], span(block), list).unwrap();
@@ -54,7 +54,7 @@ fn the_kernel_moves_every_byte_to_its_place() {
     let Some(program) = compile(dir.path()) else { return };
     let config = Config { cases: 64, failure_persistence: None, ..Config::default() };
     let ran = TestRunner::new(config).run(&cases(), |(kv, layout, order, pages, tokens)| {
-        // The regions of the engine one after the other, as one.
+        // The engine's regions one after the other, treated as one.
         let list: Vec<Descriptor> = descriptors(&kv, &layout, order, &pages, tokens)
             .unwrap()
             .into_iter()

@@ -1,4 +1,4 @@
-//! The measurements by which a way is chosen.
+//! The measurements that decide which way is taken.
 
 use std::time::{Duration, Instant};
 
@@ -8,19 +8,19 @@ use crate::memory::pool::DevicePool;
 use crate::memory::stream::Stream;
 use kvasir_memory::layout::paged::Descriptor;
 
-/// One head's vector of a token, a page of one head, and a page of all of them: the lengths of runs in practice.
+/// One head's vector of a token, a page of one head, and a page of all heads: the lengths of runs in practice.
 const RUN_BYTES: [u64; 4] = [256, 2 << 10, 16 << 10, 128 << 10];
-/// Bytes of one sample, those of a large block.
+/// Bytes of one sample: a large block.
 pub(super) const SAMPLE_BYTES: u64 = 4 << 20;
 /// Rows of one descriptor: tokens of a page.
 const ROWS: u64 = 16;
-/// The first try loads what is loaded lazily and is not counted; of the others the fastest is.
+/// The first try loads what is loaded lazily and is not counted; the fastest of the others counts.
 const TRIES: usize = 4;
 
-/// How long each way there is takes for each length of run. Time is that of the caller, with what starting and
-/// waiting cost.
+/// How long each existing way takes for each length of run. The time is what the caller sees, including the cost of
+/// starting and waiting.
 pub(super) fn measure(mover: &mut PageMover) -> Result<Vec<Measured>, CudaError> {
-    // Pages are at every second place, so that rows do not join.
+    // Pages are at every second place, so that their rows are not adjacent.
     let engine = DevicePool::open(&mover.device, 2 * SAMPLE_BYTES)?.region();
     let block = DevicePool::open(&mover.device, SAMPLE_BYTES)?.region();
     let stream = Stream::new(&mover.device)?;
@@ -36,7 +36,7 @@ pub(super) fn measure(mover: &mut PageMover) -> Result<Vec<Measured>, CudaError>
             }
         }
     }
-    // What failed for one length is not taken for another.
+    // A way that failed for one length is not used for another.
     let paths = mover.paths();
     measured.retain(|m| paths.contains(&m.path));
     Ok(measured)

@@ -2,7 +2,7 @@
 
 use kvasir_memory::layout::paged::Descriptor;
 
-/// Bytes of one tile at most: what a thread block copies between two looks at the list.
+/// The most bytes of one tile: what a thread block copies between two looks at the list.
 const TILE_BYTES: u64 = 32 << 10;
 /// Bytes that one thread moves at once, widest first. The kernels are named after them.
 pub(super) const WIDTHS: [u64; 5] = [16, 8, 4, 2, 1];
@@ -31,7 +31,7 @@ pub(super) struct Outside {
     pub(super) nth: usize,
 }
 
-/// Looks the descriptors up in the engine's regions and the block.
+/// Resolves the descriptors to addresses in the engine's regions and the block.
 ///
 /// # Errors
 /// The first one that names a region that is not there, or bytes outside of it or of the block.
@@ -62,7 +62,7 @@ fn covers(span: &Span, offset: u64, stride: u64, d: &Descriptor) -> bool {
     end.is_some_and(|end| end <= span.len) && d.run_bytes > 0
 }
 
-/// The most bytes that a thread may move at once: what divides every address, stride and run.
+/// The most bytes that a thread may move at once: a width that divides every address, stride and run.
 pub(super) fn width(moves: &[Move]) -> u64 {
     let bits = moves
         .iter()
@@ -87,7 +87,7 @@ pub(super) const TILE_LEN: usize = 40;
 const _: () = assert!(size_of::<Tile>() == TILE_LEN);
 
 impl Tile {
-    /// As the kernel reads it.
+    /// The bytes that the kernel reads.
     pub(super) fn encode(&self) -> [u8; TILE_LEN] {
         let Self { engine, block, engine_stride, block_stride, row_units, units } = *self;
         let mut bytes = [0; TILE_LEN];
@@ -100,7 +100,7 @@ impl Tile {
     }
 }
 
-/// Cuts moves into tiles of whole rows, or of parts of one row where that is longer.
+/// Cuts moves into tiles of whole rows, or into parts of one row if the row is longer than a tile.
 pub(super) fn tiles(moves: &[Move], width: u64) -> Vec<Tile> {
     moves.iter().flat_map(|m| tiles_of(m, width)).collect()
 }

@@ -118,7 +118,7 @@ impl Model {
         }
     }
 
-    /// The pool has probed `probed`; whether it was right to, and what follows.
+    /// The pool has probed `probed`: checks whether that was right, and follows it.
     fn tend(&mut self, now: u64, most: usize, net: &Net, probed: &[u8], mut next: usize) {
         let links: Vec<_> = net.links.lock().unwrap().iter().map(|l| l.hung_up.load(SeqCst)).collect();
         while let Some(at) = self.ready.iter().position(|entry| links.get(entry.link) == Some(&true)) {
