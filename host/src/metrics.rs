@@ -1,7 +1,7 @@
 //! `/metrics`: the counts of a host in the Prometheus text format.
 //!
-//! Each host has a recorder of its own, so several fit in one process; what other parts count
-//! already is copied in when somebody looks.
+//! Each host has its own recorder, so several hosts fit in one process. What other parts already
+//! count is copied in when the metrics are read.
 
 use crate::host::Host;
 use kvasir_dataplane::cluster::{Cluster, Kind, LinkState, PeerView};
@@ -23,7 +23,7 @@ impl Metrics {
         Self { recorder }
     }
 
-    /// Everything countable, as text.
+    /// All counts, as text.
     pub fn render(&self, host: &Host) -> String {
         with_local_recorder(&self.recorder, || {
             store(host);
@@ -55,9 +55,9 @@ fn policies(host: &Host) {
 fn describe() {
     describe_gauge!("kvasir_uptime_seconds", "Time since the host started");
     describe_gauge!("kvasir_pool_bytes", "Size of the DRAM pool");
-    describe_gauge!("kvasir_pool_free_bytes", "Part of the DRAM pool that holds nothing");
+    describe_gauge!("kvasir_pool_free_bytes", "Bytes of the DRAM pool that hold no block");
     describe_gauge!("kvasir_pool_largest_free_bytes", "Largest block that fits without eviction");
-    describe_gauge!("kvasir_blocks", "Blocks now in each state of their life");
+    describe_gauge!("kvasir_blocks", "Blocks in each state of their life now");
     describe_counter!("kvasir_blocks_ended_total", "Blocks whose life has ended, by how it ended");
     describe_counter!(
         "kvasir_lookups_total",
@@ -65,32 +65,50 @@ fn describe() {
     );
     describe_counter!(
         "kvasir_misses_total",
-        "Blocks that get did not find, by why; and misses seen elsewhere"
+        "Blocks that get did not find, by cause; misses that others reported are included"
     );
     describe_counter!("kvasir_created_total", "Blocks stored and made visible");
-    describe_counter!("kvasir_migrations_total", "Times a block was held to send it elsewhere");
-    describe_counter!("kvasir_migrated_bytes_total", "Bytes of the blocks held to send them elsewhere");
+    describe_counter!(
+        "kvasir_migrations_total",
+        "Times a block was held in memory while it was sent elsewhere"
+    );
+    describe_counter!(
+        "kvasir_migrated_bytes_total",
+        "Bytes of the blocks held in memory while they were sent elsewhere"
+    );
     describe_gauge!("kvasir_pool_usage_ratio", "Share of the DRAM pool that holds blocks");
-    describe_gauge!("kvasir_metadata_bytes", "Memory of records and index, beside the pool");
+    describe_gauge!(
+        "kvasir_metadata_bytes",
+        "Memory of the block records and their index, which is not part of the pool"
+    );
     describe_counter!(
         "kvasir_block_seconds_bucket",
-        "Times of blocks, cumulative: creation (reserve to visible), age_at_eviction, lifetime (however it \
-         ended), reuse_interval (between uses), migration (held to send elsewhere)"
+        "How long blocks took, cumulative: creation (reserve to visible), age_at_eviction, lifetime (however \
+         it ended), reuse_interval (between uses), migration (held while sent elsewhere)"
     );
-    describe_counter!("kvasir_block_seconds_count", "Number of those times");
-    describe_gauge!("kvasir_block_seconds_sum", "Sum of those times");
-    describe_counter!("kvasir_scrubbed_bytes_total", "Bytes the scrubber compared with checksums");
-    describe_counter!("kvasir_scrub_dropped_total", "Blocks the scrubber found changed and dropped");
-    describe_counter!("kvasir_scrub_passes_total", "Full passes of the scrubber");
-    describe_gauge!("kvasir_scrub_last_pass_age_seconds", "Time since its last full pass");
+    describe_counter!("kvasir_block_seconds_count", "Number of times in kvasir_block_seconds_bucket");
+    describe_gauge!("kvasir_block_seconds_sum", "Sum of the times in kvasir_block_seconds_bucket");
+    describe_counter!("kvasir_scrubbed_bytes_total", "Bytes that the scrubber compared with their checksums");
+    describe_counter!(
+        "kvasir_scrub_dropped_total",
+        "Blocks that the scrubber dropped because their bytes had changed"
+    );
+    describe_counter!("kvasir_scrub_passes_total", "Full passes of the scrubber over the store");
+    describe_gauge!("kvasir_scrub_last_pass_age_seconds", "Time since the scrubber's last full pass ended");
     describe_gauge!(
         "kvasir_tenant_used_bytes",
-        "Memory the blocks of a tenant take; tenant 0: all without settings"
+        "Bytes that a tenant's blocks take; tenant 0 stands for all tenants without settings"
     );
-    describe_gauge!("kvasir_tenant_pinned_bytes", "Part of its pin quota that a tenant uses");
-    describe_gauge!("kvasir_tenant_floor_bytes", "What a tenant keeps while others are above their floors");
-    describe_counter!("kvasir_tenant_quota_full_total", "Puts refused because the quota was full");
-    describe_counter!("kvasir_tenant_floor_kept_total", "Victims not evicted because of the floor");
+    describe_gauge!("kvasir_tenant_pinned_bytes", "Bytes that a tenant has pinned");
+    describe_gauge!(
+        "kvasir_tenant_floor_bytes",
+        "Bytes that a tenant keeps while others are above their floors"
+    );
+    describe_counter!("kvasir_tenant_quota_full_total", "Puts refused because the tenant's quota was full");
+    describe_counter!(
+        "kvasir_tenant_floor_kept_total",
+        "Victims not evicted because the tenant had no more than its floor"
+    );
     describe_counter!("kvasir_hit_bytes_total", "Bytes of the blocks that get found");
     describe_counter!("kvasir_stored_bytes_total", "Bytes of committed blocks");
     describe_counter!("kvasir_evicted_bytes_total", "Bytes of blocks an evictor chose");
@@ -98,7 +116,7 @@ fn describe() {
         "kvasir_checksum_failures_total",
         "Blocks dropped or refused because bytes and checksum differed"
     );
-    describe_counter!("kvasir_pool_full_total", "Puts that failed for want of space");
+    describe_counter!("kvasir_pool_full_total", "Puts that failed for lack of space");
     describe_counter!("kvasir_put_waits_total", "Put batches that had to wait for space");
     describe_gauge!("kvasir_leases", "Leases held by readers");
     describe_counter!("kvasir_leases_expired_total", "Leases that ran out before they were released");
@@ -107,123 +125,168 @@ fn describe() {
         "kvasir_reservations_reclaimed_total",
         "Reservations taken back from writers that died or stalled"
     );
-    describe_gauge!("kvasir_tier_blocks", "Blocks in each tier below the pool");
-    describe_gauge!("kvasir_tier_block_bytes", "Bytes of those blocks");
+    describe_gauge!("kvasir_tier_blocks", "Blocks in the tier, for each tier below the pool");
+    describe_gauge!("kvasir_tier_block_bytes", "Bytes of the blocks in the tier");
     describe_gauge!(
         "kvasir_tier_used_bytes",
-        "Bytes the tier occupies, with what is dead and not yet reclaimed"
+        "Bytes that the tier occupies, including dead blocks that are not reclaimed yet"
     );
-    describe_gauge!("kvasir_tier_capacity_bytes", "Bytes of blocks the tier holds at most, if it knows");
+    describe_gauge!(
+        "kvasir_tier_capacity_bytes",
+        "The most bytes of blocks that the tier holds; absent if it knows no limit"
+    );
     describe_counter!("kvasir_tier_lookups_total", "Blocks loaded from the tier, by outcome");
     describe_counter!("kvasir_tier_read_bytes_total", "Bytes of blocks read from the tier");
     describe_counter!("kvasir_tier_written_bytes_total", "Bytes of blocks written to the tier");
-    describe_counter!("kvasir_tier_corrupt_total", "Damaged blocks found in the tier; each became a miss");
-    describe_counter!("kvasir_tier_io_errors_total", "Operations that the tier's device failed");
-    describe_counter!("kvasir_tier_evicted_total", "Blocks the tier dropped for want of space");
+    describe_counter!("kvasir_tier_corrupt_total", "Damaged blocks found in the tier; each counts as a miss");
+    describe_counter!("kvasir_tier_io_errors_total", "Operations that failed on the tier's device");
+    describe_counter!("kvasir_tier_evicted_total", "Blocks that the tier dropped for lack of space");
     describe_counter!(
         "kvasir_offload_total",
-        "Victims of the pool meant for the tier, by outcome; all but stored and held were evicted without a copy"
+        "Victims of the pool offered to the tier, by outcome; all but stored and held were evicted without a copy"
     );
-    describe_gauge!("kvasir_offload_queued_blocks", "Victims being copied to the tier now");
-    describe_gauge!("kvasir_offload_queued_bytes", "Bytes of the pool that those occupy");
-    describe_counter!("kvasir_onboard_total", "Blocks asked of the tier for a reader, by outcome");
-    describe_counter!("kvasir_onboard_bytes_total", "Bytes of the blocks loaded from the tier");
+    describe_gauge!(
+        "kvasir_offload_queued_blocks",
+        "Victims waiting to be copied to the tier or being copied now"
+    );
+    describe_gauge!("kvasir_offload_queued_bytes", "Bytes of the pool that those victims occupy");
+    describe_counter!("kvasir_onboard_total", "Blocks requested from the tier for a reader, by outcome");
+    describe_counter!("kvasir_onboard_bytes_total", "Bytes of the blocks loaded from the tier for a reader");
     describe_counter!(
         "kvasir_promotions_total",
-        "Blocks loaded from below, by whether they went into the pool"
+        "Blocks loaded from a tier below: promoted went into the pool, served_without did not"
     );
-    describe_counter!("kvasir_loads_refused_total", "Blocks not loaded because too many were being loaded");
-    describe_gauge!("kvasir_loading_bytes", "Memory of the blocks being loaded now");
+    describe_counter!(
+        "kvasir_loads_refused_total",
+        "Blocks not loaded because too many were being loaded already"
+    );
+    describe_gauge!("kvasir_loading_bytes", "Memory that holds the blocks being loaded now");
     describe_replicas();
     describe_gauge!("kvasir_connections", "Open data connections");
-    describe_counter!("kvasir_connections_total", "Data connections, by what became of them");
+    describe_counter!("kvasir_connections_total", "Data connections, by outcome");
     describe_counter!("kvasir_data_requests_total", "Requests on data connections");
     describe_counter!(
         "kvasir_payload_bytes_total",
-        "Bytes of blocks that travelled in frames, by direction; blocks read in place are not counted"
+        "Bytes of blocks sent in frames, by direction; blocks read in place are not counted"
     );
-    describe_counter!("kvasir_evictor_events_total", "Access events told to the evictor");
+    describe_counter!("kvasir_evictor_events_total", "Access events delivered to the evictor");
     describe_counter!(
         "kvasir_evictor_hits_dropped_total",
-        "Hits the evictor was not told about because its buffer was full"
+        "Hits not reported to the evictor because its buffer was full"
     );
-    describe_counter!("kvasir_evictor_victims_total", "Valid victims the evictor chose");
+    describe_counter!("kvasir_evictor_victims_total", "Valid victims that the evictor chose");
     describe_counter!(
         "kvasir_evictor_refused_total",
-        "Answers of the evictor refused because they broke the contract"
+        "Evictor answers refused because they broke the contract"
     );
     describe_counter!(
         "kvasir_evictor_replays_total",
-        "Times the resident pool was told to an evictor that was new"
+        "Times the resident blocks were replayed to an evictor that did not know them"
     );
-    describe_counter!("kvasir_policy_calls_total", "Calls of policies, by slot");
-    describe_counter!("kvasir_policy_traps_total", "Calls of policies that trapped, by slot");
+    describe_counter!("kvasir_policy_calls_total", "Policy calls, by slot");
+    describe_counter!("kvasir_policy_traps_total", "Policy calls that trapped, by slot");
     describe_counter!(
         "kvasir_policy_deadline_misses_total",
-        "Calls of policies that were interrupted, by slot"
+        "Policy calls interrupted at their deadline, by slot"
     );
     describe_counter!(
         "kvasir_policy_invalid_answers_total",
-        "Answers of policies outside the contract, by slot"
+        "Policy answers that broke the contract, by slot"
     );
-    describe_counter!("kvasir_policy_fallbacks_total", "Decisions the native policy made instead, by slot");
-    describe_gauge!("kvasir_policy_call_seconds", "Mean time of a call, over a sample, by slot");
-    describe_gauge!("kvasir_policy_generation", "Swaps of the slot since the host started");
+    describe_counter!(
+        "kvasir_policy_fallbacks_total",
+        "Decisions made by the native policy instead, by slot"
+    );
+    describe_gauge!(
+        "kvasir_policy_call_seconds",
+        "Mean time of a policy call over a sample of the calls, by slot"
+    );
+    describe_gauge!("kvasir_policy_generation", "Policy swaps in the slot since the host started");
     describe_counter!("kvasir_decisions_total", "Requests scheduled, by outcome");
-    describe_gauge!("kvasir_requests", "Requests scheduled and not finished");
+    describe_gauge!("kvasir_requests", "Requests scheduled and not yet finished");
     describe_gauge!("kvasir_instances", "Instances known, by role");
     describe_gauge!("kvasir_index_entries", "Distinct blocks in the prefix index");
     describe_gauge!("kvasir_index_bytes", "Memory of the prefix index");
-    describe_counter!("kvasir_index_refused_total", "Blocks the prefix index refused because it was full");
+    describe_counter!(
+        "kvasir_index_refused_total",
+        "Blocks that the prefix index refused because it was full"
+    );
 }
 
 fn describe_replicas() {
-    describe_gauge!("kvasir_replicated_blocks", "Blocks with copies that this host knows of");
-    describe_gauge!("kvasir_replicas_own", "Copies of those that this host holds");
-    describe_gauge!("kvasir_replicas_short", "Blocks that fewer hosts hold than were asked for");
-    describe_counter!("kvasir_copies_total", "Copies that peers were asked to take, by outcome");
+    describe_gauge!("kvasir_replicated_blocks", "Replicated blocks that this host knows of");
+    describe_gauge!("kvasir_replicas_own", "Replicated blocks of which this host holds a copy");
+    describe_gauge!("kvasir_replicas_short", "Replicated blocks held by fewer hosts than requested");
+    describe_counter!(
+        "kvasir_copies_total",
+        "Copies that peers were asked to take, by outcome; had: the peer had the block already"
+    );
     describe_counter!("kvasir_copy_bytes_total", "Bytes of copies that arrived intact, by direction");
     describe_counter!(
         "kvasir_copy_resumed_bytes_total",
-        "Bytes that did not travel again after a transfer broke off"
+        "Bytes not sent again when a broken transfer was resumed"
     );
     describe_counter!("kvasir_peer_reads_total", "Blocks read from peers for a reader here, by outcome");
-    describe_counter!("kvasir_peer_read_bytes_total", "Bytes of those");
-    describe_counter!("kvasir_peer_read_failovers_total", "Times the next holder of a block was asked");
-    describe_counter!("kvasir_blocks_lent_total", "Blocks lent to peers that read them");
-    describe_counter!("kvasir_peer_corrupt_total", "Blocks of peers that were not what they should be");
-    describe_counter!("kvasir_repairs_total", "Damaged blocks fetched again from a peer, by outcome");
-    describe_counter!("kvasir_replicas_dropped_total", "Copies of this host that are no longer, by why");
-    describe_counter!("kvasir_replicas_refused_total", "Blocks whose copies are not followed, by why");
+    describe_counter!(
+        "kvasir_peer_read_bytes_total",
+        "Bytes of the blocks read from peers for a reader here"
+    );
+    describe_counter!(
+        "kvasir_peer_read_failovers_total",
+        "Times a read moved on to the next holder of a block"
+    );
+    describe_counter!("kvasir_blocks_lent_total", "Blocks lent to peers for reading");
+    describe_counter!(
+        "kvasir_peer_corrupt_total",
+        "Blocks from peers that were damaged or wrong; they were not used"
+    );
+    describe_counter!(
+        "kvasir_repairs_total",
+        "Attempts to fetch a damaged block again from a peer, by outcome"
+    );
+    describe_counter!("kvasir_replicas_dropped_total", "Copies that this host no longer holds, by reason");
+    describe_counter!("kvasir_replicas_refused_total", "Blocks whose copies are not tracked, by reason");
     describe_counter!(
         "kvasir_targets_restored_total",
-        "Copies of this host that were known from before its start"
+        "Copies that this host held before its last start and still knew of"
     );
     describe_gauge!(
         "kvasir_targets_unkept",
-        "News of this host's copies that are not yet safe on disk: a crash would forget how many are wanted"
+        "Changes to this host's copies not yet safe on disk: a crash would forget how many copies are wanted"
     );
-    describe_gauge!("kvasir_removals_owed", "Removals that hosts which are away have still to hear of");
+    describe_gauge!("kvasir_removals_owed", "Removals that unreachable hosts have not been told of yet");
     describe_counter!(
         "kvasir_removals_late_total",
-        "Removals that a host heard of when it was back, and those forgotten because there were too many"
+        "Removals told to a host after its return, and removals forgotten because there were too many"
     );
-    describe_counter!("kvasir_cluster_strangers_total", "Connections refused at the cluster's port");
-    describe_gauge!("kvasir_transfer_endpoints", "Connections to peers for transfers");
-    describe_counter!("kvasir_transfer_endpoint_failures_total", "Of those, attempts that failed or broke");
-    describe_counter!("kvasir_transfer_endpoints_evicted_total", "Of those, closed to make room");
-    describe_gauge!("kvasir_peer_up", "1 while the peer answers and all its copies are known");
-    describe_gauge!("kvasir_peer_free_bytes", "Free bytes of its pool");
-    describe_gauge!("kvasir_peer_load", "Blocks being copied or lent, and copies queued, there");
-    describe_gauge!("kvasir_peer_queued_copies", "Copies waiting to be made there");
-    describe_gauge!("kvasir_peer_last_seen_age_seconds", "Time since it was heard");
-    describe_counter!("kvasir_peer_copied_total", "Copies that it took from here");
-    describe_counter!("kvasir_peer_read_blocks_total", "Blocks read from it");
-    describe_counter!("kvasir_peer_failed_calls_total", "Calls to it that failed");
-    describe_counter!("kvasir_peer_lost_total", "Times it was lost");
+    describe_counter!(
+        "kvasir_cluster_strangers_total",
+        "Connections refused at the cluster's port, such as for a wrong secret or an unknown name"
+    );
+    describe_gauge!("kvasir_transfer_endpoints", "Connections to peers for transfers, open now");
+    describe_counter!(
+        "kvasir_transfer_endpoint_failures_total",
+        "Transfer connections that could not be made or broke"
+    );
+    describe_counter!(
+        "kvasir_transfer_endpoints_evicted_total",
+        "Transfer connections closed to make room for others"
+    );
+    describe_gauge!("kvasir_peer_up", "1 while the peer answers and all its copies are known, else 0");
+    describe_gauge!("kvasir_peer_free_bytes", "Free bytes of the peer's pool");
+    describe_gauge!(
+        "kvasir_peer_load",
+        "Blocks that the peer is copying or lending, plus copies queued there"
+    );
+    describe_gauge!("kvasir_peer_queued_copies", "Copies waiting to be sent to the peer");
+    describe_gauge!("kvasir_peer_last_seen_age_seconds", "Time since the peer was last heard");
+    describe_counter!("kvasir_peer_copied_total", "Copies that the peer took from this host");
+    describe_counter!("kvasir_peer_read_blocks_total", "Blocks that this host read from the peer");
+    describe_counter!("kvasir_peer_failed_calls_total", "Calls to the peer that failed");
+    describe_counter!("kvasir_peer_lost_total", "Times the connection to the peer was lost");
     describe_counter!(
         "kvasir_peer_transfer_bytes_total",
-        "Bytes read from it and written to it, by transport"
+        "Bytes read from the peer and written to it, by transport"
     );
 }
 
@@ -280,7 +343,7 @@ fn store(host: &Host) {
     counter!("kvasir_evictor_hits_dropped_total").absolute(m.hits_dropped);
 }
 
-/// Times of blocks as a cumulative histogram: one counter per bound, as Prometheus has it.
+/// Times of blocks as a cumulative histogram: one counter per bound, as in Prometheus.
 fn histogram(of: &'static str, times: &Histogram) {
     let mut below = 0;
     for (power, count) in times.buckets.into_iter().enumerate() {
