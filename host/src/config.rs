@@ -1,4 +1,4 @@
-//! Settings of a host: a TOML file, below the environment, below `--set`.
+//! Settings of a host: a TOML file, overridden by the environment, overridden by `--set`.
 //!
 //! Every key has a default, so no file is needed. A value is checked in the layer it comes from, so
 //! that an error names the file, the variable or the flag to change. Empty text stands for "none".
@@ -32,7 +32,7 @@ pub struct Config {
     pub cluster: Cluster,
     pub conductor: Conductor,
     pub policy: Policy,
-    /// Which NICs serve which memory, where an operator knows better than the probe.
+    /// Which NICs serve which memory, if an operator knows better than the probe.
     pub topology: kvasir_dataplane::topology::matrix::Overrides,
 }
 
@@ -72,9 +72,10 @@ pub struct Store {
     pub pool_bytes: Size,
     /// The most resident blocks. Each costs about 72 B outside the pool.
     pub block_slots: u32,
-    /// Touch every page at start, so that no put pays for a page fault.
+    /// Touch every page at start, so that no put waits for a page fault.
     pub prefault: bool,
-    /// Pages of 2 MiB for the pool. `auto`: where granted. `off`. `require`: or do not start.
+    /// Pages of 2 MiB for the pool. `auto`: if the system grants them. `off`: never. `require`: the host does not start
+    /// without them.
     pub huge_pages: HugePages,
     /// NUMA node to take the pool from; -1: any.
     pub numa_node: i32,
@@ -94,7 +95,7 @@ pub struct Store {
     pub lease_ttl: Span,
     /// How much longer the store itself honours a lease.
     pub lease_grace: Span,
-    /// The most leases held at once.
+    /// The most leases held at the same time.
     pub leases_max: u32,
     /// How long a writer may take from reserve to commit.
     pub reservation_ttl: Span,
@@ -116,7 +117,7 @@ pub struct Store {
     pub pin_share: f64,
     /// The longest a pin lasts.
     pub pin_max: Span,
-    /// In what time the weight of a soft pin halves.
+    /// The time in which the weight of a soft pin halves.
     pub pin_half_life: Span,
     /// Quotas and floors, one `[[store.tenants]]` each. Tenants that are not listed share the entry of tenant 0.
     pub tenants: Vec<Tenant>,
@@ -128,16 +129,16 @@ pub struct Store {
 pub struct Tenant {
     /// The number its connections give.
     pub tenant: u16,
-    /// The most bytes its blocks take; for more it first loses blocks of its own. None: the pool.
+    /// The most bytes its blocks take; beyond that it loses blocks of its own first. If absent: the whole pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_bytes: Option<Size>,
-    /// What it keeps while others use more than they are promised. None: nothing, or by `weight`.
+    /// What it keeps while others use more than they are promised. If absent: nothing, or a share by `weight`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floor_bytes: Option<Size>,
-    /// Instead of `floor_bytes`: its share, among all weights, of what floors in bytes leave of the pool.
+    /// Instead of `floor_bytes`: its share, among all weights, of what the floors in bytes leave of the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// The most bytes it may have pinned. None: `store.pin_share` of the pool.
+    /// The most bytes it may have pinned. If absent: `store.pin_share` of the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pin_quota_bytes: Option<Size>,
 }
@@ -177,7 +178,7 @@ pub struct Conductor {
     pub instance_ttl: Span,
     /// How often the balancer policy is asked.
     pub balance_every: Span,
-    /// Decisions made at once: each worker has instances of scheduler and admitter of its own. Default:
+    /// Decisions made at once: each worker has its own instances of scheduler and admitter. Default:
     /// one per core, 8 at most.
     pub workers: u32,
 }
@@ -191,9 +192,9 @@ pub struct Policy {
     pub dir: PathBuf,
     /// CPU time of one call on the request path.
     pub hot_deadline: Span,
-    /// CPU time of one call off it: describe, configure, balancer ticks.
+    /// CPU time of one call off the request path: describe, configure, balancer ticks.
     pub cold_deadline: Span,
-    /// Memory of one instance; an evictor gets 256 B per block slot on top.
+    /// Memory of one instance; an evictor gets 256 B per block slot in addition.
     pub memory_bytes: Size,
     /// Largest component accepted.
     pub component_bytes_max: Size,
@@ -304,7 +305,7 @@ impl Config {
     /// assignments; completes what depends on the machine, and validates.
     ///
     /// # Errors
-    /// The first key or value that cannot be used, and where it stands.
+    /// The first key or value that cannot be used, and where it comes from.
     pub fn load(
         file: Option<&std::path::Path>,
         environment: impl IntoIterator<Item = (String, String)>,
@@ -322,7 +323,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Fills in what is left empty and depends on the machine.
+    /// Fills in empty settings that depend on the machine.
     fn complete(&mut self) {
         let node = &mut self.node;
         if node.name.is_empty() {
@@ -332,7 +333,7 @@ impl Config {
         if node.data_dir.as_os_str().is_empty() {
             node.data_dir = default_data_dir();
         }
-        // Relative to where the host was started: compiled policies are kept by absolute path.
+        // Relative to the folder in which the host was started: compiled policies are kept by absolute path.
         if let Ok(absolute) = std::path::absolute(&node.data_dir) {
             node.data_dir = absolute;
         }
@@ -438,7 +439,7 @@ impl Conductor {
         let Self { block_size_tokens, instances_max, index_entries_max, requests_max, workers, .. } = *self;
         let ranges = [
             ("conductor.block_size_tokens", u64::from(block_size_tokens), 1 << 20),
-            // 65,535 stands for "reject" in the policy contract.
+            // 65,535 means "reject" in the policy contract.
             ("conductor.instances_max", instances_max.into(), 65_534),
             ("conductor.index_entries_max", index_entries_max, 1 << 32),
             ("conductor.requests_max", requests_max.into(), 1 << 28),

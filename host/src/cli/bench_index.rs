@@ -11,7 +11,7 @@ pub struct BenchIndexArgs {
     /// Seed of the chains and of the order of lookups.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Every row on a small index: shows that it runs, measures nothing.
+    /// Run every row on a small index: shows that it runs, measures nothing.
     #[arg(long)]
     smoke: bool,
 }

@@ -11,7 +11,7 @@ pub struct BenchPolicyArgs {
     /// Seed of the instances, the prompts and the trace.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Every row with few calls: shows that it runs, measures nothing.
+    /// Run every row with few calls: shows that it runs, measures nothing.
     #[arg(long)]
     smoke: bool,
 }

@@ -3,16 +3,17 @@
 use crate::bench::{Report, store};
 use std::path::PathBuf;
 
-/// Measure the block store: keys asked for, blocks read and written, beside memcpy, a plain socket and the raw device.
+/// Measure the block store: key lookups, block reads and writes, compared with memcpy, a plain socket and the raw
+/// device.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchStoreArgs {
     /// Print one JSON object; p50 and p99 are of single calls, in microseconds.
     #[arg(long)]
     json: bool,
-    /// Every row for a moment: shows that it runs, measures nothing.
+    /// Run every row for a moment: shows that it runs, measures nothing.
     #[arg(long)]
     smoke: bool,
-    /// A folder on the device to measure; the files in it are removed in the end. Default: the folder for temporary
+    /// A folder on the device to measure; its files are removed at the end. Default: the folder for temporary
     /// files.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,

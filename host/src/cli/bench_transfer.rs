@@ -2,20 +2,20 @@
 
 use crate::bench::{Report, transfer};
 
-/// Measure the transfer engine: TCP over loopback beside a plain socket, shared memory, planning.
+/// Measure the transfer engine: TCP over loopback compared with a plain socket, shared memory, planning.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchTransferArgs {
     /// Print one JSON object; p50 and p99 are of single operations, in microseconds.
     #[arg(long)]
     json: bool,
-    /// Every row for a moment: shows that it runs, measures nothing.
+    /// Run every row for a moment: shows that it runs, measures nothing.
     #[arg(long)]
     smoke: bool,
 }
 
 impl BenchTransferArgs {
     /// # Errors
-    /// A socket or shared memory cannot be had, or standard output cannot take the report.
+    /// A socket or shared memory is not available, or standard output cannot take the report.
     pub fn run(self) -> anyhow::Result<()> {
         let size = if self.smoke { transfer::Size::SMOKE } else { transfer::Size::FULL };
         Ok(Report::new("transfer", transfer::rows(size)?).print(self.json)?)

@@ -23,9 +23,9 @@ pub(super) struct PutArgs {
     /// Name of the block, or 0x and 32 hexadecimal digits.
     #[arg(value_parser = key)]
     key: BlockKey,
-    /// File with its bytes; without one, or with `-`, standard input.
+    /// File with its bytes; if absent or `-`, standard input.
     file: Option<PathBuf>,
-    /// How many hosts are to hold it in all; the others get their copies in the background.
+    /// How many hosts must hold it in total; the others get their copies in the background.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     copies: u8,
 }
@@ -38,11 +38,11 @@ pub(super) struct GetArgs {
     /// Name of the block, or 0x and 32 hexadecimal digits.
     #[arg(value_parser = key)]
     key: BlockKey,
-    /// File to write; without one, or with `-`, standard output.
+    /// File to write; if absent or `-`, standard output.
     file: Option<PathBuf>,
 }
 
-/// Whether blocks are stored; exit code 1 unless all are.
+/// Tell whether blocks are stored; exit code 1 unless all are.
 #[derive(Args, Debug)]
 pub(super) struct ExistsArgs {
     #[command(flatten)]
@@ -68,7 +68,7 @@ pub(super) struct PinArgs {
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 struct PinHow {
-    /// For this long, whatever happens, such as `90s`; the host has an upper bound.
+    /// For this long, such as `90s`, whatever happens; the host has an upper limit.
     #[arg(long = "for", value_name = "SPAN")]
     span: Option<Span>,
     /// Until this weight, which halves every half-life of the host, has fallen to 1. `evict` overrides it.
@@ -102,12 +102,12 @@ struct KeysArgs {
     json: bool,
 }
 
-/// What is known about blocks, or about the whole store; exit code 1 unless all are there.
+/// Show what is known about blocks, or about the whole store; exit code 1 unless all blocks are there.
 #[derive(Args, Debug)]
 pub(super) struct StatArgs {
     #[command(flatten)]
     host: HostFlags,
-    /// Names of blocks, or 0x and 32 hexadecimal digits each; none: the store.
+    /// Names of blocks, or 0x and 32 hexadecimal digits each; without any, the whole store.
     #[arg(value_name = "KEY", num_args = 0..=BATCH_MAX)]
     names: Vec<String>,
     /// Print one JSON object.
@@ -159,7 +159,7 @@ impl GetArgs {
             eprintln!("kvasir: block 0x{} is not there", self.key);
             return Ok(there(false));
         };
-        // Copied before it goes out: a slow reader of our output must not outlast the lease.
+        // Copied before it is written: a slow reader of our output must not outlast the lease.
         let mut bytes = vec![0; block.size() as usize];
         block.copy_to(&mut bytes)?;
         match self.file.as_deref().filter(|path| *path != Path::new("-")) {
@@ -213,7 +213,7 @@ impl KeysArgs {
     /// One call for all keys, and one word for each.
     ///
     /// # Errors
-    /// The first key that failed, after all have been told.
+    /// The first key that failed, after the results of all were printed.
     fn each(
         self,
         call: impl FnOnce(&Client, &[BlockKey]) -> Result<Vec<Known>, ClientError>,
@@ -237,7 +237,7 @@ impl KeysArgs {
     }
 }
 
-/// Whether what was asked for was there, or why it could not be done.
+/// Whether the block was there, or why that could not be found out.
 type Known = Result<bool, ClientError>;
 
 fn all_known(outcomes: Vec<bool>) -> Vec<Known> {
@@ -383,7 +383,7 @@ fn key(text: &str) -> Result<BlockKey, String> {
     u128::from_str_radix(digits, 16).map(BlockKey).map_err(|_| wrong())
 }
 
-/// At most one block's worth, so that an endless input ends in an error and not in memory.
+/// Reads at most one block, so that an endless input ends in an error and does not fill the memory.
 fn read(file: Option<&Path>) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let (name, read) = match file.filter(|path| *path != Path::new("-")) {

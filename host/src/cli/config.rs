@@ -1,4 +1,4 @@
-//! `kvasir config`: what the settings come to.
+//! `kvasir config`: the settings that result.
 
 use super::ConfigFlags;
 use clap::{Args, Subcommand};
@@ -12,7 +12,7 @@ pub(super) struct ConfigArgs {
 
 #[derive(Subcommand, Debug)]
 enum Action {
-    /// Print the settings in effect as TOML: file, environment and flags over the defaults.
+    /// Print the settings in effect as TOML: file, environment and flags on top of the defaults.
     Print(ConfigFlags),
     /// Check the settings, and the files of secrets and certificates that they name, without starting anything.
     Validate(ConfigFlags),

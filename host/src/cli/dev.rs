@@ -6,8 +6,8 @@ use crate::replay::generate::{Plan as Workload, Workload as Kind};
 use anyhow::{Result, ensure};
 use std::path::PathBuf;
 
-/// Three hosts in one process with simulated engines: a trace, live numbers, a policy swapped in the
-/// middle. Then the hosts stay up for you to try things, until Ctrl-C.
+/// Three hosts in one process with simulated engines: a trace, live numbers, and a policy swap in the
+/// middle. The hosts then stay up for you to try things, until Ctrl-C.
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct DevArgs {
     /// End after the trace; the exit code tells whether every byte and every decision was right.
@@ -40,10 +40,10 @@ pub(super) struct DevArgs {
     /// Size of one block.
     #[arg(long, value_name = "SIZE", default_value = "32KiB")]
     block: Size,
-    /// Scheduler that serves between half and three quarters of the trace.
+    /// Scheduler in service between half and three quarters of the trace.
     #[arg(long, value_name = "NAME", default_value = "round-robin")]
     swap_scheduler: String,
-    /// Evictor that serves between half and three quarters of the trace.
+    /// Evictor in service between half and three quarters of the trace.
     #[arg(long, value_name = "NAME", default_value = "lru")]
     swap_evictor: String,
     /// Print one JSON object with the outcome and nothing else on standard output.

@@ -1,7 +1,7 @@
 //! The commands of the `kvasir` binary, one file each.
 //!
-//! Exit codes: 0 done; 1 what was asked for is not there (`exists`, `get`, `rm`, `pin`, `stat` and so on); 2 an error,
-//! told in one line on standard error.
+//! Exit codes: 0 done; 1 something asked for is not there (`exists`, `get`, `rm`, `pin`, `stat` and so on); 2 an error,
+//! reported in one line on standard error.
 
 pub mod bench;
 pub mod bench_index;
@@ -62,13 +62,13 @@ enum Command {
     Push(push::PushArgs),
 }
 
-/// Where settings come from.
+/// Where the settings come from.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ConfigFlags {
-    /// Settings file; without one the defaults hold.
+    /// Settings file; without one the defaults apply.
     #[arg(long, value_name = "FILE", env = "KVASIR_CONFIG")]
     config: Option<PathBuf>,
-    /// One setting, above file and environment; may be given several times.
+    /// One setting, which overrides file and environment; may be given several times.
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
 }
@@ -95,7 +95,7 @@ struct HostFlags {
 }
 
 impl HostFlags {
-    /// A connection for bytes.
+    /// A connection for moving bytes.
     fn data(&self) -> anyhow::Result<Client> {
         let endpoint = match &self.host {
             Some(text) => text.strip_prefix("tcp:").unwrap_or(text).parse()?,
@@ -115,7 +115,7 @@ impl HostFlags {
     }
 }
 
-/// Logs of this process go to standard error; `RUST_LOG` chooses, `info` by default.
+/// Logs of this process go to standard error; `RUST_LOG` sets the level, `info` by default.
 fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     // A second call in one process keeps the first subscriber.
@@ -126,7 +126,7 @@ fn log_to_stderr() {
         .try_init();
 }
 
-/// Exit code 0 if what was asked for is there, else 1.
+/// Exit code 0 if what was asked for is there, otherwise 1.
 fn there(yes: bool) -> ExitCode {
     if yes { ExitCode::SUCCESS } else { ExitCode::from(1) }
 }
@@ -170,7 +170,7 @@ fn done((): ()) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The error and its causes, each once.
+/// The error and its causes, each one once.
 fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain().map(ToString::to_string) {

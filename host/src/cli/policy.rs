@@ -17,7 +17,7 @@ pub(super) struct PolicyArgs {
 
 #[derive(Subcommand, Debug)]
 enum Action {
-    /// Put a policy into service while traffic flows; on any error the one in service stays.
+    /// Put a policy into service while traffic flows; on any error the present one stays.
     Load {
         /// scheduler, evictor, admitter or balancer.
         slot: String,
@@ -29,7 +29,7 @@ enum Action {
         #[command(flatten)]
         to: Target,
     },
-    /// What serves each slot, and how it does.
+    /// List what serves each slot, and how well.
     List {
         #[command(flatten)]
         to: Target,
@@ -40,7 +40,7 @@ enum Action {
         #[command(flatten)]
         to: Target,
     },
-    /// What the policies of a slot logged.
+    /// Show what the policies of a slot logged.
     Logs {
         slot: String,
         #[command(flatten)]

@@ -6,7 +6,7 @@ use kvasir_client::proto::{self, push_response::Outcome};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-/// Write blocks into another host's pool, in order; exit code 1 unless all are there then.
+/// Write blocks into another host's pool, in order; exit code 1 unless all are there in the end.
 #[derive(Args, Debug)]
 pub(super) struct PushArgs {
     #[command(flatten)]

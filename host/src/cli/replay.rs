@@ -84,7 +84,7 @@ pub enum Mode {
 impl ReplayArgs {
     /// # Errors
     /// The trace cannot be read; mode cache: the evictor is unknown or the capacity out of range; mode store: the
-    /// host cannot be reached, went away, or gave back other bytes than it was given.
+    /// host cannot be reached, went away, or returned bytes other than those it was given.
     pub fn run(self) -> Result<()> {
         match self.mode {
             Mode::Cache => {
@@ -129,7 +129,7 @@ impl ReplayArgs {
         Ok(report)
     }
 
-    /// The environment counts in mode store only: mode cache refuses a host that it would ignore.
+    /// The environment counts only in mode store: mode cache refuses a host that it would ignore.
     fn host(&self) -> Result<Endpoint> {
         if let Some(host) = &self.host {
             return Ok(host.clone());
@@ -277,7 +277,7 @@ fn store_table(report: &store::Report) -> String {
 }
 
 /// # Errors
-/// Something came back that was not stored, or was noticed not to.
+/// Bytes came back that were not stored, or blocks did not match their checksums.
 fn check_bytes(report: &store::Report) -> Result<()> {
     let store::RequestReport { wrong_bytes, checksum_failures, .. } = report.moved;
     if wrong_bytes > 0 {

@@ -14,7 +14,7 @@ pub(super) struct TopologyArgs {
     /// Print one JSON object: the machine and the matrix {location: [[preferred], [secondary]]}.
     #[arg(long)]
     json: bool,
-    /// Look at a copy of another machine's sysfs instead.
+    /// Read a copy of another machine's sysfs instead.
     #[arg(long, value_name = "FOLDER", default_value = "/sys")]
     sysfs: PathBuf,
     #[command(flatten)]

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
-/// Look at request traces, or generate one.
+/// Inspect request traces, or generate one.
 #[derive(clap::Args, Debug)]
 pub struct TraceArgs {
     #[command(subcommand)]

@@ -1,4 +1,4 @@
-//! Settings of a host among others.
+//! Settings of a host that belongs to a cluster.
 
 use super::{Error, Size, Span, Store, Tiering, invalid, positive, valid_name};
 use kvasir_dataplane::cluster::Kind;
@@ -6,41 +6,41 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Other hosts, which keep copies for this one and are read from.
+/// Other hosts, which keep copies for this one and from which it reads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Cluster {
-    /// Hosts of a cluster of another name are refused.
+    /// Hosts of a cluster with another name are refused.
     pub name: String,
-    /// Failure domain of this host, such as its rack; copies go to different ones first. Empty is one, too.
+    /// Failure domain of this host, such as its rack; copies go to different domains first. Empty counts as a domain,
+    /// too.
     pub rack: String,
-    /// File with the secret that all hosts of the cluster share: 16 bytes or more, readable by this user alone. Empty:
-    /// this host knows no others.
+    /// File with the secret that all hosts of the cluster share: 16 bytes or more, readable by this user alone. If
+    /// empty, this host knows no others.
     pub secret_file: PathBuf,
-    /// Certificates: what hosts say to each other and read from each other is encrypted, and addresses beyond loopback
-    /// are allowed.
+    /// Certificates: with them, everything between hosts is encrypted, and addresses beyond loopback are allowed.
     pub tls: ClusterTls,
-    /// Where the others ask this host.
+    /// Address at which the other hosts reach this one.
     pub listen: SocketAddr,
-    /// Where they read its pool over TCP: an address, or a list with one for each NIC, which makes as many rails. Port 0
-    /// takes any; they are told.
+    /// Addresses at which they read its pool over TCP: one, or a list with one for each NIC, which makes as many rails.
+    /// Port 0 takes any free port; the other hosts are told which.
     pub transfer: Addresses,
-    /// How they read it, most preferred first: `rdma`, `shm` (hosts on one machine; goes before all others there), `tcp`.
-    /// Empty: what this machine has, and `rdma` only without TLS, because it is not encrypted.
+    /// How they read it, most preferred first: `rdma`, `shm` (hosts on one machine, where it goes before all others),
+    /// `tcp`. If empty: what this machine has, but `rdma` only without TLS, because it is not encrypted.
     pub transports: Vec<Kind>,
-    /// How often the machine's NICs are looked at again.
+    /// How often the machine's NICs are checked again.
     pub topology_every: Span,
     /// The most replicated blocks known, of all hosts together. About 80 B each.
     pub blocks_max: u32,
-    /// How long a read may try one holder after the other. Less than `tiering.load_timeout`.
+    /// How long a read may spend on one holder after another. Less than `tiering.load_timeout`.
     pub read_timeout: Span,
-    /// How often all copies are looked at: missing, gone or too many.
+    /// How often all copies are checked: missing, gone or too many.
     pub audit_every: Span,
     /// The other hosts, one `[[cluster.peers]]` each.
     pub peers: Vec<Peer>,
 }
 
-/// Addresses, written as a list, or as text where there is one.
+/// Addresses, written as a list, or as text if there is only one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "OneOrMore", into = "OneOrMore")]
 pub struct Addresses(pub Vec<SocketAddr>);
@@ -67,16 +67,16 @@ impl From<Addresses> for OneOrMore {
     }
 }
 
-/// Files in PEM; all three, or none. All hosts of a cluster have them, or none has.
+/// Files in PEM: all three, or none. Either all hosts of a cluster have them, or none has.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClusterTls {
-    /// This host's certificate, for use by clients and servers, and what links it to the authority. It has `node.name`
-    /// as a DNS name (subject alternative name).
+    /// This host's certificate, for use by clients and servers, and the chain that links it to the authority. It has
+    /// `node.name` as a DNS name (subject alternative name).
     pub cert: PathBuf,
-    /// The key of it, readable by this user alone.
+    /// The key of that certificate, readable by this user alone.
     pub key: PathBuf,
-    /// Certificates of the authorities whose hosts are let in.
+    /// Certificates of the authorities whose hosts are accepted.
     pub ca: PathBuf,
 }
 
@@ -131,7 +131,7 @@ impl Default for Cluster {
 }
 
 impl Cluster {
-    /// Whether this host knows others, or wants to be known.
+    /// Whether this host knows others, or is open to them.
     pub fn is_on(&self) -> bool {
         !self.secret_file.as_os_str().is_empty()
     }
@@ -195,7 +195,7 @@ impl Cluster {
             let why = format!("must be less than tiering.load_timeout ({})", tiering.load_timeout);
             return Err(invalid("cluster.read_timeout", read_timeout, &why));
         }
-        // A copy is given up at half of it, and the place must not be taken back before.
+        // A copy is given up after half of it, and the place must not be taken back before that.
         if store.reservation_ttl < Span::secs(5) {
             let why = "must be at least 5s on a host that takes copies";
             return Err(invalid("store.reservation_ttl", store.reservation_ttl, why));

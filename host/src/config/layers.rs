@@ -1,4 +1,4 @@
-//! Puts the layers of settings over each other, one value at a time, so that every error can name
+//! Puts the layers of settings on top of each other, one value at a time, so that every error can name
 //! the place it comes from.
 
 use super::Config;
@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
-/// Where a value stands.
+/// Where a value comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Layer {
     File(PathBuf),
@@ -100,14 +100,14 @@ impl Layers {
         self.config
     }
 
-    /// A value written as text takes the type that the key has.
+    /// A value written as text takes the type of the key's value.
     fn put_text(&mut self, layer: &Layer, key: &[String], text: &str) -> Result<(), Error> {
         let plain = Value::String(text.to_owned());
         let value = match self.place(layer, key)? {
             Some(Value::Integer(_)) => text.parse().map(Value::Integer).unwrap_or(plain),
             Some(Value::Float(_)) => text.parse().map(Value::Float).unwrap_or(plain),
             Some(Value::Boolean(_)) => text.parse().map(Value::Boolean).unwrap_or(plain),
-            // A list is written as in a file, also where text could stand for it.
+            // A list is written as in a file, also if the key could take text.
             Some(Value::Array(_) | Value::String(_)) if text.starts_with('[') => format!("list = {text}")
                 .parse::<Table>()
                 .ok()
@@ -150,7 +150,7 @@ impl Layers {
         Ok(())
     }
 
-    /// The value that stands at `key`; `None` in sections whose keys are not known beforehand.
+    /// The present value of `key`; `None` in sections whose keys are not known beforehand.
     fn place(&self, layer: &Layer, key: &[String]) -> Result<Option<&Value>, Error> {
         let mut table = &self.table;
         for (depth, part) in key.iter().enumerate() {
@@ -194,7 +194,7 @@ pub(crate) fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>)
     nearest.map_or(String::new(), |near| format!("did you mean `{near}`? "))
 }
 
-/// Every value of a table with its path; an empty section stands for itself.
+/// Every value of a table with its path; an empty section is listed itself.
 fn flatten(table: &Table, at: &mut Vec<String>, leaves: &mut Vec<(Vec<String>, Value)>) {
     for (key, value) in table {
         at.push(key.clone());

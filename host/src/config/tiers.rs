@@ -4,17 +4,17 @@ use super::{Error, Size, Span, invalid, positive};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// What goes down to the tiers below the pool, and comes up again.
+/// What goes down to the tiers below the pool, and comes back up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tiering {
     /// `all`: every block about to be evicted is offered to the nearest tier below, unless the evictor names another.
-    /// `policy`: only what the evictor names a tier for.
+    /// `policy`: only those for which the evictor names a tier.
     pub offload: Offload,
-    /// Uses after the first store that a block needs to be offered; one that was turned away before and came back
-    /// counts as used once more. 0 leaves it to the admitter alone.
+    /// How many times a block must be used after it was first stored to be offered; a block that was turned away before
+    /// and came back counts as used once more. 0 leaves it to the admitter alone.
     pub min_uses: u32,
-    /// The most blocks per tier being copied down; what finds the queue full is evicted without a copy.
+    /// The most blocks per tier being copied down. A victim that finds the queue full is evicted without a copy.
     pub queue_blocks: u32,
     /// The same in bytes; a quarter of the pool at most.
     pub queue_bytes: Size,
@@ -22,11 +22,12 @@ pub struct Tiering {
     pub load_bytes: Size,
     /// How long a lookup waits for one tier before the block counts as missing there.
     pub load_timeout: Span,
-    /// Blocks remembered as turned away, per tier, as asked for and as followed by another. 80 B in all.
+    /// How many blocks are remembered as turned away (per tier), as requested, and as followed by another. 80 B in
+    /// total.
     pub recent_blocks: u32,
-    /// The most blocks brought up ahead of who walks a chain a few blocks at a time. 0: none.
+    /// The most blocks brought up ahead of a reader that walks a chain a few blocks at a time. 0: none.
     pub read_ahead_blocks: u32,
-    /// How long a host that stops may take to finish copies and make them durable.
+    /// How long a stopping host may take to finish copies and make them durable.
     pub shutdown_timeout: Span,
 }
 
@@ -42,22 +43,22 @@ pub enum Offload {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Nvme {
-    /// Folder of its files; one host at a time. Empty: no such tier.
+    /// Folder of its files; one host at a time. If empty, there is no such tier.
     pub dir: PathBuf,
-    /// The most the files take. At least seven segments.
+    /// The most bytes that its files take. At least seven segments.
     pub capacity_bytes: Size,
-    /// One file. Fixed once the folder is in use; the largest block is 8 KiB less.
+    /// Size of one file. Fixed once the folder is in use; the largest block is 8 KiB smaller.
     pub segment_bytes: Size,
     /// Operations at the device at once.
     pub queue_depth: u32,
-    /// `flush`: what is written is durable at a flush and when the host stops; a killed host loses nothing, a power cut
-    /// what was not flushed. `batch`: what is written together is synced together.
+    /// `flush`: writes are durable after a flush and when the host stops; a killed host loses nothing, a power cut
+    /// loses what was not flushed. `batch`: writes that are made together are also synced together.
     pub sync: Sync,
-    /// Use `O_DIRECT` where the file system takes it.
+    /// Use `O_DIRECT` if the file system takes it.
     pub direct_io: bool,
-    /// Use `io_uring` where the kernel allows it.
+    /// Use `io_uring` if the kernel allows it.
     pub io_uring: bool,
-    /// The most that compaction reads a second while nothing waits for space.
+    /// The most bytes that compaction reads per second while nothing waits for space.
     pub compaction_bytes_per_s: Size,
 }
 
@@ -65,15 +66,15 @@ pub struct Nvme {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Remote {
-    /// `s3://bucket/prefix`, or the path of a folder, local or mounted. Empty: no such tier. Credentials come from the
-    /// environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`) or the machine.
+    /// `s3://bucket/prefix`, or the path of a folder, local or mounted. If empty, there is no such tier. Credentials
+    /// come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`) or the machine.
     pub url: String,
-    /// Address of the S3-compatible store, such as `http://10.0.0.7:9000`. Empty: AWS.
+    /// Address of the S3-compatible store, such as `http://10.0.0.7:9000`. If empty: AWS.
     pub endpoint: String,
     pub region: String,
     /// The most bytes this host stores there or learns of. `0B`: no limit.
     pub capacity_bytes: Size,
-    /// The most blocks this host keeps in mind. 40 B each.
+    /// The most blocks of which this host keeps track. 40 B each.
     pub blocks_max: u64,
     /// The most requests at once; each keeps a copy of its block.
     pub requests_max: u32,
@@ -90,18 +91,19 @@ pub struct Remote {
 #[serde(deny_unknown_fields)]
 pub struct TenantKey {
     pub tenant: u16,
-    /// File of 64 hexadecimal digits. Who loses it loses the blocks. Several of one tenant: all open, the last seals.
+    /// File of 64 hexadecimal digits. If it is lost, so are the blocks. A tenant may have several: all of them open
+    /// blocks, and the last one seals.
     pub file: PathBuf,
 }
 
-/// Where [`Remote::url`] leads.
+/// What [`Remote::url`] names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemoteUrl {
     Folder(PathBuf),
     S3 { bucket: String, prefix: String },
 }
 
-/// When what is written is durable.
+/// When writes are durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sync {
@@ -197,10 +199,10 @@ impl Nvme {
 }
 
 impl Remote {
-    /// `None`: there is no such tier.
+    /// Returns `None` if there is no such tier.
     ///
     /// # Errors
-    /// Neither a folder nor a bucket.
+    /// It is neither a folder nor a bucket.
     pub fn place(&self) -> Result<Option<RemoteUrl>, Error> {
         let wrong = || invalid("remote.url", &self.url, "must be s3://bucket/prefix or the path of a folder");
         match self.url.split_once("://") {
