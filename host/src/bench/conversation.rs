@@ -12,7 +12,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Prefill and as many decode instances, as in the scheduling study of the Mooncake paper.
+/// The number of prefill instances and of decode instances, as in the scheduling study of the Mooncake paper.
 const INSTANCES: usize = 16;
 /// Tokens of a block, as engines cut them; the trace has blocks of 512.
 const BLOCK_TOKENS: u32 = 16;
@@ -35,7 +35,7 @@ pub fn path() -> PathBuf {
     folder.join("conversation.jsonl.gz")
 }
 
-/// The rows of the first `limit` requests of the trace; none, and a word about it, where there is no trace.
+/// The rows of the first `limit` requests of the trace. Without a trace there are none, and a note says so.
 ///
 /// # Errors
 /// The trace is damaged, or a default policy does not start.
@@ -92,8 +92,8 @@ fn replay(requests: impl Iterator<Item = Result<Request, trace::Error>>) -> Resu
     Ok(outcome)
 }
 
-/// The whole blocks of 16 tokens of a request. An id of the trace stands for the prefix up to it, so id and
-/// part do as well.
+/// The whole blocks of 16 tokens of a request. An id of the trace stands for the prefix up to it, and so does an id
+/// together with a part.
 fn cut(request: &Request, chain: &mut Vec<u64>) {
     let parts = request.blocks.iter().flat_map(|&id| (0..u64::from(PARTS)).map(move |part| (id, part)));
     chain.clear();
@@ -101,7 +101,7 @@ fn cut(request: &Request, chain: &mut Vec<u64>) {
         .extend(parts.take((request.input_tokens / BLOCK_TOKENS) as usize).map(|(id, part)| mixed(id, part)));
 }
 
-/// Spreads like a hash of a block would; the finaliser of splitmix64 maps no two numbers to one.
+/// Spreads ids as a hash of a block would; the finaliser of splitmix64 maps no two numbers to one.
 fn mixed(id: u64, part: u64) -> u64 {
     let mut bits = (id * u64::from(PARTS) + part).wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -114,7 +114,7 @@ struct Cluster {
     conductor: Conductor,
     /// By name: epoch, messages sent.
     sent: HashMap<String, (u64, u64)>,
-    /// When which request takes which step.
+    /// When each request takes which step.
     ends: BinaryHeap<Reverse<(u64, u64, bool)>>,
 }
 
@@ -168,7 +168,7 @@ impl Cluster {
         self.store(&placed, chain)
     }
 
-    /// The instance tells of the blocks it did not have; returns how many of the leading ones anybody sent or
+    /// The instance reports the blocks that it did not have. Returns how many leading ones anybody sent or
     /// had.
     fn store(&mut self, placed: &Placed, chain: &[u64]) -> Result<u64, conductor::Error> {
         let held = placed.prefix_blocks as usize;

@@ -17,7 +17,7 @@ pub struct Size {
     pub blocks: usize,
     /// Distinct blocks stored, shared by nobody.
     pub stored: usize,
-    /// Requests of the conversation trace, where there is one.
+    /// Requests of the conversation trace, if there is one.
     pub requests: usize,
 }
 
@@ -36,7 +36,7 @@ pub fn rows(size: Size, seed: u64) -> Result<Vec<Row>, conversation::Error> {
     for (depth, workers) in [(16, 8), (1_024, 64), (8_192, 64), (16, 512)] {
         let lookups = Lookups::new(depth, workers, size, seed);
         let mut matched = vec![0; workers];
-        // The hashes of a request are in the cache, since it was decoded just before; the index need not be.
+        // The hashes of a request are in the cache, since it was decoded just before; the index may not be.
         let times = time_prepared(
             size.lookups,
             |i| lookups.query(i).to_vec(),
@@ -63,7 +63,7 @@ pub struct Lookups {
 
 impl Lookups {
     pub fn new(depth: usize, workers: usize, size: Size, seed: u64) -> Self {
-        // Covers are most of the memory where workers outnumber blocks: keep these tables comparable.
+        // Covers take most of the memory when workers outnumber blocks: keep these tables comparable.
         let count = (size.blocks / depth).min((size.blocks / workers).max(1)).max(2);
         let chains = chains(count, depth, seed);
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 1);
@@ -85,7 +85,7 @@ impl Lookups {
 }
 
 /// Blocks stored per CPU-second, and bytes per entry: chains of 64 blocks that nobody shares, growing
-/// from empty, so that what growth costs is in both.
+/// from empty, so that both include the cost of growing.
 fn store(blocks: usize, seed: u64) -> (f64, f64) {
     let chains = chains(blocks / 64, 64, seed);
     let mut index = PrefixIndex::new(Limits::default());

@@ -23,7 +23,7 @@ pub struct Row {
     pub unit: &'static str,
     pub p50: Option<f64>,
     pub p99: Option<f64>,
-    /// Measured beside it in the same run: memcpy, plain socket, native twin.
+    /// Measured in the same run for comparison: memcpy, plain socket, native twin.
     pub reference: Option<f64>,
     /// `value / reference`.
     pub ratio: Option<f64>,
@@ -34,7 +34,7 @@ impl Row {
         Self { name: name.into(), value, unit, p50: None, p99: None, reference: None, ratio: None }
     }
 
-    /// The median is the value.
+    /// A row whose value is the median.
     pub fn of_times(name: impl Into<String>, times: &Times) -> Self {
         let (p50, p99) = (times.ns(0.5), times.ns(0.99));
         Self { p50: Some(p50), p99: Some(p99), ..Self::new(name, p50, "ns") }
@@ -50,7 +50,7 @@ impl Row {
 /// The machine a report was taken on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Machine {
-    /// As the kernel names the processor; "unknown" where it does not.
+    /// As the kernel names the processor, or "unknown" if it does not.
     pub cpu: String,
     pub cores: usize,
     pub memory_bytes: u64,
@@ -123,7 +123,7 @@ impl Report {
     }
 }
 
-/// Three digits, or all of them where there are more.
+/// Three digits, or more if the integer part has more.
 fn short(value: f64) -> String {
     let digits = match value.abs() {
         v if v >= 100.0 => 0,
@@ -149,12 +149,12 @@ impl Times {
     }
 }
 
-/// Times `calls` calls after a tenth as many to warm up; what reading the clock costs is taken off.
+/// Times `calls` calls after a tenth as many to warm up. The cost of reading the clock is subtracted.
 pub fn time_calls(calls: usize, mut call: impl FnMut(usize)) -> Times {
     time_prepared(calls, |i| i, |&i| call(i))
 }
 
-/// The same for calls that need something made ready first, which is not timed.
+/// The same for calls that need untimed preparation.
 pub fn time_prepared<T>(
     calls: usize,
     mut prepare: impl FnMut(usize) -> T,

@@ -1,4 +1,4 @@
-//! `kvasir bench policy`: the default policies as components, beside their native twins.
+//! `kvasir bench policy`: the default policies as components, compared with their native twins.
 
 use super::{Row, Times, time_calls};
 use crate::conductor::fleet::{
@@ -71,7 +71,7 @@ pub fn rows(size: Size, seed: u64) -> Result<Vec<Row>, Error> {
     Ok(rows)
 }
 
-/// What the boundary itself costs: a call with one empty list.
+/// The cost of the boundary itself: a call with one empty list.
 fn empty_call(mut engine: Box<dyn SchedulerEngine>, size: Size) -> Row {
     let times = time_calls(size.calls, |_| {
         let _ = std::hint::black_box(engine.set_thresholds(&[]));
@@ -86,7 +86,7 @@ fn schedule(engine: Box<dyn SchedulerEngine>, instances: u16, size: Size, seed: 
     })
 }
 
-/// Decisions over `instances` prefill and as many decode instances that were pushed before.
+/// Decisions over `instances` prefill and as many decode instances, pushed beforehand.
 pub struct Scheduling {
     engine: Box<dyn SchedulerEngine>,
     fleet: Fleet,
@@ -119,7 +119,7 @@ impl Scheduling {
     }
 }
 
-/// The same as the daemon does it: changed rows pushed, answer checked, work booked and given back.
+/// The same as the daemon does it: changed rows pushed, answer checked, work booked and released.
 fn decide(config: &PolicyConfig, instances: u16, size: Size, seed: u64) -> Result<Times, Error> {
     let host = PolicyHost::open(config, Wanted::default(), None)?;
     let mut worker = host.scheduler_worker();
@@ -151,7 +151,7 @@ fn fleet(instances: u16, seed: u64) -> Fleet {
     fleet
 }
 
-/// Requests with the prefix column each finds.
+/// Requests, each with the prefix column that it finds.
 fn prompts(instances: u16, seed: u64) -> Vec<(Ask, Vec<u32>)> {
     let mut random = ChaCha8Rng::seed_from_u64(seed ^ 1);
     let prompt = |_| {
@@ -186,7 +186,7 @@ fn evict(evictor: &mut dyn crate::policy::evictor::EvictorEngine, size: Size, se
     cache.report()
 }
 
-/// What a worker that decides without pause loses when the policy under it is exchanged: the time of
+/// What a worker that decides without pause loses when the policy under it is swapped: the time of
 /// the calls that met a new generation.
 fn swap(config: &PolicyConfig, size: Size) -> Result<Row, Error> {
     let host = PolicyHost::open(config, Wanted::default(), None)?;

@@ -1,4 +1,4 @@
-//! Measures the tiers: DRAM through its client in this process, NVMe beside the raw device.
+//! Measures the tiers: DRAM through its client in this process, NVMe compared with the raw device.
 
 use super::Row;
 use super::local::{self, Setup};
@@ -29,16 +29,16 @@ impl Size {
         Self { each: Duration::from_millis(2), blocks: 1 << 12, nvme_bytes: 64 << 20, nvme_reads: 64 };
 }
 
-/// Every row. A host on a temporary socket and a loopback port serves those of DRAM; files in a folder of their own in
-/// `dir` those of NVMe, which are left out, visibly, where that refuses unbuffered I/O.
+/// Every row. A host on a temporary socket and a loopback port serves the rows of DRAM. Files in a folder of their own
+/// in `dir` serve those of NVMe; the report leaves these out, visibly, if `dir` refuses unbuffered I/O.
 ///
-/// p50 and p99 are of single calls, in microseconds, also where the value is a rate.
+/// p50 and p99 are of single calls, in microseconds, even if the value is a rate.
 ///
 /// # Errors
 /// The pool does not fit this machine, a socket cannot be opened, or `dir` has no room.
 pub fn rows(size: Size, dir: &Path) -> Result<Vec<Row>> {
     let socket = std::env::temp_dir().join(format!("kvasir-bench-{}.sock", std::process::id()));
-    // First, while this process has freed nothing that the store could be given again.
+    // Measured first, while this process has freed nothing that the store could be given again.
     let memory = Row::new("memory/block", bytes_per_block(size.blocks)?, "bytes");
     let setup = Setup { each: size.each, socket: &socket };
     let measured = local::store(&setup).map_err(anyhow::Error::from_boxed)?;
@@ -67,11 +67,11 @@ fn nvme_row(measured: nvme::Row) -> Row {
     if measured.reference > 0.0 { row.beside(measured.reference) } else { row }
 }
 
-/// Memory of a full store outside its pool, per block: pages of this process that it shares with nobody.
-/// What the evictor keeps comes on top.
+/// Memory of a full store outside its pool, per block: pages that this process shares with no other.
+/// Memory of the evictor is not included.
 fn bytes_per_block(blocks: u32) -> Result<f64> {
     const BLOCK: u32 = 64;
-    // Shards share out the slots: a few more than blocks, so that none of them is full before the rest.
+    // Shards divide the slots: there are a few more than blocks, so that no shard is full before the rest.
     let slots = blocks + blocks / 16;
     let pool_bytes = u64::from(slots) * u64::from(BLOCK) * 2;
     let config = DramConfig { pool_bytes, blocks_max: slots, low_free: 0.0, ..DramConfig::default() };

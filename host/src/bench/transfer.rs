@@ -21,7 +21,7 @@ impl Size {
 /// Every row. p50 and p99 are of single operations, in microseconds.
 ///
 /// # Errors
-/// A socket or shared memory cannot be had.
+/// A socket or shared memory is not available.
 pub fn rows(size: Size) -> io::Result<Vec<Row>> {
     Ok(engine::run(size.round, size.rounds)?.into_iter().map(row).collect())
 }

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::Mutex;
 
-/// Blocks never outgrow their slots: the smallest block of a pool decides how many it can hold.
+/// Spare slots, so that blocks do not run out of slots: the smallest block of a pool decides how many it can hold.
 const SLOTS_SPARE: u64 = 64;
 
 /// One host with its simulated engines.
@@ -25,7 +25,7 @@ pub struct Host {
     /// As another host would read from this one.
     pub remote: Arc<Client>,
     pub instance: Instance,
-    /// Of the instance at the conductor.
+    /// Epoch of the instance at the conductor.
     pub epoch: u64,
     /// Messages about blocks must arrive in order: held while one is on its way.
     pub sequence: Mutex<u64>,
@@ -78,7 +78,7 @@ impl Cluster {
         self.hosts.iter().find(|host| host.name == name)
     }
 
-    /// A sign of life of every instance.
+    /// Sends a sign of life of every instance.
     ///
     /// # Errors
     /// The conductor refuses it.
@@ -97,7 +97,7 @@ impl Cluster {
     }
 
     /// Loads other policies while requests flow: a scheduler at the conductor, an evictor at every
-    /// host. Returns the names that serve.
+    /// host. Returns the names of those in service.
     ///
     /// # Errors
     /// A host refuses a policy.
@@ -124,7 +124,7 @@ impl Cluster {
         Ok(self.policies())
     }
 
-    /// The policies that serve, as one text.
+    /// The policies in service, as one text.
     pub fn policies(&self) -> String {
         use crate::policy::SlotKind::{Evictor, Scheduler};
         let policies = &self.conductor().running.host().policies;

@@ -15,7 +15,7 @@ pub(super) const TRANSFER: TransferCost = TransferCost { fixed_ms: 2.0, ms_per_b
 pub(super) const DECODE: DecodeCost =
     DecodeCost { fixed_ms: 20.0, ms_per_sequence: 0.15, ms_per_context_token: 5e-5 };
 
-/// The cost model as the conductor is told it: it thinks in real time, so everything is shorter.
+/// The cost model as the conductor is given it: it works in real time, so everything is shorter.
 pub(super) fn cost_model(speed: f64) -> proto::CostModel {
     let real = |ms: f32| f64::from(ms) / speed;
     proto::CostModel {
@@ -39,7 +39,7 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Books a prefill that starts when the engine is free and `ready` has come; returns its end.
+    /// Books a prefill that starts once the engine is free and `ready` has passed. Returns its end.
     pub(super) fn prefill(
         &self,
         ready: Instant,

@@ -39,7 +39,7 @@ pub struct Plan {
     pub hosts: usize,
     pub pool_bytes: u64,
     pub block_bytes: u32,
-    /// Evictor and scheduler that serve between the half and three quarters of the trace.
+    /// Evictor and scheduler in service between half and three quarters of the trace.
     pub swap: Option<Swap>,
 }
 

@@ -15,13 +15,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The paper's SLOs (Mooncake, FAST '25, §5.1), trace time.
+/// The paper's SLOs (Mooncake, FAST '25, §5.1), in trace time.
 const TTFT_SLO_MS: f64 = 30_000.0;
 const TBT_SLO_MS: f64 = 300.0;
 /// How often a put into a full pool is tried again.
 const PUT_RETRIES: u32 = 5;
 
-/// Runs one request to its end; what goes wrong is counted.
+/// Runs one request to its end and counts what goes wrong.
 pub(super) async fn run(cluster: &Arc<Cluster>, stats: &Arc<Stats>, prompt: Prompt, speed: f64) {
     let phase = stats.asked();
     match serve(cluster, stats, &prompt, speed).await {
@@ -61,7 +61,7 @@ async fn serve(
     let mut held =
         read(stats, &prefill.local, &keys, 0..placement.prefix_blocks as usize, prompt.class, None).await?;
     if held < placement.prefix_blocks as usize {
-        // The index was ahead of an eviction: a miss, and a correction.
+        // The index did not know of an eviction yet: a miss, and a correction.
         stats.stale(placement.prefix_blocks as usize - held);
         forget(cluster, prefill, &prompt.chain[held..placement.prefix_blocks as usize]).await?;
     }
@@ -105,8 +105,8 @@ fn ask(prompt: &Prompt, speed: f64) -> proto::ScheduleRequest {
     }
 }
 
-/// Reads blocks until the first that is gone, comparing every byte, and stores them at another host if
-/// one is given. Returns the end of what was there.
+/// Reads blocks until the first that is gone, comparing every byte, and stores them on another host if
+/// one is given. Returns the end of what was read.
 async fn read(
     stats: &Arc<Stats>,
     client: &Arc<Client>,
@@ -142,7 +142,7 @@ async fn read(
     }
 }
 
-/// Stores blocks in order; returns the end of what is stored. A pool that stays full ends the chain.
+/// Stores blocks in order and returns the end of what is stored. A pool that stays full ends the chain.
 async fn write(
     stats: &Arc<Stats>,
     client: &Arc<Client>,
@@ -174,7 +174,7 @@ async fn write(
     Ok(stored.await??)
 }
 
-/// False if the pool stays full.
+/// Returns false if the pool stays full.
 fn put(client: &Client, meta: &BlockMeta, bytes: &[u8]) -> Result<bool, ClientError> {
     for retry in 0..PUT_RETRIES {
         match client.put(meta, bytes) {

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 const REFRESH: Duration = Duration::from_millis(250);
-/// Between lines where standard error is no terminal.
+/// Ticks between two lines if standard error is no terminal.
 const LOG_EVERY: u32 = 20;
 
 /// The task that draws; ends with [`Screen::finish`].

@@ -1,4 +1,4 @@
-//! What is counted while the trace runs, by phase: a phase ends when policies are exchanged.
+//! What is counted while the trace runs, by phase: a phase ends when policies are swapped.
 
 use super::Cluster;
 use anyhow::Result;
@@ -73,7 +73,7 @@ pub struct Phase {
     pub last_error: Option<String>,
 }
 
-/// What a run came to; the JSON of `kvasir dev --demo --json`.
+/// The result of a run; the JSON of `kvasir dev --demo --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
     pub phases: Vec<Phase>,
@@ -84,19 +84,19 @@ pub struct Summary {
     pub checksum_failures: u64,
     pub wrong_bytes: u64,
     pub evictions: u64,
-    /// Blocks the index promised and an eviction had just taken: a miss each.
+    /// Blocks that the index promised although an eviction had just taken them: a miss each.
     pub stale_blocks: u64,
-    /// Blocks that found no room.
+    /// Blocks for which there was no room.
     pub not_stored: u64,
     pub decisions: u64,
     pub decisions_per_second: f64,
     /// Time inside the scheduling policy, ns per decision.
     pub decision_ns_mean: f64,
-    /// Requests sent that got no decision.
+    /// Requests sent that received no decision.
     pub decisions_lost: u64,
-    /// Decisions the native twin made instead of the policy.
+    /// Decisions that the native twin made instead of the policy.
     pub fallbacks: u64,
-    /// Policy exchanges, all hosts together.
+    /// Policy swaps, of all hosts together.
     pub swaps: u64,
 }
 
@@ -165,7 +165,7 @@ impl Stats {
         self.not_stored.fetch_add(blocks as u64, Relaxed);
     }
 
-    /// Requests that came to an end, hit blocks and blocks, so far.
+    /// Requests that have ended, hit blocks and all blocks, so far.
     pub(super) fn progress(&self) -> (u64, u64, u64) {
         self.phases().iter().fold((0, 0, 0), |(ended, hits, blocks), p| {
             (ended + p.served + p.rejected + p.failed, hits + p.hit_blocks, blocks + p.blocks)
@@ -230,7 +230,7 @@ impl Phase {
 }
 
 impl Summary {
-    /// Whether everything held: bytes right, every request decided and brought to its end.
+    /// Whether everything was right: the bytes, and every request decided and completed.
     pub fn is_sound(&self) -> bool {
         let failed: u64 = self.phases.iter().map(|p| p.failed).sum();
         self.checksum_failures + self.wrong_bytes + self.decisions_lost + failed == 0

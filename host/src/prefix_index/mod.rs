@@ -2,11 +2,11 @@
 //!
 //! Block hashes are opaque 64-bit ids, chained: equal hash means equal whole prefix. Every instance
 //! (dense slot) holds a set of blocks; its match for a prompt is the number of leading blocks of
-//! the prompt in that set. A lost block in the middle ends the match there, and its return heals it.
+//! the prompt in that set. A lost block in the middle ends the match there; when it returns, the match is whole again.
 //!
 //! Layout. Blocks that follow each other in a chain stand side by side in a *run*, cut into pages of
-//! [`pages::CELLS`] hashes; a run grows at its tail and is cut only when a page of it is held by
-//! nobody. One table maps a hash to its cell (the hash itself stands in the cell only), so a
+//! [`pages::CELLS`] hashes; a run grows at its tail and is cut only when no instance holds a page
+//! of it. One table maps a hash to its cell (the hash itself is stored in the cell only), so a
 //! branch needs no node: it is a run whose first hash is looked up when the walk leaves another.
 //! Within a run the deepest common block is found by binary search, because a block that is equal
 //! implies that all before it are. Who holds what is kept per run as covers: (slot, from, to).
@@ -32,7 +32,7 @@ pub type Slot = u16;
 pub struct Limits {
     /// Distinct blocks. At most 2^32 - 16.
     pub entries: usize,
-    /// Stretches of a run held by one instance; blocks shared by n instances need n.
+    /// Stretches of a run held by one instance. Blocks shared by n instances need n.
     pub covers: usize,
 }
 
@@ -59,13 +59,13 @@ pub struct Stored {
 /// Sizes and outcomes since the index was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Distinct blocks, those included that nobody holds but that stand in a page somebody does.
+    /// Distinct blocks, including those that no instance holds but that share a page with one that is held.
     pub entries: usize,
     pub runs: usize,
     pub covers: usize,
     /// Heap bytes allocated.
     pub bytes: usize,
-    /// Blocks refused by [`Limits`], in sum.
+    /// Blocks refused by [`Limits`], in total.
     pub refused: u64,
     /// Blocks forgotten because a hole in a cover needed one cover more than [`Limits`] allows.
     pub forgotten: u64,
@@ -129,8 +129,8 @@ impl PrefixIndex {
         self.find(hash).is_some_and(|place| self.runs.get(place.run).holds(slot, place.offset))
     }
 
-    /// `slot` now holds `hashes`, which follow each other; `parent` is the block before the first,
-    /// `None` at the start of a prompt. An unknown parent is no error: the match ends before it.
+    /// `slot` now holds `hashes`, which follow each other. `parent` is the block before the first, or
+    /// `None` at the start of a prompt. An unknown parent is not an error: the match ends before it.
     pub fn store(&mut self, slot: Slot, parent: Option<u64>, hashes: &[u64]) -> Stored {
         let mut stored = Stored::default();
         self.table.warm(hashes);
@@ -223,7 +223,7 @@ impl PrefixIndex {
         Place { run, offset: ordinal * CELLS as u32 + cell % CELLS as u32 }
     }
 
-    /// Blocks of `chain` found in `run` from `offset` on, where the first is known to be equal.
+    /// How many blocks of `chain` are in `run` from `offset` on; the first is known to be equal.
     fn common(&self, run: &Run, offset: u32, chain: &[u64]) -> u32 {
         let equal = |i: u32| self.pages.cell(run.cell(offset + i)) == chain[i as usize];
         let most = (run.len() - offset).min(u32::try_from(chain.len()).unwrap_or(u32::MAX));
@@ -242,8 +242,8 @@ impl PrefixIndex {
         different
     }
 
-    /// Puts leading blocks of `hashes` that are new at the tail of the run of `before`, or in a run
-    /// of their own where another block follows there. `None` at the cap.
+    /// Puts the leading new blocks of `hashes` at the tail of the run of `before`, or in a run of their
+    /// own if another block follows there. Returns `None` at the cap.
     fn append(&mut self, before: Option<Place>, hashes: &[u64]) -> Option<(Place, u32)> {
         let room = self.limits.entries - self.table.len();
         let hashes = &hashes[..hashes.len().min(room)];
@@ -273,7 +273,7 @@ impl PrefixIndex {
         Some((Place { run, offset: first }, len))
     }
 
-    /// Marks `len` blocks as held; returns how many of them were already. `None` at the cap.
+    /// Marks `len` blocks as held. Returns how many of them were already, or `None` at the cap.
     fn cover(&mut self, slot: Slot, place: Place, len: u32) -> Option<u32> {
         let cover = Cover::new(slot, place.offset, place.offset + len);
         let room = self.covers < self.limits.covers;
@@ -296,7 +296,7 @@ impl PrefixIndex {
         true
     }
 
-    /// Frees what nobody holds any more of `start..end`, from the tail so that offsets stay valid.
+    /// Frees the blocks of `start..end` that no instance holds any more, from the tail so that offsets stay valid.
     fn reclaim_range(&mut self, run: u32, start: u32, end: u32) {
         let mut page = end.div_ceil(CELLS as u32);
         while page * CELLS as u32 > start && page > 0 {
@@ -306,7 +306,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Frees what nobody holds any more at the tail, or the page of `offset`.
+    /// Frees what no instance holds any more at the tail, or the page of `offset`.
     fn reclaim(&mut self, run: u32, offset: u32) {
         let len = self.runs.get(run).len();
         if offset >= len {
@@ -334,7 +334,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Takes a page that nobody holds out of a run; what stands behind it becomes a run of its own.
+    /// Takes a page that no instance holds out of a run; what follows it becomes a run of its own.
     fn cut(&mut self, run: u32, page: u32) {
         let behind = self.runs.get_mut(run).split((page + 1) * CELLS as u32);
         if !behind.is_empty() {

@@ -45,7 +45,7 @@ impl Pages {
             self.set_owner(page, run, ordinal);
             return page;
         }
-        // An eighth at a time: the pages are most of the index, and doubling would waste half.
+        // It grows by an eighth at a time: the pages are most of the index, and doubling would waste half.
         if self.cells.len() == self.cells.capacity() {
             let more = self.cells.len() / 8 + 64;
             self.cells.reserve_exact(more);

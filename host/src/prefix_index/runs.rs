@@ -3,7 +3,7 @@
 use super::Slot;
 use super::pages::CELLS;
 
-/// Most blocks in one run, so that a cover fits in 8 bytes; a longer chain goes on in another run.
+/// The most blocks in one run, so that a cover fits in 8 bytes; a longer chain continues in another run.
 pub(super) const MAX_LEN: u32 = (1 << 24) - 1;
 
 /// `start..end` of a run, held by one instance: slot, start and end in 16, 24 and 24 bits, so that
@@ -31,18 +31,18 @@ impl Cover {
 
 /// Change made by [`Run::uncover`].
 pub(super) struct Gone {
-    /// Blocks from the removed one on; more than 1 only where a cover could not be split.
+    /// Blocks from the removed one on; more than 1 only if a cover could not be split.
     pub(super) blocks: u32,
-    /// Change of the number of covers.
+    /// Change in the number of covers.
     pub(super) covers: isize,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Run {
-    /// All full but the last.
+    /// All pages but the last are full.
     pages: Vec<u32>,
     len: u32,
-    /// By slot, then start; those of one slot neither overlap nor touch.
+    /// Sorted by slot, then start; those of one slot neither overlap nor touch.
     covers: Vec<Cover>,
 }
 
@@ -68,7 +68,7 @@ impl Run {
         self.pages.push(page);
     }
 
-    /// Adds a block; its page is there. Returns its cell.
+    /// Adds a block, whose page must exist. Returns its cell.
     pub(super) fn push(&mut self) -> u32 {
         self.len += 1;
         self.cell(self.len - 1)
@@ -82,7 +82,7 @@ impl Run {
         (cell, page)
     }
 
-    /// Whether what follows `offset` may stand in this run.
+    /// Whether a block that follows `offset` may go into this run.
     pub(super) fn can_grow_behind(&self, offset: u32) -> bool {
         offset + 1 == self.len && self.len < MAX_LEN
     }
@@ -93,7 +93,7 @@ impl Run {
         let mut longest = 0;
         for cover in &self.covers {
             if let Some(matched) = matched.get_mut(usize::from(cover.slot())) {
-                // Of a slot's covers at most one contains the offset.
+                // At most one of a slot's covers contains the offset.
                 let held = (cover.start() <= offset) & (cover.end() > offset) & (*matched == at);
                 let reached = at + cover.end().wrapping_sub(offset).min(common);
                 *matched = if held { reached } else { *matched };
@@ -108,8 +108,8 @@ impl Run {
         self.covers.get(i).is_some_and(|c| c.slot() == slot && c.start() <= offset)
     }
 
-    /// Adds a cover; returns how many of its blocks were held before, and the change of the number of
-    /// covers. `None` if it needs one more and there is no `room`.
+    /// Adds a cover. Returns how many of its blocks were held before, and the change in the number of
+    /// covers; `None` if that needs one more and there is no `room`.
     pub(super) fn cover(&mut self, new: Cover, room: bool) -> Option<(u32, isize)> {
         let first = self.covers.partition_point(|c| (c.slot(), c.end()) < (new.slot(), new.start()));
         let touching = |c: &&Cover| c.slot() == new.slot() && c.start() <= new.end();
@@ -134,8 +134,8 @@ impl Run {
         Some((held, 1 - count as isize))
     }
 
-    /// Takes one block from a slot; `None` if it does not hold it. A block in the middle of a cover
-    /// splits it; without `room` for that the part behind is given up too.
+    /// Takes one block from a slot. Returns `None` if the slot does not hold it. A block in the middle of a cover
+    /// splits it; without `room` for that, the part behind is given up too.
     pub(super) fn uncover(&mut self, slot: Slot, offset: u32, room: bool) -> Option<Gone> {
         let i = self.first_ending_after(slot, offset);
         let cover = self.covers.get_mut(i).filter(|c| c.slot() == slot && c.start() <= offset)?;
@@ -164,18 +164,18 @@ impl Run {
         self.covers.drain(first..first + count).rev().collect()
     }
 
-    /// End of the last block that somebody holds.
+    /// End of the last block that any instance holds.
     pub(super) fn live_len(&self) -> u32 {
         self.covers.iter().map(|c| c.end()).max().unwrap_or(0)
     }
 
-    /// Whether somebody holds a block of this page.
+    /// Whether any instance holds a block of this page.
     pub(super) fn is_held(&self, page: u32) -> bool {
         let (start, end) = (page * CELLS as u32, (page + 1) * CELLS as u32);
         self.covers.iter().any(|c| c.start() < end && c.end() > start)
     }
 
-    /// Takes off what stands at `offset`, a page boundary, and behind; no cover crosses it.
+    /// Splits off everything from `offset`, a page boundary, on; no cover crosses it.
     pub(super) fn split(&mut self, offset: u32) -> Run {
         if offset >= self.len {
             return Run::default();

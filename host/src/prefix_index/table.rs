@@ -1,4 +1,4 @@
-//! Hash to cell, 8 bytes an entry: 32 bits of the mixed hash beside the cell number.
+//! Hash to cell, 8 bytes an entry: 32 bits of the mixed hash and the cell number.
 //!
 //! Open addressing with linear probing. The home of an entry is a monotone function of its 32 bits,
 //! so the table can have any size and grows in one pass from front to back, without reading the
@@ -18,7 +18,7 @@ pub(super) struct Table {
 /// Answer of [`Table::probe`].
 pub(super) enum Probe {
     Found(u32),
-    /// Where the entry would go, as long as the table is not changed.
+    /// Where the entry would go, while the table is not changed.
     Vacant(usize),
 }
 
@@ -66,19 +66,19 @@ impl Table {
     }
 
     /// Reads the lines that the next insertions need. The reads are independent, so their cache
-    /// misses overlap, which is most of the time of an insertion into a large table.
+    /// misses overlap; they are most of the time of an insertion into a large table.
     pub(super) fn warm(&self, hashes: &[u64]) {
         let read = |&hash: &u64| self.entries.get(self.home(tag(hash))).copied().unwrap_or(0);
         std::hint::black_box(hashes.iter().take(WARM).map(read).fold(0, |all, entry| all ^ entry));
     }
 
-    /// `vacancy` comes from a probe since which nothing has changed; room is reserved.
+    /// `vacancy` comes from a probe since which the table has not changed, and room is reserved.
     pub(super) fn insert(&mut self, vacancy: usize, hash: u64, cell: u32) {
         self.entries[vacancy] = (u64::from(tag(hash)) << 32) | u64::from(cell);
         self.len += 1;
     }
 
-    /// Removes the entry of a cell and moves later ones of its cluster up. Absent: no effect.
+    /// Removes the entry of a cell and moves later ones of its cluster up. An absent entry has no effect.
     pub(super) fn remove(&mut self, hash: u64, cell: u32) {
         let wanted = (u64::from(tag(hash)) << 32) | u64::from(cell);
         let mut hole = self.home(tag(hash));
@@ -115,7 +115,7 @@ impl Table {
     }
 }
 
-/// Upper half of a multiplicative hash: engines may number their blocks in sequence.
+/// Upper half of a multiplicative hash, because engines may number their blocks in sequence.
 fn tag(hash: u64) -> u32 {
     ((hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
 }

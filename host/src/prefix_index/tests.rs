@@ -5,7 +5,7 @@ use std::collections::HashSet;
 const SLOTS: usize = 5;
 const CHAIN: usize = 70;
 
-/// What the index stands for: per instance a set of hashes, walked from the front.
+/// What the index represents: for each instance a set of hashes, walked from the front.
 #[derive(Default)]
 struct Model {
     held: [HashSet<u64>; SLOTS],
@@ -66,7 +66,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Applies `op` to both; where a cap may refuse, the model follows what the index says it holds.
+/// Applies `op` to both; if a cap may refuse, the model follows what the index says it holds.
 fn apply(op: &Op, index: &mut PrefixIndex, model: &mut Model) {
     match op {
         Op::Store { slot, chain, from, len } => {

@@ -15,13 +15,13 @@ use kvasir_policy::list::{Lists, Walk};
 use serde::Serialize;
 use std::time::Instant;
 
-/// Size the replay reports for a block: 512 tokens of 320 KiB, a 70B model with grouped queries.
+/// Size that the replay reports for a block: 512 tokens of 320 KiB, a 70B model with grouped queries.
 const BLOCK_BYTES: u32 = BLOCK_SIZE_TOKENS * 320 * 1024;
-/// Events after which a batch is handed over even if no victim is needed.
+/// How many events make a batch that is handed over even if no victim is needed.
 const BATCH_EVENTS: usize = 4096;
-/// Selections of one request that may contain invalid answers before the fallback decides.
+/// How many selections of one request may contain invalid answers before the fallback decides.
 const MAX_INVALID_ROUNDS: u32 = 8;
-/// Slots a policy may be asked to hold (`open` in evictor.wit).
+/// The most slots that a policy may be asked to hold (`open` in evictor.wit).
 pub const MAX_CAPACITY_BLOCKS: u32 = 1 << 28;
 
 const EMPTY: Node = Node::MAX;
@@ -43,7 +43,7 @@ pub fn check_capacity(blocks: u32) -> Result<(), Error> {
     if (1..=MAX_CAPACITY_BLOCKS).contains(&blocks) { Ok(()) } else { Err(Error::Capacity(blocks)) }
 }
 
-/// What a replay found; the JSON of `kvasir replay --mode cache`.
+/// The result of a replay; the JSON of `kvasir replay --mode cache`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     pub mode: &'static str,
@@ -58,12 +58,12 @@ pub struct Report {
     pub evictions: u64,
     /// Time inside the evictor, events and learning included, per eviction.
     pub evict_ns_mean: f64,
-    /// Of the selecting calls, per victim.
+    /// Per victim, over the selecting calls.
     pub evict_ns_p99: u64,
-    /// Victims the native fallback chose. Absent when 0, as the fields below.
+    /// Victims that the native fallback chose. Absent if 0, like the fields below.
     #[serde(skip_serializing_if = "is_zero")]
     pub fallback_evictions: u64,
-    /// Victims that were free, foreign, named twice or too many; an answer refused whole counts as one.
+    /// Victims that were free, foreign, named twice or too many; an answer refused as a whole counts as one.
     #[serde(skip_serializing_if = "is_zero")]
     pub invalid_victims: u64,
     /// The failure after which the fallback decided alone.
@@ -90,7 +90,7 @@ pub struct Cache<'e> {
     /// By slot: the position of its block in its chain.
     depth_of: Vec<u32>,
     free: Vec<u32>,
-    /// Least recently used first: what the fallback takes.
+    /// Least recently used first: the order in which the fallback takes slots.
     recency: Lists,
     walk: Walk,
     words: Vec<u32>,
@@ -164,7 +164,7 @@ impl<'e> Cache<'e> {
         self.path.iter().map(move |&node| (node, slot(node)))
     }
 
-    /// What was found so far; names are the caller's to fill in.
+    /// The results so far; the caller fills in the names.
     pub fn report(&mut self) -> Report {
         let mut report = self.report.clone();
         let percent = 100.0 * report.prefix_hits as f64 / report.block_references.max(1) as f64;
@@ -190,9 +190,9 @@ impl<'e> Cache<'e> {
         missing
     }
 
-    /// Frees `need` slots: by the policy, and what it cannot give, by the fallback.
+    /// Frees `need` slots: those that the policy gives, and the rest by the fallback.
     ///
-    /// There always are that many: a request's blocks do not outnumber the slots.
+    /// There are always that many: a request's blocks do not outnumber the slots.
     fn evict(&mut self, need: usize, touch: Touch) {
         let mut evicted = 0;
         let mut invalid_rounds = 0;
@@ -216,7 +216,7 @@ impl<'e> Cache<'e> {
         }
     }
 
-    /// Hands the events over and asks for victims; false when the policy gave none.
+    /// Hands the events over and asks for victims. Returns false if the policy gave none.
     fn select(&mut self, now_ms: u64, want: u32) -> bool {
         self.flush();
         self.victims.clear();
@@ -309,7 +309,7 @@ impl<'e> Cache<'e> {
         }
     }
 
-    /// Queues an event for the policy and keeps the fallback's order.
+    /// Queues an event for the policy and updates the fallback's order.
     fn event(&mut self, kind: EventKind, slot: u32, parent_or_uses: u32, touch: Touch) {
         if self.words.is_empty() {
             self.base_ms = touch.time_ms;
@@ -372,7 +372,7 @@ mod tests {
         NativeEvictor((policy.native)())
     }
 
-    /// The named trace, or `None` (and a word about it) where the traces are not there.
+    /// The named trace, or `None` (and a note about it) if the traces are not there.
     fn trace(name: &str) -> Option<Vec<Request>> {
         let beside = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/traces"));
         let path = std::env::var_os("KVASIR_TRACES").map_or_else(beside, PathBuf::from).join(name);
@@ -429,7 +429,7 @@ mod tests {
         }
     }
 
-    /// The cache semantics by the book, with a recency list that is a plain list.
+    /// The cache semantics in the plainest form, with a recency list that is a plain list.
     #[derive(Default)]
     struct Model {
         capacity: usize,
@@ -470,7 +470,7 @@ mod tests {
         }
 
         /// Whatever the policy answers, the cache holds at most its capacity, each request's head is
-        /// resident afterwards, and what the policy did not give, the fallback did.
+        /// resident afterwards, and the fallback gave what the policy did not give.
         #[test]
         fn no_answer_breaks_the_cache(requests in requests(), capacity in 1..20_u32, seed in any::<u64>()) {
             let mut evictor = Liar { state: seed, slots: 0 };

@@ -6,7 +6,7 @@
 use hashbrown::HashMap;
 use twox_hash::XxHash3_64;
 
-/// Number of a prefix: the block at its end, with everything before it.
+/// Number of a prefix: a block together with everything before it.
 pub type Node = u32;
 
 /// Distinct prefixes seen so far. Grows with the trace: 32 bytes a prefix.

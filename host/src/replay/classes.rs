@@ -22,7 +22,7 @@ struct LastUse {
     turn: u8,
 }
 
-/// Assigns classes to the requests of one trace, in order. 12 bytes a prefix.
+/// Assigns classes to the requests of one trace, in order. 12 bytes per prefix.
 #[derive(Default)]
 pub struct Classes {
     /// By node.
@@ -47,7 +47,7 @@ impl Classes {
 
     fn turn(&self, input_tokens: u32, path: &[Node]) -> u8 {
         let seen = |node: &Node| self.last_use.get(*node as usize).filter(|l| l.uses > 0);
-        // Seen blocks are a prefix of the path: whoever used a block used its ancestors.
+        // Blocks seen before are a prefix of the path: a request that used a block used its ancestors.
         let matched = path.partition_point(|node| seen(node).is_some());
         let Some(last) = matched.checked_sub(1).and_then(|deepest| seen(&path[deepest])) else { return 1 };
         let full_blocks = last.input_tokens / BLOCK_SIZE_TOKENS;

@@ -1,9 +1,9 @@
-//! Bytes that follow from a block's key, so that whoever reads a block can tell whether it is the
+//! Bytes that follow from a block's key, so that a reader of the block can tell whether it is the
 //! right one, whole and unchanged.
 
 use kvasir_dataplane::BlockKey;
 
-/// Fills a block with the bytes of its key.
+/// Fills a block with the bytes that belong to its key.
 pub fn fill(key: BlockKey, bytes: &mut [u8]) {
     let mut words = Words::new(key);
     let mut chunks = bytes.chunks_exact_mut(8);

@@ -2,10 +2,10 @@
 //!
 //! Users arrive as a Poisson process and send requests in sessions; a session's turns follow each
 //! other after exponential times, each turn's input being everything said so far. What is published is
-//! used as it is, what is not is named as a choice:
+//! used as it is; the other values are marked as choices:
 //!
 //! * chat: "KVCache Cache in the Wild" (USENIX ATC '25), trace A: about half of the requests are later
-//!   turns; first turns have 973 tokens in all and later ones 5,953 on average;
+//! turns; first turns have 973 tokens in total and later ones 5,953 on average;
 //!   19 % of the users send half of the requests.
 //! * api: same paper, trace B: single turns, each user with a system prompt of its own; 15 % of the
 //!   users send 90 % of the requests; 54 % of the blocks could be hits.
@@ -63,14 +63,14 @@ pub enum Error {
 
 /// Parameters of one kind of workload; lengths are means of exponential distributions, in tokens.
 struct Shape {
-    /// Users, and the exponent of their Zipf-like shares of the sessions.
+    /// The number of users, and the exponent of their Zipf-like shares of the sessions.
     users: u64,
     skew: f64,
     /// Probability that a turn is followed by another.
     next_turn: f64,
     /// Mean seconds to the next turn, counted from the turn before.
     think_s: f64,
-    /// Distinct system prompts and their mean length. At most as many as users, who keep to theirs.
+    /// Distinct system prompts and their mean length. There are at most as many as users; each user keeps to one.
     prompts: u64,
     prompt_tokens: f64,
     /// New input of a session's first turn, and of each later one.
@@ -82,7 +82,7 @@ struct Shape {
 impl Workload {
     fn shape(self) -> Shape {
         match self {
-            // A first turn has 973 tokens in all, a later one adds 2,490: it is the third on average.
+            // A first turn has 973 tokens in total, a later one adds 2,490: a later turn is the third on average.
             // Exponent 0.58 over 2,000 users. Choices: prompt, answer and thinking time.
             Self::Chat => Shape {
                 users: 2_000,
@@ -130,7 +130,7 @@ struct Pending {
     session: u64,
     prompt: u64,
     prompt_tokens: u32,
-    /// Tokens said before this turn, the system prompt included.
+    /// Tokens of all turns so far, including the system prompt.
     history_tokens: u32,
 }
 
@@ -146,7 +146,7 @@ pub struct Generator {
     next_session_us: u64,
     sessions: u64,
     pending: BinaryHeap<Reverse<Pending>>,
-    /// Ids of blocks by what they hold: (prompt, or session after it; position).
+    /// Ids of blocks by what they contain: (prompt, or session after it; position).
     ids: HashMap<(Holder, u32), u64>,
     next_id: u64,
 }
@@ -159,7 +159,7 @@ enum Holder {
 
 impl Generator {
     /// # Errors
-    /// The plan asks for too much or nothing.
+    /// The plan asks for too much, or for nothing.
     pub fn new(plan: &Plan) -> Result<Self, Error> {
         if !(1..=MAX_REQUESTS).contains(&plan.requests) {
             return Err(Error::Requests(plan.requests));
@@ -279,7 +279,7 @@ fn tokens(random: &mut ChaCha8Rng, mean: f64, most: u32) -> u32 {
     (exponential(random, mean).ceil() as u32).clamp(1, most)
 }
 
-/// Writes the plan's trace to `path`, compressed if it ends in `.gz`; `progress` hears of every
+/// Writes the plan's trace to `path`, compressed if it ends in `.gz`; `progress` is called for every
 /// request. The file appears whole or not at all.
 ///
 /// # Errors
@@ -307,7 +307,7 @@ fn write_to(
 ) -> std::io::Result<()> {
     let file = BufWriter::new(std::fs::File::create(partial)?);
     if path.extension().is_some_and(|e| e == "gz") {
-        // No time of writing in the header: same seed, same bytes.
+        // The header carries no time of writing: same seed, same bytes.
         let mut gzip = GzBuilder::new().mtime(0).write(file, Compression::default());
         write_lines(generator, &mut gzip, written, &mut progress)?;
         gzip.finish()?.flush()

@@ -1,4 +1,4 @@
-//! What a trace holds: counts, lengths, rates, reuse.
+//! What a trace contains: counts, lengths, rates, reuse.
 
 use super::chains::{Chains, Node, TooMany};
 use super::classes::Classes;
@@ -18,8 +18,8 @@ pub struct Report {
     pub output_tokens_mean: f64,
     /// Prefix hits of a cache that never evicts, percent of references.
     pub best_hit_rate_percent: f64,
-    /// Share of requests that continue an earlier one (classes of turn 2 and above), system prompts
-    /// aside.
+    /// Share of requests that continue an earlier one (classes of turn 2 and above), not counting system
+    /// prompts.
     pub later_turn_share: f64,
     /// Requests by class (see DESIGN, "classes"): (class, requests), classes without requests left out.
     pub classes: Vec<(u16, u64)>,

@@ -1,8 +1,8 @@
 //! Moves a trace's blocks through a running host, and compares every byte that comes back.
 //!
 //! A block's key is a hash of everything before it, so equal prefixes are equal keys; its bytes are computed
-//! from its key, so that nothing need be remembered to check them. Per request the leading blocks are read until
-//! the first miss, and the rest is stored, first block to last. What to keep is the host's decision.
+//! from its key, so that checking them needs no memory of them. Per request the leading blocks are read until
+//! the first miss, and the rest is stored, first block to last. The host decides what to keep.
 
 use super::chains::{Chains, TooMany};
 use super::classes::Classes;
@@ -14,18 +14,18 @@ use serde::Serialize;
 use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
-/// Bytes of the largest block: what a host takes in one frame by default.
+/// Bytes of the largest block: the most that a host takes in one frame by default.
 pub const MAX_BLOCK_BYTES: u32 = 256 << 20;
-/// Blocks and bytes of one call: enough to hide the round trip, little enough to stay in a cache.
+/// The most blocks and bytes of one call: enough to hide the round trip, few enough to stay in a cache.
 const BATCH_BLOCKS: usize = 256;
 const BATCH_BYTES: usize = 4 << 20;
-/// Tries of one batch after the first, and the pause before the first of them; each next one is twice as long.
+/// How often one batch is tried again, and the pause before the first retry; each further pause is twice as long.
 const RETRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(2);
-/// Requests in a row of which the host could store nothing, after which it is given up.
+/// After this many requests in a row of which the host could store nothing, the replay gives up.
 const MAX_STARVED_REQUESTS: u32 = 16;
 
-/// Why a trace does not go on.
+/// Why a replay stops.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("blocks of {0} B are outside 1 to {MAX_BLOCK_BYTES}")]
@@ -64,26 +64,26 @@ impl std::fmt::Display for Progress {
     }
 }
 
-/// What one request, or all of them, moved.
+/// What was moved for one request, or for all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RequestReport {
     pub block_references: u64,
     /// Leading blocks that were resident.
     pub prefix_hits: u64,
-    /// Blocks that this session stored; those that were there behind a gap are not counted.
+    /// Blocks that this session stored; those that were resident behind a gap are not counted.
     pub blocks_put: u64,
     pub bytes_put: u64,
-    /// Received, blocks behind a gap included.
+    /// Bytes received, including blocks behind a gap.
     pub bytes_read: u64,
-    /// Compared with what was stored and found equal.
+    /// Bytes compared with what was stored and found equal.
     pub bytes_verified: u64,
-    /// Blocks that did not match their checksums: reported to the host, and misses.
+    /// Blocks that did not match their checksums: reported to the host, and counted as misses.
     pub checksum_failures: u64,
-    /// Bytes that matched their block's checksum and were not what was stored. Not one may.
+    /// Bytes that matched their block's checksum but were not what was stored. This must stay 0.
     pub wrong_bytes: u64,
     /// Batches sent again because the host was full or busy.
     pub retries: u64,
-    /// Blocks the host had no room for, after all retries.
+    /// Blocks for which the host had no room, after all retries.
     #[serde(skip_serializing_if = "is_zero")]
     pub blocks_refused: u64,
 }
@@ -119,7 +119,7 @@ impl AddAssign<&Self> for RequestReport {
     }
 }
 
-/// What a replay found; the JSON of `kvasir replay --mode store`.
+/// The result of a replay; the JSON of `kvasir replay --mode store`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     pub mode: &'static str,
@@ -138,7 +138,7 @@ pub struct Session {
     client: Client,
     block_bytes: u32,
     keys: Vec<BlockKey>,
-    /// What one batch puts.
+    /// The bytes that one batch puts.
     buffer: Vec<u8>,
     requests: u64,
     total: RequestReport,
@@ -146,7 +146,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Requests whose blocks have `block_bytes` each.
+    /// A session whose blocks have `block_bytes` each.
     ///
     /// # Errors
     /// [`Error::BlockBytes`].
@@ -185,7 +185,7 @@ impl Session {
         }
     }
 
-    /// Requests served so far, and what they moved together.
+    /// Requests served so far, and what they moved in total.
     pub fn total(&self) -> (u64, &RequestReport) {
         (self.requests, &self.total)
     }
@@ -193,14 +193,14 @@ impl Session {
     /// Reads what the host has of a request, and stores the rest.
     ///
     /// # Errors
-    /// The host went away, refused a block for good, or stayed full for many requests.
+    /// The host went away, refused a block for good, or stayed full during many requests.
     pub fn request(&mut self, request: &Request, class: u16) -> Result<RequestReport, Error> {
         let mut keys = std::mem::take(&mut self.keys);
         self.fill_keys(request, &mut keys);
         let mut report = RequestReport { block_references: keys.len() as u64, ..RequestReport::default() };
         let served = self.serve(&keys, class, &mut report);
         self.keys = keys;
-        // What was moved counts, also where the rest failed.
+        // What was moved counts, even if the rest failed.
         self.total += &report;
         let full = served.map_err(|source| Error::Host { done: self.progress(), source })?;
         self.requests += 1;
@@ -214,7 +214,7 @@ impl Session {
         }
     }
 
-    /// The refusal of a block that found no room, if one did.
+    /// Serves a request. Returns the refusal of a block for which there was no room, if there was one.
     fn serve(
         &mut self,
         keys: &[BlockKey],
@@ -239,7 +239,7 @@ impl Session {
         Ok(())
     }
 
-    /// Reads and checks what is resident of a batch; how many of its leading blocks are.
+    /// Reads and checks the resident blocks of a batch. Returns how many of its leading blocks are resident.
     fn read_batch(
         &mut self,
         keys: &[BlockKey],
@@ -253,7 +253,7 @@ impl Session {
                 leading.get_or_insert(at);
                 continue;
             };
-            // A lease that ran out meanwhile makes the comparison void, and the block a miss.
+            // If the lease ran out meanwhile, the comparison is void and the block is a miss.
             let wrong = block.bytes().map(|bytes| differing_bytes(key, bytes, self.block_bytes as usize));
             match wrong.and_then(|wrong| block.bytes().map(|bytes| (wrong, bytes.len() as u64))) {
                 Ok((wrong, len)) => {
@@ -270,7 +270,7 @@ impl Session {
         Ok(leading.unwrap_or(keys.len()))
     }
 
-    /// Stores everything behind the prefix hits; a resident block there counts as used.
+    /// Stores everything behind the prefix hits; a block that is already resident there counts as used.
     fn write(
         &mut self,
         keys: &[BlockKey],
@@ -289,7 +289,7 @@ impl Session {
         for (at, batch) in metas.chunks(self.batch_blocks()).enumerate() {
             let (refused, error) = self.write_batch(batch, report)?;
             if error.is_some() {
-                // What comes after a block that is not there would never be found.
+                // Blocks behind one that is missing would never be found.
                 let behind = metas.len() - at * self.batch_blocks() - batch.len();
                 report.blocks_refused += (refused + behind) as u64;
                 return Ok(error);
@@ -298,7 +298,7 @@ impl Session {
         Ok(None)
     }
 
-    /// Stores a batch, trying again what the host has no room for; what is left in the end, and why.
+    /// Stores a batch and tries again what the host had no room for. Returns what is left in the end, and why.
     fn write_batch(
         &mut self,
         metas: &[BlockMeta],
@@ -360,15 +360,15 @@ impl Session {
 /// When requests are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pace {
-    /// Each as soon as the one before is done.
+    /// Each one as soon as the previous one is done.
     Unpaced,
-    /// At the times of the trace, this many times as fast; one after the other still, so a host that is too
+    /// At the times of the trace, this many times as fast; still one after the other, so a host that is too
     /// slow makes them late. Finite and positive.
     Speed(f64),
 }
 
 impl Pace {
-    /// When a request is due after the first, which came at `first_ms`.
+    /// When a request is due, counted from the first, which came at `first_ms`.
     fn due(self, time_ms: u64, first_ms: u64) -> Duration {
         match self {
             Self::Unpaced => Duration::ZERO,
@@ -380,7 +380,7 @@ impl Pace {
     }
 }
 
-/// Sends the requests of a trace in order; names in the report are the caller's to fill in.
+/// Sends the requests of a trace in order; the caller fills in the names in the report.
 ///
 /// # Errors
 /// The trace cannot be read, or as [`Session::request`].
@@ -421,8 +421,8 @@ fn sized(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
     &mut buffer[..len]
 }
 
-/// Bytes of the block named `key` that are not as they were stored; a block of another length differs in what is
-/// missing or too much as well.
+/// How many bytes of the block named `key` are not as they were stored. In a block of another length, missing and
+/// surplus bytes count as well.
 fn differing_bytes(key: BlockKey, found: &[u8], expected_len: usize) -> u64 {
     if found.len() == expected_len && content::matches(key, found) {
         return 0;

@@ -1,4 +1,4 @@
-//! Request traces: reading the Mooncake format, and what a trace holds.
+//! Request traces: reading the Mooncake format, and what a trace contains.
 //!
 //! One JSON object per line, sorted by time, gzip or plain: `timestamp` (ms since start),
 //! `input_length` and `output_length` (tokens), `hash_ids` (the 512-token blocks of the input, in
@@ -59,7 +59,7 @@ impl Reader {
         Self::new(path, file)
     }
 
-    /// Reads from `input`; `path` is for messages. Gzip is told by its first bytes.
+    /// Reads from `input`; `path` is for messages. Gzip is recognised by its first bytes.
     ///
     /// # Errors
     /// The first bytes cannot be read.
@@ -74,7 +74,7 @@ impl Reader {
         Ok(Self { path: path.into(), input, line: 0, last_ms: 0, buffer: Vec::new(), done: false })
     }
 
-    /// Fills the buffer with the next line that is not blank; false at the end.
+    /// Fills the buffer with the next line that is not blank. Returns false at the end.
     fn read_line(&mut self) -> Result<bool, Error> {
         loop {
             self.buffer.clear();
@@ -131,7 +131,7 @@ impl Reader {
     }
 }
 
-/// The parser sees one line of the trace and calls it line 1; only the column means something to a reader.
+/// The parser sees one line of the trace and calls it line 1, so only the column is of use to a reader.
 fn without_line(error: &serde_json::Error) -> String {
     let (text, column) = (error.to_string(), error.column());
     match text.strip_suffix(&format!(" at line {} column {column}", error.line())) {

@@ -99,7 +99,7 @@ fn request(blocks: &[u64]) -> Request {
     Request { time_ms: 0, input_tokens, output_tokens: 1, blocks: blocks.to_vec() }
 }
 
-/// Prefix hits of a cache without end.
+/// Prefix hits of a cache that never evicts.
 fn most_hits(session: &Session, requests: &[Request]) -> u64 {
     let mut seen = HashSet::new();
     let hits = |request: &Request| {
@@ -129,7 +129,7 @@ fn a_host_with_room_hits_whatever_was_seen_before() {
         assert_eq!((moved.bytes_verified, moved.wrong_bytes), (moved.bytes_read, 0));
         assert_eq!((moved.checksum_failures, moved.retries, moved.blocks_refused), (0, 0, 0));
 
-        // Whoever comes after, over the other transport, finds all of it.
+        // A later session, over the other transport, finds all of it.
         let again = other.request(&requests[249], 1).unwrap();
         assert_eq!((again.prefix_hits, again.blocks_put), (again.block_references, 0));
         assert_eq!(again.bytes_verified, again.block_references * 1001);
