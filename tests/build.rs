@@ -17,7 +17,7 @@ fn main() -> Result<()> {
     names.sort();
 
     let out = PathBuf::from(std::env::var_os("OUT_DIR").context("OUT_DIR")?);
-    // As for the default policies: one guest folder serves every profile.
+    // As for the default policies, one guest folder serves every profile.
     let target = out.ancestors().nth(4).context("target folder")?.join("guests");
     let packages: Vec<_> = names.iter().map(|name| format!("guest-{name}")).collect();
     let packages: Vec<_> = packages.iter().map(String::as_str).collect();

@@ -1,5 +1,5 @@
-//! The very source files of the data plane, on loom's locks and atomics instead of the standard library's: each model runs
-//! once for every way in which its threads can take turns with at most three interruptions, and loom fails it where one of
+//! The very source files of the data plane, on loom's locks and atomics instead of the standard library's. Each model
+//! runs once for every way in which its threads can take turns with at most three interruptions; it fails if one of
 //! them waits for ever.
 
 #[path = "../../dataplane/store/src/tiering/budget.rs"]
@@ -8,7 +8,7 @@ mod budget;
 #[path = "../../dataplane/nvme/src/inbox.rs"]
 mod inbox;
 
-/// What those files use of `std`; in the data plane `crate::sync` is `std` itself.
+/// What those files use from `std`; in the data plane `crate::sync` is `std` itself.
 mod sync {
     pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 }
@@ -33,7 +33,7 @@ fn main() {
     }
 }
 
-/// As an eventfd: set by who wakes, taken by who waits.
+/// Like an eventfd: set by the thread that wakes, taken by the thread that waits.
 #[derive(Default)]
 struct Bell {
     rung: Mutex<u32>,

@@ -79,7 +79,7 @@ fn a_server_that_dies_under_load_costs_no_wrong_byte() {
     for round in 0..6 {
         let numbers: Vec<u64> = (round * 100..round * 100 + 100).collect();
         let pending = store.put(numbers.iter().map(|&n| block(n, 20_000)).collect());
-        // Wherever the puts are by now.
+        // Wherever the puts are at this moment.
         server.stop();
         let done = pending.wait();
         server.restart();
@@ -92,7 +92,7 @@ fn a_server_that_dies_under_load_costs_no_wrong_byte() {
                 Err(error) => assert!(error.retryable() && store.exists(&[key(n)]) == [false], "{error}"),
             }
         }
-        // A put that failed may have arrived: missing or whole, `holds` accepts nothing else.
+        // A put that failed may have arrived: `holds` accepts only a missing block or a whole one.
         for n in round * 100..round * 100 + 100 {
             let _ = holds(&store, n, 20_000);
         }

@@ -19,7 +19,7 @@ pub(crate) const SECRET_KEY: &str = "kvasir-secret";
 pub(crate) struct Server {
     root: TempDir,
     address: SocketAddr,
-    /// What serves; none while stopped.
+    /// The running server; `None` while stopped.
     running: Option<Runtime>,
 }
 
@@ -37,7 +37,7 @@ impl Server {
         self.address
     }
 
-    /// As a crash is to clients: connections break wherever they are.
+    /// Stops as a crash looks to clients: connections break wherever they are.
     pub(crate) fn stop(&mut self) {
         let running = self.running.take().expect("it is running");
         running.shutdown_timeout(Duration::from_secs(60));
@@ -74,7 +74,7 @@ async fn serve(listener: TcpListener, service: S3Service) {
         let Ok((socket, _)) = listener.accept().await else { continue };
         let service = service.clone();
         tokio::spawn(async move {
-            // Clients that go away are no concern of the server's.
+            // Clients that go away do not concern the server.
             let _ = Builder::new().serve_connection(TokioIo::new(socket), service).await;
         });
     }

@@ -1,4 +1,4 @@
-//! Decisions by several workers at once, while the policy of one of them does not come back.
+//! Decisions by several workers at once, while the policy of one of them never returns.
 
 use kvasir::conductor::fleet::{Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use kvasir::conductor::{Conductor, Registration, Stage};
@@ -42,7 +42,7 @@ fn pair() -> Registration {
     Registration { prefill: Some(prefill), decode: Some(decode) }
 }
 
-/// CPU seconds that the loop burns: time for the others even where they get little of the machine.
+/// CPU seconds that the loop burns: time for the others even if they get little of the machine.
 const DEADLINE: Duration = Duration::from_secs(2);
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// Tests of one binary share a process: the one that watches its memory has it to itself.
 static PROCESS: RwLock<()> = RwLock::new(());
 
-/// For every test that takes memory worth mentioning.
+/// For every test that takes a notable amount of memory.
 fn beside_others() -> RwLockReadGuard<'static, ()> {
     PROCESS.read().unwrap_or_else(PoisonError::into_inner)
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a scenario keeps asking before it gives up: no assertion, only an end.
+/// How long a scenario keeps asking before it gives up: not an assertion, only an end.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 fn host() -> Arc<PolicyHost> {
@@ -35,12 +35,12 @@ fn bytes(name: &str, bytes: impl Into<Vec<u8>>) -> Source {
     Source::Bytes { name: name.into(), bytes: bytes.into() }
 }
 
-/// Loads the guest of that slot, so that it passes its load and then does harm.
+/// Loads the guest of that slot in such a way that it passes its load and then does harm.
 fn load_bad(host: &PolicyHost, slot: SlotKind, mode: &str) -> SlotStatus {
     host.load(slot, bytes("bad", guest(slot.as_str())), settings(mode, 20)).unwrap()
 }
 
-/// Calls `ask` until the breaker has acted; the number of calls it took.
+/// Calls `ask` until the breaker has acted. Returns how many calls that took.
 fn until_tripped(host: &PolicyHost, slot: SlotKind, mode: &str, mut ask: impl FnMut()) -> u64 {
     let (start, mut calls) = (Instant::now(), 0);
     while host.status(slot).name == "bad" {
@@ -167,7 +167,7 @@ fn a_bad_explanation_is_no_fault_of_the_decision() {
 
 const POOL: u32 = 256;
 
-/// The owner of a full pool: evicts what it is told, if it may, and fills the place again.
+/// The owner of a full pool: evicts what it is told, if allowed, and fills the place again.
 struct Owner {
     worker: EvictorWorker,
     resident: BTreeSet<u32>,
@@ -217,7 +217,7 @@ impl Owner {
             if self.worker.select_victims(self.now_ms, missing, &mut victims).is_err() {
                 continue; // replayed at the top
             }
-            // A block goes at its first mention: one that is free, foreign or named again is not there.
+            // A block goes when it is named first: a slot that is free, foreign or named again holds none.
             let good: Vec<u32> =
                 victims.iter().map(|v| v.slot).filter(|slot| self.resident.remove(slot)).collect();
             let bad = victims.len() - good.len();
@@ -302,7 +302,7 @@ fn resident_bytes() -> u64 {
     pages * rustix::param::page_size() as u64
 }
 
-/// Decisions by how long they took, in µs; the last count is of all that took longer. Its size is
+/// Decisions by how long they took, in µs; the last count is of all that took longer. The size is
 /// fixed, so that it does not look like a leak.
 type Times = Vec<u64>;
 
@@ -319,7 +319,8 @@ fn quantile(times: &Times, share: f64) -> usize {
     times.iter().position(within).unwrap_or(TIMES)
 }
 
-/// Decides, books and finishes one request after the other until `stop`. A decision that is lost or made twice does not fit the conductor's books.
+/// Decides, books and finishes one request after the other until `stop`. A decision that is lost or made twice does not
+/// fit the conductor's books.
 fn requests_until(host: &PolicyHost, stop: &AtomicBool, done: &AtomicU64) -> Times {
     let (mut cluster, mut worker) = (cluster(), host.scheduler_worker());
     let ask = Ask { prompt_tokens: 4096, ..WISH };
@@ -367,7 +368,7 @@ fn evictions_until(host: &PolicyHost, stop: &AtomicBool, turns: &AtomicU64) {
     }
 }
 
-/// Until each thread has taken up and finished something after now.
+/// Waits until each thread has begun and finished something after now.
 fn until_all_moved(done: &[AtomicU64; 3]) {
     let start = Instant::now();
     for count in done {
@@ -393,8 +394,8 @@ fn ten_thousand_swaps_under_load_lose_no_decision_and_no_memory() {
         let (host, stop, done) = (&host, &stop, &done);
         let schedulers = [0, 1].map(|i| scope.spawn(move || requests_until(host, stop, &done[i])));
         let evictor = scope.spawn(move || evictions_until(host, stop, &done[2]));
-        // To the other one of the two, and back. Every other time all threads have used what they
-        // were given before it goes again; else it may go unused, or while they take it up.
+        // To the other one of the two, and back. Every second time all threads have used what they
+        // were given before it is swapped again; otherwise it may go unused, or be swapped while they take it up.
         let swapped = (0..PAIRS).try_fold(0, |after_warm_up, pair| {
             host.rollback(SlotKind::Scheduler)?;
             host.rollback(SlotKind::Evictor)?;

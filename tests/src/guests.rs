@@ -4,8 +4,8 @@ use wasmparser::Payload;
 
 static GUESTS: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/guests.rs"));
 
-/// The component of `guests/NAME`. What it does wrong is its setting `mode`, from the call on that
-/// its setting `after` says.
+/// The component of `guests/NAME`. Its setting `mode` says what it does wrong, and its setting `after` from
+/// which call on.
 ///
 /// # Panics
 /// There is no such guest.
@@ -91,7 +91,7 @@ mod tests {
         component_names(component).unwrap().0
     }
 
-    /// A refusal must be for the reason a scenario means, so everything else about them is right.
+    /// A refusal must be for the reason that a scenario means, so everything else about them must be right.
     #[test]
     fn every_file_is_wrong_in_one_way_only() {
         for (name, component) in GUESTS {

@@ -24,7 +24,7 @@ pub(crate) const RDMA: &str = "RDMA over Soft-RoCE, bad networks";
 pub(crate) const GPU: &str = "CUDA device";
 pub(crate) const MIRI: &str = "memory under Miri";
 
-/// Cheapest first, so that a slip is known early. A failed step does not stop the later ones.
+/// Cheapest first, so that a small mistake shows early. A failed step does not stop the later ones.
 const STEPS: &[Step] = &[
     Step { name: "formatting", slow: false, run: formatting },
     Step { name: "tidy", slow: false, run: |shell| passed(tidy::run(shell, &task_names())) },
@@ -40,12 +40,12 @@ const STEPS: &[Step] = &[
     Step { name: "rendered docs", slow: true, run: docs },
 ];
 
-/// Runs the steps and prints what became of each.
+/// Runs the steps and prints the outcome of each.
 pub(crate) fn run(shell: &Shell, quick: bool) -> Result<ExitCode> {
     Ok(summary(&run_steps(shell, STEPS.iter(), quick)))
 }
 
-/// Runs one step alone. Who asks for it by name is not served by a skip.
+/// Runs one step alone. A caller that names a step is not served by skipping it, so a skip fails.
 pub(crate) fn run_only(shell: &Shell, name: &str) -> Result<ExitCode> {
     let results = run_steps(shell, STEPS.iter().filter(|step| step.name == name), false);
     let skipped = results.iter().any(|(_, outcome, _)| matches!(outcome, Outcome::Skipped(_)));
@@ -110,7 +110,7 @@ fn clippy(shell: &Shell) -> Result<Outcome> {
     cargo(shell, &["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"])
 }
 
-/// What is compiled for Wasm only is not seen by the step above. Flags, profile and folder as for the build
+/// The step above does not see what is compiled for Wasm only. Flags, profile and folder are those of the build
 /// of the guests, so that their dependencies are compiled once.
 fn clippy_guests(shell: &Shell) -> Result<Outcome> {
     let mut command = shell.cargo();
@@ -135,7 +135,7 @@ fn clippy_guests(shell: &Shell) -> Result<Outcome> {
     passed(shell.run(command.args(["--", "-D", "warnings"])))
 }
 
-/// Benches run in their test mode: each once, at its smallest size.
+/// Benches run in their test mode: each one once, at its smallest size.
 fn unit_tests(shell: &Shell) -> Result<Outcome> {
     cargo(shell, &["test", "--locked", "--workspace", "--lib", "--bins", "--benches", "--no-fail-fast"])
 }
@@ -146,8 +146,8 @@ fn system_tests(shell: &Shell) -> Result<Outcome> {
     cargo(shell, &["test", "--locked", "--workspace", "--test", "*", "--no-fail-fast"])
 }
 
-/// Real verbs on emulated hardware, and networks that lose, delay and part. Where no such machine can be had this is a
-/// skip; once it came up, whatever goes wrong is a failure.
+/// Real verbs on emulated hardware, and networks that lose, delay and part. Without such a machine the step is
+/// skipped; once the machine is up, every error is a failure.
 fn rdma(shell: &Shell) -> Result<Outcome> {
     let vm = shell.root().join("tests/rdma-vm");
     let mut probe = Command::new(vm.join("run-in-rdma-vm"));
@@ -165,7 +165,7 @@ fn rdma(shell: &Shell) -> Result<Outcome> {
 
 /// The tests in modules named `gpu`, which are ignored elsewhere.
 fn gpu(shell: &Shell) -> Result<Outcome> {
-    // The driver's device file; on Windows' subsystem for Linux it has another name.
+    // The driver's device file; under Windows Subsystem for Linux it has another name.
     if !["/dev/nvidiactl", "/dev/dxg"].into_iter().any(|path| Path::new(path).exists()) {
         return Ok(Outcome::Skipped("no CUDA device: there is no /dev/nvidiactl"));
     }
@@ -175,7 +175,8 @@ fn gpu(shell: &Shell) -> Result<Outcome> {
     passed(shell.run(tests.args(["--test-threads=1", "::gpu::"])))
 }
 
-/// What hands out and fills memory, on an interpreter that sees undefined behaviour. Few cases, because it is slow.
+/// The code that hands out and fills memory, in an interpreter that detects undefined behaviour. Few cases, because it
+/// is slow.
 fn miri(shell: &Shell) -> Result<Outcome> {
     let nightly = || {
         let mut command = Command::new("rustup");
@@ -202,7 +203,7 @@ fn doc_tests(shell: &Shell) -> Result<Outcome> {
 fn docs(shell: &Shell) -> Result<Outcome> {
     let mut command = shell.cargo();
     command.args(["doc", "--quiet", "--locked", "--workspace", "--no-deps", "--lib"]);
-    // Read by the project's own people, who see private items too.
+    // For the project's own developers, who see private items too.
     passed(shell.run(command.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private-intra-doc-links")))
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-/// What policies are compiled for.
+/// The target for which policies are compiled.
 pub(crate) const WASM_TARGET: &str = "wasm32-unknown-unknown";
 
 /// The repository and its target directory.
@@ -33,7 +33,7 @@ impl Shell {
         self.target("release/kvasir")
     }
 
-    /// The release binary, run from where the user stands.
+    /// The release binary, run from the folder where the user is.
     pub(crate) fn binary(&self) -> Command {
         Command::new(self.binary_path())
     }
@@ -45,13 +45,13 @@ impl Shell {
         cargo
     }
 
-    /// Every crate below `policies/` but the one that embeds the others.
+    /// Every crate below `policies/` except the one that embeds the others.
     pub(crate) fn policy_crates(&self) -> Result<Vec<String>> {
         let crates = self.crates_in("policies")?;
         Ok(crates.into_iter().filter(|name| name != "defaults").collect())
     }
 
-    /// Folders of `folder` that hold a crate, sorted.
+    /// Subfolders of `folder` that hold a crate, sorted.
     pub(crate) fn crates_in(&self, folder: &str) -> Result<Vec<String>> {
         let folder = self.root.join(folder);
         let mut names = Vec::new();
@@ -66,7 +66,7 @@ impl Shell {
         Ok(names)
     }
 
-    /// Runs to the end with our own input and output; an exit code other than 0 is an error.
+    /// Runs it to the end with our own input and output; an exit code other than 0 is an error.
     pub(crate) fn run(&self, command: &mut Command) -> Result<()> {
         let text = describe(command);
         let status = command.status().with_context(|| format!("cannot start `{text}`"))?;
@@ -76,7 +76,7 @@ impl Shell {
         Ok(())
     }
 
-    /// As `run`, but the exit code becomes ours.
+    /// Like `run`, but its exit code becomes ours.
     pub(crate) fn exec(&self, command: &mut Command) -> Result<ExitCode> {
         let text = describe(command);
         let status = command.status().with_context(|| format!("cannot start `{text}`"))?;
@@ -99,7 +99,7 @@ impl Shell {
         String::from_utf8(output.stdout).with_context(|| format!("`{text}` printed something not UTF-8"))
     }
 
-    /// Adds the Wasm target where it is missing.
+    /// Adds the Wasm target if it is missing.
     pub(crate) fn ensure_target(&self) -> Result<()> {
         let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
         let mut sysroot = Command::new(rustc);
@@ -110,7 +110,7 @@ impl Shell {
         self.rustup(&["target", "add", WASM_TARGET])
     }
 
-    /// As `ensure_target`, with what the checks need besides.
+    /// Like `ensure_target`, with everything else that the checks need.
     pub(crate) fn ensure_toolchain(&self) -> Result<()> {
         self.ensure_target()?;
         for (subcommand, component) in [("fmt", "rustfmt"), ("clippy", "clippy")] {

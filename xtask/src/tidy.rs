@@ -1,11 +1,11 @@
-//! `cargo xtask tidy`: what compilers do not check about the repository's text.
+//! `cargo xtask tidy`: checks of the repository's text that no compiler makes.
 
 use crate::shell::Shell;
 use anyhow::{Result, bail};
 use std::path::Path;
 use std::process::Command;
 
-/// Longer source files are listed: they may hold two ideas.
+/// Source files longer than this are listed: they may hold two ideas.
 const LONG_LINES: usize = 900;
 
 /// Folders that exist on one machine only, and hosts that a mirror may stand in for. Written in
@@ -57,7 +57,7 @@ fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines().enumerate().map(|(i, line)| (i + 1, line))
 }
 
-/// A folder counts only where a path begins, so `framework/` and `a/home/b` are fine.
+/// A folder counts only at the beginning of a path, so `framework/` and `a/home/b` are fine.
 fn foreign_names(text: &str) -> impl Iterator<Item = (usize, &'static str)> {
     let begins = |before: &str| !before.ends_with(|c: char| c.is_alphanumeric() || "_-.*}".contains(c));
     let found = move |line: &str, what: &str| line.match_indices(what).any(|(at, _)| begins(&line[..at]));

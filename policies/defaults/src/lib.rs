@@ -1,7 +1,7 @@
 //! The default policies: each as a component, embedded, and as its native twin.
 //!
 //! Both come from one source, so the twin is the same algorithm without the boundary; parity tests
-//! pin them to each other. The twins are what the host falls back to.
+//! pin them to each other. The host falls back to the twins.
 
 use kvasir_policy::{Admitter, Balancer, Evictor, Scheduler};
 

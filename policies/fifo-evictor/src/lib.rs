@@ -1,7 +1,7 @@
 //! Evicts in order of insertion; a hit changes nothing.
 //!
-//! A block inserted under a resident parent takes the place directly before it: it cannot be of use
-//! any longer than its parent is there.
+//! A block inserted under a resident parent takes the place directly before it: once the parent is gone, the
+//! block is of no use.
 
 use kvasir_policy::evictor::{EventKind, Events, Victim};
 use kvasir_policy::list::Lists;

@@ -89,7 +89,7 @@ mod tests {
     }
 
     proptest! {
-        // A time of its own for every request, so that time and depth are an order.
+        // Every request has its own time, so that time and depth define an order.
         #[test]
         fn equals_the_model(steps in steps(1..3, 3), slots in 1..16_u32) {
             let expected = run(&mut Model::default(), slots, &steps, true);

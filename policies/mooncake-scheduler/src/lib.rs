@@ -12,7 +12,7 @@ use kvasir_policy::{Description, Scheduler};
 /// Scratch columns, kept to spare an allocation per decision.
 #[derive(Default)]
 pub struct Mooncake {
-    /// Zeros, where the host sent no prefix column.
+    /// Zeros, used if the host sent no prefix column.
     none: Vec<u32>,
     ttft: Vec<f32>,
     tbt: Vec<f32>,
@@ -59,7 +59,7 @@ impl Scheduler for Mooncake {
     }
 }
 
-/// The prefix column, or zeros where the host sent none.
+/// The prefix column, or zeros if the host sent none.
 fn per_slot<'a>(matched: &'a [u32], slots: usize, none: &'a mut Vec<u32>) -> &'a [u32] {
     if matched.len() >= slots {
         return matched;
@@ -79,7 +79,7 @@ fn best_prefix(prefill: &PrefillTable, matched: &[u32]) -> (u32, usize) {
     }
 }
 
-/// The same where the longest prefix stands at an instance that is gone: rare, so not for speed.
+/// The same if the longest prefix is at an instance that is gone: rare, so it need not be fast.
 fn best_usable_prefix(available: &[f32], matched: &[u32]) -> (u32, usize) {
     let usable = matched.iter().zip(available).enumerate().filter(|(_, (_, a))| **a == 1.0);
     let longest = usable.map(|(slot, (&blocks, _))| (blocks, std::cmp::Reverse(slot))).max();
@@ -107,7 +107,7 @@ fn transfer_below(best: u32, threshold: f32) -> u32 {
     own
 }
 
-/// Lines 4 to 16: estimated TTFT per prefill slot, +infinity where unavailable, and the slot that has the least.
+/// Lines 4 to 16: estimated TTFT per prefill slot, +infinity if unavailable, and the slot with the least.
 fn fastest_prefill(
     cluster: &Cluster,
     request: &Request,
@@ -136,14 +136,14 @@ fn fastest_prefill(
         let queue = ahead.simd_gt(Lanes::ZERO) & ahead;
         let cached = (fetches.select(best, own) * block).min(prompt);
         let [computed, attended] = [prompt - cached, prompt + cached].map(Lanes::from_i32x4);
-        // Each computed token attends to what is cached and to half of what is computed.
+        // Each computed token attends to the cached tokens and to half of the computed ones.
         let prefill = c0 + computed * (c1 + half_c2 * attended);
         transfer + queue + prefill
     })
 }
 
 /// Line 17, `SelectDecodingInstance`: predicted time between tokens per decode slot once this request has joined,
-/// +infinity where unavailable or without room for its blocks, and the slot that has the least.
+/// +infinity if unavailable or without room for its blocks, and the slot with the least.
 fn fastest_decode(cluster: &Cluster, request: &Request, tbt: &mut Vec<f32>) -> Option<usize> {
     let t = &cluster.decode;
     let prompt = request.prompt_tokens as f32;

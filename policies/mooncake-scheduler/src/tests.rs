@@ -4,7 +4,7 @@ use super::*;
 use kvasir_policy::scheduler::{DecodeRow, Kept, PrefillRow};
 use proptest::prelude::*;
 
-/// Algorithm 1 of the Mooncake paper (FAST '25), lines 1 to 22. Line 1 is the host's: `prefix_len`.
+/// Algorithm 1 of the Mooncake paper (FAST '25), lines 1 to 22. The host does line 1: `prefix_len`.
 fn algorithm_1(
     prefill: &[PrefillRow],
     decode: &[DecodeRow],
@@ -14,7 +14,7 @@ fn algorithm_1(
     kvcache_balancing_threshold: f32,
 ) -> Decision {
     let exceeds = |best: u32, own: u32| {
-        // Line 5 and 20: best / own > threshold; a prefix of nothing is shorter by any factor.
+        // Lines 5 and 20: best / own > threshold; a prefix of nothing is shorter by any factor.
         best > own && (own == 0 || best as f32 > kvcache_balancing_threshold * own as f32)
     };
     // 2
@@ -89,7 +89,7 @@ fn algorithm_1(
     Decision::Run { prefill: p as u16, decode: d as u16, transfer }
 }
 
-/// Few distinct values, so that ties, empty and equal prefixes come up.
+/// Few distinct values, so that ties, empty and equal prefixes occur.
 fn prefill_row() -> impl Strategy<Value = (PrefillRow, u32)> {
     let times = (0..4u32, 0..3u32, 0..3u32, 0..3u32, 0..4u32, 0..4u32);
     let prefix = prop_oneof![Just(0u32), 0..5u32, 0..200u32];
@@ -179,7 +179,7 @@ proptest! {
         }
     }
 
-    /// Rows and requests are the host's; even so, nothing in them may stop a policy.
+    /// Rows and requests are the host's responsibility; even so, nothing in them may stop a policy.
     #[test]
     fn no_input_panics(
         rows in prop::collection::vec(any::<f32>(), 0..120),

@@ -15,14 +15,14 @@ pub struct Sieve {
     visited: Vec<bool>,
     family: Family,
     walk: Walk,
-    /// Where the hand stopped; the front if `None`.
+    /// Where the hand stopped; `None` means the front.
     hand: Option<u32>,
-    /// The request now inserting: its last block.
+    /// The request that is inserting: its last block.
     inserted: Option<u32>,
 }
 
 impl Sieve {
-    /// Takes the block out of the queue; the hand moves on if it stood there.
+    /// Takes the block out of the queue; the hand moves on if it was there.
     fn unlink(&mut self, slot: u32) {
         if self.hand == Some(slot) {
             self.hand = self.queue.next(slot);
@@ -30,7 +30,7 @@ impl Sieve {
         self.queue.remove(slot);
     }
 
-    /// Puts a block at the new end; blocks of one request stand deepest first.
+    /// Puts a block at the new end; blocks of one request are kept deepest first.
     fn link(&mut self, slot: u32, parent: Option<u32>) {
         let same_request = parent.is_some() && parent == self.inserted;
         if !(same_request && parent.is_some_and(|at| self.queue.insert_before(at, slot))) {
@@ -149,7 +149,7 @@ mod tests {
         fn link(&mut self, slot: u32, before: Option<u32>, visited: bool, parent: u32) {
             let before = before.filter(|&at| at == self.inserted);
             let at = self.queue.iter().position(|&(s, ..)| Some(s) == before).unwrap_or(self.queue.len());
-            // A hand past the end stands at the front; one at the very place stays with its block.
+            // A hand past the end is at the front; one at this very place stays with its block.
             let at_end = self.hand >= self.queue.len();
             if at <= self.hand && !at_end {
                 self.hand += 1;

@@ -4,7 +4,7 @@ use kvasir_policy::admitter::{Ask, Blocks, Store, Verdict};
 use kvasir_policy::scheduler::Reason;
 use kvasir_policy::{Admitter, Description, Settings};
 
-/// Rejects what would miss its SLO by more than the slack.
+/// Rejects requests that would miss their SLO by more than the slack.
 pub struct Slo {
     slack: f32,
 }

@@ -6,12 +6,12 @@ use kvasir_policy::{Description, math};
 /// Parameters of the learning.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
-    /// Time constant with which samples lose weight.
+    /// Time constant of the decay of samples' weight.
     pub(crate) forget_ms: f64,
     pub(crate) refit_ms: f64,
     /// Weight of the global fit in every class, in blocks.
     pub(crate) pseudo_blocks: f64,
-    /// Evicted blocks remembered, at most.
+    /// The most evicted blocks remembered.
     pub(crate) ghost_blocks: f64,
 }
 
@@ -53,7 +53,7 @@ impl Settings {
 /// Recent uses of one class's blocks, aged.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Samples {
-    /// Uses, the first one of a block included.
+    /// Uses, including the first one of a block.
     pub(crate) uses: f64,
     /// Uses that were followed by another.
     pub(crate) reuses: f64,
@@ -88,7 +88,7 @@ pub(crate) struct Fit {
     rate_per_ms: f64,
 }
 
-/// Before the first sample: every class alike, so the least recently used block goes.
+/// Before the first sample all classes are alike, so the least recently used block goes.
 impl Default for Fit {
     fn default() -> Self {
         Self { log_weight: 0.0, rate_per_ms: 1e-5 }
@@ -113,7 +113,7 @@ pub(crate) fn refit(samples: &[Samples; CLASSES], fits: &mut [Fit; CLASSES], set
     let (share, gap_ms, life_ms) = (reuses / uses, gaps_ms / reuses, gaps_ms / blocks.max(1.0));
     let k = settings.pseudo_blocks;
     for (s, fit) in samples.iter().zip(fits) {
-        // A class without a sample, and no pseudo-blocks: the global fit.
+        // For a class without a sample, and without pseudo-blocks: the global fit.
         let drawn = |sum: f64, count: f64, global: f64, k: f64| {
             if count + k > 0.0 { (sum + k * global) / (count + k) } else { global }
         };

@@ -1,4 +1,4 @@
-//! Evicts the block whose class says it is least likely to be used again soon ("KVCache Cache in the
+//! Evicts the block that by its class is least likely to be used again soon ("KVCache Cache in the
 //! Wild", USENIX ATC '25): lowest (ReuseProb_w(t, life), -offset) first.
 //!
 //! Per class `w` of requests, recent samples give the share `p` of uses that were followed by another,
@@ -6,7 +6,7 @@
 //! block. A block last used `t` ago has priority `p (F(t + life) - F(t))`. Within a class that only
 //! falls with `t`, so one queue per class, least recently used first, leaves one candidate per class.
 //!
-//! * Samples of evicted blocks go on: the pool remembers when it last saw them. Without that a small
+//! * Samples of evicted blocks continue: the pool remembers when it last saw them. Without that a small
 //!   pool would learn only from the reuse it happened to catch.
 //! * Priorities are compared as logarithms, `ln(p (1 - exp(-rate life))) - rate t`: no exponential per
 //!   decision, and no underflow to equal zeros for old blocks.
@@ -19,11 +19,11 @@ use kvasir_policy::evictor::{Event, EventKind, Events, Victim};
 use kvasir_policy::list::{Family, Lists, Walk};
 use kvasir_policy::{Description, Evictor, Settings};
 
-/// Classes told apart; higher ones count as the last.
+/// Classes told apart; higher ones count as the last of these.
 const CLASSES: usize = 64;
 /// The list of blocks set aside until their children have left.
 const WAITING: u32 = CLASSES as u32;
-/// Older blocks that a block set aside is put behind when it returns, at most.
+/// How many older blocks a returning block is put behind, at most.
 const MAX_RETURN_STEPS: u32 = 32;
 
 /// Resident blocks by class, and what was learned about the classes.
@@ -31,13 +31,13 @@ pub struct WorkloadAware {
     settings: fit::Settings,
     blocks: Vec<Block>,
     queues: Lists,
-    /// Bit per class that was ever used: what a decision looks at.
+    /// One bit per class that was ever used: the classes that a decision looks at.
     used: u64,
     walk: Walk,
     family: Family,
     samples: [Samples; CLASSES],
     fits: [Fit; CLASSES],
-    /// When samples were last aged, and when they are next.
+    /// When samples were last aged, and when that is due next.
     fitted_ms: u64,
     next_fit_ms: u64,
     ghosts: Vec<Ghost>,
@@ -166,11 +166,11 @@ impl WorkloadAware {
                 return Some(slot);
             }
         }
-        // Only blocks above pinned ones are left.
+        // Only ancestors of pinned blocks are left.
         self.queues.pop_front(WAITING)
     }
 
-    /// Writes the block off; a parent that waited for it is a candidate again.
+    /// Forgets the block; a parent that waited for it is a candidate again.
     fn evict(&mut self, slot: u32, heads: &mut [Option<Head>; CLASSES], now_ms: u64) {
         let block = &mut self.blocks[slot as usize];
         block.waiting = false;
@@ -184,7 +184,7 @@ impl WorkloadAware {
         }
     }
 
-    /// Tells the family; returns the class of a parent that is a candidate again.
+    /// Removes the block from its family. Returns the class of a parent that is a candidate again.
     fn leave(&mut self, slot: u32) -> Option<usize> {
         let parent = self.family.leave(slot)?;
         let Block { waiting: true, class, last_ms, .. } = self.blocks[parent as usize] else { return None };
@@ -242,7 +242,7 @@ impl Evictor for WorkloadAware {
     }
 
     fn open(&mut self, slots: u32) {
-        // What was imported stays.
+        // What was imported is kept.
         let (settings, samples) = (self.settings, self.samples);
         *self = Self {
             settings,

@@ -4,7 +4,7 @@ use kvasir_policy_testing::{feed, steps, words};
 use proptest::prelude::*;
 use std::collections::HashMap;
 
-/// The policy by the book: at every decision, the priority of every childless block.
+/// The policy in the plainest form: at every decision, the priority of every childless block.
 #[derive(Default)]
 struct Model {
     settings: fit::Settings,
@@ -14,7 +14,7 @@ struct Model {
     next_fit_ms: u64,
     /// By slot.
     resident: HashMap<u32, ModelBlock>,
-    /// Chosen but perhaps kept.
+    /// Chosen, but perhaps kept.
     gone: HashMap<u32, ModelBlock>,
     /// By identity: class and time of the last use.
     ghosts: HashMap<u64, (usize, u64)>,
@@ -112,7 +112,7 @@ impl Evictor for Model {
 }
 
 proptest! {
-    // A time of its own for every step: blocks of one class and time have no order by the book.
+    // Every step has its own time, because the model defines no order for blocks of one class and time.
     #[test]
     fn equals_a_full_scan(steps in steps(1..60_000, 4), slots in 1..16_u32) {
         let expected = run(&mut Model::default(), slots, &steps, true);

@@ -52,7 +52,7 @@ fn compile(workspace: &Path, packages: &[&str], target_dir: &Path) -> Result<(),
     ]);
     cargo.args(packages.iter().flat_map(|p| ["--package", p]));
     cargo.arg("--target-dir").arg(target_dir);
-    // What a surrounding cargo or clippy set for the host's crates must not reach the guests.
+    // What a surrounding cargo or clippy sets for the host's crates must not reach the guests.
     for name in ["CARGO_ENCODED_RUSTFLAGS", "RUSTC_WORKSPACE_WRAPPER", "RUSTC_WRAPPER", "CARGO_BUILD_TARGET"]
     {
         cargo.env_remove(name);

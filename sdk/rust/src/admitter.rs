@@ -55,7 +55,7 @@ impl Load {
         ]
     }
 
-    /// Absent values are 0, later ones ignored.
+    /// Absent values are 0; additional ones are ignored.
     pub fn decode(values: &[f32]) -> Self {
         let value = |i: usize| values.get(i).copied().unwrap_or(0.0);
         Self {
@@ -69,7 +69,7 @@ impl Load {
     }
 }
 
-/// A request that asks to enter; times in ms, SLOs +infinity where there is none.
+/// A request that asks to enter. Times in ms; SLOs are +infinity if there is none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ask {
     pub prompt_tokens: u32,
@@ -81,7 +81,7 @@ pub struct Ask {
     pub tbt: f32,
     pub ttft_slo: f32,
     pub tbt_slo: f32,
-    /// Part of the tenant's quota in use, 1 = all of it; without quotas its part of all tokens in flight.
+    /// Part of the tenant's quota in use, 1 = all of it; without quotas, its part of all tokens in flight.
     pub tenant_share: f32,
 }
 
@@ -165,7 +165,7 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// What becomes of an offered block; the numbers are the contract's.
+/// What happens to an offered block; the numbers are the contract's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
     Skip = 0,

@@ -27,7 +27,7 @@ pub trait Balancer: Send {
     }
 }
 
-/// State of the cluster; columns are one value per slot, negative where the slot is unavailable.
+/// State of the cluster; columns are one value per slot, negative if the slot is unavailable.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     pub now_ms: u64,

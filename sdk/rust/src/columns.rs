@@ -4,7 +4,7 @@
 /// Four values that are computed at once, one machine register, the same to the last bit in Wasm and natively.
 pub use wide::f32x4 as Lanes;
 /// Four whole numbers that are computed at once. They wrap around, and in Wasm each operation costs a third of one on
-/// [`Lanes`], whose results the host has checked for NaN: compute in numbers as far as it goes, then
+/// [`Lanes`], whose results the host has checked for NaN: compute in numbers as long as possible, then
 /// [`Lanes::from_i32x4`].
 pub use wide::i32x4 as Numbers;
 
@@ -15,14 +15,14 @@ pub fn mask(compared: Numbers) -> Lanes {
 }
 
 const LANES: usize = 4;
-/// Slots taken in one turn of a loop: every turn in Wasm pays a check of the deadline.
+/// Slots per iteration of a loop: in Wasm every iteration pays for a check of the deadline.
 const GROUP: usize = 4 * LANES;
 
 /// `out[i] = f([counts[0][i], ...], [values[0][i], ...])` for every slot, and the index of the smallest result as
-/// [`argmin`] gives it. `out` gets the length of the shortest column. Counts are taken to be below 2^31.
+/// [`argmin`] gives it. `out` gets the length of the shortest column. Counts are assumed to be below 2^31.
 ///
 /// `f` computes four slots at once: comparisons give masks, which select by `mask.select(yes, no)`.
-// Inlined, or its closure and the columns go through memory.
+// Without inlining, its closure and the columns would go through memory.
 #[inline]
 pub fn map_argmin<const I: usize, const K: usize>(
     counts: [&[u32]; I],
@@ -82,7 +82,8 @@ impl Element for u32 {
     }
 }
 
-/// One group of every column. Here and below a loop, since `array::map` is not inlined where its closure is long.
+/// One group of every column. This and the loops below are not `array::map`, which is not inlined if its closure is
+/// long.
 #[inline(always)]
 fn windows<'a, T: Element, const K: usize>(columns: &[&'a [T]; K], start: usize) -> [&'a [T; GROUP]; K] {
     let mut windows = [T::ZEROS; K];
@@ -119,8 +120,8 @@ fn padded<T: Element>(column: &[T]) -> [T; LANES] {
     values
 }
 
-/// Index of the smallest value, the first one where several are equal; `None` if every value is
-/// +infinity or NaN, or there is none.
+/// Index of the smallest value, or of the first one if several are equal; `None` if every value is
+/// +infinity or NaN, or if there are no values.
 pub fn argmin(values: &[f32]) -> Option<usize> {
     let mut lanes = [f32::INFINITY; GROUP];
     let mut groups = values.chunks_exact(GROUP);
@@ -133,7 +134,7 @@ pub fn argmin(values: &[f32]) -> Option<usize> {
     (least < f32::INFINITY).then(|| position(values, least)).flatten()
 }
 
-/// +infinity if there is none; NaN is passed over.
+/// The smallest value, or +infinity if there is none; NaN is skipped.
 fn smallest(values: &[f32]) -> f32 {
     values.iter().fold(f32::INFINITY, |least, &value| if value < least { value } else { least })
 }
@@ -142,7 +143,7 @@ fn smallest(values: &[f32]) -> f32 {
 fn position<T: Copy + PartialEq>(values: &[T], wanted: T) -> Option<usize> {
     let mut start = 0;
     for group in values.chunks_exact(GROUP) {
-        // Ored as lanes and looked at once: an early exit inside the group would keep it scalar.
+        // Combined with "or" and checked once: an early exit inside the group would keep it scalar.
         let mut found = [0u32; GROUP];
         for (lane, &value) in found.iter_mut().zip(group) {
             *lane = u32::from(value == wanted);

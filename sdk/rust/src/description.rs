@@ -62,7 +62,7 @@ impl Settings {
     /// Pairs the operator's values with the description's defaults.
     ///
     /// # Errors
-    /// A name the policy does not know; the text lists the ones it does.
+    /// A name that the policy does not know; the text lists the names it knows.
     pub fn new(description: &Description, given: &[(String, String)]) -> Result<Self, SettingError> {
         for (name, _) in given {
             if !description.settings.iter().any(|s| s.name == *name) {

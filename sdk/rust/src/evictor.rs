@@ -25,7 +25,7 @@ pub trait Evictor: Send {
     /// What happened since the last call, oldest first.
     fn on_events(&mut self, events: Events<'_>);
 
-    /// Appends `want` blocks to evict next, most expendable first; they are off the books until an
+    /// Appends `want` blocks to evict next, most expendable first. The policy forgets them until an
     /// event names them again.
     fn select_victims(&mut self, now_ms: u64, want: u32, victims: &mut Vec<Victim>);
 
@@ -60,7 +60,7 @@ pub struct Event {
     /// Class of the request; 0 = unknown.
     pub class: u16,
     pub slot: u32,
-    /// `Insert`: slot of the resident parent, else [`NO_SLOT`]. `Hit`: uses this event stands for.
+    /// `Insert`: slot of the resident parent, or else [`NO_SLOT`]. `Hit`: how many uses this event stands for.
     pub parent_or_uses: u32,
     /// Position in the chain, 0 = first block of a prompt.
     pub depth: u32,

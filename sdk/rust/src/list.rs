@@ -18,10 +18,10 @@ struct Link {
 
 const FREE: Link = Link { prev: UNLINKED, next: UNLINKED };
 
-/// Some doubly linked lists; a slot stands in at most one of them.
+/// Several doubly linked lists; a slot is in at most one of them.
 ///
 /// The front is the end that evictors take victims from. The sentinel of list `l` is link
-/// `slots + l`: no operation has a special case for an empty list.
+/// `slots + l`, so no operation has a special case for an empty list.
 #[derive(Clone, Debug, Default)]
 pub struct Lists {
     links: Vec<Link>,
@@ -37,7 +37,7 @@ impl Lists {
         Self { links, slots, len: 0 }
     }
 
-    /// Slots in all lists together.
+    /// Number of slots in all lists together.
     pub fn len(&self) -> u32 {
         self.len
     }
@@ -46,17 +46,17 @@ impl Lists {
         self.len == 0
     }
 
-    /// Whether `slot` stands in a list.
+    /// Whether `slot` is in a list.
     pub fn contains(&self, slot: u32) -> bool {
         slot < self.slots && self.links[slot as usize].next < HELD
     }
 
-    /// Makes `slot` the last of `list`, wherever it stood before. A held slot stays out.
+    /// Makes `slot` the last of `list`, wherever it was before. A held slot stays out.
     pub fn push_back(&mut self, list: u32, slot: u32) {
         self.link_before(self.slots + list, slot);
     }
 
-    /// Makes `slot` the first of `list`, wherever it stood before. A held slot stays out.
+    /// Makes `slot` the first of `list`, wherever it was before. A held slot stays out.
     pub fn push_front(&mut self, list: u32, slot: u32) {
         let first = self.links[(self.slots + list) as usize].next;
         if first != slot {
@@ -64,7 +64,7 @@ impl Lists {
         }
     }
 
-    /// Moves `slot` directly in front of `at`; false if `at` stands in no list.
+    /// Moves `slot` directly in front of `at`. Returns false if `at` is in no list.
     pub fn insert_before(&mut self, at: u32, slot: u32) -> bool {
         if !self.contains(at) {
             return false;
@@ -142,7 +142,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// The block that `event`'s block must stand directly in front of: its parent where the event
+    /// The block directly in front of which `event`'s block must be: its parent if the event
     /// names it, else the block of the same request touched just before.
     pub fn shallower(&mut self, event: &Event) -> Option<u32> {
         let last = self.last.replace((event.slot, event.depth, event.time_ms, event.class));
@@ -188,7 +188,7 @@ impl Family {
         self.stay(slot);
     }
 
-    /// The block leaves; it may come back with `stay` until another `insert` names its slot.
+    /// The block leaves. It may come back with `stay` until another `insert` names its slot.
     /// Returns its parent if that has no other children.
     pub fn leave(&mut self, slot: u32) -> Option<u32> {
         let parent = self.set_present(slot, false)?;

@@ -80,7 +80,7 @@ impl<'a> Prefix<'a> {
         self.column(0).unwrap_or(&[])
     }
 
-    /// Column 1: in HBM; column 2: in HBM or DRAM. `None` where the host has one tier only.
+    /// Column 1: in HBM; column 2: in HBM or DRAM. `None` if the host has one tier only.
     pub fn column(&self, k: usize) -> Option<&'a [u32]> {
         self.columns.get(k * self.slots..(k + 1) * self.slots)
     }
@@ -270,12 +270,12 @@ macro_rules! table {
 
 table! {
     /// The prefill table by columns, one value per slot; units as in the contract. The last two are computed
-    /// here when a row changes, so that a decision does not compute them anew.
+    /// here when a row changes, so that a decision does not compute them again.
     PrefillTable {
         available, busy_until, cost_fixed, cost_per_token, cost_per_pair, transfer_fixed,
         transfer_per_block, queued, free_blocks, capacity_blocks, reported_at,
     }
-    /// `busy_until`, or +infinity where the slot is unavailable.
+    /// `busy_until`, or +infinity if the slot is unavailable.
     free_at
     /// `cost_per_pair` / 2.
     half_cost_per_pair
@@ -296,9 +296,9 @@ table! {
         available, sequences, context_tokens, free_blocks, capacity_blocks, step_fixed,
         step_per_sequence, step_per_token, arriving_sequences, arriving_tokens, reported_at,
     }
-    /// `free_blocks`, or -1 where the slot is unavailable.
+    /// `free_blocks`, or -1 if the slot is unavailable.
     room
-    /// Step time once the arriving sequences and one more have joined, without what the context of that one adds.
+    /// Step time once the arriving sequences and one more have joined, not counting the context of that one.
     joined_step
 }
 

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 /// One thing that happens to the pool.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// Time since the step before, ms.
+    /// Time since the previous step, ms.
     pub wait_ms: u64,
     pub class: u16,
     /// Ids of a prompt's blocks, first block first.

@@ -1,7 +1,7 @@
 //! Inputs for property tests of an evictor: compare it with a model over [`steps`] by means of
 //! [`kvasir_policy::testing::run`], and see that it survives [`words`] by means of [`feed`].
 //!
-//! A crate of its own, so that the SDK does not bring a test framework to whoever writes a policy.
+//! It is a crate of its own, so that the SDK does not bring a test framework to authors of policies.
 
 use kvasir_policy::Evictor;
 use kvasir_policy::evictor::Events;
@@ -9,10 +9,10 @@ use kvasir_policy::testing::Step;
 use proptest::prelude::*;
 use std::ops::Range;
 
-/// What happens to a small pool: prompts of up to 5 blocks that share heads, and now and then a removal.
+/// What happens to a small pool: prompts of up to 5 blocks that share heads, and an occasional removal.
 ///
-/// `wait_ms` between steps; from 1 where the policy's model orders blocks by time, so that each step has a
-/// time of its own. Classes are below `classes`.
+/// `wait_ms` lies between steps; it starts at 1 if the policy's model orders blocks by time, so that each step has its
+/// own time. Classes are below `classes`.
 pub fn steps(wait_ms: Range<u64>, classes: u16) -> impl Strategy<Value = Vec<Step>> {
     let blocks = prop::collection::vec(0..3_u64, 1..6);
     let step = (wait_ms, 0..classes, blocks, prop::bool::weighted(0.1));
@@ -25,7 +25,7 @@ pub fn words() -> impl Strategy<Value = Vec<u32>> {
     prop::collection::vec(prop_oneof![0..20_u32, any::<u32>()], 0..400)
 }
 
-/// Gives a policy of 8 slots batches of any words, and asks for victims in between, also at times that went
+/// Gives a policy of 8 slots batches of arbitrary words, and asks for victims in between, even at times that went
 /// back.
 ///
 /// # Panics

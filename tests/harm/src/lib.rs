@@ -1,9 +1,9 @@
-//! What the misbehaving test policies have in common: a mode, chosen by setting, and the call from
+//! What the misbehaving test policies have in common: a mode, chosen by a setting, and the call from
 //! which on it is in force, so that a policy can pass the checks of its load and do harm later.
 
 use kvasir_policy::{Description, Settings};
 
-/// A harm every slot can do; the others are the slot's own.
+/// The harms that every slot can do; the others are specific to a slot.
 const COMMON: [&str; 4] = ["none", "loop", "trap", "grow"];
 
 /// The settings `mode` and `after`.
@@ -25,7 +25,7 @@ impl Harm {
         )
     }
 
-    /// `own`: modes this policy has besides the common ones.
+    /// `own`: modes that this policy has in addition to the common ones.
     ///
     /// # Errors
     /// Any other mode.
@@ -44,7 +44,7 @@ impl Harm {
         Ok(())
     }
 
-    /// Counts one call; from the set one on, loops, traps or grows here, and returns the mode.
+    /// Counts one call. From the configured call on, loops, traps or grows here, or returns the mode.
     pub fn call(&mut self) -> &str {
         self.calls += 1;
         if self.calls <= self.after {
@@ -60,7 +60,7 @@ impl Harm {
         }
     }
 
-    /// Never comes back.
+    /// Never returns.
     pub fn spin() -> ! {
         let mut turns = 0u64;
         loop {

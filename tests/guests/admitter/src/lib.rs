@@ -9,12 +9,12 @@ use kvasir_policy::{Admitter, Description, Settings};
 pub struct Bad(Harm);
 
 impl Bad {
-    /// Packed verdict: 99 is none the contract knows.
+    /// Packed verdict: 99 is none that the contract knows.
     pub fn verdict(&mut self) -> u64 {
         if self.0.call() == "unknown" { 99 } else { Verdict::Accept.pack() }
     }
 
-    /// Answers for so many blocks.
+    /// Answers for this many blocks.
     pub fn answers(&mut self, blocks: usize) -> Vec<u32> {
         match self.0.call() {
             "unknown" => vec![99; blocks],

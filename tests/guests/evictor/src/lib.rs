@@ -1,4 +1,4 @@
-//! An evictor that misbehaves as its setting `mode` says; else it evicts in order of slots.
+//! An evictor that misbehaves as its setting `mode` says; otherwise it evicts in order of slots.
 
 use guest_harm::Harm;
 use kvasir_policy::evictor::{EventKind, Events, Victim};
