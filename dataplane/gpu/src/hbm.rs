@@ -57,7 +57,7 @@ impl HbmStore {
     /// An empty tier of `capacity_bytes` on `device`, taken at once.
     ///
     /// # Errors
-    /// The GPU has not as much free, or the system gives no thread.
+    /// The GPU has less memory free, or the system gives no thread.
     pub fn open(device: &Arc<Device>, capacity_bytes: u64) -> Result<Self, OpenError> {
         let pool = DevicePool::open(device, capacity_bytes)?;
         let shared = Arc::new(Shared { pool, resident: Resident::default(), counters: Counters::default() });
@@ -118,7 +118,7 @@ impl BlockStore for HbmStore {
 
 /// The batches of one direction, and the thread that works them off.
 struct Queue<T, D> {
-    /// None while the queue ends.
+    /// `None` while the queue ends.
     sender: Option<SyncSender<Job<T, D>>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -137,7 +137,7 @@ impl<T: Send + 'static, D: Send + 'static> Queue<T, D> {
             Some(Ok(())) => return pending,
             Some(Err(TrySendError::Full(job))) => (job, TierError::Busy { tier: NAME, limit: BATCHES_MAX }),
             Some(Err(TrySendError::Disconnected(job))) => (job, TierError::Closed { tier: NAME }),
-            // Only while it is dropped, when nobody can call it.
+            // This happens only while the queue is dropped, when nobody can call it.
             None => unreachable!("a queue has its sender until it is dropped"),
         };
         let Job { batch, completion } = job;

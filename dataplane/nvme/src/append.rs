@@ -33,7 +33,7 @@ pub(super) enum Append {
 /// Why a tombstone is written.
 pub(super) enum Purpose {
     Remove(Ticket<Removed>),
-    /// Compaction takes it along.
+    /// Compaction moves it.
     Move(Ticket<bool>),
     /// It belongs to a copy that nobody can see.
     Tidy,
@@ -412,7 +412,7 @@ impl Engine {
         lives
     }
 
-    /// Lets those go on who waited for the key's record.
+    /// Lets everyone continue who waited for the key's record.
     fn release(&mut self, key: BlockKey) {
         for waiter in self.writing.remove(&key).into_iter().flatten() {
             match waiter {
@@ -490,7 +490,7 @@ impl Engine {
     }
 
     fn fail(&mut self, append: Append, reason: &str) {
-        // Nothing was written, so which page it would have had says nothing.
+        // Nothing was written, so its page does not matter.
         let entry = append.entry(0);
         self.finish_append(append, &entry, 0, Some(reason));
     }

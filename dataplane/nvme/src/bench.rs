@@ -21,7 +21,7 @@ use kvasir_store::store::{BlockStore, Get, GetDone, Pending, Put, TierError};
 const LARGE: usize = 1 << 20;
 /// Gets in one call of the random figure; several calls are under way at once.
 const RANDOM_BATCH: usize = 16;
-/// Raw device and tier take turns so often, and the best of each counts: a shared disk is slow at times, never too fast.
+/// How often raw device and tier take turns. The best of each counts: a shared disk is sometimes slow, never too fast.
 const TURNS: usize = 3;
 
 /// One figure.
@@ -30,7 +30,7 @@ pub struct Row {
     /// As in `kvasir bench store`.
     pub name: &'static str,
     pub value: f64,
-    /// The raw device in the same run; 0 where there is nothing to compare with.
+    /// The raw device in the same run; 0 if there is nothing to compare with.
     pub reference: f64,
     pub unit: &'static str,
 }
@@ -190,7 +190,7 @@ impl Bench<'_> {
                 got += 1;
                 free.push(done.buffer);
             }
-            // The last call may have taken fewer; nobody needs them now.
+            // The last call may have taken fewer; nobody needs these now.
             free.resize_with(free.len().next_multiple_of(batch), || Buffer::zeroed(size));
         }
         Ok(())
@@ -293,7 +293,7 @@ impl<'a> Raw<'a> {
 
 impl Drop for Raw<'_> {
     fn drop(&mut self) {
-        // What is left behind is a file too many.
+        // If this fails, only a file is left behind.
         let _ = std::fs::remove_dir_all(self.bench.dir.join("raw"));
     }
 }

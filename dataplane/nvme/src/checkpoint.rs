@@ -23,7 +23,7 @@ pub(super) struct Summary {
     pub(super) kind: Kind,
     /// Nothing is added behind `end` any more.
     pub(super) sealed: bool,
-    /// Pages that the summary speaks of.
+    /// Pages that the summary describes.
     pub(super) end: u32,
     /// Header pages of groups that hold blocks.
     pub(super) headers: u32,
@@ -42,7 +42,7 @@ impl Checkpoint {
     /// Opens the checkpoint; a damaged one is thrown away.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
         let open = || {
-            // Its reader of damaged files has panicked before; this one's loss is no reason to end.
+            // `sled` has panicked on damaged files before; the loss of this one is no reason to end.
             let config = sled::Config::new().path(path).cache_capacity(16 << 20).flush_every_ms(None);
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| config.open()))
                 .map_err(|_| "it cannot be read".to_string())?
@@ -74,7 +74,7 @@ impl Checkpoint {
         self.0.apply_batch(self.removal(segment)?)
     }
 
-    /// The summary of a segment; none if there is none that is whole.
+    /// The summary of a segment, or `None` if there is no whole one.
     pub(super) fn load(&self, segment: u32) -> Option<Summary> {
         let head = self.0.get(key(segment, 0)).ok()??;
         let (mut summary, count, checksum) = parse_head(segment, &head)?;

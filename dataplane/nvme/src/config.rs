@@ -9,7 +9,7 @@ use super::segments::RESERVE;
 /// Settings of one NVMe store.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NvmeConfig {
-    /// Where the files are; created if need be. One store at a time.
+    /// Where the files are; created if necessary. One store at a time.
     pub dir: PathBuf,
     /// Bytes the segment files take at most; at least seven segments. Blocks get 7/8 of it less two segments
     /// ([`block_bytes_max`](Self::block_bytes_max)): compaction needs the rest to stay cheap. Default 8 GiB.
@@ -21,13 +21,13 @@ pub struct NvmeConfig {
     pub queue_depth: u32,
     /// When what is written becomes durable. Default: at a flush.
     pub sync: SyncMode,
-    /// What a put does for which there is no space. Default: it is refused.
+    /// What a put does if there is no space for it. Default: it is refused.
     pub on_full: OnFull,
     /// Use `O_DIRECT` where the file system takes it. Default true.
     pub direct_io: bool,
     /// Use `io_uring` where the kernel allows it. Default true.
     pub io_uring: bool,
-    /// The most that compaction reads a second while no put waits for space. Default 256 MiB.
+    /// The most bytes that compaction reads per second while no put waits for space. Default 256 MiB.
     pub compaction_bytes_per_s: u64,
     /// Items under way at once; a batch beyond them is answered `Busy`. Default 65,536.
     pub items_max: usize,
@@ -36,14 +36,14 @@ pub struct NvmeConfig {
 /// When what is written becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SyncMode {
-    /// At a flush. A killed process loses nothing that was done; a power cut what was not flushed.
+    /// At a flush. A killed process loses nothing that was done; a power cut loses what was not flushed.
     #[default]
     None,
     /// Before any put or remove is done: the items written together are synced together.
     Batch,
 }
 
-/// What a put does for which there is no space.
+/// What a put does if there is no space for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum OnFull {
     /// It ends with `Full`; the caller evicts.
@@ -54,7 +54,7 @@ pub enum OnFull {
 }
 
 impl NvmeConfig {
-    /// Defaults, in `dir`.
+    /// The defaults, in `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
             dir: dir.into(),

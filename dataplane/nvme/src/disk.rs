@@ -18,7 +18,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(5);
 pub(super) struct Disk {
     dir: PathBuf,
     pub(super) segment_bytes: u64,
-    /// Random; keeps the groups of another store's files from being taken for ours.
+    /// Random; it prevents groups of another store's files from being taken for ours.
     pub(super) store: u64,
     /// Whether files are opened with `O_DIRECT`.
     pub(super) direct: bool,
@@ -58,7 +58,7 @@ impl Disk {
         Ok(file)
     }
 
-    /// The file of a segment, if there is one. Were it truncated, its end reads as zeros now.
+    /// The file of a segment, if there is one. If it was truncated, its end reads as zeros now.
     pub(super) fn existing(&self, number: u32) -> io::Result<Option<File>> {
         match self.segment_path(number).try_exists()? {
             true => self.segment(number).map(Some),
@@ -122,7 +122,7 @@ fn open_rw(path: &Path, direct: bool) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).custom_flags(flags).open(path)
 }
 
-/// Takes the lock, if its last owner is gone or just going: the kernel holds it until the writes of a killed process
+/// Takes the lock if its last owner is gone or about to go: the kernel holds it until the writes of a killed process
 /// have ended.
 fn take(lock: &File) -> bool {
     let deadline = Instant::now() + LOCK_WAIT;

@@ -24,16 +24,16 @@ use super::{NAME, format};
 use kvasir_protocol::block::BlockKey;
 use kvasir_store::store::{Completion, Get, GetDone, Put, PutDone, TierError};
 
-/// An op that moves only part of its bytes, or is interrupted, is continued so many times.
+/// An op that moves only part of its bytes, or is interrupted, is continued up to this many times.
 const TRIES_MAX: u32 = 64;
 
 pub(super) enum Command {
-    /// Each with what the store found to say against it.
+    /// Each put comes with the store's objection to it, if there is one.
     Put(Vec<(Result<(), TierError>, Put)>, Completion<Vec<PutDone>>),
     Get(Vec<Get>, Completion<Vec<GetDone>>),
     Remove(Vec<BlockKey>, Completion<Vec<Result<bool, TierError>>>),
     Flush(Completion<Result<(), TierError>>),
-    /// From the janitor: write these again elsewhere. True for each that is not needed any more where it was.
+    /// From the janitor: write these again elsewhere. True for each that is no longer needed where it was.
     Move(Vec<Moving>, Completion<Vec<bool>>),
     /// From the janitor: forget these blocks, if they are still there.
     Forget(Vec<(BlockKey, Place)>, Why, Completion<()>),
@@ -61,7 +61,7 @@ pub(super) struct Engine {
     pub(super) puts: VecDeque<Append>,
     pub(super) moves: VecDeque<Append>,
     pub(super) tombstones: VecDeque<Append>,
-    /// Keys with a record on its way to the disk, and who waits for the end of that.
+    /// Keys with a record on its way to the disk, and the waiters for its end.
     pub(super) writing: HashMap<BlockKey, Vec<Waiter>>,
     pub(super) groups: BTreeMap<u64, Group>,
     pub(super) next_group: u64,
@@ -88,9 +88,9 @@ struct Running {
 pub(super) enum Work {
     Read(Run),
     Write(u64),
-    /// The sync of one group, where every group is synced.
+    /// The sync of one group, if every group is synced.
     GroupSync(u64),
-    /// One sync of a flush; none is the directory.
+    /// One sync of a flush; `None` means the directory.
     FlushSync(Option<u32>),
 }
 
@@ -156,7 +156,7 @@ impl<T> Batch<T> {
     }
 }
 
-/// Takes `items` more under way, unless that were more than `limit`.
+/// Takes `items` more under way, unless that exceeds `limit`.
 pub(super) fn admit(under_way: &AtomicUsize, items: usize, limit: usize) -> bool {
     let take = |now: usize| (now + items <= limit || now == 0).then_some(now + items);
     under_way.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
@@ -187,7 +187,7 @@ impl Engine {
         }
     }
 
-    /// Works until it is told to close and nothing is left; returns the summaries that nobody has saved.
+    /// Works until it is told to close and nothing is left. Returns the summaries that nobody has saved.
     pub(super) fn run(mut self) -> Vec<Summary> {
         let (mut commands, mut done) = (VecDeque::new(), Vec::new());
         loop {

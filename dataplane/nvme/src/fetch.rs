@@ -96,7 +96,7 @@ impl Engine {
 
     pub(super) fn finish_run(&mut self, run: Run, end: End) {
         if !matches!(end, End::Done) && run.reads.len() > 1 {
-            // Find out which of them it is.
+            // Read each one alone, to find out which of them it is.
             let alone = |read| Run { reads: vec![Read { tail: None, ..read }], gap: None };
             return self.runs.extend(run.reads.into_iter().map(alone));
         }

@@ -1,4 +1,4 @@
-//! What stands on the disk: groups of records inside segment files.
+//! The format on the disk: groups of records inside segment files.
 //!
 //! A group is one header page and the payloads of up to 63 blocks, each padded to a page, written in one go. The header
 //! names its own place (store, segment, epoch, page), so a page of an earlier life of the file, or a header that is
@@ -22,7 +22,7 @@ use kvasir_protocol::block::{BlockKey, BlockMeta};
 pub(super) const PAGE: usize = 4096;
 /// Blocks and tombstones that one header page names.
 pub(super) const ENTRIES_MAX: usize = (PAGE - HEAD) / ENTRY;
-/// Segments have at most so many pages: a page within one is 16 bits on the disk and in the index.
+/// The most pages of a segment: a page within one is 16 bits on the disk and in the index.
 pub(super) const SEGMENT_PAGES_MAX: u64 = 1 << 16;
 /// Bytes of one entry, in a header page and in a checkpoint.
 pub(super) const ENTRY: usize = 64;
@@ -59,7 +59,7 @@ pub(super) enum Kind {
 pub(super) struct GroupHead {
     pub(super) segment: u32,
     pub(super) epoch: u64,
-    /// Where the header page stands.
+    /// Where the header page is.
     pub(super) page: u32,
     /// Header page and payloads.
     pub(super) pages: u32,

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 
 use crate::sync::{Mutex, MutexGuard};
 
-/// Who sends wakes the thread only if it sleeps: no command is left behind, and none costs a system call while there is
+/// A sender wakes the thread only if it sleeps: no command is left behind, and none costs a system call while there is
 /// work.
 #[derive(Debug)]
 pub(super) struct Inbox<T>(Mutex<State<T>>);
@@ -13,7 +13,7 @@ pub(super) struct Inbox<T>(Mutex<State<T>>);
 #[derive(Debug)]
 struct State<T> {
     waiting: VecDeque<T>,
-    /// The thread waits, or is about to; whoever clears this wakes it.
+    /// The thread waits, or is about to; the sender that clears this wakes it.
     sleeping: bool,
 }
 
@@ -24,7 +24,7 @@ impl<T> Default for Inbox<T> {
 }
 
 impl<T> Inbox<T> {
-    /// Any thread.
+    /// Callable from any thread.
     pub(super) fn send(&self, command: T, wake: impl FnOnce()) {
         let sleeps = {
             let mut state = self.state();
@@ -40,7 +40,7 @@ impl<T> Inbox<T> {
         into.append(&mut self.state().waiting);
     }
 
-    /// Whether the thread may wait until it is woken; false if there is something to do after all.
+    /// Whether the thread may wait until it is woken. Returns false if there is something to do after all.
     pub(super) fn may_sleep(&self) -> bool {
         let mut state = self.state();
         state.sleeping = state.waiting.is_empty();

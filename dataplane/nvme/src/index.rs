@@ -12,7 +12,7 @@ use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_store::hash_of;
 
 const SHARDS: usize = 16;
-/// Slots are allocated by so many, so that growing never doubles.
+/// How many slots are allocated at a time, so that growing never doubles.
 const CHUNK: usize = 1024;
 /// In `segment`: the block has a parent.
 const HAS_PARENT: u32 = 1 << 31;
@@ -25,7 +25,7 @@ pub(super) struct Found {
     pub(super) place: Place,
 }
 
-/// Packed, because there are very many: aligned it would take 80 bytes.
+/// Packed, because there are very many entries: aligned, one would take 80 bytes.
 #[derive(Clone, Copy)]
 #[repr(C, packed(2))]
 struct Slot {
@@ -71,7 +71,7 @@ impl Index {
         self.read(hash).find(hash, key).is_some()
     }
 
-    /// Enters a block, or gives one that is there a new place; returns what was there.
+    /// Enters a block, or gives an existing one a new place. Returns what was there.
     pub(super) fn insert(&self, found: &Found) -> Option<Found> {
         let (hash, key) = (hash_of(found.meta.key, self.seed), found.meta.key);
         let mut shard = self.write(hash);
@@ -95,7 +95,7 @@ impl Index {
         Some(found)
     }
 
-    /// Every block in a segment, by looking at all: for segments whose own headers cannot be read.
+    /// Every block in a segment, found by looking at all: for segments whose own headers cannot be read.
     pub(super) fn in_segment(&self, segment: u32) -> Vec<Found> {
         let mut found = Vec::new();
         for shard in &self.shards {

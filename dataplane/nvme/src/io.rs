@@ -1,4 +1,4 @@
-//! The way to the disk: `io_uring` where the kernel lets us, a few threads with plain system calls where not.
+//! The way to the disk: `io_uring` if the kernel allows it, else a few threads with plain system calls.
 //!
 //! An [`Op`] points at memory that its submitter owns. The submitter keeps that memory where it is until the op's
 //! completion; dropping an [`Io`] first waits for all completions.
@@ -49,14 +49,14 @@ pub(super) enum OpKind {
 pub(super) struct Op {
     pub(super) kind: OpKind,
     pub(super) file: Arc<File>,
-    /// The file's slot in the ring's table of registered files; none for a file that is not a segment.
+    /// The file's slot in the ring's table of registered files; `None` for a file that is not a segment.
     pub(super) slot: Option<u32>,
     pub(super) offset: u64,
     /// At most [`PIECES_MAX`]; none for a sync.
     pub(super) pieces: Vec<Piece>,
 }
 
-/// What became of the op with this token: bytes moved, or an error.
+/// The outcome of the op with this token: bytes moved, or an error.
 pub(super) type Done = (u64, io::Result<usize>);
 
 pub(super) enum Io {

@@ -25,7 +25,7 @@ use kvasir_store::store::Pending;
 const MOVE_BYTES: usize = 4 << 20;
 /// How long to wait for readers of a segment before looking again.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How long to leave a segment alone that could not be emptied.
+/// How long to leave a segment alone after it could not be emptied.
 const SETBACK: Duration = Duration::from_millis(20);
 
 pub(super) struct Janitor {
@@ -45,7 +45,7 @@ enum Choice {
     Empty(u32, How),
     /// Writes to a sealed segment have yet to end; then look again.
     Wait,
-    /// With the next epoch, if new blocks find no segment.
+    /// There is nothing to do. Holds the next epoch if new blocks find no segment.
     Nothing {
         stuck: Option<u64>,
     },
@@ -146,7 +146,7 @@ impl Janitor {
         choice
     }
 
-    /// Takes everything that is in use out of a segment. None if that did not work out.
+    /// Takes everything that is in use out of a segment. Returns `None` if that failed.
     fn empty(&self, number: u32, how: How, starving: bool) -> Option<()> {
         let mut segments = self.shared.segments();
         let (pages, epoch) = (segments.pages, segments.at(number).epoch);
@@ -185,7 +185,7 @@ impl Janitor {
         }
         let left = self.shared.index.in_segment(number);
         let blocks = left.into_iter().map(|found| {
-            // The sequence went with the header; with none the block is missed after a crash rather than wrong.
+            // The sequence was lost with the header; without one the block is missed after a crash rather than wrong.
             Block { meta: found.meta, checksum: found.checksum, sequence: 0, page: found.place.page }
         });
         match how {
@@ -248,7 +248,7 @@ impl Janitor {
         pending.wait();
     }
 
-    /// Keeps to the rate. True if the store closes.
+    /// Keeps to the rate. Returns true if the store closes.
     fn rest(&self, bytes: usize, begun: Instant) -> bool {
         let due = Duration::from_secs_f64(bytes as f64 / self.shared.config.compaction_bytes_per_s as f64);
         let left = due.saturating_sub(begun.elapsed());
@@ -292,7 +292,7 @@ fn place(segment: u32, block: &Block) -> (BlockKey, Place) {
     (block.meta.key, Place { segment, page: block.page })
 }
 
-/// A block's payload; none if it is damaged or cannot be read.
+/// A block's payload, or `None` if it is damaged or cannot be read.
 fn read(file: &File, block: &Block) -> Option<Buffer> {
     let size = block.meta.size as usize;
     let mut buffer = Buffer::zeroed(size.next_multiple_of(PAGE));

@@ -146,7 +146,7 @@ impl NvmeStore {
         Self { shared, engine: Some(engine), janitor: Some(janitor), report }
     }
 
-    /// Takes a batch of so many items under way.
+    /// Takes a batch of this many items under way.
     fn admit(&self, items: usize) -> Result<(), TierError> {
         let limit = self.shared.config.items_max;
         let admitted = admit(&self.shared.under_way, items, limit);
@@ -264,7 +264,7 @@ fn start_io(
     Threads::new(config.queue_depth.min(IO_THREADS) as usize, faults).map(Io::Threads)
 }
 
-/// Every segment has a descriptor, and the usual limit of 1,024 is soon reached.
+/// Every segment has a descriptor, and the usual limit of 1,024 is reached soon.
 fn raise_descriptor_limit(segments: u32) -> Result<(), OpenError> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     /// For everything else that the process has open.

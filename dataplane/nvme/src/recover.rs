@@ -23,11 +23,11 @@ use kvasir_protocol::block::BlockKey;
 pub(super) struct Recovered {
     pub(super) index: Index,
     pub(super) segments: Segments,
-    /// Where the log goes on.
+    /// Where the log continues.
     pub(super) heads: [Option<Head>; 2],
-    /// Of the segments of the heads.
+    /// The summaries of the heads' segments.
     pub(super) open: Vec<Summary>,
-    /// Of segments that had to be read and are complete: to be saved.
+    /// The summaries of segments that had to be read and are complete: to be saved.
     pub(super) sealed: Vec<Summary>,
     pub(super) owed: Vec<Tombstone>,
     pub(super) sequence: u64,
@@ -43,7 +43,7 @@ struct InUse {
     headers: u32,
     /// Everything of it is in the checkpoint, and nothing will be added.
     saved: bool,
-    /// None if the checkpoint has them.
+    /// `None` if the checkpoint has them.
     entries: Option<Vec<Entry>>,
 }
 
@@ -140,7 +140,7 @@ fn look(
     Ok(Some(InUse { segment: number, epoch, kind, end, headers, saved: false, entries: Some(entries) }))
 }
 
-/// What the first page says the segment is, and since which epoch.
+/// What the first page says about the segment, and since which epoch.
 fn first_page(number: u32, file: &File, disk: &Disk, pages: u32) -> io::Result<Option<(Kind, u64)>> {
     let mut page = kvasir_memory::buffer::Buffer::zeroed(PAGE);
     let Some(bytes) = page.bytes_mut() else { return Ok(None) };

@@ -120,7 +120,7 @@ impl Drop for Ring {
                 std::process::abort();
             }
         }
-        // Releases the lock now; without this it would go when the kernel gets round to it.
+        // Releases the lock now. Otherwise the kernel would release it at some later time.
         let _ = self.ring.submitter().unregister_files();
     }
 }

@@ -8,7 +8,7 @@ use kvasir_protocol::block::Checksum;
 use super::format::{self, Block, Entry, GroupHead, Kind, PAGE, Place};
 use kvasir_memory::buffer::Buffer;
 
-/// Pages read at once where everything is read.
+/// Pages read at once when everything is read.
 const WINDOW: u32 = (1 << 20) / PAGE as u32;
 
 /// How to read a segment.
@@ -31,7 +31,7 @@ pub(super) struct Scan {
 pub(super) struct Scanned {
     pub(super) epoch: u64,
     pub(super) kind: Option<Kind>,
-    /// Behind the last group.
+    /// The page behind the last group.
     pub(super) end: u32,
     /// Header pages of groups that hold blocks.
     pub(super) headers: u32,
@@ -95,7 +95,7 @@ impl<'a> Reader<'a> {
         Self { file, window: Buffer::zeroed(window_pages as usize * PAGE), start: 0, len: 0, read_bytes: 0 }
     }
 
-    /// One page; none if it cannot be read.
+    /// One page, or `None` if it cannot be read.
     fn page(&mut self, page: u32) -> Option<&[u8]> {
         let inside = page >= self.start && (page - self.start) as usize * PAGE + PAGE <= self.len;
         if !inside {
@@ -110,7 +110,7 @@ impl<'a> Reader<'a> {
         let Some(window) = self.window.bytes_mut() else { return };
         self.start = page;
         self.len = self.file.read_at(window, offset).unwrap_or_else(|_| {
-            // One page of it may be bad: go on by single pages.
+            // One page of it may be bad: continue page by page.
             self.file.read_at(&mut window[..PAGE], offset).unwrap_or(0)
         });
         self.read_bytes += self.len as u64;

@@ -1,4 +1,4 @@
-//! The books of the segments: what each is used for, how much of it lives, who is using it right now.
+//! The books of the segments: what each is used for, how much of it is alive, and who is using it right now.
 //!
 //! A segment goes free → open (hot: new blocks; cold: moved ones) → sealed → reclaiming → free. Its epoch rises each
 //! time it is opened, so nothing of an earlier life is taken for content of the present one.
@@ -36,7 +36,7 @@ pub(super) struct Segment {
     pub(super) writers: u32,
     /// Written to since the last sync.
     pub(super) unsynced: bool,
-    /// None until the file is first needed.
+    /// `None` until the file is first needed.
     pub(super) file: Option<Arc<File>>,
 }
 
@@ -93,7 +93,7 @@ impl Segments {
         self.list.iter().filter(|segment| segment.state == State::Free).count()
     }
 
-    /// A segment that `kind` may open now; one whose file exists goes first.
+    /// A segment that `kind` may open now; one whose file exists is preferred.
     pub(super) fn free_for(&self, kind: Kind) -> Option<u32> {
         let reserve = if kind == Kind::Cold { 0 } else { RESERVE };
         let free = || (0u32..).zip(&self.list).filter(|(_, segment)| segment.state == State::Free);
@@ -111,9 +111,9 @@ impl Segments {
         *self.at(segment) = Segment { state: State::Open(kind), epoch, file: Some(file), ..Segment::new() };
     }
 
-    /// The sealed segment with the least to move, if emptying it would win anything worth having.
+    /// The sealed segment with the least to move, if emptying it would gain enough.
     pub(super) fn emptiest(&self) -> Option<u32> {
-        // Less than this is not worth the copying; what stays dead is covered by the room that capacity leaves.
+        // Less than this is not worth copying; what stays dead is covered by the room that capacity leaves.
         let least = (self.pages / 32).max(2);
         let sealed =
             self.sealed().filter(|(_, segment)| segment.live_blocks == 0 || segment.dead_pages >= least);

@@ -21,7 +21,7 @@ pub(super) struct Shared {
     pub(super) index: Index,
     segments: Mutex<Segments>,
     pub(super) counters: Counters,
-    /// Blocks dropped because they were damaged, for whoever can fetch them again.
+    /// Blocks dropped because they were damaged, for a caller that can fetch them again.
     damaged: Mutex<VecDeque<BlockKey>>,
     /// Items of batches taken and not yet answered.
     pub(super) under_way: AtomicUsize,

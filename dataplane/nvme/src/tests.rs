@@ -183,7 +183,7 @@ fn bad_calls_are_refused_and_change_nothing() {
     let small = NvmeConfig { items_max: 4, ..config(TempDir::new().unwrap().path(), 8) };
     let small = open(&small);
     let pending = small.put((0..3).map(put_of).collect());
-    // Either it is still under way, and two more are one too many, or it is done.
+    // Either it is still under way, and two more are too many, or it is done.
     let busy = put(&small, &[8, 9]);
     assert!(busy.iter().all(|outcome| matches!(outcome, Ok(_) | Err(TierError::Busy { limit: 4, .. }))));
     assert!(pending.wait().iter().all(|done| done.outcome.is_ok()));
@@ -223,7 +223,7 @@ fn a_full_store_refuses_and_recovers_by_removing() {
     let pages: u64 = stored.iter().map(|&n| u64::from(format::pages(content(n).0.size))).sum();
     assert!(pages * 2 >= config.block_pages_max(), "{pages} of {} pages", config.block_pages_max());
     assert!(get(&store, &stored).into_iter().all(|hit| hit), "nothing was given up");
-    // Churn through several times the capacity: space comes back, and only by being won back.
+    // Churn through several times the capacity: space comes back only by being reclaimed.
     let mut next = 1000;
     for round in 0..300 {
         let gone = stored.remove(round * 7 % stored.len());
@@ -412,7 +412,7 @@ fn history(config: &NvmeConfig, steps: &[Step]) {
     audit(&store);
 }
 
-/// 24, for each opens stores and syncs files; `PROPTEST_CASES` asks for more.
+/// 24, because each case opens stores and syncs files; `PROPTEST_CASES` asks for more.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(24)
 }

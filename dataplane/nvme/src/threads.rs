@@ -32,7 +32,7 @@ struct Jobs {
 #[derive(Default)]
 pub(super) struct Faults(pub(super) Option<Box<Fault>>);
 
-/// What to answer instead of doing the op; none to do it.
+/// The answer instead of doing the op, or `None` to do it.
 pub(super) type Fault = dyn Fn(&Op) -> Option<io::Result<usize>> + Send + Sync;
 
 impl Threads {
@@ -96,7 +96,7 @@ fn work(jobs: &Jobs, events: &Sender<Event>) {
 fn perform(op: &Op) -> io::Result<usize> {
     match op.kind {
         OpKind::Read => {
-            // SAFETY: whoever submitted the op keeps its memory valid and to itself until the completion.
+            // SAFETY: the submitter of the op keeps its memory valid and to itself until the completion.
             let bytes = |piece: &Piece| unsafe { std::slice::from_raw_parts_mut(piece.base, piece.len) };
             let mut slices: Vec<_> = op.pieces.iter().map(|piece| IoSliceMut::new(bytes(piece))).collect();
             Ok(rustix::io::preadv(&op.file, &mut slices, op.offset)?)

@@ -1,4 +1,4 @@
-//! Where the remote tier is and how hard it is used.
+//! Where the remote tier is, and how many requests it gets.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use super::seal::TenantKey;
 #[derive(Clone, Debug, PartialEq)]
 pub struct RemoteConfig {
     pub place: Place,
-    /// Bytes of blocks this host stores there or learns of. Default none: no limit of ours.
+    /// Bytes of blocks this host stores there or learns of. Default `None`: no limit of ours.
     pub capacity_bytes: Option<u64>,
-    /// The most blocks this host keeps in mind, about 40 B each. Default 16,777,216.
+    /// The most blocks that this host keeps track of, about 40 B each. Default 16,777,216.
     pub blocks_max: u64,
     /// Largest block. Default 256 MiB. Each request under way keeps a copy of its block.
     pub block_bytes_max: u64,
@@ -52,10 +52,10 @@ pub struct S3 {
     pub bucket: String,
     /// Objects are below this; may be empty.
     pub prefix: String,
-    /// Such as `http://10.0.0.7:9000`; none means AWS.
+    /// Such as `http://10.0.0.7:9000`; `None` means AWS.
     pub endpoint: Option<String>,
     pub region: String,
-    /// Access key id and secret; none takes them from the environment (`AWS_ACCESS_KEY_ID` and so on) or the machine.
+    /// Access key id and secret; `None` takes them from the environment (`AWS_ACCESS_KEY_ID` and so on) or the machine.
     pub credentials: Option<(String, String)>,
 }
 
@@ -123,7 +123,7 @@ impl RemoteConfig {
 }
 
 impl Place {
-    /// For messages.
+    /// The name for messages.
     pub(super) fn name(&self) -> String {
         match self {
             Self::Directory(path) => path.display().to_string(),
@@ -150,7 +150,7 @@ impl Place {
 
 impl S3 {
     fn connect(&self, config: &RemoteConfig) -> Result<(Arc<dyn ObjectStore>, Path), OpenError> {
-        // Someone else in this process may have chosen a provider before; that one does as well.
+        // Someone else in this process may have chosen a provider before; that one is fine as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
         // Retries are ours, so that they are counted and bounded in one place.
         let no_retries = RetryConfig { max_retries: 0, ..RetryConfig::default() };

@@ -42,13 +42,13 @@ const BODY: usize = HEADER_SUM + 8;
 /// Why an object gives no block.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unusable {
-    /// Not what was stored: cut short, changed, or somebody else's. A miss.
+    /// Not what was stored: cut short, changed, or written by someone else. Counts as a miss.
     Damaged,
     /// Sealed with a key that this host does not have.
     UnknownKey(KeyId),
 }
 
-/// The object for a block, sealed if there is a key. None if sealing failed.
+/// The object for a block, sealed if there is a key. Returns `None` if sealing failed.
 pub(super) fn encode(loaded: &Loaded, bytes: &[u8], key: Option<&Key>) -> Option<Vec<u8>> {
     let meta = &loaded.meta;
     let mut object = Vec::with_capacity(FRAME_BYTES + bytes.len());
@@ -121,7 +121,7 @@ fn short(header: &[u8; FRAME_BYTES], at: usize) -> u16 {
     u16::from_le_bytes(part(header, at))
 }
 
-/// `N` bytes of the frame, which the caller has seen to be there.
+/// `N` bytes of the frame; the caller has checked that they are there.
 fn part<const N: usize>(frame: &[u8], at: usize) -> [u8; N] {
     std::array::from_fn(|i| frame[at + i])
 }

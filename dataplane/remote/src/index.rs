@@ -24,7 +24,7 @@ struct State {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Room {
-    /// Room was taken; [`Index::settle`] says what became of it.
+    /// Room was taken; [`Index::settle`] tells whether the block was stored.
     Taken,
     Known,
     Full,
@@ -61,7 +61,7 @@ impl Index {
         }
     }
 
-    /// A block that someone else stored; false if there is no room to know of it.
+    /// A block that someone else stored. Returns false if there is no room to remember it.
     pub(super) fn learn(&self, key: BlockKey, size: u32) -> bool {
         let room = self.take_room(key, size);
         if room == Room::Taken {

@@ -4,7 +4,7 @@
 //!
 //! **Order.** Puts and removals of one key exclude each other by a lock that is striped over keys; gets take none, and
 //! what they learn about a key counts only if no put or removal of its stripe ended meanwhile. A stripe is locked
-//! before a request gets its permit, never after.
+//! before a request gets its permit, never after it.
 //!
 //! **What is there** is known from a listing at open and from what this host did since, within a bound. Other hosts
 //! may share the place: blocks of one key have the same bytes, so they cannot clash, and a get asks the store also for
@@ -230,7 +230,7 @@ impl BlockStore for RemoteStore {
 }
 
 impl Drop for RemoteStore {
-    /// Lets requests under way end, for as long as one may take; what has not begun ends as closed.
+    /// Lets requests under way end, for as long as one may take; what has not begun fails as closed.
     fn drop(&mut self) {
         self.remote.requests.close();
         let Some(runtime) = self.runtime.take() else { return };
@@ -307,7 +307,7 @@ impl Remote {
         Ok(Some(loaded))
     }
 
-    /// The object; none if it is longer than any block of ours.
+    /// The object, or `None` if it is longer than any block of ours.
     async fn fetch(&self, key: BlockKey, cancelled: &Cancelled) -> Result<Option<Bytes>, Failure> {
         let path = self.path(key);
         let request = || async {
@@ -389,7 +389,7 @@ impl Remote {
         &self.stripes[key.identity() as usize % STRIPES]
     }
 
-    /// Spread over 256 folders, which a directory is glad of.
+    /// Spread over 256 folders, because one large directory is slow.
     fn path(&self, key: BlockKey) -> Path {
         self.prefix.clone().join(format!("{:02x}", key.0 >> 120)).join(key.to_string())
     }
@@ -410,7 +410,7 @@ impl Remote {
     }
 }
 
-/// The block that an object's name and length speak of.
+/// The block that an object's name and length describe.
 fn block_of(object: &ObjectMeta) -> Option<(BlockKey, u32)> {
     let name = object.location.filename().filter(|name| name.len() == 32)?;
     let key = u128::from_str_radix(name, 16).ok().map(BlockKey).filter(|key| key.to_string() == name)?;

@@ -1,4 +1,4 @@
-//! Requests to the remote store: so many at once, each tried so many times.
+//! Requests to the remote store, with a bound on how many run at once and on how often each is tried.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -58,7 +58,7 @@ impl Requests {
         self.closed.send_replace(true);
     }
 
-    /// Makes a request until it succeeds, fails for good, or was made often enough.
+    /// Makes a request until it succeeds, fails for good, or was made as often as allowed.
     pub(super) async fn run<T, F>(&self, cancelled: &Cancelled, request: impl Fn() -> F) -> Result<T, Failure>
     where
         F: Future<Output = object_store::Result<T>>,
@@ -98,7 +98,7 @@ impl Requests {
         let mut closed = self.closed.subscribe();
         let factor = 1u32.checked_shl(attempts - 1).unwrap_or(u32::MAX);
         let pause = self.backoff.saturating_mul(factor).min(self.backoff_max);
-        // An error means that the sender is gone, which is closed enough.
+        // An error means that the sender is gone, which counts as closed.
         let _ = tokio::time::timeout(pause, closed.wait_for(|&closed| closed)).await;
     }
 }

@@ -17,7 +17,7 @@ pub(super) const TAG_BYTES: usize = 16;
 #[derive(Clone, PartialEq, Eq)]
 pub struct TenantKey {
     pub tenant: u16,
-    /// 32 random bytes. Whoever loses them loses the blocks.
+    /// 32 random bytes. If they are lost, so are the blocks.
     pub key: [u8; 32],
 }
 
@@ -57,7 +57,7 @@ impl KeyRing {
         ring
     }
 
-    /// The key for a tenant's new blocks; none if they are stored in clear.
+    /// The key for a tenant's new blocks, or `None` if they are stored in clear.
     pub(super) fn of_tenant(&self, tenant: u16) -> Option<&Key> {
         self.by_tenant.get(&tenant).map(|key| &**key)
     }
@@ -76,14 +76,14 @@ impl Key {
         Self { id: KeyId(u64::from_le_bytes(id).max(1)), cipher }
     }
 
-    /// Encrypts `bytes` in place, bound to `context`. None: no randomness, or too long for the cipher (256 GiB).
+    /// Encrypts `bytes` in place, bound to `context`. `None`: no randomness, or too long for the cipher (256 GiB).
     pub(super) fn seal(&self, context: &[u8], bytes: &mut [u8]) -> Option<Sealed> {
         let nonce = XNonce::try_generate().ok()?;
         let tag = self.cipher.encrypt_inout_detached(&nonce, context, bytes.into()).ok()?;
         Some((nonce.into(), tag.into()))
     }
 
-    /// Undoes [`seal`](Self::seal); false if the bytes or their context were changed.
+    /// Undoes [`seal`](Self::seal). Returns false if the bytes or their context were changed.
     pub(super) fn open(&self, context: &[u8], (nonce, tag): Sealed, bytes: &mut [u8]) -> bool {
         let (nonce, tag) = (XNonce::from(nonce), Tag::from(tag));
         self.cipher.decrypt_inout_detached(&nonce, context, bytes.into(), &tag).is_ok()

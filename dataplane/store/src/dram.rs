@@ -73,7 +73,7 @@ pub enum OpenError {
     Pool(#[from] PoolError),
 }
 
-/// Who holds reservations and leases: one per connection, so that all of a dead client's can be taken back.
+/// The holder of reservations and leases: one per connection, so that all of a dead client's can be taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OwnerId(pub u64);
 
@@ -112,7 +112,7 @@ pub struct Lease {
 pub enum Lookup {
     Hit(Lease),
     Miss,
-    /// Resident, but so many leases are held that no other is given.
+    /// Resident, but so many leases are held that no further one is given.
     Throttled,
 }
 
@@ -134,7 +134,7 @@ pub enum Evict {
     Changed,
     /// The policy gets a `Keep`.
     Pinned,
-    /// Its tenant uses no more than its floor and another more than theirs; the policy gets a `Keep`.
+    /// Its tenant uses no more than its floor and another uses more than its own; the policy gets a `Keep`.
     Floor,
     NotResident,
 }
@@ -147,7 +147,7 @@ pub enum Verify {
     Missing,
 }
 
-/// What became of victims that a policy chose.
+/// What happened to victims that a policy chose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offered {
     /// In the reserve now.
@@ -182,7 +182,7 @@ pub struct BlockStat {
     pub parent: Option<BlockKey>,
 }
 
-/// Memory that a store takes besides the pool, in bytes that are touched (what is set aside for later is not resident).
+/// Memory that a store takes besides the pool, in bytes that are touched (memory set aside for later is not resident).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
     pub blocks: u64,
@@ -223,7 +223,7 @@ pub struct DramStore {
     pool_full: AtomicU64,
     put_waits: AtomicU64,
     hits_dropped: AtomicU64,
-    /// Blocks dropped because their bytes had changed, for whoever can fetch them again.
+    /// Blocks dropped because their bytes had changed, for a caller that can fetch them again.
     damaged: Mutex<VecDeque<BlockKey>>,
 }
 
@@ -277,12 +277,12 @@ impl DramStore {
         ((per_shard + per_shard / 8 + 8) * SHARDS) as u32
     }
 
-    /// A new holder of reservations and leases.
+    /// A new owner of reservations and leases.
     pub fn new_owner(&self) -> OwnerId {
         OwnerId(self.owners.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Everything countable, at one moment per shard.
+    /// All counts, taken at one moment per shard.
     pub fn metrics(&self) -> StoreMetrics {
         let mut metrics = StoreMetrics { lifecycle: LifecycleCounts::default(), ..StoreMetrics::default() };
         for shard in 0..SHARDS {
@@ -331,7 +331,7 @@ impl DramStore {
         metrics
     }
 
-    /// Counts a miss that others saw: a transfer that failed, an index that was stale.
+    /// Counts a miss that others saw: a transfer that failed, or an index that was stale.
     pub fn report_miss(&self, cause: MissCause) {
         self.reported_misses[cause as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -350,7 +350,7 @@ impl DramStore {
         damaged.push_back(key);
     }
 
-    /// What the store keeps besides the pool.
+    /// Memory that the store takes besides the pool.
     pub fn metadata(&self) -> Metadata {
         let mut sum =
             Metadata { other_bytes: lock(&self.space).extents.memory_bytes() as u64, ..Metadata::default() };

@@ -1,6 +1,6 @@
-//! What happened to resident blocks, for the eviction policy that learns from it beside the data path.
+//! What happened to resident blocks, for the eviction policy, which learns from it beside the data path.
 
-/// What kind of access an event tells of. The numbers are those of the policy contract.
+/// The kind of access that an event reports. The numbers are those of the policy contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum EventKind {

@@ -9,7 +9,7 @@ use super::tenants::TenantIndex;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pinned {
     pub(super) tenant: TenantIndex,
-    /// What it takes of the tenant's pin quota.
+    /// Bytes of the tenant's pin quota that it takes.
     pub(super) bytes: u64,
     pub(super) until_ms: u64,
     pub(super) hard: bool,
@@ -18,7 +18,7 @@ pub(super) struct Pinned {
 #[derive(Default)]
 struct Extra {
     expires_ms: Option<u64>,
-    /// When to look whether it can go; later than `expires_ms` if someone read it then.
+    /// When to check again whether it can go; later than `expires_ms` if someone read it then.
     look_ms: Option<u64>,
     /// One per tenant.
     pins: Vec<Pinned>,
@@ -51,7 +51,7 @@ impl Extras {
         self.by_local.get(&local)?.expires_ms
     }
 
-    /// Adds a pin, or replaces that of the same tenant; the replaced one.
+    /// Adds a pin, or replaces that of the same tenant and returns the replaced one.
     pub(super) fn pin(&mut self, local: u32, pin: Pinned) -> Option<Pinned> {
         let old = self.unpin(local, pin.tenant);
         self.change(local, |extra| extra.pins.push(pin));
@@ -75,7 +75,7 @@ impl Extras {
         self.change(local, |extra| extra.pins.extract_if(.., over).collect())
     }
 
-    /// Forgets a block; its pins.
+    /// Forgets a block and returns its pins.
     pub(super) fn remove(&mut self, local: u32) -> Vec<Pinned> {
         self.change(local, |extra| {
             (extra.expires_ms, extra.look_ms) = (None, None);

@@ -49,7 +49,7 @@ pub struct Rates {
     pub cancelled: u16,
 }
 
-/// A tier that fails as told, and is `inner` otherwise. Operations run in order on a thread of its own.
+/// A tier that fails as instructed, and is `inner` otherwise. Operations run in order on its own thread.
 pub struct FaultStore {
     inner: Arc<dyn BlockStore>,
     plan: Arc<Plan>,
@@ -72,7 +72,7 @@ struct PlanState {
     calls: HashMap<(Call, BlockKey), u64>,
 }
 
-/// The device gets to one operation.
+/// The device has reached one operation.
 struct Turn<'a> {
     inner: &'a dyn BlockStore,
     plan: &'a Plan,
@@ -108,7 +108,7 @@ impl FaultStore {
         Self { inner, plan: Arc::new(plan), device, worker: Some(worker) }
     }
 
-    /// The next `call` on any block fails so. Several wait in line.
+    /// The next `call` on any block fails in this way. Several faults wait in line.
     pub fn inject(&self, call: Call, fault: Fault) {
         self.plan.lock().injected.push((call, fault));
     }
@@ -155,7 +155,7 @@ impl Plan {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is to go wrong with this call, if anything.
+    /// What must go wrong with this call, if anything.
     fn fault(&self, call: Call, key: BlockKey) -> Option<Fault> {
         let mut state = self.lock();
         if let Some(at) = state.injected.iter().position(|&(on, _)| on == call) {
@@ -299,7 +299,7 @@ impl BlockStore for FaultStore {
         })
     }
 
-    /// Of the tier inside, and the faults on top.
+    /// Those of the tier inside, plus the faults on top.
     fn stats(&self) -> TierStats {
         let (inner, own) = (self.inner.stats(), self.plan.counters.totals());
         TierStats {

@@ -1,13 +1,13 @@
-//! Why a block is not there: a small memory of keys that went.
+//! Why a block is missing: a small memory of the keys of blocks that are gone.
 //!
 //! A table of fixed size, one cell per hash; a later block with the same cell overwrites an earlier one, which then
-//! counts as never stored. 61 bits of the hash are compared, so a wrong cause is as good as impossible.
+//! counts as never stored. 61 bits of the hash are compared, so a wrong cause is practically impossible.
 
 /// Why a lookup found nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum MissCause {
-    /// Not within memory: at least not among the last 65,536 that went, or so.
+    /// Not in this memory: at least not among about the last 65,536 that went.
     NeverStored = 0,
     Evicted = 1,
     Expired = 2,

@@ -73,7 +73,7 @@ impl Leases {
         (index, life)
     }
 
-    /// Ends a lease; none if it ended before.
+    /// Ends a lease. Returns `None` if it ended before.
     pub(super) fn end(&mut self, index: u32, life: u32) -> Option<Lease> {
         let lease = *self.entries.get(index as usize).filter(|lease| lease.held && lease.life == life)?;
         match self.entries.get_mut(lease.prev as usize) {

@@ -17,7 +17,7 @@ const NAME: &str = "memory";
 pub struct MemoryStore {
     tier: Tier,
     capacity_bytes: u64,
-    /// Of the blocks, and of those just being stored.
+    /// Bytes of the blocks, and of those being stored at this moment.
     taken_bytes: AtomicU64,
     resident: Resident<Box<[u8]>>,
     counters: Counters,

@@ -29,7 +29,7 @@ impl Field {
         word >> self.at & self.max()
     }
 
-    /// Values that do not fit become the largest that does.
+    /// Values that do not fit become the largest one that does.
     fn set(&self, word: &mut u64, value: u64) {
         *word = *word & !(self.max() << self.at) | value.min(self.max()) << self.at;
     }
@@ -128,7 +128,7 @@ impl Record {
         self.set_place(IN_RESERVE, yes.into());
     }
 
-    /// Whether [`super::extras`] knows more about it.
+    /// Whether [`super::extras`] has more about it.
     pub(super) fn has_extras(&self) -> bool {
         HAS_EXTRAS.get(join(self.place)) == 1
     }
@@ -160,7 +160,7 @@ impl Record {
         self.set_count(EPOCH, epoch.into());
     }
 
-    /// Where the parent was when this block came; [`NO_SLOT`] = nowhere. It may have gone since.
+    /// Where the parent was when this block came; [`NO_SLOT`] = nowhere. The parent may be gone since.
     pub(super) fn parent_slot(&self) -> u32 {
         let slot = PARENT_SLOT.get(self.parent.into());
         if slot == PARENT_SLOT.max() { NO_SLOT } else { slot as u32 }

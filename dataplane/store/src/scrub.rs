@@ -1,4 +1,4 @@
-//! Finds blocks whose bytes have changed before somebody asks for them.
+//! Finds blocks whose bytes have changed, before somebody asks for them.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,9 +9,9 @@ use std::time::Duration;
 use super::dram::DramStore;
 use kvasir_protocol::clock::Clock;
 
-/// Work is done in steps of this long, so that the rate is kept over any second.
+/// Work is done in steps of this length, so that the rate is kept over any second.
 const STEP: Duration = Duration::from_millis(100);
-/// How long to rest after a full pass at least: a store with little in it need not be read all the time.
+/// The shortest rest after a full pass: a store with little in it need not be read all the time.
 const REST: Duration = Duration::from_secs(1);
 
 #[derive(Default)]

@@ -17,7 +17,7 @@ use crate::error::StoreError;
 use crate::metrics::Histogram;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 
-/// Ended reservations a shard remembers, to tell a double commit from an id that never was.
+/// Ended reservations that a shard remembers, to tell a double commit from an id that never existed.
 const ENDED_MAX: usize = 256;
 
 pub(super) struct Reservation {
@@ -25,7 +25,7 @@ pub(super) struct Reservation {
     pub(super) owner: OwnerId,
     pub(super) parent: Option<BlockKey>,
     pub(super) expires_ms: u64,
-    /// Time to live of the block to be, 0 = none.
+    /// Time to live of the future block, 0 = none.
     pub(super) ttl_ms: u32,
     /// Bytes are being received or checksummed right now; memory must not be taken away.
     pub(super) busy: bool,
@@ -39,7 +39,7 @@ enum Ended {
     Aborted,
 }
 
-/// Memory to give back, and whom to tell, once the shard's lock is released.
+/// Memory to give back, and which tenants to refund, once the shard's lock is released.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Freed {
     pub(super) offset: u64,
@@ -73,7 +73,7 @@ pub(super) struct Shard {
     index: HashTable<u32>,
     pub(super) records: Vec<Record>,
     free: Vec<u32>,
-    /// Readers beyond the first, of blocks that have several. That there is a first one, the state says.
+    /// Readers beyond the first, of blocks that have several. The state says whether there is a first one.
     more_readers: HashMap<u32, u16>,
     slots_max: usize,
     pub(super) reservations: HashMap<u32, Reservation>,
@@ -84,9 +84,9 @@ pub(super) struct Shard {
     ghosts: Ghosts,
     pub(super) lifecycle: LifecycleCounts,
     pub(super) counters: Counters,
-    /// Where the scan for blocks over their time to live goes on.
+    /// Where the scan for blocks past their time to live continues.
     pub(super) ttl_cursor: usize,
-    /// Where the store's own search for a victim goes on.
+    /// Where the store's own search for a victim continues.
     pub(super) scan_cursor: usize,
     seed: u64,
 }
@@ -130,7 +130,7 @@ impl Shard {
         !self.free.is_empty() || self.records.len() < self.slots_max
     }
 
-    /// Puts a reserved block in the books. The key must not be in the index and there must be room.
+    /// Records a reserved block. The key must not be in the index, and there must be room.
     pub(super) fn create(&mut self, hash: u64, meta: &BlockMeta, label: u16, offset: u64) -> u32 {
         let record = Record::new(meta, label, offset, self.lifecycle.begin());
         let local = match self.free.pop() {
@@ -227,7 +227,7 @@ impl Shard {
         if reservation.doomed { self.abort(local) } else { Ok(None) }
     }
 
-    /// Who reads a block now: leases and transfers.
+    /// How many read a block now: leases and transfers.
     pub(super) fn readers(&self, local: u32) -> u32 {
         match self.records[local as usize].state() {
             State::Reused | State::Migrating | State::Evicting => {
@@ -259,7 +259,7 @@ impl Shard {
         if state == to { Ok(()) } else { self.step(local, to) }
     }
 
-    /// One reader less. Returns the memory if the block was only waiting for that.
+    /// One reader fewer. Returns the memory if the block was only waiting for that.
     pub(super) fn give_back(&mut self, local: u32) -> Result<Option<Freed>, StoreError> {
         if let Some(more) = self.more_readers.get_mut(&local) {
             *more -= 1;

@@ -56,7 +56,7 @@ pub struct Capabilities {
     pub durable: bool,
     /// Largest block, in bytes.
     pub block_bytes_max: u64,
-    /// Bytes of blocks the tier holds at most; none if it does not know.
+    /// The most bytes of blocks that the tier holds; `None` if it does not know.
     pub capacity_bytes: Option<u64>,
 }
 
@@ -70,7 +70,7 @@ pub struct Put {
 }
 
 impl Put {
-    /// Refuses what no tier may store: no bytes, more than `max`, bytes that are missing or not the ones announced.
+    /// Refuses what no tier may store: no bytes, more than `max`, or bytes that are missing or not the announced ones.
     pub fn check(&self, tier: &'static str, max: u64) -> Result<(), TierError> {
         let (key, size) = (self.meta.key, u64::from(self.meta.size));
         if size == 0 {
@@ -125,7 +125,7 @@ impl Get {
 #[derive(Debug)]
 pub struct GetDone {
     pub buffer: Buffer,
-    /// None: the tier does not hold the block, or held it damaged (counted, and dropped from the tier). The
+    /// `None`: the tier does not hold the block, or held it damaged (counted, and dropped from the tier). The
     /// buffer's bytes are then undefined.
     pub outcome: Result<Option<Loaded>, TierError>,
 }
@@ -177,7 +177,7 @@ impl TierError {
     }
 }
 
-/// Everything countable about a tier.
+/// All counts of a tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TierStats {
     pub blocks: u64,
@@ -266,7 +266,7 @@ impl<T> Pending<T> {
         (Completion { sender, cancelled: cancelled.clone() }, Self { receiver, cancelled })
     }
 
-    /// One that is done already.
+    /// One that is already done.
     pub fn ready(value: T) -> Self {
         let (completion, pending) = Self::new();
         completion.done(value);

@@ -14,7 +14,7 @@ use crate::metrics::TenantMetrics;
 /// The most tenants with settings of their own, so that each has at least 16 labels.
 const TENANTS_MAX: usize = LABELS / 16 - 1;
 
-/// Dense number of a tenant; 0 = everyone without settings.
+/// Dense number of a tenant; 0 = all tenants without settings.
 pub(super) type TenantIndex = u16;
 
 struct Tenant {
@@ -81,7 +81,7 @@ impl Tenants {
         let first = usize::from(tenant) * self.share;
         let wanted = u32::from(class) + 1;
         let own = &self.classes[first..first + self.share];
-        // The first place is class 0, whoever comes first.
+        // The first place is class 0, whichever class comes first.
         let places = if class == 0 { &own[..1] } else { &own[1..] };
         let skipped = usize::from(class != 0);
         for (at, place) in places.iter().enumerate() {
@@ -101,7 +101,7 @@ impl Tenants {
         self.classes[usize::from(label)].load(Ordering::Relaxed).saturating_sub(1) as u16
     }
 
-    /// Takes `bytes` from the tenant's quota; what it uses if they do not fit.
+    /// Takes `bytes` from the tenant's quota. Returns how much it uses if they do not fit.
     pub(super) fn charge(&self, tenant: TenantIndex, bytes: u64) -> Result<(), u64> {
         let tenant = &self.all[usize::from(tenant)];
         take(&tenant.used, bytes, tenant.quota)
@@ -111,7 +111,7 @@ impl Tenants {
         self.all[usize::from(tenant)].used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Takes `bytes` from the tenant's pin quota; whether they fit.
+    /// Takes `bytes` from the tenant's pin quota. Returns whether they fit.
     pub(super) fn charge_pin(&self, tenant: TenantIndex, bytes: u64) -> bool {
         let tenant = &self.all[usize::from(tenant)];
         take(&tenant.pinned, bytes, tenant.pin_quota).is_ok()
@@ -134,7 +134,7 @@ impl Tenants {
         tenant.used.load(Ordering::Relaxed) > tenant.floor
     }
 
-    /// Whether a block of `tenant` must stay because someone else uses more than was promised to them.
+    /// Whether a block of `tenant` must stay because another tenant uses more than it was promised.
     pub(super) fn is_protected(&self, tenant: TenantIndex) -> bool {
         if self.all.len() == 1 || self.is_above_floor(tenant) {
             return false;
@@ -160,13 +160,13 @@ impl Tenants {
     }
 }
 
-/// Adds `bytes` to `used` unless that goes above `limit`; then what is used.
+/// Adds `bytes` to `used` unless that exceeds `limit`; then returns how much is used.
 fn take(used: &AtomicU64, bytes: u64, limit: u64) -> Result<(), u64> {
     let add = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= limit);
     used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).map(drop)
 }
 
-/// Floors in bytes. Weights share what the pool keeps filled (up to the high watermark) and no floor in bytes takes.
+/// Floors in bytes. Weights share what the pool keeps filled (up to the high watermark) and no byte floor takes.
 fn floors(config: &DramConfig, pool_bytes: u64) -> HashMap<u16, u64> {
     let filled = (pool_bytes as f64 * (1.0 - config.high_free)) as u64;
     let in_bytes = |floor| if let Floor::Bytes(bytes) = floor { bytes } else { 0 };

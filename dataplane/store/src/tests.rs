@@ -1,4 +1,4 @@
-//! The store against a slow, obvious model, and the corners one by one.
+//! The store against a slow, obvious model, and the corner cases one by one.
 
 mod pins;
 mod tenants;
@@ -441,7 +441,7 @@ struct Model {
     resident: HashMap<u64, u32>,
     /// Open reservations: id, block, size, deadline.
     open: Vec<(u64, u64, u32, u64)>,
-    /// Leases: the lease, block, when the store lets go.
+    /// Leases: the lease, the block, and when the store ends it.
     leases: Vec<(Lease, u64, u64)>,
 }
 

@@ -66,7 +66,7 @@ pub struct TieringConfig {
     pub load_timeout: Duration,
     /// Blocks remembered as refused, per tier, as asked for and as followed by another (80 B in all). Default 65,536.
     pub recent_blocks: usize,
-    /// The most blocks read ahead of who walks a chain. Default 8.
+    /// The most blocks read ahead of a caller that walks a chain. Default 8.
     pub read_ahead_blocks: usize,
 }
 
@@ -97,7 +97,7 @@ pub struct Demotion {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Residency {
     bits: u8,
-    /// Bytes; none if no tier holds it.
+    /// Bytes; `None` if no tier holds it.
     pub size: Option<u32>,
 }
 
@@ -126,18 +126,18 @@ pub struct LevelStats {
     pub onboard: OnboardStats,
 }
 
-/// Everything countable about the tiers below at one moment.
+/// All counts of the tiers below, taken at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct TieringStats {
     /// Nearest first.
     pub levels: Vec<LevelStats>,
-    /// Loaded blocks that went into the pool, and that were served without.
+    /// Loaded blocks that went into the pool, and loaded blocks that were served without going there.
     pub promoted: u64,
     pub not_promoted: u64,
     /// Blocks read ahead of a walk along a chain, and those of them that went into the pool.
     pub read_ahead: u64,
     pub read_ahead_landed: u64,
-    /// Lookups turned away because too much was being loaded, by blocks.
+    /// Blocks not loaded because too much was being loaded already.
     pub load_refused: u64,
     /// Memory of the blocks being loaded now.
     pub loading_bytes: u64,
@@ -152,7 +152,7 @@ struct Level {
     onboard: OnboardCounts,
 }
 
-/// How far a call goes. One that a peer asked for stays on this host, or two hosts could ask each other for ever.
+/// How far a call goes. One made for a peer stays on this host, or two hosts could ask each other for ever.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Reach {
     Here,
@@ -262,7 +262,7 @@ impl Tiering {
         nearest.map_or(usize::MAX, |level| self.levels[level].offloader.room(bytes))
     }
 
-    /// Where each chosen victim should go. One with a time to live of its own goes nowhere: nobody would end it there.
+    /// Where each chosen victim should go. One with its own time to live goes nowhere: nobody would end it there.
     fn targets(&self, victims: &[Demotion], chosen: &[BlockStat]) -> Vec<Option<usize>> {
         let wanted: HashMap<u32, Tier> =
             victims.iter().filter_map(|victim| Some((victim.slot, victim.to?))).collect();
@@ -283,7 +283,7 @@ impl Tiering {
 
     /// Takes the target from victims that need no copy or that admission refuses, tier by tier.
     fn admit(&self, chosen: &[BlockStat], targets: &mut [Option<usize>], now_ms: u64) {
-        // Sent on by the tier above: not asked about again.
+        // Sent on by the tier above, which must not be asked again about them.
         let mut sent_on = vec![false; chosen.len()];
         for (at, level) in self.levels.iter().enumerate() {
             let meant: Vec<usize> = (0..chosen.len()).filter(|&i| targets[i] == Some(at)).collect();
@@ -498,13 +498,13 @@ impl Tiering {
         }
     }
 
-    /// Waits until nothing is being copied; false at `until`.
+    /// Waits until nothing is being copied. Returns false if `until` passes first.
     pub fn drain(&self, until: Instant) -> bool {
         self.levels.iter().all(|level| level.offloader.drain(until))
     }
 
     /// Finishes what is queued, makes it durable, and ends the threads; all within `patience`. Names the tiers that
-    /// did not get there in time: they may lack the last blocks.
+    /// are not done in time: they may lack the last blocks.
     pub fn close(&self, patience: Duration) -> Vec<&'static str> {
         let until = Instant::now() + patience;
         let mut late = Vec::new();

@@ -9,10 +9,10 @@ use kvasir_protocol::block::{BlockKey, checksum};
 use kvasir_store::resident::Block;
 use kvasir_store::store::{Cancelled, Completion, Get, GetDone, Loaded, Put, PutDone, Stored, TierError};
 
-/// Bytes that are copied between two looks at whether the caller changed its mind.
+/// Bytes that are copied between two checks whether the caller changed its mind.
 const STEP_BYTES: u64 = 64 << 20;
 
-/// A batch and who waits for it.
+/// A batch, and who waits for it.
 pub(super) struct Job<T, D> {
     pub(super) batch: Vec<T>,
     pub(super) completion: Completion<Vec<D>>,
@@ -25,7 +25,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Until nobody can send any more.
+    /// Runs until nobody can send any more.
     pub(super) fn put_all(mut self, jobs: Receiver<Job<Put, PutDone>>) {
         for Job { mut batch, completion } in jobs {
             let mut done = Vec::with_capacity(batch.len());
@@ -71,7 +71,7 @@ impl Worker {
         outcomes
     }
 
-    /// Memory for a block; none if the tier holds it.
+    /// Memory for a block, or `None` if the tier holds it already.
     fn place(&self, put: &Put) -> Result<Option<DeviceRange>, TierError> {
         put.check(NAME, self.shared.block_bytes_max())?;
         let (key, size) = (put.meta.key, u64::from(put.meta.size));
@@ -91,7 +91,7 @@ impl Worker {
         stored
     }
 
-    /// Until nobody can send any more.
+    /// Runs until nobody can send any more.
     pub(super) fn get_all(mut self, jobs: Receiver<Job<Get, GetDone>>) {
         for Job { mut batch, completion } in jobs {
             let mut done = Vec::with_capacity(batch.len());

@@ -120,7 +120,7 @@ pub(super) fn bad_items_are_refused_and_leave_the_rest_alone(store: &dyn BlockSt
 }
 
 fn too_long(size: u32) -> Put {
-    // Where that much memory would be a burden, the announcement alone must do.
+    // If that much memory would be a burden, the announcement alone must do.
     let len = if size <= 64 << 20 { size } else { 1 };
     let buffer = Buffer::zeroed(len as usize);
     Put { meta: BlockMeta::single(key(5), size), checksum: checksum(buffer.bytes()), buffer }
@@ -137,7 +137,7 @@ fn read_only(size: u32) -> Buffer {
 pub(super) fn a_block_is_stored_once(store: &dyn BlockStore) {
     assert_eq!(put(store, 1, 3000), Ok(Stored::Stored));
     assert_eq!(put(store, 1, 3000), Ok(Stored::AlreadyStored));
-    // Who comes second with other bytes changes nothing: a block is immutable.
+    // A second writer with other bytes changes nothing: a block is immutable.
     assert_eq!(put(store, 1, 200), Ok(Stored::AlreadyStored));
     assert!(holds(store, 1, 3000));
 

@@ -20,7 +20,7 @@ pub(super) fn operations_end_although_nobody_waits(store: &dyn BlockStore) {
     assert!((16..32).all(|n| holds(store, n, 9000)));
 }
 
-/// Waits for a condition that no call answers for.
+/// Waits for a condition that no call reports.
 fn until(mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {

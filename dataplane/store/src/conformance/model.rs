@@ -116,7 +116,7 @@ impl Model {
     }
 
     fn put(&mut self, store: &dyn BlockStore, blocks: &[(u64, u32)]) -> Result<(), TestCaseError> {
-        // Which of several with one name wins is open, so a batch names each block once.
+        // It is open which of several puts under one name wins, so a batch names each block once.
         let mut batch = blocks.to_vec();
         batch.sort_unstable();
         batch.dedup_by_key(|&mut (n, _)| n);

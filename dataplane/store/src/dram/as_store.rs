@@ -1,4 +1,4 @@
-//! The DRAM tier by the trait of all tiers, for code that moves blocks between them.
+//! The DRAM tier as the trait of all tiers, for code that moves blocks between them.
 //!
 //! It copies where [`DramStore`] itself lends in place, and every get counts as a use. Calls are complete when they
 //! return; a put into a full pool returns after at most `put_wait`.
@@ -26,7 +26,7 @@ pub struct DramTier {
 }
 
 impl DramTier {
-    /// `clock` is the one that the store's other callers read.
+    /// `clock` is the one that the store's other callers use.
     pub fn new(store: Arc<DramStore>, clock: Clock) -> Self {
         let owner = store.new_owner();
         Self { store, clock, owner }
@@ -80,7 +80,7 @@ impl DramTier {
             debug_assert!(verdict.is_ok_and(|verdict| verdict != [Verify::Intact]));
             return Ok(None);
         }
-        // What is known of the block is read after its bytes, so it must still be the same block.
+        // What is known about the block is read after its bytes, so it must still be the same block.
         let stat = self.stat(&[get.key]).pop().flatten().filter(|stat| stat.slot == held.slot);
         Ok(stat.map(|stat| {
             let BlockStat { key, parent, depth, class, tenant, expires_ms, .. } = stat;
@@ -141,7 +141,7 @@ impl BlockStore for DramTier {
         Pending::ready(Ok(()))
     }
 
-    /// Walks all slots for the bytes of blocks, which the store does not keep count of.
+    /// Walks all slots to count the bytes of blocks, of which the store keeps no total.
     fn stats(&self) -> TierStats {
         let (mut blocks, mut block_bytes, mut from) = (0, 0, Some(0));
         while let Some(slot) = from {

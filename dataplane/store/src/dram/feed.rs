@@ -1,4 +1,4 @@
-//! What the policy that runs beside is told.
+//! What the policy, which runs beside the store, is told.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
@@ -64,7 +64,7 @@ impl DramStore {
         record.set_epoch(self.push(AccessEvent { class, ..event(EventKind::Hit, record, slot, 1, now_ms) }));
     }
 
-    /// Tells the policy that a block leaves, unless it is off the policy's books already.
+    /// Tells the policy that a block leaves, unless the policy has forgotten it already.
     pub(super) fn push_removal(&self, guard: &mut Shard, slot: u32, now_ms: u64) {
         let record = &mut guard.records[split(slot).0 as usize];
         if !record.in_reserve() {
@@ -81,7 +81,7 @@ impl DramStore {
         record.set_in_reserve(false);
         let mut epoch = self.push(self.event(EventKind::Keep, record, slot, 0, now_ms));
         if pinned {
-            // It may have been pinned while it was off the policy's books.
+            // It may have been pinned while the policy had forgotten it.
             epoch = self.push(self.event(EventKind::Pin, record, slot, 0, now_ms));
         }
         record.set_epoch(epoch);

@@ -29,7 +29,7 @@ impl DramStore {
         Ok(Remove::Removed)
     }
 
-    /// Ends what has run out: leases, reservations, pins, blocks over their time to live. Call it a few times a second.
+    /// Ends what has run out: leases, reservations, pins, blocks past their time to live. Call it a few times a second.
     pub fn sweep(&self, now_ms: u64) {
         let mut freed: Vec<Freed> = Vec::new();
         for shard in 0..SHARDS {

@@ -14,7 +14,7 @@ use kvasir_protocol::block::{BlockKey, Pin};
 /// An expired block that someone reads is looked at again after this long.
 const RETRY_MS: u64 = 1000;
 
-/// What became of a wish to pin a block.
+/// The outcome of a request to pin a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pinning {
     Until {
@@ -75,7 +75,7 @@ impl DramStore {
         Pinning::Until { ms: until_ms }
     }
 
-    /// Ends the pins of `tenant`; whether there was one.
+    /// Ends the pins of `tenant`. Returns whether there was one.
     pub fn unpin(&self, tenant: u16, keys: &[BlockKey], now_ms: u64) -> Result<Vec<bool>, StoreError> {
         check_batch(keys.len())?;
         let tenant = self.tenants.index(tenant);

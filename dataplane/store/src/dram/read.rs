@@ -121,7 +121,7 @@ impl DramStore {
         Some(Held::new(Arc::clone(self), slot, offset, size, checksum))
     }
 
-    /// Holds a chosen victim while it is copied elsewhere. Not a use. None: it was used or left meanwhile.
+    /// Holds a chosen victim while it is copied elsewhere. Not a use. `None`: it was used or left meanwhile.
     pub fn hold_chosen(self: &Arc<Self>, slot: u32, key: BlockKey) -> Option<Held> {
         let (local, shard) = split(slot);
         let mut guard = self.write(shard);
@@ -133,7 +133,7 @@ impl DramStore {
         Some(Held::new(Arc::clone(self), slot, offset, size, checksum))
     }
 
-    /// What is known about each key; none if it is not resident. Not a use.
+    /// What is known about each key, or `None` if it is not resident. Not a use.
     pub fn stat(&self, keys: &[BlockKey]) -> Result<Vec<Option<BlockStat>>, StoreError> {
         check_batch(keys.len())?;
         Ok(keys.iter().map(|&key| self.stat_one(key)).collect())
@@ -149,7 +149,7 @@ impl DramStore {
         described.map(|described| self.with_parent(described))
     }
 
-    /// Up to `max` resident blocks, from slot `from` on, and the slot to go on from (none: that was all).
+    /// Up to `max` resident blocks, from slot `from` on, and the slot to continue from (`None`: that was all).
     pub fn list(&self, from: u32, max: usize) -> (Vec<BlockStat>, Option<u32>) {
         let mut found = Vec::new();
         for slot in from..self.slots() {
@@ -167,7 +167,7 @@ impl DramStore {
         (found, None)
     }
 
-    /// All about a block but its parent, which another shard may know.
+    /// All about a block except its parent, which another shard may know.
     pub(super) fn describe(&self, guard: &Shard, local: u32, shard: usize) -> (BlockStat, Record) {
         let record = guard.records[local as usize].clone();
         let stat = BlockStat {

@@ -43,7 +43,7 @@ pub struct Pressure {
     pub reserve_max: usize,
     /// Puts waiting for space right now.
     pub waiting_puts: u32,
-    /// A put found no slot, waits for one or was refused, and no victim was offered since.
+    /// A put found no slot, whether it waits for one or was refused, and no victim was offered since.
     pub slots_full: bool,
 }
 
@@ -90,7 +90,7 @@ impl DramStore {
         self.pressure()
     }
 
-    /// Memory for `size` bytes: free, or made free from the reserve, or waited for until the call's deadline.
+    /// Memory for `size` bytes: free, or freed from the reserve, or waited for until the call's deadline.
     pub(super) fn allocate(
         &self,
         key: BlockKey,

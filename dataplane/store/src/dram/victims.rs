@@ -12,7 +12,7 @@ use crate::shard::Shard;
 use crate::tenants::TenantIndex;
 use kvasir_protocol::block::BlockKey;
 
-/// When the store must choose by itself: records looked at per shard, and blocks compared.
+/// The bounds when the store must choose by itself: records looked at per shard, and blocks compared.
 const SCAN: usize = 2048;
 const SAMPLES: usize = 8;
 
@@ -185,7 +185,7 @@ impl DramStore {
         Some(self.evict_one(slot, Chosen::Reserve, now_ms) == Evict::Evicted)
     }
 
-    /// Takes `bytes` from a tenant's quota; for that it may lose blocks of its own.
+    /// Takes `bytes` from a tenant's quota. For that, the tenant may lose blocks of its own.
     pub(super) fn charge(
         &self,
         tenant: TenantIndex,

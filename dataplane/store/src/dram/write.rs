@@ -78,7 +78,7 @@ impl DramStore {
         Reserve::Reserved(Reservation { id, slot, offset, size: meta.size })
     }
 
-    /// The answer for a key that is in the books already.
+    /// The answer for a key that is known already.
     fn known(&self, shard: usize, hash: u64, meta: &BlockMeta, now_ms: u64) -> Option<Reserve> {
         self.read(shard).find(hash, meta.key)?;
         let mut guard = self.write(shard);

@@ -1,4 +1,4 @@
-//! Quotas and floors, with a tenant that does not mean well.
+//! Quotas and floors, with a hostile tenant.
 
 use super::*;
 use crate::config::Floor;

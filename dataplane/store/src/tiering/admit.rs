@@ -13,11 +13,11 @@ pub struct Candidate {
     pub depth: u32,
     /// Bytes.
     pub size: u32,
-    /// Milliseconds since it was last offered to this tier and not stored; none if that is not remembered.
+    /// Milliseconds since it was last offered to this tier and not stored; `None` if that is not remembered.
     pub refused_ms_ago: Option<u64>,
 }
 
-/// What becomes of an offered block.
+/// What happens to an offered block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     Skip,

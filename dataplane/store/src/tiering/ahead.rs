@@ -1,4 +1,4 @@
-//! Read-ahead: who walks a chain a few blocks at a time finds the next ones in the pool.
+//! Read-ahead: a caller that walks a chain a few blocks at a time finds the next ones in the pool.
 //!
 //! Blocks that go down or come up say what stands before them, so that the block after one is known, in a table of fixed
 //! size. Two lookups in a row along a chain that a tier below had to serve are a walk: the blocks behind are asked of that
@@ -18,7 +18,7 @@ use crate::store::{Get, GetDone, Pending};
 use kvasir_memory::buffer::Buffer;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 
-/// The most walks read ahead of.
+/// The most walks that are read ahead of at the same time.
 const FLIGHTS_MAX: usize = 64;
 
 pub(super) struct Ahead {
@@ -27,7 +27,7 @@ pub(super) struct Ahead {
     walked: Mutex<Recent>,
     /// Oldest first.
     flights: Mutex<Vec<Flight>>,
-    /// Length of `flights`, for those who find it 0.
+    /// Length of `flights`, so that a caller that finds 0 needs no lock.
     open: AtomicUsize,
     pub(super) read: AtomicU64,
     pub(super) landed: AtomicU64,
@@ -91,14 +91,14 @@ impl Ahead {
         }
     }
 
-    /// Learns from a block on its way down or up.
+    /// Learns the follower of a block from a block on its way down or up.
     pub(super) fn learn(&self, meta: &BlockMeta) {
         if let Some(parent) = meta.parent {
             lock(&self.followers).note(parent, meta.key);
         }
     }
 
-    /// Takes out the first flight that `wanted` says yes to.
+    /// Takes out the first flight for which `wanted` is true.
     fn take_flight(&self, wanted: impl Fn(&Flight) -> bool) -> Option<Flight> {
         let mut flights = lock(&self.flights);
         let at = flights.iter().position(wanted)?;
@@ -198,7 +198,7 @@ impl Tiering {
         late
     }
 
-    /// False if the tier is not done within `patience`; then nobody waits for it any more.
+    /// Returns false if the tier is not done within `patience`; then nobody waits for it any more.
     fn land_flight(
         &self,
         flight: Flight,
@@ -237,7 +237,7 @@ impl Tiering {
         if asked.contains(&block.meta.key) || self.has_room(block.meta.size) {
             self.ahead.landed.fetch_add(u64::from(self.promote(&block, now_ms)), Relaxed);
         }
-        // After it is in the pool, where a caller that is told looks first.
+        // Told after it is in the pool, because a caller that is told looks there first.
         if let Some(mut part) = part {
             part.tell_if_found(&Read::Onboarded(block));
         }

@@ -22,7 +22,7 @@ impl Budget {
         Arc::new(Self { max, used: AtomicU64::new(0) })
     }
 
-    /// None if that is more than is left. What exceeds the whole budget is let in when nothing else is.
+    /// Returns `None` if that is more than is left. More than the whole budget is let in when nothing else is.
     pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
         let fits = |used: u64| (used == 0 || used.saturating_add(bytes) <= self.max).then_some(used + bytes);
         let taken = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits);

@@ -8,7 +8,7 @@ use kvasir_protocol::block::BlockKey;
 /// The blocks under way, so that a removal reaches them too. A removal that only looked into the tiers could miss a
 /// block that is in neither at that moment, and see it come back.
 ///
-/// The rule: whoever moves a block begins the move before it looks for the block, and at its end takes back what it
+/// The rule: a mover of a block begins the move before it looks for the block, and at its end takes back what it
 /// brought if the block was removed meanwhile. Once removed, a block stays so until its last move is over.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
@@ -29,7 +29,7 @@ pub(super) struct Moving {
     key: BlockKey,
 }
 
-/// A removal at work: every move of these blocks that is or comes under way knows of it. Over when dropped.
+/// A removal at work: every move of these blocks, present or future, knows of it. Over when dropped.
 #[derive(Debug)]
 pub(super) struct Removing<'a> {
     moves: &'a Moves,

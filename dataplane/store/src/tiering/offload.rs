@@ -1,7 +1,7 @@
 //! The way down: one bounded queue and one thread per tier.
 //!
 //! A queued block is held, so its memory cannot be given to another; hence the bounds on blocks and bytes, which
-//! cover what waits and what the tier works on. What finds the queue full is not copied: eviction goes on without.
+//! cover what waits and what the tier works on. A victim that finds the queue full is evicted without a copy.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -22,7 +22,7 @@ const BATCH_BLOCKS: usize = 128;
 const BATCH_BYTES: u64 = 16 << 20;
 /// Puts under way at once, so that the tier has the next batch when it is done with one.
 const BATCHES_UNDER_WAY: usize = 2;
-/// How often a thread that waits for a tier looks whether it should give up.
+/// How often a thread that waits for a tier checks whether it should give up.
 const LOOK_UP: Duration = Duration::from_millis(50);
 
 /// A victim to copy down.
@@ -32,7 +32,7 @@ pub(super) struct Job {
     pub(super) moving: Moving,
 }
 
-/// What one tier's queue did, in sum, and holds now.
+/// What one tier's queue did in total, and what it holds now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OffloadStats {
     /// Victims meant for this tier.
@@ -120,7 +120,7 @@ impl Offloader {
             Arc::new(Shared { dram, below, clock, blocks_max, bytes_max, queue, changed, abandoned, counts });
         let worker = Arc::clone(&shared);
         let thread = thread::Builder::new().name("kvasir-offload".into()).spawn(move || {
-            // Being abandoned and being done end it alike.
+            // Giving up and being done end it in the same way.
             let _ = worker.run();
             worker.lock().over = true;
             worker.changed.notify_all();
@@ -132,7 +132,7 @@ impl Offloader {
         &self.shared.counts
     }
 
-    /// Takes a job over. False if the queue is full or closed: the hold has then ended.
+    /// Takes a job over. Returns false if the queue is full or closed: the hold has then ended.
     pub(super) fn push(&self, job: Job) -> bool {
         let mut queue = self.shared.lock();
         let bytes = u64::from(job.held.size);
@@ -176,7 +176,7 @@ impl Offloader {
         blocks_max.saturating_sub(queue.blocks).min(usize::try_from(by_bytes).unwrap_or(usize::MAX))
     }
 
-    /// Blocks until nothing is queued or under way; false at `until`.
+    /// Blocks until nothing is queued or under way. Returns false if `until` passes first.
     pub(super) fn drain(&self, until: Instant) -> bool {
         self.shared.wait_until(until, |queue| queue.blocks == 0 || queue.over)
     }

@@ -19,12 +19,12 @@ use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
 
 /// Bytes loaded at once for a local reader: more would only wait for the pool.
 const CHUNK_BYTES: u64 = 32 << 20;
-/// How often a block that is evicted between its arrival in the pool and its lease is brought there.
+/// How often a block that was evicted between its arrival in the pool and its lease is brought there again.
 const LEND_TRIES: usize = 3;
-/// Between two looks at a block that another writer is storing.
+/// Pause between two looks at a block that another writer is storing.
 const STORING: Duration = Duration::from_millis(1);
 
-/// What became of a loaded block in the pool.
+/// What happened to a loaded block in the pool.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Brought {
     Resident,
@@ -33,7 +33,7 @@ enum Brought {
     No,
 }
 
-/// What was loaded from one tier, in sum.
+/// What was loaded from one tier, in total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OnboardStats {
     pub loaded: u64,
@@ -76,7 +76,7 @@ pub(super) struct Totals {
     pub(super) promoted: AtomicU64,
     pub(super) not_promoted: AtomicU64,
     pub(super) refused: AtomicU64,
-    /// Loads nobody waits for any more; their memory counts until the tier gives it back.
+    /// Loads that nobody waits for any more; their memory counts until the tier gives it back.
     overdue: Mutex<Vec<Overdue>>,
 }
 
@@ -105,7 +105,7 @@ pub enum Read {
     /// From a tier below, perhaps for several readers; offer it to [`Tiering::promote_on_evidence`] once it is served.
     Onboarded(Arc<Onboarded>),
     Missing,
-    /// There, but too much is asked for at once: ask again for this one.
+    /// It is there, but too much is requested at once: ask again for this one.
     Throttled,
 }
 
@@ -192,7 +192,7 @@ impl Tiering {
         Ok(lookups)
     }
 
-    /// The blocks of `keys` for sending them away, at most `bytes_max` of them in sum.
+    /// The blocks of `keys` for sending them away, at most `bytes_max` bytes of them in total.
     pub fn read(&self, keys: &[BlockKey], class: u16, now_ms: u64, bytes_max: u64) -> Vec<Read> {
         let late = self.land(keys, now_ms);
         let mut left = bytes_max;
@@ -251,7 +251,7 @@ impl Tiering {
                     Lookup::Miss => tries += 1,
                     found => return Ok(found),
                 },
-                // A copy of it is just arriving from a peer, or its writer has not finished.
+                // A copy of it is arriving from a peer right now, or its writer has not finished.
                 Brought::InProgress if Instant::now() < until => thread::sleep(STORING),
                 Brought::InProgress | Brought::No => break,
             }
@@ -259,7 +259,7 @@ impl Tiering {
         Ok(Lookup::Miss)
     }
 
-    /// Copies a loaded block into the pool; whether it is resident now.
+    /// Copies a loaded block into the pool. Returns whether it is resident now.
     pub(super) fn promote(&self, block: &Onboarded, now_ms: u64) -> bool {
         self.bring(block, now_ms) == Brought::Resident
     }
@@ -272,7 +272,7 @@ impl Tiering {
         };
         let resident = brought == Brought::Resident;
         if resident && block.moving.is_removed() {
-            // Its removal may have looked into the pool before it was there.
+            // A removal may have looked into the pool before the block was there.
             let _ = self.dram.remove(&[block.meta.key], now_ms);
             return Brought::No;
         }
@@ -323,7 +323,7 @@ impl Tiering {
             }
             parts.iter_mut().zip(&reads).for_each(|(part, read)| part.tell_if_found(read));
         }
-        // All is told before anything is waited for: two callers may wait for each other's blocks.
+        // Everything is told before anything is waited for: two callers may wait for each other's blocks.
         parts.iter_mut().filter(|part| part.is_lead()).for_each(|part| *part = Part::Done);
         for (part, read) in parts.iter().zip(&mut reads) {
             let Part::Follow(awaited) = part else { continue };
@@ -381,7 +381,7 @@ impl Tiering {
         }
     }
 
-    /// Waits no longer for a load.
+    /// Stops waiting for a load.
     pub(super) fn let_go(&self, level: &Level, pending: Pending<Vec<GetDone>>, wanted: Vec<Wanted>) {
         pending.cancel();
         level.onboard.timed_out.fetch_add(wanted.len() as u64, Relaxed);
@@ -402,7 +402,7 @@ impl Tiering {
     }
 }
 
-/// Counts what a tier delivered; the block if it is the one that was asked for, intact.
+/// Counts what a tier delivered. Returns the block if it is the requested one and intact.
 pub(super) fn check(level: &Level, done: GetDone, wanted: Wanted) -> Option<Onboarded> {
     let Wanted { moving, permit, .. } = wanted;
     let counts = &level.onboard;

@@ -1,4 +1,4 @@
-//! Tiers together: the corners one by one, and random calls on two threads against what must hold.
+//! Tiers together: the corner cases one by one, and random calls on two threads against what must hold.
 
 mod ahead;
 mod model;
@@ -111,7 +111,7 @@ impl Rig {
         offered
     }
 
-    /// Fills the pool with blocks nobody needs, so that the reserve goes.
+    /// Fills the pool with blocks that nobody needs, so that the reserve is used up.
     fn evict_ready(&self) {
         let mut filler = 1 << 32;
         while !matches!(self.put(filler), Reserve::Refused(_)) {
@@ -357,7 +357,7 @@ fn readers_of_one_block_load_it_once() {
     let rig = &rig;
     let asking = |n: u64| {
         let under_way = lock(&rig.tiering.together.under_way);
-        // The table and whoever leads hold one each.
+        // The table and the leading caller hold one each.
         under_way.get(&(key(n), Reach::All)).map_or(0, |awaited| Arc::strong_count(awaited) - 1)
     };
     let wait_for = |n, count| {
@@ -371,7 +371,7 @@ fn readers_of_one_block_load_it_once() {
         wait_for(0, 1);
         readers.extend([reader(0), scope.spawn(move || rig.lent(0))]);
         wait_for(0, 3);
-        // One batch with a block of its own and one that is on its way, and one twice.
+        // One batch with a block of its own, one that is on its way, and one that is named twice.
         readers.push(scope.spawn(move || {
             let reads = rig.tiering.read(&[0, 1, 1].map(key), 0, 0, u64::MAX);
             reads.iter().all(|read| matches!(read, Read::Onboarded(_)))

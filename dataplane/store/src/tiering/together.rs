@@ -1,4 +1,4 @@
-//! One load of a block for all who ask for it at the same time.
+//! One load of a block for all callers that ask for it at the same time.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -24,7 +24,7 @@ pub(super) enum Part {
     Done,
 }
 
-/// The duty to tell how a load ended. Dropped without, it tells that there is nothing.
+/// The duty to tell how a load ended. If dropped before, it tells that there is nothing.
 pub(super) struct Lead {
     together: Arc<Together>,
     key: (BlockKey, Reach),
@@ -83,7 +83,7 @@ impl Awaited {
         self.changed.notify_all();
     }
 
-    /// Whoever leads is bounded by the time that a lookup waits for each tier, and tells in any case.
+    /// The leading caller is bounded by the time that a lookup waits for each tier, and tells in any case.
     pub(super) fn wait(&self) -> Read {
         let told = self.changed.wait_while(lock(&self.told), |told| told.is_none());
         match told.unwrap_or_else(PoisonError::into_inner).clone() {

@@ -67,7 +67,7 @@ fn what_is_removed_on_its_way_up_does_not_arrive() {
 
 #[test]
 fn what_nobody_asked_for_gives_way_and_without_room_is_dropped() {
-    // Half of the memory is for those who wait; the rest for one walk, and the block whose load begins it.
+    // Half of the memory is for callers that wait; the rest for one walk, and the block whose load begins it.
     let config = TieringConfig { load_bytes: 10 * u64::from(PAGE), ..four_ahead() };
     let mut rig = Rig::new(64, vec![memory(Tier::Nvme)], config);
     rig.chain_below(20);

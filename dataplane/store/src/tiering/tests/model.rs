@@ -73,7 +73,7 @@ impl BlockStore for SureRemoves {
     }
 }
 
-/// One thread's calls. Blocks are its own to put and remove where `n % THREADS` says so.
+/// One thread's calls. It alone puts and removes the blocks whose `n % THREADS` is its number.
 struct Caller<'a> {
     tiering: &'a Tiering,
     owner: OwnerId,
