@@ -1,4 +1,4 @@
-//! Control calls: what a host holds, which policies serve, how it is. KV bytes never pass here.
+//! Control calls: what a host holds, which policies serve, and how it is doing. KV bytes never pass here.
 
 use crate::proto;
 use proto::conductor_client::ConductorClient;

@@ -71,7 +71,7 @@ pub struct Options {
     pub verify: bool,
     /// What engine hashes do not cover (model, dtype, layout, block size). Default empty.
     pub namespace: String,
-    /// On whose account blocks are stored and pinned; 0 = nobody in particular. Default 0.
+    /// The tenant on whose account blocks are stored and pinned; 0 = none in particular. Default 0.
     pub tenant: u16,
     /// How long the host may take to answer. Default 10 s.
     pub timeout: Duration,
@@ -89,7 +89,7 @@ impl Default for Options {
     }
 }
 
-/// What became of a block that was put.
+/// The outcome of putting a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
     Stored,
@@ -146,7 +146,7 @@ impl Client {
         Ok(Self { endpoint, options, local, payload_max, checksum_failures: AtomicU64::new(0), wire })
     }
 
-    /// Blocks that came back with other bytes than their checksums say, and were handed out as misses.
+    /// Blocks that came back with bytes that differ from their checksums, and were handed out as misses.
     pub fn checksum_failures(&self) -> u64 {
         self.checksum_failures.load(Ordering::Relaxed)
     }
@@ -169,7 +169,7 @@ impl Client {
         }
     }
 
-    /// What the host knows about each key; none if it is not resident. Not a use.
+    /// What the host knows about each key; `None` if it is not resident. Not a use.
     pub fn stat(&self, keys: &[BlockKey]) -> Result<Vec<Option<Stat>>, ClientError> {
         self.check_batch(keys.len())?;
         match self.call(&Request::Stat(keys.to_vec()))? {
@@ -178,28 +178,28 @@ impl Client {
         }
     }
 
-    /// Removes blocks; whether each was there.
+    /// Removes blocks. Returns whether each was there.
     pub fn remove(&self, keys: &[BlockKey]) -> Result<Vec<bool>, ClientError> {
         self.check_batch(keys.len())?;
         let outcomes = self.outcomes(&Request::Remove(keys.to_vec()), keys.len())?;
         Ok(outcomes.into_iter().map(|outcome| outcome == Outcome::Done).collect())
     }
 
-    /// Keeps blocks from being evicted for a while, on the account of this client's tenant; whether each was there.
+    /// Keeps blocks from being evicted for a while, for this client's tenant. Returns whether each was there.
     pub fn pin(&self, keys: &[BlockKey], pin: Pin) -> Result<Vec<Result<bool, ClientError>>, ClientError> {
         self.check_batch(keys.len())?;
         let outcomes = self.outcomes(&Request::Pin { pin, keys: keys.to_vec() }, keys.len())?;
         Ok(keys.iter().zip(outcomes).map(found_or_failed).collect())
     }
 
-    /// Ends the pins of this client's tenant; whether there was one on each.
+    /// Ends the pins of this client's tenant. Returns whether there was one on each.
     pub fn unpin(&self, keys: &[BlockKey]) -> Result<Vec<bool>, ClientError> {
         self.check_batch(keys.len())?;
         let outcomes = self.outcomes(&Request::Unpin(keys.to_vec()), keys.len())?;
         Ok(outcomes.into_iter().map(|outcome| outcome == Outcome::Done).collect())
     }
 
-    /// Evicts blocks now, in spite of soft pins; whether each was there. A block that is being read or has a hard pin
+    /// Evicts blocks now, even with soft pins. Returns whether each was there. A block that is being read or has a hard pin
     /// stays, with an error.
     pub fn evict(&self, keys: &[BlockKey]) -> Result<Vec<Result<bool, ClientError>>, ClientError> {
         self.check_batch(keys.len())?;
@@ -207,7 +207,7 @@ impl Client {
         Ok(keys.iter().zip(outcomes).map(found_or_failed).collect())
     }
 
-    /// Asks for blocks that are stored on this host to be held by `copies` hosts in all. The host answers at once and
+    /// Asks for blocks that are stored on this host to be held by `copies` hosts in total. The host answers at once and
     /// makes the copies in the background; it makes them again when it loses a holder. Ask again with a larger number to
     /// have more; a smaller one changes nothing.
     ///
@@ -226,7 +226,7 @@ impl Client {
         Ok(keys.iter().zip(outcomes).map(result).collect())
     }
 
-    /// Has the host compare blocks with their checksums; true where the block is resident and intact.
+    /// Has the host compare blocks with their checksums. Returns true for each that is resident and intact.
     pub fn verify(&self, keys: &[BlockKey]) -> Result<Vec<bool>, ClientError> {
         self.check_batch(keys.len())?;
         let outcomes = self.outcomes(&Request::Verify(keys.to_vec()), keys.len())?;
@@ -238,7 +238,7 @@ impl Client {
         self.put_batch(&[(*meta, bytes)])?.remove(0)
     }
 
-    /// Stores blocks; each on its own may fail, for instance because the pool is full.
+    /// Stores blocks. Each may fail on its own, for instance because the pool is full.
     pub fn put_batch(
         &self,
         blocks: &[(BlockMeta, &[u8])],
@@ -305,7 +305,7 @@ impl Client {
 
     /// Has the host awake when the next call comes, in a few microseconds.
     fn announce(&self) {
-        // While another call is on its way the host is awake; an error will be that of the next call.
+        // While another call is on its way the host is awake; an error will show up in the next call.
         if let Ok(wire) = self.wire.try_lock()
             && let Stream::Ring(ring) = &wire.writer
         {
@@ -504,7 +504,7 @@ impl Client {
         if wire.broken {
             return Err(ClientError::Closed { endpoint: self.endpoint.clone() });
         }
-        // Until it has gone well to the end.
+        // Stays so unless all goes well to the end.
         wire.broken = true;
         let result =
             wire.exchange(request, payload, receive).map_err(|fault| fault.at(&self.endpoint, request.op()));

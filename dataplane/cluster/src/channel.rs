@@ -1,4 +1,4 @@
-//! A connection to another host on which this one asks.
+//! A connection on which this host asks another one.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -38,7 +38,7 @@ pub(super) enum ChannelError {
 }
 
 impl ChannelError {
-    /// Whether the host answered and something is wrong that time alone does not heal.
+    /// Whether the host answered and something is wrong that time alone does not cure.
     pub(super) fn is_refusal(&self) -> bool {
         !matches!(self, Self::Unreachable { .. } | Self::Broken { source: FrameError::Io(_), .. })
     }
@@ -91,7 +91,7 @@ impl Channel {
         }
     }
 
-    /// Asks, and waits for the answer until `until`. After an error the connection is of no more use.
+    /// Asks, and waits for the answer until `until`. After an error the connection is of no further use.
     pub(super) fn call(&mut self, request: &Request, until: Instant) -> Result<Reply, ChannelError> {
         let mut stream = Deadlined { socket: &self.socket, deadline: until };
         let reply = message::write(&mut stream, request).and_then(|()| message::read(&mut stream));
@@ -113,7 +113,7 @@ impl Channel {
         self.socket.peer_addr().ok().map(|address| address.ip())
     }
 
-    /// To end it from outside.
+    /// A handle to end it from outside.
     pub(super) fn handle(&self) -> Arc<Socket> {
         Arc::clone(&self.socket)
     }

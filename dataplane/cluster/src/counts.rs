@@ -1,4 +1,4 @@
-//! What a host among others has done.
+//! What a host of a cluster has done.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -34,14 +34,14 @@ pub(super) struct Counts {
     pub(super) strangers: AtomicU64,
 }
 
-/// Everything countable about a host among others. Totals count from its start.
+/// All counts of a host of a cluster. Totals count from its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClusterStats {
     /// Replicated blocks known, copies of this host among them, and blocks that too few hosts hold.
     pub blocks: u64,
     pub own: u64,
     pub short: u64,
-    /// Blocks not followed because the table was full, and claims of other bytes under the same key.
+    /// Blocks not tracked because the table was full, and claims of other bytes under the same key.
     pub table_full: u64,
     pub conflicts: u64,
     /// Copies that peers took from here and compared with their checksums; `had` of them were there already.
@@ -56,7 +56,7 @@ pub struct ClusterStats {
     pub taken_bytes: u64,
     /// Blocks from peers whose bytes were not what they should be: not used.
     pub corrupt: u64,
-    /// Bytes that did not travel again after a transfer broke off.
+    /// Bytes not sent again when a broken transfer was resumed.
     pub resumed_bytes: u64,
     /// Blocks read from peers for a reader here, blocks that no holder had, and times the next holder was asked.
     pub read_hits: u64,

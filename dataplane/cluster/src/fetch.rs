@@ -15,7 +15,7 @@ use kvasir_net::transport::{Denied, Direction, OpError, RemoteRange};
 use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
 use kvasir_store::dram::{Reservation, Reserve};
 
-/// Between two attempts of a transfer that broke off while the peer itself is up.
+/// Pause between two attempts of a transfer that broke off while the peer itself is up.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// A piece of a peer's pool, and where it goes.
@@ -26,7 +26,7 @@ pub(super) struct Piece {
 
 /// A copy that has a place here, not yet its bytes.
 struct Placed<'a> {
-    /// In the call.
+    /// Index in the call.
     at: usize,
     loan: &'a Loan,
     holding: Holding,
@@ -62,7 +62,7 @@ impl Shared {
         missing.iter().map(Vec::is_empty).collect()
     }
 
-    /// One transfer of what is missing. False if trying again makes no sense.
+    /// One transfer of what is missing. Returns false if trying again makes no sense.
     fn read_once(
         &self,
         segment: &Arc<Segment>,
@@ -90,7 +90,7 @@ impl Shared {
         retryable
     }
 
-    /// Asks a peer to lend blocks, and for how long (ms). None where it does not have one; nothing if it did not answer.
+    /// Asks a peer to lend blocks, and for how long (ms). `None` for a block it lacks; nothing if it did not answer.
     pub(super) fn borrow(
         &self,
         link: &Link,
@@ -125,7 +125,7 @@ impl Shared {
         let outcomes = self.take_in_now(link, items, lease_ms);
         let removed: Vec<BlockKey> = keys.into_iter().filter(|&key| self.arrived(key)).collect();
         if !removed.is_empty() {
-            // Their removal may have looked before they were there.
+            // A removal may have looked before they were there.
             let _ = self.tiering().map(|tiering| tiering.remove_here(&removed, self.clock.now_ms()));
             self.forget(&removed);
         }
@@ -133,7 +133,7 @@ impl Shared {
         outcomes
     }
 
-    /// One call is done with a block. Whether it was removed meanwhile.
+    /// One call is done with a block. Returns whether the block was removed meanwhile.
     fn arrived(&self, key: BlockKey) -> bool {
         let mut arriving = lock(&self.arriving);
         let Some(block) = arriving.get_mut(&key) else { return false };
@@ -180,7 +180,8 @@ impl Shared {
         outcomes
     }
 
-    /// False if the block is being removed, was removed while the host that asks was away, or if enough others hold it as far as is known here: the host that asks sees less.
+    /// False if the block is being removed, was removed while the host that asks was away, or if enough others hold
+    /// it as far as is known here: the host that asks sees less.
     fn is_wanted(&self, from: &Link, (loan, holding): &(Loan, Holding)) -> bool {
         if lock(&self.removing).has(loan.key, Instant::now()) || lock(&self.owed).has(loan.key, from.place) {
             return false;

@@ -11,9 +11,9 @@
 //! whole is settled. Until then nobody else sees the blocks. All blocks are kept or none: whatever breaks (a client that
 //! is gone, a host that is lost, a checksum, time) gives the places back on both sides.
 //!
-//! A block that one of the two hosts stores already is held in place there instead, and written only where it is missing.
+//! A block that one of the two hosts stores already is held in place there instead, and written only on the other one.
 //!
-//! **Places under a reader.** Who reads arrivals holds their places: they go to nobody else before the last reader left,
+//! **Places under a reader.** A reader of arrivals holds their places: they go to nobody else before the last one left,
 //! or the hand-over's time ([`HandOvers`]: half of what a reservation may take) is over, which readers are told.
 
 mod receive;
@@ -114,7 +114,7 @@ impl HandOverError {
     }
 }
 
-/// Whether blocks can be handed over in so many layers.
+/// Whether blocks can be handed over in this many layers.
 fn check(blocks: &[BlockMeta], layers: u32) -> Result<(), HandOverError> {
     if !(1..=LAYERS_MAX).contains(&layers) {
         return Err(HandOverError::Layers { layers });

@@ -9,16 +9,16 @@
 //!
 //! **Who says what.** Each host listens to every peer over a connection of its own ([`link`]): the peer answers as soon
 //! as it has news, and every 150 ms in any case, so that connection is the heartbeat as well. News are facts about the
-//! peer's own copies; [`table`] puts them together and says what is to be done, [`placement`] says where.
+//! peer's own copies; [`table`] puts them together and says what must be done, [`placement`] says where.
 //!
-//! **How bytes go.** By reading: whoever wants a block asks the holder to lend it (or is told by the holder where it
+//! **How bytes go.** By reading: a host that wants a block asks its holder to lend it (or is told by its holder where it
 //! lies, to take a copy of it), reads the holder's pool through the transfer engine, and compares the bytes with the
 //! checksum before anybody sees them ([`fetch`]). Nothing that arrives late can fall on a block that has taken its place,
-//! because nobody writes into another host's pool but who hands a request's blocks over ([`push`], and [`handover`] while
+//! because only a host that hands a request's blocks over writes into another's pool ([`push`], and [`handover`] while
 //! they are produced), into places made for them under a name of their own.
 //!
 //! **Which way.** Each host tells its rails, the NICs behind them and which NICs serve which memory ([`whereabouts`]);
-//! whoever reads pairs them with its own and puts them in an order ([`paths`]).
+//! the host that reads pairs them with its own and puts them in an order ([`paths`]).
 //!
 //! **How blocks go.** A removal ([`removal`]) reaches every host that is up and waits for copies that are on their way.
 //!
@@ -103,11 +103,11 @@ pub struct PeerConfig {
     pub name: String,
     /// `host:port` of its [`ClusterConfig::listen`].
     pub address: String,
-    /// Its failure domain; copies go to different ones first.
+    /// Its failure domain; copies go to different domains first.
     pub rack: String,
 }
 
-/// Settings of a host among others.
+/// Settings of a host in a cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterConfig {
     /// Hosts of another cluster are refused.
@@ -128,27 +128,27 @@ pub struct ClusterConfig {
     /// Kinds of transport for the pool, in the order of preference. Between hosts on one machine shared memory goes
     /// before all others. None: what this machine has, and RDMA only without TLS, because it is not encrypted.
     pub transports: Option<Vec<Kind>>,
-    /// Socket where hosts on this machine reach the pool through shared memory. None: they do not.
+    /// Socket where hosts on this machine reach the pool through shared memory. `None`: they do not.
     pub socket: Option<PathBuf>,
     pub peers: Vec<PeerConfig>,
-    /// Which NICs serve which memory here: rails are chosen by it, and peers are told. None: all alike.
+    /// Which NICs serve which memory here: rails are chosen by it, and peers are told. `None`: all are alike.
     pub topology: Option<Topology>,
     /// How often that is looked at again. Default 5 s.
     pub topology_every: Duration,
     /// The most replicated blocks known, of all hosts together. About 80 B each. Default 1,048,576.
     pub blocks_max: usize,
-    /// News kept for peers that lag; one that lags more is told everything anew. Default 65,536.
+    /// News kept for peers that lag; one that lags more is told everything again. Default 65,536.
     pub log_max: usize,
     /// The most copies waiting per peer; others are made later. Default 4,096.
     pub queue_max: usize,
-    /// How long a read may try one holder after the other. Below the time a lookup waits for a tier. Default 1.5 s.
+    /// How long a read may spend on one holder after another. Below the time a lookup waits for a tier. Default 1.5 s.
     pub read_timeout: Duration,
-    /// How often all blocks are looked at for copies that are missing, gone or too many. Default 5 s.
+    /// How often all blocks are checked for copies that are missing, gone or too many. Default 5 s.
     pub audit_every: Duration,
     /// A folder to keep in how many copies are wanted of which blocks, for a host that has a durable tier. Default none: a
     /// block that all its holders still have after a restart is not copied again.
     pub targets: Option<PathBuf>,
-    /// Without an answer for this long, beyond the 150 ms that a heartbeat may take, a peer is down. Default 700 ms.
+    /// A peer without an answer for this long, beyond the 150 ms of a heartbeat, is down. Default 700 ms.
     pub silence: Duration,
 }
 
@@ -180,7 +180,7 @@ impl ClusterConfig {
     }
 }
 
-/// Why a host cannot join others.
+/// Why a host cannot join a cluster.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("{count} hosts are listed, this one included; a cluster has at most {NODES_MAX}")]
@@ -227,7 +227,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// Whether somebody should look.
+    /// Whether somebody should look into it.
     pub fn is_warning(&self) -> bool {
         !matches!(self, Self::Up { .. } | Self::Topology { .. })
     }
@@ -250,7 +250,7 @@ struct Shared {
     /// Where clients put and get over TCP, for peers to tell theirs.
     data: OnceLock<SocketAddr>,
     pool: Region,
-    /// Writes copies, and holds what is lent to make them.
+    /// The owner of copies being written, and of what is lent to make them.
     owner: OwnerId,
     links: Vec<Arc<Link>>,
     table: Mutex<Table>,
@@ -275,7 +275,7 @@ struct Shared {
     stopping: AtomicBool,
     /// A second handle on each accepted connection, to end it from outside.
     accepted: Mutex<HashMap<u64, TcpStream>>,
-    /// One of them ended.
+    /// One of those connections ended.
     left: Condvar,
 }
 
@@ -287,7 +287,7 @@ struct Arriving {
     removed: bool,
 }
 
-/// This host among others. Dropping it ends all connections.
+/// This host as a member of a cluster. Dropping it ends all connections.
 pub struct Cluster {
     shared: Arc<Shared>,
     listener: TcpListener,
@@ -363,7 +363,7 @@ impl Cluster {
         Arc::new(PeerTier(Arc::clone(&self.shared)))
     }
 
-    /// Begins to answer peers, to listen to them, and to see to copies. Once; later calls do nothing.
+    /// Begins to answer peers, to listen to them, and to look after copies. Once; later calls do nothing.
     ///
     /// # Errors
     /// No thread can be started.
@@ -415,7 +415,7 @@ impl Cluster {
         self.addr
     }
 
-    /// Asks for blocks stored here to be held by `copies` hosts in all, this one included. Returns at once; copies are
+    /// Asks for blocks stored here to be held by `copies` hosts in total, including this one. Returns at once; copies are
     /// made in the background, and made again when a holder is lost.
     ///
     /// Per key: done; missing here; too few hosts; or the table is full.
@@ -499,7 +499,7 @@ impl Cluster {
         for thread in lock(&self.threads).drain(..) {
             let _ = thread.join();
         }
-        // Nobody is let in any more; end those who are.
+        // Nobody is let in any more; end the connections that are open.
         let mut accepted = lock(&shared.accepted);
         while !accepted.is_empty() {
             accepted.values().for_each(|stream| drop(stream.shutdown(std::net::Shutdown::Both)));
@@ -524,13 +524,13 @@ impl Shared {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// Nobody reads or writes that segment any more when this returns.
+    /// When this returns, nobody reads or writes that segment any more.
     fn take_back(&self, segment: &str) {
         self.node.exports.revoke(segment);
         self.rails.iter().for_each(|rail| rail.transport.revoked());
     }
 
-    /// None once the host takes itself apart.
+    /// `None` once the host shuts down.
     fn tiering(&self) -> Option<Arc<Tiering>> {
         self.tiering.get()?.upgrade()
     }

@@ -20,21 +20,21 @@ use kvasir_protocol::block::BlockKey;
 use kvasir_store::dram::OwnerId;
 
 const CONNECT: Duration = Duration::from_secs(2);
-/// Between two attempts to connect, doubled from the one to the other.
+/// The pause between two attempts to connect: at first, and at most, doubling in between.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-/// Connections kept for calls when nobody calls.
+/// Idle connections kept for calls.
 const IDLE_MAX: usize = 4;
-/// A peer's pool that nobody read for this long is let go, so that its endpoint can be evicted.
+/// A peer's pool that nobody read for this long is given up, so that its endpoint can be evicted.
 const SEGMENT_IDLE: Duration = Duration::from_secs(10);
 
-/// How a peer is.
+/// The state of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
     /// Never reached so far.
     Connecting,
     Up,
     Down,
-    /// It answers, and something is wrong that a person has to correct.
+    /// It answers, but something is wrong that a person must correct.
     Refused,
 }
 
@@ -59,7 +59,7 @@ pub struct PeerView {
     /// Why it is not up.
     pub reason: Option<String>,
     pub status: Status,
-    /// Since it was last heard; none if it never was.
+    /// How long ago it was last heard; `None` if it never was.
     pub last_seen: Option<Duration>,
     /// Which NICs serve which memory there, as JSON; empty if it did not say.
     pub matrix: String,
@@ -75,10 +75,10 @@ pub struct PeerView {
 }
 
 pub(super) struct Link {
-    /// In the table.
+    /// Its index in the table.
     pub(super) place: usize,
     pub(super) config: PeerConfig,
-    /// Holds what this peer borrowed.
+    /// Owner of what this peer borrowed.
     pub(super) owner: OwnerId,
     state: Mutex<State>,
     idle: Mutex<Vec<Channel>>,
@@ -178,7 +178,7 @@ impl Link {
         lock(&self.queue).len()
     }
 
-    /// Queues a copy; false if too many wait.
+    /// Queues a copy. Returns false if too many wait.
     pub(super) fn push(&self, key: BlockKey, max: usize) -> bool {
         let mut queue = lock(&self.queue);
         let room = queue.len() < max;
@@ -189,7 +189,7 @@ impl Link {
         room
     }
 
-    /// The next copies to make, as soon as there are any, at most `max`; none when the host stops.
+    /// The next copies to make, as soon as there are any, at most `max`; empty when the host stops.
     pub(super) fn pop(&self, max: usize) -> Vec<BlockKey> {
         let mut queue = lock(&self.queue);
         while queue.is_empty() && !self.stopping.load(Ordering::SeqCst) {
@@ -201,7 +201,7 @@ impl Link {
 
     pub(super) fn stop(&self) {
         {
-            // Under the locks, so that whoever waits is either waiting or has seen the flag.
+            // Set under the locks, so that every waiter is either waiting or has seen the flag.
             let (_queue, state) = (lock(&self.queue), self.state());
             self.stopping.store(true, Ordering::SeqCst);
             if let Some(handle) = &state.handle {
@@ -221,7 +221,7 @@ impl Link {
     ) -> Result<Reply, ChannelError> {
         let until = Instant::now() + patience;
         let idle = lock(&self.idle).pop();
-        // One that was idle may have ended meanwhile; that says nothing about the peer. Calls may be repeated.
+        // An idle connection may have ended meanwhile; that says nothing about the peer. Calls may be repeated.
         if let Some(mut channel) = idle
             && let Ok(reply) = self.ask(&mut channel, request, until)
         {
@@ -245,7 +245,7 @@ impl Link {
         reply
     }
 
-    /// Nobody is to wait for an answer any longer.
+    /// Nobody must wait for an answer any longer.
     fn hang_up(&self) {
         lock(&self.idle).clear();
         lock(&self.calling).iter().for_each(|socket| socket.shut_down());
@@ -281,16 +281,16 @@ impl Link {
         Ok(segment)
     }
 
-    /// Lets go of a pool that nobody reads.
+    /// Gives up a pool that nobody reads.
     fn tend(&self) {
-        // Whoever has the lock is using it.
+        // The holder of the lock is using it.
         let Ok(mut kept) = self.segment.try_lock() else { return };
         if kept.as_ref().is_some_and(|(_, used)| used.elapsed() > SEGMENT_IDLE) {
             self.let_go(kept.take());
         }
     }
 
-    /// Forgets the peer's pool, because reading it failed: it is opened anew.
+    /// Forgets the peer's pool, because reading it failed: it will be opened again.
     pub(super) fn forget_segment(&self) {
         self.let_go(lock(&self.segment).take());
     }
@@ -306,7 +306,7 @@ impl Link {
         let found = shared.whereabouts.now();
         let pairs = paths::pairs(&shared.rails, &found.nics, &found.machine, &self.state().welcome);
         let mut kept = lock(&self.segment);
-        // What it has moved so far belongs to the pairs that were.
+        // What it has moved so far belongs to the previous pairs.
         let moved = kept.as_ref().map(|(segment, _)| segment.peer().rails()).unwrap_or_default();
         let mut tally = lock(&self.tally);
         if pairs != tally.pairs {
@@ -318,7 +318,7 @@ impl Link {
         }
     }
 
-    /// In which order these pairs are used, as both hosts are now.
+    /// The order in which these pairs are used, as both hosts are now.
     fn paths(&self, shared: &Shared, pairs: Vec<Pair>) -> Arc<Paths> {
         let (own, theirs) = (shared.whereabouts.now(), self.matrix());
         Arc::new(move |from, to| paths::order(&pairs, &own.matrix, &theirs, from, to))
@@ -331,7 +331,7 @@ impl Link {
 
     /// The rails as they are now.
     fn rails(&self, shared: &Shared) -> Vec<RailView> {
-        // Whoever has the lock may be connecting; then nothing is in use yet.
+        // The holder of the lock may be connecting; then nothing is in use yet.
         let segment = self.segment.try_lock().ok().and_then(|kept| Some(Arc::clone(&kept.as_ref()?.0)));
         let there = segment.as_ref().and_then(|segment| segment.description());
         let there = there.and_then(|grant| grant.regions.first().map(|region| region.location));
@@ -388,7 +388,7 @@ impl Shared {
             }
             let mut state = link.state();
             (state.status, state.seen) = (status, Some(Instant::now()));
-            // Only when all is heard does it count as up: its copies are known from here on.
+            // It counts as up only when everything is heard: its copies are known from here on.
             if matches!(next, Since::At(_)) && state.state != LinkState::Up {
                 (state.state, state.reason) = (LinkState::Up, None);
                 drop(state);
@@ -429,13 +429,13 @@ impl Shared {
             // A claim that this host merged into its own may be news to others.
             self.news.notify_all();
         }
-        // While it says everything anew its copies seem to be missing; look when it is done.
+        // While it says everything again its copies seem to be missing; look when it is done.
         if link.is_up() {
             self.todo.look_at(&to_do);
         }
     }
 
-    /// A peer is gone, or not to be believed: nothing it said counts any more.
+    /// A peer is gone, or not to be trusted: nothing it said counts any more.
     fn lost(&self, link: &Link, error: &ChannelError) {
         let (peer, reason) = (link.config.name.clone(), error.to_string());
         let new = if error.is_refusal() { LinkState::Refused } else { LinkState::Down };
@@ -469,7 +469,7 @@ impl Shared {
         }
         self.store.release_owner(link.owner);
         if error.is_end() {
-            // One that is merely silent may be writing still; then time ends what it began.
+            // A host that is merely silent may still be writing; then time ends what it began.
             self.end_incoming("the host that wrote it is gone", |_, from| from == link.config.name);
         }
     }
@@ -488,7 +488,7 @@ impl Shared {
     }
 }
 
-/// A host that listens everywhere does not know by which address it is reached.
+/// A host that listens on all addresses does not know by which one it is reached.
 fn complete(address: &mut String, ip: std::net::IpAddr) {
     if let Ok(mut parsed) = address.parse::<std::net::SocketAddr>()
         && parsed.ip().is_unspecified()

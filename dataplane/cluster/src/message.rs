@@ -13,7 +13,7 @@ use super::table::{Fact, Holding, NODES_MAX, NodeId};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 
 const MAGIC: [u8; 4] = *b"KVCL";
-/// Of frames and of all that is in them.
+/// The version of frames and of everything in them.
 ///
 /// 2: hand-overs layer by layer.
 pub(super) const VERSION: u8 = 2;
@@ -41,14 +41,14 @@ pub(super) enum FrameError {
 /// How far a listener has heard another host's news.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Since {
-    /// Not at all: it wants all that the host holds.
+    /// Not at all: it needs all that the host holds.
     Start,
     /// The rest of that.
     Rest,
     At(u64),
 }
 
-/// How a host is.
+/// The state of a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     pub free_bytes: u64,
@@ -89,11 +89,11 @@ pub(super) enum Request {
     Watch { since: Since },
     /// Wants to read blocks; `release` are loans that it is done with.
     Lend { keys: Vec<BlockKey>, release: Vec<u64> },
-    /// Asks the host to fetch copies from whoever asks, and to say when it has them.
+    /// Asks the host to fetch copies from the caller, and to say when it has them.
     Copy { items: Vec<(Loan, Holding)>, lease_ms: u64 },
-    /// Blocks are removed everywhere.
+    /// Blocks must be removed everywhere.
     Remove { keys: Vec<BlockKey>, round: Round },
-    /// Is about to write blocks: asks for places.
+    /// Is about to write blocks and asks for places.
     Prepare { request: u64, blocks: Vec<Loan> },
     /// Has written what it could.
     Finish { request: u64 },
@@ -104,11 +104,11 @@ pub(super) enum Request {
     Settle { id: u64, checksums: Vec<u64> },
     /// Will not write any more of it.
     GiveUp { id: u64, reason: String },
-    /// Wants to hear the [`Welcome`] again, because it has changed.
+    /// Asks for the [`Welcome`] again, because it has changed.
     Describe,
 }
 
-/// A removal takes two.
+/// A removal takes two rounds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Round {
     /// Drop the blocks, and take no copy of them any more.
@@ -130,7 +130,7 @@ pub(super) enum Reply {
         next: Since,
         status: Status,
     },
-    /// One per key; none: it does not have the block.
+    /// One per key; `None`: it does not have the block.
     Lent {
         loans: Vec<Option<Loan>>,
         lease_ms: u64,
@@ -143,12 +143,12 @@ pub(super) enum Reply {
     Removed {
         removed: Vec<bool>,
     },
-    /// One place per block; those that there are count as regions of the segment, in order.
+    /// One place per block; the places that exist count as regions of the segment, in order.
     Prepared {
         segment: String,
         places: Vec<Prepared>,
     },
-    /// Per block whether it is to be written; those count as regions of the segment, in order.
+    /// Per block whether it must be written; those count as regions of the segment, in order.
     Opened {
         segment: String,
         wanted: Vec<bool>,
@@ -176,11 +176,11 @@ pub(super) struct Welcome {
     pub(super) machine: String,
     /// How often this has changed.
     pub(super) revision: u32,
-    /// Where it takes puts over TCP; empty: nowhere.
+    /// Where it takes puts over TCP; empty if nowhere.
     pub(super) data: String,
 }
 
-/// What became of a copy.
+/// The outcome of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) enum Copied {
     /// It is there, compared with its checksum.
@@ -188,7 +188,7 @@ pub(super) enum Copied {
     /// It was there already.
     Had,
     NoRoom,
-    /// As far as that host knows, enough others hold the block.
+    /// It is not wanted there: as far as that host knows, enough others hold the block, or it is being removed.
     Enough,
     /// Its bytes did not arrive, or not intact.
     Failed,

@@ -1,4 +1,4 @@
-//! The ways to a peer: pairs of a rail here and one there, and in which order they are used.
+//! The ways to a peer: pairs of a rail here and one there, and the order in which they are used.
 //!
 //! A kind that this host prefers goes before others. Within a kind, pairs whose NICs are preferred for the memory on
 //! both sides go first, then those with one end, then with both ends elsewhere. Of equally good pairs as many are used
@@ -18,19 +18,19 @@ const PAIRS_MAX: usize = 16;
 /// A rail here and the address of one there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Pair {
-    /// Among this host's rails.
+    /// Its index among this host's rails.
     pub(super) rail: usize,
     pub(super) kind: Kind,
     pub(super) address: String,
     pub(super) local_nic: String,
     pub(super) remote_nic: String,
-    /// Of its kind among those that this host has, 0 the best.
+    /// The rank of its kind among those that this host has; 0 is the best.
     preference: usize,
     /// By how many places the rails are apart on their hosts: clusters wire NICs of one position to the same switch.
     apart: usize,
 }
 
-/// The most rails of a peer that are looked at.
+/// The most rails of a peer that are considered.
 const RAILS_MAX: usize = 64;
 
 /// What a rail to a peer is good for now.
@@ -118,7 +118,7 @@ fn of_kinds(kinds: &[Kind], here: &[(Kind, String)], machine: &str, welcome: &We
     all
 }
 
-/// In which order the pairs carry what moves between memory at `from` here and at `to` there.
+/// The order in which the pairs carry what moves between memory at `from` here and at `to` there.
 pub(super) fn order(pairs: &[Pair], own: &Matrix, theirs: &Matrix, from: Location, to: Location) -> Order {
     Order::of_ranks(&ranks(pairs, own, theirs, from, to))
 }
@@ -127,7 +127,7 @@ pub(super) fn order(pairs: &[Pair], own: &Matrix, theirs: &Matrix, from: Locatio
 type Rank = (usize, u8, bool);
 
 fn ranks(pairs: &[Pair], own: &Matrix, theirs: &Matrix, from: Location, to: Location) -> Vec<Rank> {
-    /// Of a NIC that the matrix does not want for this memory: behind all others.
+    /// The cost of a NIC that the matrix does not want for this memory: it comes after all others.
     const UNWANTED: u8 = 3;
     let cost = |matrix: &Matrix, location, nic: &str| {
         if nic.is_empty() { 0 } else { nic_cost(matrix, location, nic).unwrap_or(UNWANTED) }
@@ -153,12 +153,12 @@ fn ranks(pairs: &[Pair], own: &Matrix, theirs: &Matrix, from: Location, to: Loca
 #[derive(Default)]
 pub(super) struct Tally {
     pub(super) pairs: Vec<Pair>,
-    /// Of each pair, by connections that are gone.
+    /// Bytes of each pair, over connections that are gone.
     moved: Vec<(u64, u64)>,
 }
 
 impl Tally {
-    /// The peer is reached like this from now on. Whether anything is different.
+    /// From now on the peer is reached in this way. Returns whether anything is different.
     pub(super) fn set(&mut self, pairs: Vec<Pair>) -> bool {
         if pairs == self.pairs {
             return false;

@@ -1,4 +1,4 @@
-//! Where copies of a block go, and who takes a put. Pure functions: what they are told decides, and nothing else.
+//! Where copies of a block go, and which host takes a put. Pure functions: their arguments decide, and nothing else.
 //!
 //! One host at a time: a rack that has no copy yet before one that has, then the host with the most free space, then
 //! the least loaded. Free space counts in sixteenths of a pool, so that load decides between hosts that are about
@@ -35,9 +35,9 @@ const SHORT: u128 = 8;
 /// A host is clearly busier with more than twice the work of another and this much more.
 const BUSIER: u64 = 64;
 
-/// The peer that should take a put of `bytes` instead of `own`; none if it should stay. See the constants for when.
+/// The peer that should take a put of `bytes` instead of `own`; `None` if it should stay. See the constants for when.
 pub fn primary(bytes: u64, own: &Candidate<'_>, peers: &[Candidate<'_>]) -> Option<NodeId> {
-    // Whether as many parts of its pool, of `SHORT` in all, are free after the put.
+    // Whether this many parts of its pool, of `SHORT` in total, are free after the put.
     let leaves = |host: &Candidate<'_>, parts: u128| {
         let left = host.free_bytes.checked_sub(bytes);
         left.is_some_and(|left| u128::from(left) * SHORT >= u128::from(host.pool_bytes) * parts)

@@ -11,12 +11,12 @@ use super::{Cluster, Shared};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Primary {
     pub name: String,
-    /// Its data port; none: it is the host that was asked.
+    /// Its data port; `None` means the host that was asked.
     pub data: Option<String>,
 }
 
 impl Cluster {
-    /// Which host should take `bytes` of blocks that are to be held by `copies` hosts.
+    /// Which host should take `bytes` of blocks that `copies` hosts must hold.
     pub fn primary(&self, bytes: u64, copies: u8) -> Primary {
         let shared = &self.shared;
         let own = Primary { name: shared.config.name.clone(), data: None };

@@ -6,7 +6,7 @@
 //! here  -> peer   finish                                   peer: takes the segment back, compares checksums, commits
 //! ```
 //!
-//! The peer takes the segment back before it gives any place to anyone else, also when this host is never heard again.
+//! The peer takes the segment back before it gives any place to anyone else, even if this host is never heard again.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ pub enum PushError {
     Failed { peer: String, reason: String },
 }
 
-/// What became of a block that was handed over.
+/// The outcome of a block that was handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pushed {
     /// In the peer's pool, compared with its checksum.
@@ -235,9 +235,9 @@ impl Shared {
         let _ = self.store.abort(self.owner, &ids);
     }
 
-    /// The thread that hears what peers announce.
+    /// The thread that takes in what peers announce.
     pub(super) fn hear_notices(&self) {
-        /// How long a host that stops may wait for it.
+        /// How long a stopping host may have to wait for it.
         const STEP: Duration = Duration::from_millis(200);
         while !self.is_stopping() {
             if let Some(notice) = self.node.notices.wait(Instant::now() + STEP) {

@@ -52,7 +52,7 @@ impl FromStr for Kind {
     }
 }
 
-/// Why a kind of transport cannot be used on this machine; none if it can, as far as is known without opening it.
+/// Why a kind of transport cannot be used on this machine; `None` if it can, as far as is known without opening it.
 pub fn unavailable(kind: Kind) -> Option<String> {
     match kind {
         Kind::Rdma => rdma::device_names().err().map(|error| error.to_string()),
@@ -69,7 +69,7 @@ pub(super) struct Rail {
     stop: Stop,
 }
 
-/// Ends a transport's part that listens, and what it has accepted.
+/// Ends the listening part of a transport, and what it has accepted.
 type Stop = Box<dyn Fn() + Send + Sync>;
 
 enum At {
@@ -188,7 +188,7 @@ fn open_rdma(config: &ClusterConfig, node: &Arc<Node>) -> Result<Opened, String>
     if opened.is_empty() { Err(last) } else { Ok(opened) }
 }
 
-/// Which machine this is, until it starts anew; empty if it does not say. Containers on one machine share it.
+/// Identifies this machine until it restarts; empty if it does not say. Containers on one machine share it.
 pub(super) fn machine() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()

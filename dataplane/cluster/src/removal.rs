@@ -1,11 +1,11 @@
 //! Removing a block from every host, while hosts are busy copying it to each other.
 //!
-//! A host that has dropped its copy says so, and the first holder left would have it made again, perhaps on a host that
+//! A host that has dropped its copy says so, and the first holder left would order a new one, perhaps on a host that
 //! was asked already. Hence two rounds: in the first every host drops the block and takes no copy of it any more; when
-//! all have, the second lifts that. A host that is not told of the second lifts it by itself after a while. A host
+//! all have, the second lifts that. A host that is not told of the second round lifts it by itself after a while. A
 //! answers the first round when nothing that it sent before is on its way any more.
 //!
-//! A host that is away hears of it when it is back ([`owed`]).
+//! A host that is away is told of it when it is back ([`owed`]).
 
 mod owed;
 
@@ -25,14 +25,14 @@ use kvasir_store::dram::Remove;
 
 /// How long a peer may take to remove blocks from its tiers.
 const ANSWER: Duration = Duration::from_secs(4);
-/// How long it waits of that for copies that it is sending.
+/// How much of that time it waits for copies that it is sending.
 const SENT: Duration = Duration::from_secs(2);
-/// Longer than a removal takes on all hosts, each as slow as it may be.
+/// Longer than a removal takes on all hosts, even if each is as slow as it may be.
 const LIFTED_AFTER: Duration = Duration::from_secs(30);
 /// The most blocks being removed at once. Beyond it a copy that is on its way may survive a removal.
 const REMOVING_MAX: usize = 1 << 16;
 
-/// Blocks being removed: no copy of them is taken.
+/// Blocks being removed: no copy of them is taken in.
 #[derive(Default)]
 pub(super) struct Removing(HashMap<BlockKey, Mark>);
 
@@ -52,7 +52,7 @@ impl Removing {
         }
         for key in keys {
             let mark = self.0.entry(*key).or_insert(Mark { removals: 0, until: now });
-            // One that nobody lifted in time is over.
+            // A removal that nobody lifted in time is over.
             mark.removals = if mark.until > now { mark.removals + 1 } else { 1 };
             mark.until = now + LIFTED_AFTER;
         }
@@ -93,7 +93,7 @@ impl Sending {
         Sent { sending: self, keys }
     }
 
-    /// Waits until none of these is being sent, or the patience ends.
+    /// Waits until none of these is being sent, or `patience` is over.
     fn wait(&self, keys: &[BlockKey], patience: Duration) {
         let busy = |blocks: &mut HashMap<BlockKey, u32>| keys.iter().any(|key| blocks.contains_key(key));
         let waited = self.done.wait_timeout_while(lock(&self.blocks), patience, busy);
@@ -187,7 +187,7 @@ impl Shared {
         }
     }
 
-    /// A peer says that blocks are removed everywhere, or that they now are. Whether each was here.
+    /// A peer says that blocks must be removed everywhere, or that they now are. Returns whether each was here.
     pub(super) fn remove_here(&self, keys: &[BlockKey], round: &Round) -> Vec<bool> {
         if let Round::End { untold } = round {
             let away = self.links.iter().filter(|link| untold.contains(&NodeId::of(&link.config.name)));
@@ -207,7 +207,7 @@ impl Shared {
         removed
     }
 
-    /// Blocks are removed: they are not to be held anywhere, and what is on its way in is not to stay.
+    /// Blocks are removed: they must not be held anywhere, and what is on its way in must not stay.
     pub(super) fn forget(&self, keys: &[BlockKey]) {
         {
             let mut arriving = lock(&self.arriving);

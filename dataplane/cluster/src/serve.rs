@@ -27,7 +27,7 @@ const STALL: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(120);
 /// Handshakes included. Each peer has about ten.
 const CONNECTIONS_MAX: usize = 1024;
-/// Facts in one answer.
+/// The most facts in one answer.
 const FACTS_MAX: usize = 4096;
 
 impl Shared {
@@ -67,7 +67,7 @@ impl Shared {
         }
     }
 
-    /// Answers until the connection ends. None if it was not a peer's.
+    /// Answers until the connection ends. Returns `None` if it was not a peer's.
     fn serve(&self, stream: TcpStream) -> Option<()> {
         let soon = || Instant::now() + STALL;
         let (socket, name) = greet::accept(stream, self.config.tls.as_ref(), &self.node, soon()).ok()?;
@@ -118,7 +118,7 @@ impl Shared {
         let loan = |(lookup, stat): (Lookup, Option<kvasir_store::dram::BlockStat>)| {
             let Lookup::Hit(lease) = lookup else { return None };
             let Some(stat) = stat.filter(|stat| stat.slot == lease.slot) else {
-                // Removed between the two looks.
+                // It was removed between the two looks.
                 let _ = self.store.release(&[lease.id]);
                 return None;
             };
@@ -159,7 +159,7 @@ impl Answering<'_> {
             let reason = "a batch holds at most 4,096 items".to_owned();
             return message::write(&mut stream, &Reply::Refused { reason });
         }
-        // Who listens for news is no load.
+        // A caller that only waits for news is no load.
         let work = u64::from(!matches!(request, Request::Watch { .. }));
         self.shared.serving.fetch_add(work, Ordering::Relaxed);
         let reply = self.answer(request);
@@ -175,7 +175,7 @@ impl Answering<'_> {
             Request::Hello { .. } => Reply::Refused { reason: "one hello is enough".to_owned() },
             Request::Watch { since } => self.news(since),
             Request::Lend { keys, release } => {
-                // A lease that ended on its way back is no one's problem.
+                // A lease that ended on its way back does no harm.
                 let _ = shared.store.release(&release);
                 let loans = shared.lend(self.link.owner, &keys);
                 add(&shared.counts.lent, loans.iter().flatten().count() as u64);

@@ -1,6 +1,6 @@
 //! Who holds which copies, as far as this host knows. No I/O, no clock, no lock of its own.
 //!
-//! Every host speaks for itself alone: it says which replicated blocks it holds and when it no longer does, in the order
+//! Every host speaks only for itself: it says which replicated blocks it holds and when it no longer does, in the order
 //! of its [`Log`]. The others put together what they hear, so two hosts never disagree about the same fact, and a host
 //! that was away is brought up to date by hearing all that the other holds. When a host is lost, all it said is forgotten.
 //!
@@ -37,7 +37,7 @@ pub struct Holding {
     pub checksum: u64,
     /// How many hosts should hold it.
     pub target: u8,
-    /// Who took the put.
+    /// The host that took the put.
     pub primary: NodeId,
 }
 
@@ -65,18 +65,18 @@ impl Fact {
     }
 }
 
-/// What became of something that was heard.
+/// The result of something that was heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
     New,
     Known,
-    /// The table has no room for another block.
+    /// The table has no room for a further block.
     Full,
-    /// Other bytes under the same key: one of the two hosts is wrong, and nobody here knows which.
+    /// Other bytes under the same key: one of the two hosts is wrong, and it is not known here which.
     Conflict,
 }
 
-/// What this host has to do for a block.
+/// What this host must do for a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Duty {
     Nothing,
@@ -180,7 +180,7 @@ impl Table {
             return Heard::Conflict;
         }
         let before = *block;
-        // Whoever hears both of two claims comes to the same result, in whichever order.
+        // A host that hears both of two claims comes to the same result, in either order.
         block.holding.target = before.holding.target.max(holding.target);
         block.holding.primary = before.holding.primary.min(holding.primary);
         block.holders.insert(place);
@@ -195,7 +195,7 @@ impl Table {
         if news { Heard::New } else { Heard::Known }
     }
 
-    /// The host at `place` no longer holds a block. Whether it was known to.
+    /// The host at `place` no longer holds a block. Returns whether it was known to hold it.
     pub fn gone(&mut self, place: usize, key: BlockKey, why: Gone) -> bool {
         let Some(block) = self.blocks.get_mut(&key).filter(|block| block.holders.has(place)) else {
             return false;
@@ -222,7 +222,7 @@ impl Table {
         }
     }
 
-    /// A block was removed everywhere. Whether anything was known of it.
+    /// A block was removed everywhere. Returns whether anything was known of it.
     pub fn forget(&mut self, key: BlockKey) -> bool {
         let Some(block) = self.blocks.remove(&key) else { return false };
         if block.holders.has(0) {
@@ -231,7 +231,7 @@ impl Table {
         true
     }
 
-    /// Forgets all that the host at `place` said: it is lost, or says everything anew. How many blocks it held.
+    /// Forgets all that the host at `place` said: it is lost, or starts over. Returns how many blocks it held.
     pub fn lose(&mut self, place: usize) -> usize {
         let mut lost = 0;
         self.blocks.retain(|_, block| {
@@ -243,7 +243,7 @@ impl Table {
         lost
     }
 
-    /// What is known of a block, by whomever holds it.
+    /// What is known of a block, whichever host holds it.
     pub fn holding(&self, key: BlockKey) -> Option<Holding> {
         self.blocks.get(&key).map(|block| block.holding)
     }
@@ -277,7 +277,7 @@ impl Table {
         Duty::Copy { missing, size: block.holding.size, not_on: block.holders.and(block.let_go) }
     }
 
-    /// Blocks with something to do for this host, at most `max`.
+    /// At most `max` blocks for which this host has something to do.
     pub fn duties(&self, max: usize) -> Vec<BlockKey> {
         self.blocks.keys().copied().filter(|&key| self.duty(key) != Duty::Nothing).take(max).collect()
     }
@@ -335,7 +335,7 @@ impl Log {
         self.first + self.facts.len() as u64
     }
 
-    /// At most `max` facts from number `from` on. None if some of them are no longer kept, or were never written.
+    /// At most `max` facts from number `from` on. `None` if some of them are no longer kept, or were never written.
     pub fn since(&self, from: u64, max: usize) -> Option<Vec<Fact>> {
         let skip = usize::try_from(from.checked_sub(self.first)?).ok()?;
         (skip <= self.facts.len()).then(|| self.facts.iter().skip(skip).take(max).copied().collect())

@@ -23,7 +23,7 @@ const VERSION: u8 = 1;
 const RECORD_LEN: usize = 22;
 /// Facts written at once.
 const FACTS_MAX: usize = 4096;
-/// The longest that a fact is written and not yet sure to survive.
+/// The longest time for which a fact is written and may still be lost.
 const FLUSH: Duration = Duration::from_millis(200);
 
 pub(super) struct Targets(sled::Db);
@@ -32,7 +32,7 @@ impl Targets {
     /// Opens the records; damaged ones are thrown away.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
         let open = || {
-            // Its reader of damaged files has panicked before; their loss is no reason to end.
+            // `sled` has panicked on damaged files before; the loss of these is no reason to end.
             let config = sled::Config::new().path(path).cache_capacity(8 << 20).flush_every_ms(None);
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| config.open()))
                 .map_err(|_| "it cannot be read".to_string())?
@@ -94,7 +94,7 @@ impl Shared {
                 }
             }
             drop(table);
-            // If this fails they are looked at again the next time.
+            // If this fails, they are looked at again the next time.
             let _ = targets.0.apply_batch(gone);
         }
     }

@@ -17,7 +17,7 @@ use kvasir_store::tiering::{AdmitAll, Tiering, TieringConfig};
 
 const BLOCK: u32 = 64 << 10;
 
-/// Ports of one test: below those that the system gives to whoever asks for any, so nobody else takes them by chance.
+/// Ports of one test: below those that the system gives to a caller that asks for any, so none is taken by chance.
 fn ports(count: usize) -> Vec<SocketAddr> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 8_000 + (std::process::id() % 500) as u16 * 12;
@@ -83,7 +83,7 @@ impl Host {
         Self { store, tiering, cluster, clock, events }
     }
 
-    /// Another run of a host that still has its blocks, and speaks of them as it did.
+    /// Another run of a host that still has its blocks, and reports them as before.
     fn run_again(self) -> Self {
         let (config, store) = (self.cluster.config().clone(), Arc::clone(&self.store));
         let own = self.cluster.shared.table().own().0;
@@ -157,7 +157,7 @@ fn until(what: &str, condition: impl Fn() -> bool) {
     panic!("two minutes passed without: {what}");
 }
 
-/// Every table knows exactly `holders` holders of each block, and nobody has anything to do.
+/// Every table knows exactly `holders` holders of each block, and no host has anything to do.
 fn settled(hosts: &[&Host], numbers: std::ops::Range<u32>, holders: usize) -> bool {
     let knows = |host: &&Host| {
         let table = host.cluster.shared.table();
@@ -173,13 +173,13 @@ fn copies_are_made_and_read_from_where_they_are() {
     let both = [&hosts[0], &hosts[1]];
     until("copies", || settled(&both, 0..20, 2));
     assert!((0..20).all(|n| hosts[1].is_resident(n)));
-    // The other host says that it has them before its answer to the call arrives.
+    // The other host reports the copies before its answer to the call arrives.
     until("all answered", || hosts[0].cluster.stats().copied == 20);
     let (from, to) = (hosts[0].cluster.stats(), hosts[1].cluster.stats());
     assert_eq!(from.copied_bytes, 20 * u64::from(BLOCK));
     assert_eq!((to.taken, to.own, to.blocks, to.corrupt), (20, 20, 20, 0));
 
-    // What this host lost since is read from the other one, and is in the pool again.
+    // What this host has lost since is read from the other one, and is in the pool again.
     hosts[0].store.remove(&[key(3)], hosts[0].clock.now_ms()).unwrap();
     assert!(!hosts[0].is_resident(3) && hosts[0].reads(3) && hosts[0].is_resident(3));
     assert_eq!(hosts[0].cluster.stats().read_hits, 1);
@@ -251,7 +251,7 @@ fn a_reader_waits_for_a_copy_that_is_just_arriving() {
     });
 }
 
-/// Whoever removes, and however far the copies are: none stays, and none comes back.
+/// Whichever host removes, and however far the copies are: none stays, and none comes back.
 #[test]
 fn a_removal_wins_over_copies_on_their_way() {
     const ROUNDS: u32 = 12;
@@ -274,7 +274,7 @@ fn a_removal_wins_over_copies_on_their_way() {
     assert!(!resident(0..ROUNDS * 4));
 }
 
-/// A host that was away comes back, and speaks of copies of what was removed meanwhile.
+/// A host that was away comes back, and reports copies of what was removed meanwhile.
 #[test]
 fn a_removal_reaches_who_was_away() {
     let ports = ports(3);
@@ -290,7 +290,7 @@ fn a_removal_reaches_who_was_away() {
     let keys: Vec<_> = (0..4).map(key).collect();
     zero.tiering.remove(&keys, zero.clock.now_ms()).unwrap();
     assert_eq!([&zero, &one].map(|host| host.cluster.stats().removals_owed), [4, 4]);
-    // Stored again, so what the other has of it is good.
+    // Stored again, so the other host's copy is good.
     zero.put_copies(3..4, 2);
     assert_eq!(zero.cluster.stats().removals_owed, 3);
 
@@ -445,7 +445,7 @@ fn hosts_with_certificates_keep_copies_for_each_other() {
     hosts[0].store.remove(&[key(3)], hosts[0].clock.now_ms()).unwrap();
     assert!(hosts[0].reads(3) && hosts[1].reads(3));
     assert_eq!(hosts[0].cluster.push("host-1", &[key(3)]).unwrap(), [push::Pushed::Had]);
-    // One that goes is noticed as soon as without.
+    // A host that goes is noticed as soon as without TLS.
     drop(hosts.remove(1));
     until("it is down", || {
         hosts[0].saw(|event| matches!(event, Event::Down { peer, .. } if peer == "host-1"))

@@ -22,9 +22,9 @@ use kvasir_store::store::{
 use std::sync::Arc;
 
 const NAME: &str = "peer";
-/// One holder that does not answer must leave time for the next; when all were asked in vain, each gets twice as long.
+/// One holder that does not answer must leave time for the next; if all were asked in vain, each gets twice as long.
 const ONE_HOLDER: Duration = Duration::from_millis(600);
-/// Before the first holder is asked again.
+/// Pause before the first holder is asked again.
 const AGAIN: Duration = Duration::from_millis(20);
 
 pub(super) struct PeerTier(pub(super) Arc<Shared>);
@@ -49,12 +49,12 @@ impl PeerTier {
             .filter(|(_, link)| link.is_up())
             .map(|(place, link)| (link.config.rack != shared.config.rack, link.status().load, place))
             .collect();
-        // Stable: equally near ones stay in the order in which they are responsible.
+        // The sort is stable: equally near ones stay in the order in which they are responsible.
         near.sort_by_key(|&(far, load, _)| (far, load));
         near.into_iter().rev().map(|(_, _, place)| place).collect()
     }
 
-    /// Asks one peer for what it is the nearest holder of.
+    /// Asks one peer for the blocks of which it is the nearest holder.
     fn ask(&self, place: usize, wanted: &mut [Wanted], asked: &[usize], until: Instant) {
         let shared = &self.0;
         let Some(link) = shared.link(place).filter(|link| link.is_up()) else { return };
@@ -73,7 +73,7 @@ impl PeerTier {
         shared.give_back(link, lent.iter().map(|(_, loan)| loan));
     }
 
-    /// Asks the holders of each block that is still wanted, one after the other. Whether there was any to ask.
+    /// Asks the holders of each block that is still wanted, one after the other. Returns whether there was any to ask.
     fn round(&self, wanted: &mut [Wanted], patience: Duration, until: Instant) -> bool {
         for wanted in wanted.iter_mut().filter(|wanted| wanted.loaded.is_none()) {
             let without = wanted.without;
@@ -100,7 +100,7 @@ impl PeerTier {
         }
     }
 
-    /// Whether a loan is of the block that is meant, and fits.
+    /// Whether a loan is of the requested block, and fits.
     fn is_good(&self, loan: &Loan, get: &Get) -> bool {
         let known = self.0.table().holding(get.key);
         let same = known.is_none_or(|known| (known.size, known.checksum) == (loan.size, loan.checksum));
@@ -189,7 +189,7 @@ impl BlockStore for PeerTier {
         keys.iter().map(size).collect()
     }
 
-    /// Removes the copies of all peers that are up. An error where one that holds a copy did not answer.
+    /// Removes the copies of all peers that are up. An error if one that holds a copy did not answer.
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {
         let outcome = |(&key, removed): (&BlockKey, Result<bool, String>)| {
             let failed = |peer: String| {

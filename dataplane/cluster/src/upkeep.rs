@@ -1,5 +1,5 @@
-//! What is to be done about copies: made where too few hosts hold a block, dropped where too many do, fetched again
-//! where one was damaged.
+//! Work on copies: they are made if too few hosts hold a block, dropped if too many do, and fetched
+//! again if one was damaged.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -14,14 +14,14 @@ use super::{Event, Shared, lock};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_store::tiering::Tiering;
 
-/// Damage is looked for this often.
+/// How often to look for damage.
 const TICK: Duration = Duration::from_millis(200);
-/// Blocks remembered as having something to do; beyond that all are looked at.
+/// How many blocks are remembered as having something to do; beyond that all are looked at.
 const TODO_MAX: usize = 1 << 16;
 /// The most blocks, and bytes, of one call for copies: some 30 ms at 1 GB/s.
 const COPY_BLOCKS: usize = 64;
 const COPY_BYTES: u64 = 32 << 20;
-/// What an answer to such a call may take beyond the time that the blocks stay in place.
+/// How long an answer to such a call may take, beyond the time that the blocks stay in place.
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
 /// How long a damaged block is looked for at one holder.
 const REPAIR: Duration = Duration::from_secs(2);
@@ -65,7 +65,7 @@ impl Todo {
         self.changed.notify_all();
     }
 
-    /// What there is to look at, as soon as there is something, at the latest after a tick.
+    /// What to look at, as soon as there is something, and at the latest after a tick.
     fn next(&self, stopping: impl Fn() -> bool) -> (Vec<BlockKey>, bool) {
         let list = lock(&self.list);
         let idle = |list: &mut List| list.keys.is_empty() && !list.all && !stopping();
@@ -139,7 +139,7 @@ impl Shared {
 
     /// Queues copies of a block at the hosts that suit best.
     fn order_copies(&self, key: BlockKey, missing: usize, size: u32, not_on: Nodes) {
-        // What was ordered from a host that is down will not come.
+        // Copies ordered from a host that is down will not come.
         let up = |place: usize| self.link(place).is_some_and(|link| link.is_up());
         let mut ordered = self.todo.ordered(key);
         ordered.iter().filter(|&place| !up(place)).for_each(|place| ordered.remove(place));
@@ -168,7 +168,7 @@ impl Shared {
             if !keys.is_empty() {
                 self.copy(link, &keys);
                 keys.iter().for_each(|&key| self.todo.done(key, link.place));
-                // Whoever was ordered for the same block meanwhile, or did not take it.
+                // Blocks that need another copy after this one.
                 self.todo.look_at(&self.still_to_do(link, &keys));
             }
         }
@@ -198,7 +198,7 @@ impl Shared {
             return;
         }
         let loans = self.lend(self.owner, keys);
-        // Before the table is asked: a removal waits for what is being sent, and what comes after it is not sent.
+        // Done before the table is asked: a removal waits for what is being sent, and what comes after it is not sent.
         let sending = self.sending.begin(keys);
         let holding = |loan: Loan| Some((loan, self.table().holding(loan.key)?));
         let items: Vec<(Loan, Holding)> = loans.iter().flatten().filter_map(|&loan| holding(loan)).collect();
@@ -266,9 +266,9 @@ impl Shared {
         keys.iter().zip(found).filter(|(_, found)| found.bits() == 0).map(|(&key, _)| key).collect()
     }
 
-    /// Copies that the evictor let go are no longer this host's, and nobody makes them again for that.
+    /// Copies that the evictor dropped are no longer this host's, and nobody makes them again for that.
     fn let_go(&self, tiering: &Tiering, keys: &[BlockKey]) {
-        // Once more: damage was mended meanwhile.
+        // Checked once more, because damage may have been mended meanwhile.
         for key in self.not_here(tiering, keys) {
             if self.table().gone(0, key, Gone::LetGo) {
                 add(&self.counts.let_go, 1);
@@ -318,7 +318,7 @@ impl Shared {
 
 pub(super) fn candidate(link: &Link, size: u32) -> Candidate<'_> {
     let status = link.status();
-    // What is queued will take space that it did not know of when it told its status.
+    // Queued copies will take space that the peer did not know of when it told its status.
     let queued = link.queued() as u64;
     Candidate {
         node: NodeId::of(&link.config.name),

@@ -1,4 +1,4 @@
-//! Where this host is among NICs and memory, as it was at the last look; peers are told, and told again when it changes.
+//! Where this host is among NICs and memory, as last read. Peers are told, and told again when it changes.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -14,11 +14,11 @@ pub(super) struct Whereabouts {
     now: RwLock<Arc<Found>>,
 }
 
-/// One look.
+/// One reading.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Found {
     pub(super) matrix: Matrix,
-    /// The matrix; empty if the machine was not looked at.
+    /// The matrix; empty if the machine was not read.
     pub(super) json: String,
     /// The NIC behind each rail.
     pub(super) nics: Vec<String>,
@@ -69,7 +69,7 @@ fn look(topology: Option<&Topology>, rails: &[Rail], revision: u32) -> Found {
 }
 
 impl Shared {
-    /// Looks at the machine now and then, until the host stops.
+    /// Reads the machine from time to time, until the host stops.
     pub(super) fn follow_machine(&self) {
         while !self.is_stopping() {
             self.pause(self.config.topology_every);

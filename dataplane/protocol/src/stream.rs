@@ -53,7 +53,7 @@ impl Stream {
 
     /// Ends the connection for every clone of it.
     pub fn shutdown(&self) {
-        // It may be closed already, which is what is wanted.
+        // It may be closed already, which is just as well.
         let _ = match self {
             Self::Unix(stream) => stream.shutdown(Shutdown::Both),
             Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
@@ -61,7 +61,7 @@ impl Stream {
         };
     }
 
-    /// What is there already; [`io::ErrorKind::WouldBlock`] if nothing is.
+    /// Reads what is there already; [`io::ErrorKind::WouldBlock`] if nothing is.
     fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let received = match self {
             Self::Unix(stream) => rustix::net::recv(stream, buffer, RecvFlags::DONTWAIT),
@@ -136,7 +136,7 @@ pub struct Habits {
     /// Whether the last wait was short. What follows depends on it: a writer asks for a place, fills it for long, and
     /// has the next request ready as soon as that is committed.
     was_short: bool,
-    /// Of the waits after a long one, and after a short one.
+    /// Habits of the waits after a long one, and after a short one.
     after: [Habit; 2],
     /// A sleep that ended within this, waking up included, might have been a poll.
     short: Duration,
@@ -150,7 +150,7 @@ struct Habit {
 }
 
 impl Habit {
-    /// Polls in vain double what is needed for the next, up to this.
+    /// Each poll in vain doubles the number needed for the next, up to this.
     const NEEDED_MAX: u32 = 4096;
     const NEEDED_MIN: u32 = 4;
 
@@ -196,9 +196,9 @@ impl Habits {
     }
 }
 
-/// Repeats `step` for a moment; none if there was nothing all the time.
+/// Repeats `step` for a moment. Returns `None` if there was nothing all that time.
 fn poll<T>(mut step: impl FnMut() -> Option<T>) -> Option<T> {
-    /// What a switch to another thread and back costs, about.
+    /// Roughly what a switch to another thread and back costs.
     const LONGEST: Duration = Duration::from_micros(40);
     let start = Instant::now();
     loop {
@@ -210,7 +210,7 @@ fn poll<T>(mut step: impl FnMut() -> Option<T>) -> Option<T> {
     }
 }
 
-/// None where there is nothing yet.
+/// `None` if there is nothing yet.
 fn unless_blocked(result: io::Result<usize>) -> Option<io::Result<usize>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,

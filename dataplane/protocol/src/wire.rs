@@ -161,7 +161,7 @@ impl Header {
     }
 }
 
-/// How one item of a batch went. Numbers are part of the protocol.
+/// The outcome of one item of a batch. Numbers are part of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Outcome {
@@ -317,7 +317,7 @@ pub enum Request {
     /// Ends the pins of the connection's tenant.
     Unpin(Vec<BlockKey>),
     Evict(Vec<BlockKey>),
-    /// Blocks that are stored here are to be held by `copies` hosts in all, this one included. Answered at once.
+    /// Blocks that are stored here must be held by `copies` hosts in total, this one included. Answered at once.
     Replicate {
         copies: u8,
         keys: Vec<BlockKey>,
@@ -384,7 +384,7 @@ pub enum Reply {
         retryable: bool,
         message: String,
     },
-    /// The host, and its data port; an empty one: the host that was asked.
+    /// The host, and its data port; an empty one means the host that was asked.
     Place {
         node: String,
         data: String,

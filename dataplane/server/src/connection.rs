@@ -33,7 +33,7 @@ pub(super) struct Connection {
     reader: BufReader<Timed>,
     writer: Option<Stream>,
     owner: OwnerId,
-    /// On whose account it stores.
+    /// The tenant on whose account it stores.
     tenant: u16,
     /// The peer maps the pool.
     local: bool,
@@ -83,7 +83,7 @@ impl Connection {
         self.reader.get_ref().stream.stream.shutdown();
     }
 
-    /// Serves one frame; false when the peer closed the connection or was silent too long.
+    /// Serves one frame. Returns false when the peer closed the connection or was silent for too long.
     fn serve_one(&mut self, request: &mut u64) -> Result<bool, Broken> {
         if !self.wait_for_frame()? {
             return Ok(false);
@@ -118,7 +118,7 @@ impl Connection {
                         return Ok(false);
                     }
                 }
-                // A client that was killed is no fault of the protocol.
+                // A client that was killed did not break the protocol.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(false),
                 Err(error) => return Err(error.into()),
             }
@@ -176,7 +176,7 @@ impl Connection {
                 return self.greet(header.request, wants_write, wants_ring);
             }
             Request::Get { class, release, keys } if self.local => {
-                // A lease that expired on its way back is no one's problem.
+                // A lease that expired on its way back does no harm.
                 let _ = store.release(&release).map_err(rule)?;
                 Reply::Get(
                     tiering.get(self.owner, &keys, class, now).map_err(rule)?.iter().map(found).collect(),
@@ -247,7 +247,7 @@ impl Connection {
     fn greet(&mut self, request: u64, wants_write: bool, wants_ring: bool) -> Result<(), Broken> {
         let store = Arc::clone(&self.shared.store);
         (self.greeted, self.may_write) = (true, wants_write);
-        // A host that is short of memory or descriptors goes on without one.
+        // A host that is short of memory or descriptors continues without a ring.
         let ring = if wants_ring && self.local { ring::memory().ok() } else { None };
         let reply = Reply::Hello {
             shared: self.local,

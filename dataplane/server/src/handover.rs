@@ -11,7 +11,7 @@ use kvasir_store::dram::OwnerId;
 
 /// The most hand-overs that one connection makes, and reads, at once.
 const OPEN_MAX: usize = 16;
-/// The longest that a call waits; who wants to wait longer asks again.
+/// The longest that a call waits; a client that wants to wait longer asks again.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// See the [module](self).
@@ -22,7 +22,7 @@ pub(super) struct HandOvers {
 }
 
 impl HandOvers {
-    /// The client is gone: gives everything back. To be called before the client's reservations are taken back, because
+    /// The client is gone: gives everything back. Call it before the client's reservations are taken back, because
     /// some of them may be on their way to a peer.
     pub(super) fn end(&mut self) {
         self.making.clear();

@@ -85,7 +85,7 @@ struct Counts {
 struct Shared {
     store: Arc<DramStore>,
     tiering: Arc<Tiering>,
-    /// None: this host knows no others.
+    /// `None` if this host knows no others.
     cluster: Option<Arc<Cluster>>,
     config: ServerConfig,
     clock: Clock,
@@ -210,7 +210,7 @@ impl Server {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        // Nobody is let in any more; end those who are.
+        // Nobody is let in any more; end the connections that are open.
         let mut open = lock(&self.shared.open);
         while !open.is_empty() {
             open.values().for_each(Stream::shutdown);

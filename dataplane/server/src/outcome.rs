@@ -1,4 +1,4 @@
-//! What the store answers, as the protocol says it.
+//! The store's answers, in terms of the protocol.
 
 use kvasir_protocol::wire::{Found, Outcome, Placed, Stat};
 use kvasir_store::dram::{BlockStat, Evict, Lookup, Pinning, Remove, Reserve, Verify};
@@ -62,7 +62,7 @@ pub(super) fn evicted(evict: Evict) -> Outcome {
     }
 }
 
-/// None where no tier holds the block.
+/// `None` if no tier holds the block.
 pub(super) fn describe(stat: Option<&BlockStat>, at: Residency, now: u64) -> Option<Stat> {
     let (size, tiers) = (at.size?, at.bits());
     Some(stat.map_or(Stat { size, tiers, ..Stat::default() }, |stat| Stat {

@@ -1,4 +1,4 @@
-//! How soon a decode instance can begin: the first layer of a hand-over beside the whole of it.
+//! How soon a decode instance can begin: the time to the first layer of a hand-over, and to the whole of it.
 
 use std::io;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct Host {
     store: Arc<DramStore>,
     cluster: Arc<Cluster>,
     clock: Clock,
-    /// The cluster has a weak one.
+    /// Kept alive, because the cluster has only a weak reference.
     _tiering: Arc<Tiering>,
 }
 

@@ -1,4 +1,4 @@
-//! Measures the store through this client, each figure beside its reference from the same run.
+//! Measures the store through this client; each figure has its reference from the same run.
 //!
 //! Client and server share one process, so CPU time is that of both. Every block read is verified.
 
@@ -20,10 +20,10 @@ pub(super) struct Row {
     pub name: String,
     pub value: f64,
     pub unit: &'static str,
-    /// Of single calls, microseconds.
+    /// Of single calls, in microseconds.
     pub p50: f64,
     pub p99: f64,
-    /// The same unit as `value`; none where nothing compares.
+    /// In the unit of `value`; `None` if there is nothing to compare with.
     pub reference: Option<f64>,
     /// `value / reference`.
     pub ratio: Option<f64>,
@@ -74,7 +74,7 @@ pub(super) fn store(setup: &Setup<'_>) -> Result<Vec<Row>, Error> {
     Ok(rows)
 }
 
-/// Calls `work` for the given time; returns the seconds of each call and the CPU seconds of all.
+/// Calls `work` for the given time. Returns the seconds of each call and the CPU seconds of all.
 fn measure(setup: &Setup<'_>, mut work: impl FnMut() -> Result<(), Error>) -> Result<(Vec<f64>, f64), Error> {
     work()?;
     let (start, cpu) = (Instant::now(), cpu_s());
@@ -106,7 +106,7 @@ fn exists(name: &str, setup: &Setup<'_>, work: impl Fn() -> Result<usize, Error>
     Ok(row(name, "keys/s", keys_per_call * calls.len() as f64 / total, &calls, None))
 }
 
-/// Two threads ask for the same keys at the same time, beside one alone.
+/// Two threads that ask for the same keys at the same time, compared with one thread.
 fn exists_on_two(name: &str, setup: &Setup<'_>, store: &DramStore, keys: &[BlockKey]) -> Result<Row, Error> {
     let ask = || {
         let measured = measure(setup, || {
@@ -135,7 +135,7 @@ fn get_cpu(name: &str, setup: &Setup<'_>, client: &Client, keys: &[BlockKey]) ->
     Ok(row(name, "us", cpu * 1e6 / (calls.len() * keys.len()) as f64, &calls, None))
 }
 
-/// Puts that replace the oldest of as many blocks as half the pool holds, beside a memcpy that walks through as much
+/// Puts that replace the oldest of as many blocks as half the pool holds, compared with a memcpy over as much
 /// memory: what is stored is larger than the caches, so both end in main memory.
 fn put(name: &str, setup: &Setup<'_>, store: &DramStore, client: &Client, size: usize) -> Result<Row, Error> {
     let bytes = vec![3; size];
@@ -214,7 +214,7 @@ fn plain_socket(setup: &Setup<'_>, size: usize) -> Result<f64, Error> {
     })
 }
 
-/// From the median call, which a shared machine disturbs least.
+/// Computed from the median call, which a shared machine disturbs least.
 fn rate(size: usize, calls: &[f64]) -> f64 {
     calls.get(calls.len() / 2).map_or(0.0, |median| size as f64 / median / 1e9)
 }

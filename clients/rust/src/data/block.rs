@@ -13,7 +13,7 @@ use super::lock;
 /// Leases and addresses of a local reader.
 pub(super) struct Local {
     pub(super) mapping: Mapping,
-    /// Leases done with, to go back with the next `get`.
+    /// Leases that are done with; they go back with the next `get`.
     pub(super) done: Mutex<Vec<u64>>,
     pub(super) lease: Duration,
 }
@@ -55,7 +55,7 @@ impl Block {
         }
     }
 
-    /// The bytes; in place if the block is lent. A reader that may still be at it when the lease runs out (10 s by
+    /// The bytes; in place if the block is lent. A reader that may not be done when the lease runs out (10 s by
     /// default) copies instead: [`copy_to`](Self::copy_to) notices.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ impl Block {
         }
     }
 
-    /// Copies the block to the front of `buffer`; its size.
+    /// Copies the block to the front of `buffer` and returns its size.
     ///
     /// # Errors
     /// [`ClientError::Buffer`] if it does not fit, [`ClientError::LeaseExpired`] if the lease ran out before the

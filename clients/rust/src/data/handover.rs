@@ -54,7 +54,7 @@ impl Client {
     /// [`arrivals`]: Self::arrivals
     ///
     /// # Errors
-    /// The connection is no Unix socket; the peer is not known, is down or has no room; a block has no place here, or is
+    /// The connection is not a Unix socket; the peer is unknown, down or has no room; a block has no place here, or is
     /// not a multiple of `layers`; too many blocks, layers or hand-overs at once. Nothing has begun then.
     pub fn hand_over(
         &self,
@@ -111,7 +111,7 @@ impl Client {
         self.local.clone().ok_or_else(|| ClientError::NotLocal { endpoint: self.endpoint.clone() })
     }
 
-    /// Whether it is done, not yet, or refused.
+    /// Whether it is done, not yet done, or refused.
     fn done(&self, call: HandOverCall) -> Result<bool, ClientError> {
         let request = Request::HandOver(call);
         match self.outcomes(&request, 1)?[..] {
@@ -134,18 +134,18 @@ pub struct HandOver<'a> {
 }
 
 impl HandOver<'_> {
-    /// When its time is over. What is not finished then is given up.
+    /// When its time is over. What is not finished by then is given up.
     pub fn until(&self) -> Instant {
         self.until
     }
 
-    /// Where a block lies in the host's pool, for those who fill it by other means than [`fill`](Self::fill). None if
+    /// Where a block lies in the host's pool, for callers that do not fill it by [`fill`](Self::fill). `None` if
     /// there is nothing to fill: the host has the block already.
     pub fn place(&self, block: usize) -> Option<u64> {
         self.blocks.get(block).filter(|(_, place)| place.to_fill).map(|(_, place)| place.offset)
     }
 
-    /// Writes one layer of one block in place. Does nothing where the host has the block already.
+    /// Writes one layer of one block in place. Does nothing if the host has the block already.
     ///
     /// # Errors
     /// There is no such block or layer, or `bytes` is not as long as a layer of it.
@@ -227,7 +227,7 @@ pub struct Arrivals<'a> {
 }
 
 impl Arrivals<'_> {
-    /// Until when the places stay. A reader that may still be at it then copies, and looks again afterwards.
+    /// Until when the places stay. A reader that may take longer copies, and checks again afterwards.
     pub fn until(&self) -> Instant {
         self.until
     }

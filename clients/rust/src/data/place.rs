@@ -9,12 +9,12 @@ use super::{Client, ClientError, Endpoint, wrong};
 pub struct Place {
     /// Its name; empty if the host that was asked knows no others.
     pub node: String,
-    /// Where it takes puts; none: it is the host that was asked.
+    /// Where it takes puts; `None` means the host that was asked.
     pub endpoint: Option<Endpoint>,
 }
 
 impl Client {
-    /// Asks the host which one should take `bytes` of blocks that are to be held by `copies` hosts: itself, unless it is
+    /// Asks the host which one should take `bytes` of blocks that `copies` hosts must hold: itself, unless it is
     /// short of space or clearly busier, and another one is not. The answer is a few hundred milliseconds old.
     pub fn place(&self, bytes: u64, copies: u8) -> Result<Place, ClientError> {
         match self.call(&Request::Place { bytes, copies })? {
@@ -26,7 +26,7 @@ impl Client {
         }
     }
 
-    /// A client of the host that should take such a put: this one, or a new one with the same options. Where that host
+    /// A client of the host that should take such a put: this one, or a new one with the same options. If that host
     /// cannot be reached from here, this one.
     pub fn primary(self, bytes: u64, copies: u8) -> Result<(Self, Place), ClientError> {
         let place = self.place(bytes, copies)?;

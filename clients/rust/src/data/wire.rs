@@ -46,7 +46,7 @@ impl Wire {
         Ok((self.read_reply(header)?, fds))
     }
 
-    /// Goes on through memory that the host shares.
+    /// Continues through memory that the host shares.
     pub(super) fn share(&mut self, memory: &OwnedFd) -> io::Result<()> {
         let Stream::Unix(socket) = &self.writer else { return Ok(()) };
         let ring = Arc::new(Ring::new(memory.as_fd(), Side::Client, socket.try_clone()?)?);
@@ -99,7 +99,7 @@ impl Wire {
     }
 }
 
-/// Takes a reply that is all there is to it.
+/// Takes a reply that has no payload.
 pub(super) fn no_payload(_: &mut BufReader<Eager>, reply: Reply, payload_len: u64) -> Result<Reply, Fault> {
     match payload_len {
         0 => Ok(reply),
@@ -107,7 +107,7 @@ pub(super) fn no_payload(_: &mut BufReader<Eager>, reply: Reply, payload_len: u6
     }
 }
 
-/// What went wrong on the wire, before it is known where and in what.
+/// What went wrong on the wire, before it is known where and during what.
 pub(super) enum Fault {
     Io(io::Error),
     Wire(WireError),

@@ -1,4 +1,4 @@
-//! The side that takes a hand-over in, and those who read it while it comes.
+//! The side that takes a hand-over in, and the readers of it while it comes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use kvasir_store::dram::{Held, Reservation, Reserve};
 #[derive(Default)]
 pub(crate) struct Receiving {
     incoming: Mutex<HashMap<u64, Incoming>>,
-    /// A hand-over began, a layer came, one was settled, or the host stops.
+    /// A hand-over began, a layer came, a hand-over was settled, or the host stops.
     changed: Condvar,
 }
 
@@ -35,9 +35,9 @@ struct Incoming {
     state: State,
     readers: usize,
     begun: Instant,
-    /// Its time: places stay until then while somebody reads.
+    /// When its time is over: places stay until then while somebody reads.
     until: Instant,
-    /// Once it is settled: how long those who come late still learn how it ended.
+    /// Once it is settled: how long late readers can still learn how it ended.
     known_until: Instant,
 }
 
@@ -74,7 +74,7 @@ pub struct ArrivingBlock {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Waited {
     Here,
-    /// The time given is over.
+    /// The given time is over.
     NotYet,
     /// The hand-over broke off, for this reason.
     Failed(String),
@@ -103,7 +103,7 @@ impl Arrival {
         &self.blocks
     }
 
-    /// Waits for a layer of all blocks, or (none) for the whole, compared and kept.
+    /// Waits for a layer of all blocks, or (`None`) for the whole, compared and kept.
     pub fn wait(&self, layer: Option<u32>, until: Instant) -> Waited {
         self.shared.wait_incoming(until, |all| {
             let Some(incoming) = all.get(&self.id) else {
@@ -249,7 +249,7 @@ impl Shared {
         }
     }
 
-    /// Lets the peer write to the places of blocks that are not here. Where there are none, all layers are here.
+    /// Lets the peer write to the places of blocks that are not here. If there are none, all layers are here.
     fn export_places(&self, incoming: &mut Incoming) -> Result<(), String> {
         let region = |block: &Block| match &block.place {
             Place::Reserved(place) => self.pool.range(place.offset, place.size.into()).map(Region::of_range),
@@ -285,7 +285,7 @@ impl Shared {
     pub(crate) fn settle_incoming(&self, from: &Link, id: u64, sums: &[u64]) -> Reply {
         let (segment, places) = {
             let mut all = self.incoming();
-            // Asked again while the first call is at it.
+            // Asked again while the first call is still at work.
             while all.get(&id).is_some_and(|incoming| incoming.state == State::Settling) {
                 all = self.hand_overs.receiving.changed.wait(all).unwrap_or_else(PoisonError::into_inner);
             }
@@ -353,7 +353,7 @@ impl Shared {
         places.iter().zip(sums).map(outcome).collect()
     }
 
-    /// Makes blocks visible, and holds them. None if one of them cannot be; those before it stay, as good as any.
+    /// Makes blocks visible, and holds them. `None` if one of them cannot be; those before it stay, as good as any.
     fn commit_all(&self, places: &[Result<Reservation, u64>], sums: &[u64]) -> Option<Vec<Held>> {
         let reserved = places.iter().zip(sums).filter_map(|(place, sum)| Some((place.as_ref().ok()?, *sum)));
         let commit = |(place, sum): (&Reservation, u64)| {
@@ -370,7 +370,7 @@ impl Shared {
             let wanted = open.filter(|(id, incoming)| which(**id, &incoming.from));
             wanted.map(|(id, incoming)| (*id, incoming.segment.clone())).collect()
         };
-        // First nobody writes there any more, then the places may go.
+        // First make sure that nobody writes there any more, then the places may go.
         open.iter().for_each(|(_, segment)| self.take_back(segment));
         let mut all = self.incoming();
         for (id, _) in open {
@@ -402,7 +402,7 @@ impl Shared {
             if !incoming.is_settled() || !free {
                 return true;
             }
-            // Blocks that were kept are blocks like others from here on.
+            // From here on, blocks that were kept are like any other.
             self.give_places_back(&mut incoming.blocks);
             incoming.known_until > now
         });
@@ -454,7 +454,7 @@ impl Shared {
         self.wait_incoming_for(until, |all| look(all)).unwrap_or(Waited::NotYet)
     }
 
-    /// What `look` finds, as soon as it does; none when `until` comes first or the host stops.
+    /// What `look` finds, as soon as it does; `None` when `until` comes first or the host stops.
     fn wait_incoming_for<R>(
         &self,
         until: Instant,

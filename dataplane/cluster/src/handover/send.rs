@@ -18,7 +18,7 @@ use kvasir_protocol::block::BlockMeta;
 use kvasir_protocol::wire::Outcome;
 use kvasir_store::dram::{Held, OwnerId, Reservation, Reserve};
 
-/// Between two attempts to send a layer that failed on its way.
+/// Pause between two attempts to send a layer that failed on its way.
 const AGAIN: Duration = Duration::from_millis(20);
 /// A peer that is not up for this long while layers fail is given up.
 const AWAY_MAX: Duration = Duration::from_secs(2);
@@ -30,11 +30,11 @@ pub struct HandingOver {
     owner: OwnerId,
     id: u64,
     sources: Vec<Source>,
-    /// Where the peer wants it written; none if it has everything.
+    /// Where the peer wants it written; `None` if the peer has everything.
     segment: Option<Arc<Segment>>,
     layers: Vec<Layer>,
     begun: Instant,
-    /// The peer was not up when layers failed, and was not since.
+    /// Since when the peer has been down, if it was not up when layers failed.
     down_since: Option<Instant>,
     /// The peer may have made places.
     is_asked: bool,
@@ -42,7 +42,7 @@ pub struct HandingOver {
     is_over: bool,
 }
 
-/// A layer as far as it is.
+/// How far a layer is.
 enum Layer {
     Missing,
     /// The peer has all of it.
@@ -64,7 +64,7 @@ enum Place {
     Held(Held),
 }
 
-/// Where a block is to be filled in.
+/// Where a block must be filled in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourcePlace {
     /// In the pool.
@@ -77,7 +77,7 @@ impl Cluster {
     /// Begins to hand blocks over to a peer, layer by layer. Places are reserved here, for `owner`, and there.
     ///
     /// # Errors
-    /// Nothing has begun then, and nothing stays reserved.
+    /// In that case nothing has begun, and nothing stays reserved.
     pub fn hand_over(
         &self,
         owner: OwnerId,
@@ -105,7 +105,7 @@ impl Cluster {
         let begun = Instant::now();
         let layers = (0..layers).map(|_| Layer::Missing).collect();
         let (id, sources) = (random_u64(), Vec::new());
-        // From here on dropping it gives back what it has got.
+        // From here on, dropping it gives back what it holds.
         let mut handing = HandingOver {
             shared,
             link,
@@ -124,14 +124,14 @@ impl Cluster {
         Ok(handing)
     }
 
-    /// Waits for a request's blocks to begin to arrive here. None if `until` came first; the reason if it broke off.
+    /// Waits for a request's blocks to begin to arrive here. `None` if `until` came first; the reason if it broke off.
     pub fn arrival(&self, request: u64, until: Instant) -> Result<Option<Arrival>, String> {
         self.shared.arrival(request, until)
     }
 }
 
 impl HandingOver {
-    /// Where each block is filled in.
+    /// Where each block must be filled in.
     pub fn places(&self) -> Vec<SourcePlace> {
         let place = |source: &Source| match &source.place {
             Place::ToFill(place) => SourcePlace { offset: place.offset, to_fill: true },
@@ -247,7 +247,7 @@ impl HandingOver {
         if late { Err(HandOverError::Late { ms: time.as_millis() as u64 }) } else { Ok(()) }
     }
 
-    /// Sends layers again that failed on their way. False if there were any; an error if there is no point in it.
+    /// Sends layers again that failed on their way. False if there were any; an error if sending again is pointless.
     fn mend(&mut self) -> Result<bool, HandOverError> {
         let up = self.link.is_up();
         if up {
@@ -343,7 +343,7 @@ impl HandingOver {
         }
     }
 
-    /// Waits to the very end: until then the engine may still read memory that is to be given back.
+    /// Waits to the very end: until then the engine may still read memory that will be given back.
     fn wait_sent(&self) {
         for layer in &self.layers {
             let Layer::Sent(transfer) = layer else { continue };
@@ -372,7 +372,7 @@ impl Drop for HandingOver {
             self.wait_sent();
             if self.is_asked {
                 let reason = "the sender gave it up".to_owned();
-                // A peer that does not hear of it gives its places back when its time is over.
+                // A peer that is not told gives its places back when its time is over.
                 let _ = self.link.call(&self.shared, &Request::GiveUp { id: self.id, reason }, ANSWER);
             }
             self.give_places_back();
@@ -400,13 +400,13 @@ impl Place {
     }
 }
 
-/// A block that is not there yet: what its bytes are is said at the end.
+/// A block that is not there yet: its checksum follows at the end.
 fn announced(meta: &BlockMeta) -> Loan {
     let BlockMeta { key, parent, depth, class, tenant, ttl_ms: _, size } = *meta;
     Loan { key, parent, depth, class, tenant, size, checksum: 0, offset: 0, lease: 0 }
 }
 
-/// Whether a write that failed so may succeed over the same grants, once the rail is mended.
+/// Whether a write that failed in this way may succeed over the same grants, once the rail is mended.
 fn may_come_again(error: &TransferError) -> bool {
     match error {
         TransferError::PeerDown { .. } => true,

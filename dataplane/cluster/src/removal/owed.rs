@@ -1,4 +1,4 @@
-//! Removals that a host which was away has still to hear of.
+//! Removals of which a host that was away must still be told.
 //!
 //! Whoever removes says so to all hosts, and also which ones it could not tell. Each of those that heard it keeps that in
 //! mind, so the news survives the remover; the first that reaches the host which was away tells it, before it believes
@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use crate::table::Nodes;
 use kvasir_protocol::block::BlockKey;
 
-/// The most blocks kept in mind, about 60 B each. The oldest beyond it are forgotten and counted; a copy of one on a host
+/// The most blocks remembered, about 60 B each. Beyond it the oldest are forgotten and counted; a copy of one on a host
 /// that was away comes back with it.
 pub(super) const OWED_MAX: usize = 1 << 16;
 
@@ -26,7 +26,7 @@ pub(crate) struct Owed {
 }
 
 impl Owed {
-    /// These blocks are removed, and these hosts do not know it.
+    /// These blocks are removed, and these hosts do not know it yet.
     pub(super) fn owe(&mut self, keys: &[BlockKey], nodes: Nodes) {
         if nodes.is_empty() {
             return;
@@ -37,7 +37,7 @@ impl Owed {
             self.order.push_back((key, self.next));
             self.next += 1;
         }
-        // Numbers that mean nothing any more go first; what is left to forget then is what is too much.
+        // Outdated numbers go first; after that, what exceeds the bound is forgotten.
         if self.order.len() > 2 * OWED_MAX {
             let Self { blocks, order, .. } = self;
             order.retain(|(key, number)| blocks.get(key).is_some_and(|(_, last)| last == number));
@@ -55,9 +55,9 @@ impl Owed {
         self.blocks.get(&key).is_some_and(|(owed, _)| owed.has(node))
     }
 
-    /// What a host has to hear.
+    /// What a host must be told.
     pub(super) fn to(&self, node: usize) -> Vec<BlockKey> {
-        // Asked all the time, mostly in vain.
+        // Called all the time, mostly in vain.
         self.blocks.iter().filter(|(_, (owed, _))| owed.has(node)).map(|(key, _)| *key).collect()
     }
 

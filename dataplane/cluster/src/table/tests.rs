@@ -20,7 +20,7 @@ fn holding(n: u8, target: u8, primary: usize) -> Holding {
     Holding { size: 100 + u32::from(n), checksum: n.into(), target, primary: names()[primary] }
 }
 
-/// A host, its table, and how far it has heard each other one (none: not connected).
+/// A host, its table, and how far it has heard each other host (`None`: not connected).
 struct Host {
     table: Table,
     heard: Vec<Option<u64>>,
@@ -39,7 +39,7 @@ impl World {
         Self((0..HOSTS).map(host).collect())
     }
 
-    /// Where `other` stands in the list of `host`.
+    /// The index of `other` in the list of `host`.
     fn place(host: usize, other: usize) -> usize {
         (other + HOSTS - host) % HOSTS
     }
@@ -104,14 +104,14 @@ enum Step {
     Crash {
         host: usize,
     },
-    /// Every host does what it thinks is its duty, at once, without waiting for the others.
+    /// Every host does what it believes to be its duty, at once, without waiting for the others.
     Work,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let (host, block) = (0..HOSTS, 0u8..6);
     prop_oneof![
-        // Who wants one copy does not ask. With two or more, the holder that is first by its hash never drops its own,
+        // A put for one copy does not ask. With two or more, the holder that is first by its hash never drops its own,
         // whichever primary it believes in; with one, two holders that believe in each other's could both drop theirs.
         3 => (host.clone(), block.clone(), 2u8..5).prop_map(|(host, block, target)| Step::Put { host, block, target }),
         2 => (host.clone(), block, any::<bool>()).prop_map(|(host, block, let_go)| Step::Gone { host, block, let_go }),

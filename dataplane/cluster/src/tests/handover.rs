@@ -10,7 +10,7 @@ use kvasir_store::dram::OwnerId;
 const LAYERS: u32 = 4;
 const LAYER: usize = (BLOCK / LAYERS) as usize;
 
-/// Two hosts whose silence nobody minds, with reservations of this many seconds.
+/// Two hosts whose silence does no harm, with reservations of this many seconds.
 fn pair(reservation_s: u64) -> (Host, Host) {
     let ports = ports(2);
     let start = |n| {
@@ -87,7 +87,7 @@ fn a_sender_that_the_receiver_never_reached_is_not_given_up() {
     until("the receiver is up", || from.up() == 1);
     let (numbers, owner) = ([1, 2], from.store.new_owner());
     let mut handing = from.begin(owner, 7, &numbers);
-    // When the receiver tries again, the attempt before has failed.
+    // When the receiver tries again, the previous attempt has failed.
     (0..2).for_each(|_| drop(deaf.accept().unwrap()));
     (0..LAYERS).for_each(|layer| from.produce(&mut handing, &numbers, layer));
     handing.finish(&sums(&numbers)).unwrap();
@@ -111,14 +111,14 @@ fn a_layer_is_read_before_the_next_is_produced() {
     handing.finish(&sums(&numbers)).unwrap();
     assert_eq!(arrival.wait(None, soon()), Waited::Here);
     assert!(numbers.iter().all(|&n| from.is_resident(n) && to.is_resident(n)));
-    // Whoever read the layers may go on: the blocks stay where they are.
+    // A reader of the layers may go on: the blocks stay where they are.
     let evict = || to.store.evict_keys(&numbers.map(key), to.clock.now_ms()).unwrap();
     assert_eq!(evict(), [Evict::InUse; 3]);
     to.has_layer(&arrival, &numbers, 0);
     drop(arrival);
     assert!(numbers.iter().all(|&n| to.reads(n) && from.reads(n)));
 
-    // Who comes late may still read them; then they are blocks like others.
+    // A late reader may still read them; after that they are blocks like others.
     to.has_layer(&to.arrival(7), &numbers, 3);
     assert_eq!(evict(), [Evict::Evicted; 3]);
     assert!(to.cluster.arrival(7, soon()).is_err_and(|reason| reason.contains("evicted")));
@@ -190,7 +190,7 @@ fn a_lost_host_ends_it_on_the_other() {
     from.produce(&mut handing, &[1], 0);
     let arrival = to.arrival(7);
     to.has_layer(&arrival, &[1], 0);
-    // As a process that ends: without a word to the other side.
+    // As if its process ended: without a word to the other side.
     from.cluster.stop();
     assert!(matches!(arrival.wait(Some(1), soon()), Waited::Failed(reason) if reason.contains("gone")));
     drop(arrival);

@@ -16,7 +16,7 @@ use kvasir_memory::host::{HostPool, Mapping, PoolError};
 
 /// Bytes of one direction. A longer frame goes through in parts.
 const CAPACITY: u32 = 64 << 10;
-/// Of both rings with their words; pages are there once they are used.
+/// Bytes of both rings with their words; pages exist once they are used.
 const LEN: u64 = WORDS_LEN + 2 * CAPACITY as u64;
 const WORDS_LEN: u64 = 4096;
 
@@ -64,7 +64,7 @@ impl Ring {
         &self.socket
     }
 
-    /// What is there already; [`io::ErrorKind::WouldBlock`] if nothing is.
+    /// Reads what is there already; [`io::ErrorKind::WouldBlock`] if nothing is.
     pub fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let inward = 1 - self.outward;
         let read = self.read.load(Ordering::Relaxed);
@@ -89,7 +89,7 @@ impl Ring {
         Ok(done.unwrap_or(0))
     }
 
-    /// Writes something. As to a socket, but that an end that is gone is noticed only when the ring is full.
+    /// Writes something. As to a socket, except that an end that is gone is noticed only when the ring is full.
     pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self.write_now(bytes) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -125,7 +125,7 @@ impl Ring {
         self.wake(self.outward, Word::ReaderSleeps)
     }
 
-    /// Sleeps at the socket until `step` does something; none when the other end is gone and nothing is left to do.
+    /// Sleeps at the socket until `step` does something; `None` when the other end is gone and nothing is left to do.
     fn wait(
         &self,
         direction: u64,
@@ -151,7 +151,7 @@ impl Ring {
                 // It may have written before it went.
                 Ok(0) => gone = Some(Ok(None)),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => gone = Some(Err(error)),
-                // Rung for what is there, or will be in a moment.
+                // A bell for what is there, or will be in a moment.
                 Ok(_) => {
                     if let Some(done) = poll(|| unless_blocked(step())) {
                         return done.map(Some);
@@ -163,7 +163,7 @@ impl Ring {
         }
     }
 
-    /// Wakes the other end if it sleeps over what was just changed.
+    /// Wakes the other end if it sleeps waiting for what was just changed.
     fn wake(&self, direction: u64, sleeps: Word) -> io::Result<()> {
         fence(Ordering::SeqCst);
         if self.load(direction, sleeps) == 0 {
@@ -171,14 +171,14 @@ impl Ring {
         }
         self.store(direction, sleeps, 0);
         match rustix::net::send(&self.socket, &[1], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            // So many unread bells that one more would change nothing.
+            // So many bells are unread that one more would change nothing.
             Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
     fn load(&self, direction: u64, word: Word) -> u32 {
-        // Always there: the mapping is LEN bytes long.
+        // The word always exists: the mapping is LEN bytes long.
         self.memory.load_word(direction * WORDS + word as u64).unwrap_or_default()
     }
 

@@ -3,7 +3,7 @@
 use super::{Op, Reader, WireError, put_list, put_meta, put_text, put_u64};
 use crate::block::{BlockKey, BlockMeta};
 
-/// One of the calls about hand-overs. Allowed on the Unix socket alone.
+/// One of the calls about hand-overs. Allowed only on the Unix socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HandOverCall {
     /// Hands blocks over to a peer, each as `layers` equal pieces. `request` names it on both hosts.
@@ -32,7 +32,7 @@ pub enum HandOverCall {
         request: u64,
         wait_ms: u32,
     },
-    /// Answered likewise: when the layer is here, or (none) when all is compared and kept.
+    /// Answered in the same way: when the layer is here, or (`None`) when all is compared and kept.
     Wait {
         request: u64,
         layer: Option<u32>,
@@ -101,7 +101,7 @@ impl HandOverCall {
         }
     }
 
-    /// None if `op` is no call about hand-overs.
+    /// `None` if `op` is not a call about hand-overs.
     pub(super) fn take(op: Op, body: &mut Reader<'_>) -> Result<Option<Self>, WireError> {
         Ok(Some(match op {
             Op::HandOver => Self::Begin {
