@@ -36,7 +36,7 @@ pub struct Config {
     pub topology: kvasir_dataplane::topology::matrix::Overrides,
 }
 
-/// Who this host is and where it keeps what must survive a restart.
+/// The identity of this host, and where it keeps what must survive a restart.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Node {
@@ -143,7 +143,7 @@ pub struct Tenant {
     pub pin_quota_bytes: Option<Size>,
 }
 
-/// Who computes the checksum a block carries.
+/// Which side computes the checksum that a block carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Checksum {

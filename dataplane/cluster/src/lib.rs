@@ -3,7 +3,7 @@
 //! ```text
 //! Cluster::open(store)          listens for peers, exports the pool (for reading) to those that know the secret
 //!   .tier()                     the peers as the last tier below the pool: a miss here is asked of those that hold it
-//!   .run(tiering)               begins to answer, to listen to each peer, and to do what the table says is to be done
+//!   .run(tiering)               begins to answer, to listen to each peer, and to do what the table says must be done
 //!   .replicate(keys, copies)    the put is done; copies follow
 //! ```
 //!
@@ -117,7 +117,7 @@ pub struct ClusterConfig {
     pub rack: String,
     /// What all hosts of the cluster share.
     pub secret: Secret,
-    /// Encrypts what is said and read between hosts, and lets in only those with a certificate for their name. All
+    /// Encrypts what is said and read between hosts, and accepts only hosts with a certificate for their name. All
     /// hosts of the cluster have it, or none.
     pub tls: Option<Tls>,
     /// Where peers ask. Port 0 takes any.
@@ -126,14 +126,14 @@ pub struct ClusterConfig {
     /// RDMA connections are set up over, too.
     pub transfer: Vec<SocketAddr>,
     /// Kinds of transport for the pool, in the order of preference. Between hosts on one machine shared memory goes
-    /// before all others. None: what this machine has, and RDMA only without TLS, because it is not encrypted.
+    /// before all others. `None`: what this machine has, and RDMA only without TLS, because it is not encrypted.
     pub transports: Option<Vec<Kind>>,
     /// Socket where hosts on this machine reach the pool through shared memory. `None`: they do not.
     pub socket: Option<PathBuf>,
     pub peers: Vec<PeerConfig>,
     /// Which NICs serve which memory here: rails are chosen by it, and peers are told. `None`: all are alike.
     pub topology: Option<Topology>,
-    /// How often that is looked at again. Default 5 s.
+    /// How often the machine is read again. Default 5 s.
     pub topology_every: Duration,
     /// The most replicated blocks known, of all hosts together. About 80 B each. Default 1,048,576.
     pub blocks_max: usize,
@@ -205,7 +205,7 @@ pub enum OpenError {
     Targets { path: PathBuf, reason: String },
 }
 
-/// Something that a person may want to know.
+/// Something that an operator may want to know.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Event {
     #[error("peer {peer} is up")]

@@ -463,7 +463,7 @@ impl Shared {
         link.hang_up();
         lock(&link.done).clear();
         link.forget_segment();
-        // A host that was never reached from here may reach this one all the same.
+        // A host that was never reached from here may still reach this one.
         if before.0 == LinkState::Connecting {
             return;
         }

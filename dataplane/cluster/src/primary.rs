@@ -1,7 +1,7 @@
 //! Which host takes a put that asks for copies.
 //!
 //! The host that is asked, in general: its client is near it. Another one when this one is short of space or clearly busier
-//! ([`placement::primary`](super::placement::primary)); whoever asked then puts there, and that host has the copies made.
+//! ([`placement::primary`](super::placement::primary)); the client then puts there, and that host has the copies made.
 
 use super::placement::{Candidate, primary};
 use super::table::NodeId;

@@ -232,7 +232,7 @@ impl Answering<'_> {
         (facts, if self.rest.is_empty() { Since::At(self.after) } else { Since::Rest })
     }
 
-    /// News from number `from` on, as soon as there are any, or none after a while. None if some are lost.
+    /// News from number `from` on, as soon as there are any; empty after a while without. `None` if some are lost.
     fn wait_for_news(&self, from: u64) -> Option<(Vec<Fact>, Since)> {
         let shared = self.shared;
         let until = Instant::now() + HOLD;

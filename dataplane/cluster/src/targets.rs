@@ -1,8 +1,8 @@
 //! How many copies are wanted of the blocks that this host holds, kept on disk beside them, so that it outlives a restart
 //! of all holders.
 //!
-//! What is to be kept is what the table's log tells peers about this host's own copies, so one thread follows the log as a
-//! peer does: a few hundred milliseconds late, and from the whole table where it lags too far. When the host starts, those
+//! The table's log tells peers about this host's own copies, which is what must be kept. So one thread follows it as a
+//! peer does: a few hundred milliseconds late, and from the whole table if it lags too far. When the host starts, those
 //! blocks that a tier of it still has are claimed as before; the rest follows from that. It is soft state: without it, a
 //! block is not copied again before somebody asks for that.
 //!
@@ -139,8 +139,8 @@ impl Shared {
         }
     }
 
-    /// This host's own news from number `at` on, as soon as there are any, or none after `patience`. None if some are no
-    /// longer kept.
+    /// This host's own news from number `at` on, as soon as there are any; empty after `patience`. `None` if some are
+    /// no longer kept.
     fn news_since(&self, at: u64, patience: Duration) -> Option<Vec<Fact>> {
         let until = Instant::now() + patience;
         let mut table = self.table();

@@ -174,7 +174,7 @@ impl Shared {
         }
     }
 
-    /// Blocks that are to be copied still, and may be at once: this peer is not the one that did not take them.
+    /// Blocks that must still be copied, and may be at once: this peer is not the one that did not take them.
     fn still_to_do(&self, link: &Link, keys: &[BlockKey]) -> Vec<BlockKey> {
         let table = self.table();
         let took = |key: BlockKey| table.holders(key).has(link.place);

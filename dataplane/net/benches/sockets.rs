@@ -20,7 +20,7 @@ const MEMORY: usize = 32 << 20;
 /// The most bytes of one call.
 const CALL_MAX: usize = 1 << 20;
 
-/// A way to do both at once: send all of `out`, and receive at least one byte. How many were received.
+/// A way to do both at once: send all of `out`, and receive at least one byte. Returns how many were received.
 trait Exchange {
     fn exchange(&mut self, out: &[u8], into: &mut [u8]) -> io::Result<usize>;
 }
@@ -138,7 +138,7 @@ fn answer(way: &mut impl Exchange, len: usize) {
     }
 }
 
-/// Asks for `len` bytes, `depth` times at once, for a while. Operations, seconds, CPU seconds of both sides.
+/// Asks for `len` bytes, `depth` times at once, for a while. Returns operations, seconds, CPU seconds of both sides.
 fn ask(way: &mut impl Exchange, len: usize, depth: usize, time: Duration) -> io::Result<(u64, f64, f64)> {
     let (mut target, requests) = (vec![1; MEMORY], vec![0; REQUEST * depth]);
     let (mut at, mut partly, mut wanted, mut count) = (0, 0, depth, 0u64);

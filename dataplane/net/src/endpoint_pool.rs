@@ -1,13 +1,13 @@
 //! Endpoints to peers: made on demand, reused, capped, evicted by SIEVE, and quarantined when they break.
 //!
 //! * The first caller that asks for a peer connects; others that ask for it meanwhile wait for that one attempt.
-//! * Each transfer holds an [`InUse`]. An endpoint with one out is never evicted; if all have, the answer is
+//! * Each transfer holds an [`InUse`]. An endpoint is never evicted while one is held; if all are in use, the answer is
 //!   [`Error::Full`], at once.
 //! * An endpoint that breaks is closed at once, which the other side notices ([`Connector::is_broken`]) and drops its
 //!   half. The peer is then refused for a time that doubles with each failure since the last transfer that worked.
 //!   After that one caller, or [`EndpointPool::tend`], probes; until the probe has succeeded the others are refused
 //!   at once.
-//! * An endpoint that the *other* side closed, perhaps because its pool was full, is made anew without quarantine.
+//! * An endpoint that the *other* side closed, perhaps because its pool was full, is made again without quarantine.
 //!
 //! There is one lock, not held while connecting or closing. The state behind it ([`state`]) is a machine without
 //! clock or I/O. What is counted against the cap includes endpoints that were dropped but are still in use.

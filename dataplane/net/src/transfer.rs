@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A batch's entries are scatter/gather lists. Each is cut into slices; [`plan`] says which slice goes next and over
-//! which rail. There is no dispatching thread: whoever submits or completes hands out what fits
+//! which rail. There is no dispatching thread: each thread that submits or completes work hands out what fits
 //! ([`submit`]). A slice that fails for a reason that another rail may not share is sent again there, until the
 //! transfer's deadline; whatever becomes of it, [`complete`] knows which ranges of each entry are valid.
 //!

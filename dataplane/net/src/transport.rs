@@ -116,7 +116,7 @@ pub trait Transport: Send + Sync {
     /// Ends what [`register`](Self::register) began. Operations in flight keep the memory until they complete.
     fn unregister(&self, region: &Region);
 
-    /// Where peers reach this node over this link; none if it only connects out.
+    /// Where peers reach this node over this link; `None` if it only connects out.
     fn address(&self) -> Option<String>;
 
     /// Connects and authenticates. Bounded in time by the transport's configuration.
@@ -139,7 +139,7 @@ pub trait Endpoint: Send + Sync {
     /// another thread. Refused operations complete with the reason.
     fn submit(&self, ops: Vec<Op>, sink: &Arc<dyn Sink>);
 
-    /// Asks that operations made with this token end early. Only their completions say what became of them.
+    /// Asks that operations made with this token end early. Only their completions say what happened to them.
     fn cancel(&self, cancel: &Cancel) {
         cancel.set();
     }
@@ -153,7 +153,7 @@ pub trait Endpoint: Send + Sync {
         Err(Error::Unsupported { transport: "this transport", what: "map a peer's memory" })
     }
 
-    /// Why the endpoint no longer works; none while it does. It does not come back: connect again.
+    /// Why the endpoint no longer works; `None` while it does. It does not come back: connect again.
     fn down(&self) -> Option<String>;
 
     /// Operations submitted and not yet completed.
@@ -164,7 +164,7 @@ pub trait Endpoint: Send + Sync {
 }
 
 /// A peer's bytes, mapped here. They are immutable only as long as the protocol above says so (a committed block
-/// under a lease); the mapping itself stays valid for as long as this value lives, whatever became of the peer.
+/// under a lease); the mapping itself stays valid for as long as this value lives, whatever happens to the peer.
 pub struct Mapped {
     pub(crate) memory: Arc<kvasir_memory::host::Mapping>,
     pub(crate) offset: u64,

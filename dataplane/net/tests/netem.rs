@@ -57,7 +57,7 @@ fn the_faster_rail_carries_more() {
         hosts.netem(0, "rate 40mbit");
         hosts.netem(1, "rate 4mbit");
         let carried = || -> Vec<u64> { hosts.peer.rails().iter().map(|rail| rail.delivered_bytes).collect() };
-        // Nobody knows the rates before this.
+        // Nobody knows the rates yet.
         all_arrives(&hosts, 2 * MIB);
         let before = carried();
         all_arrives(&hosts, 4 * MIB);
@@ -83,7 +83,7 @@ fn a_silent_rail_is_left_amid_a_transfer() {
     });
 }
 
-/// Answers get lost, questions do not: of a write everything may have arrived, and nobody knows.
+/// Answers get lost, questions do not: all bytes of a write may have arrived, and nobody knows.
 #[test]
 #[ignore = "needs root, network namespaces and sch_netem: cargo xtask test --rdma"]
 fn a_partition_of_one_direction_is_a_dead_peer() {
@@ -94,7 +94,7 @@ fn a_partition_of_one_direction_is_a_dead_peer() {
             check_errors(&ends, |error| {
                 matches!(error, TransferError::PeerDown { .. } | TransferError::Op { .. })
             });
-            // Known by now: refused at once.
+            // It is known by now, so this is refused at once.
             let ends = hosts.transfer(direction, MIB, LONG).wait();
             check_errors(&ends, |error| matches!(error, TransferError::PeerDown { .. }));
             (0..2).for_each(|rail| hosts.netem(rail, "loss 0%"));

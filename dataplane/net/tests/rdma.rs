@@ -1,6 +1,6 @@
 //! Real verbs over whatever devices this machine has; `cargo xtask test --rdma` boots one with two of Soft-RoCE.
 //!
-//! `RDMA_DEVICES` names two devices that reach each other (one, named twice, does as well).
+//! `RDMA_DEVICES` names two devices that reach each other (one device, named twice, works as well).
 
 #[path = "rdma/failures.rs"]
 mod failures;

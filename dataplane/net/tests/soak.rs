@@ -1,4 +1,4 @@
-//! Transfers of mixed sizes and classes between two processes, of which one is killed and started anew again and again.
+//! Transfers of mixed sizes and classes between two processes, of which one is killed and restarted again and again.
 //!
 //! No byte is ever wrong, every transfer ends, and the survivor's memory and descriptors stay what they were. Short by
 //! default; `KVASIR_SOAK_SECONDS=3600` soaks for an hour and kills once a minute. `KVASIR_SOAK_PAUSE_MS` (default 0) is
@@ -23,7 +23,7 @@ use kvasir_net::transport::{Direction, RemoteRange, Transport};
 use peer::{PeerProcess, READABLE, WRITABLE, content};
 use usage::Usage;
 
-/// Only a hang takes so long.
+/// Only a hang takes this long.
 const PATIENCE: Duration = Duration::from_secs(120);
 const DEADLINE: Duration = Duration::from_secs(3);
 /// Transfers at once.
@@ -51,7 +51,7 @@ fn nothing_is_corrupted_and_nothing_leaks() {
             soak.round();
             std::thread::sleep(pause);
         }
-        // Between two lives all is at rest, so what is counted can be compared.
+        // Between two lives everything is at rest, so that the counts can be compared.
         usage.push(Usage::now());
         kills += 1;
         soak.kill_amid_a_round();
@@ -111,7 +111,7 @@ impl Soak {
         moving.iter().for_each(|moving| self.finish(moving));
     }
 
-    /// As a round, and the peer dies amid it.
+    /// Like a round, except that the peer dies in the middle of it.
     fn kill_amid_a_round(&mut self) {
         self.open();
         let moving: Vec<Moving> = (0..DEPTH as u64).map(|place| self.start(place)).collect();

@@ -251,7 +251,7 @@ impl Engine {
         segment.file.clone()
     }
 
-    /// The head of `kind`, with room for `pages`; a full one is sealed and the next opened. None if there is no space.
+    /// The head of `kind`, with room for `pages`; a full one is sealed and the next opened. `None` if space is out.
     fn head_with(&mut self, kind: Kind, pages: u32) -> Option<Head> {
         let size = self.shared.segments().pages;
         if let Some(head) = self.heads[slot(kind)]
@@ -284,7 +284,7 @@ impl Engine {
 
     fn no_space(&mut self, kind: Kind) {
         if kind == Kind::Cold {
-            // The janitor waits for its moves; it is the one who can make space.
+            // The janitor waits for its moves; only it can make space.
             for append in std::mem::take(&mut self.moves) {
                 self.fail(append, "no free segment to move to");
             }

@@ -1,4 +1,5 @@
-//! How near the tier comes to the device: each figure beside the same bytes moved by a bare loop over the same ring.
+//! How near the tier comes to the device: each figure is compared with the same bytes moved by a bare loop
+//! over the same ring.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;

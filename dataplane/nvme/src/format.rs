@@ -128,7 +128,7 @@ impl Entry {
         out
     }
 
-    /// None if the bytes are not an entry. Whether its numbers make sense in a segment is for the caller to check.
+    /// `None` if the bytes are not an entry. The caller must check whether its numbers make sense in a segment.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let key = BlockKey(u128::from_le_bytes(array(bytes, 0)?));
         let checksum_or_epoch = u64::from_le_bytes(array(bytes, 32)?);

@@ -52,7 +52,7 @@ pub(super) struct Op {
     /// The file's slot in the ring's table of registered files; `None` for a file that is not a segment.
     pub(super) slot: Option<u32>,
     pub(super) offset: u64,
-    /// At most [`PIECES_MAX`]; none for a sync.
+    /// At most [`PIECES_MAX`]; empty for a sync.
     pub(super) pieces: Vec<Piece>,
 }
 

@@ -42,7 +42,7 @@ pub(super) struct Scanned {
 }
 
 impl Scan {
-    /// Never fails: what cannot be read is damaged, and everything behind it is looked at all the same.
+    /// Never fails: what cannot be read is damaged, and everything behind it is still read.
     pub(super) fn run(&self, file: &File) -> Scanned {
         let mut reader = Reader::new(file, if self.verify { WINDOW } else { 1 });
         let mut out = Scanned { epoch: self.epoch, end: self.from, ..Scanned::default() };

@@ -59,7 +59,7 @@ fn child() {
         seed = mix(seed);
         seed % below
     };
-    // Until it is killed; should the parent be gone, writing to it fails and ends this.
+    // Runs until it is killed; if the parent is gone, writing to it fails and ends this.
     loop {
         // The two batches never name the same block, so each outcome is clear.
         let half = random(2);
@@ -90,7 +90,7 @@ fn child() {
     }
 }
 
-/// What the parent knows of a block.
+/// What the parent knows about a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     Held,
@@ -131,7 +131,7 @@ fn spawn(dir: &Path, seed: u64) -> Child {
         .unwrap()
 }
 
-/// Hears what the child does, kills it after some acknowledgements, and hears what it still had to say.
+/// Reads what the child reports, kills it after some acknowledgements, and reads what it still had to say.
 fn listen(child: &mut Child, acknowledged: u64, known: &mut [Known]) {
     let mut output = BufReader::new(child.stdout.take().unwrap());
     let (mut line, mut seen, mut killed) = (String::new(), 0, false);

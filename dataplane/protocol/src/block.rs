@@ -54,13 +54,13 @@ impl fmt::Debug for BlockKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockMeta {
     pub key: BlockKey,
-    /// The block before it in its chain; none for the first block of a prompt.
+    /// The block before it in its chain; `None` for the first block of a prompt.
     pub parent: Option<BlockKey>,
     /// Position in its chain, 0 = first block of a prompt.
     pub depth: u32,
     /// Workload class of the request that stores it, 0 = unknown.
     pub class: u16,
-    /// Who stores it and pays for its bytes, 0 = nobody in particular.
+    /// The tenant that stores it and pays for its bytes, 0 = none in particular.
     pub tenant: u16,
     /// Milliseconds it may stay where it is stored, used or not; 0 = no limit of its own.
     pub ttl_ms: u32,
@@ -69,13 +69,13 @@ pub struct BlockMeta {
 }
 
 impl BlockMeta {
-    /// A block that stands alone: no parent, class unknown, nobody's in particular, for as long as there is room.
+    /// A block that stands alone: no parent, class unknown, no tenant in particular, kept for as long as there is room.
     pub fn single(key: BlockKey, size: u32) -> Self {
         Self { key, parent: None, depth: 0, class: 0, tenant: 0, ttl_ms: 0, size }
     }
 }
 
-/// How long, and how firmly, a block is to stay.
+/// How long, and how firmly, a block must stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pin {
     /// Not evicted for this long (the store has an upper bound).
@@ -94,7 +94,7 @@ mod tests {
         assert_ne!(BlockKey::from_engine_hash("ab", b"c"), BlockKey::from_engine_hash("a", b"bc"));
         assert_ne!(BlockKey::from_engine_hash("", b"abc"), BlockKey::from_engine_hash("abc", b""));
         assert_eq!(BlockKey::from_name("x"), BlockKey::from_name("x"));
-        // Keys and checksums stand on disks and on the wire: these values never change.
+        // Keys and checksums are stored on disks and sent on the wire: these values never change.
         let key = BlockKey::from_engine_hash("ns", b"hash");
         assert_eq!(
             (key.0, checksum(b"bytes")),

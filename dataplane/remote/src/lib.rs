@@ -8,7 +8,7 @@
 //!
 //! **What is there** is known from a listing at open and from what this host did since, within a bound. Other hosts
 //! may share the place: blocks of one key have the same bytes, so they cannot clash, and a get asks the store also for
-//! keys it does not know. A put that failed may have arrived all the same; a later get or listing finds it.
+//! keys it does not know. A put that failed may have arrived anyway; a later get or listing finds it.
 //!
 //! **Durability.** A put is done when the store has the object. In a directory that is the system's cache, not the
 //! disk: power that fails can cost blocks, and the frame shows it.

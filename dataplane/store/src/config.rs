@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvasir_memory::placing::HugePages;
 
-/// Who computes the checksum that a block carries.
+/// Which side computes the checksum that a block carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum CommitCheck {
     /// A checksum that the writer supplies is taken as it is. A wrong one costs that writer's block (the
@@ -22,11 +22,11 @@ pub struct DramConfig {
     pub pool_bytes: u64,
     /// The most resident blocks. Default 1,048,576. Each costs about 72 B of memory outside the pool.
     pub blocks_max: u32,
-    /// Touch every page at start, so that no put pays for a page fault. Default false: start at once.
+    /// Touch every page at start, so that no put waits for a page fault. Default false: start at once.
     pub prefault: bool,
-    /// Whether to ask for pages of 2 MiB. Default `Auto`: where granted.
+    /// Whether to ask for pages of 2 MiB. Default `Auto`: if the system grants them.
     pub huge_pages: HugePages,
-    /// NUMA node to take the pool from. Default none: where the threads run that first touch it.
+    /// NUMA node to take the pool from. Default `None`: that of the threads that touch it first.
     pub numa_node: Option<u32>,
     /// Lock the pool in memory, so that it is never swapped out. Default false. Touches every page at start.
     pub lock_memory: bool,
@@ -46,9 +46,9 @@ pub struct DramConfig {
     pub leases_max: usize,
     /// How long a writer may take from reserve to commit. Default 60 s.
     pub reservation_ttl: Duration,
-    /// How long a block may stay resident, used or not. Default none: until evicted.
+    /// How long a block may stay resident, used or not. Default `None`: until evicted.
     pub block_ttl: Option<Duration>,
-    /// Who computes checksums at commit. Default `Trust`.
+    /// Which side computes checksums at commit. Default `Trust`.
     pub commit_check: CommitCheck,
     /// Access events kept for the eviction policy; hits above this are dropped and counted. Default 65,536.
     /// At 16 times this the policy is told to start over from the resident blocks.
@@ -59,7 +59,7 @@ pub struct DramConfig {
     pub pin_share: f64,
     /// The longest a pin lasts. Default 1 h.
     pub pin_max: Duration,
-    /// In what time the weight of a soft pin halves. Default 30 s.
+    /// The time in which the weight of a soft pin halves. Default 30 s.
     pub pin_half_life: Duration,
     /// Mixed into the hash of keys, so that no client can aim at one shard. Any number; pick it at random.
     pub hash_seed: u64,
@@ -97,17 +97,17 @@ impl Default for DramConfig {
 /// What one tenant may take of a pool, and what it is promised.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TenantConfig {
-    /// The number that its connections give, 0 = everyone without settings.
+    /// The number that its connections give, 0 = all tenants without settings.
     pub tenant: u16,
-    /// The most bytes its blocks occupy; for more it first loses blocks of its own. Default none: the pool.
+    /// The most bytes its blocks occupy; beyond that it loses blocks of its own first. Default `None`: the pool.
     pub quota_bytes: Option<u64>,
-    /// What it keeps while others use more than they are promised. Default none.
+    /// What it keeps while others use more than they are promised. Default `None`.
     pub floor: Floor,
-    /// The most bytes it may have pinned. Default none: `pin_share` of the pool.
+    /// The most bytes it may have pinned. Default `None`: `pin_share` of the pool.
     pub pin_quota_bytes: Option<u64>,
 }
 
-/// What a tenant is promised: while it uses no more than this, eviction takes from those who use more than theirs.
+/// What a tenant is promised: while it uses no more than this, eviction takes from tenants that use more than theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Floor {
     Bytes(u64),
@@ -145,7 +145,7 @@ pub enum ConfigError {
     Floors { promised: u64, keeps: u64, high_free: f64 },
 }
 
-/// The policy contract addresses block slots with 28 bits; shards keep an eighth in hand.
+/// The policy contract addresses block slots with 28 bits; shards keep an eighth in reserve.
 pub const BLOCKS_MAX: u32 = 200_000_000;
 
 impl DramConfig {

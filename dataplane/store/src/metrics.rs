@@ -30,12 +30,12 @@ pub struct StoreMetrics {
     /// Open now.
     pub reservations: u64,
     pub reservations_reclaimed: u64,
-    /// Puts that failed for want of space, and put batches that had to wait for it.
+    /// Puts that failed for lack of space, and put batches that had to wait for it.
     pub pool_full: u64,
     pub put_waits: u64,
     pub victims_ready: u64,
     pub events_waiting: u64,
-    /// Hits the eviction policy was not told about.
+    /// Hits not reported to the eviction policy.
     pub hits_dropped: u64,
     /// From the reservation of a block until it was visible.
     pub creation: Histogram,
@@ -48,7 +48,7 @@ pub struct StoreMetrics {
     pub migration: Histogram,
     pub migrated_bytes: u64,
     pub scrub: ScrubMetrics,
-    /// Tenant 0 (everyone without settings) first, then those with settings.
+    /// Tenant 0 (all tenants without settings) first, then those with settings.
     pub tenants: Vec<TenantMetrics>,
 }
 

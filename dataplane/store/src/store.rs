@@ -254,7 +254,7 @@ pub struct Completion<T> {
 
 impl<T> Completion<T> {
     pub fn done(self, value: T) {
-        // The caller may have stopped waiting; the operation is complete all the same.
+        // The caller may have stopped waiting; the operation is complete anyway.
         let _ = self.sender.send(value);
     }
 }

@@ -1,4 +1,4 @@
-//! Who uses how much of a pool, against quotas and floors; and the labels by which records name tenant and class.
+//! How much of a pool each tenant uses, its quotas and floors, and the labels that name tenant and class in records.
 //!
 //! Counters are atomics, so that a charge needs no lock; two racing puts of one tenant cannot both take the last of
 //! its quota. Whether a tenant is above its floor is read without a lock too: an eviction may judge by a number that

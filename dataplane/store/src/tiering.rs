@@ -367,7 +367,7 @@ impl Tiering {
     /// Whether the victim will be evictable later, without us. False: it should be at once.
     fn copy_down(&self, stat: &BlockStat, level: usize) -> bool {
         let offloader = &self.levels[level].offloader;
-        // Before the hold: whoever removes the block from here on finds either it or the move.
+        // Before the hold: a caller that removes the block from here on finds either it or the move.
         let moving = self.moves.begin(stat.key);
         let Some(held) = self.dram.hold_chosen(stat.slot, stat.key) else { return false };
         let BlockStat { key, parent, depth, class, tenant, size, .. } = *stat;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const BLOCK: u32 = 16 << 10;
-/// How long a scenario waits for the breaker before it gives up: no assertion, only an end.
+/// How long a scenario waits for the breaker before it gives up: not an assertion, only an end.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 const SET: [&str; 4] = [
@@ -168,7 +168,7 @@ fn a_bad_policy_under_load_fails_no_request_and_goes_out_of_service() {
     assert_eq!(host.terminate(), Some(0));
 }
 
-/// The traffic ends also when the scenario fails.
+/// The traffic ends even if the scenario fails.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {

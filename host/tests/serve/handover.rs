@@ -133,7 +133,7 @@ fn a_prefill_host_killed_in_mid_layer_leaves_nothing() {
     assert_eq!(to.exists(&keys).unwrap(), [false; BLOCKS as usize]);
     until("the places are back", || reservations(&pair.hosts[1]) == 0);
 
-    // The same blocks again, from the host that was started anew.
+    // The same blocks again, from the host that was restarted.
     pair.hosts[0] = pair.plan.start(0, &[]);
     pair.meet();
     let from = pair.hosts[0].client(Transport::Unix);

@@ -98,7 +98,7 @@ fn a_host_that_cannot_start_leaves_nothing_behind() {
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    /// None where this user may not mount.
+    /// `None` if this user may not mount.
     fn new(size: &str) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let option = format!("size={size}");
@@ -117,7 +117,7 @@ impl SmallDisk {
         self.0.path()
     }
 
-    /// Takes all room that is left; the file that holds it.
+    /// Takes all room that is left. Returns the file that holds it.
     fn fill(&self) -> PathBuf {
         use std::io::Write;
         let path = self.path().join("filler");

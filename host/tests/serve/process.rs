@@ -131,7 +131,7 @@ impl Drop for Host {
     }
 }
 
-/// A free port below those that the system gives to whoever asks for any: nobody else takes it by chance.
+/// A free port below those that the system gives to a caller that asks for any, so that nobody takes it by chance.
 pub(crate) fn quiet_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 15_000 + (std::process::id() % 1_000) as u16 * 16;
@@ -170,7 +170,7 @@ pub(crate) fn serve(dir: &Path) -> Command {
     command
 }
 
-/// What a block of that number holds: no two blocks agree, and no half of one passes for a whole.
+/// The content of a block of that number: no two blocks agree, and no half of one passes for a whole.
 pub(crate) fn content(number: u32, bytes: u32) -> Vec<u8> {
     let word = |i: u32| (u64::from(i) ^ (u64::from(number) << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..bytes.div_ceil(8)).flat_map(|i| word(i).to_le_bytes()).take(bytes as usize).collect()

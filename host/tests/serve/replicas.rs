@@ -160,7 +160,7 @@ fn a_killed_host_costs_no_block_and_its_copies_are_made_again() {
     }
 }
 
-/// A host that is cut off keeps its blocks; when it is back there are more copies than anybody asked for.
+/// A host that is cut off keeps its blocks; when it is back there are more copies than were requested.
 #[test]
 fn a_host_that_freezes_and_thaws_leaves_no_copy_too_many() {
     use rustix::process::Signal;
@@ -211,7 +211,7 @@ fn a_copy_that_the_disk_damaged_is_fetched_again() {
     const BLOCKS: u32 = 384;
     let plan = Plan::new(2);
     let disk = plan.dir.path().join("blocks");
-    // Half of the blocks fit the pool; the others are on the disk alone.
+    // Half of the blocks fit the pool; the others are only on the disk.
     let small = [
         "store.pool_bytes=3MiB".to_owned(),
         format!("nvme.dir={}", disk.display()),
@@ -231,7 +231,7 @@ fn a_copy_that_the_disk_damaged_is_fetched_again() {
     assert!(metric(&hosts[0], "kvasir_tier_blocks", "nvme") > 0);
 
     damage(&disk);
-    // Each pass drives others out of the pool, so sooner or later one that is only on the disk is asked for.
+    // Each pass drives others out of the pool, so sooner or later a block that is only on the disk is requested.
     until("a damaged block is read", || {
         all_there(&hosts[0], BLOCKS, Transport::Unix);
         metric(&hosts[0], "kvasir_tier_corrupt_total", "nvme") > 0
@@ -240,7 +240,7 @@ fn a_copy_that_the_disk_damaged_is_fetched_again() {
     assert_eq!(both("kvasir_peer_corrupt_total"), [0, 0]);
 }
 
-/// Its disk has the blocks still, and nobody could tell it meanwhile.
+/// Its disk still has the blocks, and nobody could tell it meanwhile.
 #[test]
 fn a_removal_reaches_a_host_that_was_killed() {
     const BLOCKS: u32 = 384;
@@ -258,7 +258,7 @@ fn a_removal_reaches_a_host_that_was_killed() {
     until("peers", || up(&hosts));
     for first in (0..BLOCKS).step_by(8) {
         put(&hosts[0], first..first + 8, 2);
-        // No faster than the disk, or some would be let go.
+        // No faster than the disk, or some would be evicted without a copy.
         until("copies", || {
             metric(&hosts[1], "kvasir_replicas_own", "") == u64::from(first + 8)
                 && metric(&hosts[1], "kvasir_offload_queued_blocks", "") == 0
@@ -312,7 +312,7 @@ fn copies_are_made_again_from_what_a_disk_kept_when_all_holders_were_killed() {
             && metric(&hosts[0], "kvasir_tier_blocks", "nvme") > 0
             && metric(&hosts[0], "kvasir_targets_unkept", "") == 0
     });
-    // Both at once; what the other one had, it had in memory alone.
+    // Both at once; the other one had its blocks only in memory.
     drop(hosts);
     let hosts = [plan.start(0, &small), plan.start(1, &[])];
     let restored = metric(&hosts[0], "kvasir_targets_restored_total", "");
@@ -335,7 +335,7 @@ fn a_put_that_asks_for_copies_goes_where_there_is_room() {
         |name, part| hosts[0].check(&["put", "--copies", "2", name, file.to_str().unwrap()], b"", 0, part);
     assert!(!put("a", "stored 16384 B").contains(" on "));
 
-    // Until less than an eighth of its pool is free; the other one has most of its own.
+    // Until less than an eighth of its pool is free; the other host has most of its own free.
     let mut next = 0;
     until("the host is nearly full", || {
         client.put(&BlockMeta::single(key(next), BLOCK), &content(next, BLOCK)).unwrap();
@@ -364,7 +364,7 @@ fn a_host_with_another_secret_is_refused_by_name_and_reason() {
     let text = hosts[0].check(&["node", "list"], b"", 0, "refused");
     assert!(text.contains("cluster.secret_file") && text.contains("host-1"), "{text}");
     assert!(metric(&hosts[0], "kvasir_cluster_strangers_total", "") > 0);
-    // It serves all the same, and says what it cannot promise.
+    // It serves anyway, and says what it cannot promise.
     let file = plan.dir.path().join("block");
     std::fs::write(&file, content(1, BLOCK)).unwrap();
     let file = file.to_str().unwrap();

@@ -1,4 +1,4 @@
-//! Hosts with certificates: what they say and read is encrypted, and who has none, or the wrong one, stays outside.
+//! Hosts with certificates: what they say and read is encrypted, and a host with none, or the wrong one, stays outside.
 
 use crate::process::{Host, KVASIR, Transport};
 use crate::replicas::{Plan, all_there, metric, nodes, put, settled, until};
@@ -57,7 +57,7 @@ fn set_mode(path: &Path, mode: u32) {
 fn hosts_with_certificates_keep_copies_for_each_other() {
     const BLOCKS: u32 = 100;
     let (plan, authority) = (Plan::new(3), Authority::new());
-    // Or they would share memory, which needs no encryption.
+    // Otherwise they would share memory, which needs no encryption.
     let tcp = r#"cluster.transports=["tcp"]"#.to_owned();
     let start = |n: usize| {
         let tls = authority.settings(&format!("host-{n}"));

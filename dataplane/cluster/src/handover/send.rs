@@ -272,8 +272,8 @@ impl HandingOver {
     /// then this host does.
     ///
     /// # Errors
-    /// A layer is missing, or the number of checksums is another: nothing has changed. Else ([`HandOverError::is_end`])
-    /// nothing was kept here; nor there, unless just the peer's answer was lost.
+    /// A layer is missing, or the number of checksums is wrong: nothing has changed. Else ([`HandOverError::is_end`])
+    /// nothing was kept here, and nothing there, unless only the peer's answer was lost.
     pub fn finish(&mut self, checksums: &[u64]) -> Result<(), HandOverError> {
         let missing = self.layers.iter().position(|layer| matches!(layer, Layer::Missing));
         if let Some(layer) = missing {

@@ -213,7 +213,7 @@ impl Inner {
                 std::mem::take(&mut progress.eventfds),
             )
         };
-        // The lock is free by now: whoever woke under it would only wait for it.
+        // The lock is free by now: a thread woken under it would only wait for it.
         self.complete.notify_all();
         eventfds.iter().for_each(|fd| signal(fd));
         wakers.into_iter().for_each(Waker::wake);

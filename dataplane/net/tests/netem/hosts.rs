@@ -19,9 +19,9 @@ use kvasir_net::transport::{Access, Direction, RemoteRange, Transport};
 pub(crate) const MIB: u64 = 1 << 20;
 /// Of each host.
 const MEMORY: u64 = 16 * MIB;
-/// Only a hang takes so long.
+/// Only a hang takes this long.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// A peer that is silent for so long is down: more than the default, because the machine may be emulated, and busy.
+/// A peer that is silent for this long is down: more than the default, because the machine may be emulated, and busy.
 const SILENCE: Duration = Duration::from_secs(2);
 
 pub(crate) type Ends = Vec<EntryStatus>;
@@ -47,7 +47,7 @@ struct Names {
 impl Drop for Names {
     fn drop(&mut self) {
         for name in [&self.client, &self.server] {
-            // Where it fails there is nothing to take away.
+            // If it fails, there is nothing to remove.
             let _ = Command::new("ip").args(["netns", "del", name]).status();
         }
     }
@@ -110,9 +110,9 @@ impl Hosts {
     }
 
     pub(crate) fn netem_one_way(&self, rail: usize, to_client: bool, what: &str) {
-        // A qdisc holds up what leaves.
+        // A qdisc delays what leaves.
         let name = if to_client { &self.names.server } else { &self.names.client };
-        // Room for all that is under way: what is dropped for want of it would be loss that nobody asked for.
+        // Room for everything under way: what is dropped for lack of room would be unintended loss.
         run(&format!("tc -n {name} qdisc replace dev r{rail} root netem limit 10000 {what}"));
     }
 
@@ -148,7 +148,7 @@ impl Hosts {
         Entry { direction, segment: self.segment.clone(), local, remote }
     }
 
-    /// Waits until so many more bytes than now have been delivered.
+    /// Waits until this many more bytes than now have been delivered.
     pub(crate) fn until_delivered(&self, bytes: u64) {
         let delivered = || self.peer.rails().iter().map(|rail| rail.delivered_bytes).sum::<u64>();
         let start = delivered();

@@ -197,7 +197,7 @@ impl Connector for Numbered {
 #[ignore = "needs an RDMA device; cargo xtask test --rdma boots one"]
 fn endpoints_come_and_go_through_a_pool_of_64() {
     const CAP: usize = 64;
-    // Emulation takes some 70 ms for each on a busy machine: a thousand by default, ten thousand when asked for.
+    // Emulation takes about 70 ms for each on a busy machine: a thousand by default, ten thousand on request.
     let count = std::env::var("KVASIR_TEST_ENDPOINTS").map_or(1_000, |count| count.parse().unwrap());
     let (a, b) = (Side::new(0, MEMORY, FULL), Side::new(1, MEMORY, FULL));
     b.fill(0, &pattern(4096, 6));

@@ -16,7 +16,7 @@ const BLOCKS: u32 = 32;
 struct Host {
     store: Arc<DramStore>,
     cluster: Arc<Cluster>,
-    /// The cluster only knows it as long as it is here.
+    /// The cluster has only a weak reference, so it is kept here.
     _tiering: Arc<Tiering>,
 }
 
@@ -59,7 +59,7 @@ fn until(what: &str, condition: impl Fn() -> bool) {
     panic!("two minutes passed without: {what}");
 }
 
-/// Two ports that are free, below those that the system gives to whoever asks for any.
+/// Two ports that are free, below those that the system gives to a caller that asks for any.
 fn ports() -> [SocketAddr; 2] {
     let first = 6_000 + (std::process::id() % 500) as u16 * 4;
     let free = (first..).map(|port| SocketAddr::from(([127, 0, 0, 1], port)));

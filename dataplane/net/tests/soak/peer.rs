@@ -39,7 +39,7 @@ pub(crate) fn serve_if_asked() {
         addresses.split(',').map(|address| listen(&node, address.parse().unwrap())).collect();
     let addresses: Vec<String> = rails.iter().filter_map(|rail| rail.address()).collect();
     println!("{READY}{}", addresses.join(","));
-    // Ends with whoever started it, if not before.
+    // Ends with the process that started it, if not before.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
@@ -49,7 +49,7 @@ fn listen(node: &Arc<Node>, address: SocketAddr) -> Tcp {
         let config = TcpConfig { listen: Some(address), ..TcpConfig::default() };
         match Tcp::new(node.clone(), config) {
             Ok(tcp) => return tcp,
-            // Whoever had it last may not be gone altogether.
+            // The previous owner may not be completely gone yet.
             Err(error) => assert!(Instant::now() < deadline, "{address}: {error}"),
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -80,7 +80,7 @@ impl PeerProcess {
         self.life.0.wait().unwrap();
     }
 
-    /// A new life at the same addresses, with other bytes.
+    /// Starts it again at the same addresses, with other bytes.
     pub(crate) fn restart(&mut self) {
         self.epoch += 1;
         self.life = spawn(&self.addresses.join(","), self.epoch).0;
@@ -104,7 +104,7 @@ fn spawn(addresses: &str, epoch: u64) -> (Life, Vec<String>) {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    // The test harness speaks too.
+    // The test harness prints, too.
     let ready =
         lines.by_ref().map_while(Result::ok).find_map(|line| Some(line.split_once(READY)?.1.to_owned()));
     let addresses = ready.expect("the peer's process ended early").split(',').map(str::to_owned).collect();

@@ -1,4 +1,4 @@
-//! What a process holds.
+//! The resources that a process holds.
 
 use std::fs;
 
@@ -24,9 +24,9 @@ impl Usage {
     }
 }
 
-/// The second half of the time takes no more than the first.
+/// The second half of the time must take no more than the first.
 pub(crate) fn check_flat(usage: &[Usage]) {
-    /// What allocators and the odd thread that is about to end may add.
+    /// What allocators and an occasional thread that is about to end may add.
     const SPARE: Usage = Usage { resident_kib: 16 << 10, descriptors: 8, threads: 8 };
     let most = |part: &[Usage]| Usage {
         resident_kib: part.iter().map(|usage| usage.resident_kib).max().unwrap_or(0),

@@ -53,7 +53,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// The end `side` of the rings in `memory`, which nobody has used yet, beside the `socket` to the other end.
+    /// The end `side` of the rings in `memory`, which nobody has used yet, with the `socket` to the other end.
     pub fn new(memory: BorrowedFd<'_>, side: Side, socket: UnixStream) -> io::Result<Self> {
         let memory = Mapping::new(memory, LEN, true)?;
         let outward = u64::from(side == Side::Host);

@@ -180,8 +180,8 @@ impl Tiering {
         self.ahead.add_flight(Flight { level: at, pending, wanted });
     }
 
-    /// Brings what was read ahead and is asked for now into the pool, and reads on behind it. Who asks for a block of
-    /// it meanwhile waits for this.
+    /// Brings blocks that were read ahead and are now requested into the pool, and reads on behind them. A caller that
+    /// asks for one of them meanwhile waits for this.
     pub(super) fn land(&self, asked: &[BlockKey], now_ms: u64) -> Late {
         let mut late = Late::default();
         while self.ahead.open.load(Relaxed) > 0

@@ -44,7 +44,7 @@ struct State {
 
 /// One host, as its peers find it.
 struct Host {
-    /// None while it is dead.
+    /// `None` while it is dead.
     node: Option<Arc<Node>>,
     /// Bytes of its local memory that some completion said to be valid.
     reported: Vec<bool>,

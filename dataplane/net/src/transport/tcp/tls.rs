@@ -4,7 +4,7 @@
 //! TLS 1.3 only. Bytes in memory are encrypted into a buffer and decrypted out of one, which costs the copies that the
 //! plain link avoids. No public authority is asked. TLS checks that a certificate is one of the authority's; whether it
 //! names the node that it is shown for is checked above ([`greet`](super::greet)), where the node has said its name, on
-//! both sides alike. Sessions are not resumed, so each connection looks at the certificates anew.
+//! both sides alike. Sessions are not resumed, so each connection checks the certificates again.
 
 mod members;
 mod session;
