@@ -52,7 +52,11 @@ pub(super) fn run(round: Duration, rounds: usize) -> io::Result<Vec<Row>> {
 }
 
 /// As [`run`], of the groups of rows whose first name is wanted.
-pub(super) fn run_some(round: Duration, rounds: usize, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<Row>> {
+pub(super) fn run_some(
+    round: Duration,
+    rounds: usize,
+    wanted: impl Fn(&str) -> bool,
+) -> io::Result<Vec<Row>> {
     let bench = Bench::over_tcp(64 * MIB)?;
     let (mut rows, all) = (Vec::new(), round * rounds as u32);
     for (name, len, depth) in [("64KiB", 64 << 10, 64), ("1MiB", MIB, 16), ("16MiB", 16 * MIB, 2)] {
