@@ -6,8 +6,5 @@
 pub mod control;
 pub mod data;
 
-/// Messages and stubs of the gRPC services, generated from `host/proto`.
-#[allow(clippy::all, unreachable_pub, missing_docs)]
-pub mod proto {
-    tonic::include_proto!("kvasir.v1");
-}
+/// Messages and stubs of the gRPC services.
+pub use kvasir_proto as proto;

@@ -5,7 +5,7 @@ use crate::config::Span;
 use anyhow::{Context, bail};
 use clap::Args;
 use kvasir_client::data::{Client, ClientError, Put};
-use kvasir_client::proto;
+use kvasir_proto as proto;
 use kvasir_dataplane::tier::store::Tier;
 use kvasir_dataplane::{BATCH_MAX, BlockKey, BlockMeta, Pin};
 use std::io::{Read, Write};

@@ -3,7 +3,7 @@
 use super::HostFlags;
 use clap::{Args, Subcommand};
 use comfy_table::Table;
-use kvasir_client::proto;
+use kvasir_proto as proto;
 use serde_json::{Value, json};
 
 /// Hosts of the cluster.

@@ -5,7 +5,7 @@ use crate::config::Assigned;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use kvasir_client::control::PolicySource;
-use kvasir_client::proto;
+use kvasir_proto as proto;
 use std::path::Path;
 
 /// Load, list and roll back the policies of a running host.

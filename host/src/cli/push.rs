@@ -2,7 +2,7 @@
 
 use super::{HostFlags, blocks, there};
 use clap::Args;
-use kvasir_client::proto::{self, push_response::Outcome};
+use kvasir_proto::{self as proto, push_response::Outcome};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 

@@ -7,7 +7,7 @@ use crate::daemon::{Daemon, Running};
 use anyhow::{Context, Result};
 use kvasir_client::control::{Control, PolicySource};
 use kvasir_client::data::{Client, Endpoint, Options};
-use kvasir_client::proto;
+use kvasir_proto as proto;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::Mutex;

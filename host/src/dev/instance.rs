@@ -1,7 +1,7 @@
 //! A simulated engine: a cost model and the time until which it is busy.
 
 use crate::conductor::fleet::{DecodeCost, PrefillCost, TransferCost};
-use kvasir_client::proto;
+use kvasir_proto as proto;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

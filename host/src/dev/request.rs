@@ -7,7 +7,7 @@ use crate::replay::content;
 use crate::replay::trace::BLOCK_SIZE_TOKENS;
 use anyhow::{Context, Result};
 use kvasir_client::data::{Client, ClientError};
-use kvasir_client::proto;
+use kvasir_proto as proto;
 use kvasir_dataplane::{BlockKey, BlockMeta};
 use proto::complete_request::Stage;
 use proto::schedule_response::Decision;

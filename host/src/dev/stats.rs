@@ -180,7 +180,7 @@ impl Stats {
         let (mut checksum_failures, mut evictions, mut generations) = (0, 0, 0);
         for host in &cluster.hosts {
             let usage =
-                host.control.store.clone().usage(kvasir_client::proto::UsageRequest {}).await?.into_inner();
+                host.control.store.clone().usage(kvasir_proto::UsageRequest {}).await?.into_inner();
             checksum_failures += usage.checksum_failures;
             evictions += usage.evicted_blocks;
             let slots = host.running.host().policies.list();

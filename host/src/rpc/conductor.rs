@@ -2,7 +2,7 @@ use super::CHAIN_BLOCKS_MAX;
 use crate::conductor::fleet::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::conductor::{Error, Registration, Rejected, Scheduled, Stage};
 use crate::host::Host;
-use kvasir_client::proto::{self, conductor_server::Conductor, rejection::Reason, schedule_response};
+use kvasir_proto::{self as proto, conductor_server::Conductor, rejection::Reason, schedule_response};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::Semaphore;

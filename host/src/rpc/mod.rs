@@ -8,7 +8,7 @@ mod store;
 
 use crate::host::Host;
 use crate::metrics::Metrics;
-use kvasir_client::proto;
+use kvasir_proto as proto;
 use kvasir_dataplane::{BATCH_MAX, BlockKey};
 use proto::conductor_server::ConductorServer;
 use proto::node_server::NodeServer;

@@ -1,5 +1,5 @@
 use crate::host::Host;
-use kvasir_client::proto::{self, node_server::Node, ready_response::Component};
+use kvasir_proto::{self as proto, node_server::Node, ready_response::Component};
 use kvasir_dataplane::cluster::{Cluster, PeerView, RailView};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

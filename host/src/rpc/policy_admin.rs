@@ -1,6 +1,6 @@
 use crate::host::Host;
 use crate::policy::{CounterValues, Error, PolicyHost, SlotKind, SlotStatus, Source};
-use kvasir_client::proto::{self, load_request, policy_admin_server::PolicyAdmin};
+use kvasir_proto::{self as proto, load_request, policy_admin_server::PolicyAdmin};
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 

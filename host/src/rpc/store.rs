@@ -1,6 +1,6 @@
 use super::{key_out, keys_in};
 use crate::host::Host;
-use kvasir_client::proto::{self, push_response, remove_response::Outcome, store_server::Store};
+use kvasir_proto::{self as proto, push_response, remove_response::Outcome, store_server::Store};
 use kvasir_dataplane::cluster::push::{PushError, Pushed};
 use kvasir_dataplane::tier::dram::{BlockStat, Remove};
 use kvasir_dataplane::tier::lifecycle::State;
