@@ -9,8 +9,8 @@ pub mod model;
 pub mod probe;
 pub mod route;
 
-#[cfg(test)]
-pub(crate) mod fixture;
+#[cfg(any(test, feature = "conformance"))]
+pub mod fixture;
 mod print;
 #[cfg(test)]
 mod tests;

@@ -4,8 +4,6 @@
 
 #[path = "rdma/failures.rs"]
 mod failures;
-#[path = "rdma/hosts.rs"]
-mod hosts;
 #[path = "rdma/side.rs"]
 mod side;
 #[path = "rdma/transport.rs"]

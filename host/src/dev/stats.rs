@@ -179,8 +179,7 @@ impl Stats {
     pub(super) async fn summary(&self, cluster: &Cluster, took: Duration) -> Result<Summary> {
         let (mut checksum_failures, mut evictions, mut generations) = (0, 0, 0);
         for host in &cluster.hosts {
-            let usage =
-                host.control.store.clone().usage(kvasir_proto::UsageRequest {}).await?.into_inner();
+            let usage = host.control.store.clone().usage(kvasir_proto::UsageRequest {}).await?.into_inner();
             checksum_failures += usage.checksum_failures;
             evictions += usage.evicted_blocks;
             let slots = host.running.host().policies.list();

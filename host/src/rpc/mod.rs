@@ -8,8 +8,8 @@ mod store;
 
 use crate::host::Host;
 use crate::metrics::Metrics;
-use kvasir_proto as proto;
 use kvasir_dataplane::{BATCH_MAX, BlockKey};
+use kvasir_proto as proto;
 use proto::conductor_server::ConductorServer;
 use proto::node_server::NodeServer;
 use proto::policy_admin_server::PolicyAdminServer;

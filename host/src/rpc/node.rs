@@ -1,6 +1,6 @@
 use crate::host::Host;
-use kvasir_proto::{self as proto, node_server::Node, ready_response::Component};
 use kvasir_dataplane::cluster::{Cluster, PeerView, RailView};
+use kvasir_proto::{self as proto, node_server::Node, ready_response::Component};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tonic::{Request, Response, Status};

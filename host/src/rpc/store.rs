@@ -1,11 +1,11 @@
 use super::{key_out, keys_in};
 use crate::host::Host;
-use kvasir_proto::{self as proto, push_response, remove_response::Outcome, store_server::Store};
 use kvasir_dataplane::cluster::push::{PushError, Pushed};
 use kvasir_dataplane::tier::dram::{BlockStat, Remove};
 use kvasir_dataplane::tier::lifecycle::State;
 use kvasir_dataplane::tier::tiering::LevelStats;
 use kvasir_dataplane::{BATCH_MAX, StoreError};
+use kvasir_proto::{self as proto, push_response, remove_response::Outcome, store_server::Store};
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 

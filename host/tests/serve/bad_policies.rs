@@ -3,8 +3,8 @@
 use crate::process::{Host, Transport, content};
 use kvasir_client::control::{Control, PolicySource};
 use kvasir_client::data::{ClientError, Put};
-use kvasir_proto::{self as proto, schedule_response::Decision};
 use kvasir_dataplane::{BlockKey, BlockMeta};
+use kvasir_proto::{self as proto, schedule_response::Decision};
 use kvasir_tests::{bytes_of_100_mb, guest, import_not_granted, wrong_version};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

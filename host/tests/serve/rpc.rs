@@ -2,8 +2,8 @@ use kvasir::config::Config;
 use kvasir::daemon::{Daemon, Running};
 use kvasir_client::control::{Control, PolicySource};
 use kvasir_client::data::{Client, Endpoint, Options, Put};
-use kvasir_proto::{self as proto, complete_request::Stage, schedule_response::Decision};
 use kvasir_dataplane::{BlockKey, BlockMeta};
+use kvasir_proto::{self as proto, complete_request::Stage, schedule_response::Decision};
 use std::path::Path;
 
 fn start(dir: &Path, set: &[&str]) -> Running {

@@ -7,11 +7,11 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-pub(crate) const HGX: &str = include_str!("fixtures/hgx-8gpu-8nic.txt");
-pub(crate) const TWO_SOCKETS: &str = include_str!("fixtures/2socket-4nic.txt");
-pub(crate) const CLOUD_VM: &str = include_str!("fixtures/cloud-vm-1nic.txt");
+pub const HGX: &str = include_str!("fixtures/hgx-8gpu-8nic.txt");
+pub const TWO_SOCKETS: &str = include_str!("fixtures/2socket-4nic.txt");
+pub const CLOUD_VM: &str = include_str!("fixtures/cloud-vm-1nic.txt");
 
-pub(crate) fn build(text: &str) -> TempDir {
+pub fn build(text: &str) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for folder in ["class", "devices", "bus/pci/devices"] {
         fs::create_dir_all(root.path().join(folder)).unwrap();
@@ -23,7 +23,7 @@ pub(crate) fn build(text: &str) -> TempDir {
 }
 
 /// Adds one line's folder, or changes the attributes of one that is there.
-pub(crate) fn add(root: &Path, line: &str) {
+pub fn add(root: &Path, line: &str) {
     let (path, mut attributes) = line.split_once(' ').unwrap_or((line, ""));
     let folder = root.join(path);
     fs::create_dir_all(&folder).unwrap();
@@ -42,7 +42,7 @@ pub(crate) fn add(root: &Path, line: &str) {
 }
 
 /// Takes a device of a class away: its folder and the link to it.
-pub(crate) fn remove(root: &Path, class: &str, name: &str) {
+pub fn remove(root: &Path, class: &str, name: &str) {
     let link = root.join("class").join(class).join(name);
     fs::remove_dir_all(link.canonicalize().unwrap()).unwrap();
     fs::remove_file(link).unwrap();

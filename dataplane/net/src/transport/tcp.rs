@@ -33,8 +33,8 @@ use greet::GreetError;
 use kvasir_memory::region::Region;
 use server::Serving;
 use socket::Socket;
-#[cfg(test)]
-pub(crate) use tls::authority;
+#[cfg(any(test, feature = "conformance"))]
+pub use tls::authority;
 pub use tls::{Tls, TlsError, TlsFiles};
 
 const NAME: &str = "tcp";

@@ -154,7 +154,7 @@ pub(super) fn reason(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
-#[cfg(test)]
-pub(crate) mod authority;
+#[cfg(any(test, feature = "conformance"))]
+pub mod authority;
 #[cfg(test)]
 mod tests;

@@ -11,13 +11,13 @@ use rcgen::{
 use super::{Tls, TlsFiles};
 
 /// An authority, and a folder for what it signs.
-pub(crate) struct Authority {
+pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
-    pub(crate) dir: tempfile::TempDir,
+    pub dir: tempfile::TempDir,
 }
 
 impl Authority {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -28,12 +28,12 @@ impl Authority {
     }
 
     /// The files of a node of this name.
-    pub(crate) fn files(&self, name: &str) -> TlsFiles {
+    pub fn files(&self, name: &str) -> TlsFiles {
         self.files_until(name, None)
     }
 
     /// With a certificate that ended in this year.
-    pub(crate) fn files_until(&self, name: &str, year: Option<i32>) -> TlsFiles {
+    pub fn files_until(&self, name: &str, year: Option<i32>) -> TlsFiles {
         let mut params = CertificateParams::new([name.to_owned()]).unwrap();
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
@@ -49,7 +49,7 @@ impl Authority {
         TlsFiles { authority: self.dir.path().join("ca.pem"), certificate: path("cert"), key: path("key") }
     }
 
-    pub(crate) fn tls(&self, name: &str) -> Tls {
+    pub fn tls(&self, name: &str) -> Tls {
         Tls::read(&self.files(name), name).unwrap()
     }
 }

@@ -1,14 +1,17 @@
-//! Whole hosts that keep copies for each other, over whatever devices there are.
+//! Needs RDMA devices: `cargo xtask test --rdma`. Whole hosts that keep copies for each other, over whatever devices there are.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use kvasir_dataplane::cluster::{Cluster, ClusterConfig, Kind, PeerConfig, RailState};
-use kvasir_dataplane::tier::tiering::{AdmitAll, Tiering, TieringConfig};
-use kvasir_dataplane::{BlockKey, BlockMeta, Clock, DramConfig, DramStore};
+use kvasir_cluster::{Cluster, ClusterConfig, Kind, PeerConfig, RailState};
 use kvasir_net::transport::node::Secret;
+use kvasir_protocol::block::{BlockKey, BlockMeta};
+use kvasir_protocol::clock::Clock;
+use kvasir_store::config::DramConfig;
+use kvasir_store::dram::DramStore;
+use kvasir_store::tiering::{AdmitAll, Tiering, TieringConfig};
 
 const BLOCK: u32 = 64 << 10;
 const BLOCKS: u32 = 32;
@@ -92,7 +95,7 @@ fn hosts_read_each_others_pools_by_their_devices() {
     // Places of a hand-over are written by the device too, and no longer once they were taken back.
     hosts[0].store.put(owner, &BlockMeta::single(key(BLOCKS), BLOCK), &content(BLOCKS), 0).unwrap();
     let pushed = hosts[0].cluster.push("host-1", &[key(BLOCKS)]).unwrap();
-    assert_eq!(pushed, [kvasir_dataplane::cluster::push::Pushed::Done]);
+    assert_eq!(pushed, [kvasir_cluster::push::Pushed::Done]);
     let rails = hosts[0].cluster.peers().remove(0).rails;
     assert!(rails.iter().any(|rail| rail.kind == Kind::Rdma && rail.bytes >= BLOCK.into()), "{rails:?}");
 }
