@@ -42,7 +42,7 @@ fn get(criterion: &mut Criterion) {
         bencher.iter(|| {
             let found = store.get(owner, &[key], 0, NOW_MS).expect("the batch is within bounds");
             let Lookup::Hit(lease) = found[0] else { panic!("{found:?}") };
-            store.release(&[lease.id]).expect("the batch is within bounds");
+            store.release(owner, &[lease.id]).expect("the batch is within bounds");
             drained.clear();
             store.drain_events(&mut drained);
         });

@@ -24,6 +24,15 @@ pub(super) struct Piece {
     pub(super) to: LocalRange,
 }
 
+/// What a peer lent.
+pub(super) struct Borrowed {
+    /// One per key asked for; none where the peer does not have it.
+    pub(super) loans: Vec<Option<Loan>>,
+    pub(super) lease_ms: u64,
+    /// The peer's run, to give loans back with.
+    pub(super) run: u64,
+}
+
 /// A copy that has a place here, not yet its bytes.
 struct Placed<'a> {
     /// Index in the call.
@@ -90,28 +99,23 @@ impl Shared {
         retryable
     }
 
-    /// Asks a peer to lend blocks, and for how long (ms). `None` for a block it lacks; nothing if it did not answer.
-    pub(super) fn borrow(
-        &self,
-        link: &Link,
-        keys: &[BlockKey],
-        patience: Duration,
-    ) -> Option<(Vec<Option<Loan>>, u64)> {
-        let release = std::mem::take(&mut *lock(&link.done));
-        let release = release.into_iter().take(kvasir_protocol::block::BATCH_MAX).collect();
+    /// Asks a peer to lend blocks. None if it did not answer.
+    pub(super) fn borrow(&self, link: &Link, keys: &[BlockKey], patience: Duration) -> Option<Borrowed> {
+        let (run, release) = lock(&link.done).take();
         let request = Request::Lend { keys: keys.to_vec(), release };
         match link.call(self, &request, patience) {
             Ok(Reply::Lent { loans, lease_ms }) if loans.len() == keys.len() => {
                 let asked = |(loan, key): (Option<Loan>, &BlockKey)| loan.filter(|loan| loan.key == *key);
-                Some((loans.into_iter().zip(keys).map(asked).collect(), lease_ms))
+                let loans = loans.into_iter().zip(keys).map(asked).collect();
+                Some(Borrowed { loans, lease_ms, run })
             }
             _ => None,
         }
     }
 
     /// Loans that are no longer needed; the peer is told with the next call.
-    pub(super) fn give_back<'a>(&self, link: &Link, loans: impl IntoIterator<Item = &'a Loan>) {
-        lock(&link.done).extend(loans.into_iter().map(|loan| loan.lease));
+    pub(super) fn give_back<'a>(&self, link: &Link, run: u64, loans: impl IntoIterator<Item = &'a Loan>) {
+        lock(&link.done).add(run, loans.into_iter().map(|loan| loan.lease));
     }
 
     /// Takes copies in: reads each from the peer's pool straight into this one, and makes it visible when its bytes

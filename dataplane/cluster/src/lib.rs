@@ -444,7 +444,7 @@ impl Cluster {
         let stored = keys.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == Outcome::Done);
         lock(&shared.owed).settle(stored.map(|(&key, _)| key));
         let leases: Vec<u64> = loans.iter().flatten().map(|loan| loan.lease).collect();
-        let _ = shared.store.release(&leases);
+        let _ = shared.store.release(shared.owner, &leases);
         shared.news.notify_all();
         shared.todo.look_at(keys);
         outcomes

@@ -12,12 +12,12 @@ use super::paths::{self, Pair, RailView, Tally};
 use super::serve::HOLD;
 use super::table::{Duty, Fact};
 use super::{Event, PeerConfig, SEGMENT, Shared, lock};
-use kvasir_net::topology::matrix::Matrix;
-use kvasir_net::transfer::{Paths, Segment};
-use kvasir_net::transport::Error as TransportError;
-use kvasir_net::transport::tcp::socket::Socket;
-use kvasir_protocol::block::BlockKey;
-use kvasir_store::dram::OwnerId;
+use crate::block::{BATCH_MAX, BlockKey};
+use crate::tier::dram::OwnerId;
+use crate::topology::matrix::Matrix;
+use crate::transfer::{Paths, Segment};
+use crate::transport::Error as TransportError;
+use crate::transport::tcp::socket::Socket;
 
 const CONNECT: Duration = Duration::from_secs(2);
 /// The pause between two attempts to connect: at first, and at most, doubling in between.
@@ -87,7 +87,7 @@ pub(super) struct Link {
     segment: Mutex<Option<(Arc<Segment>, Instant)>>,
     tally: Mutex<Tally>,
     /// Loans of this peer's that are no longer needed; told with the next call.
-    pub(super) done: Mutex<Vec<u64>>,
+    pub(super) done: Mutex<DoneLoans>,
     queue: Mutex<VecDeque<BlockKey>>,
     /// The queue has something, or the host stops.
     wake: Condvar,
@@ -95,6 +95,37 @@ pub(super) struct Link {
     pub(super) copied: AtomicU64,
     pub(super) read: AtomicU64,
     failed: AtomicU64,
+}
+
+/// Loans of a peer's that are no longer needed, since the peer was last lost.
+///
+/// A peer that was lost may be another process when it is back. What the former one lent means nothing to it, or worse,
+/// something else; so what was borrowed before the loss is not given back, and ends by its time.
+#[derive(Debug, Default)]
+pub(super) struct DoneLoans {
+    /// How often the peer was lost.
+    run: u64,
+    leases: Vec<u64>,
+}
+
+impl DoneLoans {
+    /// The number of the run, and leases to give back with the next call, as many as one takes.
+    pub(super) fn take(&mut self) -> (u64, Vec<u64>) {
+        let keep = self.leases.len().saturating_sub(BATCH_MAX);
+        (self.run, self.leases.split_off(keep))
+    }
+
+    /// Leases that were taken in the run of this number.
+    pub(super) fn add(&mut self, run: u64, leases: impl Iterator<Item = u64>) {
+        if run == self.run {
+            self.leases.extend(leases);
+        }
+    }
+
+    fn start_over(&mut self) {
+        self.run += 1;
+        self.leases.clear();
+    }
 }
 
 struct State {
@@ -461,7 +492,7 @@ impl Shared {
         }
         // Last, because somebody may just be connecting to its pool.
         link.hang_up();
-        lock(&link.done).clear();
+        lock(&link.done).start_over();
         link.forget_segment();
         // A host that was never reached from here may still reach this one.
         if before.0 == LinkState::Connecting {
@@ -495,5 +526,26 @@ fn complete(address: &mut String, ip: std::net::IpAddr) {
     {
         parsed.set_ip(ip);
         *address = parsed.to_string();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loans_of_a_peer_that_was_lost_meanwhile_are_not_given_back() {
+        let mut done = DoneLoans::default();
+        let (before, _) = done.take();
+        done.add(before, [1, 2].into_iter());
+        assert_eq!(done.take(), (before, vec![1, 2]));
+        done.add(before, [3].into_iter());
+        done.start_over();
+        // A read that was under way when the peer was lost ends only now.
+        done.add(before, [4].into_iter());
+        let (now, leases) = done.take();
+        assert!(leases.is_empty());
+        done.add(now, [5].into_iter());
+        assert_eq!(done.take(), (now, vec![5]));
     }
 }

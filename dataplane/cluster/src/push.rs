@@ -78,7 +78,7 @@ impl Cluster {
         let lent: Vec<Loan> = loans.iter().flatten().copied().collect();
         let outcomes = if lent.is_empty() { Ok(Vec::new()) } else { shared.hand_over(link, &lent) };
         let leases: Vec<u64> = lent.iter().map(|loan| loan.lease).collect();
-        let _ = shared.store.release(&leases);
+        let _ = shared.store.release(shared.owner, &leases);
         let mut outcomes =
             outcomes.map_err(|reason| PushError::Failed { peer: peer.to_owned(), reason })?.into_iter();
         let outcome = |loan: &Option<Loan>| match loan.and_then(|_| outcomes.next()) {

@@ -118,8 +118,8 @@ impl Shared {
         let loan = |(lookup, stat): (Lookup, Option<kvasir_store::dram::BlockStat>)| {
             let Lookup::Hit(lease) = lookup else { return None };
             let Some(stat) = stat.filter(|stat| stat.slot == lease.slot) else {
-                // It was removed between the two looks.
-                let _ = self.store.release(&[lease.id]);
+                // Removed between the two looks.
+                let _ = self.store.release(owner, &[lease.id]);
                 return None;
             };
             let (key, parent, depth, class, tenant) =
@@ -175,8 +175,8 @@ impl Answering<'_> {
             Request::Hello { .. } => Reply::Refused { reason: "one hello is enough".to_owned() },
             Request::Watch { since } => self.news(since),
             Request::Lend { keys, release } => {
-                // A lease that ended on its way back does no harm.
-                let _ = shared.store.release(&release);
+                // A lease that ended on its way back is no one's problem.
+                let _ = shared.store.release(self.link.owner, &release);
                 let loans = shared.lend(self.link.owner, &keys);
                 add(&shared.counts.lent, loans.iter().flatten().count() as u64);
                 Reply::Lent { loans, lease_ms: shared.lease_ms() }

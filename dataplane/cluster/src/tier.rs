@@ -60,17 +60,17 @@ impl PeerTier {
         let Some(link) = shared.link(place).filter(|link| link.is_up()) else { return };
         let keys: Vec<BlockKey> = asked.iter().map(|&i| wanted[i].get.key).collect();
         let patience = until.saturating_duration_since(Instant::now());
-        let Some((loans, lease_ms)) = shared.borrow(link, &keys, patience) else { return };
-        let until = until.min(Instant::now() + Duration::from_millis(lease_ms));
+        let Some(borrowed) = shared.borrow(link, &keys, patience) else { return };
+        let until = until.min(Instant::now() + Duration::from_millis(borrowed.lease_ms));
         let mut lent: Vec<(usize, Loan)> = Vec::new();
-        for (&i, loan) in asked.iter().zip(loans) {
+        for (&i, loan) in asked.iter().zip(borrowed.loans) {
             match loan.filter(|loan| self.is_good(loan, &wanted[i].get)) {
                 Some(loan) => lent.push((i, loan)),
                 None => wanted[i].without.insert(place),
             }
         }
         self.load(link, wanted, &lent, until);
-        shared.give_back(link, lent.iter().map(|(_, loan)| loan));
+        shared.give_back(link, borrowed.run, lent.iter().map(|(_, loan)| loan));
     }
 
     /// Asks the holders of each block that is still wanted, one after the other. Returns whether there was any to ask.

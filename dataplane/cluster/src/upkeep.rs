@@ -207,7 +207,7 @@ impl Shared {
         }
         drop(sending);
         let leases: Vec<u64> = loans.iter().flatten().map(|loan| loan.lease).collect();
-        let _ = self.store.release(&leases);
+        let _ = self.store.release(self.owner, &leases);
     }
 
     fn offer(&self, link: &Link, items: Vec<(Loan, Holding)>) {
@@ -299,11 +299,12 @@ impl Shared {
         };
         let peers = order.into_iter().filter_map(|place| self.link(place)).filter(|link| link.is_up());
         for link in peers {
-            let Some((loans, lease_ms)) = self.borrow(link, &[key], REPAIR) else { continue };
-            let Some((loan, holding)) = loans.into_iter().next().flatten().zip(holding) else { continue };
+            let Some(borrowed) = self.borrow(link, &[key], REPAIR) else { continue };
+            let Some((loan, holding)) = borrowed.loans[0].zip(holding) else { continue };
             let same = (loan.size, loan.checksum) == (holding.size, holding.checksum);
-            let taken = if same { self.take_in(link, &[(loan, holding)], lease_ms) } else { Vec::new() };
-            self.give_back(link, [&loan]);
+            let taken =
+                if same { self.take_in(link, &[(loan, holding)], borrowed.lease_ms) } else { Vec::new() };
+            self.give_back(link, borrowed.run, [&loan]);
             if matches!(taken[..], [Copied::Done | Copied::Had]) {
                 add(&self.counts.repaired, 1);
                 return self.tell(Event::Repaired { key, peer: link.config.name.clone() });

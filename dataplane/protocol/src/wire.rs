@@ -256,7 +256,7 @@ impl Outcome {
             Self::Aborted => "the reservation was aborted or reclaimed; reserve the block again",
             Self::Busy => "another call is using the reservation",
             Self::ChecksumMismatch => "the bytes arrived with another checksum; send them again",
-            Self::LeaseGone => "the lease has expired or was released",
+            Self::LeaseGone => "the lease has expired, was released, or is another connection's",
             Self::Throttled => "the host lends no more at once; release some and try again",
             Self::Dropped => "the block's bytes no longer matched its checksum; it was dropped",
             Self::QuotaFull => {

@@ -176,8 +176,8 @@ impl Connection {
                 return self.greet(header.request, wants_write, wants_ring);
             }
             Request::Get { class, release, keys } if self.local => {
-                // A lease that expired on its way back does no harm.
-                let _ = store.release(&release).map_err(rule)?;
+                // A lease that expired on its way back is no one's problem.
+                let _ = store.release(self.owner, &release).map_err(rule)?;
                 Reply::Get(
                     tiering.get(self.owner, &keys, class, now).map_err(rule)?.iter().map(found).collect(),
                 )
@@ -201,7 +201,7 @@ impl Connection {
                 outcomes(store.abort(self.owner, &ids).map_err(rule)?.iter().map(outcome).collect())
             }
             Request::Release(ids) => {
-                outcomes(store.release(&ids).map_err(rule)?.iter().map(outcome).collect())
+                outcomes(store.release(self.owner, &ids).map_err(rule)?.iter().map(outcome).collect())
             }
             Request::Remove(keys) => {
                 outcomes(tiering.remove(&keys, now).map_err(rule)?.into_iter().map(removed).collect())

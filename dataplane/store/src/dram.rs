@@ -33,6 +33,7 @@ mod victims;
 mod write;
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
@@ -243,7 +244,7 @@ impl DramStore {
         let per_shard = per_shard + per_shard / 8 + 8;
         let seed = config.hash_seed;
         Ok(Self {
-            shards: std::array::from_fn(|_| RwLock::new(Shard::new(per_shard, seed))),
+            shards: std::array::from_fn(|_| RwLock::new(Shard::new(per_shard, seed, any_number()))),
             space: Mutex::new(Space::new(pool.bytes())),
             freed: Condvar::new(),
             pressed: Condvar::new(),
@@ -378,6 +379,11 @@ impl DramStore {
     fn write(&self, shard: usize) -> RwLockWriteGuard<'_, Shard> {
         self.shards[shard].write().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Differs from run to run, and is no secret.
+fn any_number() -> u32 {
+    RandomState::new().build_hasher().finish() as u32
 }
 
 fn check_batch(len: usize) -> Result<(), StoreError> {

@@ -45,7 +45,7 @@ pub enum StoreError {
         "block {key} arrived with checksum {found:#018x} instead of {expected:#018x}; it was not stored, send it again"
     )]
     ChecksumMismatch { key: BlockKey, expected: u64, found: u64 },
-    #[error("lease {id:#x} has expired or was released")]
+    #[error("lease {id:#x} has expired, was released, or is another reader's")]
     LeaseGone { id: u64 },
     #[error("no room for another lease: {held} are held; release some")]
     TooManyLeases { held: usize },

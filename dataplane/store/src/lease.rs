@@ -27,11 +27,13 @@ pub(super) struct Leases {
     head: u32,
     tail: u32,
     held: usize,
+    /// Life that a new entry begins with. Random, so that an id given by an earlier run of the host ends nothing now.
+    first_life: u32,
 }
 
 impl Leases {
-    pub(super) fn new() -> Self {
-        Self { entries: Vec::new(), free: Vec::new(), head: NONE, tail: NONE, held: 0 }
+    pub(super) fn new(first_life: u32) -> Self {
+        Self { entries: Vec::new(), free: Vec::new(), head: NONE, tail: NONE, held: 0, first_life }
     }
 
     pub(super) fn held(&self) -> usize {
@@ -46,7 +48,7 @@ impl Leases {
                 owner,
                 expires_ms,
                 held: false,
-                life: 0,
+                life: self.first_life,
                 prev: NONE,
                 next: NONE,
             });
@@ -73,9 +75,10 @@ impl Leases {
         (index, life)
     }
 
-    /// Ends a lease. Returns `None` if it ended before.
-    pub(super) fn end(&mut self, index: u32, life: u32) -> Option<Lease> {
-        let lease = *self.entries.get(index as usize).filter(|lease| lease.held && lease.life == life)?;
+    /// Ends a lease of `owner`; none if it ended before or is another's.
+    pub(super) fn end(&mut self, owner: OwnerId, index: u32, life: u32) -> Option<Lease> {
+        let is_meant = |lease: &&Lease| lease.held && lease.life == life && lease.owner == owner;
+        let lease = *self.entries.get(index as usize).filter(is_meant)?;
         match self.entries.get_mut(lease.prev as usize) {
             Some(prev) => prev.next = lease.next,
             None => self.head = lease.next,
@@ -93,7 +96,7 @@ impl Leases {
     /// Ends the oldest lease if it has expired.
     pub(super) fn expire_one(&mut self, now_ms: u64) -> Option<Lease> {
         let oldest = *self.entries.get(self.head as usize).filter(|lease| lease.expires_ms <= now_ms)?;
-        self.end(self.head, oldest.life)
+        self.end(oldest.owner, self.head, oldest.life)
     }
 
     /// Bytes these tables take.
@@ -122,18 +125,18 @@ mod tests {
     #[test]
     fn leases_end_once_and_expire_in_order() {
         let (a, b) = (OwnerId(1), OwnerId(2));
-        let mut leases = Leases::new();
+        let mut leases = Leases::new(u32::MAX - 1);
         let first = leases.add(10, a, 100);
         let second = leases.add(11, b, 90);
         let third = leases.add(12, a, 200);
         assert_eq!(leases.of(a), [first, third]);
         assert!(leases.expire_one(99).is_none());
-        assert_eq!(leases.end(second.0, second.1).map(|l| l.local), Some(11));
-        assert!(leases.end(second.0, second.1).is_none());
+        assert!(leases.end(a, second.0, second.1).is_none(), "nobody ends another's lease");
+        assert_eq!(leases.end(b, second.0, second.1).map(|l| l.local), Some(11));
+        assert!(leases.end(b, second.0, second.1).is_none());
         assert_eq!(leases.expire_one(100).map(|l| l.local), Some(10));
-        let again = leases.add(13, b, 250);
-        assert_ne!(again.1, 0);
-        assert!(leases.end(first.0, first.1).is_none(), "an id is never good for a later lease");
+        leases.add(13, b, 250);
+        assert!(leases.end(a, first.0, first.1).is_none(), "an id is never good for a later lease");
         assert_eq!(leases.expire_one(1000).map(|l| l.local), Some(12));
         assert_eq!(leases.expire_one(1000).map(|l| l.local), Some(13));
         assert_eq!((leases.expire_one(1000).map(|l| l.local), leases.held()), (None, 0));

@@ -92,7 +92,7 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    pub(super) fn new(slots_max: usize, seed: u64) -> Self {
+    pub(super) fn new(slots_max: usize, seed: u64, first_life: u32) -> Self {
         Self {
             // Memory that nobody touched is not resident; growing would cost more, in time under the shard's lock and
             // at its peak.
@@ -104,7 +104,7 @@ impl Shard {
             reservations: HashMap::new(),
             reservations_made: 0,
             ended: VecDeque::new(),
-            leases: Leases::new(),
+            leases: Leases::new(first_life),
             extras: Extras::default(),
             ghosts: Ghosts::default(),
             lifecycle: LifecycleCounts::default(),

@@ -69,7 +69,7 @@ impl DramStore {
         for shard in 0..SHARDS {
             let mut guard = self.write(shard);
             for (index, life) in guard.leases.of(owner) {
-                if let Some(lease) = guard.leases.end(index, life) {
+                if let Some(lease) = guard.leases.end(owner, index, life) {
                     freed.extend(guard.give_back(lease.local).unwrap_or(None));
                 }
             }

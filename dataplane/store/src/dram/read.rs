@@ -83,17 +83,18 @@ impl DramStore {
         Lookup::Hit(lease)
     }
 
-    /// Ends leases.
-    pub fn release(&self, ids: &[u64]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
+    /// Ends leases of `owner`. One that another holds is as unknown to it as one that never was.
+    pub fn release(&self, owner: OwnerId, ids: &[u64]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
         check_batch(ids.len())?;
-        Ok(ids.iter().map(|&id| self.release_one(id)).collect())
+        Ok(ids.iter().map(|&id| self.release_one(owner, id)).collect())
     }
 
-    fn release_one(&self, id: u64) -> Result<(), StoreError> {
+    fn release_one(&self, owner: OwnerId, id: u64) -> Result<(), StoreError> {
         let (index, shard) = ((id as u32) / SHARDS as u32, (id as u32) as usize % SHARDS);
         let freed = {
             let mut guard = self.write(shard);
-            let lease = guard.leases.end(index, (id >> 32) as u32).ok_or(StoreError::LeaseGone { id })?;
+            let lease = guard.leases.end(owner, index, (id >> 32) as u32);
+            let lease = lease.ok_or(StoreError::LeaseGone { id })?;
             guard.give_back(lease.local)?
         };
         self.free(freed);

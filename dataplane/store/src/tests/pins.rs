@@ -131,7 +131,7 @@ fn a_block_with_a_time_to_live_is_gone_when_it_is_over() {
     assert_eq!(store.exists(&[1, 2, 3, 4].map(key)).unwrap(), [false, false, false, true]);
     assert_eq!(store.metrics().lifecycle.in_state(State::Expired), 3);
     assert_eq!((store.metrics().free_bytes, store.metrics().tenants[0].pinned_bytes), (15 * 4096, 0));
-    assert_eq!(store.release(&[read.id]).unwrap(), [Err(StoreError::LeaseGone { id: read.id })]);
+    assert_eq!(store.release(OwnerId(0), &[read.id]).unwrap(), [Err(StoreError::LeaseGone { id: read.id })]);
     assert!(matches!(put(1, 0), Reserve::Reserved(_)));
     store.sweep(10_000);
     assert_eq!(store.exists(&[key(1)]).unwrap(), [true], "the new block has no time to live");

@@ -8,7 +8,7 @@ use kvasir_protocol::clock::Clock;
 fn damage(store: &DramStore, n: u64) {
     let lease = lease(store, n, 0).unwrap();
     assert!(store.pool().mapping().write(lease.offset, &[!bytes_of(n, 1)[0]]));
-    store.release(&[lease.id]).unwrap().remove(0).unwrap();
+    store.release(OwnerId(0), &[lease.id]).unwrap().remove(0).unwrap();
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn a_miss_has_a_cause_and_times_are_counted() {
     store.put(OwnerId(0), &meta, &bytes_of(1, 4096), 0).unwrap();
     (2..5).for_each(|n| assert!(matches!(put(&store, n, 4096, 0), Reserve::Reserved(_))));
     let read = lease(&store, 2, 40).unwrap();
-    store.release(&[read.id]).unwrap().remove(0).unwrap();
+    store.release(OwnerId(0), &[read.id]).unwrap().remove(0).unwrap();
     store.remove(&[key(3)], 50).unwrap();
     drain(&store);
     let slot = store.stat(&[key(4)]).unwrap()[0].unwrap().slot;

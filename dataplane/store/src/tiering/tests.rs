@@ -131,7 +131,7 @@ impl Rig {
         let Lookup::Hit(lease) = lookup else { return false };
         let pool = self.tiering.dram().pool();
         let same = pool.mapping().bytes(lease.offset, PAGE.into()).unwrap() == bytes_of(n, PAGE);
-        self.tiering.dram().release(&[lease.id]).unwrap();
+        self.tiering.dram().release(self.owner, &[lease.id]).unwrap();
         assert!(same, "block {n} came back as other bytes");
         true
     }

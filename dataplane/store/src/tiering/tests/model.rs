@@ -114,7 +114,7 @@ impl Caller<'_> {
             let bytes = self.tiering.dram().pool().mapping().bytes(lease.offset, lease.size.into()).unwrap();
             assert_eq!(bytes, bytes_of(n, size(n)), "block {n} was lent as other bytes");
             assert_eq!(lease.checksum, checksum(bytes));
-            self.tiering.dram().release(&[lease.id]).unwrap()[0].clone().unwrap();
+            self.tiering.dram().release(self.owner, &[lease.id]).unwrap()[0].clone().unwrap();
         }
     }
 
