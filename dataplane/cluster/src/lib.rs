@@ -78,19 +78,20 @@ use self::targets::Targets;
 use self::tier::PeerTier;
 use self::upkeep::Todo;
 use self::whereabouts::Whereabouts;
-use kvasir_memory::region::Region;
-use kvasir_net::topology::Topology;
-use kvasir_net::transfer::handover::Arrivals;
-use kvasir_net::transfer::{Engine, EngineConfig};
-use kvasir_net::transport::node::Secret;
-use kvasir_net::transport::tcp::Tls;
-use kvasir_net::transport::{Access, Denied, Error as TransportError, Node, Transport};
-use kvasir_protocol::block::BlockKey;
-use kvasir_protocol::clock::Clock;
-use kvasir_protocol::wire::Outcome;
-use kvasir_store::dram::{DramStore, OwnerId};
-use kvasir_store::store::BlockStore;
-use kvasir_store::tiering::Tiering;
+use crate::block::BlockKey;
+use crate::clock::Clock;
+use crate::memory::region::Region;
+use crate::state_db;
+use crate::tier::dram::{DramStore, OwnerId};
+use crate::tier::store::BlockStore;
+use crate::tier::tiering::Tiering;
+use crate::topology::Topology;
+use crate::transfer::handover::Arrivals;
+use crate::transfer::{Engine, EngineConfig};
+use crate::transport::node::Secret;
+use crate::transport::tcp::Tls;
+use crate::transport::{Access, Denied, Error as TransportError, Node, Transport};
+use crate::wire::Outcome;
 
 /// The segment that every host exports: its pool.
 const SEGMENT: &str = "kvasir.pool";
@@ -201,8 +202,8 @@ pub enum OpenError {
     Export(#[from] Denied),
     #[error("no thread for {what}: {source}")]
     Thread { what: &'static str, source: io::Error },
-    #[error("what is known of wanted copies cannot be kept in {}: {reason}; check the folder", path.display())]
-    Targets { path: PathBuf, reason: String },
+    #[error("what is known of wanted copies cannot be kept: {0}")]
+    Targets(#[from] state_db::OpenError),
 }
 
 /// Something that an operator may want to know.
@@ -224,6 +225,11 @@ pub enum Event {
         "how many copies are wanted cannot be kept on disk: {reason}; until it can, a restart forgets it"
     )]
     TargetsNotKept { reason: String },
+    #[error(
+        "what was kept of wanted copies is damaged; it is now in {}, and copies are wanted again of those blocks only that \
+         other hosts speak of", kept.display()
+    )]
+    TargetsDamaged { kept: PathBuf },
 }
 
 impl Event {
@@ -391,8 +397,10 @@ impl Cluster {
     /// Claims again what was held before, and keeps that from here on.
     fn open_targets(&self, tiering: &Tiering) -> Result<(), OpenError> {
         let Some(path) = &self.shared.config.targets else { return Ok(()) };
-        let opened = Targets::open(path);
-        let targets = opened.map_err(|reason| OpenError::Targets { path: path.clone(), reason })?;
+        let (targets, damaged) = Targets::open(path)?;
+        if let Some(kept) = damaged {
+            self.shared.tell(Event::TargetsDamaged { kept });
+        }
         let at = self.shared.table().log().end();
         self.shared.restore_targets(&targets, tiering);
         self.spawn("kvasir-targets", "wanted copies", move |shared| shared.keep_targets(&targets, at))

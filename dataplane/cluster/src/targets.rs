@@ -8,7 +8,7 @@
 //!
 //! A record is the key (16 B, big-endian) and 22 B: version, target, size, checksum, primary.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,11 +16,13 @@ use std::time::{Duration, Instant};
 use super::counts::add;
 use super::table::{Fact, Heard, Holding, NodeId};
 use super::{Event, Shared};
-use kvasir_protocol::block::{BATCH_MAX, BlockKey};
-use kvasir_store::tiering::Tiering;
+use crate::block::{BATCH_MAX, BlockKey};
+use crate::state_db;
+use crate::tier::tiering::Tiering;
 
 const VERSION: u8 = 1;
 const RECORD_LEN: usize = 22;
+const CACHE_BYTES: u64 = 8 << 20;
 /// Facts written at once.
 const FACTS_MAX: usize = 4096;
 /// The longest time for which a fact is written and may still be lost.
@@ -29,20 +31,10 @@ const FLUSH: Duration = Duration::from_millis(200);
 pub(super) struct Targets(sled::Db);
 
 impl Targets {
-    /// Opens the records; damaged ones are thrown away.
-    pub(super) fn open(path: &Path) -> Result<Self, String> {
-        let open = || {
-            // `sled` has panicked on damaged files before; the loss of these is no reason to end.
-            let config = sled::Config::new().path(path).cache_capacity(8 << 20).flush_every_ms(None);
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| config.open()))
-                .map_err(|_| "it cannot be read".to_string())?
-                .map_err(|error| error.to_string())
-        };
-        let again = |_| {
-            std::fs::remove_dir_all(path).map_err(|error| error.to_string())?;
-            open()
-        };
-        open().or_else(again).map(Self)
+    /// Opens the records. Also says where damaged ones were put, if these take their place.
+    pub(super) fn open(path: &Path) -> Result<(Self, Option<PathBuf>), state_db::OpenError> {
+        let opened = state_db::open(path, CACHE_BYTES)?;
+        Ok((Self(opened.db), opened.set_aside))
     }
 
     /// What was kept, as far as it can be read.
@@ -196,12 +188,12 @@ mod tests {
     fn what_was_kept_is_there_after_it_was_opened_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("targets");
-        let targets = Targets::open(&path).unwrap();
+        let (targets, _) = Targets::open(&path).unwrap();
         let holds = |n: u128| Fact::Holds(BlockKey(n), holding(n as u32));
         targets.apply(&[holds(1), holds(2), Fact::Gone(BlockKey(1), Gone::LetGo), holds(3)]).unwrap();
         targets.0.flush().unwrap();
         drop(targets);
-        let targets = Targets::open(&path).unwrap();
+        let (targets, _) = Targets::open(&path).unwrap();
         assert_eq!(kept(&targets), [(2, Some(holding(2))), (3, Some(holding(3)))]);
         targets.replace(&[holds(3), holds(9)]).unwrap();
         targets.0.insert(7u128.to_be_bytes(), &b"noise"[..]).unwrap();
@@ -210,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_files_are_thrown_away() {
+    fn damaged_files_are_set_aside() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("targets");
         drop(Targets::open(&path).unwrap());
@@ -219,7 +211,8 @@ mod tests {
                 std::fs::write(file.path(), b"not what it was").unwrap();
             }
         }
-        let targets = Targets::open(&path).unwrap();
+        let (targets, set_aside) = Targets::open(&path).unwrap();
+        assert!(set_aside.is_some_and(|kept| kept.exists()));
         targets.apply(&[Fact::Holds(BlockKey(1), holding(1))]).unwrap();
         assert_eq!(kept(&targets).len(), 1);
     }

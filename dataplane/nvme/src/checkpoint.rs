@@ -6,12 +6,14 @@
 //!
 //! Keys are segment (4 B, big-endian) and part (4 B): part 0 is the head, the others hold 512 entries each.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use kvasir_protocol::block::Checksum;
+use crate::block::Checksum;
+use crate::state_db;
 
 use super::format::{ENTRY, Entry, Kind};
 
+const CACHE_BYTES: u64 = 16 << 20;
 const PART_ENTRIES: usize = 512;
 const VERSION: u8 = 1;
 
@@ -39,20 +41,10 @@ impl Summary {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint; a damaged one is thrown away.
-    pub(super) fn open(path: &Path) -> Result<Self, String> {
-        let open = || {
-            // `sled` has panicked on damaged files before; the loss of this one is no reason to end.
-            let config = sled::Config::new().path(path).cache_capacity(16 << 20).flush_every_ms(None);
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| config.open()))
-                .map_err(|_| "it cannot be read".to_string())?
-                .map_err(|error| error.to_string())
-        };
-        let again = |_| {
-            std::fs::remove_dir_all(path).map_err(|error| error.to_string())?;
-            open()
-        };
-        open().or_else(again).map(Self)
+    /// Opens the checkpoint. Also says where a damaged one was put, if this one takes its place.
+    pub(super) fn open(path: &Path) -> Result<(Self, Option<PathBuf>), state_db::OpenError> {
+        let opened = state_db::open(path, CACHE_BYTES)?;
+        Ok((Self(opened.db), opened.set_aside))
     }
 
     pub(super) fn save(&self, summaries: &[Summary]) -> sled::Result<()> {
@@ -145,14 +137,14 @@ mod tests {
     }
 
     #[test]
-    fn summaries_outlive_a_reopen_and_a_damaged_checkpoint_is_thrown_away() {
+    fn summaries_outlive_a_reopen_and_a_damaged_checkpoint_is_set_aside() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("checkpoint");
         let (large, small) = (summary(1, 1500), summary(2, 3));
-        let checkpoint = Checkpoint::open(&path).unwrap();
+        let (checkpoint, _) = Checkpoint::open(&path).unwrap();
         checkpoint.save(&[large.clone(), small.clone()]).unwrap();
         drop(checkpoint);
-        let checkpoint = Checkpoint::open(&path).unwrap();
+        let (checkpoint, _) = Checkpoint::open(&path).unwrap();
         assert_eq!(
             (checkpoint.load(1), checkpoint.load(2), checkpoint.load(3)),
             (Some(large), Some(small), None)
@@ -167,6 +159,7 @@ mod tests {
 
         std::fs::write(path.join("conf"), "nonsense").unwrap();
         std::fs::write(path.join("db"), "nonsense").unwrap();
-        assert_eq!(Checkpoint::open(&path).unwrap().load(2), None);
+        let (checkpoint, set_aside) = Checkpoint::open(&path).unwrap();
+        assert!(checkpoint.load(2).is_none() && set_aside.is_some_and(|kept| kept.exists()));
     }
 }

@@ -103,9 +103,13 @@ impl NvmeStore {
             source,
         })?;
         let checkpoint = Checkpoint::open(&disk.checkpoint_path());
-        let checkpoint = checkpoint
-            .map_err(|reason| warnings.push(format!("no checkpoint, every segment is read: {reason}")))
-            .ok();
+        let (checkpoint, damaged) = checkpoint
+            .map_err(|error| warnings.push(format!("no checkpoint, every segment is read: {error}")))
+            .map_or((None, None), |(checkpoint, damaged)| (Some(checkpoint), damaged));
+        if let Some(kept) = damaged {
+            let kept = kept.display();
+            warnings.push(format!("the checkpoint was damaged and is kept as {kept}; every segment is read"));
+        }
         let mut recovered = recover(&config, &disk, checkpoint.as_ref()).map_err(|source| OpenError::Io {
             step: "recovering",
             path: config.dir.clone(),
