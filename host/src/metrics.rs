@@ -125,8 +125,20 @@ fn describe() {
         "kvasir_reservations_reclaimed_total",
         "Reservations taken back from writers that died or stalled"
     );
-    describe_gauge!("kvasir_tier_blocks", "Blocks in the tier, for each tier below the pool");
-    describe_gauge!("kvasir_tier_block_bytes", "Bytes of the blocks in the tier");
+    describe_gauge!(
+        "kvasir_quarantined_bytes",
+        "Bytes of reservations taken back from clients that may still be writing there; given to nobody until they are done"
+    );
+    describe_counter!(
+        "kvasir_quarantined_total",
+        "Reservations taken back from clients that may still be writing"
+    );
+    describe_counter!(
+        "kvasir_quarantine_refused_total",
+        "Reservations refused because a quarter of the pool waits for late writers"
+    );
+    describe_gauge!("kvasir_tier_blocks", "Blocks in each tier below the pool");
+    describe_gauge!("kvasir_tier_block_bytes", "Bytes of those blocks");
     describe_gauge!(
         "kvasir_tier_used_bytes",
         "Bytes that the tier occupies, including dead blocks that are not reclaimed yet"
@@ -340,6 +352,9 @@ fn store(host: &Host) {
     counter!("kvasir_leases_expired_total").absolute(m.leases_expired);
     gauge!("kvasir_reservations").set(m.reservations as f64);
     counter!("kvasir_reservations_reclaimed_total").absolute(m.reservations_reclaimed);
+    gauge!("kvasir_quarantined_bytes").set(m.quarantined_bytes as f64);
+    counter!("kvasir_quarantined_total").absolute(m.quarantined);
+    counter!("kvasir_quarantine_refused_total").absolute(m.quarantine_refused);
     counter!("kvasir_evictor_hits_dropped_total").absolute(m.hits_dropped);
 }
 

@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -126,7 +126,9 @@ impl Client {
             namespace: options.namespace.clone(),
         };
         let (reply, fds) = wire.greet(&hello).map_err(|error| error.at(endpoint, Op::Hello))?;
-        let Reply::Hello { shared, writable, ring, pool_bytes, lease_ms, payload_max } = reply else {
+        let Reply::Hello { shared, writable, ring, pool_bytes, lease_ms, reservation_ms, payload_max } =
+            reply
+        else {
             return Err(wrong(endpoint, Op::Hello, reply));
         };
         let mut fds = fds.into_iter();
@@ -134,8 +136,10 @@ impl Client {
         let local = match fds.next().filter(|_| shared) {
             Some(fd) => {
                 let mapping = Mapping::new(fd.as_fd(), pool_bytes, writable).map_err(unmapped)?;
-                let lease = Duration::from_millis(lease_ms);
-                Some(Arc::new(Local { mapping, done: Mutex::new(Vec::new()), lease }))
+                let (lease, filling) =
+                    (Duration::from_millis(lease_ms), Duration::from_millis(reservation_ms));
+                let (done, dead) = (Mutex::new(Vec::new()), AtomicBool::new(false));
+                Some(Arc::new(Local { mapping, done, lease, filling, dead }))
             }
             None => None,
         };
@@ -268,15 +272,22 @@ impl Client {
         blocks: &[(BlockMeta, &[u8])],
     ) -> Result<Vec<Outcome>, ClientError> {
         let metas: Vec<BlockMeta> = blocks.iter().map(|(meta, _)| *meta).collect();
+        // The host counts from later, so ours ends first.
+        let until = Instant::now() + local.filling;
         let placed = match self.call(&Request::Reserve(metas))? {
             Reply::Reserve(placed) if placed.len() == blocks.len() => placed,
             other => return Err(wrong(&self.endpoint, Op::Reserve, other)),
         };
         let mut outcomes = Vec::with_capacity(blocks.len());
-        let mut commits = Vec::with_capacity(blocks.len());
+        let (mut commits, mut late) = (Vec::with_capacity(blocks.len()), Vec::new());
         for (at, (placed, (_, bytes))) in placed.iter().zip(blocks).enumerate() {
             let last = at + 1 == blocks.len();
             match *placed {
+                // After that the place may soon be another's.
+                Placed::At { reservation, .. } if Instant::now() >= until => {
+                    late.push(reservation);
+                    outcomes.push(Outcome::Aborted);
+                }
                 Placed::At { reservation, offset } => {
                     let soon = || {
                         if last {
@@ -289,11 +300,21 @@ impl Client {
                             op: Op::Reserve,
                         });
                     };
-                    commits.push((at, (reservation, sum)));
-                    outcomes.push(Outcome::Internal);
+                    if Instant::now() >= until {
+                        late.push(reservation);
+                        outcomes.push(Outcome::Aborted);
+                    } else {
+                        commits.push((at, (reservation, sum)));
+                        outcomes.push(Outcome::Internal);
+                    }
                 }
                 Placed::Not(outcome) => outcomes.push(outcome),
             }
+        }
+        if !late.is_empty() {
+            // Tells the host that nothing is written there any more.
+            let count = late.len();
+            self.outcomes(&Request::Abort(late), count)?;
         }
         if !commits.is_empty() {
             let items: Vec<_> = commits.iter().map(|(_, item)| *item).collect();
@@ -490,6 +511,13 @@ impl Client {
         }
     }
 
+    /// The connection is over, or about to be: what it was lent is no longer this client's.
+    fn disown(&self) {
+        if let Some(local) = &self.local {
+            local.dead.store(true, Ordering::SeqCst);
+        }
+    }
+
     fn call(&self, request: &Request) -> Result<Reply, ClientError> {
         self.exchange(request, &[], no_payload)
     }
@@ -509,7 +537,17 @@ impl Client {
         let result =
             wire.exchange(request, payload, receive).map_err(|fault| fault.at(&self.endpoint, request.op()));
         wire.broken = result.is_err();
+        if wire.broken {
+            self.disown();
+        }
         result
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // Before the connection is closed, at which the host takes back what it has lent.
+        self.disown();
     }
 }
 

@@ -498,7 +498,7 @@ impl Shared {
         if before.0 == LinkState::Connecting {
             return;
         }
-        self.store.release_owner(link.owner);
+        self.store.release_owner(link.owner, self.clock.now_ms());
         if error.is_end() {
             // A host that is merely silent may still be writing; then time ends what it began.
             self.end_incoming("the host that wrote it is gone", |_, from| from == link.config.name);

@@ -115,7 +115,7 @@ impl Host {
         let found = self.tiering.get(owner, &[key(n)], 0, self.clock.now_ms()).unwrap()[0];
         let Lookup::Hit(lease) = found else { return false };
         assert!(self.store.pool().mapping().bytes(lease.offset, lease.size.into()).unwrap() == content(n));
-        self.store.release_owner(owner);
+        self.store.release_owner(owner, self.clock.now_ms());
         true
     }
 

@@ -6,11 +6,12 @@ pub mod ring;
 use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll as poll_fds};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
@@ -61,7 +62,20 @@ impl Stream {
         };
     }
 
-    /// Reads what is there already; [`io::ErrorKind::WouldBlock`] if nothing is.
+    /// Whether the other side has closed it. What it sent before may still be unread.
+    pub fn is_hung_up(&self) -> bool {
+        let fd = match self {
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Ring(ring) => ring.socket().as_fd(),
+        };
+        let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::RDHUP)];
+        let over = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+        // Asked with no patience; that the question fails says nothing.
+        poll_fds(&mut polled, Some(&Timespec::default())).is_ok() && polled[0].revents().intersects(over)
+    }
+
+    /// What is there already; [`io::ErrorKind::WouldBlock`] if nothing is.
     fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let received = match self {
             Self::Unix(stream) => rustix::net::recv(stream, buffer, RecvFlags::DONTWAIT),
@@ -330,5 +344,14 @@ mod tests {
         echo.join().unwrap();
         polls(&mut reader);
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+    }
+    #[test]
+    fn a_stream_knows_that_the_other_side_hung_up_behind_unread_bytes() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let near = Stream::Unix(near);
+        far.write_all(b"unread").unwrap();
+        assert!(!near.is_hung_up());
+        drop(far);
+        assert!(near.is_hung_up());
     }
 }

@@ -20,11 +20,11 @@ pub use handover::{ArrivingBlock, HandOverCall, HandedPlace};
 use crate::block::{BATCH_MAX, BlockKey, BlockMeta, Pin};
 
 pub const MAGIC: [u8; 4] = *b"KVSR";
-/// 4: hand-overs layer by layer, requests that are refused while the connection goes on, a ring in shared memory, where
+/// 5: a hello says how long a place may be filled. 4: hand-overs layer by layer, requests that are refused while the connection goes on, a ring in shared memory, where
 /// a put should go. 3: a stat
 /// names the tiers of a block, a put may ask for copies on other hosts. 2: a hello names a tenant, blocks have a time to
 /// live, can be pinned and evicted by name.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 pub const HEADER_LEN: usize = 32;
 /// Above the longest legal body (4,096 put items of 55 B).
 pub const BODY_MAX: usize = 512 << 10;
@@ -234,6 +234,7 @@ impl Outcome {
             Self::ChecksumMismatch,
             Self::Throttled,
             Self::InProgress,
+            Self::Aborted,
             Self::CopiesFull,
         ];
         retryable.contains(&self)
@@ -277,6 +278,29 @@ impl Outcome {
             }
             Self::Conflict => "another host holds other bytes under the same key; use another key",
             Self::Internal => "the host failed on its own account; see its log",
+        }
+    }
+}
+
+impl From<&StoreError> for Outcome {
+    fn from(error: &StoreError) -> Self {
+        match error {
+            StoreError::ZeroSize { .. } => Self::ZeroSize,
+            StoreError::TooLarge { .. } => Self::TooLarge,
+            StoreError::PoolFull { .. } | StoreError::WritersLate { .. } => Self::PoolFull,
+            StoreError::SlotsFull { .. } => Self::SlotsFull,
+            StoreError::QuotaFull { .. } => Self::QuotaFull,
+            StoreError::UnknownReservation { .. } => Self::UnknownReservation,
+            StoreError::NotTheWriter { .. } => Self::NotTheWriter,
+            StoreError::AlreadyCommitted { .. } => Self::AlreadyCommitted,
+            StoreError::Aborted { .. } => Self::Aborted,
+            StoreError::Busy { .. } => Self::Busy,
+            StoreError::ChecksumMismatch { .. } => Self::ChecksumMismatch,
+            StoreError::LeaseGone { .. } => Self::LeaseGone,
+            StoreError::TooManyLeases { .. } => Self::Throttled,
+            StoreError::BatchTooLarge { .. }
+            | StoreError::OutOfReservation { .. }
+            | StoreError::IllegalTransition { .. } => Self::Internal,
         }
     }
 }
@@ -373,6 +397,8 @@ pub enum Reply {
         ring: bool,
         pool_bytes: u64,
         lease_ms: u64,
+        /// How long a place may be filled, from the request for it on.
+        reservation_ms: u64,
         payload_max: u64,
     },
     Exists(Vec<bool>),
@@ -543,9 +569,10 @@ impl Reply {
                 out.push(u8::from(*retryable));
                 put_text(out, message);
             }
-            Self::Hello { shared, writable, ring, pool_bytes, lease_ms, payload_max } => {
+            Self::Hello { shared, writable, ring, pool_bytes, lease_ms, reservation_ms, payload_max } => {
                 out.extend([*shared, *writable, *ring].map(u8::from));
-                [pool_bytes, lease_ms, payload_max].into_iter().for_each(|value| put_u64(out, value));
+                let numbers = [pool_bytes, lease_ms, reservation_ms, payload_max];
+                numbers.into_iter().for_each(|value| put_u64(out, value));
             }
             Self::Exists(found) => put_list(out, found, |out, &found| out.push(u8::from(found))),
             Self::Get(found) => put_list(out, found, put_found),
@@ -585,6 +612,7 @@ impl Reply {
                 ring: body.bool("ring")?,
                 pool_bytes: body.u64()?,
                 lease_ms: body.u64()?,
+                reservation_ms: body.u64()?,
                 payload_max: body.u64()?,
             },
             Op::Exists => Self::Exists(body.list(|body| body.bool("exists"))?),

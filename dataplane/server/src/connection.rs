@@ -28,6 +28,14 @@ enum Broken {
     Rule(&'static str),
 }
 
+impl Broken {
+    /// Whether the peer has closed the connection, in the middle of a frame.
+    fn is_end(&self) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        matches!(self, Self::Io(error) if matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof))
+    }
+}
+
 pub(super) struct Connection {
     shared: Arc<Shared>,
     reader: BufReader<Timed>,
@@ -39,6 +47,8 @@ pub(super) struct Connection {
     local: bool,
     greeted: bool,
     may_write: bool,
+    /// The peer closed the connection: it is gone, or done.
+    peer_left: bool,
     hand_overs: HandOvers,
     body: Vec<u8>,
     frame: Vec<u8>,
@@ -46,14 +56,16 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(shared: Arc<Shared>, stream: Stream) -> Self {
+        let local = matches!(stream, Stream::Unix(_));
         Self {
-            owner: shared.store.new_owner(),
-            local: matches!(stream, Stream::Unix(_)),
+            owner: if local { shared.store.new_client() } else { shared.store.new_owner() },
+            local,
             writer: stream.try_clone().ok(),
             reader: BufReader::with_capacity(16 << 10, Timed { stream: Eager::new(stream), deadline: None }),
             tenant: 0,
             greeted: false,
             may_write: false,
+            peer_left: false,
             hand_overs: HandOvers::default(),
             body: Vec::new(),
             frame: Vec::new(),
@@ -71,7 +83,13 @@ impl Connection {
             }
         };
         self.hand_overs.end();
-        self.shared.store.release_owner(self.owner);
+        let (store, now) = (&self.shared.store, self.shared.clock.now_ms());
+        if self.peer_left || ended.as_ref().is_err_and(Broken::is_end) {
+            store.release_owner(self.owner, now);
+        } else {
+            // It does not know yet, and may be reading in place.
+            store.abandon_owner(self.owner, now);
+        }
         if let Err(broken) = ended {
             if !self.shared.stopping.load(Ordering::SeqCst) {
                 self.shared.counts.broken.fetch_add(1, Ordering::Relaxed);
@@ -110,16 +128,24 @@ impl Connection {
         let silent_since = Instant::now();
         loop {
             match self.reader.fill_buf() {
-                Ok(bytes) => return Ok(!bytes.is_empty()),
+                Ok(bytes) => {
+                    self.peer_left = bytes.is_empty();
+                    return Ok(!self.peer_left);
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_timeout(&error) => {
-                    let idle = silent_since.elapsed() >= self.shared.config.idle_timeout;
+                    // One that stopped in the middle of a write is not let go: its places would go to others.
+                    let idle = silent_since.elapsed() >= self.shared.config.idle_timeout
+                        && !self.shared.store.is_filling(self.owner);
                     if idle || self.shared.stopping.load(Ordering::SeqCst) {
                         return Ok(false);
                     }
                 }
-                // A client that was killed did not break the protocol.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(false),
+                // A client that was killed is no fault of the protocol.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                    self.peer_left = true;
+                    return Ok(false);
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -255,6 +281,7 @@ impl Connection {
             ring: ring.is_some(),
             pool_bytes: store.pool().bytes(),
             lease_ms: store.config().lease_ttl.as_millis() as u64,
+            reservation_ms: store.config().reservation_ttl.as_millis() as u64,
             payload_max: self.shared.config.payload_max,
         };
         let Some(Stream::Unix(stream)) = &mut self.writer else { return Ok(self.reply(request, &reply)?) };

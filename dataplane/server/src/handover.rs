@@ -1,6 +1,6 @@
 //! Hand-overs of one connection: those that its client makes, and those that it reads. They end with the connection.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -18,6 +18,8 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct HandOvers {
     making: HashMap<u64, HandingOver>,
+    /// Reservations of those that broke off, until the client says that it has noticed and writes no more.
+    broken: VecDeque<(u64, Vec<u64>)>,
     reading: HashMap<u64, Arrival>,
 }
 
@@ -26,6 +28,7 @@ impl HandOvers {
     /// some of them may be on their way to a peer.
     pub(super) fn end(&mut self) {
         self.making.clear();
+        self.broken.clear();
         self.reading.clear();
     }
 
@@ -50,8 +53,8 @@ impl HandOvers {
                 finished.map(|()| drop(self.making.remove(&request))).map(done(Op::Finish))
             }
             HandOverCall::Drop { request } => {
-                let dropped = self.making.remove(&request).map(drop);
-                dropped.ok_or(HandOverError::Unknown { request }).map(done(Op::DropHandOver))
+                let dropped = self.drop_handing(shared, owner, request);
+                dropped.map(done(Op::DropHandOver))
             }
             HandOverCall::Arrivals { request, wait_ms } => Ok(self.arrivals(shared, request, wait_ms)),
             HandOverCall::Wait { request, layer, wait_ms } => Ok(self.wait(request, layer, wait_ms)),
@@ -95,10 +98,28 @@ impl HandOvers {
     ) -> Result<(), HandOverError> {
         let handing = self.making.get_mut(&request).ok_or(HandOverError::Unknown { request })?;
         step(handing).inspect_err(|error| {
-            if error.is_end() {
-                self.making.remove(&request);
+            if error.is_end()
+                && let Some(handing) = self.making.remove(&request)
+            {
+                if self.broken.len() == OPEN_MAX {
+                    // Its places stay away from others until the connection ends.
+                    self.broken.pop_front();
+                }
+                self.broken.push_back((request, handing.reservations()));
             }
         })
+    }
+
+    /// The client gives a hand-over up, and no longer writes to its places.
+    fn drop_handing(&mut self, shared: &Shared, owner: OwnerId, request: u64) -> Result<(), HandOverError> {
+        let broken = self.broken.iter().position(|(of, _)| *of == request);
+        let reservations = match broken.and_then(|at| self.broken.remove(at)) {
+            Some((_, reservations)) => reservations,
+            // Gives its places back, which takes the peer's answer, before they are aborted.
+            None => self.making.remove(&request).ok_or(HandOverError::Unknown { request })?.reservations(),
+        };
+        let _ = shared.store.abort(owner, &reservations);
+        Ok(())
     }
 
     fn arrivals(&mut self, shared: &Shared, request: u64, wait_ms: u32) -> Reply {

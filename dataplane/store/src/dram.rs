@@ -16,7 +16,7 @@
 //!
 //! **Files.** `write` brings blocks in, `read` lends them, `leave` drops them, `pins` keeps them; `space` shares out
 //! the pool's memory, `feed` is what the policy is told, `victims` what becomes of its answers; [`as_store`] is the
-//! trait of all tiers on top.
+//! trait of all tiers on top; `quarantine` keeps places that another process may still be writing to.
 //!
 //! **Time** is an argument (`now_ms`, on any clock that does not step back much); only waiting for space looks at
 //! a real clock.
@@ -26,6 +26,7 @@ pub mod as_store;
 mod feed;
 mod leave;
 mod pins;
+mod quarantine;
 mod read;
 mod scrub;
 mod space;
@@ -43,6 +44,7 @@ pub use read::Held;
 pub use scrub::Scrubbed;
 pub use space::Pressure;
 
+use self::quarantine::Quarantine;
 use self::scrub::ScrubCounts;
 use self::space::Space;
 use super::events::EventBuffer;
@@ -77,6 +79,23 @@ pub enum OpenError {
 /// The holder of reservations and leases: one per connection, so that all of a dead client's can be taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OwnerId(pub u64);
+
+impl OwnerId {
+    /// Clients on this machine, who write to their places by themselves.
+    const CLIENT: u64 = 1 << 63;
+    /// Transfers of this process.
+    const TRANSFERS: u64 = 1 << 62;
+
+    /// Whether it fills its places from another process, which nobody here can stop.
+    pub(super) fn is_client(self) -> bool {
+        self.0 & Self::CLIENT != 0
+    }
+
+    /// Whether this process gives its places back by itself, in any case, and not before transfers to them have ended.
+    pub(super) fn is_transfers(self) -> bool {
+        self.0 & Self::TRANSFERS != 0
+    }
+}
 
 /// A place to fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,6 +240,7 @@ pub struct DramStore {
     scan_shard: AtomicUsize,
     events: Mutex<EventBuffer>,
     owners: AtomicU64,
+    quarantine: Quarantine,
     pool_full: AtomicU64,
     put_waits: AtomicU64,
     hits_dropped: AtomicU64,
@@ -255,6 +275,7 @@ impl DramStore {
             reported_misses: Default::default(),
             events: Mutex::new(EventBuffer::new(config.events_max, SHARDS as u32)),
             owners: AtomicU64::new(1),
+            quarantine: Quarantine::default(),
             pool_full: AtomicU64::new(0),
             put_waits: AtomicU64::new(0),
             hits_dropped: AtomicU64::new(0),
@@ -283,7 +304,19 @@ impl DramStore {
         OwnerId(self.owners.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// All counts, taken at one moment per shard.
+    /// A new holder in another process that maps the pool: a place of its, once taken back, goes to nobody else before it
+    /// surely writes no more.
+    pub fn new_client(&self) -> OwnerId {
+        OwnerId(self.new_owner().0 | OwnerId::CLIENT)
+    }
+
+    /// A new holder for transfers that this process makes or allows. No time ends its reservations: whoever makes them
+    /// gives each one back, once nothing writes to it any more.
+    pub fn new_transfers_owner(&self) -> OwnerId {
+        OwnerId(self.new_owner().0 | OwnerId::TRANSFERS)
+    }
+
+    /// Everything countable, at one moment per shard.
     pub fn metrics(&self) -> StoreMetrics {
         let mut metrics = StoreMetrics { lifecycle: LifecycleCounts::default(), ..StoreMetrics::default() };
         for shard in 0..SHARDS {
@@ -324,6 +357,8 @@ impl DramStore {
         reported.for_each(|(sum, count)| *sum += count.load(Ordering::Relaxed));
         metrics.scrub = self.scrub_metrics();
         metrics.tenants = self.tenants.metrics();
+        metrics.quarantined_bytes = self.quarantine.bytes();
+        (metrics.quarantined, metrics.quarantine_refused) = self.quarantine.counts();
         metrics.victims_ready = lock(&self.victims).len() as u64;
         metrics.events_waiting = self.lock_events().len() as u64;
         metrics.hits_dropped = self.hits_dropped.load(Ordering::Relaxed);

@@ -49,6 +49,11 @@ pub enum StoreError {
     LeaseGone { id: u64 },
     #[error("no room for another lease: {held} are held; release some")]
     TooManyLeases { held: usize },
+    #[error(
+        "{bytes} B of the pool wait for clients that have not finished writing in their time; resume or end those \
+         processes, or try again"
+    )]
+    WritersLate { bytes: u64 },
     #[error("a block cannot go from {from:?} to {to:?}")]
     IllegalTransition { from: State, to: State },
 }
@@ -62,6 +67,7 @@ impl StoreError {
                 | Self::SlotsFull { .. }
                 | Self::QuotaFull { .. }
                 | Self::Busy { .. }
+                | Self::WritersLate { .. }
                 | Self::ChecksumMismatch { .. }
                 | Self::TooManyLeases { .. }
         )

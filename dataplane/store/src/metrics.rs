@@ -30,7 +30,12 @@ pub struct StoreMetrics {
     /// Open now.
     pub reservations: u64,
     pub reservations_reclaimed: u64,
-    /// Puts that failed for lack of space, and put batches that had to wait for it.
+    /// Held back now because a late writer may still write there; places held back so far; and reservations refused
+    /// because a quarter of the pool was.
+    pub quarantined_bytes: u64,
+    pub quarantined: u64,
+    pub quarantine_refused: u64,
+    /// Puts that failed for want of space, and put batches that had to wait for it.
     pub pool_full: u64,
     pub put_waits: u64,
     pub victims_ready: u64,

@@ -208,6 +208,73 @@ fn a_lease_of_an_earlier_run_ends_nothing_now() {
 }
 
 #[test]
+fn the_place_of_a_late_client_goes_to_nobody_while_it_may_write_there() {
+    let store = store(8);
+    let late = store.new_client();
+    let id = reserved(&store, late, 1, 8 * 4096);
+    let place =
+        |n| store.put(OwnerId(0), &BlockMeta::single(key(n), 4096), &bytes_of(n, 4096), 6000).unwrap();
+    store.sweep(5000);
+    let metrics = store.metrics();
+    assert_eq!((metrics.reservations, metrics.quarantined_bytes, metrics.quarantined), (0, 8 * 4096, 1));
+    assert!(matches!(place(2), Reserve::Refused(StoreError::PoolFull { .. })), "there is no other memory");
+    // Nor does another client get more to be late with.
+    assert!(matches!(
+        reserve(&store, store.new_client(), 3, 4096),
+        Reserve::Refused(StoreError::WritersLate { bytes: 32_768 })
+    ));
+    assert_eq!(store.metrics().quarantine_refused, 1);
+    assert!(store.is_filling(late));
+
+    // It wakes up, finishes its copy, and says so.
+    let other = store.new_client();
+    assert!(store.commit(other, &[(id, None)], 6000).unwrap()[0].is_err());
+    assert_eq!(store.metrics().quarantined_bytes, 8 * 4096, "only its own word counts");
+    assert_eq!(store.commit(late, &[(id, None)], 6000).unwrap()[0], Err(StoreError::Aborted { id }));
+    assert_eq!(store.metrics().quarantined_bytes, 0);
+    assert!(matches!(place(2), Reserve::Reserved(_)) && !store.is_filling(late));
+}
+
+#[test]
+fn the_places_of_a_client_that_left_go_after_a_grace_time() {
+    let store = store(8);
+    let client = store.new_client();
+    reserved(&store, client, 1, 4096);
+    store.sweep(5000);
+    reserved(&store, client, 2, 4096);
+    store.release_owner(client, 6000);
+    assert_eq!(store.metrics().quarantined_bytes, 2 * 4096);
+    store.sweep(6099);
+    assert_eq!(store.metrics().free_bytes, 6 * 4096);
+    store.sweep(6100);
+    assert_eq!((store.metrics().free_bytes, store.metrics().quarantined_bytes), (8 * 4096, 0));
+}
+
+#[test]
+fn what_this_process_fills_by_itself_no_time_takes_back() {
+    let store = store(8);
+    let owner = store.new_transfers_owner();
+    let id = reserved(&store, owner, 1, 4096);
+    store.sweep(u64::MAX);
+    store.fill(owner, id, 0, &bytes_of(1, 4096)).unwrap();
+    assert!(store.commit(owner, &[(id, None)], 0).unwrap()[0].is_ok());
+}
+
+#[test]
+fn who_is_abandoned_keeps_what_it_was_lent_until_its_time_is_over() {
+    let store = store(8);
+    put(&store, 1, 4096, 0);
+    let client = store.new_client();
+    let Lookup::Hit(lease) = store.get(client, &[key(1)], 0, 0).unwrap()[0] else { panic!("resident") };
+    store.abandon_owner(client, 0);
+    drain(&store);
+    assert_eq!(store.evict(&[lease.slot], 0), [Evict::InUse]);
+    store.sweep(lease.expires_ms + 100);
+    drain(&store);
+    assert_eq!(store.evict(&[lease.slot], lease.expires_ms + 100), [Evict::Evicted]);
+}
+
+#[test]
 fn a_dead_writer_leaves_nothing_behind() {
     let store = store(8);
     let (dead, late) = (store.new_owner(), store.new_owner());
@@ -216,7 +283,7 @@ fn a_dead_writer_leaves_nothing_behind() {
     reserved(&store, dead, 2, 8192);
     let kept = reserved(&store, late, 3, 4096);
     assert!(matches!(store.get(dead, &[key(9)], 0, 0).unwrap()[0], Lookup::Hit(_)));
-    store.release_owner(dead);
+    store.release_owner(dead, 0);
     let metrics = store.metrics();
     assert_eq!((metrics.reservations, metrics.reservations_reclaimed, metrics.leases), (1, 2, 0));
     assert_eq!(metrics.free_bytes, 6 * 4096);

@@ -1,6 +1,7 @@
 //! Blocks that a client was given: lent in the host's pool, or received.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,9 +17,19 @@ pub(super) struct Local {
     /// Leases that are done with; they go back with the next `get`.
     pub(super) done: Mutex<Vec<u64>>,
     pub(super) lease: Duration,
+    /// How long a place may be filled.
+    pub(super) filling: Duration,
+    /// The connection has ended, and with it what was lent.
+    pub(super) dead: AtomicBool,
 }
 
 impl Local {
+    /// Whether the connection has ended, as far as this side knows. Where the host ended it and no call has met that yet,
+    /// the host keeps what it lent in place until the leases' time is over.
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::SeqCst)
+    }
+
     /// Leases to send back now, as many as one call takes.
     pub(super) fn take_done(&self) -> Vec<u64> {
         let mut done = lock(&self.done);
@@ -59,9 +70,11 @@ impl Block {
     /// default) copies instead: [`copy_to`](Self::copy_to) notices.
     ///
     /// # Errors
-    /// [`ClientError::LeaseExpired`], if it has run out already.
+    /// [`ClientError::LeaseExpired`] if it has run out already, [`ClientError::LenderGone`] if the client was dropped or its
+    /// connection broke.
     pub fn bytes(&self) -> Result<&[u8], ClientError> {
         match &self.bytes {
+            Bytes::Lent(lent) if lent.local.is_dead() => Err(ClientError::LenderGone { key: self.key }),
             Bytes::Lent(lent) if Instant::now() >= lent.until => {
                 Err(ClientError::LeaseExpired { key: self.key })
             }
@@ -72,8 +85,8 @@ impl Block {
     /// Copies the block to the front of `buffer` and returns its size.
     ///
     /// # Errors
-    /// [`ClientError::Buffer`] if it does not fit, [`ClientError::LeaseExpired`] if the lease ran out before the
-    /// copy was done (the buffer is then undefined).
+    /// [`ClientError::Buffer`] if it does not fit; those of [`bytes`](Self::bytes), if that came before the copy was done
+    /// (the buffer is then undefined).
     pub fn copy_to(&self, buffer: &mut [u8]) -> Result<u32, ClientError> {
         let bytes = self.bytes()?;
         let len = buffer.len();
@@ -81,6 +94,8 @@ impl Block {
             return Err(ClientError::Buffer { size: self.size(), len });
         };
         to.copy_from_slice(bytes);
+        // What is asked from here on is asked after the last byte was read.
+        fence(Ordering::Acquire);
         self.bytes().map(|_| self.size())
     }
 

@@ -33,6 +33,8 @@ pub enum ClientError {
     Buffer { size: u32, len: usize },
     #[error("the lease on block {key} ran out before it was read; get it again")]
     LeaseExpired { key: BlockKey },
+    #[error("block {key} was lent over a connection that has ended; connect again and get it again")]
+    LenderGone { key: BlockKey },
     #[error("the memory that {endpoint} sent cannot be mapped: {source}")]
     Map { endpoint: Endpoint, source: io::Error },
     #[error("hand-overs need the host's Unix socket, and {endpoint} is none")]
@@ -43,6 +45,8 @@ pub enum ClientError {
     NoLayer { block: usize, layer: u32, blocks: usize, layers: u32 },
     #[error("{what} of the hand-over of request {request} is not here yet; wait for it again")]
     NotArrived { what: String, request: u64 },
+    #[error("the time to fill the blocks of request {request} is over; drop the hand-over and begin again")]
+    TooLate { request: u64 },
     #[error("the connection to {endpoint} is unusable after an earlier error; connect again")]
     Closed { endpoint: Endpoint },
 }
@@ -54,7 +58,9 @@ impl ClientError {
             Self::Connect { .. }
             | Self::Lost { .. }
             | Self::LeaseExpired { .. }
+            | Self::LenderGone { .. }
             | Self::NotArrived { .. }
+            | Self::TooLate { .. }
             | Self::Closed { .. } => true,
             Self::Refused { retryable, .. } => *retryable,
             Self::Block { outcome, .. } => outcome.retryable(),

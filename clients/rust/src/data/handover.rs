@@ -111,7 +111,12 @@ impl Client {
         self.local.clone().ok_or_else(|| ClientError::NotLocal { endpoint: self.endpoint.clone() })
     }
 
-    /// Whether it is done, not yet done, or refused.
+    /// Whether the host has closed the connection, which no call may have met yet. A call that is under way meets it itself.
+    fn is_hung_up(&self) -> bool {
+        self.wire.try_lock().is_ok_and(|wire| wire.writer.is_hung_up())
+    }
+
+    /// Whether it is done, not yet, or refused.
     fn done(&self, call: HandOverCall) -> Result<bool, ClientError> {
         let request = Request::HandOver(call);
         match self.outcomes(&request, 1)?[..] {
@@ -139,8 +144,9 @@ impl HandOver<'_> {
         self.until
     }
 
-    /// Where a block lies in the host's pool, for callers that do not fill it by [`fill`](Self::fill). `None` if
-    /// there is nothing to fill: the host has the block already.
+    /// Where a block lies in the host's pool, for those who fill it by other means than [`fill`](Self::fill). None if
+    /// there is nothing to fill: the host has the block already. Nothing may be written there after [`until`](Self::until),
+    /// nor after this is dropped: dropping it tells the host that nobody writes there any more.
     pub fn place(&self, block: usize) -> Option<u64> {
         self.blocks.get(block).filter(|(_, place)| place.to_fill).map(|(_, place)| place.offset)
     }
@@ -148,16 +154,27 @@ impl HandOver<'_> {
     /// Writes one layer of one block in place. Does nothing if the host has the block already.
     ///
     /// # Errors
-    /// There is no such block or layer, or `bytes` is not as long as a layer of it.
+    /// There is no such block or layer, or `bytes` is not as long as a layer of it. [`ClientError::TooLate`] when its time
+    /// was over before the bytes were all there: drop it and begin again.
     pub fn fill(&self, block: usize, layer: u32, bytes: &[u8]) -> Result<(), ClientError> {
         let (offset, len) = range(&self.place_of(block, layer)?, layer, self.layers);
         if bytes.len() as u64 != len {
             return Err(ClientError::Size { len: bytes.len(), size: len as u32 });
         }
-        if self.place(block).is_some() && !self.local.mapping.write(offset, bytes) {
+        if self.place(block).is_none() {
+            return Ok(());
+        }
+        self.check_time()?;
+        if !self.local.mapping.write(offset, bytes) {
             return Err(self.outside());
         }
-        Ok(())
+        self.check_time()
+    }
+
+    /// When its time is over, the host may take its places back.
+    fn check_time(&self) -> Result<(), ClientError> {
+        let late = Instant::now() >= self.until;
+        if late { Err(ClientError::TooLate { request: self.request }) } else { Ok(()) }
     }
 
     /// The layer is filled in all blocks: it goes to the peer now. Layers may be done in any order. Its bytes must not be
@@ -260,13 +277,16 @@ impl Arrivals<'_> {
     /// meant is compared at the end, and [`finished`](Self::finished) says whether that held.
     ///
     /// # Errors
-    /// The layer was not waited for, the places' time is over, or there is no such block or layer.
+    /// The layer was not waited for, the places' time is over, the connection has ended, or there is no such block or layer.
     pub fn layer(&self, block: usize, layer: u32) -> Result<&[u8], ClientError> {
         let (blocks, layers) = (self.blocks.len(), self.layers());
         let none = || ClientError::NoLayer { block, layer, blocks, layers };
         let place = self.blocks.get(block).ok_or_else(none)?;
         if !self.here.get(layer as usize).ok_or_else(none)?.load(Ordering::Relaxed) {
             return Err(self.not_here(Some(layer)));
+        }
+        if self.local.is_dead() || self.client.is_hung_up() {
+            return Err(ClientError::LenderGone { key: place.key });
         }
         if Instant::now() >= self.until {
             return Err(ClientError::LeaseExpired { key: place.key });

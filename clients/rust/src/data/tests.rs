@@ -122,7 +122,72 @@ fn lent_blocks_go_back() {
     let held = client.get(&[key(1)], 0).unwrap();
     drop(client);
     host.until(|host| host.store.metrics().leases == 0);
-    drop(held);
+    let error = held[0].as_ref().unwrap().bytes().unwrap_err();
+    assert!(error.retryable() && matches!(error, ClientError::LenderGone { .. }), "{error}");
+    assert!(held[0].as_ref().unwrap().copy_to(&mut [0; 4096]).is_err());
+}
+
+#[test]
+fn what_a_connection_was_lent_stays_in_place_when_the_host_ends_it() {
+    let config = ServerConfig {
+        stall_timeout: Duration::from_millis(5),
+        idle_timeout: Duration::from_millis(5),
+        ..ServerConfig::default()
+    };
+    let dram =
+        DramConfig { pool_bytes: 1 << 20, lease_ttl: Duration::from_secs(3600), ..DramConfig::default() };
+    let host = Host::start(dram, config);
+    let client = Client::connect(&host.unix(), Options::default()).unwrap();
+    put(&client, 1, 4096).unwrap();
+    let block = client.get(&[key(1)], 0).unwrap().remove(0).unwrap();
+    // It is silent for longer than the host likes.
+    host.until(|host| host.server().metrics().connections == 0);
+    assert_eq!(host.store.metrics().leases, 1, "it does not know that it is cut off, and may be reading");
+    assert_eq!(block.bytes().unwrap(), bytes_of(1, 4096));
+    assert!(client.exists(&[key(1)]).is_err());
+    assert!(block.bytes().is_err(), "now it knows");
+}
+
+#[test]
+fn a_writer_that_is_late_commits_nothing_and_harms_nobody() {
+    // Every write is late.
+    let dram = DramConfig {
+        pool_bytes: 1 << 20,
+        reservation_ttl: Duration::from_nanos(1),
+        put_wait: Duration::ZERO,
+        ..DramConfig::default()
+    };
+    let host = Host::start(dram, ServerConfig::default());
+    let [unix, tcp] = host.both();
+    let error = put(&unix, 1, 4096).unwrap_err();
+    assert!(
+        error.retryable() && matches!(error, ClientError::Block { outcome: Outcome::Aborted, .. }),
+        "{error}"
+    );
+    let metrics = host.store.metrics();
+    assert_eq!((metrics.reservations, metrics.quarantined_bytes), (0, 0), "it said that it writes no more");
+
+    // One that is frozen between its reservation and its write.
+    let reply = unix.call(&Request::Reserve(vec![BlockMeta::single(key(2), 64 << 10)])).unwrap();
+    let Reply::Reserve(placed) = reply else { panic!("{reply:?}") };
+    let Placed::At { reservation, offset } = placed[0] else { panic!("{placed:?}") };
+    host.until(|host| host.store.metrics().quarantined_bytes == 64 << 10);
+    let owner = host.store.new_owner();
+    let sum = |n| checksum(&bytes_of(n, 64 << 10));
+    for n in 10..40 {
+        // What is left of the pool, and no more, is filled with other blocks.
+        let _ =
+            host.store.put(owner, &BlockMeta::single(key(n), 64 << 10), &bytes_of(n, 64 << 10), 0).unwrap();
+    }
+    assert!(unix.local.as_ref().unwrap().mapping.write(offset, &vec![0xee; 64 << 10]));
+    let stored: Vec<u64> = (10..40).filter(|&n| host.store.exists(&[key(n)]).unwrap()[0]).collect();
+    assert_eq!(stored.len(), 15);
+    for n in stored {
+        let block = tcp.get(&[key(n)], 0).unwrap().remove(0).unwrap();
+        assert_eq!(checksum(block.bytes().unwrap()), sum(n), "block {n}");
+    }
+    assert_eq!(unix.outcomes(&Request::Commit(vec![(reservation, 0)]), 1).unwrap(), [Outcome::Aborted]);
+    assert_eq!(host.store.metrics().quarantined_bytes, 0);
 }
 
 #[test]
@@ -179,6 +244,8 @@ fn a_client_that_dies_in_a_put_leaves_nothing() {
     assert!(matches!(reply, Reply::Reserve(_)));
     drop(client);
     host.until(|host| host.store.metrics().reservations == 0 && host.server().metrics().connections == 0);
+    // A grace time later.
+    host.until(|host| host.store.metrics().quarantined_bytes == 0);
     let metrics = host.store.metrics();
     assert_eq!((metrics.free_bytes, metrics.reservations_reclaimed), (free, 2));
     let [client, _] = host.both();

@@ -38,6 +38,8 @@ pub struct HandingOver {
     down_since: Option<Instant>,
     /// The peer may have made places.
     is_asked: bool,
+    /// Its caller was told the places, and may be writing there.
+    is_lent: bool,
     /// It was finished: there is nothing to give back.
     is_over: bool,
 }
@@ -117,10 +119,12 @@ impl Cluster {
             begun,
             down_since: None,
             is_asked: false,
+            is_lent: false,
             is_over: false,
         };
         handing.reserve(blocks)?;
         handing.open(request)?;
+        handing.is_lent = true;
         Ok(handing)
     }
 
@@ -351,13 +355,23 @@ impl HandingOver {
         }
     }
 
-    fn give_places_back(&self) {
+    /// The reservations of its places here. Whoever fills them aborts these when it is done with a hand-over that broke off.
+    pub fn reservations(&self) -> Vec<u64> {
         let reserved = |source: &Source| match &source.place {
             Place::ToFill(place) => Some(place.id),
             Place::Held(_) => None,
         };
-        let ids: Vec<u64> = self.sources.iter().filter_map(reserved).collect();
-        let _ = self.shared.store.abort(self.owner, &ids);
+        self.sources.iter().filter_map(reserved).collect()
+    }
+
+    fn give_places_back(&self) {
+        let (store, ids) = (&self.shared.store, self.reservations());
+        if self.is_lent {
+            // Whoever fills them may be at it right now, and does not know that it is over.
+            store.revoke(self.owner, &ids);
+        } else {
+            let _ = store.abort(self.owner, &ids);
+        }
     }
 }
 

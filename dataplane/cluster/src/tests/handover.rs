@@ -125,6 +125,20 @@ fn a_layer_is_read_before_the_next_is_produced() {
 }
 
 #[test]
+fn places_under_a_client_that_may_be_writing_go_to_nobody() {
+    let (from, to) = pair(600);
+    let (client, free) = (from.store.new_client(), from.free());
+    let handing = from.begin(client, 7, &[1, 2]);
+    let reservations = handing.reservations();
+    // Whatever ends it, the client may just be filling a layer.
+    drop(handing);
+    assert_eq!(from.store.metrics().quarantined_bytes, 2 * u64::from(BLOCK));
+    assert!(from.free() < free && to.free() == to.store.pool().bytes());
+    let _ = from.store.abort(client, &reservations).unwrap();
+    assert_eq!((from.free(), from.store.metrics().quarantined_bytes), (free, 0));
+}
+
+#[test]
 fn what_either_host_has_already_is_not_sent_or_filled_again() {
     let (from, to) = pair(600);
     from.put(1);

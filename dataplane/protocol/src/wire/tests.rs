@@ -131,9 +131,9 @@ fn reply() -> impl Strategy<Value = Reply> {
         (key(), any::<(u32, u64)>()).prop_map(|(key, (size, offset))| ArrivingBlock { key, size, offset });
     prop_oneof![
         (any::<bool>(), ".{0,40}").prop_map(|(retryable, message)| Reply::Error { retryable, message }),
-        any::<(bool, bool, bool, u64, u64, u64)>().prop_map(
-            |(shared, writable, ring, pool_bytes, lease_ms, payload_max)| {
-                Reply::Hello { shared, writable, ring, pool_bytes, lease_ms, payload_max }
+        any::<(bool, bool, bool, u64, u64, u64, u64)>().prop_map(
+            |(shared, writable, ring, pool_bytes, lease_ms, reservation_ms, payload_max)| {
+                Reply::Hello { shared, writable, ring, pool_bytes, lease_ms, reservation_ms, payload_max }
             }
         ),
         prop::collection::vec(any::<bool>(), 0..20).prop_map(Reply::Exists),

@@ -38,15 +38,16 @@ impl DramStore {
                 guard.counters.leases_expired += 1;
                 freed.extend(guard.give_back(lease.local).unwrap_or(None));
             }
-            let late =
-                |(local, r): (&u32, &Reservation)| (r.expires_ms <= now_ms && !r.doomed).then_some(*local);
-            let late: Vec<u32> = guard.reservations.iter().filter_map(late).collect();
-            freed.extend(reclaim_reservations(&mut guard, &late));
+            let late = |r: &Reservation| r.expires_ms <= now_ms && !r.doomed && !r.owner.is_transfers();
+            let late: Vec<u32> =
+                guard.reservations.iter().filter_map(|(local, r)| late(r).then_some(*local)).collect();
+            freed.extend(late.into_iter().filter_map(|local| self.take_back(&mut guard, local, None)));
             self.sweep_extras(&mut guard, shard, now_ms, &mut freed);
             if let Some(ttl) = self.config.block_ttl {
                 self.sweep_ttl(&mut guard, shard, millis(ttl), now_ms, &mut freed);
             }
         }
+        freed.extend(self.sweep_quarantine(now_ms));
         self.free(freed);
     }
 
@@ -63,8 +64,13 @@ impl DramStore {
         }
     }
 
-    /// Aborts the reservations and ends the leases of a holder that is gone.
-    pub fn release_owner(&self, owner: OwnerId) {
+    /// Aborts the reservations and ends the leases of a holder that is gone. The places of a client go after a grace time.
+    pub fn release_owner(&self, owner: OwnerId, now_ms: u64) {
+        self.end_leases(owner);
+        self.abandon_owner(owner, now_ms);
+    }
+
+    fn end_leases(&self, owner: OwnerId) {
         let mut freed: Vec<Freed> = Vec::new();
         for shard in 0..SHARDS {
             let mut guard = self.write(shard);
@@ -73,15 +79,22 @@ impl DramStore {
                     freed.extend(guard.give_back(lease.local).unwrap_or(None));
                 }
             }
-            let own = |(local, r): (&u32, &Reservation)| (r.owner == owner).then_some(*local);
-            let own: Vec<u32> = guard.reservations.iter().filter_map(own).collect();
-            freed.extend(reclaim_reservations(&mut guard, &own));
         }
         self.free(freed);
     }
-}
 
-fn reclaim_reservations(guard: &mut Shard, locals: &[u32]) -> Vec<Freed> {
-    guard.counters.reservations_reclaimed += locals.len() as u64;
-    locals.iter().filter_map(|&local| guard.abort(local).unwrap_or(None)).collect()
+    /// Aborts the reservations of a holder that this host has nothing more to do with, and that may be there still. Its
+    /// leases end by their time: it may be reading what it was lent, and nobody tells it not to.
+    pub fn abandon_owner(&self, owner: OwnerId, now_ms: u64) {
+        let until_ms = Some(self.grace_ends(now_ms));
+        let mut freed: Vec<Freed> = Vec::new();
+        for shard in 0..SHARDS {
+            let mut guard = self.write(shard);
+            let own = |(local, r): (&u32, &Reservation)| (r.owner == owner).then_some(*local);
+            let own: Vec<u32> = guard.reservations.iter().filter_map(own).collect();
+            freed.extend(own.into_iter().filter_map(|local| self.take_back(&mut guard, local, until_ms)));
+        }
+        self.end_quarantine(owner, now_ms);
+        self.free(freed);
+    }
 }

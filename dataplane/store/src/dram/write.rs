@@ -44,6 +44,9 @@ impl DramStore {
         if let Some(outcome) = self.known(shard, hash, meta, now_ms) {
             return outcome;
         }
+        if let Err(error) = self.check_quarantine(owner) {
+            return Reserve::Refused(error);
+        }
         let tenant = self.tenants.index(meta.tenant);
         let label = self.tenants.label(tenant, meta.class);
         let charged = Extents::rounded(size);
@@ -155,7 +158,11 @@ impl DramStore {
         now_ms: u64,
     ) -> Result<Vec<Result<u32, StoreError>>, StoreError> {
         check_batch(items.len())?;
-        let commit = |&(id, given)| Ok(self.commit_one(owner, id, given, false, now_ms)?.slot);
+        let commit = |&(id, given)| {
+            let done = self.commit_one(owner, id, given, false, now_ms);
+            self.settle_late(owner, id, &done);
+            Ok(done?.slot)
+        };
         Ok(items.iter().map(commit).collect())
     }
 
@@ -232,7 +239,22 @@ impl DramStore {
     /// Gives reservations up.
     pub fn abort(&self, owner: OwnerId, ids: &[u64]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
         check_batch(ids.len())?;
-        Ok(ids.iter().map(|&id| self.abort_one(owner, id)).collect())
+        let abort = |&id| {
+            let done = self.abort_one(owner, id);
+            self.settle_late(owner, id, &done);
+            done
+        };
+        Ok(ids.iter().map(abort).collect())
+    }
+
+    /// A client that names a reservation of its own again no longer writes to it, also when it was too late.
+    fn settle_late<T>(&self, owner: OwnerId, id: u64, done: &Result<T, StoreError>) {
+        let ended = |error: &StoreError| {
+            matches!(error, StoreError::Aborted { .. } | StoreError::UnknownReservation { .. })
+        };
+        if owner.is_client() && done.as_ref().is_err_and(ended) {
+            self.leave_quarantine(owner, id);
+        }
     }
 
     fn abort_one(&self, owner: OwnerId, id: u64) -> Result<(), StoreError> {

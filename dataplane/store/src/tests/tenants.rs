@@ -111,7 +111,7 @@ fn what_ends_in_any_way_is_refunded() {
     let Reserve::Reserved(first) = open[0] else { panic!("{open:?}") };
     assert_eq!(of(&store, HOSTILE).used_bytes, 16 * PAGE);
     store.abort(owner, &[first.id]).unwrap().remove(0).unwrap();
-    store.release_owner(owner);
+    store.release_owner(owner, 0);
     store.remove(&[meta(HOSTILE, 1, 4).key], 0).unwrap();
     drain(&store);
     let slot = store.stat(&[meta(HOSTILE, 2, 4).key]).unwrap()[0].unwrap().slot;

@@ -59,7 +59,7 @@ impl Host {
         let kvasir_dataplane::tier::dram::Lookup::Hit(lease) = lookup else { panic!("{lookup:?}") };
         let old = self.store.pool().mapping().bytes(lease.offset, 1).unwrap()[0];
         assert!(self.store.pool().mapping().write(lease.offset, &[old ^ 1]));
-        self.store.release_owner(owner);
+        self.store.release_owner(owner, 0);
     }
 }
 
