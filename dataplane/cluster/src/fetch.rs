@@ -224,6 +224,7 @@ impl Shared {
         }
         let commit = self.store.commit(self.owner, &[(place.id, Some(loan.checksum))], self.clock.now_ms());
         if !commit.is_ok_and(|done| done.iter().all(Result::is_ok)) {
+            let _ = self.store.abort(self.owner, &[place.id]);
             return Copied::Failed;
         }
         add(&self.counts.taken, 1);

@@ -256,7 +256,8 @@ struct Shared {
     /// Where clients put and get over TCP, for peers to tell theirs.
     data: OnceLock<SocketAddr>,
     pool: Region,
-    /// The owner of copies being written, and of what is lent to make them.
+    /// Writes copies and lets peers write, and holds what is lent to make copies. Its reservations have no time of their own:
+    /// each is given back once no transfer writes there.
     owner: OwnerId,
     links: Vec<Arc<Link>>,
     table: Mutex<Table>,
@@ -334,7 +335,7 @@ impl Cluster {
             links: links.collect(),
             table: Mutex::new(Table::new(nodes, config.blocks_max, config.log_max)),
             engine,
-            owner: store.new_owner(),
+            owner: store.new_transfers_owner(),
             tiering: OnceLock::new(),
             data: OnceLock::new(),
             news: Condvar::new(),

@@ -53,6 +53,8 @@ pub enum Pushed {
 
 /// A hand-over being taken in.
 pub(super) struct Taking {
+    /// Place of the peer in the table: nobody else ends it.
+    from: usize,
     segment: String,
     places: Vec<(Loan, Reservation)>,
     pub(super) until: Instant,
@@ -161,10 +163,19 @@ impl Shared {
     }
 
     /// Makes places for blocks that a peer is about to write.
-    pub(super) fn prepare(&self, request: u64, blocks: &[Loan]) -> Reply {
+    pub(super) fn prepare(&self, from: &Link, request: u64, blocks: &[Loan]) -> Reply {
         self.end_overdue();
-        if lock(&self.taking).len() >= TAKEN_MAX || blocks.len() > PUSH_MAX {
-            return Reply::Refused { reason: format!("it takes {TAKEN_MAX} hand-overs at once; try again") };
+        if !(1..=PUSH_MAX).contains(&blocks.len()) {
+            let reason = format!("a hand-over has 1 to {PUSH_MAX} blocks, not {}", blocks.len());
+            return Reply::Refused { reason };
+        }
+        // The places must outlive the right to write to them.
+        let lease = self.store.config().reservation_ttl / 2;
+        let segment = format!("kvasir.push.{request:016x}");
+        // Taken before anything is reserved. Another one under the same number would displace this one, and with it the
+        // knowledge of what is to be revoked.
+        if let Err(reason) = self.begin_taking(from, request, &segment, Instant::now() + lease) {
+            return Reply::Refused { reason };
         }
         let metas: Vec<_> = blocks.iter().map(Loan::meta).collect();
         let reserved = self.store.reserve(self.owner, &metas, self.clock.now_ms()).unwrap_or_default();
@@ -179,9 +190,6 @@ impl Shared {
             Reserve::Refused(_) => Prepared::Not(Copied::NoRoom),
         });
         let prepared: Vec<Prepared> = prepared.collect();
-        // The places must outlive the right to write to them.
-        let lease = self.store.config().reservation_ttl / 2;
-        let segment = format!("kvasir.push.{request:016x}");
         let region =
             |place: &Reservation| self.pool.range(place.offset, place.size.into()).map(Region::of_range);
         let regions: Vec<Region> = places.iter().filter_map(|(_, place)| region(place)).collect();
@@ -189,16 +197,45 @@ impl Shared {
             && let Err(denied) = self.node.exports.export(&segment, regions, Access::Write, lease)
         {
             self.give_up(&places);
+            lock(&self.taking).remove(&request);
             return Reply::Refused { reason: denied.to_string() };
         }
-        let taking = Taking { segment: segment.clone(), places, until: Instant::now() + lease };
-        lock(&self.taking).insert(request, taking);
+        match lock(&self.taking).get_mut(&request) {
+            Some(taking) => taking.places = places,
+            // Its time was over before it began.
+            None => {
+                self.take_back(&segment);
+                self.give_up(&places);
+                return Reply::Refused { reason: "it took too long to make places; try again".to_owned() };
+            }
+        }
         Reply::Prepared { segment, places: prepared }
     }
 
+    /// Notes a hand-over that has no places yet, or why it is not taken.
+    fn begin_taking(&self, from: &Link, request: u64, segment: &str, until: Instant) -> Result<(), String> {
+        let mut all = lock(&self.taking);
+        if all.len() >= TAKEN_MAX {
+            return Err(format!("it takes {TAKEN_MAX} hand-overs at once; try again"));
+        }
+        if all.contains_key(&request) {
+            return Err(format!(
+                "hand-over {request:016x} is under way already; begin another under a new number"
+            ));
+        }
+        let (from, segment) = (from.place, segment.to_owned());
+        all.insert(request, Taking { from, segment, places: Vec::new(), until });
+        Ok(())
+    }
+
     /// Takes the places back and keeps the blocks that arrived intact.
-    pub(super) fn finish(&self, request: u64) -> Vec<Copied> {
-        let Some(taking) = lock(&self.taking).remove(&request) else { return Vec::new() };
+    pub(super) fn finish(&self, from: &Link, request: u64) -> Vec<Copied> {
+        let taking = {
+            let mut all = lock(&self.taking);
+            let own = all.get(&request).is_some_and(|taking| taking.from == from.place);
+            own.then(|| all.remove(&request)).flatten()
+        };
+        let Some(taking) = taking else { return Vec::new() };
         self.end(request, &taking);
         taking.places.iter().map(|(loan, place)| self.keep(loan, place)).collect()
     }
@@ -210,7 +247,12 @@ impl Shared {
             return Copied::Failed;
         }
         let commit = self.store.commit(self.owner, &[(place.id, Some(loan.checksum))], self.clock.now_ms());
-        if commit.is_ok_and(|done| done.iter().all(Result::is_ok)) { Copied::Done } else { Copied::Failed }
+        if commit.is_ok_and(|done| done.iter().all(Result::is_ok)) {
+            return Copied::Done;
+        }
+        // No time does it.
+        let _ = self.store.abort(self.owner, &[place.id]);
+        Copied::Failed
     }
 
     /// Takes back the places of hand-overs that their senders did not finish in time.
@@ -244,5 +286,39 @@ impl Shared {
                 let _ = self.note_layer(&notice) || self.arrivals.note(&notice);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::BlockMeta;
+    use crate::cluster::tests::pair_of_hosts;
+
+    fn announced(key: u128) -> Loan {
+        let BlockMeta { key, parent, depth, class, tenant, size, .. } =
+            BlockMeta::single(BlockKey(key), 4096);
+        Loan { key, parent, depth, class, tenant, size, checksum: 7, offset: 0, lease: 0 }
+    }
+
+    #[test]
+    fn a_number_is_taken_once_and_its_places_stay_until_nobody_writes_there() {
+        let (_, to) = pair_of_hosts();
+        let (shared, link) = (&to.cluster.shared, &to.cluster.shared.links[0]);
+        let free = to.store.pressure().free_bytes;
+        assert!(matches!(shared.prepare(link, 1, &[announced(1)]), Reply::Prepared { .. }));
+        for blocks in [&[announced(2)][..], &[]] {
+            assert!(matches!(shared.prepare(link, 1, blocks), Reply::Refused { .. }));
+        }
+        assert!(matches!(shared.prepare(link, 2, &[]), Reply::Refused { .. }), "nothing to write");
+        // However late it is, the place goes to nobody while the peer may write there.
+        to.store.sweep(u64::MAX);
+        assert_eq!((to.store.metrics().reservations, to.store.pressure().free_bytes), (1, free - 4096));
+
+        // It is ended by its own peer alone.
+        let stranger = Link::new(9, link.config.clone(), to.store.new_owner());
+        assert!(shared.finish(&stranger, 1).is_empty());
+        assert_eq!(shared.finish(link, 1), [Copied::Failed], "nothing was written");
+        assert_eq!(to.store.pressure().free_bytes, free);
     }
 }

@@ -186,8 +186,8 @@ impl Answering<'_> {
                 Reply::Copied { outcomes }
             }
             Request::Remove { keys, round } => Reply::Removed { removed: shared.remove_here(&keys, &round) },
-            Request::Prepare { request, blocks } => shared.prepare(request, &blocks),
-            Request::Finish { request } => Reply::Copied { outcomes: shared.finish(request) },
+            Request::Prepare { request, blocks } => shared.prepare(self.link, request, &blocks),
+            Request::Finish { request } => Reply::Copied { outcomes: shared.finish(self.link, request) },
             Request::Open { id, request, layers, blocks } => {
                 shared.open_incoming(self.link, id, request, layers, &blocks)
             }

@@ -34,10 +34,10 @@ fn content(n: u32) -> Vec<u8> {
     (0..BLOCK / 8).flat_map(|i| word(i).to_le_bytes()).collect()
 }
 
-struct Host {
-    store: Arc<DramStore>,
+pub(super) struct Host {
+    pub(super) store: Arc<DramStore>,
     tiering: Arc<Tiering>,
-    cluster: Arc<Cluster>,
+    pub(super) cluster: Arc<Cluster>,
     clock: Clock,
     events: Arc<Mutex<Vec<Event>>>,
 }
@@ -138,6 +138,13 @@ impl Host {
         drop(held);
         assert!(mapping.write(at + 50, &[!mapping.bytes(at + 50, 1).unwrap()[0]]));
     }
+}
+
+/// Two hosts that know each other.
+pub(super) fn pair_of_hosts() -> (Host, Host) {
+    let (mut hosts, _) = start_all(2);
+    let to = hosts.remove(1);
+    (hosts.remove(0), to)
 }
 
 fn start_all(count: usize) -> (Vec<Host>, Vec<SocketAddr>) {
@@ -383,6 +390,7 @@ fn places_of_a_sender_that_is_gone_are_taken_back() {
     let ports = ports(2);
     let host = Host::start(0, &ports, |_| {});
     let shared = &host.cluster.shared;
+    let link = &shared.links[0];
     let loan = |n: u32| message::Loan {
         key: key(n),
         parent: None,
@@ -395,12 +403,12 @@ fn places_of_a_sender_that_is_gone_are_taken_back() {
         lease: 0,
     };
     let free = host.store.pressure().free_bytes;
-    let reply = shared.prepare(7, &[loan(1), loan(2)]);
+    let reply = shared.prepare(link, 7, &[loan(1), loan(2)]);
     assert!(matches!(reply, message::Reply::Prepared { places, .. } if places.len() == 2));
     assert!(host.store.pressure().free_bytes < free);
-    assert_eq!(shared.finish(7), [message::Copied::Failed; 2], "nothing was written");
-    assert_eq!((host.store.pressure().free_bytes, shared.finish(7)), (free, Vec::new()));
-    shared.prepare(8, &[loan(3)]);
+    assert_eq!(shared.finish(link, 7), [message::Copied::Failed; 2], "nothing was written");
+    assert_eq!((host.store.pressure().free_bytes, shared.finish(link, 7)), (free, Vec::new()));
+    shared.prepare(link, 8, &[loan(3)]);
     lock(&shared.taking).get_mut(&8).unwrap().until = std::time::Instant::now();
     until("the places are back", || host.store.pressure().free_bytes == free);
     assert!(!host.is_resident(3) && lock(&shared.taking).is_empty());
