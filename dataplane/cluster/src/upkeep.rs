@@ -131,7 +131,7 @@ impl Shared {
             Duty::Trim => {
                 self.table().gone(0, key, Gone::Lost);
                 self.news.notify_all();
-                let _ = tiering.remove_here(&[key], self.clock.now_ms());
+                let _ = tiering.trim(&[key], self.clock.now_ms());
                 add(&self.counts.trimmed, 1);
             }
         }

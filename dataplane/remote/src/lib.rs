@@ -217,6 +217,12 @@ impl BlockStore for RemoteStore {
         self.batch(keys, |_, error| Err(error), work)
     }
 
+    fn forget(&self, keys: &[BlockKey]) {
+        for &key in keys {
+            self.remote.index.forget(key);
+        }
+    }
+
     /// A put is done when the store has it, so there is nothing left to do.
     fn flush(&self) -> Pending<Result<(), TierError>> {
         Pending::ready(Ok(()))

@@ -5,8 +5,12 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 use super::*;
-use kvasir_protocol::block::BlockMeta;
-use kvasir_store::conformance::{self, block, bytes_of, get_all, holds, key, put, put_all, remove};
+use crate::block::BlockMeta;
+use crate::clock::Clock;
+use crate::config::DramConfig;
+use crate::tier::conformance::{self, block, bytes_of, get_all, holds, key, put, put_all, remove};
+use crate::tier::dram::{DramStore, Lookup};
+use crate::tier::tiering::{AdmitAll, Tiering, TieringConfig};
 
 fn config(dir: &TempDir) -> RemoteConfig {
     let place = Place::Directory(dir.path().join("blocks"));
@@ -203,4 +207,40 @@ fn bad_settings_are_named() {
     let refused = RemoteConfig { place: s3("http://127.0.0.1:1"), ..refused };
     let error = RemoteStore::open(&refused).err().unwrap().to_string();
     assert!(error.contains("s3://bucket/ of http://127.0.0.1:1 after 2 attempts"), "{error}");
+}
+
+/// A host whose pool stands on a remote tier.
+fn host_on(store: RemoteStore) -> Tiering {
+    let dram = DramConfig { pool_bytes: 4 << 20, blocks_max: 1024, ..DramConfig::default() };
+    let dram = Arc::new(DramStore::open(dram).unwrap());
+    let patient = std::time::Duration::from_secs(60);
+    let config = TieringConfig { load_timeout: patient, ..TieringConfig::default() };
+    Tiering::start(dram, vec![Arc::new(store)], Box::new(AdmitAll), config, Clock::start()).unwrap()
+}
+
+/// Whether a reader on that host gets the block.
+fn reads(host: &Tiering, n: u64) -> bool {
+    let owner = host.dram().new_owner();
+    let found = host.get(owner, &[key(n)], 0, 0).unwrap()[0];
+    host.dram().release_owner(owner, 0);
+    matches!(found, Lookup::Hit(_))
+}
+
+#[test]
+fn only_who_removes_a_block_deletes_the_object_that_hosts_share() {
+    let dir = TempDir::new().unwrap();
+    let writer = open(&dir);
+    assert!(put_all(&writer, vec![block(1, 300), block(2, 300)]).iter().all(Result::is_ok));
+    let host = host_on(open(&dir));
+    assert!(reads(&host, 1) && reads(&host, 2));
+    // A copy too many in the pool is no reason to delete what all hosts rely on.
+    host.trim(&[key(1)], 0).unwrap();
+    assert_eq!(host.dram().exists(&[key(1)]).unwrap(), [false]);
+    assert!(file_of(&dir, 1).exists() && reads(&host, 1));
+    // Nor does a removal that a peer makes: it deletes by itself.
+    host.remove_here(&[key(2)], 0).unwrap();
+    assert!(file_of(&dir, 2).exists());
+    assert_eq!(host.residency(&[key(2)]).unwrap()[0].size, None, "from here on it is not there");
+    host.remove(&[key(1)], 0).unwrap();
+    assert!(!file_of(&dir, 1).exists());
 }

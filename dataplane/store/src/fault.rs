@@ -282,6 +282,10 @@ impl BlockStore for FaultStore {
         self.inner.sizes(keys)
     }
 
+    fn forget(&self, keys: &[BlockKey]) {
+        self.inner.forget(keys);
+    }
+
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {
         self.later(move |turn| {
             let judge = |key| match turn.refusal(Call::Remove, key, 0) {

@@ -35,6 +35,11 @@ impl Tier {
         !matches!(self, Self::Peer)
     }
 
+    /// Whether other hosts use the same objects.
+    pub const fn is_shared(self) -> bool {
+        matches!(self, Self::Remote)
+    }
+
     pub const fn name(self) -> &'static str {
         match self {
             Self::Hbm => "hbm",
@@ -215,6 +220,10 @@ pub trait BlockStore: Send + Sync {
 
     /// Drops blocks; true where there was one.
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>>;
+
+    /// Somebody else has removed these blocks from a place that both use: they are no longer known to be there. A tier that
+    /// nobody shares has nothing to do.
+    fn forget(&self, _keys: &[BlockKey]) {}
 
     /// Done when every put that was done before is as durable as the tier can make it.
     fn flush(&self) -> Pending<Result<(), TierError>>;

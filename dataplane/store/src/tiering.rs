@@ -152,9 +152,14 @@ struct Level {
     onboard: OnboardCounts,
 }
 
-/// How far a call goes. One made for a peer stays on this host, or two hosts could ask each other for ever.
+/// How far a call goes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Reach {
+    /// What belongs to this host alone. One host's copy that is no longer wanted says nothing about an object that many
+    /// hosts share.
+    Own,
+    /// Also what hosts share, but not what peers hold: a call that a peer asked for stays on this host, or two hosts could
+    /// ask each other for ever.
     Here,
     All,
 }
@@ -436,12 +441,23 @@ impl Tiering {
         self.remove_in(keys, Reach::All, now_ms)
     }
 
-    /// As [`remove`](Self::remove), from the tiers of this host alone.
+    /// A peer removes blocks everywhere: as [`remove`](Self::remove), from the tiers that are this host's own. Objects that
+    /// hosts share are the peer's to delete, once; this host only forgets that they were there.
     ///
     /// # Errors
     /// The batch is too large.
     pub fn remove_here(&self, keys: &[BlockKey], now_ms: u64) -> Result<Vec<Remove>, StoreError> {
-        self.remove_in(keys, Reach::Here, now_ms)
+        let removed = self.remove_in(keys, Reach::Own, now_ms)?;
+        self.levels.iter().for_each(|level| level.store.forget(keys));
+        Ok(removed)
+    }
+
+    /// Drops this host's own copies, which are not wanted any more. The blocks stay wherever else they are.
+    ///
+    /// # Errors
+    /// The batch is too large.
+    pub fn trim(&self, keys: &[BlockKey], now_ms: u64) -> Result<Vec<Remove>, StoreError> {
+        self.remove_in(keys, Reach::Own, now_ms)
     }
 
     fn remove_in(&self, keys: &[BlockKey], reach: Reach, now_ms: u64) -> Result<Vec<Remove>, StoreError> {
@@ -450,7 +466,11 @@ impl Tiering {
         }
         let _removing = self.moves.remove(keys);
         let mut removed = self.dram.remove(keys, now_ms)?;
-        let pending: Vec<_> = self.reach(reach).map(|level| level.store.remove(keys.to_vec())).collect();
+        // What hosts share goes last: a peer that has not heard of the removal could store it there once more.
+        let (shared, own): (Vec<&Level>, Vec<&Level>) =
+            self.reach(reach).partition(|level| level.tier.is_shared());
+        let levels = own.into_iter().chain(shared);
+        let pending: Vec<_> = levels.map(|level| level.store.remove(keys.to_vec())).collect();
         let mut failed = vec![false; keys.len()];
         for pending in pending {
             let outcomes = pending.wait_timeout(self.config.load_timeout);
@@ -477,7 +497,12 @@ impl Tiering {
 
     /// The tiers below that a call may use.
     fn reach(&self, reach: Reach) -> impl Iterator<Item = &Level> {
-        self.levels.iter().filter(move |level| reach == Reach::All || level.tier != Tier::Peer)
+        let reaches = move |tier: Tier| match reach {
+            Reach::Own => tier != Tier::Peer && !tier.is_shared(),
+            Reach::Here => tier != Tier::Peer,
+            Reach::All => true,
+        };
+        self.levels.iter().filter(move |level| reaches(level.tier))
     }
 
     pub fn stats(&self) -> TieringStats {
