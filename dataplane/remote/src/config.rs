@@ -36,6 +36,9 @@ pub struct RemoteConfig {
     pub attempt_timeout: Duration,
     /// Tenants whose blocks are sealed before they leave this host. Default none.
     pub keys: Vec<TenantKey>,
+    /// With keys: also store blocks of tenants without one in clear, and read such. Whoever can write there can then put a
+    /// block of their own in the place of a sealed one. Default false.
+    pub allow_plain: bool,
 }
 
 /// Where objects are kept.
@@ -103,6 +106,7 @@ impl RemoteConfig {
             backoff_max: Duration::from_secs(5),
             attempt_timeout: Duration::from_secs(30),
             keys: Vec::new(),
+            allow_plain: false,
         }
     }
 

@@ -46,6 +46,8 @@ pub(super) enum Unusable {
     Damaged,
     /// Sealed with a key that this host does not have.
     UnknownKey(KeyId),
+    /// Not sealed, where it must be: anybody who can write there may have put it in the place of a sealed one.
+    Plain,
 }
 
 /// The object for a block, sealed if there is a key. Returns `None` if sealing failed.
@@ -100,7 +102,11 @@ pub(super) fn decode(key: BlockKey, object: Bytes, keys: &KeyRing) -> Result<(Lo
     }
     let id = KeyId(u64::from_le_bytes(part(header, 56)));
     let sealed: Sealed = (part(header, CONTEXT), part(header, TAG));
-    let object = if id.0 == 0 { object } else { open(object, id, sealed, keys)? };
+    let object = match id.0 {
+        0 if keys.takes_plain() => object,
+        0 => return Err(Unusable::Plain),
+        _ => open(object, id, sealed, keys)?,
+    };
     let expected = u64::from_le_bytes(part(&object, BODY));
     let bytes = object.slice(FRAME_BYTES..);
     if checksum(&bytes) != expected {
@@ -135,7 +141,7 @@ mod tests {
     use kvasir_store::conformance::block;
 
     fn ring() -> KeyRing {
-        KeyRing::new(&[TenantKey { tenant: 1, key: [9; 32] }])
+        KeyRing::new(&[TenantKey { tenant: 1, key: [9; 32] }], true)
     }
 
     fn framed(n: u64, size: u32, tenant: u16) -> (Loaded, Vec<u8>, Vec<u8>) {
@@ -162,10 +168,20 @@ mod tests {
     }
 
     #[test]
+    fn a_plain_object_is_refused_where_blocks_are_sealed() {
+        let (loaded, _, plain) = framed(1, 100, 0);
+        let keys = [TenantKey { tenant: 1, key: [9; 32] }];
+        let decode = |ring: KeyRing| decode(loaded.meta.key, plain.clone().into(), &ring).err();
+        assert_eq!(decode(KeyRing::new(&keys, false)), Some(Unusable::Plain));
+        assert_eq!(decode(KeyRing::new(&keys, true)), None);
+        assert_eq!(decode(KeyRing::new(&[], false)), None, "without a key nothing is sealed");
+    }
+
+    #[test]
     fn a_missing_key_is_told_from_damage() {
         let (loaded, _, object) = framed(1, 100, 1);
         let id = ring().of_tenant(1).unwrap().id;
-        let other = KeyRing::new(&[TenantKey { tenant: 1, key: [8; 32] }]);
+        let other = KeyRing::new(&[TenantKey { tenant: 1, key: [8; 32] }], false);
         assert_eq!(decode(loaded.meta.key, object.clone().into(), &other), Err(Unusable::UnknownKey(id)));
         assert_eq!(decode(BlockKey(1), object.into(), &ring()), Err(Unusable::Damaged), "misplaced");
     }

@@ -14,7 +14,8 @@
 //! disk: power that fails can cost blocks, and the frame shows it.
 //!
 //! **Damage.** An object carries what is needed to see that it is whole ([`frame`]). One that is not is dropped,
-//! counted, and a miss. One sealed with a key that this host lacks is an error and stays.
+//! counted, and a miss. One sealed with a key that this host lacks is an error and stays; so is one that is not sealed,
+//! where blocks are.
 
 mod config;
 mod frame;
@@ -116,7 +117,7 @@ impl RemoteStore {
             capacity_bytes: config.capacity_bytes,
             requests_max: config.requests_max,
             queue_max: config.queue_max,
-            keys: KeyRing::new(&config.keys),
+            keys: KeyRing::new(&config.keys, config.allow_plain),
             index: Index::new(config.blocks_max, config.capacity_bytes.unwrap_or(u64::MAX)),
             requests: Requests::new(config),
             counters: Counters::default(),
@@ -268,7 +269,11 @@ impl Remote {
     async fn store(&self, put: &Put, cancelled: &Cancelled) -> Result<(), TierError> {
         let meta = put.meta;
         let loaded = Loaded { meta, checksum: put.checksum };
-        let object = frame::encode(&loaded, put.bytes()?, self.keys.of_tenant(meta.tenant));
+        let seal = self.keys.of_tenant(meta.tenant);
+        if seal.is_none() && !self.keys.takes_plain() {
+            return Err(plain(meta.key, "put"));
+        }
+        let object = frame::encode(&loaded, put.bytes()?, seal);
         let object = Bytes::from(object.ok_or_else(|| no_seal(meta.key))?);
         let path = self.path(meta.key);
         let request = || self.objects.put(&path, object.clone().into());
@@ -299,6 +304,7 @@ impl Remote {
         let (loaded, bytes) = match decoded {
             Ok(found) => found,
             Err(Unusable::UnknownKey(id)) => return Err(unknown_key(key, id)),
+            Err(Unusable::Plain) => return Err(plain(key, "open")),
             Err(Unusable::Damaged) => {
                 self.counters.corrupt();
                 self.drop_damaged(key, seen).await;
@@ -436,6 +442,13 @@ fn explain(failure: Failure) -> (u32, String) {
 fn unknown_key(key: BlockKey, id: seal::KeyId) -> TierError {
     let reason = format!("it is sealed with key {:016x}, which is not among remote.keys; add that key", id.0);
     TierError::Io { tier: NAME, step: "open", key, reason, retryable: false }
+}
+
+fn plain(key: BlockKey, step: &'static str) -> TierError {
+    let reason = "it is not sealed, and remote.keys are set; give its tenant a key, or set remote.allow_plain if nobody \
+                  else can write there"
+        .into();
+    TierError::Io { tier: NAME, step, key, reason, retryable: false }
 }
 
 fn no_seal(key: BlockKey) -> TierError {

@@ -36,6 +36,7 @@ pub(super) struct KeyId(pub(super) u64);
 pub(super) struct KeyRing {
     by_tenant: HashMap<u16, Arc<Key>>,
     by_id: HashMap<KeyId, Arc<Key>>,
+    allow_plain: bool,
 }
 
 pub(super) struct Key {
@@ -47,8 +48,8 @@ pub(super) struct Key {
 pub(super) type Sealed = ([u8; NONCE_BYTES], [u8; TAG_BYTES]);
 
 impl KeyRing {
-    pub(super) fn new(keys: &[TenantKey]) -> Self {
-        let mut ring = Self::default();
+    pub(super) fn new(keys: &[TenantKey], allow_plain: bool) -> Self {
+        let mut ring = Self { allow_plain, ..Self::default() };
         for TenantKey { tenant, key } in keys {
             let key = Arc::new(Key::new(key));
             ring.by_id.insert(key.id, Arc::clone(&key));
@@ -60,6 +61,11 @@ impl KeyRing {
     /// The key for a tenant's new blocks, or `None` if they are stored in clear.
     pub(super) fn of_tenant(&self, tenant: u16) -> Option<&Key> {
         self.by_tenant.get(&tenant).map(|key| &**key)
+    }
+
+    /// Whether blocks may be stored in clear.
+    pub(super) fn takes_plain(&self) -> bool {
+        self.allow_plain || self.by_id.is_empty()
     }
 
     pub(super) fn by_id(&self, id: KeyId) -> Option<&Key> {
@@ -96,8 +102,10 @@ mod tests {
 
     #[test]
     fn what_is_sealed_opens_with_the_same_key_and_context_alone() {
-        let ring =
-            KeyRing::new(&[TenantKey { tenant: 1, key: [1; 32] }, TenantKey { tenant: 2, key: [2; 32] }]);
+        let ring = KeyRing::new(
+            &[TenantKey { tenant: 1, key: [1; 32] }, TenantKey { tenant: 2, key: [2; 32] }],
+            false,
+        );
         let (one, two) = (ring.of_tenant(1).unwrap(), ring.of_tenant(2).unwrap());
         assert_ne!(one.id, two.id);
         let mut bytes = *b"some bytes of a block";
@@ -120,7 +128,7 @@ mod tests {
     #[test]
     fn a_tenants_last_key_seals_and_all_open() {
         let keys = [1, 2].map(|byte| TenantKey { tenant: 7, key: [byte; 32] });
-        let (old, ring) = (KeyRing::new(&keys[..1]), KeyRing::new(&keys));
+        let (old, ring) = (KeyRing::new(&keys[..1], false), KeyRing::new(&keys, false));
         let old = old.of_tenant(7).unwrap().id;
         assert!(ring.by_id(old).is_some() && ring.of_tenant(7).unwrap().id != old);
         assert!(ring.of_tenant(8).is_none() && ring.by_id(KeyId(0)).is_none());

@@ -117,9 +117,12 @@ fn each_tenant_has_its_own_key() {
         let put = block(n, 400);
         Put { meta: BlockMeta { tenant: n as u16, ..put.meta }, ..put }
     };
-    let store = RemoteStore::open(&RemoteConfig { keys: keys.to_vec(), ..config(&dir) }).unwrap();
+    let allow_plain = true;
+    let store =
+        RemoteStore::open(&RemoteConfig { keys: keys.to_vec(), allow_plain, ..config(&dir) }).unwrap();
     assert!(put_all(&store, (0..3).map(of_tenant).collect()).iter().all(Result::is_ok));
-    let first = RemoteStore::open(&RemoteConfig { keys: keys[..1].to_vec(), ..config(&dir) }).unwrap();
+    let first = RemoteConfig { keys: keys[..1].to_vec(), allow_plain, ..config(&dir) };
+    let first = RemoteStore::open(&first).unwrap();
     let found = |store: &RemoteStore| {
         let found = get_all(store, &[0, 1, 2], 400).into_iter();
         found.map(|found| found.map(|found| found.map(|(loaded, _)| loaded.meta.tenant))).collect::<Vec<_>>()
@@ -127,6 +130,23 @@ fn each_tenant_has_its_own_key() {
     assert_eq!(found(&store), [Ok(Some(0)), Ok(Some(1)), Ok(Some(2))]);
     assert_eq!(found(&first)[..2], [Ok(Some(0)), Ok(Some(1))]);
     assert!(found(&first)[2].as_ref().is_err_and(|error| !error.retryable()));
+}
+
+#[test]
+fn a_sealed_block_is_not_replaced_by_a_plain_one() {
+    let dir = TempDir::new().unwrap();
+    let sealing = sealed(&dir, 1);
+    assert_eq!(put(&sealing, 1, 500), Ok(Stored::Stored));
+    // Whoever can write there can do this, without any key.
+    std::fs::remove_file(file_of(&dir, 1)).unwrap();
+    assert_eq!(put(&open(&dir), 1, 500), Ok(Stored::Stored));
+    let error = get_all(&sealing, &[1], 500).remove(0).unwrap_err();
+    assert!(!error.retryable() && error.to_string().contains("remote.allow_plain"), "{error}");
+    assert!(file_of(&dir, 1).exists(), "a person decides about it");
+    // What it would not read it does not store.
+    let keys = vec![TenantKey { tenant: 7, key: [1; 32] }];
+    let others = RemoteStore::open(&RemoteConfig { keys, ..config(&dir) }).unwrap();
+    assert!(put(&others, 2, 500).unwrap_err().to_string().contains("remote.allow_plain"));
 }
 
 #[test]
