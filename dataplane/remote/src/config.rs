@@ -36,6 +36,9 @@ pub struct RemoteConfig {
     pub attempt_timeout: Duration,
     /// Tenants whose blocks are sealed before they leave this host. Default none.
     pub keys: Vec<TenantKey>,
+    /// Other hosts store there too: a lookup that finds a block nowhere else asks for it there, one small request per key at
+    /// most every 10 s. Default true.
+    pub shared: bool,
     /// With keys: also store blocks of tenants without one in clear, and read such. Whoever can write there can then put a
     /// block of their own in the place of a sealed one. Default false.
     pub allow_plain: bool,
@@ -106,6 +109,7 @@ impl RemoteConfig {
             backoff_max: Duration::from_secs(5),
             attempt_timeout: Duration::from_secs(30),
             keys: Vec::new(),
+            shared: true,
             allow_plain: false,
         }
     }

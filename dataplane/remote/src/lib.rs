@@ -8,7 +8,7 @@
 //!
 //! **What is there** is known from a listing at open and from what this host did since, within a bound. Other hosts
 //! may share the place: blocks of one key have the same bytes, so they cannot clash, and a get asks the store also for
-//! keys it does not know. A put that failed may have arrived anyway; a later get or listing finds it.
+//! keys it does not know. A lookup that finds a block nowhere asks the store for it first ([`absent`]). A put that failed may have arrived all the same; a later get or listing finds it.
 //!
 //! **Durability.** A put is done when the store has the object. In a directory that is the system's cache, not the
 //! disk: power that fails can cost blocks, and the frame shows it.
@@ -17,6 +17,7 @@
 //! counted, and a miss. One sealed with a key that this host lacks is an error and stays; so is one that is not sealed,
 //! where blocks are.
 
+mod absent;
 mod config;
 mod frame;
 mod index;
@@ -28,6 +29,7 @@ mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -36,6 +38,7 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
+use self::absent::Absent;
 pub use self::config::{OpenError, Place, RemoteConfig, S3};
 use self::frame::{FRAME_BYTES, Unusable};
 use self::index::{Index, Room};
@@ -83,6 +86,9 @@ struct Remote {
     queue_max: usize,
     keys: KeyRing,
     index: Index,
+    /// Whether other hosts store there too.
+    shared: bool,
+    absent: Absent,
     requests: Requests,
     counters: Counters,
     stripes: Vec<Stripe>,
@@ -119,6 +125,8 @@ impl RemoteStore {
             queue_max: config.queue_max,
             keys: KeyRing::new(&config.keys, config.allow_plain),
             index: Index::new(config.blocks_max, config.capacity_bytes.unwrap_or(u64::MAX)),
+            shared: config.shared,
+            absent: Absent::default(),
             requests: Requests::new(config),
             counters: Counters::default(),
             stripes: std::iter::repeat_with(Stripe::default).take(STRIPES).collect(),
@@ -209,6 +217,17 @@ impl BlockStore for RemoteStore {
 
     fn sizes(&self, keys: &[BlockKey]) -> Vec<Option<u32>> {
         self.remote.index.sizes(keys)
+    }
+
+    fn look_up(&self, keys: Vec<BlockKey>) -> Pending<Vec<Option<u32>>> {
+        let (remote, now) = (&self.remote, Instant::now());
+        if !remote.shared || !keys.iter().any(|&key| remote.absent.is_worth_asking(key, now)) {
+            return Pending::ready(self.sizes(&keys));
+        }
+        let work = |remote: Arc<Remote>, key, cancelled: Cancelled| async move {
+            remote.look_up(key, &cancelled).await
+        };
+        self.batch(keys, |_, _| None, work)
     }
 
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {
@@ -319,7 +338,32 @@ impl Remote {
         Ok(Some(loaded))
     }
 
-    /// The object, or `None` if it is longer than any block of ours.
+    /// The size of a block that this host may not know of.
+    async fn look_up(&self, key: BlockKey, cancelled: &Cancelled) -> Option<u32> {
+        let known = self.index.size(key);
+        if known.is_some() || !self.absent.is_worth_asking(key, Instant::now()) {
+            return known;
+        }
+        let (path, seen) = (self.path(key), self.stripe(key).changes.load(Ordering::Acquire));
+        match self.requests.run(cancelled, || self.objects.head(&path)).await {
+            Ok(object) => {
+                let (_, size) = block_of(&object).filter(|(found, _)| *found == key)?;
+                self.settle(key, seen, |index| index.learn(key, size)).await;
+                Some(size)
+            }
+            Err(Failure::NotFound) => {
+                self.absent.note(key, Instant::now());
+                None
+            }
+            // Whoever asked has waited in vain; the next ones need not.
+            Err(_) => {
+                self.absent.pause(Instant::now());
+                None
+            }
+        }
+    }
+
+    /// The object; none if it is longer than any block of ours.
     async fn fetch(&self, key: BlockKey, cancelled: &Cancelled) -> Result<Option<Bytes>, Failure> {
         let path = self.path(key);
         let request = || async {

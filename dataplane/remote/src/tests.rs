@@ -264,3 +264,32 @@ fn only_who_removes_a_block_deletes_the_object_that_hosts_share() {
     host.remove(&[key(1)], 0).unwrap();
     assert!(!file_of(&dir, 1).exists());
 }
+
+#[test]
+fn what_other_hosts_store_later_is_found() {
+    let dir = TempDir::new().unwrap();
+    let (host, deaf) = (host_on(open(&dir)), RemoteConfig { shared: false, ..config(&dir) });
+    let deaf = host_on(RemoteStore::open(&deaf).unwrap());
+    let other = open(&dir);
+    assert_eq!(put(&other, 1, 300), Ok(Stored::Stored));
+    assert!(reads(&host, 1) && !reads(&deaf, 1));
+    // Also for those who read from afar.
+    assert_eq!(put(&other, 2, 300), Ok(Stored::Stored));
+    assert!(host.read(&[key(2)], 0, 0, u64::MAX)[0].bytes().is_some());
+    // A peer asks there by itself.
+    assert_eq!(put(&other, 3, 300), Ok(Stored::Stored));
+    assert_eq!(host.get_here(host.dram().new_owner(), &[key(3)], 0).unwrap(), [Lookup::Miss]);
+}
+
+#[test]
+fn what_was_not_there_is_not_asked_for_again_at_once() {
+    let dir = TempDir::new().unwrap();
+    let (store, other) = (open(&dir), open(&dir));
+    assert_eq!(store.look_up(vec![key(1)]).wait(), [None]);
+    assert_eq!(put(&other, 1, 300), Ok(Stored::Stored));
+    assert_eq!(store.look_up(vec![key(1)]).wait(), [None], "so it was a moment ago");
+    assert_eq!(store.look_up(vec![key(1), key(2)]).wait(), [None, None]);
+    assert_eq!(put(&other, 3, 300), Ok(Stored::Stored));
+    assert_eq!(store.look_up(vec![key(3)]).wait(), [Some(300)]);
+    assert_eq!(store.sizes(&[key(3)]), [Some(300)], "known from here on");
+}

@@ -282,6 +282,10 @@ impl BlockStore for FaultStore {
         self.inner.sizes(keys)
     }
 
+    fn look_up(&self, keys: Vec<BlockKey>) -> Pending<Vec<Option<u32>>> {
+        self.inner.look_up(keys)
+    }
+
     fn forget(&self, keys: &[BlockKey]) {
         self.inner.forget(keys);
     }

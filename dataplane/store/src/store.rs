@@ -218,6 +218,12 @@ pub trait BlockStore: Send + Sync {
         self.sizes(keys).iter().map(Option::is_some).collect()
     }
 
+    /// As [`sizes`](Self::sizes), but asks a place that other hosts also use for blocks that this one does not know of. What
+    /// is found is known from then on. A tier that nobody shares knows all it has.
+    fn look_up(&self, keys: Vec<BlockKey>) -> Pending<Vec<Option<u32>>> {
+        Pending::ready(self.sizes(&keys))
+    }
+
     /// Drops blocks; true where there was one.
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>>;
 

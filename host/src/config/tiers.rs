@@ -84,6 +84,9 @@ pub struct Remote {
     pub attempt_timeout: Span,
     /// Tenants whose blocks are sealed before they leave this host, one `[[remote.keys]]` each.
     pub keys: Vec<TenantKey>,
+    /// Other hosts store there too: a lookup that finds a block nowhere else asks for it there, one small request per key at
+    /// most every 10 s.
+    pub shared: bool,
     /// With keys: also store blocks of tenants without one in clear, and read blocks in clear. Whoever can write there can
     /// then put a block of their own in the place of a sealed one.
     pub allow_plain: bool,
@@ -157,6 +160,7 @@ impl Default for Remote {
             attempts_max: 5,
             attempt_timeout: Span::secs(30),
             keys: Vec::new(),
+            shared: true,
             allow_plain: false,
         }
     }

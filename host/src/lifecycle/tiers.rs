@@ -60,6 +60,7 @@ fn open_remote(settings: &config::Remote, place: RemoteUrl) -> Result<RemoteStor
         requests_max: settings.requests_max as usize,
         attempts_max: settings.attempts_max,
         attempt_timeout: settings.attempt_timeout.0,
+        shared: settings.shared,
         allow_plain: settings.allow_plain,
         keys: settings.keys.iter().map(key).collect::<Result<_, OpenError>>()?,
         ..RemoteConfig::new(place)

@@ -177,6 +177,7 @@ impl Tiering {
         }
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| lookups[i] == Lookup::Miss).collect();
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
+        self.ask_shared(&asked, reach);
         for chunk in self.chunks(&asked, reach) {
             let (keys, places) = (&asked[chunk.clone()], &missing[chunk]);
             let loads = self.load(keys, reach, u64::MAX, &late);
@@ -212,6 +213,7 @@ impl Tiering {
         }
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| matches!(reads[i], Read::Missing)).collect();
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
+        self.ask_shared(&asked, Reach::All);
         let loads = self.load(&asked, Reach::All, left, &late);
         self.walk_on(&asked, &loads, now_ms);
         missing.into_iter().zip(loads).for_each(|(i, load)| reads[i] = load);
@@ -306,6 +308,27 @@ impl Tiering {
             level.store.sizes(keys).into_iter().zip(&mut sizes).for_each(|(new, size)| *size = size.or(new));
         }
         sizes
+    }
+
+    /// Has the tiers that hosts share look for blocks that no tier here knows of: another host may have stored them there.
+    /// A peer's question stays on this host, which knows no better than the peer.
+    fn ask_shared(&self, keys: &[BlockKey], reach: Reach) {
+        let mut shared = self.reach(reach).filter(|level| level.tier.is_shared()).peekable();
+        if reach != Reach::All || shared.peek().is_none() {
+            return;
+        }
+        let sizes = self.sizes_below(keys, reach);
+        let unknown: Vec<BlockKey> =
+            keys.iter().zip(sizes).filter(|(_, size)| size.is_none()).map(|(&key, _)| key).collect();
+        if unknown.is_empty() {
+            return;
+        }
+        for level in shared {
+            if let Err(pending) = level.store.look_up(unknown.clone()).wait_timeout(self.config.load_timeout)
+            {
+                pending.cancel();
+            }
+        }
     }
 
     /// Loads what the tiers below hold of `keys`, at most `bytes_max`, one batch per tier, nearest first; a block that
