@@ -15,6 +15,9 @@ use kvasir_net::transport::node::Notice;
 use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
 use kvasir_store::dram::{Held, Reservation, Reserve};
 
+/// The most outcomes kept for those who ask late; the oldest go first.
+const OUTCOMES_MAX: usize = 256;
+
 /// Hand-overs that come in, by the numbers that their senders gave them.
 #[derive(Default)]
 pub(crate) struct Receiving {
@@ -183,7 +186,8 @@ impl Shared {
             if let Some(other) = all.values().find(busy) {
                 return refused(format!("request {request} is being handed over by {} already", other.from));
             }
-            if all.len() >= HAND_OVERS_MAX {
+            // How others ended is kept for a while, and takes no part in this.
+            if all.values().filter(|incoming| !incoming.is_settled()).count() >= HAND_OVERS_MAX {
                 return refused(format!("it takes {HAND_OVERS_MAX} hand-overs at once; try again"));
             }
         }
@@ -406,6 +410,9 @@ impl Shared {
             self.give_places_back(&mut incoming.blocks);
             incoming.known_until > now
         });
+        if all.len() > HAND_OVERS_MAX + OUTCOMES_MAX {
+            forget_oldest(all);
+        }
     }
 
     fn give_places_back(&self, blocks: &mut [Block]) {
@@ -483,4 +490,13 @@ impl Shared {
     fn incoming(&self) -> MutexGuard<'_, HashMap<u64, Incoming>> {
         lock(&self.hand_overs.receiving.incoming)
     }
+}
+
+/// Keeps the newest outcomes of those that nobody reads.
+fn forget_oldest(all: &mut HashMap<u64, Incoming>) {
+    let ended = all.iter().filter(|(_, incoming)| incoming.is_settled() && incoming.readers == 0);
+    let mut ended: Vec<(Instant, u64)> = ended.map(|(&id, incoming)| (incoming.known_until, id)).collect();
+    ended.sort_unstable();
+    let surplus = ended.len().saturating_sub(OUTCOMES_MAX);
+    ended[..surplus].iter().for_each(|(_, id)| drop(all.remove(id)));
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::super::handover::{Arrival, HandOverError, HandingOver, Waited};
+use super::super::handover::{Arrival, HAND_OVERS_MAX, HandOverError, HandingOver, Waited};
 use super::*;
 use kvasir_protocol::block::checksum;
 use kvasir_store::dram::OwnerId;
@@ -274,4 +274,18 @@ fn bad_calls_say_what_is_wrong() {
     handing.finish(&sums(&[1])).unwrap();
     assert!(to.reads(1));
     assert!(to.cluster.arrival(99, Instant::now()).unwrap().is_none(), "nothing begun");
+}
+
+#[test]
+fn those_that_are_over_do_not_count_and_the_last_ones_are_known() {
+    let (from, to) = pair(600);
+    let owner = from.store.new_owner();
+    // More in a row than there may be at once.
+    for n in 0..HAND_OVERS_MAX as u32 + 6 {
+        let mut handing = from.begin(owner, n.into(), &[n]);
+        (0..LAYERS).for_each(|layer| from.produce(&mut handing, &[n], layer));
+        handing.finish(&sums(&[n])).unwrap();
+    }
+    let last = HAND_OVERS_MAX as u32 + 5;
+    to.has_layer(&to.arrival(last.into()), &[last], 0);
 }
