@@ -23,6 +23,8 @@ const COPY_BLOCKS: usize = 64;
 const COPY_BYTES: u64 = 32 << 20;
 /// How long an answer to such a call may take, beyond the time that the blocks stay in place.
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
+/// How long the news of a copy may take after the answer that it was made. Then it is not believed.
+const TOLD: Duration = Duration::from_secs(1);
 /// How long a damaged block is looked for at one holder.
 const REPAIR: Duration = Duration::from_secs(2);
 
@@ -202,24 +204,28 @@ impl Shared {
         let sending = self.sending.begin(keys);
         let holding = |loan: Loan| Some((loan, self.table().holding(loan.key)?));
         let items: Vec<(Loan, Holding)> = loans.iter().flatten().filter_map(|&loan| holding(loan)).collect();
-        if !items.is_empty() {
-            self.offer(link, items);
-        }
+        let taken = if items.is_empty() { Vec::new() } else { self.offer(link, &items) };
         drop(sending);
         let leases: Vec<u64> = loans.iter().flatten().map(|loan| loan.lease).collect();
         let _ = self.store.release(self.owner, &leases);
+        self.wait_until_told(link, &taken);
     }
 
-    fn offer(&self, link: &Link, items: Vec<(Loan, Holding)>) {
+    /// Asks a peer to take copies. Those that it says it has.
+    fn offer(&self, link: &Link, items: &[(Loan, Holding)]) -> Vec<BlockKey> {
         let lease_ms = self.lease_ms();
         let patience = Duration::from_millis(lease_ms) + ANSWER;
-        let request = Request::Copy { items: items.clone(), lease_ms };
+        let request = Request::Copy { items: items.to_vec(), lease_ms };
         let outcomes = match link.call(self, &request, patience) {
             Ok(Reply::Copied { outcomes }) if outcomes.len() == items.len() => outcomes,
             _ => vec![Copied::Failed; items.len()],
         };
-        let mut removed = Vec::new();
-        for ((loan, holding), outcome) in items.iter().zip(outcomes) {
+        self.note_outcomes(link, items, &outcomes)
+    }
+
+    fn note_outcomes(&self, link: &Link, items: &[(Loan, Holding)], outcomes: &[Copied]) -> Vec<BlockKey> {
+        let (mut taken, mut removed) = (Vec::new(), Vec::new());
+        for ((loan, _), &outcome) in items.iter().zip(outcomes) {
             let counts = &self.counts;
             match outcome {
                 Copied::Done | Copied::Had => {
@@ -230,12 +236,8 @@ impl Shared {
                     } else {
                         add(&counts.copied_bytes, loan.size.into())
                     }
-                    let mut table = self.table();
-                    if table.holding(loan.key).is_some() {
-                        table.holds(link.place, loan.key, *holding);
-                    } else {
-                        removed.push(loan.key);
-                    }
+                    let known = self.table().holding(loan.key).is_some();
+                    if known { taken.push(loan.key) } else { removed.push(loan.key) }
                 }
                 Copied::NoRoom => add(&counts.no_room, 1),
                 Copied::Enough => {}
@@ -245,6 +247,24 @@ impl Shared {
         if !removed.is_empty() {
             // Removed while they travelled; the peer may have been told before they were there.
             self.remove_late(link, &removed);
+        }
+        taken
+    }
+
+    /// Waits until a peer's own news say that it holds what it has just taken, which is soon. Nothing else counts: its
+    /// answer comes over another connection, perhaps after the news that it has let the block go again.
+    fn wait_until_told(&self, link: &Link, keys: &[BlockKey]) {
+        let until = Instant::now() + TOLD;
+        let mut table = self.table();
+        let untold = |table: &super::table::Table, key: BlockKey| {
+            table.holding(key).is_some() && !table.holders(key).has(link.place)
+        };
+        while keys.iter().any(|&key| untold(&table, key)) && !self.is_stopping() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            table = self.news.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -327,5 +347,35 @@ pub(super) fn candidate(link: &Link, size: u32) -> Candidate<'_> {
         free_bytes: status.free_bytes.saturating_sub(queued * u64::from(size)),
         pool_bytes: status.pool_bytes,
         load: status.load + queued,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::tests::pair_of_hosts;
+
+    #[test]
+    fn a_copy_counts_when_its_holder_says_so_and_not_by_an_answer() {
+        let (host, _peer) = pair_of_hosts();
+        let (shared, key) = (&host.cluster.shared, BlockKey(1));
+        let holding = Holding { size: 1, checksum: 1, target: 2, primary: NodeId(0) };
+        shared.table().holds(0, key, holding);
+        let loan = Loan {
+            key,
+            parent: None,
+            depth: 0,
+            class: 0,
+            tenant: 0,
+            size: 1,
+            checksum: 1,
+            offset: 0,
+            lease: 0,
+        };
+        // An answer that was long on its way: the peer holds no such block.
+        let taken = shared.note_outcomes(&shared.links[0], &[(loan, holding)], &[Copied::Done]);
+        assert_eq!(taken, [key]);
+        assert!(!shared.table().holders(key).has(1), "its news do not say so");
+        assert!(matches!(shared.table().duty(key), Duty::Copy { missing: 1, .. }));
     }
 }
