@@ -4,25 +4,11 @@
 //! evict is told to it from outside ([`tier::dram::DramStore::offer_victims`]). Each subject is a crate of its own, and
 //! what a crate may know is what its `Cargo.toml` lists.
 
-pub mod block;
-pub mod clock;
-pub mod cluster;
-pub mod config;
-pub mod endpoint_pool;
-pub mod error;
-pub mod header;
-pub mod layout;
-pub mod memory;
-pub mod metrics;
-pub mod server;
-pub mod state_db;
-pub mod stream;
-mod sync;
-pub mod tier;
-pub mod topology;
-pub mod transfer;
-pub mod transport;
-pub mod wire;
+pub use kvasir_cluster as cluster;
+pub use kvasir_net::{endpoint_pool, topology, transfer, transport};
+pub use kvasir_protocol::{block, clock, stream, wire};
+pub use kvasir_server as server;
+pub use kvasir_store::{config, error, metrics};
 
 pub use kvasir_memory as memory;
 

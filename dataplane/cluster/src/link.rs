@@ -12,12 +12,12 @@ use super::paths::{self, Pair, RailView, Tally};
 use super::serve::HOLD;
 use super::table::{Duty, Fact};
 use super::{Event, PeerConfig, SEGMENT, Shared, lock};
-use crate::block::{BATCH_MAX, BlockKey};
-use crate::tier::dram::OwnerId;
-use crate::topology::matrix::Matrix;
-use crate::transfer::{Paths, Segment};
-use crate::transport::Error as TransportError;
-use crate::transport::tcp::socket::Socket;
+use kvasir_net::topology::matrix::Matrix;
+use kvasir_net::transfer::{Paths, Segment};
+use kvasir_net::transport::Error as TransportError;
+use kvasir_net::transport::tcp::socket::Socket;
+use kvasir_protocol::block::{BATCH_MAX, BlockKey};
+use kvasir_store::dram::OwnerId;
 
 const CONNECT: Duration = Duration::from_secs(2);
 /// The pause between two attempts to connect: at first, and at most, doubling in between.

@@ -292,8 +292,8 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::BlockMeta;
-    use crate::cluster::tests::pair_of_hosts;
+    use crate::tests::pair_of_hosts;
+    use kvasir_protocol::block::BlockMeta;
 
     fn announced(key: u128) -> Loan {
         let BlockMeta { key, parent, depth, class, tenant, size, .. } =

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use super::counts::add;
 use super::table::{Fact, Heard, Holding, NodeId};
 use super::{Event, Shared};
-use crate::block::{BATCH_MAX, BlockKey};
-use crate::state_db;
-use crate::tier::tiering::Tiering;
+use kvasir_protocol::block::{BATCH_MAX, BlockKey};
+use kvasir_state_db as state_db;
+use kvasir_store::tiering::Tiering;
 
 const VERSION: u8 = 1;
 const RECORD_LEN: usize = 22;

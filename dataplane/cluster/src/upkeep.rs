@@ -353,7 +353,7 @@ pub(super) fn candidate(link: &Link, size: u32) -> Candidate<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::tests::pair_of_hosts;
+    use crate::tests::pair_of_hosts;
 
     #[test]
     fn a_copy_counts_when_its_holder_says_so_and_not_by_an_answer() {

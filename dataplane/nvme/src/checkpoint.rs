@@ -8,8 +8,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::block::Checksum;
-use crate::state_db;
+use kvasir_protocol::block::Checksum;
+use kvasir_state_db as state_db;
 
 use super::format::{ENTRY, Entry, Kind};
 

@@ -282,29 +282,6 @@ impl Outcome {
     }
 }
 
-impl From<&StoreError> for Outcome {
-    fn from(error: &StoreError) -> Self {
-        match error {
-            StoreError::ZeroSize { .. } => Self::ZeroSize,
-            StoreError::TooLarge { .. } => Self::TooLarge,
-            StoreError::PoolFull { .. } | StoreError::WritersLate { .. } => Self::PoolFull,
-            StoreError::SlotsFull { .. } => Self::SlotsFull,
-            StoreError::QuotaFull { .. } => Self::QuotaFull,
-            StoreError::UnknownReservation { .. } => Self::UnknownReservation,
-            StoreError::NotTheWriter { .. } => Self::NotTheWriter,
-            StoreError::AlreadyCommitted { .. } => Self::AlreadyCommitted,
-            StoreError::Aborted { .. } => Self::Aborted,
-            StoreError::Busy { .. } => Self::Busy,
-            StoreError::ChecksumMismatch { .. } => Self::ChecksumMismatch,
-            StoreError::LeaseGone { .. } => Self::LeaseGone,
-            StoreError::TooManyLeases { .. } => Self::Throttled,
-            StoreError::BatchTooLarge { .. }
-            | StoreError::OutOfReservation { .. }
-            | StoreError::IllegalTransition { .. } => Self::Internal,
-        }
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// First frame of every connection. `namespace` is for the host's log. What the connection stores and pins is

@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::block::BlockKey;
+use kvasir_protocol::block::BlockKey;
 
 /// How long a key counts as absent.
 pub(super) const ABSENT_FOR: Duration = Duration::from_secs(10);

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 use super::*;
-use crate::block::BlockMeta;
-use crate::clock::Clock;
-use crate::config::DramConfig;
-use crate::tier::conformance::{self, block, bytes_of, get_all, holds, key, put, put_all, remove};
-use crate::tier::dram::{DramStore, Lookup};
-use crate::tier::tiering::{AdmitAll, Tiering, TieringConfig};
+use kvasir_protocol::block::BlockMeta;
+use kvasir_protocol::clock::Clock;
+use kvasir_store::config::DramConfig;
+use kvasir_store::conformance::{self, block, bytes_of, get_all, holds, key, put, put_all, remove};
+use kvasir_store::dram::{DramStore, Lookup};
+use kvasir_store::tiering::{AdmitAll, Tiering, TieringConfig};
 
 fn config(dir: &TempDir) -> RemoteConfig {
     let place = Place::Directory(dir.path().join("blocks"));

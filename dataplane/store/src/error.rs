@@ -80,7 +80,7 @@ impl From<&StoreError> for Outcome {
         match error {
             StoreError::ZeroSize { .. } => Self::ZeroSize,
             StoreError::TooLarge { .. } => Self::TooLarge,
-            StoreError::PoolFull { .. } => Self::PoolFull,
+            StoreError::PoolFull { .. } | StoreError::WritersLate { .. } => Self::PoolFull,
             StoreError::SlotsFull { .. } => Self::SlotsFull,
             StoreError::QuotaFull { .. } => Self::QuotaFull,
             StoreError::UnknownReservation { .. } => Self::UnknownReservation,

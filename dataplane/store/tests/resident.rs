@@ -1,6 +1,8 @@
 //! What a store of blocks costs in resident memory, in a process of its own.
 
-use kvasir_dataplane::{BATCH_MAX, BlockKey, BlockMeta, DramConfig, DramStore};
+use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
+use kvasir_store::config::DramConfig;
+use kvasir_store::dram::DramStore;
 use kvasir_store::dram::{OwnerId, Reserve};
 
 #[test]

@@ -1,4 +1,4 @@
-use super::cases::{PAGES, cases, heads};
+use super::cases::{cases, heads};
 use super::paged::{Descriptor, Order, PagedLayout, Regions, descriptors};
 use super::*;
 use proptest::prelude::*;

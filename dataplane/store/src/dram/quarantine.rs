@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{DramStore, OwnerId, SHARDS, lock, millis};
 use crate::error::StoreError;
-use crate::memory::extents::Extents;
-use crate::tier::shard::{Freed, Shard};
+use crate::shard::{Freed, Shard};
+use kvasir_memory::extents::Extents;
 
 /// The part of the pool that may be in quarantine: one in so many bytes.
 const SHARE: u64 = 4;
