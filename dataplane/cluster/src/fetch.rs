@@ -195,12 +195,14 @@ impl Shared {
         holders.has(0) || holders.len() < usize::from(holding.target)
     }
 
-    /// A block that is here already becomes a copy, if it is the same.
+    /// A block that is here already becomes a copy, in the version that is here.
     fn has(&self, loan: &Loan, holding: Holding) -> Copied {
         let stat = self.store.stat(&[loan.key]).unwrap_or_default().pop().flatten();
         match stat {
-            Some(stat) if (stat.size, stat.checksum) != (loan.size, loan.checksum) => Copied::Conflict,
-            Some(_) => self.hold(loan.key, holding, Copied::Had),
+            Some(stat) => {
+                let holding = Holding { size: stat.size, checksum: stat.checksum, ..holding };
+                self.hold(loan.key, holding, Copied::Had)
+            }
             None => Copied::Failed,
         }
     }
@@ -238,7 +240,6 @@ impl Shared {
             Heard::New | Heard::Known => outcome,
             // It is there, and nobody would miss it.
             Heard::Full => Copied::NoRoom,
-            Heard::Conflict => Copied::Conflict,
         }
     }
 }

@@ -445,7 +445,6 @@ impl Cluster {
             match table.holds(0, key, Holding { size, checksum, target: copies, primary }) {
                 Heard::New | Heard::Known => Outcome::Done,
                 Heard::Full => Outcome::CopiesFull,
-                Heard::Conflict => Outcome::Conflict,
             }
         };
         let outcomes: Vec<Outcome> = keys.iter().zip(&loans).map(&mut outcome).collect();

@@ -15,8 +15,8 @@ use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 const MAGIC: [u8; 4] = *b"KVCL";
 /// The version of frames and of everything in them.
 ///
-/// 2: hand-overs layer by layer.
-pub(super) const VERSION: u8 = 2;
+/// 3: another version of a block that is there counts as there. 2: hand-overs layer by layer.
+pub(super) const VERSION: u8 = 3;
 const HEADER_LEN: usize = 12;
 /// Above the longest legal body: 4,096 loans of some 100 B.
 pub(super) const FRAME_MAX: usize = 1 << 20;
@@ -185,15 +185,13 @@ pub(super) struct Welcome {
 pub(super) enum Copied {
     /// It is there, compared with its checksum.
     Done,
-    /// It was there already.
+    /// It was there already, perhaps with other bytes: what is stored is as good.
     Had,
     NoRoom,
     /// It is not wanted there: as far as that host knows, enough others hold the block, or it is being removed.
     Enough,
     /// Its bytes did not arrive, or not intact.
     Failed,
-    /// That host has other bytes under the same key.
-    Conflict,
 }
 
 impl Request {

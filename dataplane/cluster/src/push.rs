@@ -88,7 +88,7 @@ impl Cluster {
             Some(Copied::Done) => Pushed::Done,
             Some(Copied::Had) => Pushed::Had,
             Some(Copied::NoRoom) => Pushed::NoRoom,
-            Some(Copied::Failed | Copied::Enough | Copied::Conflict) => Pushed::Failed,
+            Some(Copied::Failed | Copied::Enough) => Pushed::Failed,
         };
         Ok(loans.iter().map(outcome).collect())
     }

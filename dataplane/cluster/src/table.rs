@@ -4,6 +4,10 @@
 //! of its [`Log`]. The others put together what they hear, so two hosts never disagree about the same fact, and a host
 //! that was away is brought up to date by hearing all that the other holds. When a host is lost, all it said is forgotten.
 //!
+//! **Versions.** Two hosts may have computed the same block and hold other bytes under one key, because the sum of floating
+//! point numbers depends on their order. Each version is as good as the other, so it counts as a copy; but who reads a copy
+//! must compare it with the checksum of its own holder. A host speaks of its own version.
+//!
 //! **Duty.** All holders put each other in the same order: the primary (the host that took the put) first, the rest by a
 //! hash of block and name, which spreads the work. Of two primaries (two clients put the same block) the lesser counts. The first one has new copies made while there are too few; one that
 //! has as many before it as are wanted lets its own copy go. Each host decides that for itself, from its own table.
@@ -72,8 +76,6 @@ pub enum Heard {
     Known,
     /// The table has no room for a further block.
     Full,
-    /// Other bytes under the same key: one of the two hosts is wrong, and it is not known here which.
-    Conflict,
 }
 
 /// What this host must do for a block.
@@ -128,6 +130,15 @@ impl Nodes {
     }
 }
 
+/// Size and checksum of what a host holds.
+pub type Version = (u32, u64);
+
+impl Holding {
+    pub fn version(&self) -> Version {
+        (self.size, self.checksum)
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Block {
     holding: Holding,
@@ -147,6 +158,8 @@ pub struct Log {
 pub struct Table {
     nodes: Vec<NodeId>,
     blocks: HashMap<BlockKey, Block>,
+    /// Holders whose version is another than that in `blocks`, by block. Few.
+    versions: HashMap<BlockKey, Vec<(usize, Version)>>,
     blocks_max: usize,
     log: Log,
     refused: u64,
@@ -159,7 +172,15 @@ impl Table {
     pub fn new(nodes: Vec<NodeId>, blocks_max: usize, log_max: usize) -> Self {
         debug_assert!((1..=NODES_MAX).contains(&nodes.len()));
         let log = Log { facts: VecDeque::new(), first: 0, max: log_max };
-        Self { nodes, blocks: HashMap::new(), blocks_max, log, refused: 0, conflicts: 0 }
+        Self {
+            nodes,
+            blocks: HashMap::new(),
+            versions: HashMap::new(),
+            blocks_max,
+            log,
+            refused: 0,
+            conflicts: 0,
+        }
     }
 
     /// The host at `place` holds a block.
@@ -175,12 +196,15 @@ impl Table {
                 free.insert(Block { holding, holders: Nodes::default(), let_go: Nodes::default() })
             }
         };
-        if (block.holding.size, block.holding.checksum) != (holding.size, holding.checksum) {
-            self.conflicts += 1;
-            return Heard::Conflict;
-        }
         let before = *block;
-        // A host that hears both of two claims comes to the same result, in either order.
+        if block.holding.version() != holding.version() || self.versions.contains_key(&key) {
+            let versions = self.versions.entry(key).or_default();
+            self.conflicts += u64::from(block.note_version(versions, place, holding.version()));
+            if versions.is_empty() {
+                self.versions.remove(&key);
+            }
+        }
+        // Whoever hears both of two claims comes to the same result, in whichever order.
         block.holding.target = before.holding.target.max(holding.target);
         block.holding.primary = before.holding.primary.min(holding.primary);
         block.holders.insert(place);
@@ -204,6 +228,12 @@ impl Table {
         if why == Gone::LetGo {
             block.let_go.insert(place);
         }
+        if let Some(versions) = self.versions.get_mut(&key) {
+            block.lose_version(versions, place);
+            if versions.is_empty() {
+                self.versions.remove(&key);
+            }
+        }
         if block.holders.is_empty() {
             self.blocks.remove(&key);
         }
@@ -225,6 +255,7 @@ impl Table {
     /// A block was removed everywhere. Returns whether anything was known of it.
     pub fn forget(&mut self, key: BlockKey) -> bool {
         let Some(block) = self.blocks.remove(&key) else { return false };
+        self.versions.remove(&key);
         if block.holders.has(0) {
             self.log.push(Fact::Gone(key, Gone::Lost));
         }
@@ -233,11 +264,19 @@ impl Table {
 
     /// Forgets all that the host at `place` said: it is lost, or starts over. Returns how many blocks it held.
     pub fn lose(&mut self, place: usize) -> usize {
-        let mut lost = 0;
-        self.blocks.retain(|_, block| {
+        let (mut lost, versions) = (0, &mut self.versions);
+        self.blocks.retain(|key, block| {
             lost += usize::from(block.holders.has(place));
             block.holders.remove(place);
             block.let_go.remove(place);
+            if !versions.is_empty()
+                && let Some(of_block) = versions.get_mut(key)
+            {
+                block.lose_version(of_block, place);
+                if of_block.is_empty() {
+                    versions.remove(key);
+                }
+            }
             !block.holders.is_empty()
         });
         lost
@@ -246,6 +285,13 @@ impl Table {
     /// What is known of a block, whichever host holds it.
     pub fn holding(&self, key: BlockKey) -> Option<Holding> {
         self.blocks.get(&key).map(|block| block.holding)
+    }
+
+    /// What the host at `place` holds under this key.
+    pub fn version(&self, key: BlockKey, place: usize) -> Option<Version> {
+        let block = self.blocks.get(&key).filter(|block| block.holders.has(place))?;
+        let other = self.versions.get(&key).and_then(|versions| of(versions, place));
+        Some(other.unwrap_or_else(|| block.holding.version()))
     }
 
     pub fn holders(&self, key: BlockKey) -> Nodes {
@@ -301,7 +347,7 @@ impl Table {
         self.blocks.is_empty()
     }
 
-    /// Blocks not taken in because the table was full, and claims that contradicted each other, since the start.
+    /// Blocks not taken in because the table was full, and claims of another version than was known, since the start.
     pub fn refusals(&self) -> (u64, u64) {
         (self.refused, self.conflicts)
     }
@@ -319,6 +365,48 @@ impl Table {
         let spread = XxHash3_64::oneshot_with_seed(node.0, &key.0.to_le_bytes());
         (node != block.holding.primary, spread, node)
     }
+}
+
+impl Block {
+    /// Notes which version the host at `place` holds; `versions` are the holders of others than its own. Whether it is
+    /// another than was known of that host.
+    fn note_version(&mut self, versions: &mut Vec<(usize, Version)>, place: usize, version: Version) -> bool {
+        let main = self.holding.version();
+        let known = of(versions, place).unwrap_or(main);
+        versions.retain(|(other, _)| *other != place);
+        if version == main {
+            return known != version;
+        }
+        if place == 0 {
+            // A host speaks of its own version.
+            let others = self.holders.iter().filter(|&other| other != 0 && of(versions, other).is_none());
+            let others: Vec<_> = others.map(|other| (other, main)).collect();
+            versions.extend(others);
+            self.take_version(versions, version);
+        } else {
+            versions.push((place, version));
+        }
+        known != version
+    }
+
+    /// The host at `place` no longer holds it. Where nobody is left that holds the version spoken of, another one is.
+    fn lose_version(&mut self, versions: &mut Vec<(usize, Version)>, place: usize) {
+        versions.retain(|(other, _)| *other != place);
+        if self.holders.len() == versions.len()
+            && let Some(&(_, version)) = versions.first()
+        {
+            self.take_version(versions, version);
+        }
+    }
+
+    fn take_version(&mut self, versions: &mut Vec<(usize, Version)>, version: Version) {
+        (self.holding.size, self.holding.checksum) = version;
+        versions.retain(|(_, other)| *other != version);
+    }
+}
+
+fn of(versions: &[(usize, Version)], place: usize) -> Option<Version> {
+    versions.iter().find(|(other, _)| *other == place).map(|(_, version)| *version)
 }
 
 impl Log {

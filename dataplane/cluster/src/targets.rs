@@ -82,7 +82,7 @@ impl Shared {
                 let heard = holding.map(|holding| table.holds(0, key, holding));
                 match heard {
                     Some(Heard::New | Heard::Known) => add(&self.counts.restored, 1),
-                    Some(Heard::Full | Heard::Conflict) | None => gone.remove(&key.0.to_be_bytes()),
+                    Some(Heard::Full) | None => gone.remove(&key.0.to_be_bytes()),
                 }
             }
             drop(table);

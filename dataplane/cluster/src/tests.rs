@@ -16,6 +16,8 @@ use kvasir_store::dram::{DramStore, Evict, Lookup, Remove, Reserve, Verify};
 use kvasir_store::tiering::{AdmitAll, Tiering, TieringConfig};
 
 const BLOCK: u32 = 64 << 10;
+/// Where the contents of other versions begin.
+const OTHER: u32 = 1000;
 
 /// Ports of one test: below those that the system gives to a caller that asks for any, so none is taken by chance.
 fn ports(count: usize) -> Vec<SocketAddr> {
@@ -99,6 +101,12 @@ impl Host {
     fn put(&self, n: u32) {
         let owner = self.store.new_owner();
         self.store.put(owner, &BlockMeta::single(key(n), BLOCK), &content(n), self.clock.now_ms()).unwrap();
+    }
+
+    /// The same block, computed with another result.
+    fn put_other(&self, n: u32) {
+        let (owner, bytes) = (self.store.new_owner(), content(OTHER + n));
+        self.store.put(owner, &BlockMeta::single(key(n), BLOCK), &bytes, self.clock.now_ms()).unwrap();
     }
 
     fn put_copies(&self, numbers: std::ops::Range<u32>, copies: u8) {
@@ -191,6 +199,24 @@ fn copies_are_made_and_read_from_where_they_are() {
     assert!(!hosts[0].is_resident(3) && hosts[0].reads(3) && hosts[0].is_resident(3));
     assert_eq!(hosts[0].cluster.stats().read_hits, 1);
     assert!(!hosts[0].reads(999), "nobody has it");
+}
+
+#[test]
+fn two_versions_of_a_block_are_two_copies() {
+    let (hosts, _) = start_all(2);
+    hosts[0].put(1);
+    hosts[1].put_other(1);
+    for host in &hosts {
+        assert_eq!(host.cluster.replicate(&[key(1)], 2), [Outcome::Done]);
+    }
+    until("both count", || settled(&[&hosts[0], &hosts[1]], 1..2, 2));
+    // A reader gets the version of whomever it asks, compared with the checksum of that one.
+    hosts[0].store.remove(&[key(1)], hosts[0].clock.now_ms()).unwrap();
+    let owner = hosts[0].store.new_owner();
+    let found = hosts[0].tiering.get(owner, &[key(1)], 0, hosts[0].clock.now_ms()).unwrap()[0];
+    let Lookup::Hit(lease) = found else { panic!("{found:?}") };
+    assert_eq!(lease.checksum, crate::block::checksum(&content(OTHER + 1)));
+    assert_eq!(hosts[0].cluster.stats().corrupt, 0);
 }
 
 #[test]

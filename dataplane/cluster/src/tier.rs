@@ -64,7 +64,7 @@ impl PeerTier {
         let until = until.min(Instant::now() + Duration::from_millis(borrowed.lease_ms));
         let mut lent: Vec<(usize, Loan)> = Vec::new();
         for (&i, loan) in asked.iter().zip(borrowed.loans) {
-            match loan.filter(|loan| self.is_good(loan, &wanted[i].get)) {
+            match loan.filter(|loan| self.is_good(loan, &wanted[i].get, place)) {
                 Some(loan) => lent.push((i, loan)),
                 None => wanted[i].without.insert(place),
             }
@@ -100,10 +100,10 @@ impl PeerTier {
         }
     }
 
-    /// Whether a loan is of the requested block, and fits.
-    fn is_good(&self, loan: &Loan, get: &Get) -> bool {
-        let known = self.0.table().holding(get.key);
-        let same = known.is_none_or(|known| (known.size, known.checksum) == (loan.size, loan.checksum));
+    /// Whether a loan is of the block that its holder speaks of, and fits.
+    fn is_good(&self, loan: &Loan, get: &Get, place: usize) -> bool {
+        let known = self.0.table().version(get.key, place);
+        let same = known.is_none_or(|known| known == (loan.size, loan.checksum));
         add(&self.0.counts.corrupt, (!same).into());
         same && loan.size > 0 && loan.size as usize <= get.buffer.len()
     }

@@ -241,7 +241,7 @@ impl Shared {
                 }
                 Copied::NoRoom => add(&counts.no_room, 1),
                 Copied::Enough => {}
-                Copied::Failed | Copied::Conflict => add(&counts.copy_failed, 1),
+                Copied::Failed => add(&counts.copy_failed, 1),
             }
         }
         if !removed.is_empty() {
@@ -321,9 +321,11 @@ impl Shared {
         for link in peers {
             let Some(borrowed) = self.borrow(link, &[key], REPAIR) else { continue };
             let Some((loan, holding)) = borrowed.loans[0].zip(holding) else { continue };
-            let same = (loan.size, loan.checksum) == (holding.size, holding.checksum);
+            let version = (loan.size, loan.checksum);
+            let known = self.table().version(key, link.place) == Some(version);
+            let holding = Holding { size: loan.size, checksum: loan.checksum, ..holding };
             let taken =
-                if same { self.take_in(link, &[(loan, holding)], borrowed.lease_ms) } else { Vec::new() };
+                if known { self.take_in(link, &[(loan, holding)], borrowed.lease_ms) } else { Vec::new() };
             self.give_back(link, borrowed.run, [&loan]);
             if matches!(taken[..], [Copied::Done | Copied::Had]) {
                 add(&self.counts.repaired, 1);

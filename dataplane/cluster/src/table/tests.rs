@@ -214,13 +214,12 @@ proptest! {
 }
 
 #[test]
-fn a_full_table_refuses_and_other_bytes_are_a_conflict() {
+fn a_full_table_refuses() {
     let mut table = Table::new(names(), 1, 8);
     assert_eq!(table.holds(0, key(1), holding(1, 2, 0)), Heard::New);
     assert_eq!(table.holds(0, key(1), holding(1, 2, 0)), Heard::Known);
     assert_eq!(table.holds(1, key(2), holding(2, 2, 1)), Heard::Full);
-    assert_eq!(table.holds(1, key(1), holding(9, 2, 0)), Heard::Conflict);
-    assert_eq!((table.refusals(), table.len(), table.log().end()), ((1, 1), 1, 1));
+    assert_eq!((table.refusals(), table.len(), table.log().end()), ((1, 0), 1, 1));
     assert!(table.forget(key(1)) && !table.forget(key(1)));
     assert_eq!(table.log().since(1, 9), Some(vec![Fact::Gone(key(1), Gone::Lost)]));
 }
@@ -251,4 +250,36 @@ fn what_was_let_go_is_not_missed_but_what_was_lost_is() {
     assert_eq!(table.duty(key(1)), Duty::Copy { missing: 1, size: 101, not_on: Nodes::one(0) });
     assert_eq!((table.counts(), table.lose(0)), ((1, 1), 1));
     assert!(table.is_empty());
+}
+
+#[test]
+fn other_bytes_under_the_same_key_are_a_copy_of_their_own_version() {
+    let mut table = Table::new(names(), 100, 8);
+    let (theirs, own) = (holding(1, 2, 0), holding(9, 2, 0));
+    // Heard before this host has it.
+    table.holds(1, key(1), theirs);
+    assert_eq!(table.holds(0, key(1), own), Heard::New);
+    assert_eq!(
+        (table.version(key(1), 0), table.version(key(1), 1)),
+        (Some(own.version()), Some(theirs.version()))
+    );
+    assert_eq!(table.duty(key(1)), Duty::Nothing, "both count, and nobody offers theirs again");
+    assert_eq!(table.own().0, [Fact::Holds(key(1), own)], "a host speaks of what it has");
+    assert_eq!((table.holds(1, key(1), theirs), table.refusals()), (Heard::Known, (0, 1)));
+
+    // A third one has the same as this host, which then loses its own.
+    table.holds(2, key(1), own);
+    table.gone(0, key(1), Gone::Lost);
+    assert_eq!(table.holding(key(1)).unwrap().version(), own.version());
+    table.lose(2);
+    assert_eq!(table.holding(key(1)).unwrap().version(), theirs.version(), "what is left is spoken of");
+    assert_eq!((table.version(key(1), 1), table.version(key(1), 0)), (Some(theirs.version()), None));
+    assert!(table.versions.is_empty());
+
+    // One that was damaged may come back as another's version.
+    table.holds(0, key(1), own);
+    table.holds(0, key(1), theirs);
+    assert!(table.versions.is_empty() && table.version(key(1), 0) == Some(theirs.version()));
+    table.holds(1, key(1), own);
+    assert!(table.forget(key(1)) && table.versions.is_empty());
 }

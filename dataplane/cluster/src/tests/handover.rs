@@ -289,3 +289,18 @@ fn those_that_are_over_do_not_count_and_the_last_ones_are_known() {
     let last = HAND_OVERS_MAX as u32 + 5;
     to.has_layer(&to.arrival(last.into()), &[last], 0);
 }
+
+#[test]
+fn a_block_stored_in_another_version_does_not_end_it() {
+    let (from, to) = pair(600);
+    to.put_other(1);
+    from.put_other(2);
+    let (numbers, owner) = ([1, 2, 3], from.store.new_owner());
+    let mut handing = from.begin(owner, 7, &numbers);
+    (0..LAYERS).for_each(|layer| from.produce(&mut handing, &numbers, layer));
+    handing.finish(&sums(&numbers)).unwrap();
+    let stored = |n: u32| to.store.stat(&[key(n)]).unwrap()[0].unwrap().checksum;
+    // What was stored there stays, what was stored here goes as it is, and the rest is what was computed.
+    let expected = [OTHER + 1, OTHER + 2, 3].map(|n| checksum(&content(n)));
+    assert_eq!(numbers.map(stored), expected);
+}
