@@ -137,6 +137,8 @@ impl Connection {
                     // One that stopped in the middle of a write is not let go: its places would go to others.
                     let idle = silent_since.elapsed() >= self.shared.config.idle_timeout
                         && !self.shared.store.is_filling(self.owner);
+                    // One that never said who it is has no claim to a place.
+                    let idle = idle || !self.greeted;
                     if idle || self.shared.stopping.load(Ordering::SeqCst) {
                         return Ok(false);
                     }

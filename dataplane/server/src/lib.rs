@@ -306,10 +306,13 @@ impl Shared {
                 return Err(format!("this socket serves user {own} only; the peer is user {peer}"));
             }
         }
-        let (open, max) = (lock(&self.open).len(), self.config.connections_max);
+        // Each kind has its own, so that nobody from afar keeps the clients on this machine out.
+        let kind = u64::from(matches!(stream, Stream::Unix(_)));
+        let open = lock(&self.open).keys().filter(|&id| id & 1 == kind).count();
+        let (max, kind) = (self.config.connections_max, if kind == 1 { "socket" } else { "TCP" });
         if open >= max {
             return Err(format!(
-                "{open} connections are open, the most this host allows is {max}; try again later"
+                "{open} {kind} connections are open, the most this host allows is {max}; try again later"
             ));
         }
         Ok(())
@@ -319,7 +322,7 @@ impl Shared {
         let text = |error: io::Error| format!("host cannot take the connection: {error}");
         stream.set_timeouts(self.config.stall_timeout).map_err(text)?;
         let (mine, handle) = (stream.try_clone().map_err(text)?, stream.try_clone().map_err(text)?);
-        // Ids of the two accept loops differ in the low bit.
+        // Ids of the two accept loops differ in the low bit; see `refusal`.
         let id = *next << 1 | u64::from(matches!(stream, Stream::Unix(_)));
         *next += 1;
         lock(&self.open).insert(id, handle);

@@ -289,13 +289,13 @@ fn failures_are_told_apart() {
 
 #[test]
 fn connections_are_capped_and_come_back() {
-    let config = ServerConfig { connections_max: 2, ..ServerConfig::default() };
+    let config = ServerConfig { connections_max: 1, ..ServerConfig::default() };
     let host = Host::start(DramConfig { pool_bytes: 1 << 20, ..DramConfig::default() }, config);
     let [unix, tcp] = host.both();
     for endpoint in [host.unix(), host.tcp()] {
         let refused = Client::connect(&endpoint, Options::default()).err().unwrap();
         assert!(
-            refused.retryable() && refused.to_string().contains("the most this host allows is 2"),
+            refused.retryable() && refused.to_string().contains("the most this host allows is 1"),
             "{refused}"
         );
     }
@@ -304,6 +304,22 @@ fn connections_are_capped_and_come_back() {
     assert!(Client::connect(&host.tcp(), Options::default()).is_ok());
     assert!(unix.exists(&[key(1)]).is_ok());
     assert_eq!(host.server().metrics().refused, 2);
+}
+
+#[test]
+fn a_connection_without_a_hello_does_not_keep_its_place() {
+    let config = ServerConfig {
+        connections_max: 1,
+        stall_timeout: Duration::from_millis(50),
+        ..ServerConfig::default()
+    };
+    let host = Host::start(DramConfig { pool_bytes: 1 << 20, ..DramConfig::default() }, config);
+    let silent = TcpStream::connect(host.server().tcp_addr().unwrap()).unwrap();
+    host.until(|host| host.server().metrics().connections == 1);
+    // Its kind is full; the other one is not.
+    assert!(Client::connect(&host.unix(), Options::default()).is_ok());
+    host.until(|host| Client::connect(&host.tcp(), Options::default()).is_ok());
+    drop(silent);
 }
 
 #[test]
