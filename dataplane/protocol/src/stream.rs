@@ -75,6 +75,17 @@ impl Stream {
         poll_fds(&mut polled, Some(&Timespec::default())).is_ok() && polled[0].revents().intersects(over)
     }
 
+    /// Whether bytes have arrived that nobody has read. Of a socket; a ring knows by itself.
+    pub fn has_unread(&self) -> bool {
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        let seen = match self {
+            Self::Unix(stream) => rustix::net::recv(stream, &mut [0; 1][..], flags),
+            Self::Tcp(stream) => rustix::net::recv(stream, &mut [0; 1][..], flags),
+            Self::Ring(_) => return false,
+        };
+        seen.is_ok_and(|(count, _)| count > 0)
+    }
+
     /// What is there already; [`io::ErrorKind::WouldBlock`] if nothing is.
     fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let received = match self {

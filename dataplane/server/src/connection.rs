@@ -275,7 +275,12 @@ impl Connection {
     fn greet(&mut self, request: u64, wants_write: bool, wants_ring: bool) -> Result<(), Broken> {
         let store = Arc::clone(&self.shared.store);
         (self.greeted, self.may_write) = (true, wants_write);
-        // A host that is short of memory or descriptors continues without a ring.
+        // From here on bytes on the socket are bells. What came too early would be lost among them.
+        let early = !self.reader.buffer().is_empty() || self.writer.as_ref().is_some_and(Stream::has_unread);
+        if wants_ring && self.local && early {
+            return Err(Broken::Rule("a client that wants a ring waits for the answer to its hello"));
+        }
+        // A host that is short of memory or descriptors goes on without one.
         let ring = if wants_ring && self.local { ring::memory().ok() } else { None };
         let reply = Reply::Hello {
             shared: self.local,

@@ -323,6 +323,20 @@ fn a_connection_without_a_hello_does_not_keep_its_place() {
 }
 
 #[test]
+fn what_comes_before_the_answer_to_the_hello_is_refused_and_not_lost() {
+    let host = Host::small();
+    let mut stream = UnixStream::connect(host.dir.path().join("data.sock")).unwrap();
+    let (mut hello, mut early) = (Vec::new(), Vec::new());
+    Request::Hello { wants_write: true, wants_ring: true, tenant: 0, namespace: String::new() }
+        .encode(0, 0, &mut hello);
+    Request::Exists(vec![key(1)]).encode(1, 0, &mut early);
+    stream.write_all(&[hello, early].concat()).unwrap();
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    assert!(String::from_utf8_lossy(&answer).contains("waits for the answer to its hello"));
+}
+
+#[test]
 fn noise_and_stalls_end_one_connection_only() {
     let config = ServerConfig { stall_timeout: Duration::from_millis(50), ..ServerConfig::default() };
     let host = Host::start(DramConfig { pool_bytes: 1 << 20, ..DramConfig::default() }, config);
