@@ -102,6 +102,12 @@ impl Stream {
 
     /// Writes all parts, in as few calls as the system allows, without joining them first.
     pub fn write_parts(&mut self, parts: &[&[u8]]) -> io::Result<()> {
+        self.write_parts_until(parts, None)
+    }
+
+    /// As [`write_parts`](Self::write_parts); fails once the deadline has passed and something is left, however often the
+    /// other side takes a little.
+    pub fn write_parts_until(&mut self, parts: &[&[u8]], deadline: Option<Instant>) -> io::Result<()> {
         /// The most parts that Linux takes at once.
         const AT_ONCE: usize = 1024;
         for parts in parts.chunks(AT_ONCE) {
@@ -109,6 +115,9 @@ impl Stream {
             let mut left = &mut slices[..];
             IoSlice::advance_slices(&mut left, 0);
             while !left.is_empty() {
+                if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
                 match self.write_vectored(left) {
                     Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                     Ok(written) => IoSlice::advance_slices(&mut left, written),
@@ -364,5 +373,17 @@ mod tests {
         assert!(!near.is_hung_up());
         drop(far);
         assert!(near.is_hung_up());
+    }
+    #[test]
+    fn a_reader_that_takes_little_at_a_time_does_not_outlast_a_deadline() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let mut near = Stream::Unix(near);
+        std::thread::scope(|scope| {
+            // It reads all the time, so no single write takes long.
+            scope.spawn(move || while far.read(&mut [0; 64]).is_ok_and(|count| count > 0) {});
+            let error = near.write_parts_until(&[&[0; 8 << 20]], Some(Instant::now())).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            near.shutdown();
+        });
     }
 }

@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use super::handover::HandOvers;
 use super::outcome::{describe, evicted, found, outcome, pinned, place, removed, verified};
-use kvasir_memory::host::HostPool;
-use kvasir_protocol::block::{BlockKey, BlockMeta};
-use kvasir_protocol::stream::ring::{self, Ring, Side};
-use kvasir_protocol::stream::{Eager, Stream, Timed, send_with_fds};
-use kvasir_protocol::wire::{Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, WireError};
-use kvasir_store::dram::{Held, OwnerId, Reserve};
-use kvasir_store::tiering::Read;
+use crate::block::{BlockKey, BlockMeta};
+use crate::config::ServerConfig;
+use crate::memory::host::HostPool;
+use crate::stream::ring::{self, Ring, Side};
+use crate::stream::{Eager, Stream, Timed, send_with_fds};
+use crate::tier::dram::{Held, OwnerId, Reserve};
+use crate::tier::tiering::Read;
+use crate::wire::{Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, WireError};
 
 /// Why a connection ended, other than by the peer closing it between frames.
 #[derive(Debug, thiserror::Error)]
@@ -328,7 +329,9 @@ impl Connection {
         parts.extend(blocks);
         self.shared.counts.payload_out.fetch_add(total, Ordering::Relaxed);
         let writer = self.writer.as_mut().ok_or(Broken::Rule("connection is closed"))?;
-        writer.write_parts(&parts)?;
+        // The blocks cannot be evicted meanwhile, nor their memory be used for others' loads.
+        let deadline = Instant::now() + patience(&self.shared.config, total);
+        writer.write_parts_until(&parts, Some(deadline))?;
         drop(parts);
         // Served first: the reader does not wait for the pool.
         for read in reads {
@@ -345,8 +348,7 @@ impl Connection {
         blocks: &[(BlockMeta, u64)],
         payload_len: u64,
     ) -> Result<Vec<Outcome>, Broken> {
-        // A peer must keep up at least this rate: 1 MiB/s.
-        let patience = self.shared.config.stall_timeout + Duration::from_millis(payload_len >> 10);
+        let patience = patience(&self.shared.config, payload_len);
         let store = Arc::clone(&self.shared.store);
         let of_tenant = |(meta, _): &(BlockMeta, u64)| BlockMeta { tenant: self.tenant, ..*meta };
         let metas: Vec<BlockMeta> = blocks.iter().map(of_tenant).collect();
@@ -387,6 +389,11 @@ impl Connection {
         let writer = self.writer.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         writer.write_all(&self.frame)
     }
+}
+
+/// How long a payload may take: a peer must keep up at least 1 MiB/s.
+fn patience(config: &ServerConfig, payload_len: u64) -> Duration {
+    config.stall_timeout + Duration::from_millis(payload_len >> 10)
 }
 
 fn discard(reader: &mut impl io::Read, len: u64) -> io::Result<()> {
