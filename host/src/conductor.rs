@@ -187,8 +187,7 @@ impl Conductor {
         lock(&self.state).tick(now_ms)
     }
 
-    /// Lets idle workers take up new versions of their policies, so that old ones can go. May take as
-    /// long as a policy's `export-state`.
+    /// Lets idle workers take up new versions of their policies, so that old ones can go.
     pub fn refresh_idle(&self) {
         self.deciders.refresh_idle();
     }

@@ -155,6 +155,28 @@ fn a_bad_scheduler_costs_fallbacks_and_never_a_request() {
 }
 
 #[test]
+fn a_scheduler_that_traps_on_its_predecessors_state_starts_cold_and_decides() {
+    let _process = crate::beside_others();
+    let host = host();
+    let (cluster, mut worker) = (cluster(), host.scheduler_worker());
+    let mut decide = || {
+        let outcome = worker.schedule(&cluster, &request(1), &PREFIX);
+        assert_eq!(outcome.fallback, None, "{outcome:?}");
+    };
+    load_bad(&host, SlotKind::Scheduler, "trap-on-import");
+    decide();
+    let again = load_bad(&host, SlotKind::Scheduler, "trap-on-import");
+    let start = Instant::now();
+    while host.status(SlotKind::Scheduler).counters.traps == 0 {
+        assert!(start.elapsed() < PATIENCE, "the trap is not counted");
+        decide();
+    }
+    (0..100).for_each(|_| decide());
+    let status = host.status(SlotKind::Scheduler);
+    assert_eq!((status.generation, status.counters.traps), (again.generation, 1), "{status:?}");
+}
+
+#[test]
 fn a_bad_explanation_is_no_fault_of_the_decision() {
     let _process = crate::beside_others();
     let host = host();

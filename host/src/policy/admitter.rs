@@ -112,12 +112,11 @@ pub struct AdmitterWorker {
     load: Load,
     /// The engine has not been told `load` yet.
     load_changed: bool,
-    fallback: Option<Box<dyn AdmitterEngine>>,
 }
 
 impl AdmitterWorker {
     pub(super) fn new(worker: Worker<AdmitterHook>) -> Self {
-        Self { worker, load: Load::default(), load_changed: true, fallback: None }
+        Self { worker, load: Load::default(), load_changed: true }
     }
 
     /// Sets what the policy knows of the cluster's load; it is told with the next request.
@@ -128,11 +127,7 @@ impl AdmitterWorker {
 
     /// Takes up a newer version of the policy or a rebuilt engine, if there is one.
     pub fn refresh(&mut self) {
-        self.worker.refresh();
-        if self.worker.take_fresh() {
-            self.load_changed = true;
-            self.fallback = None;
-        }
+        self.load_changed |= self.worker.refresh();
     }
 
     pub fn admit_request(&mut self, ask: &Ask) -> Verdict {
@@ -152,25 +147,19 @@ impl AdmitterWorker {
 
     fn decide<R>(&mut self, f: impl Fn(&mut dyn AdmitterEngine) -> Result<R, Fault>) -> Option<R> {
         self.refresh();
-        let counters = self.worker.version().counters.clone();
-        let load = std::mem::take(&mut self.load_changed).then_some(self.load);
-        let asked = match self.worker.engine() {
-            None => Err(Fault::NotReady),
-            Some(engine) => counters.measure(|| {
-                load.map_or(Ok(()), |load| engine.update_load(&load))?;
-                f(engine)
-            }),
-        };
-        asked.map_err(|fault| self.worker.record(&fault)).ok().or_else(|| self.decide_natively(f))
+        let Self { worker, load, load_changed } = self;
+        let asked = worker.ask(|engine| {
+            if std::mem::take(load_changed) {
+                engine.update_load(load)?;
+            }
+            f(engine)
+        });
+        asked.ok().or_else(|| self.decide_natively(f))
     }
 
     fn decide_natively<R>(&mut self, f: impl Fn(&mut dyn AdmitterEngine) -> Result<R, Fault>) -> Option<R> {
-        self.worker.version().counters.fallback();
-        if self.fallback.is_none() {
-            self.fallback = self.worker.native();
-        }
-        let native = self.fallback.as_mut()?;
+        let native = self.worker.twin()?;
         native.update_load(&self.load).ok()?;
-        f(native.as_mut()).ok()
+        f(native).ok()
     }
 }

@@ -81,33 +81,20 @@ impl Hook for BalancerHook {
 /// The balancer of one daemon. Its calls never fail outward.
 pub struct BalancerWorker {
     worker: Worker<BalancerHook>,
-    fallback: Option<Box<dyn BalancerEngine>>,
 }
 
 impl BalancerWorker {
     pub(super) fn new(worker: Worker<BalancerHook>) -> Self {
-        Self { worker, fallback: None }
+        Self { worker }
     }
 
     /// The plan of this tick: thresholds that are all finite (empty = keep), at most 16 actions of
     /// known kind on slots that exist.
     pub fn tick(&mut self, state: &Snapshot) -> Plan {
         self.worker.refresh();
-        if self.worker.take_fresh() {
-            self.fallback = None;
-        }
-        let counters = self.worker.version().counters.clone();
-        let asked = match self.worker.engine() {
-            None => Err(Fault::NotReady),
-            Some(engine) => counters.measure(|| engine.tick(state)).and_then(|plan| checked(plan, state)),
-        };
-        asked.unwrap_or_else(|fault| {
-            self.worker.record(&fault);
-            counters.fallback();
-            if self.fallback.is_none() {
-                self.fallback = self.worker.native();
-            }
-            let native = self.fallback.as_mut();
+        let asked = self.worker.ask(|engine| checked(engine.tick(state)?, state));
+        asked.unwrap_or_else(|_| {
+            let native = self.worker.twin();
             native
                 .and_then(|n| n.tick(state).ok())
                 .and_then(|plan| checked(plan, state).ok())

@@ -124,8 +124,7 @@ impl EvictorWorker {
     /// # Errors
     /// [`WantsReplay`]: the engine was exchanged.
     pub fn refresh(&mut self) -> Result<(), WantsReplay> {
-        self.worker.refresh();
-        if self.worker.take_fresh() {
+        if self.worker.refresh() {
             self.fallback = None;
             self.wants_replay = true;
         }
@@ -170,7 +169,9 @@ impl EvictorWorker {
         if self.fallback.is_some() {
             return; // a native engine chose: only possible when the pool changed meanwhile
         }
-        self.fail(&Fault::Invalid(reason));
+        self.worker.record(&Fault::Invalid(reason));
+        self.worker.drop_engine();
+        self.fall_back();
     }
 
     /// Name of the policy that decides now.
@@ -191,20 +192,13 @@ impl EvictorWorker {
             let _ = f(native.as_mut());
             return Ok(());
         }
-        let counters = self.worker.version().counters.clone();
-        let result = match self.worker.engine() {
-            Some(engine) => counters.measure(|| f(engine)),
-            None => Err(Fault::NotReady),
-        };
-        result.map_err(|fault| {
-            self.fail(&fault);
+        self.worker.ask(f).map_err(|_| {
+            self.fall_back();
             WantsReplay
         })
     }
 
-    fn fail(&mut self, fault: &Fault) {
-        self.worker.record(fault);
-        self.worker.drop_engine();
+    fn fall_back(&mut self) {
         self.fallback = self.worker.native();
         self.wants_replay = true;
     }

@@ -178,19 +178,11 @@ pub struct SchedulerWorker {
     pending: Option<Changes>,
     thresholds: SharedThresholds,
     thresholds_seen: Option<Arc<Vec<f32>>>,
-    fallback: Option<Box<dyn SchedulerEngine>>,
 }
 
 impl SchedulerWorker {
     pub(super) fn new(worker: Worker<SchedulerHook>, thresholds: SharedThresholds) -> Self {
-        Self {
-            worker,
-            told: Told::default(),
-            pending: None,
-            thresholds,
-            thresholds_seen: None,
-            fallback: None,
-        }
+        Self { worker, told: Told::default(), pending: None, thresholds, thresholds_seen: None }
     }
 
     /// Decides one request where nobody else touches the tables.
@@ -213,61 +205,54 @@ impl SchedulerWorker {
         self.refresh();
         match self.ask(request, prefix_blocks) {
             Ok(decision) => Outcome { decision, fallback: None, generation: self.generation() },
-            Err(fault) => {
-                self.worker.record(&fault);
-                self.decide_natively(request, prefix_blocks, fault)
-            }
+            Err(fault) => self.decide_natively(request, prefix_blocks, fault),
         }
     }
 
     fn ask(&mut self, request: &Request, prefix_blocks: &[u32]) -> Result<Decision, Fault> {
         self.push_pending()?;
-        let counters = &self.worker.version().counters.clone();
-        let engine = self.worker.engine().ok_or(Fault::NotReady)?;
-        let answer = counters.measure(|| engine.schedule(request, prefix_blocks))?;
-        let decision = Decision::unpack(answer);
-        self.told.check(&decision, prefix_blocks).map_err(|invalid| Fault::Invalid(invalid.to_string()))?;
-        Ok(decision)
+        let told = &self.told;
+        self.worker.ask(|engine| {
+            let decision = Decision::unpack(engine.schedule(request, prefix_blocks)?);
+            let checked = told.check(&decision, prefix_blocks);
+            checked.map(|()| decision).map_err(|invalid| Fault::Invalid(invalid.to_string()))
+        })
     }
 
     /// Takes up a newer version of the policy or a rebuilt engine, if there is one.
     pub fn refresh(&mut self) {
-        self.worker.refresh();
-        if self.worker.take_fresh() {
+        if self.worker.refresh() {
             self.pending = Some(self.told.all());
             self.thresholds_seen = None;
-            self.fallback = None; // the twin of another policy perhaps
         }
     }
 
     fn push_pending(&mut self) -> Result<(), Fault> {
-        let engine = self.worker.engine().ok_or(Fault::NotReady)?;
-        if let Some(changes) = self.pending.take() {
-            push(engine, &changes)?;
-        }
-        let thresholds = self.thresholds.load();
-        if self.thresholds_seen.as_ref().is_none_or(|seen| !Arc::ptr_eq(seen, &thresholds)) {
-            engine.set_thresholds(&thresholds)?;
-            self.thresholds_seen = Some(thresholds.clone());
-        }
-        Ok(())
+        let Self { worker, pending, thresholds, thresholds_seen, .. } = self;
+        worker.tell(|engine| {
+            if let Some(changes) = pending.take() {
+                push(engine, &changes)?;
+            }
+            let thresholds = thresholds.load();
+            if thresholds_seen.as_ref().is_none_or(|seen| !Arc::ptr_eq(seen, &thresholds)) {
+                engine.set_thresholds(&thresholds)?;
+                *thresholds_seen = Some(thresholds.clone());
+            }
+            Ok(())
+        })
     }
 
     /// The native twin decides on what was caught up, and is counted.
     pub fn decide_natively(&mut self, request: &Request, prefix_blocks: &[u32], why: Fault) -> Outcome {
-        self.worker.version().counters.fallback();
         let decision = self.native(request, prefix_blocks);
         Outcome { decision, fallback: Some(why), generation: self.generation() }
     }
 
     fn native(&mut self, request: &Request, prefix_blocks: &[u32]) -> Decision {
-        if self.fallback.is_none() {
-            self.fallback = self.worker.native();
-        }
         let no_instance = Decision::reject(Reason::NoInstance, 1_000);
-        let Some(native) = &mut self.fallback else { return no_instance };
+        let Some(native) = self.worker.twin() else { return no_instance };
         // Rare enough to be told everything, rather than to follow with a cursor of its own.
-        let told = push(native.as_mut(), &self.told.all());
+        let told = push(native, &self.told.all());
         let told = told.and_then(|()| native.set_thresholds(&self.thresholds.load()));
         let answer = told.and_then(|()| native.schedule(request, prefix_blocks));
         let decision = answer.map_or(no_instance, Decision::unpack);
@@ -278,13 +263,9 @@ impl SchedulerWorker {
     /// it gives none.
     pub fn explain(&mut self, request: &Request, prefix_blocks: &[u32]) -> Vec<f32> {
         self.refresh();
-        let scores = self
-            .push_pending()
-            .and_then(|()| self.worker.engine().ok_or(Fault::NotReady)?.explain(request, prefix_blocks));
-        scores.unwrap_or_else(|fault| {
-            self.worker.record(&fault);
-            Vec::new()
-        })
+        let told = self.push_pending();
+        told.and_then(|()| self.worker.tell(|engine| engine.explain(request, prefix_blocks)))
+            .unwrap_or_default()
     }
 
     /// Name of the policy in service.

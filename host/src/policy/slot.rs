@@ -281,19 +281,6 @@ impl<H: Hook> Slot<H> {
             self.log.add(1, &format!("breaker: {e}"));
         }
     }
-
-    fn rebuild(self: &Arc<Self>, version: &Arc<Version<H>>) {
-        let (slot, version) = (self.clone(), version.clone());
-        self.builder.clone().submit(move || {
-            if slot.current().generation != version.generation {
-                return;
-            }
-            match version.build(slot.limits, &slot.log) {
-                Ok(engine) => lock(&version.ready).push(engine),
-                Err(e) => slot.log.add(1, &format!("instance not rebuilt: {e}")),
-            }
-        });
-    }
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -44,7 +44,12 @@ impl Harm {
         Ok(())
     }
 
-    /// Counts one call. From the configured call on, loops, traps or grows here, or returns the mode.
+    /// The mode as configured.
+    pub fn mode(&self) -> &str {
+        &self.mode
+    }
+
+    /// Counts one call; from the set one on, loops, traps or grows here, and returns the mode.
     pub fn call(&mut self) -> &str {
         self.calls += 1;
         if self.calls <= self.after {

@@ -7,6 +7,7 @@ use crate::policy::engine::{Digest, Engine, Module};
 use crate::policy::log::Log;
 use crate::policy::{Error, Limits, PolicyConfig};
 use kvasir_policy::Description;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 /// Where a policy comes from.
@@ -37,6 +38,8 @@ pub struct Version<H: Hook> {
     pub counters: Arc<Counters>,
     pub(super) program: Arc<Program<H>>,
     pub(super) breaker: Breaker,
+    /// Its `import-state` failed: other instances start cold without another try.
+    pub(super) refuses_state: AtomicBool,
     pub(super) ready: Mutex<Vec<Box<H::Engine>>>,
 }
 
@@ -97,7 +100,8 @@ pub(super) fn prepare<H: Hook>(
     }
     let breaker = Breaker::new(config.breaker_faults, config.breaker_window);
     let counters = Arc::default();
-    Ok(Version { generation, description, assignment, counters, program, breaker, ready: Mutex::new(ready) })
+    let (refuses_state, ready) = (AtomicBool::new(false), Mutex::new(ready));
+    Ok(Version { generation, description, assignment, counters, program, breaker, refuses_state, ready })
 }
 
 fn builtin<H: Hook>(name: &str) -> Result<Builtin<H>, Error> {

@@ -4,10 +4,9 @@ use super::version::Version;
 use super::{Hook, Policy, Slot};
 use crate::policy::Fault;
 use crate::policy::catalog::Origin;
-use crate::policy::log::Log;
 use arc_swap::{ArcSwap, Cache};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// Largest `export-state` handed on.
@@ -24,8 +23,9 @@ impl<H: Hook> Slot<H> {
             cache: Cache::new(self.current.clone()),
             version,
             engine,
+            twin: None,
             fresh: true,
-            rebuild_asked: false,
+            coming: None,
             retry: Backoff::default(),
         }
     }
@@ -38,85 +38,151 @@ pub struct Worker<H: Hook> {
     /// Version of `engine`.
     version: Arc<Version<H>>,
     engine: Option<Box<H::Engine>>,
+    /// The native twin, once it had to decide for `version`.
+    twin: Option<Box<H::Engine>>,
     /// The engine has seen nothing yet.
     fresh: bool,
-    rebuild_asked: bool,
+    coming: Option<Coming<H>>,
     retry: Backoff,
 }
 
+/// An engine that is built for one worker, beside the traffic.
+struct Coming<H: Hook> {
+    version: Arc<Version<H>>,
+    /// Closed without an engine: it could not be built, or is not wanted after all.
+    engine: mpsc::Receiver<Box<H::Engine>>,
+}
+
 impl<H: Hook> Worker<H> {
-    /// Looks for a newer version or a rebuilt engine; costs a pointer load when there is none.
-    pub fn refresh(&mut self) {
+    /// Takes up a newer version or an engine that was built, if there is one; costs a pointer load when
+    /// there is none. True once per engine: it has to be given everything.
+    pub fn refresh(&mut self) -> bool {
         let newest = self.cache.load();
-        if newest.generation == self.version.generation && self.engine.is_some() {
+        if newest.generation != self.version.generation || self.engine.is_none() || self.coming.is_some() {
+            let newest = newest.clone();
+            self.look_around(newest);
+        }
+        std::mem::take(&mut self.fresh)
+    }
+
+    fn look_around(&mut self, newest: Arc<Version<H>>) {
+        if newest.generation != self.version.generation
+            && let Some(engine) = newest.take_ready()
+        {
+            return self.install(newest, engine);
+        }
+        match self.coming.as_ref().map(|coming| coming.engine.try_recv()) {
+            Some(Ok(engine)) => {
+                let coming = self.coming.take().expect("an engine has just come");
+                return self.install(coming.version, engine);
+            }
+            Some(Err(mpsc::TryRecvError::Empty)) => return,
+            Some(Err(mpsc::TryRecvError::Disconnected)) => {
+                self.coming = None;
+                if self.engine.is_none() {
+                    self.retry.failed(Instant::now());
+                }
+            }
+            None => {}
+        }
+        let behind = self.engine.is_none() || newest.generation != self.version.generation;
+        if behind && self.retry.due() {
+            self.coming = Some(Coming { engine: self.slot.rebuild(&newest), version: newest });
+        }
+    }
+
+    /// The engine serves at once. What its predecessor of the same name learned follows in a second one:
+    /// no call waits for `export-state` and `import-state`.
+    fn install(&mut self, version: Arc<Version<H>>, engine: Box<H::Engine>) {
+        let newer = version.generation != self.version.generation;
+        let same_name = self.version.description.name == version.description.name;
+        let old_version = std::mem::replace(&mut self.version, version);
+        let old = self.engine.replace(engine);
+        self.fresh = true;
+        self.twin = None;
+        if !newer {
             return;
         }
-        let newest = newest.clone();
-        if let Some(engine) = newest.take_ready() {
-            self.install(newest, engine);
-        } else if !self.rebuild_asked && self.retry.due() {
-            self.rebuild_asked = true;
-            self.slot.rebuild(&newest);
-        }
+        self.retry = Backoff::default(); // another policy does not wait for the faults of this one
+        self.coming = old.filter(|_| same_name).map(|old| Coming {
+            engine: self.slot.hand_over(&old_version, old, &self.version),
+            version: self.version.clone(),
+        });
     }
 
-    fn install(&mut self, version: Arc<Version<H>>, mut engine: Box<H::Engine>) {
-        if let Some(old) = &mut self.engine
-            && self.version.description.name == version.description.name
-        {
-            hand_over::<H>(old, &mut engine, &self.slot.log);
-        }
-        if version.generation != self.version.generation {
-            self.retry = Backoff::default(); // another policy does not wait for the faults of this one
-        }
-        self.version = version;
-        self.engine = Some(engine);
-        self.fresh = true;
-        self.rebuild_asked = false;
+    /// Asks the policy. The call is counted, and so is its fault, which may cost the engine, and its
+    /// policy the slot.
+    ///
+    /// # Errors
+    /// Any [`Fault`]; the caller decides in the policy's place, or asks the twin.
+    pub fn ask<R>(&mut self, f: impl FnOnce(&mut H::Engine) -> Result<R, Fault>) -> Result<R, Fault> {
+        let engine = self.engine.as_deref_mut().ok_or(Fault::NotReady)?;
+        let counters = &self.version.counters;
+        counters.measure(|| f(engine)).map_err(|fault| self.failed(fault))
     }
 
-    /// The engine, unless the last one failed and its successor is still being built.
-    pub fn engine(&mut self) -> Option<&mut H::Engine> {
-        self.engine.as_deref_mut()
-    }
-
-    /// Whether the engine has to be given everything; true once per engine.
-    pub fn take_fresh(&mut self) -> bool {
-        std::mem::take(&mut self.fresh)
+    /// As [`Worker::ask`], for what the policy is told between its decisions: not one of its calls.
+    ///
+    /// # Errors
+    /// Any [`Fault`].
+    pub fn tell<R>(&mut self, f: impl FnOnce(&mut H::Engine) -> Result<R, Fault>) -> Result<R, Fault> {
+        let engine = self.engine.as_deref_mut().ok_or(Fault::NotReady)?;
+        f(engine).map_err(|fault| self.failed(fault))
     }
 
     /// Gives up the engine, so that the next refresh looks for a fresh one.
     pub fn drop_engine(&mut self) {
         self.engine = None;
-        self.rebuild_asked = false;
-        self.retry.failed();
+        self.retry.failed(Instant::now());
     }
 
     pub fn version(&self) -> &Arc<Version<H>> {
         &self.version
     }
 
-    /// The native twin of the version in service, or of the slot's default.
-    pub fn native(&self) -> Option<Box<H::Engine>> {
-        let name = match &self.version.assignment.origin {
-            Origin::Builtin { name } | Origin::Native { name } => name,
-            Origin::Module { .. } => "",
-        };
-        let twin = H::builtins().find(|b| b.name == name).or_else(|| H::builtins().next())?;
-        Some((twin.native)())
+    /// The native twin, which decides in place of the policy. Counted.
+    pub fn twin(&mut self) -> Option<&mut H::Engine> {
+        self.version.counters.fallback();
+        if self.twin.is_none() {
+            self.twin = self.native();
+        }
+        self.twin.as_deref_mut()
     }
 
-    /// Records a call that gave no usable answer; the version's breaker decides whether the policy
-    /// goes out of service.
+    /// The native twin of the version in service with the operator's settings, or else the slot's default.
+    pub fn native(&self) -> Option<Box<H::Engine>> {
+        let assignment = &self.version.assignment;
+        let (name, settings) = match &assignment.origin {
+            Origin::Builtin { name } | Origin::Native { name } => (name.as_str(), &*assignment.settings),
+            Origin::Module { .. } => ("", &[][..]),
+        };
+        let twin = H::builtins().find(|b| b.name == name).or_else(|| H::builtins().next())?;
+        let mut engine = (twin.native)();
+        // The component took the same settings, so a refusal is a fault of ours; deciding goes on.
+        if !matches!(engine.configure(settings), Ok(Ok(()))) {
+            self.slot
+                .log
+                .add(1, &format!("the native `{}` does not take the settings of its component", twin.name));
+        }
+        Some(engine)
+    }
+
+    /// Records a call that gave no usable answer.
     pub fn record(&mut self, fault: &Fault) {
-        self.version.counters.fault(fault);
+        self.slot.record(&self.version, fault);
+    }
+
+    fn failed(&mut self, fault: Fault) -> Fault {
+        // An engine that is there and not ready died unseen: it will never answer again.
+        let fault = match fault {
+            Fault::NotReady => Fault::Trap("its instance is gone".to_owned()),
+            fault => fault,
+        };
         if matches!(fault, Fault::Trap(_) | Fault::Deadline(_)) {
             self.drop_engine();
         }
-        if *fault != Fault::NotReady && self.version.breaker.fault(Instant::now()) {
-            let (slot, generation, fault) = (self.slot.clone(), self.version.generation, fault.clone());
-            self.slot.builder.submit(move || slot.trip(generation, &fault));
-        }
+        self.record(&fault);
+        fault
     }
 }
 
@@ -126,21 +192,89 @@ impl<H: Hook> Drop for Worker<H> {
     }
 }
 
-/// `export-state` of the outgoing engine to the incoming one of the same name.
-fn hand_over<H: Hook>(old: &mut H::Engine, new: &mut H::Engine, log: &Log) {
-    let state = match old.export_state() {
-        Ok(state) if state.is_empty() => return,
-        Ok(state) if state.len() > MAX_STATE_BYTES => {
-            return log
-                .add(2, &format!("state of {} bytes not handed over: over {MAX_STATE_BYTES}", state.len()));
+impl<H: Hook> Slot<H> {
+    /// Counts a fault; the version's breaker decides whether the policy goes out of service.
+    fn record(self: &Arc<Self>, version: &Version<H>, fault: &Fault) {
+        version.counters.fault(fault);
+        if version.breaker.fault(Instant::now()) {
+            let (slot, generation, fault) = (self.clone(), version.generation, fault.clone());
+            self.builder.submit(move || slot.trip(generation, &fault));
         }
-        Ok(state) => state,
-        Err(fault) => return log.add(2, &format!("state not exported: {fault}")),
-    };
-    match new.import_state(&state) {
-        Ok(Ok(())) => {}
-        Ok(Err(reason)) => log.add(2, &format!("starts cold: {reason}")),
-        Err(fault) => log.add(2, &format!("starts cold: import-state {fault}")),
+    }
+
+    /// Another engine of `version`, built on the builder's thread.
+    fn rebuild(self: &Arc<Self>, version: &Arc<Version<H>>) -> mpsc::Receiver<Box<H::Engine>> {
+        let (sender, engine) = mpsc::channel();
+        let (slot, version) = (self.clone(), version.clone());
+        self.builder.submit(move || {
+            if slot.current().generation != version.generation {
+                return;
+            }
+            match version.build(slot.limits, &slot.log) {
+                Ok(engine) => drop(sender.send(engine)), // the worker may be gone
+                Err(e) => slot.log.add(1, &format!("instance not rebuilt: {e}")),
+            }
+        });
+        engine
+    }
+
+    /// An engine of `to` with the state of `old`, if that has any and `to` takes it.
+    fn hand_over(
+        self: &Arc<Self>,
+        from: &Arc<Version<H>>,
+        mut old: Box<H::Engine>,
+        to: &Arc<Version<H>>,
+    ) -> mpsc::Receiver<Box<H::Engine>> {
+        let (sender, engine) = mpsc::channel();
+        let (slot, from, to) = (self.clone(), from.clone(), to.clone());
+        self.builder.submit(move || {
+            let Some(state) = slot.exported(&from, &mut *old) else { return };
+            drop(old); // its memory may be needed for its successor
+            if let Some(engine) = slot.with_state(&to, &state) {
+                let _ = sender.send(engine); // the worker may be gone
+            }
+        });
+        engine
+    }
+
+    fn exported(self: &Arc<Self>, from: &Version<H>, old: &mut H::Engine) -> Option<Vec<u8>> {
+        let problem = match old.export_state() {
+            Ok(state) if state.is_empty() => return None,
+            Ok(state) if state.len() <= MAX_STATE_BYTES => return Some(state),
+            Ok(state) => format!("{} bytes are over {MAX_STATE_BYTES}", state.len()),
+            Err(fault) => {
+                self.record(from, &fault);
+                fault.to_string()
+            }
+        };
+        self.log.add(2, &format!("state not handed over: {problem}"));
+        None
+    }
+
+    /// `None`: whatever `version` has in service already, with no state, goes on.
+    fn with_state(self: &Arc<Self>, version: &Version<H>, state: &[u8]) -> Option<Box<H::Engine>> {
+        // One fault per load, not one per worker: those alone could trip the breaker.
+        if version.refuses_state.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut engine = match version.build(self.limits, &self.log) {
+            Ok(engine) => engine,
+            Err(e) => {
+                self.log.add(1, &format!("starts cold: {e}"));
+                return None;
+            }
+        };
+        let problem = match engine.import_state(state) {
+            Ok(Ok(())) => return Some(engine),
+            Ok(Err(reason)) => reason,
+            Err(fault) => {
+                version.refuses_state.store(true, Ordering::Relaxed);
+                self.record(version, &fault);
+                format!("import-state {fault}")
+            }
+        };
+        self.log.add(2, &format!("starts cold: {problem}"));
+        None
     }
 }
 
@@ -151,11 +285,17 @@ struct Backoff {
     until: Option<Instant>,
 }
 
+/// A policy that went without a failure for this long is forgiven those before.
+const FORGIVEN: Duration = Duration::from_secs(60);
+
 impl Backoff {
-    fn failed(&mut self) {
+    fn failed(&mut self, now: Instant) {
+        if self.until.is_some_and(|until| now > until + FORGIVEN) {
+            self.failures = 0;
+        }
         let wait = Duration::from_millis(1 << self.failures.min(10));
         self.failures += 1;
-        self.until = Some(Instant::now() + wait);
+        self.until = Some(now + wait);
     }
 
     fn due(&self) -> bool {
@@ -171,21 +311,59 @@ mod tests {
     use crate::policy::scheduler::SchedulerHook;
     use crate::policy::slot::{Builder, Source};
 
+    fn slot(settings: &[(&str, &str)]) -> Arc<Slot<SchedulerHook>> {
+        let config = PolicyConfig { breaker_faults: 2, ..PolicyConfig::default() };
+        let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let wanted = (Source::Native("mooncake".into()), settings.collect());
+        let (engine, builder) = (Engine::new(&config, None).unwrap(), Builder::start().unwrap());
+        Slot::open(engine, &config, wanted, None, builder).unwrap()
+    }
+
     #[test]
     fn another_policy_does_not_wait_for_the_faults_of_the_one_before() {
-        let config = PolicyConfig::default();
-        let wanted = (Source::Builtin("mooncake".into()), Vec::new());
-        let (engine, builder) = (Engine::new(&config, None).unwrap(), Builder::start().unwrap());
-        let slot = Slot::<SchedulerHook>::open(engine, &config, wanted, None, builder).unwrap();
+        let slot = slot(&[]);
         let mut worker = slot.worker();
         for _ in 0..20 {
             worker.drop_engine();
         }
         assert_eq!(worker.retry.failures, 20);
-        slot.load(Source::Builtin("random".into()), Vec::new()).unwrap();
+        slot.load(Source::Native("random".into()), Vec::new()).unwrap();
         worker.refresh();
         assert_eq!(worker.version().description.name, "random");
         worker.drop_engine();
         assert_eq!(worker.retry.failures, 1);
+    }
+
+    #[test]
+    fn an_engine_that_died_unseen_is_a_fault_and_goes() {
+        let slot = slot(&[]);
+        let mut worker = slot.worker();
+        let dead = |_: &mut dyn crate::policy::scheduler::SchedulerEngine| Err::<(), _>(Fault::NotReady);
+        assert!(matches!(worker.ask(dead), Err(Fault::Trap(_))));
+        assert!(worker.engine.is_none());
+        assert_eq!(worker.version().counters.values().traps, 1);
+        assert_eq!(worker.ask(dead), Err(Fault::NotReady), "none is there, which is no further fault");
+        assert_eq!(worker.version().counters.values().traps, 1);
+    }
+
+    #[test]
+    fn failures_of_long_ago_are_forgiven() {
+        let (mut retry, start) = (Backoff::default(), Instant::now());
+        (0..5).for_each(|_| retry.failed(start));
+        retry.failed(start + FORGIVEN);
+        assert_eq!(retry.failures, 6);
+        retry.failed(start + 3 * FORGIVEN);
+        assert_eq!(retry.failures, 1);
+    }
+
+    #[test]
+    fn an_engine_that_could_not_be_built_is_asked_for_again() {
+        let slot = slot(&[]);
+        let mut worker = slot.worker();
+        worker.engine = None;
+        worker.coming = Some(Coming { version: worker.version.clone(), engine: mpsc::channel().1 });
+        while worker.engine.is_none() {
+            worker.refresh();
+        }
     }
 }

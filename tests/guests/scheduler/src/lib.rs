@@ -4,6 +4,9 @@ use guest_harm::Harm;
 use kvasir_policy::scheduler::{Cluster, Decision, Prefix, Request, Transfer};
 use kvasir_policy::{Description, Scheduler, Settings};
 
+const MODES: [&str; 5] =
+    ["out-of-range", "unavailable", "false-transfer", "loop-on-class-13", "trap-on-import"];
+
 #[derive(Default)]
 pub struct Bad(Harm);
 
@@ -13,7 +16,7 @@ impl Scheduler for Bad {
     }
 
     fn configure(&mut self, settings: &Settings) -> Result<(), String> {
-        self.0.configure(settings, &["out-of-range", "unavailable", "false-transfer", "loop-on-class-13"])
+        self.0.configure(settings, &MODES)
     }
 
     fn schedule(&mut self, cluster: &Cluster, request: &Request, _: Prefix<'_>) -> Decision {
@@ -35,6 +38,14 @@ impl Scheduler for Bad {
 
     fn explain(&self, cluster: &Cluster, _: &Request, _: Prefix<'_>) -> Vec<f32> {
         vec![f32::NAN; cluster.prefill.len() + 1]
+    }
+
+    fn export_state(&self) -> Vec<u8> {
+        if self.0.mode() == "trap-on-import" { vec![1] } else { Vec::new() }
+    }
+
+    fn import_state(&mut self, _: &[u8]) -> Result<(), String> {
+        panic!("as told")
     }
 }
 
