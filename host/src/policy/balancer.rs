@@ -89,16 +89,14 @@ impl BalancerWorker {
     }
 
     /// The plan of this tick: thresholds that are all finite (empty = keep), at most 16 actions of
-    /// known kind on slots that exist.
+    /// known kind on slots that exist. Empty if the policy failed.
     pub fn tick(&mut self, state: &Snapshot) -> Plan {
         self.worker.refresh();
         let asked = self.worker.ask(|engine| checked(engine.tick(state)?, state));
+        // Not the twin's plan: a failed tick keeps the thresholds in force, says the contract.
         asked.unwrap_or_else(|_| {
-            let native = self.worker.twin();
-            native
-                .and_then(|n| n.tick(state).ok())
-                .and_then(|plan| checked(plan, state).ok())
-                .unwrap_or_default()
+            self.worker.version().counters.fallback();
+            Plan::default()
         })
     }
 }

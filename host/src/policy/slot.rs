@@ -12,7 +12,7 @@ pub use version::{Source, Version, standalone};
 pub use worker::Worker;
 
 use self::version::{Program, code, default_native, prepare, stored_program};
-use super::catalog::{Assignment, Catalog};
+use super::catalog::{Assignment, Catalog, Origin};
 use super::counters::{CounterValues, Totals};
 use super::engine::{Engine, Module};
 use super::log::Log;
@@ -83,9 +83,14 @@ pub struct Slot<H: Hook> {
     engine: Engine,
     limits: Limits,
     config: PolicyConfig,
+    /// What the operator's configuration says of this slot.
+    wanted: (Source, Settings),
     catalog: Option<Catalog>,
     builder: Builder,
 }
+
+/// The operator's values for a policy's settings.
+pub type Settings = Vec<(String, String)>;
 
 /// What served before. Compiled if it served since the start, else rebuilt when it is wanted.
 struct Previous<H: Hook> {
@@ -132,7 +137,7 @@ impl<H: Hook> Slot<H> {
     pub fn open(
         engine: Engine,
         config: &PolicyConfig,
-        wanted: (Source, Vec<(String, String)>),
+        wanted: (Source, Settings),
         catalog: Option<Catalog>,
         builder: Builder,
     ) -> Result<Arc<Self>, Error> {
@@ -152,8 +157,9 @@ impl<H: Hook> Slot<H> {
         let version = match restored {
             Some(version) => version,
             None => {
-                let code = code::<H>(&engine, wanted.0)?;
-                prepare(code.program, Assignment { origin: code.origin, settings: wanted.1 }, 1)?
+                let (source, settings) = wanted.clone();
+                let code = code::<H>(&engine, source)?;
+                prepare(code.program, Assignment { origin: code.origin, settings }, 1)?
             }
         };
         Ok(Arc::new(Self {
@@ -168,6 +174,7 @@ impl<H: Hook> Slot<H> {
             engine,
             limits,
             config: config.clone(),
+            wanted,
             catalog,
             builder,
         }))
@@ -261,6 +268,21 @@ impl<H: Hook> Slot<H> {
         Ok(version)
     }
 
+    /// What the operator set for the slot's default policy: with the component that served, or in the
+    /// configuration.
+    fn settings_of_default(&self, serving: &Assignment) -> Settings {
+        let default = H::builtins().next().map_or("", |b| b.name);
+        match (&serving.origin, &self.wanted) {
+            (Origin::Builtin { name } | Origin::Native { name }, _) if name == default => {
+                serving.settings.clone()
+            }
+            (_, (Source::Builtin(name) | Source::Native(name), settings)) if name == default => {
+                settings.clone()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Takes generation `broken` out of service: back to the previous version, or to the native
     /// twin of the default.
     fn trip(&self, broken: u64, fault: &Fault) {
@@ -272,8 +294,11 @@ impl<H: Hook> Slot<H> {
         let reason = format!("`{}` taken out of service: {fault}", current.description.name);
         self.log.add(1, &reason);
         let back = self.prepare_previous().ok().or_else(|| {
-            let (program, assignment) = default_native::<H>()?;
-            self.prepare(Arc::new(program), assignment).ok()
+            let default = |settings| {
+                let (program, assignment) = default_native::<H>(settings)?;
+                self.prepare(Arc::new(program), assignment).ok()
+            };
+            default(self.settings_of_default(&current.assignment)).or_else(|| default(Vec::new()))
         });
         let Some(version) = back else { return };
         let serves = format!("{reason}; `{}` serves", version.description.name);

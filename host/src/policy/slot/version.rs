@@ -1,6 +1,6 @@
 //! A policy that was found, compiled and configured: how it comes to be a [`Version`] of a slot.
 
-use super::{Builtin, Hook, Native, Policy, lock};
+use super::{Builtin, Hook, Native, Policy, Settings, lock};
 use crate::policy::catalog::{Assignment, Catalog, Origin};
 use crate::policy::counters::{Breaker, Counters};
 use crate::policy::engine::{Digest, Engine, Module};
@@ -117,10 +117,10 @@ fn builtin<H: Hook>(name: &str) -> Result<Builtin<H>, Error> {
     })
 }
 
-pub(super) fn default_native<H: Hook>() -> Option<(Program<H>, Assignment)> {
+pub(super) fn default_native<H: Hook>(settings: Settings) -> Option<(Program<H>, Assignment)> {
     let default = H::builtins().next()?;
     let origin = Origin::Native { name: default.name.into() };
-    Some((Program::Native(default.native), Assignment { origin, settings: Vec::new() }))
+    Some((Program::Native(default.native), Assignment { origin, settings }))
 }
 
 fn read(engine: &Engine, path: &std::path::Path) -> Result<Vec<u8>, Error> {

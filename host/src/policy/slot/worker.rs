@@ -307,9 +307,11 @@ impl Backoff {
 mod tests {
     use super::*;
     use crate::policy::PolicyConfig;
+    use crate::policy::admitter::AdmitterHook;
     use crate::policy::engine::Engine;
     use crate::policy::scheduler::SchedulerHook;
     use crate::policy::slot::{Builder, Source};
+    use kvasir_policy::admitter::{Ask, Verdict};
 
     fn slot(settings: &[(&str, &str)]) -> Arc<Slot<SchedulerHook>> {
         let config = PolicyConfig { breaker_faults: 2, ..PolicyConfig::default() };
@@ -345,6 +347,37 @@ mod tests {
         assert_eq!(worker.ask(dead), Err(Fault::NotReady), "none is there, which is no further fault");
         assert_eq!(worker.version().counters.values().traps, 1);
     }
+
+    #[test]
+    fn the_native_twin_has_the_settings_of_its_component() {
+        let config = PolicyConfig::default();
+        let wanted = (Source::Builtin("slo".into()), vec![("slack".to_owned(), "3".to_owned())]);
+        let (engine, builder) = (Engine::new(&config, None).unwrap(), Builder::start().unwrap());
+        let slot = Slot::<AdmitterHook>::open(engine, &config, wanted, None, builder).unwrap();
+        let twin = |worker: &mut Worker<AdmitterHook>| {
+            let ask = Ask { ttft: 2.0, ttft_slo: 1.0, tbt_slo: 1.0, ..NOBODY };
+            worker.twin().unwrap().admit_request(&ask)
+        };
+        let mut worker = slot.worker();
+        assert_eq!(twin(&mut worker), Ok(Verdict::Accept), "late by less than the slack");
+        slot.trip(worker.version().generation, &Fault::NotReady);
+        worker.refresh();
+        assert_eq!(worker.version().assignment.origin, Origin::Native { name: "slo".into() });
+        assert_eq!(twin(&mut worker), Ok(Verdict::Accept), "also when it serves after a trip");
+    }
+
+    const NOBODY: Ask = Ask {
+        prompt_tokens: 1,
+        output_tokens: 1,
+        class: 0,
+        tenant: 0,
+        priority: 0,
+        ttft: 0.0,
+        tbt: 0.0,
+        ttft_slo: 0.0,
+        tbt_slo: 0.0,
+        tenant_share: 0.0,
+    };
 
     #[test]
     fn failures_of_long_ago_are_forgiven() {
