@@ -15,3 +15,4 @@ pub mod replay;
 pub mod rpc;
 mod seed;
 mod sync;
+mod text;

@@ -1,7 +1,9 @@
 //! The wasmtime engine: how components are checked, compiled and interrupted.
 
+use super::fault::TEXT_BYTES;
 use super::guest::State;
 use super::{Error, PolicyConfig, SlotKind, bindings};
+use crate::text::printable;
 use sha2::{Digest as _, Sha256};
 use std::path::Path;
 use std::sync::Arc;
@@ -91,13 +93,16 @@ impl Engine {
     pub fn compile(&self, slot: SlotKind, name: &str, bytes: &[u8]) -> Result<Module, Error> {
         self.check_size(name, bytes.len() as u64)?;
         check_header(name, bytes)?;
-        let compile = |e: wasmtime::Error| Error::Compile { name: name.into(), reason: format!("{e:#}") };
+        let compile = |e: wasmtime::Error| Error::Compile {
+            name: name.into(),
+            reason: printable(&format!("{e:#}"), TEXT_BYTES),
+        };
         let component = Component::new(&self.engine, bytes).map_err(compile)?;
         self.check_interface(slot, name, &component)?;
-        let pre = self
-            .linker
-            .instantiate_pre(&component)
-            .map_err(|e| Error::Instantiate { name: name.into(), reason: format!("{e:#}") })?;
+        let pre = self.linker.instantiate_pre(&component).map_err(|e| Error::Instantiate {
+            name: name.into(),
+            reason: printable(&format!("{e:#}"), TEXT_BYTES),
+        })?;
         Ok(Module { pre, engine: self.engine.clone(), name: name.into(), digest: Digest::of(bytes) })
     }
 
@@ -118,16 +123,23 @@ impl Engine {
         let exports: Vec<String> = ty.exports(&self.engine).map(|(export, _)| export.to_owned()).collect();
         let other = |e: &&String| e.starts_with("kvasir:policy/") && !e.ends_with("@0.1.0");
         if let Some(found) = exports.iter().find(other) {
-            return Err(Error::WrongVersion { name: name.into(), found: format!("`{found}`") });
+            return Err(Error::WrongVersion {
+                name: name.into(),
+                found: format!("`{}`", printable(found, TEXT_BYTES)),
+            });
         }
         // Versions first: a policy of another version also imports that version's log.
         if let Some((import, _)) = ty.imports(&self.engine).find(|(import, _)| *import != LOG) {
-            let import = import.to_owned();
+            let import = printable(import, TEXT_BYTES);
             return Err(Error::ImportNotGranted { name: name.into(), import });
         }
         for wanted in [CONTROL, slot.interface()] {
             if !exports.iter().any(|e| e == wanted) {
-                let found = if exports.is_empty() { "nothing".into() } else { exports.join(", ") };
+                let found = if exports.is_empty() {
+                    "nothing".into()
+                } else {
+                    printable(&exports.join(", "), TEXT_BYTES)
+                };
                 return Err(Error::WrongWorld { name: name.into(), slot, missing: wanted.into(), found });
             }
         }

@@ -4,6 +4,9 @@ use super::SlotKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// The longest text of a policy that goes into an error or a log line.
+pub(super) const TEXT_BYTES: usize = 1 << 10;
+
 /// Why one call of a policy gave no usable answer. The caller decides natively and counts it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
@@ -32,7 +35,7 @@ pub enum Error {
     #[error("cannot read policy file {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
     #[error(
-        "policy `{name}` has {bytes} bytes, more than the {limit} allowed; raise policy.max_module_bytes or strip it"
+        "policy `{name}` has {bytes} bytes, more than the {limit} allowed; raise policy.component_bytes_max or strip it"
     )]
     TooLarge { name: String, bytes: u64, limit: u64 },
     #[error("policy `{name}` is not a WebAssembly component: {reason}")]
@@ -51,6 +54,8 @@ pub enum Error {
     WrongWorld { name: String, slot: SlotKind, missing: String, found: String },
     #[error("policy `{name}` says it is a `{described}`, but was loaded as {slot}")]
     WrongSlot { name: String, slot: SlotKind, described: String },
+    #[error("policy `{name}` is refused for what it says about itself: {reason}")]
+    Description { name: String, reason: String },
     #[error("policy `{name}` failed in `{step}`: {fault}")]
     Start { name: String, step: &'static str, fault: Fault },
     #[error("policy `{name}` refused its settings: {reason}")]

@@ -1,7 +1,9 @@
 //! One instance of a component, called within its limits.
 
+use super::fault::TEXT_BYTES;
 use super::log::Log;
 use super::{Error, Fault, Module};
+use crate::text::printable;
 use std::sync::Arc;
 use std::time::Duration;
 use wasmtime::component::Instance;
@@ -75,8 +77,10 @@ impl<B> Guest<B> {
         store.limiter(|state| &mut state.limits);
         store.epoch_deadline_callback(|mut context| on_epoch(context.data_mut()));
         store.set_epoch_deadline(1);
-        let failed =
-            |e: wasmtime::Error| Error::Instantiate { name: module.name.clone(), reason: format!("{e:#}") };
+        let failed = |e: wasmtime::Error| Error::Instantiate {
+            name: module.name.clone(),
+            reason: printable(&format!("{e:#}"), TEXT_BYTES),
+        };
         let instance = module.pre.instantiate(&mut store).map_err(failed)?;
         let bindings = bind(&mut store, &instance).map_err(failed)?;
         Ok(Self { store, bindings, limits, dead: false })
@@ -133,7 +137,7 @@ impl<B> Guest<B> {
             if error.is::<PastDeadline>() {
                 return Fault::Deadline(budget);
             }
-            Fault::Trap(error.root_cause().to_string())
+            Fault::Trap(printable(&error.root_cause().to_string(), TEXT_BYTES))
         })
     }
 }

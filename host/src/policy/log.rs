@@ -1,11 +1,12 @@
 //! What policies say: a bounded ring per slot, rate-limited (`log.log` of the contract).
 
+use super::fault::TEXT_BYTES as LINE_BYTES;
+use crate::text::printable;
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 const LINES: usize = 1_000;
-const LINE_BYTES: usize = 1 << 10;
 const LINES_PER_SECOND: u32 = 100;
 
 /// One line.
@@ -55,7 +56,7 @@ impl Log {
             ring.lines.pop_front();
         }
         let level = if (1..=4).contains(&level) { level } else { 4 };
-        let text = message[..message.floor_char_boundary(LINE_BYTES)].to_owned();
+        let text = printable(message, LINE_BYTES);
         ring.lines.push_back(LogLine { at, level, text });
     }
 
@@ -72,6 +73,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_line_is_one_line() {
+        let log = Log::default();
+        log.add(1, "done\n   0.001 s error forged \u{1b}[2J");
+        assert_eq!(log.read().0[0].text, r"done\n   0.001 s error forged \u{1b}[2J");
+    }
+
+    #[test]
     fn keeps_what_the_rate_allows_and_counts_the_rest() {
         let log = Log::default();
         for _ in 0..LINES_PER_SECOND * 3 {
@@ -80,6 +88,6 @@ mod tests {
         let (lines, dropped) = log.read();
         assert_eq!(lines.len() as u64 + dropped, u64::from(LINES_PER_SECOND * 3));
         assert!(dropped > 0 && lines.len() <= LINES);
-        assert!(lines.iter().all(|l| l.level == 4 && l.text.len() <= LINE_BYTES));
+        assert!(lines.iter().all(|l| l.level == 4 && l.text.len() <= LINE_BYTES + 4));
     }
 }

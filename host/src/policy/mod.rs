@@ -8,6 +8,7 @@ mod bindings;
 mod catalog;
 mod control;
 mod counters;
+mod description;
 mod engine;
 mod fault;
 mod guest;

@@ -1,8 +1,12 @@
 use crate::host::Host;
 use crate::policy::{CounterValues, Error, PolicyHost, SlotKind, SlotStatus, Source};
-use kvasir_proto::{self as proto, load_request, policy_admin_server::PolicyAdmin};
+use crate::text::printable;
+use kvasir_client::proto::{self, load_request, policy_admin_server::PolicyAdmin};
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
+
+/// Longest text of a status.
+const STATUS_BYTES: usize = 2 << 10;
 
 pub(super) struct Service(pub(super) Arc<Host>);
 
@@ -107,7 +111,8 @@ fn counters(c: CounterValues) -> proto::PolicyCounters {
 }
 
 fn status(error: &Error) -> Status {
-    let text = error.to_string();
+    // gRPC carries it in a header, which has no room for a megabyte.
+    let text = printable(&error.to_string(), STATUS_BYTES);
     match error {
         Error::NoPrevious(_) => Status::failed_precondition(text),
         Error::State { .. } | Error::Engine(_) => Status::internal(text),

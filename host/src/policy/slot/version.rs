@@ -4,8 +4,10 @@ use super::{Builtin, Hook, Native, Policy, Settings, lock};
 use crate::policy::catalog::{Assignment, Catalog, Origin};
 use crate::policy::counters::{Breaker, Counters};
 use crate::policy::engine::{Digest, Engine, Module};
+use crate::policy::fault::TEXT_BYTES;
 use crate::policy::log::Log;
-use crate::policy::{Error, Limits, PolicyConfig};
+use crate::policy::{Error, Limits, PolicyConfig, description};
+use crate::text::printable;
 use kvasir_policy::Description;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -71,16 +73,18 @@ fn build<H: Hook>(
         Program::Component(module) => H::instantiate(module, limits, log.clone())?,
         Program::Native(make) => make(),
     };
-    let name = || assignment.origin.name().to_owned();
+    let name = || printable(assignment.origin.name(), TEXT_BYTES);
     let description =
         engine.describe().map_err(|fault| Error::Start { name: name(), step: "describe", fault })?;
     if description.slot != H::KIND.as_str() {
-        return Err(Error::WrongSlot { name: name(), slot: H::KIND, described: description.slot });
+        let described = printable(&description.slot, TEXT_BYTES);
+        return Err(Error::WrongSlot { name: name(), slot: H::KIND, described });
     }
+    description::check(&description).map_err(|reason| Error::Description { name: name(), reason })?;
     let configured = engine.configure(&assignment.settings);
     configured
         .map_err(|fault| Error::Start { name: name(), step: "configure", fault })?
-        .map_err(|reason| Error::Settings { name: name(), reason })?;
+        .map_err(|reason| Error::Settings { name: name(), reason: printable(&reason, TEXT_BYTES) })?;
     Ok((engine, description))
 }
 

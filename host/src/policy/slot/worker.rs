@@ -266,7 +266,7 @@ impl<H: Hook> Slot<H> {
         };
         let problem = match engine.import_state(state) {
             Ok(Ok(())) => return Some(engine),
-            Ok(Err(reason)) => reason,
+            Ok(Err(reason)) => reason, // the log cuts it
             Err(fault) => {
                 version.refuses_state.store(true, Ordering::Relaxed);
                 self.record(version, &fault);
