@@ -89,8 +89,18 @@ impl Default for TieringConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demotion {
     pub slot: u32,
-    /// A tier the host does not have counts as none.
-    pub to: Option<Tier>,
+    pub to: Destination,
+}
+
+/// Where a victim goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// By configuration: the nearest tier, if it was used often enough, or nowhere.
+    HostDecides,
+    /// Nowhere.
+    Drop,
+    /// There, however seldom it was used. A tier the host does not have counts as `HostDecides`.
+    Tier(Tier),
 }
 
 /// The tiers that hold a block, DRAM included.
@@ -238,8 +248,8 @@ impl Tiering {
         }
         let mut chosen = Vec::with_capacity(slots.len());
         let mut offered = self.dram.choose_victims(&slots, now_ms, &mut chosen);
-        let mut targets = self.targets(victims, &chosen);
-        self.admit(&chosen, &mut targets, now_ms);
+        let (mut targets, named) = self.targets(victims, &chosen);
+        self.admit(&chosen, &mut targets, &named, now_ms);
         if urgent {
             self.let_half_go(&mut targets);
         }
@@ -267,18 +277,24 @@ impl Tiering {
         nearest.map_or(usize::MAX, |level| self.levels[level].offloader.room(bytes))
     }
 
-    /// Where each chosen victim should go. One with its own time to live goes nowhere: nobody would end it there.
-    fn targets(&self, victims: &[Demotion], chosen: &[BlockStat]) -> Vec<Option<usize>> {
-        let wanted: HashMap<u32, Tier> =
-            victims.iter().filter_map(|victim| Some((victim.slot, victim.to?))).collect();
-        let level_of = |tier: Tier| self.levels.iter().position(|level| level.tier == tier);
+    /// Where each chosen victim should go, and whether the policy named that tier. One with a time to live of its own
+    /// goes nowhere: nobody would end it there.
+    fn targets(&self, victims: &[Demotion], chosen: &[BlockStat]) -> (Vec<Option<usize>>, Vec<bool>) {
+        let wanted: HashMap<u32, Destination> =
+            victims.iter().map(|victim| (victim.slot, victim.to)).collect();
+        let level_of =
+            |tier: Tier| self.levels.iter().position(|level| level.tier == tier && tier.takes_victims());
         let nearest = self.level_for_victims(0).filter(|_| self.config.offload_all);
         let target = |stat: &BlockStat| {
-            let named = wanted.get(&stat.slot).filter(|tier| tier.takes_victims()).and_then(|&t| level_of(t));
+            let (target, named) = match wanted.get(&stat.slot) {
+                Some(Destination::Drop) => (None, false),
+                Some(&Destination::Tier(tier)) if level_of(tier).is_some() => (level_of(tier), true),
+                Some(Destination::Tier(_) | Destination::HostDecides) | None => (nearest, false),
+            };
             // Tiers below keep no clock: a block with a time to live of its own would outlive it there.
-            named.or(nearest).filter(|_| stat.expires_ms.is_none())
+            (target.filter(|_| stat.expires_ms.is_none()), named)
         };
-        chosen.iter().map(target).collect()
+        chosen.iter().map(target).unzip()
     }
 
     /// The nearest tier from `first` on that takes victims.
@@ -287,8 +303,8 @@ impl Tiering {
     }
 
     /// Takes the target from victims that need no copy or that admission refuses, tier by tier.
-    fn admit(&self, chosen: &[BlockStat], targets: &mut [Option<usize>], now_ms: u64) {
-        // Sent on by the tier above, which must not be asked again about them.
+    fn admit(&self, chosen: &[BlockStat], targets: &mut [Option<usize>], named: &[bool], now_ms: u64) {
+        // Sent on by the tier above: not asked about again.
         let mut sent_on = vec![false; chosen.len()];
         for (at, level) in self.levels.iter().enumerate() {
             let meant: Vec<usize> = (0..chosen.len()).filter(|&i| targets[i] == Some(at)).collect();
@@ -304,7 +320,7 @@ impl Tiering {
                     asked.push(i);
                 }
             }
-            for (i, answer) in self.ask(level, chosen, &asked, now_ms) {
+            for (i, answer) in self.ask(level, chosen, &asked, named, now_ms) {
                 match answer {
                     Admission::Store => {}
                     Admission::Colder if self.level_for_victims(at + 1).is_some() => {
@@ -319,12 +335,13 @@ impl Tiering {
         }
     }
 
-    /// One answer for each of `asked`: by the number of uses first, then by the admitter.
+    /// One answer for each of `asked`: by the number of uses first, unless the policy named the tier, then by the admitter.
     fn ask(
         &self,
         level: &Level,
         chosen: &[BlockStat],
         asked: &[usize],
+        named: &[bool],
         now_ms: u64,
     ) -> Vec<(usize, Admission)> {
         let mut refused = lock(&level.refused);
@@ -336,7 +353,8 @@ impl Tiering {
         };
         let enough =
             |c: &Candidate| c.uses.saturating_add(c.refused_ms_ago.is_some().into()) >= self.config.min_uses;
-        let (touched, once): (Vec<_>, Vec<_>) = asked.iter().map(candidate).partition(|(_, c)| enough(c));
+        let (touched, once): (Vec<_>, Vec<_>) =
+            asked.iter().map(candidate).partition(|(i, c)| named[*i] || enough(c));
         let candidates: Vec<Candidate> = touched.iter().map(|(_, candidate)| *candidate).collect();
         let mut answers = Vec::new();
         if !candidates.is_empty() {

@@ -100,22 +100,22 @@ mod tests {
             books.note(&event(kind, slot));
         }
         assert_eq!(books.len(), 2);
-        assert_eq!(books.choose(&[Victim::drop(99)], &mut chosen), Ok(()));
-        assert!(books.choose(&[Victim::drop(99)], &mut chosen).unwrap_err().contains("chosen before"));
-        assert!(books.choose(&[Victim::drop(5)], &mut chosen).unwrap_err().contains("free"));
-        assert!(books.choose(&[Victim::drop(100)], &mut chosen).unwrap_err().contains("outside"));
+        assert_eq!(books.choose(&[Victim::new(99)], &mut chosen), Ok(()));
+        assert!(books.choose(&[Victim::new(99)], &mut chosen).unwrap_err().contains("chosen before"));
+        assert!(books.choose(&[Victim::new(5)], &mut chosen).unwrap_err().contains("free"));
+        assert!(books.choose(&[Victim::new(100)], &mut chosen).unwrap_err().contains("outside"));
         books.note(&event(EventKind::Keep, 99));
-        assert_eq!(books.choose(&[Victim::drop(99)], &mut chosen), Ok(()));
+        assert_eq!(books.choose(&[Victim::new(99)], &mut chosen), Ok(()));
         books.note(&event(EventKind::Remove, 1));
         assert_eq!(books.len(), 0);
 
         for kind in [EventKind::Insert, EventKind::Pin, EventKind::Hit, EventKind::Keep] {
             books.note(&event(kind, 7));
         }
-        assert!(books.choose(&[Victim::drop(7)], &mut chosen).is_err(), "pinned");
+        assert!(books.choose(&[Victim::new(7)], &mut chosen).is_err(), "pinned");
         assert_eq!(books.len(), 0);
         books.note(&event(EventKind::Unpin, 7));
-        assert_eq!(books.choose(&[Victim::drop(7)], &mut chosen), Ok(()));
+        assert_eq!(books.choose(&[Victim::new(7)], &mut chosen), Ok(()));
         assert_eq!(chosen, [99, 99, 7]);
     }
 }

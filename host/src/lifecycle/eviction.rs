@@ -5,7 +5,7 @@
 //! that this thread fills ahead of need.
 
 use super::books::Books;
-use super::tiers::tier_of;
+use super::tiers::destination;
 use crate::policy::EvictorWorker;
 use crate::policy::evictor::WantsReplay;
 use kvasir_dataplane::tier::dram::Pressure;
@@ -223,7 +223,7 @@ impl Owner {
             return 0;
         }
         self.counts.victims.fetch_add(self.slots.len() as u64, Relaxed);
-        let demotion = |victim: &Victim| Demotion { slot: victim.slot, to: tier_of(victim.demote_to) };
+        let demotion = |victim: &Victim| Demotion { slot: victim.slot, to: destination(victim.demote_to) };
         let victims: Vec<_> = self.victims.iter().map(demotion).collect();
         let offered = self.tiering.offer(&victims, urgent, now_ms);
         offered.taken + offered.replaced

@@ -5,8 +5,9 @@ use crate::policy::AdmitterWorker;
 use kvasir_dataplane::tier::nvme::{self, NvmeConfig, NvmeStore, OnFull, SyncMode};
 use kvasir_dataplane::tier::remote::{self, Place, RemoteConfig, RemoteStore, S3, TenantKey};
 use kvasir_dataplane::tier::store::{BlockStore, Tier};
-use kvasir_dataplane::tier::tiering::{Admission, Admit, Candidate, TieringConfig};
+use kvasir_dataplane::tier::tiering::{Admission, Admit, Candidate, Destination, TieringConfig};
 use kvasir_policy::admitter::{Block, Store};
+use kvasir_policy::evictor::DROP;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -124,9 +125,12 @@ pub fn tiering_config(settings: &config::Tiering) -> TieringConfig {
 }
 
 /// The tier that the policy contract calls `number`.
-pub(super) fn tier_of(number: u8) -> Option<Tier> {
+pub(super) fn destination(number: u8) -> Destination {
     let known = |tier: &Tier| tier.takes_victims() && number_of(*tier) == u32::from(number);
-    Tier::ALL.into_iter().find(known)
+    match number {
+        DROP => Destination::Drop,
+        _ => Tier::ALL.into_iter().find(known).map_or(Destination::HostDecides, Destination::Tier),
+    }
 }
 
 fn number_of(tier: Tier) -> u32 {
@@ -162,10 +166,10 @@ mod tests {
 
     #[test]
     fn tiers_have_the_numbers_of_the_contract() {
-        let tiers = [0, 1, 2, 3, 4, 5].map(tier_of);
-        assert_eq!(
-            tiers,
-            [None, Some(Tier::Hbm), Some(Tier::Dram), Some(Tier::Nvme), Some(Tier::Remote), None]
-        );
+        use Destination::{Drop, HostDecides};
+        let given = [0, 1, 2, 3, 4, 5, 14, 15].map(destination);
+        let [hbm, dram, nvme, remote] =
+            [Tier::Hbm, Tier::Dram, Tier::Nvme, Tier::Remote].map(Destination::Tier);
+        assert_eq!(given, [HostDecides, hbm, dram, nvme, remote, HostDecides, HostDecides, Drop]);
     }
 }

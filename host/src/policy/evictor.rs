@@ -185,7 +185,7 @@ impl EvictorWorker {
 
     fn call(
         &mut self,
-        f: impl FnOnce(&mut dyn EvictorEngine) -> Result<(), Fault>,
+        f: impl FnOnce(&mut (dyn EvictorEngine + 'static)) -> Result<(), Fault>,
     ) -> Result<(), WantsReplay> {
         if let Some(native) = &mut self.fallback {
             self.worker.version().counters.fallback();

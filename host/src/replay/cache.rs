@@ -546,7 +546,7 @@ mod tests {
             }
             for _ in 0..self.next(want + 3) {
                 let slot = self.next(self.slots + 2);
-                victims.push(Victim::drop(slot));
+                victims.push(Victim::new(slot));
             }
             Ok(())
         }

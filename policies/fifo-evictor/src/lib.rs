@@ -45,7 +45,7 @@ impl Evictor for Fifo {
     }
 
     fn select_victims(&mut self, _: u64, want: u32, victims: &mut Vec<Victim>) {
-        victims.extend((0..want).map_while(|_| self.queue.pop_front(0)).map(Victim::drop));
+        victims.extend((0..want).map_while(|_| self.queue.pop_front(0)).map(Victim::new));
     }
 }
 
@@ -83,7 +83,7 @@ mod tests {
 
         fn select_victims(&mut self, _: u64, want: u32, victims: &mut Vec<Victim>) {
             let taken = self.0.len().min(want as usize);
-            victims.extend(self.0.drain(..taken).map(Victim::drop));
+            victims.extend(self.0.drain(..taken).map(Victim::new));
         }
     }
 

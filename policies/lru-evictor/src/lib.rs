@@ -44,7 +44,7 @@ impl Evictor for Lru {
     }
 
     fn select_victims(&mut self, _: u64, want: u32, victims: &mut Vec<Victim>) {
-        victims.extend((0..want).map_while(|_| self.queue.pop_front(0)).map(Victim::drop));
+        victims.extend((0..want).map_while(|_| self.queue.pop_front(0)).map(Victim::new));
     }
 }
 
@@ -84,7 +84,7 @@ mod tests {
         fn select_victims(&mut self, _: u64, want: u32, victims: &mut Vec<Victim>) {
             self.blocks.sort_by_key(|&(_, request, depth)| (request, std::cmp::Reverse(depth)));
             let taken = self.blocks.len().min(want as usize);
-            victims.extend(self.blocks.drain(..taken).map(|(slot, ..)| Victim::drop(slot)));
+            victims.extend(self.blocks.drain(..taken).map(|(slot, ..)| Victim::new(slot)));
         }
     }
 

@@ -113,7 +113,7 @@ impl Evictor for Sieve {
             let Some(slot) = self.victim() else { return };
             self.unlink(slot);
             self.family.leave(slot);
-            victims.push(Victim::drop(slot));
+            victims.push(Victim::new(slot));
         }
     }
 }
@@ -206,7 +206,7 @@ mod tests {
                 }
                 let (slot, _, parent) = self.queue.remove(self.hand);
                 self.gone.push((slot, parent));
-                victims.push(Victim::drop(slot));
+                victims.push(Victim::new(slot));
             }
         }
     }

@@ -301,7 +301,7 @@ impl Evictor for WorkloadAware {
         for _ in 0..want {
             let Some(slot) = self.victim(&mut heads, now_ms) else { return };
             self.evict(slot, &mut heads, now_ms);
-            victims.push(Victim::drop(slot));
+            victims.push(Victim::new(slot));
         }
     }
 

@@ -106,7 +106,7 @@ impl Evictor for Model {
             let block = self.resident.remove(&slot).unwrap();
             self.ghosts.insert(block.identity, (block.class, block.last_ms));
             self.gone.insert(slot, block);
-            victims.push(Victim::drop(slot));
+            victims.push(Victim::new(slot));
         }
     }
 }

@@ -150,14 +150,29 @@ impl Iterator for EventIter<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim {
     pub slot: u32,
-    /// Tier to demote to: 0 none, 3 NVMe, 4 remote.
+    /// [`HOST_DECIDES`], [`DROP`], or the tier to demote to: 3 NVMe, 4 remote.
     pub demote_to: u8,
 }
 
+/// Where a victim goes is the host's to decide, by its configuration.
+pub const HOST_DECIDES: u8 = 0;
+/// The victim is not worth a copy in any tier.
+pub const DROP: u8 = 15;
+
 impl Victim {
-    /// A block to drop.
+    /// A block to evict; where to is the host's to decide.
+    pub fn new(slot: u32) -> Self {
+        Self { slot, demote_to: HOST_DECIDES }
+    }
+
+    /// A block to evict without a copy.
     pub fn drop(slot: u32) -> Self {
-        Self { slot, demote_to: 0 }
+        Self { slot, demote_to: DROP }
+    }
+
+    /// A block to copy to `tier`, however seldom it was used: 3 NVMe, 4 remote.
+    pub fn demote(slot: u32, tier: u8) -> Self {
+        Self { slot, demote_to: tier }
     }
 
     pub fn pack(self) -> u32 {
@@ -192,7 +207,8 @@ mod tests {
         words.push(1); // ragged
         let back: Vec<_> = Events::new(1_000_000_000, &words).into_iter().collect();
         assert_eq!(back, [event]);
-        let victim = Victim { slot: 0x0fff_ffff, demote_to: 3 };
-        assert_eq!(Victim::unpack(victim.pack()), victim);
+        for victim in [Victim::new(1), Victim::drop(2), Victim::demote(0x0fff_ffff, 3)] {
+            assert_eq!(Victim::unpack(victim.pack()), victim);
+        }
     }
 }

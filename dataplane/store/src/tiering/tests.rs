@@ -35,7 +35,7 @@ struct Fifo {
 
 impl Fifo {
     /// Follows what happened and offers the oldest blocks.
-    fn turn(&mut self, tiering: &Tiering, want: usize, to: Option<Tier>, urgent: bool) -> Offered {
+    fn turn(&mut self, tiering: &Tiering, want: usize, to: Destination, urgent: bool) -> Offered {
         let mut events = Vec::new();
         tiering.dram().drain_events(&mut events);
         for event in events {
@@ -95,17 +95,20 @@ impl Rig {
     /// Puts a block, making room for it like a put that waits.
     fn put_urgently(&mut self, n: u64) {
         while matches!(self.put(n), Reserve::Refused(_)) {
-            assert!(self.evictor.turn(&self.tiering, 8, None, true).taken > 0, "block {n} finds no victim");
+            assert!(
+                self.evictor.turn(&self.tiering, 8, Destination::HostDecides, true).taken > 0,
+                "block {n} finds no victim"
+            );
         }
     }
 
     /// Has the oldest `want` blocks copied down, or refused, and evicts them.
     fn evict(&mut self, want: usize) {
-        self.offer(want, None);
+        self.offer(want, Destination::HostDecides);
         self.evict_ready();
     }
 
-    fn offer(&mut self, want: usize, to: Option<Tier>) -> Offered {
+    fn offer(&mut self, want: usize, to: Destination) -> Offered {
         let offered = self.evictor.turn(&self.tiering, want, to, false);
         assert!(self.tiering.drain(Instant::now() + PATIENCE));
         offered
@@ -212,12 +215,35 @@ fn the_policy_names_the_tier() {
     let config = TieringConfig { offload_all: false, ..everything() };
     let mut rig = Rig::new(64, vec![near.clone(), far.clone()], config);
     rig.put_all(0..4);
-    for to in [Some(Tier::Remote), Some(Tier::Nvme), Some(Tier::Hbm), None] {
+    let tiers = [Tier::Remote, Tier::Nvme, Tier::Hbm].map(Destination::Tier);
+    for to in tiers.into_iter().chain([Destination::HostDecides]) {
         assert_eq!(rig.offer(1, to).taken, 1);
     }
     let held = |store: &MemoryStore| store.exists(&[0, 1, 2, 3].map(key));
     assert_eq!(held(&far), [true, false, false, false]);
     assert_eq!(held(&near), [false, true, false, false]);
+}
+
+#[test]
+fn the_policys_word_on_a_victim_stands_before_the_number_of_its_uses() {
+    let (near, far) = (memory(Tier::Nvme), memory(Tier::Remote));
+    let config = TieringConfig { min_uses: 1, ..everything() };
+    let mut rig = Rig::new(64, vec![near.clone(), far.clone()], config);
+    rig.put_all(0..5);
+    rig.lent(3);
+    rig.lent(4);
+    use Destination::{Drop, HostDecides};
+    for to in [Destination::Tier(Tier::Remote), HostDecides, Destination::Tier(Tier::Nvme), HostDecides, Drop]
+    {
+        assert_eq!(rig.offer(1, to).taken, 1);
+    }
+    let held = |store: &MemoryStore| store.exists(&[0, 1, 2, 3, 4].map(key));
+    assert_eq!(held(&far), [true, false, false, false, false], "named, and never used");
+    assert_eq!(
+        held(&near),
+        [false, false, true, true, false],
+        "named; used and left to the host; not: dropped"
+    );
 }
 
 #[test]
@@ -281,7 +307,7 @@ fn a_waiting_put_gets_half_of_the_victims_at_once() {
     slow.hold();
     let mut rig = Rig::new(64, vec![slow.clone()], everything());
     rig.put_all(0..64);
-    assert_eq!(rig.evictor.turn(&rig.tiering, 10, None, true).taken, 10);
+    assert_eq!(rig.evictor.turn(&rig.tiering, 10, Destination::HostDecides, true).taken, 10);
     assert_eq!((rig.tiering.copying(), rig.tiering.dram().metrics().victims_ready), (5, 5));
     slow.release();
 }
@@ -292,7 +318,7 @@ fn a_block_used_while_it_is_copied_stays() {
     slow.hold();
     let mut rig = Rig::new(8, vec![slow.clone()], everything());
     rig.put_all(0..2);
-    rig.evictor.turn(&rig.tiering, 2, None, false);
+    rig.evictor.turn(&rig.tiering, 2, Destination::HostDecides, false);
     assert!(rig.lent(1));
     slow.release();
     assert!(rig.tiering.drain(Instant::now() + PATIENCE));
@@ -309,9 +335,9 @@ fn the_queue_says_how_much_it_still_takes() {
     slow.hold();
     rig.put_all(0..8);
     assert_eq!((rig.tiering.room(PAGE.into()), rig.tiering.room(1 << 20)), (3, 0), "by number, and by bytes");
-    rig.evictor.turn(&rig.tiering, 2, None, false);
+    rig.evictor.turn(&rig.tiering, 2, Destination::HostDecides, false);
     assert_eq!(rig.tiering.room(PAGE.into()), 1);
-    rig.evictor.turn(&rig.tiering, 2, None, false);
+    rig.evictor.turn(&rig.tiering, 2, Destination::HostDecides, false);
     assert_eq!((rig.tiering.room(PAGE.into()), rig.offload().skipped), (0, 1));
     slow.release();
 }
@@ -485,7 +511,7 @@ fn a_removal_reaches_every_tier_and_what_is_on_its_way() {
     rig.put_all(0..3);
     crate::conformance::put(&*rig.tiering.levels[1].store, 2, PAGE).unwrap();
     slow.hold();
-    rig.evictor.turn(&rig.tiering, 1, None, false);
+    rig.evictor.turn(&rig.tiering, 1, Destination::HostDecides, false);
     let removed = rig.tiering.remove(&[0, 2, 9].map(key), 0).unwrap();
     assert_eq!(removed, [Remove::InProgress; 3], "the slow tier has not answered");
     slow.release();
@@ -502,7 +528,7 @@ fn closing_finishes_the_queue_in_bounded_time() {
         let mut rig = Rig::new(8, vec![slow.clone(), fast.clone()], everything());
         rig.put(0);
         slow.hold();
-        rig.evictor.turn(&rig.tiering, 1, None, false);
+        rig.evictor.turn(&rig.tiering, 1, Destination::HostDecides, false);
         if patience > Duration::ZERO {
             slow.release();
             assert_eq!(rig.tiering.close(patience), [""; 0]);
@@ -511,7 +537,11 @@ fn closing_finishes_the_queue_in_bounded_time() {
             assert_eq!(rig.tiering.close(patience)[0], "memory");
         }
         rig.put(1);
-        assert_eq!(rig.evictor.turn(&rig.tiering, 1, None, false).taken, 1, "dropped without a copy");
+        assert_eq!(
+            rig.evictor.turn(&rig.tiering, 1, Destination::HostDecides, false).taken,
+            1,
+            "dropped without a copy"
+        );
         assert_eq!(rig.offload().skipped, 1);
     }
 }

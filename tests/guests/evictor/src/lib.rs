@@ -45,22 +45,22 @@ impl Evictor for Bad {
         match self.harm.call() {
             "free" => {
                 let free = (0..self.slots).filter(|slot| !self.resident.contains(slot));
-                victims.extend(free.take(want as usize).map(Victim::drop));
+                victims.extend(free.take(want as usize).map(Victim::new));
             }
-            "out-of-range" => victims.extend((0..want).map(|i| Victim::drop(self.slots + i))),
+            "out-of-range" => victims.extend((0..want).map(|i| Victim::new(self.slots + i))),
             "repeat" => {
                 let first = self.resident.first().copied().unwrap_or(0);
-                victims.extend((0..want).map(|_| Victim::drop(first)));
+                victims.extend((0..want).map(|_| Victim::new(first)));
             }
-            "too-few" => victims.extend(take(&mut self.resident).map(Victim::drop)),
+            "too-few" => victims.extend(take(&mut self.resident).map(Victim::new)),
             "too-many" => {
-                victims.extend((0..4 * want).map_while(|_| take(&mut self.resident)).map(Victim::drop))
+                victims.extend((0..4 * want).map_while(|_| take(&mut self.resident)).map(Victim::new))
             }
             "unknown-tier" => {
                 let next = (0..want).map_while(|_| take(&mut self.resident));
                 victims.extend(next.map(|slot| Victim { slot, demote_to: 15 }));
             }
-            _ => victims.extend((0..want).map_while(|_| take(&mut self.resident)).map(Victim::drop)),
+            _ => victims.extend((0..want).map_while(|_| take(&mut self.resident)).map(Victim::new)),
         }
     }
 }
