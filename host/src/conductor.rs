@@ -10,6 +10,8 @@ mod deciders;
 pub mod fleet;
 mod load;
 mod state;
+#[cfg(test)]
+mod tests;
 mod tick;
 
 pub use self::tick::run;
@@ -41,7 +43,7 @@ pub enum Error {
     #[error("epoch {given} of instance `{name}` is not the current {current}; register it again")]
     Epoch { name: String, given: u64, current: u64 },
     #[error(
-        "message {given} of instance `{name}` where {expected} is next; its blocks are forgotten, register it again and tell all of them"
+        "message {given} of instance `{name}` where {expected} is next; its blocks are forgotten, call ResetBlocks and tell all of them again, from message 1"
     )]
     Gap { name: String, given: u64, expected: u64 },
     #[error(transparent)]
@@ -58,8 +60,10 @@ struct Instance {
     prefill: Option<u16>,
     decode: Option<u16>,
     epoch: u64,
-    /// Messages of stored or removed blocks so far.
+    /// Messages of stored or removed blocks since its blocks were unknown.
     sequence: u64,
+    /// A message was missed: its blocks are forgotten, and stay so until it begins anew.
+    desynced: bool,
     reported_ms: u64,
     draining: bool,
 }
@@ -97,6 +101,8 @@ pub struct Counts {
     pub in_flight: usize,
     pub prefill: usize,
     pub decode: usize,
+    /// Instances that were silent for too long.
+    pub forgotten: u64,
 }
 
 /// A step in the life of a scheduled request.
@@ -131,9 +137,17 @@ impl Conductor {
     }
 
     /// # Errors
-    /// [`Error::UnknownInstance`].
-    pub fn unregister(&self, name: &str) -> Result<(), Error> {
-        lock(&self.state).unregister(name)
+    /// The instance or its epoch is unknown.
+    pub fn unregister(&self, name: &str, epoch: u64) -> Result<(), Error> {
+        lock(&self.state).unregister(name, epoch)
+    }
+
+    /// Forgets the blocks of an instance, and keeps its load; it tells them again from message 1.
+    ///
+    /// # Errors
+    /// The instance or its epoch is unknown, or it has no prefill role.
+    pub fn reset_blocks(&self, name: &str, epoch: u64) -> Result<(), Error> {
+        lock(&self.state).reset_blocks(name, epoch)
     }
 
     /// # Errors

@@ -215,7 +215,11 @@ fn describe() {
     );
     describe_gauge!("kvasir_policy_generation", "Policy swaps in the slot since the host started");
     describe_counter!("kvasir_decisions_total", "Requests scheduled, by outcome");
-    describe_gauge!("kvasir_requests", "Requests scheduled and not yet finished");
+    describe_gauge!("kvasir_requests", "Requests scheduled and not finished");
+    describe_counter!(
+        "kvasir_instances_forgotten_total",
+        "Instances forgotten because they were silent for too long"
+    );
     describe_gauge!("kvasir_instances", "Instances known, by role");
     describe_gauge!("kvasir_index_entries", "Distinct blocks in the prefix index");
     describe_gauge!("kvasir_index_bytes", "Memory of the prefix index");
@@ -516,6 +520,7 @@ fn conductor(host: &Host) {
     counter!("kvasir_decisions_total", "outcome" => "placed").absolute(c.placed);
     counter!("kvasir_decisions_total", "outcome" => "rejected").absolute(c.rejected);
     gauge!("kvasir_requests").set(c.in_flight as f64);
+    counter!("kvasir_instances_forgotten_total").absolute(c.forgotten);
     gauge!("kvasir_instances", "role" => "prefill").set(c.prefill as f64);
     gauge!("kvasir_instances", "role" => "decode").set(c.decode as f64);
     let index = host.conductor.index_stats();

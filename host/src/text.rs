@@ -33,7 +33,7 @@ mod tests {
     fn no_text_leaves_its_line_or_its_length() {
         let check = |text: &str, expected: &str| assert_eq!(printable(text, 12), expected, "{text:?}");
         check("héllo", "héllo");
-        check("a\nb\u{1b}[0m", r"a\nb\u{1b}…");
+        check("a\nb\u{1b}[0m", r"a\nb\u{1b}[0…");
         check("\u{202e}x", r"\u{202e}x");
         check("1234567890123", "123456789012…");
         check("\u{85}", r"\u{85}");

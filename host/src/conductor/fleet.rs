@@ -135,6 +135,8 @@ struct Decode {
     context_tokens: u64,
     arriving_sequences: u32,
     arriving_tokens: u64,
+    /// Booked for sequences that have not arrived: the instance itself knows nothing of them.
+    arriving_blocks: u32,
     free_blocks: u32,
     reported_ms: u64,
 }
@@ -163,7 +165,8 @@ struct InFlight {
     tenant: u32,
     /// Prompt and expected output, as booked for the tenant.
     tokens: u64,
-    admitted_ms: u64,
+    /// When it was admitted, or last made progress.
+    heard_ms: u64,
 }
 
 /// See the module documentation.
@@ -216,14 +219,39 @@ impl Fleet {
         self.epoch
     }
 
+    /// Whether such an instance could register now; `replaces` one that leaves the table for it.
+    ///
     /// # Errors
     /// [`Error::Cost`], [`Error::TableFull`].
-    pub fn register_prefill(&mut self, spec: PrefillSpec, now_ms: u64) -> Result<u16, Error> {
-        let PrefillSpec { cost, transfer, capacity_blocks } = spec;
+    pub fn check_prefill(&self, spec: &PrefillSpec, replaces: bool) -> Result<(), Error> {
+        let PrefillSpec { cost, transfer, capacity_blocks: _ } = spec;
         let cost = [cost.fixed_ms, cost.ms_per_token, cost.ms_per_pair];
         if !usable(&cost) || !usable(&[transfer.fixed_ms, transfer.ms_per_block]) {
             return Err(Error::Cost { table: "prefill" });
         }
+        self.check_room("prefill", replaces || self.prefill.has_room())
+    }
+
+    /// # Errors
+    /// As [`Self::check_prefill`].
+    pub fn check_decode(&self, spec: &DecodeSpec, replaces: bool) -> Result<(), Error> {
+        let DecodeSpec { cost, capacity_blocks: _ } = spec;
+        if !usable(&[cost.fixed_ms, cost.ms_per_sequence, cost.ms_per_context_token]) {
+            return Err(Error::Cost { table: "decode" });
+        }
+        self.check_room("decode", replaces || self.decode.has_room())
+    }
+
+    fn check_room(&self, table: &'static str, has_room: bool) -> Result<(), Error> {
+        let limit = usize::from(self.limits.instances);
+        if has_room { Ok(()) } else { Err(Error::TableFull { table, limit }) }
+    }
+
+    /// # Errors
+    /// [`Error::Cost`], [`Error::TableFull`].
+    pub fn register_prefill(&mut self, spec: PrefillSpec, now_ms: u64) -> Result<u16, Error> {
+        self.check_prefill(&spec, false)?;
+        let capacity_blocks = spec.capacity_blocks;
         self.epoch += 1;
         let instance = Prefill {
             spec,
@@ -243,10 +271,8 @@ impl Fleet {
     /// # Errors
     /// As [`Self::register_prefill`].
     pub fn register_decode(&mut self, spec: DecodeSpec, now_ms: u64) -> Result<u16, Error> {
-        let DecodeSpec { cost, capacity_blocks } = spec;
-        if !usable(&[cost.fixed_ms, cost.ms_per_sequence, cost.ms_per_context_token]) {
-            return Err(Error::Cost { table: "decode" });
-        }
+        self.check_decode(&spec, false)?;
+        let capacity_blocks = spec.capacity_blocks;
         self.epoch += 1;
         let instance = Decode {
             spec,
@@ -256,6 +282,7 @@ impl Fleet {
             context_tokens: 0,
             arriving_sequences: 0,
             arriving_tokens: 0,
+            arriving_blocks: 0,
             free_blocks: capacity_blocks,
             reported_ms: now_ms,
         };
@@ -310,7 +337,8 @@ impl Fleet {
     /// [`Error::NoInstance`].
     pub fn report_decode(&mut self, slot: u16, free_blocks: u32, now_ms: u64) -> Result<(), Error> {
         let instance = self.decode.change(slot).ok_or(Error::NoInstance { table: "decode", slot })?;
-        instance.free_blocks = free_blocks.min(instance.spec.capacity_blocks);
+        let free_blocks = free_blocks.min(instance.spec.capacity_blocks);
+        instance.free_blocks = free_blocks.saturating_sub(instance.arriving_blocks);
         instance.reported_ms = now_ms;
         Ok(())
     }

@@ -9,6 +9,12 @@ use kvasir_policy::admitter::Load;
 use kvasir_policy::balancer::Snapshot;
 use kvasir_policy::scheduler::Decision;
 use std::collections::HashMap;
+use std::time::Duration;
+
+/// An instance that is silent for this many times `conductor.instance_ttl` is forgotten.
+const FORGET_AFTER: u32 = 30;
+/// Each visits the whole index under the lock that decisions need.
+const FORGET_PER_TICK: usize = 8;
 
 pub(super) struct State {
     config: config::Conductor,
@@ -55,33 +61,62 @@ impl State {
         if given.prefill.is_none() && given.decode.is_none() {
             return Err(Error::NoRole { name: name.to_owned() });
         }
-        let _ = self.unregister(name);
+        // What could be refused is refused before the one of that name goes.
+        let replaced = self.instances.get(name);
+        if let Some(spec) = &given.prefill {
+            self.fleet.check_prefill(spec, replaced.is_some_and(|old| old.prefill.is_some()))?;
+        }
+        if let Some(spec) = &given.decode {
+            self.fleet.check_decode(spec, replaced.is_some_and(|old| old.decode.is_some()))?;
+        }
+        self.forget(name);
         let prefill = given.prefill.map(|spec| self.fleet.register_prefill(spec, now_ms)).transpose()?;
-        let decode = given.decode.map(|spec| self.fleet.register_decode(spec, now_ms)).transpose();
-        let decode = decode.inspect_err(|_| {
-            let _ = prefill.map(|slot| self.fleet.unregister_prefill(slot));
-        })?;
+        let decode = given.decode.map(|spec| self.fleet.register_decode(spec, now_ms)).transpose()?;
         set_name(&mut self.prefill_names, prefill, Some(name));
         set_name(&mut self.decode_names, decode, Some(name));
         self.epochs += 1;
         let epoch = self.epochs;
-        let instance = Instance { prefill, decode, epoch, sequence: 0, reported_ms: now_ms, draining: false };
+        let instance = Instance {
+            prefill,
+            decode,
+            epoch,
+            sequence: 0,
+            desynced: false,
+            reported_ms: now_ms,
+            draining: false,
+        };
         self.instances.insert(name.to_owned(), instance);
         Ok(epoch)
     }
 
-    pub(super) fn unregister(&mut self, name: &str) -> Result<(), Error> {
-        let gone =
-            self.instances.remove(name).ok_or_else(|| Error::UnknownInstance { name: name.to_owned() })?;
+    pub(super) fn unregister(&mut self, name: &str, epoch: u64) -> Result<(), Error> {
+        known(&mut self.instances, name, epoch)?;
+        self.forget(name);
+        Ok(())
+    }
+
+    fn forget(&mut self, name: &str) {
+        let Some(gone) = self.instances.remove(name) else { return };
+        // Slots of known instances are in the tables.
         if let Some(slot) = gone.prefill {
             self.index.drop_instance(slot);
-            self.fleet.unregister_prefill(slot)?;
+            let _ = self.fleet.unregister_prefill(slot);
         }
         if let Some(slot) = gone.decode {
-            self.fleet.unregister_decode(slot)?;
+            let _ = self.fleet.unregister_decode(slot);
         }
         set_name(&mut self.prefill_names, gone.prefill, None);
         set_name(&mut self.decode_names, gone.decode, None);
+    }
+
+    pub(super) fn reset_blocks(&mut self, name: &str, epoch: u64) -> Result<(), Error> {
+        let instance = known(&mut self.instances, name, epoch)?;
+        let slot = instance.prefill.ok_or_else(|| Error::NoPrefill { name: name.to_owned() })?;
+        // A gap has forgotten them already, and to forget visits the whole index.
+        if !std::mem::take(&mut instance.desynced) {
+            self.index.drop_instance(slot);
+        }
+        instance.sequence = 0;
         Ok(())
     }
 
@@ -133,13 +168,16 @@ impl State {
         Ok(())
     }
 
-    /// A gap means that something unknown happened: what is known of the instance's blocks is dropped.
+    /// A gap means that something unknown happened: what is known of the instance's blocks is dropped, once,
+    /// and no further message counts until [`Self::reset_blocks`].
     fn next_message(&mut self, name: &str, epoch: u64, sequence: u64) -> Result<u16, Error> {
         let instance = known(&mut self.instances, name, epoch)?;
         let slot = instance.prefill.ok_or_else(|| Error::NoPrefill { name: name.to_owned() })?;
         let expected = instance.sequence + 1;
-        if sequence != expected {
-            self.index.drop_instance(slot);
+        if instance.desynced || sequence != expected {
+            if !std::mem::replace(&mut instance.desynced, true) {
+                self.index.drop_instance(slot);
+            }
             return Err(Error::Gap { name: name.to_owned(), given: sequence, expected });
         }
         instance.sequence = sequence;
@@ -218,9 +256,9 @@ impl State {
 
     pub(super) fn complete(&mut self, request_id: u64, stage: Stage, now_ms: u64) -> Result<(), Error> {
         match stage {
-            Stage::Transfer => self.fleet.transfer_done(request_id),
+            Stage::Transfer => self.fleet.transfer_done(request_id, now_ms),
             Stage::Prefill => self.fleet.prefill_done(request_id, now_ms),
-            Stage::Progress(tokens) => self.fleet.progress(request_id, tokens),
+            Stage::Progress(tokens) => self.fleet.progress(request_id, tokens, now_ms),
             Stage::Finished => self.fleet.finished(request_id, now_ms),
         }?;
         Ok(())
@@ -230,18 +268,30 @@ impl State {
     /// state that the balancer sees.
     pub(super) fn tick(&mut self, now_ms: u64) -> Snapshot {
         self.fleet.tick(now_ms);
-        let before = |ttl: config::Span| now_ms.saturating_sub(ttl.0.as_millis() as u64);
-        self.fleet.expire(before(self.config.request_ttl), now_ms);
-        let silent_since = before(self.config.instance_ttl);
+        let before = |ttl: Duration| now_ms.saturating_sub(ttl.as_millis() as u64);
+        self.fleet.expire(before(self.config.request_ttl.0), now_ms);
+        let silent_since = before(self.config.instance_ttl.0);
         for instance in self.instances.values().filter(|i| i.reported_ms < silent_since) {
             // Slots of known instances are in the tables.
             let _ = instance.prefill.map(|slot| self.fleet.set_prefill_available(slot, false));
             let _ = instance.decode.map(|slot| self.fleet.set_decode_available(slot, false));
         }
+        self.forget_dead(before(self.config.instance_ttl.0 * FORGET_AFTER));
         let window = std::mem::take(&mut self.window);
         let snapshot = snapshot(&self.fleet, &window, now_ms);
         self.load = cluster_load(&self.fleet, &snapshot, self.config.balance_every.0, now_ms);
         snapshot
+    }
+
+    /// Without this, pods that crash and come back under new names would fill the tables and the index.
+    fn forget_dead(&mut self, silent_since_ms: u64) {
+        let dead = self.instances.iter().filter(|(_, i)| i.reported_ms < silent_since_ms);
+        let mut dead: Vec<_> = dead.map(|(name, i)| (i.reported_ms, name.clone())).collect();
+        dead.sort_unstable(); // the order of a hash map must not show in the tables
+        for (_, name) in dead.into_iter().take(FORGET_PER_TICK) {
+            self.forget(&name);
+            self.counts.forgotten += 1;
+        }
     }
 
     pub(super) fn counts(&self) -> Counts {

@@ -192,7 +192,10 @@ impl EvictorWorker {
             let _ = f(native.as_mut());
             return Ok(());
         }
-        self.worker.ask(f).map_err(|_| {
+        self.worker.ask(f).map_err(|fault| {
+            if matches!(fault, Fault::Invalid(_)) {
+                self.worker.drop_engine(); // the native twin has its place until there is a fresh one
+            }
             self.fall_back();
             WantsReplay
         })

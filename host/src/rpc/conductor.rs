@@ -40,7 +40,8 @@ impl Conductor for ConductorService {
         &self,
         request: Request<proto::UnregisterRequest>,
     ) -> Result<Response<proto::UnregisterResponse>, Status> {
-        self.host.conductor.unregister(&request.into_inner().name).map_err(status)?;
+        let proto::UnregisterRequest { name, epoch } = request.into_inner();
+        self.host.conductor.unregister(&name, epoch).map_err(status)?;
         Ok(Response::new(proto::UnregisterResponse {}))
     }
 
@@ -121,6 +122,15 @@ impl Conductor for ConductorService {
         check_chain(&blocks)?;
         self.host.conductor.removed(&name, epoch, sequence, &blocks).map_err(status)?;
         Ok(Response::new(proto::BlocksRemovedResponse {}))
+    }
+
+    async fn reset_blocks(
+        &self,
+        request: Request<proto::ResetBlocksRequest>,
+    ) -> Result<Response<proto::ResetBlocksResponse>, Status> {
+        let proto::ResetBlocksRequest { name, epoch } = request.into_inner();
+        self.host.conductor.reset_blocks(&name, epoch).map_err(status)?;
+        Ok(Response::new(proto::ResetBlocksResponse {}))
     }
 }
 

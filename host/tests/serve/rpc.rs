@@ -127,7 +127,9 @@ fn requests_go_where_their_prefix_is() {
         assert!(c.lookup_prefix(lookup).await.unwrap().into_inner().matches.is_empty());
         let late = proto::ReportLoadRequest { name: "p0".into(), epoch: epoch + 100, ..Default::default() };
         assert!(c.report_load(late).await.unwrap_err().message().contains("is not the current"));
-        c.unregister(proto::UnregisterRequest { name: "p1".into() }).await.unwrap();
+        c.reset_blocks(proto::ResetBlocksRequest { name: "p1".into(), epoch: other }).await.unwrap();
+        c.blocks_stored(stored(1, vec![7])).await.unwrap();
+        c.unregister(proto::UnregisterRequest { name: "p1".into(), epoch: other }).await.unwrap();
         let moved = c.schedule(ask).await.unwrap().into_inner();
         assert!(
             matches!(moved.decision, Some(Decision::Placement(p)) if p.prefill == "p0" && p.prefix_blocks == 0)

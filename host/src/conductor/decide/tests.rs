@@ -58,10 +58,10 @@ fn an_answer_that_was_overtaken_is_not_booked() {
     let drains: Change = |r| {
         let epoch = r.register("b", registration(), 5).unwrap();
         r.report("b", epoch, 1, true, 5).unwrap();
-        r.unregister("b").unwrap();
+        r.unregister("b", epoch).unwrap();
     };
     let changes: [(&str, Change); 3] = [
-        ("it left", |r| r.unregister("a").unwrap()),
+        ("it left", |r| r.unregister("a", 1).unwrap()),
         ("another has its slot", |r| {
             r.register("a", registration(), 5).unwrap();
         }),
@@ -165,7 +165,7 @@ fn every_request_is_booked_exactly_once_whatever_happens_meanwhile() {
             while !stop.load(Ordering::Relaxed) {
                 let epoch = conductor.register("goes", registration(), 0).unwrap();
                 conductor.report("goes", epoch, 1, true, 0).unwrap();
-                conductor.unregister("goes").unwrap();
+                conductor.unregister("goes", epoch).unwrap();
                 std::thread::yield_now();
             }
         });

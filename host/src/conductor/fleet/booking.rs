@@ -103,6 +103,7 @@ impl Fleet {
         p.transfers += u32::from(fetched_blocks > 0);
         d.arriving_sequences += 1;
         d.arriving_tokens += u64::from(ask.prompt_tokens);
+        d.arriving_blocks += decode_blocks;
         d.free_blocks = d.free_blocks.saturating_sub(decode_blocks);
         let booked = InFlight {
             admission,
@@ -117,7 +118,7 @@ impl Fleet {
             decode_blocks,
             tenant: ask.tenant,
             tokens,
-            admitted_ms: now_ms,
+            heard_ms: now_ms,
         };
         self.tenants.add(ask.tenant, tokens);
         self.requests.insert(id, booked);
@@ -128,8 +129,9 @@ impl Fleet {
     ///
     /// # Errors
     /// [`Error::NoRequest`].
-    pub fn transfer_done(&mut self, id: u64) -> Result<(), Error> {
+    pub fn transfer_done(&mut self, id: u64, now_ms: u64) -> Result<(), Error> {
         let request = self.requests.get_mut(&id).ok_or(Error::NoRequest { id })?;
+        request.heard_ms = now_ms;
         if std::mem::take(&mut request.transferring) {
             let (slot, epoch) = (request.admission.prefill, request.prefill_epoch);
             if let Some(p) = same_prefill(&mut self.prefill, slot, epoch) {
@@ -145,7 +147,7 @@ impl Fleet {
     /// # Errors
     /// [`Error::NoRequest`].
     pub fn prefill_done(&mut self, id: u64, now_ms: u64) -> Result<(), Error> {
-        self.transfer_done(id)?;
+        self.transfer_done(id, now_ms)?;
         let request = self.requests.get_mut(&id).ok_or(Error::NoRequest { id })?;
         if std::mem::replace(&mut request.phase, Phase::Decode) == Phase::Decode {
             return Ok(());
@@ -155,6 +157,7 @@ impl Fleet {
         if let Some(d) = same_decode(&mut self.decode, request.admission.decode, request.decode_epoch) {
             d.arriving_sequences -= 1;
             d.arriving_tokens -= request.context_tokens;
+            d.arriving_blocks -= request.decode_blocks;
             d.sequences += 1;
             d.context_tokens += request.context_tokens;
         }
@@ -165,8 +168,9 @@ impl Fleet {
     ///
     /// # Errors
     /// [`Error::NoRequest`].
-    pub fn progress(&mut self, id: u64, tokens: u32) -> Result<(), Error> {
+    pub fn progress(&mut self, id: u64, tokens: u32, now_ms: u64) -> Result<(), Error> {
         let request = self.requests.get_mut(&id).ok_or(Error::NoRequest { id })?;
+        request.heard_ms = now_ms;
         if request.phase == Phase::Decode {
             request.context_tokens += u64::from(tokens);
             request.decoded_tokens = request.decoded_tokens.saturating_add(tokens);
@@ -182,7 +186,7 @@ impl Fleet {
     /// # Errors
     /// [`Error::NoRequest`].
     pub fn finished(&mut self, id: u64, now_ms: u64) -> Result<(), Error> {
-        self.transfer_done(id)?;
+        self.transfer_done(id, now_ms)?;
         let request = self.requests.remove(&id).ok_or(Error::NoRequest { id })?;
         self.tenants.remove(request.tenant, request.tokens);
         if request.phase == Phase::Prefill {
@@ -193,6 +197,7 @@ impl Fleet {
                 Phase::Prefill => {
                     d.arriving_sequences -= 1;
                     d.arriving_tokens -= request.context_tokens;
+                    d.arriving_blocks -= request.decode_blocks;
                 }
                 Phase::Decode => {
                     d.sequences -= 1;
@@ -204,9 +209,9 @@ impl Fleet {
         Ok(())
     }
 
-    /// Finishes requests admitted before `deadline_ms` of which nothing more was heard; returns how many.
+    /// Finishes requests of which nothing was heard since `deadline_ms`; returns how many.
     pub fn expire(&mut self, deadline_ms: u64, now_ms: u64) -> usize {
-        let late = |(&id, r): (&u64, &InFlight)| (r.admitted_ms < deadline_ms).then_some(id);
+        let late = |(&id, r): (&u64, &InFlight)| (r.heard_ms < deadline_ms).then_some(id);
         let mut ids: Vec<u64> = self.requests.iter().filter_map(late).collect();
         ids.sort_unstable(); // the order of a hash map must not show in the tables
         ids.iter().filter(|&&id| self.finished(id, now_ms).is_ok()).count()

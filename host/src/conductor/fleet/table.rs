@@ -31,6 +31,10 @@ impl<I> Table<I> {
         Some(self.slots.len() as u16 - 1)
     }
 
+    pub(super) fn has_room(&self) -> bool {
+        self.slots.len() < self.limit || self.slots.iter().any(Option::is_none)
+    }
+
     pub(super) fn remove(&mut self, slot: u16) -> Option<I> {
         let instance = self.slots.get_mut(usize::from(slot))?.take();
         self.log.push(slot);

@@ -101,9 +101,10 @@ fn admitted_work_is_booked_and_given_back() {
     // The second, late by the same 20 ms, brings no further error.
     c.prefill_done(2, 386).unwrap();
     assert_eq!(admit(&mut c, 4, Decision::run(0, 0), &[0, 0], 386).queue_ms, 10.0);
-    c.progress(1, 5).unwrap();
-    assert_eq!(c.expire(300, 400), 3);
-    c.finished(4, 400).unwrap();
+    c.progress(1, 5, 390).unwrap();
+    assert_eq!(c.expire(300, 400), 1, "of the third nothing was heard");
+    assert_eq!(c.expire(388, 400), 2, "the first goes on decoding");
+    c.finished(1, 400).unwrap();
     assert_eq!(c.finished(4, 400), Err(Error::NoRequest { id: 4 }));
     let idle = admit(&mut c, 5, Decision::run(0, 0), &[0, 0], 500);
     assert_eq!((idle.queue_ms, idle.tbt_ms), (0.0, 101.0));
@@ -156,7 +157,7 @@ fn the_forecast_lets_sequences_grow_leave_and_arrive() {
     assert_eq!(at(&c, 0.0), step);
     assert_eq!(at(&c, 4.0), step + 2.0, "grown by 4 tokens");
     assert_eq!(at(&c, 16.0), 20.0, "at its end");
-    c.progress(1, 10).unwrap();
+    c.progress(1, 10, 170).unwrap();
     assert_eq!(c.decode_step_forecast_ms(6.0 * (step + 5.0) + 0.5, 170), 20.0, "6 tokens before its end");
     c.finished(1, 170).unwrap();
 
@@ -181,10 +182,27 @@ fn completions_of_an_instance_that_left_do_not_touch_its_successor() {
     assert_eq!(c.register_prefill(prefill_spec(), 5), Ok(0));
     assert_eq!(c.register_decode(decode_spec(), 5), Ok(0));
     c.prefill_done(1, 50).unwrap();
-    c.progress(1, 7).unwrap();
+    c.progress(1, 7, 55).unwrap();
     c.finished(1, 60).unwrap();
     let fresh = admit(&mut c, 2, Decision::run(0, 0), &[0], 70);
     assert_eq!((fresh.queue_ms, fresh.tbt_ms), (0.0, 101.0));
+}
+
+#[test]
+fn a_report_leaves_what_is_booked_and_has_not_arrived() {
+    let mut c = fleet(1, 1); // 100 blocks of 16 tokens
+    let free = |c: &Fleet| c.rows().1[0].free_blocks;
+    admit(&mut c, 1, Decision::run(0, 0), &[0], 0); // 160 + 16 tokens: 11 blocks
+    assert_eq!(free(&c), 89);
+    c.report_decode(0, 100, 1).unwrap();
+    assert_eq!(free(&c), 89, "the instance has not seen the request yet");
+    c.prefill_done(1, 170).unwrap();
+    c.report_decode(0, 90, 171).unwrap();
+    assert_eq!(free(&c), 90, "now it counts it itself");
+    admit(&mut c, 2, Decision::run(0, 0), &[0], 172);
+    c.finished(2, 173).unwrap();
+    c.report_decode(0, 90, 174).unwrap();
+    assert_eq!(free(&c), 90, "given up before it arrived");
 }
 
 #[test]
@@ -277,7 +295,7 @@ proptest! {
                 4 => drop(c.unregister_decode(slot)),
                 5 => drop(c.prefill_done(id, now)),
                 6 => drop(c.finished(id, now)),
-                7 => drop(c.progress(id, 3)),
+                7 => drop(c.progress(id, 3, now)),
                 8 => drop(c.set_prefill_available(slot, id > 1)),
                 9 => {
                     let transfer = Some(Transfer { source: slot ^ 1, blocks: 2 });

@@ -1,0 +1,101 @@
+//! Instances that die, come back, miss messages or say goodbye late.
+
+use super::fleet::{self, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
+use super::state::State;
+use super::{Error, Registration};
+use crate::config;
+
+fn registration() -> Registration {
+    let prefill = PrefillSpec {
+        cost: PrefillCost { fixed_ms: 10.0, ms_per_token: 1.0, ms_per_pair: 0.0 },
+        transfer: TransferCost { fixed_ms: 2.0, ms_per_block: 1.0 },
+        capacity_blocks: 100,
+    };
+    let cost = DecodeCost { fixed_ms: 20.0, ms_per_sequence: 1.0, ms_per_context_token: 0.0 };
+    Registration { prefill: Some(prefill), decode: Some(DecodeSpec { cost, capacity_blocks: 100 }) }
+}
+
+fn state(instances_max: u32) -> State {
+    State::new(&config::Conductor { instances_max, ..config::Conductor::default() }, 0)
+}
+
+const TTL_MS: u64 = 10_000;
+
+#[test]
+fn an_instance_that_stays_silent_is_forgotten_with_its_blocks() {
+    let mut state = state(2);
+    for n in 0..10 {
+        let now_ms = n * 40 * TTL_MS;
+        let name = format!("pod-{n}");
+        let epoch = state.register(&name, registration(), now_ms).expect("room, for the dead make it");
+        state.stored(&name, epoch, 1, None, &[n + 1, 100]).unwrap();
+        state.tick(now_ms + 20 * TTL_MS);
+        assert_eq!(state.lookup(&[n + 1]).len(), 1, "silent, not forgotten yet");
+        state.tick(now_ms + 31 * TTL_MS);
+        assert_eq!((state.counts().prefill, state.counts().decode), (0, 0));
+        assert!(state.lookup(&[n + 1]).is_empty());
+    }
+    assert_eq!((state.counts().forgotten, state.index_stats().entries), (10, 0));
+}
+
+#[test]
+fn many_dead_at_once_are_forgotten_over_several_ticks() {
+    let mut state = state(64);
+    for n in 0..20 {
+        state.register(&format!("pod-{n}"), registration(), 0).unwrap();
+    }
+    let left: Vec<_> = (0..3).map(|n| (state.tick(31 * TTL_MS + n), state.counts().prefill).1).collect();
+    assert_eq!(left, [12, 4, 0]);
+}
+
+#[test]
+fn after_a_gap_the_blocks_are_told_anew_and_the_load_stays() {
+    let mut state = state(8);
+    let epoch = state.register("a", registration(), 0).unwrap();
+    state.report("a", epoch, 7, false, 5).unwrap();
+    state.stored("a", epoch, 1, None, &[1, 2]).unwrap();
+    for sequence in [3, 4, 2] {
+        let gap = state.stored("a", epoch, sequence, None, &[3]).unwrap_err();
+        assert!(matches!(gap, Error::Gap { expected: 2, .. }), "{gap}");
+        assert!(
+            state.lookup(&[1]).is_empty(),
+            "message {sequence}: also what came in order does not count now"
+        );
+    }
+    state.reset_blocks("a", epoch).unwrap();
+    state.stored("a", epoch, 1, None, &[1, 2]).unwrap();
+    assert_eq!(state.lookup(&[1, 2]), [("a".to_owned(), 2)]);
+    assert_eq!(state.fleet.rows().0[0].free_blocks, 7);
+    state.reset_blocks("a", epoch).unwrap();
+    assert!(state.lookup(&[1]).is_empty(), "a reset without a gap forgets too");
+    assert!(matches!(state.reset_blocks("a", epoch + 1), Err(Error::Epoch { .. })));
+}
+
+#[test]
+fn a_late_farewell_does_not_remove_the_successor() {
+    let mut state = state(8);
+    let old = state.register("a", registration(), 0).unwrap();
+    let new = state.register("a", registration(), 1).unwrap();
+    assert!(matches!(state.unregister("a", old), Err(Error::Epoch { .. })));
+    assert_eq!(state.counts().prefill, 1);
+    state.unregister("a", new).unwrap();
+    assert_eq!(state.counts().prefill, 0);
+}
+
+#[test]
+fn a_refused_registration_changes_nothing() {
+    let mut state = state(1);
+    let epoch = state.register("a", registration(), 0).unwrap();
+    state.stored("a", epoch, 1, None, &[1]).unwrap();
+    let mut bad = registration();
+    bad.decode.as_mut().unwrap().cost.fixed_ms = f32::NAN;
+    let refused = state.register("a", bad, 1);
+    assert!(matches!(refused, Err(Error::Fleet(fleet::Error::Cost { table: "decode" }))));
+    assert!(matches!(
+        state.register("b", registration(), 1),
+        Err(Error::Fleet(fleet::Error::TableFull { .. }))
+    ));
+    assert_eq!(state.lookup(&[1]).len(), 1);
+    state.report("a", epoch, 1, false, 2).unwrap();
+    state.register("a", registration(), 3).expect("its own place is free for it");
+}
