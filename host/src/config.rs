@@ -16,6 +16,7 @@ pub use units::{Size, Span};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -43,7 +44,8 @@ pub struct Node {
     /// Name in the cluster and in metrics: 1 to 64 of `A-Z a-z 0-9 . _ -`. Default: the machine's name.
     pub name: String,
     /// Folder of policies and their assignments; one host at a time. Default: `$XDG_STATE_HOME/kvasir`,
-    /// else `~/.local/state/kvasir`.
+    /// else `~/.local/state/kvasir`, else `$XDG_RUNTIME_DIR/kvasir`. Made for this user alone; refused if another
+    /// user owns it or may write to it.
     pub data_dir: PathBuf,
     /// Unix socket for engines on this machine. Default: `kvasir.sock` in `data_dir`.
     pub socket: PathBuf,
@@ -331,7 +333,7 @@ impl Config {
             node.name = if valid_name(&machine) { machine } else { "kvasir".to_owned() };
         }
         if node.data_dir.as_os_str().is_empty() {
-            node.data_dir = default_data_dir();
+            node.data_dir = default_data_dir(|name| std::env::var_os(name)).unwrap_or_default();
         }
         // Relative to the folder in which the host was started: compiled policies are kept by absolute path.
         if let Ok(absolute) = std::path::absolute(&node.data_dir) {
@@ -350,6 +352,10 @@ impl Config {
             self;
         if !valid_name(&node.name) {
             return Err(invalid("node.name", &node.name, "must be 1 to 64 of A-Z a-z 0-9 . _ -"));
+        }
+        if node.data_dir.as_os_str().is_empty() {
+            let why = "is not set, and none of XDG_STATE_HOME, HOME and XDG_RUNTIME_DIR says where it could be; set it";
+            return Err(invalid("node.data_dir", "", why));
         }
         // sun_path of Linux holds 108 bytes with the closing 0.
         if node.socket.as_os_str().len() > 107 {
@@ -516,10 +522,11 @@ fn valid_name(name: &str) -> bool {
     (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
 }
 
-fn default_data_dir() -> PathBuf {
-    let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+/// Never a folder that users share: others could put code there before us.
+fn default_data_dir(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let from = |name: &str| variable(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let state = from("XDG_STATE_HOME").or_else(|| from("HOME").map(|home| home.join(".local/state")));
-    state.unwrap_or_else(std::env::temp_dir).join("kvasir")
+    state.or_else(|| from("XDG_RUNTIME_DIR")).map(|folder| folder.join("kvasir"))
 }
 
 #[cfg(test)]

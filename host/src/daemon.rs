@@ -5,6 +5,7 @@
 
 use crate::conductor::Conductor;
 use crate::config::{self, Config, parts};
+use crate::data_dir::{self, DataDir};
 use crate::host::{Addrs, Host};
 use crate::lifecycle::cluster;
 use crate::lifecycle::eviction::Eviction;
@@ -16,18 +17,14 @@ use kvasir_dataplane::tier::dram::OpenError;
 use kvasir_dataplane::tier::scrub::Scrubber;
 use kvasir_dataplane::tier::tiering::Tiering;
 use kvasir_dataplane::{Clock, DramStore};
-use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Free space the state database needs at least.
-const DISK_BYTES_MIN: u64 = 16 << 20;
-const STATE_CACHE_BYTES: u64 = 16 << 20;
 /// How long open control calls may take to end.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
@@ -44,14 +41,8 @@ pub enum StartError {
     Tier(#[from] tiers::OpenError),
     #[error(transparent)]
     Cluster(#[from] cluster::Error),
-    #[error("data folder {} cannot be used: {source}; set node.data_dir to a folder this user can write", path.display())]
-    DataDir { path: PathBuf, source: io::Error },
-    #[error("data folder {} is in use by another kvasir; stop it or set another node.data_dir", path.display())]
-    Locked { path: PathBuf },
-    #[error("the disk of {} has {free} B free, a host needs {DISK_BYTES_MIN}; make room or set another node.data_dir", path.display())]
-    DiskFull { path: PathBuf, free: u64 },
-    #[error("policy state in {} cannot be opened: {source}; if it is damaged, move that folder away and load your policies again", path.display())]
-    State { path: PathBuf, source: sled::Error },
+    #[error(transparent)]
+    DataDir(#[from] data_dir::Error),
     #[error(transparent)]
     Policy(#[from] policy::Error),
     #[error("the data server does not start: {0}")]
@@ -198,41 +189,6 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.stop_now();
-    }
-}
-
-/// The data folder, locked for this process, and the database in it.
-struct DataDir {
-    path: PathBuf,
-    state: sled::Db,
-    /// The lock goes when this is closed, also by `kill -9`.
-    _lock: File,
-}
-
-impl DataDir {
-    fn open(path: &Path) -> Result<Self, StartError> {
-        let failed = |source| StartError::DataDir { path: path.into(), source };
-        std::fs::create_dir_all(path).map_err(failed)?;
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(path.join("lock"))
-            .map_err(failed)?;
-        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(StartError::Locked { path: path.into() }),
-            Err(errno) => return Err(failed(errno.into())),
-        }
-        let disk = rustix::fs::statvfs(path).map_err(|errno| failed(errno.into()))?;
-        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-        if free < DISK_BYTES_MIN {
-            return Err(StartError::DiskFull { path: path.into(), free });
-        }
-        let folder = path.join("state");
-        let state = sled::Config::new().path(&folder).cache_capacity(STATE_CACHE_BYTES).open();
-        let state = state.map_err(|source| StartError::State { path: folder, source })?;
-        Ok(Self { path: path.into(), state, _lock: lock })
     }
 }
 

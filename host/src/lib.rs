@@ -5,6 +5,7 @@ pub mod cli;
 pub mod conductor;
 pub mod config;
 pub mod daemon;
+pub mod data_dir;
 pub mod dev;
 pub mod host;
 pub mod lifecycle;

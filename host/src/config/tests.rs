@@ -242,3 +242,19 @@ fn peers_are_checked() {
     check(&[secret, "store.reservation_ttl=1s"], &["store.reservation_ttl", "takes copies"]);
     check(&[secret, "cluster.audit_every=0s"], &["cluster.audit_every", "more than no time"]);
 }
+
+#[test]
+fn the_data_folder_is_never_shared_by_default() {
+    let check = |set: &[(&str, &str)], expected: Option<&str>| {
+        let variable =
+            |name: &str| set.iter().find(|(n, _)| *n == name).map(|(_, value)| OsString::from(value));
+        assert_eq!(default_data_dir(variable), expected.map(PathBuf::from), "{set:?}");
+    };
+    check(&[("XDG_STATE_HOME", "/s"), ("HOME", "/h")], Some("/s/kvasir"));
+    check(&[("XDG_STATE_HOME", ""), ("HOME", "/h")], Some("/h/.local/state/kvasir"));
+    check(&[("XDG_RUNTIME_DIR", "/run/user/1")], Some("/run/user/1/kvasir"));
+    check(&[("TMPDIR", "/tmp")], None);
+    let mut config = Config::load(None, [], &[]).unwrap();
+    config.node.data_dir = PathBuf::new();
+    assert!(config.validate().unwrap_err().to_string().contains("node.data_dir"));
+}

@@ -165,3 +165,9 @@ fn a_disk_that_fills_up_refuses_a_load_and_keeps_the_policy() {
     host.check(&["policy", "load", "evictor", module], b"", 0, "bad");
     assert_eq!(host.terminate(), Some(0));
 }
+
+#[test]
+fn without_a_home_the_data_folder_must_be_named() {
+    let output = Command::new(KVASIR).arg("serve").env_clear().output().unwrap();
+    check_refusal(&output, "node.data_dir", "no HOME, no XDG_STATE_HOME, no XDG_RUNTIME_DIR");
+}

@@ -1,0 +1,107 @@
+//! The data folder: locked for one host, and for nobody else to write. Compiled code of policies lies in it
+//! and is run as it is, so whoever writes there runs code as this user.
+
+use rustix::fs::FlockOperation;
+use std::fs::{DirBuilder, File, Metadata};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Free space the state database needs at least.
+const DISK_BYTES_MIN: u64 = 16 << 20;
+const STATE_CACHE_BYTES: u64 = 16 << 20;
+
+/// Why the data folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("data folder {} cannot be used: {source}; set node.data_dir to a folder this user can write", path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error("data folder {} belongs to user {owner}, this is user {user}; set another node.data_dir, or give it to this user", path.display())]
+    Foreign { path: PathBuf, owner: u32, user: u32 },
+    #[error("data folder {} has mode {mode:o}, so others may write to it; run `chmod go-w` on it, after a look at what is in there", path.display())]
+    Open { path: PathBuf, mode: u32 },
+    #[error("data folder {} is in use by another kvasir; stop it or set another node.data_dir", path.display())]
+    Locked { path: PathBuf },
+    #[error("the disk of {} has {free} B free, a host needs {DISK_BYTES_MIN}; make room or set another node.data_dir", path.display())]
+    DiskFull { path: PathBuf, free: u64 },
+    #[error("policy state in {} cannot be opened: {source}; if it is damaged, move that folder away and load your policies again", path.display())]
+    State { path: PathBuf, source: sled::Error },
+}
+
+/// The data folder, locked for this process, and the database in it.
+pub(crate) struct DataDir {
+    pub(crate) path: PathBuf,
+    pub(crate) state: sled::Db,
+    /// The lock goes when this is closed, also by `kill -9`.
+    _lock: File,
+}
+
+impl DataDir {
+    /// Makes the folder, if it is not there, for this user alone.
+    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+        let failed = |source| Error::Io { path: path.into(), source };
+        DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
+        check_owner(path, &path.metadata().map_err(failed)?)?;
+        let lock = File::options().create(true).truncate(false).write(true).open(path.join("lock"));
+        let lock = lock.map_err(failed)?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(Error::Locked { path: path.into() }),
+            Err(errno) => return Err(failed(errno.into())),
+        }
+        let disk = rustix::fs::statvfs(path).map_err(|errno| failed(errno.into()))?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if free < DISK_BYTES_MIN {
+            return Err(Error::DiskFull { path: path.into(), free });
+        }
+        let folder = path.join("state");
+        let state = sled::Config::new().path(&folder).cache_capacity(STATE_CACHE_BYTES).open();
+        let state = state.map_err(|source| Error::State { path: folder, source })?;
+        Ok(Self { path: path.into(), state, _lock: lock })
+    }
+}
+
+fn check_owner(path: &Path, metadata: &Metadata) -> Result<(), Error> {
+    let (owner, user, mode) = (metadata.uid(), rustix::process::geteuid().as_raw(), metadata.mode() & 0o7777);
+    if owner != user {
+        return Err(Error::Foreign { path: path.into(), owner, user });
+    }
+    if mode & 0o022 != 0 {
+        return Err(Error::Open { path: path.into(), mode });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_folder_is_for_this_user_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        drop(DataDir::open(&path).unwrap());
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
+        for mode in [0o770, 0o702, 0o777, 0o1777] {
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let refused = DataDir::open(&path).err().unwrap().to_string();
+            assert!(refused.contains(&format!("mode {mode:o}")), "{refused}");
+        }
+        std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        drop(DataDir::open(&path).unwrap());
+    }
+
+    #[test]
+    fn a_folder_of_another_user_is_refused() {
+        let all = ["/proc/1", "/usr", "/tmp"]
+            .iter()
+            .filter_map(|path| Some((path, Path::new(path).metadata().ok()?)));
+        let user = rustix::process::geteuid().as_raw();
+        for (path, metadata) in all {
+            let refused = check_owner(Path::new(path), &metadata);
+            assert_eq!(matches!(refused, Err(Error::Foreign { .. })), metadata.uid() != user, "{path}");
+        }
+    }
+}
