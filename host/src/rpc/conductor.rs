@@ -1,4 +1,4 @@
-use super::CHAIN_BLOCKS_MAX;
+use super::validate;
 use crate::conductor::fleet::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::conductor::{Error, Registration, Rejected, Scheduled, Stage};
 use crate::host::Host;
@@ -29,6 +29,7 @@ impl Conductor for ConductorService {
         request: Request<proto::RegisterRequest>,
     ) -> Result<Response<proto::RegisterResponse>, Status> {
         let request = request.into_inner();
+        validate::register(&request)?;
         let given = registration(&request);
         let epoch =
             self.host.conductor.register(&request.name, given, self.host.clock.now_ms()).map_err(status)?;
@@ -41,6 +42,7 @@ impl Conductor for ConductorService {
         request: Request<proto::UnregisterRequest>,
     ) -> Result<Response<proto::UnregisterResponse>, Status> {
         let proto::UnregisterRequest { name, epoch } = request.into_inner();
+        validate::instance_name(&name)?;
         self.host.conductor.unregister(&name, epoch).map_err(status)?;
         Ok(Response::new(proto::UnregisterResponse {}))
     }
@@ -50,6 +52,7 @@ impl Conductor for ConductorService {
         request: Request<proto::ReportLoadRequest>,
     ) -> Result<Response<proto::ReportLoadResponse>, Status> {
         let proto::ReportLoadRequest { name, epoch, free_blocks, draining } = request.into_inner();
+        validate::instance_name(&name)?;
         let now_ms = self.host.clock.now_ms();
         self.host.conductor.report(&name, epoch, free_blocks, draining, now_ms).map_err(status)?;
         Ok(Response::new(proto::ReportLoadResponse {}))
@@ -63,8 +66,8 @@ impl Conductor for ConductorService {
             return Err(Status::unavailable("this host is draining; ask another"));
         }
         let request = request.into_inner();
+        validate::schedule(&request, self.host.config.conductor.block_size_tokens)?;
         let ask = ask(&request);
-        check_chain(&request.blocks)?;
         let _worker = self.workers.acquire().await.expect("never closed");
         let now_ms = self.host.clock.now_ms();
         let decide = || self.host.conductor.schedule(&ask, &request.blocks, request.explain, now_ms);
@@ -79,6 +82,7 @@ impl Conductor for ConductorService {
     ) -> Result<Response<proto::CompleteResponse>, Status> {
         use proto::complete_request::Stage as Wire;
         let request = request.into_inner();
+        validate::complete(&request)?;
         let stage = match request.stage() {
             Wire::Transfer => Stage::Transfer,
             Wire::Prefill => Stage::Prefill,
@@ -97,7 +101,7 @@ impl Conductor for ConductorService {
     ) -> Result<Response<proto::LookupPrefixResponse>, Status> {
         use proto::lookup_prefix_response::Match;
         let chain = request.into_inner().blocks;
-        check_chain(&chain)?;
+        validate::chain(&chain)?;
         let found = self.host.conductor.lookup(&chain);
         let matches = found.into_iter().map(|(name, blocks)| Match { name, blocks }).collect();
         Ok(Response::new(proto::LookupPrefixResponse { matches }))
@@ -108,7 +112,7 @@ impl Conductor for ConductorService {
         request: Request<proto::BlocksStoredRequest>,
     ) -> Result<Response<proto::BlocksStoredResponse>, Status> {
         let proto::BlocksStoredRequest { name, epoch, sequence, parent, blocks } = request.into_inner();
-        check_chain(&blocks)?;
+        validate::blocks_message(&name, sequence, &blocks)?;
         let parent = (parent != 0).then_some(parent);
         self.host.conductor.stored(&name, epoch, sequence, parent, &blocks).map_err(status)?;
         Ok(Response::new(proto::BlocksStoredResponse {}))
@@ -119,7 +123,7 @@ impl Conductor for ConductorService {
         request: Request<proto::BlocksRemovedRequest>,
     ) -> Result<Response<proto::BlocksRemovedResponse>, Status> {
         let proto::BlocksRemovedRequest { name, epoch, sequence, blocks } = request.into_inner();
-        check_chain(&blocks)?;
+        validate::blocks_message(&name, sequence, &blocks)?;
         self.host.conductor.removed(&name, epoch, sequence, &blocks).map_err(status)?;
         Ok(Response::new(proto::BlocksRemovedResponse {}))
     }
@@ -129,6 +133,7 @@ impl Conductor for ConductorService {
         request: Request<proto::ResetBlocksRequest>,
     ) -> Result<Response<proto::ResetBlocksResponse>, Status> {
         let proto::ResetBlocksRequest { name, epoch } = request.into_inner();
+        validate::instance_name(&name)?;
         self.host.conductor.reset_blocks(&name, epoch).map_err(status)?;
         Ok(Response::new(proto::ResetBlocksResponse {}))
     }
@@ -232,15 +237,6 @@ fn reason(rejected: &Rejected) -> Reason {
         4 => Reason::NoMemory,
         _ => Reason::Policy,
     }
-}
-
-fn check_chain(blocks: &[u64]) -> Result<(), Status> {
-    if blocks.len() <= CHAIN_BLOCKS_MAX {
-        return Ok(());
-    }
-    let text =
-        format!("{} blocks; the most in one call is {CHAIN_BLOCKS_MAX}, give the first ones", blocks.len());
-    Err(Status::invalid_argument(text))
 }
 
 fn status(error: Error) -> Status {

@@ -5,6 +5,7 @@ mod http;
 mod node;
 mod policy_admin;
 mod store;
+mod validate;
 
 use crate::host::Host;
 use crate::metrics::Metrics;
@@ -25,8 +26,6 @@ use tonic::Status;
 const REQUEST_BYTES_MAX: usize = 4 << 20;
 /// Room for the rest of a message that carries a component.
 const ENVELOPE_BYTES: usize = 1 << 20;
-/// Longest chain of one call; what is beyond is the caller's to leave out.
-const CHAIN_BLOCKS_MAX: usize = 1 << 16;
 /// Concurrent calls of one connection.
 const STREAMS_MAX: u32 = 256;
 const KEEPALIVE: Duration = Duration::from_secs(30);
@@ -98,12 +97,12 @@ fn stop_signal(stopping: &watch::Receiver<bool>) -> impl Future<Output = ()> + S
 
 fn keys_in(keys: &[impl AsRef<[u8]>]) -> Result<Vec<BlockKey>, Status> {
     if keys.len() > BATCH_MAX {
-        let text = format!("{} keys; the most in one call is {BATCH_MAX}, send several", keys.len());
+        let text = format!("keys: {} keys; the most in one call is {BATCH_MAX}, send several", keys.len());
         return Err(Status::invalid_argument(text));
     }
     let key = |(i, bytes): (usize, &[u8])| {
         let bytes = <[u8; 16]>::try_from(bytes);
-        let wrong = |_| Status::invalid_argument(format!("key {i} is not 16 bytes long"));
+        let wrong = |_| Status::invalid_argument(format!("keys[{i}]: key {i} is not 16 bytes long"));
         bytes.map(|bytes| BlockKey(u128::from_be_bytes(bytes))).map_err(wrong)
     };
     keys.iter().map(AsRef::as_ref).enumerate().map(key).collect()

@@ -1,3 +1,4 @@
+use super::validate;
 use crate::host::Host;
 use crate::policy::{CounterValues, Error, PolicyHost, SlotKind, SlotStatus, Source};
 use crate::text::printable;
@@ -28,7 +29,9 @@ impl PolicyAdmin for Service {
         &self,
         request: Request<proto::LoadRequest>,
     ) -> Result<Response<proto::LoadResponse>, Status> {
-        let proto::LoadRequest { slot, name, source, settings } = request.into_inner();
+        let request = request.into_inner();
+        validate::load(&request)?;
+        let proto::LoadRequest { slot, name, source, settings } = request;
         let slot = slot_kind(&slot)?;
         let source = match source {
             Some(load_request::Source::Builtin(name)) => Source::Builtin(name),
@@ -80,7 +83,8 @@ impl PolicyAdmin for Service {
 }
 
 fn slot_kind(name: &str) -> Result<SlotKind, Status> {
-    name.parse().map_err(Status::invalid_argument)
+    name.parse()
+        .map_err(|e: String| Status::invalid_argument(format!("slot: {}", printable(&e, STATUS_BYTES))))
 }
 
 fn policy(status: SlotStatus) -> proto::Policy {

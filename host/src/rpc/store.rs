@@ -1,4 +1,4 @@
-use super::{key_out, keys_in};
+use super::{key_out, keys_in, validate};
 use crate::host::Host;
 use kvasir_dataplane::cluster::push::{PushError, Pushed};
 use kvasir_dataplane::tier::dram::{BlockStat, Remove};
@@ -90,6 +90,7 @@ impl Store for Service {
         request: Request<proto::PushRequest>,
     ) -> Result<Response<proto::PushResponse>, Status> {
         let proto::PushRequest { to, keys } = request.into_inner();
+        validate::name_in("to", &to)?;
         let keys = keys_in(&keys)?;
         let alone = || Status::failed_precondition("this host knows no others; list them in cluster.peers");
         let cluster = self.0.cluster.clone().ok_or_else(alone)?;

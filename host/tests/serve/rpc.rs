@@ -87,6 +87,10 @@ fn requests_go_where_their_prefix_is() {
         assert!(c.register(nobody).await.unwrap_err().message().contains("neither prefill nor decode"));
         let ask =
             proto::ScheduleRequest { prompt_tokens: 4096, blocks: (1..=8).collect(), ..Default::default() };
+        let line = proto::RegisterRequest { name: "bad name\n".into(), ..register("x", true, true) };
+        assert!(c.register(line).await.unwrap_err().message().starts_with("name: "));
+        let long = proto::ScheduleRequest { prompt_tokens: 10, blocks: vec![1; 1_000], ..Default::default() };
+        assert!(c.schedule(long).await.unwrap_err().message().starts_with("blocks: "));
         let alone = c.schedule(ask.clone()).await.unwrap().into_inner();
         assert!(
             matches!(alone.decision, Some(Decision::Rejection(r)) if r.reason() == proto::rejection::Reason::NoInstance)

@@ -1,0 +1,199 @@
+//! What callers may send, field by field: a value that makes no sense is refused here with the name of its
+//! field, and goes no further. Who may call is not decided here.
+
+use crate::text::printable;
+use kvasir_client::proto;
+use tonic::Status;
+
+/// Longest chain of one call; what is beyond is the caller's to leave out.
+const CHAIN_BLOCKS_MAX: usize = 1 << 16;
+const NAME_BYTES_MAX: usize = 128;
+/// A day in milliseconds: costs and deadlines beyond are mistakes of unit.
+const MS_MAX: f64 = 86_400_000.0;
+const TOKENS_MAX: u32 = 1 << 30;
+const SETTINGS_MAX: usize = 64;
+const SETTING_BYTES_MAX: usize = 64 << 10;
+
+fn refuse(field: &str, why: impl std::fmt::Display) -> Status {
+    Status::invalid_argument(format!("{field}: {why}"))
+}
+
+pub(super) fn register(request: &proto::RegisterRequest) -> Result<(), Status> {
+    instance_name(&request.name)?;
+    if !request.prefill && !request.decode {
+        return Err(refuse(
+            "prefill, decode",
+            "the instance would do neither prefill nor decode; set at least one",
+        ));
+    }
+    let Some(cost) = &request.cost else { return Ok(()) };
+    let fields = [
+        ("cost.prefill_fixed_ms", cost.prefill_fixed_ms),
+        ("cost.prefill_per_token_ms", cost.prefill_per_token_ms),
+        ("cost.prefill_per_pair_ms", cost.prefill_per_pair_ms),
+        ("cost.transfer_fixed_ms", cost.transfer_fixed_ms),
+        ("cost.transfer_per_block_ms", cost.transfer_per_block_ms),
+        ("cost.step_fixed_ms", cost.step_fixed_ms),
+        ("cost.step_per_sequence_ms", cost.step_per_sequence_ms),
+        ("cost.step_per_token_ms", cost.step_per_token_ms),
+    ];
+    fields.into_iter().try_for_each(|(field, value)| milliseconds(field, value))
+}
+
+pub(super) fn instance_name(name: &str) -> Result<(), Status> {
+    name_in("name", name)
+}
+
+/// Names reach logs, metrics and terminals.
+pub(super) fn name_in(field: &str, name: &str) -> Result<(), Status> {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._:/@-".contains(&b);
+    if (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(allowed) {
+        return Ok(());
+    }
+    let given = printable(name, NAME_BYTES_MAX);
+    Err(refuse(
+        field,
+        format_args!("must be 1 to {NAME_BYTES_MAX} of A-Z a-z 0-9 . _ : / @ -, not `{given}`"),
+    ))
+}
+
+pub(super) fn schedule(request: &proto::ScheduleRequest, block_size_tokens: u32) -> Result<(), Status> {
+    let tokens = request.prompt_tokens;
+    if !(1..=TOKENS_MAX).contains(&tokens) {
+        return Err(refuse("prompt_tokens", format_args!("must be 1 to {TOKENS_MAX}, not {tokens}")));
+    }
+    if request.output_tokens > TOKENS_MAX {
+        return Err(refuse(
+            "output_tokens",
+            format_args!("is {}; at most {TOKENS_MAX}", request.output_tokens),
+        ));
+    }
+    let (blocks, most) = (request.blocks.len(), tokens.div_ceil(block_size_tokens) as usize);
+    if blocks > most {
+        let why = format!("{blocks} for {tokens} tokens, which make {most} of {block_size_tokens} tokens");
+        return Err(refuse("blocks", why));
+    }
+    chain(&request.blocks)?;
+    milliseconds("ttft_slo_ms", request.ttft_slo_ms)?;
+    milliseconds("tbt_slo_ms", request.tbt_slo_ms)
+}
+
+pub(super) fn complete(request: &proto::CompleteRequest) -> Result<(), Status> {
+    use proto::complete_request::Stage;
+    if request.stage() == Stage::Unspecified {
+        return Err(refuse("stage", format_args!("{} is no known stage", request.stage)));
+    }
+    if request.tokens > TOKENS_MAX {
+        return Err(refuse("tokens", format_args!("is {}; at most {TOKENS_MAX}", request.tokens)));
+    }
+    Ok(())
+}
+
+/// Of a message that tells of blocks.
+pub(super) fn blocks_message(name: &str, sequence: u64, blocks: &[u64]) -> Result<(), Status> {
+    instance_name(name)?;
+    if sequence == 0 {
+        return Err(refuse("sequence", "is 0; messages are numbered from 1"));
+    }
+    chain(blocks)
+}
+
+pub(super) fn chain(blocks: &[u64]) -> Result<(), Status> {
+    if blocks.len() <= CHAIN_BLOCKS_MAX {
+        return Ok(());
+    }
+    let why =
+        format!("{} of them; the most in one call is {CHAIN_BLOCKS_MAX}, give the first ones", blocks.len());
+    Err(refuse("blocks", why))
+}
+
+pub(super) fn load(request: &proto::LoadRequest) -> Result<(), Status> {
+    if request.name.len() > NAME_BYTES_MAX || printable(&request.name, NAME_BYTES_MAX) != request.name {
+        return Err(refuse("name", format_args!("must be at most {NAME_BYTES_MAX} bytes on one line")));
+    }
+    if request.settings.len() > SETTINGS_MAX {
+        return Err(refuse("settings", format_args!("{}; at most {SETTINGS_MAX}", request.settings.len())));
+    }
+    for (i, setting) in request.settings.iter().enumerate() {
+        if setting.name.len() > NAME_BYTES_MAX || printable(&setting.name, NAME_BYTES_MAX) != setting.name {
+            let why = format!("must be at most {NAME_BYTES_MAX} bytes on one line");
+            return Err(refuse(&format!("settings[{i}].name"), why));
+        }
+        if setting.value.len() > SETTING_BYTES_MAX {
+            let why = format!("has {} bytes; at most {SETTING_BYTES_MAX}", setting.value.len());
+            return Err(refuse(&format!("settings[{i}].value"), why));
+        }
+    }
+    Ok(())
+}
+
+fn milliseconds(field: &str, value: f64) -> Result<(), Status> {
+    if (0.0..=MS_MAX).contains(&value) {
+        return Ok(());
+    }
+    Err(refuse(field, format_args!("must be 0 to {MS_MAX} ms, not {value}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(result: Result<(), Status>, field: &str) {
+        match result {
+            Ok(()) => assert_eq!(field, "", "accepted"),
+            Err(status) => {
+                assert_eq!(status.code(), tonic::Code::InvalidArgument);
+                let named = !field.is_empty() && status.message().starts_with(&format!("{field}: "));
+                assert!(named && status.message().len() < 1_000, "`{field}`: {status}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_field_is_refused_by_name() {
+        let good =
+            proto::RegisterRequest { name: "p-0.rack_1:80/a@b".into(), prefill: true, ..Default::default() };
+        check(register(&good), "");
+        for name in ["", "bad name\n", "é", &"x".repeat(129), &"\u{1b}".repeat(1 << 20)] {
+            check(register(&proto::RegisterRequest { name: name.into(), ..good.clone() }), "name");
+        }
+        check(register(&proto::RegisterRequest { prefill: false, ..good.clone() }), "prefill, decode");
+        for value in [f64::NAN, -1.0, f64::INFINITY, 1e40] {
+            let cost = proto::CostModel { step_fixed_ms: value, ..Default::default() };
+            check(
+                register(&proto::RegisterRequest { cost: Some(cost), ..good.clone() }),
+                "cost.step_fixed_ms",
+            );
+        }
+
+        let ask = proto::ScheduleRequest { prompt_tokens: 10, blocks: vec![1], ..Default::default() };
+        let asked = |ask: proto::ScheduleRequest| schedule(&ask, 16);
+        check(asked(ask.clone()), "");
+        check(asked(proto::ScheduleRequest { prompt_tokens: 0, ..ask.clone() }), "prompt_tokens");
+        check(asked(proto::ScheduleRequest { output_tokens: u32::MAX, ..ask.clone() }), "output_tokens");
+        check(asked(proto::ScheduleRequest { blocks: vec![1; 1_000], ..ask.clone() }), "blocks");
+        check(asked(proto::ScheduleRequest { ttft_slo_ms: f64::NAN, ..ask.clone() }), "ttft_slo_ms");
+        check(asked(proto::ScheduleRequest { tbt_slo_ms: -1.0, ..ask }), "tbt_slo_ms");
+
+        let done = proto::CompleteRequest { request_id: 1, stage: 4, tokens: 0 };
+        check(complete(&done), "");
+        check(complete(&proto::CompleteRequest { stage: 77, ..done }), "stage");
+        check(complete(&proto::CompleteRequest { tokens: u32::MAX, ..done }), "tokens");
+
+        check(name_in("to", "a\nb"), "to");
+        check(blocks_message("a", 1, &[]), "");
+        check(blocks_message("a b", 1, &[]), "name");
+        check(blocks_message("a", 0, &[]), "sequence");
+        check(blocks_message("a", 1, &vec![0; CHAIN_BLOCKS_MAX + 1]), "blocks");
+
+        let setting = |name: &str, value: &str| proto::Setting { name: name.into(), value: value.into() };
+        let given = |name: &str, settings| {
+            load(&proto::LoadRequest { name: name.into(), settings, ..Default::default() })
+        };
+        check(given("my policy", vec![setting("slack", "1")]), "");
+        check(given("a\nb", Vec::new()), "name");
+        check(given("a", vec![setting("x", ""); 65]), "settings");
+        check(given("a", vec![setting("x", ""), setting("\u{1b}", "")]), "settings[1].name");
+        check(given("a", vec![setting("x", &"1".repeat(1 << 20))]), "settings[0].value");
+    }
+}
