@@ -402,6 +402,9 @@ impl Listen {
     }
 }
 
+/// The default evictors take up to 52 B a slot; beyond this their `open` traps.
+const EVICTOR_SLOTS_MAX: u32 = 80_000_000;
+
 impl Store {
     fn validate(&self) -> Result<(), Error> {
         let least =
@@ -416,6 +419,12 @@ impl Store {
         let slots_max = kvasir_dataplane::config::BLOCKS_MAX;
         if !(1..=slots_max).contains(&self.block_slots) {
             return Err(invalid("store.block_slots", self.block_slots, &format!("must be 1 to {slots_max}")));
+        }
+        if self.block_slots > EVICTOR_SLOTS_MAX {
+            let why = format!(
+                "is more than an evictor can keep account of: its 32-bit memory of 4 GiB is enough for {EVICTOR_SLOTS_MAX} slots; use larger blocks"
+            );
+            return Err(invalid("store.block_slots", self.block_slots, &why));
         }
         let spans = [
             ("store.lease_ttl", self.lease_ttl),
@@ -449,7 +458,7 @@ impl Conductor {
             ("conductor.instances_max", instances_max.into(), 65_534),
             ("conductor.index_entries_max", index_entries_max, 1 << 32),
             ("conductor.requests_max", requests_max.into(), 1 << 28),
-            // Twice this many instances of two policies live during a swap; the engine's pool has 256.
+            // Each holds instances of two policies, and three times as many live during a swap.
             ("conductor.workers", workers.into(), 32),
         ];
         for (key, value, max) in ranges {

@@ -78,6 +78,7 @@ pub(crate) fn policy_config(config: &Config, data_dir: &Path, slots: u32) -> Pol
         cold_deadline: policy.cold_deadline.0,
         memory_bytes: policy.memory_bytes.0 as usize,
         evictor_slots: slots,
+        instances: instances(config.conductor.workers),
         max_module_bytes: policy.component_bytes_max.0,
         breaker_faults: policy.breaker_faults,
         breaker_window: policy.breaker_window.0,
@@ -103,4 +104,10 @@ pub(crate) fn wanted(config: &Config) -> Wanted {
         *settings = assigned.settings.clone().into_iter().collect();
     }
     wanted
+}
+
+/// A scheduler and an admitter per worker, and a few more of each slot: of the version in service, of the one
+/// that follows it, and of that one again with the state it takes over.
+fn instances(workers: u32) -> u32 {
+    3 * (2 * workers + 4)
 }

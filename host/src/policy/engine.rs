@@ -3,11 +3,12 @@
 use super::fault::TEXT_BYTES;
 use super::guest::State;
 use super::{Error, PolicyConfig, SlotKind, bindings};
+use crate::sync::lock;
 use crate::text::printable;
 use sha2::{Digest as _, Sha256};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use wasmtime::component::{Component, InstancePre, Linker};
 use wasmtime::{Cache, CacheConfig, Config, InstanceAllocationStrategy, PoolingAllocationConfig};
@@ -43,6 +44,8 @@ pub struct Engine {
     engine: wasmtime::Engine,
     linker: Arc<Linker<State>>,
     max_module_bytes: u64,
+    /// A compilation uses every core; one at a time leaves some to the requests.
+    compiling: Arc<Mutex<()>>,
     _ticker: Arc<Ticker>,
 }
 
@@ -67,13 +70,14 @@ impl Engine {
             .cranelift_nan_canonicalization(true)
             .wasm_relaxed_simd(false)
             .max_wasm_stack(256 << 10);
-        wasm.allocation_strategy(InstanceAllocationStrategy::Pooling(pool()));
         if let Some(folder) = cache {
             let mut files = CacheConfig::new();
             files.with_directory(folder);
             wasm.cache(Some(Cache::new(files).map_err(engine_error)?));
         }
-        let engine = wasmtime::Engine::new(&wasm).map_err(engine_error)?;
+        let engine = pooled(&mut wasm, config.instances)
+            .or_else(|e| on_demand(&mut wasm, &e))
+            .map_err(engine_error)?;
         let mut linker = Linker::new(&engine);
         bindings::add_log(&mut linker).map_err(engine_error)?;
         let ticker = Arc::new(Ticker::start(engine.clone())?);
@@ -81,6 +85,7 @@ impl Engine {
             engine,
             linker: Arc::new(linker),
             max_module_bytes: config.max_module_bytes,
+            compiling: Arc::default(),
             _ticker: ticker,
         })
     }
@@ -97,7 +102,9 @@ impl Engine {
             name: name.into(),
             reason: printable(&format!("{e:#}"), TEXT_BYTES),
         };
+        let compiling = lock(&self.compiling);
         let component = Component::new(&self.engine, bytes).map_err(compile)?;
+        drop(compiling);
         self.check_interface(slot, name, &component)?;
         let pre = self.linker.instantiate_pre(&component).map_err(|e| Error::Instantiate {
             name: name.into(),
@@ -147,13 +154,33 @@ impl Engine {
     }
 }
 
-/// Sized for workers × live versions of four slots; a full pool refuses a load, never a call.
-fn pool() -> PoolingAllocationConfig {
+/// Room for every instance is reserved at the start: 4 GiB of address space each, none of it memory until
+/// it is used, for which loads and stores need no check of their bounds.
+fn pooled(wasm: &mut Config, instances: u32) -> wasmtime::Result<wasmtime::Engine> {
+    wasm.allocation_strategy(InstanceAllocationStrategy::Pooling(pool(instances)));
+    wasmtime::Engine::new(wasm)
+}
+
+/// Where address space is short (`ulimit -v`): each instance takes what it needs when it comes.
+fn on_demand(wasm: &mut Config, refused: &wasmtime::Error) -> wasmtime::Result<wasmtime::Engine> {
+    tracing::warn!(
+        reason = %format!("{refused:#}"),
+        "no address space for a pool of policy instances; each is allocated when it is made, and calls are somewhat slower"
+    );
+    wasm.allocation_strategy(InstanceAllocationStrategy::OnDemand)
+        .memory_reservation(0)
+        .memory_reservation_for_growth(1 << 20)
+        .memory_guard_size(64 << 10);
+    wasmtime::Engine::new(wasm)
+}
+
+/// A full pool refuses a load, never a call.
+fn pool(instances: u32) -> PoolingAllocationConfig {
     let mut pool = PoolingAllocationConfig::default();
-    pool.total_component_instances(256)
-        .total_core_instances(1024)
-        .total_memories(256)
-        .total_tables(1024)
+    pool.total_component_instances(instances)
+        .total_core_instances(4 * instances)
+        .total_memories(instances)
+        .total_tables(4 * instances)
         .max_component_instance_size(1 << 20)
         .max_core_instances_per_component(16)
         .max_memory_size(4 << 30)

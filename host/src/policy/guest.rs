@@ -5,27 +5,80 @@ use super::log::Log;
 use super::{Error, Fault, Module};
 use crate::text::printable;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use wasmtime::component::Instance;
-use wasmtime::{Store, StoreLimits, StoreLimitsBuilder, UpdateDeadline};
+use wasmtime::{ResourceLimiter, Store, UpdateDeadline};
 
 /// What a guest may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
+    /// All linear memories of an instance together.
     pub memory_bytes: usize,
-    /// Thread CPU time of one hot call: a descheduled thread does not make a policy late.
+    /// Thread CPU time of one hot call: a thread that is descheduled for a while does not make a policy late.
     pub hot: Duration,
     /// The same for a cold call.
     pub cold: Duration,
 }
 
+/// A call on a machine or in a cgroup that hardly runs it ends after this many times its CPU time.
+const WALL: u32 = 10;
+/// Less would end good calls on a machine that is merely busy.
+const WALL_LEAST: Duration = Duration::from_secs(1);
+
 /// Host data of one store.
 pub(super) struct State {
-    limits: StoreLimits,
+    memory: MemoryBudget,
     log: Arc<Log>,
     budget: Duration,
-    /// Thread CPU time when the first epoch passed under the running call.
-    noticed: Option<Duration>,
+    /// Thread CPU time and time when the first epoch passed under the running call.
+    noticed: Option<(Duration, Instant)>,
+}
+
+/// What the linear memories of one instance take together. A refusal traps.
+struct MemoryBudget {
+    used: usize,
+    limit: usize,
+}
+
+const TABLE_ELEMENTS: usize = 100_000;
+
+impl ResourceLimiter for MemoryBudget {
+    fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        let used = self.used + desired.saturating_sub(current);
+        if used > self.limit {
+            return Err(wasmtime::Error::msg(format!(
+                "forcing trap when growing memory: {used} bytes in all, where {} are allowed",
+                self.limit
+            )));
+        }
+        self.used = used;
+        Ok(true)
+    }
+
+    fn memory_grow_failed(&mut self, error: wasmtime::Error) -> wasmtime::Result<()> {
+        Err(error)
+    }
+
+    fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        if desired > TABLE_ELEMENTS {
+            return Err(wasmtime::Error::msg(format!(
+                "a table of {desired} elements, where {TABLE_ELEMENTS} are allowed"
+            )));
+        }
+        Ok(true)
+    }
+
+    fn instances(&self) -> usize {
+        16
+    }
+
+    fn tables(&self) -> usize {
+        16
+    }
+
+    fn memories(&self) -> usize {
+        4
+    }
 }
 
 impl State {
@@ -65,16 +118,10 @@ impl<B> Guest<B> {
         log: Arc<Log>,
         bind: impl FnOnce(&mut Store<State>, &Instance) -> wasmtime::Result<B>,
     ) -> Result<Self, Error> {
-        let memory = StoreLimitsBuilder::new()
-            .memory_size(limits.memory_bytes)
-            .table_elements(100_000)
-            .instances(16)
-            .memories(4)
-            .tables(16)
-            .trap_on_grow_failure(true);
-        let state = State { limits: memory.build(), log, budget: limits.cold, noticed: None };
+        let memory = MemoryBudget { used: 0, limit: limits.memory_bytes };
+        let state = State { memory, log, budget: limits.cold, noticed: None };
         let mut store = Store::new(&module.engine, state);
-        store.limiter(|state| &mut state.limits);
+        store.limiter(|state| &mut state.memory);
         store.epoch_deadline_callback(|mut context| on_epoch(context.data_mut()));
         store.set_epoch_deadline(1);
         let failed = |e: wasmtime::Error| Error::Instantiate {
@@ -145,9 +192,10 @@ impl<B> Guest<B> {
 /// An epoch passed under a running call: interrupt it if it has used up its CPU time since the
 /// first such moment. Reading the clock here keeps it off calls that end within a tick.
 fn on_epoch(state: &mut State) -> wasmtime::Result<UpdateDeadline> {
-    let now = thread_cpu_time();
+    let now = (thread_cpu_time(), Instant::now());
     let since = *state.noticed.get_or_insert(now);
-    if now - since >= state.budget {
+    let wall = (state.budget * WALL).max(WALL_LEAST);
+    if now.0 - since.0 >= state.budget || now.1 - since.1 >= wall {
         return Err(wasmtime::Error::new(PastDeadline));
     }
     Ok(UpdateDeadline::Continue(1))
@@ -156,4 +204,35 @@ fn on_epoch(state: &mut State) -> wasmtime::Result<UpdateDeadline> {
 fn thread_cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memories_of_an_instance_share_one_limit() {
+        let mut memory = MemoryBudget { used: 0, limit: 100 };
+        assert!(memory.memory_growing(0, 60, None).is_ok(), "the first");
+        assert!(memory.memory_growing(0, 40, None).is_ok(), "the second");
+        assert!(memory.memory_growing(40, 41, None).is_err(), "either, by one more");
+        assert!(memory.memory_growing(60, 60, None).is_ok());
+        assert!(memory.table_growing(0, TABLE_ELEMENTS + 1, None).is_err());
+    }
+
+    #[test]
+    fn a_call_that_hardly_runs_ends_all_the_same() {
+        let started = |ago| {
+            let (cpu, wall) = (thread_cpu_time(), Instant::now() - ago);
+            State {
+                memory: MemoryBudget { used: 0, limit: 0 },
+                log: Arc::default(),
+                budget: Duration::from_secs(1),
+                noticed: Some((cpu, wall)),
+            }
+        };
+        assert!(on_epoch(&mut started(Duration::ZERO)).is_ok());
+        let late = Duration::from_secs(1) * WALL;
+        assert!(on_epoch(&mut started(late)).is_err_and(|e| e.is::<PastDeadline>()));
+    }
 }

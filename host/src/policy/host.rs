@@ -161,10 +161,10 @@ impl PolicyHost {
 
     pub(super) fn log(&self, slot: SlotKind, text: &str) {
         match slot {
-            SlotKind::Scheduler => self.scheduler.log.add(1, text),
-            SlotKind::Evictor => self.evictor.log.add(1, text),
-            SlotKind::Admitter => self.admitter.log.add(1, text),
-            SlotKind::Balancer => self.balancer.log.add(1, text),
+            SlotKind::Scheduler => self.scheduler.log.add_host(1, text),
+            SlotKind::Evictor => self.evictor.log.add_host(1, text),
+            SlotKind::Admitter => self.admitter.log.add_host(1, text),
+            SlotKind::Balancer => self.balancer.log.add_host(1, text),
         }
     }
 

@@ -7,6 +7,9 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 const LINES: usize = 1_000;
+/// Lines of the host itself, kept apart so that a policy that floods its log cannot hide why it was taken
+/// out of service.
+const HOST_LINES: usize = 100;
 const LINES_PER_SECOND: u32 = 100;
 
 /// One line.
@@ -28,6 +31,7 @@ pub struct Log {
 #[derive(Default)]
 struct Ring {
     lines: VecDeque<LogLine>,
+    host: VecDeque<LogLine>,
     second: u64,
     in_second: u32,
     dropped: u64,
@@ -60,17 +64,40 @@ impl Log {
         ring.lines.push_back(LogLine { at, level, text });
     }
 
+    /// What the host has to say about the slot; also in the daemon's own log.
+    pub fn add_host(&self, level: u32, message: &str) {
+        let text = printable(message, LINE_BYTES);
+        tracing::warn!("{text}");
+        let line = LogLine { at: self.start.elapsed(), level, text };
+        let Ok(mut ring) = self.ring.lock() else { return };
+        if ring.host.len() == HOST_LINES {
+            ring.host.pop_front();
+        }
+        ring.host.push_back(line);
+    }
+
     /// The lines kept, oldest first, and how many were dropped so far.
     pub fn read(&self) -> (Vec<LogLine>, u64) {
-        self.ring
-            .lock()
-            .map_or_else(|_| (Vec::new(), 0), |ring| (ring.lines.iter().cloned().collect(), ring.dropped))
+        let Ok(ring) = self.ring.lock() else { return (Vec::new(), 0) };
+        let mut lines: Vec<_> = ring.lines.iter().chain(&ring.host).cloned().collect();
+        lines.sort_by_key(|line| line.at);
+        (lines, ring.dropped)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_flood_does_not_hide_what_the_host_says() {
+        let log = Log::default();
+        let flood = || (0..LINES_PER_SECOND * 2).for_each(|_| log.add(3, "noise"));
+        flood();
+        log.add_host(1, "taken out of service");
+        flood();
+        assert!(log.read().0.iter().any(|line| line.text == "taken out of service"));
+    }
 
     #[test]
     fn a_line_is_one_line() {

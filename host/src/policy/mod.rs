@@ -111,10 +111,12 @@ pub struct PolicyConfig {
     pub hot_deadline: Duration,
     /// The same for describe, configure, state and balancer ticks.
     pub cold_deadline: Duration,
-    /// Linear memory of one instance; evictors get 256 B per block slot on top.
+    /// Linear memories of one instance together; evictors get 256 B per block slot on top.
     pub memory_bytes: usize,
     /// Block slots of the largest pool an evictor has to serve.
     pub evictor_slots: u32,
+    /// Instances alive at once, of all slots and versions.
+    pub instances: u32,
     /// Largest component accepted.
     pub max_module_bytes: u64,
     /// Faults within the window that take a policy out of service.
@@ -131,6 +133,7 @@ impl Default for PolicyConfig {
             cold_deadline: Duration::from_secs(2),
             memory_bytes: 16 << 20,
             evictor_slots: 1 << 20,
+            instances: 256,
             max_module_bytes: 32 << 20,
             breaker_faults: 5,
             breaker_window: Duration::from_secs(10),

@@ -292,7 +292,7 @@ impl<H: Hook> Slot<H> {
             return; // replaced meanwhile
         }
         let reason = format!("`{}` taken out of service: {fault}", current.description.name);
-        self.log.add(1, &reason);
+        self.log.add_host(1, &reason);
         let back = self.prepare_previous().ok().or_else(|| {
             let default = |settings| {
                 let (program, assignment) = default_native::<H>(settings)?;
@@ -303,7 +303,7 @@ impl<H: Hook> Slot<H> {
         let Some(version) = back else { return };
         let serves = format!("{reason}; `{}` serves", version.description.name);
         if let Err(e) = self.publish(version, None, Some(serves)) {
-            self.log.add(1, &format!("breaker: {e}"));
+            self.log.add_host(1, &format!("breaker: {e}"));
         }
     }
 }

@@ -127,3 +127,13 @@ fn a_host_that_cannot_start_says_why() {
         assert!(output.stdout.is_empty(), "{set}");
     }
 }
+
+#[test]
+fn eight_gib_of_address_space_are_enough_for_all_policies() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start_within(dir.path(), 8 << 20);
+    let listed = host.run(&["policy", "list", "--json"], b"");
+    let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let engines: Vec<_> = listed["policies"].as_array().unwrap().iter().map(|p| &p["engine"]).collect();
+    assert_eq!(engines, ["wasm"; 4]);
+}

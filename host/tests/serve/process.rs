@@ -26,13 +26,26 @@ impl Host {
         for set in set {
             command.args(["--set", set]);
         }
+        Self::spawn(command, &format!("{set:?}"))
+    }
+
+    /// Where a process may map that much and no more.
+    pub(crate) fn start_within(dir: &Path, address_space_kib: u64) -> Self {
+        let inner = serve(dir);
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -v {address_space_kib} && exec \"$0\" \"$@\"")]);
+        command.arg(inner.get_program()).args(inner.get_args());
+        Self::spawn(command, &format!("ulimit -v {address_space_kib}"))
+    }
+
+    fn spawn(mut command: Command, what: &str) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let mut stderr = child.stderr.take().unwrap();
         let Ok(addrs) = serde_json::from_str(&line) else {
             let _ = child.kill();
-            panic!("no host with {set:?}: {}", std::io::read_to_string(stderr).unwrap_or_default());
+            panic!("no host with {what}: {}", std::io::read_to_string(stderr).unwrap_or_default());
         };
         // A pipe nobody reads would block the host once it is full.
         std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));

@@ -212,7 +212,7 @@ impl<H: Hook> Slot<H> {
             }
             match version.build(slot.limits, &slot.log) {
                 Ok(engine) => drop(sender.send(engine)), // the worker may be gone
-                Err(e) => slot.log.add(1, &format!("instance not rebuilt: {e}")),
+                Err(e) => slot.log.add_host(1, &format!("instance not rebuilt: {e}")),
             }
         });
         engine
@@ -247,7 +247,7 @@ impl<H: Hook> Slot<H> {
                 fault.to_string()
             }
         };
-        self.log.add(2, &format!("state not handed over: {problem}"));
+        self.log.add_host(2, &format!("state not handed over: {problem}"));
         None
     }
 
@@ -260,7 +260,7 @@ impl<H: Hook> Slot<H> {
         let mut engine = match version.build(self.limits, &self.log) {
             Ok(engine) => engine,
             Err(e) => {
-                self.log.add(1, &format!("starts cold: {e}"));
+                self.log.add_host(1, &format!("starts cold: {e}"));
                 return None;
             }
         };
@@ -273,7 +273,7 @@ impl<H: Hook> Slot<H> {
                 format!("import-state {fault}")
             }
         };
-        self.log.add(2, &format!("starts cold: {problem}"));
+        self.log.add_host(2, &format!("starts cold: {problem}"));
         None
     }
 }
