@@ -5,11 +5,12 @@ use proto::conductor_client::ConductorClient;
 use proto::node_client::NodeClient;
 use proto::policy_admin_client::PolicyAdminClient;
 use proto::store_client::StoreClient;
-use std::net::SocketAddr;
 use std::time::Duration;
 use tonic::transport::{Channel, Endpoint};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// To compile a large component takes tens of seconds, to push blocks as long as their transfer.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Largest answer accepted. A page of blocks or a log ring stays well below.
 pub const RESPONSE_BYTES_MAX: usize = 8 << 20;
@@ -65,16 +66,35 @@ pub struct Control {
 }
 
 impl Control {
+    /// `addr` is a socket address, or a name and port: `host.example:7420`.
+    ///
     /// # Errors
     /// Nobody listens there, or not within five seconds.
-    pub async fn connect(addr: SocketAddr) -> Result<Self, ControlError> {
+    pub async fn connect(addr: impl std::fmt::Display) -> Result<Self, ControlError> {
+        Self::connect_with(addr, CALL_TIMEOUT).await
+    }
+
+    /// As [`Control::connect`]; a call that has no answer after `call_timeout` fails.
+    ///
+    /// # Errors
+    /// As [`Control::connect`].
+    pub async fn connect_with(
+        addr: impl std::fmt::Display,
+        call_timeout: Duration,
+    ) -> Result<Self, ControlError> {
+        let addr = addr.to_string();
+        if addr.rsplit_once(':').is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err()) {
+            let reason = "it is not ADDRESS:PORT or NAME:PORT".to_owned();
+            return Err(ControlError::Unreachable { addr, reason });
+        }
         let unreachable = |e: tonic::transport::Error| ControlError::Unreachable {
-            addr: addr.to_string(),
+            addr: addr.clone(),
             reason: innermost(&e),
         };
         let endpoint = Endpoint::try_from(format!("http://{addr}")).map_err(unreachable)?;
         let channel = endpoint
             .connect_timeout(CONNECT_TIMEOUT)
+            .timeout(call_timeout)
             .tcp_nodelay(true)
             .connect()
             .await

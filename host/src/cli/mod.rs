@@ -87,9 +87,9 @@ struct HostFlags {
     /// Data plane of the host: unix:PATH or tcp:ADDRESS:PORT. Default: the socket in the settings.
     #[arg(long, value_name = "ENDPOINT", env = "KVASIR_HOST")]
     host: Option<String>,
-    /// Control address of the host. Default: listen.grpc in the settings.
+    /// Control address of the host, by number or name. Default: listen.grpc in the settings.
     #[arg(long, value_name = "ADDRESS:PORT", env = "KVASIR_GRPC")]
-    grpc: Option<std::net::SocketAddr>,
+    grpc: Option<String>,
     #[command(flatten)]
     settings: ConfigFlags,
 }
@@ -106,9 +106,9 @@ impl HostFlags {
 
     /// Runs a control call to its end.
     fn control<R>(&self, call: impl AsyncFnOnce(Control) -> Result<R, ControlError>) -> anyhow::Result<R> {
-        let addr = match self.grpc {
-            Some(addr) => addr,
-            None => self.settings.load()?.listen.grpc,
+        let addr = match &self.grpc {
+            Some(addr) => addr.clone(),
+            None => self.settings.load()?.listen.grpc.to_string(),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok(runtime.block_on(async { call(Control::connect(addr).await?).await })?)

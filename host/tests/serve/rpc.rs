@@ -175,3 +175,20 @@ fn the_store_and_the_node_answer() {
         assert!(error.contains("the host accepts at most 33554432 B"), "{error}");
     });
 }
+
+#[test]
+fn a_client_connects_by_name_and_does_not_wait_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = start(dir.path(), &[]);
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    block_on(async {
+        let port = running.grpc_addr().port();
+        let mut control = Control::connect(format!("localhost:{port}")).await.unwrap();
+        assert!(control.node.ready(proto::ReadyRequest {}).await.unwrap().into_inner().ready);
+        let unusable = Control::connect("localhost").await.unwrap_err().to_string();
+        assert!(unusable.contains("NAME:PORT"), "{unusable}");
+        let soon = std::time::Duration::from_millis(10);
+        let mut deaf = Control::connect_with(silent.local_addr().unwrap(), soon).await.unwrap();
+        deaf.node.ready(proto::ReadyRequest {}).await.unwrap_err();
+    });
+}
