@@ -54,6 +54,9 @@ pub struct Catalog {
     path: std::path::PathBuf,
     /// Held while modules and assignments change together.
     change: Arc<Mutex<()>>,
+    /// Stands for a full disk.
+    #[cfg(test)]
+    pub(super) full: Arc<std::sync::atomic::AtomicBool>,
 }
 
 impl Catalog {
@@ -64,7 +67,15 @@ impl Catalog {
     pub fn open(db: sled::Db, path: &std::path::Path) -> Result<Self, Error> {
         let open = |name| db.open_tree(name).map_err(|e| state_error(path, "opened", e));
         let (assignments, modules) = (open("policy-assignments")?, open("policy-modules")?);
-        Ok(Self { assignments, modules, db, path: path.into(), change: Arc::default() })
+        Ok(Self {
+            assignments,
+            modules,
+            db,
+            path: path.into(),
+            change: Arc::default(),
+            #[cfg(test)]
+            full: Arc::default(),
+        })
     }
 
     /// What serves a slot, and what served it before.
@@ -98,6 +109,10 @@ impl Catalog {
         module: Option<&[u8]>,
     ) -> Result<(), Error> {
         let _change = lock(&self.change);
+        #[cfg(test)]
+        if self.full.load(std::sync::atomic::Ordering::Relaxed) {
+            return Err(self.error("written", "no space left"));
+        }
         if let Some(bytes) = module {
             let digest = Digest::of(bytes).to_string();
             self.modules.insert(digest, bytes).map_err(|e| self.error("written", e))?;

@@ -128,8 +128,9 @@ impl Engine {
     fn check_interface(&self, slot: SlotKind, name: &str, component: &Component) -> Result<(), Error> {
         let ty = component.component_type();
         let exports: Vec<String> = ty.exports(&self.engine).map(|(export, _)| export.to_owned()).collect();
-        let other = |e: &&String| e.starts_with("kvasir:policy/") && !e.ends_with("@0.1.0");
-        if let Some(found) = exports.iter().find(other) {
+        // One that exports several versions is called by ours.
+        let ours = exports.iter().any(|e| e.starts_with("kvasir:policy/") && e.ends_with("@0.1.0"));
+        if let Some(found) = exports.iter().find(|e| e.starts_with("kvasir:policy/") && !ours) {
             return Err(Error::WrongVersion {
                 name: name.into(),
                 found: format!("`{}`", printable(found, TEXT_BYTES)),

@@ -83,18 +83,23 @@ impl PolicyHost {
     ) -> Result<Arc<Self>, Error> {
         let engine = Engine::new(config, config.cache_dir.as_deref())?;
         let catalog = state.map(|(db, path)| Catalog::open(db, path)).transpose()?;
-        let builder = Builder::start()?;
         let host = Arc::new(Self {
             scheduler: Slot::open(
                 engine.clone(),
                 config,
                 wanted.scheduler,
                 catalog.clone(),
-                builder.clone(),
+                Builder::start()?,
             )?,
-            evictor: Slot::open(engine.clone(), config, wanted.evictor, catalog.clone(), builder.clone())?,
-            admitter: Slot::open(engine.clone(), config, wanted.admitter, catalog.clone(), builder.clone())?,
-            balancer: Slot::open(engine, config, wanted.balancer, catalog, builder)?,
+            evictor: Slot::open(engine.clone(), config, wanted.evictor, catalog.clone(), Builder::start()?)?,
+            admitter: Slot::open(
+                engine.clone(),
+                config,
+                wanted.admitter,
+                catalog.clone(),
+                Builder::start()?,
+            )?,
+            balancer: Slot::open(engine, config, wanted.balancer, catalog, Builder::start()?)?,
             thresholds: SharedThresholds::default(),
         });
         if let Some(folder) = &config.watch_dir {
@@ -156,6 +161,26 @@ impl PolicyHost {
             SlotKind::Evictor => self.evictor.log.read(),
             SlotKind::Admitter => self.admitter.log.read(),
             SlotKind::Balancer => self.balancer.log.read(),
+        }
+    }
+
+    /// As [`PolicyHost::load`], with the settings that serve.
+    pub(super) fn load_watched(&self, slot: SlotKind, source: Source) -> Result<SlotStatus, Error> {
+        match slot {
+            SlotKind::Scheduler => self.scheduler.load_with_settings_in_service(source).map(drop),
+            SlotKind::Evictor => self.evictor.load_with_settings_in_service(source).map(drop),
+            SlotKind::Admitter => self.admitter.load_with_settings_in_service(source).map(drop),
+            SlotKind::Balancer => self.balancer.load_with_settings_in_service(source).map(drop),
+        }?;
+        Ok(self.status(slot))
+    }
+
+    pub(super) fn was_restored(&self, slot: SlotKind) -> bool {
+        match slot {
+            SlotKind::Scheduler => self.scheduler.was_restored(),
+            SlotKind::Evictor => self.evictor.was_restored(),
+            SlotKind::Admitter => self.admitter.was_restored(),
+            SlotKind::Balancer => self.balancer.was_restored(),
         }
     }
 

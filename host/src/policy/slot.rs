@@ -5,9 +5,11 @@
 //! its next call, takes a ready guest and drops its old one; no call is ever without a version.
 //! Lock order: `Slot::change` before `Slot::previous`; `Slot::totals` and `Version::ready` are leaves.
 
+mod builder;
 mod version;
 mod worker;
 
+pub use builder::Builder;
 pub use version::{Source, Version, standalone};
 pub use worker::Worker;
 
@@ -20,7 +22,8 @@ use super::{Error, Fault, Limits, PolicyConfig, SlotKind};
 use arc_swap::ArcSwap;
 use kvasir_policy::Description;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// What differs between the four slots.
 pub trait Hook: Sized + 'static {
@@ -86,8 +89,13 @@ pub struct Slot<H: Hook> {
     /// What the operator's configuration says of this slot.
     wanted: (Source, Settings),
     catalog: Option<Catalog>,
+    /// What serves came from the catalogue.
+    restored: bool,
     builder: Builder,
 }
+
+/// How long after a failure the catalogue is written again.
+const PERSIST_AGAIN: Duration = Duration::from_secs(5);
 
 /// The operator's values for a policy's settings.
 pub type Settings = Vec<(String, String)>;
@@ -101,28 +109,6 @@ struct Previous<H: Hook> {
 impl<H: Hook> Clone for Previous<H> {
     fn clone(&self) -> Self {
         Self { assignment: self.assignment.clone(), program: self.program.clone() }
-    }
-}
-
-/// Hands work to the thread that builds instances beside the traffic.
-#[derive(Clone)]
-pub struct Builder(mpsc::Sender<Box<dyn FnOnce() + Send>>);
-
-impl Builder {
-    /// # Errors
-    /// The thread cannot be started.
-    pub fn start() -> Result<Self, Error> {
-        let (sender, jobs) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
-        let thread = std::thread::Builder::new().name("kvasir-policy".into());
-        thread
-            .spawn(move || jobs.into_iter().for_each(|job| job()))
-            .map_err(|e| Error::Engine(format!("cannot start the builder thread: {e}")))?;
-        Ok(Self(sender))
-    }
-
-    fn submit(&self, job: impl FnOnce() + Send + 'static) {
-        // The receiver ends with the last sender, so this cannot fail while `self` lives.
-        let _ = self.0.send(Box::new(job));
     }
 }
 
@@ -154,6 +140,10 @@ impl<H: Hook> Slot<H> {
             let version = program.and_then(|program| prepare(program, assignment, 1));
             version.map_err(|e| last_trip = Some(format!("not restored: {e}"))).ok()
         });
+        let was_restored = restored.is_some();
+        if let Some(version) = &restored {
+            tell_if_unused::<H>(&wanted, version, &log);
+        }
         let version = match restored {
             Some(version) => version,
             None => {
@@ -175,6 +165,7 @@ impl<H: Hook> Slot<H> {
             limits,
             config: config.clone(),
             wanted,
+            restored: was_restored,
             catalog,
             builder,
         }))
@@ -202,19 +193,50 @@ impl<H: Hook> Slot<H> {
     ///
     /// # Errors
     /// Any step failed; the version in service is untouched.
-    pub fn load(&self, source: Source, settings: Vec<(String, String)>) -> Result<Arc<Version<H>>, Error> {
+    pub fn load(
+        self: &Arc<Self>,
+        source: Source,
+        settings: Vec<(String, String)>,
+    ) -> Result<Arc<Version<H>>, Error> {
         let code = code::<H>(&self.engine, source)?;
         let assignment = Assignment { origin: code.origin, settings };
-        let _change = lock(&self.change);
+        // Not under the lock: while this one takes its time, the one that serves may have to go.
         let version = self.prepare(Arc::new(code.program), assignment)?;
+        let _change = lock(&self.change);
         self.publish(version, code.bytes.as_deref(), None)
+    }
+
+    /// Loads a component with the settings of the one that serves; with its own defaults if it refuses those.
+    ///
+    /// # Errors
+    /// As [`Slot::load`].
+    pub fn load_with_settings_in_service(self: &Arc<Self>, source: Source) -> Result<Arc<Version<H>>, Error> {
+        let settings = self.current().assignment.settings.clone();
+        if settings.is_empty() {
+            return self.load(source, settings);
+        }
+        match self.load(source.clone(), settings) {
+            Err(Error::Settings { reason, .. }) => {
+                self.log.add_host(
+                    2,
+                    &format!("loaded with its defaults, for it refuses the settings in service: {reason}"),
+                );
+                self.load(source, Vec::new())
+            }
+            loaded => loaded,
+        }
+    }
+
+    /// Whether what serves since the start was stored by an earlier run.
+    pub fn was_restored(&self) -> bool {
+        self.restored
     }
 
     /// Puts the previous version back; what served becomes the previous one.
     ///
     /// # Errors
     /// There is none, it no longer starts, or the catalogue cannot be written.
-    pub fn rollback(&self) -> Result<Arc<Version<H>>, Error> {
+    pub fn rollback(self: &Arc<Self>) -> Result<Arc<Version<H>>, Error> {
         let _change = lock(&self.change);
         let version = self.prepare_previous()?;
         self.publish(version, None, None)
@@ -232,31 +254,33 @@ impl<H: Hook> Slot<H> {
     }
 
     fn prepare(&self, program: Arc<Program<H>>, assignment: Assignment) -> Result<Version<H>, Error> {
-        let generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
         let workers = self.workers.load(Ordering::Relaxed).max(1);
-        prepare(program, assignment, generation, self.limits, &self.log, &self.config, workers)
+        let unpublished = 0;
+        prepare(program, assignment, unpublished, self.limits, &self.log, &self.config, workers)
     }
 
-    /// Writes the catalogue, then exchanges the pointer: after a crash in between, the policy that
-    /// is stored is one that was proven to start. A `trip` is why the old version may not come back; whoever
-    /// sees the new version sees it too.
+    /// Exchanges the pointer, and writes the catalogue: before, for an operator, who hears that the disk is
+    /// full while nothing has changed; after, for a `trip`, since a broken policy goes whatever the disk does.
+    /// The reason of a trip is there before the new version is seen.
     fn publish(
-        &self,
-        version: Version<H>,
+        self: &Arc<Self>,
+        mut version: Version<H>,
         module: Option<&[u8]>,
         trip: Option<String>,
     ) -> Result<Arc<Version<H>>, Error> {
-        let version = Arc::new(version);
         let old = self.current();
         let previous = trip
             .is_none()
             .then(|| Previous { assignment: old.assignment.clone(), program: Some(old.program.clone()) });
-        if let Some(catalog) = &self.catalog {
+        if let (None, Some(catalog)) = (&trip, &self.catalog) {
             let previous = previous.as_ref().map(|p| &p.assignment);
             catalog.assign(H::KIND, &version.assignment, previous, module)?;
         }
+        version.generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
+        let version = Arc::new(version);
         *lock(&self.previous) = previous;
-        if trip.is_some() {
+        let tripped = trip.is_some();
+        if tripped {
             *lock(&self.last_trip) = trip;
         }
         let mut totals = lock(&self.totals);
@@ -265,7 +289,28 @@ impl<H: Hook> Slot<H> {
         drop(totals);
         // Unused guests of the old version would keep their memory until its last Arc goes.
         lock(&old.ready).clear();
+        if tripped {
+            self.persist();
+        }
         Ok(version)
+    }
+
+    /// Writes what serves to the catalogue; if that fails, again later, until it succeeds.
+    fn persist(self: &Arc<Self>) {
+        let Some(catalog) = &self.catalog else { return };
+        let Err(error) = catalog.assign(H::KIND, &self.current().assignment, self.previous().as_ref(), None)
+        else {
+            return;
+        };
+        let name = self.current().description.name.clone();
+        self.log.add_host(1, &format!("`{name}` serves, and a restart would not know: {error}"));
+        let slot = Arc::downgrade(self);
+        self.builder.submit_later(PERSIST_AGAIN, move || {
+            if let Some(slot) = slot.upgrade() {
+                let _change = lock(&slot.change);
+                slot.persist();
+            }
+        });
     }
 
     /// What the operator set for the slot's default policy: with the component that served, or in the
@@ -285,7 +330,7 @@ impl<H: Hook> Slot<H> {
 
     /// Takes generation `broken` out of service: back to the previous version, or to the native
     /// twin of the default.
-    fn trip(&self, broken: u64, fault: &Fault) {
+    fn trip(self: &Arc<Self>, broken: u64, fault: &Fault) {
         let _change = lock(&self.change);
         let current = self.current();
         if current.generation != broken {
@@ -306,6 +351,26 @@ impl<H: Hook> Slot<H> {
             self.log.add_host(1, &format!("breaker: {e}"));
         }
     }
+}
+
+/// Says that a policy loaded at run time stands before what the configuration says of the slot.
+fn tell_if_unused<H: Hook>(wanted: &(Source, Settings), restored: &Version<H>, log: &Log) {
+    let assignment = &restored.assignment;
+    let (source, settings) = wanted;
+    let default = H::builtins().next().map_or("", |b| b.name);
+    let unset = settings.is_empty() && matches!(source, Source::Builtin(name) if name == default);
+    let same = match source {
+        Source::Builtin(name) => assignment.origin == Origin::Builtin { name: name.clone() },
+        Source::Native(name) => assignment.origin == Origin::Native { name: name.clone() },
+        Source::File(_) | Source::Bytes { .. } => false,
+    };
+    if unset || (same && assignment.settings == *settings) {
+        return;
+    }
+    let (slot, name) = (H::KIND, &restored.description.name);
+    log.add_host(2, &format!(
+        "`{name}` is restored as it was loaded last; policy.{slot}.source and policy.{slot}.settings hold for the first start only (`kvasir policy load` changes what serves)"
+    ));
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -267,3 +267,44 @@ fn a_file_put_into_the_watched_folder_is_loaded() {
         std::thread::yield_now(); // the test runner's time limit ends this if the file is not seen
     }
 }
+
+#[test]
+fn the_watched_folder_keeps_settings_and_does_not_undo_what_was_loaded() {
+    let (folder, state) = (tempfile::tempdir().expect("folder"), tempfile::tempdir().expect("state"));
+    let config = PolicyConfig { watch_dir: Some(folder.path().into()), ..config() };
+    let db = sled::open(state.path()).expect("db");
+    let open = || {
+        let slack = vec![("slack".to_owned(), "3".to_owned())];
+        let wanted = Wanted { admitter: (Source::Native("slo".into()), slack), ..Wanted::default() };
+        PolicyHost::open(&config, wanted, Some((db.clone(), state.path()))).expect("host")
+    };
+    let put = |name: &str, bytes: &[u8]| {
+        std::fs::write(folder.path().join("staged"), bytes).expect("write");
+        std::fs::rename(folder.path().join("staged"), folder.path().join(name)).expect("rename");
+    };
+    let component = |name: &str| EvictorHook::builtins().find(|b| b.name == name).expect(name).component;
+    let slo = super::admitter::AdmitterHook::builtins().next().expect("slo").component;
+    let host = open();
+    put("admitter.wasm", slo);
+    put("evictor.wasm", component("fifo"));
+    let status = |slot| host.status(slot);
+    while status(SlotKind::Admitter).engine != "wasm" || status(SlotKind::Evictor).name != "fifo" {
+        std::thread::yield_now();
+    }
+    assert_eq!(status(SlotKind::Admitter).settings, [("slack".to_owned(), "3".to_owned())]);
+    host.load(SlotKind::Evictor, Source::Builtin("lru".into()), Vec::new()).expect("lru");
+    drop(host);
+
+    let host = open();
+    assert!(host.logs(SlotKind::Admitter).0.iter().any(|l| l.text.contains("policy.admitter.settings")));
+    put("admitter.wasm", b"no component");
+    while !host
+        .logs(SlotKind::Admitter)
+        .0
+        .iter()
+        .any(|line| line.text.contains("not a WebAssembly component"))
+    {
+        std::thread::yield_now(); // the folder has been looked at, all of it
+    }
+    assert_eq!(host.status(SlotKind::Evictor).name, "lru", "the file is older than what was loaded");
+}

@@ -13,16 +13,19 @@ type Stamp = Option<(u64, SystemTime)>;
 /// Starts the thread; it ends with the host.
 pub(super) fn start(host: &Arc<PolicyHost>, folder: PathBuf) -> Result<(), Error> {
     std::fs::create_dir_all(&folder).map_err(|source| Error::Read { path: folder.clone(), source })?;
+    let restored = SlotKind::ALL.map(|slot| host.was_restored(slot));
     let host = Arc::downgrade(host);
     let thread = std::thread::Builder::new().name("kvasir-watch".into());
-    let watch = move || watch(&host, &folder);
+    let watch = move || watch(&host, &folder, restored);
     thread.spawn(watch).map(drop).map_err(|e| Error::Engine(format!("cannot start the watch thread: {e}")))
 }
 
-fn watch(host: &Weak<PolicyHost>, folder: &Path) {
+fn watch(host: &Weak<PolicyHost>, folder: &Path, restored: [bool; 4]) {
     let path = |slot: SlotKind| folder.join(slot.as_str()).with_extension("wasm");
-    // Files present at the start are loaded too: the folder says what shall serve.
-    let mut loaded: [Stamp; 4] = [None; 4];
+    // Files present at the first start are loaded too: the folder says what shall serve. Later, what was
+    // loaded last has been restored, and may be newer than the file.
+    let seen = |slot: SlotKind| restored[slot as usize].then(|| stamp(&path(slot))).flatten();
+    let mut loaded: [Stamp; 4] = SlotKind::ALL.map(seen);
     let mut last: [Stamp; 4] = [None; 4];
     while let Some(host) = host.upgrade() {
         for (i, slot) in SlotKind::ALL.into_iter().enumerate() {
@@ -40,7 +43,7 @@ fn watch(host: &Weak<PolicyHost>, folder: &Path) {
 }
 
 fn load(host: &PolicyHost, slot: SlotKind, path: PathBuf) {
-    match host.load(slot, Source::File(path.clone()), Vec::new()) {
+    match host.load_watched(slot, Source::File(path.clone())) {
         Ok(status) => {
             tracing::info!(%slot, name = status.name, path = %path.display(), "policy loaded from the watched folder");
         }

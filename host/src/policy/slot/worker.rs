@@ -308,6 +308,7 @@ mod tests {
     use super::*;
     use crate::policy::PolicyConfig;
     use crate::policy::admitter::AdmitterHook;
+    use crate::policy::catalog::Catalog;
     use crate::policy::engine::Engine;
     use crate::policy::scheduler::SchedulerHook;
     use crate::policy::slot::{Builder, Source};
@@ -363,6 +364,27 @@ mod tests {
         worker.refresh();
         assert_eq!(worker.version().assignment.origin, Origin::Native { name: "slo".into() });
         assert_eq!(twin(&mut worker), Ok(Verdict::Accept), "also when it serves after a trip");
+    }
+
+    #[test]
+    fn a_full_disk_does_not_keep_a_broken_policy_in_service() {
+        let folder = tempfile::tempdir().unwrap();
+        let catalog = Catalog::open(sled::open(folder.path()).unwrap(), folder.path()).unwrap();
+        let config = PolicyConfig::default();
+        let (engine, builder) = (Engine::new(&config, None).unwrap(), Builder::start().unwrap());
+        let wanted = (Source::Native("mooncake".into()), Vec::new());
+        let slot =
+            Slot::<SchedulerHook>::open(engine, &config, wanted, Some(catalog.clone()), builder).unwrap();
+        slot.load(Source::Native("random".into()), Vec::new()).unwrap();
+        catalog.full.store(true, Ordering::Relaxed);
+        assert!(slot.load(Source::Native("round-robin".into()), Vec::new()).is_err());
+        assert_eq!((slot.current().description.name.as_str(), slot.current().generation), ("random", 2));
+        slot.trip(2, &Fault::NotReady);
+        assert_eq!(slot.current().description.name, "mooncake");
+        catalog.full.store(false, Ordering::Relaxed);
+        slot.persist();
+        let stored = catalog.assignments(crate::policy::SlotKind::Scheduler).unwrap().unwrap().0;
+        assert_eq!(stored, slot.current().assignment);
     }
 
     const NOBODY: Ask = Ask {
