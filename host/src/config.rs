@@ -3,16 +3,18 @@
 //! Every key has a default, so no file is needed. A value is checked in the layer it comes from, so
 //! that an error names the file, the variable or the flag to change. Empty text stands for "none".
 
+mod access;
 mod cluster;
 mod layers;
 pub(crate) mod parts;
 mod tiers;
 mod units;
 
+pub use access::{Access, Allow};
 pub use cluster::{Addresses, Cluster, ClusterTls, Peer};
 pub use layers::{Error, Layer};
 pub use tiers::{Nvme, Offload, Remote, RemoteUrl, Sync, TenantKey, Tiering};
-pub use units::{Size, Span};
+pub use units::{Door, Size, Span};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -26,6 +28,7 @@ use std::path::PathBuf;
 pub struct Config {
     pub node: Node,
     pub listen: Listen,
+    pub access: Access,
     pub store: Store,
     pub tiering: Tiering,
     pub nvme: Nvme,
@@ -49,20 +52,23 @@ pub struct Node {
     pub data_dir: PathBuf,
     /// Unix socket for engines on this machine. Default: `kvasir.sock` in `data_dir`.
     pub socket: PathBuf,
+    /// Unix socket for control: gRPC, and the pages of `listen.http`. Default: `control.sock` in `data_dir`.
+    pub control: PathBuf,
 }
 
-/// Addresses. There is no TLS on these (other hosts have `[cluster.tls]`), so only loopback is allowed unless
-/// `allow_remote` says otherwise.
+/// Where to listen on TCP. Programs on this machine use the Unix sockets in `[node]` and need none of it. A caller over TCP
+/// shows a token (`kvasir token new`). There is no TLS on these, so only loopback is allowed unless `allow_remote` says
+/// otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Listen {
-    /// Control: gRPC. Port 0 takes any free port, as in the two below.
-    pub grpc: SocketAddr,
-    /// `/metrics`, `/livez`, `/readyz`.
+    /// Control: gRPC. Empty: nowhere. Port 0 takes any free port, as in the two below.
+    pub grpc: Door,
+    /// `/livez` and `/readyz`, open to everyone, and `/metrics`, which takes a token.
     pub http: SocketAddr,
-    /// Data port for clients on other machines.
-    pub data: SocketAddr,
-    /// Listen on addresses other machines can reach, in the clear and without authentication.
+    /// Data port for clients on other machines. Empty: nowhere.
+    pub data: Door,
+    /// Listen on addresses other machines can reach, although tokens and blocks cross the network in the clear.
     pub allow_remote: bool,
 }
 
@@ -224,14 +230,19 @@ pub struct Assigned {
 
 impl Default for Node {
     fn default() -> Self {
-        Self { name: String::new(), data_dir: PathBuf::new(), socket: PathBuf::new() }
+        Self {
+            name: String::new(),
+            data_dir: PathBuf::new(),
+            socket: PathBuf::new(),
+            control: PathBuf::new(),
+        }
     }
 }
 
 impl Default for Listen {
     fn default() -> Self {
-        let loopback = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        Self { grpc: loopback(7420), http: loopback(7421), data: loopback(7422), allow_remote: false }
+        let http = SocketAddr::from(([127, 0, 0, 1], 7421));
+        Self { grpc: Door(None), http, data: Door(None), allow_remote: false }
     }
 }
 
@@ -342,14 +353,28 @@ impl Config {
         if node.socket.as_os_str().is_empty() {
             node.socket = node.data_dir.join("kvasir.sock");
         }
+        if node.control.as_os_str().is_empty() {
+            node.control = node.data_dir.join("control.sock");
+        }
     }
 
     /// # Errors
     /// The first setting that makes no sense, with its key and value.
     pub fn validate(&self) -> Result<(), Error> {
         // NIC names are checked when the machine is probed.
-        let Self { node, listen, store, tiering, nvme, remote, cluster, conductor, policy, topology: _ } =
-            self;
+        let Self {
+            node,
+            listen,
+            access,
+            store,
+            tiering,
+            nvme,
+            remote,
+            cluster,
+            conductor,
+            policy,
+            topology: _,
+        } = self;
         if !valid_name(&node.name) {
             return Err(invalid("node.name", &node.name, "must be 1 to 64 of A-Z a-z 0-9 . _ -"));
         }
@@ -357,14 +382,20 @@ impl Config {
             let why = "is not set, and none of XDG_STATE_HOME, HOME and XDG_RUNTIME_DIR says where it could be; set it";
             return Err(invalid("node.data_dir", "", why));
         }
-        // sun_path of Linux holds 108 bytes with the closing 0.
-        if node.socket.as_os_str().len() > 107 {
+        for (key, path) in [("node.socket", &node.socket), ("node.control", &node.control)] {
+            // sun_path of Linux holds 108 bytes with the closing 0.
+            if path.as_os_str().len() > 107 {
+                return Err(invalid(key, path.display(), "is over 107 bytes; choose a shorter path"));
+            }
+        }
+        if node.socket == node.control {
             return Err(invalid(
-                "node.socket",
-                node.socket.display(),
-                "is over 107 bytes; choose a shorter path",
+                "node.control",
+                node.control.display(),
+                "is node.socket as well; choose another path",
             ));
         }
+        access.allow.iter().try_for_each(Allow::validate)?;
         listen.validate()?;
         store.validate()?;
         tiering.validate()?;
@@ -385,8 +416,9 @@ impl Config {
 impl Listen {
     fn validate(&self) -> Result<(), Error> {
         let Self { grpc, http, data, allow_remote } = self;
-        let all = [("listen.grpc", grpc), ("listen.http", http), ("listen.data", data)];
-        for (key, addr) in all {
+        let all = [("listen.grpc", grpc.0), ("listen.http", Some(*http)), ("listen.data", data.0)];
+        let all: Vec<_> = all.into_iter().filter_map(|(key, addr)| Some((key, addr?))).collect();
+        for (key, addr) in &all {
             if !addr.ip().is_loopback() && !allow_remote {
                 let why = "is not loopback and there is no TLS yet; if the network is trusted, set listen.allow_remote = true";
                 return Err(invalid(key, addr, why));
@@ -523,7 +555,7 @@ fn positive(spans: &[(&str, Span)]) -> Result<(), Error> {
     zero.map_or(Ok(()), |(key, span)| Err(invalid(key, span, "must be more than no time")))
 }
 
-fn invalid(key: &str, value: impl std::fmt::Display, why: &str) -> Error {
+pub(crate) fn invalid(key: &str, value: impl std::fmt::Display, why: &str) -> Error {
     Error::Invalid { key: key.to_owned(), value: value.to_string(), why: why.to_owned() }
 }
 

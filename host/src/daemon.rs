@@ -3,6 +3,9 @@
 //! Starting goes from what fails most often to what leaves traces: addresses, memory, data folder,
 //! policies, threads. A host that does not start has bound nothing, and written at most its folder.
 
+use crate::access::Keeper;
+use crate::access::audit::Audit;
+use crate::access::door::Door;
 use crate::conductor::Conductor;
 use crate::config::{self, Config, parts};
 use crate::data_dir::{self, DataDir};
@@ -12,14 +15,16 @@ use crate::lifecycle::eviction::Eviction;
 use crate::lifecycle::tiers::{self, PolicyAdmit};
 use crate::policy::{self, PolicyHost};
 use crate::rpc;
-use kvasir_dataplane::server::{Listen, ServeError, Server};
+use kvasir_dataplane::server::{Listen, ServeError, Server, bind_unix};
 use kvasir_dataplane::tier::dram::OpenError;
 use kvasir_dataplane::tier::scrub::Scrubber;
 use kvasir_dataplane::tier::tiering::Tiering;
 use kvasir_dataplane::{Clock, DramStore};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -67,10 +72,14 @@ impl Daemon {
     /// The first thing that is missing; see [`StartError`].
     pub fn start(config: Config) -> Result<Running, StartError> {
         config.validate()?;
-        let grpc = bind("listen.grpc", config.listen.grpc)?;
+        let grpc = config.listen.grpc.0.map(|addr| bind("listen.grpc", addr)).transpose()?;
         let http = bind("listen.http", config.listen.http)?;
         let store = Arc::new(DramStore::open(parts::dram_config(&config))?);
         let data_dir = DataDir::open(&config.node.data_dir)?;
+        let keeper = Keeper::new(&config.access, &data_dir.path)?;
+        let mode = keeper.socket_mode();
+        let audit = Arc::new(Audit::in_folder(&data_dir.path, config.access.audit_bytes.0));
+        let door = Door { gate: Arc::new(keeper), audit };
         let policies = open_policies(&config, &data_dir, store.slots())?;
         let clock = Clock::start();
         let no_thread = |name| move |source| StartError::Thread { name, source };
@@ -80,24 +89,25 @@ impl Daemon {
         let traffic = tiers::tiering_config(&config.tiering);
         let tiering = Tiering::start(Arc::clone(&store), below, admit, traffic, clock);
         let tiering = Arc::new(tiering.map_err(no_thread("offloading"))?);
-        let listen = Listen { unix: Some(config.node.socket.clone()), tcp: Some(config.listen.data) };
+        let listen = Listen { unix: Some(config.node.socket.clone()), tcp: config.listen.data.0, mode };
         let (tiers, served) = (Arc::clone(&tiering), parts::server_config(&config));
-        let server = Server::start_tiered(tiers, cluster.clone(), &listen, served, clock)?;
+        let server =
+            Server::start_tiered(tiers, cluster.clone(), &listen, Arc::clone(&door.gate), served, clock)?;
         let evictor = policies.evictor_worker(store.slots());
         let eviction =
             Eviction::start(Arc::clone(&tiering), evictor, clock).map_err(no_thread("eviction"))?;
         let scrub_rate = config.store.scrub_rate.0;
         let scrubber = (scrub_rate > 0).then(|| Scrubber::start(Arc::clone(&store), clock, scrub_rate));
         let scrubber = scrubber.transpose().map_err(no_thread("scrubbing"))?;
-        let data = server.tcp_addr().unwrap_or(config.listen.data);
+        let control = ControlSocket::open(&config.node.control, mode)?;
         let addrs = Addrs {
-            grpc: local_addr(&grpc, "listen.grpc")?,
+            grpc: grpc.as_ref().map(|grpc| local_addr(grpc, "listen.grpc")).transpose()?,
             http: local_addr(&http, "listen.http")?,
-            data,
+            data: server.tcp_addr(),
             cluster: cluster.as_ref().map(|cluster| cluster.addr()),
         };
         if let Some(cluster) = &cluster {
-            cluster.set_data_port(data);
+            addrs.data.into_iter().for_each(|data| cluster.set_data_port(data));
             cluster.run(&tiering).map_err(cluster::Error::Open)?;
         }
         let host = Arc::new(Host {
@@ -113,6 +123,7 @@ impl Daemon {
             scrubber,
             server,
             addrs,
+            door,
         });
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(control_threads(&host.config))
@@ -121,10 +132,17 @@ impl Daemon {
             .build()
             .map_err(no_thread("control calls"))?;
         let (stop, stopping) = watch::channel(false);
-        rpc::spawn(&runtime, &host, grpc, http, &stopping).map_err(no_thread("control calls"))?;
+        let listeners = rpc::Listeners { unix: control.listener, grpc, http };
+        rpc::spawn(&runtime, &host, listeners, &stopping).map_err(no_thread("control calls"))?;
         tracing::info!(bytes = host.store.pool().bytes(), pages = %host.store.pool().placed(), "pool ready");
-        tracing::info!(node = host.config.node.name, grpc = %addrs.grpc, http = %addrs.http, data = %addrs.data, "host started");
-        Ok(Running { host: Some(host), stop, runtime: Some(runtime), _data_dir: data_dir })
+        tracing::info!(node = host.config.node.name, socket = %host.config.node.socket.display(), http = %addrs.http, "host started");
+        Ok(Running {
+            host: Some(host),
+            stop,
+            runtime: Some(runtime),
+            _control: control.file,
+            _data_dir: data_dir,
+        })
     }
 }
 
@@ -133,6 +151,7 @@ pub struct Running {
     host: Option<Arc<Host>>,
     stop: watch::Sender<bool>,
     runtime: Option<tokio::runtime::Runtime>,
+    _control: SocketFile,
     _data_dir: DataDir,
 }
 
@@ -141,7 +160,8 @@ impl Running {
         self.host.as_ref().expect("taken only when stopping")
     }
 
-    pub fn grpc_addr(&self) -> SocketAddr {
+    /// Where gRPC listens on TCP, if it does.
+    pub fn grpc_addr(&self) -> Option<SocketAddr> {
         self.host().addrs.grpc
     }
 
@@ -149,12 +169,17 @@ impl Running {
         self.host().addrs.http
     }
 
-    pub fn data_addr(&self) -> SocketAddr {
+    /// Where data listens on TCP, if it does.
+    pub fn data_addr(&self) -> Option<SocketAddr> {
         self.host().addrs.data
     }
 
     pub fn socket_path(&self) -> &Path {
         &self.host().config.node.socket
+    }
+
+    pub fn control_path(&self) -> &Path {
+        &self.host().config.node.control
     }
 
     /// Lets open calls end, closes every connection and removes the socket.
@@ -189,6 +214,33 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.stop_now();
+    }
+}
+
+/// The Unix socket for control.
+struct ControlSocket {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+impl ControlSocket {
+    fn open(path: &Path, mode: u32) -> Result<Self, StartError> {
+        let (listener, path, inode) = bind_unix(path, mode)?;
+        Ok(Self { listener, file: SocketFile { path, inode } })
+    }
+}
+
+/// Removes the socket's file when the host ends, unless another host has taken the path since.
+struct SocketFile {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if std::fs::metadata(&self.path).is_ok_and(|file| file.ino() == self.inode) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! A host: what its services share.
 
+use crate::access::door::Door;
 use crate::conductor::Conductor;
 use crate::config::Config;
 use crate::lifecycle::eviction::Eviction;
@@ -29,14 +30,17 @@ pub struct Host {
     pub conductor: Arc<Conductor>,
     pub draining: AtomicBool,
     pub addrs: Addrs,
+    pub door: Door,
 }
 
 /// Where a host really listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addrs {
-    pub grpc: SocketAddr,
+    /// None: control goes over the Unix socket alone.
+    pub grpc: Option<SocketAddr>,
     pub http: SocketAddr,
-    pub data: SocketAddr,
+    /// None: bytes go over the Unix socket alone.
+    pub data: Option<SocketAddr>,
     /// For other hosts; none if there are none.
     pub cluster: Option<SocketAddr>,
 }

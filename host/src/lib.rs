@@ -1,5 +1,6 @@
 //! Kvasir's host: decides what to keep, where, and when to move it.
 
+pub mod access;
 pub mod bench;
 pub mod cli;
 pub mod conductor;

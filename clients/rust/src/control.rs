@@ -1,11 +1,19 @@
 //! Control calls: what a host holds, which policies serve, and how it is doing. KV bytes never pass here.
 
 use crate::proto;
+use hyper_util::rt::TokioIo;
 use proto::conductor_client::ConductorClient;
 use proto::node_client::NodeClient;
 use proto::policy_admin_client::PolicyAdminClient;
 use proto::store_client::StoreClient;
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
+use std::{fmt, io};
+use tokio::net::UnixStream;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -23,6 +31,10 @@ pub enum ControlError {
     /// The host's own words.
     #[error("{message}")]
     Refused { code: tonic::Code, message: String },
+    #[error("{text:?} is no control address; write unix:PATH or HOST:PORT")]
+    Address { text: String },
+    #[error("the token has characters that no token has; copy it again, without line ends")]
+    Token,
     #[error("the component is {bytes} B; the host accepts at most {max} B")]
     ComponentTooLarge { bytes: u64, max: u64 },
 }
@@ -38,7 +50,7 @@ impl ControlError {
                     tonic::Code::Unavailable | tonic::Code::ResourceExhausted | tonic::Code::Aborted
                 )
             }
-            Self::ComponentTooLarge { .. } => false,
+            Self::ComponentTooLarge { .. } | Self::Address { .. } | Self::Token => false,
         }
     }
 }
@@ -56,22 +68,73 @@ pub enum PolicySource {
     Component { name: String, bytes: Vec<u8> },
 }
 
+/// Where a host takes control calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ControlAddr {
+    /// A Unix socket on this machine; the host knows its callers by the kernel's word.
+    Unix(PathBuf),
+    /// Over TCP, where a caller shows a token. A name or an address, and a port.
+    Tcp(String),
+}
+
+impl FromStr for ControlAddr {
+    type Err = ControlError;
+
+    fn from_str(text: &str) -> Result<Self, ControlError> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return Ok(Self::Unix(path.into()));
+        }
+        let text = text.strip_prefix("tcp:").unwrap_or(text);
+        match text.rsplit_once(':') {
+            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
+                Ok(Self::Tcp(text.to_owned()))
+            }
+            _ => Err(ControlError::Address { text: text.to_owned() }),
+        }
+    }
+}
+
+impl fmt::Display for ControlAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp(addr) => f.write_str(addr),
+        }
+    }
+}
+
+/// Adds the caller's token to each call.
+#[derive(Clone, Debug)]
+pub struct Bearer(Option<MetadataValue<Ascii>>);
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
+        if let Some(token) = &self.0 {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// A connection that shows a token.
+pub type Calls = InterceptedService<Channel, Bearer>;
+
 /// The services of one host over one connection. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Control {
-    pub store: StoreClient<Channel>,
-    pub conductor: ConductorClient<Channel>,
-    pub policy: PolicyAdminClient<Channel>,
-    pub node: NodeClient<Channel>,
+    pub store: StoreClient<Calls>,
+    pub conductor: ConductorClient<Calls>,
+    pub policy: PolicyAdminClient<Calls>,
+    pub node: NodeClient<Calls>,
 }
 
 impl Control {
-    /// `addr` is a socket address, or a name and port: `host.example:7420`.
+    /// With a `token` (empty: none), which a host asks for over TCP alone.
     ///
     /// # Errors
-    /// Nobody listens there, or not within five seconds.
-    pub async fn connect(addr: impl std::fmt::Display) -> Result<Self, ControlError> {
-        Self::connect_with(addr, CALL_TIMEOUT).await
+    /// Nobody listens there, or not within five seconds; or the token has characters that no token has.
+    pub async fn connect(addr: &ControlAddr, token: &str) -> Result<Self, ControlError> {
+        Self::connect_with(addr, token, CALL_TIMEOUT).await
     }
 
     /// As [`Control::connect`]; a call that has no answer after `call_timeout` fails.
@@ -79,31 +142,42 @@ impl Control {
     /// # Errors
     /// As [`Control::connect`].
     pub async fn connect_with(
-        addr: impl std::fmt::Display,
+        addr: &ControlAddr,
+        token: &str,
         call_timeout: Duration,
     ) -> Result<Self, ControlError> {
-        let addr = addr.to_string();
-        if addr.rsplit_once(':').is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err()) {
-            let reason = "it is not ADDRESS:PORT or NAME:PORT".to_owned();
-            return Err(ControlError::Unreachable { addr, reason });
-        }
         let unreachable = |e: tonic::transport::Error| ControlError::Unreachable {
-            addr: addr.clone(),
+            addr: addr.to_string(),
             reason: innermost(&e),
         };
-        let endpoint = Endpoint::try_from(format!("http://{addr}")).map_err(unreachable)?;
-        let channel = endpoint
-            .connect_timeout(CONNECT_TIMEOUT)
-            .timeout(call_timeout)
-            .tcp_nodelay(true)
-            .connect()
-            .await
-            .map_err(unreachable)?;
+        let bearer = match token {
+            "" => Bearer(None),
+            token => Bearer(Some(format!("Bearer {token}").parse().map_err(|_| ControlError::Token)?)),
+        };
+        let uri = match addr {
+            // The name goes nowhere: the connector below opens the socket.
+            ControlAddr::Unix(_) => "http://kvasir".to_owned(),
+            ControlAddr::Tcp(addr) => format!("http://{addr}"),
+        };
+        let endpoint = Endpoint::try_from(uri).map_err(unreachable)?;
+        let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT).timeout(call_timeout).tcp_nodelay(true);
+        let channel = match addr {
+            ControlAddr::Tcp(_) => endpoint.connect().await,
+            ControlAddr::Unix(path) => {
+                let path = path.clone();
+                let open = move |_| {
+                    let path = path.clone();
+                    async { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
+                };
+                endpoint.connect_with_connector(tower::service_fn(open)).await
+            }
+        };
+        let calls = InterceptedService::new(channel.map_err(unreachable)?, bearer);
         Ok(Self {
-            store: StoreClient::new(channel.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
-            conductor: ConductorClient::new(channel.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
-            policy: PolicyAdminClient::new(channel.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
-            node: NodeClient::new(channel).max_decoding_message_size(RESPONSE_BYTES_MAX),
+            store: StoreClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
+            conductor: ConductorClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
+            policy: PolicyAdminClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
+            node: NodeClient::new(calls).max_decoding_message_size(RESPONSE_BYTES_MAX),
         })
     }
 

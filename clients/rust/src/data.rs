@@ -73,6 +73,8 @@ pub struct Options {
     pub namespace: String,
     /// The tenant on whose account blocks are stored and pinned; 0 = none in particular. Default 0.
     pub tenant: u16,
+    /// Who this client is, where it comes over TCP (`kvasir token new`). Default none.
+    pub token: String,
     /// How long the host may take to answer. Default 10 s.
     pub timeout: Duration,
 }
@@ -84,6 +86,7 @@ impl Default for Options {
             verify: true,
             namespace: String::new(),
             tenant: 0,
+            token: String::new(),
             timeout: Duration::from_secs(10),
         }
     }
@@ -124,6 +127,7 @@ impl Client {
             wants_ring: true,
             tenant: options.tenant,
             namespace: options.namespace.clone(),
+            token: options.token.clone(),
         };
         let (reply, fds) = wire.greet(&hello).map_err(|error| error.at(endpoint, Op::Hello))?;
         let Reply::Hello { shared, writable, ring, pool_bytes, lease_ms, reservation_ms, payload_max } =

@@ -215,7 +215,7 @@ fn two_versions_of_a_block_are_two_copies() {
     let owner = hosts[0].store.new_owner();
     let found = hosts[0].tiering.get(owner, &[key(1)], 0, hosts[0].clock.now_ms()).unwrap()[0];
     let Lookup::Hit(lease) = found else { panic!("{found:?}") };
-    assert_eq!(lease.checksum, crate::block::checksum(&content(OTHER + 1)));
+    assert_eq!(lease.checksum, kvasir_protocol::block::checksum(&content(OTHER + 1)));
     assert_eq!(hosts[0].cluster.stats().corrupt, 0);
 }
 

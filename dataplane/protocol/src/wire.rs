@@ -20,7 +20,7 @@ pub use handover::{ArrivingBlock, HandOverCall, HandedPlace};
 use crate::block::{BATCH_MAX, BlockKey, BlockMeta, Pin};
 
 pub const MAGIC: [u8; 4] = *b"KVSR";
-/// 5: a hello says how long a place may be filled. 4: hand-overs layer by layer, requests that are refused while the connection goes on, a ring in shared memory, where
+/// 5: a hello carries a token, and says how long a place may be filled. 4: hand-overs layer by layer, requests that are refused while the connection goes on, a ring in shared memory, where
 /// a put should go. 3: a stat
 /// names the tiers of a block, a put may ask for copies on other hosts. 2: a hello names a tenant, blocks have a time to
 /// live, can be pinned and evicted by name.
@@ -112,6 +112,37 @@ impl Op {
         Self::LeaveArrivals,
         Self::Place,
     ];
+
+    /// As logs and refusals call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Hello => "hello",
+            Self::Exists => "exists",
+            Self::Get => "get",
+            Self::Put => "put",
+            Self::Reserve => "reserve",
+            Self::Commit => "commit",
+            Self::Abort => "abort",
+            Self::Release => "release",
+            Self::Remove => "remove",
+            Self::Stat => "stat",
+            Self::Verify => "verify",
+            Self::Pin => "pin",
+            Self::Unpin => "unpin",
+            Self::Evict => "evict",
+            Self::Replicate => "replicate",
+            Self::Refused => "refused",
+            Self::HandOver => "hand-over",
+            Self::LayerDone => "layer-done",
+            Self::Finish => "finish",
+            Self::DropHandOver => "drop-hand-over",
+            Self::Arrivals => "arrivals",
+            Self::WaitArrival => "wait-arrival",
+            Self::LeaveArrivals => "leave-arrivals",
+            Self::Place => "place",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -292,6 +323,8 @@ pub enum Request {
         wants_ring: bool,
         tenant: u16,
         namespace: String,
+        /// Who the client is, over TCP; on a Unix socket the host asks the kernel.
+        token: String,
     },
     Exists(Vec<BlockKey>),
     /// `release`: leases that the client is done with, so that they cost no round trip of their own.
@@ -435,10 +468,11 @@ impl Request {
     /// Replaces `frame` by header and body.
     pub fn encode(&self, request: u64, payload_len: u64, frame: &mut Vec<u8>) {
         encode_frame(frame, self.op(), false, request, payload_len, |out| match self {
-            Self::Hello { wants_write, wants_ring, tenant, namespace } => {
+            Self::Hello { wants_write, wants_ring, tenant, namespace, token } => {
                 out.extend([u8::from(*wants_write), u8::from(*wants_ring)]);
                 out.extend(tenant.to_le_bytes());
                 put_text(out, namespace);
+                put_text(out, token);
             }
             Self::Exists(keys)
             | Self::Remove(keys)
@@ -486,6 +520,7 @@ impl Request {
                 wants_ring: body.bool("wants ring")?,
                 tenant: body.u16()?,
                 namespace: body.text()?,
+                token: body.text()?,
             },
             Op::Exists => Self::Exists(body.list(Reader::key)?),
             Op::Get => Self::Get {

@@ -7,16 +7,17 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use super::access::{Identity, Refused, required};
 use super::handover::HandOvers;
 use super::outcome::{describe, evicted, found, outcome, pinned, place, removed, verified};
-use crate::block::{BlockKey, BlockMeta};
-use crate::config::ServerConfig;
-use crate::memory::host::HostPool;
-use crate::stream::ring::{self, Ring, Side};
-use crate::stream::{Eager, Stream, Timed, send_with_fds};
-use crate::tier::dram::{Held, OwnerId, Reserve};
-use crate::tier::tiering::Read;
-use crate::wire::{Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, WireError};
+use crate::ServerConfig;
+use kvasir_memory::host::HostPool;
+use kvasir_protocol::block::{BlockKey, BlockMeta};
+use kvasir_protocol::stream::ring::{self, Ring, Side};
+use kvasir_protocol::stream::{Eager, Stream, Timed, send_with_fds};
+use kvasir_protocol::wire::{Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, WireError};
+use kvasir_store::dram::{Held, OwnerId, Reserve};
+use kvasir_store::tiering::Read;
 
 /// Why a connection ended, other than by the peer closing it between frames.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +28,8 @@ enum Broken {
     Wire(#[from] WireError),
     #[error("{0}")]
     Rule(&'static str),
+    #[error(transparent)]
+    Refused(#[from] Refused),
 }
 
 impl Broken {
@@ -42,6 +45,8 @@ pub(super) struct Connection {
     reader: BufReader<Timed>,
     writer: Option<Stream>,
     owner: OwnerId,
+    /// Known before the first request is served: over TCP, once the hello has brought a token.
+    identity: Option<Identity>,
     /// The tenant on whose account it stores.
     tenant: u16,
     /// The peer maps the pool.
@@ -56,13 +61,14 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(shared: Arc<Shared>, stream: Stream) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, stream: Stream, identity: Option<Identity>) -> Self {
         let local = matches!(stream, Stream::Unix(_));
         Self {
             owner: if local { shared.store.new_client() } else { shared.store.new_owner() },
             local,
             writer: stream.try_clone().ok(),
             reader: BufReader::with_capacity(16 << 10, Timed { stream: Eager::new(stream), deadline: None }),
+            identity,
             tenant: 0,
             greeted: false,
             may_write: false,
@@ -159,6 +165,11 @@ impl Connection {
         if self.greeted == (op == Op::Hello) {
             return Err(Broken::Rule("a connection starts with one hello"));
         }
+        match (required(op), &self.identity) {
+            (None, _) => {}
+            (Some(role), Some(identity)) => identity.may(role, op.name())?,
+            (Some(_), None) => return Err(Broken::Rule("a connection starts with one hello")),
+        }
         let writes = matches!(
             op,
             Op::Put
@@ -200,8 +211,13 @@ impl Connection {
         let op = call.op();
         let outcomes = |list| Reply::Outcomes(op, list);
         let reply = match call {
-            Request::Hello { wants_write, wants_ring, tenant, .. } => {
-                self.tenant = tenant;
+            Request::Hello { wants_write, wants_ring, tenant, token, .. } => {
+                let identity = match self.identity.take() {
+                    Some(identity) => identity,
+                    None => self.shared.gate.bearer(&token)?,
+                };
+                self.tenant = identity.tenant_for(tenant)?;
+                self.identity = Some(identity);
                 return self.greet(header.request, wants_write, wants_ring);
             }
             Request::Get { class, release, keys } if self.local => {

@@ -4,6 +4,7 @@
 //! reservations in place. A connection on TCP is remote: bytes travel in the frames, straight from and into the
 //! pool. When a connection ends, for whatever reason, its reservations are aborted and its leases released.
 
+pub mod access;
 mod config;
 mod connection;
 mod handover;
@@ -22,6 +23,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use self::access::{Gate, Identity};
 use self::connection::Connection;
 pub use config::ServerConfig;
 use kvasir_cluster::Cluster;
@@ -49,12 +51,20 @@ pub enum ServeError {
 }
 
 /// Where to listen; at least one.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Listen {
-    /// Mode 0600, and only processes of this user are let in.
+    /// Callers are known by the credentials that the kernel tells.
     pub unix: Option<PathBuf>,
-    /// Not authenticated: keep it on loopback or a trusted network.
+    /// Callers need a token. There is no TLS: on a network that others can read, put one around it.
     pub tcp: Option<SocketAddr>,
+    /// The mode of the Unix socket; whoever can open it is still asked who they are.
+    pub mode: u32,
+}
+
+impl Default for Listen {
+    fn default() -> Self {
+        Self { unix: None, tcp: None, mode: 0o600 }
+    }
 }
 
 /// Plain numbers about the server.
@@ -87,6 +97,7 @@ struct Shared {
     tiering: Arc<Tiering>,
     /// `None` if this host knows no others.
     cluster: Option<Arc<Cluster>>,
+    gate: Arc<dyn Gate>,
     config: ServerConfig,
     clock: Clock,
     stopping: AtomicBool,
@@ -110,10 +121,11 @@ impl Server {
     pub fn start(
         store: Arc<DramStore>,
         listen: &Listen,
+        gate: Arc<dyn Gate>,
         config: ServerConfig,
         clock: Clock,
     ) -> Result<Self, ServeError> {
-        Self::start_tiered(Arc::new(Tiering::dram_only(store, clock)), None, listen, config, clock)
+        Self::start_tiered(Arc::new(Tiering::dram_only(store, clock)), None, listen, gate, config, clock)
     }
 
     /// Serves a DRAM store and the tiers below it, on a host that keeps copies on others if it knows any.
@@ -121,6 +133,7 @@ impl Server {
         tiering: Arc<Tiering>,
         cluster: Option<Arc<Cluster>>,
         listen: &Listen,
+        gate: Arc<dyn Gate>,
         config: ServerConfig,
         clock: Clock,
     ) -> Result<Self, ServeError> {
@@ -128,11 +141,12 @@ impl Server {
             return Err(ServeError::Nowhere);
         }
         let tcp = listen.tcp.map(bind_tcp).transpose()?;
-        let unix = listen.unix.as_deref().map(bind_unix).transpose()?;
+        let unix = listen.unix.as_deref().map(|path| bind_unix(path, listen.mode)).transpose()?;
         let shared = Arc::new(Shared {
             store: Arc::clone(tiering.dram()),
             tiering,
             cluster,
+            gate,
             config,
             clock,
             stopping: AtomicBool::new(false),
@@ -234,7 +248,7 @@ fn bind_tcp(addr: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {
 
 /// Binds under a temporary name and renames it into place once its mode is right, so that nobody can connect
 /// before. A socket file that nobody answers on is a leftover of a crash, and is replaced.
-fn bind_unix(path: &Path) -> Result<(UnixListener, PathBuf, u64), ServeError> {
+pub fn bind_unix(path: &Path, mode: u32) -> Result<(UnixListener, PathBuf, u64), ServeError> {
     let failed = |source| ServeError::Socket { path: path.into(), source };
     if let Ok(file) = fs::symlink_metadata(path) {
         if !file.file_type().is_socket() {
@@ -247,7 +261,7 @@ fn bind_unix(path: &Path) -> Result<(UnixListener, PathBuf, u64), ServeError> {
     let temporary = path.with_extension(format!("new-{}", std::process::id()));
     let _ = fs::remove_file(&temporary);
     let listener = UnixListener::bind(&temporary).map_err(failed)?;
-    let placed = fs::set_permissions(&temporary, fs::Permissions::from_mode(0o600))
+    let placed = fs::set_permissions(&temporary, fs::Permissions::from_mode(mode))
         .and_then(|()| fs::rename(&temporary, path))
         .and_then(|()| fs::metadata(path));
     match placed {
@@ -287,8 +301,8 @@ impl Shared {
     }
 
     fn admit(self: &Arc<Self>, mut stream: Stream, next: &mut u64) {
-        let refusal = self.refusal(&stream);
-        if let Err(message) = refusal.and_then(|()| self.start_connection(&stream, next)) {
+        let identity = self.full(&stream).and_then(|()| self.identify(&stream));
+        if let Err(message) = identity.and_then(|identity| self.start_connection(&stream, identity, next)) {
             self.counts.refused.fetch_add(1, Ordering::Relaxed);
             let mut frame = Vec::new();
             Reply::Error { retryable: true, message }.encode(0, 0, &mut frame);
@@ -297,15 +311,15 @@ impl Shared {
         }
     }
 
-    fn refusal(&self, stream: &Stream) -> Result<(), String> {
-        if let Stream::Unix(stream) = stream {
-            let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|error| error.to_string())?;
-            let (peer, own) = (peer.uid, rustix::process::geteuid());
-            if peer != own {
-                let (peer, own) = (peer.as_raw(), own.as_raw());
-                return Err(format!("this socket serves user {own} only; the peer is user {peer}"));
-            }
-        }
+    /// Who is at the other end. Over TCP that is known after the hello, which brings a token.
+    fn identify(&self, stream: &Stream) -> Result<Option<Identity>, String> {
+        let Stream::Unix(stream) = stream else { return Ok(None) };
+        let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|error| error.to_string())?;
+        let identity = self.gate.local(peer.uid.as_raw(), peer.gid.as_raw());
+        identity.map(Some).map_err(|refused| refused.to_string())
+    }
+
+    fn full(&self, stream: &Stream) -> Result<(), String> {
         // Each kind has its own, so that nobody from afar keeps the clients on this machine out.
         let kind = u64::from(matches!(stream, Stream::Unix(_)));
         let open = lock(&self.open).keys().filter(|&id| id & 1 == kind).count();
@@ -318,7 +332,12 @@ impl Shared {
         Ok(())
     }
 
-    fn start_connection(self: &Arc<Self>, stream: &Stream, next: &mut u64) -> Result<(), String> {
+    fn start_connection(
+        self: &Arc<Self>,
+        stream: &Stream,
+        identity: Option<Identity>,
+        next: &mut u64,
+    ) -> Result<(), String> {
         let text = |error: io::Error| format!("host cannot take the connection: {error}");
         stream.set_timeouts(self.config.stall_timeout).map_err(text)?;
         let (mine, handle) = (stream.try_clone().map_err(text)?, stream.try_clone().map_err(text)?);
@@ -328,7 +347,7 @@ impl Shared {
         lock(&self.open).insert(id, handle);
         let shared = Arc::clone(self);
         let started = spawn("kvasir-data", move || {
-            Connection::new(Arc::clone(&shared), mine).run();
+            Connection::new(Arc::clone(&shared), mine, identity).run();
             lock(&shared.open).remove(&id);
             shared.changed.notify_all();
         });

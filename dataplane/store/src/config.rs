@@ -177,7 +177,7 @@ impl DramConfig {
         if !(0.0..=1.0).contains(&self.pin_share) {
             return Err(ConfigError::PinShare { share: self.pin_share });
         }
-        crate::tier::tenants::validate(self)
+        crate::tenants::validate(self)
     }
 }
 

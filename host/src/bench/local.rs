@@ -8,6 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvasir_dataplane::server::access::OwnUser;
 use kvasir_dataplane::server::{Listen, Server};
 use kvasir_dataplane::{BlockKey, BlockMeta, Clock, DramConfig, DramStore, ServerConfig};
 use rustix::time::{ClockId, clock_gettime};
@@ -44,11 +45,15 @@ const POOL: usize = 256 * MIB;
 pub(super) fn store(setup: &Setup<'_>) -> Result<Vec<Row>, Error> {
     let config = DramConfig { pool_bytes: POOL as u64, prefault: true, ..DramConfig::default() };
     let store = Arc::new(DramStore::open(config)?);
-    let listen = Listen { unix: Some(setup.socket.into()), tcp: Some(([127, 0, 0, 1], 0).into()) };
-    let server = Server::start(Arc::clone(&store), &listen, ServerConfig::default(), Clock::start())?;
+    let tcp = Some(([127, 0, 0, 1], 0).into());
+    let listen = Listen { unix: Some(setup.socket.into()), tcp, ..Listen::default() };
+    // Nobody else knows it, and it ends with this process.
+    let token = format!("{:032x}", rand::random::<u128>());
+    let gate = Arc::new(OwnUser { token: Some(token.clone()) });
+    let server = Server::start(Arc::clone(&store), &listen, gate, ServerConfig::default(), Clock::start())?;
     let local = Client::connect(&Endpoint::Unix(setup.socket.into()), Options::default())?;
     let tcp = server.tcp_addr().ok_or("no TCP address")?;
-    let remote = Client::connect(&Endpoint::Tcp(tcp), Options::default())?;
+    let remote = Client::connect(&Endpoint::Tcp(tcp), Options { token, ..Options::default() })?;
 
     let keys: Vec<BlockKey> =
         (0..1024).map(|n: u32| BlockKey::from_engine_hash("bench", &n.to_le_bytes())).collect();

@@ -123,14 +123,14 @@ fn next_steps(cluster: &Cluster, ending: bool) -> String {
         );
     }
     let host = cluster.conductor();
-    let (grpc, http) = (host.running.grpc_addr(), host.running.http_addr());
+    let control = host.running.control_path().display();
     format!(
         "try next, while the hosts are up:\n  \
-         {kvasir} policy list --grpc {grpc}\n  \
-         {kvasir} policy load evictor sieve --grpc {grpc}\n  \
-         {kvasir} policy rollback evictor --grpc {grpc}\n  \
+         {kvasir} policy list --grpc unix:{control}\n  \
+         {kvasir} policy load evictor sieve --grpc unix:{control}\n  \
+         {kvasir} policy rollback evictor --grpc unix:{control}\n  \
          cp my-policy.wasm {}/evictor.wasm\n  \
-         curl http://{http}/metrics\n  \
+         curl --unix-socket {control} http://kvasir/metrics\n  \
          Ctrl-C ends the hosts\n",
         host.running.host().config.policy.dir.display()
     )

@@ -16,11 +16,12 @@ mod policy;
 mod push;
 pub mod replay;
 mod serve;
+mod token;
 mod topology;
 pub mod trace;
 
-use clap::{Args, Parser, Subcommand};
-use kvasir_client::control::{Control, ControlError};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use kvasir_client::control::{Control, ControlAddr, ControlError};
 use kvasir_client::data::{Client, Endpoint, Options};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -60,6 +61,22 @@ enum Command {
     Topology(topology::TopologyArgs),
     Node(node::NodeArgs),
     Push(push::PushArgs),
+    Token(token::TokenArgs),
+    Completions(CompletionsArgs),
+}
+
+/// Print completions for a shell; for bash: `source <(kvasir completions bash)`.
+#[derive(Args, Debug)]
+struct CompletionsArgs {
+    shell: clap_complete::Shell,
+}
+
+impl CompletionsArgs {
+    fn run(self) -> anyhow::Result<()> {
+        let mut text = Vec::new();
+        clap_complete::generate(self.shell, &mut Cli::command(), "kvasir", &mut text);
+        Ok(std::io::Write::write_all(&mut std::io::stdout(), &text)?)
+    }
 }
 
 /// Where the settings come from.
@@ -81,37 +98,40 @@ impl ConfigFlags {
     }
 }
 
-/// Which host to talk to.
+/// Which host to talk to, and who we are.
 #[derive(Args, Clone, Debug)]
 struct HostFlags {
     /// Data plane of the host: unix:PATH or tcp:ADDRESS:PORT. Default: the socket in the settings.
     #[arg(long, value_name = "ENDPOINT", env = "KVASIR_HOST")]
     host: Option<String>,
-    /// Control address of the host, by number or name. Default: listen.grpc in the settings.
-    #[arg(long, value_name = "ADDRESS:PORT", env = "KVASIR_GRPC")]
+    /// Control of the host: unix:PATH or HOST:PORT. Default: the control socket in the settings.
+    #[arg(long, value_name = "ENDPOINT", env = "KVASIR_GRPC")]
     grpc: Option<String>,
+    /// Token to show over TCP (`kvasir token new` makes one). Better in the variable than in the list of processes.
+    #[arg(long, value_name = "TOKEN", env = "KVASIR_TOKEN", hide_env_values = true, default_value = "")]
+    token: String,
     #[command(flatten)]
     settings: ConfigFlags,
 }
 
 impl HostFlags {
-    /// A connection for moving bytes.
+    /// A connection for bytes.
     fn data(&self) -> anyhow::Result<Client> {
         let endpoint = match &self.host {
             Some(text) => text.strip_prefix("tcp:").unwrap_or(text).parse()?,
             None => Endpoint::Unix(self.settings.load()?.node.socket),
         };
-        Ok(Client::connect(&endpoint, Options::default())?)
+        Ok(Client::connect(&endpoint, Options { token: self.token.clone(), ..Options::default() })?)
     }
 
     /// Runs a control call to its end.
     fn control<R>(&self, call: impl AsyncFnOnce(Control) -> Result<R, ControlError>) -> anyhow::Result<R> {
         let addr = match &self.grpc {
-            Some(addr) => addr.clone(),
-            None => self.settings.load()?.listen.grpc.to_string(),
+            Some(text) => text.parse()?,
+            None => ControlAddr::Unix(self.settings.load()?.node.control),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(runtime.block_on(async { call(Control::connect(addr).await?).await })?)
+        Ok(runtime.block_on(async { call(Control::connect(&addr, &self.token).await?).await })?)
     }
 }
 
@@ -162,6 +182,8 @@ impl Cli {
             Command::Topology(args) => args.run().map(done),
             Command::Node(args) => args.run().map(done),
             Command::Push(args) => args.run(),
+            Command::Token(args) => args.run().map(done),
+            Command::Completions(args) => args.run().map(done),
         }
     }
 }

@@ -118,7 +118,8 @@ impl ReplayArgs {
         let block_bytes = u32::try_from(self.block_bytes.0).unwrap_or(u32::MAX);
         store::check_block_bytes(block_bytes)?;
         let (trace, progress) = self.open()?;
-        let options = Options { namespace: "replay".into(), ..Options::default() };
+        let token = std::env::var("KVASIR_TOKEN").unwrap_or_default();
+        let options = Options { namespace: "replay".into(), token, ..Options::default() };
         let mut session = Session::new(Client::connect(&host, options)?, block_bytes)?;
         let pace = self.speed.map_or(Pace::Unpaced, Pace::Speed);
         let mut report = store::replay(&mut session, trace, pace)?;

@@ -3,6 +3,7 @@
 use super::ConfigFlags;
 use crate::daemon::{Daemon, Running};
 use anyhow::Context;
+use std::net::SocketAddr;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Run a host until SIGTERM or SIGINT.
@@ -43,26 +44,28 @@ impl ServeArgs {
 
     fn announce(&self, running: &Running) {
         let host = running.host();
-        let (node, socket) = (&host.config.node.name, running.socket_path().display());
-        let (grpc, http, data) = (running.grpc_addr(), running.http_addr(), running.data_addr());
+        let (node, addrs) = (&host.config.node.name, &host.addrs);
+        let (socket, control) = (running.socket_path().display(), running.control_path().display());
+        let text = |addr: Option<SocketAddr>| addr.map(|addr| addr.to_string());
         if self.json {
-            let (grpc, http, data, socket) =
-                (grpc.to_string(), http.to_string(), data.to_string(), socket.to_string());
-            let cluster = running.host().addrs.cluster.map(|addr| addr.to_string());
             println!(
                 "{}",
                 serde_json::json!({
-                    "node": node, "grpc": grpc, "http": http, "data": data, "socket": socket, "cluster": cluster,
+                    "node": node, "grpc": text(addrs.grpc), "http": addrs.http.to_string(), "data": text(addrs.data),
+                    "socket": socket.to_string(), "control": control.to_string(), "cluster": text(addrs.cluster),
                 })
             );
             return;
         }
+        let over_tcp =
+            |addr| text(addr).map_or(String::new(), |addr| format!(", {addr} over TCP with a token"));
         println!("kvasir {} serves as {node}", env!("CARGO_PKG_VERSION"));
-        println!("  data     {socket} on this machine, {data} over TCP");
-        println!("  control  {grpc} (gRPC)");
+        println!("  data     {socket}{}", over_tcp(addrs.data));
+        println!("  control  {control}{}", over_tcp(addrs.grpc));
         if let Some(cluster) = host.addrs.cluster {
             println!("  cluster  {cluster}, {} peers", host.config.cluster.peers.len());
         }
-        println!("  metrics  http://{http}/metrics, health http://{http}/readyz?verbose");
+        println!("  metrics  curl --unix-socket {control} http://kvasir/metrics");
+        println!("  health   http://{}/readyz?verbose", addrs.http);
     }
 }

@@ -22,7 +22,7 @@ fn a_relative_data_folder_stands_for_one_below_where_the_host_starts() {
 #[test]
 fn no_file_is_needed() {
     let config = load(None, &[], &[]).unwrap();
-    assert_eq!(config.listen.grpc, "127.0.0.1:7420".parse().unwrap());
+    assert_eq!((config.listen.grpc.0, config.listen.data.0), (None, None));
     assert!(!config.node.name.is_empty());
     assert_eq!(config.node.socket, config.node.data_dir.join("kvasir.sock"));
 }
@@ -91,7 +91,12 @@ fn bad_forms_say_what_and_where() {
     };
     check(Some("[store\n"), &[], &[], &["FILE is not valid TOML", "line 1"]);
     check(Some("[stor]\nx = 1\n"), &[], &[], &["FILE: unknown key `stor.x`", "did you mean `store`?"]);
-    check(Some("[stor]\n"), &[], &[], &["FILE: unknown key `stor`", "sections: cluster, conductor, listen"]);
+    check(
+        Some("[stor]\n"),
+        &[],
+        &[],
+        &["FILE: unknown key `stor`", "sections: access, cluster, conductor, listen"],
+    );
     check(Some("store = 3\n"), &[], &[], &["`store` cannot be 3: it is a section"]);
     check(
         Some("[store]\npool_byte = \"1GiB\"\n"),
@@ -156,7 +161,12 @@ fn bad_forms_say_what_and_where() {
         &["listen.grpc=0.0.0.0:7420"],
         &["`listen.grpc` = 0.0.0.0:7420 is not loopback", "allow_remote"],
     );
-    check(None, &[], &["listen.http=127.0.0.1:7420"], &["`listen.http`", "is taken by listen.grpc"]);
+    check(
+        None,
+        &[],
+        &["listen.grpc=127.0.0.1:7420", "listen.http=127.0.0.1:7420"],
+        &["`listen.http`", "is taken by listen.grpc"],
+    );
     check(None, &[], &["listen.grpc=localhost"], &["--set listen.grpc=localhost", "socket address"]);
     check(None, &[], &["node.name=a b"], &["`node.name` = a b must be"]);
     check(

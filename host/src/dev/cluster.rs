@@ -2,11 +2,13 @@
 
 use super::instance::{self, Instance};
 use super::{Plan, Swap};
-use crate::config::{Config, Size};
+use crate::access::tokens::Tokens;
+use crate::config::{Config, Door, Size};
 use crate::daemon::{Daemon, Running};
 use anyhow::{Context, Result};
-use kvasir_client::control::{Control, PolicySource};
+use kvasir_client::control::{Control, ControlAddr, PolicySource};
 use kvasir_client::data::{Client, Endpoint, Options};
+use kvasir_dataplane::server::access::Role;
 use kvasir_proto as proto;
 use std::path::Path;
 use std::sync::Arc;
@@ -47,11 +49,17 @@ impl Cluster {
         for i in 0..plan.hosts {
             let name = format!("host-{i}");
             let running = Daemon::start(config(plan, folder, &name))?;
-            let control = Control::connect(running.grpc_addr()).await?;
-            let options = Options { namespace: "kvasir-dev".into(), ..Options::default() };
+            let control = ControlAddr::Unix(running.control_path().into());
+            let control = Control::connect(&control, "").await?;
+            let tokens = Tokens::in_folder(&running.host().config.node.data_dir);
+            let token = tokens.create(&[Role::Engine], 0, None)?;
+            let options = Options { namespace: "kvasir-dev".into(), token, ..Options::default() };
             let socket = Endpoint::Unix(running.socket_path().into());
             let local = Arc::new(Client::connect(&socket, options.clone())?);
-            let remote = Arc::new(Client::connect(&Endpoint::Tcp(running.data_addr()), options)?);
+            let remote = Arc::new(Client::connect(
+                &Endpoint::Tcp(running.data_addr().context("a data port")?),
+                options,
+            )?);
             let mut conductor =
                 hosts.first().map_or_else(|| control.conductor.clone(), |h| h.control.conductor.clone());
             let registration = proto::RegisterRequest {
@@ -138,9 +146,9 @@ fn config(plan: &Plan, folder: &Path, name: &str) -> Config {
     config.node.name = name.into();
     config.node.data_dir = folder.join(name);
     config.node.socket = folder.join(name).join("kvasir.sock");
-    config.listen.grpc = any_port;
+    config.node.control = folder.join(name).join("control.sock");
     config.listen.http = any_port;
-    config.listen.data = any_port;
+    config.listen.data = Door(Some(any_port));
     config.store.pool_bytes = Size(plan.pool_bytes);
     config.store.block_slots = (plan.pool_bytes / u64::from(plan.block_bytes) + SLOTS_SPARE) as u32;
     config.policy.dir = folder.join(name).join("policies");

@@ -13,27 +13,29 @@ type Stamp = Option<(u64, SystemTime)>;
 /// Starts the thread; it ends with the host.
 pub(super) fn start(host: &Arc<PolicyHost>, folder: PathBuf) -> Result<(), Error> {
     std::fs::create_dir_all(&folder).map_err(|source| Error::Read { path: folder.clone(), source })?;
-    let restored = SlotKind::ALL.map(|slot| host.was_restored(slot));
+    // Files present at the first start are loaded too: the folder says what shall serve. Later, what was
+    // loaded last has been restored, and may be newer than the file.
+    let seen = |slot| host.was_restored(slot).then(|| stamp(&path(&folder, slot))).flatten();
+    let loaded = SlotKind::ALL.map(seen);
     let host = Arc::downgrade(host);
     let thread = std::thread::Builder::new().name("kvasir-watch".into());
-    let watch = move || watch(&host, &folder, restored);
+    let watch = move || watch(&host, &folder, loaded);
     thread.spawn(watch).map(drop).map_err(|e| Error::Engine(format!("cannot start the watch thread: {e}")))
 }
 
-fn watch(host: &Weak<PolicyHost>, folder: &Path, restored: [bool; 4]) {
-    let path = |slot: SlotKind| folder.join(slot.as_str()).with_extension("wasm");
-    // Files present at the first start are loaded too: the folder says what shall serve. Later, what was
-    // loaded last has been restored, and may be newer than the file.
-    let seen = |slot: SlotKind| restored[slot as usize].then(|| stamp(&path(slot))).flatten();
-    let mut loaded: [Stamp; 4] = SlotKind::ALL.map(seen);
+fn path(folder: &Path, slot: SlotKind) -> PathBuf {
+    folder.join(slot.as_str()).with_extension("wasm")
+}
+
+fn watch(host: &Weak<PolicyHost>, folder: &Path, mut loaded: [Stamp; 4]) {
     let mut last: [Stamp; 4] = [None; 4];
     while let Some(host) = host.upgrade() {
         for (i, slot) in SlotKind::ALL.into_iter().enumerate() {
-            let now = stamp(&path(slot));
+            let now = stamp(&path(folder, slot));
             // A file that is still being written changes between two looks.
             if now.is_some() && now == last[i] && now != loaded[i] {
                 loaded[i] = now;
-                load(&host, slot, path(slot));
+                load(&host, slot, path(folder, slot));
             }
             last[i] = now;
         }

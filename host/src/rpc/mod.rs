@@ -9,18 +9,21 @@ mod validate;
 
 use crate::host::Host;
 use crate::metrics::Metrics;
+use axum::Router;
 use kvasir_dataplane::{BATCH_MAX, BlockKey};
 use kvasir_proto as proto;
 use proto::conductor_server::ConductorServer;
 use proto::node_server::NodeServer;
 use proto::policy_admin_server::PolicyAdminServer;
 use proto::store_server::StoreServer;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio_stream::wrappers::TcpListenerStream;
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::Status;
+use tonic::service::Routes;
 
 /// Largest request, but for components. 4,096 keys are 72 KiB, a chain of 2^16 blocks 512 KiB.
 const REQUEST_BYTES_MAX: usize = 4 << 20;
@@ -30,53 +33,45 @@ const ENVELOPE_BYTES: usize = 1 << 20;
 const STREAMS_MAX: u32 = 256;
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// Starts the control services of a host on listeners that are bound already; they end when
-/// `stopping` turns true.
+/// What the control services listen on, bound already.
+pub struct Listeners {
+    pub unix: UnixListener,
+    pub grpc: Option<TcpListener>,
+    pub http: TcpListener,
+}
+
+/// Starts the control services of a host; they end when `stopping` turns true.
 ///
 /// # Errors
 /// A listener cannot be handed to the runtime.
 pub fn spawn(
     runtime: &tokio::runtime::Runtime,
     host: &Arc<Host>,
-    grpc: TcpListener,
-    http: TcpListener,
+    listeners: Listeners,
     stopping: &watch::Receiver<bool>,
 ) -> std::io::Result<()> {
     let _context = runtime.enter();
-    let grpc = TcpListenerStream::new(tokio::net::TcpListener::from_std(grpc)?);
-    let http = tokio::net::TcpListener::from_std(http)?;
-    let component = host.config.policy.component_bytes_max.0 as usize + ENVELOPE_BYTES;
-    let server = tonic::transport::Server::builder()
-        .max_concurrent_streams(STREAMS_MAX)
-        .http2_keepalive_interval(Some(KEEPALIVE))
-        .tcp_nodelay(true)
-        .add_service(
-            StoreServer::new(store::Service(Arc::clone(host))).max_decoding_message_size(REQUEST_BYTES_MAX),
-        )
-        .add_service(
-            ConductorServer::new(conductor::ConductorService::new(Arc::clone(host)))
-                .max_decoding_message_size(REQUEST_BYTES_MAX),
-        )
-        .add_service(
-            PolicyAdminServer::new(policy_admin::Service(Arc::clone(host)))
-                .max_decoding_message_size(component),
-        )
-        .add_service(
-            NodeServer::new(node::Service(Arc::clone(host))).max_decoding_message_size(REQUEST_BYTES_MAX),
-        );
-    let stopped = stop_signal(stopping);
-    runtime.spawn(async move {
-        if let Err(error) = server.serve_with_incoming_shutdown(grpc, stopped).await {
-            tracing::error!(%error, "the gRPC server ended");
-        }
-    });
-    let pages = axum::serve(http, http::pages(Arc::clone(host), Metrics::new(&host.config.node.name)))
-        .with_graceful_shutdown(stop_signal(stopping));
-    runtime.spawn(async move {
-        if let Err(error) = pages.await {
-            tracing::error!(%error, "the HTTP server ended");
-        }
-    });
+    let guarded = |router: Router| {
+        router.layer(axum::middleware::from_fn_with_state(host.door.clone(), crate::access::door::guard))
+    };
+    let pages = http::pages(Arc::clone(host), Metrics::new(&host.config.node.name));
+    // The pages are on the Unix socket too, for callers that the kernel knows and that have no token.
+    let unix = guarded(services(host).into_axum_router().merge(pages.clone()));
+    listeners.unix.set_nonblocking(true)?;
+    let incoming = UnixListenerStream::new(tokio::net::UnixListener::from_std(listeners.unix)?);
+    let served = server().accept_http1(true).add_routes(Routes::from(unix));
+    let served = served.serve_with_incoming_shutdown(incoming, stop_signal(stopping));
+    runtime.spawn(ended("the control socket", served));
+    if let Some(grpc) = listeners.grpc {
+        let incoming = TcpListenerStream::new(tokio::net::TcpListener::from_std(grpc)?);
+        let served = server().add_routes(Routes::from(guarded(services(host).into_axum_router())));
+        let served = served.serve_with_incoming_shutdown(incoming, stop_signal(stopping));
+        runtime.spawn(ended("the gRPC port", served));
+    }
+    let http = tokio::net::TcpListener::from_std(listeners.http)?;
+    let pages = guarded(pages).into_make_service_with_connect_info::<SocketAddr>();
+    let pages = axum::serve(http, pages).with_graceful_shutdown(stop_signal(stopping));
+    runtime.spawn(ended("the HTTP port", pages.into_future()));
     runtime.spawn(crate::conductor::run(
         Arc::clone(&host.conductor),
         Arc::clone(&host.policies),
@@ -85,6 +80,31 @@ pub fn spawn(
         stop_signal(stopping),
     ));
     Ok(())
+}
+
+fn server() -> tonic::transport::Server {
+    tonic::transport::Server::builder()
+        .max_concurrent_streams(STREAMS_MAX)
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .tcp_nodelay(true)
+}
+
+fn services(host: &Arc<Host>) -> Routes {
+    let component = host.config.policy.component_bytes_max.0 as usize + ENVELOPE_BYTES;
+    let store = StoreServer::new(store::Service(Arc::clone(host)));
+    let conductor = ConductorServer::new(conductor::ConductorService::new(Arc::clone(host)));
+    let policies = PolicyAdminServer::new(policy_admin::Service(Arc::clone(host)));
+    let node = NodeServer::new(node::Service(Arc::clone(host)));
+    Routes::new(store.max_decoding_message_size(REQUEST_BYTES_MAX))
+        .add_service(conductor.max_decoding_message_size(REQUEST_BYTES_MAX))
+        .add_service(policies.max_decoding_message_size(component))
+        .add_service(node.max_decoding_message_size(REQUEST_BYTES_MAX))
+}
+
+async fn ended<E: std::fmt::Display>(what: &str, served: impl Future<Output = Result<(), E>>) {
+    if let Err(error) = served.await {
+        tracing::error!(%error, "{what} ended");
+    }
 }
 
 fn stop_signal(stopping: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send + use<> {

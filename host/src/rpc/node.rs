@@ -18,9 +18,9 @@ impl Node for Service {
             node: host.config.node.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_ms: host.clock.now_ms(),
-            grpc: host.addrs.grpc.to_string(),
+            grpc: host.addrs.grpc.map_or(String::new(), |addr| addr.to_string()),
             http: host.addrs.http.to_string(),
-            data: host.addrs.data.to_string(),
+            data: host.addrs.data.map_or(String::new(), |addr| addr.to_string()),
             socket: host.config.node.socket.display().to_string(),
             draining: host.draining.load(Relaxed),
         }))

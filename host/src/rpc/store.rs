@@ -121,7 +121,7 @@ impl Store for Service {
         let node = &self.0.config.node;
         Ok(Response::new(proto::EndpointsResponse {
             node: node.name.clone(),
-            data: self.0.addrs.data.to_string(),
+            data: self.0.addrs.data.map_or(String::new(), |addr| addr.to_string()),
             socket: node.socket.display().to_string(),
         }))
     }

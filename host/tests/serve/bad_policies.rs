@@ -1,12 +1,11 @@
 //! Policies that misbehave, and files that are no policies, in a host that serves real traffic.
 
 use crate::process::{Host, Transport, content};
-use kvasir_client::control::{Control, PolicySource};
+use kvasir_client::control::{Control, ControlAddr, PolicySource};
 use kvasir_client::data::{ClientError, Put};
 use kvasir_dataplane::{BlockKey, BlockMeta};
 use kvasir_proto::{self as proto, schedule_response::Decision};
 use kvasir_tests::{bytes_of_100_mb, guest, import_not_granted, wrong_version};
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -37,9 +36,9 @@ struct Traffic {
 
 impl Traffic {
     /// Registers a pair of instances and one that drains, then schedules and completes without pause.
-    fn schedule(&self, grpc: SocketAddr) {
+    fn schedule(&self, control: &ControlAddr) {
         runtime().block_on(async {
-            let mut conductor = Control::connect(grpc).await.unwrap().conductor;
+            let mut conductor = Control::connect(control, "").await.unwrap().conductor;
             for (name, prefill) in [("drains", true), ("p", true), ("d", false)] {
                 let instance = proto::RegisterRequest {
                     name: name.into(),
@@ -137,14 +136,14 @@ fn a_bad_policy_under_load_fails_no_request_and_goes_out_of_service() {
     let traffic = Traffic::default();
     std::thread::scope(|scope| {
         let threads = [
-            scope.spawn(|| traffic.schedule(host.grpc())),
+            scope.spawn(|| traffic.schedule(&host.control())),
             scope.spawn(|| traffic.store(&host, Transport::Unix)),
             scope.spawn(|| traffic.store(&host, Transport::Tcp)),
         ];
         let harm = scope.spawn(|| {
             let _stop = StopOnDrop(&traffic.stop);
             runtime().block_on(async {
-                let mut control = Control::connect(host.grpc()).await.unwrap();
+                let mut control = Control::connect(&host.control(), "").await.unwrap();
                 for mode in ["loop", "trap", "grow", "out-of-range", "unavailable", "false-transfer"] {
                     harm(&mut control, "scheduler", mode, &traffic).await;
                 }
@@ -193,7 +192,7 @@ fn what_is_no_policy_is_refused_over_the_wire_and_the_running_policy_stays() {
         ("scheduler", import_not_granted(), "wasi:sockets/tcp@0.2.10"),
     ];
     runtime().block_on(async {
-        let mut control = Control::connect(host.grpc()).await.unwrap();
+        let mut control = Control::connect(&host.control(), "").await.unwrap();
         let list = proto::ListPoliciesRequest {};
         let serving = |list: proto::ListPoliciesResponse| {
             list.policies.into_iter().map(|p| (p.name, p.digest, p.generation)).collect::<Vec<_>>()

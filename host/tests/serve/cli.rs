@@ -13,9 +13,10 @@ fn a_trace_goes_through_a_host_byte_for_byte() {
         let key = if kind == "unix:" { "socket" } else { "data" };
         kind.to_owned() + host.addr(key)
     });
+    let token = host.token();
     let replay = |target: &str, more: &[&str]| {
         let args = ["replay", "--mode", "store", "--json", "--trace", trace, "--host", target];
-        let output = host.run(&[&args, more].concat(), b"");
+        let output = host.run_with(&[&args, more].concat(), b"", &token);
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
     };
@@ -48,7 +49,8 @@ fn blocks_go_in_and_out_and_codes_tell_how_it_went() {
     host.check(&["put", "a"], b"some bytes", 0, "stored already");
     assert_eq!(host.run(&["get", "a"], b"").stdout, b"some bytes");
     let tcp = format!("tcp:{}", host.addr("data"));
-    assert_eq!(host.run(&["get", "a", "--host", &tcp], b"").stdout, b"some bytes");
+    assert_eq!(host.run_with(&["get", "a", "--host", &tcp], b"", &host.token()).stdout, b"some bytes");
+    host.check(&["get", "a", "--host", &tcp], b"", 2, "a token is needed over TCP");
     let file = dir.path().join("out");
     host.check(&["get", "a", file.to_str().unwrap()], b"", 0, "");
     assert_eq!(std::fs::read(file).unwrap(), b"some bytes");

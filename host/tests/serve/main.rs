@@ -1,5 +1,6 @@
 //! A whole host: in this process over its services, and as the real binary over its commands.
 
+mod access;
 mod bad_policies;
 mod cli;
 mod crash;

@@ -1,8 +1,9 @@
 //! A host as its users run it: the real binary in a process of its own.
 
+use kvasir_client::control::ControlAddr;
 use kvasir_client::data::{Client, Endpoint, Options};
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -54,14 +55,14 @@ impl Host {
 
     /// On ports that stay free while it is down, for [`Self::restart`].
     pub(crate) fn start_to_restart(dir: &Path, set: &[&str]) -> Self {
-        let ports = ["grpc", "http", "data"].map(|key| format!("listen.{key}=127.0.0.1:{}", quiet_port()));
+        let ports = ["http", "data"].map(|key| format!("listen.{key}=127.0.0.1:{}", quiet_port()));
         let all: Vec<_> = ports.iter().map(String::as_str).chain(set.iter().copied()).collect();
         Self::start_with(dir, &all)
     }
 
     /// The same folder, ports and socket as `self` had, after a `kill -9`.
     pub(crate) fn restart(mut self, dir: &Path, set: &[&str]) -> Self {
-        let ports = ["grpc", "http", "data"].map(|key| format!("listen.{key}={}", self.addr(key)));
+        let ports = ["http", "data"].map(|key| format!("listen.{key}={}", self.addr(key)));
         let socket = self.addr("socket").to_owned();
         self.kill();
         let all: Vec<_> = ports.iter().map(String::as_str).chain(set.iter().copied()).collect();
@@ -75,8 +76,29 @@ impl Host {
         self.addrs[key].as_str().unwrap()
     }
 
-    pub(crate) fn grpc(&self) -> SocketAddr {
-        self.addr("grpc").parse().unwrap()
+    pub(crate) fn control(&self) -> ControlAddr {
+        ControlAddr::Unix(self.addr("control").into())
+    }
+
+    /// A token of this host that allows everything, made by its own command.
+    pub(crate) fn token(&self) -> String {
+        self.token_for(&["--role", "operator"])
+    }
+
+    /// A page, over the control socket.
+    pub(crate) fn page(&self, path: &str) -> String {
+        let mut stream = std::os::unix::net::UnixStream::connect(self.addr("control")).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        std::io::read_to_string(stream).unwrap()
+    }
+
+    pub(crate) fn token_for(&self, args: &[&str]) -> String {
+        let mut command = Command::new(KVASIR);
+        command.args(["token", "new"]).args(args).arg("--set");
+        command.arg(format!("node.data_dir={}", Path::new(self.addr("control")).parent().unwrap().display()));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
     pub(crate) fn endpoint(&self, transport: Transport) -> Endpoint {
@@ -87,14 +109,24 @@ impl Host {
     }
 
     pub(crate) fn client(&self, transport: Transport) -> Client {
-        Client::connect(&self.endpoint(transport), Options::default()).unwrap()
+        let token = match transport {
+            Transport::Unix => String::new(),
+            Transport::Tcp => self.token(),
+        };
+        Client::connect(&self.endpoint(transport), Options { token, ..Options::default() }).unwrap()
     }
 
     pub(crate) fn run(&self, args: &[&str], input: &[u8]) -> Output {
+        self.run_with(args, input, "")
+    }
+
+    /// As a caller with a token.
+    pub(crate) fn run_with(&self, args: &[&str], input: &[u8], token: &str) -> Output {
         let mut command = Command::new(KVASIR);
         command.args(args);
         command.env("KVASIR_HOST", format!("unix:{}", self.addr("socket")));
-        command.env("KVASIR_GRPC", self.addr("grpc"));
+        command.env("KVASIR_TOKEN", token);
+        command.env("KVASIR_GRPC", format!("unix:{}", self.addr("control")));
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = piped.spawn().unwrap();
         // A command that refuses its arguments does not read.
@@ -177,7 +209,7 @@ pub(crate) fn serve(dir: &Path) -> Command {
         command.args(["--set", set]);
     }
     command.arg("--set").arg(format!("node.data_dir={}", dir.display()));
-    for key in ["grpc", "http", "data"] {
+    for key in ["http", "data"] {
         command.arg("--set").arg(format!("listen.{key}=127.0.0.1:0"));
     }
     command

@@ -2,7 +2,6 @@
 
 use crate::process::{Host, Transport, content, quiet_port};
 use kvasir_dataplane::{BlockKey, BlockMeta};
-use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
@@ -72,10 +71,7 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
 
 /// The sum of the metric's rows that hold `label`.
 pub(crate) fn metric(host: &Host, name: &str, label: &str) -> u64 {
-    let mut stream = std::net::TcpStream::connect(host.addr("http")).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
+    let text = host.page("/metrics");
     let head = format!("{name}{{");
     let rows = text.lines().filter(|row| row.starts_with(&head) && row.contains(label));
     rows.map(|row| row.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64).sum()
@@ -331,8 +327,15 @@ fn a_put_that_asks_for_copies_goes_where_there_is_room() {
     assert_eq!((place(2).node.as_str(), place(2).endpoint), ("host-0", None));
     let file = plan.dir.path().join("block");
     std::fs::write(&file, content(1, BLOCK)).unwrap();
-    let put =
-        |name, part| hosts[0].check(&["put", "--copies", "2", name, file.to_str().unwrap()], b"", 0, part);
+    // The other host takes the same token.
+    let token = hosts[0].token_for(&["--role", "engine"]);
+    std::fs::copy(plan.folder(0).join("tokens.json"), plan.folder(1).join("tokens.json")).unwrap();
+    let put = |name, part| {
+        let put = hosts[0].run_with(&["put", "--copies", "2", name, file.to_str().unwrap()], b"", &token);
+        let text = String::from_utf8([put.stdout, put.stderr].concat()).unwrap();
+        assert!(put.status.success() && text.contains(part), "{text}");
+        text
+    };
     assert!(!put("a", "stored 16384 B").contains(" on "));
 
     // Until less than an eighth of its pool is free; the other host has most of its own free.

@@ -1,7 +1,9 @@
+use kvasir::access::tokens::Tokens;
 use kvasir::config::Config;
 use kvasir::daemon::{Daemon, Running};
-use kvasir_client::control::{Control, PolicySource};
+use kvasir_client::control::{Control, ControlAddr, PolicySource};
 use kvasir_client::data::{Client, Endpoint, Options, Put};
+use kvasir_dataplane::server::access::Role;
 use kvasir_dataplane::{BlockKey, BlockMeta};
 use kvasir_proto::{self as proto, complete_request::Stage, schedule_response::Decision};
 use std::path::Path;
@@ -9,7 +11,6 @@ use std::path::Path;
 fn start(dir: &Path, set: &[&str]) -> Running {
     let mut all = vec![
         format!("node.data_dir={}", dir.display()),
-        "listen.grpc=127.0.0.1:0".into(),
         "listen.http=127.0.0.1:0".into(),
         "listen.data=127.0.0.1:0".into(),
         "store.pool_bytes=8MiB".into(),
@@ -22,6 +23,10 @@ fn start(dir: &Path, set: &[&str]) -> Running {
     ];
     all.extend(set.iter().map(|s| s.to_string()));
     Daemon::start(Config::load(None, [], &all).unwrap()).unwrap()
+}
+
+fn control(running: &Running) -> ControlAddr {
+    ControlAddr::Unix(running.control_path().into())
 }
 
 fn block_on<R>(work: impl Future<Output = R>) -> R {
@@ -43,7 +48,7 @@ fn a_full_pool_makes_room_and_a_swap_loses_nothing() {
         if n % 512 == 0 {
             let name = ["lru", "sieve", "fifo", "workload-aware"][n as usize / 512];
             block_on(async {
-                let mut control = Control::connect(running.grpc_addr()).await.unwrap();
+                let mut control = Control::connect(&control(&running), "").await.unwrap();
                 let loaded =
                     control.load_policy("evictor", PolicySource::Builtin(name.into()), &[]).await.unwrap();
                 assert_eq!(loaded.name, name);
@@ -75,7 +80,7 @@ fn requests_go_where_their_prefix_is() {
     let dir = tempfile::tempdir().unwrap();
     let running = start(dir.path(), &[]);
     block_on(async {
-        let mut c = Control::connect(running.grpc_addr()).await.unwrap().conductor;
+        let mut c = Control::connect(&control(&running), "").await.unwrap().conductor;
         let register = |name: &str, prefill, decode| proto::RegisterRequest {
             name: name.into(),
             prefill,
@@ -145,11 +150,13 @@ fn requests_go_where_their_prefix_is() {
 fn the_store_and_the_node_answer() {
     let dir = tempfile::tempdir().unwrap();
     let running = start(dir.path(), &["node.name=n1"]);
-    let client = Client::connect(&Endpoint::Tcp(running.data_addr()), Options::default()).unwrap();
+    let token = Tokens::in_folder(dir.path()).create(&[Role::Engine], 0, None).unwrap();
+    let tcp = Endpoint::Tcp(running.data_addr().unwrap());
+    let client = Client::connect(&tcp, Options { token, ..Options::default() }).unwrap();
     let key = BlockKey::from_name("a");
     client.put(&BlockMeta::single(key, 3), b"abc").unwrap();
     block_on(async {
-        let mut control = Control::connect(running.grpc_addr()).await.unwrap();
+        let mut control = Control::connect(&control(&running), "").await.unwrap();
         let keys = vec![key.0.to_be_bytes().to_vec(), vec![0; 16]];
         let exists =
             control.store.exists(proto::ExistsRequest { keys: keys.clone() }).await.unwrap().into_inner();
@@ -164,7 +171,7 @@ fn the_store_and_the_node_answer() {
         let listed = control.store.list(proto::ListRequest { from: 0, max: 10 }).await.unwrap().into_inner();
         assert_eq!(listed.blocks.len(), 1);
         let info = control.node.info(proto::InfoRequest {}).await.unwrap().into_inner();
-        assert_eq!((info.node.as_str(), info.data), ("n1", running.data_addr().to_string()));
+        assert_eq!((info.node.as_str(), info.data), ("n1", running.data_addr().unwrap().to_string()));
         assert!(control.node.ready(proto::ReadyRequest {}).await.unwrap().into_inner().ready);
         control.node.drain(proto::DrainRequest { resume: false }).await.unwrap();
         assert!(!control.node.ready(proto::ReadyRequest {}).await.unwrap().into_inner().ready);
@@ -179,16 +186,21 @@ fn the_store_and_the_node_answer() {
 #[test]
 fn a_client_connects_by_name_and_does_not_wait_for_ever() {
     let dir = tempfile::tempdir().unwrap();
-    let running = start(dir.path(), &[]);
+    let running = start(dir.path(), &["listen.grpc=127.0.0.1:0"]);
+    let token = Tokens::in_folder(dir.path()).create(&[Role::Observer], 0, None).unwrap();
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     block_on(async {
-        let port = running.grpc_addr().port();
-        let mut control = Control::connect(format!("localhost:{port}")).await.unwrap();
+        let port = running.grpc_addr().unwrap().port();
+        let mut control =
+            Control::connect(&format!("localhost:{port}").parse().unwrap(), &token).await.unwrap();
         assert!(control.node.ready(proto::ReadyRequest {}).await.unwrap().into_inner().ready);
-        let unusable = Control::connect("localhost").await.unwrap_err().to_string();
-        assert!(unusable.contains("NAME:PORT"), "{unusable}");
+        let unusable = "localhost".parse::<ControlAddr>().unwrap_err().to_string();
+        assert!(unusable.contains("HOST:PORT"), "{unusable}");
         let soon = std::time::Duration::from_millis(10);
-        let mut deaf = Control::connect_with(silent.local_addr().unwrap(), soon).await.unwrap();
+        let mut deaf =
+            Control::connect_with(&ControlAddr::Tcp(silent.local_addr().unwrap().to_string()), "", soon)
+                .await
+                .unwrap();
         deaf.node.ready(proto::ReadyRequest {}).await.unwrap_err();
     });
 }

@@ -3,7 +3,6 @@
 use crate::process::{Host, Transport, content};
 use kvasir_dataplane::{BlockKey, BlockMeta};
 use std::collections::HashSet;
-use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 const BLOCK: u32 = 64 << 10;
@@ -27,10 +26,7 @@ fn settled(host: &Host, tier: &str) -> serde_json::Value {
 
 /// The value of the tier's row that begins like this.
 fn metric(host: &Host, name: &str, tier: &str) -> f64 {
-    let mut stream = std::net::TcpStream::connect(host.addr("http")).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
+    let text = host.page("/metrics");
     let mut rows =
         text.lines().filter(|row| row.starts_with(name) && row.contains(&format!("tier=\"{tier}\"")));
     let row = rows.next().unwrap_or_else(|| panic!("{name} in {text}"));

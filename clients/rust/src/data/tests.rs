@@ -6,11 +6,23 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use kvasir_protocol::clock::Clock;
+use kvasir_server::access::OwnUser;
 use kvasir_server::{Listen, ServeError, Server, ServerConfig};
 use kvasir_store::config::DramConfig;
 use kvasir_store::dram::DramStore;
 
 use super::*;
+
+/// What the tests' clients say over TCP.
+const TOKEN: &str = "only for tests";
+
+fn gate() -> Arc<OwnUser> {
+    Arc::new(OwnUser { token: Some(TOKEN.into()) })
+}
+
+fn options() -> Options {
+    Options { token: TOKEN.into(), ..Options::default() }
+}
 
 struct Host {
     dir: tempfile::TempDir,
@@ -22,9 +34,12 @@ impl Host {
     fn start(dram: DramConfig, config: ServerConfig) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(DramStore::open(dram).unwrap());
-        let listen =
-            Listen { unix: Some(dir.path().join("data.sock")), tcp: Some(([127, 0, 0, 1], 0).into()) };
-        let server = Server::start(Arc::clone(&store), &listen, config, Clock::start()).unwrap();
+        let listen = Listen {
+            unix: Some(dir.path().join("data.sock")),
+            tcp: Some(([127, 0, 0, 1], 0).into()),
+            ..Listen::default()
+        };
+        let server = Server::start(Arc::clone(&store), &listen, gate(), config, Clock::start()).unwrap();
         Self { dir, store, server: Some(server) }
     }
 
@@ -51,7 +66,7 @@ impl Host {
     }
 
     fn both(&self) -> [Client; 2] {
-        [self.unix(), self.tcp()].map(|endpoint| Client::connect(&endpoint, Options::default()).unwrap())
+        [self.unix(), self.tcp()].map(|endpoint| Client::connect(&endpoint, options()).unwrap())
     }
 
     /// Waits until the server has noticed that clients are gone.
@@ -230,8 +245,14 @@ fn a_client_that_dies_in_a_put_leaves_nothing() {
     // Over TCP: half of the payload, then gone.
     let mut stream = TcpStream::connect(host.server().tcp_addr().unwrap()).unwrap();
     let mut frame = Vec::new();
-    Request::Hello { wants_write: true, wants_ring: false, tenant: 0, namespace: String::new() }
-        .encode(0, 0, &mut frame);
+    Request::Hello {
+        wants_write: true,
+        wants_ring: false,
+        tenant: 0,
+        namespace: String::new(),
+        token: TOKEN.into(),
+    }
+    .encode(0, 0, &mut frame);
     stream.write_all(&frame).unwrap();
     Request::Put(vec![(BlockMeta::single(key(1), 1 << 20), 0)]).encode(1, 1 << 20, &mut frame);
     stream.write_all(&frame).unwrap();
@@ -239,7 +260,7 @@ fn a_client_that_dies_in_a_put_leaves_nothing() {
     host.until(|host| host.store.metrics().reservations == 1);
     drop(stream);
     // Over the socket: reserved, never committed.
-    let client = Client::connect(&host.unix(), Options::default()).unwrap();
+    let client = Client::connect(&host.unix(), options()).unwrap();
     let reply = client.call(&Request::Reserve(vec![BlockMeta::single(key(2), 5000)])).unwrap();
     assert!(matches!(reply, Reply::Reserve(_)));
     drop(client);
@@ -251,6 +272,18 @@ fn a_client_that_dies_in_a_put_leaves_nothing() {
     let [client, _] = host.both();
     assert_eq!(client.exists(&[key(1), key(2)]).unwrap(), [false, false]);
     assert_eq!(put(&client, 1, 1 << 20).unwrap(), Put::Stored);
+}
+
+#[test]
+fn a_caller_without_a_token_gets_nowhere_over_tcp() {
+    let host = Host::small();
+    for token in ["", "a wrong one"] {
+        let options = Options { token: token.into(), ..Options::default() };
+        let refused = Client::connect(&host.tcp(), options).err().unwrap().to_string();
+        assert!(refused.contains("a token is needed") && refused.contains("kvasir token new"), "{refused}");
+    }
+    // On the Unix socket the kernel says who it is.
+    assert!(Client::connect(&host.unix(), Options::default()).is_ok());
 }
 
 #[test]
@@ -274,14 +307,14 @@ fn failures_are_told_apart() {
         assert!(matches!(found, Err(ClientError::Buffer { len: 10, .. })));
         assert_eq!(client.remove(&[key(1)]).unwrap(), [true], "the connection still works");
     }
-    let read_only = Options { write: false, ..Options::default() };
+    let read_only = Options { write: false, ..options() };
     for endpoint in [host.unix(), host.tcp()] {
         let client = Client::connect(&endpoint, read_only.clone()).unwrap();
         let text = put(&client, 1, 10).unwrap_err().to_string();
         assert!(text.contains("did not ask to write"), "{text}");
         assert!(matches!(client.exists(&[key(1)]), Err(ClientError::Closed { .. })));
     }
-    let nowhere = Client::connect(&"unix:/nowhere/at/all".parse().unwrap(), Options::default());
+    let nowhere = Client::connect(&"unix:/nowhere/at/all".parse().unwrap(), options());
     assert!(nowhere.err().unwrap().to_string().contains("no Kvasir host at unix:/nowhere/at/all"));
     assert_eq!("tcp:127.0.0.1:7".parse::<Endpoint>().unwrap(), "127.0.0.1:7".parse().unwrap());
     assert!("no-port".parse::<Endpoint>().unwrap_err().to_string().contains("host:port"));
@@ -293,7 +326,7 @@ fn connections_are_capped_and_come_back() {
     let host = Host::start(DramConfig { pool_bytes: 1 << 20, ..DramConfig::default() }, config);
     let [unix, tcp] = host.both();
     for endpoint in [host.unix(), host.tcp()] {
-        let refused = Client::connect(&endpoint, Options::default()).err().unwrap();
+        let refused = Client::connect(&endpoint, options()).err().unwrap();
         assert!(
             refused.retryable() && refused.to_string().contains("the most this host allows is 1"),
             "{refused}"
@@ -301,7 +334,7 @@ fn connections_are_capped_and_come_back() {
     }
     drop(tcp);
     host.until(|host| host.server().metrics().connections == 1);
-    assert!(Client::connect(&host.tcp(), Options::default()).is_ok());
+    assert!(Client::connect(&host.tcp(), options()).is_ok());
     assert!(unix.exists(&[key(1)]).is_ok());
     assert_eq!(host.server().metrics().refused, 2);
 }
@@ -318,7 +351,7 @@ fn a_connection_without_a_hello_does_not_keep_its_place() {
     host.until(|host| host.server().metrics().connections == 1);
     // Its kind is full; the other one is not.
     assert!(Client::connect(&host.unix(), Options::default()).is_ok());
-    host.until(|host| Client::connect(&host.tcp(), Options::default()).is_ok());
+    host.until(|host| Client::connect(&host.tcp(), options()).is_ok());
     drop(silent);
 }
 
@@ -327,8 +360,14 @@ fn what_comes_before_the_answer_to_the_hello_is_refused_and_not_lost() {
     let host = Host::small();
     let mut stream = UnixStream::connect(host.dir.path().join("data.sock")).unwrap();
     let (mut hello, mut early) = (Vec::new(), Vec::new());
-    Request::Hello { wants_write: true, wants_ring: true, tenant: 0, namespace: String::new() }
-        .encode(0, 0, &mut hello);
+    Request::Hello {
+        wants_write: true,
+        wants_ring: true,
+        tenant: 0,
+        namespace: String::new(),
+        token: String::new(),
+    }
+    .encode(0, 0, &mut hello);
     Request::Exists(vec![key(1)]).encode(1, 0, &mut early);
     stream.write_all(&[hello, early].concat()).unwrap();
     let mut answer = Vec::new();
@@ -342,8 +381,14 @@ fn noise_and_stalls_end_one_connection_only() {
     let host = Host::start(DramConfig { pool_bytes: 1 << 20, ..DramConfig::default() }, config);
     let addr = host.server().tcp_addr().unwrap();
     let mut hello = Vec::new();
-    Request::Hello { wants_write: true, wants_ring: false, tenant: 0, namespace: String::new() }
-        .encode(0, 0, &mut hello);
+    Request::Hello {
+        wants_write: true,
+        wants_ring: false,
+        tenant: 0,
+        namespace: String::new(),
+        token: TOKEN.into(),
+    }
+    .encode(0, 0, &mut hello);
     let mut greedy = Vec::new();
     Request::Put(vec![(BlockMeta::single(key(1), u32::MAX), 0)]).encode(1, u64::from(u32::MAX), &mut greedy);
     let mut early = Vec::new();
@@ -375,8 +420,8 @@ fn sockets_are_private_and_survive_a_crash() {
     let path = host.dir.path().join("data.sock");
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let start = |path: &std::path::Path, tcp| {
-        let listen = Listen { unix: Some(path.into()), tcp };
-        Server::start(Arc::clone(&host.store), &listen, ServerConfig::default(), Clock::start())
+        let listen = Listen { unix: Some(path.into()), tcp, ..Listen::default() };
+        Server::start(Arc::clone(&host.store), &listen, gate(), ServerConfig::default(), Clock::start())
     };
     assert!(matches!(start(&path, None), Err(ServeError::SocketInUse { .. })));
     let tcp = host.server().tcp_addr();
@@ -393,7 +438,7 @@ fn sockets_are_private_and_survive_a_crash() {
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(UnixStream::connect(&path).is_err());
     let server = start(&path, tcp).unwrap();
-    assert!(Client::connect(&Endpoint::Unix(path), Options::default()).is_ok());
+    assert!(Client::connect(&Endpoint::Unix(path), options()).is_ok());
     drop(server);
 }
 
@@ -414,8 +459,8 @@ fn a_pinned_block_stays_and_an_evicted_one_goes() {
     };
     let host = Host::start(dram, ServerConfig::default());
     for (round, endpoint) in [host.unix(), host.tcp()].into_iter().enumerate() {
-        let own = Client::connect(&endpoint, Options { tenant: 3, ..Options::default() }).unwrap();
-        let other = Client::connect(&endpoint, Options::default()).unwrap();
+        let own = Client::connect(&endpoint, Options { tenant: 3, ..options() }).unwrap();
+        let other = Client::connect(&endpoint, options()).unwrap();
         let keys: Vec<BlockKey> = (0..3).map(|n| BlockKey::from_name(&format!("{round}-{n}"))).collect();
         for &key in &keys {
             assert_eq!(own.put(&BlockMeta::single(key, 4096), &[7; 4096]).unwrap(), Put::Stored);

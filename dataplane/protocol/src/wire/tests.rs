@@ -34,7 +34,7 @@ fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
         (any::<(bool, bool)>(), any::<u16>(), ".{0,40}").prop_map(
             |((wants_write, wants_ring), tenant, namespace)| {
-                Request::Hello { wants_write, wants_ring, tenant, namespace }
+                Request::Hello { wants_write, wants_ring, tenant, namespace, token: "t".into() }
             }
         ),
         keys().prop_map(Request::Exists),

@@ -169,7 +169,7 @@ fn what_the_pool_cannot_hold_goes_down_and_comes_back() {
     let mut rig = Rig::new(64, vec![below.clone()], everything());
     for n in 0..200 {
         while matches!(rig.put(n), Reserve::Refused(_)) {
-            rig.offer(16, None);
+            rig.offer(16, Destination::HostDecides);
         }
     }
     let stats = rig.offload();
@@ -179,7 +179,7 @@ fn what_the_pool_cannot_hold_goes_down_and_comes_back() {
     assert!(!rig.in_dram(0) && rig.in_dram(199));
     // One batch, more than the pool can lend at once: the first ones come up, the others find no room.
     assert!((0..200).filter(|&n| matches!(rig.read(n), Read::Held(_) | Read::Onboarded(_))).count() == 200);
-    rig.offer(32, None);
+    rig.offer(32, Destination::HostDecides);
     let loaded = rig.onboard().loaded;
     assert!(rig.lent(0) && rig.in_dram(0), "a local reader's block is in the pool");
     assert_eq!((rig.onboard().loaded, rig.tiering.stats().loading_bytes), (loaded + 1, 0));
@@ -361,7 +361,7 @@ fn a_remote_reader_is_served_first_and_the_pool_gets_it_on_evidence() {
     rig.evict(1);
     (1..9).for_each(|n| assert!(matches!(rig.put(n), Reserve::Reserved(_))));
     for (turn, there) in [false, true].into_iter().enumerate() {
-        rig.offer(1, None);
+        rig.offer(1, Destination::HostDecides);
         let Read::Onboarded(block) = rig.read(0) else { panic!("turn {turn}") };
         rig.tiering.promote_on_evidence(&block, 0);
         assert_eq!(rig.in_dram(0), there, "turn {turn}");
@@ -453,7 +453,7 @@ fn damage_below_is_a_miss_unless_another_tier_has_the_block() {
     let (near, far) = (faulty(Tier::Nvme), memory(Tier::Remote));
     let mut rig = Rig::new(8, vec![near.clone(), far.clone()], everything());
     rig.put_all(0..2);
-    rig.offer(2, None);
+    rig.offer(2, Destination::HostDecides);
     crate::conformance::put(&*far, 1, PAGE).unwrap();
     rig.evict_ready();
     near.inject(Call::Get, Fault::Damaged);

@@ -4,6 +4,7 @@ use super::*;
 use crate::replay::generate::{self, Plan, Workload};
 use crate::replay::trace::Reader;
 use kvasir_client::data::{Endpoint, Options};
+use kvasir_dataplane::server::access::OwnUser;
 use kvasir_dataplane::server::{Listen, Server};
 use kvasir_dataplane::{Clock, DramConfig, DramStore, ServerConfig};
 use std::cmp::Reverse;
@@ -21,6 +22,13 @@ struct Host {
     evictor: Option<JoinHandle<()>>,
 }
 
+/// What clients over TCP show.
+const TOKEN: &str = "only for tests";
+
+fn options() -> Options {
+    Options { token: TOKEN.into(), ..Options::default() }
+}
+
 impl Host {
     fn start(pool_bytes: u64) -> Self {
         Self::with(DramConfig { pool_bytes, put_wait: Duration::from_secs(5), ..DramConfig::default() }, true)
@@ -29,10 +37,15 @@ impl Host {
     fn with(config: DramConfig, evicts: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let store = Arc::new(DramStore::open(config).unwrap());
-        let listen =
-            Listen { unix: Some(folder.path().join("data.sock")), tcp: Some(([127, 0, 0, 1], 0).into()) };
+        let listen = Listen {
+            unix: Some(folder.path().join("data.sock")),
+            tcp: Some(([127, 0, 0, 1], 0).into()),
+            ..Listen::default()
+        };
+        let gate = Arc::new(OwnUser { token: Some(TOKEN.into()) });
         let clock = Clock::start();
-        let server = Server::start(Arc::clone(&store), &listen, ServerConfig::default(), clock).unwrap();
+        let server =
+            Server::start(Arc::clone(&store), &listen, gate, ServerConfig::default(), clock).unwrap();
         let evicting = Arc::new(AtomicBool::new(evicts));
         let evictor = std::thread::spawn({
             let (store, evicting) = (Arc::clone(&store), Arc::clone(&evicting));
@@ -48,7 +61,7 @@ impl Host {
 
     fn sessions(&self, block_bytes: u32) -> [Session; 2] {
         self.endpoints().map(|endpoint| {
-            Session::new(Client::connect(&endpoint, Options::default()).unwrap(), block_bytes).unwrap()
+            Session::new(Client::connect(&endpoint, options()).unwrap(), block_bytes).unwrap()
         })
     }
 
@@ -238,7 +251,7 @@ fn a_host_that_goes_away_ends_the_session_with_how_far_it_got() {
 fn block_sizes_have_bounds() {
     let host = Host::start(1 << 20);
     for size in [0, MAX_BLOCK_BYTES + 1] {
-        let client = Client::connect(&host.endpoints()[0], Options::default()).unwrap();
+        let client = Client::connect(&host.endpoints()[0], options()).unwrap();
         assert!(matches!(Session::new(client, size), Err(Error::BlockBytes(_))));
     }
     let [mut session, _] = host.sessions(2 << 20);

@@ -13,7 +13,7 @@ use kvasir_memory::layout::paged::{Descriptor, Regions, descriptors};
 
 /// `None` if there is no C++ compiler.
 fn compile(dir: &Path) -> Option<PathBuf> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/memory/cuda/paged/on_host.cc");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/memory/paged/on_host.cc");
     let program = dir.join("on_host");
     let compiler = Command::new("c++").args(["-std=c++17", "-O1", "-o"]).arg(&program).arg(source).status();
     match compiler {

@@ -154,7 +154,7 @@ fn evict_until(tiering: &Tiering, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let pressure = tiering.dram().wait_pressure(Duration::from_millis(1));
         if pressure.excess_bytes() > 0 || pressure.waiting_puts > 0 {
-            evictor.turn(tiering, 4, None, pressure.waiting_puts > 0);
+            evictor.turn(tiering, 4, Destination::HostDecides, pressure.waiting_puts > 0);
             tiering.dram().reclaim(4, 0);
         }
         let stats = tiering.stats().levels[0].offload;

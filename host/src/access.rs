@@ -1,0 +1,128 @@
+//! Who may do what: the gate of this host, its tokens, and the role that each call takes.
+//!
+//! On Unix sockets the kernel tells who the caller is; over TCP a token does. The data protocol's table is
+//! [`required`](kvasir_dataplane::server::access::required); [`table`] has the one for gRPC and HTTP. A call that is in
+//! neither is refused.
+
+pub mod audit;
+pub mod door;
+pub mod table;
+pub mod tokens;
+
+use crate::config::{self, Access};
+use kvasir_dataplane::server::access::{Gate, Identity, NO_TOKEN, OwnUser, Refused, Roles};
+use std::path::Path;
+use std::time::SystemTime;
+use tokens::Tokens;
+
+/// Decides who comes in. See the module text.
+pub struct Keeper {
+    allow: Vec<Rule>,
+    tokens: Tokens,
+}
+
+struct Rule {
+    who: Who,
+    roles: Roles,
+    tenant: u16,
+}
+
+enum Who {
+    User(u32),
+    Group(u32),
+}
+
+impl Keeper {
+    /// With the tokens of `data_dir`, which are read again when they change.
+    ///
+    /// # Errors
+    /// A user or group that this machine does not know.
+    pub fn new(access: &Access, data_dir: &Path) -> Result<Self, config::Error> {
+        let rule = |allow: &config::Allow| {
+            let who = match allow.user.as_str() {
+                "" => Who::Group(group_id(&allow.group)?),
+                user => Who::User(user_id(user)?),
+            };
+            Ok(Rule { who, roles: allow.roles()?, tenant: allow.tenant })
+        };
+        let allow = access.allow.iter().map(rule).collect::<Result<_, config::Error>>()?;
+        Ok(Self { allow, tokens: Tokens::in_folder(data_dir) })
+    }
+
+    /// The mode of the sockets: closed to others unless some of them are let in.
+    pub fn socket_mode(&self) -> u32 {
+        if self.allow.is_empty() { 0o600 } else { 0o666 }
+    }
+}
+
+impl Gate for Keeper {
+    fn local(&self, uid: u32, gid: u32) -> Result<Identity, Refused> {
+        OwnUser::default().local(uid, gid).or_else(|refused| {
+            let listed = |rule: &&Rule| match rule.who {
+                Who::User(user) => user == uid,
+                Who::Group(group) => group == gid || groups_of(uid, gid).contains(&group),
+            };
+            let rule = self.allow.iter().find(listed).ok_or(refused)?;
+            Ok(Identity { name: format!("user {uid}"), roles: rule.roles, tenant: Some(rule.tenant) })
+        })
+    }
+
+    fn bearer(&self, token: &str) -> Result<Identity, Refused> {
+        if token.is_empty() {
+            return Err(Refused(NO_TOKEN.into()));
+        }
+        self.tokens.identify(token, SystemTime::now())
+    }
+}
+
+fn user_id(user: &str) -> Result<u32, config::Error> {
+    let known = user.parse().ok().or_else(|| uzers::get_user_by_name(user).map(|user| user.uid()));
+    known.ok_or_else(|| config::invalid("access.allow", user, "is not a user of this machine"))
+}
+
+fn group_id(group: &str) -> Result<u32, config::Error> {
+    let known = group.parse().ok().or_else(|| uzers::get_group_by_name(group).map(|group| group.gid()));
+    known.ok_or_else(|| config::invalid("access.allow", group, "is not a group of this machine"))
+}
+
+/// All groups of a user, by the machine's user database.
+fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
+    let user = uzers::get_user_by_uid(uid);
+    let groups = user.and_then(|user| uzers::get_user_groups(user.name(), gid));
+    groups.unwrap_or_default().iter().map(uzers::Group::gid).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Allow;
+
+    fn keeper(allow: Vec<Allow>) -> Keeper {
+        let access = Access { allow, ..Access::default() };
+        Keeper::new(&access, Path::new("/nowhere")).unwrap()
+    }
+
+    fn allow(user: &str, group: &str) -> Allow {
+        Allow { user: user.into(), group: group.into(), roles: vec!["engine".into()], tenant: 3 }
+    }
+
+    #[test]
+    fn listed_users_and_groups_come_in_and_nobody_else() {
+        let own = rustix::process::geteuid().as_raw();
+        let (user, group, other) = (own + 71, own + 72, own + 73);
+        let keeper = keeper(vec![allow(&user.to_string(), ""), allow("", &group.to_string())]);
+        let first = keeper.local(user, 0).unwrap();
+        assert_eq!((first.tenant, first.roles.to_string().as_str()), (Some(3), "engine"));
+        assert!(keeper.local(other, group).is_ok() && keeper.local(own, 0).is_ok());
+        let refused = keeper.local(other, other).unwrap_err().to_string();
+        assert!(refused.contains(&format!("the caller is user {other}")), "{refused}");
+        assert_eq!((keeper.socket_mode(), self::keeper(vec![]).socket_mode()), (0o666, 0o600));
+    }
+
+    #[test]
+    fn unknown_names_are_refused_at_the_start() {
+        let access = Access { allow: vec![allow("no-such-user-here", "")], ..Access::default() };
+        let error = Keeper::new(&access, Path::new("/nowhere")).err().unwrap().to_string();
+        assert!(error.contains("access.allow") && error.contains("no-such-user-here"), "{error}");
+    }
+}

@@ -1,0 +1,104 @@
+//! `kvasir token`: who may come in over TCP.
+
+use super::ConfigFlags;
+use crate::access::tokens::{Token, Tokens};
+use crate::config::Span;
+use clap::{Args, Subcommand};
+use comfy_table::{Table, presets};
+use kvasir_dataplane::server::access::Role;
+use std::time::{Duration, UNIX_EPOCH};
+
+/// Make, list and revoke the tokens that callers over TCP show. Run it on the host, as the host's user; it counts at once.
+#[derive(Args, Debug)]
+pub(super) struct TokenArgs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    New(NewArgs),
+    List(ListArgs),
+    Revoke(RevokeArgs),
+}
+
+/// Make a token and print it. It is shown this once; the host keeps only its hash.
+#[derive(Args, Debug)]
+struct NewArgs {
+    /// What its bearer may do: engine, router, observer, policy, operator; may be given several times.
+    #[arg(long = "role", value_name = "ROLE", required = true)]
+    roles: Vec<Role>,
+    /// The tenant its bearer acts for.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    tenant: u16,
+    /// How long it is good for, such as `30d`. Default: until revoked.
+    #[arg(long, value_name = "SPAN")]
+    expires: Option<Span>,
+    #[command(flatten)]
+    settings: ConfigFlags,
+}
+
+/// List the tokens of the host, without their secrets.
+#[derive(Args, Debug)]
+struct ListArgs {
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    settings: ConfigFlags,
+}
+
+/// Revoke a token. Calls that have begun end; connections for data that are open stay until they close.
+#[derive(Args, Debug)]
+struct RevokeArgs {
+    /// Its id, as `kvasir token list` shows it.
+    id: String,
+    #[command(flatten)]
+    settings: ConfigFlags,
+}
+
+impl TokenArgs {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        match self.command {
+            Command::New(args) => {
+                let ttl = args.expires.map(|span| span.0);
+                println!("{}", tokens(&args.settings)?.create(&args.roles, args.tenant, ttl)?);
+            }
+            Command::List(args) => list(&tokens(&args.settings)?.list()?, args.json),
+            Command::Revoke(args) => tokens(&args.settings)?.revoke(&args.id)?,
+        }
+        Ok(())
+    }
+}
+
+fn tokens(settings: &ConfigFlags) -> anyhow::Result<Tokens> {
+    Ok(Tokens::in_folder(&settings.load()?.node.data_dir))
+}
+
+fn list(tokens: &[Token], json: bool) {
+    let time = |at: u64| humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(at)).to_string();
+    if json {
+        let row = |token: &Token| {
+            serde_json::json!({
+                "id": token.id, "roles": token.roles, "tenant": token.tenant, "created": time(token.created),
+                "expires": token.expires.map(time),
+            })
+        };
+        println!("{}", serde_json::json!({ "tokens": tokens.iter().map(row).collect::<Vec<_>>() }));
+        return;
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["id", "roles", "tenant", "created", "expires"]);
+    for token in tokens {
+        let expires = token.expires.map_or("never".to_owned(), time);
+        table.add_row([
+            &token.id,
+            &token.roles.join(", "),
+            &token.tenant.to_string(),
+            &time(token.created),
+            &expires,
+        ]);
+    }
+    println!("{table}");
+}

@@ -1,0 +1,151 @@
+//! Doors: who comes in, and what each may do once inside.
+
+use crate::process::{Host, KVASIR, Transport};
+use kvasir_client::control::{Control, ControlAddr};
+use kvasir_client::data::{Client, Options};
+use kvasir_dataplane::{BlockKey, BlockMeta};
+use kvasir_proto as proto;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Users without a name on most machines, so that nothing of theirs is there.
+const LISTED: u32 = 65_431;
+const STRANGER: u32 = 65_432;
+
+/// A command as another user, who cannot enter the folder of the test's own binary.
+fn as_user(user: u32, binary: &Path, host: &Host, args: &[&str]) -> Output {
+    let mut command = Command::new(binary);
+    command.args(args).uid(user).gid(user).env_clear().current_dir("/");
+    command.env("KVASIR_HOST", format!("unix:{}", host.addr("socket")));
+    command.env("KVASIR_GRPC", format!("unix:{}", host.addr("control")));
+    command.stdin(std::process::Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn another_user_of_the_machine_gets_in_only_if_listed_and_then_only_as_far() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: taking the place of other users needs root");
+        return;
+    }
+    let open = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(open.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let binary = open.path().join("kvasir");
+    std::fs::copy(KVASIR, &binary).unwrap();
+    let file = open.path().join("block");
+    std::fs::write(&file, b"some bytes").unwrap();
+    let file = file.to_str().unwrap();
+    let set = [
+        format!("node.socket={}", open.path().join("data.sock").display()),
+        format!("node.control={}", open.path().join("control.sock").display()),
+        format!("access.allow=[{{user=\"{LISTED}\", roles=[\"engine\"], tenant=3}}]"),
+    ];
+    let set: Vec<_> = set.iter().map(String::as_str).collect();
+    let host = Host::start_with(&open.path().join("data"), &set);
+    let check = |user, args: &[&str], code, part: &str| {
+        let output = as_user(user, &binary, &host, args);
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{user} {args:?}: {text}");
+        assert!(text.contains(part), "{user} {args:?}: `{text}` lacks `{part}`");
+    };
+    let stranger = format!("the caller is user {STRANGER}");
+    check(STRANGER, &["put", "a", file], 2, &stranger);
+    check(STRANGER, &["policy", "load", "evictor", "lru"], 2, &stranger);
+    check(STRANGER, &["policy", "list"], 2, &stranger);
+    check(LISTED, &["put", "a", file], 0, "stored 10 B");
+    check(LISTED, &["get", "a"], 0, "some bytes");
+    check(LISTED, &["rm", "a"], 2, "takes role operator, and the caller has: engine");
+    check(LISTED, &["evict", "a"], 2, "takes role operator");
+    check(LISTED, &["policy", "load", "evictor", "lru"], 2, "takes role policy");
+    check(LISTED, &["ls"], 2, "takes role observer");
+    host.check(&["rm", "a"], b"", 0, "");
+    // By default, nobody but the daemon's user even reaches the sockets.
+    let closed = Host::start(&open.path().join("closed"));
+    let output = as_user(STRANGER, &binary, &closed, &["put", "a", file]);
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_token_opens_what_its_role_allows_until_it_is_revoked() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start_with(dir.path(), &["listen.grpc=127.0.0.1:0"]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let grpc = ControlAddr::Tcp(host.addr("grpc").to_owned());
+    // One call of each role, and whether it was let through; what comes of it then is the call's own affair.
+    let calls = |token: &str| {
+        runtime.block_on(async {
+            let mut c = Control::connect(&grpc, token).await.unwrap();
+            let denied = |status: Option<tonic::Status>| {
+                status.is_some_and(|status| status.code() == tonic::Code::PermissionDenied)
+            };
+            let rollback = proto::RollbackRequest { slot: "evictor".into() };
+            [
+                ("engine", denied(c.store.exists(proto::ExistsRequest { keys: vec![] }).await.err())),
+                ("router", denied(c.conductor.schedule(proto::ScheduleRequest::default()).await.err())),
+                ("observer", denied(c.node.info(proto::InfoRequest {}).await.err())),
+                ("policy", denied(c.policy.rollback(rollback).await.err())),
+                ("operator", denied(c.node.drain(proto::DrainRequest { resume: true }).await.err())),
+            ]
+        })
+    };
+    assert!(calls("").iter().all(|(_, denied)| *denied), "without a token nothing");
+    for role in ["engine", "router", "observer", "policy", "operator"] {
+        let token = host.token_for(&["--role", role]);
+        for (needed, denied) in calls(&token) {
+            assert_eq!(denied, role != needed && role != "operator", "{role} calls what takes {needed}");
+        }
+    }
+    let token = host.token_for(&["--role", "engine", "--tenant", "3"]);
+    let connect = |tenant| {
+        let options = Options { token: token.clone(), tenant, ..Options::default() };
+        Client::connect(&host.endpoint(Transport::Tcp), options)
+    };
+    let client = connect(0).unwrap();
+    client.put(&BlockMeta::single(BlockKey::from_name("a"), 3), b"abc").unwrap();
+    assert!(
+        client.remove(&[BlockKey::from_name("a")]).unwrap_err().to_string().contains("takes role operator")
+    );
+    let other = connect(4).err().unwrap().to_string();
+    assert!(other.contains("acts for tenant 3, not for tenant 4"), "{other}");
+    // `kvasir_ID_SECRET`
+    let id = token.split('_').nth(1).unwrap();
+    let data = format!("node.data_dir={}", dir.path().display());
+    let listed = host.check(&["token", "list", "--set", &data], b"", 0, id);
+    assert!(!listed.contains(&token));
+    host.check(&["token", "revoke", id, "--set", &data], b"", 0, "");
+    assert!(connect(0).is_err());
+    host.check(&["token", "revoke", id, "--set", &data], b"", 2, "there is no token");
+}
+
+#[test]
+fn pages_and_acts_are_guarded_and_noted() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start(dir.path());
+    let get = |path: &str, token: &str| {
+        use std::io::{Read, Write};
+        let mut stream = std::net::TcpStream::connect(host.addr("http")).unwrap();
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {token}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    assert!(get("/livez", "").starts_with("HTTP/1.1 200") && get("/readyz", "").starts_with("HTTP/1.1 200"));
+    let refused = get("/metrics", "");
+    assert!(refused.starts_with("HTTP/1.1 403") && refused.contains("kvasir token new"), "{refused}");
+    assert!(get("/metrics", &host.token_for(&["--role", "observer"])).contains("kvasir_"));
+    assert!(get("/nothing", &host.token()).starts_with("HTTP/1.1 403"));
+    assert!(host.page("/metrics").contains("kvasir_"), "the kernel knows who asks on the socket");
+    host.check(&["policy", "load", "evictor", "lru"], b"", 0, "lru");
+    host.check(&["policy", "load", "evictor", "no-such"], b"", 2, "");
+    let audit = std::fs::read_to_string(dir.path().join("audit.log")).unwrap();
+    let lines: Vec<serde_json::Value> =
+        audit.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let loads: Vec<_> = lines.iter().filter(|line| line["what"] == "/kvasir.v1.PolicyAdmin/Load").collect();
+    assert_eq!((loads.len(), &loads[0]["outcome"], &loads[0]["from"]), (2, &"done".into(), &"unix".into()));
+    assert!(loads[0]["who"].as_str().unwrap().starts_with("user "), "{loads:?}");
+    assert!(loads[1]["outcome"].as_str().unwrap().starts_with("grpc status"), "{loads:?}");
+}
