@@ -113,7 +113,7 @@ pub struct Store {
     pub checksum: Checksum,
     /// Access events kept for the eviction policy; more hits than this are dropped and counted.
     pub events_max: u32,
-    /// The most data connections at once.
+    /// The most data connections at once over the socket, and as many over TCP.
     pub connections_max: u32,
     /// How long a data peer may stall in the middle of a frame.
     pub stall_timeout: Span,

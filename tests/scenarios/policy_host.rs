@@ -8,7 +8,7 @@ use kvasir_policy::admitter::{self, Block};
 use kvasir_policy::balancer::{Plan, Snapshot};
 use kvasir_policy::evictor::{Event, EventKind, NO_SLOT, Victim};
 use kvasir_policy::scheduler::{Decision, Request};
-use kvasir_tests::{bytes_of_100_mb, guest, import_not_granted, two_versions, wrong_version};
+use kvasir_tests::{bytes_of_100_mb, guest, import_not_granted, wrong_version};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -91,14 +91,6 @@ fn what_is_no_policy_is_refused_by_name_and_the_running_policy_stays() {
     }
     let after: Vec<_> = names(&host).into_iter().map(|(name, digest, _)| (name, digest)).collect();
     assert_eq!(before, after);
-    assert_eq!(host.scheduler_worker().schedule(&cluster(), &request(1), &PREFIX).fallback, None);
-}
-
-#[test]
-fn a_scheduler_of_two_versions_is_called_by_ours() {
-    let _process = crate::beside_others();
-    let host = host();
-    host.load(SlotKind::Scheduler, bytes("both", two_versions()), Vec::new()).unwrap();
     assert_eq!(host.scheduler_worker().schedule(&cluster(), &request(1), &PREFIX).fallback, None);
 }
 

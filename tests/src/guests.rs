@@ -21,17 +21,6 @@ pub fn wrong_version() -> Vec<u8> {
     replace(guest("scheduler"), b"@0.1.0", b"@0.9.0")
 }
 
-/// A good scheduler that exports an interface of a later version beside ours.
-pub fn two_versions() -> Vec<u8> {
-    const NAME: &[u8] = b"kvasir:policy/scheduling@0.2.0";
-    let mut bytes = guest("scheduler").to_vec();
-    // A section of exports (11) with one: its name, and instance 0, the imported log, as what it is.
-    bytes.extend([11, NAME.len() as u8 + 6, 1, 0, NAME.len() as u8]);
-    bytes.extend(NAME);
-    bytes.extend([5, 0, 0]);
-    bytes
-}
-
 /// A well-made scheduler that imports sockets where others import the log.
 pub fn import_not_granted() -> Vec<u8> {
     replace(guest("scheduler"), b"kvasir:policy/log@0.1.0", b"wasi:sockets/tcp@0.2.10")

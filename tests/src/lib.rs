@@ -2,4 +2,4 @@
 
 mod guests;
 
-pub use guests::{bytes_of_100_mb, component_names, guest, import_not_granted, two_versions, wrong_version};
+pub use guests::{bytes_of_100_mb, component_names, guest, import_not_granted, wrong_version};

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Settings of the data server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {
-    /// The most connections at once, both transports together. Default 256; the next is refused with an error.
+    /// The most connections at once, of each transport. Default 256; the next is refused with an error.
     pub connections_max: usize,
     /// How long a peer may stall in the middle of a frame. Default 5 s.
     pub stall_timeout: Duration,

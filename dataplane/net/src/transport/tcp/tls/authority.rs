@@ -16,6 +16,12 @@ pub struct Authority {
     pub dir: tempfile::TempDir,
 }
 
+impl Default for Authority {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Authority {
     pub fn new() -> Self {
         let mut params = CertificateParams::default();
