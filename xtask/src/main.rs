@@ -1,6 +1,7 @@
 //! The project's chores: `cargo xtask --help`.
 
 mod checks;
+mod settings;
 mod shell;
 mod tidy;
 

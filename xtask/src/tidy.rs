@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: checks of the repository's text that no compiler makes.
 
+use crate::settings::Settings;
 use crate::shell::Shell;
 use anyhow::{Result, bail};
 use std::path::Path;
@@ -30,11 +31,14 @@ pub(crate) fn run(shell: &Shell, tasks: &[String]) -> Result<()> {
         "--others",
         "--exclude-standard",
     ]))?;
+    let settings = Settings::read(shell.root())?;
     let mut findings = Vec::new();
     for name in listed.lines().filter(|name| *name != "Cargo.lock") {
         // Binary files, and files deleted but not yet committed.
         let Ok(text) = std::fs::read_to_string(shell.root().join(name)) else { continue };
         findings.extend(foreign_names(&text).map(|(line, what)| format!("{name}:{line}: names `{what}`")));
+        let unknown = settings.unknown(name, &text);
+        findings.extend(unknown.map(|(line, key)| format!("{name}:{line}: no setting `{key}`")));
         if name.ends_with(".md") {
             let folder = shell.root().join(name).parent().map(Path::to_path_buf).unwrap_or_default();
             let broken = links(&text).filter(|(_, link)| !folder.join(link).exists());

@@ -79,7 +79,7 @@ pub enum Error {
     )]
     Unreachable { transport: &'static str, address: String, reason: String },
     #[error(
-        "peer at {address} and this node do not share a secret ({reason}); give both the same transfer.secret"
+        "peer at {address} and this node do not share a secret ({reason}); give both the same secret (cluster.secret_file)"
     )]
     Authentication { address: String, reason: String },
     #[error(

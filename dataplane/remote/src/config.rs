@@ -120,9 +120,9 @@ impl RemoteConfig {
         let zero = [
             ("remote.capacity_bytes", self.capacity_bytes == Some(0)),
             ("remote.blocks_max", self.blocks_max == 0),
-            ("remote.block_bytes_max", self.block_bytes_max == 0),
+            ("block_bytes_max of the remote tier", self.block_bytes_max == 0),
             ("remote.requests_max", self.requests_max == 0),
-            ("remote.queue_max", self.queue_max == 0),
+            ("queue_max of the remote tier", self.queue_max == 0),
             ("remote.attempts_max", self.attempts_max == 0),
             ("remote.attempt_timeout", self.attempt_timeout.is_zero()),
         ];

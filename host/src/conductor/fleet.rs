@@ -7,6 +7,7 @@
 //! against the present and books the work, and `transfer_done`, `prefill_done`, `progress` and `finished`
 //! settle it. Workers keep their copy of the tables and their policy instance current with
 //! [`Told::catch_up`].
+#![deny(clippy::disallowed_methods)]
 
 mod answer;
 mod booking;

@@ -13,6 +13,7 @@
 //!
 //! There is no clock, no I/O and no lock here. Entries and covers have hard caps; what does not fit is
 //! refused and counted, which costs misses, never wrong answers.
+#![deny(clippy::disallowed_methods)]
 
 mod pages;
 mod runs;

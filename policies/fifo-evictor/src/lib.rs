@@ -2,6 +2,7 @@
 //!
 //! A block inserted under a resident parent takes the place directly before it: once the parent is gone, the
 //! block is of no use.
+#![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::evictor::{EventKind, Events, Victim};
 use kvasir_policy::list::Lists;

@@ -1,4 +1,5 @@
 //! Evicts the block used longest ago; within one request the deepest block first.
+#![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::evictor::{Event, EventKind, Events, Victim};
 use kvasir_policy::list::{Lists, Walk};

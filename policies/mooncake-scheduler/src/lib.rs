@@ -4,6 +4,7 @@
 //! prefill time. An instance whose own prefix is much shorter than the best one is considered with
 //! a transfer of the difference; fetching it there is what replicates hot prefixes. A request whose
 //! TTFT or TBT would miss its SLO is rejected before prefill.
+#![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::columns::{Lanes, Numbers, map_argmin, mask, max};
 use kvasir_policy::scheduler::{Cluster, Decision, PrefillTable, Prefix, Reason, Request, Transfer};

@@ -1,4 +1,5 @@
 //! Picks an available pair at random, from the request's seed.
+#![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::scheduler::{Cluster, Decision, Prefix, Reason, Request};
 use kvasir_policy::{Description, Scheduler};

@@ -1,4 +1,5 @@
 //! Takes prefill and decode instances in turn, skipping those that are unavailable.
+#![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::scheduler::{Cluster, Decision, Prefix, Reason, Request};
 use kvasir_policy::{Description, Scheduler};

@@ -3,6 +3,7 @@
 //! block whose bit is clear.
 //!
 //! For chains of blocks the hand passes over a block while a child of it is resident.
+#![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::evictor::{EventKind, Events, Victim};
 use kvasir_policy::list::{Family, Lists, Walk};

@@ -1,4 +1,5 @@
 //! Admits a request while its predicted TTFT and TBT meet its SLOs; stores every offered block.
+#![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::admitter::{Ask, Blocks, Store, Verdict};
 use kvasir_policy::scheduler::Reason;

@@ -1,4 +1,5 @@
 //! Fixed thresholds: what the operator sets is what the scheduler reads. Proposes no copies.
+#![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::balancer::{Plan, Snapshot};
 use kvasir_policy::{Balancer, Description, Settings};

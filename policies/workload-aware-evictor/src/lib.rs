@@ -11,6 +11,7 @@
 //! * Priorities are compared as logarithms, `ln(p (1 - exp(-rate life))) - rate t`: no exponential per
 //!   decision, and no underflow to equal zeros for old blocks.
 //! * A candidate with resident children is set aside until the last of them has left.
+#![deny(clippy::disallowed_methods)]
 
 mod fit;
 

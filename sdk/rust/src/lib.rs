@@ -32,6 +32,7 @@
 //! What each call means, when it comes and what happens when it fails is written once, in
 //! `wit/policy-0.1/*.wit`. The same inputs must give the same answers in Wasm and natively, so take
 //! transcendental functions from [`math`], not from `std`: the platform's own differ in the last bit.
+#![deny(clippy::disallowed_methods)]
 
 pub mod admitter;
 pub mod balancer;
