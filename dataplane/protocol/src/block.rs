@@ -10,8 +10,13 @@ pub use kvasir_memory::checksum::{Checksum, checksum};
 /// The most items in one batch call, in process and on the wire.
 pub const BATCH_MAX: usize = 4096;
 
-/// Names one block of KV: 128 bits, equal exactly when the namespaces and engine hashes are equal
-/// (up to the collisions of xxh3_128, about 2^-64 at a billion blocks).
+/// The low bits of a key, which name the block; the 16 above them name the tenant that it belongs to.
+const NAME_BITS: u32 = 112;
+const NAME: u128 = (1 << NAME_BITS) - 1;
+
+/// Names one block of KV. Its low 112 bits are equal exactly when the namespaces and engine hashes are equal (up to the
+/// collisions of xxh3, about 2^-53 at a billion blocks). The 16 bits above are the tenant's: a client leaves them 0, and the
+/// host writes them by the client's identity, so that no client can name a block of another tenant.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct BlockKey(pub u128);
 
@@ -24,7 +29,19 @@ impl BlockKey {
         hasher.write(&(namespace.len() as u64).to_le_bytes());
         hasher.write(namespace.as_bytes());
         hasher.write(engine_hash);
-        Self(hasher.finish_128())
+        Self(hasher.finish_128() & NAME)
+    }
+
+    /// The key under which a host keeps this block for `tenant`, whatever tenant the caller wrote into it.
+    #[must_use]
+    pub fn of_tenant(self, tenant: u16) -> Self {
+        Self(self.0 & NAME | u128::from(tenant) << NAME_BITS)
+    }
+
+    /// The key as the tenant's own clients know it.
+    #[must_use]
+    pub fn without_tenant(self) -> Self {
+        Self(self.0 & NAME)
     }
 
     /// The key of a block that a person names, for the command line.
@@ -98,8 +115,12 @@ mod tests {
         let key = BlockKey::from_engine_hash("ns", b"hash");
         assert_eq!(
             (key.0, checksum(b"bytes")),
-            (0x388b_79e5_e117_e6d9_06ce_2ec0_d38b_9c54, 0xd303_45fe_f8ac_3570)
+            (0x79e5_e117_e6d9_06ce_2ec0_d38b_9c54, 0xd303_45fe_f8ac_3570)
         );
+        let theirs = BlockKey(u128::MAX).of_tenant(3);
+        assert_eq!((theirs.0 >> 112, theirs.without_tenant()), (3, BlockKey(u128::MAX >> 16)));
+        assert_ne!(theirs, BlockKey(u128::MAX).of_tenant(4));
+        assert_eq!(key.of_tenant(0), key);
         assert_eq!(BlockKey(0xab).to_string(), "000000000000000000000000000000ab");
     }
 }

@@ -443,6 +443,33 @@ pub enum Reply {
 }
 
 impl Request {
+    /// Names the blocks of `tenant`, whoever's the client named. The host calls it before it looks at a key.
+    pub fn belong_to(&mut self, tenant: u16) {
+        let own = |meta: &mut BlockMeta| {
+            meta.tenant = tenant;
+            meta.key = meta.key.of_tenant(tenant);
+            meta.parent = meta.parent.map(|parent| parent.of_tenant(tenant));
+        };
+        match self {
+            Self::Exists(keys)
+            | Self::Remove(keys)
+            | Self::Stat(keys)
+            | Self::Verify(keys)
+            | Self::Unpin(keys)
+            | Self::Evict(keys)
+            | Self::Get { keys, .. }
+            | Self::Pin { keys, .. }
+            | Self::Replicate { keys, .. } => keys.iter_mut().for_each(|key| *key = key.of_tenant(tenant)),
+            Self::Put(blocks) => blocks.iter_mut().for_each(|(meta, _)| own(meta)),
+            Self::Reserve(blocks) | Self::HandOver(HandOverCall::Begin { blocks, .. }) => {
+                blocks.iter_mut().for_each(own);
+            }
+            Self::Hello { .. } | Self::Commit(_) | Self::Abort(_) | Self::Release(_) | Self::Place { .. } => {
+            }
+            Self::HandOver(_) => {}
+        }
+    }
+
     pub fn op(&self) -> Op {
         match self {
             Self::Hello { .. } => Op::Hello,

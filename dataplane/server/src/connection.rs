@@ -123,7 +123,8 @@ impl Connection {
         }
         self.body.resize(header.body_len as usize, 0);
         self.reader.read_exact(&mut self.body)?;
-        let call = Request::decode(header.op, &self.body)?;
+        let mut call = Request::decode(header.op, &self.body)?;
+        call.belong_to(self.tenant);
         self.shared.counts.requests.fetch_add(1, Ordering::Relaxed);
         self.check(&call, header.payload_len)?;
         self.serve(header, call)?;
@@ -233,8 +234,7 @@ impl Connection {
                 outcomes(list)
             }
             Request::Exists(keys) => Reply::Exists(tiering.exists(&keys).map_err(rule)?),
-            Request::Reserve(mut blocks) => {
-                blocks.iter_mut().for_each(|meta| meta.tenant = self.tenant);
+            Request::Reserve(blocks) => {
                 let placed = store.reserve(self.owner, &blocks, now).map_err(rule)?;
                 Reply::Reserve(placed.iter().map(place).collect())
             }
@@ -277,7 +277,7 @@ impl Connection {
                 let (node, data) = primary.unwrap_or_default();
                 Reply::Place { node, data }
             }
-            Request::HandOver(call) => self.hand_overs.serve(&self.shared, self.owner, self.tenant, call),
+            Request::HandOver(call) => self.hand_overs.serve(&self.shared, self.owner, call),
             Request::Stat(keys) => {
                 let stats = store.stat(&keys).map_err(rule)?;
                 let places = tiering.residency(&keys).map_err(rule)?;
@@ -366,8 +366,7 @@ impl Connection {
     ) -> Result<Vec<Outcome>, Broken> {
         let patience = patience(&self.shared.config, payload_len);
         let store = Arc::clone(&self.shared.store);
-        let of_tenant = |(meta, _): &(BlockMeta, u64)| BlockMeta { tenant: self.tenant, ..*meta };
-        let metas: Vec<BlockMeta> = blocks.iter().map(of_tenant).collect();
+        let metas: Vec<BlockMeta> = blocks.iter().map(|(meta, _)| *meta).collect();
         let placed = store.reserve(self.owner, &metas, self.shared.clock.now_ms());
         let placed = placed.map_err(|_| Broken::Rule("a batch holds at most 4,096 items"))?;
         self.reader.get_mut().deadline = Some(Instant::now() + patience);

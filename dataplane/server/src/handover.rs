@@ -32,17 +32,10 @@ impl HandOvers {
         self.reading.clear();
     }
 
-    pub(super) fn serve(
-        &mut self,
-        shared: &Shared,
-        owner: OwnerId,
-        tenant: u16,
-        call: HandOverCall,
-    ) -> Reply {
+    pub(super) fn serve(&mut self, shared: &Shared, owner: OwnerId, call: HandOverCall) -> Reply {
         let done = |op| move |()| Reply::Outcomes(op, vec![Outcome::Done]);
         let reply = match call {
-            HandOverCall::Begin { request, layers, peer, mut blocks } => {
-                blocks.iter_mut().for_each(|meta| meta.tenant = tenant);
+            HandOverCall::Begin { request, layers, peer, blocks } => {
                 self.begin(shared, owner, request, layers, &peer, &blocks)
             }
             HandOverCall::LayerDone { request, layer } => {
@@ -135,8 +128,11 @@ impl HandOvers {
             Err(reason) => refused(true, broken(request, &reason)),
             Ok(None) => Reply::Arrivals { time_ms: 0, layers: 0, blocks: Vec::new() },
             Ok(Some(arrival)) => {
-                let block =
-                    |&handover::ArrivingBlock { key, size, offset }| ArrivingBlock { key, size, offset };
+                let block = |&handover::ArrivingBlock { key, size, offset }| ArrivingBlock {
+                    key: key.without_tenant(),
+                    size,
+                    offset,
+                };
                 let blocks = arrival.blocks().iter().map(block).collect();
                 let (time_ms, layers) = (left_ms(arrival.until()), arrival.layers());
                 self.reading.insert(request, arrival);

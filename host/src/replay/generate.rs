@@ -5,7 +5,7 @@
 //! used as it is; the other values are marked as choices:
 //!
 //! * chat: "KVCache Cache in the Wild" (USENIX ATC '25), trace A: about half of the requests are later
-//! turns; first turns have 973 tokens in total and later ones 5,953 on average;
+//!   turns; first turns have 973 tokens in total and later ones 5,953 on average;
 //!   19 % of the users send half of the requests.
 //! * api: same paper, trace B: single turns, each user with a system prompt of its own; 15 % of the
 //!   users send 90 % of the requests; 54 % of the blocks could be hits.

@@ -275,6 +275,33 @@ fn a_client_that_dies_in_a_put_leaves_nothing() {
 }
 
 #[test]
+fn a_tenant_neither_sees_nor_touches_the_blocks_of_another() {
+    let host = Host::small();
+    for endpoint in [host.unix(), host.tcp()] {
+        let [three, four] =
+            [3, 4].map(|tenant| Client::connect(&endpoint, Options { tenant, ..options() }).unwrap());
+        put(&three, 1, 100).unwrap();
+        // Also with a key into which the other tenant's number was written.
+        for key in [key(1), key(1).of_tenant(3)] {
+            assert_eq!(four.exists(&[key]).unwrap(), [false]);
+            assert!(four.get(&[key], 0).unwrap()[0].is_none() && four.stat(&[key]).unwrap()[0].is_none());
+            assert_eq!(four.remove(&[key]).unwrap(), [false]);
+            assert!(
+                four.pin(&[key], Pin::Hard { duration_ms: 1000 }).unwrap()[0]
+                    .as_ref()
+                    .is_ok_and(|found| !found)
+            );
+        }
+        // Both keep a block of that name, each its own.
+        assert_eq!(put(&four, 1, 200).unwrap(), Put::Stored);
+        let size = |client: &Client| client.stat(&[key(1)]).unwrap()[0].map(|stat| stat.size);
+        assert_eq!((size(&three), size(&four)), (Some(100), Some(200)));
+        assert_eq!(three.remove(&[key(1)]).unwrap(), [true]);
+        assert_eq!(four.remove(&[key(1)]).unwrap(), [true]);
+    }
+}
+
+#[test]
 fn a_caller_without_a_token_gets_nowhere_over_tcp() {
     let host = Host::small();
     for token in ["", "a wrong one"] {
@@ -467,19 +494,21 @@ fn a_pinned_block_stays_and_an_evicted_one_goes() {
         }
         let used = |host: &Host| host.store.metrics().tenants[1].used_bytes;
         assert_eq!(used(&host), 3 * 4096, "charged to the connection's tenant");
-        let hard = own.pin(&keys[..2], Pin::Hard { duration_ms: 60_000 }).unwrap();
-        assert!(hard.iter().all(|pinned| matches!(pinned, Ok(true))), "{hard:?}");
+        let hard = own.pin(&keys[..1], Pin::Hard { duration_ms: 60_000 }).unwrap();
+        let soft = own.pin(&keys[1..2], Pin::Soft { weight: 1000 }).unwrap();
+        assert!(matches!((&hard[0], &soft[0]), (Ok(true), Ok(true))), "{hard:?} {soft:?}");
         let over = own.pin(&keys[2..], Pin::Soft { weight: 1000 }).unwrap().remove(0).unwrap_err();
         assert!(over.retryable() && over.to_string().contains("pinned as much as it may"), "{over}");
-        let soft = other.pin(&keys[2..], Pin::Soft { weight: 1000 }).unwrap();
-        assert!(matches!(soft[0], Ok(true)), "another tenant has a quota of its own");
+        let theirs = other.pin(&keys[2..], Pin::Soft { weight: 1000 }).unwrap();
+        assert!(matches!(theirs[0], Ok(false)), "for another tenant it is not there");
+        assert!(other.evict(&keys).unwrap().iter().all(|evicted| matches!(evicted, Ok(false))));
 
-        let kept = other.evict(&keys).unwrap();
+        let kept = own.evict(&keys).unwrap();
         assert!(kept[0].as_ref().is_err_and(|error| error.to_string().contains("hard pin")), "{kept:?}");
-        assert!(matches!(kept[2], Ok(true)), "a person overrides a soft pin");
+        assert!(matches!(kept[1], Ok(true)), "a person overrides a soft pin");
         assert_eq!(other.unpin(&keys).unwrap(), [false, false, false], "only the tenant's own");
-        assert_eq!(own.unpin(&keys).unwrap(), [true, true, false]);
-        assert!(own.evict(&keys).unwrap().into_iter().map(Result::unwrap).eq([true, true, false]));
+        assert_eq!(own.unpin(&keys).unwrap(), [true, false, false]);
+        assert!(own.evict(&keys).unwrap().into_iter().map(Result::unwrap).eq([true, false, false]));
         assert!(matches!(own.pin(&keys[..1], Pin::Soft { weight: 2 }).unwrap()[0], Ok(false)));
 
         for n in 0..20 {
