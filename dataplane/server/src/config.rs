@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct ServerConfig {
     /// The most connections at once, of each transport. Default 256; the next is refused with an error.
     pub connections_max: usize,
-    /// How long a peer may stall in the middle of a frame. Default 5 s.
+    /// How long a peer may stall in the middle of a frame, and take to say hello. Default 5 s.
     pub stall_timeout: Duration,
     /// How long a connection may be silent between frames. Default 10 min.
     pub idle_timeout: Duration,
