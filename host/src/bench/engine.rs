@@ -277,7 +277,8 @@ impl Bench {
         let more = |n: u64| self.get_as(Class::Replication, n * 16, 16, MIB);
         let mut flying: std::collections::VecDeque<Transfer> = (0..4).map(more).collect();
         let mut bytes = 0;
-        while !ended.load(Ordering::Acquire) {
+        // A round can end before the first batch has arrived: it counts all the same.
+        while bytes == 0 || !ended.load(Ordering::Acquire) {
             finish(flying.pop_front());
             flying.push_back(more(0));
             bytes += 16 * MIB;
@@ -468,7 +469,7 @@ fn planning(time: Duration) -> Row {
     let mut flying = std::collections::VecDeque::new();
     let (mut slices, mut now) = (0u64, 0u64);
     let (start, cpu) = (Instant::now(), thread_cpu());
-    while start.elapsed() < time {
+    while slices == 0 || start.elapsed() < time {
         for class in [Class::DecodeCritical, Class::Prefill, Class::Replication] {
             let token = Arc::new(());
             schedule.push(
