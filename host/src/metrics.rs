@@ -195,6 +195,14 @@ fn describe() {
         "kvasir_evictor_replays_total",
         "Times the resident blocks were replayed to an evictor that did not know them"
     );
+    describe_counter!(
+        "kvasir_evictor_promotions_total",
+        "Evictors that took over from another once they had been told what is resident"
+    );
+    describe_gauge!(
+        "kvasir_evictor_stall_seconds",
+        "The longest time since the start in which the evictor's thread could not choose victims"
+    );
     describe_counter!("kvasir_policy_calls_total", "Policy calls, by slot");
     describe_counter!("kvasir_policy_traps_total", "Policy calls that trapped, by slot");
     describe_counter!(
@@ -513,6 +521,8 @@ fn eviction(host: &Host) {
     counter!("kvasir_evictor_victims_total").absolute(counts.victims.load(Relaxed));
     counter!("kvasir_evictor_refused_total").absolute(counts.invalid.load(Relaxed));
     counter!("kvasir_evictor_replays_total").absolute(counts.replays.load(Relaxed));
+    counter!("kvasir_evictor_promotions_total").absolute(counts.promotions.load(Relaxed));
+    gauge!("kvasir_evictor_stall_seconds").set(counts.stall_us.load(Relaxed) as f64 / 1e6);
 }
 
 fn conductor(host: &Host) {

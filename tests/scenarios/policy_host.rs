@@ -3,6 +3,7 @@
 use kvasir::conductor::fleet::{
     Ask, DecodeCost, DecodeSpec, Fleet, Limits, Outcome as Booked, PrefillCost, PrefillSpec, TransferCost,
 };
+use kvasir::policy::evictor::Change;
 use kvasir::policy::{EvictorWorker, PolicyConfig, PolicyHost, SlotKind, SlotStatus, Source, Wanted};
 use kvasir_policy::admitter::{self, Block};
 use kvasir_policy::balancer::{Plan, Snapshot};
@@ -220,9 +221,27 @@ impl Owner {
         words
     }
 
-    fn replay(&mut self) {
+    /// Takes up what is new, and tells it what is resident.
+    fn refresh(&mut self) {
         let words = self.inserts(self.resident.iter().copied());
-        self.worker.replay(0, &words);
+        match self.worker.refresh() {
+            Change::None => {}
+            Change::Anew => self.tell(&words),
+            Change::Next if self.worker.tell_next(0, &words) => self.worker.promote(),
+            Change::Next => {}
+        }
+    }
+
+    fn tell(&mut self, words: &[u32]) {
+        if self.worker.on_events(0, words).is_err() {
+            self.tell_all();
+        }
+    }
+
+    /// The native twin has just taken over, and does not fail.
+    fn tell_all(&mut self) {
+        let words = self.inserts(self.resident.iter().copied());
+        self.worker.on_events(0, &words).unwrap();
     }
 
     /// Wants 8 victims and gets them, whatever the component does.
@@ -231,13 +250,12 @@ impl Owner {
         self.now_ms += 10;
         let mut evicted = BTreeSet::new();
         for _ in 0..4 {
-            if self.worker.refresh().is_err() {
-                self.replay();
-            }
+            self.refresh();
             let mut victims: Vec<Victim> = Vec::new();
             let missing = WANT - evicted.len() as u32;
             if self.worker.select_victims(self.now_ms, missing, &mut victims).is_err() {
-                continue; // replayed at the top
+                self.tell_all();
+                continue;
             }
             // A block goes when it is named first: a slot that is free, foreign or named again holds none.
             let good: Vec<u32> =
@@ -246,6 +264,7 @@ impl Owner {
             evicted.extend(good);
             if bad > 0 || evicted.len() < WANT as usize {
                 self.worker.invalid(format!("{bad} bad victims, {} of {WANT} good ones", evicted.len()));
+                self.tell_all();
             }
             if evicted.len() == WANT as usize {
                 break;
@@ -255,9 +274,7 @@ impl Owner {
         // The same blocks come back: the pool stays full.
         let words = self.inserts(evicted.iter().copied());
         self.resident.extend(evicted);
-        if self.worker.refresh().is_err() || self.worker.on_events(0, &words).is_err() {
-            self.replay();
-        }
+        self.tell(&words);
     }
 }
 

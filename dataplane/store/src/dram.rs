@@ -39,6 +39,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
+pub use feed::{History, Past, Resident};
 pub use pins::Pinning;
 pub use read::Held;
 pub use scrub::Scrubbed;
@@ -273,7 +274,7 @@ impl DramStore {
             scan_shard: AtomicUsize::new(0),
             scrubs: ScrubCounts::default(),
             reported_misses: Default::default(),
-            events: Mutex::new(EventBuffer::new(config.events_max, SHARDS as u32)),
+            events: Mutex::new(EventBuffer::new(config.events_max)),
             owners: AtomicU64::new(1),
             quarantine: Quarantine::default(),
             pool_full: AtomicU64::new(0),

@@ -47,8 +47,9 @@ pub struct AccessEvent {
 pub struct Drained {
     /// Hits that were not recorded since the last drain because the buffer was full.
     pub hits_dropped: u64,
-    /// The buffer ran over its last bound: forget everything and ask for
-    /// [`replay_resident`](super::dram::DramStore::replay_resident).
+    /// The buffer ran over its last bound: call
+    /// [`restart_events`](super::dram::DramStore::restart_events), forget everything and ask for the
+    /// [`history`](super::dram::DramStore::history).
     pub start_over: bool,
 }
 
@@ -63,28 +64,16 @@ pub(super) struct EventBuffer {
     start_over: bool,
     /// Counts drains, modulo 256: an event carries the epoch it was pushed in.
     epoch: u8,
-    /// While a replay walks the shards: those from here on are still to come, and their events are in it.
-    replayed_shards: Option<u32>,
-    shards: u32,
 }
 
 impl EventBuffer {
-    pub(super) fn new(bound: usize, shards: u32) -> Self {
-        Self {
-            events: Vec::new(),
-            bound,
-            hits_dropped: 0,
-            start_over: false,
-            epoch: 0,
-            replayed_shards: None,
-            shards,
-        }
+    pub(super) fn new(bound: usize) -> Self {
+        Self { events: Vec::new(), bound, hits_dropped: 0, start_over: false, epoch: 0 }
     }
 
     /// Records an event and returns the current epoch.
     pub(super) fn push(&mut self, event: AccessEvent) -> u8 {
-        let to_come = self.replayed_shards.is_some_and(|done| event.slot % self.shards >= done);
-        if self.start_over || to_come {
+        if self.start_over {
             return self.epoch;
         }
         if event.kind == EventKind::Hit && self.events.len() >= self.bound {
@@ -113,16 +102,11 @@ impl EventBuffer {
         self.events.len()
     }
 
-    pub(super) fn begin_replay(&mut self) {
+    pub(super) fn restart(&mut self) {
         self.events.clear();
         self.start_over = false;
         self.hits_dropped = 0;
         self.epoch = self.epoch.wrapping_add(1);
-        self.replayed_shards = Some(0);
-    }
-
-    pub(super) fn replayed(&mut self, shards_done: u32) {
-        self.replayed_shards = (shards_done < self.shards).then_some(shards_done);
     }
 }
 
@@ -146,7 +130,7 @@ mod tests {
 
     #[test]
     fn hits_give_way_to_inserts_and_an_overrun_starts_over() {
-        let mut buffer = EventBuffer::new(2, 4);
+        let mut buffer = EventBuffer::new(2);
         for slot in 0..5 {
             buffer.push(event(EventKind::Hit, slot));
         }
@@ -161,15 +145,10 @@ mod tests {
         assert_eq!(buffer.len(), 0);
         assert!(buffer.drain(&mut out).start_over);
         assert!(buffer.drain(&mut out).start_over, "until the reader does start over");
-        buffer.begin_replay();
+        buffer.restart();
         buffer.push(event(EventKind::Insert, 2));
-        buffer.replayed(3);
-        buffer.push(event(EventKind::Insert, 2));
-        buffer.push(event(EventKind::Insert, 3));
-        buffer.replayed(4);
-        buffer.push(event(EventKind::Insert, 3));
         out.clear();
         assert_eq!(buffer.drain(&mut out), Drained::default());
-        assert_eq!(out.iter().map(|e| e.slot).collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(out.iter().map(|e| e.slot).collect::<Vec<_>>(), [2]);
     }
 }

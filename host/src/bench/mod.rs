@@ -2,6 +2,7 @@
 
 pub mod conversation;
 mod engine;
+mod evictor_swap;
 mod first_layer;
 pub mod index;
 mod local;

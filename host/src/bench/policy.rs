@@ -1,6 +1,6 @@
 //! `kvasir bench policy`: the default policies as components, compared with their native twins.
 
-use super::{Row, Times, time_calls};
+use super::{Row, Times, evictor_swap, time_calls};
 use crate::conductor::fleet::{
     Ask, Changes, DecodeCost, DecodeSpec, Fleet, PrefillCost, PrefillSpec, TransferCost, Version,
 };
@@ -27,12 +27,14 @@ pub struct Size {
     pub requests: u64,
     /// Swaps behind `swap/stall`.
     pub swaps: u32,
+    /// Blocks resident while the evictor is swapped.
+    pub resident: u32,
 }
 
 impl Size {
-    pub const FULL: Self = Self { calls: 50_000, requests: 20_000, swaps: 2_000 };
+    pub const FULL: Self = Self { calls: 50_000, requests: 20_000, swaps: 2_000, resident: 1_000_000 };
     /// For tests: every row, no meaning in the numbers.
-    pub const SMOKE: Self = Self { calls: 200, requests: 300, swaps: 20 };
+    pub const SMOKE: Self = Self { calls: 200, requests: 300, swaps: 20, resident: 2_000 };
 }
 
 /// Prompts that a bench takes in turn.
@@ -42,7 +44,7 @@ const BLOCK_SIZE_TOKENS: u32 = 512;
 /// The rows of the report; instances, prompts and the trace follow from `seed`.
 ///
 /// # Errors
-/// A default policy does not start.
+/// A default policy does not start, or a put failed while the evictor was swapped.
 pub fn rows(size: Size, seed: u64) -> Result<Vec<Row>, Error> {
     let config = PolicyConfig { evictor_slots: 1 << 16, ..PolicyConfig::default() };
     let engine = Engine::new(&config, None)?;
@@ -68,6 +70,7 @@ pub fn rows(size: Size, seed: u64) -> Result<Vec<Row>, Error> {
     let row = Row::new("evict/workload-aware", wasm.evict_ns_mean, "ns").beside(native.evict_ns_mean);
     rows.push(Row { p99: Some(wasm.evict_ns_p99 as f64), ..row });
     rows.push(swap(&config, size)?);
+    rows.extend(evictor_swap::rows(size.resident)?);
     Ok(rows)
 }
 
@@ -242,6 +245,8 @@ mod tests {
             "schedule/mooncake/512",
             "evict/workload-aware",
             "swap/stall",
+            "swap/evictor/stall",
+            "swap/evictor/put",
         ];
         assert!(published.iter().all(|p| names.contains(p)), "{names:?}");
         assert!(rows.iter().all(|r| r.value > 0.0), "{rows:?}");

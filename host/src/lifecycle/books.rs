@@ -1,16 +1,18 @@
-//! Which blocks a policy may choose: the contract's "books", kept beside the policy to check it.
+//! What one engine of the eviction policy has been told, kept beside it: which blocks it may choose (the contract's
+//! "books"), and which it has never heard of.
 
 use kvasir_dataplane::tier::events::{AccessEvent, EventKind};
 use kvasir_policy::evictor::Victim;
 use std::collections::HashSet;
 
-/// One bit per slot: told to the policy as resident, not chosen since and not pinned.
-///
-/// The books follow the same events as the policy, so an answer is wrong exactly when it breaks the
-/// contract, whatever the store did meanwhile.
+/// The books follow the same events as the engine, so an answer is wrong exactly when it breaks the contract, whatever
+/// the store did meanwhile.
 pub(super) struct Books {
-    words: Vec<u64>,
-    /// Pinned blocks: on the books again when the pin ends.
+    /// Told as resident, not chosen since and not pinned.
+    free: Bits,
+    /// Told as resident and not removed since: the engine knows what a `hit` or a `keep` of it means.
+    told: Bits,
+    /// Pinned blocks: free again when the pin ends.
     pinned: HashSet<u32>,
     slots: u32,
     count: u32,
@@ -18,7 +20,8 @@ pub(super) struct Books {
 
 impl Books {
     pub(super) fn new(slots: u32) -> Self {
-        Self { words: vec![0; slots.div_ceil(64) as usize], pinned: HashSet::new(), slots, count: 0 }
+        let (free, told) = (Bits::new(slots), Bits::new(slots));
+        Self { free, told, pinned: HashSet::new(), slots, count: 0 }
     }
 
     /// Blocks the policy can still choose.
@@ -26,29 +29,47 @@ impl Books {
         self.count
     }
 
-    pub(super) fn clear(&mut self) {
-        self.words.fill(0);
-        self.pinned.clear();
-        self.count = 0;
+    /// Whether the engine knows what is in a slot, chosen or not.
+    pub(super) fn knows(&self, slot: u32) -> bool {
+        self.told.get(slot)
+    }
+
+    /// Whether the engine counts the block in a slot as resident.
+    pub(super) fn holds(&self, slot: u32) -> bool {
+        self.free.get(slot) || self.is_pinned(slot)
+    }
+
+    pub(super) fn is_pinned(&self, slot: u32) -> bool {
+        self.pinned.contains(&slot)
     }
 
     pub(super) fn note(&mut self, event: &AccessEvent) {
+        let slot = event.slot;
         match event.kind {
             EventKind::Insert => {
-                self.pinned.remove(&event.slot);
-                self.set(event.slot, true)
+                self.pinned.remove(&slot);
+                self.told.set(slot, true);
+                self.set_free(slot, true);
             }
+            EventKind::Hit | EventKind::Keep if self.is_pinned(slot) => {}
             EventKind::Hit | EventKind::Keep => {
-                let free = !self.pinned.contains(&event.slot);
-                free && self.set(event.slot, true)
+                self.set_free(slot, true);
             }
             EventKind::Remove => {
-                self.pinned.remove(&event.slot);
-                self.set(event.slot, false)
+                self.pinned.remove(&slot);
+                self.told.set(slot, false);
+                self.set_free(slot, false);
             }
-            EventKind::Pin => self.pinned.insert(event.slot) && self.set(event.slot, false),
-            EventKind::Unpin => self.pinned.remove(&event.slot) && self.set(event.slot, true),
-        };
+            EventKind::Pin => {
+                self.pinned.insert(slot);
+                self.set_free(slot, false);
+            }
+            EventKind::Unpin => {
+                if self.pinned.remove(&slot) {
+                    self.set_free(slot, true);
+                }
+            }
+        }
     }
 
     /// Strikes the chosen slots off; on a slot that is not on the books, what is wrong.
@@ -57,7 +78,7 @@ impl Books {
             if victim.slot >= self.slots {
                 return Err(format!("victim {} is outside the pool of {} slots", victim.slot, self.slots));
             }
-            if !self.set(victim.slot, false) {
+            if !self.set_free(victim.slot, false) {
                 return Err(format!("victim {} is free, or was chosen before", victim.slot));
             }
             slots.push(victim.slot);
@@ -66,20 +87,36 @@ impl Books {
     }
 
     /// Returns whether the bit changed.
+    fn set_free(&mut self, slot: u32, on: bool) -> bool {
+        let changed = self.free.set(slot, on);
+        match (changed, on) {
+            (true, true) => self.count += 1,
+            (true, false) => self.count -= 1,
+            (false, _) => {}
+        }
+        changed
+    }
+}
+
+/// One bit per slot.
+struct Bits(Vec<u64>);
+
+impl Bits {
+    fn new(slots: u32) -> Self {
+        Self(vec![0; slots.div_ceil(64) as usize])
+    }
+
+    fn get(&self, slot: u32) -> bool {
+        self.0.get((slot / 64) as usize).is_some_and(|word| word >> (slot % 64) & 1 == 1)
+    }
+
+    /// Returns whether the bit changed.
     fn set(&mut self, slot: u32, on: bool) -> bool {
-        let Some(word) = self.words.get_mut((slot / 64) as usize) else { return false };
+        let Some(word) = self.0.get_mut((slot / 64) as usize) else { return false };
         let bit = 1 << (slot % 64);
-        let was = *word & bit != 0;
-        if was == on {
-            return false;
-        }
-        *word ^= bit;
-        if on {
-            self.count += 1
-        } else {
-            self.count -= 1
-        }
-        true
+        let changed = (*word & bit != 0) != on;
+        *word = if on { *word | bit } else { *word & !bit };
+        changed
     }
 }
 

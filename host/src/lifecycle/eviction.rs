@@ -2,12 +2,13 @@
 //!
 //! It tells the policy what happened, asks it for victims when the pool runs low, checks them and
 //! hands them to the store. No put or get ever waits for a policy call: they take from the reserve
-//! that this thread fills ahead of need.
+//! that this thread fills ahead of need. A policy that follows another is told of the pool beside it,
+//! a piece between two choices, and chooses once it knows all.
 
-use super::books::Books;
+use super::briefing::{Briefing, Progress};
 use super::tiers::destination;
 use crate::policy::EvictorWorker;
-use crate::policy::evictor::WantsReplay;
+use crate::policy::evictor::{Change, KnowsNothing};
 use kvasir_dataplane::tier::dram::Pressure;
 use kvasir_dataplane::tier::events::{AccessEvent, EventKind};
 use kvasir_dataplane::tier::tiering::{Demotion, Tiering};
@@ -17,13 +18,15 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long events wait for the policy while the pool has room.
 const IDLE: Duration = Duration::from_millis(20);
 /// How long to wait when nothing could be evicted: everything is lent, or being written.
 const BACK_OFF: Duration = Duration::from_millis(2);
-/// Events in one call; the deadline grows with them.
+/// How long to wait for the order in which a new policy is told of the pool.
+const PAST_WAIT: Duration = Duration::from_millis(1);
+/// Events in one call, and entries of the past told between two choices; the deadline grows with them.
 const EVENTS_PER_CALL: usize = 2048;
 /// Victims in one call.
 const VICTIMS_PER_CALL: u32 = 256;
@@ -38,8 +41,12 @@ pub struct Counts {
     pub evicted: AtomicU64,
     /// Answers refused because a victim was outside the contract.
     pub invalid: AtomicU64,
-    /// Resident pools told to a policy that was new.
+    /// Resident pools told to an engine that was new.
     pub replays: AtomicU64,
+    /// Engines that took over from another once they knew the pool.
+    pub promotions: AtomicU64,
+    /// Microseconds of the longest turn of the thread: for so long it could not choose.
+    pub stall_us: AtomicU64,
 }
 
 /// The running thread; stopped and joined on drop.
@@ -90,11 +97,17 @@ struct Owner {
     worker: EvictorWorker,
     clock: Clock,
     counts: Arc<Counts>,
-    books: Books,
+    /// What the engine that serves has been told.
+    serving: Briefing,
+    /// The same of the one that is to follow, if there is one.
+    next: Option<Briefing>,
     /// Evicting since the low watermark, until the high one.
     evicting: bool,
     /// Hits were dropped: blocks that left the books by being chosen may be resident still.
     books_incomplete: bool,
+    /// How long to wait for pressure at most.
+    wait: Duration,
+    drained: Vec<AccessEvent>,
     events: Vec<AccessEvent>,
     words: Vec<u32>,
     victims: Vec<Victim>,
@@ -104,17 +117,20 @@ struct Owner {
 impl Owner {
     fn new(tiering: Arc<Tiering>, worker: EvictorWorker, clock: Clock, counts: Arc<Counts>) -> Self {
         let store = Arc::clone(tiering.dram());
-        let books = Books::new(store.slots());
-        let (events, words, victims, slots) = Default::default();
+        let serving = Briefing::begin(&store, clock.now_ms());
+        let (drained, events, words, victims, slots) = Default::default();
         Self {
             store,
             tiering,
             worker,
             clock,
             counts,
-            books,
+            serving,
+            next: None,
             evicting: false,
             books_incomplete: false,
+            wait: IDLE,
+            drained,
             events,
             words,
             victims,
@@ -124,7 +140,8 @@ impl Owner {
 
     /// Waits for pressure, or a little; then tells the policy the news and makes room.
     fn turn(&mut self) {
-        let pressure = self.store.wait_pressure(IDLE);
+        let pressure = self.store.wait_pressure(self.wait);
+        let start = Instant::now();
         self.follow();
         self.evicting = pressure.is_low() || (self.evicting && pressure.excess_bytes() > 0);
         let want = self.wanted(&pressure);
@@ -136,54 +153,97 @@ impl Owner {
             0
         };
         self.counts.evicted.fetch_add(evicted as u64, Relaxed);
-        if want == 0 && !pressure.is_low() {
-            return;
-        }
+        let past = self.tell_past();
+        let (wait, back_off) = match past {
+            Progress::Done => (IDLE, BACK_OFF),
+            Progress::Waiting => (PAST_WAIT, PAST_WAIT),
+            Progress::More => (Duration::ZERO, Duration::ZERO),
+        };
+        self.wait = wait;
+        self.counts.stall_us.fetch_max(start.elapsed().as_micros() as u64, Relaxed);
         // Every block is lent, being written or copied, or waits in the reserve: asking again at once would not help.
-        if offered + evicted == 0 {
-            if want > 0 && self.books_incomplete && self.books.len() == 0 {
-                self.replay();
+        if (want > 0 || pressure.is_low()) && offered + evicted == 0 {
+            if want > 0 && self.books_incomplete && self.serving.books.len() == 0 && past == Progress::Done {
+                self.worker.open();
+                self.begin_anew();
             }
-            std::thread::sleep(BACK_OFF);
+            std::thread::sleep(back_off);
         }
     }
 
-    /// Brings the policy up to date.
+    /// Brings the engines up to date with what happened.
     fn follow(&mut self) {
-        if self.worker.refresh().is_err() {
-            return self.replay();
+        match self.worker.refresh() {
+            Change::None => {}
+            Change::Anew => self.begin_anew(),
+            Change::Next => self.begin_next(),
         }
-        self.events.clear();
-        let drained = self.store.drain_events(&mut self.events);
+        self.drained.clear();
+        let drained = self.store.drain_events(&mut self.drained);
         self.books_incomplete |= drained.hits_dropped > 0;
-        if drained.start_over || self.tell().is_err() {
-            self.replay();
+        if drained.start_over {
+            self.store.restart_events();
+            self.worker.open();
+            self.worker.forget_next();
+            self.next = None;
+            return self.begin_anew();
         }
-    }
-
-    /// Passes `self.events` on.
-    fn tell(&mut self) -> Result<(), WantsReplay> {
-        self.counts.events.fetch_add(self.events.len() as u64, Relaxed);
-        for events in self.events.chunks(EVENTS_PER_CALL) {
-            events.iter().for_each(|event| self.books.note(event));
-            let base_ms = encode(events, &mut self.words);
-            self.worker.on_events(base_ms, &self.words)?;
-        }
-        Ok(())
-    }
-
-    /// Tells a policy that knows nothing what is resident. A component that fails on the way is
-    /// followed by its native twin, which does not.
-    fn replay(&mut self) {
-        // The policy, its native twin, and one more in case the pool outran the first two.
-        for _ in 0..3 {
-            self.counts.replays.fetch_add(1, Relaxed);
-            self.books.clear();
-            self.books_incomplete = false;
+        self.counts.events.fetch_add(self.drained.len() as u64, Relaxed);
+        self.events.clear();
+        self.serving.live(&self.drained, &mut self.events);
+        self.tell_serving();
+        if let Some(next) = &mut self.next {
             self.events.clear();
-            self.store.replay_resident(&mut self.events);
-            self.worker.replay(0, &[]);
-            if self.tell().is_ok() {
+            next.live(&self.drained, &mut self.events);
+            self.tell_next();
+        }
+    }
+
+    /// The engine that serves knows nothing: it is told the past from the start, and chooses from what it was told.
+    fn begin_anew(&mut self) {
+        self.counts.replays.fetch_add(1, Relaxed);
+        self.books_incomplete = false;
+        self.serving = Briefing::begin(&self.store, self.clock.now_ms());
+    }
+
+    fn begin_next(&mut self) {
+        self.counts.replays.fetch_add(1, Relaxed);
+        self.next = Some(Briefing::begin(&self.store, self.clock.now_ms()));
+    }
+
+    /// Tells each engine a piece of what it does not know; the one that knows all takes over.
+    fn tell_past(&mut self) -> Progress {
+        self.events.clear();
+        let serving = self.serving.past(EVENTS_PER_CALL, &mut self.events);
+        self.tell_serving();
+        let Some(next) = &mut self.next else { return serving };
+        self.events.clear();
+        let progress = next.past(EVENTS_PER_CALL, &mut self.events);
+        self.tell_next();
+        if progress == Progress::Done
+            && let Some(next) = self.next.take()
+        {
+            self.worker.promote();
+            self.counts.promotions.fetch_add(1, Relaxed);
+            self.serving = next;
+        }
+        if serving == Progress::Done { progress } else { serving }
+    }
+
+    fn tell_serving(&mut self) {
+        for events in self.events.chunks(EVENTS_PER_CALL) {
+            let base_ms = encode(events, &mut self.words);
+            if let Err(KnowsNothing) = self.worker.on_events(base_ms, &self.words) {
+                return self.begin_anew();
+            }
+        }
+    }
+
+    fn tell_next(&mut self) {
+        for events in self.events.chunks(EVENTS_PER_CALL) {
+            let base_ms = encode(events, &mut self.words);
+            if !self.worker.tell_next(base_ms, &self.words) {
+                self.next = None;
                 return;
             }
         }
@@ -192,7 +252,7 @@ impl Owner {
     /// How many victims to ask for.
     fn wanted(&self, pressure: &Pressure) -> u32 {
         let used = pressure.pool_bytes - pressure.free_bytes;
-        let mean_bytes = (used / u64::from(self.books.len().max(1))).max(1);
+        let mean_bytes = (used / u64::from(self.serving.books.len().max(1))).max(1);
         let excess = if self.evicting { pressure.excess_bytes().div_ceil(mean_bytes) } else { 0 };
         let near = pressure.excess_bytes() > 0 || pressure.is_low();
         let ready = if near { RESERVE.min(pressure.reserve_max) as u64 } else { 0 };
@@ -204,7 +264,7 @@ impl Owner {
         if !is_urgent(pressure) && pressure.free_bytes >= pressure.low_bytes / 2 {
             room = room.min(self.tiering.room(mean_bytes));
         }
-        want.min(room as u64).min(u64::from(VICTIMS_PER_CALL.min(self.books.len()))) as u32
+        want.min(room as u64).min(u64::from(VICTIMS_PER_CALL.min(self.serving.books.len()))) as u32
     }
 
     /// Asks for victims and offers them to the store; returns how many it took.
@@ -212,15 +272,20 @@ impl Owner {
         let now_ms = self.clock.now_ms();
         self.victims.clear();
         self.slots.clear();
-        if self.worker.select_victims(now_ms, want, &mut self.victims).is_err() {
-            self.replay();
+        if let Err(KnowsNothing) = self.worker.select_victims(now_ms, want, &mut self.victims) {
+            self.begin_anew();
             return 0;
         }
         if let Err(reason) = self.check(want) {
             self.counts.invalid.fetch_add(1, Relaxed);
             self.worker.invalid(reason);
-            self.replay();
+            self.begin_anew();
             return 0;
+        }
+        if let Some(next) = &mut self.next {
+            self.events.clear();
+            next.taken_by_another(&self.slots, now_ms, &mut self.events);
+            self.tell_next();
         }
         self.counts.victims.fetch_add(self.slots.len() as u64, Relaxed);
         let demotion = |victim: &Victim| Demotion { slot: victim.slot, to: destination(victim.demote_to) };
@@ -230,11 +295,11 @@ impl Owner {
     }
 
     fn check(&mut self, want: u32) -> Result<(), String> {
-        let (given, resident) = (self.victims.len(), self.books.len());
+        let (given, resident) = (self.victims.len(), self.serving.books.len());
         if given < want as usize {
             return Err(format!("{given} victims where {want} of {resident} resident were wanted"));
         }
-        self.books.choose(&self.victims, &mut self.slots)
+        self.serving.books.choose(&self.victims, &mut self.slots)
     }
 }
 

@@ -4,7 +4,7 @@ use super::bindings::evictor::Evictor as Component;
 use super::control::{component_control, native_control};
 use super::guest::Guest;
 use super::log::Log;
-use super::slot::{Builtin, Hook, Policy, Worker};
+use super::slot::{Builtin, Found, Hook, Policy, Worker};
 use super::{Error, Fault, Limits, Module, SlotKind};
 use kvasir_policy::Evictor;
 use kvasir_policy::evictor::{EVENT, Events, Victim};
@@ -98,76 +98,117 @@ impl Hook for EvictorHook {
     fn instantiate(module: &Module, limits: Limits, log: Arc<Log>) -> Result<Box<dyn EvictorEngine>, Error> {
         Ok(Box::new(Guest::<Component>::new(module, limits, log, |store, i| Component::new(store, i))?))
     }
+
+    fn open(engine: &mut Self::Engine, limits: Limits) -> Result<(), Fault> {
+        engine.open(limits.evictor_slots)
+    }
 }
 
-/// The engine no longer knows the pool: call [`EvictorWorker::replay`] before anything else.
+/// The engine that serves knows nothing of the pool: tell it what is resident before anything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WantsReplay;
+pub struct KnowsNothing;
+
+/// What [`EvictorWorker::refresh`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    None,
+    /// The engine that serves [knows nothing](KnowsNothing).
+    Anew,
+    /// Another engine is to follow the one that serves, and knows nothing: tell it what is resident by
+    /// [`EvictorWorker::tell_next`], then [`EvictorWorker::promote`] it. If there was one already, forget it.
+    Next,
+}
 
 /// The evictor of one pool. Its calls never fail outward: when the component does, the native twin
-/// takes over after a replay, until a new instance or another policy is ready.
+/// takes over, until a new instance or another policy is ready. A policy that follows another learns of
+/// the pool beside it, and serves when it knows all.
 pub struct EvictorWorker {
     worker: Worker<EvictorHook>,
     slots: u32,
     /// Decides while the component cannot.
     fallback: Option<Box<dyn EvictorEngine>>,
-    wants_replay: bool,
+    next: Option<Found<EvictorHook>>,
+    /// The engine of the start has been told of.
+    started: bool,
 }
 
 impl EvictorWorker {
     pub(super) fn new(worker: Worker<EvictorHook>, slots: u32) -> Self {
-        Self { worker, slots, fallback: None, wants_replay: true }
+        Self { worker, slots, fallback: None, next: None, started: false }
     }
 
-    /// Looks for a newer policy or a rebuilt instance. [`WantsReplay`] stays until `replay`.
+    /// Looks for a newer policy or a rebuilt instance.
+    pub fn refresh(&mut self) -> Change {
+        if !std::mem::replace(&mut self.started, true) {
+            self.worker.refresh();
+            return Change::Anew;
+        }
+        let newest = self.worker.newest_generation();
+        if self.next.as_ref().is_some_and(|next| next.version.generation == newest) {
+            return Change::None;
+        }
+        let Some(found) = self.worker.find() else { return Change::None };
+        self.next = Some(found);
+        Change::Next
+    }
+
+    /// Empties the engine that serves: for when it cannot be told what it missed.
+    pub fn open(&mut self) {
+        let slots = self.slots;
+        // On failure its native twin serves, which is open already.
+        let _ = self.call(|engine| engine.open(slots));
+    }
+
+    /// Tells the engine that serves what happened.
     ///
     /// # Errors
-    /// [`WantsReplay`]: the engine was exchanged.
-    pub fn refresh(&mut self) -> Result<(), WantsReplay> {
-        if self.worker.refresh() {
+    /// [`KnowsNothing`]: the component failed, and its native twin serves now.
+    pub fn on_events(&mut self, base_ms: u64, words: &[u32]) -> Result<(), KnowsNothing> {
+        self.call(|engine| engine.on_events(base_ms, words))
+    }
+
+    /// Tells the engine that is to follow. False if there is none (any more): it failed.
+    pub fn tell_next(&mut self, base_ms: u64, words: &[u32]) -> bool {
+        let Some(next) = &mut self.next else { return false };
+        let Err(fault) = next.engine.on_events(base_ms, words) else { return true };
+        let version = next.version.clone();
+        self.next = None;
+        self.worker.failed_to_follow(&version, &fault);
+        false
+    }
+
+    /// Gives up the engine that was to follow; it is built anew.
+    pub fn forget_next(&mut self) {
+        self.next = None;
+    }
+
+    /// From here on the engine that was to follow serves.
+    pub fn promote(&mut self) {
+        if let Some(next) = self.next.take() {
+            self.worker.install(next);
             self.fallback = None;
-            self.wants_replay = true;
         }
-        if self.wants_replay { Err(WantsReplay) } else { Ok(()) }
-    }
-
-    /// Opens the engine and tells it what is resident: event records, oldest first, flagged as
-    /// replayed.
-    pub fn replay(&mut self, base_ms: u64, words: &[u32]) {
-        self.wants_replay = false;
-        let slots = self.slots;
-        if let Err(WantsReplay) = self.call(|e| e.open(slots).and_then(|()| e.on_events(base_ms, words))) {
-            // The component failed at once: the native twin gets the same, and does not fail.
-            self.wants_replay = false;
-            let _ = self.call(|e| e.open(slots).and_then(|()| e.on_events(base_ms, words)));
-        }
-    }
-
-    /// # Errors
-    /// [`WantsReplay`]: the component failed on these events; they are part of what is resident.
-    pub fn on_events(&mut self, base_ms: u64, words: &[u32]) -> Result<(), WantsReplay> {
-        self.call(|e| e.on_events(base_ms, words))
     }
 
     /// Appends up to `want` victims; the owner checks each and reports bad ones with
     /// [`EvictorWorker::invalid`].
     ///
     /// # Errors
-    /// [`WantsReplay`]: the component failed; replay and ask again.
+    /// [`KnowsNothing`]: the component failed, and its native twin serves now.
     pub fn select_victims(
         &mut self,
         now_ms: u64,
         want: u32,
         victims: &mut Vec<Victim>,
-    ) -> Result<(), WantsReplay> {
-        self.call(|e| e.select_victims(now_ms, want, victims))
+    ) -> Result<(), KnowsNothing> {
+        self.call(|engine| engine.select_victims(now_ms, want, victims))
     }
 
-    /// The last answer was not within the contract: for `reason`. The native twin takes over after
-    /// a replay; the component is tried again with a fresh instance, until the breaker trips.
+    /// The last answer was not within the contract: for `reason`. The native twin serves now, and knows
+    /// nothing; the component is tried again with a fresh instance, until the breaker trips.
     pub fn invalid(&mut self, reason: String) {
         if self.fallback.is_some() {
-            return; // a native engine chose: only possible when the pool changed meanwhile
+            return self.open(); // a native engine chose: only possible when the pool changed meanwhile
         }
         self.worker.record(&Fault::Invalid(reason));
         self.worker.drop_engine();
@@ -186,7 +227,7 @@ impl EvictorWorker {
     fn call(
         &mut self,
         f: impl FnOnce(&mut (dyn EvictorEngine + 'static)) -> Result<(), Fault>,
-    ) -> Result<(), WantsReplay> {
+    ) -> Result<(), KnowsNothing> {
         if let Some(native) = &mut self.fallback {
             self.worker.version().counters.fallback();
             let _ = f(native.as_mut());
@@ -197,12 +238,14 @@ impl EvictorWorker {
                 self.worker.drop_engine(); // the native twin has its place until there is a fresh one
             }
             self.fall_back();
-            WantsReplay
+            KnowsNothing
         })
     }
 
     fn fall_back(&mut self) {
         self.fallback = self.worker.native();
-        self.wants_replay = true;
+        if let Some(native) = &mut self.fallback {
+            let _ = native.open(self.slots); // it does not fail
+        }
     }
 }

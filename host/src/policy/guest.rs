@@ -18,6 +18,8 @@ pub struct Limits {
     pub hot: Duration,
     /// The same for a cold call.
     pub cold: Duration,
+    /// Block slots of the pool that an evictor serves.
+    pub evictor_slots: u32,
 }
 
 /// A call on a machine or in a cgroup that hardly runs it ends after this many times its CPU time.

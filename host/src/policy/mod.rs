@@ -77,7 +77,8 @@ impl SlotKind {
             Self::Evictor => config.memory_bytes.saturating_add(256 * config.evictor_slots as usize),
             Self::Scheduler | Self::Admitter | Self::Balancer => config.memory_bytes,
         };
-        Limits { memory_bytes, hot: config.hot_deadline, cold: config.cold_deadline }
+        let PolicyConfig { hot_deadline: hot, cold_deadline: cold, evictor_slots, .. } = *config;
+        Limits { memory_bytes, hot, cold, evictor_slots }
     }
 }
 

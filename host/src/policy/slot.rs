@@ -11,7 +11,7 @@ mod worker;
 
 pub use builder::Builder;
 pub use version::{Source, Version, standalone};
-pub use worker::Worker;
+pub use worker::{Found, Worker};
 
 use self::version::{Program, code, default_native, prepare, stored_program};
 use super::catalog::{Assignment, Catalog, Origin};
@@ -37,6 +37,14 @@ pub trait Hook: Sized + 'static {
     /// # Errors
     /// The module cannot be instantiated.
     fn instantiate(module: &Module, limits: Limits, log: Arc<Log>) -> Result<Box<Self::Engine>, Error>;
+
+    /// What an engine of this slot does once, after its settings and its state and before it serves.
+    ///
+    /// # Errors
+    /// Any [`Fault`].
+    fn open(_engine: &mut Self::Engine, _limits: Limits) -> Result<(), Fault> {
+        Ok(())
+    }
 }
 
 /// A default policy.

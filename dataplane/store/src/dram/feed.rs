@@ -1,12 +1,58 @@
 //! What the policy, which runs beside the store, is told.
 
 use std::sync::MutexGuard;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{DramStore, SHARDS, TICK_MS, lock, slot_of, split, ticks};
 use crate::events::{AccessEvent, Drained, EventBuffer, EventKind, NO_SLOT};
 use crate::record::Record;
 use crate::shard::Shard;
+
+/// Where one thing that happened to a block comes in a [`History`]: by time; of one time inserts before uses, and a
+/// parent before its children.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Past {
+    /// Units of [`TICK_MS`].
+    ticks: u32,
+    /// The highest bit is set for a use; below it the depth.
+    kind: u32,
+    slot: u32,
+}
+
+impl Past {
+    const USE: u32 = 1 << 31;
+
+    fn insert(record: &Record, slot: u32) -> Self {
+        Self { ticks: record.inserted, kind: record.depth(), slot }
+    }
+
+    fn used(record: &Record, slot: u32) -> Self {
+        Self { ticks: record.used, kind: Self::USE | record.depth(), slot }
+    }
+
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    pub fn is_use(&self) -> bool {
+        self.kind & Self::USE != 0
+    }
+}
+
+/// What happened to the blocks that were resident at one time, oldest first.
+#[derive(Debug, Default)]
+pub struct History {
+    pub entries: Vec<Past>,
+    /// Units of [`TICK_MS`]: when it was made.
+    until: u32,
+}
+
+/// A resident block as a policy that starts now is told of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resident {
+    pub insert: AccessEvent,
+    pub pinned: bool,
+}
 
 impl DramStore {
     /// Moves what happened since the last call to `out`, oldest first.
@@ -16,42 +62,71 @@ impl DramStore {
         drained
     }
 
-    /// Every resident block as an `Insert` and, if used, one `Hit`, and if pinned, a `Pin`, oldest first, for a policy that starts now;
-    /// what the next [`drain_events`](Self::drain_events) returns happened after. Empties the reserve of victims.
-    pub fn replay_resident(&self, out: &mut Vec<AccessEvent>) {
-        lock(&self.victims).clear();
-        self.lock_events().begin_replay();
-        let start = out.len();
-        let mut children: Vec<(usize, Record)> = Vec::new();
-        for shard in 0..SHARDS {
-            let mut guard = self.write(shard);
-            let Shard { records, extras, .. } = &mut *guard;
-            for (local, record) in records.iter_mut().enumerate() {
-                if !record.is_resident() {
-                    continue;
-                }
-                record.set_in_reserve(false);
-                if record.parent_slot() != NO_SLOT {
-                    children.push((out.len(), record.clone()));
-                }
-                let pinned = record.has_extras() && !extras.pins(local as u32).is_empty();
-                self.push_replayed(out, record, slot_of(local as u32, shard), pinned);
-            }
-            self.lock_events().replayed(shard as u32 + 1);
-        }
-        self.check_replayed_parents(out, &children);
-        out[start..].sort_by_key(|event| (event.time_ms, event.kind as u8, event.depth));
+    /// After [`Drained::start_over`]: events are recorded again from here on.
+    pub fn restart_events(&self) {
+        self.lock_events().restart();
     }
 
-    /// A parent's slot may hold another block by now.
-    fn check_replayed_parents(&self, out: &mut [AccessEvent], children: &[(usize, Record)]) {
-        for (at, child) in children {
-            let (local, shard) = split(child.parent_slot());
-            let guard = self.read(shard);
-            if !guard.records.get(local as usize).is_some_and(|parent| child.is_child_of(parent)) {
-                out[*at].parent_or_uses = NO_SLOT;
+    /// In which order a policy that starts now is told what is resident: each block's `Insert` and, if it was used, its
+    /// last use. Takes seconds in a pool of ten million blocks; no lock is held for longer than it takes to walk one
+    /// shard. `None` once `stop` is set.
+    ///
+    /// The pool lives on meanwhile, so an entry only says when to look: [`resident`](Self::resident) and
+    /// [`past_use`](Self::past_use) tell what is there by then.
+    pub fn history(&self, now_ms: u64, stop: &AtomicBool) -> Option<History> {
+        let mut entries = Vec::new();
+        for shard in 0..SHARDS {
+            if stop.load(Ordering::Relaxed) {
+                return None;
+            }
+            for (local, record) in self.read(shard).records.iter().enumerate() {
+                if record.is_resident() && !record.in_reserve() {
+                    let slot = slot_of(local as u32, shard);
+                    entries.push(Past::insert(record, slot));
+                    entries.extend((record.uses() > 0).then(|| Past::used(record, slot)));
+                }
             }
         }
+        entries.sort_unstable();
+        Some(History { entries, until: ticks(now_ms) })
+    }
+
+    /// A resident block as the `Insert` that a new policy is told; `None` for a slot without a block, and for one that
+    /// was chosen as a victim.
+    pub fn resident(&self, slot: u32) -> Option<Resident> {
+        let (local, shard) = split(slot);
+        let guard = self.read(shard);
+        let record = guard.records.get(local as usize)?;
+        if !record.is_resident() || record.in_reserve() {
+            return None;
+        }
+        let pinned = record.has_extras() && !guard.extras.pins(local).is_empty();
+        let parent = record.parent_slot();
+        let mut insert = self.past(EventKind::Insert, record, slot, parent, record.inserted);
+        if parent != NO_SLOT {
+            let child = record.clone();
+            drop(guard); // the parent may be in another shard, and no two are locked at once
+            let (local, shard) = split(parent);
+            // The parent's slot may hold another block by now.
+            if !self.read(shard).records.get(local as usize).is_some_and(|parent| child.is_child_of(parent)) {
+                insert.parent_or_uses = NO_SLOT;
+            }
+        }
+        Some(Resident { insert, pinned })
+    }
+
+    /// All uses of a block that was there when `history` was made, as one `Hit` at the last of them.
+    pub fn past_use(&self, slot: u32, history: &History) -> Option<AccessEvent> {
+        let (local, shard) = split(slot);
+        let guard = self.read(shard);
+        let record = guard.records.get(local as usize)?;
+        let counts = record.is_resident() && record.uses() > 0 && record.inserted <= history.until;
+        counts.then(|| self.past(EventKind::Hit, record, slot, record.uses(), record.used))
+    }
+
+    fn past(&self, kind: EventKind, record: &Record, slot: u32, of: u32, ticks: u32) -> AccessEvent {
+        let event = self.event(kind, record, slot, of, u64::from(ticks) * TICK_MS);
+        AccessEvent { replayed: true, ..event }
     }
 
     /// A use of a resident block: counted, told to the policy, and out of the reserve of victims.
@@ -98,20 +173,6 @@ impl DramStore {
     ) -> AccessEvent {
         let class = self.tenants.class_of(record.label());
         AccessEvent { class, ..event(kind, record, slot, of, now_ms) }
-    }
-
-    fn push_replayed(&self, out: &mut Vec<AccessEvent>, record: &Record, slot: u32, pinned: bool) {
-        let mut push = |kind, of, ticks| {
-            let event = self.event(kind, record, slot, of, u64::from(ticks) * TICK_MS);
-            out.push(AccessEvent { replayed: true, ..event });
-        };
-        push(EventKind::Insert, record.parent_slot(), record.inserted);
-        if record.uses() > 0 {
-            push(EventKind::Hit, record.uses(), record.used);
-        }
-        if pinned {
-            push(EventKind::Pin, 0, record.used);
-        }
     }
 
     pub(super) fn push(&self, event: AccessEvent) -> u8 {

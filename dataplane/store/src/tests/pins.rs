@@ -1,7 +1,7 @@
 //! Pins, times to live, and evictions by name.
 
 use super::*;
-use crate::dram::Pinning;
+use crate::dram::{Pinning, Resident};
 use kvasir_protocol::block::Pin;
 
 fn pinnable() -> Arc<DramStore> {
@@ -79,10 +79,8 @@ fn a_pinned_victim_stays_though_it_was_chosen() {
     assert_eq!(kinds(&store), [EventKind::Keep, EventKind::Pin], "it comes back to the books first");
     while store.evict_from_reserve(3).is_some() {}
     assert_eq!(store.exists(&[0, 1, 2, 3].map(key)).unwrap(), [false, false, true, false]);
-    let mut replayed = Vec::new();
-    store.replay_resident(&mut replayed);
-    let replayed: Vec<EventKind> = replayed.iter().map(|event| event.kind).collect();
-    assert_eq!(replayed, [EventKind::Insert, EventKind::Pin], "a new policy hears of it");
+    let told = store.list(0, 10).0.iter().map(|block| store.resident(block.slot)).collect::<Vec<_>>();
+    assert!(matches!(told[..], [Some(Resident { pinned: true, .. })]), "a new policy hears of it: {told:?}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::policy::counters::{Breaker, Counters};
 use crate::policy::engine::{Digest, Engine, Module};
 use crate::policy::fault::TEXT_BYTES;
 use crate::policy::log::Log;
-use crate::policy::{Error, Limits, PolicyConfig, description};
+use crate::policy::{Error, Fault, Limits, PolicyConfig, description};
 use crate::text::printable;
 use kvasir_policy::Description;
 use std::sync::atomic::AtomicBool;
@@ -53,9 +53,24 @@ impl<H: Hook> Version<H> {
         }
     }
 
-    /// A configured engine: describe, configure.
+    /// An engine that can serve: describe, configure, open.
     pub(super) fn build(&self, limits: Limits, log: &Arc<Log>) -> Result<Box<H::Engine>, Error> {
         build::<H>(&self.program, &self.assignment, limits, log).map(|(engine, _)| engine)
+    }
+
+    /// As [`Version::build`], with the state of another instance. The inner error is why it did not take it.
+    pub(super) fn build_with(
+        &self,
+        state: &[u8],
+        limits: Limits,
+        log: &Arc<Log>,
+    ) -> Result<Result<Box<H::Engine>, StateRefused>, Error> {
+        let (mut engine, _) = configured::<H>(&self.program, &self.assignment, limits, log)?;
+        match engine.import_state(state) {
+            Ok(Ok(())) => opened::<H>(engine, &self.assignment, limits).map(Ok),
+            Ok(Err(reason)) => Ok(Err(StateRefused::Politely(reason))),
+            Err(fault) => Ok(Err(StateRefused::ByFault(fault))),
+        }
     }
 
     pub(super) fn take_ready(&self) -> Option<Box<H::Engine>> {
@@ -63,7 +78,34 @@ impl<H: Hook> Version<H> {
     }
 }
 
+/// Why an engine starts cold although its predecessor left a state.
+pub(super) enum StateRefused {
+    Politely(String),
+    ByFault(Fault),
+}
+
 fn build<H: Hook>(
+    program: &Program<H>,
+    assignment: &Assignment,
+    limits: Limits,
+    log: &Arc<Log>,
+) -> Result<(Box<H::Engine>, Description), Error> {
+    let (engine, description) = configured::<H>(program, assignment, limits, log)?;
+    Ok((opened::<H>(engine, assignment, limits)?, description))
+}
+
+fn opened<H: Hook>(
+    mut engine: Box<H::Engine>,
+    assignment: &Assignment,
+    limits: Limits,
+) -> Result<Box<H::Engine>, Error> {
+    let name = || printable(assignment.origin.name(), TEXT_BYTES);
+    let failed = |fault| Error::Start { name: name(), step: "open", fault };
+    H::open(&mut engine, limits).map_err(failed)?;
+    Ok(engine)
+}
+
+fn configured<H: Hook>(
     program: &Program<H>,
     assignment: &Assignment,
     limits: Limits,
@@ -195,5 +237,5 @@ pub fn standalone<H: Hook>(
 ) -> Result<(Box<H::Engine>, Description), Error> {
     let code = code::<H>(engine, source)?;
     let assignment = Assignment { origin: code.origin, settings };
-    build::<H>(&code.program, &assignment, H::KIND.limits(config), &Arc::default())
+    configured::<H>(&code.program, &assignment, H::KIND.limits(config), &Arc::default())
 }

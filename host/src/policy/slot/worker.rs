@@ -1,6 +1,6 @@
 //! What calls a slot's policy: one engine per thread.
 
-use super::version::Version;
+use super::version::{StateRefused, Version};
 use super::{Hook, Policy, Slot};
 use crate::policy::Fault;
 use crate::policy::catalog::Origin;
@@ -46,6 +46,12 @@ pub struct Worker<H: Hook> {
     retry: Backoff,
 }
 
+/// An engine that can serve, and its version.
+pub struct Found<H: Hook> {
+    pub version: Arc<Version<H>>,
+    pub engine: Box<H::Engine>,
+}
+
 /// An engine that is built for one worker, beside the traffic.
 struct Coming<H: Hook> {
     version: Arc<Version<H>>,
@@ -57,26 +63,40 @@ impl<H: Hook> Worker<H> {
     /// Takes up a newer version or an engine that was built, if there is one; costs a pointer load when
     /// there is none. True once per engine: it has to be given everything.
     pub fn refresh(&mut self) -> bool {
-        let newest = self.cache.load();
-        if newest.generation != self.version.generation || self.engine.is_none() || self.coming.is_some() {
-            let newest = newest.clone();
-            self.look_around(newest);
+        if let Some(found) = self.find() {
+            self.install(found);
         }
         std::mem::take(&mut self.fresh)
     }
 
-    fn look_around(&mut self, newest: Arc<Version<H>>) {
+    /// An engine that is to serve in place of the one there is: of a newer version, or because there is none.
+    pub fn find(&mut self) -> Option<Found<H>> {
+        let newest = self.cache.load();
+        let nothing_new = newest.generation == self.version.generation && self.engine.is_some();
+        if nothing_new && self.coming.is_none() {
+            return None;
+        }
+        let newest = newest.clone();
+        self.look_around(newest)
+    }
+
+    /// The generation of what is published, whether or not this worker has an engine of it.
+    pub fn newest_generation(&mut self) -> u64 {
+        self.cache.load().generation
+    }
+
+    fn look_around(&mut self, newest: Arc<Version<H>>) -> Option<Found<H>> {
         if newest.generation != self.version.generation
             && let Some(engine) = newest.take_ready()
         {
-            return self.install(newest, engine);
+            return Some(Found { version: newest, engine });
         }
         match self.coming.as_ref().map(|coming| coming.engine.try_recv()) {
             Some(Ok(engine)) => {
                 let coming = self.coming.take().expect("an engine has just come");
-                return self.install(coming.version, engine);
+                return Some(Found { version: coming.version, engine });
             }
-            Some(Err(mpsc::TryRecvError::Empty)) => return,
+            Some(Err(mpsc::TryRecvError::Empty)) => return None,
             Some(Err(mpsc::TryRecvError::Disconnected)) => {
                 self.coming = None;
                 if self.engine.is_none() {
@@ -89,11 +109,13 @@ impl<H: Hook> Worker<H> {
         if behind && self.retry.due() {
             self.coming = Some(Coming { engine: self.slot.rebuild(&newest), version: newest });
         }
+        None
     }
 
     /// The engine serves at once. What its predecessor of the same name learned follows in a second one:
     /// no call waits for `export-state` and `import-state`.
-    fn install(&mut self, version: Arc<Version<H>>, engine: Box<H::Engine>) {
+    pub fn install(&mut self, found: Found<H>) {
+        let Found { version, engine } = found;
         let newer = version.generation != self.version.generation;
         let same_name = self.version.description.name == version.description.name;
         let old_version = std::mem::replace(&mut self.version, version);
@@ -128,6 +150,12 @@ impl<H: Hook> Worker<H> {
     pub fn tell<R>(&mut self, f: impl FnOnce(&mut H::Engine) -> Result<R, Fault>) -> Result<R, Fault> {
         let engine = self.engine.as_deref_mut().ok_or(Fault::NotReady)?;
         f(engine).map_err(|fault| self.failed(fault))
+    }
+
+    /// An engine that was found failed before it was installed: counted, and the next is not asked for at once.
+    pub fn failed_to_follow(&mut self, version: &Arc<Version<H>>, fault: &Fault) {
+        self.slot.record(version, fault);
+        self.retry.failed(Instant::now());
     }
 
     /// Gives up the engine, so that the next refresh looks for a fresh one.
@@ -257,21 +285,15 @@ impl<H: Hook> Slot<H> {
         if version.refuses_state.load(Ordering::Relaxed) {
             return None;
         }
-        let mut engine = match version.build(self.limits, &self.log) {
-            Ok(engine) => engine,
-            Err(e) => {
-                self.log.add_host(1, &format!("starts cold: {e}"));
-                return None;
-            }
-        };
-        let problem = match engine.import_state(state) {
-            Ok(Ok(())) => return Some(engine),
-            Ok(Err(reason)) => reason, // the log cuts it
-            Err(fault) => {
+        let problem = match version.build_with(state, self.limits, &self.log) {
+            Ok(Ok(engine)) => return Some(engine),
+            Ok(Err(StateRefused::Politely(reason))) => reason, // the log cuts it
+            Ok(Err(StateRefused::ByFault(fault))) => {
                 version.refuses_state.store(true, Ordering::Relaxed);
                 self.record(version, &fault);
                 format!("import-state {fault}")
             }
+            Err(e) => e.to_string(),
         };
         self.log.add_host(2, &format!("starts cold: {problem}"));
         None

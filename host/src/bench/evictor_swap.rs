@@ -1,0 +1,109 @@
+//! What puts notice of a swap of the evictor while the pool is full: nothing, is the aim.
+
+use super::Row;
+use crate::config;
+use crate::lifecycle::eviction::Eviction;
+use crate::lifecycle::tiers::{PolicyAdmit, tiering_config};
+use crate::policy::{Error, PolicyConfig, PolicyHost, SlotKind, Source, Wanted};
+use hdrhistogram::Histogram;
+use kvasir_dataplane::tier::dram::{OwnerId, Reserve};
+use kvasir_dataplane::tier::tiering::Tiering;
+use kvasir_dataplane::{BlockKey, BlockMeta, Clock, DramConfig, DramStore};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// Bytes of a block: the smallest, since it is their number that counts.
+const BYTES: u32 = 64;
+/// How long puts are measured without a swap.
+const UNDISTURBED: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// A full pool of `resident` blocks, and one who puts and is never told to wait.
+struct Load {
+    store: Arc<DramStore>,
+    eviction: Eviction,
+    policies: Arc<PolicyHost>,
+    clock: Clock,
+    stored: u64,
+    _tiering: Arc<Tiering>,
+}
+
+/// Of one phase: how long puts took, and the longest time in which no victim could be chosen.
+struct Phase {
+    puts: Histogram<u64>,
+    stall_us: f64,
+    time: Duration,
+}
+
+/// # Errors
+/// A policy does not start, or a put failed.
+pub(super) fn rows(resident: u32) -> Result<Vec<Row>, Error> {
+    let mut load = Load::start(resident)?;
+    while load.store.metrics().evicted_bytes == 0 {
+        load.put()?;
+    }
+    let start = Instant::now();
+    let before = load.phase(|_| start.elapsed() >= UNDISTURBED)?;
+    load.policies.load(SlotKind::Evictor, Source::Builtin("lru".into()), Vec::new())?;
+    let start = Instant::now();
+    let during = load.phase(|load| {
+        load.eviction.counts().promotions.load(Relaxed) > 0 || start.elapsed() > PATIENCE
+    })?;
+    let longest = |phase: &Phase| phase.puts.max() as f64 / 1e3;
+    let put = Row::new("swap/evictor/put", longest(&during), "us").beside(longest(&before));
+    let quantile = |at| Some(during.puts.value_at_quantile(at) as f64 / 1e3);
+    Ok(vec![
+        Row::new("swap/evictor/stall", during.stall_us, "us").beside(before.stall_us),
+        Row { p50: quantile(0.5), p99: quantile(0.99), ..put },
+        Row::new("swap/evictor/time", during.time.as_secs_f64() * 1e3, "ms"),
+    ])
+}
+
+impl Load {
+    fn start(resident: u32) -> Result<Self, Error> {
+        let failed = |error: &dyn std::fmt::Display| Error::Engine(format!("bench: {error}"));
+        let config = DramConfig {
+            // Full at the watermark below which blocks are evicted.
+            pool_bytes: (u64::from(resident) * u64::from(BYTES) * 100 / 95).next_multiple_of(2 << 20),
+            blocks_max: resident.saturating_mul(2),
+            ..DramConfig::default()
+        };
+        let store = Arc::new(DramStore::open(config).map_err(|e| failed(&e))?);
+        let config = PolicyConfig { evictor_slots: store.slots(), ..PolicyConfig::default() };
+        let policies = PolicyHost::open(&config, Wanted::default(), None)?;
+        let clock = Clock::start();
+        let admit = Box::new(PolicyAdmit(policies.admitter_worker()));
+        let traffic = tiering_config(&config::Tiering::default());
+        let tiering = Tiering::start(Arc::clone(&store), Vec::new(), admit, traffic, clock);
+        let tiering = Arc::new(tiering.map_err(|e| failed(&e))?);
+        let worker = policies.evictor_worker(store.slots());
+        let eviction = Eviction::start(Arc::clone(&tiering), worker, clock).map_err(|e| failed(&e))?;
+        Ok(Self { store, eviction, policies, clock, stored: 0, _tiering: tiering })
+    }
+
+    /// # Errors
+    /// The pool had no room.
+    fn put(&mut self) -> Result<(), Error> {
+        let key = BlockKey::from_engine_hash("swap", &self.stored.to_le_bytes());
+        let meta = BlockMeta::single(key, BYTES);
+        self.stored += 1;
+        match self.store.put(OwnerId(0), &meta, &[7; BYTES as usize], self.clock.now_ms()) {
+            Ok(Reserve::Reserved(_)) => Ok(()),
+            other => Err(Error::Engine(format!("bench: put {} failed: {other:?}", self.stored))),
+        }
+    }
+
+    fn phase(&mut self, ended: impl Fn(&Self) -> bool) -> Result<Phase, Error> {
+        self.eviction.counts().stall_us.store(0, Relaxed);
+        let mut puts = Histogram::<u64>::new(3).expect("three digits are few enough");
+        let start = Instant::now();
+        while puts.is_empty() || !ended(self) {
+            let before = Instant::now();
+            self.put()?;
+            puts.saturating_record(before.elapsed().as_nanos() as u64);
+        }
+        let stall_us = self.eviction.counts().stall_us.load(Relaxed).max(1) as f64;
+        Ok(Phase { puts, stall_us, time: start.elapsed() })
+    }
+}
