@@ -47,9 +47,8 @@ pub(super) fn rows(resident: u32) -> Result<Vec<Row>, Error> {
     let before = load.phase(|_| start.elapsed() >= UNDISTURBED)?;
     load.policies.load(SlotKind::Evictor, Source::Builtin("lru".into()), Vec::new())?;
     let start = Instant::now();
-    let during = load.phase(|load| {
-        load.eviction.counts().promotions.load(Relaxed) > 0 || start.elapsed() > PATIENCE
-    })?;
+    let during =
+        load.phase(|load| load.eviction.counts().promotions.load(Relaxed) > 0 || start.elapsed() > PATIENCE)?;
     let longest = |phase: &Phase| phase.puts.max() as f64 / 1e3;
     let put = Row::new("swap/evictor/put", longest(&during), "us").beside(longest(&before));
     let quantile = |at| Some(during.puts.value_at_quantile(at) as f64 / 1e3);
@@ -96,7 +95,8 @@ impl Load {
 
     fn phase(&mut self, ended: impl Fn(&Self) -> bool) -> Result<Phase, Error> {
         self.eviction.counts().stall_us.store(0, Relaxed);
-        let mut puts = Histogram::<u64>::new(3).expect("three digits are few enough");
+        let longest = PATIENCE.as_nanos() as u64;
+        let mut puts = Histogram::<u64>::new_with_bounds(1, longest, 3).expect("bounds are valid");
         let start = Instant::now();
         while puts.is_empty() || !ended(self) {
             let before = Instant::now();

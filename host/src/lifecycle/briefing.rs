@@ -9,54 +9,38 @@ use super::books::Books;
 use kvasir_dataplane::DramStore;
 use kvasir_dataplane::tier::dram::{History, Resident};
 use kvasir_dataplane::tier::events::{AccessEvent, EventKind, NO_SLOT};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
+
+/// Pieces of the past that wait for the engine.
+const PIECES_READY: usize = 16;
 
 /// One engine's knowledge of the pool.
 pub(super) struct Briefing {
     store: Arc<DramStore>,
     began_ms: u64,
+    piece: usize,
     pub books: Books,
     past: Option<Past>,
     /// What is found out below is appended here.
     out: Vec<AccessEvent>,
 }
 
-/// What is still to be told of the time before.
-struct Past {
-    history: Ordered,
-    /// How many entries have been told.
-    at: usize,
-}
+/// What is still to be told of the time before, a piece at a time. Ends with a piece that is empty.
+struct Past(mpsc::Receiver<History>);
 
-enum Ordered {
-    Coming { from: mpsc::Receiver<History>, _stop: Stop },
-    Here(History),
-}
-
-impl Ordered {
-    /// Begins it, on a thread of its own.
-    fn make(store: &Arc<DramStore>, now_ms: u64) -> Self {
-        let (sender, from) = mpsc::sync_channel(1);
-        let stop = Arc::<AtomicBool>::default();
-        let (store, stopping) = (Arc::clone(store), Arc::clone(&stop));
+impl Past {
+    /// Begins to make the order, on a thread that ends when its pieces are taken or no longer wanted.
+    fn begin(store: &Arc<DramStore>, now_ms: u64, piece: usize) -> Self {
+        let (sender, from) = mpsc::sync_channel(PIECES_READY);
+        let store = Arc::clone(store);
         let make = move || {
-            if let Some(history) = store.history(now_ms, &stopping) {
-                let _ = sender.send(history); // nobody may wait for it any more
-            }
+            let History { entries, until } = store.history(now_ms);
+            let pieces = entries.chunks(piece).map(<[_]>::to_vec).chain([Vec::new()]);
+            let _ = pieces.map(|entries| History { entries, until }).try_for_each(|piece| sender.send(piece));
         };
         // Without a thread nobody sends, and it is begun again later.
         let _ = std::thread::Builder::new().name("kvasir-history".into()).spawn(make);
-        Self::Coming { from, _stop: Stop(stop) }
-    }
-}
-
-/// Ends the thread that makes the order, once nobody waits for it.
-struct Stop(Arc<AtomicBool>);
-
-impl Drop for Stop {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
+        Self(from)
     }
 }
 
@@ -72,11 +56,11 @@ pub(super) enum Progress {
 }
 
 impl Briefing {
-    /// For an engine that is open and knows nothing.
-    pub(super) fn begin(store: &Arc<DramStore>, now_ms: u64) -> Self {
+    /// For an engine that is open and knows nothing. `piece`: entries of the past told at once.
+    pub(super) fn begin(store: &Arc<DramStore>, now_ms: u64, piece: usize) -> Self {
         let books = Books::new(store.slots());
-        let past = Some(Past { history: Ordered::make(store, now_ms), at: 0 });
-        Self { store: Arc::clone(store), began_ms: now_ms, books, past, out: Vec::new() }
+        let past = Some(Past::begin(store, now_ms, piece));
+        Self { store: Arc::clone(store), began_ms: now_ms, piece, books, past, out: Vec::new() }
     }
 
     /// Appends what the engine must be told of things that just happened.
@@ -97,43 +81,33 @@ impl Briefing {
         }
     }
 
-    /// Appends the next `entries` of the past.
-    pub(super) fn past(&mut self, entries: usize, out: &mut Vec<AccessEvent>) -> Progress {
-        let Some(mut past) = self.past.take() else { return Progress::Done };
-        if let Ordered::Coming { from, .. } = &past.history {
-            match from.try_recv() {
-                Ok(history) => past.history = Ordered::Here(history),
-                Err(mpsc::TryRecvError::Empty) => {
-                    self.past = Some(past);
-                    return Progress::Waiting;
-                }
-                // The thread could not be started, or failed: again.
-                Err(mpsc::TryRecvError::Disconnected) => {
-                    past.history = Ordered::make(&self.store, self.began_ms);
-                    self.past = Some(past);
-                    return Progress::Waiting;
-                }
+    /// Appends the next piece of the past.
+    pub(super) fn past(&mut self, out: &mut Vec<AccessEvent>) -> Progress {
+        let Some(past) = &self.past else { return Progress::Done };
+        let history = match past.0.try_recv() {
+            Ok(history) if history.entries.is_empty() => {
+                self.past = None;
+                return Progress::Done;
             }
-        }
-        let Ordered::Here(history) = &past.history else { return Progress::Waiting };
+            Ok(history) => history,
+            Err(mpsc::TryRecvError::Empty) => return Progress::Waiting,
+            Err(mpsc::TryRecvError::Disconnected) => {
+                self.past = Some(Past::begin(&self.store, self.began_ms, self.piece));
+                return Progress::Waiting;
+            }
+        };
         std::mem::swap(&mut self.out, out);
-        let end = history.entries.len().min(past.at + entries);
-        for entry in &history.entries[past.at..end] {
+        for entry in &history.entries {
             let slot = entry.slot();
             if !entry.is_use() {
                 self.introduce(slot);
             } else if self.books.holds(slot)
-                && let Some(hit) = self.store.past_use(slot, history)
+                && let Some(hit) = self.store.past_use(slot, &history)
             {
                 self.say(hit);
             }
         }
         std::mem::swap(&mut self.out, out);
-        past.at = end;
-        if end == history.entries.len() {
-            return Progress::Done;
-        }
-        self.past = Some(past);
         Progress::More
     }
 
@@ -300,7 +274,7 @@ mod tests {
         Choose(usize),
         Reclaim(usize),
         Begin,
-        Past(usize),
+        Past,
     }
 
     fn op() -> impl Strategy<Value = Op> {
@@ -314,14 +288,14 @@ mod tests {
             3 => (1..5usize).prop_map(Op::Choose),
             3 => (1..5usize).prop_map(Op::Reclaim),
             1 => Just(Op::Begin),
-            4 => (1..6usize).prop_map(Op::Past),
+            4 => Just(Op::Past),
         ]
     }
 
     impl World {
         fn new() -> Self {
             let store = pool();
-            let serving = (Briefing::begin(&store, 0), Strict::default());
+            let serving = (Briefing::begin(&store, 0, 3), Strict::default());
             Self { store, now: 0, serving, next: None }
         }
 
@@ -332,8 +306,7 @@ mod tests {
                 Op::Put(n) => {
                     // Chains of eight.
                     let parent = (n % 8 > 0).then(|| key(n - 1));
-                    let meta =
-                        BlockMeta { parent, depth: (n % 8) as u32, ..BlockMeta::single(key(n), 4096) };
+                    let meta = BlockMeta { parent, depth: (n % 8) as u32, ..BlockMeta::single(key(n), 4096) };
                     let _: Reserve = store.put(OWNER, &meta, &[n as u8; 4096], *now).unwrap();
                 }
                 Op::Use(n) => {
@@ -347,8 +320,10 @@ mod tests {
                 Op::Follow => self.follow(),
                 Op::Choose(want) => self.choose(want),
                 Op::Reclaim(blocks) => drop(store.reclaim(blocks, *now)),
-                Op::Begin => self.next = Some((Briefing::begin(store, *now), Strict::default())),
-                Op::Past(entries) => drop(self.past(entries)),
+                Op::Begin => self.next = Some((Briefing::begin(store, *now, 3), Strict::default())),
+                Op::Past => {
+                    self.past();
+                }
             }
         }
 
@@ -376,13 +351,13 @@ mod tests {
             self.store.offer_victims(&slots, self.now);
         }
 
-        fn past(&mut self, entries: usize) -> Progress {
+        fn past(&mut self) -> Progress {
             let mut events = Vec::new();
-            let first = self.serving.0.past(entries, &mut events);
+            let first = self.serving.0.past(&mut events);
             self.serving.1.hear(&events);
             let Some((briefing, engine)) = &mut self.next else { return first };
             events.clear();
-            let progress = briefing.past(entries, &mut events);
+            let progress = briefing.past(&mut events);
             engine.hear(&events);
             if progress == Progress::Done {
                 self.serving = self.next.take().unwrap();
@@ -392,7 +367,7 @@ mod tests {
 
         /// Nothing is told any more that is not known, and the engine counts as resident what is.
         fn check(&mut self) {
-            while self.past(3) != Progress::Done || self.next.is_some() {
+            while self.past() != Progress::Done || self.next.is_some() {
                 std::thread::yield_now();
             }
             self.follow();

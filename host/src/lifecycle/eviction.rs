@@ -117,7 +117,7 @@ struct Owner {
 impl Owner {
     fn new(tiering: Arc<Tiering>, worker: EvictorWorker, clock: Clock, counts: Arc<Counts>) -> Self {
         let store = Arc::clone(tiering.dram());
-        let serving = Briefing::begin(&store, clock.now_ms());
+        let serving = Briefing::begin(&store, clock.now_ms(), EVENTS_PER_CALL);
         let (drained, events, words, victims, slots) = Default::default();
         Self {
             store,
@@ -203,22 +203,22 @@ impl Owner {
     fn begin_anew(&mut self) {
         self.counts.replays.fetch_add(1, Relaxed);
         self.books_incomplete = false;
-        self.serving = Briefing::begin(&self.store, self.clock.now_ms());
+        self.serving = Briefing::begin(&self.store, self.clock.now_ms(), EVENTS_PER_CALL);
     }
 
     fn begin_next(&mut self) {
         self.counts.replays.fetch_add(1, Relaxed);
-        self.next = Some(Briefing::begin(&self.store, self.clock.now_ms()));
+        self.next = Some(Briefing::begin(&self.store, self.clock.now_ms(), EVENTS_PER_CALL));
     }
 
     /// Tells each engine a piece of what it does not know; the one that knows all takes over.
     fn tell_past(&mut self) -> Progress {
         self.events.clear();
-        let serving = self.serving.past(EVENTS_PER_CALL, &mut self.events);
+        let serving = self.serving.past(&mut self.events);
         self.tell_serving();
         let Some(next) = &mut self.next else { return serving };
         self.events.clear();
-        let progress = next.past(EVENTS_PER_CALL, &mut self.events);
+        let progress = next.past(&mut self.events);
         self.tell_next();
         if progress == Progress::Done
             && let Some(next) = self.next.take()

@@ -1,12 +1,15 @@
 //! What the policy, which runs beside the store, is told.
 
 use std::sync::MutexGuard;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::{DramStore, SHARDS, TICK_MS, lock, slot_of, split, ticks};
 use crate::events::{AccessEvent, Drained, EventBuffer, EventKind, NO_SLOT};
 use crate::record::Record;
 use crate::shard::Shard;
+
+/// Records of a shard looked at under one lock.
+const RECORDS_LOCKED: usize = 8192;
 
 /// Where one thing that happened to a block comes in a [`History`]: by time; of one time inserts before uses, and a
 /// parent before its children.
@@ -44,7 +47,7 @@ impl Past {
 pub struct History {
     pub entries: Vec<Past>,
     /// Units of [`TICK_MS`]: when it was made.
-    until: u32,
+    pub until: u32,
 }
 
 /// A resident block as a policy that starts now is told of it.
@@ -68,27 +71,36 @@ impl DramStore {
     }
 
     /// In which order a policy that starts now is told what is resident: each block's `Insert` and, if it was used, its
-    /// last use. Takes seconds in a pool of ten million blocks; no lock is held for longer than it takes to walk one
-    /// shard. `None` once `stop` is set.
+    /// last use. Takes seconds in a pool of ten million blocks; no lock is held for longer than a few thousand
+    /// records take.
     ///
     /// The pool lives on meanwhile, so an entry only says when to look: [`resident`](Self::resident) and
     /// [`past_use`](Self::past_use) tell what is there by then.
-    pub fn history(&self, now_ms: u64, stop: &AtomicBool) -> Option<History> {
-        let mut entries = Vec::new();
+    pub fn history(&self, now_ms: u64) -> History {
+        // Room for all, since growing copies; pages that are not needed are never touched.
+        let mut entries = Vec::with_capacity(2 * self.slots() as usize);
         for shard in 0..SHARDS {
-            if stop.load(Ordering::Relaxed) {
-                return None;
-            }
-            for (local, record) in self.read(shard).records.iter().enumerate() {
-                if record.is_resident() && !record.in_reserve() {
-                    let slot = slot_of(local as u32, shard);
-                    entries.push(Past::insert(record, slot));
-                    entries.extend((record.uses() > 0).then(|| Past::used(record, slot)));
-                }
+            let mut at = 0;
+            while let Some(next) = self.append_past(shard, at, &mut entries) {
+                at = next;
             }
         }
         entries.sort_unstable();
-        Some(History { entries, until: ticks(now_ms) })
+        History { entries, until: ticks(now_ms) }
+    }
+
+    /// Appends what happened to some blocks of a shard from `at` on. Returns where the next ones begin.
+    fn append_past(&self, shard: usize, at: usize, entries: &mut Vec<Past>) -> Option<usize> {
+        let guard = self.read(shard);
+        let records = guard.records.get(at..).filter(|records| !records.is_empty())?;
+        for (local, record) in (at..).zip(records.iter().take(RECORDS_LOCKED)) {
+            if record.is_resident() && !record.in_reserve() {
+                let slot = slot_of(local as u32, shard);
+                entries.push(Past::insert(record, slot));
+                entries.extend((record.uses() > 0).then(|| Past::used(record, slot)));
+            }
+        }
+        Some(at + RECORDS_LOCKED)
     }
 
     /// A resident block as the `Insert` that a new policy is told; `None` for a slot without a block, and for one that

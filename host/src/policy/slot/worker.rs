@@ -123,13 +123,22 @@ impl<H: Hook> Worker<H> {
         self.fresh = true;
         self.twin = None;
         if !newer {
-            return;
+            return self.discard(old);
         }
         self.retry = Backoff::default(); // another policy does not wait for the faults of this one
-        self.coming = old.filter(|_| same_name).map(|old| Coming {
-            engine: self.slot.hand_over(&old_version, old, &self.version),
-            version: self.version.clone(),
-        });
+        self.coming = None;
+        match old {
+            Some(old) if same_name => {
+                let engine = self.slot.hand_over(&old_version, old, &self.version);
+                self.coming = Some(Coming { engine, version: self.version.clone() });
+            }
+            old => self.discard(old),
+        }
+    }
+
+    /// Gives an engine up beside the traffic: an evictor may hold gigabytes, which take their time to give back.
+    fn discard(&self, engine: Option<Box<H::Engine>>) {
+        self.slot.builder.submit(move || drop(engine));
     }
 
     /// Asks the policy. The call is counted, and so is its fault, which may cost the engine, and its
@@ -160,7 +169,8 @@ impl<H: Hook> Worker<H> {
 
     /// Gives up the engine, so that the next refresh looks for a fresh one.
     pub fn drop_engine(&mut self) {
-        self.engine = None;
+        let engine = self.engine.take();
+        self.discard(engine);
         self.retry.failed(Instant::now());
     }
 
