@@ -46,17 +46,9 @@ impl Row {
     }
 }
 
-/// Measures everything. `round` is how long one round of one thing lasts; each has `rounds` of them.
-pub(super) fn run(round: Duration, rounds: usize) -> io::Result<Vec<Row>> {
-    run_some(round, rounds, |_| true)
-}
-
-/// As [`run`], of the groups of rows whose first name is wanted.
-pub(super) fn run_some(
-    round: Duration,
-    rounds: usize,
-    wanted: impl Fn(&str) -> bool,
-) -> io::Result<Vec<Row>> {
+/// Measures the groups of rows whose first name is wanted. `round` is how long one round of one thing lasts; each has
+/// `rounds` of them.
+pub(super) fn run(round: Duration, rounds: usize, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<Row>> {
     let bench = Bench::over_tcp(64 * MIB)?;
     let (mut rows, all) = (Vec::new(), round * rounds as u32);
     for (name, len, depth) in [("64KiB", 64 << 10, 64), ("1MiB", MIB, 16), ("16MiB", 16 * MIB, 2)] {
@@ -508,7 +500,7 @@ mod tests {
     /// The smallest size, so that it cannot rot: everything is measured and the bytes are right.
     #[test]
     fn smoke() {
-        let rows = run(Duration::from_millis(1), 1).unwrap();
+        let rows = run(Duration::from_millis(1), 1, |_| true).unwrap();
         assert_eq!(rows.len(), 22);
         assert!(rows.iter().all(|row| row.value > 0.0 && row.reference.is_none_or(|r| r > 0.0)), "{rows:?}");
     }

@@ -20,10 +20,13 @@ impl Size {
 
 /// Every row. p50 and p99 are of single operations, in microseconds.
 ///
+/// `only`: the groups of rows whose first name begins with one of these, or all if there is none.
+///
 /// # Errors
 /// A socket or shared memory is not available.
-pub fn rows(size: Size) -> io::Result<Vec<Row>> {
-    Ok(engine::run(size.round, size.rounds)?.into_iter().map(row).collect())
+pub fn rows(size: Size, only: &[String]) -> io::Result<Vec<Row>> {
+    let wanted = |name: &str| only.is_empty() || only.iter().any(|prefix| name.starts_with(prefix));
+    Ok(engine::run(size.round, size.rounds, wanted)?.into_iter().map(row).collect())
 }
 
 fn row(measured: engine::Row) -> Row {
@@ -38,7 +41,7 @@ mod tests {
 
     #[test]
     fn rows_have_their_published_names() {
-        let rows = rows(Size::SMOKE).unwrap();
+        let rows = rows(Size::SMOKE, &[]).unwrap();
         let published = [
             ("tcp/get/64KiB", "GB/s"),
             ("tcp/get/1MiB", "GB/s"),

@@ -8,6 +8,9 @@ pub struct BenchTransferArgs {
     /// Print one JSON object; p50 and p99 are of single operations, in microseconds.
     #[arg(long)]
     json: bool,
+    /// Measure only the groups of rows whose first name begins so, e.g. `plan` or `tcp/get/1MiB`.
+    #[arg(long, value_name = "PREFIX")]
+    only: Vec<String>,
     /// Run every row for a moment: shows that it runs, measures nothing.
     #[arg(long)]
     smoke: bool,
@@ -18,6 +21,6 @@ impl BenchTransferArgs {
     /// A socket or shared memory is not available, or standard output cannot take the report.
     pub fn run(self) -> anyhow::Result<()> {
         let size = if self.smoke { transfer::Size::SMOKE } else { transfer::Size::FULL };
-        Ok(Report::new("transfer", transfer::rows(size)?).print(self.json)?)
+        Ok(Report::new("transfer", transfer::rows(size, &self.only)?).print(self.json)?)
     }
 }
