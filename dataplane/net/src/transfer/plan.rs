@@ -124,6 +124,8 @@ impl Rail {
         }
     }
 
+    // Inlined, as all of planning that is not generic: the schedule is generic, and so compiled where it is used.
+    #[inline]
     pub fn issue(&mut self, class: Class, len: u64, now_ns: u64) -> Issued {
         self.queued_bytes += len;
         self.slices += 1;
@@ -132,6 +134,7 @@ impl Rail {
     }
 
     /// Takes `len` bytes off the queue. `delivered` of them arrived.
+    #[inline]
     pub fn complete(&mut self, issued: Issued, len: u64, delivered: u64, now_ns: u64) {
         /// Shorter slices say more about latency than about bandwidth.
         const TELLING: u64 = 64 << 10;
@@ -156,6 +159,7 @@ impl Rail {
     }
 
     /// How long a slice should be on this rail.
+    #[inline]
     pub fn slice_bytes(&self, config: &PlanConfig) -> u64 {
         const STEP: u64 = 64 << 10;
         let wanted = self.bytes_in(config.slice_time_us);
@@ -163,6 +167,7 @@ impl Rail {
     }
 
     /// The longest slice of a class, and the queue length below which the rail takes one.
+    #[inline]
     fn limits(&self, config: &PlanConfig, class: Class, now_ns: u64) -> (u64, u64) {
         let slice = self.slice_bytes(config);
         let window = config.window_min.max(slice * 4);
@@ -178,11 +183,13 @@ impl Rail {
     }
 
     /// Whether urgent work is on it, or was until just now.
+    #[inline]
     fn calm(&self, config: &PlanConfig, now_ns: u64) -> bool {
         let ever = self.urgent_at_ns > 0;
         self.urgent > 0 || ever && now_ns < self.urgent_at_ns.saturating_add(config.calm_us * 1000)
     }
 
+    #[inline]
     fn bytes_in(&self, time_us: u64) -> u64 {
         self.rate.saturating_mul(time_us) / 1_000_000
     }
