@@ -13,8 +13,9 @@
 //! **Durability.** A put is done when the store has the object. In a directory that is the system's cache, not the
 //! disk: power that fails can cost blocks, and the frame shows it.
 //!
-//! **Damage.** An object carries what is needed to see that it is whole ([`frame`]). One that is not is dropped,
-//! counted, and a miss. One sealed with a key that this host lacks is an error and stays; so is one that is not sealed,
+//! **Damage.** An object carries what is needed to see that it is whole ([`frame`]). One that is not is counted, a miss, and
+//! no longer known, so that the next put replaces it. It is deleted only where no other host stores: to others it may be
+//! whole, because what damaged it may be this host or its way there. One sealed with a key that this host lacks is an error and stays; so is one that is not sealed,
 //! where blocks are.
 
 mod absent;
@@ -326,7 +327,12 @@ impl Remote {
             Err(Unusable::Plain) => return Err(plain(key, "open")),
             Err(Unusable::Damaged) => {
                 self.counters.corrupt();
-                self.drop_damaged(key, seen).await;
+                if self.shared {
+                    self.absent.note(key, Instant::now());
+                    self.settle(key, seen, |index| index.forget(key)).await;
+                } else {
+                    self.drop_damaged(key, seen).await;
+                }
                 return Ok(None);
             }
         };

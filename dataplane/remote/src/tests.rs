@@ -49,7 +49,7 @@ fn conforms_when_sealed() {
 }
 
 #[test]
-fn a_damaged_object_is_a_miss_and_goes() {
+fn a_damaged_object_is_a_miss_and_goes_unless_others_may_rely_on_it() {
     let damage: [fn(&mut Vec<u8>); 5] = [
         |object| object[200] ^= 1,
         |object| object[20] ^= 1,
@@ -57,16 +57,17 @@ fn a_damaged_object_is_a_miss_and_goes() {
         |object| object.truncate(0),
         |object| object.push(0),
     ];
-    for key_byte in [None, Some(5)] {
+    for (key_byte, shared) in [(None, true), (None, false), (Some(5), true), (Some(5), false)] {
         for (n, damage) in (0..).zip(damage) {
             let dir = TempDir::new().unwrap();
-            let store = key_byte.map_or_else(|| open(&dir), |byte| sealed(&dir, byte));
+            let keys = key_byte.map(|byte| TenantKey { tenant: 0, key: [byte; 32] }).into_iter().collect();
+            let store = RemoteStore::open(&RemoteConfig { keys, shared, ..config(&dir) }).unwrap();
             assert!(put_all(&store, vec![block(n, 500), block(90, 500)]).iter().all(Result::is_ok));
             let mut object = std::fs::read(file_of(&dir, n)).unwrap();
             damage(&mut object);
             std::fs::write(file_of(&dir, n), object).unwrap();
             assert!(!holds(&store, n, 500) && holds(&store, 90, 500));
-            assert_eq!((store.exists(&[key(n)]), file_of(&dir, n).exists()), (vec![false], false));
+            assert_eq!((store.exists(&[key(n)]), file_of(&dir, n).exists()), (vec![false], shared));
             let stats = store.stats();
             assert_eq!((stats.corrupt, stats.misses, stats.blocks, stats.io_errors), (1, 1, 1, 0));
             assert_eq!(put(&store, n, 500), Ok(Stored::Stored));

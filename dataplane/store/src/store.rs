@@ -227,8 +227,8 @@ pub trait BlockStore: Send + Sync {
     /// Drops blocks; true where there was one.
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>>;
 
-    /// Somebody else has removed these blocks from a place that both use: they are no longer known to be there. A tier that
-    /// nobody shares has nothing to do.
+    /// These blocks are no longer known to be in a place that several hosts use, because another host has removed them or they
+    /// arrive here damaged. The place stays as it is. A tier that nobody shares has nothing to do.
     fn forget(&self, _keys: &[BlockKey]) {}
 
     /// Done when every put that was done before is as durable as the tier can make it.

@@ -174,6 +174,16 @@ enum Reach {
     All,
 }
 
+impl Reach {
+    fn includes(self, tier: Tier) -> bool {
+        match self {
+            Self::Own => tier != Tier::Peer && !tier.is_shared(),
+            Self::Here => tier != Tier::Peer,
+            Self::All => true,
+        }
+    }
+}
+
 /// DRAM and the tiers below it. Share it by `Arc`; [`close`](Self::close) it at the end.
 pub struct Tiering {
     dram: Arc<DramStore>,
@@ -515,12 +525,7 @@ impl Tiering {
 
     /// The tiers below that a call may use.
     fn reach(&self, reach: Reach) -> impl Iterator<Item = &Level> {
-        let reaches = move |tier: Tier| match reach {
-            Reach::Own => tier != Tier::Peer && !tier.is_shared(),
-            Reach::Here => tier != Tier::Peer,
-            Reach::All => true,
-        };
-        self.levels.iter().filter(move |level| reaches(level.tier))
+        self.levels.iter().filter(move |level| reach.includes(level.tier))
     }
 
     pub fn stats(&self) -> TieringStats {

@@ -40,7 +40,7 @@ pub struct OnboardStats {
     pub loaded_bytes: u64,
     /// Blocks the tier said it held and then did not have intact.
     pub missing: u64,
-    /// Loaded blocks whose bytes did not match their checksum here; dropped from the tier.
+    /// Loaded blocks whose bytes did not match their checksum here; dropped from the tier if it is this host's own.
     pub corrupt: u64,
     /// Blocks the tier failed to load.
     pub failed: u64,
@@ -425,6 +425,19 @@ impl Tiering {
     }
 }
 
+impl Level {
+    /// Drops a block that arrived here with other bytes than it should have. Where other hosts rely on the tier only this
+    /// host's knowledge of it goes: the fault may lie between the tier and here, and the others compare for themselves.
+    fn drop_corrupt(&self, key: BlockKey) {
+        if Reach::Own.includes(self.tier) {
+            // Nobody waits: the block is a miss here either way.
+            drop(self.store.remove(vec![key]));
+        } else {
+            self.store.forget(&[key]);
+        }
+    }
+}
+
 /// Counts what a tier delivered. Returns the block if it is the requested one and intact.
 pub(super) fn check(level: &Level, done: GetDone, wanted: Wanted) -> Option<Onboarded> {
     let Wanted { moving, permit, .. } = wanted;
@@ -444,8 +457,7 @@ pub(super) fn check(level: &Level, done: GetDone, wanted: Wanted) -> Option<Onbo
     let intact = bytes.is_some_and(|bytes| checksum(bytes) == loaded.checksum);
     if !intact || loaded.meta.key != moving.key() {
         counts.corrupt.fetch_add(1, Relaxed);
-        // Nobody waits: the block is a miss here either way.
-        drop(level.store.remove(vec![moving.key()]));
+        level.drop_corrupt(moving.key());
         return None;
     }
     counts.loaded.fetch_add(1, Relaxed);

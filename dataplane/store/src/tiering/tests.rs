@@ -495,12 +495,16 @@ fn a_tier_that_delivers_other_bytes_is_not_believed() {
             self.0.stats()
         }
     }
-    let mut rig = Rig::new(8, vec![Arc::new(Liar(MemoryStore::new(Tier::Nvme, 1 << 20)))], everything());
-    rig.put(0);
-    rig.evict(1);
-    assert!(!rig.lent(0));
-    assert_eq!(rig.onboard().corrupt, 1);
-    assert!(!rig.tiering.exists(&[key(0)]).unwrap()[0], "dropped below");
+    // What other hosts rely on stays: perhaps only this host reads it wrongly.
+    for (tier, stays) in [(Tier::Nvme, false), (Tier::Remote, true), (Tier::Peer, true)] {
+        let liar = Arc::new(Liar(MemoryStore::new(tier, 1 << 20)));
+        let rig = Rig::new(8, vec![liar.clone()], everything());
+        crate::conformance::put(&*liar, 0, PAGE).unwrap();
+        assert!(!rig.lent(0) && !rig.in_dram(0));
+        assert!(matches!(rig.read(0), Read::Missing));
+        assert_eq!(rig.onboard().corrupt, 1 + u64::from(stays));
+        assert_eq!(liar.exists(&[key(0)]), [stays], "{}", tier.name());
+    }
 }
 
 #[test]
