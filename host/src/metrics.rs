@@ -278,10 +278,10 @@ fn describe_replicas() {
         "kvasir_targets_unkept",
         "Changes to this host's copies not yet safe on disk: a crash would forget how many copies are wanted"
     );
-    describe_gauge!("kvasir_removals_owed", "Removals that unreachable hosts have not been told of yet");
+    describe_gauge!("kvasir_removals_kept", "Removals kept in mind for hosts that were away");
     describe_counter!(
         "kvasir_removals_late_total",
-        "Removals told to a host after its return, and removals forgotten because there were too many"
+        "Blocks dropped here because a peer told of their removal later, and removals forgotten because there were too many"
     );
     describe_counter!(
         "kvasir_cluster_strangers_total",
@@ -473,7 +473,7 @@ fn replicas(cluster: &Cluster) {
     counter!("kvasir_replicas_refused_total", "why" => "conflict").absolute(s.conflicts);
     counter!("kvasir_targets_restored_total").absolute(s.targets_restored);
     gauge!("kvasir_targets_unkept").set(s.targets_unkept as f64);
-    gauge!("kvasir_removals_owed").set(s.removals_owed as f64);
+    gauge!("kvasir_removals_kept").set(s.removals_kept as f64);
     counter!("kvasir_removals_late_total", "outcome" => "told").absolute(s.removals_told_late);
     counter!("kvasir_removals_late_total", "outcome" => "forgotten").absolute(s.removals_forgotten);
     counter!("kvasir_cluster_strangers_total").absolute(s.strangers);

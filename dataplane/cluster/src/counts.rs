@@ -73,9 +73,9 @@ pub struct ClusterStats {
     pub let_go: u64,
     /// Blocks removed because a peer said so.
     pub removed: u64,
-    /// Removals that hosts which are away have still to hear of, that they heard of when they were back, and that were
-    /// forgotten because there were too many: such a copy comes back with its host.
-    pub removals_owed: u64,
+    /// Removals kept in mind for hosts that are away, blocks that this host dropped when it heard of their removal late, and
+    /// removals forgotten because there were too many: such a copy comes back with its host.
+    pub removals_kept: u64,
     pub removals_told_late: u64,
     pub removals_forgotten: u64,
     /// Copies of this host that were known from before its start, and news of its own that a crash would forget now.
@@ -124,7 +124,7 @@ impl Counts {
             trimmed: read(&self.trimmed),
             let_go: read(&self.let_go),
             removed: read(&self.removed),
-            removals_owed: 0,
+            removals_kept: 0,
             removals_told_late: read(&self.told_late),
             removals_forgotten: 0,
             targets_restored: read(&self.restored),

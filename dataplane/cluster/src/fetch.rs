@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::counts::add;
 use super::link::Link;
 use super::message::{Copied, Loan, Reply, Request};
-use super::table::{Heard, Holding};
+use super::table::{Heard, Holding, Table};
 use super::{Shared, lock};
 use kvasir_memory::region::LocalRange;
 use kvasir_net::transfer::{Batch, Class, Entry, EntryStatus, Segment, Transfer, TransferError};
@@ -121,32 +121,9 @@ impl Shared {
     /// Takes copies in: reads each from the peer's pool straight into this one, and makes it visible when its bytes
     /// have the checksum that they should.
     pub(super) fn take_in(&self, link: &Link, items: &[(Loan, Holding)], lease_ms: u64) -> Vec<Copied> {
-        let keys: Vec<BlockKey> = items.iter().map(|(loan, _)| loan.key).collect();
-        {
-            let mut arriving = lock(&self.arriving);
-            keys.iter().for_each(|&key| arriving.entry(key).or_default().calls += 1);
-        }
         let outcomes = self.take_in_now(link, items, lease_ms);
-        let removed: Vec<BlockKey> = keys.into_iter().filter(|&key| self.arrived(key)).collect();
-        if !removed.is_empty() {
-            // A removal may have looked before they were there.
-            let _ = self.tiering().map(|tiering| tiering.remove_here(&removed, self.clock.now_ms()));
-            self.forget(&removed);
-        }
         self.news.notify_all();
         outcomes
-    }
-
-    /// One call is done with a block. Returns whether the block was removed meanwhile.
-    fn arrived(&self, key: BlockKey) -> bool {
-        let mut arriving = lock(&self.arriving);
-        let Some(block) = arriving.get_mut(&key) else { return false };
-        block.calls -= 1;
-        let (last, removed) = (block.calls == 0, block.removed);
-        if last {
-            arriving.remove(&key);
-        }
-        removed
     }
 
     fn take_in_now(&self, link: &Link, items: &[(Loan, Holding)], lease_ms: u64) -> Vec<Copied> {
@@ -154,7 +131,7 @@ impl Shared {
         let places = self.store.config().reservation_ttl / 2;
         let until = Instant::now() + Duration::from_millis(lease_ms).min(places);
         let mut outcomes = vec![Copied::Failed; items.len()];
-        let wanted: Vec<usize> = (0..items.len()).filter(|&i| self.is_wanted(link, &items[i])).collect();
+        let wanted: Vec<usize> = (0..items.len()).filter(|&i| self.is_wanted(&items[i])).collect();
         for i in (0..items.len()).filter(|i| !wanted.contains(i)) {
             outcomes[i] = Copied::Enough;
         }
@@ -184,15 +161,14 @@ impl Shared {
         outcomes
     }
 
-    /// False if the block is being removed, was removed while the host that asks was away, or if enough others hold
-    /// it as far as is known here: the host that asks sees less.
-    fn is_wanted(&self, from: &Link, (loan, holding): &(Loan, Holding)) -> bool {
-        if lock(&self.removing).has(loan.key, Instant::now()) || lock(&self.owed).has(loan.key, from.place) {
-            return false;
-        }
+    /// False if the block was removed since it was put, or if enough others hold it as far as is known here: the host that
+    /// asks sees less.
+    fn is_wanted(&self, (loan, holding): &(Loan, Holding)) -> bool {
+        self.generations.heard(holding.generation);
         let table = self.table();
         let holders = table.holders(loan.key);
-        holders.has(0) || holders.len() < usize::from(holding.target)
+        let enough = !holders.has(0) && holders.len() >= usize::from(holding.target);
+        !enough && !table.is_outdated(loan.key, holding.generation)
     }
 
     /// A block that is here already becomes a copy, in the version that is here.
@@ -201,7 +177,7 @@ impl Shared {
         match stat {
             Some(stat) => {
                 let holding = Holding { size: stat.size, checksum: stat.checksum, ..holding };
-                self.hold(loan.key, holding, Copied::Had)
+                hold(&mut self.table(), loan.key, holding, Copied::Had)
             }
             None => Copied::Failed,
         }
@@ -218,29 +194,30 @@ impl Shared {
             return Copied::Failed;
         }
         // Under the lock, so that a removal either finds the block or keeps it from becoming visible.
-        let arriving = lock(&self.arriving);
-        if arriving.get(&loan.key).is_some_and(|block| block.removed) {
-            drop(arriving);
+        let mut table = self.table();
+        let outdated = table.is_outdated(loan.key, copy.holding.generation);
+        let commit = || {
+            let commit =
+                self.store.commit(self.owner, &[(place.id, Some(loan.checksum))], self.clock.now_ms());
+            commit.is_ok_and(|done| done.iter().all(Result::is_ok))
+        };
+        if outdated || !commit() {
+            drop(table);
             let _ = self.store.abort(self.owner, &[place.id]);
-            return Copied::Failed;
-        }
-        let commit = self.store.commit(self.owner, &[(place.id, Some(loan.checksum))], self.clock.now_ms());
-        if !commit.is_ok_and(|done| done.iter().all(Result::is_ok)) {
-            let _ = self.store.abort(self.owner, &[place.id]);
-            return Copied::Failed;
+            return if outdated { Copied::Enough } else { Copied::Failed };
         }
         add(&self.counts.taken, 1);
         add(&self.counts.taken_bytes, loan.size.into());
-        lock(&self.owed).settle([loan.key]);
-        self.hold(loan.key, copy.holding, Copied::Done)
+        hold(&mut table, loan.key, copy.holding, Copied::Done)
     }
+}
 
-    fn hold(&self, key: BlockKey, holding: Holding, outcome: Copied) -> Copied {
-        match self.table().holds(0, key, holding) {
-            Heard::New | Heard::Known => outcome,
-            // It is there, and nobody would miss it.
-            Heard::Full => Copied::NoRoom,
-        }
+fn hold(table: &mut Table, key: BlockKey, holding: Holding, outcome: Copied) -> Copied {
+    match table.holds(0, key, holding) {
+        Heard::New | Heard::Known => outcome,
+        // It is there, and nobody would miss it.
+        Heard::Full => Copied::NoRoom,
+        Heard::Outdated | Heard::Removal(_) => Copied::Enough,
     }
 }
 

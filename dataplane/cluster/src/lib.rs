@@ -20,7 +20,8 @@
 //! **Which way.** Each host tells its rails, the NICs behind them and which NICs serve which memory ([`whereabouts`]);
 //! the host that reads pairs them with its own and puts them in an order ([`paths`]).
 //!
-//! **How blocks go.** A removal ([`removal`]) reaches every host that is up and waits for copies that are on their way.
+//! **How blocks go.** A removal ([`removal`]) reaches every host that is up at once, and the others when they return; what
+//! was put before it is taken in nowhere any more.
 //!
 //! **Threads**: one accepts, one per accepted connection answers ([`serve`]); per peer one listens and one has copies
 //! made; one looks after targets and damage ([`upkeep`]), one keeps targets on disk ([`targets`]), one hears what is
@@ -72,7 +73,7 @@ use self::handover::HandOvers;
 use self::link::Link;
 use self::push::Taking;
 use self::rails::Rail;
-use self::removal::{Owed, Removing, Sending};
+use self::removal::{Generations, Kept};
 use self::table::{Heard, Holding, NODES_MAX, NodeId, Table};
 use self::targets::Targets;
 use self::tier::PeerTier;
@@ -149,6 +150,9 @@ pub struct ClusterConfig {
     /// A folder to keep in how many copies are wanted of which blocks, for a host that has a durable tier. Default none: a
     /// block that all its holders still have after a restart is not copied again.
     pub targets: Option<PathBuf>,
+    /// A folder to keep in which blocks were removed, so that a host which was away cannot bring them back after this one
+    /// was restarted. Default none: it learns that from its peers, as far as they know it.
+    pub removals: Option<PathBuf>,
     /// A peer without an answer for this long, beyond the 150 ms of a heartbeat, is down. Default 700 ms.
     pub silence: Duration,
 }
@@ -176,6 +180,7 @@ impl ClusterConfig {
             read_timeout: Duration::from_millis(1500),
             audit_every: Duration::from_secs(5),
             targets: None,
+            removals: None,
             silence: Duration::from_millis(700),
         }
     }
@@ -203,7 +208,9 @@ pub enum OpenError {
     #[error("no thread for {what}: {source}")]
     Thread { what: &'static str, source: io::Error },
     #[error("what is known of wanted copies cannot be kept: {0}")]
-    Targets(#[from] state_db::OpenError),
+    Targets(state_db::OpenError),
+    #[error("removals cannot be kept: {0}")]
+    Removals(state_db::OpenError),
 }
 
 /// Something that an operator may want to know.
@@ -225,6 +232,15 @@ pub enum Event {
         "how many copies are wanted cannot be kept on disk: {reason}; until it can, a restart forgets it"
     )]
     TargetsNotKept { reason: String },
+    #[error(
+        "a removal cannot be kept on disk: {reason}; until it can, a restart of every host that heard of it forgets it"
+    )]
+    RemovalsNotKept { reason: String },
+    #[error(
+        "what was kept of removals is damaged; it is now in {}, and removals are learnt again from other hosts",
+        kept.display()
+    )]
+    RemovalsDamaged { kept: PathBuf },
     #[error(
         "what was kept of wanted copies is damaged; it is now in {}, and copies are wanted again of those blocks only that \
          other hosts speak of", kept.display()
@@ -264,18 +280,20 @@ struct Shared {
     /// The log of the table grew, or the host stops.
     news: Condvar,
     todo: Todo,
-    /// Blocks being taken in, and whether they were removed meanwhile.
-    arriving: Mutex<HashMap<BlockKey, Arriving>>,
-    removing: Mutex<Removing>,
-    owed: Mutex<Owed>,
-    sending: Sending,
+    generations: Generations,
+    /// Held from before the table knows of removals until they are carried out.
+    removing: Mutex<()>,
     /// Hand-overs being taken in, by request, and how far each is.
     taking: Mutex<HashMap<u64, Taking>>,
     arrivals: Arrivals,
     hand_overs: HandOvers,
     counts: Counts,
+    /// Removals on disk, if this host keeps any there.
+    removals: OnceLock<Kept>,
     /// Number of the first of this host's own news that is not safe on disk.
     targets_kept: AtomicU64,
+    /// The last attempt to keep a removal on disk failed.
+    removals_unkept: AtomicBool,
     /// Calls of peers being answered.
     serving: AtomicU64,
     events: Events,
@@ -284,14 +302,6 @@ struct Shared {
     accepted: Mutex<HashMap<u64, TcpStream>>,
     /// One of those connections ended.
     left: Condvar,
-}
-
-/// A block on its way in.
-#[derive(Default)]
-struct Arriving {
-    /// Calls that bring it.
-    calls: u32,
-    removed: bool,
 }
 
 /// This host as a member of a cluster. Dropping it ends all connections.
@@ -340,15 +350,15 @@ impl Cluster {
             data: OnceLock::new(),
             news: Condvar::new(),
             todo: Todo::default(),
-            arriving: Mutex::default(),
+            generations: Generations::default(),
             removing: Mutex::default(),
-            owed: Mutex::default(),
-            sending: Sending::default(),
             taking: Mutex::default(),
             arrivals: Arrivals::default(),
             hand_overs: HandOvers::default(),
             counts: Counts::default(),
+            removals: OnceLock::new(),
             targets_kept: AtomicU64::new(0),
+            removals_unkept: AtomicBool::new(false),
             serving: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             accepted: Mutex::default(),
@@ -378,6 +388,7 @@ impl Cluster {
         if self.shared.tiering.set(Arc::downgrade(tiering)).is_err() {
             return Ok(());
         }
+        self.open_removals()?;
         self.open_targets(tiering)?;
         let listener = self.listener.try_clone();
         let listener = listener.map_err(|source| OpenError::Thread { what: "accepting peers", source })?;
@@ -395,10 +406,20 @@ impl Cluster {
         Ok(())
     }
 
+    fn open_removals(&self) -> Result<(), OpenError> {
+        let Some(path) = &self.shared.config.removals else { return Ok(()) };
+        let (kept, damaged) = Kept::open(path).map_err(OpenError::Removals)?;
+        if let Some(kept) = damaged {
+            self.shared.tell(Event::RemovalsDamaged { kept });
+        }
+        self.shared.restore_removals(kept);
+        Ok(())
+    }
+
     /// Claims again what was held before, and keeps that from here on.
     fn open_targets(&self, tiering: &Tiering) -> Result<(), OpenError> {
         let Some(path) = &self.shared.config.targets else { return Ok(()) };
-        let (targets, damaged) = Targets::open(path)?;
+        let (targets, damaged) = Targets::open(path).map_err(OpenError::Targets)?;
         if let Some(kept) = damaged {
             self.shared.tell(Event::TargetsDamaged { kept });
         }
@@ -442,15 +463,18 @@ impl Cluster {
         let mut table = shared.table();
         let mut outcome = |(&key, loan): (&BlockKey, &Option<message::Loan>)| {
             let Some(message::Loan { size, checksum, .. }) = *loan else { return Outcome::Missing };
-            match table.holds(0, key, Holding { size, checksum, target: copies, primary }) {
+            // What is held already counts from its first put: saying so again is no news.
+            let known = table.holding(key).map(|known| known.generation);
+            let generation = known.unwrap_or_else(|| shared.generations.next());
+            match table.holds(0, key, Holding { size, checksum, target: copies, primary, generation }) {
                 Heard::New | Heard::Known => Outcome::Done,
                 Heard::Full => Outcome::CopiesFull,
+                // Removed between the two looks.
+                Heard::Outdated | Heard::Removal(_) => Outcome::Missing,
             }
         };
         let outcomes: Vec<Outcome> = keys.iter().zip(&loans).map(&mut outcome).collect();
         drop(table);
-        let stored = keys.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == Outcome::Done);
-        lock(&shared.owed).settle(stored.map(|(&key, _)| key));
         let leases: Vec<u64> = loans.iter().flatten().map(|loan| loan.lease).collect();
         let _ = shared.store.release(shared.owner, &leases);
         shared.news.notify_all();
@@ -478,17 +502,16 @@ impl Cluster {
     }
 
     pub fn stats(&self) -> ClusterStats {
-        let (blocks, refusals, (own, short), news) = {
+        let (blocks, refusals, (own, short), news, (removals, removals_forgotten)) = {
             let table = self.shared.table();
-            (table.len(), table.refusals(), table.counts(), table.log().end())
+            (table.len(), table.refusals(), table.counts(), table.log().end(), table.removals())
         };
         let kept = self.shared.targets_kept.load(Ordering::Relaxed);
         let unkept = self.config().targets.as_ref().map_or(0, |_| news.saturating_sub(kept));
-        let (owed, removals_forgotten) = lock(&self.shared.owed).counts();
         let pools: Vec<_> =
             self.shared.rails.iter().map(|rail| (rail.transport.open(), rail.transport.stats())).collect();
         let stats = self.shared.counts.stats(blocks, own, short, refusals, &pools);
-        ClusterStats { removals_owed: owed as u64, removals_forgotten, targets_unkept: unkept, ..stats }
+        ClusterStats { removals_kept: removals as u64, removals_forgotten, targets_unkept: unkept, ..stats }
     }
 
     /// Ends all connections and waits for the threads.

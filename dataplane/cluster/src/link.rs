@@ -10,7 +10,7 @@ use super::counts::add;
 use super::message::{Reply, Request, Since, Status, Welcome};
 use super::paths::{self, Pair, RailView, Tally};
 use super::serve::HOLD;
-use super::table::{Duty, Fact};
+use super::table::{Duty, Fact, Heard};
 use super::{Event, PeerConfig, SEGMENT, Shared, lock};
 use kvasir_net::topology::matrix::Matrix;
 use kvasir_net::transfer::{Paths, Segment};
@@ -402,8 +402,6 @@ impl Shared {
         self.described(link, &channel, welcome);
         let mut since = Since::Start;
         while !self.is_stopping() {
-            // Before anything it says counts: it may speak of copies that were removed while it was away.
-            self.tell_owed(link, &mut channel)?;
             let until = Instant::now() + HOLD + self.config.silence;
             let reply = channel.call(&Request::Watch { since }, until)?;
             let Reply::News { reset, facts, next, status } = reply else { return Err(channel.wrong_reply()) };
@@ -443,14 +441,19 @@ impl Shared {
     }
 
     fn hear(&self, link: &Link, reset: bool, facts: &[Fact]) {
-        let mut to_do = Vec::new();
+        let (mut to_do, mut removed) = (Vec::new(), Vec::new());
+        let some_removed = facts.iter().any(|fact| matches!(fact, Fact::Removed(..)));
+        let _alone = some_removed.then(|| self.one_removal());
         {
             let mut table = self.table();
             if reset {
                 table.lose(link.place);
             }
             for &fact in facts {
-                table.hear(link.place, fact);
+                self.generations.heard(fact.generation());
+                if let Heard::Removal(removal) = table.hear(link.place, fact) {
+                    removed.push((fact.key(), fact.generation(), removal));
+                }
                 if table.duty(fact.key()) != Duty::Nothing {
                     to_do.push(fact.key());
                 }
@@ -460,6 +463,8 @@ impl Shared {
             // A claim that this host merged into its own may be news to others.
             self.news.notify_all();
         }
+        let late = self.carry_out(&removed);
+        add(&self.counts.told_late, late.len() as u64);
         // While it says everything again its copies seem to be missing; look when it is done.
         if link.is_up() {
             self.todo.look_at(&to_do);

@@ -9,14 +9,14 @@ use std::io::{self, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::table::{Fact, Holding, NODES_MAX, NodeId};
+use super::table::{Fact, Generation, Holding};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 
 const MAGIC: [u8; 4] = *b"KVCL";
 /// The version of frames and of everything in them.
 ///
-/// 3: another version of a block that is there counts as there. 2: hand-overs layer by layer.
-pub(super) const VERSION: u8 = 3;
+/// 4: removals have generations. 3: another version of a block that is there counts as there. 2: hand-overs layer by layer.
+pub(super) const VERSION: u8 = 4;
 const HEADER_LEN: usize = 12;
 /// Above the longest legal body: 4,096 loans of some 100 B.
 pub(super) const FRAME_MAX: usize = 1 << 20;
@@ -91,8 +91,8 @@ pub(super) enum Request {
     Lend { keys: Vec<BlockKey>, release: Vec<u64> },
     /// Asks the host to fetch copies from the caller, and to say when it has them.
     Copy { items: Vec<(Loan, Holding)>, lease_ms: u64 },
-    /// Blocks must be removed everywhere.
-    Remove { keys: Vec<BlockKey>, round: Round },
+    /// Blocks are removed everywhere, in what was put before that.
+    Remove { keys: Vec<BlockKey>, at: Generation },
     /// Is about to write blocks and asks for places.
     Prepare { request: u64, blocks: Vec<Loan> },
     /// Has written what it could.
@@ -106,15 +106,6 @@ pub(super) enum Request {
     GiveUp { id: u64, reason: String },
     /// Asks for the [`Welcome`] again, because it has changed.
     Describe,
-}
-
-/// A removal takes two rounds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Round {
-    /// Drop the blocks, and take no copy of them any more.
-    Drop,
-    /// Every host that is up has dropped them: copies may be taken again. The others are `untold`.
-    End { untold: Vec<NodeId> },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -204,10 +195,7 @@ impl Request {
             Self::Copy { items, .. } => {
                 items.len() <= BATCH_MAX && items.iter().all(|(loan, _)| loan.size > 0)
             }
-            Self::Remove { keys, round } => {
-                let untold = if let Round::End { untold } = round { untold.len() } else { 0 };
-                keys.len() <= BATCH_MAX && untold <= NODES_MAX
-            }
+            Self::Remove { keys, .. } => keys.len() <= BATCH_MAX,
             Self::Settle { checksums, .. } => checksums.len() <= BATCH_MAX,
             Self::Prepare { blocks, .. } | Self::Open { blocks, .. } => {
                 blocks.len() <= BATCH_MAX && blocks.iter().all(|loan| loan.size > 0)
@@ -258,7 +246,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::table::Gone;
+    use crate::table::{Gone, NodeId};
 
     fn frame(message: &impl Serialize) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -271,11 +259,12 @@ mod tests {
     }
 
     fn holding() -> impl Strategy<Value = Holding> {
-        any::<(u32, u64, u8, u64)>().prop_map(|(size, checksum, target, primary)| Holding {
+        any::<(u32, u64, u8, u64, u64)>().prop_map(|(size, checksum, target, primary, generation)| Holding {
             size,
             checksum,
             target,
             primary: NodeId(primary),
+            generation: Generation(generation),
         })
     }
 
@@ -305,9 +294,7 @@ mod tests {
                 .prop_map(|(keys, release)| Request::Lend { keys, release }),
             (prop::collection::vec((loan(), holding()), 0..9), any::<u64>())
                 .prop_map(|(items, lease_ms)| Request::Copy { items, lease_ms }),
-            keys().prop_map(|keys| Request::Remove { keys, round: Round::Drop }),
-            (keys(), prop::collection::vec(any::<u64>().prop_map(NodeId), 0..9))
-                .prop_map(|(keys, untold)| Request::Remove { keys, round: Round::End { untold } }),
+            (keys(), any::<u64>().prop_map(Generation)).prop_map(|(keys, at)| Request::Remove { keys, at }),
             (any::<u64>(), prop::collection::vec(loan(), 0..9))
                 .prop_map(|(request, blocks)| Request::Prepare { request, blocks }),
             any::<u64>().prop_map(|request| Request::Finish { request }),
@@ -324,6 +311,7 @@ mod tests {
         let fact = prop_oneof![
             (key(), holding()).prop_map(|(key, holding)| Fact::Holds(key, holding)),
             key().prop_map(|key| Fact::Gone(key, Gone::LetGo)),
+            (key(), any::<u64>()).prop_map(|(key, at)| Fact::Removed(key, Generation(at))),
         ];
         let copied = prop::sample::select(vec![Copied::Done, Copied::Had, Copied::NoRoom, Copied::Failed]);
         prop_oneof![

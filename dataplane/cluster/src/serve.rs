@@ -142,7 +142,7 @@ impl Shared {
 struct Answering<'a> {
     shared: &'a Shared,
     link: &'a Link,
-    /// What it has yet to hear of all that is held here, and the number of the news that come after.
+    /// What it has yet to hear of all that is known and held here, and the number of the news that come after.
     rest: VecDeque<Fact>,
     after: u64,
 }
@@ -185,7 +185,7 @@ impl Answering<'_> {
                 let outcomes = shared.take_in(self.link, &items, lease_ms);
                 Reply::Copied { outcomes }
             }
-            Request::Remove { keys, round } => Reply::Removed { removed: shared.remove_here(&keys, &round) },
+            Request::Remove { keys, at } => Reply::Removed { removed: shared.remove_here(&keys, at) },
             Request::Prepare { request, blocks } => shared.prepare(self.link, request, &blocks),
             Request::Finish { request } => Reply::Copied { outcomes: shared.finish(self.link, request) },
             Request::Open { id, request, layers, blocks } => {
@@ -221,7 +221,7 @@ impl Answering<'_> {
     }
 
     fn all(&mut self) -> (Vec<Fact>, Since) {
-        let (facts, after) = self.shared.table().own();
+        let (facts, after) = self.shared.table().all();
         (self.rest, self.after) = (facts.into(), after);
         self.some_of_all()
     }

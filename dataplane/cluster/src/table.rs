@@ -8,9 +8,14 @@
 //! point numbers depends on their order. Each version is as good as the other, so it counts as a copy; but who reads a copy
 //! must compare it with the checksum of its own holder. A host speaks of its own version.
 //!
+//! **Removals** are facts that every host tells on ([`removals`]). Puts and removals are ordered by their
+//! [`Generation`]: a claim that is older than a removal of the block does not count, whoever makes it.
+//!
 //! **Duty.** All holders put each other in the same order: the primary (the host that took the put) first, the rest by a
 //! hash of block and name, which spreads the work. Of two primaries (two clients put the same block) the lesser counts. The first one has new copies made while there are too few; one that
 //! has as many before it as are wanted lets its own copy go. Each host decides that for itself, from its own table.
+
+mod removals;
 
 use std::collections::VecDeque;
 
@@ -19,6 +24,8 @@ use hashbrown::hash_map::Entry as Place;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
+use self::removals::Removals;
+pub use self::removals::{KEPT_FOR_US, REMOVALS_MAX};
 use kvasir_protocol::block::BlockKey;
 
 /// The most hosts of a cluster, this one included.
@@ -34,6 +41,11 @@ impl NodeId {
     }
 }
 
+/// When a block was put or removed: microseconds since 1970 by the clock of the host that did it, and more than any that
+/// host had heard of. So what happens after something else, as far as anybody can tell, is later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Generation(pub u64);
+
 /// What a host says of a block that it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holding {
@@ -43,6 +55,8 @@ pub struct Holding {
     pub target: u8,
     /// The host that took the put.
     pub primary: NodeId,
+    /// When it took it.
+    pub generation: Generation,
 }
 
 /// Why a host no longer holds a block.
@@ -59,12 +73,23 @@ pub enum Gone {
 pub enum Fact {
     Holds(BlockKey, Holding),
     Gone(BlockKey, Gone),
+    /// What was put before that is held by nobody any more.
+    Removed(BlockKey, Generation),
 }
 
 impl Fact {
     pub fn key(self) -> BlockKey {
         match self {
-            Self::Holds(key, _) | Self::Gone(key, _) => key,
+            Self::Holds(key, _) | Self::Gone(key, _) | Self::Removed(key, _) => key,
+        }
+    }
+
+    /// When it happened, if that matters.
+    pub fn generation(self) -> Generation {
+        match self {
+            Self::Holds(_, holding) => holding.generation,
+            Self::Removed(_, at) => at,
+            Self::Gone(..) => Generation::default(),
         }
     }
 }
@@ -76,6 +101,19 @@ pub enum Heard {
     Known,
     /// The table has no room for a further block.
     Full,
+    /// A claim of what was removed after it was put: it does not count.
+    Outdated,
+    /// A removal that is new here.
+    Removal(Removal),
+}
+
+/// What a removal that is new here means for this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removal {
+    /// The block must go from all tiers.
+    Drop,
+    /// It was put again since: what is here stays.
+    Keep,
 }
 
 /// What this host must do for a block.
@@ -161,6 +199,7 @@ pub struct Table {
     /// Holders whose version is another than that in `blocks`, by block. Few.
     versions: HashMap<BlockKey, Vec<(usize, Version)>>,
     blocks_max: usize,
+    removals: Removals,
     log: Log,
     refused: u64,
     conflicts: u64,
@@ -177,6 +216,7 @@ impl Table {
             blocks: HashMap::new(),
             versions: HashMap::new(),
             blocks_max,
+            removals: Removals::new(REMOVALS_MAX),
             log,
             refused: 0,
             conflicts: 0,
@@ -185,6 +225,9 @@ impl Table {
 
     /// The host at `place` holds a block.
     pub fn holds(&mut self, place: usize, key: BlockKey, holding: Holding) -> Heard {
+        if self.is_outdated(key, holding.generation) {
+            return Heard::Outdated;
+        }
         let full = self.blocks.len() >= self.blocks_max;
         let block = match self.blocks.entry(key) {
             Place::Occupied(known) => known.into_mut(),
@@ -207,6 +250,7 @@ impl Table {
         // Whoever hears both of two claims comes to the same result, in whichever order.
         block.holding.target = before.holding.target.max(holding.target);
         block.holding.primary = before.holding.primary.min(holding.primary);
+        block.holding.generation = before.holding.generation.max(holding.generation);
         block.holders.insert(place);
         block.let_go.remove(place);
         let after = *block;
@@ -249,17 +293,47 @@ impl Table {
             Fact::Holds(key, holding) => self.holds(place, key, holding),
             Fact::Gone(key, why) if self.gone(place, key, why) => Heard::New,
             Fact::Gone(..) => Heard::Known,
+            Fact::Removed(key, at) => self.remove(key, at).map_or(Heard::Known, Heard::Removal),
         }
     }
 
-    /// A block was removed everywhere. Returns whether anything was known of it.
-    pub fn forget(&mut self, key: BlockKey) -> bool {
-        let Some(block) = self.blocks.remove(&key) else { return false };
+    /// A block was removed everywhere. `None` if that is known already, or too old to be believed.
+    pub fn remove(&mut self, key: BlockKey, at: Generation) -> Option<Removal> {
+        if !self.removals.note(key, at) {
+            return None;
+        }
+        self.log.push(Fact::Removed(key, at));
+        let put_since = self.blocks.get(&key).is_some_and(|block| block.holding.generation >= at);
+        if put_since {
+            return Some(Removal::Keep);
+        }
         self.versions.remove(&key);
-        if block.holders.has(0) {
+        let block = self.blocks.remove(&key);
+        if block.is_some_and(|block| block.holders.has(0)) {
             self.log.push(Fact::Gone(key, Gone::Lost));
         }
-        true
+        Some(Removal::Drop)
+    }
+
+    /// A removal that this host knew of before it was started.
+    pub fn recall(&mut self, key: BlockKey, at: Generation) {
+        self.removals.note(key, at);
+    }
+
+    /// Whether a block that was put at `put` was removed after that.
+    pub fn is_outdated(&self, key: BlockKey, put: Generation) -> bool {
+        self.removals.is_after(key, put)
+    }
+
+    /// Forgets removals before `horizon`. Returns all that are no longer kept since the last call.
+    pub fn expire_removals(&mut self, horizon: Generation) -> Vec<BlockKey> {
+        self.removals.expire(horizon);
+        self.removals.take_dropped()
+    }
+
+    /// Removals kept, and those forgotten since the start because there were too many.
+    pub fn removals(&self) -> (usize, u64) {
+        self.removals.counts()
     }
 
     /// Forgets all that the host at `place` said: it is lost, or starts over. Returns how many blocks it held.
@@ -332,6 +406,14 @@ impl Table {
     pub fn own(&self) -> (Vec<Fact>, u64) {
         let own = self.blocks.iter().filter(|(_, block)| block.holders.has(0));
         (own.map(|(&key, block)| Fact::Holds(key, block.holding)).collect(), self.log.end())
+    }
+
+    /// All that this host has to say: which blocks were removed, then what it holds. And the number of the first news after
+    /// that.
+    pub fn all(&self) -> (Vec<Fact>, u64) {
+        let (own, end) = self.own();
+        let removed = self.removals.iter().map(|(key, at)| Fact::Removed(key, at));
+        (removed.chain(own).collect(), end)
     }
 
     pub fn log(&self) -> &Log {

@@ -6,7 +6,8 @@
 //! blocks that a tier of it still has are claimed as before; the rest follows from that. It is soft state: without it, a
 //! block is not copied again before somebody asks for that.
 //!
-//! A record is the key (16 B, big-endian) and 22 B: version, target, size, checksum, primary.
+//! A record is the key (16 B, big-endian) and 30 B: version, target, size, checksum, primary, generation; version 1 has no
+//! generation.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -14,14 +15,16 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::counts::add;
-use super::table::{Fact, Heard, Holding, NodeId};
+use super::table::{Fact, Generation, Heard, Holding, NodeId};
 use super::{Event, Shared};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_state_db as state_db;
 use kvasir_store::tiering::Tiering;
 
-const VERSION: u8 = 1;
-const RECORD_LEN: usize = 22;
+const VERSION: u8 = 2;
+const RECORD_LEN: usize = 30;
+/// Length of a record of version 1.
+const RECORD_LEN_1: usize = 22;
 const CACHE_BYTES: u64 = 8 << 20;
 /// Facts written at once.
 const FACTS_MAX: usize = 4096;
@@ -52,6 +55,8 @@ impl Targets {
             match fact {
                 Fact::Holds(_, holding) => batch.insert(&key, &encode(holding)),
                 Fact::Gone(..) => batch.remove(&key),
+                // Kept by whoever carried it out.
+                Fact::Removed(..) => {}
             }
         }
         self.0.apply_batch(batch)
@@ -75,17 +80,25 @@ impl Shared {
             }
             let keys: Vec<BlockKey> = kept.iter().map(|(key, _)| *key).collect();
             let Ok(found) = tiering.residency_here(&keys) else { return };
-            let mut gone = sled::Batch::default();
+            let (mut gone, mut removed) = (sled::Batch::default(), Vec::new());
             let mut table = self.table();
             for ((key, holding), found) in kept.into_iter().zip(found) {
                 let holding = holding.filter(|holding| found.size == Some(holding.size));
-                let heard = holding.map(|holding| table.holds(0, key, holding));
+                let heard = holding.map(|holding| {
+                    self.generations.heard(holding.generation);
+                    table.holds(0, key, holding)
+                });
+                if heard == Some(Heard::Outdated) {
+                    removed.push(key);
+                }
                 match heard {
                     Some(Heard::New | Heard::Known) => add(&self.counts.restored, 1),
-                    Some(Heard::Full) | None => gone.remove(&key.0.to_be_bytes()),
+                    _ => gone.remove(&key.0.to_be_bytes()),
                 }
             }
             drop(table);
+            // The host stopped between a removal and its end.
+            self.drop_here(&removed);
             // If this fails, they are looked at again the next time.
             let _ = targets.0.apply_batch(gone);
         }
@@ -148,27 +161,35 @@ impl Shared {
 }
 
 fn encode(holding: &Holding) -> [u8; RECORD_LEN] {
-    let Holding { size, checksum, target, primary } = *holding;
+    let Holding { size, checksum, target, primary, generation } = *holding;
     let mut record = [0; RECORD_LEN];
     (record[0], record[1]) = (VERSION, target);
     record[2..6].copy_from_slice(&size.to_le_bytes());
     record[6..14].copy_from_slice(&checksum.to_le_bytes());
-    record[14..].copy_from_slice(&primary.0.to_le_bytes());
+    record[14..22].copy_from_slice(&primary.0.to_le_bytes());
+    record[22..].copy_from_slice(&generation.0.to_le_bytes());
     record
 }
 
 fn decode(record: &[u8]) -> Option<Holding> {
-    let record: &[u8; RECORD_LEN] = record.try_into().ok()?;
     let ([version, target], rest) = record.split_first_chunk()?;
     let (size, rest) = rest.split_first_chunk()?;
-    let (checksum, primary) = rest.split_first_chunk()?;
+    let (checksum, rest) = rest.split_first_chunk()?;
+    let (primary, rest) = rest.split_first_chunk()?;
+    let generation = match (version, record.len()) {
+        // Older than any removal.
+        (1, RECORD_LEN_1) => 0,
+        (&VERSION, RECORD_LEN) => u64::from_le_bytes(rest.try_into().ok()?),
+        _ => return None,
+    };
     let holding = Holding {
         size: u32::from_le_bytes(*size),
         checksum: u64::from_le_bytes(*checksum),
         target: *target,
-        primary: NodeId(u64::from_le_bytes(primary.try_into().ok()?)),
+        primary: NodeId(u64::from_le_bytes(*primary)),
+        generation: Generation(generation),
     };
-    (*version == VERSION && holding.size > 0).then_some(holding)
+    (holding.size > 0).then_some(holding)
 }
 
 #[cfg(test)]
@@ -177,7 +198,8 @@ mod tests {
     use crate::table::Gone;
 
     fn holding(size: u32) -> Holding {
-        Holding { size, checksum: u64::MAX - 7, target: 3, primary: NodeId::of("a") }
+        let generation = Generation(u64::MAX - 9);
+        Holding { size, checksum: u64::MAX - 7, target: 3, primary: NodeId::of("a"), generation }
     }
 
     fn kept(targets: &Targets) -> Vec<(u128, Option<Holding>)> {
@@ -199,6 +221,16 @@ mod tests {
         targets.0.insert(7u128.to_be_bytes(), &b"noise"[..]).unwrap();
         targets.0.insert(b"noise", &encode(&holding(1))).unwrap();
         assert_eq!(kept(&targets), [(3, Some(holding(3))), (7, None), (9, Some(holding(9)))]);
+    }
+
+    #[test]
+    fn a_record_of_the_first_version_is_older_than_any_removal() {
+        let mut record = encode(&holding(5)).to_vec();
+        (record[0], record[1]) = (1, 3);
+        record.truncate(RECORD_LEN_1);
+        assert_eq!(decode(&record), Some(Holding { generation: Generation(0), ..holding(5) }));
+        record.push(0);
+        assert_eq!(decode(&record), None);
     }
 
     #[test]

@@ -200,12 +200,9 @@ impl Shared {
             return;
         }
         let loans = self.lend(self.owner, keys);
-        // Done before the table is asked: a removal waits for what is being sent, and what comes after it is not sent.
-        let sending = self.sending.begin(keys);
         let holding = |loan: Loan| Some((loan, self.table().holding(loan.key)?));
         let items: Vec<(Loan, Holding)> = loans.iter().flatten().filter_map(|&loan| holding(loan)).collect();
         let taken = if items.is_empty() { Vec::new() } else { self.offer(link, &items) };
-        drop(sending);
         let leases: Vec<u64> = loans.iter().flatten().map(|loan| loan.lease).collect();
         let _ = self.store.release(self.owner, &leases);
         self.wait_until_told(link, &taken);
@@ -224,7 +221,7 @@ impl Shared {
     }
 
     fn note_outcomes(&self, link: &Link, items: &[(Loan, Holding)], outcomes: &[Copied]) -> Vec<BlockKey> {
-        let (mut taken, mut removed) = (Vec::new(), Vec::new());
+        let mut taken = Vec::new();
         for ((loan, _), &outcome) in items.iter().zip(outcomes) {
             let counts = &self.counts;
             match outcome {
@@ -236,17 +233,12 @@ impl Shared {
                     } else {
                         add(&counts.copied_bytes, loan.size.into())
                     }
-                    let known = self.table().holding(loan.key).is_some();
-                    if known { taken.push(loan.key) } else { removed.push(loan.key) }
+                    taken.push(loan.key);
                 }
                 Copied::NoRoom => add(&counts.no_room, 1),
                 Copied::Enough => {}
                 Copied::Failed => add(&counts.copy_failed, 1),
             }
-        }
-        if !removed.is_empty() {
-            // Removed while they travelled; the peer may have been told before they were there.
-            self.remove_late(link, &removed);
         }
         taken
     }
@@ -275,6 +267,7 @@ impl Shared {
             let facts = self.table().own().0;
             audit.keys = facts.into_iter().map(super::table::Fact::key).collect();
             self.todo.look_at_all();
+            self.expire_removals();
         }
         let count = audit.keys.len().min(BATCH_MAX);
         let keys: Vec<BlockKey> = audit.keys.drain(..count).collect();
@@ -355,13 +348,15 @@ pub(super) fn candidate(link: &Link, size: u32) -> Candidate<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::Generation;
     use crate::tests::pair_of_hosts;
 
     #[test]
     fn a_copy_counts_when_its_holder_says_so_and_not_by_an_answer() {
         let (host, _peer) = pair_of_hosts();
         let (shared, key) = (&host.cluster.shared, BlockKey(1));
-        let holding = Holding { size: 1, checksum: 1, target: 2, primary: NodeId(0) };
+        let holding =
+            Holding { size: 1, checksum: 1, target: 2, primary: NodeId(0), generation: Generation(1) };
         shared.table().holds(0, key, holding);
         let loan = Loan {
             key,

@@ -55,6 +55,7 @@ pub fn open(config: &Config, store: &Arc<DramStore>, clock: Clock) -> Result<Opt
         read_timeout: settings.read_timeout.0,
         audit_every: settings.audit_every.0,
         targets: targets(config),
+        removals: Some(config.node.data_dir.join("removals")),
         ..ClusterConfig::new(&config.node.name, read_secret(&settings.secret_file)?)
     };
     Ok(Some(Cluster::open(cluster, Arc::clone(store), clock, Box::new(log))?))

@@ -17,7 +17,8 @@ fn names() -> Vec<NodeId> {
 }
 
 fn holding(n: u8, target: u8, primary: usize) -> Holding {
-    Holding { size: 100 + u32::from(n), checksum: n.into(), target, primary: names()[primary] }
+    let generation = Generation(1);
+    Holding { size: 100 + u32::from(n), checksum: n.into(), target, primary: names()[primary], generation }
 }
 
 /// A host, its table, and how far it has heard each other host (`None`: not connected).
@@ -26,8 +27,8 @@ struct Host {
     heard: Vec<Option<u64>>,
 }
 
-/// A cluster whose messages are delivered when the test says so.
-struct World(Vec<Host>);
+/// A cluster whose messages are delivered when the test says so, and the number of puts and removals so far.
+struct World(Vec<Host>, u64);
 
 impl World {
     fn new(log_max: usize) -> Self {
@@ -36,7 +37,7 @@ impl World {
             nodes.rotate_left(n);
             Host { table: Table::new(nodes, 1000, log_max), heard: vec![None; HOSTS] }
         };
-        Self((0..HOSTS).map(host).collect())
+        Self((0..HOSTS).map(host).collect(), 0)
     }
 
     /// The index of `other` in the list of `host`.
@@ -44,8 +45,25 @@ impl World {
         (other + HOSTS - host) % HOSTS
     }
 
+    fn now(&mut self) -> Generation {
+        self.1 += 1;
+        Generation(self.1)
+    }
+
+    /// Whether any host knows that what was put then was removed since.
+    fn is_outdated(&self, block: u8, put: Generation) -> bool {
+        self.0.iter().any(|host| host.table.is_outdated(key(block), put))
+    }
+
+    /// Blocks that some host holds and nobody has removed since they were put.
+    fn live(&self, truth: &Truth) -> BTreeSet<u8> {
+        let put = |host: usize, block: u8| self.0[host].table.holding(key(block)).unwrap().generation;
+        let live = truth.keys().filter(|&&(host, block)| !self.is_outdated(block, put(host, block)));
+        live.map(|(_, block)| *block).collect()
+    }
+
     /// `host` hears at most `max` facts of `other`; all that it holds first, if it missed something.
-    fn hear(&mut self, host: usize, other: usize, max: usize) {
+    fn hear(&mut self, truth: &mut Truth, host: usize, other: usize, max: usize) {
         let news = self.0[host].heard[other].and_then(|from| self.0[other].table.log().since(from, max));
         let (facts, next) = match news {
             Some(facts) => {
@@ -55,11 +73,14 @@ impl World {
             }
             None => {
                 self.0[host].table.lose(Self::place(host, other));
-                self.0[other].table.own()
+                self.0[other].table.all()
             }
         };
         for fact in facts {
-            self.0[host].table.hear(Self::place(host, other), fact);
+            let heard = self.0[host].table.hear(Self::place(host, other), fact);
+            if heard == Heard::Removal(Removal::Drop) {
+                truth.retain(|&(holder, block), _| holder != host || key(block) != fact.key());
+            }
         }
         self.0[host].heard[other] = Some(next);
     }
@@ -69,11 +90,11 @@ impl World {
         self.0[host].table.lose(Self::place(host, other));
     }
 
-    fn settle(&mut self) {
+    fn settle(&mut self, truth: &mut Truth) {
         for host in 0..HOSTS {
             for other in (0..HOSTS).filter(|&other| other != host) {
                 while self.0[host].heard[other] != Some(self.0[other].table.log().end()) {
-                    self.hear(host, other, 3);
+                    self.hear(truth, host, other, 3);
                 }
             }
         }
@@ -91,6 +112,10 @@ enum Step {
         host: usize,
         block: u8,
         let_go: bool,
+    },
+    Remove {
+        host: usize,
+        block: u8,
     },
     Hear {
         host: usize,
@@ -114,6 +139,7 @@ fn step() -> impl Strategy<Value = Step> {
         // A put for one copy does not ask. With two or more, the holder that is first by its hash never drops its own,
         // whichever primary it believes in; with one, two holders that believe in each other's could both drop theirs.
         3 => (host.clone(), block.clone(), 2u8..5).prop_map(|(host, block, target)| Step::Put { host, block, target }),
+        1 => (host.clone(), block.clone()).prop_map(|(host, block)| Step::Remove { host, block }),
         2 => (host.clone(), block, any::<bool>()).prop_map(|(host, block, let_go)| Step::Gone { host, block, let_go }),
         4 => (host.clone(), host.clone(), 0usize..4).prop_map(|(host, other, max)| Step::Hear { host, other, max }),
         1 => (host.clone(), host.clone()).prop_map(|(host, other)| Step::Part { host, other }),
@@ -135,9 +161,10 @@ fn work(world: &mut World, truth: &mut Truth) {
                     for place in free.collect::<Vec<_>>() {
                         let other = (host + place) % HOSTS;
                         let holding = world.0[host].table.holding(key).unwrap();
-                        world.0[other].table.holds(0, key, holding);
-                        truth.insert((other, block), holding);
-                        world.0[host].table.holds(place, key, holding);
+                        if world.0[other].table.holds(0, key, holding) != Heard::Outdated {
+                            truth.insert((other, block), holding);
+                            world.0[host].table.holds(place, key, holding);
+                        }
                     }
                 }
                 Duty::Trim => {
@@ -153,7 +180,9 @@ fn work(world: &mut World, truth: &mut Truth) {
 fn apply(world: &mut World, truth: &mut Truth, step: Step) {
     match step {
         Step::Put { host, block, target } => {
-            let holding = holding(block, target, host);
+            let known = world.0[host].table.holding(key(block)).map(|known| known.generation);
+            let generation = known.unwrap_or_else(|| world.now());
+            let holding = Holding { generation, ..holding(block, target, host) };
             world.0[host].table.holds(0, key(block), holding);
             truth.entry((host, block)).or_insert(holding);
         }
@@ -162,7 +191,14 @@ fn apply(world: &mut World, truth: &mut Truth, step: Step) {
             let known = world.0[host].table.gone(0, key(block), why);
             assert_eq!(known, truth.remove(&(host, block)).is_some());
         }
-        Step::Hear { host, other, max } if host != other => world.hear(host, other, max),
+        Step::Remove { host, block } => {
+            let at = world.now();
+            assert!(world.0[host].table.remove(key(block), at).is_some());
+            let own = world.0[host].table.holders(key(block)).has(0);
+            assert!(!own, "it was put before");
+            truth.remove(&(host, block));
+        }
+        Step::Hear { host, other, max } if host != other => world.hear(truth, host, other, max),
         Step::Part { host, other } if host != other => world.part(host, other),
         Step::Hear { .. } | Step::Part { .. } => {}
         Step::Crash { host } => {
@@ -190,14 +226,14 @@ proptest! {
                 }
             }
         }
-        let before: BTreeSet<u8> = truth.keys().map(|(_, block)| *block).collect();
+        let before = world.live(&truth);
         for _ in 0..6 {
-            world.settle();
+            world.settle(&mut truth);
             work(&mut world, &mut truth);
         }
-        world.settle();
+        world.settle(&mut truth);
         let after: BTreeSet<u8> = truth.keys().map(|(_, block)| *block).collect();
-        prop_assert_eq!(before, after, "work never loses a block");
+        prop_assert_eq!(before, after, "work never loses a block, and none that was removed comes back");
         for host in 0..HOSTS {
             let table = &world.0[host].table;
             for block in 0..6 {
@@ -220,8 +256,10 @@ fn a_full_table_refuses() {
     assert_eq!(table.holds(0, key(1), holding(1, 2, 0)), Heard::Known);
     assert_eq!(table.holds(1, key(2), holding(2, 2, 1)), Heard::Full);
     assert_eq!((table.refusals(), table.len(), table.log().end()), ((1, 0), 1, 1));
-    assert!(table.forget(key(1)) && !table.forget(key(1)));
-    assert_eq!(table.log().since(1, 9), Some(vec![Fact::Gone(key(1), Gone::Lost)]));
+    let at = Generation(2);
+    assert_eq!((table.remove(key(1), at), table.remove(key(1), at)), (Some(Removal::Drop), None));
+    let told = vec![Fact::Removed(key(1), at), Fact::Gone(key(1), Gone::Lost)];
+    assert_eq!(table.log().since(1, 9), Some(told));
 }
 
 #[test]
@@ -281,5 +319,23 @@ fn other_bytes_under_the_same_key_are_a_copy_of_their_own_version() {
     table.holds(0, key(1), theirs);
     assert!(table.versions.is_empty() && table.version(key(1), 0) == Some(theirs.version()));
     table.holds(1, key(1), own);
-    assert!(table.forget(key(1)) && table.versions.is_empty());
+    assert!(table.remove(key(1), Generation(2)).is_some() && table.versions.is_empty());
+}
+
+#[test]
+fn a_removal_counts_for_what_was_put_before_it() {
+    let mut table = Table::new(names(), 100, 8);
+    let put = |at: u64| Holding { generation: Generation(at), ..holding(1, 2, 0) };
+    table.holds(1, key(1), put(5));
+    assert_eq!(table.hear(2, Fact::Removed(key(1), Generation(7))), Heard::Removal(Removal::Drop));
+    assert_eq!(table.hear(3, Fact::Removed(key(1), Generation(7))), Heard::Known, "told on by another");
+    assert!(table.is_empty() && table.log().end() == 1);
+    for place in [0, 1] {
+        assert_eq!(table.holds(place, key(1), put(6)), Heard::Outdated);
+    }
+    // Put again; then a removal arrives that is later than the one known, but earlier than the put.
+    assert_eq!(table.holds(0, key(1), put(9)), Heard::New);
+    assert_eq!(table.remove(key(1), Generation(8)), Some(Removal::Keep));
+    assert!(table.holders(key(1)).has(0) && table.removals() == (1, 0));
+    assert_eq!(table.all().0, [Fact::Removed(key(1), Generation(8)), Fact::Holds(key(1), put(9))]);
 }
