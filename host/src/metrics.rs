@@ -147,6 +147,10 @@ fn describe() {
         "kvasir_tier_capacity_bytes",
         "The most bytes of blocks that the tier holds; absent if it knows no limit"
     );
+    describe_gauge!(
+        "kvasir_tier_broken",
+        "1 once a sync of the tier's device failed: it takes nothing more until a restart, and serves what it holds"
+    );
     describe_counter!("kvasir_tier_lookups_total", "Blocks loaded from the tier, by outcome");
     describe_counter!("kvasir_tier_read_bytes_total", "Bytes of blocks read from the tier");
     describe_counter!("kvasir_tier_written_bytes_total", "Bytes of blocks written to the tier");
@@ -403,6 +407,7 @@ fn tiers(host: &Host) {
         if let Some(capacity) = level.capabilities.capacity_bytes {
             gauge!("kvasir_tier_capacity_bytes", "tier" => tier).set(capacity as f64);
         }
+        gauge!("kvasir_tier_broken", "tier" => tier).set(f64::from(u8::from(s.broken)));
         counter!("kvasir_tier_lookups_total", "tier" => tier, "outcome" => "hit").absolute(s.hits);
         counter!("kvasir_tier_lookups_total", "tier" => tier, "outcome" => "miss").absolute(s.misses);
         counter!("kvasir_tier_read_bytes_total", "tier" => tier).absolute(s.read_bytes);

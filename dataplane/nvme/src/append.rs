@@ -2,12 +2,16 @@
 //!
 //! Whatever waits when a group can be started goes into it together (group commit): tombstones first, then blocks, up
 //! to 63 of them or about 1 MiB. Several groups are under way at once, except that the first group of a segment is
-//! waited for: recovery reads the segment's epoch from it.
+//! waited for until it is durable: recovery reads the segment's epoch from it. If a power cut could take it and leave
+//! what came later, that would be ignored, its epoch given again, and its records taken for those of the new life.
+//!
+//! A group with a removal is durable before the removal is done, whatever the mode: nobody repeats a removal, while a
+//! block that is lost is a miss.
 
 use std::sync::Arc;
 
 use super::checkpoint::Summary;
-use super::engine::{End, Engine, Ticket, Work, io_error};
+use super::engine::{End, Engine, Ticket, Work, sync};
 use super::format::{self, Block, ENTRIES_MAX, Entry, GroupHead, Kind, PAGE, Place, Tombstone};
 use super::index::Found;
 use super::io::{Op, OpKind, Piece};
@@ -59,7 +63,7 @@ pub(super) struct Head {
     pub(super) epoch: u64,
     /// Where the next group goes.
     pub(super) page: u32,
-    /// The segment's first group is on the disk.
+    /// The segment's first group is durable.
     pub(super) begun: bool,
 }
 
@@ -69,6 +73,19 @@ pub(super) struct Group {
     appended: Vec<(Append, Entry)>,
     /// The header page, and copies of what cannot be written from where it is. Held until the write is done.
     _pages: Vec<Buffer>,
+    /// Syncs under way, and why one of them failed.
+    syncs: u32,
+    failed: Option<String>,
+}
+
+impl Group {
+    /// Whether it must be durable before it counts.
+    fn is_synced(&self, mode: SyncMode) -> bool {
+        let removes = |(append, _): &(Append, Entry)| {
+            matches!(append, Append::Tombstone { purpose: Purpose::Remove(_), .. })
+        };
+        mode == SyncMode::Batch || self.head.page == 0 || self.appended.iter().any(removes)
+    }
 }
 
 impl Append {
@@ -177,6 +194,9 @@ impl Engine {
 
     /// Starts as many groups as there is work, depth and space for.
     pub(super) fn append(&mut self) {
+        if self.shared.broken().is_some() {
+            return self.fail_all();
+        }
         while self.append_group(Kind::Hot) {}
         // Where new blocks find no space, tombstones may use what is kept for compaction: they are what makes space.
         while self.append_group(Kind::Cold) {}
@@ -233,7 +253,7 @@ impl Engine {
         let op = Op { kind: OpKind::Write, file, slot: Some(head.segment), offset, pieces };
         let id = self.next_group;
         self.next_group += 1;
-        self.groups.insert(id, Group { head, appended, _pages: copies });
+        self.groups.insert(id, Group { head, appended, _pages: copies, syncs: 0, failed: None });
         count(&self.shared.counters.written_bytes, u64::from(pages) * PAGE as u64);
         self.submit(op, Work::Write(id));
     }
@@ -264,8 +284,8 @@ impl Engine {
             self.no_space(kind);
             return None;
         };
-        let file = match self.open_file(segment) {
-            Ok(file) => file,
+        let (file, created) = match self.open_file(segment) {
+            Ok(opened) => opened,
             Err(error) => {
                 count(&self.shared.counters.io_errors, 1);
                 self.fail_queue(kind, &format!("creating segment file {segment}: {error}"));
@@ -275,6 +295,7 @@ impl Engine {
         self.seal(kind);
         let mut segments = self.shared.segments();
         segments.open(segment, kind, file);
+        segments.at(segment).unlisted = created;
         let epoch = segments.at(segment).epoch;
         drop(segments);
         self.summaries.insert(segment, Summary::new(segment, epoch, kind));
@@ -292,12 +313,15 @@ impl Engine {
         self.shared.chore(|chores| (chores.look, chores.starving) = (true, true));
     }
 
-    fn open_file(&mut self, segment: u32) -> std::io::Result<Arc<std::fs::File>> {
-        if let Some(file) = &self.shared.segments().at(segment).file {
-            return Ok(file.clone());
+    /// The file of a segment, and whether its name in the folder may not be durable yet.
+    fn open_file(&self, segment: u32) -> std::io::Result<(Arc<std::fs::File>, bool)> {
+        let mut segments = self.shared.segments();
+        let known = segments.at(segment);
+        if let Some(file) = &known.file {
+            return Ok((file.clone(), known.unlisted));
         }
-        self.dir_unsynced = true;
-        self.shared.disk.segment(segment).map(Arc::new)
+        drop(segments);
+        Ok((Arc::new(self.shared.disk.segment(segment)?), true))
     }
 
     fn seal(&mut self, kind: Kind) {
@@ -323,19 +347,49 @@ impl Engine {
 
     pub(super) fn finish_write(&mut self, id: u64, end: End) {
         let failed = end.reason();
-        if self.shared.config.sync == SyncMode::Batch && failed.is_none() {
-            let head = self.groups.get(&id).map(|group| group.head);
-            let file = head.and_then(|head| self.shared.segments().at(head.segment).file.clone());
-            if let (Some(head), Some(file)) = (head, file) {
-                let slot = Some(head.segment);
-                let op = Op { kind: OpKind::Sync, file, slot, offset: 0, pieces: Vec::new() };
-                return self.submit(op, Work::GroupSync(id));
-            }
+        if failed.is_some() || !self.sync_group(id) {
+            self.finish_group(id, failed);
+        }
+    }
+
+    /// Begins to make a written group durable, if it must be. Returns false if there is nothing to do.
+    fn sync_group(&mut self, id: u64) -> bool {
+        let mode = self.shared.config.sync;
+        let Some(group) = self.groups.get_mut(&id).filter(|group| group.is_synced(mode)) else {
+            return false;
+        };
+        let number = group.head.segment;
+        let mut segments = self.shared.segments();
+        let segment = segments.at(number);
+        let Some(file) = segment.file.clone() else { return false };
+        let unlisted = segment.unlisted;
+        drop(segments);
+        group.syncs = 1 + u32::from(unlisted);
+        self.submit(sync(file, Some(number)), Work::GroupSync(id));
+        if unlisted {
+            self.submit(sync(self.shared.disk.handle.clone(), None), Work::GroupSync(id));
+        }
+        true
+    }
+
+    pub(super) fn finish_group_sync(&mut self, id: u64, failed: Option<String>) {
+        if let Some(reason) = &failed {
+            self.shared.breaks(reason);
+        }
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        group.syncs -= 1;
+        group.failed = failed.or(group.failed.take());
+        if group.syncs > 0 {
+            return;
+        }
+        let (failed, number) = (group.failed.take(), group.head.segment);
+        if failed.is_none() {
+            self.shared.segments().at(number).unlisted = false;
         }
         self.finish_group(id, failed);
     }
 
-    pub(super) fn finish_group(&mut self, id: u64, failed: Option<String>) {
+    fn finish_group(&mut self, id: u64, failed: Option<String>) {
         let Some(group) = self.groups.remove(&id) else { return };
         let number = group.head.segment;
         if let Some(head) = &mut self.heads[slot(group.head.kind)]
@@ -381,7 +435,7 @@ impl Engine {
                 let (key, pages) = (put.meta.key, format::pages(put.meta.size));
                 let outcome = match failed {
                     None => Ok(Stored::Stored),
-                    Some(reason) => Err(io_error("write", key, reason.into())),
+                    Some(reason) => Err(self.error("write", key, reason)),
                 };
                 match entry {
                     Entry::Block(block) if outcome.is_ok() => {
@@ -451,15 +505,18 @@ impl Engine {
 
     fn finish_tombstone(&mut self, tombstone: &Tombstone, purpose: Purpose, failed: Option<&str>) {
         match purpose {
-            Purpose::Remove(ticket) => ticket.done(match failed {
-                Some(reason) => Err(io_error("remove", tombstone.key, reason.into())),
-                None => {
-                    if let Some(found) = self.shared.index.remove(tombstone.key, None) {
-                        self.dead(&found);
-                    }
-                    Ok(true)
+            Purpose::Remove(ticket) => {
+                // On a broken disk it may come back after a restart, but nobody gets it until then.
+                if (failed.is_none() || self.shared.broken().is_some())
+                    && let Some(found) = self.shared.index.remove(tombstone.key, None)
+                {
+                    self.dead(&found);
                 }
-            }),
+                ticket.done(match failed {
+                    Some(reason) => Err(self.error("remove", tombstone.key, reason)),
+                    None => Ok(true),
+                });
+            }
             Purpose::Move(ticket) => ticket.done(failed.is_none()),
             Purpose::Tidy => {}
         }
@@ -480,6 +537,14 @@ impl Engine {
         uncount(&self.shared.counters.claimed_pages, pages.into());
         ticket.done(PutDone { buffer: put.buffer, outcome: Err(error) });
         self.release(key);
+    }
+
+    /// Nothing is written any more.
+    fn fail_all(&mut self) {
+        let reason = self.shared.broken().unwrap_or_default();
+        for kind in [Kind::Hot, Kind::Cold] {
+            self.fail_queue(kind, &reason);
+        }
     }
 
     fn fail_queue(&mut self, kind: Kind, reason: &str) {

@@ -36,7 +36,8 @@ pub struct NvmeConfig {
 /// When what is written becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SyncMode {
-    /// At a flush. A killed process loses nothing that was done; a power cut loses what was not flushed.
+    /// At a flush. A killed process loses nothing that was done; a power cut loses what was not flushed. Removals are
+    /// durable when they are done all the same.
     #[default]
     None,
     /// Before any put or remove is done: the items written together are synced together.

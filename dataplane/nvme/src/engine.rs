@@ -6,6 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -68,8 +69,6 @@ pub(super) struct Engine {
     pub(super) next_sequence: u64,
     /// Records of segments whose summary the janitor does not have yet.
     pub(super) summaries: HashMap<u32, Summary>,
-    /// A segment file was created since the directory was last synced.
-    pub(super) dir_unsynced: bool,
 
     pub(super) runs: VecDeque<Run>,
     /// Flushes asked for, each with the first group that it need not wait for.
@@ -88,10 +87,10 @@ struct Running {
 pub(super) enum Work {
     Read(Run),
     Write(u64),
-    /// The sync of one group, if every group is synced.
+    /// A sync of one group: of its file, or of the folder.
     GroupSync(u64),
-    /// One sync of a flush; `None` means the directory.
-    FlushSync(Option<u32>),
+    /// One sync of a flush.
+    FlushSync,
 }
 
 /// A flush under way.
@@ -178,8 +177,6 @@ impl Engine {
             next_group: 0,
             next_sequence,
             summaries: HashMap::new(),
-            // A file that an earlier process created may not be durable yet.
-            dir_unsynced: true,
             runs: VecDeque::new(),
             flushes: VecDeque::new(),
             round: None,
@@ -335,8 +332,8 @@ impl Engine {
         match work {
             Work::Read(run) => self.finish_run(run, end),
             Work::Write(group) => self.finish_write(group, end),
-            Work::GroupSync(group) => self.finish_group(group, end.reason()),
-            Work::FlushSync(segment) => self.finish_sync(segment, end.reason()),
+            Work::GroupSync(group) => self.finish_group_sync(group, end.reason()),
+            Work::FlushSync => self.finish_flush_sync(end.reason()),
         }
     }
 
@@ -349,35 +346,29 @@ impl Engine {
         }
         let waiting = self.flushes.drain(..ready).map(|(_, completion)| completion).collect();
         let targets = self.unsynced();
-        self.round = Some(Round { left: targets.len() + 1, failed: None, waiting });
-        for (op, segment) in targets {
-            self.submit(op, Work::FlushSync(segment));
+        // What was written before a sync that failed may be lost, whatever a later one says.
+        self.round = Some(Round { left: targets.len() + 1, failed: self.shared.broken(), waiting });
+        for op in targets {
+            self.submit(op, Work::FlushSync);
         }
         self.end_of_sync();
     }
 
-    /// The syncs that make everything written so far durable.
-    fn unsynced(&mut self) -> Vec<(Op, Option<u32>)> {
-        let sync = |file, slot| Op { kind: OpKind::Sync, file, slot, offset: 0, pieces: Vec::new() };
+    /// The syncs that make everything written so far durable. The folder is synced with the first group of each file.
+    fn unsynced(&self) -> Vec<Op> {
         let mut targets = Vec::new();
-        if std::mem::take(&mut self.dir_unsynced) {
-            targets.push((sync(self.shared.disk.handle.clone(), None), None));
-        }
         for (number, segment) in (0u32..).zip(&mut self.shared.segments().list) {
             if let (true, Some(file)) = (segment.unsynced, &segment.file) {
                 segment.unsynced = false;
-                targets.push((sync(file.clone(), Some(number)), Some(number)));
+                targets.push(sync(file.clone(), Some(number)));
             }
         }
         targets
     }
 
-    fn finish_sync(&mut self, segment: Option<u32>, failed: Option<String>) {
-        if failed.is_some() {
-            match segment {
-                Some(segment) => self.shared.segments().at(segment).unsynced = true,
-                None => self.dir_unsynced = true,
-            }
+    fn finish_flush_sync(&mut self, failed: Option<String>) {
+        if let Some(reason) = &failed {
+            self.shared.breaks(reason);
         }
         if let Some(round) = &mut self.round {
             round.failed = failed.or(round.failed.take());
@@ -393,12 +384,19 @@ impl Engine {
         {
             let result = match round.failed {
                 None => Ok(()),
-                Some(reason) => Err(io_error("sync", BlockKey::default(), reason)),
+                Some(reason) => Err(self.error("sync", BlockKey::default(), &reason)),
             };
             for completion in round.waiting {
                 completion.done(result.clone());
             }
         }
+    }
+
+    /// Why an operation failed. Trying again makes no sense once the disk is broken.
+    pub(super) fn error(&self, step: &'static str, key: BlockKey, reason: &str) -> TierError {
+        let broken = self.shared.broken();
+        let (retryable, reason) = (broken.is_none(), broken.unwrap_or_else(|| reason.to_owned()));
+        TierError::Io { tier: NAME, step, key, reason, retryable }
     }
 
     /// Forgets a block that is still at `place`.
@@ -457,6 +455,11 @@ impl End {
 
 pub(super) fn io_error(step: &'static str, key: BlockKey, reason: String) -> TierError {
     TierError::Io { tier: NAME, step, key, reason, retryable: true }
+}
+
+/// `fdatasync` of a file; `slot` for that of a segment.
+pub(super) fn sync(file: Arc<File>, slot: Option<u32>) -> Op {
+    Op { kind: OpKind::Sync, file, slot, offset: 0, pieces: Vec::new() }
 }
 
 /// Skips the first `moved` bytes of an op.

@@ -73,7 +73,9 @@ impl Janitor {
             let mut segments = self.shared.segments();
             let segment = segments.at(summary.segment);
             let same = segment.epoch == summary.epoch && segment.state != State::Free;
-            same.then(|| segment.file.clone()).flatten().is_some_and(|file| file.sync_data().is_ok())
+            let file = same.then(|| segment.file.clone()).flatten();
+            drop(segments);
+            file.is_some_and(|file| self.synced(file.sync_data()))
         };
         let durable: Vec<Summary> = summaries.iter().filter(current).cloned().collect();
         if let (Some(checkpoint), false) = (&self.checkpoint, durable.is_empty())
@@ -82,6 +84,14 @@ impl Janitor {
             // Recovery reads these segments instead.
             count(&self.shared.counters.io_errors, 1);
         }
+    }
+
+    fn synced(&self, result: std::io::Result<()>) -> bool {
+        if let Err(error) = &result {
+            count(&self.shared.counters.io_errors, 1);
+            self.shared.breaks(&error.to_string());
+        }
+        result.is_ok() && self.shared.broken().is_none()
     }
 
     /// Empties segments until enough are free or none is worth it.
@@ -267,8 +277,11 @@ impl Janitor {
         let head = GroupHead { segment: number, epoch, page: 0, pages: 1, kind: Kind::Free };
         let mut page = Buffer::zeroed(PAGE);
         format::encode_group(&head, &[], self.shared.disk.store, page.bytes_mut()?);
-        if file.write_all_at(page.bytes(), 0).and_then(|()| file.sync_data()).is_err() {
+        if file.write_all_at(page.bytes(), 0).is_err() {
             count(&self.shared.counters.io_errors, 1);
+            return None;
+        }
+        if !self.synced(file.sync_data()) {
             return None;
         }
         if let Some(checkpoint) = &self.checkpoint

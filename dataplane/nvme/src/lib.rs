@@ -5,7 +5,7 @@
 //! of the log; another, the janitor, empties segments and keeps the checkpoint. `docs/design/0003-nvme-tier.md` says why.
 //!
 //! A block is visible once its write has ended, outlives a kill of the process from then on, and a power cut from the
-//! next [`flush`](BlockStore::flush) on. Every read is compared with the block's checksum: what is torn, flipped or
+//! next [`flush`](BlockStore::flush) on; a removal outlives both once it is done. When a sync fails, the store only reads. Every read is compared with the block's checksum: what is torn, flipped or
 //! truncated is a miss and counted. It knows no time: a block comes back with a time to live of 0.
 
 pub mod bench;

@@ -65,9 +65,15 @@ pub(super) fn recover(
     for number in 0..config.segments() {
         let Some(file) = disk.existing(number)? else { continue };
         let found = look(number, &file, disk, checkpoint, &mut segments, &mut report)?;
+        if found.as_ref().is_some_and(|found| !found.saved) {
+            // A killed process may have left it to the system. What is relied on from here on must survive a power cut,
+            // the first page above all: the segment's epoch goes with it.
+            file.sync_data()?;
+        }
         segments.at(number).file = Some(Arc::new(file));
         in_use.extend(found);
     }
+    disk.handle.sync_all()?;
     // The youngest copy of a block wins, and the youngest segments are the ones to go on with.
     in_use.sort_by_key(|segment| std::cmp::Reverse(segment.epoch));
     let mut recovered = Recovered {
@@ -184,8 +190,7 @@ impl Recovered {
         let number = found.segment;
         let segment = self.segments.at(number);
         (segment.epoch, segment.end) = (found.epoch, found.end);
-        // A crashed process may have left unsynced what a new one is about to promise.
-        (segment.state, segment.unsynced) = (State::Sealed, !found.saved);
+        segment.state = State::Sealed;
         for entry in entries(&found, checkpoint).iter() {
             if let Entry::Block(block) = entry {
                 self.enter_block(block, number, found.epoch, graves);

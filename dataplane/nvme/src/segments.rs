@@ -36,6 +36,8 @@ pub(super) struct Segment {
     pub(super) writers: u32,
     /// Written to since the last sync.
     pub(super) unsynced: bool,
+    /// The file was created, and its name in the folder is not yet durable.
+    pub(super) unlisted: bool,
     /// `None` until the file is first needed.
     pub(super) file: Option<Arc<File>>,
 }
@@ -52,6 +54,7 @@ impl Segment {
             readers: 0,
             writers: 0,
             unsynced: false,
+            unlisted: false,
             file: None,
         }
     }

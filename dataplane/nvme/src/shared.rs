@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::checkpoint::Summary;
 use super::disk::Disk;
@@ -23,6 +23,8 @@ pub(super) struct Shared {
     pub(super) counters: Counters,
     /// Blocks dropped because they were damaged, for a caller that can fetch them again.
     damaged: Mutex<VecDeque<BlockKey>>,
+    /// Why a sync failed, once one has.
+    broken: OnceLock<String>,
     /// Items of batches taken and not yet answered.
     pub(super) under_way: AtomicUsize,
     /// For the engine.
@@ -75,6 +77,7 @@ impl Shared {
             segments: Mutex::new(segments),
             counters: Counters::default(),
             damaged: Mutex::default(),
+            broken: OnceLock::new(),
             under_way: AtomicUsize::new(0),
             inbox: Inbox::default(),
             waker,
@@ -85,6 +88,19 @@ impl Shared {
 
     pub(super) fn segments(&self) -> MutexGuard<'_, Segments> {
         self.segments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A sync failed. The system then forgets what it could not write, and a further sync would report success for it. So
+    /// nothing is written any more: what is there is served, and recovery finds out what is on the disk.
+    pub(super) fn breaks(&self, reason: &str) {
+        let _ = self.broken.set(format!(
+            "a sync failed ({reason}), so what was written may be lost; the tier is read-only: check the disk, then restart"
+        ));
+    }
+
+    /// Why nothing is written any more.
+    pub(super) fn broken(&self) -> Option<String> {
+        self.broken.get().cloned()
     }
 
     pub(super) fn note_damaged(&self, key: BlockKey) {
@@ -142,6 +158,7 @@ impl Shared {
             corrupt: read(&counters.corrupt),
             io_errors: read(&counters.io_errors),
             evicted: read(&counters.evicted),
+            broken: self.broken.get().is_some(),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The tier against a map: whatever happens to process and files, a block is bit-exact or missing.
 
+mod power;
+
 use std::collections::{HashMap, HashSet};
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -267,7 +269,7 @@ fn errors_of_the_device_fail_one_operation_and_nothing_else() {
         match (op.kind, n) {
             (OpKind::Write, 0..20) => Some(Err(std::io::Error::from_raw_os_error(28))),
             (OpKind::Write | OpKind::Read, 20..30) => Some(Err(std::io::ErrorKind::Interrupted.into())),
-            (OpKind::Read | OpKind::Sync, 30..60) => Some(Err(std::io::Error::from_raw_os_error(5))),
+            (OpKind::Read, 30..60) => Some(Err(std::io::Error::from_raw_os_error(5))),
             _ => None,
         }
     };

@@ -93,7 +93,7 @@ fn work(jobs: &Jobs, events: &Sender<Event>) {
     }
 }
 
-fn perform(op: &Op) -> io::Result<usize> {
+pub(super) fn perform(op: &Op) -> io::Result<usize> {
     match op.kind {
         OpKind::Read => {
             // SAFETY: the submitter of the op keeps its memory valid and to itself until the completion.

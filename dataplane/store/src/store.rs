@@ -198,6 +198,8 @@ pub struct TierStats {
     pub corrupt: u64,
     pub io_errors: u64,
     pub evicted: u64,
+    /// It takes nothing more, because its device can no longer be trusted with it. What it holds is served.
+    pub broken: bool,
 }
 
 /// A tier.

@@ -52,7 +52,7 @@ pub struct Nvme {
     /// Operations at the device at once.
     pub queue_depth: u32,
     /// `flush`: writes are durable after a flush and when the host stops; a killed host loses nothing, a power cut
-    /// loses what was not flushed. `batch`: writes that are made together are also synced together.
+    /// loses puts that were not flushed. `batch`: writes that are made together are also synced together.
     pub sync: Sync,
     /// Use `O_DIRECT` if the file system takes it.
     pub direct_io: bool,

@@ -162,6 +162,7 @@ impl BlockStore for DramTier {
             corrupt: metrics.checksum_failures,
             io_errors: 0,
             evicted: metrics.lifecycle.in_state(State::Evicted),
+            broken: false,
         }
     }
 }

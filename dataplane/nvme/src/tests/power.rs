@@ -1,0 +1,235 @@
+//! Power cuts, and disks that fail to sync.
+
+use std::fs::File;
+use std::sync::{Mutex, PoisonError};
+
+use super::super::io::Op;
+use super::super::threads::perform;
+use super::*;
+
+/// A disk with a cache of its own: what was written and not synced since may be gone after a power cut, any page of it.
+#[derive(Clone, Default)]
+struct Cache(Arc<Mutex<Vec<Page>>>);
+
+/// What a page of a file was before it was written.
+struct Page {
+    file: Arc<File>,
+    offset: u64,
+    before: Vec<u8>,
+}
+
+impl Cache {
+    fn faults(&self) -> Faults {
+        let cache = self.clone();
+        Faults(Some(Box::new(move |op| (op.kind != OpKind::Read).then(|| cache.perform(op)))))
+    }
+
+    fn perform(&self, op: &Op) -> std::io::Result<usize> {
+        let mut pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if op.kind == OpKind::Write {
+            let len: usize = op.pieces.iter().map(|piece| piece.len).sum();
+            for at in (0..len).step_by(4096) {
+                let offset = op.offset + at as u64;
+                let mut before = vec![0; 4096];
+                op.file.read_exact_at(&mut before, offset)?;
+                pages.push(Page { file: Arc::clone(&op.file), offset, before });
+            }
+        } else {
+            pages.retain(|page| !Arc::ptr_eq(&page.file, &op.file));
+        }
+        perform(op)
+    }
+
+    /// Cuts the power: pages for which `lost` says so are as they were.
+    fn cut(self, mut lost: impl FnMut(&Page) -> bool) {
+        let mut pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(page) = pages.pop() {
+            if lost(&page) {
+                page.file.write_all_at(&page.before, page.offset).unwrap();
+            }
+        }
+    }
+}
+
+/// On threads, because those are what faults are for, and without `O_DIRECT`, so that any memory can be written back.
+fn simulated(dir: &Path, segments: u64) -> NvmeConfig {
+    NvmeConfig { io_uring: false, direct_io: false, ..config(dir, segments) }
+}
+
+fn with_faults(config: &NvmeConfig, faults: Faults) -> NvmeStore {
+    NvmeStore::open_with(config.clone(), faults).unwrap()
+}
+
+/// Has segments that were in use and are free, so that their first pages say so.
+fn used_before(config: &NvmeConfig) {
+    let (store, ns) = (open(config), (500..540).collect::<Vec<u32>>());
+    assert!(put(&store, &ns).iter().all(Result::is_ok));
+    assert!(remove(&store, &ns).into_iter().all(|removed| removed));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while store.stats().used_bytes > 2 * SEGMENT && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    assert!(store.stats().used_bytes <= 2 * SEGMENT);
+}
+
+/// The first groups of segments are lost, others are not. Then a segment begins what looks like the same life again.
+#[test]
+fn what_a_power_cut_left_of_a_segment_is_not_taken_for_part_of_its_next_life() {
+    let dir = TempDir::new().unwrap();
+    let config = simulated(dir.path(), 10);
+    used_before(&config);
+    let cache = Cache::default();
+    let store = with_faults(&config, cache.faults());
+    // Groups of two pages each, through three segments.
+    let ns: Vec<u32> = (0..200).filter(|&n| content(n).0.size <= 4096).take(24).collect();
+    ns.iter().for_each(|&n| assert_eq!(put(&store, &[n]), [Ok(Stored::Stored)]));
+    store.crash();
+    cache.cut(|page| page.offset == 0);
+
+    let store = open(&config);
+    remove(&store, &ns);
+    store.flush().wait().unwrap();
+    store.crash();
+    assert_eq!(get(&open(&config), &ns), [false; 24]);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put(Vec<u32>),
+    Remove(Vec<u32>),
+    Flush,
+    /// With a seed for what is lost.
+    Cut(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let ns = || proptest::collection::vec(0..60u32, 1..12);
+    prop_oneof![
+        6 => ns().prop_map(Step::Put),
+        3 => ns().prop_map(Step::Remove),
+        1 => Just(Step::Flush),
+        2 => any::<u64>().prop_map(Step::Cut),
+    ]
+}
+
+/// What must be known of a block after a power cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    Flushed,
+    Gone,
+    Either,
+}
+
+fn history(config: &NvmeConfig, steps: Vec<Step>) {
+    let all: Vec<u32> = (0..60).collect();
+    let mut known = vec![Known::Gone; 60];
+    let mut cache = Cache::default();
+    let mut store = with_faults(config, cache.faults());
+    for step in steps {
+        match step {
+            Step::Put(ns) => {
+                for (&n, outcome) in ns.iter().zip(put(&store, &ns)) {
+                    match outcome {
+                        Ok(Stored::Stored) => known[n as usize] = Known::Either,
+                        Ok(Stored::AlreadyStored) | Err(TierError::Full { .. }) => {}
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+            }
+            Step::Remove(ns) => {
+                remove(&store, &ns);
+                ns.iter().for_each(|&n| known[n as usize] = Known::Gone);
+            }
+            Step::Flush => {
+                store.flush().wait().unwrap();
+                let held = store.exists(&all.iter().map(|&n| key(n)).collect::<Vec<_>>());
+                for (known, held) in known.iter_mut().zip(held) {
+                    *known = if held { Known::Flushed } else { Known::Gone };
+                }
+            }
+            Step::Cut(mut seed) => {
+                store.crash();
+                std::mem::take(&mut cache).cut(|_| {
+                    seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+                    seed >> 63 == 1
+                });
+                store = with_faults(config, cache.faults());
+                for ((&n, known), held) in all.iter().zip(&mut known).zip(get(&store, &all)) {
+                    let expected = if held { Known::Flushed } else { Known::Gone };
+                    assert!(
+                        *known == Known::Either || *known == expected,
+                        "block {n} was {known:?}, held: {held}"
+                    );
+                    // What recovery found is on the disk.
+                    *known = expected;
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(cases()))]
+
+    /// What was flushed is there, what was removed is not, whichever pages of the rest were lost and how often.
+    #[test]
+    fn power_cuts_cost_only_what_was_not_flushed(steps in proptest::collection::vec(step(), 1..40)) {
+        let dir = TempDir::new().unwrap();
+        let config = simulated(dir.path(), 10);
+        used_before(&config);
+        history(&config, steps);
+    }
+}
+
+#[test]
+fn a_removal_survives_a_power_cut_without_a_flush() {
+    let (dir, cache) = (TempDir::new().unwrap(), Cache::default());
+    let config = simulated(dir.path(), 8);
+    let store = open(&config);
+    put(&store, &[1, 2]);
+    drop(store);
+    let store = with_faults(&config, cache.faults());
+    assert_eq!(remove(&store, &[1]), [true]);
+    store.crash();
+    cache.cut(|_| true);
+    assert_eq!(get(&open(&config), &[1, 2]), [false, true]);
+}
+
+#[test]
+fn after_a_sync_that_failed_the_store_only_reads() {
+    let (dir, failing) = (TempDir::new().unwrap(), Arc::new(AtomicU64::new(0)));
+    let config = simulated(dir.path(), 8);
+    let fails = Arc::clone(&failing);
+    let fault = move |op: &Op| {
+        let now = op.kind == OpKind::Sync && fails.swap(0, Ordering::SeqCst) == 1;
+        now.then(|| Err(std::io::Error::from_raw_os_error(5)))
+    };
+    let store = with_faults(&config, Faults(Some(Box::new(fault))));
+    put(&store, &[1, 2]);
+    store.flush().wait().unwrap();
+    put(&store, &[3]);
+    failing.store(1, Ordering::SeqCst);
+    let error = store.flush().wait().unwrap_err();
+    assert!(error.to_string().contains("a sync failed") && !error.retryable(), "{error}");
+    assert!(store.stats().broken);
+    // The disk would say yes now, for what it no longer has.
+    let error = store.flush().wait().unwrap_err();
+    assert!(error.to_string().contains("read-only"), "{error}");
+    assert!(put(&store, &[4])[0].as_ref().is_err_and(|error| !error.retryable()));
+    assert!(store.remove(vec![key(2)]).wait()[0].is_err(), "it may come back");
+    assert_eq!(get(&store, &[1, 2, 3, 4]), [true, false, true, false]);
+    drop(store);
+    let store = open(&config);
+    assert!(!store.stats().broken && get(&store, &[1])[0] && put(&store, &[4]) == [Ok(Stored::Stored)]);
+}
+
+#[test]
+fn a_first_group_that_cannot_be_synced_is_refused() {
+    let dir = TempDir::new().unwrap();
+    let config = simulated(dir.path(), 8);
+    let fault = |op: &Op| (op.kind == OpKind::Sync).then(|| Err(std::io::Error::from_raw_os_error(5)));
+    let store = with_faults(&config, Faults(Some(Box::new(fault))));
+    assert!(put(&store, &[1])[0].is_err() && get(&store, &[1]) == [false]);
+    assert!(store.stats().broken);
+    audit(&store);
+}
