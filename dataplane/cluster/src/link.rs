@@ -400,13 +400,16 @@ impl Shared {
         let mut revision = welcome.revision;
         link.state().handle = Some(channel.handle());
         self.described(link, &channel, welcome);
-        let mut since = Since::Start;
+        let (mut since, mut missed) = (Since::Start, false);
         while !self.is_stopping() {
             let until = Instant::now() + HOLD + self.config.silence;
             let reply = channel.call(&Request::Watch { since }, until)?;
             let Reply::News { reset, facts, next, status } = reply else { return Err(channel.wrong_reply()) };
-            self.hear(link, reset, &facts);
+            missed = self.hear(link, reset, &facts) || (missed && !reset);
             since = next;
+            if missed && matches!(since, Since::At(_)) && self.table().has_room() {
+                since = Since::Start;
+            }
             if status.revision != revision {
                 let until = Instant::now() + CONNECT;
                 let Reply::Welcome(welcome) = channel.call(&Request::Describe, until)? else {
@@ -440,8 +443,9 @@ impl Shared {
         link.pair(self);
     }
 
-    fn hear(&self, link: &Link, reset: bool, facts: &[Fact]) {
-        let (mut to_do, mut removed) = (Vec::new(), Vec::new());
+    /// Takes in what a peer says. Whether the table had no room for some of it.
+    fn hear(&self, link: &Link, reset: bool, facts: &[Fact]) -> bool {
+        let (mut to_do, mut removed, mut missed) = (Vec::new(), Vec::new(), false);
         let some_removed = facts.iter().any(|fact| matches!(fact, Fact::Removed(..)));
         let _alone = some_removed.then(|| self.one_removal());
         {
@@ -451,8 +455,10 @@ impl Shared {
             }
             for &fact in facts {
                 self.generations.heard(fact.generation());
-                if let Heard::Removal(removal) = table.hear(link.place, fact) {
-                    removed.push((fact.key(), fact.generation(), removal));
+                match table.hear(link.place, fact) {
+                    Heard::Removal(removal) => removed.push((fact.key(), fact.generation(), removal)),
+                    Heard::Full => missed = true,
+                    Heard::New | Heard::Known | Heard::Outdated => {}
                 }
                 if table.duty(fact.key()) != Duty::Nothing {
                     to_do.push(fact.key());
@@ -469,6 +475,7 @@ impl Shared {
         if link.is_up() {
             self.todo.look_at(&to_do);
         }
+        missed
     }
 
     /// A peer is gone, or not to be trusted: nothing it said counts any more.

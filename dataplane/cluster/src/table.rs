@@ -17,7 +17,8 @@
 
 mod removals;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Bound::{Excluded, Unbounded};
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry as Place;
@@ -164,7 +165,12 @@ impl Nodes {
     }
 
     pub fn iter(self) -> impl Iterator<Item = usize> {
-        (0..NODES_MAX).filter(move |&place| self.has(place))
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let place = left.trailing_zeros() as usize;
+            left &= left.wrapping_sub(1);
+            (place < NODES_MAX).then_some(place)
+        })
     }
 }
 
@@ -177,7 +183,7 @@ impl Holding {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Block {
     holding: Holding,
     holders: Nodes,
@@ -198,6 +204,13 @@ pub struct Table {
     blocks: HashMap<BlockKey, Block>,
     /// Holders whose version is another than that in `blocks`, by block. Few.
     versions: HashMap<BlockKey, Vec<(usize, Version)>>,
+    /// By place, the blocks that the host there holds or has let go: what one host said is found without a walk over all.
+    spoken_of: Vec<BTreeSet<BlockKey>>,
+    /// Blocks that this host holds, and those that too few hosts hold.
+    own: usize,
+    short: usize,
+    /// Where the next search for duties begins.
+    cursor: BlockKey,
     blocks_max: usize,
     removals: Removals,
     log: Log,
@@ -207,14 +220,18 @@ pub struct Table {
 
 impl Table {
     /// `nodes` are all hosts, this one first, at most [`NODES_MAX`]. It knows at most `blocks_max` blocks (about 80 B
-    /// each) and keeps the last `log_max` of its own news.
+    /// each, and 30 B for each copy) and keeps the last `log_max` of its own news.
     pub fn new(nodes: Vec<NodeId>, blocks_max: usize, log_max: usize) -> Self {
         debug_assert!((1..=NODES_MAX).contains(&nodes.len()));
         let log = Log { facts: VecDeque::new(), first: 0, max: log_max };
         Self {
+            spoken_of: vec![BTreeSet::new(); nodes.len()],
             nodes,
             blocks: HashMap::new(),
             versions: HashMap::new(),
+            own: 0,
+            short: 0,
+            cursor: BlockKey::default(),
             blocks_max,
             removals: Removals::new(REMOVALS_MAX),
             log,
@@ -229,14 +246,14 @@ impl Table {
             return Heard::Outdated;
         }
         let full = self.blocks.len() >= self.blocks_max;
-        let block = match self.blocks.entry(key) {
-            Place::Occupied(known) => known.into_mut(),
+        let (known, block) = match self.blocks.entry(key) {
+            Place::Occupied(known) => (Some(*known.get()), known.into_mut()),
             Place::Vacant(_) if full => {
                 self.refused += 1;
                 return Heard::Full;
             }
             Place::Vacant(free) => {
-                free.insert(Block { holding, holders: Nodes::default(), let_go: Nodes::default() })
+                (None, free.insert(Block { holding, holders: Nodes::default(), let_go: Nodes::default() }))
             }
         };
         let before = *block;
@@ -254,6 +271,7 @@ impl Table {
         block.holders.insert(place);
         block.let_go.remove(place);
         let after = *block;
+        self.changed(key, known, Some(after));
         let new_here = place == 0 && !before.holders.has(0);
         if new_here || (after.holding != before.holding && after.holders.has(0)) {
             // Others may have heard only one of the claims.
@@ -268,19 +286,12 @@ impl Table {
         let Some(block) = self.blocks.get_mut(&key).filter(|block| block.holders.has(place)) else {
             return false;
         };
+        let before = *block;
         block.holders.remove(place);
         if why == Gone::LetGo {
             block.let_go.insert(place);
         }
-        if let Some(versions) = self.versions.get_mut(&key) {
-            block.lose_version(versions, place);
-            if versions.is_empty() {
-                self.versions.remove(&key);
-            }
-        }
-        if block.holders.is_empty() {
-            self.blocks.remove(&key);
-        }
+        self.after_a_loss(key, before, place);
         if place == 0 {
             self.log.push(Fact::Gone(key, why));
         }
@@ -309,6 +320,7 @@ impl Table {
         }
         self.versions.remove(&key);
         let block = self.blocks.remove(&key);
+        self.changed(key, block, None);
         if block.is_some_and(|block| block.holders.has(0)) {
             self.log.push(Fact::Gone(key, Gone::Lost));
         }
@@ -338,22 +350,47 @@ impl Table {
 
     /// Forgets all that the host at `place` said: it is lost, or starts over. Returns how many blocks it held.
     pub fn lose(&mut self, place: usize) -> usize {
-        let (mut lost, versions) = (0, &mut self.versions);
-        self.blocks.retain(|key, block| {
-            lost += usize::from(block.holders.has(place));
+        let mut lost = 0;
+        for key in std::mem::take(&mut self.spoken_of[place]) {
+            let Some(block) = self.blocks.get_mut(&key) else { continue };
+            let before = *block;
+            lost += usize::from(before.holders.has(place));
             block.holders.remove(place);
             block.let_go.remove(place);
-            if !versions.is_empty()
-                && let Some(of_block) = versions.get_mut(key)
-            {
-                block.lose_version(of_block, place);
-                if of_block.is_empty() {
-                    versions.remove(key);
-                }
-            }
-            !block.holders.is_empty()
-        });
+            self.after_a_loss(key, before, place);
+        }
         lost
+    }
+
+    /// The host at `place` no longer holds a block, which was `before`. Where nobody does, nothing is known of it.
+    fn after_a_loss(&mut self, key: BlockKey, before: Block, place: usize) {
+        let Some(block) = self.blocks.get_mut(&key) else { return };
+        if let Some(versions) = self.versions.get_mut(&key) {
+            block.lose_version(versions, place);
+            if versions.is_empty() {
+                self.versions.remove(&key);
+            }
+        }
+        let after = Some(*block).filter(|block| !block.holders.is_empty());
+        if after.is_none() {
+            self.blocks.remove(&key);
+        }
+        self.changed(key, Some(before), after);
+    }
+
+    /// Keeps what is counted and listed of blocks true.
+    fn changed(&mut self, key: BlockKey, before: Option<Block>, after: Option<Block>) {
+        let spoke = |block: Option<Block>| block.map_or(0, |block| block.holders.and(block.let_go).0);
+        for place in Nodes(spoke(before) & !spoke(after)).iter() {
+            self.spoken_of[place].remove(&key);
+        }
+        for place in Nodes(spoke(after) & !spoke(before)).iter() {
+            self.spoken_of[place].insert(key);
+        }
+        let own = |block: Option<Block>| usize::from(block.is_some_and(|block| block.holders.has(0)));
+        let short = |block: Option<Block>| usize::from(block.is_some_and(|block| block.missing() > 0));
+        self.own = self.own + own(after) - own(before);
+        self.short = self.short + short(after) - short(before);
     }
 
     /// What is known of a block, whichever host holds it.
@@ -390,22 +427,30 @@ impl Table {
         if before >= target {
             return Duty::Trim;
         }
-        let missing = target.saturating_sub(block.holders.len() + block.let_go.len());
+        let missing = block.missing();
         if before > 0 || missing == 0 {
             return Duty::Nothing;
         }
         Duty::Copy { missing, size: block.holding.size, not_on: block.holders.and(block.let_go) }
     }
 
-    /// At most `max` blocks for which this host has something to do.
-    pub fn duties(&self, max: usize) -> Vec<BlockKey> {
-        self.blocks.keys().copied().filter(|&key| self.duty(key) != Duty::Nothing).take(max).collect()
+    /// At most `max` blocks for which this host has something to do. The next call goes on behind them, so one for which
+    /// nothing can be done keeps no other from its turn.
+    pub fn next_duties(&mut self, max: usize) -> Vec<BlockKey> {
+        let behind = self.spoken_of[0].range((Excluded(self.cursor), Unbounded));
+        let all = behind.chain(self.spoken_of[0].range(..=self.cursor));
+        let due = all.copied().filter(|&key| self.duty(key) != Duty::Nothing);
+        let due: Vec<BlockKey> = due.take(max).collect();
+        self.cursor = due.last().copied().unwrap_or(self.cursor);
+        due
     }
 
     /// All that this host holds, and the number of the first news after that.
     pub fn own(&self) -> (Vec<Fact>, u64) {
-        let own = self.blocks.iter().filter(|(_, block)| block.holders.has(0));
-        (own.map(|(&key, block)| Fact::Holds(key, block.holding)).collect(), self.log.end())
+        let held =
+            |&key: &BlockKey| self.blocks.get(&key).filter(|block| block.holders.has(0)).map(|b| (key, b));
+        let own = self.spoken_of[0].iter().filter_map(held);
+        (own.map(|(key, block)| Fact::Holds(key, block.holding)).collect(), self.log.end())
     }
 
     /// All that this host has to say: which blocks were removed, then what it holds. And the number of the first news after
@@ -418,6 +463,11 @@ impl Table {
 
     pub fn log(&self) -> &Log {
         &self.log
+    }
+
+    /// Whether so much room is free that hearing everything again is worth it, after something was not taken in.
+    pub fn has_room(&self) -> bool {
+        self.blocks_max - self.blocks.len() > self.blocks_max / 16
     }
 
     /// Blocks known.
@@ -436,10 +486,7 @@ impl Table {
 
     /// Copies on this host, and blocks that too few hosts hold.
     pub fn counts(&self) -> (usize, usize) {
-        let own = self.blocks.values().filter(|block| block.holders.has(0)).count();
-        let short =
-            |block: &&Block| block.holders.len() + block.let_go.len() < usize::from(block.holding.target);
-        (own, self.blocks.values().filter(short).count())
+        (self.own, self.short)
     }
 
     fn rank(&self, key: BlockKey, block: &Block, place: usize) -> (bool, u64, NodeId) {
@@ -450,6 +497,11 @@ impl Table {
 }
 
 impl Block {
+    /// Copies that are wanted and not there, less those that were let go.
+    fn missing(&self) -> usize {
+        usize::from(self.holding.target).saturating_sub(self.holders.len() + self.let_go.len())
+    }
+
     /// Notes which version the host at `place` holds; `versions` are the holders of others than its own. Whether it is
     /// another than was known of that host.
     fn note_version(&mut self, versions: &mut Vec<(usize, Version)>, place: usize, version: Version) -> bool {

@@ -175,7 +175,7 @@ fn until(what: &str, condition: impl Fn() -> bool) {
 
 /// Every table knows exactly `holders` holders of each block, and no host has anything to do.
 fn settled(hosts: &[&Host], numbers: std::ops::Range<u32>, holders: usize) -> bool {
-    let idle = |host: &&Host| host.cluster.shared.table().duties(1).is_empty();
+    let idle = |host: &&Host| host.cluster.shared.table().next_duties(1).is_empty();
     agreed(hosts, numbers, holders) && hosts.iter().all(idle)
 }
 
@@ -270,6 +270,21 @@ fn removed_is_removed_everywhere() {
     assert!((0..4).all(|n| !hosts[0].is_resident(n) && !hosts[1].is_resident(n)));
     until("forgotten", || settled(&[&hosts[0], &hosts[1]], 0..4, 0));
     assert!((4..8).all(|n| hosts[0].reads(n) && hosts[1].reads(n)));
+}
+
+#[test]
+fn what_found_no_room_in_the_table_is_heard_again_when_there_is_some() {
+    let ports = ports(2);
+    let zero = Host::start(0, &ports, |_| {});
+    let one = Host::start(1, &ports, |config| config.blocks_max = 4);
+    until("both are up", || zero.up() == 1 && one.up() == 1);
+    zero.put_copies(0..4, 2);
+    until("copies", || agreed(&[&zero, &one], 0..4, 2));
+    zero.put_copies(4..6, 2);
+    until("it has no room", || one.cluster.stats().table_full >= 2);
+    let keys: Vec<_> = (0..4).map(key).collect();
+    zero.tiering.remove(&keys, zero.clock.now_ms()).unwrap();
+    until("both know of both", || agreed(&[&zero, &one], 4..6, 2));
 }
 
 #[test]

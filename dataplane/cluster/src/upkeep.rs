@@ -119,7 +119,7 @@ impl Shared {
                 self.tend_incoming();
             }
             if all {
-                keys.extend(self.table().duties(TODO_MAX));
+                keys.extend(self.table().next_duties(TODO_MAX));
             }
             keys.into_iter().for_each(|key| self.see_to(&tiering, key));
         }

@@ -148,12 +148,25 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// What is kept beside the blocks is what a walk over them finds.
+fn check_books(table: &Table) {
+    for place in 0..HOSTS {
+        let spoke =
+            |(&key, block): (&BlockKey, &Block)| block.holders.and(block.let_go).has(place).then_some(key);
+        let found: BTreeSet<BlockKey> = table.blocks.iter().filter_map(spoke).collect();
+        assert_eq!(table.spoken_of[place], found, "of place {place}");
+    }
+    let own = table.blocks.values().filter(|block| block.holders.has(0)).count();
+    let short = table.blocks.values().filter(|block| block.missing() > 0).count();
+    assert_eq!(table.counts(), (own, short));
+}
+
 /// What each host really holds.
 type Truth = BTreeMap<(usize, u8), Holding>;
 
 fn work(world: &mut World, truth: &mut Truth) {
     for host in 0..HOSTS {
-        for key in world.0[host].table.duties(100) {
+        for key in world.0[host].table.next_duties(100) {
             let block = (0..6).find(|&n| super::tests::key(n) == key).unwrap();
             match world.0[host].table.duty(key) {
                 Duty::Copy { missing, not_on, .. } => {
@@ -221,6 +234,7 @@ proptest! {
         for step in steps {
             apply(&mut world, &mut truth, step);
             for host in 0..HOSTS {
+                check_books(&world.0[host].table);
                 for block in 0..6 {
                     prop_assert_eq!(world.0[host].table.holders(key(block)).has(0), truth.contains_key(&(host, block)));
                 }
@@ -260,6 +274,22 @@ fn a_full_table_refuses() {
     assert_eq!((table.remove(key(1), at), table.remove(key(1), at)), (Some(Removal::Drop), None));
     let told = vec![Fact::Removed(key(1), at), Fact::Gone(key(1), Gone::Lost)];
     assert_eq!(table.log().since(1, 9), Some(told));
+}
+
+#[test]
+fn a_duty_that_cannot_be_done_keeps_no_other_from_its_turn() {
+    let mut table = Table::new(names(), 100, 100);
+    for n in 0..5 {
+        table.holds(0, key(n), holding(n, 2, 0));
+    }
+    let mut seen = BTreeSet::new();
+    for _ in 0..3 {
+        let due = table.next_duties(2);
+        assert_eq!(due.len(), 2);
+        seen.extend(due);
+    }
+    assert_eq!(seen.len(), 5, "all had their turn after three times two");
+    assert_eq!(table.next_duties(9).len(), 5, "each once");
 }
 
 #[test]
