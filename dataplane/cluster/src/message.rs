@@ -89,6 +89,8 @@ pub(super) enum Request {
     Watch { since: Since },
     /// Wants to read blocks; `release` are loans that it is done with.
     Lend { keys: Vec<BlockKey>, release: Vec<u64> },
+    /// Asks which blocks a tier of the host has at this moment.
+    Has { keys: Vec<BlockKey> },
     /// Asks the host to fetch copies from the caller, and to say when it has them.
     Copy { items: Vec<(Loan, Holding)>, lease_ms: u64 },
     /// Blocks are removed everywhere, in what was put before that.
@@ -129,6 +131,10 @@ pub(super) enum Reply {
     /// One per item.
     Copied {
         outcomes: Vec<Copied>,
+    },
+    /// One per key.
+    Has {
+        held: Vec<bool>,
     },
     /// One per key: whether there was one.
     Removed {
@@ -195,7 +201,7 @@ impl Request {
             Self::Copy { items, .. } => {
                 items.len() <= BATCH_MAX && items.iter().all(|(loan, _)| loan.size > 0)
             }
-            Self::Remove { keys, .. } => keys.len() <= BATCH_MAX,
+            Self::Remove { keys, .. } | Self::Has { keys } => keys.len() <= BATCH_MAX,
             Self::Settle { checksums, .. } => checksums.len() <= BATCH_MAX,
             Self::Prepare { blocks, .. } | Self::Open { blocks, .. } => {
                 blocks.len() <= BATCH_MAX && blocks.iter().all(|loan| loan.size > 0)
@@ -294,6 +300,7 @@ mod tests {
                 .prop_map(|(keys, release)| Request::Lend { keys, release }),
             (prop::collection::vec((loan(), holding()), 0..9), any::<u64>())
                 .prop_map(|(items, lease_ms)| Request::Copy { items, lease_ms }),
+            keys().prop_map(|keys| Request::Has { keys }),
             (keys(), any::<u64>().prop_map(Generation)).prop_map(|(keys, at)| Request::Remove { keys, at }),
             (any::<u64>(), prop::collection::vec(loan(), 0..9))
                 .prop_map(|(request, blocks)| Request::Prepare { request, blocks }),
@@ -327,6 +334,7 @@ mod tests {
             prop::collection::vec(copied, 0..9).prop_map(|outcomes| Reply::Copied { outcomes }),
             (".{0,20}", prop::collection::vec(any::<bool>(), 0..9))
                 .prop_map(|(segment, wanted)| Reply::Opened { segment, wanted }),
+            prop::collection::vec(any::<bool>(), 0..9).prop_map(|held| Reply::Has { held }),
             Just(Reply::GivenUp),
             (prop::collection::vec((".{0,9}", ".{0,9}"), 0..4), ".{0,9}", any::<u32>()).prop_map(
                 |(rails, machine, revision)| {

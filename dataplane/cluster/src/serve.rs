@@ -185,6 +185,7 @@ impl Answering<'_> {
                 let outcomes = shared.take_in(self.link, &items, lease_ms);
                 Reply::Copied { outcomes }
             }
+            Request::Has { keys } => Reply::Has { held: shared.has_here(&keys) },
             Request::Remove { keys, at } => Reply::Removed { removed: shared.remove_here(&keys, at) },
             Request::Prepare { request, blocks } => shared.prepare(self.link, request, &blocks),
             Request::Finish { request } => Reply::Copied { outcomes: shared.finish(self.link, request) },

@@ -417,13 +417,20 @@ impl Table {
         order
     }
 
+    /// Holders that are responsible for a block before this host is.
+    pub fn before(&self, key: BlockKey) -> Nodes {
+        let Some(block) = self.blocks.get(&key) else { return Nodes::default() };
+        let own = self.rank(key, block, 0);
+        let before = block.holders.iter().filter(|&place| self.rank(key, block, place) < own);
+        before.fold(Nodes::default(), |all, place| all.and(Nodes::one(place)))
+    }
+
     pub fn duty(&self, key: BlockKey) -> Duty {
         let Some(block) = self.blocks.get(&key).filter(|block| block.holders.has(0)) else {
             return Duty::Nothing;
         };
         let target = usize::from(block.holding.target);
-        let own = self.rank(key, block, 0);
-        let before = block.holders.iter().filter(|&place| self.rank(key, block, place) < own).count();
+        let before = self.before(key).len();
         if before >= target {
             return Duty::Trim;
         }

@@ -1,5 +1,6 @@
 //! Whole hosts in this process: pools, tiers, data plane between them over loopback.
 
+mod gate;
 mod handover;
 mod removal;
 
@@ -116,6 +117,15 @@ impl Host {
         }
         let keys: Vec<_> = numbers.map(key).collect();
         assert!(self.cluster.replicate(&keys, copies).iter().all(|outcome| *outcome == Outcome::Done));
+    }
+
+    /// Says that it holds a block, and that no more copies are wanted.
+    fn claim(&self, n: u32) {
+        let (size, checksum) = (BLOCK, kvasir_protocol::block::checksum(&content(n)));
+        let shared = &self.cluster.shared;
+        let (primary, generation) = (NodeId::of(&shared.config.name), shared.generations.next());
+        shared.table().holds(0, key(n), Holding { size, checksum, target: 1, primary, generation });
+        shared.news.notify_all();
     }
 
     /// Whether the block comes back, bit-exact.
@@ -270,6 +280,32 @@ fn removed_is_removed_everywhere() {
     assert!((0..4).all(|n| !hosts[0].is_resident(n) && !hosts[1].is_resident(n)));
     until("forgotten", || settled(&[&hosts[0], &hosts[1]], 0..4, 0));
     assert!((4..8).all(|n| hosts[0].reads(n) && hosts[1].reads(n)));
+}
+
+/// The other one is asked at the same time, not with what is left.
+#[test]
+fn a_holder_that_hangs_costs_only_its_own_blocks() {
+    let ports = ports(3);
+    let gate = gate::Gate::to(ports[1]);
+    let reader = Host::start(0, &ports, |config| {
+        gate::through(config, 1, &gate);
+        // As much as one holder may take.
+        config.read_timeout = Duration::from_millis(600);
+    });
+    let holders = [1, 2].map(|n| Host::start(n, &ports, |_| {}));
+    until("all are up", || reader.up() == 2 && holders.iter().all(|host| host.up() == 2));
+    gate.stall();
+    for (n, holder) in (0..).zip(&holders) {
+        holder.put(n);
+        holder.claim(n);
+    }
+    until("both are known", || agreed(&[&reader], 0..2, 1));
+    let owner = reader.store.new_owner();
+    until("the one that can be read is", || {
+        let found = reader.tiering.get(owner, &[key(0), key(1)], 0, reader.clock.now_ms()).unwrap();
+        assert_eq!(found[0], Lookup::Miss);
+        found[1] != Lookup::Miss
+    });
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! It stores nothing by itself. Which blocks it holds is what the table knows; a read asks the nearest holder (same rack,
 //! then the least loaded) and goes on to the next within the call. Calls are complete when they return.
 
+use std::collections::BTreeMap;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -55,15 +57,15 @@ impl PeerTier {
     }
 
     /// Asks one peer for the blocks of which it is the nearest holder.
-    fn ask(&self, place: usize, wanted: &mut [Wanted], asked: &[usize], until: Instant) {
+    fn ask(&self, place: usize, wanted: &mut [&mut Wanted], until: Instant) {
         let shared = &self.0;
         let Some(link) = shared.link(place).filter(|link| link.is_up()) else { return };
-        let keys: Vec<BlockKey> = asked.iter().map(|&i| wanted[i].get.key).collect();
+        let keys: Vec<BlockKey> = wanted.iter().map(|wanted| wanted.get.key).collect();
         let patience = until.saturating_duration_since(Instant::now());
         let Some(borrowed) = shared.borrow(link, &keys, patience) else { return };
         let until = until.min(Instant::now() + Duration::from_millis(borrowed.lease_ms));
         let mut lent: Vec<(usize, Loan)> = Vec::new();
-        for (&i, loan) in asked.iter().zip(borrowed.loans) {
+        for (i, loan) in borrowed.loans.into_iter().enumerate() {
             match loan.filter(|loan| self.is_good(loan, &wanted[i].get, place)) {
                 Some(loan) => lent.push((i, loan)),
                 None => wanted[i].without.insert(place),
@@ -73,7 +75,8 @@ impl PeerTier {
         shared.give_back(link, borrowed.run, lent.iter().map(|(_, loan)| loan));
     }
 
-    /// Asks the holders of each block that is still wanted, one after the other. Returns whether there was any to ask.
+    /// Asks the holders of each block that is still wanted, one after the other, and holders of different blocks at the same
+    /// time. Returns whether there was any to ask.
     fn round(&self, wanted: &mut [Wanted], patience: Duration, until: Instant) -> bool {
         for wanted in wanted.iter_mut().filter(|wanted| wanted.loaded.is_none()) {
             let without = wanted.without;
@@ -82,11 +85,13 @@ impl PeerTier {
         }
         let mut first = true;
         loop {
-            let mut next: Vec<Vec<usize>> = vec![Vec::new(); self.0.links.len() + 1];
-            for (i, wanted) in wanted.iter_mut().enumerate().filter(|(_, wanted)| wanted.loaded.is_none()) {
-                wanted.holders.pop().into_iter().for_each(|place| next[place].push(i));
+            let mut next: BTreeMap<usize, Vec<&mut Wanted>> = BTreeMap::new();
+            for wanted in wanted.iter_mut().filter(|wanted| wanted.loaded.is_none()) {
+                if let Some(place) = wanted.holders.pop() {
+                    next.entry(place).or_default().push(wanted);
+                }
             }
-            let asked: usize = next.iter().map(Vec::len).sum();
+            let asked: usize = next.values().map(Vec::len).sum();
             if asked == 0 || Instant::now() >= until {
                 return !first;
             }
@@ -94,10 +99,19 @@ impl PeerTier {
                 add(&self.0.counts.failovers, asked as u64);
             }
             first = false;
-            for (place, asked) in next.iter().enumerate().filter(|(_, asked)| !asked.is_empty()) {
-                self.ask(place, wanted, asked, until.min(Instant::now() + patience));
-            }
+            self.ask_all(next, until.min(Instant::now() + patience));
         }
+    }
+
+    fn ask_all(&self, mut asked: BTreeMap<usize, Vec<&mut Wanted>>, until: Instant) {
+        // Most reads have one holder to ask, and need no thread for it.
+        let Some((place, mut first)) = asked.pop_first() else { return };
+        thread::scope(|scope| {
+            for (place, mut wanted) in asked {
+                scope.spawn(move || self.ask(place, &mut wanted, until));
+            }
+            self.ask(place, &mut first, until);
+        });
     }
 
     /// Whether a loan is of the block that its holder speaks of, and fits.
@@ -108,7 +122,7 @@ impl PeerTier {
         same && loan.size > 0 && loan.size as usize <= get.buffer.len()
     }
 
-    fn load(&self, link: &Link, wanted: &mut [Wanted], lent: &[(usize, Loan)], until: Instant) {
+    fn load(&self, link: &Link, wanted: &mut [&mut Wanted], lent: &[(usize, Loan)], until: Instant) {
         let shared = &self.0;
         let total: usize = lent.iter().map(|(_, loan)| loan.size as usize).sum();
         let memory = Region::of_buffer(Buffer::zeroed(total));

@@ -25,6 +25,8 @@ const COPY_BYTES: u64 = 32 << 20;
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
 /// How long the news of a copy may take after the answer that it was made. Then it is not believed.
 const TOLD: Duration = Duration::from_secs(1);
+/// How long a holder may take to say what it has.
+const HAS: Duration = Duration::from_secs(1);
 /// How long a damaged block is looked for at one holder.
 const REPAIR: Duration = Duration::from_secs(2);
 
@@ -121,22 +123,56 @@ impl Shared {
             if all {
                 keys.extend(self.table().next_duties(TODO_MAX));
             }
-            keys.into_iter().for_each(|key| self.see_to(&tiering, key));
+            let mut surplus = Vec::new();
+            for key in keys {
+                let duty = self.table().duty(key);
+                match duty {
+                    Duty::Nothing => {}
+                    Duty::Copy { missing, size, not_on } => self.order_copies(key, missing, size, not_on),
+                    Duty::Trim => surplus.push(key),
+                }
+            }
+            surplus.chunks(BATCH_MAX).for_each(|keys| self.trim(&tiering, keys));
         }
     }
 
-    fn see_to(&self, tiering: &Tiering, key: BlockKey) {
-        let duty = self.table().duty(key);
-        match duty {
-            Duty::Nothing => {}
-            Duty::Copy { missing, size, not_on } => self.order_copies(key, missing, size, not_on),
-            Duty::Trim => {
-                self.table().gone(0, key, Gone::Lost);
-                self.news.notify_all();
-                let _ = tiering.trim(&[key], self.clock.now_ms());
-                add(&self.counts.trimmed, 1);
+    /// Drops copies of this host of which there are enough elsewhere: at so many of the holders before it as are wanted, by
+    /// their own word of this moment. What the table knows of them may be as old as their last audit.
+    fn trim(&self, tiering: &Tiering, keys: &[BlockKey]) {
+        let before: Vec<Nodes> = {
+            let table = self.table();
+            keys.iter().map(|&key| table.before(key)).collect()
+        };
+        let mut confirmed = vec![0; keys.len()];
+        for link in self.links.iter().filter(|link| link.is_up()) {
+            let asked: Vec<usize> = (0..keys.len()).filter(|&i| before[i].has(link.place)).collect();
+            let request = Request::Has { keys: asked.iter().map(|&i| keys[i]).collect() };
+            if !asked.is_empty()
+                && let Ok(Reply::Has { held }) = link.call(self, &request, HAS)
+            {
+                asked.into_iter().zip(held).for_each(|(i, held)| confirmed[i] += usize::from(held));
             }
         }
+        let mut trimmed = Vec::new();
+        {
+            let mut table = self.table();
+            for (&key, confirmed) in keys.iter().zip(confirmed) {
+                let wanted = table.holding(key).map_or(usize::MAX, |holding| holding.target.into());
+                if confirmed >= wanted && table.duty(key) == Duty::Trim {
+                    table.gone(0, key, Gone::Lost);
+                    trimmed.push(key);
+                }
+            }
+        }
+        self.news.notify_all();
+        let _ = tiering.trim(&trimmed, self.clock.now_ms());
+        add(&self.counts.trimmed, trimmed.len() as u64);
+    }
+
+    /// Which blocks a tier of this host has.
+    pub(super) fn has_here(&self, keys: &[BlockKey]) -> Vec<bool> {
+        let found = self.tiering().and_then(|tiering| tiering.residency_own(keys).ok());
+        found.map_or(vec![false; keys.len()], |found| found.iter().map(|found| found.bits() != 0).collect())
     }
 
     /// Queues copies of a block at the hosts that suit best.
@@ -350,6 +386,30 @@ mod tests {
     use super::*;
     use crate::table::Generation;
     use crate::tests::pair_of_hosts;
+
+    /// Their audits have not found it out yet.
+    #[test]
+    fn a_copy_is_not_dropped_for_others_that_are_gone() {
+        let (host, peer) = pair_of_hosts();
+        let (shared, tiering) = (&host.cluster.shared, host.cluster.shared.tiering().unwrap());
+        let (key, before) = (BlockKey(1), NodeId::of("host-1"));
+        let meta = kvasir_protocol::block::BlockMeta::single(key, 8);
+        let put = |host: &crate::tests::Host| {
+            host.store.put(host.store.new_owner(), &meta, b"a block.", 0).unwrap()
+        };
+        put(&host);
+        let checksum = kvasir_protocol::block::checksum(b"a block.");
+        let holding = Holding { size: 8, checksum, target: 1, primary: before, generation: Generation(1) };
+        for place in [0, 1] {
+            shared.table().holds(place, key, holding);
+        }
+        assert_eq!(shared.table().duty(key), Duty::Trim);
+        shared.trim(&tiering, &[key]);
+        assert!(host.store.exists(&[key]).unwrap()[0], "the other one does not have it");
+        put(&peer);
+        shared.trim(&tiering, &[key]);
+        assert!(!host.store.exists(&[key]).unwrap()[0], "now it does");
+    }
 
     #[test]
     fn a_copy_counts_when_its_holder_says_so_and_not_by_an_answer() {

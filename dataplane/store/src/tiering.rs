@@ -429,6 +429,14 @@ impl Tiering {
         self.residency_in(keys, Reach::Here)
     }
 
+    /// As [`residency`](Self::residency), of what belongs to this host alone.
+    ///
+    /// # Errors
+    /// The batch is too large.
+    pub fn residency_own(&self, keys: &[BlockKey]) -> Result<Vec<Residency>, StoreError> {
+        self.residency_in(keys, Reach::Own)
+    }
+
     fn residency_in(&self, keys: &[BlockKey], reach: Reach) -> Result<Vec<Residency>, StoreError> {
         let mut found = vec![Residency::default(); keys.len()];
         for (stat, found) in self.dram.stat(keys)?.iter().zip(&mut found) {

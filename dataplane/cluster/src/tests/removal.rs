@@ -1,69 +1,7 @@
 //! Removals, and hosts that were away while others removed or put.
 
-use std::net::Shutdown;
-use std::sync::atomic::AtomicBool;
-
+use super::gate::{Gate, through};
 use super::*;
-
-/// A way from one host to another that can be closed.
-struct Gate {
-    addr: SocketAddr,
-    open: Arc<AtomicBool>,
-    /// Both ends of what goes through it.
-    through: Arc<Mutex<Vec<TcpStream>>>,
-}
-
-impl Gate {
-    fn to(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let gate = Self {
-            addr: listener.local_addr().unwrap(),
-            open: Arc::new(AtomicBool::new(true)),
-            through: Arc::default(),
-        };
-        let (open, through) = (Arc::clone(&gate.open), Arc::clone(&gate.through));
-        // Ends with the process.
-        thread::spawn(move || {
-            for from in listener.incoming().flatten() {
-                let mut through = through.lock().unwrap();
-                // Closed: the caller sees a connection that ends at once.
-                if open.load(Ordering::SeqCst)
-                    && let Ok(to) = TcpStream::connect(target)
-                {
-                    pump(&from, &to);
-                    pump(&to, &from);
-                    through.extend([from, to]);
-                }
-            }
-        });
-        gate
-    }
-
-    fn close(&self) {
-        let mut through = self.through.lock().unwrap();
-        self.open.store(false, Ordering::SeqCst);
-        through.drain(..).for_each(|end| drop(end.shutdown(Shutdown::Both)));
-    }
-
-    fn open(&self) {
-        self.open.store(true, Ordering::SeqCst);
-    }
-}
-
-fn pump(from: &TcpStream, to: &TcpStream) {
-    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-    thread::spawn(move || {
-        let _ = std::io::copy(&mut from, &mut to);
-        let _ = to.shutdown(Shutdown::Both);
-        let _ = from.shutdown(Shutdown::Both);
-    });
-}
-
-/// Has the host reach peer `n` through a gate.
-fn through(config: &mut ClusterConfig, n: usize, gate: &Gate) {
-    let name = format!("host-{n}");
-    config.peers.iter_mut().filter(|peer| peer.name == name).for_each(|p| p.address = gate.addr.to_string());
-}
 
 fn sees(host: &Host, n: usize) -> bool {
     let name = format!("host-{n}");
