@@ -360,7 +360,7 @@ impl Client {
         let mut bad = Vec::new();
         if self.options.verify {
             for (block, sum) in blocks.iter_mut().zip(sums) {
-                if block.as_ref().is_some_and(|block| checksum(block.raw()) != sum) {
+                if block.as_ref().is_some_and(|block| block.raw().checksum() != sum) {
                     bad.extend(block.take().map(|block| block.key));
                 }
             }

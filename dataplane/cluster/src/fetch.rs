@@ -12,7 +12,7 @@ use super::{Shared, lock};
 use kvasir_memory::region::LocalRange;
 use kvasir_net::transfer::{Batch, Class, Entry, EntryStatus, Segment, Transfer, TransferError};
 use kvasir_net::transport::{Denied, Direction, OpError, RemoteRange};
-use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
+use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_store::dram::{Reservation, Reserve};
 
 /// Pause between two attempts of a transfer that broke off while the peer itself is up.
@@ -187,7 +187,10 @@ impl Shared {
     fn settle(&self, copy: &Placed<'_>, arrived: bool) -> Copied {
         let Placed { loan, place, .. } = copy;
         let mapping = self.store.pool().mapping();
-        let intact = || mapping.bytes(place.offset, place.size.into()).map(checksum) == Some(loan.checksum);
+        let intact = || {
+            mapping.bytes(place.offset, place.size.into()).map(|bytes| bytes.checksum())
+                == Some(loan.checksum)
+        };
         if !arrived || !intact() {
             add(&self.counts.corrupt, arrived.into());
             let _ = self.store.abort(self.owner, &[place.id]);

@@ -19,7 +19,7 @@ use kvasir_net::transfer::Entry;
 use kvasir_net::transfer::handover::{HandOver, LAYERS_MAX};
 use kvasir_net::transport::node::random_u64;
 use kvasir_net::transport::{Access, Direction};
-use kvasir_protocol::block::{BlockKey, checksum};
+use kvasir_protocol::block::BlockKey;
 use kvasir_store::dram::{Reservation, Reserve};
 
 /// The most blocks of one hand-over.
@@ -242,7 +242,7 @@ impl Shared {
 
     fn keep(&self, loan: &Loan, place: &Reservation) -> Copied {
         let bytes = self.store.pool().mapping().bytes(place.offset, place.size.into());
-        if bytes.map(checksum) != Some(loan.checksum) {
+        if bytes.map(|bytes| bytes.checksum()) != Some(loan.checksum) {
             let _ = self.store.abort(self.owner, &[place.id]);
             return Copied::Failed;
         }

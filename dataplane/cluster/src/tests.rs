@@ -155,7 +155,7 @@ impl Host {
         let mapping = self.store.pool().mapping();
         let at = held.bytes().as_ptr() as u64 - mapping.bytes(0, 1).unwrap().as_ptr() as u64;
         drop(held);
-        assert!(mapping.write(at + 50, &[!mapping.bytes(at + 50, 1).unwrap()[0]]));
+        assert!(mapping.write(at + 50, &[!mapping.bytes(at + 50, 1).unwrap().to_vec()[0]]));
     }
 }
 

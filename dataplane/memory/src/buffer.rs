@@ -37,8 +37,13 @@ unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// Page-aligned memory of `len` zero bytes.
+    ///
+    /// # Panics
+    /// If `len` is beyond what this machine can address.
     pub fn zeroed(len: usize) -> Self {
-        let layout = Layout::from_size_align(len.max(1), BUFFER_ALIGN).unwrap_or(Layout::new::<u8>());
+        let Ok(layout) = Layout::from_size_align(len.max(1), BUFFER_ALIGN) else {
+            panic!("a buffer of {len} B is beyond what this machine addresses")
+        };
         // SAFETY: the layout's size is not zero.
         let base = unsafe { alloc_zeroed(layout) };
         let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
@@ -63,7 +68,7 @@ impl Buffer {
         hold: impl Send + Sync + 'static,
     ) -> Option<Self> {
         let bytes = pool.mapping().bytes(offset, len)?;
-        let (base, len) = (NonNull::from(bytes).cast(), bytes.len());
+        let (base, len) = (NonNull::new(bytes.as_ptr().cast_mut())?, bytes.len());
         Some(Self { base, len, owner: Owner::Pool { _pool: Arc::clone(pool), _hold: Box::new(hold) } })
     }
 
@@ -123,5 +128,11 @@ mod tests {
             buffer.bytes_mut().unwrap().fill(7);
             assert_eq!(Buffer::copy_of(buffer.bytes()).bytes(), vec![7; len]);
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond what this machine addresses")]
+    fn no_buffer_claims_more_than_it_has() {
+        assert_eq!(Buffer::zeroed(usize::MAX).len(), 1);
     }
 }

@@ -1,21 +1,22 @@
 //! Host memory shared between the daemon and local engines: one `memfd`, mapped by everyone who holds its
 //! descriptor.
 //!
-//! All `unsafe` of the DRAM tier lives here. Its one delicate point: other processes map the same memory. Bytes
-//! of a committed block do not change while a reader holds a lease, because the store hands a range to a writer
-//! only after the last lease on it ended. A peer that breaks this rule can make a reader see other *bytes*
-//! (plain `u8`, every value valid), which the block's checksum then exposes; it cannot break an invariant of a
-//! type. The descriptor is sealed against shrinking, so a mapped page cannot disappear.
+//! Other processes map the same memory. Bytes of a committed block do not change while a reader holds a lease, because
+//! the store hands a range to a writer only after the last lease on it ended. A party that breaks this rule can make a
+//! reader see other *bytes*, which the block's checksum then exposes; no reference to these bytes is given out
+//! ([`shared`](super::shared)), so it cannot break what the compiler assumes. The descriptor is sealed against shrinking,
+//! so a mapped page cannot disappear.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::extents::PAGE;
 use super::placing::{HUGE_PAGE, HugePages, Pages, Placed, Placing, Untouched, choose_pages};
+use super::shared::{Place, Shared};
 use super::stream::{copy_past_cache, settle};
 use crate::checksum::{Checksum, checksum};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -207,22 +208,28 @@ impl Mapping {
         Some(unsafe { AtomicU32::from_ptr(at.cast()) })
     }
 
-    /// The bytes of a range, or `None` if it does not lie in the mapping. The caller holds a lease or a
-    /// reservation on it.
-    pub fn bytes(&self, offset: u64, len: u64) -> Option<&[u8]> {
-        let at = self.at(offset, len)?;
+    /// The bytes of a range, or `None` if it does not lie in the mapping. They are a committed block's if the caller holds
+    /// a lease on it.
+    pub fn bytes(&self, offset: u64, len: u64) -> Option<Shared<'_>> {
+        let at = NonNull::new(self.at(offset, len)?)?;
         // SAFETY: the range lies in the mapping, which lives as long as `self`; `u8` has no invalid values.
-        Some(unsafe { std::slice::from_raw_parts(at, len as usize) })
+        Some(unsafe { Shared::new(at, len as usize) })
+    }
+
+    /// A range to be filled, or `None` if it does not lie in the mapping or the mapping is read-only. The caller holds the
+    /// reservation of that range.
+    pub fn place(&self, offset: u64, len: u64) -> Option<Place<'_>> {
+        let at = NonNull::new(self.at(offset, len).filter(|_| self.writable)?)?;
+        // SAFETY: the range lies in the mapping, which is writable and lives as long as `self`; no references to its bytes
+        // are made in this crate.
+        Some(unsafe { Place::new(at, len as usize) })
     }
 
     /// Copies `from` to `offset`. The caller holds the reservation of that range. Returns false and writes nothing
     /// if the range does not lie in the mapping or the mapping is read-only.
     pub fn write(&self, offset: u64, from: &[u8]) -> bool {
-        let Some(to) = self.at(offset, from.len() as u64).filter(|_| self.writable) else { return false };
-        // SAFETY: the target lies in a writable mapping. `from` cannot overlap it: safe code gets slices of the
-        // mapping only for leased ranges, and a range is never leased and reserved at once.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
-        true
+        let place = self.place(offset, from.len() as u64);
+        place.map(|mut place| place.copy_in(from.into())).is_some()
     }
 
     /// Like [`write`](Self::write), and returns the checksum of what was written, taken while the bytes are in cache.
@@ -232,6 +239,11 @@ impl Mapping {
         const CHUNK: usize = 8 << 10;
         const SOON: usize = 256 << 10;
         let to = self.at(offset, from.len() as u64).filter(|_| self.writable)?;
+        // A caller that made a slice of this memory by itself may name the very place that it fills.
+        let distance = (to as usize).abs_diff(from.as_ptr() as usize);
+        if distance < from.len() {
+            return None;
+        }
         if from.len() <= CHUNK {
             soon();
             self.write(offset, from);
@@ -245,25 +257,12 @@ impl Mapping {
             }
             // The checksum first, which brings the chunk into the cache, then the copy out of it.
             sum.update(chunk);
-            // SAFETY: the chunks of `from` follow each other, and the whole of it fits at `to`; see `write` for why
-            // they do not overlap.
+            // SAFETY: the chunks of `from` follow each other, the whole of it fits at `to`, and the two were found not to
+            // overlap.
             unsafe { copy_past_cache(chunk, to.add(n * CHUNK)) };
         }
         settle();
         Some(sum.finish())
-    }
-
-    /// Fills a range straight from `source`. The caller holds the reservation of that range.
-    pub fn receive(&self, offset: u64, len: u64, source: &mut impl Read) -> io::Result<()> {
-        let Some(at) = self.at(offset, len).filter(|_| self.writable) else {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "range is not writable memory of the pool",
-            ));
-        };
-        // SAFETY: the range lies in a writable mapping and is reserved by the caller, so no other reference to
-        // it exists in this process until the reservation ends.
-        source.read_exact(unsafe { std::slice::from_raw_parts_mut(at, len as usize) })
     }
 
     fn at(&self, offset: u64, len: u64) -> Option<*mut u8> {
@@ -316,9 +315,9 @@ mod tests {
         assert_eq!(pool.mapping().write_checksummed(4096, b"bytes", || {}), Some(checksum(b"bytes")));
         let fd = pool.readonly_fd().unwrap();
         let reader = Mapping::new(fd.as_fd(), 8192, false).unwrap();
-        assert_eq!(reader.bytes(4096, 5), Some(&b"bytes"[..]));
+        assert_eq!(reader.bytes(4096, 5).unwrap(), &b"bytes"[..]);
         assert!(!reader.write(0, b"x"));
-        assert!(reader.receive(0, 1, &mut &b"x"[..]).is_err());
+        assert!(reader.place(0, 1).is_none());
         assert!(Mapping::new(fd.as_fd(), 8192, true).is_err(), "a read-only descriptor maps read-only");
         assert!(Mapping::new(fd.as_fd(), 12288, false).is_err(), "longer than the pool");
     }
@@ -328,7 +327,7 @@ mod tests {
         let pool = HostPool::new(4096, false).unwrap();
         let mapping = pool.mapping();
         for (offset, len) in [(0, 4097), (4096, 1), (u64::MAX, 1), (1, u64::MAX)] {
-            assert_eq!(mapping.bytes(offset, len), None);
+            assert!(mapping.bytes(offset, len).is_none());
         }
         assert!(!mapping.write(4095, b"xy"));
         assert_eq!(mapping.write_checksummed(4095, b"xy", || {}), None);
@@ -343,7 +342,25 @@ mod tests {
             calls.set(0);
             let sum = pool.mapping().write_checksummed(64, &data[..len], || calls.set(calls.get() + 1));
             assert_eq!((sum, calls.get()), (Some(checksum(&data[..len])), 1), "{len} B");
-            assert_eq!(pool.mapping().bytes(64, len as u64), Some(&data[..len]));
+            assert_eq!(pool.mapping().bytes(64, len as u64).unwrap(), &data[..len]);
+        }
+    }
+
+    #[test]
+    fn a_place_is_not_filled_from_itself() {
+        let pool = HostPool::new(64 << 10, false).unwrap();
+        let whole = pool.mapping().at(0, 64 << 10).unwrap();
+        for (from, to, len, expected) in [
+            (0, 4096, 4096, true),
+            (0, 4095, 4096, false),
+            (4096, 1, 4096, false),
+            (0, 8192, 16384, false),
+            (0, 0, 0, true),
+        ] {
+            // SAFETY: the pool is mapped for as long as this test runs, and this thread alone touches it.
+            let slice = unsafe { std::slice::from_raw_parts(whole.add(from), len) };
+            let done = pool.mapping().write_checksummed(to, slice, || {});
+            assert_eq!(done.is_some(), expected, "{len} B from {from} to {to}");
         }
     }
 }

@@ -213,7 +213,7 @@ mod tests {
             Ok(pool) => {
                 assert_eq!(pool.placed().numa_node, Some(0));
                 assert!(pool.mapping().write(123, b"bytes"));
-                assert_eq!(pool.mapping().bytes(123, 5), Some(&b"bytes"[..]));
+                assert_eq!(pool.mapping().bytes(123, 5).unwrap(), &b"bytes"[..]);
             }
             Err(PoolError::NumaNode { there, .. }) => assert_eq!(there, ""),
             Err(error) => assert!(matches!(error, PoolError::Bind { .. }), "{error}"),
@@ -250,7 +250,7 @@ mod tests {
         assert!(pool.mapping().write(3 << 20, b"bytes"));
         let fd = pool.readonly_fd().unwrap();
         let reader = super::super::host::Mapping::new(fd.as_fd(), pool.bytes(), false).unwrap();
-        assert_eq!(reader.bytes(3 << 20, 5), Some(&b"bytes"[..]));
+        assert_eq!(reader.bytes(3 << 20, 5).unwrap(), &b"bytes"[..]);
         let more = HostPool::open(4 << 20, &placing).err().unwrap();
         assert!(more.to_string().contains("the machine has 0 free"), "{more}");
         let auto = HostPool::open(4 << 20, &Placing::default()).unwrap();

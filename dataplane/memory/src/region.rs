@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::buffer::Buffer;
 use super::device_handle::MemoryHandle;
 use super::host::{HostPool, Mapping};
+use super::shared::{Place, Shared};
 
 /// Where memory is, as the topology matrix names it: `cpu:0` is the memory of NUMA node 0, `cuda:0` that of GPU 0.
 /// GPUs count in order of PCI address, as CUDA does with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
@@ -364,6 +365,22 @@ impl LocalRange {
         unsafe { self.region.base().as_ptr().add(self.offset as usize) }
     }
 
+    /// Its bytes for the kernel to read. None if they are on a device.
+    pub fn shared(&self) -> Option<Shared<'_>> {
+        let base = NonNull::new(self.address()).filter(|_| self.region.location().is_host())?;
+        // SAFETY: the range lies in its region, which is memory of the host and lives as long as `self`.
+        Some(unsafe { Shared::new(base, self.len as usize) })
+    }
+
+    /// Its bytes for the kernel to fill. None if they are on a device or read-only.
+    pub fn place(&self) -> Option<Place<'_>> {
+        let usable = self.region.location().is_host() && self.region.writable();
+        let base = NonNull::new(self.address()).filter(|_| usable)?;
+        // SAFETY: the range lies in its region, which is writable memory of the host and lives as long as `self`; regions
+        // give out no references.
+        Some(unsafe { Place::new(base, self.len as usize) })
+    }
+
     /// The part of it that begins `skip` bytes in and has `len` bytes, or `None` if that does not lie inside.
     pub fn part(&self, skip: u64, len: u64) -> Option<Self> {
         let inside = len > 0 && skip.checked_add(len).is_some_and(|end| end <= self.len);
@@ -514,7 +531,7 @@ mod tests {
         let (a, b) = (Region::of_pool(pool.clone()), Region::of_buffer(Buffer::zeroed(64)));
         assert!(a.fd().is_some() && b.fd().is_none());
         assert_eq!(a.range(4096, 5).unwrap().copy_in(b"bytes and more"), 5);
-        assert_eq!(pool.mapping().bytes(4096, 6), Some(&b"bytes\0"[..]));
+        assert_eq!(pool.mapping().bytes(4096, 6).unwrap(), &b"bytes\0"[..]);
         assert_eq!(b.range(1, 5).unwrap().copy_from(&a.range(4096, 4096).unwrap()), 5);
         let mut out = [9; 6];
         assert_eq!(b.range(0, 6).unwrap().copy_out(&mut out), 6);

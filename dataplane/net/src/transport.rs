@@ -38,6 +38,7 @@ use std::sync::Arc;
 
 pub use grant::{Access, Denied, Exports, Grant, RemoteRange};
 use kvasir_memory::region::{Location, Region};
+use kvasir_memory::shared::Shared;
 pub use node::Node;
 pub use op::{Cancel, Completion, CompletionQueue, Direction, Op, OpError, Sink};
 
@@ -171,11 +172,9 @@ pub struct Mapped {
     pub(crate) len: u64,
 }
 
-impl std::ops::Deref for Mapped {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
+impl Mapped {
+    pub fn bytes(&self) -> Shared<'_> {
         // In range since it was made; a mapping does not shrink.
-        self.memory.bytes(self.offset, self.len).unwrap_or_default()
+        self.memory.bytes(self.offset, self.len).unwrap_or(Shared::from(&[][..]))
     }
 }

@@ -18,6 +18,7 @@ use rustix::net::{
 };
 
 use self::ring::Ring;
+use kvasir_memory::shared::{self, Place, Shared};
 
 pub enum Stream {
     Unix(UnixStream),
@@ -102,31 +103,47 @@ impl Stream {
 
     /// Writes all parts, in as few calls as the system allows, without joining them first.
     pub fn write_parts(&mut self, parts: &[&[u8]]) -> io::Result<()> {
-        self.write_parts_until(parts, None)
+        let parts: Vec<Shared<'_>> = parts.iter().map(|&part| part.into()).collect();
+        self.write_parts_until(&parts, None)
     }
 
-    /// As [`write_parts`](Self::write_parts); fails once the deadline has passed and something is left, however often the
+    /// As [`write_parts`](Self::write_parts), from memory that others may be changing; fails once the deadline has passed and something is left, however often the
     /// other side takes a little.
-    pub fn write_parts_until(&mut self, parts: &[&[u8]], deadline: Option<Instant>) -> io::Result<()> {
-        /// The most parts that Linux takes at once.
-        const AT_ONCE: usize = 1024;
-        for parts in parts.chunks(AT_ONCE) {
-            let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
-            let mut left = &mut slices[..];
-            IoSlice::advance_slices(&mut left, 0);
-            while !left.is_empty() {
-                if deadline.is_some_and(|deadline| Instant::now() > deadline) {
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-                match self.write_vectored(left) {
-                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                    Ok(written) => IoSlice::advance_slices(&mut left, written),
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error),
-                }
+    pub fn write_parts_until(&mut self, parts: &[Shared<'_>], deadline: Option<Instant>) -> io::Result<()> {
+        let mut parts = parts.to_vec();
+        let mut left = &mut parts[..];
+        Shared::advance(&mut left, 0);
+        while !left.is_empty() {
+            if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            match self.write_some(left) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => Shared::advance(&mut left, written),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(())
+    }
+
+    /// Writes what is taken at once of parts of which the first is not empty.
+    fn write_some(&mut self, parts: &[Shared<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => shared::send(stream.as_fd(), parts),
+            Self::Tcp(stream) => shared::send(stream.as_fd(), parts),
+            Self::Ring(ring) => ring.send(parts[0]),
+        }
+    }
+
+    /// Fills some of `place`, as [`read`](Read::read) does. `now`: as [`read_now`](Self::read_now).
+    fn fill(&mut self, place: &mut Place<'_>, now: bool) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => place.receive(stream.as_fd(), now),
+            Self::Tcp(stream) => place.receive(stream.as_fd(), now),
+            Self::Ring(ring) if now => ring.fill_now(place),
+            Self::Ring(ring) => ring.fill(place),
+        }
     }
 }
 
@@ -146,16 +163,6 @@ impl Write for Stream {
             Self::Unix(stream) => stream.write(bytes),
             Self::Tcp(stream) => stream.write(bytes),
             Self::Ring(ring) => ring.write(bytes),
-        }
-    }
-
-    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Self::Unix(stream) => stream.write_vectored(parts),
-            Self::Tcp(stream) => stream.write_vectored(parts),
-            Self::Ring(ring) => {
-                ring.write(parts.iter().find(|part| !part.is_empty()).map_or(&[], |part| part))
-            }
         }
     }
 
@@ -269,6 +276,15 @@ impl Eager {
         let short = if matches!(stream, Stream::Ring(_)) { Habits::RING } else { Habits::SOCKET };
         Self { stream, habits: Habits::new(short) }
     }
+
+    fn fill(&mut self, place: &mut Place<'_>) -> io::Result<usize> {
+        let Self { stream, habits } = self;
+        habits.wait(
+            &mut (stream, place),
+            |(stream, place)| unless_blocked(stream.fill(place, true)),
+            |(stream, place)| stream.fill(place, false),
+        )
+    }
 }
 
 impl Read for Eager {
@@ -289,11 +305,30 @@ pub struct Timed {
     pub deadline: Option<Instant>,
 }
 
+impl Timed {
+    /// Fills all of `place`, memory that others may be reading.
+    pub fn fill(&mut self, place: &mut Place<'_>) -> io::Result<()> {
+        while place.left() > 0 {
+            self.check()?;
+            match self.stream.fill(place) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> io::Result<()> {
+        let late = self.deadline.is_some_and(|deadline| Instant::now() > deadline);
+        if late { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
+    }
+}
+
 impl Read for Timed {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
+        self.check()?;
         self.stream.read(buffer)
     }
 }
@@ -381,7 +416,8 @@ mod tests {
         std::thread::scope(|scope| {
             // It reads all the time, so no single write takes long.
             scope.spawn(move || while far.read(&mut [0; 64]).is_ok_and(|count| count > 0) {});
-            let error = near.write_parts_until(&[&[0; 8 << 20]], Some(Instant::now())).unwrap_err();
+            let error =
+                near.write_parts_until(&[Shared::from(&[0; 8 << 20][..])], Some(Instant::now())).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
             near.shutdown();
         });

@@ -12,6 +12,7 @@ use super::handover::HandOvers;
 use super::outcome::{describe, evicted, found, outcome, pinned, place, removed, verified};
 use crate::ServerConfig;
 use kvasir_memory::host::HostPool;
+use kvasir_memory::shared::{self, Place};
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::stream::ring::{self, Ring, Side};
 use kvasir_protocol::stream::{Eager, Stream, Timed, send_with_fds};
@@ -337,11 +338,11 @@ impl Connection {
             Read::Throttled => Found::Not(Outcome::Throttled),
         });
         let entries = entries.collect();
-        let blocks: Vec<&[u8]> = reads.iter().filter_map(Read::bytes).collect();
+        let blocks: Vec<shared::Shared<'_>> = reads.iter().filter_map(Read::bytes).collect();
         let total = blocks.iter().map(|bytes| bytes.len() as u64).sum();
         Reply::Get(entries).encode(request, total, &mut self.frame);
-        let mut parts: Vec<&[u8]> = Vec::with_capacity(blocks.len() + 1);
-        parts.push(&self.frame);
+        let mut parts: Vec<shared::Shared<'_>> = Vec::with_capacity(blocks.len() + 1);
+        parts.push(self.frame[..].into());
         parts.extend(blocks);
         self.shared.counts.payload_out.fetch_add(total, Ordering::Relaxed);
         let writer = self.writer.as_mut().ok_or(Broken::Rule("connection is closed"))?;
@@ -374,7 +375,7 @@ impl Connection {
         let mut outcomes: Vec<Outcome> = Vec::with_capacity(blocks.len());
         for (at, (outcome, (meta, checksum))) in placed.iter().zip(blocks).enumerate() {
             if let Reserve::Reserved(reservation) = outcome {
-                match store.receive(self.owner, reservation.id, &mut self.reader) {
+                match store.receive(self.owner, reservation.id, |place| fill(&mut self.reader, place)) {
                     Ok(received) => received?,
                     // Reclaimed before its turn came: the payload is still on the wire.
                     Err(_) => discard(&mut self.reader, meta.size.into())?,
@@ -409,6 +410,13 @@ impl Connection {
 /// How long a payload may take: a peer must keep up at least 1 MiB/s.
 fn patience(config: &ServerConfig, payload_len: u64) -> Duration {
     config.stall_timeout + Duration::from_millis(payload_len >> 10)
+}
+
+/// Fills a place, first with what was read ahead.
+fn fill(reader: &mut BufReader<Timed>, place: &mut Place<'_>) -> io::Result<()> {
+    let ahead = place.copy_in(reader.buffer().into());
+    reader.consume(ahead);
+    reader.get_mut().fill(place)
 }
 
 fn discard(reader: &mut impl io::Read, len: u64) -> io::Result<()> {

@@ -125,8 +125,8 @@ async fn read(
         let mut end = first;
         for (block, &key) in found.iter().zip(&keys2[first..]) {
             let Some(block) = block else { break };
-            let bytes = block.bytes()?;
-            if !content::matches(key, bytes) {
+            let bytes = block.bytes()?.to_vec();
+            if !content::matches(key, &bytes) {
                 stats2.wrong_bytes();
                 break;
             }

@@ -254,7 +254,8 @@ impl Session {
                 continue;
             };
             // If the lease ran out meanwhile, the comparison is void and the block is a miss.
-            let wrong = block.bytes().map(|bytes| differing_bytes(key, bytes, self.block_bytes as usize));
+            let wrong =
+                block.bytes().map(|bytes| differing_bytes(key, &bytes.to_vec(), self.block_bytes as usize));
             match wrong.and_then(|wrong| block.bytes().map(|bytes| (wrong, bytes.len() as u64))) {
                 Ok((wrong, len)) => {
                     report.bytes_read += len;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvasir_memory::host::Mapping;
+use kvasir_memory::shared::Shared;
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 
 use super::error::ClientError;
@@ -66,13 +67,14 @@ impl Block {
         }
     }
 
-    /// The bytes; in place if the block is lent. A reader that may not be done when the lease runs out (10 s by
+    /// The bytes; in place if the block is lent. Other processes map that memory too, hence no `&[u8]`: copy them, or give
+    /// their address to a device. A reader that may not be done when the lease runs out (10 s by
     /// default) copies instead: [`copy_to`](Self::copy_to) notices.
     ///
     /// # Errors
     /// [`ClientError::LeaseExpired`] if it has run out already, [`ClientError::LenderGone`] if the client was dropped or its
     /// connection broke.
-    pub fn bytes(&self) -> Result<&[u8], ClientError> {
+    pub fn bytes(&self) -> Result<Shared<'_>, ClientError> {
         match &self.bytes {
             Bytes::Lent(lent) if lent.local.is_dead() => Err(ClientError::LenderGone { key: self.key }),
             Bytes::Lent(lent) if Instant::now() >= lent.until => {
@@ -90,19 +92,20 @@ impl Block {
     pub fn copy_to(&self, buffer: &mut [u8]) -> Result<u32, ClientError> {
         let bytes = self.bytes()?;
         let len = buffer.len();
-        let Some(to) = buffer.get_mut(..bytes.len()) else {
+        if len < bytes.len() {
             return Err(ClientError::Buffer { size: self.size(), len });
-        };
-        to.copy_from_slice(bytes);
+        }
+        bytes.copy_to(buffer);
         // What is asked from here on is asked after the last byte was read.
         fence(Ordering::Acquire);
         self.bytes().map(|_| self.size())
     }
 
-    pub(super) fn raw(&self) -> &[u8] {
+    pub(super) fn raw(&self) -> Shared<'_> {
+        let none = Shared::from(&[][..]);
         match &self.bytes {
-            Bytes::Lent(lent) => lent.local.mapping.bytes(lent.offset, lent.size.into()).unwrap_or(&[]),
-            Bytes::Owned(bytes) => bytes,
+            Bytes::Lent(lent) => lent.local.mapping.bytes(lent.offset, lent.size.into()).unwrap_or(none),
+            Bytes::Owned(bytes) => Shared::from(&bytes[..]),
         }
     }
 }

@@ -38,7 +38,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
+use kvasir_memory::shared::Shared;
+use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::wire::{ArrivingBlock, HandOverCall, HandedPlace, Op, Outcome, Reply, Request};
 
 use super::{Block, Client, ClientError, Local, wrong};
@@ -190,9 +191,9 @@ impl HandOver<'_> {
     /// The checksums of the blocks as they are now.
     pub fn checksums(&self) -> Vec<u64> {
         let bytes = |(meta, place): &(BlockMeta, HandedPlace)| {
-            self.local.mapping.bytes(place.offset, meta.size.into()).unwrap_or_default()
+            self.local.mapping.bytes(place.offset, meta.size.into()).unwrap_or(Shared::from(&[][..]))
         };
-        self.blocks.iter().map(|block| checksum(bytes(block))).collect()
+        self.blocks.iter().map(|block| bytes(block).checksum()).collect()
     }
 
     /// Has the peer compare the blocks with their checksums, one each and in order; then both hosts keep them. The host
@@ -278,7 +279,7 @@ impl Arrivals<'_> {
     ///
     /// # Errors
     /// The layer was not waited for, the places' time is over, the connection has ended, or there is no such block or layer.
-    pub fn layer(&self, block: usize, layer: u32) -> Result<&[u8], ClientError> {
+    pub fn layer(&self, block: usize, layer: u32) -> Result<Shared<'_>, ClientError> {
         let (blocks, layers) = (self.blocks.len(), self.layers());
         let none = || ClientError::NoLayer { block, layer, blocks, layers };
         let place = self.blocks.get(block).ok_or_else(none)?;

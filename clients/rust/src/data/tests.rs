@@ -199,7 +199,7 @@ fn a_writer_that_is_late_commits_nothing_and_harms_nobody() {
     assert_eq!(stored.len(), 15);
     for n in stored {
         let block = tcp.get(&[key(n)], 0).unwrap().remove(0).unwrap();
-        assert_eq!(checksum(block.bytes().unwrap()), sum(n), "block {n}");
+        assert_eq!(block.bytes().unwrap().checksum(), sum(n), "block {n}");
     }
     assert_eq!(unix.outcomes(&Request::Commit(vec![(reservation, 0)]), 1).unwrap(), [Outcome::Aborted]);
     assert_eq!(host.store.metrics().quarantined_bytes, 0);

@@ -12,7 +12,7 @@ use kvasir_memory::region::Region;
 use kvasir_net::transfer::handover::decode;
 use kvasir_net::transport::Access;
 use kvasir_net::transport::node::Notice;
-use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
+use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_store::dram::{Held, Reservation, Reserve};
 
 /// The most outcomes kept for those who ask late; the oldest go first.
@@ -346,7 +346,10 @@ impl Shared {
     fn compare(&self, places: &[Result<Reservation, ()>], sums: &[u64]) -> Vec<Copied> {
         let mapping = self.store.pool().mapping();
         let outcome = |(place, &sum): (&Result<Reservation, ()>, &u64)| match place {
-            Ok(place) if mapping.bytes(place.offset, place.size.into()).map(checksum) == Some(sum) => {
+            Ok(place)
+                if mapping.bytes(place.offset, place.size.into()).map(|bytes| bytes.checksum())
+                    == Some(sum) =>
+            {
                 Copied::Done
             }
             Ok(_) => Copied::Failed,

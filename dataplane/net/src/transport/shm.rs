@@ -154,9 +154,9 @@ mod tests {
         let endpoint = client().connect(&server.address().unwrap()).unwrap();
         let grant = endpoint.open("kv").unwrap();
         let mapped = endpoint.map(&grant, grant.range(4096, 5)).unwrap();
-        assert_eq!(&mapped[..], [0; 5]);
+        assert_eq!(mapped.bytes(), vec![0; 5]);
         pool.mapping().write(4096, b"later");
-        assert_eq!(&mapped[..], b"later", "no copy was made");
+        assert_eq!(mapped.bytes(), &b"later"[..], "no copy was made");
         assert!(endpoint.map(&grant, grant.range(1 << 20, 1)).is_err());
         let heap = endpoint.open("heap").err();
         assert!(matches!(heap, Some(Error::Denied { denied: Denied::Unreachable, .. })), "{heap:?}");
@@ -164,7 +164,7 @@ mod tests {
         node.exports.revoke("kv");
         assert!(endpoint.map(&grant, grant.range(4096, 5)).is_err(), "nothing new after revocation");
         drop((server, pool));
-        assert_eq!(&mapped[..], b"later", "what is mapped stays");
+        assert_eq!(mapped.bytes(), &b"later"[..], "what is mapped stays");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use rustix::net::SendFlags;
 
 use super::{poll, unless_blocked};
 use kvasir_memory::host::{HostPool, Mapping, PoolError};
+use kvasir_memory::shared::{Place, Shared};
 
 /// Bytes of one direction. A longer frame goes through in parts.
 const CAPACITY: u32 = 64 << 10;
@@ -66,16 +67,21 @@ impl Ring {
 
     /// Reads what is there already; [`io::ErrorKind::WouldBlock`] if nothing is.
     pub fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.fill_now(&mut Place::from(buffer))
+    }
+
+    /// As [`read_now`](Self::read_now), into memory that others may be reading.
+    pub(super) fn fill_now(&self, place: &mut Place<'_>) -> io::Result<usize> {
         let inward = 1 - self.outward;
         let read = self.read.load(Ordering::Relaxed);
         let there = distance(read, self.load(inward, Word::Written))?;
-        let count = there.min(u32::try_from(buffer.len()).unwrap_or(u32::MAX));
+        let count = there.min(u32::try_from(place.left()).unwrap_or(u32::MAX));
         if count == 0 {
-            return if buffer.is_empty() { Ok(0) } else { Err(io::ErrorKind::WouldBlock.into()) };
+            return if place.left() == 0 { Ok(0) } else { Err(io::ErrorKind::WouldBlock.into()) };
         }
-        let (first, second) = buffer[..count as usize].split_at_mut(before_the_end(read, count));
-        first.copy_from_slice(self.bytes(inward, read, first.len())?);
-        second.copy_from_slice(self.bytes(inward, 0, second.len())?);
+        let first = before_the_end(read, count);
+        place.copy_in(self.bytes(inward, read, first)?);
+        place.copy_in(self.bytes(inward, 0, count as usize - first)?);
         let read = read.wrapping_add(count);
         self.read.store(read, Ordering::Relaxed);
         self.store(inward, Word::Read, read);
@@ -85,12 +91,22 @@ impl Ring {
 
     /// Reads something. As from a socket: 0 at the end, an error when its timeout has passed.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        let done = self.wait(1 - self.outward, Word::ReaderSleeps, || self.read_now(buffer))?;
+        self.fill(&mut Place::from(buffer))
+    }
+
+    /// As [`read`](Self::read), into memory that others may be reading.
+    pub(super) fn fill(&self, place: &mut Place<'_>) -> io::Result<usize> {
+        let done = self.wait(1 - self.outward, Word::ReaderSleeps, || self.fill_now(place))?;
         Ok(done.unwrap_or(0))
     }
 
     /// Writes something. As to a socket, except that an end that is gone is noticed only when the ring is full.
     pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.send(bytes.into())
+    }
+
+    /// As [`write`](Self::write), from memory that others may be changing.
+    pub(super) fn send(&self, bytes: Shared<'_>) -> io::Result<usize> {
         match self.write_now(bytes) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let done = self.wait(self.outward, Word::WriterSleeps, || self.write_now(bytes))?;
@@ -100,19 +116,17 @@ impl Ring {
         }
     }
 
-    fn write_now(&self, bytes: &[u8]) -> io::Result<usize> {
+    fn write_now(&self, bytes: Shared<'_>) -> io::Result<usize> {
         let written = self.written.load(Ordering::Relaxed);
         let free = CAPACITY - distance(self.load(self.outward, Word::Read), written)?;
         let count = free.min(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         if count == 0 {
             return if bytes.is_empty() { Ok(0) } else { Err(io::ErrorKind::WouldBlock.into()) };
         }
-        let (first, second) = bytes[..count as usize].split_at(before_the_end(written, count));
-        let copied = self.memory.write(place(self.outward, written), first)
-            && self.memory.write(place(self.outward, 0), second);
-        if !copied {
-            return Err(outside());
-        }
+        let bytes = bytes.first(count as usize);
+        let first = before_the_end(written, count);
+        self.place(self.outward, written, first)?.copy_in(bytes);
+        self.place(self.outward, 0, count as usize - first)?.copy_in(bytes.after(first));
         let written = written.wrapping_add(count);
         self.written.store(written, Ordering::Relaxed);
         self.store(self.outward, Word::Written, written);
@@ -186,8 +200,12 @@ impl Ring {
         self.memory.store_word(direction * WORDS + word as u64, value);
     }
 
-    fn bytes(&self, direction: u64, position: u32, len: usize) -> io::Result<&[u8]> {
+    fn bytes(&self, direction: u64, position: u32, len: usize) -> io::Result<Shared<'_>> {
         self.memory.bytes(place(direction, position), len as u64).ok_or_else(outside)
+    }
+
+    fn place(&self, direction: u64, position: u32, len: usize) -> io::Result<Place<'_>> {
+        self.memory.place(place(direction, position), len as u64).ok_or_else(outside)
     }
 }
 

@@ -73,7 +73,7 @@ impl DramTier {
         let now = self.clock.now_ms();
         let Some(held) = self.store.hold(get.key, 0, now) else { return Ok(None) };
         let target = get.target(held.size)?;
-        target.copy_from_slice(held.bytes());
+        held.bytes().copy_to(target);
         if checksum(target) != held.checksum {
             // Drops the block and counts it, unless the bytes in the pool are good after all.
             let verdict = self.store.verify(&[get.key], now);
@@ -225,7 +225,7 @@ mod tests {
         let mapping = tier.store.pool().mapping();
         let at = held.bytes().as_ptr() as u64 - mapping.bytes(0, 1).unwrap().as_ptr() as u64;
         drop(held);
-        assert!(mapping.write(at + 50, &[!mapping.bytes(at + 50, 1).unwrap()[0]]));
+        assert!(mapping.write(at + 50, &[!mapping.bytes(at + 50, 1).unwrap().to_vec()[0]]));
         assert!(!holds(&tier, 1, 100) && holds(&tier, 2, 100));
         assert_eq!((tier.exists(&[key(1)]), tier.stats().corrupt), (vec![false], 1));
     }

@@ -14,7 +14,8 @@ use crate::lifecycle::State;
 use crate::record::Record;
 use crate::shard::Shard;
 use kvasir_memory::buffer::Buffer;
-use kvasir_protocol::block::{BlockKey, checksum};
+use kvasir_memory::shared::Shared;
+use kvasir_protocol::block::BlockKey;
 
 impl DramStore {
     /// Which keys are resident.
@@ -248,7 +249,7 @@ impl DramStore {
     }
 
     pub(super) fn checksum_at(&self, offset: u64, size: u32) -> u64 {
-        self.pool.mapping().bytes(offset, size.into()).map_or(0, checksum)
+        self.pool.mapping().bytes(offset, size.into()).map_or(0, |bytes| bytes.checksum())
     }
 }
 
@@ -272,8 +273,8 @@ impl Held {
         self.offset
     }
 
-    pub fn bytes(&self) -> &[u8] {
-        self.store.pool.mapping().bytes(self.offset, self.size.into()).unwrap_or(&[])
+    pub fn bytes(&self) -> Shared<'_> {
+        self.store.pool.mapping().bytes(self.offset, self.size.into()).unwrap_or(Shared::from(&[][..]))
     }
 }
 

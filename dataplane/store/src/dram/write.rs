@@ -11,6 +11,7 @@ use crate::ghosts::MissCause;
 use crate::lifecycle::State;
 use crate::shard::Freed;
 use kvasir_memory::extents::Extents;
+use kvasir_memory::shared::Place;
 use kvasir_protocol::block::BlockMeta;
 
 impl DramStore {
@@ -115,15 +116,19 @@ impl DramStore {
         })?
     }
 
-    /// Fills a whole reservation straight from `source`, without a copy in between. After an I/O error the
-    /// reservation stands and its bytes are undefined.
+    /// Has `fill` fill a whole reservation, without a copy in between. After an I/O error the reservation stands and its
+    /// bytes are undefined.
     pub fn receive(
         &self,
         owner: OwnerId,
         id: u64,
-        source: &mut impl std::io::Read,
+        fill: impl FnOnce(&mut Place<'_>) -> std::io::Result<()>,
     ) -> Result<std::io::Result<()>, StoreError> {
-        self.while_busy(owner, id, |offset, size| self.pool.mapping().receive(offset, size.into(), source))
+        self.while_busy(owner, id, |offset, size| {
+            let place = self.pool.mapping().place(offset, size.into());
+            // The store reserves only what lies in its pool.
+            place.map_or(Err(std::io::ErrorKind::InvalidInput.into()), |mut place| fill(&mut place))
+        })
     }
 
     /// Runs `work(offset, size)` while the reservation's memory cannot be taken back.

@@ -15,6 +15,7 @@ use crate::dram::{Held, Lookup, OwnerId, Reserve};
 use crate::error::StoreError;
 use crate::store::{Get, GetDone, Pending};
 use kvasir_memory::buffer::Buffer;
+use kvasir_memory::shared::Shared;
 use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
 
 /// Bytes loaded at once for a local reader: more would only wait for the pool.
@@ -110,10 +111,10 @@ pub enum Read {
 }
 
 impl Read {
-    pub fn bytes(&self) -> Option<&[u8]> {
+    pub fn bytes(&self) -> Option<Shared<'_>> {
         match self {
             Self::Held(held) => Some(held.bytes()),
-            Self::Onboarded(block) => Some(block.bytes()),
+            Self::Onboarded(block) => Some(block.bytes().into()),
             Self::Missing | Self::Throttled => None,
         }
     }

@@ -15,7 +15,6 @@ use crate::events::EventKind;
 use crate::fault::{Call, Fault, FaultStore, Rates};
 use crate::memory::MemoryStore;
 use crate::store::{Get, GetDone, Pending, TierError};
-use kvasir_protocol::block::checksum;
 
 const PAGE: u32 = 4096;
 /// Long enough for any machine; only a hang reaches it.

@@ -70,7 +70,7 @@ impl Host {
         let owner = self.store.new_owner();
         let lookup = self.store.get(owner, &[key], 0, 0).unwrap()[0];
         let kvasir_dataplane::tier::dram::Lookup::Hit(lease) = lookup else { panic!("{lookup:?}") };
-        let old = self.store.pool().mapping().bytes(lease.offset, 1).unwrap()[0];
+        let old = self.store.pool().mapping().bytes(lease.offset, 1).unwrap().to_vec()[0];
         assert!(self.store.pool().mapping().write(lease.offset, &[old ^ 1]));
         self.store.release_owner(owner, 0);
     }

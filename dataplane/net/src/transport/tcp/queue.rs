@@ -1,15 +1,15 @@
 //! The two queues in front of a [`Socket`]: bytes received and not yet understood ([`Inbox`]), frames to send
 //! ([`Outbox`]); and how far each got into memory ([`Cursor`]).
-#![allow(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 use std::sync::Arc;
 
-use super::socket::{PARTS_MAX, Socket};
+use super::socket::Socket;
 use super::wire::{BODY_MAX, HEADER_LEN, Header, WireError};
 use crate::transport::grant::Granted;
 use kvasir_memory::region::LocalRange;
+use kvasir_memory::shared::{PARTS_MAX, Place, Shared};
 
 /// How far a list of ranges has been filled or sent.
 #[derive(Default)]
@@ -45,12 +45,18 @@ impl Cursor {
         self.ranges.len() - self.index
     }
 
-    pub(super) fn parts(&self) -> impl Iterator<Item = (*mut u8, usize)> + '_ {
-        self.ranges[self.index..].iter().enumerate().map(|(n, range)| {
-            let skip = if n == 0 { self.offset } else { 0 };
-            // An address inside a range that is longer than `skip`.
-            (range.address().wrapping_add(skip as usize), (range.len() - skip) as usize)
-        })
+    /// What is still to be sent.
+    fn shared(&self) -> impl Iterator<Item = Shared<'_>> {
+        let skip = |n| if n == 0 { self.offset as usize } else { 0 };
+        let left = self.ranges[self.index..].iter().filter_map(LocalRange::shared);
+        left.enumerate().map(move |(n, part)| part.after(skip(n)))
+    }
+
+    /// What is still to be filled.
+    pub(super) fn places(&self) -> impl Iterator<Item = Place<'_>> {
+        let skip = |n| if n == 0 { self.offset as usize } else { 0 };
+        let left = self.ranges[self.index..].iter().filter_map(LocalRange::place);
+        left.enumerate().map(move |(n, place)| place.after(skip(n)))
     }
 
     pub(super) fn advance(&mut self, mut count: u64) {
@@ -252,13 +258,9 @@ impl Outbox {
             }
             let head = &frame.head[frame.head_sent..];
             if !head.is_empty() {
-                parts.push(IoSlice::new(head));
+                parts.push(Shared::from(head));
             }
-            for (address, len) in frame.body.parts().take(PARTS_MAX - parts.len()) {
-                // SAFETY: the range lies in live host memory, which the frame's owner lent until it was sent (or which
-                // its grant opens, and the entry held here keeps the grant open). The slice ends with this call.
-                parts.push(IoSlice::new(unsafe { std::slice::from_raw_parts(address, len) }));
-            }
+            parts.extend(frame.body.shared().take(PARTS_MAX - parts.len()));
         }
         socket.send(&parts)
     }

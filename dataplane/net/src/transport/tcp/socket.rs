@@ -2,22 +2,19 @@
 //!
 //! Because no system call blocks, a lock or a grant's [`Entry`](crate::transport::grant::Entry) is held only while
 //! bytes are really copied.
-#![allow(unsafe_code)]
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use rustix::net::RecvFlags;
 
 use super::queue::Cursor;
 use super::tls::Session;
-
-/// The most memory ranges in one system call; Linux takes 1,024.
-pub(super) const PARTS_MAX: usize = 1024;
+use kvasir_memory::shared::{self, PARTS_MAX, Place, Shared};
 
 /// Wakes a thread that waits on a [`Socket`].
 pub(super) struct Wake(OwnedFd);
@@ -76,7 +73,7 @@ impl Socket {
     /// Receives bytes and returns how many, or `None` if there are none now.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         if let Some(session) = &self.session {
-            return session.receive(&mut [IoSliceMut::new(buffer)]);
+            return session.receive(&mut [Place::from(buffer)]);
         }
         match rustix::net::recv(&self.stream, buffer, RecvFlags::DONTWAIT) {
             Ok((0, _)) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -89,49 +86,38 @@ impl Socket {
     /// Receives straight into memory, and what follows into `spare`. Returns how many bytes went to `spare`, or `None`
     /// if there is nothing now.
     pub(super) fn receive_into(&self, cursor: &mut Cursor, spare: &mut [u8]) -> io::Result<Option<usize>> {
-        let mut parts: Vec<IoSliceMut<'_>> = Vec::with_capacity(cursor.parts_left().min(PARTS_MAX) + 1);
-        for (address, len) in cursor.parts().take(PARTS_MAX - 1) {
-            // SAFETY: the cursor's ranges lie in live, writable host memory (checked when the operation started), and
-            // the caller holds the right to write there while this call lasts. The slice ends with the call.
-            parts.push(IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(address, len) }));
+        let mut places = Vec::with_capacity(cursor.parts_left().min(PARTS_MAX) + 1);
+        places.extend(cursor.places().take(PARTS_MAX - 1));
+        // A range that cannot be filled here would shift all that follow it.
+        if places.len() < cursor.parts_left().min(PARTS_MAX - 1) {
+            return Err(io::Error::other("an operation names memory that this host cannot write"));
         }
         if cursor.parts_left() < PARTS_MAX {
-            parts.push(IoSliceMut::new(spare));
+            places.push(Place::from(spare));
         }
-        let Some(count) = self.receive_parts(&mut parts)? else { return Ok(None) };
-        drop(parts);
+        let Some(count) = self.receive_parts(&mut places)? else { return Ok(None) };
+        drop(places);
         let here = (count as u64).min(cursor.left());
         cursor.advance(here);
         Ok(Some(count - here as usize))
     }
 
-    fn receive_parts(&self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+    fn receive_parts(&self, places: &mut [Place<'_>]) -> io::Result<Option<usize>> {
         if let Some(session) = &self.session {
-            return session.receive(parts);
+            return session.receive(places);
         }
-        match rustix::io::readv(&self.stream, parts) {
-            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(count) => Ok(Some(count)),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(error) => Err(error.into()),
+        match unless_later(shared::receive(self.stream.as_fd(), places))? {
+            Some(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            count => Ok(count),
         }
     }
 
     /// Returns how many bytes were taken, or `None` if there is no room now. What was taken is out once
     /// [`flush`](Self::flush) says so.
-    pub(super) fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
-        if let Some(session) = &self.session {
-            return session.send(parts);
-        }
-        match rustix::net::sendmsg(
-            &self.stream,
-            parts,
-            &mut SendAncillaryBuffer::default(),
-            SendFlags::NOSIGNAL,
-        ) {
-            Ok(count) => Ok(Some(count)),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(error) => Err(error.into()),
+    pub(super) fn send(&self, parts: &[Shared<'_>]) -> io::Result<Option<usize>> {
+        match &self.session {
+            Some(session) => session.send(parts),
+            None => unless_later(shared::send(self.stream.as_fd(), parts)),
         }
     }
 
@@ -197,6 +183,15 @@ impl AsFd for Socket {
     }
 }
 
+/// `None` if the same call may succeed later.
+fn unless_later(done: io::Result<usize>) -> io::Result<Option<usize>> {
+    use io::ErrorKind::{Interrupted, WouldBlock};
+    match done {
+        Err(error) if matches!(error.kind(), Interrupted | WouldBlock) => Ok(None),
+        done => done.map(Some),
+    }
+}
+
 /// Why a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reason {
@@ -242,7 +237,7 @@ impl Read for Deadlined<'_> {
 impl Write for Deadlined<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
-            if let Some(count) = self.socket.send(&[IoSlice::new(bytes)])? {
+            if let Some(count) = self.socket.send(&[bytes.into()])? {
                 return self.flush().map(|()| count);
             }
             self.wait(PollFlags::OUT)?;

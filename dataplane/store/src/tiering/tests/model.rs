@@ -113,7 +113,7 @@ impl Caller<'_> {
             let Lookup::Hit(lease) = lookup else { continue };
             let bytes = self.tiering.dram().pool().mapping().bytes(lease.offset, lease.size.into()).unwrap();
             assert_eq!(bytes, bytes_of(n, size(n)), "block {n} was lent as other bytes");
-            assert_eq!(lease.checksum, checksum(bytes));
+            assert_eq!(lease.checksum, bytes.checksum());
             self.tiering.dram().release(self.owner, &[lease.id]).unwrap()[0].clone().unwrap();
         }
     }
@@ -124,7 +124,7 @@ impl Caller<'_> {
         for (&n, read) in blocks.iter().zip(&reads) {
             let bytes = match read {
                 Read::Held(held) => held.bytes(),
-                Read::Onboarded(block) => block.bytes(),
+                Read::Onboarded(block) => block.bytes().into(),
                 Read::Missing | Read::Throttled => continue,
             };
             total += bytes.len() as u64;

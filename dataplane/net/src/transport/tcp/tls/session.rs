@@ -1,15 +1,18 @@
 //! An encrypted connection that never blocks.
 
-use std::io::{self, BufReader, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use kvasir_memory::shared::{Place, Shared};
 use rustls::Connection;
 
 /// The most encrypted bytes that may wait to be sent; beyond that, senders wait.
 const UNSENT_MAX: usize = 256 << 10;
 /// Encrypted bytes read in one system call: four records.
 const READ_AHEAD: usize = 64 << 10;
+/// The most bytes of one record.
+const RECORD: usize = 16 << 10;
 
 /// The encrypted side of a [`Socket`](super::super::socket::Socket). Both directions share its state, so they take
 /// turns; no thread holds it while waiting.
@@ -57,10 +60,7 @@ impl Session {
     }
 
     /// Receives bytes into the parts in order and returns how many, or `None` if there are none now.
-    pub(in crate::transport::tcp) fn receive(
-        &self,
-        parts: &mut [IoSliceMut<'_>],
-    ) -> io::Result<Option<usize>> {
+    pub(in crate::transport::tcp) fn receive(&self, parts: &mut [Place<'_>]) -> io::Result<Option<usize>> {
         let mut state = self.state();
         loop {
             match state.decrypted(parts)? {
@@ -72,17 +72,24 @@ impl Session {
     }
 
     /// Encrypts as much as there is room for and sends what the network takes. Returns `None` if there is no room now.
-    pub(in crate::transport::tcp) fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+    pub(in crate::transport::tcp) fn send(&self, parts: &[Shared<'_>]) -> io::Result<Option<usize>> {
         let mut state = self.state();
         if !state.write()? {
             return Ok(None);
         }
         let mut taken = 0;
-        for part in parts {
-            let count = state.connection.writer().write(part)?;
-            taken += count;
-            if count < part.len() {
-                break;
+        // A record holds as much; what is encrypted is read from a copy that nobody changes.
+        let mut copy = [0; RECORD];
+        'parts: for part in parts {
+            let mut rest = *part;
+            while !rest.is_empty() {
+                let here = rest.copy_to(&mut copy);
+                let count = state.connection.writer().write(&copy[..here])?;
+                taken += count;
+                if count < here {
+                    break 'parts;
+                }
+                rest = rest.after(count);
             }
         }
         state.write()?;
@@ -130,21 +137,22 @@ impl State {
     }
 
     /// Copies bytes that are decrypted already into the parts in order. Returns 0 if there are none.
-    fn decrypted(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+    fn decrypted(&mut self, parts: &mut [Place<'_>]) -> io::Result<usize> {
         let mut total = 0;
         for part in parts {
-            let mut filled = 0;
-            while filled < part.len() {
-                match self.connection.reader().read(&mut part[filled..]) {
+            while part.left() > 0 {
+                let mut reader = self.connection.reader();
+                let count = match reader.fill_buf() {
                     // The peer has said that it will send nothing more.
-                    Ok(0) if total + filled == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                    Ok(0) => return Ok(total + filled),
-                    Ok(count) => filled += count,
-                    Err(error) if is_later(&error) => return Ok(total + filled),
+                    Ok([]) if total == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    Ok([]) => return Ok(total),
+                    Ok(bytes) => part.copy_in(bytes.into()),
+                    Err(error) if is_later(&error) => return Ok(total),
                     Err(error) => return Err(error),
-                }
+                };
+                reader.consume(count);
+                total += count;
             }
-            total += filled;
         }
         Ok(total)
     }
