@@ -78,6 +78,9 @@ impl Op {
         if local > capabilities.message_bytes_max || ranges > capabilities.ranges_max {
             return Err(OpError::TooLarge { bytes: local, ranges, transport: capabilities.name });
         }
+        if self.direction == Direction::Write && overlap(&self.remote) {
+            return Err(OpError::Overlap);
+        }
         self.grant.allows(self.direction, now).map_err(OpError::Denied)?;
         for range in &self.local {
             let (region, location) = (range.region(), range.region().location());
@@ -90,6 +93,20 @@ impl Op {
         }
         Ok(())
     }
+}
+
+/// Whether two of these ranges share a byte. Ranges in order, as nearly all are, are only compared with their neighbours.
+pub(super) fn overlap(ranges: &[RemoteRange]) -> bool {
+    let follows = |pair: &[RemoteRange]| {
+        let [before, after] = pair else { return true };
+        (before.region, before.offset.saturating_add(before.len)) <= (after.region, after.offset)
+    };
+    if ranges.windows(2).all(follows) {
+        return false;
+    }
+    let mut sorted = ranges.to_vec();
+    sorted.sort_unstable_by_key(|range| (range.region, range.offset));
+    !sorted.windows(2).all(follows)
 }
 
 /// As [`part_of`], of remote ranges.
@@ -135,6 +152,8 @@ pub enum OpError {
     Lengths { local: u64, remote: u64 },
     #[error("{bytes} B in {ranges} ranges are more than one {transport} operation takes; split it")]
     TooLarge { bytes: u64, ranges: usize, transport: &'static str },
+    #[error("two ranges to write overlap; name each byte once")]
+    Overlap,
     #[error("{transport} does not reach {location}")]
     Location { location: Location, transport: &'static str },
     #[error("region {region} is read-only here")]

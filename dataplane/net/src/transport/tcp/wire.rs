@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::transport::grant::{Access, Granted, NAME_MAX, REGIONS_MAX, RemoteRegion};
 use crate::transport::node::NOTICE_MAX;
-use crate::transport::op::Op;
+use crate::transport::op::{Op, overlap};
 use crate::transport::{Grant, RemoteRange};
 use kvasir_memory::region::Location;
 
@@ -174,8 +174,9 @@ pub(in crate::transport) fn decode_op(header: &Header, body: &[u8]) -> Result<As
         asked.ranges.push(RemoteRange { region, offset, len });
         asked.len = asked.len.checked_add(len).filter(|&len| len <= PAYLOAD_MAX).ok_or(broken.clone())?;
     }
-    let announced = if header.kind == Kind::Write { header.payload_len } else { asked.len };
-    if asked.len == announced { Ok(asked) } else { Err(broken) }
+    // Which of its bytes a place then holds would depend on the order in which the kernel fills them.
+    let sound = header.kind != Kind::Write || (asked.len == header.payload_len && !overlap(&asked.ranges));
+    if sound { Ok(asked) } else { Err(broken) }
 }
 
 /// Adds the answer to an `Open`.
@@ -358,6 +359,24 @@ mod tests {
             let grant = decode_grant("kv", Instant::now(), &body);
             prop_assert!(grant.is_err() || body.len() >= GRANT_HEAD);
             let _ = decode_segment(&body);
+        }
+
+        /// A write that names a byte twice does not decode; every other one does, in whatever order its ranges come.
+        #[test]
+        fn writes_that_name_a_byte_twice_are_refused(
+            ranges in prop::collection::vec((0u32..3, 0u64..40, 1u64..8), 1..8),
+        ) {
+            let mut body = vec![0; 16];
+            for &(region, offset, len) in &ranges {
+                body.extend(region.to_le_bytes().into_iter().chain(offset.to_le_bytes()).chain(len.to_le_bytes()));
+            }
+            let mut seen = std::collections::HashSet::new();
+            let bytes = |&(region, offset, len): &(u32, u64, u64)| (offset..offset + len).map(move |at| (region, at));
+            let once = ranges.iter().flat_map(bytes).all(|byte| seen.insert(byte));
+            let len = ranges.iter().map(|(_, _, len)| len).sum();
+            let write = Header { payload_len: len, ..Header::new(Kind::Write, 1) };
+            prop_assert_eq!(decode_op(&write, &body).is_ok(), once);
+            prop_assert!(decode_op(&Header::new(Kind::Read, 1), &body).is_ok(), "reading twice harms nobody");
         }
 
         /// One changed byte of a good grant never breaks its limits.
