@@ -6,6 +6,7 @@ mod cli;
 mod crash;
 mod dev;
 mod handover;
+mod harm;
 mod inputs;
 mod process;
 mod replicas;

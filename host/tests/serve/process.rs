@@ -152,6 +152,10 @@ impl Host {
         rows.find(|row| row["slot"] == slot).unwrap_or_else(|| panic!("{slot} in {list}")).clone()
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).unwrap();
