@@ -16,8 +16,8 @@ use super::upkeep::ANSWER;
 use super::{Cluster, Shared, lock};
 use kvasir_memory::region::Region;
 use kvasir_net::transfer::Entry;
-use kvasir_net::transfer::handover::{HandOver, LAYERS_MAX};
-use kvasir_net::transport::node::random_u64;
+use kvasir_net::transfer::handover::{HandOver, LAYERS_MAX, decode};
+use kvasir_net::transport::node::{Notice, random_u64};
 use kvasir_net::transport::{Access, Direction};
 use kvasir_protocol::block::BlockKey;
 use kvasir_store::dram::{Reservation, Reserve};
@@ -255,6 +255,15 @@ impl Shared {
         Copied::Failed
     }
 
+    /// Notes what a peer says to have written. Of anything but a hand-over of its own that is under way nothing is kept.
+    pub(super) fn note_push(&self, notice: &Notice) -> bool {
+        let Some((request, ..)) = decode(&notice.message) else { return false };
+        let taking = lock(&self.taking);
+        let from =
+            taking.get(&request).and_then(|taking| self.links.iter().find(|link| link.place == taking.from));
+        from.is_some_and(|link| link.config.name == notice.peer) && self.arrivals.note(notice)
+    }
+
     /// Takes back the places of hand-overs that their senders did not finish in time.
     pub(super) fn end_overdue(&self) {
         let now = Instant::now();
@@ -283,7 +292,7 @@ impl Shared {
         const STEP: Duration = Duration::from_millis(200);
         while !self.is_stopping() {
             if let Some(notice) = self.node.notices.wait(Instant::now() + STEP) {
-                let _ = self.note_layer(&notice) || self.arrivals.note(&notice);
+                let _ = self.note_layer(&notice) || self.note_push(&notice);
             }
         }
     }

@@ -2,6 +2,7 @@
 
 mod gate;
 mod handover;
+mod lies;
 mod removal;
 
 use std::net::{SocketAddr, TcpListener, TcpStream};

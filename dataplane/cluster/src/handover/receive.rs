@@ -1,6 +1,7 @@
 //! The side that takes a hand-over in, and the readers of it while it comes.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -89,6 +90,8 @@ pub struct Arrival {
     id: u64,
     layers: u32,
     until: Instant,
+    /// When the hand-over began: its number may be another one's by the time this is dropped.
+    begun: Instant,
     blocks: Vec<ArrivingBlock>,
 }
 
@@ -125,8 +128,8 @@ impl Arrival {
 impl Drop for Arrival {
     fn drop(&mut self) {
         let mut all = self.shared.incoming();
-        if let Some(incoming) = all.get_mut(&self.id) {
-            incoming.readers -= 1;
+        if let Some(incoming) = all.get_mut(&self.id).filter(|incoming| incoming.begun == self.begun) {
+            incoming.readers = incoming.readers.saturating_sub(1);
         }
         self.shared.tidy(&mut all, Instant::now());
     }
@@ -178,8 +181,10 @@ impl Shared {
         }
         {
             let mut all = self.incoming();
-            if let Some(incoming) = all.get(&id).filter(|incoming| incoming.from == from.config.name) {
-                return incoming.opened();
+            match all.get(&id) {
+                Some(incoming) if incoming.from == from.config.name => return incoming.opened(),
+                Some(_) => return refused(taken(id)),
+                None => {}
             }
             self.tidy(&mut all, Instant::now());
             let busy = |incoming: &&Incoming| incoming.request == request && incoming.state == State::Open;
@@ -197,7 +202,8 @@ impl Shared {
         };
         let now = Instant::now();
         let until = now + self.hand_over_time();
-        let segment = format!("kvasir.handover.{id:016x}");
+        // Named by peer as well: of two that begin under one number at once, none revokes what the other was given.
+        let segment = format!("kvasir.handover.{}.{id:016x}", from.place);
         let mut incoming = Incoming {
             request,
             from: from.config.name.clone(),
@@ -216,7 +222,19 @@ impl Shared {
             return refused(reason);
         }
         let opened = incoming.opened();
-        self.incoming().insert(id, incoming);
+        {
+            let mut all = self.incoming();
+            match all.entry(id) {
+                Entry::Vacant(free) => drop(free.insert(incoming)),
+                // Another connection was faster.
+                Entry::Occupied(_) => {
+                    drop(all);
+                    self.take_back(&segment);
+                    self.give_places_back(&mut incoming.blocks);
+                    return refused(taken(id));
+                }
+            }
+        }
         self.hand_overs.receiving.changed.notify_all();
         opened
     }
@@ -290,8 +308,14 @@ impl Shared {
         let (segment, places) = {
             let mut all = self.incoming();
             // Asked again while the first call is still at work.
+            let until = Instant::now() + self.hand_over_time();
             while all.get(&id).is_some_and(|incoming| incoming.state == State::Settling) {
-                all = self.hand_overs.receiving.changed.wait(all).unwrap_or_else(PoisonError::into_inner);
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() || self.is_stopping() {
+                    return Reply::Refused { reason: "it is still comparing; ask again".to_owned() };
+                }
+                let changed = &self.hand_overs.receiving.changed;
+                all = changed.wait_timeout(all, left).unwrap_or_else(PoisonError::into_inner).0;
             }
             let own = |incoming: &&mut Incoming| incoming.from == from.config.name;
             let Some(incoming) = all.get_mut(&id).filter(own) else {
@@ -445,8 +469,8 @@ impl Shared {
             }
             incoming.readers += 1;
             let blocks = incoming.blocks.iter().filter_map(Block::arriving).collect();
-            let (layers, until) = (incoming.layers, incoming.until);
-            Some(Found::Arrival(Arrival { shared: Arc::clone(self), id: *id, layers, until, blocks }))
+            let Incoming { layers, until, begun, .. } = *incoming;
+            Some(Found::Arrival(Arrival { shared: Arc::clone(self), id: *id, layers, until, begun, blocks }))
         });
         match found {
             Some(Found::Arrival(arrival)) => Ok(Some(arrival)),
@@ -492,6 +516,10 @@ impl Shared {
     fn incoming(&self) -> MutexGuard<'_, HashMap<u64, Incoming>> {
         lock(&self.hand_overs.receiving.incoming)
     }
+}
+
+fn taken(id: u64) -> String {
+    format!("hand-over {id:016x} is under way already; begin another under a new number")
 }
 
 /// Keeps the newest outcomes of those that nobody reads.

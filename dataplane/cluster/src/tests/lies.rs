@@ -1,0 +1,302 @@
+//! A peer that knows the secret and lies: in what it asks, and in what it answers.
+
+use std::io::Write;
+use std::time::Instant;
+
+use super::*;
+use crate::message::{Copied, FrameError, Loan, Reply, Request, Round, Since, Status, Welcome};
+use crate::table::{Fact, Gone, Holding};
+use kvasir_net::transport::Node;
+use kvasir_net::transport::tcp::greet;
+use kvasir_net::transport::tcp::socket::{Deadlined, Socket};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn node(n: usize) -> Node {
+    Node::new(&format!("host-{n}"), Secret::new(b"the secret of this cluster"), 7)
+}
+
+/// Host 0 alone; this test plays host 1. What was reserved for a liar is free again after a second or two.
+fn victim(ports: &[SocketAddr]) -> Host {
+    let dram = DramConfig { reservation_ttl: Duration::from_secs(1), ..DramConfig::default() };
+    let host = Host::start_with(0, ports, dram, |_| {});
+    (0..8).for_each(|n| host.put(n));
+    host
+}
+
+fn loan(n: u32) -> Loan {
+    Loan {
+        key: key(n),
+        parent: None,
+        depth: 0,
+        class: 0,
+        tenant: 0,
+        size: BLOCK,
+        checksum: 7,
+        offset: 0,
+        lease: 0,
+    }
+}
+
+/// The lying side of a connection to `host`.
+struct Liar(Socket);
+
+impl Liar {
+    fn connect(host: &Host) -> Self {
+        let stream = TcpStream::connect(host.cluster.addr()).unwrap();
+        let until = Instant::now() + PATIENCE;
+        let (socket, _) = greet::connect(stream, None, &node(1), until).unwrap();
+        let liar = Self(socket);
+        let cluster = host.cluster.config().cluster.clone();
+        assert!(matches!(liar.ask(&Request::Hello { cluster }), Ok(Reply::Welcome(_))));
+        liar
+    }
+
+    fn line(&self) -> Deadlined<'_> {
+        Deadlined { socket: &self.0, deadline: Instant::now() + PATIENCE }
+    }
+
+    fn ask(&self, request: &Request) -> Result<Reply, FrameError> {
+        message::write(&mut self.line(), request).and_then(|()| message::read(&mut self.line()))
+    }
+}
+
+/// What nobody honest says. `theirs`: a lease of somebody else.
+fn lies(theirs: u64) -> Vec<Request> {
+    let huge = Loan { size: u32::MAX, offset: u64::MAX, lease: u64::MAX, depth: u32::MAX, ..loan(50) };
+    let holding = Holding { size: BLOCK, checksum: 7, target: 255, primary: table::NodeId(u64::MAX) };
+    let copy = |loans: Vec<Loan>| Request::Copy {
+        items: loans.into_iter().map(|loan| (loan, holding)).collect(),
+        lease_ms: u64::MAX,
+    };
+    let open = |layers, blocks| Request::Open { id: 9, request: 9, layers, blocks };
+    vec![
+        Request::Hello { cluster: "x".repeat(100_000) },
+        Request::Watch { since: Since::At(u64::MAX) },
+        Request::Watch { since: Since::Rest },
+        // Leases it was not given, and blocks that nobody has.
+        Request::Lend { keys: vec![], release: (theirs.wrapping_sub(64)..theirs.wrapping_add(64)).collect() },
+        Request::Lend { keys: (0..4096).map(|n| key(1000 + n)).collect(), release: vec![u64::MAX; 4096] },
+        // Copies of blocks that are here in another version, of none, and of more than there can be.
+        copy(vec![loan(1), loan(1), loan(2)]),
+        copy(vec![loan(60), Loan { offset: u64::MAX, ..loan(61) }]),
+        copy(vec![huge, huge]),
+        copy(vec![Loan { parent: Some(key(62)), ..loan(62) }]),
+        Request::Remove { keys: vec![key(99); 64], round: Round::End { untold: vec![table::NodeId(3); 64] } },
+        // Places for the same block twice, for one that is here, and for more than a pool holds.
+        Request::Prepare { request: 1, blocks: vec![loan(70), loan(70), loan(3)] },
+        Request::Prepare { request: 1, blocks: vec![loan(71)] },
+        Request::Prepare { request: 2, blocks: vec![huge; 9] },
+        Request::Prepare { request: 3, blocks: vec![] },
+        Request::Finish { request: 1 },
+        Request::Finish { request: u64::MAX },
+        open(0, vec![loan(80)]),
+        open(u32::MAX, vec![loan(80)]),
+        open(3, vec![loan(80)]),
+        open(4, vec![]),
+        open(4, vec![loan(80), loan(80)]),
+        open(4, vec![huge]),
+        open(4, vec![loan(80)]),
+        Request::Settle { id: 9, checksums: vec![1; 4096] },
+        Request::Settle { id: 9, checksums: vec![1] },
+        Request::Settle { id: 8, checksums: vec![] },
+        Request::GiveUp { id: 9, reason: "r".repeat(500_000) },
+        Request::GiveUp { id: 77, reason: String::new() },
+        Request::Lend { keys: vec![key(0); 5000], release: vec![] },
+        Request::Describe,
+    ]
+}
+
+/// Nothing of others has changed, and nothing is left of what the liar was given.
+fn unharmed(host: &Host, free: u64, after: &str) {
+    (0..8).for_each(|n| assert!(host.reads(n), "block {n} is gone: {after}"));
+    until(&format!("its places are free again: {after}"), || host.store.pressure().free_bytes == free);
+    assert_eq!(host.store.metrics().reservations, 0, "{after}");
+    until("nothing is expected of it", || lock(&host.cluster.shared.taking).is_empty());
+}
+
+#[test]
+fn a_peer_that_asks_for_nonsense_gets_nothing_of_others() {
+    let ports = ports(2);
+    let host = victim(&ports);
+    let reader = host.store.new_owner();
+    let lookup = host.store.get(reader, &[key(0)], 0, host.clock.now_ms()).unwrap()[0];
+    let Lookup::Hit(lease) = lookup else { panic!("{lookup:?}") };
+    let free = host.store.pressure().free_bytes;
+    let liar = Liar::connect(&host);
+    for request in lies(lease.id) {
+        let reply = liar.ask(&request).unwrap_or_else(|error| panic!("{error} after {request:?}"));
+        // It is never told that a copy is kept which is not, and never lent what it did not name.
+        match &reply {
+            Reply::Copied { outcomes } => assert!(!outcomes.contains(&Copied::Done), "{request:?}"),
+            Reply::Lent { loans, .. } => assert!(loans.iter().all(Option::is_none), "{request:?}"),
+            _ => {}
+        }
+    }
+    assert!(!(50..100).any(|n| host.is_resident(n)));
+    assert!(
+        matches!(host.store.evict_keys(&[key(0)], 0).unwrap()[0], Evict::InUse),
+        "the lease of another ended"
+    );
+    host.store.release(reader, &[lease.id]).unwrap().remove(0).unwrap();
+    drop(liar);
+    unharmed(&host, free, "nonsense");
+}
+
+/// The real frames of all requests, cut off, with flipped bits, and with other counts.
+#[test]
+fn damaged_frames_of_a_peer_end_its_connection_alone() {
+    let ports = ports(2);
+    let host = victim(&ports);
+    let free = host.store.pressure().free_bytes;
+    let mut chance = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = |below: usize| {
+        chance ^= chance << 13;
+        chance ^= chance >> 7;
+        chance ^= chance << 17;
+        chance as usize % below
+    };
+    for request in lies(1 << 32) {
+        let mut frame = Vec::new();
+        message::write(&mut frame, &request).unwrap();
+        // The rest of a long frame is more of the same.
+        let head = frame.len().min(200);
+        for turn in 0..6 {
+            let mut frame = frame.clone();
+            match turn % 3 {
+                0 => frame.truncate(1 + next(head)),
+                1 => frame[next(head)] ^= 1 << next(8),
+                // A length, a discriminant or a count as large as can be written.
+                _ => frame[8 + next(head - 8)] = 0xff,
+            }
+            let liar = Liar::connect(&host);
+            let _ = liar.line().write_all(&frame);
+            liar.0.shut_down();
+        }
+    }
+    unharmed(&host, free, "damaged frames");
+    until("its connections are closed", || lock(&host.cluster.shared.accepted).is_empty());
+}
+
+/// Answers as no honest host would. Returns how many loans it gave.
+fn answer_with_lies(listener: &TcpListener, stop: &AtomicBool, lent: &AtomicU64) {
+    let node = node(1);
+    let serve = |stream: TcpStream| -> Option<()> {
+        let (socket, _) = greet::accept(stream, None, &node, Instant::now() + PATIENCE).ok()?;
+        let line = || Deadlined { socket: &socket, deadline: Instant::now() + PATIENCE };
+        let mut first = true;
+        loop {
+            let request: Request = message::read(&mut line()).ok()?;
+            let reply = match request {
+                Request::Hello { .. } | Request::Describe => Reply::Welcome(Welcome {
+                    rails: vec![
+                        ("tcp".into(), "127.0.0.1:1".into()),
+                        ("shm".into(), "/nowhere".into()),
+                        ("x".into(), String::new()),
+                    ],
+                    matrix: "{\"nics\": [".repeat(1000),
+                    nics: vec!["mlx5_0".into(); 2000],
+                    machine: "m".repeat(4096),
+                    revision: u32::MAX,
+                    data: "not an address".into(),
+                }),
+                Request::Watch { .. } => {
+                    let holding = Holding { size: 0, checksum: 1, target: 255, primary: table::NodeId(0) };
+                    let facts = (0..4096).map(|n| Fact::Holds(key(n), holding));
+                    let gone = (0..64).map(|n| Fact::Gone(key(n), Gone::Lost));
+                    let status =
+                        Status { free_bytes: u64::MAX, pool_bytes: 1, load: u64::MAX, revision: u32::MAX };
+                    let facts = if first { facts.chain(gone).collect() } else { Vec::new() };
+                    thread::sleep(Duration::from_millis(10));
+                    Reply::News {
+                        reset: std::mem::take(&mut first),
+                        facts,
+                        next: Since::At(u64::MAX),
+                        status,
+                    }
+                }
+                // Loans of other keys, of sizes that overflow, and too many of them.
+                Request::Lend { keys, .. } => {
+                    lent.fetch_add(1, Ordering::SeqCst);
+                    let lie = Loan { offset: u64::MAX - 5, size: u32::MAX, lease: u64::MAX, ..loan(12) };
+                    let mut loans = vec![Some(lie); keys.len()];
+                    loans.extend([Some(loan(1)); 3]);
+                    Reply::Lent { loans, lease_ms: u64::MAX }
+                }
+                Request::Copy { items, .. } => {
+                    Reply::Copied { outcomes: vec![Copied::Done; items.len() + 9] }
+                }
+                Request::Remove { .. } => Reply::Removed { removed: vec![true; 9999] },
+                Request::Prepare { blocks, .. } => Reply::Prepared {
+                    segment: "s".repeat(5000),
+                    places: vec![message::Prepared::At; blocks.len() + 1],
+                },
+                Request::Open { .. } => Reply::Opened { segment: String::new(), wanted: vec![true; 9] },
+                Request::Settle { .. } | Request::Finish { .. } => Reply::Copied { outcomes: vec![] },
+                Request::GiveUp { .. } => Reply::GivenUp,
+            };
+            message::write(&mut line(), &reply).ok()?;
+        }
+    };
+    thread::scope(|scope| {
+        while !stop.load(Ordering::SeqCst) {
+            let Ok((stream, _)) = listener.accept() else { return };
+            scope.spawn(move || serve(stream));
+        }
+    });
+}
+
+#[test]
+fn a_peer_that_answers_with_lies_costs_misses_and_nothing_else() {
+    let ports = ports(2);
+    let listener = TcpListener::bind(ports[1]).unwrap();
+    let (stop, lent) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| answer_with_lies(&listener, &stop, &lent));
+        let host = victim(&ports);
+        let free = host.store.pressure().free_bytes;
+        until("it is believed to be a peer", || host.up() == 1);
+        assert!((8..40).all(|n| !host.reads(n)), "what it says it has is not there");
+        assert_eq!(host.cluster.replicate(&[key(0)], 2), [Outcome::Done]);
+        let _ = host.cluster.push("host-1", &[key(0), key(1)]);
+        let operator = host.tiering.remove(&[key(7)], host.clock.now_ms()).unwrap();
+        assert_eq!(operator, [Remove::Removed]);
+        host.put(7);
+        unharmed(&host, free, "a lying peer");
+        drop(host);
+        stop.store(true, Ordering::SeqCst);
+        drop(TcpStream::connect(ports[1]));
+    });
+}
+
+/// Numbers are the senders' own choice, so that one may choose another's.
+#[test]
+fn what_a_peer_says_of_the_hand_overs_of_others_is_not_heard() {
+    use kvasir_net::transfer::handover::encode;
+    use kvasir_net::transport::node::Notice;
+    let ports = ports(3);
+    let host = Host::start(0, &ports, |_| {});
+    let shared = &host.cluster.shared;
+    let (one, two) = (&shared.links[0], &shared.links[1]);
+    let free = host.store.pressure().free_bytes;
+    let opened = shared.open_incoming(one, 9, 5, 4, &[loan(80)]);
+    let Reply::Opened { segment, .. } = &opened else { panic!("{opened:?}") };
+    let again = shared.open_incoming(two, 9, 6, 4, &[loan(81)]);
+    assert!(matches!(&again, Reply::Refused { reason } if reason.contains("under way already")), "{again:?}");
+    assert!(shared.node.exports.grant(segment).is_ok(), "the first may go on writing");
+    assert!(matches!(shared.settle_incoming(two, 9, &[7]), Reply::Refused { .. }));
+    shared.end_incoming("the other one says so", |id, from| id == 9 && from == two.config.name);
+    assert_eq!(shared.open_incoming(one, 9, 5, 4, &[loan(80)]), opened, "asked again, the same answer");
+
+    assert!(matches!(shared.prepare(one, 1, &[loan(82)]), Reply::Prepared { .. }));
+    let says = |peer: &str, request| {
+        shared.note_push(&Notice { peer: peer.to_owned(), message: encode(request, 0, 3) })
+    };
+    assert!(!says("host-2", 1) && !says("host-1", 77) && !says("nobody", 1));
+    assert_eq!([1, 77].map(|request| shared.arrivals.progress(request)), [(0, 0); 2]);
+    assert!(says("host-1", 1) && shared.arrivals.progress(1) == (1, 3));
+    assert_eq!(shared.finish(one, 1), [Copied::Failed]);
+    assert_eq!(shared.arrivals.progress(1), (0, 0), "and forgotten with it");
+    shared.end_incoming("its sender gave up", |id, _| id == 9);
+    assert_eq!(host.store.pressure().free_bytes, free);
+}
