@@ -289,7 +289,9 @@ impl Outcome {
             Self::Busy => "another call is using the reservation",
             Self::ChecksumMismatch => "the bytes arrived with another checksum; send them again",
             Self::LeaseGone => "the lease has expired, was released, or is another connection's",
-            Self::Throttled => "the host lends no more at once; release some and try again",
+            Self::Throttled => {
+                "this client holds as much as one may, or the host lends no more at once; release or commit some and try again"
+            }
             Self::Dropped => "the block's bytes no longer matched its checksum; it was dropped",
             Self::QuotaFull => {
                 "the tenant's quota is full and none of its blocks can be evicted now; release or unpin some"

@@ -81,6 +81,11 @@ pub enum OpenError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OwnerId(pub u64);
 
+/// Of the leases, one owner holds at most one in so many: a client that keeps all it gets stops no other's reads.
+const OWNER_SHARE: usize = 4;
+/// Of the pool, one client reserves at most one byte in so many without committing.
+const RESERVED_SHARE: u64 = 2;
+
 impl OwnerId {
     /// Clients on this machine, who write to their places by themselves.
     const CLIENT: u64 = 1 << 63;

@@ -54,6 +54,11 @@ pub enum StoreError {
          processes, or try again"
     )]
     WritersLate { bytes: u64 },
+    #[error(
+        "this client has {reserved_bytes} B reserved and not committed, and with block {key} would have more than the \
+         {max_bytes} B that one client may; commit or abort some first"
+    )]
+    TooMuchReserved { key: BlockKey, reserved_bytes: u64, max_bytes: u64 },
     #[error("a block cannot go from {from:?} to {to:?}")]
     IllegalTransition { from: State, to: State },
 }
@@ -69,6 +74,7 @@ impl StoreError {
                 | Self::Busy { .. }
                 | Self::WritersLate { .. }
                 | Self::ChecksumMismatch { .. }
+                | Self::TooMuchReserved { .. }
                 | Self::TooManyLeases { .. }
         )
     }
@@ -90,7 +96,7 @@ impl From<&StoreError> for Outcome {
             StoreError::Busy { .. } => Self::Busy,
             StoreError::ChecksumMismatch { .. } => Self::ChecksumMismatch,
             StoreError::LeaseGone { .. } => Self::LeaseGone,
-            StoreError::TooManyLeases { .. } => Self::Throttled,
+            StoreError::TooManyLeases { .. } | StoreError::TooMuchReserved { .. } => Self::Throttled,
             StoreError::BatchTooLarge { .. }
             | StoreError::OutOfReservation { .. }
             | StoreError::IllegalTransition { .. } => Self::Internal,

@@ -3,6 +3,9 @@
 //! All leases of a store live equally long, so the queue is in order of expiry by construction and expiring,
 //! like releasing, is O(1).
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use super::dram::OwnerId;
 
 const NONE: u32 = u32::MAX;
@@ -27,17 +30,32 @@ pub(super) struct Leases {
     head: u32,
     tail: u32,
     held: usize,
+    /// Of each owner that holds any.
+    by_owner: HashMap<OwnerId, usize>,
     /// Life that a new entry begins with. Random, so that an id given by an earlier run of the host ends nothing now.
     first_life: u32,
 }
 
 impl Leases {
     pub(super) fn new(first_life: u32) -> Self {
-        Self { entries: Vec::new(), free: Vec::new(), head: NONE, tail: NONE, held: 0, first_life }
+        Self {
+            entries: Vec::new(),
+            free: Vec::new(),
+            head: NONE,
+            tail: NONE,
+            held: 0,
+            by_owner: HashMap::new(),
+            first_life,
+        }
     }
 
     pub(super) fn held(&self) -> usize {
         self.held
+    }
+
+    /// How many `owner` holds.
+    pub(super) fn held_by(&self, owner: OwnerId) -> usize {
+        self.by_owner.get(&owner).copied().unwrap_or(0)
     }
 
     /// Adds a lease; returns its (index, life).
@@ -72,6 +90,7 @@ impl Leases {
         }
         self.tail = index;
         self.held += 1;
+        *self.by_owner.entry(owner).or_default() += 1;
         (index, life)
     }
 
@@ -90,6 +109,12 @@ impl Leases {
         self.entries[index as usize].held = false;
         self.free.push(index);
         self.held -= 1;
+        if let Entry::Occupied(mut own) = self.by_owner.entry(lease.owner) {
+            *own.get_mut() -= 1;
+            if *own.get() == 0 {
+                own.remove();
+            }
+        }
         Some(lease)
     }
 
@@ -140,5 +165,6 @@ mod tests {
         assert_eq!(leases.expire_one(1000).map(|l| l.local), Some(12));
         assert_eq!(leases.expire_one(1000).map(|l| l.local), Some(13));
         assert_eq!((leases.expire_one(1000).map(|l| l.local), leases.held()), (None, 0));
+        assert!(leases.by_owner.is_empty(), "nothing is kept of owners that hold none");
     }
 }

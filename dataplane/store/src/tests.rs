@@ -674,3 +674,31 @@ proptest! {
         run(ops);
     }
 }
+
+#[test]
+fn one_client_takes_neither_all_leases_nor_all_memory() {
+    let store = Arc::new(DramStore::open(DramConfig { leases_max: 64 * 32, ..config(32) }).unwrap());
+    put(&store, 1, 4096, 0);
+    let (greedy, other) = (store.new_client(), store.new_client());
+    let lent = |owner| matches!(store.get(owner, &[key(1)], 0, 0).unwrap()[0], Lookup::Hit(_));
+    assert_eq!((0..100).filter(|_| lent(greedy)).count(), 16, "a quarter of those in the block's shard");
+    assert!(lent(other), "others read on");
+    store.release_owner(greedy, 0);
+    assert!(lent(greedy));
+
+    // 16 of 32 pages, in one batch or in several.
+    let metas: Vec<BlockMeta> = (100..120).map(|n| BlockMeta::single(key(n), 4096)).collect();
+    let placed = store.reserve(greedy, &metas, 0).unwrap();
+    let ids: Vec<u64> =
+        placed.iter().filter_map(|p| if let Reserve::Reserved(r) = p { Some(r.id) } else { None }).collect();
+    assert_eq!(ids.len(), 16);
+    let Reserve::Refused(error) = reserve(&store, greedy, 130, 4096) else { panic!("beyond its share") };
+    assert!(matches!(error, StoreError::TooMuchReserved { reserved_bytes: 65_536, .. }) && error.retryable());
+    assert!(error.to_string().contains("commit or abort some first"), "{error}");
+    reserved(&store, other, 131, 4096);
+    store.abort(greedy, &ids[..1]).unwrap().remove(0).unwrap();
+    reserved(&store, greedy, 132, 4096);
+    // A block of more than a share is no fault while nothing else is reserved.
+    let large = DramStore::open(config(32)).unwrap();
+    reserved(&large, large.new_client(), 1, 24 * 4096);
+}

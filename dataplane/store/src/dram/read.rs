@@ -4,8 +4,8 @@ use std::sync::{Arc, RwLockReadGuard};
 use std::time::Instant;
 
 use super::{
-    BlockStat, DramStore, Lease, Lookup, OwnerId, SHARDS, TICK_MS, Verify, check_batch, millis, slot_of,
-    split,
+    BlockStat, DramStore, Lease, Lookup, OWNER_SHARE, OwnerId, SHARDS, TICK_MS, Verify, check_batch, millis,
+    slot_of, split,
 };
 use crate::error::StoreError;
 use crate::events::NO_SLOT;
@@ -59,7 +59,8 @@ impl DramStore {
             guard.miss(hash, found.is_some());
             return Lookup::Miss;
         };
-        let full = guard.leases.held() >= (self.config.leases_max / SHARDS).max(1);
+        let most = (self.config.leases_max / SHARDS).max(1);
+        let full = guard.leases.held() >= most || guard.leases.held_by(owner) >= (most / OWNER_SHARE).max(1);
         if full || guard.lend(local, State::Reused).is_err() {
             return Lookup::Throttled;
         }

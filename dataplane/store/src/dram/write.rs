@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{DramStore, Held, OwnerId, Reservation, Reserve, check_batch, millis, slot_of, ticks};
+use super::{
+    DramStore, Held, OwnerId, RESERVED_SHARE, Reservation, Reserve, SHARDS, check_batch, millis, slot_of,
+    ticks,
+};
 use crate::config::CommitCheck;
 use crate::error::StoreError;
 use crate::events::{EventKind, NO_SLOT};
@@ -24,7 +27,31 @@ impl DramStore {
     ) -> Result<Vec<Reserve>, StoreError> {
         check_batch(blocks.len())?;
         let mut deadline = None;
-        Ok(blocks.iter().map(|meta| self.reserve_one(owner, meta, now_ms, &mut deadline)).collect())
+        let mut reserved = if owner.is_client() { self.reserved_by(owner) } else { 0 };
+        let max_bytes = self.pool.bytes() / RESERVED_SHARE;
+        let mut one = |meta: &BlockMeta| {
+            let size = Extents::rounded(meta.size.into());
+            // A block that would not fit if it were alone has a reason of its own to fail, or is allowed to.
+            if owner.is_client() && reserved > 0 && reserved + size > max_bytes {
+                let error =
+                    StoreError::TooMuchReserved { key: meta.key, reserved_bytes: reserved, max_bytes };
+                return Reserve::Refused(error);
+            }
+            let outcome = self.reserve_one(owner, meta, now_ms, &mut deadline);
+            reserved += if matches!(outcome, Reserve::Reserved(_)) { size } else { 0 };
+            outcome
+        };
+        Ok(blocks.iter().map(&mut one).collect())
+    }
+
+    /// Bytes that `owner` has reserved and not committed.
+    fn reserved_by(&self, owner: OwnerId) -> u64 {
+        let of_shard = |shard| {
+            let guard = self.read(shard);
+            let own = guard.reservations.iter().filter(|(_, reservation)| reservation.owner == owner);
+            own.map(|(&local, _)| Extents::rounded(guard.records[local as usize].size.into())).sum::<u64>()
+        };
+        (0..SHARDS).map(of_shard).sum()
     }
 
     fn reserve_one(
