@@ -74,7 +74,7 @@ impl Channel {
         let until = Instant::now() + patience;
         let unreachable = |source| ChannelError::Unreachable { address: address.to_owned(), source };
         let stream = dial(address, patience).map_err(unreachable)?;
-        let met = greet::connect(stream, tls, node, until);
+        let met = greet::connect(stream, tls, node, "", until);
         let (socket, found) = met.map_err(|reason| match reason {
             GreetError::Away(error) => unreachable(error),
             reason if reason.is_tls() => ChannelError::Tls { address: address.to_owned(), reason },

@@ -327,7 +327,9 @@ impl Cluster {
         let listening = |what, addr| move |source| OpenError::Listen { what, addr, source };
         let listener = TcpListener::bind(config.listen).map_err(listening("the cluster", config.listen))?;
         let addr = listener.local_addr().map_err(listening("the cluster", config.listen))?;
-        let node = Arc::new(Node::new(&config.name, config.secret.clone(), epoch()));
+        let members = config.peers.iter().map(|peer| peer.name.clone());
+        let node = Node::new(&config.name, config.secret.clone(), epoch());
+        let node = Arc::new(node.of_cluster(&config.cluster, members));
         let rails = rails::open(&config, &node, clock)?;
         if rails.is_empty() {
             return Err(OpenError::NoRail);

@@ -193,8 +193,9 @@ impl Shared {
         let region =
             |place: &Reservation| self.pool.range(place.offset, place.size.into()).map(Region::of_range);
         let regions: Vec<Region> = places.iter().filter_map(|(_, place)| region(place)).collect();
+        let peer = Some(from.config.name.as_str());
         if !regions.is_empty()
-            && let Err(denied) = self.node.exports.export(&segment, regions, Access::Write, lease)
+            && let Err(denied) = self.node.exports.export_for(peer, &segment, regions, Access::Write, lease)
         {
             self.give_up(&places);
             lock(&self.taking).remove(&request);

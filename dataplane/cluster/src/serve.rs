@@ -70,7 +70,7 @@ impl Shared {
     /// Answers until the connection ends. Returns `None` if it was not a peer's.
     fn serve(&self, stream: TcpStream) -> Option<()> {
         let soon = || Instant::now() + STALL;
-        let (socket, name) = greet::accept(stream, self.config.tls.as_ref(), &self.node, soon()).ok()?;
+        let (socket, name) = greet::accept(stream, self.config.tls.as_ref(), &self.node, "", soon()).ok()?;
         let mut stream = Deadlined { socket: &socket, deadline: soon() };
         let hello = message::read(&mut stream).ok()?;
         let link = self.links.iter().find(|link| link.config.name == name);

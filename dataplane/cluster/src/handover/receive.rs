@@ -283,7 +283,13 @@ impl Shared {
             return Ok(());
         }
         let lease = self.hand_over_time();
-        let exported = self.node.exports.export(&incoming.segment, regions, Access::Write, lease);
+        let exported = self.node.exports.export_for(
+            Some(&incoming.from),
+            &incoming.segment,
+            regions,
+            Access::Write,
+            lease,
+        );
         exported.map_err(|denied| denied.to_string())
     }
 

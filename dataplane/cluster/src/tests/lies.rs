@@ -45,7 +45,7 @@ impl Liar {
     fn connect(host: &Host) -> Self {
         let stream = TcpStream::connect(host.cluster.addr()).unwrap();
         let until = Instant::now() + PATIENCE;
-        let (socket, _) = greet::connect(stream, None, &node(1), until).unwrap();
+        let (socket, _) = greet::connect(stream, None, &node(1), "", until).unwrap();
         let liar = Self(socket);
         let cluster = host.cluster.config().cluster.clone();
         assert!(matches!(liar.ask(&Request::Hello { cluster }), Ok(Reply::Welcome(_))));
@@ -182,7 +182,7 @@ fn damaged_frames_of_a_peer_end_its_connection_alone() {
 fn answer_with_lies(listener: &TcpListener, stop: &AtomicBool, lent: &AtomicU64) {
     let node = node(1);
     let serve = |stream: TcpStream| -> Option<()> {
-        let (socket, _) = greet::accept(stream, None, &node, Instant::now() + PATIENCE).ok()?;
+        let (socket, _) = greet::accept(stream, None, &node, "", Instant::now() + PATIENCE).ok()?;
         let line = || Deadlined { socket: &socket, deadline: Instant::now() + PATIENCE };
         let mut first = true;
         loop {
@@ -283,7 +283,7 @@ fn what_a_peer_says_of_the_hand_overs_of_others_is_not_heard() {
     let Reply::Opened { segment, .. } = &opened else { panic!("{opened:?}") };
     let again = shared.open_incoming(two, 9, 6, 4, &[loan(81)]);
     assert!(matches!(&again, Reply::Refused { reason } if reason.contains("under way already")), "{again:?}");
-    assert!(shared.node.exports.grant(segment).is_ok(), "the first may go on writing");
+    assert!(shared.node.exports.grant(segment, "host-1").is_ok(), "the first may go on writing");
     assert!(matches!(shared.settle_incoming(two, 9, &[7]), Reply::Refused { .. }));
     shared.end_incoming("the other one says so", |id, from| id == 9 && from == two.config.name);
     assert_eq!(shared.open_incoming(one, 9, 5, 4, &[loan(80)]), opened, "asked again, the same answer");

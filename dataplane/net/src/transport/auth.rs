@@ -3,8 +3,8 @@
 //! ```text
 //! client -> server   magic "KVTX" · version u8 · name length u8 · name · nonce (32 B)
 //! server -> client   magic "KVTX" · version u8 · name length u8 · name · nonce (32 B)
-//! client -> server   HMAC-SHA-256(secret, "client" · both hellos)
-//! server -> client   HMAC-SHA-256(secret, "server" · both hellos)
+//! client -> server   HMAC-SHA-256(secret, "client" · realm · both hellos)
+//! server -> client   HMAC-SHA-256(secret, "server" · realm · both hellos)
 //! ```
 //!
 //! Each proof covers both nonces, so a recorded handshake proves nothing to a server (or client) that picked another
@@ -53,23 +53,23 @@ impl AuthError {
     }
 }
 
-/// The connecting side. Returns the peer's name.
-pub fn connect(stream: &mut (impl Read + Write), node: &Node) -> Result<String, AuthError> {
+/// The connecting side. Returns the peer's name. `realm` must be the same on both sides: the cluster, on a rail.
+pub fn connect(stream: &mut (impl Read + Write), node: &Node, realm: &str) -> Result<String, AuthError> {
     let ours = hello(node);
     stream.write_all(&ours)?;
     let (name, theirs) = read_hello(stream)?;
-    stream.write_all(&proof(&node.secret, b"client", &ours, &theirs).finalize().into_bytes())?;
-    check(stream, proof(&node.secret, b"server", &ours, &theirs))?;
+    stream.write_all(&proof(&node.secret, "client", realm, [&ours, &theirs]).finalize().into_bytes())?;
+    check(stream, proof(&node.secret, "server", realm, [&ours, &theirs]))?;
     Ok(name)
 }
 
 /// The accepting side. Returns the peer's name.
-pub fn accept(stream: &mut (impl Read + Write), node: &Node) -> Result<String, AuthError> {
+pub fn accept(stream: &mut (impl Read + Write), node: &Node, realm: &str) -> Result<String, AuthError> {
     let (name, theirs) = read_hello(stream)?;
     let ours = hello(node);
     stream.write_all(&ours)?;
-    check(stream, proof(&node.secret, b"client", &theirs, &ours))?;
-    stream.write_all(&proof(&node.secret, b"server", &theirs, &ours).finalize().into_bytes())?;
+    check(stream, proof(&node.secret, "client", realm, [&theirs, &ours]))?;
+    stream.write_all(&proof(&node.secret, "server", realm, [&theirs, &ours]).finalize().into_bytes())?;
     Ok(name)
 }
 
@@ -101,14 +101,14 @@ fn read_hello(stream: &mut impl Read) -> Result<(String, Vec<u8>), AuthError> {
     Ok((name, [&head[..], &rest].concat()))
 }
 
-fn proof(secret: &Secret, role: &[u8], client_hello: &[u8], server_hello: &[u8]) -> Hmac<Sha256> {
+fn proof(secret: &Secret, role: &str, realm: &str, [client, server]: [&[u8]; 2]) -> Hmac<Sha256> {
     // `new_from_slice` accepts a key of any length, so it never fails.
     let mut mac = match Hmac::<Sha256>::new_from_slice(secret.bytes()) {
         Ok(mac) => mac,
         Err(_) => unreachable!("HMAC takes keys of any length"),
     };
-    // A hello says how long it is, so no two pairs of hellos give the same bytes.
-    [role, client_hello, server_hello].into_iter().for_each(|part| mac.update(part));
+    // A hello says how long it is, and both sides have the same ones, so that no two realms give the same bytes.
+    [role.as_bytes(), realm.as_bytes(), client, server].into_iter().for_each(|part| mac.update(part));
     mac
 }
 
@@ -152,9 +152,9 @@ mod tests {
 
     fn meet(client: &Node, server: Node) -> (Result<String, AuthError>, Result<String, AuthError>, Vec<u8>) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let accepting = thread::spawn(move || accept(&mut theirs, &server));
+        let accepting = thread::spawn(move || accept(&mut theirs, &server, &server.cluster));
         let mut ours = Recorded(ours, Vec::new());
-        let connected = connect(&mut ours, client);
+        let connected = connect(&mut ours, client, &client.cluster);
         let said = std::mem::take(&mut ours.1);
         drop(ours);
         (connected, accepting.join().unwrap(), said)
@@ -174,11 +174,20 @@ mod tests {
     }
 
     #[test]
+    fn nodes_of_different_clusters_do_not_come_together() {
+        let of = |name: &str, cluster: &str| node(name, b"secret").of_cluster(cluster, []);
+        let (connected, accepted, _) = meet(&of("a", "one"), of("b", "two"));
+        assert!(matches!(accepted, Err(AuthError::Proof)) && connected.is_err());
+        let (connected, accepted, _) = meet(&of("a", "one"), of("b", "one"));
+        assert_eq!((connected.unwrap(), accepted.unwrap()), ("b".into(), "a".into()));
+    }
+
+    #[test]
     fn a_replayed_handshake_fails() {
         let (_, _, said) = meet(&node("a", b"secret"), node("b", b"secret"));
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         ours.write_all(&said).unwrap();
-        assert!(matches!(accept(&mut theirs, &node("b", b"secret")), Err(AuthError::Proof)));
+        assert!(matches!(accept(&mut theirs, &node("b", b"secret"), ""), Err(AuthError::Proof)));
     }
 
     #[test]
@@ -187,7 +196,7 @@ mod tests {
             let (mut ours, mut theirs) = UnixStream::pair().unwrap();
             ours.write_all(bytes).unwrap();
             ours.shutdown(std::net::Shutdown::Write).unwrap();
-            let error = accept(&mut theirs, &node("b", b"secret")).unwrap_err().to_string();
+            let error = accept(&mut theirs, &node("b", b"secret"), "").unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         };
         check(b"GET / HTTP/1.1\r\n", "does not speak");
@@ -206,7 +215,7 @@ mod tests {
             }
             ours.write_all(&bytes).unwrap();
             ours.shutdown(std::net::Shutdown::Write).unwrap();
-            prop_assert!(accept(&mut theirs, &node("b", b"secret")).is_err());
+            prop_assert!(accept(&mut theirs, &node("b", b"secret"), "").is_err());
         }
     }
 }

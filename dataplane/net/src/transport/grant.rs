@@ -1,7 +1,7 @@
 //! Who may touch which memory of this node: segments, and the grants on them that peers hold.
 //!
-//! A segment is a name for regions. A grant is one peer's right to it: an unguessable key, valid in one epoch of the
-//! node and until its lease ends. Software transports look the key up for each operation ([`Exports::authorize`]) and
+//! A segment is a name for regions, for all peers or for one. A grant is one peer's right to it: an unguessable key, good
+//! for that peer alone, valid in one epoch of the node and until its lease ends. Software transports look the key up for each operation ([`Exports::authorize`]) and
 //! hold an [`Entry`] while they touch the memory; [`Exports::revoke`] returns only when nobody holds one any more, so
 //! that the memory can be reused at once.
 
@@ -149,6 +149,8 @@ struct State {
 }
 
 struct Segment {
+    /// The only peer that may open it, if there is one.
+    peer: Option<String>,
     regions: Arc<[Region]>,
     access: Access,
     lease: Duration,
@@ -157,6 +159,8 @@ struct Segment {
 /// A grant as the node that gave it keeps it.
 pub struct Granted {
     pub segment: String,
+    /// Whose it is.
+    pub peer: String,
     pub key: u64,
     pub epoch: u64,
     pub access: Access,
@@ -222,6 +226,18 @@ impl Exports {
         access: Access,
         lease: Duration,
     ) -> Result<(), Denied> {
+        self.export_for(None, name, regions, access, lease)
+    }
+
+    /// As [`export`](Self::export), for one peer alone if one is given: for others there is no such segment.
+    pub fn export_for(
+        &self,
+        peer: Option<&str>,
+        name: &str,
+        regions: Vec<Region>,
+        access: Access,
+        lease: Duration,
+    ) -> Result<(), Denied> {
         if regions.is_empty() || regions.len() > REGIONS_MAX || name.is_empty() || name.len() > NAME_MAX {
             return Err(Denied::Malformed);
         }
@@ -233,7 +249,8 @@ impl Exports {
         if state.segments.len() >= SEGMENTS_MAX {
             return Err(Denied::Full);
         }
-        state.segments.insert(name.to_owned(), Segment { regions: regions.into(), access, lease });
+        let peer = peer.map(str::to_owned);
+        state.segments.insert(name.to_owned(), Segment { peer, regions: regions.into(), access, lease });
         Ok(())
     }
 
@@ -263,7 +280,7 @@ impl Exports {
     }
 
     /// Gives an authenticated peer a right to a segment.
-    pub fn grant(&self, name: &str) -> Result<Arc<Granted>, Denied> {
+    pub fn grant(&self, name: &str, peer: &str) -> Result<Arc<Granted>, Denied> {
         let now = Instant::now();
         let mut state = self.state();
         if state.grants.len() >= GRANTS_MAX {
@@ -272,9 +289,11 @@ impl Exports {
         if state.grants.len() >= GRANTS_MAX {
             return Err(Denied::Full);
         }
-        let segment = state.segments.get(name).ok_or(Denied::NoSegment)?;
+        let may = |segment: &&Segment| segment.peer.as_ref().is_none_or(|only| only == peer);
+        let segment = state.segments.get(name).filter(may).ok_or(Denied::NoSegment)?;
         let granted = Arc::new(Granted {
             segment: name.to_owned(),
+            peer: peer.to_owned(),
             key: super::node::random_u64(),
             epoch: state.epoch,
             access: segment.access,
@@ -289,12 +308,19 @@ impl Exports {
     }
 
     /// Checks what a peer presents with an operation.
-    pub fn authorize(&self, key: u64, epoch: u64, direction: Direction) -> Result<Arc<Granted>, Denied> {
+    pub fn authorize(
+        &self,
+        peer: &str,
+        key: u64,
+        epoch: u64,
+        direction: Direction,
+    ) -> Result<Arc<Granted>, Denied> {
         let state = self.state();
         if epoch != state.epoch {
             return Err(Denied::StaleEpoch);
         }
-        let granted = state.grants.get(&key).ok_or(Denied::UnknownKey)?;
+        let own = |granted: &&Arc<Granted>| granted.peer == peer;
+        let granted = state.grants.get(&key).filter(own).ok_or(Denied::UnknownKey)?;
         if Instant::now() >= granted.expires {
             return Err(Denied::LeaseEnded);
         }
@@ -342,8 +368,8 @@ mod tests {
     #[test]
     fn grants_die_with_segment_epoch_and_lease() {
         let exports = exports(Access::Read, HOUR);
-        let granted = exports.grant("kv").unwrap();
-        let check = |epoch, direction| exports.authorize(granted.key, epoch, direction).map(|_| ());
+        let granted = exports.grant("kv", "peer").unwrap();
+        let check = |epoch, direction| exports.authorize("peer", granted.key, epoch, direction).map(|_| ());
         assert_eq!(check(7, Direction::Read), Ok(()));
         assert_eq!(check(7, Direction::Write), Err(Denied::Direction));
         assert_eq!(check(6, Direction::Read), Err(Denied::StaleEpoch));
@@ -353,18 +379,33 @@ mod tests {
         assert_eq!(check(8, Direction::Read), Err(Denied::UnknownKey));
         assert_eq!(granted.enter().err(), Some(Denied::UnknownKey));
 
-        let again = exports.grant("kv").unwrap();
+        let again = exports.grant("kv", "peer").unwrap();
         exports.revoke("kv");
         assert_eq!(again.enter().err(), Some(Denied::UnknownKey));
-        assert_eq!(exports.grant("kv").err(), Some(Denied::NoSegment));
+        assert_eq!(exports.grant("kv", "peer").err(), Some(Denied::NoSegment));
+    }
+
+    #[test]
+    fn a_grant_is_good_for_its_peer_alone_and_so_may_be_a_segment() {
+        let exports = exports(Access::Read, HOUR);
+        let granted = exports.grant("kv", "a").unwrap();
+        let check = |peer| exports.authorize(peer, granted.key, 7, Direction::Read).map(|_| ());
+        assert_eq!((check("a"), check("b")), (Ok(()), Err(Denied::UnknownKey)));
+        let region = vec![Region::of_buffer(Buffer::zeroed(1))];
+        exports.export_for(Some("a"), "own", region, Access::Write, HOUR).unwrap();
+        assert_eq!(exports.grant("own", "b").err(), Some(Denied::NoSegment));
+        assert!(exports.grant("own", "a").is_ok());
     }
 
     #[test]
     fn an_ended_lease_is_refused_on_both_sides() {
         let exports = exports(Access::ReadWrite, Duration::ZERO);
-        let granted = exports.grant("kv").unwrap();
+        let granted = exports.grant("kv", "peer").unwrap();
         assert_eq!(granted.enter().err(), Some(Denied::LeaseEnded));
-        assert_eq!(exports.authorize(granted.key, 7, Direction::Read).err(), Some(Denied::LeaseEnded));
+        assert_eq!(
+            exports.authorize("peer", granted.key, 7, Direction::Read).err(),
+            Some(Denied::LeaseEnded)
+        );
         let grant = granted.describe();
         assert_eq!(grant.allows(Direction::Read, Instant::now()), Err(Denied::LeaseEnded));
     }
@@ -372,7 +413,7 @@ mod tests {
     #[test]
     fn ranges_are_checked_alike_on_both_sides() {
         let exports = exports(Access::Read, HOUR);
-        let granted = exports.grant("kv").unwrap();
+        let granted = exports.grant("kv", "peer").unwrap();
         let grant = granted.describe();
         for (region, offset, len, ok) in [
             (0, 0, 100, true),
@@ -391,7 +432,7 @@ mod tests {
     fn full_tables_refuse_and_expired_grants_make_room() {
         let exports = exports(Access::Read, Duration::ZERO);
         for _ in 0..GRANTS_MAX + 1 {
-            assert!(exports.grant("kv").is_ok());
+            assert!(exports.grant("kv", "peer").is_ok());
         }
         let regions = || vec![Region::of_buffer(Buffer::zeroed(1))];
         for n in 1..SEGMENTS_MAX {

@@ -177,7 +177,8 @@ impl Transport for Local {
             reason: error.to_string(),
         };
         let mut stream = UnixStream::connect(address).map_err(unreachable)?;
-        let peer = auth::connect(&mut Deadlined::new(&stream, self.config.timeout), &self.node);
+        let peer =
+            auth::connect(&mut Deadlined::new(&stream, self.config.timeout), &self.node, &self.node.cluster);
         let peer = peer.map_err(|error| match error {
             AuthError::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => unreachable(error),
             error => Error::Authentication { address: address.to_owned(), reason: error.to_string() },

@@ -138,7 +138,12 @@ impl LoopbackEndpoint {
     ) -> Result<(Arc<super::grant::Granted>, Vec<LocalRange>), OpError> {
         op.check(capabilities, Instant::now())?;
         self.check_up()?;
-        let granted = self.peer.node.exports.authorize(op.grant.key, op.grant.epoch, op.direction)?;
+        let granted = self.peer.node.exports.authorize(
+            &self.us.node.name,
+            op.grant.key,
+            op.grant.epoch,
+            op.direction,
+        )?;
         let remote = op.remote.iter().map(|range| granted.range(*range)).collect::<Result<_, _>>()?;
         Ok((granted, remote))
     }
@@ -167,7 +172,7 @@ impl Endpoint for LoopbackEndpoint {
         self.up()?;
         let denied =
             |denied| Error::Denied { peer: self.peer().to_owned(), segment: segment.to_owned(), denied };
-        Ok(Arc::new(self.peer.node.exports.grant(segment).map_err(denied)?.describe()))
+        Ok(Arc::new(self.peer.node.exports.grant(segment, &self.us.node.name).map_err(denied)?.describe()))
     }
 
     fn submit(&self, ops: Vec<Op>, sink: &Arc<dyn Sink>) {

@@ -1,6 +1,6 @@
 //! What all transports of one node share: its name, its secret, what it exports, what peers told it.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -20,12 +20,34 @@ pub struct Node {
     pub secret: Secret,
     pub exports: Exports,
     pub notices: Notices,
+    /// What the rails of this node have in common with those of its peers besides the secret; part of their handshake.
+    pub cluster: String,
+    /// Who may come in over a rail; everyone with the secret if it is not set.
+    members: Option<HashSet<String>>,
 }
 
 impl Node {
     /// `epoch` must be larger than that of every earlier run of this node; it fences off grants of those.
     pub fn new(name: &str, secret: Secret, epoch: u64) -> Self {
-        Self { name: name.to_owned(), secret, exports: Exports::new(epoch), notices: Notices::default() }
+        Self {
+            name: name.to_owned(),
+            secret,
+            exports: Exports::new(epoch),
+            notices: Notices::default(),
+            cluster: String::new(),
+            members: None,
+        }
+    }
+
+    /// Its rails take peers of this cluster and these names alone.
+    #[must_use]
+    pub fn of_cluster(self, cluster: &str, members: impl IntoIterator<Item = String>) -> Self {
+        Self { cluster: cluster.to_owned(), members: Some(members.into_iter().collect()), ..self }
+    }
+
+    /// Whether a peer that proved to know the secret may come in over a rail.
+    pub fn admits(&self, peer: &str) -> bool {
+        self.members.as_ref().is_none_or(|members| members.contains(peer))
     }
 }
 

@@ -26,7 +26,7 @@ mod server;
 mod sys;
 mod wire;
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -59,7 +59,7 @@ pub struct RdmaConfig {
     pub listen: Option<SocketAddr>,
     /// Default 1 s.
     pub connect_timeout: Duration,
-    /// How long one step of a handshake may take. Default 2 s.
+    /// How long a handshake may take. Default 2 s.
     pub handshake_timeout: Duration,
     /// An idle endpoint pings this often. Default 200 ms.
     pub heartbeat: Duration,
@@ -152,17 +152,20 @@ impl Rdma {
             let reason = "write IP:PORT".to_owned();
             TransportError::Address { transport, address: address.to_owned(), reason }
         })?;
-        let mut stream = TcpStream::connect_timeout(&socket, config.connect_timeout).map_err(io)?;
-        prepare(&stream, config.handshake_timeout, config.handshake_timeout).map_err(io)?;
-        let peer = auth::connect(&mut stream, &shared.node).map_err(|error| match error.is_refusal() {
-            true => TransportError::Authentication { address: address.into(), reason: error.to_string() },
-            false => failed(error.to_string()),
+        let stream = TcpStream::connect_timeout(&socket, config.connect_timeout).map_err(io)?;
+        stream.set_nodelay(true).map_err(io)?;
+        let mut meeting = Deadlined { stream: &stream, until: Instant::now() + config.handshake_timeout };
+        let peer = auth::connect(&mut meeting, &shared.node, &shared.node.cluster).map_err(|error| {
+            match error.is_refusal() {
+                true => TransportError::Authentication { address: address.into(), reason: error.to_string() },
+                false => failed(error.to_string()),
+            }
         })?;
         let id = shared.progress.id();
         let epochs =
             connect::Epochs { ours: shared.node.exports.epoch(), fence: shared.accepted.fence(&peer) };
         let (device, channel) = (&shared.device, &shared.progress.channel);
-        let connection = connect::connect(device, channel, id, config.queue, epochs, &mut stream)
+        let connection = connect::connect(device, channel, id, config.queue, epochs, &mut meeting)
             .map_err(|error| failed(error.to_string()))?;
         shared.accepted.raise(&peer, connection.peer.epoch);
         prepare(&stream, config.heartbeat, config.peer_timeout).map_err(io)?;
@@ -226,6 +229,37 @@ fn prepare(stream: &TcpStream, read: Duration, write: Duration) -> io::Result<()
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(read))?;
     stream.set_write_timeout(Some(write))
+}
+
+/// A stream with a time for all that is done on it, however often a byte comes: the handshake.
+struct Deadlined<'a> {
+    stream: &'a TcpStream,
+    until: Instant,
+}
+
+impl Deadlined<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
+        left.map(Some).ok_or_else(|| io::ErrorKind::TimedOut.into())
+    }
+}
+
+impl Read for Deadlined<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Deadlined<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 fn capabilities(config: &RdmaConfig, device: &Device) -> Capabilities {

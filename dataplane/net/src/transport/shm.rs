@@ -145,6 +145,26 @@ mod tests {
     }
 
     #[test]
+    fn who_is_no_member_is_turned_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |name: &str, cluster: &str| {
+            Arc::new(Node::new(name, Secret::new(b"secret"), 1).of_cluster(cluster, ["client".to_owned()]))
+        };
+        let config = |listen| ShmConfig { listen, timeout: Duration::from_secs(120) };
+        let server_node = of("server", "one");
+        let pool = Region::of_pool(Arc::new(HostPool::new(4096, false).unwrap()));
+        server_node.exports.export("kv", vec![pool], Access::Read, HOUR).unwrap();
+        let server = Shm::new(server_node, config(Some(dir.path().join("shm.sock")))).unwrap();
+        let open = |node| {
+            let client = Shm::new(node, config(None)).unwrap();
+            client.connect(&server.address().unwrap()).and_then(|endpoint| endpoint.open("kv"))
+        };
+        assert!(open(of("client", "one")).is_ok());
+        assert!(open(of("removed", "one")).is_err());
+        assert!(matches!(open(of("client", "two")), Err(Error::Authentication { .. })));
+    }
+
+    #[test]
     fn mapped_bytes_are_the_peers_own() {
         let dir = tempfile::tempdir().unwrap();
         let (node, server) = server(dir.path());

@@ -153,7 +153,7 @@ impl Tcp {
         };
         let stream = self.dial(parsed).map_err(unreachable)?;
         let deadline = Instant::now() + self.config.handshake_timeout;
-        let met = greet::connect(stream, self.config.tls.as_ref(), &self.node, deadline);
+        let met = greet::connect(stream, self.config.tls.as_ref(), &self.node, &self.node.cluster, deadline);
         let (socket, peer) = met.map_err(|error| match error {
             GreetError::Away(error) => unreachable(error),
             error if error.is_tls() => {
@@ -248,9 +248,11 @@ fn accept_one(stream: TcpStream, node: &Arc<Node>, config: &TcpConfig, accepted:
     let (node, config, inner) = (node.clone(), config.clone(), accepted.clone());
     let serve = move || {
         let deadline = Instant::now() + config.handshake_timeout;
-        match greet::accept(stream, config.tls.as_ref(), &node, deadline) {
-            Ok((socket, peer)) => serve_one(&Arc::new(socket), &peer, &node, &config, &inner),
-            Err(_) => leave(&inner),
+        match greet::accept(stream, config.tls.as_ref(), &node, &node.cluster, deadline) {
+            Ok((socket, peer)) if node.admits(&peer) => {
+                serve_one(&Arc::new(socket), &peer, &node, &config, &inner)
+            }
+            _ => leave(&inner),
         }
     };
     if thread::Builder::new().name("kvasir-tcp-serve".into()).spawn(serve).is_err() {

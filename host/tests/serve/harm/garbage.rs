@@ -203,7 +203,7 @@ fn a_peer_with_the_secret_that_talks_nonsense_harms_nobody() {
         let node = Node::new("host-1", Secret::new(b"what all hosts of this test know"), seed);
         let until = Instant::now() + PATIENCE;
         let stream = TcpStream::connect(host.addr("cluster")).unwrap();
-        let (socket, name) = greet::connect(stream, None, &node, until).unwrap();
+        let (socket, name) = greet::connect(stream, None, &node, "", until).unwrap();
         assert_eq!(name, "host-0");
         let mut line = Deadlined { socket: &socket, deadline: until };
         // Variant 0 of a request, and the cluster's name.

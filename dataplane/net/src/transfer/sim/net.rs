@@ -433,7 +433,7 @@ impl SimEndpoint {
         if op.grant.expires < self.net.instant() {
             return Err(Denied::LeaseEnded);
         }
-        let granted = self.node.exports.authorize(op.grant.key, op.grant.epoch, op.direction)?;
+        let granted = self.node.exports.authorize("client", op.grant.key, op.grant.epoch, op.direction)?;
         op.remote.iter().map(|range| granted.range(*range)).collect()
     }
 
@@ -520,7 +520,7 @@ impl Endpoint for SimEndpoint {
             return Err(Error::PeerDown { peer: peer(), reason: "no answer".into() });
         }
         let denied = |denied| Error::Denied { peer: peer(), segment: segment.to_owned(), denied };
-        let granted = self.node.exports.grant(segment).map_err(denied)?;
+        let granted = self.node.exports.grant(segment, "client").map_err(denied)?;
         // Leases end in virtual time.
         let expires = self.net.instant() + super::LEASE;
         Ok(Arc::new(Grant { expires, ..granted.describe() }))

@@ -66,7 +66,10 @@ fn serve(
     reach: &dyn Reach,
     timeout: Duration,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let peer = auth::accept(&mut Deadlined::new(&stream, timeout), node)?;
+    let peer = auth::accept(&mut Deadlined::new(&stream, timeout), node, &node.cluster)?;
+    if !node.admits(&peer) {
+        return Err(format!("{peer} is no member of this cluster").into());
+    }
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(Some(timeout))?;
     let mut slots = Slots { control: Arc::new(HostPool::new(PAGE, true)?), granted: Vec::new() };
@@ -77,7 +80,7 @@ fn serve(
         match header.kind {
             Kind::Open => {
                 let name = wire::decode_segment(&body)?;
-                answer_open(&mut stream, node, reach, &mut slots, (header.request, name))?;
+                answer_open(&mut stream, node, reach, &mut slots, &peer, (header.request, name))?;
             }
             Kind::Notice => {
                 node.notices.push(&peer, &body);
@@ -106,9 +109,10 @@ fn answer_open(
     node: &Node,
     reach: &dyn Reach,
     slots: &mut Slots,
+    peer: &str,
     (request, name): (u64, &str),
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let opened = node.exports.grant(name).and_then(|granted| {
+    let opened = node.exports.grant(name, peer).and_then(|granted| {
         let fds = descriptors(reach, &granted)?;
         let slot = slots.take(&granted)?;
         Ok((granted, fds, slot))

@@ -6,22 +6,24 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::connect::{Epochs, connect};
 use super::wire::{self, Frame, Inbox, Kind};
-use super::{Shared, prepare};
+use super::{Deadlined, Shared, prepare};
 use crate::transport::{Denied, auth};
 
 /// Names whose epochs are remembered. When there are more, all are forgotten, which fences off less.
 const FENCES_MAX: usize = 4096;
+/// How long after a peer has spoken an earlier run of it is refused. By then that one knows what became of it; and one
+/// false word, an epoch that no later run exceeds, does not shut a name out for good.
+const FENCE_LIVES: Duration = Duration::from_secs(60);
 
 /// Accepted connections.
 #[derive(Default)]
 pub(super) struct Accepted {
     streams: Mutex<HashMap<u64, TcpStream>>,
-    /// The highest epoch with which each peer has spoken.
-    fences: Mutex<HashMap<String, u64>>,
+    fences: Mutex<Fences>,
     stopped: AtomicBool,
 }
 
@@ -47,16 +49,29 @@ impl Accepted {
 
     /// The oldest epoch accepted from this peer; raised to `spoken` by [`raise`](Self::raise).
     pub(super) fn fence(&self, peer: &str) -> u64 {
-        lock(&self.fences).get(peer).copied().unwrap_or(0)
+        lock(&self.fences).of(peer, Instant::now())
     }
 
     pub(super) fn raise(&self, peer: &str, spoken: u64) {
-        let mut fences = lock(&self.fences);
-        if fences.len() >= FENCES_MAX && !fences.contains_key(peer) {
-            fences.clear();
+        lock(&self.fences).raise(peer, spoken, Instant::now());
+    }
+}
+
+/// The highest epoch with which each peer has spoken lately, and until when that counts.
+#[derive(Default)]
+struct Fences(HashMap<String, (u64, Instant)>);
+
+impl Fences {
+    fn of(&self, peer: &str, now: Instant) -> u64 {
+        self.0.get(peer).filter(|(_, until)| now < *until).map_or(0, |(epoch, _)| *epoch)
+    }
+
+    fn raise(&mut self, peer: &str, spoken: u64, now: Instant) {
+        if self.0.len() >= FENCES_MAX && !self.0.contains_key(peer) {
+            self.0.clear();
         }
-        let fence = fences.entry(peer.to_owned()).or_insert(0);
-        *fence = spoken.max(*fence);
+        let epoch = spoken.max(self.of(peer, now));
+        self.0.insert(peer.to_owned(), (epoch, now + FENCE_LIVES));
     }
 }
 
@@ -86,12 +101,16 @@ pub(super) fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
 /// From the handshake to the end of one connection.
 fn serve(shared: &Shared, id: u64, mut stream: TcpStream) -> io::Result<()> {
     let config = &shared.config;
-    prepare(&stream, config.handshake_timeout, config.handshake_timeout)?;
-    let peer = auth::accept(&mut stream, &shared.node).map_err(io::Error::other)?;
+    stream.set_nodelay(true)?;
+    let mut meeting = Deadlined { stream: &stream, until: Instant::now() + config.handshake_timeout };
+    let peer = auth::accept(&mut meeting, &shared.node, &shared.node.cluster).map_err(io::Error::other)?;
+    if !shared.node.admits(&peer) {
+        return Err(io::Error::other(format!("{peer} is no member of this cluster")));
+    }
     let epochs = Epochs { ours: shared.node.exports.epoch(), fence: shared.accepted.fence(&peer) };
     let (device, channel) = (&shared.device, &shared.progress.channel);
     let connection =
-        connect(device, channel, id, config.queue, epochs, &mut stream).map_err(io::Error::other)?;
+        connect(device, channel, id, config.queue, epochs, &mut meeting).map_err(io::Error::other)?;
     shared.accepted.raise(&peer, connection.peer.epoch);
     // The queue pair is the only way for the peer's adapter to reach us, and goes when this returns.
     answer(shared, &peer, &mut stream)
@@ -111,7 +130,7 @@ fn answer(shared: &Shared, peer: &str, stream: &mut TcpStream) -> io::Result<()>
         heard = Instant::now();
         let reply = match frame.kind {
             Kind::Ping => Frame::new(Kind::Pong, b""),
-            Kind::Open => open(shared, &frame.body).unwrap_or_else(Frame::refusal),
+            Kind::Open => open(shared, peer, &frame.body).unwrap_or_else(Frame::refusal),
             // A full queue drops notices and counts them.
             Kind::Notice => {
                 shared.node.notices.push(peer, &frame.body);
@@ -123,9 +142,9 @@ fn answer(shared: &Shared, peer: &str, stream: &mut TcpStream) -> io::Result<()>
     }
 }
 
-fn open(shared: &Shared, segment: &[u8]) -> Result<Frame, Denied> {
+fn open(shared: &Shared, peer: &str, segment: &[u8]) -> Result<Frame, Denied> {
     let segment = std::str::from_utf8(segment).map_err(|_| Denied::Malformed)?;
-    let granted = shared.node.exports.grant(segment)?;
+    let granted = shared.node.exports.grant(segment, peer)?;
     // Memory that may be locked or keys have run out, or the GPU exports no dma-buf. In each case the peer cannot reach
     // the memory over this link.
     let regions = shared.registry.lend(granted.clone()).map_err(|_| Denied::Unreachable)?;
@@ -137,4 +156,23 @@ fn open(shared: &Shared, segment: &[u8]) -> Result<Frame, Denied> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_earlier_run_is_refused_for_a_while_and_nobody_for_ever() {
+        let (mut fences, now) = (Fences::default(), Instant::now());
+        fences.raise("a", 7, now);
+        fences.raise("a", 5, now);
+        assert_eq!((fences.of("a", now), fences.of("b", now)), (7, 0));
+        fences.raise("a", u64::MAX, now);
+        assert_eq!(fences.of("a", now), u64::MAX);
+        let later = now + FENCE_LIVES;
+        assert_eq!(fences.of("a", later), 0);
+        fences.raise("a", 8, later);
+        assert_eq!(fences.of("a", later), 8, "what it said long ago no longer counts");
+    }
 }

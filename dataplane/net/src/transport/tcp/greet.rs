@@ -41,11 +41,12 @@ impl GreetError {
     }
 }
 
-/// The side that connected. Returns the peer's name.
+/// The side that connected. Returns the peer's name. `realm`: as for [`auth::connect`].
 pub fn connect(
     stream: TcpStream,
     tls: Option<&Tls>,
     node: &Node,
+    realm: &str,
     deadline: Instant,
 ) -> Result<(Socket, String), GreetError> {
     let address = stream.peer_addr().map_err(GreetError::Away)?.ip();
@@ -54,7 +55,7 @@ pub fn connect(
         let encrypted = tls.client(address).and_then(|connection| socket.encrypt(connection, deadline));
         socket = encrypted.map_err(refused)?;
     }
-    let peer = auth::connect(&mut Deadlined { socket: &socket, deadline }, node);
+    let peer = auth::connect(&mut Deadlined { socket: &socket, deadline }, node, realm);
     named(socket, peer.map_err(unbelieved)?)
 }
 
@@ -63,6 +64,7 @@ pub fn accept(
     stream: TcpStream,
     tls: Option<&Tls>,
     node: &Node,
+    realm: &str,
     deadline: Instant,
 ) -> Result<(Socket, String), GreetError> {
     let mut socket = Socket::new(stream).map_err(GreetError::Away)?;
@@ -71,7 +73,7 @@ pub fn accept(
         socket = encrypted.map_err(refused)?;
     }
     let mut stream = Deadlined { socket: &socket, deadline };
-    match auth::accept(&mut stream, node).map_err(unbelieved) {
+    match auth::accept(&mut stream, node, realm).map_err(unbelieved) {
         Ok(peer) => named(socket, peer),
         Err(error) => {
             if matches!(error, GreetError::Encrypted) {

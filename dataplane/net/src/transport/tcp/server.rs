@@ -110,7 +110,7 @@ impl<'a> Serving<'a> {
         match header.kind {
             Kind::Open => {
                 let name = wire::decode_segment(body)?;
-                match self.node.exports.grant(name) {
+                match self.node.exports.grant(name, self.peer) {
                     Ok(granted) => self.outbox.push(|to| wire::encode_grant(to, header.request, &granted)),
                     Err(denied) => refuse(&mut self.outbox, Kind::Grant, &header, denied as u8),
                 }
@@ -152,7 +152,7 @@ impl<'a> Serving<'a> {
         asked: &wire::Asked,
         direction: Direction,
     ) -> Result<(Arc<Granted>, Vec<LocalRange>), Denied> {
-        let granted = self.node.exports.authorize(asked.key, asked.epoch, direction)?;
+        let granted = self.node.exports.authorize(self.peer, asked.key, asked.epoch, direction)?;
         let ranges = asked.ranges.iter().map(|range| granted.range(*range)).collect::<Result<Vec<_>, _>>()?;
         let on_host = ranges.iter().all(|range| range.region().location().is_host());
         if on_host { Ok((granted, ranges)) } else { Err(Denied::Unreachable) }

@@ -118,7 +118,7 @@ fn scripted(talk: impl FnOnce(TcpStream) + Send + 'static) -> String {
     let address = listener.local_addr().unwrap().to_string();
     thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        auth::accept(&mut stream, &node("scripted")).unwrap();
+        auth::accept(&mut stream, &node("scripted"), "").unwrap();
         talk(stream);
     });
     address
@@ -128,7 +128,7 @@ fn scripted(talk: impl FnOnce(TcpStream) + Send + 'static) -> String {
 fn made_up_grant() -> Arc<Grant> {
     let exports = crate::transport::Exports::new(1);
     exports.export("kv", vec![Region::of_buffer(Buffer::zeroed(4096))], Access::ReadWrite, HOUR).unwrap();
-    Arc::new(exports.grant("kv").unwrap().describe())
+    Arc::new(exports.grant("kv", "peer").unwrap().describe())
 }
 
 /// The next question of a client: its header, its body read past.
@@ -195,7 +195,7 @@ fn answers_that_make_no_sense_end_the_connection() {
             let address = listener.local_addr().unwrap().to_string();
             scope.spawn(move || {
                 let (mut stream, _) = listener.accept().unwrap();
-                auth::accept(&mut stream, &node("scripted")).unwrap();
+                auth::accept(&mut stream, &node("scripted"), "").unwrap();
                 let request = next_question(&mut stream).request;
                 stream.write_all(&change(request)).unwrap();
                 assert!(hung_up(&mut stream));
@@ -262,6 +262,30 @@ fn strangers_and_loiterers_are_turned_away() {
     }
 }
 
+/// It knows the secret, and was removed from the cluster, or never was in it, or is in another.
+#[test]
+fn who_is_no_member_is_turned_away() {
+    let of = |name: &str, cluster: &str| {
+        let members = ["client", "server"].map(str::to_owned);
+        Arc::new(Node::new(name, Secret::new(b"secret"), 1).of_cluster(cluster, members))
+    };
+    let server_node = of("server", "one");
+    server_node
+        .exports
+        .export("kv", vec![Region::of_buffer(Buffer::zeroed(64))], Access::Read, HOUR)
+        .unwrap();
+    let server = Tcp::new(server_node, config()).unwrap();
+    let open = |node| {
+        let client = Tcp::new(node, TcpConfig { listen: None, ..config() }).unwrap();
+        client.connect(&server.address().unwrap()).and_then(|endpoint| endpoint.open("kv"))
+    };
+    assert!(open(of("client", "one")).is_ok());
+    let removed = open(of("removed", "one"));
+    assert!(matches!(removed, Err(Error::PeerDown { .. })), "{removed:?}");
+    let other = open(of("client", "two"));
+    assert!(matches!(other, Err(Error::Authentication { .. })), "{other:?}");
+}
+
 #[test]
 fn connections_are_bounded() {
     let (server, address) = server(TcpConfig { connections_max: 2, ..config() });
@@ -287,7 +311,7 @@ fn hostile_frames_end_the_connection() {
     frames.push([&write.encode()[..], &[0; 28], &u64::MAX.to_le_bytes()].concat());
     for frame in frames {
         let mut stream = TcpStream::connect(&address).unwrap();
-        auth::connect(&mut stream, &node("mallory")).unwrap();
+        auth::connect(&mut stream, &node("mallory"), "").unwrap();
         stream.write_all(&frame).unwrap();
         assert!(hung_up(&mut stream));
     }

@@ -286,7 +286,7 @@ mod tests {
         let region = Region::of_buffer(Buffer::zeroed(4096));
         let regions = vec![region.clone(), region.clone()];
         exports.export("kv", regions, Access::ReadWrite, Duration::from_secs(60)).unwrap();
-        let granted = exports.grant("kv").unwrap();
+        let granted = exports.grant("kv", "peer").unwrap();
         let mut bytes = Vec::new();
         encode_grant(&mut bytes, 5, &granted);
         let header = Header::decode(bytes.first_chunk().unwrap()).unwrap();
@@ -386,7 +386,7 @@ mod tests {
             let regions = (0..3).map(|n| Region::of_buffer(Buffer::zeroed(n + 1))).collect();
             exports.export("kv", regions, Access::Read, Duration::from_secs(1)).unwrap();
             let mut bytes = Vec::new();
-            encode_grant(&mut bytes, 1, &exports.grant("kv").unwrap());
+            encode_grant(&mut bytes, 1, &exports.grant("kv", "peer").unwrap());
             let len = bytes.len();
             bytes[at % len] = to;
             if let Ok(grant) = decode_grant("kv", Instant::now(), &bytes[HEADER_LEN..]) {
