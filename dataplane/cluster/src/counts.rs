@@ -3,12 +3,15 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use kvasir_net::endpoint_pool::Stats as Endpoints;
+use kvasir_store::times::{Times, TimesTaken};
 
 #[derive(Default)]
 pub(super) struct Counts {
     /// Copies that a peer took from here, and their bytes.
     pub(super) copied: AtomicU64,
     pub(super) copied_bytes: AtomicU64,
+    /// From the moment that a batch of copies is offered to a peer until it answers.
+    pub(super) copy_times: Times,
     /// Of those, the ones that the peer had already.
     pub(super) had: AtomicU64,
     pub(super) no_room: AtomicU64,
@@ -47,6 +50,8 @@ pub struct ClusterStats {
     /// Copies that peers took from here and compared with their checksums; `had` of them were there already.
     pub copied: u64,
     pub copied_bytes: u64,
+    /// How long batches of copies took, from their offer to the peer until its answer.
+    pub copy_times: TimesTaken,
     pub had: u64,
     /// Copies that a peer had no room for, and those that failed otherwise; both are tried again.
     pub no_room: u64,
@@ -107,6 +112,7 @@ impl Counts {
             conflicts,
             copied: read(&self.copied),
             copied_bytes: read(&self.copied_bytes),
+            copy_times: self.copy_times.taken(),
             had: read(&self.had),
             no_room: read(&self.no_room),
             copy_failed: read(&self.copy_failed),

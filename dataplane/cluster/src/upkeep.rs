@@ -249,7 +249,8 @@ impl Shared {
         let lease_ms = self.lease_ms();
         let patience = Duration::from_millis(lease_ms) + ANSWER;
         let request = Request::Copy { items: items.to_vec(), lease_ms };
-        let outcomes = match link.call(self, &request, patience) {
+        let answer = self.counts.copy_times.measure(|| link.call(self, &request, patience));
+        let outcomes = match answer {
             Ok(Reply::Copied { outcomes }) if outcomes.len() == items.len() => outcomes,
             _ => vec![Copied::Failed; items.len()],
         };

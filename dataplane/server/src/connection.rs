@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::Shared;
 use super::access::{Identity, Refused, required};
 use super::handover::HandOvers;
 use super::outcome::{describe, evicted, found, outcome, pinned, place, removed, verified};
+use super::{Call, Shared};
 use crate::ServerConfig;
 use kvasir_memory::host::HostPool;
 use kvasir_memory::shared::{self, Place};
@@ -114,7 +114,8 @@ impl Connection {
         if !self.wait_for_frame()? {
             return Ok(false);
         }
-        self.reader.get_mut().deadline = Some(Instant::now() + self.shared.config.stall_timeout);
+        let began = Instant::now();
+        self.reader.get_mut().deadline = Some(began + self.shared.config.stall_timeout);
         let mut header = [0; HEADER_LEN];
         self.reader.read_exact(&mut header)?;
         let header = Header::decode(&header)?;
@@ -128,7 +129,9 @@ impl Connection {
         call.belong_to(self.tenant);
         self.shared.counts.requests.fetch_add(1, Ordering::Relaxed);
         self.check(&call, header.payload_len)?;
+        let served = Call::of(call.op());
         self.serve(header, call)?;
+        self.shared.counts.times[served as usize].record(began.elapsed());
         Ok(true)
     }
 

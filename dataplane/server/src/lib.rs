@@ -29,9 +29,10 @@ pub use config::ServerConfig;
 use kvasir_cluster::Cluster;
 use kvasir_protocol::clock::Clock;
 use kvasir_protocol::stream::Stream;
-use kvasir_protocol::wire::Reply;
+use kvasir_protocol::wire::{Op, Reply};
 use kvasir_store::dram::DramStore;
 use kvasir_store::tiering::Tiering;
+use kvasir_store::times::{Times, TimesTaken};
 
 /// Why the server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +81,48 @@ pub struct ServerMetrics {
     pub requests: u64,
     pub payload_in_bytes: u64,
     pub payload_out_bytes: u64,
+    /// From a request's first bytes until its answer is handed to the connection, by [`Call`].
+    pub times: [TimesTaken; Call::ALL.len()],
+}
+
+/// What a request asks for, as far as times are kept apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    Get,
+    /// With the bytes of its blocks, which only clients over TCP send.
+    Put,
+    /// With [`Commit`](Self::Commit), the put of a client that fills blocks in place.
+    Reserve,
+    Commit,
+    Exists,
+    Other,
+}
+
+impl Call {
+    pub const ALL: [Self; 6] = [Self::Get, Self::Put, Self::Reserve, Self::Commit, Self::Exists, Self::Other];
+
+    /// As metrics name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::Put => "put",
+            Self::Reserve => "reserve",
+            Self::Commit => "commit",
+            Self::Exists => "exists",
+            Self::Other => "other",
+        }
+    }
+
+    fn of(op: Op) -> Self {
+        match op {
+            Op::Get => Self::Get,
+            Op::Put => Self::Put,
+            Op::Reserve => Self::Reserve,
+            Op::Commit => Self::Commit,
+            Op::Exists => Self::Exists,
+            _ => Self::Other,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -90,6 +133,7 @@ struct Counts {
     requests: AtomicU64,
     payload_in: AtomicU64,
     payload_out: AtomicU64,
+    times: [Times; Call::ALL.len()],
 }
 
 struct Shared {
@@ -195,6 +239,7 @@ impl Server {
             requests: read(&counts.requests),
             payload_in_bytes: read(&counts.payload_in),
             payload_out_bytes: read(&counts.payload_out),
+            times: std::array::from_fn(|call| counts.times[call].taken()),
         }
     }
 

@@ -16,6 +16,7 @@ pub mod metrics;
 pub mod scrub;
 pub mod store;
 pub mod tiering;
+pub mod times;
 
 mod extras;
 mod lease;

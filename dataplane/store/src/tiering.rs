@@ -44,6 +44,7 @@ use self::together::Together;
 use super::dram::{BlockStat, DramStore, Offered, OwnerId, Remove};
 use super::store::{BlockStore, Capabilities, Tier, TierStats};
 use crate::error::StoreError;
+use crate::times::TimesTaken;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::clock::Clock;
 
@@ -134,6 +135,8 @@ pub struct LevelStats {
     pub store: TierStats,
     pub offload: OffloadStats,
     pub onboard: OnboardStats,
+    /// How long readers waited for batches of loads, those included that they stopped waiting for.
+    pub load_times: TimesTaken,
 }
 
 /// All counts of the tiers below, taken at one moment.
@@ -542,6 +545,7 @@ impl Tiering {
             store: level.store.stats(),
             offload: level.offloader.stats(),
             onboard: level.onboard.stats(),
+            load_times: level.onboard.times.taken(),
         };
         TieringStats {
             levels: self.levels.iter().map(level).collect(),

@@ -128,7 +128,7 @@ impl Store for Service {
 }
 
 fn tier(level: &LevelStats) -> proto::TierUsage {
-    let LevelStats { capabilities, store, offload, onboard } = level;
+    let LevelStats { capabilities, store, offload, onboard, load_times: _ } = level;
     proto::TierUsage {
         tier: capabilities.tier.name().to_owned(),
         durable: capabilities.durable,

@@ -14,6 +14,7 @@ use super::{Level, Reach, Tiering, lock};
 use crate::dram::{Held, Lookup, OwnerId, Reserve};
 use crate::error::StoreError;
 use crate::store::{Get, GetDone, Pending};
+use crate::times::Times;
 use kvasir_memory::buffer::Buffer;
 use kvasir_memory::shared::Shared;
 use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
@@ -57,6 +58,7 @@ pub(super) struct OnboardCounts {
     corrupt: AtomicU64,
     failed: AtomicU64,
     timed_out: AtomicU64,
+    pub(super) times: Times,
 }
 
 impl OnboardCounts {
@@ -391,8 +393,11 @@ impl Tiering {
 
     fn load_from(&self, level: &Level, wanted: Vec<Wanted>, reads: &mut [Read]) {
         let get = |w: &Wanted| Get { key: w.moving.key(), buffer: Buffer::zeroed(w.size as usize) };
+        let began = Instant::now();
         let pending = level.store.get(wanted.iter().map(get).collect());
-        match pending.wait_timeout(self.config.load_timeout) {
+        let loaded = pending.wait_timeout(self.config.load_timeout);
+        level.onboard.times.record(began.elapsed());
+        match loaded {
             Ok(done) => {
                 for (done, wanted) in done.into_iter().zip(wanted) {
                     let at = wanted.at;
