@@ -23,6 +23,7 @@ use crate::config;
 use crate::policy::PolicyHost;
 use crate::prefix_index;
 use crate::sync::lock;
+use kvasir_dataplane::times::{Times, TimesTaken};
 use kvasir_policy::balancer::Snapshot;
 use std::sync::Mutex;
 
@@ -118,6 +119,7 @@ pub enum Stage {
 pub struct Conductor {
     state: Mutex<State>,
     deciders: Deciders,
+    decisions: Times,
 }
 
 impl Conductor {
@@ -125,6 +127,7 @@ impl Conductor {
         Self {
             state: Mutex::new(State::new(config, now_ms)),
             deciders: Deciders::new(config.workers, policies),
+            decisions: Times::default(),
         }
     }
 
@@ -208,6 +211,11 @@ impl Conductor {
 
     pub fn counts(&self) -> Counts {
         lock(&self.state).counts()
+    }
+
+    /// How long requests took to schedule, from the call to the answer.
+    pub fn decision_times(&self) -> TimesTaken {
+        self.decisions.taken()
     }
 
     pub fn index_stats(&self) -> prefix_index::Stats {

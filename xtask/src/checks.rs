@@ -21,6 +21,7 @@ struct Step {
 }
 
 pub(crate) const RDMA: &str = "RDMA over Soft-RoCE, bad networks";
+const METRICS: &str = "metrics, by promtool";
 pub(crate) const GPU: &str = "CUDA device";
 pub(crate) const MIRI: &str = "memory under Miri";
 
@@ -33,6 +34,7 @@ const STEPS: &[Step] = &[
     Step { name: "clippy, guests", slow: false, run: clippy_guests },
     Step { name: "unit tests, benches once", slow: false, run: unit_tests },
     Step { name: "whole-system tests", slow: true, run: system_tests },
+    Step { name: METRICS, slow: true, run: metrics },
     Step { name: RDMA, slow: true, run: rdma },
     Step { name: GPU, slow: true, run: gpu },
     Step { name: MIRI, slow: true, run: miri },
@@ -144,6 +146,14 @@ fn unit_tests(shell: &Shell) -> Result<Outcome> {
 /// dependencies again. The binary that they start is built with them.
 fn system_tests(shell: &Shell) -> Result<Outcome> {
     cargo(shell, &["test", "--locked", "--workspace", "--test", "*", "--no-fail-fast"])
+}
+
+/// Prometheus' own checker reads the page of a host that has done some of everything.
+fn metrics(shell: &Shell) -> Result<Outcome> {
+    if !shell.works(Command::new("promtool").arg("--version")) {
+        return Ok(Outcome::Skipped("promtool is missing; it is in Debian's package `prometheus`"));
+    }
+    cargo(shell, &["test", "--locked", "--workspace", "--test", "serve", "--", "--ignored", "promtool"])
 }
 
 /// Real verbs on emulated hardware, and networks that lose, delay and part. Without such a machine the step is

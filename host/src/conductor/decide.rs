@@ -120,14 +120,17 @@ impl Conductor {
     /// # Errors
     /// [`fleet::Error::TooManyRequests`].
     pub fn schedule(&self, ask: &Ask, chain: &[u64], explain: bool, now_ms: u64) -> Result<Scheduled, Error> {
-        let wish = Wish { ask, chain, explain, now_ms };
+        self.decisions.measure(|| self.decide(&Wish { ask, chain, explain, now_ms }))
+    }
+
+    fn decide(&self, wish: &Wish<'_>) -> Result<Scheduled, Error> {
         let mut decider = self.deciders.take();
         for _ in 0..ATTEMPTS {
-            if let Some(scheduled) = self.attempt(&mut decider, &wish)? {
+            if let Some(scheduled) = self.attempt(&mut decider, wish)? {
                 return Ok(scheduled);
             }
         }
-        self.decide_locked(&mut decider, &wish)
+        self.decide_locked(&mut decider, wish)
     }
 
     /// Asks the policies without the lock; `None` if the tables moved so that the answer no longer holds.

@@ -2,6 +2,7 @@
 
 use super::Fault;
 use super::slot::lock;
+use kvasir_dataplane::times::{Times, TimesTaken};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -14,8 +15,8 @@ const TIMED: u64 = 16;
 #[derive(Default)]
 pub struct Counters {
     calls: AtomicU64,
-    timed_calls: AtomicU64,
-    timed_ns: AtomicU64,
+    /// Of every sixteenth call.
+    times: Times,
     traps: AtomicU64,
     deadline_misses: AtomicU64,
     invalid_answers: AtomicU64,
@@ -28,6 +29,9 @@ pub struct CounterValues {
     pub calls: u64,
     /// Mean over the timed sample of calls; 0 if none was timed.
     pub ns_mean: f64,
+    /// The timed sample itself.
+    #[serde(skip)]
+    pub times: TimesTaken,
     pub traps: u64,
     pub deadline_misses: u64,
     pub invalid_answers: u64,
@@ -41,11 +45,7 @@ impl Counters {
         if !self.calls.fetch_add(1, Relaxed).is_multiple_of(TIMED) {
             return f();
         }
-        let start = Instant::now();
-        let result = f();
-        self.timed_ns.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
-        self.timed_calls.fetch_add(1, Relaxed);
-        result
+        self.times.measure(f)
     }
 
     pub fn fault(&self, fault: &Fault) {
@@ -63,10 +63,11 @@ impl Counters {
     }
 
     pub fn values(&self) -> CounterValues {
-        let timed = self.timed_calls.load(Relaxed);
+        let times = self.times.taken();
         CounterValues {
             calls: self.calls.load(Relaxed),
-            ns_mean: if timed == 0 { 0.0 } else { self.timed_ns.load(Relaxed) as f64 / timed as f64 },
+            ns_mean: times.mean_ns(),
+            times,
             traps: self.traps.load(Relaxed),
             deadline_misses: self.deadline_misses.load(Relaxed),
             invalid_answers: self.invalid_answers.load(Relaxed),
@@ -120,6 +121,7 @@ impl CounterValues {
         Self {
             calls: self.calls + other.calls,
             ns_mean: 0.0,
+            times: self.times.plus(&other.times),
             traps: self.traps + other.traps,
             deadline_misses: self.deadline_misses + other.deadline_misses,
             invalid_answers: self.invalid_answers + other.invalid_answers,

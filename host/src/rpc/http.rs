@@ -2,7 +2,7 @@
 
 use super::node::components;
 use crate::host::Host;
-use crate::metrics::Metrics;
+use crate::metrics;
 use axum::Router;
 use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
@@ -11,26 +11,20 @@ use axum::routing::get;
 use std::fmt::Write;
 use std::sync::Arc;
 
-#[derive(Clone)]
-struct Shared {
-    host: Arc<Host>,
-    metrics: Arc<Metrics>,
-}
-
-pub(super) fn pages(host: Arc<Host>, counts: Metrics) -> Router {
+pub(super) fn pages(host: Arc<Host>) -> Router {
     Router::new()
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(counts))
         .route("/livez", get(async || "ok\n"))
         .route("/readyz", get(readyz))
-        .with_state(Shared { host, metrics: Arc::new(counts) })
+        .with_state(host)
 }
 
-async fn metrics(State(Shared { host, metrics }): State<Shared>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render(&host))
+async fn counts(State(host): State<Arc<Host>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics::render(&host))
 }
 
 /// 200 when every component is ready, else 503; `?verbose` names them.
-async fn readyz(State(Shared { host, .. }): State<Shared>, RawQuery(query): RawQuery) -> impl IntoResponse {
+async fn readyz(State(host): State<Arc<Host>>, RawQuery(query): RawQuery) -> impl IntoResponse {
     let components = components(&host);
     let ready = components.iter().all(|c| c.ready);
     let mut text = String::new();

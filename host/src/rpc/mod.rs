@@ -8,7 +8,6 @@ mod store;
 mod validate;
 
 use crate::host::Host;
-use crate::metrics::Metrics;
 use axum::Router;
 use kvasir_dataplane::{BATCH_MAX, BlockKey};
 use kvasir_proto as proto;
@@ -54,7 +53,7 @@ pub fn spawn(
     let guarded = |router: Router| {
         router.layer(axum::middleware::from_fn_with_state(host.door.clone(), crate::access::door::guard))
     };
-    let pages = http::pages(Arc::clone(host), Metrics::new(&host.config.node.name));
+    let pages = http::pages(Arc::clone(host));
     // The pages are on the Unix socket too, for callers that the kernel knows and that have no token.
     let unix = guarded(services(host).into_axum_router().merge(pages.clone()));
     listeners.unix.set_nonblocking(true)?;

@@ -8,6 +8,7 @@ mod dev;
 mod handover;
 mod harm;
 mod inputs;
+mod metrics;
 mod process;
 mod replicas;
 mod rpc;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const BLOCK: u32 = 16 << 10;
 
-fn key(n: u32) -> BlockKey {
+pub(crate) fn key(n: u32) -> BlockKey {
     BlockKey::from_engine_hash("replicas", &n.to_le_bytes())
 }
 

@@ -1,0 +1,110 @@
+//! Clients on data connections, policies, and requests that are scheduled.
+
+use super::page::Page;
+use crate::host::Host;
+use kvasir_dataplane::server::Call;
+use std::sync::atomic::Ordering::Relaxed;
+
+pub(super) fn data_server(page: &mut Page, host: &Host) {
+    let m = host.server.metrics();
+    page.gauge("kvasir_connections", "Open data connections").is(m.connections);
+    page.counter("kvasir_connections_total", "Data connections, by outcome")
+        .by("outcome", "accepted", m.accepted)
+        .by("outcome", "refused", m.refused)
+        .by("outcome", "broken", m.broken);
+    page.counter("kvasir_data_requests_total", "Requests on data connections").is(m.requests);
+    for (call, times) in Call::ALL.into_iter().zip(&m.times) {
+        page.histogram("kvasir_data_request_seconds", "Time of a request on a data connection, from its first bytes until its answer was handed to the connection, by call").times(&[("call", call.name())], times);
+    }
+    page.counter(
+        "kvasir_payload_bytes_total",
+        "Bytes of blocks sent in frames, by direction; blocks read in place are not counted",
+    )
+    .by("direction", "in", m.payload_in_bytes)
+    .by("direction", "out", m.payload_out_bytes);
+}
+
+pub(super) fn eviction(page: &mut Page, host: &Host) {
+    let counts = host.eviction.counts();
+    page.counter("kvasir_evictor_events_total", "Access events delivered to the evictor")
+        .is(counts.events.load(Relaxed));
+    page.counter("kvasir_evictor_victims_total", "Valid victims that the evictor chose")
+        .is(counts.victims.load(Relaxed));
+    page.counter("kvasir_evictor_refused_total", "Evictor answers refused because they broke the contract")
+        .is(counts.invalid.load(Relaxed));
+    page.counter(
+        "kvasir_evictor_replays_total",
+        "Times the resident blocks were replayed to an evictor that did not know them",
+    )
+    .is(counts.replays.load(Relaxed));
+    page.counter(
+        "kvasir_evictor_promotions_total",
+        "Evictors that took over from another once they had been told what is resident",
+    )
+    .is(counts.promotions.load(Relaxed));
+    page.gauge(
+        "kvasir_evictor_stall_seconds",
+        "The longest time since the start in which the evictor's thread could not choose victims",
+    )
+    .is(counts.stall_us.load(Relaxed) as f64 / 1e6);
+}
+
+pub(super) fn policies(page: &mut Page, host: &Host) {
+    for status in host.policies.list() {
+        let (slot, totals) = (status.slot.as_str(), status.totals);
+        page.counter("kvasir_policy_calls_total", "Policy calls, by slot").by("slot", slot, totals.calls);
+        page.counter("kvasir_policy_fallbacks_total", "Decisions made by the native policy instead, by slot")
+            .by("slot", slot, totals.fallbacks);
+        page.counter("kvasir_policy_traps_total", "Policy calls that trapped, by slot").by(
+            "slot",
+            slot,
+            totals.traps,
+        );
+        page.counter(
+            "kvasir_policy_deadline_misses_total",
+            "Policy calls interrupted at their deadline, by slot",
+        )
+        .by("slot", slot, totals.deadline_misses);
+        page.counter(
+            "kvasir_policy_invalid_answers_total",
+            "Policy answers that broke the contract, by slot",
+        )
+        .by("slot", slot, totals.invalid_answers);
+        page.histogram(
+            "kvasir_policy_call_seconds",
+            "Time of a policy call, of every sixteenth call, by slot",
+        )
+        .times(&[("slot", slot)], &totals.times);
+        page.gauge("kvasir_policy_generation", "Policy swaps in the slot since the host started").by(
+            "slot",
+            slot,
+            status.generation,
+        );
+    }
+}
+
+pub(super) fn conductor(page: &mut Page, host: &Host) {
+    let c = host.conductor.counts();
+    page.counter("kvasir_decisions_total", "Requests scheduled, by outcome")
+        .by("outcome", "placed", c.placed)
+        .by("outcome", "rejected", c.rejected);
+    page.histogram(
+        "kvasir_decision_seconds",
+        "How long it took to decide where a request goes, once a worker was free",
+    )
+    .times(&[], &host.conductor.decision_times());
+    page.gauge("kvasir_requests", "Requests scheduled and not finished").is(c.in_flight);
+    page.counter(
+        "kvasir_instances_forgotten_total",
+        "Instances forgotten because they were silent for too long",
+    )
+    .is(c.forgotten);
+    page.gauge("kvasir_instances", "Instances known, by role")
+        .by("role", "prefill", c.prefill)
+        .by("role", "decode", c.decode);
+    let index = host.conductor.index_stats();
+    page.gauge("kvasir_index_entries", "Distinct blocks in the prefix index").is(index.entries);
+    page.gauge("kvasir_index_bytes", "Memory of the prefix index").is(index.bytes);
+    page.counter("kvasir_index_refused_total", "Blocks that the prefix index refused because it was full")
+        .is(index.refused);
+}

@@ -1,0 +1,159 @@
+//! Writes numbers in the Prometheus text format, version 0.0.4.
+//!
+//! A family is its name, its help and its type; it is written when its first row is given, and rows that come later join it.
+
+use kvasir_dataplane::metrics::Histogram;
+use kvasir_dataplane::times::TimesTaken;
+use std::collections::HashMap;
+use std::fmt::{Display, Write};
+
+/// A page of metrics in the making.
+pub(super) struct Page {
+    /// Label of every row.
+    node: String,
+    /// Text of each family, in the order of their first rows.
+    families: Vec<String>,
+    places: HashMap<&'static str, usize>,
+}
+
+/// Takes the rows of one family.
+pub(super) struct Rows<'a> {
+    name: &'static str,
+    node: &'a str,
+    text: &'a mut String,
+}
+
+impl Page {
+    pub(super) fn new(node: &str) -> Self {
+        Self { node: node.to_owned(), families: Vec::new(), places: HashMap::new() }
+    }
+
+    /// A number that only grows while the host runs; the name ends in `_total`.
+    pub(super) fn counter(&mut self, name: &'static str, help: &str) -> Rows<'_> {
+        self.family("counter", name, help)
+    }
+
+    /// A number as it is now.
+    pub(super) fn gauge(&mut self, name: &'static str, help: &str) -> Rows<'_> {
+        self.family("gauge", name, help)
+    }
+
+    /// How often something took how long; the name ends in `_seconds`.
+    pub(super) fn histogram(&mut self, name: &'static str, help: &str) -> Rows<'_> {
+        self.family("histogram", name, help)
+    }
+
+    pub(super) fn text(self) -> String {
+        self.families.concat()
+    }
+
+    fn family(&mut self, kind: &str, name: &'static str, help: &str) -> Rows<'_> {
+        let Self { node, families, places } = self;
+        let place = *places.entry(name).or_insert_with(|| {
+            let help = help.replace('\\', "\\\\").replace('\n', "\\n");
+            families.push(format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+            families.len() - 1
+        });
+        Rows { name, node, text: &mut families[place] }
+    }
+}
+
+impl Rows<'_> {
+    /// The one row of a family without labels.
+    pub(super) fn is(self, value: impl Display) {
+        self.with(&[], value);
+    }
+
+    /// The row where `label` has the value `of`.
+    pub(super) fn by(self, label: &str, of: &str, value: impl Display) -> Self {
+        self.with(&[(label, of)], value)
+    }
+
+    pub(super) fn with(mut self, labels: &[(&str, &str)], value: impl Display) -> Self {
+        self.row("", labels, value);
+        self
+    }
+
+    /// The rows of one histogram of times.
+    pub(super) fn times(self, labels: &[(&str, &str)], times: &TimesTaken) -> Self {
+        let bounds = (0..times.buckets.len()).map(|i| TimesTaken::bound_ns(i).map(|ns| ns as f64 / 1e9));
+        self.buckets(labels, bounds.zip(times.buckets), times.sum_ns as f64 / 1e9)
+    }
+
+    /// The rows of one histogram of milliseconds, whose bucket `i` ends at 2^i of them.
+    pub(super) fn long_times(self, labels: &[(&str, &str)], times: &Histogram) -> Self {
+        let last = times.buckets.len() - 1;
+        let bounds = (0..=last).map(|i| (i < last).then(|| 2f64.powi(i as i32) / 1e3));
+        self.buckets(labels, bounds.zip(times.buckets), times.sum_ms as f64 / 1e3)
+    }
+
+    /// From counts of each bucket alone to counts up to each bound. `None` is the bound of the last.
+    fn buckets(
+        mut self,
+        labels: &[(&str, &str)],
+        buckets: impl Iterator<Item = (Option<f64>, u64)>,
+        sum: f64,
+    ) -> Self {
+        let mut below = 0;
+        for (bound, count) in buckets {
+            below += count;
+            let bound = bound.map_or_else(|| "+Inf".to_owned(), |bound| bound.to_string());
+            let labels: Vec<_> = labels.iter().copied().chain([("le", bound.as_str())]).collect();
+            self.row("_bucket", &labels, below);
+        }
+        self.row("_sum", labels, sum);
+        self.row("_count", labels, below);
+        self
+    }
+
+    fn row(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
+        let Self { name, node, text } = self;
+        let _ = write!(text, "{name}{suffix}{{node=\"{}\"", escaped(node));
+        for (label, value) in labels {
+            let _ = write!(text, ",{label}=\"{}\"", escaped(value));
+        }
+        let _ = writeln!(text, "}} {value}");
+    }
+}
+
+/// As the value of a label is written.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn rows_of_a_family_stand_together_under_its_help_and_type() {
+        let mut page = Page::new("a");
+        page.counter("x_total", "Things").by("of", "one", 1);
+        page.gauge("y_ratio", "A \"share\"\nof").is(0.5);
+        page.counter("x_total", "Things").by("of", "t\"w\\o", 2);
+        let expected = "# HELP x_total Things\n# TYPE x_total counter\n\
+            x_total{node=\"a\",of=\"one\"} 1\nx_total{node=\"a\",of=\"t\\\"w\\\\o\"} 2\n\
+            # HELP y_ratio A \"share\"\\nof\n# TYPE y_ratio gauge\ny_ratio{node=\"a\"} 0.5\n";
+        assert_eq!(page.text(), expected);
+    }
+
+    #[test]
+    fn a_histogram_counts_up_to_each_bound() {
+        let times = kvasir_dataplane::times::Times::default();
+        [0, 2, 100_000_000].into_iter().for_each(|us| times.record(Duration::from_micros(us)));
+        let mut page = Page::new("a");
+        page.histogram("x_seconds", "Times").times(&[("of", "one")], &times.taken());
+        let text = page.text();
+        for row in [
+            "x_seconds_bucket{node=\"a\",of=\"one\",le=\"0.000001024\"} 1\n",
+            "x_seconds_bucket{node=\"a\",of=\"one\",le=\"0.000002048\"} 2\n",
+            "x_seconds_bucket{node=\"a\",of=\"one\",le=\"17.179869184\"} 2\n",
+            "x_seconds_bucket{node=\"a\",of=\"one\",le=\"+Inf\"} 3\n",
+            "x_seconds_sum{node=\"a\",of=\"one\"} 100.000002\n",
+            "x_seconds_count{node=\"a\",of=\"one\"} 3\n",
+        ] {
+            assert!(text.contains(row), "{row}{text}");
+        }
+    }
+}
