@@ -7,10 +7,12 @@ use kvasir_dataplane::server::access::Role;
 pub enum Needs {
     /// Everyone that can reach the listener: whether the host lives is no secret, and probes carry no token.
     Nothing,
+    /// Everyone that the host knows, whatever their roles.
+    Identity,
     Role(Role),
 }
 
-use Needs::Nothing;
+use Needs::{Identity, Nothing};
 use Role::{Engine, Observer, Operator, Policy, Router};
 
 const TABLE: &[(&str, Needs)] = &[
@@ -38,6 +40,10 @@ const TABLE: &[(&str, Needs)] = &[
     ("/kvasir.v1.Node/Drain", Needs::Role(Operator)),
     ("/kvasir.v1.Node/Ready", Needs::Role(Observer)),
     ("/kvasir.v1.Node/Peers", Needs::Role(Observer)),
+    ("/grpc.health.v1.Health/Check", Identity),
+    ("/grpc.health.v1.Health/Watch", Identity),
+    ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Needs::Role(Observer)),
+    ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Needs::Role(Observer)),
     ("/livez", Nothing),
     ("/readyz", Nothing),
     ("/metrics", Needs::Role(Observer)),
@@ -60,9 +66,15 @@ mod tests {
     use super::*;
     use prost::Message;
 
-    /// Every call of the contract, as the files say.
+    /// Every call of the contract and of gRPC's own services, as the files say.
     fn calls() -> Vec<String> {
-        let files = prost_types::FileDescriptorSet::decode(kvasir_proto::DESCRIPTORS).unwrap().file;
+        let sets = [
+            kvasir_proto::DESCRIPTORS,
+            tonic_health::pb::FILE_DESCRIPTOR_SET,
+            tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET,
+            tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
+        ];
+        let files = sets.iter().flat_map(|set| prost_types::FileDescriptorSet::decode(*set).unwrap().file);
         let mut paths = Vec::new();
         for file in files {
             for service in &file.service {
@@ -78,9 +90,10 @@ mod tests {
         let calls = calls();
         assert!(calls.len() > 20, "{calls:?}");
         for call in &calls {
-            assert!(matches!(needs(call), Some(Needs::Role(_))), "{call} has no role");
+            let open = call.starts_with("/grpc.health.") && needs(call) == Some(Identity);
+            assert!(open || matches!(needs(call), Some(Needs::Role(_))), "{call} has no role");
         }
-        for (path, _) in TABLE.iter().filter(|(path, _)| path.starts_with("/kvasir")) {
+        for (path, _) in TABLE.iter().filter(|(path, _)| path.matches('/').count() == 2) {
             assert!(calls.iter().any(|call| call == path), "{path} is no call");
         }
         assert_eq!(needs("/kvasir.v1.Store/Burn"), None);

@@ -1,6 +1,7 @@
 //! gRPC services and HTTP pages: convert, call, convert back. KV bytes never pass here.
 
 mod conductor;
+mod health;
 mod http;
 mod node;
 mod policy_admin;
@@ -55,7 +56,7 @@ pub fn spawn(
     };
     let pages = http::pages(Arc::clone(host));
     // The pages are on the Unix socket too, for callers that the kernel knows and that have no token.
-    let unix = guarded(services(host).into_axum_router().merge(pages.clone()));
+    let unix = guarded(services(host, stopping).into_axum_router().merge(pages.clone()));
     listeners.unix.set_nonblocking(true)?;
     let incoming = UnixListenerStream::new(tokio::net::UnixListener::from_std(listeners.unix)?);
     let served = server().accept_http1(true).add_routes(Routes::from(unix));
@@ -63,7 +64,7 @@ pub fn spawn(
     runtime.spawn(ended("the control socket", served));
     if let Some(grpc) = listeners.grpc {
         let incoming = TcpListenerStream::new(tokio::net::TcpListener::from_std(grpc)?);
-        let served = server().add_routes(Routes::from(guarded(services(host).into_axum_router())));
+        let served = server().add_routes(Routes::from(guarded(services(host, stopping).into_axum_router())));
         let served = served.serve_with_incoming_shutdown(incoming, stop_signal(stopping));
         runtime.spawn(ended("the gRPC port", served));
     }
@@ -88,7 +89,7 @@ fn server() -> tonic::transport::Server {
         .tcp_nodelay(true)
 }
 
-fn services(host: &Arc<Host>) -> Routes {
+fn services(host: &Arc<Host>, stopping: &watch::Receiver<bool>) -> Routes {
     let component = host.config.policy.component_bytes_max.0 as usize + ENVELOPE_BYTES;
     let store = StoreServer::new(store::Service(Arc::clone(host)));
     let conductor = ConductorServer::new(conductor::ConductorService::new(Arc::clone(host)));
@@ -98,6 +99,18 @@ fn services(host: &Arc<Host>) -> Routes {
         .add_service(conductor.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(policies.max_decoding_message_size(component))
         .add_service(node.max_decoding_message_size(REQUEST_BYTES_MAX))
+        .add_service(health::Service { host: Arc::clone(host), stopping: stopping.clone() }.server())
+        .add_service(described().build_v1().expect(DESCRIBED))
+        .add_service(described().build_v1alpha().expect(DESCRIBED))
+}
+
+const DESCRIBED: &str = "the descriptors were compiled with this binary";
+
+/// What tools that know no contract ask for. Most of them still ask by the older of the two names.
+fn described() -> tonic_reflection::server::Builder<'static> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
 }
 
 async fn ended<E: std::fmt::Display>(what: &str, served: impl Future<Output = Result<(), E>>) {
