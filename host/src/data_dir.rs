@@ -8,7 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Free space the state database needs at least.
-const DISK_BYTES_MIN: u64 = 16 << 20;
+pub(crate) const DISK_BYTES_MIN: u64 = 16 << 20;
 const STATE_CACHE_BYTES: u64 = 16 << 20;
 
 /// Why the data folder cannot be used.

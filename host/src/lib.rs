@@ -8,6 +8,7 @@ pub mod config;
 pub mod daemon;
 pub mod data_dir;
 pub mod dev;
+pub mod doctor;
 pub mod host;
 pub mod lifecycle;
 pub mod metrics;

@@ -37,6 +37,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 pub use self::config::{NvmeConfig, OnFull, OpenError, OpenReport, SyncMode};
+pub use self::ring::io_uring_refusal;
 
 use self::checkpoint::{Checkpoint, Summary};
 use self::disk::Disk;

@@ -11,6 +11,8 @@ pub mod bench_transfer;
 mod blocks;
 mod config;
 mod dev;
+mod doctor;
+mod man;
 mod node;
 mod policy;
 mod push;
@@ -58,11 +60,13 @@ enum Command {
     Replay(replay::ReplayArgs),
     Trace(trace::TraceArgs),
     Config(config::ConfigArgs),
+    Doctor(doctor::DoctorArgs),
     Topology(topology::TopologyArgs),
     Node(node::NodeArgs),
     Push(push::PushArgs),
     Token(token::TokenArgs),
     Completions(CompletionsArgs),
+    Man(man::ManArgs),
 }
 
 /// Print completions for a shell; for bash: `source <(kvasir completions bash)`.
@@ -179,11 +183,13 @@ impl Cli {
             Command::Replay(args) => args.run().map(done),
             Command::Trace(args) => args.run().map(done),
             Command::Config(args) => args.run().map(done),
+            Command::Doctor(args) => args.run(),
             Command::Topology(args) => args.run().map(done),
             Command::Node(args) => args.run().map(done),
             Command::Push(args) => args.run(),
             Command::Token(args) => args.run().map(done),
             Command::Completions(args) => args.run().map(done),
+            Command::Man(args) => args.run().map(done),
         }
     }
 }

@@ -5,6 +5,7 @@ mod bad_policies;
 mod cli;
 mod crash;
 mod dev;
+mod doctor;
 mod grpc;
 mod handover;
 mod harm;
