@@ -25,6 +25,7 @@ struct Rule {
     who: Who,
     roles: Roles,
     tenant: u16,
+    shared: Vec<u16>,
 }
 
 enum Who {
@@ -43,7 +44,8 @@ impl Keeper {
                 "" => Who::Group(group_id(&allow.group)?),
                 user => Who::User(user_id(user)?),
             };
-            Ok(Rule { who, roles: allow.roles()?, tenant: allow.tenant })
+            let shared = access.numbers(&allow.namespaces)?;
+            Ok(Rule { who, roles: allow.roles()?, tenant: allow.tenant, shared })
         };
         let allow = access.allow.iter().map(rule).collect::<Result<_, config::Error>>()?;
         Ok(Self { allow, tokens: Tokens::in_folder(data_dir) })
@@ -63,7 +65,12 @@ impl Gate for Keeper {
                 Who::Group(group) => group == gid || groups_of(uid, gid).contains(&group),
             };
             let rule = self.allow.iter().find(listed).ok_or(refused)?;
-            Ok(Identity { name: format!("user {uid}"), roles: rule.roles, tenant: Some(rule.tenant) })
+            Ok(Identity {
+                name: format!("user {uid}"),
+                roles: rule.roles,
+                tenant: Some(rule.tenant),
+                shared: rule.shared.clone(),
+            })
         })
     }
 
@@ -103,7 +110,13 @@ mod tests {
     }
 
     fn allow(user: &str, group: &str) -> Allow {
-        Allow { user: user.into(), group: group.into(), roles: vec!["engine".into()], tenant: 3 }
+        Allow {
+            user: user.into(),
+            group: group.into(),
+            roles: vec!["engine".into()],
+            tenant: 3,
+            namespaces: vec![],
+        }
     }
 
     #[test]

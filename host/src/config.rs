@@ -10,7 +10,7 @@ pub(crate) mod parts;
 mod tiers;
 mod units;
 
-pub use access::{Access, Allow};
+pub use access::{Access, Allow, Namespace};
 pub use cluster::{Addresses, Cluster, ClusterTls, Peer};
 pub use layers::{Error, Layer};
 pub use tiers::{Nvme, Offload, Remote, RemoteUrl, Sync, TenantKey, Tiering};
@@ -395,7 +395,7 @@ impl Config {
                 "is node.socket as well; choose another path",
             ));
         }
-        access.allow.iter().try_for_each(Allow::validate)?;
+        access.validate()?;
         listen.validate()?;
         store.validate()?;
         tiering.validate()?;

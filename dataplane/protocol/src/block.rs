@@ -38,6 +38,11 @@ impl BlockKey {
         Self(self.0 & NAME | u128::from(tenant) << NAME_BITS)
     }
 
+    /// Whose block it names.
+    pub fn tenant(self) -> u16 {
+        (self.0 >> NAME_BITS) as u16
+    }
+
     /// The key as the tenant's own clients know it.
     #[must_use]
     pub fn without_tenant(self) -> Self {

@@ -63,6 +63,16 @@ impl Stream {
         };
     }
 
+    /// A read that waits, and those that come, find the end. What is being written goes on.
+    pub fn stop_reading(&self) {
+        // It may be closed already, which is just as well.
+        let _ = match self {
+            Self::Unix(stream) => stream.shutdown(Shutdown::Read),
+            Self::Tcp(stream) => stream.shutdown(Shutdown::Read),
+            Self::Ring(ring) => ring.socket().shutdown(Shutdown::Read),
+        };
+    }
+
     /// Whether the other side has closed it. What it sent before may still be unread.
     pub fn is_hung_up(&self) -> bool {
         let fd = match self {

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use kvasir_protocol::block::BlockKey;
 use kvasir_protocol::wire::Op;
 
 /// What a caller may do.
@@ -88,9 +89,20 @@ pub struct Identity {
     pub roles: Roles,
     /// The tenant it acts for. `None`: any that it names, which only a caller of the daemon's own user may.
     pub tenant: Option<u16>,
+    /// Namespaces that it shares with other tenants, by their numbers, which no tenant has.
+    pub shared: Vec<u16>,
 }
 
 impl Identity {
+    /// The key under which a call of this caller finds a block, whatever tenant the caller wrote into it. A caller that may
+    /// name any tenant, and one that names a namespace it shares, is taken at its word.
+    pub fn key(&self, key: BlockKey) -> BlockKey {
+        match self.tenant {
+            Some(own) if !self.shared.contains(&key.tenant()) => key.of_tenant(own),
+            _ => key,
+        }
+    }
+
     /// # Errors
     /// What `call` takes, what the caller has, and what to do.
     pub fn may(&self, role: Role, call: &str) -> Result<(), Refused> {
@@ -113,6 +125,7 @@ impl Identity {
             None => Ok(wanted),
             // 0 is what a client says that names no tenant.
             Some(own) if wanted == 0 || wanted == own => Ok(own),
+            Some(_) if self.shared.contains(&wanted) => Ok(wanted),
             Some(own) => Err(Refused(format!(
                 "{} acts for tenant {own}, not for tenant {wanted}; leave the tenant out or use another token",
                 self.name
@@ -157,14 +170,17 @@ impl Gate for OwnUser {
                  its operator add the user under [[access.allow]]"
             )));
         }
-        Ok(Identity { name: format!("user {uid}"), roles: Roles::OPERATOR, tenant: None })
+        Ok(Identity { name: format!("user {uid}"), roles: Roles::OPERATOR, tenant: None, shared: Vec::new() })
     }
 
     fn bearer(&self, token: &str) -> Result<Identity, Refused> {
         match &self.token {
-            Some(own) if own == token => {
-                Ok(Identity { name: "the fixed token".into(), roles: Roles::OPERATOR, tenant: None })
-            }
+            Some(own) if own == token => Ok(Identity {
+                name: "the fixed token".into(),
+                roles: Roles::OPERATOR,
+                tenant: None,
+                shared: Vec::new(),
+            }),
             _ => Err(Refused(NO_TOKEN.into())),
         }
     }
@@ -207,7 +223,7 @@ mod tests {
     use super::*;
 
     fn identity(roles: &[Role], tenant: Option<u16>) -> Identity {
-        Identity { name: "user 7".into(), roles: roles.iter().copied().collect(), tenant }
+        Identity { name: "user 7".into(), roles: roles.iter().copied().collect(), tenant, shared: vec![9] }
     }
 
     #[test]
@@ -230,6 +246,11 @@ mod tests {
         assert_eq!(identity(&[], Some(3)).tenant_for(0), Ok(3));
         assert_eq!(identity(&[], Some(3)).tenant_for(3), Ok(3));
         assert!(identity(&[], Some(3)).tenant_for(4).is_err());
+        assert_eq!(identity(&[], Some(3)).tenant_for(9), Ok(9), "a namespace that it shares");
+        let key = |tenant| BlockKey(7).of_tenant(tenant);
+        let of = |own, named| identity(&[], own).key(key(named));
+        assert_eq!([of(Some(3), 0), of(Some(3), 4), of(Some(3), 9)], [key(3), key(3), key(9)]);
+        assert_eq!(of(None, 4), key(4));
     }
 
     #[test]

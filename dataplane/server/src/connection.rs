@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::access::{Identity, Refused, required};
 use super::handover::HandOvers;
 use super::outcome::{describe, evicted, found, outcome, pinned, place, removed, verified};
-use super::{Call, Shared};
+use super::{Call, Entry, Shared};
 use crate::ServerConfig;
 use kvasir_memory::host::HostPool;
 use kvasir_memory::shared::{self, Place};
@@ -19,6 +19,8 @@ use kvasir_protocol::stream::{Eager, Stream, Timed, send_with_fds};
 use kvasir_protocol::wire::{Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, WireError};
 use kvasir_store::dram::{Held, OwnerId, Reserve};
 use kvasir_store::tiering::Read;
+
+const REVOKED: &str = "the token of this connection was revoked or has expired; connect again with another (`kvasir token new`)";
 
 /// Why a connection ended, other than by the peer closing it between frames.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +50,8 @@ pub(super) struct Connection {
     owner: OwnerId,
     /// Known before the first request is served: over TCP, once the hello has brought a token.
     identity: Option<Identity>,
+    /// What the outside knows of it.
+    entry: Arc<Entry>,
     /// The tenant on whose account it stores.
     tenant: u16,
     /// The peer maps the pool.
@@ -62,7 +66,12 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(shared: Arc<Shared>, stream: Stream, identity: Option<Identity>) -> Self {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        stream: Stream,
+        identity: Option<Identity>,
+        entry: Arc<Entry>,
+    ) -> Self {
         let local = matches!(stream, Stream::Unix(_));
         Self {
             owner: if local { shared.store.new_client() } else { shared.store.new_owner() },
@@ -70,6 +79,7 @@ impl Connection {
             writer: stream.try_clone().ok(),
             reader: BufReader::with_capacity(16 << 10, Timed { stream: Eager::new(stream), deadline: None }),
             identity,
+            entry,
             tenant: 0,
             greeted: false,
             may_write: false,
@@ -111,7 +121,11 @@ impl Connection {
 
     /// Serves one frame. Returns false when the peer closed the connection or was silent for too long.
     fn serve_one(&mut self, request: &mut u64) -> Result<bool, Broken> {
-        if !self.wait_for_frame()? {
+        let more = self.wait_for_frame()?;
+        if self.entry.ended.load(Ordering::Relaxed) {
+            return Err(Refused(REVOKED.to_owned()).into());
+        }
+        if !more {
             return Ok(false);
         }
         let began = Instant::now();
@@ -219,7 +233,11 @@ impl Connection {
             Request::Hello { wants_write, wants_ring, tenant, token, .. } => {
                 let identity = match self.identity.take() {
                     Some(identity) => identity,
-                    None => self.shared.gate.bearer(&token)?,
+                    None => {
+                        let identity = self.shared.gate.bearer(&token)?;
+                        let _ = self.entry.token.set((token, identity.clone()));
+                        identity
+                    }
                 };
                 self.tenant = identity.tenant_for(tenant)?;
                 self.identity = Some(identity);

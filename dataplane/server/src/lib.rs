@@ -19,7 +19,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -145,11 +145,27 @@ struct Shared {
     config: ServerConfig,
     clock: Clock,
     stopping: AtomicBool,
-    /// A second handle on each open connection, to end it from outside.
-    open: Mutex<HashMap<u64, Stream>>,
+    /// Each open connection, to end it from outside.
+    open: Mutex<HashMap<u64, Open>>,
     /// Woken when a connection ends or the server stops.
     changed: Condvar,
     counts: Counts,
+}
+
+/// An open connection, seen from outside.
+struct Open {
+    /// A second handle on it.
+    stream: Stream,
+    entry: Arc<Entry>,
+}
+
+/// By what right a connection is open.
+#[derive(Default)]
+struct Entry {
+    /// The token that its hello brought, and who that was.
+    token: OnceLock<(String, Identity)>,
+    /// The token no longer says so.
+    ended: AtomicBool,
 }
 
 /// A running server. Dropping it stops it.
@@ -272,7 +288,7 @@ impl Server {
         // Nobody is let in any more; end the connections that are open.
         let mut open = lock(&self.shared.open);
         while !open.is_empty() {
-            open.values().for_each(Stream::shutdown);
+            open.values().for_each(|open| open.stream.shutdown());
             open = self.shared.changed.wait(open).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -330,6 +346,17 @@ impl Shared {
             drop(waited.unwrap_or_else(PoisonError::into_inner));
             self.store.sweep(self.clock.now_ms());
             open = lock(&self.open);
+            open.values().for_each(|open| self.end_if_revoked(open));
+        }
+    }
+
+    /// Ends a connection whose token was revoked or has expired since. What it is doing is finished; then its thread says
+    /// why to the client.
+    fn end_if_revoked(&self, open: &Open) {
+        let Some((token, identity)) = open.entry.token.get() else { return };
+        if !open.entry.ended.load(Ordering::Relaxed) && self.gate.bearer(token).as_ref() != Ok(identity) {
+            open.entry.ended.store(true, Ordering::Relaxed);
+            open.stream.stop_reading();
         }
     }
 
@@ -389,10 +416,11 @@ impl Shared {
         // Ids of the two accept loops differ in the low bit; see `refusal`.
         let id = *next << 1 | u64::from(matches!(stream, Stream::Unix(_)));
         *next += 1;
-        lock(&self.open).insert(id, handle);
+        let entry = Arc::new(Entry::default());
+        lock(&self.open).insert(id, Open { stream: handle, entry: Arc::clone(&entry) });
         let shared = Arc::clone(self);
         let started = spawn("kvasir-data", move || {
-            Connection::new(Arc::clone(&shared), mine, identity).run();
+            Connection::new(Arc::clone(&shared), mine, identity, entry).run();
             lock(&shared.open).remove(&id);
             shared.changed.notify_all();
         });

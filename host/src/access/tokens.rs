@@ -27,6 +27,9 @@ pub struct Token {
     pub sha256: String,
     pub roles: Vec<String>,
     pub tenant: u16,
+    /// Numbers of the namespaces that its bearer shares with other tenants.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub namespaces: Vec<u16>,
     /// Seconds since 1970.
     pub created: u64,
     /// Seconds since 1970; never, if there is none.
@@ -68,7 +71,13 @@ impl Tokens {
     ///
     /// # Errors
     /// The file cannot be read or written.
-    pub fn create(&self, roles: &[Role], tenant: u16, ttl: Option<Duration>) -> Result<String, Error> {
+    pub fn create(
+        &self,
+        roles: &[Role],
+        tenant: u16,
+        namespaces: &[u16],
+        ttl: Option<Duration>,
+    ) -> Result<String, Error> {
         let mut random = [0; 36];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
             .map_err(|error| Error::Random(error.into()))?;
@@ -84,6 +93,7 @@ impl Tokens {
                 sha256: hash(&text),
                 roles: roles.iter().map(|role| role.name().to_owned()).collect(),
                 tenant,
+                namespaces: namespaces.to_vec(),
                 created: now,
                 expires: ttl.map(|ttl| now.saturating_add(ttl.as_secs())),
             });
@@ -143,7 +153,12 @@ impl Tokens {
             )));
         }
         let roles = found.roles.iter().filter_map(|role| role.parse::<Role>().ok()).collect();
-        Ok(Identity { name: format!("token {}", found.id), roles, tenant: Some(found.tenant) })
+        Ok(Identity {
+            name: format!("token {}", found.id),
+            roles,
+            tenant: Some(found.tenant),
+            shared: found.namespaces.clone(),
+        })
     }
 
     /// Rewrites the file: another process that does the same waits, and a reader sees the old or the new one.
@@ -204,10 +219,12 @@ mod tests {
         let (writer, daemon) = (Tokens::in_folder(dir.path()), Tokens::in_folder(dir.path()));
         let now = SystemTime::now();
         assert!(daemon.identify("kvasir_x_y", now).is_err(), "no file yet");
-        let engine = writer.create(&[Role::Engine], 3, None).unwrap();
-        let short = writer.create(&[Role::Router, Role::Observer], 0, Some(Duration::from_secs(60))).unwrap();
+        let engine = writer.create(&[Role::Engine], 3, &[9], None).unwrap();
+        let short =
+            writer.create(&[Role::Router, Role::Observer], 0, &[], Some(Duration::from_secs(60))).unwrap();
         let known = daemon.identify(&engine, now).unwrap();
         assert_eq!((known.tenant, known.roles.to_string().as_str()), (Some(3), "engine"));
+        assert_eq!(known.shared, [9]);
         assert!(daemon.identify(&short, now).is_ok());
         let late = daemon.identify(&short, now + Duration::from_secs(61)).unwrap_err().to_string();
         assert!(late.contains("has expired"), "{late}");
@@ -228,9 +245,9 @@ mod tests {
     fn a_damaged_file_lets_nobody_in() {
         let dir = tempfile::tempdir().unwrap();
         let tokens = Tokens::in_folder(dir.path());
-        let token = tokens.create(&[Role::Engine], 0, None).unwrap();
+        let token = tokens.create(&[Role::Engine], 0, &[], None).unwrap();
         fs::write(dir.path().join(FILE), "{").unwrap();
         assert!(tokens.identify(&token, SystemTime::now()).is_err());
-        assert!(matches!(tokens.create(&[Role::Engine], 0, None), Err(Error::Damaged { .. })));
+        assert!(matches!(tokens.create(&[Role::Engine], 0, &[], None), Err(Error::Damaged { .. })));
     }
 }

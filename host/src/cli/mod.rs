@@ -114,6 +114,9 @@ struct HostFlags {
     /// Token to show over TCP (`kvasir token new` makes one). Better in the variable than in the list of processes.
     #[arg(long, value_name = "TOKEN", env = "KVASIR_TOKEN", hide_env_values = true, default_value = "")]
     token: String,
+    /// Number of the tenant, or of the shared namespace, whose blocks are meant. Default: the caller's own tenant.
+    #[arg(long, value_name = "NUMBER", env = "KVASIR_TENANT", default_value_t = 0)]
+    tenant: u16,
     #[command(flatten)]
     settings: ConfigFlags,
 }
@@ -125,7 +128,10 @@ impl HostFlags {
             Some(text) => text.strip_prefix("tcp:").unwrap_or(text).parse()?,
             None => Endpoint::Unix(self.settings.load()?.node.socket),
         };
-        Ok(Client::connect(&endpoint, Options { token: self.token.clone(), ..Options::default() })?)
+        Ok(Client::connect(
+            &endpoint,
+            Options { token: self.token.clone(), tenant: self.tenant, ..Options::default() },
+        )?)
     }
 
     /// Runs a control call to its end.

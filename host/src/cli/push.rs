@@ -26,7 +26,10 @@ impl PushArgs {
     /// # Errors
     /// The host or the peer does not answer.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let keys = blocks::keys(&self.names)?.iter().map(|key| key.0.to_be_bytes().into()).collect();
+        let keys = blocks::keys(&self.names)?
+            .iter()
+            .map(|key| key.of_tenant(self.host.tenant).0.to_be_bytes().into())
+            .collect();
         let request = proto::PushRequest { to: self.to.clone(), keys };
         let response =
             self.host.control(async |mut control| Ok(control.store.push(request).await?.into_inner()))?;

@@ -31,6 +31,9 @@ struct NewArgs {
     /// The tenant its bearer acts for.
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     tenant: u16,
+    /// A namespace of the settings that its bearer shares with other tenants; may be given several times.
+    #[arg(long = "namespace", value_name = "NAME")]
+    namespaces: Vec<String>,
     /// How long it is good for, such as `30d`. Default: until revoked.
     #[arg(long, value_name = "SPAN")]
     expires: Option<Span>,
@@ -48,7 +51,7 @@ struct ListArgs {
     settings: ConfigFlags,
 }
 
-/// Revoke a token. Calls that have begun end; connections for data that are open stay until they close.
+/// Revoke a token. Calls that have begun end; connections for data end at once.
 #[derive(Args, Debug)]
 struct RevokeArgs {
     /// Its id, as `kvasir token list` shows it.
@@ -61,8 +64,17 @@ impl TokenArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::New(args) => {
+                let access = args.settings.load()?.access;
+                let numbers = access.numbers(&args.namespaces)?;
+                if let Some(name) = access.namespaces.iter().find(|name| name.number == args.tenant) {
+                    anyhow::bail!(
+                        "{} is the number of namespace {}, not of a tenant",
+                        args.tenant,
+                        name.name
+                    );
+                }
                 let ttl = args.expires.map(|span| span.0);
-                println!("{}", tokens(&args.settings)?.create(&args.roles, args.tenant, ttl)?);
+                println!("{}", tokens(&args.settings)?.create(&args.roles, args.tenant, &numbers, ttl)?);
             }
             Command::List(args) => list(&tokens(&args.settings)?.list()?, args.json),
             Command::Revoke(args) => tokens(&args.settings)?.revoke(&args.id)?,
@@ -80,7 +92,8 @@ fn list(tokens: &[Token], json: bool) {
     if json {
         let row = |token: &Token| {
             serde_json::json!({
-                "id": token.id, "roles": token.roles, "tenant": token.tenant, "created": time(token.created),
+                "id": token.id, "roles": token.roles, "tenant": token.tenant, "namespaces": token.namespaces,
+                "created": time(token.created),
                 "expires": token.expires.map(time),
             })
         };

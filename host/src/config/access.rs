@@ -12,13 +12,15 @@ pub struct Access {
     /// Other users and groups of this machine, one `[[access.allow]]` each. With any, the sockets can be opened by everyone,
     /// and who is not listed is turned away; `node.socket` and `node.control` must then be in a folder they can enter.
     pub allow: Vec<Allow>,
+    /// Blocks that tenants share on purpose, one `[[access.namespaces]]` each.
+    pub namespaces: Vec<Namespace>,
     /// Largest size of the audit log before it is rotated; one older file is kept.
     pub audit_bytes: super::Size,
 }
 
 impl Default for Access {
     fn default() -> Self {
-        Self { allow: Vec::new(), audit_bytes: super::Size::mib(16) }
+        Self { allow: Vec::new(), namespaces: Vec::new(), audit_bytes: super::Size::mib(16) }
     }
 }
 
@@ -37,6 +39,56 @@ pub struct Allow {
     /// The tenant they act for. None: tenant 0.
     #[serde(default)]
     pub tenant: u16,
+    /// Names of the namespaces that they may use beside their tenant's own, as `[[access.namespaces]]` lists them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub namespaces: Vec<String>,
+}
+
+/// Blocks that several tenants may store and read, such as those of common system prompts. A client that wants them names the
+/// number in its hello, where it would name its tenant. Whoever may use a namespace sees all that is in it, so it is for
+/// what may be known to all of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Namespace {
+    /// What `access.allow` and `kvasir token new --namespace` call it.
+    pub name: String,
+    /// Stands in the keys of its blocks, where a tenant's number would. The same on all hosts; no tenant may have it. Its
+    /// quota and floor are those that `[[store.tenants]]` gives to this number.
+    pub number: u16,
+}
+
+impl Access {
+    /// The numbers of the namespaces of these names.
+    ///
+    /// # Errors
+    /// A name that is not listed.
+    pub fn numbers(&self, names: &[String]) -> Result<Vec<u16>, Error> {
+        let number = |name: &String| {
+            let found = self.namespaces.iter().find(|namespace| namespace.name == *name);
+            let unknown = || invalid("namespace", name, "is not listed; add it as [[access.namespaces]]");
+            found.map(|namespace| namespace.number).ok_or_else(unknown)
+        };
+        names.iter().map(number).collect()
+    }
+
+    pub(super) fn validate(&self) -> Result<(), Error> {
+        for (n, Namespace { name, number }) in self.namespaces.iter().enumerate() {
+            let refuse = |why: &str| Err(invalid("access.namespaces", format!("{name} = {number}"), why));
+            if name.is_empty() || *number == 0 {
+                return refuse("needs a name, and a number that is not 0");
+            }
+            if self.namespaces[..n].iter().any(|other| other.name == *name || other.number == *number) {
+                return refuse("has the name or the number of another namespace");
+            }
+            if self.allow.iter().any(|allow| allow.tenant == *number) {
+                return refuse("has the number of a tenant in access.allow; choose one that no tenant has");
+            }
+        }
+        self.allow.iter().try_for_each(|allow| {
+            allow.validate()?;
+            self.numbers(&allow.namespaces).map(drop)
+        })
+    }
 }
 
 impl Allow {
@@ -49,7 +101,7 @@ impl Allow {
         self.roles.iter().map(parse).collect()
     }
 
-    pub(super) fn validate(&self) -> Result<(), Error> {
+    fn validate(&self) -> Result<(), Error> {
         if self.user.is_empty() == self.group.is_empty() {
             let why = "must name either a user or a group";
             return Err(invalid("access.allow", format!("{self:?}"), why));

@@ -52,7 +52,7 @@ impl Cluster {
             let control = ControlAddr::Unix(running.control_path().into());
             let control = Control::connect(&control, "").await?;
             let tokens = Tokens::in_folder(&running.host().config.node.data_dir);
-            let token = tokens.create(&[Role::Engine], 0, None)?;
+            let token = tokens.create(&[Role::Engine], 0, &[], None)?;
             let options = Options { namespace: "kvasir-dev".into(), token, ..Options::default() };
             let socket = Endpoint::Unix(running.socket_path().into());
             let local = Arc::new(Client::connect(&socket, options.clone())?);

@@ -1,10 +1,11 @@
 use super::{key_out, keys_in, validate};
 use crate::host::Host;
 use kvasir_dataplane::cluster::push::{PushError, Pushed};
+use kvasir_dataplane::server::access::Identity;
 use kvasir_dataplane::tier::dram::{BlockStat, Remove};
 use kvasir_dataplane::tier::lifecycle::State;
 use kvasir_dataplane::tier::tiering::LevelStats;
-use kvasir_dataplane::{BATCH_MAX, StoreError};
+use kvasir_dataplane::{BATCH_MAX, BlockKey, StoreError};
 use kvasir_proto::{self as proto, push_response, remove_response::Outcome, store_server::Store};
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
@@ -20,7 +21,7 @@ impl Store for Service {
         &self,
         request: Request<proto::ExistsRequest>,
     ) -> Result<Response<proto::ExistsResponse>, Status> {
-        let keys = keys_in(&request.into_inner().keys)?;
+        let keys = own_keys(&request, &request.get_ref().keys)?;
         let resident = self.0.tiering.exists(&keys).map_err(status)?;
         Ok(Response::new(proto::ExistsResponse { resident }))
     }
@@ -29,7 +30,7 @@ impl Store for Service {
         &self,
         request: Request<proto::StatRequest>,
     ) -> Result<Response<proto::StatResponse>, Status> {
-        let keys = keys_in(&request.into_inner().keys)?;
+        let keys = own_keys(&request, &request.get_ref().keys)?;
         let stats = self.0.store.stat(&keys).map_err(status)?;
         let results =
             stats.into_iter().map(|stat| proto::StatResult { block: stat.as_ref().map(block) }).collect();
@@ -40,7 +41,7 @@ impl Store for Service {
         &self,
         request: Request<proto::RemoveRequest>,
     ) -> Result<Response<proto::RemoveResponse>, Status> {
-        let keys = keys_in(&request.into_inner().keys)?;
+        let keys = own_keys(&request, &request.get_ref().keys)?;
         let removed = self.0.tiering.remove(&keys, self.0.clock.now_ms()).map_err(status)?;
         let outcome = |removed| match removed {
             Remove::Removed => Outcome::Removed,
@@ -89,9 +90,9 @@ impl Store for Service {
         &self,
         request: Request<proto::PushRequest>,
     ) -> Result<Response<proto::PushResponse>, Status> {
-        let proto::PushRequest { to, keys } = request.into_inner();
+        let keys = own_keys(&request, &request.get_ref().keys)?;
+        let to = request.into_inner().to;
         validate::name_in("to", &to)?;
-        let keys = keys_in(&keys)?;
         let alone = || Status::failed_precondition("this host knows no others; list them in cluster.peers");
         let cluster = self.0.cluster.clone().ok_or_else(alone)?;
         // It takes as long as the transfer.
@@ -125,6 +126,14 @@ impl Store for Service {
             socket: node.socket.display().to_string(),
         }))
     }
+}
+
+/// The keys under which this caller's blocks are kept. Whoever acts for a tenant reaches no other tenant's by their keys.
+fn own_keys<T>(request: &Request<T>, keys: &[impl AsRef<[u8]>]) -> Result<Vec<BlockKey>, Status> {
+    let keys = keys_in(keys)?;
+    let identity = request.extensions().get::<Identity>();
+    let identity = identity.ok_or_else(|| Status::permission_denied("the door let nobody in"))?;
+    Ok(keys.into_iter().map(|key| identity.key(key)).collect())
 }
 
 fn tier(level: &LevelStats) -> proto::TierUsage {

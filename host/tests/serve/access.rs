@@ -151,3 +151,100 @@ fn pages_and_acts_are_guarded_and_noted() {
     assert!(loads[0]["who"].as_str().unwrap().starts_with("user "), "{loads:?}");
     assert!(loads[1]["outcome"].as_str().unwrap().starts_with("grpc status"), "{loads:?}");
 }
+
+#[test]
+fn an_open_connection_ends_when_its_token_is_revoked() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start(dir.path());
+    let (kept, token) = (host.token(), host.token_for(&["--role", "engine"]));
+    let connect = |token: &str| {
+        let options = Options { token: token.to_owned(), ..Options::default() };
+        Client::connect(&host.endpoint(Transport::Tcp), options).unwrap()
+    };
+    let (client, other) = (connect(&token), connect(&kept));
+    let ask = |client: &Client| client.exists(&[BlockKey::from_name("a")]);
+    assert!(ask(&client).is_ok());
+    let data = format!("node.data_dir={}", dir.path().display());
+    host.check(&["token", "revoke", token.split('_').nth(1).unwrap(), "--set", &data], b"", 0, "");
+    crate::replicas::until("the connection ends", || ask(&client).is_err());
+    assert!(ask(&client).is_err(), "and stays ended");
+    assert!(ask(&other).is_ok(), "those of other tokens go on");
+}
+
+const SHARED: u16 = 60_001;
+
+#[test]
+fn tenants_share_what_they_put_into_a_namespace_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let set = format!("access.namespaces=[{{name=\"shared-prompts\", number={SHARED}}}]");
+    let host = Host::start_with(dir.path(), &[&set]);
+    let token = |tenant: u16, more: &[&str]| {
+        let tenant = tenant.to_string();
+        let args = ["--role", "engine", "--tenant", &tenant, "--set", &set];
+        host.token_for(&[&args, more].concat())
+    };
+    let member = ["--namespace", "shared-prompts"];
+    let (three, four, five) = (token(3, &member), token(4, &member), token(5, &[]));
+    let connect = |token: &str, tenant| {
+        let options = Options { token: token.to_owned(), tenant, ..Options::default() };
+        Client::connect(&host.endpoint(Transport::Tcp), options)
+    };
+    let key = BlockKey::from_name("system prompt");
+    connect(&three, SHARED).unwrap().put(&BlockMeta::single(key, 6), b"prompt").unwrap();
+    let read = |token: &str, tenant| {
+        let block = connect(token, tenant).unwrap().get(&[key], 0).unwrap().remove(0);
+        block.map(|block| block.bytes().unwrap().to_vec())
+    };
+    assert_eq!(read(&four, SHARED).as_deref(), Some(&b"prompt"[..]));
+    assert_eq!([read(&three, 0), read(&four, 0), read(&five, 0)], [None, None, None], "it is nobody's own");
+    let refused = connect(&five, SHARED).err().unwrap().to_string();
+    assert!(refused.contains("not for tenant 60001"), "{refused}");
+    let taken = Command::new(KVASIR)
+        .args(["token", "new", "--role", "engine", "--tenant", &SHARED.to_string(), "--set", &set])
+        .output()
+        .unwrap();
+    assert!(
+        String::from_utf8_lossy(&taken.stderr).contains("number of namespace shared-prompts"),
+        "{taken:?}"
+    );
+}
+
+#[test]
+fn keys_over_grpc_reach_the_blocks_of_the_callers_tenant_only() {
+    let plan = crate::replicas::Plan::new(2);
+    let hosts = [0, 1].map(|n| plan.start(n, &["listen.grpc=127.0.0.1:0".to_owned()]));
+    crate::replicas::until("peers", || {
+        hosts.iter().all(|host| crate::replicas::metric(host, "kvasir_peer_up", "") == 1)
+    });
+    let token = |tenant| hosts[0].token_for(&["--role", "engine", "--role", "observer", "--tenant", tenant]);
+    let (owner, other) = (token("3"), token("4"));
+    let options = Options { token: owner.clone(), ..Options::default() };
+    let client = Client::connect(&hosts[0].endpoint(Transport::Tcp), options).unwrap();
+    let name = BlockKey::from_name("a");
+    client.put(&BlockMeta::single(name, 3), b"abc").unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let grpc = ControlAddr::Tcp(hosts[0].addr("grpc").to_owned());
+    // Whether it exists, has a description, and was pushed.
+    let reach = |token: &str, key: BlockKey| {
+        runtime.block_on(async {
+            let mut c = Control::connect(&grpc, token).await.unwrap();
+            let keys: Vec<Vec<u8>> = vec![key.0.to_be_bytes().into()];
+            let exists =
+                c.store.exists(proto::ExistsRequest { keys: keys.iter().cloned().map(Into::into).collect() });
+            let exists = exists.await.unwrap().into_inner().resident[0];
+            let stat =
+                c.store.stat(proto::StatRequest { keys: keys.iter().cloned().map(Into::into).collect() });
+            let stat = stat.await.unwrap().into_inner().results[0].block.is_some();
+            let to = "host-1".to_owned();
+            let push =
+                c.store.push(proto::PushRequest { to, keys: keys.into_iter().map(Into::into).collect() });
+            let push = push.await.unwrap().into_inner().outcomes().next().unwrap();
+            (exists, stat, push)
+        })
+    };
+    use proto::push_response::Outcome::{Done, Missing};
+    for key in [name, name.of_tenant(3)] {
+        assert_eq!(reach(&other, key), (false, false, Missing), "{key}");
+    }
+    assert_eq!(reach(&owner, name), (true, true, Done), "it need not name itself");
+}

@@ -150,7 +150,7 @@ fn requests_go_where_their_prefix_is() {
 fn the_store_and_the_node_answer() {
     let dir = tempfile::tempdir().unwrap();
     let running = start(dir.path(), &["node.name=n1"]);
-    let token = Tokens::in_folder(dir.path()).create(&[Role::Engine], 0, None).unwrap();
+    let token = Tokens::in_folder(dir.path()).create(&[Role::Engine], 0, &[], None).unwrap();
     let tcp = Endpoint::Tcp(running.data_addr().unwrap());
     let client = Client::connect(&tcp, Options { token, ..Options::default() }).unwrap();
     let key = BlockKey::from_name("a");
@@ -187,7 +187,7 @@ fn the_store_and_the_node_answer() {
 fn a_client_connects_by_name_and_does_not_wait_for_ever() {
     let dir = tempfile::tempdir().unwrap();
     let running = start(dir.path(), &["listen.grpc=127.0.0.1:0"]);
-    let token = Tokens::in_folder(dir.path()).create(&[Role::Observer], 0, None).unwrap();
+    let token = Tokens::in_folder(dir.path()).create(&[Role::Observer], 0, &[], None).unwrap();
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     block_on(async {
         let port = running.grpc_addr().unwrap().port();
