@@ -176,7 +176,7 @@ pub struct Conductor {
     pub block_size_tokens: u32,
     /// The most instances known at once.
     pub instances_max: u32,
-    /// The most (block, instance) entries of the prefix index.
+    /// The most distinct blocks in the prefix index, and, counted apart, the most runs of blocks that instances hold.
     pub index_entries_max: u64,
     /// Requests scheduled and not yet finished; more are refused.
     pub requests_max: u32,

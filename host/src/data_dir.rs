@@ -24,8 +24,8 @@ pub enum Error {
     Locked { path: PathBuf },
     #[error("the disk of {} has {free} B free, a host needs {DISK_BYTES_MIN}; make room or set another node.data_dir", path.display())]
     DiskFull { path: PathBuf, free: u64 },
-    #[error("policy state in {} cannot be opened: {source}; if it is damaged, move that folder away and load your policies again", path.display())]
-    State { path: PathBuf, source: sled::Error },
+    #[error("the state of policies cannot be opened: {0}")]
+    State(#[from] kvasir_state_db::OpenError),
 }
 
 /// The data folder, locked for this process, and the database in it.
@@ -54,10 +54,12 @@ impl DataDir {
         if free < DISK_BYTES_MIN {
             return Err(Error::DiskFull { path: path.into(), free });
         }
-        let folder = path.join("state");
-        let state = sled::Config::new().path(&folder).cache_capacity(STATE_CACHE_BYTES).open();
-        let state = state.map_err(|source| Error::State { path: folder, source })?;
-        Ok(Self { path: path.into(), state, _lock: lock })
+        let state = kvasir_state_db::open(&path.join("state"), STATE_CACHE_BYTES)?;
+        if let Some(kept) = &state.set_aside {
+            let kept = kept.display();
+            tracing::error!(%kept, "the state of policies was damaged and is set aside; load your policies again");
+        }
+        Ok(Self { path: path.into(), state: state.db, _lock: lock })
     }
 }
 
@@ -91,6 +93,16 @@ mod tests {
         }
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         drop(DataDir::open(&path).unwrap());
+    }
+
+    #[test]
+    fn damaged_state_is_set_aside_and_the_host_starts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data");
+        drop(DataDir::open(&path).unwrap());
+        std::fs::write(path.join("state/conf"), "this is no configuration").unwrap();
+        drop(DataDir::open(&path).unwrap());
+        assert!(path.join("state.damaged-1").exists());
     }
 
     #[test]

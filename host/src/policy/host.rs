@@ -4,6 +4,7 @@ use super::admitter::AdmitterHook;
 use super::balancer::BalancerHook;
 use super::catalog::Catalog;
 use super::evictor::EvictorHook;
+use super::log::Log;
 use super::scheduler::{SchedulerHook, SharedThresholds};
 use super::slot::{Builder, Hook, Slot, Source, Version};
 use super::{
@@ -118,12 +119,7 @@ impl PolicyHost {
         source: Source,
         settings: Vec<(String, String)>,
     ) -> Result<SlotStatus, Error> {
-        match slot {
-            SlotKind::Scheduler => self.scheduler.load(source, settings).map(drop),
-            SlotKind::Evictor => self.evictor.load(source, settings).map(drop),
-            SlotKind::Admitter => self.admitter.load(source, settings).map(drop),
-            SlotKind::Balancer => self.balancer.load(source, settings).map(drop),
-        }?;
+        self.slot(slot).load(source, settings)?;
         Ok(self.status(slot))
     }
 
@@ -132,13 +128,17 @@ impl PolicyHost {
     /// # Errors
     /// There is none, or it no longer starts.
     pub fn rollback(&self, slot: SlotKind) -> Result<SlotStatus, Error> {
-        match slot {
-            SlotKind::Scheduler => self.scheduler.rollback().map(drop),
-            SlotKind::Evictor => self.evictor.rollback().map(drop),
-            SlotKind::Admitter => self.admitter.rollback().map(drop),
-            SlotKind::Balancer => self.balancer.rollback().map(drop),
-        }?;
+        self.slot(slot).rollback()?;
         Ok(self.status(slot))
+    }
+
+    fn slot(&self, kind: SlotKind) -> &dyn AnySlot {
+        match kind {
+            SlotKind::Scheduler => &self.scheduler,
+            SlotKind::Evictor => &self.evictor,
+            SlotKind::Admitter => &self.admitter,
+            SlotKind::Balancer => &self.balancer,
+        }
     }
 
     pub fn list(&self) -> Vec<SlotStatus> {
@@ -146,51 +146,26 @@ impl PolicyHost {
     }
 
     pub fn status(&self, slot: SlotKind) -> SlotStatus {
-        match slot {
-            SlotKind::Scheduler => status(&self.scheduler),
-            SlotKind::Evictor => status(&self.evictor),
-            SlotKind::Admitter => status(&self.admitter),
-            SlotKind::Balancer => status(&self.balancer),
-        }
+        self.slot(slot).status()
     }
 
     /// What the policies of a slot logged, oldest first, and how many lines were dropped.
     pub fn logs(&self, slot: SlotKind) -> (Vec<LogLine>, u64) {
-        match slot {
-            SlotKind::Scheduler => self.scheduler.log.read(),
-            SlotKind::Evictor => self.evictor.log.read(),
-            SlotKind::Admitter => self.admitter.log.read(),
-            SlotKind::Balancer => self.balancer.log.read(),
-        }
+        self.slot(slot).log().read()
     }
 
     /// As [`PolicyHost::load`], with the settings that serve.
     pub(super) fn load_watched(&self, slot: SlotKind, source: Source) -> Result<SlotStatus, Error> {
-        match slot {
-            SlotKind::Scheduler => self.scheduler.load_with_settings_in_service(source).map(drop),
-            SlotKind::Evictor => self.evictor.load_with_settings_in_service(source).map(drop),
-            SlotKind::Admitter => self.admitter.load_with_settings_in_service(source).map(drop),
-            SlotKind::Balancer => self.balancer.load_with_settings_in_service(source).map(drop),
-        }?;
+        self.slot(slot).load_with_settings_in_service(source)?;
         Ok(self.status(slot))
     }
 
     pub(super) fn was_restored(&self, slot: SlotKind) -> bool {
-        match slot {
-            SlotKind::Scheduler => self.scheduler.was_restored(),
-            SlotKind::Evictor => self.evictor.was_restored(),
-            SlotKind::Admitter => self.admitter.was_restored(),
-            SlotKind::Balancer => self.balancer.was_restored(),
-        }
+        self.slot(slot).was_restored()
     }
 
     pub(super) fn log(&self, slot: SlotKind, text: &str) {
-        match slot {
-            SlotKind::Scheduler => self.scheduler.log.add_host(1, text),
-            SlotKind::Evictor => self.evictor.log.add_host(1, text),
-            SlotKind::Admitter => self.admitter.log.add_host(1, text),
-            SlotKind::Balancer => self.balancer.log.add_host(1, text),
-        }
+        self.slot(slot).log().add_host(1, text);
     }
 
     /// A scheduler for one thread.
@@ -221,20 +196,52 @@ impl PolicyHost {
     }
 }
 
-fn status<H: Hook>(slot: &Slot<H>) -> SlotStatus {
-    let version: Arc<Version<H>> = slot.current();
-    let digest = version.digest();
-    SlotStatus {
-        slot: H::KIND.to_string(),
-        name: version.description.name.clone(),
-        version: version.description.version.clone(),
-        engine: if digest.is_some() { "wasm" } else { "native" },
-        digest: digest.map(|d| d.to_string()),
-        generation: version.generation,
-        settings: version.assignment.settings.clone(),
-        previous: slot.previous().map(|p| p.origin.name().to_owned()),
-        last_trip: slot.last_trip(),
-        counters: version.counters.values(),
-        totals: slot.totals(),
+/// A slot, whatever its hook.
+trait AnySlot {
+    fn load(&self, source: Source, settings: Settings) -> Result<(), Error>;
+    fn load_with_settings_in_service(&self, source: Source) -> Result<(), Error>;
+    fn rollback(&self) -> Result<(), Error>;
+    fn was_restored(&self) -> bool;
+    fn log(&self) -> &Log;
+    fn status(&self) -> SlotStatus;
+}
+
+impl<H: Hook> AnySlot for Arc<Slot<H>> {
+    fn load(&self, source: Source, settings: Settings) -> Result<(), Error> {
+        Slot::load(self, source, settings).map(drop)
+    }
+
+    fn load_with_settings_in_service(&self, source: Source) -> Result<(), Error> {
+        Slot::load_with_settings_in_service(self, source).map(drop)
+    }
+
+    fn rollback(&self) -> Result<(), Error> {
+        Slot::rollback(self).map(drop)
+    }
+
+    fn was_restored(&self) -> bool {
+        Slot::was_restored(self)
+    }
+
+    fn log(&self) -> &Log {
+        &self.log
+    }
+
+    fn status(&self) -> SlotStatus {
+        let version: Arc<Version<H>> = self.current();
+        let digest = version.digest();
+        SlotStatus {
+            slot: H::KIND.to_string(),
+            name: version.description.name.clone(),
+            version: version.description.version.clone(),
+            engine: if digest.is_some() { "wasm" } else { "native" },
+            digest: digest.map(|d| d.to_string()),
+            generation: version.generation,
+            settings: version.assignment.settings.clone(),
+            previous: self.previous().map(|p| p.origin.name().to_owned()),
+            last_trip: self.last_trip(),
+            counters: version.counters.values(),
+            totals: self.totals(),
+        }
     }
 }
