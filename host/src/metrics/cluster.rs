@@ -64,11 +64,10 @@ pub(super) fn replicas(page: &mut Page, cluster: &Cluster) {
         "Changes to this host's copies not yet safe on disk: a crash would forget how many copies are wanted",
     )
     .is(s.targets_unkept);
-    page.gauge("kvasir_removals_owed", "Removals that unreachable hosts have not been told of yet")
-        .is(s.removals_owed);
+    page.gauge("kvasir_removals_kept", "Removals kept in mind for hosts that were away").is(s.removals_kept);
     page.counter(
         "kvasir_removals_late_total",
-        "Removals told to a host after its return, and removals forgotten because there were too many",
+        "Blocks dropped here because a peer told of their removal later, and removals forgotten because there were too many",
     )
     .by("outcome", "told", s.removals_told_late)
     .by("outcome", "forgotten", s.removals_forgotten);

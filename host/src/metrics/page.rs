@@ -1,9 +1,14 @@
 //! Writes numbers in the Prometheus text format, version 0.0.4.
 //!
-//! A family is its name, its help and its type; it is written when its first row is given, and rows that come later join it.
+//! A family is its name, its help and its type, given with its rows, so that none is without. Counters and gauges are
+//! the exporter's; histograms are written here, since the exporter makes its own from single samples, and what is
+//! counted on a path of two microseconds comes as buckets.
 
 use kvasir_dataplane::metrics::Histogram;
 use kvasir_dataplane::times::TimesTaken;
+use metrics::{Key, KeyName, Label, Level, Metadata, Recorder};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
+use num_traits::AsPrimitive;
 use std::collections::HashMap;
 use std::fmt::{Display, Write};
 
@@ -11,13 +16,28 @@ use std::fmt::{Display, Write};
 pub(super) struct Page {
     /// Label of every row.
     node: String,
-    /// Text of each family, in the order of their first rows.
-    families: Vec<String>,
+    /// Counters and gauges.
+    recorder: PrometheusRecorder,
+    /// Text of each histogram, in the order of their first rows.
+    histograms: Vec<String>,
     places: HashMap<&'static str, usize>,
 }
 
-/// Takes the rows of one family.
+/// Takes the rows of one counter or gauge.
 pub(super) struct Rows<'a> {
+    recorder: &'a PrometheusRecorder,
+    kind: Kind,
+    name: &'static str,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Counter,
+    Gauge,
+}
+
+/// Takes the rows of one histogram.
+pub(super) struct Buckets<'a> {
     name: &'static str,
     node: &'a str,
     text: &'a mut String,
@@ -25,55 +45,63 @@ pub(super) struct Rows<'a> {
 
 impl Page {
     pub(super) fn new(node: &str) -> Self {
-        Self { node: node.to_owned(), families: Vec::new(), places: HashMap::new() }
+        let recorder = PrometheusBuilder::new().add_global_label("node", node).build_recorder();
+        let (histograms, places) = Default::default();
+        Self { node: node.to_owned(), recorder, histograms, places }
     }
 
     /// A number that only grows while the host runs; the name ends in `_total`.
-    pub(super) fn counter(&mut self, name: &'static str, help: &str) -> Rows<'_> {
-        self.family("counter", name, help)
+    pub(super) fn counter(&mut self, name: &'static str, help: &'static str) -> Rows<'_> {
+        self.recorder.describe_counter(KeyName::from_const_str(name), None, help.into());
+        Rows { recorder: &self.recorder, kind: Kind::Counter, name }
     }
 
     /// A number as it is now.
-    pub(super) fn gauge(&mut self, name: &'static str, help: &str) -> Rows<'_> {
-        self.family("gauge", name, help)
+    pub(super) fn gauge(&mut self, name: &'static str, help: &'static str) -> Rows<'_> {
+        self.recorder.describe_gauge(KeyName::from_const_str(name), None, help.into());
+        Rows { recorder: &self.recorder, kind: Kind::Gauge, name }
     }
 
     /// How often something took how long; the name ends in `_seconds`.
-    pub(super) fn histogram(&mut self, name: &'static str, help: &str) -> Rows<'_> {
-        self.family("histogram", name, help)
+    pub(super) fn histogram(&mut self, name: &'static str, help: &'static str) -> Buckets<'_> {
+        let Self { node, histograms, places, .. } = self;
+        let place = *places.entry(name).or_insert_with(|| {
+            histograms.push(format!("# HELP {name} {help}\n# TYPE {name} histogram\n"));
+            histograms.len() - 1
+        });
+        Buckets { name, node, text: &mut histograms[place] }
     }
 
     pub(super) fn text(self) -> String {
-        self.families.concat()
-    }
-
-    fn family(&mut self, kind: &str, name: &'static str, help: &str) -> Rows<'_> {
-        let Self { node, families, places } = self;
-        let place = *places.entry(name).or_insert_with(|| {
-            let help = help.replace('\\', "\\\\").replace('\n', "\\n");
-            families.push(format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
-            families.len() - 1
-        });
-        Rows { name, node, text: &mut families[place] }
+        self.recorder.handle().render() + &self.histograms.concat()
     }
 }
 
 impl Rows<'_> {
     /// The one row of a family without labels.
-    pub(super) fn is(self, value: impl Display) {
+    pub(super) fn is(self, value: impl AsPrimitive<f64>) {
         self.with(&[], value);
     }
 
     /// The row where `label` has the value `of`.
-    pub(super) fn by(self, label: &str, of: &str, value: impl Display) -> Self {
+    pub(super) fn by(self, label: &'static str, of: &str, value: impl AsPrimitive<f64>) -> Self {
         self.with(&[(label, of)], value)
     }
 
-    pub(super) fn with(mut self, labels: &[(&str, &str)], value: impl Display) -> Self {
-        self.row("", labels, value);
+    /// Counters are whole; beyond 2^53 they lose their last digits.
+    pub(super) fn with(self, labels: &[(&'static str, &str)], value: impl AsPrimitive<f64>) -> Self {
+        const METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, None);
+        let labels: Vec<Label> = labels.iter().map(|&(label, of)| Label::new(label, of.to_owned())).collect();
+        let key = Key::from_parts(self.name, labels);
+        match self.kind {
+            Kind::Counter => self.recorder.register_counter(&key, &METADATA).absolute(value.as_() as u64),
+            Kind::Gauge => self.recorder.register_gauge(&key, &METADATA).set(value.as_()),
+        }
         self
     }
+}
 
+impl Buckets<'_> {
     /// The rows of one histogram of times.
     pub(super) fn times(self, labels: &[(&str, &str)], times: &TimesTaken) -> Self {
         let bounds = (0..times.buckets.len()).map(|i| TimesTaken::bound_ns(i).map(|ns| ns as f64 / 1e9));
@@ -132,10 +160,15 @@ mod tests {
         page.counter("x_total", "Things").by("of", "one", 1);
         page.gauge("y_ratio", "A \"share\"\nof").is(0.5);
         page.counter("x_total", "Things").by("of", "t\"w\\o", 2);
-        let expected = "# HELP x_total Things\n# TYPE x_total counter\n\
-            x_total{node=\"a\",of=\"one\"} 1\nx_total{node=\"a\",of=\"t\\\"w\\\\o\"} 2\n\
-            # HELP y_ratio A \"share\"\\nof\n# TYPE y_ratio gauge\ny_ratio{node=\"a\"} 0.5\n";
-        assert_eq!(page.text(), expected);
+        let text = page.text();
+        let (help, rows) = text.split_once("# TYPE x_total counter\n").unwrap();
+        assert!(help.ends_with("# HELP x_total Things\n"), "{text}");
+        let rows: Vec<_> = rows.lines().take(2).collect();
+        for row in ["x_total{node=\"a\",of=\"one\"} 1", "x_total{node=\"a\",of=\"t\\\"w\\\\o\"} 2"] {
+            assert!(rows.contains(&row), "{row}: {text}");
+        }
+        let gauge = "# HELP y_ratio A \"share\"\\nof\n# TYPE y_ratio gauge\ny_ratio{node=\"a\"} 0.5\n";
+        assert!(text.contains(gauge), "{text}");
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::time::Instant;
 
 use super::*;
-use crate::message::{Copied, FrameError, Loan, Reply, Request, Round, Since, Status, Welcome};
-use crate::table::{Fact, Gone, Holding};
+use crate::message::{Copied, FrameError, Loan, Reply, Request, Since, Status, Welcome};
+use crate::table::{Fact, Generation, Gone, Holding};
 use kvasir_net::transport::Node;
 use kvasir_net::transport::tcp::greet;
 use kvasir_net::transport::tcp::socket::{Deadlined, Socket};
@@ -64,7 +64,13 @@ impl Liar {
 /// What nobody honest says. `theirs`: a lease of somebody else.
 fn lies(theirs: u64) -> Vec<Request> {
     let huge = Loan { size: u32::MAX, offset: u64::MAX, lease: u64::MAX, depth: u32::MAX, ..loan(50) };
-    let holding = Holding { size: BLOCK, checksum: 7, target: 255, primary: table::NodeId(u64::MAX) };
+    let holding = Holding {
+        size: BLOCK,
+        checksum: 7,
+        target: 255,
+        primary: table::NodeId(u64::MAX),
+        generation: Generation(u64::MAX),
+    };
     let copy = |loans: Vec<Loan>| Request::Copy {
         items: loans.into_iter().map(|loan| (loan, holding)).collect(),
         lease_ms: u64::MAX,
@@ -82,7 +88,8 @@ fn lies(theirs: u64) -> Vec<Request> {
         copy(vec![loan(60), Loan { offset: u64::MAX, ..loan(61) }]),
         copy(vec![huge, huge]),
         copy(vec![Loan { parent: Some(key(62)), ..loan(62) }]),
-        Request::Remove { keys: vec![key(99); 64], round: Round::End { untold: vec![table::NodeId(3); 64] } },
+        Request::Has { keys: vec![key(1); 4096] },
+        Request::Remove { keys: vec![key(99); 64], at: Generation(u64::MAX) },
         // Places for the same block twice, for one that is here, and for more than a pool holds.
         Request::Prepare { request: 1, blocks: vec![loan(70), loan(70), loan(3)] },
         Request::Prepare { request: 1, blocks: vec![loan(71)] },
@@ -201,7 +208,13 @@ fn answer_with_lies(listener: &TcpListener, stop: &AtomicBool, lent: &AtomicU64)
                     data: "not an address".into(),
                 }),
                 Request::Watch { .. } => {
-                    let holding = Holding { size: 0, checksum: 1, target: 255, primary: table::NodeId(0) };
+                    let holding = Holding {
+                        size: 0,
+                        checksum: 1,
+                        target: 255,
+                        primary: table::NodeId(0),
+                        generation: Generation(u64::MAX),
+                    };
                     let facts = (0..4096).map(|n| Fact::Holds(key(n), holding));
                     let gone = (0..64).map(|n| Fact::Gone(key(n), Gone::Lost));
                     let status =
@@ -226,6 +239,7 @@ fn answer_with_lies(listener: &TcpListener, stop: &AtomicBool, lent: &AtomicU64)
                 Request::Copy { items, .. } => {
                     Reply::Copied { outcomes: vec![Copied::Done; items.len() + 9] }
                 }
+                Request::Has { .. } => Reply::Has { held: vec![true; 9999] },
                 Request::Remove { .. } => Reply::Removed { removed: vec![true; 9999] },
                 Request::Prepare { blocks, .. } => Reply::Prepared {
                     segment: "s".repeat(5000),
