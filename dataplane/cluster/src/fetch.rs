@@ -122,7 +122,7 @@ impl Shared {
     /// have the checksum that they should.
     pub(super) fn take_in(&self, link: &Link, items: &[(Loan, Holding)], lease_ms: u64) -> Vec<Copied> {
         let outcomes = self.take_in_now(link, items, lease_ms);
-        self.news.notify_all();
+        self.wake_listeners();
         outcomes
     }
 

@@ -74,7 +74,7 @@ use self::link::Link;
 use self::push::Taking;
 use self::rails::Rail;
 use self::removal::{Generations, Kept};
-use self::table::{Heard, Holding, NODES_MAX, NodeId, Table};
+use self::table::{Heard, Holding, Log, NODES_MAX, NodeId, Nodes, Table};
 use self::targets::Targets;
 use self::tier::PeerTier;
 use self::upkeep::Todo;
@@ -147,6 +147,9 @@ pub struct ClusterConfig {
     pub read_timeout: Duration,
     /// How often all blocks are checked for copies that are missing, gone or too many. Default 5 s.
     pub audit_every: Duration,
+    /// How long a lost peer's copies count before they are made again elsewhere: most peers come back, from a restart or a
+    /// blip, and copies made for that are dropped again. Nobody reads them meanwhile. Default 30 s.
+    pub repair_after: Duration,
     /// A folder to keep in how many copies are wanted of which blocks, for a host that has a durable tier. Default none: a
     /// block that all its holders still have after a restart is not copied again.
     pub targets: Option<PathBuf>,
@@ -179,6 +182,7 @@ impl ClusterConfig {
             queue_max: 4096,
             read_timeout: Duration::from_millis(1500),
             audit_every: Duration::from_secs(5),
+            repair_after: Duration::from_secs(30),
             targets: None,
             removals: None,
             silence: Duration::from_millis(700),
@@ -218,7 +222,9 @@ pub enum OpenError {
 pub enum Event {
     #[error("peer {peer} is up")]
     Up { peer: String },
-    #[error("peer {peer} is down: {reason}; the copies that it held are made again from other holders")]
+    #[error(
+        "peer {peer} is down: {reason}; its copies are made again if it stays away (cluster.repair_after)"
+    )]
     Down { peer: String, reason: String },
     #[error("peer {peer} is refused: {reason}")]
     Refused { peer: String, reason: String },
@@ -276,8 +282,14 @@ struct Shared {
     /// each is given back once no transfer writes there.
     owner: OwnerId,
     links: Vec<Arc<Link>>,
+    /// Peers that are up: bit n for place n.
+    up: AtomicU64,
     table: Mutex<Table>,
-    /// The log of the table grew, or the host stops.
+    /// What is known of copies elsewhere changed, or the host stops.
+    heard: Condvar,
+    /// That of the table.
+    log: Arc<Mutex<Log>>,
+    /// The log grew, or the host stops.
     news: Condvar,
     todo: Todo,
     generations: Generations,
@@ -343,13 +355,17 @@ impl Cluster {
         let whereabouts = Whereabouts::new(config.topology.clone(), &rails);
         let links = config.peers.iter().enumerate();
         let links = links.map(|(n, peer)| Arc::new(Link::new(n + 1, peer.clone(), store.new_owner())));
+        let table = Table::new(nodes, config.blocks_max, config.log_max);
         let shared = Arc::new(Shared {
             links: links.collect(),
-            table: Mutex::new(Table::new(nodes, config.blocks_max, config.log_max)),
+            up: AtomicU64::new(0),
+            log: table.shared_log(),
+            table: Mutex::new(table),
             engine,
             owner: store.new_transfers_owner(),
             tiering: OnceLock::new(),
             data: OnceLock::new(),
+            heard: Condvar::new(),
             news: Condvar::new(),
             todo: Todo::default(),
             generations: Generations::default(),
@@ -479,7 +495,7 @@ impl Cluster {
         drop(table);
         let leases: Vec<u64> = loans.iter().flatten().map(|loan| loan.lease).collect();
         let _ = shared.store.release(shared.owner, &leases);
-        shared.news.notify_all();
+        shared.wake_listeners();
         shared.todo.look_at(keys);
         outcomes
     }
@@ -525,8 +541,8 @@ impl Cluster {
         // Wakes `accept`, which then fails.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         shared.links.iter().for_each(|link| link.stop());
-        drop(shared.table());
-        shared.news.notify_all();
+        drop((shared.table(), lock(&shared.log)));
+        shared.wake_listeners();
         shared.todo.wake();
         shared.wake_readers();
         for thread in lock(&self.threads).drain(..) {
@@ -553,6 +569,12 @@ impl Shared {
         lock(&self.table)
     }
 
+    /// The table may have changed, and its log with it.
+    fn wake_listeners(&self) {
+        self.heard.notify_all();
+        self.news.notify_all();
+    }
+
     fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
     }
@@ -566,6 +588,11 @@ impl Shared {
     /// `None` once the host shuts down.
     fn tiering(&self) -> Option<Arc<Tiering>> {
         self.tiering.get()?.upgrade()
+    }
+
+    /// The peers that are up.
+    fn up(&self) -> Nodes {
+        Nodes(self.up.load(Ordering::SeqCst))
     }
 
     /// A peer by its place in the table.

@@ -10,7 +10,7 @@ use super::counts::add;
 use super::message::{Reply, Request, Since, Status, Welcome};
 use super::paths::{self, Pair, RailView, Tally};
 use super::serve::HOLD;
-use super::table::{Duty, Fact, Heard};
+use super::table::{Duty, Fact, Heard, REMOVALS_MAX};
 use super::{Event, PeerConfig, SEGMENT, Shared, lock};
 use kvasir_net::topology::matrix::Matrix;
 use kvasir_net::transfer::{Paths, Segment};
@@ -134,6 +134,8 @@ struct State {
     status: Status,
     welcome: Welcome,
     seen: Option<Instant>,
+    /// Once it was lost: from when on its copies count as missing.
+    missed_from: Option<Instant>,
     lost: u64,
     /// The connection that listens, to end it from outside.
     handle: Option<Arc<Socket>>,
@@ -147,6 +149,7 @@ impl Link {
             status: Status::default(),
             welcome: Welcome::default(),
             seen: None,
+            missed_from: None,
             lost: 0,
             handle: None,
         };
@@ -401,12 +404,31 @@ impl Shared {
         link.state().handle = Some(channel.handle());
         self.described(link, &channel, welcome);
         let (mut since, mut missed) = (Since::Start, false);
+        // What it says from the start on, until that is complete.
+        let mut telling: Option<Vec<Fact>> = None;
         while !self.is_stopping() {
             let until = Instant::now() + HOLD + self.config.silence;
             let reply = channel.call(&Request::Watch { since }, until)?;
             let Reply::News { reset, facts, next, status } = reply else { return Err(channel.wrong_reply()) };
-            missed = self.hear(link, reset, &facts) || (missed && !reset);
+            if reset {
+                telling = Some(Vec::new());
+            }
             since = next;
+            match telling.take() {
+                None => missed |= self.hear(link, false, &facts),
+                Some(mut all) => {
+                    all.extend(facts);
+                    if all.len() > self.config.blocks_max + REMOVALS_MAX {
+                        return Err(channel.wrong_reply());
+                    }
+                    if matches!(since, Since::At(_)) {
+                        // At once, or what it has not repeated yet would seem to be missing.
+                        missed = self.hear(link, true, &all);
+                    } else {
+                        telling = Some(all);
+                    }
+                }
+            }
             if missed && matches!(since, Since::At(_)) && self.table().has_room() {
                 since = Since::Start;
             }
@@ -422,7 +444,8 @@ impl Shared {
             (state.status, state.seen) = (status, Some(Instant::now()));
             // It counts as up only when everything is heard: its copies are known from here on.
             if matches!(next, Since::At(_)) && state.state != LinkState::Up {
-                (state.state, state.reason) = (LinkState::Up, None);
+                (state.state, state.reason, state.missed_from) = (LinkState::Up, None, None);
+                self.up.fetch_or(1 << link.place, Ordering::SeqCst);
                 drop(state);
                 *wait = RETRY.0;
                 self.tell(Event::Up { peer: link.config.name.clone() });
@@ -467,7 +490,7 @@ impl Shared {
         }
         if !facts.is_empty() {
             // A claim that this host merged into its own may be news to others.
-            self.news.notify_all();
+            self.wake_listeners();
         }
         let late = self.carry_out(&removed);
         add(&self.counts.told_late, late.len() as u64);
@@ -491,16 +514,17 @@ impl Shared {
                 state.state = new;
             }
             state.lost += u64::from(before.0 == LinkState::Up);
+            if before.0 == LinkState::Up {
+                state.missed_from = Some(Instant::now() + self.config.repair_after);
+            }
+            self.up.fetch_and(!(1 << link.place), Ordering::SeqCst);
             before
         };
-        self.table().lose(link.place);
+        self.miss_the_lost();
         if before.0 == LinkState::Up && new == LinkState::Down {
             self.tell(Event::Down { peer, reason });
         } else if new == LinkState::Refused && before != (new, Some(reason.clone())) {
             self.tell(Event::Refused { peer, reason });
-        }
-        if before.0 == LinkState::Up {
-            self.todo.look_at_all();
         }
         // Last, because somebody may just be connecting to its pool.
         link.hang_up();
@@ -517,16 +541,31 @@ impl Shared {
         }
     }
 
+    /// Forgets what peers held that were lost a while ago. Until then it counts, though nobody reads it: most come back, and
+    /// copies made again for a blip would only be dropped again.
+    pub(super) fn miss_the_lost(&self) {
+        for link in &self.links {
+            let due = {
+                let mut state = link.state();
+                state.missed_from.take_if(|from| *from <= Instant::now()).is_some()
+            };
+            if due {
+                self.table().lose(link.place);
+                self.todo.look_at_all();
+            }
+        }
+    }
+
     /// Waits, unless the host stops.
     pub(super) fn pause(&self, time: Duration) {
         let until = Instant::now() + time;
-        let mut table = self.table();
+        let mut log = lock(&self.log);
         while !self.is_stopping() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
             }
-            table = self.news.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+            log = self.news.wait_timeout(log, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

@@ -63,7 +63,7 @@ impl Shared {
             }
             held
         };
-        self.news.notify_all();
+        self.wake_listeners();
         // All of them, not only those known to hold a copy: one may be on its way there.
         let up: Vec<&Link> = self.links.iter().map(|link| &**link).filter(|link| link.is_up()).collect();
         let answers = self.remove_at_all(&up, keys, at);
@@ -116,7 +116,7 @@ impl Shared {
         if new.is_empty() {
             return HashSet::new();
         }
-        self.news.notify_all();
+        self.wake_listeners();
         let drop = new.iter().filter(|(_, _, removal)| *removal == Removal::Drop);
         let dropped = self.drop_here(&drop.map(|(key, ..)| *key).collect::<Vec<_>>());
         let kept: Vec<_> = new.iter().map(|&(key, at, _)| (key, at)).collect();

@@ -237,15 +237,16 @@ impl Answering<'_> {
     fn wait_for_news(&self, from: u64) -> Option<(Vec<Fact>, Since)> {
         let shared = self.shared;
         let until = Instant::now() + HOLD;
-        let mut table = shared.table();
+        // Not the table's lock: this is the heartbeat.
+        let mut log = lock(&shared.log);
         loop {
-            let facts = table.log().since(from, FACTS_MAX)?;
+            let facts = log.since(from, FACTS_MAX)?;
             let left = until.saturating_duration_since(Instant::now());
             if !facts.is_empty() || left.is_zero() || shared.is_stopping() {
                 let next = from + facts.len() as u64;
                 return Some((facts, Since::At(next)));
             }
-            table = shared.news.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+            log = shared.news.wait_timeout(log, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Who holds which copies, as far as this host knows. No I/O, no clock, no lock of its own.
+//! Who holds which copies, as far as this host knows. No I/O, no clock, and no lock of its own but for the log, which hosts
+//! that listen read beside all else: a heartbeat must not wait for a long look at the blocks.
 //!
 //! Every host speaks only for itself: it says which replicated blocks it holds and when it no longer does, in the order
 //! of its [`Log`]. The others put together what they hear, so two hosts never disagree about the same fact, and a host
@@ -19,6 +20,7 @@ mod removals;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry as Place;
@@ -133,7 +135,7 @@ pub enum Duty {
 
 /// A set of hosts, by their places in [`Table::new`]'s list. Place 0 is this host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Nodes(u64);
+pub struct Nodes(pub(super) u64);
 
 impl Nodes {
     pub fn one(place: usize) -> Self {
@@ -154,6 +156,11 @@ impl Nodes {
 
     pub fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    /// Those in both.
+    pub fn common(self, other: Self) -> Self {
+        Self(self.0 & other.0)
     }
 
     pub fn len(self) -> usize {
@@ -213,7 +220,7 @@ pub struct Table {
     cursor: BlockKey,
     blocks_max: usize,
     removals: Removals,
-    log: Log,
+    log: Arc<Mutex<Log>>,
     refused: u64,
     conflicts: u64,
 }
@@ -223,7 +230,7 @@ impl Table {
     /// each, and 30 B for each copy) and keeps the last `log_max` of its own news.
     pub fn new(nodes: Vec<NodeId>, blocks_max: usize, log_max: usize) -> Self {
         debug_assert!((1..=NODES_MAX).contains(&nodes.len()));
-        let log = Log { facts: VecDeque::new(), first: 0, max: log_max };
+        let log = Arc::new(Mutex::new(Log { facts: VecDeque::new(), first: 0, max: log_max }));
         Self {
             spoken_of: vec![BTreeSet::new(); nodes.len()],
             nodes,
@@ -275,7 +282,7 @@ impl Table {
         let new_here = place == 0 && !before.holders.has(0);
         if new_here || (after.holding != before.holding && after.holders.has(0)) {
             // Others may have heard only one of the claims.
-            self.log.push(Fact::Holds(key, after.holding));
+            self.log().push(Fact::Holds(key, after.holding));
         }
         let news = after.holding != before.holding || after.holders != before.holders;
         if news { Heard::New } else { Heard::Known }
@@ -293,7 +300,7 @@ impl Table {
         }
         self.after_a_loss(key, before, place);
         if place == 0 {
-            self.log.push(Fact::Gone(key, why));
+            self.log().push(Fact::Gone(key, why));
         }
         true
     }
@@ -313,7 +320,7 @@ impl Table {
         if !self.removals.note(key, at) {
             return None;
         }
-        self.log.push(Fact::Removed(key, at));
+        self.log().push(Fact::Removed(key, at));
         let put_since = self.blocks.get(&key).is_some_and(|block| block.holding.generation >= at);
         if put_since {
             return Some(Removal::Keep);
@@ -322,7 +329,7 @@ impl Table {
         let block = self.blocks.remove(&key);
         self.changed(key, block, None);
         if block.is_some_and(|block| block.holders.has(0)) {
-            self.log.push(Fact::Gone(key, Gone::Lost));
+            self.log().push(Fact::Gone(key, Gone::Lost));
         }
         Some(Removal::Drop)
     }
@@ -457,7 +464,7 @@ impl Table {
         let held =
             |&key: &BlockKey| self.blocks.get(&key).filter(|block| block.holders.has(0)).map(|b| (key, b));
         let own = self.spoken_of[0].iter().filter_map(held);
-        (own.map(|(key, block)| Fact::Holds(key, block.holding)).collect(), self.log.end())
+        (own.map(|(key, block)| Fact::Holds(key, block.holding)).collect(), self.log().end())
     }
 
     /// All that this host has to say: which blocks were removed, then what it holds. And the number of the first news after
@@ -468,8 +475,13 @@ impl Table {
         (removed.chain(own).collect(), end)
     }
 
-    pub fn log(&self) -> &Log {
-        &self.log
+    pub fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same log, for those who only listen. Its lock is taken after the table's, if both are.
+    pub fn shared_log(&self) -> Arc<Mutex<Log>> {
+        Arc::clone(&self.log)
     }
 
     /// Whether so much room is free that hearing everything again is worth it, after something was not taken in.

@@ -69,6 +69,7 @@ impl Host {
         config.rack = all.remove(n).rack;
         (config.peers, config.listen) = (all, ports[n]);
         (config.audit_every, config.read_timeout) = (Duration::from_millis(200), Duration::from_secs(60));
+        config.repair_after = Duration::ZERO;
         change(&mut config);
         let dram = DramConfig { pool_bytes: 32 << 20, blocks_max: 4096, ..dram };
         Self::join(config, Arc::new(DramStore::open(dram).unwrap()), Clock::start())
@@ -126,7 +127,7 @@ impl Host {
         let shared = &self.cluster.shared;
         let (primary, generation) = (NodeId::of(&shared.config.name), shared.generations.next());
         shared.table().holds(0, key(n), Holding { size, checksum, target: 1, primary, generation });
-        shared.news.notify_all();
+        shared.wake_listeners();
     }
 
     /// Whether the block comes back, bit-exact.
@@ -255,6 +256,41 @@ fn a_lost_host_is_made_up_for_and_nothing_is_doubled_when_it_returns() {
     until("all up", || hosts.iter().all(|host| host.up() == 2));
     until("no copy too many", || settled(&hosts.iter().collect::<Vec<_>>(), 0..40, 2));
     assert!((0..40).all(|n| hosts[0].reads(n)), "also by the one that has none of them");
+}
+
+#[test]
+fn a_host_that_is_away_for_a_while_costs_no_copy() {
+    let ports = ports(3);
+    let late = |config: &mut ClusterConfig| config.repair_after = Duration::from_secs(3600);
+    let hosts = [0, 1, 2].map(|n| Host::start(n, &ports, late));
+    until("all are up", || hosts.iter().all(|host| host.up() == 2));
+    hosts[0].put_copies(0..20, 2);
+    until("copies", || settled(&hosts.iter().collect::<Vec<_>>(), 0..20, 2));
+    let [zero, one, two] = hosts;
+    assert!(one.is_resident(0), "it is in the other rack");
+    let before = zero.cluster.stats().copied;
+    one.cluster.stop();
+    until("its loss is known", || zero.up() == 1 && two.up() == 1);
+    assert!((0..20).all(|n| two.reads(n)), "the other holder is up");
+    let one = one.run_again();
+    until("all as before", || one.up() == 2 && settled(&[&zero, &one, &two], 0..20, 2));
+    let copied = [&zero, &one, &two].map(|host| host.cluster.stats().copied);
+    assert_eq!(copied, [before, 0, 0]);
+}
+
+/// Whatever takes long with the table: whoever listens hears that the host is alive.
+#[test]
+fn a_heartbeat_does_not_wait_for_the_table() {
+    let (hosts, _) = start_all(2);
+    let heard = || std::time::Instant::now() - hosts[1].cluster.peers()[0].last_seen.unwrap();
+    let busy = hosts[0].cluster.shared.table();
+    for _ in 0..8 {
+        let before = heard();
+        // More than what lies between two looks at the clock.
+        until("it is heard again", || heard() > before + Duration::from_millis(50));
+    }
+    drop(busy);
+    assert!(!hosts[1].saw(|event| matches!(event, Event::Down { .. })));
 }
 
 #[test]

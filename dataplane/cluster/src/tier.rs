@@ -197,8 +197,8 @@ impl BlockStore for PeerTier {
     }
 
     fn sizes(&self, keys: &[BlockKey]) -> Vec<Option<u32>> {
-        let table = self.0.table();
-        let elsewhere = |key: BlockKey| table.holders(key).iter().any(|place| place > 0);
+        let (up, table) = (self.0.up(), self.0.table());
+        let elsewhere = |key: BlockKey| !table.holders(key).common(up).is_empty();
         let size = |&key: &BlockKey| table.holding(key).filter(|_| elsewhere(key)).map(|known| known.size);
         keys.iter().map(size).collect()
     }

@@ -113,6 +113,7 @@ impl Shared {
             let Some(tiering) = self.tiering() else { return };
             if looked.elapsed() >= TICK {
                 looked = Instant::now();
+                self.miss_the_lost();
                 let gone = self.audit(&tiering, &mut audit);
                 self.look_for_damage(&tiering);
                 self.let_go(&tiering, &gone);
@@ -164,7 +165,7 @@ impl Shared {
                 }
             }
         }
-        self.news.notify_all();
+        self.wake_listeners();
         let _ = tiering.trim(&trimmed, self.clock.now_ms());
         add(&self.counts.trimmed, trimmed.len() as u64);
     }
@@ -293,7 +294,7 @@ impl Shared {
             if left.is_zero() {
                 return;
             }
-            table = self.news.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+            table = self.heard.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -322,7 +323,7 @@ impl Shared {
         for key in self.not_here(tiering, keys) {
             if self.table().gone(0, key, Gone::LetGo) {
                 add(&self.counts.let_go, 1);
-                self.news.notify_all();
+                self.wake_listeners();
             }
         }
     }
@@ -364,7 +365,7 @@ impl Shared {
         }
         add(&self.counts.not_repaired, 1);
         self.table().gone(0, key, Gone::Lost);
-        self.news.notify_all();
+        self.wake_listeners();
         self.tell(Event::NotRepaired { key });
     }
 }

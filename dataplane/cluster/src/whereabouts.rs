@@ -82,7 +82,7 @@ impl Shared {
             let what = if what.is_empty() { "an address has moved".to_owned() } else { what.join(", ") };
             self.tell(Event::Topology { what });
             // Peers that wait for news hear of it at once.
-            self.news.notify_all();
+            self.wake_listeners();
             self.links.iter().for_each(|link| link.pair(self));
         }
     }

@@ -36,6 +36,9 @@ pub struct Cluster {
     pub read_timeout: Span,
     /// How often all copies are checked: missing, gone or too many.
     pub audit_every: Span,
+    /// How long the copies of a host that was lost count before they are made again elsewhere. A restart or a blip then
+    /// costs no copies. 0: at once.
+    pub repair_after: Span,
     /// The other hosts, one `[[cluster.peers]]` each.
     pub peers: Vec<Peer>,
 }
@@ -125,6 +128,7 @@ impl Default for Cluster {
             blocks_max: 1 << 20,
             read_timeout: Span::ms(1500),
             audit_every: Span::secs(5),
+            repair_after: Span::secs(30),
             peers: Vec::new(),
         }
     }
@@ -160,6 +164,7 @@ impl Cluster {
             blocks_max,
             read_timeout,
             audit_every,
+            repair_after: _,
             peers: _,
         } = self;
         if !valid_name(name) {

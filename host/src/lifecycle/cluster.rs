@@ -54,6 +54,7 @@ pub fn open(config: &Config, store: &Arc<DramStore>, clock: Clock) -> Result<Opt
         blocks_max: settings.blocks_max as usize,
         read_timeout: settings.read_timeout.0,
         audit_every: settings.audit_every.0,
+        repair_after: settings.repair_after.0,
         targets: targets(config),
         removals: Some(config.node.data_dir.join("removals")),
         ..ClusterConfig::new(&config.node.name, read_secret(&settings.secret_file)?)
