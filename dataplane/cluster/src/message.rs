@@ -15,7 +15,7 @@ use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 const MAGIC: [u8; 4] = *b"KVCL";
 /// The version of frames and of everything in them.
 ///
-/// 4: removals have generations. 3: another version of a block that is there counts as there. 2: hand-overs layer by layer.
+/// 4: removals have generations, and loans a time to live. 3: another version of a block that is there counts as there. 2: hand-overs layer by layer.
 pub(super) const VERSION: u8 = 4;
 const HEADER_LEN: usize = 12;
 /// Above the longest legal body: 4,096 loans of some 100 B.
@@ -67,6 +67,8 @@ pub(super) struct Loan {
     pub(super) depth: u32,
     pub(super) class: u16,
     pub(super) tenant: u16,
+    /// How much longer it lives; 0: as long as there is room.
+    pub(super) ttl_ms: u32,
     pub(super) size: u32,
     pub(super) checksum: u64,
     /// In the holder's pool.
@@ -76,8 +78,8 @@ pub(super) struct Loan {
 
 impl Loan {
     pub(super) fn meta(&self) -> BlockMeta {
-        let Self { key, parent, depth, class, tenant, size, .. } = *self;
-        BlockMeta { key, parent, depth, class, tenant, ttl_ms: 0, size }
+        let Self { key, parent, depth, class, tenant, ttl_ms, size, .. } = *self;
+        BlockMeta { key, parent, depth, class, tenant, ttl_ms, size }
     }
 }
 
@@ -275,13 +277,14 @@ mod tests {
     }
 
     fn loan() -> impl Strategy<Value = Loan> {
-        (key(), prop::option::of(key()), any::<(u32, u16, u16, u32, u64, u64, u64)>()).prop_map(
-            |(key, parent, (depth, class, tenant, size, checksum, offset, lease))| Loan {
+        (key(), prop::option::of(key()), any::<(u32, u16, u16, u32, u32, u64, u64, u64)>()).prop_map(
+            |(key, parent, (depth, class, tenant, ttl_ms, size, checksum, offset, lease))| Loan {
                 key,
                 parent,
                 depth,
                 class,
                 tenant,
+                ttl_ms,
                 size,
                 checksum,
                 offset,

@@ -306,9 +306,9 @@ mod tests {
     use kvasir_protocol::block::BlockMeta;
 
     fn announced(key: u128) -> Loan {
-        let BlockMeta { key, parent, depth, class, tenant, size, .. } =
+        let BlockMeta { key, parent, depth, class, tenant, ttl_ms, size } =
             BlockMeta::single(BlockKey(key), 4096);
-        Loan { key, parent, depth, class, tenant, size, checksum: 7, offset: 0, lease: 0 }
+        Loan { key, parent, depth, class, tenant, ttl_ms, size, checksum: 7, offset: 0, lease: 0 }
     }
 
     #[test]

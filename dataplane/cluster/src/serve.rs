@@ -115,6 +115,7 @@ impl Shared {
         let Some(tiering) = self.tiering() else { return vec![None; keys.len()] };
         let lookups = tiering.get_here(owner, keys, self.clock.now_ms()).unwrap_or_default();
         let stats = self.store.stat(keys).unwrap_or_default();
+        let now = self.clock.now_ms();
         let loan = |(lookup, stat): (Lookup, Option<kvasir_store::dram::BlockStat>)| {
             let Lookup::Hit(lease) = lookup else { return None };
             let Some(stat) = stat.filter(|stat| stat.slot == lease.slot) else {
@@ -125,7 +126,10 @@ impl Shared {
             let (key, parent, depth, class, tenant) =
                 (stat.key, stat.parent, stat.depth, stat.class, stat.tenant);
             let (size, checksum, offset) = (lease.size, lease.checksum, lease.offset);
-            Some(Loan { key, parent, depth, class, tenant, size, checksum, offset, lease: lease.id })
+            // At least one: 0 would mean for ever.
+            let left = |at: u64| u32::try_from(at.saturating_sub(now)).unwrap_or(u32::MAX).max(1);
+            let ttl_ms = stat.expires_ms.map_or(0, left);
+            Some(Loan { key, parent, depth, class, tenant, ttl_ms, size, checksum, offset, lease: lease.id })
         };
         let mut loans: Vec<_> = lookups.into_iter().zip(stats).map(loan).collect();
         loans.resize(keys.len(), None);

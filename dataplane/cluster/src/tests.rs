@@ -293,6 +293,31 @@ fn a_heartbeat_does_not_wait_for_the_table() {
     assert!(!hosts[1].saw(|event| matches!(event, Event::Down { .. })));
 }
 
+/// Whichever way a block goes to another host: it ends there when it ends here.
+#[test]
+fn a_time_to_live_travels_with_the_block() {
+    const TTL: u32 = 3_600_000;
+    let (hosts, _) = start_all(2);
+    let now = |n: usize| hosts[n].clock.now_ms();
+    for n in 0..3 {
+        let meta = BlockMeta { ttl_ms: TTL, ..BlockMeta::single(key(n), BLOCK) };
+        hosts[0].store.put(hosts[0].store.new_owner(), &meta, &content(n), now(0)).unwrap();
+    }
+    assert_eq!(hosts[0].cluster.replicate(&[key(0), key(1)], 2), [Outcome::Done; 2]);
+    until("copies", || settled(&[&hosts[0], &hosts[1]], 0..2, 2));
+    assert_eq!(hosts[0].cluster.push("host-1", &[key(2)]).unwrap(), [push::Pushed::Done]);
+    // What is read from afar, too.
+    hosts[1].store.remove(&[key(1)], now(1)).unwrap();
+    assert!(hosts[1].reads(1));
+    let keys = [0, 1, 2].map(key);
+    for stat in hosts[1].store.stat(&keys).unwrap() {
+        let ends = stat.unwrap().expires_ms.expect("it has an end");
+        assert!(ends <= now(1) + u64::from(TTL));
+    }
+    hosts[1].store.sweep(now(1) + u64::from(TTL) + 1000);
+    assert_eq!(hosts[1].store.exists(&keys).unwrap(), [false; 3]);
+}
+
 #[test]
 fn a_read_goes_on_to_the_next_holder() {
     let (hosts, _) = start_all(3);
@@ -518,6 +543,7 @@ fn places_of_a_sender_that_is_gone_are_taken_back() {
         depth: 0,
         class: 0,
         tenant: 0,
+        ttl_ms: 0,
         size: BLOCK,
         checksum: kvasir_protocol::block::checksum(&content(n)),
         offset: 0,

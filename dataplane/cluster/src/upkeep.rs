@@ -426,6 +426,7 @@ mod tests {
             depth: 0,
             class: 0,
             tenant: 0,
+            ttl_ms: 0,
             size: 1,
             checksum: 1,
             offset: 0,

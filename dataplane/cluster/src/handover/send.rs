@@ -414,8 +414,8 @@ impl Place {
 
 /// A block that is not there yet: its checksum follows at the end.
 fn announced(meta: &BlockMeta) -> Loan {
-    let BlockMeta { key, parent, depth, class, tenant, ttl_ms: _, size } = *meta;
-    Loan { key, parent, depth, class, tenant, size, checksum: 0, offset: 0, lease: 0 }
+    let BlockMeta { key, parent, depth, class, tenant, ttl_ms, size } = *meta;
+    Loan { key, parent, depth, class, tenant, ttl_ms, size, checksum: 0, offset: 0, lease: 0 }
 }
 
 /// Whether a write that failed in this way may succeed over the same grants, once the rail is mended.
