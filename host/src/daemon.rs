@@ -18,7 +18,7 @@ use crate::rpc;
 use kvasir_dataplane::server::{Listen, ServeError, Server, bind_unix};
 use kvasir_dataplane::tier::dram::OpenError;
 use kvasir_dataplane::tier::scrub::Scrubber;
-use kvasir_dataplane::tier::tiering::Tiering;
+use kvasir_dataplane::tier::tiering::{Saved, Tiering};
 use kvasir_dataplane::{Clock, DramStore};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -27,7 +27,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// How long open control calls may take to end.
@@ -200,7 +200,15 @@ impl Running {
             if let Some(cluster) = &host.cluster {
                 cluster.stop();
             }
-            let late = host.tiering.close(host.config.tiering.shutdown_timeout.0);
+            let patience = host.config.tiering.shutdown_timeout.0;
+            let until = Instant::now() + patience;
+            // The rest of the time is for making it durable.
+            let saved = host.tiering.save(Instant::now() + patience * 3 / 4, host.clock.now_ms());
+            if saved != Saved::default() {
+                let Saved { blocks, bytes, left } = saved;
+                tracing::info!(blocks, bytes, left, "blocks that only the pool had went to disk");
+            }
+            let late = host.tiering.close(until.saturating_duration_since(Instant::now()));
             if !late.is_empty() {
                 tracing::warn!(
                     tiers = late.join(", "),

@@ -10,6 +10,8 @@
 //! bytes, and they go into the pool only on evidence: there is room, or the block was asked for before. A walk along a
 //! chain is read ahead of ([`ahead`]).
 //!
+//! **At the end** blocks that only the pool has go to a tier that outlives the host ([`save`]).
+//!
 //! **Who holds what.** Each tier knows its own blocks and answers without I/O ([`BlockStore::sizes`]), so there is no
 //! second index that could disagree. A block may be in several tiers; its bytes are the same in all of them.
 
@@ -20,6 +22,7 @@ mod moves;
 mod offload;
 mod onboard;
 mod recent;
+mod save;
 #[cfg(test)]
 mod tests;
 mod together;
@@ -33,6 +36,7 @@ use std::time::{Duration, Instant};
 pub use admit::{Admission, Admit, AdmitAll, Candidate};
 pub use offload::OffloadStats;
 pub use onboard::{OnboardStats, Onboarded, Read};
+pub use save::Saved;
 
 use self::ahead::Ahead;
 use self::budget::Budget;

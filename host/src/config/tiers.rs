@@ -27,7 +27,8 @@ pub struct Tiering {
     pub recent_blocks: u32,
     /// The most blocks brought up ahead of a reader that walks a chain a few blocks at a time. 0: none.
     pub read_ahead_blocks: u32,
-    /// How long a stopping host may take to finish copies and make them durable.
+    /// How long a stopping host may take to copy blocks that only the pool has to the NVMe tier, most used first, to
+    /// finish copies, and to make them durable. What is not done then is lost.
     pub shutdown_timeout: Span,
 }
 

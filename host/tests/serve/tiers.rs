@@ -122,3 +122,28 @@ fn survives_a_kill(dir: &Path, tier: &str, set: &[&str]) {
     host.check(&["exists", &name], b"", 1, "missing");
     assert_eq!(host.terminate(), Some(0));
 }
+
+#[test]
+fn a_planned_stop_saves_what_only_the_pool_has() {
+    const FEW: u32 = 24;
+    let dir = tempfile::tempdir().unwrap();
+    let folder = format!("nvme.dir={}", dir.path().join("blocks").display());
+    let set = [
+        folder.as_str(),
+        "nvme.segment_bytes=1MiB",
+        "nvme.capacity_bytes=64MiB",
+        "tiering.load_timeout=60s",
+        "tiering.shutdown_timeout=120s",
+    ];
+    let host = Host::start_with(dir.path(), &set);
+    let client = host.client(Transport::Unix);
+    for n in 0..FEW {
+        client.put(&BlockMeta::single(key(n), BLOCK), &content(n, BLOCK)).unwrap();
+    }
+    assert_eq!(settled(&host, "nvme")["blocks"], 0, "each was used once, and there is room");
+    drop(client);
+    assert_eq!(host.terminate(), Some(0));
+    let host = Host::start_with(dir.path(), &set);
+    assert_eq!(settled(&host, "nvme")["blocks"], FEW);
+    assert_eq!(found(&host, Transport::Unix), FEW as usize);
+}

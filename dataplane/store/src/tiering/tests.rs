@@ -524,6 +524,56 @@ fn a_removal_reaches_every_tier_and_what_is_on_its_way() {
     assert_eq!(slow.stats().blocks, 0);
 }
 
+/// What no tier has, the most used first, and as much as there is room for without giving up what the tier has.
+#[test]
+fn what_only_the_pool_has_is_saved_before_the_end() {
+    let below = Arc::new(MemoryStore::new(Tier::Nvme, 4 * u64::from(PAGE)));
+    let rig = Rig::new(8, vec![Arc::new(Lasting(below.clone()))], TieringConfig::default());
+    crate::conformance::put(&*below, 0, PAGE).unwrap();
+    rig.put_all(0..6);
+    let ends = BlockMeta { ttl_ms: 1000, ..BlockMeta::single(key(9), PAGE) };
+    rig.tiering.dram().put(rig.owner, &ends, &bytes_of(9, PAGE), 0).unwrap();
+    for n in [3, 3, 5, 9, 9] {
+        assert!(rig.lent(n));
+    }
+    let until = Instant::now() + PATIENCE;
+    let saved = rig.tiering.save(until, 0);
+    assert_eq!((saved.blocks, saved.bytes, saved.left), (3, 3 * u64::from(PAGE), 2));
+    let there = below.exists(&[0, 3, 5, 9].map(key));
+    assert_eq!(there, [true, true, true, false], "the used ones, not the one that ends by itself");
+    assert_eq!(below.exists(&[1, 2, 4].map(key)).iter().filter(|there| **there).count(), 1);
+    assert_eq!(rig.tiering.save(until, 0), Saved { left: 2, ..Saved::default() }, "once");
+    assert_eq!(rig.tiering.save(Instant::now(), 0).blocks, 0, "no time");
+    assert!((0..6).all(|n| rig.in_dram(n)));
+}
+
+/// Memory that claims to outlive its process.
+struct Lasting(Arc<MemoryStore>);
+
+impl BlockStore for Lasting {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { durable: true, ..self.0.capabilities() }
+    }
+    fn put(&self, batch: Vec<crate::store::Put>) -> Pending<Vec<crate::store::PutDone>> {
+        self.0.put(batch)
+    }
+    fn get(&self, batch: Vec<Get>) -> Pending<Vec<GetDone>> {
+        self.0.get(batch)
+    }
+    fn sizes(&self, keys: &[BlockKey]) -> Vec<Option<u32>> {
+        self.0.sizes(keys)
+    }
+    fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {
+        self.0.remove(keys)
+    }
+    fn flush(&self) -> Pending<Result<(), TierError>> {
+        self.0.flush()
+    }
+    fn stats(&self) -> TierStats {
+        self.0.stats()
+    }
+}
+
 #[test]
 fn closing_finishes_the_queue_in_bounded_time() {
     let (slow, fast) = (faulty(Tier::Nvme), faulty(Tier::Remote));
