@@ -6,9 +6,15 @@
 //! reader see other *bytes*, which the block's checksum then exposes; no reference to these bytes is given out
 //! ([`shared`](super::shared)), so it cannot break what the compiler assumes. The descriptor is sealed against shrinking,
 //! so a mapped page cannot disappear.
+//!
+//! **Who may write.** A client that reads gets a descriptor that maps read-only, and the file's mode is 0, so that another
+//! user cannot open it anew for writing through `/proc/self/fd`. That is no wall against processes of the daemon's own
+//! user, who may change the mode back, nor against root: they could write to the daemon itself. Among those, and against
+//! clients that write, only checksums help, which tell of accidents. A pool that nobody else ever writes to
+//! ([`HostPool::read_only_to_others`]) is sealed against writing, and that holds against everybody.
 #![allow(unsafe_code)]
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -19,7 +25,7 @@ use super::placing::{HUGE_PAGE, HugePages, Pages, Placed, Placing, Untouched, ch
 use super::shared::{Place, Shared};
 use super::stream::{copy_past_cache, settle};
 use crate::checksum::{Checksum, checksum};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// Why a pool could not be made.
@@ -58,6 +64,8 @@ const POOL_MAX: u64 = (u32::MAX as u64 - 1) * PAGE;
 /// A pool in a `memfd`, mapped for reading and writing.
 pub struct HostPool {
     fd: OwnedFd,
+    /// The same file, opened for reading only, while its mode still allowed that.
+    readonly: OwnedFd,
     mapping: Mapping,
     placed: Placed,
 }
@@ -70,10 +78,22 @@ impl HostPool {
 
     /// Makes a pool of `bytes`, rounded up to whole pages, that lies as `placing` asks.
     pub fn open(bytes: u64, placing: &Placing) -> Result<Self, PoolError> {
-        Self::with_available(bytes, placing, available_memory())
+        Self::with_available(bytes, placing, available_memory(), SealFlags::empty())
     }
 
-    fn with_available(bytes: u64, placing: &Placing, available: Option<u64>) -> Result<Self, PoolError> {
+    /// As [`new`](Self::new), but nobody else can map it for writing, whichever descriptor they have.
+    pub fn read_only_to_others(bytes: u64) -> Result<Self, PoolError> {
+        let placing = Placing { huge_pages: HugePages::Off, prefault: true, ..Placing::default() };
+        Self::with_available(bytes, &placing, available_memory(), SealFlags::FUTURE_WRITE)
+    }
+
+    /// `seals`: in addition to those that every pool has.
+    fn with_available(
+        bytes: u64,
+        placing: &Placing,
+        available: Option<u64>,
+        seals: SealFlags,
+    ) -> Result<Self, PoolError> {
         if bytes == 0 {
             return Err(PoolError::Empty);
         }
@@ -96,9 +116,13 @@ impl HostPool {
             rustix::fs::memfd_create("kvasir-pool", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
                 .map_err(|e| failed("memfd_create")(e.into()))?;
         rustix::fs::ftruncate(&fd, bytes).map_err(|e| failed("ftruncate")(e.into()))?;
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-            .map_err(|e| failed("sealing")(e.into()))?;
+        let seal = |seals| rustix::fs::fcntl_add_seals(&fd, seals).map_err(|e| failed("sealing")(e.into()));
+        seal(SealFlags::SHRINK | SealFlags::GROW)?;
         let mapping = Mapping::new(fd.as_fd(), bytes, true).map_err(failed("mmap"))?;
+        seal(seals | SealFlags::SEAL)?;
+        let readonly =
+            File::open(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_err(failed("opening it again"))?;
+        rustix::fs::fchmod(&fd, Mode::empty()).map_err(|e| failed("fchmod")(e.into()))?;
         let memory = Untouched { base: mapping.base.as_ptr().cast(), len: mapping.len as usize };
         let mut placed = Placed { pages, numa_node: placing.numa_node, locked: placing.lock };
         if pages == Pages::Transparent && !memory.advise_huge() {
@@ -110,7 +134,7 @@ impl HostPool {
         } else if placing.prefault {
             memory.prefault().map_err(failed("prefault"))?;
         }
-        Ok(Self { fd, mapping, placed })
+        Ok(Self { fd, readonly: readonly.into(), mapping, placed })
     }
 
     /// Bytes of the pool, whole pages.
@@ -132,11 +156,10 @@ impl HostPool {
         self.fd.as_fd()
     }
 
-    /// A read-only descriptor of the same memory: it cannot be mapped for writing.
+    /// A read-only descriptor of the same memory: it cannot be mapped for writing. See the module text about who could
+    /// make another one of it.
     pub fn readonly_fd(&self) -> io::Result<OwnedFd> {
-        let file: File =
-            OpenOptions::new().read(true).open(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))?;
-        Ok(file.into())
+        self.readonly.try_clone()
     }
 }
 
@@ -292,13 +315,15 @@ fn available_memory() -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt;
+
     use super::*;
 
     #[test]
     fn sizes_are_checked() {
         let check = |bytes, available, expected: &str| {
             let placing = Placing { huge_pages: HugePages::Off, ..Placing::default() };
-            let result = HostPool::with_available(bytes, &placing, available);
+            let result = HostPool::with_available(bytes, &placing, available, SealFlags::empty());
             let text = result.map_or_else(|error| error.to_string(), |pool| format!("{} B", pool.bytes()));
             assert!(text.contains(expected), "{text}");
         };
@@ -320,6 +345,38 @@ mod tests {
         assert!(reader.place(0, 1).is_none());
         assert!(Mapping::new(fd.as_fd(), 8192, true).is_err(), "a read-only descriptor maps read-only");
         assert!(Mapping::new(fd.as_fd(), 12288, false).is_err(), "longer than the pool");
+    }
+
+    /// Whether a process of `user` that inherits `fd` can open it anew for reading and writing.
+    fn reopens_for_writing(fd: OwnedFd, user: Option<u32>) -> bool {
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "exec 3<>/proc/self/fd/0"]).stdin(fd).stderr(std::process::Stdio::null());
+        if let Some(user) = user {
+            command.uid(user).gid(user);
+        }
+        command.status().unwrap().success()
+    }
+
+    #[test]
+    fn a_read_only_descriptor_is_not_opened_anew_for_writing() {
+        let pool = HostPool::new(4096, false).unwrap();
+        // Root opens everything, so it takes the place of another user, without a name on most machines.
+        let user = rustix::process::geteuid().is_root().then_some(65_432);
+        let open = rustix::fs::memfd_create("open", MemfdFlags::CLOEXEC).unwrap();
+        assert!(reopens_for_writing(open, user), "this is what is to be prevented");
+        assert!(!reopens_for_writing(pool.readonly_fd().unwrap(), user));
+        assert!(pool.readonly_fd().is_ok(), "more than once");
+    }
+
+    #[test]
+    fn a_pool_that_is_read_only_to_others_is_so_with_every_descriptor() {
+        let pool = HostPool::read_only_to_others(4096).unwrap();
+        assert!(pool.mapping().store_word(0, 7), "its maker still writes");
+        for fd in [pool.writable_fd(), pool.readonly_fd().unwrap().as_fd()] {
+            assert!(Mapping::new(fd, 4096, true).is_err());
+            assert_eq!(Mapping::new(fd, 4096, false).unwrap().load_word(0), Some(7));
+        }
+        assert!(rustix::io::pwrite(pool.writable_fd(), b"x", 0).is_err());
     }
 
     #[test]

@@ -102,6 +102,10 @@ pub unsafe trait Memory: Send + Sync {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+    /// A descriptor of the same memory that cannot be mapped for writing, if other processes may map it.
+    fn readonly_fd(&self) -> Option<OwnedFd> {
+        None
+    }
     /// The handle by which another process opens this memory, if it is on a device.
     fn handle(&self) -> Option<MemoryHandle> {
         None
@@ -138,6 +142,9 @@ unsafe impl Memory for PoolMemory {
     }
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.0.writable_fd())
+    }
+    fn readonly_fd(&self) -> Option<OwnedFd> {
+        self.0.readonly_fd().ok()
     }
 }
 
@@ -281,6 +288,11 @@ impl Region {
     /// See [`Memory::fd`].
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.0.memory.fd()
+    }
+
+    /// See [`Memory::readonly_fd`].
+    pub fn readonly_fd(&self) -> Option<OwnedFd> {
+        self.0.memory.readonly_fd()
     }
 
     /// See [`Memory::handle`].

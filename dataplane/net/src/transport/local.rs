@@ -13,9 +13,8 @@ mod server;
 mod socket;
 
 use std::collections::HashMap;
-use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -94,14 +93,12 @@ impl Taken {
     }
 }
 
-/// The descriptor of a region of the host, that maps as `access` allows: a wall, for what is read-only.
+/// The descriptor of a region of the host, that maps as `access` allows.
 pub fn descriptor(region: &Region, access: Access) -> Option<OwnedFd> {
-    let fd = region.fd()?;
-    if access == Access::Read {
-        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-        return Some(OpenOptions::new().read(true).open(path).ok()?.into());
+    match access {
+        Access::Read => region.readonly_fd(),
+        _ => region.fd()?.try_clone_to_owned().ok(),
     }
-    fd.try_clone_to_owned().ok()
 }
 
 /// One node's end of such links.

@@ -72,7 +72,7 @@ fn serve(
     }
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(Some(timeout))?;
-    let mut slots = Slots { control: Arc::new(HostPool::new(PAGE, true)?), granted: Vec::new() };
+    let mut slots = Slots { control: Arc::new(HostPool::read_only_to_others(PAGE)?), granted: Vec::new() };
     send_with_fds(&mut stream, &[0], &[slots.control.readonly_fd()?.as_fd()])?;
     let mut body = Vec::new();
     loop {
