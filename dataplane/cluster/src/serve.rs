@@ -14,6 +14,7 @@ use super::message::{self, FrameError, Loan, Reply, Request, Since, Welcome};
 use super::rails::Rail;
 use super::table::Fact;
 use super::{Shared, lock};
+use kvasir_net::transport::AtEnd;
 use kvasir_net::transport::tcp::greet;
 use kvasir_net::transport::tcp::socket::{Deadlined, Socket};
 use kvasir_protocol::block::BlockKey;
@@ -56,11 +57,13 @@ impl Shared {
         }
         let shared = Arc::clone(self);
         let serve = move || {
+            let _end = AtEnd(|| {
+                lock(&shared.accepted).remove(&id);
+                shared.left.notify_all();
+            });
             if shared.serve(stream).is_none() {
                 add(&shared.counts.strangers, 1);
             }
-            lock(&shared.accepted).remove(&id);
-            shared.left.notify_all();
         };
         if thread::Builder::new().name("kvasir-peer".into()).spawn(serve).is_err() {
             lock(&self.accepted).remove(&id);

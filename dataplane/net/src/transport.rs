@@ -164,6 +164,15 @@ pub trait Endpoint: Send + Sync {
     fn close(&self);
 }
 
+/// Does something when it goes out of scope: what the thread of a connection owes others, also if it panics.
+pub struct AtEnd<F: FnMut()>(pub F);
+
+impl<F: FnMut()> Drop for AtEnd<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
 /// A peer's bytes, mapped here. They are immutable only as long as the protocol above says so (a committed block
 /// under a lease); the mapping itself stays valid for as long as this value lives, whatever happens to the peer.
 pub struct Mapped {

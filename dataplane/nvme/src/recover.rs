@@ -207,7 +207,7 @@ impl Recovered {
             self.open.push(summary);
         } else {
             // Its end is out of reach until it is compacted.
-            segment.dead_pages += pages - end;
+            segment.dead_pages += pages.saturating_sub(end);
             self.sealed.push(summary);
         }
     }
@@ -233,7 +233,7 @@ impl Recovered {
     /// Makes a segment the head of its kind again, if it is the youngest of that kind and has room.
     fn resume(&mut self, found: &InUse) -> bool {
         let head = &mut self.heads[usize::from(found.kind == Kind::Cold)];
-        if found.saved || head.is_some() || found.end + 2 > self.segments.pages {
+        if found.saved || head.is_some() || found.end.saturating_add(2) > self.segments.pages {
             return false;
         }
         *head = Some(Head { segment: found.segment, epoch: found.epoch, page: found.end, begun: true });

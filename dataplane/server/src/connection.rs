@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::access::{Identity, Refused, required};
 use super::handover::HandOvers;
 use super::outcome::{describe, evicted, found, outcome, pinned, place, removed, verified};
-use super::{Call, Entry, Shared};
+use super::{Call, Entry, Shared, lock};
 use crate::ServerConfig;
 use kvasir_memory::host::HostPool;
 use kvasir_memory::shared::{self, Place};
@@ -274,6 +274,7 @@ impl Connection {
                 outcomes(tiering.remove(&keys, now).map_err(rule)?.into_iter().map(removed).collect())
             }
             Request::Verify(keys) => {
+                let _one = lock(&self.shared.verifying);
                 outcomes(store.verify(&keys, now).map_err(rule)?.into_iter().map(verified).collect())
             }
             Request::Pin { pin, keys } => {
@@ -425,6 +426,14 @@ impl Connection {
         reply.encode(request, 0, &mut self.frame);
         let writer = self.writer.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         writer.write_all(&self.frame)
+    }
+}
+
+impl Drop for Connection {
+    /// What is left if its thread panicked; otherwise there is nothing any more.
+    fn drop(&mut self) {
+        self.hand_overs.end();
+        self.shared.store.abandon_owner(self.owner, self.shared.clock.now_ms());
     }
 }
 

@@ -149,6 +149,9 @@ struct Shared {
     open: Mutex<HashMap<u64, Open>>,
     /// Woken when a connection ends or the server stops.
     changed: Condvar,
+    /// Held by the one connection that compares blocks with their checksums: a request of a few bytes may ask for the
+    /// whole pool to be read, and a client with many connections for all processors.
+    verifying: Mutex<()>,
     counts: Counts,
 }
 
@@ -212,6 +215,7 @@ impl Server {
             stopping: AtomicBool::new(false),
             open: Mutex::new(HashMap::new()),
             changed: Condvar::new(),
+            verifying: Mutex::default(),
             counts: Counts::default(),
         });
         let mut server = Self { shared, unix, tcp, threads: Vec::new() };
@@ -420,9 +424,8 @@ impl Shared {
         lock(&self.open).insert(id, Open { stream: handle, entry: Arc::clone(&entry) });
         let shared = Arc::clone(self);
         let started = spawn("kvasir-data", move || {
+            let _place = Placed { shared: &shared, id };
             Connection::new(Arc::clone(&shared), mine, identity, entry).run();
-            lock(&shared.open).remove(&id);
-            shared.changed.notify_all();
         });
         if let Err(error) = started {
             lock(&self.open).remove(&id);
@@ -433,6 +436,68 @@ impl Shared {
     }
 }
 
+/// The place of a connection among those that are open; given up when its thread ends, however that comes.
+struct Placed<'a> {
+    shared: &'a Shared,
+    id: u64,
+}
+
+impl Drop for Placed<'_> {
+    fn drop(&mut self) {
+        lock(&self.shared.open).remove(&self.id);
+        self.shared.changed.notify_all();
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::access::Refused;
+    use super::*;
+    use kvasir_protocol::wire::Request;
+    use kvasir_store::config::DramConfig;
+
+    struct Broken;
+
+    impl Gate for Broken {
+        fn local(&self, _uid: u32, _gid: u32) -> Result<Identity, Refused> {
+            panic!("a fault of ours")
+        }
+        fn bearer(&self, _token: &str) -> Result<Identity, Refused> {
+            panic!("a fault of ours")
+        }
+    }
+
+    #[test]
+    fn a_connection_whose_thread_panics_leaves_its_place() {
+        let store =
+            DramStore::open(DramConfig { pool_bytes: 1 << 20, blocks_max: 64, ..DramConfig::default() });
+        let listen = Listen { tcp: Some(([127, 0, 0, 1], 0).into()), ..Listen::default() };
+        let gate = Arc::new(Broken);
+        let store = Arc::new(store.unwrap());
+        let server = Server::start(store, &listen, gate, ServerConfig::default(), Clock::start()).unwrap();
+        let mut stream = Stream::Tcp(TcpStream::connect(server.tcp_addr().unwrap()).unwrap());
+        stream.set_timeouts(Duration::from_secs(60)).unwrap();
+        let (namespace, token) = (String::new(), String::new());
+        let hello = Request::Hello { wants_write: true, wants_ring: false, tenant: 0, namespace, token };
+        let mut frame = Vec::new();
+        hello.encode(0, 0, &mut frame);
+        stream.write_all(&frame).unwrap();
+        // The connection ends with its thread; only then the count says something.
+        assert_eq!(std::io::Read::read(&mut stream, &mut [0]).unwrap_or(0), 0);
+        for _ in 0..6000 {
+            if server.metrics().connections == 0 {
+                return server.stop();
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        // Stopping would wait for it for ever.
+        std::mem::forget(server);
+        panic!("two minutes passed, and the connection still counts as open");
+    }
 }

@@ -27,7 +27,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::node::NOTICE_MAX;
-use super::{Cancel, Capabilities, Endpoint, Error, Grant, Node, Op, Sink, Transport};
+use super::{AtEnd, Cancel, Capabilities, Endpoint, Error, Grant, Node, Op, Sink, Transport};
 use client::Connection;
 use greet::GreetError;
 use kvasir_memory::region::Region;
@@ -262,6 +262,11 @@ fn accept_one(stream: TcpStream, node: &Arc<Node>, config: &TcpConfig, accepted:
 
 fn serve_one(socket: &Arc<Socket>, peer: &str, node: &Node, config: &TcpConfig, accepted: &Accepted) {
     let id = accepted.next.fetch_add(1, Ordering::Relaxed);
+    let _end = AtEnd(|| {
+        socket.shut_down();
+        lock(&accepted.sockets).remove(&id);
+        accepted.count.fetch_sub(1, Ordering::AcqRel);
+    });
     lock(&accepted.sockets).insert(id, socket.clone());
     // `shut_down` sets the flag first, so either it finds this socket or the flag is seen here.
     if !accepted.ended.load(Ordering::Acquire) {
@@ -269,9 +274,6 @@ fn serve_one(socket: &Arc<Socket>, peer: &str, node: &Node, config: &TcpConfig, 
         let patience = config.peer_timeout * 8;
         Serving::new(node, peer, socket, config.checksum, patience).run();
     }
-    socket.shut_down();
-    lock(&accepted.sockets).remove(&id);
-    accepted.count.fetch_sub(1, Ordering::AcqRel);
 }
 
 /// A peer over one or more connections. The first that breaks ends it.

@@ -8,6 +8,7 @@ use std::io::{self, Read};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::Instant;
 
 use rustix::net::SendFlags;
 
@@ -147,6 +148,8 @@ impl Ring {
         mut step: impl FnMut() -> io::Result<usize>,
     ) -> io::Result<Option<usize>> {
         let mut gone = None;
+        // When bells that announce nothing have gone on for as long as a silent socket may be.
+        let mut until = None;
         loop {
             self.store(direction, sleeps, 1);
             // The other end stores its position and then looks at this word; one of the two sees what the other did.
@@ -169,6 +172,11 @@ impl Ring {
                 Ok(_) => {
                     if let Some(done) = poll(|| unless_blocked(step())) {
                         return done.map(Some);
+                    }
+                    if until.is_none() {
+                        until = self.socket.read_timeout()?.map(|timeout| Instant::now() + timeout);
+                    } else if until.is_some_and(|until| Instant::now() >= until) {
+                        return Err(io::ErrorKind::WouldBlock.into());
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -231,6 +239,7 @@ fn outside() -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::thread;
     use std::time::Duration;
 
@@ -323,6 +332,16 @@ mod tests {
         assert_eq!(near.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         write_all(&near, &vec![1; CAPACITY as usize]);
         assert_eq!(near.write(&[1]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn bells_without_end_do_not_outlast_the_timeout() {
+        let (near, far) = pair();
+        near.socket().set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let ringing = thread::spawn(move || while (&far.socket).write(&[1]).is_ok() {});
+        assert_eq!(near.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(near);
+        ringing.join().unwrap();
     }
 
     #[test]

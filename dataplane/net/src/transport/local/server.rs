@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use super::socket::{Deadlined, end};
 use super::{Accepted, PAGE, Reach, SLOTS, lock, word_of};
-use crate::transport::auth;
 use crate::transport::grant::{Denied, Granted};
 use crate::transport::node::Node;
 use crate::transport::tcp::wire::{self, BODY_MAX, HEADER_LEN, Header, Kind};
+use crate::transport::{AtEnd, auth};
 use kvasir_memory::host::HostPool;
 use kvasir_protocol::stream::send_with_fds;
 
@@ -42,11 +42,11 @@ pub(super) fn accept_all(
         drop(streams);
         let (node, reach, inner) = (node.clone(), reach.clone(), accepted.clone());
         let serve = move || {
+            let _end = AtEnd(|| lock(&inner.streams).remove(&id).iter().for_each(end));
             if !inner.ended.load(Ordering::Acquire) {
                 // The peer knows why the connection ended, as it ended it.
                 let _ = serve(stream, &node, &*reach, timeout);
             }
-            lock(&inner.streams).remove(&id).iter().for_each(end);
         };
         if thread::Builder::new().name("kvasir-local-serve".into()).spawn(serve).is_err() {
             lock(&accepted.streams).remove(&id);

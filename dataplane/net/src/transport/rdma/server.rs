@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::connect::{Epochs, connect};
 use super::wire::{self, Frame, Inbox, Kind};
 use super::{Deadlined, Shared, prepare};
-use crate::transport::{Denied, auth};
+use crate::transport::{AtEnd, Denied, auth};
 
 /// Names whose epochs are remembered. When there are more, all are forgotten, which fences off less.
 const FENCES_MAX: usize = 4096;
@@ -88,9 +88,9 @@ pub(super) fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
         }
         let serving = Arc::clone(shared);
         let spawned = thread::Builder::new().name("rdma-serve".into()).spawn(move || {
+            let _end = AtEnd(|| drop(lock(&serving.accepted.streams).remove(&id)));
             // The peer sees the stream end and connects again; nobody else must be told.
             let _ = serve(&serving, id, stream);
-            lock(&serving.accepted.streams).remove(&id);
         });
         if spawned.is_err() {
             lock(&shared.accepted.streams).remove(&id);
