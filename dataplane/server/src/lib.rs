@@ -424,7 +424,7 @@ impl Shared {
         lock(&self.open).insert(id, Open { stream: handle, entry: Arc::clone(&entry) });
         let shared = Arc::clone(self);
         let started = spawn("kvasir-data", move || {
-            let _place = Placed { shared: &shared, id };
+            let _seat = Seat { shared: &shared, id };
             Connection::new(Arc::clone(&shared), mine, identity, entry).run();
         });
         if let Err(error) = started {
@@ -437,12 +437,12 @@ impl Shared {
 }
 
 /// The place of a connection among those that are open; given up when its thread ends, however that comes.
-struct Placed<'a> {
+struct Seat<'a> {
     shared: &'a Shared,
     id: u64,
 }
 
-impl Drop for Placed<'_> {
+impl Drop for Seat<'_> {
     fn drop(&mut self) {
         lock(&self.shared.open).remove(&self.id);
         self.shared.changed.notify_all();

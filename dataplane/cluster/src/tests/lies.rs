@@ -31,6 +31,7 @@ fn loan(n: u32) -> Loan {
         depth: 0,
         class: 0,
         tenant: 0,
+        ttl_ms: 0,
         size: BLOCK,
         checksum: 7,
         offset: 0,
