@@ -261,21 +261,26 @@ fn a_lost_host_is_made_up_for_and_nothing_is_doubled_when_it_returns() {
 #[test]
 fn a_host_that_is_away_for_a_while_costs_no_copy() {
     let ports = ports(3);
-    let late = |config: &mut ClusterConfig| config.repair_after = Duration::from_secs(3600);
-    let hosts = [0, 1, 2].map(|n| Host::start(n, &ports, late));
-    until("all are up", || hosts.iter().all(|host| host.up() == 2));
-    hosts[0].put_copies(0..20, 2);
-    until("copies", || settled(&hosts.iter().collect::<Vec<_>>(), 0..20, 2));
-    let [zero, one, two] = hosts;
+    // One is cut off from both others, and they from it.
+    let gates = [0, 1, 2].map(|n| gate::Gate::to(ports[n]));
+    let start = |n: usize, others: &[usize]| {
+        Host::start(n, &ports, |config| {
+            config.repair_after = Duration::from_secs(3600);
+            others.iter().for_each(|&other| gate::through(config, other, &gates[other]));
+        })
+    };
+    let [zero, one, two] = [start(0, &[1]), start(1, &[0, 2]), start(2, &[1])];
+    let all = [&zero, &one, &two];
+    until("all are up", || all.iter().all(|host| host.up() == 2));
+    zero.put_copies(0..20, 2);
+    until("copies", || settled(&all, 0..20, 2) && zero.cluster.stats().copied == 20);
     assert!(one.is_resident(0), "it is in the other rack");
-    let before = zero.cluster.stats().copied;
-    one.cluster.stop();
-    until("its loss is known", || zero.up() == 1 && two.up() == 1);
+    gates.iter().for_each(gate::Gate::close);
+    until("its loss is known", || zero.up() == 1 && one.up() == 0 && two.up() == 1);
     assert!((0..20).all(|n| two.reads(n)), "the other holder is up");
-    let one = one.run_again();
-    until("all as before", || one.up() == 2 && settled(&[&zero, &one, &two], 0..20, 2));
-    let copied = [&zero, &one, &two].map(|host| host.cluster.stats().copied);
-    assert_eq!(copied, [before, 0, 0]);
+    gates.iter().for_each(gate::Gate::open);
+    until("all as before", || all.iter().all(|host| host.up() == 2) && settled(&all, 0..20, 2));
+    assert_eq!(all.map(|host| host.cluster.stats().copied), [20, 0, 0]);
 }
 
 /// Whatever takes long with the table: whoever listens hears that the host is alive.
