@@ -475,7 +475,7 @@ impl Shared {
             if reset {
                 table.lose(link.place);
             }
-            for &fact in facts {
+            for &fact in facts.iter().filter(|fact| fact.generation().is_plausible()) {
                 self.generations.heard(fact.generation());
                 match table.hear(link.place, fact) {
                     Heard::Removal(removal) => removed.push((fact.key(), fact.generation(), removal)),

@@ -194,16 +194,19 @@ pub(super) enum Copied {
 }
 
 impl Request {
-    /// Whether it keeps the bounds of a batch.
+    /// Whether it keeps the bounds of a batch, and its times are of this age.
     pub(super) fn is_sane(&self) -> bool {
         match self {
             Self::Hello { .. } | Self::Watch { .. } | Self::Finish { .. } => true,
             Self::GiveUp { .. } | Self::Describe => true,
             Self::Lend { keys, release } => keys.len() <= BATCH_MAX && release.len() <= BATCH_MAX,
             Self::Copy { items, .. } => {
-                items.len() <= BATCH_MAX && items.iter().all(|(loan, _)| loan.size > 0)
+                let sane =
+                    |(loan, holding): &(Loan, Holding)| loan.size > 0 && holding.generation.is_plausible();
+                items.len() <= BATCH_MAX && items.iter().all(sane)
             }
-            Self::Remove { keys, .. } | Self::Has { keys } => keys.len() <= BATCH_MAX,
+            Self::Remove { keys, at } => keys.len() <= BATCH_MAX && at.is_plausible(),
+            Self::Has { keys } => keys.len() <= BATCH_MAX,
             Self::Settle { checksums, .. } => checksums.len() <= BATCH_MAX,
             Self::Prepare { blocks, .. } | Self::Open { blocks, .. } => {
                 blocks.len() <= BATCH_MAX && blocks.iter().all(|loan| loan.size > 0)

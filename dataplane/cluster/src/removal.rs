@@ -46,6 +46,17 @@ impl Generations {
     }
 }
 
+/// How far clocks of hosts may differ.
+const SKEW: Duration = Duration::from_secs(3600);
+
+impl Generation {
+    /// Whether a peer may say so. The clock of all hosts follows the most advanced one: a time in the far future, heard
+    /// once, would leave no later one for the puts that come after.
+    pub(super) fn is_plausible(self) -> bool {
+        self.0 <= now_us().saturating_add(SKEW.as_micros() as u64)
+    }
+}
+
 fn now_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_micros() as u64)
 }

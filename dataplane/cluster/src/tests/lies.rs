@@ -91,6 +91,7 @@ fn lies(theirs: u64) -> Vec<Request> {
         copy(vec![Loan { parent: Some(key(62)), ..loan(62) }]),
         Request::Has { keys: vec![key(1); 4096] },
         Request::Remove { keys: vec![key(99); 64], at: Generation(u64::MAX) },
+        Request::Remove { keys: vec![key(99); 64], at: Generation(1) },
         // Places for the same block twice, for one that is here, and for more than a pool holds.
         Request::Prepare { request: 1, blocks: vec![loan(70), loan(70), loan(3)] },
         Request::Prepare { request: 1, blocks: vec![loan(71)] },
@@ -117,6 +118,7 @@ fn lies(theirs: u64) -> Vec<Request> {
 
 /// Nothing of others has changed, and nothing is left of what the liar was given.
 fn unharmed(host: &Host, free: u64, after: &str) {
+    assert!(host.cluster.shared.generations.next().is_plausible(), "{after}: puts can still be later");
     (0..8).for_each(|n| assert!(host.reads(n), "block {n} is gone: {after}"));
     until(&format!("its places are free again: {after}"), || host.store.pressure().free_bytes == free);
     assert_eq!(host.store.metrics().reservations, 0, "{after}");
@@ -214,9 +216,11 @@ fn answer_with_lies(listener: &TcpListener, stop: &AtomicBool, lent: &AtomicU64)
                         checksum: 1,
                         target: 255,
                         primary: table::NodeId(0),
-                        generation: Generation(u64::MAX),
+                        generation: Generation(1),
                     };
-                    let facts = (0..4096).map(|n| Fact::Holds(key(n), holding));
+                    let late = Holding { generation: Generation(u64::MAX), ..holding };
+                    let which = |n: u32| if n.is_multiple_of(2) { holding } else { late };
+                    let facts = (0..4096).map(|n| Fact::Holds(key(n), which(n)));
                     let gone = (0..64).map(|n| Fact::Gone(key(n), Gone::Lost));
                     let status =
                         Status { free_bytes: u64::MAX, pool_bytes: 1, load: u64::MAX, revision: u32::MAX };
