@@ -24,6 +24,7 @@ pub(crate) const RDMA: &str = "RDMA over Soft-RoCE, bad networks";
 const METRICS: &str = "metrics, by promtool";
 pub(crate) const GPU: &str = "CUDA device";
 pub(crate) const MIRI: &str = "memory under Miri";
+pub(crate) const TSAN: &str = "threads under ThreadSanitizer";
 
 /// Cheapest first, so that a small mistake shows early. A failed step does not stop the later ones.
 const STEPS: &[Step] = &[
@@ -45,6 +46,15 @@ const STEPS: &[Step] = &[
 /// Runs the steps and prints the outcome of each.
 pub(crate) fn run(shell: &Shell, quick: bool) -> Result<ExitCode> {
     Ok(summary(&run_steps(shell, STEPS.iter(), quick)))
+}
+
+/// Runs a step that takes too long, or builds too much, to be one of [`STEPS`].
+pub(crate) fn run_tsan(shell: &Shell) -> Result<ExitCode> {
+    const STEP: Step = Step { name: TSAN, slow: true, run: tsan };
+    let results = run_steps(shell, std::iter::once(&STEP), false);
+    let skipped = results.iter().any(|(_, outcome, _)| matches!(outcome, Outcome::Skipped(_)));
+    let code = summary(&results);
+    Ok(if skipped { ExitCode::FAILURE } else { code })
 }
 
 /// Runs one step alone. A caller that names a step is not served by skipping it, so a skip fails.
@@ -204,6 +214,39 @@ fn miri(shell: &Shell) -> Result<Outcome> {
     tests.arg(shell.target("miri-run")).arg("--");
     tests.args(["extents", "buffer", "shared", "stream", "--skip", "a_mix_of"]);
     passed(shell.run(&mut tests))
+}
+
+/// The ring, the store and the shared-memory transport, with the standard library built for it as well. What it cannot see:
+/// two ends that map the same memory at two addresses, and fences; `tests/interleavings` is for those.
+fn tsan(shell: &Shell) -> Result<Outcome> {
+    let nightly = || {
+        let mut command = Command::new("rustup");
+        command.current_dir(shell.root()).args(["run", "nightly"]);
+        command
+    };
+    let mut source = nightly();
+    source.args(["sh", "-c", "test -d \"$(rustc --print sysroot)/lib/rustlib/src/rust/library\""]);
+    if !shell.works(&mut source) {
+        return Ok(Outcome::Skipped(
+            "the nightly toolchain with sources is missing; `rustup toolchain install nightly --component rust-src`",
+        ));
+    }
+    let suppressions = shell.root().join("tests/tsan-suppressions.txt");
+    let rooms: [(&str, &[&str]); 3] = [
+        ("kvasir-protocol", &["stream"]),
+        // What a single thread does, many times over.
+        ("kvasir-store", &["--skip", "proptest", "--skip", "model"]),
+        ("kvasir-net", &["transport::shm", "transport::loopback", "transport::grant"]),
+    ];
+    for (package, tests) in rooms {
+        let mut command = nightly();
+        command.env("RUSTFLAGS", "-Zsanitizer=thread").env("PROPTEST_CASES", "8");
+        command.env("TSAN_OPTIONS", format!("suppressions={}", suppressions.display()));
+        command.args(["cargo", "test", "--locked", "-Zbuild-std", "--target", "x86_64-unknown-linux-gnu"]);
+        command.args(["--package", package, "--lib", "--target-dir"]).arg(shell.target("tsan"));
+        shell.run(command.arg("--").args(tests))?;
+    }
+    Ok(Outcome::Passed)
 }
 
 fn doc_tests(shell: &Shell) -> Result<Outcome> {

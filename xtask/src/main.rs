@@ -30,17 +30,21 @@ enum Task {
     /// Run every check: formatting, clippy, unit, integration, whole-system and doc tests, dependencies.
     Test {
         /// Leave out the whole-system scenarios, the rendered docs and the dependency check.
-        #[arg(long, conflicts_with_all = ["rdma", "gpu", "miri"])]
+        #[arg(long, conflicts_with_all = ["rdma", "gpu", "miri", "tsan"])]
         quick: bool,
         /// Run only the RDMA tests, in a virtual machine with two Soft-RoCE devices (tests/rdma-vm).
-        #[arg(long, conflicts_with_all = ["gpu", "miri"])]
+        #[arg(long, conflicts_with_all = ["gpu", "miri", "tsan"])]
         rdma: bool,
         /// Run only the tests that need a CUDA device.
-        #[arg(long, conflicts_with = "miri")]
+        #[arg(long, conflicts_with_all = ["miri", "tsan"])]
         gpu: bool,
         /// Run only what runs under Miri: allocator, buffers and copies.
-        #[arg(long)]
+        #[arg(long, conflicts_with = "tsan")]
         miri: bool,
+        /// Run only the tests of what threads share, under ThreadSanitizer: ring, store, shared memory. Not part of a whole
+        /// run: it builds the standard library.
+        #[arg(long)]
+        tsan: bool,
     },
     /// Build the release binary, default policies embedded: target/release/kvasir.
     Build,
@@ -79,6 +83,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Test { rdma: true, .. } => checks::run_only(&shell, checks::RDMA),
         Task::Test { gpu: true, .. } => checks::run_only(&shell, checks::GPU),
         Task::Test { miri: true, .. } => checks::run_only(&shell, checks::MIRI),
+        Task::Test { tsan: true, .. } => checks::run_tsan(&shell),
         Task::Test { quick, .. } => {
             shell.ensure_toolchain()?;
             checks::run(&shell, quick)
