@@ -60,7 +60,7 @@ impl Host {
         let at = layer as usize * LAYER;
         for (block, &n) in arrival.blocks().iter().zip(numbers) {
             let bytes = self.store.pool().mapping().bytes(block.offset + at as u64, LAYER as u64).unwrap();
-            assert!(block.key == key(n) && bytes == &content(n)[at..at + LAYER], "block {n}");
+            assert!(block.key == key(n) && bytes == content(n)[at..at + LAYER], "block {n}");
         }
     }
 
