@@ -11,14 +11,24 @@ pub mod tokens;
 
 use crate::config::{self, Access};
 use kvasir_dataplane::server::access::{Gate, Identity, NO_TOKEN, OwnUser, Refused, Roles};
+use kvasir_dataplane::stream::Stream;
+use kvasir_tls::HostTls;
+use std::io;
+use std::net::TcpStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::SystemTime;
 use tokens::Tokens;
+
+const NOT_LISTED: &str = "the certificate is of a known authority, but no name in it is listed; have the host's operator add one \
+    under [[access.allow]] as `certificate`, or show a token";
 
 /// Decides who comes in. See the module text.
 pub struct Keeper {
     allow: Vec<Rule>,
     tokens: Tokens,
+    /// None: connections over TCP are not encrypted.
+    tls: Option<Arc<HostTls>>,
 }
 
 struct Rule {
@@ -31,6 +41,8 @@ struct Rule {
 enum Who {
     User(u32),
     Group(u32),
+    /// By a name in its certificate.
+    Certificate(String),
 }
 
 impl Keeper {
@@ -38,22 +50,24 @@ impl Keeper {
     ///
     /// # Errors
     /// A user or group that this machine does not know.
-    pub fn new(access: &Access, data_dir: &Path) -> Result<Self, config::Error> {
+    pub fn new(access: &Access, data_dir: &Path, tls: Option<Arc<HostTls>>) -> Result<Self, config::Error> {
         let rule = |allow: &config::Allow| {
-            let who = match allow.user.as_str() {
-                "" => Who::Group(group_id(&allow.group)?),
-                user => Who::User(user_id(user)?),
+            let who = match (allow.user.as_str(), allow.group.as_str()) {
+                ("", "") => Who::Certificate(allow.certificate.clone()),
+                ("", group) => Who::Group(group_id(group)?),
+                (user, _) => Who::User(user_id(user)?),
             };
             let shared = access.numbers(&allow.namespaces)?;
             Ok(Rule { who, roles: allow.roles()?, tenant: allow.tenant, shared })
         };
         let allow = access.allow.iter().map(rule).collect::<Result<_, config::Error>>()?;
-        Ok(Self { allow, tokens: Tokens::in_folder(data_dir) })
+        Ok(Self { allow, tokens: Tokens::in_folder(data_dir), tls })
     }
 
     /// The mode of the sockets: closed to others unless some of them are let in.
     pub fn socket_mode(&self) -> u32 {
-        if self.allow.is_empty() { 0o600 } else { 0o666 }
+        let local = |rule: &Rule| !matches!(rule.who, Who::Certificate(_));
+        if self.allow.iter().any(local) { 0o666 } else { 0o600 }
     }
 }
 
@@ -63,14 +77,10 @@ impl Gate for Keeper {
             let listed = |rule: &&Rule| match rule.who {
                 Who::User(user) => user == uid,
                 Who::Group(group) => group == gid || groups_of(uid, gid).contains(&group),
+                Who::Certificate(_) => false,
             };
             let rule = self.allow.iter().find(listed).ok_or(refused)?;
-            Ok(Identity {
-                name: format!("user {uid}"),
-                roles: rule.roles,
-                tenant: Some(rule.tenant),
-                shared: rule.shared.clone(),
-            })
+            Ok(rule.identity(format!("user {uid}")))
         })
     }
 
@@ -80,6 +90,33 @@ impl Gate for Keeper {
         }
         self.tokens.identify(token, SystemTime::now())
     }
+
+    fn certified(&self, certificate: &[u8]) -> Result<Identity, Refused> {
+        let listed = self.allow.iter().find_map(|rule| match &rule.who {
+            Who::Certificate(name) if kvasir_tls::is_for(certificate, name) => Some((rule, name)),
+            _ => None,
+        });
+        let (rule, name) = listed.ok_or_else(|| Refused(NOT_LISTED.into()))?;
+        Ok(rule.identity(format!("certificate {name}")))
+    }
+
+    fn dress(&self, stream: TcpStream) -> io::Result<Stream> {
+        match &self.tls {
+            None => Ok(Stream::Tcp(stream)),
+            Some(tls) => kvasir_tls::host_stream(tls_config(tls), stream),
+        }
+    }
+}
+
+impl Rule {
+    fn identity(&self, name: String) -> Identity {
+        Identity { name, roles: self.roles, tenant: Some(self.tenant), shared: self.shared.clone() }
+    }
+}
+
+/// What TLS is made with now. Files that changed for the worse are a line in the log, and the old ones stay.
+pub fn tls_config(tls: &HostTls) -> Arc<kvasir_tls::ServerConfig> {
+    tls.config(|error| tracing::error!(%error, "listen.tls has changed and cannot be used; the old certificates stay"))
 }
 
 fn user_id(user: &str) -> Result<u32, config::Error> {
@@ -106,13 +143,14 @@ mod tests {
 
     fn keeper(allow: Vec<Allow>) -> Keeper {
         let access = Access { allow, ..Access::default() };
-        Keeper::new(&access, Path::new("/nowhere")).unwrap()
+        Keeper::new(&access, Path::new("/nowhere"), None).unwrap()
     }
 
     fn allow(user: &str, group: &str) -> Allow {
         Allow {
             user: user.into(),
             group: group.into(),
+            certificate: String::new(),
             roles: vec!["engine".into()],
             tenant: 3,
             namespaces: vec![],
@@ -135,7 +173,7 @@ mod tests {
     #[test]
     fn unknown_names_are_refused_at_the_start() {
         let access = Access { allow: vec![allow("no-such-user-here", "")], ..Access::default() };
-        let error = Keeper::new(&access, Path::new("/nowhere")).err().unwrap().to_string();
+        let error = Keeper::new(&access, Path::new("/nowhere"), None).err().unwrap().to_string();
         assert!(error.contains("access.allow") && error.contains("no-such-user-here"), "{error}");
     }
 }

@@ -16,6 +16,7 @@ pub use layers::{Error, Layer};
 pub use tiers::{Nvme, Offload, Remote, RemoteUrl, Sync, TenantKey, Tiering};
 pub use units::{Door, Size, Span};
 
+use kvasir_tls::HostFiles;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -57,8 +58,8 @@ pub struct Node {
 }
 
 /// Where to listen on TCP. Programs on this machine use the Unix sockets in `[node]` and need none of it. A caller over TCP
-/// shows a token (`kvasir token new`). There is no TLS on these, so only loopback is allowed unless `allow_remote` says
-/// otherwise.
+/// shows a token (`kvasir token new`) or, with `listen.tls.client_ca`, a certificate. Without `listen.tls` nothing is encrypted,
+/// so only loopback is allowed unless `allow_remote` says otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Listen {
@@ -70,6 +71,35 @@ pub struct Listen {
     pub data: Door,
     /// Listen on addresses other machines can reach, although tokens and blocks cross the network in the clear.
     pub allow_remote: bool,
+    /// TLS on `grpc` and `data`, which may then listen on any address.
+    pub tls: ListenTls,
+}
+
+/// What clients over TCP are shown, all in PEM. Read again when a file changes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ListenTls {
+    /// The host's certificate, which names it as its clients do, and what links it to its authority. Empty: no TLS.
+    pub cert: PathBuf,
+    /// The key of that certificate, readable by this user alone.
+    pub key: PathBuf,
+    /// Certificates of the authorities whose clients may show a certificate instead of a token; `access.allow` says which of
+    /// them come in. Empty: clients show tokens.
+    pub client_ca: PathBuf,
+}
+
+impl ListenTls {
+    /// Whether any of it is set.
+    pub fn is_on(&self) -> bool {
+        [&self.cert, &self.key, &self.client_ca].iter().any(|path| !path.as_os_str().is_empty())
+    }
+
+    /// The files, if there is TLS.
+    pub fn files(&self) -> Option<HostFiles> {
+        let Self { cert, key, client_ca } = self.clone();
+        let client_authority = (!client_ca.as_os_str().is_empty()).then_some(client_ca);
+        self.is_on().then_some(HostFiles { certificate: cert, key, client_authority })
+    }
 }
 
 /// The DRAM pool and the data server.
@@ -242,7 +272,7 @@ impl Default for Node {
 impl Default for Listen {
     fn default() -> Self {
         let http = SocketAddr::from(([127, 0, 0, 1], 7421));
-        Self { grpc: Door(None), http, data: Door(None), allow_remote: false }
+        Self { grpc: Door(None), http, data: Door(None), allow_remote: false, tls: ListenTls::default() }
     }
 }
 
@@ -415,12 +445,16 @@ impl Config {
 
 impl Listen {
     fn validate(&self) -> Result<(), Error> {
-        let Self { grpc, http, data, allow_remote } = self;
+        let Self { grpc, http, data, allow_remote, tls } = self;
+        if tls.is_on() && (tls.cert.as_os_str().is_empty() || tls.key.as_os_str().is_empty()) {
+            return Err(invalid("listen.tls", "", "needs both cert and key"));
+        }
         let all = [("listen.grpc", grpc.0), ("listen.http", Some(*http)), ("listen.data", data.0)];
         let all: Vec<_> = all.into_iter().filter_map(|(key, addr)| Some((key, addr?))).collect();
         for (key, addr) in &all {
-            if !addr.ip().is_loopback() && !allow_remote {
-                let why = "is not loopback and there is no TLS yet; if the network is trusted, set listen.allow_remote = true";
+            let sealed = tls.is_on() && *key != "listen.http";
+            if !addr.ip().is_loopback() && !allow_remote && !sealed {
+                let why = "is not loopback and not encrypted; set listen.tls (for grpc and data), or, if the network is trusted, listen.allow_remote = true";
                 return Err(invalid(key, addr, why));
             }
         }

@@ -20,6 +20,7 @@ use kvasir_dataplane::tier::dram::OpenError;
 use kvasir_dataplane::tier::scrub::Scrubber;
 use kvasir_dataplane::tier::tiering::{Saved, Tiering};
 use kvasir_dataplane::{Clock, DramStore};
+use kvasir_tls::HostTls;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::MetadataExt;
@@ -38,6 +39,8 @@ const SHUTDOWN: Duration = Duration::from_secs(3);
 pub enum StartError {
     #[error(transparent)]
     Config(#[from] config::Error),
+    #[error("listen.tls: {0}")]
+    Tls(#[from] kvasir_tls::TlsError),
     #[error("{key} {addr} cannot be opened: {}; stop what uses it or set another {key}", reason(.source))]
     Listen { key: &'static str, addr: SocketAddr, source: io::Error },
     #[error(transparent)]
@@ -76,7 +79,8 @@ impl Daemon {
         let http = bind("listen.http", config.listen.http)?;
         let store = Arc::new(DramStore::open(parts::dram_config(&config))?);
         let data_dir = DataDir::open(&config.node.data_dir)?;
-        let keeper = Keeper::new(&config.access, &data_dir.path)?;
+        let tls = config.listen.tls.files().map(HostTls::open).transpose()?.map(Arc::new);
+        let keeper = Keeper::new(&config.access, &data_dir.path, tls.clone())?;
         let mode = keeper.socket_mode();
         let audit = Arc::new(Audit::in_folder(&data_dir.path, config.access.audit_bytes.0));
         let door = Door { gate: Arc::new(keeper), audit };
@@ -132,7 +136,7 @@ impl Daemon {
             .build()
             .map_err(no_thread("control calls"))?;
         let (stop, stopping) = watch::channel(false);
-        let listeners = rpc::Listeners { unix: control.listener, grpc, http };
+        let listeners = rpc::Listeners { unix: control.listener, grpc, http, tls };
         rpc::spawn(&runtime, &host, listeners, &stopping).map_err(no_thread("control calls"))?;
         tracing::info!(bytes = host.store.pool().bytes(), pages = %host.store.pool().placed(), "pool ready");
         tracing::info!(node = host.config.node.name, socket = %host.config.node.socket.display(), http = %addrs.http, "host started");

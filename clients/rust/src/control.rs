@@ -146,21 +146,12 @@ impl Control {
         token: &str,
         call_timeout: Duration,
     ) -> Result<Self, ControlError> {
-        let unreachable = |e: tonic::transport::Error| ControlError::Unreachable {
-            addr: addr.to_string(),
-            reason: innermost(&e),
-        };
-        let bearer = match token {
-            "" => Bearer(None),
-            token => Bearer(Some(format!("Bearer {token}").parse().map_err(|_| ControlError::Token)?)),
-        };
         let uri = match addr {
             // The name goes nowhere: the connector below opens the socket.
             ControlAddr::Unix(_) => "http://kvasir".to_owned(),
             ControlAddr::Tcp(addr) => format!("http://{addr}"),
         };
-        let endpoint = Endpoint::try_from(uri).map_err(unreachable)?;
-        let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT).timeout(call_timeout).tcp_nodelay(true);
+        let endpoint = endpoint(&uri, call_timeout).map_err(|error| unreachable(addr, &error))?;
         let channel = match addr {
             ControlAddr::Tcp(_) => endpoint.connect().await,
             ControlAddr::Unix(path) => {
@@ -172,7 +163,41 @@ impl Control {
                 endpoint.connect_with_connector(tower::service_fn(open)).await
             }
         };
-        let calls = InterceptedService::new(channel.map_err(unreachable)?, bearer);
+        Self::over(channel.map_err(|error| unreachable(addr, &error))?, token)
+    }
+
+    /// Over TLS, to a `HOST:PORT`.
+    ///
+    /// # Errors
+    /// As [`Control::connect`]; also if either side refuses the other's certificate.
+    #[cfg(feature = "tls")]
+    pub async fn connect_tls(
+        to: &str,
+        token: &str,
+        tls: &kvasir_tls::ClientTls,
+    ) -> Result<Self, ControlError> {
+        let addr = ControlAddr::Tcp(to.to_owned());
+        let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::clone(tls.config()));
+        let (name, target) = (tls.name().clone(), to.to_owned());
+        let open = move |_| {
+            let (connector, name, target) = (connector.clone(), name.clone(), target.clone());
+            async move {
+                let stream = tokio::net::TcpStream::connect(target).await?;
+                Ok::<_, io::Error>(TokioIo::new(connector.connect(name, stream).await?))
+            }
+        };
+        let uri = format!("http://{to}");
+        let endpoint = endpoint(&uri, CALL_TIMEOUT).map_err(|error| unreachable(&addr, &error))?;
+        let channel = endpoint.connect_with_connector(tower::service_fn(open)).await;
+        Self::over(channel.map_err(|error| unreachable(&addr, &error))?, token)
+    }
+
+    fn over(channel: Channel, token: &str) -> Result<Self, ControlError> {
+        let bearer = match token {
+            "" => Bearer(None),
+            token => Bearer(Some(format!("Bearer {token}").parse().map_err(|_| ControlError::Token)?)),
+        };
+        let calls = InterceptedService::new(channel, bearer);
         Ok(Self {
             store: StoreClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
             conductor: ConductorClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
@@ -215,6 +240,15 @@ impl Control {
         let max = self.policy.list(proto::ListPoliciesRequest {}).await?.into_inner().component_bytes_max;
         if bytes > max { Err(ControlError::ComponentTooLarge { bytes, max }) } else { Ok(()) }
     }
+}
+
+fn endpoint(uri: &str, call_timeout: Duration) -> Result<Endpoint, tonic::transport::Error> {
+    let endpoint = Endpoint::try_from(uri.to_owned())?;
+    Ok(endpoint.connect_timeout(CONNECT_TIMEOUT).timeout(call_timeout).tcp_nodelay(true))
+}
+
+fn unreachable(addr: &ControlAddr, error: &tonic::transport::Error) -> ControlError {
+    ControlError::Unreachable { addr: addr.to_string(), reason: innermost(error) }
 }
 
 /// The root cause: tonic's own text is only "transport error".

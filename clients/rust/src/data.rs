@@ -77,6 +77,9 @@ pub struct Options {
     pub token: String,
     /// How long the host may take to answer. Default 10 s.
     pub timeout: Duration,
+    /// TLS, for connections over TCP. Default none.
+    #[cfg(feature = "tls")]
+    pub tls: Option<kvasir_tls::ClientTls>,
 }
 
 impl Default for Options {
@@ -88,7 +91,20 @@ impl Default for Options {
             tenant: 0,
             token: String::new(),
             timeout: Duration::from_secs(10),
+            #[cfg(feature = "tls")]
+            tls: None,
         }
+    }
+}
+
+impl Options {
+    /// A connection over TCP, encrypted if TLS is asked for.
+    fn dress(&self, stream: TcpStream) -> io::Result<Stream> {
+        #[cfg(feature = "tls")]
+        if let Some(tls) = &self.tls {
+            return tls.stream(stream);
+        }
+        Ok(Stream::Tcp(stream))
     }
 }
 
@@ -117,7 +133,8 @@ impl Client {
         let stream = match endpoint {
             Endpoint::Unix(path) => Stream::Unix(UnixStream::connect(path).map_err(failed)?),
             Endpoint::Tcp(addr) => {
-                Stream::Tcp(TcpStream::connect_timeout(addr, options.timeout).map_err(failed)?)
+                let stream = TcpStream::connect_timeout(addr, options.timeout).map_err(failed)?;
+                options.dress(stream).map_err(failed)?
             }
         };
         stream.set_timeouts(options.timeout).map_err(failed)?;

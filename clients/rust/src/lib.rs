@@ -6,5 +6,9 @@
 pub mod control;
 pub mod data;
 
+/// Whom to trust and what to show over TLS.
+#[cfg(feature = "tls")]
+pub use kvasir_tls::{ClientFiles, ClientTls, TlsError};
+
 /// Messages and stubs of the gRPC services.
 pub use kvasir_proto as proto;

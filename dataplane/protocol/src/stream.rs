@@ -3,7 +3,7 @@
 
 pub mod ring;
 
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,6 +25,34 @@ pub enum Stream {
     Tcp(TcpStream),
     /// Began as a Unix socket.
     Ring(Arc<Ring>),
+    /// Encrypted, over TCP.
+    Sealed(Arc<dyn Sealed>),
+}
+
+/// Bytes of one TLS record: what is encrypted or decrypted at once, beside memory that others may be changing.
+const RECORD: usize = 16 << 10;
+
+/// An encrypted stream. One thread reads and writes it; any may end it by its socket.
+pub trait Sealed: Send + Sync {
+    /// # Errors
+    /// As [`Read::read`]; a handshake that fails is an error of the first read or write.
+    fn read(&self, buffer: &mut [u8]) -> io::Result<usize>;
+
+    /// What has arrived and is decrypted already.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if nothing is.
+    fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize>;
+
+    /// # Errors
+    /// As [`Write::write`]. What is written is sent at once.
+    fn write(&self, bytes: &[u8]) -> io::Result<usize>;
+
+    /// What carries the encrypted bytes.
+    fn socket(&self) -> &TcpStream;
+
+    /// The certificate that the other side has shown, in DER, once the handshake is done.
+    fn certificate(&self) -> Option<Vec<u8>>;
 }
 
 impl Stream {
@@ -33,6 +61,7 @@ impl Stream {
             Self::Unix(stream) => Self::Unix(stream.try_clone()?),
             Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
             Self::Ring(ring) => Self::Ring(Arc::clone(ring)),
+            Self::Sealed(sealed) => Self::Sealed(Arc::clone(sealed)),
         })
     }
 
@@ -42,14 +71,16 @@ impl Stream {
             stream.set_read_timeout(Some(timeout))?;
             stream.set_write_timeout(Some(timeout))
         };
+        let tcp = |stream: &TcpStream| {
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(timeout))?;
+            stream.set_write_timeout(Some(timeout))
+        };
         match self {
             Self::Unix(stream) => unix(stream),
             Self::Ring(ring) => unix(ring.socket()),
-            Self::Tcp(stream) => {
-                stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(timeout))?;
-                stream.set_write_timeout(Some(timeout))
-            }
+            Self::Tcp(stream) => tcp(stream),
+            Self::Sealed(sealed) => tcp(sealed.socket()),
         }
     }
 
@@ -60,6 +91,7 @@ impl Stream {
             Self::Unix(stream) => stream.shutdown(Shutdown::Both),
             Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
             Self::Ring(ring) => ring.socket().shutdown(Shutdown::Both),
+            Self::Sealed(sealed) => sealed.socket().shutdown(Shutdown::Both),
         };
     }
 
@@ -70,6 +102,7 @@ impl Stream {
             Self::Unix(stream) => stream.shutdown(Shutdown::Read),
             Self::Tcp(stream) => stream.shutdown(Shutdown::Read),
             Self::Ring(ring) => ring.socket().shutdown(Shutdown::Read),
+            Self::Sealed(sealed) => sealed.socket().shutdown(Shutdown::Read),
         };
     }
 
@@ -79,6 +112,7 @@ impl Stream {
             Self::Unix(stream) => stream.as_fd(),
             Self::Tcp(stream) => stream.as_fd(),
             Self::Ring(ring) => ring.socket().as_fd(),
+            Self::Sealed(sealed) => sealed.socket().as_fd(),
         };
         let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::RDHUP)];
         let over = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
@@ -92,7 +126,7 @@ impl Stream {
         let seen = match self {
             Self::Unix(stream) => rustix::net::recv(stream, &mut [0; 1][..], flags),
             Self::Tcp(stream) => rustix::net::recv(stream, &mut [0; 1][..], flags),
-            Self::Ring(_) => return false,
+            Self::Ring(_) | Self::Sealed(_) => return false,
         };
         seen.is_ok_and(|(count, _)| count > 0)
     }
@@ -103,6 +137,7 @@ impl Stream {
             Self::Unix(stream) => rustix::net::recv(stream, buffer, RecvFlags::DONTWAIT),
             Self::Tcp(stream) => rustix::net::recv(stream, buffer, RecvFlags::DONTWAIT),
             Self::Ring(ring) => return ring.read_now(buffer),
+            Self::Sealed(sealed) => return sealed.read_now(buffer),
         };
         Ok(received?.0)
     }
@@ -143,6 +178,11 @@ impl Stream {
             Self::Unix(stream) => shared::send(stream.as_fd(), parts),
             Self::Tcp(stream) => shared::send(stream.as_fd(), parts),
             Self::Ring(ring) => ring.send(parts[0]),
+            Self::Sealed(sealed) => {
+                let mut record = [0; RECORD];
+                let count = parts[0].copy_to(&mut record);
+                sealed.write(&record[..count])
+            }
         }
     }
 
@@ -153,6 +193,12 @@ impl Stream {
             Self::Tcp(stream) => place.receive(stream.as_fd(), now),
             Self::Ring(ring) if now => ring.fill_now(place),
             Self::Ring(ring) => ring.fill(place),
+            Self::Sealed(sealed) => {
+                let mut record = [0; RECORD];
+                let room = &mut record[..place.left().min(RECORD)];
+                let got = if now { sealed.read_now(room) } else { sealed.read(room) }?;
+                Ok(place.copy_in(record[..got].into()))
+            }
         }
     }
 }
@@ -163,6 +209,7 @@ impl Read for Stream {
             Self::Unix(stream) => stream.read(buffer),
             Self::Tcp(stream) => stream.read(buffer),
             Self::Ring(ring) => ring.read(buffer),
+            Self::Sealed(sealed) => sealed.read(buffer),
         }
     }
 }
@@ -173,6 +220,7 @@ impl Write for Stream {
             Self::Unix(stream) => stream.write(bytes),
             Self::Tcp(stream) => stream.write(bytes),
             Self::Ring(ring) => ring.write(bytes),
+            Self::Sealed(sealed) => sealed.write(bytes),
         }
     }
 

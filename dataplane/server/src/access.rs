@@ -5,9 +5,12 @@
 //! protocol, and because it matches on [`Op`] without a default, an operation that is not in it does not compile.
 
 use std::fmt;
+use std::io;
+use std::net::TcpStream;
 use std::str::FromStr;
 
 use kvasir_protocol::block::BlockKey;
+use kvasir_protocol::stream::Stream;
 use kvasir_protocol::wire::Op;
 
 /// What a caller may do.
@@ -152,6 +155,23 @@ pub trait Gate: Send + Sync {
     /// # Errors
     /// The token is missing, unknown, revoked or expired.
     fn bearer(&self, token: &str) -> Result<Identity, Refused>;
+
+    /// A caller over TLS that shows no token, by its certificate in DER, which an authority that this host trusts has signed.
+    ///
+    /// # Errors
+    /// Nobody whom it names is listed.
+    fn certified(&self, certificate: &[u8]) -> Result<Identity, Refused> {
+        let _ = certificate;
+        Err(Refused(NO_TOKEN.into()))
+    }
+
+    /// A connection over TCP as this host wants it: encrypted or not. Nothing is exchanged yet.
+    ///
+    /// # Errors
+    /// The system refuses.
+    fn dress(&self, stream: TcpStream) -> io::Result<Stream> {
+        Ok(Stream::Tcp(stream))
+    }
 }
 
 /// Lets in the user that this process runs as, root, who can become that user anyway, and callers with one fixed token.

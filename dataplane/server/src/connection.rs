@@ -113,19 +113,21 @@ impl Connection {
                 self.shared.counts.broken.fetch_add(1, Ordering::Relaxed);
             }
             let error = Reply::Error { retryable: false, message: broken.to_string() };
-            // Best effort: the peer may be what is broken.
-            let _ = self.reply(request, &error);
+            // Best effort: the peer may be what is broken. One whose TLS failed has been told so by TLS, and cannot read this.
+            if !matches!(&broken, Broken::Io(error) if error.kind() == io::ErrorKind::InvalidData) {
+                let _ = self.reply(request, &error);
+            }
         }
         self.reader.get_ref().stream.stream.shutdown();
     }
 
     /// Serves one frame. Returns false when the peer closed the connection or was silent for too long.
     fn serve_one(&mut self, request: &mut u64) -> Result<bool, Broken> {
-        let more = self.wait_for_frame()?;
+        let more = self.wait_for_frame();
         if self.entry.ended.load(Ordering::Relaxed) {
             return Err(Refused(REVOKED.to_owned()).into());
         }
-        if !more {
+        if !more? {
             return Ok(false);
         }
         let began = Instant::now();
@@ -170,7 +172,7 @@ impl Connection {
                     }
                 }
                 // A client that was killed is no fault of the protocol.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                Err(error) if is_end(&error) => {
                     self.peer_left = true;
                     return Ok(false);
                 }
@@ -234,9 +236,18 @@ impl Connection {
                 let identity = match self.identity.take() {
                     Some(identity) => identity,
                     None => {
-                        let identity = self.shared.gate.bearer(&token)?;
-                        let _ = self.entry.token.set((token, identity.clone()));
-                        identity
+                        let certificate = match &self.writer {
+                            Some(Stream::Sealed(sealed)) => sealed.certificate(),
+                            _ => None,
+                        };
+                        match certificate.filter(|_| token.is_empty()) {
+                            Some(certificate) => self.shared.gate.certified(&certificate)?,
+                            None => {
+                                let identity = self.shared.gate.bearer(&token)?;
+                                let _ = self.entry.token.set((token, identity.clone()));
+                                identity
+                            }
+                        }
                     }
                 };
                 self.tenant = identity.tenant_for(tenant)?;
@@ -452,6 +463,11 @@ fn fill(reader: &mut BufReader<Timed>, place: &mut Place<'_>) -> io::Result<()> 
 fn discard(reader: &mut impl io::Read, len: u64) -> io::Result<()> {
     let read = io::copy(&mut reader.take(len), &mut io::sink())?;
     if read == len { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+/// The other end is gone, in the clear or without a farewell of TLS.
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof)
 }
 
 fn is_timeout(error: &io::Error) -> bool {

@@ -56,7 +56,8 @@ pub enum ServeError {
 pub struct Listen {
     /// Callers are known by the credentials that the kernel tells.
     pub unix: Option<PathBuf>,
-    /// Callers need a token. There is no TLS: on a network that others can read, put one around it.
+    /// Callers need a token, or a certificate where the gate asks for one. Whether there is TLS is for the gate to say
+    /// ([`Gate::dress`](access::Gate::dress)).
     pub tcp: Option<SocketAddr>,
     /// The mode of the Unix socket; whoever can open it is still asked who they are.
     pub mode: u32,
@@ -237,7 +238,8 @@ impl Server {
         if let Some((listener, addr)) = &self.tcp {
             let listener = listener.try_clone().map_err(|source| ServeError::Tcp { addr: *addr, source })?;
             let shared = Arc::clone(&self.shared);
-            let accept = move || shared.accept_loop(|| listener.accept().map(|(s, _)| Stream::Tcp(s)));
+            let gate = Arc::clone(&self.shared.gate);
+            let accept = move || shared.accept_loop(|| gate.dress(listener.accept()?.0));
             self.threads.push(spawn("kvasir-accept", accept).map_err(no_thread("the data port"))?);
         }
         Ok(())
@@ -380,6 +382,10 @@ impl Shared {
         let identity = self.full(&stream).and_then(|()| self.identify(&stream));
         if let Err(message) = identity.and_then(|identity| self.start_connection(&stream, identity, next)) {
             self.counts.refused.fetch_add(1, Ordering::Relaxed);
+            // A word to it would take a handshake, for which nobody else should wait.
+            if matches!(stream, Stream::Sealed(_)) {
+                return;
+            }
             let mut frame = Vec::new();
             Reply::Error { retryable: true, message }.encode(0, 0, &mut frame);
             // The peer may be gone; it is turned away either way.

@@ -2,6 +2,7 @@
 
 use super::audit::{Act, Audit};
 use super::table::{self, Needs};
+use crate::rpc::sealed::Caller;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -45,7 +46,13 @@ pub async fn guard(State(door): State<Door>, request: Request, next: Next) -> Re
         .headers()
         .get("content-type")
         .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
-    let identity = match door.admit(&path, from, bearer(&request)) {
+    let sealed = request.extensions().get::<Caller>();
+    let identity = match door.admit(
+        &path,
+        from,
+        bearer(&request),
+        sealed.and_then(|caller| caller.certificate.as_deref()),
+    ) {
         Ok(identity) => identity,
         Err(refused) => {
             door.note(&path, "unknown", from, &refused.to_string());
@@ -64,7 +71,13 @@ pub async fn guard(State(door): State<Door>, request: Request, next: Next) -> Re
 
 impl Door {
     /// Who calls `path`; `None` where that is not asked.
-    fn admit(&self, path: &str, from: Option<From>, token: &str) -> Result<Option<Identity>, Refused> {
+    fn admit(
+        &self,
+        path: &str,
+        from: Option<From>,
+        token: &str,
+        certificate: Option<&[u8]>,
+    ) -> Result<Option<Identity>, Refused> {
         let unknown = || Refused(format!("{path} is not a call of this host"));
         let needs = table::needs(path).ok_or_else(unknown)?;
         if needs == Needs::Nothing {
@@ -72,7 +85,10 @@ impl Door {
         }
         let identity = match from {
             Some(From::Unix { uid, gid }) => self.gate.local(uid, gid),
-            _ => self.gate.bearer(token),
+            _ => match certificate.filter(|_| token.is_empty()) {
+                Some(certificate) => self.gate.certified(certificate),
+                None => self.gate.bearer(token),
+            },
         }?;
         if let Needs::Role(role) = needs {
             identity.may(role, path)?;
@@ -95,7 +111,8 @@ fn origin(request: &Request) -> Option<From> {
     let unix = unix.map(|peer| From::Unix { uid: peer.uid(), gid: peer.gid() });
     let grpc = extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
     let http = extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
-    unix.or(grpc.or(http).map(From::Tcp))
+    let sealed = extensions.get::<Caller>().and_then(|caller| caller.addr);
+    unix.or(grpc.or(http).or(sealed).map(From::Tcp))
 }
 
 fn bearer(request: &Request) -> &str {

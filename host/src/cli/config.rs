@@ -1,6 +1,7 @@
 //! `kvasir config`: the settings that result.
 
 use super::ConfigFlags;
+use anyhow::Context;
 use clap::{Args, Subcommand};
 
 /// Print or check settings.
@@ -27,6 +28,7 @@ impl ConfigArgs {
             Action::Validate(flags) => {
                 let config = flags.load()?;
                 crate::lifecycle::cluster::check(&config)?;
+                config.listen.tls.files().map(kvasir_tls::HostTls::open).transpose().context("listen.tls")?;
                 println!(
                     "valid: node {}, pool {}, data in {}",
                     config.node.name,

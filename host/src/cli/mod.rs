@@ -25,6 +25,7 @@ pub mod trace;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use kvasir_client::control::{Control, ControlAddr, ControlError};
 use kvasir_client::data::{Client, Endpoint, Options};
+use kvasir_client::{ClientFiles, ClientTls};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -117,20 +118,40 @@ struct HostFlags {
     /// Number of the tenant, or of the shared namespace, whose blocks are meant. Default: the caller's own tenant.
     #[arg(long, value_name = "NUMBER", env = "KVASIR_TENANT", default_value_t = 0)]
     tenant: u16,
+    /// Speak TLS over TCP, and trust hosts whose certificate is of an authority in this file.
+    #[arg(long, value_name = "FILE", env = "KVASIR_TLS_CA")]
+    tls_ca: Option<PathBuf>,
+    /// Certificate to show to the host, with its key in `--tls-key`.
+    #[arg(long, value_name = "FILE", env = "KVASIR_TLS_CERT", requires_all = ["tls_ca", "tls_key"])]
+    tls_cert: Option<PathBuf>,
+    /// Key of the certificate in `--tls-cert`.
+    #[arg(long, value_name = "FILE", env = "KVASIR_TLS_KEY", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     #[command(flatten)]
     settings: ConfigFlags,
 }
 
 impl HostFlags {
+    /// TLS for the host at `HOST:PORT`, whose certificate must name it so.
+    fn tls(&self, to: &str) -> anyhow::Result<Option<ClientTls>> {
+        let Some(authority) = self.tls_ca.clone() else { return Ok(None) };
+        let identity = self.tls_cert.clone().zip(self.tls_key.clone());
+        let name = to.rsplit_once(':').map_or(to, |(name, _)| name).trim_matches(['[', ']']);
+        Ok(Some(ClientTls::read(&ClientFiles { authority, identity }, name)?))
+    }
+
     /// A connection for bytes.
     fn data(&self) -> anyhow::Result<Client> {
-        let endpoint = match &self.host {
-            Some(text) => text.strip_prefix("tcp:").unwrap_or(text).parse()?,
-            None => Endpoint::Unix(self.settings.load()?.node.socket),
+        let (endpoint, tls) = match &self.host {
+            Some(text) => {
+                let text = text.strip_prefix("tcp:").unwrap_or(text);
+                (text.parse()?, if text.starts_with("unix:") { None } else { self.tls(text)? })
+            }
+            None => (Endpoint::Unix(self.settings.load()?.node.socket), None),
         };
         Ok(Client::connect(
             &endpoint,
-            Options { token: self.token.clone(), tenant: self.tenant, ..Options::default() },
+            Options { token: self.token.clone(), tenant: self.tenant, tls, ..Options::default() },
         )?)
     }
 
@@ -141,7 +162,17 @@ impl HostFlags {
             None => ControlAddr::Unix(self.settings.load()?.node.control),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(runtime.block_on(async { call(Control::connect(&addr, &self.token).await?).await })?)
+        let tls = match &addr {
+            ControlAddr::Tcp(to) => self.tls(to)?.map(|tls| (to, tls)),
+            ControlAddr::Unix(_) => None,
+        };
+        Ok(runtime.block_on(async {
+            let control = match &tls {
+                Some((to, tls)) => Control::connect_tls(to, &self.token, tls).await?,
+                None => Control::connect(&addr, &self.token).await?,
+            };
+            call(control).await
+        })?)
     }
 }
 

@@ -4,12 +4,12 @@ use super::{Error, invalid};
 use kvasir_dataplane::server::access::{Role, Roles};
 use serde::{Deserialize, Serialize};
 
-/// Who may come in over the Unix sockets, besides the daemon's own user and root. Over TCP a token is needed
-/// (`kvasir token new`).
+/// Who may come in over the Unix sockets, besides the daemon's own user and root, and with which certificates over TLS. Else a
+/// caller over TCP needs a token (`kvasir token new`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Access {
-    /// Other users and groups of this machine, one `[[access.allow]]` each. With any, the sockets can be opened by everyone,
+    /// Other users and groups of this machine, and names in certificates, one `[[access.allow]]` each. With a user or group, the sockets can be opened by everyone,
     /// and who is not listed is turned away; `node.socket` and `node.control` must then be in a folder they can enter.
     pub allow: Vec<Allow>,
     /// Blocks that tenants share on purpose, one `[[access.namespaces]]` each.
@@ -34,6 +34,10 @@ pub struct Allow {
     /// Name or number of a group; its members may come in, whether it is their first group or another.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub group: String,
+    /// Or a DNS name (subject alternative name) in the certificate of a client over TLS, which an authority in
+    /// `listen.tls.client_ca` has signed.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub certificate: String,
     /// What they may do: `engine`, `router`, `observer`, `policy`, `operator`.
     pub roles: Vec<String>,
     /// The tenant they act for. None: tenant 0.
@@ -102,13 +106,19 @@ impl Allow {
     }
 
     fn validate(&self) -> Result<(), Error> {
-        if self.user.is_empty() == self.group.is_empty() {
-            let why = "must name either a user or a group";
+        let named =
+            [&self.user, &self.group, &self.certificate].iter().filter(|name| !name.is_empty()).count();
+        if named != 1 {
+            let why = "must name a user, a group or a certificate, and only one of them";
             return Err(invalid("access.allow", format!("{self:?}"), why));
         }
         if self.roles.is_empty() {
             let why = "has no roles; give at least one of engine, router, observer, policy, operator";
-            return Err(invalid("access.allow", format!("{}{}", self.user, self.group), why));
+            return Err(invalid(
+                "access.allow",
+                format!("{}{}{}", self.user, self.group, self.certificate),
+                why,
+            ));
         }
         self.roles().map(|_| ())
     }

@@ -5,6 +5,7 @@ mod health;
 mod http;
 mod node;
 mod policy_admin;
+pub(crate) mod sealed;
 mod store;
 mod validate;
 
@@ -12,6 +13,7 @@ use crate::host::Host;
 use axum::Router;
 use kvasir_dataplane::{BATCH_MAX, BlockKey};
 use kvasir_proto as proto;
+use kvasir_tls::HostTls;
 use proto::conductor_server::ConductorServer;
 use proto::node_server::NodeServer;
 use proto::policy_admin_server::PolicyAdminServer;
@@ -38,6 +40,8 @@ pub struct Listeners {
     pub unix: UnixListener,
     pub grpc: Option<TcpListener>,
     pub http: TcpListener,
+    /// For `grpc`; none: it is not encrypted.
+    pub tls: Option<Arc<HostTls>>,
 }
 
 /// Starts the control services of a host; they end when `stopping` turns true.
@@ -63,10 +67,19 @@ pub fn spawn(
     let served = served.serve_with_incoming_shutdown(incoming, stop_signal(stopping));
     runtime.spawn(ended("the control socket", served));
     if let Some(grpc) = listeners.grpc {
-        let incoming = TcpListenerStream::new(tokio::net::TcpListener::from_std(grpc)?);
+        let listener = tokio::net::TcpListener::from_std(grpc)?;
         let served = server().add_routes(Routes::from(guarded(services(host, stopping).into_axum_router())));
-        let served = served.serve_with_incoming_shutdown(incoming, stop_signal(stopping));
-        runtime.spawn(ended("the gRPC port", served));
+        let stop = stop_signal(stopping);
+        match listeners.tls {
+            None => {
+                let served = served.serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop);
+                runtime.spawn(ended("the gRPC port", served))
+            }
+            Some(tls) => {
+                let incoming = sealed::incoming(listener, tls, stopping);
+                runtime.spawn(ended("the gRPC port", served.serve_with_incoming_shutdown(incoming, stop)))
+            }
+        };
     }
     let http = tokio::net::TcpListener::from_std(listeners.http)?;
     let pages = guarded(pages).into_make_service_with_connect_info::<SocketAddr>();

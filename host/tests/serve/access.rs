@@ -229,15 +229,12 @@ fn keys_over_grpc_reach_the_blocks_of_the_callers_tenant_only() {
         runtime.block_on(async {
             let mut c = Control::connect(&grpc, token).await.unwrap();
             let keys: Vec<Vec<u8>> = vec![key.0.to_be_bytes().into()];
-            let exists =
-                c.store.exists(proto::ExistsRequest { keys: keys.iter().cloned().map(Into::into).collect() });
+            let exists = c.store.exists(proto::ExistsRequest { keys: keys.clone() });
             let exists = exists.await.unwrap().into_inner().resident[0];
-            let stat =
-                c.store.stat(proto::StatRequest { keys: keys.iter().cloned().map(Into::into).collect() });
+            let stat = c.store.stat(proto::StatRequest { keys: keys.clone() });
             let stat = stat.await.unwrap().into_inner().results[0].block.is_some();
             let to = "host-1".to_owned();
-            let push =
-                c.store.push(proto::PushRequest { to, keys: keys.into_iter().map(Into::into).collect() });
+            let push = c.store.push(proto::PushRequest { to, keys });
             let push = push.await.unwrap().into_inner().outcomes().next().unwrap();
             (exists, stat, push)
         })

@@ -3,6 +3,7 @@
 mod access;
 mod bad_policies;
 mod cli;
+mod client_tls;
 mod crash;
 mod dev;
 mod doctor;

@@ -10,13 +10,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// An authority that certifies hosts.
-struct Authority {
+pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: tempfile::TempDir,
 }
 
 impl Authority {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -26,12 +26,12 @@ impl Authority {
         Self { issuer, dir }
     }
 
-    fn path(&self, file: &str) -> PathBuf {
+    pub(crate) fn path(&self, file: &str) -> PathBuf {
         self.dir.path().join(file)
     }
 
-    /// The settings of a host whose certificate names `name`.
-    fn settings(&self, name: &str) -> Vec<String> {
+    /// A certificate for `name`, and its key.
+    pub(crate) fn issue(&self, name: &str) -> (PathBuf, PathBuf) {
         let mut params = CertificateParams::new([name.to_owned()]).unwrap();
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
@@ -41,6 +41,12 @@ impl Authority {
         std::fs::write(&cert_path, certificate.pem()).unwrap();
         std::fs::write(&key_path, key.serialize_pem()).unwrap();
         set_mode(&key_path, 0o600);
+        (cert_path, key_path)
+    }
+
+    /// The settings of a host whose certificate names `name`.
+    fn settings(&self, name: &str) -> Vec<String> {
+        let (cert_path, key_path) = self.issue(name);
         vec![
             format!("cluster.tls.cert={}", cert_path.display()),
             format!("cluster.tls.key={}", key_path.display()),
