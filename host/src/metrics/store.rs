@@ -166,6 +166,11 @@ pub(super) fn tiers(page: &mut Page, host: &Host) {
             )
             .by("tier", tier, capacity);
         }
+        page.gauge(
+            "kvasir_tier_broken",
+            "1 once a sync of the tier's device failed: it takes nothing more until a restart, and serves what it holds",
+        )
+        .by("tier", tier, u8::from(s.broken));
         page.counter("kvasir_tier_lookups_total", "Blocks loaded from the tier, by outcome")
             .with(&[("tier", tier), ("outcome", "hit")], s.hits)
             .with(&[("tier", tier), ("outcome", "miss")], s.misses);
