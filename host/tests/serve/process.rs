@@ -1,7 +1,7 @@
 //! A host as its users run it: the real binary in a process of its own.
 
 use kvasir_client::control::ControlAddr;
-use kvasir_client::data::{Client, Endpoint, Options};
+use kvasir_client::data::{Client, ClientError, Endpoint, Options};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::Path;
@@ -109,11 +109,15 @@ impl Host {
     }
 
     pub(crate) fn client(&self, transport: Transport) -> Client {
+        self.try_client(transport).unwrap()
+    }
+
+    pub(crate) fn try_client(&self, transport: Transport) -> Result<Client, ClientError> {
         let token = match transport {
             Transport::Unix => String::new(),
             Transport::Tcp => self.token(),
         };
-        Client::connect(&self.endpoint(transport), Options { token, ..Options::default() }).unwrap()
+        Client::connect(&self.endpoint(transport), Options { token, ..Options::default() })
     }
 
     pub(crate) fn run(&self, args: &[&str], input: &[u8]) -> Output {

@@ -1,6 +1,6 @@
 //! A client that takes every connection there is.
 
-use super::{Peace, Raw, hello, key};
+use super::{Peace, hello, key};
 use crate::process::{Host, Transport};
 use crate::replicas::until;
 use kvasir_client::data::{Client, Options};
@@ -44,6 +44,5 @@ fn a_client_that_takes_every_connection_is_refused_and_others_are_served_again()
     assert!(peace.client.exists(&[key(0)]).unwrap()[0], "who was there before stays");
     drop(greedy);
     until("room again", || Client::connect(&host.endpoint(Transport::Unix), Options::default()).is_ok());
-    drop(Raw::connect(path, false));
     peace.holds("a client that took every connection");
 }
