@@ -44,6 +44,7 @@ pub mod push;
 mod rails;
 mod removal;
 mod serve;
+mod staging;
 pub mod table;
 mod targets;
 mod tier;
@@ -74,6 +75,7 @@ use self::link::Link;
 use self::push::Taking;
 use self::rails::Rail;
 use self::removal::{Generations, Kept};
+use self::staging::Staging;
 use self::table::{Heard, Holding, Log, NODES_MAX, NodeId, Nodes, Table};
 use self::targets::Targets;
 use self::tier::PeerTier;
@@ -273,6 +275,8 @@ struct Shared {
     tiering: OnceLock<Weak<Tiering>>,
     clock: Clock,
     engine: Engine,
+    /// Where blocks of peers arrive that are read for the tiers here.
+    staging: Staging,
     rails: Vec<Rail>,
     whereabouts: Whereabouts,
     /// Where clients put and get over TCP, for peers to tell theirs.
@@ -352,6 +356,7 @@ impl Cluster {
         let engine = Engine::new(EngineConfig::default(), transports.collect());
         let engine = engine.map_err(|source| OpenError::Thread { what: "transfers", source })?;
         engine.register(&pool).map_err(OpenError::Register)?;
+        let staging = Staging::open(&engine).map_err(OpenError::Register)?;
         let whereabouts = Whereabouts::new(config.topology.clone(), &rails);
         let links = config.peers.iter().enumerate();
         let links = links.map(|(n, peer)| Arc::new(Link::new(n + 1, peer.clone(), store.new_owner())));
@@ -362,6 +367,7 @@ impl Cluster {
             log: table.shared_log(),
             table: Mutex::new(table),
             engine,
+            staging,
             owner: store.new_transfers_owner(),
             tiering: OnceLock::new(),
             data: OnceLock::new(),

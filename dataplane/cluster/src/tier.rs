@@ -12,9 +12,8 @@ use super::counts::add;
 use super::fetch::Piece;
 use super::link::Link;
 use super::message::Loan;
+use super::staging::READ_MAX;
 use super::table::Nodes;
-use kvasir_memory::buffer::Buffer;
-use kvasir_memory::region::Region;
 use kvasir_net::transfer::Class;
 use kvasir_protocol::block::{BlockKey, checksum};
 use kvasir_store::store::{
@@ -122,15 +121,31 @@ impl PeerTier {
         same && loan.size > 0 && loan.size as usize <= get.buffer.len()
     }
 
+    /// Reads what was lent, as many blocks at a time as fit in one piece of the staging memory.
     fn load(&self, link: &Link, wanted: &mut [&mut Wanted], lent: &[(usize, Loan)], until: Instant) {
+        let mut rest = lent;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |(_, loan): &&(usize, Loan)| {
+                bytes += u64::from(loan.size);
+                bytes <= READ_MAX
+            };
+            let together = rest.iter().take_while(fits).count().max(1);
+            let (now, later) = rest.split_at(together);
+            self.load_together(link, wanted, now, until);
+            rest = later;
+        }
+    }
+
+    fn load_together(&self, link: &Link, wanted: &mut [&mut Wanted], lent: &[(usize, Loan)], until: Instant) {
         let shared = &self.0;
-        let total: usize = lent.iter().map(|(_, loan)| loan.size as usize).sum();
-        let memory = Region::of_buffer(Buffer::zeroed(total));
+        let total: u64 = lent.iter().map(|(_, loan)| u64::from(loan.size)).sum();
+        let Some(memory) = shared.staging.take(total, until) else { return };
         let mut at = 0;
         let pieces: Vec<Piece> = lent
             .iter()
             .filter_map(|(_, loan)| {
-                let to = memory.range(at, loan.size.into())?;
+                let to = memory.part(at, loan.size.into())?;
                 at += u64::from(loan.size);
                 Some(Piece { offset: loan.offset, to })
             })

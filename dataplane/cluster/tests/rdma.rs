@@ -10,7 +10,7 @@ use kvasir_net::transport::node::Secret;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::clock::Clock;
 use kvasir_store::config::DramConfig;
-use kvasir_store::dram::DramStore;
+use kvasir_store::dram::{DramStore, Lookup};
 use kvasir_store::tiering::{AdmitAll, Tiering, TieringConfig};
 
 const BLOCK: u32 = 64 << 10;
@@ -19,8 +19,8 @@ const BLOCKS: u32 = 32;
 struct Host {
     store: Arc<DramStore>,
     cluster: Arc<Cluster>,
-    /// The cluster has only a weak reference, so it is kept here.
-    _tiering: Arc<Tiering>,
+    tiering: Arc<Tiering>,
+    clock: Clock,
 }
 
 fn start(n: usize, ports: &[SocketAddr; 2]) -> Host {
@@ -41,7 +41,7 @@ fn start(n: usize, ports: &[SocketAddr; 2]) -> Host {
     let tiering = Tiering::start(Arc::clone(&store), below, Box::new(AdmitAll), traffic, clock).unwrap();
     let tiering = Arc::new(tiering);
     cluster.run(&tiering).unwrap();
-    Host { store, cluster, _tiering: tiering }
+    Host { store, cluster, tiering, clock }
 }
 
 fn key(n: u32) -> BlockKey {
@@ -91,6 +91,20 @@ fn hosts_read_each_others_pools_by_their_devices() {
     assert_eq!((bytes(Kind::Rdma), bytes(Kind::Tcp)), (u64::from(BLOCK * BLOCKS), 0), "{rails:?}");
     assert_eq!((rails[0].kind, rails[0].state), (Kind::Rdma, RailState::InUse));
     assert!(!rails[0].local_nic.is_empty() && !rails[0].remote_nic.is_empty());
+
+    // What is read for the tiers goes by the device too: the copies are gone from the pool here, and come back.
+    hosts[1].store.remove(&keys, hosts[1].clock.now_ms()).unwrap();
+    let reader = hosts[1].store.new_owner();
+    for n in 0..BLOCKS {
+        let now = hosts[1].clock.now_ms();
+        let found = hosts[1].tiering.get(reader, &[key(n)], 0, now).unwrap()[0];
+        let Lookup::Hit(lease) = found else { panic!("block {n}: {found:?}") };
+        let bytes = hosts[1].store.pool().mapping().bytes(lease.offset, lease.size.into()).unwrap();
+        assert!(bytes == content(n), "block {n}");
+    }
+    assert!(stats().read_hits > 0, "{:?}", stats());
+    let rails = hosts[1].cluster.peers().remove(0).rails;
+    assert!(rails.iter().all(|rail| rail.kind == Kind::Rdma || rail.bytes == 0), "{rails:?}");
 
     // Places of a hand-over are written by the device too, and no longer once they were taken back.
     hosts[0].store.put(owner, &BlockMeta::single(key(BLOCKS), BLOCK), &content(BLOCKS), 0).unwrap();
