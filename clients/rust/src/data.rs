@@ -28,6 +28,7 @@ use self::wire::{Fault, Wire, no_payload};
 pub use block::Block;
 pub use error::ClientError;
 pub use handover::{Arrivals, HandOver};
+pub use kvasir_memory::shared::Shared;
 pub use place::Place;
 
 /// Where a host's data plane listens. Written `unix:/path`, `host:port` or `tcp:host:port`.

@@ -57,7 +57,7 @@ pub struct Listen {
     /// Callers are known by the credentials that the kernel tells.
     pub unix: Option<PathBuf>,
     /// Callers need a token, or a certificate where the gate asks for one. Whether there is TLS is for the gate to say
-    /// ([`Gate::dress`](access::Gate::dress)).
+    /// ([`Gate::dress`]).
     pub tcp: Option<SocketAddr>,
     /// The mode of the Unix socket; whoever can open it is still asked who they are.
     pub mode: u32,

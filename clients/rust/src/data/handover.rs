@@ -21,7 +21,7 @@
 //!
 //! ```no_run
 //! # use kvasir_client::data::*; use std::time::Duration;
-//! # fn decode(client: &Client, layers: u32, compute: impl Fn(u32, &[u8])) -> Result<(), ClientError> {
+//! # fn decode(client: &Client, layers: u32, compute: impl Fn(u32, Shared<'_>)) -> Result<(), ClientError> {
 //! let second = Duration::from_secs(1);
 //! let arrivals = client.arrivals(4711, second)?;
 //! for layer in 0..arrivals.layers() {
