@@ -3,7 +3,6 @@
 use kvasir::conductor::fleet::{
     Ask, DecodeCost, DecodeSpec, Fleet, Limits, Outcome as Booked, PrefillCost, PrefillSpec, TransferCost,
 };
-use kvasir::policy::evictor::Change;
 use kvasir::policy::{EvictorWorker, PolicyConfig, PolicyHost, SlotKind, SlotStatus, Source, Wanted};
 use kvasir_policy::admitter::{self, Block};
 use kvasir_policy::balancer::{Plan, Snapshot};
@@ -199,7 +198,10 @@ struct Owner {
 
 impl Owner {
     fn new(worker: EvictorWorker) -> Self {
-        Self { worker, resident: (0..POOL - 32).collect(), now_ms: 0 }
+        let mut owner = Self { worker, resident: (0..POOL - 32).collect(), now_ms: 0 };
+        let words = owner.inserts(owner.resident.iter().copied());
+        owner.tell(&words);
+        owner
     }
 
     fn inserts(&self, slots: impl Iterator<Item = u32>) -> Vec<u32> {
@@ -224,11 +226,8 @@ impl Owner {
     /// Takes up what is new, and tells it what is resident.
     fn refresh(&mut self) {
         let words = self.inserts(self.resident.iter().copied());
-        match self.worker.refresh() {
-            Change::None => {}
-            Change::Anew => self.tell(&words),
-            Change::Next if self.worker.tell_next(0, &words) => self.worker.promote(),
-            Change::Next => {}
+        if self.worker.refresh() && self.worker.tell_next(0, &words) {
+            self.worker.promote();
         }
     }
 

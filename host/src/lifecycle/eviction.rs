@@ -8,7 +8,7 @@
 use super::briefing::{Briefing, Progress};
 use super::tiers::destination;
 use crate::policy::EvictorWorker;
-use crate::policy::evictor::{Change, KnowsNothing};
+use crate::policy::evictor::KnowsNothing;
 use kvasir_dataplane::tier::dram::Pressure;
 use kvasir_dataplane::tier::events::{AccessEvent, EventKind};
 use kvasir_dataplane::tier::tiering::{Demotion, Tiering};
@@ -118,6 +118,7 @@ impl Owner {
     fn new(tiering: Arc<Tiering>, worker: EvictorWorker, clock: Clock, counts: Arc<Counts>) -> Self {
         let store = Arc::clone(tiering.dram());
         let serving = Briefing::begin(&store, clock.now_ms(), EVENTS_PER_CALL);
+        counts.replays.fetch_add(1, Relaxed);
         let (drained, events, words, victims, slots) = Default::default();
         Self {
             store,
@@ -173,10 +174,9 @@ impl Owner {
 
     /// Brings the engines up to date with what happened.
     fn follow(&mut self) {
-        match self.worker.refresh() {
-            Change::None => {}
-            Change::Anew => self.begin_anew(),
-            Change::Next => self.begin_next(),
+        if self.worker.refresh() {
+            self.counts.replays.fetch_add(1, Relaxed);
+            self.next = Some(Briefing::begin(&self.store, self.clock.now_ms(), EVENTS_PER_CALL));
         }
         self.drained.clear();
         let drained = self.store.drain_events(&mut self.drained);
@@ -204,11 +204,6 @@ impl Owner {
         self.counts.replays.fetch_add(1, Relaxed);
         self.books_incomplete = false;
         self.serving = Briefing::begin(&self.store, self.clock.now_ms(), EVENTS_PER_CALL);
-    }
-
-    fn begin_next(&mut self) {
-        self.counts.replays.fetch_add(1, Relaxed);
-        self.next = Some(Briefing::begin(&self.store, self.clock.now_ms(), EVENTS_PER_CALL));
     }
 
     /// Tells each engine a piece of what it does not know; the one that knows all takes over.

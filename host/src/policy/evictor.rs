@@ -108,18 +108,7 @@ impl Hook for EvictorHook {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnowsNothing;
 
-/// What [`EvictorWorker::refresh`] found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    None,
-    /// The engine that serves [knows nothing](KnowsNothing).
-    Anew,
-    /// Another engine is to follow the one that serves, and knows nothing: tell it what is resident by
-    /// [`EvictorWorker::tell_next`], then [`EvictorWorker::promote`] it. If there was one already, forget it.
-    Next,
-}
-
-/// The evictor of one pool. Its calls never fail outward: when the component does, the native twin
+/// The evictor of one pool. Its first engine knows nothing. Its calls never fail outward: when the component does, the native twin
 /// takes over, until a new instance or another policy is ready. A policy that follows another learns of
 /// the pool beside it, and serves when it knows all.
 pub struct EvictorWorker {
@@ -128,28 +117,24 @@ pub struct EvictorWorker {
     /// Decides while the component cannot.
     fallback: Option<Box<dyn EvictorEngine>>,
     next: Option<Found<EvictorHook>>,
-    /// The engine of the start has been told of.
-    started: bool,
 }
 
 impl EvictorWorker {
     pub(super) fn new(worker: Worker<EvictorHook>, slots: u32) -> Self {
-        Self { worker, slots, fallback: None, next: None, started: false }
+        Self { worker, slots, fallback: None, next: None }
     }
 
-    /// Looks for a newer policy or a rebuilt instance.
-    pub fn refresh(&mut self) -> Change {
-        if !std::mem::replace(&mut self.started, true) {
-            self.worker.refresh();
-            return Change::Anew;
-        }
+    /// Looks for a newer policy or a rebuilt instance. True if there is one now that is to follow the engine that serves,
+    /// and knows nothing: tell it what is resident by [`EvictorWorker::tell_next`], then [`EvictorWorker::promote`] it. If
+    /// there was one already, forget it.
+    pub fn refresh(&mut self) -> bool {
         let newest = self.worker.newest_generation();
         if self.next.as_ref().is_some_and(|next| next.version.generation == newest) {
-            return Change::None;
+            return false;
         }
-        let Some(found) = self.worker.find() else { return Change::None };
+        let Some(found) = self.worker.find() else { return false };
         self.next = Some(found);
-        Change::Next
+        true
     }
 
     /// Empties the engine that serves: for when it cannot be told what it missed.

@@ -72,7 +72,7 @@ fn say_and_wait(word: &str) {
 }
 
 #[test]
-#[ignore = "the client of another test"]
+#[ignore = "no test of its own: a process that the test of stopped clients starts"]
 fn a_slow_writer() {
     let mut raw = Raw::connect(&std::env::var(SOCKET).unwrap(), false);
     let half = BLOCK / 2;
@@ -132,7 +132,7 @@ fn a_writer_that_wakes_after_its_time_changes_no_block_of_others() {
 }
 
 #[test]
-#[ignore = "the client of another test"]
+#[ignore = "no test of its own: a process that the test of dying clients starts"]
 fn a_reader_and_writer() {
     let mut raw = Raw::connect(&std::env::var(SOCKET).unwrap(), false);
     let leases = (1_000..1_064).filter_map(|n| raw.lease(n)).count();
