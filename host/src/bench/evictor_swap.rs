@@ -37,7 +37,7 @@ struct Phase {
 }
 
 /// # Errors
-/// A policy does not start, or a put failed.
+/// A policy does not start, or a put failed for good.
 pub(super) fn rows(resident: u32) -> Result<Vec<Row>, Error> {
     let mut load = Load::start(resident)?;
     while load.store.metrics().evicted_bytes == 0 {
@@ -62,12 +62,11 @@ pub(super) fn rows(resident: u32) -> Result<Vec<Row>, Error> {
 impl Load {
     fn start(resident: u32) -> Result<Self, Error> {
         let failed = |error: &dyn std::fmt::Display| Error::Engine(format!("bench: {error}"));
-        let config = DramConfig {
-            // Full at the watermark below which blocks are evicted.
-            pool_bytes: (u64::from(resident) * u64::from(BYTES) * 100 / 95).next_multiple_of(2 << 20),
-            blocks_max: resident.saturating_mul(2),
-            ..DramConfig::default()
-        };
+        // Full at the watermark below which blocks are evicted.
+        let pool_bytes = (u64::from(resident) * u64::from(BYTES) * 100 / 95).next_multiple_of(2 << 20);
+        // Bytes run out, never slots: twice as many as there is room for.
+        let blocks_max = u32::try_from(2 * pool_bytes / u64::from(BYTES)).unwrap_or(u32::MAX);
+        let config = DramConfig { pool_bytes, blocks_max, ..DramConfig::default() };
         let store = Arc::new(DramStore::open(config).map_err(|e| failed(&e))?);
         let config = PolicyConfig { evictor_slots: store.slots(), ..PolicyConfig::default() };
         let policies = PolicyHost::open(&config, Wanted::default(), None)?;
@@ -81,15 +80,21 @@ impl Load {
         Ok(Self { store, eviction, policies, clock, stored: 0, _tiering: tiering })
     }
 
+    /// Puts a block, again while there is no room, as an engine does: a put that took less than `store.put_wait` was
+    /// not refused.
+    ///
     /// # Errors
-    /// The pool had no room.
+    /// It was refused for another reason, or for too long.
     fn put(&mut self) -> Result<(), Error> {
         let key = BlockKey::from_engine_hash("swap", &self.stored.to_le_bytes());
-        let meta = BlockMeta::single(key, BYTES);
+        let (meta, start) = (BlockMeta::single(key, BYTES), Instant::now());
         self.stored += 1;
-        match self.store.put(OwnerId(0), &meta, &[7; BYTES as usize], self.clock.now_ms()) {
-            Ok(Reserve::Reserved(_)) => Ok(()),
-            other => Err(Error::Engine(format!("bench: put {} failed: {other:?}", self.stored))),
+        loop {
+            match self.store.put(OwnerId(0), &meta, &[7; BYTES as usize], self.clock.now_ms()) {
+                Ok(Reserve::Reserved(_)) => return Ok(()),
+                Ok(Reserve::Refused(error)) if error.retryable() && start.elapsed() < PATIENCE => {}
+                other => return Err(Error::Engine(format!("bench: put {} failed: {other:?}", self.stored))),
+            }
         }
     }
 
