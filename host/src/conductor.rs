@@ -22,10 +22,9 @@ use self::state::State;
 use crate::config;
 use crate::policy::PolicyHost;
 use crate::prefix_index;
-use crate::sync::lock;
 use kvasir_dataplane::times::{Times, TimesTaken};
 use kvasir_policy::balancer::Snapshot;
-use std::sync::Mutex;
+use parking_lot::Mutex;
 
 /// Longest name of an instance.
 const NAME_MAX: usize = 128;
@@ -136,13 +135,13 @@ impl Conductor {
     /// # Errors
     /// The name, the roles or the costs cannot be used, or a table is full.
     pub fn register(&self, name: &str, given: Registration, now_ms: u64) -> Result<u64, Error> {
-        lock(&self.state).register(name, given, now_ms)
+        self.state.lock().register(name, given, now_ms)
     }
 
     /// # Errors
     /// The instance or its epoch is unknown.
     pub fn unregister(&self, name: &str, epoch: u64) -> Result<(), Error> {
-        lock(&self.state).unregister(name, epoch)
+        self.state.lock().unregister(name, epoch)
     }
 
     /// Forgets the blocks of an instance, and keeps its load; it tells them again from message 1.
@@ -150,7 +149,7 @@ impl Conductor {
     /// # Errors
     /// The instance or its epoch is unknown, or it has no prefill role.
     pub fn reset_blocks(&self, name: &str, epoch: u64) -> Result<(), Error> {
-        lock(&self.state).reset_blocks(name, epoch)
+        self.state.lock().reset_blocks(name, epoch)
     }
 
     /// # Errors
@@ -163,7 +162,7 @@ impl Conductor {
         draining: bool,
         now_ms: u64,
     ) -> Result<(), Error> {
-        lock(&self.state).report(name, epoch, free_blocks, draining, now_ms)
+        self.state.lock().report(name, epoch, free_blocks, draining, now_ms)
     }
 
     /// Blocks that became resident at an instance, one chain.
@@ -178,30 +177,30 @@ impl Conductor {
         parent: Option<u64>,
         blocks: &[u64],
     ) -> Result<(), Error> {
-        lock(&self.state).stored(name, epoch, sequence, parent, blocks)
+        self.state.lock().stored(name, epoch, sequence, parent, blocks)
     }
 
     /// # Errors
     /// As [`Self::stored`].
     pub fn removed(&self, name: &str, epoch: u64, sequence: u64, blocks: &[u64]) -> Result<(), Error> {
-        lock(&self.state).removed(name, epoch, sequence, blocks)
+        self.state.lock().removed(name, epoch, sequence, blocks)
     }
 
     /// Leading blocks of `chain` at each instance that holds any, longest first.
     pub fn lookup(&self, chain: &[u64]) -> Vec<(String, u32)> {
-        lock(&self.state).lookup(chain)
+        self.state.lock().lookup(chain)
     }
 
     /// # Errors
     /// The request is not in flight.
     pub fn complete(&self, request_id: u64, stage: Stage, now_ms: u64) -> Result<(), Error> {
-        lock(&self.state).complete(request_id, stage, now_ms)
+        self.state.lock().complete(request_id, stage, now_ms)
     }
 
     /// Expires requests and silent instances, takes stock of the load for the admitters, and gives the
     /// state that the balancer sees.
     pub fn tick(&self, now_ms: u64) -> Snapshot {
-        lock(&self.state).tick(now_ms)
+        self.state.lock().tick(now_ms)
     }
 
     /// Lets idle workers take up new versions of their policies, so that old ones can go.
@@ -210,7 +209,7 @@ impl Conductor {
     }
 
     pub fn counts(&self) -> Counts {
-        lock(&self.state).counts()
+        self.state.lock().counts()
     }
 
     /// How long requests took to schedule, from the call to the answer.
@@ -219,6 +218,6 @@ impl Conductor {
     }
 
     pub fn index_stats(&self) -> prefix_index::Stats {
-        lock(&self.state).index_stats()
+        self.state.lock().index_stats()
     }
 }

@@ -17,5 +17,4 @@ pub mod prefix_index;
 pub mod replay;
 pub mod rpc;
 mod seed;
-mod sync;
 mod text;

@@ -6,6 +6,7 @@ mod handover;
 mod place;
 mod wire;
 
+use parking_lot::Mutex;
 use std::fmt;
 use std::io::{self, BufReader, Read};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -13,8 +14,8 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvasir_memory::host::Mapping;
@@ -349,7 +350,7 @@ impl Client {
     /// Has the host awake when the next call comes, in a few microseconds.
     fn announce(&self) {
         // While another call is on its way the host is awake; an error will show up in the next call.
-        if let Ok(wire) = self.wire.try_lock()
+        if let Some(wire) = self.wire.try_lock()
             && let Stream::Ring(ring) = &wire.writer
         {
             let _ = ring.announce();
@@ -550,7 +551,7 @@ impl Client {
         payload: &[&[u8]],
         receive: impl FnOnce(&mut BufReader<Eager>, Reply, u64) -> Result<T, Fault>,
     ) -> Result<T, ClientError> {
-        let mut wire = lock(&self.wire);
+        let mut wire = self.wire.lock();
         if wire.broken {
             return Err(ClientError::Closed { endpoint: self.endpoint.clone() });
         }
@@ -579,10 +580,6 @@ fn found_or_failed((&key, outcome): (&BlockKey, Outcome)) -> Result<bool, Client
         Outcome::Missing => Ok(false),
         outcome => Err(ClientError::Block { key, outcome }),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

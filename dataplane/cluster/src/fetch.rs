@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::Shared;
 use super::counts::add;
 use super::link::Link;
 use super::message::{Copied, Loan, Reply, Request};
 use super::table::{Heard, Holding, Table};
-use super::{Shared, lock};
 use kvasir_memory::region::LocalRange;
 use kvasir_net::transfer::{Batch, Class, Entry, EntryStatus, Segment, Transfer, TransferError};
 use kvasir_net::transport::{Denied, Direction, OpError, RemoteRange};
@@ -101,7 +101,7 @@ impl Shared {
 
     /// Asks a peer to lend blocks. None if it did not answer.
     pub(super) fn borrow(&self, link: &Link, keys: &[BlockKey], patience: Duration) -> Option<Borrowed> {
-        let (run, release) = lock(&link.done).take();
+        let (run, release) = link.done.lock().take();
         let request = Request::Lend { keys: keys.to_vec(), release };
         match link.call(self, &request, patience) {
             Ok(Reply::Lent { loans, lease_ms }) if loans.len() == keys.len() => {
@@ -115,7 +115,7 @@ impl Shared {
 
     /// Loans that are no longer needed; the peer is told with the next call.
     pub(super) fn give_back<'a>(&self, link: &Link, run: u64, loans: impl IntoIterator<Item = &'a Loan>) {
-        lock(&link.done).add(run, loans.into_iter().map(|loan| loan.lease));
+        link.done.lock().add(run, loans.into_iter().map(|loan| loan.lease));
     }
 
     /// Takes copies in: reads each from the peer's pool straight into this one, and makes it visible when its bytes

@@ -54,12 +54,13 @@ mod whereabouts;
 #[cfg(test)]
 mod tests;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -460,7 +461,7 @@ impl Cluster {
     ) -> Result<(), OpenError> {
         let shared = Arc::clone(&self.shared);
         let thread = thread::Builder::new().name(name.into()).spawn(move || work(&shared));
-        lock(&self.threads).push(thread.map_err(|source| OpenError::Thread { what, source })?);
+        self.threads.lock().push(thread.map_err(|source| OpenError::Thread { what, source })?);
         Ok(())
     }
 
@@ -547,18 +548,18 @@ impl Cluster {
         // Wakes `accept`, which then fails.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         shared.links.iter().for_each(|link| link.stop());
-        drop((shared.table(), lock(&shared.log)));
+        drop((shared.table(), shared.log.lock()));
         shared.wake_listeners();
         shared.todo.wake();
         shared.wake_readers();
-        for thread in lock(&self.threads).drain(..) {
+        for thread in self.threads.lock().drain(..) {
             let _ = thread.join();
         }
         // Nobody is let in any more; end the connections that are open.
-        let mut accepted = lock(&shared.accepted);
+        let mut accepted = shared.accepted.lock();
         while !accepted.is_empty() {
             accepted.values().for_each(|stream| drop(stream.shutdown(std::net::Shutdown::Both)));
-            accepted = shared.left.wait(accepted).unwrap_or_else(PoisonError::into_inner);
+            shared.left.wait(&mut accepted);
         }
         shared.rails.iter().for_each(Rail::stop);
     }
@@ -572,7 +573,7 @@ impl Drop for Cluster {
 
 impl Shared {
     fn table(&self) -> MutexGuard<'_, Table> {
-        lock(&self.table)
+        self.table.lock()
     }
 
     /// The table may have changed, and its log with it.
@@ -639,8 +640,4 @@ fn node_ids(config: &ClusterConfig) -> Result<Vec<NodeId>, OpenError> {
 /// Larger than that of every earlier run, as long as the machine's clock does not go back.
 fn epoch() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_millis() as u64)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,9 @@
 //! One peer: whether it is up, what it said last, and the connections to it.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::channel::{Channel, ChannelError};
@@ -11,7 +12,7 @@ use super::message::{Reply, Request, Since, Status, Welcome};
 use super::paths::{self, Pair, RailView, Tally};
 use super::serve::HOLD;
 use super::table::{Duty, Fact, Heard, REMOVALS_MAX};
-use super::{Event, PeerConfig, SEGMENT, Shared, lock};
+use super::{Event, PeerConfig, SEGMENT, Shared};
 use kvasir_net::topology::matrix::Matrix;
 use kvasir_net::transfer::{Paths, Segment};
 use kvasir_net::transport::Error as TransportError;
@@ -209,12 +210,12 @@ impl Link {
 
     /// Copies waiting.
     pub(super) fn queued(&self) -> usize {
-        lock(&self.queue).len()
+        self.queue.lock().len()
     }
 
     /// Queues a copy. Returns false if too many wait.
     pub(super) fn push(&self, key: BlockKey, max: usize) -> bool {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         let room = queue.len() < max;
         if room {
             queue.push_back(key);
@@ -225,9 +226,9 @@ impl Link {
 
     /// The next copies to make, as soon as there are any, at most `max`; empty when the host stops.
     pub(super) fn pop(&self, max: usize) -> Vec<BlockKey> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         while queue.is_empty() && !self.stopping.load(Ordering::SeqCst) {
-            queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            self.wake.wait(&mut queue);
         }
         let count = queue.len().min(max);
         queue.drain(..count).collect()
@@ -236,7 +237,7 @@ impl Link {
     pub(super) fn stop(&self) {
         {
             // Set under the locks, so that every waiter is either waiting or has seen the flag.
-            let (_queue, state) = (lock(&self.queue), self.state());
+            let (_queue, state) = (self.queue.lock(), self.state());
             self.stopping.store(true, Ordering::SeqCst);
             if let Some(handle) = &state.handle {
                 handle.shut_down();
@@ -254,7 +255,7 @@ impl Link {
         patience: Duration,
     ) -> Result<Reply, ChannelError> {
         let until = Instant::now() + patience;
-        let idle = lock(&self.idle).pop();
+        let idle = self.idle.lock().pop();
         // An idle connection may have ended meanwhile; that says nothing about the peer. Calls may be repeated.
         if let Some(mut channel) = idle
             && let Ok(reply) = self.ask(&mut channel, request, until)
@@ -273,20 +274,20 @@ impl Link {
 
     fn ask(&self, channel: &mut Channel, request: &Request, until: Instant) -> Result<Reply, ChannelError> {
         let handle = channel.handle();
-        lock(&self.calling).push(Arc::clone(&handle));
+        self.calling.lock().push(Arc::clone(&handle));
         let reply = channel.call(request, until);
-        lock(&self.calling).retain(|other| !Arc::ptr_eq(other, &handle));
+        self.calling.lock().retain(|other| !Arc::ptr_eq(other, &handle));
         reply
     }
 
     /// Nobody must wait for an answer any longer.
     fn hang_up(&self) {
-        lock(&self.idle).clear();
-        lock(&self.calling).iter().for_each(|socket| socket.shut_down());
+        self.idle.lock().clear();
+        self.calling.lock().iter().for_each(|socket| socket.shut_down());
     }
 
     fn keep(&self, channel: Channel) {
-        let mut idle = lock(&self.idle);
+        let mut idle = self.idle.lock();
         if idle.len() < IDLE_MAX && self.is_up() {
             idle.push(channel);
         }
@@ -300,12 +301,12 @@ impl Link {
 
     /// The peer's pool, opened now if it is not.
     pub(super) fn segment(&self, shared: &Shared) -> Result<Arc<Segment>, TransportError> {
-        let mut kept = lock(&self.segment);
+        let mut kept = self.segment.lock();
         if let Some((segment, used)) = kept.as_mut() {
             *used = Instant::now();
             return Ok(Arc::clone(segment));
         }
-        let pairs = lock(&self.tally).pairs.clone();
+        let pairs = self.tally.lock().pairs.clone();
         let rails: Vec<(usize, String)> =
             pairs.iter().map(|pair| (pair.rail, pair.address.clone())).collect();
         let peer = shared.engine.connect_to(&self.config.name, &rails)?;
@@ -318,7 +319,7 @@ impl Link {
     /// Gives up a pool that nobody reads.
     fn tend(&self) {
         // The holder of the lock is using it.
-        let Ok(mut kept) = self.segment.try_lock() else { return };
+        let Some(mut kept) = self.segment.try_lock() else { return };
         if kept.as_ref().is_some_and(|(_, used)| used.elapsed() > SEGMENT_IDLE) {
             self.let_go(kept.take());
         }
@@ -326,12 +327,12 @@ impl Link {
 
     /// Forgets the peer's pool, because reading it failed: it will be opened again.
     pub(super) fn forget_segment(&self) {
-        self.let_go(lock(&self.segment).take());
+        self.let_go(self.segment.lock().take());
     }
 
     fn let_go(&self, segment: Option<(Arc<Segment>, Instant)>) {
         if let Some((segment, _)) = segment {
-            lock(&self.tally).add(&segment.peer().rails());
+            self.tally.lock().add(&segment.peer().rails());
         }
     }
 
@@ -339,10 +340,10 @@ impl Link {
     pub(super) fn pair(&self, shared: &Shared) {
         let found = shared.whereabouts.now();
         let pairs = paths::pairs(&shared.rails, &found.nics, &found.machine, &self.state().welcome);
-        let mut kept = lock(&self.segment);
+        let mut kept = self.segment.lock();
         // What it has moved so far belongs to the previous pairs.
         let moved = kept.as_ref().map(|(segment, _)| segment.peer().rails()).unwrap_or_default();
-        let mut tally = lock(&self.tally);
+        let mut tally = self.tally.lock();
         if pairs != tally.pairs {
             tally.add(&moved);
             tally.set(pairs);
@@ -366,19 +367,19 @@ impl Link {
     /// The rails as they are now.
     fn rails(&self, shared: &Shared) -> Vec<RailView> {
         // The holder of the lock may be connecting; then nothing is in use yet.
-        let segment = self.segment.try_lock().ok().and_then(|kept| Some(Arc::clone(&kept.as_ref()?.0)));
+        let segment = self.segment.try_lock().and_then(|kept| Some(Arc::clone(&kept.as_ref()?.0)));
         let there = segment.as_ref().and_then(|segment| segment.description());
         let there = there.and_then(|grant| grant.regions.first().map(|region| region.location));
         let from = shared.pool.location();
         let (own, theirs) = (shared.whereabouts.now(), self.matrix());
-        let tally = lock(&self.tally);
+        let tally = self.tally.lock();
         let order = paths::order(&tally.pairs, &own.matrix, &theirs, from, there.unwrap_or(from));
         let metrics = segment.map(|segment| segment.peer().rails());
         tally.view(metrics.as_deref(), order)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 }
 
@@ -527,7 +528,7 @@ impl Shared {
         }
         // Last, because somebody may just be connecting to its pool.
         link.hang_up();
-        lock(&link.done).start_over();
+        link.done.lock().start_over();
         link.forget_segment();
         // A host that was never reached from here may still reach this one.
         if before.0 == LinkState::Connecting {
@@ -558,13 +559,13 @@ impl Shared {
     /// Waits, unless the host stops.
     pub(super) fn pause(&self, time: Duration) {
         let until = Instant::now() + time;
-        let mut log = lock(&self.log);
+        let mut log = self.log.lock();
         while !self.is_stopping() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
             }
-            log = self.news.wait_timeout(log, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.news.wait_for(&mut log, left);
         }
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::link::Link;
 use super::message::{Copied, Loan, Prepared, Reply, Request};
 use super::upkeep::ANSWER;
-use super::{Cluster, Shared, lock};
+use super::{Cluster, Shared};
 use kvasir_memory::region::Region;
 use kvasir_net::transfer::Entry;
 use kvasir_net::transfer::handover::{HandOver, LAYERS_MAX, decode};
@@ -198,10 +198,10 @@ impl Shared {
             && let Err(denied) = self.node.exports.export_for(peer, &segment, regions, Access::Write, lease)
         {
             self.give_up(&places);
-            lock(&self.taking).remove(&request);
+            self.taking.lock().remove(&request);
             return Reply::Refused { reason: denied.to_string() };
         }
-        match lock(&self.taking).get_mut(&request) {
+        match self.taking.lock().get_mut(&request) {
             Some(taking) => taking.places = places,
             // Its time was over before it began.
             None => {
@@ -215,7 +215,7 @@ impl Shared {
 
     /// Notes a hand-over that has no places yet, or why it is not taken.
     fn begin_taking(&self, from: &Link, request: u64, segment: &str, until: Instant) -> Result<(), String> {
-        let mut all = lock(&self.taking);
+        let mut all = self.taking.lock();
         if all.len() >= TAKEN_MAX {
             return Err(format!("it takes {TAKEN_MAX} hand-overs at once; try again"));
         }
@@ -232,7 +232,7 @@ impl Shared {
     /// Takes the places back and keeps the blocks that arrived intact.
     pub(super) fn finish(&self, from: &Link, request: u64) -> Vec<Copied> {
         let taking = {
-            let mut all = lock(&self.taking);
+            let mut all = self.taking.lock();
             let own = all.get(&request).is_some_and(|taking| taking.from == from.place);
             own.then(|| all.remove(&request)).flatten()
         };
@@ -259,7 +259,7 @@ impl Shared {
     /// Notes what a peer says to have written. Of anything but a hand-over of its own that is under way nothing is kept.
     pub(super) fn note_push(&self, notice: &Notice) -> bool {
         let Some((request, ..)) = decode(&notice.message) else { return false };
-        let taking = lock(&self.taking);
+        let taking = self.taking.lock();
         let from =
             taking.get(&request).and_then(|taking| self.links.iter().find(|link| link.place == taking.from));
         from.is_some_and(|link| link.config.name == notice.peer) && self.arrivals.note(notice)
@@ -269,7 +269,7 @@ impl Shared {
     pub(super) fn end_overdue(&self) {
         let now = Instant::now();
         let overdue: Vec<(u64, Taking)> =
-            lock(&self.taking).extract_if(|_, taking| taking.until <= now).collect();
+            self.taking.lock().extract_if(|_, taking| taking.until <= now).collect();
         for (request, taking) in overdue {
             self.end(request, &taking);
             self.give_up(&taking.places);

@@ -10,8 +10,8 @@
 
 mod kept;
 
+use parking_lot::MutexGuard;
 use std::collections::HashSet;
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,7 +21,7 @@ use super::counts::add;
 use super::link::Link;
 use super::message::{Reply, Request};
 use super::table::{Generation, KEPT_FOR_US, Removal};
-use super::{Event, Shared, lock};
+use super::{Event, Shared};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_store::dram::Remove;
 
@@ -119,7 +119,7 @@ impl Shared {
 
     /// Removals are carried out one after the other: what one finds known has been carried out, too.
     pub(super) fn one_removal(&self) -> MutexGuard<'_, ()> {
-        lock(&self.removing)
+        self.removing.lock()
     }
 
     /// Carries out removals that are new here, and keeps them. Returns the blocks that were here.

@@ -3,17 +3,17 @@
 use std::collections::VecDeque;
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::Shared;
 use super::counts::add;
 use super::link::Link;
 use super::message::{self, FrameError, Loan, Reply, Request, Since, Welcome};
 use super::rails::Rail;
 use super::table::Fact;
-use super::{Shared, lock};
 use kvasir_net::transport::AtEnd;
 use kvasir_net::transport::tcp::greet;
 use kvasir_net::transport::tcp::socket::{Deadlined, Socket};
@@ -49,7 +49,7 @@ impl Shared {
     fn accept(self: &Arc<Self>, stream: TcpStream, id: u64) {
         let Ok(handle) = stream.try_clone() else { return };
         {
-            let mut accepted = lock(&self.accepted);
+            let mut accepted = self.accepted.lock();
             if accepted.len() >= CONNECTIONS_MAX {
                 return add(&self.counts.strangers, 1);
             }
@@ -58,7 +58,7 @@ impl Shared {
         let shared = Arc::clone(self);
         let serve = move || {
             let _end = AtEnd(|| {
-                lock(&shared.accepted).remove(&id);
+                shared.accepted.lock().remove(&id);
                 shared.left.notify_all();
             });
             if shared.serve(stream).is_none() {
@@ -66,7 +66,7 @@ impl Shared {
             }
         };
         if thread::Builder::new().name("kvasir-peer".into()).spawn(serve).is_err() {
-            lock(&self.accepted).remove(&id);
+            self.accepted.lock().remove(&id);
         }
     }
 
@@ -245,7 +245,7 @@ impl Answering<'_> {
         let shared = self.shared;
         let until = Instant::now() + HOLD;
         // Not the table's lock: this is the heartbeat.
-        let mut log = lock(&shared.log);
+        let mut log = shared.log.lock();
         loop {
             let facts = log.since(from, FACTS_MAX)?;
             let left = until.saturating_duration_since(Instant::now());
@@ -253,7 +253,7 @@ impl Answering<'_> {
                 let next = from + facts.len() as u64;
                 return Some((facts, Since::At(next)));
             }
-            log = shared.news.wait_timeout(log, left).unwrap_or_else(PoisonError::into_inner).0;
+            shared.news.wait_for(&mut log, left);
         }
     }
 }

@@ -1,10 +1,9 @@
 //! Registered memory where blocks of peers arrive before a tier takes them: a device writes only where its driver was told
 //! at start-up that it may.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use parking_lot::{Condvar, Mutex};
 use std::time::Instant;
 
-use super::lock;
 use kvasir_memory::buffer::Buffer;
 use kvasir_memory::extents::Extents;
 use kvasir_memory::region::{LocalRange, Region};
@@ -44,14 +43,14 @@ impl Staging {
             let range = Region::of_buffer(Buffer::zeroed(size as usize)).whole()?;
             return Some(Staged { from: None, range });
         }
-        let mut free = lock(&self.free);
+        let mut free = self.free.lock();
         loop {
             if let Some(offset) = free.allocate(size) {
                 let range = self.region.range(offset, size)?;
                 return Some(Staged { from: Some((self, offset)), range });
             }
             let left = until.checked_duration_since(Instant::now())?;
-            free = self.given_back.wait_timeout(free, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.given_back.wait_for(&mut free, left);
         }
     }
 }
@@ -66,7 +65,7 @@ impl Staged<'_> {
 impl Drop for Staged<'_> {
     fn drop(&mut self) {
         if let Some((staging, offset)) = self.from {
-            lock(&staging.free).free(offset, self.range.len());
+            staging.free.lock().free(offset, self.range.len());
             staging.given_back.notify_all();
         }
     }
@@ -99,6 +98,6 @@ mod tests {
             assert!(waits.join().unwrap());
         });
         drop(all);
-        assert_eq!(lock(&staging.free).free_bytes(), BYTES);
+        assert_eq!(staging.free.lock().free_bytes(), BYTES);
     }
 }

@@ -18,9 +18,10 @@
 
 mod removals;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry as Place;
@@ -476,7 +477,7 @@ impl Table {
     }
 
     pub fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        self.log.lock()
     }
 
     /// The same log, for those who only listen. Its lock is taken after the table's, if both are.

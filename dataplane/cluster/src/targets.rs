@@ -10,13 +10,13 @@
 //! generation.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::counts::add;
 use super::table::{Fact, Generation, Heard, Holding, NodeId};
-use super::{Event, Shared, lock};
+use super::{Event, Shared};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_state_db as state_db;
 use kvasir_store::tiering::Tiering;
@@ -148,14 +148,14 @@ impl Shared {
     /// no longer kept.
     fn news_since(&self, at: u64, patience: Duration) -> Option<Vec<Fact>> {
         let until = Instant::now() + patience;
-        let mut log = lock(&self.log);
+        let mut log = self.log.lock();
         loop {
             let facts = log.since(at, FACTS_MAX)?;
             let left = until.saturating_duration_since(Instant::now());
             if !facts.is_empty() || left.is_zero() || self.is_stopping() {
                 return Some(facts);
             }
-            log = self.news.wait_timeout(log, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.news.wait_for(&mut log, left);
         }
     }
 }

@@ -5,9 +5,10 @@ mod handover;
 mod lies;
 mod removal;
 
+use parking_lot::Mutex;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -79,7 +80,7 @@ impl Host {
     fn join(config: ClusterConfig, store: Arc<DramStore>, clock: Clock) -> Self {
         let events = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&events);
-        let tell = Box::new(move |event| told.lock().unwrap().push(event));
+        let tell = Box::new(move |event| told.lock().push(event));
         let cluster = Cluster::open(config, Arc::clone(&store), clock, tell).unwrap();
         let traffic = TieringConfig { load_timeout: Duration::from_secs(60), ..TieringConfig::default() };
         let below = vec![cluster.tier()];
@@ -149,7 +150,7 @@ impl Host {
     }
 
     fn saw(&self, wanted: impl Fn(&Event) -> bool) -> bool {
-        self.events.lock().unwrap().iter().any(wanted)
+        self.events.lock().iter().any(wanted)
     }
 
     fn damage(&self, n: u32) {
@@ -561,9 +562,9 @@ fn places_of_a_sender_that_is_gone_are_taken_back() {
     assert_eq!(shared.finish(link, 7), [message::Copied::Failed; 2], "nothing was written");
     assert_eq!((host.store.pressure().free_bytes, shared.finish(link, 7)), (free, Vec::new()));
     shared.prepare(link, 8, &[loan(3)]);
-    lock(&shared.taking).get_mut(&8).unwrap().until = std::time::Instant::now();
+    shared.taking.lock().get_mut(&8).unwrap().until = std::time::Instant::now();
     until("the places are back", || host.store.pressure().free_bytes == free);
-    assert!(!host.is_resident(3) && lock(&shared.taking).is_empty());
+    assert!(!host.is_resident(3) && shared.taking.lock().is_empty());
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Work on copies: they are made if too few hosts hold a block, dropped if too many do, and fetched
 //! again if one was damaged.
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::counts::add;
@@ -10,7 +11,7 @@ use super::link::Link;
 use super::message::{Copied, Loan, Reply, Request};
 use super::placement::{Candidate, place};
 use super::table::{Duty, Gone, Holding, NodeId, Nodes};
-use super::{Event, Shared, lock};
+use super::{Event, Shared};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_store::tiering::Tiering;
 
@@ -50,7 +51,7 @@ impl Todo {
         if keys.is_empty() {
             return;
         }
-        let mut list = lock(&self.list);
+        let mut list = self.list.lock();
         if list.keys.len() + keys.len() > TODO_MAX {
             list.all = true;
         } else {
@@ -60,34 +61,33 @@ impl Todo {
     }
 
     pub(super) fn look_at_all(&self) {
-        lock(&self.list).all = true;
+        self.list.lock().all = true;
         self.changed.notify_all();
     }
 
     pub(super) fn wake(&self) {
-        drop(lock(&self.list));
+        drop(self.list.lock());
         self.changed.notify_all();
     }
 
     /// What to look at, as soon as there is something, and at the latest after a tick.
     fn next(&self, stopping: impl Fn() -> bool) -> (Vec<BlockKey>, bool) {
-        let list = lock(&self.list);
+        let mut list = self.list.lock();
         let idle = |list: &mut List| list.keys.is_empty() && !list.all && !stopping();
-        let waited = self.changed.wait_timeout_while(list, TICK, idle);
-        let mut list = waited.unwrap_or_else(PoisonError::into_inner).0;
+        self.changed.wait_while_for(&mut list, idle, TICK);
         (list.keys.drain(..).collect(), std::mem::take(&mut list.all))
     }
 
     fn ordered(&self, key: BlockKey) -> Nodes {
-        lock(&self.ordered).get(&key).copied().unwrap_or_default()
+        self.ordered.lock().get(&key).copied().unwrap_or_default()
     }
 
     fn order(&self, key: BlockKey, place: usize) {
-        lock(&self.ordered).entry(key).or_default().insert(place);
+        self.ordered.lock().entry(key).or_default().insert(place);
     }
 
     fn done(&self, key: BlockKey, place: usize) {
-        let mut ordered = lock(&self.ordered);
+        let mut ordered = self.ordered.lock();
         if let Some(nodes) = ordered.get_mut(&key) {
             nodes.remove(place);
             if nodes.is_empty() {
@@ -294,7 +294,7 @@ impl Shared {
             if left.is_zero() {
                 return;
             }
-            table = self.heard.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.heard.wait_for(&mut table, left);
         }
     }
 

@@ -1,9 +1,10 @@
 //! Where this host is among NICs and memory, as last read. Peers are told, and told again when it changes.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
 
 use super::rails::{self, Rail};
-use super::{Event, Shared, lock};
+use super::{Event, Shared};
 use kvasir_net::topology::matrix::Matrix;
 use kvasir_net::topology::model::Machine;
 use kvasir_net::topology::{Change, Topology};
@@ -34,13 +35,13 @@ impl Whereabouts {
     }
 
     pub(super) fn now(&self) -> Arc<Found> {
-        Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.now.read())
     }
 
     /// Looks again. What is different in the machine, if it matters here. A machine that cannot be read just now is
     /// taken to be as before.
     fn refresh(&self, rails: &[Rail]) -> Vec<Change> {
-        let mut topology = lock(&self.topology);
+        let mut topology = self.topology.lock();
         let Some(changes) = topology.as_mut().and_then(|topology| topology.refresh().ok()) else {
             return Vec::new();
         };
@@ -51,7 +52,7 @@ impl Whereabouts {
             return Vec::new();
         }
         let found = Found { revision: before.revision.wrapping_add(1), ..found };
-        *self.now.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(found);
+        *self.now.write() = Arc::new(found);
         changes
     }
 }

@@ -11,10 +11,11 @@
 
 mod ticket;
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use self::ticket::Ticket;
 use crate::memory::{CudaError, Device, Event, Pinned, Stream};
@@ -178,12 +179,12 @@ impl Reach for DeviceReach {
             region: format!("{region:?}"),
             reason: error.to_string(),
         })?;
-        self.pinned.lock().unwrap_or_else(PoisonError::into_inner).insert(region.id(), pinned);
+        self.pinned.lock().insert(region.id(), pinned);
         Ok(())
     }
 
     fn unregister(&self, region: &Region) {
-        let gone = self.pinned.lock().unwrap_or_else(PoisonError::into_inner).remove(&region.id());
+        let gone = self.pinned.lock().remove(&region.id());
         // Dropped after the lock is released, because it waits for copies.
         drop(gone);
     }

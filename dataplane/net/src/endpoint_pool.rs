@@ -18,10 +18,11 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+use parking_lot::{Condvar, Mutex};
 use std::fmt;
 use std::hash::Hash;
 use std::ops::Deref;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::transport::{self, Endpoint, Transport};
@@ -166,11 +167,11 @@ impl<C: Connector> EndpointPool<C> {
         now_ms: impl Fn() -> u64,
     ) -> Result<InUse<C>, Error<C::Error>> {
         let mut closed = Vec::new();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let ask = loop {
             match state.ask(peer, now_ms(), |endpoint| self.connector.is_broken(endpoint), &mut closed) {
                 Ask::Wait => {
-                    state = self.attempt_ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    self.attempt_ended.wait(&mut state);
                 }
                 ask => break ask,
             }
@@ -192,7 +193,7 @@ impl<C: Connector> EndpointPool<C> {
     /// probes do.
     pub fn tend(self: &Arc<Self>, now_ms: impl Fn() -> u64, probes_max: usize) {
         let broken = |endpoint: &_| self.connector.is_broken(endpoint);
-        let (closed, probes) = self.lock().tend(now_ms(), probes_max, broken);
+        let (closed, probes) = self.state.lock().tend(now_ms(), probes_max, broken);
         self.close(&closed);
         for peer in probes {
             // The state records a failure, and a success too.
@@ -202,11 +203,11 @@ impl<C: Connector> EndpointPool<C> {
 
     /// Endpoints that take resources now.
     pub fn open(&self) -> usize {
-        self.lock().open()
+        self.state.lock().open()
     }
 
     pub fn stats(&self) -> Stats {
-        self.lock().stats
+        self.state.lock().stats
     }
 
     fn connect(
@@ -219,7 +220,7 @@ impl<C: Connector> EndpointPool<C> {
         self.close(closed);
         match self.connector.connect(peer) {
             Ok(endpoint) => {
-                let generation = ending.connected.insert(self.lock().connected(peer, endpoint.clone()));
+                let generation = ending.connected.insert(self.state.lock().connected(peer, endpoint.clone()));
                 Ok(self.in_use(peer, endpoint, *generation))
             }
             Err(source) => Err(Error::Connect { peer: peer.to_string(), source }),
@@ -235,16 +236,11 @@ impl<C: Connector> EndpointPool<C> {
             self.connector.close(endpoint);
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, State<C::Peer, C::Endpoint>> {
-        // The state is consistent between any two of its own steps, so a panic elsewhere does not spoil it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl<C: Connector> Drop for EndpointPool<C> {
     fn drop(&mut self) {
-        let endpoints: Vec<_> = self.lock().endpoints().cloned().collect();
+        let endpoints: Vec<_> = self.state.lock().endpoints().cloned().collect();
         self.close(&endpoints);
     }
 }
@@ -268,7 +264,7 @@ struct Ending<'a, C: Connector, N: Fn() -> u64> {
 impl<C: Connector, N: Fn() -> u64> Drop for Ending<'_, C, N> {
     fn drop(&mut self) {
         if self.connected.is_none() {
-            self.pool.lock().failed(self.peer, (self.now_ms)());
+            self.pool.state.lock().failed(self.peer, (self.now_ms)());
         }
         self.pool.attempt_ended.notify_all();
     }
@@ -294,7 +290,7 @@ impl<C: Connector> InUse<C> {
     /// The endpoint failed: it is closed, and the peer quarantined. If the pool has dropped this endpoint before, its
     /// successor is not touched.
     pub fn broke(self, now_ms: u64) {
-        let broken = self.pool.lock().broke(&self.peer, self.generation, now_ms);
+        let broken = self.pool.state.lock().broke(&self.peer, self.generation, now_ms);
         if let Some(endpoint) = broken {
             self.pool.connector.close(&endpoint);
         }
@@ -311,6 +307,6 @@ impl<C: Connector> Deref for InUse<C> {
 
 impl<C: Connector> Drop for InUse<C> {
     fn drop(&mut self) {
-        self.pool.lock().release(&self.peer, self.generation, self.worked);
+        self.pool.state.lock().release(&self.peer, self.generation, self.worked);
     }
 }

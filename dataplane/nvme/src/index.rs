@@ -3,9 +3,8 @@
 //! An entry holds everything that a get reports besides the bytes, so that a get reads the payload and nothing else.
 //! Only the engine's thread writes; anyone may look up.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-
 use hashbrown::HashTable;
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::format::Place;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
@@ -99,7 +98,7 @@ impl Index {
     pub(super) fn in_segment(&self, segment: u32) -> Vec<Found> {
         let mut found = Vec::new();
         for shard in &self.shards {
-            let shard = shard.read().unwrap_or_else(PoisonError::into_inner);
+            let shard = shard.read();
             let slots = shard.table.iter().map(|&slot| shard.slot(slot));
             found.extend(slots.map(Slot::found).filter(|found| found.place.segment == segment));
         }
@@ -109,7 +108,7 @@ impl Index {
     /// Bytes of memory in use, allocated but empty slots included.
     pub(super) fn memory_bytes(&self) -> u64 {
         let of = |shard: &RwLock<Shard>| {
-            let shard = shard.read().unwrap_or_else(PoisonError::into_inner);
+            let shard = shard.read();
             let slots = shard.chunks.iter().map(|chunk| chunk.capacity() * size_of::<Slot>()).sum::<usize>();
             (slots + shard.free.capacity() * 4 + shard.table.allocation_size()) as u64
         };
@@ -117,11 +116,11 @@ impl Index {
     }
 
     fn read(&self, hash: u64) -> RwLockReadGuard<'_, Shard> {
-        self.shards[(hash >> 32) as usize % SHARDS].read().unwrap_or_else(PoisonError::into_inner)
+        self.shards[(hash >> 32) as usize % SHARDS].read()
     }
 
     fn write(&self, hash: u64) -> RwLockWriteGuard<'_, Shard> {
-        self.shards[(hash >> 32) as usize % SHARDS].write().unwrap_or_else(PoisonError::into_inner)
+        self.shards[(hash >> 32) as usize % SHARDS].write()
     }
 }
 

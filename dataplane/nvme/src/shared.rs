@@ -1,8 +1,9 @@
 //! What the store's handle, its engine and its janitor share.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::checkpoint::Summary;
 use super::disk::Disk;
@@ -87,7 +88,7 @@ impl Shared {
     }
 
     pub(super) fn segments(&self) -> MutexGuard<'_, Segments> {
-        self.segments.lock().unwrap_or_else(PoisonError::into_inner)
+        self.segments.lock()
     }
 
     /// A sync failed. The system then forgets what it could not write, and a further sync would report success for it. So
@@ -106,7 +107,7 @@ impl Shared {
     pub(super) fn note_damaged(&self, key: BlockKey) {
         /// The oldest beyond this are forgotten.
         const MAX: usize = 4096;
-        let mut damaged = self.damaged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut damaged = self.damaged.lock();
         if damaged.len() == MAX {
             damaged.pop_front();
         }
@@ -114,7 +115,7 @@ impl Shared {
     }
 
     pub(super) fn take_damaged(&self) -> Vec<BlockKey> {
-        self.damaged.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
+        self.damaged.lock().drain(..).collect()
     }
 
     /// Hands the engine something to do.
@@ -124,24 +125,24 @@ impl Shared {
 
     /// Tells the janitor something.
     pub(super) fn chore(&self, change: impl FnOnce(&mut Chores)) {
-        change(&mut self.chores.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.chores.lock());
         self.chores_changed.notify_all();
     }
 
     /// Waits until the janitor has something to do.
     pub(super) fn wait_for_chores(&self) -> MutexGuard<'_, Chores> {
-        let mut chores = self.chores.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut chores = self.chores.lock();
         while chores.summaries.is_empty() && !chores.look && !chores.close {
-            chores = self.chores_changed.wait(chores).unwrap_or_else(PoisonError::into_inner);
+            self.chores_changed.wait(&mut chores);
         }
         chores
     }
 
     /// Waits for the next change of the chores.
     pub(super) fn chores_pause(&self, at_most: std::time::Duration) -> bool {
-        let chores = self.chores.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.chores_changed.wait_timeout(chores, at_most);
-        waited.unwrap_or_else(PoisonError::into_inner).0.close
+        let mut chores = self.chores.lock();
+        self.chores_changed.wait_for(&mut chores, at_most);
+        chores.close
     }
 
     pub(super) fn stats(&self) -> TierStats {

@@ -1,10 +1,11 @@
 //! [`Io`](super::io::Io) over plain system calls on a few threads, for kernels and containers that refuse `io_uring`.
 #![allow(unsafe_code)]
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use super::io::{Done, Op, OpKind, Piece};
@@ -48,7 +49,7 @@ impl Threads {
     }
 
     pub(super) fn submit(&self, token: u64, op: Op) {
-        self.jobs.queue.lock().unwrap_or_else(PoisonError::into_inner).0.push_back((token, op));
+        self.jobs.queue.lock().0.push_back((token, op));
         self.jobs.added.notify_one();
     }
 
@@ -65,7 +66,7 @@ impl Threads {
 impl Drop for Threads {
     /// The workers do what was submitted and end; only then is its memory free again.
     fn drop(&mut self) {
-        self.jobs.queue.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
+        self.jobs.queue.lock().1 = true;
         self.jobs.added.notify_all();
         for worker in self.workers.drain(..) {
             // A worker that panicked touches no memory any more.
@@ -76,12 +77,12 @@ impl Drop for Threads {
 
 fn work(jobs: &Jobs, events: &Sender<Event>) {
     loop {
-        let mut queue = jobs.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = jobs.queue.lock();
         let (token, op) = loop {
             match queue.0.pop_front() {
                 Some(job) => break job,
                 None if queue.1 => return,
-                None => queue = jobs.added.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                None => jobs.added.wait(&mut queue),
             }
         };
         drop(queue);

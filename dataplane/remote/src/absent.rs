@@ -4,8 +4,8 @@
 //! and most lookups that get this far are of blocks that nobody has. So an answer "not there" holds for a while, for so
 //! many keys; and a store that does not answer is not asked at all for as long.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvasir_protocol::block::BlockKey;
@@ -56,7 +56,7 @@ impl Absent {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::access::{Identity, Refused, required};
 use super::handover::HandOvers;
 use super::outcome::{describe, evicted, found, outcome, pinned, place, removed, verified};
-use super::{Call, Entry, Shared, lock};
+use super::{Call, Entry, Shared};
 use crate::ServerConfig;
 use kvasir_memory::host::HostPool;
 use kvasir_memory::shared::{self, Place};
@@ -285,7 +285,7 @@ impl Connection {
                 outcomes(tiering.remove(&keys, now).map_err(rule)?.into_iter().map(removed).collect())
             }
             Request::Verify(keys) => {
-                let _one = lock(&self.shared.verifying);
+                let _one = self.shared.verifying.lock();
                 outcomes(store.verify(&keys, now).map_err(rule)?.into_iter().map(verified).collect())
             }
             Request::Pin { pin, keys } => {

@@ -10,6 +10,7 @@ mod connection;
 mod handover;
 mod outcome;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fs;
 use std::io;
@@ -19,7 +20,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -254,7 +255,7 @@ impl Server {
         let counts = &self.shared.counts;
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         ServerMetrics {
-            connections: lock(&self.shared.open).len() as u64,
+            connections: self.shared.open.lock().len() as u64,
             accepted: read(&counts.accepted),
             refused: read(&counts.refused),
             broken: read(&counts.broken),
@@ -285,17 +286,17 @@ impl Server {
         }
         {
             // Under the lock, so that the sweeper is either waiting or has seen the flag.
-            let _open = lock(&self.shared.open);
+            let _open = self.shared.open.lock();
             self.shared.changed.notify_all();
         }
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
         // Nobody is let in any more; end the connections that are open.
-        let mut open = lock(&self.shared.open);
+        let mut open = self.shared.open.lock();
         while !open.is_empty() {
             open.values().for_each(|open| open.stream.shutdown());
-            open = self.shared.changed.wait(open).unwrap_or_else(PoisonError::into_inner);
+            self.shared.changed.wait(&mut open);
         }
     }
 }
@@ -346,12 +347,10 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHan
 
 impl Shared {
     fn sweep_loop(&self) {
-        let mut open = lock(&self.open);
+        let mut open = self.open.lock();
         while !self.stopping.load(Ordering::SeqCst) {
-            let waited = self.changed.wait_timeout(open, self.config.sweep_every);
-            drop(waited.unwrap_or_else(PoisonError::into_inner));
-            self.store.sweep(self.clock.now_ms());
-            open = lock(&self.open);
+            self.changed.wait_for(&mut open, self.config.sweep_every);
+            MutexGuard::unlocked(&mut open, || self.store.sweep(self.clock.now_ms()));
             open.values().for_each(|open| self.end_if_revoked(open));
         }
     }
@@ -404,7 +403,7 @@ impl Shared {
     fn full(&self, stream: &Stream) -> Result<(), String> {
         // Each kind has its own, so that nobody from afar keeps the clients on this machine out.
         let kind = u64::from(matches!(stream, Stream::Unix(_)));
-        let open = lock(&self.open).keys().filter(|&id| id & 1 == kind).count();
+        let open = self.open.lock().keys().filter(|&id| id & 1 == kind).count();
         let (max, kind) = (self.config.connections_max, if kind == 1 { "socket" } else { "TCP" });
         if open >= max {
             return Err(format!(
@@ -427,14 +426,14 @@ impl Shared {
         let id = *next << 1 | u64::from(matches!(stream, Stream::Unix(_)));
         *next += 1;
         let entry = Arc::new(Entry::default());
-        lock(&self.open).insert(id, Open { stream: handle, entry: Arc::clone(&entry) });
+        self.open.lock().insert(id, Open { stream: handle, entry: Arc::clone(&entry) });
         let shared = Arc::clone(self);
         let started = spawn("kvasir-data", move || {
             let _seat = Seat { shared: &shared, id };
             Connection::new(Arc::clone(&shared), mine, identity, entry).run();
         });
         if let Err(error) = started {
-            lock(&self.open).remove(&id);
+            self.open.lock().remove(&id);
             return Err(text(error));
         }
         self.counts.accepted.fetch_add(1, Ordering::Relaxed);
@@ -450,13 +449,9 @@ struct Seat<'a> {
 
 impl Drop for Seat<'_> {
     fn drop(&mut self) {
-        lock(&self.shared.open).remove(&self.id);
+        self.shared.open.lock().remove(&self.id);
         self.shared.changed.notify_all();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -33,10 +33,11 @@ mod space;
 mod victims;
 mod write;
 
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 pub use feed::{History, Past, Resident};
@@ -353,7 +354,7 @@ impl DramStore {
             metrics.reservations_reclaimed += counters.reservations_reclaimed;
         }
         {
-            let space = lock(&self.space);
+            let space = self.space.lock();
             metrics.pool_bytes = self.pool.bytes();
             metrics.free_bytes = space.extents.free_bytes();
             metrics.largest_free_bytes = space.extents.largest_free();
@@ -365,7 +366,7 @@ impl DramStore {
         metrics.tenants = self.tenants.metrics();
         metrics.quarantined_bytes = self.quarantine.bytes();
         (metrics.quarantined, metrics.quarantine_refused) = self.quarantine.counts();
-        metrics.victims_ready = lock(&self.victims).len() as u64;
+        metrics.victims_ready = self.victims.lock().len() as u64;
         metrics.events_waiting = self.lock_events().len() as u64;
         metrics.hits_dropped = self.hits_dropped.load(Ordering::Relaxed);
         metrics.pool_full = self.pool_full.load(Ordering::Relaxed);
@@ -381,11 +382,11 @@ impl DramStore {
     /// Blocks dropped since the last call because their bytes no longer matched their checksums. The oldest beyond 4,096
     /// are forgotten.
     pub fn take_damaged(&self) -> Vec<BlockKey> {
-        lock(&self.damaged).drain(..).collect()
+        self.damaged.lock().drain(..).collect()
     }
 
     fn note_damaged(&self, key: BlockKey) {
-        let mut damaged = lock(&self.damaged);
+        let mut damaged = self.damaged.lock();
         if damaged.len() == DAMAGED_MAX {
             damaged.pop_front();
         }
@@ -395,7 +396,7 @@ impl DramStore {
     /// Memory that the store takes besides the pool.
     pub fn metadata(&self) -> Metadata {
         let mut sum =
-            Metadata { other_bytes: lock(&self.space).extents.memory_bytes() as u64, ..Metadata::default() };
+            Metadata { other_bytes: self.space.lock().extents.memory_bytes() as u64, ..Metadata::default() };
         for shard in 0..SHARDS {
             self.read(shard).add_metadata(&mut sum);
         }
@@ -414,11 +415,11 @@ impl DramStore {
     }
 
     fn read(&self, shard: usize) -> RwLockReadGuard<'_, Shard> {
-        self.shards[shard].read().unwrap_or_else(PoisonError::into_inner)
+        self.shards[shard].read()
     }
 
     fn write(&self, shard: usize) -> RwLockWriteGuard<'_, Shard> {
-        self.shards[shard].write().unwrap_or_else(PoisonError::into_inner)
+        self.shards[shard].write()
     }
 }
 
@@ -445,8 +446,4 @@ fn ticks(now_ms: u64) -> u32 {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

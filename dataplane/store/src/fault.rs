@@ -4,9 +4,10 @@
 //! whatever the threads do; or one by one ([`FaultStore::inject`]). The device can also be held
 //! ([`FaultStore::hold`]): operations are taken and none completes until it is released.
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use twox_hash::XxHash3_64;
@@ -110,24 +111,24 @@ impl FaultStore {
 
     /// The next `call` on any block fails in this way. Several faults wait in line.
     pub fn inject(&self, call: Call, fault: Fault) {
-        self.plan.lock().injected.push((call, fault));
+        self.plan.state.lock().injected.push((call, fault));
     }
 
     /// Operations are taken from now on, and none of them begins.
     pub fn hold(&self) {
-        let mut queue = self.device.lock();
+        let mut queue = self.device.queue.lock();
         (queue.held, queue.let_go) = (true, 0);
     }
 
     /// Lets the oldest `count` operations go, those waiting or the next to come.
     pub fn let_go(&self, count: usize) {
-        self.device.lock().let_go += count;
+        self.device.queue.lock().let_go += count;
         self.device.changed.notify_all();
     }
 
     /// Ends a [`hold`](Self::hold).
     pub fn release(&self) {
-        let mut queue = self.device.lock();
+        let mut queue = self.device.queue.lock();
         (queue.held, queue.let_go) = (false, 0);
         drop(queue);
         self.device.changed.notify_all();
@@ -135,13 +136,13 @@ impl FaultStore {
 
     /// Operations taken and not begun.
     pub fn waiting(&self) -> usize {
-        self.device.lock().waiting.len()
+        self.device.queue.lock().waiting.len()
     }
 
     fn later<T: Send + 'static>(&self, work: impl FnOnce(Turn<'_>) -> T + Send + 'static) -> Pending<T> {
         let (completion, pending) = Pending::new();
         let (inner, plan) = (Arc::clone(&self.inner), Arc::clone(&self.plan));
-        self.device.lock().waiting.push_back(Box::new(move || {
+        self.device.queue.lock().waiting.push_back(Box::new(move || {
             let cancelled = completion.cancelled.is_set();
             completion.done(work(Turn { inner: &*inner, plan: &plan, cancelled }));
         }));
@@ -151,13 +152,9 @@ impl FaultStore {
 }
 
 impl Plan {
-    fn lock(&self) -> MutexGuard<'_, PlanState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// What must go wrong with this call, if anything.
     fn fault(&self, call: Call, key: BlockKey) -> Option<Fault> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(at) = state.injected.iter().position(|&(on, _)| on == call) {
             return Some(state.injected.remove(at).1);
         }
@@ -237,10 +234,6 @@ impl Call {
 }
 
 impl Device {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn run(&self) {
         while let Some(work) = self.next() {
             work();
@@ -253,7 +246,8 @@ impl Device {
             !queue.closed && (queue.waiting.is_empty() || !may_go)
         };
         // Once closed, what waits goes even if the device is held.
-        let mut queue = self.changed.wait_while(self.lock(), idle).unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.queue.lock();
+        self.changed.wait_while(&mut queue, idle);
         queue.let_go = queue.let_go.saturating_sub(1);
         queue.waiting.pop_front()
     }
@@ -321,7 +315,7 @@ impl BlockStore for FaultStore {
 
 impl Drop for FaultStore {
     fn drop(&mut self) {
-        self.device.lock().closed = true;
+        self.device.queue.lock().closed = true;
         self.device.changed.notify_all();
         if let Some(worker) = self.worker.take() {
             // It runs what is waiting first: every operation that was taken completes.

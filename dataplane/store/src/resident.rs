@@ -1,9 +1,10 @@
 //! Which blocks a tier in memory holds, and where each has its bytes.
 
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::store::{Loaded, Stored};
 use kvasir_protocol::block::BlockKey;
@@ -61,11 +62,11 @@ impl<T> Resident<T> {
     }
 
     fn read(&self, shard: usize) -> RwLockReadGuard<'_, Shard<T>> {
-        self.shards[shard].read().unwrap_or_else(PoisonError::into_inner)
+        self.shards[shard].read()
     }
 
     fn write(&self, shard: usize) -> RwLockWriteGuard<'_, Shard<T>> {
-        self.shards[shard].write().unwrap_or_else(PoisonError::into_inner)
+        self.shards[shard].write()
     }
 }
 

@@ -1,8 +1,9 @@
 //! Finds blocks whose bytes have changed, before somebody asks for them.
 
+use parking_lot::{Condvar, Mutex};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -53,7 +54,7 @@ impl Scrubber {
 impl Drop for Scrubber {
     fn drop(&mut self) {
         self.stop.now.store(true, Ordering::Relaxed);
-        drop(self.stop.lock.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(self.stop.lock.lock());
         self.stop.woken.notify_all();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -63,10 +64,9 @@ impl Drop for Scrubber {
 
 impl Stop {
     fn wait(&self, pause: Duration) {
-        let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.lock.lock();
         let going_on = |_: &mut ()| !self.now.load(Ordering::Relaxed);
-        let waited = self.woken.wait_timeout_while(guard, pause, going_on);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        self.woken.wait_while_for(&mut guard, going_on, pause);
     }
 }
 

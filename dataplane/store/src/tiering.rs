@@ -27,10 +27,11 @@ mod save;
 mod tests;
 mod together;
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use admit::{Admission, Admit, AdmitAll, Candidate};
@@ -361,7 +362,7 @@ impl Tiering {
         named: &[bool],
         now_ms: u64,
     ) -> Vec<(usize, Admission)> {
-        let mut refused = lock(&level.refused);
+        let mut refused = level.refused.lock();
         let candidate = |&i: &usize| {
             let stat = &chosen[i];
             let refused_ms_ago = refused.seen_ms_ago(stat.key, now_ms);
@@ -375,7 +376,7 @@ impl Tiering {
         let candidates: Vec<Candidate> = touched.iter().map(|(_, candidate)| *candidate).collect();
         let mut answers = Vec::new();
         if !candidates.is_empty() {
-            answers = lock(&self.admit).admit(level.tier, &candidates);
+            answers = self.admit.lock().admit(level.tier, &candidates);
             answers.resize(candidates.len(), Admission::Skip);
         }
         let answers: Vec<(usize, Admission)> = touched
@@ -582,8 +583,4 @@ impl Tiering {
         }
         late
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

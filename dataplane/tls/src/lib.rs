@@ -7,12 +7,13 @@
 
 mod session;
 
+use parking_lot::Mutex;
 use std::fs;
 use std::io;
 use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use kvasir_protocol::stream::Stream;
 use rustls::crypto::{CryptoProvider, ring};
@@ -80,7 +81,7 @@ impl HostTls {
     /// What new connections get. Where the files have changed since and cannot be used, `complain` is told once, and what
     /// was in use before stays.
     pub fn config(&self, complain: impl FnOnce(TlsError)) -> Arc<ServerConfig> {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.lock();
         let now = stamps(&self.files);
         if current.0 != now {
             current.0 = now;

@@ -1,9 +1,9 @@
 //! One encrypted connection of the data protocol.
 
+use parking_lot::Mutex;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::ops::DerefMut;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvasir_protocol::stream::Sealed;
 use rustls::{ConnectionCommon, SideData};
@@ -19,10 +19,6 @@ impl<C> Session<C> {
     pub(crate) fn new(connection: C, stream: TcpStream) -> Self {
         Self { connection: Mutex::new(connection), stream }
     }
-
-    fn lock(&self) -> MutexGuard<'_, C> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl<C, S> Sealed for Session<C>
@@ -32,17 +28,17 @@ where
 {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut socket = &self.stream;
-        rustls::Stream::new(&mut *self.lock(), &mut socket).read(buffer)
+        rustls::Stream::new(&mut *self.connection.lock(), &mut socket).read(buffer)
     }
 
     fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
         // What is still encrypted in the socket is left to a read that may wait.
-        self.lock().reader().read(buffer)
+        self.connection.lock().reader().read(buffer)
     }
 
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut socket = &self.stream;
-        let mut connection = self.lock();
+        let mut connection = self.connection.lock();
         let mut stream = rustls::Stream::new(&mut *connection, &mut socket);
         let written = stream.write(bytes)?;
         // An answer that is kept back would never come: its reader waits.
@@ -55,7 +51,7 @@ where
     }
 
     fn certificate(&self) -> Option<Vec<u8>> {
-        let connection = self.lock();
+        let connection = self.connection.lock();
         connection.peer_certificates().and_then(<[_]>::first).map(|shown| shown.to_vec())
     }
 }

@@ -1,10 +1,10 @@
 //! One line for each administrative act: when, who, what, from where, and what came of it.
 
+use parking_lot::Mutex;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 /// The audit log: lines of JSON in one file, with one older file beside it.
@@ -43,7 +43,7 @@ impl Audit {
     }
 
     fn write(&self, line: &str) -> io::Result<()> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         if let Some((_, len)) = &*open
             && len + line.len() as u64 > self.bytes_max
         {

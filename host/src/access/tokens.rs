@@ -4,13 +4,13 @@
 //! stamp at every use, so that a new or revoked token counts at once and no restart is needed.
 
 use kvasir_dataplane::server::access::{Identity, NO_TOKEN, Refused, Role};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const FILE: &str = "tokens.json";
@@ -135,7 +135,7 @@ impl Tokens {
     /// It is unknown, revoked or expired; or the file cannot be read, in which case nobody comes in.
     pub fn identify(&self, token: &str, now: SystemTime) -> Result<Identity, Refused> {
         let sha256 = hash(token);
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = self.read.lock();
         let stamp = stamp(&self.path);
         if read.0 != stamp || stamp.is_none() {
             let list = self.list().map_err(|error| {

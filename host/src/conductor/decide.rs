@@ -8,7 +8,6 @@ use super::fleet::{self, Admission, Ask, Outcome};
 use super::state::State;
 use super::{Conductor, Error, Rejected, Scheduled};
 use crate::policy::{AdmitterWorker, Fault, PolicyHost, SchedulerWorker, scheduler as policy};
-use crate::sync::lock;
 use kvasir_policy::admitter::{self, Verdict};
 use kvasir_policy::scheduler::{Decision, Request};
 
@@ -135,21 +134,21 @@ impl Conductor {
 
     /// Asks the policies without the lock; `None` if the tables moved so that the answer no longer holds.
     fn attempt(&self, decider: &mut Decider, wish: &Wish<'_>) -> Result<Option<Scheduled>, Error> {
-        let request = decider.look(&mut lock(&self.state), wish);
+        let request = decider.look(&mut self.state.lock(), wish);
         let scores =
             if wish.explain { decider.scheduler.explain(&request, &decider.prefix) } else { Vec::new() };
         let outcome = decider.scheduler.decide(&request, &decider.prefix);
-        let question = decider.question(&lock(&self.state), wish, &outcome.decision);
+        let question = decider.question(&self.state.lock(), wish, &outcome.decision);
         let Some(question) = unless_overtaken(question)? else { return Ok(None) };
         let refused = question.and_then(|(question, admission)| {
             refusal(wish.ask, decider.admitter.admit_request(&question), &admission)
         });
-        conclude(&mut lock(&self.state), decider, wish, &outcome, refused, &scores)
+        conclude(&mut self.state.lock(), decider, wish, &outcome, refused, &scores)
     }
 
     /// The native twins decide while nothing can change.
     fn decide_locked(&self, decider: &mut Decider, wish: &Wish<'_>) -> Result<Scheduled, Error> {
-        let state = &mut *lock(&self.state);
+        let state = &mut *self.state.lock();
         let request = decider.look(state, wish);
         let outcome = decider.scheduler.decide_natively(&request, &decider.prefix, Fault::Overtaken);
         let question = decider.question(state, wish, &outcome.decision)?;

@@ -2,10 +2,9 @@
 
 use super::decide::Decider;
 use crate::policy::PolicyHost;
-use crate::sync::lock;
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Condvar, Mutex, PoisonError};
 
 /// See the module documentation. As many as the host decides at once; a worker holds instances of the
 /// policies, so their number is fixed.
@@ -22,15 +21,16 @@ impl Deciders {
 
     /// The worker used last, which is warm and has least to catch up; waits while all decide.
     pub(super) fn take(&self) -> Taken<'_> {
-        let idle = self.returned.wait_while(lock(&self.idle), |idle| idle.is_empty());
-        Taken { decider: idle.unwrap_or_else(PoisonError::into_inner).pop_front(), home: self }
+        let mut idle = self.idle.lock();
+        self.returned.wait_while(&mut idle, |idle| idle.is_empty());
+        Taken { decider: idle.pop_front(), home: self }
     }
 
     /// Lets each idle worker take up new versions; the longest idle first, which keeps their order.
     pub(super) fn refresh_idle(&self) {
-        let idle = lock(&self.idle).len();
+        let idle = self.idle.lock().len();
         for _ in 0..idle {
-            let Some(decider) = lock(&self.idle).pop_back() else { return };
+            let Some(decider) = self.idle.lock().pop_back() else { return };
             Taken { decider: Some(decider), home: self }.refresh();
         }
     }
@@ -60,7 +60,7 @@ impl DerefMut for Taken<'_> {
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         if let Some(decider) = self.decider.take() {
-            lock(&self.home.idle).push_front(decider);
+            self.home.idle.lock().push_front(decider);
             self.home.returned.notify_one();
         }
     }

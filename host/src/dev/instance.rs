@@ -2,7 +2,7 @@
 
 use crate::conductor::fleet::{DecodeCost, PrefillCost, TransferCost};
 use kvasir_proto as proto;
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -48,7 +48,7 @@ impl Instance {
         speed: f64,
     ) -> Instant {
         let work = PREFILL.prefill_ms(cached_tokens, computed_tokens) / 1_000.0 / speed;
-        let mut busy_until = self.busy_until.lock().unwrap_or_else(|e| e.into_inner());
+        let mut busy_until = self.busy_until.lock();
         let start = busy_until.map_or(ready, |busy| busy.max(ready));
         let end = start + Duration::from_secs_f64(work);
         *busy_until = Some(end);

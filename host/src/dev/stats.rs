@@ -4,9 +4,9 @@ use super::Cluster;
 use anyhow::Result;
 use comfy_table::{Table, presets};
 use hdrhistogram::Histogram;
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// One request that was served.
@@ -102,7 +102,7 @@ pub struct Summary {
 
 impl Stats {
     fn phases(&self) -> MutexGuard<'_, Vec<Counted>> {
-        self.phases.lock().unwrap_or_else(PoisonError::into_inner)
+        self.phases.lock()
     }
 
     pub(super) fn next_phase(&self, policies: String) {

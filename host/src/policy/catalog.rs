@@ -1,10 +1,10 @@
 //! What survives a restart: which policy serves each slot, and the components it needs.
 
 use super::engine::Digest;
-use super::slot::lock;
 use super::{Error, SlotKind};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// A policy and the operator's settings for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,7 +108,7 @@ impl Catalog {
         previous: Option<&Assignment>,
         module: Option<&[u8]>,
     ) -> Result<(), Error> {
-        let _change = lock(&self.change);
+        let _change = self.change.lock();
         #[cfg(test)]
         if self.full.load(std::sync::atomic::Ordering::Relaxed) {
             return Err(self.error("written", "no space left"));

@@ -1,11 +1,11 @@
 //! What is counted per version, and the breaker that reads it.
 
 use super::Fault;
-use super::slot::lock;
 use kvasir_dataplane::times::{Times, TimesTaken};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// One call in this many is timed: reading the clock twice costs as much as a short call.
@@ -144,7 +144,7 @@ impl Breaker {
 
     /// Records a fault; true if this one trips the breaker.
     pub(super) fn fault(&self, now: Instant) -> bool {
-        let (recent, tripped) = &mut *lock(&self.recent);
+        let (recent, tripped) = &mut *self.recent.lock();
         while recent.front().is_some_and(|&at| now.duration_since(at) > self.window) {
             recent.pop_front();
         }

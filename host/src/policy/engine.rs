@@ -3,12 +3,12 @@
 use super::fault::TEXT_BYTES;
 use super::guest::State;
 use super::{Error, PolicyConfig, SlotKind, bindings};
-use crate::sync::lock;
 use crate::text::printable;
+use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use wasmtime::component::{Component, InstancePre, Linker};
 use wasmtime::{Cache, CacheConfig, Config, InstanceAllocationStrategy, PoolingAllocationConfig};
@@ -102,7 +102,7 @@ impl Engine {
             name: name.into(),
             reason: printable(&format!("{e:#}"), TEXT_BYTES),
         };
-        let compiling = lock(&self.compiling);
+        let compiling = self.compiling.lock();
         let component = Component::new(&self.engine, bytes).map_err(compile)?;
         drop(compiling);
         self.check_interface(slot, name, &component)?;

@@ -2,8 +2,8 @@
 
 use super::fault::TEXT_BYTES as LINE_BYTES;
 use crate::text::printable;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 const LINES: usize = 1_000;
@@ -46,7 +46,7 @@ impl Default for Log {
 impl Log {
     pub fn add(&self, level: u32, message: &str) {
         let at = self.start.elapsed();
-        let Ok(mut ring) = self.ring.lock() else { return };
+        let mut ring = self.ring.lock();
         if ring.second != at.as_secs() {
             ring.second = at.as_secs();
             ring.in_second = 0;
@@ -69,7 +69,7 @@ impl Log {
         let text = printable(message, LINE_BYTES);
         tracing::warn!("{text}");
         let line = LogLine { at: self.start.elapsed(), level, text };
-        let Ok(mut ring) = self.ring.lock() else { return };
+        let mut ring = self.ring.lock();
         if ring.host.len() == HOST_LINES {
             ring.host.pop_front();
         }
@@ -78,7 +78,7 @@ impl Log {
 
     /// The lines kept, oldest first, and how many were dropped so far.
     pub fn read(&self) -> (Vec<LogLine>, u64) {
-        let Ok(ring) = self.ring.lock() else { return (Vec::new(), 0) };
+        let ring = self.ring.lock();
         let mut lines: Vec<_> = ring.lines.iter().chain(&ring.host).cloned().collect();
         lines.sort_by_key(|line| line.at);
         (lines, ring.dropped)

@@ -21,8 +21,9 @@ use super::log::Log;
 use super::{Error, Fault, Limits, PolicyConfig, SlotKind};
 use arc_swap::ArcSwap;
 use kvasir_policy::Description;
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// What differs between the four slots.
@@ -185,16 +186,16 @@ impl<H: Hook> Slot<H> {
 
     /// What a rollback would bring back.
     pub fn previous(&self) -> Option<Assignment> {
-        lock(&self.previous).as_ref().map(|p| p.assignment.clone())
+        self.previous.lock().as_ref().map(|p| p.assignment.clone())
     }
 
     pub fn last_trip(&self) -> Option<String> {
-        lock(&self.last_trip).clone()
+        self.last_trip.lock().clone()
     }
 
     /// What all versions counted since the start.
     pub fn totals(&self) -> CounterValues {
-        lock(&self.totals).with(&self.current().counters)
+        self.totals.lock().with(&self.current().counters)
     }
 
     /// Brings a policy into service. Blocking (compiles): not for the hot path.
@@ -210,7 +211,7 @@ impl<H: Hook> Slot<H> {
         let assignment = Assignment { origin: code.origin, settings };
         // Not under the lock: while this one takes its time, the one that serves may have to go.
         let version = self.prepare(Arc::new(code.program), assignment)?;
-        let _change = lock(&self.change);
+        let _change = self.change.lock();
         self.publish(version, code.bytes.as_deref(), None)
     }
 
@@ -245,13 +246,13 @@ impl<H: Hook> Slot<H> {
     /// # Errors
     /// There is none, it no longer starts, or the catalogue cannot be written.
     pub fn rollback(self: &Arc<Self>) -> Result<Arc<Version<H>>, Error> {
-        let _change = lock(&self.change);
+        let _change = self.change.lock();
         let version = self.prepare_previous()?;
         self.publish(version, None, None)
     }
 
     fn prepare_previous(&self) -> Result<Version<H>, Error> {
-        let previous = lock(&self.previous).clone().ok_or(Error::NoPrevious(H::KIND))?;
+        let previous = self.previous.lock().clone().ok_or(Error::NoPrevious(H::KIND))?;
         let program = match previous.program {
             Some(program) => program,
             None => {
@@ -286,17 +287,17 @@ impl<H: Hook> Slot<H> {
         }
         version.generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
         let version = Arc::new(version);
-        *lock(&self.previous) = previous;
+        *self.previous.lock() = previous;
         let tripped = trip.is_some();
         if tripped {
-            *lock(&self.last_trip) = trip;
+            *self.last_trip.lock() = trip;
         }
-        let mut totals = lock(&self.totals);
+        let mut totals = self.totals.lock();
         self.current.store(version.clone());
         totals.retire(old.counters.clone());
         drop(totals);
         // Unused guests of the old version would keep their memory until its last Arc goes.
-        lock(&old.ready).clear();
+        old.ready.lock().clear();
         if tripped {
             self.persist();
         }
@@ -315,7 +316,7 @@ impl<H: Hook> Slot<H> {
         let slot = Arc::downgrade(self);
         self.builder.submit_later(PERSIST_AGAIN, move || {
             if let Some(slot) = slot.upgrade() {
-                let _change = lock(&slot.change);
+                let _change = slot.change.lock();
                 slot.persist();
             }
         });
@@ -339,7 +340,7 @@ impl<H: Hook> Slot<H> {
     /// Takes generation `broken` out of service: back to the previous version, or to the native
     /// twin of the default.
     fn trip(self: &Arc<Self>, broken: u64, fault: &Fault) {
-        let _change = lock(&self.change);
+        let _change = self.change.lock();
         let current = self.current();
         if current.generation != broken {
             return; // replaced meanwhile
@@ -379,8 +380,4 @@ fn tell_if_unused<H: Hook>(wanted: &(Source, Settings), restored: &Version<H>, l
     log.add_host(2, &format!(
         "`{name}` is restored as it was loaded last; policy.{slot}.source and policy.{slot}.settings hold for the first start only (`kvasir policy load` changes what serves)"
     ));
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

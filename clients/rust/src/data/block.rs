@@ -1,8 +1,9 @@
 //! Blocks that a client was given: lent in the host's pool, or received.
 
+use parking_lot::Mutex;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvasir_memory::host::Mapping;
@@ -10,7 +11,6 @@ use kvasir_memory::shared::Shared;
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 
 use super::error::ClientError;
-use super::lock;
 
 /// Leases and addresses of a local reader.
 pub(super) struct Local {
@@ -33,7 +33,7 @@ impl Local {
 
     /// Leases to send back now, as many as one call takes.
     pub(super) fn take_done(&self) -> Vec<u64> {
-        let mut done = lock(&self.done);
+        let mut done = self.done.lock();
         let keep = done.len().saturating_sub(BATCH_MAX);
         done.split_off(keep)
     }
@@ -118,6 +118,6 @@ impl fmt::Debug for Block {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        lock(&self.local.done).push(self.lease);
+        self.local.done.lock().push(self.lease);
     }
 }

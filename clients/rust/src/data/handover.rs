@@ -114,7 +114,7 @@ impl Client {
 
     /// Whether the host has closed the connection, which no call may have met yet. A call that is under way meets it itself.
     fn is_hung_up(&self) -> bool {
-        self.wire.try_lock().is_ok_and(|wire| wire.writer.is_hung_up())
+        self.wire.try_lock().is_some_and(|wire| wire.writer.is_hung_up())
     }
 
     /// Whether it is done, not yet, or refused.

@@ -1,13 +1,14 @@
 //! The side that takes a hand-over in, and the readers of it while it comes.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::super::Shared;
 use super::super::link::Link;
 use super::super::message::{Copied, Loan, Reply};
-use super::super::{Shared, lock};
 use super::{HAND_OVERS_MAX, check};
 use kvasir_memory::region::Region;
 use kvasir_net::transfer::handover::decode;
@@ -321,7 +322,7 @@ impl Shared {
                     return Reply::Refused { reason: "it is still comparing; ask again".to_owned() };
                 }
                 let changed = &self.hand_overs.receiving.changed;
-                all = changed.wait_timeout(all, left).unwrap_or_else(PoisonError::into_inner).0;
+                changed.wait_for(&mut all, left);
             }
             let own = |incoming: &&mut Incoming| incoming.from == from.config.name;
             let Some(incoming) = all.get_mut(&id).filter(own) else {
@@ -509,7 +510,7 @@ impl Shared {
                 return None;
             }
             let changed = &self.hand_overs.receiving.changed;
-            all = changed.wait_timeout(all, left).unwrap_or_else(PoisonError::into_inner).0;
+            changed.wait_for(&mut all, left);
         }
     }
 
@@ -520,7 +521,7 @@ impl Shared {
     }
 
     fn incoming(&self) -> MutexGuard<'_, HashMap<u64, Incoming>> {
-        lock(&self.hand_overs.receiving.incoming)
+        self.hand_overs.receiving.incoming.lock()
     }
 }
 

@@ -28,7 +28,7 @@ impl Gate {
         // Ends with the process.
         thread::spawn(move || {
             for from in listener.incoming().flatten() {
-                let mut through = through.lock().unwrap();
+                let mut through = through.lock();
                 if stalled.load(Ordering::SeqCst) {
                     through.push(from);
                     continue;
@@ -47,7 +47,7 @@ impl Gate {
     }
 
     pub(super) fn close(&self) {
-        let mut through = self.through.lock().unwrap();
+        let mut through = self.through.lock();
         self.open.store(false, Ordering::SeqCst);
         through.drain(..).for_each(|end| drop(end.shutdown(Shutdown::Both)));
     }

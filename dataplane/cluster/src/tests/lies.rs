@@ -122,7 +122,7 @@ fn unharmed(host: &Host, free: u64, after: &str) {
     (0..8).for_each(|n| assert!(host.reads(n), "block {n} is gone: {after}"));
     until(&format!("its places are free again: {after}"), || host.store.pressure().free_bytes == free);
     assert_eq!(host.store.metrics().reservations, 0, "{after}");
-    until("nothing is expected of it", || lock(&host.cluster.shared.taking).is_empty());
+    until("nothing is expected of it", || host.cluster.shared.taking.lock().is_empty());
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn damaged_frames_of_a_peer_end_its_connection_alone() {
         }
     }
     unharmed(&host, free, "damaged frames");
-    until("its connections are closed", || lock(&host.cluster.shared.accepted).is_empty());
+    until("its connections are closed", || host.cluster.shared.accepted.lock().is_empty());
 }
 
 /// Answers as no honest host would. Returns how many loans it gave.

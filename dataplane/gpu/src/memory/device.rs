@@ -1,9 +1,10 @@
 //! One GPU.
 #![allow(unsafe_code)]
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
@@ -35,7 +36,7 @@ impl Device {
     pub fn open(number: u16) -> Result<Arc<Self>, CudaError> {
         /// The devices in use. They are shared, because everyone must know the same pinned memory.
         static OPEN: Mutex<BTreeMap<u16, Weak<Device>>> = Mutex::new(BTreeMap::new());
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = OPEN.lock();
         if let Some(device) = open.get(&number).and_then(Weak::upgrade) {
             return Ok(device);
         }
@@ -75,7 +76,7 @@ impl Device {
 
     /// Whether the GPU itself may read and write all `len` bytes of host memory from `address` on.
     pub fn is_pinned(&self, address: *const u8, len: usize) -> bool {
-        let pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        let pinned = self.pinned.lock();
         pinned.contains(address as usize, len)
     }
 

@@ -1,10 +1,11 @@
 //! A GPU's memory, divided into ranges.
 #![allow(unsafe_code)]
 
+use parking_lot::{Mutex, MutexGuard};
 use std::fs::File;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::{DriverError, result, sys};
 
@@ -108,7 +109,7 @@ impl DevicePool {
     }
 
     fn extents(&self) -> MutexGuard<'_, Extents> {
-        self.extents.lock().unwrap_or_else(PoisonError::into_inner)
+        self.extents.lock()
     }
 }
 

@@ -1,11 +1,12 @@
 //! How memory of a GPU is given to a peer: as a descriptor whose few bytes say where the memory is.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock};
 
 use rustix::fs::MemfdFlags;
 
@@ -35,7 +36,7 @@ pub(super) struct Ticket {
 
 impl Ticket {
     pub(super) fn of(region: &Region) -> Self {
-        let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given = GIVEN.lock();
         given.retain(|_, region| region.upgrade().is_some());
         given.insert(region.id(), region.downgrade());
         Self { process: *PROCESS, region: region.id(), handle: region.handle() }
@@ -65,7 +66,7 @@ impl Ticket {
 
     /// A region of this process.
     fn find(&self) -> Option<Region> {
-        GIVEN.lock().unwrap_or_else(PoisonError::into_inner).get(&self.region)?.upgrade()
+        GIVEN.lock().get(&self.region)?.upgrade()
     }
 
     fn encode(&self) -> [u8; LEN] {

@@ -1,7 +1,8 @@
 //! A transport whose endpoints come from an [`EndpointPool`]: all who connect through it share endpoints, and find a
 //! peer that keeps failing in quarantine.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use super::{EndpointPool, Error, InUse, PoolConfig, Stats};
 use crate::transport::{
@@ -89,7 +90,7 @@ struct Shared {
 
 impl Shared {
     fn end(&self, worked: bool) {
-        let in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let in_use = self.in_use.lock().take();
         match in_use {
             Some(in_use) if worked => in_use.worked(),
             Some(in_use) => in_use.broke(self.clock.now_ms()),

@@ -43,16 +43,16 @@ impl Connector for Arc<Net> {
     type Error = NoAnswer;
 
     fn connect(&self, peer: &u8) -> Result<Arc<Link>, NoAnswer> {
-        self.tried.lock().unwrap().push(*peer);
-        let gate = self.gate.lock().unwrap().clone();
+        self.tried.lock().push(*peer);
+        let gate = self.gate.lock().clone();
         if let Some(gate) = gate {
             gate.wait();
         }
-        if self.unreachable.lock().unwrap().contains(peer) {
+        if self.unreachable.lock().contains(peer) {
             return Err(NoAnswer);
         }
         self.most_open.fetch_max(self.open.fetch_add(1, SeqCst) + 1, SeqCst);
-        let mut links = self.links.lock().unwrap();
+        let mut links = self.links.lock();
         let (hung_up, closed) = (AtomicBool::new(false), AtomicBool::new(false));
         let id = links.len();
         links.push(Arc::new(Link { id, peer: *peer, hung_up, closed }));
@@ -86,7 +86,7 @@ fn an_endpoint_is_made_once_and_reused() {
     assert_eq!(first.id, again.id);
     drop((first, again));
     assert_eq!(pool.get(&1, || 0).unwrap().id, 0);
-    assert_eq!((net.links.lock().unwrap().len(), pool.open()), (1, 1));
+    assert_eq!((net.links.lock().len(), pool.open()), (1, 1));
     drop(pool);
     assert_eq!(net.open.load(SeqCst), 0, "the pool closes what it made");
 }
@@ -99,7 +99,7 @@ fn what_is_in_use_is_not_evicted() {
     assert_eq!(pool.get(&3, || 0).err(), Some(full));
     drop(first);
     assert_eq!(pool.get(&3, || 0).unwrap().peer, 3);
-    assert!(net.links.lock().unwrap()[0].closed.load(SeqCst));
+    assert!(net.links.lock()[0].closed.load(SeqCst));
     assert!(!second.closed.load(SeqCst));
     assert_eq!((pool.open(), pool.stats().evicted, pool.stats().refused_full), (2, 1, 1));
 }
@@ -116,7 +116,7 @@ fn a_broken_peer_is_refused_for_longer_each_time() {
     assert_eq!((pool.open(), pool.stats().broken), (0, 1));
 
     assert_eq!(pool.get(&1, || 1049).err(), Some(quarantined(1, 1, 1)));
-    net.unreachable.lock().unwrap().insert(1);
+    net.unreachable.lock().insert(1);
     let failed = Error::Connect { peer: "1".into(), source: NoAnswer };
     for (now, failures, wait) in [(1050, 2, 100), (1150, 3, 200), (1350, 4, 400)] {
         assert_eq!(pool.get(&1, || now).err(), Some(failed.clone()));
@@ -128,7 +128,7 @@ fn a_broken_peer_is_refused_for_longer_each_time() {
     }
     assert_eq!(pool.get(&1, || 4_000_000).err(), Some(quarantined(1, 44, 10_000)), "never above the maximum");
 
-    net.unreachable.lock().unwrap().clear();
+    net.unreachable.lock().clear();
     pool.get(&1, || 5_000_000).unwrap().broke(5_000_000);
     assert_eq!(pool.get(&1, || 5_000_000).err(), Some(quarantined(1, 45, 10_000)), "no transfer has worked");
     pool.get(&1, || 6_000_000).unwrap().worked();
@@ -147,7 +147,7 @@ fn an_endpoint_that_the_peer_dropped_is_made_anew() {
     drop(held);
     assert_eq!(pool.get(&1, || 0).unwrap().id, 1);
 
-    net.links.lock().unwrap()[1].hung_up.store(true, SeqCst);
+    net.links.lock()[1].hung_up.store(true, SeqCst);
     pool.tend(|| 0, 8);
     assert_eq!((pool.open(), pool.stats().dropped_by_peer), (0, 2), "idle ones are noticed too");
 }
@@ -155,17 +155,17 @@ fn an_endpoint_that_the_peer_dropped_is_made_anew() {
 #[test]
 fn probes_go_to_peers_that_are_wanted() {
     let (net, pool) = pool(4);
-    net.unreachable.lock().unwrap().extend([1, 2]);
+    net.unreachable.lock().extend([1, 2]);
     assert!(pool.get(&1, || 0).is_err() && pool.get(&2, || 0).is_err());
     assert_eq!(pool.get(&1, || 10).err(), Some(quarantined(1, 1, 40)));
     pool.tend(|| 49, 8);
-    assert_eq!(*net.tried.lock().unwrap(), [1, 2], "not before its time");
-    net.unreachable.lock().unwrap().clear();
+    assert_eq!(*net.tried.lock(), [1, 2], "not before its time");
+    net.unreachable.lock().clear();
     pool.tend(|| 50, 8);
-    assert_eq!(*net.tried.lock().unwrap(), [1, 2, 1], "nobody wants 2");
+    assert_eq!(*net.tried.lock(), [1, 2, 1], "nobody wants 2");
     assert_eq!(pool.get(&1, || 50).unwrap().id, 0);
     pool.tend(|| 10_050, 8); // forgets 2
-    net.unreachable.lock().unwrap().insert(2);
+    net.unreachable.lock().insert(2);
     assert!(pool.get(&2, || 10_050).is_err());
     assert_eq!(pool.get(&2, || 10_050).err(), Some(quarantined(2, 1, 50)), "a first failure again");
 }
@@ -173,7 +173,7 @@ fn probes_go_to_peers_that_are_wanted() {
 #[test]
 fn quarantine_is_bounded() {
     let (net, pool) = pool(4);
-    net.unreachable.lock().unwrap().extend(0..=255);
+    net.unreachable.lock().extend(0..=255);
     for peer in 0..=255u8 {
         assert!(pool.get(&peer, || peer.into()).is_err());
     }
@@ -194,9 +194,9 @@ fn two_threads_that_ask_for_one_peer_connect_once() {
     for reachable in [true, false] {
         let (net, pool) = pool(4);
         let gate = Arc::new(Barrier::new(2));
-        *net.gate.lock().unwrap() = Some(gate.clone());
+        *net.gate.lock() = Some(gate.clone());
         if !reachable {
-            net.unreachable.lock().unwrap().insert(7);
+            net.unreachable.lock().insert(7);
         }
         thread::scope(|scope| {
             let ask = || scope.spawn(|| pool.get(&7, || 0).map(|held| held.id));
@@ -211,7 +211,7 @@ fn two_threads_that_ask_for_one_peer_connect_once() {
                 assert_eq!(refused.count(), 2, "{answers:?}");
             }
         });
-        assert_eq!(*net.tried.lock().unwrap(), [7]);
+        assert_eq!(*net.tried.lock(), [7]);
     }
 }
 
@@ -220,10 +220,10 @@ fn nobody_waits_for_a_probe() {
     let (net, pool) = pool(4);
     pool.get(&7, || 0).unwrap().broke(0);
     let gate = Arc::new(Barrier::new(2));
-    *net.gate.lock().unwrap() = Some(gate.clone());
+    *net.gate.lock() = Some(gate.clone());
     thread::scope(|scope| {
         let probe = scope.spawn(|| pool.get(&7, || 50).map(|held| held.id));
-        until(|| net.tried.lock().unwrap().len() == 2);
+        until(|| net.tried.lock().len() == 2);
         assert_eq!(pool.get(&7, || 50).err(), Some(quarantined(7, 1, 0)));
         gate.wait();
         assert_eq!(probe.join().unwrap(), Ok(1));

@@ -1,12 +1,13 @@
 //! How far a transfer is, and everyone who waits for it.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::future::Future;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
@@ -225,7 +226,7 @@ impl Inner {
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        self.progress.lock()
     }
 }
 
@@ -251,7 +252,7 @@ impl Transfer {
             else {
                 break;
             };
-            progress = self.0.complete.wait_timeout(progress, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.0.complete.wait_for(&mut progress, left);
         }
         status_of(&progress)
     }

@@ -4,8 +4,8 @@
 //! notice says so. Layers may complete out of order on the way. The receiver waits for *the first n layers* and can
 //! compute on layer 0 while later ones are still being produced.
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::entry::{Batch, BatchTooLarge, Entry};
@@ -85,7 +85,7 @@ impl Arrivals {
     /// requests are tracked already.
     pub fn note(&self, notice: &Notice) -> bool {
         let Some((request, layer, layers)) = decode(&notice.message) else { return false };
-        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut requests = self.requests.lock();
         if requests.len() >= REQUESTS_MAX && !requests.contains_key(&request) {
             return false;
         }
@@ -103,13 +103,13 @@ impl Arrivals {
 
     /// How many leading layers of a request have arrived whole, and how many it has; (0, 0) for an unknown request.
     pub fn progress(&self, request: u64) -> (u32, u32) {
-        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let requests = self.requests.lock();
         requests.get(&request).map_or((0, 0), |arrived| (arrived.leading(), arrived.layers))
     }
 
     /// Waits until the first `count` layers of a request are here. Returns false if `until` passes first.
     pub fn wait(&self, request: u64, count: u32, until: Instant) -> bool {
-        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut requests = self.requests.lock();
         loop {
             if requests.get(&request).is_some_and(|arrived| arrived.leading() >= count) {
                 return true;
@@ -118,13 +118,13 @@ impl Arrivals {
             else {
                 return false;
             };
-            requests = self.changed.wait_timeout(requests, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut requests, left);
         }
     }
 
     /// Forgets a request that was taken over or given up.
     pub fn forget(&self, request: u64) {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner).remove(&request);
+        self.requests.lock().remove(&request);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Peers, the rails to them, and their segments as this node may use them.
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::complete::same;
@@ -40,11 +41,11 @@ impl Link {
 
     /// The endpoint, working or not.
     fn current(&self) -> Option<Arc<dyn Endpoint>> {
-        self.endpoint.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.endpoint.read().clone()
     }
 
     fn set(&self, endpoint: Option<Arc<dyn Endpoint>>) {
-        *self.endpoint.write().unwrap_or_else(PoisonError::into_inner) = endpoint;
+        *self.endpoint.write() = endpoint;
     }
 
     fn connect(&self, expected: Option<&str>) -> Result<Arc<dyn Endpoint>, Error> {
@@ -162,12 +163,12 @@ impl Peer {
 
     /// What is submitted from here on goes in this order.
     pub fn prefer(&self, paths: Arc<Paths>) {
-        *self.paths.write().unwrap_or_else(PoisonError::into_inner) = Some(paths);
+        *self.paths.write() = Some(paths);
     }
 
     /// Finds the order in which an entry's pieces go.
     pub(super) fn orders(&self) -> Orders {
-        Orders { paths: self.paths.read().unwrap_or_else(PoisonError::into_inner).clone(), last: None }
+        Orders { paths: self.paths.read().clone(), last: None }
     }
 
     /// The name that it gave itself.
@@ -257,7 +258,7 @@ impl Peer {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// An endpoint of a rail broke (`None`: the rail had no working endpoint). Nothing new goes over the rail until it
@@ -315,7 +316,7 @@ impl Peer {
     }
 
     fn segments(&self) -> MutexGuard<'_, Vec<Weak<Segment>>> {
-        self.segments.lock().unwrap_or_else(PoisonError::into_inner)
+        self.segments.lock()
     }
 }
 
@@ -354,7 +355,7 @@ impl Link {
     }
 
     fn due(&self, now: Instant) -> bool {
-        let until = self.quarantined_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = self.quarantined_until.lock();
         until.is_none_or(|until| now >= until)
     }
 
@@ -374,7 +375,7 @@ impl Link {
             0 => Duration::ZERO,
             n => (FIRST * (1 << (n - 1).min(10))).min(Duration::from_secs(5)),
         };
-        *self.quarantined_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(now + wait);
+        *self.quarantined_until.lock() = Some(now + wait);
     }
 }
 
@@ -411,13 +412,13 @@ impl Segment {
         if self.stale.load(Ordering::Acquire) {
             return Err(OpError::Denied(Denied::StaleEpoch));
         }
-        let grant = self.grants.read().unwrap_or_else(PoisonError::into_inner).get(rail).cloned().flatten();
+        let grant = self.grants.read().get(rail).cloned().flatten();
         grant.ok_or_else(|| OpError::NotOpen { segment: self.name.clone() })
     }
 
     /// Any of its grants, for what all of them say: regions and lengths.
     pub fn description(&self) -> Option<Arc<Grant>> {
-        self.grants.read().unwrap_or_else(PoisonError::into_inner).iter().flatten().next().cloned()
+        self.grants.read().iter().flatten().next().cloned()
     }
 
     fn wants_grant(&self, rail: usize, now: Instant) -> bool {
@@ -444,7 +445,7 @@ impl Segment {
             // The grant that we have may still be good for a while.
             Err(_) => return,
         };
-        self.grants.write().unwrap_or_else(PoisonError::into_inner)[rail] = grant;
+        self.grants.write()[rail] = grant;
     }
 }
 

@@ -16,8 +16,9 @@ mod check;
 mod net;
 mod pool;
 
+use parking_lot::Mutex;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use self::check::Expected;

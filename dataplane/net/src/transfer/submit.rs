@@ -2,8 +2,9 @@
 //!
 //! Lock order: a peer's state, then a transfer's progress. Transports are called with neither held.
 
+use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -204,16 +205,16 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.0.ended.store(true, Ordering::Release);
         // Each lock is taken once, so that no thread is between checking the flag and going to sleep.
-        drop(lock(&self.0.deadlines));
+        drop(self.0.deadlines.lock());
         self.0.deadlines_changed.notify_all();
-        drop(lock(&self.0.mend_wanted));
+        drop(self.0.mend_wanted.lock());
         self.0.mend.notify_all();
     }
 }
 
 impl Shared {
     fn know(&self, peer: &Arc<Peer>) {
-        let mut peers = lock(&self.peers);
+        let mut peers = self.peers.lock();
         peers.retain(|peer| peer.strong_count() > 0);
         peers.push(Arc::downgrade(peer));
     }
@@ -415,7 +416,7 @@ struct Issue {
 
 impl Sink for Issue {
     fn complete(&self, completion: Completion) {
-        let taken = lock(&self.slices).get_mut(completion.id as usize).and_then(Option::take);
+        let taken = self.slices.lock().get_mut(completion.id as usize).and_then(Option::take);
         let Some((slice, issued)) = taken else { return };
         let (now, class, len) = (self.shared.now_ns(), slice.class, slice.len);
         self.peer.state().rails[self.rail].complete(issued, len, completion.valid_bytes, now);
@@ -428,12 +429,8 @@ impl Sink for Issue {
         let budget = self.shared.config.budgets[class as usize];
         if before.saturating_add(len) >= budget {
             // Other peers may have waited for this budget.
-            let peers: Vec<_> = lock(&self.shared.peers).iter().filter_map(Weak::upgrade).collect();
+            let peers: Vec<_> = self.shared.peers.lock().iter().filter_map(Weak::upgrade).collect();
             peers.iter().for_each(|peer| self.shared.pump(peer));
         }
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::complete::Inner;
 use super::peer::Peer;
-use super::submit::{Shared, lock};
+use super::submit::Shared;
 
 /// Transfers in flight, by deadline.
 #[derive(Default)]
@@ -21,7 +21,7 @@ pub(super) struct Deadlines {
 impl Shared {
     /// Looks at a transfer again at `when`.
     pub(super) fn watch_deadline(&self, inner: &Arc<Inner>, when: Instant) {
-        let mut deadlines = lock(&self.deadlines);
+        let mut deadlines = self.deadlines.lock();
         let key = (when, deadlines.next);
         deadlines.next += 1;
         deadlines.by_time.insert(key, Arc::downgrade(inner));
@@ -36,12 +36,12 @@ impl Shared {
         const SWEEP: Duration = Duration::from_secs(1);
         while !self.ended.load(Ordering::Acquire) {
             self.end_overdue();
-            let mut deadlines = lock(&self.deadlines);
+            let mut deadlines = self.deadlines.lock();
             deadlines.by_time.retain(|_, inner| inner.strong_count() > 0);
             let first = deadlines.by_time.first_key_value().map(|(key, _)| key.0);
             let sleep = first.map_or(SWEEP, |first| first.saturating_duration_since(self.now()).min(SWEEP));
             if !self.ended.load(Ordering::Acquire) {
-                drop(self.deadlines_changed.wait_timeout(deadlines, sleep));
+                self.deadlines_changed.wait_for(&mut deadlines, sleep);
             }
         }
     }
@@ -50,7 +50,7 @@ impl Shared {
     /// their endpoint is closed, which ends them.
     pub(super) fn end_overdue(self: &Arc<Self>) {
         let overdue = {
-            let mut deadlines = lock(&self.deadlines);
+            let mut deadlines = self.deadlines.lock();
             let later = deadlines.by_time.split_off(&(self.now(), u64::MAX));
             std::mem::replace(&mut deadlines.by_time, later)
         };
@@ -71,12 +71,12 @@ impl Shared {
 
     #[cfg(test)]
     pub(super) fn watched(&self) -> usize {
-        let deadlines = lock(&self.deadlines);
+        let deadlines = self.deadlines.lock();
         deadlines.by_time.values().filter(|inner| inner.strong_count() > 0).count()
     }
 
     pub(super) fn want_mending(&self) {
-        *lock(&self.mend_wanted) = true;
+        *self.mend_wanted.lock() = true;
         self.mend.notify_all();
     }
 
@@ -92,10 +92,9 @@ impl Shared {
                     self.mend_one(&peer);
                 }
             }
-            let mut wanted = lock(&self.mend_wanted);
+            let mut wanted = self.mend_wanted.lock();
             if !*wanted && !self.ended.load(Ordering::Acquire) {
-                let waited = self.mend.wait_timeout(wanted, self.config.mend_interval);
-                wanted = waited.unwrap_or_else(PoisonError::into_inner).0;
+                self.mend.wait_for(&mut wanted, self.config.mend_interval);
             }
             *wanted = false;
         }
@@ -104,7 +103,7 @@ impl Shared {
     /// Peers that need mending now and are not being mended yet, marked as being mended. At most 32 are mended at once.
     fn peers_to_mend(&self) -> Vec<Arc<Peer>> {
         const AT_ONCE_MAX: usize = 32;
-        let (now, peers) = (self.now(), lock(&self.peers));
+        let (now, peers) = (self.now(), self.peers.lock());
         let alive = || peers.iter().filter_map(Weak::upgrade);
         let busy = alive().filter(|peer| peer.mending.load(Ordering::Acquire)).count();
         let ailing = alive().filter(|peer| peer.ails(now) && !peer.mending.swap(true, Ordering::AcqRel));

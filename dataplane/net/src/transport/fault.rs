@@ -3,8 +3,9 @@
 //! A script looks at each operation (counted over all endpoints of the wrapper, in order of submission) and says what
 //! becomes of it. The rest of the wrapped transport stays as it is, so a test of failure runs against the real thing.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
     Cancel, Capabilities, Completion, Endpoint, Error, Grant, Mapped, Op, OpError, RemoteRange, Sink,
@@ -55,12 +56,12 @@ impl Faults {
 
     /// Carries out what [`Fault::Delay`] held back.
     pub fn release(&self) {
-        let endpoints = lock(&self.endpoints).clone();
+        let endpoints = self.endpoints.lock().clone();
         endpoints.iter().filter_map(std::sync::Weak::upgrade).for_each(|endpoint| endpoint.release());
     }
 
     fn decide(&self, op: &Op) -> Fault {
-        let mut script = lock(&self.script);
+        let mut script = self.script.lock();
         script(self.seen.fetch_add(1, Ordering::AcqRel), op)
     }
 }
@@ -100,7 +101,7 @@ impl Transport for FaultyTransport {
             stuck: Mutex::default(),
             broken: AtomicBool::new(false),
         });
-        let mut endpoints = lock(&self.faults.endpoints);
+        let mut endpoints = self.faults.endpoints.lock();
         endpoints.retain(|endpoint| endpoint.strong_count() > 0);
         endpoints.push(Arc::downgrade(&endpoint));
         Ok(endpoint)
@@ -153,7 +154,7 @@ impl FaultyEndpoint {
     }
 
     fn hold(&self, op: Op, sink: &Arc<dyn Sink>, lost: bool) {
-        let mut stuck = lock(&self.stuck);
+        let mut stuck = self.stuck.lock();
         // Checked under the lock that `end` takes, so that nothing gets stuck after the end.
         if self.broken.load(Ordering::Acquire) {
             drop(stuck);
@@ -163,7 +164,7 @@ impl FaultyEndpoint {
     }
 
     fn take(&self, wanted: impl Fn(&Stuck) -> bool) -> Vec<Stuck> {
-        lock(&self.stuck).extract_if(.., |stuck| wanted(stuck)).collect()
+        self.stuck.lock().extract_if(.., |stuck| wanted(stuck)).collect()
     }
 
     fn release(&self) {
@@ -226,16 +227,12 @@ impl Endpoint for FaultyEndpoint {
     }
 
     fn in_flight(&self) -> usize {
-        self.inner.in_flight() + lock(&self.stuck).len()
+        self.inner.in_flight() + self.stuck.lock().len()
     }
 
     fn close(&self) {
         self.end();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -5,8 +5,9 @@
 //! hold an [`Entry`] while they touch the memory; [`Exports::revoke`] returns only when nobody holds one any more, so
 //! that the memory can be reused at once.
 
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::op::Direction;
@@ -174,7 +175,7 @@ pub struct Granted {
 impl Granted {
     /// The right to touch the memory now. Hold it during a copy or a system call, but not while waiting for a peer.
     pub fn enter(&self) -> Result<Entry<'_>, Denied> {
-        let alive = self.alive.read().unwrap_or_else(PoisonError::into_inner);
+        let alive = self.alive.read();
         if !*alive {
             return Err(Denied::UnknownKey);
         }
@@ -190,17 +191,17 @@ impl Granted {
     /// Calls `tell` when the grant is revoked or fenced off, before that returns; at once if it was already. It is not
     /// called when the lease ends: everyone who knows the grant knows when that is.
     pub fn on_death(&self, tell: impl FnOnce() + Send + 'static) {
-        let alive = self.alive.read().unwrap_or_else(PoisonError::into_inner);
+        let alive = self.alive.read();
         if *alive {
-            self.on_death.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(tell));
+            self.on_death.lock().push(Box::new(tell));
         } else {
             tell();
         }
     }
 
     fn kill(&self) {
-        *self.alive.write().unwrap_or_else(PoisonError::into_inner) = false;
-        let tell = std::mem::take(&mut *self.on_death.lock().unwrap_or_else(PoisonError::into_inner));
+        *self.alive.write() = false;
+        let tell = std::mem::take(&mut *self.on_death.lock());
         tell.into_iter().for_each(|tell| tell());
     }
 }
@@ -328,7 +329,7 @@ impl Exports {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

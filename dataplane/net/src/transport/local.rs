@@ -12,13 +12,14 @@ mod endpoint;
 mod server;
 mod socket;
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -140,7 +141,7 @@ impl Local {
             drop(UnixStream::connect(path));
             let _ = std::fs::remove_file(path);
         }
-        lock(&self.accepted.streams).values().for_each(end);
+        self.accepted.streams.lock().values().for_each(end);
     }
 }
 
@@ -198,8 +199,4 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 /// The control page's word for a living grant; never 0.
 fn word_of(key: u64) -> u32 {
     (key >> 32) as u32 | 1
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,9 +2,10 @@
 //!
 //! It keeps every rule of a transport, so what works over it does not work by luck; and it is the fastest there is.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::grant::Grant;
@@ -35,7 +36,7 @@ impl Loopback {
     /// Joins `net` under the node's name. A node of the same name is replaced.
     pub fn new(net: Arc<LoopbackNet>, node: Arc<Node>) -> Self {
         let station = Arc::new(Station { node, down: AtomicBool::new(false) });
-        let mut stations = net.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stations = net.0.lock();
         stations.insert(station.node.name.clone(), Arc::downgrade(&station));
         drop(stations);
         Self { net, station }
@@ -73,7 +74,7 @@ impl Transport for Loopback {
     }
 
     fn connect(&self, address: &str) -> Result<Arc<dyn Endpoint>, Error> {
-        let stations = self.net.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let stations = self.net.0.lock();
         let found = stations.get(address).and_then(Weak::upgrade);
         let unreachable = |reason: &str| Error::Unreachable {
             transport: NAME,

@@ -1,9 +1,9 @@
 //! What all transports of one node share: its name, its secret, what it exports, what peers told it.
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::grant::Exports;
@@ -89,7 +89,7 @@ pub struct Notices {
 impl Notices {
     /// For transports. Returns false if the notice was dropped: the queue is full, or the message too long.
     pub fn push(&self, peer: &str, message: &[u8]) -> bool {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         if waiting.len() >= NOTICES_MAX || message.len() > NOTICE_MAX {
             self.dropped.fetch_add(1, Ordering::Relaxed);
             return false;
@@ -101,13 +101,13 @@ impl Notices {
 
     /// The next notice, as soon as there is one, or `None` when `deadline` passes first.
     pub fn wait(&self, deadline: Instant) -> Option<Notice> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         loop {
             if let Some(notice) = waiting.pop_front() {
                 return Some(notice);
             }
             let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
-            waiting = self.arrived.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.arrived.wait_for(&mut waiting, left);
         }
     }
 

@@ -1,8 +1,9 @@
 //! Operations and how they end.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::Capabilities;
@@ -271,7 +272,7 @@ impl CompletionQueue {
                 return Some(completion);
             }
             let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
-            ready = self.arrived.wait_timeout(ready, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.arrived.wait_for(&mut ready, left);
         }
     }
 
@@ -281,7 +282,7 @@ impl CompletionQueue {
     }
 
     fn ready(&self) -> MutexGuard<'_, VecDeque<Completion>> {
-        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ready.lock()
     }
 }
 

@@ -18,11 +18,12 @@ pub mod socket;
 mod tls;
 pub(super) mod wire;
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -132,7 +133,7 @@ impl Tcp {
         if let Some(address) = self.listening {
             drop(TcpStream::connect_timeout(&address, self.config.connect_timeout));
         }
-        lock(&self.accepted.sockets).values().for_each(|socket| socket.shut_down());
+        self.accepted.sockets.lock().values().for_each(|socket| socket.shut_down());
     }
 
     fn dial(&self, address: SocketAddr) -> io::Result<TcpStream> {
@@ -264,10 +265,10 @@ fn serve_one(socket: &Arc<Socket>, peer: &str, node: &Node, config: &TcpConfig, 
     let id = accepted.next.fetch_add(1, Ordering::Relaxed);
     let _end = AtEnd(|| {
         socket.shut_down();
-        lock(&accepted.sockets).remove(&id);
+        accepted.sockets.lock().remove(&id);
         accepted.count.fetch_sub(1, Ordering::AcqRel);
     });
-    lock(&accepted.sockets).insert(id, socket.clone());
+    accepted.sockets.lock().insert(id, socket.clone());
     // `shut_down` sets the flag first, so either it finds this socket or the flag is seen here.
     if !accepted.ended.load(Ordering::Acquire) {
         // Clients ping every heartbeat, so this is generous.
@@ -348,10 +349,6 @@ impl Drop for TcpEndpoint {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Power cuts, and disks that fail to sync.
 
+use parking_lot::Mutex;
 use std::fs::File;
-use std::sync::{Mutex, PoisonError};
 
 use super::super::io::Op;
 use super::super::threads::perform;
@@ -25,7 +25,7 @@ impl Cache {
     }
 
     fn perform(&self, op: &Op) -> std::io::Result<usize> {
-        let mut pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pages = self.0.lock();
         if op.kind == OpKind::Write {
             let len: usize = op.pieces.iter().map(|piece| piece.len).sum();
             for at in (0..len).step_by(4096) {
@@ -42,7 +42,7 @@ impl Cache {
 
     /// Cuts the power: pages for which `lost` says so are as they were.
     fn cut(self, mut lost: impl FnMut(&Page) -> bool) {
-        let mut pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pages = self.0.lock();
         while let Some(page) = pages.pop() {
             if lost(&page) {
                 page.file.write_all_at(&page.before, page.offset).unwrap();

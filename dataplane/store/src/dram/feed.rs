@@ -1,9 +1,9 @@
 //! What the policy, which runs beside the store, is told.
 
-use std::sync::MutexGuard;
+use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
 
-use super::{DramStore, SHARDS, TICK_MS, lock, slot_of, split, ticks};
+use super::{DramStore, SHARDS, TICK_MS, slot_of, split, ticks};
 use crate::events::{AccessEvent, Drained, EventBuffer, EventKind, NO_SLOT};
 use crate::record::Record;
 use crate::shard::Shard;
@@ -192,7 +192,7 @@ impl DramStore {
     }
 
     pub(super) fn lock_events(&self) -> MutexGuard<'_, EventBuffer> {
-        lock(&self.events)
+        self.events.lock()
     }
 }
 

@@ -12,10 +12,10 @@
 //! **Bound.** While a quarter of the pool is in here, such clients get no new places. So it can grow beyond that only by
 //! what they had reserved before, and nothing is ever given away that may still be written to.
 
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{DramStore, OwnerId, SHARDS, lock, millis};
+use super::{DramStore, OwnerId, SHARDS, millis};
 use crate::error::StoreError;
 use crate::shard::{Freed, Shard};
 use kvasir_memory::extents::Extents;
@@ -43,7 +43,7 @@ struct Place {
 
 impl Quarantine {
     fn add(&self, owner: OwnerId, reservation: u64, freed: Freed, until_ms: Option<u64>) {
-        let mut places = lock(&self.places);
+        let mut places = self.places.lock();
         self.bytes.fetch_add(Extents::rounded(freed.size.into()), Ordering::Relaxed);
         self.taken.fetch_add(1, Ordering::Relaxed);
         places.push(Place { owner, reservation, freed, until_ms });
@@ -54,7 +54,7 @@ impl Quarantine {
         if self.bytes() == 0 {
             return Vec::new();
         }
-        let mut places = lock(&self.places);
+        let mut places = self.places.lock();
         let gone: Vec<Freed> =
             places.extract_if(.., |place| may_go(place)).map(|place| place.freed).collect();
         let bytes: u64 = gone.iter().map(|freed| Extents::rounded(freed.size.into())).sum();
@@ -121,7 +121,7 @@ impl DramStore {
     /// The owner's connection has ended: its places may go after the grace time.
     pub(super) fn end_quarantine(&self, owner: OwnerId, now_ms: u64) {
         let until_ms = self.grace_ends(now_ms);
-        let mut places = lock(&self.quarantine.places);
+        let mut places = self.quarantine.places.lock();
         for place in places.iter_mut().filter(|place| place.owner == owner) {
             place.until_ms.get_or_insert(until_ms);
         }
@@ -130,7 +130,7 @@ impl DramStore {
     /// Whether the owner may be writing to any place: reserved, or taken back.
     pub fn is_filling(&self, owner: OwnerId) -> bool {
         let reserved = |shard| self.read(shard).reservations.values().any(|r| r.owner == owner);
-        (0..SHARDS).any(reserved) || lock(&self.quarantine.places).iter().any(|place| place.owner == owner)
+        (0..SHARDS).any(reserved) || self.quarantine.places.lock().iter().any(|place| place.owner == owner)
     }
 
     pub(super) fn sweep_quarantine(&self, now_ms: u64) -> Vec<Freed> {

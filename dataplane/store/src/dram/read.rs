@@ -1,6 +1,7 @@
 //! Lookups, leases and what is known about a block.
 
-use std::sync::{Arc, RwLockReadGuard};
+use parking_lot::RwLockReadGuard;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::{

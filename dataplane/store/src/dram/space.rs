@@ -1,10 +1,10 @@
 //! Memory of the pool: who gets it, who waits for it, how full it is.
 
+use parking_lot::{MutexGuard, RwLockWriteGuard};
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use super::{DramStore, lock, millis};
+use super::{DramStore, millis};
 use crate::error::StoreError;
 use crate::shard::{Freed, Shard};
 use kvasir_memory::extents::Extents;
@@ -60,9 +60,9 @@ impl Pressure {
 
 impl DramStore {
     pub fn pressure(&self) -> Pressure {
-        let space = lock(&self.space);
+        let space = self.space.lock();
         let (free_bytes, waiting_puts) = (space.extents.free_bytes(), space.waiting);
-        let (slots_full, reserve) = (space.slots_full, lock(&self.victims).len());
+        let (slots_full, reserve) = (space.slots_full, self.victims.lock().len());
         drop(space);
         let pool_bytes = self.pool.bytes();
         let share = |part: f64| (pool_bytes as f64 * part) as u64;
@@ -81,11 +81,10 @@ impl DramStore {
     /// Waits until the pool is low, a put waits for space or one found no slot, at most `timeout`.
     pub fn wait_pressure(&self, timeout: Duration) -> Pressure {
         let low = (self.pool.bytes() as f64 * self.config.low_free) as u64;
-        let space = lock(&self.space);
+        let mut space = self.space.lock();
         let calm =
             |space: &mut Space| space.extents.free_bytes() >= low && space.waiting == 0 && !space.slots_full;
-        let (space, _) =
-            self.pressed.wait_timeout_while(space, timeout, calm).unwrap_or_else(PoisonError::into_inner);
+        self.pressed.wait_while_for(&mut space, calm, timeout);
         drop(space);
         self.pressure()
     }
@@ -99,7 +98,7 @@ impl DramStore {
         deadline: &mut Option<Instant>,
     ) -> Result<u64, StoreError> {
         loop {
-            let mut space = lock(&self.space);
+            let mut space = self.space.lock();
             if let Some(offset) = space.extents.allocate(size) {
                 let low = (self.pool.bytes() as f64 * self.config.low_free) as u64;
                 if space.extents.free_bytes() < low {
@@ -107,7 +106,7 @@ impl DramStore {
                 }
                 return Ok(offset);
             }
-            if !lock(&self.victims).is_empty() {
+            if !self.victims.lock().is_empty() {
                 drop(space);
                 self.evict_from_reserve(now_ms);
             } else if let Waited::OutOfTime { free_bytes } = self.wait_for_room(space, deadline) {
@@ -135,9 +134,9 @@ impl DramStore {
             if self.evict_from_reserve(now_ms).is_some() {
                 continue;
             }
-            let mut space = lock(&self.space);
+            let mut space = self.space.lock();
             // Unless victims came meanwhile.
-            space.slots_full = lock(&self.victims).is_empty();
+            space.slots_full = self.victims.lock().is_empty();
             if space.slots_full && matches!(self.wait_for_room(space, deadline), Waited::OutOfTime { .. }) {
                 return Err(StoreError::SlotsFull { key, slots: self.slots() });
             }
@@ -156,7 +155,7 @@ impl DramStore {
             return Waited::OutOfTime { free_bytes: space.extents.free_bytes() };
         }
         space.waiting += 1;
-        let (mut space, _) = self.freed.wait_timeout(space, left).unwrap_or_else(PoisonError::into_inner);
+        self.freed.wait_for(&mut space, left);
         space.waiting -= 1;
         Waited::Woken
     }
@@ -166,7 +165,7 @@ impl DramStore {
         if freed.peek().is_none() {
             return;
         }
-        let mut space = lock(&self.space);
+        let mut space = self.space.lock();
         freed.for_each(|freed| {
             space.extents.free(freed.offset, freed.size.into());
             self.tenants.refund(self.tenants.tenant_of(freed.label), Extents::rounded(freed.size.into()));

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
 
-use super::{BlockStat, DramStore, Evict, Offered, SHARDS, check_batch, lock, slot_of, split};
+use super::{BlockStat, DramStore, Evict, Offered, SHARDS, check_batch, slot_of, split};
 use crate::error::StoreError;
 use crate::ghosts::MissCause;
 use crate::lifecycle::State;
@@ -153,7 +153,7 @@ impl DramStore {
             if guard.records.get_mut(local as usize).filter(chosen).is_none() {
                 continue;
             }
-            let mut victims = lock(&self.victims);
+            let mut victims = self.victims.lock();
             if victims.len() < self.config.reserve_max {
                 victims.push_back(slot);
                 taken += 1;
@@ -162,7 +162,7 @@ impl DramStore {
             }
         }
         // A waiter checks the reserve under the lock of `space`; taking it here makes the wake-up certain.
-        lock(&self.space).slots_full &= taken == 0;
+        self.space.lock().slots_full &= taken == 0;
         self.freed.notify_all();
         taken
     }
@@ -181,7 +181,7 @@ impl DramStore {
 
     /// Takes the next victim; whether it was evicted, or none if the reserve is empty.
     pub(crate) fn evict_from_reserve(&self, now_ms: u64) -> Option<bool> {
-        let slot = lock(&self.victims).pop_front()?;
+        let slot = self.victims.lock().pop_front()?;
         Some(self.evict_one(slot, Chosen::Reserve, now_ms) == Evict::Evicted)
     }
 

@@ -5,14 +5,15 @@
 //! tier, and nobody waits. The lookup that asks for one of them lands them all in the pool, and the reading goes on. What
 //! nobody asked for gives way to other walks; it goes into the pool if there is room above the watermark.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::onboard::{Read, Wanted, check};
 use super::recent::Recent;
 use super::together::Part;
-use super::{Level, Reach, Tiering, lock};
+use super::{Level, Reach, Tiering};
 use crate::store::Tier;
 use crate::store::{Get, GetDone, Pending};
 use kvasir_memory::buffer::Buffer;
@@ -94,13 +95,13 @@ impl Ahead {
     /// Learns the follower of a block from a block on its way down or up.
     pub(super) fn learn(&self, meta: &BlockMeta) {
         if let Some(parent) = meta.parent {
-            lock(&self.followers).note(parent, meta.key);
+            self.followers.lock().note(parent, meta.key);
         }
     }
 
     /// Takes out the first flight for which `wanted` is true.
     fn take_flight(&self, wanted: impl Fn(&Flight) -> bool) -> Option<Flight> {
-        let mut flights = lock(&self.flights);
+        let mut flights = self.flights.lock();
         let at = flights.iter().position(wanted)?;
         let flight = flights.remove(at);
         self.open.store(flights.len(), Relaxed);
@@ -108,14 +109,14 @@ impl Ahead {
     }
 
     fn add_flight(&self, flight: Flight) {
-        let mut flights = lock(&self.flights);
+        let mut flights = self.flights.lock();
         flights.push(flight);
         self.open.store(flights.len(), Relaxed);
     }
 
     /// At most `count` blocks behind one, up to the first that `asked` holds.
     fn behind(&self, mut key: BlockKey, count: usize, asked: &[BlockKey]) -> Vec<BlockKey> {
-        let followers = lock(&self.followers);
+        let followers = self.followers.lock();
         let mut chain = Vec::new();
         while chain.len() < count
             && let Some(next) =
@@ -139,7 +140,7 @@ impl Tiering {
         };
         loaded().for_each(|meta| self.ahead.learn(meta));
         let (Some(first), Some(last)) = (loaded().next(), loaded().next_back()) else { return };
-        let mut walked = lock(&self.ahead.walked);
+        let mut walked = self.ahead.walked.lock();
         let is_walk = first.parent.is_some_and(|parent| walked.seen_ms_ago(parent, now_ms).is_some());
         walked.note(last.key, now_ms);
         drop(walked);
@@ -173,7 +174,7 @@ impl Tiering {
         let mut refused: Vec<Read> = chain.iter().map(|_| Read::Missing).collect();
         let wanted = self.want(level, &chain, &open, &mut left, &mut refused);
         let Some(last) = wanted.last() else { return };
-        lock(&self.ahead.walked).note(last.key(), now_ms);
+        self.ahead.walked.lock().note(last.key(), now_ms);
         self.ahead.read.fetch_add(wanted.len() as u64, Relaxed);
         let gets = wanted.iter().map(|w| Get { key: w.key(), buffer: Buffer::zeroed(w.size as usize) });
         let pending = level.store.get(gets.collect());

@@ -1,7 +1,8 @@
 //! Which blocks are on their way between tiers.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use kvasir_protocol::block::BlockKey;
 
@@ -38,7 +39,7 @@ pub(super) struct Removing<'a> {
 
 impl Moves {
     pub(super) fn begin(self: &Arc<Self>, key: BlockKey) -> Moving {
-        let mut blocks = self.lock();
+        let mut blocks = self.blocks.lock();
         let block = blocks.entry(key).or_default();
         block.moves += 1;
         block.removed |= block.removals > 0;
@@ -47,7 +48,7 @@ impl Moves {
     }
 
     pub(super) fn remove<'a>(&'a self, keys: &'a [BlockKey]) -> Removing<'a> {
-        let mut blocks = self.lock();
+        let mut blocks = self.blocks.lock();
         for &key in keys {
             let block = blocks.entry(key).or_default();
             block.removals += 1;
@@ -64,10 +65,6 @@ impl Moves {
             blocks.remove(&key);
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<BlockKey, Block>> {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Moving {
@@ -77,19 +74,19 @@ impl Moving {
 
     /// Whether the block was removed since the move began.
     pub(super) fn is_removed(&self) -> bool {
-        self.moves.lock().get(&self.key).is_some_and(|block| block.removed)
+        self.moves.blocks.lock().get(&self.key).is_some_and(|block| block.removed)
     }
 }
 
 impl Drop for Moving {
     fn drop(&mut self) {
-        Moves::end(&mut self.moves.lock(), self.key, |block| &mut block.moves);
+        Moves::end(&mut self.moves.blocks.lock(), self.key, |block| &mut block.moves);
     }
 }
 
 impl Drop for Removing<'_> {
     fn drop(&mut self) {
-        let mut blocks = self.moves.lock();
+        let mut blocks = self.moves.blocks.lock();
         self.keys.iter().for_each(|&key| Moves::end(&mut blocks, key, |block| &mut block.removals));
     }
 }
@@ -113,6 +110,6 @@ mod tests {
         );
         drop((b, late, other));
         assert!(!moves.begin(BlockKey(1)).is_removed());
-        assert!(moves.lock().is_empty());
+        assert!(moves.blocks.lock().is_empty());
     }
 }

@@ -3,9 +3,10 @@
 //! A queued block is held, so its memory cannot be given to another; hence the bounds on blocks and bytes, which
 //! cover what waits and what the tier works on. A victim that finds the queue full is evicted without a copy.
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{io, thread};
@@ -122,7 +123,7 @@ impl Offloader {
         let thread = thread::Builder::new().name("kvasir-offload".into()).spawn(move || {
             // Giving up and being done end it in the same way.
             let _ = worker.run();
-            worker.lock().over = true;
+            worker.queue.lock().over = true;
             worker.changed.notify_all();
         })?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
@@ -134,7 +135,7 @@ impl Offloader {
 
     /// Takes a job over. Returns false if the queue is full or closed: the hold has then ended.
     pub(super) fn push(&self, job: Job) -> bool {
-        let mut queue = self.shared.lock();
+        let mut queue = self.shared.queue.lock();
         let bytes = u64::from(job.held.size);
         let full = queue.blocks >= self.shared.blocks_max || queue.bytes + bytes > self.shared.bytes_max;
         if full || queue.closed {
@@ -150,7 +151,7 @@ impl Offloader {
 
     pub(super) fn stats(&self) -> OffloadStats {
         let c = &self.shared.counts;
-        let queue = self.shared.lock();
+        let queue = self.shared.queue.lock();
         OffloadStats {
             offered: c.offered.load(Relaxed),
             held_below: c.held_below.load(Relaxed),
@@ -165,13 +166,13 @@ impl Offloader {
     }
 
     pub(super) fn queued(&self) -> usize {
-        self.shared.lock().blocks
+        self.shared.queue.lock().blocks
     }
 
     /// How many more blocks of `bytes` the queue takes.
     pub(super) fn room(&self, bytes: u64) -> usize {
         let Shared { blocks_max, bytes_max, .. } = *self.shared;
-        let queue = self.shared.lock();
+        let queue = self.shared.queue.lock();
         let by_bytes = bytes_max.saturating_sub(queue.bytes) / bytes.max(1);
         blocks_max.saturating_sub(queue.blocks).min(usize::try_from(by_bytes).unwrap_or(usize::MAX))
     }
@@ -183,11 +184,11 @@ impl Offloader {
 
     /// Takes no more jobs, finishes what is queued until `until`, and ends the thread. True if all was finished.
     pub(super) fn close(&self, until: Instant) -> bool {
-        self.shared.lock().closed = true;
+        self.shared.queue.lock().closed = true;
         self.shared.changed.notify_all();
         let finished = self.shared.wait_until(until, |queue| queue.over);
         self.shared.abandoned.store(true, Relaxed);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().take();
         if let Some(thread) = thread {
             let _ = thread.join();
         }
@@ -219,9 +220,9 @@ impl Shared {
 
     /// The next batch. With `wait`, empty only when the queue is closed.
     fn next(&self, wait: bool) -> Vec<Job> {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         while wait && queue.jobs.is_empty() && !queue.closed {
-            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut queue);
         }
         let (mut jobs, mut bytes) = (Vec::new(), 0);
         while let Some(job) = queue.jobs.front() {
@@ -257,7 +258,7 @@ impl Shared {
         }
         let slots: Vec<u32> = blocks.iter().map(|sent| sent.slot).collect();
         {
-            let mut queue = self.lock();
+            let mut queue = self.queue.lock();
             queue.blocks -= blocks.len();
             queue.bytes -= blocks.iter().map(|sent| u64::from(sent.size)).sum::<u64>();
         }
@@ -290,18 +291,14 @@ impl Shared {
     }
 
     fn wait_until(&self, until: Instant, done: impl Fn(&Queue) -> bool) -> bool {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         while !done(&queue) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            queue = self.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut queue, left);
         }
         true
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,8 +1,9 @@
 //! The way up: lookups that DRAM cannot answer.
 
+use parking_lot::Mutex;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use super::ahead::Late;
 use super::budget::Permit;
 use super::moves::Moving;
 use super::together::Part;
-use super::{Level, Reach, Tiering, lock};
+use super::{Level, Reach, Tiering};
 use crate::dram::{Held, Lookup, OwnerId, Reserve};
 use crate::error::StoreError;
 use crate::store::{Get, GetDone, Pending};
@@ -227,7 +228,7 @@ impl Tiering {
     pub fn promote_on_evidence(&self, block: &Onboarded, now_ms: u64) {
         let key = block.meta.key;
         let again = {
-            let mut touched = lock(&self.touched);
+            let mut touched = self.touched.lock();
             let again = touched.seen_ms_ago(key, now_ms).is_some();
             touched.note(key, now_ms);
             again
@@ -415,12 +416,12 @@ impl Tiering {
         pending.cancel();
         level.onboard.timed_out.fetch_add(wanted.len() as u64, Relaxed);
         let permits = wanted.into_iter().map(|wanted| wanted.permit).collect();
-        lock(&self.loads.overdue).push((pending, permits));
+        self.loads.overdue.lock().push((pending, permits));
     }
 
     /// Gives back the memory of late loads that have ended since.
     fn collect_overdue(&self) {
-        let mut overdue = lock(&self.loads.overdue);
+        let mut overdue = self.loads.overdue.lock();
         if overdue.is_empty() {
             return;
         }

@@ -381,7 +381,7 @@ fn readers_of_one_block_load_it_once() {
     slow.hold();
     let rig = &rig;
     let asking = |n: u64| {
-        let under_way = lock(&rig.tiering.together.under_way);
+        let under_way = rig.tiering.together.under_way.lock();
         // The table and the leading caller hold one each.
         under_way.get(&(key(n), Reach::All)).map_or(0, |awaited| Arc::strong_count(awaited) - 1)
     };
@@ -406,7 +406,7 @@ fn readers_of_one_block_load_it_once() {
         assert!(readers.into_iter().all(|reader| reader.join().unwrap()));
     });
     assert_eq!((rig.onboard().loaded, rig.tiering.stats().loading_bytes), (2, 0));
-    assert!(lock(&rig.tiering.together.under_way).is_empty());
+    assert!(rig.tiering.together.under_way.lock().is_empty());
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! One load of a block for all callers that ask for it at the same time.
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 
+use super::Reach;
 use super::onboard::{Onboarded, Read};
-use super::{Reach, lock};
 use kvasir_protocol::block::BlockKey;
 
 /// The blocks that somebody is loading. A call that may ask peers finds more than one that may not: they share nothing.
@@ -46,7 +47,7 @@ enum Told {
 
 impl Together {
     pub(super) fn join(self: &Arc<Self>, keys: &[BlockKey], reach: Reach) -> Vec<Part> {
-        let mut under_way = lock(&self.under_way);
+        let mut under_way = self.under_way.lock();
         let mut part = |&key| match under_way.entry((key, reach)) {
             Entry::Occupied(there) => Part::Follow(Arc::clone(there.get())),
             Entry::Vacant(place) => {
@@ -79,14 +80,15 @@ impl Awaited {
             Read::Throttled => Told::Throttled,
             Read::Held(_) | Read::Missing => Told::Missing,
         };
-        lock(&self.told).get_or_insert(told);
+        self.told.lock().get_or_insert(told);
         self.changed.notify_all();
     }
 
     /// The leading caller is bounded by the time that a lookup waits for each tier, and tells in any case.
     pub(super) fn wait(&self) -> Read {
-        let told = self.changed.wait_while(lock(&self.told), |told| told.is_none());
-        match told.unwrap_or_else(PoisonError::into_inner).clone() {
+        let mut told = self.told.lock();
+        self.changed.wait_while(&mut told, |told| told.is_none());
+        match told.clone() {
             Some(Told::Block(block)) => Read::Onboarded(block),
             Some(Told::Throttled) => Read::Throttled,
             Some(Told::Missing) | None => Read::Missing,
@@ -96,7 +98,7 @@ impl Awaited {
 
 impl Drop for Lead {
     fn drop(&mut self) {
-        lock(&self.together.under_way).remove(&self.key);
+        self.together.under_way.lock().remove(&self.key);
         self.awaited.tell(&Read::Missing);
     }
 }

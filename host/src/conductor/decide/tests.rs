@@ -72,11 +72,11 @@ fn an_answer_that_was_overtaken_is_not_booked() {
         conductor.register("a", registration(), 0).unwrap();
         let wish = Wish { ask: &ask(0, NO_SLO), chain: &[], explain: false, now_ms: 5 };
         let mut decider = conductor.deciders.take();
-        let request = decider.look(&mut lock(&conductor.state), &wish);
+        let request = decider.look(&mut conductor.state.lock(), &wish);
         let outcome = decider.scheduler.decide(&request, &[0]);
         assert!(matches!(outcome.decision, Decision::Run { .. }) && outcome.fallback.is_none(), "{what}");
         change(&conductor);
-        let concluded = conclude(&mut lock(&conductor.state), &decider, &wish, &outcome, None, &[]).unwrap();
+        let concluded = conclude(&mut conductor.state.lock(), &decider, &wish, &outcome, None, &[]).unwrap();
         assert!(concluded.is_none(), "{what}");
         assert_eq!((conductor.counts().placed, conductor.counts().in_flight), (0, 0), "{what}");
     }
@@ -88,10 +88,10 @@ fn a_drained_instance_is_noticed_before_the_admitter_is_asked() {
     let epoch = conductor.register("a", registration(), 0).unwrap();
     let wish = Wish { ask: &ask(0, NO_SLO), chain: &[], explain: false, now_ms: 5 };
     let mut decider = conductor.deciders.take();
-    let request = decider.look(&mut lock(&conductor.state), &wish);
+    let request = decider.look(&mut conductor.state.lock(), &wish);
     let outcome = decider.scheduler.decide(&request, &[0]);
     conductor.report("a", epoch, 1, true, 5).unwrap();
-    let question = decider.question(&lock(&conductor.state), &wish, &outcome.decision);
+    let question = decider.question(&conductor.state.lock(), &wish, &outcome.decision);
     assert!(matches!(question, Err(fleet::Error::Invalid(_))), "{question:?}");
     drop(decider);
     let rejected = conductor.schedule(wish.ask, &[], false, 6).unwrap().result.err().unwrap();
@@ -115,7 +115,7 @@ fn under_the_lock_the_native_twins_decide() {
 fn the_admitter_is_asked_before_the_booking_so_a_refusal_leaves_no_trace() {
     let conductor = conductor("round-robin", 1);
     conductor.register("a", registration(), 0).unwrap();
-    let tables = || lock(&conductor.state).fleet.rows();
+    let tables = || conductor.state.lock().fleet.rows();
     let before = tables();
     let refused = conductor.schedule(&ask(0, 1_033.0), &[], false, 0).unwrap();
     let rejected = refused.result.err().unwrap();
@@ -138,8 +138,8 @@ fn the_admitter_is_told_the_times_of_the_placement_and_the_share_of_the_tenant()
     let question = |tenant| {
         let wish = Wish { ask: &ask(tenant, NO_SLO), chain: &[], explain: false, now_ms: 0 };
         let mut decider = conductor.deciders.take();
-        decider.look(&mut lock(&conductor.state), &wish);
-        let question = decider.question(&lock(&conductor.state), &wish, &Decision::run(0, 0));
+        decider.look(&mut conductor.state.lock(), &wish);
+        let question = decider.question(&conductor.state.lock(), &wish, &Decision::run(0, 0));
         let (asked, admission) = question.unwrap().unwrap();
         assert_eq!((f64::from(asked.ttft), f64::from(asked.tbt)), (admission.ttft_ms, admission.tbt_ms));
         (asked.ttft, asked.tbt, asked.tenant_share)

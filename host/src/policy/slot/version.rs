@@ -1,6 +1,6 @@
 //! A policy that was found, compiled and configured: how it comes to be a [`Version`] of a slot.
 
-use super::{Builtin, Hook, Native, Policy, Settings, lock};
+use super::{Builtin, Hook, Native, Policy, Settings};
 use crate::policy::catalog::{Assignment, Catalog, Origin};
 use crate::policy::counters::{Breaker, Counters};
 use crate::policy::engine::{Digest, Engine, Module};
@@ -9,8 +9,9 @@ use crate::policy::log::Log;
 use crate::policy::{Error, Fault, Limits, PolicyConfig, description};
 use crate::text::printable;
 use kvasir_policy::Description;
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
 
 /// Where a policy comes from.
 #[derive(Clone, Debug)]
@@ -74,7 +75,7 @@ impl<H: Hook> Version<H> {
     }
 
     pub(super) fn take_ready(&self) -> Option<Box<H::Engine>> {
-        lock(&self.ready).pop()
+        self.ready.lock().pop()
     }
 }
 

@@ -76,7 +76,7 @@ impl Model {
     fn get(&mut self, peer: u8, now: u64, net: &Net, next: usize) -> Result<usize, Error<NoAnswer>> {
         let mut failures = 0;
         if let Some(at) = self.ready.iter().position(|entry| entry.peer == peer) {
-            if !net.links.lock().unwrap()[self.ready[at].link].hung_up.load(SeqCst) {
+            if !net.links.lock()[self.ready[at].link].hung_up.load(SeqCst) {
                 self.ready[at].visited = true;
                 self.ready[at].users += 1;
                 return Ok(self.ready[at].link);
@@ -92,7 +92,7 @@ impl Model {
         if self.ready.len() + self.draining.len() >= self.cap && !self.make_room() {
             return Err(Error::Full { peer: peer.to_string(), endpoints_max: self.cap });
         }
-        if net.unreachable.lock().unwrap().contains(&peer) {
+        if net.unreachable.lock().contains(&peer) {
             self.fail(peer, failures + 1, now);
             return Err(Error::Connect { peer: peer.to_string(), source: NoAnswer });
         }
@@ -120,7 +120,7 @@ impl Model {
 
     /// The pool has probed `probed`: checks whether that was right, and follows it.
     fn tend(&mut self, now: u64, most: usize, net: &Net, probed: &[u8], mut next: usize) {
-        let links: Vec<_> = net.links.lock().unwrap().iter().map(|l| l.hung_up.load(SeqCst)).collect();
+        let links: Vec<_> = net.links.lock().iter().map(|l| l.hung_up.load(SeqCst)).collect();
         while let Some(at) = self.ready.iter().position(|entry| links.get(entry.link) == Some(&true)) {
             self.drop_ready(at);
         }
@@ -183,8 +183,8 @@ proptest! {
         let mut model = Model { cap, ..Model::default() };
         let (mut held, mut now) = (Vec::new(), 0);
         for step in steps {
-            let next = net.links.lock().unwrap().len();
-            net.tried.lock().unwrap().clear();
+            let next = net.links.lock().len();
+            net.tried.lock().clear();
             let take = |held: &mut Vec<InUse<_>>, n: usize| {
                 (!held.is_empty()).then(|| held.swap_remove(n % held.len()))
             };
@@ -214,26 +214,26 @@ proptest! {
                     }
                 }
                 Step::HangUp(peer) => {
-                    for link in net.links.lock().unwrap().iter().filter(|link| link.peer == peer) {
+                    for link in net.links.lock().iter().filter(|link| link.peer == peer) {
                         link.hung_up.store(true, SeqCst);
                     }
                 }
                 Step::Unreachable(peer) => {
-                    net.unreachable.lock().unwrap().insert(peer);
+                    net.unreachable.lock().insert(peer);
                 }
                 Step::Reachable(peer) => {
-                    net.unreachable.lock().unwrap().remove(&peer);
+                    net.unreachable.lock().remove(&peer);
                 }
                 Step::Later(by) => now += by,
                 Step::Tend => {
                     pool.tend(|| now, 2);
-                    let probed = net.tried.lock().unwrap().clone();
+                    let probed = net.tried.lock().clone();
                     model.tend(now, 2, &net, &probed, next);
                 }
             }
             prop_assert_eq!(pool.open(), model.ready.len() + model.draining.len());
             prop_assert_eq!(pool.stats().evicted, model.evicted);
-            let links = net.links.lock().unwrap();
+            let links = net.links.lock();
             let open: BTreeSet<_> =
                 links.iter().filter(|link| !link.closed.load(SeqCst)).map(|link| link.id).collect();
             prop_assert_eq!(open, model.ready.iter().map(|entry| entry.link).collect::<BTreeSet<_>>());

@@ -67,7 +67,7 @@ impl Expected {
         for (n, status) in entries.iter().enumerate() {
             self.check_entry(n, status, net, remote);
         }
-        *self.end.lock().unwrap() = Some((status, entries));
+        *self.end.lock() = Some((status, entries));
         for entry in &self.entries {
             write(&poison(entry.len()), &entry.local);
         }
@@ -110,7 +110,7 @@ impl Expected {
 
     /// After everything has ended: it ended, once and in time, and nothing has changed since.
     pub(super) fn check_end(&self, world: &World) -> Vec<EntryStatus> {
-        let end = self.end.lock().unwrap().take();
+        let end = self.end.lock().take();
         let (status, entries) = end.unwrap_or_else(|| panic!("never ended: {:?}", self.statuses()));
         let ended = self.ended_at.load(Ordering::Acquire);
         assert!(

@@ -4,8 +4,9 @@
 //! twice, which must not matter), lent memory untouched after it, a true count of valid bytes. Bytes are really copied,
 //! piece by piece, between the memory of the hosts.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::Rng;
@@ -178,7 +179,7 @@ impl Net {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -288,7 +289,7 @@ impl SimEndpoint {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn me(&self) -> Arc<Self> {

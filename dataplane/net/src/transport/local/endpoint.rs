@@ -1,17 +1,18 @@
 //! The side of a connection that uses a peer's memory.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rustix::net::RecvFlags;
 
 use super::server::read_frame;
 use super::socket::{end, receive_fd};
-use super::{Reach, Taken, lock, word_of};
+use super::{Reach, Taken, word_of};
 use crate::transport::grant::{Access, Denied, Grant, RemoteRange};
 use crate::transport::node::NOTICE_MAX;
 use crate::transport::op::{Completion, Direction, Op, OpError, Sink};
@@ -95,7 +96,7 @@ impl LocalEndpoint {
     }
 
     fn held(&self, key: u64, epoch: u64, direction: Direction) -> Result<Arc<Held>, Denied> {
-        let held = lock(&self.held).get(&key).cloned().ok_or(Denied::UnknownKey)?;
+        let held = self.held.lock().get(&key).cloned().ok_or(Denied::UnknownKey)?;
         if held.epoch != epoch {
             return Err(Denied::StaleEpoch);
         }
@@ -121,7 +122,7 @@ impl LocalEndpoint {
     }
 
     fn end(&self, reason: &str) -> Error {
-        let mut down = lock(&self.down);
+        let mut down = self.down.lock();
         let reason = down.get_or_insert_with(|| reason.to_owned()).clone();
         end(&self.watched);
         Error::PeerDown { peer: self.peer.clone(), reason }
@@ -129,7 +130,7 @@ impl LocalEndpoint {
 
     /// Asks for a segment and maps what comes.
     fn ask(&self, segment: &str) -> Result<Result<Arc<Grant>, Denied>, Box<dyn std::error::Error>> {
-        let mut stream = lock(&self.stream);
+        let mut stream = self.stream.lock();
         let mut frame = Vec::new();
         let asked_at = Instant::now();
         wire::encode_named(&mut frame, Kind::Open, 0, segment.as_bytes());
@@ -149,7 +150,7 @@ impl LocalEndpoint {
         }
         let Grant { key, epoch, access, expires, .. } = grant;
         let held = Held { epoch, access, expires, slot: header.request, word: word_of(key), memory };
-        let mut all = lock(&self.held);
+        let mut all = self.held.lock();
         all.retain(|_, held| self.check_alive(held).is_ok());
         all.insert(key, Arc::new(held));
         Ok(Ok(Arc::new(grant)))
@@ -194,7 +195,7 @@ impl Endpoint for LocalEndpoint {
         }
         let mut frame = Vec::new();
         wire::encode_named(&mut frame, Kind::Notice, 0, message);
-        let written = lock(&self.stream).write_all(&frame);
+        let written = self.stream.lock().write_all(&frame);
         written.map_err(|error| self.end(&error.to_string()))
     }
 
@@ -223,7 +224,7 @@ impl Endpoint for LocalEndpoint {
 
     /// Checks the socket: it ends with the peer.
     fn down(&self) -> Option<String> {
-        let mut down = lock(&self.down);
+        let mut down = self.down.lock();
         if down.is_none() {
             let peeked =
                 rustix::net::recv(&self.watched, &mut [0u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);

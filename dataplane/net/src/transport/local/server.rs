@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::socket::{Deadlined, end};
-use super::{Accepted, PAGE, Reach, SLOTS, lock, word_of};
+use super::{Accepted, PAGE, Reach, SLOTS, word_of};
 use crate::transport::grant::{Denied, Granted};
 use crate::transport::node::Node;
 use crate::transport::tcp::wire::{self, BODY_MAX, HEADER_LEN, Header, Kind};
@@ -34,7 +34,7 @@ pub(super) fn accept_all(
             continue;
         };
         let id = accepted.next.fetch_add(1, Ordering::Relaxed);
-        let mut streams = lock(&accepted.streams);
+        let mut streams = accepted.streams.lock();
         let Some(clone) = stream.try_clone().ok().filter(|_| streams.len() < CONNECTIONS_MAX) else {
             continue;
         };
@@ -42,14 +42,14 @@ pub(super) fn accept_all(
         drop(streams);
         let (node, reach, inner) = (node.clone(), reach.clone(), accepted.clone());
         let serve = move || {
-            let _end = AtEnd(|| lock(&inner.streams).remove(&id).iter().for_each(end));
+            let _end = AtEnd(|| inner.streams.lock().remove(&id).iter().for_each(end));
             if !inner.ended.load(Ordering::Acquire) {
                 // The peer knows why the connection ended, as it ended it.
                 let _ = serve(stream, &node, &*reach, timeout);
             }
         };
         if thread::Builder::new().name("kvasir-local-serve".into()).spawn(serve).is_err() {
-            lock(&accepted.streams).remove(&id);
+            accepted.streams.lock().remove(&id);
         }
     }
 }

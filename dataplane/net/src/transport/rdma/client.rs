@@ -3,10 +3,11 @@
 //! Requests wait in one list and are posted when the send queue has room, so they complete in the order in which
 //! operations were submitted. Lock order: `state`, then the queue pair's own lock. Sinks are called with none held.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::plan::{self, Bounds};
@@ -128,7 +129,7 @@ impl Link {
     }
 
     fn say(&self, frame: &Frame) -> io::Result<()> {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _writing = self.writing.lock();
         (&self.control).write_all(&frame.encode())
     }
 
@@ -240,7 +241,7 @@ impl Link {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

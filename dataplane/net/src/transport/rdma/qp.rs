@@ -2,9 +2,10 @@
 
 mod states;
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 pub use super::cq::Served;
 use super::cq::{Channel, CompletionQueue};
@@ -190,7 +191,7 @@ impl QueuePair {
     /// [`Error::PortDown`], [`Error::NoGid`], or what the system said to a change of state.
     pub fn connect(&self, peer: &QueueAddress) -> Result<(), Error> {
         let ours = self.address()?;
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         queue.to_receive(&ours, peer)?;
         queue.to_send(&self.options, self.sequence, peer)?;
         queue.ready = true;
@@ -204,7 +205,7 @@ impl QueuePair {
 
     /// Requests that would be accepted now.
     pub fn room(&self) -> usize {
-        self.options.depth as usize - self.lock().in_flight.len()
+        self.options.depth as usize - self.queue.lock().in_flight.len()
     }
 
     /// Checks all requests, then hands them to the adapter. If the adapter refuses one, the connection breaks: that
@@ -213,7 +214,7 @@ impl QueuePair {
     /// # Errors
     /// The requests come back with [`Error::Broken`], [`Error::QueueFull`], or what is wrong with one of them.
     pub fn post(&self, requests: Vec<Request>) -> Result<(), Refused> {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         match self.prepare(&queue, &requests) {
             Ok(mut chain) => queue.post(requests, &mut chain),
             Err(error) => Err(Refused { error, requests }),
@@ -225,29 +226,24 @@ impl QueuePair {
     /// # Errors
     /// What the system said; the device is of no use then.
     pub fn serve(&self, done: &mut Vec<Completion>) -> Result<Served, Error> {
-        self.cq.serve(|found| self.lock().complete(found, done))
+        self.cq.serve(|found| self.queue.lock().complete(found, done))
     }
 
     /// Stops: requests in flight will complete with [`Failure::Flushed`], new ones are refused.
     pub fn break_off(&self) {
-        self.lock().break_off();
+        self.queue.lock().break_off();
     }
 
     /// Ends the connection now. Every request in flight is returned; the adapter no longer touches its memory.
     pub fn close(&self) -> Vec<Completion> {
         let mut done = Vec::new();
         // A device that is gone cannot be polled; what is in flight then ends below.
-        while matches!(self.cq.poll(|found| self.lock().complete(found, &mut done)), Ok(1..)) {}
-        let mut queue = self.lock();
+        while matches!(self.cq.poll(|found| self.queue.lock().complete(found, &mut done)), Ok(1..)) {}
+        let mut queue = self.queue.lock();
         queue.destroy();
         let lost = queue.in_flight.drain(..);
         done.extend(lost.map(|request| Completion { request, result: Err(Failure::Flushed) }));
         done
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        // No code that holds the lock leaves the queue half changed when it panics.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Checks requests and writes them as the adapter reads them.

@@ -1,7 +1,8 @@
 //! What this node has registered: its own regions for operations, and those that peers hold grants on.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::Error;
@@ -35,16 +36,16 @@ impl Registry {
             return Ok(());
         }
         let registered = MemoryRegion::of(&self.device, region, None)?;
-        lock(&self.ours).insert(region.id(), registered);
+        self.ours.lock().insert(region.id(), registered);
         Ok(())
     }
 
     pub(super) fn unregister(&self, region: &Region) {
-        lock(&self.ours).remove(&region.id());
+        self.ours.lock().remove(&region.id());
     }
 
     pub(super) fn find(&self, region: &Region) -> Option<Arc<MemoryRegion>> {
-        lock(&self.ours).get(&region.id()).cloned()
+        self.ours.lock().get(&region.id()).cloned()
     }
 
     /// Registers what a peer was granted, until [`sweep`](Self::sweep) finds it dead.
@@ -52,18 +53,14 @@ impl Registry {
         let register = |region| MemoryRegion::of(&self.device, region, Some(granted.access));
         let regions = granted.regions.iter().map(register).collect::<Result<Vec<_>, _>>()?;
         let lent = Lent { granted, _regions: regions.clone() };
-        lock(&self.granted).insert(lent.granted.key, lent);
+        self.granted.lock().insert(lent.granted.key, lent);
         Ok(regions)
     }
 
     /// Invalidates the keys of grants that were revoked, fenced off or have expired. Returns when the next one expires.
     pub(super) fn sweep(&self) -> Option<Instant> {
-        let mut granted = lock(&self.granted);
+        let mut granted = self.granted.lock();
         granted.retain(|_, lent| lent.granted.enter().is_ok());
         granted.values().map(|lent| lent.granted.expires).min()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,10 +1,11 @@
 //! The side that owns the memory: it answers on the control stream, and its adapter does the rest.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ pub(super) struct Accepted {
 impl Accepted {
     /// Ends every connection and takes no more.
     pub(super) fn stop(&self) {
-        let streams = lock(&self.streams);
+        let streams = self.streams.lock();
         // Set under the lock, so that no connection slips in after it was checked last.
         self.stopped.store(true, Ordering::Release);
         for stream in streams.values() {
@@ -39,7 +40,7 @@ impl Accepted {
     }
 
     fn add(&self, id: u64, stream: &TcpStream, max: usize) -> io::Result<bool> {
-        let mut streams = lock(&self.streams);
+        let mut streams = self.streams.lock();
         if self.stopped.load(Ordering::Acquire) || streams.len() >= max {
             return Ok(false);
         }
@@ -49,11 +50,11 @@ impl Accepted {
 
     /// The oldest epoch accepted from this peer; raised to `spoken` by [`raise`](Self::raise).
     pub(super) fn fence(&self, peer: &str) -> u64 {
-        lock(&self.fences).of(peer, Instant::now())
+        self.fences.lock().of(peer, Instant::now())
     }
 
     pub(super) fn raise(&self, peer: &str, spoken: u64) {
-        lock(&self.fences).raise(peer, spoken, Instant::now());
+        self.fences.lock().raise(peer, spoken, Instant::now());
     }
 }
 
@@ -88,12 +89,12 @@ pub(super) fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
         }
         let serving = Arc::clone(shared);
         let spawned = thread::Builder::new().name("rdma-serve".into()).spawn(move || {
-            let _end = AtEnd(|| drop(lock(&serving.accepted.streams).remove(&id)));
+            let _end = AtEnd(|| drop(serving.accepted.streams.lock().remove(&id)));
             // The peer sees the stream end and connects again; nobody else must be told.
             let _ = serve(&serving, id, stream);
         });
         if spawned.is_err() {
-            lock(&shared.accepted.streams).remove(&id);
+            shared.accepted.streams.lock().remove(&id);
         }
     }
 }
@@ -152,10 +153,6 @@ fn open(shared: &Shared, peer: &str, segment: &[u8]) -> Result<Frame, Denied> {
     shared.registry.sweep();
     shared.progress.wake();
     Ok(wire::encode_grant(&granted, &regions))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

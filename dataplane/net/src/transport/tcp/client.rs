@@ -5,10 +5,11 @@
 //!
 //! Lock order: `outbox`, `receiving`, `pending`. Sinks are called with none of them held.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::asked::{Asked, Asking, Question, Receiving, Told, outcome};
@@ -86,7 +87,7 @@ impl Connection {
     }
 
     pub(super) fn down(&self) -> Option<String> {
-        lock(&self.pending).down.clone()
+        self.pending.lock().down.clone()
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -97,9 +98,9 @@ impl Connection {
         let now = Instant::now();
         let mut refused = Vec::new();
         let only_reads = ops.iter().all(|op| op.direction == Direction::Read);
-        let mut outbox = lock(&self.outbox);
+        let mut outbox = self.outbox.lock();
         {
-            let mut pending = lock(&self.pending);
+            let mut pending = self.pending.lock();
             for op in ops {
                 let id = op.id;
                 if let Err(error) = self.ask(op, capabilities, now, sink, &mut pending, &mut outbox) {
@@ -164,9 +165,9 @@ impl Connection {
     /// Asks for a grant. The inner error is the peer's refusal, the outer one says why the peer is down.
     pub(super) fn open(&self, segment: &str) -> Result<Result<Arc<Grant>, Denied>, String> {
         let (reply, answer) = oneshot::channel();
-        let mut outbox = lock(&self.outbox);
+        let mut outbox = self.outbox.lock();
         {
-            let mut pending = lock(&self.pending);
+            let mut pending = self.pending.lock();
             if let Some(reason) = &pending.down {
                 return Err(reason.clone());
             }
@@ -180,7 +181,7 @@ impl Connection {
     }
 
     pub(super) fn notify(&self, message: &[u8]) -> Result<(), String> {
-        let mut outbox = lock(&self.outbox);
+        let mut outbox = self.outbox.lock();
         if let Some(reason) = self.down() {
             return Err(reason);
         }
@@ -193,11 +194,11 @@ impl Connection {
     pub(super) fn cancel(&self, cancel: &Cancel) {
         let ours = |asking: &Asking| asking.cancel.as_ref().is_some_and(|token| token.is(cancel));
         let mut told: Vec<Told> = Vec::new();
-        let mut outbox = lock(&self.outbox);
-        if let Some(receiving) = lock(&self.receiving).as_mut().filter(|receiving| ours(&receiving.asking)) {
+        let mut outbox = self.outbox.lock();
+        if let Some(receiving) = self.receiving.lock().as_mut().filter(|receiving| ours(&receiving.asking)) {
             told.extend(receiving.abandon());
         }
-        let mut pending = lock(&self.pending);
+        let mut pending = self.pending.lock();
         pending.queue.retain_mut(|question| {
             let Asked::Op(asking) = &mut question.asked else { return true };
             if !ours(asking) {
@@ -228,8 +229,8 @@ impl Connection {
         let peer_down = || OpError::PeerDown { peer: self.peer.clone(), reason: reason.to_owned() };
         {
             // While these three locks are held, no thread reads or writes lent memory, and none can begin to.
-            let (mut outbox, mut receiving) = (lock(&self.outbox), lock(&self.receiving));
-            let mut pending = lock(&self.pending);
+            let (mut outbox, mut receiving) = (self.outbox.lock(), self.receiving.lock());
+            let mut pending = self.pending.lock();
             pending.down.get_or_insert_with(|| reason.to_owned());
             outbox.clear();
             if let Some(mut receiving) = receiving.take() {
@@ -261,7 +262,7 @@ impl Connection {
 
     fn step(&self, inbox: &mut Inbox, watch: &mut Watch, habits: &mut Habits) -> Result<(), String> {
         self.active.store(true, Ordering::SeqCst);
-        let full = self.backlog.load(Ordering::SeqCst) && !self.flush_some(lock(&self.outbox))?;
+        let full = self.backlog.load(Ordering::SeqCst) && !self.flush_some(self.outbox.lock())?;
         if self.receive(inbox).map_err(|ended| ended.to_string())? {
             watch.heard = Instant::now();
             watch.pinged = false;
@@ -287,7 +288,7 @@ impl Connection {
     /// polled for each of them would use a whole processor.
     fn awaits_little(&self) -> bool {
         let little = |question: &Question| question.asked.bytes() < LARGE;
-        self.little.load(Ordering::Relaxed) && lock(&self.pending).queue.front().is_none_or(little)
+        self.little.load(Ordering::Relaxed) && self.pending.lock().queue.front().is_none_or(little)
     }
 
     /// Nothing came for a while: asks whether the peer is there, or concludes that it is not.
@@ -304,9 +305,9 @@ impl Connection {
         if watch.pinged || silent < self.heartbeat {
             return Ok(());
         }
-        let mut outbox = lock(&self.outbox);
+        let mut outbox = self.outbox.lock();
         let request = self.next_request();
-        lock(&self.pending).queue.push_back(Question { request, asked: Asked::Ping });
+        self.pending.lock().queue.push_back(Question { request, asked: Asked::Ping });
         outbox.push(|to| to.extend(Header::new(Kind::Ping, request).encode()));
         self.flush_some(outbox)?;
         (watch.pinged, watch.sent) = (true, self.sent.load(Ordering::Acquire));
@@ -319,7 +320,7 @@ impl Connection {
         loop {
             // A peer with little left to send is asked for more before the rest is received.
             if self.backlog.load(Ordering::Relaxed) && self.asked.load(Ordering::Relaxed) < BUSY {
-                self.flush_some(lock(&self.outbox)).map_err(io::Error::other)?;
+                self.flush_some(self.outbox.lock()).map_err(io::Error::other)?;
             }
             let more = if self.receive_payload(inbox, &mut progress)? {
                 self.answer_next(inbox)?
@@ -340,7 +341,7 @@ impl Connection {
     /// How many bytes to have in the inbox next.
     fn wanted(&self, inbox: &Inbox) -> usize {
         let large = matches!(
-            lock(&self.pending).queue.front(),
+            self.pending.lock().queue.front(),
             Some(Question { asked: Asked::Op(asking), .. })
                 if asking.direction == Direction::Read && asking.len >= LARGE
         );
@@ -355,7 +356,7 @@ impl Connection {
     /// Goes on with the payload that is coming in, if any. Returns whether none is left.
     fn receive_payload(&self, inbox: &mut Inbox, progress: &mut bool) -> Result<bool, Ended> {
         loop {
-            let mut slot = lock(&self.receiving);
+            let mut slot = self.receiving.lock();
             let Some(receiving) = slot.as_mut() else { return Ok(true) };
             if receiving.asking.cancel.as_ref().is_some_and(Cancel::is_set)
                 && let Some(told) = receiving.abandon()
@@ -412,7 +413,7 @@ impl Connection {
 
     /// Takes the question that a frame answers. If it answers none, all questions stay, for `fail` to complete.
     fn answered(&self, header: &Header) -> Result<Asked, WireError> {
-        let mut pending = lock(&self.pending);
+        let mut pending = self.pending.lock();
         let fits = |question: &Question| question.request == header.request && question.asked.fits(header);
         let question = if pending.queue.front().is_some_and(fits) { pending.queue.pop_front() } else { None };
         if let Some(Question { asked: Asked::Op(Asking { direction: Direction::Read, len, .. }), .. }) =
@@ -431,7 +432,7 @@ impl Connection {
         let crc = header.crc.map(|crc| (crc, local.clone()));
         let cursor =
             if asking.sink.is_some() { Cursor::new(local) } else { Cursor::skipping(header.payload_len) };
-        *lock(&self.receiving) = Some(Receiving { asking, cursor, crc });
+        *self.receiving.lock() = Some(Receiving { asking, cursor, crc });
     }
 
     /// Sends what can be sent now; the receiving thread sends the rest.
@@ -478,8 +479,4 @@ enum Ended {
     Io(#[from] io::Error),
     #[error("it broke the protocol: {0}")]
     Wire(#[from] WireError),
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,8 @@
 //! An encrypted connection that never blocks.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::TcpStream;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvasir_memory::shared::{Place, Shared};
 use rustls::Connection;
@@ -102,7 +102,7 @@ impl Session {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
