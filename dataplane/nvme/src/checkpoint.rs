@@ -136,6 +136,18 @@ mod tests {
         summary
     }
 
+    /// What hosts have on their disks.
+    #[test]
+    fn the_layout_of_a_head_is_fixed() {
+        let mut summary = summary(1, 3);
+        (summary.end, summary.headers) = (0x1112_1314, 0x2122_2324);
+        let expected = [
+            0x01, 2, 1, 0, 0x14, 0x13, 0x12, 0x11, 9, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0x24, 0x23, 0x22,
+            0x21, 0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31,
+        ];
+        assert_eq!(head(&summary, 0x3132_3334_3536_3738), expected);
+    }
+
     #[test]
     fn summaries_outlive_a_reopen_and_a_damaged_checkpoint_is_set_aside() {
         let dir = tempfile::tempdir().unwrap();

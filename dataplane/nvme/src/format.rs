@@ -258,6 +258,32 @@ mod tests {
         page
     }
 
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// What hosts have on their disks.
+    #[test]
+    fn the_layout_is_fixed() {
+        let page = page();
+        let head = concat!(
+            "4b766173697253472a000000000000004d000000000000000100000002000000",
+            "050000000300010100000000000000000000000000000000",
+        );
+        let entries = concat!(
+            "0700000000000000000000000000000000000000000000000000000000000000",
+            "0b000000000000000c0000000000000088130000000000000300060003000100",
+            "0700000000000000000000000000000009000000000000000000000000000000",
+            "0b000000000000000c0000000000000088130000040000000500060003000200",
+            "0000000000000000000000001000000000000000000000000000000000000000",
+            "0600000000000000050000000000000002000000000000000800000000000300",
+        );
+        assert_eq!((hex(&page[..56]), hex(&page[64..64 + 3 * 64])), (head.into(), entries.into()));
+        let sum = u64::from_le_bytes(*page[56..].first_chunk().unwrap());
+        assert_eq!(sum, kvasir_protocol::block::checksum(&[&page[..56], &page[64..64 + 3 * 64]].concat()));
+        assert!(page[64 + 3 * 64..].iter().all(|&byte| byte == 0));
+    }
+
     #[test]
     fn a_group_reads_as_it_was_written_and_only_where_it_stands() {
         let page = page();

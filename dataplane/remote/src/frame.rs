@@ -167,6 +167,32 @@ mod tests {
         }
     }
 
+    /// What lies in folders and stores.
+    #[test]
+    fn the_layout_is_fixed() {
+        let (mut meta, body) = (BlockMeta::single(BlockKey(0x0102), 3), [7, 8, 9]);
+        (meta.class, meta.tenant, meta.depth, meta.ttl_ms) = (0x1112, 0, 0x2122, 0x3132);
+        meta.parent = Some(BlockKey(0x4142));
+        let loaded = Loaded { meta, checksum: checksum(&body) };
+        let object = encode(&loaded, &body, None).unwrap();
+        let mut header = b"KVREMOTE\x01\x00\x01\x00\x12\x11\x00\x00".to_vec();
+        for (value, len) in
+            [(0x0102, 16), (0x4142, 16), (0x2122, 4), (3, 4), (0, 8), (0x3132, 4), (0, 4), (0, 24), (0, 16)]
+        {
+            header.extend(&[&u128::to_le_bytes(value)[..], &[0; 8]].concat()[..len]);
+        }
+        let sum = checksum(&header);
+        header.extend(sum.to_le_bytes());
+        header.extend(loaded.checksum.to_le_bytes());
+        header.extend(body);
+        assert_eq!(object, header);
+        let (_, bytes, sealed) = framed(1, 3, 1);
+        let id = ring().of_tenant(1).unwrap().id.0;
+        assert_eq!((&sealed[56..64], &sealed[68..72]), (&id.to_le_bytes()[..], &[0; 4][..]));
+        assert_eq!(sealed[112..120], checksum(&sealed[..112]).to_le_bytes());
+        assert_ne!(sealed[128..], bytes);
+    }
+
     #[test]
     fn a_plain_object_is_refused_where_blocks_are_sealed() {
         let (loaded, _, plain) = framed(1, 100, 0);

@@ -173,6 +173,22 @@ mod tests {
     }
 
     #[test]
+    fn the_layout_is_fixed() {
+        let hello = Hello { key: [8; 16], ..hello(0x0506) };
+        let fields: [&[u8]; 8] = [
+            b"KvRC\x01\0\x03\0",
+            b"\x06\x05\0\0\0\0\0\0",
+            &[8; 16],
+            &[9; 16],
+            b"\x11\0\0\0",
+            b"\xef\xcd\xab\0",
+            b"\x05\x10",
+            &[0; 6],
+        ];
+        assert_eq!(hello.encode().as_slice(), fields.concat());
+    }
+
+    #[test]
     fn an_old_epoch_is_fenced() {
         let (from_b, from_a) = meet(hello(7), hello(6), 7);
         assert!(matches!(from_b, Err(Error::StaleEpoch { theirs: 6, fence: 7 })));

@@ -198,6 +198,31 @@ mod tests {
     }
 
     #[test]
+    fn the_layout_is_fixed() {
+        let frame = Frame { kind: Kind::Notice, code: 0, body: vec![7; 0x0102] };
+        assert_eq!(frame.encode()[..9], [2, 0, 0, 0, 2, 1, 0, 0, 7]);
+        let mut body = Vec::new();
+        body.extend(
+            [&7u64.to_le_bytes()[..], &8u64.to_le_bytes(), &[Access::Read as u8], &9u64.to_le_bytes()]
+                .concat(),
+        );
+        body.extend(
+            [&10u64.to_le_bytes()[..], &11u64.to_le_bytes(), &12u32.to_le_bytes(), &[1, 3, 0]].concat(),
+        );
+        let asked = Instant::now();
+        let region = RemoteRegion { len: 10, location: Location::Cuda(3), address: 11, key: 12 };
+        let expected = Grant {
+            segment: "kv".into(),
+            key: 7,
+            epoch: 8,
+            access: Access::Read,
+            expires: asked + Duration::from_nanos(9),
+            regions: vec![region],
+        };
+        assert_eq!(decode_grant("kv", asked, &body), Some(expected));
+    }
+
+    #[test]
     fn nonsense_ends_the_connection() {
         for bytes in [
             [0, 0, 0, 0, 0, 0, 0, 0],

@@ -314,6 +314,35 @@ mod tests {
     }
 
     #[test]
+    fn the_layout_is_fixed() {
+        let exports = Exports::new(0x0908);
+        let region = Region::of_buffer(Buffer::zeroed(0x1234));
+        exports.export("kv", vec![region.clone()], Access::Read, Duration::from_secs(1)).unwrap();
+        let granted = exports.grant("kv", "peer").unwrap();
+        let mut frame = Vec::new();
+        encode_grant(&mut frame, 0x0102, &granted);
+        let head = b"KVTF\x06\0\0\0\x02\x01\0\0\0\0\0\0\x2c\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+        let Location::Cpu(node) = region.location() else { panic!("a buffer is in memory of the host") };
+        let body = [&granted.key.to_le_bytes()[..], &[8, 9, 0, 0, 0, 0, 0, 0, granted.access as u8]].concat();
+        let tail =
+            [&[1, 0, 0, 0, 0, 0, 0, 0, 0x34, 0x12, 0, 0, 0, 0, 0, 0, 0][..], &node.to_le_bytes()].concat();
+        // Between them is what is left of the lease.
+        let (lease, rest) = frame[32 + 17..].split_first_chunk().unwrap();
+        assert!((1..=1_000_000_000).contains(&u64::from_le_bytes(*lease)));
+        assert_eq!((&frame[..32], &frame[32..32 + 17], rest), (&head[..], &body[..], &tail[..]));
+
+        let remote = vec![RemoteRange { region: 0x0102, offset: 0x0304, len: 6 }];
+        let (grant, local) = (Arc::new(granted.describe()), vec![region.range(0, 6).unwrap()]);
+        let op = Op { id: 0, direction: Direction::Write, grant, local, remote, cancel: None };
+        let header = Header { payload_len: 6, crc: Some(0x0a0b_0c0d), ..Header::new(Kind::Write, 8) };
+        let mut frame = Vec::new();
+        encode_op(&mut frame, header, &op);
+        let head = b"KVTF\x03\0\x01\0\x08\0\0\0\0\0\0\0\x24\0\0\0\x0d\x0c\x0b\x0a\x06\0\0\0\0\0\0\0";
+        let range = b"\x08\x09\0\0\0\0\0\0\x02\x01\0\0\x04\x03\0\0\0\0\0\0\x06\0\0\0\0\0\0\0";
+        assert_eq!(frame, [&head[..], &granted.key.to_le_bytes(), range].concat());
+    }
+
+    #[test]
     fn limits_hold() {
         let header = |kind, body_len, payload_len| Header { body_len, payload_len, ..Header::new(kind, 1) };
         let check = |header: Header| Header::decode(&header.encode());
