@@ -57,7 +57,7 @@ mod tests;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -91,6 +91,7 @@ use kvasir_net::transport::tcp::Tls;
 use kvasir_net::transport::{Access, Denied, Error as TransportError, Node, Transport};
 use kvasir_protocol::block::BlockKey;
 use kvasir_protocol::clock::Clock;
+use kvasir_protocol::listener::Listener;
 use kvasir_protocol::wire::Outcome;
 use kvasir_state_db as state_db;
 use kvasir_store::dram::{DramStore, OwnerId};
@@ -315,16 +316,14 @@ struct Shared {
     serving: AtomicU64,
     events: Events,
     stopping: AtomicBool,
-    /// A second handle on each accepted connection, to end it from outside.
-    accepted: Mutex<HashMap<u64, TcpStream>>,
-    /// One of those connections ended.
-    left: Condvar,
 }
 
 /// This host as a member of a cluster. Dropping it ends all connections.
 pub struct Cluster {
     shared: Arc<Shared>,
-    listener: TcpListener,
+    /// Bound from the start, so that the port is known; served by `listener` from [`run`](Self::run) on.
+    door: TcpListener,
+    listener: OnceLock<Listener>,
     addr: SocketAddr,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -342,8 +341,8 @@ impl Cluster {
     ) -> Result<Arc<Self>, OpenError> {
         let nodes = node_ids(&config)?;
         let listening = |what, addr| move |source| OpenError::Listen { what, addr, source };
-        let listener = TcpListener::bind(config.listen).map_err(listening("the cluster", config.listen))?;
-        let addr = listener.local_addr().map_err(listening("the cluster", config.listen))?;
+        let door = TcpListener::bind(config.listen).map_err(listening("the cluster", config.listen))?;
+        let addr = door.local_addr().map_err(listening("the cluster", config.listen))?;
         let members = config.peers.iter().map(|peer| peer.name.clone());
         let node = Node::new(&config.name, config.secret.clone(), epoch());
         let node = Arc::new(node.of_cluster(&config.cluster, members));
@@ -386,8 +385,6 @@ impl Cluster {
             removals_unkept: AtomicBool::new(false),
             serving: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
-            accepted: Mutex::default(),
-            left: Condvar::new(),
             config,
             node,
             store,
@@ -397,7 +394,7 @@ impl Cluster {
             pool,
             events,
         });
-        Ok(Arc::new(Self { shared, listener, addr, threads: Mutex::default() }))
+        Ok(Arc::new(Self { shared, door, listener: OnceLock::new(), addr, threads: Mutex::default() }))
     }
 
     /// The peers as a tier, to be the last below the pool.
@@ -415,9 +412,9 @@ impl Cluster {
         }
         self.open_removals()?;
         self.open_targets(tiering)?;
-        let listener = self.listener.try_clone();
+        let listener = self.door.try_clone().and_then(|door| self.shared.answer_peers(door));
         let listener = listener.map_err(|source| OpenError::Thread { what: "accepting peers", source })?;
-        self.spawn("kvasir-accept", "accepting peers", move |shared| shared.accept_all(&listener))?;
+        let _ = self.listener.set(listener);
         self.spawn("kvasir-notice", "hand-overs", |shared| shared.hear_notices())?;
         self.spawn("kvasir-upkeep", "copies", |shared| shared.upkeep())?;
         if self.shared.config.topology.is_some() {
@@ -545,8 +542,8 @@ impl Cluster {
         if shared.stopping.swap(true, Ordering::SeqCst) {
             return;
         }
-        // Wakes `accept`, which then fails.
-        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        // Nobody is let in from here on.
+        let _ = rustix::net::shutdown(&self.door, rustix::net::Shutdown::Both);
         shared.links.iter().for_each(|link| link.stop());
         drop((shared.table(), shared.log.lock()));
         shared.wake_listeners();
@@ -555,11 +552,8 @@ impl Cluster {
         for thread in self.threads.lock().drain(..) {
             let _ = thread.join();
         }
-        // Nobody is let in any more; end the connections that are open.
-        let mut accepted = shared.accepted.lock();
-        while !accepted.is_empty() {
-            accepted.values().for_each(|stream| drop(stream.shutdown(std::net::Shutdown::Both)));
-            shared.left.wait(&mut accepted);
+        if let Some(listener) = self.listener.get() {
+            listener.stop();
         }
         shared.rails.iter().for_each(Rail::stop);
     }

@@ -1,11 +1,10 @@
 //! The side that is asked: one thread per connection of a peer.
 
 use std::collections::VecDeque;
-use std::io::Read;
+use std::io::{self, Read};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -14,10 +13,10 @@ use super::link::Link;
 use super::message::{self, FrameError, Loan, Reply, Request, Since, Welcome};
 use super::rails::Rail;
 use super::table::Fact;
-use kvasir_net::transport::AtEnd;
 use kvasir_net::transport::tcp::greet;
 use kvasir_net::transport::tcp::socket::{Deadlined, Socket};
 use kvasir_protocol::block::BlockKey;
+use kvasir_protocol::listener::{Limits, Listener, Seat};
 use kvasir_store::dram::{Lookup, OwnerId};
 
 /// How long a peer that listens waits for news before it is told that there are none.
@@ -32,46 +31,20 @@ const CONNECTIONS_MAX: usize = 1024;
 const FACTS_MAX: usize = 4096;
 
 impl Shared {
-    pub(super) fn accept_all(self: &Arc<Self>, listener: &TcpListener) {
-        let mut next = 0u64;
-        while !self.is_stopping() {
-            match listener.accept() {
-                Ok((stream, _)) => {
-                    next += 1;
-                    self.accept(stream, next);
-                }
-                // Out of descriptors, most likely: wait for some connection to end instead of spinning.
-                Err(_) => self.pause(Duration::from_millis(20)),
-            }
-        }
-    }
-
-    fn accept(self: &Arc<Self>, stream: TcpStream, id: u64) {
-        let Ok(handle) = stream.try_clone() else { return };
-        {
-            let mut accepted = self.accepted.lock();
-            if accepted.len() >= CONNECTIONS_MAX {
-                return add(&self.counts.strangers, 1);
-            }
-            accepted.insert(id, handle);
-        }
-        let shared = Arc::clone(self);
-        let serve = move || {
-            let _end = AtEnd(|| {
-                shared.accepted.lock().remove(&id);
-                shared.left.notify_all();
-            });
-            if shared.serve(stream).is_none() {
-                add(&shared.counts.strangers, 1);
+    /// Answers peers that connect to `door`.
+    pub(super) fn answer_peers(self: &Arc<Self>, door: TcpListener) -> io::Result<Listener> {
+        let (serving, refusing) = (Arc::clone(self), Arc::clone(self));
+        let serve = move |stream, seat: &Seat| {
+            if serving.serve(stream, seat).is_none() {
+                add(&serving.counts.strangers, 1);
             }
         };
-        if thread::Builder::new().name("kvasir-peer".into()).spawn(serve).is_err() {
-            self.accepted.lock().remove(&id);
-        }
+        let refuse = move |_| add(&refusing.counts.strangers, 1);
+        Listener::start(door, "kvasir-peer", Limits::of(CONNECTIONS_MAX), serve, refuse)
     }
 
     /// Answers until the connection ends. Returns `None` if it was not a peer's.
-    fn serve(&self, stream: TcpStream) -> Option<()> {
+    fn serve(&self, stream: TcpStream, seat: &Seat) -> Option<()> {
         let soon = || Instant::now() + STALL;
         let (socket, name) = greet::accept(stream, self.config.tls.as_ref(), &self.node, "", soon()).ok()?;
         let mut stream = Deadlined { socket: &socket, deadline: soon() };
@@ -90,6 +63,7 @@ impl Shared {
                 return None;
             }
         };
+        seat.greeted();
         message::write(&mut stream, &Reply::Welcome(self.welcome())).ok()?;
         let mut answering = Answering { shared: self, link, rest: VecDeque::new(), after: 0 };
         while !self.is_stopping() {

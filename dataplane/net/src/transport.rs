@@ -23,6 +23,7 @@
 
 pub mod auth;
 pub mod conformance;
+mod deadlined;
 pub mod fault;
 pub mod grant;
 pub mod local;
@@ -162,15 +163,6 @@ pub trait Endpoint: Send + Sync {
 
     /// Ends it. Operations in flight complete with [`OpError::PeerDown`]. Returns at once.
     fn close(&self);
-}
-
-/// Does something when it goes out of scope: what the thread of a connection owes others, also if it panics.
-pub struct AtEnd<F: FnMut()>(pub F);
-
-impl<F: FnMut()> Drop for AtEnd<F> {
-    fn drop(&mut self) {
-        (self.0)();
-    }
 }
 
 /// A peer's bytes, mapped here. They are immutable only as long as the protocol above says so (a committed block

@@ -14,6 +14,7 @@ use crate::ServerConfig;
 use kvasir_memory::host::HostPool;
 use kvasir_memory::shared::{self, Place};
 use kvasir_protocol::block::{BlockKey, BlockMeta};
+use kvasir_protocol::listener::Seat;
 use kvasir_protocol::stream::ring::{self, Ring, Side};
 use kvasir_protocol::stream::{Eager, Stream, Timed, send_with_fds};
 use kvasir_protocol::wire::{Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, WireError};
@@ -43,7 +44,7 @@ impl Broken {
     }
 }
 
-pub(super) struct Connection {
+pub(super) struct Connection<'a> {
     shared: Arc<Shared>,
     reader: BufReader<Timed>,
     writer: Option<Stream>,
@@ -52,6 +53,7 @@ pub(super) struct Connection {
     identity: Option<Identity>,
     /// What the outside knows of it.
     entry: Arc<Entry>,
+    seat: &'a Seat,
     /// The tenant on whose account it stores.
     tenant: u16,
     /// The peer maps the pool.
@@ -65,12 +67,13 @@ pub(super) struct Connection {
     frame: Vec<u8>,
 }
 
-impl Connection {
+impl<'a> Connection<'a> {
     pub(super) fn new(
         shared: Arc<Shared>,
         stream: Stream,
         identity: Option<Identity>,
         entry: Arc<Entry>,
+        seat: &'a Seat,
     ) -> Self {
         let local = matches!(stream, Stream::Unix(_));
         Self {
@@ -80,6 +83,7 @@ impl Connection {
             reader: BufReader::with_capacity(16 << 10, Timed { stream: Eager::new(stream), deadline: None }),
             identity,
             entry,
+            seat,
             tenant: 0,
             greeted: false,
             may_write: false,
@@ -326,6 +330,7 @@ impl Connection {
     fn greet(&mut self, request: u64, wants_write: bool, wants_ring: bool) -> Result<(), Broken> {
         let store = Arc::clone(&self.shared.store);
         (self.greeted, self.may_write) = (true, wants_write);
+        self.seat.greeted();
         // From here on bytes on the socket are bells. What came too early would be lost among them.
         let early = !self.reader.buffer().is_empty() || self.writer.as_ref().is_some_and(Stream::has_unread);
         if wants_ring && self.local && early {
@@ -440,7 +445,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for Connection<'_> {
     /// What is left if its thread panicked; otherwise there is nothing any more.
     fn drop(&mut self) {
         self.hand_overs.end();

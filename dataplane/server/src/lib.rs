@@ -11,16 +11,14 @@ mod handover;
 mod outcome;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::AsFd;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -29,6 +27,7 @@ use self::connection::Connection;
 pub use config::ServerConfig;
 use kvasir_cluster::Cluster;
 use kvasir_protocol::clock::Clock;
+use kvasir_protocol::listener::{Door, Handle, Limits, Listener, Seat};
 use kvasir_protocol::stream::Stream;
 use kvasir_protocol::wire::{Op, Reply};
 use kvasir_store::dram::DramStore;
@@ -147,26 +146,19 @@ struct Shared {
     config: ServerConfig,
     clock: Clock,
     stopping: AtomicBool,
-    /// Each open connection, to end it from outside.
-    open: Mutex<HashMap<u64, Open>>,
-    /// Woken when a connection ends or the server stops.
-    changed: Condvar,
+    /// By what right each connection is open. Entries of those that ended are dropped with the next sweep.
+    open: Mutex<Vec<Weak<Entry>>>,
+    /// Woken when the server stops.
+    stopped: Condvar,
     /// Held by the one connection that compares blocks with their checksums: a request of a few bytes may ask for the
     /// whole pool to be read, and a client with many connections for all processors.
     verifying: Mutex<()>,
     counts: Counts,
 }
 
-/// An open connection, seen from outside.
-struct Open {
-    /// A second handle on it.
-    stream: Stream,
-    entry: Arc<Entry>,
-}
-
 /// By what right a connection is open.
-#[derive(Default)]
 struct Entry {
+    connection: Handle,
     /// The token that its hello brought, and who that was.
     token: OnceLock<(String, Identity)>,
     /// The token no longer says so.
@@ -176,9 +168,11 @@ struct Entry {
 /// A running server. Dropping it stops it.
 pub struct Server {
     shared: Arc<Shared>,
-    unix: Option<(UnixListener, PathBuf, u64)>,
-    tcp: Option<(TcpListener, SocketAddr)>,
-    threads: Vec<JoinHandle<()>>,
+    listeners: Vec<Listener>,
+    /// The socket's path and inode.
+    socket: Option<(PathBuf, u64)>,
+    tcp: Option<SocketAddr>,
+    sweeper: Option<JoinHandle<()>>,
 }
 
 impl Server {
@@ -215,47 +209,64 @@ impl Server {
             config,
             clock,
             stopping: AtomicBool::new(false),
-            open: Mutex::new(HashMap::new()),
-            changed: Condvar::new(),
+            open: Mutex::default(),
+            stopped: Condvar::new(),
             verifying: Mutex::default(),
             counts: Counts::default(),
         });
-        let mut server = Self { shared, unix, tcp, threads: Vec::new() };
-        server.spawn_all()?;
+        // From here on dropping it stops what was started.
+        let mut server = Self { shared, listeners: Vec::new(), socket: None, tcp: None, sweeper: None };
+        server.sweep()?;
+        if let Some((door, path, inode)) = unix {
+            server.socket = Some((path, inode));
+            server.listen(door, "socket", Shared::serve_local, |_, stream| Ok(Stream::Unix(stream)))?;
+        }
+        if let Some((door, addr)) = tcp {
+            server.tcp = Some(addr);
+            server.listen(door, "TCP", Shared::serve_remote, |gate, stream| gate.dress(stream))?;
+        }
         Ok(server)
     }
 
-    fn spawn_all(&mut self) -> Result<(), ServeError> {
-        let no_thread = |name| move |source| ServeError::Thread { name, source };
+    fn sweep(&mut self) -> Result<(), ServeError> {
         let shared = Arc::clone(&self.shared);
-        self.threads.push(spawn("kvasir-sweep", move || shared.sweep_loop()).map_err(no_thread("sweeping"))?);
-        if let Some((listener, path, _)) = &self.unix {
-            let listener =
-                listener.try_clone().map_err(|source| ServeError::Socket { path: path.clone(), source })?;
-            let shared = Arc::clone(&self.shared);
-            let accept = move || shared.accept_loop(|| listener.accept().map(|(s, _)| Stream::Unix(s)));
-            self.threads.push(spawn("kvasir-accept", accept).map_err(no_thread("the socket"))?);
-        }
-        if let Some((listener, addr)) = &self.tcp {
-            let listener = listener.try_clone().map_err(|source| ServeError::Tcp { addr: *addr, source })?;
-            let shared = Arc::clone(&self.shared);
-            let gate = Arc::clone(&self.shared.gate);
-            let accept = move || shared.accept_loop(|| gate.dress(listener.accept()?.0));
-            self.threads.push(spawn("kvasir-accept", accept).map_err(no_thread("the data port"))?);
-        }
+        let sweeper = thread::Builder::new().name("kvasir-sweep".into()).spawn(move || shared.sweep_loop());
+        self.sweeper = Some(sweeper.map_err(|source| ServeError::Thread { name: "sweeping", source })?);
+        Ok(())
+    }
+
+    /// Each kind of connection has places of its own, so that nobody from afar keeps the clients on this machine out.
+    fn listen<D: Door>(
+        &mut self,
+        door: D,
+        kind: &'static str,
+        serve: fn(&Arc<Shared>, D::Stream, &Seat),
+        dress: fn(&dyn Gate, D::Stream) -> io::Result<Stream>,
+    ) -> Result<(), ServeError> {
+        let (serving, refusing) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
+        let max = self.shared.config.connections_max;
+        let serve = move |stream: D::Stream, seat: &Seat| serve(&serving, stream, seat);
+        let refuse = move |refused: D::Stream| {
+            let message = format!(
+                "{max} {kind} connections are open, the most this host allows is {max}; try again later"
+            );
+            refusing.turn_away(dress(&*refusing.gate, refused), message);
+        };
+        let listener = Listener::start(door, "kvasir-data", Limits::of(max), serve, refuse);
+        self.listeners.push(listener.map_err(|source| ServeError::Thread { name: kind, source })?);
         Ok(())
     }
 
     /// Where TCP really listens (port 0 was replaced).
     pub fn tcp_addr(&self) -> Option<SocketAddr> {
-        self.tcp.as_ref().map(|(_, addr)| *addr)
+        self.tcp
     }
 
     pub fn metrics(&self) -> ServerMetrics {
         let counts = &self.shared.counts;
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         ServerMetrics {
-            connections: self.shared.open.lock().len() as u64,
+            connections: self.listeners.iter().map(|listener| listener.open() as u64).sum(),
             accepted: read(&counts.accepted),
             refused: read(&counts.refused),
             broken: read(&counts.broken),
@@ -273,30 +284,22 @@ impl Server {
 
     fn stop_now(&mut self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
-        // Wakes `accept`, which then fails.
-        if let Some((listener, path, inode)) = self.unix.take() {
-            let _ = rustix::net::shutdown(listener.as_fd(), rustix::net::Shutdown::Both);
+        if let Some((path, inode)) = self.socket.take() {
             // Another host may have taken the path since.
             if fs::metadata(&path).is_ok_and(|file| file.ino() == inode) {
                 let _ = fs::remove_file(&path);
             }
         }
-        if let Some((listener, _)) = self.tcp.take() {
-            let _ = rustix::net::shutdown(listener.as_fd(), rustix::net::Shutdown::Both);
-        }
         {
             // Under the lock, so that the sweeper is either waiting or has seen the flag.
             let _open = self.shared.open.lock();
-            self.shared.changed.notify_all();
+            self.shared.stopped.notify_all();
         }
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
+        if let Some(sweeper) = self.sweeper.take() {
+            let _ = sweeper.join();
         }
-        // Nobody is let in any more; end the connections that are open.
-        let mut open = self.shared.open.lock();
-        while !open.is_empty() {
-            open.values().for_each(|open| open.stream.shutdown());
-            self.shared.changed.wait(&mut open);
+        for listener in &self.listeners {
+            listener.stop();
         }
     }
 }
@@ -341,116 +344,80 @@ pub fn bind_unix(path: &Path, mode: u32) -> Result<(UnixListener, PathBuf, u64),
     }
 }
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    thread::Builder::new().name(name.into()).spawn(work)
-}
-
 impl Shared {
     fn sweep_loop(&self) {
         let mut open = self.open.lock();
         while !self.stopping.load(Ordering::SeqCst) {
-            self.changed.wait_for(&mut open, self.config.sweep_every);
+            self.stopped.wait_for(&mut open, self.config.sweep_every);
             MutexGuard::unlocked(&mut open, || self.store.sweep(self.clock.now_ms()));
-            open.values().for_each(|open| self.end_if_revoked(open));
+            open.retain(|entry| match entry.upgrade() {
+                Some(entry) => {
+                    self.end_if_revoked(&entry);
+                    true
+                }
+                None => false,
+            });
         }
     }
 
     /// Ends a connection whose token was revoked or has expired since. What it is doing is finished; then its thread says
     /// why to the client.
-    fn end_if_revoked(&self, open: &Open) {
-        let Some((token, identity)) = open.entry.token.get() else { return };
-        if !open.entry.ended.load(Ordering::Relaxed) && self.gate.bearer(token).as_ref() != Ok(identity) {
-            open.entry.ended.store(true, Ordering::Relaxed);
-            open.stream.stop_reading();
+    fn end_if_revoked(&self, entry: &Entry) {
+        let Some((token, identity)) = entry.token.get() else { return };
+        if !entry.ended.load(Ordering::Relaxed) && self.gate.bearer(token).as_ref() != Ok(identity) {
+            entry.ended.store(true, Ordering::Relaxed);
+            entry.connection.stop_reading();
         }
     }
 
-    fn accept_loop(self: &Arc<Self>, accept: impl Fn() -> io::Result<Stream>) {
-        let mut next = 0u64;
-        while !self.stopping.load(Ordering::SeqCst) {
-            match accept() {
-                Ok(stream) => self.admit(stream, &mut next),
-                // Out of descriptors, most likely: wait for some connection to end instead of spinning.
-                Err(_) if !self.stopping.load(Ordering::SeqCst) => thread::sleep(Duration::from_millis(20)),
-                Err(_) => {}
+    /// A connection on the Unix socket: the kernel says who is at the other end.
+    fn serve_local(self: &Arc<Self>, stream: UnixStream, seat: &Seat) {
+        let identity = rustix::net::sockopt::socket_peercred(&stream)
+            .map_err(|error| error.to_string())
+            .and_then(|peer| {
+                let identity = self.gate.local(peer.uid.as_raw(), peer.gid.as_raw());
+                identity.map_err(|refused| refused.to_string())
+            });
+        let stream = Stream::Unix(stream);
+        match identity {
+            Ok(identity) => {
+                seat.greeted();
+                self.serve(stream, Some(identity), seat);
             }
+            Err(message) => self.turn_away(Ok(stream), message),
         }
     }
 
-    fn admit(self: &Arc<Self>, mut stream: Stream, next: &mut u64) {
-        let identity = self.full(&stream).and_then(|()| self.identify(&stream));
-        if let Err(message) = identity.and_then(|identity| self.start_connection(&stream, identity, next)) {
-            self.counts.refused.fetch_add(1, Ordering::Relaxed);
-            // A word to it would take a handshake, for which nobody else should wait.
-            if matches!(stream, Stream::Sealed(_)) {
-                return;
-            }
-            let mut frame = Vec::new();
-            Reply::Error { retryable: true, message }.encode(0, 0, &mut frame);
-            // The peer may be gone; it is turned away either way.
-            let _ = stream.set_timeouts(Duration::from_secs(1)).and_then(|()| stream.write_all(&frame));
+    /// A connection over TCP: the hello brings a token.
+    fn serve_remote(self: &Arc<Self>, stream: TcpStream, seat: &Seat) {
+        match self.gate.dress(stream) {
+            Ok(stream) => self.serve(stream, None, seat),
+            Err(error) => self.turn_away(Err(error), String::new()),
         }
     }
 
-    /// Who is at the other end. Over TCP that is known after the hello, which brings a token.
-    fn identify(&self, stream: &Stream) -> Result<Option<Identity>, String> {
-        let Stream::Unix(stream) = stream else { return Ok(None) };
-        let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|error| error.to_string())?;
-        let identity = self.gate.local(peer.uid.as_raw(), peer.gid.as_raw());
-        identity.map(Some).map_err(|refused| refused.to_string())
-    }
-
-    fn full(&self, stream: &Stream) -> Result<(), String> {
-        // Each kind has its own, so that nobody from afar keeps the clients on this machine out.
-        let kind = u64::from(matches!(stream, Stream::Unix(_)));
-        let open = self.open.lock().keys().filter(|&id| id & 1 == kind).count();
-        let (max, kind) = (self.config.connections_max, if kind == 1 { "socket" } else { "TCP" });
-        if open >= max {
-            return Err(format!(
-                "{open} {kind} connections are open, the most this host allows is {max}; try again later"
-            ));
+    fn serve(self: &Arc<Self>, stream: Stream, identity: Option<Identity>, seat: &Seat) {
+        if let Err(error) = stream.set_timeouts(self.config.stall_timeout) {
+            return self.turn_away(Ok(stream), format!("host cannot take the connection: {error}"));
         }
-        Ok(())
-    }
-
-    fn start_connection(
-        self: &Arc<Self>,
-        stream: &Stream,
-        identity: Option<Identity>,
-        next: &mut u64,
-    ) -> Result<(), String> {
-        let text = |error: io::Error| format!("host cannot take the connection: {error}");
-        stream.set_timeouts(self.config.stall_timeout).map_err(text)?;
-        let (mine, handle) = (stream.try_clone().map_err(text)?, stream.try_clone().map_err(text)?);
-        // Ids of the two accept loops differ in the low bit; see `refusal`.
-        let id = *next << 1 | u64::from(matches!(stream, Stream::Unix(_)));
-        *next += 1;
-        let entry = Arc::new(Entry::default());
-        self.open.lock().insert(id, Open { stream: handle, entry: Arc::clone(&entry) });
-        let shared = Arc::clone(self);
-        let started = spawn("kvasir-data", move || {
-            let _seat = Seat { shared: &shared, id };
-            Connection::new(Arc::clone(&shared), mine, identity, entry).run();
-        });
-        if let Err(error) = started {
-            self.open.lock().remove(&id);
-            return Err(text(error));
-        }
+        let entry =
+            Entry { connection: seat.handle(), token: OnceLock::new(), ended: AtomicBool::new(false) };
+        let entry = Arc::new(entry);
+        self.open.lock().push(Arc::downgrade(&entry));
         self.counts.accepted.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+        Connection::new(Arc::clone(self), stream, identity, entry, seat).run();
     }
-}
 
-/// The place of a connection among those that are open; given up when its thread ends, however that comes.
-struct Seat<'a> {
-    shared: &'a Shared,
-    id: u64,
-}
-
-impl Drop for Seat<'_> {
-    fn drop(&mut self) {
-        self.shared.open.lock().remove(&self.id);
-        self.shared.changed.notify_all();
+    fn turn_away(&self, stream: io::Result<Stream>, message: String) {
+        self.counts.refused.fetch_add(1, Ordering::Relaxed);
+        // A word to one that encrypts would take a handshake, for which nobody else should wait.
+        let Some(mut stream) = stream.ok().filter(|stream| !matches!(stream, Stream::Sealed(_))) else {
+            return;
+        };
+        let mut frame = Vec::new();
+        Reply::Error { retryable: true, message }.encode(0, 0, &mut frame);
+        // The peer may be gone; it is turned away either way.
+        let _ = stream.set_timeouts(Duration::from_secs(1)).and_then(|()| stream.write_all(&frame));
     }
 }
 

@@ -185,7 +185,9 @@ fn damaged_frames_of_a_peer_end_its_connection_alone() {
         }
     }
     unharmed(&host, free, "damaged frames");
-    until("its connections are closed", || host.cluster.shared.accepted.lock().is_empty());
+    until("its connections are closed", || {
+        host.cluster.listener.get().is_some_and(|listener| listener.open() == 0)
+    });
 }
 
 /// Answers as no honest host would. Returns how many loans it gave.

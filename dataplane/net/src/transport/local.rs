@@ -12,27 +12,26 @@ mod endpoint;
 mod server;
 mod socket;
 
-use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use self::endpoint::LocalEndpoint;
-use self::server::accept_all;
-use self::socket::{Deadlined, end, receive_fd};
+use self::socket::receive_fd;
 use super::auth::{self, AuthError};
+use super::deadlined::Deadlined;
 use super::grant::RemoteRegion;
 use super::{Access, Capabilities, Direction, Endpoint, Error, Node, OpError, Transport};
 use kvasir_memory::host::Mapping;
 use kvasir_memory::region::{LocalRange, Region};
+use kvasir_protocol::listener::{self, Listener, Seat};
 
 const PAGE: u64 = 4096;
+/// The most accepted connections; more are closed at once.
+const CONNECTIONS_MAX: usize = 1024;
 /// Grants of one connection alive at once: words of its control page.
 pub const SLOTS: usize = PAGE as usize / 4;
 
@@ -107,41 +106,33 @@ pub struct Local {
     pub node: Arc<Node>,
     config: LocalConfig,
     reach: Arc<dyn Reach>,
-    accepted: Arc<Accepted>,
-}
-
-#[derive(Default)]
-struct Accepted {
-    streams: Mutex<HashMap<u64, UnixStream>>,
-    next: AtomicU64,
-    ended: AtomicBool,
+    listener: Option<Listener>,
 }
 
 impl Local {
     /// Starts to listen, if the configuration says so.
     pub fn new(node: Arc<Node>, reach: Arc<dyn Reach>, config: LocalConfig) -> io::Result<Self> {
-        let accepted = Arc::new(Accepted::default());
+        let mut listener = None;
         if let Some(path) = &config.listen {
-            let listener = listen(path)?;
-            let (node, reach, accepted) = (node.clone(), reach.clone(), accepted.clone());
-            let timeout = config.timeout;
-            let run = move || accept_all(&listener, &node, &reach, &accepted, timeout);
-            thread::Builder::new().name("kvasir-local-accept".into()).spawn(run)?;
+            let door = listen(path)?;
+            let (node, reach, timeout) = (node.clone(), reach.clone(), config.timeout);
+            let serve = move |stream, seat: &Seat| {
+                // The peer knows why the connection ended, as it ended it.
+                let _ = server::serve(stream, seat, &node, &*reach, timeout);
+            };
+            let limits = listener::Limits::of(CONNECTIONS_MAX);
+            listener = Some(Listener::start(door, "kvasir-local-serve", limits, serve, drop)?);
         }
-        Ok(Self { node, config, reach, accepted })
+        Ok(Self { node, config, reach, listener })
     }
 
     /// Stops listening and ends accepted connections: peers find this node down.
     pub fn shut_down(&self) {
-        if self.accepted.ended.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        if let Some(path) = &self.config.listen {
-            // The accepting thread sees the flag with the next connection, which is this one.
-            drop(UnixStream::connect(path));
+        if let (Some(listener), Some(path)) = (&self.listener, &self.config.listen)
+            && listener.stop()
+        {
             let _ = std::fs::remove_file(path);
         }
-        self.accepted.streams.lock().values().for_each(end);
     }
 }
 
@@ -181,6 +172,8 @@ impl Transport for Local {
             AuthError::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => unreachable(error),
             error => Error::Authentication { address: address.to_owned(), reason: error.to_string() },
         })?;
+        stream.set_read_timeout(Some(self.config.timeout)).map_err(unreachable)?;
+        stream.set_write_timeout(Some(self.config.timeout)).map_err(unreachable)?;
         let control = receive_fd(&mut stream).and_then(|fd| Mapping::new(fd.as_fd(), PAGE, false));
         let endpoint = LocalEndpoint::new(peer, self.reach.clone(), control.map_err(unreachable)?, stream);
         Ok(Arc::new(endpoint.map_err(unreachable)?))

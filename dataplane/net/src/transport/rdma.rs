@@ -26,21 +26,23 @@ mod server;
 mod sys;
 mod wire;
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::deadlined::Deadlined;
 use super::{Capabilities, Endpoint, Error as TransportError, Node, Transport, auth};
 use client::Link;
 pub use device::{Device, DeviceOptions, Limits, device_names};
 pub use error::{Error, Failure};
 use kvasir_memory::region::Region;
+use kvasir_protocol::listener::{self, Listener, Seat};
 pub use memory::MemoryRegion;
 use progress::Progress;
 use registry::Registry;
-use server::Accepted;
+use server::Fences;
 use wire::Inbox;
 
 const NAME: &str = "rdma";
@@ -97,13 +99,13 @@ struct Shared {
     capabilities: Capabilities,
     registry: Registry,
     progress: Progress,
-    accepted: Accepted,
+    fences: Fences,
 }
 
 /// The transport over one device.
 pub struct Rdma {
     shared: Arc<Shared>,
-    listening: Option<SocketAddr>,
+    listening: Option<(SocketAddr, Listener)>,
 }
 
 impl Rdma {
@@ -114,33 +116,35 @@ impl Rdma {
     pub fn new(node: Arc<Node>, config: RdmaConfig) -> Result<Self, Error> {
         let failed = |source| Error::Control { step: "listening", source };
         let device = Device::open(&config.device, config.options.clone())?;
-        let listener = config.listen.map(TcpListener::bind).transpose().map_err(failed)?;
-        let listening = listener.as_ref().map(TcpListener::local_addr).transpose().map_err(failed)?;
+        let door = config.listen.map(TcpListener::bind).transpose().map_err(failed)?;
         let shared = Arc::new(Shared {
             node,
             capabilities: capabilities(&config, &device),
             registry: Registry::new(&device),
             progress: Progress::new(&device)?,
-            accepted: Accepted::default(),
+            fences: Fences::default(),
             device,
             config,
         });
         // From here on dropping it stops what was started.
-        let transport = Self { shared: Arc::clone(&shared), listening };
+        let mut transport = Self { shared: Arc::clone(&shared), listening: None };
         let progressing = Arc::clone(&shared);
         spawn("rdma-progress", move || progressing.progress.run(|| progressing.registry.sweep()))?;
-        if let Some(listener) = listener {
-            spawn("rdma-accept", move || server::accept(&shared, &listener))?;
+        if let Some(door) = door {
+            let address = door.local_addr().map_err(failed)?;
+            let limits = listener::Limits::of(shared.config.connections_max);
+            // The peer of a connection that fails sees its stream end, and connects again; nobody else must be told.
+            let serve = move |stream, seat: &Seat| drop(server::serve(&shared, stream, seat));
+            let listener = Listener::start(door, "rdma-serve", limits, serve, drop).map_err(failed)?;
+            transport.listening = Some((address, listener));
         }
         Ok(transport)
     }
 
     /// Ends every accepted connection and takes no more: peers then find this node down.
     pub fn shut_down(&self) {
-        self.shared.accepted.stop();
-        // The accepting thread checks the flag at the next connection.
-        if let Some(address) = self.listening {
-            let _ = TcpStream::connect_timeout(&address, Duration::from_millis(100));
+        if let Some((_, listener)) = &self.listening {
+            listener.stop();
         }
     }
 
@@ -154,7 +158,7 @@ impl Rdma {
         })?;
         let stream = TcpStream::connect_timeout(&socket, config.connect_timeout).map_err(io)?;
         stream.set_nodelay(true).map_err(io)?;
-        let mut meeting = Deadlined { stream: &stream, until: Instant::now() + config.handshake_timeout };
+        let mut meeting = Deadlined::new(&stream, config.handshake_timeout);
         let peer = auth::connect(&mut meeting, &shared.node, &shared.node.cluster).map_err(|error| {
             match error.is_refusal() {
                 true => TransportError::Authentication { address: address.into(), reason: error.to_string() },
@@ -162,12 +166,11 @@ impl Rdma {
             }
         })?;
         let id = shared.progress.id();
-        let epochs =
-            connect::Epochs { ours: shared.node.exports.epoch(), fence: shared.accepted.fence(&peer) };
+        let epochs = connect::Epochs { ours: shared.node.exports.epoch(), fence: shared.fences.of(&peer) };
         let (device, channel) = (&shared.device, &shared.progress.channel);
         let connection = connect::connect(device, channel, id, config.queue, epochs, &mut meeting)
             .map_err(|error| failed(error.to_string()))?;
-        shared.accepted.raise(&peer, connection.peer.epoch);
+        shared.fences.raise(&peer, connection.peer.epoch);
         prepare(&stream, config.heartbeat, config.peer_timeout).map_err(io)?;
         let mut listening = stream.try_clone().map_err(io)?;
         let link = Link::new(Arc::clone(shared), peer, id, connection.queue, stream);
@@ -203,7 +206,7 @@ impl Transport for Rdma {
     }
 
     fn address(&self) -> Option<String> {
-        self.listening.map(|address| address.to_string())
+        self.listening.as_ref().map(|(address, _)| address.to_string())
     }
 
     fn connect(&self, address: &str) -> Result<Arc<dyn Endpoint>, TransportError> {
@@ -229,37 +232,6 @@ fn prepare(stream: &TcpStream, read: Duration, write: Duration) -> io::Result<()
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(read))?;
     stream.set_write_timeout(Some(write))
-}
-
-/// A stream with a time for all that is done on it, however often a byte comes: the handshake.
-struct Deadlined<'a> {
-    stream: &'a TcpStream,
-    until: Instant,
-}
-
-impl Deadlined<'_> {
-    fn left(&self) -> io::Result<Option<Duration>> {
-        let left = self.until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
-        left.map(Some).ok_or_else(|| io::ErrorKind::TimedOut.into())
-    }
-}
-
-impl Read for Deadlined<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
-        self.stream.read(buffer)
-    }
-}
-
-impl Write for Deadlined<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 fn capabilities(config: &RdmaConfig, device: &Device) -> Capabilities {

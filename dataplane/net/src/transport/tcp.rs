@@ -18,22 +18,20 @@ pub mod socket;
 mod tls;
 pub(super) mod wire;
 
-use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::node::NOTICE_MAX;
-use super::{AtEnd, Cancel, Capabilities, Endpoint, Error, Grant, Node, Op, Sink, Transport};
+use super::{Cancel, Capabilities, Endpoint, Error, Grant, Node, Op, Sink, Transport};
 use client::Connection;
 use greet::GreetError;
 use kvasir_memory::region::Region;
+use kvasir_protocol::listener::{self, Listener, Seat};
 use server::Serving;
-use socket::Socket;
 #[cfg(any(test, feature = "conformance"))]
 pub use tls::authority;
 pub use tls::{Tls, TlsError, TlsFiles};
@@ -90,50 +88,43 @@ impl Default for TcpConfig {
 pub struct Tcp {
     node: Arc<Node>,
     config: TcpConfig,
-    listening: Option<SocketAddr>,
-    accepted: Arc<Accepted>,
-}
-
-/// Accepted connections that are alive.
-#[derive(Default)]
-struct Accepted {
-    sockets: Mutex<HashMap<u64, Arc<Socket>>>,
-    next: AtomicU64,
-    count: AtomicUsize,
-    refused: AtomicU64,
-    ended: AtomicBool,
+    listening: Option<(SocketAddr, Listener)>,
+    /// Those that were no peers.
+    strangers: Arc<AtomicU64>,
 }
 
 impl Tcp {
     /// Starts to listen, if the configuration says so.
     pub fn new(node: Arc<Node>, config: TcpConfig) -> io::Result<Self> {
-        let accepted = Arc::new(Accepted::default());
+        let strangers = Arc::new(AtomicU64::new(0));
         let mut listening = None;
         if let Some(address) = config.listen {
-            let listener = TcpListener::bind(address)?;
-            listening = Some(listener.local_addr()?);
-            let (node, config, accepted) = (node.clone(), config.clone(), accepted.clone());
-            let run = move || accept_all(&listener, &node, &config, &accepted);
-            thread::Builder::new().name("kvasir-tcp-accept".into()).spawn(run)?;
+            let door = TcpListener::bind(address)?;
+            let address = door.local_addr()?;
+            let (node, settings, strangers) = (node.clone(), config.clone(), strangers.clone());
+            let serve = move |stream, seat: &Seat| {
+                if serve(&node, &settings, stream, seat).is_none() {
+                    strangers.fetch_add(1, Ordering::AcqRel);
+                }
+            };
+            let limits = listener::Limits::of(config.connections_max);
+            listening = Some((address, Listener::start(door, "kvasir-tcp-serve", limits, serve, drop)?));
         }
-        Ok(Self { node, config, listening, accepted })
+        Ok(Self { node, config, listening, strangers })
     }
 
     /// Connections accepted now, and those refused since the start: strangers, and those above the limit.
     pub fn accepted(&self) -> (usize, u64) {
-        (self.accepted.count.load(Ordering::Acquire), self.accepted.refused.load(Ordering::Acquire))
+        let (open, full) =
+            self.listening.as_ref().map_or((0, 0), |(_, listener)| (listener.open(), listener.refused()));
+        (open, full + self.strangers.load(Ordering::Acquire))
     }
 
     /// Stops listening and ends accepted connections. Endpoints that this node opened stay.
     pub fn shut_down(&self) {
-        if self.accepted.ended.swap(true, Ordering::AcqRel) {
-            return;
+        if let Some((_, listener)) = &self.listening {
+            listener.stop();
         }
-        // The accepting thread sees the flag at the next connection, which is this one.
-        if let Some(address) = self.listening {
-            drop(TcpStream::connect_timeout(&address, self.config.connect_timeout));
-        }
-        self.accepted.sockets.lock().values().for_each(|socket| socket.shut_down());
     }
 
     fn dial(&self, address: SocketAddr) -> io::Result<TcpStream> {
@@ -172,12 +163,6 @@ impl Tcp {
     }
 }
 
-impl Drop for Tcp {
-    fn drop(&mut self) {
-        self.shut_down();
-    }
-}
-
 impl Transport for Tcp {
     fn capabilities(&self) -> Capabilities {
         capabilities(&self.config)
@@ -194,7 +179,7 @@ impl Transport for Tcp {
     fn unregister(&self, _region: &Region) {}
 
     fn address(&self) -> Option<String> {
-        self.listening.map(|address| address.to_string())
+        self.listening.as_ref().map(|(address, _)| address.to_string())
     }
 
     fn connect(&self, address: &str) -> Result<Arc<dyn Endpoint>, Error> {
@@ -227,54 +212,18 @@ fn capabilities(config: &TcpConfig) -> Capabilities {
     }
 }
 
-fn accept_all(listener: &TcpListener, node: &Arc<Node>, config: &TcpConfig, accepted: &Arc<Accepted>) {
-    while !accepted.ended.load(Ordering::Acquire) {
-        match listener.accept() {
-            Ok((stream, _)) => accept_one(stream, node, config, accepted),
-            // Out of descriptors, most likely: existing connections go on, and new ones get another chance soon.
-            Err(_) => thread::sleep(Duration::from_millis(10)),
-        }
+/// From the handshake to the end of one connection. Returns `None` if it was not a peer's.
+fn serve(node: &Node, config: &TcpConfig, stream: TcpStream, seat: &Seat) -> Option<()> {
+    let deadline = Instant::now() + config.handshake_timeout;
+    let (socket, peer) = greet::accept(stream, config.tls.as_ref(), node, &node.cluster, deadline).ok()?;
+    if !node.admits(&peer) {
+        return None;
     }
-}
-
-fn accept_one(stream: TcpStream, node: &Arc<Node>, config: &TcpConfig, accepted: &Arc<Accepted>) {
-    let full = accepted.count.fetch_add(1, Ordering::AcqRel) >= config.connections_max;
-    let leave = |accepted: &Accepted| {
-        accepted.refused.fetch_add(1, Ordering::AcqRel);
-        accepted.count.fetch_sub(1, Ordering::AcqRel);
-    };
-    if full {
-        return leave(accepted);
-    }
-    let (node, config, inner) = (node.clone(), config.clone(), accepted.clone());
-    let serve = move || {
-        let deadline = Instant::now() + config.handshake_timeout;
-        match greet::accept(stream, config.tls.as_ref(), &node, &node.cluster, deadline) {
-            Ok((socket, peer)) if node.admits(&peer) => {
-                serve_one(&Arc::new(socket), &peer, &node, &config, &inner)
-            }
-            _ => leave(&inner),
-        }
-    };
-    if thread::Builder::new().name("kvasir-tcp-serve".into()).spawn(serve).is_err() {
-        leave(accepted);
-    }
-}
-
-fn serve_one(socket: &Arc<Socket>, peer: &str, node: &Node, config: &TcpConfig, accepted: &Accepted) {
-    let id = accepted.next.fetch_add(1, Ordering::Relaxed);
-    let _end = AtEnd(|| {
-        socket.shut_down();
-        accepted.sockets.lock().remove(&id);
-        accepted.count.fetch_sub(1, Ordering::AcqRel);
-    });
-    accepted.sockets.lock().insert(id, socket.clone());
-    // `shut_down` sets the flag first, so either it finds this socket or the flag is seen here.
-    if !accepted.ended.load(Ordering::Acquire) {
-        // Clients ping every heartbeat, so this is generous.
-        let patience = config.peer_timeout * 8;
-        Serving::new(node, peer, socket, config.checksum, patience).run();
-    }
+    seat.greeted();
+    // Clients ping every heartbeat, so this is generous.
+    let patience = config.peer_timeout * 8;
+    Serving::new(node, &peer, &socket, config.checksum, patience).run();
+    Some(())
 }
 
 /// A peer over one or more connections. The first that breaks ends it.

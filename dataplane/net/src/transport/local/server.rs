@@ -2,57 +2,19 @@
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::thread;
 use std::time::Duration;
 
-use super::socket::{Deadlined, end};
-use super::{Accepted, PAGE, Reach, SLOTS, word_of};
+use super::{PAGE, Reach, SLOTS, word_of};
+use crate::transport::auth;
+use crate::transport::deadlined::Deadlined;
 use crate::transport::grant::{Denied, Granted};
 use crate::transport::node::Node;
 use crate::transport::tcp::wire::{self, BODY_MAX, HEADER_LEN, Header, Kind};
-use crate::transport::{AtEnd, auth};
 use kvasir_memory::host::HostPool;
+use kvasir_protocol::listener::Seat;
 use kvasir_protocol::stream::send_with_fds;
-
-/// The most accepted connections; more are closed at once.
-const CONNECTIONS_MAX: usize = 1024;
-
-pub(super) fn accept_all(
-    listener: &UnixListener,
-    node: &Arc<Node>,
-    reach: &Arc<dyn Reach>,
-    accepted: &Arc<Accepted>,
-    timeout: Duration,
-) {
-    while !accepted.ended.load(Ordering::Acquire) {
-        let Ok((stream, _)) = listener.accept() else {
-            // Out of descriptors, most likely.
-            thread::sleep(Duration::from_millis(10));
-            continue;
-        };
-        let id = accepted.next.fetch_add(1, Ordering::Relaxed);
-        let mut streams = accepted.streams.lock();
-        let Some(clone) = stream.try_clone().ok().filter(|_| streams.len() < CONNECTIONS_MAX) else {
-            continue;
-        };
-        streams.insert(id, clone);
-        drop(streams);
-        let (node, reach, inner) = (node.clone(), reach.clone(), accepted.clone());
-        let serve = move || {
-            let _end = AtEnd(|| inner.streams.lock().remove(&id).iter().for_each(end));
-            if !inner.ended.load(Ordering::Acquire) {
-                // The peer knows why the connection ended, as it ended it.
-                let _ = serve(stream, &node, &*reach, timeout);
-            }
-        };
-        if thread::Builder::new().name("kvasir-local-serve".into()).spawn(serve).is_err() {
-            accepted.streams.lock().remove(&id);
-        }
-    }
-}
 
 /// What one connection was granted, and the page that says which of it is alive.
 struct Slots {
@@ -60,8 +22,10 @@ struct Slots {
     granted: Vec<Arc<Granted>>,
 }
 
-fn serve(
+/// From the handshake to the end of one connection.
+pub(super) fn serve(
     mut stream: UnixStream,
+    seat: &Seat,
     node: &Node,
     reach: &dyn Reach,
     timeout: Duration,
@@ -70,7 +34,7 @@ fn serve(
     if !node.admits(&peer) {
         return Err(format!("{peer} is no member of this cluster").into());
     }
-    stream.set_read_timeout(None)?;
+    seat.greeted();
     stream.set_write_timeout(Some(timeout))?;
     let mut slots = Slots { control: Arc::new(HostPool::read_only_to_others(PAGE)?), granted: Vec::new() };
     send_with_fds(&mut stream, &[0], &[slots.control.readonly_fd()?.as_fd()])?;

@@ -3,16 +3,15 @@
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io::{self, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use super::connect::{Epochs, connect};
 use super::wire::{self, Frame, Inbox, Kind};
-use super::{Deadlined, Shared, prepare};
-use crate::transport::{AtEnd, Denied, auth};
+use super::{Shared, prepare};
+use crate::transport::deadlined::Deadlined;
+use crate::transport::{Denied, auth};
+use kvasir_protocol::listener::Seat;
 
 /// Names whose epochs are remembered. When there are more, all are forgotten, which fences off less.
 const FENCES_MAX: usize = 4096;
@@ -20,49 +19,26 @@ const FENCES_MAX: usize = 4096;
 /// false word, an epoch that no later run exceeds, does not shut a name out for good.
 const FENCE_LIVES: Duration = Duration::from_secs(60);
 
-/// Accepted connections.
+/// The oldest epochs accepted from peers.
 #[derive(Default)]
-pub(super) struct Accepted {
-    streams: Mutex<HashMap<u64, TcpStream>>,
-    fences: Mutex<Fences>,
-    stopped: AtomicBool,
-}
+pub(super) struct Fences(Mutex<Spoken>);
 
-impl Accepted {
-    /// Ends every connection and takes no more.
-    pub(super) fn stop(&self) {
-        let streams = self.streams.lock();
-        // Set under the lock, so that no connection slips in after it was checked last.
-        self.stopped.store(true, Ordering::Release);
-        for stream in streams.values() {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-    }
-
-    fn add(&self, id: u64, stream: &TcpStream, max: usize) -> io::Result<bool> {
-        let mut streams = self.streams.lock();
-        if self.stopped.load(Ordering::Acquire) || streams.len() >= max {
-            return Ok(false);
-        }
-        streams.insert(id, stream.try_clone()?);
-        Ok(true)
-    }
-
+impl Fences {
     /// The oldest epoch accepted from this peer; raised to `spoken` by [`raise`](Self::raise).
-    pub(super) fn fence(&self, peer: &str) -> u64 {
-        self.fences.lock().of(peer, Instant::now())
+    pub(super) fn of(&self, peer: &str) -> u64 {
+        self.0.lock().of(peer, Instant::now())
     }
 
     pub(super) fn raise(&self, peer: &str, spoken: u64) {
-        self.fences.lock().raise(peer, spoken, Instant::now());
+        self.0.lock().raise(peer, spoken, Instant::now());
     }
 }
 
 /// The highest epoch with which each peer has spoken lately, and until when that counts.
 #[derive(Default)]
-struct Fences(HashMap<String, (u64, Instant)>);
+struct Spoken(HashMap<String, (u64, Instant)>);
 
-impl Fences {
+impl Spoken {
     fn of(&self, peer: &str, now: Instant) -> u64 {
         self.0.get(peer).filter(|(_, until)| now < *until).map_or(0, |(epoch, _)| *epoch)
     }
@@ -76,43 +52,22 @@ impl Fences {
     }
 }
 
-/// Accepts until stopped. One thread per connection: it sleeps unless its peer asks something.
-pub(super) fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
-    while let Ok((stream, _)) = listener.accept() {
-        if shared.accepted.stopped.load(Ordering::Acquire) {
-            return;
-        }
-        let id = shared.progress.id();
-        // Beyond the limit the stream is dropped, which closes it.
-        if !matches!(shared.accepted.add(id, &stream, shared.config.connections_max), Ok(true)) {
-            continue;
-        }
-        let serving = Arc::clone(shared);
-        let spawned = thread::Builder::new().name("rdma-serve".into()).spawn(move || {
-            let _end = AtEnd(|| drop(serving.accepted.streams.lock().remove(&id)));
-            // The peer sees the stream end and connects again; nobody else must be told.
-            let _ = serve(&serving, id, stream);
-        });
-        if spawned.is_err() {
-            shared.accepted.streams.lock().remove(&id);
-        }
-    }
-}
-
 /// From the handshake to the end of one connection.
-fn serve(shared: &Shared, id: u64, mut stream: TcpStream) -> io::Result<()> {
+pub(super) fn serve(shared: &Shared, mut stream: TcpStream, seat: &Seat) -> io::Result<()> {
     let config = &shared.config;
     stream.set_nodelay(true)?;
-    let mut meeting = Deadlined { stream: &stream, until: Instant::now() + config.handshake_timeout };
+    let mut meeting = Deadlined::new(&stream, config.handshake_timeout);
     let peer = auth::accept(&mut meeting, &shared.node, &shared.node.cluster).map_err(io::Error::other)?;
     if !shared.node.admits(&peer) {
         return Err(io::Error::other(format!("{peer} is no member of this cluster")));
     }
-    let epochs = Epochs { ours: shared.node.exports.epoch(), fence: shared.accepted.fence(&peer) };
+    seat.greeted();
+    let id = shared.progress.id();
+    let epochs = Epochs { ours: shared.node.exports.epoch(), fence: shared.fences.of(&peer) };
     let (device, channel) = (&shared.device, &shared.progress.channel);
     let connection =
         connect(device, channel, id, config.queue, epochs, &mut meeting).map_err(io::Error::other)?;
-    shared.accepted.raise(&peer, connection.peer.epoch);
+    shared.fences.raise(&peer, connection.peer.epoch);
     // The queue pair is the only way for the peer's adapter to reach us, and goes when this returns.
     answer(shared, &peer, &mut stream)
 }
@@ -161,7 +116,7 @@ mod tests {
 
     #[test]
     fn an_earlier_run_is_refused_for_a_while_and_nobody_for_ever() {
-        let (mut fences, now) = (Fences::default(), Instant::now());
+        let (mut fences, now) = (Spoken::default(), Instant::now());
         fences.raise("a", 7, now);
         fences.raise("a", 5, now);
         assert_eq!((fences.of("a", now), fences.of("b", now)), (7, 0));
