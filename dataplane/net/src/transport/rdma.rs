@@ -8,7 +8,8 @@
 //! [`Rdma`] is the transport on top. One transport is one rail: a device, a TCP address for control, and one thread
 //! for completions. An endpoint is a queue pair and its control stream, authenticated like any other
 //! ([`auth`]); the stream carries grants, notices and heartbeats, and when it ends so does the queue pair, on both
-//! sides. Every grant has memory keys of its own, which die with its lease or its epoch, or when it is revoked.
+//! sides. Every peer has memory keys of its own for each segment, which die with its last lease, its epoch, or when the
+//! segment is revoked.
 #![allow(unsafe_code)]
 
 mod client;

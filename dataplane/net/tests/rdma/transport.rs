@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_net::transport::Node;
+use kvasir_memory::buffer::Buffer;
+use kvasir_memory::region::Region;
 use kvasir_net::transport::conformance::{self, Pair};
 use kvasir_net::transport::node::Secret;
 use kvasir_net::transport::rdma::{Rdma, RdmaConfig};
+use kvasir_net::transport::{Access, Endpoint, Node, Transport};
 
 /// An emulated machine may stand still for seconds; a dead peer is known by its stream's end, not by its silence.
 const LONG: Duration = Duration::from_secs(60);
@@ -40,4 +42,35 @@ fn pair() -> Pair {
 #[ignore = "needs an RDMA device; cargo xtask test --rdma boots one"]
 fn keeps_the_rules_of_all_transports() {
     conformance::run(&pair);
+}
+
+/// The key with which a peer's adapter reaches the first region of a segment.
+fn key(endpoint: &dyn Endpoint, segment: &str) -> u64 {
+    endpoint.open(segment).unwrap().regions[0].key
+}
+
+/// Renewing a grant pins nothing again, and no key outlives what it was granted for.
+#[test]
+#[ignore = "needs an RDMA device; cargo xtask test --rdma boots one"]
+fn a_renewed_grant_has_the_keys_of_the_one_it_renews_and_no_other_has() {
+    let (server_node, lease) = (node("server"), Duration::from_secs(3600));
+    let memory = Region::of_buffer(Buffer::zeroed(4096));
+    for name in ["kv", "other"] {
+        server_node.exports.export(name, vec![memory.clone()], Access::Read, lease).unwrap();
+    }
+    let server = transport(1, &server_node);
+    let connect = |name| {
+        let client = transport(0, &node(name));
+        let endpoint = client.connect(&server.address().unwrap()).unwrap();
+        (client, endpoint)
+    };
+    let ((_a, one), (_b, two)) = (connect("one"), connect("two"));
+    let first = key(&*one, "kv");
+    assert_eq!(key(&*one, "kv"), first, "renewed");
+    let others = [key(&*one, "other"), key(&*two, "kv")];
+    assert!(!others.contains(&first) && others[0] != others[1]);
+    server_node.exports.export("kv", vec![memory], Access::Read, lease).unwrap();
+    server.revoked();
+    assert_ne!(key(&*one, "kv"), first, "the segment was replaced, and its grants with it");
+    assert_eq!(key(&*one, "other"), others[0], "which concerns no other");
 }

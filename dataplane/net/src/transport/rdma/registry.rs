@@ -13,8 +13,8 @@ use kvasir_memory::region::Region;
 
 /// Regions by their id, and grants by their key.
 ///
-/// Every grant has registrations of its own, and so its own keys: they go with the grant, and what other peers hold
-/// stays. The price is one more pinning of the same pages per grant.
+/// Every peer has registrations of its own for each segment, and so its own keys: they go with the last of its grants on
+/// that segment, and what other peers hold stays. The price is one more pinning of the same pages per peer.
 pub(super) struct Registry {
     device: Arc<Device>,
     ours: Mutex<HashMap<u64, Arc<MemoryRegion>>>,
@@ -23,7 +23,7 @@ pub(super) struct Registry {
 
 struct Lent {
     granted: Arc<Granted>,
-    _regions: Vec<Arc<MemoryRegion>>,
+    regions: Vec<Arc<MemoryRegion>>,
 }
 
 impl Registry {
@@ -48,13 +48,31 @@ impl Registry {
         self.ours.lock().get(&region.id()).cloned()
     }
 
-    /// Registers what a peer was granted, until [`sweep`](Self::sweep) finds it dead.
+    /// Registers what a peer was granted, until [`sweep`](Self::sweep) finds it dead. A grant that renews one still alive
+    /// shares its registration, as the peer may reach that memory anyway: nothing is pinned again while a lease is renewed.
     pub(super) fn lend(&self, granted: Arc<Granted>) -> Result<Vec<Arc<MemoryRegion>>, Error> {
         let register = |region| MemoryRegion::of(&self.device, region, Some(granted.access));
-        let regions = granted.regions.iter().map(register).collect::<Result<Vec<_>, _>>()?;
-        let lent = Lent { granted, _regions: regions.clone() };
+        let regions = match self.renewed_by(&granted) {
+            Some(regions) => regions,
+            None => granted.regions.iter().map(register).collect::<Result<Vec<_>, _>>()?,
+        };
+        let lent = Lent { granted, regions: regions.clone() };
         self.granted.lock().insert(lent.granted.key, lent);
         Ok(regions)
+    }
+
+    /// What a living grant of the same peer on the same export of the same segment has registered. Revoking the segment or
+    /// moving to the next epoch ends both grants, and nothing else does before their leases.
+    fn renewed_by(&self, granted: &Granted) -> Option<Vec<Arc<MemoryRegion>>> {
+        let all = self.granted.lock();
+        let renewed = all.values().find(|lent| {
+            let held = &lent.granted;
+            held.peer == granted.peer
+                && held.access == granted.access
+                && Arc::ptr_eq(&held.regions, &granted.regions)
+                && held.enter().is_ok()
+        });
+        renewed.map(|lent| lent.regions.clone())
     }
 
     /// Invalidates the keys of grants that were revoked, fenced off or have expired. Returns when the next one expires.
