@@ -210,6 +210,8 @@ impl Peer {
             let grant = link.endpoint().map(|endpoint| endpoint.open(name));
             grants.push(match grant {
                 Some(Ok(grant)) => {
+                    // It may just have been connected by a thread that still opens other segments over it.
+                    self.state().rails[rail].usable = true;
                     result = Ok(());
                     Some(grant)
                 }
@@ -458,5 +460,48 @@ impl Grant {
     fn ends_soon(&self, now: Instant) -> bool {
         const MARGIN: Duration = Duration::from_secs(2);
         self.expires < now + MARGIN
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::{Batch, Class, Engine, EngineConfig};
+    use crate::transport::loopback::Loopback;
+    use crate::transport::node::{Node, Secret};
+    use crate::transport::{Access, Direction, RemoteRange};
+    use kvasir_memory::host::HostPool;
+    use kvasir_memory::region::Region;
+
+    #[test]
+    fn what_one_rail_alone_gives_goes_over_it_as_soon_as_it_is_connected() {
+        let node = |name: &str| Arc::new(Node::new(name, Secret::new(b"secret"), 1));
+        let region = || Region::of_pool(Arc::new(HostPool::new(4096, false).unwrap()));
+        let (ours, theirs, client) = (region(), region(), node("client"));
+        let lease = Duration::from_secs(3600);
+        let (mut stations, mut rails): (Vec<_>, Vec<Arc<dyn Transport>>) = Default::default();
+        // Only the second rail reaches the places.
+        for segments in [&["pool"][..], &["pool", "places"]] {
+            let (net, server) = (Arc::default(), node("server"));
+            for name in segments {
+                server.exports.export(name, vec![theirs.clone()], Access::Write, lease).unwrap();
+            }
+            stations.push(Loopback::new(Arc::clone(&net), server));
+            rails.push(Arc::new(Loopback::new(net, Arc::clone(&client))));
+        }
+        let engine = Engine::without_threads(EngineConfig::default(), rails, Arc::new(Instant::now));
+        engine.register(&ours).unwrap();
+        let peer = engine.connect_to("server", &[(0, "server".into()), (1, "server".into())]).unwrap();
+        let _pool = peer.open_segment("pool").unwrap();
+
+        // The mending thread has connected the second rail, and is opening the pool over it.
+        peer.links[1].connect(Some("server")).unwrap();
+        let segment = peer.open_segment("places").unwrap();
+        let (local, remote) =
+            (vec![ours.range(0, 100).unwrap()], RemoteRange { region: 0, offset: 0, len: 100 });
+        let entry = Entry { direction: Direction::Write, segment, local, remote: vec![remote] };
+        let sent = engine.submit(Batch { entries: vec![entry], ..Batch::new(Class::Prefill) }).unwrap();
+        assert_eq!(sent.poll_entry(0).unwrap().error, None);
+        assert_eq!(sent.poll().valid_bytes, 100);
     }
 }
