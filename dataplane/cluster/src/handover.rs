@@ -11,11 +11,15 @@
 //! whole is settled. Until then nobody else sees the blocks. All blocks are kept or none: whatever breaks (a client that
 //! is gone, a host that is lost, a checksum, time) gives the places back on both sides.
 //!
+//! Blocks that are stored here already can be pushed ([`push`](super::push)): in one layer, and each that arrives intact is
+//! kept.
+//!
 //! A block that one of the two hosts stores already is held in place there instead, and written only on the other one.
 //!
 //! **Places under a reader.** A reader of arrivals holds their places: they go to nobody else before the last one left,
 //! or the hand-over's time ([`HandOvers`]: half of what a reservation may take) is over, which readers are told.
 
+pub(super) mod notice;
 mod receive;
 mod send;
 
@@ -25,9 +29,10 @@ pub use receive::{Arrival, ArrivingBlock, Waited};
 pub use send::{HandingOver, SourcePlace};
 
 use self::receive::Receiving;
-use kvasir_net::transfer::handover::LAYERS_MAX;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 
+/// The most layers of a model.
+pub const LAYERS_MAX: u32 = 1024;
 /// The most blocks of one hand-over.
 pub const BLOCKS_MAX: usize = 1024;
 /// The most hand-overs that a host makes at once, and the most that it takes at once.

@@ -14,8 +14,8 @@
 //! **How bytes go.** By reading: a host that wants a block asks its holder to lend it (or is told by its holder where it
 //! lies, to take a copy of it), reads the holder's pool through the transfer engine, and compares the bytes with the
 //! checksum before anybody sees them ([`fetch`]). Nothing that arrives late can fall on a block that has taken its place,
-//! because only a host that hands a request's blocks over writes into another's pool ([`push`], and [`handover`] while
-//! they are produced), into places made for them under a name of their own.
+//! because only a host that hands blocks over writes into another's pool ([`handover`]), into places made for them under
+//! a name of their own.
 //!
 //! **Which way.** Each host tells its rails, the NICs behind them and which NICs serve which memory ([`whereabouts`]);
 //! the host that reads pairs them with its own and puts them in an order ([`paths`]).
@@ -73,7 +73,6 @@ pub use rails::{Kind, unavailable};
 use self::counts::Counts;
 use self::handover::HandOvers;
 use self::link::Link;
-use self::push::Taking;
 use self::rails::Rail;
 use self::removal::{Generations, Kept};
 use self::staging::Staging;
@@ -84,7 +83,6 @@ use self::upkeep::Todo;
 use self::whereabouts::Whereabouts;
 use kvasir_memory::region::Region;
 use kvasir_net::topology::Topology;
-use kvasir_net::transfer::handover::Arrivals;
 use kvasir_net::transfer::{Engine, EngineConfig};
 use kvasir_net::transport::node::Secret;
 use kvasir_net::transport::tcp::Tls;
@@ -301,9 +299,6 @@ struct Shared {
     generations: Generations,
     /// Held from before the table knows of removals until they are carried out.
     removing: Mutex<()>,
-    /// Hand-overs being taken in, by request, and how far each is.
-    taking: Mutex<HashMap<u64, Taking>>,
-    arrivals: Arrivals,
     hand_overs: HandOvers,
     counts: Counts,
     /// Removals on disk, if this host keeps any there.
@@ -376,8 +371,6 @@ impl Cluster {
             todo: Todo::default(),
             generations: Generations::default(),
             removing: Mutex::default(),
-            taking: Mutex::default(),
-            arrivals: Arrivals::default(),
             hand_overs: HandOvers::default(),
             counts: Counts::default(),
             removals: OnceLock::new(),
@@ -504,11 +497,6 @@ impl Cluster {
         outcomes
     }
 
-    /// Hand-overs that peers are making to this host: wait here for their first blocks.
-    pub fn arrivals(&self) -> &Arrivals {
-        &self.shared.arrivals
-    }
-
     /// The peers, in the order of the settings.
     pub fn peers(&self) -> Vec<PeerView> {
         self.shared.links.iter().map(|link| link.view(&self.shared)).collect()
@@ -594,6 +582,12 @@ impl Shared {
     /// The peers that are up.
     fn up(&self) -> Nodes {
         Nodes(self.up.load(Ordering::SeqCst))
+    }
+
+    /// A peer by its name, or the names that there are.
+    fn link_to(&self, name: &str) -> Result<&Arc<Link>, String> {
+        let names = || self.links.iter().map(|link| link.config.name.as_str()).collect::<Vec<_>>().join(", ");
+        self.links.iter().find(|link| link.config.name == name).ok_or_else(names)
     }
 
     /// A peer by its place in the table.

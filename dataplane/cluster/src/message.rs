@@ -15,8 +15,8 @@ use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 const MAGIC: [u8; 4] = *b"KVCL";
 /// The version of frames and of everything in them.
 ///
-/// 4: removals have generations, and loans a time to live. 3: another version of a block that is there counts as there. 2: hand-overs layer by layer.
-pub(super) const VERSION: u8 = 4;
+/// 5: a push is a hand-over whose blocks are kept each by itself. 4: removals have generations, and loans a time to live. 3: another version of a block that is there counts as there. 2: hand-overs layer by layer.
+pub(super) const VERSION: u8 = 5;
 const HEADER_LEN: usize = 12;
 /// Above the longest legal body: 4,096 loans of some 100 B.
 pub(super) const FRAME_MAX: usize = 1 << 20;
@@ -97,13 +97,8 @@ pub(super) enum Request {
     Copy { items: Vec<(Loan, Holding)>, lease_ms: u64 },
     /// Blocks are removed everywhere, in what was put before that.
     Remove { keys: Vec<BlockKey>, at: Generation },
-    /// Is about to write blocks and asks for places.
-    Prepare { request: u64, blocks: Vec<Loan> },
-    /// Has written what it could.
-    Finish { request: u64 },
-    /// Is about to write blocks layer by layer, those of `request` as engines call it; what is not known of them yet is 0.
-    /// `id` is new with every hand-over, and names it from here on.
-    Open { id: u64, request: u64, layers: u32, blocks: Vec<Loan> },
+    /// Is about to write blocks layer by layer. `id` is new with every hand-over, and names it from here on.
+    Open { id: u64, keep: Keep, layers: u32, blocks: Vec<BlockMeta> },
     /// Has written all layers of it; one checksum per block.
     Settle { id: u64, checksums: Vec<u64> },
     /// Will not write any more of it.
@@ -142,11 +137,6 @@ pub(super) enum Reply {
     Removed {
         removed: Vec<bool>,
     },
-    /// One place per block; the places that exist count as regions of the segment, in order.
-    Prepared {
-        segment: String,
-        places: Vec<Prepared>,
-    },
     /// Per block whether it must be written; those count as regions of the segment, in order.
     Opened {
         segment: String,
@@ -155,11 +145,14 @@ pub(super) enum Reply {
     GivenUp,
 }
 
-/// Whether there is a place for a block.
+/// Which blocks of a hand-over are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Prepared {
-    At,
-    Not(Copied),
+pub(super) enum Keep {
+    /// All of them or none. They belong to a request that engines on both hosts know by this number, and may be read
+    /// layer by layer.
+    All { request: u64 },
+    /// Each that arrives intact, whatever becomes of the others.
+    Each,
 }
 
 /// What a host says of itself once, at the beginning.
@@ -197,8 +190,7 @@ impl Request {
     /// Whether it keeps the bounds of a batch, and its times are of this age.
     pub(super) fn is_sane(&self) -> bool {
         match self {
-            Self::Hello { .. } | Self::Watch { .. } | Self::Finish { .. } => true,
-            Self::GiveUp { .. } | Self::Describe => true,
+            Self::Hello { .. } | Self::Watch { .. } | Self::GiveUp { .. } | Self::Describe => true,
             Self::Lend { keys, release } => keys.len() <= BATCH_MAX && release.len() <= BATCH_MAX,
             Self::Copy { items, .. } => {
                 let sane =
@@ -208,9 +200,7 @@ impl Request {
             Self::Remove { keys, at } => keys.len() <= BATCH_MAX && at.is_plausible(),
             Self::Has { keys } => keys.len() <= BATCH_MAX,
             Self::Settle { checksums, .. } => checksums.len() <= BATCH_MAX,
-            Self::Prepare { blocks, .. } | Self::Open { blocks, .. } => {
-                blocks.len() <= BATCH_MAX && blocks.iter().all(|loan| loan.size > 0)
-            }
+            Self::Open { blocks, .. } => blocks.len() <= BATCH_MAX && blocks.iter().all(|meta| meta.size > 0),
         }
     }
 }
@@ -308,11 +298,14 @@ mod tests {
                 .prop_map(|(items, lease_ms)| Request::Copy { items, lease_ms }),
             keys().prop_map(|keys| Request::Has { keys }),
             (keys(), any::<u64>().prop_map(Generation)).prop_map(|(keys, at)| Request::Remove { keys, at }),
-            (any::<u64>(), prop::collection::vec(loan(), 0..9))
-                .prop_map(|(request, blocks)| Request::Prepare { request, blocks }),
-            any::<u64>().prop_map(|request| Request::Finish { request }),
-            (any::<(u64, u64, u32)>(), prop::collection::vec(loan(), 0..9))
-                .prop_map(|((id, request, layers), blocks)| Request::Open { id, request, layers, blocks }),
+            (
+                any::<(u64, Option<u64>, u32)>(),
+                prop::collection::vec(loan().prop_map(|loan| loan.meta()), 0..9)
+            )
+                .prop_map(|((id, request, layers), blocks)| {
+                    let keep = request.map_or(Keep::Each, |request| Keep::All { request });
+                    Request::Open { id, keep, layers, blocks }
+                }),
             (any::<u64>(), prop::collection::vec(any::<u64>(), 0..9))
                 .prop_map(|(id, checksums)| Request::Settle { id, checksums }),
             (any::<u64>(), ".{0,20}").prop_map(|(id, reason)| Request::GiveUp { id, reason }),

@@ -168,10 +168,8 @@ impl Answering<'_> {
             }
             Request::Has { keys } => Reply::Has { held: shared.has_here(&keys) },
             Request::Remove { keys, at } => Reply::Removed { removed: shared.remove_here(&keys, at) },
-            Request::Prepare { request, blocks } => shared.prepare(self.link, request, &blocks),
-            Request::Finish { request } => Reply::Copied { outcomes: shared.finish(self.link, request) },
-            Request::Open { id, request, layers, blocks } => {
-                shared.open_incoming(self.link, id, request, layers, &blocks)
+            Request::Open { id, keep, layers, blocks } => {
+                shared.open_incoming(self.link, id, keep, layers, blocks)
             }
             Request::Settle { id, checksums } => shared.settle_incoming(self.link, id, &checksums),
             Request::GiveUp { id, reason } => {

@@ -527,44 +527,21 @@ fn blocks_are_handed_over_in_order() {
     hosts[1].put(2);
     let keys: Vec<_> = [0, 1, 2, 99, 5].map(key).to_vec();
     let pushed = hosts[0].cluster.push("host-1", &keys).unwrap();
-    use push::Pushed::{Done, Had, Missing};
+    use push::Pushed::{Done, Failed, Had, Missing};
     assert_eq!(pushed, [Done, Done, Had, Missing, Done]);
     assert_eq!([0, 1, 2, 3, 5].map(|n| hosts[1].is_resident(n)), [true, true, true, false, true]);
     assert!([0, 1, 2, 5].iter().all(|&n| hosts[1].reads(n)));
     assert_eq!(hosts[1].cluster.stats().own, 0, "handed over, not a copy that is looked after");
+    // One that was damaged is found out, and the others are kept.
+    hosts[0].put(6);
+    hosts[0].put(7);
+    hosts[0].damage(6);
+    let free = hosts[1].store.pressure().free_bytes;
+    assert_eq!(hosts[0].cluster.push("host-1", &[key(6), key(7)]).unwrap(), [Failed, Done]);
+    assert!(!hosts[1].is_resident(6) && hosts[1].reads(7));
+    assert_eq!(hosts[1].store.pressure().free_bytes, free - u64::from(BLOCK));
     let error = hosts[0].cluster.push("host-7", &keys).unwrap_err().to_string();
     assert!(error.contains("host-7") && error.contains("there are: host-1"), "{error}");
-}
-
-/// A sender that goes away before it finishes leaves nothing behind.
-#[test]
-fn places_of_a_sender_that_is_gone_are_taken_back() {
-    let ports = ports(2);
-    let host = Host::start(0, &ports, |_| {});
-    let shared = &host.cluster.shared;
-    let link = &shared.links[0];
-    let loan = |n: u32| message::Loan {
-        key: key(n),
-        parent: None,
-        depth: 0,
-        class: 0,
-        tenant: 0,
-        ttl_ms: 0,
-        size: BLOCK,
-        checksum: kvasir_protocol::block::checksum(&content(n)),
-        offset: 0,
-        lease: 0,
-    };
-    let free = host.store.pressure().free_bytes;
-    let reply = shared.prepare(link, 7, &[loan(1), loan(2)]);
-    assert!(matches!(reply, message::Reply::Prepared { places, .. } if places.len() == 2));
-    assert!(host.store.pressure().free_bytes < free);
-    assert_eq!(shared.finish(link, 7), [message::Copied::Failed; 2], "nothing was written");
-    assert_eq!((host.store.pressure().free_bytes, shared.finish(link, 7)), (free, Vec::new()));
-    shared.prepare(link, 8, &[loan(3)]);
-    shared.taking.lock().get_mut(&8).unwrap().until = std::time::Instant::now();
-    until("the places are back", || host.store.pressure().free_bytes == free);
-    assert!(!host.is_resident(3) && shared.taking.lock().is_empty());
 }
 
 #[test]

@@ -118,7 +118,6 @@ impl Shared {
                 self.look_for_damage(&tiering);
                 self.let_go(&tiering, &gone);
                 self.rails.iter().for_each(|rail| rail.transport.tend());
-                self.end_overdue();
                 self.tend_incoming();
             }
             if all {

@@ -18,7 +18,6 @@
 
 pub mod complete;
 pub mod entry;
-pub mod handover;
 pub mod order;
 pub mod peer;
 pub mod plan;

@@ -73,7 +73,7 @@ impl fmt::Debug for BlockKey {
 }
 
 /// A block about to be stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockMeta {
     pub key: BlockKey,
     /// The block before it in its chain; `None` for the first block of a prompt.

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use super::super::Shared;
 use super::super::link::Link;
-use super::super::message::{Copied, Loan, Reply};
+use super::super::message::{Copied, Keep, Reply};
+
+use super::notice::decode;
 use super::{HAND_OVERS_MAX, check};
 use kvasir_memory::region::Region;
-use kvasir_net::transfer::handover::decode;
 use kvasir_net::transport::Access;
 use kvasir_net::transport::node::Notice;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
@@ -29,8 +30,7 @@ pub(crate) struct Receiving {
 }
 
 struct Incoming {
-    /// As engines on both sides call it.
-    request: u64,
+    keep: Keep,
     from: String,
     layers: u32,
     segment: String,
@@ -56,13 +56,16 @@ enum Place {
     /// Visible to all, and kept from being evicted.
     Held(Held),
     GivenBack,
+    /// There is none; the others go on without it.
+    None(Copied),
 }
 
 #[derive(Clone, PartialEq, Eq)]
 enum State {
     Open,
     Settling,
-    Kept,
+    /// One outcome per block.
+    Kept(Vec<Copied>),
     Failed(String),
 }
 
@@ -119,7 +122,7 @@ impl Arrival {
             let here = layer.is_some_and(|layer| incoming.here.get(layer as usize) == Some(&true));
             match &incoming.state {
                 State::Failed(reason) => Some(Waited::Failed(reason.clone())),
-                State::Kept => Some(Waited::Here),
+                State::Kept(_) => Some(Waited::Here),
                 State::Open | State::Settling => here.then_some(Waited::Here),
             }
         })
@@ -144,7 +147,7 @@ impl Incoming {
     }
 
     fn is_settled(&self) -> bool {
-        matches!(self.state, State::Kept | State::Failed(_))
+        matches!(self.state, State::Kept(_) | State::Failed(_))
     }
 
     fn settle(&mut self, state: State, known_for: Duration) {
@@ -159,7 +162,7 @@ impl Block {
         let offset = match &self.place {
             Place::Reserved(place) => place.offset,
             Place::Held(held) => held.offset(),
-            Place::GivenBack => return None,
+            Place::GivenBack | Place::None(_) => return None,
         };
         Some(ArrivingBlock { key, size, offset })
     }
@@ -171,11 +174,10 @@ impl Shared {
         &self,
         from: &Link,
         id: u64,
-        request: u64,
+        keep: Keep,
         layers: u32,
-        blocks: &[Loan],
+        metas: Vec<BlockMeta>,
     ) -> Reply {
-        let metas: Vec<BlockMeta> = blocks.iter().map(Loan::meta).collect();
         let refused = |reason: String| Reply::Refused { reason };
         if let Err(error) = check(&metas, layers) {
             return refused(error.to_string());
@@ -188,8 +190,10 @@ impl Shared {
                 None => {}
             }
             self.tidy(&mut all, Instant::now());
-            let busy = |incoming: &&Incoming| incoming.request == request && incoming.state == State::Open;
-            if let Some(other) = all.values().find(busy) {
+            let busy = |incoming: &&Incoming| incoming.keep == keep && incoming.state == State::Open;
+            if let Keep::All { request } = keep
+                && let Some(other) = all.values().find(busy)
+            {
                 return refused(format!("request {request} is being handed over by {} already", other.from));
             }
             // How others ended is kept for a while, and takes no part in this.
@@ -197,7 +201,7 @@ impl Shared {
                 return refused(format!("it takes {HAND_OVERS_MAX} hand-overs at once; try again"));
             }
         }
-        let blocks = match self.make_places(metas) {
+        let blocks = match self.make_places(metas, keep) {
             Ok(blocks) => blocks,
             Err(reason) => return refused(reason),
         };
@@ -206,7 +210,7 @@ impl Shared {
         // Named by peer as well: of two that begin under one number at once, none revokes what the other was given.
         let segment = format!("kvasir.handover.{}.{id:016x}", from.place);
         let mut incoming = Incoming {
-            request,
+            keep,
             from: from.config.name.clone(),
             layers,
             segment: segment.clone(),
@@ -240,14 +244,17 @@ impl Shared {
         opened
     }
 
-    /// Places for all blocks, or why there are none.
-    fn make_places(&self, metas: Vec<BlockMeta>) -> Result<Vec<Block>, String> {
+    /// Places for all blocks, or for those that can have one, or why there are none.
+    fn make_places(&self, metas: Vec<BlockMeta>, keep: Keep) -> Result<Vec<Block>, String> {
         let placed = self.store.reserve(self.owner, &metas, self.clock.now_ms()).unwrap_or_default();
         let (mut blocks, mut failed) = (Vec::new(), None);
         for (meta, reserved) in metas.into_iter().zip(placed) {
             let key = meta.key;
             let place = match reserved {
                 Reserve::Reserved(place) => Ok(Place::Reserved(place)),
+                Reserve::AlreadyStored if keep == Keep::Each => Ok(Place::None(Copied::Had)),
+                Reserve::InProgress if keep == Keep::Each => Ok(Place::None(Copied::Failed)),
+                Reserve::Refused(_) if keep == Keep::Each => Ok(Place::None(Copied::NoRoom)),
                 Reserve::AlreadyStored => self.hold_stored(&meta).map(Place::Held),
                 Reserve::InProgress => Err(format!("another writer is storing block {key} there")),
                 Reserve::Refused(error) => Err(error.to_string()),
@@ -263,7 +270,7 @@ impl Shared {
     }
 
     /// A block that is stored here already, kept in place.
-    pub(super) fn hold_stored(&self, meta: &BlockMeta) -> Result<Held, String> {
+    pub(crate) fn hold_stored(&self, meta: &BlockMeta) -> Result<Held, String> {
         let held = self.store.hold(meta.key, meta.class, self.clock.now_ms());
         match held {
             Some(held) if held.size == meta.size => Ok(held),
@@ -299,7 +306,18 @@ impl Shared {
         self.store.config().reservation_ttl / 2
     }
 
-    /// Takes in what a peer announces. False if it is about something else.
+    /// The thread that takes in what peers announce.
+    pub(crate) fn hear_notices(&self) {
+        /// How long a stopping host may have to wait for it.
+        const STEP: Duration = Duration::from_millis(200);
+        while !self.is_stopping() {
+            if let Some(notice) = self.node.notices.wait(Instant::now() + STEP) {
+                self.note_layer(&notice);
+            }
+        }
+    }
+
+    /// Takes in what a peer announces. False unless it is about a hand-over of its own that is under way.
     pub(crate) fn note_layer(&self, notice: &Notice) -> bool {
         let Some((id, layer, layers)) = decode(&notice.message) else { return false };
         let mut all = self.incoming();
@@ -310,9 +328,9 @@ impl Shared {
         true
     }
 
-    /// The peer has written all layers: compares, and keeps all blocks or none. One outcome per block.
+    /// The peer has written all layers: compares, and keeps what [`Keep`] says. One outcome per block.
     pub(crate) fn settle_incoming(&self, from: &Link, id: u64, sums: &[u64]) -> Reply {
-        let (segment, places) = {
+        let (segment, keep, places) = {
             let mut all = self.incoming();
             // Asked again while the first call is still at work.
             let until = Instant::now() + self.hand_over_time();
@@ -330,7 +348,7 @@ impl Shared {
             };
             match &incoming.state {
                 State::Failed(reason) => return Reply::Refused { reason: reason.clone() },
-                State::Kept => return Reply::Copied { outcomes: vec![Copied::Done; incoming.blocks.len()] },
+                State::Kept(outcomes) => return Reply::Copied { outcomes: outcomes.clone() },
                 State::Open | State::Settling => {}
             }
             if sums.len() != incoming.blocks.len() {
@@ -339,64 +357,72 @@ impl Shared {
             incoming.state = State::Settling;
             let place = |block: &Block| match &block.place {
                 Place::Reserved(place) => Ok(*place),
-                Place::Held(_) | Place::GivenBack => Err(()),
+                // Perhaps in another version: two computations of one block need not agree to the bit.
+                Place::Held(_) | Place::GivenBack => Err(Copied::Had),
+                Place::None(outcome) => Err(*outcome),
             };
-            (incoming.segment.clone(), incoming.blocks.iter().map(place).collect::<Vec<_>>())
+            (incoming.segment.clone(), incoming.keep, incoming.blocks.iter().map(place).collect::<Vec<_>>())
         };
         self.take_back(&segment);
-        let outcomes = self.compare(&places, sums);
-        let intact = outcomes.iter().all(|outcome| matches!(outcome, Copied::Done | Copied::Had));
-        let held = if intact { self.commit_all(&places, sums) } else { None };
+        let mut outcomes = self.compare(&places, sums);
+        let damaged = outcomes.contains(&Copied::Failed);
+        let held = match keep {
+            Keep::All { .. } if damaged => Vec::new(),
+            Keep::All { .. } | Keep::Each => self.commit(&places, sums, &mut outcomes),
+        };
         let mut all = self.incoming();
         let Some(incoming) = all.get_mut(&id) else {
             return Reply::Refused { reason: "it no longer knows this hand-over".to_owned() };
         };
-        let reply = match held {
-            Some(held) => {
-                let reserved = |block: &&mut Block| matches!(block.place, Place::Reserved(_));
-                let reserved = incoming.blocks.iter_mut().filter(reserved);
-                reserved.zip(held).for_each(|(block, held)| block.place = Place::Held(held));
-                incoming.settle(State::Kept, self.store.config().lease_ttl);
-                Reply::Copied { outcomes }
+        for (block, held) in incoming.blocks.iter_mut().zip(held) {
+            if let Some(held) = held {
+                block.place = Place::Held(held);
             }
-            None => {
-                let reason = if intact {
-                    "a block's place was taken back before it could be kept"
-                } else {
-                    "a block did not arrive with the checksum that its writer gave"
-                };
-                incoming.settle(State::Failed(reason.to_owned()), self.store.config().lease_ttl);
-                if intact { Reply::Refused { reason: reason.to_owned() } } else { Reply::Copied { outcomes } }
+        }
+        let (state, reply) = match keep {
+            Keep::All { .. } if damaged => {
+                let reason = "a block did not arrive with the checksum that its writer gave".to_owned();
+                (State::Failed(reason), Reply::Copied { outcomes })
             }
+            Keep::All { .. } if outcomes.contains(&Copied::Failed) => {
+                let reason = "a block's place was taken back before it could be kept".to_owned();
+                (State::Failed(reason.clone()), Reply::Refused { reason })
+            }
+            Keep::All { .. } | Keep::Each => (State::Kept(outcomes.clone()), Reply::Copied { outcomes }),
         };
+        incoming.settle(state, self.store.config().lease_ttl);
         self.tidy(&mut all, Instant::now());
         self.hand_overs.receiving.changed.notify_all();
         reply
     }
 
-    fn compare(&self, places: &[Result<Reservation, ()>], sums: &[u64]) -> Vec<Copied> {
+    /// Whether each block has arrived intact.
+    fn compare(&self, places: &[Result<Reservation, Copied>], sums: &[u64]) -> Vec<Copied> {
         let mapping = self.store.pool().mapping();
-        let outcome = |(place, &sum): (&Result<Reservation, ()>, &u64)| match place {
-            Ok(place)
-                if mapping.bytes(place.offset, place.size.into()).map(|bytes| bytes.checksum())
-                    == Some(sum) =>
-            {
-                Copied::Done
+        let outcome = |(place, &sum): (&Result<Reservation, Copied>, &u64)| match place {
+            Ok(place) => {
+                let bytes = mapping.bytes(place.offset, place.size.into());
+                let intact = bytes.is_some_and(|bytes| bytes.checksum() == sum);
+                if intact { Copied::Done } else { Copied::Failed }
             }
-            Ok(_) => Copied::Failed,
-            // Perhaps in another version: two computations of one block need not agree to the bit.
-            Err(()) => Copied::Had,
+            Err(outcome) => *outcome,
         };
         places.iter().zip(sums).map(outcome).collect()
     }
 
-    /// Makes blocks visible, and holds them. None if one of them cannot be; those before it stay, as good as any.
-    fn commit_all(&self, places: &[Result<Reservation, ()>], sums: &[u64]) -> Option<Vec<Held>> {
-        let reserved = places.iter().zip(sums).filter_map(|(place, sum)| Some((place.as_ref().ok()?, *sum)));
-        let commit = |(place, sum): (&Reservation, u64)| {
-            self.store.commit_held(self.owner, place.id, sum, self.clock.now_ms()).ok()
+    /// Makes blocks visible that are intact, and holds them. One that cannot be has failed; the others stay, as good as any.
+    fn commit(
+        &self,
+        places: &[Result<Reservation, Copied>],
+        sums: &[u64],
+        outcomes: &mut [Copied],
+    ) -> Vec<Option<Held>> {
+        let commit = |((place, &sum), outcome): ((&Result<Reservation, Copied>, &u64), &mut Copied)| {
+            let place = place.as_ref().ok().filter(|_| *outcome == Copied::Done)?;
+            let held = self.store.commit_held(self.owner, place.id, sum, self.clock.now_ms());
+            held.inspect_err(|_| *outcome = Copied::Failed).ok()
         };
-        reserved.map(commit).collect()
+        places.iter().zip(sums).zip(outcomes).map(commit).collect()
     }
 
     /// The peer, or what happened to it, ends a hand-over before it is settled.
@@ -463,7 +489,7 @@ impl Shared {
             Failed(String),
         }
         let found = self.wait_incoming_for(until, |all| {
-            let of_request = all.iter_mut().filter(|(_, incoming)| incoming.request == request);
+            let of_request = all.iter_mut().filter(|(_, incoming)| incoming.keep == Keep::All { request });
             let (id, incoming) = of_request.max_by_key(|(_, incoming)| incoming.begun)?;
             if let State::Failed(reason) = &incoming.state {
                 return Some(Found::Failed(reason.clone()));

@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::super::link::Link;
-use super::super::message::{Copied, Loan, Reply, Request};
+use super::super::message::{Copied, Keep, Reply, Request};
 use super::super::upkeep::ANSWER;
 use super::super::{Cluster, Shared};
+use super::notice::encode;
 use super::receive::Arrival;
 use super::{HAND_OVERS_MAX, HandOverError, check};
-use kvasir_net::transfer::handover::encode;
 use kvasir_net::transfer::{Batch, Class, Entry, Segment, Transfer, TransferError};
 use kvasir_net::transport::node::random_u64;
 use kvasir_net::transport::{Direction, RemoteRange};
@@ -90,40 +90,14 @@ impl Cluster {
     ) -> Result<HandingOver, HandOverError> {
         check(blocks, layers)?;
         let shared = &self.shared;
-        let link = shared.links.iter().find(|link| link.config.name == peer);
-        let link = link.ok_or_else(|| {
-            let known: Vec<&str> = shared.links.iter().map(|link| link.config.name.as_str()).collect();
-            HandOverError::NoPeer { name: peer.to_owned(), known: known.join(", ") }
-        })?;
+        let link =
+            shared.link_to(peer).map_err(|known| HandOverError::NoPeer { name: peer.to_owned(), known })?;
         if !link.is_up() {
             return Err(HandOverError::PeerDown { peer: peer.to_owned() });
         }
-        let sending = &shared.hand_overs.sending;
-        let (shared, link) = (Arc::clone(shared), Arc::clone(link));
-        if sending.fetch_add(1, Ordering::SeqCst) >= HAND_OVERS_MAX {
-            sending.fetch_sub(1, Ordering::SeqCst);
-            return Err(HandOverError::TooMany);
-        }
-        let begun = Instant::now();
-        let layers = (0..layers).map(|_| Layer::Missing).collect();
-        let (id, sources) = (random_u64(), Vec::new());
-        // From here on, dropping it gives back what it holds.
-        let mut handing = HandingOver {
-            shared,
-            link,
-            owner,
-            id,
-            sources,
-            segment: None,
-            layers,
-            begun,
-            down_since: None,
-            is_asked: false,
-            is_lent: false,
-            is_over: false,
-        };
+        let mut handing = HandingOver::new(shared, link, owner, layers)?;
         handing.reserve(blocks)?;
-        handing.open(request)?;
+        handing.open(Keep::All { request })?;
         handing.is_lent = true;
         Ok(handing)
     }
@@ -135,6 +109,52 @@ impl Cluster {
 }
 
 impl HandingOver {
+    /// From here on, dropping it gives back what it holds.
+    fn new(
+        shared: &Arc<Shared>,
+        link: &Arc<Link>,
+        owner: OwnerId,
+        layers: u32,
+    ) -> Result<Self, HandOverError> {
+        let sending = &shared.hand_overs.sending;
+        if sending.fetch_add(1, Ordering::SeqCst) >= HAND_OVERS_MAX {
+            sending.fetch_sub(1, Ordering::SeqCst);
+            return Err(HandOverError::TooMany);
+        }
+        Ok(Self {
+            shared: Arc::clone(shared),
+            link: Arc::clone(link),
+            owner,
+            id: random_u64(),
+            sources: Vec::new(),
+            segment: None,
+            layers: (0..layers).map(|_| Layer::Missing).collect(),
+            begun: Instant::now(),
+            down_since: None,
+            is_asked: false,
+            is_lent: false,
+            is_over: false,
+        })
+    }
+
+    /// Hands over blocks that are stored here, each kept or lost by itself. One outcome per block.
+    pub(crate) fn push(
+        shared: &Arc<Shared>,
+        link: &Arc<Link>,
+        blocks: Vec<(BlockMeta, Held)>,
+    ) -> Result<Vec<Copied>, HandOverError> {
+        let checksums: Vec<u64> = blocks.iter().map(|(_, held)| held.checksum).collect();
+        let mut handing = Self::new(shared, link, shared.owner, 1)?;
+        let source = |(meta, held)| Source { meta, place: Place::Held(held), region: None };
+        handing.sources = blocks.into_iter().map(source).collect();
+        handing.open(Keep::Each)?;
+        handing.layer_done(0)?;
+        handing.wait_arrived()?;
+        let outcomes = handing.settle(&checksums)?;
+        handing.is_over = true;
+        Ok(outcomes)
+    }
+
     /// Where each block must be filled in.
     pub fn places(&self) -> Vec<SourcePlace> {
         let place = |source: &Source| match &source.place {
@@ -178,12 +198,12 @@ impl HandingOver {
     }
 
     /// Has the peer make places, and gets the right to write to them.
-    fn open(&mut self, request: u64) -> Result<(), HandOverError> {
+    fn open(&mut self, keep: Keep) -> Result<(), HandOverError> {
         let peer = self.link.config.name.clone();
         let not_taken = |reason: String| HandOverError::NotTaken { peer: peer.clone(), reason };
-        let blocks = self.sources.iter().map(|source| announced(&source.meta)).collect();
+        let blocks = self.sources.iter().map(|source| source.meta).collect();
         let layers = self.layers.len() as u32;
-        let open = Request::Open { id: self.id, request, layers, blocks };
+        let open = Request::Open { id: self.id, keep, layers, blocks };
         self.is_asked = true;
         let reply =
             self.link.call(&self.shared, &open, ANSWER).map_err(|error| not_taken(error.to_string()))?;
@@ -287,41 +307,47 @@ impl HandingOver {
             let (given, blocks) = (checksums.len(), self.sources.len());
             return Err(HandOverError::Checksums { given, blocks });
         }
-        loop {
-            self.check_time()?;
-            self.wait_sent();
-            if self.mend()? {
-                break;
-            }
-            self.shared.pause(AGAIN);
-        }
+        self.wait_arrived()?;
         // What was stored here already went in the version that is stored, whatever the caller computed anew.
         let sum = |(source, &sum): (&Source, &u64)| match &source.place {
             Place::Held(held) => held.checksum,
             Place::ToFill(_) => sum,
         };
         let checksums: Vec<u64> = self.sources.iter().zip(checksums).map(sum).collect();
-        self.settle(&checksums)?;
+        let outcomes = self.settle(&checksums)?;
+        let failed = |(_, outcome): &(&Source, Copied)| !matches!(outcome, Copied::Done | Copied::Had);
+        if let Some((source, _)) = self.sources.iter().zip(outcomes).find(failed) {
+            let reason = "did not arrive with the checksum given".to_owned();
+            return Err(HandOverError::NotKept { key: source.meta.key, reason });
+        }
         self.commit(&checksums)
     }
 
-    fn settle(&self, checksums: &[u64]) -> Result<(), HandOverError> {
+    /// Waits until the peer has every layer that was handed over.
+    fn wait_arrived(&mut self) -> Result<(), HandOverError> {
+        loop {
+            self.check_time()?;
+            self.wait_sent();
+            if self.mend()? {
+                return Ok(());
+            }
+            self.shared.pause(AGAIN);
+        }
+    }
+
+    /// Has the peer compare and keep. One outcome per block.
+    fn settle(&self, checksums: &[u64]) -> Result<Vec<Copied>, HandOverError> {
         let settle = Request::Settle { id: self.id, checksums: checksums.to_vec() };
         // It reads all blocks once: at least 100 MB/s.
         let bytes: u64 = self.sources.iter().map(|source| u64::from(source.meta.size)).sum();
         let patience = ANSWER + Duration::from_micros(bytes / 100);
-        let outcomes = match self.link.call(&self.shared, &settle, patience) {
-            Ok(Reply::Copied { outcomes }) if outcomes.len() == self.sources.len() => outcomes,
+        match self.link.call(&self.shared, &settle, patience) {
+            Ok(Reply::Copied { outcomes }) if outcomes.len() == self.sources.len() => Ok(outcomes),
             Ok(_) => {
                 let reason = "the peer answered something that was not asked".to_owned();
-                return Err(HandOverError::Broken { reason });
+                Err(HandOverError::Broken { reason })
             }
-            Err(error) => return Err(HandOverError::Broken { reason: error.to_string() }),
-        };
-        let failed = |(_, outcome): &(&Source, Copied)| !matches!(outcome, Copied::Done | Copied::Had);
-        match self.sources.iter().zip(outcomes).find(failed) {
-            None => Ok(()),
-            Some((source, _)) => Err(not_kept(source, "did not arrive with the checksum given")),
+            Err(error) => Err(HandOverError::Broken { reason: error.to_string() }),
         }
     }
 
@@ -412,12 +438,6 @@ impl Place {
     }
 }
 
-/// A block that is not there yet: its checksum follows at the end.
-fn announced(meta: &BlockMeta) -> Loan {
-    let BlockMeta { key, parent, depth, class, tenant, ttl_ms, size } = *meta;
-    Loan { key, parent, depth, class, tenant, ttl_ms, size, checksum: 0, offset: 0, lease: 0 }
-}
-
 /// Whether a write that failed in this way may succeed over the same grants, once the rail is mended.
 fn may_come_again(error: &TransferError) -> bool {
     match error {
@@ -425,8 +445,4 @@ fn may_come_again(error: &TransferError) -> bool {
         TransferError::TimedOut | TransferError::Cancelled => false,
         TransferError::Op { error, .. } => error.retryable() || error.endpoint_at_fault(),
     }
-}
-
-fn not_kept(source: &Source, reason: &str) -> HandOverError {
-    HandOverError::NotKept { key: source.meta.key, reason: reason.to_owned() }
 }

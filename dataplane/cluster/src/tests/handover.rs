@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::super::handover::{Arrival, HAND_OVERS_MAX, HandOverError, HandingOver, Waited};
+use super::super::message::{Copied, Keep, Reply};
 use super::*;
 use kvasir_protocol::block::checksum;
 use kvasir_store::dram::OwnerId;
@@ -303,4 +304,58 @@ fn a_block_stored_in_another_version_does_not_end_it() {
     // What was stored there stays, what was stored here goes as it is, and the rest is what was computed.
     let expected = [OTHER + 1, OTHER + 2, 3].map(|n| checksum(&content(n)));
     assert_eq!(numbers.map(stored), expected);
+}
+
+/// What host 1 says to host 0, which keeps each block by itself.
+struct Sender<'a> {
+    to: &'a Host,
+    link: Link,
+}
+
+impl<'a> Sender<'a> {
+    fn named(name: &str, to: &'a Host) -> Self {
+        let config = PeerConfig { name: name.to_owned(), ..to.cluster.config().peers[0].clone() };
+        Self { to, link: Link::new(1, config, to.store.new_owner()) }
+    }
+
+    fn open(&self, id: u64, numbers: &[u32]) -> Reply {
+        self.to.cluster.shared.open_incoming(&self.link, id, Keep::Each, 1, metas(numbers))
+    }
+
+    fn settle(&self, id: u64, numbers: &[u32]) -> Reply {
+        self.to.cluster.shared.settle_incoming(&self.link, id, &sums(numbers))
+    }
+}
+
+#[test]
+fn a_number_is_taken_once_and_its_places_stay_until_nobody_writes_there() {
+    let host = Host::start(0, &ports(2), |_| {});
+    let (sender, stranger) = (Sender::named("host-1", &host), Sender::named("host-9", &host));
+    let free = host.free();
+    let opened = sender.open(1, &[1]);
+    assert!(matches!(&opened, Reply::Opened { wanted, .. } if *wanted == [true]), "{opened:?}");
+    assert_eq!(sender.open(1, &[1]), opened, "asked again, the same answer");
+    assert!(matches!(stranger.open(1, &[2]), Reply::Refused { .. }));
+    assert!(matches!(sender.open(2, &[]), Reply::Refused { .. }), "nothing to write");
+    // However late it is, the place goes to nobody while the peer may write there.
+    host.store.sweep(u64::MAX);
+    assert_eq!((host.store.metrics().reservations, host.free()), (1, free - u64::from(BLOCK)));
+
+    // It is ended by its own peer alone.
+    assert!(matches!(stranger.settle(1, &[1]), Reply::Refused { .. }));
+    let nothing = Reply::Copied { outcomes: vec![Copied::Failed] };
+    assert_eq!(sender.settle(1, &[1]), nothing, "nothing was written");
+    assert_eq!((host.free(), sender.settle(1, &[1])), (free, nothing), "asked again, the same answer");
+    assert!(!host.is_resident(1));
+}
+
+/// A sender that goes away before it settles leaves nothing behind.
+#[test]
+fn places_of_a_sender_that_is_gone_are_taken_back() {
+    let dram = DramConfig { reservation_ttl: Duration::from_secs(1), ..DramConfig::default() };
+    let host = Host::start_with(0, &ports(2), dram, |_| {});
+    let (sender, free) = (Sender::named("host-1", &host), host.free());
+    assert!(matches!(sender.open(7, &[1, 2]), Reply::Opened { .. }));
+    until("the places are back", || host.free() == free);
+    assert!(matches!(sender.settle(7, &[1, 2]), Reply::Refused { .. }));
 }

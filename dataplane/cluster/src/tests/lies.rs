@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Instant;
 
 use super::*;
-use crate::message::{Copied, FrameError, Loan, Reply, Request, Since, Status, Welcome};
+use crate::message::{Copied, FrameError, Keep, Loan, Reply, Request, Since, Status, Welcome};
 use crate::table::{Fact, Generation, Gone, Holding};
 use kvasir_net::transport::Node;
 use kvasir_net::transport::tcp::greet;
@@ -76,7 +76,12 @@ fn lies(theirs: u64) -> Vec<Request> {
         items: loans.into_iter().map(|loan| (loan, holding)).collect(),
         lease_ms: u64::MAX,
     };
-    let open = |layers, blocks| Request::Open { id: 9, request: 9, layers, blocks };
+    let open = |id, keep, layers, loans: Vec<Loan>| {
+        let blocks = loans.iter().map(Loan::meta).collect();
+        Request::Open { id, keep, layers, blocks }
+    };
+    let whole = |layers, loans| open(9, Keep::All { request: 9 }, layers, loans);
+    let each = |id, loans| open(id, Keep::Each, 1, loans);
     vec![
         Request::Hello { cluster: "x".repeat(100_000) },
         Request::Watch { since: Since::At(u64::MAX) },
@@ -93,19 +98,19 @@ fn lies(theirs: u64) -> Vec<Request> {
         Request::Remove { keys: vec![key(99); 64], at: Generation(u64::MAX) },
         Request::Remove { keys: vec![key(99); 64], at: Generation(1) },
         // Places for the same block twice, for one that is here, and for more than a pool holds.
-        Request::Prepare { request: 1, blocks: vec![loan(70), loan(70), loan(3)] },
-        Request::Prepare { request: 1, blocks: vec![loan(71)] },
-        Request::Prepare { request: 2, blocks: vec![huge; 9] },
-        Request::Prepare { request: 3, blocks: vec![] },
-        Request::Finish { request: 1 },
-        Request::Finish { request: u64::MAX },
-        open(0, vec![loan(80)]),
-        open(u32::MAX, vec![loan(80)]),
-        open(3, vec![loan(80)]),
-        open(4, vec![]),
-        open(4, vec![loan(80), loan(80)]),
-        open(4, vec![huge]),
-        open(4, vec![loan(80)]),
+        each(1, vec![loan(70), loan(70), loan(3)]),
+        each(1, vec![loan(71)]),
+        each(2, vec![huge; 9]),
+        each(3, vec![]),
+        Request::Settle { id: 1, checksums: vec![7; 3] },
+        Request::Settle { id: u64::MAX, checksums: vec![7] },
+        whole(0, vec![loan(80)]),
+        whole(u32::MAX, vec![loan(80)]),
+        whole(3, vec![loan(80)]),
+        whole(4, vec![]),
+        whole(4, vec![loan(80), loan(80)]),
+        whole(4, vec![huge]),
+        whole(4, vec![loan(80)]),
         Request::Settle { id: 9, checksums: vec![1; 4096] },
         Request::Settle { id: 9, checksums: vec![1] },
         Request::Settle { id: 8, checksums: vec![] },
@@ -122,7 +127,6 @@ fn unharmed(host: &Host, free: u64, after: &str) {
     (0..8).for_each(|n| assert!(host.reads(n), "block {n} is gone: {after}"));
     until(&format!("its places are free again: {after}"), || host.store.pressure().free_bytes == free);
     assert_eq!(host.store.metrics().reservations, 0, "{after}");
-    until("nothing is expected of it", || host.cluster.shared.taking.lock().is_empty());
 }
 
 #[test]
@@ -248,12 +252,10 @@ fn answer_with_lies(listener: &TcpListener, stop: &AtomicBool, lent: &AtomicU64)
                 }
                 Request::Has { .. } => Reply::Has { held: vec![true; 9999] },
                 Request::Remove { .. } => Reply::Removed { removed: vec![true; 9999] },
-                Request::Prepare { blocks, .. } => Reply::Prepared {
-                    segment: "s".repeat(5000),
-                    places: vec![message::Prepared::At; blocks.len() + 1],
-                },
-                Request::Open { .. } => Reply::Opened { segment: String::new(), wanted: vec![true; 9] },
-                Request::Settle { .. } | Request::Finish { .. } => Reply::Copied { outcomes: vec![] },
+                Request::Open { blocks, .. } => {
+                    Reply::Opened { segment: "s".repeat(5000), wanted: vec![true; blocks.len() + 1] }
+                }
+                Request::Settle { .. } => Reply::Copied { outcomes: vec![] },
                 Request::GiveUp { .. } => Reply::GivenUp,
             };
             message::write(&mut line(), &reply).ok()?;
@@ -293,31 +295,31 @@ fn a_peer_that_answers_with_lies_costs_misses_and_nothing_else() {
 /// Numbers are the senders' own choice, so that one may choose another's.
 #[test]
 fn what_a_peer_says_of_the_hand_overs_of_others_is_not_heard() {
-    use kvasir_net::transfer::handover::encode;
+    use crate::handover::notice::encode;
     use kvasir_net::transport::node::Notice;
     let ports = ports(3);
     let host = Host::start(0, &ports, |_| {});
     let shared = &host.cluster.shared;
     let (one, two) = (&shared.links[0], &shared.links[1]);
     let free = host.store.pressure().free_bytes;
-    let opened = shared.open_incoming(one, 9, 5, 4, &[loan(80)]);
+    let open = |from, id, keep, n: u32| shared.open_incoming(from, id, keep, 4, vec![loan(n).meta()]);
+    let opened = open(one, 9, Keep::All { request: 5 }, 80);
     let Reply::Opened { segment, .. } = &opened else { panic!("{opened:?}") };
-    let again = shared.open_incoming(two, 9, 6, 4, &[loan(81)]);
+    let again = open(two, 9, Keep::All { request: 6 }, 81);
     assert!(matches!(&again, Reply::Refused { reason } if reason.contains("under way already")), "{again:?}");
     assert!(shared.node.exports.grant(segment, "host-1").is_ok(), "the first may go on writing");
     assert!(matches!(shared.settle_incoming(two, 9, &[7]), Reply::Refused { .. }));
     shared.end_incoming("the other one says so", |id, from| id == 9 && from == two.config.name);
-    assert_eq!(shared.open_incoming(one, 9, 5, 4, &[loan(80)]), opened, "asked again, the same answer");
+    assert_eq!(open(one, 9, Keep::All { request: 5 }, 80), opened, "asked again, the same answer");
 
-    assert!(matches!(shared.prepare(one, 1, &[loan(82)]), Reply::Prepared { .. }));
-    let says = |peer: &str, request| {
-        shared.note_push(&Notice { peer: peer.to_owned(), message: encode(request, 0, 3) })
+    assert!(matches!(open(one, 1, Keep::Each, 82), Reply::Opened { .. }));
+    let says = |peer: &str, id, layers| {
+        shared.note_layer(&Notice { peer: peer.to_owned(), message: encode(id, 0, layers) })
     };
-    assert!(!says("host-2", 1) && !says("host-1", 77) && !says("nobody", 1));
-    assert_eq!([1, 77].map(|request| shared.arrivals.progress(request)), [(0, 0); 2]);
-    assert!(says("host-1", 1) && shared.arrivals.progress(1) == (1, 3));
-    assert_eq!(shared.finish(one, 1), [Copied::Failed]);
-    assert_eq!(shared.arrivals.progress(1), (0, 0), "and forgotten with it");
-    shared.end_incoming("its sender gave up", |id, _| id == 9);
+    assert!(
+        !says("host-2", 1, 4) && !says("host-1", 77, 4) && !says("nobody", 1, 4) && !says("host-1", 1, 3)
+    );
+    assert!(says("host-1", 1, 4));
+    shared.end_incoming("its sender gave up", |_, from| from == one.config.name);
     assert_eq!(host.store.pressure().free_bytes, free);
 }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::entry::{BatchTooLarge, ENTRIES_MAX};
-use super::handover::{Arrivals, HandOver};
 use super::*;
 use crate::transport::fault::{Fault, Faults, FaultyTransport};
 use crate::transport::loopback::{Loopback, LoopbackNet};
@@ -395,7 +394,7 @@ proptest! {
 /// Real sockets: two TCP rails, a request handed over layer by layer, and a rail cut amid it.
 #[test]
 fn layers_arrive_while_a_rail_is_cut() {
-    const LAYERS: u32 = 8;
+    const LAYERS: u8 = 8;
     let config = || TcpConfig {
         listen: Some((Ipv4Addr::LOCALHOST, 0).into()),
         peer_timeout: PATIENCE,
@@ -415,37 +414,28 @@ fn layers_arrive_while_a_rail_is_cut() {
     let peer = engine.connect(&addresses).unwrap();
     let segment = peer.open_segment("kv").unwrap();
 
-    let arrivals = Arrivals::default();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            while arrivals.progress(77) != (LAYERS, LAYERS) {
-                let notice = decode.notices.wait(Instant::now() + PATIENCE).expect("a notice");
-                assert!(arrivals.note(&notice));
-            }
-        });
-        let mut hand_over = HandOver::new(&engine, 77, LAYERS);
-        let len = 4 * MIB;
-        for layer in 0..u64::from(LAYERS) {
-            let offset = layer * len;
-            let local = vec![ours.range(offset, len).unwrap()];
-            let remote = vec![RemoteRange { region: 0, offset, len }];
-            let segment = segment.clone();
-            hand_over.push(vec![Entry { direction: Direction::Write, segment, local, remote }]).unwrap();
-            if layer == 0 {
-                assert!(arrivals.wait(77, 1, Instant::now() + PATIENCE), "layer 0");
-                assert!(
-                    bytes(&theirs, 0, len) == bytes(&ours, 0, len),
-                    "layer 0 is there before layer 1 was made"
-                );
-            }
-            if layer == 4 {
-                rails[1].shut_down();
-            }
+    let len = 4 * MIB;
+    let push = |layer: u8| {
+        let offset = u64::from(layer) * len;
+        let local = vec![ours.range(offset, len).unwrap()];
+        let remote = vec![RemoteRange { region: 0, offset, len }];
+        let entries = vec![Entry { direction: Direction::Write, segment: segment.clone(), local, remote }];
+        let batch = Batch { entries, notice: Some(vec![layer]), ..Batch::new(Class::DecodeCritical) };
+        engine.submit(batch).unwrap()
+    };
+    let heard = || decode.notices.wait(Instant::now() + PATIENCE).expect("a notice").message;
+    let mut sent = vec![push(0)];
+    assert_eq!(heard(), [0]);
+    assert!(bytes(&theirs, 0, len) == bytes(&ours, 0, len), "layer 0 is there before layer 1 was made");
+    for layer in 1..LAYERS {
+        sent.push(push(layer));
+        if layer == 4 {
+            rails[1].shut_down();
         }
-        assert_eq!(hand_over.wait(Instant::now() + PATIENCE), Some(Ok(())));
-        assert!(arrivals.wait(77, LAYERS, Instant::now() + PATIENCE));
-    });
+    }
+    sent.iter().for_each(|transfer| assert_eq!(done(transfer).failed, 0));
+    let mut arrived: Vec<Vec<u8>> = (1..LAYERS).map(|_| heard()).collect();
+    arrived.sort_unstable();
+    assert_eq!(arrived, (1..LAYERS).map(|layer| vec![layer]).collect::<Vec<_>>());
     assert!(bytes(&theirs, 0, 32 * MIB) == bytes(&ours, 0, 32 * MIB));
-    arrivals.forget(77);
-    assert_eq!(arrivals.progress(77), (0, 0));
 }
