@@ -105,7 +105,8 @@ impl Shared {
         let request = Request::Lend { keys: keys.to_vec(), release };
         match link.call(self, &request, patience) {
             Ok(Reply::Lent { loans, lease_ms }) if loans.len() == keys.len() => {
-                let asked = |(loan, key): (Option<Loan>, &BlockKey)| loan.filter(|loan| loan.key == *key);
+                let asked =
+                    |(loan, key): (Option<Loan>, &BlockKey)| loan.filter(|loan| loan.meta.key == *key);
                 let loans = loans.into_iter().zip(keys).map(asked).collect();
                 Some(Borrowed { loans, lease_ms, run })
             }
@@ -135,7 +136,7 @@ impl Shared {
         for i in (0..items.len()).filter(|i| !wanted.contains(i)) {
             outcomes[i] = Copied::Enough;
         }
-        let metas: Vec<BlockMeta> = wanted.iter().map(|&i| items[i].0.meta()).collect();
+        let metas: Vec<BlockMeta> = wanted.iter().map(|&i| items[i].0.meta).collect();
         let placed = self.store.reserve(self.owner, &metas, self.clock.now_ms()).unwrap_or_default();
         let mut arriving = Vec::new();
         for (&at, placed) in wanted.iter().zip(placed) {
@@ -166,18 +167,18 @@ impl Shared {
     fn is_wanted(&self, (loan, holding): &(Loan, Holding)) -> bool {
         self.generations.heard(holding.generation);
         let table = self.table();
-        let holders = table.holders(loan.key);
+        let holders = table.holders(loan.meta.key);
         let enough = !holders.has(0) && holders.len() >= usize::from(holding.target);
-        !enough && !table.is_outdated(loan.key, holding.generation)
+        !enough && !table.is_outdated(loan.meta.key, holding.generation)
     }
 
     /// A block that is here already becomes a copy, in the version that is here.
     fn has(&self, loan: &Loan, holding: Holding) -> Copied {
-        let stat = self.store.stat(&[loan.key]).unwrap_or_default().pop().flatten();
+        let stat = self.store.stat(&[loan.meta.key]).unwrap_or_default().pop().flatten();
         match stat {
             Some(stat) => {
                 let holding = Holding { size: stat.size, checksum: stat.checksum, ..holding };
-                hold(&mut self.table(), loan.key, holding, Copied::Had)
+                hold(&mut self.table(), loan.meta.key, holding, Copied::Had)
             }
             None => Copied::Failed,
         }
@@ -198,7 +199,7 @@ impl Shared {
         }
         // Under the lock, so that a removal either finds the block or keeps it from becoming visible.
         let mut table = self.table();
-        let outdated = table.is_outdated(loan.key, copy.holding.generation);
+        let outdated = table.is_outdated(loan.meta.key, copy.holding.generation);
         let commit = || {
             let commit =
                 self.store.commit(self.owner, &[(place.id, Some(loan.checksum))], self.clock.now_ms());
@@ -210,8 +211,8 @@ impl Shared {
             return if outdated { Copied::Enough } else { Copied::Failed };
         }
         add(&self.counts.taken, 1);
-        add(&self.counts.taken_bytes, loan.size.into());
-        hold(&mut table, loan.key, copy.holding, Copied::Done)
+        add(&self.counts.taken_bytes, loan.meta.size.into());
+        hold(&mut table, loan.meta.key, copy.holding, Copied::Done)
     }
 }
 

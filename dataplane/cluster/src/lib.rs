@@ -87,7 +87,7 @@ use kvasir_net::transfer::{Engine, EngineConfig};
 use kvasir_net::transport::node::Secret;
 use kvasir_net::transport::tcp::Tls;
 use kvasir_net::transport::{Access, Denied, Error as TransportError, Node, Transport};
-use kvasir_protocol::block::BlockKey;
+use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::clock::Clock;
 use kvasir_protocol::listener::Listener;
 use kvasir_protocol::wire::Outcome;
@@ -477,7 +477,9 @@ impl Cluster {
         let primary = NodeId::of(&shared.config.name);
         let mut table = shared.table();
         let mut outcome = |(&key, loan): (&BlockKey, &Option<message::Loan>)| {
-            let Some(message::Loan { size, checksum, .. }) = *loan else { return Outcome::Missing };
+            let Some(message::Loan { meta: BlockMeta { size, .. }, checksum, .. }) = *loan else {
+                return Outcome::Missing;
+            };
             // What is held already counts from its first put: saying so again is no news.
             let known = table.holding(key).map(|known| known.generation);
             let generation = known.unwrap_or_else(|| shared.generations.next());

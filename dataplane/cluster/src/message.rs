@@ -62,25 +62,12 @@ pub struct Status {
 /// A block that its holder keeps in place for a while, and where that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Loan {
-    pub(super) key: BlockKey,
-    pub(super) parent: Option<BlockKey>,
-    pub(super) depth: u32,
-    pub(super) class: u16,
-    pub(super) tenant: u16,
-    /// How much longer it lives; 0: as long as there is room.
-    pub(super) ttl_ms: u32,
-    pub(super) size: u32,
+    /// Its time to live is what is left of it.
+    pub(super) meta: BlockMeta,
     pub(super) checksum: u64,
     /// In the holder's pool.
     pub(super) offset: u64,
     pub(super) lease: u64,
-}
-
-impl Loan {
-    pub(super) fn meta(&self) -> BlockMeta {
-        let Self { key, parent, depth, class, tenant, ttl_ms, size, .. } = *self;
-        BlockMeta { key, parent, depth, class, tenant, ttl_ms, size }
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -193,8 +180,9 @@ impl Request {
             Self::Hello { .. } | Self::Watch { .. } | Self::GiveUp { .. } | Self::Describe => true,
             Self::Lend { keys, release } => keys.len() <= BATCH_MAX && release.len() <= BATCH_MAX,
             Self::Copy { items, .. } => {
-                let sane =
-                    |(loan, holding): &(Loan, Holding)| loan.size > 0 && holding.generation.is_plausible();
+                let sane = |(loan, holding): &(Loan, Holding)| {
+                    loan.meta.size > 0 && holding.generation.is_plausible()
+                };
                 items.len() <= BATCH_MAX && items.iter().all(sane)
             }
             Self::Remove { keys, at } => keys.len() <= BATCH_MAX && at.is_plausible(),
@@ -271,17 +259,9 @@ mod tests {
 
     fn loan() -> impl Strategy<Value = Loan> {
         (key(), prop::option::of(key()), any::<(u32, u16, u16, u32, u32, u64, u64, u64)>()).prop_map(
-            |(key, parent, (depth, class, tenant, ttl_ms, size, checksum, offset, lease))| Loan {
-                key,
-                parent,
-                depth,
-                class,
-                tenant,
-                ttl_ms,
-                size,
-                checksum,
-                offset,
-                lease,
+            |(key, parent, (depth, class, tenant, ttl_ms, size, checksum, offset, lease))| {
+                let meta = BlockMeta { key, parent, depth, class, tenant, ttl_ms, size };
+                Loan { meta, checksum, offset, lease }
             },
         )
     }
@@ -300,7 +280,7 @@ mod tests {
             (keys(), any::<u64>().prop_map(Generation)).prop_map(|(keys, at)| Request::Remove { keys, at }),
             (
                 any::<(u64, Option<u64>, u32)>(),
-                prop::collection::vec(loan().prop_map(|loan| loan.meta()), 0..9)
+                prop::collection::vec(loan().prop_map(|loan| loan.meta), 0..9)
             )
                 .prop_map(|((id, request, layers), blocks)| {
                     let keep = request.map_or(Keep::Each, |request| Keep::All { request });

@@ -71,7 +71,7 @@ impl Shared {
     fn hold_here(&self, keys: &[BlockKey]) -> Vec<(usize, (BlockMeta, Held))> {
         let loans = self.lend(self.owner, keys);
         let hold = |(at, loan): (usize, &Option<Loan>)| {
-            let meta = loan.as_ref()?.meta();
+            let meta = loan.as_ref()?.meta;
             Some((at, (meta, self.hold_stored(&meta).ok()?)))
         };
         let held = loans.iter().enumerate().filter_map(hold).collect();

@@ -15,9 +15,9 @@ use super::rails::Rail;
 use super::table::Fact;
 use kvasir_net::transport::tcp::greet;
 use kvasir_net::transport::tcp::socket::{Deadlined, Socket};
-use kvasir_protocol::block::BlockKey;
+use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::listener::{Limits, Listener, Seat};
-use kvasir_store::dram::{Lookup, OwnerId};
+use kvasir_store::dram::{self, Lookup, OwnerId};
 
 /// How long a peer that listens waits for news before it is told that there are none.
 pub(super) const HOLD: Duration = Duration::from_millis(150);
@@ -93,20 +93,20 @@ impl Shared {
         let lookups = tiering.get_here(owner, keys, self.clock.now_ms()).unwrap_or_default();
         let stats = self.store.stat(keys).unwrap_or_default();
         let now = self.clock.now_ms();
-        let loan = |(lookup, stat): (Lookup, Option<kvasir_store::dram::BlockStat>)| {
+        let loan = |(lookup, stat): (Lookup, Option<dram::BlockStat>)| {
             let Lookup::Hit(lease) = lookup else { return None };
             let Some(stat) = stat.filter(|stat| stat.slot == lease.slot) else {
                 // Removed between the two looks.
                 let _ = self.store.release(owner, &[lease.id]);
                 return None;
             };
-            let (key, parent, depth, class, tenant) =
-                (stat.key, stat.parent, stat.depth, stat.class, stat.tenant);
+            let dram::BlockStat { key, parent, depth, class, tenant, .. } = stat;
             let (size, checksum, offset) = (lease.size, lease.checksum, lease.offset);
             // At least one: 0 would mean for ever.
             let left = |at: u64| u32::try_from(at.saturating_sub(now)).unwrap_or(u32::MAX).max(1);
             let ttl_ms = stat.expires_ms.map_or(0, left);
-            Some(Loan { key, parent, depth, class, tenant, ttl_ms, size, checksum, offset, lease: lease.id })
+            let meta = BlockMeta { key, parent, depth, class, tenant, ttl_ms, size };
+            Some(Loan { meta, checksum, offset, lease: lease.id })
         };
         let mut loans: Vec<_> = lookups.into_iter().zip(stats).map(loan).collect();
         loans.resize(keys.len(), None);

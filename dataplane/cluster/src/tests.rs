@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use super::*;
 use kvasir_net::transport::tcp::authority::Authority;
-use kvasir_protocol::block::BlockMeta;
 use kvasir_store::config::DramConfig;
 use kvasir_store::dram::{DramStore, Evict, Lookup, Remove, Reserve, Verify};
 use kvasir_store::tiering::{AdmitAll, Tiering, TieringConfig};

@@ -116,9 +116,9 @@ impl PeerTier {
     /// Whether a loan is of the block that its holder speaks of, and fits.
     fn is_good(&self, loan: &Loan, get: &Get, place: usize) -> bool {
         let known = self.0.table().version(get.key, place);
-        let same = known.is_none_or(|known| known == (loan.size, loan.checksum));
+        let same = known.is_none_or(|known| known == (loan.meta.size, loan.checksum));
         add(&self.0.counts.corrupt, (!same).into());
-        same && loan.size > 0 && loan.size as usize <= get.buffer.len()
+        same && loan.meta.size > 0 && loan.meta.size as usize <= get.buffer.len()
     }
 
     /// Reads what was lent, as many blocks at a time as fit in one piece of the staging memory.
@@ -127,7 +127,7 @@ impl PeerTier {
         while !rest.is_empty() {
             let mut bytes = 0;
             let fits = |(_, loan): &&(usize, Loan)| {
-                bytes += u64::from(loan.size);
+                bytes += u64::from(loan.meta.size);
                 bytes <= READ_MAX
             };
             let together = rest.iter().take_while(fits).count().max(1);
@@ -139,21 +139,21 @@ impl PeerTier {
 
     fn load_together(&self, link: &Link, wanted: &mut [&mut Wanted], lent: &[(usize, Loan)], until: Instant) {
         let shared = &self.0;
-        let total: u64 = lent.iter().map(|(_, loan)| u64::from(loan.size)).sum();
+        let total: u64 = lent.iter().map(|(_, loan)| u64::from(loan.meta.size)).sum();
         let Some(memory) = shared.staging.take(total, until) else { return };
         let mut at = 0;
         let pieces: Vec<Piece> = lent
             .iter()
             .filter_map(|(_, loan)| {
-                let to = memory.part(at, loan.size.into())?;
-                at += u64::from(loan.size);
+                let to = memory.part(at, loan.meta.size.into())?;
+                at += u64::from(loan.meta.size);
                 Some(Piece { offset: loan.offset, to })
             })
             .collect();
         let arrived = shared.read(link, &pieces, Class::Prefill, until);
         for (((i, loan), piece), arrived) in lent.iter().zip(&pieces).zip(arrived) {
             let get = &mut wanted[*i].get;
-            let Ok(target) = get.target(loan.size) else { continue };
+            let Ok(target) = get.target(loan.meta.size) else { continue };
             if !arrived {
                 continue;
             }
@@ -163,9 +163,9 @@ impl PeerTier {
                 wanted[*i].without.insert(link.place);
                 continue;
             }
-            wanted[*i].loaded = Some(Loaded { meta: loan.meta(), checksum: loan.checksum });
+            wanted[*i].loaded = Some(Loaded { meta: loan.meta, checksum: loan.checksum });
             add(&shared.counts.read_hits, 1);
-            add(&shared.counts.read_bytes, loan.size.into());
+            add(&shared.counts.read_bytes, loan.meta.size.into());
             add(&link.read, 1);
         }
     }

@@ -236,7 +236,7 @@ impl Shared {
             return;
         }
         let loans = self.lend(self.owner, keys);
-        let holding = |loan: Loan| Some((loan, self.table().holding(loan.key)?));
+        let holding = |loan: Loan| Some((loan, self.table().holding(loan.meta.key)?));
         let items: Vec<(Loan, Holding)> = loans.iter().flatten().filter_map(|&loan| holding(loan)).collect();
         let taken = if items.is_empty() { Vec::new() } else { self.offer(link, &items) };
         let leases: Vec<u64> = loans.iter().flatten().map(|loan| loan.lease).collect();
@@ -268,9 +268,9 @@ impl Shared {
                     if outcome == Copied::Had {
                         add(&counts.had, 1)
                     } else {
-                        add(&counts.copied_bytes, loan.size.into())
+                        add(&counts.copied_bytes, loan.meta.size.into())
                     }
-                    taken.push(loan.key);
+                    taken.push(loan.meta.key);
                 }
                 Copied::NoRoom => add(&counts.no_room, 1),
                 Copied::Enough => {}
@@ -351,9 +351,9 @@ impl Shared {
         for link in peers {
             let Some(borrowed) = self.borrow(link, &[key], REPAIR) else { continue };
             let Some((loan, holding)) = borrowed.loans[0].zip(holding) else { continue };
-            let version = (loan.size, loan.checksum);
+            let version = (loan.meta.size, loan.checksum);
             let known = self.table().version(key, link.place) == Some(version);
-            let holding = Holding { size: loan.size, checksum: loan.checksum, ..holding };
+            let holding = Holding { size: loan.meta.size, checksum: loan.checksum, ..holding };
             let taken =
                 if known { self.take_in(link, &[(loan, holding)], borrowed.lease_ms) } else { Vec::new() };
             self.give_back(link, borrowed.run, [&loan]);
@@ -387,6 +387,7 @@ mod tests {
     use super::*;
     use crate::table::Generation;
     use crate::tests::pair_of_hosts;
+    use kvasir_protocol::block::BlockMeta;
 
     /// Their audits have not found it out yet.
     #[test]
@@ -394,7 +395,7 @@ mod tests {
         let (host, peer) = pair_of_hosts();
         let (shared, tiering) = (&host.cluster.shared, host.cluster.shared.tiering().unwrap());
         let (key, before) = (BlockKey(1), NodeId::of("host-1"));
-        let meta = kvasir_protocol::block::BlockMeta::single(key, 8);
+        let meta = BlockMeta::single(key, 8);
         let put = |host: &crate::tests::Host| {
             host.store.put(host.store.new_owner(), &meta, b"a block.", 0).unwrap()
         };
@@ -419,18 +420,7 @@ mod tests {
         let holding =
             Holding { size: 1, checksum: 1, target: 2, primary: NodeId(0), generation: Generation(1) };
         shared.table().holds(0, key, holding);
-        let loan = Loan {
-            key,
-            parent: None,
-            depth: 0,
-            class: 0,
-            tenant: 0,
-            ttl_ms: 0,
-            size: 1,
-            checksum: 1,
-            offset: 0,
-            lease: 0,
-        };
+        let loan = Loan { meta: BlockMeta::single(key, 1), checksum: 1, offset: 0, lease: 0 };
         // An answer that was long on its way: the peer holds no such block.
         let taken = shared.note_outcomes(&shared.links[0], &[(loan, holding)], &[Copied::Done]);
         assert_eq!(taken, [key]);

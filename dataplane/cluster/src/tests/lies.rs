@@ -25,18 +25,7 @@ fn victim(ports: &[SocketAddr]) -> Host {
 }
 
 fn loan(n: u32) -> Loan {
-    Loan {
-        key: key(n),
-        parent: None,
-        depth: 0,
-        class: 0,
-        tenant: 0,
-        ttl_ms: 0,
-        size: BLOCK,
-        checksum: 7,
-        offset: 0,
-        lease: 0,
-    }
+    Loan { meta: BlockMeta::single(key(n), BLOCK), checksum: 7, offset: 0, lease: 0 }
 }
 
 /// The lying side of a connection to `host`.
@@ -64,7 +53,8 @@ impl Liar {
 
 /// What nobody honest says. `theirs`: a lease of somebody else.
 fn lies(theirs: u64) -> Vec<Request> {
-    let huge = Loan { size: u32::MAX, offset: u64::MAX, lease: u64::MAX, depth: u32::MAX, ..loan(50) };
+    let huge = BlockMeta { size: u32::MAX, depth: u32::MAX, ..loan(50).meta };
+    let huge = Loan { meta: huge, offset: u64::MAX, lease: u64::MAX, ..loan(50) };
     let holding = Holding {
         size: BLOCK,
         checksum: 7,
@@ -77,7 +67,7 @@ fn lies(theirs: u64) -> Vec<Request> {
         lease_ms: u64::MAX,
     };
     let open = |id, keep, layers, loans: Vec<Loan>| {
-        let blocks = loans.iter().map(Loan::meta).collect();
+        let blocks = loans.iter().map(|loan| loan.meta).collect();
         Request::Open { id, keep, layers, blocks }
     };
     let whole = |layers, loans| open(9, Keep::All { request: 9 }, layers, loans);
@@ -93,7 +83,7 @@ fn lies(theirs: u64) -> Vec<Request> {
         copy(vec![loan(1), loan(1), loan(2)]),
         copy(vec![loan(60), Loan { offset: u64::MAX, ..loan(61) }]),
         copy(vec![huge, huge]),
-        copy(vec![Loan { parent: Some(key(62)), ..loan(62) }]),
+        copy(vec![Loan { meta: BlockMeta { parent: Some(key(62)), ..loan(62).meta }, ..loan(62) }]),
         Request::Has { keys: vec![key(1); 4096] },
         Request::Remove { keys: vec![key(99); 64], at: Generation(u64::MAX) },
         Request::Remove { keys: vec![key(99); 64], at: Generation(1) },
@@ -242,7 +232,8 @@ fn answer_with_lies(listener: &TcpListener, stop: &AtomicBool, lent: &AtomicU64)
                 // Loans of other keys, of sizes that overflow, and too many of them.
                 Request::Lend { keys, .. } => {
                     lent.fetch_add(1, Ordering::SeqCst);
-                    let lie = Loan { offset: u64::MAX - 5, size: u32::MAX, lease: u64::MAX, ..loan(12) };
+                    let meta = BlockMeta { size: u32::MAX, ..loan(12).meta };
+                    let lie = Loan { meta, offset: u64::MAX - 5, lease: u64::MAX, ..loan(12) };
                     let mut loans = vec![Some(lie); keys.len()];
                     loans.extend([Some(loan(1)); 3]);
                     Reply::Lent { loans, lease_ms: u64::MAX }
@@ -302,7 +293,7 @@ fn what_a_peer_says_of_the_hand_overs_of_others_is_not_heard() {
     let shared = &host.cluster.shared;
     let (one, two) = (&shared.links[0], &shared.links[1]);
     let free = host.store.pressure().free_bytes;
-    let open = |from, id, keep, n: u32| shared.open_incoming(from, id, keep, 4, vec![loan(n).meta()]);
+    let open = |from, id, keep, n: u32| shared.open_incoming(from, id, keep, 4, vec![loan(n).meta]);
     let opened = open(one, 9, Keep::All { request: 5 }, 80);
     let Reply::Opened { segment, .. } = &opened else { panic!("{opened:?}") };
     let again = open(two, 9, Keep::All { request: 6 }, 81);
