@@ -35,6 +35,8 @@ pub(super) struct Counts {
     pub(super) told_late: AtomicU64,
     pub(super) restored: AtomicU64,
     pub(super) strangers: AtomicU64,
+    /// Number of the first of this host's own news that is not safe on disk.
+    pub(super) targets_kept: AtomicU64,
 }
 
 /// All counts of a host of a cluster. Totals count from its start.

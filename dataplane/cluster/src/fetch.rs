@@ -53,7 +53,7 @@ impl Shared {
             if open.is_empty() {
                 break;
             }
-            if let Ok(segment) = link.segment(self) {
+            if let Ok(segment) = link.segment() {
                 let retryable = self.read_once(&segment, pieces, &mut missing, &open, class, until);
                 if !retryable {
                     break;
@@ -84,7 +84,7 @@ impl Shared {
         let left = until.saturating_duration_since(Instant::now());
         let entries = open.iter().filter_map(|&i| entry(segment, &pieces[i], &missing[i])).collect();
         let batch = Batch { entries, deadline: Some(left), ..Batch::new(class) };
-        let Ok(transfer) = self.engine.submit(batch) else { return false };
+        let Ok(transfer) = self.ways.engine.submit(batch) else { return false };
         wait(&transfer);
         let mut retryable = true;
         for (n, &i) in open.iter().enumerate() {
@@ -103,7 +103,7 @@ impl Shared {
     pub(super) fn borrow(&self, link: &Link, keys: &[BlockKey], patience: Duration) -> Option<Borrowed> {
         let (run, release) = link.done.lock().take();
         let request = Request::Lend { keys: keys.to_vec(), release };
-        match link.call(self, &request, patience) {
+        match link.call(&request, patience) {
             Ok(Reply::Lent { loans, lease_ms }) if loans.len() == keys.len() => {
                 let asked =
                     |(loan, key): (Option<Loan>, &BlockKey)| loan.filter(|loan| loan.meta.key == *key);
@@ -123,7 +123,7 @@ impl Shared {
     /// have the checksum that they should.
     pub(super) fn take_in(&self, link: &Link, items: &[(Loan, Holding)], lease_ms: u64) -> Vec<Copied> {
         let outcomes = self.take_in_now(link, items, lease_ms);
-        self.wake_listeners();
+        self.copies.changed();
         outcomes
     }
 
@@ -150,7 +150,7 @@ impl Shared {
                 Reserve::Refused(_) => outcomes[at] = Copied::NoRoom,
             }
         }
-        let to = |place: &Reservation| self.pool.range(place.offset, place.size.into());
+        let to = |place: &Reservation| self.ways.pool.range(place.offset, place.size.into());
         let pieces: Vec<Piece> = arriving
             .iter()
             .filter_map(|a| Some(Piece { offset: a.loan.offset, to: to(&a.place)? }))
@@ -165,7 +165,7 @@ impl Shared {
     /// False if the block was removed since it was put, or if enough others hold it as far as is known here: the host that
     /// asks sees less.
     fn is_wanted(&self, (loan, holding): &(Loan, Holding)) -> bool {
-        self.generations.heard(holding.generation);
+        self.copies.generations.heard(holding.generation);
         let table = self.table();
         let holders = table.holders(loan.meta.key);
         let enough = !holders.has(0) && holders.len() >= usize::from(holding.target);

@@ -17,18 +17,16 @@
 //! A block that one of the two hosts stores already is held in place there instead, and written only on the other one.
 //!
 //! **Places under a reader.** A reader of arrivals holds their places: they go to nobody else before the last one left,
-//! or the hand-over's time ([`HandOvers`]: half of what a reservation may take) is over, which readers are told.
+//! or the hand-over's time (half of what a reservation may take) is over, which readers are told.
 
 pub(super) mod notice;
 mod receive;
 mod send;
 
-use std::sync::atomic::AtomicUsize;
-
 pub use receive::{Arrival, ArrivingBlock, Waited};
 pub use send::{HandingOver, SourcePlace};
 
-use self::receive::Receiving;
+pub(super) use self::receive::Receiving;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 
 /// The most layers of a model.
@@ -37,13 +35,6 @@ pub const LAYERS_MAX: u32 = 1024;
 pub const BLOCKS_MAX: usize = 1024;
 /// The most hand-overs that a host makes at once, and the most that it takes at once.
 pub const HAND_OVERS_MAX: usize = 64;
-
-/// Hand-overs that go out and come in.
-#[derive(Default)]
-pub(super) struct HandOvers {
-    pub(super) receiving: Receiving,
-    sending: AtomicUsize,
-}
 
 /// Why a hand-over did not begin, or did not go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

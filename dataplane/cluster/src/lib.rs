@@ -32,6 +32,7 @@
 //! discovery (peers are listed).
 
 mod channel;
+mod copies;
 mod counts;
 mod fetch;
 pub mod handover;
@@ -45,10 +46,12 @@ mod rails;
 mod removal;
 mod serve;
 mod staging;
+mod stop;
 pub mod table;
 mod targets;
 mod tier;
 mod upkeep;
+mod ways;
 mod whereabouts;
 
 #[cfg(test)]
@@ -59,10 +62,10 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 pub use counts::ClusterStats;
 pub use link::{LinkState, PeerView};
@@ -70,23 +73,23 @@ pub use message::Status;
 pub use paths::{RailState, RailView};
 pub use rails::{Kind, unavailable};
 
+use self::copies::Copies;
 use self::counts::Counts;
-use self::handover::HandOvers;
+use self::handover::Receiving;
 use self::link::Link;
 use self::rails::Rail;
-use self::removal::{Generations, Kept};
-use self::staging::Staging;
-use self::table::{Heard, Holding, Log, NODES_MAX, NodeId, Nodes, Table};
+use self::removal::{Kept, Removals};
+use self::stop::Stop;
+use self::table::{Heard, Holding, NODES_MAX, NodeId, Nodes, Table};
 use self::targets::Targets;
 use self::tier::PeerTier;
 use self::upkeep::Todo;
-use self::whereabouts::Whereabouts;
+use self::ways::Ways;
 use kvasir_memory::region::Region;
 use kvasir_net::topology::Topology;
-use kvasir_net::transfer::{Engine, EngineConfig};
 use kvasir_net::transport::node::Secret;
 use kvasir_net::transport::tcp::Tls;
-use kvasir_net::transport::{Access, Denied, Error as TransportError, Node, Transport};
+use kvasir_net::transport::{Denied, Error as TransportError};
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::clock::Clock;
 use kvasir_protocol::listener::Listener;
@@ -95,11 +98,6 @@ use kvasir_state_db as state_db;
 use kvasir_store::dram::{DramStore, OwnerId};
 use kvasir_store::store::BlockStore;
 use kvasir_store::tiering::Tiering;
-
-/// The segment that every host exports: its pool.
-const SEGMENT: &str = "kvasir.pool";
-/// How long a grant on it lives; the engine renews it.
-const GRANT: Duration = Duration::from_secs(60);
 
 /// Another host, as the settings name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -266,51 +264,33 @@ impl Event {
 /// Where events go. Called from the cluster's threads: return soon.
 pub type Events = Box<dyn Fn(Event) + Send + Sync>;
 
-/// What all threads share.
+/// What all threads share: the owners of the parts, and what belongs to none of them.
 struct Shared {
-    config: ClusterConfig,
-    node: Arc<Node>,
+    config: Arc<ClusterConfig>,
     store: Arc<DramStore>,
     /// Set by [`Cluster::run`]. Weak: the tiering owns the peers' tier, which owns this.
     tiering: OnceLock<Weak<Tiering>>,
     clock: Clock,
-    engine: Engine,
-    /// Where blocks of peers arrive that are read for the tiers here.
-    staging: Staging,
-    rails: Vec<Rail>,
-    whereabouts: Whereabouts,
+    ways: Arc<Ways>,
     /// Where clients put and get over TCP, for peers to tell theirs.
     data: OnceLock<SocketAddr>,
-    pool: Region,
     /// Writes copies and lets peers write, and holds what is lent to make copies. Its reservations have no time of their own:
     /// each is given back once no transfer writes there.
     owner: OwnerId,
     links: Vec<Arc<Link>>,
     /// Peers that are up: bit n for place n.
     up: AtomicU64,
-    table: Mutex<Table>,
-    /// What is known of copies elsewhere changed, or the host stops.
-    heard: Condvar,
-    /// That of the table.
-    log: Arc<Mutex<Log>>,
-    /// The log grew, or the host stops.
-    news: Condvar,
+    copies: Copies,
     todo: Todo,
-    generations: Generations,
-    /// Held from before the table knows of removals until they are carried out.
-    removing: Mutex<()>,
-    hand_overs: HandOvers,
+    removals: Removals,
+    /// Hand-overs that come in, and how many go out.
+    receiving: Arc<Receiving>,
+    sending: AtomicUsize,
     counts: Counts,
-    /// Removals on disk, if this host keeps any there.
-    removals: OnceLock<Kept>,
-    /// Number of the first of this host's own news that is not safe on disk.
-    targets_kept: AtomicU64,
-    /// The last attempt to keep a removal on disk failed.
-    removals_unkept: AtomicBool,
     /// Calls of peers being answered.
     serving: AtomicU64,
     events: Events,
-    stopping: AtomicBool,
+    stop: Arc<Stop>,
 }
 
 /// This host as a member of a cluster. Dropping it ends all connections.
@@ -338,53 +318,32 @@ impl Cluster {
         let listening = |what, addr| move |source| OpenError::Listen { what, addr, source };
         let door = TcpListener::bind(config.listen).map_err(listening("the cluster", config.listen))?;
         let addr = door.local_addr().map_err(listening("the cluster", config.listen))?;
-        let members = config.peers.iter().map(|peer| peer.name.clone());
-        let node = Node::new(&config.name, config.secret.clone(), epoch());
-        let node = Arc::new(node.of_cluster(&config.cluster, members));
-        let rails = rails::open(&config, &node, clock)?;
-        if rails.is_empty() {
-            return Err(OpenError::NoRail);
-        }
-        let pool = Region::of_pool(Arc::clone(store.pool()));
-        node.exports.export(SEGMENT, vec![pool.clone()], Access::Read, GRANT)?;
-        let transports = rails.iter().map(|rail| Arc::clone(&rail.transport) as Arc<dyn Transport>);
-        let engine = Engine::new(EngineConfig::default(), transports.collect());
-        let engine = engine.map_err(|source| OpenError::Thread { what: "transfers", source })?;
-        engine.register(&pool).map_err(OpenError::Register)?;
-        let staging = Staging::open(&engine).map_err(OpenError::Register)?;
-        let whereabouts = Whereabouts::new(config.topology.clone(), &rails);
+        let config = Arc::new(config);
+        let ways = Ways::open(Arc::clone(&config), Region::of_pool(Arc::clone(store.pool())), clock)?;
+        let (ways, stop) = (Arc::new(ways), Arc::new(Stop::default()));
         let links = config.peers.iter().enumerate();
-        let links = links.map(|(n, peer)| Arc::new(Link::new(n + 1, peer.clone(), store.new_owner())));
+        let link = |(n, peer): (usize, &PeerConfig)| Link::new(n + 1, peer.clone(), store.new_owner(), &ways);
+        let owner = store.new_transfers_owner();
+        let receiving = Receiving::new(&store, owner, clock, &ways, &stop);
         let table = Table::new(nodes, config.blocks_max, config.log_max);
         let shared = Arc::new(Shared {
-            links: links.collect(),
+            links: links.map(link).map(Arc::new).collect(),
             up: AtomicU64::new(0),
-            log: table.shared_log(),
-            table: Mutex::new(table),
-            engine,
-            staging,
-            owner: store.new_transfers_owner(),
+            copies: Copies::new(table, &stop),
+            owner,
+            receiving: Arc::new(receiving),
             tiering: OnceLock::new(),
             data: OnceLock::new(),
-            heard: Condvar::new(),
-            news: Condvar::new(),
             todo: Todo::default(),
-            generations: Generations::default(),
-            removing: Mutex::default(),
-            hand_overs: HandOvers::default(),
+            sending: AtomicUsize::new(0),
             counts: Counts::default(),
-            removals: OnceLock::new(),
-            targets_kept: AtomicU64::new(0),
-            removals_unkept: AtomicBool::new(false),
+            removals: Removals::default(),
             serving: AtomicU64::new(0),
-            stopping: AtomicBool::new(false),
+            ways,
+            stop,
             config,
-            node,
             store,
             clock,
-            rails,
-            whereabouts,
-            pool,
             events,
         });
         Ok(Arc::new(Self { shared, door, listener: OnceLock::new(), addr, threads: Mutex::default() }))
@@ -408,7 +367,7 @@ impl Cluster {
         let listener = self.door.try_clone().and_then(|door| self.shared.answer_peers(door));
         let listener = listener.map_err(|source| OpenError::Thread { what: "accepting peers", source })?;
         let _ = self.listener.set(listener);
-        self.spawn("kvasir-notice", "hand-overs", |shared| shared.hear_notices())?;
+        self.spawn("kvasir-notice", "hand-overs", |shared| shared.receiving.hear_notices())?;
         self.spawn("kvasir-upkeep", "copies", |shared| shared.upkeep())?;
         if self.shared.config.topology.is_some() {
             self.spawn("kvasir-topology", "NICs that come and go", |shared| shared.follow_machine())?;
@@ -482,7 +441,7 @@ impl Cluster {
             };
             // What is held already counts from its first put: saying so again is no news.
             let known = table.holding(key).map(|known| known.generation);
-            let generation = known.unwrap_or_else(|| shared.generations.next());
+            let generation = known.unwrap_or_else(|| shared.copies.generations.next());
             match table.holds(0, key, Holding { size, checksum, target: copies, primary, generation }) {
                 Heard::New | Heard::Known => Outcome::Done,
                 Heard::Full => Outcome::CopiesFull,
@@ -494,19 +453,19 @@ impl Cluster {
         drop(table);
         let leases: Vec<u64> = loans.iter().flatten().map(|loan| loan.lease).collect();
         let _ = shared.store.release(shared.owner, &leases);
-        shared.wake_listeners();
+        shared.copies.changed();
         shared.todo.look_at(keys);
         outcomes
     }
 
     /// The peers, in the order of the settings.
     pub fn peers(&self) -> Vec<PeerView> {
-        self.shared.links.iter().map(|link| link.view(&self.shared)).collect()
+        self.shared.links.iter().map(|link| link.view()).collect()
     }
 
     /// Which NICs serve which memory here, as peers are told it: JSON, empty if it is not known.
     pub fn matrix(&self) -> String {
-        self.shared.whereabouts.now().json.clone()
+        self.shared.ways.whereabouts.now().json.clone()
     }
 
     pub fn config(&self) -> &ClusterConfig {
@@ -518,10 +477,15 @@ impl Cluster {
             let table = self.shared.table();
             (table.len(), table.refusals(), table.counts(), table.log().end(), table.removals())
         };
-        let kept = self.shared.targets_kept.load(Ordering::Relaxed);
+        let kept = self.shared.counts.targets_kept.load(Ordering::Relaxed);
         let unkept = self.config().targets.as_ref().map_or(0, |_| news.saturating_sub(kept));
-        let pools: Vec<_> =
-            self.shared.rails.iter().map(|rail| (rail.transport.open(), rail.transport.stats())).collect();
+        let pools: Vec<_> = self
+            .shared
+            .ways
+            .rails
+            .iter()
+            .map(|rail| (rail.transport.open(), rail.transport.stats()))
+            .collect();
         let stats = self.shared.counts.stats(blocks, own, short, refusals, &pools);
         ClusterStats { removals_kept: removals as u64, removals_forgotten, targets_unkept: unkept, ..stats }
     }
@@ -529,23 +493,22 @@ impl Cluster {
     /// Ends all connections and waits for the threads.
     pub fn stop(&self) {
         let shared = &self.shared;
-        if shared.stopping.swap(true, Ordering::SeqCst) {
+        if !shared.stop.set() {
             return;
         }
         // Nobody is let in from here on.
         let _ = rustix::net::shutdown(&self.door, rustix::net::Shutdown::Both);
         shared.links.iter().for_each(|link| link.stop());
-        drop((shared.table(), shared.log.lock()));
-        shared.wake_listeners();
+        shared.copies.wake();
         shared.todo.wake();
-        shared.wake_readers();
+        shared.receiving.wake();
         for thread in self.threads.lock().drain(..) {
             let _ = thread.join();
         }
         if let Some(listener) = self.listener.get() {
             listener.stop();
         }
-        shared.rails.iter().for_each(Rail::stop);
+        shared.ways.rails.iter().for_each(Rail::stop);
     }
 }
 
@@ -557,23 +520,16 @@ impl Drop for Cluster {
 
 impl Shared {
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock()
-    }
-
-    /// The table may have changed, and its log with it.
-    fn wake_listeners(&self) {
-        self.heard.notify_all();
-        self.news.notify_all();
+        self.copies.table()
     }
 
     fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::SeqCst)
+        self.stop.is_set()
     }
 
-    /// When this returns, nobody reads or writes that segment any more.
-    fn take_back(&self, segment: &str) {
-        self.node.exports.revoke(segment);
-        self.rails.iter().for_each(|rail| rail.transport.revoked());
+    /// Waits, unless the host stops.
+    fn pause(&self, time: Duration) {
+        self.stop.pause(time);
     }
 
     /// `None` once the host shuts down.
@@ -608,7 +564,7 @@ impl Shared {
             free_bytes: pressure.free_bytes,
             pool_bytes: pressure.pool_bytes,
             load: self.serving.load(Ordering::Relaxed) + queued as u64,
-            revision: self.whereabouts.now().revision,
+            revision: self.ways.whereabouts.now().revision,
         }
     }
 }
@@ -625,9 +581,4 @@ fn node_ids(config: &ClusterConfig) -> Result<Vec<NodeId>, OpenError> {
         nodes.push(node);
     }
     if nodes.len() > NODES_MAX { Err(OpenError::TooMany { count: nodes.len() }) } else { Ok(nodes) }
-}
-
-/// Larger than that of every earlier run, as long as the machine's clock does not go back.
-fn epoch() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_millis() as u64)
 }

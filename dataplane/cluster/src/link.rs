@@ -12,7 +12,8 @@ use super::message::{Reply, Request, Since, Status, Welcome};
 use super::paths::{self, Pair, RailView, Tally};
 use super::serve::HOLD;
 use super::table::{Duty, Fact, Heard, REMOVALS_MAX};
-use super::{Event, PeerConfig, SEGMENT, Shared};
+use super::ways::{SEGMENT, Ways};
+use super::{Event, PeerConfig, Shared};
 use kvasir_net::topology::matrix::Matrix;
 use kvasir_net::transfer::{Paths, Segment};
 use kvasir_net::transport::Error as TransportError;
@@ -81,6 +82,7 @@ pub(super) struct Link {
     pub(super) config: PeerConfig,
     /// Owner of what this peer borrowed.
     pub(super) owner: OwnerId,
+    ways: Arc<Ways>,
     state: Mutex<State>,
     idle: Mutex<Vec<Channel>>,
     /// Connections on which somebody waits for an answer, to end them when the peer is lost.
@@ -143,7 +145,7 @@ struct State {
 }
 
 impl Link {
-    pub(super) fn new(place: usize, config: PeerConfig, owner: OwnerId) -> Self {
+    pub(super) fn new(place: usize, config: PeerConfig, owner: OwnerId, ways: &Arc<Ways>) -> Self {
         let state = State {
             state: LinkState::Connecting,
             reason: None,
@@ -158,6 +160,7 @@ impl Link {
             place,
             config,
             owner,
+            ways: Arc::clone(ways),
             state: Mutex::new(state),
             idle: Mutex::default(),
             calling: Mutex::default(),
@@ -186,8 +189,8 @@ impl Link {
         Some(self.state().welcome.data.clone()).filter(|data| !data.is_empty())
     }
 
-    pub(super) fn view(&self, shared: &Shared) -> PeerView {
-        let (queued, rails) = (self.queued(), self.rails(shared));
+    pub(super) fn view(&self) -> PeerView {
+        let (queued, rails) = (self.queued(), self.rails());
         let state = self.state();
         let PeerConfig { name, address, rack } = self.config.clone();
         PeerView {
@@ -248,12 +251,7 @@ impl Link {
     }
 
     /// One call, over an idle connection or a new one.
-    pub(super) fn call(
-        &self,
-        shared: &Shared,
-        request: &Request,
-        patience: Duration,
-    ) -> Result<Reply, ChannelError> {
+    pub(super) fn call(&self, request: &Request, patience: Duration) -> Result<Reply, ChannelError> {
         let until = Instant::now() + patience;
         let idle = self.idle.lock().pop();
         // An idle connection may have ended meanwhile; that says nothing about the peer. Calls may be repeated.
@@ -264,7 +262,7 @@ impl Link {
             return Ok(reply);
         }
         let called = || {
-            let (mut channel, _) = self.connect(shared, until.saturating_duration_since(Instant::now()))?;
+            let (mut channel, _) = self.connect(until.saturating_duration_since(Instant::now()))?;
             let reply = self.ask(&mut channel, request, until)?;
             self.keep(channel);
             Ok(reply)
@@ -293,14 +291,14 @@ impl Link {
         }
     }
 
-    fn connect(&self, shared: &Shared, patience: Duration) -> Result<(Channel, Welcome), ChannelError> {
+    fn connect(&self, patience: Duration) -> Result<(Channel, Welcome), ChannelError> {
         let PeerConfig { name, address, .. } = &self.config;
-        let (config, patience) = (&shared.config, patience.min(CONNECT));
-        Channel::connect(address, &shared.node, config.tls.as_ref(), &config.cluster, name, patience)
+        let (config, patience) = (&self.ways.config, patience.min(CONNECT));
+        Channel::connect(address, &self.ways.node, config.tls.as_ref(), &config.cluster, name, patience)
     }
 
     /// The peer's pool, opened now if it is not.
-    pub(super) fn segment(&self, shared: &Shared) -> Result<Arc<Segment>, TransportError> {
+    pub(super) fn segment(&self) -> Result<Arc<Segment>, TransportError> {
         let mut kept = self.segment.lock();
         if let Some((segment, used)) = kept.as_mut() {
             *used = Instant::now();
@@ -309,8 +307,8 @@ impl Link {
         let pairs = self.tally.lock().pairs.clone();
         let rails: Vec<(usize, String)> =
             pairs.iter().map(|pair| (pair.rail, pair.address.clone())).collect();
-        let peer = shared.engine.connect_to(&self.config.name, &rails)?;
-        peer.prefer(self.paths(shared, pairs));
+        let peer = self.ways.engine.connect_to(&self.config.name, &rails)?;
+        peer.prefer(self.paths(pairs));
         let segment = peer.open_segment(SEGMENT)?;
         *kept = Some((Arc::clone(&segment), Instant::now()));
         Ok(segment)
@@ -337,9 +335,9 @@ impl Link {
     }
 
     /// Pairs this host's rails with the peer's, because either may have changed.
-    pub(super) fn pair(&self, shared: &Shared) {
-        let found = shared.whereabouts.now();
-        let pairs = paths::pairs(&shared.rails, &found.nics, &found.machine, &self.state().welcome);
+    pub(super) fn pair(&self) {
+        let found = self.ways.whereabouts.now();
+        let pairs = paths::pairs(&self.ways.rails, &found.nics, &found.machine, &self.state().welcome);
         let mut kept = self.segment.lock();
         // What it has moved so far belongs to the previous pairs.
         let moved = kept.as_ref().map(|(segment, _)| segment.peer().rails()).unwrap_or_default();
@@ -349,13 +347,13 @@ impl Link {
             tally.set(pairs);
             *kept = None;
         } else if let Some((segment, _)) = kept.as_ref() {
-            segment.peer().prefer(self.paths(shared, pairs));
+            segment.peer().prefer(self.paths(pairs));
         }
     }
 
     /// The order in which these pairs are used, as both hosts are now.
-    fn paths(&self, shared: &Shared, pairs: Vec<Pair>) -> Arc<Paths> {
-        let (own, theirs) = (shared.whereabouts.now(), self.matrix());
+    fn paths(&self, pairs: Vec<Pair>) -> Arc<Paths> {
+        let (own, theirs) = (self.ways.whereabouts.now(), self.matrix());
         Arc::new(move |from, to| paths::order(&pairs, &own.matrix, &theirs, from, to))
     }
 
@@ -365,13 +363,13 @@ impl Link {
     }
 
     /// The rails as they are now.
-    fn rails(&self, shared: &Shared) -> Vec<RailView> {
+    fn rails(&self) -> Vec<RailView> {
         // The holder of the lock may be connecting; then nothing is in use yet.
         let segment = self.segment.try_lock().and_then(|kept| Some(Arc::clone(&kept.as_ref()?.0)));
         let there = segment.as_ref().and_then(|segment| segment.description());
         let there = there.and_then(|grant| grant.regions.first().map(|region| region.location));
-        let from = shared.pool.location();
-        let (own, theirs) = (shared.whereabouts.now(), self.matrix());
+        let from = self.ways.pool.location();
+        let (own, theirs) = (self.ways.whereabouts.now(), self.matrix());
         let tally = self.tally.lock();
         let order = paths::order(&tally.pairs, &own.matrix, &theirs, from, there.unwrap_or(from));
         let metrics = segment.map(|segment| segment.peer().rails());
@@ -400,7 +398,7 @@ impl Shared {
 
     /// Hears the peer's news; returns when the host stops, or with the reason for which the peer is lost.
     fn listen(&self, link: &Link, wait: &mut Duration) -> Result<(), ChannelError> {
-        let (mut channel, welcome) = link.connect(self, CONNECT)?;
+        let (mut channel, welcome) = link.connect(CONNECT)?;
         let mut revision = welcome.revision;
         link.state().handle = Some(channel.handle());
         self.described(link, &channel, welcome);
@@ -463,7 +461,7 @@ impl Shared {
             complete(&mut welcome.data, ip);
         }
         link.state().welcome = welcome;
-        link.pair(self);
+        link.pair();
     }
 
     /// Takes in what a peer says. Whether the table had no room for some of it.
@@ -477,7 +475,7 @@ impl Shared {
                 table.lose(link.place);
             }
             for &fact in facts.iter().filter(|fact| fact.generation().is_plausible()) {
-                self.generations.heard(fact.generation());
+                self.copies.generations.heard(fact.generation());
                 match table.hear(link.place, fact) {
                     Heard::Removal(removal) => removed.push((fact.key(), fact.generation(), removal)),
                     Heard::Full => missed = true,
@@ -490,7 +488,7 @@ impl Shared {
         }
         if !facts.is_empty() {
             // A claim that this host merged into its own may be news to others.
-            self.wake_listeners();
+            self.copies.changed();
         }
         let late = self.carry_out(&removed);
         add(&self.counts.told_late, late.len() as u64);
@@ -537,7 +535,7 @@ impl Shared {
         self.store.release_owner(link.owner, self.clock.now_ms());
         if error.is_end() {
             // A host that is merely silent may still be writing; then time ends what it began.
-            self.end_incoming("the host that wrote it is gone", |_, from| from == link.config.name);
+            self.receiving.end("the host that wrote it is gone", |_, from| from == link.config.name);
         }
     }
 
@@ -553,19 +551,6 @@ impl Shared {
                 self.table().lose(link.place);
                 self.todo.look_at_all();
             }
-        }
-    }
-
-    /// Waits, unless the host stops.
-    pub(super) fn pause(&self, time: Duration) {
-        let until = Instant::now() + time;
-        let mut log = self.log.lock();
-        while !self.is_stopping() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            self.news.wait_for(&mut log, left);
         }
     }
 }

@@ -72,7 +72,7 @@ impl Shared {
         let loans = self.lend(self.owner, keys);
         let hold = |(at, loan): (usize, &Option<Loan>)| {
             let meta = loan.as_ref()?.meta;
-            Some((at, (meta, self.hold_stored(&meta).ok()?)))
+            Some((at, (meta, self.receiving.hold_stored(&meta).ok()?)))
         };
         let held = loans.iter().enumerate().filter_map(hold).collect();
         let leases: Vec<u64> = loans.iter().flatten().map(|loan| loan.lease).collect();

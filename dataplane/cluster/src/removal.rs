@@ -10,9 +10,10 @@
 
 mod kept;
 
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -46,6 +47,17 @@ impl Generations {
     }
 }
 
+/// Removals being carried out here, and those kept on disk.
+#[derive(Default)]
+pub(super) struct Removals {
+    /// Held from before the table knows of removals until they are carried out.
+    one: Mutex<()>,
+    /// Those on disk, if this host keeps any there.
+    kept: OnceLock<Kept>,
+    /// The last attempt to keep one failed.
+    are_unkept: AtomicBool,
+}
+
 /// How far clocks of hosts may differ.
 const SKEW: Duration = Duration::from_secs(3600);
 
@@ -65,7 +77,7 @@ impl Shared {
     /// Removes blocks from all peers that are up, and from what is known here; the caller removes them from the tiers
     /// here. Per block: whether a peer had it, or the peer that holds it and did not answer.
     pub(super) fn remove_from_peers(&self, keys: &[BlockKey]) -> Vec<Result<bool, String>> {
-        let at = self.generations.next();
+        let at = self.copies.generations.next();
         let held: Vec<_> = {
             let mut table = self.table();
             let held = keys.iter().map(|&key| table.holders(key)).collect();
@@ -74,7 +86,7 @@ impl Shared {
             }
             held
         };
-        self.wake_listeners();
+        self.copies.changed();
         // All of them, not only those known to hold a copy: one may be on its way there.
         let up: Vec<&Link> = self.links.iter().map(|link| &**link).filter(|link| link.is_up()).collect();
         let answers = self.remove_at_all(&up, keys, at);
@@ -95,7 +107,7 @@ impl Shared {
 
     /// Asks peers at the same time. What each answers, per key; `None` if it does not.
     fn remove_at_all(&self, links: &[&Link], keys: &[BlockKey], at: Generation) -> Vec<Option<Vec<bool>>> {
-        let ask = |link: &Link| match link.call(self, &Request::Remove { keys: keys.to_vec(), at }, ANSWER) {
+        let ask = |link: &Link| match link.call(&Request::Remove { keys: keys.to_vec(), at }, ANSWER) {
             Ok(Reply::Removed { removed }) if removed.len() == keys.len() => Some(removed),
             _ => None,
         };
@@ -107,7 +119,7 @@ impl Shared {
 
     /// A peer removes blocks everywhere. Returns whether each was here.
     pub(super) fn remove_here(&self, keys: &[BlockKey], at: Generation) -> Vec<bool> {
-        self.generations.heard(at);
+        self.copies.generations.heard(at);
         let _alone = self.one_removal();
         let new: Vec<_> = {
             let mut table = self.table();
@@ -119,7 +131,7 @@ impl Shared {
 
     /// Removals are carried out one after the other: what one finds known has been carried out, too.
     pub(super) fn one_removal(&self) -> MutexGuard<'_, ()> {
-        self.removing.lock()
+        self.removals.one.lock()
     }
 
     /// Carries out removals that are new here, and keeps them. Returns the blocks that were here.
@@ -127,7 +139,7 @@ impl Shared {
         if new.is_empty() {
             return HashSet::new();
         }
-        self.wake_listeners();
+        self.copies.changed();
         let drop = new.iter().filter(|(_, _, removal)| *removal == Removal::Drop);
         let dropped = self.drop_here(&drop.map(|(key, ..)| *key).collect::<Vec<_>>());
         let kept: Vec<_> = new.iter().map(|&(key, at, _)| (key, at)).collect();
@@ -152,17 +164,17 @@ impl Shared {
     pub(super) fn restore_removals(&self, kept: Kept) {
         let mut table = self.table();
         for (key, at) in kept.all() {
-            self.generations.heard(at);
+            self.copies.generations.heard(at);
             table.recall(key, at);
         }
         drop(table);
-        let _ = self.removals.set(kept);
+        let _ = self.removals.kept.set(kept);
         self.expire_removals();
     }
 
     /// Keeps removals on disk, if this host does that.
     fn keep_removals(&self, removals: &[(BlockKey, Generation)]) {
-        if let Some(kept) = self.removals.get() {
+        if let Some(kept) = self.removals.kept.get() {
             self.kept_or_told(kept.add(removals));
         }
     }
@@ -171,14 +183,14 @@ impl Shared {
     pub(super) fn expire_removals(&self) {
         let horizon = Generation(now_us().saturating_sub(KEPT_FOR_US));
         let dropped = self.table().expire_removals(horizon);
-        if let Some(kept) = self.removals.get().filter(|_| !dropped.is_empty()) {
+        if let Some(kept) = self.removals.kept.get().filter(|_| !dropped.is_empty()) {
             self.kept_or_told(kept.forget(&dropped));
         }
     }
 
     fn kept_or_told(&self, kept: sled::Result<()>) {
         let failed = kept.as_ref().is_err();
-        let before = self.removals_unkept.swap(failed, Ordering::Relaxed);
+        let before = self.removals.are_unkept.swap(failed, Ordering::Relaxed);
         if let (Err(error), false) = (kept, before) {
             self.tell(Event::RemovalsNotKept { reason: error.to_string() });
         }

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use super::copies::FACTS_MAX;
 use super::counts::add;
 use super::link::Link;
 use super::message::{self, FrameError, Loan, Reply, Request, Since, Welcome};
@@ -27,8 +28,6 @@ const STALL: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(120);
 /// Handshakes included. Each peer has about ten.
 const CONNECTIONS_MAX: usize = 1024;
-/// The most facts in one answer.
-const FACTS_MAX: usize = 4096;
 
 impl Shared {
     /// Answers peers that connect to `door`.
@@ -46,7 +45,8 @@ impl Shared {
     /// Answers until the connection ends. Returns `None` if it was not a peer's.
     fn serve(&self, stream: TcpStream, seat: &Seat) -> Option<()> {
         let soon = || Instant::now() + STALL;
-        let (socket, name) = greet::accept(stream, self.config.tls.as_ref(), &self.node, "", soon()).ok()?;
+        let (socket, name) =
+            greet::accept(stream, self.config.tls.as_ref(), &self.ways.node, "", soon()).ok()?;
         let mut stream = Deadlined { socket: &socket, deadline: soon() };
         let hello = message::read(&mut stream).ok()?;
         let link = self.links.iter().find(|link| link.config.name == name);
@@ -75,10 +75,10 @@ impl Shared {
     }
 
     fn welcome(&self) -> Welcome {
-        let found = self.whereabouts.now();
+        let found = self.ways.whereabouts.now();
         let rail = |rail: &Rail| (rail.kind.name().to_owned(), rail.address());
         Welcome {
-            rails: self.rails.iter().map(rail).collect(),
+            rails: self.ways.rails.iter().map(rail).collect(),
             matrix: found.json.clone(),
             nics: found.nics.clone(),
             machine: found.machine.clone(),
@@ -169,12 +169,12 @@ impl Answering<'_> {
             Request::Has { keys } => Reply::Has { held: shared.has_here(&keys) },
             Request::Remove { keys, at } => Reply::Removed { removed: shared.remove_here(&keys, at) },
             Request::Open { id, keep, layers, blocks } => {
-                shared.open_incoming(self.link, id, keep, layers, blocks)
+                shared.receiving.open(self.link, id, keep, layers, blocks)
             }
-            Request::Settle { id, checksums } => shared.settle_incoming(self.link, id, &checksums),
+            Request::Settle { id, checksums } => shared.receiving.settle(self.link, id, &checksums),
             Request::GiveUp { id, reason } => {
                 let own = &self.link.config.name;
-                shared.end_incoming(&reason, |other, from| other == id && from == own);
+                shared.receiving.end(&reason, |other, from| other == id && from == own);
                 Reply::GivenUp
             }
         }
@@ -184,8 +184,11 @@ impl Answering<'_> {
         let mut reset = false;
         let (facts, next) = match since {
             Since::Rest => self.some_of_all(),
-            Since::At(from) => match self.wait_for_news(from) {
-                Some(news) => news,
+            Since::At(from) => match self.shared.copies.news(from, HOLD) {
+                Some(facts) => {
+                    let next = from + facts.len() as u64;
+                    (facts, Since::At(next))
+                }
                 // It fell behind further than the log reaches.
                 None => {
                     reset = true;
@@ -210,22 +213,5 @@ impl Answering<'_> {
         let count = self.rest.len().min(FACTS_MAX);
         let facts = self.rest.drain(..count).collect();
         (facts, if self.rest.is_empty() { Since::At(self.after) } else { Since::Rest })
-    }
-
-    /// News from number `from` on, as soon as there are any; empty after a while without. `None` if some are lost.
-    fn wait_for_news(&self, from: u64) -> Option<(Vec<Fact>, Since)> {
-        let shared = self.shared;
-        let until = Instant::now() + HOLD;
-        // Not the table's lock: this is the heartbeat.
-        let mut log = shared.log.lock();
-        loop {
-            let facts = log.since(from, FACTS_MAX)?;
-            let left = until.saturating_duration_since(Instant::now());
-            if !facts.is_empty() || left.is_zero() || shared.is_stopping() {
-                let next = from + facts.len() as u64;
-                return Some((facts, Since::At(next)));
-            }
-            shared.news.wait_for(&mut log, left);
-        }
     }
 }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::copies::FACTS_MAX;
 use super::counts::add;
 use super::table::{Fact, Generation, Heard, Holding, NodeId};
 use super::{Event, Shared};
@@ -26,8 +27,6 @@ const RECORD_LEN: usize = 30;
 /// Length of a record of version 1.
 const RECORD_LEN_1: usize = 22;
 const CACHE_BYTES: u64 = 8 << 20;
-/// Facts written at once.
-const FACTS_MAX: usize = 4096;
 /// The longest time for which a fact is written and may still be lost.
 const FLUSH: Duration = Duration::from_millis(200);
 
@@ -85,7 +84,7 @@ impl Shared {
             for ((key, holding), found) in kept.into_iter().zip(found) {
                 let holding = holding.filter(|holding| found.size == Some(holding.size));
                 let heard = holding.map(|holding| {
-                    self.generations.heard(holding.generation);
+                    self.copies.generations.heard(holding.generation);
                     table.holds(0, key, holding)
                 });
                 if heard == Some(Heard::Outdated) {
@@ -109,7 +108,7 @@ impl Shared {
         let (mut flushed, mut well) = (Instant::now(), true);
         loop {
             let stopping = self.is_stopping();
-            let news = self.news_since(at, FLUSH);
+            let news = self.copies.news(at, FLUSH);
             let kept = match &news {
                 Some(facts) => {
                     at += facts.len() as u64;
@@ -122,12 +121,13 @@ impl Shared {
                 }
             };
             let idle = news.is_some_and(|facts| facts.is_empty());
-            let due = (idle || flushed.elapsed() >= FLUSH) && self.targets_kept.load(Ordering::Relaxed) < at;
+            let due =
+                (idle || flushed.elapsed() >= FLUSH) && self.counts.targets_kept.load(Ordering::Relaxed) < at;
             let kept = kept.and_then(|()| if due || stopping { targets.0.flush().map(drop) } else { Ok(()) });
             let failed = kept.is_err();
             match kept {
                 Ok(()) if due || stopping => {
-                    self.targets_kept.store(at, Ordering::Relaxed);
+                    self.counts.targets_kept.store(at, Ordering::Relaxed);
                     flushed = Instant::now();
                 }
                 Ok(()) => {}
@@ -141,21 +141,6 @@ impl Shared {
             if stopping && (idle || failed) {
                 return;
             }
-        }
-    }
-
-    /// This host's own news from number `at` on, as soon as there are any; empty after `patience`. `None` if some are
-    /// no longer kept.
-    fn news_since(&self, at: u64, patience: Duration) -> Option<Vec<Fact>> {
-        let until = Instant::now() + patience;
-        let mut log = self.log.lock();
-        loop {
-            let facts = log.since(at, FACTS_MAX)?;
-            let left = until.saturating_duration_since(Instant::now());
-            if !facts.is_empty() || left.is_zero() || self.is_stopping() {
-                return Some(facts);
-            }
-            self.news.wait_for(&mut log, left);
         }
     }
 }

@@ -125,9 +125,9 @@ impl Host {
     fn claim(&self, n: u32) {
         let (size, checksum) = (BLOCK, kvasir_protocol::block::checksum(&content(n)));
         let shared = &self.cluster.shared;
-        let (primary, generation) = (NodeId::of(&shared.config.name), shared.generations.next());
+        let (primary, generation) = (NodeId::of(&shared.config.name), shared.copies.generations.next());
         shared.table().holds(0, key(n), Holding { size, checksum, target: 1, primary, generation });
-        shared.wake_listeners();
+        shared.copies.changed();
     }
 
     /// Whether the block comes back, bit-exact.
@@ -644,7 +644,7 @@ fn two_rails_share_what_moves_and_one_goes_on_alone() {
     assert_eq!((found[2].bytes, found[3].bytes), (0, 0), "across the rails only when one fails: {found:?}");
 
     let before = (found[0].bytes, found[1].bytes);
-    hosts[0].cluster.shared.rails[0].stop();
+    hosts[0].cluster.shared.ways.rails[0].stop();
     until("one is down and the other carries on", || {
         let found = more();
         found[0].state == RailState::Down && found[1].state == RailState::InUse && found[1].bytes > before.1
@@ -680,7 +680,7 @@ fn hosts_on_one_machine_share_memory_and_fall_back_on_tcp() {
     let found = rails(&hosts, 0);
     assert_eq!((found[1].bytes - before, found[0].failures), (BLOCK.into(), 0), "{found:?}");
 
-    hosts[0].cluster.shared.rails[1].stop();
+    hosts[0].cluster.shared.ways.rails[1].stop();
     hosts[0].put_copies(20..40, 2);
     until("more copies", || settled(&both, 20..40, 2));
     assert!((0..40).all(|n| hosts[1].reads(n)));

@@ -140,7 +140,7 @@ impl PeerTier {
     fn load_together(&self, link: &Link, wanted: &mut [&mut Wanted], lent: &[(usize, Loan)], until: Instant) {
         let shared = &self.0;
         let total: u64 = lent.iter().map(|(_, loan)| u64::from(loan.meta.size)).sum();
-        let Some(memory) = shared.staging.take(total, until) else { return };
+        let Some(memory) = shared.ways.staging.take(total, until) else { return };
         let mut at = 0;
         let pieces: Vec<Piece> = lent
             .iter()

@@ -10,7 +10,7 @@ use super::counts::add;
 use super::link::Link;
 use super::message::{Copied, Loan, Reply, Request};
 use super::placement::{Candidate, place};
-use super::table::{Duty, Gone, Holding, NodeId, Nodes};
+use super::table::{Duty, Gone, Holding, NodeId, Nodes, Table};
 use super::{Event, Shared};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_store::tiering::Tiering;
@@ -117,8 +117,8 @@ impl Shared {
                 let gone = self.audit(&tiering, &mut audit);
                 self.look_for_damage(&tiering);
                 self.let_go(&tiering, &gone);
-                self.rails.iter().for_each(|rail| rail.transport.tend());
-                self.tend_incoming();
+                self.ways.rails.iter().for_each(|rail| rail.transport.tend());
+                self.receiving.tend();
             }
             if all {
                 keys.extend(self.table().next_duties(TODO_MAX));
@@ -148,7 +148,7 @@ impl Shared {
             let asked: Vec<usize> = (0..keys.len()).filter(|&i| before[i].has(link.place)).collect();
             let request = Request::Has { keys: asked.iter().map(|&i| keys[i]).collect() };
             if !asked.is_empty()
-                && let Ok(Reply::Has { held }) = link.call(self, &request, HAS)
+                && let Ok(Reply::Has { held }) = link.call(&request, HAS)
             {
                 asked.into_iter().zip(held).for_each(|(i, held)| confirmed[i] += usize::from(held));
             }
@@ -164,7 +164,7 @@ impl Shared {
                 }
             }
         }
-        self.wake_listeners();
+        self.copies.changed();
         let _ = tiering.trim(&trimmed, self.clock.now_ms());
         add(&self.counts.trimmed, trimmed.len() as u64);
     }
@@ -249,7 +249,7 @@ impl Shared {
         let lease_ms = self.lease_ms();
         let patience = Duration::from_millis(lease_ms) + ANSWER;
         let request = Request::Copy { items: items.to_vec(), lease_ms };
-        let answer = self.counts.copy_times.measure(|| link.call(self, &request, patience));
+        let answer = self.counts.copy_times.measure(|| link.call(&request, patience));
         let outcomes = match answer {
             Ok(Reply::Copied { outcomes }) if outcomes.len() == items.len() => outcomes,
             _ => vec![Copied::Failed; items.len()],
@@ -283,18 +283,10 @@ impl Shared {
     /// Waits until a peer's own news say that it holds what it has just taken, which is soon. Nothing else counts: its
     /// answer comes over another connection, perhaps after the news that it has let the block go again.
     fn wait_until_told(&self, link: &Link, keys: &[BlockKey]) {
-        let until = Instant::now() + TOLD;
-        let mut table = self.table();
-        let untold = |table: &super::table::Table, key: BlockKey| {
+        let untold = |table: &Table, key: BlockKey| {
             table.holding(key).is_some() && !table.holders(key).has(link.place)
         };
-        while keys.iter().any(|&key| untold(&table, key)) && !self.is_stopping() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            self.heard.wait_for(&mut table, left);
-        }
+        self.copies.wait_until(TOLD, |table| !keys.iter().any(|&key| untold(table, key)));
     }
 
     /// One step of the audit: copies of this host that none of its tiers has any more.
@@ -322,7 +314,7 @@ impl Shared {
         for key in self.not_here(tiering, keys) {
             if self.table().gone(0, key, Gone::LetGo) {
                 add(&self.counts.let_go, 1);
-                self.wake_listeners();
+                self.copies.changed();
             }
         }
     }
@@ -364,7 +356,7 @@ impl Shared {
         }
         add(&self.counts.not_repaired, 1);
         self.table().gone(0, key, Gone::Lost);
-        self.wake_listeners();
+        self.copies.changed();
         self.tell(Event::NotRepaired { key });
     }
 }

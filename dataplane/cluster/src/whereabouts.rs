@@ -74,17 +74,17 @@ impl Shared {
     pub(super) fn follow_machine(&self) {
         while !self.is_stopping() {
             self.pause(self.config.topology_every);
-            let before = self.whereabouts.now().revision;
-            let changes = self.whereabouts.refresh(&self.rails);
-            if self.whereabouts.now().revision == before {
+            let before = self.ways.whereabouts.now().revision;
+            let changes = self.ways.whereabouts.refresh(&self.ways.rails);
+            if self.ways.whereabouts.now().revision == before {
                 continue;
             }
             let what: Vec<String> = changes.iter().map(ToString::to_string).collect();
             let what = if what.is_empty() { "an address has moved".to_owned() } else { what.join(", ") };
             self.tell(Event::Topology { what });
             // Peers that wait for news hear of it at once.
-            self.wake_listeners();
-            self.links.iter().for_each(|link| link.pair(self));
+            self.copies.changed();
+            self.links.iter().for_each(|link| link.pair());
         }
     }
 }

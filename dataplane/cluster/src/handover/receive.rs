@@ -6,24 +6,30 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::Shared;
 use super::super::link::Link;
 use super::super::message::{Copied, Keep, Reply};
-
+use super::super::stop::Stop;
+use super::super::ways::Ways;
 use super::notice::decode;
 use super::{HAND_OVERS_MAX, check};
 use kvasir_memory::region::Region;
 use kvasir_net::transport::Access;
 use kvasir_net::transport::node::Notice;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
-use kvasir_store::dram::{Held, Reservation, Reserve};
+use kvasir_protocol::clock::Clock;
+use kvasir_store::dram::{DramStore, Held, OwnerId, Reservation, Reserve};
 
 /// The most outcomes kept for those who ask late; the oldest go first.
 const OUTCOMES_MAX: usize = 256;
 
 /// Hand-overs that come in, by the numbers that their senders gave them.
-#[derive(Default)]
 pub(crate) struct Receiving {
+    store: Arc<DramStore>,
+    /// Writes what arrives.
+    owner: OwnerId,
+    clock: Clock,
+    ways: Arc<Ways>,
+    stop: Arc<Stop>,
     incoming: Mutex<HashMap<u64, Incoming>>,
     /// A hand-over began, a layer came, a hand-over was settled, or the host stops.
     changed: Condvar,
@@ -90,7 +96,7 @@ pub enum Waited {
 
 /// A hand-over that somebody reads. Its places go to nobody else before this is dropped or [`until`](Self::until).
 pub struct Arrival {
-    shared: Arc<Shared>,
+    receiving: Arc<Receiving>,
     id: u64,
     layers: u32,
     until: Instant,
@@ -115,7 +121,7 @@ impl Arrival {
 
     /// Waits for a layer of all blocks, or (`None`) for the whole, compared and kept.
     pub fn wait(&self, layer: Option<u32>, until: Instant) -> Waited {
-        self.shared.wait_incoming(until, |all| {
+        self.receiving.wait(until, |all| {
             let Some(incoming) = all.get(&self.id) else {
                 return Some(Waited::Failed("its time is over".to_owned()));
             };
@@ -131,11 +137,11 @@ impl Arrival {
 
 impl Drop for Arrival {
     fn drop(&mut self) {
-        let mut all = self.shared.incoming();
+        let mut all = self.receiving.incoming();
         if let Some(incoming) = all.get_mut(&self.id).filter(|incoming| incoming.begun == self.begun) {
             incoming.readers = incoming.readers.saturating_sub(1);
         }
-        self.shared.tidy(&mut all, Instant::now());
+        self.receiving.tidy(&mut all, Instant::now());
     }
 }
 
@@ -168,16 +174,20 @@ impl Block {
     }
 }
 
-impl Shared {
+impl Receiving {
+    pub(crate) fn new(
+        store: &Arc<DramStore>,
+        owner: OwnerId,
+        clock: Clock,
+        ways: &Arc<Ways>,
+        stop: &Arc<Stop>,
+    ) -> Self {
+        let (store, ways, stop) = (Arc::clone(store), Arc::clone(ways), Arc::clone(stop));
+        Self { store, owner, clock, ways, stop, incoming: Mutex::default(), changed: Condvar::new() }
+    }
+
     /// Makes places for blocks that a peer is about to write layer by layer.
-    pub(crate) fn open_incoming(
-        &self,
-        from: &Link,
-        id: u64,
-        keep: Keep,
-        layers: u32,
-        metas: Vec<BlockMeta>,
-    ) -> Reply {
+    pub(crate) fn open(&self, from: &Link, id: u64, keep: Keep, layers: u32, metas: Vec<BlockMeta>) -> Reply {
         let refused = |reason: String| Reply::Refused { reason };
         if let Err(error) = check(&metas, layers) {
             return refused(error.to_string());
@@ -206,7 +216,7 @@ impl Shared {
             Err(reason) => return refused(reason),
         };
         let now = Instant::now();
-        let until = now + self.hand_over_time();
+        let until = now + self.time();
         // Named by peer as well: of two that begin under one number at once, none revokes what the other was given.
         let segment = format!("kvasir.handover.{}.{id:016x}", from.place);
         let mut incoming = Incoming {
@@ -234,13 +244,13 @@ impl Shared {
                 // Another connection was faster.
                 Entry::Occupied(_) => {
                     drop(all);
-                    self.take_back(&segment);
+                    self.ways.take_back(&segment);
                     self.give_places_back(&mut incoming.blocks);
                     return refused(taken(id));
                 }
             }
         }
-        self.hand_overs.receiving.changed.notify_all();
+        self.changed.notify_all();
         opened
     }
 
@@ -282,7 +292,9 @@ impl Shared {
     /// Lets the peer write to the places of blocks that are not here. If there are none, all layers are here.
     fn export_places(&self, incoming: &mut Incoming) -> Result<(), String> {
         let region = |block: &Block| match &block.place {
-            Place::Reserved(place) => self.pool.range(place.offset, place.size.into()).map(Region::of_range),
+            Place::Reserved(place) => {
+                self.ways.pool.range(place.offset, place.size.into()).map(Region::of_range)
+            }
             _ => None,
         };
         let regions: Vec<Region> = incoming.blocks.iter().filter_map(region).collect();
@@ -290,8 +302,8 @@ impl Shared {
             incoming.here.fill(true);
             return Ok(());
         }
-        let lease = self.hand_over_time();
-        let exported = self.node.exports.export_for(
+        let lease = self.time();
+        let exported = self.ways.node.exports.export_for(
             Some(&incoming.from),
             &incoming.segment,
             regions,
@@ -302,7 +314,7 @@ impl Shared {
     }
 
     /// How long a hand-over may take: its places outlive the right to write to them.
-    pub(super) fn hand_over_time(&self) -> Duration {
+    pub(super) fn time(&self) -> Duration {
         self.store.config().reservation_ttl / 2
     }
 
@@ -310,8 +322,8 @@ impl Shared {
     pub(crate) fn hear_notices(&self) {
         /// How long a stopping host may have to wait for it.
         const STEP: Duration = Duration::from_millis(200);
-        while !self.is_stopping() {
-            if let Some(notice) = self.node.notices.wait(Instant::now() + STEP) {
+        while !self.stop.is_set() {
+            if let Some(notice) = self.ways.node.notices.wait(Instant::now() + STEP) {
                 self.note_layer(&notice);
             }
         }
@@ -324,23 +336,22 @@ impl Shared {
         let expected = |incoming: &&mut Incoming| incoming.from == notice.peer && incoming.layers == layers;
         let Some(incoming) = all.get_mut(&id).filter(expected) else { return false };
         incoming.here[layer as usize] = true;
-        self.hand_overs.receiving.changed.notify_all();
+        self.changed.notify_all();
         true
     }
 
     /// The peer has written all layers: compares, and keeps what [`Keep`] says. One outcome per block.
-    pub(crate) fn settle_incoming(&self, from: &Link, id: u64, sums: &[u64]) -> Reply {
+    pub(crate) fn settle(&self, from: &Link, id: u64, sums: &[u64]) -> Reply {
         let (segment, keep, places) = {
             let mut all = self.incoming();
             // Asked again while the first call is still at work.
-            let until = Instant::now() + self.hand_over_time();
+            let until = Instant::now() + self.time();
             while all.get(&id).is_some_and(|incoming| incoming.state == State::Settling) {
                 let left = until.saturating_duration_since(Instant::now());
-                if left.is_zero() || self.is_stopping() {
+                if left.is_zero() || self.stop.is_set() {
                     return Reply::Refused { reason: "it is still comparing; ask again".to_owned() };
                 }
-                let changed = &self.hand_overs.receiving.changed;
-                changed.wait_for(&mut all, left);
+                self.changed.wait_for(&mut all, left);
             }
             let own = |incoming: &&mut Incoming| incoming.from == from.config.name;
             let Some(incoming) = all.get_mut(&id).filter(own) else {
@@ -363,7 +374,7 @@ impl Shared {
             };
             (incoming.segment.clone(), incoming.keep, incoming.blocks.iter().map(place).collect::<Vec<_>>())
         };
-        self.take_back(&segment);
+        self.ways.take_back(&segment);
         let mut outcomes = self.compare(&places, sums);
         let damaged = outcomes.contains(&Copied::Failed);
         let held = match keep {
@@ -392,7 +403,7 @@ impl Shared {
         };
         incoming.settle(state, self.store.config().lease_ttl);
         self.tidy(&mut all, Instant::now());
-        self.hand_overs.receiving.changed.notify_all();
+        self.changed.notify_all();
         reply
     }
 
@@ -426,7 +437,7 @@ impl Shared {
     }
 
     /// The peer, or what happened to it, ends a hand-over before it is settled.
-    pub(crate) fn end_incoming(&self, reason: &str, mut which: impl FnMut(u64, &str) -> bool) {
+    pub(crate) fn end(&self, reason: &str, mut which: impl FnMut(u64, &str) -> bool) {
         let open: Vec<(u64, String)> = {
             let all = self.incoming();
             let open = all.iter().filter(|(_, incoming)| incoming.state == State::Open);
@@ -434,7 +445,7 @@ impl Shared {
             wanted.map(|(id, incoming)| (*id, incoming.segment.clone())).collect()
         };
         // First make sure that nobody writes there any more, then the places may go.
-        open.iter().for_each(|(_, segment)| self.take_back(segment));
+        open.iter().for_each(|(_, segment)| self.ways.take_back(segment));
         let mut all = self.incoming();
         for (id, _) in open {
             if let Some(incoming) = all.get_mut(&id).filter(|incoming| incoming.state == State::Open) {
@@ -442,11 +453,11 @@ impl Shared {
             }
         }
         self.tidy(&mut all, Instant::now());
-        self.hand_overs.receiving.changed.notify_all();
+        self.changed.notify_all();
     }
 
     /// Ends hand-overs whose time is over, and forgets those that nobody needs to hear of any more.
-    pub(crate) fn tend_incoming(&self) {
+    pub(crate) fn tend(&self) {
         let now = Instant::now();
         let overdue: Vec<u64> = {
             let mut all = self.incoming();
@@ -455,7 +466,7 @@ impl Shared {
             all.iter().filter(|(_, incoming)| late(incoming)).map(|(id, _)| *id).collect()
         };
         if !overdue.is_empty() {
-            self.end_incoming("it was not finished in its time", |id, _| overdue.contains(&id));
+            self.end("it was not finished in its time", |id, _| overdue.contains(&id));
         }
     }
 
@@ -488,7 +499,7 @@ impl Shared {
             Arrival(Arrival),
             Failed(String),
         }
-        let found = self.wait_incoming_for(until, |all| {
+        let found = self.wait_for(until, |all| {
             let of_request = all.iter_mut().filter(|(_, incoming)| incoming.keep == Keep::All { request });
             let (id, incoming) = of_request.max_by_key(|(_, incoming)| incoming.begun)?;
             if let State::Failed(reason) = &incoming.state {
@@ -503,7 +514,14 @@ impl Shared {
             incoming.readers += 1;
             let blocks = incoming.blocks.iter().filter_map(Block::arriving).collect();
             let Incoming { layers, until, begun, .. } = *incoming;
-            Some(Found::Arrival(Arrival { shared: Arc::clone(self), id: *id, layers, until, begun, blocks }))
+            Some(Found::Arrival(Arrival {
+                receiving: Arc::clone(self),
+                id: *id,
+                layers,
+                until,
+                begun,
+                blocks,
+            }))
         });
         match found {
             Some(Found::Arrival(arrival)) => Ok(Some(arrival)),
@@ -512,16 +530,16 @@ impl Shared {
         }
     }
 
-    fn wait_incoming(
+    fn wait(
         &self,
         until: Instant,
         mut look: impl FnMut(&HashMap<u64, Incoming>) -> Option<Waited>,
     ) -> Waited {
-        self.wait_incoming_for(until, |all| look(all)).unwrap_or(Waited::NotYet)
+        self.wait_for(until, |all| look(all)).unwrap_or(Waited::NotYet)
     }
 
     /// What `look` finds, as soon as it does; `None` when `until` comes first or the host stops.
-    fn wait_incoming_for<R>(
+    fn wait_for<R>(
         &self,
         until: Instant,
         mut look: impl FnMut(&mut HashMap<u64, Incoming>) -> Option<R>,
@@ -532,22 +550,21 @@ impl Shared {
                 return Some(found);
             }
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.is_stopping() {
+            if left.is_zero() || self.stop.is_set() {
                 return None;
             }
-            let changed = &self.hand_overs.receiving.changed;
-            changed.wait_for(&mut all, left);
+            self.changed.wait_for(&mut all, left);
         }
     }
 
     /// The host stops: nobody is to wait any longer.
-    pub(crate) fn wake_readers(&self) {
+    pub(crate) fn wake(&self) {
         drop(self.incoming());
-        self.hand_overs.receiving.changed.notify_all();
+        self.changed.notify_all();
     }
 
     fn incoming(&self) -> MutexGuard<'_, HashMap<u64, Incoming>> {
-        self.hand_overs.receiving.incoming.lock()
+        self.incoming.lock()
     }
 }
 

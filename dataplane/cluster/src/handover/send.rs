@@ -104,7 +104,7 @@ impl Cluster {
 
     /// Waits for a request's blocks to begin to arrive here. `None` if `until` came first; the reason if it broke off.
     pub fn arrival(&self, request: u64, until: Instant) -> Result<Option<Arrival>, String> {
-        self.shared.arrival(request, until)
+        self.shared.receiving.arrival(request, until)
     }
 }
 
@@ -116,7 +116,7 @@ impl HandingOver {
         owner: OwnerId,
         layers: u32,
     ) -> Result<Self, HandOverError> {
-        let sending = &shared.hand_overs.sending;
+        let sending = &shared.sending;
         if sending.fetch_add(1, Ordering::SeqCst) >= HAND_OVERS_MAX {
             sending.fetch_sub(1, Ordering::SeqCst);
             return Err(HandOverError::TooMany);
@@ -166,7 +166,7 @@ impl HandingOver {
 
     /// When its time is over.
     pub fn until(&self) -> Instant {
-        self.begun + self.shared.hand_over_time()
+        self.begun + self.shared.receiving.time()
     }
 
     fn reserve(&mut self, blocks: &[BlockMeta]) -> Result<(), HandOverError> {
@@ -182,7 +182,7 @@ impl HandingOver {
             let place = match reserved {
                 Reserve::Reserved(place) => Ok(Place::ToFill(place)),
                 Reserve::AlreadyStored => {
-                    let held = self.shared.hold_stored(&meta);
+                    let held = self.shared.receiving.hold_stored(&meta);
                     let failed = |reason| HandOverError::NoPlace { key, reason, retryable: true };
                     held.map(Place::Held).map_err(failed)
                 }
@@ -205,8 +205,7 @@ impl HandingOver {
         let layers = self.layers.len() as u32;
         let open = Request::Open { id: self.id, keep, layers, blocks };
         self.is_asked = true;
-        let reply =
-            self.link.call(&self.shared, &open, ANSWER).map_err(|error| not_taken(error.to_string()))?;
+        let reply = self.link.call(&open, ANSWER).map_err(|error| not_taken(error.to_string()))?;
         let Reply::Opened { segment, wanted } = reply else {
             return Err(not_taken("it answered something that was not asked".to_owned()));
         };
@@ -219,7 +218,7 @@ impl HandingOver {
             region += u32::from(wanted);
         }
         if region > 0 {
-            let segment = self.link.segment(&self.shared).and_then(|pool| pool.peer().open_segment(&segment));
+            let segment = self.link.segment().and_then(|pool| pool.peer().open_segment(&segment));
             self.segment = Some(segment.map_err(|error| not_taken(error.to_string()))?);
         }
         Ok(())
@@ -250,7 +249,7 @@ impl HandingOver {
         let entry = |source: &Source| {
             let len = u64::from(source.meta.size / layers);
             let (region, offset) = (source.region?, len * u64::from(layer));
-            let local = self.shared.pool.range(source.place.offset() + offset, len)?;
+            let local = self.shared.ways.pool.range(source.place.offset() + offset, len)?;
             let remote = vec![RemoteRange { region, offset, len }];
             let (direction, segment) = (Direction::Write, Arc::clone(segment));
             Some(Entry { direction, segment, local: vec![local], remote })
@@ -261,12 +260,12 @@ impl HandingOver {
             notice: Some(encode(self.id, layer, layers)),
             ..Batch::new(Class::DecodeCritical)
         };
-        let sent = self.shared.engine.submit(batch);
+        let sent = self.shared.ways.engine.submit(batch);
         sent.map_err(|error| HandOverError::Broken { reason: error.to_string() })
     }
 
     fn check_time(&self) -> Result<(), HandOverError> {
-        let time = self.shared.hand_over_time();
+        let time = self.shared.receiving.time();
         let late = self.begun.elapsed() >= time;
         if late { Err(HandOverError::Late { ms: time.as_millis() as u64 }) } else { Ok(()) }
     }
@@ -341,7 +340,7 @@ impl HandingOver {
         // It reads all blocks once: at least 100 MB/s.
         let bytes: u64 = self.sources.iter().map(|source| u64::from(source.meta.size)).sum();
         let patience = ANSWER + Duration::from_micros(bytes / 100);
-        match self.link.call(&self.shared, &settle, patience) {
+        match self.link.call(&settle, patience) {
             Ok(Reply::Copied { outcomes }) if outcomes.len() == self.sources.len() => Ok(outcomes),
             Ok(_) => {
                 let reason = "the peer answered something that was not asked".to_owned();
@@ -404,18 +403,18 @@ impl Drop for HandingOver {
         if !self.is_over {
             for layer in &self.layers {
                 if let Layer::Sent(transfer) = layer {
-                    self.shared.engine.cancel(transfer);
+                    self.shared.ways.engine.cancel(transfer);
                 }
             }
             self.wait_sent();
             if self.is_asked {
                 let reason = "the sender gave it up".to_owned();
                 // A peer that is not told gives its places back when its time is over.
-                let _ = self.link.call(&self.shared, &Request::GiveUp { id: self.id, reason }, ANSWER);
+                let _ = self.link.call(&Request::GiveUp { id: self.id, reason }, ANSWER);
             }
             self.give_places_back();
         }
-        self.shared.hand_overs.sending.fetch_sub(1, Ordering::SeqCst);
+        self.shared.sending.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

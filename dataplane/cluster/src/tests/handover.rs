@@ -315,15 +315,15 @@ struct Sender<'a> {
 impl<'a> Sender<'a> {
     fn named(name: &str, to: &'a Host) -> Self {
         let config = PeerConfig { name: name.to_owned(), ..to.cluster.config().peers[0].clone() };
-        Self { to, link: Link::new(1, config, to.store.new_owner()) }
+        Self { to, link: Link::new(1, config, to.store.new_owner(), &to.cluster.shared.ways) }
     }
 
     fn open(&self, id: u64, numbers: &[u32]) -> Reply {
-        self.to.cluster.shared.open_incoming(&self.link, id, Keep::Each, 1, metas(numbers))
+        self.to.cluster.shared.receiving.open(&self.link, id, Keep::Each, 1, metas(numbers))
     }
 
     fn settle(&self, id: u64, numbers: &[u32]) -> Reply {
-        self.to.cluster.shared.settle_incoming(&self.link, id, &sums(numbers))
+        self.to.cluster.shared.receiving.settle(&self.link, id, &sums(numbers))
     }
 }
 

@@ -1,6 +1,7 @@
 //! A peer that knows the secret and lies: in what it asks, and in what it answers.
 
 use std::io::Write;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::*;
@@ -113,7 +114,7 @@ fn lies(theirs: u64) -> Vec<Request> {
 
 /// Nothing of others has changed, and nothing is left of what the liar was given.
 fn unharmed(host: &Host, free: u64, after: &str) {
-    assert!(host.cluster.shared.generations.next().is_plausible(), "{after}: puts can still be later");
+    assert!(host.cluster.shared.copies.generations.next().is_plausible(), "{after}: puts can still be later");
     (0..8).for_each(|n| assert!(host.reads(n), "block {n} is gone: {after}"));
     until(&format!("its places are free again: {after}"), || host.store.pressure().free_bytes == free);
     assert_eq!(host.store.metrics().reservations, 0, "{after}");
@@ -293,24 +294,24 @@ fn what_a_peer_says_of_the_hand_overs_of_others_is_not_heard() {
     let shared = &host.cluster.shared;
     let (one, two) = (&shared.links[0], &shared.links[1]);
     let free = host.store.pressure().free_bytes;
-    let open = |from, id, keep, n: u32| shared.open_incoming(from, id, keep, 4, vec![loan(n).meta]);
+    let open = |from, id, keep, n: u32| shared.receiving.open(from, id, keep, 4, vec![loan(n).meta]);
     let opened = open(one, 9, Keep::All { request: 5 }, 80);
     let Reply::Opened { segment, .. } = &opened else { panic!("{opened:?}") };
     let again = open(two, 9, Keep::All { request: 6 }, 81);
     assert!(matches!(&again, Reply::Refused { reason } if reason.contains("under way already")), "{again:?}");
-    assert!(shared.node.exports.grant(segment, "host-1").is_ok(), "the first may go on writing");
-    assert!(matches!(shared.settle_incoming(two, 9, &[7]), Reply::Refused { .. }));
-    shared.end_incoming("the other one says so", |id, from| id == 9 && from == two.config.name);
+    assert!(shared.ways.node.exports.grant(segment, "host-1").is_ok(), "the first may go on writing");
+    assert!(matches!(shared.receiving.settle(two, 9, &[7]), Reply::Refused { .. }));
+    shared.receiving.end("the other one says so", |id, from| id == 9 && from == two.config.name);
     assert_eq!(open(one, 9, Keep::All { request: 5 }, 80), opened, "asked again, the same answer");
 
     assert!(matches!(open(one, 1, Keep::Each, 82), Reply::Opened { .. }));
     let says = |peer: &str, id, layers| {
-        shared.note_layer(&Notice { peer: peer.to_owned(), message: encode(id, 0, layers) })
+        shared.receiving.note_layer(&Notice { peer: peer.to_owned(), message: encode(id, 0, layers) })
     };
     assert!(
         !says("host-2", 1, 4) && !says("host-1", 77, 4) && !says("nobody", 1, 4) && !says("host-1", 1, 3)
     );
     assert!(says("host-1", 1, 4));
-    shared.end_incoming("its sender gave up", |_, from| from == one.config.name);
+    shared.receiving.end("its sender gave up", |_, from| from == one.config.name);
     assert_eq!(host.store.pressure().free_bytes, free);
 }

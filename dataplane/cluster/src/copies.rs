@@ -1,0 +1,76 @@
+//! What this host knows of copies, here and elsewhere, and waiting for it to change.
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::removal::Generations;
+use super::stop::Stop;
+use super::table::{Fact, Log, Table};
+
+/// The most facts that a follower of the news takes at once.
+pub(super) const FACTS_MAX: usize = 4096;
+
+/// See the [module](self).
+pub(super) struct Copies {
+    table: Mutex<Table>,
+    /// What is known of copies elsewhere changed, or the host stops.
+    heard: Condvar,
+    /// That of the table, under a lock of its own: heartbeats do not wait for the table.
+    log: Arc<Mutex<Log>>,
+    /// The log grew, or the host stops.
+    news: Condvar,
+    pub(super) generations: Generations,
+    stop: Arc<Stop>,
+}
+
+impl Copies {
+    pub(super) fn new(table: Table, stop: &Arc<Stop>) -> Self {
+        Self {
+            log: table.shared_log(),
+            table: Mutex::new(table),
+            heard: Condvar::new(),
+            news: Condvar::new(),
+            generations: Generations::default(),
+            stop: Arc::clone(stop),
+        }
+    }
+
+    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock()
+    }
+
+    /// The table may have changed, and its log with it.
+    pub(super) fn changed(&self) {
+        self.heard.notify_all();
+        self.news.notify_all();
+    }
+
+    /// The host stops: nobody must wait any longer.
+    pub(super) fn wake(&self) {
+        // Each lock is taken once, so that no waiter is between looking at the flag and going to sleep.
+        drop((self.table.lock(), self.log.lock()));
+        self.changed();
+    }
+
+    /// This host's own news from number `from` on, as soon as there are any; empty after `patience`. `None` if some are
+    /// no longer kept.
+    pub(super) fn news(&self, from: u64, patience: Duration) -> Option<Vec<Fact>> {
+        let until = Instant::now() + patience;
+        let mut log = self.log.lock();
+        loop {
+            let facts = log.since(from, FACTS_MAX)?;
+            let left = until.saturating_duration_since(Instant::now());
+            if !facts.is_empty() || left.is_zero() || self.stop.is_set() {
+                return Some(facts);
+            }
+            self.news.wait_for(&mut log, left);
+        }
+    }
+
+    /// Waits until that is so of the table, no longer than `patience`.
+    pub(super) fn wait_until(&self, patience: Duration, mut is_so: impl FnMut(&Table) -> bool) {
+        let mut table = self.table.lock();
+        self.heard.wait_while_for(&mut table, |table| !is_so(table) && !self.stop.is_set(), patience);
+    }
+}
