@@ -27,6 +27,7 @@ pub use receive::{Arrival, ArrivingBlock, Waited};
 pub use send::{HandingOver, SourcePlace};
 
 pub(super) use self::receive::Receiving;
+use super::NoPeer;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 
 /// The most layers of a model.
@@ -36,13 +37,22 @@ pub const BLOCKS_MAX: usize = 1024;
 /// The most hand-overs that a host makes at once, and the most that it takes at once.
 pub const HAND_OVERS_MAX: usize = 64;
 
+/// Why a block that is stored here cannot take part in a hand-over.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotHeld {
+    #[error("block {key} is stored already, with {size} B; hand it over in that size, or remove it first")]
+    OtherSize { key: BlockKey, size: u32 },
+    #[error("block {key} was just evicted; try again")]
+    Evicted { key: BlockKey },
+}
+
 /// Why a hand-over did not begin, or did not go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandOverError {
     #[error("this host knows no others; list them in cluster.peers")]
     Alone,
-    #[error("no peer is called {name}; there are: {known}")]
-    NoPeer { name: String, known: String },
+    #[error(transparent)]
+    NoPeer(#[from] NoPeer),
     #[error("peer {peer} is not up; try again when it is, or hand over to another")]
     PeerDown { peer: String },
     #[error("a hand-over has 1 to {LAYERS_MAX} layers, not {layers}")]
@@ -57,6 +67,8 @@ pub enum HandOverError {
     TooMany,
     #[error("block {key} has no place here: {reason}")]
     NoPlace { key: BlockKey, reason: String, retryable: bool },
+    #[error(transparent)]
+    NotHeld(#[from] NotHeld),
     #[error("peer {peer} does not take it: {reason}")]
     NotTaken { peer: String, reason: String },
     #[error("request {request} is being handed over already; finish or drop that first")]
@@ -90,8 +102,9 @@ impl HandOverError {
             | Self::Broken { .. }
             | Self::Late { .. } => true,
             Self::NoPlace { retryable, .. } => *retryable,
+            Self::NotHeld(reason) => matches!(reason, NotHeld::Evicted { .. }),
             Self::Alone
-            | Self::NoPeer { .. }
+            | Self::NoPeer(_)
             | Self::Layers { .. }
             | Self::Blocks { .. }
             | Self::Uneven { .. }

@@ -217,6 +217,14 @@ pub enum OpenError {
     Removals(state_db::OpenError),
 }
 
+/// A host that the settings do not name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no peer is called {name}; there are: {known}")]
+pub struct NoPeer {
+    pub name: String,
+    pub known: String,
+}
+
 /// Something that an operator may want to know.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Event {
@@ -542,10 +550,11 @@ impl Shared {
         Nodes(self.up.load(Ordering::SeqCst))
     }
 
-    /// A peer by its name, or the names that there are.
-    fn link_to(&self, name: &str) -> Result<&Arc<Link>, String> {
-        let names = || self.links.iter().map(|link| link.config.name.as_str()).collect::<Vec<_>>().join(", ");
-        self.links.iter().find(|link| link.config.name == name).ok_or_else(names)
+    /// A peer by its name.
+    fn link_to(&self, name: &str) -> Result<&Arc<Link>, NoPeer> {
+        let known = || self.links.iter().map(|link| link.config.name.as_str()).collect::<Vec<_>>().join(", ");
+        let found = self.links.iter().find(|link| link.config.name == name);
+        found.ok_or_else(|| NoPeer { name: name.to_owned(), known: known() })
     }
 
     /// A peer by its place in the table.

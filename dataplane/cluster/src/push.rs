@@ -3,7 +3,7 @@
 
 use super::handover::{BLOCKS_MAX, HandOverError, HandingOver};
 use super::message::{Copied, Loan};
-use super::{Cluster, Shared};
+use super::{Cluster, NoPeer, Shared};
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_store::dram::Held;
 
@@ -13,8 +13,8 @@ pub const PUSH_MAX: usize = BLOCKS_MAX;
 /// Why blocks could not be handed over at all.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
-    #[error("no peer is called {name}; there are: {known}")]
-    NoPeer { name: String, known: String },
+    #[error(transparent)]
+    NoPeer(#[from] NoPeer),
     #[error("{count} blocks in one hand-over; the most is {PUSH_MAX}, send several")]
     TooMany { count: usize },
     #[error("the blocks were not pushed to {peer}: {source}")]
@@ -42,8 +42,7 @@ impl Cluster {
     /// The peer is not known, is down, or does not answer; some blocks may have arrived.
     pub fn push(&self, peer: &str, keys: &[BlockKey]) -> Result<Vec<Pushed>, PushError> {
         let shared = &self.shared;
-        let link =
-            shared.link_to(peer).map_err(|known| PushError::NoPeer { name: peer.to_owned(), known })?;
+        let link = shared.link_to(peer)?;
         if keys.len() > PUSH_MAX {
             return Err(PushError::TooMany { count: keys.len() });
         }

@@ -114,17 +114,16 @@ fn interface(ip: IpAddr) -> Option<String> {
 pub(super) fn open(config: &ClusterConfig, node: &Arc<Node>, clock: Clock) -> Result<Vec<Rail>, OpenError> {
     let kinds = config.transports.clone().unwrap_or_else(|| default_kinds(config));
     let mut rails = Vec::new();
+    // What the machine lacks is an error only if the settings name it.
+    let found = |kind, opened: Result<Opened, String>| match opened {
+        Err(reason) if config.transports.is_some() => Err(OpenError::Unavailable { kind, reason }),
+        opened => Ok(opened.unwrap_or_default()),
+    };
     for kind in kinds {
         let opened = match kind {
             Kind::Tcp => open_tcp(config, node)?,
-            Kind::Shm => open_shm(config.socket.as_deref(), node),
-            Kind::Rdma => open_rdma(config, node),
-        };
-        let opened = match opened {
-            Err(reason) if config.transports.is_some() => {
-                return Err(OpenError::Unavailable { kind, reason });
-            }
-            opened => opened.unwrap_or_default(),
+            Kind::Shm => found(kind, open_shm(config.socket.as_deref(), node))?,
+            Kind::Rdma => found(kind, open_rdma(config, node))?,
         };
         rails.extend(opened.into_iter().map(|(transport, at, stop)| {
             let transport = Arc::new(Pooled::new(transport, PoolConfig::default(), clock));
@@ -142,7 +141,7 @@ fn default_kinds(config: &ClusterConfig) -> Vec<Kind> {
 
 type Opened = Vec<(Arc<dyn Transport>, At, Stop)>;
 
-fn open_tcp(config: &ClusterConfig, node: &Arc<Node>) -> Result<Result<Opened, String>, OpenError> {
+fn open_tcp(config: &ClusterConfig, node: &Arc<Node>) -> Result<Opened, OpenError> {
     let mut opened: Opened = Vec::new();
     for &addr in &config.transfer {
         // With one address the system may route as it likes.
@@ -154,7 +153,7 @@ fn open_tcp(config: &ClusterConfig, node: &Arc<Node>) -> Result<Result<Opened, S
         let listening = Arc::clone(&tcp);
         opened.push((tcp, At::Ip(addr.ip()), Box::new(move || listening.shut_down())));
     }
-    Ok(Ok(opened))
+    Ok(opened)
 }
 
 fn open_shm(socket: Option<&Path>, node: &Arc<Node>) -> Result<Opened, String> {

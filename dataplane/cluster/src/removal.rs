@@ -26,6 +26,13 @@ use super::{Event, Shared};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_store::dram::Remove;
 
+/// A peer that holds a block, and was not heard to remove it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("peer {peer} did not answer")]
+pub(super) struct Unanswered {
+    peer: String,
+}
+
 /// How long a peer may take to remove blocks from its tiers.
 const ANSWER: Duration = Duration::from_secs(4);
 
@@ -76,7 +83,7 @@ fn now_us() -> u64 {
 impl Shared {
     /// Removes blocks from all peers that are up, and from what is known here; the caller removes them from the tiers
     /// here. Per block: whether a peer had it, or the peer that holds it and did not answer.
-    pub(super) fn remove_from_peers(&self, keys: &[BlockKey]) -> Vec<Result<bool, String>> {
+    pub(super) fn remove_from_peers(&self, keys: &[BlockKey]) -> Vec<Result<bool, Unanswered>> {
         let at = self.copies.generations.next();
         let held: Vec<_> = {
             let mut table = self.table();
@@ -95,7 +102,9 @@ impl Shared {
             for i in 0..keys.len() {
                 match &answer {
                     Some(there) if there[i] && removed[i].is_ok() => removed[i] = Ok(true),
-                    None if held[i].has(link.place) => removed[i] = Err(link.config.name.clone()),
+                    None if held[i].has(link.place) => {
+                        removed[i] = Err(Unanswered { peer: link.config.name.clone() })
+                    }
                     _ => {}
                 }
             }

@@ -12,6 +12,7 @@ use super::counts::add;
 use super::fetch::Piece;
 use super::link::Link;
 use super::message::Loan;
+use super::removal::Unanswered;
 use super::staging::READ_MAX;
 use super::table::Nodes;
 use kvasir_net::transfer::Class;
@@ -220,9 +221,9 @@ impl BlockStore for PeerTier {
 
     /// Removes the copies of all peers that are up. An error if one that holds a copy did not answer.
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {
-        let outcome = |(&key, removed): (&BlockKey, Result<bool, String>)| {
-            let failed = |peer: String| {
-                let reason = format!("peer {peer} did not answer");
+        let outcome = |(&key, removed): (&BlockKey, Result<bool, Unanswered>)| {
+            let failed = |error: Unanswered| {
+                let reason = error.to_string();
                 TierError::Io { tier: NAME, step: "remove", key, reason, retryable: true }
             };
             removed.map_err(failed)

@@ -11,7 +11,7 @@ use super::super::message::{Copied, Keep, Reply};
 use super::super::stop::Stop;
 use super::super::ways::Ways;
 use super::notice::decode;
-use super::{HAND_OVERS_MAX, check};
+use super::{HAND_OVERS_MAX, NotHeld, check};
 use kvasir_memory::region::Region;
 use kvasir_net::transport::Access;
 use kvasir_net::transport::node::Notice;
@@ -265,7 +265,9 @@ impl Receiving {
                 Reserve::AlreadyStored if keep == Keep::Each => Ok(Place::None(Copied::Had)),
                 Reserve::InProgress if keep == Keep::Each => Ok(Place::None(Copied::Failed)),
                 Reserve::Refused(_) if keep == Keep::Each => Ok(Place::None(Copied::NoRoom)),
-                Reserve::AlreadyStored => self.hold_stored(&meta).map(Place::Held),
+                Reserve::AlreadyStored => {
+                    self.hold_stored(&meta).map(Place::Held).map_err(|error| error.to_string())
+                }
                 Reserve::InProgress => Err(format!("another writer is storing block {key} there")),
                 Reserve::Refused(error) => Err(error.to_string()),
             };
@@ -280,12 +282,12 @@ impl Receiving {
     }
 
     /// A block that is stored here already, kept in place.
-    pub(crate) fn hold_stored(&self, meta: &BlockMeta) -> Result<Held, String> {
+    pub(crate) fn hold_stored(&self, meta: &BlockMeta) -> Result<Held, NotHeld> {
         let held = self.store.hold(meta.key, meta.class, self.clock.now_ms());
         match held {
             Some(held) if held.size == meta.size => Ok(held),
-            Some(held) => Err(format!("block {} is stored there with {} B", meta.key, held.size)),
-            None => Err(format!("block {} was just evicted there; try again", meta.key)),
+            Some(held) => Err(NotHeld::OtherSize { key: meta.key, size: held.size }),
+            None => Err(NotHeld::Evicted { key: meta.key }),
         }
     }
 
@@ -508,7 +510,7 @@ impl Receiving {
             for block in incoming.blocks.iter_mut().filter(|block| matches!(block.place, Place::GivenBack)) {
                 match self.hold_stored(&block.meta) {
                     Ok(held) => block.place = Place::Held(held),
-                    Err(reason) => return Some(Found::Failed(reason)),
+                    Err(error) => return Some(Found::Failed(error.to_string())),
                 }
             }
             incoming.readers += 1;

@@ -90,8 +90,7 @@ impl Cluster {
     ) -> Result<HandingOver, HandOverError> {
         check(blocks, layers)?;
         let shared = &self.shared;
-        let link =
-            shared.link_to(peer).map_err(|known| HandOverError::NoPeer { name: peer.to_owned(), known })?;
+        let link = shared.link_to(peer)?;
         if !link.is_up() {
             return Err(HandOverError::PeerDown { peer: peer.to_owned() });
         }
@@ -183,8 +182,7 @@ impl HandingOver {
                 Reserve::Reserved(place) => Ok(Place::ToFill(place)),
                 Reserve::AlreadyStored => {
                     let held = self.shared.receiving.hold_stored(&meta);
-                    let failed = |reason| HandOverError::NoPlace { key, reason, retryable: true };
-                    held.map(Place::Held).map_err(failed)
+                    held.map(Place::Held).map_err(HandOverError::NotHeld)
                 }
                 Reserve::InProgress => Err(refused(Outcome::InProgress)),
                 Reserve::Refused(error) => Err(refused(Outcome::from(&error))),

@@ -260,6 +260,11 @@ fn bad_calls_say_what_is_wrong() {
     begin("host-1", &[BlockMeta::single(key(1), 33 << 20)], 4, "larger than the host's pool");
     assert_eq!((from.free(), to.free()), free);
 
+    from.put(5);
+    let shorter = [BlockMeta::single(key(5), BLOCK / 2)];
+    let error = from.cluster.hand_over(owner, 7, "host-1", &shorter, 4).err().unwrap();
+    assert!(error.to_string().contains("stored already, with 65536 B") && !error.retryable(), "{error}");
+
     let mut handing = from.begin(owner, 7, &[1]);
     begin("host-1", &metas(&[2]), 4, "request 7 is being handed over by host-0 already");
     let check = |result: Result<(), HandOverError>, expected: &str| {
