@@ -66,6 +66,9 @@ enum Place {
     None(Copied),
 }
 
+/// Where a block was written; otherwise its outcome.
+type Placed = Result<Reservation, Copied>;
+
 #[derive(Clone, PartialEq, Eq)]
 enum State {
     Open,
@@ -344,37 +347,9 @@ impl Receiving {
 
     /// The peer has written all layers: compares, and keeps what [`Keep`] says. One outcome per block.
     pub(crate) fn settle(&self, from: &Link, id: u64, sums: &[u64]) -> Reply {
-        let (segment, keep, places) = {
-            let mut all = self.incoming();
-            // Asked again while the first call is still at work.
-            let until = Instant::now() + self.time();
-            while all.get(&id).is_some_and(|incoming| incoming.state == State::Settling) {
-                let left = until.saturating_duration_since(Instant::now());
-                if left.is_zero() || self.stop.is_set() {
-                    return Reply::Refused { reason: "it is still comparing; ask again".to_owned() };
-                }
-                self.changed.wait_for(&mut all, left);
-            }
-            let own = |incoming: &&mut Incoming| incoming.from == from.config.name;
-            let Some(incoming) = all.get_mut(&id).filter(own) else {
-                return Reply::Refused { reason: "it no longer knows this hand-over".to_owned() };
-            };
-            match &incoming.state {
-                State::Failed(reason) => return Reply::Refused { reason: reason.clone() },
-                State::Kept(outcomes) => return Reply::Copied { outcomes: outcomes.clone() },
-                State::Open | State::Settling => {}
-            }
-            if sums.len() != incoming.blocks.len() {
-                return Reply::Refused { reason: "it needs one checksum per block".to_owned() };
-            }
-            incoming.state = State::Settling;
-            let place = |block: &Block| match &block.place {
-                Place::Reserved(place) => Ok(*place),
-                // Perhaps in another version: two computations of one block need not agree to the bit.
-                Place::Held(_) | Place::GivenBack => Err(Copied::Had),
-                Place::None(outcome) => Err(*outcome),
-            };
-            (incoming.segment.clone(), incoming.keep, incoming.blocks.iter().map(place).collect::<Vec<_>>())
+        let (segment, keep, places) = match self.begin_to_settle(from, id, sums.len()) {
+            Ok(begun) => begun,
+            Err(answer) => return *answer,
         };
         self.ways.take_back(&segment);
         let mut outcomes = self.compare(&places, sums);
@@ -392,27 +367,57 @@ impl Receiving {
                 block.place = Place::Held(held);
             }
         }
-        let (state, reply) = match keep {
-            Keep::All { .. } if damaged => {
-                let reason = "a block did not arrive with the checksum that its writer gave".to_owned();
-                (State::Failed(reason), Reply::Copied { outcomes })
-            }
-            Keep::All { .. } if outcomes.contains(&Copied::Failed) => {
-                let reason = "a block's place was taken back before it could be kept".to_owned();
-                (State::Failed(reason.clone()), Reply::Refused { reason })
-            }
-            Keep::All { .. } | Keep::Each => (State::Kept(outcomes.clone()), Reply::Copied { outcomes }),
-        };
+        let (state, reply) = end_of(keep, damaged, outcomes);
         incoming.settle(state, self.store.config().lease_ttl);
         self.tidy(&mut all, Instant::now());
         self.changed.notify_all();
         reply
     }
 
+    /// The segment to take back, and per block its place, or why it has none. `Err`: the answer is known already.
+    fn begin_to_settle(
+        &self,
+        from: &Link,
+        id: u64,
+        sums: usize,
+    ) -> Result<(String, Keep, Vec<Placed>), Box<Reply>> {
+        let refused = |reason: &str| Err(Box::new(Reply::Refused { reason: reason.to_owned() }));
+        let mut all = self.incoming();
+        // Asked again while the first call is still at work.
+        let until = Instant::now() + self.time();
+        while all.get(&id).is_some_and(|incoming| incoming.state == State::Settling) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.stop.is_set() {
+                return refused("it is still comparing; ask again");
+            }
+            self.changed.wait_for(&mut all, left);
+        }
+        let own = |incoming: &&mut Incoming| incoming.from == from.config.name;
+        let Some(incoming) = all.get_mut(&id).filter(own) else {
+            return refused("it no longer knows this hand-over");
+        };
+        match &incoming.state {
+            State::Failed(reason) => return refused(reason),
+            State::Kept(outcomes) => return Err(Box::new(Reply::Copied { outcomes: outcomes.clone() })),
+            State::Open | State::Settling => {}
+        }
+        if sums != incoming.blocks.len() {
+            return refused("it needs one checksum per block");
+        }
+        incoming.state = State::Settling;
+        let place = |block: &Block| match &block.place {
+            Place::Reserved(place) => Ok(*place),
+            // Perhaps in another version: two computations of one block need not agree to the bit.
+            Place::Held(_) | Place::GivenBack => Err(Copied::Had),
+            Place::None(outcome) => Err(*outcome),
+        };
+        Ok((incoming.segment.clone(), incoming.keep, incoming.blocks.iter().map(place).collect()))
+    }
+
     /// Whether each block has arrived intact.
-    fn compare(&self, places: &[Result<Reservation, Copied>], sums: &[u64]) -> Vec<Copied> {
+    fn compare(&self, places: &[Placed], sums: &[u64]) -> Vec<Copied> {
         let mapping = self.store.pool().mapping();
-        let outcome = |(place, &sum): (&Result<Reservation, Copied>, &u64)| match place {
+        let outcome = |(place, &sum): (&Placed, &u64)| match place {
             Ok(place) => {
                 let bytes = mapping.bytes(place.offset, place.size.into());
                 let intact = bytes.is_some_and(|bytes| bytes.checksum() == sum);
@@ -424,13 +429,8 @@ impl Receiving {
     }
 
     /// Makes blocks visible that are intact, and holds them. One that cannot be has failed; the others stay, as good as any.
-    fn commit(
-        &self,
-        places: &[Result<Reservation, Copied>],
-        sums: &[u64],
-        outcomes: &mut [Copied],
-    ) -> Vec<Option<Held>> {
-        let commit = |((place, &sum), outcome): ((&Result<Reservation, Copied>, &u64), &mut Copied)| {
+    fn commit(&self, places: &[Placed], sums: &[u64], outcomes: &mut [Copied]) -> Vec<Option<Held>> {
+        let commit = |((place, &sum), outcome): ((&Placed, &u64), &mut Copied)| {
             let place = place.as_ref().ok().filter(|_| *outcome == Copied::Done)?;
             let held = self.store.commit_held(self.owner, place.id, sum, self.clock.now_ms());
             held.inspect_err(|_| *outcome = Copied::Failed).ok()
@@ -567,6 +567,21 @@ impl Receiving {
 
     fn incoming(&self) -> MutexGuard<'_, HashMap<u64, Incoming>> {
         self.incoming.lock()
+    }
+}
+
+/// What becomes of a hand-over with these outcomes, and what its sender is told. `damaged`: a block was not intact.
+fn end_of(keep: Keep, damaged: bool, outcomes: Vec<Copied>) -> (State, Reply) {
+    match keep {
+        Keep::All { .. } if damaged => {
+            let reason = "a block did not arrive with the checksum that its writer gave".to_owned();
+            (State::Failed(reason), Reply::Copied { outcomes })
+        }
+        Keep::All { .. } if outcomes.contains(&Copied::Failed) => {
+            let reason = "a block's place was taken back before it could be kept".to_owned();
+            (State::Failed(reason.clone()), Reply::Refused { reason })
+        }
+        Keep::All { .. } | Keep::Each => (State::Kept(outcomes.clone()), Reply::Copied { outcomes }),
     }
 }
 
