@@ -57,8 +57,7 @@ mod whereabouts;
 #[cfg(test)]
 mod tests;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::collections::HashMap;
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
