@@ -15,6 +15,7 @@ use crate::lifecycle::eviction::Eviction;
 use crate::lifecycle::tiers::{self, PolicyAdmit};
 use crate::policy::{self, PolicyHost};
 use crate::rpc;
+use kvasir_dataplane::server::node::Node;
 use kvasir_dataplane::server::{Listen, ServeError, Server, bind_unix};
 use kvasir_dataplane::tier::dram::OpenError;
 use kvasir_dataplane::tier::scrub::Scrubber;
@@ -94,12 +95,12 @@ impl Daemon {
         let tiering = Tiering::start(Arc::clone(&store), below, admit, traffic, clock);
         let tiering = Arc::new(tiering.map_err(no_thread("offloading"))?);
         let listen = Listen { unix: Some(config.node.socket.clone()), tcp: config.listen.data.0, mode };
-        let (tiers, served) = (Arc::clone(&tiering), parts::server_config(&config));
-        let server =
-            Server::start_tiered(tiers, cluster.clone(), &listen, Arc::clone(&door.gate), served, clock)?;
+        let node = Arc::new(Node::new(tiering, cluster, clock));
+        let served = parts::server_config(&config);
+        let server = Server::start(Arc::clone(&node), &listen, Arc::clone(&door.gate), served)?;
         let evictor = policies.evictor_worker(store.slots());
         let eviction =
-            Eviction::start(Arc::clone(&tiering), evictor, clock).map_err(no_thread("eviction"))?;
+            Eviction::start(Arc::clone(node.tiering()), evictor, clock).map_err(no_thread("eviction"))?;
         let scrub_rate = config.store.scrub_rate.0;
         let scrubber = (scrub_rate > 0).then(|| Scrubber::start(Arc::clone(&store), clock, scrub_rate));
         let scrubber = scrubber.transpose().map_err(no_thread("scrubbing"))?;
@@ -108,20 +109,18 @@ impl Daemon {
             grpc: grpc.as_ref().map(|grpc| local_addr(grpc, "listen.grpc")).transpose()?,
             http: local_addr(&http, "listen.http")?,
             data: server.tcp_addr(),
-            cluster: cluster.as_ref().map(|cluster| cluster.addr()),
+            cluster: node.cluster().map(|cluster| cluster.addr()),
         };
-        if let Some(cluster) = &cluster {
+        if let Some(cluster) = node.cluster() {
             addrs.data.into_iter().for_each(|data| cluster.set_data_port(data));
-            cluster.run(&tiering).map_err(cluster::Error::Open)?;
+            cluster.run(node.tiering()).map_err(cluster::Error::Open)?;
         }
         let host = Arc::new(Host {
             conductor: Arc::new(Conductor::new(&config.conductor, &policies, clock.now_ms())),
             draining: AtomicBool::new(false),
             config,
             clock,
-            store,
-            tiering,
-            cluster,
+            node,
             policies,
             eviction,
             scrubber,
@@ -138,7 +137,7 @@ impl Daemon {
         let (stop, stopping) = watch::channel(false);
         let listeners = rpc::Listeners { unix: control.listener, grpc, http, tls };
         rpc::spawn(&runtime, &host, listeners, &stopping).map_err(no_thread("control calls"))?;
-        tracing::info!(bytes = host.store.pool().bytes(), pages = %host.store.pool().placed(), "pool ready");
+        tracing::info!(bytes = store.pool().bytes(), pages = %store.pool().placed(), "pool ready");
         tracing::info!(node = host.config.node.name, socket = %host.config.node.socket.display(), http = %addrs.http, "host started");
         Ok(Running {
             host: Some(host),
@@ -201,18 +200,18 @@ impl Running {
             }
         }
         if let Some(host) = self.host.take() {
-            if let Some(cluster) = &host.cluster {
+            if let Some(cluster) = host.node.cluster() {
                 cluster.stop();
             }
             let patience = host.config.tiering.shutdown_timeout.0;
             let until = Instant::now() + patience;
             // The rest of the time is for making it durable.
-            let saved = host.tiering.save(Instant::now() + patience * 3 / 4, host.clock.now_ms());
+            let saved = host.node.tiering().save(Instant::now() + patience * 3 / 4, host.clock.now_ms());
             if saved != Saved::default() {
                 let Saved { blocks, bytes, left } = saved;
                 tracing::info!(blocks, bytes, left, "blocks that only the pool had went to disk");
             }
-            let late = host.tiering.close(until.saturating_duration_since(Instant::now()));
+            let late = host.node.tiering().close(until.saturating_duration_since(Instant::now()));
             if !late.is_empty() {
                 tracing::warn!(
                     tiers = late.join(", "),

@@ -5,11 +5,10 @@ use crate::conductor::Conductor;
 use crate::config::Config;
 use crate::lifecycle::eviction::Eviction;
 use crate::policy::PolicyHost;
-use kvasir_dataplane::cluster::Cluster;
+use kvasir_dataplane::Clock;
 use kvasir_dataplane::server::Server;
+use kvasir_dataplane::server::node::Node;
 use kvasir_dataplane::tier::scrub::Scrubber;
-use kvasir_dataplane::tier::tiering::Tiering;
-use kvasir_dataplane::{Clock, DramStore};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -18,10 +17,8 @@ use std::sync::atomic::AtomicBool;
 pub struct Host {
     pub config: Config,
     pub clock: Clock,
-    pub store: Arc<DramStore>,
-    pub tiering: Arc<Tiering>,
-    /// None: this host knows no others.
-    pub cluster: Option<Arc<Cluster>>,
+    /// Its blocks.
+    pub node: Arc<Node>,
     pub policies: Arc<PolicyHost>,
     pub eviction: Eviction,
     /// None: `store.scrub_rate` is 0.

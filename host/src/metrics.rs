@@ -17,7 +17,7 @@ pub fn render(host: &Host) -> String {
     let mut page = Page::new(&host.config.node.name);
     store::store(&mut page, host);
     store::tiers(&mut page, host);
-    if let Some(cluster) = &host.cluster {
+    if let Some(cluster) = host.node.cluster() {
         cluster::replicas(&mut page, cluster);
     }
     control::data_server(&mut page, host);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::access::{Identity, Refused, required};
 use super::handover::HandOvers;
 use super::outcome::{describe, evicted, found, outcome, pinned, place, removed, verified};
-use super::{Call, Entry, Shared};
+use super::{Call, Entry, Node, Shared};
 use crate::ServerConfig;
 use kvasir_memory::host::HostPool;
 use kvasir_memory::shared::{self, Place};
@@ -19,6 +19,7 @@ use kvasir_protocol::stream::ring::{self, Ring, Side};
 use kvasir_protocol::stream::{Eager, Stream, Timed, send_with_fds};
 use kvasir_protocol::wire::{Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, WireError};
 use kvasir_store::dram::{Held, OwnerId, Reserve};
+use kvasir_store::error::StoreError;
 use kvasir_store::tiering::Read;
 
 const REVOKED: &str = "the token of this connection was revoked or has expired; connect again with another (`kvasir token new`)";
@@ -34,6 +35,8 @@ enum Broken {
     Rule(&'static str),
     #[error(transparent)]
     Refused(#[from] Refused),
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 impl Broken {
@@ -77,7 +80,7 @@ impl<'a> Connection<'a> {
     ) -> Self {
         let local = matches!(stream, Stream::Unix(_));
         Self {
-            owner: if local { shared.store.new_client() } else { shared.store.new_owner() },
+            owner: shared.node.enter(local),
             local,
             writer: stream.try_clone().ok(),
             reader: BufReader::with_capacity(16 << 10, Timed { stream: Eager::new(stream), deadline: None }),
@@ -105,13 +108,8 @@ impl<'a> Connection<'a> {
             }
         };
         self.hand_overs.end();
-        let (store, now) = (&self.shared.store, self.shared.clock.now_ms());
-        if self.peer_left || ended.as_ref().is_err_and(Broken::is_end) {
-            store.release_owner(self.owner, now);
-        } else {
-            // It does not know yet, and may be reading in place.
-            store.abandon_owner(self.owner, now);
-        }
+        let is_gone = self.peer_left || ended.as_ref().is_err_and(Broken::is_end);
+        self.shared.node.leave(self.owner, is_gone);
         if let Err(broken) = ended {
             if !self.shared.stopping.load(Ordering::SeqCst) {
                 self.shared.counts.broken.fetch_add(1, Ordering::Relaxed);
@@ -168,7 +166,7 @@ impl<'a> Connection<'a> {
                 Err(error) if is_timeout(&error) => {
                     // One that stopped in the middle of a write is not let go: its places would go to others.
                     let idle = silent_since.elapsed() >= self.shared.config.idle_timeout
-                        && !self.shared.store.is_filling(self.owner);
+                        && !self.shared.node.store().is_filling(self.owner);
                     // One that never said who it is has no claim to a place.
                     let idle = idle || !self.greeted;
                     if idle || self.shared.stopping.load(Ordering::SeqCst) {
@@ -230,9 +228,8 @@ impl<'a> Connection<'a> {
     }
 
     fn serve(&mut self, header: Header, call: Request) -> Result<(), Broken> {
-        let (store, now) = (Arc::clone(&self.shared.store), self.shared.clock.now_ms());
-        let tiering = Arc::clone(&self.shared.tiering);
-        let rule = |_| Broken::Rule("a batch holds at most 4,096 items");
+        let (shared, owner) = (Arc::clone(&self.shared), self.owner);
+        let node: &Node = &shared.node;
         let op = call.op();
         let outcomes = |list| Reply::Outcomes(op, list);
         let reply = match call {
@@ -245,9 +242,9 @@ impl<'a> Connection<'a> {
                             _ => None,
                         };
                         match certificate.filter(|_| token.is_empty()) {
-                            Some(certificate) => self.shared.gate.certified(&certificate)?,
+                            Some(certificate) => shared.gate.certified(&certificate)?,
                             None => {
-                                let identity = self.shared.gate.bearer(&token)?;
+                                let identity = shared.gate.bearer(&token)?;
                                 let _ = self.entry.token.set((token, identity.clone()));
                                 identity
                             }
@@ -259,76 +256,48 @@ impl<'a> Connection<'a> {
                 return self.greet(header.request, wants_write, wants_ring);
             }
             Request::Get { class, release, keys } if self.local => {
-                // A lease that expired on its way back is no one's problem.
-                let _ = store.release(self.owner, &release).map_err(rule)?;
-                Reply::Get(
-                    tiering.get(self.owner, &keys, class, now).map_err(rule)?.iter().map(found).collect(),
-                )
+                Reply::Get(node.get(owner, &release, &keys, class)?.iter().map(found).collect())
             }
-            Request::Get { class, keys, .. } => return self.send_blocks(header.request, &keys, class, now),
-            Request::Put(blocks) => {
-                let list = self.receive_blocks(&blocks, header.payload_len)?;
-                outcomes(list)
-            }
-            Request::Exists(keys) => Reply::Exists(tiering.exists(&keys).map_err(rule)?),
+            Request::Get { class, keys, .. } => return self.send_blocks(header.request, &keys, class),
+            Request::Put(blocks) => outcomes(self.receive_blocks(&blocks, header.payload_len)?),
+            Request::Exists(keys) => Reply::Exists(node.exists(&keys)?),
             Request::Reserve(blocks) => {
-                let placed = store.reserve(self.owner, &blocks, now).map_err(rule)?;
-                Reply::Reserve(placed.iter().map(place).collect())
+                Reply::Reserve(node.reserve(owner, &blocks)?.iter().map(place).collect())
             }
             Request::Commit(items) => {
                 let items: Vec<_> = items.into_iter().map(|(id, checksum)| (id, Some(checksum))).collect();
-                outcomes(store.commit(self.owner, &items, now).map_err(rule)?.iter().map(outcome).collect())
+                outcomes(node.commit(owner, &items)?.iter().map(outcome).collect())
             }
-            Request::Abort(ids) => {
-                outcomes(store.abort(self.owner, &ids).map_err(rule)?.iter().map(outcome).collect())
-            }
-            Request::Release(ids) => {
-                outcomes(store.release(self.owner, &ids).map_err(rule)?.iter().map(outcome).collect())
-            }
-            Request::Remove(keys) => {
-                outcomes(tiering.remove(&keys, now).map_err(rule)?.into_iter().map(removed).collect())
-            }
-            Request::Verify(keys) => {
-                let _one = self.shared.verifying.lock();
-                outcomes(store.verify(&keys, now).map_err(rule)?.into_iter().map(verified).collect())
-            }
+            Request::Abort(ids) => outcomes(node.abort(owner, &ids)?.iter().map(outcome).collect()),
+            Request::Release(ids) => outcomes(node.release(owner, &ids)?.iter().map(outcome).collect()),
+            Request::Remove(keys) => outcomes(node.remove(&keys)?.into_iter().map(removed).collect()),
+            Request::Verify(keys) => outcomes(node.verify(&keys)?.into_iter().map(verified).collect()),
             Request::Pin { pin, keys } => {
-                let pins = store.pin(self.tenant, &keys, pin, now).map_err(rule)?;
-                outcomes(pins.into_iter().map(pinned).collect())
+                outcomes(node.pin(self.tenant, &keys, pin)?.into_iter().map(pinned).collect())
             }
             Request::Unpin(keys) => {
-                let ended = store.unpin(self.tenant, &keys, now).map_err(rule)?;
                 let outcome = |ended| if ended { Outcome::Done } else { Outcome::Missing };
-                outcomes(ended.into_iter().map(outcome).collect())
+                outcomes(node.unpin(self.tenant, &keys)?.into_iter().map(outcome).collect())
             }
-            Request::Evict(keys) => {
-                outcomes(store.evict_keys(&keys, now).map_err(rule)?.into_iter().map(evicted).collect())
-            }
-            Request::Replicate { copies, keys } => outcomes(match &self.shared.cluster {
-                Some(cluster) => cluster.replicate(&keys, copies),
-                None if copies <= 1 => vec![Outcome::Done; keys.len()],
-                None => vec![Outcome::TooFewHosts; keys.len()],
-            }),
+            Request::Evict(keys) => outcomes(node.evict(&keys)?.into_iter().map(evicted).collect()),
+            Request::Replicate { copies, keys } => outcomes(node.replicate(&keys, copies)),
             Request::Place { bytes, copies } => {
-                let primary = self.shared.cluster.as_ref().map(|cluster| cluster.primary(bytes, copies));
+                let primary = node.primary(bytes, copies);
                 let primary = primary.map(|primary| (primary.name, primary.data.unwrap_or_default()));
                 let (node, data) = primary.unwrap_or_default();
                 Reply::Place { node, data }
             }
-            Request::HandOver(call) => self.hand_overs.serve(&self.shared, self.owner, call),
+            Request::HandOver(call) => self.hand_overs.serve(node, owner, call),
             Request::Stat(keys) => {
-                let stats = store.stat(&keys).map_err(rule)?;
-                let places = tiering.residency(&keys).map_err(rule)?;
-                Reply::Stat(
-                    stats.iter().zip(places).map(|(stat, at)| describe(stat.as_ref(), at, now)).collect(),
-                )
+                let now = node.now_ms();
+                Reply::Stat(node.stat(&keys)?.iter().map(|found| describe(found, now)).collect())
             }
         };
         Ok(self.reply(header.request, &reply)?)
     }
 
     fn greet(&mut self, request: u64, wants_write: bool, wants_ring: bool) -> Result<(), Broken> {
-        let store = Arc::clone(&self.shared.store);
+        let store = Arc::clone(self.shared.node.store());
         (self.greeted, self.may_write) = (true, wants_write);
         self.seat.greeted();
         // From here on bytes on the socket are bells. What came too early would be lost among them.
@@ -362,9 +331,9 @@ impl<'a> Connection<'a> {
     }
 
     /// Sends what any tier holds of `keys`, as much as one payload holds.
-    fn send_blocks(&mut self, request: u64, keys: &[BlockKey], class: u16, now: u64) -> Result<(), Broken> {
-        let tiering = Arc::clone(&self.shared.tiering);
-        let reads = tiering.read(keys, class, now, self.shared.config.payload_max);
+    fn send_blocks(&mut self, request: u64, keys: &[BlockKey], class: u16) -> Result<(), Broken> {
+        let shared = Arc::clone(&self.shared);
+        let reads = shared.node.read(keys, class, shared.config.payload_max);
         let entries = reads.iter().map(|read| match read {
             Read::Held(Held { size, checksum, .. }) => {
                 Found::Hit { offset: 0, size: *size, checksum: *checksum, lease: 0 }
@@ -382,16 +351,16 @@ impl<'a> Connection<'a> {
         let mut parts: Vec<shared::Shared<'_>> = Vec::with_capacity(blocks.len() + 1);
         parts.push(self.frame[..].into());
         parts.extend(blocks);
-        self.shared.counts.payload_out.fetch_add(total, Ordering::Relaxed);
+        shared.counts.payload_out.fetch_add(total, Ordering::Relaxed);
         let writer = self.writer.as_mut().ok_or(Broken::Rule("connection is closed"))?;
         // The blocks cannot be evicted meanwhile, nor their memory be used for others' loads.
-        let deadline = Instant::now() + patience(&self.shared.config, total);
+        let deadline = Instant::now() + patience(&shared.config, total);
         writer.write_parts_until(&parts, Some(deadline))?;
         drop(parts);
         // Served first: the reader does not wait for the pool.
         for read in reads {
             if let Read::Onboarded(block) = read {
-                tiering.promote_on_evidence(&block, now);
+                shared.node.sent(&block);
             }
         }
         Ok(())
@@ -403,17 +372,16 @@ impl<'a> Connection<'a> {
         blocks: &[(BlockMeta, u64)],
         payload_len: u64,
     ) -> Result<Vec<Outcome>, Broken> {
-        let patience = patience(&self.shared.config, payload_len);
-        let store = Arc::clone(&self.shared.store);
+        let shared = Arc::clone(&self.shared);
+        let (node, patience) = (&shared.node, patience(&shared.config, payload_len));
         let metas: Vec<BlockMeta> = blocks.iter().map(|(meta, _)| *meta).collect();
-        let placed = store.reserve(self.owner, &metas, self.shared.clock.now_ms());
-        let placed = placed.map_err(|_| Broken::Rule("a batch holds at most 4,096 items"))?;
+        let placed = node.reserve(self.owner, &metas)?;
         self.reader.get_mut().deadline = Some(Instant::now() + patience);
         let mut commits = Vec::with_capacity(blocks.len());
         let mut outcomes: Vec<Outcome> = Vec::with_capacity(blocks.len());
         for (at, (outcome, (meta, checksum))) in placed.iter().zip(blocks).enumerate() {
             if let Reserve::Reserved(reservation) = outcome {
-                match store.receive(self.owner, reservation.id, |place| fill(&mut self.reader, place)) {
+                match node.receive(self.owner, reservation.id, |place| fill(&mut self.reader, place)) {
                     Ok(received) => received?,
                     // Reclaimed before its turn came: the payload is still on the wire.
                     Err(_) => discard(&mut self.reader, meta.size.into())?,
@@ -428,10 +396,9 @@ impl<'a> Connection<'a> {
                 });
             }
         }
-        self.shared.counts.payload_in.fetch_add(payload_len, Ordering::Relaxed);
+        shared.counts.payload_in.fetch_add(payload_len, Ordering::Relaxed);
         let items: Vec<_> = commits.iter().map(|(_, item)| *item).collect();
-        let results = store.commit(self.owner, &items, self.shared.clock.now_ms());
-        let results = results.map_err(|_| Broken::Rule("a batch holds at most 4,096 items"))?;
+        let results = node.commit(self.owner, &items)?;
         for ((at, _), result) in commits.iter().zip(&results) {
             outcomes[*at] = outcome(result);
         }
@@ -449,7 +416,7 @@ impl Drop for Connection<'_> {
     /// What is left if its thread panicked; otherwise there is nothing any more.
     fn drop(&mut self) {
         self.hand_overs.end();
-        self.shared.store.abandon_owner(self.owner, self.shared.clock.now_ms());
+        self.shared.node.leave(self.owner, false);
     }
 }
 

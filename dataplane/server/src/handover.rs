@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::Node;
 use kvasir_cluster::handover::{self, Arrival, HandOverError, HandingOver, SourcePlace, Waited};
 use kvasir_protocol::block::BlockMeta;
 use kvasir_protocol::wire::{ArrivingBlock, HandOverCall, HandedPlace, Op, Outcome, Reply};
@@ -32,11 +32,11 @@ impl HandOvers {
         self.reading.clear();
     }
 
-    pub(super) fn serve(&mut self, shared: &Shared, owner: OwnerId, call: HandOverCall) -> Reply {
+    pub(super) fn serve(&mut self, node: &Node, owner: OwnerId, call: HandOverCall) -> Reply {
         let done = |op| move |()| Reply::Outcomes(op, vec![Outcome::Done]);
         let reply = match call {
             HandOverCall::Begin { request, layers, peer, blocks } => {
-                self.begin(shared, owner, request, layers, &peer, &blocks)
+                self.begin(node, owner, request, layers, &peer, &blocks)
             }
             HandOverCall::LayerDone { request, layer } => {
                 self.step(request, |handing| handing.layer_done(layer)).map(done(Op::LayerDone))
@@ -46,10 +46,10 @@ impl HandOvers {
                 finished.map(|()| drop(self.making.remove(&request))).map(done(Op::Finish))
             }
             HandOverCall::Drop { request } => {
-                let dropped = self.drop_handing(shared, owner, request);
+                let dropped = self.drop_handing(node, owner, request);
                 dropped.map(done(Op::DropHandOver))
             }
-            HandOverCall::Arrivals { request, wait_ms } => Ok(self.arrivals(shared, request, wait_ms)),
+            HandOverCall::Arrivals { request, wait_ms } => Ok(self.arrivals(node, request, wait_ms)),
             HandOverCall::Wait { request, layer, wait_ms } => Ok(self.wait(request, layer, wait_ms)),
             HandOverCall::Leave { request } => {
                 self.reading.remove(&request);
@@ -61,21 +61,20 @@ impl HandOvers {
 
     fn begin(
         &mut self,
-        shared: &Shared,
+        node: &Node,
         owner: OwnerId,
         request: u64,
         layers: u32,
         peer: &str,
         blocks: &[BlockMeta],
     ) -> Result<Reply, HandOverError> {
-        let cluster = shared.cluster.as_ref().ok_or(HandOverError::Alone)?;
         if self.making.contains_key(&request) {
             return Err(HandOverError::Twice { request });
         }
         if self.making.len() >= OPEN_MAX {
             return Err(HandOverError::TooMany);
         }
-        let handing = cluster.hand_over(owner, request, peer, blocks, layers)?;
+        let handing = node.hand_over(owner, request, peer, blocks, layers)?;
         let time_ms = left_ms(handing.until());
         let place = |SourcePlace { offset, to_fill }| HandedPlace { offset, to_fill };
         let places = handing.places().into_iter().map(place).collect();
@@ -104,30 +103,28 @@ impl HandOvers {
     }
 
     /// The client gives a hand-over up, and no longer writes to its places.
-    fn drop_handing(&mut self, shared: &Shared, owner: OwnerId, request: u64) -> Result<(), HandOverError> {
+    fn drop_handing(&mut self, node: &Node, owner: OwnerId, request: u64) -> Result<(), HandOverError> {
         let broken = self.broken.iter().position(|(of, _)| *of == request);
         let reservations = match broken.and_then(|at| self.broken.remove(at)) {
             Some((_, reservations)) => reservations,
             // Gives its places back, which takes the peer's answer, before they are aborted.
             None => self.making.remove(&request).ok_or(HandOverError::Unknown { request })?.reservations(),
         };
-        let _ = shared.store.abort(owner, &reservations);
+        let _ = node.abort(owner, &reservations);
         Ok(())
     }
 
-    fn arrivals(&mut self, shared: &Shared, request: u64, wait_ms: u32) -> Reply {
-        let Some(cluster) = &shared.cluster else {
-            return refused(false, HandOverError::Alone.to_string());
-        };
+    fn arrivals(&mut self, node: &Node, request: u64, wait_ms: u32) -> Reply {
         if !self.reading.contains_key(&request) && self.reading.len() >= OPEN_MAX {
             let text =
                 format!("this connection reads {OPEN_MAX} hand-overs, the most at once; leave one first");
             return refused(true, text);
         }
-        match cluster.arrival(request, until(wait_ms)) {
-            Err(reason) => refused(true, broken(request, &reason)),
-            Ok(None) => Reply::Arrivals { time_ms: 0, layers: 0, blocks: Vec::new() },
-            Ok(Some(arrival)) => {
+        match node.arrival(request, until(wait_ms)) {
+            None => refused(false, HandOverError::Alone.to_string()),
+            Some(Err(reason)) => refused(true, broken(request, &reason)),
+            Some(Ok(None)) => Reply::Arrivals { time_ms: 0, layers: 0, blocks: Vec::new() },
+            Some(Ok(Some(arrival))) => {
                 let block = |&handover::ArrivingBlock { key, size, offset }| ArrivingBlock {
                     key: key.without_tenant(),
                     size,

@@ -8,6 +8,7 @@ pub mod access;
 mod config;
 mod connection;
 mod handover;
+pub mod node;
 mod outcome;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -24,14 +25,11 @@ use std::time::Duration;
 
 use self::access::{Gate, Identity};
 use self::connection::Connection;
+use self::node::Node;
 pub use config::ServerConfig;
-use kvasir_cluster::Cluster;
-use kvasir_protocol::clock::Clock;
 use kvasir_protocol::listener::{Door, Handle, Limits, Listener, Seat};
 use kvasir_protocol::stream::Stream;
 use kvasir_protocol::wire::{Op, Reply};
-use kvasir_store::dram::DramStore;
-use kvasir_store::tiering::Tiering;
 use kvasir_store::times::{Times, TimesTaken};
 
 /// Why the server did not start.
@@ -138,21 +136,14 @@ struct Counts {
 }
 
 struct Shared {
-    store: Arc<DramStore>,
-    tiering: Arc<Tiering>,
-    /// `None` if this host knows no others.
-    cluster: Option<Arc<Cluster>>,
+    node: Arc<Node>,
     gate: Arc<dyn Gate>,
     config: ServerConfig,
-    clock: Clock,
     stopping: AtomicBool,
     /// By what right each connection is open. Entries of those that ended are dropped with the next sweep.
     open: Mutex<Vec<Weak<Entry>>>,
     /// Woken when the server stops.
     stopped: Condvar,
-    /// Held by the one connection that compares blocks with their checksums: a request of a few bytes may ask for the
-    /// whole pool to be read, and a client with many connections for all processors.
-    verifying: Mutex<()>,
     counts: Counts,
 }
 
@@ -176,25 +167,15 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves a DRAM store alone.
+    /// Serves the blocks of a host.
+    ///
+    /// # Errors
+    /// An address cannot be listened on; see [`ServeError`].
     pub fn start(
-        store: Arc<DramStore>,
+        node: Arc<Node>,
         listen: &Listen,
         gate: Arc<dyn Gate>,
         config: ServerConfig,
-        clock: Clock,
-    ) -> Result<Self, ServeError> {
-        Self::start_tiered(Arc::new(Tiering::dram_only(store, clock)), None, listen, gate, config, clock)
-    }
-
-    /// Serves a DRAM store and the tiers below it, on a host that keeps copies on others if it knows any.
-    pub fn start_tiered(
-        tiering: Arc<Tiering>,
-        cluster: Option<Arc<Cluster>>,
-        listen: &Listen,
-        gate: Arc<dyn Gate>,
-        config: ServerConfig,
-        clock: Clock,
     ) -> Result<Self, ServeError> {
         if listen.unix.is_none() && listen.tcp.is_none() {
             return Err(ServeError::Nowhere);
@@ -202,16 +183,12 @@ impl Server {
         let tcp = listen.tcp.map(bind_tcp).transpose()?;
         let unix = listen.unix.as_deref().map(|path| bind_unix(path, listen.mode)).transpose()?;
         let shared = Arc::new(Shared {
-            store: Arc::clone(tiering.dram()),
-            tiering,
-            cluster,
+            node,
             gate,
             config,
-            clock,
             stopping: AtomicBool::new(false),
             open: Mutex::default(),
             stopped: Condvar::new(),
-            verifying: Mutex::default(),
             counts: Counts::default(),
         });
         // From here on dropping it stops what was started.
@@ -349,7 +326,7 @@ impl Shared {
         let mut open = self.open.lock();
         while !self.stopping.load(Ordering::SeqCst) {
             self.stopped.wait_for(&mut open, self.config.sweep_every);
-            MutexGuard::unlocked(&mut open, || self.store.sweep(self.clock.now_ms()));
+            MutexGuard::unlocked(&mut open, || self.node.sweep());
             open.retain(|entry| match entry.upgrade() {
                 Some(entry) => {
                     self.end_if_revoked(&entry);
@@ -427,8 +404,10 @@ mod tests {
 
     use super::access::Refused;
     use super::*;
+    use kvasir_protocol::clock::Clock;
     use kvasir_protocol::wire::Request;
     use kvasir_store::config::DramConfig;
+    use kvasir_store::dram::DramStore;
 
     struct Broken;
 
@@ -447,8 +426,8 @@ mod tests {
             DramStore::open(DramConfig { pool_bytes: 1 << 20, blocks_max: 64, ..DramConfig::default() });
         let listen = Listen { tcp: Some(([127, 0, 0, 1], 0).into()), ..Listen::default() };
         let gate = Arc::new(Broken);
-        let store = Arc::new(store.unwrap());
-        let server = Server::start(store, &listen, gate, ServerConfig::default(), Clock::start()).unwrap();
+        let node = Node::dram_only(Arc::new(store.unwrap()), Clock::start());
+        let server = Server::start(node, &listen, gate, ServerConfig::default()).unwrap();
         let mut stream = Stream::Tcp(TcpStream::connect(server.tcp_addr().unwrap()).unwrap());
         stream.set_timeouts(Duration::from_secs(60)).unwrap();
         let (namespace, token) = (String::new(), String::new());

@@ -63,9 +63,9 @@ pub(super) fn evicted(evict: Evict) -> Outcome {
 }
 
 /// `None` if no tier holds the block.
-pub(super) fn describe(stat: Option<&BlockStat>, at: Residency, now: u64) -> Option<Stat> {
+pub(super) fn describe((stat, at): &(Option<BlockStat>, Residency), now: u64) -> Option<Stat> {
     let (size, tiers) = (at.size?, at.bits());
-    Some(stat.map_or(Stat { size, tiers, ..Stat::default() }, |stat| Stat {
+    Some(stat.as_ref().map_or(Stat { size, tiers, ..Stat::default() }, |stat| Stat {
         size,
         tiers,
         checksum: stat.checksum,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvasir_dataplane::server::access::OwnUser;
+use kvasir_dataplane::server::node::Node;
 use kvasir_dataplane::server::{Listen, Server};
 use kvasir_dataplane::{BlockKey, BlockMeta, Clock, DramConfig, DramStore, ServerConfig};
 use rustix::time::{ClockId, clock_gettime};
@@ -50,7 +51,8 @@ pub(super) fn store(setup: &Setup<'_>) -> Result<Vec<Row>, Error> {
     // Nobody else knows it, and it ends with this process.
     let token = format!("{:032x}", rand::random::<u128>());
     let gate = Arc::new(OwnUser { token: Some(token.clone()) });
-    let server = Server::start(Arc::clone(&store), &listen, gate, ServerConfig::default(), Clock::start())?;
+    let node = Node::dram_only(Arc::clone(&store), Clock::start());
+    let server = Server::start(node, &listen, gate, ServerConfig::default())?;
     let local = Client::connect(&Endpoint::Unix(setup.socket.into()), Options::default())?;
     let tcp = server.tcp_addr().ok_or("no TCP address")?;
     let remote = Client::connect(&Endpoint::Tcp(tcp), Options { token, ..Options::default() })?;

@@ -92,7 +92,8 @@ impl Cluster {
     /// The conductor refuses it.
     pub async fn report_load(&self) -> Result<()> {
         for host in &self.hosts {
-            let free_blocks = host.running.host().store.pressure().free_bytes / u64::from(self.block_bytes);
+            let free_blocks =
+                host.running.host().node.store().pressure().free_bytes / u64::from(self.block_bytes);
             let request = proto::ReportLoadRequest {
                 name: host.name.clone(),
                 epoch: host.epoch,

@@ -90,9 +90,9 @@ fn draw(cluster: &Cluster, stats: &Stats, lines: Option<&Lines>, requests: u64, 
     lines.trace.set_position(ended);
     lines.rows[0].set_message(total);
     for (host, row) in cluster.hosts.iter().zip(&lines.rows[1..]) {
-        let pressure = host.running.host().store.pressure();
+        let pressure = host.running.host().node.store().pressure();
         let used = 100.0 * (1.0 - pressure.free_bytes as f64 / pressure.pool_bytes as f64);
-        let evicted = host.running.host().store.metrics().lifecycle.in_state(State::Evicted);
+        let evicted = host.running.host().node.store().metrics().lifecycle.in_state(State::Evicted);
         row.set_message(format!("{}  pool {used:.0} % used  {evicted} blocks evicted", host.name));
     }
 }

@@ -10,7 +10,7 @@ const BLOCK_SECONDS: &str = "How long blocks took: creation (reserve to visible)
     reuse_interval (between uses), migration (held while sent elsewhere)";
 
 pub(super) fn store(page: &mut Page, host: &Host) {
-    let m = host.store.metrics();
+    let m = host.node.store().metrics();
     page.gauge("kvasir_uptime_seconds", "Time since the host started").is(host.clock.now_ms() as f64 / 1e3);
     page.gauge("kvasir_pool_bytes", "Size of the DRAM pool").is(m.pool_bytes);
     page.gauge("kvasir_pool_free_bytes", "Bytes of the DRAM pool that hold no block").is(m.free_bytes);
@@ -60,7 +60,7 @@ pub(super) fn store(page: &mut Page, host: &Host) {
         "kvasir_metadata_bytes",
         "Memory of the block records and their index, which is not part of the pool",
     )
-    .is(host.store.metadata().bytes());
+    .is(host.node.store().metadata().bytes());
     let times = [
         ("creation", m.creation),
         ("age_at_eviction", m.age_at_eviction),
@@ -149,7 +149,7 @@ fn tenant(page: &mut Page, tenant: &TenantMetrics) {
 }
 
 pub(super) fn tiers(page: &mut Page, host: &Host) {
-    let stats = host.tiering.stats();
+    let stats = host.node.tiering().stats();
     for level in &stats.levels {
         let (tier, s) = (level.capabilities.tier.name(), &level.store);
         page.gauge("kvasir_tier_blocks", "Blocks in each tier below the pool").by("tier", tier, s.blocks);

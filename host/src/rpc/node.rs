@@ -49,7 +49,7 @@ impl Node for Service {
         &self,
         _request: Request<proto::PeersRequest>,
     ) -> Result<Response<proto::PeersResponse>, Status> {
-        let Some(cluster) = &self.0.cluster else {
+        let Some(cluster) = self.0.node.cluster() else {
             return Ok(Response::new(proto::PeersResponse::default()));
         };
         let peers = cluster.peers().into_iter().map(peer).collect();
@@ -58,7 +58,7 @@ impl Node for Service {
 }
 
 fn own(host: &Host, cluster: &Cluster) -> proto::Peer {
-    let pressure = host.store.pressure();
+    let pressure = host.node.store().pressure();
     proto::Peer {
         name: cluster.config().name.clone(),
         address: cluster.addr().to_string(),
@@ -107,9 +107,9 @@ fn rail(view: RailView) -> proto::Rail {
 /// Whether each part of the host can serve, and in what shape it is.
 pub(super) fn components(host: &Host) -> Vec<Component> {
     let component = |name: &str, ready, detail| Component { name: name.to_owned(), ready, detail };
-    let pressure = host.store.pressure();
+    let pressure = host.node.store().pressure();
     let evicting = host.eviction.is_running();
-    let placed = host.store.pool().placed();
+    let placed = host.node.store().pool().placed();
     let free = format!("{} of {} B free, {placed}", pressure.free_bytes, pressure.pool_bytes);
     let store = if evicting { free } else { format!("the eviction thread has ended; {free}") };
     let policies = host.policies.list();

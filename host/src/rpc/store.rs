@@ -22,7 +22,7 @@ impl Store for Service {
         request: Request<proto::ExistsRequest>,
     ) -> Result<Response<proto::ExistsResponse>, Status> {
         let keys = own_keys(&request, &request.get_ref().keys)?;
-        let resident = self.0.tiering.exists(&keys).map_err(status)?;
+        let resident = self.0.node.exists(&keys).map_err(status)?;
         Ok(Response::new(proto::ExistsResponse { resident }))
     }
 
@@ -31,9 +31,10 @@ impl Store for Service {
         request: Request<proto::StatRequest>,
     ) -> Result<Response<proto::StatResponse>, Status> {
         let keys = own_keys(&request, &request.get_ref().keys)?;
-        let stats = self.0.store.stat(&keys).map_err(status)?;
-        let results =
-            stats.into_iter().map(|stat| proto::StatResult { block: stat.as_ref().map(block) }).collect();
+        let stats = self.0.node.stat(&keys).map_err(status)?;
+        let result =
+            |(stat, _): &(Option<BlockStat>, _)| proto::StatResult { block: stat.as_ref().map(block) };
+        let results = stats.iter().map(result).collect();
         Ok(Response::new(proto::StatResponse { results }))
     }
 
@@ -42,7 +43,7 @@ impl Store for Service {
         request: Request<proto::RemoveRequest>,
     ) -> Result<Response<proto::RemoveResponse>, Status> {
         let keys = own_keys(&request, &request.get_ref().keys)?;
-        let removed = self.0.tiering.remove(&keys, self.0.clock.now_ms()).map_err(status)?;
+        let removed = self.0.node.remove(&keys).map_err(status)?;
         let outcome = |removed| match removed {
             Remove::Removed => Outcome::Removed,
             Remove::Missing => Outcome::Missing,
@@ -58,7 +59,7 @@ impl Store for Service {
     ) -> Result<Response<proto::ListResponse>, Status> {
         let proto::ListRequest { from, max } = request.into_inner();
         let max = if max == 0 { PAGE } else { (max as usize).min(BATCH_MAX) };
-        let (blocks, next) = self.0.store.list(from, max);
+        let (blocks, next) = self.0.node.store().list(from, max);
         Ok(Response::new(proto::ListResponse { blocks: blocks.iter().map(block).collect(), next }))
     }
 
@@ -66,7 +67,7 @@ impl Store for Service {
         &self,
         _request: Request<proto::UsageRequest>,
     ) -> Result<Response<proto::UsageResponse>, Status> {
-        let m = self.0.store.metrics();
+        let m = self.0.node.store().metrics();
         let resident = State::ALL.into_iter().filter(|state| state.is_resident());
         Ok(Response::new(proto::UsageResponse {
             pool_bytes: m.pool_bytes,
@@ -82,7 +83,7 @@ impl Store for Service {
             evicted_bytes: m.evicted_bytes,
             checksum_failures: m.checksum_failures,
             pool_full: m.pool_full,
-            tiers: self.0.tiering.stats().levels.iter().map(tier).collect(),
+            tiers: self.0.node.tiering().stats().levels.iter().map(tier).collect(),
         }))
     }
 
@@ -94,16 +95,16 @@ impl Store for Service {
         let to = request.into_inner().to;
         validate::name_in("to", &to)?;
         let alone = || Status::failed_precondition("this host knows no others; list them in cluster.peers");
-        let cluster = self.0.cluster.clone().ok_or_else(alone)?;
+        let node = Arc::clone(&self.0.node);
         // It takes as long as the transfer.
-        let pushed = tokio::task::spawn_blocking(move || cluster.push(&to, &keys)).await;
-        let pushed =
-            pushed.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| match error {
-                PushError::Failed { .. } => Status::unavailable(error.to_string()),
-                PushError::NoPeer { .. } | PushError::TooMany { .. } => {
-                    Status::invalid_argument(error.to_string())
-                }
-            })?;
+        let pushed = tokio::task::spawn_blocking(move || node.push(&to, &keys)).await;
+        let pushed = pushed.map_err(|error| Status::internal(error.to_string()))?.ok_or_else(alone)?;
+        let pushed = pushed.map_err(|error| match error {
+            PushError::Failed { .. } => Status::unavailable(error.to_string()),
+            PushError::NoPeer { .. } | PushError::TooMany { .. } => {
+                Status::invalid_argument(error.to_string())
+            }
+        })?;
         let outcome = |pushed| match pushed {
             Pushed::Done => push_response::Outcome::Done,
             Pushed::Had => push_response::Outcome::Had,

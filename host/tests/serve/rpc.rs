@@ -66,7 +66,7 @@ fn a_full_pool_makes_room_and_a_swap_loses_nothing() {
         }
     }
     assert!((1..=512).contains(&resident), "{resident}");
-    let metrics = running.host().store.metrics();
+    let metrics = running.host().node.store().metrics();
     assert_eq!((metrics.checksum_failures, metrics.pool_full), (0, 0));
     let refused = &running.host().eviction.counts().invalid;
     assert_eq!(refused.load(std::sync::atomic::Ordering::Relaxed), 0);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kvasir_protocol::clock::Clock;
 use kvasir_server::access::OwnUser;
+use kvasir_server::node::Node;
 use kvasir_server::{Listen, ServeError, Server, ServerConfig};
 use kvasir_store::config::DramConfig;
 use kvasir_store::dram::DramStore;
@@ -39,7 +40,8 @@ impl Host {
             tcp: Some(([127, 0, 0, 1], 0).into()),
             ..Listen::default()
         };
-        let server = Server::start(Arc::clone(&store), &listen, gate(), config, Clock::start()).unwrap();
+        let node = Node::dram_only(Arc::clone(&store), Clock::start());
+        let server = Server::start(node, &listen, gate(), config).unwrap();
         Self { dir, store, server: Some(server) }
     }
 
@@ -452,7 +454,8 @@ fn sockets_are_private_and_survive_a_crash() {
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let start = |path: &std::path::Path, tcp| {
         let listen = Listen { unix: Some(path.into()), tcp, ..Listen::default() };
-        Server::start(Arc::clone(&host.store), &listen, gate(), ServerConfig::default(), Clock::start())
+        let node = Node::dram_only(Arc::clone(&host.store), Clock::start());
+        Server::start(node, &listen, gate(), ServerConfig::default())
     };
     assert!(matches!(start(&path, None), Err(ServeError::SocketInUse { .. })));
     let tcp = host.server().tcp_addr();

@@ -5,6 +5,7 @@ use crate::replay::generate::{self, Plan, Workload};
 use crate::replay::trace::Reader;
 use kvasir_client::data::{Endpoint, Options};
 use kvasir_dataplane::server::access::OwnUser;
+use kvasir_dataplane::server::node::Node;
 use kvasir_dataplane::server::{Listen, Server};
 use kvasir_dataplane::{Clock, DramConfig, DramStore, ServerConfig};
 use std::cmp::Reverse;
@@ -44,8 +45,8 @@ impl Host {
         };
         let gate = Arc::new(OwnUser { token: Some(TOKEN.into()) });
         let clock = Clock::start();
-        let server =
-            Server::start(Arc::clone(&store), &listen, gate, ServerConfig::default(), clock).unwrap();
+        let node = Node::dram_only(Arc::clone(&store), clock);
+        let server = Server::start(node, &listen, gate, ServerConfig::default()).unwrap();
         let evicting = Arc::new(AtomicBool::new(evicts));
         let evictor = std::thread::spawn({
             let (store, evicting) = (Arc::clone(&store), Arc::clone(&evicting));
