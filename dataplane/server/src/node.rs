@@ -168,6 +168,21 @@ impl Node {
         Ok(self.store().stat(keys)?.into_iter().zip(self.tiering.residency(keys)?).collect())
     }
 
+    /// Blocks in the pool, as [`stat`](Self::stat) knows them, a page at a time from `from` on; and where the next page begins.
+    ///
+    /// # Errors
+    /// `max` is more than a batch holds.
+    pub fn list(
+        &self,
+        from: u32,
+        max: usize,
+    ) -> Result<(Vec<(BlockStat, Residency)>, Option<u32>), StoreError> {
+        let (blocks, next) = self.store().list(from, max);
+        let keys: Vec<BlockKey> = blocks.iter().map(|block| block.key).collect();
+        let places = self.tiering.residency(&keys)?;
+        Ok((blocks.into_iter().zip(places).collect(), next))
+    }
+
     /// Has blocks held by `copies` hosts in total.
     pub fn replicate(&self, keys: &[BlockKey], copies: u8) -> Vec<Outcome> {
         match &self.cluster {

@@ -4,7 +4,7 @@ use kvasir_dataplane::cluster::push::{PushError, Pushed};
 use kvasir_dataplane::server::access::Identity;
 use kvasir_dataplane::tier::dram::{BlockStat, Remove};
 use kvasir_dataplane::tier::lifecycle::State;
-use kvasir_dataplane::tier::tiering::LevelStats;
+use kvasir_dataplane::tier::tiering::{LevelStats, Residency};
 use kvasir_dataplane::{BATCH_MAX, BlockKey, StoreError};
 use kvasir_proto::{self as proto, push_response, remove_response::Outcome, store_server::Store};
 use std::sync::Arc;
@@ -32,9 +32,10 @@ impl Store for Service {
     ) -> Result<Response<proto::StatResponse>, Status> {
         let keys = own_keys(&request, &request.get_ref().keys)?;
         let stats = self.0.node.stat(&keys).map_err(status)?;
-        let result =
-            |(stat, _): &(Option<BlockStat>, _)| proto::StatResult { block: stat.as_ref().map(block) };
-        let results = stats.iter().map(result).collect();
+        let known = keys.iter().zip(stats);
+        let results =
+            known.map(|(key, (stat, at))| proto::StatResult { block: block(*key, stat.as_ref(), at) });
+        let results = results.collect();
         Ok(Response::new(proto::StatResponse { results }))
     }
 
@@ -59,8 +60,9 @@ impl Store for Service {
     ) -> Result<Response<proto::ListResponse>, Status> {
         let proto::ListRequest { from, max } = request.into_inner();
         let max = if max == 0 { PAGE } else { (max as usize).min(BATCH_MAX) };
-        let (blocks, next) = self.0.node.store().list(from, max);
-        Ok(Response::new(proto::ListResponse { blocks: blocks.iter().map(block).collect(), next }))
+        let (blocks, next) = self.0.node.list(from, max).map_err(status)?;
+        let blocks = blocks.iter().filter_map(|(stat, at)| block(stat.key, Some(stat), *at)).collect();
+        Ok(Response::new(proto::ListResponse { blocks, next }))
     }
 
     async fn usage(
@@ -157,10 +159,16 @@ fn tier(level: &LevelStats) -> proto::TierUsage {
     }
 }
 
-fn block(stat: &BlockStat) -> proto::Block {
-    proto::Block {
-        key: key_out(stat.key),
-        size_bytes: stat.size,
+/// `None` if nobody holds it. Of one that is not in the pool its size and place are known.
+fn block(key: BlockKey, stat: Option<&BlockStat>, at: Residency) -> Option<proto::Block> {
+    let known = proto::Block {
+        key: key_out(key),
+        size_bytes: at.size?,
+        tiers: at.bits().into(),
+        ..proto::Block::default()
+    };
+    let Some(stat) = stat else { return Some(known) };
+    Some(proto::Block {
         checksum: stat.checksum,
         depth: stat.depth,
         class: stat.class.into(),
@@ -168,7 +176,8 @@ fn block(stat: &BlockStat) -> proto::Block {
         inserted_ms: stat.inserted_ms,
         last_used_ms: stat.used_ms,
         leases: stat.leases,
-    }
+        ..known
+    })
 }
 
 fn status(error: StoreError) -> Status {

@@ -7,6 +7,7 @@ mod client_tls;
 mod crash;
 mod dev;
 mod doctor;
+mod doors;
 mod grpc;
 mod handover;
 mod harm;
