@@ -10,6 +10,9 @@ use kvasir_policy::Admitter;
 use kvasir_policy::admitter::{Ask, Block, Blocks, Load, Store, Verdict};
 use std::sync::Arc;
 
+/// The longest that a rejected request is told to wait. More is a mistake of unit.
+const RETRY_MAX_MS: u32 = 24 * 3600 * 1000;
+
 /// An admitter behind either engine: the hot functions of `admission`, each of which may fail.
 pub trait AdmitterEngine: Policy {
     /// # Errors
@@ -70,7 +73,8 @@ impl AdmitterEngine for Guest<Component> {
                 a.tenant_share,
             )
         })?;
-        Verdict::unpack(bits).ok_or_else(|| Fault::Invalid(format!("unknown verdict {}", bits & 0xff)))
+        let unknown = || Fault::Invalid(format!("unknown verdict {}", bits & 0xff));
+        Verdict::unpack(bits).ok_or_else(unknown).and_then(sensible)
     }
 
     fn admit_blocks(&mut self, tier: u32, words: &[u32]) -> Result<Vec<Store>, Fault> {
@@ -84,6 +88,23 @@ impl AdmitterEngine for Guest<Component> {
             |&word: &u32| Store::unpack(word).ok_or_else(|| Fault::Invalid(format!("unknown answer {word}")));
         answers.iter().map(known).collect()
     }
+}
+
+/// Refuses a rejection that no caller could act on.
+fn sensible(verdict: Verdict) -> Result<Verdict, Fault> {
+    let Verdict::Reject { reason, retry_after_ms } = verdict else { return Ok(verdict) };
+    if reason > u16::MAX.into() {
+        return Err(Fault::Invalid(format!(
+            "rejection for reason {reason}; schedulers have {} at most",
+            u16::MAX
+        )));
+    }
+    if retry_after_ms > RETRY_MAX_MS {
+        return Err(Fault::Invalid(format!(
+            "rejection for {retry_after_ms} ms; {RETRY_MAX_MS} at most, a day"
+        )));
+    }
+    Ok(verdict)
 }
 
 /// Ties the slot machinery to admitters.
@@ -161,5 +182,24 @@ impl AdmitterWorker {
         let native = self.worker.twin()?;
         native.update_load(&self.load).ok()?;
         f(native).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejections_are_bounded() {
+        let check = |reason, retry_after_ms, expected: &str| {
+            let answer = sensible(Verdict::Reject { reason, retry_after_ms });
+            let said = answer.map_or_else(|fault| fault.to_string(), |_| "fine".to_owned());
+            assert!(said.contains(expected), "{said}");
+        };
+        check(0, 0, "fine");
+        check(u16::MAX.into(), RETRY_MAX_MS, "fine");
+        check(1 << 16, 0, "invalid answer: rejection for reason 65536");
+        check(1, RETRY_MAX_MS + 1, "invalid answer: rejection for 86400001 ms");
+        assert_eq!(sensible(Verdict::Queue), Ok(Verdict::Queue));
     }
 }

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use wasmparser::{Parser, Payload};
 use wasmtime::component::{Component, InstancePre, Linker};
 use wasmtime::{Cache, CacheConfig, Config, InstanceAllocationStrategy, PoolingAllocationConfig};
 
@@ -102,10 +103,10 @@ impl Engine {
             name: name.into(),
             reason: printable(&format!("{e:#}"), TEXT_BYTES),
         };
+        check_interface(slot, name, bytes)?;
         let compiling = self.compiling.lock();
         let component = Component::new(&self.engine, bytes).map_err(compile)?;
         drop(compiling);
-        self.check_interface(slot, name, &component)?;
         let pre = self.linker.instantiate_pre(&component).map_err(|e| Error::Instantiate {
             name: name.into(),
             reason: printable(&format!("{e:#}"), TEXT_BYTES),
@@ -124,34 +125,69 @@ impl Engine {
         }
         Ok(())
     }
+}
 
-    fn check_interface(&self, slot: SlotKind, name: &str, component: &Component) -> Result<(), Error> {
-        let ty = component.component_type();
-        let exports: Vec<String> = ty.exports(&self.engine).map(|(export, _)| export.to_owned()).collect();
-        // One that exports several versions is called by ours.
-        let ours = exports.iter().any(|e| e.starts_with("kvasir:policy/") && e.ends_with("@0.1.0"));
-        if let Some(found) = exports.iter().find(|e| e.starts_with("kvasir:policy/") && !ours) {
-            return Err(Error::WrongVersion {
-                name: name.into(),
-                found: format!("`{}`", printable(found, TEXT_BYTES)),
-            });
+/// Looks at the names alone, so that what cannot serve here is not compiled first, which may take seconds.
+fn check_interface(slot: SlotKind, name: &str, bytes: &[u8]) -> Result<(), Error> {
+    let unreadable = |error: wasmparser::BinaryReaderError| Error::Compile {
+        name: name.into(),
+        reason: printable(&error.to_string(), TEXT_BYTES),
+    };
+    let Interface { imports, exports } = Interface::read(bytes).map_err(unreadable)?;
+    // One that exports several versions is called by ours.
+    let ours = exports.iter().any(|e| e.starts_with("kvasir:policy/") && e.ends_with("@0.1.0"));
+    if let Some(found) = exports.iter().find(|e| e.starts_with("kvasir:policy/") && !ours) {
+        return Err(Error::WrongVersion {
+            name: name.into(),
+            found: format!("`{}`", printable(found, TEXT_BYTES)),
+        });
+    }
+    // Versions first: a policy of another version also imports that version's log.
+    if let Some(import) = imports.iter().find(|import| **import != LOG) {
+        return Err(Error::ImportNotGranted { name: name.into(), import: printable(import, TEXT_BYTES) });
+    }
+    for wanted in [CONTROL, slot.interface()] {
+        if !exports.contains(&wanted) {
+            let found = if exports.is_empty() {
+                "nothing".into()
+            } else {
+                printable(&exports.join(", "), TEXT_BYTES)
+            };
+            return Err(Error::WrongWorld { name: name.into(), slot, missing: wanted.into(), found });
         }
-        // Versions first: a policy of another version also imports that version's log.
-        if let Some((import, _)) = ty.imports(&self.engine).find(|(import, _)| *import != LOG) {
-            let import = printable(import, TEXT_BYTES);
-            return Err(Error::ImportNotGranted { name: name.into(), import });
-        }
-        for wanted in [CONTROL, slot.interface()] {
-            if !exports.iter().any(|e| e == wanted) {
-                let found = if exports.is_empty() {
-                    "nothing".into()
-                } else {
-                    printable(&exports.join(", "), TEXT_BYTES)
-                };
-                return Err(Error::WrongWorld { name: name.into(), slot, missing: wanted.into(), found });
+    }
+    Ok(())
+}
+
+/// What a component itself imports and exports, not the parts in it.
+#[derive(Default)]
+struct Interface<'a> {
+    imports: Vec<&'a str>,
+    exports: Vec<&'a str>,
+}
+
+impl<'a> Interface<'a> {
+    fn read(bytes: &'a [u8]) -> Result<Self, wasmparser::BinaryReaderError> {
+        let mut found = Self::default();
+        let mut depth = 0;
+        for payload in Parser::new(0).parse_all(bytes) {
+            match payload? {
+                Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => depth += 1,
+                Payload::End(_) => depth -= 1,
+                Payload::ComponentImportSection(section) if depth == 0 => {
+                    for import in section {
+                        found.imports.push(import?.name.name);
+                    }
+                }
+                Payload::ComponentExportSection(section) if depth == 0 => {
+                    for export in section {
+                        found.exports.push(export?.name.name);
+                    }
+                }
+                _ => {}
             }
         }
-        Ok(())
+        Ok(found)
     }
 }
 

@@ -208,8 +208,12 @@ fn what_cannot_serve_is_refused_with_its_cause() {
     let lru = EvictorHook::builtins().find(|b| b.name == "lru").expect("lru").component;
     let bytes = |bytes: &[u8]| Source::Bytes { name: "it".into(), bytes: bytes.to_vec() };
     let huge = vec![0; config().max_module_bytes as usize + 1];
+    // With a core module in it that exports a function it does not have.
+    let uncompilable = [lru, &[1, 15], b"\0asm\x01\0\0\0", &[7, 5, 1, 1, b'x', 0, 7]].concat();
     let cases = [
         (SlotKind::Scheduler, bytes(lru), "it lacks the export `kvasir:policy/scheduling@0.1.0`"),
+        (SlotKind::Scheduler, bytes(&uncompilable), "it lacks the export `kvasir:policy/scheduling@0.1.0`"),
+        (SlotKind::Evictor, bytes(&uncompilable), "does not compile"),
         (SlotKind::Evictor, bytes(&lru[..lru.len() / 2]), "does not compile"),
         (SlotKind::Evictor, bytes(b"\0asm\x01\0\0\0"), "core module"),
         (SlotKind::Evictor, bytes(b"hello world"), "magic number"),

@@ -68,6 +68,9 @@ pub(super) fn schedule(request: &proto::ScheduleRequest, block_size_tokens: u32)
             format_args!("is {}; at most {TOKENS_MAX}", request.output_tokens),
         ));
     }
+    if request.class > u16::MAX.into() {
+        return Err(refuse("class", format_args!("is {}; at most {}", request.class, u16::MAX)));
+    }
     let (blocks, most) = (request.blocks.len(), tokens.div_ceil(block_size_tokens) as usize);
     if blocks > most {
         let why = format!("{blocks} for {tokens} tokens, which make {most} of {block_size_tokens} tokens");
@@ -171,6 +174,8 @@ mod tests {
         check(asked(ask.clone()), "");
         check(asked(proto::ScheduleRequest { prompt_tokens: 0, ..ask.clone() }), "prompt_tokens");
         check(asked(proto::ScheduleRequest { output_tokens: u32::MAX, ..ask.clone() }), "output_tokens");
+        check(asked(proto::ScheduleRequest { class: 65_535, ..ask.clone() }), "");
+        check(asked(proto::ScheduleRequest { class: 65_536, ..ask.clone() }), "class");
         check(asked(proto::ScheduleRequest { blocks: vec![1; 1_000], ..ask.clone() }), "blocks");
         check(asked(proto::ScheduleRequest { ttft_slo_ms: f64::NAN, ..ask.clone() }), "ttft_slo_ms");
         check(asked(proto::ScheduleRequest { tbt_slo_ms: -1.0, ..ask }), "tbt_slo_ms");
