@@ -23,6 +23,8 @@ use tokens::Tokens;
 const NOT_LISTED: &str = "the certificate is of a known authority, but no name in it is listed; have the host's operator add one \
     under [[access.allow]] as `certificate`, or show a token";
 
+const EXPIRED: &str = "the certificate has expired; renew it and connect again";
+
 /// Decides who comes in. See the module text.
 pub struct Keeper {
     allow: Vec<Rule>,
@@ -92,6 +94,10 @@ impl Gate for Keeper {
     }
 
     fn certified(&self, certificate: &[u8]) -> Result<Identity, Refused> {
+        // Checked in the handshake, too, but a connection may outlive that.
+        if kvasir_tls::expires(certificate).is_none_or(|until| until < SystemTime::now()) {
+            return Err(Refused(EXPIRED.into()));
+        }
         let listed = self.allow.iter().find_map(|rule| match &rule.who {
             Who::Certificate(name) if kvasir_tls::is_for(certificate, name) => Some((rule, name)),
             _ => None,

@@ -142,6 +142,14 @@ impl Identity {
 #[error("{0}")]
 pub struct Refused(pub String);
 
+/// What a caller over TCP shows to say who it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shown {
+    Token(String),
+    /// In DER, over TLS; an authority that this host trusts has signed it.
+    Certificate(Vec<u8>),
+}
+
 /// Knows who may come in.
 pub trait Gate: Send + Sync {
     /// A process on this machine, by the user and group that the kernel says it has.
@@ -159,10 +167,21 @@ pub trait Gate: Send + Sync {
     /// A caller over TLS that shows no token, by its certificate in DER, which an authority that this host trusts has signed.
     ///
     /// # Errors
-    /// Nobody whom it names is listed.
+    /// Nobody whom it names is listed, or it has expired since.
     fn certified(&self, certificate: &[u8]) -> Result<Identity, Refused> {
         let _ = certificate;
         Err(Refused(NO_TOKEN.into()))
+    }
+
+    /// A caller over TCP, by what it shows.
+    ///
+    /// # Errors
+    /// As [`bearer`](Self::bearer) and [`certified`](Self::certified).
+    fn identify(&self, shown: &Shown) -> Result<Identity, Refused> {
+        match shown {
+            Shown::Token(token) => self.bearer(token),
+            Shown::Certificate(certificate) => self.certified(certificate),
+        }
     }
 
     /// A connection over TCP as this host wants it: encrypted or not. Nothing is exchanged yet.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::access::{Identity, Refused, required};
+use super::access::{Identity, Refused, Shown, required};
 use super::handover::HandOvers;
 use super::outcome::{describe, evicted, found, outcome, pinned, place, removed, verified};
 use super::{Call, Entry, Node, Shared};
@@ -22,7 +22,7 @@ use kvasir_store::dram::{Held, OwnerId, Reserve};
 use kvasir_store::error::StoreError;
 use kvasir_store::tiering::Read;
 
-const REVOKED: &str = "the token of this connection was revoked or has expired; connect again with another (`kvasir token new`)";
+const REVOKED: &str = "the token or certificate of this connection was revoked or has expired; connect again with another (`kvasir token new`)";
 
 /// Why a connection ended, other than by the peer closing it between frames.
 #[derive(Debug, thiserror::Error)]
@@ -241,14 +241,11 @@ impl<'a> Connection<'a> {
                             Some(Stream::Sealed(sealed)) => sealed.certificate(),
                             _ => None,
                         };
-                        match certificate.filter(|_| token.is_empty()) {
-                            Some(certificate) => shared.gate.certified(&certificate)?,
-                            None => {
-                                let identity = shared.gate.bearer(&token)?;
-                                let _ = self.entry.token.set((token, identity.clone()));
-                                identity
-                            }
-                        }
+                        let certificate = certificate.filter(|_| token.is_empty());
+                        let shown = certificate.map_or(Shown::Token(token), Shown::Certificate);
+                        let identity = shared.gate.identify(&shown)?;
+                        let _ = self.entry.shown.set((shown, identity.clone()));
+                        identity
                     }
                 };
                 self.tenant = identity.tenant_for(tenant)?;

@@ -23,7 +23,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use self::access::{Gate, Identity};
+use self::access::{Gate, Identity, Shown};
 use self::connection::Connection;
 use self::node::Node;
 pub use config::ServerConfig;
@@ -150,9 +150,9 @@ struct Shared {
 /// By what right a connection is open.
 struct Entry {
     connection: Handle,
-    /// The token that its hello brought, and who that was.
-    token: OnceLock<(String, Identity)>,
-    /// The token no longer says so.
+    /// The token or certificate that its hello came with, and who that was.
+    shown: OnceLock<(Shown, Identity)>,
+    /// That no longer says so.
     ended: AtomicBool,
 }
 
@@ -337,11 +337,11 @@ impl Shared {
         }
     }
 
-    /// Ends a connection whose token was revoked or has expired since. What it is doing is finished; then its thread says
-    /// why to the client.
+    /// Ends a connection whose token was revoked since, or whose token or certificate has expired. What it is doing is
+    /// finished; then its thread says why to the client.
     fn end_if_revoked(&self, entry: &Entry) {
-        let Some((token, identity)) = entry.token.get() else { return };
-        if !entry.ended.load(Ordering::Relaxed) && self.gate.bearer(token).as_ref() != Ok(identity) {
+        let Some((shown, identity)) = entry.shown.get() else { return };
+        if !entry.ended.load(Ordering::Relaxed) && self.gate.identify(shown).as_ref() != Ok(identity) {
             entry.ended.store(true, Ordering::Relaxed);
             entry.connection.stop_reading();
         }
@@ -378,7 +378,7 @@ impl Shared {
             return self.turn_away(Ok(stream), format!("host cannot take the connection: {error}"));
         }
         let entry =
-            Entry { connection: seat.handle(), token: OnceLock::new(), ended: AtomicBool::new(false) };
+            Entry { connection: seat.handle(), shown: OnceLock::new(), ended: AtomicBool::new(false) };
         let entry = Arc::new(entry);
         self.open.lock().push(Arc::downgrade(&entry));
         self.counts.accepted.fetch_add(1, Ordering::Relaxed);

@@ -14,6 +14,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvasir_protocol::stream::Stream;
 use rustls::crypto::{CryptoProvider, ring};
@@ -23,6 +24,7 @@ use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::version::TLS13;
 pub use rustls::{ClientConfig, ServerConfig};
 use rustls::{ClientConnection, RootCertStore, ServerConnection};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 use self::session::Session;
 
@@ -168,6 +170,13 @@ pub fn is_for(certificate: &[u8], name: &str) -> bool {
     let Ok(name) = DnsName::try_from(name) else { return false };
     let parsed = ParsedCertificate::try_from(&certificate);
     parsed.is_ok_and(|parsed| rustls::client::verify_server_name(&parsed, &ServerName::DnsName(name)).is_ok())
+}
+
+/// When a certificate, in DER, expires; `None` if it cannot be read.
+pub fn expires(certificate: &[u8]) -> Option<SystemTime> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    let seconds = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
+    UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
 }
 
 fn read(files: &HostFiles) -> Result<ServerConfig, TlsError> {

@@ -8,6 +8,7 @@ use kvasir_client::data::{Client, ClientError, Options};
 use kvasir_client::{ClientFiles, ClientTls};
 use kvasir_dataplane::{BlockKey, BlockMeta};
 use kvasir_proto as proto;
+use std::time::Duration;
 
 const LISTED: &str = r#"access.allow=[{certificate="engine.example", roles=["engine"], tenant=3}]"#;
 
@@ -105,6 +106,33 @@ fn grpc_over_tls_takes_a_token_or_a_listed_certificate() {
     host.check(&[&["put", "a", "--host", &data], &args[..]].concat(), b"some bytes", 0, "stored 10 B");
     host.check(&[&["rm", "a", "--host", &data], &args[..]].concat(), b"", 2, "takes role operator");
     host.check(&[&["policy", "list", "--grpc", &to], &args[..]].concat(), b"", 2, "takes role observer");
+}
+
+#[test]
+fn a_connection_ends_when_its_certificate_expires() {
+    let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let host = start(dir.path(), &authority);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let ca = authority.path("ca.pem");
+    // On a busy machine a certificate may expire before all is set up: the next one lives longer.
+    let connected = (1..).find_map(|n| {
+        let identity = Some(authority.issue_for("engine.example", Duration::from_secs(1 << n)));
+        let tls = ClientTls::read(&ClientFiles { authority: ca.clone(), identity }, "127.0.0.1").unwrap();
+        let data = connect(&host, Some(tls.clone()), "").ok()?;
+        data.exists(&[BlockKey::from_name("a")]).ok()?;
+        let mut grpc = runtime.block_on(Control::connect_tls(host.addr("grpc"), "", &tls)).ok()?;
+        runtime.block_on(grpc.store.exists(proto::ExistsRequest { keys: vec![] })).ok()?;
+        Some((data, grpc))
+    });
+    let (data, mut grpc) = connected.unwrap();
+    let other = connect(&host, Some(tls(&authority, Some("engine.example"))), "").unwrap();
+    let ask = |client: &Client| client.exists(&[BlockKey::from_name("a")]);
+    until("the data connection ends", || ask(&data).is_err());
+    assert!(ask(&data).is_err(), "and stays ended");
+    let mut call = || runtime.block_on(grpc.store.exists(proto::ExistsRequest { keys: vec![] }));
+    until("gRPC calls are refused", || call().is_err());
+    assert!(call().unwrap_err().message().contains("the certificate has expired"));
+    assert!(ask(&other).is_ok(), "those of other certificates go on");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use rcgen::{
 };
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// An authority that certifies hosts.
 pub(crate) struct Authority {
@@ -32,9 +33,15 @@ impl Authority {
 
     /// A certificate for `name`, and its key.
     pub(crate) fn issue(&self, name: &str) -> (PathBuf, PathBuf) {
+        self.issue_for(name, Duration::from_secs(365 * 24 * 3600))
+    }
+
+    /// As [`issue`](Self::issue); it expires after `lifetime`.
+    pub(crate) fn issue_for(&self, name: &str, lifetime: Duration) -> (PathBuf, PathBuf) {
         let mut params = CertificateParams::new([name.to_owned()]).unwrap();
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.not_after = (SystemTime::now() + lifetime).into();
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         let (cert_path, key_path) = (self.path(&format!("{name}.pem")), self.path(&format!("{name}.key")));
