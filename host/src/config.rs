@@ -65,13 +65,13 @@ pub struct Node {
 pub struct Listen {
     /// Control: gRPC. Empty: nowhere. Port 0 takes any free port, as in the two below.
     pub grpc: Door,
-    /// `/livez` and `/readyz`, open to everyone, and `/metrics`, which takes a token.
+    /// `/livez` and `/readyz`, open to everyone, and `/metrics`, which takes a token or a certificate.
     pub http: SocketAddr,
     /// Data port for clients on other machines. Empty: nowhere.
     pub data: Door,
     /// Listen on addresses other machines can reach, although tokens and blocks cross the network in the clear.
     pub allow_remote: bool,
-    /// TLS on `grpc` and `data`, which may then listen on any address.
+    /// TLS on `grpc`, `http` and `data`, which may then listen on any address.
     pub tls: ListenTls,
 }
 
@@ -452,9 +452,8 @@ impl Listen {
         let all = [("listen.grpc", grpc.0), ("listen.http", Some(*http)), ("listen.data", data.0)];
         let all: Vec<_> = all.into_iter().filter_map(|(key, addr)| Some((key, addr?))).collect();
         for (key, addr) in &all {
-            let sealed = tls.is_on() && *key != "listen.http";
-            if !addr.ip().is_loopback() && !allow_remote && !sealed {
-                let why = "is not loopback and not encrypted; set listen.tls (for grpc and data), or, if the network is trusted, listen.allow_remote = true";
+            if !addr.ip().is_loopback() && !allow_remote && !tls.is_on() {
+                let why = "is not loopback and not encrypted; set listen.tls or, if the network is trusted, listen.allow_remote = true";
                 return Err(invalid(key, addr, why));
             }
         }

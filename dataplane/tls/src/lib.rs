@@ -201,7 +201,8 @@ fn read(files: &HostFiles) -> Result<ServerConfig, TlsError> {
     let mut config = builder
         .with_single_cert(certificates(certificate)?, private_key(key)?)
         .map_err(unusable(certificate))?;
-    config.alpn_protocols = vec![b"h2".to_vec()];
+    // For gRPC, and for the pages; the data protocol asks for nothing.
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     // Sessions are not resumed, so each connection checks the certificates again.
     config.send_tls13_tickets = 0;
     Ok(config)

@@ -3,7 +3,7 @@
 use super::audit::{Act, Audit};
 use super::table::{self, Needs};
 use crate::rpc::sealed::Caller;
-use axum::extract::{ConnectInfo, Request, State};
+use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use kvasir_dataplane::server::access::{Gate, Identity, Refused};
@@ -104,15 +104,14 @@ impl Door {
     }
 }
 
-/// What the listener noted; tonic's and axum's listeners have different ways.
+/// What the listener noted.
 fn origin(request: &Request) -> Option<From> {
     let extensions = request.extensions();
     let unix = extensions.get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
     let unix = unix.map(|peer| From::Unix { uid: peer.uid(), gid: peer.gid() });
-    let grpc = extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
-    let http = extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
+    let clear = extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
     let sealed = extensions.get::<Caller>().and_then(|caller| caller.addr);
-    unix.or(grpc.or(http).or(sealed).map(From::Tcp))
+    unix.or(clear.or(sealed).map(From::Tcp))
 }
 
 fn bearer(request: &Request) -> &str {

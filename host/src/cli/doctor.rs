@@ -4,6 +4,7 @@ use super::ConfigFlags;
 use crate::config::Config;
 use crate::doctor::{Finding, Level, bad_settings, examine, facts::Facts};
 use serde_json::json;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Look for what keeps a host from running, or from running well, and say what to do.
@@ -22,6 +23,9 @@ pub(super) struct DoctorArgs {
     /// Compare this machine's clock with that of another host, by its listen.http; may be given several times.
     #[arg(long, value_name = "HOST:PORT")]
     clock_of: Vec<String>,
+    /// Certificates of the authorities of those hosts, where they speak TLS.
+    #[arg(long, value_name = "FILE", env = "KVASIR_TLS_CA")]
+    tls_ca: Option<PathBuf>,
     #[command(flatten)]
     settings: ConfigFlags,
 }
@@ -34,7 +38,7 @@ impl DoctorArgs {
             Ok(config) => (config, None),
             Err(error) => (Config::load(None, [], &[])?, Some(bad_settings(&error))),
         };
-        let facts = Facts::gather(&config, &self.clock_of);
+        let facts = Facts::gather(&config, &self.clock_of, self.tls_ca.as_deref());
         let findings: Vec<Finding> = bad.into_iter().chain(examine(&config, &facts)).collect();
         let broken = findings.iter().any(|finding| finding.level == Level::Broken);
         if self.json {

@@ -277,7 +277,8 @@ pub(super) fn clock(_: &Config, facts: &Facts) -> Vec<Finding> {
             finding("clock", Level::Warning, format!("the clock of {addr} is {} s {side}", s.abs()), service)
         }
         Err(error) => {
-            let advice = "give the listen.http of a running host, as HOST:PORT";
+            let advice =
+                "give the listen.http of a running host, as HOST:PORT, and --tls-ca if it speaks TLS";
             finding("clock", Level::Warning, format!("the clock of {addr} is not known: {error}"), advice)
         }
     };

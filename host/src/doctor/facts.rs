@@ -2,7 +2,9 @@
 
 use crate::config::Config;
 use kvasir_client::control::{Control, ControlAddr};
+use kvasir_client::{ClientFiles, ClientTls};
 use kvasir_dataplane::memory::host::HostPool;
+use kvasir_dataplane::stream::Stream;
 use kvasir_dataplane::tier::nvme;
 use kvasir_proto as proto;
 use std::fs;
@@ -144,7 +146,7 @@ pub struct Cuda {
 
 impl Facts {
     /// Looks. Nothing is changed; a port is bound for a moment where no process listens on it.
-    pub fn gather(config: &Config, clocks: &[String]) -> Self {
+    pub fn gather(config: &Config, clocks: &[String], authority: Option<&Path>) -> Self {
         let host = running(config);
         let pid = host.as_ref().and_then(|host| host.pid);
         Self {
@@ -157,7 +159,7 @@ impl Facts {
                 socket("node.control", &config.node.control),
             ],
             user: rustix::process::geteuid().as_raw(),
-            clock: clock(clocks),
+            clock: clock(clocks, authority),
             kernel: kernel(),
             rdma: rdma(),
             cuda: cuda(),
@@ -310,24 +312,31 @@ fn socket(key: &'static str, path: &Path) -> Socket {
     Socket { key, path: path.into(), state }
 }
 
-fn clock(others: &[String]) -> Clock {
+fn clock(others: &[String], authority: Option<&Path>) -> Clock {
     let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let source = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     Clock {
         wall_s: now(),
         source: fs::read_to_string(source).unwrap_or_default().trim().to_owned(),
-        peers: others.iter().map(|addr| (addr.clone(), clock_of(addr, now))).collect(),
+        peers: others.iter().map(|addr| (addr.clone(), clock_of(addr, authority, now))).collect(),
     }
 }
 
-/// By how much the clock of the host with this HTTP address is ahead, to the second.
-fn clock_of(addr: &str, now: impl Fn() -> u64) -> Result<i64, String> {
-    use std::io::{Read, Write};
-    let addr = std::net::ToSocketAddrs::to_socket_addrs(addr).map_err(|error| error.to_string())?.next();
+/// By how much the clock of the host with this HTTP address is ahead, to the second. With the authority of its certificate if
+/// it speaks TLS.
+fn clock_of(to: &str, authority: Option<&Path>, now: impl Fn() -> u64) -> Result<i64, String> {
+    use std::io::Read;
+    let tls = |authority: &Path| {
+        let name = to.rsplit_once(':').map_or(to, |(name, _)| name.trim_matches(['[', ']']));
+        ClientTls::read(&ClientFiles { authority: authority.to_owned(), identity: None }, name)
+    };
+    let tls = authority.map(tls).transpose().map_err(|error| error.to_string())?;
+    let addr = std::net::ToSocketAddrs::to_socket_addrs(to).map_err(|error| error.to_string())?.next();
     let addr = addr.ok_or("the name has no address")?;
     let asked = || {
-        let mut stream = std::net::TcpStream::connect_timeout(&addr, ANSWER)?;
-        stream.set_read_timeout(Some(ANSWER))?;
+        let stream = std::net::TcpStream::connect_timeout(&addr, ANSWER)?;
+        let mut stream = tls.map_or(Ok(Stream::Tcp(stream.try_clone()?)), |tls| tls.stream(stream))?;
+        stream.set_timeouts(ANSWER)?;
         stream.write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
         let mut text = String::new();
         stream.take(4096).read_to_string(&mut text)?;

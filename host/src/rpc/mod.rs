@@ -18,12 +18,13 @@ use proto::conductor_server::ConductorServer;
 use proto::node_server::NodeServer;
 use proto::policy_admin_server::PolicyAdminServer;
 use proto::store_server::StoreServer;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tokio_stream::{Stream, StreamExt as _};
 use tonic::Status;
 use tonic::service::Routes;
 
@@ -34,13 +35,15 @@ const ENVELOPE_BYTES: usize = 1 << 20;
 /// Concurrent calls of one connection.
 const STREAMS_MAX: u32 = 256;
 const KEEPALIVE: Duration = Duration::from_secs(30);
+/// Pause after a failure to accept.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// What the control services listen on, bound already.
 pub struct Listeners {
     pub unix: UnixListener,
     pub grpc: Option<TcpListener>,
     pub http: TcpListener,
-    /// For `grpc`; none: it is not encrypted.
+    /// For `grpc` and `http`; none: they are not encrypted.
     pub tls: Option<Arc<HostTls>>,
 }
 
@@ -62,29 +65,22 @@ pub fn spawn(
     // The pages are on the Unix socket too, for callers that the kernel knows and that have no token.
     let unix = guarded(services(host, stopping).into_axum_router().merge(pages.clone()));
     listeners.unix.set_nonblocking(true)?;
-    let incoming = UnixListenerStream::new(tokio::net::UnixListener::from_std(listeners.unix)?);
+    let incoming = lasting(UnixListenerStream::new(tokio::net::UnixListener::from_std(listeners.unix)?));
     let served = server().accept_http1(true).add_routes(Routes::from(unix));
     let served = served.serve_with_incoming_shutdown(incoming, stop_signal(stopping));
     runtime.spawn(ended("the control socket", served));
     if let Some(grpc) = listeners.grpc {
-        let listener = tokio::net::TcpListener::from_std(grpc)?;
-        let served = server().add_routes(Routes::from(guarded(services(host, stopping).into_axum_router())));
-        let stop = stop_signal(stopping);
-        match listeners.tls {
-            None => {
-                let served = served.serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop);
-                runtime.spawn(ended("the gRPC port", served))
-            }
-            Some(tls) => {
-                let incoming = sealed::incoming(listener, tls, stopping);
-                runtime.spawn(ended("the gRPC port", served.serve_with_incoming_shutdown(incoming, stop)))
-            }
-        };
+        let calls = guarded(services(host, stopping).into_axum_router());
+        serve_port(
+            "the gRPC port",
+            grpc,
+            server().add_routes(Routes::from(calls)),
+            &listeners.tls,
+            stopping,
+        )?;
     }
-    let http = tokio::net::TcpListener::from_std(listeners.http)?;
-    let pages = guarded(pages).into_make_service_with_connect_info::<SocketAddr>();
-    let pages = axum::serve(http, pages).with_graceful_shutdown(stop_signal(stopping));
-    runtime.spawn(ended("the HTTP port", pages.into_future()));
+    let pages = server().accept_http1(true).add_routes(Routes::from(guarded(pages)));
+    serve_port("the HTTP port", listeners.http, pages, &listeners.tls, stopping)?;
     runtime.spawn(crate::conductor::run(
         Arc::clone(&host.conductor),
         Arc::clone(&host.policies),
@@ -93,6 +89,41 @@ pub fn spawn(
         stop_signal(stopping),
     ));
     Ok(())
+}
+
+/// Serves a TCP port, encrypted if there is TLS.
+fn serve_port(
+    what: &'static str,
+    listener: TcpListener,
+    served: tonic::transport::server::Router,
+    tls: &Option<Arc<HostTls>>,
+    stopping: &watch::Receiver<bool>,
+) -> std::io::Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let stop = stop_signal(stopping);
+    match tls {
+        None => {
+            let incoming = lasting(TcpListenerStream::new(listener));
+            tokio::spawn(ended(what, served.serve_with_incoming_shutdown(incoming, stop)))
+        }
+        Some(tls) => {
+            let incoming = sealed::incoming(listener, Arc::clone(tls), stopping);
+            tokio::spawn(ended(what, served.serve_with_incoming_shutdown(incoming, stop)))
+        }
+    };
+    Ok(())
+}
+
+/// Connections as they come. A server ends with the first that fails to be accepted, so those that fail for want of
+/// descriptors, say, are left out, after a pause.
+fn lasting<T>(accepted: impl Stream<Item = std::io::Result<T>>) -> impl Stream<Item = std::io::Result<T>> {
+    let paused = accepted.then(async |accepted| {
+        if accepted.is_err() {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+        }
+        accepted
+    });
+    paused.filter(Result::is_ok)
 }
 
 fn server() -> tonic::transport::Server {
@@ -155,4 +186,16 @@ fn keys_in(keys: &[impl AsRef<[u8]>]) -> Result<Vec<BlockKey>, Status> {
 
 fn key_out(key: BlockKey) -> Vec<u8> {
     key.0.to_be_bytes().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_failure_to_accept_does_not_end_a_port() {
+        let accepted = [Ok(1), Err(std::io::ErrorKind::Other.into()), Ok(2)];
+        let taken: Vec<_> = lasting(tokio_stream::iter(accepted)).map(Result::unwrap).collect().await;
+        assert_eq!(taken, [1, 2]);
+    }
 }

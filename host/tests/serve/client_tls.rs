@@ -6,8 +6,10 @@ use crate::tls::Authority;
 use kvasir_client::control::Control;
 use kvasir_client::data::{Client, ClientError, Options};
 use kvasir_client::{ClientFiles, ClientTls};
+use kvasir_dataplane::stream::Stream;
 use kvasir_dataplane::{BlockKey, BlockMeta};
 use kvasir_proto as proto;
+use std::io::Read as _;
 use std::time::Duration;
 
 const LISTED: &str = r#"access.allow=[{certificate="engine.example", roles=["engine"], tenant=3}]"#;
@@ -133,6 +135,41 @@ fn a_connection_ends_when_its_certificate_expires() {
     until("gRPC calls are refused", || call().is_err());
     assert!(call().unwrap_err().message().contains("the certificate has expired"));
     assert!(ask(&other).is_ok(), "those of other certificates go on");
+}
+
+#[test]
+fn pages_are_encrypted_where_calls_are() {
+    let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let host = start(dir.path(), &authority);
+    let ask = |mut stream: Stream, path: &str, token: &str| {
+        stream.set_timeouts(Duration::from_secs(60)).unwrap();
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        // What was said until the connection ended, however it did.
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).into_owned()
+    };
+    let connect = || std::net::TcpStream::connect(host.addr("http")).unwrap();
+    let sealed = |own| tls(&authority, own).stream(connect()).unwrap();
+    let alive = ask(sealed(None), "/livez", "");
+    assert!(alive.starts_with("HTTP/1.1 200") && alive.ends_with("ok\n"), "{alive}");
+    let metrics = ask(sealed(None), "/metrics", &host.token());
+    assert!(metrics.starts_with("HTTP/1.1 200") && metrics.contains("kvasir_pool_bytes"), "{metrics}");
+    let refused = ask(sealed(Some("engine.example")), "/metrics", "");
+    assert!(refused.contains("takes role observer, and the caller has: engine"), "{refused}");
+    let clear = ask(Stream::Tcp(connect()), "/livez", "");
+    assert!(!clear.contains("HTTP/"), "{clear}");
+    let (http, ca) = (host.addr("http").to_owned(), authority.path("ca.pem"));
+    let doctor = std::process::Command::new(crate::process::KVASIR)
+        .args(["doctor", "--verbose", "--clock-of", &http, "--tls-ca"])
+        .arg(ca)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    assert!(said.contains(&format!("the clock of {http} ")) && !said.contains("is not known"), "{said}");
 }
 
 #[test]
