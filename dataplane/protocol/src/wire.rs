@@ -17,6 +17,8 @@ mod tests;
 
 pub use handover::{ArrivingBlock, HandOverCall, HandedPlace};
 
+use strum::{FromRepr, IntoStaticStr, VariantArray};
+
 use crate::block::{BATCH_MAX, BlockKey, BlockMeta, Pin};
 
 pub const MAGIC: [u8; 4] = *b"KVSR";
@@ -52,7 +54,8 @@ pub enum WireError {
     Value { field: &'static str, value: u64 },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromRepr, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 #[repr(u8)]
 pub enum Op {
     /// Reply only: the request, or the connection, was refused.
@@ -85,63 +88,9 @@ pub enum Op {
 }
 
 impl Op {
-    const ALL: [Self; 25] = [
-        Self::Error,
-        Self::Hello,
-        Self::Exists,
-        Self::Get,
-        Self::Put,
-        Self::Reserve,
-        Self::Commit,
-        Self::Abort,
-        Self::Release,
-        Self::Remove,
-        Self::Stat,
-        Self::Verify,
-        Self::Pin,
-        Self::Unpin,
-        Self::Evict,
-        Self::Replicate,
-        Self::Refused,
-        Self::HandOver,
-        Self::LayerDone,
-        Self::Finish,
-        Self::DropHandOver,
-        Self::Arrivals,
-        Self::WaitArrival,
-        Self::LeaveArrivals,
-        Self::Place,
-    ];
-
     /// As logs and refusals call it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Hello => "hello",
-            Self::Exists => "exists",
-            Self::Get => "get",
-            Self::Put => "put",
-            Self::Reserve => "reserve",
-            Self::Commit => "commit",
-            Self::Abort => "abort",
-            Self::Release => "release",
-            Self::Remove => "remove",
-            Self::Stat => "stat",
-            Self::Verify => "verify",
-            Self::Pin => "pin",
-            Self::Unpin => "unpin",
-            Self::Evict => "evict",
-            Self::Replicate => "replicate",
-            Self::Refused => "refused",
-            Self::HandOver => "hand-over",
-            Self::LayerDone => "layer-done",
-            Self::Finish => "finish",
-            Self::DropHandOver => "drop-hand-over",
-            Self::Arrivals => "arrivals",
-            Self::WaitArrival => "wait-arrival",
-            Self::LeaveArrivals => "leave-arrivals",
-            Self::Place => "place",
-        }
+        self.into()
     }
 }
 
@@ -178,7 +127,7 @@ impl Header {
         if version != VERSION {
             return Err(WireError::Version { found: version });
         }
-        let known = Op::ALL.get(usize::from(op)).copied().filter(|_| flags & !REPLY == 0);
+        let known = Op::from_repr(op).filter(|_| flags & !REPLY == 0);
         let op = known.ok_or(WireError::Op { op, flags })?;
         let (request, body_len, zero, payload_len) =
             (reader.u64()?, reader.u32()?, reader.u32()?, reader.u64()?);
@@ -193,7 +142,7 @@ impl Header {
 }
 
 /// The outcome of one item of a batch. Numbers are part of the protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromRepr, VariantArray)]
 #[repr(u8)]
 pub enum Outcome {
     Done = 0,
@@ -225,34 +174,6 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    const ALL: [Self; 25] = [
-        Self::Done,
-        Self::AlreadyStored,
-        Self::InProgress,
-        Self::Missing,
-        Self::PoolFull,
-        Self::SlotsFull,
-        Self::ZeroSize,
-        Self::TooLarge,
-        Self::UnknownReservation,
-        Self::NotTheWriter,
-        Self::AlreadyCommitted,
-        Self::Aborted,
-        Self::Busy,
-        Self::ChecksumMismatch,
-        Self::LeaseGone,
-        Self::Throttled,
-        Self::Dropped,
-        Self::Internal,
-        Self::QuotaFull,
-        Self::PinQuotaFull,
-        Self::Pinned,
-        Self::InUse,
-        Self::TooFewHosts,
-        Self::CopiesFull,
-        Self::Conflict,
-    ];
-
     pub fn retryable(self) -> bool {
         let retryable = [
             Self::PoolFull,
@@ -810,8 +731,7 @@ impl Reader<'_> {
 
     fn outcome(&mut self) -> Result<Outcome, WireError> {
         let value = self.u8()?;
-        let known = Outcome::ALL.get(usize::from(value)).copied();
-        known.ok_or(WireError::Value { field: "outcome", value: value.into() })
+        Outcome::from_repr(value).ok_or(WireError::Value { field: "outcome", value: value.into() })
     }
 
     fn text(&mut self) -> Result<String, WireError> {

@@ -21,7 +21,7 @@ pub const GRANTS_MAX: usize = 1 << 16;
 pub const NAME_MAX: usize = 255;
 
 /// What a grant allows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
 pub enum Access {
     Read = 1,
@@ -36,15 +36,10 @@ impl Access {
             Direction::Write => self != Self::Read,
         }
     }
-
-    /// The access of this number on the wire; `None` for a number without meaning.
-    pub fn from_u8(byte: u8) -> Option<Self> {
-        [Self::Read, Self::Write, Self::ReadWrite].into_iter().find(|&access| access as u8 == byte)
-    }
 }
 
 /// Why a node does not let a peer touch its memory. Numbers are part of the wire protocols.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::FromRepr, strum::VariantArray, thiserror::Error)]
 #[repr(u8)]
 pub enum Denied {
     #[error("no such segment is exported; check the name")]
@@ -65,25 +60,6 @@ pub enum Denied {
     Malformed = 8,
     #[error("the memory is not reachable over this transport")]
     Unreachable = 9,
-}
-
-impl Denied {
-    pub const ALL: [Self; 9] = [
-        Self::NoSegment,
-        Self::UnknownKey,
-        Self::StaleEpoch,
-        Self::LeaseEnded,
-        Self::Direction,
-        Self::OutOfRange,
-        Self::Full,
-        Self::Malformed,
-        Self::Unreachable,
-    ];
-
-    /// The reason of this number on the wire; `None` for a number without meaning.
-    pub fn from_u8(byte: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|&denied| denied as u8 == byte)
-    }
 }
 
 /// One region of a grant, as the peer that may use it sees it.
@@ -357,6 +333,7 @@ impl Granted {
 mod tests {
     use super::*;
     use kvasir_memory::buffer::Buffer;
+    use strum::VariantArray;
 
     const HOUR: Duration = Duration::from_secs(3600);
 
@@ -445,9 +422,9 @@ mod tests {
 
     #[test]
     fn numbers_on_the_wire_mean_what_they_meant() {
-        for (n, denied) in Denied::ALL.into_iter().enumerate() {
-            assert_eq!((denied as usize, Denied::from_u8(denied as u8)), (n + 1, Some(denied)));
+        for (n, &denied) in Denied::VARIANTS.iter().enumerate() {
+            assert_eq!((denied as usize, Denied::from_repr(denied as u8)), (n + 1, Some(denied)));
         }
-        assert_eq!((Denied::from_u8(0), Denied::from_u8(10), Access::from_u8(0)), (None, None, None));
+        assert_eq!((Denied::from_repr(0), Denied::from_repr(10), Access::from_repr(0)), (None, None, None));
     }
 }

@@ -81,11 +81,11 @@ fn hand_over() -> impl Strategy<Value = HandOverCall> {
 }
 
 fn outcome() -> impl Strategy<Value = Outcome> {
-    prop::sample::select(&Outcome::ALL[..])
+    prop::sample::select(Outcome::VARIANTS)
 }
 
 fn failure() -> impl Strategy<Value = Outcome> {
-    prop::sample::select(&Outcome::ALL[1..])
+    prop::sample::select(&Outcome::VARIANTS[1..])
 }
 
 fn reply() -> impl Strategy<Value = Reply> {
@@ -193,11 +193,21 @@ proptest! {
                 let _ = Reply::decode(header.op, &frame[HEADER_LEN..]);
             }
         }
-        for op in Op::ALL {
+        for &op in Op::VARIANTS {
             let _ = Request::decode(op, &noise);
             let _ = Reply::decode(op, &noise);
         }
     }
+}
+
+#[test]
+fn operations_keep_their_numbers_and_names() {
+    let expected = "error hello exists get put reserve commit abort release remove stat verify pin unpin evict \
+                    replicate refused hand-over layer-done finish drop-hand-over arrivals wait-arrival \
+                    leave-arrivals place";
+    let names = (0..=u8::MAX).map_while(Op::from_repr).map(Op::name);
+    assert_eq!(names.collect::<Vec<_>>(), expected.split(' ').collect::<Vec<_>>());
+    assert_eq!(expected.split(' ').count(), Op::VARIANTS.len());
 }
 
 #[test]

@@ -139,7 +139,7 @@ impl LocalEndpoint {
         if header.kind != Kind::Grant {
             return Err(wire::WireError::Unasked(header.kind).into());
         }
-        if let Some(denied) = Denied::from_u8(header.code) {
+        if let Some(denied) = Denied::from_repr(header.code) {
             return Ok(Err(denied));
         }
         let grant = wire::decode_grant(segment, asked_at, &frame)?;

@@ -136,7 +136,7 @@ impl Link {
     fn opened(&self, frame: &Frame) -> io::Result<()> {
         let unasked = || io::Error::other("it sent a grant unasked");
         let opening = self.state().opening.pop_front().ok_or_else(unasked)?;
-        let answer = match Denied::from_u8(frame.code) {
+        let answer = match Denied::from_repr(frame.code) {
             Some(denied) => Err(denied),
             None => {
                 let grant = wire::decode_grant(&opening.segment, opening.asked, &frame.body);

@@ -24,7 +24,7 @@ const BODY_MAX: usize = {
 /// Longer leases are cut to this, so that no peer can make clocks overflow.
 const LEASE_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
 pub(super) enum Kind {
     Open = 1,
@@ -62,8 +62,7 @@ impl Frame {
         let Some((&[kind, code, a, b, c, d, e, f], rest)) = bytes.split_first_chunk() else {
             return Ok(None);
         };
-        let kinds = [Kind::Open, Kind::Notice, Kind::Ping, Kind::Grant, Kind::Pong];
-        let known = kinds.into_iter().find(|&known| known as u8 == kind);
+        let known = Kind::from_repr(kind);
         let len = u32::from_le_bytes([c, d, e, f]) as usize;
         let Some(kind) = known.filter(|_| [a, b] == [0; 2] && len <= BODY_MAX && (code == 0 || len == 0))
         else {
@@ -131,7 +130,7 @@ pub(super) fn decode_grant(segment: &str, asked: Instant, body: &[u8]) -> Option
     let mut rest = body;
     let (key, epoch) = (u64::from_le_bytes(take(&mut rest)?), u64::from_le_bytes(take(&mut rest)?));
     let [access] = take(&mut rest)?;
-    let access = Access::from_u8(access)?;
+    let access = Access::from_repr(access)?;
     let lease = Duration::from_nanos(u64::from_le_bytes(take(&mut rest)?)).min(LEASE_MAX);
     let expires = asked.checked_add(lease)?;
     let mut regions = Vec::with_capacity(rest.len() / REGION_BYTES);

@@ -124,6 +124,6 @@ pub(super) fn outcome(code: u8) -> Result<Result<(), OpError>, WireError> {
     match code {
         0 => Ok(Ok(())),
         CODE_CHECKSUM => Ok(Err(OpError::PeerChecksum)),
-        code => Denied::from_u8(code).map(|denied| Err(denied.into())).ok_or(WireError::Kind(code)),
+        code => Denied::from_repr(code).map(|denied| Err(denied.into())).ok_or(WireError::Kind(code)),
     }
 }

@@ -398,7 +398,7 @@ impl Connection {
                 (_, Err(error)) => self.tell(asking.end(0, Err(error)).into_iter().collect()),
             },
             Asked::Open { segment, at, reply } => {
-                let answer = match Denied::from_u8(header.code) {
+                let answer = match Denied::from_repr(header.code) {
                     Some(denied) => Err(denied),
                     None => Ok(Arc::new(wire::decode_grant(&segment, at, body)?)),
                 };

@@ -53,7 +53,7 @@ pub(in crate::transport) enum WireError {
     Unasked(Kind),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
 pub(in crate::transport) enum Kind {
     Open = 1,
@@ -68,18 +68,6 @@ pub(in crate::transport) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 9] = [
-        Self::Open,
-        Self::Read,
-        Self::Write,
-        Self::Notice,
-        Self::Ping,
-        Self::Grant,
-        Self::Data,
-        Self::Ack,
-        Self::Pong,
-    ];
-
     fn has_payload(self) -> bool {
         matches!(self, Self::Write | Self::Data)
     }
@@ -121,7 +109,7 @@ impl Header {
             return Err(WireError::Magic(magic));
         }
         let (number, code) = (reader.u8().unwrap_or(0), reader.u8().unwrap_or(0));
-        let kind = Kind::ALL.into_iter().find(|&kind| kind as u8 == number).ok_or(WireError::Kind(number))?;
+        let kind = Kind::from_repr(number).ok_or(WireError::Kind(number))?;
         let flags = reader.u16().unwrap_or(0);
         let (request, body_len) = (reader.u64().unwrap_or(0), reader.u32().unwrap_or(0));
         let (crc, payload_len) = (reader.u32().unwrap_or(0), reader.u64().unwrap_or(0));
@@ -214,7 +202,7 @@ fn parse_grant(segment: &str, now: Instant, body: &[u8]) -> Option<Grant> {
     const LEASE_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);
     let mut reader = Reader(body);
     let (key, epoch) = (reader.u64()?, reader.u64()?);
-    let access = Access::from_u8(reader.u8()?)?;
+    let access = Access::from_repr(reader.u8()?)?;
     let lease = Duration::from_nanos(reader.u64()?).min(LEASE_MAX);
     let count = usize::try_from(reader.u64()?).ok()?;
     if count > REGIONS_MAX || reader.0.len() != count * REGION_LEN {
