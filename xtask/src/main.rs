@@ -121,6 +121,9 @@ fn task_names() -> Vec<String> {
 /// The default policies are compiled on the way, by the build script of `policies/defaults`.
 fn build(shell: &Shell) -> Result<()> {
     shell.ensure_target()?;
+    if !shell.binary_path().exists() {
+        eprintln!("First build: some 500 crates, a third of the work a Wasm compiler; about 11 minutes on two cores.");
+    }
     shell.run(shell.cargo().args(["build", "--release", "--locked", "--package", "kvasir"]))
 }
 
