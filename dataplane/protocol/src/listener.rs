@@ -114,7 +114,6 @@ enum Standing {
 pub struct Seat {
     places: Arc<Places>,
     id: u64,
-    socket: Arc<OwnedFd>,
 }
 
 /// A connection as seen from outside its thread.
@@ -246,8 +245,8 @@ impl Places {
         let id = state.next;
         state.next += 1;
         let standing = Standing::Unknown { since: Instant::now() };
-        state.open.insert(id, Open { socket: Arc::clone(&socket), standing });
-        Some(Seat { places: Arc::clone(self), id, socket })
+        state.open.insert(id, Open { socket, standing });
+        Some(Seat { places: Arc::clone(self), id })
     }
 }
 
@@ -267,14 +266,17 @@ impl Seat {
     }
 
     pub fn handle(&self) -> Handle {
-        Handle(Arc::clone(&self.socket))
+        Handle(Arc::clone(&self.places.state.lock().open[&self.id].socket))
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        end(&self.socket);
-        self.places.state.lock().open.remove(&self.id);
+        // Our descriptor is closed under the lock, so that none is left once the place is seen to be free.
+        let mut state = self.places.state.lock();
+        if let Some(open) = state.open.remove(&self.id) {
+            end(&open.socket);
+        }
         self.places.changed.notify_all();
     }
 }
