@@ -174,7 +174,7 @@ impl Link {
     }
 
     /// Posts what there is room for. The error says why the link is down.
-    fn post(&self, state: &mut State, told: &mut Told) -> Result<(), String> {
+    fn post(&self, state: &mut State, told: &mut Told) -> Result<(), super::Error> {
         let room = self.queue.room();
         let mut batch = Vec::new();
         while batch.len() < room {
@@ -192,7 +192,7 @@ impl Link {
         self.queue.post(batch).map_err(|refused| {
             // These requests end with the others, when the link goes down.
             refused.requests.into_iter().rev().for_each(|request| state.waiting.push_front(request));
-            refused.error.to_string()
+            refused.error
         })
     }
 
@@ -258,8 +258,8 @@ impl Waiting for Link {
         let go_on = state.down.is_none() && broken.is_none();
         let posted = if go_on { self.post(&mut state, &mut told) } else { Ok(()) };
         drop(state);
-        let failed = served.as_ref().err().map(ToString::to_string);
-        let failed = broken.map(|failure| failure.to_string()).or(failed).or(posted.err());
+        let failed = served.as_ref().err().or(posted.as_ref().err()).map(ToString::to_string);
+        let failed = broken.map(|failure| failure.to_string()).or(failed);
         // Done before the completions are reported, so that a caller that hears of a failure finds the link down.
         if let Some(reason) = failed {
             self.go_down(&reason);
@@ -307,8 +307,8 @@ impl Endpoint for Link {
         }
         let posted = if state.down.is_none() { self.post(&mut state, &mut told) } else { Ok(()) };
         drop(state);
-        if let Err(reason) = posted {
-            self.go_down(&reason);
+        if let Err(error) = posted {
+            self.go_down(&error.to_string());
         }
         tell(told);
     }

@@ -253,17 +253,17 @@ impl Connection {
         let (mut inbox, mut habits) = (Inbox::new(), Habits::new(Habits::SOCKET));
         while self.down().is_none() {
             if let Err(ended) = self.step(&mut inbox, &mut watch, &mut habits) {
-                self.fail(&ended);
+                self.fail(&ended.to_string());
             }
         }
         // Ends whatever this thread had in hand when another one ended the connection.
         self.fail("the connection ended");
     }
 
-    fn step(&self, inbox: &mut Inbox, watch: &mut Watch, habits: &mut Habits) -> Result<(), String> {
+    fn step(&self, inbox: &mut Inbox, watch: &mut Watch, habits: &mut Habits) -> Result<(), Ended> {
         self.active.store(true, Ordering::SeqCst);
         let full = self.backlog.load(Ordering::SeqCst) && !self.flush_some(self.outbox.lock())?;
-        if self.receive(inbox).map_err(|ended| ended.to_string())? {
+        if self.receive(inbox)? {
             watch.heard = Instant::now();
             watch.pinged = false;
             return Ok(());
@@ -278,7 +278,7 @@ impl Connection {
         } else {
             wait(self.heartbeat)
         };
-        if !ready.map_err(|error| error.to_string())? {
+        if !ready? {
             self.look_after(watch)?;
         }
         Ok(())
@@ -292,7 +292,7 @@ impl Connection {
     }
 
     /// Nothing came for a while: asks whether the peer is there, or concludes that it is not.
-    fn look_after(&self, watch: &mut Watch) -> Result<(), String> {
+    fn look_after(&self, watch: &mut Watch) -> Result<(), Ended> {
         let (now, sent) = (Instant::now(), self.sent.load(Ordering::Acquire));
         let silent = now - watch.heard;
         if watch.pinged && sent != watch.sent {
@@ -300,7 +300,7 @@ impl Connection {
             return Ok(());
         }
         if watch.pinged && silent >= self.peer_timeout {
-            return Err(format!("nothing was heard for {} ms", silent.as_millis()));
+            return Err(Ended::Silent(silent));
         }
         if watch.pinged || silent < self.heartbeat {
             return Ok(());
@@ -320,7 +320,7 @@ impl Connection {
         loop {
             // A peer with little left to send is asked for more before the rest is received.
             if self.backlog.load(Ordering::Relaxed) && self.asked.load(Ordering::Relaxed) < BUSY {
-                self.flush_some(self.outbox.lock()).map_err(io::Error::other)?;
+                self.flush_some(self.outbox.lock())?;
             }
             let more = if self.receive_payload(inbox, &mut progress)? {
                 self.answer_next(inbox)?
@@ -440,13 +440,13 @@ impl Connection {
         match self.flush_some(outbox) {
             Ok(true) => {}
             Ok(false) => self.wake.wake(),
-            Err(reason) => self.fail(&reason),
+            Err(error) => self.fail(&error.to_string()),
         }
     }
 
-    fn flush_some(&self, mut outbox: MutexGuard<'_, Outbox>) -> Result<bool, String> {
+    fn flush_some(&self, mut outbox: MutexGuard<'_, Outbox>) -> io::Result<bool> {
         let before = outbox.bytes();
-        let all = outbox.flush(&self.socket).map_err(|error| error.to_string())?;
+        let all = outbox.flush(&self.socket)?;
         self.sent.fetch_add(before - outbox.bytes(), Ordering::AcqRel);
         self.backlog.store(!all, Ordering::Release);
         Ok(all)
@@ -479,4 +479,6 @@ enum Ended {
     Io(#[from] io::Error),
     #[error("it broke the protocol: {0}")]
     Wire(#[from] WireError),
+    #[error("nothing was heard for {} ms", .0.as_millis())]
+    Silent(Duration),
 }
