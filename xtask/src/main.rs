@@ -122,7 +122,9 @@ fn task_names() -> Vec<String> {
 fn build(shell: &Shell) -> Result<()> {
     shell.ensure_target()?;
     if !shell.binary_path().exists() {
-        eprintln!("First build: some 500 crates, a third of the work a Wasm compiler; about 11 minutes on two cores.");
+        eprintln!(
+            "First build: some 500 crates, a third of the work a Wasm compiler; about 11 minutes on two cores."
+        );
     }
     shell.run(shell.cargo().args(["build", "--release", "--locked", "--package", "kvasir"]))
 }
