@@ -24,6 +24,8 @@ use parking_lot::Mutex;
 
 /// One outcome per item of a batch.
 type Each<T> = Result<Vec<T>, StoreError>;
+/// Some of the blocks in the pool, and where the next page begins unless it is the last.
+type Page = (Vec<(BlockStat, Residency)>, Option<u32>);
 
 /// The blocks of one host: its pool, the tiers below, and the hosts it knows.
 pub struct Node {
@@ -168,15 +170,11 @@ impl Node {
         Ok(self.store().stat(keys)?.into_iter().zip(self.tiering.residency(keys)?).collect())
     }
 
-    /// Blocks in the pool, as [`stat`](Self::stat) knows them, a page at a time from `from` on; and where the next page begins.
+    /// Blocks in the pool, as [`stat`](Self::stat) knows them, a page at a time from `from` on.
     ///
     /// # Errors
     /// `max` is more than a batch holds.
-    pub fn list(
-        &self,
-        from: u32,
-        max: usize,
-    ) -> Result<(Vec<(BlockStat, Residency)>, Option<u32>), StoreError> {
+    pub fn list(&self, from: u32, max: usize) -> Result<Page, StoreError> {
         let (blocks, next) = self.store().list(from, max);
         let keys: Vec<BlockKey> = blocks.iter().map(|block| block.key).collect();
         let places = self.tiering.residency(&keys)?;
