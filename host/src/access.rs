@@ -38,6 +38,7 @@ struct Rule {
     roles: Roles,
     tenant: u16,
     shared: Vec<u16>,
+    in_place: bool,
 }
 
 enum Who {
@@ -60,7 +61,8 @@ impl Keeper {
                 (user, _) => Who::User(user_id(user)?),
             };
             let shared = access.numbers(&allow.namespaces)?;
-            Ok(Rule { who, roles: allow.roles()?, tenant: allow.tenant, shared })
+            let (tenant, in_place) = (allow.tenant, allow.in_place);
+            Ok(Rule { who, roles: allow.roles()?, tenant, shared, in_place })
         };
         let allow = access.allow.iter().map(rule).collect::<Result<_, config::Error>>()?;
         Ok(Self { allow, tokens: Tokens::in_folder(data_dir), tls })
@@ -116,7 +118,8 @@ impl Gate for Keeper {
 
 impl Rule {
     fn identity(&self, name: String) -> Identity {
-        Identity { name, roles: self.roles, tenant: Some(self.tenant), shared: self.shared.clone() }
+        let (tenant, shared) = (Some(self.tenant), self.shared.clone());
+        Identity { name, roles: self.roles, tenant, shared, in_place: self.in_place }
     }
 }
 
@@ -160,6 +163,7 @@ mod tests {
             roles: vec!["engine".into()],
             tenant: 3,
             namespaces: vec![],
+            in_place: false,
         }
     }
 

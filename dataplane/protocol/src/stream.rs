@@ -108,6 +108,11 @@ impl Stream {
 
     /// Whether the other side has closed it. What it sent before may still be unread.
     pub fn is_hung_up(&self) -> bool {
+        self.waits_for_hang_up(Duration::ZERO)
+    }
+
+    /// As [`is_hung_up`](Self::is_hung_up), and waits for it for at most `timeout`.
+    pub fn waits_for_hang_up(&self, timeout: Duration) -> bool {
         let fd = match self {
             Self::Unix(stream) => stream.as_fd(),
             Self::Tcp(stream) => stream.as_fd(),
@@ -116,8 +121,9 @@ impl Stream {
         };
         let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::RDHUP)];
         let over = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
-        // Asked with no patience; that the question fails says nothing.
-        poll_fds(&mut polled, Some(&Timespec::default())).is_ok() && polled[0].revents().intersects(over)
+        let timeout = Timespec::try_from(timeout).unwrap_or_default();
+        // That the question fails says nothing.
+        poll_fds(&mut polled, Some(&timeout)).is_ok() && polled[0].revents().intersects(over)
     }
 
     /// Whether bytes have arrived that nobody has read. Of a socket; a ring knows by itself.

@@ -94,6 +94,9 @@ pub struct Identity {
     pub tenant: Option<u16>,
     /// Namespaces that it shares with other tenants, by their numbers, which no tenant has.
     pub shared: Vec<u16>,
+    /// Whether, on this machine, it maps the pool, to read and fill blocks in place. The pool is one for all, so such a caller can
+    /// read and change the bytes of every tenant. Others' blocks travel through their sockets.
+    pub in_place: bool,
 }
 
 impl Identity {
@@ -209,31 +212,31 @@ impl Gate for OwnUser {
                  its operator add the user under [[access.allow]]"
             )));
         }
-        Ok(Identity { name: format!("user {uid}"), roles: Roles::OPERATOR, tenant: None, shared: Vec::new() })
+        Ok(operator(format!("user {uid}")))
     }
 
     fn bearer(&self, token: &str) -> Result<Identity, Refused> {
         match &self.token {
-            Some(own) if own == token => Ok(Identity {
-                name: "the fixed token".into(),
-                roles: Roles::OPERATOR,
-                tenant: None,
-                shared: Vec::new(),
-            }),
+            Some(own) if own == token => Ok(operator("the fixed token".into())),
             _ => Err(Refused(NO_TOKEN.into())),
         }
     }
+}
+
+fn operator(name: String) -> Identity {
+    Identity { name, roles: Roles::OPERATOR, tenant: None, shared: Vec::new(), in_place: true }
 }
 
 /// What a caller without a good token is told.
 pub const NO_TOKEN: &str = "a token is needed over TCP, and none that this host knows was given; make one on the host with \
      `kvasir token new --role ROLE` and pass it in KVASIR_TOKEN";
 
-/// The role that an operation of the data protocol takes. `None`: it is open to every caller that was let in.
+/// The role that an operation of the data protocol takes. `None`: only hosts say it.
 pub fn required(op: Op) -> Option<Role> {
     match op {
-        Op::Error | Op::Refused | Op::Hello => None,
-        Op::Exists
+        Op::Error | Op::Refused => None,
+        Op::Hello
+        | Op::Exists
         | Op::Get
         | Op::Put
         | Op::Reserve
@@ -262,7 +265,8 @@ mod tests {
     use super::*;
 
     fn identity(roles: &[Role], tenant: Option<u16>) -> Identity {
-        Identity { name: "user 7".into(), roles: roles.iter().copied().collect(), tenant, shared: vec![9] }
+        let roles = roles.iter().copied().collect();
+        Identity { name: "user 7".into(), roles, tenant, shared: vec![9], in_place: false }
     }
 
     #[test]

@@ -24,6 +24,12 @@ use kvasir_store::tiering::Read;
 
 const REVOKED: &str = "the token or certificate of this connection was revoked or has expired; connect again with another (`kvasir token new`)";
 
+const NOT_IN_PLACE: &str = "blocks are filled and read in place over the Unix socket only, by the user of the host and those to whom its operator \
+     gave `in_place` under [[access.allow]]";
+
+/// How long to wait for a client to hang up before looking whether the host stops.
+const HANG_UP: Duration = Duration::from_millis(200);
+
 /// Why a connection ended, other than by the peer closing it between frames.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
@@ -78,7 +84,8 @@ impl<'a> Connection<'a> {
         entry: Arc<Entry>,
         seat: &'a Seat,
     ) -> Self {
-        let local = matches!(stream, Stream::Unix(_));
+        let in_place = identity.as_ref().is_some_and(|identity| identity.in_place);
+        let local = in_place && matches!(stream, Stream::Unix(_));
         Self {
             owner: shared.node.enter(local),
             local,
@@ -108,9 +115,7 @@ impl<'a> Connection<'a> {
             }
         };
         self.hand_overs.end();
-        let is_gone = self.peer_left || ended.as_ref().is_err_and(Broken::is_end);
-        self.shared.node.leave(self.owner, is_gone);
-        if let Err(broken) = ended {
+        if let Err(broken) = &ended {
             if !self.shared.stopping.load(Ordering::SeqCst) {
                 self.shared.counts.broken.fetch_add(1, Ordering::Relaxed);
             }
@@ -120,7 +125,22 @@ impl<'a> Connection<'a> {
                 let _ = self.reply(request, &error);
             }
         }
+        let is_gone = self.peer_left || ended.is_err_and(|broken| broken.is_end()) || self.wait_for_hang_up();
+        self.shared.node.leave(self.owner, is_gone);
         self.reader.get_ref().stream.stream.shutdown();
+    }
+
+    /// A client that this host has done with may be in the middle of a write, and not know it yet: its places go to nobody
+    /// before it hangs up. Returns whether it did.
+    fn wait_for_hang_up(&self) -> bool {
+        let stream = &self.reader.get_ref().stream.stream;
+        let stopping = || self.shared.stopping.load(Ordering::SeqCst);
+        while self.local && self.shared.node.store().is_filling(self.owner) && !stopping() {
+            if stream.waits_for_hang_up(HANG_UP) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Serves one frame. Returns false when the peer closed the connection or was silent for too long.
@@ -188,10 +208,9 @@ impl<'a> Connection<'a> {
         if self.greeted == (op == Op::Hello) {
             return Err(Broken::Rule("a connection starts with one hello"));
         }
-        match (required(op), &self.identity) {
-            (None, _) => {}
-            (Some(role), Some(identity)) => identity.may(role, op.name())?,
-            (Some(_), None) => return Err(Broken::Rule("a connection starts with one hello")),
+        // Over TCP, who calls is known with the hello's token.
+        if let (Some(role), Some(identity)) = (required(op), &self.identity) {
+            identity.may(role, op.name())?;
         }
         let writes = matches!(
             op,
@@ -212,7 +231,7 @@ impl<'a> Connection<'a> {
         let in_place =
             matches!(op, Op::Reserve | Op::Commit | Op::Abort | Op::Release | Op::HandOver | Op::Arrivals);
         if in_place && !self.local {
-            return Err(Broken::Rule("blocks are filled and read in place over the Unix socket only"));
+            return Err(Broken::Rule(NOT_IN_PLACE));
         }
         let expected = match call {
             Request::Put(blocks) => blocks.iter().map(|(meta, _)| u64::from(meta.size)).sum(),
@@ -248,6 +267,9 @@ impl<'a> Connection<'a> {
                         identity
                     }
                 };
+                if let Some(role) = required(op) {
+                    identity.may(role, op.name())?;
+                }
                 self.tenant = identity.tenant_for(tenant)?;
                 self.identity = Some(identity);
                 return self.greet(header.request, wants_write, wants_ring);
@@ -313,7 +335,10 @@ impl<'a> Connection<'a> {
             reservation_ms: store.config().reservation_ttl.as_millis() as u64,
             payload_max: self.shared.config.payload_max,
         };
-        let Some(Stream::Unix(stream)) = &mut self.writer else { return Ok(self.reply(request, &reply)?) };
+        let stream = match &mut self.writer {
+            Some(Stream::Unix(stream)) if self.local => stream,
+            _ => return Ok(self.reply(request, &reply)?),
+        };
         reply.encode(request, 0, &mut self.frame);
         let readonly = if wants_write { None } else { Some(store.pool().readonly_fd()?) };
         let pool = readonly.as_ref().map_or_else(|| store.pool().writable_fd(), |fd| fd.as_fd());

@@ -84,8 +84,8 @@ pub struct OwnerId(pub u64);
 
 /// Of the leases, one owner holds at most one in so many: a client that keeps all it gets stops no other's reads.
 const OWNER_SHARE: usize = 4;
-/// Of the pool, one client reserves at most one byte in so many without committing.
-const RESERVED_SHARE: u64 = 2;
+/// One client reserves at most a third of the pool without committing: alone, it cannot fill the quarantine.
+const RESERVED_SHARE: u64 = 3;
 
 impl OwnerId {
     /// Clients on this machine, who write to their places by themselves.

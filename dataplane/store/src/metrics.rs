@@ -31,7 +31,7 @@ pub struct StoreMetrics {
     pub reservations: u64,
     pub reservations_reclaimed: u64,
     /// Held back now because a late writer may still write there; places held back so far; and reservations refused
-    /// because a quarter of the pool was.
+    /// because half of the pool was.
     pub quarantined_bytes: u64,
     pub quarantined: u64,
     pub quarantine_refused: u64,

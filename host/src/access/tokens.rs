@@ -158,6 +158,7 @@ impl Tokens {
             roles,
             tenant: Some(found.tenant),
             shared: found.namespaces.clone(),
+            in_place: false,
         })
     }
 

@@ -86,7 +86,8 @@ fn measure(setup: &Setup<'_>, mut work: impl FnMut() -> Result<(), Error>) -> Re
     work()?;
     let (start, cpu) = (Instant::now(), cpu_s());
     let mut calls = Vec::new();
-    while start.elapsed() < setup.each {
+    // Once at least, however busy the machine.
+    while calls.is_empty() || start.elapsed() < setup.each {
         let call = Instant::now();
         work()?;
         calls.push(call.elapsed().as_secs_f64());

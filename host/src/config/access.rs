@@ -46,6 +46,10 @@ pub struct Allow {
     /// Names of the namespaces that they may use beside their tenant's own, as `[[access.namespaces]]` lists them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<String>,
+    /// Whether a user or group maps the pool and so reads and fills blocks without a copy. The pool is one for all tenants: who
+    /// has this can read and change the bytes of every one of them. Without it blocks travel through the socket.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_place: bool,
 }
 
 /// Blocks that several tenants may store and read, such as those of common system prompts. A client that wants them names the

@@ -9,8 +9,9 @@
 //! [`DramConfig::lease_grace`](crate::config::DramConfig::lease_grace) after its connection ended. A client that closed its
 //! connection, or is gone, writes no more; the grace is for a connection that this host ended.
 //!
-//! **Bound.** While a quarter of the pool is in here, such clients get no new places. So it can grow beyond that only by
-//! what they had reserved before, and nothing is ever given away that may still be written to.
+//! **Bound.** What is in here counts as reserved by its writer, who has at most a third of the pool. While half of the pool is in
+//! here, no such client gets new places: it takes two that stopped to stop the others. So it can grow beyond that only by what
+//! they had reserved before, and nothing is ever given away that may still be written to.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,8 +21,8 @@ use crate::error::StoreError;
 use crate::shard::{Freed, Shard};
 use kvasir_memory::extents::Extents;
 
-/// The part of the pool that may be in quarantine: one in so many bytes.
-const SHARE: u64 = 4;
+/// Half of the pool may be in quarantine.
+const SHARE: u64 = 2;
 
 #[derive(Default)]
 pub(super) struct Quarantine {
@@ -64,6 +65,16 @@ impl Quarantine {
 
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of one writer's places.
+    pub(super) fn bytes_of(&self, owner: OwnerId) -> u64 {
+        if self.bytes() == 0 {
+            return 0;
+        }
+        let places = self.places.lock();
+        let own = places.iter().filter(|place| place.owner == owner);
+        own.map(|place| Extents::rounded(place.freed.size.into())).sum()
     }
 
     /// Places taken in since the start, and reservations refused.

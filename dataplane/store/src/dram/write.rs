@@ -44,14 +44,14 @@ impl DramStore {
         Ok(blocks.iter().map(&mut one).collect())
     }
 
-    /// Bytes that `owner` has reserved and not committed.
+    /// Bytes that `owner` has reserved and not committed, or that were taken back and it may still be writing to.
     fn reserved_by(&self, owner: OwnerId) -> u64 {
         let of_shard = |shard| {
             let guard = self.read(shard);
             let own = guard.reservations.iter().filter(|(_, reservation)| reservation.owner == owner);
             own.map(|(&local, _)| Extents::rounded(guard.records[local as usize].size.into())).sum::<u64>()
         };
-        (0..SHARDS).map(of_shard).sum()
+        (0..SHARDS).map(of_shard).sum::<u64>() + self.quarantine.bytes_of(owner)
     }
 
     fn reserve_one(

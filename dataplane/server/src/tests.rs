@@ -1,0 +1,157 @@
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use super::access::{Refused, Role};
+use super::*;
+use kvasir_protocol::block::{BlockKey, BlockMeta};
+use kvasir_protocol::clock::Clock;
+use kvasir_protocol::stream::receive_with_fds;
+use kvasir_protocol::wire::{HEADER_LEN, Header, Request};
+use kvasir_store::config::DramConfig;
+use kvasir_store::dram::DramStore;
+
+struct Broken;
+
+impl Gate for Broken {
+    fn local(&self, _uid: u32, _gid: u32) -> Result<Identity, Refused> {
+        panic!("a fault of ours")
+    }
+    fn bearer(&self, _token: &str) -> Result<Identity, Refused> {
+        panic!("a fault of ours")
+    }
+}
+
+/// Says of everybody the same.
+struct Everybody(Identity);
+
+impl Gate for Everybody {
+    fn local(&self, _uid: u32, _gid: u32) -> Result<Identity, Refused> {
+        Ok(self.0.clone())
+    }
+    fn bearer(&self, _token: &str) -> Result<Identity, Refused> {
+        Ok(self.0.clone())
+    }
+}
+
+/// A client, frame by frame.
+struct Line(UnixStream);
+
+impl Line {
+    fn to(path: &Path) -> Self {
+        let stream = UnixStream::connect(path).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        Self(stream)
+    }
+
+    fn ask(&mut self, request: &Request) -> (Reply, usize) {
+        let mut frame = Vec::new();
+        request.encode(7, 0, &mut frame);
+        self.0.write_all(&frame).unwrap();
+        let mut header = [0; HEADER_LEN];
+        let fds = receive_with_fds(&mut self.0, &mut header).unwrap();
+        let header = Header::decode(&header).unwrap();
+        let mut body = vec![0; header.body_len as usize];
+        self.0.read_exact(&mut body).unwrap();
+        (Reply::decode(header.op, &body).unwrap(), fds.len())
+    }
+
+    fn hello(&mut self) -> (Reply, usize) {
+        let (namespace, token) = (String::new(), String::new());
+        self.ask(&Request::Hello { wants_write: true, wants_ring: false, tenant: 0, namespace, token })
+    }
+}
+
+/// A server for callers that are all `identity`, with its store.
+fn serve(dir: &Path, identity: Identity) -> (Server, Arc<DramStore>, PathBuf) {
+    let config = DramConfig { pool_bytes: 1 << 20, blocks_max: 64, ..DramConfig::default() };
+    let store = Arc::new(DramStore::open(config).unwrap());
+    let socket = dir.join("data.sock");
+    let listen = Listen { unix: Some(socket.clone()), ..Listen::default() };
+    let node = Node::dram_only(Arc::clone(&store), Clock::start());
+    let server =
+        Server::start(node, &listen, Arc::new(Everybody(identity)), ServerConfig::default()).unwrap();
+    (server, store, socket)
+}
+
+fn caller(role: Role, in_place: bool) -> Identity {
+    let (roles, tenant) = ([role].into_iter().collect(), Some(3));
+    Identity { name: "user 7".into(), roles, tenant, shared: Vec::new(), in_place }
+}
+
+#[test]
+fn a_caller_that_may_not_store_gets_no_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_server, _, socket) = serve(dir.path(), caller(Role::Observer, true));
+    let (reply, fds) = Line::to(&socket).hello();
+    let Reply::Error { message, .. } = reply else { panic!("{reply:?}") };
+    assert!(message.contains("takes role engine"), "{message}");
+    assert_eq!(fds, 0);
+}
+
+#[test]
+fn only_a_caller_with_leave_to_maps_the_pool() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_server, store, socket) = serve(dir.path(), caller(Role::Engine, false));
+    let mut line = Line::to(&socket);
+    let (reply, fds) = line.hello();
+    assert!(matches!(reply, Reply::Hello { shared: false, ring: false, .. }), "{reply:?}");
+    assert_eq!(fds, 0);
+    let block = BlockMeta::single(BlockKey(1), 4096);
+    let (reply, _) = line.ask(&Request::Reserve(vec![block]));
+    let Reply::Error { message, .. } = reply else { panic!("{reply:?}") };
+    assert!(message.contains("`in_place`"), "{message}");
+    assert_eq!(store.metrics().reservations, 0);
+}
+
+#[test]
+fn the_place_of_a_client_whose_connection_was_ended_waits_until_it_hangs_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_server, store, socket) = serve(dir.path(), caller(Role::Engine, true));
+    let mut line = Line::to(&socket);
+    assert_eq!(line.hello().1, 1, "the pool's descriptor");
+    let (reply, _) = line.ask(&Request::Reserve(vec![BlockMeta::single(BlockKey(1), 4096)]));
+    assert!(matches!(reply, Reply::Reserve(_)), "{reply:?}");
+    // Ends the connection, which a client may take for an error of this call and write on.
+    let (reply, _) = line.ask(&Request::Remove(vec![BlockKey(1)]));
+    assert!(matches!(reply, Reply::Error { .. }), "{reply:?}");
+    let an_hour_later = 3_600_000;
+    store.sweep(an_hour_later);
+    store.sweep(2 * an_hour_later);
+    assert_eq!(store.metrics().free_bytes, (1 << 20) - 4096, "its place went to others");
+    drop(line);
+    for _ in 0..6000 {
+        store.sweep(3 * an_hour_later);
+        if store.metrics().free_bytes == 1 << 20 {
+            return;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    panic!("two minutes passed, and its place is still held back");
+}
+
+#[test]
+fn a_connection_whose_thread_panics_leaves_its_place() {
+    let store = DramStore::open(DramConfig { pool_bytes: 1 << 20, blocks_max: 64, ..DramConfig::default() });
+    let listen = Listen { tcp: Some(([127, 0, 0, 1], 0).into()), ..Listen::default() };
+    let gate = Arc::new(Broken);
+    let node = Node::dram_only(Arc::new(store.unwrap()), Clock::start());
+    let server = Server::start(node, &listen, gate, ServerConfig::default()).unwrap();
+    let mut stream = Stream::Tcp(TcpStream::connect(server.tcp_addr().unwrap()).unwrap());
+    stream.set_timeouts(Duration::from_secs(60)).unwrap();
+    let (namespace, token) = (String::new(), String::new());
+    let hello = Request::Hello { wants_write: true, wants_ring: false, tenant: 0, namespace, token };
+    let mut frame = Vec::new();
+    hello.encode(0, 0, &mut frame);
+    stream.write_all(&frame).unwrap();
+    // The connection ends with its thread; only then the count says something.
+    assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
+    for _ in 0..6000 {
+        if server.metrics().connections == 0 {
+            return server.stop();
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    // Stopping would wait for it for ever.
+    std::mem::forget(server);
+    panic!("two minutes passed, and the connection still counts as open");
+}
