@@ -10,7 +10,8 @@ pub mod table;
 pub mod tokens;
 
 use crate::config::{self, Access};
-use kvasir_dataplane::server::access::{Gate, Identity, NO_TOKEN, OwnUser, Refused, Roles};
+use audit::Audit;
+use kvasir_dataplane::server::access::{Act, Gate, Identity, NO_TOKEN, OwnUser, Refused, Roles};
 use kvasir_dataplane::stream::Stream;
 use kvasir_tls::HostTls;
 use std::io;
@@ -29,6 +30,7 @@ const EXPIRED: &str = "the certificate has expired; renew it and connect again";
 pub struct Keeper {
     allow: Vec<Rule>,
     tokens: Tokens,
+    audit: Audit,
     /// None: connections over TCP are not encrypted.
     tls: Option<Arc<HostTls>>,
 }
@@ -65,7 +67,9 @@ impl Keeper {
             Ok(Rule { who, roles: allow.roles()?, tenant, shared, in_place })
         };
         let allow = access.allow.iter().map(rule).collect::<Result<_, config::Error>>()?;
-        Ok(Self { allow, tokens: Tokens::in_folder(data_dir), tls })
+        let (tokens, audit) = (Tokens::in_folder(data_dir), Audit::in_folder(data_dir, access.audit_bytes.0));
+        check_tokens(&tokens, access)?;
+        Ok(Self { allow, tokens, audit, tls })
     }
 
     /// The mode of the sockets: closed to others unless some of them are let in.
@@ -108,12 +112,32 @@ impl Gate for Keeper {
         Ok(rule.identity(format!("certificate {name}")))
     }
 
+    fn note(&self, act: &Act<'_>) {
+        self.audit.note(act);
+    }
+
     fn dress(&self, stream: TcpStream) -> io::Result<Stream> {
         match &self.tls {
             None => Ok(Stream::Tcp(stream)),
             Some(tls) => kvasir_tls::host_stream(tls_config(tls), stream),
         }
     }
+}
+
+/// Refuses a namespace that has the number of a token's tenant: its members would read what that tenant stored for itself.
+fn check_tokens(tokens: &Tokens, access: &Access) -> Result<(), config::Error> {
+    // A list that cannot be read lets nobody in, and says so when somebody tries.
+    for token in tokens.list().unwrap_or_default() {
+        let same = |namespace: &&config::Namespace| namespace.number == token.tenant;
+        if let Some(namespace) = access.namespaces.iter().find(same) {
+            let why = format!(
+                "has the number of the tenant of token {}; choose another, or revoke the token (`kvasir token revoke {}`)",
+                token.id, token.id
+            );
+            return Err(config::invalid("access.namespaces", &namespace.name, &why));
+        }
+    }
+    Ok(())
 }
 
 impl Rule {
@@ -178,6 +202,25 @@ mod tests {
         let refused = keeper.local(other, other).unwrap_err().to_string();
         assert!(refused.contains(&format!("the caller is user {other}")), "{refused}");
         assert_eq!((keeper.socket_mode(), self::keeper(vec![]).socket_mode()), (0o666, 0o600));
+    }
+
+    #[test]
+    fn a_namespace_has_no_number_of_a_tenant_that_has_a_token() {
+        let dir = tempfile::tempdir().unwrap();
+        let token = Tokens::in_folder(dir.path())
+            .create(&[kvasir_dataplane::server::access::Role::Engine], 7, &[], None)
+            .unwrap();
+        let namespace = |number| config::Namespace { name: "prompts".into(), number };
+        let opened = |number| {
+            let access = Access { namespaces: vec![namespace(number)], ..Access::default() };
+            Keeper::new(&access, dir.path(), None).map(drop).map_err(|error| error.to_string())
+        };
+        let refused = opened(7).unwrap_err();
+        assert!(
+            refused.contains("prompts") && refused.contains(token.split('_').nth(1).unwrap()),
+            "{refused}"
+        );
+        assert_eq!(opened(8), Ok(()));
     }
 
     #[test]

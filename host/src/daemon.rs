@@ -4,7 +4,6 @@
 //! policies, threads. A host that does not start has bound nothing, and written at most its folder.
 
 use crate::access::Keeper;
-use crate::access::audit::Audit;
 use crate::access::door::Door;
 use crate::conductor::Conductor;
 use crate::config::{self, Config, parts};
@@ -68,6 +67,14 @@ fn reason(error: &io::Error) -> String {
     }
 }
 
+/// As far as the system allows: the usual limit of 1,024 is less than all ports together may have open.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    // A host runs with the usual limit too.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
 /// Starts hosts; several may run in one process.
 pub struct Daemon;
 
@@ -76,6 +83,7 @@ impl Daemon {
     /// The first thing that is missing; see [`StartError`].
     pub fn start(config: Config) -> Result<Running, StartError> {
         config.validate()?;
+        raise_descriptor_limit();
         let grpc = config.listen.grpc.0.map(|addr| bind("listen.grpc", addr)).transpose()?;
         let http = bind("listen.http", config.listen.http)?;
         let store = Arc::new(DramStore::open(parts::dram_config(&config))?);
@@ -83,8 +91,7 @@ impl Daemon {
         let tls = config.listen.tls.files().map(HostTls::open).transpose()?.map(Arc::new);
         let keeper = Keeper::new(&config.access, &data_dir.path, tls.clone())?;
         let mode = keeper.socket_mode();
-        let audit = Arc::new(Audit::in_folder(&data_dir.path, config.access.audit_bytes.0));
-        let door = Door { gate: Arc::new(keeper), audit };
+        let door = Door { gate: Arc::new(keeper) };
         let policies = open_policies(&config, &data_dir, store.slots())?;
         let clock = Clock::start();
         let no_thread = |name| move |source| StartError::Thread { name, source };

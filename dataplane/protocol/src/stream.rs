@@ -5,7 +5,7 @@ pub mod ring;
 
 use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
@@ -63,6 +63,15 @@ impl Stream {
             Self::Ring(ring) => Self::Ring(Arc::clone(ring)),
             Self::Sealed(sealed) => Self::Sealed(Arc::clone(sealed)),
         })
+    }
+
+    /// The address of the other side; `None` on a Unix socket.
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Unix(_) | Self::Ring(_) => None,
+            Self::Tcp(stream) => stream.peer_addr().ok(),
+            Self::Sealed(sealed) => sealed.socket().peer_addr().ok(),
+        }
     }
 
     /// No single read or write takes longer than `timeout`.

@@ -153,6 +153,22 @@ pub enum Shown {
     Certificate(Vec<u8>),
 }
 
+/// Something that changes the host for others.
+#[derive(Clone, Copy, Debug)]
+pub struct Act<'a> {
+    pub who: &'a str,
+    /// The call.
+    pub what: &'a str,
+    /// What it was done to, such as a slot or a block.
+    pub on: &'a str,
+    /// `unix`, or the address of the caller.
+    pub from: &'a str,
+    /// `done`, or why not.
+    pub outcome: &'a str,
+    /// The caller may not do that. Anybody can cause any number of these.
+    pub refused: bool,
+}
+
 /// Knows who may come in.
 pub trait Gate: Send + Sync {
     /// A process on this machine, by the user and group that the kernel says it has.
@@ -185,6 +201,11 @@ pub trait Gate: Send + Sync {
             Shown::Token(token) => self.bearer(token),
             Shown::Certificate(certificate) => self.certified(certificate),
         }
+    }
+
+    /// An act was done or refused. A host that keeps an audit log writes it there.
+    fn note(&self, act: &Act<'_>) {
+        let _ = act;
     }
 
     /// A connection over TCP as this host wants it: encrypted or not. Nothing is exchanged yet.
@@ -263,6 +284,7 @@ pub fn required(op: Op) -> Option<Role> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use strum::VariantArray;
 
     fn identity(roles: &[Role], tenant: Option<u16>) -> Identity {
         let roles = roles.iter().copied().collect();
@@ -281,6 +303,18 @@ mod tests {
         let refused = identity(&[Role::Router], None).may(Role::Policy, "Load").unwrap_err().to_string();
         assert!(refused.contains("takes role policy") && refused.contains("has: router"), "{refused}");
         assert!("boss".parse::<Role>().is_err());
+    }
+
+    #[test]
+    fn removing_for_all_takes_an_operator_and_the_rest_an_engine() {
+        for op in Op::VARIANTS.iter().copied() {
+            let expected = match op.name() {
+                "error" | "refused" => None,
+                "remove" | "evict" => Some(Role::Operator),
+                _ => Some(Role::Engine),
+            };
+            assert_eq!(required(op), expected, "{}", op.name());
+        }
     }
 
     #[test]

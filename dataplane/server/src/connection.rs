@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::access::{Identity, Refused, Shown, required};
+use super::access::{Act, Identity, Refused, Role, Shown, required};
 use super::handover::HandOvers;
 use super::outcome::{describe, evicted, found, outcome, pinned, place, removed, verified};
 use super::{Call, Entry, Node, Shared};
@@ -60,6 +60,8 @@ pub(super) struct Connection<'a> {
     owner: OwnerId,
     /// Known before the first request is served: over TCP, once the hello has brought a token.
     identity: Option<Identity>,
+    /// `unix`, or the address of the client.
+    from: String,
     /// What the outside knows of it.
     entry: Arc<Entry>,
     seat: &'a Seat,
@@ -88,6 +90,7 @@ impl<'a> Connection<'a> {
         let local = in_place && matches!(stream, Stream::Unix(_));
         Self {
             owner: shared.node.enter(local),
+            from: stream.peer_addr().map_or("unix".to_owned(), |addr| addr.to_string()),
             local,
             writer: stream.try_clone().ok(),
             reader: BufReader::with_capacity(16 << 10, Timed { stream: Eager::new(stream), deadline: None }),
@@ -210,7 +213,11 @@ impl<'a> Connection<'a> {
         }
         // Over TCP, who calls is known with the hello's token.
         if let (Some(role), Some(identity)) = (required(op), &self.identity) {
-            identity.may(role, op.name())?;
+            let allowed = identity.may(role, op.name());
+            if let (Role::Operator, Err(refused)) = (role, &allowed) {
+                self.note(op, "", &refused.to_string(), true);
+            }
+            allowed?;
         }
         let writes = matches!(
             op,
@@ -289,7 +296,11 @@ impl<'a> Connection<'a> {
             }
             Request::Abort(ids) => outcomes(node.abort(owner, &ids)?.iter().map(outcome).collect()),
             Request::Release(ids) => outcomes(node.release(owner, &ids)?.iter().map(outcome).collect()),
-            Request::Remove(keys) => outcomes(node.remove(&keys)?.into_iter().map(removed).collect()),
+            Request::Remove(keys) => {
+                let removed = node.remove(&keys)?.into_iter().map(removed).collect();
+                self.note_blocks(op, &keys, &removed);
+                outcomes(removed)
+            }
             Request::Verify(keys) => outcomes(node.verify(&keys)?.into_iter().map(verified).collect()),
             Request::Pin { pin, keys } => {
                 outcomes(node.pin(self.tenant, &keys, pin)?.into_iter().map(pinned).collect())
@@ -298,7 +309,11 @@ impl<'a> Connection<'a> {
                 let outcome = |ended| if ended { Outcome::Done } else { Outcome::Missing };
                 outcomes(node.unpin(self.tenant, &keys)?.into_iter().map(outcome).collect())
             }
-            Request::Evict(keys) => outcomes(node.evict(&keys)?.into_iter().map(evicted).collect()),
+            Request::Evict(keys) => {
+                let evicted = node.evict(&keys)?.into_iter().map(evicted).collect();
+                self.note_blocks(op, &keys, &evicted);
+                outcomes(evicted)
+            }
             Request::Replicate { copies, keys } => outcomes(node.replicate(&keys, copies)),
             Request::Place { bytes, copies } => {
                 let primary = node.primary(bytes, copies);
@@ -313,6 +328,22 @@ impl<'a> Connection<'a> {
             }
         };
         Ok(self.reply(header.request, &reply)?)
+    }
+
+    fn note_blocks(&self, op: Op, keys: &[BlockKey], outcomes: &Vec<Outcome>) {
+        let done = outcomes.iter().filter(|&&outcome| outcome == Outcome::Done).count();
+        let first = keys.first().map(ToString::to_string).unwrap_or_default();
+        let on = match keys.len() {
+            0 | 1 => first,
+            count => format!("{count} blocks, the first {first}"),
+        };
+        self.note(op, &on, &format!("done: {done} of {}", keys.len()), false);
+    }
+
+    fn note(&self, op: Op, on: &str, outcome: &str, refused: bool) {
+        if let Some(Identity { name: who, .. }) = &self.identity {
+            self.shared.gate.note(&Act { who, what: op.name(), on, from: &self.from, outcome, refused });
+        }
     }
 
     fn greet(&mut self, request: u64, wants_write: bool, wants_ring: bool) -> Result<(), Broken> {

@@ -1,21 +1,34 @@
 //! Stands before every gRPC call and HTTP page: who is it, may they, and a line in the audit log.
 
-use super::audit::{Act, Audit};
 use super::table::{self, Needs};
-use crate::rpc::sealed::Caller;
+use crate::rpc::ports::Caller;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use kvasir_dataplane::server::access::{Gate, Identity, Refused};
+use kvasir_dataplane::server::access::{Act, Gate, Identity, Refused, Shown};
+use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use tonic::transport::server::{TcpConnectInfo, UdsConnectInfo};
 
 /// What the doors of one host share.
 #[derive(Clone)]
 pub struct Door {
     pub gate: Arc<dyn Gate>,
-    pub audit: Arc<Audit>,
+}
+
+/// What a call is about, for the audit log: its handler says so.
+#[derive(Clone, Default)]
+pub struct About(Arc<Mutex<String>>);
+
+impl About {
+    /// Of a request that came through [`guard`].
+    pub fn of<T>(request: &tonic::Request<T>) -> Self {
+        request.extensions().get::<Self>().cloned().unwrap_or_default()
+    }
+
+    pub fn is(&self, what: String) {
+        *self.0.lock() = what;
+    }
 }
 
 /// Where a call came from.
@@ -41,37 +54,49 @@ impl std::fmt::Display for From {
 /// Lets a request through, or answers it with why not.
 pub async fn guard(State(door): State<Door>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
-    let from = origin(&request);
+    let caller = request.extensions().get::<Caller>().cloned();
+    let from = caller.as_ref().and_then(|caller| caller.from);
     let grpc = request
         .headers()
         .get("content-type")
         .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
-    let sealed = request.extensions().get::<Caller>();
-    let identity = match door.admit(
-        &path,
-        from,
-        bearer(&request),
-        sealed.and_then(|caller| caller.certificate.as_deref()),
-    ) {
+    let certificate = caller.as_ref().and_then(|caller| caller.certificate.as_deref());
+    let about = About::default();
+    let note = |who: &str, outcome: &str, refused| {
+        if table::is_administrative(&path) {
+            let from = from.map_or("unknown".to_owned(), |from| from.to_string());
+            let (what, on) = (path.as_str(), about.0.lock());
+            door.gate.note(&Act { who, what, on: &on, from: &from, outcome, refused });
+        }
+    };
+    let identity = match door.identify(&path, from, bearer(&request), certificate) {
         Ok(identity) => identity,
         Err(refused) => {
-            door.note(&path, "unknown", from, &refused.to_string());
+            note("unknown", &refused.to_string(), true);
             return refusal(&refused, grpc);
         }
     };
     let who = identity.as_ref().map_or("anyone", |identity| &identity.name).to_owned();
     let mut request = request;
     if let Some(identity) = identity {
+        if let Err(refused) = may(&identity, &path) {
+            note(&who, &refused.to_string(), true);
+            return refusal(&refused, grpc);
+        }
+        if let Some(caller) = &caller {
+            caller.is_known();
+        }
         request.extensions_mut().insert(identity);
     }
+    request.extensions_mut().insert(about.clone());
     let response = next.run(request).await;
-    door.note(&path, &who, from, &outcome(&response));
+    note(&who, &outcome(&response), false);
     response
 }
 
 impl Door {
     /// Who calls `path`; `None` where that is not asked.
-    fn admit(
+    fn identify(
         &self,
         path: &str,
         from: Option<From>,
@@ -79,39 +104,24 @@ impl Door {
         certificate: Option<&[u8]>,
     ) -> Result<Option<Identity>, Refused> {
         let unknown = || Refused(format!("{path} is not a call of this host"));
-        let needs = table::needs(path).ok_or_else(unknown)?;
-        if needs == Needs::Nothing {
+        if table::needs(path).ok_or_else(unknown)? == Needs::Nothing {
             return Ok(None);
         }
-        let identity = match from {
-            Some(From::Unix { uid, gid }) => self.gate.local(uid, gid),
-            _ => match certificate.filter(|_| token.is_empty()) {
-                Some(certificate) => self.gate.certified(certificate),
-                None => self.gate.bearer(token),
-            },
-        }?;
-        if let Needs::Role(role) = needs {
-            identity.may(role, path)?;
+        if let Some(From::Unix { uid, gid }) = from {
+            return self.gate.local(uid, gid).map(Some);
         }
-        Ok(Some(identity))
-    }
-
-    fn note(&self, path: &str, who: &str, from: Option<From>, outcome: &str) {
-        if table::is_administrative(path) {
-            let from = from.map_or("unknown".to_owned(), |from| from.to_string());
-            self.audit.note(&Act { who, what: path, from: &from, outcome });
-        }
+        let certificate = certificate.filter(|_| token.is_empty());
+        let shown = certificate
+            .map_or_else(|| Shown::Token(token.to_owned()), |shown| Shown::Certificate(shown.to_owned()));
+        self.gate.identify(&shown).map(Some)
     }
 }
 
-/// What the listener noted.
-fn origin(request: &Request) -> Option<From> {
-    let extensions = request.extensions();
-    let unix = extensions.get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
-    let unix = unix.map(|peer| From::Unix { uid: peer.uid(), gid: peer.gid() });
-    let clear = extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
-    let sealed = extensions.get::<Caller>().and_then(|caller| caller.addr);
-    unix.or(clear.or(sealed).map(From::Tcp))
+fn may(identity: &Identity, path: &str) -> Result<(), Refused> {
+    match table::needs(path) {
+        Some(Needs::Role(role)) => identity.may(role, path),
+        _ => Ok(()),
+    }
 }
 
 fn bearer(request: &Request) -> &str {

@@ -1,11 +1,12 @@
 //! `kvasir token`: who may come in over TCP.
 
 use super::ConfigFlags;
+use crate::access::audit::Audit;
 use crate::access::tokens::{Token, Tokens};
 use crate::config::Span;
 use clap::{Args, Subcommand};
 use comfy_table::{Table, presets};
-use kvasir_dataplane::server::access::Role;
+use kvasir_dataplane::server::access::{Act, Role};
 use std::time::{Duration, UNIX_EPOCH};
 
 /// Make, list and revoke the tokens that callers over TCP show. Run it on the host, as the host's user; it counts at once.
@@ -74,13 +75,30 @@ impl TokenArgs {
                     );
                 }
                 let ttl = args.expires.map(|span| span.0);
-                println!("{}", tokens(&args.settings)?.create(&args.roles, args.tenant, &numbers, ttl)?);
+                let token = tokens(&args.settings)?.create(&args.roles, args.tenant, &numbers, ttl)?;
+                // `kvasir_ID_SECRET`
+                let id = token.split('_').nth(1).unwrap_or_default();
+                let roles: Vec<_> = args.roles.iter().map(|role| role.name()).collect();
+                let on = format!("token {id}: {}, tenant {}", roles.join(", "), args.tenant);
+                note(&args.settings, "token new", &on)?;
+                println!("{token}");
             }
             Command::List(args) => list(&tokens(&args.settings)?.list()?, args.json),
-            Command::Revoke(args) => tokens(&args.settings)?.revoke(&args.id)?,
+            Command::Revoke(args) => {
+                tokens(&args.settings)?.revoke(&args.id)?;
+                note(&args.settings, "token revoke", &format!("token {}", args.id))?;
+            }
         }
         Ok(())
     }
+}
+
+/// Writes to the audit log of the host, which alone rotates it.
+fn note(settings: &ConfigFlags, what: &str, on: &str) -> anyhow::Result<()> {
+    let audit = Audit::in_folder(&settings.load()?.node.data_dir, u64::MAX);
+    let who = format!("user {}", rustix::process::getuid().as_raw());
+    audit.note(&Act { who: &who, what, on, from: "command line", outcome: "done", refused: false });
+    Ok(())
 }
 
 fn tokens(settings: &ConfigFlags) -> anyhow::Result<Tokens> {

@@ -5,7 +5,7 @@ mod health;
 mod http;
 mod node;
 mod policy_admin;
-pub(crate) mod sealed;
+pub(crate) mod ports;
 mod store;
 mod validate;
 
@@ -14,6 +14,7 @@ use axum::Router;
 use kvasir_dataplane::{BATCH_MAX, BlockKey};
 use kvasir_proto as proto;
 use kvasir_tls::HostTls;
+use ports::Port;
 use proto::conductor_server::ConductorServer;
 use proto::node_server::NodeServer;
 use proto::policy_admin_server::PolicyAdminServer;
@@ -23,8 +24,6 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
-use tokio_stream::{Stream, StreamExt as _};
 use tonic::Status;
 use tonic::service::Routes;
 
@@ -35,8 +34,6 @@ const ENVELOPE_BYTES: usize = 1 << 20;
 /// Concurrent calls of one connection.
 const STREAMS_MAX: u32 = 256;
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// Pause after a failure to accept.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// What the control services listen on, bound already.
 pub struct Listeners {
@@ -65,22 +62,22 @@ pub fn spawn(
     // The pages are on the Unix socket too, for callers that the kernel knows and that have no token.
     let unix = guarded(services(host, stopping).into_axum_router().merge(pages.clone()));
     listeners.unix.set_nonblocking(true)?;
-    let incoming = lasting(UnixListenerStream::new(tokio::net::UnixListener::from_std(listeners.unix)?));
-    let served = server().accept_http1(true).add_routes(Routes::from(unix));
-    let served = served.serve_with_incoming_shutdown(incoming, stop_signal(stopping));
-    runtime.spawn(ended("the control socket", served));
+    let socket = Port::Unix(tokio::net::UnixListener::from_std(listeners.unix)?);
+    let both = server().accept_http1(true).add_routes(Routes::from(unix));
+    serve_port("the control socket", socket, both, stopping);
+    let port = |listener: TcpListener| {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        Ok::<_, std::io::Error>(match &listeners.tls {
+            None => Port::Tcp(listener),
+            Some(tls) => Port::Tls(listener, Arc::clone(tls)),
+        })
+    };
     if let Some(grpc) = listeners.grpc {
         let calls = guarded(services(host, stopping).into_axum_router());
-        serve_port(
-            "the gRPC port",
-            grpc,
-            server().add_routes(Routes::from(calls)),
-            &listeners.tls,
-            stopping,
-        )?;
+        serve_port("the gRPC port", port(grpc)?, server().add_routes(Routes::from(calls)), stopping);
     }
     let pages = server().accept_http1(true).add_routes(Routes::from(guarded(pages)));
-    serve_port("the HTTP port", listeners.http, pages, &listeners.tls, stopping)?;
+    serve_port("the HTTP port", port(listeners.http)?, pages, stopping);
     runtime.spawn(crate::conductor::run(
         Arc::clone(&host.conductor),
         Arc::clone(&host.policies),
@@ -91,39 +88,19 @@ pub fn spawn(
     Ok(())
 }
 
-/// Serves a TCP port, encrypted if there is TLS.
+/// Serves a port until the host stops.
 fn serve_port(
     what: &'static str,
-    listener: TcpListener,
+    port: Port,
     served: tonic::transport::server::Router,
-    tls: &Option<Arc<HostTls>>,
     stopping: &watch::Receiver<bool>,
-) -> std::io::Result<()> {
-    let listener = tokio::net::TcpListener::from_std(listener)?;
-    let stop = stop_signal(stopping);
-    match tls {
-        None => {
-            let incoming = lasting(TcpListenerStream::new(listener));
-            tokio::spawn(ended(what, served.serve_with_incoming_shutdown(incoming, stop)))
+) {
+    let served = served.serve_with_incoming_shutdown(ports::incoming(port, stopping), stop_signal(stopping));
+    tokio::spawn(async move {
+        if let Err(error) = served.await {
+            tracing::error!(%error, "{what} ended");
         }
-        Some(tls) => {
-            let incoming = sealed::incoming(listener, Arc::clone(tls), stopping);
-            tokio::spawn(ended(what, served.serve_with_incoming_shutdown(incoming, stop)))
-        }
-    };
-    Ok(())
-}
-
-/// Connections as they come. A server ends with the first that fails to be accepted, so those that fail for want of
-/// descriptors, say, are left out, after a pause.
-fn lasting<T>(accepted: impl Stream<Item = std::io::Result<T>>) -> impl Stream<Item = std::io::Result<T>> {
-    let paused = accepted.then(async |accepted| {
-        if accepted.is_err() {
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-        }
-        accepted
     });
-    paused.filter(Result::is_ok)
 }
 
 fn server() -> tonic::transport::Server {
@@ -157,12 +134,6 @@ fn described() -> tonic_reflection::server::Builder<'static> {
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
 }
 
-async fn ended<E: std::fmt::Display>(what: &str, served: impl Future<Output = Result<(), E>>) {
-    if let Err(error) = served.await {
-        tracing::error!(%error, "{what} ended");
-    }
-}
-
 fn stop_signal(stopping: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send + use<> {
     let mut stopping = stopping.clone();
     async move {
@@ -186,16 +157,4 @@ fn keys_in(keys: &[impl AsRef<[u8]>]) -> Result<Vec<BlockKey>, Status> {
 
 fn key_out(key: BlockKey) -> Vec<u8> {
     key.0.to_be_bytes().into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_failure_to_accept_does_not_end_a_port() {
-        let accepted = [Ok(1), Err(std::io::ErrorKind::Other.into()), Ok(2)];
-        let taken: Vec<_> = lasting(tokio_stream::iter(accepted)).map(Result::unwrap).collect().await;
-        assert_eq!(taken, [1, 2]);
-    }
 }

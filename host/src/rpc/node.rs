@@ -1,3 +1,4 @@
+use crate::access::door::About;
 use crate::host::Host;
 use kvasir_dataplane::cluster::{Cluster, PeerView, RailView};
 use kvasir_proto::{self as proto, node_server::Node, ready_response::Component};
@@ -30,7 +31,9 @@ impl Node for Service {
         &self,
         request: Request<proto::DrainRequest>,
     ) -> Result<Response<proto::DrainResponse>, Status> {
+        let about = About::of(&request);
         let draining = !request.into_inner().resume;
+        about.is(if draining { "drain" } else { "resume" }.to_owned());
         self.0.draining.store(draining, Relaxed);
         tracing::info!(draining, "draining changed");
         Ok(Response::new(proto::DrainResponse { draining }))

@@ -1,13 +1,16 @@
 use super::validate;
+use crate::access::door::About;
 use crate::host::Host;
 use crate::policy::{CounterValues, Error, PolicyHost, SlotKind, SlotStatus, Source};
 use crate::text::printable;
-use kvasir_client::proto::{self, load_request, policy_admin_server::PolicyAdmin};
+use kvasir_proto::{self as proto, load_request, policy_admin_server::PolicyAdmin};
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 /// Longest text of a status.
 const STATUS_BYTES: usize = 2 << 10;
+/// Longest name that a caller gave, in the audit log.
+const NAME_BYTES: usize = 64;
 
 pub(super) struct Service(pub(super) Arc<Host>);
 
@@ -29,7 +32,9 @@ impl PolicyAdmin for Service {
         &self,
         request: Request<proto::LoadRequest>,
     ) -> Result<Response<proto::LoadResponse>, Status> {
+        let about = About::of(&request);
         let request = request.into_inner();
+        about.is(printable(&request.slot, NAME_BYTES));
         validate::load(&request)?;
         let proto::LoadRequest { slot, name, source, settings } = request;
         let slot = slot_kind(&slot)?;
@@ -46,6 +51,8 @@ impl PolicyAdmin for Service {
         let settings = settings.into_iter().map(|s| (s.name, s.value)).collect();
         let loaded = self.blocking(move |policies| policies.load(slot, source, settings)).await?;
         tracing::info!(%slot, name = loaded.name, version = loaded.version, "policy loaded");
+        let digest = loaded.digest.as_deref().unwrap_or(loaded.engine);
+        about.is(format!("{slot}: {} {}, {digest}", loaded.name, loaded.version));
         Ok(Response::new(proto::LoadResponse { policy: Some(policy(loaded)) }))
     }
 
@@ -62,9 +69,12 @@ impl PolicyAdmin for Service {
         &self,
         request: Request<proto::RollbackRequest>,
     ) -> Result<Response<proto::RollbackResponse>, Status> {
+        let about = About::of(&request);
+        about.is(printable(&request.get_ref().slot, NAME_BYTES));
         let slot = slot_kind(&request.into_inner().slot)?;
         let back = self.blocking(move |policies| policies.rollback(slot)).await?;
         tracing::info!(%slot, name = back.name, version = back.version, "policy rolled back");
+        about.is(format!("{slot}: back to {} {}", back.name, back.version));
         Ok(Response::new(proto::RollbackResponse { policy: Some(policy(back)) }))
     }
 

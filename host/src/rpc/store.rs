@@ -1,4 +1,5 @@
 use super::{key_out, keys_in, validate};
+use crate::access::door::About;
 use crate::host::Host;
 use kvasir_dataplane::cluster::push::{PushError, Pushed};
 use kvasir_dataplane::server::access::Identity;
@@ -44,6 +45,8 @@ impl Store for Service {
         request: Request<proto::RemoveRequest>,
     ) -> Result<Response<proto::RemoveResponse>, Status> {
         let keys = own_keys(&request, &request.get_ref().keys)?;
+        let first = keys.first().map(ToString::to_string).unwrap_or_default();
+        About::of(&request).is(format!("{} blocks, the first {first}", keys.len()));
         let removed = self.0.node.remove(&keys).map_err(status)?;
         let outcome = |removed| match removed {
             Remove::Removed => Outcome::Removed,

@@ -2,7 +2,7 @@
 //! field, and goes no further. Who may call is not decided here.
 
 use crate::text::printable;
-use kvasir_client::proto;
+use kvasir_proto as proto;
 use tonic::Status;
 
 /// Longest chain of one call; what is beyond is the caller's to leave out.

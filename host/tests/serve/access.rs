@@ -120,6 +120,81 @@ fn a_token_opens_what_its_role_allows_until_it_is_revoked() {
     host.check(&["token", "revoke", id, "--set", &data], b"", 2, "there is no token");
 }
 
+/// What each call takes, a second time: a role that is changed in one place is noticed.
+const CALLS: &[(&str, &[&str])] = &[
+    (
+        "engine",
+        &[
+            "Store/Exists",
+            "Store/Push",
+            "Store/Endpoints",
+            "Conductor/Register",
+            "Conductor/Unregister",
+            "Conductor/ReportLoad",
+            "Conductor/BlocksStored",
+            "Conductor/BlocksRemoved",
+            "Conductor/ResetBlocks",
+        ],
+    ),
+    ("router", &["Conductor/Schedule", "Conductor/Complete", "Conductor/LookupPrefix"]),
+    (
+        "observer",
+        &[
+            "Store/Stat",
+            "Store/List",
+            "Store/Usage",
+            "PolicyAdmin/List",
+            "PolicyAdmin/Logs",
+            "Node/Info",
+            "Node/Ready",
+            "Node/Peers",
+        ],
+    ),
+    ("policy", &["PolicyAdmin/Load", "PolicyAdmin/Rollback"]),
+    ("operator", &["Store/Remove", "Node/Drain"]),
+];
+
+#[test]
+fn a_token_of_each_role_makes_exactly_its_calls() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start_with(dir.path(), &["listen.grpc=127.0.0.1:0", "listen.data=127.0.0.1:0"]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let listed = CALLS.iter().map(|(_, calls)| calls.len()).sum::<usize>();
+    let served: usize = kvasir_calls();
+    assert_eq!(listed, served, "a call of the contract is missing above");
+    for (role, _) in CALLS {
+        let token = host.token_for(&["--role", role]);
+        let endpoint = format!("http://{}", host.addr("grpc"));
+        runtime.block_on(async {
+            let channel = tonic::transport::Endpoint::new(endpoint).unwrap().connect().await.unwrap();
+            for (needed, path) in CALLS.iter().flat_map(|(role, calls)| calls.iter().map(move |c| (role, c)))
+            {
+                let mut call = tonic::Request::new(());
+                let bearer = format!("Bearer {token}").parse().unwrap();
+                call.metadata_mut().insert("authorization", bearer);
+                let mut client = tonic::client::Grpc::new(channel.clone());
+                client.ready().await.unwrap();
+                let path = format!("/kvasir.v1.{path}").parse().unwrap();
+                // An empty message: what comes of it is the call's own affair.
+                let answer = client.unary(call, path, tonic_prost::ProstCodec::<(), ()>::default()).await;
+                let denied = answer.is_err_and(|status| status.code() == tonic::Code::PermissionDenied);
+                assert_eq!(denied, role != needed && *role != "operator", "{role} calls what takes {needed}");
+            }
+        });
+        let options = Options { token, ..Options::default() };
+        let data = Client::connect(&host.endpoint(Transport::Tcp), options);
+        assert_eq!(data.is_ok(), ["engine", "operator"].contains(role), "{role} says hello");
+    }
+}
+
+/// How many calls Kvasir's own services have.
+fn kvasir_calls() -> usize {
+    use prost::Message;
+    let files = prost_types::FileDescriptorSet::decode(proto::DESCRIPTORS).unwrap().file;
+    let own = files.iter().filter(|file| file.package() == "kvasir.v1");
+    own.flat_map(|file| &file.service).map(|service| service.method.len()).sum()
+}
+
 #[test]
 fn pages_and_acts_are_guarded_and_noted() {
     let dir = tempfile::tempdir().unwrap();
@@ -143,11 +218,25 @@ fn pages_and_acts_are_guarded_and_noted() {
     assert!(host.page("/metrics").contains("kvasir_"), "the kernel knows who asks on the socket");
     host.check(&["policy", "load", "evictor", "lru"], b"", 0, "lru");
     host.check(&["policy", "load", "evictor", "no-such"], b"", 2, "");
+    host.check(&["rm", "a", "b"], b"", 1, "missing");
+    host.check(&["evict", "a"], b"", 1, "missing");
     let audit = std::fs::read_to_string(dir.path().join("audit.log")).unwrap();
     let lines: Vec<serde_json::Value> =
         audit.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let loads: Vec<_> = lines.iter().filter(|line| line["what"] == "/kvasir.v1.PolicyAdmin/Load").collect();
     assert_eq!((loads.len(), &loads[0]["outcome"], &loads[0]["from"]), (2, &"done".into(), &"unix".into()));
+    let line = |what: &str| {
+        let found = lines.iter().find(|line| line["what"] == what);
+        found.unwrap_or_else(|| panic!("no line about `{what}`: {audit}"))
+    };
+    assert_eq!(
+        (&line("remove")["outcome"], &line("remove")["from"]),
+        (&"done: 0 of 2".into(), &"unix".into())
+    );
+    assert_eq!(line("evict")["outcome"], "done: 0 of 1");
+    assert!(line("token new")["on"].as_str().unwrap().contains("observer, tenant 0"), "{audit}");
+    assert!(loads[0]["on"].as_str().unwrap().starts_with("evictor: lru"), "{}", loads[0]);
+    assert!(loads[1]["on"].as_str().unwrap().starts_with("evictor"), "{}", loads[1]);
     assert!(loads[0]["who"].as_str().unwrap().starts_with("user "), "{loads:?}");
     assert!(loads[1]["outcome"].as_str().unwrap().starts_with("grpc status"), "{loads:?}");
 }

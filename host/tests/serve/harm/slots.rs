@@ -5,6 +5,7 @@ use crate::process::{Host, Transport};
 use crate::replicas::until;
 use kvasir_client::data::{Client, Options};
 use std::io::Write;
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
 const SLOTS: usize = 12;
@@ -45,4 +46,36 @@ fn a_client_that_takes_every_connection_is_refused_and_others_are_served_again()
     drop(greedy);
     until("room again", || Client::connect(&host.endpoint(Transport::Unix), Options::default()).is_ok());
     peace.holds("a client that took every connection");
+}
+
+#[test]
+fn callers_that_say_nothing_keep_nobody_out_of_the_control_ports() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start_with(dir.path(), &["listen.grpc=127.0.0.1:0"]);
+    let peace = Peace::new(&host);
+    // More than a port has room for.
+    let many = 300;
+    let control = host.addr("control");
+    let silent: Vec<_> = (0..many).map(|_| UnixStream::connect(control).unwrap()).collect();
+    let ports = ["grpc", "http"].map(|name| host.addr(name));
+    let on_ports = ports.iter().flat_map(|addr| (0..many).map(move |_| TcpStream::connect(addr).unwrap()));
+    let silent_too: Vec<_> = on_ports.collect();
+    // Nor those that nobody knows.
+    let strangers: Vec<_> = (0..many)
+        .map(|_| {
+            let mut stream = TcpStream::connect(host.addr("http")).unwrap();
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+            stream
+        })
+        .collect();
+    host.check(&["policy", "list"], b"", 0, "evictor");
+    assert!(host.page("/metrics").contains("kvasir_"));
+    let live = std::process::Command::new(crate::process::KVASIR)
+        .args(["node", "list", "--grpc", host.addr("grpc")])
+        .env("KVASIR_TOKEN", host.token_for(&["--role", "observer"]))
+        .output()
+        .unwrap();
+    assert!(live.status.success(), "{}", String::from_utf8_lossy(&live.stderr));
+    drop((silent, silent_too, strangers));
+    peace.holds("callers that said nothing");
 }
