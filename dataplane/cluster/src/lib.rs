@@ -287,7 +287,7 @@ struct Shared {
     links: Vec<Arc<Link>>,
     /// Peers that are up: bit n for place n.
     up: AtomicU64,
-    copies: Copies,
+    copies: Arc<Copies>,
     todo: Todo,
     removals: Removals,
     /// Hand-overs that come in, and how many go out.
@@ -331,12 +331,12 @@ impl Cluster {
         let links = config.peers.iter().enumerate();
         let link = |(n, peer): (usize, &PeerConfig)| Link::new(n + 1, peer.clone(), store.new_owner(), &ways);
         let owner = store.new_transfers_owner();
-        let receiving = Receiving::new(&store, owner, clock, &ways, &stop);
-        let table = Table::new(nodes, config.blocks_max, config.log_max);
+        let copies = Arc::new(Copies::new(Table::new(nodes, config.blocks_max, config.log_max), &stop));
+        let receiving = Receiving::new(&store, &copies, owner, clock, &ways, &stop);
         let shared = Arc::new(Shared {
             links: links.map(link).map(Arc::new).collect(),
             up: AtomicU64::new(0),
-            copies: Copies::new(table, &stop),
+            copies,
             owner,
             receiving: Arc::new(receiving),
             tiering: OnceLock::new(),

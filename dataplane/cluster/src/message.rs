@@ -15,8 +15,8 @@ use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 const MAGIC: [u8; 4] = *b"KVCL";
 /// The version of frames and of everything in them.
 ///
-/// 5: a push is a hand-over whose blocks are kept each by itself. 4: removals have generations, and loans a time to live. 3: another version of a block that is there counts as there. 2: hand-overs layer by layer.
-pub(super) const VERSION: u8 = 5;
+/// 6: a hand-over says of each block after which removal it was put. 5: a push is a hand-over whose blocks are kept each by itself. 4: removals have generations, and loans a time to live. 3: another version of a block that is there counts as there. 2: hand-overs layer by layer.
+pub(super) const VERSION: u8 = 6;
 const HEADER_LEN: usize = 12;
 /// Above the longest legal body: 4,096 loans of some 100 B.
 pub(super) const FRAME_MAX: usize = 1 << 20;
@@ -84,8 +84,9 @@ pub(super) enum Request {
     Copy { items: Vec<(Loan, Holding)>, lease_ms: u64 },
     /// Blocks are removed everywhere, in what was put before that.
     Remove { keys: Vec<BlockKey>, at: Generation },
-    /// Is about to write blocks layer by layer. `id` is new with every hand-over, and names it from here on.
-    Open { id: u64, keep: Keep, layers: u32, blocks: Vec<BlockMeta> },
+    /// Is about to write blocks layer by layer. `id` is new with every hand-over, and names it from here on. Each block was
+    /// put after what `put_after` has for it: a removal that came later removes it.
+    Open { id: u64, keep: Keep, layers: u32, blocks: Vec<BlockMeta>, put_after: Vec<Generation> },
     /// Has written all layers of it; one checksum per block.
     Settle { id: u64, checksums: Vec<u64> },
     /// Will not write any more of it.
@@ -188,7 +189,12 @@ impl Request {
             Self::Remove { keys, at } => keys.len() <= BATCH_MAX && at.is_plausible(),
             Self::Has { keys } => keys.len() <= BATCH_MAX,
             Self::Settle { checksums, .. } => checksums.len() <= BATCH_MAX,
-            Self::Open { blocks, .. } => blocks.len() <= BATCH_MAX && blocks.iter().all(|meta| meta.size > 0),
+            Self::Open { blocks, put_after, .. } => {
+                blocks.len() <= BATCH_MAX
+                    && blocks.len() == put_after.len()
+                    && blocks.iter().all(|meta| meta.size > 0)
+                    && put_after.iter().all(|at| at.is_plausible())
+            }
         }
     }
 }
@@ -284,7 +290,8 @@ mod tests {
             )
                 .prop_map(|((id, request, layers), blocks)| {
                     let keep = request.map_or(Keep::Each, |request| Keep::All { request });
-                    Request::Open { id, keep, layers, blocks }
+                    let put_after = (0..blocks.len() as u64).map(Generation).collect();
+                    Request::Open { id, keep, layers, blocks, put_after }
                 }),
             (any::<u64>(), prop::collection::vec(any::<u64>(), 0..9))
                 .prop_map(|(id, checksums)| Request::Settle { id, checksums }),

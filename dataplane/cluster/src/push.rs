@@ -47,7 +47,10 @@ impl Cluster {
             return Err(PushError::TooMany { count: keys.len() });
         }
         let mut pushed = vec![Pushed::Missing; keys.len()];
-        let (at, held): (Vec<usize>, Vec<_>) = shared.hold_here(keys).into_iter().unzip();
+        let put_after = shared.put_after(keys.iter().copied());
+        let held = shared.hold_here(keys).into_iter();
+        let (at, held): (Vec<usize>, Vec<_>) =
+            held.map(|(at, meta, held)| (at, (meta, put_after[at], held))).unzip();
         if held.is_empty() {
             return Ok(pushed);
         }
@@ -67,11 +70,11 @@ impl Cluster {
 
 impl Shared {
     /// Those blocks that this host has, by their index, brought into its pool and held there.
-    fn hold_here(&self, keys: &[BlockKey]) -> Vec<(usize, (BlockMeta, Held))> {
+    fn hold_here(&self, keys: &[BlockKey]) -> Vec<(usize, BlockMeta, Held)> {
         let loans = self.lend(self.owner, keys);
         let hold = |(at, loan): (usize, &Option<Loan>)| {
             let meta = loan.as_ref()?.meta;
-            Some((at, (meta, self.receiving.hold_stored(&meta).ok()?)))
+            Some((at, meta, self.receiving.hold_stored(&meta).ok()?))
         };
         let held = loans.iter().enumerate().filter_map(hold).collect();
         let leases: Vec<u64> = loans.iter().flatten().map(|loan| loan.lease).collect();

@@ -143,6 +143,14 @@ impl Shared {
         self.removals.one.lock()
     }
 
+    /// Per block what [`Table::put_after`](super::table::Table::put_after) says. Ask before the blocks are looked up: what a
+    /// removal that is known now removed is then no longer found.
+    pub(super) fn put_after(&self, keys: impl Iterator<Item = BlockKey>) -> Vec<Generation> {
+        let _none_under_way = self.one_removal();
+        let table = self.table();
+        keys.map(|key| table.put_after(key)).collect()
+    }
+
     /// Carries out removals that are new here, and keeps them. Returns the blocks that were here.
     pub(super) fn carry_out(&self, new: &[(BlockKey, Generation, Removal)]) -> HashSet<BlockKey> {
         if new.is_empty() {

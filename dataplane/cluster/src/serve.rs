@@ -168,7 +168,8 @@ impl Answering<'_> {
             }
             Request::Has { keys } => Reply::Has { held: shared.has_here(&keys) },
             Request::Remove { keys, at } => Reply::Removed { removed: shared.remove_here(&keys, at) },
-            Request::Open { id, keep, layers, blocks } => {
+            Request::Open { id, keep, layers, blocks, put_after } => {
+                let blocks = blocks.into_iter().zip(put_after).collect();
                 shared.receiving.open(self.link, id, keep, layers, blocks)
             }
             Request::Settle { id, checksums } => shared.receiving.settle(self.link, id, &checksums),

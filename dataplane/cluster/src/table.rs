@@ -345,6 +345,14 @@ impl Table {
         self.removals.is_after(key, put)
     }
 
+    /// What this host has of a block was put after this: after the last removal that it has carried out, and not before the
+    /// put that it speaks of.
+    pub fn put_after(&self, key: BlockKey) -> Generation {
+        let own = self.blocks.get(&key).filter(|block| block.holders.has(0));
+        let put = own.map(|block| block.holding.generation).unwrap_or_default();
+        put.max(self.removals.heard(key))
+    }
+
     /// Forgets removals before `horizon`. Returns all that are no longer kept since the last call.
     pub fn expire_removals(&mut self, horizon: Generation) -> Vec<BlockKey> {
         self.removals.expire(horizon);

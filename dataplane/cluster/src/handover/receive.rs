@@ -6,9 +6,11 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::super::copies::Copies;
 use super::super::link::Link;
 use super::super::message::{Copied, Keep, Reply};
 use super::super::stop::Stop;
+use super::super::table::Generation;
 use super::super::ways::Ways;
 use super::notice::decode;
 use super::{HAND_OVERS_MAX, NotHeld, check};
@@ -25,6 +27,7 @@ const OUTCOMES_MAX: usize = 256;
 /// Hand-overs that come in, by the numbers that their senders gave them.
 pub(crate) struct Receiving {
     store: Arc<DramStore>,
+    copies: Arc<Copies>,
     /// Writes what arrives.
     owner: OwnerId,
     clock: Clock,
@@ -54,6 +57,8 @@ struct Incoming {
 
 struct Block {
     meta: BlockMeta,
+    /// As far as its sender knows: a later removal removes it.
+    put_after: Generation,
     place: Place,
 }
 
@@ -66,8 +71,16 @@ enum Place {
     None(Copied),
 }
 
-/// Where a block was written; otherwise its outcome.
-type Placed = Result<Reservation, Copied>;
+/// A block that was written here.
+struct Written {
+    key: BlockKey,
+    put_after: Generation,
+    place: Reservation,
+    checksum: u64,
+}
+
+/// A block of a hand-over that is being settled; one that was not written has its outcome already.
+type Settling = Result<Written, Copied>;
 
 #[derive(Clone, PartialEq, Eq)]
 enum State {
@@ -180,18 +193,28 @@ impl Block {
 impl Receiving {
     pub(crate) fn new(
         store: &Arc<DramStore>,
+        copies: &Arc<Copies>,
         owner: OwnerId,
         clock: Clock,
         ways: &Arc<Ways>,
         stop: &Arc<Stop>,
     ) -> Self {
-        let (store, ways, stop) = (Arc::clone(store), Arc::clone(ways), Arc::clone(stop));
-        Self { store, owner, clock, ways, stop, incoming: Mutex::default(), changed: Condvar::new() }
+        let (store, copies) = (Arc::clone(store), Arc::clone(copies));
+        let (ways, stop) = (Arc::clone(ways), Arc::clone(stop));
+        Self { store, copies, owner, clock, ways, stop, incoming: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Makes places for blocks that a peer is about to write layer by layer.
-    pub(crate) fn open(&self, from: &Link, id: u64, keep: Keep, layers: u32, metas: Vec<BlockMeta>) -> Reply {
+    pub(crate) fn open(
+        &self,
+        from: &Link,
+        id: u64,
+        keep: Keep,
+        layers: u32,
+        blocks: Vec<(BlockMeta, Generation)>,
+    ) -> Reply {
         let refused = |reason: String| Reply::Refused { reason };
+        let (metas, put_after): (Vec<BlockMeta>, Vec<Generation>) = blocks.into_iter().unzip();
         if let Err(error) = check(&metas, layers) {
             return refused(error.to_string());
         }
@@ -214,7 +237,7 @@ impl Receiving {
                 return refused(format!("it takes {HAND_OVERS_MAX} hand-overs at once; try again"));
             }
         }
-        let blocks = match self.make_places(metas, keep) {
+        let blocks = match self.make_places(&metas, &put_after, keep) {
             Ok(blocks) => blocks,
             Err(reason) => return refused(reason),
         };
@@ -258,10 +281,15 @@ impl Receiving {
     }
 
     /// Places for all blocks, or for those that can have one, or why there are none.
-    fn make_places(&self, metas: Vec<BlockMeta>, keep: Keep) -> Result<Vec<Block>, String> {
-        let placed = self.store.reserve(self.owner, &metas, self.clock.now_ms()).unwrap_or_default();
+    fn make_places(
+        &self,
+        metas: &[BlockMeta],
+        put_after: &[Generation],
+        keep: Keep,
+    ) -> Result<Vec<Block>, String> {
+        let placed = self.store.reserve(self.owner, metas, self.clock.now_ms()).unwrap_or_default();
         let (mut blocks, mut failed) = (Vec::new(), None);
-        for (meta, reserved) in metas.into_iter().zip(placed) {
+        for ((&meta, &put_after), reserved) in metas.iter().zip(put_after).zip(placed) {
             let key = meta.key;
             let place = match reserved {
                 Reserve::Reserved(place) => Ok(Place::Reserved(place)),
@@ -275,7 +303,7 @@ impl Receiving {
                 Reserve::Refused(error) => Err(error.to_string()),
             };
             match place {
-                Ok(place) => blocks.push(Block { meta, place }),
+                Ok(place) => blocks.push(Block { meta, put_after, place }),
                 Err(reason) => failed = Some(reason),
             }
         }
@@ -347,16 +375,17 @@ impl Receiving {
 
     /// The peer has written all layers: compares, and keeps what [`Keep`] says. One outcome per block.
     pub(crate) fn settle(&self, from: &Link, id: u64, sums: &[u64]) -> Reply {
-        let (segment, keep, places) = match self.begin_to_settle(from, id, sums.len()) {
+        let (segment, keep, blocks) = match self.begin_to_settle(from, id, sums) {
             Ok(begun) => begun,
             Err(answer) => return *answer,
         };
         self.ways.take_back(&segment);
-        let mut outcomes = self.compare(&places, sums);
+        let mut outcomes = self.compare(&blocks);
         let damaged = outcomes.contains(&Copied::Failed);
+        let whole = !damaged && !outcomes.contains(&Copied::Enough);
         let held = match keep {
-            Keep::All { .. } if damaged => Vec::new(),
-            Keep::All { .. } | Keep::Each => self.commit(&places, sums, &mut outcomes),
+            Keep::All { .. } if !whole => Vec::new(),
+            Keep::All { .. } | Keep::Each => self.commit(&blocks, &mut outcomes),
         };
         let mut all = self.incoming();
         let Some(incoming) = all.get_mut(&id) else {
@@ -374,13 +403,13 @@ impl Receiving {
         reply
     }
 
-    /// The segment to take back, and per block its place, or why it has none. `Err`: the answer is known already.
+    /// The segment to take back, what to keep, and the blocks. `Err`: the answer is known already.
     fn begin_to_settle(
         &self,
         from: &Link,
         id: u64,
-        sums: usize,
-    ) -> Result<(String, Keep, Vec<Placed>), Box<Reply>> {
+        sums: &[u64],
+    ) -> Result<(String, Keep, Vec<Settling>), Box<Reply>> {
         let refused = |reason: &str| Err(Box::new(Reply::Refused { reason: reason.to_owned() }));
         let mut all = self.incoming();
         // Asked again while the first call is still at work.
@@ -401,41 +430,57 @@ impl Receiving {
             State::Kept(outcomes) => return Err(Box::new(Reply::Copied { outcomes: outcomes.clone() })),
             State::Open | State::Settling => {}
         }
-        if sums != incoming.blocks.len() {
+        if sums.len() != incoming.blocks.len() {
             return refused("it needs one checksum per block");
         }
         incoming.state = State::Settling;
-        let place = |block: &Block| match &block.place {
-            Place::Reserved(place) => Ok(*place),
+        let settling = |(block, &checksum): (&Block, &u64)| match &block.place {
+            &Place::Reserved(place) => {
+                Ok(Written { key: block.meta.key, put_after: block.put_after, place, checksum })
+            }
             // Perhaps in another version: two computations of one block need not agree to the bit.
             Place::Held(_) | Place::GivenBack => Err(Copied::Had),
             Place::None(outcome) => Err(*outcome),
         };
-        Ok((incoming.segment.clone(), incoming.keep, incoming.blocks.iter().map(place).collect()))
+        let blocks = incoming.blocks.iter().zip(sums).map(settling).collect();
+        Ok((incoming.segment.clone(), incoming.keep, blocks))
     }
 
-    /// Whether each block has arrived intact.
-    fn compare(&self, places: &[Placed], sums: &[u64]) -> Vec<Copied> {
+    /// Whether each block has arrived intact, and was not removed meanwhile.
+    fn compare(&self, blocks: &[Settling]) -> Vec<Copied> {
         let mapping = self.store.pool().mapping();
-        let outcome = |(place, &sum): (&Placed, &u64)| match place {
-            Ok(place) => {
+        let outcome = |block: &Settling| match block {
+            Ok(Written { key, put_after, place, checksum }) => {
                 let bytes = mapping.bytes(place.offset, place.size.into());
-                let intact = bytes.is_some_and(|bytes| bytes.checksum() == sum);
-                if intact { Copied::Done } else { Copied::Failed }
+                let intact = bytes.is_some_and(|bytes| bytes.checksum() == *checksum);
+                let removed = self.copies.table().is_outdated(*key, *put_after);
+                match (intact, removed) {
+                    (false, _) => Copied::Failed,
+                    (true, true) => Copied::Enough,
+                    (true, false) => Copied::Done,
+                }
             }
             Err(outcome) => *outcome,
         };
-        places.iter().zip(sums).map(outcome).collect()
+        blocks.iter().map(outcome).collect()
     }
 
-    /// Makes blocks visible that are intact, and holds them. One that cannot be has failed; the others stay, as good as any.
-    fn commit(&self, places: &[Placed], sums: &[u64], outcomes: &mut [Copied]) -> Vec<Option<Held>> {
-        let commit = |((place, &sum), outcome): ((&Placed, &u64), &mut Copied)| {
-            let place = place.as_ref().ok().filter(|_| *outcome == Copied::Done)?;
-            let held = self.store.commit_held(self.owner, place.id, sum, self.clock.now_ms());
+    /// Makes blocks visible that are intact, and holds them. One that cannot be has failed, or was removed at this very
+    /// moment; the others stay, as good as any.
+    fn commit(&self, blocks: &[Settling], outcomes: &mut [Copied]) -> Vec<Option<Held>> {
+        let commit = |(block, outcome): (&Settling, &mut Copied)| {
+            let block = block.as_ref().ok().filter(|_| *outcome == Copied::Done)?;
+            let Written { key, put_after, place, checksum } = block;
+            // Under the lock, so that a removal either finds the block or keeps it from becoming visible.
+            let table = self.copies.table();
+            if table.is_outdated(*key, *put_after) {
+                *outcome = Copied::Enough;
+                return None;
+            }
+            let held = self.store.commit_held(self.owner, place.id, *checksum, self.clock.now_ms());
             held.inspect_err(|_| *outcome = Copied::Failed).ok()
         };
-        places.iter().zip(sums).zip(outcomes).map(commit).collect()
+        blocks.iter().zip(outcomes).map(commit).collect()
     }
 
     /// The peer, or what happened to it, ends a hand-over before it is settled.
@@ -575,6 +620,10 @@ fn end_of(keep: Keep, damaged: bool, outcomes: Vec<Copied>) -> (State, Reply) {
     match keep {
         Keep::All { .. } if damaged => {
             let reason = "a block did not arrive with the checksum that its writer gave".to_owned();
+            (State::Failed(reason), Reply::Copied { outcomes })
+        }
+        Keep::All { .. } if outcomes.contains(&Copied::Enough) => {
+            let reason = "a block was removed while it was handed over".to_owned();
             (State::Failed(reason), Reply::Copied { outcomes })
         }
         Keep::All { .. } if outcomes.contains(&Copied::Failed) => {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::super::link::Link;
 use super::super::message::{Copied, Keep, Reply, Request};
+use super::super::table::Generation;
 use super::super::upkeep::ANSWER;
 use super::super::{Cluster, Shared};
 use super::notice::encode;
@@ -55,6 +56,7 @@ enum Layer {
 /// One block to hand over.
 struct Source {
     meta: BlockMeta,
+    put_after: Generation,
     place: Place,
     /// The region of the peer's segment that it goes to.
     region: Option<u32>,
@@ -140,11 +142,12 @@ impl HandingOver {
     pub(crate) fn push(
         shared: &Arc<Shared>,
         link: &Arc<Link>,
-        blocks: Vec<(BlockMeta, Held)>,
+        blocks: Vec<(BlockMeta, Generation, Held)>,
     ) -> Result<Vec<Copied>, HandOverError> {
-        let checksums: Vec<u64> = blocks.iter().map(|(_, held)| held.checksum).collect();
+        let checksums: Vec<u64> = blocks.iter().map(|(.., held)| held.checksum).collect();
         let mut handing = Self::new(shared, link, shared.owner, 1)?;
-        let source = |(meta, held)| Source { meta, place: Place::Held(held), region: None };
+        let source =
+            |(meta, put_after, held)| Source { meta, put_after, place: Place::Held(held), region: None };
         handing.sources = blocks.into_iter().map(source).collect();
         handing.open(Keep::Each)?;
         handing.layer_done(0)?;
@@ -170,9 +173,10 @@ impl HandingOver {
 
     fn reserve(&mut self, blocks: &[BlockMeta]) -> Result<(), HandOverError> {
         let (store, now) = (Arc::clone(&self.shared.store), self.shared.clock.now_ms());
+        let put_after = self.shared.put_after(blocks.iter().map(|meta| meta.key));
         let reserved = store.reserve(self.owner, blocks, now).unwrap_or_default();
         let mut failed = None;
-        for (&meta, reserved) in blocks.iter().zip(reserved) {
+        for ((&meta, put_after), reserved) in blocks.iter().zip(put_after).zip(reserved) {
             let key = meta.key;
             let refused = |outcome: Outcome| {
                 let (reason, retryable) = (outcome.text().to_owned(), outcome.retryable());
@@ -188,7 +192,7 @@ impl HandingOver {
                 Reserve::Refused(error) => Err(refused(Outcome::from(&error))),
             };
             match place {
-                Ok(place) => self.sources.push(Source { meta, place, region: None }),
+                Ok(place) => self.sources.push(Source { meta, put_after, place, region: None }),
                 Err(error) => failed = Some(error),
             }
         }
@@ -201,7 +205,8 @@ impl HandingOver {
         let not_taken = |reason: String| HandOverError::NotTaken { peer: peer.clone(), reason };
         let blocks = self.sources.iter().map(|source| source.meta).collect();
         let layers = self.layers.len() as u32;
-        let open = Request::Open { id: self.id, keep, layers, blocks };
+        let put_after = self.sources.iter().map(|source| source.put_after).collect();
+        let open = Request::Open { id: self.id, keep, layers, blocks, put_after };
         self.is_asked = true;
         let reply = self.link.call(&open, ANSWER).map_err(|error| not_taken(error.to_string()))?;
         let Reply::Opened { segment, wanted } = reply else {
@@ -313,9 +318,12 @@ impl HandingOver {
         let checksums: Vec<u64> = self.sources.iter().zip(checksums).map(sum).collect();
         let outcomes = self.settle(&checksums)?;
         let failed = |(_, outcome): &(&Source, Copied)| !matches!(outcome, Copied::Done | Copied::Had);
-        if let Some((source, _)) = self.sources.iter().zip(outcomes).find(failed) {
-            let reason = "did not arrive with the checksum given".to_owned();
-            return Err(HandOverError::NotKept { key: source.meta.key, reason });
+        if let Some((source, outcome)) = self.sources.iter().zip(outcomes).find(failed) {
+            let reason = match outcome {
+                Copied::Enough => "was removed meanwhile",
+                _ => "did not arrive with the checksum given",
+            };
+            return Err(HandOverError::NotKept { key: source.meta.key, reason: reason.to_owned() });
         }
         self.commit(&checksums)
     }

@@ -65,6 +65,11 @@ impl Removals {
         self.latest.get(&key).is_some_and(|&at| at > put)
     }
 
+    /// The last removal of a block, or one before which none is believed any more.
+    pub(super) fn heard(&self, key: BlockKey) -> Generation {
+        self.latest.get(&key).copied().unwrap_or(self.horizon)
+    }
+
     /// Forgets what was removed before `horizon`, and believes no such removal any more.
     pub(super) fn expire(&mut self, horizon: Generation) {
         self.horizon = self.horizon.max(horizon);

@@ -4,6 +4,8 @@ use std::time::Instant;
 
 use super::super::handover::{Arrival, HAND_OVERS_MAX, HandOverError, HandingOver, Waited};
 use super::super::message::{Copied, Keep, Reply};
+use super::super::push::Pushed;
+use super::super::table::Generation;
 use super::*;
 use kvasir_protocol::block::checksum;
 use kvasir_store::dram::OwnerId;
@@ -324,7 +326,20 @@ impl<'a> Sender<'a> {
     }
 
     fn open(&self, id: u64, numbers: &[u32]) -> Reply {
-        self.to.cluster.shared.receiving.open(&self.link, id, Keep::Each, 1, metas(numbers))
+        self.open_put_after(id, numbers, Generation::default())
+    }
+
+    fn open_put_after(&self, id: u64, numbers: &[u32], at: Generation) -> Reply {
+        let blocks = metas(numbers).into_iter().map(|meta| (meta, at)).collect();
+        self.to.cluster.shared.receiving.open(&self.link, id, Keep::Each, 1, blocks)
+    }
+
+    /// Writes a block of the only hand-over into its place.
+    fn write(&self, opened: &Reply, n: u32) {
+        let Reply::Opened { segment, .. } = opened else { panic!("{opened:?}") };
+        let exports = &self.to.cluster.shared.ways.node.exports;
+        let granted = exports.grant(segment, &self.link.config.name).unwrap();
+        granted.regions[0].whole().unwrap().copy_in(&content(n));
     }
 
     fn settle(&self, id: u64, numbers: &[u32]) -> Reply {
@@ -352,6 +367,64 @@ fn a_number_is_taken_once_and_its_places_stay_until_nobody_writes_there() {
     assert_eq!(sender.settle(1, &[1]), nothing, "nothing was written");
     assert_eq!((host.free(), sender.settle(1, &[1])), (free, nothing), "asked again, the same answer");
     assert!(!host.is_resident(1));
+}
+
+/// The block is only reserved where it arrives, so a removal finds nothing there to drop.
+#[test]
+fn a_block_that_is_removed_while_it_is_pushed_does_not_come_back() {
+    let host = Host::start(0, &ports(2), |_| {});
+    let (sender, shared, free) = (Sender::named("host-1", &host), &host.cluster.shared, host.free());
+    let push = |id, at| {
+        let opened = sender.open_put_after(id, &[1], at);
+        sender.write(&opened, 1);
+        sender.settle(id, &[1])
+    };
+    let refused = Reply::Copied { outcomes: vec![Copied::Enough] };
+
+    let before = shared.copies.generations.next();
+    let opened = sender.open_put_after(1, &[1], before);
+    sender.write(&opened, 1);
+    let removed = shared.copies.generations.next();
+    assert_eq!(shared.remove_here(&[key(1)], removed), [false]);
+    assert_eq!(sender.settle(1, &[1]), refused);
+    assert!(!host.is_resident(1) && host.free() == free);
+
+    // Nor from a sender that hears of the removal later than this host.
+    assert_eq!(push(2, before), refused);
+    assert_eq!((host.is_resident(1), host.free()), (false, free));
+    // What was put since is as good as any.
+    assert_eq!(push(3, removed), Reply::Copied { outcomes: vec![Copied::Done] });
+    assert!(host.reads(1));
+}
+
+#[test]
+fn what_was_put_again_after_a_removal_is_pushed_and_handed_over() {
+    let (from, to) = pair(600);
+    for n in [1, 2] {
+        from.put(n);
+        assert_eq!(from.tiering.remove(&[key(n)], from.clock.now_ms()).unwrap(), [Remove::Removed]);
+        from.put(n);
+    }
+    assert_eq!(from.cluster.push("host-1", &[key(1)]).unwrap(), [Pushed::Done]);
+    let mut handing = from.begin(from.store.new_owner(), 7, &[2]);
+    (0..LAYERS).for_each(|layer| from.produce(&mut handing, &[2], layer));
+    handing.finish(&sums(&[2])).unwrap();
+    assert!(to.reads(1) && to.reads(2));
+}
+
+#[test]
+fn a_hand_over_of_a_block_that_is_removed_meanwhile_keeps_nothing() {
+    let (from, to) = pair(600);
+    let free = (from.free(), to.free());
+    let mut handing = from.begin(from.store.new_owner(), 7, &[1, 2]);
+    (0..LAYERS).for_each(|layer| from.produce(&mut handing, &[1, 2], layer));
+    to.tiering.remove(&[key(2)], to.clock.now_ms()).unwrap();
+    let error = handing.finish(&sums(&[1, 2])).unwrap_err();
+    let expected = format!("block {} was removed meanwhile", key(2));
+    assert!(error.is_end() && error.retryable() && error.to_string().contains(&expected), "{error}");
+    drop(handing);
+    assert!([1, 2].iter().all(|&n| !from.is_resident(n) && !to.is_resident(n)));
+    assert_eq!((from.free(), to.free()), free);
 }
 
 /// A sender that goes away before it settles leaves nothing behind.

@@ -68,8 +68,9 @@ fn lies(theirs: u64) -> Vec<Request> {
         lease_ms: u64::MAX,
     };
     let open = |id, keep, layers, loans: Vec<Loan>| {
-        let blocks = loans.iter().map(|loan| loan.meta).collect();
-        Request::Open { id, keep, layers, blocks }
+        let blocks: Vec<_> = loans.iter().map(|loan| loan.meta).collect();
+        let put_after = vec![Generation(1); blocks.len()];
+        Request::Open { id, keep, layers, blocks, put_after }
     };
     let whole = |layers, loans| open(9, Keep::All { request: 9 }, layers, loans);
     let each = |id, loans| open(id, Keep::Each, 1, loans);
@@ -108,6 +109,21 @@ fn lies(theirs: u64) -> Vec<Request> {
         Request::GiveUp { id: 9, reason: "r".repeat(500_000) },
         Request::GiveUp { id: 77, reason: String::new() },
         Request::Lend { keys: vec![key(0); 5000], release: vec![] },
+        // More times than blocks, and a time that no clock has shown yet.
+        Request::Open {
+            id: 10,
+            keep: Keep::Each,
+            layers: 1,
+            blocks: vec![loan(90).meta],
+            put_after: vec![Generation(1); 2],
+        },
+        Request::Open {
+            id: 10,
+            keep: Keep::Each,
+            layers: 1,
+            blocks: vec![loan(90).meta],
+            put_after: vec![Generation(u64::MAX)],
+        },
         Request::Describe,
     ]
 }
@@ -294,7 +310,9 @@ fn what_a_peer_says_of_the_hand_overs_of_others_is_not_heard() {
     let shared = &host.cluster.shared;
     let (one, two) = (&shared.links[0], &shared.links[1]);
     let free = host.store.pressure().free_bytes;
-    let open = |from, id, keep, n: u32| shared.receiving.open(from, id, keep, 4, vec![loan(n).meta]);
+    let open = |from, id, keep, n: u32| {
+        shared.receiving.open(from, id, keep, 4, vec![(loan(n).meta, Generation(1))])
+    };
     let opened = open(one, 9, Keep::All { request: 5 }, 80);
     let Reply::Opened { segment, .. } = &opened else { panic!("{opened:?}") };
     let again = open(two, 9, Keep::All { request: 6 }, 81);

@@ -228,5 +228,5 @@ fn a_peer_with_the_secret_that_talks_nonsense_harms_nobody() {
 
 fn frame(body: &[u8]) -> Vec<u8> {
     let len = (body.len() as u32).to_le_bytes();
-    [&b"KVCL\x05\0\0\0"[..], &len, body].concat()
+    [&b"KVCL\x06\0\0\0"[..], &len, body].concat()
 }
