@@ -490,6 +490,7 @@ impl Shared {
             // A claim that this host merged into its own may be news to others.
             self.copies.changed();
         }
+        self.spare_later_puts(&mut removed);
         let late = self.carry_out(&removed);
         add(&self.counts.told_late, late.len() as u64);
         // While it says everything again its copies seem to be missing; look when it is done.

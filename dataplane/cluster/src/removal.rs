@@ -24,7 +24,7 @@ use super::message::{Reply, Request};
 use super::table::{Generation, KEPT_FOR_US, Removal};
 use super::{Event, Shared};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
-use kvasir_store::dram::Remove;
+use kvasir_store::dram::{BlockStat, Remove};
 
 /// A peer that holds a block, and was not heard to remove it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -126,16 +126,45 @@ impl Shared {
         })
     }
 
-    /// A peer removes blocks everywhere. Returns whether each was here.
+    /// A peer removes blocks everywhere, at this moment. Returns whether each was here.
     pub(super) fn remove_here(&self, keys: &[BlockKey], at: Generation) -> Vec<bool> {
         self.copies.generations.heard(at);
         let _alone = self.one_removal();
-        let new: Vec<_> = {
+        let (mut new, mut spared) = (Vec::new(), Vec::new());
+        {
             let mut table = self.table();
-            keys.iter().filter_map(|&key| Some((key, at, table.remove(key, at)?))).collect()
-        };
-        let dropped = self.carry_out(&new);
+            for &key in keys {
+                match table.remove(key, at) {
+                    Some(removal) => new.push((key, at, removal)),
+                    // Told as news before the call came: then what seemed to be put since was spared.
+                    None if table.is_removed(key, at) => spared.push(key),
+                    None => {}
+                }
+            }
+        }
+        let mut dropped = self.carry_out(&new);
+        dropped.extend(self.drop_here(&spared));
         keys.iter().map(|key| dropped.contains(key)).collect()
+    }
+
+    /// Has removals that are told late keep what was put here since. The table knows that of blocks with copies; of the
+    /// others it says the clock, for as long as they are in the pool.
+    pub(super) fn spare_later_puts(&self, told: &mut [(BlockKey, Generation, Removal)]) {
+        let (now_us, now_ms) = (now_us(), self.clock.now_ms());
+        let put_at = |stat: &BlockStat| {
+            let age_ms = now_ms.saturating_sub(stat.inserted_ms);
+            Generation(now_us.saturating_sub(age_ms.saturating_mul(1000)))
+        };
+        for told in told.chunks_mut(BATCH_MAX) {
+            let keys: Vec<BlockKey> = told.iter().map(|(key, ..)| *key).collect();
+            let stats = self.store.stat(&keys).unwrap_or_default();
+            for ((_, at, removal), stat) in told.iter_mut().zip(stats) {
+                // What was brought up was put earlier than that, and nobody knows when.
+                if stat.is_some_and(|stat| !stat.was_brought && put_at(&stat) > *at) {
+                    *removal = Removal::Keep;
+                }
+            }
+        }
     }
 
     /// Removals are carried out one after the other: what one finds known has been carried out, too.

@@ -322,8 +322,7 @@ impl Table {
             return None;
         }
         self.log().push(Fact::Removed(key, at));
-        let put_since = self.blocks.get(&key).is_some_and(|block| block.holding.generation >= at);
-        if put_since {
+        if self.was_put_since(key, at) {
             return Some(Removal::Keep);
         }
         self.versions.remove(&key);
@@ -333,6 +332,15 @@ impl Table {
             self.log().push(Fact::Gone(key, Gone::Lost));
         }
         Some(Removal::Drop)
+    }
+
+    /// Whether this removal is known as the last one of the block, and a put that came later is not.
+    pub fn is_removed(&self, key: BlockKey, at: Generation) -> bool {
+        self.removals.last(key) == Some(at) && !self.was_put_since(key, at)
+    }
+
+    fn was_put_since(&self, key: BlockKey, at: Generation) -> bool {
+        self.blocks.get(&key).is_some_and(|block| block.holding.generation >= at)
     }
 
     /// A removal that this host knew of before it was started.

@@ -92,6 +92,8 @@ impl OwnerId {
     const CLIENT: u64 = 1 << 63;
     /// Transfers of this process.
     const TRANSFERS: u64 = 1 << 62;
+    /// Brings blocks that were put before: from a tier below, or from another host.
+    const BRINGS: u64 = 1 << 61;
 
     /// Whether it fills its places from another process, which nobody here can stop.
     pub(super) fn is_client(self) -> bool {
@@ -101,6 +103,11 @@ impl OwnerId {
     /// Whether this process gives its places back by itself, in any case, and not before transfers to them have ended.
     pub(super) fn is_transfers(self) -> bool {
         self.0 & Self::TRANSFERS != 0
+    }
+
+    /// Whether what it commits was put before, into another tier or on another host.
+    pub(super) fn brings(self) -> bool {
+        self.0 & Self::BRINGS != 0
     }
 }
 
@@ -202,8 +209,10 @@ pub struct BlockStat {
     /// When its own time to live ends, and when its last pin does.
     pub expires_ms: Option<u64>,
     pub pinned_until_ms: Option<u64>,
-    /// On the clock of `now_ms`, exact to 10 ms.
+    /// On the clock of `now_ms`, rounded down to 10 ms.
     pub inserted_ms: u64,
+    /// It came from another tier or host, so that it was put earlier than it was inserted.
+    pub was_brought: bool,
     pub used_ms: u64,
     /// The block before it in its chain, if that is resident.
     pub parent: Option<BlockKey>,
@@ -317,10 +326,15 @@ impl DramStore {
         OwnerId(self.new_owner().0 | OwnerId::CLIENT)
     }
 
-    /// A new holder for transfers that this process makes or allows. No time ends its reservations: whoever makes them
-    /// gives each one back, once nothing writes to it any more.
+    /// A new holder for transfers from other hosts that this process makes or allows. No time ends its reservations:
+    /// whoever makes them gives each one back, once nothing writes to it any more.
     pub fn new_transfers_owner(&self) -> OwnerId {
-        OwnerId(self.new_owner().0 | OwnerId::TRANSFERS)
+        OwnerId(self.new_owner().0 | OwnerId::TRANSFERS | OwnerId::BRINGS)
+    }
+
+    /// A new holder that brings blocks up from tiers below.
+    pub fn new_bringing_owner(&self) -> OwnerId {
+        OwnerId(self.new_owner().0 | OwnerId::BRINGS)
     }
 
     /// Everything countable, at one moment per shard.

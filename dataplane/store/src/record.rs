@@ -43,8 +43,9 @@ const IN_RESERVE: Field = STATE.after(1);
 const HAS_EXTRAS: Field = IN_RESERVE.after(1);
 // In `counts`.
 const LABEL: Field = Field { at: 0, bits: 12 };
-const USES: Field = LABEL.after(12);
-const EPOCH: Field = USES.after(8);
+const USES: Field = LABEL.after(11);
+const WAS_BROUGHT: Field = USES.after(1);
+const EPOCH: Field = WAS_BROUGHT.after(8);
 // In `parent`.
 const PARENT_SLOT: Field = Field { at: 0, bits: 28 };
 const PARENT_TAG: Field = PARENT_SLOT.after(4);
@@ -142,13 +143,22 @@ impl Record {
         LABEL.get(self.counts.into()) as u16
     }
 
-    /// Saturates at 4,095.
+    /// Saturates at 2,047.
     pub(super) fn uses(&self) -> u32 {
         USES.get(self.counts.into()) as u32
     }
 
     pub(super) fn count_use(&mut self) {
         self.set_count(USES, u64::from(self.uses()) + 1);
+    }
+
+    /// Whether it came from another tier or host: it was put earlier than it was inserted here.
+    pub(super) fn was_brought(&self) -> bool {
+        WAS_BROUGHT.get(self.counts.into()) == 1
+    }
+
+    pub(super) fn set_was_brought(&mut self, yes: bool) {
+        self.set_count(WAS_BROUGHT, yes.into());
     }
 
     /// Epoch of the event buffer at this block's last event.
@@ -223,7 +233,7 @@ mod tests {
         #[test]
         fn fields_do_not_touch_each_other(
             key: u128, parent: u128, depth: u32, size: u32, label in 0u16..4096, offset in 0u64..1 << 38, sum: u64,
-            slot in 0u32..(1 << 28) - 1, epoch: u8, uses in 0u32..6000, reserve: bool, extras: bool, state in 0usize..10,
+            slot in 0u32..(1 << 28) - 1, epoch: u8, uses in 0u32..6000, brought: bool, reserve: bool, extras: bool, state in 0usize..10,
         ) {
             let (key, parent) = (BlockKey(key), BlockKey(parent));
             let meta = BlockMeta { parent: Some(parent), depth, ..BlockMeta::single(key, size) };
@@ -233,12 +243,14 @@ mod tests {
             record.set_state(State::ALL[state]);
             record.set_in_reserve(reserve);
             record.set_has_extras(extras);
+            record.set_was_brought(brought);
             record.set_epoch(epoch);
             record.set_parent_slot(slot);
             (0..uses).for_each(|_| record.count_use());
             prop_assert_eq!((record.key(), record.checksum(), record.offset(), record.size), (key, sum, offset * SMALLEST, size));
-            prop_assert_eq!((record.depth(), record.uses()), (depth.min((1 << 20) - 1), uses.min(4095)));
+            prop_assert_eq!((record.depth(), record.uses()), (depth.min((1 << 20) - 1), uses.min(2047)));
             prop_assert_eq!((record.label(), record.epoch(), record.parent_slot()), (label, epoch, slot));
+            prop_assert_eq!(record.was_brought(), brought);
             prop_assert_eq!((record.state(), record.in_reserve(), record.has_extras()), (State::ALL[state], reserve, extras));
             record.set_parent_slot(NO_SLOT);
             prop_assert_eq!(record.parent_slot(), NO_SLOT);

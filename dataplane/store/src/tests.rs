@@ -291,6 +291,20 @@ fn what_this_process_fills_by_itself_no_time_takes_back() {
     assert!(store.commit(owner, &[(id, None)], 0).unwrap()[0].is_ok());
 }
 
+/// A lookup that brings a block up says nothing about when it was put, and neither does a copy from another host.
+#[test]
+fn what_was_brought_is_told_from_what_was_put() {
+    let store = store(8);
+    let owners =
+        [store.new_owner(), store.new_client(), store.new_bringing_owner(), store.new_transfers_owner()];
+    for (n, owner) in (1..).zip(owners) {
+        let id = reserved(&store, owner, n, 4096);
+        assert!(store.commit(owner, &[(id, None)], 0).unwrap()[0].is_ok());
+    }
+    let brought = [1, 2, 3, 4].map(|n| store.stat(&[key(n)]).unwrap()[0].unwrap().was_brought);
+    assert_eq!(brought, [false, false, true, true]);
+}
+
 #[test]
 fn who_is_abandoned_keeps_what_it_was_lent_until_its_time_is_over() {
     let store = store(8);

@@ -240,7 +240,7 @@ impl Tiering {
             together: Arc::default(),
             moves: Arc::default(),
             admit: Mutex::new(admit),
-            owner: dram.new_owner(),
+            owner: dram.new_bringing_owner(),
             dram,
             config,
         })

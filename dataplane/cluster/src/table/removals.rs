@@ -65,9 +65,14 @@ impl Removals {
         self.latest.get(&key).is_some_and(|&at| at > put)
     }
 
+    /// The last removal of a block that is kept.
+    pub(super) fn last(&self, key: BlockKey) -> Option<Generation> {
+        self.latest.get(&key).copied()
+    }
+
     /// The last removal of a block, or one before which none is believed any more.
     pub(super) fn heard(&self, key: BlockKey) -> Generation {
-        self.latest.get(&key).copied().unwrap_or(self.horizon)
+        self.last(key).unwrap_or(self.horizon)
     }
 
     /// Forgets what was removed before `horizon`, and believes no such removal any more.

@@ -8,6 +8,12 @@ fn sees(host: &Host, n: usize) -> bool {
     host.cluster.peers().iter().any(|peer| peer.name == name && peer.state == LinkState::Up)
 }
 
+/// The time of a put is known to 10 ms.
+fn wait_past_the_tick(host: &Host) {
+    let now_ms = host.clock.now_ms();
+    until("the clock says that it is later", || host.clock.now_ms() > now_ms + 20);
+}
+
 fn remove(host: &Host, n: u32) {
     let removed = host.tiering.remove(&[key(n)], host.clock.now_ms()).unwrap();
     assert_eq!(removed, [Remove::Removed]);
@@ -58,6 +64,46 @@ fn a_removal_outlives_a_restart_of_all_that_heard_of_it() {
     until("it is told", || !one.is_resident(0));
     until("nobody claims it", || settled(&[&zero, &one], 0..1, 0) && settled(&[&zero, &one], 1..2, 2));
     assert!(!zero.is_resident(0));
+}
+
+/// A removal that is told late: it takes what was put before it, and what was only brought up since.
+#[test]
+fn an_old_removal_spares_what_was_put_for_one_copy_since() {
+    let ports = ports(2);
+    let gates = [0, 1].map(|n| Gate::to(ports[n]));
+    let start = |n: usize| Host::start(n, &ports, |config| through(config, 1 - n, &gates[1 - n]));
+    let [zero, one] = [start(0), start(1)];
+    until("both are up", || zero.up() == 1 && one.up() == 1);
+    [0, 1, 2].into_iter().for_each(|n| zero.put(n));
+    one.put(1);
+    gates.iter().for_each(Gate::close);
+    until("each is alone", || zero.up() == 0 && one.up() == 0);
+    [0, 1, 2].into_iter().for_each(|n| remove(&zero, n));
+
+    wait_past_the_tick(&one);
+    one.put(0);
+    let brought = (one.store.new_bringing_owner(), BlockMeta::single(key(2), BLOCK));
+    one.store.put(brought.0, &brought.1, &content(2), one.clock.now_ms()).unwrap();
+    gates.iter().for_each(Gate::open);
+    until("it is told", || one.cluster.stats().removals_kept == 3 && !one.is_resident(1));
+    until("all is carried out", || !one.is_resident(2));
+    assert!(one.reads(0), "put since");
+    assert!(!zero.reads(1) && !one.reads(1) && !one.reads(2));
+}
+
+/// The clock of a host that is asked to remove says nothing against it, even if the news came first.
+#[test]
+fn a_removal_that_is_asked_for_takes_what_seems_to_be_put_since() {
+    let host = Host::start(0, &ports(2), |_| {});
+    let shared = &host.cluster.shared;
+    let at = shared.copies.generations.next();
+    wait_past_the_tick(&host);
+    [1, 2].into_iter().for_each(|n| host.put(n));
+    let mut told = vec![(key(1), at, shared.table().remove(key(1), at).unwrap())];
+    shared.spare_later_puts(&mut told);
+    assert!(shared.carry_out(&told).is_empty() && host.is_resident(1));
+    assert_eq!(shared.remove_here(&[key(1), key(2)], at), [true, true]);
+    assert!(!host.is_resident(1) && !host.is_resident(2));
 }
 
 /// The converse: what is stored again stays, whoever still speaks of the removal.

@@ -28,7 +28,7 @@ pub struct DramTier {
 impl DramTier {
     /// `clock` is the one that the store's other callers use.
     pub fn new(store: Arc<DramStore>, clock: Clock) -> Self {
-        let owner = store.new_owner();
+        let owner = store.new_bringing_owner();
         Self { store, clock, owner }
     }
 

@@ -188,6 +188,7 @@ impl DramStore {
             expires_ms: guard.extras.expires_ms(local),
             pinned_until_ms: guard.extras.pins(local).iter().map(|pin| pin.until_ms).max(),
             inserted_ms: u64::from(record.inserted) * TICK_MS,
+            was_brought: record.was_brought(),
             used_ms: u64::from(record.used) * TICK_MS,
             parent: None,
         };

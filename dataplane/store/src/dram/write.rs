@@ -261,6 +261,7 @@ impl DramStore {
         record.set_checksum(found);
         record.set_parent_slot(parent_slot);
         (record.inserted, record.used) = (ticks(now_ms), ticks(now_ms));
+        record.set_was_brought(owner.brings());
         record.set_epoch(self.push(self.event(EventKind::Insert, record, slot, parent_slot, now_ms)));
         if hold {
             guard.lend(local, State::Migrating)?;
