@@ -321,7 +321,7 @@ impl<'a> Connection<'a> {
                 let (node, data) = primary.unwrap_or_default();
                 Reply::Place { node, data }
             }
-            Request::HandOver(call) => self.hand_overs.serve(node, owner, call),
+            Request::HandOver(call) => self.hand_overs.serve(node, owner, self.tenant, call),
             Request::Stat(keys) => {
                 let now = node.now_ms();
                 Reply::Stat(node.stat(&keys)?.iter().map(|found| describe(found, now)).collect())

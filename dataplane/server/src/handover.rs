@@ -32,7 +32,8 @@ impl HandOvers {
         self.reading.clear();
     }
 
-    pub(super) fn serve(&mut self, node: &Node, owner: OwnerId, call: HandOverCall) -> Reply {
+    /// `tenant`: the one for which the connection acts.
+    pub(super) fn serve(&mut self, node: &Node, owner: OwnerId, tenant: u16, call: HandOverCall) -> Reply {
         let done = |op| move |()| Reply::Outcomes(op, vec![Outcome::Done]);
         let reply = match call {
             HandOverCall::Begin { request, layers, peer, blocks } => {
@@ -49,7 +50,7 @@ impl HandOvers {
                 let dropped = self.drop_handing(node, owner, request);
                 dropped.map(done(Op::DropHandOver))
             }
-            HandOverCall::Arrivals { request, wait_ms } => Ok(self.arrivals(node, request, wait_ms)),
+            HandOverCall::Arrivals { request, wait_ms } => Ok(self.arrivals(node, tenant, request, wait_ms)),
             HandOverCall::Wait { request, layer, wait_ms } => Ok(self.wait(request, layer, wait_ms)),
             HandOverCall::Leave { request } => {
                 self.reading.remove(&request);
@@ -114,13 +115,13 @@ impl HandOvers {
         Ok(())
     }
 
-    fn arrivals(&mut self, node: &Node, request: u64, wait_ms: u32) -> Reply {
+    fn arrivals(&mut self, node: &Node, tenant: u16, request: u64, wait_ms: u32) -> Reply {
         if !self.reading.contains_key(&request) && self.reading.len() >= OPEN_MAX {
             let text =
                 format!("this connection reads {OPEN_MAX} hand-overs, the most at once; leave one first");
             return refused(true, text);
         }
-        match node.arrival(request, until(wait_ms)) {
+        match node.arrival(tenant, request, until(wait_ms)) {
             None => refused(false, HandOverError::Alone.to_string()),
             Some(Err(reason)) => refused(true, broken(request, &reason)),
             Some(Ok(None)) => Reply::Arrivals { time_ms: 0, layers: 0, blocks: Vec::new() },

@@ -219,11 +219,16 @@ impl Node {
         cluster.hand_over(owner, request, peer, blocks, layers)
     }
 
-    /// Waits for a request's blocks to begin to arrive; `None` if this host knows no others.
+    /// Waits for the blocks of a tenant's request to begin to arrive; `None` if this host knows no others.
     ///
     /// # Errors
     /// The hand-over broke off, with the reason.
-    pub fn arrival(&self, request: u64, until: Instant) -> Option<Result<Option<Arrival>, String>> {
-        self.cluster.as_ref().map(|cluster| cluster.arrival(request, until))
+    pub fn arrival(
+        &self,
+        tenant: u16,
+        request: u64,
+        until: Instant,
+    ) -> Option<Result<Option<Arrival>, String>> {
+        self.cluster.as_ref().map(|cluster| cluster.arrival(tenant, request, until))
     }
 }

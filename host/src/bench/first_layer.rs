@@ -57,7 +57,7 @@ fn one(from: &Host, to: &Host, round: u64, bytes: &[u8]) -> io::Result<(f64, f64
         from.store.pool().mapping().write(place.offset, bytes);
     }
     let start = Instant::now();
-    let arrival = to.cluster.arrival(round, start + PATIENCE).map_err(io::Error::other)?;
+    let arrival = to.cluster.arrival(0, round, start + PATIENCE).map_err(io::Error::other)?;
     let arrival = arrival.ok_or_else(|| io::Error::other("the hand-over did not begin"))?;
     let times = thread::scope(|scope| {
         let reader = scope.spawn(|| {

@@ -40,6 +40,8 @@ pub(crate) struct Receiving {
 
 struct Incoming {
     keep: Keep,
+    /// Whose blocks they are. Requests are numbered by each tenant.
+    tenant: u16,
     from: String,
     layers: u32,
     segment: String,
@@ -218,6 +220,11 @@ impl Receiving {
         if let Err(error) = check(&metas, layers) {
             return refused(error.to_string());
         }
+        let tenant = metas[0].tenant;
+        if keep != Keep::Each && metas.iter().any(|meta| (meta.tenant, meta.key.tenant()) != (tenant, tenant))
+        {
+            return refused("the blocks of a request are one tenant's".to_owned());
+        }
         {
             let mut all = self.incoming();
             match all.get(&id) {
@@ -226,7 +233,9 @@ impl Receiving {
                 None => {}
             }
             self.tidy(&mut all, Instant::now());
-            let busy = |incoming: &&Incoming| incoming.keep == keep && incoming.state == State::Open;
+            let busy = |incoming: &&Incoming| {
+                (incoming.keep, incoming.tenant) == (keep, tenant) && incoming.state == State::Open
+            };
             if let Keep::All { request } = keep
                 && let Some(other) = all.values().find(busy)
             {
@@ -247,6 +256,7 @@ impl Receiving {
         let segment = format!("kvasir.handover.{}.{id:016x}", from.place);
         let mut incoming = Incoming {
             keep,
+            tenant,
             from: from.config.name.clone(),
             layers,
             segment: segment.clone(),
@@ -540,14 +550,22 @@ impl Receiving {
         }
     }
 
-    /// The hand-over of a request, as soon as it has begun: its newest, if there were several. None if `until` came first.
-    pub(crate) fn arrival(self: &Arc<Self>, request: u64, until: Instant) -> Result<Option<Arrival>, String> {
+    /// The hand-over of a tenant's request, as soon as it has begun: its newest, if there were several. `None` if `until`
+    /// came first.
+    pub(crate) fn arrival(
+        self: &Arc<Self>,
+        tenant: u16,
+        request: u64,
+        until: Instant,
+    ) -> Result<Option<Arrival>, String> {
         enum Found {
             Arrival(Arrival),
             Failed(String),
         }
         let found = self.wait_for(until, |all| {
-            let of_request = all.iter_mut().filter(|(_, incoming)| incoming.keep == Keep::All { request });
+            let wanted = (Keep::All { request }, tenant);
+            let of_request =
+                all.iter_mut().filter(|(_, incoming)| (incoming.keep, incoming.tenant) == wanted);
             let (id, incoming) = of_request.max_by_key(|(_, incoming)| incoming.begun)?;
             if let State::Failed(reason) = &incoming.state {
                 return Some(Found::Failed(reason.clone()));

@@ -103,9 +103,12 @@ impl Cluster {
         Ok(handing)
     }
 
-    /// Waits for a request's blocks to begin to arrive here. `None` if `until` came first; the reason if it broke off.
-    pub fn arrival(&self, request: u64, until: Instant) -> Result<Option<Arrival>, String> {
-        self.shared.receiving.arrival(request, until)
+    /// Waits for the blocks of a tenant's request to begin to arrive here. `None` if `until` came first.
+    ///
+    /// # Errors
+    /// It broke off, for this reason.
+    pub fn arrival(&self, tenant: u16, request: u64, until: Instant) -> Result<Option<Arrival>, String> {
+        self.shared.receiving.arrival(tenant, request, until)
     }
 }
 

@@ -54,7 +54,7 @@ impl Host {
     }
 
     fn arrival(&self, request: u64) -> Arrival {
-        self.cluster.arrival(request, soon()).unwrap().unwrap()
+        self.cluster.arrival(0, request, soon()).unwrap().unwrap()
     }
 
     /// A layer is here, of all blocks, bit-exact.
@@ -124,7 +124,34 @@ fn a_layer_is_read_before_the_next_is_produced() {
     // A late reader may still read them; after that they are blocks like others.
     to.has_layer(&to.arrival(7), &numbers, 3);
     assert_eq!(evict(), [Evict::Evicted; 3]);
-    assert!(to.cluster.arrival(7, soon()).is_err_and(|reason| reason.contains("evicted")));
+    assert!(to.cluster.arrival(0, 7, soon()).is_err_and(|reason| reason.contains("evicted")));
+}
+
+/// Each tenant numbers its requests by itself, and hears nothing of another's.
+#[test]
+fn two_tenants_hand_requests_of_one_number_over() {
+    let (from, to) = pair(600);
+    let of = |tenant: u16, n: u32| BlockMeta { tenant, ..BlockMeta::single(key(n).of_tenant(tenant), BLOCK) };
+    let begin =
+        |blocks: &[BlockMeta]| from.cluster.hand_over(from.store.new_owner(), 7, "host-1", blocks, LAYERS);
+    let third = begin(&[of(3, 1), of(3, 2)]).unwrap();
+    assert!(to.cluster.arrival(4, 7, Instant::now()).unwrap().is_none(), "it is not that tenant's");
+    let fourth = begin(&[of(4, 1)]).unwrap();
+    let keys = |tenant| -> Vec<BlockKey> {
+        let arrival = to.cluster.arrival(tenant, 7, soon()).unwrap().unwrap();
+        arrival.blocks().iter().map(|block| block.key).collect()
+    };
+    assert_eq!(keys(3), [1, 2].map(|n| of(3, n).key));
+    assert_eq!(keys(4), [of(4, 1).key]);
+    let again = begin(&[of(3, 3)]).err().unwrap().to_string();
+    assert!(again.contains("request 7 is being handed over by host-0 already"), "{again}");
+    drop((third, fourth));
+    let free = to.free();
+    for mixed in [of(4, 9), BlockMeta { tenant: 3, ..of(4, 9) }] {
+        let error = begin(&[of(3, 8), mixed]).err().unwrap().to_string();
+        assert!(error.contains("the blocks of a request are one tenant's"), "{error}");
+    }
+    assert_eq!(to.free(), free);
 }
 
 #[test]
@@ -194,7 +221,7 @@ fn a_sender_that_gives_up_ends_it_but_not_under_a_reader() {
     assert_eq!(from.free(), free.0);
     assert!(matches!(arrival.wait(Some(1), soon()), Waited::Failed(reason) if reason.contains("gave it up")));
     assert!(to.free() < free.1, "the places are still somebody's");
-    assert!(to.cluster.arrival(7, soon()).is_err(), "who comes late learns it, too");
+    assert!(to.cluster.arrival(0, 7, soon()).is_err(), "who comes late learns it, too");
     drop(arrival);
     assert_eq!(to.free(), free.1);
 }
@@ -281,7 +308,7 @@ fn bad_calls_say_what_is_wrong() {
     check(handing.finish(&[]), "0 checksums for 1 blocks");
     handing.finish(&sums(&[1])).unwrap();
     assert!(to.reads(1));
-    assert!(to.cluster.arrival(99, Instant::now()).unwrap().is_none(), "nothing begun");
+    assert!(to.cluster.arrival(0, 99, Instant::now()).unwrap().is_none(), "nothing begun");
 }
 
 #[test]
