@@ -300,6 +300,79 @@ fn a_peer_that_answers_with_lies_costs_misses_and_nothing_else() {
     });
 }
 
+/// What this process takes of the machine.
+#[derive(Clone, Copy, Debug)]
+struct Vitals {
+    resident_kib: u64,
+    descriptors: usize,
+}
+
+impl Vitals {
+    /// More than before that is not called a leak: what the allocator keeps, and connections that are just ending.
+    const MARGIN: Self = Self { resident_kib: 16 << 10, descriptors: 6 };
+
+    fn now() -> Self {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
+        Self { resident_kib: resident.trim().trim_end_matches(" kB").parse().unwrap(), descriptors }
+    }
+
+    fn is_back(self, before: Self) -> bool {
+        self.resident_kib <= before.resident_kib + Self::MARGIN.resident_kib
+            && self.descriptors <= before.descriptors + Self::MARGIN.descriptors
+    }
+}
+
+/// Whether this process runs that one test alone. If not, another one does so now, and must succeed.
+fn runs_alone(test: &str) -> bool {
+    const ALONE: &str = "KVASIR_TEST_RUNS_ALONE";
+    let alone = std::env::var_os(ALONE).is_some();
+    if !alone {
+        let mut run = std::process::Command::new(std::env::current_exe().unwrap());
+        let done = run.args([test, "--exact", "--nocapture"]).env(ALONE, "1").status().unwrap();
+        assert!(done.success());
+    }
+    alone
+}
+
+/// Tells lies again and again; in the end no more is taken than after the first few times.
+fn costs_nothing(what: &str, lie: impl Fn()) {
+    (0..4).for_each(|_| lie());
+    let before = Vitals::now();
+    (0..40).for_each(|_| lie());
+    until(&format!("{what} costs nothing, beyond {before:?}"), || Vitals::now().is_back(before));
+}
+
+#[test]
+fn lies_cost_neither_memory_nor_descriptors() {
+    if !runs_alone("tests::lies::lies_cost_neither_memory_nor_descriptors") {
+        return;
+    }
+    let ports = ports(2);
+    let host = victim(&ports);
+    costs_nothing("a peer that asks for nonsense", || {
+        let liar = Liar::connect(&host);
+        for request in lies(1 << 32) {
+            liar.ask(&request).unwrap();
+        }
+    });
+    let listener = TcpListener::bind(ports[1]).unwrap();
+    let (stop, lent) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| answer_with_lies(&listener, &stop, &lent));
+        until("it is believed to be a peer", || host.up() == 1);
+        costs_nothing("a peer that answers with lies", || {
+            assert!((8..12).all(|n| !host.reads(n)));
+            let _ = host.cluster.push("host-1", &[key(0), key(1)]);
+            let _ = host.cluster.replicate(&[key(0)], 2);
+        });
+        drop(host);
+        stop.store(true, Ordering::SeqCst);
+        drop(TcpStream::connect(ports[1]));
+    });
+}
+
 /// Numbers are the senders' own choice, so that one may choose another's.
 #[test]
 fn what_a_peer_says_of_the_hand_overs_of_others_is_not_heard() {
