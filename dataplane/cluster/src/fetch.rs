@@ -137,7 +137,7 @@ impl Shared {
             outcomes[i] = Copied::Enough;
         }
         let metas: Vec<BlockMeta> = wanted.iter().map(|&i| items[i].0.meta).collect();
-        let placed = self.store.reserve(self.owner, &metas, self.clock.now_ms()).unwrap_or_default();
+        let placed = link.reserve(&self.store, &metas, self.clock.now_ms());
         let mut arriving = Vec::new();
         for (&at, placed) in wanted.iter().zip(placed) {
             let (loan, holding) = &items[at];
@@ -157,7 +157,7 @@ impl Shared {
             .collect();
         let arrived = self.read(link, &pieces, Class::Replication, until);
         for (copy, arrived) in arriving.iter().zip(arrived) {
-            outcomes[copy.at] = self.settle(copy, arrived);
+            outcomes[copy.at] = self.settle(link, copy, arrived);
         }
         outcomes
     }
@@ -185,7 +185,7 @@ impl Shared {
     }
 
     /// Makes an arrived copy visible, or gives its place back.
-    fn settle(&self, copy: &Placed<'_>, arrived: bool) -> Copied {
+    fn settle(&self, link: &Link, copy: &Placed<'_>, arrived: bool) -> Copied {
         let Placed { loan, place, .. } = copy;
         let mapping = self.store.pool().mapping();
         let intact = || {
@@ -194,7 +194,7 @@ impl Shared {
         };
         if !arrived || !intact() {
             add(&self.counts.corrupt, arrived.into());
-            let _ = self.store.abort(self.owner, &[place.id]);
+            let _ = self.store.abort(link.writer, &[place.id]);
             return Copied::Failed;
         }
         // Under the lock, so that a removal either finds the block or keeps it from becoming visible.
@@ -202,12 +202,12 @@ impl Shared {
         let outdated = table.is_outdated(loan.meta.key, copy.holding.generation);
         let commit = || {
             let commit =
-                self.store.commit(self.owner, &[(place.id, Some(loan.checksum))], self.clock.now_ms());
+                self.store.commit(link.writer, &[(place.id, Some(loan.checksum))], self.clock.now_ms());
             commit.is_ok_and(|done| done.iter().all(Result::is_ok))
         };
         if outdated || !commit() {
             drop(table);
-            let _ = self.store.abort(self.owner, &[place.id]);
+            let _ = self.store.abort(link.writer, &[place.id]);
             return if outdated { Copied::Enough } else { Copied::Failed };
         }
         add(&self.counts.taken, 1);

@@ -34,8 +34,10 @@ use kvasir_protocol::block::{BlockKey, BlockMeta};
 pub const LAYERS_MAX: u32 = 1024;
 /// The most blocks of one hand-over.
 pub const BLOCKS_MAX: usize = 1024;
-/// The most hand-overs that a host makes at once, and the most that it takes at once.
+/// The most hand-overs that a host makes at once, and the most that it takes at once from one peer.
 pub const HAND_OVERS_MAX: usize = 64;
+/// The most that a host takes at once from all peers.
+const TAKEN_MAX: usize = 4 * HAND_OVERS_MAX;
 
 /// Why a block that is stored here cannot take part in a hand-over.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

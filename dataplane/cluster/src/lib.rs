@@ -281,8 +281,7 @@ struct Shared {
     ways: Arc<Ways>,
     /// Where clients put and get over TCP, for peers to tell theirs.
     data: OnceLock<SocketAddr>,
-    /// Writes copies and lets peers write, and holds what is lent to make copies. Its reservations have no time of their own:
-    /// each is given back once no transfer writes there.
+    /// Holds what is lent to make copies, and to push.
     owner: OwnerId,
     links: Vec<Arc<Link>>,
     /// Peers that are up: bit n for place n.
@@ -329,15 +328,14 @@ impl Cluster {
         let ways = Ways::open(Arc::clone(&config), Region::of_pool(Arc::clone(store.pool())), clock)?;
         let (ways, stop) = (Arc::new(ways), Arc::new(Stop::default()));
         let links = config.peers.iter().enumerate();
-        let link = |(n, peer): (usize, &PeerConfig)| Link::new(n + 1, peer.clone(), store.new_owner(), &ways);
-        let owner = store.new_transfers_owner();
+        let link = |(n, peer): (usize, &PeerConfig)| Link::new(n + 1, peer.clone(), &store, &ways);
         let copies = Arc::new(Copies::new(Table::new(nodes, config.blocks_max, config.log_max), &stop));
-        let receiving = Receiving::new(&store, &copies, owner, clock, &ways, &stop);
+        let receiving = Receiving::new(&store, &copies, clock, &ways, &stop);
         let shared = Arc::new(Shared {
             links: links.map(link).map(Arc::new).collect(),
             up: AtomicU64::new(0),
             copies,
-            owner,
+            owner: store.new_owner(),
             receiving: Arc::new(receiving),
             tiering: OnceLock::new(),
             data: OnceLock::new(),

@@ -18,8 +18,8 @@ use kvasir_net::topology::matrix::Matrix;
 use kvasir_net::transfer::{Paths, Segment};
 use kvasir_net::transport::Error as TransportError;
 use kvasir_net::transport::tcp::socket::Socket;
-use kvasir_protocol::block::{BATCH_MAX, BlockKey};
-use kvasir_store::dram::OwnerId;
+use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
+use kvasir_store::dram::{DramStore, OwnerId, Reserve};
 
 const CONNECT: Duration = Duration::from_secs(2);
 /// The pause between two attempts to connect: at first, and at most, doubling in between.
@@ -82,6 +82,11 @@ pub(super) struct Link {
     pub(super) config: PeerConfig,
     /// Owner of what this peer borrowed.
     pub(super) owner: OwnerId,
+    /// Owner of places for what this peer writes, or has copied here. Its reservations have no time of their own: each is
+    /// given back once no transfer writes there.
+    pub(super) writer: OwnerId,
+    /// Held while places are reserved for `writer`, so that calls at the same time keep to its share together.
+    reserving: Mutex<()>,
     ways: Arc<Ways>,
     state: Mutex<State>,
     idle: Mutex<Vec<Channel>>,
@@ -145,7 +150,7 @@ struct State {
 }
 
 impl Link {
-    pub(super) fn new(place: usize, config: PeerConfig, owner: OwnerId, ways: &Arc<Ways>) -> Self {
+    pub(super) fn new(place: usize, config: PeerConfig, store: &DramStore, ways: &Arc<Ways>) -> Self {
         let state = State {
             state: LinkState::Connecting,
             reason: None,
@@ -159,7 +164,9 @@ impl Link {
         Self {
             place,
             config,
-            owner,
+            owner: store.new_owner(),
+            writer: store.new_peer_owner(),
+            reserving: Mutex::default(),
             ways: Arc::clone(ways),
             state: Mutex::new(state),
             idle: Mutex::default(),
@@ -174,6 +181,12 @@ impl Link {
             read: AtomicU64::new(0),
             failed: AtomicU64::new(0),
         }
+    }
+
+    /// Places for what this peer writes, or has copied here: no more than its share of the pool.
+    pub(super) fn reserve(&self, store: &DramStore, metas: &[BlockMeta], now_ms: u64) -> Vec<Reserve> {
+        let _one = self.reserving.lock();
+        store.reserve(self.writer, metas, now_ms).unwrap_or_default()
     }
 
     pub(super) fn is_up(&self) -> bool {

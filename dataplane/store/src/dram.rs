@@ -84,14 +84,18 @@ pub struct OwnerId(pub u64);
 
 /// Of the leases, one owner holds at most one in so many: a client that keeps all it gets stops no other's reads.
 const OWNER_SHARE: usize = 4;
-/// One client reserves at most a third of the pool without committing: alone, it cannot fill the quarantine.
+/// Of the pool, one client reserves at most a third without committing, so that it cannot fill the quarantine alone, and one peer at
+/// most a quarter.
 const RESERVED_SHARE: u64 = 3;
+const PEER_SHARE: u64 = 4;
 
 impl OwnerId {
     /// Clients on this machine, who write to their places by themselves.
     const CLIENT: u64 = 1 << 63;
     /// Transfers of this process.
     const TRANSFERS: u64 = 1 << 62;
+    /// Transfers of this process from one peer, which asks for them.
+    const PEER: u64 = 1 << 60;
     /// Brings blocks that were put before: from a tier below, or from another host.
     const BRINGS: u64 = 1 << 61;
 
@@ -103,6 +107,15 @@ impl OwnerId {
     /// Whether this process gives its places back by itself, in any case, and not before transfers to them have ended.
     pub(super) fn is_transfers(self) -> bool {
         self.0 & Self::TRANSFERS != 0
+    }
+
+    /// The part of the pool that it may reserve without committing, one in this many; `None`: all of it.
+    fn reserved_share(self) -> Option<u64> {
+        match (self.is_client(), self.0 & Self::PEER != 0) {
+            (true, _) => Some(RESERVED_SHARE),
+            (false, true) => Some(PEER_SHARE),
+            (false, false) => None,
+        }
     }
 
     /// Whether what it commits was put before, into another tier or on another host.
@@ -330,6 +343,11 @@ impl DramStore {
     /// whoever makes them gives each one back, once nothing writes to it any more.
     pub fn new_transfers_owner(&self) -> OwnerId {
         OwnerId(self.new_owner().0 | OwnerId::TRANSFERS | OwnerId::BRINGS)
+    }
+
+    /// The same for what one peer asks for: it reserves no more than its share of the pool.
+    pub fn new_peer_owner(&self) -> OwnerId {
+        OwnerId(self.new_transfers_owner().0 | OwnerId::PEER)
     }
 
     /// A new holder that brings blocks up from tiers below.

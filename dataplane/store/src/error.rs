@@ -55,8 +55,8 @@ pub enum StoreError {
     )]
     WritersLate { bytes: u64 },
     #[error(
-        "this client has {reserved_bytes} B reserved and not committed, and with block {key} would have more than the \
-         {max_bytes} B that one client may; commit or abort some first"
+        "this caller has {reserved_bytes} B reserved and not committed, and with block {key} would have more than the \
+         {max_bytes} B that it may; commit or abort some first"
     )]
     TooMuchReserved { key: BlockKey, reserved_bytes: u64, max_bytes: u64 },
     #[error("a block cannot go from {from:?} to {to:?}")]

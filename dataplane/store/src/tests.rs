@@ -295,14 +295,32 @@ fn what_this_process_fills_by_itself_no_time_takes_back() {
 #[test]
 fn what_was_brought_is_told_from_what_was_put() {
     let store = store(8);
-    let owners =
-        [store.new_owner(), store.new_client(), store.new_bringing_owner(), store.new_transfers_owner()];
+    let owners = [store.new_owner(), store.new_client(), store.new_bringing_owner(), store.new_peer_owner()];
     for (n, owner) in (1..).zip(owners) {
         let id = reserved(&store, owner, n, 4096);
         assert!(store.commit(owner, &[(id, None)], 0).unwrap()[0].is_ok());
     }
     let brought = [1, 2, 3, 4].map(|n| store.stat(&[key(n)]).unwrap()[0].unwrap().was_brought);
     assert_eq!(brought, [false, false, true, true]);
+}
+
+#[test]
+fn a_peer_reserves_a_quarter_of_the_pool_and_leaves_the_rest_to_others() {
+    let store = store(8);
+    let (one, two) = (store.new_peer_owner(), store.new_peer_owner());
+    let refused = |owner, n| {
+        let meta = BlockMeta::single(key(n), 4096);
+        matches!(
+            store.reserve(owner, &[meta], 0).unwrap()[0],
+            Reserve::Refused(StoreError::TooMuchReserved { reserved_bytes: 8192, max_bytes: 8192, .. })
+        )
+    };
+    let first = reserved(&store, one, 1, 4096);
+    reserved(&store, one, 2, 4096);
+    assert!(refused(one, 3));
+    reserved(&store, two, 3, 4096);
+    assert!(store.abort(one, &[first]).unwrap()[0].is_ok());
+    reserved(&store, one, 4, 4096);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use super::super::stop::Stop;
 use super::super::table::Generation;
 use super::super::ways::Ways;
 use super::notice::decode;
-use super::{HAND_OVERS_MAX, NotHeld, check};
+use super::{HAND_OVERS_MAX, NotHeld, TAKEN_MAX, check};
 use kvasir_memory::region::Region;
 use kvasir_net::transport::Access;
 use kvasir_net::transport::node::Notice;
@@ -28,8 +28,6 @@ const OUTCOMES_MAX: usize = 256;
 pub(crate) struct Receiving {
     store: Arc<DramStore>,
     copies: Arc<Copies>,
-    /// Writes what arrives.
-    owner: OwnerId,
     clock: Clock,
     ways: Arc<Ways>,
     stop: Arc<Stop>,
@@ -43,6 +41,8 @@ struct Incoming {
     /// Whose blocks they are. Requests are numbered by each tenant.
     tenant: u16,
     from: String,
+    /// Owner of the places.
+    writer: OwnerId,
     layers: u32,
     segment: String,
     blocks: Vec<Block>,
@@ -196,14 +196,13 @@ impl Receiving {
     pub(crate) fn new(
         store: &Arc<DramStore>,
         copies: &Arc<Copies>,
-        owner: OwnerId,
         clock: Clock,
         ways: &Arc<Ways>,
         stop: &Arc<Stop>,
     ) -> Self {
         let (store, copies) = (Arc::clone(store), Arc::clone(copies));
         let (ways, stop) = (Arc::clone(ways), Arc::clone(stop));
-        Self { store, copies, owner, clock, ways, stop, incoming: Mutex::default(), changed: Condvar::new() }
+        Self { store, copies, clock, ways, stop, incoming: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Makes places for blocks that a peer is about to write layer by layer.
@@ -242,11 +241,17 @@ impl Receiving {
                 return refused(format!("request {request} is being handed over by {} already", other.from));
             }
             // How others ended is kept for a while, and takes no part in this.
-            if all.values().filter(|incoming| !incoming.is_settled()).count() >= HAND_OVERS_MAX {
-                return refused(format!("it takes {HAND_OVERS_MAX} hand-overs at once; try again"));
+            let open = || all.values().filter(|incoming| !incoming.is_settled());
+            if open().filter(|incoming| incoming.from == from.config.name).count() >= HAND_OVERS_MAX {
+                return refused(format!(
+                    "it takes {HAND_OVERS_MAX} hand-overs at once from one host; try again"
+                ));
+            }
+            if open().count() >= TAKEN_MAX {
+                return refused(format!("it takes {TAKEN_MAX} hand-overs at once; try again"));
             }
         }
-        let blocks = match self.make_places(&metas, &put_after, keep) {
+        let blocks = match self.make_places(from, &metas, &put_after, keep) {
             Ok(blocks) => blocks,
             Err(reason) => return refused(reason),
         };
@@ -258,6 +263,7 @@ impl Receiving {
             keep,
             tenant,
             from: from.config.name.clone(),
+            writer: from.writer,
             layers,
             segment: segment.clone(),
             here: vec![false; layers as usize],
@@ -269,7 +275,7 @@ impl Receiving {
             blocks,
         };
         if let Err(reason) = self.export_places(&mut incoming) {
-            self.give_places_back(&mut incoming.blocks);
+            self.give_places_back(from.writer, &mut incoming.blocks);
             return refused(reason);
         }
         let opened = incoming.opened();
@@ -281,7 +287,7 @@ impl Receiving {
                 Entry::Occupied(_) => {
                     drop(all);
                     self.ways.take_back(&segment);
-                    self.give_places_back(&mut incoming.blocks);
+                    self.give_places_back(from.writer, &mut incoming.blocks);
                     return refused(taken(id));
                 }
             }
@@ -293,11 +299,12 @@ impl Receiving {
     /// Places for all blocks, or for those that can have one, or why there are none.
     fn make_places(
         &self,
+        from: &Link,
         metas: &[BlockMeta],
         put_after: &[Generation],
         keep: Keep,
     ) -> Result<Vec<Block>, String> {
-        let placed = self.store.reserve(self.owner, metas, self.clock.now_ms()).unwrap_or_default();
+        let placed = from.reserve(&self.store, metas, self.clock.now_ms());
         let (mut blocks, mut failed) = (Vec::new(), None);
         for ((&meta, &put_after), reserved) in metas.iter().zip(put_after).zip(placed) {
             let key = meta.key;
@@ -318,7 +325,7 @@ impl Receiving {
             }
         }
         let Some(reason) = failed else { return Ok(blocks) };
-        self.give_places_back(&mut blocks);
+        self.give_places_back(from.writer, &mut blocks);
         Err(reason)
     }
 
@@ -395,7 +402,7 @@ impl Receiving {
         let whole = !damaged && !outcomes.contains(&Copied::Enough);
         let held = match keep {
             Keep::All { .. } if !whole => Vec::new(),
-            Keep::All { .. } | Keep::Each => self.commit(&blocks, &mut outcomes),
+            Keep::All { .. } | Keep::Each => self.commit(from.writer, &blocks, &mut outcomes),
         };
         let mut all = self.incoming();
         let Some(incoming) = all.get_mut(&id) else {
@@ -477,7 +484,7 @@ impl Receiving {
 
     /// Makes blocks visible that are intact, and holds them. One that cannot be has failed, or was removed at this very
     /// moment; the others stay, as good as any.
-    fn commit(&self, blocks: &[Settling], outcomes: &mut [Copied]) -> Vec<Option<Held>> {
+    fn commit(&self, writer: OwnerId, blocks: &[Settling], outcomes: &mut [Copied]) -> Vec<Option<Held>> {
         let commit = |(block, outcome): (&Settling, &mut Copied)| {
             let block = block.as_ref().ok().filter(|_| *outcome == Copied::Done)?;
             let Written { key, put_after, place, checksum } = block;
@@ -487,7 +494,7 @@ impl Receiving {
                 *outcome = Copied::Enough;
                 return None;
             }
-            let held = self.store.commit_held(self.owner, place.id, *checksum, self.clock.now_ms());
+            let held = self.store.commit_held(writer, place.id, *checksum, self.clock.now_ms());
             held.inspect_err(|_| *outcome = Copied::Failed).ok()
         };
         blocks.iter().zip(outcomes).map(commit).collect()
@@ -534,18 +541,18 @@ impl Receiving {
                 return true;
             }
             // From here on, blocks that were kept are like any other.
-            self.give_places_back(&mut incoming.blocks);
+            self.give_places_back(incoming.writer, &mut incoming.blocks);
             incoming.known_until > now
         });
-        if all.len() > HAND_OVERS_MAX + OUTCOMES_MAX {
+        if all.len() > TAKEN_MAX + OUTCOMES_MAX {
             forget_oldest(all);
         }
     }
 
-    fn give_places_back(&self, blocks: &mut [Block]) {
+    fn give_places_back(&self, writer: OwnerId, blocks: &mut [Block]) {
         for block in blocks {
             if let Place::Reserved(place) = std::mem::replace(&mut block.place, Place::GivenBack) {
-                let _ = self.store.abort(self.owner, &[place.id]);
+                let _ = self.store.abort(writer, &[place.id]);
             }
         }
     }

@@ -349,7 +349,7 @@ struct Sender<'a> {
 impl<'a> Sender<'a> {
     fn named(name: &str, to: &'a Host) -> Self {
         let config = PeerConfig { name: name.to_owned(), ..to.cluster.config().peers[0].clone() };
-        Self { to, link: Link::new(1, config, to.store.new_owner(), &to.cluster.shared.ways) }
+        Self { to, link: Link::new(1, config, &to.store, &to.cluster.shared.ways) }
     }
 
     fn open(&self, id: u64, numbers: &[u32]) -> Reply {
@@ -452,6 +452,32 @@ fn a_hand_over_of_a_block_that_is_removed_meanwhile_keeps_nothing() {
     drop(handing);
     assert!([1, 2].iter().all(|&n| !from.is_resident(n) && !to.is_resident(n)));
     assert_eq!((from.free(), to.free()), free);
+}
+
+/// One that begins and never ends costs the others nothing.
+#[test]
+fn a_peer_that_takes_all_it_can_get_leaves_the_others_theirs() {
+    let host = Host::start(0, &ports(2), |_| {});
+    let (greedy, honest) = (Sender::named("host-1", &host), Sender::named("host-2", &host));
+    let limit = u64::try_from(HAND_OVERS_MAX).unwrap();
+    let opened = |reply: &Reply| matches!(reply, Reply::Opened { .. });
+    for id in 0..limit {
+        assert!(opened(&greedy.open(id, &[id as u32])));
+    }
+    let refused = greedy.open(limit, &[500]);
+    assert!(matches!(&refused, Reply::Refused { reason } if reason.contains("from one host")), "{refused:?}");
+    assert!(opened(&honest.open(limit + 1, &[501])));
+
+    // Of the pool, too: 64 of 512 places are taken, and 128 are its share.
+    let of = |reply| match reply {
+        Reply::Opened { wanted, .. } => wanted.into_iter().filter(|wanted| *wanted).count(),
+        other => panic!("{other:?}"),
+    };
+    host.cluster.shared.receiving.end("done", |id, _| id == 0);
+    let many: Vec<u32> = (1000..1500).collect();
+    assert_eq!(of(greedy.open(limit + 2, &many)), 128 - 63);
+    let others: Vec<u32> = (2000..2100).collect();
+    assert_eq!(of(honest.open(limit + 3, &others)), 100);
 }
 
 /// A sender that goes away before it settles leaves nothing behind.

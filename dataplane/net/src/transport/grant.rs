@@ -17,6 +17,8 @@ use kvasir_memory::region::{LocalRange, Location, Region};
 pub const SEGMENTS_MAX: usize = 1024;
 pub const REGIONS_MAX: usize = 4096;
 pub const GRANTS_MAX: usize = 1 << 16;
+/// The most of these that one peer has, so that one which takes all it can get keeps no other out.
+pub const GRANTS_OF_ONE_MAX: usize = GRANTS_MAX / 4;
 /// The longest segment name in bytes.
 pub const NAME_MAX: usize = 255;
 
@@ -123,6 +125,31 @@ struct State {
     epoch: u64,
     segments: HashMap<String, Segment>,
     grants: HashMap<u64, Arc<Granted>>,
+    /// How many of these each peer has.
+    of_peers: HashMap<String, usize>,
+}
+
+impl State {
+    fn of_peer(&self, peer: &str) -> usize {
+        self.of_peers.get(peer).copied().unwrap_or(0)
+    }
+
+    fn is_full_for(&self, peer: &str) -> bool {
+        self.grants.len() >= GRANTS_MAX || self.of_peer(peer) >= GRANTS_OF_ONE_MAX
+    }
+
+    /// Takes away the grants of which `which` is true.
+    fn take(&mut self, mut which: impl FnMut(&Granted) -> bool) -> Vec<Arc<Granted>> {
+        let taken: Vec<_> =
+            self.grants.extract_if(|_, granted| which(granted)).map(|(_, granted)| granted).collect();
+        for granted in &taken {
+            if let Some(count) = self.of_peers.get_mut(&granted.peer) {
+                *count -= 1;
+            }
+        }
+        self.of_peers.retain(|_, count| *count > 0);
+        taken
+    }
 }
 
 struct Segment {
@@ -188,7 +215,12 @@ pub struct Entry<'a>(#[allow(dead_code)] RwLockReadGuard<'a, bool>);
 impl Exports {
     /// `epoch` must be larger than that of every earlier run of this node.
     pub fn new(epoch: u64) -> Self {
-        Self(Mutex::new(State { epoch, segments: HashMap::new(), grants: HashMap::new() }))
+        Self(Mutex::new(State {
+            epoch,
+            segments: HashMap::new(),
+            grants: HashMap::new(),
+            of_peers: HashMap::new(),
+        }))
     }
 
     pub fn epoch(&self) -> u64 {
@@ -236,11 +268,7 @@ impl Exports {
         let dead: Vec<_> = {
             let mut state = self.state();
             state.segments.remove(name);
-            state
-                .grants
-                .extract_if(|_, granted| granted.segment == name)
-                .map(|(_, granted)| granted)
-                .collect()
+            state.take(|granted| granted.segment == name)
         };
         dead.iter().for_each(|granted| granted.kill());
     }
@@ -250,9 +278,9 @@ impl Exports {
         let (epoch, dead) = {
             let mut state = self.state();
             state.epoch += 1;
-            (state.epoch, std::mem::take(&mut state.grants))
+            (state.epoch, state.take(|_| true))
         };
-        dead.values().for_each(|granted| granted.kill());
+        dead.iter().for_each(|granted| granted.kill());
         epoch
     }
 
@@ -260,10 +288,10 @@ impl Exports {
     pub fn grant(&self, name: &str, peer: &str) -> Result<Arc<Granted>, Denied> {
         let now = Instant::now();
         let mut state = self.state();
-        if state.grants.len() >= GRANTS_MAX {
-            state.grants.retain(|_, granted| granted.expires > now);
+        if state.is_full_for(peer) {
+            state.take(|granted| granted.expires <= now);
         }
-        if state.grants.len() >= GRANTS_MAX {
+        if state.is_full_for(peer) {
             return Err(Denied::Full);
         }
         let may = |segment: &&Segment| segment.peer.as_ref().is_none_or(|only| only == peer);
@@ -281,6 +309,7 @@ impl Exports {
             on_death: Mutex::default(),
         });
         state.grants.insert(granted.key, granted.clone());
+        *state.of_peers.entry(peer.to_owned()).or_default() += 1;
         Ok(granted)
     }
 
@@ -418,6 +447,17 @@ mod tests {
         }
         assert_eq!(exports.export("more", regions(), Access::Read, HOUR), Err(Denied::Full));
         assert_eq!(exports.export("kv", regions(), Access::Read, HOUR), Ok(()), "replaced in place");
+    }
+
+    #[test]
+    fn a_peer_that_takes_all_grants_it_can_get_leaves_the_others_theirs() {
+        let exports = exports(Access::Read, HOUR);
+        let all: Vec<_> = (0..GRANTS_OF_ONE_MAX).map(|_| exports.grant("kv", "greedy").unwrap()).collect();
+        assert_eq!(exports.grant("kv", "greedy").err(), Some(Denied::Full));
+        assert!(exports.grant("kv", "honest").is_ok());
+        exports.fence();
+        assert!(all.iter().all(|granted| granted.enter().is_err()));
+        assert!(exports.grant("kv", "greedy").is_ok(), "none of them counts any more");
     }
 
     #[test]

@@ -3,10 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{
-    DramStore, Held, OwnerId, RESERVED_SHARE, Reservation, Reserve, SHARDS, check_batch, millis, slot_of,
-    ticks,
-};
+use super::{DramStore, Held, OwnerId, Reservation, Reserve, SHARDS, check_batch, millis, slot_of, ticks};
 use crate::config::CommitCheck;
 use crate::error::StoreError;
 use crate::events::{EventKind, NO_SLOT};
@@ -27,12 +24,15 @@ impl DramStore {
     ) -> Result<Vec<Reserve>, StoreError> {
         check_batch(blocks.len())?;
         let mut deadline = None;
-        let mut reserved = if owner.is_client() { self.reserved_by(owner) } else { 0 };
-        let max_bytes = self.pool.bytes() / RESERVED_SHARE;
+        let max_bytes = owner.reserved_share().map(|share| self.pool.bytes() / share);
+        let mut reserved = if max_bytes.is_some() { self.reserved_by(owner) } else { 0 };
         let mut one = |meta: &BlockMeta| {
             let size = Extents::rounded(meta.size.into());
             // A block that would not fit if it were alone has a reason of its own to fail, or is allowed to.
-            if owner.is_client() && reserved > 0 && reserved + size > max_bytes {
+            if let Some(max_bytes) = max_bytes
+                && reserved > 0
+                && reserved + size > max_bytes
+            {
                 let error =
                     StoreError::TooMuchReserved { key: meta.key, reserved_bytes: reserved, max_bytes };
                 return Reserve::Refused(error);
