@@ -242,6 +242,10 @@ pub enum Event {
     #[error("block {key} was damaged here and dropped; no other host could give it back now")]
     NotRepaired { key: BlockKey },
     #[error(
+        "renewed files of [cluster.tls] are not used: {reason}; connections go on with those that were read before"
+    )]
+    CertificateRefused { reason: String },
+    #[error(
         "how many copies are wanted cannot be kept on disk: {reason}; until it can, a restart forgets it"
     )]
     TargetsNotKept { reason: String },

@@ -12,6 +12,7 @@ use super::message::{Copied, Loan, Reply, Request};
 use super::placement::{Candidate, place};
 use super::table::{Duty, Gone, Holding, NodeId, Nodes, Table};
 use super::{Event, Shared};
+use kvasir_net::transport::tcp::Tls;
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_store::tiering::Tiering;
 
@@ -119,6 +120,7 @@ impl Shared {
                 self.let_go(&tiering, &gone);
                 self.ways.rails.iter().for_each(|rail| rail.transport.tend());
                 self.receiving.tend();
+                self.renew_certificates();
             }
             if all {
                 keys.extend(self.table().next_duties(TODO_MAX));
@@ -133,6 +135,13 @@ impl Shared {
                 }
             }
             surplus.chunks(BATCH_MAX).for_each(|keys| self.trim(&tiering, keys));
+        }
+    }
+
+    /// Has it said soon if renewed certificates cannot be used, not only when a host connects.
+    fn renew_certificates(&self) {
+        if let Some(Err(error)) = self.config.tls.as_ref().map(Tls::renew) {
+            self.tell(Event::CertificateRefused { reason: error.to_string() });
         }
     }
 

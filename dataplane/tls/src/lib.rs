@@ -3,15 +3,15 @@
 //! A host shows its certificate ([`HostTls`]) and may ask clients for theirs. What name a client's certificate has is
 //! compared with the settings of the host ([`is_for`]), which say what the bearer may do. A client ([`ClientTls`]) checks
 //! that the host's certificate is one of its authority's and names the host. Between hosts, `kvasir-net` has its own: there
-//! both sides are of one authority and bytes must never wait.
+//! both sides are of one authority and bytes must never wait. What files say is kept alike ([`Renewed`]).
 
+mod renewed;
 mod session;
 
-use parking_lot::Mutex;
 use std::fs;
 use std::io;
 use std::net::TcpStream;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -26,6 +26,7 @@ pub use rustls::{ClientConfig, ServerConfig};
 use rustls::{ClientConnection, RootCertStore, ServerConnection};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+pub use self::renewed::Renewed;
 use self::session::Session;
 
 /// Why TLS material was refused.
@@ -55,8 +56,8 @@ pub struct HostFiles {
 }
 
 impl HostFiles {
-    fn paths(&self) -> impl Iterator<Item = &Path> {
-        [&self.certificate, &self.key].into_iter().chain(&self.client_authority).map(PathBuf::as_path)
+    fn paths(&self) -> Vec<PathBuf> {
+        [&self.certificate, &self.key].into_iter().chain(&self.client_authority).cloned().collect()
     }
 }
 
@@ -64,35 +65,21 @@ impl HostFiles {
 #[derive(Debug)]
 pub struct HostTls {
     files: HostFiles,
-    /// What is in use, and the stamps of the files that were last looked at.
-    current: Mutex<(Stamps, Arc<ServerConfig>)>,
+    config: Renewed<ServerConfig>,
 }
-
-/// What changes when files are replaced.
-type Stamps = Vec<Option<(u64, i64, i64, u64)>>;
 
 impl HostTls {
     /// # Errors
     /// A file cannot be read, or they do not fit together.
     pub fn open(files: HostFiles) -> Result<Self, TlsError> {
-        let stamps = stamps(&files);
-        let config = read(&files)?;
-        Ok(Self { files, current: Mutex::new((stamps, Arc::new(config))) })
+        let config = Renewed::open(files.paths(), || read(&files))?;
+        Ok(Self { files, config })
     }
 
     /// What new connections get. Where the files have changed since and cannot be used, `complain` is told once, and what
     /// was in use before stays.
     pub fn config(&self, complain: impl FnOnce(TlsError)) -> Arc<ServerConfig> {
-        let mut current = self.current.lock();
-        let now = stamps(&self.files);
-        if current.0 != now {
-            current.0 = now;
-            match read(&self.files) {
-                Ok(config) => current.1 = Arc::new(config),
-                Err(error) => complain(error),
-            }
-        }
-        Arc::clone(&current.1)
+        self.config.now(|| read(&self.files), complain)
     }
 }
 
@@ -238,13 +225,6 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
         return Err(TlsError::Mode { path: path.to_owned(), mode: mode & 0o777 });
     }
     PrivateKeyDer::from_pem_file(path).map_err(file)
-}
-
-fn stamps(files: &HostFiles) -> Stamps {
-    let stamp = |path: &Path| {
-        fs::metadata(path).ok().map(|file| (file.ino(), file.mtime(), file.mtime_nsec(), file.len()))
-    };
-    files.paths().map(stamp).collect()
 }
 
 #[cfg(test)]

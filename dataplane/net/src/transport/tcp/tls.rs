@@ -9,11 +9,13 @@
 mod members;
 mod session;
 
+use parking_lot::Mutex;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kvasir_tls::Renewed;
 use rustls::client::Resumption;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject};
@@ -60,9 +62,22 @@ pub enum TlsError {
     Untrusted { certificate: PathBuf, authority: PathBuf, reason: String },
 }
 
-/// What a node shows and whom it lets in. Clones share it.
+/// What a node shows and whom it lets in. The files are read again when they change. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Tls {
+pub struct Tls(Arc<Material>);
+
+#[derive(Debug)]
+struct Material {
+    files: TlsFiles,
+    node: String,
+    configs: Renewed<Configs>,
+    /// Why changed files are not in use, until somebody takes it.
+    refusal: Mutex<Option<TlsError>>,
+}
+
+/// What one reading of the files gives.
+#[derive(Clone, Debug)]
+struct Configs {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
 }
@@ -74,6 +89,39 @@ impl Tls {
     /// # Errors
     /// An error that names the file and what is wrong with it.
     pub fn read(files: &TlsFiles, node: &str) -> Result<Self, TlsError> {
+        let paths = [&files.authority, &files.certificate, &files.key];
+        let configs = Renewed::open(paths.map(Clone::clone).into(), || Configs::read(files, node))?;
+        let (files, node) = (files.clone(), node.to_owned());
+        Ok(Self(Arc::new(Material { files, node, configs, refusal: Mutex::default() })))
+    }
+
+    /// Looks whether the files have changed. An error if they have and cannot be used, once; what was in use before stays.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn renew(&self) -> Result<(), TlsError> {
+        self.configs();
+        self.0.refusal.lock().take().map_or(Ok(()), Err)
+    }
+
+    fn configs(&self) -> Arc<Configs> {
+        let Material { files, node, configs, refusal } = &*self.0;
+        configs.now(|| Configs::read(files, node), |error| *refusal.lock() = Some(error))
+    }
+
+    /// The side that connects. It need not know yet whom it will find.
+    pub(super) fn client(&self, to: std::net::IpAddr) -> io::Result<rustls::Connection> {
+        let connection = ClientConnection::new(self.configs().client.clone(), ServerName::from(to));
+        connection.map(Into::into).map_err(io::Error::other)
+    }
+
+    pub(super) fn server(&self) -> io::Result<rustls::Connection> {
+        ServerConnection::new(self.configs().server.clone()).map(Into::into).map_err(io::Error::other)
+    }
+}
+
+impl Configs {
+    fn read(files: &TlsFiles, node: &str) -> Result<Self, TlsError> {
         let TlsFiles { authority, certificate, key } = files;
         let untrusted = |error: &dyn std::fmt::Display| TlsError::Untrusted {
             certificate: certificate.clone(),
@@ -113,16 +161,6 @@ impl Tls {
             .map_err(not_its_key)?;
         server.send_tls13_tickets = 0;
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })
-    }
-
-    /// The side that connects. It need not know yet whom it will find.
-    pub(super) fn client(&self, to: std::net::IpAddr) -> io::Result<rustls::Connection> {
-        let connection = ClientConnection::new(self.client.clone(), ServerName::from(to));
-        connection.map(Into::into).map_err(io::Error::other)
-    }
-
-    pub(super) fn server(&self) -> io::Result<rustls::Connection> {
-        ServerConnection::new(self.server.clone()).map(Into::into).map_err(io::Error::other)
     }
 }
 

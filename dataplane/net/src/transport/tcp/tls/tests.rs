@@ -54,7 +54,12 @@ fn certificates_of_another_authority_are_refused() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     refused_with(Some(ours.tls("client")), Some(theirs.tls("server")), "invalid peer certificate");
     // A client that trusts the server and shows a certificate that the server does not take.
-    let mixed = Tls { server: theirs.tls("client").server, client: mixed(&ours, &theirs) };
+    let Tls(theirs_alone) = theirs.tls("client");
+    let server = theirs_alone.configs.now(|| Err(()), |()| panic!("nothing has changed")).server.clone();
+    let configs = Configs { client: mixed(&ours, &theirs), server };
+    let Ok(configs) = Renewed::open(Vec::new(), || Ok::<_, ()>(configs)) else { panic!("it was given") };
+    let material = Arc::into_inner(theirs_alone).unwrap();
+    let mixed = Tls(Arc::new(Material { configs, ..material }));
     refused_with(Some(mixed), Some(ours.tls("server")), "alert");
 }
 
@@ -91,6 +96,45 @@ fn a_certificate_must_name_its_node() {
         assert!(Instant::now() < deadline, "{:?}", server.accepted());
         std::thread::yield_now();
     }
+}
+
+/// Nodes go over to another authority without being started again.
+#[test]
+fn renewed_certificates_are_used_from_the_next_connection_on() {
+    let (ours, theirs, apart) = (Authority::new(), Authority::new(), tempfile::tempdir().unwrap());
+    let (server_tls, client_tls) = (ours.tls("server"), ours.tls("client"));
+    // One that keeps what it has.
+    let TlsFiles { authority, certificate, key } = ours.files("old");
+    let keep = |file: &Path| {
+        let to = apart.path().join(file.file_name().unwrap());
+        std::fs::copy(file, &to).unwrap();
+        to
+    };
+    let kept = TlsFiles { authority: keep(&authority), certificate: keep(&certificate), key: keep(&key) };
+    let (_, server) = tcp("server", true, Some(server_tls.clone()));
+    let (_, client) = tcp("client", false, Some(client_tls.clone()));
+    let (_, old) = tcp("old", false, Some(Tls::read(&kept, "old").unwrap()));
+    let reaches = |client: &Tcp| client.connect(&server.address().unwrap()).is_ok();
+    // As a tool does that renews certificates: another file takes the name.
+    let replace = |from: &Path| {
+        let to = ours.dir.path().join(from.file_name().unwrap());
+        std::fs::copy(from, to.with_extension("next")).unwrap();
+        std::fs::rename(to.with_extension("next"), to).unwrap();
+    };
+    assert!(reaches(&client) && reaches(&old));
+
+    // A certificate that its peers would refuse is not shown to them.
+    let new = theirs.files("server");
+    [&new.certificate, &new.key].into_iter().for_each(|file| replace(file));
+    let refused = server_tls.renew().unwrap_err().to_string();
+    assert!(refused.contains("does not pass under authority"), "{refused}");
+    assert!(server_tls.renew().is_ok(), "it is said once");
+    assert!(reaches(&client) && reaches(&old));
+
+    let new = theirs.files("client");
+    [&new.certificate, &new.key, &new.authority].into_iter().for_each(|file| replace(file));
+    assert!(reaches(&client) && !reaches(&old));
+    assert!(server_tls.renew().is_ok() && client_tls.renew().is_ok());
 }
 
 #[test]
