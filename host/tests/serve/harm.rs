@@ -6,6 +6,7 @@
 mod garbage;
 mod leases;
 mod slots;
+mod slow;
 mod stopped;
 
 use crate::process::{Host, Transport, content};
