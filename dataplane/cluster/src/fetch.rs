@@ -26,7 +26,7 @@ pub(super) struct Piece {
 
 /// What a peer lent.
 pub(super) struct Borrowed {
-    /// One per key asked for; none where the peer does not have it.
+    /// One per key asked for; `None`: the peer does not have that block.
     pub(super) loans: Vec<Option<Loan>>,
     pub(super) lease_ms: u64,
     /// The peer's run, to give loans back with.
@@ -99,7 +99,7 @@ impl Shared {
         retryable
     }
 
-    /// Asks a peer to lend blocks. None if it did not answer.
+    /// Asks a peer to lend blocks. `None`: it did not answer.
     pub(super) fn borrow(&self, link: &Link, keys: &[BlockKey], patience: Duration) -> Option<Borrowed> {
         let (run, release) = link.done.lock().take();
         let request = Request::Lend { keys: keys.to_vec(), release };

@@ -332,7 +332,7 @@ impl Cluster {
         let ways = Ways::open(Arc::clone(&config), Region::of_pool(Arc::clone(store.pool())), clock)?;
         let (ways, stop) = (Arc::new(ways), Arc::new(Stop::default()));
         let links = config.peers.iter().enumerate();
-        let link = |(n, peer): (usize, &PeerConfig)| Link::new(n + 1, peer.clone(), &store, &ways);
+        let link = |(n, peer): (usize, &PeerConfig)| Link::new(n + 1, peer.clone(), &store, &ways, &stop);
         let copies = Arc::new(Copies::new(Table::new(nodes, config.blocks_max, config.log_max), &stop));
         let receiving = Receiving::new(&store, &copies, clock, &ways, &stop);
         let shared = Arc::new(Shared {
@@ -507,7 +507,7 @@ impl Cluster {
         }
         // Nobody is let in from here on.
         let _ = rustix::net::shutdown(&self.door, rustix::net::Shutdown::Both);
-        shared.links.iter().for_each(|link| link.stop());
+        shared.links.iter().for_each(|link| link.wake());
         shared.copies.wake();
         shared.todo.wake();
         shared.receiving.wake();

@@ -3,7 +3,7 @@
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::channel::{Channel, ChannelError};
@@ -11,6 +11,7 @@ use super::counts::add;
 use super::message::{Reply, Request, Since, Status, Welcome};
 use super::paths::{self, Pair, RailView, Tally};
 use super::serve::HOLD;
+use super::stop::Stop;
 use super::table::{Duty, Fact, Heard, REMOVALS_MAX};
 use super::ways::{SEGMENT, Ways};
 use super::{Event, PeerConfig, Shared};
@@ -99,7 +100,7 @@ pub(super) struct Link {
     queue: Mutex<VecDeque<BlockKey>>,
     /// The queue has something, or the host stops.
     wake: Condvar,
-    stopping: AtomicBool,
+    stop: Arc<Stop>,
     pub(super) copied: AtomicU64,
     pub(super) read: AtomicU64,
     failed: AtomicU64,
@@ -150,7 +151,13 @@ struct State {
 }
 
 impl Link {
-    pub(super) fn new(place: usize, config: PeerConfig, store: &DramStore, ways: &Arc<Ways>) -> Self {
+    pub(super) fn new(
+        place: usize,
+        config: PeerConfig,
+        store: &DramStore,
+        ways: &Arc<Ways>,
+        stop: &Arc<Stop>,
+    ) -> Self {
         let state = State {
             state: LinkState::Connecting,
             reason: None,
@@ -176,7 +183,7 @@ impl Link {
             done: Mutex::default(),
             queue: Mutex::default(),
             wake: Condvar::new(),
-            stopping: AtomicBool::new(false),
+            stop: Arc::clone(stop),
             copied: AtomicU64::new(0),
             read: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -243,18 +250,18 @@ impl Link {
     /// The next copies to make, as soon as there are any, at most `max`; empty when the host stops.
     pub(super) fn pop(&self, max: usize) -> Vec<BlockKey> {
         let mut queue = self.queue.lock();
-        while queue.is_empty() && !self.stopping.load(Ordering::SeqCst) {
+        while queue.is_empty() && !self.stop.is_set() {
             self.wake.wait(&mut queue);
         }
         let count = queue.len().min(max);
         queue.drain(..count).collect()
     }
 
-    pub(super) fn stop(&self) {
+    /// The host stops: nobody must wait any longer.
+    pub(super) fn wake(&self) {
         {
-            // Set under the locks, so that every waiter is either waiting or has seen the flag.
+            // Under the locks, so that every waiter is either waiting or has seen that the host stops.
             let (_queue, state) = (self.queue.lock(), self.state());
-            self.stopping.store(true, Ordering::SeqCst);
             if let Some(handle) = &state.handle {
                 handle.shut_down();
             }

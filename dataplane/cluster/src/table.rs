@@ -155,7 +155,8 @@ impl Nodes {
         self.0 &= !(1 << place);
     }
 
-    pub fn and(self, other: Self) -> Self {
+    /// Those in either.
+    pub fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
@@ -404,7 +405,7 @@ impl Table {
 
     /// Keeps what is counted and listed of blocks true.
     fn changed(&mut self, key: BlockKey, before: Option<Block>, after: Option<Block>) {
-        let spoke = |block: Option<Block>| block.map_or(0, |block| block.holders.and(block.let_go).0);
+        let spoke = |block: Option<Block>| block.map_or(0, |block| block.holders.union(block.let_go).0);
         for place in Nodes(spoke(before) & !spoke(after)).iter() {
             self.spoken_of[place].remove(&key);
         }
@@ -446,7 +447,7 @@ impl Table {
         let Some(block) = self.blocks.get(&key) else { return Nodes::default() };
         let own = self.rank(key, block, 0);
         let before = block.holders.iter().filter(|&place| self.rank(key, block, place) < own);
-        before.fold(Nodes::default(), |all, place| all.and(Nodes::one(place)))
+        before.fold(Nodes::default(), |all, place| all.union(Nodes::one(place)))
     }
 
     pub fn duty(&self, key: BlockKey) -> Duty {
@@ -462,7 +463,7 @@ impl Table {
         if before > 0 || missing == 0 {
             return Duty::Nothing;
         }
-        Duty::Copy { missing, size: block.holding.size, not_on: block.holders.and(block.let_go) }
+        Duty::Copy { missing, size: block.holding.size, not_on: block.holders.union(block.let_go) }
     }
 
     /// At most `max` blocks for which this host has something to do. The next call goes on behind them, so one for which

@@ -145,7 +145,7 @@ impl Shared {
         }
     }
 
-    /// Drops copies of this host of which there are enough elsewhere: at so many of the holders before it as are wanted, by
+    /// Drops copies of this host of which there are enough elsewhere: as many as are wanted of the holders before it have the block, by
     /// their own word of this moment. What the table knows of them may be as old as their last audit.
     fn trim(&self, tiering: &Tiering, keys: &[BlockKey]) {
         let before: Vec<Nodes> = {
@@ -191,7 +191,7 @@ impl Shared {
         let mut ordered = self.todo.ordered(key);
         ordered.iter().filter(|&place| !up(place)).for_each(|place| ordered.remove(place));
         let missing = missing.saturating_sub(ordered.len());
-        let taken = not_on.and(ordered);
+        let taken = not_on.union(ordered);
         let mut racks = vec![self.config.rack.as_str()];
         racks.extend(taken.iter().filter_map(|place| Some(self.link(place)?.config.rack.as_str())));
         let free = self.links.iter().filter(|link| link.is_up() && !taken.has(link.place));

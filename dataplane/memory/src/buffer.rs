@@ -59,7 +59,7 @@ impl Buffer {
         buffer
     }
 
-    /// A part of `pool`, read-only. `hold` keeps its bytes from changing and is dropped with the buffer. None if the part
+    /// A part of `pool`, read-only. `hold` keeps its bytes from changing and is dropped with the buffer. `None`: the part
     /// does not lie in the pool.
     pub fn of_pool(
         pool: &Arc<HostPool>,

@@ -177,7 +177,7 @@ pub(super) fn encode_group(head: &GroupHead, entries: &[Entry], store: u64, page
     page[56..64].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// Reads a header page that should stand at `at` in a segment of `segment_pages`. None if it is anything else, however
+/// Reads a header page that should stand at `at` in a segment of `segment_pages`. `None`: it is anything else, however
 /// it came to be so: never written, of an earlier store, torn, damaged.
 pub(super) fn decode_group(
     page: &[u8],

@@ -49,7 +49,7 @@ enum Failure {
     Other(String),
 }
 
-/// Opens the database in the folder `path`, with so many bytes of cache.
+/// Opens the database in the folder `path`, with `cache_bytes` of cache.
 ///
 /// # Errors
 /// See [`OpenError`].

@@ -82,7 +82,7 @@ pub enum OpenError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OwnerId(pub u64);
 
-/// Of the leases, one owner holds at most one in so many: a client that keeps all it gets stops no other's reads.
+/// Of the leases, one owner holds at most one in this many: a client that keeps all it gets stops no other's reads.
 const OWNER_SHARE: usize = 4;
 /// Of the pool, one client reserves at most a third without committing, so that it cannot fill the quarantine alone, and one peer at
 /// most a quarter.

@@ -152,7 +152,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn check_books(table: &Table) {
     for place in 0..HOSTS {
         let spoke =
-            |(&key, block): (&BlockKey, &Block)| block.holders.and(block.let_go).has(place).then_some(key);
+            |(&key, block): (&BlockKey, &Block)| block.holders.union(block.let_go).has(place).then_some(key);
         let found: BTreeSet<BlockKey> = table.blocks.iter().filter_map(spoke).collect();
         assert_eq!(table.spoken_of[place], found, "of place {place}");
     }

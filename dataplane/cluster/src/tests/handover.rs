@@ -349,7 +349,8 @@ struct Sender<'a> {
 impl<'a> Sender<'a> {
     fn named(name: &str, to: &'a Host) -> Self {
         let config = PeerConfig { name: name.to_owned(), ..to.cluster.config().peers[0].clone() };
-        Self { to, link: Link::new(1, config, &to.store, &to.cluster.shared.ways) }
+        let shared = &to.cluster.shared;
+        Self { to, link: Link::new(1, config, &to.store, &shared.ways, &shared.stop) }
     }
 
     fn open(&self, id: u64, numbers: &[u32]) -> Reply {
