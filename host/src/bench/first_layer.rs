@@ -90,7 +90,8 @@ impl Host {
     fn start(name: &str, peer: &PeerConfig) -> io::Result<Self> {
         let mut config = ClusterConfig::new(name, Secret::new(b"the secret of a measurement"));
         (config.peers, config.silence) = (vec![peer.clone()], PATIENCE);
-        let dram = DramConfig { pool_bytes: 160 << 20, prefault: true, ..DramConfig::default() };
+        // A peer may have a quarter of it reserved.
+        let dram = DramConfig { pool_bytes: 320 << 20, prefault: true, ..DramConfig::default() };
         let clock = Clock::start();
         let store = Arc::new(DramStore::open(dram).map_err(io::Error::other)?);
         let cluster = Cluster::open(config, Arc::clone(&store), clock, Box::new(drop));
