@@ -8,7 +8,7 @@ pub use kvasir_cluster as cluster;
 pub use kvasir_net::{endpoint_pool, topology, transfer, transport};
 pub use kvasir_protocol::{block, clock, stream, wire};
 pub use kvasir_server as server;
-pub use kvasir_store::{config, error, metrics, times};
+pub use kvasir_store::{config, error, metrics, times, units};
 
 pub use kvasir_memory as memory;
 

@@ -5,16 +5,17 @@
 
 mod access;
 mod cluster;
+mod door;
 mod layers;
 pub(crate) mod parts;
 mod tiers;
-mod units;
 
 pub use access::{Access, Allow, Namespace};
 pub use cluster::{Addresses, Cluster, ClusterTls, Peer};
+pub use door::Door;
+pub use kvasir_dataplane::units::{Size, Span};
 pub use layers::{Error, Layer};
 pub use tiers::{Nvme, Offload, Remote, RemoteUrl, Sync, TenantKey, Tiering};
-pub use units::{Door, Size, Span};
 
 use kvasir_tls::HostFiles;
 use serde::{Deserialize, Serialize};

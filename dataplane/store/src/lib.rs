@@ -17,6 +17,7 @@ pub mod scrub;
 pub mod store;
 pub mod tiering;
 pub mod times;
+pub mod units;
 
 mod extras;
 mod lease;
