@@ -1,43 +1,35 @@
 //! Every `section.key` that a message, a comment or a page names is a setting that exists.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Where the structs of settings are declared.
-const DECLARED: [&str; 2] = ["host/src/config", "dataplane/net/src/topology"];
+/// All settings, as a host prints them; a test of the host keeps it so.
+const PRINTED: &str = "host/src/config/tests/default.toml";
 
-/// The keys of each section, read from the declarations themselves.
+/// The keys of each section.
 pub(crate) struct Settings(BTreeMap<String, BTreeSet<String>>);
 
 impl Settings {
     /// # Errors
-    /// The declarations are not where they are looked for.
+    /// The settings are not where they are looked for.
     pub(crate) fn read(root: &Path) -> Result<Self> {
-        let mut text =
-            std::fs::read_to_string(root.join("host/src/config.rs")).context("host/src/config.rs")?;
-        for folder in DECLARED {
-            for file in root.join(folder).read_dir().with_context(|| format!("cannot list {folder}"))? {
-                let path = file?.path();
-                if path.extension().is_some_and(|extension| extension == "rs") {
-                    text += &std::fs::read_to_string(path)?;
-                }
-            }
-        }
-        Self::of(&text)
+        Self::of(&std::fs::read_to_string(root.join(PRINTED)).context(PRINTED)?)
     }
 
-    fn of(text: &str) -> Result<Self> {
-        let structs = structs(text);
-        let Some(config) = structs.get("Config") else {
-            bail!("no `pub struct Config` in host/src/config.rs")
-        };
-        let section = |(name, of): (&String, &String)| {
-            let of = of.rsplit("::").next().unwrap_or(of);
-            let fields = structs.get(of).with_context(|| format!("no struct {of} for section {name}"))?;
-            Ok((name.clone(), fields.keys().cloned().collect()))
-        };
-        config.iter().map(section).collect::<Result<_>>().map(Self)
+    fn of(printed: &str) -> Result<Self> {
+        let (mut sections, mut section) = (BTreeMap::<_, BTreeSet<_>>::new(), String::new());
+        for line in printed.lines() {
+            if let Some(path) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+                section = path.to_owned();
+            }
+            let path = line.split_once(" = ").map_or(section.clone(), |(key, _)| format!("{section}.{key}"));
+            let (top, rest) = path.split_once('.').unwrap_or((&path, ""));
+            let key = rest.split('.').next().filter(|key| !key.is_empty());
+            sections.entry(top.to_owned()).or_default().extend(key.map(str::to_owned));
+        }
+        ensure!(!sections.is_empty(), "{PRINTED} has no settings");
+        Ok(Self(sections))
     }
 
     /// Lines of `text` that name a key that its section does not have. In source, comments and strings alone are read.
@@ -86,24 +78,6 @@ impl Settings {
     }
 }
 
-/// Name to field to type, of every `pub struct` with named fields.
-fn structs(text: &str) -> BTreeMap<String, BTreeMap<String, String>> {
-    let mut found = BTreeMap::new();
-    let mut open: Option<(String, BTreeMap<String, String>)> = None;
-    for line in text.lines() {
-        if let Some(name) = line.strip_prefix("pub struct ").and_then(|rest| rest.strip_suffix(" {")) {
-            open = Some((name.to_owned(), BTreeMap::new()));
-        } else if line == "}" {
-            found.extend(open.take());
-        } else if let (Some((_, fields)), Some(field)) = (&mut open, line.strip_prefix("    pub "))
-            && let Some((field, of)) = field.trim_end_matches(',').split_once(": ")
-        {
-            fields.insert(field.to_owned(), of.to_owned());
-        }
-    }
-    found
-}
-
 /// What a line of source says to people: its comment, and the strings in it.
 fn spoken(line: &str) -> Vec<&str> {
     let line = line.trim_start();
@@ -121,8 +95,7 @@ mod tests {
 
     #[test]
     fn names_that_do_not_exist_are_found_where_people_read_them() {
-        let declared = "pub struct Config {\n    pub store: Store,\n}\npub struct Store {\n    pub pool_bytes: Size,\n}\n";
-        let settings = Settings::of(declared).unwrap();
+        let settings = Settings::of("[store]\npool_bytes = \"1GiB\"\n\n[listen.tls]\ncert = \"\"\n").unwrap();
         let check = |name: &str, text: &str, expected: &[&str]| {
             let found: Vec<_> = settings.unknown(name, text).map(|(_, word)| word).collect();
             assert_eq!(found, expected, "{text}");
@@ -133,6 +106,7 @@ mod tests {
         check("a.rs", "f(\"see store.rs and a.store.x\")", &[]);
         check("a.md", "`store.size` and store.size", &["store.size"]);
         check("a.md", "`--set store.size=1`, `dram/store.rs`", &[]);
-        assert!(Settings::of("pub struct Store {\n}\n").is_err());
+        check("a.md", "`listen.tls` and `listen.cert`", &["listen.cert"]);
+        assert!(Settings::of("").is_err());
     }
 }
