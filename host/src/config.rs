@@ -15,8 +15,12 @@ pub use cluster::{Addresses, Cluster, ClusterTls, Peer};
 pub use door::Door;
 pub use kvasir_dataplane::units::{Size, Span};
 pub use layers::{Error, Layer};
-pub use tiers::{Nvme, Offload, Remote, RemoteUrl, Sync, TenantKey, Tiering};
+pub use tiers::{Remote, RemoteUrl, TenantKey};
 
+use kvasir_dataplane::config::positive;
+use kvasir_dataplane::tier::nvme::NvmeConfig;
+use kvasir_dataplane::tier::tiering::TieringConfig;
+use kvasir_dataplane::{DramConfig, ServerConfig};
 use kvasir_tls::HostFiles;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -32,8 +36,8 @@ pub struct Config {
     pub listen: Listen,
     pub access: Access,
     pub store: Store,
-    pub tiering: Tiering,
-    pub nvme: Nvme,
+    pub tiering: TieringConfig,
+    pub nvme: NvmeConfig,
     pub remote: Remote,
     pub cluster: Cluster,
     pub conductor: Conductor,
@@ -103,100 +107,16 @@ impl ListenTls {
     }
 }
 
-/// The DRAM pool and the data server.
+/// The DRAM pool and the data server. Of unknown keys here only the layers tell: serde cannot where it flattens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct Store {
-    /// Memory that holds blocks. Must fit what the machine has free.
-    pub pool_bytes: Size,
-    /// The most resident blocks. Each costs about 72 B outside the pool.
-    pub block_slots: u32,
-    /// Touch every page at start, so that no put waits for a page fault.
-    pub prefault: bool,
-    /// Pages of 2 MiB for the pool. `auto`: if the system grants them. `off`: never. `require`: the host does not start
-    /// without them.
-    pub huge_pages: HugePages,
-    /// NUMA node to take the pool from; -1: any.
-    pub numa_node: i32,
-    /// Lock the pool in memory, so that it is never swapped out.
-    pub lock_memory: bool,
+    #[serde(flatten)]
+    pub dram: DramConfig,
+    #[serde(flatten)]
+    pub server: ServerConfig,
     /// How fast a background thread compares resident blocks with their checksums, per second. `0B`: not at all.
     pub scrub_rate: Size,
-    /// Free share of the pool below which eviction starts.
-    pub low_free: f64,
-    /// Free share of the pool at which eviction stops; at least `low_free`.
-    pub high_free: f64,
-    /// Victims kept ready for puts that find no space.
-    pub reserve_max: u32,
-    /// How long a put waits for eviction before it fails.
-    pub put_wait: Span,
-    /// How long a reader may use a block without asking again.
-    pub lease_ttl: Span,
-    /// How much longer the store itself honours a lease.
-    pub lease_grace: Span,
-    /// The most leases held at the same time.
-    pub leases_max: u32,
-    /// How long a writer may take from reserve to commit.
-    pub reservation_ttl: Span,
-    /// How long a block may stay in the pool, used or not. `0s`: until evicted.
-    pub block_ttl: Span,
-    /// `trust`: take the writer's checksum, readers verify. `verify`: read every block again at commit.
-    pub checksum: Checksum,
-    /// Access events kept for the eviction policy; more hits than this are dropped and counted.
-    pub events_max: u32,
-    /// The most data connections at once over the socket, and as many over TCP.
-    pub connections_max: u32,
-    /// How long a data peer may stall in the middle of a frame.
-    pub stall_timeout: Span,
-    /// How long a data connection may be silent.
-    pub idle_timeout: Span,
-    /// The most payload in one put or get.
-    pub payload_max: Size,
-    /// Share of the pool that a tenant may pin, unless its own entry says otherwise.
-    pub pin_share: f64,
-    /// The longest a pin lasts.
-    pub pin_max: Span,
-    /// The time in which the weight of a soft pin halves.
-    pub pin_half_life: Span,
-    /// Quotas and floors, one `[[store.tenants]]` each. Tenants that are not listed share the entry of tenant 0.
-    pub tenants: Vec<Tenant>,
-}
-
-/// What one tenant may take of the pool, and what it is promised.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Tenant {
-    /// The number its connections give.
-    pub tenant: u16,
-    /// The most bytes its blocks take; beyond that it loses blocks of its own first. If absent: the whole pool.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub quota_bytes: Option<Size>,
-    /// What it keeps while others use more than they are promised. If absent: nothing, or a share by `weight`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub floor_bytes: Option<Size>,
-    /// Instead of `floor_bytes`: its share, among all weights, of what the floors in bytes leave of the pool.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weight: Option<u32>,
-    /// The most bytes it may have pinned. If absent: `store.pin_share` of the pool.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pin_quota_bytes: Option<Size>,
-}
-
-/// Which side computes the checksum that a block carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Checksum {
-    Trust,
-    Verify,
-}
-
-/// Whether to ask for pages of 2 MiB.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum HugePages {
-    Auto,
-    Off,
-    Require,
 }
 
 /// Instances and the prefix index.
@@ -279,34 +199,7 @@ impl Default for Listen {
 
 impl Default for Store {
     fn default() -> Self {
-        Self {
-            pool_bytes: Size::mib(1024),
-            block_slots: 1 << 20,
-            prefault: false,
-            huge_pages: HugePages::Auto,
-            numa_node: -1,
-            lock_memory: false,
-            scrub_rate: Size::mib(32),
-            low_free: 0.05,
-            high_free: 0.10,
-            reserve_max: 1024,
-            put_wait: Span::ms(100),
-            lease_ttl: Span::secs(10),
-            lease_grace: Span::secs(1),
-            leases_max: 1 << 20,
-            reservation_ttl: Span::secs(60),
-            block_ttl: Span::secs(0),
-            checksum: Checksum::Trust,
-            events_max: 1 << 16,
-            connections_max: 256,
-            stall_timeout: Span::secs(5),
-            idle_timeout: Span::secs(600),
-            payload_max: Size::mib(256),
-            pin_share: 0.10,
-            pin_max: Span::secs(3600),
-            pin_half_life: Span::secs(30),
-            tenants: Vec::new(),
-        }
+        Self { dram: DramConfig::default(), server: ServerConfig::default(), scrub_rate: Size::mib(32) }
     }
 }
 
@@ -432,10 +325,9 @@ impl Config {
         tiering.validate()?;
         nvme.validate()?;
         remote.validate()?;
-        cluster.validate(&node.name, listen.allow_remote, store, tiering)?;
+        cluster.validate(&node.name, listen.allow_remote, &store.dram, tiering)?;
         conductor.validate()?;
-        policy.validate()?;
-        Ok(parts::dram_config(self).validate()?)
+        policy.validate()
     }
 
     /// As TOML that reads back to the same settings.
@@ -473,43 +365,13 @@ const EVICTOR_SLOTS_MAX: u32 = 80_000_000;
 
 impl Store {
     fn validate(&self) -> Result<(), Error> {
-        let least =
-            |key, value: u64| if value == 0 { Err(invalid(key, 0, "must be at least 1")) } else { Ok(()) };
-        if self.pool_bytes.0 == 0 {
-            return Err(invalid("store.pool_bytes", self.pool_bytes, "must be at least 1"));
-        }
-        least("store.leases_max", self.leases_max.into())?;
-        least("store.events_max", self.events_max.into())?;
-        least("store.connections_max", self.connections_max.into())?;
-        least("store.payload_max", self.payload_max.0)?;
-        let slots_max = kvasir_dataplane::config::BLOCKS_MAX;
-        if !(1..=slots_max).contains(&self.block_slots) {
-            return Err(invalid("store.block_slots", self.block_slots, &format!("must be 1 to {slots_max}")));
-        }
-        if self.block_slots > EVICTOR_SLOTS_MAX {
+        self.dram.validate()?;
+        self.server.validate()?;
+        if self.dram.blocks_max > EVICTOR_SLOTS_MAX {
             let why = format!(
                 "is more than an evictor can keep account of: its 32-bit memory of 4 GiB is enough for {EVICTOR_SLOTS_MAX} slots; use larger blocks"
             );
-            return Err(invalid("store.block_slots", self.block_slots, &why));
-        }
-        let spans = [
-            ("store.lease_ttl", self.lease_ttl),
-            ("store.reservation_ttl", self.reservation_ttl),
-            ("store.stall_timeout", self.stall_timeout),
-            ("store.idle_timeout", self.idle_timeout),
-        ];
-        positive(&spans)?;
-        if let Some(both) = self.tenants.iter().find(|t| t.floor_bytes.is_some() && t.weight.is_some()) {
-            let why = "has floor_bytes and weight; give one of them";
-            return Err(invalid("store.tenants.tenant", both.tenant, why));
-        }
-        let low = self.low_free;
-        if !(0.0..1.0).contains(&low) {
-            return Err(invalid("store.low_free", low, "must be at least 0 and below 1"));
-        }
-        if !(low..1.0).contains(&self.high_free) {
-            let range = format!("must be at least store.low_free ({low}) and below 1");
-            return Err(invalid("store.high_free", self.high_free, &range));
+            return Err(invalid("store.block_slots", self.dram.blocks_max, &why));
         }
         Ok(())
     }
@@ -532,20 +394,20 @@ impl Conductor {
                 return Err(invalid(key, value, &format!("must be 1 to {max}")));
             }
         }
-        positive(&[
-            ("conductor.request_ttl", self.request_ttl),
-            ("conductor.instance_ttl", self.instance_ttl),
-            ("conductor.balance_every", self.balance_every),
-        ])
+        Ok(positive(&[
+            ("conductor.request_ttl", self.request_ttl.0),
+            ("conductor.instance_ttl", self.instance_ttl.0),
+            ("conductor.balance_every", self.balance_every.0),
+        ])?)
     }
 }
 
 impl Policy {
     fn validate(&self) -> Result<(), Error> {
         positive(&[
-            ("policy.hot_deadline", self.hot_deadline),
-            ("policy.cold_deadline", self.cold_deadline),
-            ("policy.breaker_window", self.breaker_window),
+            ("policy.hot_deadline", self.hot_deadline.0),
+            ("policy.cold_deadline", self.cold_deadline.0),
+            ("policy.breaker_window", self.breaker_window.0),
         ])?;
         if self.breaker_faults == 0 {
             return Err(invalid("policy.breaker_faults", 0, "must be at least 1"));
@@ -584,13 +446,8 @@ impl Assigned {
     }
 }
 
-fn positive(spans: &[(&str, Span)]) -> Result<(), Error> {
-    let zero = spans.iter().find(|(_, span)| span.0.is_zero());
-    zero.map_or(Ok(()), |(key, span)| Err(invalid(key, span, "must be more than no time")))
-}
-
 pub(crate) fn invalid(key: &str, value: impl std::fmt::Display, why: &str) -> Error {
-    Error::Invalid { key: key.to_owned(), value: value.to_string(), why: why.to_owned() }
+    kvasir_dataplane::config::invalid(key, value, why).into()
 }
 
 fn valid_name(name: &str) -> bool {

@@ -19,7 +19,7 @@ use kvasir_dataplane::server::{Listen, ServeError, Server, bind_unix};
 use kvasir_dataplane::tier::dram::OpenError;
 use kvasir_dataplane::tier::scrub::Scrubber;
 use kvasir_dataplane::tier::tiering::{Saved, Tiering};
-use kvasir_dataplane::{Clock, DramStore};
+use kvasir_dataplane::{Clock, DramConfig, DramStore};
 use kvasir_tls::HostTls;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -86,7 +86,8 @@ impl Daemon {
         raise_descriptor_limit();
         let grpc = config.listen.grpc.0.map(|addr| bind("listen.grpc", addr)).transpose()?;
         let http = bind("listen.http", config.listen.http)?;
-        let store = Arc::new(DramStore::open(parts::dram_config(&config))?);
+        let pool = DramConfig { hash_seed: crate::seed::random(), ..config.store.dram.clone() };
+        let store = Arc::new(DramStore::open(pool)?);
         let data_dir = DataDir::open(&config.node.data_dir)?;
         let tls = config.listen.tls.files().map(HostTls::open).transpose()?.map(Arc::new);
         let keeper = Keeper::new(&config.access, &data_dir.path, tls.clone())?;
@@ -98,12 +99,11 @@ impl Daemon {
         let cluster = cluster::open(&config, &store, clock)?;
         let below = tiers::open(&config, cluster.as_ref().map(|cluster| cluster.tier()))?;
         let admit = Box::new(PolicyAdmit(policies.admitter_worker()));
-        let traffic = tiers::tiering_config(&config.tiering);
-        let tiering = Tiering::start(Arc::clone(&store), below, admit, traffic, clock);
+        let tiering = Tiering::start(Arc::clone(&store), below, admit, config.tiering.clone(), clock);
         let tiering = Arc::new(tiering.map_err(no_thread("offloading"))?);
         let listen = Listen { unix: Some(config.node.socket.clone()), tcp: config.listen.data.0, mode };
         let node = Arc::new(Node::new(tiering, cluster, clock));
-        let served = parts::server_config(&config);
+        let served = config.store.server.clone();
         let server = Server::start(Arc::clone(&node), &listen, Arc::clone(&door.gate), served)?;
         let evictor = policies.evictor_worker(store.slots());
         let eviction =
@@ -210,7 +210,7 @@ impl Running {
             if let Some(cluster) = host.node.cluster() {
                 cluster.stop();
             }
-            let patience = host.config.tiering.shutdown_timeout.0;
+            let patience = host.config.tiering.shutdown_timeout;
             let until = Instant::now() + patience;
             // The rest of the time is for making it durable.
             let saved = host.node.tiering().save(Instant::now() + patience * 3 / 4, host.clock.now_ms());

@@ -8,13 +8,15 @@ use std::io;
 
 use rustix::mm::Advice;
 use rustix::process::{Resource, getrlimit};
+use serde::{Deserialize, Serialize};
 
 use super::host::PoolError;
 
 pub const HUGE_PAGE: u64 = 2 << 20;
 
 /// Whether to ask for pages of 2 MiB, which spare the processor most of its address translation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum HugePages {
     /// Reserved pages if enough are free and the pool is a multiple of their size; else transparent ones if the kernel
     /// allows them; else ordinary pages.

@@ -5,41 +5,51 @@ use std::path::PathBuf;
 
 use super::format::{PAGE, SEGMENT_PAGES_MAX};
 use super::segments::RESERVE;
+use kvasir_store::config::{ConfigError, at_least_one, invalid};
+use kvasir_store::units::{self, Size};
+use serde::{Deserialize, Serialize};
 
-/// Settings of one NVMe store.
-#[derive(Clone, Debug, PartialEq)]
+/// Settings of one NVMe store: a tier on a local disk. Its blocks outlive the host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct NvmeConfig {
-    /// Where the files are; created if necessary. One store at a time.
+    /// Folder of its files, created if necessary; one host at a time. If empty, a host has no such tier.
     pub dir: PathBuf,
-    /// Bytes the segment files take at most; at least seven segments. Blocks get 7/8 of it less two segments
-    /// ([`block_bytes_max`](Self::block_bytes_max)): compaction needs the rest to stay cheap. Default 8 GiB.
+    /// The most bytes that its files take. At least seven segments. Blocks get 7/8 of it less two segments
+    /// ([`block_bytes_max`](Self::block_bytes_max)): compaction needs the rest to stay cheap.
+    #[serde(with = "units::size")]
     pub capacity_bytes: u64,
-    /// Bytes of one segment file, a multiple of 4 KiB up to 256 MiB. Fixed when the store is first opened. The largest
-    /// block is two pages less; let it be a quarter at most, or much is lost at the ends. Default 64 MiB.
+    /// Size of one file, a multiple of 4 KiB up to 256 MiB. Fixed once the folder is in use; the largest block is 8 KiB
+    /// smaller. Let that be a quarter at most, or much is lost at the ends.
+    #[serde(with = "units::size")]
     pub segment_bytes: u64,
-    /// Operations at the device at once. Default 64.
+    /// Operations at the device at once.
     pub queue_depth: u32,
-    /// When what is written becomes durable. Default: at a flush.
+    /// When what is written becomes durable: [`SyncMode`].
     pub sync: SyncMode,
-    /// What a put does if there is no space for it. Default: it is refused.
-    pub on_full: OnFull,
-    /// Use `O_DIRECT` where the file system takes it. Default true.
+    /// Use `O_DIRECT` if the file system takes it.
     pub direct_io: bool,
-    /// Use `io_uring` where the kernel allows it. Default true.
+    /// Use `io_uring` if the kernel allows it.
     pub io_uring: bool,
-    /// The most bytes that compaction reads per second while no put waits for space. Default 256 MiB.
+    /// The most bytes that compaction reads per second while nothing waits for space.
+    #[serde(with = "units::size")]
     pub compaction_bytes_per_s: u64,
-    /// Items under way at once; a batch beyond them is answered `Busy`. Default 65,536.
+    /// What a put does if there is no space for it. Default: it is refused.
+    #[serde(skip)]
+    pub on_full: OnFull,
+    /// Items under way at once; a batch beyond them is answered `Busy`.
+    #[serde(skip)]
     pub items_max: usize,
 }
 
 /// When what is written becomes durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum SyncMode {
-    /// At a flush. A killed process loses nothing that was done; a power cut loses what was not flushed. Removals are
-    /// durable when they are done all the same.
+    /// At a flush, and when the host stops. A killed process loses nothing that was done; a power cut loses what was not
+    /// flushed. Removals are durable when they are done all the same.
     #[default]
-    None,
+    Flush,
     /// Before any put or remove is done: the items written together are synced together.
     Batch,
 }
@@ -54,21 +64,27 @@ pub enum OnFull {
     Evict,
 }
 
-impl NvmeConfig {
-    /// The defaults, in `dir`.
-    pub fn new(dir: impl Into<PathBuf>) -> Self {
+impl Default for NvmeConfig {
+    fn default() -> Self {
         Self {
-            dir: dir.into(),
+            dir: PathBuf::new(),
             capacity_bytes: 8 << 30,
             segment_bytes: 64 << 20,
             queue_depth: 64,
-            sync: SyncMode::None,
-            on_full: OnFull::Refuse,
+            sync: SyncMode::Flush,
             direct_io: true,
             io_uring: true,
             compaction_bytes_per_s: 256 << 20,
+            on_full: OnFull::Refuse,
             items_max: 1 << 16,
         }
+    }
+}
+
+impl NvmeConfig {
+    /// The defaults, in `dir`.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into(), ..Self::default() }
     }
 
     /// Bytes of blocks, each rounded up to 4 KiB, that the store holds at most.
@@ -94,35 +110,36 @@ impl NvmeConfig {
         self.segment_bytes - 2 * PAGE as u64
     }
 
-    pub(super) fn check(&self) -> Result<(), OpenError> {
-        let refuse = |name, value, rule| Err(OpenError::Setting { name, value, rule });
-        let segment = self.segment_bytes;
+    /// # Errors
+    /// The first setting that makes no sense, with its value.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let (segment, capacity) = (self.segment_bytes, self.capacity_bytes);
         if !segment.is_multiple_of(PAGE as u64)
             || !(64 << 10..=SEGMENT_PAGES_MAX * PAGE as u64).contains(&segment)
         {
-            return refuse("segment_bytes", segment, "a multiple of 4 KiB from 64 KiB to 256 MiB");
+            let why = "must be a multiple of 4KiB from 64KiB to 256MiB";
+            return Err(invalid("nvme.segment_bytes", Size(segment), why));
         }
-        if !(7..1 << 31).contains(&(self.capacity_bytes / segment)) {
-            return refuse("capacity_bytes", self.capacity_bytes, "at least seven segments");
+        if !(7..1 << 31).contains(&(capacity / segment)) {
+            let why = format!("must hold 7 to {} segments of {}", (1u64 << 31) - 1, Size(segment));
+            return Err(invalid("nvme.capacity_bytes", Size(capacity), &why));
         }
         if !(1..=4096).contains(&self.queue_depth) {
-            return refuse("queue_depth", self.queue_depth.into(), "from 1 to 4096");
-        }
-        if self.items_max == 0 {
-            return refuse("items_max", 0, "at least 1");
+            return Err(invalid("nvme.queue_depth", self.queue_depth, "must be 1 to 4096"));
         }
         if self.compaction_bytes_per_s < 1 << 20 {
-            return refuse("compaction_bytes_per_s", self.compaction_bytes_per_s, "at least 1 MiB");
+            let rate = Size(self.compaction_bytes_per_s);
+            return Err(invalid("nvme.compaction_bytes_per_s", rate, "must be at least 1MiB"));
         }
-        Ok(())
+        at_least_one(&[("items_max of the NVMe tier", self.items_max as u64)])
     }
 }
 
 /// Why a store did not open. Nothing was changed, except that directories may have been created.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("nvme.{name} is {value}; it must be {rule}")]
-    Setting { name: &'static str, value: u64, rule: &'static str },
+    #[error(transparent)]
+    Setting(#[from] ConfigError),
     #[error("{step} {path} failed: {source}", path = path.display())]
     Io { step: &'static str, path: PathBuf, source: io::Error },
     #[error("{path} is in use by another store; stop it or choose another directory", path = path.display())]

@@ -91,7 +91,7 @@ impl NvmeStore {
 
     fn open_with(config: NvmeConfig, faults: Faults) -> Result<Self, OpenError> {
         let begun = Instant::now();
-        config.check()?;
+        config.validate()?;
         raise_descriptor_limit(config.segments())?;
         let disk = Disk::open(&config.dir, config.segment_bytes, config.direct_io)?;
         let mut warnings = Vec::new();

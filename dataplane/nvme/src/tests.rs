@@ -124,7 +124,7 @@ fn blocks_come_back_as_they_were_stored_whatever_way_the_disk_is_reached() {
         let dir = TempDir::new().unwrap();
         let config = NvmeConfig { io_uring, direct_io, ..config(dir.path(), 64) };
         let ns: Vec<u32> = (0..200).collect();
-        for sync in [SyncMode::None, SyncMode::Batch] {
+        for sync in [SyncMode::Flush, SyncMode::Batch] {
             let store = open(&NvmeConfig { sync, ..config.clone() });
             let again = sync == SyncMode::Batch;
             let expected = if again { Stored::AlreadyStored } else { Stored::Stored };

@@ -24,7 +24,7 @@ fn config(dir: &Path, seed: u64) -> NvmeConfig {
         segment_bytes: 256 << 10,
         // Every fourth child does without io_uring, every third syncs each group.
         io_uring: !seed.is_multiple_of(4),
-        sync: if seed.is_multiple_of(3) { SyncMode::Batch } else { SyncMode::None },
+        sync: if seed.is_multiple_of(3) { SyncMode::Batch } else { SyncMode::Flush },
         ..NvmeConfig::new(dir)
     }
 }

@@ -2,18 +2,27 @@
 
 use std::time::Duration;
 
-/// Settings of the data server.
-#[derive(Clone, Debug, PartialEq)]
+use kvasir_store::config::{ConfigError, at_least_one, positive};
+use kvasir_store::units;
+use serde::{Deserialize, Serialize};
+
+/// Settings of the data server. A file has them in the section `[store]`, beside those of the pool.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ServerConfig {
-    /// The most connections at once, of each transport. Default 256; the next is refused with an error.
-    pub connections_max: usize,
-    /// How long a peer may stall in the middle of a frame, and take to say hello. Default 5 s.
+    /// The most data connections at once over the socket, and as many over TCP; the next is refused with an error.
+    pub connections_max: u32,
+    /// How long a data peer may stall in the middle of a frame, and take to say hello.
+    #[serde(with = "units::span")]
     pub stall_timeout: Duration,
-    /// How long a connection may be silent between frames. Default 10 min.
+    /// How long a data connection may be silent between frames.
+    #[serde(with = "units::span")]
     pub idle_timeout: Duration,
-    /// The most payload bytes in one frame, put or get. Default 256 MiB.
+    /// The most payload in one put or get.
+    #[serde(with = "units::size")]
     pub payload_max: u64,
-    /// How often expired leases and abandoned reservations are collected. Default 250 ms.
+    /// How often expired leases and abandoned reservations are collected.
+    #[serde(skip)]
     pub sweep_every: Duration,
 }
 
@@ -26,5 +35,17 @@ impl Default for ServerConfig {
             payload_max: 256 << 20,
             sweep_every: Duration::from_millis(250),
         }
+    }
+}
+
+impl ServerConfig {
+    /// # Errors
+    /// The first setting that makes no sense, with its value.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        at_least_one(&[
+            ("store.connections_max", self.connections_max.into()),
+            ("store.payload_max", self.payload_max),
+        ])?;
+        positive(&[("store.stall_timeout", self.stall_timeout), ("store.idle_timeout", self.idle_timeout)])
     }
 }

@@ -221,7 +221,7 @@ impl Server {
         dress: fn(&dyn Gate, D::Stream) -> io::Result<Stream>,
     ) -> Result<(), ServeError> {
         let (serving, refusing) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
-        let max = self.shared.config.connections_max;
+        let max = self.shared.config.connections_max as usize;
         let serve = move |stream: D::Stream, seat: &Seat| serve(&serving, stream, seat);
         let refuse = move |refused: D::Stream| {
             let message = format!(

@@ -283,7 +283,7 @@ impl DramStore {
         config.validate()?;
         let placing = Placing {
             huge_pages: config.huge_pages,
-            numa_node: config.numa_node,
+            numa_node: u32::try_from(config.numa_node).ok(),
             lock: config.lock_memory,
             prefault: config.prefault,
         };
@@ -302,7 +302,7 @@ impl DramStore {
             scan_shard: AtomicUsize::new(0),
             scrubs: ScrubCounts::default(),
             reported_misses: Default::default(),
-            events: Mutex::new(EventBuffer::new(config.events_max)),
+            events: Mutex::new(EventBuffer::new(config.events_max as usize)),
             owners: AtomicU64::new(1),
             quarantine: Quarantine::default(),
             pool_full: AtomicU64::new(0),

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::record::LABELS;
-use crate::config::{ConfigError, DramConfig, Floor, TenantConfig};
+use crate::config::{ConfigError, DramConfig, TenantConfig, invalid};
 use crate::metrics::TenantMetrics;
 
 /// The most tenants with settings of their own, so that each has at least 16 labels.
@@ -169,15 +169,11 @@ fn take(used: &AtomicU64, bytes: u64, limit: u64) -> Result<(), u64> {
 /// Floors in bytes. Weights share what the pool keeps filled (up to the high watermark) and no byte floor takes.
 fn floors(config: &DramConfig, pool_bytes: u64) -> HashMap<u16, u64> {
     let filled = (pool_bytes as f64 * (1.0 - config.high_free)) as u64;
-    let in_bytes = |floor| if let Floor::Bytes(bytes) = floor { bytes } else { 0 };
-    let weight = |floor| if let Floor::Weight(weight) = floor { u64::from(weight) } else { 0 };
-    let promised: u64 = config.tenants.iter().map(|tenant| in_bytes(tenant.floor)).sum();
-    let weights: u64 = config.tenants.iter().map(|tenant| weight(tenant.floor)).sum();
+    let promised: u64 = config.tenants.iter().filter_map(|tenant| tenant.floor_bytes).sum();
+    let weights: u64 = config.tenants.iter().filter_map(|tenant| tenant.weight).map(u64::from).sum();
     let rest = u128::from(filled.saturating_sub(promised));
-    let floor = |tenant: &TenantConfig| match tenant.floor {
-        Floor::Bytes(bytes) => bytes,
-        Floor::Weight(weight) => (rest * u128::from(weight) / u128::from(weights.max(1))) as u64,
-    };
+    let share = |weight: u32| (rest * u128::from(weight) / u128::from(weights.max(1))) as u64;
+    let floor = |tenant: &TenantConfig| tenant.weight.map_or(tenant.floor_bytes.unwrap_or(0), share);
     config.tenants.iter().map(|tenant| (tenant.tenant, floor(tenant))).collect()
 }
 
@@ -186,16 +182,19 @@ fn floors(config: &DramConfig, pool_bytes: u64) -> HashMap<u16, u64> {
 /// # Errors
 /// The first that makes no sense.
 pub(crate) fn validate(config: &DramConfig) -> Result<(), ConfigError> {
+    if let Some(both) = config.tenants.iter().find(|t| t.floor_bytes.is_some() && t.weight.is_some()) {
+        let why = "has floor_bytes and weight; give one of them";
+        return Err(invalid("store.tenants.tenant", both.tenant, why));
+    }
     let mut seen = std::collections::HashSet::new();
     if let Some(tenant) = config.tenants.iter().find(|tenant| !seen.insert(tenant.tenant)) {
         return Err(ConfigError::TenantTwice { tenant: tenant.tenant });
     }
     if config.tenants.len() > TENANTS_MAX {
-        let (value, max) = (config.tenants.len() as u64, TENANTS_MAX as u64);
-        return Err(ConfigError::TooLarge { name: "number of store.tenants", value, max });
+        let why = format!("are too many tenants; the most is {TENANTS_MAX}");
+        return Err(invalid("store.tenants", config.tenants.len(), &why));
     }
-    let in_bytes = |tenant: &TenantConfig| if let Floor::Bytes(bytes) = tenant.floor { bytes } else { 0 };
-    let promised: u64 = config.tenants.iter().map(in_bytes).fold(0, u64::saturating_add);
+    let promised = config.tenants.iter().filter_map(|tenant| tenant.floor_bytes).fold(0, u64::saturating_add);
     let keeps = (config.pool_bytes as f64 * (1.0 - config.high_free)) as u64;
     if promised > keeps {
         return Err(ConfigError::Floors { promised, keeps, high_free: config.high_free });
@@ -218,12 +217,19 @@ pub(crate) fn validate(config: &DramConfig) -> Result<(), ConfigError> {
 mod tests {
     use super::*;
 
+    enum Floor {
+        Bytes(u64),
+        Weight(u32),
+    }
+
     fn config(tenants: &[(u16, Option<u64>, Floor)]) -> DramConfig {
-        let tenant = |&(tenant, quota_bytes, floor): &(u16, Option<u64>, Floor)| TenantConfig {
-            tenant,
-            quota_bytes,
-            floor,
-            ..TenantConfig::default()
+        let tenant = |(tenant, quota_bytes, floor): &(u16, Option<u64>, Floor)| {
+            let (floor_bytes, weight) = match *floor {
+                Floor::Bytes(bytes) => (Some(bytes), None),
+                Floor::Weight(weight) => (None, Some(weight)),
+            };
+            let (tenant, quota_bytes) = (*tenant, *quota_bytes);
+            TenantConfig { tenant, quota_bytes, floor_bytes, weight, pin_quota_bytes: None }
         };
         let tenants = tenants.iter().map(tenant).collect();
         DramConfig { pool_bytes: 1000, high_free: 0.1, tenants, ..DramConfig::default() }

@@ -484,7 +484,7 @@ fn a_new_policy_is_told_what_is_resident() {
 
 #[test]
 fn old_blocks_expire_when_told_to() {
-    let config = DramConfig { block_ttl: Some(Duration::from_millis(500)), ..config(8) };
+    let config = DramConfig { block_ttl: Duration::from_millis(500), ..config(8) };
     let store = Arc::new(DramStore::open(config).unwrap());
     put(&store, 1, 4096, 0);
     put(&store, 2, 4096, 300);

@@ -18,6 +18,7 @@
 mod admit;
 mod ahead;
 mod budget;
+mod config;
 mod moves;
 mod offload;
 mod onboard;
@@ -35,6 +36,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 pub use admit::{Admission, Admit, AdmitAll, Candidate};
+pub use config::{Offload, TieringConfig};
 pub use offload::OffloadStats;
 pub use onboard::{OnboardStats, Onboarded, Read};
 pub use save::Saved;
@@ -52,44 +54,6 @@ use crate::error::StoreError;
 use crate::times::TimesTaken;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::clock::Clock;
-
-/// Settings of the traffic between tiers.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TieringConfig {
-    /// Whether victims that the eviction policy sends nowhere are offered to the nearest tier below. Default true;
-    /// false leaves it to the policy alone.
-    pub offload_all: bool,
-    /// Uses after the first store that a block needs before it is offered to a tier; one that was refused before and
-    /// came back counts as used once more. Default 1: what is touched a second time is kept. 0 leaves it to [`Admit`].
-    pub min_uses: u32,
-    /// The most blocks per tier waiting to be copied or being copied. Default 1,024.
-    pub queue_blocks: usize,
-    /// The same in bytes; never more than a quarter of the pool, because these cannot be evicted. Default 256 MiB.
-    pub queue_bytes: u64,
-    /// The most memory for blocks being loaded. Default 256 MiB.
-    pub load_bytes: u64,
-    /// How long a lookup waits for one tier. Default 2 s; then the block is a miss there.
-    pub load_timeout: Duration,
-    /// Blocks remembered as refused, per tier, as asked for and as followed by another (80 B in all). Default 65,536.
-    pub recent_blocks: usize,
-    /// The most blocks read ahead of a caller that walks a chain. Default 8.
-    pub read_ahead_blocks: usize,
-}
-
-impl Default for TieringConfig {
-    fn default() -> Self {
-        Self {
-            offload_all: true,
-            min_uses: 1,
-            queue_blocks: 1024,
-            queue_bytes: 256 << 20,
-            load_bytes: 256 << 20,
-            load_timeout: Duration::from_secs(2),
-            recent_blocks: 1 << 16,
-            read_ahead_blocks: 8,
-        }
-    }
-}
 
 /// A victim, and where the policy wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,22 +185,23 @@ impl Tiering {
         config: TieringConfig,
         clock: Clock,
     ) -> io::Result<Self> {
-        let bounds = (config.queue_blocks, config.queue_bytes.min(dram.pool().bytes() / 4));
+        let bounds = (config.queue_blocks as usize, config.queue_bytes.min(dram.pool().bytes() / 4));
+        let recent = config.recent_blocks as usize;
         let level = |store: Arc<dyn BlockStore>| {
             Ok(Level {
                 tier: store.capabilities().tier,
                 offloader: Offloader::start(Arc::clone(&dram), Arc::clone(&store), clock, bounds)?,
-                refused: Mutex::new(Recent::new(config.recent_blocks)),
+                refused: Mutex::new(Recent::new(recent)),
                 onboard: OnboardCounts::default(),
                 store,
             })
         };
         Ok(Self {
             levels: below.into_iter().map(level).collect::<io::Result<_>>()?,
-            touched: Mutex::new(Recent::new(config.recent_blocks)),
+            touched: Mutex::new(Recent::new(recent)),
             loading: Budget::new(config.load_bytes),
             loads: onboard::Totals::default(),
-            ahead: Ahead::new(config.recent_blocks),
+            ahead: Ahead::new(recent),
             together: Arc::default(),
             moves: Arc::default(),
             admit: Mutex::new(admit),
@@ -302,7 +267,7 @@ impl Tiering {
             victims.iter().map(|victim| (victim.slot, victim.to)).collect();
         let level_of =
             |tier: Tier| self.levels.iter().position(|level| level.tier == tier && tier.takes_victims());
-        let nearest = self.level_for_victims(0).filter(|_| self.config.offload_all);
+        let nearest = self.level_for_victims(0).filter(|_| self.config.offload == Offload::All);
         let target = |stat: &BlockStat| {
             let (target, named) = match wanted.get(&stat.slot) {
                 Some(Destination::Drop) => (None, false),

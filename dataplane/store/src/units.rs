@@ -1,4 +1,5 @@
-//! Sizes and times as people write them: `8GiB`, `200ms`.
+//! Sizes and times as people write them: `8GiB`, `200ms`. A setting that is a plain number of bytes or a [`Duration`] in code
+//! names [`size`], [`size_if_any`] or [`span`] in its `#[serde(with)]`.
 
 use serde::de::{Deserialize, Deserializer, Error};
 use serde::ser::{Serialize, Serializer};
@@ -82,6 +83,27 @@ macro_rules! as_text {
 }
 
 as_text!(Size, Span);
+
+/// A module for `#[serde(with)]`: a value of type `$plain` is written as `$written`.
+macro_rules! written {
+    ($name:ident: $plain:ty as $written:ty, $write:expr, $read:expr) => {
+        pub mod $name {
+            use super::*;
+
+            pub fn serialize<S: Serializer>(value: &$plain, serializer: S) -> Result<S::Ok, S::Error> {
+                ($write)(*value).serialize(serializer)
+            }
+
+            pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<$plain, D::Error> {
+                <$written>::deserialize(deserializer).map($read)
+            }
+        }
+    };
+}
+
+written!(size: u64 as Size, Size, |size| size.0);
+written!(size_if_any: Option<u64> as Option<Size>, |bytes: Option<u64>| bytes.map(Size), |size| size.map(|size| size.0));
+written!(span: Duration as Span, Span, |span| span.0);
 
 #[cfg(test)]
 mod tests {

@@ -1,13 +1,12 @@
 //! What puts notice of a swap of the evictor while the pool is full: nothing, is the aim.
 
 use super::Row;
-use crate::config;
 use crate::lifecycle::eviction::Eviction;
-use crate::lifecycle::tiers::{PolicyAdmit, tiering_config};
+use crate::lifecycle::tiers::PolicyAdmit;
 use crate::policy::{Error, PolicyConfig, PolicyHost, SlotKind, Source, Wanted};
 use hdrhistogram::Histogram;
 use kvasir_dataplane::tier::dram::{OwnerId, Reserve};
-use kvasir_dataplane::tier::tiering::Tiering;
+use kvasir_dataplane::tier::tiering::{Tiering, TieringConfig};
 use kvasir_dataplane::{BlockKey, BlockMeta, Clock, DramConfig, DramStore};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -72,8 +71,7 @@ impl Load {
         let policies = PolicyHost::open(&config, Wanted::default(), None)?;
         let clock = Clock::start();
         let admit = Box::new(PolicyAdmit(policies.admitter_worker()));
-        let traffic = tiering_config(&config::Tiering::default());
-        let tiering = Tiering::start(Arc::clone(&store), Vec::new(), admit, traffic, clock);
+        let tiering = Tiering::start(Arc::clone(&store), Vec::new(), admit, TieringConfig::default(), clock);
         let tiering = Arc::new(tiering.map_err(|e| failed(&e))?);
         let worker = policies.evictor_worker(store.slots());
         let eviction = Eviction::start(Arc::clone(&tiering), worker, clock).map_err(|e| failed(&e))?;

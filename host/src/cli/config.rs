@@ -1,6 +1,7 @@
 //! `kvasir config`: the settings that result.
 
 use super::ConfigFlags;
+use crate::config::Size;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 
@@ -32,7 +33,7 @@ impl ConfigArgs {
                 println!(
                     "valid: node {}, pool {}, data in {}",
                     config.node.name,
-                    config.store.pool_bytes,
+                    Size(config.store.dram.pool_bytes),
                     config.node.data_dir.display()
                 );
             }

@@ -1,6 +1,7 @@
 //! Settings of a host that belongs to a cluster.
 
-use super::{Error, Size, Span, Store, Tiering, invalid, positive, valid_name};
+use super::{Error, Size, Span, TieringConfig, invalid, positive, valid_name};
+use kvasir_dataplane::DramConfig;
 use kvasir_dataplane::cluster::Kind;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -144,8 +145,8 @@ impl Cluster {
         &self,
         node: &str,
         allow_remote: bool,
-        store: &Store,
-        tiering: &Tiering,
+        store: &DramConfig,
+        tiering: &TieringConfig,
     ) -> Result<(), Error> {
         self.validate_peers(node)?;
         self.tls.validate()?;
@@ -192,23 +193,24 @@ impl Cluster {
             return Err(invalid("cluster.blocks_max", 0, "must be at least 1"));
         }
         positive(&[
-            ("cluster.read_timeout", *read_timeout),
-            ("cluster.audit_every", *audit_every),
-            ("cluster.topology_every", *topology_every),
+            ("cluster.read_timeout", read_timeout.0),
+            ("cluster.audit_every", audit_every.0),
+            ("cluster.topology_every", topology_every.0),
         ])?;
-        if read_timeout.0 >= tiering.load_timeout.0 {
-            let why = format!("must be less than tiering.load_timeout ({})", tiering.load_timeout);
+        if read_timeout.0 >= tiering.load_timeout {
+            let why = format!("must be less than tiering.load_timeout ({})", Span(tiering.load_timeout));
             return Err(invalid("cluster.read_timeout", read_timeout, &why));
         }
         // A copy is given up after half of it, and the place must not be taken back before that.
-        if store.reservation_ttl < Span::secs(5) {
+        let reservation_ttl = Span(store.reservation_ttl);
+        if reservation_ttl < Span::secs(5) {
             let why = "must be at least 5s on a host that takes copies";
-            return Err(invalid("store.reservation_ttl", store.reservation_ttl, why));
+            return Err(invalid("store.reservation_ttl", reservation_ttl, why));
         }
-        let least = Size::mib(1);
-        if store.pool_bytes < least {
+        let (pool, least) = (Size(store.pool_bytes), Size::mib(1));
+        if pool < least {
             let why = format!("must be at least {least} on a host that takes copies");
-            return Err(invalid("store.pool_bytes", store.pool_bytes, &why));
+            return Err(invalid("store.pool_bytes", pool, &why));
         }
         Ok(())
     }

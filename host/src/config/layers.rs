@@ -37,10 +37,8 @@ pub enum Error {
     Value { layer: Layer, key: String, value: String, why: String },
     #[error("{layer}: write it as section.key=value")]
     NotAnAssignment { layer: Layer },
-    #[error("`{key}` = {value} {why}")]
-    Invalid { key: String, value: String, why: String },
     #[error(transparent)]
-    Store(#[from] kvasir_dataplane::config::ConfigError),
+    Setting(#[from] kvasir_dataplane::config::ConfigError),
 }
 
 const PREFIX: &str = "KVASIR__";

@@ -1,72 +1,8 @@
 //! Settings as the parts of a host take them.
 
-use super::{Assigned, Checksum, Config};
+use super::{Assigned, Config};
 use crate::policy::{PolicyConfig, Source, Wanted};
-use kvasir_dataplane::config::{Floor, TenantConfig};
-use kvasir_dataplane::memory::placing::HugePages;
-use kvasir_dataplane::{CommitCheck, DramConfig, ServerConfig};
 use std::path::{Path, PathBuf};
-
-/// Settings of the pool.
-pub(crate) fn dram_config(config: &Config) -> DramConfig {
-    let store = &config.store;
-    DramConfig {
-        pool_bytes: store.pool_bytes.0,
-        blocks_max: store.block_slots,
-        prefault: store.prefault,
-        huge_pages: match store.huge_pages {
-            super::HugePages::Auto => HugePages::Auto,
-            super::HugePages::Off => HugePages::Off,
-            super::HugePages::Require => HugePages::Require,
-        },
-        numa_node: u32::try_from(store.numa_node).ok(),
-        lock_memory: store.lock_memory,
-        low_free: store.low_free,
-        high_free: store.high_free,
-        reserve_max: store.reserve_max as usize,
-        put_wait: store.put_wait.0,
-        lease_ttl: store.lease_ttl.0,
-        lease_grace: store.lease_grace.0,
-        leases_max: store.leases_max as usize,
-        reservation_ttl: store.reservation_ttl.0,
-        block_ttl: Some(store.block_ttl.0).filter(|ttl| !ttl.is_zero()),
-        commit_check: match store.checksum {
-            Checksum::Trust => CommitCheck::Trust,
-            Checksum::Verify => CommitCheck::Verify,
-        },
-        events_max: store.events_max as usize,
-        pin_share: store.pin_share,
-        pin_max: store.pin_max.0,
-        pin_half_life: store.pin_half_life.0,
-        tenants: store.tenants.iter().map(tenant_config).collect(),
-        hash_seed: crate::seed::random(),
-    }
-}
-
-fn tenant_config(tenant: &super::Tenant) -> TenantConfig {
-    let bytes = |size: Option<super::Size>| size.map(|size| size.0);
-    TenantConfig {
-        tenant: tenant.tenant,
-        quota_bytes: bytes(tenant.quota_bytes),
-        floor: match tenant.weight {
-            Some(weight) => Floor::Weight(weight),
-            None => Floor::Bytes(bytes(tenant.floor_bytes).unwrap_or(0)),
-        },
-        pin_quota_bytes: bytes(tenant.pin_quota_bytes),
-    }
-}
-
-/// Settings of the data server.
-pub(crate) fn server_config(config: &Config) -> ServerConfig {
-    let store = &config.store;
-    ServerConfig {
-        connections_max: store.connections_max as usize,
-        stall_timeout: store.stall_timeout.0,
-        idle_timeout: store.idle_timeout.0,
-        payload_max: store.payload_max.0,
-        ..ServerConfig::default()
-    }
-}
 
 /// Limits of the policy host. `data_dir` also keeps the compiled code; `slots` are those of the pool.
 pub(crate) fn policy_config(config: &Config, data_dir: &Path, slots: u32) -> PolicyConfig {

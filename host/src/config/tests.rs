@@ -35,11 +35,10 @@ fn later_layers_win() {
     let environment =
         [("KVASIR__STORE__PUT_WAIT", "2s"), ("KVASIR__STORE__LEASES_MAX", "7"), ("PATH", "/bin")];
     let config = load(Some(file), &environment, &["store.put_wait=3s", "store.high_free = 0.5"]).unwrap();
-    assert_eq!(config.store.pool_bytes, Size(8 << 30));
-    assert_eq!(config.store.low_free, 0.0);
-    assert_eq!(config.store.leases_max, 7);
-    assert_eq!(config.store.put_wait, Span::secs(3));
-    assert_eq!(config.store.high_free, 0.5);
+    let store = config.store.dram;
+    assert_eq!((store.pool_bytes, store.leases_max), (8 << 30, 7));
+    assert_eq!((store.low_free, store.high_free), (0.0, 0.5));
+    assert_eq!(Span(store.put_wait), Span::secs(3));
 }
 
 #[test]
@@ -62,8 +61,8 @@ fn policies_take_their_own_settings() {
 #[test]
 fn tenants_have_quotas_and_floors() {
     let file = "[[store.tenants]]\ntenant = 1\nquota_bytes = \"1MiB\"\nfloor_bytes = \"1KiB\"\n[[store.tenants]]\ntenant = 2\nweight = 3\n";
-    let tenants = load(Some(file), &[], &[]).unwrap().store.tenants;
-    assert_eq!((tenants[0].quota_bytes, tenants[0].floor_bytes), (Some(Size(1 << 20)), Some(Size(1 << 10))));
+    let tenants = load(Some(file), &[], &[]).unwrap().store.dram.tenants;
+    assert_eq!((tenants[0].quota_bytes, tenants[0].floor_bytes), (Some(1 << 20), Some(1 << 10)));
     assert_eq!((tenants[1].tenant, tenants[1].weight), (2, Some(3)));
 }
 

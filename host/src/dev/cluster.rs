@@ -3,7 +3,7 @@
 use super::instance::{self, Instance};
 use super::{Plan, Swap};
 use crate::access::tokens::Tokens;
-use crate::config::{Config, Door, Size};
+use crate::config::{Config, Door};
 use crate::daemon::{Daemon, Running};
 use anyhow::{Context, Result};
 use kvasir_client::control::{Control, ControlAddr, PolicySource};
@@ -150,8 +150,8 @@ fn config(plan: &Plan, folder: &Path, name: &str) -> Config {
     config.node.control = folder.join(name).join("control.sock");
     config.listen.http = any_port;
     config.listen.data = Door(Some(any_port));
-    config.store.pool_bytes = Size(plan.pool_bytes);
-    config.store.block_slots = (plan.pool_bytes / u64::from(plan.block_bytes) + SLOTS_SPARE) as u32;
+    config.store.dram.pool_bytes = plan.pool_bytes;
+    config.store.dram.blocks_max = (plan.pool_bytes / u64::from(plan.block_bytes) + SLOTS_SPARE) as u32;
     config.policy.dir = folder.join(name).join("policies");
     config
 }

@@ -2,8 +2,9 @@
 
 use super::facts::{Facts, PortState, SocketState};
 use super::{Finding, Level};
-use crate::config::{Config, HugePages, Size};
+use crate::config::{Config, Size};
 use crate::data_dir::DISK_BYTES_MIN;
+use kvasir_dataplane::memory::placing::HugePages;
 use kvasir_dataplane::{cluster::Kind, wire};
 
 const CONTRACT: &str = "kvasir:policy@0.1.0";
@@ -67,8 +68,8 @@ pub(super) fn host(_: &Config, facts: &Facts) -> Vec<Finding> {
 }
 
 pub(super) fn limits(config: &Config, facts: &Facts) -> Vec<Finding> {
-    let (limits, pool) = (&facts.limits, config.store.pool_bytes.0);
-    let files = FILES_BESIDE + 2 * FILES_PER_CONNECTION * u64::from(config.store.connections_max);
+    let (limits, pool) = (&facts.limits, config.store.dram.pool_bytes);
+    let files = FILES_BESIDE + 2 * FILES_PER_CONNECTION * u64::from(config.store.server.connections_max);
     let unit = "or LimitNOFILE in the service's unit";
     let files = match limits.files.filter(|&limit| limit < files) {
         None => ok("limits", "enough open files"),
@@ -89,7 +90,7 @@ pub(super) fn limits(config: &Config, facts: &Facts) -> Vec<Finding> {
         ),
     };
     let short = limits.locked_bytes.filter(|&limit| limit < pool);
-    let locked = match (short, config.store.lock_memory) {
+    let locked = match (short, config.store.dram.lock_memory) {
         (None, _) => ok("limits", "enough locked memory"),
         (Some(limit), true) => finding(
             "limits",
@@ -111,9 +112,9 @@ pub(super) fn limits(config: &Config, facts: &Facts) -> Vec<Finding> {
 }
 
 pub(super) fn memory(config: &Config, facts: &Facts) -> Vec<Finding> {
-    let (memory, pool) = (&facts.memory, config.store.pool_bytes.0);
+    let (memory, pool) = (&facts.memory, config.store.dram.pool_bytes);
     let reserved = memory.huge_pages_free.saturating_mul(HUGE_PAGE) >= pool;
-    let wanted = config.store.huge_pages;
+    let wanted = config.store.dram.huge_pages;
     let mut found = Vec::new();
     // The pool of a host that runs is taken already.
     if facts.host.is_none() && !reserved {
@@ -314,7 +315,7 @@ pub(super) fn kernel(config: &Config, facts: &Facts) -> Vec<Finding> {
 pub(super) fn rdma(config: &Config, facts: &Facts) -> Vec<Finding> {
     let rdma = &facts.rdma;
     let wanted = config.cluster.is_on() && config.cluster.transports.contains(&Kind::Rdma);
-    let locked = facts.limits.locked_bytes.is_some_and(|limit| limit < config.store.pool_bytes.0);
+    let locked = facts.limits.locked_bytes.is_some_and(|limit| limit < config.store.dram.pool_bytes);
     let lacks = [
         (
             rdma.library.is_none(),

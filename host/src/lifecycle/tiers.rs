@@ -1,11 +1,11 @@
 //! The tiers below the pool: opened from the configuration, and who lets blocks into them.
 
-use crate::config::{self, Config, Offload, RemoteUrl};
+use crate::config::{self, Config, RemoteUrl};
 use crate::policy::AdmitterWorker;
-use kvasir_dataplane::tier::nvme::{self, NvmeConfig, NvmeStore, OnFull, SyncMode};
+use kvasir_dataplane::tier::nvme::{self, NvmeConfig, NvmeStore, OnFull};
 use kvasir_dataplane::tier::remote::{self, Place, RemoteConfig, RemoteStore, S3, TenantKey};
 use kvasir_dataplane::tier::store::{BlockStore, Tier};
-use kvasir_dataplane::tier::tiering::{Admission, Admit, Candidate, Destination, TieringConfig};
+use kvasir_dataplane::tier::tiering::{Admission, Admit, Candidate, Destination};
 use kvasir_policy::admitter::{Block, Store};
 use kvasir_policy::evictor::DROP;
 use std::path::{Path, PathBuf};
@@ -88,40 +88,13 @@ fn read_key(path: &Path) -> Result<[u8; 32], OpenError> {
     Ok(key)
 }
 
-fn open_nvme(settings: &config::Nvme) -> Result<NvmeStore, OpenError> {
-    let store = NvmeStore::open(NvmeConfig {
-        capacity_bytes: settings.capacity_bytes.0,
-        segment_bytes: settings.segment_bytes.0,
-        queue_depth: settings.queue_depth,
-        sync: match settings.sync {
-            config::Sync::Flush => SyncMode::None,
-            config::Sync::Batch => SyncMode::Batch,
-        },
-        on_full: OnFull::Evict,
-        direct_io: settings.direct_io,
-        io_uring: settings.io_uring,
-        compaction_bytes_per_s: settings.compaction_bytes_per_s.0,
-        ..NvmeConfig::new(&settings.dir)
-    })?;
+fn open_nvme(settings: &NvmeConfig) -> Result<NvmeStore, OpenError> {
+    let store = NvmeStore::open(NvmeConfig { on_full: OnFull::Evict, ..settings.clone() })?;
     let report = store.report();
     report.warnings.iter().for_each(|warning| tracing::warn!(dir = %settings.dir.display(), "{warning}"));
     let (blocks, block_bytes, corrupt) = (report.blocks, report.block_bytes, report.corrupt);
     tracing::info!(dir = %settings.dir.display(), blocks, block_bytes, corrupt, took = ?report.took, "nvme tier open");
     Ok(store)
-}
-
-/// The traffic settings as the data plane takes them.
-pub fn tiering_config(settings: &config::Tiering) -> TieringConfig {
-    TieringConfig {
-        offload_all: settings.offload == Offload::All,
-        min_uses: settings.min_uses,
-        queue_blocks: settings.queue_blocks as usize,
-        queue_bytes: settings.queue_bytes.0,
-        load_bytes: settings.load_bytes.0,
-        load_timeout: settings.load_timeout.0,
-        recent_blocks: settings.recent_blocks as usize,
-        read_ahead_blocks: settings.read_ahead_blocks as usize,
-    }
 }
 
 /// The tier that the policy contract calls `number`.

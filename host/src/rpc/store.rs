@@ -78,7 +78,7 @@ impl Store for Service {
             pool_bytes: m.pool_bytes,
             free_bytes: m.free_bytes,
             blocks: resident.map(|state| m.lifecycle.in_state(state)).sum(),
-            blocks_max: self.0.config.store.block_slots.into(),
+            blocks_max: self.0.config.store.dram.blocks_max.into(),
             leases: m.leases,
             reservations: m.reservations,
             hits: m.hits,

@@ -43,7 +43,8 @@ impl DramStore {
                 guard.reservations.iter().filter_map(|(local, r)| late(r).then_some(*local)).collect();
             freed.extend(late.into_iter().filter_map(|local| self.take_back(&mut guard, local, None)));
             self.sweep_extras(&mut guard, shard, now_ms, &mut freed);
-            if let Some(ttl) = self.config.block_ttl {
+            let ttl = self.config.block_ttl;
+            if !ttl.is_zero() {
                 self.sweep_ttl(&mut guard, shard, millis(ttl), now_ms, &mut freed);
             }
         }

@@ -60,7 +60,7 @@ impl DramStore {
             guard.miss(hash, found.is_some());
             return Lookup::Miss;
         };
-        let most = (self.config.leases_max / SHARDS).max(1);
+        let most = (self.config.leases_max as usize / SHARDS).max(1);
         let full = guard.leases.held() >= most || guard.leases.held_by(owner) >= (most / OWNER_SHARE).max(1);
         if full || guard.lend(local, State::Reused).is_err() {
             return Lookup::Throttled;

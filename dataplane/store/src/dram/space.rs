@@ -72,7 +72,7 @@ impl DramStore {
             low_bytes: share(self.config.low_free),
             high_bytes: share(self.config.high_free),
             reserve,
-            reserve_max: self.config.reserve_max,
+            reserve_max: self.config.reserve_max as usize,
             waiting_puts,
             slots_full,
         }

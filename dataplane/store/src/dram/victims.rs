@@ -154,7 +154,7 @@ impl DramStore {
                 continue;
             }
             let mut victims = self.victims.lock();
-            if victims.len() < self.config.reserve_max {
+            if victims.len() < self.config.reserve_max as usize {
                 victims.push_back(slot);
                 taken += 1;
             } else {

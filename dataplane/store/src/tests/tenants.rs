@@ -1,7 +1,6 @@
 //! Quotas and floors, with a hostile tenant.
 
 use super::*;
-use crate::config::Floor;
 use crate::metrics::TenantMetrics;
 use kvasir_protocol::block::Pin;
 
@@ -13,7 +12,7 @@ const HOSTILE: u16 = 8;
 /// The meek are promised 24 of 64 pages; the hostile may take up to 40.
 fn shared() -> Arc<DramStore> {
     let tenants = vec![
-        TenantConfig { tenant: MEEK, floor: Floor::Bytes(24 * PAGE), ..TenantConfig::default() },
+        TenantConfig { tenant: MEEK, floor_bytes: Some(24 * PAGE), ..TenantConfig::default() },
         TenantConfig { tenant: HOSTILE, quota_bytes: Some(40 * PAGE), ..TenantConfig::default() },
     ];
     Arc::new(DramStore::open(DramConfig { tenants, ..config(POOL) }).unwrap())

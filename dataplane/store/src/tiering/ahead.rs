@@ -151,7 +151,7 @@ impl Tiering {
 
     /// Asks the nearest tier that has the block behind `key` for it and for those that follow.
     fn read_ahead(&self, key: BlockKey, asked: &[BlockKey], now_ms: u64) {
-        let mut chain = self.ahead.behind(key, self.config.read_ahead_blocks, asked);
+        let mut chain = self.ahead.behind(key, self.config.read_ahead_blocks as usize, asked);
         let Ok(resident) = self.dram.exists(&chain) else { return };
         let mut resident = resident.into_iter();
         chain.retain(|_| resident.next() == Some(false));

@@ -211,7 +211,7 @@ fn a_second_touch_earns_a_place_below() {
 #[test]
 fn the_policy_names_the_tier() {
     let (near, far) = (memory(Tier::Nvme), memory(Tier::Remote));
-    let config = TieringConfig { offload_all: false, ..everything() };
+    let config = TieringConfig { offload: Offload::Policy, ..everything() };
     let mut rig = Rig::new(64, vec![near.clone(), far.clone()], config);
     rig.put_all(0..4);
     let tiers = [Tier::Remote, Tier::Nvme, Tier::Hbm].map(Destination::Tier);

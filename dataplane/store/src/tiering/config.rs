@@ -1,0 +1,80 @@
+//! Settings of the traffic between tiers: the section `[tiering]`.
+
+use std::time::Duration;
+
+use crate::config::{ConfigError, at_least_one, positive};
+use crate::units;
+use serde::{Deserialize, Serialize};
+
+/// What goes down to the tiers below the pool, and comes back up.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TieringConfig {
+    /// `all`: every block about to be evicted is offered to the nearest tier below, unless the evictor names another.
+    /// `policy`: only those for which the evictor names a tier.
+    pub offload: Offload,
+    /// How many times a block must be used after it was first stored to be offered; a block that was turned away before
+    /// and came back counts as used once more. 0 leaves it to the admitter ([`Admit`](super::Admit)) alone.
+    pub min_uses: u32,
+    /// The most blocks per tier being copied down. A victim that finds the queue full is evicted without a copy.
+    pub queue_blocks: u32,
+    /// The same in bytes; a quarter of the pool at most, because these cannot be evicted.
+    #[serde(with = "units::size")]
+    pub queue_bytes: u64,
+    /// The most memory for blocks being loaded; lookups beyond it are told to try again.
+    #[serde(with = "units::size")]
+    pub load_bytes: u64,
+    /// How long a lookup waits for one tier before the block counts as missing there.
+    #[serde(with = "units::span")]
+    pub load_timeout: Duration,
+    /// How many blocks are remembered as turned away (per tier), as requested, and as followed by another. 80 B in
+    /// total.
+    pub recent_blocks: u32,
+    /// The most blocks brought up ahead of a reader that walks a chain a few blocks at a time. 0: none.
+    pub read_ahead_blocks: u32,
+    /// How long a stopping host may take to copy blocks that only the pool has to the NVMe tier, most used first, to
+    /// finish copies, and to make them durable. What is not done then is lost. It is for the caller to keep.
+    #[serde(with = "units::span")]
+    pub shutdown_timeout: Duration,
+}
+
+/// Which victims are offered to the tiers below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Offload {
+    All,
+    Policy,
+}
+
+impl Default for TieringConfig {
+    fn default() -> Self {
+        Self {
+            offload: Offload::All,
+            min_uses: 1,
+            queue_blocks: 1024,
+            queue_bytes: 256 << 20,
+            load_bytes: 256 << 20,
+            load_timeout: Duration::from_secs(2),
+            recent_blocks: 1 << 16,
+            read_ahead_blocks: 8,
+            shutdown_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+impl TieringConfig {
+    /// # Errors
+    /// The first setting that makes no sense, with its value.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        at_least_one(&[
+            ("tiering.queue_blocks", self.queue_blocks.into()),
+            ("tiering.queue_bytes", self.queue_bytes),
+            ("tiering.load_bytes", self.load_bytes),
+            ("tiering.recent_blocks", self.recent_blocks.into()),
+        ])?;
+        positive(&[
+            ("tiering.load_timeout", self.load_timeout),
+            ("tiering.shutdown_timeout", self.shutdown_timeout),
+        ])
+    }
+}
