@@ -64,12 +64,6 @@ impl Dtype {
         }
     }
 
-    /// The dtype with this number in a block header, if there is one.
-    pub fn from_code(code: u8) -> Option<Self> {
-        let all = [Self::F32, Self::F16, Self::Bf16, Self::Fp8E4m3, Self::Fp8E5m2, Self::Int8, Self::Int4];
-        all.into_iter().find(|dtype| *dtype as u8 == code)
-    }
-
     fn vector_bytes(self, elements: u32) -> u64 {
         (u64::from(elements) * u64::from(self.bits())).div_ceil(8)
     }

@@ -16,13 +16,6 @@ pub enum Order {
     TokensHeads = 1,
 }
 
-impl Order {
-    /// The order with this number in a block header, if there is one.
-    pub fn from_code(code: u8) -> Option<Self> {
-        [Self::HeadsTokens, Self::TokensHeads].into_iter().find(|order| *order as u8 == code)
-    }
-}
-
 /// How an engine cuts its KV cache into separately allocated tensors, here *regions*.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Regions {
