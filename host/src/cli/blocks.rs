@@ -2,7 +2,7 @@
 
 use super::{HostFlags, there};
 use crate::config::Span;
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use kvasir_client::data::{Client, ClientError, Put};
 use kvasir_dataplane::tier::store::Tier;
@@ -365,22 +365,15 @@ fn tier_rows(tier: &proto::TierUsage) -> [(String, serde_json::Value); 13] {
 }
 
 pub(super) fn keys(names: &[String]) -> anyhow::Result<Vec<BlockKey>> {
-    names.iter().map(|name| key(name).map_err(anyhow::Error::msg)).collect()
+    names.iter().map(|name| key(name)).collect()
 }
 
-fn key(text: &str) -> Result<BlockKey, String> {
-    let Some(digits) = text.strip_prefix("0x") else {
-        return if text.is_empty() {
-            Err("a block needs a name".into())
-        } else {
-            Ok(BlockKey::from_name(text))
-        };
-    };
-    let wrong = || format!("`{text}` is not 0x and 32 hexadecimal digits; a name must not start with 0x");
-    if digits.len() != 32 || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return Err(wrong());
-    }
-    u128::from_str_radix(digits, 16).map(BlockKey).map_err(|_| wrong())
+fn key(text: &str) -> anyhow::Result<BlockKey> {
+    ensure!(!text.is_empty(), "a block needs a name");
+    let Some(digits) = text.strip_prefix("0x") else { return Ok(BlockKey::from_name(text)) };
+    let known = digits.len() == 32 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    ensure!(known, "`{text}` is not 0x and 32 hexadecimal digits; a name must not start with 0x");
+    Ok(BlockKey(u128::from_str_radix(digits, 16)?))
 }
 
 /// Reads at most one block, so that an endless input ends in an error and does not fill the memory.

@@ -22,6 +22,7 @@ mod token;
 mod topology;
 pub mod trace;
 
+use anyhow::Context;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use kvasir_client::control::{Control, ControlAddr, ControlError};
 use kvasir_client::data::{Client, Endpoint, Options};
@@ -185,6 +186,12 @@ fn log_to_stderr() {
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .try_init();
+}
+
+/// A setting of a policy, as flags give it.
+fn setting(text: &str) -> anyhow::Result<(String, String)> {
+    let (name, value) = text.split_once('=').with_context(|| format!("`{text}` is not NAME=VALUE"))?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 /// Exit code 0 if what was asked for is there, otherwise 1.

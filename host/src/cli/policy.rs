@@ -24,7 +24,7 @@ enum Action {
         /// Name of a default policy, or file of a component (contains `/` or ends in `.wasm`).
         source: String,
         /// A setting of the policy; may be given several times.
-        #[arg(long = "setting", value_name = "NAME=VALUE", value_parser = setting)]
+        #[arg(long = "setting", value_name = "NAME=VALUE", value_parser = super::setting)]
         settings: Vec<(String, String)>,
         #[command(flatten)]
         to: Target,
@@ -174,9 +174,4 @@ fn policy_source(source: String) -> anyhow::Result<PolicySource> {
     let bytes = std::fs::read(&source).with_context(|| format!("cannot read policy file {source}"))?;
     let name = Path::new(&source).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     Ok(PolicySource::Component { name, bytes })
-}
-
-fn setting(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is not NAME=VALUE"))?;
-    Ok((name.to_owned(), value.to_owned()))
 }

@@ -34,7 +34,7 @@ pub struct ReplayArgs {
     #[arg(long, value_enum, default_value_t = EngineKind::Wasm)]
     pub engine: EngineKind,
     /// A setting of the evictor; may be given several times.
-    #[arg(long = "evictor-setting", value_name = "NAME=VALUE", value_parser = setting)]
+    #[arg(long = "evictor-setting", value_name = "NAME=VALUE", value_parser = super::setting)]
     pub evictor_settings: Vec<(String, String)>,
     /// Mode cache: size of the cache in blocks of 512 tokens.
     #[arg(long, value_name = "N")]
@@ -203,14 +203,9 @@ impl ReplayArgs {
     }
 }
 
-fn speed(text: &str) -> Result<f64, String> {
+fn speed(text: &str) -> Result<f64> {
     let known = text.parse().ok().filter(|speed: &f64| speed.is_finite() && *speed > 0.0);
-    known.ok_or_else(|| format!("`{text}` is not a number above 0"))
-}
-
-fn setting(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is not NAME=VALUE"))?;
-    Ok((name.to_owned(), value.to_owned()))
+    known.with_context(|| format!("`{text}` is not a number above 0"))
 }
 
 /// "unknown evictor `lur`; did you mean `lru`? built in: …"
@@ -366,7 +361,7 @@ mod tests {
             let error = format!("{:#}", parse(line).run().unwrap_err());
             assert!(error.contains(expected), "{line}: {error}");
         }
-        assert!(setting("novalue").is_err());
+        assert!(super::super::setting("novalue").is_err());
         for bad in ["0", "-1", "inf", "NaN", "fast"] {
             assert!(speed(bad).is_err(), "{bad}");
         }
