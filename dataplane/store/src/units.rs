@@ -48,21 +48,29 @@ impl fmt::Display for Span {
     }
 }
 
-impl std::str::FromStr for Size {
-    type Err = String;
+/// Text that is no value of a kind.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnitError {
+    #[error("`{0}` is not a size; write it like `64MiB` or `8GiB`")]
+    Size(String),
+    #[error("`{0}` is not a time; write it like `200ms` or `10s`")]
+    Span(String),
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is not a size; write it like `64MiB` or `8GiB`");
-        text.parse::<bytesize::ByteSize>().map(|size| Self(size.as_u64())).map_err(|_| wrong())
+impl std::str::FromStr for Size {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let size = text.parse::<bytesize::ByteSize>().map_err(|_| UnitError::Size(text.to_owned()))?;
+        Ok(Self(size.as_u64()))
     }
 }
 
 impl std::str::FromStr for Span {
-    type Err = String;
+    type Err = UnitError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = |_| format!("`{text}` is not a time; write it like `200ms` or `10s`");
-        humantime::parse_duration(text).map(Self).map_err(wrong)
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        humantime::parse_duration(text).map(Self).map_err(|_| UnitError::Span(text.to_owned()))
     }
 }
 

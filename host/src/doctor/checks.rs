@@ -1,6 +1,6 @@
 //! One function an area: facts in, findings out.
 
-use super::facts::{Facts, PortState, SocketState};
+use super::facts::{Facts, NoClock, PortState, SocketState};
 use super::{Finding, Level};
 use crate::config::{Config, Size};
 use crate::data_dir::DISK_BYTES_MIN;
@@ -271,7 +271,7 @@ pub(super) fn clock(_: &Config, facts: &Facts) -> Vec<Finding> {
         ),
         source => ok("clock", format!("the clock source is {source}")),
     };
-    let peer = |(addr, ahead): &(String, Result<i64, String>)| match ahead {
+    let peer = |(addr, ahead): &(String, Result<i64, NoClock>)| match ahead {
         Ok(s) if s.abs() <= CLOCK_SKEW_S => ok("clock", format!("the clock of {addr} agrees")),
         Ok(s) => {
             let side = if *s > 0 { "ahead" } else { "behind" };

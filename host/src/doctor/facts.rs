@@ -117,7 +117,22 @@ pub struct Clock {
     pub wall_s: u64,
     pub source: String,
     /// By how much the wall clocks of other hosts are ahead, in seconds, or why that is not known.
-    pub peers: Vec<(String, Result<i64, String>)>,
+    pub peers: Vec<(String, Result<i64, NoClock>)>,
+}
+
+/// Why it is not known what another host's clock says.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum NoClock {
+    #[error("the name has no address: {reason}")]
+    Address { reason: String },
+    #[error("{reason}")]
+    Tls { reason: String },
+    #[error("it does not answer: {reason}")]
+    Silent { reason: String },
+    #[error("it tells no date")]
+    Undated,
+    #[error("its date {date:?} does not read")]
+    Date { date: String },
 }
 
 #[derive(Clone, Debug, Default)]
@@ -324,15 +339,18 @@ fn clock(others: &[String], authority: Option<&Path>) -> Clock {
 
 /// By how much the clock of the host with this HTTP address is ahead, to the second. With the authority of its certificate if
 /// it speaks TLS.
-fn clock_of(to: &str, authority: Option<&Path>, now: impl Fn() -> u64) -> Result<i64, String> {
+fn clock_of(to: &str, authority: Option<&Path>, now: impl Fn() -> u64) -> Result<i64, NoClock> {
     use std::io::Read;
     let tls = |authority: &Path| {
         let name = to.rsplit_once(':').map_or(to, |(name, _)| name.trim_matches(['[', ']']));
         ClientTls::read(&ClientFiles { authority: authority.to_owned(), identity: None }, name)
     };
-    let tls = authority.map(tls).transpose().map_err(|error| error.to_string())?;
-    let addr = std::net::ToSocketAddrs::to_socket_addrs(to).map_err(|error| error.to_string())?.next();
-    let addr = addr.ok_or("the name has no address")?;
+    let tls = authority.map(tls).transpose();
+    let tls = tls.map_err(|error| NoClock::Tls { reason: error.to_string() })?;
+    let unnamed = |reason: String| NoClock::Address { reason };
+    let addrs = std::net::ToSocketAddrs::to_socket_addrs(to);
+    let addr = addrs.map_err(|error| unnamed(error.to_string()))?.next();
+    let addr = addr.ok_or_else(|| unnamed("it resolves to none".to_owned()))?;
     let asked = || {
         let stream = std::net::TcpStream::connect_timeout(&addr, ANSWER)?;
         let mut stream = tls.map_or(Ok(Stream::Tcp(stream.try_clone()?)), |tls| tls.stream(stream))?;
@@ -342,9 +360,9 @@ fn clock_of(to: &str, authority: Option<&Path>, now: impl Fn() -> u64) -> Result
         stream.take(4096).read_to_string(&mut text)?;
         std::io::Result::Ok(text)
     };
-    let answer = asked().map_err(|error| error.to_string())?;
-    let date = answer.lines().find_map(|line| line.strip_prefix("date: ")).ok_or("it tells no date")?;
-    let theirs = http_date(date.trim()).ok_or_else(|| format!("its date {date:?} does not read"))?;
+    let answer = asked().map_err(|error| NoClock::Silent { reason: error.to_string() })?;
+    let date = answer.lines().find_map(|line| line.strip_prefix("date: ")).ok_or(NoClock::Undated)?;
+    let theirs = http_date(date.trim()).ok_or_else(|| NoClock::Date { date: date.to_owned() })?;
     Ok(theirs as i64 - now() as i64)
 }
 

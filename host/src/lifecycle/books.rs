@@ -5,6 +5,17 @@ use kvasir_dataplane::tier::events::{AccessEvent, EventKind};
 use kvasir_policy::evictor::Victim;
 use std::collections::HashSet;
 
+/// A choice of victims that is not within the contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum BadChoice {
+    #[error("{given} victims where {wanted} of {resident} resident were wanted")]
+    TooFew { given: usize, wanted: u32, resident: u32 },
+    #[error("victim {slot} is outside the pool of {slots} slots")]
+    Outside { slot: u32, slots: u32 },
+    #[error("victim {slot} is free, or was chosen before")]
+    Free { slot: u32 },
+}
+
 /// The books follow the same events as the engine, so an answer is wrong exactly when it breaks the contract, whatever
 /// the store did meanwhile.
 pub(super) struct Books {
@@ -73,13 +84,13 @@ impl Books {
     }
 
     /// Strikes the chosen slots off; on a slot that is not on the books, what is wrong.
-    pub(super) fn choose(&mut self, victims: &[Victim], slots: &mut Vec<u32>) -> Result<(), String> {
+    pub(super) fn choose(&mut self, victims: &[Victim], slots: &mut Vec<u32>) -> Result<(), BadChoice> {
         for victim in victims {
             if victim.slot >= self.slots {
-                return Err(format!("victim {} is outside the pool of {} slots", victim.slot, self.slots));
+                return Err(BadChoice::Outside { slot: victim.slot, slots: self.slots });
             }
             if !self.set_free(victim.slot, false) {
-                return Err(format!("victim {} is free, or was chosen before", victim.slot));
+                return Err(BadChoice::Free { slot: victim.slot });
             }
             slots.push(victim.slot);
         }
@@ -138,9 +149,11 @@ mod tests {
         }
         assert_eq!(books.len(), 2);
         assert_eq!(books.choose(&[Victim::new(99)], &mut chosen), Ok(()));
-        assert!(books.choose(&[Victim::new(99)], &mut chosen).unwrap_err().contains("chosen before"));
-        assert!(books.choose(&[Victim::new(5)], &mut chosen).unwrap_err().contains("free"));
-        assert!(books.choose(&[Victim::new(100)], &mut chosen).unwrap_err().contains("outside"));
+        let refused = [(99, BadChoice::Free { slot: 99 }), (5, BadChoice::Free { slot: 5 })];
+        let outside = (100, BadChoice::Outside { slot: 100, slots: 100 });
+        for (slot, expected) in refused.into_iter().chain([outside]) {
+            assert_eq!(books.choose(&[Victim::new(slot)], &mut chosen), Err(expected));
+        }
         books.note(&event(EventKind::Keep, 99));
         assert_eq!(books.choose(&[Victim::new(99)], &mut chosen), Ok(()));
         books.note(&event(EventKind::Remove, 1));

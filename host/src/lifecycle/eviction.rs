@@ -5,6 +5,7 @@
 //! that this thread fills ahead of need. A policy that follows another is told of the pool beside it,
 //! a piece between two choices, and chooses once it knows all.
 
+use super::books::BadChoice;
 use super::briefing::{Briefing, Progress};
 use super::tiers::destination;
 use crate::policy::EvictorWorker;
@@ -273,7 +274,7 @@ impl Owner {
         }
         if let Err(reason) = self.check(want) {
             self.counts.invalid.fetch_add(1, Relaxed);
-            self.worker.invalid(reason);
+            self.worker.invalid(reason.to_string());
             self.begin_anew();
             return 0;
         }
@@ -289,10 +290,10 @@ impl Owner {
         offered.taken + offered.replaced
     }
 
-    fn check(&mut self, want: u32) -> Result<(), String> {
+    fn check(&mut self, wanted: u32) -> Result<(), BadChoice> {
         let (given, resident) = (self.victims.len(), self.serving.books.len());
-        if given < want as usize {
-            return Err(format!("{given} victims where {want} of {resident} resident were wanted"));
+        if given < wanted as usize {
+            return Err(BadChoice::TooFew { given, wanted, resident });
         }
         self.serving.books.choose(&self.victims, &mut self.slots)
     }

@@ -7,35 +7,44 @@ const SETTINGS: usize = 64;
 const DEFAULT_BYTES: usize = 1 << 10;
 const DOC_BYTES: usize = 4 << 10;
 
+/// What the contract does not allow a policy to say about itself, and what it allows.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadDescription {
+    #[error("its name has {bytes} bytes and must be 1 to {NAME_BYTES} of a-z 0-9 -")]
+    Name { bytes: usize },
+    #[error("its version has {bytes} bytes and must be like 1.2.3 or 1.2.3-rc.1, at most {NAME_BYTES}")]
+    Version { bytes: usize },
+    #[error("it has {count} settings; at most {SETTINGS} are allowed")]
+    Settings { count: usize },
+    #[error("the name of setting {place} must be 1 to {NAME_BYTES} of a-z 0-9 -")]
+    SettingName { place: usize },
+    #[error("the {part} of setting `{name}` has {bytes} bytes; at most {limit} are allowed")]
+    SettingText { part: &'static str, name: String, bytes: usize, limit: usize },
+}
+
 /// # Errors
-/// The first part that the contract does not allow, and what it allows.
-pub(super) fn check(description: &Description) -> Result<(), String> {
+/// The first part that the contract does not allow.
+pub(super) fn check(description: &Description) -> Result<(), BadDescription> {
     let Description { name, version, slot: _, settings } = description;
     if !is_name(name) {
-        return Err(format!("its name has {} bytes and must be 1 to {NAME_BYTES} of a-z 0-9 -", name.len()));
+        return Err(BadDescription::Name { bytes: name.len() });
     }
     if !is_version(version) {
-        return Err(format!(
-            "its version has {} bytes and must be like 1.2.3 or 1.2.3-rc.1, at most {NAME_BYTES}",
-            version.len()
-        ));
+        return Err(BadDescription::Version { bytes: version.len() });
     }
     if settings.len() > SETTINGS {
-        return Err(format!("it has {} settings; at most {SETTINGS} are allowed", settings.len()));
+        return Err(BadDescription::Settings { count: settings.len() });
     }
-    for (i, setting) in settings.iter().enumerate() {
+    for (place, setting) in settings.iter().enumerate() {
         if !is_name(&setting.name) {
-            return Err(format!("the name of setting {i} must be 1 to {NAME_BYTES} of a-z 0-9 -"));
+            return Err(BadDescription::SettingName { place });
         }
         for (part, text, limit) in
             [("default", &setting.default, DEFAULT_BYTES), ("doc", &setting.doc, DOC_BYTES)]
         {
             if text.len() > limit {
-                return Err(format!(
-                    "the {part} of setting `{}` has {} bytes; at most {limit} are allowed",
-                    setting.name,
-                    text.len()
-                ));
+                let (name, bytes) = (setting.name.clone(), text.len());
+                return Err(BadDescription::SettingText { part, name, bytes, limit });
             }
         }
     }
@@ -64,7 +73,9 @@ mod tests {
     fn a_description_keeps_to_its_bounds() {
         let check = |description: Description, expected: &str| match super::check(&description) {
             Ok(()) => assert_eq!(expected, "", "{:.80?}", description.name),
-            Err(reason) => assert!(!expected.is_empty() && reason.contains(expected), "{reason}"),
+            Err(reason) => {
+                assert!(!expected.is_empty() && reason.to_string().contains(expected), "{reason}");
+            }
         };
         let named = |name: &str| Description::scheduler(name, "1.2.3");
         check(named("least-loaded-2"), "");

@@ -1,6 +1,7 @@
 //! What can go wrong: in one call ([`Fault`]), or in bringing a policy into service ([`Error`]).
 
 use super::SlotKind;
+use super::description::BadDescription;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -55,7 +56,7 @@ pub enum Error {
     #[error("policy `{name}` says it is a `{described}`, but was loaded as {slot}")]
     WrongSlot { name: String, slot: SlotKind, described: String },
     #[error("policy `{name}` is refused for what it says about itself: {reason}")]
-    Description { name: String, reason: String },
+    Description { name: String, reason: BadDescription },
     #[error("policy `{name}` failed in `{step}`: {fault}")]
     Start { name: String, step: &'static str, fault: Fault },
     #[error("policy `{name}` refused its settings: {reason}")]

@@ -29,6 +29,7 @@ pub use admitter::AdmitterWorker;
 pub use balancer::BalancerWorker;
 pub use catalog::{Assignment, Origin};
 pub use counters::CounterValues;
+pub use description::BadDescription;
 pub use engine::{Digest, Engine, Module};
 pub use evictor::EvictorWorker;
 pub use fault::{Error, Fault};
@@ -82,6 +83,11 @@ impl SlotKind {
     }
 }
 
+/// Text that names no slot.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown slot `{0}`; slots: {slots}", slots = SlotKind::ALL.map(SlotKind::as_str).join(", "))]
+pub struct UnknownSlot(String);
+
 impl std::fmt::Display for SlotKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.as_str())
@@ -89,14 +95,11 @@ impl std::fmt::Display for SlotKind {
 }
 
 impl std::str::FromStr for SlotKind {
-    type Err = String;
+    type Err = UnknownSlot;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::ALL.map(Self::as_str).join(", ");
-        Self::ALL
-            .into_iter()
-            .find(|kind| kind.as_str() == text)
-            .ok_or_else(|| format!("unknown slot `{text}`; slots: {known}"))
+    fn from_str(text: &str) -> Result<Self, UnknownSlot> {
+        let named = Self::ALL.into_iter().find(|kind| kind.as_str() == text);
+        named.ok_or_else(|| UnknownSlot(text.to_owned()))
     }
 }
 

@@ -1,7 +1,7 @@
 use super::validate;
 use crate::access::door::About;
 use crate::host::Host;
-use crate::policy::{CounterValues, Error, PolicyHost, SlotKind, SlotStatus, Source};
+use crate::policy::{CounterValues, Error, PolicyHost, SlotKind, SlotStatus, Source, UnknownSlot};
 use crate::text::printable;
 use kvasir_proto::{self as proto, load_request, policy_admin_server::PolicyAdmin};
 use std::sync::Arc;
@@ -93,8 +93,8 @@ impl PolicyAdmin for Service {
 }
 
 fn slot_kind(name: &str) -> Result<SlotKind, Status> {
-    name.parse()
-        .map_err(|e: String| Status::invalid_argument(format!("slot: {}", printable(&e, STATUS_BYTES))))
+    let unknown = |error: UnknownSlot| printable(&error.to_string(), STATUS_BYTES);
+    name.parse().map_err(|error| Status::invalid_argument(format!("slot: {}", unknown(error))))
 }
 
 fn policy(status: SlotStatus) -> proto::Policy {
