@@ -1,6 +1,7 @@
 //! The project's chores: `cargo xtask --help`.
 
 mod checks;
+mod graph;
 mod settings;
 mod shell;
 mod tidy;

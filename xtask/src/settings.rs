@@ -42,8 +42,10 @@ impl Settings {
         // Tests name settings that do not exist on purpose.
         let relevant = (source && !name.contains("tests")) || name.ends_with(".md");
         let lines = text.lines().take_while(move |line| relevant && *line != "#[cfg(test)]").enumerate();
+        // In a string that began on a line before.
+        let mut inside = false;
         lines.flat_map(move |(n, line)| {
-            let words = if source { spoken(line) } else { quoted(line, '`') };
+            let words = if source { spoken(line, &mut inside) } else { quoted(line, '`') };
             let words: Vec<_> = words.iter().flat_map(|words| self.unknown_in(words)).collect();
             words.into_iter().map(move |word| (n + 1, word))
         })
@@ -79,9 +81,15 @@ impl Settings {
 }
 
 /// What a line of source says to people: its comment, and the strings in it.
-fn spoken(line: &str) -> Vec<&str> {
-    let line = line.trim_start();
-    if line.starts_with("//") { quoted(line, '`') } else { quoted(line, '"') }
+fn spoken<'a>(line: &'a str, inside: &mut bool) -> Vec<&'a str> {
+    let line = line.trim();
+    if line.starts_with("//") && !*inside {
+        return quoted(line, '`');
+    }
+    let words = line.split('"').skip(usize::from(!*inside)).step_by(2).collect();
+    let quotes = line.matches('"').count() - line.matches("\\\"").count();
+    *inside = line.ends_with('\\') && (quotes % 2 == 1) != *inside;
+    words
 }
 
 /// The parts of a line between pairs of `quote`.
@@ -103,6 +111,7 @@ mod tests {
         check("a.rs", "/// set `store.pool_bytes`, not `store.pool`", &["store.pool"]);
         check("a.rs", "#[error(\"enlarge store.pol_bytes or wait\")]", &["store.pol_bytes"]);
         check("a.rs", "store.validate()?; // store.x is code here", &[]);
+        check("a.rs", "f(\"wait, or \\\n  lower store.pol_bytes\");\nlet store.x = 1;", &["store.pol_bytes"]);
         check("a.rs", "f(\"see store.rs and a.store.x\")", &[]);
         check("a.md", "`store.size` and store.size", &["store.size"]);
         check("a.md", "`--set store.size=1`, `dram/store.rs`", &[]);

@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: checks of the repository's text that no compiler makes.
 
+use crate::graph;
 use crate::settings::Settings;
 use crate::shell::Shell;
 use anyhow::{Result, bail};
@@ -32,7 +33,7 @@ pub(crate) fn run(shell: &Shell, tasks: &[String]) -> Result<()> {
         "--exclude-standard",
     ]))?;
     let settings = Settings::read(shell.root())?;
-    let mut findings = Vec::new();
+    let mut findings = graph::findings(shell.root())?;
     for name in listed.lines().filter(|name| *name != "Cargo.lock") {
         // Binary files, and files deleted but not yet committed.
         let Ok(text) = std::fs::read_to_string(shell.root().join(name)) else { continue };

@@ -1,0 +1,88 @@
+//! The graph of crates in ARCHITECTURE.md is that of the manifests.
+
+use anyhow::{Context, Result};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+const PAGE: &str = "ARCHITECTURE.md";
+/// Where the crates are that the page has a line for.
+const ROOMS: [&str; 4] = ["clients/", "dataplane", "host", "proto"];
+
+/// Lines that the page lacks, or has for nothing.
+///
+/// # Errors
+/// A manifest or the page cannot be read.
+pub(crate) fn findings(root: &Path) -> Result<Vec<String>> {
+    let read = |name: &str| fs::read_to_string(root.join(name)).with_context(|| name.to_owned());
+    let folders = folders(&read("Cargo.toml")?);
+    let mut lines = Vec::new();
+    for folder in folders.values().filter(|folder| ROOMS.iter().any(|room| folder.starts_with(room))) {
+        let known = dependencies(&read(&format!("{folder}/Cargo.toml"))?);
+        let mut known: Vec<_> =
+            known.iter().filter_map(|name| folders.get(name)).map(|at| short(at)).collect();
+        known.sort_unstable();
+        lines.push(format!(
+            "{} -> {}",
+            short(folder),
+            if known.is_empty() { "-".into() } else { known.join(", ") }
+        ));
+    }
+    let page = read(PAGE)?;
+    let drawn: Vec<&str> =
+        page.lines().filter(|line| line.contains(" -> ") && !line.starts_with('|')).collect();
+    let missing = lines.iter().filter(|line| !drawn.contains(&line.as_str()));
+    Ok(missing.map(|line| format!("{PAGE}: the graph of crates lacks the line `{line}`")).collect())
+}
+
+/// Name to folder, of the crates that others of the workspace may use.
+fn folders(workspace: &str) -> BTreeMap<String, String> {
+    let of = |line: &str| {
+        let (name, rest) = line.split_once(" = { path = \"")?;
+        Some((name.to_owned(), rest.split('"').next()?.to_owned()))
+    };
+    workspace.lines().filter_map(of).collect()
+}
+
+/// What a crate uses of the workspace, but for tests and builds.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let section = manifest.lines().skip_while(|line| *line != "[dependencies]").skip(1);
+    let section = section.take_while(|line| !line.starts_with('['));
+    section
+        .filter(|line| line.starts_with("kvasir"))
+        .filter_map(|line| line.split(['.', ' ']).next())
+        .map(str::to_owned)
+        .collect()
+}
+
+fn short(folder: &str) -> &str {
+    folder.strip_prefix("dataplane/").unwrap_or(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_missing_is_found() {
+        let dir = std::env::temp_dir().join(format!("kvasir-graph-{}", std::process::id()));
+        let write = |name: &str, text: &str| {
+            fs::create_dir_all(dir.join(name).parent().unwrap()).unwrap();
+            fs::write(dir.join(name), text).unwrap();
+        };
+        write(
+            "Cargo.toml",
+            "kvasir-store = { path = \"dataplane/store\" }\nkvasir-memory = { path = \"dataplane/memory\" }\n",
+        );
+        write("dataplane/memory/Cargo.toml", "[dependencies]\nserde.workspace = true\n");
+        let uses =
+            "[dependencies]\nkvasir-memory.workspace = true\n[dev-dependencies]\nkvasir-x.workspace = true\n";
+        write("dataplane/store/Cargo.toml", uses);
+        write(PAGE, "memory -> -\nstore -> net\n");
+        let found = findings(&dir).unwrap();
+        assert_eq!(found, ["ARCHITECTURE.md: the graph of crates lacks the line `store -> memory`"]);
+        write(PAGE, "memory -> -\nstore -> memory\n");
+        assert!(findings(&dir).unwrap().is_empty());
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
