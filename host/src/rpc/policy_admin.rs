@@ -45,7 +45,7 @@ impl PolicyAdmin for Service {
                 Source::Bytes { name, bytes: bytes.into() }
             }
             None => {
-                return Err(Status::invalid_argument("neither a built-in name nor a component was given"));
+                return Err(validate::refuse("source", "neither a built-in name nor a component was given"));
             }
         };
         let settings = settings.into_iter().map(|s| (s.name, s.value)).collect();
@@ -130,6 +130,8 @@ fn status(error: &Error) -> Status {
     match error {
         Error::NoPrevious(_) => Status::failed_precondition(text),
         Error::State { .. } | Error::Engine(_) => Status::internal(text),
-        _ => Status::invalid_argument(text),
+        Error::UnknownBuiltin { .. } => validate::refuse("builtin", text),
+        Error::Settings { .. } => validate::refuse("settings", text),
+        _ => validate::refuse("component", text),
     }
 }

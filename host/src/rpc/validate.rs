@@ -14,7 +14,7 @@ const TOKENS_MAX: u32 = 1 << 30;
 const SETTINGS_MAX: usize = 64;
 const SETTING_BYTES_MAX: usize = 64 << 10;
 
-fn refuse(field: &str, why: impl std::fmt::Display) -> Status {
+pub(super) fn refuse(field: &str, why: impl std::fmt::Display) -> Status {
     Status::invalid_argument(format!("{field}: {why}"))
 }
 

@@ -1,6 +1,7 @@
 //! A whole host: in this process over its services, and as the real binary over its commands.
 
 mod access;
+mod anything;
 mod bad_policies;
 mod cli;
 mod client_tls;
