@@ -1,0 +1,89 @@
+//! Calls that carry no bytes of blocks.
+
+use kvasir_protocol::block::{BlockKey, Pin};
+use kvasir_protocol::wire::{Op, Outcome, Reply, Request, Stat};
+
+use super::error::wrong;
+use super::{Client, ClientError};
+
+impl Client {
+    pub fn exists(&self, keys: &[BlockKey]) -> Result<Vec<bool>, ClientError> {
+        self.check_batch(keys.len())?;
+        match self.call(&Request::Exists(keys.to_vec()))? {
+            Reply::Exists(found) if found.len() == keys.len() => Ok(found),
+            other => Err(wrong(&self.endpoint, Op::Exists, other)),
+        }
+    }
+
+    /// What the host knows about each key; `None` if it is not resident. Not a use.
+    pub fn stat(&self, keys: &[BlockKey]) -> Result<Vec<Option<Stat>>, ClientError> {
+        self.check_batch(keys.len())?;
+        match self.call(&Request::Stat(keys.to_vec()))? {
+            Reply::Stat(stats) if stats.len() == keys.len() => Ok(stats),
+            other => Err(wrong(&self.endpoint, Op::Stat, other)),
+        }
+    }
+
+    /// Removes blocks. Returns whether each was there.
+    pub fn remove(&self, keys: &[BlockKey]) -> Result<Vec<bool>, ClientError> {
+        self.check_batch(keys.len())?;
+        let outcomes = self.outcomes(&Request::Remove(keys.to_vec()), keys.len())?;
+        Ok(outcomes.into_iter().map(|outcome| outcome == Outcome::Done).collect())
+    }
+
+    /// Keeps blocks from being evicted for a while, for this client's tenant. Returns whether each was there.
+    pub fn pin(&self, keys: &[BlockKey], pin: Pin) -> Result<Vec<Result<bool, ClientError>>, ClientError> {
+        self.check_batch(keys.len())?;
+        let outcomes = self.outcomes(&Request::Pin { pin, keys: keys.to_vec() }, keys.len())?;
+        Ok(keys.iter().zip(outcomes).map(found_or_failed).collect())
+    }
+
+    /// Ends the pins of this client's tenant. Returns whether there was one on each.
+    pub fn unpin(&self, keys: &[BlockKey]) -> Result<Vec<bool>, ClientError> {
+        self.check_batch(keys.len())?;
+        let outcomes = self.outcomes(&Request::Unpin(keys.to_vec()), keys.len())?;
+        Ok(outcomes.into_iter().map(|outcome| outcome == Outcome::Done).collect())
+    }
+
+    /// Evicts blocks now, even with soft pins. Returns whether each was there. A block that is being read or has a hard pin
+    /// stays, with an error.
+    pub fn evict(&self, keys: &[BlockKey]) -> Result<Vec<Result<bool, ClientError>>, ClientError> {
+        self.check_batch(keys.len())?;
+        let outcomes = self.outcomes(&Request::Evict(keys.to_vec()), keys.len())?;
+        Ok(keys.iter().zip(outcomes).map(found_or_failed).collect())
+    }
+
+    /// Asks for blocks that are stored on this host to be held by `copies` hosts in total. The host answers at once and
+    /// makes the copies in the background; it makes them again when it loses a holder. Ask again with a larger number to
+    /// have more; a smaller one changes nothing.
+    ///
+    /// Per block: an error if it is not in the host's pool, or the host cannot promise that many.
+    pub fn replicate(
+        &self,
+        keys: &[BlockKey],
+        copies: u8,
+    ) -> Result<Vec<Result<(), ClientError>>, ClientError> {
+        self.check_batch(keys.len())?;
+        let outcomes = self.outcomes(&Request::Replicate { copies, keys: keys.to_vec() }, keys.len())?;
+        let result = |(&key, outcome)| match outcome {
+            Outcome::Done => Ok(()),
+            outcome => Err(ClientError::Block { key, outcome }),
+        };
+        Ok(keys.iter().zip(outcomes).map(result).collect())
+    }
+
+    /// Has the host compare blocks with their checksums. Returns true for each that is resident and intact.
+    pub fn verify(&self, keys: &[BlockKey]) -> Result<Vec<bool>, ClientError> {
+        self.check_batch(keys.len())?;
+        let outcomes = self.outcomes(&Request::Verify(keys.to_vec()), keys.len())?;
+        Ok(outcomes.into_iter().map(|outcome| outcome == Outcome::Done).collect())
+    }
+}
+
+fn found_or_failed((&key, outcome): (&BlockKey, Outcome)) -> Result<bool, ClientError> {
+    match outcome {
+        Outcome::Done => Ok(true),
+        Outcome::Missing => Ok(false),
+        outcome => Err(ClientError::Block { key, outcome }),
+    }
+}

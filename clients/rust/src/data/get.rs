@@ -1,0 +1,167 @@
+//! Blocks out of a host: lent in place, or received.
+
+use std::io::{self, BufReader, Read};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use kvasir_protocol::block::{BlockKey, checksum};
+use kvasir_protocol::stream::Eager;
+use kvasir_protocol::wire::{Found, Op, Reply, Request, WireError};
+
+use super::block::{Block, Bytes, Lent, Local};
+use super::error::wrong;
+use super::wire::Fault;
+use super::{Client, ClientError};
+
+impl Client {
+    /// The resident ones of `keys`, for a request of workload class `class` (0 = unknown). Local blocks are lent:
+    /// read them before their lease runs out.
+    pub fn get(&self, keys: &[BlockKey], class: u16) -> Result<Vec<Option<Block>>, ClientError> {
+        self.check_batch(keys.len())?;
+        let (mut blocks, sums) = match &self.local {
+            Some(local) => self.get_lent(local, keys, class)?,
+            None => self.get_owned(keys, class)?,
+        };
+        let mut bad = Vec::new();
+        if self.options.verify {
+            for (block, sum) in blocks.iter_mut().zip(sums) {
+                if block.as_ref().is_some_and(|block| block.raw().checksum() != sum) {
+                    bad.extend(block.take().map(|block| block.key));
+                }
+            }
+        }
+        self.report(&bad)?;
+        Ok(blocks)
+    }
+
+    fn get_lent(
+        &self,
+        local: &Arc<Local>,
+        keys: &[BlockKey],
+        class: u16,
+    ) -> Result<(Vec<Option<Block>>, Vec<u64>), ClientError> {
+        let release = local.take_done();
+        // The host's lease starts later than this, so ours ends first.
+        let until = Instant::now() + local.lease;
+        let entries = match self.call(&Request::Get { class, release, keys: keys.to_vec() })? {
+            Reply::Get(entries) if entries.len() == keys.len() => entries,
+            other => return Err(wrong(&self.endpoint, Op::Get, other)),
+        };
+        let lend = |(&key, entry)| match entry {
+            Found::Hit { offset, size, checksum, lease } => {
+                let lent = Lent { local: Arc::clone(local), offset, size, lease, until };
+                (Some(Block { key, bytes: Bytes::Lent(lent) }), checksum)
+            }
+            Found::Not(_) => (None, 0),
+        };
+        Ok(keys.iter().zip(entries).map(lend).unzip())
+    }
+
+    fn get_owned(
+        &self,
+        keys: &[BlockKey],
+        class: u16,
+    ) -> Result<(Vec<Option<Block>>, Vec<u64>), ClientError> {
+        let mut received = Vec::new();
+        let found = self.get_remote(keys, class, |reader, _, size| {
+            let mut bytes = vec![0; size as usize];
+            reader.read_exact(&mut bytes)?;
+            received.push(bytes);
+            Ok(())
+        })?;
+        let mut received = received.into_iter();
+        let own = |(&key, found): (&BlockKey, &Option<(u32, u64)>)| match found {
+            Some((_, sum)) => (received.next().map(|bytes| Block { key, bytes: Bytes::Owned(bytes) }), *sum),
+            None => (None, 0),
+        };
+        Ok(keys.iter().zip(&found).map(own).unzip())
+    }
+
+    /// Reads into the caller's buffers, one per key; returns the size of each block found. Remote bytes go
+    /// straight from the socket into the buffers.
+    pub fn get_into(
+        &self,
+        keys: &[BlockKey],
+        class: u16,
+        buffers: &mut [&mut [u8]],
+    ) -> Result<Vec<Option<u32>>, ClientError> {
+        self.check_batch(keys.len())?;
+        if buffers.len() != keys.len() {
+            return Err(ClientError::Batch { len: buffers.len() });
+        }
+        if self.local.is_some() {
+            let blocks = self.get(keys, class)?.into_iter().zip(buffers);
+            return blocks
+                .map(|(block, buffer)| block.map(|block| block.copy_to(buffer)).transpose())
+                .collect();
+        }
+        let mut too_small = None;
+        let found =
+            self.get_remote(keys, class, |reader, at, size| match buffers[at].get_mut(..size as usize) {
+                Some(buffer) => reader.read_exact(buffer),
+                None => {
+                    too_small = Some(ClientError::Buffer { size, len: buffers[at].len() });
+                    io::copy(&mut reader.take(size.into()), &mut io::sink()).map(drop)
+                }
+            })?;
+        if let Some(error) = too_small {
+            return Err(error);
+        }
+        let (mut bad, mut sizes) = (Vec::new(), Vec::with_capacity(keys.len()));
+        for (at, found) in found.into_iter().enumerate() {
+            let intact = |&(size, sum): &(u32, u64)| {
+                !self.options.verify || checksum(&buffers[at][..size as usize]) == sum
+            };
+            if found.is_some_and(|found| !intact(&found)) {
+                bad.push(keys[at]);
+            }
+            sizes.push(found.filter(intact).map(|(size, _)| size));
+        }
+        self.report(&bad)?;
+        Ok(sizes)
+    }
+
+    /// Size and checksum of each block found; `receive(reader, index, size)` takes the bytes of each in turn.
+    fn get_remote(
+        &self,
+        keys: &[BlockKey],
+        class: u16,
+        mut receive: impl FnMut(&mut BufReader<Eager>, usize, u32) -> io::Result<()>,
+    ) -> Result<Vec<Option<(u32, u64)>>, ClientError> {
+        let request = Request::Get { class, release: Vec::new(), keys: keys.to_vec() };
+        let max = self.payload_max;
+        self.exchange(&request, &[], |reader, reply, payload_len| {
+            let entries = match reply {
+                Reply::Get(entries) if entries.len() == keys.len() => entries,
+                other => return Err(Fault::Reply(other)),
+            };
+            let found: Vec<Option<(u32, u64)>> = entries
+                .into_iter()
+                .map(|entry| match entry {
+                    Found::Hit { size, checksum, .. } => Some((size, checksum)),
+                    Found::Not(_) => None,
+                })
+                .collect();
+            let total: u64 = found.iter().flatten().map(|&(size, _)| u64::from(size)).sum();
+            if total != payload_len || total > max {
+                return Err(WireError::Value { field: "payload length", value: payload_len }.into());
+            }
+            for (at, found) in found.iter().enumerate() {
+                if let Some((size, _)) = found {
+                    receive(reader, at, *size)?;
+                }
+            }
+            Ok(found)
+        })
+    }
+
+    /// Tells the host about blocks that do not match their checksums, so that it drops the corrupt ones.
+    fn report(&self, bad: &[BlockKey]) -> Result<(), ClientError> {
+        if bad.is_empty() {
+            return Ok(());
+        }
+        self.checksum_failures.fetch_add(bad.len() as u64, Ordering::Relaxed);
+        self.verify(bad).map(drop)
+    }
+}

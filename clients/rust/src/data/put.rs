@@ -1,0 +1,131 @@
+//! Blocks into a host: filled in place, or sent.
+
+use std::time::Instant;
+
+use kvasir_protocol::block::{BlockMeta, checksum};
+use kvasir_protocol::stream::Stream;
+use kvasir_protocol::wire::{Op, Outcome, Placed, Reply, Request};
+
+use super::block::Local;
+use super::error::wrong;
+use super::wire::no_payload;
+use super::{Client, ClientError};
+
+/// The outcome of putting a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    Stored,
+    AlreadyStored,
+    /// Another writer is storing it.
+    InProgress,
+}
+
+impl Client {
+    /// Stores one block.
+    pub fn put(&self, meta: &BlockMeta, bytes: &[u8]) -> Result<Put, ClientError> {
+        self.put_batch(&[(*meta, bytes)])?.remove(0)
+    }
+
+    /// Stores blocks. Each may fail on its own, for instance because the pool is full.
+    pub fn put_batch(
+        &self,
+        blocks: &[(BlockMeta, &[u8])],
+    ) -> Result<Vec<Result<Put, ClientError>>, ClientError> {
+        self.check_batch(blocks.len())?;
+        for (meta, bytes) in blocks {
+            if bytes.len() as u64 != u64::from(meta.size) {
+                return Err(ClientError::Size { len: bytes.len(), size: meta.size });
+            }
+        }
+        let outcomes = match &self.local {
+            Some(local) => self.put_in_place(local, blocks)?,
+            None => self.put_inline(blocks)?,
+        };
+        let results = blocks.iter().zip(outcomes).map(|((meta, _), outcome)| match outcome {
+            Outcome::Done => Ok(Put::Stored),
+            Outcome::AlreadyStored => Ok(Put::AlreadyStored),
+            Outcome::InProgress => Ok(Put::InProgress),
+            outcome => Err(ClientError::Block { key: meta.key, outcome }),
+        });
+        Ok(results.collect())
+    }
+
+    fn put_in_place(
+        &self,
+        local: &Local,
+        blocks: &[(BlockMeta, &[u8])],
+    ) -> Result<Vec<Outcome>, ClientError> {
+        let metas: Vec<BlockMeta> = blocks.iter().map(|(meta, _)| *meta).collect();
+        // The host counts from later, so ours ends first.
+        let until = Instant::now() + local.filling;
+        let placed = match self.call(&Request::Reserve(metas))? {
+            Reply::Reserve(placed) if placed.len() == blocks.len() => placed,
+            other => return Err(wrong(&self.endpoint, Op::Reserve, other)),
+        };
+        let mut outcomes = Vec::with_capacity(blocks.len());
+        let (mut commits, mut late) = (Vec::with_capacity(blocks.len()), Vec::new());
+        for (at, (placed, (_, bytes))) in placed.iter().zip(blocks).enumerate() {
+            let last = at + 1 == blocks.len();
+            match *placed {
+                // After that the place may soon be another's.
+                Placed::At { reservation, .. } if Instant::now() >= until => {
+                    late.push(reservation);
+                    outcomes.push(Outcome::Aborted);
+                }
+                Placed::At { reservation, offset } => {
+                    let soon = || {
+                        if last {
+                            self.announce()
+                        }
+                    };
+                    let Some(sum) = local.mapping.write_checksummed(offset, bytes, soon) else {
+                        return Err(ClientError::WrongReply {
+                            endpoint: self.endpoint.clone(),
+                            op: Op::Reserve,
+                        });
+                    };
+                    if Instant::now() >= until {
+                        late.push(reservation);
+                        outcomes.push(Outcome::Aborted);
+                    } else {
+                        commits.push((at, (reservation, sum)));
+                        outcomes.push(Outcome::Internal);
+                    }
+                }
+                Placed::Not(outcome) => outcomes.push(outcome),
+            }
+        }
+        if !late.is_empty() {
+            // Tells the host that nothing is written there any more.
+            let count = late.len();
+            self.outcomes(&Request::Abort(late), count)?;
+        }
+        if !commits.is_empty() {
+            let items: Vec<_> = commits.iter().map(|(_, item)| *item).collect();
+            let results = self.outcomes(&Request::Commit(items), commits.len())?;
+            commits.iter().zip(results).for_each(|((at, _), result)| outcomes[*at] = result);
+        }
+        Ok(outcomes)
+    }
+
+    /// Has the host awake when the next call comes, in a few microseconds.
+    fn announce(&self) {
+        // While another call is on its way the host is awake; an error will show up in the next call.
+        if let Some(wire) = self.wire.try_lock()
+            && let Stream::Ring(ring) = &wire.writer
+        {
+            let _ = ring.announce();
+        }
+    }
+
+    fn put_inline(&self, blocks: &[(BlockMeta, &[u8])]) -> Result<Vec<Outcome>, ClientError> {
+        let bytes: u64 = blocks.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        if bytes > self.payload_max {
+            return Err(ClientError::Payload { bytes, max: self.payload_max });
+        }
+        let request = Request::Put(blocks.iter().map(|(meta, bytes)| (*meta, checksum(bytes))).collect());
+        let payload: Vec<&[u8]> = blocks.iter().map(|(_, bytes)| *bytes).collect();
+        let reply = self.exchange(&request, &payload, no_payload)?;
+        self.expect_outcomes(Op::Put, reply, blocks.len())
+    }
+}
