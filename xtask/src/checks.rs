@@ -2,7 +2,7 @@
 
 use crate::shell::{Shell, WASM_TARGET};
 use crate::{task_names, tidy};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -31,6 +31,7 @@ const STEPS: &[Step] = &[
     Step { name: "formatting", slow: false, run: formatting },
     Step { name: "tidy", slow: false, run: |shell| passed(tidy::run(shell, &task_names())) },
     Step { name: "dependencies", slow: true, run: dependencies },
+    Step { name: "client without gRPC", slow: true, run: data_half_of_the_client },
     Step { name: "clippy", slow: false, run: clippy },
     Step { name: "clippy, guests", slow: false, run: clippy_guests },
     Step { name: "unit tests, benches once", slow: false, run: unit_tests },
@@ -278,4 +279,22 @@ fn dependencies(shell: &Shell) -> Result<Outcome> {
             "sources",
         ],
     )
+}
+
+/// Engines load the data half of the client into processes that must not get an asynchronous runtime or gRPC with it.
+/// Another selection than the workspace, so in a folder of its own: in the usual one both would be built again and again.
+fn data_half_of_the_client(shell: &Shell) -> Result<Outcome> {
+    let alone = ["--locked", "--package", "kvasir-client", "--no-default-features", "--features", "tls"];
+    let tree = ["--edges", "normal", "--prefix", "none"];
+    let listed = shell.output(shell.cargo().arg("tree").args(alone).args(tree))?;
+    let heavy =
+        |line: &&str| ["tonic", "tokio", "prost", "hyper", "tower"].iter().any(|name| line.starts_with(name));
+    match listed.lines().find(heavy) {
+        Some(found) => bail!("kvasir-client without its feature `control` depends on {found}"),
+        None => {
+            let mut check = shell.cargo();
+            check.arg("check").arg("--quiet").args(alone).arg("--target-dir").arg(shell.target("data-half"));
+            passed(shell.run(&mut check))
+        }
+    }
 }

@@ -170,7 +170,7 @@ impl Control {
     ///
     /// # Errors
     /// As [`Control::connect`]; also if either side refuses the other's certificate.
-    #[cfg(feature = "tls")]
+    #[cfg(feature = "control-tls")]
     pub async fn connect_tls(
         to: &str,
         token: &str,
