@@ -9,25 +9,25 @@ mod handover;
 mod options;
 mod place;
 mod put;
+mod reconnecting;
 mod wire;
 
 use parking_lot::Mutex;
-use std::io::BufReader;
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvasir_memory::host::Mapping;
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
-use kvasir_protocol::stream::{Eager, Stream};
-use kvasir_protocol::wire::{Op, Outcome, Reply, Request};
+use kvasir_protocol::stream::Stream;
+use kvasir_protocol::wire::{Op, Outcome, Reply, Request, VERSIONS};
 
 use self::block::Local;
 use self::error::wrong;
-use self::wire::{Fault, Wire, no_payload};
+use self::wire::{Fault, Reader, Wire, no_payload};
 pub use block::Block;
 pub use endpoint::Endpoint;
 pub use error::ClientError;
@@ -36,14 +36,17 @@ pub use kvasir_memory::shared::Shared;
 pub use options::Options;
 pub use place::Place;
 pub use put::Put;
+pub use reconnecting::Reconnecting;
 
 /// A connection to one host. Calls take turns; use one client per thread for more.
 pub struct Client {
     endpoint: Endpoint,
     options: Options,
     local: Option<Arc<Local>>,
+    boot: u64,
     payload_max: u64,
     checksum_failures: AtomicU64,
+    deadline: Mutex<Option<Instant>>,
     wire: Mutex<Wire>,
 }
 
@@ -57,9 +60,9 @@ impl Client {
                 options.dress(stream).map_err(failed)?
             }
         };
-        stream.set_timeouts(options.timeout).map_err(failed)?;
-        let mut wire = Wire::new(stream).map_err(failed)?;
+        let mut wire = Wire::new(stream, options.timeout).map_err(failed)?;
         let hello = Request::Hello {
+            versions: VERSIONS,
             wants_write: options.write,
             wants_ring: true,
             tenant: options.tenant,
@@ -67,7 +70,7 @@ impl Client {
             token: options.token.clone(),
         };
         let (reply, fds) = wire.greet(&hello).map_err(|error| error.at(endpoint, Op::Hello))?;
-        let Reply::Hello { shared, writable, ring, pool_bytes, lease_ms, reservation_ms, payload_max } =
+        let Reply::Hello { shared, writable, ring, boot, pool_bytes, lease_ms, reservation_ms, payload_max } =
             reply
         else {
             return Err(wrong(endpoint, Op::Hello, reply));
@@ -88,12 +91,27 @@ impl Client {
             wire.share(&memory).map_err(unmapped)?;
         }
         let (endpoint, wire) = (endpoint.clone(), Mutex::new(wire));
-        Ok(Self { endpoint, options, local, payload_max, checksum_failures: AtomicU64::new(0), wire })
+        let (checksum_failures, deadline) = (AtomicU64::new(0), Mutex::new(None));
+        Ok(Self { endpoint, options, local, boot, payload_max, checksum_failures, deadline, wire })
     }
 
     /// Blocks that came back with bytes that differ from their checksums, and were handed out as misses.
     pub fn checksum_failures(&self) -> u64 {
         self.checksum_failures.load(Ordering::Relaxed)
+    }
+
+    /// A random number of the host's run that this is a connection to. With another one, what a caller remembers of the
+    /// host's blocks is void.
+    pub fn boot(&self) -> u64 {
+        self.boot
+    }
+
+    /// Until when the calls from now on must be answered, on top of [`Options::timeout`]; `None` ends that. A call that
+    /// begins later fails with [`ClientError::DeadlinePassed`] and leaves the connection as it is. One that has begun is
+    /// given up, and the connection with it, since its answer may still come. The last word to the host about something
+    /// that has begun (a commit, a release) is waited for regardless.
+    pub fn set_deadline(&self, deadline: Option<Instant>) {
+        *self.deadline.lock() = deadline;
     }
 
     /// Whether blocks are read in place.
@@ -122,6 +140,17 @@ impl Client {
         }
     }
 
+    /// Whether it broke or the host has closed it. Then it is never used again, and what was lent over it is not read.
+    fn is_over(&self) -> bool {
+        // A call that is under way notices by itself.
+        let Some(mut wire) = self.wire.try_lock() else { return false };
+        wire.broken |= wire.writer.is_hung_up();
+        if wire.broken {
+            self.disown();
+        }
+        wire.broken
+    }
+
     /// The connection is over, or about to be: what it was lent is no longer this client's.
     fn disown(&self) {
         if let Some(local) = &self.local {
@@ -137,22 +166,34 @@ impl Client {
         &self,
         request: &Request,
         payload: &[&[u8]],
-        receive: impl FnOnce(&mut BufReader<Eager>, Reply, u64) -> Result<T, Fault>,
+        receive: impl FnOnce(&mut Reader, Reply, u64) -> Result<T, Fault>,
     ) -> Result<T, ClientError> {
         let mut wire = self.wire.lock();
         if wire.broken {
             return Err(ClientError::Closed { endpoint: self.endpoint.clone() });
         }
+        let (op, endpoint) = (request.op(), &self.endpoint);
+        let deadline = self.deadline.lock().filter(|_| !is_last_word(op));
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Err(ClientError::DeadlinePassed { endpoint: endpoint.clone(), op });
+        }
         // Stays so unless all goes well to the end.
         wire.broken = true;
-        let result =
-            wire.exchange(request, payload, receive).map_err(|fault| fault.at(&self.endpoint, request.op()));
+        let limited = wire.limit(self.options.timeout, deadline).map_err(Fault::from);
+        let result = limited.and_then(|()| wire.exchange(request, payload, receive));
+        let result = result.map_err(|fault| fault.at(endpoint, op));
         wire.broken = result.is_err();
         if wire.broken {
             self.disown();
         }
         result
     }
+}
+
+/// Whether it ends something at the host, which otherwise would wait for it.
+fn is_last_word(op: Op) -> bool {
+    use Op::{Abort, Commit, DropHandOver, Finish, LeaveArrivals, Release};
+    matches!(op, Commit | Abort | Release | Finish | DropHandOver | LeaveArrivals)
 }
 
 impl Drop for Client {

@@ -8,6 +8,11 @@
 //! 16 body length u32 · 20 zero u32 · 24 payload length u64
 //! ```
 //!
+//! **Versions.** A hello names the lowest and the highest version that the client speaks; the host answers in the highest
+//! that both do, which is the version of every later frame, or refuses and names both ranges. So that sides of any two
+//! releases understand each other that far, this never changes: the header, the layout of `Error`, and the first two bytes
+//! of a hello, whose rest only ever grows at its end. A host skips what it does not know there.
+//!
 //! Every batch holds at most [`BATCH_MAX`] items. Decoding checks every length before it allocates, and a frame
 //! that does not decode ends the connection: after it, the two sides do not agree where the next one starts.
 
@@ -17,16 +22,20 @@ mod tests;
 
 pub use handover::{ArrivingBlock, HandOverCall, HandedPlace};
 
+use std::fmt;
+
 use strum::{FromRepr, IntoStaticStr, VariantArray};
 
 use crate::block::{BATCH_MAX, BlockKey, BlockMeta, Pin};
 
 pub const MAGIC: [u8; 4] = *b"KVSR";
-/// 5: a hello carries a token, and says how long a place may be filled. 4: hand-overs layer by layer, requests that are refused while the connection goes on, a ring in shared memory, where
+/// The newest version that this side speaks. 6: a hello names a range of versions, and its answer the run of the host. 5: a hello carries a token, and says how long a place may be filled. 4: hand-overs layer by layer, requests that are refused while the connection goes on, a ring in shared memory, where
 /// a put should go. 3: a stat
 /// names the tiers of a block, a put may ask for copies on other hosts. 2: a hello names a tenant, blocks have a time to
 /// live, can be pinned and evicted by name.
-pub const VERSION: u8 = 5;
+pub const VERSION: u8 = 6;
+/// The versions that this side speaks.
+pub const VERSIONS: Versions = Versions { lowest: VERSION, highest: VERSION };
 pub const HEADER_LEN: usize = 32;
 /// Above the longest legal body (4,096 put items of 55 B).
 pub const BODY_MAX: usize = 512 << 10;
@@ -40,6 +49,8 @@ pub enum WireError {
     Magic { found: [u8; 4] },
     #[error("peer speaks data protocol {found}, this side speaks {VERSION}; use the same release on both")]
     Version { found: u8 },
+    #[error("the client speaks data protocol {client}, this host {VERSIONS}; update the older of the two")]
+    NoCommonVersion { client: Versions },
     #[error("operation {op} with flags {flags:#x} is not known")]
     Op { op: u8, flags: u16 },
     #[error("body of {len} B is above the limit of {BODY_MAX} B")]
@@ -94,6 +105,27 @@ impl Op {
     }
 }
 
+/// Versions of this protocol that one side speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versions {
+    pub lowest: u8,
+    pub highest: u8,
+}
+
+impl Versions {
+    /// The newest version that both sides speak.
+    pub fn common(self, other: Self) -> Option<u8> {
+        let newest = self.highest.min(other.highest);
+        (newest >= self.lowest.max(other.lowest)).then_some(newest)
+    }
+}
+
+impl fmt::Display for Versions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.lowest, self.highest)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub op: Op,
@@ -124,10 +156,12 @@ impl Header {
             return Err(WireError::Magic { found });
         }
         let (version, op, flags) = (reader.u8()?, reader.u8()?, reader.u16()?);
-        if version != VERSION {
+        let known = Op::from_repr(op).filter(|_| flags & !REPLY == 0);
+        // A hello says inside which versions it is for, and what refuses one is for all.
+        let for_any = matches!((known, flags), (Some(Op::Hello), 0) | (Some(Op::Error), REPLY));
+        if version != VERSION && !for_any {
             return Err(WireError::Version { found: version });
         }
-        let known = Op::from_repr(op).filter(|_| flags & !REPLY == 0);
         let op = known.ok_or(WireError::Op { op, flags })?;
         let (request, body_len, zero, payload_len) =
             (reader.u64()?, reader.u32()?, reader.u32()?, reader.u64()?);
@@ -242,6 +276,8 @@ pub enum Request {
     /// on the account of `tenant`. With `wants_ring`, what follows the answer goes through shared memory
     /// ([`ring`](crate::stream::ring)) if the answer says so.
     Hello {
+        /// What the client speaks. A host that speaks none of it refuses before it looks at the rest.
+        versions: Versions,
         wants_write: bool,
         wants_ring: bool,
         tenant: u16,
@@ -328,6 +364,8 @@ pub enum Reply {
         writable: bool,
         /// The second descriptor is that of the ring.
         ring: bool,
+        /// A random number of this run of the host: with another one, what a client remembers of its blocks is void.
+        boot: u64,
         pool_bytes: u64,
         lease_ms: u64,
         /// How long a place may be filled, from the request for it on.
@@ -418,8 +456,9 @@ impl Request {
     /// Replaces `frame` by header and body.
     pub fn encode(&self, request: u64, payload_len: u64, frame: &mut Vec<u8>) {
         encode_frame(frame, self.op(), false, request, payload_len, |out| match self {
-            Self::Hello { wants_write, wants_ring, tenant, namespace, token } => {
-                out.extend([u8::from(*wants_write), u8::from(*wants_ring)]);
+            Self::Hello { versions, wants_write, wants_ring, tenant, namespace, token } => {
+                out.extend([versions.lowest, versions.highest]);
+                out.extend([*wants_write, *wants_ring].map(u8::from));
                 out.extend(tenant.to_le_bytes());
                 put_text(out, namespace);
                 put_text(out, token);
@@ -465,13 +504,19 @@ impl Request {
         let mut body = Reader(body);
         let request = match op {
             Op::Error | Op::Refused => return Err(WireError::Op { op: op as u8, flags: 0 }),
-            Op::Hello => Self::Hello {
-                wants_write: body.bool("wants write")?,
-                wants_ring: body.bool("wants ring")?,
-                tenant: body.u16()?,
-                namespace: body.text()?,
-                token: body.text()?,
-            },
+            Op::Hello => {
+                let hello = Self::Hello {
+                    versions: body.versions()?,
+                    wants_write: body.bool("wants write")?,
+                    wants_ring: body.bool("wants ring")?,
+                    tenant: body.u16()?,
+                    namespace: body.text()?,
+                    token: body.text()?,
+                };
+                // What a newer client says besides.
+                body = Reader(&[]);
+                hello
+            }
             Op::Exists => Self::Exists(body.list(Reader::key)?),
             Op::Get => Self::Get {
                 class: body.u16()?,
@@ -531,9 +576,18 @@ impl Reply {
                 out.push(u8::from(*retryable));
                 put_text(out, message);
             }
-            Self::Hello { shared, writable, ring, pool_bytes, lease_ms, reservation_ms, payload_max } => {
+            Self::Hello {
+                shared,
+                writable,
+                ring,
+                boot,
+                pool_bytes,
+                lease_ms,
+                reservation_ms,
+                payload_max,
+            } => {
                 out.extend([*shared, *writable, *ring].map(u8::from));
-                let numbers = [pool_bytes, lease_ms, reservation_ms, payload_max];
+                let numbers = [boot, pool_bytes, lease_ms, reservation_ms, payload_max];
                 numbers.into_iter().for_each(|value| put_u64(out, value));
             }
             Self::Exists(found) => put_list(out, found, |out, &found| out.push(u8::from(found))),
@@ -572,6 +626,7 @@ impl Reply {
                 shared: body.bool("shared")?,
                 writable: body.bool("writable")?,
                 ring: body.bool("ring")?,
+                boot: body.u64()?,
                 pool_bytes: body.u64()?,
                 lease_ms: body.u64()?,
                 reservation_ms: body.u64()?,
@@ -727,6 +782,12 @@ impl Reader<'_> {
             1 => Ok(true),
             value => Err(WireError::Value { field, value: value.into() }),
         }
+    }
+
+    /// Those of a client with which this side can speak.
+    fn versions(&mut self) -> Result<Versions, WireError> {
+        let client = Versions { lowest: self.u8()?, highest: self.u8()? };
+        client.common(VERSIONS).map(|_| client).ok_or(WireError::NoCommonVersion { client })
     }
 
     fn outcome(&mut self) -> Result<Outcome, WireError> {

@@ -361,6 +361,7 @@ impl<'a> Connection<'a> {
             shared: self.local,
             writable: wants_write,
             ring: ring.is_some(),
+            boot: self.shared.node.boot(),
             pool_bytes: store.pool().bytes(),
             lease_ms: store.config().lease_ttl.as_millis() as u64,
             reservation_ms: store.config().reservation_ttl.as_millis() as u64,

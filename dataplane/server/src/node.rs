@@ -5,6 +5,7 @@
 //! answer to the same question. Batches hold at most [`BATCH_MAX`](kvasir_protocol::block::BATCH_MAX) items; a larger one
 //! is refused whole, which is what the calls fail with unless they say more.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,12 +36,14 @@ pub struct Node {
     /// Held by the one caller that compares blocks with their checksums: a request of a few bytes may ask for the whole pool
     /// to be read, and a client with many connections for all processors.
     verifying: Mutex<()>,
+    boot: u64,
 }
 
 impl Node {
     /// `cluster`: `None` if this host knows no others.
     pub fn new(tiering: Arc<Tiering>, cluster: Option<Arc<Cluster>>, clock: Clock) -> Self {
-        Self { tiering, cluster, clock, verifying: Mutex::default() }
+        let boot = RandomState::new().build_hasher().finish();
+        Self { tiering, cluster, clock, verifying: Mutex::default(), boot }
     }
 
     /// A pool, with no tier below and no other hosts.
@@ -59,6 +62,11 @@ impl Node {
     /// `None` if this host knows no others.
     pub fn cluster(&self) -> Option<&Arc<Cluster>> {
         self.cluster.as_ref()
+    }
+
+    /// A number of this run of the host, which differs from run to run and is no secret.
+    pub fn boot(&self) -> u64 {
+        self.boot
     }
 
     /// The time on which leases, pins and ages are reckoned.

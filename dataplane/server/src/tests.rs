@@ -6,7 +6,7 @@ use super::*;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::clock::Clock;
 use kvasir_protocol::stream::receive_with_fds;
-use kvasir_protocol::wire::{HEADER_LEN, Header, Request};
+use kvasir_protocol::wire::{HEADER_LEN, Header, Request, VERSIONS};
 use kvasir_store::config::DramConfig;
 use kvasir_store::dram::DramStore;
 
@@ -57,7 +57,15 @@ impl Line {
 
     fn hello(&mut self) -> (Reply, usize) {
         let (namespace, token) = (String::new(), String::new());
-        self.ask(&Request::Hello { wants_write: true, wants_ring: false, tenant: 0, namespace, token })
+        let versions = VERSIONS;
+        self.ask(&Request::Hello {
+            versions,
+            wants_write: true,
+            wants_ring: false,
+            tenant: 0,
+            namespace,
+            token,
+        })
     }
 }
 
@@ -139,7 +147,9 @@ fn a_connection_whose_thread_panics_leaves_its_place() {
     let mut stream = Stream::Tcp(TcpStream::connect(server.tcp_addr().unwrap()).unwrap());
     stream.set_timeouts(Duration::from_secs(60)).unwrap();
     let (namespace, token) = (String::new(), String::new());
-    let hello = Request::Hello { wants_write: true, wants_ring: false, tenant: 0, namespace, token };
+    let versions = VERSIONS;
+    let hello =
+        Request::Hello { versions, wants_write: true, wants_ring: false, tenant: 0, namespace, token };
     let mut frame = Vec::new();
     hello.encode(0, 0, &mut frame);
     stream.write_all(&frame).unwrap();

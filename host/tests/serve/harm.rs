@@ -14,7 +14,7 @@ use crate::replicas::until;
 use kvasir_client::data::{Block, Client};
 use kvasir_dataplane::memory::host::Mapping;
 use kvasir_dataplane::stream::receive_with_fds;
-use kvasir_dataplane::wire::{Found, HEADER_LEN, Header, Outcome, Placed, Reply, Request};
+use kvasir_dataplane::wire::{Found, HEADER_LEN, Header, Outcome, Placed, Reply, Request, VERSIONS};
 use kvasir_dataplane::{BlockKey, BlockMeta};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -199,6 +199,7 @@ impl Raw {
 
 fn hello(wants_ring: bool, token: &str) -> Request {
     Request::Hello {
+        versions: VERSIONS,
         wants_write: true,
         wants_ring,
         tenant: 0,

@@ -47,6 +47,8 @@ pub enum ClientError {
     NotArrived { what: String, request: u64 },
     #[error("the time to fill the blocks of request {request} is over; drop the hand-over and begin again")]
     TooLate { request: u64 },
+    #[error("the deadline for {op:?} at {endpoint} had passed before it was asked; set a later one")]
+    DeadlinePassed { endpoint: Endpoint, op: Op },
     #[error("the connection to {endpoint} is unusable after an earlier error; connect again")]
     Closed { endpoint: Endpoint },
 }
@@ -61,6 +63,7 @@ impl ClientError {
             | Self::LenderGone { .. }
             | Self::NotArrived { .. }
             | Self::TooLate { .. }
+            | Self::DeadlinePassed { .. }
             | Self::Closed { .. } => true,
             Self::Refused { retryable, .. } => *retryable,
             Self::Block { outcome, .. } => outcome.retryable(),

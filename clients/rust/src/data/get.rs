@@ -1,17 +1,16 @@
 //! Blocks out of a host: lent in place, or received.
 
-use std::io::{self, BufReader, Read};
+use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use kvasir_protocol::block::{BlockKey, checksum};
-use kvasir_protocol::stream::Eager;
 use kvasir_protocol::wire::{Found, Op, Reply, Request, WireError};
 
 use super::block::{Block, Bytes, Lent, Local};
 use super::error::wrong;
-use super::wire::Fault;
+use super::wire::{Fault, Reader};
 use super::{Client, ClientError};
 
 impl Client {
@@ -127,7 +126,7 @@ impl Client {
         &self,
         keys: &[BlockKey],
         class: u16,
-        mut receive: impl FnMut(&mut BufReader<Eager>, usize, u32) -> io::Result<()>,
+        mut receive: impl FnMut(&mut Reader, usize, u32) -> io::Result<()>,
     ) -> Result<Vec<Option<(u32, u64)>>, ClientError> {
         let request = Request::Get { class, release: Vec::new(), keys: keys.to_vec() };
         let max = self.payload_max;

@@ -1,13 +1,15 @@
 //! The client against a real server, over both transports.
 
+mod connection;
+
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use kvasir_protocol::block::{BlockMeta, Pin, checksum};
 use kvasir_protocol::clock::Clock;
-use kvasir_protocol::wire::Placed;
+use kvasir_protocol::wire::{Placed, VERSIONS};
 use kvasir_server::access::OwnUser;
 use kvasir_server::node::Node;
 use kvasir_server::{Listen, ServeError, Server, ServerConfig};
@@ -36,15 +38,28 @@ struct Host {
 impl Host {
     fn start(dram: DramConfig, config: ServerConfig) -> Self {
         let dir = tempfile::tempdir().unwrap();
+        Self::start_at(dir, ([127, 0, 0, 1], 0).into(), dram, config)
+    }
+
+    fn start_at(dir: tempfile::TempDir, tcp: SocketAddr, dram: DramConfig, config: ServerConfig) -> Self {
         let store = Arc::new(DramStore::open(dram).unwrap());
-        let listen = Listen {
-            unix: Some(dir.path().join("data.sock")),
-            tcp: Some(([127, 0, 0, 1], 0).into()),
-            ..Listen::default()
-        };
+        let listen = Listen { unix: Some(dir.path().join("data.sock")), tcp: Some(tcp), ..Listen::default() };
         let node = Node::dram_only(Arc::clone(&store), Clock::start());
         let server = Server::start(node, &listen, gate(), config).unwrap();
         Self { dir, store, server: Some(server) }
+    }
+
+    fn stop(&mut self) -> SocketAddr {
+        let server = self.server.take().unwrap();
+        let addr = server.tcp_addr().unwrap();
+        server.stop();
+        addr
+    }
+
+    /// Another host, with an empty store, where this one was until it was stopped.
+    fn again(self, tcp: SocketAddr) -> Self {
+        let (dram, config) = (self.store.config().clone(), ServerConfig::default());
+        Self::start_at(self.dir, tcp, dram, config)
     }
 
     fn small() -> Self {
@@ -254,6 +269,7 @@ fn a_client_that_dies_in_a_put_leaves_nothing() {
     let mut stream = TcpStream::connect(host.server().tcp_addr().unwrap()).unwrap();
     let mut frame = Vec::new();
     Request::Hello {
+        versions: VERSIONS,
         wants_write: true,
         wants_ring: false,
         tenant: 0,
@@ -396,6 +412,7 @@ fn what_comes_before_the_answer_to_the_hello_is_refused_and_not_lost() {
     let mut stream = UnixStream::connect(host.dir.path().join("data.sock")).unwrap();
     let (mut hello, mut early) = (Vec::new(), Vec::new());
     Request::Hello {
+        versions: VERSIONS,
         wants_write: true,
         wants_ring: true,
         tenant: 0,
@@ -417,6 +434,7 @@ fn noise_and_stalls_end_one_connection_only() {
     let addr = host.server().tcp_addr().unwrap();
     let mut hello = Vec::new();
     Request::Hello {
+        versions: VERSIONS,
         wants_write: true,
         wants_ring: false,
         tenant: 0,

@@ -3,18 +3,25 @@
 use std::io::{self, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use kvasir_memory::shared::Shared;
 use kvasir_protocol::stream::ring::{Ring, Side};
-use kvasir_protocol::stream::{Eager, Stream, receive_with_fds};
+use kvasir_protocol::stream::{Eager, Stream, Timed, receive_with_fds};
 use kvasir_protocol::wire::{HEADER_LEN, Header, Op, Reply, Request, WireError};
 
 use super::Endpoint;
 use super::error::{ClientError, wrong};
 
+/// What a host says.
+pub(super) type Reader = BufReader<Timed>;
+
 /// A connection; one call at a time.
 pub(super) struct Wire {
-    reader: BufReader<Eager>,
+    reader: Reader,
     pub(super) writer: Stream,
+    /// The longest that a single read or write waits now.
+    wait: Duration,
     next: u64,
     frame: Vec<u8>,
     body: Vec<u8>,
@@ -23,10 +30,18 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub(super) fn new(stream: Stream) -> io::Result<Self> {
-        let writer = stream.try_clone()?;
-        let reader = BufReader::with_capacity(16 << 10, Eager::new(stream));
-        Ok(Self { reader, writer, next: 1, frame: Vec::new(), body: Vec::new(), broken: false })
+    pub(super) fn new(stream: Stream, timeout: Duration) -> io::Result<Self> {
+        stream.set_timeouts(timeout)?;
+        let (writer, reader) = (stream.try_clone()?, read_ahead(stream));
+        Ok(Self {
+            reader,
+            writer,
+            wait: timeout,
+            next: 1,
+            frame: Vec::new(),
+            body: Vec::new(),
+            broken: false,
+        })
     }
 
     pub(super) fn greet(&mut self, hello: &Request) -> Result<(Reply, Vec<OwnedFd>), Fault> {
@@ -51,7 +66,20 @@ impl Wire {
         let Stream::Unix(socket) = &self.writer else { return Ok(()) };
         let ring = Arc::new(Ring::new(memory.as_fd(), Side::Client, socket.try_clone()?)?);
         self.writer = Stream::Ring(Arc::clone(&ring));
-        self.reader = BufReader::with_capacity(16 << 10, Eager::new(Stream::Ring(ring)));
+        self.reader = read_ahead(Stream::Ring(ring));
+        Ok(())
+    }
+
+    /// From now on no wait for the other side is longer than `timeout`, and nothing is begun after `deadline`.
+    pub(super) fn limit(&mut self, timeout: Duration, deadline: Option<Instant>) -> io::Result<()> {
+        self.reader.get_mut().deadline = deadline;
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        // A socket takes 0 for no end.
+        let wait = left.map_or(timeout, |left| left.max(Duration::from_millis(1)).min(timeout));
+        if wait != self.wait {
+            self.writer.set_timeouts(wait)?;
+            self.wait = wait;
+        }
         Ok(())
     }
 
@@ -59,7 +87,7 @@ impl Wire {
         &mut self,
         request: &Request,
         payload: &[&[u8]],
-        receive: impl FnOnce(&mut BufReader<Eager>, Reply, u64) -> Result<T, Fault>,
+        receive: impl FnOnce(&mut Reader, Reply, u64) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
         let id = self.next;
         self.next += 1;
@@ -68,8 +96,9 @@ impl Wire {
         let sent = if payload.is_empty() {
             self.writer.write_all(&self.frame)
         } else {
-            let parts: Vec<&[u8]> = std::iter::once(&self.frame[..]).chain(payload.iter().copied()).collect();
-            self.writer.write_parts(&parts)
+            let parts = std::iter::once(&self.frame[..]).chain(payload.iter().copied());
+            let parts: Vec<Shared<'_>> = parts.map(Shared::from).collect();
+            self.writer.write_parts_until(&parts, self.reader.get_ref().deadline)
         };
         let mut header = [0; HEADER_LEN];
         // A host that refuses a request may close before it has read all of it; its reason is worth more.
@@ -99,8 +128,12 @@ impl Wire {
     }
 }
 
+fn read_ahead(stream: Stream) -> Reader {
+    BufReader::with_capacity(16 << 10, Timed { stream: Eager::new(stream), deadline: None })
+}
+
 /// Takes a reply that has no payload.
-pub(super) fn no_payload(_: &mut BufReader<Eager>, reply: Reply, payload_len: u64) -> Result<Reply, Fault> {
+pub(super) fn no_payload(_: &mut Reader, reply: Reply, payload_len: u64) -> Result<Reply, Fault> {
     match payload_len {
         0 => Ok(reply),
         value => Err(WireError::Value { field: "payload length", value }.into()),

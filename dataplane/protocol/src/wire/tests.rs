@@ -34,7 +34,8 @@ fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
         (any::<(bool, bool)>(), any::<u16>(), ".{0,40}").prop_map(
             |((wants_write, wants_ring), tenant, namespace)| {
-                Request::Hello { wants_write, wants_ring, tenant, namespace, token: "t".into() }
+                let token = "t".to_owned();
+                Request::Hello { versions: VERSIONS, wants_write, wants_ring, tenant, namespace, token }
             }
         ),
         keys().prop_map(Request::Exists),
@@ -131,9 +132,18 @@ fn reply() -> impl Strategy<Value = Reply> {
         (key(), any::<(u32, u64)>()).prop_map(|(key, (size, offset))| ArrivingBlock { key, size, offset });
     prop_oneof![
         (any::<bool>(), ".{0,40}").prop_map(|(retryable, message)| Reply::Error { retryable, message }),
-        any::<(bool, bool, bool, u64, u64, u64, u64)>().prop_map(
-            |(shared, writable, ring, pool_bytes, lease_ms, reservation_ms, payload_max)| {
-                Reply::Hello { shared, writable, ring, pool_bytes, lease_ms, reservation_ms, payload_max }
+        any::<((bool, bool, bool), u64, u64, u64, u64, u64)>().prop_map(
+            |((shared, writable, ring), boot, pool_bytes, lease_ms, reservation_ms, payload_max)| {
+                Reply::Hello {
+                    shared,
+                    writable,
+                    ring,
+                    boot,
+                    pool_bytes,
+                    lease_ms,
+                    reservation_ms,
+                    payload_max,
+                }
             }
         ),
         prop::collection::vec(any::<bool>(), 0..20).prop_map(Reply::Exists),
@@ -208,6 +218,63 @@ fn operations_keep_their_numbers_and_names() {
     let names = (0..=u8::MAX).map_while(Op::from_repr).map(Op::name);
     assert_eq!(names.collect::<Vec<_>>(), expected.split(' ').collect::<Vec<_>>());
     assert_eq!(expected.split(' ').count(), Op::VARIANTS.len());
+}
+
+fn hello(lowest: u8, highest: u8) -> Vec<u8> {
+    let versions = Versions { lowest, highest };
+    let (namespace, token) = ("n".to_owned(), String::new());
+    let hello =
+        Request::Hello { versions, wants_write: true, wants_ring: false, tenant: 3, namespace, token };
+    let mut frame = Vec::new();
+    hello.encode(7, 0, &mut frame);
+    frame
+}
+
+/// Sides of any two releases exchange these, so they stay as they are.
+#[test]
+fn what_is_said_before_a_version_is_agreed_on_keeps_its_bytes() {
+    let header = |version: u8, op: u8, reply: u8, id: u8, len: u8| {
+        let mut bytes = [0; HEADER_LEN];
+        bytes[..4].copy_from_slice(b"KVSR");
+        [bytes[4], bytes[5], bytes[6], bytes[8], bytes[16]] = [version, op, reply, id, len];
+        bytes
+    };
+    let body = [6, 9, 1, 0, 3, 0, 1, 0, b'n', 0, 0];
+    assert_eq!(hello(6, 9), [&header(VERSION, 1, 0, 7, 11)[..], &body].concat());
+    let mut frame = Vec::new();
+    Reply::Error { retryable: true, message: "no".into() }.encode(7, 0, &mut frame);
+    assert_eq!(frame, [&header(VERSION, 0, 1, 7, 5)[..], &[1, 2, 0, b'n', b'o']].concat());
+}
+
+#[test]
+fn two_releases_speak_what_both_know_or_say_what_each_does() {
+    let own = VERSIONS.highest;
+    let ask = |lowest, highest| Request::decode(Op::Hello, &hello(lowest, highest)[HEADER_LEN..]);
+    for (lowest, highest) in [(own, own), (1, own), (own, 200), (0, 255)] {
+        assert!(ask(lowest, highest).is_ok(), "{lowest} to {highest}");
+    }
+    for (lowest, highest) in [(own + 1, 200), (1, own - 1), (200, 1)] {
+        let text = ask(lowest, highest).unwrap_err().to_string();
+        let expected = format!("speaks data protocol {lowest} to {highest}, this host {own} to {own}");
+        assert!(text.contains(&expected), "{text}");
+    }
+    // A newer client's hello has another version in its header, and more behind what is known here.
+    let mut newer = hello(own, own + 3);
+    newer[4] = own + 3;
+    newer.extend(b"more");
+    let (header, body) = newer.split_first_chunk().unwrap();
+    assert_eq!(Header::decode(header).unwrap().op, Op::Hello);
+    assert_eq!(Request::decode(Op::Hello, body), ask(own, own + 3));
+    // A newer host's refusal is understood, and nothing else that it says.
+    let check = |op, reply, understood| {
+        let mut bytes = Header { op, reply, request: 0, body_len: 0, payload_len: 0 }.encode();
+        bytes[4] = own + 3;
+        assert_eq!(Header::decode(&bytes).is_ok(), understood, "{op:?}");
+    };
+    check(Op::Error, true, true);
+    check(Op::Error, false, false);
+    check(Op::Hello, true, false);
+    check(Op::Get, false, false);
 }
 
 #[test]

@@ -1,0 +1,40 @@
+//! A connection that is made anew after it broke.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::{Client, ClientError, Endpoint, Options};
+
+/// Connections to one host, one at a time: the next begins when the last one broke.
+///
+/// A caller takes [`client`](Self::client) for what belongs together, and looks at [`Client::boot`] before it relies on what
+/// it remembers from earlier. What an earlier connection was lent, or held, is void.
+pub struct Reconnecting {
+    endpoint: Endpoint,
+    options: Options,
+    current: Mutex<Option<Arc<Client>>>,
+}
+
+impl Reconnecting {
+    /// Connects when it is first asked for a client, so the host need not run yet.
+    pub fn new(endpoint: Endpoint, options: Options) -> Self {
+        Self { endpoint, options, current: Mutex::new(None) }
+    }
+
+    /// The connection, made now if there is none or the last one broke. Every call tries once: how long to wait between
+    /// tries is for the caller to say.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn client(&self) -> Result<Arc<Client>, ClientError> {
+        let mut current = self.current.lock();
+        match current.take().filter(|client| !client.is_over()) {
+            Some(client) => Ok(Arc::clone(current.insert(client))),
+            None => {
+                let client = Client::connect(&self.endpoint, self.options.clone())?;
+                Ok(Arc::clone(current.insert(Arc::new(client))))
+            }
+        }
+    }
+}
