@@ -192,8 +192,8 @@ impl Client {
 
 /// Whether it ends something at the host, which otherwise would wait for it.
 fn is_last_word(op: Op) -> bool {
-    use Op::{Abort, Commit, DropHandOver, Finish, LeaveArrivals, Release};
-    matches!(op, Commit | Abort | Release | Finish | DropHandOver | LeaveArrivals)
+    use Op::{Abort, Commit, DropHandOver, EndHold, Finish, LeaveArrivals, Release};
+    matches!(op, Commit | Abort | Release | EndHold | Finish | DropHandOver | LeaveArrivals)
 }
 
 impl Drop for Client {

@@ -29,7 +29,8 @@ use strum::{FromRepr, IntoStaticStr, VariantArray};
 use crate::block::{BATCH_MAX, BlockKey, BlockMeta, Pin};
 
 pub const MAGIC: [u8; 4] = *b"KVSR";
-/// The newest version that this side speaks. 6: a hello names a range of versions, and its answer the run of the host. 5: a hello carries a token, and says how long a place may be filled. 4: hand-overs layer by layer, requests that are refused while the connection goes on, a ring in shared memory, where
+/// The newest version that this side speaks. 6: a hello names a range of versions, and its answer the run of the host; blocks are
+/// held by a connection. 5: a hello carries a token, and says how long a place may be filled. 4: hand-overs layer by layer, requests that are refused while the connection goes on, a ring in shared memory, where
 /// a put should go. 3: a stat
 /// names the tiers of a block, a put may ask for copies on other hosts. 2: a hello names a tenant, blocks have a time to
 /// live, can be pinned and evicted by name.
@@ -96,6 +97,8 @@ pub enum Op {
     WaitArrival = 22,
     LeaveArrivals = 23,
     Place = 24,
+    Hold = 25,
+    EndHold = 26,
 }
 
 impl Op {
@@ -252,7 +255,7 @@ impl Outcome {
                 "the tenant's quota is full and none of its blocks can be evicted now; release or unpin some"
             }
             Self::PinQuotaFull => {
-                "the tenant has pinned as much as it may; unpin some, or wait until pins end"
+                "the tenant has pinned as much as it may, holds included; end some, or wait until they end"
             }
             Self::Pinned => "a hard pin keeps the block; unpin it, or wait until the pin ends",
             Self::InUse => "the block is being read; try again",
@@ -309,6 +312,13 @@ pub enum Request {
     },
     /// Ends the pins of the connection's tenant.
     Unpin(Vec<BlockKey>),
+    /// Blocks in the pool must not be evicted for `ms` milliseconds, unless the connection ends before.
+    Hold {
+        ms: u32,
+        keys: Vec<BlockKey>,
+    },
+    /// Takes back one `Hold` of each.
+    EndHold(Vec<BlockKey>),
     Evict(Vec<BlockKey>),
     /// Blocks that are stored here must be held by `copies` hosts in total, this one included. Answered at once.
     Replicate {
@@ -397,8 +407,8 @@ pub enum Reply {
         layers: u32,
         blocks: Vec<ArrivingBlock>,
     },
-    /// To `Put`, `Commit`, `Abort`, `Release`, `Remove`, `Verify`, `Pin`, `Unpin`, `Evict` and `Replicate`. To
-    /// `LayerDone`, `Finish`, `DropHandOver`, `WaitArrival` and `LeaveArrivals`: one, which is `InProgress` when a wait
+    /// To `Put`, `Commit`, `Abort`, `Release`, `Remove`, `Verify`, `Pin`, `Unpin`, `Hold`, `EndHold`, `Evict` and
+    /// `Replicate`. To `LayerDone`, `Finish`, `DropHandOver`, `WaitArrival` and `LeaveArrivals`: one, which is `InProgress` when a wait
     /// ended too early.
     Outcomes(Op, Vec<Outcome>),
 }
@@ -418,6 +428,8 @@ impl Request {
             | Self::Verify(keys)
             | Self::Unpin(keys)
             | Self::Evict(keys)
+            | Self::EndHold(keys)
+            | Self::Hold { keys, .. }
             | Self::Get { keys, .. }
             | Self::Pin { keys, .. }
             | Self::Replicate { keys, .. } => keys.iter_mut().for_each(|key| *key = key.of_tenant(tenant)),
@@ -446,6 +458,8 @@ impl Request {
             Self::Verify(_) => Op::Verify,
             Self::Pin { .. } => Op::Pin,
             Self::Unpin(_) => Op::Unpin,
+            Self::Hold { .. } => Op::Hold,
+            Self::EndHold(_) => Op::EndHold,
             Self::Evict(_) => Op::Evict,
             Self::Replicate { .. } => Op::Replicate,
             Self::HandOver(call) => call.op(),
@@ -468,7 +482,12 @@ impl Request {
             | Self::Stat(keys)
             | Self::Verify(keys)
             | Self::Unpin(keys)
+            | Self::EndHold(keys)
             | Self::Evict(keys) => put_list(out, keys, put_key),
+            Self::Hold { ms, keys } => {
+                out.extend(ms.to_le_bytes());
+                put_list(out, keys, put_key);
+            }
             Self::Pin { pin, keys } => {
                 put_pin(out, *pin);
                 put_list(out, keys, put_key);
@@ -533,6 +552,8 @@ impl Request {
             Op::Verify => Self::Verify(body.list(Reader::key)?),
             Op::Pin => Self::Pin { pin: body.pin()?, keys: body.list(Reader::key)? },
             Op::Unpin => Self::Unpin(body.list(Reader::key)?),
+            Op::Hold => Self::Hold { ms: body.u32()?, keys: body.list(Reader::key)? },
+            Op::EndHold => Self::EndHold(body.list(Reader::key)?),
             Op::Evict => Self::Evict(body.list(Reader::key)?),
             Op::Replicate => Self::Replicate { copies: body.u8()?, keys: body.list(Reader::key)? },
             Op::Place => Self::Place { bytes: body.u64()?, copies: body.u8()? },
@@ -654,6 +675,8 @@ impl Reply {
             | Op::Verify
             | Op::Pin
             | Op::Unpin
+            | Op::Hold
+            | Op::EndHold
             | Op::Evict
             | Op::Replicate
             | Op::LayerDone

@@ -268,6 +268,8 @@ pub fn required(op: Op) -> Option<Role> {
         | Op::Verify
         | Op::Pin
         | Op::Unpin
+        | Op::Hold
+        | Op::EndHold
         | Op::Replicate
         | Op::HandOver
         | Op::LayerDone

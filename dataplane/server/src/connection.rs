@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::access::{Act, Identity, Refused, Role, Shown, required};
 use super::handover::HandOvers;
-use super::outcome::{describe, evicted, found, outcome, pinned, place, removed, verified};
+use super::outcome::{describe, ended, evicted, found, outcome, pinned, place, removed, verified};
 use super::{Call, Entry, Node, Shared};
 use crate::ServerConfig;
 use kvasir_memory::host::HostPool;
@@ -306,8 +306,15 @@ impl<'a> Connection<'a> {
                 outcomes(node.pin(self.tenant, &keys, pin)?.into_iter().map(pinned).collect())
             }
             Request::Unpin(keys) => {
-                let outcome = |ended| if ended { Outcome::Done } else { Outcome::Missing };
-                outcomes(node.unpin(self.tenant, &keys)?.into_iter().map(outcome).collect())
+                outcomes(node.unpin(self.tenant, &keys)?.into_iter().map(ended).collect())
+            }
+            Request::Hold { ms, keys } => {
+                let held = node.hold(self.tenant, owner, &keys, ms.into())?;
+                outcomes(held.into_iter().map(pinned).collect())
+            }
+            Request::EndHold(keys) => {
+                let outcome = node.end_hold(self.tenant, owner, &keys)?;
+                outcomes(outcome.into_iter().map(ended).collect())
             }
             Request::Evict(keys) => {
                 let evicted = node.evict(&keys)?.into_iter().map(evicted).collect();

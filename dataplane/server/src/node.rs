@@ -168,6 +168,16 @@ impl Node {
         self.store().unpin(tenant, keys, self.now_ms())
     }
 
+    /// Keeps blocks in the pool until `caller` leaves, for `lasts_ms` at most, on the account of `tenant`.
+    pub fn hold(&self, tenant: u16, caller: OwnerId, keys: &[BlockKey], lasts_ms: u64) -> Each<Pinning> {
+        self.store().hold_keys(tenant, caller, keys, lasts_ms, self.now_ms())
+    }
+
+    /// Takes back one hold on each block. Per block: whether there was one.
+    pub fn end_hold(&self, tenant: u16, caller: OwnerId, keys: &[BlockKey]) -> Each<bool> {
+        self.store().end_hold(tenant, caller, keys, self.now_ms())
+    }
+
     /// Drops blocks from the pool; they stay wherever else they are.
     pub fn evict(&self, keys: &[BlockKey]) -> Each<Evict> {
         self.store().evict_keys(keys, self.now_ms())

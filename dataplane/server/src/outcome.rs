@@ -50,7 +50,13 @@ pub(super) fn pinned(pinning: Pinning) -> Outcome {
         Pinning::Until { .. } => Outcome::Done,
         Pinning::Missing => Outcome::Missing,
         Pinning::QuotaFull => Outcome::PinQuotaFull,
+        Pinning::Throttled => Outcome::Throttled,
     }
+}
+
+/// A pin or a hold.
+pub(super) fn ended(was_there: bool) -> Outcome {
+    if was_there { Outcome::Done } else { Outcome::Missing }
 }
 
 pub(super) fn evicted(evict: Evict) -> Outcome {

@@ -79,10 +79,11 @@ pub enum OpenError {
 }
 
 /// The holder of reservations and leases: one per connection, so that all of a dead client's can be taken back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerId(pub u64);
 
-/// Of the leases, one owner holds at most one in this many: a client that keeps all it gets stops no other's reads.
+/// Of the leases, and of the holds, one owner has at most one in this many: a client that keeps all it gets stops no other's
+/// reads.
 const OWNER_SHARE: usize = 4;
 /// Of the pool, one client reserves at most a third without committing, so that it cannot fill the quarantine alone, and one peer at
 /// most a quarter.

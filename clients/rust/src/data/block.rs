@@ -15,7 +15,7 @@ use super::error::ClientError;
 /// Leases and addresses of a local reader.
 pub(super) struct Local {
     pub(super) mapping: Mapping,
-    /// Leases that are done with; they go back with the next `get`.
+    /// Leases that are done with; they go back with the next `get` or `release`.
     pub(super) done: Mutex<Vec<u64>>,
     pub(super) lease: Duration,
     /// How long a place may be filled.

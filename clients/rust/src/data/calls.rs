@@ -1,5 +1,7 @@
 //! Calls that carry no bytes of blocks.
 
+use std::time::Duration;
+
 use kvasir_protocol::block::{BlockKey, Pin};
 use kvasir_protocol::wire::{Op, Outcome, Reply, Request, Stat};
 
@@ -42,6 +44,29 @@ impl Client {
     pub fn unpin(&self, keys: &[BlockKey]) -> Result<Vec<bool>, ClientError> {
         self.check_batch(keys.len())?;
         let outcomes = self.outcomes(&Request::Unpin(keys.to_vec()), keys.len())?;
+        Ok(outcomes.into_iter().map(|outcome| outcome == Outcome::Done).collect())
+    }
+
+    /// Keeps blocks in the host's pool from being evicted, until [`end_hold`](Self::end_hold) was called for them as often as
+    /// this, for `time` at most, and no longer than this connection lasts. On the account of this client's tenant, as pins
+    /// are; a block that the tenant keeps in several ways counts once.
+    ///
+    /// Returns whether each block was there. An error for one: the tenant keeps as much as it may, or this connection does.
+    pub fn hold(
+        &self,
+        keys: &[BlockKey],
+        time: Duration,
+    ) -> Result<Vec<Result<bool, ClientError>>, ClientError> {
+        self.check_batch(keys.len())?;
+        let ms = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        let outcomes = self.outcomes(&Request::Hold { ms, keys: keys.to_vec() }, keys.len())?;
+        Ok(keys.iter().zip(outcomes).map(found_or_failed).collect())
+    }
+
+    /// Takes back one [`hold`](Self::hold) of each block. Returns whether there was one: it may have ended by its time.
+    pub fn end_hold(&self, keys: &[BlockKey]) -> Result<Vec<bool>, ClientError> {
+        self.check_batch(keys.len())?;
+        let outcomes = self.outcomes(&Request::EndHold(keys.to_vec()), keys.len())?;
         Ok(outcomes.into_iter().map(|outcome| outcome == Outcome::Done).collect())
     }
 

@@ -34,6 +34,22 @@ impl Client {
         Ok(blocks)
     }
 
+    /// Gives lent blocks back now, with all that were dropped before; otherwise that goes to the host with the next
+    /// [`get`](Self::get). A block that was received is only dropped.
+    pub fn release(&self, blocks: impl IntoIterator<Item = Block>) -> Result<(), ClientError> {
+        blocks.into_iter().for_each(drop);
+        let Some(local) = &self.local else { return Ok(()) };
+        loop {
+            let done = local.take_done();
+            if done.is_empty() {
+                return Ok(());
+            }
+            // One that has expired is released as well.
+            let count = done.len();
+            self.outcomes(&Request::Release(done), count)?;
+        }
+    }
+
     fn get_lent(
         &self,
         local: &Arc<Local>,

@@ -1,6 +1,7 @@
 //! The client against a real server, over both transports.
 
 mod connection;
+mod hold;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

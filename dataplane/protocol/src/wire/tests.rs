@@ -57,6 +57,8 @@ fn request() -> impl Strategy<Value = Request> {
             Request::Pin { pin, keys }
         }),
         keys().prop_map(Request::Unpin),
+        (any::<u32>(), keys()).prop_map(|(ms, keys)| Request::Hold { ms, keys }),
+        keys().prop_map(Request::EndHold),
         keys().prop_map(Request::Evict),
         (any::<u8>(), keys()).prop_map(|(copies, keys)| Request::Replicate { copies, keys }),
         hand_over().prop_map(Request::HandOver),
@@ -119,6 +121,8 @@ fn reply() -> impl Strategy<Value = Reply> {
         Op::Verify,
         Op::Pin,
         Op::Unpin,
+        Op::Hold,
+        Op::EndHold,
         Op::Evict,
         Op::Replicate,
         Op::LayerDone,
@@ -214,7 +218,7 @@ proptest! {
 fn operations_keep_their_numbers_and_names() {
     let expected = "error hello exists get put reserve commit abort release remove stat verify pin unpin evict \
                     replicate refused hand-over layer-done finish drop-hand-over arrivals wait-arrival \
-                    leave-arrivals place";
+                    leave-arrivals place hold end-hold";
     let names = (0..=u8::MAX).map_while(Op::from_repr).map(Op::name);
     assert_eq!(names.collect::<Vec<_>>(), expected.split(' ').collect::<Vec<_>>());
     assert_eq!(expected.split(' ').count(), Op::VARIANTS.len());

@@ -84,8 +84,8 @@ impl DramStore {
         self.free(freed);
     }
 
-    /// Aborts the reservations of a holder that this host has nothing more to do with, and that may be there still. Its
-    /// leases end by their time: it may be reading what it was lent, and nobody tells it not to.
+    /// Aborts the reservations of a holder that this host has nothing more to do with, and that may be there still. What it
+    /// held may be evicted. Its leases end by their time: it may be reading what it was lent, and nobody tells it not to.
     pub fn abandon_owner(&self, owner: OwnerId, now_ms: u64) {
         let until_ms = Some(self.grace_ends(now_ms));
         let mut freed: Vec<Freed> = Vec::new();
@@ -94,6 +94,7 @@ impl DramStore {
             let own = |(local, r): (&u32, &Reservation)| (r.owner == owner).then_some(*local);
             let own: Vec<u32> = guard.reservations.iter().filter_map(own).collect();
             freed.extend(own.into_iter().filter_map(|local| self.take_back(&mut guard, local, until_ms)));
+            self.end_holds(&mut guard, shard, owner, now_ms);
         }
         self.end_quarantine(owner, now_ms);
         self.free(freed);

@@ -1,6 +1,8 @@
 //! Pins and times to live: what keeps a block, and what ends it, whatever the policy thinks.
 
-use super::{DramStore, check_batch, millis, slot_of};
+use std::collections::HashSet;
+
+use super::{DramStore, OWNER_SHARE, OwnerId, SHARDS, check_batch, millis, slot_of};
 use crate::error::StoreError;
 use crate::events::EventKind;
 use crate::extras::Pinned;
@@ -23,6 +25,16 @@ pub enum Pinning {
     Missing,
     /// The tenant has pinned as much as it may.
     QuotaFull,
+    /// The connection holds as many blocks as one may, or all together do.
+    Throttled,
+}
+
+/// Who says that a block must stay.
+#[derive(Clone, Copy)]
+struct Keeper {
+    tenant: TenantIndex,
+    /// The connection with which it ends.
+    holder: Option<OwnerId>,
 }
 
 impl DramStore {
@@ -45,10 +57,61 @@ impl DramStore {
             }
         };
         let until_ms = now_ms.saturating_add(lasts_ms.min(millis(self.config.pin_max)));
-        Ok(keys.iter().map(|&key| self.pin_one(tenant, key, until_ms, hard, now_ms)).collect())
+        let keeper = Keeper { tenant, holder: None };
+        Ok(keys.iter().map(|&key| self.pin_one(keeper, key, until_ms, hard, now_ms)).collect())
     }
 
-    fn pin_one(&self, tenant: TenantIndex, key: BlockKey, until_ms: u64, hard: bool, now_ms: u64) -> Pinning {
+    /// Keeps resident blocks from being evicted for `lasts_ms` at most (the store has an upper bound), as a hard pin that
+    /// ends with `holder`. It takes as many [`end_hold`](Self::end_hold) as holds to end it before.
+    ///
+    /// All pins of a tenant on a block take its bytes from the tenant's quota once. How many blocks are held is bounded as
+    /// leases are, and one holder has a part of that.
+    pub fn hold_keys(
+        &self,
+        tenant: u16,
+        holder: OwnerId,
+        keys: &[BlockKey],
+        lasts_ms: u64,
+        now_ms: u64,
+    ) -> Result<Vec<Pinning>, StoreError> {
+        check_batch(keys.len())?;
+        let keeper = Keeper { tenant: self.tenants.index(tenant), holder: Some(holder) };
+        let until_ms = now_ms.saturating_add(lasts_ms.min(millis(self.config.pin_max)));
+        Ok(keys.iter().map(|&key| self.pin_one(keeper, key, until_ms, true, now_ms)).collect())
+    }
+
+    /// Takes back one hold of `holder` on each block. Returns whether there was one.
+    pub fn end_hold(
+        &self,
+        tenant: u16,
+        holder: OwnerId,
+        keys: &[BlockKey],
+        now_ms: u64,
+    ) -> Result<Vec<bool>, StoreError> {
+        check_batch(keys.len())?;
+        let tenant = self.tenants.index(tenant);
+        let end = |&key: &BlockKey| {
+            let (hash, shard) = self.place(key);
+            let mut guard = self.write(shard);
+            let Some((local, _)) = guard.resident(hash, key) else { return false };
+            let Some(ended) = guard.extras.end_one(local, tenant, holder) else { return false };
+            self.ended_pins(&mut guard, slot_of(local, shard), &ended, now_ms);
+            true
+        };
+        Ok(keys.iter().map(end).collect())
+    }
+
+    /// Ends all holds of a holder that is gone, in one shard.
+    pub(super) fn end_holds(&self, guard: &mut Shard, shard: usize, holder: OwnerId, now_ms: u64) {
+        let held: Vec<u32> = guard.extras.held_by(holder).into_iter().flatten().copied().collect();
+        for local in held {
+            let ended = guard.extras.end_held(local, holder);
+            self.ended_pins(guard, slot_of(local, shard), &ended, now_ms);
+        }
+    }
+
+    fn pin_one(&self, keeper: Keeper, key: BlockKey, until_ms: u64, hard: bool, now_ms: u64) -> Pinning {
+        let Keeper { tenant, holder } = keeper;
         let (hash, shard) = self.place(key);
         let mut guard = self.write(shard);
         let Some((local, record)) = guard.resident(hash, key) else { return Pinning::Missing };
@@ -58,13 +121,20 @@ impl DramStore {
             return Pinning::Missing;
         }
         let was_pinned = guard.is_pinned(local, now_ms, false);
-        let old = guard.extras.pins(local).iter().find(|pin| pin.tenant == tenant).copied();
-        if old.is_none() && !self.tenants.charge_pin(tenant, bytes) {
+        let own = |pin: &&Pinned| (pin.tenant, pin.holder) == (tenant, holder);
+        let old = guard.extras.pins(local).iter().find(own).copied();
+        let is_paid = guard.extras.pins(local).iter().any(|pin| pin.tenant == tenant);
+        if old.is_none() && holder.is_some_and(|holder| self.holds_enough(&guard, holder)) {
+            return Pinning::Throttled;
+        }
+        if !is_paid && !self.tenants.charge_pin(tenant, bytes) {
             return Pinning::QuotaFull;
         }
         let until_ms = old.map_or(until_ms, |old| old.until_ms.max(until_ms));
         let hard = hard || old.is_some_and(|old| old.hard && old.until_ms > now_ms);
-        guard.extras.pin(local, Pinned { tenant, bytes, until_ms, hard });
+        let bytes = old.map_or(if is_paid { 0 } else { bytes }, |old| old.bytes);
+        let times = old.map_or(1, |old| old.times.saturating_add(1));
+        guard.extras.pin(local, Pinned { tenant, holder, times, bytes, until_ms, hard });
         guard.records[local as usize].set_has_extras(true);
         let slot = slot_of(local, shard);
         if in_reserve {
@@ -73,6 +143,12 @@ impl DramStore {
             self.push(self.event(EventKind::Pin, &guard.records[local as usize], slot, 0, now_ms));
         }
         Pinning::Until { ms: until_ms }
+    }
+
+    fn holds_enough(&self, shard: &Shard, holder: OwnerId) -> bool {
+        let most = (self.config.leases_max / SHARDS).max(1);
+        let own = shard.extras.held_by(holder).map_or(0, HashSet::len);
+        shard.extras.held() >= most || own >= (most / OWNER_SHARE).max(1)
     }
 
     /// Ends the pins of `tenant`. Returns whether there was one.
@@ -86,7 +162,7 @@ impl DramStore {
             if !record.has_extras() {
                 return false;
             }
-            let ended = guard.extras.unpin(local, tenant);
+            let ended = guard.extras.unpin(local, tenant, None);
             self.ended_pins(&mut guard, slot_of(local, shard), ended.as_slice(), now_ms);
             ended.is_some()
         };

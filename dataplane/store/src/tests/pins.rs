@@ -109,6 +109,34 @@ fn pins_end_with_their_tenant_and_their_block() {
 }
 
 #[test]
+fn a_holder_has_a_part_of_what_may_be_held_and_leaves_nothing() {
+    let config = DramConfig { leases_max: 32 * 8, pin_share: 1.0, ..config(256) };
+    let store = DramStore::open(config).unwrap();
+    let keys: Vec<BlockKey> = (0..256).map(key).collect();
+    (0..256).for_each(|n| assert!(matches!(put(&store, n, 64, 0), Reserve::Reserved(_))));
+    let held = |outcomes: Vec<Pinning>| {
+        let known = |outcome: &Pinning| matches!(outcome, Pinning::Until { .. } | Pinning::Throttled);
+        assert!(outcomes.iter().all(known), "{outcomes:?}");
+        outcomes.iter().filter(|outcome| matches!(outcome, Pinning::Until { .. })).count()
+    };
+    let [greedy, modest] = [store.new_client(), store.new_owner()];
+    let of_greedy = held(store.hold_keys(0, greedy, &keys, 1000, 0).unwrap());
+    assert!(of_greedy <= 2 * 32 && of_greedy > 32, "two a shard: {of_greedy}");
+    assert_eq!(
+        held(store.hold_keys(0, greedy, &keys, 2000, 0).unwrap()),
+        of_greedy,
+        "the same ones, for longer"
+    );
+    assert!(held(store.hold_keys(0, modest, &keys, 1000, 0).unwrap()) > 32, "another one still can");
+    store.abandon_owner(greedy, 0);
+    store.sweep(1000);
+    assert_eq!(store.metrics().tenants[0].pinned_bytes, 0);
+    assert!(held(store.hold_keys(0, modest, &keys, 1000, 1000).unwrap()) > 32);
+    store.release_owner(modest, 1000);
+    assert_eq!(store.metrics().tenants[0].pinned_bytes, 0);
+}
+
+#[test]
 fn a_block_with_a_time_to_live_is_gone_when_it_is_over() {
     let store = store(16);
     let put = |n: u64, ttl_ms| {
