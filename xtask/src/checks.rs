@@ -213,7 +213,7 @@ fn miri(shell: &Shell) -> Result<Outcome> {
     tests.env("MIRIFLAGS", "-Zmiri-disable-isolation").env("PROPTEST_CASES", "8");
     tests.args(["test", "--locked", "--package", "kvasir-memory", "--lib", "--target-dir"]);
     tests.arg(shell.target("miri-run")).arg("--");
-    tests.args(["extents", "buffer", "shared", "stream", "--skip", "a_mix_of"]);
+    tests.args(["extents", "buffer", "shared", "stream", "runs", "--skip", "a_mix_of"]);
     passed(shell.run(&mut tests))
 }
 

@@ -10,6 +10,8 @@ mod options;
 mod place;
 mod put;
 mod reconnecting;
+mod runs;
+mod scatter;
 mod wire;
 
 use parking_lot::Mutex;
@@ -32,6 +34,7 @@ pub use block::Block;
 pub use endpoint::Endpoint;
 pub use error::ClientError;
 pub use handover::{Arrivals, HandOver};
+pub use kvasir_memory::runs::{Plan, PlanError, Run};
 pub use kvasir_memory::shared::Shared;
 pub use options::Options;
 pub use place::Place;
@@ -165,7 +168,7 @@ impl Client {
     fn exchange<T>(
         &self,
         request: &Request,
-        payload: &[&[u8]],
+        payload: &[Shared<'_>],
         receive: impl FnOnce(&mut Reader, Reply, u64) -> Result<T, Fault>,
     ) -> Result<T, ClientError> {
         let mut wire = self.wire.lock();

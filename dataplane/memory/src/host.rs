@@ -22,9 +22,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::extents::PAGE;
 use super::placing::{HUGE_PAGE, HugePages, Pages, Placed, Placing, Untouched, choose_pages};
+use super::runs::{CHUNK, checksum_of};
 use super::shared::{Place, Shared};
 use super::stream::{copy_past_cache, settle};
-use crate::checksum::{Checksum, checksum};
+use crate::checksum::Checksum;
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -258,31 +259,48 @@ impl Mapping {
     /// Like [`write`](Self::write), and returns the checksum of what was written, taken while the bytes are in cache.
     /// Calls `soon` about ten microseconds before it is done.
     pub fn write_checksummed(&self, offset: u64, from: &[u8], soon: impl Fn()) -> Option<u64> {
-        /// A part of the first-level cache.
-        const CHUNK: usize = 8 << 10;
+        self.gather(offset, &[from.into()], soon)
+    }
+
+    /// [`write_checksummed`](Self::write_checksummed) of parts that follow each other at `offset`, in the same single pass.
+    pub fn gather(&self, offset: u64, parts: &[Shared<'_>], soon: impl Fn()) -> Option<u64> {
         const SOON: usize = 256 << 10;
-        let to = self.at(offset, from.len() as u64).filter(|_| self.writable)?;
+        let len = parts.iter().try_fold(0_usize, |sum, part| sum.checked_add(part.len()))?;
+        let to = self.at(offset, len as u64).filter(|_| self.writable)?;
         // A caller that made a slice of this memory by itself may name the very place that it fills.
-        let distance = (to as usize).abs_diff(from.as_ptr() as usize);
-        if distance < from.len() {
+        let (start, end) = (to as usize, to as usize + len);
+        let overlaps = |part: &Shared<'_>| {
+            let at = part.as_ptr() as usize;
+            !part.is_empty() && at < end && start < at + part.len()
+        };
+        if parts.iter().any(overlaps) {
             return None;
         }
-        if from.len() <= CHUNK {
+        if len <= CHUNK {
             soon();
-            self.write(offset, from);
-            return Some(checksum(from));
-        }
-        let mut sum = Checksum::default();
-        let soon_at = from.len().saturating_sub(SOON) / CHUNK;
-        for (n, chunk) in from.chunks(CHUNK).enumerate() {
-            if n == soon_at {
-                soon();
+            let mut place = self.place(offset, len as u64)?;
+            for &part in parts {
+                place.copy_in(part);
             }
-            // The checksum first, which brings the chunk into the cache, then the copy out of it.
-            sum.update(chunk);
-            // SAFETY: the chunks of `from` follow each other, the whole of it fits at `to`, and the two were found not to
-            // overlap.
-            unsafe { copy_past_cache(chunk, to.add(n * CHUNK)) };
+            return Some(checksum_of(parts));
+        }
+        let (mut sum, mut done, mut is_soon) = (Checksum::default(), 0, false);
+        for part in parts {
+            let mut rest = *part;
+            while !rest.is_empty() {
+                if !is_soon && done + SOON >= len {
+                    is_soon = true;
+                    soon();
+                }
+                let chunk = rest.first(CHUNK);
+                // The checksum first, which brings the chunk into the cache, then the copy out of it.
+                chunk.add_to(&mut sum);
+                // SAFETY: what was done and this chunk are at most `len` bytes, which fit at `to`, and no part was found to
+                // overlap them.
+                unsafe { copy_past_cache(chunk, to.add(done)) };
+                done += chunk.len();
+                rest = rest.after(CHUNK);
+            }
         }
         settle();
         Some(sum.finish())
@@ -316,6 +334,8 @@ fn available_memory() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::CommandExt;
+
+    use crate::checksum::checksum;
 
     use super::*;
 

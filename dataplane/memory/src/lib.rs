@@ -1,6 +1,6 @@
 //! Memory that holds blocks: where it comes from ([`host`]), how its pages lie ([`placing`]), who has which part of it ([`extents`]), what is lent
 //! to one operation ([`buffer`]), what transfers may name ([`region`]), what others may be
-//! changing meanwhile ([`shared`]), and how KV lies in it ([`layout`]).
+//! changing meanwhile ([`shared`]), what lies in many places ([`runs`]), and how KV lies in it ([`layout`]).
 
 pub mod buffer;
 pub mod checksum;
@@ -10,5 +10,6 @@ pub mod host;
 pub mod layout;
 pub mod placing;
 pub mod region;
+pub mod runs;
 pub mod shared;
 mod stream;

@@ -1,12 +1,14 @@
 //! Copies into memory that is not read again soon.
 #![allow(unsafe_code)]
 
+use super::shared::Shared;
+
 /// Copies `from` to `to` without first reading the target's lines into the cache, if the processor can: a block
 /// that is stored is larger than the caches, and reading what is overwritten costs a third of the memory's bandwidth.
 ///
 /// # Safety
 /// `to` is valid for writes of `from.len()` bytes and does not overlap `from`.
-pub(super) unsafe fn copy_past_cache(from: &[u8], to: *mut u8) {
+pub(super) unsafe fn copy_past_cache(from: Shared<'_>, to: *mut u8) {
     // SAFETY: passed on to the caller.
     unsafe {
         // Miri does not support such stores.
@@ -32,17 +34,17 @@ pub(super) fn settle() {
 /// # Safety
 /// As for [`copy_past_cache`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-unsafe fn copy_lines(from: &[u8], to: *mut u8) -> usize {
+unsafe fn copy_lines(from: Shared<'_>, to: *mut u8) -> usize {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     if !to.cast::<__m128i>().is_aligned() {
         return 0;
     }
-    let (lines, _) = from.as_chunks::<64>();
-    for (n, line) in lines.iter().enumerate() {
-        let source = line.as_ptr().cast::<__m128i>();
+    let lines = from.len() / 64;
+    for n in 0..lines {
         // SAFETY: 64 readable bytes at `source`; as many writable and aligned ones at this place of `to`; SSE2 is part
         // of every x86-64.
         unsafe {
+            let source = from.as_ptr().add(n * 64).cast::<__m128i>();
             let target = to.add(n * 64).cast::<__m128i>();
             let values = [0, 1, 2, 3].map(|i| _mm_loadu_si128(source.add(i)));
             for (i, value) in values.into_iter().enumerate() {
@@ -50,7 +52,7 @@ unsafe fn copy_lines(from: &[u8], to: *mut u8) -> usize {
             }
         }
     }
-    lines.len() * 64
+    lines * 64
 }
 
 #[cfg(test)]
@@ -64,7 +66,7 @@ mod tests {
             let mut to = vec![0u8; 1024];
             let start = to.as_ptr().align_offset(64) + shift;
             // SAFETY: `start` is at most 63 + 16, so that `len` bytes from there on lie inside.
-            unsafe { copy_past_cache(&from[..len], to.as_mut_ptr().add(start)) };
+            unsafe { copy_past_cache(Shared::from(&from[..len]), to.as_mut_ptr().add(start)) };
             assert_eq!(to[start..start + len], from[..len], "{len} at {shift}");
             assert!(to[start + len..].iter().all(|&byte| byte == 0), "{len} at {shift}");
         }

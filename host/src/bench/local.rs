@@ -41,6 +41,8 @@ pub(super) type Error = Box<dyn std::error::Error + Send + Sync>;
 
 const MIB: usize = 1 << 20;
 const POOL: usize = 256 * MIB;
+/// Of a block in an engine's memory: 32 layers, K apart from V.
+const RUNS: usize = 64;
 
 /// Every figure of the DRAM tier and its transports.
 pub(super) fn store(setup: &Setup<'_>) -> Result<Vec<Row>, Error> {
@@ -73,6 +75,8 @@ pub(super) fn store(setup: &Setup<'_>) -> Result<Vec<Row>, Error> {
     for (name, size) in [("put/1MiB", MIB), ("put/16MiB", 16 * MIB)] {
         rows.push(put(name, setup, &store, &local, size)?);
     }
+    rows.push(put_gathered("put/gather/1MiB", setup, &store, &local, MIB)?);
+    rows.push(get_scattered("get/scatter/1MiB", setup, &store, &local, MIB)?);
     rows.push(memcpy_in_cache("memcpy/in-cache/1MiB", setup, MIB)?);
     for (name, size) in [("tcp/get/64KiB", 64 << 10), ("tcp/get/1MiB", MIB), ("tcp/get/16MiB", 16 * MIB)] {
         rows.push(tcp_get(name, setup, &remote, size)?);
@@ -147,6 +151,94 @@ fn get_cpu(name: &str, setup: &Setup<'_>, client: &Client, keys: &[BlockKey]) ->
 /// memory: what is stored is larger than the caches, so both end in main memory.
 fn put(name: &str, setup: &Setup<'_>, store: &DramStore, client: &Client, size: usize) -> Result<Row, Error> {
     let bytes = vec![3; size];
+    let put = |meta: &BlockMeta| Ok(client.put(meta, &bytes).map(drop)?);
+    let spent = puts(name, setup, store, size, put)?;
+    let copies = memcpy(setup, &bytes, POOL / 2 / size)?;
+    Ok(row(name, "GB/s", rate(size, &spent), &spent, Some(rate(size, &copies))))
+}
+
+/// The same from an engine's memory, compared with a memcpy of the same runs over as much memory.
+fn put_gathered(
+    name: &str,
+    setup: &Setup<'_>,
+    store: &DramStore,
+    client: &Client,
+    size: usize,
+) -> Result<Row, Error> {
+    let (run, places) = (size / RUNS, POOL / 2 / size);
+    let memory = vec![3; 2 * size];
+    let runs: Vec<&[u8]> = memory.chunks(2 * run).map(|chunk| &chunk[..run]).collect();
+    let put = |meta: &BlockMeta| {
+        client.put_gathered(&[(*meta, &runs)])?.remove(0)?;
+        Ok(())
+    };
+    let spent = puts(name, setup, store, size, put)?;
+    let (mut target, mut n) = (vec![1; size * places], 0);
+    let (copies, _) = measure(setup, || {
+        let to = black_box(&mut target)[n % places * size..][..size].chunks_mut(run);
+        to.zip(black_box(&runs)).for_each(|(to, from)| to.copy_from_slice(from));
+        n += 1;
+        Ok(())
+    })?;
+    Ok(row(name, "GB/s", rate(size, &spent), &spent, Some(rate(size, &copies))))
+}
+
+/// Fills the runs of a block that it is given the number of.
+type Fill<'a> = dyn FnMut(usize, &mut [&mut [u8]]) -> Result<(), Error> + 'a;
+
+/// Gets of one after the other of as many blocks as half the pool holds, into an engine's memory of that size in which each
+/// layer keeps its blocks, compared with a memcpy of the same runs.
+fn get_scattered(
+    name: &str,
+    setup: &Setup<'_>,
+    store: &DramStore,
+    client: &Client,
+    size: usize,
+) -> Result<Row, Error> {
+    let (run, places) = (size / RUNS, POOL / 2 / size);
+    let key = |n: usize| BlockKey::from_engine_hash(name, &n.to_le_bytes());
+    let source = vec![5; size * places];
+    for (n, bytes) in source.chunks(size).enumerate() {
+        client.put(&BlockMeta::single(key(n), size as u32), bytes)?;
+    }
+    let mut memory = vec![0; size * places];
+    // The runs of block `n`, and the seconds that `fill` takes for them.
+    let mut each = |fill: &mut Fill<'_>| {
+        let (mut spent, mut n) = (Vec::new(), 0);
+        measure(setup, || {
+            let layers = black_box(&mut memory).chunks_mut(run * places);
+            let mut runs: Vec<&mut [u8]> =
+                layers.map(|layer| &mut layer[n % places * run..][..run]).collect();
+            let start = Instant::now();
+            fill(n % places, &mut runs)?;
+            spent.push(start.elapsed().as_secs_f64());
+            n += 1;
+            Ok(())
+        })?;
+        spent.sort_by(f64::total_cmp);
+        Ok::<_, Error>(spent)
+    };
+    let spent = each(&mut |n, runs| match client.get_scattered(&[key(n)], 0, &mut [runs])?[0] {
+        Some(_) => Ok(()),
+        None => Err("a stored block was not found".into()),
+    })?;
+    let copies = each(&mut |n, runs| {
+        let from = black_box(&source)[n * size..][..size].chunks(run);
+        runs.iter_mut().zip(from).for_each(|(to, from)| to.copy_from_slice(from));
+        Ok(())
+    })?;
+    store.remove(&(0..places).map(key).collect::<Vec<_>>(), 0)?;
+    Ok(row(name, "GB/s", rate(size, &spent), &spent, Some(rate(size, &copies))))
+}
+
+/// Seconds of puts that replace the oldest of as many blocks as half the pool holds.
+fn puts(
+    name: &str,
+    setup: &Setup<'_>,
+    store: &DramStore,
+    size: usize,
+    put: impl Fn(&BlockMeta) -> Result<(), Error>,
+) -> Result<Vec<f64>, Error> {
     let places = POOL / 2 / size;
     let key = |n: usize| BlockKey::from_engine_hash(name, &n.to_le_bytes());
     let (mut spent, mut n) = (Vec::new(), 0);
@@ -155,16 +247,15 @@ fn put(name: &str, setup: &Setup<'_>, store: &DramStore, client: &Client, size: 
             store.remove(&[key(n - places)], 0)?;
         }
         let start = Instant::now();
-        client.put(&BlockMeta::single(key(n), size as u32), &bytes)?;
+        put(&BlockMeta::single(key(n), size as u32))?;
         spent.push(start.elapsed().as_secs_f64());
         n += 1;
         Ok(())
     })?;
     let left: Vec<BlockKey> = (n.saturating_sub(places)..n).map(key).collect();
     store.remove(&left, 0)?;
-    let copies = memcpy(setup, &bytes, places)?;
     spent.sort_by(f64::total_cmp);
-    Ok(row(name, "GB/s", rate(size, &spent), &spent, Some(rate(size, &copies))))
+    Ok(spent)
 }
 
 /// The same copy over and over, which stays in the caches: no put into a pool can be as fast.
@@ -241,7 +332,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let setup = Setup { each: Duration::from_millis(5), socket: &dir.path().join("bench.sock") };
         let rows = store(&setup).unwrap();
-        assert_eq!(rows.len(), 11);
+        assert_eq!(rows.len(), 13);
         assert!(rows.iter().all(|row| row.value.is_finite() && row.value > 0.0), "{rows:?}");
     }
 }

@@ -31,6 +31,12 @@ pub enum ClientError {
     Size { len: usize, size: u32 },
     #[error("block of {size} B does not fit the buffer of {len} B")]
     Buffer { size: u32, len: usize },
+    #[error("block {block} is not in the plan, which has {blocks}")]
+    NoBlock { block: usize, blocks: usize },
+    #[error(
+        "block {key} is stored with {size} B, and the plan's blocks have {expected} B; what differs belongs in the namespace"
+    )]
+    OtherSize { key: BlockKey, size: u32, expected: u32 },
     #[error("the lease on block {key} ran out before it was read; get it again")]
     LeaseExpired { key: BlockKey },
     #[error("block {key} was lent over a connection that has ended; connect again and get it again")]
@@ -74,6 +80,8 @@ impl ClientError {
             | Self::Payload { .. }
             | Self::Size { .. }
             | Self::Buffer { .. }
+            | Self::NoBlock { .. }
+            | Self::OtherSize { .. }
             | Self::NotLocal { .. }
             | Self::NoLayer { .. }
             | Self::Map { .. } => false,

@@ -2,12 +2,15 @@
 
 use std::time::Instant;
 
-use kvasir_protocol::block::{BlockMeta, checksum};
+use kvasir_memory::runs::{Plan, checksum_of};
+use kvasir_memory::shared::Shared;
+use kvasir_protocol::block::BlockMeta;
 use kvasir_protocol::stream::Stream;
 use kvasir_protocol::wire::{Op, Outcome, Placed, Reply, Request};
 
 use super::block::Local;
 use super::error::wrong;
+use super::runs::Runs;
 use super::wire::no_payload;
 use super::{Client, ClientError};
 
@@ -31,17 +34,52 @@ impl Client {
         &self,
         blocks: &[(BlockMeta, &[u8])],
     ) -> Result<Vec<Result<Put, ClientError>>, ClientError> {
+        let metas: Vec<BlockMeta> = blocks.iter().map(|(meta, _)| *meta).collect();
+        self.put_runs(&metas, &blocks.iter().map(|(_, bytes)| [Shared::from(*bytes)]).collect())
+    }
+
+    /// [`put_batch`](Self::put_batch) of blocks that lie in many places: the bytes of a block are its runs, one behind the
+    /// other. They are gathered in the pass that writes or sends them.
+    pub fn put_gathered(
+        &self,
+        blocks: &[(BlockMeta, &[&[u8]])],
+    ) -> Result<Vec<Result<Put, ClientError>>, ClientError> {
+        let metas: Vec<BlockMeta> = blocks.iter().map(|(meta, _)| *meta).collect();
+        let parts = blocks.iter().map(|(_, runs)| runs.iter().map(|&run| Shared::from(run)));
+        self.put_runs(&metas, &parts.collect())
+    }
+
+    /// Stores blocks of an engine, each with its number in `plan`.
+    pub fn save(
+        &self,
+        plan: &Plan,
+        blocks: &[(BlockMeta, usize)],
+    ) -> Result<Vec<Result<Put, ClientError>>, ClientError> {
+        let mut parts = Runs::with_capacity(blocks.len(), plan.runs());
+        for &(_, block) in blocks {
+            parts.push(plan.parts(block).ok_or(ClientError::NoBlock { block, blocks: plan.blocks() })?);
+        }
+        let metas: Vec<BlockMeta> = blocks.iter().map(|(meta, _)| *meta).collect();
+        self.put_runs(&metas, &parts)
+    }
+
+    fn put_runs(
+        &self,
+        blocks: &[BlockMeta],
+        parts: &Runs<Shared<'_>>,
+    ) -> Result<Vec<Result<Put, ClientError>>, ClientError> {
         self.check_batch(blocks.len())?;
-        for (meta, bytes) in blocks {
-            if bytes.len() as u64 != u64::from(meta.size) {
-                return Err(ClientError::Size { len: bytes.len(), size: meta.size });
+        for (at, meta) in blocks.iter().enumerate() {
+            let len = parts.of(at).iter().map(Shared::len).fold(0, usize::saturating_add);
+            if len as u64 != u64::from(meta.size) {
+                return Err(ClientError::Size { len, size: meta.size });
             }
         }
         let outcomes = match &self.local {
-            Some(local) => self.put_in_place(local, blocks)?,
-            None => self.put_inline(blocks)?,
+            Some(local) => self.put_in_place(local, blocks, parts)?,
+            None => self.put_inline(blocks, parts)?,
         };
-        let results = blocks.iter().zip(outcomes).map(|((meta, _), outcome)| match outcome {
+        let results = blocks.iter().zip(outcomes).map(|(meta, outcome)| match outcome {
             Outcome::Done => Ok(Put::Stored),
             Outcome::AlreadyStored => Ok(Put::AlreadyStored),
             Outcome::InProgress => Ok(Put::InProgress),
@@ -53,18 +91,18 @@ impl Client {
     fn put_in_place(
         &self,
         local: &Local,
-        blocks: &[(BlockMeta, &[u8])],
+        blocks: &[BlockMeta],
+        parts: &Runs<Shared<'_>>,
     ) -> Result<Vec<Outcome>, ClientError> {
-        let metas: Vec<BlockMeta> = blocks.iter().map(|(meta, _)| *meta).collect();
         // The host counts from later, so ours ends first.
         let until = Instant::now() + local.filling;
-        let placed = match self.call(&Request::Reserve(metas))? {
+        let placed = match self.call(&Request::Reserve(blocks.to_vec()))? {
             Reply::Reserve(placed) if placed.len() == blocks.len() => placed,
             other => return Err(wrong(&self.endpoint, Op::Reserve, other)),
         };
         let mut outcomes = Vec::with_capacity(blocks.len());
         let (mut commits, mut late) = (Vec::with_capacity(blocks.len()), Vec::new());
-        for (at, (placed, (_, bytes))) in placed.iter().zip(blocks).enumerate() {
+        for (at, placed) in placed.iter().enumerate() {
             let last = at + 1 == blocks.len();
             match *placed {
                 // After that the place may soon be another's.
@@ -78,7 +116,7 @@ impl Client {
                             self.announce()
                         }
                     };
-                    let Some(sum) = local.mapping.write_checksummed(offset, bytes, soon) else {
+                    let Some(sum) = local.mapping.gather(offset, parts.of(at), soon) else {
                         return Err(ClientError::WrongReply {
                             endpoint: self.endpoint.clone(),
                             op: Op::Reserve,
@@ -118,14 +156,18 @@ impl Client {
         }
     }
 
-    fn put_inline(&self, blocks: &[(BlockMeta, &[u8])]) -> Result<Vec<Outcome>, ClientError> {
-        let bytes: u64 = blocks.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+    fn put_inline(
+        &self,
+        blocks: &[BlockMeta],
+        parts: &Runs<Shared<'_>>,
+    ) -> Result<Vec<Outcome>, ClientError> {
+        let bytes: u64 = blocks.iter().map(|meta| u64::from(meta.size)).sum();
         if bytes > self.payload_max {
             return Err(ClientError::Payload { bytes, max: self.payload_max });
         }
-        let request = Request::Put(blocks.iter().map(|(meta, bytes)| (*meta, checksum(bytes))).collect());
-        let payload: Vec<&[u8]> = blocks.iter().map(|(_, bytes)| *bytes).collect();
-        let reply = self.exchange(&request, &payload, no_payload)?;
+        let summed = |(at, meta): (usize, &BlockMeta)| (*meta, checksum_of(parts.of(at)));
+        let request = Request::Put(blocks.iter().enumerate().map(summed).collect());
+        let reply = self.exchange(&request, parts.all(), no_payload)?;
         self.expect_outcomes(Op::Put, reply, blocks.len())
     }
 }

@@ -2,6 +2,8 @@
 
 mod connection;
 mod hold;
+mod liar;
+mod runs;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -15,6 +15,8 @@ use super::error::{ClientError, wrong};
 
 /// What a host says.
 pub(super) type Reader = BufReader<Timed>;
+/// Bytes that are read from the connection at once, where fewer are asked for.
+pub(super) const READ_AHEAD: usize = 16 << 10;
 
 /// A connection; one call at a time.
 pub(super) struct Wire {
@@ -86,7 +88,7 @@ impl Wire {
     pub(super) fn exchange<T>(
         &mut self,
         request: &Request,
-        payload: &[&[u8]],
+        payload: &[Shared<'_>],
         receive: impl FnOnce(&mut Reader, Reply, u64) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
         let id = self.next;
@@ -96,8 +98,8 @@ impl Wire {
         let sent = if payload.is_empty() {
             self.writer.write_all(&self.frame)
         } else {
-            let parts = std::iter::once(&self.frame[..]).chain(payload.iter().copied());
-            let parts: Vec<Shared<'_>> = parts.map(Shared::from).collect();
+            let frame = Shared::from(&self.frame[..]);
+            let parts: Vec<Shared<'_>> = std::iter::once(frame).chain(payload.iter().copied()).collect();
             self.writer.write_parts_until(&parts, self.reader.get_ref().deadline)
         };
         let mut header = [0; HEADER_LEN];
@@ -129,7 +131,7 @@ impl Wire {
 }
 
 fn read_ahead(stream: Stream) -> Reader {
-    BufReader::with_capacity(16 << 10, Timed { stream: Eager::new(stream), deadline: None })
+    BufReader::with_capacity(READ_AHEAD, Timed { stream: Eager::new(stream), deadline: None })
 }
 
 /// Takes a reply that has no payload.

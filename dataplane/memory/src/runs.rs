@@ -1,0 +1,296 @@
+//! Blocks that lie in many places: gathered from runs of memory and scattered to them, with the checksum in the same pass.
+//!
+//! An engine keeps one block in as many runs as it has layers, and K apart from V. A [`Plan`] names them once, by their
+//! addresses; from then on a block is its number.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ptr::NonNull;
+
+use crate::checksum::Checksum;
+use crate::shared::{Place, Shared};
+
+/// What is copied and summed at once: a part of the first-level cache.
+pub(crate) const CHUNK: usize = 8 << 10;
+
+/// The checksum of parts as if they followed each other.
+pub fn checksum_of(parts: &[Shared<'_>]) -> u64 {
+    if let [part] = parts {
+        return part.checksum();
+    }
+    let mut sum = Checksum::default();
+    parts.iter().for_each(|part| part.add_to(&mut sum));
+    sum.finish()
+}
+
+/// Fills places one after the other, and sums up what has arrived in them, while it is still in the cache.
+pub struct Scatter<'p, 'a> {
+    places: &'p mut [Place<'a>],
+    sum: Option<Checksum>,
+}
+
+impl<'p, 'a> Scatter<'p, 'a> {
+    /// Without `summed`, the bytes are copied only.
+    pub fn new(places: &'p mut [Place<'a>], summed: bool) -> Self {
+        Self { places, sum: summed.then(Checksum::default) }
+    }
+
+    /// Bytes for which there is room.
+    pub fn left(&self) -> u64 {
+        self.places.iter().map(|place| place.left() as u64).sum()
+    }
+
+    /// The checksum of what has arrived, if that was asked for.
+    pub fn checksum(&self) -> Option<u64> {
+        self.sum.as_ref().map(Checksum::finish)
+    }
+
+    /// Copies `from` in, as much as there is room for. Returns how many bytes.
+    pub fn copy(&mut self, from: Shared<'_>) -> usize {
+        let mut rest = from;
+        while !rest.is_empty() {
+            let copy = |place: &mut Place<'_>| {
+                place.copy_in(rest);
+                Ok(())
+            };
+            // It does not fail.
+            match self.piece(CHUNK, copy) {
+                Ok(count) if count > 0 => rest = rest.after(count),
+                _ => break,
+            }
+        }
+        from.len() - rest.len()
+    }
+
+    /// Has `fill` fill a piece of at most `max` bytes, which lies in one place. Returns how many bytes it wrote; 0 when all
+    /// places are full.
+    pub fn piece(
+        &mut self,
+        max: usize,
+        fill: impl FnOnce(&mut Place<'_>) -> io::Result<()>,
+    ) -> io::Result<usize> {
+        while self.places.first().is_some_and(|place| place.left() == 0) {
+            self.places = &mut std::mem::take(&mut self.places)[1..];
+        }
+        let Some(place) = self.places.first_mut() else { return Ok(0) };
+        let mut piece = place.first(max);
+        let room = piece.left();
+        fill(&mut piece)?;
+        let count = room.saturating_sub(piece.left());
+        if let Some(sum) = &mut self.sum {
+            // SAFETY: every place is initialised memory, before it is filled as well: a slice, or what a plan promises.
+            unsafe { place.shown(count) }.add_to(sum);
+        }
+        place.advance(count);
+        Ok(count)
+    }
+}
+
+/// A part of every block: of block `n`, the `len` bytes at `addr + n × stride`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub addr: usize,
+    pub len: usize,
+    pub stride: usize,
+}
+
+/// Why a plan was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    #[error("a plan of {runs} runs for {blocks} blocks names no memory; it needs one of each at least")]
+    Empty { runs: usize, blocks: usize },
+    #[error("run {run} begins at address 0 or has no bytes")]
+    Nothing { run: usize },
+    #[error("run {run}: blocks of {len} B that are {stride} B apart overlap")]
+    Overlap { run: usize, len: usize, stride: usize },
+    #[error("run {run}: {blocks} blocks, {stride} B apart from {addr:#x} on, end beyond the address space")]
+    Outside { run: usize, addr: usize, stride: usize, blocks: usize },
+    #[error("the runs of a block are {bytes} B in total; a block has at most {max} B", max = u32::MAX)]
+    TooLarge { bytes: u64 },
+}
+
+/// Where an engine keeps its blocks. A block is the bytes of its runs, one behind the other, in the order of the runs.
+#[derive(Debug)]
+pub struct Plan {
+    runs: Box<[Run]>,
+    blocks: usize,
+    block_bytes: u32,
+}
+
+impl Plan {
+    /// Checks the bounds of `blocks` blocks, once.
+    ///
+    /// # Safety
+    /// Until the plan is dropped, every run of every block is initialised memory of this process that may be read and
+    /// written, and in which nobody else keeps a reference. While a call names a block, nobody else writes to it, and where
+    /// the call fills it nobody else reads it; two calls at the same time do not name the same block, unless both only
+    /// read it.
+    ///
+    /// # Errors
+    /// [`PlanError`]: what makes no sense, whatever lies there.
+    pub unsafe fn new(runs: &[Run], blocks: usize) -> Result<Self, PlanError> {
+        if runs.is_empty() || blocks == 0 {
+            return Err(PlanError::Empty { runs: runs.len(), blocks });
+        }
+        for (run, &Run { addr, len, stride }) in runs.iter().enumerate() {
+            if addr == 0 || len == 0 {
+                return Err(PlanError::Nothing { run });
+            }
+            if blocks > 1 && stride < len {
+                return Err(PlanError::Overlap { run, len, stride });
+            }
+            let last = stride.checked_mul(blocks - 1).and_then(|offset| offset.checked_add(addr));
+            // No object ends in the upper half of what an address can say.
+            let end = last.and_then(|last| last.checked_add(len)).filter(|&end| end <= isize::MAX as usize);
+            end.ok_or(PlanError::Outside { run, addr, stride, blocks })?;
+        }
+        let bytes = runs.iter().map(|run| run.len as u64).fold(0, u64::saturating_add);
+        let block_bytes = u32::try_from(bytes).map_err(|_| PlanError::TooLarge { bytes })?;
+        Ok(Self { runs: runs.into(), blocks, block_bytes })
+    }
+
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Bytes of one block.
+    pub fn block_bytes(&self) -> u32 {
+        self.block_bytes
+    }
+
+    /// How many runs a block has.
+    pub fn runs(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// A block's runs, to be read; `None` if there is no such block.
+    pub fn parts(&self, block: usize) -> Option<impl Iterator<Item = Shared<'_>>> {
+        // SAFETY: whoever made the plan promised that these bytes can be read while it exists.
+        Some(self.at(block)?.map(|(base, len)| unsafe { Shared::new(base, len) }))
+    }
+
+    /// A block's runs, to be filled; `None` if there is no such block.
+    pub fn places(&self, block: usize) -> Option<impl Iterator<Item = Place<'_>>> {
+        // SAFETY: whoever made the plan promised that these bytes can be written while it exists, that nobody keeps references
+        // to them, and that two calls at the same time do not fill the same block.
+        Some(self.at(block)?.map(|(base, len)| unsafe { Place::new(base, len) }))
+    }
+
+    fn at(&self, block: usize) -> Option<impl Iterator<Item = (NonNull<u8>, usize)>> {
+        (block < self.blocks).then(|| {
+            self.runs.iter().filter_map(move |run| {
+                let base = std::ptr::with_exposed_provenance_mut(run.addr + block * run.stride);
+                // It is never null: the address was checked not to be 0, and sums not to overflow.
+                Some((NonNull::new(base)?, run.len))
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::checksum::checksum;
+    use crate::host::HostPool;
+
+    /// Cuts `bytes` at places that `cuts` names; parts may be empty.
+    fn cut<'a>(mut bytes: &'a [u8], cuts: &[prop::sample::Index]) -> Vec<&'a [u8]> {
+        let mut parts = Vec::new();
+        for cut in cuts {
+            let (part, rest) = bytes.split_at(cut.index(bytes.len() + 1));
+            parts.push(part);
+            bytes = rest;
+        }
+        parts.push(bytes);
+        parts
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+        /// As one copy of the whole does, and nothing beside it is touched.
+        #[test]
+        #[cfg_attr(miri, ignore = "calls that Miri does not know")]
+        fn gathering_and_scattering_are_a_copy(
+            len in 0_usize..60_000, offset in 0_u64..5_000, seed: u8, summed: bool,
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..9),
+            others in prop::collection::vec(any::<prop::sample::Index>(), 0..9),
+        ) {
+            let bytes: Vec<u8> = (0..len).map(|at| (at as u8).wrapping_mul(7) ^ seed).collect();
+            let pool = HostPool::new(72 << 10, false).unwrap();
+            let parts: Vec<Shared<'_>> = cut(&bytes, &cuts).into_iter().map(Shared::from).collect();
+            let told = std::cell::Cell::new(0);
+            let sum = pool.mapping().gather(offset, &parts, || told.set(told.get() + 1));
+            prop_assert_eq!((sum, told.get()), (Some(checksum(&bytes)), 1));
+            prop_assert_eq!(checksum_of(&parts), checksum(&bytes));
+            let lies = pool.mapping().bytes(0, 72 << 10).unwrap().to_vec();
+            let (before, rest) = lies.split_at(offset as usize);
+            prop_assert!(rest[..len] == bytes);
+            prop_assert!(before.iter().chain(&rest[len..]).all(|&byte| byte == 0));
+
+            let stored = pool.mapping().bytes(offset, len as u64).unwrap();
+            let mut target = vec![0xee; len + 5];
+            let (inside, behind) = target.split_at_mut(len);
+            let lens: Vec<usize> = cut(&bytes, &others).iter().map(|part| part.len()).collect();
+            let mut left = inside;
+            let mut places = Vec::new();
+            for len in lens {
+                let (part, rest) = left.split_at_mut(len);
+                places.push(Place::from(part));
+                left = rest;
+            }
+            let mut scatter = Scatter::new(&mut places, summed);
+            prop_assert_eq!(scatter.left(), len as u64);
+            prop_assert_eq!((scatter.copy(stored), scatter.left()), (len, 0));
+            prop_assert_eq!(scatter.checksum(), summed.then(|| checksum(&bytes)));
+            prop_assert_eq!(scatter.copy(Shared::from(&b"more"[..])), 0, "it is full");
+            prop_assert!(behind.iter().all(|&byte| byte == 0xee));
+            prop_assert!(target[..len] == bytes);
+        }
+    }
+
+    #[test]
+    fn a_plan_of_strided_runs_names_each_block() {
+        // Three blocks of two layers; each layer keeps its blocks 10 bytes apart.
+        let mut memory: Vec<u8> = (0..60).collect();
+        let base = memory.as_mut_ptr().expose_provenance();
+        let runs = [0, 30].map(|layer| Run { addr: base + layer, len: 4, stride: 10 });
+        // SAFETY: the runs lie in `memory`, which lives longer and is not touched by its name while the plan is used.
+        let plan = unsafe { Plan::new(&runs, 3) }.unwrap();
+        assert_eq!((plan.block_bytes(), plan.blocks(), plan.runs()), (8, 3, 2));
+        let parts: Vec<u8> = plan.parts(2).unwrap().flat_map(|part| part.to_vec()).collect();
+        assert_eq!(parts, [20, 21, 22, 23, 50, 51, 52, 53]);
+        let mut places: Vec<Place<'_>> = plan.places(1).unwrap().collect();
+        assert_eq!(Scatter::new(&mut places, true).copy(Shared::from(&[9; 8][..])), 8);
+        assert!(plan.parts(3).is_none() && plan.places(3).is_none());
+        drop(plan);
+        let mut expected: Vec<u8> = (0..60).collect();
+        expected[10..14].fill(9);
+        expected[40..44].fill(9);
+        assert_eq!(memory, expected);
+    }
+
+    #[test]
+    fn plans_that_make_no_sense_are_refused() {
+        let run = Run { addr: 4096, len: 8, stride: 8 };
+        let check = |runs: &[Run], blocks, expected: &str| {
+            // SAFETY: nothing of it is used.
+            let plan = unsafe { Plan::new(runs, blocks) };
+            let text =
+                plan.map_or_else(|error| error.to_string(), |plan| format!("{} B", plan.block_bytes()));
+            assert!(text.contains(expected), "{text}");
+        };
+        check(&[run, run], 4, "16 B");
+        check(&[Run { stride: 0, ..run }], 1, "8 B");
+        check(&[], 4, "0 runs for 4 blocks");
+        check(&[run], 0, "1 runs for 0 blocks");
+        check(&[run, Run { addr: 0, ..run }], 1, "run 1 begins at address 0");
+        check(&[Run { len: 0, ..run }], 1, "has no bytes");
+        check(&[Run { stride: 7, ..run }], 2, "overlap");
+        check(&[run], usize::MAX, "beyond the address space");
+        check(&[Run { addr: usize::MAX - 4, ..run }], 1, "beyond the address space");
+        check(&[Run { len: u32::MAX as usize, ..run }, run], 1, "4294967303 B in total");
+    }
+}
