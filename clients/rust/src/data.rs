@@ -6,6 +6,7 @@ mod endpoint;
 mod error;
 mod get;
 mod handover;
+mod jobs;
 mod options;
 mod place;
 mod put;
@@ -23,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvasir_memory::host::Mapping;
-use kvasir_protocol::block::{BATCH_MAX, BlockKey};
+use kvasir_protocol::block::BATCH_MAX;
 use kvasir_protocol::stream::Stream;
 use kvasir_protocol::wire::{Op, Outcome, Reply, Request, VERSIONS};
 
@@ -34,8 +35,10 @@ pub use block::Block;
 pub use endpoint::Endpoint;
 pub use error::ClientError;
 pub use handover::{Arrivals, HandOver};
+pub use jobs::{Done, JobError, JobOptions, Jobs};
 pub use kvasir_memory::runs::{Plan, PlanError, Run};
 pub use kvasir_memory::shared::Shared;
+pub use kvasir_protocol::block::{BlockKey, BlockMeta, Pin};
 pub use options::Options;
 pub use place::Place;
 pub use put::Put;
@@ -55,15 +58,23 @@ pub struct Client {
 
 impl Client {
     pub fn connect(endpoint: &Endpoint, options: Options) -> Result<Self, ClientError> {
+        let limit = options.timeout;
+        Self::connect_within(endpoint, options, limit)
+    }
+
+    /// `limit`: how long each step of connecting may take, if that is shorter than the options' timeout.
+    fn connect_within(endpoint: &Endpoint, options: Options, limit: Duration) -> Result<Self, ClientError> {
+        // A socket takes 0 for no end.
+        let limit = limit.min(options.timeout).max(Duration::from_millis(1));
         let failed = |source| ClientError::Connect { endpoint: endpoint.clone(), source };
         let stream = match endpoint {
             Endpoint::Unix(path) => Stream::Unix(UnixStream::connect(path).map_err(failed)?),
             Endpoint::Tcp(addr) => {
-                let stream = TcpStream::connect_timeout(addr, options.timeout).map_err(failed)?;
+                let stream = TcpStream::connect_timeout(addr, limit).map_err(failed)?;
                 options.dress(stream).map_err(failed)?
             }
         };
-        let mut wire = Wire::new(stream, options.timeout).map_err(failed)?;
+        let mut wire = Wire::new(stream, limit).map_err(failed)?;
         let hello = Request::Hello {
             versions: VERSIONS,
             wants_write: options.write,

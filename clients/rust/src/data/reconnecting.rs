@@ -1,6 +1,7 @@
 //! A connection that is made anew after it broke.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -28,11 +29,20 @@ impl Reconnecting {
     /// # Errors
     /// As [`Client::connect`].
     pub fn client(&self) -> Result<Arc<Client>, ClientError> {
+        self.client_within(self.options.timeout)
+    }
+
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// [`client`](Self::client), without a longer wait than `limit` for the host to let one in.
+    pub(super) fn client_within(&self, limit: Duration) -> Result<Arc<Client>, ClientError> {
         let mut current = self.current.lock();
         match current.take().filter(|client| !client.is_over()) {
             Some(client) => Ok(Arc::clone(current.insert(client))),
             None => {
-                let client = Client::connect(&self.endpoint, self.options.clone())?;
+                let client = Client::connect_within(&self.endpoint, self.options.clone(), limit)?;
                 Ok(Arc::clone(current.insert(Arc::new(client))))
             }
         }

@@ -2,6 +2,7 @@
 
 mod connection;
 mod hold;
+mod jobs;
 mod liar;
 mod runs;
 
