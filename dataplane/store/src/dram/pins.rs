@@ -146,7 +146,7 @@ impl DramStore {
     }
 
     fn holds_enough(&self, shard: &Shard, holder: OwnerId) -> bool {
-        let most = (self.config.leases_max / SHARDS).max(1);
+        let most = (self.config.leases_max as usize / SHARDS).max(1);
         let own = shard.extras.held_by(holder).map_or(0, HashSet::len);
         shard.extras.held() >= most || own >= (most / OWNER_SHARE).max(1)
     }

@@ -96,6 +96,7 @@ fn an_engines_blocks_are_saved_and_loaded_by_their_numbers() {
         assert!(block(&memory, 1) == block(&before, 1) && block(&memory, 3) == block(&before, 3));
         let stored = client.get(&[key(1)], 0).unwrap();
         assert_eq!(stored[0].as_ref().unwrap().bytes().unwrap(), block(&before, 1));
+        client.release(stored.into_iter().flatten()).unwrap();
         client.remove(&[1, 3, 7, 8].map(key)).unwrap();
     }
 }
