@@ -47,7 +47,7 @@ enum Task {
         #[arg(long)]
         tsan: bool,
     },
-    /// Build the release binary, default policies embedded: target/release/kvasir.
+    /// Build the release binary, default policies embedded: target/release/kvasir, and its manual pages: target/man.
     Build,
     /// Write every default policy as a component to target/policies/, for `kvasir policy load`.
     Policies,
@@ -60,7 +60,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Check the text of the repository: links, commands, paths of one machine, long files.
+    /// Check the text of the repository: links, commands, settings, the graph of crates, paths of one machine, long files.
     Tidy,
 }
 
@@ -91,7 +91,9 @@ fn run(task: Task) -> Result<ExitCode> {
         }
         Task::Build => {
             build(&shell)?;
-            println!("{}", shell.binary_path().display());
+            let pages = shell.target("man");
+            shell.run(shell.binary().args(["man", "--out"]).arg(&pages))?;
+            println!("{}, its manual pages in {}", shell.binary_path().display(), pages.display());
             Ok(ExitCode::SUCCESS)
         }
         Task::Policies => policies(&shell).map(|()| ExitCode::SUCCESS),
