@@ -12,11 +12,13 @@ use std::time::{Duration, Instant};
 use super::OnFull;
 use super::append::Moving;
 use super::checkpoint::{Checkpoint, Summary};
-use super::engine::{Command, Why};
+use super::engine::{self, Command, Why};
 use super::format::{self, Block, Entry, GroupHead, Kind, PAGE, Place, Tombstone};
+use super::io::{Op, OpKind, Piece};
 use super::scan::Scan;
 use super::segments::{RESERVE, Segments, State};
 use super::shared::{Shared, count};
+use super::threads::Faults;
 use kvasir_memory::buffer::Buffer;
 use kvasir_protocol::block::{BlockKey, checksum};
 use kvasir_store::store::Pending;
@@ -31,6 +33,8 @@ const SETBACK: Duration = Duration::from_millis(20);
 pub(super) struct Janitor {
     pub(super) shared: Arc<Shared>,
     pub(super) checkpoint: Option<Checkpoint>,
+    /// Of what it writes and syncs by itself.
+    pub(super) faults: Faults,
 }
 
 /// How a segment is emptied.
@@ -75,7 +79,7 @@ impl Janitor {
             let same = segment.epoch == summary.epoch && segment.state != State::Free;
             let file = same.then(|| segment.file.clone()).flatten();
             drop(segments);
-            file.is_some_and(|file| self.synced(file.sync_data()))
+            file.is_some_and(|file| self.sync(file))
         };
         let durable: Vec<Summary> = summaries.iter().filter(current).cloned().collect();
         if let (Some(checkpoint), false) = (&self.checkpoint, durable.is_empty())
@@ -86,12 +90,13 @@ impl Janitor {
         }
     }
 
-    fn synced(&self, result: std::io::Result<()>) -> bool {
-        if let Err(error) = &result {
+    /// Makes what was written to a file durable. Returns false if that failed, now or earlier.
+    fn sync(&self, file: Arc<File>) -> bool {
+        if let Err(error) = self.faults.perform(&engine::sync(file, None)) {
             count(&self.shared.counters.io_errors, 1);
             self.shared.breaks(&error.to_string());
         }
-        result.is_ok() && self.shared.broken().is_none()
+        self.shared.broken().is_none()
     }
 
     /// Empties segments until enough are free or none is worth it.
@@ -277,11 +282,13 @@ impl Janitor {
         let head = GroupHead { segment: number, epoch, page: 0, pages: 1, kind: Kind::Free };
         let mut page = Buffer::zeroed(PAGE);
         format::encode_group(&head, &[], self.shared.disk.store, page.bytes_mut()?);
-        if file.write_all_at(page.bytes(), 0).is_err() {
+        let pieces = vec![Piece::of(page.bytes())];
+        let op = Op { kind: OpKind::Write, file: file.clone(), slot: None, offset: 0, pieces };
+        if self.faults.perform(&op).ok() != Some(PAGE) {
             count(&self.shared.counters.io_errors, 1);
             return None;
         }
-        if !self.synced(file.sync_data()) {
+        if !self.sync(file) {
             return None;
         }
         if let Some(checkpoint) = &self.checkpoint

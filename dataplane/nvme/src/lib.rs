@@ -98,7 +98,7 @@ impl NvmeStore {
         if config.direct_io && !disk.direct {
             warnings.push(format!("{} refuses O_DIRECT: buffered I/O is slower", config.dir.display()));
         }
-        let io = start_io(&config, &disk, faults, &mut warnings).map_err(|source| OpenError::Io {
+        let io = start_io(&config, &disk, faults.clone(), &mut warnings).map_err(|source| OpenError::Io {
             step: "starting I/O threads for",
             path: config.dir.clone(),
             source,
@@ -119,13 +119,13 @@ impl NvmeStore {
         let mut report = std::mem::take(&mut recovered.report);
         report.warnings = warnings;
         report.took = begun.elapsed();
-        Ok(Self::start(config, disk, io, checkpoint, recovered, report))
+        Ok(Self::start(config, disk, (io, faults), checkpoint, recovered, report))
     }
 
     fn start(
         config: NvmeConfig,
         disk: Disk,
-        io: Io,
+        (io, faults): (Io, Faults),
         checkpoint: Option<Checkpoint>,
         recovered: Recovered,
         report: OpenReport,
@@ -139,7 +139,7 @@ impl NvmeStore {
         counters.claimed_pages.store(live, Ordering::Relaxed);
         counters.corrupt.store(report.corrupt, Ordering::Relaxed);
         shared.chore(|chores| (chores.summaries, chores.look) = (sealed, true));
-        let janitor = Janitor { shared: shared.clone(), checkpoint };
+        let janitor = Janitor { shared: shared.clone(), checkpoint, faults };
         let engine_shared = shared.clone();
         let engine = std::thread::spawn(move || {
             let mut engine = Engine::new(io, engine_shared, heads, sequence);

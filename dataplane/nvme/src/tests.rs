@@ -274,7 +274,7 @@ fn errors_of_the_device_fail_one_operation_and_nothing_else() {
         }
     };
     let config = NvmeConfig { io_uring: false, ..config(dir.path(), 32) };
-    let store = NvmeStore::open_with(config.clone(), Faults(Some(Box::new(fault)))).unwrap();
+    let store = NvmeStore::open_with(config.clone(), Faults(Some(Arc::new(fault)))).unwrap();
     let (mut stored, mut failed, mut unread) = (HashSet::new(), 0, 0);
     for n in 0..300u32 {
         match put(&store, &[n])[0] {

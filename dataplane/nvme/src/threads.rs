@@ -30,11 +30,19 @@ struct Jobs {
 }
 
 /// Makes some ops fail, for tests: each op asks, in order.
-#[derive(Default)]
-pub(super) struct Faults(pub(super) Option<Box<Fault>>);
+#[derive(Clone, Default)]
+pub(super) struct Faults(pub(super) Option<Arc<Fault>>);
 
 /// The answer instead of doing the op, or `None` to do it.
 pub(super) type Fault = dyn Fn(&Op) -> Option<io::Result<usize>> + Send + Sync;
+
+impl Faults {
+    /// Does the op, unless it is one that fails. Returns the bytes moved.
+    pub(super) fn perform(&self, op: &Op) -> io::Result<usize> {
+        let fault = self.0.as_ref().and_then(|fault| fault(op));
+        fault.unwrap_or_else(|| perform(op))
+    }
+}
 
 impl Threads {
     pub(super) fn new(workers: usize, faults: Faults) -> io::Result<Self> {
@@ -86,9 +94,7 @@ fn work(jobs: &Jobs, events: &Sender<Event>) {
             }
         };
         drop(queue);
-        let fault = jobs.faults.0.as_ref().and_then(|fault| fault(&op));
-        let result = fault.unwrap_or_else(|| perform(&op));
-        if events.send(Event::Done((token, result))).is_err() {
+        if events.send(Event::Done((token, jobs.faults.perform(&op)))).is_err() {
             return;
         }
     }
