@@ -267,7 +267,6 @@ impl Engine {
         let segment = segments.at(group.segment);
         segment.end = group.page + group.pages;
         segment.writers += 1;
-        segment.unsynced = true;
         segment.file.clone()
     }
 
@@ -347,6 +346,10 @@ impl Engine {
 
     pub(super) fn finish_write(&mut self, id: u64, end: End) {
         let failed = end.reason();
+        if let Some(group) = self.groups.get(&id) {
+            // Not before: a sync that began while it was under way may have missed it.
+            self.shared.segments().at(group.head.segment).unsynced = true;
+        }
         if failed.is_some() || !self.sync_group(id) {
             self.finish_group(id, failed);
         }

@@ -34,7 +34,7 @@ pub(super) struct Segment {
     /// Reads and writes under way.
     pub(super) readers: u32,
     pub(super) writers: u32,
-    /// Written to since the last sync.
+    /// A write has ended since the last sync of a flush began.
     pub(super) unsynced: bool,
     /// The file was created, and its name in the folder is not yet durable.
     pub(super) unlisted: bool,

@@ -2,6 +2,8 @@
 
 use parking_lot::Mutex;
 use std::fs::File;
+use std::sync::Barrier;
+use std::sync::atomic::AtomicBool;
 
 use super::super::io::Op;
 use super::super::threads::perform;
@@ -211,6 +213,67 @@ fn what_the_checkpoint_says_of_a_segment_survives_a_power_cut() {
     assert!(store.report().segments_from_checkpoint >= 3, "{:?}", store.report());
     let listed = store.exists(&ns.iter().map(|&n| key(n)).collect::<Vec<_>>());
     assert_eq!(get(&store, &ns), listed);
+}
+
+/// Keeps the next op of one kind from being done until it is told to go on.
+struct Hold {
+    kind: OpKind,
+    armed: AtomicBool,
+    reached: Barrier,
+    go_on: Barrier,
+}
+
+impl Hold {
+    fn of(kind: OpKind) -> Arc<Self> {
+        let (reached, go_on) = (Barrier::new(2), Barrier::new(2));
+        Arc::new(Self { kind, armed: AtomicBool::new(false), reached, go_on })
+    }
+
+    fn pass(&self, op: &Op) {
+        if op.kind == self.kind && self.armed.swap(false, Ordering::SeqCst) {
+            self.reached.wait();
+            self.go_on.wait();
+        }
+    }
+
+    /// Begins something, and returns once it has come to the op.
+    fn until_held<T>(&self, begin: impl FnOnce() -> T) -> T {
+        self.armed.store(true, Ordering::SeqCst);
+        let begun = begin();
+        self.reached.wait();
+        begun
+    }
+}
+
+/// A flush need not wait for what was stored after it was asked for, and must not count it as synced either.
+#[test]
+fn a_write_that_ends_after_the_sync_of_one_flush_is_synced_by_the_next() {
+    let (dir, cache) = (TempDir::new().unwrap(), Cache::default());
+    let (sync, write) = (Hold::of(OpKind::Sync), Hold::of(OpKind::Write));
+    let (first, second, disk) = (Arc::clone(&sync), Arc::clone(&write), cache.clone());
+    let faults = move |op: &Op| {
+        first.pass(op);
+        second.pass(op);
+        (op.kind != OpKind::Read).then(|| disk.perform(op))
+    };
+    let config = simulated(dir.path(), 10);
+    let store = with_faults(&config, Faults(Some(Arc::new(faults))));
+    put(&store, &[0]);
+    put(&store, &[1]);
+    // The second flush waits for the first, and finds that the write has begun and not ended.
+    let one = sync.until_held(|| store.flush());
+    let two = store.flush();
+    let stored = write.until_held(|| store.put(vec![put_of(2)]));
+    sync.go_on.wait();
+    one.wait().unwrap();
+    two.wait().unwrap();
+    write.go_on.wait();
+    assert_eq!(stored.wait()[0].outcome, Ok(Stored::Stored));
+
+    store.flush().wait().unwrap();
+    store.crash();
+    cache.cut(|_| true);
+    assert_eq!(get(&open(&config), &[0, 1, 2]), [true; 3]);
 }
 
 #[test]
