@@ -192,7 +192,7 @@ fn what_a_connection_was_lent_stays_in_place_when_the_host_ends_it() {
 
 #[test]
 fn a_writer_that_is_late_commits_nothing_and_harms_nobody() {
-    // Every write is late.
+    // Every write of a client is late.
     let dram = DramConfig {
         pool_bytes: 1 << 20,
         reservation_ttl: Duration::from_nanos(1),
@@ -217,9 +217,10 @@ fn a_writer_that_is_late_commits_nothing_and_harms_nobody() {
     let owner = host.store.new_owner();
     let sum = |n| checksum(&bytes_of(n, 64 << 10));
     for n in 10..40 {
-        // What is left of the pool, and no more, is filled with other blocks.
-        let _ =
-            host.store.put(owner, &BlockMeta::single(key(n), 64 << 10), &bytes_of(n, 64 << 10), 0).unwrap();
+        // What is left of the pool, and no more, is filled with other blocks. Their writer is in time: it reserves an hour
+        // ahead of the clock by which reservations are taken back.
+        let (block, bytes) = (BlockMeta::single(key(n), 64 << 10), bytes_of(n, 64 << 10));
+        let _ = host.store.put(owner, &block, &bytes, 3_600_000).unwrap();
     }
     assert!(unix.local.as_ref().unwrap().mapping.write(offset, &vec![0xee; 64 << 10]));
     let stored: Vec<u64> = (10..40).filter(|&n| host.store.exists(&[key(n)]).unwrap()[0]).collect();
