@@ -169,11 +169,15 @@ impl Engine {
                     false => ticket.done(true),
                 }
             }
-            Moving::Block { block, from, buffer } => {
+            Moving::Block { mut block, from, buffer } => {
                 let key = block.meta.key;
                 if let Some(waiters) = self.writing.get_mut(&key) {
                     waiters.push(Waiter::Move(Moving::Block { block, from, buffer }, ticket));
                 } else if self.shared.index.get(key).is_some_and(|found| found.place == from) {
+                    if block.sequence == 0 {
+                        // The block is alive, so whatever removed the key before was about an earlier copy.
+                        block.sequence = self.sequence();
+                    }
                     self.writing.insert(key, Vec::new());
                     self.moves.push_back(Append::Move { block, from, buffer, ticket });
                 } else {

@@ -70,7 +70,7 @@ pub(super) struct GroupHead {
 pub(super) struct Block {
     pub(super) meta: BlockMeta,
     pub(super) checksum: u64,
-    /// Rises with every put and remove of the store; a copy made by compaction keeps it.
+    /// Rises with every put and remove of the store; a copy made by compaction keeps it. 0: not known.
     pub(super) sequence: u64,
     /// First page of the payload within its segment.
     pub(super) page: u32,

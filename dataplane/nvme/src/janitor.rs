@@ -200,7 +200,7 @@ impl Janitor {
         }
         let left = self.shared.index.in_segment(number);
         let blocks = left.into_iter().map(|found| {
-            // The sequence was lost with the header; without one the block is missed after a crash rather than wrong.
+            // The sequence was lost with the header; the engine gives it a new one.
             Block { meta: found.meta, checksum: found.checksum, sequence: 0, page: found.place.page }
         });
         match how {

@@ -215,6 +215,49 @@ fn what_the_checkpoint_says_of_a_segment_survives_a_power_cut() {
     assert_eq!(get(&store, &ns), listed);
 }
 
+/// Its summary tells that a block lives in a segment, though the header page before it is damaged. Compaction moves the block,
+/// and the tombstone of an earlier copy, which is still on the disk, does not cover the new one.
+#[test]
+fn a_block_whose_header_is_damaged_is_still_there_after_its_move_and_a_restart() {
+    let dir = TempDir::new().unwrap();
+    let config = simulated(dir.path(), 10);
+    let store = open(&config);
+    let one_by_one = |store: &NvmeStore, ns: std::ops::Range<u32>| {
+        ns.for_each(|n| assert_eq!(put(store, &[n]), [Ok(Stored::Stored)]));
+    };
+    put(&store, &[0]);
+    assert_eq!(remove(&store, &[0]), [true]);
+    one_by_one(&store, 1..8);
+    put(&store, &[0]);
+    let place = store.shared.index.get(key(0)).unwrap().place;
+    one_by_one(&store, 8..24);
+    drop(store);
+    let segment = dir.path().join(format!("segment-{:06}", place.segment));
+    let file = OpenOptions::new().write(true).open(segment).unwrap();
+    file.write_all_at(&[0; 4096], u64::from(place.page - 1) * 4096).unwrap();
+
+    let store = open(&config);
+    // It is alone in its segment, as others are in the two behind: to empty these makes enough space.
+    let in_segment =
+        |segment| (1..24).filter(|&n| found_in(&store, n) == Some(segment)).collect::<Vec<u32>>();
+    remove(&store, &in_segment(place.segment));
+    remove(&store, &in_segment(place.segment + 1)[1..]);
+    remove(&store, &in_segment(place.segment + 2)[1..]);
+    let (mut others, deadline) = (100.., Instant::now() + Duration::from_secs(60));
+    while found_in(&store, 0) == Some(place.segment) && Instant::now() < deadline {
+        put(&store, &[others.next().unwrap()]);
+    }
+    audit(&store);
+    assert!(found_in(&store, 0).is_some_and(|segment| segment != place.segment), "it was moved");
+    store.flush().wait().unwrap();
+    store.crash();
+    assert_eq!(get(&open(&config), &[0]), [true]);
+}
+
+fn found_in(store: &NvmeStore, n: u32) -> Option<u32> {
+    store.shared.index.get(key(n)).map(|found| found.place.segment)
+}
+
 /// Keeps the next op of one kind from being done until it is told to go on.
 struct Hold {
     kind: OpKind,
