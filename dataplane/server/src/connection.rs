@@ -297,7 +297,7 @@ impl<'a> Connection<'a> {
             Request::Abort(ids) => outcomes(node.abort(owner, &ids)?.iter().map(outcome).collect()),
             Request::Release(ids) => outcomes(node.release(owner, &ids)?.iter().map(outcome).collect()),
             Request::Remove(keys) => {
-                let removed = node.remove(&keys)?.into_iter().map(removed).collect();
+                let removed: Vec<_> = node.remove(&keys)?.into_iter().map(removed).collect();
                 self.note_blocks(op, &keys, &removed);
                 outcomes(removed)
             }
@@ -317,7 +317,7 @@ impl<'a> Connection<'a> {
                 outcomes(outcome.into_iter().map(ended).collect())
             }
             Request::Evict(keys) => {
-                let evicted = node.evict(&keys)?.into_iter().map(evicted).collect();
+                let evicted: Vec<_> = node.evict(&keys)?.into_iter().map(evicted).collect();
                 self.note_blocks(op, &keys, &evicted);
                 outcomes(evicted)
             }
@@ -337,7 +337,7 @@ impl<'a> Connection<'a> {
         Ok(self.reply(header.request, &reply)?)
     }
 
-    fn note_blocks(&self, op: Op, keys: &[BlockKey], outcomes: &Vec<Outcome>) {
+    fn note_blocks(&self, op: Op, keys: &[BlockKey], outcomes: &[Outcome]) {
         let done = outcomes.iter().filter(|&&outcome| outcome == Outcome::Done).count();
         let first = keys.first().map(ToString::to_string).unwrap_or_default();
         let on = match keys.len() {
