@@ -15,7 +15,7 @@ use crate::replay::trace::Request as TraceRequest;
 use hdrhistogram::Histogram;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How much is measured.
@@ -196,12 +196,12 @@ fn swap(config: &PolicyConfig, size: Size) -> Result<Row, Error> {
     host.load(SlotKind::Scheduler, Source::Builtin("round-robin".into()), Vec::new())?;
     let fleet = fleet(64, 7);
     let prompts = prompts(64, 7);
-    let done = AtomicBool::new(false);
+    let (done, met) = (AtomicBool::new(false), AtomicU64::new(0));
     let longest = Duration::from_secs(10).as_nanos() as u64;
     let mut stalls = Histogram::<u64>::new_with_bounds(1, longest, 3).expect("bounds are valid");
     let mut worker = host.scheduler_worker();
     let swapped = std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let deciding = scope.spawn(|| {
             let mut call = 0;
             let mut decide = |worker: &mut SchedulerWorker| {
                 let (ask, prefix) = &prompts[call % PROMPTS];
@@ -209,18 +209,29 @@ fn swap(config: &PolicyConfig, size: Size) -> Result<Row, Error> {
                 worker.schedule(&fleet, &fleet.request(ask, 1_000), prefix).generation
             };
             let mut generation = decide(&mut worker);
+            met.store(generation, Ordering::Release);
             while !done.load(Ordering::Relaxed) {
                 let start = Instant::now();
                 let now = decide(&mut worker);
                 if now != generation {
                     generation = now;
                     stalls.saturating_record(start.elapsed().as_nanos() as u64);
+                    met.store(generation, Ordering::Release);
                 }
             }
         });
+        // However busy the machine, each version is met, and so each swap measured.
+        let until_met = |known: &dyn Fn(u64) -> bool| {
+            while !known(met.load(Ordering::Acquire)) && !deciding.is_finished() {
+                std::thread::yield_now();
+            }
+        };
+        until_met(&|met| met != 0);
         let swapped = (0..size.swaps).try_for_each(|_| {
             std::thread::sleep(Duration::from_micros(500)); // let the worker settle on each version
-            host.rollback(SlotKind::Scheduler).map(drop)
+            let back = host.rollback(SlotKind::Scheduler)?;
+            until_met(&|met| met == back.generation);
+            Ok::<(), Error>(())
         });
         done.store(true, Ordering::Relaxed);
         swapped
