@@ -26,7 +26,7 @@ impl About {
         request.extensions().get::<Self>().cloned().unwrap_or_default()
     }
 
-    pub fn is(&self, what: String) {
+    pub fn set(&self, what: String) {
         *self.0.lock() = what;
     }
 }
@@ -84,7 +84,7 @@ pub async fn guard(State(door): State<Door>, request: Request, next: Next) -> Re
             return refusal(&refused, grpc);
         }
         if let Some(caller) = &caller {
-            caller.is_known();
+            caller.make_known();
         }
         request.extensions_mut().insert(identity);
     }

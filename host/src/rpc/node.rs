@@ -33,7 +33,7 @@ impl Node for Service {
     ) -> Result<Response<proto::DrainResponse>, Status> {
         let about = About::of(&request);
         let draining = !request.into_inner().resume;
-        about.is(if draining { "drain" } else { "resume" }.to_owned());
+        about.set(if draining { "drain" } else { "resume" }.to_owned());
         self.0.draining.store(draining, Relaxed);
         tracing::info!(draining, "draining changed");
         Ok(Response::new(proto::DrainResponse { draining }))

@@ -34,7 +34,7 @@ impl PolicyAdmin for Service {
     ) -> Result<Response<proto::LoadResponse>, Status> {
         let about = About::of(&request);
         let request = request.into_inner();
-        about.is(printable(&request.slot, NAME_BYTES));
+        about.set(printable(&request.slot, NAME_BYTES));
         validate::load(&request)?;
         let proto::LoadRequest { slot, name, source, settings } = request;
         let slot = slot_kind(&slot)?;
@@ -52,7 +52,7 @@ impl PolicyAdmin for Service {
         let loaded = self.blocking(move |policies| policies.load(slot, source, settings)).await?;
         tracing::info!(%slot, name = loaded.name, version = loaded.version, "policy loaded");
         let digest = loaded.digest.as_deref().unwrap_or(loaded.engine);
-        about.is(format!("{slot}: {} {}, {digest}", loaded.name, loaded.version));
+        about.set(format!("{slot}: {} {}, {digest}", loaded.name, loaded.version));
         Ok(Response::new(proto::LoadResponse { policy: Some(policy(loaded)) }))
     }
 
@@ -70,11 +70,11 @@ impl PolicyAdmin for Service {
         request: Request<proto::RollbackRequest>,
     ) -> Result<Response<proto::RollbackResponse>, Status> {
         let about = About::of(&request);
-        about.is(printable(&request.get_ref().slot, NAME_BYTES));
+        about.set(printable(&request.get_ref().slot, NAME_BYTES));
         let slot = slot_kind(&request.into_inner().slot)?;
         let back = self.blocking(move |policies| policies.rollback(slot)).await?;
         tracing::info!(%slot, name = back.name, version = back.version, "policy rolled back");
-        about.is(format!("{slot}: back to {} {}", back.name, back.version));
+        about.set(format!("{slot}: back to {} {}", back.name, back.version));
         Ok(Response::new(proto::RollbackResponse { policy: Some(policy(back)) }))
     }
 

@@ -46,7 +46,7 @@ pub(crate) struct Caller {
 
 impl Caller {
     /// It made a call that it may make: nobody takes its place.
-    pub(crate) fn is_known(&self) {
+    pub(crate) fn make_known(&self) {
         self.known.store(true, Ordering::Relaxed);
     }
 }

@@ -46,7 +46,7 @@ impl Store for Service {
     ) -> Result<Response<proto::RemoveResponse>, Status> {
         let keys = own_keys(&request, &request.get_ref().keys)?;
         let first = keys.first().map(ToString::to_string).unwrap_or_default();
-        About::of(&request).is(format!("{} blocks, the first {first}", keys.len()));
+        About::of(&request).set(format!("{} blocks, the first {first}", keys.len()));
         let removed = self.0.node.remove(&keys).map_err(status)?;
         let outcome = |removed| match removed {
             Remove::Removed => Outcome::Removed,
