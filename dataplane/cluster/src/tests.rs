@@ -402,7 +402,7 @@ fn a_reader_waits_for_a_copy_that_is_just_arriving() {
     thread::scope(|scope| {
         let reader = scope.spawn(|| host.reads(0));
         until("it is loaded from the peer", || host.cluster.stats().read_hits > 0);
-        host.store.fill(owner, place.id, 0, &content(0)).unwrap();
+        host.store.fill(owner, place.id, 0, content(0)[..].into()).unwrap();
         let sum = kvasir_protocol::block::checksum(&content(0));
         host.store.commit(owner, &[(place.id, Some(sum))], now).unwrap().remove(0).unwrap();
         assert!(reader.join().unwrap());

@@ -160,7 +160,7 @@ impl<T, D> Drop for Queue<T, D> {
 mod gpu {
     use super::*;
     use crate::memory::Pinned;
-    use kvasir_memory::buffer::Buffer;
+    use kvasir_memory::buffer::{Buffer, Source};
     use kvasir_memory::region::Region;
     use kvasir_protocol::block::{BlockMeta, checksum};
     use kvasir_store::config::DramConfig;
@@ -195,9 +195,9 @@ mod gpu {
         let dram = Arc::new(DramStore::open(config).unwrap());
         let (size, bytes) = (3 << 20, bytes_of(1, 3 << 20));
         dram.put(OwnerId(0), &BlockMeta::single(key(1), size), &bytes, 0).unwrap();
-        let buffer: Buffer = dram.hold(key(1), 0, 0).unwrap().into();
+        let buffer: Source = dram.hold(key(1), 0, 0).unwrap().into();
         let pinned = Pinned::new(&device, &Region::of_pool(dram.pool().clone())).unwrap();
-        assert!(device.is_pinned(buffer.bytes().as_ptr(), buffer.len()));
+        assert!(device.is_pinned(buffer.shared().as_ptr(), buffer.len()));
 
         let store = HbmStore::open(&device, 16 << 20).unwrap();
         let put = Put { meta: BlockMeta::single(key(1), size), checksum: checksum(&bytes), buffer };

@@ -1,7 +1,7 @@
 //! Memory lent to a tier for the length of one operation.
 //!
-//! A [`Buffer`] goes into an operation by value and comes back with its result, so nothing else can touch the
-//! bytes while a kernel or a device still works on them, whatever became of the caller.
+//! A [`Buffer`], or a [`Source`] to store from, goes into an operation by value and comes back with its result, so it stays
+//! where it is while a kernel or a device still works on it, whatever became of the caller.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -10,27 +10,19 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::host::HostPool;
+use super::shared::Shared;
 
 /// Every buffer of ours begins at a multiple of this; `O_DIRECT` requires it.
 pub const BUFFER_ALIGN: usize = 4096;
 
-/// Bytes with a fixed address: page-aligned memory of its own, or a block held in the DRAM pool (read-only).
+/// Page-aligned memory of its own.
 pub struct Buffer {
     base: NonNull<u8>,
     len: usize,
-    owner: Owner,
+    layout: Layout,
 }
 
-enum Owner {
-    Heap(Layout),
-    /// Keeps the pool mapped, and whatever keeps the block there.
-    Pool {
-        _pool: Arc<HostPool>,
-        _hold: Box<dyn Send + Sync>,
-    },
-}
-
-// SAFETY: the memory is owned (or held) by this value alone and not tied to a thread; shared access only reads.
+// SAFETY: the memory is owned by this value alone and not tied to a thread; shared access only reads.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
@@ -47,29 +39,14 @@ impl Buffer {
         // SAFETY: the layout's size is not zero.
         let base = unsafe { alloc_zeroed(layout) };
         let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
-        Self { base, len, owner: Owner::Heap(layout) }
+        Self { base, len, layout }
     }
 
     /// A copy of `bytes` in page-aligned memory.
     pub fn copy_of(bytes: &[u8]) -> Self {
         let mut buffer = Self::zeroed(bytes.len());
-        if let Some(to) = buffer.bytes_mut() {
-            to.copy_from_slice(bytes);
-        }
+        buffer.bytes_mut().copy_from_slice(bytes);
         buffer
-    }
-
-    /// A part of `pool`, read-only. `hold` keeps its bytes from changing and is dropped with the buffer. `None`: the part
-    /// does not lie in the pool.
-    pub fn of_pool(
-        pool: &Arc<HostPool>,
-        offset: u64,
-        len: u64,
-        hold: impl Send + Sync + 'static,
-    ) -> Option<Self> {
-        let bytes = pool.mapping().bytes(offset, len)?;
-        let (base, len) = (NonNull::new(bytes.as_ptr().cast_mut())?, bytes.len());
-        Some(Self { base, len, owner: Owner::Pool { _pool: Arc::clone(pool), _hold: Box::new(hold) } })
     }
 
     pub fn len(&self) -> usize {
@@ -81,36 +58,89 @@ impl Buffer {
     }
 
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `base` points to `len` initialised bytes that live as long as the owner.
+        // SAFETY: `base` points to `len` initialised bytes that live as long as this value.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 
-    /// The bytes for writing, or `None` if they are lent read-only.
-    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as for `bytes`, and `&mut self` is the only access.
-        self.is_writable().then(|| unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) })
-    }
-
-    pub fn is_writable(&self) -> bool {
-        matches!(self.owner, Owner::Heap(_))
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        match &self.owner {
-            // SAFETY: allocated with this very layout, and nobody borrows from a value being dropped.
-            Owner::Heap(layout) => unsafe { dealloc(self.base.as_ptr(), *layout) },
-            Owner::Pool { .. } => {}
-        }
+        // SAFETY: allocated with this very layout, and nobody borrows from a value being dropped.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
     }
 }
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer")
+        f.debug_struct("Buffer").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// What a tier stores: a buffer, or a block where it lies in the DRAM pool. Others may be changing the latter, so no
+/// reference to its bytes is given out; the block's checksum tells.
+#[derive(Debug)]
+pub enum Source {
+    Own(Buffer),
+    Pool(PoolPart),
+}
+
+/// A part of a pool that is held.
+pub struct PoolPart {
+    pool: Arc<HostPool>,
+    offset: u64,
+    len: u64,
+    /// Keeps the pool from giving the part to another writer.
+    _hold: Box<dyn Send + Sync>,
+}
+
+impl Source {
+    /// `len` bytes of `pool` at `offset`. `hold` keeps the pool from giving them to another writer, and is dropped with this.
+    /// `None`: they do not lie in the pool.
+    pub fn of_pool(
+        pool: &Arc<HostPool>,
+        offset: u64,
+        len: u64,
+        hold: impl Send + Sync + 'static,
+    ) -> Option<Self> {
+        pool.mapping().bytes(offset, len)?;
+        Some(Self::Pool(PoolPart { pool: Arc::clone(pool), offset, len, _hold: Box::new(hold) }))
+    }
+
+    pub fn shared(&self) -> Shared<'_> {
+        match self {
+            Self::Own(buffer) => buffer.bytes().into(),
+            Self::Pool(PoolPart { pool, offset, len, .. }) => {
+                // It was looked for when the part was made.
+                pool.mapping().bytes(*offset, *len).unwrap_or(Shared::from(&[][..]))
+            }
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.shared().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl From<Buffer> for Source {
+    fn from(buffer: Buffer) -> Self {
+        Self::Own(buffer)
+    }
+}
+
+impl fmt::Debug for PoolPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolPart")
+            .field("offset", &self.offset)
             .field("len", &self.len)
-            .field("writable", &self.is_writable())
             .finish_non_exhaustive()
     }
 }
@@ -125,7 +155,7 @@ mod tests {
             let mut buffer = Buffer::zeroed(len);
             assert_eq!(buffer.bytes().as_ptr() as usize % BUFFER_ALIGN, 0);
             assert!(buffer.bytes().iter().all(|&byte| byte == 0) && buffer.len() == len);
-            buffer.bytes_mut().unwrap().fill(7);
+            buffer.bytes_mut().fill(7);
             assert_eq!(Buffer::copy_of(buffer.bytes()).bytes(), vec![7; len]);
         }
     }

@@ -240,8 +240,8 @@ impl Mapping {
         Some(unsafe { Shared::new(at, len as usize) })
     }
 
-    /// A range to be filled, or `None` if it does not lie in the mapping or the mapping is read-only. The caller holds the
-    /// reservation of that range.
+    /// A range to be filled, or `None` if it does not lie in the mapping or the mapping is read-only. Filling one that the
+    /// caller has not reserved damages what others keep there, as any process that maps it could; no reference sees it.
     pub fn place(&self, offset: u64, len: u64) -> Option<Place<'_>> {
         let at = NonNull::new(self.at(offset, len).filter(|_| self.writable)?)?;
         // SAFETY: the range lies in the mapping, which is writable and lives as long as `self`; no references to its bytes
@@ -249,8 +249,8 @@ impl Mapping {
         Some(unsafe { Place::new(at, len as usize) })
     }
 
-    /// Copies `from` to `offset`. The caller holds the reservation of that range. Returns false and writes nothing
-    /// if the range does not lie in the mapping or the mapping is read-only.
+    /// Copies `from` to `offset`, where the caller has reserved as much (see [`place`](Self::place)). Returns false and
+    /// writes nothing if the range does not lie in the mapping or the mapping is read-only.
     pub fn write(&self, offset: u64, from: &[u8]) -> bool {
         let place = self.place(offset, from.len() as u64);
         place.map(|mut place| place.copy_in(from.into())).is_some()

@@ -168,7 +168,6 @@ unsafe impl Memory for MappedMemory {
 struct BufferMemory {
     base: NonNull<u8>,
     buffer: Buffer,
-    writable: bool,
 }
 
 // SAFETY: the buffer is owned by this value, which never touches its bytes itself.
@@ -185,7 +184,7 @@ unsafe impl Memory for BufferMemory {
         self.buffer.len() as u64
     }
     fn writable(&self) -> bool {
-        self.writable
+        true
     }
 }
 
@@ -247,11 +246,10 @@ impl Region {
         Self::new(Box::new(MappedMemory(mapping)))
     }
 
-    /// A buffer's bytes; read-only if the buffer is.
+    /// A buffer's bytes.
     pub fn of_buffer(mut buffer: Buffer) -> Self {
-        let writable = buffer.bytes_mut().map(|bytes| NonNull::from(bytes).cast());
-        let base = writable.unwrap_or_else(|| NonNull::from(buffer.bytes()).cast());
-        Self::new(Box::new(BufferMemory { base, buffer, writable: writable.is_some() }))
+        let base = NonNull::from(buffer.bytes_mut()).cast();
+        Self::new(Box::new(BufferMemory { base, buffer }))
     }
 
     /// A reference to it that does not keep it alive.

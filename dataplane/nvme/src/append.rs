@@ -19,6 +19,7 @@ use super::segments::State;
 use super::shared::{count, uncount};
 use super::{NAME, OnFull, SyncMode};
 use kvasir_memory::buffer::Buffer;
+use kvasir_memory::shared::Shared;
 use kvasir_protocol::block::BlockKey;
 use kvasir_store::store::{Put, PutDone, Stored, TierError};
 
@@ -107,11 +108,11 @@ impl Append {
         }
     }
 
-    fn payload(&self) -> &[u8] {
+    fn payload(&self) -> Shared<'_> {
         match self {
-            Self::Put { put, .. } => &put.buffer.bytes()[..put.meta.size as usize],
-            Self::Move { block, buffer, .. } => &buffer.bytes()[..block.meta.size as usize],
-            Self::Tombstone { .. } => &[],
+            Self::Put { put, .. } => put.buffer.shared().first(put.meta.size as usize),
+            Self::Move { block, buffer, .. } => buffer.bytes()[..block.meta.size as usize].into(),
+            Self::Tombstone { .. } => [][..].into(),
         }
     }
 }
@@ -244,10 +245,8 @@ impl Engine {
         let head = GroupHead { segment: at.segment, epoch: at.epoch, page: at.page, pages, kind };
         let entries: Vec<Entry> = appended.iter().map(|(_, entry)| *entry).collect();
         let mut header = Buffer::zeroed(PAGE);
-        if let Some(page) = header.bytes_mut() {
-            format::encode_group(&head, &entries, self.shared.disk.store, page);
-        }
-        let mut pieces = vec![Piece::of(header.bytes())];
+        format::encode_group(&head, &entries, self.shared.disk.store, header.bytes_mut());
+        let mut pieces = vec![Piece::of(header.bytes().into())];
         let mut copies = vec![header];
         for (append, _) in &appended {
             gather_payload(append.payload(), &mut pieces, &mut copies);
@@ -573,18 +572,17 @@ fn slot(kind: Kind) -> usize {
 }
 
 /// Adds a payload to a write: from where it is as far as its alignment allows, the rest from a padded copy.
-fn gather_payload(bytes: &[u8], pieces: &mut Vec<Piece>, copies: &mut Vec<Buffer>) {
+fn gather_payload(bytes: Shared<'_>, pieces: &mut Vec<Piece>, copies: &mut Vec<Buffer>) {
     let aligned = bytes.as_ptr().addr().is_multiple_of(PAGE);
-    let (direct, rest) = bytes.split_at(if aligned { bytes.len() / PAGE * PAGE } else { 0 });
+    let whole = if aligned { bytes.len() / PAGE * PAGE } else { 0 };
+    let (direct, rest) = (bytes.first(whole), bytes.after(whole));
     if !direct.is_empty() {
         pieces.push(Piece::of(direct));
     }
     if !rest.is_empty() {
         let mut copy = Buffer::zeroed(rest.len().next_multiple_of(PAGE));
-        if let Some(to) = copy.bytes_mut() {
-            to[..rest.len()].copy_from_slice(rest);
-        }
-        pieces.push(Piece::of(copy.bytes()));
+        rest.copy_to(copy.bytes_mut());
+        pieces.push(Piece::of(copy.bytes().into()));
         copies.push(copy);
     }
 }

@@ -14,7 +14,7 @@ use super::format::PAGE;
 use super::io::{Io, Op, OpKind, Piece};
 use super::ring::Ring;
 use super::{NvmeConfig, NvmeStore, OpenError};
-use kvasir_memory::buffer::Buffer;
+use kvasir_memory::buffer::{Buffer, Source};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta, checksum};
 use kvasir_store::store::{BlockStore, Get, GetDone, Pending, Put, TierError};
 
@@ -113,8 +113,8 @@ impl Bench<'_> {
     }
 
     fn put(&self, tier: &NvmeStore) -> Result<f64, BenchError> {
-        let mut buffers: Vec<Buffer> =
-            (0..self.queue_depth).map(|_| Buffer::copy_of(&noise(LARGE))).collect();
+        let mut buffers: Vec<Source> =
+            (0..self.queue_depth).map(|_| Buffer::copy_of(&noise(LARGE)).into()).collect();
         let sum = checksum(&noise(LARGE));
         let begun = Instant::now();
         let mut window: VecDeque<Pending<Vec<_>>> = VecDeque::new();
@@ -149,7 +149,7 @@ impl Bench<'_> {
         for batch in numbers.chunks(BATCH_MAX) {
             let put = |&n: &u64| {
                 let meta = BlockMeta::single(small(n), PAGE as u32);
-                Put { meta, checksum: sum, buffer: Buffer::copy_of(&bytes) }
+                Put { meta, checksum: sum, buffer: Buffer::copy_of(&bytes).into() }
             };
             for done in tier.put(batch.iter().map(put).collect()).wait() {
                 done.outcome?;
@@ -261,7 +261,7 @@ impl<'a> Raw<'a> {
         let depth = self.bench.queue_depth;
         let mut buffers: Vec<Buffer> = (0..depth).map(|_| Buffer::copy_of(&noise(len))).collect();
         let op = |buffer: &mut Buffer| {
-            let pieces = buffer.bytes_mut().map(Piece::of_mut).into_iter().collect();
+            let pieces = vec![Piece::of_mut(buffer.bytes_mut())];
             Op { kind, file: file.clone(), slot: Some(0), offset: 0, pieces }
         };
         let mut ops: Vec<Op> = buffers.iter_mut().map(op).collect();
@@ -299,7 +299,7 @@ impl Drop for Raw<'_> {
     }
 }
 
-fn stored(pending: Option<Pending<Vec<kvasir_store::store::PutDone>>>) -> Result<Buffer, TierError> {
+fn stored(pending: Option<Pending<Vec<kvasir_store::store::PutDone>>>) -> Result<Source, TierError> {
     let done = pending.and_then(|pending| pending.wait().pop());
     let done = done.ok_or(TierError::Cancelled)?;
     done.outcome.map(|_| done.buffer)

@@ -66,7 +66,7 @@ impl Engine {
             return None;
         };
         let (size, len) = (u64::from(found.meta.size), buffer.len() as u64);
-        if len < size || !buffer.is_writable() {
+        if len < size {
             ticket.done(GetDone { buffer, outcome: Err(TierError::Buffer { key, size, len }) });
             return None;
         }
@@ -84,7 +84,7 @@ impl Engine {
         for read in &mut run.reads {
             if read.found.place.page > at {
                 let gap = run.gap.get_or_insert_with(|| Buffer::zeroed(GAP_PAGES as usize * PAGE));
-                pieces.push(Piece::of_mut(&mut gap.bytes_mut().unwrap_or_default()[..PAGE]));
+                pieces.push(Piece::of_mut(&mut gap.bytes_mut()[..PAGE]));
             }
             scatter_payload(read, &mut pieces);
             at = read.end();
@@ -140,21 +140,21 @@ fn follows(first: &Read, last: &Read, next: &Read) -> bool {
 fn scatter_payload(read: &mut Read, pieces: &mut Vec<Piece>) {
     let size = read.found.meta.size as usize;
     let whole = size / PAGE * PAGE;
-    if let Some(direct) = read.buffer.bytes_mut().and_then(|bytes| bytes.get_mut(..whole))
+    if let Some(direct) = read.buffer.bytes_mut().get_mut(..whole)
         && whole > 0
     {
         pieces.push(Piece::of_mut(direct));
     }
     if whole < size {
         let tail = read.tail.insert(Buffer::zeroed(PAGE));
-        pieces.push(Piece::of_mut(tail.bytes_mut().unwrap_or_default()));
+        pieces.push(Piece::of_mut(tail.bytes_mut()));
     }
 }
 
 fn is_intact(read: &mut Read, expected: u64) -> bool {
     let size = read.found.meta.size as usize;
     let whole = size / PAGE * PAGE;
-    let Some(bytes) = read.buffer.bytes_mut().and_then(|bytes| bytes.get_mut(..size)) else { return false };
+    let Some(bytes) = read.buffer.bytes_mut().get_mut(..size) else { return false };
     if let Some(tail) = &read.tail {
         bytes[whole..].copy_from_slice(&tail.bytes()[..size - whole]);
     }

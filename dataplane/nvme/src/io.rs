@@ -10,6 +10,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use kvasir_memory::shared::Shared;
+
 use super::ring::Ring;
 use super::threads::{Event, Threads};
 
@@ -28,7 +30,7 @@ pub(super) struct Piece {
 unsafe impl Send for Piece {}
 
 impl Piece {
-    pub(super) fn of(bytes: &[u8]) -> Self {
+    pub(super) fn of(bytes: Shared<'_>) -> Self {
         Self { base: bytes.as_ptr().cast_mut(), len: bytes.len() }
     }
 

@@ -281,8 +281,8 @@ impl Janitor {
         drop(segments);
         let head = GroupHead { segment: number, epoch, page: 0, pages: 1, kind: Kind::Free };
         let mut page = Buffer::zeroed(PAGE);
-        format::encode_group(&head, &[], self.shared.disk.store, page.bytes_mut()?);
-        let pieces = vec![Piece::of(page.bytes())];
+        format::encode_group(&head, &[], self.shared.disk.store, page.bytes_mut());
+        let pieces = vec![Piece::of(page.bytes().into())];
         let op = Op { kind: OpKind::Write, file: file.clone(), slot: None, offset: 0, pieces };
         if self.faults.perform(&op).ok() != Some(PAGE) {
             count(&self.shared.counters.io_errors, 1);
@@ -316,6 +316,6 @@ fn place(segment: u32, block: &Block) -> (BlockKey, Place) {
 fn read(file: &File, block: &Block) -> Option<Buffer> {
     let size = block.meta.size as usize;
     let mut buffer = Buffer::zeroed(size.next_multiple_of(PAGE));
-    file.read_exact_at(buffer.bytes_mut()?, u64::from(block.page) * PAGE as u64).ok()?;
+    file.read_exact_at(buffer.bytes_mut(), u64::from(block.page) * PAGE as u64).ok()?;
     (checksum(&buffer.bytes()[..size]) == block.checksum).then_some(buffer)
 }

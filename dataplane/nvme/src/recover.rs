@@ -149,13 +149,12 @@ fn look(
 /// What the first page says about the segment, and since which epoch.
 fn first_page(number: u32, file: &File, disk: &Disk, pages: u32) -> io::Result<Option<(Kind, u64)>> {
     let mut page = kvasir_memory::buffer::Buffer::zeroed(PAGE);
-    let Some(bytes) = page.bytes_mut() else { return Ok(None) };
-    let read = std::os::unix::fs::FileExt::read_at(file, bytes, 0);
+    let read = std::os::unix::fs::FileExt::read_at(file, page.bytes_mut(), 0);
     if read.is_err() {
         // A page that cannot be read says as little as one that is damaged.
         return Ok(None);
     }
-    let group = format::decode_group(bytes, Place { segment: number, page: 0 }, disk.store, pages);
+    let group = format::decode_group(page.bytes(), Place { segment: number, page: 0 }, disk.store, pages);
     Ok(group.map(|(head, _)| (head.kind, head.epoch)))
 }
 

@@ -107,7 +107,7 @@ impl<'a> Reader<'a> {
 
     fn fill(&mut self, page: u32) {
         let offset = u64::from(page) * PAGE as u64;
-        let Some(window) = self.window.bytes_mut() else { return };
+        let window = self.window.bytes_mut();
         self.start = page;
         self.len = self.file.read_at(window, offset).unwrap_or_else(|_| {
             // One page of it may be bad: continue page by page.

@@ -46,7 +46,7 @@ fn content(n: u32) -> (BlockMeta, Vec<u8>) {
 
 fn put_of(n: u32) -> Put {
     let (meta, bytes) = content(n);
-    Put { meta, checksum: checksum(&bytes), buffer: Buffer::copy_of(&bytes) }
+    Put { meta, checksum: checksum(&bytes), buffer: Buffer::copy_of(&bytes).into() }
 }
 
 fn put(store: &NvmeStore, ns: &[u32]) -> Vec<Result<Stored, TierError>> {
@@ -150,7 +150,11 @@ fn a_batch_is_written_behind_one_header_page() {
     let blocks = 63;
     let of = |n: u32| {
         let buffer = Buffer::copy_of(&vec![n as u8; 4096]);
-        Put { meta: BlockMeta::single(key(n), 4096), checksum: checksum(buffer.bytes()), buffer }
+        Put {
+            meta: BlockMeta::single(key(n), 4096),
+            checksum: checksum(buffer.bytes()),
+            buffer: buffer.into(),
+        }
     };
     store.put((0..blocks).map(of).collect()).wait();
     let written = store.stats().written_bytes;
@@ -161,7 +165,7 @@ fn a_batch_is_written_behind_one_header_page() {
 fn bad_calls_are_refused_and_change_nothing() {
     let dir = TempDir::new().unwrap();
     let store = open(&config(dir.path(), 8));
-    let buffer = || Buffer::zeroed(100);
+    let buffer = || Buffer::zeroed(100).into();
     let sized = |size| BlockMeta::single(key(1), size);
     let puts = vec![
         Put { meta: sized(0), checksum: 0, buffer: buffer() },

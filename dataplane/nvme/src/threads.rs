@@ -3,12 +3,14 @@
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use super::io::{Done, Op, OpKind, Piece};
+use super::io::{Done, Op, OpKind};
 
 pub(super) enum Event {
     Done(Done),
@@ -102,18 +104,21 @@ fn work(jobs: &Jobs, events: &Sender<Event>) {
 
 pub(super) fn perform(op: &Op) -> io::Result<usize> {
     match op.kind {
-        OpKind::Read => {
-            // SAFETY: the submitter of the op keeps its memory valid and to itself until the completion.
-            let bytes = |piece: &Piece| unsafe { std::slice::from_raw_parts_mut(piece.base, piece.len) };
-            let mut slices: Vec<_> = op.pieces.iter().map(|piece| IoSliceMut::new(bytes(piece))).collect();
-            Ok(rustix::io::preadv(&op.file, &mut slices, op.offset)?)
-        }
-        OpKind::Write => {
-            // SAFETY: as above; a write only reads the memory.
-            let bytes = |piece: &Piece| unsafe { std::slice::from_raw_parts(piece.base, piece.len) };
-            let slices: Vec<_> = op.pieces.iter().map(|piece| IoSlice::new(bytes(piece))).collect();
-            Ok(rustix::io::pwritev(&op.file, &slices, op.offset)?)
-        }
+        OpKind::Read => moved(op, libc::preadv),
+        OpKind::Write => moved(op, libc::pwritev),
         OpKind::Sync => op.file.sync_data().map(|()| 0),
     }
+}
+
+type Call = unsafe extern "C" fn(c_int, *const libc::iovec, c_int, libc::off_t) -> isize;
+
+/// The kernel is given addresses, because what is written may lie in a pool that others change.
+fn moved(op: &Op, call: Call) -> io::Result<usize> {
+    let (Ok(count), Ok(offset)) = (op.pieces.len().try_into(), op.offset.try_into()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    // SAFETY: a piece is laid out as an iovec, and the submitter of the op keeps its memory valid, and to itself if it is
+    // read into, until the completion.
+    let moved = unsafe { call(op.file.as_raw_fd(), op.pieces.as_ptr().cast(), count, offset) };
+    usize::try_from(moved).map_err(|_| io::Error::last_os_error())
 }

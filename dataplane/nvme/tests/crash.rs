@@ -46,7 +46,7 @@ fn mix(n: u64) -> u64 {
 fn put_of(n: u64) -> Put {
     let bytes = content(n);
     let meta = BlockMeta::single(key(n), bytes.len() as u32);
-    Put { meta, checksum: checksum(&bytes), buffer: Buffer::copy_of(&bytes) }
+    Put { meta, checksum: checksum(&bytes), buffer: Buffer::copy_of(&bytes).into() }
 }
 
 /// Not a test by itself: what the children run.

@@ -24,6 +24,7 @@
 use bytes::Bytes;
 
 use super::seal::{Key, KeyId, KeyRing, NONCE_BYTES, Sealed, TAG_BYTES};
+use kvasir_memory::shared::Shared;
 use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
 use kvasir_store::store::Loaded;
 
@@ -51,7 +52,7 @@ pub(super) enum Unusable {
 }
 
 /// The object for a block, sealed if there is a key. Returns `None` if sealing failed.
-pub(super) fn encode(loaded: &Loaded, bytes: &[u8], key: Option<&Key>) -> Option<Vec<u8>> {
+pub(super) fn encode(loaded: &Loaded, bytes: Shared<'_>, key: Option<&Key>) -> Option<Vec<u8>> {
     let meta = &loaded.meta;
     let mut object = Vec::with_capacity(FRAME_BYTES + bytes.len());
     let flags = if meta.parent.is_some() { HAS_PARENT } else { 0 };
@@ -67,7 +68,9 @@ pub(super) fn encode(loaded: &Loaded, bytes: &[u8], key: Option<&Key>) -> Option
     object.extend(meta.ttl_ms.to_le_bytes());
     object.resize(BODY, 0);
     object.extend(loaded.checksum.to_le_bytes());
-    object.extend(bytes);
+    let begin = object.len();
+    object.resize(begin + bytes.len(), 0);
+    bytes.copy_to(&mut object[begin..]);
     if let Some(key) = key {
         let (context, body) = object.split_at_mut(BODY);
         let (nonce, tag) = key.seal(&context[..CONTEXT], body)?;
@@ -148,8 +151,8 @@ mod tests {
         let put = block(n, size);
         let meta = BlockMeta { tenant, ttl_ms: 77, ..put.meta };
         let loaded = Loaded { meta, checksum: put.checksum };
-        let bytes = put.buffer.bytes().to_vec();
-        let object = encode(&loaded, &bytes, ring().of_tenant(tenant)).unwrap();
+        let bytes = put.buffer.shared().to_vec();
+        let object = encode(&loaded, bytes[..].into(), ring().of_tenant(tenant)).unwrap();
         (loaded, bytes, object)
     }
 
@@ -174,7 +177,7 @@ mod tests {
         (meta.class, meta.tenant, meta.depth, meta.ttl_ms) = (0x1112, 0, 0x2122, 0x3132);
         meta.parent = Some(BlockKey(0x4142));
         let loaded = Loaded { meta, checksum: checksum(&body) };
-        let object = encode(&loaded, &body, None).unwrap();
+        let object = encode(&loaded, body[..].into(), None).unwrap();
         let mut header = b"KVREMOTE\x01\x00\x01\x00\x12\x11\x00\x00".to_vec();
         for (value, len) in
             [(0x0102, 16), (0x4142, 16), (0x2122, 4), (3, 4), (0, 8), (0x3132, 4), (0, 4), (0, 24), (0, 16)]

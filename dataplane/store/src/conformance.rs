@@ -11,7 +11,7 @@ mod space;
 use std::sync::Arc;
 
 use super::store::{BlockStore, Get, GetDone, Loaded, Put, PutDone, Stored, TierError};
-use kvasir_memory::buffer::Buffer;
+use kvasir_memory::buffer::{Buffer, Source};
 use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
 
 /// Checks a tier against the whole contract. `fresh` opens an empty one.
@@ -71,13 +71,13 @@ pub fn block(n: u64, size: u32) -> Put {
     let bytes = bytes_of(n, size);
     let parent = (!n.is_multiple_of(3)).then(|| key(n - 1));
     let meta = BlockMeta { parent, depth: n as u32 % 3, class: n as u16, ..BlockMeta::single(key(n), size) };
-    Put { meta, checksum: checksum(&bytes), buffer: Buffer::copy_of(&bytes) }
+    Put { meta, checksum: checksum(&bytes), buffer: Buffer::copy_of(&bytes).into() }
 }
 
 /// Puts a batch, and checks that each buffer came back as it was.
 pub fn put_all(store: &dyn BlockStore, batch: Vec<Put>) -> Vec<Result<Stored, TierError>> {
     let identity =
-        |buffer: &Buffer| (buffer.bytes().as_ptr() as usize, buffer.len(), checksum(buffer.bytes()));
+        |buffer: &Source| (buffer.shared().as_ptr() as usize, buffer.len(), buffer.shared().checksum());
     let before: Vec<_> = batch.iter().map(|put| identity(&put.buffer)).collect();
     let done = store.put(batch).wait();
     let after: Vec<_> = done.iter().map(|done| identity(&done.buffer)).collect();
@@ -126,5 +126,5 @@ fn is_block(n: u64, size: u32, (loaded, bytes): &Found) {
     let parent = loaded.meta.parent.and(expected.meta.parent);
     assert_eq!(loaded.meta, BlockMeta { parent, ..expected.meta });
     assert_eq!(loaded.checksum, expected.checksum, "checksum of block {n}");
-    assert!(bytes == expected.buffer.bytes(), "bytes of block {n} of {size} B");
+    assert!(expected.buffer.shared() == *bytes, "bytes of block {n} of {size} B");
 }

@@ -206,9 +206,7 @@ impl Turn<'_> {
             Some(fault) => Err(self.error(fault, Call::Get, key, 0)),
         };
         // The bytes of a miss are undefined. Here they look like nothing that was ever stored.
-        if let Some(bytes) = get.buffer.bytes_mut() {
-            bytes.fill(0xdb);
-        }
+        get.buffer.bytes_mut().fill(0xdb);
         ControlFlow::Break(GetDone { buffer: get.buffer, outcome })
     }
 

@@ -46,7 +46,7 @@ impl MemoryStore {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown)
             .map_err(|_| TierError::Full { tier: NAME, key, size })?;
         let loaded = Loaded { meta: put.meta, checksum: put.checksum };
-        let stored = self.resident.insert(loaded, put.bytes()?.into());
+        let stored = self.resident.insert(loaded, put.bytes()?.to_vec().into());
         match stored {
             Stored::Stored => self.counters.written(put.meta.size),
             // Someone else was faster.

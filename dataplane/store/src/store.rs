@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use kvasir_memory::buffer::Buffer;
-use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
+use kvasir_memory::buffer::{Buffer, Source};
+use kvasir_memory::shared::Shared;
+use kvasir_protocol::block::{BlockKey, BlockMeta};
 
 /// Where a block lives, nearest to the compute first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,7 +72,7 @@ pub struct Capabilities {
 pub struct Put {
     pub meta: BlockMeta,
     pub checksum: u64,
-    pub buffer: Buffer,
+    pub buffer: Source,
 }
 
 impl Put {
@@ -84,7 +85,7 @@ impl Put {
         if size > max {
             return Err(TierError::TooLarge { tier, key, size, max });
         }
-        let (expected, found) = (self.checksum, checksum(self.bytes()?));
+        let (expected, found) = (self.checksum, self.bytes()?.checksum());
         if expected != found {
             return Err(TierError::ChecksumMismatch { key, expected, found });
         }
@@ -92,15 +93,17 @@ impl Put {
     }
 
     /// The block's bytes.
-    pub fn bytes(&self) -> Result<&[u8], TierError> {
-        let (key, size, len) = (self.meta.key, self.meta.size.into(), self.buffer.len() as u64);
-        self.buffer.bytes().get(..self.meta.size as usize).ok_or(TierError::Buffer { key, size, len })
+    pub fn bytes(&self) -> Result<Shared<'_>, TierError> {
+        let (key, size, all) = (self.meta.key, self.meta.size, self.buffer.shared());
+        let bytes = all.first(size as usize);
+        let whole = bytes.len() == size as usize;
+        whole.then_some(bytes).ok_or(TierError::Buffer { key, size: size.into(), len: all.len() as u64 })
     }
 }
 
 #[derive(Debug)]
 pub struct PutDone {
-    pub buffer: Buffer,
+    pub buffer: Source,
     pub outcome: Result<Stored, TierError>,
 }
 
@@ -111,7 +114,7 @@ pub enum Stored {
     AlreadyStored,
 }
 
-/// A block to load into `buffer`, which must be writable and at least as long as the block.
+/// A block to load into `buffer`, which must be at least as long as the block.
 #[derive(Debug)]
 pub struct Get {
     pub key: BlockKey,
@@ -122,8 +125,11 @@ impl Get {
     /// Where a block of `size` bytes goes.
     pub fn target(&mut self, size: u32) -> Result<&mut [u8], TierError> {
         let (key, len) = (self.key, self.buffer.len() as u64);
-        let target = self.buffer.bytes_mut().and_then(|bytes| bytes.get_mut(..size as usize));
-        target.ok_or(TierError::Buffer { key, size: size.into(), len })
+        self.buffer.bytes_mut().get_mut(..size as usize).ok_or(TierError::Buffer {
+            key,
+            size: size.into(),
+            len,
+        })
     }
 }
 

@@ -120,9 +120,12 @@ fn bad_calls_leave_the_state_as_it_was() {
     let id = reserved(&store, owner, 1, 4096);
     assert_eq!(reserve(&store, other, 1, 4096), Reserve::InProgress);
     assert_eq!(commit(other, id), Err(StoreError::NotTheWriter { id }));
-    assert!(matches!(store.fill(owner, id, 4000, &[0; 97]), Err(StoreError::OutOfReservation { .. })));
+    assert!(matches!(
+        store.fill(owner, id, 4000, [0; 97][..].into()),
+        Err(StoreError::OutOfReservation { .. })
+    ));
     assert_eq!(store.remove(&[key(1)], 0).unwrap(), [Remove::InProgress]);
-    store.fill(owner, id, 0, &bytes_of(1, 4096)).unwrap();
+    store.fill(owner, id, 0, bytes_of(1, 4096)[..].into()).unwrap();
     assert!(lease(&store, 1, 0).is_none(), "not visible before commit");
     assert!(commit(owner, id).is_ok());
     assert_eq!(commit(owner, id), Err(StoreError::AlreadyCommitted { id }));
@@ -145,7 +148,7 @@ fn a_wrong_checksum_is_refused_or_found() {
     for (config, refused) in [(verify, true), (config(8), false)] {
         let store = Arc::new(DramStore::open(config).unwrap());
         let id = reserved(&store, OwnerId(0), 1, 4096);
-        store.fill(OwnerId(0), id, 0, &bytes_of(1, 4096)).unwrap();
+        store.fill(OwnerId(0), id, 0, bytes_of(1, 4096)[..].into()).unwrap();
         let result = store.commit(OwnerId(0), &[(id, Some(1))], 0).unwrap().remove(0);
         assert_eq!(matches!(result, Err(StoreError::ChecksumMismatch { expected: 1, .. })), refused);
         let expected = if refused { Verify::Missing } else { Verify::Dropped };
@@ -287,7 +290,7 @@ fn what_this_process_fills_by_itself_no_time_takes_back() {
     let owner = store.new_transfers_owner();
     let id = reserved(&store, owner, 1, 4096);
     store.sweep(u64::MAX);
-    store.fill(owner, id, 0, &bytes_of(1, 4096)).unwrap();
+    store.fill(owner, id, 0, bytes_of(1, 4096)[..].into()).unwrap();
     assert!(store.commit(owner, &[(id, None)], 0).unwrap()[0].is_ok());
 }
 
@@ -647,7 +650,7 @@ fn run(ops: Vec<Op>) {
                 let outcome = store.reserve(owner, &[meta], now).unwrap().remove(0);
                 model.check_outcome(n, &outcome);
                 if let Reserve::Reserved(reservation) = outcome {
-                    store.fill(owner, reservation.id, 0, &bytes_of(n, size)).unwrap();
+                    store.fill(owner, reservation.id, 0, bytes_of(n, size)[..].into()).unwrap();
                     model.open.push((reservation.id, n, size, now + 5000));
                 }
             }

@@ -150,7 +150,7 @@ fn two_processes_share_memory_and_events() {
     assert!(shared.offset() > 0);
     let (stream, event) = (Stream::new(&device).unwrap(), Event::shared(&device).unwrap());
     let mut lane = Lane::new(&device).unwrap();
-    lane.upload(&[Upload { from: &pattern(IPC_BYTES, 1), to: &shared }]).unwrap();
+    lane.upload(&[Upload { from: pattern(IPC_BYTES, 1)[..].into(), to: &shared }]).unwrap();
     stream.record(&event).unwrap();
     let handle = super::ipc::handle_of(&device, shared.address()).unwrap();
     let event = EventHandle::of(&device, &event).unwrap();
@@ -227,7 +227,7 @@ fn speed_beside_plain_copies() {
     let mut lane = Lane::new(&device).unwrap();
     let mut up = |bytes: &[u8]| {
         let list = bytes.chunks(SPEED_BLOCK as usize).zip(&blocks);
-        lane.upload(&list.map(|(from, to)| Upload { from, to }).collect::<Vec<_>>()).unwrap();
+        lane.upload(&list.map(|(from, to)| Upload { from: from.into(), to }).collect::<Vec<_>>()).unwrap();
     };
     let pinned = memory.mapping().bytes(0, SPEED_BYTES).unwrap();
     // SAFETY: the pool is this test's alone, and nothing writes to it while this is read.

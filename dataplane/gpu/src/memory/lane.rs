@@ -9,6 +9,7 @@ use super::event::Event;
 use super::pool::DeviceRange;
 use super::staging::{Piece, Staging, fillings};
 use super::stream::Stream;
+use kvasir_memory::shared::Shared;
 
 /// Bytes of one staging buffer. Two mebibytes take about 40 µs on a bus of 50 GB/s, several times the cost of starting
 /// a copy and waiting for it.
@@ -32,7 +33,7 @@ struct Buffer {
 
 /// A block on its way to the GPU.
 pub struct Upload<'a> {
-    pub from: &'a [u8],
+    pub from: Shared<'a>,
     /// At least as long.
     pub to: &'a DeviceRange,
 }
@@ -69,7 +70,7 @@ impl Lane {
         let mut staged = Vec::new();
         for block in blocks {
             assert!(block.from.len() as u64 <= block.to.len(), "the caller allocated as much");
-            if self.is_pinned(block.from) {
+            if self.is_pinned(block.from.as_ptr(), block.from.len()) {
                 let (to, from) = (block.to.address(), block.from.as_ptr() as u64);
                 // SAFETY: both are equally long and stay borrowed until `upload` has waited; the range has one user.
                 unsafe { self.stream.copy(to, from, block.from.len()) }?;
@@ -82,8 +83,8 @@ impl Lane {
             let Buffer { memory, used } = &mut self.buffers[n];
             used.wait()?;
             for piece in filling {
-                let bytes = &staged[piece.block].from[piece.offset..][..piece.len];
-                memory.bytes()[piece.at..][..piece.len].copy_from_slice(bytes);
+                let bytes = staged[piece.block].from.after(piece.offset);
+                bytes.copy_to(&mut memory.bytes()[piece.at..][..piece.len]);
             }
             for piece in filling {
                 let to = staged[piece.block].to.address() + piece.offset as u64;
@@ -111,7 +112,7 @@ impl Lane {
         let mut staged = Vec::new();
         for block in blocks {
             assert!(block.to.len() as u64 <= block.from.len(), "the caller knows how long a block is");
-            if self.is_pinned(block.to) {
+            if self.is_pinned(block.to.as_ptr(), block.to.len()) {
                 let (to, from) = (block.to.as_mut_ptr() as u64, block.from.address());
                 // SAFETY: both are equally long and stay borrowed until `download` has waited.
                 unsafe { self.stream.copy(to, from, block.to.len()) }?;
@@ -155,7 +156,7 @@ impl Lane {
         Ok(())
     }
 
-    fn is_pinned(&self, bytes: &[u8]) -> bool {
-        self.stream.device().is_pinned(bytes.as_ptr(), bytes.len())
+    fn is_pinned(&self, at: *const u8, len: usize) -> bool {
+        self.stream.device().is_pinned(at, len)
     }
 }

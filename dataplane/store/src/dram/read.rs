@@ -14,7 +14,7 @@ use crate::ghosts::MissCause;
 use crate::lifecycle::State;
 use crate::record::Record;
 use crate::shard::Shard;
-use kvasir_memory::buffer::Buffer;
+use kvasir_memory::buffer::{Buffer, Source};
 use kvasir_memory::shared::Shared;
 use kvasir_protocol::block::BlockKey;
 
@@ -281,11 +281,11 @@ impl Held {
     }
 }
 
-impl From<Held> for Buffer {
+impl From<Held> for Source {
     fn from(held: Held) -> Self {
         let (pool, offset, size) = (Arc::clone(&held.store.pool), held.offset, held.size);
         // The store lends only what lies in its pool.
-        Self::of_pool(&pool, offset, size.into(), held).unwrap_or_else(|| Self::zeroed(0))
+        Self::of_pool(&pool, offset, size.into(), held).unwrap_or_else(|| Buffer::zeroed(0).into())
     }
 }
 

@@ -11,7 +11,7 @@ use crate::ghosts::MissCause;
 use crate::lifecycle::State;
 use crate::shard::Freed;
 use kvasir_memory::extents::Extents;
-use kvasir_memory::shared::Place;
+use kvasir_memory::shared::{Place, Shared};
 use kvasir_protocol::block::BlockMeta;
 
 impl DramStore {
@@ -132,14 +132,13 @@ impl DramStore {
     }
 
     /// Copies `bytes` into a reservation, `at` bytes from its start. For writers in this process.
-    pub fn fill(&self, owner: OwnerId, id: u64, at: u32, bytes: &[u8]) -> Result<(), StoreError> {
+    pub fn fill(&self, owner: OwnerId, id: u64, at: u32, bytes: Shared<'_>) -> Result<(), StoreError> {
         self.while_busy(owner, id, |offset, size| {
             let (len, size, offset_in) = (bytes.len() as u64, u64::from(size), u64::from(at));
             let inside = offset_in.checked_add(len).is_some_and(|end| end <= size);
-            if !inside || !self.pool.mapping().write(offset + offset_in, bytes) {
-                return Err(StoreError::OutOfReservation { id, offset: offset_in, len, size });
-            }
-            Ok(())
+            let place = self.pool.mapping().place(offset + offset_in, len).filter(|_| inside);
+            let filled = place.map(|mut place| place.copy_in(bytes));
+            filled.map(|_| ()).ok_or(StoreError::OutOfReservation { id, offset: offset_in, len, size })
         })?
     }
 

@@ -14,7 +14,7 @@ use std::{io, thread};
 use super::moves::Moving;
 use crate::dram::{DramStore, Held};
 use crate::store::{BlockStore, Pending, Put, PutDone, Stored, TierError};
-use kvasir_memory::buffer::Buffer;
+use kvasir_memory::buffer::Source;
 use kvasir_protocol::block::BlockMeta;
 use kvasir_protocol::clock::Clock;
 
@@ -239,7 +239,7 @@ impl Shared {
         let (mut puts, mut blocks) = (Vec::with_capacity(jobs.len()), Vec::with_capacity(jobs.len()));
         for Job { held, meta, moving } in jobs {
             blocks.push(Sent { slot: held.slot, size: held.size, moving });
-            puts.push(Put { meta, checksum: held.checksum, buffer: Buffer::from(held) });
+            puts.push(Put { meta, checksum: held.checksum, buffer: Source::from(held) });
         }
         Batch { pending: self.below.put(puts), blocks }
     }

@@ -12,7 +12,7 @@ use super::moves::Moving;
 use super::{Level, Reach, Tiering};
 use crate::dram::BlockStat;
 use crate::store::{Put, Stored};
-use kvasir_memory::buffer::Buffer;
+use kvasir_memory::buffer::Source;
 use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 
 /// The most blocks considered, about 48 B each while it lasts.
@@ -116,7 +116,7 @@ impl Tiering {
             let BlockStat { key, parent, depth, class, tenant, .. } = *stat;
             let held = self.dram.hold(key, class, now_ms)?;
             let meta = BlockMeta { key, parent, depth, class, tenant, ttl_ms: 0, size: held.size };
-            Some(Put { meta, checksum: held.checksum, buffer: Buffer::from(held) })
+            Some(Put { meta, checksum: held.checksum, buffer: Source::from(held) })
         };
         let puts: Vec<Put> = stats.iter().flatten().filter_map(put).collect();
         let sizes: Vec<u32> = puts.iter().map(|put| put.meta.size).collect();
