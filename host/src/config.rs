@@ -18,6 +18,7 @@ pub use layers::{Error, Layer};
 pub use tiers::{Remote, RemoteUrl, TenantKey};
 
 use kvasir_dataplane::config::positive;
+use kvasir_dataplane::tier::hbm::HbmConfig;
 use kvasir_dataplane::tier::nvme::NvmeConfig;
 use kvasir_dataplane::tier::tiering::TieringConfig;
 use kvasir_dataplane::{DramConfig, ServerConfig};
@@ -37,6 +38,7 @@ pub struct Config {
     pub access: Access,
     pub store: Store,
     pub tiering: TieringConfig,
+    pub hbm: HbmConfig,
     pub nvme: NvmeConfig,
     pub remote: Remote,
     pub cluster: Cluster,
@@ -292,6 +294,8 @@ impl Config {
             access,
             store,
             tiering,
+            // Any size may be wanted; the GPU says what it has.
+            hbm: _,
             nvme,
             remote,
             cluster,

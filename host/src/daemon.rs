@@ -97,7 +97,7 @@ impl Daemon {
         let clock = Clock::start();
         let no_thread = |name| move |source| StartError::Thread { name, source };
         let cluster = cluster::open(&config, &store, clock)?;
-        let below = tiers::open(&config, cluster.as_ref().map(|cluster| cluster.tier()))?;
+        let below = tiers::open(&config, &store, cluster.as_ref().map(|cluster| cluster.tier()))?;
         let admit = Box::new(PolicyAdmit(policies.admitter_worker()));
         let tiering = Tiering::start(Arc::clone(&store), below, admit, config.tiering.clone(), clock);
         let tiering = Arc::new(tiering.map_err(no_thread("offloading"))?);

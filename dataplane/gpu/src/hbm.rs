@@ -3,8 +3,10 @@
 //! One allocation of the GPU holds the blocks; which are there is known on the host. Two threads, one per direction,
 //! work batches off with a stream each, so that both directions of the bus are in use at once. Bytes in memory that the
 //! driver knows ([`Pinned`](crate::memory::Pinned), such as a registered DRAM pool) go straight; others pass
-//! through page-locked buffers. A full tier refuses: what leaves it is decided above.
+//! through page-locked buffers. A full tier refuses, and what leaves it is decided above; or its oldest blocks make room
+//! ([`OnFull`]).
 
+mod put;
 mod worker;
 
 use std::io;
@@ -12,18 +14,35 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{self, JoinHandle};
 
+use self::put::Putter;
 use self::worker::{Job, Worker};
-use crate::memory::{CudaError, Device, DevicePool, DeviceRange, Lane};
+use crate::memory::{CudaError, Device, DevicePool, DeviceRange, Lane, Pinned};
+use kvasir_memory::host::HostPool;
+use kvasir_memory::region::Region;
 use kvasir_protocol::block::BlockKey;
+use kvasir_store::config::OnFull;
 use kvasir_store::counters::Counters;
 use kvasir_store::resident::Resident;
 use kvasir_store::store::{
     BlockStore, Capabilities, Get, GetDone, Pending, Put, PutDone, Tier, TierError, TierStats,
 };
+use kvasir_store::units;
+use serde::{Deserialize, Serialize};
 
 const NAME: &str = "hbm";
 /// Batches that wait for each direction; more are refused with [`TierError::Busy`].
 const BATCHES_MAX: usize = 1024;
+
+/// Settings of a host's tier in the memory of a GPU: for what leaves the DRAM pool, nearer than a disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HbmConfig {
+    /// Bytes of the GPU's memory that hold blocks, taken at the start. `0B`: a host has no such tier.
+    #[serde(with = "units::size")]
+    pub capacity_bytes: u64,
+    /// Which GPU: the N of `cuda:N`. They count in order of PCI address among those that `CUDA_VISIBLE_DEVICES` leaves visible.
+    pub device: u16,
+}
 
 /// Why the tier could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +58,8 @@ pub struct HbmStore {
     shared: Arc<Shared>,
     puts: Queue<Put, PutDone>,
     gets: Queue<Get, GetDone>,
+    /// Registered until nothing is under way any more.
+    _pinned: Option<Pinned>,
 }
 
 struct Shared {
@@ -54,19 +75,40 @@ impl Shared {
 }
 
 impl HbmStore {
-    /// An empty tier of `capacity_bytes` on `device`, taken at once.
+    /// An empty tier of `capacity_bytes` on `device`, taken at once. It refuses what does not fit.
     ///
     /// # Errors
     /// The GPU has less memory free, or the system gives no thread.
     pub fn open(device: &Arc<Device>, capacity_bytes: u64) -> Result<Self, OpenError> {
+        Self::with(device, capacity_bytes, OnFull::Refuse, None)
+    }
+
+    /// The tier below `dram`, empty, all of its memory taken at once. The pool is registered with the driver, so that blocks
+    /// are copied straight from it. The oldest blocks make room.
+    ///
+    /// # Errors
+    /// There is no such GPU, it has less memory free, the pool cannot be locked in memory, or the system gives no thread.
+    pub fn below(dram: &Arc<HostPool>, config: &HbmConfig) -> Result<Self, OpenError> {
+        let device = Device::open(config.device)?;
+        let pinned = Pinned::new(&device, &Region::of_pool(Arc::clone(dram)))?;
+        Self::with(&device, config.capacity_bytes, OnFull::Evict, Some(pinned))
+    }
+
+    fn with(
+        device: &Arc<Device>,
+        capacity_bytes: u64,
+        on_full: OnFull,
+        pinned: Option<Pinned>,
+    ) -> Result<Self, OpenError> {
         let pool = DevicePool::open(device, capacity_bytes)?;
         let shared = Arc::new(Shared { pool, resident: Resident::default(), counters: Counters::default() });
         let worker = || Ok::<_, CudaError>(Worker { shared: shared.clone(), lane: Lane::new(device)? });
-        let (putter, getter) = (worker()?, worker()?);
+        let (putter, getter) = (Putter::new(worker()?, on_full), worker()?);
         Ok(Self {
-            puts: Queue::new("kvasir-hbm-put", move |jobs| putter.put_all(jobs))?,
+            puts: Queue::new("kvasir-hbm-put", move |jobs| putter.run(jobs))?,
             gets: Queue::new("kvasir-hbm-get", move |jobs| getter.get_all(jobs))?,
             shared,
+            _pinned: pinned,
         })
     }
 
@@ -159,9 +201,7 @@ impl<T, D> Drop for Queue<T, D> {
 #[cfg(test)]
 mod gpu {
     use super::*;
-    use crate::memory::Pinned;
     use kvasir_memory::buffer::{Buffer, Source};
-    use kvasir_memory::region::Region;
     use kvasir_protocol::block::{BlockMeta, checksum};
     use kvasir_store::config::DramConfig;
     use kvasir_store::conformance::{self, bytes_of, key};
@@ -172,7 +212,28 @@ mod gpu {
     #[ignore = "needs a CUDA device"]
     fn conforms() {
         let device = Device::open(0).unwrap();
-        conformance::check(|| Arc::new(HbmStore::open(&device, 32 << 20).unwrap()));
+        for on_full in [OnFull::Refuse, OnFull::Evict] {
+            conformance::check(|| Arc::new(HbmStore::with(&device, 32 << 20, on_full, None).unwrap()));
+        }
+    }
+
+    #[test]
+    #[ignore = "needs a CUDA device"]
+    fn the_oldest_blocks_make_room_if_asked_to() {
+        const SIZE: u32 = 1 << 20;
+        let device = Device::open(0).unwrap();
+        let store = HbmStore::with(&device, 4 << 20, OnFull::Evict, None).unwrap();
+        for n in 0..4 {
+            assert_eq!(conformance::put(&store, n, SIZE), Ok(Stored::Stored));
+        }
+        // Removed and stored again: it is young now.
+        assert_eq!(conformance::remove(&store, 0), Ok(true));
+        assert_eq!(conformance::put(&store, 0, SIZE), Ok(Stored::Stored));
+        assert_eq!(conformance::put(&store, 4, 2 * SIZE), Ok(Stored::Stored));
+        assert_eq!([0, 1, 2, 3].map(|n| conformance::holds(&store, n, SIZE)), [true, false, false, true]);
+        assert!(conformance::holds(&store, 4, 2 * SIZE));
+        let refused = conformance::put(&store, 5, 5 * SIZE);
+        assert!(matches!(refused, Err(TierError::TooLarge { .. })), "{refused:?}");
     }
 
     #[test]
@@ -196,14 +257,12 @@ mod gpu {
         let (size, bytes) = (3 << 20, bytes_of(1, 3 << 20));
         dram.put(OwnerId(0), &BlockMeta::single(key(1), size), &bytes, 0).unwrap();
         let buffer: Source = dram.hold(key(1), 0, 0).unwrap().into();
-        let pinned = Pinned::new(&device, &Region::of_pool(dram.pool().clone())).unwrap();
+        let settings = HbmConfig { capacity_bytes: 16 << 20, device: 0 };
+        let store = HbmStore::below(dram.pool(), &settings).unwrap();
         assert!(device.is_pinned(buffer.shared().as_ptr(), buffer.len()));
-
-        let store = HbmStore::open(&device, 16 << 20).unwrap();
         let put = Put { meta: BlockMeta::single(key(1), size), checksum: checksum(&bytes), buffer };
         assert_eq!(store.put(vec![put]).wait().remove(0).outcome, Ok(Stored::Stored));
         let get = Get { key: key(1), buffer: Buffer::zeroed(size as usize) };
         assert!(store.get(vec![get]).wait().remove(0).buffer.bytes() == bytes);
-        drop(pinned);
     }
 }

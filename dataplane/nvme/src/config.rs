@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::format::{PAGE, SEGMENT_PAGES_MAX};
 use super::segments::RESERVE;
-use kvasir_store::config::{ConfigError, at_least_one, invalid};
+use kvasir_store::config::{ConfigError, OnFull, at_least_one, invalid};
 use kvasir_store::units::{self, Size};
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +34,8 @@ pub struct NvmeConfig {
     /// The most bytes that compaction reads per second while nothing waits for space.
     #[serde(with = "units::size")]
     pub compaction_bytes_per_s: u64,
-    /// What a put does if there is no space for it. Default: it is refused.
+    /// What a put does if there is no space for it. Default: it is refused. To evict: the oldest segment goes, with the
+    /// blocks that still live in it.
     #[serde(skip)]
     pub on_full: OnFull,
     /// Items under way at once; a batch beyond them is answered `Busy`.
@@ -52,16 +53,6 @@ pub enum SyncMode {
     Flush,
     /// Before any put or remove is done: the items written together are synced together.
     Batch,
-}
-
-/// What a put does if there is no space for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum OnFull {
-    /// It ends with `Full`; the caller evicts.
-    #[default]
-    Refuse,
-    /// It waits until the oldest segment is dropped, with the blocks that still live in it.
-    Evict,
 }
 
 impl Default for NvmeConfig {

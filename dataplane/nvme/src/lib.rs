@@ -36,8 +36,9 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-pub use self::config::{NvmeConfig, OnFull, OpenError, OpenReport, SyncMode};
+pub use self::config::{NvmeConfig, OpenError, OpenReport, SyncMode};
 pub use self::ring::io_uring_refusal;
+pub use kvasir_store::config::OnFull;
 
 use self::checkpoint::{Checkpoint, Summary};
 use self::disk::Disk;

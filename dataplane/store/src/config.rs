@@ -134,6 +134,16 @@ pub struct TenantConfig {
     pub pin_quota_bytes: Option<u64>,
 }
 
+/// What a put does if a tier has no space for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum OnFull {
+    /// It ends with `Full`; the caller evicts.
+    #[default]
+    Refuse,
+    /// It waits until the oldest blocks have made room.
+    Evict,
+}
+
 /// A setting that makes no sense.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ConfigError {

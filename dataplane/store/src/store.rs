@@ -157,7 +157,7 @@ pub enum TierError {
     ZeroSize { key: BlockKey },
     #[error("block {key} of {size} B is larger than the {max} B that tier {tier} takes")]
     TooLarge { tier: &'static str, key: BlockKey, size: u64, max: u64 },
-    #[error("buffer of {len} B for block {key} of {size} B is too short or read-only")]
+    #[error("buffer of {len} B for block {key} of {size} B is too short")]
     Buffer { key: BlockKey, size: u64, len: u64 },
     #[error(
         "block {key} came with checksum {expected:#018x}, its bytes have {found:#018x}; it was not stored"

@@ -2,6 +2,8 @@
 
 use crate::config::{self, Config, RemoteUrl};
 use crate::policy::AdmitterWorker;
+use kvasir_dataplane::DramStore;
+use kvasir_dataplane::tier::hbm::{self, HbmConfig, HbmStore};
 use kvasir_dataplane::tier::nvme::{self, NvmeConfig, NvmeStore, OnFull};
 use kvasir_dataplane::tier::remote::{self, Place, RemoteConfig, RemoteStore, S3, TenantKey};
 use kvasir_dataplane::tier::store::{BlockStore, Tier};
@@ -16,6 +18,8 @@ use std::sync::Arc;
 pub enum OpenError {
     #[error(transparent)]
     Config(#[from] config::Error),
+    #[error("hbm.capacity_bytes asks for memory of a GPU: {0}")]
+    Hbm(#[from] hbm::OpenError),
     #[error(transparent)]
     Nvme(#[from] nvme::OpenError),
     #[error(transparent)]
@@ -30,9 +34,13 @@ pub enum OpenError {
 /// The first that does not open, and why.
 pub fn open(
     config: &Config,
+    dram: &DramStore,
     peers: Option<Arc<dyn BlockStore>>,
 ) -> Result<Vec<Arc<dyn BlockStore>>, OpenError> {
     let mut below: Vec<Arc<dyn BlockStore>> = Vec::new();
+    if config.hbm.capacity_bytes > 0 {
+        below.push(Arc::new(open_hbm(&config.hbm, dram)?));
+    }
     if !config.nvme.dir.as_os_str().is_empty() {
         below.push(Arc::new(open_nvme(&config.nvme)?));
     }
@@ -86,6 +94,13 @@ fn read_key(path: &Path) -> Result<[u8; 32], OpenError> {
         *byte = digit(digits[0]) << 4 | digit(digits[1]);
     }
     Ok(key)
+}
+
+fn open_hbm(settings: &HbmConfig, dram: &DramStore) -> Result<HbmStore, hbm::OpenError> {
+    let store = HbmStore::below(dram.pool(), settings)?;
+    let (device, bytes) = (settings.device, store.pool().bytes());
+    tracing::info!(device, bytes, "hbm tier open");
+    Ok(store)
 }
 
 fn open_nvme(settings: &NvmeConfig) -> Result<NvmeStore, OpenError> {

@@ -147,3 +147,31 @@ fn a_planned_stop_saves_what_only_the_pool_has() {
     assert_eq!(settled(&host, "nvme")["blocks"], FEW);
     assert_eq!(found(&host, Transport::Unix), FEW as usize);
 }
+
+mod gpu {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs a CUDA device"]
+    fn what_overflows_the_pool_is_served_from_the_memory_of_a_gpu() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = [
+            "hbm.capacity_bytes=32MiB",
+            "tiering.min_uses=0",
+            "tiering.load_timeout=60s",
+            "store.put_wait=30s",
+        ];
+        let host = Host::start_with(dir.path(), &set);
+        let client = host.client(Transport::Unix);
+        for n in 0..BLOCKS {
+            client.put(&BlockMeta::single(key(n), BLOCK), &content(n, BLOCK)).unwrap();
+        }
+        let stat = settled(&host, "hbm");
+        assert!(stat["blocks"].as_u64().unwrap() > 0 && stat["offload_failed"] == 0, "{stat}");
+        for transport in [Transport::Unix, Transport::Tcp] {
+            assert_eq!(found(&host, transport), BLOCKS as usize);
+        }
+        assert!(metric(&host, "kvasir_onboard_bytes_total{", "hbm") > 0.0);
+        assert_eq!(host.terminate(), Some(0));
+    }
+}

@@ -1,13 +1,13 @@
-//! The threads of the HBM tier: batches in, completions out.
+//! The thread that reads from the HBM tier, and what both have: batches in, completions out.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use super::{NAME, Shared};
-use crate::memory::{CudaError, DeviceRange, Download, Lane, Upload};
+use crate::memory::{CudaError, DeviceRange, Download, Lane};
 use kvasir_protocol::block::{BlockKey, checksum};
 use kvasir_store::resident::Block;
-use kvasir_store::store::{Cancelled, Completion, Get, GetDone, Loaded, Put, PutDone, Stored, TierError};
+use kvasir_store::store::{Cancelled, Completion, Get, GetDone, Loaded, TierError};
 
 /// Bytes that are copied between two checks whether the caller changed its mind.
 const STEP_BYTES: u64 = 64 << 20;
@@ -25,72 +25,6 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Runs until nobody can send any more.
-    pub(super) fn put_all(mut self, jobs: Receiver<Job<Put, PutDone>>) {
-        for Job { mut batch, completion } in jobs {
-            let mut done = Vec::with_capacity(batch.len());
-            while !batch.is_empty() {
-                let rest = batch.split_off(step(batch.iter().map(|put| put.meta.size.into())));
-                let outcomes = self.put_step(&batch, &completion.cancelled);
-                let buffers = batch.into_iter().map(|put| put.buffer);
-                done.extend(buffers.zip(outcomes).map(|(buffer, outcome)| PutDone { buffer, outcome }));
-                batch = rest;
-            }
-            completion.done(done);
-        }
-    }
-
-    fn put_step(&mut self, puts: &[Put], cancelled: &Cancelled) -> Vec<Result<Stored, TierError>> {
-        if cancelled.is_set() {
-            return vec![Err(TierError::Cancelled); puts.len()];
-        }
-        let mut outcomes = Vec::with_capacity(puts.len());
-        let mut placed = Vec::new();
-        for put in puts {
-            outcomes.push(match self.place(put) {
-                Ok(Some(range)) => {
-                    placed.push((outcomes.len(), range));
-                    Ok(Stored::Stored)
-                }
-                Ok(None) => Ok(Stored::AlreadyStored),
-                Err(error) => Err(error),
-            });
-        }
-        let uploads: Vec<_> = placed
-            .iter()
-            .filter_map(|(n, to)| puts[*n].bytes().ok().map(|from| Upload { from, to }))
-            .collect();
-        let copied = self.lane.upload(&uploads);
-        drop(uploads);
-        for (n, range) in placed {
-            outcomes[n] = match &copied {
-                Ok(()) => Ok(self.publish(&puts[n], range)),
-                Err(error) => Err(self.failed("write", puts[n].meta.key, error)),
-            };
-        }
-        outcomes
-    }
-
-    /// Memory for a block, or `None` if the tier holds it already.
-    fn place(&self, put: &Put) -> Result<Option<DeviceRange>, TierError> {
-        put.check(NAME, self.shared.block_bytes_max())?;
-        let (key, size) = (put.meta.key, u64::from(put.meta.size));
-        if self.shared.resident.find(key).is_some() {
-            return Ok(None);
-        }
-        let range = self.shared.pool.allocate(size);
-        range.map(Some).ok_or(TierError::Full { tier: NAME, key, size })
-    }
-
-    fn publish(&self, put: &Put, range: DeviceRange) -> Stored {
-        // A batch may name a block twice; the second finds it here.
-        let stored = self.shared.resident.insert(Loaded { meta: put.meta, checksum: put.checksum }, range);
-        if stored == Stored::Stored {
-            self.shared.counters.written(put.meta.size);
-        }
-        stored
-    }
-
     /// Runs until nobody can send any more.
     pub(super) fn get_all(mut self, jobs: Receiver<Job<Get, GetDone>>) {
         for Job { mut batch, completion } in jobs {
@@ -151,14 +85,14 @@ impl Worker {
         intact.then_some(block.loaded)
     }
 
-    fn failed(&self, step: &'static str, key: BlockKey, error: &CudaError) -> TierError {
+    pub(super) fn failed(&self, step: &'static str, key: BlockKey, error: &CudaError) -> TierError {
         self.shared.counters.io_error();
         TierError::Io { tier: NAME, step, key, reason: error.to_string(), retryable: false }
     }
 }
 
 /// How many blocks of these sizes make a step: at least one.
-fn step(sizes: impl Iterator<Item = u64>) -> usize {
+pub(super) fn step(sizes: impl Iterator<Item = u64>) -> usize {
     let mut left = STEP_BYTES;
     let fitting = sizes.take_while(|&size| {
         let fits = left >= size;
