@@ -30,7 +30,7 @@ pub(crate) fn run(endpoint: &Endpoint, token: &str) -> Result<(), Box<dyn Error>
 
     let namespace = "my-model, bf16, tp 1/1".to_owned();
     let key = |n: usize| BlockKey::from_engine_hash(&namespace, &n.to_le_bytes());
-    let meta = |n| BlockMeta::single(key(n), plan.block_bytes());
+    let meta = |n| BlockMeta::single(key(n), (2 * LAYERS * RUN) as u32);
     let options = Options { namespace: namespace.clone(), token: token.to_owned(), ..Options::default() };
     let jobs = Jobs::start(endpoint, &options, JobOptions::default())?;
 

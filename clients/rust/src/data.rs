@@ -7,6 +7,7 @@ mod error;
 mod get;
 mod handover;
 mod jobs;
+mod label;
 mod options;
 mod place;
 mod put;
@@ -20,7 +21,7 @@ use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvasir_memory::host::Mapping;
@@ -39,7 +40,8 @@ pub use jobs::{Done, JobError, JobOptions, Jobs};
 pub use kvasir_memory::runs::{Plan, PlanError, Run};
 pub use kvasir_memory::shared::Shared;
 pub use kvasir_protocol::block::{BlockKey, BlockMeta, Pin};
-pub use options::Options;
+pub use label::{Label, LabelFault, Namespace};
+pub use options::{Counts, Options};
 pub use place::Place;
 pub use put::Put;
 pub use reconnecting::Reconnecting;
@@ -51,9 +53,10 @@ pub struct Client {
     local: Option<Arc<Local>>,
     boot: u64,
     payload_max: u64,
-    checksum_failures: AtomicU64,
     deadline: Mutex<Option<Instant>>,
     wire: Mutex<Wire>,
+    /// Of the same connection, to end it while a call waits.
+    line: Stream,
 }
 
 impl Client {
@@ -104,14 +107,22 @@ impl Client {
         if let Some(memory) = fds.next().filter(|_| ring) {
             wire.share(&memory).map_err(unmapped)?;
         }
-        let (endpoint, wire) = (endpoint.clone(), Mutex::new(wire));
-        let (checksum_failures, deadline) = (AtomicU64::new(0), Mutex::new(None));
-        Ok(Self { endpoint, options, local, boot, payload_max, checksum_failures, deadline, wire })
+        let line = wire.writer.try_clone().map_err(failed)?;
+        options.counts.connections.fetch_add(1, Ordering::Relaxed);
+        options.counts.boot.store(boot, Ordering::Relaxed);
+        let (endpoint, wire, deadline) = (endpoint.clone(), Mutex::new(wire), Mutex::new(None));
+        Ok(Self { endpoint, options, local, boot, payload_max, deadline, wire, line })
     }
 
-    /// Blocks that came back with bytes that differ from their checksums, and were handed out as misses.
+    /// Blocks that came back with bytes that differ from their checksums, and were handed out as misses: to all clients that
+    /// share [`Options::counts`].
     pub fn checksum_failures(&self) -> u64 {
-        self.checksum_failures.load(Ordering::Relaxed)
+        self.options.counts.checksum_failures.load(Ordering::Relaxed)
+    }
+
+    /// Ends the connection now. A call that waits for the host fails at once; one that copies ends with its copy.
+    pub fn hang_up(&self) {
+        self.line.shutdown();
     }
 
     /// A random number of the host's run that this is a connection to. With another one, what a caller remembers of the

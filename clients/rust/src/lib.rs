@@ -2,12 +2,14 @@
 //!
 //! [`data`] stores and reads blocks: in place in shared memory on the host's own machine, over TCP from elsewhere.
 //!
-//! An engine that keeps its KV in paged memory uses three things of it (`examples/engine.rs` is all of it in 60 lines):
+//! An engine that keeps its KV in paged memory uses these things of it (`examples/engine.rs` is all of it in 60 lines):
 //!
 //! * [`Plan`](data::Plan) says once where the blocks lie, in how many runs. From then on a block is a number.
 //! * [`Jobs`](data::Jobs) saves and loads such blocks on threads of their own, and tells by a descriptor what has ended: each
 //!   job once, which blocks are there, and not before the copying has stopped. A block is there only if its checksum is that
 //!   of what was stored.
+//! * [`Namespace`](data::Namespace) makes of an engine's hash the key of a block and a [`Label`](data::Label), which is stored
+//!   behind the block and compared after a load. Keys may collide, or be stored under by somebody else; a label does not.
 //! * [`Reconnecting`](data::Reconnecting) gives clients for the short questions (`exists`, `hold`), with
 //!   [`boot`](data::Client::boot) to tell when the host is another and what was remembered is void.
 //!

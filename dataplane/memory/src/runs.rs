@@ -109,12 +109,27 @@ pub enum PlanError {
     TooLarge { bytes: u64 },
 }
 
-/// Where an engine keeps its blocks. A block is the bytes of its runs, one behind the other, in the order of the runs.
+impl PlanError {
+    /// The same of another run.
+    fn of_run(self, at: usize) -> Self {
+        match self {
+            Self::Nothing { .. } => Self::Nothing { run: at },
+            Self::Outside { addr, stride, blocks, .. } => Self::Outside { run: at, addr, stride, blocks },
+            Self::Overlap { len, stride, .. } => Self::Overlap { run: at, len, stride },
+            other @ (Self::Empty { .. } | Self::TooLarge { .. }) => other,
+        }
+    }
+}
+
+/// Where blocks lie: all in the same runs, as an engine keeps them, or each in a piece of its own.
+///
+/// A block is the bytes of its runs, one behind the other, in the order of the runs.
 #[derive(Debug)]
 pub struct Plan {
     runs: Box<[Run]>,
     blocks: usize,
-    block_bytes: u32,
+    /// Of every block; `None` where block `n` is run `n`.
+    block_bytes: Option<u32>,
 }
 
 impl Plan {
@@ -146,21 +161,41 @@ impl Plan {
         }
         let bytes = runs.iter().map(|run| run.len as u64).fold(0, u64::saturating_add);
         let block_bytes = u32::try_from(bytes).map_err(|_| PlanError::TooLarge { bytes })?;
-        Ok(Self { runs: runs.into(), blocks, block_bytes })
+        Ok(Self { runs: runs.into(), blocks, block_bytes: Some(block_bytes) })
+    }
+
+    /// A plan of blocks that lie anywhere, each in one piece: the address and length of each. There may be none.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new) has it of every run of every block.
+    ///
+    /// # Errors
+    /// [`PlanError`]: what makes no sense, whatever lies there.
+    pub unsafe fn of_pieces(pieces: &[(usize, usize)]) -> Result<Self, PlanError> {
+        let piece = |(at, &(addr, len)): (usize, &(usize, usize))| {
+            let run = [Run { addr, len, stride: len }];
+            // SAFETY: nothing of it is used.
+            let checked = unsafe { Self::new(&run, 1) };
+            checked.map(|_| run[0]).map_err(|error| error.of_run(at))
+        };
+        let runs = pieces.iter().enumerate().map(piece).collect::<Result<_, _>>()?;
+        Ok(Self { runs, blocks: pieces.len(), block_bytes: None })
     }
 
     pub fn blocks(&self) -> usize {
         self.blocks
     }
 
-    /// Bytes of one block.
-    pub fn block_bytes(&self) -> u32 {
-        self.block_bytes
+    /// Bytes of a block; `None` if there is no such block.
+    pub fn block_bytes(&self, block: usize) -> Option<u32> {
+        let (runs, _) = self.runs_of(block)?;
+        // It was checked that they are not too many.
+        self.block_bytes.or_else(|| runs.first().map(|run| run.len as u32))
     }
 
     /// How many runs a block has.
     pub fn runs(&self) -> usize {
-        self.runs.len()
+        if self.block_bytes.is_some() { self.runs.len() } else { 1 }
     }
 
     /// A block's runs, to be read; `None` if there is no such block.
@@ -177,13 +212,21 @@ impl Plan {
     }
 
     fn at(&self, block: usize) -> Option<impl Iterator<Item = (NonNull<u8>, usize)>> {
-        (block < self.blocks).then(|| {
-            self.runs.iter().filter_map(move |run| {
-                let base = std::ptr::with_exposed_provenance_mut(run.addr + block * run.stride);
-                // It is never null: the address was checked not to be 0, and sums not to overflow.
-                Some((NonNull::new(base)?, run.len))
-            })
-        })
+        let (runs, nth) = self.runs_of(block)?;
+        Some(runs.iter().filter_map(move |run| {
+            let base = std::ptr::with_exposed_provenance_mut(run.addr + nth * run.stride);
+            // It is never null: the address was checked not to be 0, and sums not to overflow.
+            Some((NonNull::new(base)?, run.len))
+        }))
+    }
+
+    /// The runs in which a block lies, and how many blocks lie before it in each.
+    fn runs_of(&self, block: usize) -> Option<(&[Run], usize)> {
+        match self.block_bytes {
+            _ if block >= self.blocks => None,
+            Some(_) => Some((&self.runs, block)),
+            None => Some((self.runs.get(block..=block)?, 0)),
+        }
     }
 }
 
@@ -259,7 +302,8 @@ mod tests {
         let runs = [0, 30].map(|layer| Run { addr: base + layer, len: 4, stride: 10 });
         // SAFETY: the runs lie in `memory`, which lives longer and is not touched by its name while the plan is used.
         let plan = unsafe { Plan::new(&runs, 3) }.unwrap();
-        assert_eq!((plan.block_bytes(), plan.blocks(), plan.runs()), (8, 3, 2));
+        assert_eq!((plan.block_bytes(2), plan.blocks(), plan.runs()), (Some(8), 3, 2));
+        assert_eq!(plan.block_bytes(3), None);
         let parts: Vec<u8> = plan.parts(2).unwrap().flat_map(|part| part.to_vec()).collect();
         assert_eq!(parts, [20, 21, 22, 23, 50, 51, 52, 53]);
         let mut places: Vec<Place<'_>> = plan.places(1).unwrap().collect();
@@ -273,17 +317,37 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_of_pieces_has_a_block_for_each() {
+        let mut memory = vec![0_u8; 30];
+        let base = memory.as_mut_ptr().expose_provenance();
+        // SAFETY: the pieces lie in `memory`, which lives longer and is not touched by its name while the plan is used.
+        let plan = unsafe { Plan::of_pieces(&[(base + 20, 10), (base, 3)]) }.unwrap();
+        assert_eq!((plan.blocks(), plan.runs()), (2, 1));
+        assert_eq!([0, 1, 2].map(|n| plan.block_bytes(n)), [Some(10), Some(3), None]);
+        let mut places: Vec<Place<'_>> = plan.places(1).unwrap().collect();
+        assert_eq!(Scatter::new(&mut places, true).copy(Shared::from(&[7; 8][..])), 3);
+        assert_eq!(plan.parts(0).unwrap().map(|part| part.len()).sum::<usize>(), 10);
+        assert!(plan.parts(2).is_none() && plan.places(usize::MAX).is_none());
+        drop(plan);
+        assert!(memory[..3] == [7; 3] && memory[3..].iter().all(|&byte| byte == 0));
+        // SAFETY: nothing of them is used.
+        let refused = |pieces: &[_]| unsafe { Plan::of_pieces(pieces) }.unwrap_err().to_string();
+        assert!(refused(&[(base, 3), (base, 0)]).contains("run 1 begins at address 0 or has no bytes"));
+        assert!(refused(&[(base, 3), (usize::MAX - 4, 9)]).contains("run 1: 1 blocks"));
+    }
+
+    #[test]
     fn plans_that_make_no_sense_are_refused() {
         let run = Run { addr: 4096, len: 8, stride: 8 };
         let check = |runs: &[Run], blocks, expected: &str| {
             // SAFETY: nothing of it is used.
             let plan = unsafe { Plan::new(runs, blocks) };
             let text =
-                plan.map_or_else(|error| error.to_string(), |plan| format!("{} B", plan.block_bytes()));
+                plan.map_or_else(|error| error.to_string(), |plan| format!("{:?} B", plan.block_bytes(0)));
             assert!(text.contains(expected), "{text}");
         };
-        check(&[run, run], 4, "16 B");
-        check(&[Run { stride: 0, ..run }], 1, "8 B");
+        check(&[run, run], 4, "Some(16) B");
+        check(&[Run { stride: 0, ..run }], 1, "Some(8) B");
         check(&[], 4, "0 runs for 4 blocks");
         check(&[run], 0, "1 runs for 0 blocks");
         check(&[run, Run { addr: 0, ..run }], 1, "run 1 begins at address 0");

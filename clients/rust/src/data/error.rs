@@ -5,7 +5,7 @@ use std::io;
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_protocol::wire::{Op, Outcome, Reply, WireError};
 
-use super::Endpoint;
+use super::{Endpoint, LabelFault};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -37,6 +37,12 @@ pub enum ClientError {
         "block {key} is stored with {size} B, and the plan's blocks have {expected} B; what differs belongs in the namespace"
     )]
     OtherSize { key: BlockKey, size: u32, expected: u32 },
+    #[error(
+        "block {key} is not the one that was asked for: {fault}; treat it as missing, and find out who stored it"
+    )]
+    OtherLabel { key: BlockKey, fault: LabelFault },
+    #[error("{labels} labels for {blocks} blocks; give one for each, or none")]
+    Labels { labels: usize, blocks: usize },
     #[error("the lease on block {key} ran out before it was read; get it again")]
     LeaseExpired { key: BlockKey },
     #[error("block {key} was lent over a connection that has ended; connect again and get it again")]
@@ -82,6 +88,8 @@ impl ClientError {
             | Self::Buffer { .. }
             | Self::NoBlock { .. }
             | Self::OtherSize { .. }
+            | Self::OtherLabel { .. }
+            | Self::Labels { .. }
             | Self::NotLocal { .. }
             | Self::NoLayer { .. }
             | Self::Map { .. } => false,

@@ -140,7 +140,7 @@ impl Client {
         if bad.is_empty() {
             return Ok(());
         }
-        self.checksum_failures.fetch_add(bad.len() as u64, Ordering::Relaxed);
+        self.options.counts.checksum_failures.fetch_add(bad.len() as u64, Ordering::Relaxed);
         match self.verify(bad) {
             // Its own scrubber finds them too.
             Err(ClientError::DeadlinePassed { .. }) => Ok(()),

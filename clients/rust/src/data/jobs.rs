@@ -21,7 +21,8 @@ use kvasir_memory::runs::Plan;
 use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 use kvasir_protocol::wire::Op;
 
-use super::{Client, ClientError, Endpoint, Options, Put, Reconnecting};
+use super::scatter::check_labels;
+use super::{Client, ClientError, Endpoint, Label, Options, Put, Reconnecting};
 
 /// Bytes that a thread copies between two looks at the clock: some milliseconds.
 const BATCH_BYTES: u64 = 32 << 20;
@@ -81,6 +82,8 @@ pub enum JobError {
     Full { max: usize },
     #[error("block {block} is not in the plan, which has {blocks}")]
     NoBlock { block: usize, blocks: usize },
+    #[error("{labels} labels for {blocks} blocks; give one for each, or none")]
+    Labels { labels: usize, blocks: usize },
     #[error("the jobs were closed; start others")]
     Closed,
 }
@@ -102,6 +105,8 @@ struct Shared {
     open: AtomicUsize,
     done: Mutex<Vec<Done>>,
     event: OwnedFd,
+    /// One of each thread.
+    links: Mutex<Vec<Arc<Reconnecting>>>,
 }
 
 struct Queue {
@@ -114,6 +119,8 @@ struct Job {
     id: u64,
     plan: Arc<Plan>,
     work: Work,
+    /// One for each block, or none.
+    labels: Vec<Label>,
     until: Instant,
 }
 
@@ -137,13 +144,15 @@ impl Jobs {
             open: AtomicUsize::new(0),
             done: Mutex::default(),
             event,
+            links: Mutex::default(),
         });
         // From here on dropping it ends the threads that have started.
         let this = Self { shared, threads: Mutex::default() };
         for (name, saves, count) in [("kvasir-load", false, counts[0]), ("kvasir-save", true, counts[1])] {
             for _ in 0..count {
                 let shared = Arc::clone(&this.shared);
-                let link = Reconnecting::new(endpoint.clone(), options.clone());
+                let link = Arc::new(Reconnecting::new(endpoint.clone(), options.clone()));
+                shared.links.lock().push(Arc::clone(&link));
                 let run = move || shared.work(if saves { &shared.saves } else { &shared.loads }, &link);
                 this.threads.lock().push(thread::Builder::new().name(name.into()).spawn(run)?);
             }
@@ -156,9 +165,23 @@ impl Jobs {
     /// # Errors
     /// It is not taken, and will not be reported.
     pub fn load(&self, job: u64, plan: &Arc<Plan>, blocks: Vec<(BlockKey, usize)>) -> Result<(), JobError> {
-        check(plan, blocks.iter().map(|(_, block)| *block))?;
+        self.load_labelled(job, plan, blocks, Vec::new())
+    }
+
+    /// [`load`](Self::load) of blocks that were stored with these labels, one each: see [`Client::load_labelled`].
+    ///
+    /// # Errors
+    /// It is not taken, and will not be reported.
+    pub fn load_labelled(
+        &self,
+        job: u64,
+        plan: &Arc<Plan>,
+        blocks: Vec<(BlockKey, usize)>,
+        labels: Vec<Label>,
+    ) -> Result<(), JobError> {
+        check(plan, &labels, blocks.iter().map(|(_, block)| *block))?;
         let JobOptions { class, load_time, .. } = self.shared.options;
-        self.give(&self.shared.loads, job, plan, Work::Load { blocks, class }, load_time)
+        self.give(&self.shared.loads, (job, labels), plan, Work::Load { blocks, class }, load_time)
     }
 
     /// Gives a save of those blocks of `plan` that have these numbers.
@@ -166,8 +189,22 @@ impl Jobs {
     /// # Errors
     /// It is not taken, and will not be reported.
     pub fn save(&self, job: u64, plan: &Arc<Plan>, blocks: Vec<(BlockMeta, usize)>) -> Result<(), JobError> {
-        check(plan, blocks.iter().map(|(_, block)| *block))?;
-        self.give(&self.shared.saves, job, plan, Work::Save(blocks), self.shared.options.save_time)
+        self.save_labelled(job, plan, blocks, Vec::new())
+    }
+
+    /// [`save`](Self::save) with a label behind each block: see [`Client::save_labelled`].
+    ///
+    /// # Errors
+    /// It is not taken, and will not be reported.
+    pub fn save_labelled(
+        &self,
+        job: u64,
+        plan: &Arc<Plan>,
+        blocks: Vec<(BlockMeta, usize)>,
+        labels: Vec<Label>,
+    ) -> Result<(), JobError> {
+        check(plan, &labels, blocks.iter().map(|(_, block)| *block))?;
+        self.give(&self.shared.saves, (job, labels), plan, Work::Save(blocks), self.shared.options.save_time)
     }
 
     /// The jobs that have ended since the last call, in that order. Never waits.
@@ -184,11 +221,13 @@ impl Jobs {
         self.shared.event.as_fd()
     }
 
-    /// Takes no more jobs, waits until what is being copied has ended (at most as long as its time, and for a save also
-    /// [`Options::timeout`]), and reports all jobs that are left as failed. They can still be drained.
+    /// Takes no more jobs, hangs up, waits until what is being copied has ended, and reports all jobs that are left as failed.
+    /// They can still be drained. A thread that is just connecting to a host that says nothing is waited for until the job's
+    /// time is over, or [`Options::timeout`].
     pub fn close(&self) {
         let queues = [&self.shared.loads, &self.shared.saves];
         let left = queues.map(Queue::close);
+        self.shared.links.lock().iter().for_each(|link| link.hang_up());
         for thread in self.threads.lock().drain(..) {
             // It reports what it was doing in any case.
             let _ = thread.join();
@@ -199,7 +238,7 @@ impl Jobs {
     fn give(
         &self,
         queue: &Queue,
-        id: u64,
+        (id, labels): (u64, Vec<Label>),
         plan: &Arc<Plan>,
         work: Work,
         time: Duration,
@@ -210,7 +249,7 @@ impl Jobs {
             return Err(JobError::Full { max });
         }
         let until = Instant::now() + time.min(TIME_MAX);
-        let taken = queue.push(Job { id, plan: Arc::clone(plan), work, until });
+        let taken = queue.push(Job { id, plan: Arc::clone(plan), work, labels, until });
         if taken.is_err() {
             self.shared.open.fetch_sub(1, Ordering::Relaxed);
         }
@@ -224,7 +263,13 @@ impl Drop for Jobs {
     }
 }
 
-fn check(plan: &Plan, mut numbers: impl Iterator<Item = usize>) -> Result<(), JobError> {
+fn check(
+    plan: &Plan,
+    labels: &[Label],
+    mut numbers: impl ExactSizeIterator<Item = usize>,
+) -> Result<(), JobError> {
+    let blocks = numbers.len();
+    check_labels(labels, blocks).map_err(|_| JobError::Labels { labels: labels.len(), blocks })?;
     let blocks = plan.blocks();
     numbers.find(|&block| block >= blocks).map_or(Ok(()), |block| Err(JobError::NoBlock { block, blocks }))
 }
@@ -316,18 +361,23 @@ impl Job {
         }
         let client = link.client_within(left)?;
         client.set_deadline(Some(self.until));
-        let next = self.len().min(at + self.batch(&client));
-        let size = u64::from(self.plan.block_bytes());
+        let next = self.batch(&client, at);
+        let size = |at| u64::from(self.bytes(at));
+        // Empty where there are none.
+        let labels = self.labels.get(at..next).unwrap_or_default();
         // Of each block: whether it is there, and how many bytes were copied.
         let results: Vec<Result<(bool, u64), ClientError>> = match &self.work {
             Work::Load { blocks, class } => {
-                let loaded = client.load(&self.plan, &blocks[at..next], *class)?.into_iter();
-                loaded.map(|result| result.map(|here| (here, if here { size } else { 0 }))).collect()
+                let loaded = client.load_labelled(&self.plan, &blocks[at..next], labels, *class)?;
+                let bytes = |at, here| if here { size(at) } else { 0 };
+                let each = (at..next).zip(loaded);
+                each.map(|(at, result)| result.map(|here| (here, bytes(at, here)))).collect()
             }
             Work::Save(blocks) => {
-                let saved = client.save(&self.plan, &blocks[at..next])?.into_iter();
-                let bytes = |put| if put == Put::Stored { size } else { 0 };
-                saved.map(|result| result.map(|put| (true, bytes(put)))).collect()
+                let saved = client.save_labelled(&self.plan, &blocks[at..next], labels)?;
+                let bytes = |at, put| if put == Put::Stored { size(at) } else { 0 };
+                let each = (at..next).zip(saved);
+                each.map(|(at, result)| result.map(|put| (true, bytes(at, put)))).collect()
             }
         };
         for (here, result) in done.blocks[at..next].iter_mut().zip(results) {
@@ -344,10 +394,27 @@ impl Job {
         Ok(next)
     }
 
-    /// How many blocks go into one call.
-    fn batch(&self, client: &Client) -> usize {
+    /// Bytes of the payload of the block at `at`.
+    fn bytes(&self, at: usize) -> u32 {
+        let block = match &self.work {
+            Work::Load { blocks, .. } => blocks.get(at).map(|(_, block)| *block),
+            Work::Save(blocks) => blocks.get(at).map(|(_, block)| *block),
+        };
+        block.and_then(|block| self.plan.block_bytes(block)).unwrap_or(0)
+    }
+
+    /// Where the blocks end that go into one call, if they begin at `at`.
+    fn batch(&self, client: &Client, at: usize) -> usize {
         let most = if client.is_local() { BATCH_BYTES } else { BATCH_BYTES.min(client.payload_max) };
-        let blocks = most / u64::from(self.plan.block_bytes());
-        usize::try_from(blocks).unwrap_or(BATCH_MAX).clamp(1, BATCH_MAX)
+        let label = if self.labels.is_empty() { 0 } else { Label::BYTES };
+        let mut left = most;
+        let fits = |at: &usize| {
+            let rest = left.checked_sub(u64::from(self.bytes(*at)) + u64::from(label));
+            left = rest.unwrap_or(0);
+            rest.is_some()
+        };
+        let until = self.len().min(at + BATCH_MAX);
+        // One at least; the host says what it thinks of a block that is too large.
+        at + (at..until).take_while(fits).count().max(1)
     }
 }

@@ -2,9 +2,24 @@
 
 use std::io;
 use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use kvasir_protocol::stream::Stream;
+
+/// What has happened on connections to a host.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Connections that the host has let in.
+    pub connections: AtomicU64,
+    /// [`Client::boot`](super::Client::boot) of the latest of them; 0 before the first.
+    pub boot: AtomicU64,
+    /// Blocks that came back with bytes that differ from their checksums, and were handed out as misses.
+    pub checksum_failures: AtomicU64,
+    /// Blocks that came back with the label of another block, which are errors.
+    pub label_failures: AtomicU64,
+}
 
 /// How to connect.
 #[derive(Clone, Debug)]
@@ -22,6 +37,9 @@ pub struct Options {
     pub token: String,
     /// How long the host may take to answer. Default 10 s.
     pub timeout: Duration,
+    /// Where connections that are made with these options, or with a clone of them, count what happens. Default: counts of
+    /// their own.
+    pub counts: Arc<Counts>,
     /// TLS, for connections over TCP. Default none.
     #[cfg(feature = "tls")]
     pub tls: Option<kvasir_tls::ClientTls>,
@@ -36,6 +54,7 @@ impl Default for Options {
             tenant: 0,
             token: String::new(),
             timeout: Duration::from_secs(10),
+            counts: Arc::default(),
             #[cfg(feature = "tls")]
             tls: None,
         }

@@ -11,8 +11,9 @@ use kvasir_protocol::wire::{Op, Outcome, Placed, Reply, Request};
 use super::block::Local;
 use super::error::wrong;
 use super::runs::Runs;
+use super::scatter::check_labels;
 use super::wire::no_payload;
-use super::{Client, ClientError};
+use super::{Client, ClientError, Label};
 
 /// The outcome of putting a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,9 +56,25 @@ impl Client {
         plan: &Plan,
         blocks: &[(BlockMeta, usize)],
     ) -> Result<Vec<Result<Put, ClientError>>, ClientError> {
-        let mut parts = Runs::with_capacity(blocks.len(), plan.runs());
+        self.save_labelled(plan, blocks, &[])
+    }
+
+    /// [`save`](Self::save) with a label behind each block, by which its size is [`Label::BYTES`] larger than in the plan.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save).
+    pub fn save_labelled(
+        &self,
+        plan: &Plan,
+        blocks: &[(BlockMeta, usize)],
+        labels: &[Label],
+    ) -> Result<Vec<Result<Put, ClientError>>, ClientError> {
+        check_labels(labels, blocks.len())?;
+        let mut labels = labels.iter();
+        let mut parts = Runs::with_capacity(blocks.len(), plan.runs() + 1);
         for &(_, block) in blocks {
-            parts.push(plan.parts(block).ok_or(ClientError::NoBlock { block, blocks: plan.blocks() })?);
+            let runs = plan.parts(block).ok_or(ClientError::NoBlock { block, blocks: plan.blocks() })?;
+            parts.push(runs.chain(labels.next().map(|label| Shared::from(label.as_bytes()))));
         }
         let metas: Vec<BlockMeta> = blocks.iter().map(|(meta, _)| *meta).collect();
         self.put_runs(&metas, &parts)

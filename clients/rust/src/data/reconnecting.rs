@@ -32,12 +32,22 @@ impl Reconnecting {
         self.client_within(self.options.timeout)
     }
 
+    /// Ends the connection, if there is one and none is being made: see [`Client::hang_up`].
+    pub fn hang_up(&self) {
+        if let Some(client) = self.current.try_lock().as_deref().and_then(Option::as_ref) {
+            client.hang_up();
+        }
+    }
+
     pub(super) fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
     /// [`client`](Self::client), without a longer wait than `limit` for the host to let one in.
-    pub(super) fn client_within(&self, limit: Duration) -> Result<Arc<Client>, ClientError> {
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn client_within(&self, limit: Duration) -> Result<Arc<Client>, ClientError> {
         let mut current = self.current.lock();
         match current.take().filter(|client| !client.is_over()) {
             Some(client) => Ok(Arc::clone(current.insert(client))),

@@ -14,7 +14,7 @@ use kvasir_protocol::block::BlockKey;
 use super::block::{Block, Local};
 use super::runs::Runs;
 use super::wire::{READ_AHEAD, Reader};
-use super::{Client, ClientError};
+use super::{Client, ClientError, Label};
 
 /// What is received and summed at once: a part of the second-level cache.
 const PIECE: usize = 256 << 10;
@@ -71,24 +71,59 @@ impl Client {
         blocks: &[(BlockKey, usize)],
         class: u16,
     ) -> Result<Vec<Result<bool, ClientError>>, ClientError> {
-        let mut places = Runs::with_capacity(blocks.len(), plan.runs());
+        self.load_labelled(plan, blocks, &[], class)
+    }
+
+    /// [`load`](Self::load) of blocks that were stored with these labels, one each. A block with another one is an error, and
+    /// counted, whatever [`Options::verify`](super::Options::verify) says.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load). Per block also [`ClientError::OtherLabel`].
+    pub fn load_labelled(
+        &self,
+        plan: &Plan,
+        blocks: &[(BlockKey, usize)],
+        labels: &[Label],
+        class: u16,
+    ) -> Result<Vec<Result<bool, ClientError>>, ClientError> {
+        check_labels(labels, blocks.len())?;
+        let mut arrived = vec![Label::BLANK; labels.len()];
+        let mut room = arrived.iter_mut();
+        let mut places = Runs::with_capacity(blocks.len(), plan.runs() + 1);
         for &(_, block) in blocks {
-            places.push(plan.places(block).ok_or(ClientError::NoBlock { block, blocks: plan.blocks() })?);
+            let runs = plan.places(block).ok_or(ClientError::NoBlock { block, blocks: plan.blocks() })?;
+            places.push(runs.chain(room.next().map(|label| Place::from(label.as_mut_bytes()))));
         }
         let keys: Vec<BlockKey> = blocks.iter().map(|(key, _)| *key).collect();
         let fetched = self.fetch(&keys, class, places)?;
         // A host that is gone takes nothing back, and what was copied and compared is right all the same.
         let _ = self.release([]);
-        let expected = plan.block_bytes();
-        let loaded = |(&key, fetched)| match fetched {
-            Fetched::Here(size) if size == expected => Ok(true),
-            Fetched::Here(size) | Fetched::TooLarge(size) => {
-                Err(ClientError::OtherSize { key, size, expected })
+        let with_label = if labels.is_empty() { 0 } else { Label::BYTES };
+        let loaded = |(at, fetched)| {
+            let (key, block) = blocks[at];
+            let expected = plan.block_bytes(block).unwrap_or(0).saturating_add(with_label);
+            match fetched {
+                Fetched::Here(size) if size == expected => {
+                    self.compare(key, labels.get(at).zip(arrived.get(at))).map(|()| true)
+                }
+                Fetched::Here(size) | Fetched::TooLarge(size) => {
+                    Err(ClientError::OtherSize { key, size, expected })
+                }
+                Fetched::Missing | Fetched::Damaged => Ok(false),
+                Fetched::TooLate(error) => Err(error),
             }
-            Fetched::Missing | Fetched::Damaged => Ok(false),
-            Fetched::TooLate(error) => Err(error),
         };
-        Ok(keys.iter().zip(fetched).map(loaded).collect())
+        Ok(fetched.into_iter().enumerate().map(loaded).collect())
+    }
+
+    fn compare(&self, key: BlockKey, labels: Option<(&Label, &Label)>) -> Result<(), ClientError> {
+        match labels.and_then(|(expected, arrived)| expected.fault(arrived)) {
+            None => Ok(()),
+            Some(fault) => {
+                self.options.counts.label_failures.fetch_add(1, Ordering::Relaxed);
+                Err(ClientError::OtherLabel { key, fault })
+            }
+        }
     }
 
     fn get_all(
@@ -191,6 +226,11 @@ impl Client {
         };
         Ok(found.into_iter().map(fetched).collect())
     }
+}
+
+pub(super) fn check_labels(labels: &[Label], blocks: usize) -> Result<(), ClientError> {
+    let fits = labels.is_empty() || labels.len() == blocks;
+    if fits { Ok(()) } else { Err(ClientError::Labels { labels: labels.len(), blocks }) }
 }
 
 /// Fills a piece with what comes next: long ones straight from the connection, short ones from what was read ahead.

@@ -3,6 +3,7 @@
 mod connection;
 mod hold;
 mod jobs;
+mod labels;
 mod liar;
 mod runs;
 

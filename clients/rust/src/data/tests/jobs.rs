@@ -53,7 +53,7 @@ fn is_readable(jobs: &Jobs, patience: Timespec) -> bool {
 }
 
 /// Waits by the descriptor until `count` jobs have ended, in the order of their ids.
-fn wait(jobs: &Jobs, count: usize) -> Vec<Done> {
+pub(super) fn wait(jobs: &Jobs, count: usize) -> Vec<Done> {
     let mut all = Vec::new();
     while all.len() < count {
         assert!(is_readable(jobs, Timespec { tv_sec: 120, tv_nsec: 0 }), "{} of {count} came", all.len());

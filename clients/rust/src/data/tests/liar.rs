@@ -64,7 +64,7 @@ fn host_that_tells(lie: Lie, dir: &tempfile::TempDir) -> (Endpoint, JoinHandle<(
     (Endpoint::Unix(path), host)
 }
 
-fn hello(shared: bool) -> Reply {
+pub(super) fn hello(shared: bool) -> Reply {
     let (lease_ms, reservation_ms, payload_max) = (3_600_000, 3_600_000, 1 << 20);
     let pool_bytes = POOL;
     Reply::Hello {
@@ -79,7 +79,7 @@ fn hello(shared: bool) -> Reply {
     }
 }
 
-fn next(stream: &mut UnixStream) -> Option<(Header, Request)> {
+pub(super) fn next(stream: &mut UnixStream) -> Option<(Header, Request)> {
     let mut header = [0; HEADER_LEN];
     stream.read_exact(&mut header).ok()?;
     let header = Header::decode(&header).unwrap();
