@@ -7,7 +7,8 @@ use std::str::FromStr;
 
 use super::ClientError;
 
-/// Where a host's data plane listens. Written `unix:/path`, `host:port` or `tcp:host:port`.
+/// Where a host's data plane listens. Written `unix:/path`, `host:port`, `tcp:host:port` or
+/// `tcp://host:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// Same machine and user: blocks are read and filled in place.
@@ -23,7 +24,7 @@ impl FromStr for Endpoint {
         if let Some(path) = text.strip_prefix("unix:") {
             return Ok(Self::Unix(path.into()));
         }
-        let address = text.strip_prefix("tcp:").unwrap_or(text);
+        let address = ["tcp://", "tcp:"].iter().find_map(|scheme| text.strip_prefix(scheme)).unwrap_or(text);
         let mut addrs = address.to_socket_addrs().map_err(|error| bad(error.to_string()))?;
         addrs.next().map(Self::Tcp).ok_or_else(|| bad("it resolves to no address".into()))
     }

@@ -32,6 +32,11 @@ impl Reconnecting {
         self.client_within(self.options.timeout)
     }
 
+    /// The connection, if there is one that works and none is being made. Never waits.
+    pub fn current(&self) -> Option<Arc<Client>> {
+        self.current.try_lock()?.clone().filter(|client| !client.is_over())
+    }
+
     /// Ends the connection, if there is one and none is being made: see [`Client::hang_up`].
     pub fn hang_up(&self) {
         if let Some(client) = self.current.try_lock().as_deref().and_then(Option::as_ref) {

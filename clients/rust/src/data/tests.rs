@@ -374,6 +374,7 @@ fn failures_are_told_apart() {
     let nowhere = Client::connect(&"unix:/nowhere/at/all".parse().unwrap(), options());
     assert!(nowhere.err().unwrap().to_string().contains("no Kvasir host at unix:/nowhere/at/all"));
     assert_eq!("tcp:127.0.0.1:7".parse::<Endpoint>().unwrap(), "127.0.0.1:7".parse().unwrap());
+    assert_eq!("tcp://127.0.0.1:7".parse::<Endpoint>().unwrap(), "127.0.0.1:7".parse().unwrap());
     assert!("no-port".parse::<Endpoint>().unwrap_err().to_string().contains("host:port"));
 }
 

@@ -1,0 +1,131 @@
+"""What the package does natively: connections to one host, copying threads, labels.
+
+Bytes in, bytes out, integers little-endian. Every call that can wait gives the GIL away while it does, and any thread may call
+anything. Behind every block stands its label: namespace, engine hash and length in full, which are compared after each load,
+so that whatever lies under a key, only the block that was asked for is there.
+"""
+
+from typing import Final, final
+
+from typing_extensions import Buffer  # collections.abc has it from 3.12 on
+
+LABEL_BYTES: Final[int]
+"""By how much a stored block is larger than its payload."""
+
+class Error(Exception):
+    """Something failed between this process and its host."""
+
+class Unavailable(Error):
+    """The host cannot be asked now. What is stored there counts as missing."""
+
+class Refused(Unavailable):
+    """The host was asked and refuses: rights, versions, room."""
+
+class Mismatch(Error):
+    """What is stored under this key is not what was asked for."""
+
+@final
+class Core:
+    """One host.
+
+    It connects when it is first asked something, and again after a failure. A child of a fork makes its own; all calls of one
+    that was made before raise ``RuntimeError``. Closed at exit by itself.
+    """
+
+    def __new__(
+        cls,
+        host: str,
+        *,
+        token: str = "",
+        tenant: int = 0,
+        load_threads: int = 2,
+        save_threads: int = 1,
+        match_ms: int = 20,
+        load_ms: int = 2000,
+        save_ms: int = 30000,
+        verify: bool = True,
+        workload_class: int = 0,
+    ) -> Core:
+        """``host`` is ``unix:/path`` or ``tcp://host:port``.
+
+        The times are how long a question, a load and a save may take, the latter two from when they are given. Without
+        ``verify`` checksums are not compared; labels are. Raises ``ValueError`` for what makes no sense.
+        """
+
+    def plan(self, namespace: bytes, runs: bytes, blocks: int, owner: object = None) -> int:
+        """Registers where ``blocks`` blocks lie, and returns the number of the plan.
+
+        ``runs`` are triples (address, length, stride) of u64: block ``b`` has the ``length`` bytes at
+        ``address + b * stride``, of one run after the other. ``namespace`` is a digest of 32 B. ``owner`` is kept alive as long
+        as the plan, and with it the memory must stay where it is.
+        """
+
+    def unplan(self, plan: int) -> None:
+        """Forgets a plan. Raises ``RuntimeError`` while jobs of it are not drained."""
+
+    def prefix(self, namespaces: list[bytes], hashes: bytes, hash_bytes: int) -> int:
+        """How many blocks from the first on are there under every namespace.
+
+        Waits at most ``match_ms``. Raises ``Unavailable``; after that it does so at once for a while, 50 ms to 1 s, and then
+        tries the host again.
+        """
+
+    def exists(self, namespace: bytes, hashes: bytes, hash_bytes: int) -> bytes:
+        """A byte for each block, 1 if it is there. Waits and raises as ``prefix`` does."""
+
+    def hold(self, namespaces: list[bytes], hashes: bytes, hash_bytes: int, ms: int) -> None:
+        """Asks the host not to evict these blocks for ``ms`` ms, or as long as it is connected. Best effort: never raises
+        because of the host."""
+
+    def load(self, job: int, plan: int, hashes: bytes, hash_bytes: int, blocks: bytes) -> None:
+        """Gives a job: fills block ``blocks[i]`` (u32) of the plan with what is stored under hash ``i``.
+
+        ``drain`` reports it once, after copying has stopped; until then the blocks are the job's. Raises ``ValueError`` for a
+        block outside of the plan, ``KeyError`` for no plan, ``Error`` if it is closed; such a job is not reported.
+        """
+
+    def save(self, job: int, plan: int, hashes: bytes, hash_bytes: int, blocks: bytes) -> None:
+        """Gives a job: stores block ``blocks[i]`` of the plan under hash ``i``. Otherwise as ``load``."""
+
+    def load_into(self, job: int, namespace: bytes, keys: list[bytes], buffers: list[Buffer]) -> None:
+        """``load`` into writable, contiguous buffers, one a key, each exactly as long as the block that is to come.
+
+        They are kept until the job is drained. Raises ``BufferError`` for a buffer that cannot be used.
+        """
+
+    def save_from(self, job: int, namespace: bytes, keys: list[bytes], buffers: list[Buffer]) -> None:
+        """``save`` from contiguous buffers, one a key, of any lengths."""
+
+    def drain(self) -> list[tuple[int, bool, bytes, int, str | None]]:
+        """Jobs that have ended since the last call, never waiting.
+
+        Of each: its number; whether all its blocks are there; a byte for each block, 1 if it is there, whole and right (of a
+        save: stored, or being stored by somebody else); bytes copied; the first failure other than that a block is not there.
+        """
+
+    def event_fd(self) -> int:
+        """A descriptor that is readable while there is something to drain. Wait for it; do not read or close it."""
+
+    def remove(self, namespace: bytes, keys: list[bytes]) -> bytes:
+        """Removes blocks. A byte for each, 1 if it was there. Waits at most ``load_ms``."""
+
+    def sizes(self, namespace: bytes, keys: list[bytes]) -> list[int | None]:
+        """Bytes of the payload of each block, or None. Waits at most ``load_ms``."""
+
+    def put(self, namespace: bytes, key: bytes, buffer: Buffer) -> bool:
+        """Stores one buffer and waits for it, at most ``load_ms``. False if the block was there already."""
+
+    def get(self, namespace: bytes, key: bytes, buffer: Buffer) -> bool:
+        """Fills one buffer and waits for it, at most ``load_ms``. False if there is no such block.
+
+        Raises ``Mismatch`` if what is there has another size or another label.
+        """
+
+    def boot(self) -> int:
+        """A number of the host's run, 0 before the first connection. With another one, what was remembered is void."""
+
+    def counters(self) -> dict[str, int]:
+        """What has happened so far: connections, failures, jobs, blocks and bytes."""
+
+    def close(self) -> None:
+        """Takes no more jobs, hangs up, and waits until copying has stopped. What is left is reported as failed by ``drain``."""

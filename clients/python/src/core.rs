@@ -1,0 +1,538 @@
+//! `Core`: one host, as the Python package sees it.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use kvasir_client::data::{
+    BlockKey, BlockMeta, Client, ClientError, Done, Endpoint, JobOptions, Jobs, Label, Namespace, Options,
+    Plan, Put, Reconnecting,
+};
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::bytes;
+use crate::errors::{Error, client_error, job_error};
+use crate::jobs::{Kept, Table};
+use crate::link::Link;
+use crate::memory::{self, Buffers};
+
+/// The most keys that a host takes in one call.
+const KEYS_MAX: usize = 4096;
+/// How long a host may say nothing in the middle of a call, whatever the call's own limit is.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+
+/// All that are open, to be closed before Python takes its memory back. Only locked with the GIL held, so that no other thread
+/// has it locked when Python forks.
+static OPEN: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+/// A host's blocks: questions about them, and jobs that copy them. See `_core.pyi`.
+#[pyclass(frozen, module = "kvasir._core")]
+pub(crate) struct Core {
+    /// `None` only while it is dropped.
+    inner: Option<Arc<Inner>>,
+}
+
+struct Inner {
+    /// The process that made it. A child has none of its threads, and shares its sockets with the parent.
+    pid: u32,
+    endpoint: Endpoint,
+    options: Options,
+    job_options: JobOptions,
+    /// Started by the first job.
+    jobs: Mutex<Option<Arc<Jobs>>>,
+    closed: AtomicBool,
+    asks: Arc<Link>,
+    /// For calls that wait as long as a load may take.
+    calls: Reconnecting,
+    table: Table,
+    tally: [Tally; 2],
+}
+
+/// What jobs came to, in total; loads and saves each have one.
+#[derive(Default)]
+struct Tally {
+    jobs: AtomicU64,
+    failed: AtomicU64,
+    here: AtomicU64,
+    absent: AtomicU64,
+    bytes: AtomicU64,
+}
+
+#[pymethods]
+impl Core {
+    #[new]
+    #[pyo3(signature = (host, *, token = "", tenant = 0, load_threads = 2, save_threads = 1, match_ms = 20,
+        load_ms = 2000, save_ms = 30000, verify = true, workload_class = 0))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn new(
+        host: &str,
+        token: &str,
+        tenant: u16,
+        load_threads: usize,
+        save_threads: usize,
+        match_ms: u64,
+        load_ms: u64,
+        save_ms: u64,
+        verify: bool,
+        workload_class: u16,
+    ) -> PyResult<Self> {
+        let endpoint: Endpoint = host.parse().map_err(|error| client_error(&error))?;
+        if ![load_threads, save_threads].iter().all(|count| (1..=64).contains(count)) {
+            return Err(PyValueError::new_err("load_threads and save_threads are 1 to 64"));
+        }
+        if match_ms == 0 || load_ms == 0 || save_ms == 0 {
+            return Err(PyValueError::new_err("match_ms, load_ms and save_ms are at least 1"));
+        }
+        let [match_time, load_time, save_time] = [match_ms, load_ms, save_ms].map(Duration::from_millis);
+        let (token, timeout) = (token.to_owned(), SILENCE_MAX);
+        let options = Options { verify, tenant, token, timeout, ..Options::default() };
+        let (class, defaults) = (workload_class, JobOptions::default());
+        let job_options = JobOptions { load_threads, save_threads, load_time, save_time, class, ..defaults };
+        let connection = || Reconnecting::new(endpoint.clone(), options.clone());
+        let inner = Arc::new(Inner {
+            pid: std::process::id(),
+            asks: Link::new(connection(), match_time),
+            calls: connection(),
+            endpoint,
+            options,
+            job_options,
+            jobs: Mutex::default(),
+            closed: AtomicBool::new(false),
+            table: Table::default(),
+            tally: Default::default(),
+        });
+        let mut open = OPEN.lock();
+        open.retain(|inner| inner.strong_count() > 0);
+        open.push(Arc::downgrade(&inner));
+        Ok(Self { inner: Some(inner) })
+    }
+
+    #[pyo3(signature = (namespace, runs, blocks, owner = None))]
+    fn plan(&self, namespace: &[u8], runs: &[u8], blocks: usize, owner: Option<Py<PyAny>>) -> PyResult<u64> {
+        let inner = self.inner()?;
+        let namespace = bytes::namespace(namespace)?;
+        let plan = memory::plan(&bytes::runs(runs)?, blocks)?;
+        bytes::with_label(plan.block_bytes(0).unwrap_or(0))?;
+        Ok(inner.table.plan(plan, namespace, owner))
+    }
+
+    fn unplan(&self, plan: u64) -> PyResult<()> {
+        self.inner()?.table.unplan(plan).map(drop)
+    }
+
+    fn prefix(
+        &self,
+        py: Python<'_>,
+        namespaces: Vec<Vec<u8>>,
+        hashes: &[u8],
+        hash_bytes: usize,
+    ) -> PyResult<usize> {
+        let inner = self.open()?;
+        let hashes = bytes::hashes(hashes, hash_bytes)?;
+        let spaces = namespaces.iter().map(|space| bytes::namespace(space)).collect::<PyResult<Vec<_>>>()?;
+        if spaces.is_empty() {
+            return Err(PyValueError::new_err(
+                "no namespace is given; a run is one of blocks in each of them",
+            ));
+        }
+        py.detach(|| {
+            inner.asks.ask(|client| {
+                let mut run = hashes.len();
+                for space in &spaces {
+                    if run == 0 {
+                        break;
+                    }
+                    let keys = bytes::keys(space, hashes.clone().take(run));
+                    run = leading(client, &keys)?;
+                }
+                Ok(run)
+            })
+        })
+    }
+
+    fn exists<'py>(
+        &self,
+        py: Python<'py>,
+        namespace: &[u8],
+        hashes: &[u8],
+        hash_bytes: usize,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let inner = self.open()?;
+        let (namespace, hashes) = (bytes::namespace(namespace)?, bytes::hashes(hashes, hash_bytes)?);
+        let found = py.detach(|| {
+            let keys = bytes::keys(&namespace, hashes);
+            inner.asks.ask(|client| in_batches(&keys, |keys| client.exists(keys)))
+        })?;
+        Ok(flags(py, &found))
+    }
+
+    fn hold(
+        &self,
+        py: Python<'_>,
+        namespaces: Vec<Vec<u8>>,
+        hashes: &[u8],
+        hash_bytes: usize,
+        ms: u64,
+    ) -> PyResult<()> {
+        let inner = self.open()?;
+        let hashes = bytes::hashes(hashes, hash_bytes)?;
+        let spaces = namespaces.iter().map(|space| bytes::namespace(space)).collect::<PyResult<Vec<_>>>()?;
+        let time = Duration::from_millis(ms);
+        py.detach(|| {
+            let keys: Vec<BlockKey> =
+                spaces.iter().flat_map(|space| bytes::keys(space, hashes.clone())).collect();
+            // A block that is not held may be gone when it is loaded, which is a miss like any other.
+            let _ = inner.asks.ask(|client| in_batches(&keys, |keys| client.hold(keys, time)));
+        });
+        Ok(())
+    }
+
+    fn load(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        plan: u64,
+        hashes: &[u8],
+        hash_bytes: usize,
+        blocks: &[u8],
+    ) -> PyResult<()> {
+        self.transfer(py, false, job, plan, (hashes, hash_bytes), blocks)
+    }
+
+    fn save(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        plan: u64,
+        hashes: &[u8],
+        hash_bytes: usize,
+        blocks: &[u8],
+    ) -> PyResult<()> {
+        self.transfer(py, true, job, plan, (hashes, hash_bytes), blocks)
+    }
+
+    fn load_into(
+        &self,
+        job: u64,
+        namespace: &[u8],
+        keys: Vec<Vec<u8>>,
+        buffers: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.transfer_buffers(false, job, namespace, &keys, &buffers)
+    }
+
+    fn save_from(
+        &self,
+        job: u64,
+        namespace: &[u8],
+        keys: Vec<Vec<u8>>,
+        buffers: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.transfer_buffers(true, job, namespace, &keys, &buffers)
+    }
+
+    fn drain<'py>(&self, py: Python<'py>) -> PyResult<Vec<Ended<'py>>> {
+        let inner = self.inner()?;
+        let jobs = inner.jobs.lock().clone();
+        let done = jobs.map(|jobs| jobs.drain()).unwrap_or_default();
+        Ok(done.into_iter().filter_map(|done| inner.ended(py, done)).collect())
+    }
+
+    fn event_fd(&self) -> PyResult<RawFd> {
+        Ok(self.open()?.jobs()?.event_fd().as_raw_fd())
+    }
+
+    fn remove<'py>(
+        &self,
+        py: Python<'py>,
+        namespace: &[u8],
+        keys: Vec<Vec<u8>>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let namespace = bytes::namespace(namespace)?;
+        let keys = bytes::keys(&namespace, keys.iter().map(Vec::as_slice));
+        let removed = self.call(py, |client| in_batches(&keys, |keys| client.remove(keys)))?;
+        Ok(flags(py, &removed))
+    }
+
+    /// Bytes of the payload of each block; `None` of one that is not there.
+    fn sizes(&self, py: Python<'_>, namespace: &[u8], keys: Vec<Vec<u8>>) -> PyResult<Vec<Option<u32>>> {
+        let namespace = bytes::namespace(namespace)?;
+        let keys = bytes::keys(&namespace, keys.iter().map(Vec::as_slice));
+        let stats = self.call(py, |client| in_batches(&keys, |keys| client.stat(keys)))?;
+        // One that is smaller than a label has none, and will be refused as such.
+        Ok(stats.into_iter().map(|stat| stat.map(|stat| stat.size.saturating_sub(Label::BYTES))).collect())
+    }
+
+    /// Stores one buffer and waits for it. False if the block was there, or is being stored by somebody else.
+    fn put(&self, py: Python<'_>, namespace: &[u8], key: &[u8], buffer: Bound<'_, PyAny>) -> PyResult<bool> {
+        let (namespace, buffers) = (bytes::namespace(namespace)?, Buffers::open(&[buffer], false)?);
+        let plan = buffers.plan()?;
+        let (meta, label) = named(&namespace, key, &plan, 0)?;
+        let put = self.call(py, |client| client.save_labelled(&plan, &[(meta, 0)], &[label])?.remove(0))?;
+        Ok(put == Put::Stored)
+    }
+
+    /// Fills one buffer and waits for it. False if the block is not there; then the buffer may have been written to.
+    fn get(&self, py: Python<'_>, namespace: &[u8], key: &[u8], buffer: Bound<'_, PyAny>) -> PyResult<bool> {
+        let (namespace, buffers) = (bytes::namespace(namespace)?, Buffers::open(&[buffer], true)?);
+        let plan = buffers.plan()?;
+        let (meta, label) = named(&namespace, key, &plan, 0)?;
+        let class = self.inner()?.job_options.class;
+        self.call(py, |client| client.load_labelled(&plan, &[(meta.key, 0)], &[label], class)?.remove(0))
+    }
+
+    fn boot(&self) -> PyResult<u64> {
+        Ok(self.inner()?.options.counts.boot.load(Ordering::Relaxed))
+    }
+
+    fn counters(&self) -> PyResult<BTreeMap<String, u64>> {
+        Ok(self.inner()?.counters())
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner()?;
+        py.detach(|| inner.close());
+        Ok(())
+    }
+}
+
+/// A drained job: its number, whether all went well, a byte for each block, bytes copied, why not.
+type Ended<'py> = (u64, bool, Bound<'py, PyBytes>, u64, Option<String>);
+
+impl Core {
+    /// Unless this is a child of the process that made it.
+    fn inner(&self) -> PyResult<&Arc<Inner>> {
+        let Some(inner) = self.inner.as_ref().filter(|inner| inner.is_ours()) else {
+            let text = "this was made before the process forked; make another Core in the child";
+            return Err(PyRuntimeError::new_err(text));
+        };
+        Ok(inner)
+    }
+
+    /// Unless it is closed.
+    fn open(&self) -> PyResult<&Arc<Inner>> {
+        let inner = self.inner()?;
+        if inner.closed.load(Ordering::Relaxed) { Err(Error::new_err("it was closed")) } else { Ok(inner) }
+    }
+
+    /// A call that may take as long as a load.
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&Client) -> Result<T, ClientError> + Send,
+    ) -> PyResult<T> {
+        let inner = self.open()?;
+        let limit = inner.job_options.load_time;
+        py.detach(|| {
+            let until = std::time::Instant::now() + limit;
+            let client = inner.calls.client_within(limit)?;
+            client.set_deadline(Some(until));
+            call(&client)
+        })
+        .map_err(|error| client_error(&error))
+    }
+
+    fn transfer(
+        &self,
+        py: Python<'_>,
+        saves: bool,
+        job: u64,
+        plan: u64,
+        (hashes, hash_bytes): (&[u8], usize),
+        blocks: &[u8],
+    ) -> PyResult<()> {
+        let inner = self.open()?;
+        let hashes = bytes::hashes(hashes, hash_bytes)?;
+        let blocks: Vec<usize> = bytes::blocks(blocks, hashes.len())?.collect();
+        let (planned, namespace) = inner.table.planned(plan)?;
+        let of_all = blocks.iter().zip(hashes);
+        let named: Vec<_> = py.detach(|| {
+            of_all.map(|(&block, hash)| named(&namespace, hash, &planned, block)).collect::<PyResult<_>>()
+        })?;
+        inner.give(saves, job, Kept::Plan(plan), &planned, named, &blocks)
+    }
+
+    fn transfer_buffers(
+        &self,
+        saves: bool,
+        job: u64,
+        namespace: &[u8],
+        keys: &[Vec<u8>],
+        buffers: &[Bound<'_, PyAny>],
+    ) -> PyResult<()> {
+        let inner = self.open()?;
+        let namespace = bytes::namespace(namespace)?;
+        if keys.len() != buffers.len() {
+            let text = format!("{} keys for {} buffers", keys.len(), buffers.len());
+            return Err(PyValueError::new_err(text));
+        }
+        let buffers = Buffers::open(buffers, !saves)?;
+        let plan = buffers.plan()?;
+        let blocks: Vec<usize> = (0..keys.len()).collect();
+        let of_all = blocks.iter().zip(keys);
+        let named: Vec<_> =
+            of_all.map(|(&block, key)| named(&namespace, key, &plan, block)).collect::<PyResult<_>>()?;
+        inner.give(saves, job, Kept::Buffers(buffers), &plan, named, &blocks)
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        let Some(inner) = self.inner.take() else { return };
+        if inner.is_ours() {
+            inner.close();
+        } else {
+            // Its threads are not in this process, so there is nothing to wait for, and their locks may be locked for ever.
+            std::mem::forget(inner);
+        }
+    }
+}
+
+impl Inner {
+    fn is_ours(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    fn jobs(&self) -> PyResult<Arc<Jobs>> {
+        let mut jobs = self.jobs.lock();
+        if let Some(jobs) = &*jobs {
+            return Ok(Arc::clone(jobs));
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::new_err("it was closed"));
+        }
+        let started = Jobs::start(&self.endpoint, &self.options, self.job_options.clone());
+        let started =
+            started.map_err(|error| Error::new_err(format!("cannot start copying threads: {error}")))?;
+        Ok(Arc::clone(jobs.insert(Arc::new(started))))
+    }
+
+    fn give(
+        &self,
+        saves: bool,
+        job: u64,
+        kept: Kept,
+        plan: &Arc<Plan>,
+        named: Vec<(BlockMeta, Label)>,
+        blocks: &[usize],
+    ) -> PyResult<()> {
+        let jobs = self.jobs()?;
+        let number = self.table.open(job, saves, kept)?;
+        let (metas, labels): (Vec<_>, Vec<_>) = named.into_iter().unzip();
+        let of_all = metas.into_iter().zip(blocks.iter().copied());
+        let given = if saves {
+            jobs.save_labelled(number, plan, of_all.collect(), labels)
+        } else {
+            let keys = of_all.map(|(meta, block)| (meta.key, block));
+            jobs.load_labelled(number, plan, keys.collect(), labels)
+        };
+        given.map_err(|error| {
+            drop(self.table.ended(number));
+            job_error(error)
+        })
+    }
+
+    fn ended<'py>(&self, py: Python<'py>, done: Done) -> Option<Ended<'py>> {
+        let open = self.table.ended(done.job)?;
+        let tally = &self.tally[usize::from(open.saves)];
+        let here = done.blocks.iter().filter(|&&here| here).count() as u64;
+        let add = |count: &AtomicU64, by: u64| count.fetch_add(by, Ordering::Relaxed);
+        add(&tally.jobs, 1);
+        add(&tally.failed, (!done.ok).into());
+        add(&tally.here, here);
+        add(&tally.absent, done.blocks.len() as u64 - here);
+        add(&tally.bytes, done.bytes);
+        let error = done.error.map(|error| error.to_string());
+        Some((open.job, done.ok, flags(py, &done.blocks), done.bytes, error))
+    }
+
+    fn counters(&self) -> BTreeMap<String, u64> {
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let counts = &self.options.counts;
+        let (failed, skipped) = self.asks.failures();
+        let mut all = BTreeMap::from([
+            ("connections".to_owned(), get(&counts.connections)),
+            ("checksum_failures".to_owned(), get(&counts.checksum_failures)),
+            ("label_failures".to_owned(), get(&counts.label_failures)),
+            ("questions_failed".to_owned(), failed),
+            ("questions_skipped".to_owned(), skipped),
+        ]);
+        for (what, tally) in ["load", "save"].iter().zip(&self.tally) {
+            let Tally { jobs, failed, here, absent, bytes } = tally;
+            for (name, count) in [
+                ("jobs", jobs),
+                ("jobs_failed", failed),
+                ("blocks", here),
+                ("blocks_failed", absent),
+                ("bytes", bytes),
+            ] {
+                all.insert(format!("{what}_{name}"), get(count));
+            }
+        }
+        all
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.asks.hang_up();
+        self.calls.hang_up();
+        let jobs = self.jobs.lock().clone();
+        if let Some(jobs) = jobs {
+            jobs.close();
+        }
+    }
+}
+
+/// Closes all that are open, at exit: from then on no thread of ours touches memory of Python's.
+#[pyfunction]
+pub(crate) fn close_all(py: Python<'_>) {
+    let open = std::mem::take(&mut *OPEN.lock());
+    for inner in open.iter().filter_map(Weak::upgrade) {
+        if inner.is_ours() {
+            py.detach(|| inner.close());
+        } else {
+            std::mem::forget(inner);
+        }
+    }
+}
+
+/// The block of `plan` that is to lie under `hash`: what to say of it, and its label.
+fn named(namespace: &Namespace, hash: &[u8], plan: &Plan, block: usize) -> PyResult<(BlockMeta, Label)> {
+    // The job is refused if there is no such block.
+    let payload = plan.block_bytes(block).unwrap_or(0);
+    let meta = BlockMeta::single(namespace.key(hash), bytes::with_label(payload)?);
+    Ok((meta, namespace.label(hash, payload)))
+}
+
+/// How many of `keys` are there before the first that is not.
+fn leading(client: &Client, keys: &[BlockKey]) -> Result<usize, ClientError> {
+    let mut run = 0;
+    for keys in keys.chunks(KEYS_MAX) {
+        let here = client.exists(keys)?.iter().take_while(|&&here| here).count();
+        run += here;
+        if here < keys.len() {
+            break;
+        }
+    }
+    Ok(run)
+}
+
+fn in_batches<T>(
+    keys: &[BlockKey],
+    call: impl Fn(&[BlockKey]) -> Result<Vec<T>, ClientError>,
+) -> Result<Vec<T>, ClientError> {
+    let mut all = Vec::with_capacity(keys.len());
+    for keys in keys.chunks(KEYS_MAX) {
+        all.extend(call(keys)?);
+    }
+    Ok(all)
+}
+
+fn flags<'py>(py: Python<'py>, flags: &[bool]) -> Bound<'py, PyBytes> {
+    PyBytes::new(py, &flags.iter().map(|&flag| u8::from(flag)).collect::<Vec<_>>())
+}

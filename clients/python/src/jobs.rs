@@ -1,0 +1,107 @@
+//! Which memory is in use: plans, and jobs that are not drained.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kvasir_client::data::{Namespace, Plan};
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyKeyError, PyRuntimeError};
+use pyo3::prelude::*;
+
+use crate::memory::Buffers;
+
+/// Plans and open jobs. What it returns is dropped by the caller, outside of the lock: that may run Python code.
+#[derive(Default)]
+pub(crate) struct Table(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    plans: HashMap<u64, Planned>,
+    open: HashMap<u64, Open>,
+    last: u64,
+}
+
+/// Where an engine's blocks lie, under which namespace, and what keeps them alive.
+pub(crate) struct Planned {
+    plan: Arc<Plan>,
+    namespace: Arc<Namespace>,
+    _owner: Option<Py<PyAny>>,
+    /// Jobs that are not drained.
+    jobs: usize,
+}
+
+/// A job that is not drained.
+pub(crate) struct Open {
+    /// As the caller called it.
+    pub(crate) job: u64,
+    pub(crate) saves: bool,
+    pub(crate) kept: Kept,
+}
+
+/// What stays alive until the job is drained.
+pub(crate) enum Kept {
+    Plan(u64),
+    Buffers(#[expect(dead_code, reason = "kept alive, not used")] Buffers),
+}
+
+impl Table {
+    /// Returns the number of the plan.
+    pub(crate) fn plan(&self, plan: Arc<Plan>, namespace: Namespace, owner: Option<Py<PyAny>>) -> u64 {
+        let planned = Planned { plan, namespace: Arc::new(namespace), _owner: owner, jobs: 0 };
+        let mut state = self.0.lock();
+        state.last += 1;
+        let number = state.last;
+        state.plans.insert(number, planned);
+        number
+    }
+
+    /// # Errors
+    /// There is no such plan, or jobs of it are not drained.
+    pub(crate) fn unplan(&self, number: u64) -> PyResult<Planned> {
+        let mut state = self.0.lock();
+        match state.plans.get(&number).map(|planned| planned.jobs) {
+            Some(0) => state.plans.remove(&number).ok_or_else(|| no_plan(number)),
+            None => Err(no_plan(number)),
+            Some(jobs) => {
+                let text = format!("{jobs} jobs of plan {number} are not drained; drain them first");
+                Err(PyRuntimeError::new_err(text))
+            }
+        }
+    }
+
+    /// Where the blocks of a plan lie.
+    pub(crate) fn planned(&self, number: u64) -> PyResult<(Arc<Plan>, Arc<Namespace>)> {
+        let state = self.0.lock();
+        let planned = state.plans.get(&number).ok_or_else(|| no_plan(number))?;
+        Ok((Arc::clone(&planned.plan), Arc::clone(&planned.namespace)))
+    }
+
+    /// Notes a job before it is given, and returns under which number to give it: callers may call two jobs the same.
+    pub(crate) fn open(&self, job: u64, saves: bool, kept: Kept) -> PyResult<u64> {
+        let mut state = self.0.lock();
+        if let Kept::Plan(number) = kept {
+            // It may have been taken out meanwhile.
+            state.plans.get_mut(&number).ok_or_else(|| no_plan(number))?.jobs += 1;
+        }
+        state.last += 1;
+        let number = state.last;
+        state.open.insert(number, Open { job, saves, kept });
+        Ok(number)
+    }
+
+    /// A job that is drained, or was not taken.
+    pub(crate) fn ended(&self, number: u64) -> Option<Open> {
+        let mut state = self.0.lock();
+        let open = state.open.remove(&number)?;
+        if let Kept::Plan(plan) = open.kept
+            && let Some(planned) = state.plans.get_mut(&plan)
+        {
+            planned.jobs -= 1;
+        }
+        Some(open)
+    }
+}
+
+fn no_plan(number: u64) -> PyErr {
+    PyKeyError::new_err(format!("there is no plan {number}"))
+}

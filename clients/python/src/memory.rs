@@ -1,0 +1,69 @@
+//! Addresses of Python's memory: the one place that takes its word for them.
+//!
+//! Why unsafe: an engine's KV is known by its address alone, and a buffer's bytes are written while Python holds the buffer too;
+//! no safe type says either.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use kvasir_client::data::{Plan, Run};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyMemoryView;
+
+/// A plan of an engine's memory. The bounds of every block are checked here, the numbers of blocks with each job.
+pub(crate) fn plan(runs: &[Run], blocks: usize) -> PyResult<Arc<Plan>> {
+    // SAFETY: the caller of `Core.plan` promises that the runs are its memory and stay so until `unplan`, and hands in as
+    // `owner` what keeps them alive. The table of plans holds the owner as long as the plan, and the plan cannot be taken out
+    // of it while a job of it is not drained, so no thread of ours touches the addresses afterwards. Blocks that a job names
+    // are the engine's to give: it does not use them until the job is drained. Nobody keeps Rust references to them.
+    let plan = unsafe { Plan::new(runs, blocks) };
+    plan.map(Arc::new).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// Buffers of Python's, held open: while this exists, they neither move nor change their size.
+pub(crate) struct Buffers {
+    /// They are not used, only kept.
+    _held: Vec<PyBuffer<u8>>,
+    pieces: Vec<(usize, usize)>,
+}
+
+impl Buffers {
+    /// Opens them; to be written if `writable`.
+    ///
+    /// # Errors
+    /// `BufferError`: one is no buffer of contiguous bytes, is empty, or is read-only and `writable` is set.
+    pub(crate) fn open(buffers: &[Bound<'_, PyAny>], writable: bool) -> PyResult<Self> {
+        let (mut held, mut pieces) = (Vec::with_capacity(buffers.len()), Vec::with_capacity(buffers.len()));
+        for (at, object) in buffers.iter().enumerate() {
+            let refused = |why: &str| PyBufferError::new_err(format!("buffer {at} {why}"));
+            let view =
+                PyMemoryView::from(object).map_err(|error| refused(&format!("cannot be used: {error}")))?;
+            // Whatever its elements are: their bytes. Python refuses that where they do not lie one behind the other.
+            let bytes = view.call_method1("cast", ("B",));
+            let bytes = bytes.map_err(|error| refused(&format!("has no contiguous bytes: {error}")))?;
+            let buffer = PyBuffer::<u8>::get(&bytes)?;
+            if writable && buffer.readonly() {
+                return Err(refused("is read-only, and is to be filled"));
+            }
+            if buffer.len_bytes() == 0 {
+                return Err(refused("is empty"));
+            }
+            pieces.push((buffer.buf_ptr().expose_provenance(), buffer.len_bytes()));
+            held.push(buffer);
+        }
+        Ok(Self { _held: held, pieces })
+    }
+
+    /// One block for each. To be used no longer than this exists.
+    pub(crate) fn plan(&self) -> PyResult<Arc<Plan>> {
+        // SAFETY: Python exports each buffer at this address and with this length until it is released, which happens when
+        // `self` is dropped: after the call that waits, or when the job of it is drained, and a job is reported only when its
+        // threads have stopped. Bytes are initialised. Python's code may look at them meanwhile and see anything, or write
+        // and have other bytes stored, but nobody keeps Rust references to them. Buffers that are only read are not written:
+        // such a plan is given to saves alone.
+        let plan = unsafe { Plan::of_pieces(&self.pieces) };
+        plan.map(Arc::new).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+}
