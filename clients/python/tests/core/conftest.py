@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
+ROOT = pathlib.Path(__file__).resolve().parents[4]
 
 
 def binary() -> str:
