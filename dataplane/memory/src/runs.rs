@@ -4,10 +4,13 @@
 //! addresses; from then on a block is its number.
 #![allow(unsafe_code)]
 
+use std::fmt;
 use std::io;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use crate::checksum::Checksum;
+use crate::host::HostPool;
 use crate::shared::{Place, Shared};
 
 /// What is copied and summed at once: a part of the first-level cache.
@@ -103,7 +106,7 @@ pub enum PlanError {
     Nothing { run: usize },
     #[error("run {run}: blocks of {len} B that are {stride} B apart overlap")]
     Overlap { run: usize, len: usize, stride: usize },
-    #[error("run {run}: {blocks} blocks, {stride} B apart from {addr:#x} on, end beyond the address space")]
+    #[error("run {run}: {blocks} blocks, {stride} B apart from {addr:#x} on, end beyond the memory there is")]
     Outside { run: usize, addr: usize, stride: usize, blocks: usize },
     #[error("the runs of a block are {bytes} B in total; a block has at most {max} B", max = u32::MAX)]
     TooLarge { bytes: u64 },
@@ -124,12 +127,13 @@ impl PlanError {
 /// Where blocks lie: all in the same runs, as an engine keeps them, or each in a piece of its own.
 ///
 /// A block is the bytes of its runs, one behind the other, in the order of the runs.
-#[derive(Debug)]
 pub struct Plan {
     runs: Box<[Run]>,
     blocks: usize,
     /// Of every block; `None` where block `n` is run `n`.
     block_bytes: Option<u32>,
+    /// What the runs lie in, where that is this crate's.
+    _pool: Option<Arc<HostPool>>,
 }
 
 impl Plan {
@@ -161,7 +165,26 @@ impl Plan {
         }
         let bytes = runs.iter().map(|run| run.len as u64).fold(0, u64::saturating_add);
         let block_bytes = u32::try_from(bytes).map_err(|_| PlanError::TooLarge { bytes })?;
-        Ok(Self { runs: runs.into(), blocks, block_bytes: Some(block_bytes) })
+        Ok(Self { runs: runs.into(), blocks, block_bytes: Some(block_bytes), _pool: None })
+    }
+
+    /// A plan of runs in `pool`, each at its offset there instead of an address. It keeps the pool mapped, and calls that name
+    /// the same block at the same time see each other's bytes, no worse.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`PlanError::Outside`] also where a run does not lie in the pool.
+    pub fn in_pool(pool: &Arc<HostPool>, runs: &[Run], blocks: usize) -> Result<Self, PlanError> {
+        let at = |(run, &Run { addr, len, stride }): (usize, &Run)| {
+            let outside = PlanError::Outside { run, addr, stride, blocks };
+            let before =
+                stride.checked_mul(blocks.saturating_sub(1)).and_then(|bytes| bytes.checked_add(len));
+            let all = before.and_then(|bytes| pool.mapping().bytes(addr as u64, bytes as u64));
+            all.map(|all| Run { addr: all.as_ptr().expose_provenance(), len, stride }).ok_or(outside)
+        };
+        let runs = runs.iter().enumerate().map(at).collect::<Result<Vec<_>, _>>()?;
+        // SAFETY: every run lies in the pool, which the plan keeps; nobody makes references to a pool's bytes.
+        let plan = unsafe { Self::new(&runs, blocks) }?;
+        Ok(Self { _pool: Some(Arc::clone(pool)), ..plan })
     }
 
     /// A plan of blocks that lie anywhere, each in one piece: the address and length of each. There may be none.
@@ -179,7 +202,7 @@ impl Plan {
             checked.map(|_| run[0]).map_err(|error| error.of_run(at))
         };
         let runs = pieces.iter().enumerate().map(piece).collect::<Result<_, _>>()?;
-        Ok(Self { runs, blocks: pieces.len(), block_bytes: None })
+        Ok(Self { runs, blocks: pieces.len(), block_bytes: None, _pool: None })
     }
 
     pub fn blocks(&self) -> usize {
@@ -227,6 +250,16 @@ impl Plan {
             Some(_) => Some((&self.runs, block)),
             None => Some((self.runs.get(block..=block)?, 0)),
         }
+    }
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plan")
+            .field("runs", &self.runs)
+            .field("blocks", &self.blocks)
+            .field("block_bytes", &self.block_bytes)
+            .finish_non_exhaustive()
     }
 }
 
@@ -334,6 +367,30 @@ mod tests {
         let refused = |pieces: &[_]| unsafe { Plan::of_pieces(pieces) }.unwrap_err().to_string();
         assert!(refused(&[(base, 3), (base, 0)]).contains("run 1 begins at address 0 or has no bytes"));
         assert!(refused(&[(base, 3), (usize::MAX - 4, 9)]).contains("run 1: 1 blocks"));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "calls that Miri does not know")]
+    fn a_plan_in_a_pool_names_what_lies_there_and_no_more() {
+        let pool = Arc::new(HostPool::new(8192, false).unwrap());
+        let runs = [Run { addr: 4, len: 8, stride: 100 }, Run { addr: 4096, len: 96, stride: 4000 }];
+        let plan = Plan::in_pool(&pool, &runs, 2).unwrap();
+        assert!(pool.mapping().write(104, &[1; 8]) && pool.mapping().write(8096, &[2; 96]));
+        let block: Vec<u8> = plan.parts(1).unwrap().flat_map(|part| part.to_vec()).collect();
+        assert_eq!(block, [[1; 8].as_slice(), &[2; 96]].concat());
+        drop(pool);
+        assert_eq!(plan.parts(0).unwrap().map(|part| part.len()).sum::<usize>(), 104);
+
+        let pool = Arc::new(HostPool::new(8192, false).unwrap());
+        for beyond in [
+            Run { len: 97, ..runs[1] },
+            Run { addr: usize::MAX, ..runs[0] },
+            Run { stride: usize::MAX, ..runs[0] },
+        ] {
+            let error = Plan::in_pool(&pool, &[runs[0], beyond], 2).unwrap_err();
+            assert!(error.to_string().contains("run 1: 2 blocks"), "{error}");
+        }
+        assert!(Plan::in_pool(&pool, &[], 2).is_err() && Plan::in_pool(&pool, &runs, 0).is_err());
     }
 
     #[test]

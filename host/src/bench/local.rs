@@ -86,7 +86,10 @@ pub(super) fn store(setup: &Setup<'_>) -> Result<Vec<Row>, Error> {
 }
 
 /// Calls `work` for the given time. Returns the seconds of each call and the CPU seconds of all.
-fn measure(setup: &Setup<'_>, mut work: impl FnMut() -> Result<(), Error>) -> Result<(Vec<f64>, f64), Error> {
+pub(super) fn measure(
+    setup: &Setup<'_>,
+    mut work: impl FnMut() -> Result<(), Error>,
+) -> Result<(Vec<f64>, f64), Error> {
     work()?;
     let (start, cpu) = (Instant::now(), cpu_s());
     let mut calls = Vec::new();
@@ -101,7 +104,7 @@ fn measure(setup: &Setup<'_>, mut work: impl FnMut() -> Result<(), Error>) -> Re
     Ok((calls, cpu))
 }
 
-fn row(name: &str, unit: &'static str, value: f64, calls: &[f64], reference: Option<f64>) -> Row {
+pub(super) fn row(name: &str, unit: &'static str, value: f64, calls: &[f64], reference: Option<f64>) -> Row {
     let percentile = |p: f64| calls.get((calls.len() as f64 * p) as usize).map_or(0.0, |s| s * 1e6);
     let ratio = reference.map(|reference| value / reference);
     Row { name: name.into(), value, unit, p50: percentile(0.5), p99: percentile(0.99), reference, ratio }
@@ -291,7 +294,7 @@ fn tcp_get(name: &str, setup: &Setup<'_>, client: &Client, size: usize) -> Resul
 }
 
 /// GB/s of a blocking loop that asks with one byte and reads `size` bytes.
-fn plain_socket(setup: &Setup<'_>, size: usize) -> Result<f64, Error> {
+pub(super) fn plain_socket(setup: &Setup<'_>, size: usize) -> Result<f64, Error> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut client = TcpStream::connect(listener.local_addr()?)?;
     let (mut server, _) = listener.accept()?;
@@ -314,7 +317,7 @@ fn plain_socket(setup: &Setup<'_>, size: usize) -> Result<f64, Error> {
 }
 
 /// Computed from the median call, which a shared machine disturbs least.
-fn rate(size: usize, calls: &[f64]) -> f64 {
+pub(super) fn rate(size: usize, calls: &[f64]) -> f64 {
     calls.get(calls.len() / 2).map_or(0.0, |median| size as f64 / median / 1e9)
 }
 

@@ -1,5 +1,6 @@
 //! What the `kvasir bench` commands share: rows, the report, and how things are timed.
 
+pub mod attached;
 pub mod conversation;
 mod engine;
 mod evictor_swap;

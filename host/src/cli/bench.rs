@@ -1,5 +1,6 @@
 //! `kvasir bench`.
 
+use super::bench_engine::BenchEngineArgs;
 use super::bench_index::BenchIndexArgs;
 use super::bench_policy::BenchPolicyArgs;
 use super::bench_store::BenchStoreArgs;
@@ -14,6 +15,7 @@ pub struct BenchArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum What {
+    Engine(BenchEngineArgs),
     Index(BenchIndexArgs),
     Policy(BenchPolicyArgs),
     Store(BenchStoreArgs),
@@ -25,6 +27,7 @@ impl BenchArgs {
     /// As the part that is measured.
     pub fn run(self) -> anyhow::Result<()> {
         match self.what {
+            What::Engine(args) => args.run(),
             What::Index(args) => args.run(),
             What::Policy(args) => args.run(),
             What::Store(args) => args.run(),

@@ -4,6 +4,7 @@
 //! reported in one line on standard error.
 
 pub mod bench;
+pub mod bench_engine;
 pub mod bench_index;
 pub mod bench_policy;
 pub mod bench_store;
