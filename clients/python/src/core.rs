@@ -479,8 +479,8 @@ impl Inner {
 
     fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
-        self.asks.hang_up();
-        self.calls.hang_up();
+        self.asks.close();
+        self.calls.close();
         let jobs = self.jobs.lock().clone();
         if let Some(jobs) = jobs {
             jobs.close();

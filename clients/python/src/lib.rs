@@ -25,6 +25,7 @@ mod _core {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("LABEL_BYTES", kvasir_client::data::Label::BYTES)?;
+        module.add("PROTOCOL", kvasir_client::data::VERSIONS.to_string())?;
         // Memory of Python's goes away at exit in no particular order. Before that, copying must have stopped.
         let close = wrap_pyfunction!(super::core::close_all, module)?;
         module.py().import("atexit")?.call_method1("register", (close,)).map(drop)

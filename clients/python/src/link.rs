@@ -96,8 +96,9 @@ impl Link {
         (breaker.failed, breaker.skipped)
     }
 
-    pub(crate) fn hang_up(&self) {
-        self.host.hang_up();
+    /// Asks nothing any more.
+    pub(crate) fn close(&self) {
+        self.host.close();
     }
 
     fn admit(&self) -> Result<(), Failure> {

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use kvasir_memory::host::Mapping;
 use kvasir_protocol::block::BATCH_MAX;
 use kvasir_protocol::stream::Stream;
-use kvasir_protocol::wire::{Op, Outcome, Reply, Request, VERSIONS};
+use kvasir_protocol::wire::{Op, Outcome, Reply, Request};
 
 use self::block::Local;
 use self::error::wrong;
@@ -40,6 +40,7 @@ pub use jobs::{Done, JobError, JobOptions, Jobs};
 pub use kvasir_memory::runs::{Plan, PlanError, Run};
 pub use kvasir_memory::shared::Shared;
 pub use kvasir_protocol::block::{BlockKey, BlockMeta, Pin};
+pub use kvasir_protocol::wire::VERSIONS;
 pub use label::{Label, LabelFault, Namespace};
 pub use options::{Counts, Options};
 pub use place::Place;

@@ -9,8 +9,13 @@ from typing import Final, final
 
 from typing_extensions import Buffer  # collections.abc has it from 3.12 on
 
+__all__ = ["LABEL_BYTES", "PROTOCOL", "Core", "Error", "Mismatch", "Refused", "Unavailable"]
+
 LABEL_BYTES: Final[int]
 """By how much a stored block is larger than its payload."""
+
+PROTOCOL: Final[str]
+"""The versions of the data protocol that this speaks, for people."""
 
 class Error(Exception):
     """Something failed between this process and its host."""
@@ -104,7 +109,10 @@ class Core:
         """
 
     def event_fd(self) -> int:
-        """A descriptor that is readable while there is something to drain. Wait for it; do not read or close it."""
+        """An eventfd that is readable while there is something to drain. Wait for it; do not read or close it.
+
+        Whoever wants to wake the waiting thread writes 8 bytes to it.
+        """
 
     def remove(self, namespace: bytes, keys: list[bytes]) -> bytes:
         """Removes blocks. A byte for each, 1 if it was there. Waits at most ``load_ms``."""

@@ -85,7 +85,7 @@ class Client:
         return size is not None
 
     def remove(self, key: str | bytes) -> bool:
-        """Removes the block, on all hosts. Whether it was there."""
+        """Removes the block, on all hosts. Whether it was there. Over TCP that takes a token of role operator."""
         return self._core.remove(self._namespace, [_key(key)]) == b"\1"
 
     def size(self, key: str | bytes) -> int | None:
@@ -132,17 +132,14 @@ def _bytes_of(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} shows no contiguous bytes; give bytes, an array or a CPU tensor")
 
 
-class _Foreign:
-    """Bytes at an address, for as long as ``owner`` is kept."""
-
-    def __new__(cls, owner: object, address: int, size: int, read_only: bool) -> Any:
-        if size == 0:
-            raise ValueError("there is nothing in it; a block has at least one byte")
-        array = (ctypes.c_ubyte * size).from_address(address)
-        # ctypes objects keep what is assigned to them, and the view keeps the object.
-        array._owner = owner
-        view = memoryview(array).cast("B")
-        return view.toreadonly() if read_only else view
+def _foreign(owner: object, address: int, size: int, read_only: bool) -> memoryview:
+    """Bytes at an address. The view keeps ``owner``, and with it the memory."""
+    if size == 0:
+        raise ValueError("there is nothing in it; a block has at least one byte")
+    array = (ctypes.c_ubyte * size).from_address(address)
+    array.owner = owner  # type: ignore[attr-defined]
+    view = memoryview(array).cast("B")
+    return view.toreadonly() if read_only else view
 
 
 def _of_array(value: Any, interface: dict[str, Any]) -> Any:
@@ -152,7 +149,7 @@ def _of_array(value: Any, interface: dict[str, Any]) -> Any:
     for length in interface["shape"]:
         size *= length
     address, read_only = interface["data"]
-    return _Foreign(value, address, size, read_only)
+    return _foreign(value, address, size, read_only)
 
 
 def _of_tensor(value: Any) -> Any:
@@ -160,4 +157,4 @@ def _of_tensor(value: Any) -> Any:
         raise ValueError(f"the tensor is on {value.device}; copy it to the CPU first")
     if not value.is_contiguous():
         raise ValueError("the tensor is not contiguous; use tensor.contiguous()")
-    return _Foreign(value, value.data_ptr(), value.numel() * value.element_size(), False)
+    return _foreign(value, value.data_ptr(), value.numel() * value.element_size(), False)

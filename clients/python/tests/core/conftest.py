@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -73,6 +74,10 @@ class Host:
         """Says nothing any more, and takes no bytes."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
+        # It stops a thread at a time.
+        tasks = pathlib.Path(f"/proc/{self.process.pid}/task")
+        while any(") T " not in (task / "stat").read_text() for task in tasks.iterdir()):
+            time.sleep(0.001)
 
 
 @pytest.fixture

@@ -227,7 +227,7 @@ impl Jobs {
     pub fn close(&self) {
         let queues = [&self.shared.loads, &self.shared.saves];
         let left = queues.map(Queue::close);
-        self.shared.links.lock().iter().for_each(|link| link.hang_up());
+        self.shared.links.lock().iter().for_each(|link| link.close());
         for thread in self.threads.lock().drain(..) {
             // It reports what it was doing in any case.
             let _ = thread.join();

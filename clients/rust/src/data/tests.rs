@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use kvasir_protocol::block::{BlockMeta, Pin, checksum};
 use kvasir_protocol::clock::Clock;
-use kvasir_protocol::wire::{Placed, VERSIONS};
+use kvasir_protocol::wire::Placed;
 use kvasir_server::access::OwnUser;
 use kvasir_server::node::Node;
 use kvasir_server::{Listen, ServeError, Server, ServerConfig};

@@ -153,3 +153,16 @@ fn a_deadline_that_is_kept_changes_nothing() {
         assert_eq!(client.remove(&[key(1)]).unwrap(), [true]);
     }
 }
+
+#[test]
+fn a_closed_link_makes_no_further_connection() {
+    let host = Host::small();
+    let link = Reconnecting::new(host.unix(), options());
+    assert!(link.current().is_none(), "nobody has asked for one");
+    let client = link.client().unwrap();
+    assert!(Arc::ptr_eq(&client, &link.current().unwrap()));
+    link.close();
+    assert!(client.exists(&[key(1)]).is_err());
+    assert!(link.current().is_none());
+    assert!(matches!(link.client(), Err(ClientError::Closed { .. })));
+}
