@@ -410,8 +410,8 @@ mod tests {
         check(&[run, Run { addr: 0, ..run }], 1, "run 1 begins at address 0");
         check(&[Run { len: 0, ..run }], 1, "has no bytes");
         check(&[Run { stride: 7, ..run }], 2, "overlap");
-        check(&[run], usize::MAX, "beyond the address space");
-        check(&[Run { addr: usize::MAX - 4, ..run }], 1, "beyond the address space");
+        check(&[run], usize::MAX, "beyond the memory there is");
+        check(&[Run { addr: usize::MAX - 4, ..run }], 1, "beyond the memory there is");
         check(&[Run { len: u32::MAX as usize, ..run }, run], 1, "4294967303 B in total");
     }
 }
