@@ -1,7 +1,7 @@
 //! `cargo xtask test`: the same steps here and in CI.
 
 use crate::shell::{Shell, WASM_TARGET};
-use crate::{task_names, tidy};
+use crate::{python, task_names, tidy};
 use anyhow::{Result, bail};
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -36,6 +36,7 @@ const STEPS: &[Step] = &[
     Step { name: "clippy, guests", slow: false, run: clippy_guests },
     Step { name: "unit tests, benches once", slow: false, run: unit_tests },
     Step { name: "whole-system tests", slow: true, run: system_tests },
+    Step { name: "Python wheel", slow: true, run: wheel },
     Step { name: METRICS, slow: true, run: metrics },
     Step { name: RDMA, slow: true, run: rdma },
     Step { name: GPU, slow: true, run: gpu },
@@ -157,6 +158,16 @@ fn unit_tests(shell: &Shell) -> Result<Outcome> {
 /// dependencies again. The binary that they start is built with them.
 fn system_tests(shell: &Shell) -> Result<Outcome> {
     cargo(shell, &["test", "--locked", "--workspace", "--test", "*", "--no-fail-fast"])
+}
+
+/// The Python package, and what of its tests needs no engine.
+fn wheel(shell: &Shell) -> Result<Outcome> {
+    match python::interpreter(shell) {
+        Some(python) => passed(python::check(shell, python)),
+        None => {
+            Ok(Outcome::Skipped("no python3, 3.11 or later, with venv; in Debian's package `python3-venv`"))
+        }
+    }
 }
 
 /// Prometheus' own checker reads the page of a host that has done some of everything.

@@ -2,6 +2,7 @@
 
 mod checks;
 mod graph;
+mod python;
 mod settings;
 mod shell;
 mod tidy;

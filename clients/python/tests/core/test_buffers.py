@@ -5,7 +5,7 @@ import gc
 from typing import Any
 
 import pytest
-from conftest import Host
+from daemon import Host
 from engine import NAMESPACE, wait
 
 from kvasir._core import Core

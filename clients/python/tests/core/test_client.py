@@ -4,7 +4,7 @@ import ctypes
 import threading
 
 import pytest
-from conftest import Host
+from daemon import Host
 
 import kvasir
 

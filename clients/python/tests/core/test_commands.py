@@ -4,7 +4,7 @@ import json
 import pathlib
 
 import pytest
-from conftest import Host
+from daemon import Host
 
 from kvasir.__main__ import main
 

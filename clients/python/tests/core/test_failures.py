@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from conftest import Host
+from daemon import Host
 from engine import NAMESPACE, Memory, hash_of, hashes, load, numbers, save, wait
 
 import kvasir

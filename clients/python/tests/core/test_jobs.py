@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import Host
+from daemon import Host
 from engine import LAYERS, NAMESPACE, RUN, Memory, hash_of, hashes, load, numbers, save, wait
 
 import kvasir

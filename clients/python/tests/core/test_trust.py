@@ -5,7 +5,7 @@ import os
 import pathlib
 
 import pytest
-from conftest import Host
+from daemon import Host
 from engine import NAMESPACE, Memory, hashes, load, pattern, save
 
 import kvasir
