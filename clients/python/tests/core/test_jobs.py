@@ -140,6 +140,15 @@ def test_an_option_that_is_none_is_told_at_once(option: str) -> None:
         Core("unix:/nowhere", **options)
 
 
+def test_times_without_end_are_times(host: Host) -> None:
+    core = Core(host.unix, match_ms=2**64 - 1, load_ms=2**64 - 1, save_ms=2**64 - 1)
+    assert core.prefix([NAMESPACE], hash_of(1), 32) == 0
+    core.hold([NAMESPACE], hash_of(1), 32, 2**64 - 1)
+    memory = Memory(1)
+    assert save(core, memory.plan(core), [1], [0])[1]
+    assert core.remove(NAMESPACE, [hash_of(1)]) == b"\1"
+
+
 def test_a_plan_stays_while_its_jobs_are_not_drained(host: Host) -> None:
     core = Core(host.unix, match_ms=5000)
     memory = Memory(2)
