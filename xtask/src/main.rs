@@ -37,7 +37,7 @@ enum Task {
         /// Run only the RDMA tests, in a virtual machine with two Soft-RoCE devices (tests/rdma-vm).
         #[arg(long, conflicts_with_all = ["gpu", "miri", "tsan"])]
         rdma: bool,
-        /// Run only the tests that need a CUDA device.
+        /// Run only the tests that need a CUDA device; where there is none, on one in software (tests/cuda).
         #[arg(long, conflicts_with_all = ["miri", "tsan"])]
         gpu: bool,
         /// Run only what runs under Miri: allocator, buffers and copies.

@@ -201,6 +201,8 @@ impl<T, D> Drop for Queue<T, D> {
 #[cfg(test)]
 mod gpu {
     use super::*;
+    use crate::memory::gpu::careless::order;
+    use cudarc::driver::sys::CUresult;
     use kvasir_memory::buffer::{Buffer, Source};
     use kvasir_protocol::block::{BlockMeta, checksum};
     use kvasir_store::config::DramConfig;
@@ -246,6 +248,32 @@ mod gpu {
         region.range(block.bytes.offset() + 70_000, 1).unwrap().copy_in(&[!bytes_of(1, 100_000)[70_000]]);
         assert!(!conformance::holds(&store, 1, 100_000));
         assert_eq!((store.stats().corrupt, store.stats().blocks), (1, 0));
+    }
+
+    /// A refused copy and a refused event, on the way in and on the way out.
+    #[test]
+    #[ignore = "needs a CUDA device"]
+    fn what_the_driver_refuses_is_an_error_of_the_blocks_concerned() {
+        let store = HbmStore::open(&Device::open(0).unwrap(), 16 << 20).unwrap();
+        let size = 5 << 20;
+        for (n, refused) in [(1, "cuMemcpyAsync"), (2, "cuEventRecord")] {
+            for after in 0..2 {
+                if !order(refused, after, CUresult::CUDA_ERROR_OUT_OF_MEMORY) {
+                    return;
+                }
+                let error = conformance::put(&store, n, size).expect_err("the copy was refused");
+                assert!(matches!(error, TierError::Io { step: "write", .. }), "{error}");
+                assert_eq!((store.stats().blocks, store.stats().used_bytes), (0, 0), "{refused}");
+            }
+            assert_eq!(conformance::put(&store, n, size), Ok(Stored::Stored));
+            for after in 0..2 {
+                assert!(order(refused, after, CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+                let found = conformance::get_all(&store, &[n], size as usize).remove(0);
+                assert!(matches!(found, Err(TierError::Io { step: "read", .. })), "{refused}");
+            }
+            assert!(conformance::holds(&store, n, size), "a failed read costs no block");
+            assert_eq!(conformance::remove(&store, n), Ok(true));
+        }
     }
 
     #[test]

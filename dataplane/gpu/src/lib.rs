@@ -4,3 +4,10 @@
 pub mod hbm;
 pub mod memory;
 pub mod transport;
+
+/// What the test harness calls a test of a module, for tests that start another as a process of its own.
+#[cfg(test)]
+fn test_named(module: &str, test: &str) -> String {
+    let (_, module) = module.split_once("::").unwrap_or(("", module));
+    format!("{module}::{test}")
+}

@@ -12,7 +12,7 @@ mod device;
 mod error;
 mod event;
 #[cfg(test)]
-mod gpu;
+pub(crate) mod gpu;
 pub mod ipc;
 mod lane;
 pub mod paged;

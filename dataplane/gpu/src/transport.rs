@@ -236,6 +236,8 @@ mod gpu {
 
     use super::*;
     use crate::memory::DevicePool;
+    use crate::memory::gpu::careless::order;
+    use cudarc::driver::sys::CUresult;
     use kvasir_memory::host::HostPool;
     use kvasir_net::transport::conformance::{self, Pair, Place, Side};
     use kvasir_net::transport::node::Secret;
@@ -325,7 +327,12 @@ mod gpu {
 
     fn other_node(socket: &Path) -> Child {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "transport::cuda::gpu::the_other_node", "--ignored", "--nocapture"])
+            .args([
+                "--exact",
+                &crate::test_named(module_path!(), "the_other_node"),
+                "--ignored",
+                "--nocapture",
+            ])
             .env(SOCKET, socket)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -335,6 +342,37 @@ mod gpu {
         let ready = lines.map_while(Result::ok).any(|line| line.contains("the other node listens"));
         assert!(ready, "the other process ended early");
         child
+    }
+
+    #[test]
+    #[ignore = "needs a CUDA device"]
+    fn a_copy_that_the_driver_refuses_fails_its_operation_alone() {
+        let (device, dir) = (Device::open(0).unwrap(), tempfile::tempdir().unwrap());
+        let Pair { server_node, client, server, .. } = pair([&device, &device], dir.path());
+        let theirs = DevicePool::open(&device, BYTES).unwrap().region();
+        let ours = DevicePool::open(&device, BYTES).unwrap().region();
+        theirs.range(0, BYTES).unwrap().copy_in(&pattern(1));
+        server_node.exports.export("kv", vec![theirs], Access::ReadWrite, HOUR).unwrap();
+        let endpoint = client.connect(&server.address().unwrap()).unwrap();
+        let grant = endpoint.open("kv").unwrap();
+        let queue = CompletionQueue::new();
+        let read = || {
+            let (local, remote) = (vec![ours.range(0, BYTES).unwrap()], vec![grant.range(0, BYTES)]);
+            let op =
+                Op { id: 1, direction: Direction::Read, grant: grant.clone(), local, remote, cancel: None };
+            endpoint.submit(vec![op], &queue.sink());
+            queue.wait(Instant::now() + PATIENCE).unwrap().result
+        };
+        for (refused, after) in [("cuMemcpyAsync", 0), ("cuMemcpyAsync", 2), ("cuEventRecord", 1)] {
+            if !order(refused, after, CUresult::CUDA_ERROR_OUT_OF_MEMORY) {
+                return;
+            }
+            assert!(matches!(read(), Err(OpError::Device { .. })), "{refused}");
+        }
+        assert_eq!(read(), Ok(()));
+        let mut found = vec![0; BYTES as usize];
+        ours.range(0, BYTES).unwrap().copy_out(&mut found);
+        assert!(found == pattern(1));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! What only a GPU can test: `cargo xtask test --gpu`.
 #![allow(unsafe_code)]
 
+pub(crate) mod careless;
+
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +10,7 @@ use std::time::{Duration, Instant};
 use proptest::test_runner::{Config, TestRunner};
 
 use super::ipc::{EventHandle, MEMORY_HANDLE_LEN, MemoryHandle};
-use super::paged::{LayerStreams, PageMover, Pages, Way, by_hand};
+use super::paged::{LayerStreams, PageMover, Pages, Path, Way, by_hand};
 use super::*;
 use kvasir_memory::host::HostPool;
 use kvasir_memory::layout::cases::cases;
@@ -50,25 +52,42 @@ fn region_count(kv: &KvShape, engine: &PagedLayout) -> u64 {
 #[ignore = "needs a CUDA device"]
 fn pages_move_as_on_the_host_by_every_path() {
     let device = Device::open(0).unwrap();
-    let stream = Stream::new(&device).unwrap();
-    let mover = std::cell::RefCell::new(PageMover::new(&device).unwrap());
-    for missing in mover.borrow().missing() {
+    let mover = PageMover::new(&device).unwrap();
+    for missing in mover.missing() {
         println!("not tried: {missing}");
     }
-    let config = Config { cases: 48, failure_persistence: None, ..Config::default() };
+    let paths = mover.paths();
+    pages_move_as_on_the_host(&device, mover, &paths, 48);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn pages_move_as_on_the_host_by_the_older_batch() {
+    let device = Device::open(0).unwrap();
+    let mut mover = PageMover::new(&device).unwrap();
+    mover.take_older_batch();
+    match mover.paths().contains(&Path::Batch) {
+        true => pages_move_as_on_the_host(&device, mover, &[Path::Batch], 16),
+        false => println!("not tried: {:?}", mover.missing()),
+    }
+}
+
+fn pages_move_as_on_the_host(device: &Arc<Device>, mover: PageMover, paths: &[Path], count: u32) {
+    let (stream, mover) = (Stream::new(device).unwrap(), std::cell::RefCell::new(mover));
+    let config = Config { cases: count, failure_persistence: None, ..Config::default() };
     let moved = TestRunner::new(config).run(&cases(), |(kv, layout, order, pages, tokens)| {
         let list = descriptors(&kv, &layout, order, &pages, tokens).unwrap();
         let mut mover = mover.borrow_mut();
-        for (seed, (path, way)) in
-            mover.paths().into_iter().flat_map(|p| [(p, Way::Gather), (p, Way::Scatter)]).enumerate()
+        for (seed, (&path, way)) in
+            paths.iter().flat_map(|p| [(p, Way::Gather), (p, Way::Scatter)]).enumerate()
         {
             let block_bytes = kv.bytes_per_block(tokens).unwrap();
             let mut expected: Vec<_> = (0..region_count(&kv, &layout))
                 .map(|n| pattern(layout.region_bytes, n + 1 + 100 * seed as u64))
                 .collect();
             let mut expected_block = pattern(block_bytes, 99 + seed as u64);
-            let engine: Vec<Region> = expected.iter().map(|bytes| filled(&device, bytes)).collect();
-            let block = filled(&device, &expected_block);
+            let engine: Vec<Region> = expected.iter().map(|bytes| filled(device, bytes)).collect();
+            let block = filled(device, &expected_block);
             by_hand(&mut expected, &mut expected_block, &list, way);
 
             let block_range = block.range(0, block_bytes).unwrap();
@@ -100,7 +119,10 @@ fn blocks_leave_and_return_layer_by_layer() {
     let block_bytes = kv.bytes_per_block(32).unwrap();
     let mut expected: Vec<_> =
         (0..region_count(&kv, &layout)).map(|n| pattern(layout.region_bytes, n)).collect();
-    let engine: Vec<Region> = expected.iter().map(|bytes| filled(&device, bytes)).collect();
+    // What the engine is about to compute, and what lies in its pages before.
+    let computed: Vec<Region> = expected.iter().map(|bytes| filled(&device, bytes)).collect();
+    let stale = pattern(layout.region_bytes, 77);
+    let engine: Vec<Region> = computed.iter().map(|_| filled(&device, &stale)).collect();
     let mut expected_block = vec![0; block_bytes as usize];
     by_hand(&mut expected, &mut expected_block, &list, Way::Gather);
 
@@ -112,7 +134,16 @@ fn blocks_leave_and_return_layer_by_layer() {
     let out = host(&device, block_bytes);
     let out_range = out.region().range(0, block_bytes).unwrap();
     let moving = Pages { engine: &engine, block: &staged, descriptors: &list };
-    let ready: Vec<Event> = (0..kv.layers).map(|_| compute.mark().unwrap()).collect();
+    let layer_regions = engine.len() / kv.layers as usize;
+    let ready = engine.chunks(layer_regions).zip(computed.chunks(layer_regions)).map(|(engine, computed)| {
+        for (to, from) in engine.iter().zip(computed) {
+            let (to, from) = (to.base().as_ptr() as u64, from.base().as_ptr() as u64);
+            // SAFETY: both regions are that long and live to the end of the test.
+            unsafe { compute.copy(to, from, layout.region_bytes as usize) }.unwrap();
+        }
+        compute.mark().unwrap()
+    });
+    let ready: Vec<Event> = ready.collect();
     let layers = mover.offload_layers(streams, moving, &out_range, &ready).unwrap();
     assert_eq!(layers.len(), kv.layers as usize);
     let layer_bytes = block_bytes as usize / layers.len();
@@ -124,10 +155,18 @@ fn blocks_leave_and_return_layer_by_layer() {
         assert!(found == expected_block[n * layer_bytes..][..layer_bytes], "layer {n}");
     }
 
-    // Back over different pages.
+    // Back over different pages. What the GPU has of the block is overwritten, so the bytes come from the host.
+    staged.copy_in(&pattern(block_bytes, 78));
     let back = descriptors(&kv, &layout, Order::HeadsTokens, &[40, 41], 32).unwrap();
     by_hand(&mut expected, &mut expected_block, &back, Way::Scatter);
     let moving = Pages { descriptors: &back, ..moving };
+    // The bus has other things to do first, so layers that did not wait for it would be early.
+    let spare = filled(&device, &stale);
+    for _ in 0..16 {
+        let (to, from) = (spare.base().as_ptr() as u64, computed[0].base().as_ptr() as u64);
+        // SAFETY: both regions are that long and live to the end of the test.
+        unsafe { bus.copy(to, from, layout.region_bytes as usize) }.unwrap();
+    }
     for layer in mover.onboard_layers(streams, &out_range, moving).unwrap() {
         compute.after(layer.event()).unwrap();
         layer.wait().unwrap();
@@ -156,7 +195,12 @@ fn two_processes_share_memory_and_events() {
     let event = EventHandle::of(&device, &event).unwrap();
     let text: String = handle.encode().iter().chain(&event.0).map(|byte| format!("{byte:02x}")).collect();
     let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "memory::cuda::gpu::the_other_process", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            &crate::test_named(module_path!(), "the_other_process"),
+            "--ignored",
+            "--nocapture",
+        ])
         .env(CHILD, text)
         .status()
         .unwrap();

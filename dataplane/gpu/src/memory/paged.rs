@@ -124,6 +124,12 @@ impl PageMover {
         Ok(mover)
     }
 
+    /// Copies in batches by the form of the call that older drivers have.
+    #[cfg(test)]
+    pub(super) fn take_older_batch(&mut self) {
+        self.batch = Batch::find_older(&self.device);
+    }
+
     /// Gives up a way that exists but does not work. `Copies2d` is never given up: its error is returned.
     fn forget(&mut self, path: Path, error: CudaError) -> Result<(), CudaError> {
         match path {
@@ -190,9 +196,15 @@ impl PageMover {
             .map_err(|outside| CudaError::OutOfRange { nth: outside.nth })?;
         let begun = self.execute(path, stream, &moves, way);
         let memory = pages.engine.iter().chain([pages.block.region()]).cloned().collect();
-        // After an error it is dropped at once, which waits for the moves that were begun.
-        let underway = Underway { event: stream.mark()?, memory, waited: false };
-        begun.map(|()| underway)
+        match stream.mark() {
+            // After an error it is dropped at once, which waits for the moves that were begun.
+            Ok(event) => begun.map(|()| Underway { event, memory, waited: false }),
+            Err(error) => {
+                // There is nothing to wait with later, so the moves are waited for now.
+                let _ = stream.drain();
+                begun.and(Err(error))
+            }
+        }
     }
 
     /// The addresses of a range, if the GPU may touch them.

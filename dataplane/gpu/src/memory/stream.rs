@@ -72,7 +72,11 @@ impl Stream {
     /// # Errors
     /// Some of it failed, or the driver did.
     pub fn drain(&self) -> Result<(), CudaError> {
-        self.mark()?.wait()
+        match self.mark() {
+            Ok(event) => event.wait(),
+            // No event is to be had, and work must not stay under way for that. This wait may spin.
+            Err(_) => self.inner.synchronize().map_err(self.device.failed("waiting for a stream")),
+        }
     }
 
     /// Begins a copy of `len` bytes between addresses of any GPU or of the host; the driver knows which is which.

@@ -53,7 +53,12 @@ impl Batch {
                 return Ok(Self::V2(*function));
             }
         }
-        // SAFETY: as above, of CUDA 12.8's header.
+        Self::find_older(device)
+    }
+
+    /// The form of CUDA 12.8, which later drivers keep.
+    pub(super) fn find_older(device: &Device) -> Result<Self, CudaError> {
+        // SAFETY: a device is open, so the library is there; the type is what CUDA 12.8's header declares.
         let found = unsafe { sys::culib().get::<BatchV1>(b"cuMemcpyBatchAsync") };
         found
             .map(|function| Self::V1(*function))
