@@ -1,0 +1,346 @@
+"""The scheduler's half: which blocks the host has, and which jobs the workers start.
+
+It runs in the engine's loop. The one thing it waits for is the answer to a match, for `match_ms` at most. It never delays
+the freeing of a request's blocks: a save takes references of its own, and drops them when every worker is done.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from vllm.logger import init_logger
+
+from kvasir.vllm.geometry import Frame, Group, unsupported
+from kvasir.vllm.messages import HASH_BYTES, Job, Namespaces, StepMetadata, WorkerReport, in_epoch
+from kvasir.vllm.settings import Settings
+from kvasir.vllm.stats import KvasirStats
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.kvasir.scheduler")
+
+MEMO_SECONDS = 1.0
+"""How long an answer to a match is repeated. A request that waits for memory is asked for at every step."""
+
+FREES_SECONDS = 0.1
+"""How long the scheduler may wait for a save to give its blocks back before it preempts a request instead."""
+
+
+@dataclass
+class _Match:
+    """What the host said of a request."""
+
+    hashes: int
+    last: bytes
+    boot: int
+    until: float
+    tokens: int
+    """Leading tokens that the host holds under every worker's namespace."""
+
+
+@dataclass
+class _Tracked:
+    """A request from its first match to its end."""
+
+    request: Request
+    match: _Match | None = None
+    computed: int = 0
+    """Tokens that vLLM had itself at the last match: what is loaded begins there."""
+    saved: int = 0
+    """Tokens up to which blocks are with the host, or on their way."""
+    refused: bool = False
+    """A load has failed. The request is computed, as the same load would fail again, for ever."""
+    old: bool = False
+    """Its KV was computed before a reset of the cache, and is not saved under the keys after it."""
+
+
+@dataclass
+class _Hold:
+    """Blocks that a save refers to."""
+
+    blocks: list[int]
+    workers: int
+    since: float = field(default_factory=time.monotonic)
+
+
+class SchedulerHalf:
+    """All state of a connector in the engine's process."""
+
+    def __init__(self, config: VllmConfig, kv: KVCacheConfig, settings: Settings) -> None:
+        self.settings = settings
+        self.frame = Frame.of(config, kv)
+        self.off = unsupported(config, kv)
+        self.core = settings.core()
+        self.counts: Counter[str] = Counter()
+        self.epoch = b""
+        self._ranks = {
+            (pp, tp)
+            for pp in range(config.parallel_config.pipeline_parallel_size)
+            for tp in range(config.parallel_config.tensor_parallel_size)
+        }
+        self._workers = config.parallel_config.world_size
+        self._digests: list[list[bytes]] = []
+        self._namespaces: list[list[bytes]] = []
+        self._pool: BlockPool | None = None
+        self._holds_max = max(1, int(kv.num_blocks * settings.save_share))
+        self._holds: dict[int, _Hold] = {}
+        self._held = 0
+        self._tracked: dict[str, _Tracked] = {}
+        self._loading: set[str] = set()
+        self._loads: list[Job] = []
+        self._next_job = 0
+        self._warned = 0.0
+        if self.off:
+            logger.warning("kvasir neither loads nor saves: %s", self.off)
+
+    def bind(self, pool: BlockPool) -> None:
+        self._pool = pool
+
+    def meet(self, ranks: dict[tuple[int, int], Any]) -> None:
+        """Learns under which namespaces the workers keep blocks. With a rank missing there are no hits and no saves."""
+        said = {rank: meta for rank, meta in ranks.items() if isinstance(meta, Namespaces)}
+        groups = len(self.frame.groups)
+        if set(said) != self._ranks or any(len(meta.digests) != groups for meta in said.values()):
+            missing = sorted(self._ranks - set(said))
+            logger.warning("kvasir neither loads nor saves: no namespaces from the ranks (pp, tp) %s", missing)
+            return
+        # Ranks that hold the same bytes have one namespace; each is asked for once.
+        self._digests = [
+            list(dict.fromkeys(said[rank].digests[group] for rank in sorted(said))) for group in range(groups)
+        ]
+        self._rename()
+
+    def _rename(self) -> None:
+        self._namespaces = [[in_epoch(digest, self.epoch) for digest in group] for group in self._digests]
+
+    @property
+    def ready(self) -> bool:
+        """Whether blocks can be asked for at all."""
+        return bool(self._namespaces) and self._pool is not None and not self.off
+
+    # Loads
+
+    def match(self, request: Request, computed: int) -> tuple[int, bool]:
+        """Tokens beyond `computed` that can be loaded, and whether any can. Asked at every step a request waits."""
+        if not self.ready:
+            return 0, False
+        tracked = self._track(request)
+        # A request is matched when vLLM holds nothing of it: what it computed before a reset is gone.
+        tracked.computed, tracked.old = computed, False
+        if tracked.refused or not request.block_hashes:
+            return 0, False
+        found = self._found(tracked)
+        tracked.saved = max(tracked.saved, found) if found >= 0 else max(tracked.saved, computed)
+        external = max(0, found - computed)
+        return external, external > 0
+
+    def _track(self, request: Request) -> _Tracked:
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            tracked = self._tracked[request.request_id] = _Tracked(request)
+        return tracked
+
+    def _found(self, tracked: _Tracked) -> int:
+        """Leading tokens of the request that the host holds; -1 where it cannot be asked."""
+        hashes, match, now = tracked.request.block_hashes, tracked.match, time.monotonic()
+        if (
+            match is not None
+            and match.hashes == len(hashes)
+            and match.last == hashes[-1]
+            and match.boot == self.core.boot()
+            and now < match.until
+        ):
+            self.counts["match_remembered"] += 1
+            return match.tokens
+        tokens = self._ask(hashes)
+        tracked.match = _Match(len(hashes), hashes[-1], self.core.boot(), now + MEMO_SECONDS, tokens)
+        return tokens
+
+    def _ask(self, hashes: Sequence[bytes]) -> int:
+        self.counts["match_queries"] += 1
+        tokens = len(hashes) * self.frame.hash_tokens
+        try:
+            for group, namespaces in zip(self.frame.groups, self._namespaces):
+                wanted = b"".join(self._of_group(group, hashes, 0, tokens))
+                if not wanted:
+                    return 0
+                blocks = self.core.prefix(namespaces, wanted, HASH_BYTES)
+                tokens = min(tokens, blocks * group.block_tokens)
+        except Exception as error:
+            self.counts["match_unavailable"] += 1
+            self._warn("the host cannot be asked, and nothing is loaded: %s", error)
+            return -1
+        return tokens - tokens % self.frame.align_tokens
+
+    @staticmethod
+    def _of_group(group: Group, hashes: Sequence[bytes], start: int, end: int) -> Sequence[bytes]:
+        """The hashes by which a group's blocks in the tokens [start, end) are known."""
+        each, first, last = group.hashes_per_block, start // group.block_tokens, end // group.block_tokens
+        return hashes[first * each + each - 1 : last * each : each]
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
+        """vLLM has blocks for the request, of which `external` tokens are to be loaded."""
+        self._loading.discard(request.request_id)
+        tracked = self._tracked.get(request.request_id)
+        if not external or tracked is None or not self.ready:
+            return
+        self._loading.add(request.request_id)
+        self.counts["hit_tokens"] += external
+        start, end = tracked.computed, tracked.computed + external
+        table = blocks.get_block_ids()
+        for position, group in enumerate(self.frame.groups):
+            ids = table[group.index][start // group.block_tokens : end // group.block_tokens]
+            hashes = self._of_group(group, request.block_hashes, start, end)
+            if job := self._job(request.request_id, position, hashes, ids):
+                self._loads.append(job)
+                self._hold_at_host(position, job)
+
+    def _hold_at_host(self, position: int, job: Job) -> None:
+        """Asks the host to keep what was promised until it is loaded. Without it, an eviction is a load error."""
+        try:
+            self.core.hold(self._namespaces[position], job.hashes, HASH_BYTES, self.settings.load_ms)
+        except Exception as error:
+            self._warn("the host was not asked to keep blocks until they are loaded: %s", error)
+
+    def _job(self, request: str, position: int, hashes: Sequence[bytes], ids: Sequence[int]) -> Job | None:
+        """A job over the blocks that exist: those that a sliding window has left behind are vLLM's null block."""
+        assert self._pool is not None
+        null = self._pool.null_block.block_id
+        if null in ids:
+            kept = [at for at, block in enumerate(ids) if block != null]
+            hashes, ids = [hashes[at] for at in kept], [ids[at] for at in kept]
+        if not ids:
+            return None
+        self._next_job += 1
+        return Job(self._next_job, request, position, b"".join(hashes), np.asarray(ids, "<u4").tobytes())
+
+    # Steps
+
+    def build(self, output: SchedulerOutput) -> StepMetadata:
+        """The jobs of a step. Saves are of whole blocks whose tokens are all computed when the step is over."""
+        loads, self._loads = self._loads, []
+        saves: list[Job] = []
+        if self.ready and output.kv_connector_block_state is not None:
+            for request_id, scheduled in output.num_scheduled_tokens.items():
+                tracked = self._tracked.get(request_id)
+                if tracked is not None and not tracked.old:
+                    self._save(tracked, scheduled, output, saves)
+        return StepMetadata(self.epoch, loads, saves, idle=output.total_num_scheduled_tokens == 0)
+
+    def _save(self, tracked: _Tracked, scheduled: int, output: SchedulerOutput, saves: list[Job]) -> None:
+        request, frame = tracked.request, self.frame
+        limit = request.num_tokens if self.settings.save_decode else request.num_prompt_tokens
+        computed = min(request.num_computed_tokens + scheduled, limit, len(request.block_hashes) * frame.hash_tokens)
+        if all(computed // group.block_tokens == tracked.saved // group.block_tokens for group in frame.groups):
+            return
+        computed = min(computed, self._affordable(tracked.saved))
+        if computed <= tracked.saved:
+            # Not saved now; the next step tries again, for as long as the request runs.
+            return
+        table = output.kv_connector_block_state.get_block_ids(request.request_id)
+        if table is None:
+            return
+        for position, group in enumerate(frame.groups):
+            ids = table[group.index][tracked.saved // group.block_tokens : computed // group.block_tokens]
+            hashes = self._of_group(group, request.block_hashes, tracked.saved, computed)
+            if job := self._job(request.request_id, position, hashes, ids):
+                self._refer(job)
+                saves.append(job)
+        tracked.saved = computed
+
+    def _affordable(self, saved: int) -> int:
+        """Tokens up to which blocks can be saved now without holding more of vLLM's blocks than saves may."""
+        align = self.frame.align_tokens
+        blocks = sum(align // group.block_tokens for group in self.frame.groups)
+        units = max(0, self._holds_max - self._held) // blocks
+        return saved - saved % align + units * align
+
+    def _refer(self, job: Job) -> None:
+        assert self._pool is not None
+        ids = np.frombuffer(job.blocks, "<u4").tolist()
+        self._pool.touch([self._pool.blocks[block] for block in ids])
+        self._holds[job.number] = _Hold(ids, self._workers)
+        self._held += len(ids)
+
+    def update(self, output: KVConnectorOutput) -> None:
+        """Takes in what the workers report of a step."""
+        report = output.kv_connector_worker_meta
+        if not isinstance(report, WorkerReport):
+            return
+        for number, workers in report.saved.items():
+            hold = self._holds.get(number)
+            if hold is None:
+                continue
+            hold.workers -= workers
+            if hold.workers <= 0:
+                del self._holds[number]
+                self._release(hold)
+        for request_id in report.failed:
+            if tracked := self._tracked.get(request_id):
+                # What the host lacks is saved again once it is computed.
+                tracked.refused, tracked.match, tracked.saved = True, None, 0
+
+    def _release(self, hold: _Hold) -> None:
+        assert self._pool is not None
+        self._held -= len(hold.blocks)
+        # The last block first, so that vLLM evicts the end of a prefix before its beginning.
+        self._pool.free_blocks([self._pool.blocks[block] for block in reversed(hold.blocks)])
+
+    def finished(self, request: Request) -> None:
+        tracked = self._tracked.pop(request.request_id, None)
+        self._loading.discard(request.request_id)
+        if tracked is not None and self.ready:
+            full = min(request.num_computed_tokens, len(request.block_hashes) * self.frame.hash_tokens)
+            group = self.frame.groups[0]
+            dropped = full // group.block_tokens - tracked.saved // group.block_tokens
+            if dropped > 0 and self.settings.save_decode:
+                self.counts["save_dropped_blocks"] += dropped
+
+    @property
+    def saving(self) -> bool:
+        """Whether the engine must go on stepping, as completions only travel on steps."""
+        return bool(self._holds)
+
+    @property
+    def frees_soon(self) -> bool:
+        """Whether waiting is better than preempting; not for a save that hangs."""
+        if not self._holds:
+            return False
+        return time.monotonic() - next(iter(self._holds.values())).since < FREES_SECONDS
+
+    def reset(self) -> bool:
+        """Forgets everything, as the weights may have changed: from now on other keys are used.
+
+        False while loads of the old blocks are under way; they end as failures and are computed.
+        """
+        self.epoch = os.urandom(16)
+        self._rename()
+        for tracked in self._tracked.values():
+            tracked.match, tracked.saved, tracked.old = None, 0, True
+        return not self._loading
+
+    def stats(self) -> KvasirStats | None:
+        return KvasirStats.of(self.counts)
+
+    def shutdown(self) -> None:
+        self.core.close()
+
+    def _warn(self, text: str, error: Exception) -> None:
+        """Not more than one line a minute, as the host may be away for long."""
+        now = time.monotonic()
+        if now - self._warned > 60:
+            self._warned = now
+            logger.warning(f"kvasir: {text}", error)

@@ -1,0 +1,224 @@
+"""The worker's half: copies blocks between vLLM's cache and the host, in the background.
+
+Nothing here waits for the host, and nothing raises. A job is reported when the copying has stopped, never before: the
+scheduler hands its blocks to somebody else after that.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from vllm.logger import init_logger
+
+from kvasir import namespace
+from kvasir.vllm.geometry import Frame, Pages, Shard, group_namespace, unsupported
+from kvasir.vllm.messages import HASH_BYTES, Job, Namespaces, StepMetadata, WorkerReport, in_epoch
+from kvasir.vllm.settings import Settings
+from kvasir.vllm.stats import KvasirStats
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = init_logger("vllm.kvasir.worker")
+
+IDLE_WAIT_MS = 5
+"""How long an otherwise empty step waits for a job, so that an engine that only waits does not spin."""
+
+
+@dataclass
+class _Running:
+    """A job that the core works on."""
+
+    job: Job
+    load: bool
+    plan: int
+    epoch: bytes
+
+
+class WorkerHalf:
+    """All state of a connector in a worker process."""
+
+    def __init__(self, config: VllmConfig, kv: KVCacheConfig, settings: Settings) -> None:
+        self.config, self.kv, self.settings = config, kv, settings
+        self.frame = Frame.of(config, kv)
+        self.core: Any = None
+        self.shard: Shard | None = None
+        self.pages: list[Pages] = []
+        self.fields: list[dict[str, Any]] = []
+        self.digests: list[bytes] = []
+        self.counts: Counter[str] = Counter()
+        self._plans: dict[bytes, list[int]] = {}
+        self._running: dict[int, _Running] = {}
+        self._loading: dict[str, int] = {}
+        self._ended: list[tuple[int, bool, bytes, int, str | None]] = []
+        self._report = WorkerReport()
+        self._bad_requests: set[str] = set()
+        self._bad_blocks: set[int] = set()
+        self._poll: Any = None
+
+    def register(self, caches: dict[str, torch.Tensor]) -> None:
+        """Takes note of vLLM's cache. Where it cannot be used, the scheduler never hears of a namespace: no hits."""
+        try:
+            self._register(caches)
+        except Exception as error:
+            logger.warning("kvasir neither loads nor saves: %s", error)
+            self.digests = []
+
+    def _register(self, caches: dict[str, torch.Tensor]) -> None:
+        if reason := unsupported(self.config, self.kv):
+            raise ValueError(reason)
+        from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+        self.shard = Shard.of(self.config, self.kv, get_tp_group().rank_in_group, get_pp_group().rank_in_group)
+        for group in self.frame.groups:
+            layers = self.kv.kv_cache_groups[group.index].layer_names
+            pages = Pages(caches, layers, self.kv.num_blocks)
+            fields = group_namespace(self.config, self.kv, self.settings, self.frame, group, pages, self.shard)
+            self.pages.append(pages)
+            self.fields.append(fields)
+        self.core = self.settings.core()
+        self._poll = select.poll()
+        self._poll.register(self.core.event_fd(), select.POLLIN)
+        self.digests = [namespace.digest(fields) for fields in self.fields]
+        for fields, digest in zip(self.fields, self.digests):
+            logger.info("kvasir namespace %s: %s", digest.hex(), namespace.canonical(fields).decode())
+
+    def handshake(self) -> Namespaces | None:
+        """What the scheduler needs to ask for this worker's blocks; None where it has none."""
+        return Namespaces(self.digests) if self.digests else None
+
+    def start_loads(self, step: StepMetadata) -> None:
+        """Starts the loads of a step. Each ends in exactly one report, also when it cannot be started."""
+        for job in step.loads:
+            self._loading[job.request] = self._loading.get(job.request, 0) + 1
+        for job in step.loads:
+            self._start(job, True, step.epoch)
+
+    def start_saves(self, step: StepMetadata) -> None:
+        """Starts the saves of a step. The scheduler holds references to the blocks until all workers report."""
+        for job in step.saves:
+            self._start(self._own_part(job), False, step.epoch)
+
+    def _own_part(self, job: Job) -> Job:
+        """Of ranks that hold the same bytes each writes every n-th block."""
+        shard = self.shard
+        if shard is None or shard.replicas == 1:
+            return job
+        mine = slice(shard.replica, None, shard.replicas)
+        hashes = np.frombuffer(job.hashes, f"V{HASH_BYTES}")[mine].tobytes()
+        return job._replace(hashes=hashes, blocks=np.frombuffer(job.blocks, "<u4")[mine].tobytes())
+
+    def _start(self, job: Job, load: bool, epoch: bytes) -> None:
+        self._running[job.number] = _Running(job, load, -1, epoch)
+        if not job.blocks:
+            self._ended.append((job.number, True, b"", 0, None))
+            return
+        try:
+            plan = self._plan(epoch)[job.group]
+            self._running[job.number].plan = plan
+            start = self.core.load if load else self.core.save
+            start(job.number, plan, job.hashes, HASH_BYTES, job.blocks)
+        except Exception as error:
+            self._ended.append((job.number, False, bytes(len(job.blocks) // 4), 0, str(error)))
+
+    def _plan(self, epoch: bytes) -> list[int]:
+        """The plans of an epoch, made when it is first met; those of earlier ones end with their last job."""
+        if epoch not in self._plans:
+            self._plans[epoch] = [
+                self.core.plan(in_epoch(digest, epoch), pages.runs, pages.blocks, pages.tensors)
+                for digest, pages in zip(self.digests, self.pages)
+            ]
+        if len(self._plans) > 1:
+            self._drop_plans(epoch)
+        return self._plans[epoch]
+
+    def _drop_plans(self, current: bytes) -> None:
+        used = {running.plan for running in self._running.values()}
+        for epoch, plans in list(self._plans.items()):
+            if epoch != current and used.isdisjoint(plans):
+                for plan in self._plans.pop(epoch):
+                    self.core.unplan(plan)
+
+    def results(self, step: StepMetadata) -> tuple[set[str], set[str]]:
+        """Requests whose load has ended since the last step, and those of them of which something is missing."""
+        if self.core is None:
+            return set(), set()
+        if step.idle and self._running and not self._ended:
+            self._poll.poll(IDLE_WAIT_MS)
+        ended, self._ended = self._ended, []
+        try:
+            ended += self.core.drain()
+        except Exception as error:
+            logger.warning("kvasir cannot tell which jobs have ended; will ask again: %s", error)
+        finished: set[str] = set()
+        failures: dict[str | None, int] = defaultdict(int)
+        for number, ok, here, copied, error in ended:
+            running = self._running.pop(number, None)
+            if running is None:
+                continue
+            if running.load:
+                self._loaded(running, ok, here, copied, step.epoch, finished)
+            else:
+                self._saved(running, ok, here, copied)
+            if not ok:
+                failures[error] += 1
+        for error, jobs in failures.items():
+            logger.warning("kvasir: %d jobs failed; the engine computes what is missing: %s", jobs, error)
+        failed, self._bad_requests = self._bad_requests & finished, self._bad_requests - finished
+        self._report.failed |= failed
+        self.counts["load_requests"] += len(finished)
+        self.counts["load_failed_requests"] += len(failed)
+        return finished, failed
+
+    def _loaded(
+        self, running: _Running, ok: bool, here: bytes, copied: int, epoch: bytes, finished: set[str]
+    ) -> None:
+        job = running.job
+        blocks = np.frombuffer(job.blocks, "<u4")
+        whole = len(here) == len(blocks) and running.epoch == epoch
+        good = np.frombuffer(here, np.uint8).astype(bool) if whole else np.zeros(len(blocks), bool)
+        bad = blocks[~good]
+        if len(bad) or not ok:
+            # A job that failed as a whole and names no block is not believed about any of them.
+            self._bad_blocks.update((bad if len(bad) else blocks).tolist())
+            self._bad_requests.add(job.request)
+        self.counts["load_blocks"] += int(good.sum())
+        self.counts["load_failed_blocks"] += len(bad)
+        self.counts["load_bytes"] += copied
+        self._loading[job.request] -= 1
+        if self._loading[job.request] == 0:
+            del self._loading[job.request]
+            finished.add(job.request)
+
+    def _saved(self, running: _Running, ok: bool, here: bytes, copied: int) -> None:
+        saved = sum(1 for one in here if one)
+        self.counts["save_blocks"] += saved
+        self.counts["save_failed_blocks"] += len(running.job.blocks) // 4 - saved
+        self.counts["save_bytes"] += copied
+        self._report.saved[running.job.number] = 1
+
+    def bad_blocks(self) -> set[int]:
+        """Blocks that could not be loaded. Where there are several groups, their numbers mean nothing to vLLM."""
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad if len(self.frame.groups) == 1 else set()
+
+    def report(self) -> WorkerReport | None:
+        """What the scheduler must know of this step."""
+        report, self._report = self._report, WorkerReport()
+        return report if report.saved or report.failed else None
+
+    def stats(self) -> KvasirStats | None:
+        self.counts = +self.counts
+        return KvasirStats.of(self.counts)
+
+    def shutdown(self) -> None:
+        """Waits for what is being copied, as vLLM frees its cache after this."""
+        if self.core is not None:
+            self.core.close()
+            self.core = None
