@@ -83,7 +83,7 @@ def _differences(a: Any, b: Any, path: str) -> Any:
     elif isinstance(a, list) and isinstance(b, list):
         if len(a) != len(b):
             yield f"{path}: {len(a)} entries against {len(b)}"
-        for at, (left, right) in enumerate(zip(a, b)):
+        for at, (left, right) in enumerate(zip(a, b, strict=False)):
             yield from _differences(left, right, f"{path}[{at}]")
     elif type(a) is not type(b) or a != b:
         yield f"{path or 'namespace'}: {_short(a)} against {_short(b)}"

@@ -8,6 +8,7 @@ vLLM is imported on first use of a class, so that `import kvasir.vllm` works whe
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 _HOME = {"KvasirConnector": "kvasir.vllm.connector", "KvasirTier": "kvasir.vllm.tier"}
@@ -35,7 +36,5 @@ def register() -> None:
         (KVConnectorFactory.register_connector, "KvasirConnector"),
         (SecondaryTierFactory.register_tier, "KvasirTier"),
     ):
-        try:
+        with contextlib.suppress(ValueError):
             add(name, _HOME[name], name)
-        except ValueError:
-            pass

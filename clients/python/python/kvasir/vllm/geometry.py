@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import re
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from kvasir import namespace
+from kvasir.vllm.settings import Settings, named_model, nameless_model
 from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size, resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -21,9 +23,6 @@ from vllm.v1.kv_cache_interface import (
     get_kv_quant_mode,
 )
 from vllm.version import __version_tuple__
-
-from kvasir import namespace
-from kvasir.vllm.settings import Settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -75,7 +74,11 @@ def unsupported(config: VllmConfig, kv: KVCacheConfig) -> str | None:
         specs = list(spec.kv_cache_specs.values()) if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
         for one in specs:
             if type(one) not in _STORED_SPECS:
-                return f"the KV cache has a group of {type(one).__name__}, whose blocks depend on more than their tokens"
+                return (
+                    f"the KV cache has a group of {type(one).__name__}, whose blocks depend on more than their tokens"
+                )
+            if getattr(one, "non_causal", False):
+                return "the model has layers that attend to later tokens, which a block's hash does not cover"
         if group.is_eagle_group:
             return "a draft model shares the KV cache, and its last entry in a block depends on the token after it"
         if group.host_resident or not group.enable_kv_transfer or not spec.prefix_cacheable:
@@ -100,17 +103,12 @@ def model_identity(config: VllmConfig, settings: Settings) -> dict[str, Any]:
         "quantization": model.quantization,
         "weights_version": settings.weights_version,
     }
-    if settings.model_id:
-        return identity | {"id": settings.model_id}
-    if match := re.search(r"models--([^/]+)/snapshots/([0-9a-f]{40})", os.path.abspath(model.model)):
-        return identity | {"id": match[1].replace("--", "/"), "commit": match[2]}
+    if named := named_model(model.model, settings):
+        return identity | named
     commit = getattr(model.hf_config, "_commit_hash", None)
     if commit and not os.path.exists(model.model):
         return identity | {"id": model.model, "commit": commit}
-    raise ValueError(
-        f"the model {model.model!r} is a path, which does not tell one set of weights from another; "
-        'add "model_id" to kv_connector_extra_config: a name that changes whenever the weights do'
-    )
+    raise nameless_model(model.model, "kv_connector_extra_config")
 
 
 def _plain(value: Any) -> Any:
@@ -162,7 +160,7 @@ class Pages:
         self.blocks = blocks
         runs: list[tuple[int, int, int]] = []
         self.layers: list[dict[str, Any]] = []
-        for name, cache in zip(layers, self.tensors):
+        for name, cache in zip(layers, self.tensors, strict=True):
             run = _run(name, cache, blocks)
             # Layers may share their cache with an earlier one: one address, one run.
             if run not in runs:

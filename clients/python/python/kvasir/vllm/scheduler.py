@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from vllm.logger import init_logger
 
 from kvasir.vllm.geometry import Frame, Group, unsupported
 from kvasir.vllm.messages import HASH_BYTES, Job, Namespaces, StepMetadata, WorkerReport, in_epoch
 from kvasir.vllm.settings import Settings
 from kvasir.vllm.stats import KvasirStats
+from vllm.logger import init_logger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -173,7 +173,7 @@ class SchedulerHalf:
         self.counts["match_queries"] += 1
         tokens = len(hashes) * self.frame.hash_tokens
         try:
-            for group, namespaces in zip(self.frame.groups, self._namespaces):
+            for group, namespaces in zip(self.frame.groups, self._namespaces, strict=True):
                 wanted = b"".join(self._of_group(group, hashes, 0, tokens))
                 if not wanted:
                     return 0

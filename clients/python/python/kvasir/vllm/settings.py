@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -81,3 +82,20 @@ class Settings:
             verify=self.verify,
             workload_class=self.workload_class,
         )
+
+
+def named_model(name: str, settings: Settings) -> dict[str, str] | None:
+    """Which model this is: the user's word for it, or the commit of a Hugging Face snapshot; None where neither is there."""
+    if settings.model_id:
+        return {"id": settings.model_id}
+    if match := re.search(r"models--([^/]+)/snapshots/([0-9a-f]{40})", os.path.abspath(name)):
+        return {"id": match[1].replace("--", "/"), "commit": match[2]}
+    return None
+
+
+def nameless_model(name: str, where: str) -> ValueError:
+    """The error for a model of which nobody can tell one set of weights from another."""
+    return ValueError(
+        f'the model {name!r} does not tell one set of weights from another; add "model_id" to {where}: '
+        "a name that changes whenever the weights do"
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import prometheus_client
+
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 METRICS = {
@@ -62,16 +63,18 @@ class KvasirPromMetrics(KVConnectorPromMetrics):
     """The counters at vLLM's metrics endpoint, one set for each engine."""
 
     def __init__(
-        self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+        self,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         counter = metric_types[prometheus_client.Counter]
         self._counters = {}
         for name, text in METRICS.items():
             family = counter(name=f"vllm:kvasir_{name}", documentation=text, labelnames=labelnames)
-            self._counters[name] = {
-                engine: family.labels(*values) for engine, values in per_engine_labelvalues.items()
-            }
+            self._counters[name] = {engine: family.labels(*values) for engine, values in per_engine_labelvalues.items()}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, count in transfer_stats_data.items():

@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from vllm.logger import init_logger
 
 from kvasir import namespace
 from kvasir.vllm.geometry import Frame, Pages, Shard, group_namespace, unsupported
 from kvasir.vllm.messages import HASH_BYTES, Job, Namespaces, StepMetadata, WorkerReport, in_epoch
 from kvasir.vllm.settings import Settings
 from kvasir.vllm.stats import KvasirStats
+from vllm.logger import init_logger
 
 if TYPE_CHECKING:
     import torch
+
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -86,7 +87,7 @@ class WorkerHalf:
         self._poll = select.poll()
         self._poll.register(self.core.event_fd(), select.POLLIN)
         self.digests = [namespace.digest(fields) for fields in self.fields]
-        for fields, digest in zip(self.fields, self.digests):
+        for fields, digest in zip(self.fields, self.digests, strict=True):
             logger.info("kvasir namespace %s: %s", digest.hex(), namespace.canonical(fields).decode())
 
     def handshake(self) -> Namespaces | None:
@@ -132,7 +133,7 @@ class WorkerHalf:
         if epoch not in self._plans:
             self._plans[epoch] = [
                 self.core.plan(in_epoch(digest, epoch), pages.runs, pages.blocks, pages.tensors)
-                for digest, pages in zip(self.digests, self.pages)
+                for digest, pages in zip(self.digests, self.pages, strict=True)
             ]
         if len(self._plans) > 1:
             self._drop_plans(epoch)
@@ -176,9 +177,7 @@ class WorkerHalf:
         self.counts["load_failed_requests"] += len(failed)
         return finished, failed
 
-    def _loaded(
-        self, running: _Running, ok: bool, here: bytes, copied: int, epoch: bytes, finished: set[str]
-    ) -> None:
+    def _loaded(self, running: _Running, ok: bool, here: bytes, copied: int, epoch: bytes, finished: set[str]) -> None:
         job = running.job
         blocks = np.frombuffer(job.blocks, "<u4")
         whole = len(here) == len(blocks) and running.epoch == epoch

@@ -1,0 +1,63 @@
+"""A tiny Llama with weights of a sensible size.
+
+vLLM's own dummy weights are about 1e-3: attention then hardly matters, and wrong KV passes unnoticed.
+"""
+
+import json
+import pathlib
+
+import torch
+from safetensors.torch import save_file
+
+
+def write(folder: pathlib.Path, *, layers: int = 2, width: int = 128, heads: int = 2, vocabulary: int = 1024) -> str:
+    """Writes config and weights, the same on every call, and returns the folder's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head, inner = 64, 2 * width
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(1, heads // 2),
+        "head_dim": head,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(1)
+    spread = 0.25 * (128 / width) ** 0.5
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * spread
+
+    rows, cached = heads * head, config["num_key_value_heads"] * head
+    weights = {
+        "model.embed_tokens.weight": random(vocabulary, width),
+        "lm_head.weight": random(vocabulary, width),
+        "model.norm.weight": torch.ones(width),
+    }
+    for layer in range(layers):
+        at = f"model.layers.{layer}."
+        weights |= {
+            at + "self_attn.q_proj.weight": random(rows, width),
+            at + "self_attn.k_proj.weight": random(cached, width),
+            at + "self_attn.v_proj.weight": random(cached, width),
+            at + "self_attn.o_proj.weight": random(width, rows),
+            at + "mlp.gate_proj.weight": random(inner, width),
+            at + "mlp.up_proj.weight": random(inner, width),
+            at + "mlp.down_proj.weight": random(width, inner),
+            at + "input_layernorm.weight": torch.ones(width),
+            at + "post_attention_layernorm.weight": torch.ones(width),
+        }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
