@@ -226,7 +226,7 @@ fn the_process_whose_device_fails() {
         let error = result.expect_err("the device has failed").to_string();
         assert!(error.contains("ILLEGAL_ADDRESS"), "{error}");
     };
-    said(lane.upload(&[Upload { from: &bytes, to: &range }]));
+    said(lane.upload(&[Upload { from: bytes[..].into(), to: &range }]));
     said(lane.download(&mut [Download { from: &range, to: &mut found }]));
     said(moves.begin(&mut mover, Path::Copies2d, &stream).and_then(|underway| underway.wait()));
     said(DevicePool::open(&device, BYTES).map(drop));
