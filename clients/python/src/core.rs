@@ -350,11 +350,8 @@ impl Core {
         let hashes = bytes::hashes(hashes, hash_bytes)?;
         let blocks: Vec<usize> = bytes::blocks(blocks, hashes.len())?.collect();
         let (planned, namespace) = inner.table.planned(plan)?;
-        let of_all = blocks.iter().zip(hashes);
-        let named: Vec<_> = py.detach(|| {
-            of_all.map(|(&block, hash)| named(&namespace, hash, &planned, block)).collect::<PyResult<_>>()
-        })?;
-        inner.give(saves, job, Kept::Plan(plan), &planned, named, &blocks)
+        let blocks = py.detach(|| Blocks::of(saves, &namespace, &planned, blocks.into_iter().zip(hashes)))?;
+        inner.give(job, Kept::Plan(plan), &planned, blocks)
     }
 
     fn transfer_buffers(
@@ -373,11 +370,8 @@ impl Core {
         }
         let buffers = Buffers::open(buffers, !saves)?;
         let plan = buffers.plan()?;
-        let blocks: Vec<usize> = (0..keys.len()).collect();
-        let of_all = blocks.iter().zip(keys);
-        let named: Vec<_> =
-            of_all.map(|(&block, key)| named(&namespace, key, &plan, block)).collect::<PyResult<_>>()?;
-        inner.give(saves, job, Kept::Buffers(buffers), &plan, named, &blocks)
+        let blocks = Blocks::of(saves, &namespace, &plan, keys.iter().map(Vec::as_slice).enumerate())?;
+        inner.give(job, Kept::Buffers(buffers), &plan, blocks)
     }
 }
 
@@ -412,24 +406,12 @@ impl Inner {
         Ok(Arc::clone(jobs.insert(Arc::new(started))))
     }
 
-    fn give(
-        &self,
-        saves: bool,
-        job: u64,
-        kept: Kept,
-        plan: &Arc<Plan>,
-        named: Vec<(BlockMeta, Label)>,
-        blocks: &[usize],
-    ) -> PyResult<()> {
+    fn give(&self, job: u64, kept: Kept, plan: &Arc<Plan>, blocks: Blocks) -> PyResult<()> {
         let jobs = self.jobs()?;
-        let number = self.table.open(job, saves, kept)?;
-        let (metas, labels): (Vec<_>, Vec<_>) = named.into_iter().unzip();
-        let of_all = metas.into_iter().zip(blocks.iter().copied());
-        let given = if saves {
-            jobs.save_labelled(number, plan, of_all.collect(), labels)
-        } else {
-            let keys = of_all.map(|(meta, block)| (meta.key, block));
-            jobs.load_labelled(number, plan, keys.collect(), labels)
+        let number = self.table.open(job, matches!(blocks, Blocks::Save(..)), kept)?;
+        let given = match blocks {
+            Blocks::Load(blocks, labels) => jobs.load_labelled(number, plan, blocks, labels),
+            Blocks::Save(blocks, labels) => jobs.save_labelled(number, plan, blocks, labels),
         };
         given.map_err(|error| {
             drop(self.table.ended(number));
@@ -498,6 +480,41 @@ pub(crate) fn close_all(py: Python<'_>) {
         } else {
             std::mem::forget(inner);
         }
+    }
+}
+
+/// The blocks of a job, each with its number in the plan, and their labels.
+enum Blocks {
+    Load(Vec<(BlockKey, usize)>, Vec<Label>),
+    Save(Vec<(BlockMeta, usize)>, Vec<Label>),
+}
+
+impl Blocks {
+    fn of<'a>(
+        saves: bool,
+        namespace: &Namespace,
+        plan: &Plan,
+        hashes: impl ExactSizeIterator<Item = (usize, &'a [u8])>,
+    ) -> PyResult<Self> {
+        let count = hashes.len();
+        let mut blocks = match saves {
+            true => Self::Save(Vec::with_capacity(count), Vec::with_capacity(count)),
+            false => Self::Load(Vec::with_capacity(count), Vec::with_capacity(count)),
+        };
+        for (block, hash) in hashes {
+            let (meta, label) = named(namespace, hash, plan, block)?;
+            match &mut blocks {
+                Self::Load(blocks, labels) => {
+                    blocks.push((meta.key, block));
+                    labels.push(label);
+                }
+                Self::Save(blocks, labels) => {
+                    blocks.push((meta, block));
+                    labels.push(label);
+                }
+            }
+        }
+        Ok(blocks)
     }
 }
 

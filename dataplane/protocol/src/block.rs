@@ -14,6 +14,9 @@ pub const BATCH_MAX: usize = 4096;
 const NAME_BITS: u32 = 112;
 const NAME: u128 = (1 << NAME_BITS) - 1;
 
+/// Longer names are hashed piece by piece.
+const SHORT: usize = 192;
+
 /// Names one block of KV. Its low 112 bits are equal exactly when the namespaces and engine hashes are equal (up to the
 /// collisions of xxh3, about 2^-53 at a billion blocks). The 16 bits above are the tenant's: a client leaves them 0, and the
 /// host writes them by the client's identity, so that no client can name a block of another tenant.
@@ -24,11 +27,26 @@ impl BlockKey {
     /// The key of a block that an engine names by `engine_hash` (opaque, any length). `namespace` carries
     /// what that hash does not cover: model, dtype, tensor-parallel layout, block size.
     pub fn from_engine_hash(namespace: &str, engine_hash: &[u8]) -> Self {
-        let mut hasher = XxHash3_128::new();
         // The length goes first, so that no two (namespace, hash) pairs read as the same bytes.
-        hasher.write(&(namespace.len() as u64).to_le_bytes());
-        hasher.write(namespace.as_bytes());
-        hasher.write(engine_hash);
+        let len = (namespace.len() as u64).to_le_bytes();
+        let parts = [&len[..], namespace.as_bytes(), engine_hash];
+        let mut text = [0; SHORT];
+        let mut rest = &mut text[..];
+        // An engine asks for thousands at once. In one piece they take a third of the time, of which the rest is for an
+        // allocation.
+        let fits = parts.iter().all(|part| match rest.split_off_mut(..part.len()) {
+            Some(to) => {
+                to.copy_from_slice(part);
+                true
+            }
+            None => false,
+        });
+        let free = rest.len();
+        if fits {
+            return Self(XxHash3_128::oneshot(&text[..SHORT - free]) & NAME);
+        }
+        let mut hasher = XxHash3_128::new();
+        parts.iter().for_each(|part| hasher.write(part));
         Self(hasher.finish_128() & NAME)
     }
 
@@ -110,6 +128,18 @@ pub enum Pin {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_name_is_hashed_as_a_short_one_is() {
+        for len in [0, 1, 16, 32, SHORT - 75, SHORT - 74, SHORT - 73, SHORT - 72, SHORT - 71, 1000] {
+            let (namespace, hash) = ("n".repeat(64), vec![7; len]);
+            let mut whole = 64_u64.to_le_bytes().to_vec();
+            whole.extend_from_slice(namespace.as_bytes());
+            whole.extend_from_slice(&hash);
+            let expected = XxHash3_128::oneshot(&whole) & NAME;
+            assert_eq!(BlockKey::from_engine_hash(&namespace, &hash).0, expected, "{len} B");
+        }
+    }
 
     #[test]
     fn keys_separate_namespace_from_hash() {
