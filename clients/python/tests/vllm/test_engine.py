@@ -254,14 +254,21 @@ def test_host_killed_during_a_save(alive, right, host, between):
     alive.forget()
 
 
+def furthest(some, others):
+    """The largest difference of a log-probability that both name."""
+    pairs = zip(some, others, strict=True)
+    return max(abs(one[token] - other[token]) for one, other in pairs for token in one.keys() & other.keys())
+
+
 def test_preemption(alive, right_growing):
     """Four requests that grow beyond 24 blocks: some are preempted while their blocks are saved, and then loaded."""
     before = alive.counts()
-    answers = alive.ask(*GROWING, tokens=120)
-    assert [answer.tokens for answer in answers] == [one["tokens"] for one in right_growing]
-    alive.forget()
-    again = alive.ask(*GROWING, tokens=120)
-    assert [answer.tokens for answer in again] == [one["tokens"] for one in right_growing]
+    for _ in range(2):
+        for answer, one in zip(alive.ask(*GROWING, tokens=120), right_growing, strict=True):
+            assert answer.tokens == one["tokens"]
+            # Kernels round otherwise in a batch of another shape, and preemption changes the shapes.
+            assert furthest(answer.logprobs, one["logprobs"]) < 1e-3
+        alive.forget()
     after = alive.counts()
     asked = after["match_queries"] - before.get("match_queries", 0)
     assert after.get("match_remembered", 0) > before.get("match_remembered", 0), f"{asked} questions for 8 requests"

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvasir.vllm.geometry import model_identity
-from kvasir.vllm.messages import StepMetadata
-from kvasir.vllm.scheduler import SchedulerHalf
-from kvasir.vllm.settings import Settings
-from kvasir.vllm.stats import KvasirPromMetrics, KvasirStats
-from kvasir.vllm.worker import WorkerHalf
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorRole,
     KVConnectorTransferResults,
     SupportsHMA,
 )
+
+from kvasir.vllm.geometry import model_identity
+from kvasir.vllm.messages import StepMetadata
+from kvasir.vllm.scheduler import SchedulerHalf
+from kvasir.vllm.settings import Settings
+from kvasir.vllm.stats import KvasirPromMetrics, KvasirStats
+from kvasir.vllm.worker import WorkerHalf
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-
-from kvasir import namespace
-from kvasir.vllm.settings import Settings, named_model, nameless_model
 from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size, resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -23,6 +20,9 @@ from vllm.v1.kv_cache_interface import (
     get_kv_quant_mode,
 )
 from vllm.version import __version_tuple__
+
+from kvasir import namespace
+from kvasir.vllm.settings import Settings, named_model, nameless_model
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import prometheus_client
-
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 METRICS = {

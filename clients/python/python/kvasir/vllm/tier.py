@@ -17,10 +17,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from kvasir import namespace
-from kvasir.vllm.messages import HASH_BYTES, in_epoch
-from kvasir.vllm.settings import Settings, named_model, nameless_model
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     Locality,
@@ -35,6 +31,10 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager, LookupPhase
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 from vllm.version import __version_tuple__
+
+from kvasir import namespace
+from kvasir.vllm.messages import HASH_BYTES, in_epoch
+from kvasir.vllm.settings import Settings, named_model, nameless_model
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from vllm.logger import init_logger
 
 from kvasir import namespace
 from kvasir.vllm.geometry import Frame, Pages, Shard, group_namespace, unsupported
 from kvasir.vllm.messages import HASH_BYTES, Job, Namespaces, StepMetadata, WorkerReport, in_epoch
 from kvasir.vllm.settings import Settings
 from kvasir.vllm.stats import KvasirStats
-from vllm.logger import init_logger
 
 if TYPE_CHECKING:
     import torch
-
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
