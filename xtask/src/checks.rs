@@ -1,7 +1,7 @@
 //! `cargo xtask test`: the same steps here and in CI.
 
 use crate::shell::{Shell, WASM_TARGET};
-use crate::{python, task_names, tidy};
+use crate::{engines, python, task_names, tidy};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -54,10 +54,18 @@ pub(crate) fn run(shell: &Shell, quick: bool) -> Result<ExitCode> {
     Ok(summary(&run_steps(shell, STEPS.iter(), quick)))
 }
 
-/// Runs a step that takes too long, or builds too much, to be one of [`STEPS`].
+/// Runs the tests under ThreadSanitizer, which build too much to be one of [`STEPS`].
 pub(crate) fn run_tsan(shell: &Shell) -> Result<ExitCode> {
-    const STEP: Step = Step { name: TSAN, slow: true, run: tsan };
-    let results = run_steps(shell, std::iter::once(&STEP), false);
+    run_apart(shell, &Step { name: TSAN, slow: true, run: tsan })
+}
+
+/// Runs the connectors' tests under real engines, which are too large to be one of [`STEPS`].
+pub(crate) fn run_engines(shell: &Shell) -> Result<ExitCode> {
+    run_apart(shell, &Step { name: "real engines", slow: true, run: real_engines })
+}
+
+fn run_apart(shell: &Shell, step: &'static Step) -> Result<ExitCode> {
+    let results = run_steps(shell, std::iter::once(step), false);
     let skipped = results.iter().any(|(_, outcome, _)| matches!(outcome, Outcome::Skipped(_)));
     let code = summary(&results);
     Ok(if skipped { ExitCode::FAILURE } else { code })
@@ -169,6 +177,15 @@ fn system_tests(shell: &Shell) -> Result<Outcome> {
 fn wheel(shell: &Shell) -> Result<Outcome> {
     match python::interpreter(shell) {
         Some(python) => passed(python::check(shell, python)),
+        None => {
+            Ok(Outcome::Skipped("no python3, 3.11 or later, with venv; in Debian's package `python3-venv`"))
+        }
+    }
+}
+
+fn real_engines(shell: &Shell) -> Result<Outcome> {
+    match python::interpreter(shell) {
+        Some(python) => passed(engines::check(shell, python)),
         None => {
             Ok(Outcome::Skipped("no python3, 3.11 or later, with venv; in Debian's package `python3-venv`"))
         }

@@ -1,6 +1,7 @@
 //! The project's chores: `cargo xtask --help`.
 
 mod checks;
+mod engines;
 mod graph;
 mod python;
 mod settings;
@@ -45,8 +46,11 @@ enum Task {
         miri: bool,
         /// Run only the tests of what threads share, under ThreadSanitizer: ring, store, shared memory. Not part of a whole
         /// run: it builds the standard library.
-        #[arg(long)]
+        #[arg(long, conflicts_with = "real_engine")]
         tsan: bool,
+        /// Run only the connectors' tests under real engines, on the CPU. The first run installs them: 6 GB for vLLM.
+        #[arg(long, conflicts_with_all = ["quick", "rdma", "gpu", "miri"])]
+        real_engine: bool,
     },
     /// Build the release binary, default policies embedded: target/release/kvasir, and its manual pages: target/man.
     Build,
@@ -86,6 +90,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Test { gpu: true, .. } => checks::run_only(&shell, checks::GPU),
         Task::Test { miri: true, .. } => checks::run_only(&shell, checks::MIRI),
         Task::Test { tsan: true, .. } => checks::run_tsan(&shell),
+        Task::Test { real_engine: true, .. } => checks::run_engines(&shell),
         Task::Test { quick, .. } => {
             shell.ensure_toolchain()?;
             checks::run(&shell, quick)

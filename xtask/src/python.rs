@@ -23,10 +23,8 @@ pub(crate) fn interpreter(shell: &Shell) -> Option<&'static str> {
 /// Builds the wheel, and fails with the first check that does.
 pub(crate) fn check(shell: &Shell, python: &str) -> Result<()> {
     let package = shell.root().join("clients/python");
+    let wheel = wheel(shell, python)?;
     let tools = Environment::make(shell, python, "tools")?;
-    let needed = package.join("requirements-dev.txt");
-    shell.run(tools.pip(["--requirement"]).arg(needed)).context("the tools that build a wheel")?;
-    let wheel = build(shell, &tools, &package)?;
 
     // Where nothing else is: whoever installs it gets no other package, and needs none.
     let bare = Environment::make(shell, python, "bare")?;
@@ -37,6 +35,15 @@ pub(crate) fn check(shell: &Shell, python: &str) -> Result<()> {
     shell.run(tools.command("ruff").args(["check", "--quiet"]).arg(&package))?;
     shell.run(tools.command("python").args(["-m", "mypy.stubtest", "kvasir._core"]))?;
     tests(shell, &tools, &package)
+}
+
+/// Builds the wheel and returns where it lies.
+pub(crate) fn wheel(shell: &Shell, python: &str) -> Result<PathBuf> {
+    let package = shell.root().join("clients/python");
+    let tools = Environment::make(shell, python, "tools")?;
+    let needed = package.join("requirements-dev.txt");
+    shell.run(tools.pip(["--requirement"]).arg(needed)).context("the tools that build a wheel")?;
+    build(shell, &tools, &package)
 }
 
 fn build(shell: &Shell, tools: &Environment, package: &Path) -> Result<PathBuf> {
@@ -64,28 +71,14 @@ fn build(shell: &Shell, tools: &Environment, package: &Path) -> Result<PathBuf> 
 
 /// Folder by folder, since each has helpers of its own that may have the same names.
 fn tests(shell: &Shell, tools: &Environment, package: &Path) -> Result<()> {
-    // The daemon as the whole-system tests have it: another selection of packages would build dependencies again.
-    shell.run(shell.cargo().args([
-        "test",
-        "--quiet",
-        "--locked",
-        "--workspace",
-        "--test",
-        "*",
-        "--no-run",
-    ]))?;
+    daemon(shell)?;
     let tests = package.join("tests");
     let entries = tests.read_dir().with_context(|| format!("cannot list {}", tests.display()))?;
     let mut folders: Vec<PathBuf> =
         entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
     folders.sort();
     for folder in folders {
-        let mut pytest = tools.command("python");
-        pytest
-            .args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"])
-            .arg(&folder)
-            .current_dir(package);
-        pytest.env("KVASIR_BIN", shell.target("debug/kvasir")).env("PYTHONDONTWRITEBYTECODE", "1");
+        let mut pytest = pytest(shell, tools, &folder);
         let status = pytest.status().context("cannot start pytest")?;
         if !status.success() && status.code() != Some(NOTHING_COLLECTED) {
             bail!("the tests in {} failed: {status}", folder.display());
@@ -94,12 +87,26 @@ fn tests(shell: &Shell, tools: &Environment, package: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Builds the daemon as the whole-system tests have it: another selection of packages would build dependencies again.
+pub(crate) fn daemon(shell: &Shell) -> Result<()> {
+    shell.run(shell.cargo().args(["test", "--quiet", "--locked", "--workspace", "--test", "*", "--no-run"]))
+}
+
+/// The tests in a folder, with the daemon of this workspace.
+pub(crate) fn pytest(shell: &Shell, environment: &Environment, folder: &Path) -> Command {
+    let mut pytest = environment.command("python");
+    pytest.args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]).arg(folder);
+    pytest.current_dir(shell.root().join("clients/python"));
+    pytest.env("KVASIR_BIN", shell.target("debug/kvasir")).env("PYTHONDONTWRITEBYTECODE", "1");
+    pytest
+}
+
 /// A virtual environment below the target folder.
-struct Environment(PathBuf);
+pub(crate) struct Environment(PathBuf);
 
 impl Environment {
     /// Makes it, unless it is there.
-    fn make(shell: &Shell, python: &str, name: &str) -> Result<Self> {
+    pub(crate) fn make(shell: &Shell, python: &str, name: &str) -> Result<Self> {
         let folder = shell.target("python").join(name);
         if !shell.works(Command::new(folder.join("bin/python")).args(["-m", "pip", "--version"])) {
             shell.run(Command::new(python).args(["-m", "venv", "--clear"]).arg(&folder))?;
@@ -107,11 +114,16 @@ impl Environment {
         Ok(Self(folder))
     }
 
-    fn command(&self, name: &str) -> Command {
-        Command::new(self.0.join("bin").join(name))
+    /// Where a program of it lies.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join("bin").join(name)
     }
 
-    fn pip<const N: usize>(&self, options: [&str; N]) -> Command {
+    fn command(&self, name: &str) -> Command {
+        Command::new(self.path(name))
+    }
+
+    pub(crate) fn pip<const N: usize>(&self, options: [&str; N]) -> Command {
         let mut pip = self.command("python");
         pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(options);
         pip
