@@ -48,7 +48,7 @@ def elsewhere(model):
     """Generates in another engine, in a process of its own, with or without the connector."""
 
     def run(prompts, extra=None, **more):
-        job = json.dumps({"model": model, "extra": extra, "prompts": prompts, **more})
+        job = json.dumps({"model": model, "extra": extra, "prompts": prompts} | more)
         script = pathlib.Path(__file__).with_name("engine.py")
         done = subprocess.run([sys.executable, script], input=job, capture_output=True, text=True, timeout=500)
         assert done.returncode == 0, done.stderr[-4000:]

@@ -148,10 +148,14 @@ class Engine:
 def main() -> None:
     job = json.loads(sys.stdin.read())
     llm = LLM(**options(job["model"], job["extra"], job.get("blocks", 24), **job.get("more", {})))
-    # One at a time: a batch of another shape rounds otherwise, and equal is to mean equal.
     answers = []
-    for one in job["prompts"]:
-        answers += llm.generate({"prompt_token_ids": one}, sampling(job.get("tokens", 4)), use_tqdm=False)
+    for turn in range(2 if job.get("twice") else 1):
+        # Refused while the last saves hold their blocks.
+        while turn and not llm.reset_prefix_cache():
+            pass
+        # One at a time: a batch of another shape rounds otherwise, and equal is to mean equal.
+        for one in job["prompts"]:
+            answers += llm.generate({"prompt_token_ids": one}, sampling(job.get("tokens", 4)), use_tqdm=False)
     print(json.dumps([vars(Answer(output)) for output in answers]), flush=True)
 
 

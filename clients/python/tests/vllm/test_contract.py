@@ -15,10 +15,12 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, supports_hma
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, CrossAttentionSpec, MambaSpec
 
+import kvasir.vllm
 from kvasir import namespace
 from kvasir.vllm.connector import KvasirConnector
 from kvasir.vllm.geometry import Pages, model_identity, unsupported
 from kvasir.vllm.messages import WorkerReport
+from kvasir.vllm.scheduler import FREES_SECONDS
 from kvasir.vllm.settings import Settings
 
 ALL = 192
@@ -250,17 +252,32 @@ def test_saves_hold_no_more_than_their_share(model, settings, host):
     assert all(request.is_finished() for request in requests)
 
 
-def test_saves_that_hang_do_not_delay_preemption_for_long(model, settings):
+def test_waiting_for_saves_instead_of_preempting(model, settings, host):
+    """Only where a save alone holds a block, and not for one that hangs."""
     rig = Rig(model, settings)
-    half = rig.half
+    rig.ask(prompt(0))
+    rig.forget()
     assert not rig.connector.has_pending_block_frees()
-    from kvasir.vllm.scheduler import FREES_SECONDS, _Hold
-
-    half._holds[1] = _Hold([], 1)
-    assert rig.connector.has_pending_block_frees() and rig.connector.has_pending_push_work()
-    half._holds[1].since = time.monotonic() - FREES_SECONDS
+    host.pause()
+    request = rig.add(prompt(1, 70), 2)
+    rig.step()
+    assert rig.connector.has_pending_push_work()
+    assert not rig.connector.has_pending_block_frees(), "the request holds the blocks as well"
+    rig.abort(request)
+    for hold in rig.half._holds.values():
+        hold.since = time.monotonic() + 60
+    assert rig.connector.has_pending_block_frees()
+    for hold in rig.half._holds.values():
+        hold.since = time.monotonic() - FREES_SECONDS
     assert not rig.connector.has_pending_block_frees(), "a save that hangs is not waited for"
-    del half._holds[1]
+    host.resume()
+    rig.run()
+
+
+def test_short_names_are_registered_once():
+    kvasir.vllm.register()
+    kvasir.vllm.register()
+    assert KVConnectorFactory.get_connector_class_by_name("KvasirConnector") is KvasirConnector
 
 
 def test_reports_of_workers_add_up():

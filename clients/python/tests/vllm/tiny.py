@@ -61,3 +61,57 @@ def write(folder: pathlib.Path, *, layers: int = 2, width: int = 128, heads: int
         }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return str(folder)
+
+
+def write_hybrid(folder: pathlib.Path) -> str:
+    """A tiny Gemma 3: two layers see a window of 64 tokens, two see everything."""
+    folder.mkdir(parents=True, exist_ok=True)
+    width, inner, vocabulary, head, layers = 128, 256, 1024, 64, 4
+    config = {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": head,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "rope_local_base_freq": 10000.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "query_pre_attn_scalar": head,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * 0.25
+
+    # Gemma's norms add one to their weights.
+    weights = {"model.embed_tokens.weight": random(vocabulary, width), "model.norm.weight": torch.zeros(width)}
+    for layer in range(layers):
+        at = f"model.layers.{layer}."
+        weights |= {
+            at + "self_attn.q_proj.weight": random(2 * head, width),
+            at + "self_attn.k_proj.weight": random(head, width),
+            at + "self_attn.v_proj.weight": random(head, width),
+            at + "self_attn.o_proj.weight": random(width, 2 * head),
+            at + "self_attn.q_norm.weight": torch.zeros(head),
+            at + "self_attn.k_norm.weight": torch.zeros(head),
+            at + "mlp.gate_proj.weight": random(inner, width),
+            at + "mlp.up_proj.weight": random(inner, width),
+            at + "mlp.down_proj.weight": random(width, inner),
+        }
+        for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            weights[f"{at}{norm}_layernorm.weight"] = torch.zeros(width)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)

@@ -316,10 +316,14 @@ class SchedulerHalf:
 
     @property
     def frees_soon(self) -> bool:
-        """Whether waiting is better than preempting; not for a save that hangs."""
-        if not self._holds:
+        """Whether waiting is better than preempting: a block is held by a save alone, and by one that does not hang."""
+        if self._pool is None:
             return False
-        return time.monotonic() - next(iter(self._holds.values())).since < FREES_SECONDS
+        started, blocks = time.monotonic() - FREES_SECONDS, self._pool.blocks
+        return any(
+            hold.since > started and any(blocks[block].ref_cnt == 1 for block in hold.blocks)
+            for hold in self._holds.values()
+        )
 
     def reset(self) -> bool:
         """Forgets everything, as the weights may have changed: from now on other keys are used.
