@@ -1,6 +1,7 @@
 """Fixtures of the vLLM tests. Without vLLM or a host's program the tests are skipped, and say so."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -47,12 +48,16 @@ def model(folder):
 def elsewhere(model):
     """Generates in another engine, in a process of its own, with or without the connector."""
 
-    def run(prompts, extra=None, **more):
+    def run(prompts, extra=None, environment=None, **more):
         job = json.dumps({"model": model, "extra": extra, "prompts": prompts} | more)
+        known = os.environ | (environment or {})
         script = pathlib.Path(__file__).with_name("engine.py")
-        done = subprocess.run([sys.executable, script], input=job, capture_output=True, text=True, timeout=500)
+        done = subprocess.run(
+            [sys.executable, script], input=job, capture_output=True, text=True, timeout=500, env=known
+        )
         assert done.returncode == 0, done.stderr[-4000:]
-        return json.loads(done.stdout.strip().splitlines()[-1])
+        # Among what vLLM's processes write, also after it.
+        return next(json.loads(line) for line in done.stdout.splitlines() if line.startswith('[{"'))
 
     return run
 

@@ -238,6 +238,15 @@ def test_a_match_is_remembered_while_a_request_waits(model, settings):
     rig.run()
 
 
+def test_a_promise_that_is_never_kept_is_not_believed_for_ever(model, settings):
+    """A host that says it has what it has not. vLLM, left with nothing of the hit, asks again."""
+    rig = Rig(model, settings)
+    with mock.patch.object(rig.half, "_ask", lambda hashes: len(hashes) * BLOCK):
+        request = rig.add(prompt(1))
+        rig.run(limit=500)
+    assert request.is_finished() and request.num_output_tokens == 4
+
+
 def test_saves_hold_no_more_than_their_share(model, settings, host):
     rig = Rig(model, settings | {"save_share": 0.25})
     rig.ask(prompt(0))

@@ -44,7 +44,7 @@ class KvasirStats(KVConnectorStats):
         return stats
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, int] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KvasirStats:
         for name, count in other.data.items():

@@ -176,7 +176,7 @@ class KvasirTier(SecondaryTierManager):
 
         A job ends by its deadline at the latest, or when its copying has stopped.
         """
-        held = []
+        held: list[JobResult] = []
         while self._parts:
             held += self.get_finished_jobs()
             if self._parts:
@@ -253,7 +253,7 @@ class _Lookups(AsyncLookupManager):
 
 def _chunk_run(view: memoryview) -> tuple[bytes, int]:
     """The plan of vLLM's host memory: one run a chunk, and how many chunks."""
-    if view.ndim != 2 or view.readonly or not view.c_contiguous or view.itemsize != 1:
+    if view.shape is None or view.ndim != 2 or view.readonly or not view.c_contiguous or view.itemsize != 1:
         raise ValueError(
             f"vLLM's host memory is a view of {view.ndim} dimensions and items of {view.itemsize} bytes; "
             "kvasir knows rows of bytes, one a chunk"

@@ -6,6 +6,7 @@ scheduler hands its blocks to somebody else after that.
 
 from __future__ import annotations
 
+import logging
 import select
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -158,7 +159,7 @@ class WorkerHalf:
             logger.warning("kvasir cannot tell which jobs have ended; will ask again: %s", error)
         finished: set[str] = set()
         failures: dict[str | None, int] = defaultdict(int)
-        for number, ok, here, copied, error in ended:
+        for number, ok, here, copied, failure in ended:
             running = self._running.pop(number, None)
             if running is None:
                 continue
@@ -167,9 +168,12 @@ class WorkerHalf:
             else:
                 self._saved(running, ok, here, copied)
             if not ok:
-                failures[error] += 1
-        for error, jobs in failures.items():
-            logger.warning("kvasir: %d jobs failed; the engine computes what is missing: %s", jobs, error)
+                failures[failure] += 1
+        for failure, jobs in failures.items():
+            # Blocks that are gone are an everyday matter, and counted.
+            level = logging.WARNING if failure else logging.DEBUG
+            why = failure or "blocks are not there any more"
+            logger.log(level, "kvasir: %d jobs failed; the engine computes what is missing: %s", jobs, why)
         failed, self._bad_requests = self._bad_requests & finished, self._bad_requests - finished
         self._report.failed |= failed
         self.counts["load_requests"] += len(finished)
