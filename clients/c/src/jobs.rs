@@ -127,6 +127,9 @@ pub unsafe extern "C" fn kvasir_v1_jobs_start(
     })
 }
 
+/// A block, and its number in a plan.
+type Numbered = (BlockMeta, usize);
+
 /// The blocks of a job: hashes that follow each other, and numbers in a plan.
 struct Blocks<'a> {
     plan: Arc<Plan>,
@@ -160,7 +163,7 @@ impl Blocks<'_> {
     }
 
     /// Key, number and size of each, and its label.
-    fn named(&self) -> Result<(Vec<(BlockMeta, usize)>, Vec<Label>), Failure> {
+    fn named(&self) -> Result<(Vec<Numbered>, Vec<Label>), Failure> {
         let block = |(hash, &number): (&[u8], &u32)| {
             let number = number as usize;
             let none = || rust::JobError::NoBlock { block: number, blocks: self.plan.blocks() };
