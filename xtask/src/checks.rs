@@ -223,17 +223,9 @@ fn gpu(shell: &Shell) -> Result<Outcome> {
     // The driver's device file; under Windows Subsystem for Linux it has another name.
     let device = ["/dev/nvidiactl", "/dev/dxg"].into_iter().any(|path| Path::new(path).exists());
     let mut tests = shell.cargo();
-    tests.args([
-        "test",
-        "--locked",
-        "--workspace",
-        "--lib",
-        "--test",
-        "serve",
-        "--",
-        "--ignored",
-        "--nocapture",
-    ]);
+    // The daemon's own among the whole-system tests; the rest of those have none.
+    let targets = ["--lib", "--test", "serve"];
+    tests.args(["test", "--locked", "--workspace"]).args(targets).args(["--", "--ignored", "--nocapture"]);
     if !device {
         println!("no CUDA device: there is no /dev/nvidiactl; the tests run on a software device");
         tests.env("LD_LIBRARY_PATH", software_device(shell)?);

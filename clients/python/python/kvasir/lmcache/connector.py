@@ -16,14 +16,15 @@ from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlparse
 
-from kvasir import Error
-from kvasir._jobs import Done, Jobs
-from kvasir.lmcache.settings import ProcessSettings
 from lmcache.utils import CacheEngineKey
 from lmcache.v1.exceptions import IrrecoverableException
 from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.storage_backend.connector import ConnectorAdapter, ConnectorContext, extract_plugin_type
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
+
+from kvasir import Error
+from kvasir._jobs import Done, Jobs
+from kvasir.lmcache.settings import ProcessSettings
 
 logger = logging.getLogger(__name__)
 

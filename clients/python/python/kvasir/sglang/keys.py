@@ -11,11 +11,12 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKOnlyPoolHost, MHATokenToKVPoolHost
+
 from kvasir.namespace import SCHEMA, canonical, digest
 from kvasir.sglang.pools import Pages
 from kvasir.sglang.settings import Settings
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName
-from sglang.srt.mem_cache.pool_host.mha import MHATokenToKOnlyPoolHost, MHATokenToKVPoolHost
 
 logger = logging.getLogger(__name__)
 

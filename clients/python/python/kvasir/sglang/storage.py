@@ -17,13 +17,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
-
-from kvasir import Error
-from kvasir._jobs import Done, Jobs
-from kvasir.sglang.hits import fold
-from kvasir.sglang.keys import HASH_BYTES, namespace, page_hashes, replicated
-from kvasir.sglang.pools import Pages, pages_of
-from kvasir.sglang.settings import Settings, engine_facts
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorage,
     HiCacheStorageConfig,
@@ -33,6 +26,13 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransfer,
     PoolTransferResult,
 )
+
+from kvasir import Error
+from kvasir._jobs import Done, Jobs
+from kvasir.sglang.hits import fold
+from kvasir.sglang.keys import HASH_BYTES, namespace, page_hashes, replicated
+from kvasir.sglang.pools import Pages, pages_of
+from kvasir.sglang.settings import Settings, engine_facts
 
 logger = logging.getLogger(__name__)
 
