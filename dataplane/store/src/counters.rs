@@ -13,6 +13,7 @@ pub struct Counters {
     written_bytes: AtomicU64,
     corrupt: AtomicU64,
     io_errors: AtomicU64,
+    evicted: AtomicU64,
 }
 
 impl Counters {
@@ -39,6 +40,11 @@ impl Counters {
         add(&self.io_errors, 1);
     }
 
+    /// A block that made room for others.
+    pub fn evicted(&self) {
+        add(&self.evicted, 1);
+    }
+
     /// The totals; what the tier holds right now is left at 0.
     pub fn totals(&self) -> TierStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -49,6 +55,7 @@ impl Counters {
             written_bytes: read(&self.written_bytes),
             corrupt: read(&self.corrupt),
             io_errors: read(&self.io_errors),
+            evicted: read(&self.evicted),
             ..TierStats::default()
         }
     }

@@ -84,6 +84,7 @@ impl Putter {
             let oldest = self.oldest.as_mut().and_then(Oldest::next);
             let gone = oldest.ok_or(TierError::Full { tier: NAME, key, size })?;
             shared.resident.remove(gone.loaded.meta.key);
+            shared.counters.evicted();
         }
     }
 
