@@ -174,7 +174,7 @@ static void nonsense_is_refused(void) {
     INVALID(kvasir_v1_plan_new(NULL, 1, 1, &plan), "the runs is null");
     INVALID(kvasir_v1_plan_new(&run, 0, 1, &plan), "names no memory");
     INVALID(kvasir_v1_plan_new(&overlapping, 1, 2, &plan), "overlap");
-    INVALID(kvasir_v1_plan_new(&run, 1, SIZE_MAX, &plan), "beyond the address space");
+    INVALID(kvasir_v1_plan_new(&run, 1, SIZE_MAX, &plan), "beyond the memory there is");
     CHECK(kvasir_v1_connect("unix:/nowhere/at/all", NULL, &gone) == KVASIR_V1_STATUS_UNAVAILABLE);
     CHECK(strstr(kvasir_v1_error(), "no Kvasir host at unix:/nowhere/at/all") != NULL);
     OK(kvasir_v1_close(client));

@@ -38,7 +38,7 @@ def host(folder, request):
 
 @pytest.fixture(scope="session")
 def model(folder):
-    pytest.importorskip("vllm", reason="vLLM is not installed")
+    pytest.importorskip("vllm.v1", reason="vLLM is not installed: see clients/python/tests/vllm/install.sh")
     import tiny
 
     return tiny.write(folder / "tiny")

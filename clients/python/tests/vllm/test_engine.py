@@ -5,7 +5,7 @@ One engine runs all cases; an engine without a connector, in another process, sa
 
 import pytest
 
-pytest.importorskip("vllm", reason="vLLM is not installed")
+pytest.importorskip("vllm.v1", reason="vLLM is not installed: see clients/python/tests/vllm/install.sh")
 
 from engine import BLOCK, Engine, prompt
 

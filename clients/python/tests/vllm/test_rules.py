@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-pytest.importorskip("vllm", reason="vLLM is not installed")
+pytest.importorskip("vllm.v1", reason="vLLM is not installed: see clients/python/tests/vllm/install.sh")
 
 from engine import prompt
 from rig import BLOCK, Rig, WrongKV, external

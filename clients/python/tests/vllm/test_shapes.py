@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-pytest.importorskip("vllm", reason="vLLM is not installed")
+pytest.importorskip("vllm.v1", reason="vLLM is not installed: see clients/python/tests/vllm/install.sh")
 
 import tiny
 from engine import prompt
