@@ -2,7 +2,7 @@
 //!
 //! One allocation of the GPU holds the blocks; which are there is known on the host. Two threads, one per direction,
 //! work batches off with a stream each, so that both directions of the bus are in use at once. Bytes in memory that the
-//! driver knows ([`Pinned`](crate::memory::Pinned), such as a registered DRAM pool) go straight; others pass
+//! driver knows ([`Pinned`], such as a registered DRAM pool) go straight; others pass
 //! through page-locked buffers. A full tier refuses, and what leaves it is decided above; or its oldest blocks make room
 //! ([`OnFull`]).
 
