@@ -17,7 +17,7 @@ from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, CrossAttention
 
 import kvasir.vllm
 from kvasir import namespace
-from kvasir.vllm.connector import KvasirConnector
+from kvasir.vllm.connector import KvasirConnector, check
 from kvasir.vllm.geometry import Pages, model_identity, unsupported
 from kvasir.vllm.messages import WorkerReport
 from kvasir.vllm.scheduler import FREES_SECONDS
@@ -72,6 +72,21 @@ def made(model, settings=NOBODY, **options):
 def test_it_refuses_to_start_where_output_could_be_wrong(model, options, says):
     with pytest.raises(ValueError, match=says):
         made(model, **options)
+
+
+def test_adapters_have_a_version(model):
+    config = engine_config(model, NOBODY)
+    config.lora_config = mock.Mock()
+    with pytest.raises(ValueError, match="adapters_version"):
+        check(config, Settings.parse(NOBODY))
+    check(config, Settings.parse(NOBODY | {"adapters_version": "3"}))
+
+
+def test_a_token_is_not_shown():
+    assert "secret" not in repr(Settings.parse(NOBODY | {"token": "secret"}))
+    with pytest.raises(ValueError, match="token") as refused:
+        Settings.parse(NOBODY | {"token": 4711})
+    assert "4711" not in str(refused.value)
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])

@@ -205,6 +205,7 @@ def test_6_what_runs_over_a_reset_is_not_saved(model, settings):
 
     def careless(self):
         result = original(self)
+        self._unclean = False
         for tracked in self._tracked.values():
             tracked.old = False
         return result
@@ -214,6 +215,32 @@ def test_6_what_runs_over_a_reset_is_not_saved(model, settings):
         rig.weights = 5
         with pytest.raises(WrongKV):
             rig.ask(prompt(1, 250))
+
+
+def test_6_a_reset_that_vllm_refused_brings_no_old_kv_under_new_keys(model, settings):
+    """vLLM calls the connector although its own reset failed, and goes on with the blocks that it has cached."""
+
+    def refused(rig):
+        rig.ask(prompt(1))
+        rig.add(prompt(2), 40)
+        rig.step()
+        assert not rig.scheduler.reset_prefix_cache(reset_connector=True), "a request is running"
+        rig.run()
+        rig.ask(prompt(1))
+        rig.weights = 5
+        rig.forget()
+        return rig
+
+    rig = refused(Rig(model, settings))
+    assert external(rig, prompt(1)) == 0
+    assert rig.scheduler.reset_prefix_cache(reset_connector=True)
+    rig.ask(prompt(1))
+    rig.forget()
+    assert external(rig, prompt(1)) == ALL, "a clean reset ends it"
+    with mock.patch("kvasir.vllm.scheduler._keeps_kv", lambda pool: False):
+        rig = refused(Rig(model, settings | {"model_id": "careless"}))
+        with pytest.raises(WrongKV):
+            rig.ask(prompt(1))
 
 
 def test_6_a_load_under_way_over_a_reset_is_computed(model, settings, host):

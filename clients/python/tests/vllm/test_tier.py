@@ -120,7 +120,7 @@ def test_groups_and_models_do_not_meet(tier, settings):
     first.submit_store(job(1, [key(1, 0)], [0], False))
     assert ended(first)[1].success
     assert looked_up(first, [key(1, 0), key(1, 1)]) == [True, False]
-    for change in [{"model_id": "x"}, {"weights_version": "2"}]:
+    for change in [{"model_id": "x"}, {"weights_version": "2"}, {"adapters_version": "2"}]:
         other, _, _ = made(settings | change)
         assert looked_up(other, [key(1, 0)]) == [False]
         other.shutdown()
@@ -230,6 +230,14 @@ def test_vllm_can_release_its_view(settings):
 def test_settings_that_cannot_be_right_are_refused(settings, change, says):
     with pytest.raises(ValueError, match=says):
         made(settings | change)
+
+
+def test_a_commit_is_not_enough(settings):
+    """vLLM does not show a tier what quantises a snapshot, or overrides its configuration."""
+    one = spec(f"/hub/models--org--m/snapshots/{'0' * 40}")
+    config = {"type": "KvasirTier", "module_path": "kvasir.vllm", **settings, "model_id": ""}
+    with pytest.raises(ValueError, match="model_id"):
+        SecondaryTierFactory.create_secondary_tier(config, memoryview(np.zeros((CHUNKS, SIZE), np.int8)), one)
 
 
 def test_memory_that_is_not_rows_of_bytes_is_refused(settings):

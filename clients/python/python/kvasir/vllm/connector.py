@@ -180,6 +180,12 @@ def check(config: VllmConfig, settings: Settings) -> None:
         )
     if transfer.kv_role != "kv_both":
         raise ValueError(f"kv_role is {transfer.kv_role!r}; kvasir loads and saves, which is 'kv_both'")
+    if config.lora_config is not None and not settings.adapters_version:
+        raise ValueError(
+            "vLLM's block hashes know a LoRA adapter by its name and path, not by its weights, and kvasir would serve one "
+            'adapter the KV of another; add "adapters_version" to kv_connector_extra_config: a word that changes whenever '
+            "an adapter does"
+        )
     if config.device_config.device_type != "cpu":
         raise ValueError(
             f"the KV cache lies in the memory of {config.device_config.device_type!r}, where KvasirConnector does not "

@@ -102,6 +102,7 @@ def model_identity(config: VllmConfig, settings: Settings) -> dict[str, Any]:
         "compute_dtype": str(model.dtype),
         "quantization": model.quantization,
         "weights_version": settings.weights_version,
+        "adapters_version": settings.adapters_version,
     }
     if named := named_model(model.model, settings):
         return identity | named

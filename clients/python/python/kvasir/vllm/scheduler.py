@@ -1,7 +1,8 @@
 """The scheduler's half: which blocks the host has, and which jobs the workers start.
 
-It runs in the engine's loop. The one thing it waits for is the answer to a match, for `match_ms` at most. It never delays
-the freeing of a request's blocks: a save takes references of its own, and drops them when every worker is done.
+It runs in the engine's loop. It waits for nothing but answers of the host: `match_ms` at most for those to the match of each
+group of blocks, and once more for each group that is loaded, when the host is asked to keep its blocks. It never delays the
+freeing of a request's blocks: a save takes references of its own, and drops them when every worker is done.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ class SchedulerHalf:
         self._held = 0
         self._tracked: dict[str, _Tracked] = {}
         self._loading: set[str] = set()
+        self._unclean = False
+        """vLLM kept KV over the last reset, which no key tells from KV of after it."""
         self._loads: list[Job] = []
         self._next_job = 0
         self._warned = 0.0
@@ -129,7 +132,7 @@ class SchedulerHalf:
     @property
     def ready(self) -> bool:
         """Whether blocks can be asked for at all."""
-        return bool(self._namespaces) and self._pool is not None and not self.off
+        return bool(self._namespaces) and self._pool is not None and not self.off and not self._unclean
 
     # Loads
 
@@ -138,7 +141,7 @@ class SchedulerHalf:
         if not self.ready:
             return 0, False
         tracked = self._track(request)
-        # A request is matched when vLLM holds nothing of it: what it computed before a reset is gone.
+        # A request is matched when vLLM holds nothing of it but cached blocks, of which a clean reset leaves none.
         tracked.computed, tracked.old = computed, False
         if tracked.refused or not request.block_hashes:
             return 0, False
@@ -328,13 +331,15 @@ class SchedulerHalf:
     def reset(self) -> bool:
         """Forgets everything, as the weights may have changed: from now on other keys are used.
 
-        False while loads of the old blocks are under way; they end as failures and are computed.
+        False while loads of the old blocks are under way, which end as failures and are computed; and where vLLM has kept
+        old KV, since it calls this although its own reset failed. Then nothing is loaded or saved before a reset that succeeds.
         """
         self.epoch = os.urandom(16)
         self._rename()
         for tracked in self._tracked.values():
             tracked.match, tracked.saved, tracked.old = None, 0, True
-        return not self._loading
+        self._unclean = self._pool is not None and _keeps_kv(self._pool)
+        return not self._loading and not self._unclean
 
     def stats(self) -> KvasirStats | None:
         return KvasirStats.of(self.counts)
@@ -348,3 +353,9 @@ class SchedulerHalf:
         if now - self._warned > 60:
             self._warned = now
             logger.warning(f"kvasir: {text}", error)
+
+
+def _keeps_kv(pool: BlockPool) -> bool:
+    """Whether blocks are in use, besides vLLM's null block, or cached."""
+    used = pool.num_gpu_blocks - pool.get_num_free_blocks()
+    return used != 1 or any(block.block_hash is not None for block in pool.blocks)

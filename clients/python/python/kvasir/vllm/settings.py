@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -15,8 +15,8 @@ class Settings:
 
     host: str
     """`unix:/path` or `tcp://host:port` of the Kvasir host."""
-    token: str = ""
-    """Token of a TCP host. Without it, the environment variable KVASIR_TOKEN is used."""
+    token: str = field(default="", repr=False)
+    """Token of a TCP host. Without it, the environment variable KVASIR_TOKEN is used, which vLLM does not log."""
     tenant: int = 0
     """Tenant whose blocks these are."""
     workload_class: int = 0
@@ -25,6 +25,8 @@ class Settings:
     """Name of the model *and* its version. Required where vLLM was given a path, as a path says nothing about weights."""
     weights_version: str = ""
     """A further word that changes with the weights, such as the step of a training run."""
+    adapters_version: str = ""
+    """A word that changes with the LoRA adapters. Required where there are any: vLLM's hashes know them by name and path."""
     load_threads: int = 2
     """Threads a worker copies loads with, each with a connection of its own."""
     save_threads: int = 1
@@ -57,7 +59,8 @@ class Settings:
             kind = type(getattr(cls, name, ""))
             good = type(value) is kind or (kind is float and type(value) is int)
             if not good:
-                raise ValueError(f"the kvasir setting {name!r} is {value!r}; it is a {kind.__name__}")
+                shown = "of another type" if name == "token" else repr(value)
+                raise ValueError(f"the kvasir setting {name!r} is {shown}; it is a {kind.__name__}")
             if kind in (int, float) and value < 0:
                 raise ValueError(f"the kvasir setting {name!r} is {value!r}; it is not negative")
         values.setdefault("token", os.environ.get("KVASIR_TOKEN", ""))

@@ -34,7 +34,7 @@ from vllm.version import __version_tuple__
 
 from kvasir import namespace
 from kvasir.vllm.messages import HASH_BYTES, in_epoch
-from kvasir.vllm.settings import Settings, named_model, nameless_model
+from kvasir.vllm.settings import Settings, nameless_model
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
@@ -267,18 +267,22 @@ def _chunk_run(view: memoryview) -> tuple[bytes, int]:
 def _namespace(config: Any, settings: Settings, index: int, chunk_bytes: int) -> dict[str, Any]:
     """Everything that a chunk of this group must agree in with one that it is replaced by.
 
-    vLLM does not show a tier the model's configuration, so its name and version are the user's word, or a commit.
+    vLLM does not show a tier the model's configuration: what quantises or overrides it, or which adapters there are. So its
+    name and version are the user's word.
     """
     group, parallel = config.groups[index], config.parallel
-    named = named_model(config.model.name, settings)
-    if named is None:
+    if not settings.model_id:
         raise nameless_model(config.model.name, "the tier's settings")
     return {
         "schema": namespace.SCHEMA,
         "engine": "vllm",
         "engine_version": [int(part) for part in __version_tuple__[:2]],
         "tier": True,
-        "model": named | {"weights_version": settings.weights_version},
+        "model": {
+            "id": settings.model_id,
+            "weights_version": settings.weights_version,
+            "adapters_version": settings.adapters_version,
+        },
         "kv_dtype": config.model.dtype,
         "hash": {"bytes": HASH_BYTES, "tokens": config.cache.tokens_per_hash},
         "group": {
