@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ class Connection:
 
     host: str
     """`unix:/path` or `tcp://host:port` of the Kvasir host."""
-    token: str = ""
-    """Token of a TCP host. Without it, the environment variable KVASIR_TOKEN is used."""
+    token: str = field(default="", repr=False)
+    """Token of a TCP host. Without it, the environment variable KVASIR_TOKEN is used, which no engine logs."""
     tenant: int = 0
     """Tenant whose blocks these are."""
     workload_class: int = 0
@@ -44,15 +45,16 @@ class Connection:
     @classmethod
     def parse(cls: type[Self], given: Mapping[str, Any]) -> Self:
         """Settings from a configuration; ValueError that names what is wrong and what there is."""
-        known = {field.name: field for field in fields(cls)}
-        if unknown := sorted(set(given) - set(known)):
+        known = {one.name for one in fields(cls)}
+        if unknown := sorted(set(given) - known):
             raise ValueError(f"unknown kvasir settings {unknown} in {cls.where}; there are {sorted(known)}")
         if not given.get("host"):
             raise ValueError(f'kvasir needs "host" in {cls.where}, such as "unix:/run/kvasir/kvasir.sock"')
         for name, value in given.items():
             kind = type(getattr(cls, name, ""))
             if type(value) is not kind:
-                raise ValueError(f"the kvasir setting {name!r} in {cls.where} is {value!r}; it is a {kind.__name__}")
+                wrong = f"a {type(value).__name__}" if name == "token" else repr(value)
+                raise ValueError(f"the kvasir setting {name!r} in {cls.where} is {wrong}; it is a {kind.__name__}")
             if isinstance(value, int) and value < 0:
                 raise ValueError(f"the kvasir setting {name!r} in {cls.where} is {value!r}; it is not negative")
         return cls(**{"token": os.environ.get("KVASIR_TOKEN", ""), **given})
@@ -75,6 +77,6 @@ class Connection:
         )
 
 
-def looks_like_a_path(model: str) -> bool:
-    """Whether a model's name is a place in a file system, which says nothing about the weights that lie there."""
-    return model.startswith(("/", ".", "~")) or os.path.exists(model)
+def release(version: str) -> list[int]:
+    """Major and minor number of an engine's version: how it lays out its cache may change between them."""
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]

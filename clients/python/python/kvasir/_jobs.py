@@ -47,19 +47,19 @@ class Jobs:
     def start(self, submit: Callable[[int], None]) -> Future[Done]:
         """Calls `submit` with a new job number and returns the job's future, which cannot be cancelled.
 
-        Raises what `submit` raises, and RuntimeError after `close`.
+        Raises what `submit` raises, RuntimeError after `close` or where no thread can be started, and kvasir.Error if the
+        core cannot report. A later call tries again.
         """
         future: Future[Done] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
             if self._closed:
                 raise RuntimeError("the kvasir client is closed")
-            job = next(self._numbers)
-            self._waiting[job] = future
             # Not in the constructor: a process that forks after it would have no thread.
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="kvasir-jobs", daemon=True)
-                self._thread.start()
+                self._thread = self._started()
+            job = next(self._numbers)
+            self._waiting[job] = future
         try:
             submit(job)
         except BaseException:
@@ -78,9 +78,15 @@ class Jobs:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _work(self) -> None:
+    def _started(self) -> threading.Thread:
+        # What can fail comes before there is a future that would wait for the thread.
         poll = select.poll()
         poll.register(self._core.event_fd(), select.POLLIN)
+        thread = threading.Thread(target=self._work, args=(poll,), name="kvasir-jobs", daemon=True)
+        thread.start()
+        return thread
+
+    def _work(self, poll: select.poll) -> None:
         error = "the kvasir client was closed"
         stopped = False
         while not stopped:

@@ -27,7 +27,7 @@ def key(number: int, model: str = "org/model", **more: Any) -> ObjectKey:
 
 def plugin(endpoint: str, **more: Any) -> dict[str, Any]:
     """What a user writes after `--l2-adapter`. The deadline is long, as a machine that runs tests answers late."""
-    params = {"host": endpoint, "kv_dtype": "bfloat16", "match_ms": 5000, **more}
+    params = {"host": endpoint, "model_id": "org/model@1", "kv_dtype": "bfloat16", "match_ms": 5000, **more}
     return {"type": "native_plugin", "module_path": "kvasir.lmcache", "class_name": "KvasirClient", "adapter_params": params}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import select
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -113,13 +115,10 @@ def test_users_groups_and_ranks_are_kept_apart(start: Start, chunks: Chunks) -> 
     assert found(adapter, others) == [False, False, False, True]
 
 
-def test_weak_hashes_and_paths_are_neither_stored_nor_found(start: Start, chunks: Chunks, tmp_path: Any) -> None:
+def test_weak_hashes_are_neither_stored_nor_found(start: Start, chunks: Chunks) -> None:
     weak = type(KEYS[0])(chunk_hash=(1).to_bytes(8, "big"), model_name="org/model", kv_rank=0)
     assert not store(start(), [weak], chunks(1))
     assert found(start(), [weak]) == [False]
-    path = key(1, str(tmp_path))
-    assert not store(start(model_id=""), [path], chunks(1))
-    assert store(start(), [path], chunks(1))
 
 
 def test_a_dead_host_fails_batches_and_one_that_returns_is_used_again(host: Any, start: Start, chunks: Chunks) -> None:
@@ -144,7 +143,15 @@ def test_a_silent_host_fails_batches(host: Any, start: Start, chunks: Chunks) ->
     assert len(load(adapter, KEYS[:4], chunks(4))) == 4
 
 
+def test_another_release_of_lmcache_does_not_hit(start: Start, chunks: Chunks, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(start(), KEYS, chunks(8))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.1")
+    assert found(start(), KEYS) == [False] * 8
+
+
 # The client itself, without LMCache around it.
+
+PARAMS = {"model_id": "org/m@1", "kv_dtype": "bfloat16", "match_ms": 5000}
 
 
 def drained(client: KvasirClient) -> Any:
@@ -153,7 +160,7 @@ def drained(client: KvasirClient) -> Any:
 
 
 def test_a_drain_empties_the_descriptor(shared_host: Any) -> None:
-    client = KvasirClient(host=shared_host.endpoint, kv_dtype="bfloat16", match_ms=5000)
+    client = KvasirClient(**PARAMS, host=shared_host.endpoint)
     data, back = os.urandom(100_000), bytearray(100_000)
     name = "org/m@00000001@0@" + "7" * 64
     assert drained_all(client, [client.submit_batch_set([name], [data])]) == {1: (True, [True])}
@@ -179,7 +186,7 @@ def drained_all(client: KvasirClient, numbers: list[int]) -> dict[int, tuple[boo
 
 
 def test_every_wrong_batch_is_reported(shared_host: Any) -> None:
-    client = KvasirClient(host=shared_host.endpoint, kv_dtype="bfloat16", match_ms=5000)
+    client = KvasirClient(**PARAMS, host=shared_host.endpoint)
     name = "org/m@00000001@0@" + "8" * 64
     numbers = [
         client.submit_batch_get([name], [b"not writable"]),
@@ -194,12 +201,29 @@ def test_every_wrong_batch_is_reported(shared_host: Any) -> None:
     client.close()
 
 
+def test_a_question_that_found_no_thread_is_reported_once(shared_host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = KvasirClient(**PARAMS, host=shared_host.endpoint)
+    name = "org/m@00000001@0@" + "9" * 64
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", no_thread)
+        refused = client.submit_batch_exists([name])
+    assert drained_all(client, [refused]) == {refused: (False, [False])}
+    asked = client.submit_batch_exists([name])
+    assert drained_all(client, [asked]) == {asked: (True, [False])}
+    client.close()
+
+
+def no_thread(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 @pytest.mark.parametrize(
     ("params", "says"),
     [
         ({}, '"host"'),
-        ({"host": "unix:/x"}, '"kv_dtype"'),
-        ({"host": "x", "kv_dtype": "a"}, "x"),
+        ({"host": "unix:/x", "model_id": "m@1"}, '"kv_dtype"'),
+        ({"host": "unix:/x", "kv_dtype": "a"}, '"model_id": "org/model@revision"'),
+        ({"host": "x", "model_id": "m@1", "kv_dtype": "a"}, "x"),
         ({"host": "unix:/x", "port": 1}, "port"),
     ],
 )

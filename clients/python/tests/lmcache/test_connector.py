@@ -21,6 +21,7 @@ from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.storage_backend.remote_backend import RemoteBackend
 from lmcache_parts import until
 
+from kvasir.lmcache import connector
 from kvasir.lmcache.connector import host_of
 
 LAYERS, CHUNK, HEADS, DIM = 4, 256, 2, 32
@@ -135,6 +136,53 @@ def test_references_are_given_back(start: Callable[..., Process]) -> None:
     until(lambda: process.memory.memory_allocator.pin_allocator.num_active_allocations == 2)
 
 
+def no_buffer(memory: Any) -> memoryview:
+    raise BufferError("no buffer")
+
+
+@pytest.mark.parametrize("broken", [no_buffer, lambda memory: memoryview(b"not writable")], ids=["no buffer", "not writable"])
+def test_references_are_given_back_after_any_error(
+    start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch, broken: Callable[[Any], memoryview]
+) -> None:
+    process = start()
+    process.save(KEYS[:1], [process.chunk()])
+    active = process.memory.memory_allocator.pin_allocator
+    until(lambda: active.num_active_allocations == 0)
+    with monkeypatch.context() as failing:
+        failing.setattr(connector, "_bytes", broken)
+        assert process.backend.get_blocking(KEYS[0]) is None
+    assert active.num_active_allocations == 0
+    assert process.backend.get_blocking(KEYS[0]) is not None
+
+
+def test_references_of_a_save_are_given_back_after_any_error(
+    start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start()
+    chunk = process.chunk()
+    monkeypatch.setattr(connector, "_bytes", lambda memory: object())
+    process.save(KEYS[:1], [chunk])
+    assert chunk.get_ref_count() == 1
+
+
+def test_memory_that_runs_out_with_an_error_is_given_back(start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch) -> None:
+    process = start()
+    process.save(KEYS[:2], [process.chunk(), process.chunk()])
+    active = process.memory.memory_allocator.pin_allocator
+    until(lambda: active.num_active_allocations == 0)
+    allocate, given = process.memory.allocate, []
+
+    def one(*args: Any) -> Any:
+        if given:
+            raise MemoryError
+        given.append(allocate(*args))
+        return given[-1]
+
+    monkeypatch.setattr(process.memory, "allocate", one)
+    process.backend.batched_get_blocking(KEYS[:2])
+    assert len(given) == 1 and active.num_active_allocations == 0
+
+
 def test_the_leading_run_is_loaded_without_waiting(start: Callable[..., Process]) -> None:
     process = start()
     process.save([KEYS[0], KEYS[2]], [process.chunk(), process.chunk()])
@@ -153,6 +201,7 @@ REFUSED = [
     ({"allow_weak_hash": False}, {}, "pre_caching_hash_algorithm"),
     ({"allow_weak_hash": False}, {"pre_caching_hash_algorithm": "sha256_cbor"}, "pre_caching_hash_algorithm"),
     ({"url": ""}, {}, '"host"'),
+    ({"model_id": ""}, {}, "remote_storage_plugin.kvasir.model_id"),
     ({"colour": 1}, {}, "colour"),
     ({}, {"remote_serde": "cachegen"}, "remote_serde"),
     ({}, {"use_layerwise": True}, "use_layerwise"),

@@ -12,13 +12,16 @@ import pytest
 pytest.importorskip("sglang.srt", reason="SGLang is not installed: see clients/python/tests/sglang/install.sh")
 
 import torch
+from sglang.srt import runtime_context
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 from sglang_parts import PAGE, extra_config, fill, mha, mla, page, storage_config
 
 from kvasir.sglang import KvasirStorage
+from kvasir.sglang import keys as keys_module
 from kvasir.sglang import storage as storage_module
 from kvasir.sglang.pools import pages_of
+from kvasir.sglang.settings import Settings
 
 KEYS = [f"{number:064x}" for number in range(1, 9)]
 PAGES = len(KEYS)
@@ -144,6 +147,29 @@ def test_clear_forgets_and_saves_anew(start: Start) -> None:
     assert all(backend.batch_set_v1(KEYS, FIRST)) and backend.batch_exists(KEYS) == PAGES
 
 
+def test_a_thread_that_took_a_pool_before_clear_gets_nothing(start: Start) -> None:
+    backend = start(filled())
+    backend.batch_set_v1(KEYS, FIRST)
+    taken = backend._pools["kv"]
+    backend.clear()
+    backend._pools["kv"] = taken
+    assert backend.batch_get_v1(KEYS, SECOND) == [False] * PAGES
+    assert backend.batch_set_v1(["ee" * 32], FIRST[:PAGE]) == [False]
+
+
+def test_what_was_started_has_ended_when_a_later_pool_fails(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = start(filled())
+    backend.batch_set_v1(KEYS, FIRST)
+    started = []
+    start_job = backend._jobs.start
+    monkeypatch.setattr(backend._jobs, "start", lambda submit: started.append(start_job(submit)) or started[-1])
+    good = PoolTransfer(name=PoolName.KV, keys=KEYS, host_indices=SECOND)
+    with pytest.raises(AttributeError):
+        backend.batch_get_v2([good, PoolTransfer(name=PoolName.KV, keys=KEYS, host_indices=object())])
+    # In the same moment, as SGLang may free the pages.
+    assert [future.done() for future in started] == [True]
+
+
 def test_weights_that_change_in_place_end_hits_and_saves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = start(filled())
     backend.batch_set_v1(KEYS, FIRST)
@@ -182,6 +208,37 @@ def test_what_differs_does_not_hit(start: Start, extra: dict[str, Any], config: 
     other = start(pool, extra, **config)
     assert other.batch_exists(KEYS) == 0
     assert other.batch_get_v1(KEYS, SECOND) == [False] * PAGES
+
+
+def test_another_release_of_sglang_does_not_hit(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = filled()
+    assert all(start(pool).batch_set_v1(KEYS, FIRST))
+    monkeypatch.setattr(keys_module, "__version__", "0.0.1")
+    assert start(pool).batch_exists(KEYS) == 0
+
+
+@pytest.fixture
+def adapters() -> Iterator[None]:
+    """SGLang's settings of an engine that serves LoRA adapters."""
+    with runtime_context.get_context().override_server_args(enable_lora=True):
+        yield
+
+
+@pytest.mark.usefixtures("adapters")
+def test_adapters_without_a_version_turn_the_backend_off(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    backend = start(filled())
+    assert '"adapters_version"' in caplog.text
+    assert backend.batch_set_v1(KEYS, FIRST) == [False] * PAGES
+    assert backend.batch_exists(KEYS) == 0
+
+
+@pytest.mark.usefixtures("adapters")
+def test_adapters_hit_pages_of_the_same_version(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    pool = filled()
+    assert all(start(pool, {"adapters_version": "1"}).batch_set_v1(KEYS, FIRST))
+    assert start(pool, {"adapters_version": "1"}).batch_exists(KEYS) == PAGES
+    assert start(pool, {"adapters_version": "2"}).batch_exists(KEYS) == 0
+    assert "adapters_version" not in "".join(record.message for record in caplog.records if record.levelname == "WARNING")
 
 
 @pytest.mark.parametrize("layout", ["page_first_direct", "page_head", "layer_first"])
@@ -281,6 +338,25 @@ REFUSED = [
 def test_a_wrong_configuration_is_refused(start: Start, extra: dict[str, Any], config: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         start(mha()[1], extra, **config)
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize("revision", [None, "main", "v1.0", COMMIT[:12], COMMIT.upper(), f"{COMMIT}\n"])
+def test_a_name_without_a_commit_is_refused(revision: str | None) -> None:
+    settings = Settings(host="unix:/x")
+    facts = {"model_path": "org/model", **({"revision": revision} if revision else {})}
+    with pytest.raises(ValueError, match='"model_id"'):
+        settings.model(facts)
+    assert settings.model({**facts, "revision": COMMIT}) == f"org/model@{COMMIT}"
+    assert Settings(host="unix:/x", model_id="mine@2").model(facts) == "mine@2"
+
+
+def test_a_folder_is_refused_with_any_revision(tmp_path: Any) -> None:
+    for path in (str(tmp_path), "/not/there", "s3://bucket/model", ""):
+        with pytest.raises(ValueError, match='"model_id"'):
+            Settings(host="unix:/x").model({"model_path": path, "revision": COMMIT})
 
 
 def test_a_layout_without_addresses_is_refused(start: Start) -> None:

@@ -126,10 +126,12 @@ class KvasirClient:
             with self._lock:
                 if self._closed:
                     raise RuntimeError("the kvasir client is closed")
-                self._questions.put_nowait((number, len(keys), question))
+                # First, so that a question that nobody asks is not left in the queue.
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._answer, name="kvasir-questions", daemon=True)
-                    self._thread.start()
+                    thread = threading.Thread(target=self._answer, name="kvasir-questions", daemon=True)
+                    thread.start()
+                    self._thread = thread
+                self._questions.put_nowait((number, len(keys), question))
         except (Refused, RuntimeError, queue.Full) as failure:
             self._end(number, False, str(failure) or "too many questions wait", [False] * len(keys))
         return number

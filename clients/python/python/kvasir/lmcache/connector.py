@@ -90,7 +90,6 @@ class KvasirConnector(RemoteConnector):  # type: ignore[misc]
         if config.use_layerwise:
             raise ValueError("kvasir stores chunks of all layers: set use_layerwise to false")
         settings.check_hash(config.pre_caching_hash_algorithm)
-        settings.check_model(metadata.model_name)
         super().__init__(config, metadata)
         self.settings = settings
         self._memory = context.local_cpu_backend
@@ -157,8 +156,8 @@ class KvasirConnector(RemoteConnector):  # type: ignore[misc]
         result: Loaded = [None] * len(keys)
         if not room:
             return result
-        digests, buffers = [_digest(key) for key in keys[: len(room)]], [_bytes(memory) for memory in room]
         try:
+            digests, buffers = [_digest(key) for key in keys[: len(room)]], [_bytes(memory) for memory in room]
             done = await self._run(self._core.load_into, digests, buffers, room)
             for at, here in enumerate(done.here[: len(room)]):
                 if here:
@@ -207,19 +206,24 @@ class KvasirConnector(RemoteConnector):  # type: ignore[misc]
             memory.ref_count_up()
         try:
             future = self._jobs.start(lambda job: start(job, self._namespace, digests, buffers))
-        except (Error, RuntimeError) as failure:
+        except Exception as failure:
+            # Whatever it is, such as a buffer that cannot be written: nothing was started.
             _release(memories)
-            return Done(False, bytes(len(digests)), 0, str(failure))
+            return Done(False, bytes(len(digests)), 0, f"{type(failure).__name__}: {failure}")
         future.add_done_callback(lambda _: _release(memories))
         return await _result(future)
 
     def _allocate(self, count: int) -> Memories:
-        room = []
-        for _ in range(count):
-            memory = self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt)
-            if memory is None:
-                break
-            room.append(memory)
+        room: Memories = []
+        try:
+            while len(room) < count:
+                memory = self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt)
+                if memory is None:
+                    break
+                room.append(memory)
+        except BaseException:
+            _release(room)
+            raise
         return room
 
 

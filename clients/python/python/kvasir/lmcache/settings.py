@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
+import importlib.metadata
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from kvasir._connection import Connection, looks_like_a_path
+from kvasir._connection import Connection, release
 from kvasir.namespace import SCHEMA, canonical, digest
 
 logger = logging.getLogger(__name__)
+
+Self = TypeVar("Self", bound="Settings")
 
 HASH_BYTES_LEAST = 16
 """Chunk hashes below this can meet by chance. LMCache's "builtin" gives 8 bytes, its server's blake3 and SHA-256 give 32."""
@@ -27,20 +29,34 @@ class Settings(Connection):
     """Settings of the client. LMCache's keys name the model, the rank and the chunk; the rest is said here."""
 
     model_id: str = ""
-    """Name of the model *and* its version. Required where the engine was given a path."""
+    """Name of the model *and* its version. Required: LMCache's keys name the model, and not which weights."""
     weights_version: str = ""
     """A further word that changes with the weights, such as the step of a training run."""
     kv_dtype: str = ""
     """Type of the cached numbers, such as "bfloat16". Required with LMCache's server, whose keys do not say it."""
 
     where: ClassVar[str] = "LMCache's configuration"
+    example: ClassVar[str] = '"model_id": "org/model@revision"'
+    """How a user writes the model there."""
+
+    @classmethod
+    def parse(cls: type[Self], given: Mapping[str, Any]) -> Self:
+        """Settings from a configuration; ValueError that names what is wrong and what to write."""
+        settings = super().parse(given)
+        if not settings.model_id:
+            raise ValueError(
+                f'kvasir needs "model_id" in {cls.where}: LMCache\'s keys do not say which weights a model has. Write its name '
+                f"and version, such as {cls.example}"
+            )
+        return settings
 
     def namespace(self, **fields: Any) -> bytes:
         """Digest of what LMCache's keys do not say."""
         named = {
             "schema": SCHEMA,
             "engine": "lmcache",
-            "model": self.model_id or "as the keys say",
+            "engine_version": release(importlib.metadata.version("lmcache")),
+            "model": self.model_id,
             "weights_version": self.weights_version,
             "kv_dtype": self.kv_dtype,
             **fields,
@@ -49,14 +65,6 @@ class Settings(Connection):
         # For `python -m kvasir explain`, which says why two engines do not share.
         logger.info("kvasir namespace %s: %s", made.hex(), canonical(named).decode())
         return made
-
-    def check_model(self, model: str) -> None:
-        """Raises `Refused` if nothing names the weights."""
-        if not self.model_id and _is_path(model):
-            raise Refused(
-                f'the model is {model!r}, and a path says nothing about the weights: write "model_id" in {self.where}, '
-                'such as "org/model@revision"'
-            )
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,6 @@ class ServerSettings(Settings):
                 f"chunk hashes of {4 * len(parts[3])} bits can meet by chance, and one chunk would be taken for another: "
                 "start LMCache's server with --hash-algorithm blake3, its default"
             )
-        self.check_model(parts[0])
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,7 @@ class ProcessSettings(Settings):
     """Store although chunks are named by Python's own hash, for which anybody can make two prompts that meet."""
 
     where: ClassVar[str] = "extra_config"
+    example: ClassVar[str] = "remote_storage_plugin.kvasir.model_id: org/model@revision"
 
     def check_hash(self, algorithm: str) -> None:
         """Raises ValueError if LMCache names chunks by Python's own hash.
@@ -124,8 +132,3 @@ def _has_vllm_hashes() -> bool:
         except (ImportError, AttributeError):
             continue
     return False
-
-
-@functools.lru_cache(maxsize=64)
-def _is_path(model: str) -> bool:
-    return looks_like_a_path(model)

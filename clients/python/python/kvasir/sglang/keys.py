@@ -13,7 +13,9 @@ from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKOnlyPoolHost, MHATokenToKVPoolHost
+from sglang.version import __version__
 
+from kvasir._connection import release
 from kvasir.namespace import SCHEMA, canonical, digest
 from kvasir.sglang.pools import Pages
 from kvasir.sglang.settings import Settings
@@ -71,8 +73,10 @@ def namespace(
     fields = {
         "schema": SCHEMA,
         "engine": "sglang",
+        "engine_version": release(__version__),
         "model": model,
         "weights_version": settings.weights_version,
+        "adapters_version": settings.adapters_version,
         "settings": changes,
         "hash": "sglang-sha256",
         "pool": name,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kvasir._connection import Connection, looks_like_a_path
+from kvasir._connection import Connection
+
+HUGGING_FACE = re.compile(r"[\w.-]+(/[\w.-]+)?")
+COMMIT = re.compile("[0-9a-f]{40}")
 
 OF_SGLANG = ("backend_name", "module_path", "class_name", "interface_v1", "tp_lcm_size")
 """Entries of the same dict that SGLang reads."""
@@ -22,9 +27,11 @@ class Settings(Connection):
     """Settings of the storage backend."""
 
     model_id: str = ""
-    """Name of the model *and* its version. Required where SGLang was given a path, as a path says nothing about weights."""
+    """Name of the model *and* its version. Required unless SGLang was given a Hugging Face name and a commit."""
     weights_version: str = ""
     """A further word that changes with the weights, such as the step of a training run."""
+    adapters_version: str = ""
+    """Name of this set of LoRA adapters and their versions. Required with LoRA: SGLang's hashes name adapters by path."""
     kv_dtype: str = ""
     """Type of the cached numbers. Required only where the pool holds bytes and SGLang does not say what they mean."""
 
@@ -45,13 +52,15 @@ class Settings(Connection):
         """What the weights are called; ValueError if nothing names them."""
         if self.model_id:
             return self.model_id
-        path = engine.get("model_path")
-        if not path or looks_like_a_path(path):
+        path, revision = engine.get("model_path", ""), engine.get("revision", "")
+        # Only a commit names weights: what lies at a path, a branch or a tag may be replaced. A folder has no commit.
+        if os.path.exists(path) or not HUGGING_FACE.fullmatch(path) or not COMMIT.fullmatch(revision):
             raise ValueError(
-                f'kvasir needs "model_id" in {self.where}: the model is {path!r}, and a path says nothing about the weights. '
-                'Write the model\'s name and version, such as "model_id": "org/model@revision"'
+                f'kvasir needs "model_id" in {self.where}: the model is {path!r} at revision {revision!r}, which does not tell '
+                'one set of weights from another. Write the model\'s name and version, such as "model_id": '
+                '"org/model@revision", or give SGLang a Hugging Face name and --revision with a commit of 40 hex digits'
             )
-        return f"{path}@{engine.get('revision') or ''}"
+        return f"{path}@{revision}"
 
 
 FACTS = {
@@ -64,18 +73,27 @@ FACTS = {
 
 def engine_facts() -> dict[str, str]:
     """Those of `FACTS` that this version of SGLang has and that are set; empty outside of an engine."""
-    try:
-        from sglang.srt import runtime_context
-    except ImportError:
-        return {}
     facts = {}
     for group, names in FACTS.items():
-        try:
-            bag = getattr(runtime_context, f"get_{group}")()
-        except (AttributeError, ValueError):
-            continue  # another version of SGLang, or no engine in this process
+        bag = _bag(group)
         for name in names:
             value = getattr(bag, name, None)
             if value is not None:
                 facts[name] = str(value)
     return facts
+
+
+def has_adapters() -> bool:
+    """Whether the engine in this process serves LoRA adapters."""
+    bag = _bag("lora")
+    return bool(getattr(bag, "enable_lora", None) or getattr(bag, "lora_paths", None))
+
+
+def _bag(group: str) -> Any:
+    """One group of the engine's settings; None in another version of SGLang, or without an engine in this process."""
+    try:
+        from sglang.srt import runtime_context
+
+        return getattr(runtime_context, f"get_{group}")()
+    except (ImportError, AttributeError, ValueError):
+        return None

@@ -32,7 +32,7 @@ from kvasir._jobs import Done, Jobs
 from kvasir.sglang.hits import fold
 from kvasir.sglang.keys import HASH_BYTES, namespace, page_hashes, replicated
 from kvasir.sglang.pools import Pages, pages_of
-from kvasir.sglang.settings import Settings, engine_facts
+from kvasir.sglang.settings import Settings, engine_facts, has_adapters
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,13 @@ class KvasirStorage(HiCacheStorage):  # type: ignore[misc]
         self._jobs = Jobs(self._core)
         self._pools: dict[str, Pool] = {}
         self._epoch = ""
-        self._stale = False
+        self._off = has_adapters() and not self.settings.adapters_version
+        if self._off:
+            logger.warning(
+                "kvasir: nothing is loaded or saved, as SGLang serves LoRA adapters and names them by their paths, where others "
+                'may lie tomorrow. Write "adapters_version" in %s: a name that changes whenever an adapter does',
+                self.settings.where,
+            )
         self._away = False
         self._stats: dict[str, deque[float]] = {name: deque(maxlen=STATS_KEPT) for name in ("pages_in", "in", "pages_out", "out")}
 
@@ -129,7 +135,7 @@ class KvasirStorage(HiCacheStorage):  # type: ignore[misc]
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
         """Loads whole pages to where `host_indices` says; True for each page that lies there, checked."""
-        return self._wait_loads([self._start_load(PoolName.KV, keys, host_indices)])[0]
+        return self._wait_load(self._start_load(PoolName.KV, keys, host_indices))
 
     def batch_set_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
@@ -162,8 +168,14 @@ class KvasirStorage(HiCacheStorage):  # type: ignore[misc]
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
         """`batch_get_v1` for several pools at once."""
-        started = [self._start_load(t.name, t.keys or [], t.host_indices) for t in transfers]
-        return {t.name: result for t, result in zip(transfers, self._wait_loads(started))}
+        started = []
+        try:
+            for transfer in transfers:
+                started.append(self._start_load(transfer.name, transfer.keys or [], transfer.host_indices))
+        finally:
+            # SGLang frees the pages of all pools when this ends, also when a later load could not be started.
+            results = [self._wait_load(one) for one in started]
+        return {t.name: result for t, result in zip(transfers, results)}
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
@@ -184,17 +196,14 @@ class KvasirStorage(HiCacheStorage):  # type: ignore[misc]
         began = time.perf_counter()
         return len(keys), pool, (began, self._start("load", pool, hashes, numbers))
 
-    def _wait_loads(self, started: list[tuple[int, Pool | None, Any]]) -> list[list[bool]]:
-        results = []
-        for count, pool, under_way in started:
-            if pool is None:
-                results.append([False] * count)
-                continue
-            began, future = under_way
-            here = self._wait(future, count, "load")
-            self._measure("in", sum(here) * pool.page_bytes, sum(here), began)
-            results.append(here)
-        return results
+    def _wait_load(self, started: tuple[int, Pool | None, Any]) -> list[bool]:
+        count, pool, under_way = started
+        if pool is None:
+            return [False] * count
+        began, future = under_way
+        here = self._wait(future, count, "load")
+        self._measure("in", sum(here) * pool.page_bytes, sum(here), began)
+        return here
 
     def _save(self, name: Any, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
         pool = self._usable(name)
@@ -227,7 +236,10 @@ class KvasirStorage(HiCacheStorage):  # type: ignore[misc]
             return self._jobs.start(lambda job: submit(job, pool.plan, hashes, HASH_BYTES, blocks))
         except (Error, RuntimeError) as failure:
             self._unavailable(failure)
-            return None
+        except Exception as failure:
+            # Such as the KeyError of a plan that `clear` dropped after this thread took its pool.
+            logger.warning("kvasir: a %s of %d pages was not started: %r", way, len(blocks) // 4, failure)
+        return None
 
     def _wait(self, future: Future[Done] | None, count: int, way: str) -> list[bool]:
         if future is None:
@@ -254,14 +266,14 @@ class KvasirStorage(HiCacheStorage):  # type: ignore[misc]
     # State.
 
     def _usable(self, name: Any) -> Pool | None:
-        """The pool, unless its pages and the store's may be of different weights now."""
-        if not self._stale and self._facts.get("weight_version") != engine_facts().get("weight_version"):
-            self._stale = True
+        """The pool, unless its pages and the store's may be of different weights or adapters."""
+        if not self._off and self._facts.get("weight_version") != engine_facts().get("weight_version"):
+            self._off = True
             logger.error(
                 "kvasir: the weights changed while SGLang ran; nothing is loaded or saved until the storage backend is "
                 "detached and attached again"
             )
-        return None if self._stale else self._pools.get(str(name))
+        return None if self._off else self._pools.get(str(name))
 
     def _unavailable(self, failure: Exception) -> None:
         if not self._away:
