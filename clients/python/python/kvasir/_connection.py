@@ -52,10 +52,10 @@ class Connection:
             raise ValueError(f'kvasir needs "host" in {cls.where}, such as "unix:/run/kvasir/kvasir.sock"')
         for name, value in given.items():
             kind = type(getattr(cls, name, ""))
-            if type(value) is not kind:
+            if type(value) is not kind and not (kind is float and type(value) is int):
                 wrong = f"a {type(value).__name__}" if name == "token" else repr(value)
                 raise ValueError(f"the kvasir setting {name!r} in {cls.where} is {wrong}; it is a {kind.__name__}")
-            if isinstance(value, int) and value < 0:
+            if isinstance(value, (int, float)) and value < 0:
                 raise ValueError(f"the kvasir setting {name!r} in {cls.where} is {value!r}; it is not negative")
         return cls(**{"token": os.environ.get("KVASIR_TOKEN", ""), **given})
 
