@@ -22,7 +22,7 @@ def settings(host):
         "model_id": "tiny",
         "save_share": 1.0,
         "match_ms": 5000,
-        "load_ms": 1000,
+        "load_ms": 5000,  # a step of a busy machine takes longer than one second
         "save_ms": 3000,
     }
 
