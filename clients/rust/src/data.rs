@@ -19,14 +19,13 @@ mod wire;
 use parking_lot::Mutex;
 use std::net::TcpStream;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvasir_memory::host::Mapping;
 use kvasir_protocol::block::BATCH_MAX;
-use kvasir_protocol::stream::Stream;
+use kvasir_protocol::stream::{Stream, connect_unix};
 use kvasir_protocol::wire::{Op, Outcome, Reply, Request};
 
 use self::block::Local;
@@ -72,7 +71,7 @@ impl Client {
         let limit = limit.min(options.timeout).max(Duration::from_millis(1));
         let failed = |source| ClientError::Connect { endpoint: endpoint.clone(), source };
         let stream = match endpoint {
-            Endpoint::Unix(path) => Stream::Unix(UnixStream::connect(path).map_err(failed)?),
+            Endpoint::Unix(path) => Stream::Unix(connect_unix(path, limit).map_err(failed)?),
             Endpoint::Tcp(addr) => {
                 let stream = TcpStream::connect_timeout(addr, limit).map_err(failed)?;
                 options.dress(stream).map_err(failed)?

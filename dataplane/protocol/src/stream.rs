@@ -1,6 +1,7 @@
 //! A connection of any kind, with the three things the protocol needs beyond read and write: deadlines,
 //! gathering writes, and descriptors that travel with a frame.
 
+mod dial;
 pub mod ring;
 
 use std::io::{self, IoSlice, Read, Write};
@@ -17,6 +18,7 @@ use rustix::net::{
     SendFlags,
 };
 
+pub use self::dial::connect_unix;
 use self::ring::Ring;
 use kvasir_memory::shared::{self, Place, Shared};
 

@@ -28,9 +28,12 @@ use self::connection::Connection;
 use self::node::Node;
 pub use config::ServerConfig;
 use kvasir_protocol::listener::{Door, Handle, Limits, Listener, Seat};
-use kvasir_protocol::stream::Stream;
+use kvasir_protocol::stream::{Stream, connect_unix};
 use kvasir_protocol::wire::{Op, Reply};
 use kvasir_store::times::{Times, TimesTaken};
+
+/// How long a host that has our socket may take to accept somebody.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// Why the server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -302,7 +305,9 @@ pub fn bind_unix(path: &Path, mode: u32) -> Result<(UnixListener, PathBuf, u64),
         if !file.file_type().is_socket() {
             return Err(ServeError::NotASocket { path: path.into() });
         }
-        if UnixStream::connect(path).is_ok() {
+        let answer = connect_unix(path, ANSWER);
+        // One that accepts nobody now is somebody's too.
+        if answer.is_ok() || answer.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
             return Err(ServeError::SocketInUse { path: path.into() });
         }
     }

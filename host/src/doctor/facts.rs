@@ -4,7 +4,7 @@ use crate::config::Config;
 use kvasir_client::control::{Control, ControlAddr};
 use kvasir_client::{ClientFiles, ClientTls};
 use kvasir_dataplane::memory::host::HostPool;
-use kvasir_dataplane::stream::Stream;
+use kvasir_dataplane::stream::{Stream, connect_unix};
 use kvasir_dataplane::tier::nvme;
 use kvasir_proto as proto;
 use std::fs;
@@ -186,7 +186,7 @@ impl Facts {
 /// Asks the host behind the control socket.
 fn running(config: &Config) -> Option<RunningHost> {
     let path = &config.node.control;
-    let stream = std::os::unix::net::UnixStream::connect(path).ok()?;
+    let stream = connect_unix(path, ANSWER).ok()?;
     let pid = rustix::net::sockopt::socket_peercred(&stream).ok().map(|peer| peer.pid.as_raw_nonzero().get());
     drop(stream);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
@@ -318,7 +318,7 @@ fn socket(key: &'static str, path: &Path) -> Socket {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => SocketState::Absent,
         Err(error) => SocketState::Closed(error.to_string()),
         Ok(file) if !file.file_type().is_socket() => SocketState::NotASocket,
-        Ok(file) => match std::os::unix::net::UnixStream::connect(path) {
+        Ok(file) => match connect_unix(path, ANSWER) {
             Ok(_) => SocketState::Answers(file.mode() & 0o777),
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => SocketState::LeftOver,
             Err(error) => SocketState::Closed(error.to_string()),

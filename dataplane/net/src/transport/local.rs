@@ -14,7 +14,7 @@ mod socket;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,8 +28,11 @@ use super::{Access, Capabilities, Direction, Endpoint, Error, Node, OpError, Tra
 use kvasir_memory::host::Mapping;
 use kvasir_memory::region::{LocalRange, Region};
 use kvasir_protocol::listener::{self, Listener, Seat};
+use kvasir_protocol::stream::connect_unix;
 
 const PAGE: u64 = 4096;
+/// How long a node that has our socket may take to accept somebody.
+const ANSWER: Duration = Duration::from_secs(1);
 /// The most accepted connections; more are closed at once.
 const CONNECTIONS_MAX: usize = 1024;
 /// Grants of one connection alive at once: words of its control page.
@@ -165,7 +168,7 @@ impl Transport for Local {
             address: address.to_owned(),
             reason: error.to_string(),
         };
-        let mut stream = UnixStream::connect(address).map_err(unreachable)?;
+        let mut stream = connect_unix(Path::new(address), self.config.timeout).map_err(unreachable)?;
         let peer =
             auth::connect(&mut Deadlined::new(&stream, self.config.timeout), &self.node, &self.node.cluster);
         let peer = peer.map_err(|error| match error {
@@ -181,8 +184,14 @@ impl Transport for Local {
 }
 
 fn listen(path: &Path) -> io::Result<UnixListener> {
-    match UnixStream::connect(path) {
+    match connect_unix(path, ANSWER) {
         Ok(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another node listens there")),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            return Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "another node listens there, and accepts nobody",
+            ));
+        }
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
         Err(_) => {}
     }

@@ -3,6 +3,8 @@
 use std::os::unix::net::UnixListener;
 use std::time::Instant;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+
 use kvasir_protocol::wire::{HEADER_LEN, VERSION, Versions};
 
 use super::*;
@@ -152,6 +154,20 @@ fn a_deadline_that_is_kept_changes_nothing() {
         client.set_deadline(None);
         assert_eq!(client.remove(&[key(1)]).unwrap(), [true]);
     }
+}
+
+#[test]
+fn a_host_that_accepts_nobody_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("full.sock");
+    let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    // As many as may wait.
+    let _waits = UnixStream::connect(&path).unwrap();
+    let hurried = Options { timeout: Duration::from_millis(20), ..options() };
+    let refused = Client::connect(&Endpoint::Unix(path), hurried).err().unwrap();
+    assert!(refused.retryable() && refused.to_string().contains("nobody was accepted"), "{refused}");
 }
 
 #[test]
