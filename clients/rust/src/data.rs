@@ -46,6 +46,10 @@ pub use place::Place;
 pub use put::Put;
 pub use reconnecting::Reconnecting;
 
+/// How long past a deadline a host may take to answer a last word. One that does not, loses the connection, and with the
+/// connection ends at the host whatever the word was about.
+const LAST_WORD: Duration = Duration::from_millis(100);
+
 /// A connection to one host. Calls take turns; use one client per thread for more.
 pub struct Client {
     endpoint: Endpoint,
@@ -134,7 +138,8 @@ impl Client {
     /// Until when the calls from now on must be answered, on top of [`Options::timeout`]; `None` ends that. A call that
     /// begins later fails with [`ClientError::DeadlinePassed`] and leaves the connection as it is. One that has begun is
     /// given up, and the connection with it, since its answer may still come. The last word to the host about something
-    /// that has begun (a commit, a release) is waited for regardless.
+    /// that has begun (a commit, a release) is said even later, and its answer waited for until the deadline, or for
+    /// 100 ms if that is longer.
     pub fn set_deadline(&self, deadline: Option<Instant>) {
         *self.deadline.lock() = deadline;
     }
@@ -198,8 +203,10 @@ impl Client {
             return Err(ClientError::Closed { endpoint: self.endpoint.clone() });
         }
         let (op, endpoint) = (request.op(), &self.endpoint);
-        let deadline = self.deadline.lock().filter(|_| !is_last_word(op));
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+        let (mut deadline, now) = (*self.deadline.lock(), Instant::now());
+        if is_last_word(op) {
+            deadline = deadline.map(|deadline| deadline.max(now + LAST_WORD));
+        } else if deadline.is_some_and(|deadline| now >= deadline) {
             return Err(ClientError::DeadlinePassed { endpoint: endpoint.clone(), op });
         }
         // Stays so unless all goes well to the end.

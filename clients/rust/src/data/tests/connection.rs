@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
-use kvasir_protocol::wire::{HEADER_LEN, VERSION, Versions};
+use kvasir_protocol::stream::send_with_fds;
+use kvasir_protocol::wire::{Found, HEADER_LEN, VERSION, Versions};
 
 use super::*;
 
@@ -153,6 +154,54 @@ fn a_deadline_that_is_kept_changes_nothing() {
         assert!(matches!(client.get(&[key(1)], 0), Err(ClientError::DeadlinePassed { .. })));
         client.set_deadline(None);
         assert_eq!(client.remove(&[key(1)]).unwrap(), [true]);
+    }
+}
+
+/// Lends a block, and takes a place to be filled, but does not answer what ends either.
+#[test]
+fn last_words_end_by_the_deadline_too() {
+    for saves in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("forgetful.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let host = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let pool = kvasir_memory::host::HostPool::new(8192, false).unwrap();
+            assert!(pool.mapping().write(0, &bytes_of(1, 100)));
+            let mut frame = Vec::new();
+            loop {
+                let (header, request) = super::liar::next(&mut stream).unwrap();
+                let reply = match request {
+                    Request::Hello { .. } => super::liar::hello(true),
+                    Request::Get { .. } => {
+                        let checksum = checksum(&bytes_of(1, 100));
+                        Reply::Get(vec![Found::Hit { offset: 0, size: 100, checksum, lease: 1 }])
+                    }
+                    Request::Reserve(_) => Reply::Reserve(vec![Placed::At { reservation: 1, offset: 0 }]),
+                    Request::Release(_) | Request::Commit(_) => break,
+                    other => panic!("{other:?}"),
+                };
+                reply.encode(header.request, 0, &mut frame);
+                let fds: Vec<_> = (header.op == Op::Hello).then(|| pool.writable_fd()).into_iter().collect();
+                send_with_fds(&mut stream, &frame, &fds).unwrap();
+            }
+            assert!(super::liar::next(&mut stream).is_none(), "the client has hung up");
+        });
+        let patient = Options { timeout: Duration::from_secs(3600), ..Options::default() };
+        let client = Client::connect(&Endpoint::Unix(path), patient).unwrap();
+        // Enough for what comes before, on any machine; or this fails with the wrong error.
+        client.set_deadline(Some(Instant::now() + Duration::from_secs(3)));
+        let lost = if saves {
+            put(&client, 1, 100).unwrap_err()
+        } else {
+            let block = client.get(&[key(1)], 0).unwrap().remove(0).unwrap();
+            client.set_deadline(Some(Instant::now()));
+            client.release([block]).unwrap_err()
+        };
+        let op = if saves { Op::Commit } else { Op::Release };
+        assert!(matches!(&lost, ClientError::Lost { op: of, .. } if *of == op), "{lost}");
+        drop(client);
+        host.join().unwrap();
     }
 }
 
