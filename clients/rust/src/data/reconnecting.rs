@@ -1,7 +1,6 @@
 //! A connection that is made anew after it broke.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -15,14 +14,22 @@ use super::{Client, ClientError, Endpoint, Options};
 pub struct Reconnecting {
     endpoint: Endpoint,
     options: Options,
-    current: Mutex<Option<Arc<Client>>>,
-    closed: AtomicBool,
+    /// Held while a connection is made.
+    connecting: Mutex<()>,
+    /// Never held while anything is waited for.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    current: Option<Arc<Client>>,
+    closed: bool,
 }
 
 impl Reconnecting {
     /// Connects when it is first asked for a client, so the host need not run yet.
     pub fn new(endpoint: Endpoint, options: Options) -> Self {
-        Self { endpoint, options, current: Mutex::new(None), closed: AtomicBool::new(false) }
+        Self { endpoint, options, connecting: Mutex::default(), state: Mutex::default() }
     }
 
     /// The connection, made now if there is none or the last one broke. Every call tries once: how long to wait between
@@ -34,16 +41,20 @@ impl Reconnecting {
         self.client_within(self.options.timeout)
     }
 
-    /// The connection, if there is one that works and none is being made. Never waits.
+    /// The connection, if there is one that works. Never waits.
     pub fn current(&self) -> Option<Arc<Client>> {
-        self.current.try_lock()?.clone().filter(|client| !client.is_over())
+        let current = self.state.lock().current.clone();
+        current.filter(|client| !client.is_over())
     }
 
     /// Ends the connection (see [`Client::hang_up`]) and makes no further one. One that is just being made is not waited for; it
     /// ends when it is there.
     pub fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-        if let Some(client) = self.current.try_lock().as_deref().and_then(Option::as_ref) {
+        let mut state = self.state.lock();
+        state.closed = true;
+        let last = state.current.take();
+        drop(state);
+        if let Some(client) = last {
             client.hang_up();
         }
     }
@@ -57,23 +68,22 @@ impl Reconnecting {
     /// # Errors
     /// As [`Client::connect`].
     pub fn client_within(&self, limit: Duration) -> Result<Arc<Client>, ClientError> {
-        let mut current = self.current.lock();
-        let client = match current.take().filter(|client| !client.is_over()) {
-            Some(client) => client,
-            None if self.is_closed() => return Err(self.closed()),
-            None => Arc::new(Client::connect_within(&self.endpoint, self.options.clone(), limit)?),
-        };
-        *current = Some(Arc::clone(&client));
-        // Whoever closes this cannot hang up while the lock is held, so it looks for itself.
-        if self.is_closed() {
-            client.hang_up();
+        let _one_at_a_time = self.connecting.lock();
+        if let Some(client) = self.current() {
+            return Ok(client);
+        }
+        if self.state.lock().closed {
             return Err(self.closed());
         }
+        let client = Arc::new(Client::connect_within(&self.endpoint, self.options.clone(), limit)?);
+        let mut state = self.state.lock();
+        // Whoever closed this meanwhile saw no connection to end.
+        if state.closed {
+            return Err(self.closed());
+        }
+        let _last = state.current.replace(Arc::clone(&client));
+        drop(state);
         Ok(client)
-    }
-
-    fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::SeqCst)
     }
 
     fn closed(&self) -> ClientError {

@@ -206,6 +206,28 @@ fn last_words_end_by_the_deadline_too() {
 }
 
 #[test]
+fn closing_ends_the_connection_whoever_looks_at_it_meanwhile() {
+    let host = Host::small();
+    for _ in 0..100 {
+        let link = Reconnecting::new(host.unix(), options());
+        let client = link.client().unwrap();
+        let closed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !closed.load(Ordering::Relaxed) {
+                        link.current();
+                    }
+                });
+            }
+            link.close();
+            closed.store(true, Ordering::Relaxed);
+        });
+        assert!(client.exists(&[key(1)]).is_err());
+    }
+}
+
+#[test]
 fn a_host_that_accepts_nobody_is_given_up() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("full.sock");
