@@ -5,6 +5,9 @@
  * what, and what to do. Handles may be used by any thread, and closed while others use them: what is under way ends
  * first. A handle that is null, closed or of another kind is refused. All texts are UTF-8 and end with a zero.
  *
+ * A child of fork() makes handles of its own: those of its parent are refused, with KVASIR_V1_STATUS_FORKED. Fork while no
+ * other thread is in a call.
+ *
  * What begins with kvasir_v1_ keeps its meaning for as long as the library is libkvasir.so.1.
  */
 
@@ -50,6 +53,10 @@ enum kvasir_v1_status
    A fault of this library. The handle may be closed, and should not be used for anything else.
    */
   KVASIR_V1_STATUS_FAULT = 5,
+  /*
+   The handle was made before this process was forked: it is the parent's. Nothing was done; make another one here.
+   */
+  KVASIR_V1_STATUS_FORKED = 6,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

@@ -23,6 +23,8 @@ pub enum Status {
     Buffer = 4,
     /// A fault of this library. The handle may be closed, and should not be used for anything else.
     Fault = 5,
+    /// The handle was made before this process was forked: it is the parent's. Nothing was done; make another one here.
+    Forked = 6,
 }
 
 /// What became of a call that failed.
@@ -34,6 +36,10 @@ pub(crate) struct Failure {
 impl Failure {
     pub(crate) fn invalid(text: impl Into<String>) -> Self {
         Self { status: Status::Invalid, text: text.into() }
+    }
+
+    pub(crate) fn forked(text: String) -> Self {
+        Self { status: Status::Forked, text }
     }
 }
 

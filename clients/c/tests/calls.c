@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define CHECK(what)                                                                                    \
@@ -180,6 +181,49 @@ static void nonsense_is_refused(void) {
     OK(kvasir_v1_close(client));
 }
 
+#define FORKED(call)                                                                                   \
+    do {                                                                                               \
+        CHECK((call) == KVASIR_V1_STATUS_FORKED);                                                      \
+        CHECK(strstr(kvasir_v1_error(), "was forked from it since") != NULL);                          \
+    } while (0)
+
+static void a_child_makes_its_own_handles(void) {
+    static uint8_t kv[64];
+    kvasir_v1_run run = {kv, 64, 64};
+    kvasir_v1_key key = key_of("of the parent");
+    kvasir_v1_client *client = NULL, *own = NULL;
+    kvasir_v1_plan *plan = NULL;
+    kvasir_v1_jobs *jobs = NULL;
+    kvasir_v1_done *done = NULL;
+    uint8_t answer = 7;
+    int status = -1;
+    OK(kvasir_v1_connect(endpoint, &options, &client));
+    OK(kvasir_v1_plan_new(&run, 1, 1, &plan));
+    OK(kvasir_v1_jobs_start(endpoint, &options, NULL, &jobs));
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        FORKED(kvasir_v1_exists(client, &key, 1, &answer));
+        /* Also beside handles of its own. */
+        OK(kvasir_v1_connect(endpoint, &options, &own));
+        OK(kvasir_v1_exists(own, &key, 1, &answer));
+        FORKED(kvasir_v1_exists(client, &key, 1, &answer));
+        FORKED(kvasir_v1_close(client));
+        FORKED(kvasir_v1_plan_free(plan));
+        FORKED(kvasir_v1_jobs_next(jobs, &done));
+        FORKED(kvasir_v1_jobs_close(jobs));
+        FORKED(kvasir_v1_jobs_free(jobs));
+        OK(kvasir_v1_close(own));
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    OK(kvasir_v1_exists(client, &key, 1, &answer));
+    CHECK(answer == 0);
+    OK(kvasir_v1_jobs_free(jobs));
+    OK(kvasir_v1_plan_free(plan));
+    OK(kvasir_v1_close(client));
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 3);
     CHECK(strlen(kvasir_v1_version()) > 0 && strlen(kvasir_v1_error()) == 0);
@@ -192,6 +236,7 @@ int main(int argc, char **argv) {
     blocks_go_in_and_out();
     jobs_save_and_load();
     nonsense_is_refused();
+    a_child_makes_its_own_handles();
     puts("every call");
     return 0;
 }
