@@ -33,13 +33,19 @@ impl Buffers {
     /// Opens them; to be written if `writable`.
     ///
     /// # Errors
-    /// `BufferError`: one is no buffer of contiguous bytes, is empty, or is read-only and `writable` is set.
+    /// `BufferError`: one is no buffer of contiguous bytes, holds Python objects, is empty, or is read-only and `writable` is set.
     pub(crate) fn open(buffers: &[Bound<'_, PyAny>], writable: bool) -> PyResult<Self> {
         let (mut held, mut pieces) = (Vec::with_capacity(buffers.len()), Vec::with_capacity(buffers.len()));
         for (at, object) in buffers.iter().enumerate() {
             let refused = |why: &str| PyBufferError::new_err(format!("buffer {at} {why}"));
             let view =
                 PyMemoryView::from(object).map_err(|error| refused(&format!("cannot be used: {error}")))?;
+            // Its bytes are addresses that other processes know nothing of, and to write some would crash Python.
+            if holds_objects(&view.getattr("format")?.extract::<String>()?) {
+                return Err(refused(
+                    "holds Python objects, which are no bytes; pickle them, or give numbers",
+                ));
+            }
             // Whatever its elements are: their bytes. Python refuses that where they do not lie one behind the other.
             let bytes = view.call_method1("cast", ("B",));
             let bytes = bytes.map_err(|error| refused(&format!("has no contiguous bytes: {error}")))?;
@@ -65,5 +71,26 @@ impl Buffers {
         // such a plan is given to saves alone.
         let plan = unsafe { Plan::of_pieces(&self.pieces) };
         plan.map(Arc::new).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+}
+
+/// Whether a buffer's elements are references to Python objects, or have some, by its format (PEP 3118): an `O` that is not
+/// in the name of a field, which stands between colons.
+fn holds_objects(format: &str) -> bool {
+    format.split(':').step_by(2).any(|outside| outside.contains('O'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::holds_objects;
+
+    #[test]
+    fn objects_are_known_by_the_format_and_not_by_names() {
+        for format in ["O", "<O", "4O", "T{O:a:i:b:}", "T{i:a:T{=d:O:O:x:}:b:}", "(2,3)O"] {
+            assert!(holds_objects(format), "{format}");
+        }
+        for format in ["B", "<d", "T{i:O:d:OO:}", "T{B:a:T{d:O:}:O:}", "Zd", ""] {
+            assert!(!holds_objects(format), "{format}");
+        }
     }
 }

@@ -121,9 +121,12 @@ def _key(key: str | bytes) -> bytes:
 def _bytes_of(value: Any) -> Any:
     """Something with a buffer of the bytes of ``value``, which keeps ``value`` alive."""
     try:
-        return memoryview(value).cast("B")
-    except TypeError:
-        pass  # No buffer, or not contiguous, or elements that memoryviews do not know.
+        view = memoryview(value)
+    except (TypeError, ValueError, BufferError):
+        pass  # No buffer, or not with such elements: numpy refuses dates and bfloat16 with a ValueError.
+    else:
+        if view.c_contiguous:
+            return view
     interface = getattr(value, "__array_interface__", None)
     if interface is not None:
         return _of_array(value, interface)
@@ -143,6 +146,8 @@ def _foreign(owner: object, address: int, size: int, read_only: bool) -> memoryv
 
 
 def _of_array(value: Any, interface: dict[str, Any]) -> Any:
+    if _has_objects(interface["typestr"], interface.get("descr")):
+        raise ValueError("the array holds Python objects, which are no bytes; pickle them, or give numbers")
     if interface.get("strides") is not None:
         raise ValueError("the array is not contiguous; make it so, for instance with numpy.ascontiguousarray")
     size = int(interface["typestr"][2:])
@@ -150,6 +155,13 @@ def _of_array(value: Any, interface: dict[str, Any]) -> Any:
         size *= length
     address, read_only = interface["data"]
     return _foreign(value, address, size, read_only)
+
+
+def _has_objects(typestr: str, descr: object) -> bool:
+    """Whether an element is a reference to a Python object, or has one in some field."""
+    if typestr[1] == "V" and isinstance(descr, list):
+        return any(_has_objects("|V" if isinstance(field[1], list) else field[1], field[1]) for field in descr)
+    return typestr[1] == "O"
 
 
 def _of_tensor(value: Any) -> Any:

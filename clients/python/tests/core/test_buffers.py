@@ -48,6 +48,10 @@ def test_numpy_arrays_are_buffers(core: Core) -> None:
     assert wait(core)[0][1] and (into.reshape(2, 3) == value).all()
     with pytest.raises(BufferError, match="contiguous"):
         core.save_from(3, NAMESPACE, [b"m"], [value.T])
+    objects = numpy.array([b"1", None], dtype=object)
+    for transfer in (core.save_from, core.load_into):
+        with pytest.raises(BufferError, match="Python objects"):
+            transfer(4, NAMESPACE, [b"n"], [objects])
 
 
 def test_a_buffer_of_another_size_is_no_hit(core: Core) -> None:

@@ -114,6 +114,27 @@ def test_what_shows_no_bytes_is_refused(client: kvasir.Client) -> None:
     assert not client.exists("k")
 
 
+def test_arrays_without_a_buffer_go_by_their_address(client: kvasir.Client) -> None:
+    numpy = pytest.importorskip("numpy")
+    value = numpy.array(["2026-11-22", "1970-01-01"], dtype="M8[s]")
+    with pytest.raises(ValueError, match="buffer"):
+        memoryview(value)
+    into = numpy.zeros(2, dtype="M8[s]")
+    assert client.put("dates", value) and client.get("dates", into=into) and (into == value).all()
+
+
+def test_references_to_objects_are_no_bytes(client: kvasir.Client) -> None:
+    numpy = pytest.importorskip("numpy")
+    mixed = numpy.zeros(2, dtype=[("O", "i4"), ("b", [("when", "M8[s]"), ("who", "O")])])
+    for value in (numpy.array([object()], dtype=object), numpy.zeros(2, dtype=[("a", "i4"), ("b", "O")]), mixed):
+        with pytest.raises((BufferError, ValueError), match="Python objects"):
+            client.put("objects", value)
+        with pytest.raises((BufferError, ValueError), match="Python objects"):
+            client.get("objects", into=value)
+    assert client.put("numbers", numpy.zeros(2, dtype=[("O", "i4"), ("b", "M8[s]")]))
+    assert not client.exists("objects")
+
+
 def test_a_block_that_is_too_large_is_refused(client: kvasir.Client) -> None:
     with pytest.raises(kvasir.Refused):
         client.put("large", bytes(17 << 20))
