@@ -240,6 +240,41 @@ mod gpu {
 
     #[test]
     #[ignore = "needs a CUDA device"]
+    fn a_block_that_was_stored_again_does_not_go_in_place_of_its_predecessor() {
+        const SIZE: u32 = 1 << 20;
+        let store = HbmStore::with(&Device::open(0).unwrap(), 4 << 20, OnFull::Evict, None).unwrap();
+        for n in 0..3 {
+            assert_eq!(conformance::put(&store, n, SIZE), Ok(Stored::Stored));
+        }
+        let reading = store.shared.resident.find(key(0)).unwrap();
+        assert_eq!(conformance::remove(&store, 0), Ok(true));
+        assert_eq!(conformance::put(&store, 0, SIZE), Ok(Stored::Stored));
+        assert_eq!(conformance::put(&store, 3, SIZE), Ok(Stored::Stored));
+        assert_eq!([0, 1, 2, 3].map(|n| conformance::holds(&store, n, SIZE)), [true, false, true, true]);
+        assert_eq!(store.stats().evicted, 1);
+        drop(reading);
+    }
+
+    #[test]
+    #[ignore = "needs a CUDA device"]
+    fn nothing_goes_for_a_block_that_does_not_fit_in_its_place() {
+        const SIZE: u32 = 1 << 20;
+        let store = HbmStore::with(&Device::open(0).unwrap(), 4 << 20, OnFull::Evict, None).unwrap();
+        for n in 0..4 {
+            assert_eq!(conformance::put(&store, n, SIZE), Ok(Stored::Stored));
+        }
+        let reading = [1, 2, 3].map(|n| store.shared.resident.find(key(n)).unwrap());
+        let refused = conformance::put(&store, 4, 2 * SIZE);
+        assert!(matches!(refused, Err(TierError::Full { .. })), "{refused:?}");
+        assert_eq!([0, 1, 2, 3].map(|n| conformance::holds(&store, n, SIZE)), [true; 4]);
+        drop(reading);
+        assert_eq!(conformance::put(&store, 4, 2 * SIZE), Ok(Stored::Stored));
+        // Those that were being read had their turn first.
+        assert_eq!([0, 1, 2, 3].map(|n| conformance::holds(&store, n, SIZE)), [true, false, false, true]);
+    }
+
+    #[test]
+    #[ignore = "needs a CUDA device"]
     fn damage_on_the_gpu_is_a_miss() {
         let store = HbmStore::open(&Device::open(0).unwrap(), 16 << 20).unwrap();
         assert_eq!(conformance::put(&store, 1, 100_000), Ok(Stored::Stored));

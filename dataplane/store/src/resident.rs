@@ -53,6 +53,18 @@ impl<T> Resident<T> {
         Some(gone)
     }
 
+    /// Removes this very block: not one of its name that was stored since. Returns whether it was there.
+    pub fn remove_this(&self, block: &Arc<Block<T>>) -> bool {
+        let key = block.loaded.meta.key;
+        let mut shard = self.write(shard_of(key));
+        let is_there = shard.get(&key).is_some_and(|there| Arc::ptr_eq(there, block));
+        if is_there {
+            shard.remove(&key);
+            self.block_bytes.fetch_sub(block.loaded.meta.size.into(), Ordering::Relaxed);
+        }
+        is_there
+    }
+
     pub fn blocks(&self) -> u64 {
         (0..SHARDS).map(|shard| self.read(shard).len() as u64).sum()
     }

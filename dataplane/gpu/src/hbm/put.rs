@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Weak};
 
-use super::NAME;
 use super::worker::{Job, Worker, step};
+use super::{NAME, Shared};
 use crate::memory::{DeviceRange, Upload};
+use kvasir_memory::extents::{Extents, PAGE};
 use kvasir_store::config::OnFull;
 use kvasir_store::resident::Block;
 use kvasir_store::store::{Cancelled, Loaded, Put, PutDone, Stored, TierError};
@@ -76,16 +77,11 @@ impl Putter {
         if shared.resident.find(key).is_some() {
             return Ok(None);
         }
-        loop {
-            if let Some(range) = shared.pool.allocate(size) {
-                return Ok(Some(range));
-            }
-            // What is being read keeps its memory although it goes, so more may have to go.
-            let oldest = self.oldest.as_mut().and_then(Oldest::next);
-            let gone = oldest.ok_or(TierError::Full { tier: NAME, key, size })?;
-            shared.resident.remove(gone.loaded.meta.key);
-            shared.counters.evicted();
+        if let Some(range) = shared.pool.allocate(size) {
+            return Ok(Some(range));
         }
+        let range = self.oldest.as_mut().and_then(|oldest| oldest.make_room(shared, size));
+        range.map(Some).ok_or(TierError::Full { tier: NAME, key, size })
     }
 
     fn publish(&mut self, put: &Put, range: DeviceRange) -> Stored {
@@ -102,6 +98,9 @@ impl Putter {
     }
 }
 
+/// Who holds a block that nobody reads: the tier, and who looks at it.
+const HOLDERS: usize = 2;
+
 /// Blocks in the order in which they were stored; also some that have left since.
 #[derive(Default)]
 struct Oldest {
@@ -117,6 +116,36 @@ impl Oldest {
             self.len_max = 2 * self.blocks.len() + 1024;
         }
         self.blocks.push_back(Arc::downgrade(block));
+    }
+
+    /// Memory for `size` bytes in place of the oldest blocks. None of them goes before as many bytes would be
+    /// free; then more may have to, if what they leave lies in pieces.
+    fn make_room(&mut self, shared: &Shared, size: u64) -> Option<DeviceRange> {
+        let mut free = shared.pool.free_bytes();
+        let (mut leaving, mut staying) = (Vec::new(), Vec::new());
+        let mut range = None;
+        while range.is_none() {
+            let Some(block) = self.next() else { break };
+            // One that is being read would keep its memory although it goes.
+            if Arc::strong_count(&block) > HOLDERS {
+                staying.push(block);
+                continue;
+            }
+            // Of a page that is split, the rest may be free.
+            free += Extents::rounded(block.loaded.meta.size.into()).max(PAGE);
+            leaving.push(block);
+            if free >= Extents::rounded(size) {
+                for block in leaving.drain(..) {
+                    if shared.resident.remove_this(&block) {
+                        shared.counters.evicted();
+                    }
+                }
+                range = shared.pool.allocate(size);
+            }
+        }
+        let back = staying.iter().chain(&leaving).rev();
+        back.for_each(|block| self.blocks.push_front(Arc::downgrade(block)));
+        range
     }
 
     fn next(&mut self) -> Option<Arc<Block<DeviceRange>>> {

@@ -80,7 +80,7 @@ impl Worker {
             self.shared.counters.hit(meta.size);
         } else {
             self.shared.counters.corrupt();
-            self.shared.resident.remove(get.key);
+            self.shared.resident.remove_this(block);
         }
         intact.then_some(block.loaded)
     }
