@@ -150,7 +150,10 @@ def _of_array(value: Any, interface: dict[str, Any]) -> Any:
         raise ValueError("the array holds Python objects, which are no bytes; pickle them, or give numbers")
     if interface.get("strides") is not None:
         raise ValueError("the array is not contiguous; make it so, for instance with numpy.ascontiguousarray")
-    size = int(interface["typestr"][2:])
+    # Such as <f4, or <M8[ns], which says the unit too.
+    kind, size = interface["typestr"][1], int(interface["typestr"][2:].partition("[")[0])
+    if kind == "U":
+        size *= 4  # It counts characters.
     for length in interface["shape"]:
         size *= length
     address, read_only = interface["data"]
