@@ -14,6 +14,7 @@ mod put;
 mod reconnecting;
 mod runs;
 mod scatter;
+mod whereabouts;
 mod wire;
 
 use parking_lot::Mutex;
@@ -45,6 +46,7 @@ pub use options::{Counts, Options};
 pub use place::Place;
 pub use put::Put;
 pub use reconnecting::Reconnecting;
+pub use whereabouts::{Removals, Source};
 
 /// How long past a deadline a host may take to answer a last word. One that does not, loses the connection, and with the
 /// connection ends at the host whatever the word was about.
@@ -56,6 +58,8 @@ pub struct Client {
     options: Options,
     local: Option<Arc<Local>>,
     boot: u64,
+    /// Of the protocol, as agreed on.
+    version: u8,
     payload_max: u64,
     deadline: Mutex<Option<Instant>>,
     wire: Mutex<Wire>,
@@ -90,7 +94,7 @@ impl Client {
             namespace: options.namespace.clone(),
             token: options.token.clone(),
         };
-        let (reply, fds) = wire.greet(&hello).map_err(|error| error.at(endpoint, Op::Hello))?;
+        let (reply, fds, version) = wire.greet(&hello).map_err(|error| error.at(endpoint, Op::Hello))?;
         let Reply::Hello { shared, writable, ring, boot, pool_bytes, lease_ms, reservation_ms, payload_max } =
             reply
         else {
@@ -115,7 +119,7 @@ impl Client {
         options.counts.connections.fetch_add(1, Ordering::Relaxed);
         options.counts.boot.store(boot, Ordering::Relaxed);
         let (endpoint, wire, deadline) = (endpoint.clone(), Mutex::new(wire), Mutex::new(None));
-        Ok(Self { endpoint, options, local, boot, payload_max, deadline, wire, line })
+        Ok(Self { endpoint, options, local, boot, version, payload_max, deadline, wire, line })
     }
 
     /// Blocks that came back with bytes that differ from their checksums, and were handed out as misses: to all clients that

@@ -22,6 +22,7 @@ use kvasir_memory::region::Region;
 use kvasir_protocol::block::BlockKey;
 use kvasir_store::config::OnFull;
 use kvasir_store::counters::Counters;
+use kvasir_store::departures::Departures;
 use kvasir_store::resident::Resident;
 use kvasir_store::store::{
     BlockStore, Capabilities, Get, GetDone, Pending, Put, PutDone, Tier, TierError, TierStats,
@@ -144,6 +145,10 @@ impl BlockStore for HbmStore {
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {
         // A get under way holds the block, so its memory is free only after that.
         Pending::ready(keys.into_iter().map(|key| Ok(self.shared.resident.remove(key).is_some())).collect())
+    }
+
+    fn note_departures(&self, departures: &Arc<Departures>) {
+        self.shared.resident.note_departures(departures);
     }
 
     fn flush(&self) -> Pending<Result<(), TierError>> {

@@ -413,6 +413,9 @@ impl Engine {
 
     /// Books a block that has just left the index.
     pub(super) fn dead(&mut self, found: &Found) {
+        if let Some(departures) = self.shared.departures.get() {
+            departures.note(found.meta.key);
+        }
         let pages = format::pages(found.meta.size);
         let counters = &self.shared.counters;
         uncount(&counters.blocks, 1);

@@ -50,6 +50,7 @@ use self::ring::Ring;
 use self::shared::Shared;
 use self::threads::{Faults, Threads};
 use kvasir_protocol::block::BlockKey;
+use kvasir_store::departures::Departures;
 use kvasir_store::store::{
     BlockStore, Capabilities, Get, GetDone, Pending, Put, PutDone, Tier, TierError, TierStats,
 };
@@ -238,6 +239,11 @@ impl BlockStore for NvmeStore {
 
     fn stats(&self) -> TierStats {
         self.shared.stats()
+    }
+
+    fn note_departures(&self, departures: &Arc<Departures>) {
+        // A second pool has no say in what this one lets go.
+        let _ = self.shared.departures.set(Arc::clone(departures));
     }
 
     fn take_damaged(&self) -> Vec<BlockKey> {

@@ -2,8 +2,8 @@
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::checkpoint::Summary;
 use super::disk::Disk;
@@ -15,6 +15,7 @@ use super::io::Waker;
 use super::segments::Segments;
 use super::{NvmeConfig, TierStats};
 use kvasir_protocol::block::BlockKey;
+use kvasir_store::departures::Departures;
 
 pub(super) struct Shared {
     pub(super) config: NvmeConfig,
@@ -24,6 +25,8 @@ pub(super) struct Shared {
     pub(super) counters: Counters,
     /// Blocks dropped because they were damaged, for a caller that can fetch them again.
     damaged: Mutex<VecDeque<BlockKey>>,
+    /// Where it says which blocks it lets go.
+    pub(super) departures: OnceLock<Arc<Departures>>,
     /// Why a sync failed, once one has.
     broken: OnceLock<String>,
     /// Items of batches taken and not yet answered.
@@ -78,6 +81,7 @@ impl Shared {
             segments: Mutex::new(segments),
             counters: Counters::default(),
             damaged: Mutex::default(),
+            departures: OnceLock::new(),
             broken: OnceLock::new(),
             under_way: AtomicUsize::new(0),
             inbox: Inbox::default(),

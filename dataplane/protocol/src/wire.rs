@@ -9,9 +9,11 @@
 //! ```
 //!
 //! **Versions.** A hello names the lowest and the highest version that the client speaks; the host answers in the highest
-//! that both do, which is the version of every later frame, or refuses and names both ranges. So that sides of any two
+//! that both do, or refuses and names both ranges. So that sides of any two
 //! releases understand each other that far, this never changes: the header, the layout of `Error`, and the first two bytes
-//! of a hello, whose rest only ever grows at its end. A host skips what it does not know there.
+//! of a hello, whose rest only ever grows at its end. A host skips what it does not know there. The answer to a hello has the
+//! version agreed on in its header; every other frame has the version since which it means what it does, which must not be above
+//! that.
 //!
 //! Every batch holds at most [`BATCH_MAX`] items. Decoding checks every length before it allocates, and a frame
 //! that does not decode ends the connection: after it, the two sides do not agree where the next one starts.
@@ -29,14 +31,14 @@ use strum::{FromRepr, IntoStaticStr, VariantArray};
 use crate::block::{BATCH_MAX, BlockKey, BlockMeta, Pin};
 
 pub const MAGIC: [u8; 4] = *b"KVSR";
-/// The newest version that this side speaks. 6: a hello names a range of versions, and its answer the run of the host; blocks are
+/// The newest version that this side speaks. 7: which blocks have left the host. 6: a hello names a range of versions, and its answer the run of the host; blocks are
 /// held by a connection. 5: a hello carries a token, and says how long a place may be filled. 4: hand-overs layer by layer, requests that are refused while the connection goes on, a ring in shared memory, where
 /// a put should go. 3: a stat
 /// names the tiers of a block, a put may ask for copies on other hosts. 2: a hello names a tenant, blocks have a time to
 /// live, can be pinned and evicted by name.
-pub const VERSION: u8 = 6;
+pub const VERSION: u8 = 7;
 /// The versions that this side speaks.
-pub const VERSIONS: Versions = Versions { lowest: VERSION, highest: VERSION };
+pub const VERSIONS: Versions = Versions { lowest: 6, highest: VERSION };
 pub const HEADER_LEN: usize = 32;
 /// Above the longest legal body (4,096 put items of 55 B).
 pub const BODY_MAX: usize = 512 << 10;
@@ -48,7 +50,7 @@ const TEXT_MAX: usize = 1024;
 pub enum WireError {
     #[error("not a Kvasir data connection: frame starts with {found:02x?}")]
     Magic { found: [u8; 4] },
-    #[error("peer speaks data protocol {found}, this side speaks {VERSION}; use the same release on both")]
+    #[error("peer speaks data protocol {found}, this side speaks {VERSIONS}; use the same release on both")]
     Version { found: u8 },
     #[error("the client speaks data protocol {client}, this host {VERSIONS}; update the older of the two")]
     NoCommonVersion { client: Versions },
@@ -99,12 +101,21 @@ pub enum Op {
     Place = 24,
     Hold = 25,
     EndHold = 26,
+    Removals = 27,
 }
 
 impl Op {
     /// As logs and refusals call it.
     pub fn name(self) -> &'static str {
         self.into()
+    }
+
+    /// The version since which it is what it is, of those that this side speaks.
+    pub fn since(self) -> u8 {
+        match self {
+            Self::Removals => 7,
+            _ => VERSIONS.lowest,
+        }
     }
 }
 
@@ -131,6 +142,7 @@ impl fmt::Display for Versions {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
+    pub version: u8,
     pub op: Op,
     pub reply: bool,
     /// Chosen by the client, repeated in the reply.
@@ -143,7 +155,7 @@ impl Header {
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[..4].copy_from_slice(&MAGIC);
-        bytes[4] = VERSION;
+        bytes[4] = self.version;
         bytes[5] = self.op as u8;
         bytes[6..8].copy_from_slice(&(if self.reply { REPLY } else { 0 }).to_le_bytes());
         bytes[8..16].copy_from_slice(&self.request.to_le_bytes());
@@ -162,7 +174,7 @@ impl Header {
         let known = Op::from_repr(op).filter(|_| flags & !REPLY == 0);
         // A hello says inside which versions it is for, and what refuses one is for all.
         let for_any = matches!((known, flags), (Some(Op::Hello), 0) | (Some(Op::Error), REPLY));
-        if version != VERSION && !for_any {
+        if !(VERSIONS.lowest..=VERSIONS.highest).contains(&version) && !for_any {
             return Err(WireError::Version { found: version });
         }
         let op = known.ok_or(WireError::Op { op, flags })?;
@@ -174,7 +186,7 @@ impl Header {
         if zero != 0 {
             return Err(WireError::Value { field: "header bytes 20 to 23", value: zero.into() });
         }
-        Ok(Self { op, reply: flags & REPLY != 0, request, body_len, payload_len })
+        Ok(Self { version, op, reply: flags & REPLY != 0, request, body_len, payload_len })
     }
 }
 
@@ -331,6 +343,12 @@ pub enum Request {
         bytes: u64,
         copies: u8,
     },
+    /// Which of the tenant's blocks have left the host since this position, of `max` departures at most. One that it does not
+    /// know, such as 0, is answered with the present one.
+    Removals {
+        since: u64,
+        max: u32,
+    },
 }
 
 /// A block found by a `Get`. Local: lent in the pool. Remote: `offset` and `lease` are 0 and the payload holds it.
@@ -411,6 +429,13 @@ pub enum Reply {
     /// `Replicate`. To `LayerDone`, `Finish`, `DropHandOver`, `WaitArrival` and `LeaveArrivals`: one, which is `InProgress` when a wait
     /// ended too early.
     Outcomes(Op, Vec<Outcome>),
+    /// `next`: where to go on; the position that was asked from, if nothing has left since. `lost`: what came before is not
+    /// known any more, so nothing that is remembered of the host's blocks holds. Keys are without the tenant.
+    Removals {
+        next: u64,
+        lost: bool,
+        keys: Vec<BlockKey>,
+    },
 }
 
 impl Request {
@@ -437,9 +462,8 @@ impl Request {
             Self::Reserve(blocks) | Self::HandOver(HandOverCall::Begin { blocks, .. }) => {
                 blocks.iter_mut().for_each(own);
             }
-            Self::Hello { .. } | Self::Commit(_) | Self::Abort(_) | Self::Release(_) | Self::Place { .. } => {
-            }
-            Self::HandOver(_) => {}
+            Self::Hello { .. } | Self::Commit(_) | Self::Abort(_) | Self::Release(_) => {}
+            Self::HandOver(_) | Self::Place { .. } | Self::Removals { .. } => {}
         }
     }
 
@@ -464,6 +488,7 @@ impl Request {
             Self::Replicate { .. } => Op::Replicate,
             Self::HandOver(call) => call.op(),
             Self::Place { .. } => Op::Place,
+            Self::Removals { .. } => Op::Removals,
         }
     }
 
@@ -516,6 +541,10 @@ impl Request {
                 put_u64(out, bytes);
                 out.push(*copies);
             }
+            Self::Removals { since, max } => {
+                put_u64(out, since);
+                out.extend(max.to_le_bytes());
+            }
         });
     }
 
@@ -557,6 +586,7 @@ impl Request {
             Op::Evict => Self::Evict(body.list(Reader::key)?),
             Op::Replicate => Self::Replicate { copies: body.u8()?, keys: body.list(Reader::key)? },
             Op::Place => Self::Place { bytes: body.u64()?, copies: body.u8()? },
+            Op::Removals => Self::Removals { since: body.u64()?, max: body.u32()? },
             Op::HandOver
             | Op::LayerDone
             | Op::Finish
@@ -587,6 +617,7 @@ impl Reply {
             Self::HandOver { .. } => Op::HandOver,
             Self::Arrivals { .. } => Op::Arrivals,
             Self::Outcomes(op, _) => *op,
+            Self::Removals { .. } => Op::Removals,
         }
     }
 
@@ -636,6 +667,11 @@ impl Reply {
                 put_list(out, blocks, ArrivingBlock::put);
             }
             Self::Outcomes(_, outcomes) => put_list(out, outcomes, |out, &outcome| out.push(outcome as u8)),
+            Self::Removals { next, lost, keys } => {
+                put_u64(out, next);
+                out.push(u8::from(*lost));
+                put_list(out, keys, put_key);
+            }
         });
     }
 
@@ -662,6 +698,9 @@ impl Reply {
             Op::Stat => Self::Stat(body.list(Reader::stat)?),
             Op::Refused => Self::Refused { retryable: body.bool("retryable")?, message: body.text()? },
             Op::Place => Self::Place { node: body.text()?, data: body.text()? },
+            Op::Removals => {
+                Self::Removals { next: body.u64()?, lost: body.bool("lost")?, keys: body.list(Reader::key)? }
+            }
             Op::HandOver => Self::HandOver { time_ms: body.u64()?, places: body.list(HandedPlace::take)? },
             Op::Arrivals => {
                 let (time_ms, layers) = (body.u64()?, body.u32()?);
@@ -702,8 +741,15 @@ fn encode_frame(
     frame.resize(HEADER_LEN, 0);
     body(frame);
     let body_len = (frame.len() - HEADER_LEN) as u32;
-    let header = Header { op, reply, request, body_len, payload_len };
+    let header = Header { version: op.since(), op, reply, request, body_len, payload_len };
     frame[..HEADER_LEN].copy_from_slice(&header.encode());
+}
+
+/// Writes the version that was agreed on into the answer to a hello, which is told apart from others by it.
+pub fn agree(frame: &mut [u8], version: u8) {
+    if let Some(at) = frame.get_mut(4) {
+        *at = version;
+    }
 }
 
 fn put_u64(out: &mut Vec<u8>, value: &u64) {

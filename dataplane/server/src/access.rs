@@ -278,7 +278,8 @@ pub fn required(op: Op) -> Option<Role> {
         | Op::Arrivals
         | Op::WaitArrival
         | Op::LeaveArrivals
-        | Op::Place => Some(Role::Engine),
+        | Op::Place
+        | Op::Removals => Some(Role::Engine),
         Op::Remove | Op::Evict => Some(Role::Operator),
     }
 }

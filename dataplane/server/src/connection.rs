@@ -17,7 +17,10 @@ use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::listener::Seat;
 use kvasir_protocol::stream::ring::{self, Ring, Side};
 use kvasir_protocol::stream::{Eager, Stream, Timed, send_with_fds};
-use kvasir_protocol::wire::{Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, WireError};
+use kvasir_protocol::wire::{
+    Found, HEADER_LEN, Header, Op, Outcome, Placed, Reply, Request, VERSIONS, WireError, agree,
+};
+use kvasir_store::departures;
 use kvasir_store::dram::{Held, OwnerId, Reserve};
 use kvasir_store::error::StoreError;
 use kvasir_store::tiering::Read;
@@ -259,7 +262,7 @@ impl<'a> Connection<'a> {
         let op = call.op();
         let outcomes = |list| Reply::Outcomes(op, list);
         let reply = match call {
-            Request::Hello { wants_write, wants_ring, tenant, token, .. } => {
+            Request::Hello { versions, wants_write, wants_ring, tenant, token, .. } => {
                 let identity = match self.identity.take() {
                     Some(identity) => identity,
                     None => {
@@ -279,7 +282,8 @@ impl<'a> Connection<'a> {
                 }
                 self.tenant = identity.tenant_for(tenant)?;
                 self.identity = Some(identity);
-                return self.greet(header.request, wants_write, wants_ring);
+                let version = versions.common(VERSIONS).unwrap_or(VERSIONS.lowest);
+                return self.greet((header.request, version), wants_write, wants_ring);
             }
             Request::Get { class, release, keys } if self.local => {
                 Reply::Get(node.get(owner, &release, &keys, class)?.iter().map(found).collect())
@@ -328,6 +332,12 @@ impl<'a> Connection<'a> {
                 let (node, data) = primary.unwrap_or_default();
                 Reply::Place { node, data }
             }
+            Request::Removals { since, max } => {
+                let departures::Page { next, lost, keys } =
+                    node.departed(self.tenant, since, max as usize)?;
+                let keys = keys.into_iter().map(BlockKey::without_tenant).collect();
+                Reply::Removals { next, lost, keys }
+            }
             Request::HandOver(call) => self.hand_overs.serve(node, owner, self.tenant, call),
             Request::Stat(keys) => {
                 let now = node.now_ms();
@@ -353,7 +363,12 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn greet(&mut self, request: u64, wants_write: bool, wants_ring: bool) -> Result<(), Broken> {
+    fn greet(
+        &mut self,
+        (request, version): (u64, u8),
+        wants_write: bool,
+        wants_ring: bool,
+    ) -> Result<(), Broken> {
         let store = Arc::clone(self.shared.node.store());
         (self.greeted, self.may_write) = (true, wants_write);
         self.seat.greeted();
@@ -374,11 +389,12 @@ impl<'a> Connection<'a> {
             reservation_ms: store.config().reservation_ttl.as_millis() as u64,
             payload_max: self.shared.config.payload_max,
         };
+        reply.encode(request, 0, &mut self.frame);
+        agree(&mut self.frame, version);
         let stream = match &mut self.writer {
             Some(Stream::Unix(stream)) if self.local => stream,
-            _ => return Ok(self.reply(request, &reply)?),
+            _ => return Ok(self.send_frame()?),
         };
-        reply.encode(request, 0, &mut self.frame);
         let readonly = if wants_write { None } else { Some(store.pool().readonly_fd()?) };
         let pool = readonly.as_ref().map_or_else(|| store.pool().writable_fd(), |fd| fd.as_fd());
         let fds = [Some(pool), ring.as_ref().map(HostPool::writable_fd)];
@@ -468,6 +484,10 @@ impl<'a> Connection<'a> {
 
     fn reply(&mut self, request: u64, reply: &Reply) -> io::Result<()> {
         reply.encode(request, 0, &mut self.frame);
+        self.send_frame()
+    }
+
+    fn send_frame(&mut self) -> io::Result<()> {
         let writer = self.writer.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         writer.write_all(&self.frame)
     }

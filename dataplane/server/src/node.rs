@@ -18,6 +18,7 @@ use kvasir_memory::shared::Place;
 use kvasir_protocol::block::{BlockKey, BlockMeta, Pin};
 use kvasir_protocol::clock::Clock;
 use kvasir_protocol::wire::Outcome;
+use kvasir_store::departures;
 use kvasir_store::dram::{BlockStat, DramStore, Evict, Lookup, OwnerId, Pinning, Remove, Reserve, Verify};
 use kvasir_store::error::StoreError;
 use kvasir_store::tiering::{Onboarded, Read, Residency, Tiering};
@@ -197,6 +198,14 @@ impl Node {
         let keys: Vec<BlockKey> = blocks.iter().map(|block| block.key).collect();
         let places = self.tiering.residency(&keys)?;
         Ok((blocks.into_iter().zip(places).collect(), next))
+    }
+
+    /// Blocks of `tenant` that have left this host since, a page of at most `max` notes at a time.
+    ///
+    /// # Errors
+    /// The store's own fault.
+    pub fn departed(&self, tenant: u16, since: u64, max: usize) -> Result<departures::Page, StoreError> {
+        self.tiering.departed(tenant, since, max)
     }
 
     /// Has blocks held by `copies` hosts in total.

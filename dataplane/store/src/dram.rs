@@ -49,6 +49,7 @@ pub use space::Pressure;
 use self::quarantine::Quarantine;
 use self::scrub::ScrubCounts;
 use self::space::Space;
+use super::departures::Departures;
 use super::events::EventBuffer;
 use super::ghosts::{MISS_CAUSES, MissCause};
 use super::lifecycle::{LifecycleCounts, State};
@@ -257,6 +258,7 @@ pub struct DramStore {
     config: DramConfig,
     pool: Arc<HostPool>,
     shards: [RwLock<Shard>; SHARDS],
+    departures: Arc<Departures>,
     space: Mutex<Space>,
     /// Woken when memory or a victim becomes available.
     freed: Condvar,
@@ -293,8 +295,11 @@ impl DramStore {
         let per_shard = (config.blocks_max as usize).div_ceil(SHARDS);
         let per_shard = per_shard + per_shard / 8 + 8;
         let seed = config.hash_seed;
+        let departures = Arc::new(Departures::default());
+        let shard = || RwLock::new(Shard::new(per_shard, seed, any_number(), Arc::clone(&departures)));
         Ok(Self {
-            shards: std::array::from_fn(|_| RwLock::new(Shard::new(per_shard, seed, any_number()))),
+            shards: std::array::from_fn(|_| shard()),
+            departures,
             space: Mutex::new(Space::new(pool.bytes())),
             freed: Condvar::new(),
             pressed: Condvar::new(),
@@ -327,6 +332,11 @@ impl DramStore {
     pub fn slots(&self) -> u32 {
         let per_shard = (self.config.blocks_max as usize).div_ceil(SHARDS);
         ((per_shard + per_shard / 8 + 8) * SHARDS) as u32
+    }
+
+    /// Which blocks have left the pool, and the tiers below that say so too.
+    pub fn departures(&self) -> &Arc<Departures> {
+        &self.departures
     }
 
     /// A new owner of reservations and leases.

@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use twox_hash::XxHash3_64;
 
 use super::counters::Counters;
+use super::departures::Departures;
 use super::store::{
     BlockStore, Capabilities, Get, GetDone, Loaded, Pending, Put, PutDone, TierError, TierStats,
 };
@@ -280,6 +281,10 @@ impl BlockStore for FaultStore {
 
     fn forget(&self, keys: &[BlockKey]) {
         self.inner.forget(keys);
+    }
+
+    fn note_departures(&self, departures: &Arc<Departures>) {
+        self.inner.note_departures(departures);
     }
 
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {

@@ -5,6 +5,7 @@ pub mod config;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 pub mod counters;
+pub mod departures;
 pub mod dram;
 pub mod error;
 pub mod events;

@@ -2,9 +2,11 @@
 //!
 //! Every call is complete when it returns, so there is nothing to cancel. Bytes are copied outside the locks.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::counters::Counters;
+use super::departures::Departures;
 use super::resident::Resident;
 use super::store::{
     BlockStore, Capabilities, Get, GetDone, Loaded, Pending, Put, PutDone, Stored, Tier, TierError, TierStats,
@@ -106,6 +108,10 @@ impl BlockStore for MemoryStore {
 
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {
         Pending::ready(keys.into_iter().map(|key| Ok(self.remove_one(key))).collect())
+    }
+
+    fn note_departures(&self, departures: &Arc<Departures>) {
+        self.resident.note_departures(departures);
     }
 
     fn flush(&self) -> Pending<Result<(), TierError>> {

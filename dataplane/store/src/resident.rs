@@ -3,9 +3,10 @@
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use super::departures::Departures;
 use super::store::{Loaded, Stored};
 use kvasir_protocol::block::BlockKey;
 
@@ -23,11 +24,14 @@ pub struct Block<T> {
 pub struct Resident<T> {
     shards: [RwLock<Shard<T>>; SHARDS],
     block_bytes: AtomicU64,
+    /// Where it says which blocks have left.
+    departures: OnceLock<Arc<Departures>>,
 }
 
 impl<T> Default for Resident<T> {
     fn default() -> Self {
-        Self { shards: std::array::from_fn(|_| RwLock::default()), block_bytes: AtomicU64::new(0) }
+        let (block_bytes, departures) = (AtomicU64::new(0), OnceLock::new());
+        Self { shards: std::array::from_fn(|_| RwLock::default()), block_bytes, departures }
     }
 }
 
@@ -49,7 +53,7 @@ impl<T> Resident<T> {
 
     pub fn remove(&self, key: BlockKey) -> Option<Arc<Block<T>>> {
         let gone = self.write(shard_of(key)).remove(&key)?;
-        self.block_bytes.fetch_sub(gone.loaded.meta.size.into(), Ordering::Relaxed);
+        self.left(&gone);
         Some(gone)
     }
 
@@ -60,9 +64,25 @@ impl<T> Resident<T> {
         let is_there = shard.get(&key).is_some_and(|there| Arc::ptr_eq(there, block));
         if is_there {
             shard.remove(&key);
-            self.block_bytes.fetch_sub(block.loaded.meta.size.into(), Ordering::Relaxed);
+        }
+        drop(shard);
+        if is_there {
+            self.left(block);
         }
         is_there
+    }
+
+    /// Notes there from now on which blocks leave.
+    pub fn note_departures(&self, departures: &Arc<Departures>) {
+        // A second one has no say in what leaves here.
+        let _ = self.departures.set(Arc::clone(departures));
+    }
+
+    fn left(&self, block: &Block<T>) {
+        self.block_bytes.fetch_sub(block.loaded.meta.size.into(), Ordering::Relaxed);
+        if let Some(departures) = self.departures.get() {
+            departures.note(block.loaded.meta.key);
+        }
     }
 
     pub fn blocks(&self) -> u64 {

@@ -4,9 +4,11 @@
 //! and under the shard's lock; copying, checksums and waiting happen outside.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use hashbrown::HashTable;
 
+use super::departures::Departures;
 use super::dram::{Metadata, OwnerId, TICK_MS};
 use super::extras::{Extras, Pinned};
 use super::ghosts::{Ghosts, MISS_CAUSES, MissCause};
@@ -82,6 +84,7 @@ pub(super) struct Shard {
     pub(super) leases: Leases,
     pub(super) extras: Extras,
     ghosts: Ghosts,
+    departures: Arc<Departures>,
     pub(super) lifecycle: LifecycleCounts,
     pub(super) counters: Counters,
     /// Where the scan for blocks past their time to live continues.
@@ -92,7 +95,7 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    pub(super) fn new(slots_max: usize, seed: u64, first_life: u32) -> Self {
+    pub(super) fn new(slots_max: usize, seed: u64, first_life: u32, departures: Arc<Departures>) -> Self {
         Self {
             // Memory that nobody touched is not resident; growing would cost more, in time under the shard's lock and
             // at its peak.
@@ -107,6 +110,7 @@ impl Shard {
             leases: Leases::new(first_life),
             extras: Extras::default(),
             ghosts: Ghosts::default(),
+            departures,
             lifecycle: LifecycleCounts::default(),
             counters: Counters::default(),
             ttl_cursor: 0,
@@ -296,6 +300,8 @@ impl Shard {
         };
         let record = &self.records[local as usize];
         self.ghosts.note(hash_of(record.key(), self.seed), why);
+        // Nobody looks it up before this shard's lock is free, and then it is gone.
+        self.departures.note(record.key());
         let age_ms = now_ms.saturating_sub(u64::from(record.inserted) * TICK_MS);
         self.counters.lifetime.record(age_ms);
         if end == State::Evicted {

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use super::departures::Departures;
 use kvasir_memory::buffer::{Buffer, Source};
 use kvasir_memory::shared::Shared;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
@@ -243,6 +244,12 @@ pub trait BlockStore: Send + Sync {
     fn flush(&self) -> Pending<Result<(), TierError>>;
 
     fn stats(&self) -> TierStats;
+
+    /// Notes there from now on which blocks it lets go, whatever for: each when it is no longer found, and before what waits
+    /// for it is done. For tiers of one host alone; others need not.
+    fn note_departures(&self, departures: &Arc<Departures>) {
+        let _ = departures;
+    }
 
     /// Blocks found damaged and dropped since the last call, so that they can be fetched again from elsewhere. Bounded:
     /// the oldest are forgotten. A tier that does not keep them has none.

@@ -48,11 +48,12 @@ use self::offload::{Job, Offloader};
 use self::onboard::OnboardCounts;
 use self::recent::Recent;
 use self::together::Together;
+use super::departures::Page;
 use super::dram::{BlockStat, DramStore, Offered, OwnerId, Remove};
 use super::store::{BlockStore, Capabilities, Tier, TierStats};
 use crate::error::StoreError;
 use crate::times::TimesTaken;
-use kvasir_protocol::block::{BlockKey, BlockMeta};
+use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 use kvasir_protocol::clock::Clock;
 
 /// A victim, and where the policy wants it.
@@ -196,6 +197,8 @@ impl Tiering {
                 store,
             })
         };
+        let own = |store: &&Arc<dyn BlockStore>| Reach::Own.includes(store.capabilities().tier);
+        below.iter().filter(own).for_each(|store| store.note_departures(dram.departures()));
         Ok(Self {
             levels: below.into_iter().map(level).collect::<io::Result<_>>()?,
             touched: Mutex::new(Recent::new(recent)),
@@ -496,6 +499,19 @@ impl Tiering {
         // A lookup may have brought one up between the two.
         self.dram.remove(keys, now_ms)?;
         Ok(removed)
+    }
+
+    /// Blocks of `tenant` that have left this host: each was in a tier of its own, and is in none now. From a position of
+    /// [`Departures`](super::departures::Departures) on; of at most `max` notes, those about others' blocks included.
+    ///
+    /// # Errors
+    /// The store's own fault: a batch is never too large.
+    pub fn departed(&self, tenant: u16, since: u64, max: usize) -> Result<Page, StoreError> {
+        let mut page = self.dram.departures().page(since, max.min(BATCH_MAX));
+        page.keys.retain(|key| key.tenant() == tenant);
+        let mut here = self.residency_own(&page.keys)?.into_iter();
+        page.keys.retain(|_| here.next().is_some_and(|at| at.size.is_none()));
+        Ok(page)
     }
 
     /// Blocks that a tier of this host found damaged and dropped since the last call. Bounded: the oldest are forgotten.

@@ -61,6 +61,10 @@ pub enum ClientError {
     TooLate { request: u64 },
     #[error("the deadline for {op:?} at {endpoint} had passed before it was asked; set a later one")]
     DeadlinePassed { endpoint: Endpoint, op: Op },
+    #[error(
+        "{endpoint} speaks data protocol {version}, and {op:?} needs {}; update the host, or go on without", op.since()
+    )]
+    TooOld { endpoint: Endpoint, op: Op, version: u8 },
     #[error("the connection to {endpoint} is unusable after an earlier error; connect again")]
     Closed { endpoint: Endpoint },
 }
@@ -92,6 +96,7 @@ impl ClientError {
             | Self::Labels { .. }
             | Self::NotLocal { .. }
             | Self::NoLayer { .. }
+            | Self::TooOld { .. }
             | Self::Map { .. } => false,
         }
     }

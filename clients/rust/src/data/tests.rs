@@ -5,6 +5,7 @@ mod hold;
 mod jobs;
 mod labels;
 mod liar;
+mod removals;
 mod runs;
 
 use std::io::{Read, Write};

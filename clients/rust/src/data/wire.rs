@@ -46,7 +46,8 @@ impl Wire {
         })
     }
 
-    pub(super) fn greet(&mut self, hello: &Request) -> Result<(Reply, Vec<OwnedFd>), Fault> {
+    /// Returns the answer, the descriptors that came with it, and the version of the protocol.
+    pub(super) fn greet(&mut self, hello: &Request) -> Result<(Reply, Vec<OwnedFd>, u8), Fault> {
         hello.encode(0, 0, &mut self.frame);
         // A host that is full says so and closes, perhaps before it reads this; its answer is still there.
         let sent = self.writer.write_all(&self.frame);
@@ -60,7 +61,7 @@ impl Wire {
         }
         let fds = fds?;
         let header = Header::decode(&header)?;
-        Ok((self.read_reply(header)?, fds))
+        Ok((self.read_reply(header)?, fds, header.version))
     }
 
     /// Continues through memory that the host shares.

@@ -63,6 +63,7 @@ fn request() -> impl Strategy<Value = Request> {
         (any::<u8>(), keys()).prop_map(|(copies, keys)| Request::Replicate { copies, keys }),
         hand_over().prop_map(Request::HandOver),
         any::<(u64, u8)>().prop_map(|(bytes, copies)| Request::Place { bytes, copies }),
+        any::<(u64, u32)>().prop_map(|(since, max)| Request::Removals { since, max }),
     ]
 }
 
@@ -161,6 +162,7 @@ fn reply() -> impl Strategy<Value = Reply> {
             .prop_map(|(time_ms, places)| Reply::HandOver { time_ms, places }),
         (any::<(u64, u32)>(), prop::collection::vec(arriving, 0..20))
             .prop_map(|((time_ms, layers), blocks)| Reply::Arrivals { time_ms, layers, blocks }),
+        (any::<(u64, bool)>(), keys()).prop_map(|((next, lost), keys)| Reply::Removals { next, lost, keys }),
         (op, prop::collection::vec(outcome(), 0..20)).prop_map(|(op, list)| Reply::Outcomes(op, list)),
     ]
 }
@@ -177,7 +179,7 @@ proptest! {
         request.encode(id, payload, &mut frame);
         let (header, body) = split(&frame);
         let body_len = body.len() as u32;
-        prop_assert_eq!(header, Header { op: request.op(), reply: false, request: id, body_len, payload_len: payload });
+        prop_assert_eq!(header, Header { version: request.op().since(), op: request.op(), reply: false, request: id, body_len, payload_len: payload });
         prop_assert_eq!(Request::decode(header.op, body).unwrap(), request);
         reply.encode(id, payload, &mut frame);
         let (header, body) = split(&frame);
@@ -218,7 +220,7 @@ proptest! {
 fn operations_keep_their_numbers_and_names() {
     let expected = "error hello exists get put reserve commit abort release remove stat verify pin unpin evict \
                     replicate refused hand-over layer-done finish drop-hand-over arrivals wait-arrival \
-                    leave-arrivals place hold end-hold";
+                    leave-arrivals place hold end-hold removals";
     let names = (0..=u8::MAX).map_while(Op::from_repr).map(Op::name);
     assert_eq!(names.collect::<Vec<_>>(), expected.split(' ').collect::<Vec<_>>());
     assert_eq!(expected.split(' ').count(), Op::VARIANTS.len());
@@ -244,22 +246,22 @@ fn what_is_said_before_a_version_is_agreed_on_keeps_its_bytes() {
         bytes
     };
     let body = [6, 9, 1, 0, 3, 0, 1, 0, b'n', 0, 0];
-    assert_eq!(hello(6, 9), [&header(VERSION, 1, 0, 7, 11)[..], &body].concat());
+    assert_eq!(hello(6, 9), [&header(VERSIONS.lowest, 1, 0, 7, 11)[..], &body].concat());
     let mut frame = Vec::new();
     Reply::Error { retryable: true, message: "no".into() }.encode(7, 0, &mut frame);
-    assert_eq!(frame, [&header(VERSION, 0, 1, 7, 5)[..], &[1, 2, 0, b'n', b'o']].concat());
+    assert_eq!(frame, [&header(VERSIONS.lowest, 0, 1, 7, 5)[..], &[1, 2, 0, b'n', b'o']].concat());
 }
 
 #[test]
 fn two_releases_speak_what_both_know_or_say_what_each_does() {
-    let own = VERSIONS.highest;
+    let (lowest_own, own) = (VERSIONS.lowest, VERSIONS.highest);
     let ask = |lowest, highest| Request::decode(Op::Hello, &hello(lowest, highest)[HEADER_LEN..]);
-    for (lowest, highest) in [(own, own), (1, own), (own, 200), (0, 255)] {
+    for (lowest, highest) in [(own, own), (lowest_own, lowest_own), (1, own), (own, 200), (0, 255)] {
         assert!(ask(lowest, highest).is_ok(), "{lowest} to {highest}");
     }
-    for (lowest, highest) in [(own + 1, 200), (1, own - 1), (200, 1)] {
+    for (lowest, highest) in [(own + 1, 200), (1, lowest_own - 1), (200, 1)] {
         let text = ask(lowest, highest).unwrap_err().to_string();
-        let expected = format!("speaks data protocol {lowest} to {highest}, this host {own} to {own}");
+        let expected = format!("speaks data protocol {lowest} to {highest}, this host {lowest_own} to {own}");
         assert!(text.contains(&expected), "{text}");
     }
     // A newer client's hello has another version in its header, and more behind what is known here.
@@ -271,7 +273,7 @@ fn two_releases_speak_what_both_know_or_say_what_each_does() {
     assert_eq!(Request::decode(Op::Hello, body), ask(own, own + 3));
     // A newer host's refusal is understood, and nothing else that it says.
     let check = |op, reply, understood| {
-        let mut bytes = Header { op, reply, request: 0, body_len: 0, payload_len: 0 }.encode();
+        let mut bytes = Header { version: own, op, reply, request: 0, body_len: 0, payload_len: 0 }.encode();
         bytes[4] = own + 3;
         assert_eq!(Header::decode(&bytes).is_ok(), understood, "{op:?}");
     };
@@ -283,7 +285,9 @@ fn two_releases_speak_what_both_know_or_say_what_each_does() {
 
 #[test]
 fn bad_headers_say_what_is_wrong() {
-    let good = Header { op: Op::Get, reply: false, request: 1, body_len: 8, payload_len: 0 }.encode();
+    let good =
+        Header { version: VERSION, op: Op::Get, reply: false, request: 1, body_len: 8, payload_len: 0 }
+            .encode();
     let check = |at: usize, value: u8, expected: &str| {
         let mut bytes = good;
         bytes[at] = value;

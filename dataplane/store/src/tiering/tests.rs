@@ -598,3 +598,31 @@ fn closing_finishes_the_queue_in_bounded_time() {
         assert_eq!(rig.offload().skipped, 1);
     }
 }
+
+/// Each block that left the pool is in the tier below, and has not left the host before it left that one too.
+#[test]
+fn a_block_has_left_when_no_tier_of_the_host_has_it() {
+    let mut rig = Rig::new(8, vec![memory(Tier::Nvme), memory(Tier::Remote)], TieringConfig::default());
+    let start = rig.tiering.departed(0, 0, 1).unwrap();
+    assert!(start.lost);
+    let left = |rig: &Rig| {
+        let mut keys = rig.tiering.departed(0, start.next, 1000).unwrap().keys;
+        keys.sort();
+        keys.dedup();
+        keys.retain(|key| (0..8).any(|n| *key == self::key(n)));
+        keys
+    };
+    rig.put_all(0..4);
+    assert!((0..4).all(|n| rig.lent(n) && rig.lent(n)));
+    rig.evict(4);
+    assert!((0..4).all(|n| !rig.in_dram(n)));
+    assert_eq!(left(&rig), [], "the tier below has them");
+    rig.tiering.remove(&[key(1)], 0).unwrap();
+    assert_eq!(left(&rig), [key(1)]);
+    // What hosts share is not this host's.
+    rig.tiering.trim(&[key(2)], 0).unwrap();
+    let mut expected = [key(1), key(2)];
+    expected.sort();
+    assert_eq!(left(&rig), expected);
+    assert!(rig.tiering.departed(1, start.next, 1000).unwrap().keys.is_empty(), "another tenant's");
+}

@@ -75,9 +75,9 @@ fn versions_without_overlap_are_refused_with_both_named() {
         stream.read_exact(&mut body).unwrap();
         Reply::decode(header.op, &body).unwrap()
     };
-    for (lowest, highest) in [(VERSION + 1, VERSION + 4), (1, VERSION - 1)] {
+    for (lowest, highest) in [(VERSION + 1, VERSION + 4), (1, VERSIONS.lowest - 1)] {
         let Reply::Error { retryable, message } = ask(lowest, highest) else { panic!("it was let in") };
-        let expected = format!("data protocol {lowest} to {highest}, this host {VERSION} to {VERSION}");
+        let expected = format!("data protocol {lowest} to {highest}, this host {VERSIONS}");
         assert!(message.contains(&expected) && !retryable, "{message}");
     }
     assert!(matches!(ask(1, 200), Reply::Hello { .. }));
