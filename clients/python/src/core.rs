@@ -1,5 +1,8 @@
 //! `Core`: one host, as the Python package sees it.
 
+mod handing;
+mod tally;
+
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,9 +18,11 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use self::handing::{HandOvers, Job};
+use self::tally::Tallies;
 use crate::bytes;
 use crate::errors::{Error, client_error, job_error};
-use crate::jobs::{Kept, Table};
+use crate::jobs::{Kept, Kind, Table};
 use crate::link::Link;
 use crate::memory::{self, Buffers};
 
@@ -49,18 +54,9 @@ struct Inner {
     asks: Arc<Link>,
     /// For calls that wait as long as a load may take.
     calls: Reconnecting,
+    hand_overs: HandOvers,
     table: Table,
-    tally: [Tally; 2],
-}
-
-/// What jobs came to, in total; loads and saves each have one.
-#[derive(Default)]
-struct Tally {
-    jobs: AtomicU64,
-    failed: AtomicU64,
-    here: AtomicU64,
-    absent: AtomicU64,
-    bytes: AtomicU64,
+    tallies: Tallies,
 }
 
 #[pymethods]
@@ -103,8 +99,9 @@ impl Core {
             job_options,
             jobs: Mutex::default(),
             closed: AtomicBool::new(false),
+            hand_overs: HandOvers::default(),
             table: Table::default(),
-            tally: Default::default(),
+            tallies: Tallies::default(),
         });
         let mut open = OPEN.lock();
         open.retain(|inner| inner.strong_count() > 0);
@@ -234,6 +231,50 @@ impl Core {
         buffers: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         self.transfer_buffers(true, job, namespace, &keys, &buffers)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn hand_over(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        plan: u64,
+        peer: &str,
+        transfer: &[u8],
+        part: u32,
+        hashes: &[u8],
+        hash_bytes: usize,
+        blocks: &[u8],
+        layers: u32,
+    ) -> PyResult<()> {
+        let job = Job { job, plan, transfer, hashes: (hashes, hash_bytes), blocks, layers };
+        self.open()?.hand_over(py, &job, peer, part)
+    }
+
+    fn layer_ready(&self, job: u64, layer: u32) -> PyResult<bool> {
+        Ok(self.inner()?.layer_ready(job, layer))
+    }
+
+    fn abandon(&self, job: u64) -> PyResult<bool> {
+        Ok(self.inner()?.abandon(job))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn arrive(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        plan: u64,
+        transfer: &[u8],
+        hashes: &[u8],
+        hash_bytes: usize,
+        first: usize,
+        blocks: &[u8],
+        layers: u32,
+        ms: u64,
+    ) -> PyResult<()> {
+        let job = Job { job, plan, transfer, hashes: (hashes, hash_bytes), blocks, layers };
+        self.open()?.arrive(py, &job, first, ms)
     }
 
     fn drain<'py>(&self, py: Python<'py>) -> PyResult<Vec<Ended<'py>>> {
@@ -408,7 +449,8 @@ impl Inner {
 
     fn give(&self, job: u64, kept: Kept, plan: &Arc<Plan>, blocks: Blocks) -> PyResult<()> {
         let jobs = self.jobs()?;
-        let number = self.table.open(job, matches!(blocks, Blocks::Save(..)), kept)?;
+        let kind = if matches!(blocks, Blocks::Save(..)) { Kind::Save } else { Kind::Load };
+        let number = self.table.open(job, kind, kept)?;
         let given = match blocks {
             Blocks::Load(blocks, labels) => jobs.load_labelled(number, plan, blocks, labels),
             Blocks::Save(blocks, labels) => jobs.save_labelled(number, plan, blocks, labels),
@@ -421,14 +463,10 @@ impl Inner {
 
     fn ended<'py>(&self, py: Python<'py>, done: Done) -> Option<Ended<'py>> {
         let open = self.table.ended(done.job)?;
-        let tally = &self.tally[usize::from(open.saves)];
-        let here = done.blocks.iter().filter(|&&here| here).count() as u64;
-        let add = |count: &AtomicU64, by: u64| count.fetch_add(by, Ordering::Relaxed);
-        add(&tally.jobs, 1);
-        add(&tally.failed, (!done.ok).into());
-        add(&tally.here, here);
-        add(&tally.absent, done.blocks.len() as u64 - here);
-        add(&tally.bytes, done.bytes);
+        if matches!(open.kind, Kind::HandOver | Kind::Arrive) {
+            self.handing_ended(open.job);
+        }
+        self.tallies.add(open.kind, &done);
         let error = done.error.map(|error| error.to_string());
         Some((open.job, done.ok, flags(py, &done.blocks), done.bytes, error))
     }
@@ -444,18 +482,7 @@ impl Inner {
             ("questions_failed".to_owned(), failed),
             ("questions_skipped".to_owned(), skipped),
         ]);
-        for (what, tally) in ["load", "save"].iter().zip(&self.tally) {
-            let Tally { jobs, failed, here, absent, bytes } = tally;
-            for (name, count) in [
-                ("jobs", jobs),
-                ("jobs_failed", failed),
-                ("blocks", here),
-                ("blocks_failed", absent),
-                ("bytes", bytes),
-            ] {
-                all.insert(format!("{what}_{name}"), get(count));
-            }
-        }
+        self.tallies.list(&mut all);
         all
     }
 
@@ -463,6 +490,7 @@ impl Inner {
         self.closed.store(true, Ordering::Relaxed);
         self.asks.close();
         self.calls.close();
+        self.close_handing();
         let jobs = self.jobs.lock().clone();
         if let Some(jobs) = jobs {
             jobs.close();

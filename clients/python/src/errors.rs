@@ -33,7 +33,13 @@ pub(crate) fn client_error(error: &ClientError) -> PyErr {
 pub(crate) fn job_error(error: JobError) -> PyErr {
     let text = error.to_string();
     match error {
-        JobError::NoBlock { .. } | JobError::Labels { .. } => PyValueError::new_err(text),
-        JobError::Full { .. } | JobError::Closed => Error::new_err(text),
+        JobError::NoBlock { .. }
+        | JobError::Labels { .. }
+        | JobError::Layers { .. }
+        | JobError::Numbers { .. }
+        | JobError::Transfer { .. }
+        | JobError::Part { .. }
+        | JobError::Twice { .. } => PyValueError::new_err(text),
+        JobError::Full { .. } | JobError::Closed | JobError::NoThread => Error::new_err(text),
     }
 }

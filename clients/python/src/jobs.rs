@@ -34,8 +34,31 @@ pub(crate) struct Planned {
 pub(crate) struct Open {
     /// As the caller called it.
     pub(crate) job: u64,
-    pub(crate) saves: bool,
+    pub(crate) kind: Kind,
     pub(crate) kept: Kept,
+}
+
+/// What a job does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Load,
+    Save,
+    HandOver,
+    Arrive,
+}
+
+impl Kind {
+    /// In the order of their numbers.
+    pub(crate) const ALL: [Self; 4] = [Self::Load, Self::Save, Self::HandOver, Self::Arrive];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Load => "load",
+            Self::Save => "save",
+            Self::HandOver => "hand_over",
+            Self::Arrive => "arrive",
+        }
+    }
 }
 
 /// What stays alive until the job is drained.
@@ -77,7 +100,7 @@ impl Table {
     }
 
     /// Notes a job before it is given, and returns under which number to give it: callers may call two jobs the same.
-    pub(crate) fn open(&self, job: u64, saves: bool, kept: Kept) -> PyResult<u64> {
+    pub(crate) fn open(&self, job: u64, kind: Kind, kept: Kept) -> PyResult<u64> {
         let mut state = self.0.lock();
         if let Kept::Plan(number) = kept {
             // It may have been taken out meanwhile.
@@ -85,7 +108,7 @@ impl Table {
         }
         state.last += 1;
         let number = state.last;
-        state.open.insert(number, Open { job, saves, kept });
+        state.open.insert(number, Open { job, kind, kept });
         Ok(number)
     }
 

@@ -5,6 +5,7 @@ mod calls;
 mod endpoint;
 mod error;
 mod get;
+mod handing;
 mod handover;
 mod jobs;
 mod label;
@@ -14,6 +15,7 @@ mod put;
 mod reconnecting;
 mod runs;
 mod scatter;
+mod transfer;
 mod whereabouts;
 mod wire;
 
@@ -35,6 +37,7 @@ use self::wire::{Fault, Reader, Wire, no_payload};
 pub use block::Block;
 pub use endpoint::Endpoint;
 pub use error::ClientError;
+pub use handing::{Handing, HandingError, HandingOptions, Incoming, Outgoing};
 pub use handover::{Arrivals, HandOver};
 pub use jobs::{Done, JobError, JobOptions, Jobs};
 pub use kvasir_memory::runs::{Plan, PlanError, Run};
@@ -51,6 +54,7 @@ pub use whereabouts::{Removals, Source};
 /// How long past a deadline a host may take to answer a last word. One that does not, loses the connection, and with the
 /// connection ends at the host whatever the word was about.
 const LAST_WORD: Duration = Duration::from_millis(100);
+pub use transfer::Transfer;
 
 /// A connection to one host. Calls take turns; use one client per thread for more.
 pub struct Client {

@@ -221,6 +221,19 @@ impl Plan {
         if self.block_bytes.is_some() { self.runs.len() } else { 1 }
     }
 
+    /// Bytes of a block's layer, where the runs are `layers` groups, one behind the other, of equally many runs and bytes.
+    /// `None` where they are not.
+    pub fn layer_bytes(&self, layers: usize) -> Option<u32> {
+        let each = self.block_bytes.and(self.runs.len().checked_div(layers))?;
+        if each == 0 || each * layers != self.runs.len() {
+            return None;
+        }
+        let bytes = |layer: &[Run]| layer.iter().map(|run| run.len).sum::<usize>();
+        let first = bytes(&self.runs[..each]);
+        // A block was checked to be no larger than that.
+        self.runs.chunks(each).all(|layer| bytes(layer) == first).then_some(first as u32)
+    }
+
     /// A block's runs, to be read; `None` if there is no such block.
     pub fn parts(&self, block: usize) -> Option<impl Iterator<Item = Shared<'_>>> {
         // SAFETY: whoever made the plan promised that these bytes can be read while it exists.
@@ -342,7 +355,14 @@ mod tests {
         let mut places: Vec<Place<'_>> = plan.places(1).unwrap().collect();
         assert_eq!(Scatter::new(&mut places, true).copy(Shared::from(&[9; 8][..])), 8);
         assert!(plan.parts(3).is_none() && plan.places(3).is_none());
+        assert_eq!(
+            [0, 1, 2, 3, usize::MAX].map(|layers| plan.layer_bytes(layers)),
+            [None, Some(8), Some(4), None, None]
+        );
         drop(plan);
+        // SAFETY: nothing of it is used.
+        let uneven = unsafe { Plan::new(&[runs[0], Run { len: 3, ..runs[1] }], 3) }.unwrap();
+        assert_eq!([1, 2].map(|layers| uneven.layer_bytes(layers)), [Some(7), None]);
         let mut expected: Vec<u8> = (0..60).collect();
         expected[10..14].fill(9);
         expected[40..44].fill(9);
@@ -357,6 +377,7 @@ mod tests {
         let plan = unsafe { Plan::of_pieces(&[(base + 20, 10), (base, 3)]) }.unwrap();
         assert_eq!((plan.blocks(), plan.runs()), (2, 1));
         assert_eq!([0, 1, 2].map(|n| plan.block_bytes(n)), [Some(10), Some(3), None]);
+        assert_eq!(plan.layer_bytes(1), None, "its blocks differ");
         let mut places: Vec<Place<'_>> = plan.places(1).unwrap().collect();
         assert_eq!(Scatter::new(&mut places, true).copy(Shared::from(&[7; 8][..])), 3);
         assert_eq!(plan.parts(0).unwrap().map(|part| part.len()).sum::<usize>(), 10);

@@ -98,7 +98,7 @@ impl<'a> Shared<'a> {
     }
 
     /// Adds the bytes to a sum.
-    pub(crate) fn add_to(&self, sum: &mut Checksum) {
+    pub fn add_to(&self, sum: &mut Checksum) {
         self.hash(|bytes| sum.update(bytes));
     }
 

@@ -101,6 +101,64 @@ class Core:
     def save_from(self, job: int, namespace: bytes, keys: list[bytes], buffers: list[Buffer]) -> None:
         """``save`` from contiguous buffers, one a key, of any lengths."""
 
+    def hand_over(
+        self,
+        job: int,
+        plan: int,
+        peer: str,
+        transfer: bytes,
+        part: int,
+        hashes: bytes,
+        hash_bytes: int,
+        blocks: bytes,
+        layers: int,
+    ) -> None:
+        """Gives a job: hands a part of a prompt to the engine that is next to the host called ``peer``, layer by layer.
+
+        ``transfer`` is what both engines call the prompt, 1 to 256 B. The part is block ``blocks[i]`` (u32) of the plan for hash
+        ``i``; ``part`` says which block of the prompt is the first of it, counted from 0. The parts of a prompt follow each
+        other, from 0 on, without a gap. The plan's runs are ``layers`` groups, a group a layer, of equally many runs and bytes.
+        Nothing is sent before ``layer_ready`` is called.
+
+        ``drain`` reports it as a save, once the other host has all of it and has compared the checksums: at most ``save_ms``
+        after this, and half of the host's ``store.reservation_ttl``. Raises as ``load`` does; also ``ValueError`` for runs that
+        are no such layers, or a job with this number that is not drained. Needs the host's Unix socket, and hosts that know
+        each other.
+        """
+
+    def layer_ready(self, job: int, layer: int) -> bool:
+        """Says that a layer's bytes are final, in all blocks of a ``hand_over``. Layers come in any order.
+
+        They are copied and sent by a thread of this; the bytes must not change until the job is drained. Never waits. False
+        if it is no news: no such job or layer, the layer was ready before, or the job has failed.
+        """
+
+    def abandon(self, job: int) -> bool:
+        """Gives a ``hand_over`` or ``arrive`` up. ``drain`` reports it as failed when copying has stopped, or as what it came
+        to before this. False if there is no such job, or it has ended."""
+
+    def arrive(
+        self,
+        job: int,
+        plan: int,
+        transfer: bytes,
+        hashes: bytes,
+        hash_bytes: int,
+        first: int,
+        blocks: bytes,
+        layers: int,
+        ms: int,
+    ) -> None:
+        """Gives a job: receives a prompt that another engine hands over to this host, before or after it begins to.
+
+        ``hashes`` are those of all blocks that are handed over, in all parts. The first ``first`` of them are not wanted; hash
+        ``first + i`` belongs into block ``blocks[i]`` (u32) of the plan. Waits for the parts in a thread of this, at most
+        ``ms`` in total, and copies each layer as it comes.
+
+        ``drain`` reports it as a load, once all of it was compared with the sender's checksums. A job that failed has no block
+        here, whatever was copied. Raises as ``hand_over`` does.
+        """
+
     def drain(self) -> list[tuple[int, bool, bytes, int, str | None]]:
         """Jobs that have ended since the last call, never waiting.
 

@@ -5,7 +5,7 @@ use std::io;
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_protocol::wire::{Op, Outcome, Reply, WireError};
 
-use super::{Endpoint, LabelFault};
+use super::{Endpoint, HandingError, LabelFault};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -59,6 +59,8 @@ pub enum ClientError {
     NotArrived { what: String, request: u64 },
     #[error("the time to fill the blocks of request {request} is over; drop the hand-over and begin again")]
     TooLate { request: u64 },
+    #[error(transparent)]
+    Handing(#[from] HandingError),
     #[error("the deadline for {op:?} at {endpoint} had passed before it was asked; set a later one")]
     DeadlinePassed { endpoint: Endpoint, op: Op },
     #[error(
@@ -97,6 +99,7 @@ impl ClientError {
             | Self::NotLocal { .. }
             | Self::NoLayer { .. }
             | Self::TooOld { .. }
+            | Self::Handing(_)
             | Self::Map { .. } => false,
         }
     }

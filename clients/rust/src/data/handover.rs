@@ -38,6 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use kvasir_memory::checksum::Checksum;
 use kvasir_memory::shared::Shared;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::wire::{ArrivingBlock, HandOverCall, HandedPlace, Op, Outcome, Reply, Request};
@@ -158,18 +159,41 @@ impl HandOver<'_> {
     /// There is no such block or layer, or `bytes` is not as long as a layer of it. [`ClientError::TooLate`] when its time
     /// was over before the bytes were all there: drop it and begin again.
     pub fn fill(&self, block: usize, layer: u32, bytes: &[u8]) -> Result<(), ClientError> {
-        let (offset, len) = range(&self.place_of(block, layer)?, layer, self.layers);
-        if bytes.len() as u64 != len {
-            return Err(ClientError::Size { len: bytes.len(), size: len as u32 });
+        self.fill_parts(block, layer, &[bytes.into()])
+    }
+
+    /// [`fill`](Self::fill) with bytes that lie in many places, one behind the other.
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill).
+    pub fn fill_parts(&self, block: usize, layer: u32, parts: &[Shared<'_>]) -> Result<(), ClientError> {
+        let (offset, size) = range(&self.place_of(block, layer)?, layer, self.layers);
+        let len = parts.iter().map(Shared::len).fold(0, usize::saturating_add);
+        if len as u64 != size {
+            return Err(ClientError::Size { len, size: size as u32 });
         }
         if self.place(block).is_none() {
             return Ok(());
         }
         self.check_time()?;
-        if !self.local.mapping.write(offset, bytes) {
-            return Err(self.outside());
+        let mut place = self.local.mapping.place(offset, size).ok_or_else(|| self.outside())?;
+        for part in parts {
+            place.copy_in(*part);
         }
         self.check_time()
+    }
+
+    /// Adds a layer of each block to its sum, as it lies in the host's pool now. When all layers were added, in their order,
+    /// the sums are the [`checksums`](Self::checksums).
+    pub(super) fn sum_layer(&self, layer: u32, sums: &mut [Checksum]) {
+        for ((meta, place), sum) in self.blocks.iter().zip(sums) {
+            let block = ArrivingBlock { key: meta.key, size: meta.size, offset: place.offset };
+            let (offset, len) = range(&block, layer, self.layers);
+            // A place outside of the pool has no bytes to send either.
+            if let Some(bytes) = self.local.mapping.bytes(offset, len) {
+                bytes.add_to(sum);
+            }
+        }
     }
 
     /// When its time is over, the host may take its places back.
@@ -304,9 +328,14 @@ impl Arrivals<'_> {
     /// [`ClientError::NotArrived`] when `timeout` passes first. Otherwise the hand-over broke off: what was read of it
     /// must not be used.
     pub fn finished(&self, timeout: Duration) -> Result<Vec<Option<Block>>, ClientError> {
-        self.wait(None, timeout)?;
+        self.settled(timeout)?;
         let keys: Vec<BlockKey> = self.blocks.iter().map(|block| block.key).collect();
         self.client.get(&keys, 0)
+    }
+
+    /// The wait of [`finished`](Self::finished) alone.
+    pub(super) fn settled(&self, timeout: Duration) -> Result<(), ClientError> {
+        self.wait(None, timeout)
     }
 
     fn wait(&self, layer: Option<u32>, timeout: Duration) -> Result<(), ClientError> {

@@ -25,9 +25,9 @@ use super::scatter::check_labels;
 use super::{Client, ClientError, Endpoint, Label, Options, Put, Reconnecting};
 
 /// Bytes that a thread copies between two looks at the clock: some milliseconds.
-const BATCH_BYTES: u64 = 32 << 20;
+pub(super) const BATCH_BYTES: u64 = 32 << 20;
 /// As good as no limit, and still a point in time.
-const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+pub(super) const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// How jobs are run.
 #[derive(Clone, Debug)]
@@ -86,6 +86,22 @@ pub enum JobError {
     Labels { labels: usize, blocks: usize },
     #[error("the jobs were closed; start others")]
     Closed,
+    #[error("{layers} layers: the plan's {runs} runs are not as many groups of equally many runs and bytes")]
+    Layers { layers: u32, runs: usize },
+    #[error(
+        "{blocks} numbers of blocks for {keys} keys without the first {first}; give one for each, and one key at least"
+    )]
+    Numbers { blocks: usize, keys: usize, first: usize },
+    #[error("a transfer's name is 1 to 256 bytes long, not {len}")]
+    Transfer { len: usize },
+    #[error(
+        "a part from block {from} to block {to} is too long; blocks of a prompt are counted with 32 bits"
+    )]
+    Part { from: u64, to: u64 },
+    #[error("a job {job} is being handed over already and not reported yet; give this one another number")]
+    Twice { job: u64 },
+    #[error("the system gives no thread for it")]
+    NoThread,
 }
 
 /// Threads that load and save.
@@ -97,7 +113,8 @@ pub struct Jobs {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-struct Shared {
+/// What all threads of some jobs share, and those of a [`Handing`](super::Handing) beside them.
+pub(super) struct Shared {
     options: JobOptions,
     loads: Queue,
     saves: Queue,
@@ -243,17 +260,14 @@ impl Jobs {
         work: Work,
         time: Duration,
     ) -> Result<(), JobError> {
-        let max = self.shared.options.jobs_max;
-        let more = |open: usize| (open < max).then_some(open + 1);
-        if self.shared.open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
-            return Err(JobError::Full { max });
-        }
+        self.shared.take()?;
         let until = Instant::now() + time.min(TIME_MAX);
         let taken = queue.push(Job { id, plan: Arc::clone(plan), work, labels, until });
-        if taken.is_err() {
-            self.shared.open.fetch_sub(1, Ordering::Relaxed);
-        }
-        taken
+        taken.inspect_err(|_| self.shared.untake())
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 }
 
@@ -316,7 +330,20 @@ impl Shared {
         }
     }
 
-    fn report(&self, done: Done) {
+    /// Counts a job in, if it may be: it is reported later, or taken back now.
+    pub(super) fn take(&self) -> Result<(), JobError> {
+        let max = self.options.jobs_max;
+        let more = |open: usize| (open < max).then_some(open + 1);
+        let taken = self.open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        taken.map(drop).map_err(|_| JobError::Full { max })
+    }
+
+    /// One that was counted in was refused.
+    pub(super) fn untake(&self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn report(&self, done: Done) {
         self.done.lock().push(done);
         // It fails where so much is unread that it is readable anyway.
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());

@@ -30,6 +30,10 @@ impl Namespace {
         Self { digest, name: digest.iter().map(|byte| format!("{byte:02x}")).collect() }
     }
 
+    pub(super) fn digest(&self) -> &[u8; 32] {
+        &self.digest
+    }
+
     /// The key of the block that an engine names by `engine_hash`: [`BlockKey::from_engine_hash`] over the digest in
     /// hexadecimal.
     pub fn key(&self, engine_hash: &[u8]) -> BlockKey {

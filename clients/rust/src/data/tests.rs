@@ -1,10 +1,12 @@
 //! The client against a real server, over both transports.
 
 mod connection;
+mod handing;
 mod hold;
 mod jobs;
 mod labels;
 mod liar;
+mod pair;
 mod removals;
 mod runs;
 

@@ -1,0 +1,98 @@
+//! Threads that are started when there is work for them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{Shared, Task};
+use crate::data::{JobError, Reconnecting};
+
+/// Some threads, and what waits for them.
+pub(super) struct Crew {
+    name: &'static str,
+    max: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Task>,
+    /// Threads that wait for a task.
+    idle: usize,
+    threads: Vec<JoinHandle<()>>,
+    /// One of each thread.
+    links: Vec<Arc<Reconnecting>>,
+    closed: bool,
+}
+
+impl Crew {
+    pub(super) fn new(name: &'static str, max: usize) -> Self {
+        Self { name, max: max.max(1), state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Has a task run by a thread that is free, a new one, or the next that gets free.
+    ///
+    /// # Errors
+    /// It is closed, or has no thread and gets none.
+    pub(super) fn push(&self, shared: &Arc<Shared>, task: Task) -> Result<(), JobError> {
+        let mut state = self.state.lock();
+        if state.closed {
+            return Err(JobError::Closed);
+        }
+        if state.idle <= state.waiting.len() && state.threads.len() < self.max {
+            let link = Arc::new(Reconnecting::new(shared.endpoint.clone(), shared.options.clone()));
+            let (ours, shared, sends) =
+                (Arc::clone(&link), Arc::clone(shared), matches!(task.work, super::Work::Send(_)));
+            let run = move || {
+                let crew = if sends { &shared.senders } else { &shared.receivers };
+                shared.work(crew, &ours);
+            };
+            match thread::Builder::new().name(self.name.to_owned()).spawn(run) {
+                Ok(thread) => {
+                    state.threads.push(thread);
+                    state.links.push(link);
+                }
+                Err(_) if state.threads.is_empty() => return Err(JobError::NoThread),
+                Err(_) => {}
+            }
+        }
+        state.waiting.push_back(task);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// Waits for a task; `None` when it is closed.
+    pub(super) fn next(&self) -> Option<Task> {
+        let mut state = self.state.lock();
+        while !state.closed {
+            if let Some(task) = state.waiting.pop_front() {
+                return Some(task);
+            }
+            state.idle += 1;
+            self.changed.wait(&mut state);
+            state.idle -= 1;
+        }
+        None
+    }
+
+    /// Takes no more tasks and hangs up. Returns those that nobody has begun.
+    pub(super) fn close(&self) -> VecDeque<Task> {
+        let mut state = self.state.lock();
+        state.closed = true;
+        state.links.iter().for_each(|link| link.close());
+        self.changed.notify_all();
+        std::mem::take(&mut state.waiting)
+    }
+
+    /// Waits for the threads of one that was closed.
+    pub(super) fn join(&self) {
+        let threads = std::mem::take(&mut self.state.lock().threads);
+        for thread in threads {
+            // It reports what it was doing in any case.
+            let _ = thread.join();
+        }
+    }
+}
