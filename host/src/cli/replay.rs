@@ -83,13 +83,14 @@ pub enum Mode {
 
 impl ReplayArgs {
     /// # Errors
-    /// The trace cannot be read; mode cache: the evictor is unknown or the capacity out of range; mode store: the
-    /// host cannot be reached, went away, or returned bytes other than those it was given.
+    /// The trace cannot be read; mode cache: the evictor is unknown or failed, or the capacity is out of range; mode
+    /// store: the host cannot be reached, went away, or returned bytes other than those it was given.
     pub fn run(self) -> Result<()> {
         match self.mode {
             Mode::Cache => {
                 let report = self.cache()?;
-                self.print(&report, table)
+                self.print(&report, table)?;
+                check_policy(&report)
             }
             Mode::Store => {
                 let report = self.store()?;
@@ -273,6 +274,17 @@ fn store_table(report: &store::Report) -> String {
 }
 
 /// # Errors
+/// The policy failed, so that the figures are mostly another's.
+fn check_policy(report: &Report) -> Result<()> {
+    let Some(fault) = &report.fault else { return Ok(()) };
+    let Report { evictor, evictions, fallback_evictions, .. } = report;
+    bail!(
+        "evictor `{evictor}` failed after {} evictions ({fault}); the native fallback made the other {fallback_evictions}",
+        evictions - fallback_evictions
+    )
+}
+
+/// # Errors
 /// Bytes came back that were not stored, or blocks did not match their checksums.
 fn check_bytes(report: &store::Report) -> Result<()> {
     let store::RequestReport { wrong_bytes, checksum_failures, .. } = report.moved;
@@ -334,6 +346,24 @@ mod tests {
         assert_eq!((report.requests, report.evictor.as_str()), (300, "lru"));
         assert!(report.evictions > 0 && report.prefix_hits > 0, "{report:?}");
         assert!(table(&report).contains("capacity          200 blocks"), "{}", table(&report));
+    }
+
+    #[test]
+    fn a_policy_that_fails_fails_the_replay() {
+        let folder = tempfile::tempdir().unwrap();
+        let (trace, policy) = (folder.path().join("t.jsonl.gz"), folder.path().join("bad.wasm"));
+        let plan = Plan { workload: Workload::Chat, requests: 300, rate_rps: 5.0, seed: 3 };
+        generate::write(&plan, &trace, || ()).unwrap();
+        std::fs::write(&policy, kvasir_tests::guest("evictor")).unwrap();
+        for (mode, fault) in [("trap", "trapped"), ("loop", "deadline")] {
+            let line = format!(
+                "--trace {} --evictor {} --capacity-blocks 200 --evictor-setting mode={mode} --evictor-setting after=9",
+                trace.display(),
+                policy.display()
+            );
+            let error = parse(&line).run().unwrap_err().to_string();
+            assert!(error.contains("failed after ") && error.contains(fault), "{error}");
+        }
     }
 
     #[test]

@@ -6,12 +6,10 @@ use super::guest::Guest;
 use super::log::Log;
 use super::slot::{Builtin, Hook, Policy, Worker};
 use super::{Error, Fault, Limits, Module, SlotKind};
+use crate::conductor::fleet::RETRY_MAX_MS;
 use kvasir_policy::Admitter;
 use kvasir_policy::admitter::{Ask, Block, Blocks, Load, Store, Verdict};
 use std::sync::Arc;
-
-/// The longest that a rejected request is told to wait. More is a mistake of unit.
-const RETRY_MAX_MS: u32 = 24 * 3600 * 1000;
 
 /// An admitter behind either engine: the hot functions of `admission`, each of which may fail.
 pub trait AdmitterEngine: Policy {

@@ -47,7 +47,7 @@ pub struct Engine {
     max_module_bytes: u64,
     /// A compilation uses every core; one at a time leaves some to the requests.
     compiling: Arc<Mutex<()>>,
-    _ticker: Arc<Ticker>,
+    ticker: Arc<Ticker>,
 }
 
 /// A compiled component with its imports resolved, ready to be instantiated in microseconds.
@@ -55,6 +55,8 @@ pub struct Engine {
 pub struct Module {
     pub(super) pre: InstancePre<State>,
     pub(super) engine: wasmtime::Engine,
+    /// Guests keep it, for a call would have no deadline without.
+    pub(super) ticker: Arc<Ticker>,
     pub name: String,
     pub digest: Digest,
 }
@@ -87,7 +89,7 @@ impl Engine {
             linker: Arc::new(linker),
             max_module_bytes: config.max_module_bytes,
             compiling: Arc::default(),
-            _ticker: ticker,
+            ticker,
         })
     }
 
@@ -111,7 +113,13 @@ impl Engine {
             name: name.into(),
             reason: printable(&format!("{e:#}"), TEXT_BYTES),
         })?;
-        Ok(Module { pre, engine: self.engine.clone(), name: name.into(), digest: Digest::of(bytes) })
+        Ok(Module {
+            pre,
+            engine: self.engine.clone(),
+            ticker: Arc::clone(&self.ticker),
+            name: name.into(),
+            digest: Digest::of(bytes),
+        })
     }
 
     /// Refuses a size before the bytes are read.
@@ -211,6 +219,9 @@ fn on_demand(wasm: &mut Config, refused: &wasmtime::Error) -> wasmtime::Result<w
     wasmtime::Engine::new(wasm)
 }
 
+/// The most core instances of one component; what `componentize-py` makes has about 40.
+const CORE_INSTANCES: u32 = 48;
+
 /// A full pool refuses a load, never a call.
 fn pool(instances: u32) -> PoolingAllocationConfig {
     let mut pool = PoolingAllocationConfig::default();
@@ -219,7 +230,7 @@ fn pool(instances: u32) -> PoolingAllocationConfig {
         .total_memories(instances)
         .total_tables(4 * instances)
         .max_component_instance_size(1 << 20)
-        .max_core_instances_per_component(16)
+        .max_core_instances_per_component(CORE_INSTANCES)
         .max_memory_size(4 << 30)
         .linear_memory_keep_resident(64 << 10)
         .table_keep_resident(16 << 10);
@@ -240,8 +251,8 @@ fn check_header(name: &str, bytes: &[u8]) -> Result<(), Error> {
     Err(Error::NotAComponent { name: name.into(), reason: reason.into() })
 }
 
-/// The thread that advances the epoch; ends with the last engine that needs it.
-struct Ticker {
+/// The thread that advances the epoch; ends with the last engine, module or guest that needs it.
+pub(super) struct Ticker {
     stop: Arc<AtomicBool>,
 }
 
@@ -264,5 +275,30 @@ impl Ticker {
 impl Drop for Ticker {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A component of one empty module, instantiated so many times.
+    fn of_core_instances(count: u8) -> Vec<u8> {
+        let module = [0, b'a', b's', b'm', 1, 0, 0, 0];
+        let mut component = vec![0, b'a', b's', b'm', 0x0d, 0, 1, 0, 1, module.len() as u8];
+        component.extend(module);
+        let instances: Vec<u8> = (0..count).flat_map(|_| [0, 0, 0]).collect();
+        let len = instances.len() + 1;
+        component.extend([2, (len & 0x7f) as u8 | 0x80, (len >> 7) as u8, count]);
+        component.extend(instances);
+        component
+    }
+
+    #[test]
+    fn what_interpreted_languages_are_made_into_is_admitted() {
+        let engine = Engine::new(&PolicyConfig::default(), None).unwrap();
+        Component::new(&engine.engine, of_core_instances(CORE_INSTANCES as u8)).unwrap();
+        let error = Component::new(&engine.engine, of_core_instances(CORE_INSTANCES as u8 + 1)).unwrap_err();
+        assert!(format!("{error:#}").contains("core instances"), "{error:#}");
     }
 }

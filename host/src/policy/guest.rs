@@ -1,5 +1,6 @@
 //! One instance of a component, called within its limits.
 
+use super::engine::Ticker;
 use super::fault::TEXT_BYTES;
 use super::log::Log;
 use super::{Error, Fault, Module};
@@ -107,6 +108,7 @@ pub(super) struct Guest<B> {
     bindings: B,
     limits: Limits,
     dead: bool,
+    _ticker: Arc<Ticker>,
 }
 
 impl<B> Guest<B> {
@@ -132,7 +134,7 @@ impl<B> Guest<B> {
         };
         let instance = module.pre.instantiate(&mut store).map_err(failed)?;
         let bindings = bind(&mut store, &instance).map_err(failed)?;
-        Ok(Self { store, bindings, limits, dead: false })
+        Ok(Self { store, bindings, limits, dead: false, _ticker: Arc::clone(&module.ticker) })
     }
 
     /// Calls a hot function.

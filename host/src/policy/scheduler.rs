@@ -263,9 +263,16 @@ impl SchedulerWorker {
     /// it gives none.
     pub fn explain(&mut self, request: &Request, prefix_blocks: &[u32]) -> Vec<f32> {
         self.refresh();
-        let told = self.push_pending();
-        told.and_then(|()| self.worker.tell(|engine| engine.explain(request, prefix_blocks)))
-            .unwrap_or_default()
+        let pushed = self.push_pending();
+        let told = &self.told;
+        let scores = pushed.and_then(|()| {
+            self.worker.tell(|engine| {
+                let scores = engine.explain(request, prefix_blocks)?;
+                let checked = told.check_scores(&scores);
+                checked.map(|()| scores).map_err(|invalid| Fault::Invalid(invalid.to_string()))
+            })
+        });
+        scores.unwrap_or_default()
     }
 
     /// Name of the policy in service.

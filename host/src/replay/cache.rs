@@ -56,7 +56,7 @@ pub struct Report {
     pub prefix_hits: u64,
     pub hit_rate_percent: f64,
     pub evictions: u64,
-    /// Time inside the evictor, events and learning included, per eviction.
+    /// Time inside the evictor, events and learning included, per eviction that it chose itself.
     pub evict_ns_mean: f64,
     /// Per victim, over the selecting calls.
     pub evict_ns_p99: u64,
@@ -169,7 +169,8 @@ impl<'e> Cache<'e> {
         let mut report = self.report.clone();
         let percent = 100.0 * report.prefix_hits as f64 / report.block_references.max(1) as f64;
         report.hit_rate_percent = (percent * 1e4).round() / 1e4;
-        let mean = self.evictor_ns as f64 / report.evictions.max(1) as f64;
+        let its_own = report.evictions - report.fallback_evictions;
+        let mean = self.evictor_ns as f64 / its_own.max(1) as f64;
         report.evict_ns_mean = (mean * 10.0).round() / 10.0;
         report.evict_ns_p99 = self.select_ns.value_at_quantile(0.99);
         report

@@ -3,6 +3,9 @@
 use super::Invalid;
 use kvasir_policy::scheduler::Decision;
 
+/// The longest that a rejected request is told to wait, a day. More is a mistake of unit.
+pub const RETRY_MAX_MS: u32 = 24 * 3600 * 1000;
+
 /// Which slots of one table may be chosen.
 pub(super) struct Slots<'a> {
     pub(super) len: usize,
@@ -22,6 +25,21 @@ impl Slots<'_> {
     }
 }
 
+/// What a policy says of its scores: one per prefill slot, or none.
+///
+/// # Errors
+/// As [`check`].
+pub(super) fn check_scores(scores: &[f32], slots: usize) -> Result<(), Invalid> {
+    if !scores.is_empty() && scores.len() != slots {
+        return Err(Invalid::Scores { scores: scores.len(), slots });
+    }
+    let no_order = |&score: &f32| score.is_nan() || score == f32::NEG_INFINITY;
+    match scores.iter().position(no_order) {
+        Some(slot) => Err(Invalid::Score { slot, score: scores[slot].to_string() }),
+        None => Ok(()),
+    }
+}
+
 /// # Errors
 /// The reason, for the count of invalid answers and the log.
 pub(super) fn check(
@@ -30,7 +48,13 @@ pub(super) fn check(
     prefill_slots: &Slots<'_>,
     decode_slots: &Slots<'_>,
 ) -> Result<(), Invalid> {
-    let &Decision::Run { prefill, decode, transfer } = decision else { return Ok(()) };
+    let (prefill, decode, transfer) = match *decision {
+        Decision::Run { prefill, decode, transfer } => (prefill, decode, transfer),
+        Decision::Reject { retry_after_ms, .. } if retry_after_ms > RETRY_MAX_MS => {
+            return Err(Invalid::RetryTooLong { retry_after_ms });
+        }
+        Decision::Reject { .. } => return Ok(()),
+    };
     prefill_slots.check("prefill", prefill)?;
     decode_slots.check("decode", decode)?;
     let Some(transfer) = transfer else { return Ok(()) };

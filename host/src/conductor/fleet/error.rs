@@ -1,3 +1,5 @@
+use super::RETRY_MAX_MS;
+
 /// Why an event could not be applied. The state is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -30,4 +32,10 @@ pub enum Invalid {
         "transfer of {blocks} blocks from prefill slot {source_slot}, which holds {beyond} beyond the chosen one's own"
     )]
     TransferTooLong { source_slot: u16, blocks: u16, beyond: u32 },
+    #[error("rejection for {retry_after_ms} ms; {RETRY_MAX_MS} at most, a day")]
+    RetryTooLong { retry_after_ms: u32 },
+    #[error("{scores} scores for {slots} prefill slots; give one for each, or none")]
+    Scores { scores: usize, slots: usize },
+    #[error("the score of prefill slot {slot} is {score}, which is in no order with others")]
+    Score { slot: usize, score: String },
 }

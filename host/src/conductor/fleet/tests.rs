@@ -73,12 +73,35 @@ fn bad_answers_are_refused_with_their_reason() {
             transfer(1, 4),
             "transfer of 4 blocks from prefill slot 1, which holds 3 beyond the chosen one's own",
         ),
+        (
+            Decision::Reject { reason: 1, retry_after_ms: u32::MAX },
+            "rejection for 4294967295 ms; 86400000 at most, a day",
+        ),
     ] {
         assert_eq!(c.check(&decision, &prefix).unwrap_err().to_string(), reason);
         assert!(matches!(c.admit(1, &ask(160), &decision, &prefix, 0), Err(Error::Invalid(_))));
     }
     assert_eq!(c.check(&transfer(1, 3), &prefix), Ok(()));
     assert_eq!(c.in_flight(), 0);
+}
+
+#[test]
+fn scores_are_one_for_each_slot_and_in_an_order() {
+    let mut told = Told::default();
+    told.catch_up(&fleet(3, 1));
+    let check = |scores: &[f32], expected: &str| {
+        let said =
+            told.check_scores(scores).map_or_else(|invalid| invalid.to_string(), |()| "fine".to_owned());
+        assert_eq!(said, expected);
+    };
+    check(&[], "fine");
+    check(&[1.0, f32::INFINITY, -2.0], "fine");
+    check(&[1.0, 2.0], "2 scores for 3 prefill slots; give one for each, or none");
+    check(&[1.0, f32::NAN, 2.0], "the score of prefill slot 1 is NaN, which is in no order with others");
+    check(
+        &[1.0, 2.0, f32::NEG_INFINITY],
+        "the score of prefill slot 2 is -inf, which is in no order with others",
+    );
 }
 
 #[test]

@@ -74,6 +74,14 @@ impl Told {
         let decode = Slots { len: slots(&self.decode), available: &|slot| available(&self.decode, slot) };
         answer::check(decision, prefix_blocks, &prefill, &decode)
     }
+
+    /// Whether scores fit what the policy was told.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn check_scores(&self, scores: &[f32]) -> Result<(), Invalid> {
+        answer::check_scores(scores, self.prefill.len() / ROW)
+    }
 }
 
 fn empty_rows(slots: u32) -> Vec<f32> {
