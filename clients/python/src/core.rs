@@ -168,6 +168,48 @@ impl Core {
         Ok(flags(py, &found))
     }
 
+    /// From where a load would have each block: [`Source`](kvasir_client::data::Source), one byte for each.
+    fn tiers<'py>(
+        &self,
+        py: Python<'py>,
+        namespace: &[u8],
+        hashes: &[u8],
+        hash_bytes: usize,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let inner = self.open()?;
+        let (namespace, hashes) = (bytes::namespace(namespace)?, bytes::hashes(hashes, hash_bytes)?);
+        let found = py.detach(|| {
+            let keys = bytes::keys(&namespace, hashes);
+            inner.asks.ask(|client| in_batches(&keys, |keys| client.tiers(keys)))
+        })?;
+        Ok(PyBytes::new(py, &found.into_iter().map(|source| source as u8).collect::<Vec<_>>()))
+    }
+
+    /// A page of what has left the host: where to go on, whether something was missed, and keys.
+    fn removals<'py>(&self, py: Python<'py>, since: u64) -> PyResult<(u64, bool, Vec<Bound<'py, PyBytes>>)> {
+        let inner = self.open()?;
+        // That a host is too old says nothing about other questions.
+        let ask = |client: &Client| match client.removals(since) {
+            Err(error @ ClientError::TooOld { .. }) => Ok(Err(error)),
+            answer => answer.map(Ok),
+        };
+        let answer = py.detach(|| inner.asks.ask(ask))?.map_err(|error| client_error(&error))?;
+        let keys = answer.keys.iter().map(|key| PyBytes::new(py, &key.0.to_le_bytes()));
+        Ok((answer.next, answer.lost, keys.collect()))
+    }
+
+    /// Under which keys the host has these blocks, as `removals` calls them.
+    #[staticmethod]
+    fn keys<'py>(
+        py: Python<'py>,
+        namespace: &[u8],
+        hashes: &[u8],
+        hash_bytes: usize,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let keys = bytes::keys(&bytes::namespace(namespace)?, bytes::hashes(hashes, hash_bytes)?);
+        Ok(keys.iter().map(|key| PyBytes::new(py, &key.0.to_le_bytes())).collect())
+    }
+
     fn hold(
         &self,
         py: Python<'_>,

@@ -78,6 +78,23 @@ class Core:
     def exists(self, namespace: bytes, hashes: bytes, hash_bytes: int) -> bytes:
         """A byte for each block, 1 if it is there. Waits and raises as ``prefix`` does."""
 
+    def tiers(self, namespace: bytes, hashes: bytes, hash_bytes: int) -> bytes:
+        """A byte for each block, from where a load would have it now: 0 from nowhere, 1 the host's pool, 2 a GPU of the host,
+        3 a disk of the host, 4 another host or a shared store. No promise. Waits and raises as ``prefix`` does."""
+
+    def removals(self, since: int) -> tuple[int, bool, list[bytes]]:
+        """Which blocks of this tenant have left the host (evicted from its last tier, removed, expired, damaged): a page.
+
+        Returns where to go on, which is ``since`` when there are no more; whether something was missed, so that nothing that
+        is remembered of the host's blocks holds any more; and the blocks' ``keys``. Begin with 0, which misses everything.
+        Positions are of one run of the host. Waits and raises as ``prefix`` does, also where the host is of a release
+        that does not know.
+        """
+
+    @staticmethod
+    def keys(namespace: bytes, hashes: bytes, hash_bytes: int) -> list[bytes]:
+        """The 16 bytes by which ``removals`` calls each block."""
+
     def hold(self, namespaces: list[bytes], hashes: bytes, hash_bytes: int, ms: int) -> None:
         """Asks the host not to evict these blocks for ``ms`` ms, or as long as it is connected. Best effort: never raises
         because of the host."""
