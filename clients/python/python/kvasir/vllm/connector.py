@@ -71,6 +71,10 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         assert self.scheduler is not None
         self.scheduler.allocated(request, blocks, num_external_tokens)
 
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
+        assert self.scheduler is not None
+        return self.scheduler.hit_sources(request, num_external_tokens)
+
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         assert self.scheduler is not None
         return self.scheduler.build(scheduler_output)

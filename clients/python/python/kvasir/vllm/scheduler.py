@@ -20,6 +20,7 @@ from vllm.logger import init_logger
 from kvasir.vllm.geometry import Frame, Group, unsupported
 from kvasir.vllm.messages import HASH_BYTES, Job, Namespaces, StepMetadata, WorkerReport, in_epoch
 from kvasir.vllm.settings import Settings
+from kvasir.vllm.sources import UNKNOWN, sources
 from kvasir.vllm.stats import KvasirStats
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
@@ -210,6 +212,15 @@ class SchedulerHalf:
             if job := self._job(request.request_id, position, hashes, ids):
                 self._loads.append(job)
                 self._hold_at_host(position, job)
+
+    def hit_sources(self, request: Request, tokens: int) -> dict[CacheHitSource, int]:
+        """From which tiers these tokens are loaded, which vLLM asks when it has allocated blocks for them."""
+        tracked = self._tracked.get(request.request_id)
+        if not tokens or tracked is None or not self.ready:
+            return {UNKNOWN: tokens} if tokens else {}
+        group, start = self.frame.groups[0], tracked.computed
+        hashes = self._of_group(group, request.block_hashes, start, start + tokens)
+        return sources(self.core, self._namespaces[0][0], hashes, group.block_tokens, tokens)
 
     def _hold_at_host(self, position: int, job: Job) -> None:
         """Asks the host to keep what was promised until it is loaded. Without it, an eviction is a load error."""
