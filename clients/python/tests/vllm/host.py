@@ -1,10 +1,13 @@
 """A Kvasir host in a process of its own, that a test can stop, kill and damage."""
 
+import contextlib
 import mmap
 import os
 import pathlib
 import signal
+import socket
 import subprocess
+import time
 
 
 def binary() -> str | None:
@@ -20,8 +23,8 @@ def binary() -> str | None:
 class Host:
     """One host under a folder. Started again, it is another host at the same address: its memory is empty."""
 
-    def __init__(self, folder: pathlib.Path, pool: str = "64MiB") -> None:
-        self.folder, self.pool = folder, pool
+    def __init__(self, folder: pathlib.Path, pool: str = "64MiB", cluster: dict[str, str] | None = None) -> None:
+        self.folder, self.pool, self.cluster = folder, pool, cluster or {}
         self.address = f"unix:{folder}/kvasir.sock"
         self.process: subprocess.Popen[str] | None = None
 
@@ -36,6 +39,7 @@ class Host:
             "store.pool_bytes": self.pool,
             # Damage is to be found by the reader here, not by the host's own patrol.
             "store.scrub_rate": "0B",
+            **self.cluster,
         }
         given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         with open(self.folder / "host.log", "a") as log:
@@ -46,6 +50,15 @@ class Host:
         line = self.process.stdout.readline()
         assert line, f"the host did not start: {(self.folder / 'host.log').read_text()[-2000:]}"
         return self
+
+    def metric(self, name: str) -> int:
+        """The sum of a metric's rows."""
+        with socket.socket(socket.AF_UNIX) as control:
+            control.connect(f"{self.folder}/control.sock")
+            control.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            with control.makefile() as page:
+                rows = page.read().splitlines()
+        return sum(int(float(row.split()[-1])) for row in rows if row.startswith((name + " ", name + "{")))
 
     @property
     def alive(self) -> bool:
@@ -88,3 +101,44 @@ class Host:
             except (OSError, ValueError):
                 continue
         return found
+
+
+def pair(folder: pathlib.Path, names: tuple[str, str] = ("prefill", "decode")) -> list[Host]:
+    """Two hosts that know each other, as the documentation of hand-overs starts them."""
+    secret = folder / "secret"
+    secret.write_text("what both hosts of this test know")
+    secret.chmod(0o600)
+    ports = _free_ports(2)
+    hosts = []
+    for at, name in enumerate(names):
+        (folder / name).mkdir()
+        other = f'{{name = "{names[1 - at]}", address = "127.0.0.1:{ports[1 - at]}", rack = "{names[1 - at]}"}}'
+        cluster = {
+            "node.name": name,
+            "cluster.rack": name,
+            "cluster.secret_file": str(secret),
+            "cluster.listen": f"127.0.0.1:{ports[at]}",
+            "cluster.peers": f"[{other}]",
+            # A busy machine does not make a call give up.
+            "cluster.read_timeout": "60s",
+            "tiering.load_timeout": "120s",
+        }
+        hosts.append(Host(folder / name, cluster=cluster))
+    for host in hosts:
+        host.start()
+    meet(hosts)
+    return hosts
+
+
+def meet(hosts: list[Host]) -> None:
+    """Waits until each host knows that the other one is up."""
+    until = time.monotonic() + 120
+    while not all(host.metric("kvasir_peer_up") == 1 for host in hosts):
+        assert time.monotonic() < until, "the hosts do not meet"
+        time.sleep(0.05)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]

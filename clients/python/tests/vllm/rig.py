@@ -45,13 +45,21 @@ def specs(window: int | None) -> list:
     return full if window is None else [*full, SlidingWindowSpec(**common, sliding_window=window)]
 
 
-def kv_config(blocks: int, kinds: list, replicas: int = 1) -> KVCacheConfig:
-    groups = [KVCacheGroupSpec([f"layer.{at}"], spec) for at, spec in enumerate(kinds)]
-    names = [group.layer_names[0] for group in groups]
-    tensor = KVCacheTensor(size=blocks * PAGE, layers=names, layer_stride=0, block_stride=PAGE)
+def kv_config(blocks: int, kinds: list, replicas: int = 1, layers: int = 1) -> KVCacheConfig:
+    """`layers` for each group. Groups lie over each other, as vLLM's do: a block belongs to one of them at a time."""
+    groups = [KVCacheGroupSpec([f"layer.{at}.{one}" for one in range(layers)], kind) for at, kind in enumerate(kinds)]
+    tensors = [
+        KVCacheTensor(
+            size=blocks * PAGE,
+            layers=[group.layer_names[one] for group in groups],
+            layer_stride=0,
+            block_stride=PAGE,
+        )
+        for one in range(layers)
+    ]
     return KVCacheConfig(
         num_blocks=blocks,
-        kv_cache_tensors=[tensor],
+        kv_cache_tensors=tensors,
         kv_cache_groups=groups,
         kv_cache_layout="LBHNC",
         hash_block_size=BLOCK,
@@ -91,23 +99,36 @@ class Rig:
     """An engine without a model. `ranks` workers, each with memory and a connector of its own."""
 
     def __init__(
-        self, model, settings, *, ranks=1, blocks=24, window=None, replicas=1, weights=0, hash_function=None, **options
+        self,
+        model,
+        settings,
+        *,
+        ranks=1,
+        blocks=24,
+        layers=1,
+        window=None,
+        replicas=1,
+        weights=0,
+        hash_function=None,
+        **options,
     ) -> None:
         self.config = engine_config(model, settings, ranks=ranks, blocks=blocks, **options)
-        self.kv = kv_config(blocks, specs(window), replicas)
-        self.replicas, self.weights = replicas, weights
+        self.kv = kv_config(blocks, specs(window), replicas, layers)
+        self.layers, self.replicas, self.weights = layers, replicas, weights
         self.scheduler = Scheduler(self.config, self.kv, mock.Mock(), BLOCK, BLOCK, log_stats=True)
         self.memory, self.workers = [], []
         for rank in range(ranks):
-            # Groups lie over each other, as vLLM's do: a block belongs to one of them at a time.
-            memory = torch.zeros((blocks, 1, BLOCK, 1), dtype=torch.int64)
+            memory = [torch.zeros((blocks, 1, BLOCK, 1), dtype=torch.int64) for _ in range(layers)]
             worker = KvasirConnector(self.config, KVConnectorRole.WORKER, self.kv)
             place = "vllm.distributed.parallel_state.get_"
             with (
                 mock.patch(place + "tp_group", lambda rank=rank: SimpleNamespace(rank_in_group=rank)),
                 mock.patch(place + "pp_group", lambda: SimpleNamespace(rank_in_group=0)),
             ):
-                worker.register_kv_caches({group.layer_names[0]: memory for group in self.kv.kv_cache_groups})
+                groups = self.kv.kv_cache_groups
+                worker.register_kv_caches(
+                    {name: one for group in groups for name, one in zip(group.layer_names, memory, strict=True)}
+                )
             self.memory.append(memory)
             self.workers.append(worker)
         self.connector.set_xfer_handshake_metadata_pp_aware(self.handshakes())
@@ -118,6 +139,10 @@ class Rig:
         self.next = 0
         self.reads = 0
         """Entries of KV that were looked at."""
+        self.answered: dict[str, dict | None] = {}
+        """What requests that have ended gave their client in `kv_transfer_params`."""
+        self.after_layer = lambda layer: None
+        """Called in the middle of a step, when a layer is computed and the next one is not."""
 
     @property
     def connector(self) -> KvasirConnector:
@@ -135,9 +160,10 @@ class Rig:
         said = {(0, rank): worker.get_handshake_metadata() for rank, worker in enumerate(self.workers)}
         return pickle.loads(pickle.dumps({rank: one for rank, one in said.items() if one is not None}))
 
-    def add(self, tokens: list[int], generate: int = 4) -> Request:
+    def add(self, tokens: list[int], generate: int = 4, transfer: dict | None = None) -> Request:
         self.next += 1
-        sampling = SamplingParams(max_tokens=generate, ignore_eos=True)
+        extra = {"kv_transfer_params": dict(transfer)} if transfer is not None else None
+        sampling = SamplingParams(max_tokens=generate, ignore_eos=True, extra_args=extra)
         request = Request(f"r{self.next}", tokens, sampling, None, block_hasher=self.hasher)
         self.scheduler.add_request(request)
         return request
@@ -149,11 +175,13 @@ class Rig:
         """One step of the engine: schedule, compute, tell the scheduler."""
         output = self.scheduler.schedule()
         metadata = pickle.dumps(output.kv_connector_metadata)
-        self._compute(output)
-        answers = []
         for worker in self.workers:
             worker.handle_preemptions(None)
             worker.bind_connector_metadata(pickle.loads(metadata))
+        self._forward(output)
+        answers = []
+        for worker in self.workers:
+            # After the forward pass, as vLLM does where no load is synchronous.
             worker.start_load_kv(None)
             worker.wait_for_save()
             results = worker.get_transfer_results(output.finished_req_ids)
@@ -167,7 +195,8 @@ class Rig:
             )
             worker.clear_connector_metadata()
             answers.append(self._sampled(output, pickle.loads(pickle.dumps(moved))))
-        self.scheduler.update_from_output(output, self.aggregator.aggregate(answers))
+        for outputs in self.scheduler.update_from_output(output, self.aggregator.aggregate(answers)).values():
+            self.answered |= {one.request_id: one.kv_transfer_params for one in outputs.outputs if one.finished}
 
     def _sampled(self, output, moved) -> ModelRunnerOutput:
         names = list(output.num_scheduled_tokens)
@@ -180,7 +209,15 @@ class Rig:
             )
         return ModelRunnerOutput(names, {name: at for at, name in enumerate(names)}, tokens, kv_connector_output=moved)
 
-    def _compute(self, output) -> None:
+    def _forward(self, output) -> None:
+        for layer in range(self.layers) if output.total_num_scheduled_tokens else ():
+            self._compute(output, layer)
+            for worker in self.workers:
+                for group in self.kv.kv_cache_groups:
+                    worker.save_kv_layer(group.layer_names[layer], None, None)
+            self.after_layer(layer)
+
+    def _compute(self, output, layer: int) -> None:
         for name, scheduled in output.num_scheduled_tokens.items():
             request = self.scheduler.requests[name]
             # The scheduler has counted this step's tokens as computed already.
@@ -191,13 +228,16 @@ class Rig:
             for group, table in enumerate(tables):
                 spec = self.kv.kv_cache_groups[group].kv_cache_spec
                 first = max(0, start - (getattr(spec, "sliding_window", None) or start) + 1)
-                for rank, memory in enumerate(self.memory):
-                    salt = (rank // self.replicas) * 1000 + group
+                for rank, layers in enumerate(self.memory):
+                    memory = layers[layer]
+                    salt = (rank // self.replicas) * 1000 + layer * 50 + group
                     for at in range(first, start):
                         self.reads += 1
                         held = int(memory[table[at // BLOCK], 0, at % BLOCK, 0])
                         if held != states[at] ^ salt:
-                            raise WrongKV(f"{name} reads {held} for token {at} of group {group} on rank {rank}")
+                            raise WrongKV(
+                                f"{name} reads {held} for token {at} of group {group}, layer {layer}, rank {rank}"
+                            )
                     for at in range(start, end):
                         memory[table[at // BLOCK], 0, at % BLOCK, 0] = states[at] ^ salt
 
@@ -222,16 +262,24 @@ class Rig:
         assert self.pool.get_num_free_blocks() == self.pool.num_gpu_blocks - 1, "a block is held for ever"
         half = self.half
         assert not half._holds and not half._loading and not half._tracked and half._held == 0
+        handing = half.handing
+        assert not handing.held and not handing._handed and not handing._awaited and not handing._owners
         for worker in self.workers:
             inner = worker.worker
-            assert not inner._running and not inner._loading and not inner._bad_requests and not inner._bad_blocks
+            assert (
+                not inner._running
+                and not inner._loading
+                and not inner._arriving
+                and not inner._bad_requests
+                and not inner._bad_blocks
+            )
 
     def forget(self) -> None:
         """Empties vLLM's own prefix cache, and no other."""
         assert self.scheduler.reset_prefix_cache()
 
-    def ask(self, tokens: list[int], generate: int = 4) -> Request:
-        request = self.add(tokens, generate)
+    def ask(self, tokens: list[int], generate: int = 4, transfer: dict | None = None) -> Request:
+        request = self.add(tokens, generate, transfer)
         self.run()
         return request
 

@@ -63,6 +63,24 @@ def write(folder: pathlib.Path, *, layers: int = 2, width: int = 128, heads: int
     return str(folder)
 
 
+def write_tokenizer(folder: pathlib.Path, vocabulary: int = 1024) -> None:
+    """A tokenizer beside the weights, for servers: the word `w7` is the token 7."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    known = {f"w{token}": token for token in range(vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(known, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for message in messages %}{{ message['content'] }} w5 {% endfor %}w6"
+    written = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "w1",
+        "eos_token": "w2",
+        "chat_template": template,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(written))
+
+
 def write_hybrid(folder: pathlib.Path) -> str:
     """A tiny Gemma 3: two layers see a window of 64 tokens, two see everything."""
     folder.mkdir(parents=True, exist_ok=True)

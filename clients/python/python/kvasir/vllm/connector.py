@@ -1,7 +1,7 @@
 """`KvasirConnector`: vLLM's hooks, passed on to the half that lives in this process.
 
-Loads are always asynchronous: with synchronous ones vLLM 0.32 can give wrong output after a load error. Per-layer hooks are
-empty, as whole blocks are copied between steps.
+Loads are always asynchronous: with synchronous ones vLLM 0.32 can give wrong output after a load error. Whole blocks are
+copied between steps; only prompts that are handed over to another engine go layer by layer, in `save_kv_layer`.
 """
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         assert self.scheduler is not None
-        self.scheduler.finished(request)
-        return False, None
+        return False, self.scheduler.finished(request)
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
@@ -111,6 +110,12 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         assert self.worker is not None
         return self.worker.handshake()
 
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        # vLLM calls start_load_kv only after the forward pass, and layers are computed in it.
+        if self.worker is not None:
+            self.worker.start_parts(self._step())
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         assert self.worker is not None
         self.worker.start_loads(self._step())
@@ -119,7 +124,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         return
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        return
+        assert self.worker is not None
+        self.worker.layer_computed(layer_name)
 
     def wait_for_save(self) -> None:
         assert self.worker is not None

@@ -29,6 +29,26 @@ class Job(NamedTuple):
     """vLLM's block numbers, u32 little endian."""
 
 
+class Part(NamedTuple):
+    """Blocks of a prompt that are handed over while this step computes them."""
+
+    job: Job
+    peer: str
+    """The other engine's host, as this engine's host calls it."""
+    transfer: bytes
+    first: int
+    """Position in the prompt of the part's first block."""
+
+
+class Arrival(NamedTuple):
+    """Blocks of a prompt that another engine hands over."""
+
+    job: Job
+    """Its hashes are those of the whole prompt; its blocks are those for the hashes from `first` on."""
+    transfer: bytes
+    first: int
+
+
 @dataclass
 class StepMetadata(KVConnectorMetadata):
     """From the scheduler to every worker, on each step."""
@@ -36,6 +56,10 @@ class StepMetadata(KVConnectorMetadata):
     epoch: bytes = b""
     loads: list[Job] = field(default_factory=list)
     saves: list[Job] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+    abandoned: list[int] = field(default_factory=list)
+    """Numbers of arrivals that no request awaits any more."""
     idle: bool = False
     """No tokens are computed in this step, so a worker may wait a little for its jobs."""
 
@@ -45,16 +69,18 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """From the workers to the scheduler: what has ended since the last step."""
 
     saved: dict[int, int] = field(default_factory=dict)
-    """Number of a save job: workers that are done with it, well or not."""
+    """Number of a save or a hand-over: workers that are done with it, well or not."""
     failed: set[str] = field(default_factory=set)
     """Requests of which a worker could not load everything."""
+    broken: set[str] = field(default_factory=set)
+    """Requests of which a worker could not hand a part over."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         assert isinstance(other, WorkerReport)
         saved = dict(self.saved)
         for number, workers in other.saved.items():
             saved[number] = saved.get(number, 0) + workers
-        return WorkerReport(saved, self.failed | other.failed)
+        return WorkerReport(saved, self.failed | other.failed, self.broken | other.broken)
 
 
 @dataclass
@@ -62,6 +88,8 @@ class Namespaces(KVConnectorHandshakeMetadata):
     """From a worker to the scheduler, once: the digests under which it keeps blocks, one for each group."""
 
     digests: list[bytes]
+    uneven: str = ""
+    """Why the layers of this worker's blocks cannot be handed over one by one; empty where they can."""
 
 
 def in_epoch(digest: bytes, epoch: bytes) -> bytes:

@@ -18,7 +18,17 @@ import numpy as np
 from vllm.logger import init_logger
 
 from kvasir.vllm.geometry import Frame, Group, unsupported
-from kvasir.vllm.messages import HASH_BYTES, Job, Namespaces, StepMetadata, WorkerReport, in_epoch
+from kvasir.vllm.handing import Handing
+from kvasir.vllm.messages import (
+    HASH_BYTES,
+    Arrival,
+    Job,
+    Namespaces,
+    Part,
+    StepMetadata,
+    WorkerReport,
+    in_epoch,
+)
 from kvasir.vllm.settings import Settings
 from kvasir.vllm.sources import UNKNOWN, sources
 from kvasir.vllm.stats import KvasirStats
@@ -72,10 +82,11 @@ class _Tracked:
 
 @dataclass
 class _Hold:
-    """Blocks that a save refers to."""
+    """Blocks that a save or a hand-over refers to."""
 
     blocks: list[int]
     workers: int
+    handed: bool
     since: float = field(default_factory=time.monotonic)
 
 
@@ -88,6 +99,7 @@ class SchedulerHalf:
         self.off = unsupported(config, kv)
         self.core = settings.core()
         self.counts: Counter[str] = Counter()
+        self.handing = Handing(config, kv, self.frame, settings, self.counts)
         self.epoch = b""
         self._ranks = {
             (pp, tp)
@@ -106,6 +118,7 @@ class SchedulerHalf:
         self._unclean = False
         """vLLM kept KV over the last reset, which no key tells from KV of after it."""
         self._loads: list[Job] = []
+        self._arrivals: list[Arrival] = []
         self._next_job = 0
         self._warned = 0.0
         if self.off:
@@ -126,6 +139,7 @@ class SchedulerHalf:
         self._digests = [
             list(dict.fromkeys(said[rank].digests[group] for rank in sorted(said))) for group in range(groups)
         ]
+        self.handing.meet(meta.uneven for meta in said.values())
         self._rename()
 
     def _rename(self) -> None:
@@ -147,6 +161,10 @@ class SchedulerHalf:
         tracked.computed, tracked.old = computed, False
         if tracked.refused or not request.block_hashes:
             return 0, False
+        if (awaited := self.handing.awaited(request)) > computed:
+            # What arrives is saved here as if it had been computed here.
+            tracked.saved = max(tracked.saved, computed)
+            return awaited - computed, True
         found = self._found(tracked)
         tracked.saved = max(tracked.saved, found) if found >= 0 else max(tracked.saved, computed)
         external = max(0, found - computed)
@@ -201,8 +219,13 @@ class SchedulerHalf:
         self._loading.discard(request.request_id)
         tracked = self._tracked.get(request.request_id)
         if not external or tracked is None or not self.ready:
+            self.handing.settle(request)
             return
         self._loading.add(request.request_id)
+        if self.handing.awaited(request) > tracked.computed:
+            self._await(tracked, blocks, external)
+            return
+        self.handing.settle(request)
         self.counts["hit_tokens"] += external
         start, end = tracked.computed, tracked.computed + external
         table = blocks.get_block_ids()
@@ -222,6 +245,16 @@ class SchedulerHalf:
         hashes = self._of_group(group, request.block_hashes, start, start + tokens)
         return sources(self.core, self._namespaces[0][0], hashes, group.block_tokens, tokens)
 
+    def _await(self, tracked: _Tracked, blocks: KVCacheBlocks, external: int) -> None:
+        """Has the workers wait for a prompt that another engine hands over, beyond what vLLM has of it."""
+        request, group = tracked.request, self.frame.groups[0]
+        self.counts["arrive_tokens"] += external
+        end = tracked.computed + external
+        first, last = tracked.computed // group.block_tokens, end // group.block_tokens
+        hashes = self._of_group(group, request.block_hashes, 0, end)
+        job = self._numbered(request.request_id, 0, hashes, blocks.get_block_ids()[group.index][first:last])
+        self._arrivals.append(Arrival(job, self.handing.take(request, job.number), first))
+
     def _hold_at_host(self, position: int, job: Job) -> None:
         """Asks the host to keep what was promised until it is loaded. Without it, an eviction is a load error."""
         try:
@@ -236,8 +269,9 @@ class SchedulerHalf:
         if null in ids:
             kept = [at for at, block in enumerate(ids) if block != null]
             hashes, ids = [hashes[at] for at in kept], [ids[at] for at in kept]
-        if not ids:
-            return None
+        return self._numbered(request, position, hashes, ids) if ids else None
+
+    def _numbered(self, request: str, position: int, hashes: Sequence[bytes], ids: Sequence[int]) -> Job:
         self._next_job += 1
         return Job(self._next_job, request, position, b"".join(hashes), np.asarray(ids, "<u4").tobytes())
 
@@ -246,13 +280,33 @@ class SchedulerHalf:
     def build(self, output: SchedulerOutput) -> StepMetadata:
         """The jobs of a step. Saves are of whole blocks whose tokens are all computed when the step is over."""
         loads, self._loads = self._loads, []
+        arrivals, self._arrivals = self._arrivals, []
+        abandoned, self.handing.abandoned = self.handing.abandoned, []
         saves: list[Job] = []
+        parts: list[Part] = []
         if self.ready and output.kv_connector_block_state is not None:
             for request_id, scheduled in output.num_scheduled_tokens.items():
                 tracked = self._tracked.get(request_id)
                 if tracked is not None and not tracked.old:
                     self._save(tracked, scheduled, output, saves)
-        return StepMetadata(self.epoch, loads, saves, idle=output.total_num_scheduled_tokens == 0)
+                    self._hand_over(tracked, scheduled, output, parts)
+        idle = output.total_num_scheduled_tokens == 0
+        return StepMetadata(self.epoch, loads, saves, parts, arrivals, abandoned, idle)
+
+    def _hand_over(self, tracked: _Tracked, scheduled: int, output: SchedulerOutput, parts: list[Part]) -> None:
+        """Begins a part of what another engine awaits: the blocks whose last token this step computes, or had cached."""
+        request, group = tracked.request, self.frame.groups[0]
+        span = self.handing.next_part(request, request.num_computed_tokens + scheduled)
+        if span is None or (state := output.kv_connector_block_state) is None:
+            return
+        if (table := state.get_block_ids(request.request_id)) is None:
+            return
+        first, last = span
+        each = group.block_tokens
+        hashes = self._of_group(group, request.block_hashes, first * each, last * each)
+        if job := self._job(request.request_id, 0, hashes, table[group.index][first:last]):
+            self._refer(job, handed=True)
+            parts.append(Part(job, *self.handing.begun(request, last), first))
 
     def _save(self, tracked: _Tracked, scheduled: int, output: SchedulerOutput, saves: list[Job]) -> None:
         request, frame = tracked.request, self.frame
@@ -282,12 +336,18 @@ class SchedulerHalf:
         units = max(0, self._holds_max - self._held) // blocks
         return saved - saved % align + units * align
 
-    def _refer(self, job: Job) -> None:
+    def _refer(self, job: Job, *, handed: bool = False) -> None:
         assert self._pool is not None
         ids = np.frombuffer(job.blocks, "<u4").tolist()
         self._pool.touch([self._pool.blocks[block] for block in ids])
-        self._holds[job.number] = _Hold(ids, self._workers)
-        self._held += len(ids)
+        self._holds[job.number] = _Hold(ids, self._workers, handed)
+        self._count_held(handed, len(ids))
+
+    def _count_held(self, handed: bool, blocks: int) -> None:
+        if handed:
+            self.handing.held += blocks
+        else:
+            self._held += blocks
 
     def update(self, output: KVConnectorOutput) -> None:
         """Takes in what the workers report of a step."""
@@ -302,6 +362,8 @@ class SchedulerHalf:
             if hold.workers <= 0:
                 del self._holds[number]
                 self._release(hold)
+        for request_id in report.broken:
+            self.handing.broken(request_id)
         for request_id in report.failed:
             if tracked := self._tracked.get(request_id):
                 # What the host lacks is saved again once it is computed.
@@ -309,12 +371,14 @@ class SchedulerHalf:
 
     def _release(self, hold: _Hold) -> None:
         assert self._pool is not None
-        self._held -= len(hold.blocks)
+        self._count_held(hold.handed, -len(hold.blocks))
         # The last block first, so that vLLM evicts the end of a prefix before its beginning.
         self._pool.free_blocks([self._pool.blocks[block] for block in reversed(hold.blocks)])
 
-    def finished(self, request: Request) -> None:
+    def finished(self, request: Request) -> dict[str, Any] | None:
+        """Forgets a request. What is returned goes to the client in `kv_transfer_params`."""
         tracked = self._tracked.pop(request.request_id, None)
+        handed = self.handing.finished(request, request.request_id in self._loading)
         self._loading.discard(request.request_id)
         if tracked is not None and self.ready:
             full = min(request.num_computed_tokens, len(request.block_hashes) * self.frame.hash_tokens)
@@ -322,6 +386,7 @@ class SchedulerHalf:
             dropped = full // group.block_tokens - tracked.saved // group.block_tokens
             if dropped > 0 and self.settings.save_decode:
                 self.counts["save_dropped_blocks"] += dropped
+        return handed
 
     @property
     def saving(self) -> bool:
@@ -349,6 +414,7 @@ class SchedulerHalf:
         self._rename()
         for tracked in self._tracked.values():
             tracked.match, tracked.saved, tracked.old = None, 0, True
+        self.handing.reset(self._loading)
         self._unclean = self._pool is not None and _keeps_kv(self._pool)
         return not self._loading and not self._unclean
 

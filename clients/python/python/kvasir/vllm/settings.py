@@ -24,6 +24,10 @@ class Settings(Connection):
     """Share of vLLM's blocks that saves under way may hold at most. Beyond it blocks are not saved."""
     save_decode: bool = True
     """Whether blocks that hold generated tokens are saved too, for the next turn of a conversation."""
+    hand_over_to: str = ""
+    """Name of the Kvasir host beside the decode engine, for prompts that are handed over and whose request names none."""
+    hand_over_ms: int = 10_000
+    """Milliseconds that a request waits at most for a prompt that another engine hands over. 0: none is waited for."""
     allow_fail: bool = False
     """Start although vLLM fails requests whose load fails, instead of computing their blocks."""
 

@@ -23,6 +23,16 @@ METRICS = {
     "save_failed_blocks": "Blocks that could not be saved.",
     "save_dropped_blocks": "Blocks not saved because saves under way hold the share of blocks that they may.",
     "save_bytes": "Bytes saved.",
+    "hand_over_blocks": "Blocks of prompts handed over to the host of a decode engine.",
+    "hand_over_failed_blocks": "Blocks of prompts that could not be handed over; the decode engine computes them.",
+    "hand_over_refused_requests": "Requests that asked for a hand-over and took the ordinary path; the log says why.",
+    "hand_over_bytes": "Bytes handed over.",
+    "arrive_tokens": "Tokens that requests awaited from a prefill engine.",
+    "arrive_requests": "Requests whose wait for a prefill engine has ended, well or not.",
+    "arrive_failed_requests": "Requests whose prompt did not arrive in time or as it should; vLLM computes it.",
+    "arrive_blocks": "Blocks received from a prefill engine.",
+    "arrive_failed_blocks": "Blocks that did not arrive from a prefill engine.",
+    "arrive_bytes": "Bytes received from prefill engines.",
 }
 """Every counter and what it counts. At the metrics endpoint it is called `vllm:kvasir_<name>_total`.
 

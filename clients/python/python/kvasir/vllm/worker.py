@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import select
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from vllm.logger import init_logger
 
 from kvasir import namespace
 from kvasir.vllm.geometry import Frame, Pages, Shard, group_namespace, unsupported
-from kvasir.vllm.messages import HASH_BYTES, Job, Namespaces, StepMetadata, WorkerReport, in_epoch
+from kvasir.vllm.layers import Layers, uneven
+from kvasir.vllm.messages import HASH_BYTES, Arrival, Job, Namespaces, Part, StepMetadata, WorkerReport, in_epoch
 from kvasir.vllm.settings import Settings
 from kvasir.vllm.stats import KvasirStats
 
@@ -37,7 +39,8 @@ class _Running:
     """A job that the core works on."""
 
     job: Job
-    load: bool
+    kind: str
+    """"load" or "arrive", "save" or "hand_over": what its counters are called."""
     plan: int
     epoch: bytes
 
@@ -51,6 +54,7 @@ class WorkerHalf:
         self.core: Any = None
         self.shard: Shard | None = None
         self.pages: list[Pages] = []
+        self.layers: Layers | None = None
         self.fields: list[dict[str, Any]] = []
         self.digests: list[bytes] = []
         self.counts: Counter[str] = Counter()
@@ -59,6 +63,7 @@ class WorkerHalf:
         self._loading: dict[str, int] = {}
         self._ended: list[tuple[int, bool, bytes, int, str | None]] = []
         self._report = WorkerReport()
+        self._arriving: set[str] = set()
         self._bad_requests: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._poll: Any = None
@@ -83,6 +88,8 @@ class WorkerHalf:
             fields = group_namespace(self.config, self.kv, self.settings, self.frame, group, pages, self.shard)
             self.pages.append(pages)
             self.fields.append(fields)
+        if len(self.pages) == 1:
+            self.layers = Layers(self.pages[0])
         self.core = self.settings.core()
         self._poll = select.poll()
         self._poll.register(self.core.event_fd(), select.POLLIN)
@@ -92,19 +99,64 @@ class WorkerHalf:
 
     def handshake(self) -> Namespaces | None:
         """What the scheduler needs to ask for this worker's blocks; None where it has none."""
-        return Namespaces(self.digests) if self.digests else None
+        return Namespaces(self.digests, uneven(self.pages)) if self.digests else None
+
+    def start_parts(self, step: StepMetadata) -> None:
+        """Begins the hand-overs of a step, before its layers are computed. They end like saves."""
+        if self.layers is None:
+            return
+        for part in step.parts:
+            self._start(part.job, "hand_over", step.epoch, self._hand(part, len(self.layers)))
+        self.layers.begin([part.job.number for part in step.parts])
+
+    def _hand(self, part: Part, layers: int) -> Callable[[int], Any]:
+        job, peer, transfer, first = part
+        return lambda plan: self.core.hand_over(
+            job.number, plan, peer, transfer, first, job.hashes, HASH_BYTES, job.blocks, layers
+        )
+
+    def layer_computed(self, layer: str) -> None:
+        """A layer of this step is final, and goes to whom it is handed over to."""
+        if self.layers is not None:
+            self.layers.computed(self.core, layer)
 
     def start_loads(self, step: StepMetadata) -> None:
         """Starts the loads of a step. Each ends in exactly one report, also when it cannot be started."""
-        for job in step.loads:
+        for job in (*step.loads, *(arrival.job for arrival in step.arrivals)):
             self._loading[job.request] = self._loading.get(job.request, 0) + 1
         for job in step.loads:
-            self._start(job, True, step.epoch)
+            self._start(job, "load", step.epoch, self._copy("load", job))
+        for arrival in step.arrivals:
+            self._arriving.add(arrival.job.request)
+            self._start(arrival.job, "arrive", step.epoch, self._await(arrival))
+        for number in step.abandoned:
+            self._abandon(number)
+
+    def _await(self, arrival: Arrival) -> Callable[[int], Any]:
+        """Waits for a prompt that another engine hands over. It ends like a load, `hand_over_ms` from now at the latest."""
+        job, transfer, first = arrival
+        layers, wait_ms = len(self.layers or ()), self.settings.hand_over_ms
+        return lambda plan: self.core.arrive(
+            job.number, plan, transfer, job.hashes, HASH_BYTES, first, job.blocks, layers, wait_ms
+        )
+
+    def _abandon(self, number: int) -> None:
+        """Gives an arrival up that nobody awaits. It is reported when its copying has stopped, sooner than by itself."""
+        try:
+            self.core.abandon(number)
+        except Exception as error:
+            logger.warning("kvasir: a hand-over that nobody awaits ends only with its time: %s", error)
 
     def start_saves(self, step: StepMetadata) -> None:
         """Starts the saves of a step. The scheduler holds references to the blocks until all workers report."""
+        if self.layers is not None:
+            self.layers.finish(self.core)
         for job in step.saves:
-            self._start(self._own_part(job), False, step.epoch)
+            own = self._own_part(job)
+            self._start(own, "save", step.epoch, self._copy("save", own))
+
+    def _copy(self, kind: str, job: Job) -> Callable[[int], Any]:
+        return lambda plan: getattr(self.core, kind)(job.number, plan, job.hashes, HASH_BYTES, job.blocks)
 
     def _own_part(self, job: Job) -> Job:
         """Of ranks that hold the same bytes each writes every n-th block."""
@@ -115,16 +167,15 @@ class WorkerHalf:
         hashes = np.frombuffer(job.hashes, f"V{HASH_BYTES}")[mine].tobytes()
         return job._replace(hashes=hashes, blocks=np.frombuffer(job.blocks, "<u4")[mine].tobytes())
 
-    def _start(self, job: Job, load: bool, epoch: bytes) -> None:
-        self._running[job.number] = _Running(job, load, -1, epoch)
+    def _start(self, job: Job, kind: str, epoch: bytes, start: Callable[[int], Any]) -> None:
+        self._running[job.number] = _Running(job, kind, -1, epoch)
         if not job.blocks:
             self._ended.append((job.number, True, b"", 0, None))
             return
         try:
             plan = self._plan(epoch)[job.group]
             self._running[job.number].plan = plan
-            start = self.core.load if load else self.core.save
-            start(job.number, plan, job.hashes, HASH_BYTES, job.blocks)
+            start(plan)
         except Exception as error:
             self._ended.append((job.number, False, bytes(len(job.blocks) // 4), 0, str(error)))
 
@@ -163,10 +214,12 @@ class WorkerHalf:
             running = self._running.pop(number, None)
             if running is None:
                 continue
-            if running.load:
+            if running.kind in ("load", "arrive"):
                 self._loaded(running, ok, here, copied, step.epoch, finished)
             else:
                 self._saved(running, ok, here, copied)
+                if running.kind == "hand_over" and not ok:
+                    self._report.broken.add(running.job.request)
             if not ok:
                 failures[failure] += 1
         for failure, jobs in failures.items():
@@ -176,8 +229,10 @@ class WorkerHalf:
             logger.log(level, "kvasir: %d jobs failed; the engine computes what is missing: %s", jobs, why)
         failed, self._bad_requests = self._bad_requests & finished, self._bad_requests - finished
         self._report.failed |= failed
-        self.counts["load_requests"] += len(finished)
-        self.counts["load_failed_requests"] += len(failed)
+        arrived, self._arriving = self._arriving & finished, self._arriving - finished
+        for kind, requests in (("load", finished - arrived), ("arrive", arrived)):
+            self.counts[f"{kind}_requests"] += len(requests)
+            self.counts[f"{kind}_failed_requests"] += len(requests & failed)
         return finished, failed
 
     def _loaded(self, running: _Running, ok: bool, here: bytes, copied: int, epoch: bytes, finished: set[str]) -> None:
@@ -190,9 +245,9 @@ class WorkerHalf:
             # A job that failed as a whole and names no block is not believed about any of them.
             self._bad_blocks.update((bad if len(bad) else blocks).tolist())
             self._bad_requests.add(job.request)
-        self.counts["load_blocks"] += int(good.sum())
-        self.counts["load_failed_blocks"] += len(bad)
-        self.counts["load_bytes"] += copied
+        self.counts[f"{running.kind}_blocks"] += int(good.sum())
+        self.counts[f"{running.kind}_failed_blocks"] += len(bad)
+        self.counts[f"{running.kind}_bytes"] += copied
         self._loading[job.request] -= 1
         if self._loading[job.request] == 0:
             del self._loading[job.request]
@@ -200,9 +255,9 @@ class WorkerHalf:
 
     def _saved(self, running: _Running, ok: bool, here: bytes, copied: int) -> None:
         saved = sum(1 for one in here if one)
-        self.counts["save_blocks"] += saved
-        self.counts["save_failed_blocks"] += len(running.job.blocks) // 4 - saved
-        self.counts["save_bytes"] += copied
+        self.counts[f"{running.kind}_blocks"] += saved
+        self.counts[f"{running.kind}_failed_blocks"] += len(running.job.blocks) // 4 - saved
+        self.counts[f"{running.kind}_bytes"] += copied
         self._report.saved[running.job.number] = 1
 
     def bad_blocks(self) -> set[int]:
@@ -213,7 +268,7 @@ class WorkerHalf:
     def report(self) -> WorkerReport | None:
         """What the scheduler must know of this step."""
         report, self._report = self._report, WorkerReport()
-        return report if report.saved or report.failed else None
+        return report if report.saved or report.failed or report.broken else None
 
     def stats(self) -> KvasirStats | None:
         self.counts = +self.counts

@@ -1,0 +1,522 @@
+"""Prompts handed over from one engine to another, each with a host of its own: every entry that arrives is looked at.
+
+The engines are `rig`'s, whose model notices KV that is not the request's own in the step that would read it.
+"""
+
+import random
+import time
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("vllm.v1", reason="vLLM is not installed: see clients/python/tests/vllm/install.sh")
+
+import host as hosts
+from engine import prompt
+from rig import BLOCK, Rig, WrongKV
+from test_contract import NOBODY
+
+from kvasir.vllm.layers import Layers
+from kvasir.vllm.settings import Settings
+
+ALL = 192
+"""Tokens in whole blocks of a prompt of 200."""
+LONG_MS = 120_000
+"""A wait that no test comes to the end of."""
+
+
+@pytest.fixture(scope="module")
+def both(folder):
+    """The hosts beside the prefill engine and the decode engine."""
+    if hosts.binary() is None:
+        pytest.skip("no kvasir program; build it, or set KVASIR_BIN")
+    (folder / "handing").mkdir()
+    pair = hosts.pair(folder / "handing")
+    yield pair
+    for one in pair:
+        one.kill()
+
+
+@pytest.fixture
+def pair(both):
+    """Two hosts that know each other, whatever the test before did to them."""
+    if dead := [one for one in both if not one.alive]:
+        for one in dead:
+            one.kill()
+            one.start()
+        hosts.meet(both)
+    return both
+
+
+class Engine(Rig):
+    """A rig that keeps what was counted, and how many tokens it computed."""
+
+    def __init__(self, model, settings, **options) -> None:
+        super().__init__(model, settings, **{"layers": 3, "max_num_batched_tokens": 64, **options})
+        self.counted: Counter[str] = Counter()
+        self.computed = 0
+        for half in (self.half, *(worker.worker for worker in self.workers)):
+            half.stats = self._kept(half.stats)
+
+    def _kept(self, take):
+        def stats():
+            taken = take()
+            self.counted.update(taken.data if taken else {})
+            return taken
+
+        return stats
+
+    def _forward(self, output) -> None:
+        self.computed += output.total_num_scheduled_tokens
+        super()._forward(output)
+
+
+@pytest.fixture
+def engines(model, pair, request):
+    """Makes a prefill engine and a decode engine. They share nothing but what their hosts hand over."""
+    made = []
+
+    def make(prefill=None, decode=None, **options):
+        common = {"model_id": request.node.name, "save_share": 1.0, "match_ms": 5000, "save_ms": 5000}
+        common["hand_over_ms"] = LONG_MS
+        for host, own in zip(pair, (prefill, decode), strict=True):
+            settings = common | {"host": host.address, "hand_over_to": "decode"} | (own or {})
+            made.append(Engine(model, settings, **options))
+        return made[-2:]
+
+    yield make
+    for one in made:
+        one.shutdown()
+
+
+def asks(transfer="xfer-1"):
+    """What proxies for vLLM's Mooncake connector send to both engines at once."""
+    common = {"transfer_id": transfer}
+    prefill = {"do_remote_decode": True, "do_remote_prefill": False} | common
+    address = {"remote_bootstrap_addr": "http://127.0.0.1:1", "remote_engine_id": "prefill"}
+    return prefill, {"do_remote_decode": False, "do_remote_prefill": True} | address | common
+
+
+def run(*rigs):
+    """Steps all engines until none has anything left to do."""
+    until = time.monotonic() + 100
+    while any(rig.scheduler.has_requests() for rig in rigs):
+        assert time.monotonic() < until, "not at rest"
+        for rig in rigs:
+            if rig.scheduler.has_requests():
+                rig.step()
+    for rig in rigs:
+        rig.at_rest()
+
+
+def together(prefill, decode, tokens, generate=4):
+    """Both requests at once, as a proxy sends them. Returns the decode engine's."""
+    for_prefill, for_decode = asks()
+    first = prefill.add(tokens, 1, for_prefill)
+    second = decode.add(tokens, generate, for_decode)
+    run(prefill, decode)
+    assert first.is_finished() and second.is_finished()
+    return second
+
+
+def until(condition, *rigs):
+    """Steps engines until something holds."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it does not come to that"
+        for rig in rigs:
+            if rig.scheduler.has_requests():
+                rig.step()
+
+
+def test_a_prompt_in_parts_is_not_computed_again(engines):
+    prefill, decode = engines()
+    together(prefill, decode, prompt(1))
+    assert prefill.counted["hand_over_blocks"] == decode.counted["arrive_blocks"] == ALL // BLOCK
+    assert decode.counted["arrive_tokens"] == ALL
+    assert decode.computed == 200 - ALL + 3, "the rest of the prompt, and a step for each further token"
+    assert prefill.counted["hand_over_bytes"] > 0 and decode.counted["arrive_bytes"] > 0
+    assert not decode.counted["arrive_failed_requests"] and not decode.counted["load_requests"]
+
+
+@pytest.mark.parametrize("tokens", [BLOCK, 2 * BLOCK, ALL, 5 * BLOCK + 1], ids=str)
+def test_prompts_of_any_length(engines, tokens):
+    """Of a prompt of whole blocks all are awaited, and the last token is computed again."""
+    prefill, decode = engines()
+    together(prefill, decode, prompt(1, tokens))
+    whole = tokens - tokens % BLOCK
+    assert decode.counted["arrive_tokens"] == whole
+    assert decode.computed == max(tokens - whole, 1) + 3
+
+
+def test_a_prompt_shorter_than_a_block_is_computed(engines):
+    prefill, decode = engines()
+    together(prefill, decode, prompt(1, BLOCK - 1))
+    assert not decode.counted["arrive_tokens"] and decode.computed == BLOCK - 1 + 3
+
+
+def test_ranks_hand_over_their_own_shards(engines):
+    prefill, decode = engines(ranks=2)
+    together(prefill, decode, prompt(1))
+    assert decode.counted["arrive_blocks"] == 2 * ALL // BLOCK
+    assert decode.computed == 200 - ALL + 3
+
+
+def test_what_the_prefill_engine_had_is_handed_over_too(engines):
+    prefill, decode = engines()
+    prefill.ask(prompt(1)[:100])
+    before = prefill.computed
+    together(prefill, decode, prompt(1))
+    assert prefill.computed - before == 200 - 96
+    assert decode.counted["arrive_tokens"] == ALL and decode.computed == 200 - ALL + 3
+
+
+def test_what_the_decode_engine_has_is_not_copied(engines):
+    prefill, decode = engines()
+    decode.ask(prompt(1)[:100])
+    before = decode.computed
+    together(prefill, decode, prompt(1))
+    assert decode.counted["arrive_blocks"] == (ALL - 96) // BLOCK
+    assert decode.computed - before == 200 - ALL + 3
+
+
+def test_what_was_there_from_the_start_is_not_awaited_after_a_preemption(engines):
+    """All blocks were local; the request grows, loses them to others, and takes the ordinary path then."""
+    _, decode = engines(max_num_batched_tokens=512)
+    decode.ask(prompt(1))
+    others = [decode.add(prompt(seed, 150), 150) for seed in (2, 3, 4)]
+    # The last one to come is the first one to be preempted.
+    request = decode.add(prompt(1), 60, asks()[1])
+    until(lambda: request.is_finished() and all(other.is_finished() for other in others), decode)
+    run(decode)
+    assert request.num_preemptions and not decode.counted["arrive_requests"]
+
+
+def test_prefill_first_and_its_answer_to_the_decode_engine(engines):
+    """What proxies for vLLM's NIXL connector do."""
+    prefill, decode = engines()
+    empty = dict.fromkeys(["remote_engine_id", "remote_block_ids", "remote_host", "remote_port"])
+    first = prefill.ask(prompt(1), 1, {"do_remote_decode": True, "do_remote_prefill": False} | empty)
+    answer = prefill.answered[first.request_id]
+    assert answer["do_remote_prefill"] and not answer["do_remote_decode"] and answer["remote_engine_id"]
+    decode.ask(prompt(1), 4, answer)
+    assert decode.counted["arrive_tokens"] == ALL and decode.computed == 200 - ALL + 3
+
+
+def test_the_request_names_the_host(engines):
+    prefill, decode = engines(prefill={"hand_over_to": ""})
+    for_prefill, for_decode = asks()
+    prefill.add(prompt(1), 1, for_prefill | {"remote_host": "decode"})
+    decode.add(prompt(1), 4, for_decode)
+    run(prefill, decode)
+    assert decode.counted["arrive_blocks"] == ALL // BLOCK
+
+
+def test_a_layer_is_copied_before_the_next_one_is_computed(engines):
+    """In the middle of the step that computes them: the decode engine's memory has what was computed so far."""
+    prefill, decode = engines(max_num_batched_tokens=256)
+    for_prefill, for_decode = asks()
+    request = decode.add(prompt(1), 4, for_decode)
+    until(lambda: decode.workers[0].worker._arriving, decode)
+    (table,) = decode.scheduler.kv_cache_manager.get_block_ids(request.request_id)
+    states = decode._states(prompt(1)[:ALL])
+    seen = []
+
+    def there(layer):
+        memory = decode.memory[0][layer]
+        return all(
+            int(memory[table[at // BLOCK], 0, at % BLOCK, 0]) == state ^ (50 * layer) for at, state in enumerate(states)
+        )
+
+    def after(layer):
+        until(lambda: there(layer))
+        assert not any(there(later) for later in range(layer + 1, 3))
+        seen.append(layer)
+
+    prefill.after_layer = after
+    prefill.add(prompt(1), 1, for_prefill)
+    prefill.step()
+    assert seen == [0, 1, 2] and request.num_output_tokens == 0, "nothing is used before all of it was compared"
+    prefill.after_layer = lambda layer: None
+    run(prefill, decode)
+    assert decode.computed == 200 - ALL + 3
+
+
+def test_a_layer_goes_when_it_is_computed_and_not_before(engines, monkeypatch):
+    """The negative control: bytes of a layer that is said to be ready too early are those of nobody."""
+    prefill, decode = engines()
+    worker, original = prefill.workers[0].worker, Layers.begin
+
+    def too_early(self, jobs):
+        original(self, jobs)
+        if jobs:
+            self.finish(worker.core)
+            until(lambda: worker._poll.poll(0))
+
+    monkeypatch.setattr(Layers, "begin", too_early)
+    with pytest.raises(WrongKV):
+        together(prefill, decode, prompt(1))
+
+
+def test_layers_that_say_nothing_go_at_the_end_of_the_step(engines, monkeypatch):
+    prefill, decode = engines()
+    monkeypatch.setattr(prefill.workers[0], "save_kv_layer", lambda *_: None)
+    together(prefill, decode, prompt(1))
+    assert decode.counted["arrive_blocks"] == ALL // BLOCK
+
+
+def test_several_requests_at_once(engines):
+    prefill, decode = engines(blocks=64)
+    for at in range(5):
+        for_prefill, for_decode = asks(f"xfer-{at}")
+        prefill.add(prompt(at, 60 + 40 * at), 1, for_prefill)
+        decode.add(prompt(at, 60 + 40 * at), 4, for_decode)
+    run(prefill, decode)
+    assert decode.counted["arrive_requests"] == 5 and not decode.counted["arrive_failed_requests"]
+
+
+def test_the_decode_engine_keeps_what_arrived(engines):
+    """It saves the prompt as if it had computed it, so that the next turn of a conversation finds it at its own host."""
+    prefill, decode = engines()
+    together(prefill, decode, prompt(1))
+    decode.forget()
+    before = decode.computed
+    decode.ask(prompt(1))
+    assert decode.counted["hit_tokens"] == ALL and decode.computed - before == 200 - ALL + 3
+
+
+# What falls back to computing
+
+
+def computed_alone(decode, tokens=200, generate=4):
+    """Nothing arrived, and the decode engine computed all of it."""
+    assert decode.counted["arrive_failed_requests"] == decode.counted["arrive_requests"] == 1
+    assert decode.computed == tokens + generate - 1
+
+
+def test_nobody_comes(engines):
+    _, decode = engines(decode={"hand_over_ms": 300})
+    decode.ask(prompt(1), 4, asks()[1])
+    computed_alone(decode)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        ({"hand_over_to": "nobody"}, {}),
+        ({"host": "unix:/nonexistent/kvasir.sock"}, {}),
+        ({}, {"host": "unix:/nonexistent/kvasir.sock"}),
+        ({"weights_version": "2"}, {}),
+        ({"host": "tcp://127.0.0.1:1"}, {}),
+        ({"hand_over_to": ""}, {}),
+    ],
+    ids=["unknown peer", "no prefill host", "no decode host", "other weights", "tcp", "no name"],
+)
+def test_a_hand_over_that_cannot_be(engines, prefill, decode):
+    prefill, decode = engines(prefill=prefill, decode={"hand_over_ms": 500} | decode)
+    together(prefill, decode, prompt(1))
+    computed_alone(decode)
+
+
+def test_other_tokens_are_refused(engines):
+    """The same transfer, another prompt: a proxy that mixed up its requests."""
+    prefill, decode = engines(decode={"hand_over_ms": 1000})
+    for_prefill, for_decode = asks()
+    prefill.add(prompt(1), 1, for_prefill)
+    decode.add(prompt(2), 4, for_decode)
+    run(prefill, decode)
+    computed_alone(decode)
+
+
+def test_the_prefill_request_is_aborted(engines):
+    prefill, decode = engines(decode={"hand_over_ms": 1500})
+    for_prefill, for_decode = asks()
+    first = prefill.add(prompt(1), 1, for_prefill)
+    decode.add(prompt(1), 4, for_decode)
+    prefill.step()
+    prefill.abort(first)
+    run(prefill, decode)
+    assert prefill.counted["hand_over_blocks"] + prefill.counted["hand_over_failed_blocks"] == 64 // BLOCK
+    computed_alone(decode)
+
+
+def test_the_decode_request_is_aborted(engines):
+    """Its wait is given up at once, as it holds blocks. The prefill engine ends as ever."""
+    prefill, decode = engines(decode={"hand_over_ms": 10 * LONG_MS})
+    for_prefill, for_decode = asks()
+    second = decode.add(prompt(1), 4, for_decode)
+    until(lambda: decode.workers[0].worker._arriving, decode)
+    decode.abort(second)
+    run(decode)
+    prefill.ask(prompt(1), 1, for_prefill)
+    decode.ask(prompt(1))
+    assert decode.computed == 200 + 3
+
+
+@pytest.mark.parametrize("which", ["prefill", "decode"])
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_host_dies_in_the_middle_of_a_step(engines, pair, which, layer):
+    prefill, decode = engines(decode={"hand_over_ms": 3000})
+    for_prefill, for_decode = asks()
+    decode.add(prompt(1), 4, for_decode)
+    until(lambda: decode.workers[0].worker._arriving, decode)
+    host = pair[which == "decode"]
+    prefill.after_layer = lambda at: at == layer and host.kill()
+    prefill.add(prompt(1), 1, for_prefill)
+    run(prefill, decode)
+    computed_alone(decode)
+
+
+def test_the_prefill_host_hangs(engines, pair):
+    """Its engine gives the hand-over up after `save_ms`, and has its blocks again; the other one computes."""
+    prefill, decode = engines(decode={"hand_over_ms": 1000}, prefill={"save_ms": 1000})
+    prefill.after_layer = lambda at: at == 1 and pair[0].pause()
+    for_prefill, for_decode = asks()
+    decode.add(prompt(1), 4, for_decode)
+    prefill.add(prompt(1), 1, for_prefill)
+    try:
+        run(prefill, decode)
+    finally:
+        pair[0].kill()
+    computed_alone(decode)
+
+
+def test_a_failed_part_ends_the_others(engines, pair):
+    """What follows is of no use: it is not begun, and the proxy is told nothing."""
+    prefill, decode = engines(decode={"hand_over_ms": 1000})
+    pair[0].kill()
+    request = prefill.add(prompt(1, 400), 1, asks()[0])
+    until(lambda: prefill.counted["hand_over_failed_blocks"], prefill)
+    begun = prefill.half.handing._handed[request.request_id].done if not request.is_finished() else 0
+    run(prefill, decode)
+    assert begun < 400 // BLOCK and prefill.answered[request.request_id] is None
+
+
+@pytest.mark.parametrize("which", ["prefill", "decode"])
+def test_a_reset_in_the_middle(engines, which):
+    """Other weights from now on: nothing of before is used, and no further hand-over is tried by that engine."""
+    prefill, decode = engines(prefill={}, decode={"hand_over_ms": 1500 if which == "prefill" else 10 * LONG_MS})
+    for_prefill, for_decode = asks()
+    prefill.add(prompt(1), 1, for_prefill)
+    decode.add(prompt(1), 4, for_decode)
+    decode.step()
+    prefill.step()
+    one = prefill if which == "prefill" else decode
+    one.connector.reset_cache()
+    run(prefill, decode)
+    computed_alone(decode)
+    refused = one.counted["hand_over_refused_requests"]
+    one.forget()
+    assert one.scheduler.reset_prefix_cache(reset_connector=True)
+    one.ask(prompt(2), 1, asks("xfer-2")[which == "decode"])
+    assert one.counted["hand_over_refused_requests"] == refused + 1
+
+
+def test_samples_of_one_prompt_await_it_once(engines):
+    """`n` samples are requests of one transfer: one of them has it."""
+    prefill, decode = engines(blocks=48)
+    for_prefill, for_decode = asks()
+    prefill.add(prompt(1), 1, for_prefill)
+    for _ in range(3):
+        decode.add(prompt(1), 4, for_decode)
+    run(prefill, decode)
+    assert decode.counted["arrive_requests"] == 1 and not decode.counted["arrive_failed_requests"]
+
+
+@pytest.mark.parametrize(
+    ("options", "params"),
+    [
+        ({"window": 64, "blocks": 48}, {}),
+        ({"ranks": 2, "replicas": 2}, {}),
+        ({}, {"transfer_id": None}),
+        ({}, {"transfer_id": 7}),
+        ({}, {"transfer_id": "x" * 257}),
+    ],
+    ids=["groups", "same heads", "no transfer", "a number", "too long"],
+)
+def test_what_is_not_handed_over_is_computed_and_said_once(engines, options, params, caplog_vllm):
+    _, decode = engines(**options)
+    for _ in range(2):
+        decode.ask(prompt(1), 4, asks()[1] | params)
+        decode.forget()
+    assert decode.counted["hand_over_refused_requests"] == 2 and not decode.counted["arrive_requests"]
+    assert sum("a prompt is not awaited" in line for line in caplog_vllm) == 1
+
+
+@pytest.fixture
+def caplog_vllm(monkeypatch):
+    """Warnings of the connector's scheduler half."""
+    from kvasir.vllm import handing
+
+    lines = []
+    monkeypatch.setattr(handing.logger, "warning", lambda text, *values: lines.append(text % values))
+    return lines
+
+
+def test_no_wait_where_none_is_wanted(engines):
+    _, decode = engines(decode={"hand_over_ms": 0})
+    decode.ask(prompt(1), 4, asks()[1])
+    assert decode.computed == 200 + 3 and not decode.counted["arrive_requests"]
+
+
+def test_hand_overs_hold_half_of_the_blocks_at_most(engines, pair):
+    """A peer that takes nothing does not take the engine's memory: further prompts are not handed over."""
+    prefill, _ = engines(blocks=48, prefill={"save_ms": 60_000})
+    pair[1].pause()
+    try:
+        requests = [prefill.add(prompt(at), 1, asks(f"xfer-{at}")[0]) for at in range(6)]
+        until(lambda: all(request.is_finished() for request in requests), prefill)
+        assert prefill.half.handing.held == 5 * ALL // BLOCK, "blocks that are being handed over outlive their requests"
+    finally:
+        pair[1].resume()
+    run(prefill)
+    assert prefill.counted["hand_over_refused_requests"] == 1
+    assert prefill.computed == 6 * 200
+
+
+@pytest.mark.parametrize(
+    ("change", "says"), [({"hand_over_to": 1}, "hand_over_to"), ({"hand_over_ms": -1}, "hand_over_ms")]
+)
+def test_settings(change, says):
+    with pytest.raises(ValueError, match=says):
+        Settings.parse(NOBODY | change)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_any_order_of_events(engines, pair, seed, ranks):
+    """Hand-overs, aborts, preemptions, resets, and hosts that hang and die, in an order drawn at random."""
+    chance = random.Random(seed)
+    short = {"match_ms": 50, "load_ms": 300, "save_ms": 500, "hand_over_ms": 400}
+    both = engines(prefill=short, decode=short, ranks=ranks, blocks=24, max_num_batched_tokens=128)
+    running = []
+    for turn in range(50):
+        match chance.randrange(9):
+            case 0 | 1 | 2 | 3 | 4:
+                tokens = prompt(chance.randrange(4), chance.choice([40, 96, 150, 230, 300]))
+                for rig, generate, params in zip(both, (1, chance.choice([1, 5, 40])), asks(f"x{turn}"), strict=True):
+                    if chance.random() < 0.9:
+                        running.append((rig, rig.add(tokens, generate, params)))
+            case 5 if running:
+                rig, one = running.pop(chance.randrange(len(running)))
+                if not one.is_finished():
+                    rig.abort(one)
+            case 6:
+                chance.choice(both).scheduler.reset_prefix_cache()
+            case 7 if chance.random() < 0.4:
+                chance.choice(pair).pause()
+            case 8:
+                for host in pair:
+                    host.resume()
+                if chance.random() < 0.2:
+                    host = chance.choice(pair)
+                    host.kill()
+                    host.start()
+        for _ in range(chance.randrange(1, 8)):
+            for rig in both:
+                if rig.scheduler.has_requests():
+                    rig.step()
+    for host in pair:
+        host.resume()
+    run(*both)
+    assert both[1].reads > 1000
