@@ -5,10 +5,11 @@
 //!
 //! [`Device`] is a GPU, [`DevicePool`] its memory with our allocator on top, [`Pinned`] memory of the host that the GPU
 //! reads and writes itself, [`Stream`] an order of work and [`Event`] a point in it. [`Lane`] moves bytes between the
-//! host and a pool, [`ipc`] shares memory between processes, [`paged`] gathers and
-//! scatters an engine's pages.
+//! host and a pool, [`SideStream`] between the host and an engine's blocks, which a [`DevicePlan`] names. [`ipc`] shares
+//! memory between processes, [`paged`] gathers and scatters an engine's pages.
 
 mod device;
+mod engine;
 mod error;
 mod event;
 #[cfg(test)]
@@ -22,6 +23,7 @@ mod staging;
 mod stream;
 
 pub use device::{Device, devices};
+pub use engine::{DevicePlan, DevicePlanError, Room, SideStream};
 pub use error::CudaError;
 pub use event::Event;
 pub use lane::{Download, Lane, Upload};

@@ -124,6 +124,30 @@ impl PlanError {
     }
 }
 
+/// Bytes of each of `blocks` blocks that lie in these runs, of whichever memory.
+///
+/// # Errors
+/// [`PlanError`]: what makes no sense, whatever lies there.
+pub fn block_bytes(runs: &[Run], blocks: usize) -> Result<u32, PlanError> {
+    if runs.is_empty() || blocks == 0 {
+        return Err(PlanError::Empty { runs: runs.len(), blocks });
+    }
+    for (run, &Run { addr, len, stride }) in runs.iter().enumerate() {
+        if addr == 0 || len == 0 {
+            return Err(PlanError::Nothing { run });
+        }
+        if blocks > 1 && stride < len {
+            return Err(PlanError::Overlap { run, len, stride });
+        }
+        let last = stride.checked_mul(blocks - 1).and_then(|offset| offset.checked_add(addr));
+        // No object ends in the upper half of what an address can say.
+        let end = last.and_then(|last| last.checked_add(len)).filter(|&end| end <= isize::MAX as usize);
+        end.ok_or(PlanError::Outside { run, addr, stride, blocks })?;
+    }
+    let bytes = runs.iter().map(|run| run.len as u64).fold(0, u64::saturating_add);
+    u32::try_from(bytes).map_err(|_| PlanError::TooLarge { bytes })
+}
+
 /// Where blocks lie: all in the same runs, as an engine keeps them, or each in a piece of its own.
 ///
 /// A block is the bytes of its runs, one behind the other, in the order of the runs.
@@ -148,23 +172,7 @@ impl Plan {
     /// # Errors
     /// [`PlanError`]: what makes no sense, whatever lies there.
     pub unsafe fn new(runs: &[Run], blocks: usize) -> Result<Self, PlanError> {
-        if runs.is_empty() || blocks == 0 {
-            return Err(PlanError::Empty { runs: runs.len(), blocks });
-        }
-        for (run, &Run { addr, len, stride }) in runs.iter().enumerate() {
-            if addr == 0 || len == 0 {
-                return Err(PlanError::Nothing { run });
-            }
-            if blocks > 1 && stride < len {
-                return Err(PlanError::Overlap { run, len, stride });
-            }
-            let last = stride.checked_mul(blocks - 1).and_then(|offset| offset.checked_add(addr));
-            // No object ends in the upper half of what an address can say.
-            let end = last.and_then(|last| last.checked_add(len)).filter(|&end| end <= isize::MAX as usize);
-            end.ok_or(PlanError::Outside { run, addr, stride, blocks })?;
-        }
-        let bytes = runs.iter().map(|run| run.len as u64).fold(0, u64::saturating_add);
-        let block_bytes = u32::try_from(bytes).map_err(|_| PlanError::TooLarge { bytes })?;
+        let block_bytes = block_bytes(runs, blocks)?;
         Ok(Self { runs: runs.into(), blocks, block_bytes: Some(block_bytes), _pool: None })
     }
 

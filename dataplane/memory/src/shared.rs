@@ -198,6 +198,11 @@ impl<'a> Place<'a> {
         self.0.iov_len
     }
 
+    /// The address of the first of them, for a device that fills them.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.0.iov_base.cast()
+    }
+
     /// Copies bytes in, as many as fit, and goes on behind them. Returns how many.
     pub fn copy_in(&mut self, from: Shared<'_>) -> usize {
         let count = from.len().min(self.left());

@@ -59,6 +59,23 @@ impl Device {
         self.number
     }
 
+    /// Opens the GPU that the driver, and an engine, knows by this number, which depends on `CUDA_DEVICE_ORDER`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn of_ordinal(ordinal: usize) -> Result<Arc<Self>, CudaError> {
+        let found = by_address()?;
+        let there = found.len();
+        let number = found.iter().position(|(_, other)| *other == ordinal);
+        // A number that nobody has is missing under either way to count.
+        Self::open(number.unwrap_or(ordinal.max(there)).try_into().unwrap_or(u16::MAX))
+    }
+
+    /// The driver's own number of it.
+    pub fn ordinal(&self) -> usize {
+        self.context.ordinal()
+    }
+
     /// As the vendor calls it; empty if the driver does not say.
     pub fn name(&self) -> String {
         self.context.name().unwrap_or_default()

@@ -21,10 +21,11 @@ mod tiles;
 use std::sync::Arc;
 
 pub use self::choice::{Choice, Measured, Path};
-use self::copies::{Batch, begin_2d};
+pub(super) use self::copies::{Batch, begin_2d};
 use self::kernel::Kernel;
 pub use self::layers::LayerStreams;
-use self::tiles::{Move, Span, moves, tiles, width};
+pub(super) use self::tiles::Move;
+use self::tiles::{Span, moves, tiles, width};
 use super::device::Device;
 use super::error::CudaError;
 use super::event::Event;

@@ -2,8 +2,10 @@
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
-use cudarc::driver::{CudaStream, sys};
+use cudarc::driver::{CudaStream, DriverError, sys};
 
 use super::device::Device;
 use super::error::CudaError;
@@ -27,6 +29,11 @@ impl Stream {
 
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// By which the driver, and an engine, knows it.
+    pub fn handle(&self) -> u64 {
+        self.raw().expose_provenance() as u64
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {
@@ -79,6 +86,27 @@ impl Stream {
         }
     }
 
+    /// As [`drain`](Self::drain), and whatever the driver says, nothing is under way when this returns. A driver that fails
+    /// to wait is asked again, until it has waited or the context is gone, with which its work has ended.
+    ///
+    /// # Errors
+    /// As [`drain`](Self::drain), the first of them.
+    pub(super) fn settle(&self) -> Result<(), CudaError> {
+        /// As long as no processor is kept busy with asking.
+        const AGAIN: Duration = Duration::from_millis(1);
+        let first = self.drain();
+        if first.is_ok() {
+            return first;
+        }
+        while let Err(error) = self.inner.synchronize() {
+            if ends_context(error) {
+                break;
+            }
+            thread::sleep(AGAIN);
+        }
+        first
+    }
+
     /// Begins a copy of `len` bytes between addresses of any GPU or of the host; the driver knows which is which.
     ///
     /// # Safety
@@ -90,4 +118,30 @@ impl Stream {
             .result()
             .map_err(self.device.failed("starting a copy"))
     }
+}
+
+/// Whether the driver says that the context is gone, or takes nothing back from it: then no work of it is under way. These are
+/// the errors of which its documentation says that the process must be ended to go on, and those of a context that is no more.
+fn ends_context(DriverError(error): DriverError) -> bool {
+    use sys::CUresult::*;
+    matches!(
+        error,
+        CUDA_ERROR_DEINITIALIZED
+            | CUDA_ERROR_INVALID_CONTEXT
+            | CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUDA_ERROR_CONTAINED
+            | CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_LAUNCH_FAILED
+            | CUDA_ERROR_EXTERNAL_DEVICE
+            | CUDA_ERROR_TENSOR_MEMORY_LEAK
+    )
 }

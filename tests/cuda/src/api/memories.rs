@@ -81,6 +81,24 @@ pub(crate) extern "C" fn cuMemGetAddressRange_v2(base: Out<u64>, len: Out<usize>
     })
 }
 
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuPointerGetAttribute(answer: Out<u32>, attribute: u32, address: u64) -> u32 {
+    const MEMORY_TYPE: u32 = 2;
+    const DEVICE_ORDINAL: u32 = 9;
+    call("cuPointerGetAttribute", || {
+        device::current()?;
+        let range = memory::range_of(address).ok_or(CudaError::INVALID_VALUE)?;
+        match attribute {
+            MEMORY_TYPE => answer.set(match range.kind {
+                Kind::Host | Kind::Registered => 1,
+                Kind::Device | Kind::Imported => 2,
+            }),
+            DEVICE_ORDINAL => answer.set(range.device as u32),
+            _ => Err(CudaError::INVALID_VALUE),
+        }
+    })
+}
+
 /// The descriptor of the memory itself. It is no dma-buf, but as one it may be kept, sent and closed.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuMemGetHandleForAddressRange(

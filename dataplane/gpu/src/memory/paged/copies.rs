@@ -38,13 +38,13 @@ type BatchV2 = unsafe extern "C" fn(
 
 /// `cuMemcpyBatchAsync`, in the form that this driver has.
 #[derive(Clone, Copy)]
-pub(super) enum Batch {
+pub(in crate::memory) enum Batch {
     V1(BatchV1),
     V2(BatchV2),
 }
 
 impl Batch {
-    pub(super) fn find(device: &Device) -> Result<Self, CudaError> {
+    pub(in crate::memory) fn find(device: &Device) -> Result<Self, CudaError> {
         device.bind()?;
         if driver_has("cuMemcpyBatchAsync_v2") {
             // SAFETY: a device is open, so the library is there; the type is what CUDA 13's header declares.
@@ -69,7 +69,12 @@ impl Batch {
     ///
     /// # Safety
     /// Their memory stays valid for this GPU until they are complete.
-    pub(super) unsafe fn begin(self, stream: &Stream, moves: &[Move], gather: bool) -> Result<(), CudaError> {
+    pub(in crate::memory) unsafe fn begin(
+        self,
+        stream: &Stream,
+        moves: &[Move],
+        gather: bool,
+    ) -> Result<(), CudaError> {
         let device = stream.device();
         device.bind()?;
         let (mut to, mut from, mut sizes) = (Vec::new(), Vec::new(), Vec::new());
@@ -108,7 +113,11 @@ impl Batch {
 ///
 /// # Safety
 /// As for [`Batch::begin`].
-pub(super) unsafe fn begin_2d(stream: &Stream, moves: &[Move], gather: bool) -> Result<(), CudaError> {
+pub(in crate::memory) unsafe fn begin_2d(
+    stream: &Stream,
+    moves: &[Move],
+    gather: bool,
+) -> Result<(), CudaError> {
     for m in moves {
         let (engine, block) = ((m.engine, m.engine_stride), (m.block, m.block_stride));
         let (from, to) = if gather { (engine, block) } else { (block, engine) };

@@ -9,13 +9,13 @@ pub(super) const WIDTHS: [u64; 5] = [16, 8, 4, 2, 1];
 
 /// A descriptor with addresses in place of offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Move {
-    pub(super) engine: u64,
-    pub(super) block: u64,
-    pub(super) run_bytes: u64,
-    pub(super) rows: u64,
-    pub(super) engine_stride: u64,
-    pub(super) block_stride: u64,
+pub(in crate::memory) struct Move {
+    pub(in crate::memory) engine: u64,
+    pub(in crate::memory) block: u64,
+    pub(in crate::memory) run_bytes: u64,
+    pub(in crate::memory) rows: u64,
+    pub(in crate::memory) engine_stride: u64,
+    pub(in crate::memory) block_stride: u64,
 }
 
 /// An address range that descriptors point into.
