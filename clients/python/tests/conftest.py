@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,9 +58,13 @@ class Host:
         json.loads(ready)
 
     def hang(self) -> None:
-        """Lets it say nothing more, with its connections open."""
+        """Lets it say nothing more, with its connections open. Returns once it does not."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        # It stops a thread at a time, and until then the others answer.
+        tasks = Path(f"/proc/{self._process.pid}/task")
+        while any(") T " not in (task / "stat").read_text() for task in tasks.iterdir()):
+            time.sleep(0.001)
 
     def kill(self) -> None:
         """Ends the daemon without a farewell."""
