@@ -237,10 +237,12 @@ impl Handing {
     pub fn close(&self) {
         let shared = &self.0;
         let left = [shared.senders.close(), shared.receivers.close()];
+        // Before it hangs up, so that each says why it ended.
         let open: Vec<_> = shared.open.lock().values().cloned().collect();
         open.iter().for_each(|signals| signals.end(&HandingError::Closed));
-        shared.senders.join();
-        shared.receivers.join();
+        let crews = [&shared.senders, &shared.receivers];
+        crews.iter().for_each(|crew| crew.hang_up());
+        crews.iter().for_each(|crew| crew.join());
         left.into_iter().flatten().for_each(|task| {
             let failed = task.failed(HandingError::Closed.into());
             shared.report(failed);

@@ -78,13 +78,17 @@ impl Crew {
         None
     }
 
-    /// Takes no more tasks and hangs up. Returns those that nobody has begun.
+    /// Takes no more tasks. Returns those that nobody has begun.
     pub(super) fn close(&self) -> VecDeque<Task> {
         let mut state = self.state.lock();
         state.closed = true;
-        state.links.iter().for_each(|link| link.close());
         self.changed.notify_all();
         std::mem::take(&mut state.waiting)
+    }
+
+    /// Ends the connections, for good.
+    pub(super) fn hang_up(&self) {
+        self.state.lock().links.iter().for_each(|link| link.close());
     }
 
     /// Waits for the threads of one that was closed.

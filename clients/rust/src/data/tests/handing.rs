@@ -1,7 +1,9 @@
 //! Prompts from engine to engine: each job is reported once, and a prompt is right or not there.
 
 use super::jobs::wait;
-use super::pair::{BLOCKS, Engine, LAYERS, LONG, NAMESPACE, Pair, SIZE, into, keys, transfer, until};
+use super::pair::{
+    BLOCKS, Engine, LAYERS, LONG, NAMESPACE, Pair, SIZE, into, keys, layer_of, transfer, until,
+};
 use super::*;
 use crate::data::{HandingError, HandingOptions, Incoming, Outgoing, Transfer};
 
@@ -220,6 +222,25 @@ fn damaged_bytes_fail_both_jobs() {
 }
 
 #[test]
+fn a_prompt_that_is_there_is_not_good_before_its_checksums_are() {
+    let pair = Pair::start();
+    let [_, decode] = pair.engines();
+    let transfer = transfer();
+    // A sender that takes its time between the last layer and its last word, and errs in that.
+    let sender = Client::connect(&pair.nodes[0].host.unix(), options()).unwrap();
+    let meta = BlockMeta::single(keys(&transfer, &[1])[0], SIZE as u32);
+    let mut handing = sender.hand_over(transfer.request(0), "host-1", &[meta], LAYERS).unwrap();
+    decode.receive(1, &transfer, &[1], 0, LONG);
+    for layer in 0..LAYERS {
+        handing.fill(0, layer, &layer_of(1, layer)).unwrap();
+        handing.layer_done(layer).unwrap();
+    }
+    until("all of it is there", || decode.has(into(1), 1));
+    assert!(handing.finish(&[4711]).is_err());
+    failed(&wait(&decode.jobs, 1)[0], "did not arrive with the checksum");
+}
+
+#[test]
 fn an_engine_that_gives_up_leaves_nothing() {
     let pair = Pair::start();
     let [prefill, decode] = pair.engines();
@@ -306,7 +327,8 @@ fn closing_reports_all_that_was_taken() {
         prefill.compute(job, &[job], 0);
     }
     until("two are under way", || [0, 1].iter().all(|&n| decode.has_layer(into(n), n, 0)));
-    for engine in [&prefill, &decode] {
+    // In this order: a sender that closes breaks what the receiver waits for.
+    for engine in [&decode, &prefill] {
         engine.handing.close();
         wait(&engine.jobs, 5).iter().for_each(|done| failed(done, "it was closed in the middle"));
         let late = Incoming {
