@@ -338,20 +338,36 @@ fn dependencies(shell: &Shell) -> Result<Outcome> {
     )
 }
 
-/// Engines load the data half of the client into processes that must not get an asynchronous runtime or gRPC with it.
-/// Another selection than the workspace, so in a folder of its own: in the usual one both would be built again and again.
+/// What an engine gets with the data half of the client: no asynchronous runtime, no gRPC, nothing of a daemon's, and CUDA only
+/// where it is asked for. Another selection than the workspace, so in a folder of its own: in the usual one both would be
+/// built again and again.
 fn data_half_of_the_client(shell: &Shell) -> Result<Outcome> {
-    let alone = ["--locked", "--package", "kvasir-client", "--no-default-features", "--features", "tls"];
-    let tree = ["--edges", "normal", "--prefix", "none"];
-    let listed = shell.output(shell.cargo().arg("tree").args(alone).args(tree))?;
-    let heavy =
-        |line: &&str| ["tonic", "tokio", "prost", "hyper", "tower"].iter().any(|name| line.starts_with(name));
-    match listed.lines().find(heavy) {
-        Some(found) => bail!("kvasir-client without its feature `control` depends on {found}"),
-        None => {
-            let mut check = shell.cargo();
-            check.arg("check").arg("--quiet").args(alone).arg("--target-dir").arg(shell.target("data-half"));
-            passed(shell.run(&mut check))
+    const DAEMON: [&str; 12] = [
+        "tonic",
+        "tokio",
+        "prost",
+        "hyper",
+        "tower",
+        "sled",
+        "io-uring",
+        "object_store",
+        "wasmtime",
+        "kvasir-store",
+        "kvasir-net",
+        "kvasir-server",
+    ];
+    for (feature, other) in [("tls", "cudarc"), ("gpu", "rustls")] {
+        let alone =
+            ["--locked", "--package", "kvasir-client", "--no-default-features", "--features", feature];
+        let tree = ["--edges", "normal", "--prefix", "none"];
+        let listed = shell.output(shell.cargo().arg("tree").args(alone).args(tree))?;
+        let heavy = |line: &&str| DAEMON.iter().chain([&other]).any(|name| line.starts_with(name));
+        if let Some(found) = listed.lines().find(heavy) {
+            bail!("kvasir-client with nothing but its feature `{feature}` depends on {found}");
         }
+        let mut check = shell.cargo();
+        check.arg("check").arg("--quiet").args(alone).arg("--target-dir").arg(shell.target("data-half"));
+        shell.run(&mut check)?;
     }
+    Ok(Outcome::Passed)
 }

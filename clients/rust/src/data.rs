@@ -2,6 +2,8 @@
 
 mod block;
 mod calls;
+#[cfg(feature = "gpu")]
+mod device;
 mod endpoint;
 mod error;
 mod get;
@@ -9,6 +11,7 @@ mod handing;
 mod handover;
 mod jobs;
 mod label;
+mod memory;
 mod options;
 mod place;
 mod put;
@@ -35,16 +38,21 @@ use self::block::Local;
 use self::error::wrong;
 use self::wire::{Fault, Reader, Wire, no_payload};
 pub use block::Block;
+#[cfg(feature = "gpu")]
+pub use device::DeviceBlocks;
 pub use endpoint::Endpoint;
 pub use error::ClientError;
 pub use handing::{Handing, HandingError, HandingOptions, Incoming, Outgoing};
 pub use handover::{Arrivals, HandOver};
 pub use jobs::{Done, JobError, JobOptions, Jobs};
+#[cfg(feature = "gpu")]
+pub use kvasir_gpu::memory::{CudaError, Device, DevicePlan, DevicePlanError, Event};
 pub use kvasir_memory::runs::{Plan, PlanError, Run};
 pub use kvasir_memory::shared::Shared;
 pub use kvasir_protocol::block::{BlockKey, BlockMeta, Pin};
 pub use kvasir_protocol::wire::VERSIONS;
 pub use label::{Label, LabelFault, Namespace};
+pub use memory::JobMemory;
 pub use options::{Counts, Options};
 pub use place::Place;
 pub use put::Put;
@@ -109,6 +117,7 @@ impl Client {
         let local = match fds.next().filter(|_| shared) {
             Some(fd) => {
                 let mapping = Mapping::new(fd.as_fd(), pool_bytes, writable).map_err(unmapped)?;
+                let mapping = Arc::new(mapping);
                 let (lease, filling) =
                     (Duration::from_millis(lease_ms), Duration::from_millis(reservation_ms));
                 let (done, dead) = (Mutex::new(Vec::new()), AtomicBool::new(false));

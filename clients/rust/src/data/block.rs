@@ -14,7 +14,7 @@ use super::error::ClientError;
 
 /// Leases and addresses of a local reader.
 pub(super) struct Local {
-    pub(super) mapping: Mapping,
+    pub(super) mapping: Arc<Mapping>,
     /// Leases that are done with; they go back with the next `get` or `release`.
     pub(super) done: Mutex<Vec<u64>>,
     pub(super) lease: Duration,
@@ -99,6 +99,15 @@ impl Block {
         // What is asked from here on is asked after the last byte was read.
         fence(Ordering::Acquire);
         self.bytes().map(|_| self.size())
+    }
+
+    /// Where it is lent in the host's pool; `None` if it was received.
+    #[cfg(feature = "gpu")]
+    pub(super) fn offset(&self) -> Option<u64> {
+        match &self.bytes {
+            Bytes::Lent(lent) => Some(lent.offset),
+            Bytes::Owned(_) => None,
+        }
     }
 
     pub(super) fn raw(&self) -> Shared<'_> {

@@ -5,6 +5,8 @@ use std::io;
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_protocol::wire::{Op, Outcome, Reply, WireError};
 
+#[cfg(feature = "gpu")]
+use super::CudaError;
 use super::{Endpoint, HandingError, LabelFault};
 
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +69,15 @@ pub enum ClientError {
         "{endpoint} speaks data protocol {version}, and {op:?} needs {}; update the host, or go on without", op.since()
     )]
     TooOld { endpoint: Endpoint, op: Op, version: u8 },
+    #[cfg(feature = "gpu")]
+    #[error("blocks were not copied between the host and a GPU: {source}; what is missing is computed anew")]
+    Gpu { source: CudaError },
+    #[cfg(feature = "gpu")]
+    #[error(
+        "the engine's stream on cuda:{device} had not come to the job's blocks when the job's time was over; give jobs more \
+         time, or find out what the stream waits for"
+    )]
+    StreamLate { device: u16 },
     #[error("the connection to {endpoint} is unusable after an earlier error; connect again")]
     Closed { endpoint: Endpoint },
 }
@@ -83,6 +94,11 @@ impl ClientError {
             | Self::TooLate { .. }
             | Self::DeadlinePassed { .. }
             | Self::Closed { .. } => true,
+            #[cfg(feature = "gpu")]
+            Self::StreamLate { .. } => true,
+            #[cfg(feature = "gpu")]
+            // A GPU that has failed stays so until the process is started anew.
+            Self::Gpu { .. } => false,
             Self::Refused { retryable, .. } => *retryable,
             Self::Block { outcome, .. } => outcome.retryable(),
             Self::Endpoint { .. }

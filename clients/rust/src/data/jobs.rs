@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 
-use kvasir_memory::runs::Plan;
 use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 use kvasir_protocol::wire::Op;
 
+use super::memory::{Hands, JobMemory, Pools};
 use super::scatter::check_labels;
 use super::{Client, ClientError, Endpoint, Label, Options, Put, Reconnecting};
 
@@ -124,6 +124,7 @@ pub(super) struct Shared {
     event: OwnedFd,
     /// One of each thread.
     links: Mutex<Vec<Arc<Reconnecting>>>,
+    pools: Arc<Pools>,
 }
 
 struct Queue {
@@ -134,7 +135,7 @@ struct Queue {
 
 struct Job {
     id: u64,
-    plan: Arc<Plan>,
+    memory: JobMemory,
     work: Work,
     /// One for each block, or none.
     labels: Vec<Label>,
@@ -162,6 +163,7 @@ impl Jobs {
             done: Mutex::default(),
             event,
             links: Mutex::default(),
+            pools: Arc::new(Pools::new(&options.counts)),
         });
         // From here on dropping it ends the threads that have started.
         let this = Self { shared, threads: Mutex::default() };
@@ -177,12 +179,17 @@ impl Jobs {
         Ok(this)
     }
 
-    /// Gives a load of blocks into those that have these numbers in `plan`.
+    /// Gives a load of blocks into those that have these numbers in `memory`, such as an `Arc` of a [`Plan`](super::Plan).
     ///
     /// # Errors
     /// It is not taken, and will not be reported.
-    pub fn load(&self, job: u64, plan: &Arc<Plan>, blocks: Vec<(BlockKey, usize)>) -> Result<(), JobError> {
-        self.load_labelled(job, plan, blocks, Vec::new())
+    pub fn load(
+        &self,
+        job: u64,
+        memory: impl Into<JobMemory>,
+        blocks: Vec<(BlockKey, usize)>,
+    ) -> Result<(), JobError> {
+        self.load_labelled(job, memory, blocks, Vec::new())
     }
 
     /// [`load`](Self::load) of blocks that were stored with these labels, one each: see [`Client::load_labelled`].
@@ -192,21 +199,27 @@ impl Jobs {
     pub fn load_labelled(
         &self,
         job: u64,
-        plan: &Arc<Plan>,
+        memory: impl Into<JobMemory>,
         blocks: Vec<(BlockKey, usize)>,
         labels: Vec<Label>,
     ) -> Result<(), JobError> {
-        check(plan, &labels, blocks.iter().map(|(_, block)| *block))?;
+        let memory = memory.into();
+        check(&memory, &labels, blocks.iter().map(|(_, block)| *block))?;
         let JobOptions { class, load_time, .. } = self.shared.options;
-        self.give(&self.shared.loads, (job, labels), plan, Work::Load { blocks, class }, load_time)
+        self.give(&self.shared.loads, (job, labels), memory, Work::Load { blocks, class }, load_time)
     }
 
-    /// Gives a save of those blocks of `plan` that have these numbers.
+    /// Gives a save of those blocks of `memory` that have these numbers.
     ///
     /// # Errors
     /// It is not taken, and will not be reported.
-    pub fn save(&self, job: u64, plan: &Arc<Plan>, blocks: Vec<(BlockMeta, usize)>) -> Result<(), JobError> {
-        self.save_labelled(job, plan, blocks, Vec::new())
+    pub fn save(
+        &self,
+        job: u64,
+        memory: impl Into<JobMemory>,
+        blocks: Vec<(BlockMeta, usize)>,
+    ) -> Result<(), JobError> {
+        self.save_labelled(job, memory, blocks, Vec::new())
     }
 
     /// [`save`](Self::save) with a label behind each block: see [`Client::save_labelled`].
@@ -216,12 +229,14 @@ impl Jobs {
     pub fn save_labelled(
         &self,
         job: u64,
-        plan: &Arc<Plan>,
+        memory: impl Into<JobMemory>,
         blocks: Vec<(BlockMeta, usize)>,
         labels: Vec<Label>,
     ) -> Result<(), JobError> {
-        check(plan, &labels, blocks.iter().map(|(_, block)| *block))?;
-        self.give(&self.shared.saves, (job, labels), plan, Work::Save(blocks), self.shared.options.save_time)
+        let memory = memory.into();
+        check(&memory, &labels, blocks.iter().map(|(_, block)| *block))?;
+        let time = self.shared.options.save_time;
+        self.give(&self.shared.saves, (job, labels), memory, Work::Save(blocks), time)
     }
 
     /// The jobs that have ended since the last call, in that order. Never waits.
@@ -250,19 +265,20 @@ impl Jobs {
             let _ = thread.join();
         }
         left.into_iter().flatten().for_each(|job| self.shared.report(job.failed(None)));
+        self.shared.pools.close();
     }
 
     fn give(
         &self,
         queue: &Queue,
         (id, labels): (u64, Vec<Label>),
-        plan: &Arc<Plan>,
+        memory: JobMemory,
         work: Work,
         time: Duration,
     ) -> Result<(), JobError> {
         self.shared.take()?;
         let until = Instant::now() + time.min(TIME_MAX);
-        let taken = queue.push(Job { id, plan: Arc::clone(plan), work, labels, until });
+        let taken = queue.push(Job { id, memory, work, labels, until });
         taken.inspect_err(|_| self.shared.untake())
     }
 
@@ -278,13 +294,13 @@ impl Drop for Jobs {
 }
 
 fn check(
-    plan: &Plan,
+    memory: &JobMemory,
     labels: &[Label],
     mut numbers: impl ExactSizeIterator<Item = usize>,
 ) -> Result<(), JobError> {
     let blocks = numbers.len();
     check_labels(labels, blocks).map_err(|_| JobError::Labels { labels: labels.len(), blocks })?;
-    let blocks = plan.blocks();
+    let blocks = memory.blocks();
     numbers.find(|&block| block >= blocks).map_or(Ok(()), |block| Err(JobError::NoBlock { block, blocks }))
 }
 
@@ -323,9 +339,10 @@ impl Queue {
 
 impl Shared {
     fn work(&self, queue: &Queue, link: &Reconnecting) {
+        let mut hands = Hands::of(&self.pools);
         while let Some(job) = queue.next() {
             // A fault of ours must not leave the engine waiting.
-            let done = catch_unwind(AssertUnwindSafe(|| job.run(link, queue)));
+            let done = catch_unwind(AssertUnwindSafe(|| job.run(link, queue, &mut hands)));
             self.report(done.unwrap_or_else(|_| job.failed(None)));
         }
     }
@@ -363,11 +380,15 @@ impl Job {
     }
 
     /// Works until all is done, its time is over, the host cannot be asked, or the jobs are closed.
-    fn run(&self, link: &Reconnecting, queue: &Queue) -> Done {
+    fn run(&self, link: &Reconnecting, queue: &Queue, hands: &mut Hands) -> Done {
         let mut done = self.failed(None);
+        // Before anything is lent or reserved for it, which has its own time.
+        if let Err(error) = self.memory.wait_until_ready(self.until, || queue.is_closed()) {
+            return self.failed(Some(error));
+        }
         let mut at = 0;
         while at < self.len() && !queue.is_closed() {
-            match self.step(link, at, &mut done) {
+            match self.step(link, hands, at, &mut done) {
                 Ok(next) => at = next,
                 Err(error) => {
                     done.error = Some(error);
@@ -380,7 +401,13 @@ impl Job {
     }
 
     /// Loads or saves some blocks from `at` on. Returns where the next ones begin.
-    fn step(&self, link: &Reconnecting, at: usize, done: &mut Done) -> Result<usize, ClientError> {
+    fn step(
+        &self,
+        link: &Reconnecting,
+        hands: &mut Hands,
+        at: usize,
+        done: &mut Done,
+    ) -> Result<usize, ClientError> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             let op = if matches!(self.work, Work::Load { .. }) { Op::Get } else { Op::Reserve };
@@ -395,13 +422,13 @@ impl Job {
         // Of each block: whether it is there, and how many bytes were copied.
         let results: Vec<Result<(bool, u64), ClientError>> = match &self.work {
             Work::Load { blocks, class } => {
-                let loaded = client.load_labelled(&self.plan, &blocks[at..next], labels, *class)?;
+                let loaded = self.memory.load(hands, &client, &blocks[at..next], labels, *class)?;
                 let bytes = |at, here| if here { size(at) } else { 0 };
                 let each = (at..next).zip(loaded);
                 each.map(|(at, result)| result.map(|here| (here, bytes(at, here)))).collect()
             }
             Work::Save(blocks) => {
-                let saved = client.save_labelled(&self.plan, &blocks[at..next], labels)?;
+                let saved = self.memory.save(hands, &client, &blocks[at..next], labels)?;
                 let bytes = |at, put| if put == Put::Stored { size(at) } else { 0 };
                 let each = (at..next).zip(saved);
                 each.map(|(at, result)| result.map(|put| (true, bytes(at, put)))).collect()
@@ -427,7 +454,7 @@ impl Job {
             Work::Load { blocks, .. } => blocks.get(at).map(|(_, block)| *block),
             Work::Save(blocks) => blocks.get(at).map(|(_, block)| *block),
         };
-        block.and_then(|block| self.plan.block_bytes(block)).unwrap_or(0)
+        block.and_then(|block| self.memory.block_bytes(block)).unwrap_or(0)
     }
 
     /// Where the blocks end that go into one call, if they begin at `at`.

@@ -3,6 +3,8 @@
 use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
+#[cfg(feature = "gpu")]
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -19,6 +21,10 @@ pub struct Counts {
     pub checksum_failures: AtomicU64,
     /// Blocks that came back with the label of another block, which are errors.
     pub label_failures: AtomicU64,
+    /// Why a host's pool could not be registered with the driver of a GPU, the first time that happened. From then on blocks
+    /// of that GPU go through page-locked memory, which takes a copy more.
+    #[cfg(feature = "gpu")]
+    pub unregistered: OnceLock<String>,
 }
 
 /// How to connect.

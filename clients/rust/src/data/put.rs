@@ -24,6 +24,17 @@ pub enum Put {
     InProgress,
 }
 
+impl Put {
+    pub(super) fn of(meta: &BlockMeta, outcome: Outcome) -> Result<Self, ClientError> {
+        match outcome {
+            Outcome::Done => Ok(Self::Stored),
+            Outcome::AlreadyStored => Ok(Self::AlreadyStored),
+            Outcome::InProgress => Ok(Self::InProgress),
+            outcome => Err(ClientError::Block { key: meta.key, outcome }),
+        }
+    }
+}
+
 impl Client {
     /// Stores one block.
     pub fn put(&self, meta: &BlockMeta, bytes: &[u8]) -> Result<Put, ClientError> {
@@ -96,13 +107,7 @@ impl Client {
             Some(local) => self.put_in_place(local, blocks, parts)?,
             None => self.put_inline(blocks, parts)?,
         };
-        let results = blocks.iter().zip(outcomes).map(|(meta, outcome)| match outcome {
-            Outcome::Done => Ok(Put::Stored),
-            Outcome::AlreadyStored => Ok(Put::AlreadyStored),
-            Outcome::InProgress => Ok(Put::InProgress),
-            outcome => Err(ClientError::Block { key: meta.key, outcome }),
-        });
-        Ok(results.collect())
+        Ok(blocks.iter().zip(outcomes).map(|(meta, outcome)| Put::of(meta, outcome)).collect())
     }
 
     fn put_in_place(
@@ -113,47 +118,68 @@ impl Client {
     ) -> Result<Vec<Outcome>, ClientError> {
         // The host counts from later, so ours ends first.
         let until = Instant::now() + local.filling;
-        let placed = match self.call(&Request::Reserve(blocks.to_vec()))? {
-            Reply::Reserve(placed) if placed.len() == blocks.len() => placed,
-            other => return Err(wrong(&self.endpoint, Op::Reserve, other)),
-        };
-        let mut outcomes = Vec::with_capacity(blocks.len());
-        let (mut commits, mut late) = (Vec::with_capacity(blocks.len()), Vec::new());
+        let placed = self.reserve(blocks)?;
+        let mut sums = Vec::with_capacity(blocks.len());
         for (at, placed) in placed.iter().enumerate() {
             let last = at + 1 == blocks.len();
-            match *placed {
+            sums.push(match *placed {
                 // After that the place may soon be another's.
-                Placed::At { reservation, .. } if Instant::now() >= until => {
-                    late.push(reservation);
-                    outcomes.push(Outcome::Aborted);
-                }
-                Placed::At { reservation, offset } => {
+                Placed::At { .. } if Instant::now() >= until => None,
+                Placed::At { offset, .. } => {
                     let soon = || {
                         if last {
                             self.announce()
                         }
                     };
                     let Some(sum) = local.mapping.gather(offset, parts.of(at), soon) else {
-                        return Err(ClientError::WrongReply {
-                            endpoint: self.endpoint.clone(),
-                            op: Op::Reserve,
-                        });
+                        return Err(self.misplaced());
                     };
-                    if Instant::now() >= until {
-                        late.push(reservation);
-                        outcomes.push(Outcome::Aborted);
-                    } else {
-                        commits.push((at, (reservation, sum)));
-                        outcomes.push(Outcome::Internal);
-                    }
+                    (Instant::now() < until).then_some(sum)
                 }
-                Placed::Not(outcome) => outcomes.push(outcome),
-            }
+                Placed::Not(_) => None,
+            });
         }
-        if !late.is_empty() {
-            // Tells the host that nothing is written there any more.
-            let count = late.len();
-            self.outcomes(&Request::Abort(late), count)?;
+        self.commit(&placed, &sums)
+    }
+
+    /// Places in the pool for blocks.
+    pub(super) fn reserve(&self, blocks: &[BlockMeta]) -> Result<Vec<Placed>, ClientError> {
+        match self.call(&Request::Reserve(blocks.to_vec()))? {
+            Reply::Reserve(placed) if placed.len() == blocks.len() => Ok(placed),
+            other => Err(wrong(&self.endpoint, Op::Reserve, other)),
+        }
+    }
+
+    /// The host gave a place that does not lie in its pool.
+    pub(super) fn misplaced(&self) -> ClientError {
+        ClientError::WrongReply { endpoint: self.endpoint.clone(), op: Op::Reserve }
+    }
+
+    /// Tells the host what became of the places that it gave: with its checksum, a block is whole. Without, nothing is written
+    /// there any more.
+    pub(super) fn commit(
+        &self,
+        placed: &[Placed],
+        sums: &[Option<u64>],
+    ) -> Result<Vec<Outcome>, ClientError> {
+        let mut outcomes = Vec::with_capacity(placed.len());
+        let (mut commits, mut given_up) = (Vec::with_capacity(placed.len()), Vec::new());
+        for (at, (placed, sum)) in placed.iter().zip(sums).enumerate() {
+            outcomes.push(match (*placed, *sum) {
+                (Placed::At { reservation, .. }, Some(sum)) => {
+                    commits.push((at, (reservation, sum)));
+                    Outcome::Internal
+                }
+                (Placed::At { reservation, .. }, None) => {
+                    given_up.push(reservation);
+                    Outcome::Aborted
+                }
+                (Placed::Not(outcome), _) => outcome,
+            });
+        }
+        if !given_up.is_empty() {
+            let count = given_up.len();
+            self.outcomes(&Request::Abort(given_up), count)?;
         }
         if !commits.is_empty() {
             let items: Vec<_> = commits.iter().map(|(_, item)| *item).collect();

@@ -20,7 +20,7 @@ use super::{Client, ClientError, Label};
 const PIECE: usize = 256 << 10;
 
 /// What became of one block.
-enum Fetched {
+pub(super) enum Fetched {
     /// All of its bytes arrived, and are those that were stored.
     Here(u32),
     Missing,
@@ -96,12 +96,24 @@ impl Client {
         }
         let keys: Vec<BlockKey> = blocks.iter().map(|(key, _)| *key).collect();
         let fetched = self.fetch(&keys, class, places)?;
+        Ok(self.loaded(blocks, |block| plan.block_bytes(block), (labels, &arrived), fetched))
+    }
+
+    /// Gives back what was lent, and says of each block whether it is there: as long as it should be, and with its label.
+    /// `labels`: those it should have, and those that have arrived.
+    pub(super) fn loaded(
+        &self,
+        blocks: &[(BlockKey, usize)],
+        block_bytes: impl Fn(usize) -> Option<u32>,
+        (labels, arrived): (&[Label], &[Label]),
+        fetched: Vec<Fetched>,
+    ) -> Vec<Result<bool, ClientError>> {
         // A host that is gone takes nothing back, and what was copied and compared is right all the same.
         let _ = self.release([]);
         let with_label = if labels.is_empty() { 0 } else { Label::BYTES };
         let loaded = |(at, fetched)| {
             let (key, block) = blocks[at];
-            let expected = plan.block_bytes(block).unwrap_or(0).saturating_add(with_label);
+            let expected = block_bytes(block).unwrap_or(0).saturating_add(with_label);
             match fetched {
                 Fetched::Here(size) if size == expected => {
                     self.compare(key, labels.get(at).zip(arrived.get(at))).map(|()| true)
@@ -113,7 +125,7 @@ impl Client {
                 Fetched::TooLate(error) => Err(error),
             }
         };
-        Ok(fetched.into_iter().enumerate().map(loaded).collect())
+        fetched.into_iter().enumerate().map(loaded).collect()
     }
 
     fn compare(&self, key: BlockKey, labels: Option<(&Label, &Label)>) -> Result<(), ClientError> {
@@ -158,10 +170,14 @@ impl Client {
             Some(local) => self.copy_lent(local, keys, class, &mut places)?,
             None => self.receive(keys, class, &mut places)?,
         };
-        let damaged = keys.iter().zip(&fetched).filter(|(_, fetched)| matches!(fetched, Fetched::Damaged));
+        self.report_damaged(keys, &fetched);
+        Ok(fetched)
+    }
+
+    pub(super) fn report_damaged(&self, keys: &[BlockKey], fetched: &[Fetched]) {
+        let damaged = keys.iter().zip(fetched).filter(|(_, fetched)| matches!(fetched, Fetched::Damaged));
         // A host that cannot be told is met by the next call.
         let _ = self.report(&damaged.map(|(key, _)| *key).collect::<Vec<_>>());
-        Ok(fetched)
     }
 
     fn copy_lent(

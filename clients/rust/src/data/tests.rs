@@ -1,6 +1,8 @@
 //! The client against a real server, over both transports.
 
 mod connection;
+#[cfg(feature = "gpu")]
+mod gpu;
 mod handing;
 mod hold;
 mod jobs;
