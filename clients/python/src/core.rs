@@ -10,8 +10,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kvasir_client::data::{
-    BlockKey, BlockMeta, Client, ClientError, Done, Endpoint, JobOptions, Jobs, Label, Namespace, Options,
-    Plan, Put, Reconnecting,
+    BlockKey, BlockMeta, Client, ClientError, Done, Endpoint, JobMemory, JobOptions, Jobs, Label, Namespace,
+    Options, Plan, Put, Reconnecting,
 };
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -21,10 +21,11 @@ use pyo3::types::PyBytes;
 use self::handing::{HandOvers, Job};
 use self::tally::Tallies;
 use crate::bytes;
+use crate::device::Place;
 use crate::errors::{Error, client_error, job_error};
 use crate::jobs::{Kept, Kind, Table};
 use crate::link::Link;
-use crate::memory::{self, Buffers};
+use crate::memory::Buffers;
 
 /// The most keys that a host takes in one call.
 const KEYS_MAX: usize = 4096;
@@ -109,13 +110,21 @@ impl Core {
         Ok(Self { inner: Some(inner) })
     }
 
-    #[pyo3(signature = (namespace, runs, blocks, owner = None))]
-    fn plan(&self, namespace: &[u8], runs: &[u8], blocks: usize, owner: Option<Py<PyAny>>) -> PyResult<u64> {
+    #[pyo3(signature = (namespace, runs, blocks, owner = None, *, device = None))]
+    fn plan(
+        &self,
+        py: Python<'_>,
+        namespace: &[u8],
+        runs: &[u8],
+        blocks: usize,
+        owner: Option<Py<PyAny>>,
+        device: Option<usize>,
+    ) -> PyResult<u64> {
         let inner = self.inner()?;
-        let namespace = bytes::namespace(namespace)?;
-        let plan = memory::plan(&bytes::runs(runs)?, blocks)?;
-        bytes::with_label(plan.block_bytes(0).unwrap_or(0))?;
-        Ok(inner.table.plan(plan, namespace, owner))
+        let (namespace, runs) = (bytes::namespace(namespace)?, bytes::runs(runs)?);
+        let place = py.detach(|| Place::new(device, &runs, blocks))?;
+        bytes::with_label(place.block_bytes(0).unwrap_or(0))?;
+        Ok(inner.table.plan(place, namespace, owner))
     }
 
     fn unplan(&self, plan: u64) -> PyResult<()> {
@@ -231,6 +240,8 @@ impl Core {
         Ok(())
     }
 
+    #[pyo3(signature = (job, plan, hashes, hash_bytes, blocks, *, stream = 0))]
+    #[expect(clippy::too_many_arguments, reason = "those of Python")]
     fn load(
         &self,
         py: Python<'_>,
@@ -239,10 +250,13 @@ impl Core {
         hashes: &[u8],
         hash_bytes: usize,
         blocks: &[u8],
+        stream: u64,
     ) -> PyResult<()> {
-        self.transfer(py, false, job, plan, (hashes, hash_bytes), blocks)
+        self.transfer(py, false, job, (plan, stream), (hashes, hash_bytes), blocks)
     }
 
+    #[pyo3(signature = (job, plan, hashes, hash_bytes, blocks, *, stream = 0))]
+    #[expect(clippy::too_many_arguments, reason = "those of Python")]
     fn save(
         &self,
         py: Python<'_>,
@@ -251,8 +265,9 @@ impl Core {
         hashes: &[u8],
         hash_bytes: usize,
         blocks: &[u8],
+        stream: u64,
     ) -> PyResult<()> {
-        self.transfer(py, true, job, plan, (hashes, hash_bytes), blocks)
+        self.transfer(py, true, job, (plan, stream), (hashes, hash_bytes), blocks)
     }
 
     fn load_into(
@@ -355,7 +370,7 @@ impl Core {
     fn put(&self, py: Python<'_>, namespace: &[u8], key: &[u8], buffer: Bound<'_, PyAny>) -> PyResult<bool> {
         let (namespace, buffers) = (bytes::namespace(namespace)?, Buffers::open(&[buffer], false)?);
         let plan = buffers.plan()?;
-        let (meta, label) = named(&namespace, key, &plan, 0)?;
+        let (meta, label) = named(&namespace, key, whole(&plan))?;
         let put = self.call(py, |client| client.save_labelled(&plan, &[(meta, 0)], &[label])?.remove(0))?;
         Ok(put == Put::Stored)
     }
@@ -364,7 +379,7 @@ impl Core {
     fn get(&self, py: Python<'_>, namespace: &[u8], key: &[u8], buffer: Bound<'_, PyAny>) -> PyResult<bool> {
         let (namespace, buffers) = (bytes::namespace(namespace)?, Buffers::open(&[buffer], true)?);
         let plan = buffers.plan()?;
-        let (meta, label) = named(&namespace, key, &plan, 0)?;
+        let (meta, label) = named(&namespace, key, whole(&plan))?;
         let class = self.inner()?.job_options.class;
         self.call(py, |client| client.load_labelled(&plan, &[(meta.key, 0)], &[label], class)?.remove(0))
     }
@@ -375,6 +390,11 @@ impl Core {
 
     fn counters(&self) -> PyResult<BTreeMap<String, u64>> {
         Ok(self.inner()?.counters())
+    }
+
+    /// Why blocks of a GPU do not go straight to and from the host's pool, if they do not.
+    fn unregistered(&self) -> PyResult<Option<String>> {
+        Ok(self.inner()?.options.counts.unregistered.get().cloned())
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
@@ -425,7 +445,7 @@ impl Core {
         py: Python<'_>,
         saves: bool,
         job: u64,
-        plan: u64,
+        (plan, stream): (u64, u64),
         (hashes, hash_bytes): (&[u8], usize),
         blocks: &[u8],
     ) -> PyResult<()> {
@@ -433,8 +453,13 @@ impl Core {
         let hashes = bytes::hashes(hashes, hash_bytes)?;
         let blocks: Vec<usize> = bytes::blocks(blocks, hashes.len())?.collect();
         let (planned, namespace) = inner.table.planned(plan)?;
-        let blocks = py.detach(|| Blocks::of(saves, &namespace, &planned, blocks.into_iter().zip(hashes)))?;
-        inner.give(job, Kept::Plan(plan), &planned, blocks)
+        let (memory, blocks) = py.detach(|| {
+            let of = |block| planned.block_bytes(block);
+            let blocks = Blocks::of(saves, &namespace, of, blocks.into_iter().zip(hashes))?;
+            // When all else is known to make sense.
+            Ok::<_, PyErr>((planned.for_job(stream)?, blocks))
+        })?;
+        inner.give(job, Kept::Plan(plan), memory, blocks)
     }
 
     fn transfer_buffers(
@@ -453,8 +478,9 @@ impl Core {
         }
         let buffers = Buffers::open(buffers, !saves)?;
         let plan = buffers.plan()?;
-        let blocks = Blocks::of(saves, &namespace, &plan, keys.iter().map(Vec::as_slice).enumerate())?;
-        inner.give(job, Kept::Buffers(buffers), &plan, blocks)
+        let keys = keys.iter().map(Vec::as_slice).enumerate();
+        let blocks = Blocks::of(saves, &namespace, |block| plan.block_bytes(block), keys)?;
+        inner.give(job, Kept::Buffers(buffers), (&plan).into(), blocks)
     }
 }
 
@@ -489,13 +515,13 @@ impl Inner {
         Ok(Arc::clone(jobs.insert(Arc::new(started))))
     }
 
-    fn give(&self, job: u64, kept: Kept, plan: &Arc<Plan>, blocks: Blocks) -> PyResult<()> {
+    fn give(&self, job: u64, kept: Kept, memory: JobMemory, blocks: Blocks) -> PyResult<()> {
         let jobs = self.jobs()?;
         let kind = if matches!(blocks, Blocks::Save(..)) { Kind::Save } else { Kind::Load };
         let number = self.table.open(job, kind, kept)?;
         let given = match blocks {
-            Blocks::Load(blocks, labels) => jobs.load_labelled(number, plan, blocks, labels),
-            Blocks::Save(blocks, labels) => jobs.save_labelled(number, plan, blocks, labels),
+            Blocks::Load(blocks, labels) => jobs.load_labelled(number, memory, blocks, labels),
+            Blocks::Save(blocks, labels) => jobs.save_labelled(number, memory, blocks, labels),
         };
         given.map_err(|error| {
             drop(self.table.ended(number));
@@ -563,7 +589,7 @@ impl Blocks {
     fn of<'a>(
         saves: bool,
         namespace: &Namespace,
-        plan: &Plan,
+        block_bytes: impl Fn(usize) -> Option<u32>,
         hashes: impl ExactSizeIterator<Item = (usize, &'a [u8])>,
     ) -> PyResult<Self> {
         let count = hashes.len();
@@ -572,7 +598,8 @@ impl Blocks {
             false => Self::Load(Vec::with_capacity(count), Vec::with_capacity(count)),
         };
         for (block, hash) in hashes {
-            let (meta, label) = named(namespace, hash, plan, block)?;
+            // The job is refused if there is no such block.
+            let (meta, label) = named(namespace, hash, block_bytes(block).unwrap_or(0))?;
             match &mut blocks {
                 Self::Load(blocks, labels) => {
                     blocks.push((meta.key, block));
@@ -588,10 +615,13 @@ impl Blocks {
     }
 }
 
-/// The block of `plan` that is to lie under `hash`: what to say of it, and its label.
-fn named(namespace: &Namespace, hash: &[u8], plan: &Plan, block: usize) -> PyResult<(BlockMeta, Label)> {
-    // The job is refused if there is no such block.
-    let payload = plan.block_bytes(block).unwrap_or(0);
+/// Bytes of the only block of a plan.
+fn whole(plan: &Plan) -> u32 {
+    plan.block_bytes(0).unwrap_or(0)
+}
+
+/// The block of so many bytes that is to lie under `hash`: what to say of it, and its label.
+fn named(namespace: &Namespace, hash: &[u8], payload: u32) -> PyResult<(BlockMeta, Label)> {
     let meta = BlockMeta::single(namespace.key(hash), bytes::with_label(payload)?);
     Ok((meta, namespace.label(hash, payload)))
 }

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvasir_client::data::{Namespace, Plan};
+use kvasir_client::data::Namespace;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyKeyError, PyRuntimeError};
 use pyo3::prelude::*;
 
+use crate::device::Place;
 use crate::memory::Buffers;
 
 /// Plans and open jobs. What it returns is dropped by the caller, outside of the lock: that may run Python code.
@@ -23,7 +24,7 @@ struct State {
 
 /// Where an engine's blocks lie, under which namespace, and what keeps them alive.
 pub(crate) struct Planned {
-    plan: Arc<Plan>,
+    place: Place,
     namespace: Arc<Namespace>,
     _owner: Option<Py<PyAny>>,
     /// Jobs that are not drained.
@@ -69,8 +70,8 @@ pub(crate) enum Kept {
 
 impl Table {
     /// Returns the number of the plan.
-    pub(crate) fn plan(&self, plan: Arc<Plan>, namespace: Namespace, owner: Option<Py<PyAny>>) -> u64 {
-        let planned = Planned { plan, namespace: Arc::new(namespace), _owner: owner, jobs: 0 };
+    pub(crate) fn plan(&self, place: Place, namespace: Namespace, owner: Option<Py<PyAny>>) -> u64 {
+        let planned = Planned { place, namespace: Arc::new(namespace), _owner: owner, jobs: 0 };
         let mut state = self.0.lock();
         state.last += 1;
         let number = state.last;
@@ -93,10 +94,10 @@ impl Table {
     }
 
     /// Where the blocks of a plan lie.
-    pub(crate) fn planned(&self, number: u64) -> PyResult<(Arc<Plan>, Arc<Namespace>)> {
+    pub(crate) fn planned(&self, number: u64) -> PyResult<(Place, Arc<Namespace>)> {
         let state = self.0.lock();
         let planned = state.plans.get(&number).ok_or_else(|| no_plan(number))?;
-        Ok((Arc::clone(&planned.plan), Arc::clone(&planned.namespace)))
+        Ok((planned.place.clone(), Arc::clone(&planned.namespace)))
     }
 
     /// Notes a job before it is given, and returns under which number to give it: callers may call two jobs the same.

@@ -6,6 +6,7 @@
 
 mod bytes;
 mod core;
+mod device;
 mod errors;
 mod jobs;
 mod link;

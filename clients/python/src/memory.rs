@@ -1,4 +1,4 @@
-//! Addresses of Python's memory: the one place that takes its word for them.
+//! Addresses of Python's memory, and streams of its GPUs: the one place that takes its word for them.
 //!
 //! Why unsafe: an engine's KV is known by its address alone, and a buffer's bytes are written while Python holds the buffer too;
 //! no safe type says either.
@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use kvasir_client::data::{Plan, Run};
+use kvasir_client::data::{CudaError, Device, DevicePlan, DevicePlanError, Event, Plan, Run};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
@@ -20,6 +20,24 @@ pub(crate) fn plan(runs: &[Run], blocks: usize) -> PyResult<Arc<Plan>> {
     // are the engine's to give: it does not use them until the job is drained. Nobody keeps Rust references to them.
     let plan = unsafe { Plan::new(runs, blocks) };
     plan.map(Arc::new).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// The same of an engine's memory on a GPU.
+pub(crate) fn device_plan(
+    device: &Arc<Device>,
+    runs: &[Run],
+    blocks: usize,
+) -> Result<DevicePlan, DevicePlanError> {
+    // SAFETY: as in `plan`. The caller names with each job the stream in which the engine uses the blocks, and gives the GPU
+    // nothing more to do with them until the job is drained.
+    unsafe { DevicePlan::new(device, runs, blocks) }
+}
+
+/// A point after what the engine has given to its stream so far.
+pub(crate) fn mark(plan: &DevicePlan, stream: u64) -> Result<Event, CudaError> {
+    // SAFETY: the caller of `Core.load` and `Core.save` promises that it is the handle of a stream of the plan's GPU, of the
+    // primary context, which is the one that CUDA's run-time library and PyTorch use. It exists during the call.
+    unsafe { plan.mark(stream) }
 }
 
 /// Buffers of Python's, held open: while this exists, they neither move nor change their size.

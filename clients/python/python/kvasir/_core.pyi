@@ -57,12 +57,18 @@ class Core:
         ``verify`` checksums are not compared; labels are. Raises ``ValueError`` for what makes no sense.
         """
 
-    def plan(self, namespace: bytes, runs: bytes, blocks: int, owner: object = None) -> int:
+    def plan(
+        self, namespace: bytes, runs: bytes, blocks: int, owner: object = None, *, device: int | None = None
+    ) -> int:
         """Registers where ``blocks`` blocks lie, and returns the number of the plan.
 
         ``runs`` are triples (address, length, stride) of u64: block ``b`` has the ``length`` bytes at
         ``address + b * stride``, of one run after the other. ``namespace`` is a digest of 32 B. ``owner`` is kept alive as long
         as the plan, and with it the memory must stay where it is.
+
+        ``device``: the runs lie in the memory of this GPU, by PyTorch's number. Raises ``Error`` if there is none, or if a run
+        does not begin and end in its memory. On the host's own machine blocks then go straight between the GPU and the
+        host's pool, which the first job registers with the driver; see ``unregistered``.
         """
 
     def unplan(self, plan: int) -> None:
@@ -99,14 +105,21 @@ class Core:
         """Asks the host not to evict these blocks for ``ms`` ms, or as long as it is connected. Best effort: never raises
         because of the host."""
 
-    def load(self, job: int, plan: int, hashes: bytes, hash_bytes: int, blocks: bytes) -> None:
+    def load(
+        self, job: int, plan: int, hashes: bytes, hash_bytes: int, blocks: bytes, *, stream: int = 0
+    ) -> None:
         """Gives a job: fills block ``blocks[i]`` (u32) of the plan with what is stored under hash ``i``.
 
         ``drain`` reports it once, after copying has stopped; until then the blocks are the job's. Raises ``ValueError`` for a
         block outside of the plan, ``KeyError`` for no plan, ``Error`` if it is closed; such a job is not reported.
+
+        Of a plan of a GPU, ``stream`` is the driver's handle of the engine's stream: what was given to it before this call is
+        done before a block is touched. Nothing that uses the blocks may be given to the GPU until the job is drained.
         """
 
-    def save(self, job: int, plan: int, hashes: bytes, hash_bytes: int, blocks: bytes) -> None:
+    def save(
+        self, job: int, plan: int, hashes: bytes, hash_bytes: int, blocks: bytes, *, stream: int = 0
+    ) -> None:
         """Gives a job: stores block ``blocks[i]`` of the plan under hash ``i``. Otherwise as ``load``."""
 
     def load_into(self, job: int, namespace: bytes, keys: list[bytes], buffers: list[Buffer]) -> None:
@@ -209,6 +222,9 @@ class Core:
 
     def counters(self) -> dict[str, int]:
         """What has happened so far: connections, failures, jobs, blocks and bytes."""
+
+    def unregistered(self) -> str | None:
+        """Why the host's pool could not be registered with a GPU's driver, or None: then blocks take a copy more."""
 
     def close(self) -> None:
         """Takes no more jobs, hangs up, and waits until copying has stopped. What is left is reported as failed by ``drain``."""
