@@ -236,7 +236,7 @@ fn gpu(shell: &Shell) -> Result<Outcome> {
 }
 
 /// Builds the library that stands in for the driver and NVRTC, and returns the folder in which it has their names.
-fn software_device(shell: &Shell) -> Result<PathBuf> {
+pub(crate) fn software_device(shell: &Shell) -> Result<PathBuf> {
     let target = shell.target("software-cuda");
     let mut build = shell.cargo();
     build.args(["build", "--quiet", "--locked", "--package", "kvasir-software-cuda", "--target-dir"]);

@@ -2,6 +2,7 @@
 //!
 //! All of it happens below `target/python`. What needs an engine skips itself there, and says so.
 
+use crate::checks::software_device;
 use crate::shell::Shell;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -72,6 +73,7 @@ fn build(shell: &Shell, tools: &Environment, package: &Path) -> Result<PathBuf> 
 /// Folder by folder, since each has helpers of its own that may have the same names.
 fn tests(shell: &Shell, tools: &Environment, package: &Path) -> Result<()> {
     daemon(shell)?;
+    let cuda = software_device(shell)?;
     let tests = package.join("tests");
     let entries = tests.read_dir().with_context(|| format!("cannot list {}", tests.display()))?;
     let mut folders: Vec<PathBuf> =
@@ -79,6 +81,7 @@ fn tests(shell: &Shell, tools: &Environment, package: &Path) -> Result<()> {
     folders.sort();
     for folder in folders {
         let mut pytest = pytest(shell, tools, &folder);
+        pytest.env("KVASIR_SOFTWARE_CUDA", &cuda);
         let status = pytest.status().context("cannot start pytest")?;
         if !status.success() && status.code() != Some(NOTHING_COLLECTED) {
             bail!("the tests in {} failed: {status}", folder.display());

@@ -72,11 +72,11 @@ def wait(core: Core, count: int = 1) -> list[Done]:
 _job = itertools.count(1)
 
 
-def save(core: Core, plan: int, names: Iterable[int], blocks: Iterable[int]) -> Done:
-    core.save(next(_job), plan, hashes(names), 32, numbers(blocks))
+def save(core: Core, plan: int, names: Iterable[int], blocks: Iterable[int], stream: int = 0) -> Done:
+    core.save(next(_job), plan, hashes(names), 32, numbers(blocks), stream=stream)
     return wait(core)[0]
 
 
-def load(core: Core, plan: int, names: Iterable[int], blocks: Iterable[int]) -> Done:
-    core.load(next(_job), plan, hashes(names), 32, numbers(blocks))
+def load(core: Core, plan: int, names: Iterable[int], blocks: Iterable[int], stream: int = 0) -> Done:
+    core.load(next(_job), plan, hashes(names), 32, numbers(blocks), stream=stream)
     return wait(core)[0]
