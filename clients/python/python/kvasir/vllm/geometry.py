@@ -156,9 +156,10 @@ class Pages:
     """The memory of one group's blocks in one worker."""
 
     def __init__(self, caches: dict[str, torch.Tensor], layers: list[str], blocks: int) -> None:
-        """ValueError where the blocks do not lie in host memory as whole pages."""
+        """ValueError where the blocks do not lie as whole pages in the memory of the host or of one GPU."""
         self.tensors = [caches[name] for name in layers]
         self.blocks = blocks
+        self.device = _device(layers, self.tensors)
         runs: list[tuple[int, int, int]] = []
         self.layers: list[dict[str, Any]] = []
         for name, cache in zip(layers, self.tensors, strict=True):
@@ -169,11 +170,26 @@ class Pages:
                 self.layers.append({"layer": name, "bytes": run[1], "dtype": str(cache.dtype)})
         self.runs = b"".join(struct.pack("<3Q", *run) for run in runs)
 
+    def stream(self) -> int:
+        """The driver's handle of the stream in which vLLM computes now; 0 on the host."""
+        return 0 if self.device is None else int(torch.cuda.current_stream(self.device).cuda_stream)
+
+
+def _device(layers: list[str], caches: list[Any]) -> int | None:
+    """The GPU that has all layers, by PyTorch's number; None is the host."""
+    devices = [getattr(cache, "device", None) for cache in caches]
+    for name, device in zip(layers, devices, strict=True):
+        if device is not None and device != devices[0]:
+            raise ValueError(f"the cache of the layer {name} lies on {device}, others on {devices[0]}")
+    first = devices[0] if devices else None
+    return first.index or 0 if first is not None and first.type == "cuda" else None
+
 
 def _run(name: str, cache: Any, blocks: int) -> tuple[int, int, int]:
     if not isinstance(cache, torch.Tensor):
         raise ValueError(f"the cache of the layer {name} is a {type(cache).__name__}, not a tensor")
-    if cache.device.type != "cpu":
+    # ROCm calls its devices "cuda" as well, and has another driver.
+    if cache.device.type not in ("cpu", "cuda") or (cache.is_cuda and torch.version.cuda is None):
         raise ValueError(f"the cache of the layer {name} lies in the memory of {cache.device}; see KvasirTier")
     # A kernel's blocks may be a part of the manager's: the first dimension then is a multiple of the blocks.
     if cache.shape[0] == 0 or cache.shape[0] % blocks or not cache[0].is_contiguous():
@@ -203,7 +219,7 @@ def group_namespace(
         "hash": {"algorithm": config.cache_config.prefix_caching_hash_algo, "tokens": frame.hash_tokens},
         "group": {"index": group.index, "count": len(frame.groups), "block_tokens": group.block_tokens} | _spec(spec),
         "pages": {"layout": kv.kv_cache_layout, "layers": pages.layers},
-        "kernel": _kernel(config, kv.kv_cache_groups[group.index].layer_names),
+        "kernel": _kernel(config, kv.kv_cache_groups[group.index].layer_names, pages.device),
         "shard": {
             "tp": shard.tensor,
             "tp_size": shard.tensors,
@@ -226,10 +242,13 @@ def _spec(spec: KVCacheSpec) -> dict[str, Any]:
     }
 
 
-def _kernel(config: VllmConfig, layers: list[str]) -> dict[str, Any]:
+def _kernel(config: VllmConfig, layers: list[str], device: int | None) -> dict[str, Any]:
     """Which attention kernel packs the pages: those for CPUs choose the order of keys by instruction set."""
     context = config.compilation_config.static_forward_context
     backends = {_backend(context.get(name)) for name in layers}
+    if device is not None:
+        capability = torch.cuda.get_device_capability(device)
+        return {"backends": sorted(backends), "device": "cuda", "capability": list(capability)}
     return {
         "backends": sorted(backends),
         "machine": platform.machine(),

@@ -156,7 +156,10 @@ class WorkerHalf:
             self._start(own, "save", step.epoch, self._copy("save", own))
 
     def _copy(self, kind: str, job: Job) -> Callable[[int], Any]:
-        return lambda plan: getattr(self.core, kind)(job.number, plan, job.hashes, HASH_BYTES, job.blocks)
+        stream = self.pages[job.group].stream()
+        return lambda plan: getattr(self.core, kind)(
+            job.number, plan, job.hashes, HASH_BYTES, job.blocks, stream=stream
+        )
 
     def _own_part(self, job: Job) -> Job:
         """Of ranks that hold the same bytes each writes every n-th block."""
@@ -183,7 +186,7 @@ class WorkerHalf:
         """The plans of an epoch, made when it is first met; those of earlier ones end with their last job."""
         if epoch not in self._plans:
             self._plans[epoch] = [
-                self.core.plan(in_epoch(digest, epoch), pages.runs, pages.blocks, pages.tensors)
+                self.core.plan(in_epoch(digest, epoch), pages.runs, pages.blocks, pages.tensors, device=pages.device)
                 for digest, pages in zip(self.digests, self.pages, strict=True)
             ]
         if len(self._plans) > 1:
