@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 enum Outcome {
     Passed,
     /// With something in place of what it is meant for.
-    PassedOn(&'static str),
+    PassedOn(String),
     Failed(String),
     Skipped(&'static str),
 }
@@ -26,6 +26,7 @@ struct Step {
 
 pub(crate) const RDMA: &str = "RDMA over Soft-RoCE, bad networks";
 const METRICS: &str = "metrics, by promtool";
+pub(crate) const WHEEL: &str = "Python wheel";
 pub(crate) const GPU: &str = "CUDA device";
 pub(crate) const MIRI: &str = "memory under Miri";
 pub(crate) const TSAN: &str = "threads under ThreadSanitizer";
@@ -40,7 +41,7 @@ const STEPS: &[Step] = &[
     Step { name: "clippy, guests", slow: false, run: clippy_guests },
     Step { name: "unit tests, benches once", slow: false, run: unit_tests },
     Step { name: "whole-system tests", slow: true, run: system_tests },
-    Step { name: "Python wheel", slow: true, run: wheel },
+    Step { name: WHEEL, slow: true, run: wheel },
     Step { name: METRICS, slow: true, run: metrics },
     Step { name: RDMA, slow: true, run: rdma },
     Step { name: GPU, slow: true, run: gpu },
@@ -173,22 +174,26 @@ fn system_tests(shell: &Shell) -> Result<Outcome> {
     cargo(shell, &["test", "--locked", "--workspace", "--test", "*", "--no-fail-fast"])
 }
 
+const NO_PYTHON: &str = "no Python 3.11, 3.12 or 3.13 with venv; in Debian's package `python3-venv`";
+
 /// The Python package, and what of its tests needs no engine.
 fn wheel(shell: &Shell) -> Result<Outcome> {
-    match python::interpreter(shell) {
-        Some(python) => passed(python::check(shell, python)),
-        None => {
-            Ok(Outcome::Skipped("no python3, 3.11 or later, with venv; in Debian's package `python3-venv`"))
-        }
+    let (pythons, absent) = python::interpreters(shell);
+    if pythons.is_empty() {
+        return Ok(Outcome::Skipped(NO_PYTHON));
     }
+    python::check(shell, &pythons)?;
+    if absent.is_empty() {
+        return Ok(Outcome::Passed);
+    }
+    let tested: Vec<&str> = pythons.iter().map(|python| python.version).collect();
+    Ok(Outcome::PassedOn(format!("Python {}, not on {}: absent here", tested.join(", "), absent.join(", "))))
 }
 
 fn real_engines(shell: &Shell) -> Result<Outcome> {
-    match python::interpreter(shell) {
-        Some(python) => passed(engines::check(shell, python)),
-        None => {
-            Ok(Outcome::Skipped("no python3, 3.11 or later, with venv; in Debian's package `python3-venv`"))
-        }
+    match python::interpreters(shell).0.first() {
+        Some(python) => passed(engines::check(shell, &python.path)),
+        None => Ok(Outcome::Skipped(NO_PYTHON)),
     }
 }
 
@@ -232,7 +237,7 @@ fn gpu(shell: &Shell) -> Result<Outcome> {
     }
     // One after the other: they measure, and they take memory of one device.
     shell.run(tests.args(["--test-threads=1", "::gpu::"]))?;
-    Ok(if device { Outcome::Passed } else { Outcome::PassedOn("a software device, not a GPU") })
+    Ok(if device { Outcome::Passed } else { Outcome::PassedOn("a software device, not a GPU".to_owned()) })
 }
 
 /// Builds the library that stands in for the driver and NVRTC, and returns the folder in which it has their names.

@@ -7,6 +7,7 @@ mod python;
 mod settings;
 mod shell;
 mod tidy;
+mod wheels;
 
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser, Subcommand};
@@ -33,8 +34,11 @@ enum Task {
     /// Run every check: formatting, clippy, unit, integration, whole-system and doc tests, dependencies.
     Test {
         /// Leave out the whole-system scenarios, the rendered docs and the dependency check.
-        #[arg(long, conflicts_with_all = ["rdma", "gpu", "miri", "tsan"])]
+        #[arg(long, conflicts_with_all = ["wheel", "rdma", "gpu", "miri", "tsan"])]
         quick: bool,
+        /// Run only the checks of the Python wheel, under each Python that is here.
+        #[arg(long, conflicts_with_all = ["rdma", "gpu", "miri", "tsan", "real_engine"])]
+        wheel: bool,
         /// Run only the RDMA tests, in a virtual machine with two Soft-RoCE devices (tests/rdma-vm).
         #[arg(long, conflicts_with_all = ["gpu", "miri", "tsan"])]
         rdma: bool,
@@ -54,6 +58,8 @@ enum Task {
     },
     /// Build the release binary, default policies embedded: target/release/kvasir, and its manual pages: target/man.
     Build,
+    /// Build the wheels of a release, `kvasir` and `kvasir-host`, to target/wheels, and try them as a new user would.
+    Wheels,
     /// Write every default policy as a component to target/policies/, for `kvasir policy load`.
     Policies,
     /// Measure in release: `kvasir bench policy`, `index`, `store` and `transfer`.
@@ -86,6 +92,7 @@ fn run(task: Task) -> Result<ExitCode> {
             build(&shell)?;
             shell.exec(shell.binary().args(["dev", "--demo"]).args(args))
         }
+        Task::Test { wheel: true, .. } => checks::run_only(&shell, checks::WHEEL),
         Task::Test { rdma: true, .. } => checks::run_only(&shell, checks::RDMA),
         Task::Test { gpu: true, .. } => checks::run_only(&shell, checks::GPU),
         Task::Test { miri: true, .. } => checks::run_only(&shell, checks::MIRI),
@@ -102,6 +109,7 @@ fn run(task: Task) -> Result<ExitCode> {
             println!("{}, its manual pages in {}", shell.binary_path().display(), pages.display());
             Ok(ExitCode::SUCCESS)
         }
+        Task::Wheels => wheels::release(&shell).map(|()| ExitCode::SUCCESS),
         Task::Policies => policies(&shell).map(|()| ExitCode::SUCCESS),
         Task::Bench { criterion: true, args } => {
             shell.ensure_target()?;

@@ -156,9 +156,9 @@ class WorkerHalf:
             self._start(own, "save", step.epoch, self._copy("save", own))
 
     def _copy(self, kind: str, job: Job) -> Callable[[int], Any]:
-        stream = self.pages[job.group].stream()
+        pages = self.pages[job.group]
         return lambda plan: getattr(self.core, kind)(
-            job.number, plan, job.hashes, HASH_BYTES, job.blocks, stream=stream
+            job.number, plan, job.hashes, HASH_BYTES, job.blocks, stream=pages.stream()
         )
 
     def _own_part(self, job: Job) -> Job:
