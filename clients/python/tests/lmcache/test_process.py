@@ -47,6 +47,9 @@ class Server:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "lmcache.cli.main", "server", *map(str, line)], stdout=out, stderr=out, env=ENVIRONMENT
             )
+
+    def wait(self) -> None:
+        """Waits until it can be used."""
         until(lambda: "server is running" in self.text() or self.process.poll() is not None)
         assert self.process.poll() is None, self.text()
 
@@ -69,6 +72,8 @@ def start(shared_host: Any, request: pytest.FixtureRequest, tmp_path: Path) -> I
     def make() -> Server:
         adapter = plugin(shared_host.endpoint, model_id=request.node.nodeid)
         made.append(Server(tmp_path / f"server-{len(made)}.log", adapter))
+        # It is in the list by now, so that one that does not start is ended as well.
+        made[-1].wait()
         return made[-1]
 
     yield make
