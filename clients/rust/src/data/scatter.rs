@@ -128,6 +128,11 @@ impl Client {
         fetched.into_iter().enumerate().map(loaded).collect()
     }
 
+    /// Another block under our key is an error, and stays until it is evicted or an operator removes it. It is not reported as
+    /// damaged: its checksum is right, so the host would have nothing but a client's word, on which any engine could delete
+    /// what others of its tenant have stored; that takes an operator. What would be safe is a proof: a label names the
+    /// namespace and, where it has 32 bytes, the hash, of which the key is made, so a host could see that a label is the one of
+    /// a key, and that the block under it has another.
     fn compare(&self, key: BlockKey, labels: Option<(&Label, &Label)>) -> Result<(), ClientError> {
         match labels.and_then(|(expected, arrived)| expected.fault(arrived)) {
             None => Ok(()),
