@@ -140,13 +140,13 @@ def asked(tokens):
     }
 
 
-def same(answer, right):
-    """Equal tokens and log-probabilities, to the last bit."""
+def same(answer, right, within=0.0):
+    """Equal tokens and log-probabilities, to the last bit unless `within` says otherwise."""
     (choice,) = answer["choices"]
     assert choice["token_ids"] == right["tokens"]
     for ours, theirs in zip(choice["logprobs"]["top_logprobs"], right["logprobs"], strict=True):
         assert len(ours) >= 5
-        assert {token.removeprefix("token_id:"): value for token, value in ours.items()}.items() <= theirs.items()
+        assert max(abs(value - theirs[token.removeprefix("token_id:")]) for token, value in ours.items()) <= within
 
 
 def computed(server):
@@ -172,12 +172,14 @@ def handed_over(prefill, decode, tokens):
 
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_both_at_once_through_the_proxy(served, right, which):
+    """Prompts with a rest of a block, and one without."""
     prefill, decode, proxy = served
     tokens = PROMPTS[which]
     with handed_over(prefill, decode, len(tokens)):
         status, answer = proxy.post("/v1/completions", **asked(tokens))
     assert status == 200, answer
-    same(json.loads(answer), right[which])
+    # Of whole blocks the last token alone is computed again, and kernels round otherwise in a step of one token.
+    same(json.loads(answer), right[which], within=0.0 if len(tokens) % BLOCK else 1e-3)
 
 
 def test_prefill_first_as_proxies_for_nixl_ask(served, right):

@@ -67,15 +67,17 @@ def write_tokenizer(folder: pathlib.Path, vocabulary: int = 1024) -> None:
     """A tokenizer beside the weights, for servers: the word `w7` is the token 7."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    known = {f"w{token}": token for token in range(vocabulary)}
+    # A name that begins like a special token's would be read as that one.
+    special = {1: "<s>", 2: "</s>"}
+    known = {special.get(token, f"w{token}"): token for token in range(vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(known, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
     template = "{% for message in messages %}{{ message['content'] }} w5 {% endfor %}w6"
     written = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "w1",
-        "eos_token": "w2",
+        "bos_token": special[1],
+        "eos_token": special[2],
         "chat_template": template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(written))
