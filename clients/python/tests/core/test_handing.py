@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from cluster import meet, metric, pair, until
 from daemon import Host
-from engine import LAYERS, NAMESPACE, RUN, Done, Memory, hash_of, hashes, numbers, wait
+from engine import LAYERS, RUN, Done, Memory, hash_of, hashes, numbers, wait
 
 from kvasir._core import Core
 
@@ -32,9 +32,7 @@ class Engine:
         """The block called ``n`` lies in block ``n``."""
         for n in names:
             self.memory.fill(n, n)
-        self.core.hand_over(
-            job, self.plan, "host-1", transfer, part, hashes(names), 32, numbers(names), LAYERS
-        )
+        self.core.hand_over(job, self.plan, "host-1", transfer, part, hashes(names), 32, numbers(names), LAYERS)
 
     def layers(self, job: int, *layers: int) -> None:
         for layer in layers:
@@ -161,9 +159,7 @@ def test_an_engine_that_says_nothing_more(hosts: list[Host]) -> None:
 
 
 @pytest.mark.parametrize("dies", [0, 1])
-def test_a_host_that_is_killed_between_two_layers(
-    hosts: list[Host], engines: list[Engine], dies: int
-) -> None:
+def test_a_host_that_is_killed_between_two_layers(hosts: list[Host], engines: list[Engine], dies: int) -> None:
     prefill, decode = engines
     prefill.send(1, b"cmpl-1", 0, [0])
     decode.receive(1, b"cmpl-1", [0])
@@ -309,5 +305,3 @@ def test_a_child_of_a_fork_is_refused(engines: list[Engine]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
     assert prefill.core.abandon(1)
     failed(wait(prefill.core)[0], 1)
-
-
