@@ -152,7 +152,7 @@ fn a_part_of_more_blocks_than_hosts_take_at_once() {
     }
     for n in 0..MANY as usize {
         let bytes: Vec<u8> = target.parts(n).unwrap().flat_map(|part| part.to_vec()).collect();
-        assert_eq!(bytes, (n as u64 * 2 | (n as u64 * 2 + 1) << 32).to_le_bytes());
+        assert_eq!(bytes, ((n as u64 * 2) | ((n as u64 * 2 + 1) << 32)).to_le_bytes());
     }
     until("nothing is left", || pair.is_clean(&all[..1024]));
     drop((prefill, decode));
