@@ -28,6 +28,16 @@ impl Place {
         Ok(Self::Device(Arc::new(plan)))
     }
 
+    /// The plan, if it is one of the host's memory: only from and to that are prompts handed over.
+    pub(crate) fn on_host(self) -> PyResult<Arc<Plan>> {
+        match self {
+            Self::Host(plan) => Ok(plan),
+            Self::Device(_) => Err(PyValueError::new_err(
+                "the plan is one of a GPU's memory; prompts are handed over from and to the host's memory only",
+            )),
+        }
+    }
+
     /// Bytes of a block; `None` if there is no such block.
     pub(crate) fn block_bytes(&self, block: usize) -> Option<u32> {
         match self {

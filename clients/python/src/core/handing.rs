@@ -54,7 +54,8 @@ impl Inner {
     pub(super) fn hand_over(&self, py: Python<'_>, job: &Job<'_>, peer: &str, from: u32) -> PyResult<()> {
         let blocks = job.blocks(0)?;
         let hashes = bytes::hashes(job.hashes.0, job.hashes.1)?;
-        let (plan, namespace) = self.table.planned(job.plan)?;
+        let (place, namespace) = self.table.planned(job.plan)?;
+        let plan = place.on_host()?;
         let transfer = job.transfer(&namespace)?;
         let (peer, layers) = (peer.to_owned(), job.layers);
         let part = py.detach(|| {
@@ -67,7 +68,8 @@ impl Inner {
     pub(super) fn arrive(&self, py: Python<'_>, job: &Job<'_>, first: usize, ms: u64) -> PyResult<()> {
         let blocks = job.blocks(first)?;
         let hashes = bytes::hashes(job.hashes.0, job.hashes.1)?;
-        let (plan, namespace) = self.table.planned(job.plan)?;
+        let (place, namespace) = self.table.planned(job.plan)?;
+        let plan = place.on_host()?;
         let transfer = job.transfer(&namespace)?;
         let (layers, time) = (job.layers, Duration::from_millis(ms));
         let prompt = py.detach(|| {

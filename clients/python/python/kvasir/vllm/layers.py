@@ -15,6 +15,9 @@ logger = init_logger("vllm.kvasir.layers")
 
 def uneven(pages: Iterable[Pages]) -> str:
     """Why the layers of a worker's cache cannot be handed over one by one; empty where they can."""
+    pages = list(pages)
+    if any(one.device is not None for one in pages):
+        return "the cache lies in the memory of a GPU, and prompts are handed over from and to the host's memory only"
     sizes = {layer["bytes"] for one in pages for layer in one.layers}
     return "" if len(sizes) == 1 else f"blocks have layers of {sorted(sizes)} bytes, which are not equal pieces"
 
