@@ -38,7 +38,9 @@ class Proxy:
     def __init__(self, prefill: str, decode: str, decode_host: str) -> None:
         self.prefill, self.decode, self.decode_host = prefill.rstrip("/"), decode.rstrip("/"), decode_host
         # An answer takes as long as it takes.
-        self.client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=5), limits=httpx.Limits(max_connections=None))
+        self.client = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=5), limits=httpx.Limits(max_connections=None)
+        )
 
     async def answer(self, path: str, body: dict, headers: dict, gone: asyncio.Task) -> fastapi.Response:
         """The decode engine's answer to a request. `gone` ends when nobody waits for it any more."""
