@@ -222,7 +222,7 @@ fn rdma(shell: &Shell) -> Result<Outcome> {
     passed(shell.run(tests.args(["--ignored", "--test-threads=1"])))
 }
 
-/// The tests in modules named `gpu`, which are ignored elsewhere. Where there is no driver they run on `tests/cuda`, which
+/// The tests in modules named `gpu`, which are ignored elsewhere; the client's are there because the wheel has it with `gpu`. Where there is no driver they run on `tests/cuda`, which
 /// finds missing waits, and says nothing about a GPU.
 fn gpu(shell: &Shell) -> Result<Outcome> {
     // The driver's device file; under Windows Subsystem for Linux it has another name.

@@ -13,6 +13,8 @@
 //! * [`Reconnecting`](data::Reconnecting) gives clients for the short questions (`exists`, `hold`), with
 //!   [`boot`](data::Client::boot) to tell when the host is another and what was remembered is void.
 //!
+//! With the feature `gpu` such blocks may lie in the memory of an NVIDIA GPU: `data::DeviceBlocks` in place of a plan.
+//!
 //! `control` asks about and changes the host itself, over gRPC; it is behind the feature of that name, which is on by
 //! default. Without it this crate is threads and sockets alone, with no asynchronous runtime.
 
