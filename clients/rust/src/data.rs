@@ -143,6 +143,8 @@ impl Client {
 
     /// Ends the connection now. A call that waits for the host fails at once; one that copies ends with its copy.
     pub fn hang_up(&self) {
+        // First, for the host takes back what it lent as soon as it sees the end.
+        self.disown();
         self.line.shutdown();
     }
 

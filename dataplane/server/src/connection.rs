@@ -334,7 +334,7 @@ impl<'a> Connection<'a> {
             }
             Request::Removals { since, max } => {
                 let departures::Page { next, lost, keys } =
-                    node.departed(self.tenant, since, max as usize)?;
+                    node.departed(self.tenant, since, max.max(1) as usize)?;
                 let keys = keys.into_iter().map(BlockKey::without_tenant).collect();
                 Reply::Removals { next, lost, keys }
             }

@@ -47,6 +47,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvasir_memory::runs::Plan;
@@ -57,6 +58,9 @@ use self::crew::Crew;
 use self::signals::Signals;
 use super::jobs::{self, TIME_MAX};
 use super::{ClientError, Done, Endpoint, JobError, Jobs, Options, Reconnecting, Transfer};
+
+/// How long making room at a host may take, once a job is reported.
+const TIDY: Duration = Duration::from_secs(1);
 
 /// How hand-overs are run.
 #[derive(Clone, Debug)]
@@ -70,6 +74,8 @@ pub struct HandingOptions {
     pub send_time: Duration,
     /// How long blocks stay that nobody came for. Default 5 min.
     pub keep: Duration,
+    /// How long a thread that has nothing to do keeps its connection, of which a host has not many. Default 30 s.
+    pub idle: Duration,
     /// Workload class of the blocks, 0 = unknown. Default 0.
     pub class: u16,
 }
@@ -81,6 +87,7 @@ impl Default for HandingOptions {
             receive_threads: 32,
             send_time: Duration::from_secs(30),
             keep: Duration::from_secs(300),
+            idle: Duration::from_secs(30),
             class: 0,
         }
     }
@@ -157,6 +164,8 @@ struct Shared {
     open: Mutex<HashMap<u64, Arc<Signals>>>,
     senders: Crew,
     receivers: Crew,
+    /// The host has refused to drop blocks for this engine, and closes a connection that asks again.
+    may_not_evict: AtomicBool,
 }
 
 struct Task {
@@ -177,11 +186,12 @@ impl Handing {
     /// Reports to where `jobs` does: one descriptor and one [`drain`](Jobs::drain) for both. The jobs of both have numbers of
     /// one list. Starts no thread and does not connect.
     pub fn beside(jobs: &Jobs, endpoint: &Endpoint, options: &Options, handing: HandingOptions) -> Self {
-        let senders = Crew::new("kvasir-send", handing.send_threads);
-        let receivers = Crew::new("kvasir-receive", handing.receive_threads);
+        let senders = Crew::new("kvasir-send", handing.send_threads, handing.idle);
+        let receivers = Crew::new("kvasir-receive", handing.receive_threads, handing.idle);
         let (endpoint, options, jobs) = (endpoint.clone(), options.clone(), Arc::clone(jobs.shared()));
         let open = Mutex::default();
-        Self(Arc::new(Shared { endpoint, options, handing, jobs, open, senders, receivers }))
+        let may_not_evict = AtomicBool::new(false);
+        Self(Arc::new(Shared { endpoint, options, handing, jobs, open, senders, receivers, may_not_evict }))
     }
 
     /// Gives a part to hand over. It goes layer by layer, as [`layer_ready`](Self::layer_ready) is called; until it is reported
@@ -201,6 +211,11 @@ impl Handing {
         }
         let (layers, time) = (part.layers, self.0.handing.send_time);
         self.give(job, plan, Work::Send(part), Signals::new(layers), time)
+    }
+
+    #[cfg(test)]
+    pub(super) fn threads(&self) -> usize {
+        self.0.senders.threads() + self.0.receivers.threads()
     }
 
     /// Says that the bytes of a layer are final, in all blocks of the job: they go now. Never waits. False if it was said
@@ -305,7 +320,27 @@ impl Shared {
             // A fault of ours must not leave the engine waiting.
             let done = catch_unwind(AssertUnwindSafe(|| task.run(link, keep)));
             self.report(done.unwrap_or_else(|_| task.failed(HandingError::Closed.into())));
-            task.tidy(link);
+            self.tidy(&task, link);
+        }
+    }
+
+    /// Makes room at the host. The engine does not wait for this, nor does it matter much: see [`HandingOptions::keep`].
+    fn tidy(&self, task: &Task, link: &Reconnecting) {
+        if self.may_not_evict.load(Ordering::Relaxed) {
+            return;
+        }
+        let (client, keys) = match &task.work {
+            Work::Send(part) => (link.current(), part.blocks.iter().map(|(key, _)| *key).collect()),
+            // One that failed has hung up, and its blocks may be there all the same.
+            Work::Receive(prompt) => (link.client_within(TIDY).ok(), prompt.keys.clone()),
+        };
+        let Some(client) = client else { return };
+        client.set_deadline(Some(Instant::now() + TIDY));
+        for keys in keys.chunks(BATCH_MAX) {
+            if let Err(ClientError::Refused { .. }) = client.evict(keys) {
+                self.may_not_evict.store(true, Ordering::Relaxed);
+                return;
+            }
         }
     }
 
@@ -356,19 +391,6 @@ impl Task {
         match &self.work {
             Work::Send(part) => HandingError::NotReady { layer: 0, layers: part.layers, ms },
             Work::Receive(prompt) => HandingError::NotArrived { covered: 0, blocks: prompt.keys.len(), ms },
-        }
-    }
-
-    /// Makes room at the host. The engine does not wait for this, nor does it matter much: see [`HandingOptions::keep`].
-    fn tidy(&self, link: &Reconnecting) {
-        let Some(client) = link.current() else { return };
-        client.set_deadline(None);
-        let keys: Vec<BlockKey> = match &self.work {
-            Work::Send(part) => part.blocks.iter().map(|(key, _)| *key).collect(),
-            Work::Receive(prompt) => prompt.keys.clone(),
-        };
-        for keys in keys.chunks(BATCH_MAX) {
-            let _ = client.evict(keys);
         }
     }
 }

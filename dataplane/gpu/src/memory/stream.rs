@@ -143,5 +143,6 @@ fn ends_context(DriverError(error): DriverError) -> bool {
             | CUDA_ERROR_LAUNCH_FAILED
             | CUDA_ERROR_EXTERNAL_DEVICE
             | CUDA_ERROR_TENSOR_MEMORY_LEAK
+            | CUDA_ERROR_MPS_CLIENT_TERMINATED
     )
 }

@@ -9,6 +9,9 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
+/// As good as no limit, and still a point in time.
+const LIMIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Connects to the socket at `path`. [`UnixStream::connect`] waits until the other side accepts somebody, if as many as it lets
 /// wait are waiting; this waits for `limit` at most. The stream has no timeouts.
 ///
@@ -17,7 +20,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 pub fn connect_unix(path: &Path, limit: Duration) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    let until = Instant::now() + limit;
+    let until = Instant::now() + limit.min(LIMIT_MAX);
     loop {
         // A non-blocking socket would not do: Linux tells it to come again, and has nothing to wait for.
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));

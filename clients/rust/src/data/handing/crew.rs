@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -13,6 +14,7 @@ use crate::data::{JobError, Reconnecting};
 pub(super) struct Crew {
     name: &'static str,
     max: usize,
+    idle: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -22,15 +24,14 @@ struct State {
     waiting: VecDeque<Task>,
     /// Threads that wait for a task.
     idle: usize,
-    threads: Vec<JoinHandle<()>>,
-    /// One of each thread.
-    links: Vec<Arc<Reconnecting>>,
+    threads: Vec<(JoinHandle<()>, Arc<Reconnecting>)>,
     closed: bool,
 }
 
 impl Crew {
-    pub(super) fn new(name: &'static str, max: usize) -> Self {
-        Self { name, max: max.max(1), state: Mutex::default(), changed: Condvar::new() }
+    /// `idle`: how long a thread waits for a task before it ends.
+    pub(super) fn new(name: &'static str, max: usize, idle: Duration) -> Self {
+        Self { name, max: max.max(1), idle, state: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Has a task run by a thread that is free, a new one, or the next that gets free.
@@ -51,10 +52,7 @@ impl Crew {
                 shared.work(crew, &ours);
             };
             match thread::Builder::new().name(self.name.to_owned()).spawn(run) {
-                Ok(thread) => {
-                    state.threads.push(thread);
-                    state.links.push(link);
-                }
+                Ok(thread) => state.threads.push((thread, link)),
                 Err(_) if state.threads.is_empty() => return Err(JobError::NoThread),
                 Err(_) => {}
             }
@@ -64,7 +62,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Waits for a task; `None` when it is closed.
+    /// Waits for a task. `None` when it is closed, or when there is none for so long that the thread shall end.
     pub(super) fn next(&self) -> Option<Task> {
         let mut state = self.state.lock();
         while !state.closed {
@@ -72,10 +70,20 @@ impl Crew {
                 return Some(task);
             }
             state.idle += 1;
-            self.changed.wait(&mut state);
+            let waited = self.changed.wait_for(&mut state, self.idle);
             state.idle -= 1;
+            if waited.timed_out() && state.waiting.is_empty() {
+                let me = thread::current().id();
+                state.threads.retain(|(thread, _)| thread.thread().id() != me);
+                break;
+            }
         }
         None
+    }
+
+    #[cfg(test)]
+    pub(super) fn threads(&self) -> usize {
+        self.state.lock().threads.len()
     }
 
     /// Takes no more tasks. Returns those that nobody has begun.
@@ -88,13 +96,13 @@ impl Crew {
 
     /// Ends the connections, for good.
     pub(super) fn hang_up(&self) {
-        self.state.lock().links.iter().for_each(|link| link.close());
+        self.state.lock().threads.iter().for_each(|(_, link)| link.close());
     }
 
     /// Waits for the threads of one that was closed.
     pub(super) fn join(&self) {
         let threads = std::mem::take(&mut self.state.lock().threads);
-        for thread in threads {
+        for (thread, _) in threads {
             // It reports what it was doing in any case.
             let _ = thread.join();
         }

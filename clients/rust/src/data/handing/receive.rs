@@ -97,6 +97,10 @@ impl Receiver<'_> {
     fn compare(&self, arrivals: &Arrivals<'_>) -> Result<(), ClientError> {
         let (expected_layers, layers) = (self.prompt.layers, arrivals.layers());
         let expected_size = self.task.plan.block_bytes(0).unwrap_or(0);
+        if arrivals.blocks().is_empty() {
+            // Or it would be asked for again and again.
+            return Err(HandingError::OtherBlock { at: self.covered }.into());
+        }
         for (nth, block) in arrivals.blocks().iter().enumerate() {
             let at = self.covered + nth;
             if self.prompt.keys.get(at) != Some(&block.key) {

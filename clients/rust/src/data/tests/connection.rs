@@ -206,6 +206,17 @@ fn last_words_end_by_the_deadline_too() {
 }
 
 #[test]
+fn what_is_borrowed_is_not_read_after_hanging_up() {
+    let host = Host::small();
+    let client = Client::connect(&host.unix(), options()).unwrap();
+    put(&client, 1, 100).unwrap();
+    let block = client.get(&[key(1)], 0).unwrap().remove(0).unwrap();
+    client.hang_up();
+    let mut bytes = [0; 100];
+    assert!(matches!(block.copy_to(&mut bytes), Err(ClientError::LenderGone { .. })));
+}
+
+#[test]
 fn closing_ends_the_connection_whoever_looks_at_it_meanwhile() {
     let host = Host::small();
     for _ in 0..100 {

@@ -72,6 +72,22 @@ fn a_layer_is_there_before_the_next_is_computed() {
 }
 
 #[test]
+fn threads_that_have_nothing_to_do_end_and_come_back() {
+    let pair = Pair::start();
+    let settings = || HandingOptions { idle: Duration::from_millis(1), ..HandingOptions::default() };
+    let [prefill, decode] = pair.nodes.each_ref().map(|node| Engine::new(&node.host.unix(), settings()));
+    for round in 0..2 {
+        let transfer = transfer();
+        prefill.send(1, &transfer, 0, &[round]);
+        decode.receive(2, &transfer, &[round], 0, LONG);
+        (0..LAYERS).for_each(|layer| prefill.compute(1, &[round], layer));
+        good(&wait(&prefill.jobs, 1)[0], 1);
+        good(&wait(&decode.jobs, 1)[0], 1);
+        until("they end", || prefill.handing.threads() + decode.handing.threads() == 0);
+    }
+}
+
+#[test]
 fn the_same_prompt_goes_twice_at_once() {
     let pair = Pair::start();
     let [prefill, decode] = pair.engines();
