@@ -299,6 +299,6 @@ mod tests {
         let engine = Engine::new(&PolicyConfig::default(), None).unwrap();
         Component::new(&engine.engine, of_core_instances(CORE_INSTANCES as u8)).unwrap();
         let error = Component::new(&engine.engine, of_core_instances(CORE_INSTANCES as u8 + 1)).unwrap_err();
-        assert!(format!("{error:#}").contains("core instances"), "{error:#}");
+        assert!(format!("{error:#}").contains("exceeds the configured maximum of 48"), "{error:#}");
     }
 }
