@@ -259,8 +259,9 @@ impl Handing {
         crews.iter().for_each(|crew| crew.hang_up());
         crews.iter().for_each(|crew| crew.join());
         left.into_iter().flatten().for_each(|task| {
-            let failed = task.failed(HandingError::Closed.into());
-            shared.report(failed);
+            // One may have been given up before.
+            let why = task.signals.check().err().unwrap_or(HandingError::Closed);
+            shared.report(task.failed(why.into()));
         });
     }
 

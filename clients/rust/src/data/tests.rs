@@ -441,7 +441,7 @@ fn what_comes_before_the_answer_to_the_hello_is_refused_and_not_lost() {
 
 #[test]
 fn noise_and_stalls_end_one_connection_only() {
-    let config = ServerConfig { stall_timeout: Duration::from_millis(50), ..ServerConfig::default() };
+    let config = ServerConfig { stall_timeout: Duration::from_secs(1), ..ServerConfig::default() };
     let host = Host::start(DramConfig { pool_bytes: 1 << 20, ..DramConfig::default() }, config);
     let addr = host.server().tcp_addr().unwrap();
     let mut hello = Vec::new();
