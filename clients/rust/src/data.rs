@@ -235,7 +235,8 @@ impl Client {
         let result = result.map_err(|fault| fault.at(endpoint, op));
         wire.broken = result.is_err();
         if wire.broken {
-            self.disown();
+            // At once, for the host ends with the connection what was begun over it.
+            self.hang_up();
         }
         result
     }

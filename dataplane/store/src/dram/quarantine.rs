@@ -7,7 +7,8 @@
 //! Hence such a place goes to nobody when its time is over, or its hand-over breaks off, but waits here until its writer
 //! says that it is done with it (it commits or aborts the reservation, which then fails) or until
 //! [`DramConfig::lease_grace`](crate::config::DramConfig::lease_grace) after its connection ended. A client that closed its
-//! connection, or is gone, writes no more; the grace is for a connection that this host ended.
+//! connection, or is gone, writes no more; the grace is for a connection that this host ended, and for copies of a GPU that its
+//! process has begun.
 //!
 //! **Bound.** What is in here counts as reserved by its writer, who has at most a third of the pool. While half of the pool is in
 //! here, no such client gets new places: it takes two that stopped to stop the others. So it can grow beyond that only by what
