@@ -3,8 +3,8 @@
     python disaggregated_proxy.py --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200 --decode-host decode
 
 Both engines get a request at once. The prefill engine generates one token and hands the KV of the prompt over while it is
-computed; the decode engine waits for that and answers. Where prefill fails, decode is asked again to compute all itself, as
-long as nothing of its answer was sent on.
+computed; the decode engine waits for that and answers. Where prefill fails, or says that it hands nothing over, decode is
+asked again to compute all itself, as long as nothing of its answer was sent on.
 
 fastapi, httpx and uvicorn are in the environment of vLLM.
 """
@@ -86,6 +86,13 @@ class Proxy:
             raise Failed(f"the prefill engine at {self.prefill} does not answer: {error!r}") from error
         if response.status_code != 200:
             raise Failed(f"the prefill engine at {self.prefill} answers {response.status_code}: {response.text[:500]}")
+        try:
+            handed = response.json()["kv_transfer_params"]
+        except (ValueError, KeyError, TypeError):
+            handed = None
+        # Not null for prompts that are too short to be handed over: decode does not wait for these.
+        if handed is None:
+            raise Failed(f"the prefill engine at {self.prefill} hands nothing over; its log says why")
 
     async def _decode(self, path: str, body: dict, headers: dict) -> fastapi.Response:
         """Returns with the first bytes of the answer, so that until then the request can be made again."""

@@ -6,6 +6,7 @@ weights, and before it computes, it looks at the KV of every earlier token of th
 in which an attention kernel would have read it, whatever the order of loads, saves, preemptions, aborts and faults.
 """
 
+import contextlib
 import pickle
 from types import SimpleNamespace
 from unittest import mock
@@ -33,6 +34,10 @@ from kvasir.vllm.connector import KvasirConnector
 BLOCK = 32
 PAGE = BLOCK * 8
 _PRIME = (1 << 61) - 1
+
+
+class Fault(Exception):
+    """The forward pass fails. vLLM's engine ends then, but its connector is asked to finish the step first."""
 
 
 class WrongKV(AssertionError):
@@ -142,7 +147,7 @@ class Rig:
         self.answered: dict[str, dict | None] = {}
         """What requests that have ended gave their client in `kv_transfer_params`."""
         self.after_layer = lambda layer: None
-        """Called in the middle of a step, when a layer is computed and the next one is not."""
+        """Called in the middle of a step, when a layer is computed and the next one is not. It may raise `Fault`."""
 
     @property
     def connector(self) -> KvasirConnector:
@@ -178,25 +183,31 @@ class Rig:
         for worker in self.workers:
             worker.handle_preemptions(None)
             worker.bind_connector_metadata(pickle.loads(metadata))
-        self._forward(output)
         answers = []
-        for worker in self.workers:
-            # After the forward pass, as vLLM does where no load is synchronous.
-            worker.start_load_kv(None)
-            worker.wait_for_save()
-            results = worker.get_transfer_results(output.finished_req_ids)
-            moved = KVConnectorOutput(
-                finished_sending=results.finished_sending or None,
-                finished_recving=results.finished_recving or None,
-                failed_recving=results.failed_recving,
-                invalid_block_ids=worker.get_block_ids_with_load_errors(),
-                kv_connector_stats=worker.get_kv_connector_stats(),
-                kv_connector_worker_meta=worker.build_connector_worker_meta(),
-            )
-            worker.clear_connector_metadata()
-            answers.append(self._sampled(output, pickle.loads(pickle.dumps(moved))))
+        with contextlib.suppress(Fault):
+            try:
+                self._forward(output)
+            finally:
+                # After the forward pass, as vLLM does where no load is synchronous, and also where it has failed.
+                answers += [self._sampled(output, self._moved(worker, output)) for worker in self.workers]
         for outputs in self.scheduler.update_from_output(output, self.aggregator.aggregate(answers)).values():
             self.answered |= {one.request_id: one.kv_transfer_params for one in outputs.outputs if one.finished}
+
+    @staticmethod
+    def _moved(worker, output) -> KVConnectorOutput:
+        worker.start_load_kv(None)
+        worker.wait_for_save()
+        results = worker.get_transfer_results(output.finished_req_ids)
+        moved = KVConnectorOutput(
+            finished_sending=results.finished_sending or None,
+            finished_recving=results.finished_recving or None,
+            failed_recving=results.failed_recving,
+            invalid_block_ids=worker.get_block_ids_with_load_errors(),
+            kv_connector_stats=worker.get_kv_connector_stats(),
+            kv_connector_worker_meta=worker.build_connector_worker_meta(),
+        )
+        worker.clear_connector_metadata()
+        return pickle.loads(pickle.dumps(moved))
 
     def _sampled(self, output, moved) -> ModelRunnerOutput:
         names = list(output.num_scheduled_tokens)
@@ -263,7 +274,13 @@ class Rig:
         half = self.half
         assert not half._holds and not half._loading and not half._tracked and half._held == 0
         handing = half.handing
-        assert not handing.held and not handing._handed and not handing._awaited and not handing._owners
+        assert (
+            not handing.held
+            and not handing._parts
+            and not handing._handed
+            and not handing._awaited
+            and not handing._owners
+        )
         for worker in self.workers:
             inner = worker.worker
             assert (

@@ -305,8 +305,9 @@ def test_short_names_are_registered_once():
 
 
 def test_reports_of_workers_add_up():
-    one = WorkerReport({1: 1, 2: 1}, {"a"})
-    assert one.aggregate(WorkerReport({2: 1, 3: 1}, {"b"})) == WorkerReport({1: 1, 2: 2, 3: 1}, {"a", "b"})
+    one = WorkerReport({1: 1, 2: 1}, {"a"}, {"c"}, {2})
+    other = WorkerReport({2: 1, 3: 1}, {"b"}, {"d"}, {3})
+    assert one.aggregate(other) == WorkerReport({1: 1, 2: 2, 3: 1}, {"a", "b"}, {"c", "d"}, {2, 3})
 
 
 def test_messages_hold_byte_strings_only(model, settings):

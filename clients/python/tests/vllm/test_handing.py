@@ -6,6 +6,7 @@ The engines are `rig`'s, whose model notices KV that is not the request's own in
 import random
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,11 +14,15 @@ pytest.importorskip("vllm.v1", reason="vLLM is not installed: see clients/python
 
 import host as hosts
 from engine import prompt
-from rig import BLOCK, Rig, WrongKV
+from rig import BLOCK, Fault, Rig, WrongKV
 from test_contract import NOBODY
 
+from kvasir.vllm import handing
 from kvasir.vllm.layers import Layers
+from kvasir.vllm.messages import Part, StepMetadata
 from kvasir.vllm.settings import Settings
+from kvasir.vllm.sources import UNKNOWN
+from kvasir.vllm.worker import WorkerHalf
 
 ALL = 192
 """Tokens in whole blocks of a prompt of 200."""
@@ -265,6 +270,27 @@ def test_layers_that_say_nothing_go_at_the_end_of_the_step(engines, monkeypatch)
     assert decode.counted["arrive_blocks"] == ALL // BLOCK
 
 
+def test_a_part_is_not_larger_than_its_limit(engines, monkeypatch):
+    """A step that completes more, as of a prompt that was cached, has several parts: none comes after it."""
+    monkeypatch.setattr(handing, "PART_BLOCKS_MAX", 4)
+    prefill, decode = engines(max_num_batched_tokens=256)
+    parts, begin = [], WorkerHalf.start_parts
+    monkeypatch.setattr(WorkerHalf, "start_parts", lambda half, step: (parts.extend(step.parts), begin(half, step)))
+    together(prefill, decode, prompt(1))
+    assert [(part.first, len(part.job.blocks) // 4) for part in parts] == [(0, 4), (4, 2)]
+    assert decode.counted["arrive_tokens"] == ALL and decode.computed == 200 - ALL + 3
+
+
+def test_what_arrives_is_no_hit_of_the_host(engines, monkeypatch):
+    """vLLM asks where tokens come from. The host does not have them, and is not asked."""
+    prefill, decode = engines()
+    said, whole = [], decode.half.hit_sources
+    monkeypatch.setattr(decode.half, "hit_sources", lambda *of: said.append(whole(*of)) or said[-1])
+    monkeypatch.setattr("kvasir.vllm.scheduler.sources", lambda *_: pytest.fail("the host was asked"))
+    together(prefill, decode, prompt(1))
+    assert said == [{UNKNOWN: ALL}]
+
+
 def test_several_requests_at_once(engines):
     prefill, decode = engines(blocks=64)
     for at in range(5):
@@ -392,6 +418,91 @@ def test_a_failed_part_ends_the_others(engines, pair):
     assert begun < 400 // BLOCK and prefill.answered[request.request_id] is None
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_nothing_of_a_step_that_fails_is_handed_over(engines, monkeypatch, layer):
+    """vLLM finishes the step of a forward pass that has raised: the layers after that are not final."""
+
+    def fail(at):
+        if at == layer:
+            raise Fault
+
+    prefill, decode = engines(decode={"hand_over_ms": 3000}, max_num_batched_tokens=256)
+    prefill.after_layer = fail
+    for_prefill, for_decode = asks()
+    prefill.add(prompt(1), 1, for_prefill)
+    decode.add(prompt(1), 4, for_decode)
+    run(prefill, decode)
+    computed_alone(decode)
+    assert prefill.counted["hand_over_failed_blocks"] == prefill.counted["save_failed_blocks"] == ALL // BLOCK
+    assert not prefill.counted["hand_over_blocks"] and not prefill.counted["save_blocks"]
+
+
+def test_a_worker_without_layers_reports_its_parts(engines):
+    prefill, _ = engines()
+    worker, half = prefill.workers[0].worker, prefill.half
+    worker.layers = None
+    job = half._numbered("r", 0, [bytes(32)] * 2, [1, 2])
+    step = StepMetadata(parts=[Part(job, "decode", b"x", 0)])
+    worker.start_parts(step)
+    worker.results(step)
+    report = worker.report()
+    assert report.saved == {job.number: 1} and report.broken == {job.number} and not worker._running
+
+
+def test_a_host_that_failed_is_left_alone_for_a_while(engines, monkeypatch, caplog_vllm):
+    """Else each decode request would wait for what never comes. Meanwhile the proxy is told at once, and other hosts are used."""
+    clock = [1000.0]
+    prefill, _ = engines(max_num_batched_tokens=256)
+    monkeypatch.setattr(handing, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def answer(seed, peer):
+        request = prefill.ask(prompt(seed), 1, asks(f"xfer-{seed}")[0] | {"remote_host": peer})
+        return prefill.answered[request.request_id]
+
+    assert answer(1, "nobody")["transfer_id"] == "xfer-1", "its only part fails after it has ended"
+    assert answer(2, "nobody") is None and answer(3, "nobody") is None
+    assert prefill.counted["hand_over_refused_requests"] == 2
+    assert sum("the same host failed" in line for line in caplog_vllm) == 1
+    assert answer(4, "decode") is not None
+    clock[0] += handing.PAUSE_SECONDS
+    assert answer(5, "nobody") is not None and len(prefill.half.handing._paused) == 1
+
+
+def test_a_short_prompt_is_no_failure(engines):
+    """Nobody waits for it, so that a proxy need not ask again."""
+    prefill, _ = engines()
+    request = prefill.ask(prompt(1, BLOCK - 1), 1, asks()[0])
+    assert prefill.answered[request.request_id] == {"do_remote_prefill": False, "do_remote_decode": False}
+
+
+def test_what_does_not_arrive_is_loaded_from_the_host(engines):
+    """A hand-over that failed says nothing about blocks that the host has."""
+    _, decode = engines(decode={"hand_over_ms": 300})
+    decode.ask(prompt(1))
+    decode.forget()
+    before = decode.computed
+    decode.ask(prompt(1), 4, asks()[1])
+    assert decode.counted["arrive_failed_requests"] == decode.counted["arrive_requests"] == 1
+    assert decode.counted["hit_tokens"] == ALL and decode.computed - before == 200 - ALL + 3
+
+
+def test_what_neither_arrives_nor_can_be_loaded_is_computed(engines, monkeypatch):
+    """Each is tried once."""
+    _, decode = engines(decode={"hand_over_ms": 300})
+    decode.ask(prompt(1))
+    decode.forget()
+    before = decode.computed
+    copy = decode.workers[0].worker._copy
+    monkeypatch.setattr(
+        decode.workers[0].worker,
+        "_copy",
+        lambda kind, job: (lambda plan: 1 // 0) if kind == "load" else copy(kind, job),
+    )
+    decode.ask(prompt(1), 4, asks()[1])
+    assert decode.counted["arrive_failed_requests"] == decode.counted["load_failed_requests"] == 1
+    assert decode.computed - before == 200 + 3
+
+
 @pytest.mark.parametrize("which", ["prefill", "decode"])
 def test_a_reset_in_the_middle(engines, which):
     """Other weights from now on: nothing of before is used, and no further hand-over is tried by that engine."""
@@ -453,12 +564,6 @@ def caplog_vllm(monkeypatch):
     return lines
 
 
-def test_no_wait_where_none_is_wanted(engines):
-    _, decode = engines(decode={"hand_over_ms": 0})
-    decode.ask(prompt(1), 4, asks()[1])
-    assert decode.computed == 200 + 3 and not decode.counted["arrive_requests"]
-
-
 def test_hand_overs_hold_half_of_the_blocks_at_most(engines, pair):
     """A peer that takes nothing does not take the engine's memory: further prompts are not handed over."""
     prefill, _ = engines(blocks=48, prefill={"save_ms": 60_000})
@@ -475,7 +580,12 @@ def test_hand_overs_hold_half_of_the_blocks_at_most(engines, pair):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"), [({"hand_over_to": 1}, "hand_over_to"), ({"hand_over_ms": -1}, "hand_over_ms")]
+    ("change", "says"),
+    [
+        ({"hand_over_to": 1}, "hand_over_to"),
+        ({"hand_over_ms": -1}, "hand_over_ms"),
+        ({"hand_over_ms": 0}, "at least 1"),
+    ],
 )
 def test_settings(change, says):
     with pytest.raises(ValueError, match=says):

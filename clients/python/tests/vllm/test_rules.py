@@ -11,10 +11,11 @@ import pytest
 pytest.importorskip("vllm.v1", reason="vLLM is not installed: see clients/python/tests/vllm/install.sh")
 
 from engine import prompt
-from rig import BLOCK, Rig, WrongKV, external
+from rig import BLOCK, Fault, Rig, WrongKV, external
 
 from kvasir.vllm.geometry import group_namespace
 from kvasir.vllm.scheduler import SchedulerHalf
+from kvasir.vllm.worker import WorkerHalf
 
 ALL = 192
 
@@ -133,10 +134,43 @@ def test_3_only_computed_blocks_are_saved(model, settings):
 
     with mock.patch.object(SchedulerHalf, "_save", too_early):
         rig = Rig(model, settings | {"model_id": "too early"}, max_num_batched_tokens=240)
+        step, worker = rig.step, rig.workers[0].worker
+
+        def after_its_saves():
+            """So that none is so late that the next step has computed its blocks after all."""
+            step()
+            if worker._running:
+                worker._poll.poll(5000)
+
+        rig.step = after_its_saves
         with pytest.raises(WrongKV):
             for _ in range(2):
                 rig.ask(prompt(1, 400))
                 rig.forget()
+
+
+def test_3_a_step_that_fails_saves_nothing(model, settings, monkeypatch):
+    """vLLM asks for the step's saves in a `finally`, when what was computed is unknown."""
+
+    def failed(rig):
+        def fail(layer):
+            raise Fault
+
+        rig.after_layer = fail
+        rig.ask(prompt(1), 1)
+        rig.after_layer = lambda layer: None
+        rig.forget()
+        return rig
+
+    rig = failed(Rig(model, settings, layers=2))
+    rig.ask(prompt(1))
+    rig.forget()
+    assert external(rig, prompt(1)) == ALL, "what a step after that computed is saved"
+
+    monkeypatch.setattr(WorkerHalf, "drop_saves", WorkerHalf.start_saves)
+    rig = failed(Rig(model, settings | {"model_id": "careless"}, layers=2))
+    with pytest.raises(WrongKV):
+        rig.ask(prompt(1))
 
 
 def test_5_a_failed_load_is_not_believed(model, settings):

@@ -6,6 +6,7 @@ copied between steps; only prompts that are handed over to another engine go lay
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -129,7 +130,11 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         assert self.worker is not None
-        self.worker.start_saves(self._step())
+        if sys.exc_info()[0] is None:
+            self.worker.start_saves(self._step())
+        else:
+            # vLLM calls this in a `finally`, and the forward pass has raised: nobody knows what the step has computed.
+            self.worker.drop_saves(self._step())
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         assert self.worker is not None

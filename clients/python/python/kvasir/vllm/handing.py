@@ -8,6 +8,7 @@ Nothing here is a cache: the blocks of a hand-over are read once, by the engine 
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable
@@ -33,6 +34,12 @@ TRANSFER_BYTES_MAX = 256
 
 HELD_SHARE_MAX = 0.5
 """Share of vLLM's blocks that hand-overs under way may hold when another one begins."""
+
+PART_BLOCKS_MAX = 8192
+"""Blocks of a part. Of prompts with more, a step hands several parts over."""
+
+PAUSE_SECONDS = 5.0
+"""How long nothing is handed over to a host after a hand-over to it has failed: every decode request would wait in vain."""
 
 _WHOLE = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 
@@ -99,6 +106,10 @@ class Handing:
         self._awaited: dict[str, _Awaited | None] = {}
         self._owners: dict[bytes, str] = {}
         """Request of a transfer. Several samples of one prompt are several requests of one transfer: the first has it."""
+        self._parts: dict[int, tuple[str, str]] = {}
+        """Request and peer of each hand-over under way. They outlive the request."""
+        self._paused: dict[str, float] = {}
+        """Until when nothing is handed over to a peer."""
         self._warned: set[str] = set()
 
     def meet(self, reasons: Iterable[str]) -> None:
@@ -119,7 +130,7 @@ class Handing:
 
     def _expect(self, request: Request) -> _Awaited | None:
         params = _params(request, "do_remote_prefill")
-        if params is None or not self._blocks(request) or not self.settings.hand_over_ms:
+        if params is None or not self._blocks(request):
             return None
         transfer = _transfer(params)
         if self.off or transfer is None:
@@ -142,24 +153,39 @@ class Handing:
     # Prefill
 
     def next_part(self, request: Request, computed: int) -> tuple[int, int] | None:
-        """Blocks [first, last) of the prompt that are complete after this step and not handed over yet."""
+        """Blocks [first, last) of the prompt that are complete after this step and not handed over yet.
+
+        None where there are no more: a step that completes very many blocks has several parts of a request.
+        """
         one = self._handed_over(request)
         if one is None or one.failed or self.off:
             return None
-        last = min(computed // self.frame.align_tokens, one.blocks)
+        last = min(computed // self.frame.align_tokens, one.blocks, one.done + PART_BLOCKS_MAX)
         return (one.done, last) if last > one.done else None
 
-    def begun(self, request: Request, last: int) -> tuple[str, bytes]:
+    def begun(self, request: Request, last: int, job: int) -> tuple[str, bytes]:
         """Takes note of a part that ends before the block `last`. Returns the peer and the transfer."""
         one = self._handed_over(request)
         assert one is not None
         one.done = last
+        self._parts[job] = request.request_id, one.peer
         return one.peer, one.transfer
 
-    def broken(self, request_id: str) -> None:
-        """A part was not handed over. Those after it are of no use to anybody."""
+    def broken(self, job: int) -> None:
+        """A part was not handed over. Those after it are of no use to anybody, and the next prompts would fare no better."""
+        if job not in self._parts:
+            return
+        request_id, peer = self._parts[job]
         if one := self._handed.get(request_id):
             one.failed = True
+        now = time.monotonic()
+        # Requests name peers, so this must not grow with what they make up.
+        self._paused = {name: until for name, until in self._paused.items() if until > now}
+        self._paused[peer] = now + PAUSE_SECONDS
+
+    def ended(self, job: int) -> None:
+        """All workers are done with a part, well or not."""
+        self._parts.pop(job, None)
 
     def _handed_over(self, request: Request) -> _Handed | None:
         if request.request_id not in self._handed:
@@ -175,6 +201,9 @@ class Handing:
         if self.off or not isinstance(peer, str) or not peer:
             self._refuse("handed over", self.off or 'neither kv_transfer_params nor "hand_over_to" name a host')
             return None
+        if self._paused.get(peer, 0.0) > time.monotonic():
+            self._refuse("handed over", f"a hand-over to the same host failed less than {PAUSE_SECONDS:g} s ago")
+            return None
         if self.held > self._held_max:
             self._refuse("handed over", "hand-overs under way hold more than half of vLLM's blocks")
             return None
@@ -187,7 +216,7 @@ class Handing:
     # Both
 
     def finished(self, request: Request, loading: bool) -> dict[str, Any] | None:
-        """The request has ended: what the proxy passes on to the decode engine. None where nothing was handed over."""
+        """The request has ended: what the proxy passes on to the decode engine. None where it would wait in vain."""
         handed = self._handed.pop(request.request_id, None)
         awaited = self._awaited.pop(request.request_id, None)
         for one in (handed, awaited):
@@ -196,6 +225,9 @@ class Handing:
         if awaited is not None and awaited.job and loading:
             self.abandoned.append(awaited.job)
         whole = handed is not None and not handed.failed and handed.done == handed.blocks
+        if _params(request, "do_remote_decode") is not None and not self._blocks(request):
+            # No loss: of a prompt without a whole block nothing is handed over, and a decode engine waits for nothing.
+            return {"do_remote_prefill": False, "do_remote_decode": False}
         if handed is None or not whole or request.status not in _WHOLE:
             return None
         return {

@@ -48,6 +48,15 @@ class Layers:
             self._ready(core, at)
         self._jobs = []
 
+    def give_up(self, core: Any) -> None:
+        """The step has failed: no further layer is final, and what was handed over of it so far is used by nobody."""
+        jobs, self._jobs = self._jobs, []
+        for job in jobs:
+            try:
+                core.abandon(job)
+            except Exception as error:
+                logger.warning("kvasir: a hand-over of a step that failed ends only with its time: %s", error)
+
     def _ready(self, core: Any, at: int) -> None:
         self._left.discard(at)
         try:

@@ -72,15 +72,17 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """Number of a save or a hand-over: workers that are done with it, well or not."""
     failed: set[str] = field(default_factory=set)
     """Requests of which a worker could not load everything."""
-    broken: set[str] = field(default_factory=set)
-    """Requests of which a worker could not hand a part over."""
+    missed: set[str] = field(default_factory=set)
+    """Requests of which a worker did not get everything that another engine was to hand over."""
+    broken: set[int] = field(default_factory=set)
+    """Numbers of hand-overs that have failed at a worker."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         assert isinstance(other, WorkerReport)
         saved = dict(self.saved)
         for number, workers in other.saved.items():
             saved[number] = saved.get(number, 0) + workers
-        return WorkerReport(saved, self.failed | other.failed, self.broken | other.broken)
+        return WorkerReport(saved, self.failed | other.failed, self.missed | other.missed, self.broken | other.broken)
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """The scheduler's half: which blocks the host has, and which jobs the workers start.
 
 It runs in the engine's loop. It waits for nothing but answers of the host: `match_ms` at most for those to the match of each
-group of blocks, and once more for each group that is loaded, when the host is asked to keep its blocks. It never delays the
+group of blocks, once more for each group that is loaded, when the host is asked to keep its blocks, and once for the tiers
+that a hit comes from. It never delays the
 freeing of a request's blocks: a save takes references of its own, and drops them when every worker is done.
 """
 
@@ -74,6 +75,8 @@ class _Tracked:
     """Tokens that vLLM had itself at the last match: what is loaded begins there."""
     saved: int = 0
     """Tokens up to which blocks are with the host, or on their way."""
+    arrives: bool = False
+    """What the last match found is handed over by another engine."""
     refused: bool = False
     """A load has failed. The request is computed, as the same load would fail again, for ever."""
     old: bool = False
@@ -158,12 +161,12 @@ class SchedulerHalf:
             return 0, False
         tracked = self._track(request)
         # A request is matched when vLLM holds nothing of it but cached blocks, of which a clean reset leaves none.
-        tracked.computed, tracked.old = computed, False
+        tracked.computed, tracked.old, tracked.arrives = computed, False, False
         if tracked.refused or not request.block_hashes:
             return 0, False
         if (awaited := self.handing.awaited(request)) > computed:
             # What arrives is saved here as if it had been computed here.
-            tracked.saved = max(tracked.saved, computed)
+            tracked.saved, tracked.arrives = max(tracked.saved, computed), True
             return awaited - computed, True
         found = self._found(tracked)
         tracked.saved = max(tracked.saved, found) if found >= 0 else max(tracked.saved, computed)
@@ -239,7 +242,8 @@ class SchedulerHalf:
     def hit_sources(self, request: Request, tokens: int) -> dict[CacheHitSource, int]:
         """From which tiers these tokens are loaded, which vLLM asks when it has allocated blocks for them."""
         tracked = self._tracked.get(request.request_id)
-        if not tokens or tracked is None or not self.ready:
+        if not tokens or tracked is None or tracked.arrives or not self.ready:
+            # What arrives is no hit of this host, which does not have it yet.
             return {UNKNOWN: tokens} if tokens else {}
         group, start = self.frame.groups[0], tracked.computed
         hashes = self._of_group(group, request.block_hashes, start, start + tokens)
@@ -294,19 +298,22 @@ class SchedulerHalf:
         return StepMetadata(self.epoch, loads, saves, parts, arrivals, abandoned, idle)
 
     def _hand_over(self, tracked: _Tracked, scheduled: int, output: SchedulerOutput, parts: list[Part]) -> None:
-        """Begins a part of what another engine awaits: the blocks whose last token this step computes, or had cached."""
+        """Begins to hand over what another engine awaits: the blocks whose last token this step computes, or had cached."""
         request, group = tracked.request, self.frame.groups[0]
-        span = self.handing.next_part(request, request.num_computed_tokens + scheduled)
-        if span is None or (state := output.kv_connector_block_state) is None:
+        computed, each = request.num_computed_tokens + scheduled, group.block_tokens
+        state = output.kv_connector_block_state
+        if self.handing.next_part(request, computed) is None or state is None:
             return
         if (table := state.get_block_ids(request.request_id)) is None:
             return
-        first, last = span
-        each = group.block_tokens
-        hashes = self._of_group(group, request.block_hashes, first * each, last * each)
-        if job := self._job(request.request_id, 0, hashes, table[group.index][first:last]):
+        while (span := self.handing.next_part(request, computed)) is not None:
+            first, last = span
+            hashes = self._of_group(group, request.block_hashes, first * each, last * each)
+            job = self._job(request.request_id, 0, hashes, table[group.index][first:last])
+            if job is None:
+                return
             self._refer(job, handed=True)
-            parts.append(Part(job, *self.handing.begun(request, last), first))
+            parts.append(Part(job, *self.handing.begun(request, last, job.number), first))
 
     def _save(self, tracked: _Tracked, scheduled: int, output: SchedulerOutput, saves: list[Job]) -> None:
         request, frame = tracked.request, self.frame
@@ -354,6 +361,9 @@ class SchedulerHalf:
         report = output.kv_connector_worker_meta
         if not isinstance(report, WorkerReport):
             return
+        # Before the jobs end, by which they are known.
+        for number in report.broken:
+            self.handing.broken(number)
         for number, workers in report.saved.items():
             hold = self._holds.get(number)
             if hold is None:
@@ -361,13 +371,16 @@ class SchedulerHalf:
             hold.workers -= workers
             if hold.workers <= 0:
                 del self._holds[number]
+                self.handing.ended(number)
                 self._release(hold)
-        for request_id in report.broken:
-            self.handing.broken(request_id)
         for request_id in report.failed:
             if tracked := self._tracked.get(request_id):
                 # What the host lacks is saved again once it is computed.
                 tracked.refused, tracked.match, tracked.saved = True, None, 0
+        for request_id in report.missed:
+            # An arrival is awaited once, so that the next match is an ordinary one.
+            if tracked := self._tracked.get(request_id):
+                tracked.match, tracked.saved = None, 0
 
     def _release(self, hold: _Hold) -> None:
         assert self._pool is not None

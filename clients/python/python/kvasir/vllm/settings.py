@@ -27,7 +27,7 @@ class Settings(Connection):
     hand_over_to: str = ""
     """Name of the Kvasir host beside the decode engine, for prompts that are handed over and whose request names none."""
     hand_over_ms: int = 10_000
-    """Milliseconds that a request waits at most for a prompt that another engine hands over. 0: none is waited for."""
+    """Milliseconds that a request waits at most for a prompt that another engine hands over; at least 1."""
     allow_fail: bool = False
     """Start although vLLM fails requests whose load fails, instead of computing their blocks."""
 
@@ -36,6 +36,11 @@ class Settings(Connection):
     def __post_init__(self) -> None:
         if not 0 < self.save_share <= 1:
             raise ValueError(f"the kvasir setting 'save_share' is {self.save_share}; it is in (0, 1]")
+        if self.hand_over_ms < 1:
+            raise ValueError(
+                f"the kvasir setting 'hand_over_ms' is {self.hand_over_ms}; it is at least 1. A request without "
+                '"do_remote_prefill" waits for nothing'
+            )
 
 
 def named_model(name: str, settings: Settings) -> dict[str, str] | None:

@@ -104,6 +104,8 @@ class WorkerHalf:
     def start_parts(self, step: StepMetadata) -> None:
         """Begins the hand-overs of a step, before its layers are computed. They end like saves."""
         if self.layers is None:
+            for part in step.parts:
+                self._fail(part.job, "hand_over", step.epoch, "this worker's layers cannot be handed over one by one")
             return
         for part in step.parts:
             self._start(part.job, "hand_over", step.epoch, self._hand(part, len(self.layers)))
@@ -155,6 +157,13 @@ class WorkerHalf:
             own = self._own_part(job)
             self._start(own, "save", step.epoch, self._copy("save", own))
 
+    def drop_saves(self, step: StepMetadata) -> None:
+        """Ends the saves and hand-overs of a step that has failed, as its blocks may never have been computed."""
+        if self.layers is not None:
+            self.layers.give_up(self.core)
+        for job in step.saves:
+            self._fail(job, "save", step.epoch, "the forward pass that was to compute the blocks has failed")
+
     def _copy(self, kind: str, job: Job) -> Callable[[int], Any]:
         pages = self.pages[job.group]
         return lambda plan: getattr(self.core, kind)(
@@ -180,7 +189,15 @@ class WorkerHalf:
             self._running[job.number].plan = plan
             start(plan)
         except Exception as error:
-            self._ended.append((job.number, False, bytes(len(job.blocks) // 4), 0, str(error)))
+            self._end_failed(job, str(error))
+
+    def _fail(self, job: Job, kind: str, epoch: bytes, why: str) -> None:
+        """Reports a job that is not begun."""
+        self._running[job.number] = _Running(job, kind, -1, epoch)
+        self._end_failed(job, why)
+
+    def _end_failed(self, job: Job, why: str) -> None:
+        self._ended.append((job.number, False, bytes(len(job.blocks) // 4), 0, why))
 
     def _plan(self, epoch: bytes) -> list[int]:
         """The plans of an epoch, made when it is first met; those of earlier ones end with their last job."""
@@ -222,7 +239,7 @@ class WorkerHalf:
             else:
                 self._saved(running, ok, here, copied)
                 if running.kind == "hand_over" and not ok:
-                    self._report.broken.add(running.job.request)
+                    self._report.broken.add(number)
             if not ok:
                 failures[failure] += 1
         for failure, jobs in failures.items():
@@ -231,8 +248,9 @@ class WorkerHalf:
             why = failure or "blocks are not there any more"
             logger.log(level, "kvasir: %d jobs failed; the engine computes what is missing: %s", jobs, why)
         failed, self._bad_requests = self._bad_requests & finished, self._bad_requests - finished
-        self._report.failed |= failed
         arrived, self._arriving = self._arriving & finished, self._arriving - finished
+        self._report.failed |= failed - arrived
+        self._report.missed |= failed & arrived
         for kind, requests in (("load", finished - arrived), ("arrive", arrived)):
             self.counts[f"{kind}_requests"] += len(requests)
             self.counts[f"{kind}_failed_requests"] += len(requests & failed)
@@ -271,7 +289,7 @@ class WorkerHalf:
     def report(self) -> WorkerReport | None:
         """What the scheduler must know of this step."""
         report, self._report = self._report, WorkerReport()
-        return report if report.saved or report.failed or report.broken else None
+        return report if report != WorkerReport() else None
 
     def stats(self) -> KvasirStats | None:
         self.counts = +self.counts
