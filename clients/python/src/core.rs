@@ -1,29 +1,33 @@
 //! `Core`: one host, as the Python package sees it.
 
+mod blocks;
 mod handing;
+mod inner;
 mod tally;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvasir_client::data::{
-    BlockKey, BlockMeta, Client, ClientError, Done, Endpoint, JobMemory, JobOptions, Jobs, Label, Namespace,
-    Options, Plan, Put, Reconnecting,
+    BlockKey, Client, ClientError, Endpoint, JobOptions, Label, Options, Put, Reconnecting,
 };
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use self::blocks::{Blocks, named, whole};
 use self::handing::{HandOvers, Job};
+pub(crate) use self::inner::close_all;
+use self::inner::{Inner, OPEN};
 use self::tally::Tallies;
 use crate::bytes;
 use crate::device::Place;
-use crate::errors::{Error, client_error, job_error};
-use crate::jobs::{Kept, Kind, Table};
+use crate::errors::{Error, client_error};
+use crate::jobs::{Kept, Table};
 use crate::link::Link;
 use crate::memory::Buffers;
 
@@ -32,32 +36,11 @@ const KEYS_MAX: usize = 4096;
 /// How long a host may say nothing in the middle of a call, whatever the call's own limit is.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// All that are open, to be closed before Python takes its memory back. Only locked with the GIL held, so that no other thread
-/// has it locked when Python forks.
-static OPEN: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
-
 /// A host's blocks: questions about them, and jobs that copy them. See `_core.pyi`.
 #[pyclass(frozen, module = "kvasir._core")]
 pub(crate) struct Core {
     /// `None` only while it is dropped.
     inner: Option<Arc<Inner>>,
-}
-
-struct Inner {
-    /// The process that made it. A child has none of its threads, and shares its sockets with the parent.
-    pid: u32,
-    endpoint: Endpoint,
-    options: Options,
-    job_options: JobOptions,
-    /// Started by the first job.
-    jobs: Mutex<Option<Arc<Jobs>>>,
-    closed: AtomicBool,
-    asks: Arc<Link>,
-    /// For calls that wait as long as a load may take.
-    calls: Reconnecting,
-    hand_overs: HandOvers,
-    table: Table,
-    tallies: Tallies,
 }
 
 #[pymethods]
@@ -496,136 +479,6 @@ impl Drop for Core {
             std::mem::forget(inner);
         }
     }
-}
-
-impl Inner {
-    fn is_ours(&self) -> bool {
-        self.pid == std::process::id()
-    }
-
-    fn jobs(&self) -> PyResult<Arc<Jobs>> {
-        let mut jobs = self.jobs.lock();
-        if let Some(jobs) = &*jobs {
-            return Ok(Arc::clone(jobs));
-        }
-        if self.closed.load(Ordering::Relaxed) {
-            return Err(Error::new_err("it was closed"));
-        }
-        let started = Jobs::start(&self.endpoint, &self.options, self.job_options.clone());
-        let started =
-            started.map_err(|error| Error::new_err(format!("cannot start copying threads: {error}")))?;
-        Ok(Arc::clone(jobs.insert(Arc::new(started))))
-    }
-
-    fn give(&self, job: u64, kept: Kept, memory: JobMemory, blocks: Blocks) -> PyResult<()> {
-        let jobs = self.jobs()?;
-        let kind = if matches!(blocks, Blocks::Save(..)) { Kind::Save } else { Kind::Load };
-        let number = self.table.open(job, kind, kept)?;
-        let given = match blocks {
-            Blocks::Load(blocks, labels) => jobs.load_labelled(number, memory, blocks, labels),
-            Blocks::Save(blocks, labels) => jobs.save_labelled(number, memory, blocks, labels),
-        };
-        given.map_err(|error| {
-            drop(self.table.ended(number));
-            job_error(error)
-        })
-    }
-
-    fn ended<'py>(&self, py: Python<'py>, done: Done) -> Option<Ended<'py>> {
-        let open = self.table.ended(done.job)?;
-        if matches!(open.kind, Kind::HandOver | Kind::Arrive) {
-            self.handing_ended(open.job);
-        }
-        self.tallies.add(open.kind, &done);
-        let error = done.error.map(|error| error.to_string());
-        Some((open.job, done.ok, flags(py, &done.blocks), done.bytes, error))
-    }
-
-    fn counters(&self) -> BTreeMap<String, u64> {
-        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let counts = &self.options.counts;
-        let (failed, skipped) = self.asks.failures();
-        let mut all = BTreeMap::from([
-            ("connections".to_owned(), get(&counts.connections)),
-            ("checksum_failures".to_owned(), get(&counts.checksum_failures)),
-            ("label_failures".to_owned(), get(&counts.label_failures)),
-            ("questions_failed".to_owned(), failed),
-            ("questions_skipped".to_owned(), skipped),
-        ]);
-        self.tallies.list(&mut all);
-        all
-    }
-
-    fn close(&self) {
-        self.closed.store(true, Ordering::Relaxed);
-        self.asks.close();
-        self.calls.close();
-        self.close_handing();
-        let jobs = self.jobs.lock().clone();
-        if let Some(jobs) = jobs {
-            jobs.close();
-        }
-    }
-}
-
-/// Closes all that are open, at exit: from then on no thread of ours touches memory of Python's.
-#[pyfunction]
-pub(crate) fn close_all(py: Python<'_>) {
-    let open = std::mem::take(&mut *OPEN.lock());
-    for inner in open.iter().filter_map(Weak::upgrade) {
-        if inner.is_ours() {
-            py.detach(|| inner.close());
-        } else {
-            std::mem::forget(inner);
-        }
-    }
-}
-
-/// The blocks of a job, each with its number in the plan, and their labels.
-enum Blocks {
-    Load(Vec<(BlockKey, usize)>, Vec<Label>),
-    Save(Vec<(BlockMeta, usize)>, Vec<Label>),
-}
-
-impl Blocks {
-    fn of<'a>(
-        saves: bool,
-        namespace: &Namespace,
-        block_bytes: impl Fn(usize) -> Option<u32>,
-        hashes: impl ExactSizeIterator<Item = (usize, &'a [u8])>,
-    ) -> PyResult<Self> {
-        let count = hashes.len();
-        let mut blocks = match saves {
-            true => Self::Save(Vec::with_capacity(count), Vec::with_capacity(count)),
-            false => Self::Load(Vec::with_capacity(count), Vec::with_capacity(count)),
-        };
-        for (block, hash) in hashes {
-            // The job is refused if there is no such block.
-            let (meta, label) = named(namespace, hash, block_bytes(block).unwrap_or(0))?;
-            match &mut blocks {
-                Self::Load(blocks, labels) => {
-                    blocks.push((meta.key, block));
-                    labels.push(label);
-                }
-                Self::Save(blocks, labels) => {
-                    blocks.push((meta, block));
-                    labels.push(label);
-                }
-            }
-        }
-        Ok(blocks)
-    }
-}
-
-/// Bytes of the only block of a plan.
-fn whole(plan: &Plan) -> u32 {
-    plan.block_bytes(0).unwrap_or(0)
-}
-
-/// The block of so many bytes that is to lie under `hash`: what to say of it, and its label.
-fn named(namespace: &Namespace, hash: &[u8], payload: u32) -> PyResult<(BlockMeta, Label)> {
-    let meta = BlockMeta::single(namespace.key(hash), bytes::with_label(payload)?);
-    Ok((meta, namespace.label(hash, payload)))
 }
 
 /// How many of `keys` are there before the first that is not.
