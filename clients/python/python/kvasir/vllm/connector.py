@@ -7,6 +7,7 @@ copied between steps; only prompts that are handed over to another engine go lay
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -25,6 +26,7 @@ from kvasir.vllm.worker import WorkerHalf
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
@@ -100,6 +102,10 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
     def reset_cache(self) -> bool | None:
         assert self.scheduler is not None
         return self.scheduler.reset()
+
+    def take_events(self) -> Sequence[KVCacheEvent]:
+        assert self.scheduler is not None
+        return self.scheduler.take_events()
 
     # Worker
 

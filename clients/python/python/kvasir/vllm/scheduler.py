@@ -2,7 +2,7 @@
 
 It runs in the engine's loop. It waits for nothing but answers of the host: `match_ms` at most for those to the match of each
 group of blocks, once more for each group that is loaded, when the host is asked to keep its blocks, and once for the tiers
-that a hit comes from. It never delays the
+that a hit comes from; and, where KV events are published, for those to `Events`. It never delays the
 freeing of a request's blocks: a save takes references of its own, and drops them when every worker is done.
 """
 
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from vllm.logger import init_logger
 
+from kvasir.vllm.events import Events
 from kvasir.vllm.geometry import Frame, Group, unsupported
 from kvasir.vllm.handing import Handing
 from kvasir.vllm.messages import (
@@ -36,6 +37,7 @@ from kvasir.vllm.stats import KvasirStats
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -103,6 +105,7 @@ class SchedulerHalf:
         self.core = settings.core()
         self.counts: Counter[str] = Counter()
         self.handing = Handing(config, kv, self.frame, settings, self.counts)
+        self.events = Events.of(config, kv, self.frame, self.core)
         self.epoch = b""
         self._ranks = {
             (pp, tp)
@@ -334,6 +337,8 @@ class SchedulerHalf:
             if job := self._job(request.request_id, position, hashes, ids):
                 self._refer(job)
                 saves.append(job)
+                if self.events is not None:
+                    self.events.begin(job, request, tracked.saved)
         tracked.saved = computed
 
     def _affordable(self, saved: int) -> int:
@@ -373,6 +378,8 @@ class SchedulerHalf:
                 del self._holds[number]
                 self.handing.ended(number)
                 self._release(hold)
+                if self.events is not None:
+                    self.events.end(number)
         for request_id in report.failed:
             if tracked := self._tracked.get(request_id):
                 # What the host lacks is saved again once it is computed.
@@ -428,8 +435,14 @@ class SchedulerHalf:
         for tracked in self._tracked.values():
             tracked.match, tracked.saved, tracked.old = None, 0, True
         self.handing.reset(self._loading)
+        if self.events is not None:
+            self.events.reset()
         self._unclean = self._pool is not None and _keeps_kv(self._pool)
         return not self._loading and not self._unclean
+
+    def take_events(self) -> Sequence[KVCacheEvent]:
+        """What vLLM publishes of the host's blocks, since the last step."""
+        return self.events.take(self._namespaces) if self.events is not None else ()
 
     def stats(self) -> KvasirStats | None:
         return KvasirStats.of(self.counts)
