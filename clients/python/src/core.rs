@@ -172,10 +172,9 @@ impl Core {
         let (namespace, hashes) = (bytes::namespace(namespace)?, bytes::hashes(hashes, hash_bytes)?);
         let found = py.detach(|| {
             let keys = bytes::keys(&namespace, hashes);
-            // Known for a metric only: what goes wrong says nothing about the questions that matter.
-            inner.asks.ask(|client| Ok(in_batches(&keys, |keys| client.tiers(keys))))
+            // For metrics and events only.
+            inner.asks.ask_aside(|client| in_batches(&keys, |keys| client.tiers(keys)))
         })?;
-        let found = found.map_err(|error| client_error(&error))?;
         Ok(PyBytes::new(py, &found.into_iter().map(|source| source as u8).collect::<Vec<_>>()))
     }
 

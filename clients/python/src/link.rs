@@ -65,29 +65,46 @@ impl Link {
         self: &Arc<Self>,
         question: impl FnOnce(&Client) -> Result<T, ClientError>,
     ) -> PyResult<T> {
+        self.answer(question).map_err(|(error, why)| {
+            why.into_iter().for_each(|why| self.trip(why));
+            error
+        })
+    }
+
+    /// [`ask`](Self::ask) for what matters less: it is held up by earlier failures, and its own holds up no other question.
+    pub(crate) fn ask_aside<T>(
+        self: &Arc<Self>,
+        question: impl FnOnce(&Client) -> Result<T, ClientError>,
+    ) -> PyResult<T> {
+        self.answer(question).map_err(|(error, _)| error)
+    }
+
+    /// The error, and why the next questions should not be asked, if it was asked itself.
+    fn answer<T>(
+        self: &Arc<Self>,
+        question: impl FnOnce(&Client) -> Result<T, ClientError>,
+    ) -> Result<T, (PyErr, Option<(String, bool)>)> {
         let until = Instant::now() + self.limit;
         let answer = self.admit().and_then(|()| self.client(until)).and_then(|client| {
             client.set_deadline(Some(until));
             question(&client).map_err(Failure::Client)
         });
-        let (error, refused) = match answer {
+        Err(match answer {
             Ok(answer) => {
                 let mut breaker = self.breaker.lock();
                 (breaker.until, breaker.pause) = (None, Duration::ZERO);
                 return Ok(answer);
             }
-            Err(Failure::Open(error)) => return Err(error),
+            Err(Failure::Open(error)) => (error, None),
             Err(Failure::StillConnecting) => {
                 let text = format!("the host did not let this client in within {:?}; ask later", self.limit);
-                (Unavailable::new_err(text.clone()), (text, false))
+                (Unavailable::new_err(text.clone()), Some((text, false)))
             }
             Err(Failure::Client(error)) => {
                 let refused = matches!(error, ClientError::Refused { .. });
-                (client_error(&error), (error.to_string(), refused))
+                (client_error(&error), Some((error.to_string(), refused)))
             }
-        };
-        self.trip(refused);
-        Err(error)
+        })
     }
 
     /// Questions that failed, and that were not asked because an earlier one had failed.

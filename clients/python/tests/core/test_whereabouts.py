@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from cluster import until
 from daemon import Host
 from engine import NAMESPACE, wait
 
@@ -63,3 +64,23 @@ def test_another_run_has_lost_everything(start_host: Callable[..., Host]) -> Non
     other = _core(host)
     after, lost, keys = other.removals(position)
     assert lost and not keys and after != position
+
+
+def test_a_question_for_a_metric_holds_up_no_other(host: Host) -> None:
+    core = Core(host.unix, match_ms=50)
+    until("the host answers", lambda: _answers(core))
+    failed = core.counters()["questions_failed"]
+    host.hang()
+    with pytest.raises(kvasir.Unavailable):
+        core.tiers(NAMESPACE, b"a", 1)
+    assert core.counters()["questions_failed"] == failed
+    with pytest.raises(kvasir.Unavailable):
+        core.exists(NAMESPACE, b"a", 1)
+    assert core.counters()["questions_failed"] == failed + 1, "it was asked"
+
+
+def _answers(core: Core) -> bool:
+    try:
+        return core.exists(NAMESPACE, b"a", 1) == b"\0"
+    except kvasir.Unavailable:
+        return False
