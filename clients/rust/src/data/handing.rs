@@ -57,7 +57,7 @@ use parking_lot::Mutex;
 use self::crew::Crew;
 use self::signals::Signals;
 use super::jobs::{self, TIME_MAX};
-use super::{ClientError, Done, Endpoint, JobError, Jobs, Options, Reconnecting, Transfer};
+use super::{ClientError, Done, Endpoint, JobError, Jobs, LAST_WORD, Options, Reconnecting, Transfer};
 
 /// How long making room at a host may take, once a job is reported.
 const TIDY: Duration = Duration::from_secs(1);
@@ -371,7 +371,9 @@ impl Task {
                 return Err(self.late().into());
             }
             let client = link.client_within(left)?;
-            client.set_deadline(Some(self.until));
+            // One that receives has the host wait until then, and hears after that that nothing came.
+            let answer = if matches!(self.work, Work::Receive(_)) { LAST_WORD } else { Duration::ZERO };
+            client.set_deadline(Some(self.until + answer));
             match &self.work {
                 Work::Send(part) => send::run(self, part, &client, (keep, class)),
                 Work::Receive(prompt) => receive::run(self, prompt, &client, class),
