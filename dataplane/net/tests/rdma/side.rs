@@ -15,6 +15,13 @@ use kvasir_net::transport::rdma::{Device, DeviceOptions, Failure, MemoryRegion};
 
 /// Beyond what the slowest emulated machine needs; only a hang takes so long.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+
+/// An emulated processor may stand still for longer than the half second after which a real adapter is given up: here a silent
+/// peer is one that says nothing for seven times a second.
+pub(crate) fn patient() -> QueueOptions {
+    QueueOptions { ack_timeout: 18, ..QueueOptions::default() }
+}
+
 /// A device, memory and a channel for completions. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Side {
@@ -59,7 +66,7 @@ impl Side {
 
     pub(crate) fn connect(&self, control: &mut (impl Read + Write)) -> Connection {
         let epochs = Epochs { ours: 1, fence: 1 };
-        connect(&self.device, &self.channel, 1, QueueOptions::default(), epochs, control).unwrap()
+        connect(&self.device, &self.channel, 1, patient(), epochs, control).unwrap()
     }
 
     /// Waits, asleep, until `count` requests are done.

@@ -10,6 +10,8 @@ use kvasir_net::transport::node::Secret;
 use kvasir_net::transport::rdma::{Rdma, RdmaConfig};
 use kvasir_net::transport::{Access, Endpoint, Node, Transport};
 
+use crate::side::patient;
+
 /// An emulated machine may stand still for seconds; a dead peer is known by its stream's end, not by its silence.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -26,6 +28,7 @@ fn transport(n: usize, node: &Arc<Node>) -> Arc<Rdma> {
         connect_timeout: LONG,
         handshake_timeout: LONG,
         peer_timeout: LONG,
+        queue: patient(),
         ..RdmaConfig::of_device(name)
     };
     Arc::new(Rdma::new(Arc::clone(node), config).unwrap())

@@ -59,6 +59,27 @@ fn several_pieces_are_gathered_and_scattered() {
     assert_eq!(scattered, whole);
 }
 
+/// What a device's driver could not hand to its network interface. Only Soft-RoCE counts it under this name.
+fn refused_packets(side: &Side) -> u64 {
+    let path = format!("/sys/class/infiniband/{}/ports/1/hw_counters/send_err", side.device.name());
+    std::fs::read_to_string(path).map_or(0, |count| count.trim().parse().unwrap())
+}
+
+/// After a packet that is lost Soft-RoCE does nothing for as long as an acknowledgement may take.
+#[test]
+#[ignore = "needs an RDMA device; cargo xtask test --rdma boots one"]
+fn the_network_takes_all_packets_of_long_reads() {
+    const LEN: u32 = 4 << 20;
+    let [(a, to_b), (b, _to_a)] = pair(LEN as usize, Some(Access::Read));
+    b.fill(0, &pattern(LEN as usize, 4));
+    let before = refused_packets(&b);
+    let read = |_| a.request(Verb::Read, vec![a.piece(0, LEN)], &b.region, 0);
+    to_b.queue.post((0..4).map(read).collect()).map_err(|refused| refused.error).unwrap();
+    assert!(a.finish(&to_b, 4).iter().all(|done| done.result == Ok(())));
+    assert!(a.bytes(0, LEN.into()) == pattern(LEN as usize, 4));
+    assert_eq!(refused_packets(&b) - before, 0, "raise net.core.netdev_max_backlog");
+}
+
 #[test]
 #[ignore = "needs an RDMA device; cargo xtask test --rdma boots one"]
 fn a_full_queue_of_mostly_unsignalled_requests_completes_in_order() {

@@ -31,7 +31,8 @@ pub struct QueueOptions {
     pub pieces: u32,
     /// Writes of up to this many bytes are copied into the work request.
     pub inline_bytes: u32,
-    /// Wait for an acknowledgement: 4.096 µs × 2^n, at most 31. 14 is 67 ms.
+    /// Wait for an acknowledgement: 4.096 µs × 2^n, at most 31. 14 is 67 ms. Where the network loses packets, a request whose
+    /// last ones are lost stands still for as long.
     pub ack_timeout: u8,
     /// How often a request is repeated after such a wait, at most 6; then it fails with [`Failure::Unreachable`]. (The
     /// number has three bits, but Soft-RoCE takes 7 for "without end".)
