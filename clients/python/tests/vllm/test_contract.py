@@ -82,6 +82,16 @@ def test_adapters_have_a_version(model):
     check(config, Settings.parse(NOBODY | {"adapters_version": "3"}))
 
 
+def test_it_starts_for_memory_that_it_reaches(model):
+    config = engine_config(model, NOBODY)
+    for device in ["cpu", "cuda"]:
+        config.device_config.device_type = device
+        check(config, Settings.parse(NOBODY))
+    config.device_config.device_type = "xpu"
+    with pytest.raises(ValueError, match="'xpu'.*KvasirTier"):
+        check(config, Settings.parse(NOBODY))
+
+
 def test_a_token_is_not_shown():
     assert "secret" not in repr(Settings.parse(NOBODY | {"token": "secret"}))
     with pytest.raises(ValueError, match="token") as refused:

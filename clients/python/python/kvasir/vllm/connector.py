@@ -207,9 +207,9 @@ def check(config: VllmConfig, settings: Settings) -> None:
             'adapter the KV of another; add "adapters_version" to kv_connector_extra_config: a word that changes whenever '
             "an adapter does"
         )
-    if config.device_config.device_type != "cpu":
+    if config.device_config.device_type not in ("cpu", "cuda"):
         raise ValueError(
-            f"the KV cache lies in the memory of {config.device_config.device_type!r}, where KvasirConnector does not "
-            "reach; use OffloadingConnector with the tier kvasir.vllm.KvasirTier"
+            f"the KV cache lies in the memory of {config.device_config.device_type!r}, and KvasirConnector reaches 'cpu' "
+            "and 'cuda' only; use OffloadingConnector with the tier kvasir.vllm.KvasirTier"
         )
     model_identity(config, settings)
