@@ -240,7 +240,7 @@ fn gpu(shell: &Shell) -> Result<Outcome> {
     Ok(if device { Outcome::Passed } else { Outcome::PassedOn("a software device, not a GPU".to_owned()) })
 }
 
-/// Builds the library that stands in for the driver and NVRTC, and returns the folder in which it has their names.
+/// Builds the library that stands in for the driver, and returns the folder in which it has its name.
 pub(crate) fn software_device(shell: &Shell) -> Result<PathBuf> {
     let target = shell.target("software-cuda");
     let mut build = shell.cargo();
@@ -248,13 +248,10 @@ pub(crate) fn software_device(shell: &Shell) -> Result<PathBuf> {
     shell.run(build.arg(&target))?;
     let folder = target.join("lib");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    // One file under both names, so that it is loaded once.
-    for name in ["libcuda.so.1", "libnvrtc.so"] {
-        let link = folder.join(name);
-        let _ = fs::remove_file(&link);
-        symlink("../debug/libkvasir_software_cuda.so", &link)
-            .with_context(|| format!("cannot create {}", link.display()))?;
-    }
+    let link = folder.join("libcuda.so.1");
+    let _ = fs::remove_file(&link);
+    symlink("../debug/libkvasir_software_cuda.so", &link)
+        .with_context(|| format!("cannot create {}", link.display()))?;
     Ok(folder)
 }
 

@@ -1,10 +1,9 @@
-//! The functions that are exported, by the names and with the arguments of `cuda.h` and `nvrtc.h`.
+//! The functions that are exported, by the names and with the arguments of `cuda.h`.
 
 mod contexts;
 mod copies;
 mod memories;
 mod modules;
-mod nvrtc;
 mod shared;
 mod streams;
 

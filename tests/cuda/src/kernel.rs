@@ -1,4 +1,5 @@
-//! Kernels: compiled from their source by the C++ compiler, loaded as a shared library, run by a stream's thread.
+//! Kernels: the source of which a PTX says that it is made is compiled by the C++ compiler, loaded as a shared library and run
+//! by a stream's thread.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -7,14 +8,14 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use crate::memory;
 use crate::outcome::{CudaError, Outcome};
 
-/// How an image begins: a path follows. NVRTC's would be PTX, also a text.
-const IMAGE: &str = "// software CUDA module: ";
+/// The one source, and how the image begins that is made of it.
+const SOURCE: &str = include_str!("../../../dataplane/gpu/src/memory/paged/gather.cu");
+const IMAGE: &str = "// gather.cu ";
 const KERNEL: &str = "extern \"C\" __global__ void ";
 
 type Pack = unsafe extern "C" fn(*mut *mut c_void) -> *mut c_void;
@@ -45,18 +46,24 @@ pub(crate) struct Launch {
 static MODULES: Mutex<BTreeMap<usize, Module>> = Mutex::new(BTreeMap::new());
 static FUNCTIONS: Mutex<BTreeMap<usize, Function>> = Mutex::new(BTreeMap::new());
 
-/// Compiles a source to an image, or says why not.
-pub(crate) fn compile(source: &str) -> Result<String, String> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let path = std::env::temp_dir().join(format!("kvasir-cuda-{}-{number}.so", std::process::id()));
+/// Compiles the source to a library, once, and returns where that lies.
+fn library() -> Outcome<&'static CString> {
+    static LIBRARY: LazyLock<Result<CString, String>> = LazyLock::new(compile);
+    LIBRARY.as_ref().map_err(|error| {
+        eprintln!("software CUDA: {error}");
+        CudaError::INVALID_IMAGE
+    })
+}
+
+fn compile() -> Result<CString, String> {
+    let path = std::env::temp_dir().join(format!("kvasir-cuda-{}.so", std::process::id()));
     let mut compiler = Command::new("c++");
     compiler.args(["-std=c++17", "-O1", "-shared", "-fPIC", "-x", "c++", "-", "-o"]).arg(&path);
     compiler.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut running = compiler.spawn().map_err(|error| format!("no C++ compiler: {error}"))?;
     if let Some(mut input) = running.stdin.take() {
         // If it ends early, its own messages say why.
-        let _ = input.write_all(whole(source).as_bytes());
+        let _ = input.write_all(whole(SOURCE).as_bytes());
     }
     let output = running.wait_with_output().map_err(|error| error.to_string())?;
     if !output.status.success() {
@@ -68,7 +75,8 @@ pub(crate) fn compile(source: &str) -> Result<String, String> {
     let mut file = File::from(file);
     file.write_all(&library).map_err(|error| error.to_string())?;
     // Left open for as long as the process lives: the image may be loaded at any time.
-    Ok(format!("{IMAGE}/proc/self/fd/{}", OwnedFd::from(file).into_raw_fd()))
+    let path = format!("/proc/self/fd/{}", OwnedFd::from(file).into_raw_fd());
+    CString::new(path).map_err(|error| error.to_string())
 }
 
 fn whole(source: &str) -> String {
@@ -83,8 +91,10 @@ fn whole(source: &str) -> String {
 }
 
 pub(crate) fn load(device: usize, image: &str) -> Outcome<usize> {
-    let path = image.strip_prefix(IMAGE).ok_or(CudaError::INVALID_IMAGE)?;
-    let path = CString::new(path).map_err(|_| CudaError::INVALID_IMAGE)?;
+    if !image.starts_with(IMAGE) {
+        return Err(CudaError::INVALID_IMAGE);
+    }
+    let path = library()?;
     // SAFETY: a text that ends with a zero; the library has no initialisers of its own.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if library.is_null() {

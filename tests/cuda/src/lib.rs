@@ -1,6 +1,6 @@
-//! A CUDA device in software: the functions of NVIDIA's driver and of NVRTC that `kvasir-gpu` calls, for tests on
-//! machines without a GPU. Installed as `libcuda.so.1` and `libnvrtc.so` in a folder on `LD_LIBRARY_PATH`; `cargo xtask
-//! test --gpu` does that where there is no driver. It is never shipped.
+//! A CUDA device in software: the functions of NVIDIA's driver that `kvasir-gpu` calls, for tests on machines without a
+//! GPU. Installed as `libcuda.so.1` in a folder on `LD_LIBRARY_PATH`; `cargo xtask test --gpu` does that where there is no
+//! driver. It is never shipped.
 //!
 //! It is made to find mistakes, so wherever the driver's documentation leaves a choice it takes the one that is worst for
 //! a careless caller:

@@ -1,6 +1,6 @@
 //! The rules that this device keeps, through the functions that it exports.
 
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 use std::sync::mpsc::{Sender, channel};
 
 use crate::api::calls::*;
@@ -107,23 +107,28 @@ fn a_call_needs_its_context_and_whole_memory() {
 
 #[test]
 fn kernels_take_their_arguments_when_they_are_launched() {
-    const SOURCE: &str = "extern \"C\" __global__ void fill(unsigned char* to, unsigned int count, char with) {\n\
-        unsigned int at = blockIdx.x * blockDim.x + threadIdx.x;\n if (at < count) to[at] = with; }";
     bind(0);
-    let image = CString::new(crate::kernel::compile(SOURCE).unwrap()).unwrap();
-    let module = out(|to| cuModuleLoadData(to, Text::of(&image)), 0);
-    let function = out(|to| cuModuleGetFunction(to, module, Text::of(c"fill")), 0);
+    let module = out(|to| cuModuleLoadData(to, Text::of(c"// gather.cu, and PTX")), 0);
+    assert_eq!(cuModuleLoadData(Out::to(&mut 0), Text::of(c"PTX of something else")), 200);
+    let function = out(|to| cuModuleGetFunction(to, module, Text::of(c"move_1")), 0);
     assert_eq!(cuModuleGetFunction(Out::to(&mut 0), module, Text::of(c"other")), 500);
-    let mut memory = out(|to| cuMemAlloc_v2(to, LEN), 0u64);
-    let (address, (stream, gate)) = (memory, gated());
-    let (mut count, mut with) = (LEN as u32, 9u8);
-    let mut arguments = [(&raw mut memory).cast(), (&raw mut count).cast(), (&raw mut with).cast()];
+    let [from, to, list] = [0; 3].map(|_| out(|to| cuMemAlloc_v2(to, LEN), 0u64));
+    // A tile: the two addresses, no strides, one row of as many bytes.
+    let tile = [from, to, 0, 0, (LEN as u64) << 32 | LEN as u64];
+    for (address, bytes) in
+        [(from, vec![9u8; LEN]), (list, tile.iter().flat_map(|n| n.to_ne_bytes()).collect())]
+    {
+        assert_eq!(cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()), 0);
+    }
+    let (stream, gate) = gated();
+    let (mut tiles, mut count, mut gather) = (list, 1u32, 1u32);
+    let mut arguments = [(&raw mut tiles).cast(), (&raw mut count).cast(), (&raw mut gather).cast()];
     let none = std::ptr::null_mut();
     assert_eq!(cuLaunchKernel(function, 32, 1, 1, 256, 1, 1, 0, stream, arguments.as_mut_ptr(), none), 0);
-    (memory, count, with) = (0, 0, 0);
+    (tiles, count, gather) = (0, 0, 0);
     drop(gate);
     assert_eq!(cuStreamSynchronize(stream), 0);
-    assert_eq!((download(address), memory, count, with), (vec![9; LEN], 0, 0, 0));
+    assert_eq!((download(to), tiles, count, gather), (vec![9; LEN], 0, 0, 0));
 }
 
 #[test]

@@ -2,10 +2,10 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod careless;
+mod speed;
 
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use proptest::test_runner::{Config, TestRunner};
 
@@ -17,6 +17,7 @@ use kvasir_memory::layout::cases::cases;
 use kvasir_memory::layout::paged::{Order, PagedLayout, Regions, descriptors};
 use kvasir_memory::layout::{Attention, Dtype, KvShape};
 use kvasir_memory::region::Region;
+use kvasir_memory::runs::Run;
 
 fn host(device: &Arc<Device>, bytes: u64) -> Pinned {
     let pool = HostPool::new(bytes, true).unwrap();
@@ -179,6 +180,57 @@ fn blocks_leave_and_return_layer_by_layer() {
 const CHILD: &str = "KVASIR_GPU_IPC";
 const IPC_BYTES: u64 = 3 << 20;
 
+/// Blocks of an engine, from and to memory that the driver knows and memory that it does not.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn an_engines_blocks_move_by_every_way() {
+    const BLOCKS: usize = 5;
+    let device = Device::open(0).unwrap();
+    for lens in
+        [&[4096, 4096, 4096][..], &[48 << 10, 64 << 10], &[5, 4096, 40 << 10], &[1 << 20, 16, 9 << 20]]
+    {
+        let block_bytes: usize = lens.iter().sum();
+        let content = pattern((BLOCKS * block_bytes) as u64, 6);
+        let cache = filled(&device, &content);
+        let mut addr = cache.base().as_ptr() as usize;
+        let mut run = |&len: &usize| {
+            let run = Run { addr, len, stride: len };
+            addr += BLOCKS * len;
+            run
+        };
+        let runs: Vec<Run> = lens.iter().map(&mut run).collect();
+        // SAFETY: the cache is this test's alone.
+        let plan = unsafe { DevicePlan::new(&device, &runs, BLOCKS) }.unwrap();
+        for (kernel, batch, pinned) in
+            [(true, true, true), (true, true, false), (false, true, true), (false, false, true)]
+        {
+            let memory = Arc::new(HostPool::new((BLOCKS * block_bytes) as u64, true).unwrap());
+            let _pinned =
+                pinned.then(|| Pinned::new(&device, &Region::of_pool(Arc::clone(&memory))).unwrap());
+            let (mapping, each) = (memory.mapping(), block_bytes as u64);
+            let mut side = SideStream::with_only(&device, kernel, batch);
+            let places = (0..BLOCKS).map(|n| (n, mapping.place(n as u64 * each, each).unwrap()));
+            side.gather(&plan, places).unwrap();
+            for n in 0..BLOCKS {
+                let mut begin = 0;
+                let parts = lens.iter().flat_map(|len| {
+                    let part = &content[begin + n * len..][..*len];
+                    begin += BLOCKS * len;
+                    part
+                });
+                let mut found = vec![0; block_bytes];
+                mapping.bytes(n as u64 * each, each).unwrap().copy_to(&mut found);
+                assert!(found.iter().eq(parts), "block {n} of {lens:?}: {kernel} {batch} {pinned}");
+            }
+            cache.whole().unwrap().copy_in(&vec![0; content.len()]);
+            let blocks = (0..BLOCKS).map(|n| (n, mapping.bytes(n as u64 * each, each).unwrap()));
+            side.scatter(&plan, blocks).unwrap();
+            // The pool is a little longer.
+            assert!(bytes_of(&cache).starts_with(&content), "{lens:?}: {kernel} {batch} {pinned}");
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a CUDA device"]
 fn two_processes_share_memory_and_events() {
@@ -229,72 +281,4 @@ fn the_other_process() {
     let region = super::ipc::open(&handle, &device, IPC_BYTES).unwrap();
     assert!(bytes_of(&region) == pattern(IPC_BYTES, 1), "what the first process wrote");
     region.whole().unwrap().copy_in(&pattern(IPC_BYTES, 2));
-}
-
-const SPEED_BYTES: u64 = 256 << 20;
-const SPEED_BLOCK: u64 = 2 << 20;
-
-/// Prints the best of five runs and its share of the peak, and returns it in GB/s. A slow machine is no reason to
-/// fail.
-fn best(name: &str, peak: Option<f64>, mut run: impl FnMut()) -> f64 {
-    let tries = (0..5).map(|_| {
-        let start = Instant::now();
-        run();
-        start.elapsed()
-    });
-    let took = tries.min().unwrap_or(Duration::MAX);
-    let found = SPEED_BYTES as f64 / took.as_secs_f64() / 1e9;
-    let share = peak.map(|peak| format!(", {:.2} of the plain copy", found / peak)).unwrap_or_default();
-    println!("{name:<32} {found:>8.2} GB/s{share}");
-    found
-}
-
-#[test]
-#[ignore = "needs a CUDA device"]
-fn speed_beside_plain_copies() {
-    let device = Device::open(0).unwrap();
-    let pool = DevicePool::open(&device, SPEED_BYTES).unwrap();
-    let blocks: Vec<DeviceRange> =
-        (0..SPEED_BYTES / SPEED_BLOCK).map(|_| pool.allocate(SPEED_BLOCK).unwrap()).collect();
-    let memory = Arc::new(HostPool::new(SPEED_BYTES, true).unwrap());
-    let pinned = Pinned::new(&device, &Region::of_pool(memory.clone())).unwrap();
-    let (there, here) = (pool.region().base().as_ptr() as u64, pinned.region().base().as_ptr() as u64);
-    let stream = Stream::new(&device).unwrap();
-    let plain = |to, from| {
-        // SAFETY: both hold that many bytes, and nobody else uses them before `drain` returns.
-        unsafe { stream.copy(to, from, SPEED_BYTES as usize) }.unwrap();
-        stream.drain().unwrap();
-    };
-    let up_peak = best("plain copy to the device", None, || plain(there, here));
-    let down_peak = best("plain copy from the device", None, || plain(here, there));
-
-    let mut lane = Lane::new(&device).unwrap();
-    let mut up = |bytes: &[u8]| {
-        let list = bytes.chunks(SPEED_BLOCK as usize).zip(&blocks);
-        lane.upload(&list.map(|(from, to)| Upload { from: from.into(), to }).collect::<Vec<_>>()).unwrap();
-    };
-    let pinned = memory.mapping().bytes(0, SPEED_BYTES).unwrap();
-    // SAFETY: the pool is this test's alone, and nothing writes to it while this is read.
-    let pinned = unsafe { std::slice::from_raw_parts(pinned.as_ptr(), pinned.len()) };
-    best("blocks of 2 MiB up, pinned", Some(up_peak), || up(pinned));
-    let mut heap = pattern(SPEED_BYTES, 5);
-    best("blocks of 2 MiB up, pageable", Some(up_peak), || up(&heap));
-    heap.fill(0);
-    best("blocks of 2 MiB down, pageable", Some(down_peak), || {
-        let list = heap.chunks_mut(SPEED_BLOCK as usize).zip(&blocks);
-        lane.download(&mut list.map(|(to, from)| Download { from, to }).collect::<Vec<_>>()).unwrap();
-    });
-    assert!(heap == pattern(SPEED_BYTES, 5), "the bytes that went up came down");
-}
-
-#[test]
-#[ignore = "needs a CUDA device"]
-fn speed_of_the_ways_to_move_pages() {
-    let mover = PageMover::new(&Device::open(0).unwrap()).unwrap();
-    for m in mover.measured() {
-        let rate = PageMover::SAMPLE_BYTES as f64 / m.took.as_secs_f64() / 1e9;
-        println!("runs of {:>6} B by {:<10} {rate:>8.2} GB/s", m.run_bytes, m.path);
-    }
-    mover.missing().into_iter().for_each(|missing| println!("not measured: {missing}"));
-    assert_eq!(mover.measured().len() % mover.paths().len(), 0);
 }

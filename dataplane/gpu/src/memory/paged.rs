@@ -22,10 +22,10 @@ use std::sync::Arc;
 
 pub use self::choice::{Choice, Measured, Path};
 pub(super) use self::copies::{Batch, begin_2d};
-use self::kernel::Kernel;
+pub(super) use self::kernel::Kernel;
 pub use self::layers::LayerStreams;
 pub(super) use self::tiles::Move;
-use self::tiles::{Span, moves, tiles, width};
+use self::tiles::{Span, moves};
 use super::device::Device;
 use super::error::CudaError;
 use super::event::Event;
@@ -228,9 +228,8 @@ impl PageMover {
         match path {
             Path::Kernel => {
                 let kernel = self.kernel.as_mut().map_err(|missing| missing.clone())?;
-                let width = width(moves);
-                // SAFETY: as above; the tiles are cut for this width.
-                unsafe { kernel.launch(stream, &tiles(moves, width), width, gather) }
+                // SAFETY: as above.
+                unsafe { kernel.begin(stream, moves, gather, u32::MAX) }
             }
             // SAFETY: as above.
             Path::Batch => unsafe { self.batch.clone()?.begin(stream, moves, gather) },

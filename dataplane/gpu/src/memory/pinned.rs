@@ -86,11 +86,11 @@ impl Drop for Pinned {
 pub(super) struct PinnedRanges(BTreeMap<usize, usize>);
 
 impl PinnedRanges {
-    fn add(&mut self, base: usize, len: usize) {
+    pub(super) fn add(&mut self, base: usize, len: usize) {
         self.0.insert(base, len);
     }
 
-    fn remove(&mut self, base: usize) {
+    pub(super) fn remove(&mut self, base: usize) {
         self.0.remove(&base);
     }
 

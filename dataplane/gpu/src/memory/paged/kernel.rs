@@ -1,13 +1,12 @@
-//! The kernel of `gather.cu`: compiled when the program starts, launched once per list of tiles.
+//! The kernel of `gather.cu`: launched once per list of tiles.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
-use cudarc::nvrtc;
 
-use super::tiles::{TILE_LEN, Tile, WIDTHS};
+use super::tiles::{Move, TILE_LEN, WIDTHS, tiles, width};
 use crate::memory::device::Device;
 use crate::memory::error::CudaError;
 use crate::memory::event::Event;
@@ -15,7 +14,8 @@ use crate::memory::pool::{DevicePool, DeviceRange};
 use crate::memory::staging::Staging;
 use crate::memory::stream::Stream;
 
-const SOURCE: &str = include_str!("gather.cu");
+/// As PTX for the oldest architecture, which the driver compiles for the GPU it has.
+const PTX: &str = concat!(include_str!("gather.ptx"), "\0");
 /// Threads of a block: eight warps, enough of which share a multiprocessor to hide each other's waiting.
 const THREADS: u32 = 256;
 /// Thread blocks for each multiprocessor of the GPU.
@@ -25,12 +25,13 @@ const TABLE_TILES: usize = 32 << 10;
 /// Lists that may be under way at once; another waits for the oldest.
 const TABLES: usize = 4;
 
-pub(super) struct Kernel {
+pub(in crate::memory) struct Kernel {
     device: Arc<Device>,
     module: sys::CUmodule,
     /// One per width.
     functions: [sys::CUfunction; WIDTHS.len()],
-    blocks: u32,
+    /// As many thread blocks as the GPU has room for.
+    every: u32,
     tables: Vec<Table>,
     next: usize,
 }
@@ -46,13 +47,12 @@ struct Table {
 }
 
 impl Kernel {
-    pub(super) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
-        let cannot = |reason| device.unsupported("compile the gather kernel", reason);
-        let ptx = compile().map_err(cannot)?;
-        let image = ptx.as_bytes().ok_or_else(|| cannot("NVRTC gave nothing"))?;
+    /// # Errors
+    /// What the driver says.
+    pub(in crate::memory) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
         device.bind()?;
-        // SAFETY: NVRTC's output is a text that ends with a zero.
-        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
+        // SAFETY: a text that ends with a zero.
+        let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) };
         let module = module.map_err(device.failed("loading the gather kernel"))?;
         let multiprocessors = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let count = device.context().attribute(multiprocessors).unwrap_or(1).max(1) as u32;
@@ -60,7 +60,7 @@ impl Kernel {
             device: device.clone(),
             module,
             functions: [std::ptr::null_mut(); WIDTHS.len()],
-            blocks: count * BLOCKS_EACH,
+            every: count * BLOCKS_EACH,
             tables: Vec::new(),
             next: 0,
         };
@@ -86,17 +86,22 @@ impl Kernel {
         Ok(())
     }
 
-    /// Begins the moves of a list of tiles.
+    /// Begins moves, in at most `thread_blocks` at once.
     ///
     /// # Safety
-    /// The tiles were cut for `width` from moves whose memory stays valid for this GPU until they are complete.
-    pub(super) unsafe fn launch(
+    /// Their memory stays valid for this GPU until they are complete, which of the host's only registered memory is.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(in crate::memory) unsafe fn begin(
         &mut self,
         stream: &Stream,
-        tiles: &[Tile],
-        width: u64,
+        moves: &[Move],
         gather: bool,
+        thread_blocks: u32,
     ) -> Result<(), CudaError> {
+        let width = width(moves);
+        let tiles = tiles(moves, width);
         let function = WIDTHS.iter().position(|&w| w == width).map(|nth| self.functions[nth]);
         let function = function.ok_or_else(|| self.device.unsupported("move units", "no such width"))?;
         for part in tiles.chunks(TABLE_TILES) {
@@ -112,9 +117,9 @@ impl Kernel {
             unsafe { stream.copy(list, table.host.address(), part.len() * TILE_LEN) }?;
             let mut list = list;
             let mut arguments = [(&raw mut list).cast(), (&raw mut count).cast(), (&raw mut gather).cast()];
-            let grid = (count.min(self.blocks), 1, 1);
+            let grid = (count.min(thread_blocks).min(self.every), 1, 1);
             // SAFETY: the function takes an address, a 32-bit count and a 32-bit flag, which the driver copies before it
-            // returns; the tiles name valid memory, as the caller promises.
+            // returns; the tiles are cut for its width, from moves for which the caller answers.
             unsafe {
                 result::launch_kernel(function, grid, (THREADS, 1, 1), 0, stream.raw(), &mut arguments)
             }
@@ -123,15 +128,6 @@ impl Kernel {
         }
         Ok(())
     }
-}
-
-/// The source as PTX of NVRTC's lowest architecture, which the driver compiles for the GPU it has.
-fn compile() -> Result<nvrtc::Ptx, &'static str> {
-    // SAFETY: opens libraries by the names of NVRTC; their initialisers are meant to run.
-    if !unsafe { nvrtc::sys::is_culib_present() } {
-        return Err("libnvrtc.so was not found; install the CUDA run-time compiler");
-    }
-    nvrtc::compile_ptx(SOURCE).map_err(|_| "NVRTC refuses the source")
 }
 
 impl Drop for Kernel {
@@ -145,15 +141,21 @@ impl Drop for Kernel {
 
 #[cfg(test)]
 mod tests {
+    use sha2::Digest as _;
+
     use super::*;
 
     #[test]
-    #[ignore = "needs NVRTC (libnvrtc.so)"]
-    fn nvrtc_takes_the_source() {
-        let ptx = compile().unwrap().to_src();
+    fn the_ptx_is_of_this_source() {
+        let digest: String = sha2::Sha256::digest(include_bytes!("gather.cu"))
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let first = format!("// gather.cu {digest}\n");
+        assert!(PTX.starts_with(&first), "gather.cu changed: make gather.ptx again by make_ptx.py");
         for width in WIDTHS {
-            assert!(ptx.contains(&format!(".entry move_{width}(")), "{ptx}");
+            assert!(PTX.contains(&format!(".entry move_{width}(")), "{width}");
         }
-        assert!(ptx.contains("ld.v4") && ptx.contains("st.v4"), "16 bytes at once: {ptx}");
+        assert!(PTX.contains("ld.v4") && PTX.contains("st.v4"), "16 bytes at once");
     }
 }
