@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use parking_lot::RwLock;
+use kvasir_client::sync::Mutex;
 
 use crate::failure::Failure;
 
@@ -17,7 +17,7 @@ static MAKER: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) struct Handles<T> {
     what: &'static str,
-    open: RwLock<Option<HashMap<usize, Entry<T>>>>,
+    open: Mutex<Option<HashMap<usize, Entry<T>>>>,
 }
 
 struct Entry<T> {
@@ -28,7 +28,7 @@ struct Entry<T> {
 
 impl<T> Handles<T> {
     pub(crate) const fn new(what: &'static str) -> Self {
-        Self { what, open: RwLock::new(None) }
+        Self { what, open: Mutex::new(None) }
     }
 
     pub(crate) fn add(&self, value: T) -> usize {
@@ -36,14 +36,14 @@ impl<T> Handles<T> {
         static NEXT: AtomicUsize = AtomicUsize::new(0x6b76_0001);
         let handle = NEXT.fetch_add(2, Ordering::Relaxed);
         let maker = std::process::id();
-        self.open.write().get_or_insert_default().insert(handle, Entry { value: Arc::new(value), maker });
+        self.open.lock().get_or_insert_default().insert(handle, Entry { value: Arc::new(value), maker });
         MAKER.store(maker, Ordering::Relaxed);
         handle
     }
 
     pub(crate) fn get<H>(&self, handle: *const H) -> Result<Arc<T>, Failure> {
         let here = self.process()?;
-        let open = self.open.read();
+        let open = self.open.lock();
         let entry = open.as_ref().and_then(|open| open.get(&handle.addr()));
         let entry = entry.ok_or_else(|| self.unknown(handle))?;
         if entry.maker == here { Ok(Arc::clone(&entry.value)) } else { Err(self.forked(entry.maker, here)) }
@@ -53,7 +53,7 @@ impl<T> Handles<T> {
     pub(crate) fn remove<H>(&self, handle: *const H) -> Result<Arc<T>, Failure> {
         // Refuses one of another process, which stays: to drop it would wait for threads that are not here.
         self.get(handle)?;
-        let mut open = self.open.write();
+        let mut open = self.open.lock();
         let entry = open.as_mut().and_then(|open| open.remove(&handle.addr()));
         entry.map(|entry| entry.value).ok_or_else(|| self.unknown(handle))
     }

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use kvasir_client::data::{self as rust, BlockMeta, Jobs, Label, Namespace, Plan};
-use parking_lot::Mutex;
+use kvasir_client::sync::Mutex;
 
 use crate::client::{endpoint, name_space};
 use crate::failure::{Failure, Status, call};

@@ -14,7 +14,7 @@ use std::time::Duration;
 use kvasir_client::data::{
     BlockKey, Client, ClientError, Endpoint, JobOptions, Label, Options, Put, Reconnecting,
 };
-use parking_lot::Mutex;
+use kvasir_client::sync::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kvasir_client::data::Namespace;
-use parking_lot::Mutex;
+use kvasir_client::sync::Mutex;
 use pyo3::exceptions::{PyKeyError, PyRuntimeError};
 use pyo3::prelude::*;
 

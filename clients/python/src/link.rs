@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvasir_client::data::{Client, ClientError, Reconnecting};
-use parking_lot::{Condvar, Mutex};
+use kvasir_client::sync::{Condvar, Mutex};
 use pyo3::prelude::*;
 
 use crate::errors::{Refused, Unavailable, client_error};
@@ -164,9 +164,11 @@ impl Link {
                 thread::Builder::new().name("kvasir-connect".into()).spawn(connect).is_ok();
         }
         while connecting.under_way {
-            if self.connected.wait_until(&mut connecting, until).timed_out() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
                 return Err(Failure::StillConnecting);
             }
+            (connecting, _) = self.connected.wait_for(connecting, left);
         }
         match connecting.failed.take() {
             Some(error) => Err(Failure::Client(error)),

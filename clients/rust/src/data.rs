@@ -22,7 +22,6 @@ mod transfer;
 mod whereabouts;
 mod wire;
 
-use parking_lot::Mutex;
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -37,6 +36,7 @@ use kvasir_protocol::wire::{Op, Outcome, Reply, Request};
 use self::block::Local;
 use self::error::wrong;
 use self::wire::{Fault, Reader, Wire, no_payload};
+use crate::sync::Mutex;
 pub use block::Block;
 #[cfg(feature = "gpu")]
 pub use device::DeviceBlocks;

@@ -21,6 +21,7 @@
 #[cfg(feature = "control")]
 pub mod control;
 pub mod data;
+pub mod sync;
 
 /// Whom to trust and what to show over TLS.
 #[cfg(feature = "tls")]

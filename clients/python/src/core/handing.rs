@@ -9,7 +9,7 @@ use std::time::Duration;
 use kvasir_client::data::{
     Handing, HandingOptions, Incoming, JobError, Namespace, Options, Outgoing, Transfer,
 };
-use parking_lot::Mutex;
+use kvasir_client::sync::Mutex;
 use pyo3::prelude::*;
 
 use super::{Inner, SILENCE_MAX};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use kvasir_client::data::{Done, Endpoint, JobMemory, JobOptions, Jobs, Options, Reconnecting};
-use parking_lot::Mutex;
+use kvasir_client::sync::Mutex;
 use pyo3::prelude::*;
 
 use super::blocks::Blocks;

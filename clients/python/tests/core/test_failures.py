@@ -1,9 +1,11 @@
 """Hosts that are gone, hang or come back, and processes that fork or end."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 
@@ -136,25 +138,67 @@ def test_a_child_of_a_fork_makes_its_own(host: Host) -> None:
     memory.fill(0, 1)
     plan = memory.plan(core)
     assert save(core, plan, [1], [0])[1]
+
+    def child() -> None:
+        nonlocal core
+        with pytest.raises(RuntimeError, match="forked"):
+            core.prefix([NAMESPACE], hashes([1]), 32)
+        # Dropping the parent's neither waits nor ends anything.
+        del core
+        own = Core(host.unix, match_ms=5000, load_ms=30_000)
+        assert load(own, memory.plan(own), [1], [1])[1] and memory.has(1, 1)
+        own.close()
+
+    assert forked(child) == 0
+    assert load(core, plan, [1], [1])[1], "the parent's goes on"
+
+
+def test_children_of_a_busy_process_make_their_own(host: Host) -> None:
+    """At a fork threads of the parent's, which the child has not, wait for its locks, or are about to."""
+    core = Core(host.unix, load_threads=8, match_ms=5000, load_ms=30_000)
+    memory = Memory(8)
+    memory.fill(0, 1)
+    plan = memory.plan(core)
+    assert save(core, plan, [1], [0])[1]
+    stopping = threading.Event()
+
+    def keep_busy() -> None:
+        while not stopping.is_set():
+            for job in range(8):
+                core.load(job, plan, hash_of(1), 32, numbers([job]))
+            wait(core, 8)
+
+    def child() -> None:
+        with pytest.raises(RuntimeError, match="forked"):
+            core.load(1, plan, hash_of(1), 32, numbers([1]))
+        own = Core(host.unix, load_threads=64, match_ms=5000, load_ms=30_000)
+        mine = Memory(1)
+        assert load(own, mine.plan(own), [1], [0])[1] and mine.has(0, 1)
+        own.close()
+
+    busy = threading.Thread(target=keep_busy)
+    busy.start()
+    try:
+        for _ in range(50):
+            assert forked(child) == 0
+    finally:
+        stopping.set()
+        busy.join()
+
+
+def forked(work: Callable[[], None]) -> int:
+    """How a child that does this ends: 0 if all went well, a negative number if a signal ended it."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            try:
-                core.prefix([NAMESPACE], hashes([1]), 32)
-            except RuntimeError as error:
-                assert "forked" in str(error)
-                # Dropping the parent's neither waits nor ends anything.
-                del core
-                own = Core(host.unix, match_ms=5000, load_ms=30_000)
-                assert load(own, memory.plan(own), [1], [1])[1] and memory.has(1, 1)
-                own.close()
-                code = 0
+            # One that hangs would keep the test waiting.
+            signal.alarm(60)
+            work()
+            code = 0
         finally:
             os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert load(core, plan, [1], [1])[1], "the parent's goes on"
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.parametrize("ending", ["", "os.kill(int(sys.argv[2]), 19)", "del core", "sys.exit(3)"])

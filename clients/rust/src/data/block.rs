@@ -1,6 +1,5 @@
 //! Blocks that a client was given: lent in the host's pool, or received.
 
-use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -11,6 +10,7 @@ use kvasir_memory::shared::Shared;
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 
 use super::error::ClientError;
+use crate::sync::Mutex;
 
 /// Leases and addresses of a local reader.
 pub(super) struct Local {

@@ -21,13 +21,13 @@ use kvasir_memory::region::Region;
 use kvasir_memory::shared::Shared;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::wire::Placed;
-use parking_lot::Mutex;
 
 use super::block::{Block, Local};
 use super::memory::JobMemory;
 use super::options::Counts;
 use super::scatter::{Fetched, check_labels};
 use super::{Client, ClientError, Label, Put};
+use crate::sync::Mutex;
 
 /// Bytes of page-locked memory that a thread has for blocks that cannot go straight; of one block, if that is larger.
 const ROOM_BYTES: usize = 8 << 20;

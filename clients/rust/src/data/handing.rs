@@ -52,12 +52,12 @@ use std::time::{Duration, Instant};
 
 use kvasir_memory::runs::Plan;
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
-use parking_lot::Mutex;
 
 use self::crew::Crew;
 use self::signals::Signals;
 use super::jobs::{self, TIME_MAX};
 use super::{ClientError, Done, Endpoint, JobError, Jobs, LAST_WORD, Options, Reconnecting, Transfer};
+use crate::sync::Mutex;
 
 /// How long making room at a host may take, once a job is reported.
 const TIDY: Duration = Duration::from_secs(1);

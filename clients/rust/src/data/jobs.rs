@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 
 use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
@@ -23,6 +22,7 @@ use kvasir_protocol::wire::Op;
 use super::memory::{Hands, JobMemory, Pools};
 use super::scatter::check_labels;
 use super::{Client, ClientError, Endpoint, Label, Options, Put, Reconnecting};
+use crate::sync::{Condvar, Mutex};
 
 /// Bytes that a thread copies between two looks at the clock: some milliseconds.
 pub(super) const BATCH_BYTES: u64 = 32 << 20;
@@ -322,7 +322,7 @@ impl Queue {
             if let Some(job) = waiting.as_mut()?.pop_front() {
                 return Some(job);
             }
-            self.changed.wait(&mut waiting);
+            waiting = self.changed.wait(waiting);
         }
     }
 

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use super::{Client, ClientError, Endpoint, Options};
+use crate::sync::Mutex;
 
 /// Connections to one host, one at a time: the next begins when the last one broke.
 ///

@@ -1,10 +1,9 @@
 //! One GPU.
 #![allow(unsafe_code)]
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
@@ -16,7 +15,8 @@ use super::pinned::PinnedRanges;
 pub struct Device {
     number: u16,
     context: Arc<CudaContext>,
-    pub(super) pinned: Mutex<PinnedRanges>,
+    // Locks of the standard library, which a child of a fork can wait for: see `kvasir_client::sync`.
+    pinned: Mutex<PinnedRanges>,
 }
 
 /// The PCI addresses of the GPUs that this process may use, in order: the first is `cuda:0`.
@@ -36,7 +36,7 @@ impl Device {
     pub fn open(number: u16) -> Result<Arc<Self>, CudaError> {
         /// The devices in use. They are shared, because everyone must know the same pinned memory.
         static OPEN: Mutex<BTreeMap<u16, Weak<Device>>> = Mutex::new(BTreeMap::new());
-        let mut open = OPEN.lock();
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = open.get(&number).and_then(Weak::upgrade) {
             return Ok(device);
         }
@@ -93,8 +93,11 @@ impl Device {
 
     /// Whether the GPU itself may read and write all `len` bytes of host memory from `address` on.
     pub fn is_pinned(&self, address: *const u8, len: usize) -> bool {
-        let pinned = self.pinned.lock();
-        pinned.contains(address as usize, len)
+        self.pinned().contains(address as usize, len)
+    }
+
+    pub(super) fn pinned(&self) -> MutexGuard<'_, PinnedRanges> {
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Copies bytes of a GPU to the host, and waits.

@@ -38,7 +38,7 @@ impl Pinned {
         unsafe { sys::cuMemHostRegister_v2(base.cast(), len, sys::CU_MEMHOSTREGISTER_PORTABLE) }
             .result()
             .map_err(device.failed("registering memory of the host"))?;
-        device.pinned.lock().add(base as usize, len);
+        device.pinned().add(base as usize, len);
         Ok(Self { device: device.clone(), region: region.clone() })
     }
 
@@ -73,7 +73,7 @@ unsafe impl Memory for PinnedMemory {
 impl Drop for Pinned {
     fn drop(&mut self) {
         let base = self.region.base().as_ptr();
-        self.device.pinned.lock().remove(base as usize);
+        self.device.pinned().remove(base as usize);
         // Copies under way still use it. If waiting for them fails, the driver has ended them.
         let _ = self.device.context().synchronize();
         // SAFETY: registered by `new`, and no copy uses it any more.

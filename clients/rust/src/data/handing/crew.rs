@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
-
 use super::{Shared, Task};
 use crate::data::{JobError, Reconnecting};
+use crate::sync::{Condvar, Mutex};
 
 /// Some threads, and what waits for them.
 pub(super) struct Crew {
@@ -70,9 +69,10 @@ impl Crew {
                 return Some(task);
             }
             state.idle += 1;
-            let waited = self.changed.wait_for(&mut state, self.idle);
+            let in_vain;
+            (state, in_vain) = self.changed.wait_for(state, self.idle);
             state.idle -= 1;
-            if waited.timed_out() && state.waiting.is_empty() {
+            if in_vain && state.waiting.is_empty() {
                 let me = thread::current().id();
                 state.threads.retain(|(thread, _)| thread.thread().id() != me);
                 break;

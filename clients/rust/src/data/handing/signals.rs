@@ -4,10 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
-
 use super::HandingError;
 use crate::data::Reconnecting;
+use crate::sync::{Condvar, Mutex};
 
 /// Of one job.
 pub(super) struct Signals {
@@ -93,9 +92,10 @@ impl Signals {
             if let Some(layer) = state.ready.pop_front() {
                 return Ok(Next::Layer(layer));
             }
-            match until {
-                Some(until) if Instant::now() < until => drop(self.changed.wait_until(&mut state, until)),
-                _ => return Ok(Next::Nothing),
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            match left.filter(|left| !left.is_zero()) {
+                Some(left) => (state, _) = self.changed.wait_for(state, left),
+                None => return Ok(Next::Nothing),
             }
         }
     }
