@@ -46,7 +46,7 @@ pub(crate) struct Core {
 #[pymethods]
 impl Core {
     #[new]
-    #[pyo3(signature = (host, *, token = "", tenant = 0, load_threads = 2, save_threads = 1, match_ms = 20,
+    #[pyo3(signature = (host, *, token = "", tenant = 0, load_threads = 8, save_threads = 2, match_ms = 20,
         load_ms = 2000, save_ms = 30000, verify = true, workload_class = 0))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn new(

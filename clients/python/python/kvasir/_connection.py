@@ -26,9 +26,9 @@ class Connection:
     """Tenant whose blocks these are."""
     workload_class: int = 0
     """Class that the host's policies see."""
-    load_threads: int = 2
+    load_threads: int = 8
     """Threads that copy loads, each with a connection of its own."""
-    save_threads: int = 1
+    save_threads: int = 2
     """Threads that copy saves, each with a connection of its own."""
     match_ms: int = 20
     """Milliseconds that a question whether blocks are there waits at most."""

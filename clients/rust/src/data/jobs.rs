@@ -1,9 +1,12 @@
 //! Loads and saves of an engine, on threads of their own.
 //!
 //! An engine gives a job from a thread that must not wait, and hears of its end by a descriptor that becomes readable. Each
-//! thread has a connection of its own, made anew when it broke. Loads and saves have different threads, so that a save of
-//! gigabytes keeps no request waiting. All loads have the same time, counted from when they are given, and are taken in that
+//! thread has a connection of its own, made anew when it broke. A job of many bytes is done in parts by several threads: one
+//! alone compares checksums slower than a bus copies. Loads and saves have different threads, so that a save of gigabytes
+//! keeps no request waiting. All loads have the same time, counted from when they are given, and are taken in that
 //! order: one that waits behind another ends with it at the latest.
+
+mod job;
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,12 +19,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
-use kvasir_protocol::wire::Op;
+use kvasir_protocol::block::{BlockKey, BlockMeta};
 
+use self::job::{Job, Part, Work};
 use super::memory::{Hands, JobMemory, Pools};
 use super::scatter::check_labels;
-use super::{Client, ClientError, Endpoint, Label, Options, Put, Reconnecting};
+use super::{ClientError, Endpoint, Label, Options, Reconnecting};
 use crate::sync::{Condvar, Mutex};
 
 /// Bytes that a thread copies between two looks at the clock: some milliseconds.
@@ -32,9 +35,9 @@ pub(super) const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How jobs are run.
 #[derive(Clone, Debug)]
 pub struct JobOptions {
-    /// Threads for loads, each with a connection. Default 2; at least 1.
+    /// Threads for loads, each with a connection. Default 8; at least 1.
     pub load_threads: usize,
-    /// Threads for saves, each with a connection. Default 1; at least 1.
+    /// Threads for saves, each with a connection. Default 2; at least 1.
     pub save_threads: usize,
     /// How long a load may take, from when it is given. Default 2 s.
     pub load_time: Duration,
@@ -49,8 +52,8 @@ pub struct JobOptions {
 impl Default for JobOptions {
     fn default() -> Self {
         Self {
-            load_threads: 2,
-            save_threads: 1,
+            load_threads: 8,
+            save_threads: 2,
             load_time: Duration::from_secs(2),
             save_time: Duration::from_secs(30),
             jobs_max: 1 << 16,
@@ -129,22 +132,8 @@ pub(super) struct Shared {
 
 struct Queue {
     /// `None` once they are closed.
-    waiting: Mutex<Option<VecDeque<Job>>>,
+    waiting: Mutex<Option<VecDeque<Part>>>,
     changed: Condvar,
-}
-
-struct Job {
-    id: u64,
-    memory: JobMemory,
-    work: Work,
-    /// One for each block, or none.
-    labels: Vec<Label>,
-    until: Instant,
-}
-
-enum Work {
-    Load { blocks: Vec<(BlockKey, usize)>, class: u16 },
-    Save(Vec<(BlockMeta, usize)>),
 }
 
 impl Jobs {
@@ -264,7 +253,7 @@ impl Jobs {
             // It reports what it was doing in any case.
             let _ = thread.join();
         }
-        left.into_iter().flatten().for_each(|job| self.shared.report(job.failed(None)));
+        left.into_iter().flatten().filter_map(Part::end).for_each(|done| self.shared.report(done));
         self.shared.pools.close();
     }
 
@@ -278,7 +267,7 @@ impl Jobs {
     ) -> Result<(), JobError> {
         self.shared.take()?;
         let until = Instant::now() + time.min(TIME_MAX);
-        let taken = queue.push(Job { id, memory, work, labels, until });
+        let taken = queue.push(Job::new(id, memory, work, labels, until));
         taken.inspect_err(|_| self.shared.untake())
     }
 
@@ -310,17 +299,23 @@ impl Queue {
     }
 
     fn push(&self, job: Job) -> Result<(), JobError> {
-        self.waiting.lock().as_mut().ok_or(JobError::Closed)?.push_back(job);
-        self.changed.notify_one();
+        let parts = job.into_parts();
+        let several = parts.len() > 1;
+        self.waiting.lock().as_mut().ok_or(JobError::Closed)?.extend(parts);
+        if several {
+            self.changed.notify_all()
+        } else {
+            self.changed.notify_one()
+        }
         Ok(())
     }
 
-    /// Waits for a job; `None` when they are closed.
-    fn next(&self) -> Option<Job> {
+    /// Waits for some work; `None` when they are closed.
+    fn next(&self) -> Option<Part> {
         let mut waiting = self.waiting.lock();
         loop {
-            if let Some(job) = waiting.as_mut()?.pop_front() {
-                return Some(job);
+            if let Some(part) = waiting.as_mut()?.pop_front() {
+                return Some(part);
             }
             waiting = self.changed.wait(waiting);
         }
@@ -330,7 +325,7 @@ impl Queue {
         self.waiting.lock().is_none()
     }
 
-    fn close(&self) -> VecDeque<Job> {
+    fn close(&self) -> VecDeque<Part> {
         let left = self.waiting.lock().take();
         self.changed.notify_all();
         left.unwrap_or_default()
@@ -340,10 +335,10 @@ impl Queue {
 impl Shared {
     fn work(&self, queue: &Queue, link: &Reconnecting) {
         let mut hands = Hands::of(&self.pools);
-        while let Some(job) = queue.next() {
+        while let Some(part) = queue.next() {
             // A fault of ours must not leave the engine waiting.
-            let done = catch_unwind(AssertUnwindSafe(|| job.run(link, queue, &mut hands)));
-            self.report(done.unwrap_or_else(|_| job.failed(None)));
+            let _ = catch_unwind(AssertUnwindSafe(|| part.run(link, queue, &mut hands)));
+            part.end().into_iter().for_each(|done| self.report(done));
         }
     }
 
@@ -364,111 +359,5 @@ impl Shared {
         self.done.lock().push(done);
         // It fails where so much is unread that it is readable anyway.
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
-    }
-}
-
-impl Job {
-    fn len(&self) -> usize {
-        match &self.work {
-            Work::Load { blocks, .. } => blocks.len(),
-            Work::Save(blocks) => blocks.len(),
-        }
-    }
-
-    fn failed(&self, error: Option<ClientError>) -> Done {
-        Done { job: self.id, ok: false, blocks: vec![false; self.len()], bytes: 0, error }
-    }
-
-    /// Works until all is done, its time is over, the host cannot be asked, or the jobs are closed.
-    fn run(&self, link: &Reconnecting, queue: &Queue, hands: &mut Hands) -> Done {
-        let mut done = self.failed(None);
-        // Before anything is lent or reserved for it, which has its own time.
-        if let Err(error) = self.memory.wait_until_ready(self.until, || queue.is_closed()) {
-            return self.failed(Some(error));
-        }
-        let mut at = 0;
-        while at < self.len() && !queue.is_closed() {
-            match self.step(link, hands, at, &mut done) {
-                Ok(next) => at = next,
-                Err(error) => {
-                    done.error = Some(error);
-                    break;
-                }
-            }
-        }
-        done.ok = done.blocks.iter().all(|&here| here) && done.error.is_none();
-        done
-    }
-
-    /// Loads or saves some blocks from `at` on. Returns where the next ones begin.
-    fn step(
-        &self,
-        link: &Reconnecting,
-        hands: &mut Hands,
-        at: usize,
-        done: &mut Done,
-    ) -> Result<usize, ClientError> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            let op = if matches!(self.work, Work::Load { .. }) { Op::Get } else { Op::Reserve };
-            return Err(ClientError::DeadlinePassed { endpoint: link.endpoint().clone(), op });
-        }
-        let client = link.client_within(left)?;
-        client.set_deadline(Some(self.until));
-        let next = self.batch(&client, at);
-        let size = |at| u64::from(self.bytes(at));
-        // Empty where there are none.
-        let labels = self.labels.get(at..next).unwrap_or_default();
-        // Of each block: whether it is there, and how many bytes were copied.
-        let results: Vec<Result<(bool, u64), ClientError>> = match &self.work {
-            Work::Load { blocks, class } => {
-                let loaded = self.memory.load(hands, &client, &blocks[at..next], labels, *class)?;
-                let bytes = |at, here| if here { size(at) } else { 0 };
-                let each = (at..next).zip(loaded);
-                each.map(|(at, result)| result.map(|here| (here, bytes(at, here)))).collect()
-            }
-            Work::Save(blocks) => {
-                let saved = self.memory.save(hands, &client, &blocks[at..next], labels)?;
-                let bytes = |at, put| if put == Put::Stored { size(at) } else { 0 };
-                let each = (at..next).zip(saved);
-                each.map(|(at, result)| result.map(|put| (true, bytes(at, put)))).collect()
-            }
-        };
-        for (here, result) in done.blocks[at..next].iter_mut().zip(results) {
-            match result {
-                Ok((is_here, bytes)) => {
-                    *here = is_here;
-                    done.bytes += bytes;
-                }
-                Err(error) => {
-                    done.error.get_or_insert(error);
-                }
-            }
-        }
-        Ok(next)
-    }
-
-    /// Bytes of the payload of the block at `at`.
-    fn bytes(&self, at: usize) -> u32 {
-        let block = match &self.work {
-            Work::Load { blocks, .. } => blocks.get(at).map(|(_, block)| *block),
-            Work::Save(blocks) => blocks.get(at).map(|(_, block)| *block),
-        };
-        block.and_then(|block| self.memory.block_bytes(block)).unwrap_or(0)
-    }
-
-    /// Where the blocks end that go into one call, if they begin at `at`.
-    fn batch(&self, client: &Client, at: usize) -> usize {
-        let most = if client.is_local() { BATCH_BYTES } else { BATCH_BYTES.min(client.payload_max) };
-        let label = if self.labels.is_empty() { 0 } else { Label::BYTES };
-        let mut left = most;
-        let fits = |at: &usize| {
-            let rest = left.checked_sub(u64::from(self.bytes(*at)) + u64::from(label));
-            left = rest.unwrap_or(0);
-            rest.is_some()
-        };
-        let until = self.len().min(at + BATCH_MAX);
-        // One at least; the host says what it thinks of a block that is too large.
-        at + (at..until).take_while(fits).count().max(1)
     }
 }

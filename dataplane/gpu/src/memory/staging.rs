@@ -31,7 +31,7 @@ impl Staging {
             base.ok_or_else(|| device.unsupported("give page-locked memory", "the driver gave none"))?;
         // SAFETY: `len` bytes were just allocated there. What is read from here is initialised, whatever was copied in.
         unsafe { base.write_bytes(0, len) };
-        device.pinned.lock().add(base.as_ptr() as usize, len);
+        device.pinned().add(base.as_ptr() as usize, len);
         Ok(Self { device: device.clone(), base, len })
     }
 
@@ -49,7 +49,7 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        self.device.pinned.lock().remove(self.base.as_ptr() as usize);
+        self.device.pinned().remove(self.base.as_ptr() as usize);
         // Copies under way still use it. If waiting for them fails, the driver has ended them.
         let _ = self.device.context().synchronize();
         // SAFETY: allocated by `new`, and no copy uses it any more.

@@ -85,12 +85,15 @@ impl Gpu {
                 fresh.range(at as u64, RUN as u64).unwrap().copy_in(run);
             }
         }
-        // To fill that memory waits for the GPU, so this comes after it.
-        if failures::software().is_none() {
-            self.compute_elsewhere();
-        }
         let cache = self.cache.clone();
-        for from in std::iter::repeat_n(&stale, 400).chain([&fresh]) {
+        let times = if failures::software().is_some() {
+            400
+        } else {
+            // To fill that memory waits for the GPU, so this comes after it. More copies would wait for room in its queue.
+            self.compute_elsewhere();
+            1
+        };
+        for from in std::iter::repeat_n(&stale, times).chain([&fresh]) {
             self.copy(from, &cache, len);
         }
     }

@@ -216,3 +216,53 @@ fn jobs_that_are_closed_report_what_is_left_and_take_no_more() {
     let _ = UnixStream::connect(path);
     drop(host.join().unwrap());
 }
+
+/// Blocks of so many bytes that each is a part of its own.
+const LARGE: usize = 20 << 20;
+
+fn large(memory: &mut [u8]) -> Arc<Plan> {
+    let run = Run { addr: memory.as_mut_ptr().expose_provenance(), len: LARGE, stride: LARGE };
+    #[expect(unsafe_code, reason = "what an engine does")]
+    // SAFETY: as in `Engine::plan`.
+    Arc::new(unsafe { Plan::new(&[run], memory.len() / LARGE) }.unwrap())
+}
+
+#[test]
+fn what_threads_do_in_parts_is_one_job() {
+    let dram = DramConfig { pool_bytes: 128 << 20, ..DramConfig::default() };
+    let mut host = Host::start(dram, ServerConfig::default());
+    let mut memory: Vec<u8> = (0..8 * LARGE).map(|at| (at / LARGE + at) as u8).collect();
+    let plan = large(&mut memory);
+    let jobs = Jobs::start(&host.unix(), &options(), JobOptions::default()).unwrap();
+    let meta = |n| (BlockMeta::single(key(n), LARGE as u32), n as usize);
+    jobs.save(1, &plan, (0..4).map(meta).collect()).unwrap();
+    let saved = wait(&jobs, 1).remove(0);
+    assert_eq!((saved.ok, saved.blocks, saved.bytes), (true, vec![true; 4], 4 * LARGE as u64));
+    jobs.load(2, &plan, [(0, 4), (1, 5), (9, 6), (3, 7)].map(|(n, block)| (key(n), block)).to_vec()).unwrap();
+    let loaded = wait(&jobs, 1).remove(0);
+    assert!(!loaded.ok && loaded.error.is_none() && loaded.bytes == 3 * LARGE as u64, "{loaded:?}");
+    assert_eq!(loaded.blocks, [true, true, false, true]);
+    host.stop();
+    jobs.load(3, &plan, (0..4).map(|n| (key(n), 4 + n as usize)).collect()).unwrap();
+    let lost = wait(&jobs, 1).remove(0);
+    assert!(!lost.ok && lost.error.is_some() && lost.blocks == [false; 4] && lost.bytes == 0, "{lost:?}");
+    drop((jobs, plan));
+    let (stored, found) = memory.split_at(4 * LARGE);
+    assert!([0, 1, 3].iter().all(|n| stored[n * LARGE..][..LARGE] == found[n * LARGE..][..LARGE]));
+}
+
+#[test]
+fn a_job_whose_parts_wait_when_all_is_closed_is_reported_once() {
+    let (_dir, endpoint, host) = mute_host();
+    let mut memory = vec![0; 4 * LARGE];
+    let plan = large(&mut memory);
+    let one = JobOptions { load_threads: 1, load_time: Duration::from_millis(200), ..JobOptions::default() };
+    let jobs = Jobs::start(&endpoint, &Options::default(), one).unwrap();
+    jobs.load(1, &plan, (0..4).map(|n| (key(n), n as usize)).collect()).unwrap();
+    jobs.close();
+    assert!(wait(&jobs, 1).iter().all(|done| !done.ok && done.blocks == [false; 4]));
+    assert_eq!(Arc::strong_count(&plan), 1, "no part of it is left");
+    let Endpoint::Unix(path) = &endpoint else { panic!("{endpoint}") };
+    let _ = UnixStream::connect(path);
+    drop(host.join().unwrap());
+}

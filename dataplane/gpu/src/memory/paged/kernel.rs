@@ -21,7 +21,7 @@ const THREADS: u32 = 256;
 /// Thread blocks for each multiprocessor of the GPU.
 const BLOCKS_EACH: u32 = 8;
 /// Tiles of one launch; a longer list takes several.
-const TABLE_TILES: usize = 32 << 10;
+const TABLE_TILES: usize = 8 << 10;
 /// Lists that may be under way at once; another waits for the oldest.
 const TABLES: usize = 4;
 
