@@ -19,14 +19,16 @@ mod lane;
 pub mod paged;
 mod pinned;
 mod pool;
+mod side;
 mod staging;
 mod stream;
 
 pub use device::{Device, devices};
-pub use engine::{DevicePlan, DevicePlanError, Room, SideStream};
+pub use engine::{DevicePlan, DevicePlanError, Room};
 pub use error::CudaError;
 pub use event::Event;
 pub use lane::{Download, Lane, Upload};
 pub use pinned::Pinned;
 pub use pool::{DevicePool, DeviceRange};
+pub use side::SideStream;
 pub use stream::Stream;

@@ -6,7 +6,7 @@ use std::time::Duration;
 /// A way to execute descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Path {
-    /// Our own kernel, compiled by NVRTC.
+    /// Our own kernel.
     Kernel,
     /// `cuMemcpyBatchAsync`: one call for all runs. Drivers from 12.8 on.
     Batch,
