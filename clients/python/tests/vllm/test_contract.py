@@ -88,7 +88,7 @@ def test_it_starts_for_memory_that_it_reaches(model):
         config.device_config.device_type = device
         check(config, Settings.parse(NOBODY))
     config.device_config.device_type = "xpu"
-    with pytest.raises(ValueError, match="'xpu'.*KvasirTier"):
+    with pytest.raises(ValueError, match=r"'xpu'.*KvasirTier"):
         check(config, Settings.parse(NOBODY))
 
 

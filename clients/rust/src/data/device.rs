@@ -300,7 +300,7 @@ impl Client {
             }
         }
         // After that the places may soon be others'.
-        let in_time = || Instant::now() < until;
+        let in_time = || Instant::now() < until && !local.is_dead();
         let gathered = if in_time() { stream.gather(plan, places).map(|()| true) } else { Ok(false) };
         let sums = placed.iter().enumerate().map(|(at, placed)| {
             let Placed::At { offset, .. } = *placed else { return None };

@@ -3,17 +3,19 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use super::error::{CudaError, text};
+use super::paged::Kernels;
 use super::pinned::PinnedRanges;
 
 /// A GPU, with the context that everything in this process shares (the primary one). A process has one value for each.
 #[derive(Debug)]
 pub struct Device {
     number: u16,
+    kernels: OnceLock<Result<Kernels, CudaError>>,
     context: Arc<CudaContext>,
     // Locks of the standard library, which a child of a fork can wait for: see `kvasir_client::sync`.
     pinned: Mutex<PinnedRanges>,
@@ -51,7 +53,7 @@ impl Device {
         let (_, ordinal) =
             found.into_iter().nth(number.into()).ok_or(CudaError::NoDevice { device: number, there })?;
         let context = CudaContext::new(ordinal).map_err(CudaError::of(number, "opening"))?;
-        Ok(Arc::new(Self { number, context, pinned: Mutex::default() }))
+        Ok(Arc::new(Self { number, kernels: OnceLock::new(), context, pinned: Mutex::default() }))
     }
 
     /// The N of `cuda:N`.
@@ -94,6 +96,11 @@ impl Device {
     /// Whether the GPU itself may read and write all `len` bytes of host memory from `address` on.
     pub fn is_pinned(&self, address: *const u8, len: usize) -> bool {
         self.pinned().contains(address as usize, len)
+    }
+
+    /// Those of `gather.cu`, loaded by the first call.
+    pub(super) fn kernels(&self) -> Result<&Kernels, CudaError> {
+        self.kernels.get_or_init(|| Kernels::load(self)).as_ref().map_err(Clone::clone)
     }
 
     pub(super) fn pinned(&self) -> MutexGuard<'_, PinnedRanges> {

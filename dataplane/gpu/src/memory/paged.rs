@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 pub use self::choice::{Choice, Measured, Path};
 pub(super) use self::copies::{Batch, begin_2d};
-pub(super) use self::kernel::Kernel;
+pub(super) use self::kernel::{Kernel, Kernels};
 pub use self::layers::LayerStreams;
 pub(super) use self::tiles::Move;
 use self::tiles::{Span, moves};

@@ -1,11 +1,10 @@
 //! A GPU's memory, divided into ranges.
 #![allow(unsafe_code)]
 
-use parking_lot::{Mutex, MutexGuard};
 use std::fs::File;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{DriverError, result, sys};
 
@@ -109,7 +108,7 @@ impl DevicePool {
     }
 
     fn extents(&self) -> MutexGuard<'_, Extents> {
-        self.extents.lock()
+        self.extents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -21,39 +21,25 @@ use kvasir_memory::shared::{Place, Shared};
 const KERNEL_RUN_BYTES: usize = 1 << 20;
 /// What one launch of the kernel moves, if there is as much: beginning one takes as long as moving some 500 KiB.
 const LAUNCH_BYTES: u64 = 8 << 20;
-/// Thread blocks of a launch: as few as fill the bus. The rest of the GPU is the engine's.
-const THREAD_BLOCKS: u32 = 32;
+/// Thread blocks of a launch, since the GPU is the engine's: two launches fill the bus, and those of eight threads are about one
+/// for each multiprocessor.
+const THREAD_BLOCKS: u32 = 16;
 
 /// A stream beside those of the engine, of one thread.
 pub struct SideStream {
     stream: Stream,
     /// Given up when it first fails: single copies take longer, and every driver has them.
     batch: Option<Batch>,
-    kernel: ForShortRuns,
-}
-
-/// The kernel, loaded when the first plan has short runs, and given up when it first fails.
-enum ForShortRuns {
-    Untried,
-    Loaded(Kernel),
-    Missing,
-}
-
-impl ForShortRuns {
-    fn get(&mut self, device: &Arc<Device>) -> Option<&mut Kernel> {
-        if matches!(self, Self::Untried) {
-            *self = Kernel::new(device).map_or(Self::Missing, Self::Loaded);
-        }
-        if let Self::Loaded(kernel) = self { Some(kernel) } else { None }
-    }
+    /// For short runs; likewise. Made at once, since between a reservation and its copies there is no time for it.
+    kernel: Option<Kernel>,
 }
 
 impl SideStream {
     /// # Errors
     /// What the driver says.
     pub fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
-        let (stream, batch) = (Stream::new(device)?, Batch::find(device).ok());
-        Ok(Self { stream, batch, kernel: ForShortRuns::Untried })
+        let stream = Stream::new(device)?;
+        Ok(Self { stream, batch: Batch::find(device).ok(), kernel: Kernel::new(device).ok() })
     }
 
     /// Moves by these ways only; single copies always exist.
@@ -61,9 +47,7 @@ impl SideStream {
     pub(super) fn with_only(device: &Arc<Device>, kernel: bool, batch: bool) -> Self {
         let mut side = Self::new(device).unwrap();
         side.batch = side.batch.filter(|_| batch);
-        if !kernel {
-            side.kernel = ForShortRuns::Missing;
-        }
+        side.kernel = side.kernel.filter(|_| kernel);
         side
     }
 
@@ -114,7 +98,7 @@ impl SideStream {
     ) -> Result<(), CudaError> {
         assert!(Arc::ptr_eq(plan.device(), self.stream.device()), "a plan of the stream's GPU");
         let Self { stream, batch, kernel } = self;
-        let mut none = ForShortRuns::Missing;
+        let mut none = None;
         let kernel = if plan.runs_are_shorter(KERNEL_RUN_BYTES) { kernel } else { &mut none };
         // Also where `copies` panics.
         let settled = Settled(Some(stream));
@@ -131,7 +115,7 @@ impl SideStream {
 struct Begin<'a> {
     stream: &'a Stream,
     batch: &'a mut Option<Batch>,
-    kernel: &'a mut ForShortRuns,
+    kernel: &'a mut Option<Kernel>,
     gather: bool,
     /// For the next launch of the kernel.
     waiting: Vec<Move>,
@@ -147,14 +131,16 @@ impl Begin<'_> {
         let device = self.stream.device();
         let first = moves.first().map_or(0, |first| first.block);
         let bytes: u64 = moves.iter().map(|one| one.run_bytes).sum();
+        let place = ptr::with_exposed_provenance(first as usize);
         // The kernel would end the context where the driver's copies only take longer.
-        if device.is_pinned(ptr::with_exposed_provenance(first as usize), bytes as usize)
-            && self.kernel.get(device).is_some()
-        {
+        if self.kernel.is_some() && device.is_pinned(place, bytes as usize) {
             self.waiting.extend(moves);
             self.bytes += bytes;
+            if self.bytes < LAUNCH_BYTES {
+                return Ok(());
+            }
             // SAFETY: passed on to the caller.
-            return if self.bytes < LAUNCH_BYTES { Ok(()) } else { unsafe { self.launch() } };
+            return unsafe { self.launch() };
         }
         let Some(together) = *self.batch else {
             // SAFETY: passed on to the caller.
@@ -169,12 +155,17 @@ impl Begin<'_> {
     /// # Safety
     /// As for [`Kernel::begin`].
     unsafe fn launch(&mut self) -> Result<(), CudaError> {
-        let ForShortRuns::Loaded(kernel) = self.kernel else { return Ok(()) };
-        // SAFETY: passed on to the caller.
-        let begun = unsafe { kernel.begin(self.stream, &self.waiting, self.gather, THREAD_BLOCKS) };
-        self.waiting.clear();
+        let waiting = std::mem::take(&mut self.waiting);
         self.bytes = 0;
-        begun.inspect_err(|_| *self.kernel = ForShortRuns::Missing)
+        // Nothing waits where there is none.
+        let Some(kernel) = self.kernel.as_mut().filter(|_| !waiting.is_empty()) else { return Ok(()) };
+        // SAFETY: passed on to the caller.
+        let begun = unsafe { kernel.begin(self.stream, &waiting, self.gather, THREAD_BLOCKS) };
+        begun.inspect_err(|_| {
+            // Its lists may still be read.
+            let _ = self.stream.settle();
+            *self.kernel = None;
+        })
     }
 }
 

@@ -44,12 +44,14 @@ pub(crate) extern "C" fn cuDeviceGetPCIBusId(address: Out<c_char>, len: c_int, o
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuDeviceGetAttribute(value: Out<c_int>, attribute: u32, ordinal: c_int) -> u32 {
     const MULTIPROCESSORS: u32 = 16;
+    const SAME_ADDRESSES_OF_REGISTERED_MEMORY: u32 = 91;
     const MEMORY_POOLS: u32 = 115;
     const DMA_BUF: u32 = 124;
     call("cuDeviceGetAttribute", || {
         device::get(ordinal)?;
         match attribute {
             MULTIPROCESSORS => value.set(4),
+            SAME_ADDRESSES_OF_REGISTERED_MEMORY => value.set(1),
             MEMORY_POOLS => value.set(0),
             DMA_BUF => value.set(1),
             _ => Err(CudaError::INVALID_VALUE),

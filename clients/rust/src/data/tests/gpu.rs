@@ -153,7 +153,8 @@ fn loads(names: std::ops::Range<u64>, first: usize) -> (Vec<(BlockKey, usize)>, 
 
 fn started(endpoint: &Endpoint, options: &Options) -> Jobs {
     // One thread each, so that a test knows which of them meets what.
-    let patient = JobOptions { load_threads: 1, load_time: Duration::from_secs(60), ..JobOptions::default() };
+    let load_time = Duration::from_secs(60);
+    let patient = JobOptions { load_threads: 1, save_threads: 1, load_time, ..JobOptions::default() };
     Jobs::start(endpoint, options, patient).unwrap()
 }
 

@@ -2,9 +2,10 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
+use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::{CudaContext, result, sys};
 
 use super::tiles::{Move, TILE_LEN, WIDTHS, tiles, width};
 use crate::memory::device::Device;
@@ -25,19 +26,65 @@ const TABLE_TILES: usize = 8 << 10;
 /// Lists that may be under way at once; another waits for the oldest.
 const TABLES: usize = 4;
 
-pub(in crate::memory) struct Kernel {
-    device: Arc<Device>,
+/// The kernels on one GPU, loaded once for everyone in the process.
+#[derive(Debug)]
+pub(in crate::memory) struct Kernels {
+    context: Arc<CudaContext>,
     module: sys::CUmodule,
     /// One per width.
     functions: [sys::CUfunction; WIDTHS.len()],
     /// As many thread blocks as the GPU has room for.
     every: u32,
-    tables: Vec<Table>,
-    next: usize,
 }
 
 // SAFETY: handles of the thread-safe driver, not tied to a thread.
-unsafe impl Send for Kernel {}
+unsafe impl Send for Kernels {}
+// SAFETY: as above; nothing changes them.
+unsafe impl Sync for Kernels {}
+
+impl Kernels {
+    /// # Errors
+    /// What the driver says, or that a kernel could not use the addresses of registered memory.
+    pub(in crate::memory) fn load(device: &Device) -> Result<Self, CudaError> {
+        use sys::CUdevice_attribute as Ask;
+        device.bind()?;
+        let context = Arc::clone(device.context());
+        let same = context.attribute(Ask::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
+        if !matches!(same, Ok(1)) {
+            let reason = "it has other addresses for registered memory of the host";
+            return Err(device.unsupported("run the gather kernel", reason));
+        }
+        let multiprocessors = context.attribute(Ask::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        // SAFETY: a text that ends with a zero.
+        let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) };
+        let module = module.map_err(device.failed("loading the gather kernel"))?;
+        let every = multiprocessors.unwrap_or(1).max(1) as u32 * BLOCKS_EACH;
+        let mut kernels = Self { context, module, functions: [ptr::null_mut(); WIDTHS.len()], every };
+        for (function, width) in kernels.functions.iter_mut().zip(WIDTHS) {
+            let name = CString::new(format!("move_{width}")).unwrap_or_default();
+            // SAFETY: the module is loaded.
+            *function = unsafe { result::module::get_function(module, name) }
+                .map_err(device.failed("loading the gather kernel"))?;
+        }
+        Ok(kernels)
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        // Work under way still runs them. If waiting for it fails, the driver has ended it.
+        let _ = self.context.synchronize();
+        // SAFETY: loaded by `load`, and nothing runs it any more.
+        let _ = unsafe { result::module::unload(self.module) };
+    }
+}
+
+/// Launches kernels, with lists of tiles of its own.
+pub(in crate::memory) struct Kernel {
+    device: Arc<Device>,
+    tables: Vec<Table>,
+    next: usize,
+}
 
 /// A list of tiles on its way to the GPU.
 struct Table {
@@ -50,26 +97,8 @@ impl Kernel {
     /// # Errors
     /// What the driver says.
     pub(in crate::memory) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
-        device.bind()?;
-        // SAFETY: a text that ends with a zero.
-        let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) };
-        let module = module.map_err(device.failed("loading the gather kernel"))?;
-        let multiprocessors = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let count = device.context().attribute(multiprocessors).unwrap_or(1).max(1) as u32;
-        let mut kernel = Self {
-            device: device.clone(),
-            module,
-            functions: [std::ptr::null_mut(); WIDTHS.len()],
-            every: count * BLOCKS_EACH,
-            tables: Vec::new(),
-            next: 0,
-        };
-        for (function, width) in kernel.functions.iter_mut().zip(WIDTHS) {
-            let name = CString::new(format!("move_{width}")).unwrap_or_default();
-            // SAFETY: the module is loaded.
-            *function = unsafe { result::module::get_function(module, name) }
-                .map_err(device.failed("loading the gather kernel"))?;
-        }
+        device.kernels()?;
+        let mut kernel = Self { device: Arc::clone(device), tables: Vec::new(), next: 0 };
         kernel.add_tables()?;
         Ok(kernel)
     }
@@ -102,7 +131,8 @@ impl Kernel {
     ) -> Result<(), CudaError> {
         let width = width(moves);
         let tiles = tiles(moves, width);
-        let function = WIDTHS.iter().position(|&w| w == width).map(|nth| self.functions[nth]);
+        let kernels = self.device.kernels()?;
+        let function = WIDTHS.iter().position(|&w| w == width).map(|nth| kernels.functions[nth]);
         let function = function.ok_or_else(|| self.device.unsupported("move units", "no such width"))?;
         for part in tiles.chunks(TABLE_TILES) {
             let table = &mut self.tables[self.next % TABLES];
@@ -117,7 +147,7 @@ impl Kernel {
             unsafe { stream.copy(list, table.host.address(), part.len() * TILE_LEN) }?;
             let mut list = list;
             let mut arguments = [(&raw mut list).cast(), (&raw mut count).cast(), (&raw mut gather).cast()];
-            let grid = (count.min(thread_blocks).min(self.every), 1, 1);
+            let grid = (count.min(thread_blocks).min(kernels.every), 1, 1);
             // SAFETY: the function takes an address, a 32-bit count and a 32-bit flag, which the driver copies before it
             // returns; the tiles are cut for its width, from moves for which the caller answers.
             unsafe {
@@ -127,15 +157,6 @@ impl Kernel {
             stream.record(&table.used)?;
         }
         Ok(())
-    }
-}
-
-impl Drop for Kernel {
-    fn drop(&mut self) {
-        // Work under way still runs it. If waiting for it fails, the driver has ended it.
-        let _ = self.device.context().synchronize();
-        // SAFETY: loaded by `new`, and nothing runs it any more.
-        let _ = unsafe { result::module::unload(self.module) };
     }
 }
 
