@@ -103,7 +103,7 @@ impl SideStream {
         // Also where `copies` panics.
         let settled = Settled(Some(stream));
         let mut begin = Begin { stream, batch, kernel, gather, waiting: Vec::new(), bytes: 0 };
-        // SAFETY, for both: the caller answers for the memory, until what was begun is settled.
+        // SAFETY: the caller answers for the memory, until what was begun is settled.
         let begun = copies.try_for_each(|moves| unsafe { begin.block(moves) });
         // SAFETY: as above.
         let begun = begun.and_then(|()| unsafe { begin.launch() });
