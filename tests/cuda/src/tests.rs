@@ -108,7 +108,7 @@ fn a_call_needs_its_context_and_whole_memory() {
 #[test]
 fn kernels_take_their_arguments_when_they_are_launched() {
     bind(0);
-    let module = out(|to| cuModuleLoadData(to, Text::of(c"// gather.cu, and PTX")), 0);
+    let module = out(|to| cuModuleLoadData(to, Text::of(c"// gather.cu and PTX")), 0);
     assert_eq!(cuModuleLoadData(Out::to(&mut 0), Text::of(c"PTX of something else")), 200);
     let function = out(|to| cuModuleGetFunction(to, module, Text::of(c"move_1")), 0);
     assert_eq!(cuModuleGetFunction(Out::to(&mut 0), module, Text::of(c"other")), 500);

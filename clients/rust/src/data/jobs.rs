@@ -181,7 +181,7 @@ impl Jobs {
         self.load_labelled(job, memory, blocks, Vec::new())
     }
 
-    /// [`load`](Self::load) of blocks that were stored with these labels, one each: see [`Client::load_labelled`].
+    /// [`load`](Self::load) of blocks that were stored with these labels, one each: see [`Client::load_labelled`](super::Client::load_labelled).
     ///
     /// # Errors
     /// It is not taken, and will not be reported.
