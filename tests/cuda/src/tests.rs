@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::api::calls::*;
 use crate::outcome::{Out, Text};
@@ -17,6 +18,10 @@ fn out<T>(run: impl FnOnce(Out<T>) -> u32, before: T) -> T {
 
 /// Binds a device to this thread.
 fn bind(ordinal: i32) {
+    static ONE_TEST: Mutex<()> = Mutex::new(());
+    // Until the test's thread ends: a kernel opens all of a device's memory, and closes it again.
+    thread_local!(static ALONE: MutexGuard<'static, ()> = ONE_TEST.lock().unwrap_or_else(PoisonError::into_inner));
+    ALONE.with(|_| ());
     assert_eq!(cuInit(0), 0);
     let context = out(|to| cuDevicePrimaryCtxRetain(to, ordinal), std::ptr::null_mut());
     assert_eq!(cuCtxSetCurrent(context), 0);

@@ -211,7 +211,7 @@ impl Jobs {
         self.save_labelled(job, memory, blocks, Vec::new())
     }
 
-    /// [`save`](Self::save) with a label behind each block: see [`Client::save_labelled`].
+    /// [`save`](Self::save) with a label behind each block: see [`Client::save_labelled`](super::Client::save_labelled).
     ///
     /// # Errors
     /// It is not taken, and will not be reported.
