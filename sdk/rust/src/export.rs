@@ -160,35 +160,37 @@ macro_rules! export_evictor {
         const _: () = {
             use $crate::Evictor as _;
             use $crate::bindings::evictor::exports::kvasir::policy::eviction;
-            use $crate::evictor::{Events, Victim};
+            use $crate::evictor::Kept;
 
             struct Component;
 
             std::thread_local! {
-                static POLICY: std::cell::RefCell<$policy> = std::cell::RefCell::new(Default::default());
-                static VICTIMS: std::cell::RefCell<Vec<Victim>> = const { std::cell::RefCell::new(Vec::new()) };
+                static KEPT: std::cell::RefCell<Kept<$policy>> =
+                    std::cell::RefCell::new(Kept::new(Default::default()));
+            }
+            fn kept<R>(f: impl FnOnce(&mut Kept<$policy>) -> R) -> R {
+                KEPT.with_borrow_mut(f)
             }
             fn policy<R>(f: impl FnOnce(&mut $policy) -> R) -> R {
-                POLICY.with_borrow_mut(f)
+                kept(|k| f(k.evictor()))
             }
             $crate::__export_control!(evictor, policy);
 
             impl eviction::Guest for Component {
-                fn open(slots: u32) {
-                    policy(|p| p.open(slots))
+                fn open(layout: Vec<u32>) {
+                    kept(|k| k.open(&layout))
+                }
+                fn update_tiers(rows: Vec<f32>) {
+                    kept(|k| k.update_tiers(&rows))
                 }
                 fn on_events(base: u64, events: Vec<u32>) {
-                    policy(|p| p.on_events(Events::new(base, &events)))
+                    kept(|k| k.on_events(base, &events))
                 }
                 fn select_victims(now: u64, want: u32) -> Vec<u32> {
-                    VICTIMS.with_borrow_mut(|victims| {
-                        victims.clear();
-                        policy(|p| p.select_victims(now, want, victims));
-                        victims.iter().map(|v| v.pack()).collect()
-                    })
+                    kept(|k| k.select_victims(now, want).collect())
                 }
             }
-            $crate::bindings::evictor::export!(Component with_types_in $crate::bindings::evictor);
+    $crate::bindings::evictor::export!(Component with_types_in $crate::bindings::evictor);
         };
     };
 }
@@ -263,7 +265,7 @@ macro_rules! export_balancer {
         #[allow(unsafe_code)]
         const _: () = {
             use $crate::Balancer as _;
-            use $crate::balancer::{HotPrefix, Snapshot};
+            use $crate::balancer::Snapshot;
             use $crate::bindings::balancer::exports::kvasir::policy::balancing;
 
             struct Component;
@@ -277,34 +279,13 @@ macro_rules! export_balancer {
             $crate::__export_control!(balancer, policy);
 
             impl balancing::Guest for Component {
-                fn tick(state: balancing::Snapshot) -> balancing::Plan {
-                    let hot = |h: balancing::HotPrefix| HotPrefix {
-                        id: h.id,
-                        blocks: h.blocks,
-                        hits: h.hits,
-                        holders: h.holders,
-                    };
-                    let plan = policy(|p| {
-                        p.tick(&Snapshot {
-                            now_ms: state.now,
-                            prefill_queue_ms: state.prefill_queue,
-                            decode_step_ms: state.decode_step,
-                            hit_rate_percent: state.hit_rate,
-                            rejected: state.rejected,
-                            accepted: state.accepted,
-                            hot: state.hot.into_iter().map(hot).collect(),
-                        })
-                    });
-                    let action = |a: $crate::balancer::Action| balancing::Action {
-                        kind: a.kind,
-                        prefix: a.prefix,
-                        source: a.source,
-                        target: a.target,
-                    };
-                    balancing::Plan {
-                        thresholds: plan.thresholds,
-                        actions: plan.actions.into_iter().map(action).collect(),
-                    }
+                fn tick(
+                    now: u64,
+                    cluster: Vec<f32>,
+                    prefill_queue: Vec<f32>,
+                    decode_step: Vec<f32>,
+                ) -> Vec<f32> {
+                    policy(|p| p.tick(&Snapshot::decode(now, &cluster, prefill_queue, decode_step)))
                 }
             }
     $crate::bindings::balancer::export!(Component with_types_in $crate::bindings::balancer);
