@@ -1,7 +1,7 @@
 //! Settings as the parts of a host take them.
 
 use super::{Assigned, Config};
-use crate::policy::{PolicyConfig, Source, Wanted};
+use crate::policy::{PolicyConfig, SPARES_MAX, Source, Wanted};
 use std::path::{Path, PathBuf};
 
 /// Limits of the policy host. `data_dir` also keeps the compiled code; `slots` are those of the pool.
@@ -42,8 +42,8 @@ pub(crate) fn wanted(config: &Config) -> Wanted {
     wanted
 }
 
-/// A scheduler and an admitter per worker, and a few more of each slot: of the version in service, of the one
-/// that follows it, and of that one again with the state it takes over.
+/// A scheduler and an admitter per worker, and a few more of each slot, spare ones among them: of the version in
+/// service, of the one that follows it, and of that one again with the state it takes over.
 fn instances(workers: u32) -> u32 {
-    3 * (2 * workers + 4)
+    3 * (2 * workers + 4 + 4 * SPARES_MAX as u32)
 }

@@ -39,10 +39,17 @@ impl Origin {
     }
 }
 
-#[derive(Serialize, Deserialize)]
-struct Stored {
-    current: Assignment,
-    previous: Option<Assignment>,
+/// What is stored of one slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stored {
+    pub current: Assignment,
+    pub previous: Option<Assignment>,
+    /// What the previous policy calls itself.
+    #[serde(default)]
+    pub previous_name: Option<String>,
+    /// Why the breaker put `current` in its place; `None` if a person did.
+    #[serde(default)]
+    pub trip: Option<String>,
 }
 
 /// The policy part of the host's `sled` database. Every change is on disk when its call returns.
@@ -82,11 +89,10 @@ impl Catalog {
     ///
     /// # Errors
     /// The database cannot be read, or holds something else.
-    pub fn assignments(&self, slot: SlotKind) -> Result<Option<(Assignment, Option<Assignment>)>, Error> {
+    pub fn stored(&self, slot: SlotKind) -> Result<Option<Stored>, Error> {
         let read = self.assignments.get(slot.as_str()).map_err(|e| self.error("read", e))?;
         let parse = |bytes: sled::IVec| serde_json::from_slice::<Stored>(&bytes);
-        let stored = read.map(parse).transpose().map_err(|e| self.error("read", e))?;
-        Ok(stored.map(|s| (s.current, s.previous)))
+        read.map(parse).transpose().map_err(|e| self.error("read", e))
     }
 
     /// # Errors
@@ -101,13 +107,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The disk is full or fails. A component that was written for nothing goes at the next change.
-    pub fn assign(
-        &self,
-        slot: SlotKind,
-        current: &Assignment,
-        previous: Option<&Assignment>,
-        module: Option<&[u8]>,
-    ) -> Result<(), Error> {
+    pub fn assign(&self, slot: SlotKind, stored: &Stored, module: Option<&[u8]>) -> Result<(), Error> {
         let _change = self.change.lock();
         #[cfg(test)]
         if self.full.load(std::sync::atomic::Ordering::Relaxed) {
@@ -118,8 +118,7 @@ impl Catalog {
             self.modules.insert(digest, bytes).map_err(|e| self.error("written", e))?;
             self.flush()?;
         }
-        let stored = Stored { current: current.clone(), previous: previous.cloned() };
-        let bytes = serde_json::to_vec(&stored).map_err(|e| self.error("written", e))?;
+        let bytes = serde_json::to_vec(stored).map_err(|e| self.error("written", e))?;
         let old = self.assignments.insert(slot.as_str(), bytes).map_err(|e| self.error("written", e))?;
         if let Err(e) = self.flush() {
             let _ = old.map(|old| self.assignments.insert(slot.as_str(), old));

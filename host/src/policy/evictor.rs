@@ -107,6 +107,7 @@ pub struct EvictorHook;
 impl Hook for EvictorHook {
     const KIND: SlotKind = SlotKind::Evictor;
     type Engine = dyn EvictorEngine;
+    const HAS_SPARES: bool = false;
 
     fn builtins() -> impl Iterator<Item = Builtin<Self>> {
         kvasir_default_policies::EVICTORS.iter().map(|d| Builtin {

@@ -238,7 +238,7 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
             digest: digest.map(|d| d.to_string()),
             generation: version.generation,
             settings: version.assignment.settings.clone(),
-            previous: self.previous().map(|p| p.origin.name().to_owned()),
+            previous: self.previous(),
             last_trip: self.last_trip(),
             counters: version.counters.values(),
             totals: self.totals(),

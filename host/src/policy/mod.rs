@@ -37,7 +37,7 @@ pub use guest::Limits;
 pub use host::{PolicyHost, SlotStatus, Wanted};
 pub use log::LogLine;
 pub use scheduler::SchedulerWorker;
-pub use slot::{Source, standalone};
+pub use slot::{SPARES_MAX, Source, standalone};
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -287,7 +287,11 @@ fn assignments_and_modules_survive_a_restart() {
     drop(host);
     let host = open();
     let status = host.status(SlotKind::Evictor);
-    assert_eq!((status.name.as_str(), status.previous.as_deref()), ("sieve", Some("own")));
+    assert_eq!(
+        (status.name.as_str(), status.previous.as_deref()),
+        ("sieve", Some("lru")),
+        "what it calls itself"
+    );
     let status = host.rollback(SlotKind::Evictor).expect("rollback");
     assert_eq!(status.digest, Some(Digest::of(lru).to_string()));
     assert_eq!(host.status(SlotKind::Scheduler).name, "mooncake");

@@ -43,7 +43,10 @@ pub struct Version<H: Hook> {
     pub(super) breaker: Breaker,
     /// Its `import-state` failed: other instances start cold without another try.
     pub(super) refuses_state: AtomicBool,
+    /// For the workers that will take this version up.
     pub(super) ready: Mutex<Vec<Box<H::Engine>>>,
+    /// For workers whose engine fails.
+    pub(super) spares: Mutex<Vec<Box<H::Engine>>>,
 }
 
 impl<H: Hook> Version<H> {
@@ -76,6 +79,14 @@ impl<H: Hook> Version<H> {
 
     pub(super) fn take_ready(&self) -> Option<Box<H::Engine>> {
         self.ready.lock().pop()
+    }
+
+    pub(super) fn take_spare(&self) -> Option<Box<H::Engine>> {
+        self.spares.lock().pop()
+    }
+
+    pub(super) fn is_component(&self) -> bool {
+        matches!(&*self.program, Program::Component(_))
     }
 }
 
@@ -147,8 +158,18 @@ pub(super) fn prepare<H: Hook>(
     }
     let breaker = Breaker::new(config.breaker_faults, config.breaker_window);
     let counters = Arc::default();
-    let (refuses_state, ready) = (AtomicBool::new(false), Mutex::new(ready));
-    Ok(Version { generation, description, assignment, counters, program, breaker, refuses_state, ready })
+    let (refuses_state, ready, spares) = (AtomicBool::new(false), Mutex::new(ready), Mutex::default());
+    Ok(Version {
+        generation,
+        description,
+        assignment,
+        counters,
+        program,
+        breaker,
+        refuses_state,
+        ready,
+        spares,
+    })
 }
 
 fn builtin<H: Hook>(name: &str) -> Result<Builtin<H>, Error> {
