@@ -58,6 +58,8 @@ pub struct Catalog {
     db: sled::Db,
     assignments: sled::Tree,
     modules: sled::Tree,
+    /// What learners exported, by slot and name of the policy.
+    learned: sled::Tree,
     path: std::path::PathBuf,
     /// Held while modules and assignments change together.
     change: Arc<Mutex<()>>,
@@ -74,9 +76,11 @@ impl Catalog {
     pub fn open(db: sled::Db, path: &std::path::Path) -> Result<Self, Error> {
         let open = |name| db.open_tree(name).map_err(|e| state_error(path, "opened", e));
         let (assignments, modules) = (open("policy-assignments")?, open("policy-modules")?);
+        let learned = open("policy-learned")?;
         Ok(Self {
             assignments,
             modules,
+            learned,
             db,
             path: path.into(),
             change: Arc::default(),
@@ -125,6 +129,38 @@ impl Catalog {
             return Err(e);
         }
         self.drop_unnamed_modules()
+    }
+
+    /// What the learner of a policy exported last.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn learned(&self, slot: SlotKind, name: &str) -> Result<Option<Arc<[u8]>>, Error> {
+        let read = self.learned.get(format!("{slot}/{name}")).map_err(|e| self.error("read", e))?;
+        Ok(read.map(|bytes| Arc::from(&*bytes)))
+    }
+
+    /// Keeps it, and of the slot's other policies only what belongs to those of `named`.
+    ///
+    /// # Errors
+    /// The disk is full or fails.
+    pub fn keep_learned(
+        &self,
+        slot: SlotKind,
+        name: &str,
+        state: &[u8],
+        named: &[&str],
+    ) -> Result<(), Error> {
+        let written = |e| self.error("written", e);
+        let prefix = format!("{slot}/");
+        for key in self.learned.scan_prefix(&prefix).keys() {
+            let key = key.map_err(|e| self.error("read", e))?;
+            if !named.iter().any(|named| named.as_bytes() == &key[prefix.len()..]) {
+                self.learned.remove(key).map_err(written)?;
+            }
+        }
+        self.learned.insert(format!("{prefix}{name}"), state).map_err(written)?;
+        self.flush()
     }
 
     fn drop_unnamed_modules(&self) -> Result<(), Error> {

@@ -6,20 +6,24 @@
 //! Lock order: `Slot::change` before `Slot::previous`; `Slot::totals` and `Version::ready` are leaves.
 
 mod builder;
+mod learning;
 mod version;
 mod worker;
 
 pub use builder::Builder;
+pub(super) use learning::Learning;
+pub use learning::{LearningStatus, Outcomes};
 pub use version::{Source, Version, standalone};
 pub use worker::{Found, SPARES_MAX, Worker};
 
+use self::learning::{Feed, Knowledge};
 use self::version::{Program, code, default_native, prepare, stored_program};
 use super::catalog::{Assignment, Catalog, Origin, Stored};
 use super::counters::{CounterValues, Totals};
 use super::engine::{Engine, Module};
 use super::log::Log;
 use super::{Error, Fault, Limits, PolicyConfig, SlotKind};
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use kvasir_policy::Description;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -80,6 +84,14 @@ pub trait Policy: Send {
     /// # Errors
     /// Any [`Fault`].
     fn import_state(&mut self, state: &[u8]) -> Result<Result<(), String>, Fault>;
+
+    /// Takes what the policy's learner published. One that does not learn has no use for it.
+    ///
+    /// # Errors
+    /// Any [`Fault`].
+    fn adopt(&mut self, _knowledge: &[u8]) -> Result<(), Fault> {
+        Ok(())
+    }
 }
 
 /// The slot itself; shared by workers, the loader and the builder thread.
@@ -104,6 +116,10 @@ pub struct Slot<H: Hook> {
     /// What serves came from the catalogue.
     restored: bool,
     builder: Builder,
+    /// What came of requests, for the learner.
+    feed: Arc<Feed>,
+    /// What the learner published last.
+    knowledge: Arc<ArcSwapOption<Knowledge>>,
 }
 
 /// How long after a failure the catalogue is written again.
@@ -185,6 +201,8 @@ impl<H: Hook> Slot<H> {
             restored: was_restored,
             catalog,
             builder,
+            feed: Arc::default(),
+            knowledge: Arc::default(),
         });
         slot.stock(&slot.current());
         Ok(slot)

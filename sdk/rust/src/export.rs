@@ -8,6 +8,8 @@ pub mod bindings {
     pub use kvasir_world_admitter as admitter;
     pub use kvasir_world_balancer as balancer;
     pub use kvasir_world_evictor as evictor;
+    pub use kvasir_world_learning_admitter as learning_admitter;
+    pub use kvasir_world_learning_scheduler as learning_scheduler;
     pub use kvasir_world_scheduler as scheduler;
 
     pub fn log(level: u32, message: &str) {
@@ -49,15 +51,38 @@ macro_rules! __export_control {
     };
 }
 
+/// Implements `learning` for the same wrapper type.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_learning {
+    ($world:ident, $with:ident, learns) => {
+        impl $crate::bindings::$world::exports::kvasir::policy::learning::Guest for Component {
+            fn observe(stride: u32, outcomes: Vec<u32>) {
+                let outcomes = $crate::learning::Outcomes::new(stride as usize, &outcomes);
+                $with(|policy| $crate::Learner::observe(policy, outcomes))
+            }
+            fn publish() -> Vec<u8> {
+                $with(|policy| $crate::Learner::publish(policy))
+            }
+            fn adopt(knowledge: Vec<u8>) {
+                $with(|policy| $crate::Learner::adopt(policy, &knowledge))
+            }
+        }
+    };
+}
+
 /// Exports a type that implements [`Scheduler`](crate::Scheduler) and `Default` as a component.
 #[macro_export]
 macro_rules! export_scheduler {
     ($policy:ty) => {
+        $crate::export_scheduler!(@ scheduler, $policy);
+    };
+    (@ $world:ident $($learns:ident)?, $policy:ty) => {
         #[cfg(target_arch = "wasm32")]
         #[allow(unsafe_code)]
         const _: () = {
             use $crate::Scheduler as _;
-            use $crate::bindings::scheduler::exports::kvasir::policy::scheduling;
+            use $crate::bindings::$world::exports::kvasir::policy::scheduling;
             use $crate::scheduler::{Kept, Request};
 
             struct Component;
@@ -72,7 +97,8 @@ macro_rules! export_scheduler {
             fn policy<R>(f: impl FnOnce(&mut $policy) -> R) -> R {
                 kept(|k| f(k.scheduler()))
             }
-            $crate::__export_control!(scheduler, policy);
+            $crate::__export_control!($world, policy);
+            $($crate::__export_learning!($world, policy, $learns);)?
 
             impl scheduling::Guest for Component {
                 fn open(prefill_slots: u32, decode_slots: u32, block_size_tokens: u32) {
@@ -146,8 +172,16 @@ macro_rules! export_scheduler {
                     kept(|k| k.explain(&request, &prefix_blocks))
                 }
             }
-    $crate::bindings::scheduler::export!(Component with_types_in $crate::bindings::scheduler);
+    $crate::bindings::$world::export!(Component with_types_in $crate::bindings::$world);
         };
+    };
+}
+
+/// Exports a type that implements [`Scheduler`](crate::Scheduler), [`Learner`](crate::Learner) and `Default` as a component.
+#[macro_export]
+macro_rules! export_learning_scheduler {
+    ($policy:ty) => {
+        $crate::export_scheduler!(@ learning_scheduler learns, $policy);
     };
 }
 
@@ -199,12 +233,15 @@ macro_rules! export_evictor {
 #[macro_export]
 macro_rules! export_admitter {
     ($policy:ty) => {
+        $crate::export_admitter!(@ admitter, $policy);
+    };
+    (@ $world:ident $($learns:ident)?, $policy:ty) => {
         #[cfg(target_arch = "wasm32")]
         #[allow(unsafe_code)]
         const _: () = {
             use $crate::Admitter as _;
             use $crate::admitter::{Ask, Blocks, Load};
-            use $crate::bindings::admitter::exports::kvasir::policy::admission;
+            use $crate::bindings::$world::exports::kvasir::policy::admission;
 
             struct Component;
 
@@ -214,7 +251,8 @@ macro_rules! export_admitter {
             fn policy<R>(f: impl FnOnce(&mut $policy) -> R) -> R {
                 POLICY.with_borrow_mut(f)
             }
-            $crate::__export_control!(admitter, policy);
+            $crate::__export_control!($world, policy);
+            $($crate::__export_learning!($world, policy, $learns);)?
 
             impl admission::Guest for Component {
                 fn update_load(values: Vec<f32>) {
@@ -252,8 +290,16 @@ macro_rules! export_admitter {
                     answers.into_iter().map(|a| a as u32).collect()
                 }
             }
-    $crate::bindings::admitter::export!(Component with_types_in $crate::bindings::admitter);
+    $crate::bindings::$world::export!(Component with_types_in $crate::bindings::$world);
         };
+    };
+}
+
+/// Exports a type that implements [`Admitter`](crate::Admitter), [`Learner`](crate::Learner) and `Default` as a component.
+#[macro_export]
+macro_rules! export_learning_admitter {
+    ($policy:ty) => {
+        $crate::export_admitter!(@ learning_admitter learns, $policy);
     };
 }
 

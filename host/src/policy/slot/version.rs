@@ -1,10 +1,13 @@
 //! A policy that was found, compiled and configured: how it comes to be a [`Version`] of a slot.
 
+use super::learning::Learner;
 use super::{Builtin, Hook, Native, Policy, Settings};
+use crate::policy::bindings::learner::Learner as LearnerBindings;
 use crate::policy::catalog::{Assignment, Catalog, Origin};
 use crate::policy::counters::{Breaker, Counters};
 use crate::policy::engine::{Digest, Engine, Module};
 use crate::policy::fault::TEXT_BYTES;
+use crate::policy::guest::Guest;
 use crate::policy::log::Log;
 use crate::policy::{Error, Fault, Limits, PolicyConfig, description};
 use crate::text::printable;
@@ -85,6 +88,21 @@ impl<H: Hook> Version<H> {
         self.spares.lock().pop()
     }
 
+    pub(super) fn learns(&self) -> bool {
+        matches!(&*self.program, Program::Component(module) if module.learns)
+    }
+
+    /// One more instance, which hears outcomes; `None` if the policy does not learn.
+    pub(super) fn build_learner(&self, limits: Limits, log: &Arc<Log>) -> Result<Option<Learner>, Error> {
+        let Program::Component(module) = &*self.program else { return Ok(None) };
+        if !module.learns {
+            return Ok(None);
+        }
+        let mut learner = Guest::new(module, limits, log.clone(), |store, i| LearnerBindings::new(store, i))?;
+        introduced::<H>(&mut learner, &self.assignment)?;
+        Ok(Some(learner))
+    }
+
     pub(super) fn is_component(&self) -> bool {
         matches!(&*self.program, Program::Component(_))
     }
@@ -127,6 +145,15 @@ fn configured<H: Hook>(
         Program::Component(module) => H::instantiate(module, limits, log.clone())?,
         Program::Native(make) => make(),
     };
+    let description = introduced::<H>(&mut *engine, assignment)?;
+    Ok((engine, description))
+}
+
+/// Has an instance describe itself, and take the operator's settings.
+fn introduced<H: Hook>(
+    engine: &mut (impl Policy + ?Sized),
+    assignment: &Assignment,
+) -> Result<Description, Error> {
     let name = || printable(assignment.origin.name(), TEXT_BYTES);
     let description =
         engine.describe().map_err(|fault| Error::Start { name: name(), step: "describe", fault })?;
@@ -139,7 +166,7 @@ fn configured<H: Hook>(
     configured
         .map_err(|fault| Error::Start { name: name(), step: "configure", fault })?
         .map_err(|reason| Error::Settings { name: name(), reason: printable(&reason, TEXT_BYTES) })?;
-    Ok((engine, description))
+    Ok(description)
 }
 
 pub(super) fn prepare<H: Hook>(

@@ -1,16 +1,17 @@
 //! What calls a slot's policy: one engine per thread.
 
+use super::learning::Knowledge;
 use super::version::{StateRefused, Version};
 use super::{Hook, Policy, Slot};
 use crate::policy::Fault;
 use crate::policy::catalog::Origin;
-use arc_swap::{ArcSwap, Cache};
+use arc_swap::{ArcSwap, ArcSwapOption, Cache};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// Largest `export-state` handed on.
-const MAX_STATE_BYTES: usize = 16 << 20;
+pub(super) const MAX_STATE_BYTES: usize = 16 << 20;
 /// The most engines of a version kept for workers whose own fails.
 pub const SPARES_MAX: usize = 4;
 
@@ -23,6 +24,8 @@ impl<H: Hook> Slot<H> {
         Worker {
             slot: self.clone(),
             cache: Cache::new(self.current.clone()),
+            knowledge: Cache::new(self.knowledge.clone()),
+            adopted: 0,
             version,
             engine,
             twin: None,
@@ -37,6 +40,9 @@ impl<H: Hook> Slot<H> {
 pub struct Worker<H: Hook> {
     slot: Arc<Slot<H>>,
     cache: Cache<Arc<ArcSwap<Version<H>>>, Arc<Version<H>>>,
+    knowledge: Cache<Arc<ArcSwapOption<Knowledge>>, Option<Arc<Knowledge>>>,
+    /// Number of the knowledge that `engine` has; 0 = none.
+    adopted: u64,
     /// Version of `engine`.
     version: Arc<Version<H>>,
     engine: Option<Box<H::Engine>>,
@@ -68,7 +74,21 @@ impl<H: Hook> Worker<H> {
         if let Some(found) = self.find() {
             self.install(found);
         }
+        self.adopt();
         std::mem::take(&mut self.fresh)
+    }
+
+    /// Gives the engine what the policy's learner published, if it has not got it yet.
+    fn adopt(&mut self) {
+        let Some(knowledge) = self.knowledge.load() else { return };
+        let known = knowledge.number == self.adopted && !self.fresh;
+        if known || knowledge.generation != self.version.generation {
+            return;
+        }
+        let knowledge = Arc::clone(knowledge);
+        // If that fails, the next engine is not given the same before it has decided once.
+        self.adopted = knowledge.number;
+        let _ = self.tell(|engine| engine.adopt(&knowledge.bytes));
     }
 
     /// An engine that is to serve in place of the one there is: of a newer version, or because there is none.
@@ -341,26 +361,38 @@ impl<H: Hook> Slot<H> {
 }
 
 /// Waits longer after each failure, so that a broken policy is not rebuilt in a loop.
-#[derive(Default)]
-struct Backoff {
+pub(super) struct Backoff {
     failures: u32,
     until: Option<Instant>,
+    /// The longest wait is that power of two of milliseconds.
+    longest: u32,
+}
+
+/// About a second: requests are decided natively meanwhile.
+impl Default for Backoff {
+    fn default() -> Self {
+        Self::up_to(10)
+    }
 }
 
 /// A policy that went without a failure for this long is forgiven those before.
 const FORGIVEN: Duration = Duration::from_secs(60);
 
 impl Backoff {
-    fn failed(&mut self, now: Instant) {
+    pub(super) fn up_to(longest: u32) -> Self {
+        Self { failures: 0, until: None, longest }
+    }
+
+    pub(super) fn failed(&mut self, now: Instant) {
         if self.until.is_some_and(|until| now > until + FORGIVEN) {
             self.failures = 0;
         }
-        let wait = Duration::from_millis(1 << self.failures.min(10));
+        let wait = Duration::from_millis(1 << self.failures.min(self.longest));
         self.failures += 1;
         self.until = Some(now + wait);
     }
 
-    fn due(&self) -> bool {
+    pub(super) fn due(&self) -> bool {
         self.until.is_none_or(|until| Instant::now() >= until)
     }
 }
