@@ -18,6 +18,7 @@ use wasmtime::{Cache, CacheConfig, Config, InstanceAllocationStrategy, PoolingAl
 const TICK: Duration = Duration::from_millis(1);
 const LOG: &str = "kvasir:policy/log@0.1.0";
 const CONTROL: &str = "kvasir:policy/control@0.1.0";
+const LEARNING: &str = "kvasir:policy/learning@0.1.0";
 
 /// SHA-256 of a component's bytes: its identity in the catalogue and in lists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -59,6 +60,8 @@ pub struct Module {
     pub(super) ticker: Arc<Ticker>,
     pub name: String,
     pub digest: Digest,
+    /// It exports `learning`, and its slot has outcomes to learn from.
+    pub learns: bool,
 }
 
 impl Engine {
@@ -105,7 +108,7 @@ impl Engine {
             name: name.into(),
             reason: printable(&format!("{e:#}"), TEXT_BYTES),
         };
-        check_interface(slot, name, bytes)?;
+        let learns = check_interface(slot, name, bytes)?;
         let compiling = self.compiling.lock();
         let component = Component::new(&self.engine, bytes).map_err(compile)?;
         drop(compiling);
@@ -119,6 +122,7 @@ impl Engine {
             ticker: Arc::clone(&self.ticker),
             name: name.into(),
             digest: Digest::of(bytes),
+            learns,
         })
     }
 
@@ -136,7 +140,8 @@ impl Engine {
 }
 
 /// Looks at the names alone, so that what cannot serve here is not compiled first, which may take seconds.
-fn check_interface(slot: SlotKind, name: &str, bytes: &[u8]) -> Result<(), Error> {
+/// Returns whether it learns.
+fn check_interface(slot: SlotKind, name: &str, bytes: &[u8]) -> Result<bool, Error> {
     let unreadable = |error: wasmparser::BinaryReaderError| Error::Compile {
         name: name.into(),
         reason: printable(&error.to_string(), TEXT_BYTES),
@@ -164,7 +169,7 @@ fn check_interface(slot: SlotKind, name: &str, bytes: &[u8]) -> Result<(), Error
             return Err(Error::WrongWorld { name: name.into(), slot, missing: wanted.into(), found });
         }
     }
-    Ok(())
+    Ok(slot.has_outcomes() && exports.contains(&LEARNING))
 }
 
 /// What a component itself imports and exports, not the parts in it.
