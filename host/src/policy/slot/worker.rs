@@ -344,7 +344,7 @@ mod tests {
     use crate::policy::engine::Engine;
     use crate::policy::scheduler::SchedulerHook;
     use crate::policy::slot::{Builder, Source};
-    use kvasir_policy::admitter::{Ask, Verdict};
+    use kvasir_policy::admitter::{Forecast, Request, Verdict};
 
     fn slot(settings: &[(&str, &str)]) -> Arc<Slot<SchedulerHook>> {
         let config = PolicyConfig { breaker_faults: 2, ..PolicyConfig::default() };
@@ -387,8 +387,9 @@ mod tests {
         let (engine, builder) = (Engine::new(&config, None).unwrap(), Builder::start().unwrap());
         let slot = Slot::<AdmitterHook>::open(engine, &config, wanted, None, builder).unwrap();
         let twin = |worker: &mut Worker<AdmitterHook>| {
-            let ask = Ask { ttft: 2.0, ttft_slo: 1.0, tbt_slo: 1.0, ..NOBODY };
-            worker.twin().unwrap().admit_request(&ask)
+            let request = Request { ttft_slo: 1.0, tbt_slo: 1.0, ..Request::default() };
+            let forecast = Forecast { ttft: 2.0, ..Forecast::default() };
+            worker.twin().unwrap().admit_request(&request.encode(), &forecast)
         };
         let mut worker = slot.worker();
         assert_eq!(twin(&mut worker), Ok(Verdict::Accept), "late by less than the slack");
@@ -418,19 +419,6 @@ mod tests {
         let stored = catalog.assignments(crate::policy::SlotKind::Scheduler).unwrap().unwrap().0;
         assert_eq!(stored, slot.current().assignment);
     }
-
-    const NOBODY: Ask = Ask {
-        prompt_tokens: 1,
-        output_tokens: 1,
-        class: 0,
-        tenant: 0,
-        priority: 0,
-        ttft: 0.0,
-        tbt: 0.0,
-        ttft_slo: 0.0,
-        tbt_slo: 0.0,
-        tenant_share: 0.0,
-    };
 
     #[test]
     fn failures_of_long_ago_are_forgiven() {
