@@ -15,18 +15,7 @@ const WORKERS: u32 = 3;
 const LOOPS: u32 = 13;
 
 fn ask(class: u32) -> Ask {
-    Ask {
-        prompt_tokens: 1_024,
-        output_tokens: 100,
-        class,
-        tenant: 0,
-        priority: 0,
-        session: 0,
-        seed: 1,
-        ttft_slo_ms: f32::INFINITY,
-        tbt_slo_ms: f32::INFINITY,
-        must_run: true,
-    }
+    Ask { prompt_tokens: 1_024, output_tokens: 100, class, seed: 1, must_run: true, ..Ask::default() }
 }
 
 fn pair() -> Registration {

@@ -4,10 +4,10 @@ use kvasir::conductor::fleet::{
     Ask, DecodeCost, DecodeSpec, Fleet, Limits, Outcome as Booked, PrefillCost, PrefillSpec, TransferCost,
 };
 use kvasir::policy::{EvictorWorker, PolicyConfig, PolicyHost, SlotKind, SlotStatus, Source, Wanted};
-use kvasir_policy::admitter::{self, Block};
+use kvasir_policy::admitter::{self, Block, Forecast};
 use kvasir_policy::balancer::Snapshot;
 use kvasir_policy::evictor::{Event, EventKind, NO_SLOT, Victim};
-use kvasir_policy::scheduler::{Decision, Request};
+use kvasir_policy::scheduler::{Column, Decision, Question, Request};
 use kvasir_tests::{bytes_of_100_mb, guest, import_not_granted, wrong_version};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -91,7 +91,7 @@ fn what_is_no_policy_is_refused_by_name_and_the_running_policy_stays() {
     }
     let after: Vec<_> = names(&host).into_iter().map(|(name, digest, _)| (name, digest)).collect();
     assert_eq!(before, after);
-    assert_eq!(host.scheduler_worker().schedule(&cluster(), &request(1), &PREFIX).fallback, None);
+    assert_eq!(host.scheduler_worker().schedule(&cluster(), &question(1)).fallback, None);
 }
 
 const INSTANCES: u16 = 4;
@@ -118,20 +118,13 @@ fn cluster() -> Fleet {
     fleet
 }
 
-fn request(seed: u64) -> Request {
-    Request {
-        now: 1.0,
-        prompt_tokens: 4096,
-        output_tokens: 100,
-        class: 0,
-        tenant: 0,
-        priority: 0,
-        session: 0,
-        seed,
-        ttft_slo: f32::INFINITY,
-        tbt_slo: f32::INFINITY,
-        hints: 0,
-    }
+fn question(seed: u64) -> Question {
+    let request = Request { prompt_tokens: 4096, output_tokens: 100, seed, ..Request::default() };
+    asked(&request, 1.0)
+}
+
+fn asked(request: &Request, now: f32) -> Question {
+    Question::new(now, request, PREFIX.len(), PREFIX.len()).with(Column::Prefix, &PREFIX)
 }
 
 #[test]
@@ -143,13 +136,13 @@ fn a_bad_scheduler_costs_fallbacks_and_never_a_request() {
         load_bad(&host, SlotKind::Scheduler, mode);
         let mut fallbacks = 0;
         let calls = until_tripped(&host, SlotKind::Scheduler, mode, || {
-            let outcome = worker.schedule(&cluster, &request(1), &PREFIX);
+            let outcome = worker.schedule(&cluster, &question(1));
             assert!(matches!(outcome.decision, Decision::Run { .. }), "{mode}: {outcome:?}");
-            cluster.check(&outcome.decision, &PREFIX).unwrap();
+            cluster.check(&outcome.decision, question(1).candidates()).unwrap();
             fallbacks += u64::from(outcome.fallback.is_some());
         });
         assert!(fallbacks > 0 && calls > 20, "{mode}: {fallbacks} fallbacks in {calls} calls");
-        let after = worker.schedule(&cluster, &request(1), &PREFIX);
+        let after = worker.schedule(&cluster, &question(1));
         assert_eq!(after.fallback, None, "{mode}: the previous policy serves again");
     }
 }
@@ -160,7 +153,7 @@ fn a_scheduler_that_traps_on_its_predecessors_state_starts_cold_and_decides() {
     let host = host();
     let (cluster, mut worker) = (cluster(), host.scheduler_worker());
     let mut decide = || {
-        let outcome = worker.schedule(&cluster, &request(1), &PREFIX);
+        let outcome = worker.schedule(&cluster, &question(1));
         assert_eq!(outcome.fallback, None, "{outcome:?}");
     };
     load_bad(&host, SlotKind::Scheduler, "trap-on-import");
@@ -183,8 +176,8 @@ fn a_bad_explanation_is_no_fault_of_the_decision() {
     load_bad(&host, SlotKind::Scheduler, "none");
     let (cluster, mut worker) = (cluster(), host.scheduler_worker());
     worker.catch_up(&cluster);
-    worker.explain(&request(1), &PREFIX);
-    assert_eq!(worker.schedule(&cluster, &request(1), &PREFIX).fallback, None);
+    worker.explain(&question(1));
+    assert_eq!(worker.schedule(&cluster, &question(1)).fallback, None);
 }
 
 const POOL: u32 = 256;
@@ -295,25 +288,15 @@ fn a_bad_evictor_costs_fallbacks_and_the_pool_keeps_its_reserve() {
 #[test]
 fn a_bad_admitter_costs_fallbacks_and_never_an_answer() {
     let _process = crate::beside_others();
-    let ask = admitter::Ask {
-        prompt_tokens: 10,
-        output_tokens: 10,
-        class: 0,
-        tenant: 0,
-        priority: 0,
-        ttft: 1.0,
-        tbt: 1.0,
-        ttft_slo: 10.0,
-        tbt_slo: 10.0,
-        tenant_share: 0.0,
-    };
-    let block = Block { class: 0, uses: 1, depth: 0, size_bytes: 4096, last_offer_ms: None };
+    let request = admitter::Request { prompt_tokens: 10, ttft_slo: 10.0, ..Default::default() }.encode();
+    let forecast = Forecast { ttft: 1.0, tbt: 1.0, ..Forecast::default() };
+    let block = Block { class: 0, uses: 1, depth: 0, size_bytes: 4096, last_offer_ms: None, tenant: 0 };
     for mode in ["loop", "trap", "grow", "unknown", "short"] {
         let host = host();
         let mut worker = host.admitter_worker();
         load_bad(&host, SlotKind::Admitter, mode);
         until_tripped(&host, SlotKind::Admitter, mode, || {
-            worker.admit_request(&ask);
+            worker.admit_request(&request, &forecast);
             assert_eq!(worker.admit_blocks(2, &[block; 5]).len(), 5, "{mode}");
         });
     }
@@ -365,7 +348,7 @@ fn quantile(times: &Times, share: f64) -> usize {
 /// fit the conductor's books.
 fn requests_until(host: &PolicyHost, stop: &AtomicBool, done: &AtomicU64) -> Times {
     let (mut cluster, mut worker) = (cluster(), host.scheduler_worker());
-    let ask = Ask { prompt_tokens: 4096, ..WISH };
+    let ask = Ask { prompt_tokens: 4096, output_tokens: 100, seed: 7, ..Ask::default() };
     let mut times = vec![0; TIMES];
     times.fill(1); // touches every page now
     times.fill(0);
@@ -373,12 +356,12 @@ fn requests_until(host: &PolicyHost, stop: &AtomicBool, done: &AtomicU64) -> Tim
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        let request = cluster.request(&ask, id);
+        let question = asked(&cluster.request(&ask), cluster.table_time(id));
         let start = Instant::now();
-        let outcome = worker.schedule(&cluster, &request, &PREFIX);
+        let outcome = worker.schedule(&cluster, &question);
         times[(start.elapsed().as_micros() as usize).min(TIMES - 1)] += 1;
         assert_eq!(outcome.fallback, None, "request {id}");
-        let booked = cluster.admit(id, &ask, &outcome.decision, &PREFIX, id);
+        let booked = cluster.admit(id, &ask, &outcome.decision, question.candidates(), id);
         assert!(matches!(booked, Ok(Booked::Admitted(_))), "request {id}: {booked:?}");
         assert_eq!(cluster.in_flight(), 1);
         cluster.finished(id, id).unwrap();
@@ -386,19 +369,6 @@ fn requests_until(host: &PolicyHost, stop: &AtomicBool, done: &AtomicU64) -> Tim
     }
     times
 }
-
-const WISH: Ask = Ask {
-    prompt_tokens: 0,
-    output_tokens: 100,
-    class: 0,
-    tenant: 0,
-    priority: 0,
-    session: 0,
-    seed: 7,
-    ttft_slo_ms: f32::INFINITY,
-    tbt_slo_ms: f32::INFINITY,
-    must_run: false,
-};
 
 /// Evicts until `stop`, counting `turns`. Each turn checks that it got its victims, each of them once.
 fn evictions_until(host: &PolicyHost, stop: &AtomicBool, turns: &AtomicU64) {

@@ -341,7 +341,7 @@ impl Tiering {
             let stat = &chosen[i];
             let refused_ms_ago = refused.seen_ms_ago(stat.key, now_ms);
             let (class, uses, depth, size) = (stat.class, stat.uses, stat.depth, stat.size);
-            (i, Candidate { class, uses, depth, size, refused_ms_ago })
+            (i, Candidate { class, uses, depth, size, refused_ms_ago, tenant: stat.key.tenant() })
         };
         let enough =
             |c: &Candidate| c.uses.saturating_add(c.refused_ms_ago.is_some().into()) >= self.config.min_uses;

@@ -150,14 +150,9 @@ impl Cluster {
         let ask = Ask {
             prompt_tokens: request.input_tokens,
             output_tokens: request.output_tokens,
-            class: 0,
-            tenant: 0,
-            priority: 0,
-            session: 0,
             seed: request.time_ms,
-            ttft_slo_ms: f32::INFINITY,
-            tbt_slo_ms: f32::INFINITY,
             must_run: true,
+            ..Ask::default()
         };
         let scheduled = self.conductor.schedule(&ask, chain, false, now_ms)?;
         let Ok(placed) = scheduled.result else { return Ok(0) };

@@ -2,7 +2,7 @@
 
 use super::{Row, Times, evictor_swap, time_calls};
 use crate::conductor::fleet::{
-    Ask, Changes, DecodeCost, DecodeSpec, Fleet, PrefillCost, PrefillSpec, TransferCost, Version,
+    Ask, DecodeCost, DecodeSpec, Fleet, PrefillCost, PrefillSpec, TransferCost, Version,
 };
 use crate::policy::evictor::EvictorHook;
 use crate::policy::scheduler::{SchedulerEngine, SchedulerHook};
@@ -13,6 +13,7 @@ use crate::replay::cache::{Cache, Report as CacheReport};
 use crate::replay::generate::{Generator, Plan, Workload};
 use crate::replay::trace::Request as TraceRequest;
 use hdrhistogram::Histogram;
+use kvasir_policy::scheduler::{Column, Decision, Question};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -92,34 +93,46 @@ fn schedule(engine: Box<dyn SchedulerEngine>, instances: u16, size: Size, seed: 
 /// Decisions over `instances` prefill and as many decode instances, pushed beforehand.
 pub struct Scheduling {
     engine: Box<dyn SchedulerEngine>,
-    fleet: Fleet,
-    prompts: Vec<(Ask, Vec<u32>)>,
+    questions: Vec<Question>,
     done: usize,
 }
 
 impl Scheduling {
     pub fn new(mut engine: Box<dyn SchedulerEngine>, instances: u16, seed: u64) -> Self {
         let fleet = fleet(instances, seed);
-        if let Some(Changes::Full { prefill_slots, decode_slots, block_size_tokens, prefill, decode }) =
-            fleet.changes_since(&mut Version::default())
-        {
-            let _ = engine.open(prefill_slots, decode_slots, block_size_tokens);
-            let _ = engine.update_prefill(&prefill);
-            let _ = engine.update_decode(&decode);
+        if let Some(changes) = fleet.changes_since(&mut Version::default()) {
+            let _ = changes.open.map(|layout| engine.open(&layout.encode()));
+            let _ = engine.update_prefill(&changes.prefill);
+            let _ = engine.update_decode(&changes.decode);
         }
-        Self { engine, fleet, prompts: prompts(instances, seed), done: 0 }
+        let question = |(ask, prefix): (Ask, Vec<u32>)| {
+            let mut question = Question::default();
+            ask_into(&mut question, &fleet, &ask, &prefix);
+            question
+        };
+        let questions = prompts(instances, seed).into_iter().map(question).collect();
+        Self { engine, questions, done: 0 }
     }
 
-    /// The packed answer to the next prompt.
+    /// The answer to the next prompt.
     ///
     /// # Errors
     /// As [`SchedulerEngine::schedule`].
-    pub fn one(&mut self) -> Result<u64, Fault> {
-        let (ask, prefix) = &self.prompts[self.done % PROMPTS];
+    pub fn one(&mut self) -> Result<Decision, Fault> {
+        let question = &self.questions[self.done % PROMPTS];
         self.done += 1;
-        let request = self.fleet.request(ask, 1_000);
-        self.engine.schedule(&request, prefix)
+        self.engine.schedule(question)
     }
+}
+
+/// The question about a prompt that finds `prefix`, as the conductor builds it.
+fn ask_into(question: &mut Question, fleet: &Fleet, ask: &Ask, prefix: &[u32]) {
+    let request = fleet.request(ask);
+    question.begin(fleet.table_time(1_000), &request, fleet.prefill_slots(), fleet.decode_slots());
+    question.add(Column::Prefix, |slots| {
+        slots.copy_from_slice(prefix);
+        true
+    });
 }
 
 /// The same as the daemon does it: changed rows pushed, answer checked, work booked and released.
@@ -128,11 +141,13 @@ fn decide(config: &PolicyConfig, instances: u16, size: Size, seed: u64) -> Resul
     let mut worker = host.scheduler_worker();
     let mut fleet = fleet(instances, seed);
     let prompts = prompts(instances, seed);
+    let mut question = Question::default();
     Ok(time_calls(size.calls, |i| {
         let (ask, prefix) = &prompts[i % PROMPTS];
-        let request = fleet.request(ask, 1_000);
-        let outcome = worker.schedule(&fleet, &request, prefix);
-        let _ = std::hint::black_box(fleet.admit(i as u64, ask, &outcome.decision, prefix, 1_000));
+        ask_into(&mut question, &fleet, ask, prefix);
+        let outcome = worker.schedule(&fleet, &question);
+        let booked = fleet.admit(i as u64, ask, &outcome.decision, question.candidates(), 1_000);
+        let _ = std::hint::black_box(booked);
         let _ = fleet.prefill_done(i as u64, 1_000);
         let _ = fleet.finished(i as u64, 1_000);
     }))
@@ -163,13 +178,10 @@ fn prompts(instances: u16, seed: u64) -> Vec<(Ask, Vec<u32>)> {
             prompt_tokens: blocks * BLOCK_SIZE_TOKENS,
             output_tokens: 200,
             class: 1,
-            tenant: 0,
-            priority: 0,
-            session: 0,
             seed: random.next_u64(),
             ttft_slo_ms: 30_000.0,
             tbt_slo_ms: 300.0,
-            must_run: false,
+            ..Ask::default()
         };
         let prefix = (0..instances).map(|_| random.next_u32() % (blocks + 1)).collect();
         (ask, prefix)
@@ -202,11 +214,12 @@ fn swap(config: &PolicyConfig, size: Size) -> Result<Row, Error> {
     let mut worker = host.scheduler_worker();
     let swapped = std::thread::scope(|scope| {
         let deciding = scope.spawn(|| {
-            let mut call = 0;
+            let (mut call, mut question) = (0, Question::default());
             let mut decide = |worker: &mut SchedulerWorker| {
                 let (ask, prefix) = &prompts[call % PROMPTS];
                 call += 1;
-                worker.schedule(&fleet, &fleet.request(ask, 1_000), prefix).generation
+                ask_into(&mut question, &fleet, ask, prefix);
+                worker.schedule(&fleet, &question).generation
             };
             let mut generation = decide(&mut worker);
             met.store(generation, Ordering::Release);

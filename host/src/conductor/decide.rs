@@ -8,11 +8,11 @@ use super::fleet::{self, Admission, Ask, Outcome};
 use super::state::State;
 use super::{Conductor, Error, Rejected, Scheduled};
 use crate::policy::{AdmitterWorker, Fault, PolicyHost, SchedulerWorker, scheduler as policy};
-use kvasir_policy::admitter::{self, Verdict};
-use kvasir_policy::scheduler::{Decision, Request};
+use kvasir_policy::admitter::{Forecast, Verdict};
+use kvasir_policy::scheduler::{Decision, Question, Request};
 
-/// Decisions made by the policy before the native twin decides under the lock.
-const ATTEMPTS: usize = 2;
+/// Decisions made by the policy before the native twin decides under the lock: the hints for each.
+const ATTEMPTS: [u32; 2] = [0, Request::ASKED_AGAIN];
 
 /// What is to be decided.
 #[derive(Clone, Copy)]
@@ -27,7 +27,8 @@ pub(super) struct Wish<'a> {
 pub(super) struct Decider {
     scheduler: SchedulerWorker,
     admitter: AdmitterWorker,
-    prefix: Vec<u32>,
+    /// Built once per look, in a buffer that is used again.
+    question: Question,
     registrations: u64,
 }
 
@@ -36,7 +37,7 @@ impl Decider {
         Self {
             scheduler: policies.scheduler_worker(),
             admitter: policies.admitter_worker(),
-            prefix: Vec::new(),
+            question: Question::default(),
             registrations: 0,
         }
     }
@@ -47,47 +48,61 @@ impl Decider {
         self.admitter.refresh();
     }
 
-    fn look(&mut self, state: &mut State, wish: &Wish<'_>) -> Request {
+    /// Takes in what is true now, and what is to be asked about it. `hints` beside those of the request.
+    fn look(&mut self, state: &mut State, wish: &Wish<'_>, hints: u32) {
         state.fleet.tick(wish.now_ms);
-        state.match_prefix(wish.chain, &mut self.prefix);
+        state.question(wish.ask, wish.chain, hints, wish.now_ms, &mut self.question);
         self.registrations = state.fleet.registrations();
         self.scheduler.catch_up(&state.fleet);
         self.admitter.update_load(state.load);
-        state.fleet.request(wish.ask, wish.now_ms)
     }
 
-    /// The question for the admitter: the times predicted for this very placement, and the tenant's share.
-    /// `None` if there is nothing to admit.
-    fn question(
+    /// What the admitter is told of this very placement. `None` if there is nothing to admit.
+    fn forecast(
         &self,
         state: &State,
         wish: &Wish<'_>,
         decision: &Decision,
-    ) -> Result<Option<(admitter::Ask, Admission)>, fleet::Error> {
-        let ask = wish.ask;
-        match state.fleet.forecast(ask, decision, &self.prefix, wish.now_ms)? {
+    ) -> Result<Option<(Forecast, Admission)>, fleet::Error> {
+        match state.fleet.forecast(wish.ask, decision, self.question.candidates(), wish.now_ms)? {
             Outcome::Rejected { .. } => Ok(None),
-            Outcome::Admitted(admission) => Ok(Some((
-                admitter::Ask {
-                    prompt_tokens: ask.prompt_tokens,
-                    output_tokens: ask.output_tokens,
-                    class: ask.class,
-                    tenant: ask.tenant,
-                    priority: ask.priority,
-                    ttft: admission.ttft_ms as f32,
-                    tbt: admission.tbt_ms as f32,
-                    ttft_slo: ask.ttft_slo_ms,
-                    tbt_slo: ask.tbt_slo_ms,
-                    tenant_share: state.fleet.tenant_share(ask.tenant) as f32,
-                },
-                admission,
-            ))),
+            Outcome::Admitted(admission) => {
+                let tenant_share = state.fleet.tenant_share(wish.ask.tenant);
+                Ok(Some((forecast(&admission, tenant_share), admission)))
+            }
         }
+    }
+
+    fn admit(&mut self, wish: &Wish<'_>, forecast: &Forecast, admission: &Admission) -> Option<Rejected> {
+        let verdict = self.admitter.admit_request(self.question.request_words(), forecast);
+        refusal(wish.ask, verdict, admission)
+    }
+
+    fn admit_natively(
+        &mut self,
+        wish: &Wish<'_>,
+        forecast: &Forecast,
+        admission: &Admission,
+    ) -> Option<Rejected> {
+        let verdict = self.admitter.admit_request_natively(self.question.request_words(), forecast);
+        refusal(wish.ask, verdict, admission)
     }
 
     /// Whether slots still mean the instances that this worker saw.
     fn same_instances(&self, state: &State) -> bool {
         state.fleet.registrations() == self.registrations
+    }
+}
+
+fn forecast(admission: &Admission, tenant_share: f64) -> Forecast {
+    Forecast {
+        ttft: admission.ttft_ms as f32,
+        tbt: admission.tbt_ms as f32,
+        tenant_share: tenant_share as f32,
+        queue: admission.queue_ms as f32,
+        prefill: admission.prefill_ms as f32,
+        transfer: admission.transfer_ms as f32,
+        cached_tokens: admission.cached_tokens as f32,
     }
 }
 
@@ -124,8 +139,8 @@ impl Conductor {
 
     fn decide(&self, wish: &Wish<'_>) -> Result<Scheduled, Error> {
         let mut decider = self.deciders.take();
-        for _ in 0..ATTEMPTS {
-            if let Some(scheduled) = self.attempt(&mut decider, wish)? {
+        for hints in ATTEMPTS {
+            if let Some(scheduled) = self.attempt(&mut decider, wish, hints)? {
                 return Ok(scheduled);
             }
         }
@@ -133,28 +148,29 @@ impl Conductor {
     }
 
     /// Asks the policies without the lock; `None` if the tables moved so that the answer no longer holds.
-    fn attempt(&self, decider: &mut Decider, wish: &Wish<'_>) -> Result<Option<Scheduled>, Error> {
-        let request = decider.look(&mut self.state.lock(), wish);
-        let scores =
-            if wish.explain { decider.scheduler.explain(&request, &decider.prefix) } else { Vec::new() };
-        let outcome = decider.scheduler.decide(&request, &decider.prefix);
-        let question = decider.question(&self.state.lock(), wish, &outcome.decision);
-        let Some(question) = unless_overtaken(question)? else { return Ok(None) };
-        let refused = question.and_then(|(question, admission)| {
-            refusal(wish.ask, decider.admitter.admit_request(&question), &admission)
-        });
+    fn attempt(
+        &self,
+        decider: &mut Decider,
+        wish: &Wish<'_>,
+        hints: u32,
+    ) -> Result<Option<Scheduled>, Error> {
+        decider.look(&mut self.state.lock(), wish, hints);
+        let scores = if wish.explain { decider.scheduler.explain(&decider.question) } else { Vec::new() };
+        let outcome = decider.scheduler.decide(&decider.question);
+        let forecast = decider.forecast(&self.state.lock(), wish, &outcome.decision);
+        let Some(forecast) = unless_overtaken(forecast)? else { return Ok(None) };
+        let refused = forecast.and_then(|(forecast, admission)| decider.admit(wish, &forecast, &admission));
         conclude(&mut self.state.lock(), decider, wish, &outcome, refused, &scores)
     }
 
     /// The native twins decide while nothing can change.
     fn decide_locked(&self, decider: &mut Decider, wish: &Wish<'_>) -> Result<Scheduled, Error> {
         let state = &mut *self.state.lock();
-        let request = decider.look(state, wish);
-        let outcome = decider.scheduler.decide_natively(&request, &decider.prefix, Fault::Overtaken);
-        let question = decider.question(state, wish, &outcome.decision)?;
-        let refused = question.and_then(|(question, admission)| {
-            refusal(wish.ask, decider.admitter.admit_request_natively(&question), &admission)
-        });
+        decider.look(state, wish, Request::ASKED_AGAIN);
+        let outcome = decider.scheduler.decide_natively(&decider.question, Fault::Overtaken);
+        let forecast = decider.forecast(state, wish, &outcome.decision)?;
+        let refused =
+            forecast.and_then(|(forecast, admission)| decider.admit_natively(wish, &forecast, &admission));
         let scheduled = conclude(state, decider, wish, &outcome, refused, &[])?;
         Ok(scheduled.expect("nothing changed since the look, under one lock"))
     }
@@ -175,7 +191,7 @@ fn conclude(
     let booked = match refused {
         Some(rejected) => Err(rejected),
         None => {
-            let booked = state.book(wish.ask, &outcome.decision, &decider.prefix, wish.now_ms);
+            let booked = state.book(wish.ask, &outcome.decision, &decider.question, wish.now_ms);
             let Some(booked) = unless_overtaken(booked)? else { return Ok(None) };
             booked
         }

@@ -1,8 +1,8 @@
 //! The fleet: the instances, the work they have been given, and what the scheduler policies see
 //! of it. A state machine: (state, event, now) to state; no clock, no I/O, no lock.
 //!
-//! One request passes through it so: [`Fleet::request`] turns it into the arguments of `schedule`
-//! (the prefix column comes from [`crate::prefix_index`]), [`Told::check`] holds the policy's answer
+//! One request passes through it so: [`Fleet::request`] turns it into the words of a question
+//! (its columns come from [`crate::prefix_index`]), [`Told::check`] holds the policy's answer
 //! against what it was told, [`Fleet::forecast`] predicts its times, [`Fleet::admit`] checks it
 //! against the present and books the work, and `transfer_done`, `prefill_done`, `progress` and `finished`
 //! settle it. Workers keep their copy of the tables and their policy instance current with
@@ -31,7 +31,7 @@ use self::cost::usable;
 use self::load::Tenants;
 use self::table::Table;
 use hashbrown::HashMap;
-use kvasir_policy::scheduler::{DecodeRow, PrefillRow, Request};
+use kvasir_policy::scheduler::{DecodeRow, Layout, PrefillRow, Request};
 
 /// Hard caps of one fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,11 +79,29 @@ pub struct Ask {
     pub must_run: bool,
 }
 
+/// A request of which nothing is known, without SLOs.
+impl Default for Ask {
+    fn default() -> Self {
+        Self {
+            prompt_tokens: 0,
+            output_tokens: 0,
+            class: 0,
+            tenant: 0,
+            priority: 0,
+            session: 0,
+            seed: 0,
+            ttft_slo_ms: f32::INFINITY,
+            tbt_slo_ms: f32::INFINITY,
+            must_run: false,
+        }
+    }
+}
+
 /// What the fleet makes of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome {
     Admitted(Admission),
-    Rejected { reason: u16, retry_after_ms: u32 },
+    Rejected { reason: u32, retry_after_ms: u32 },
 }
 
 /// A request that was given to instances, with the times expected at admission.
@@ -369,7 +387,8 @@ impl Fleet {
         let prefill = self.prefill.changed_since(seen.prefill).filter(|_| same_clock);
         let decode = self.decode.changed_since(seen.decode).filter(|_| same_clock);
         let (Some(prefill), Some(decode)) = (prefill, decode) else { return Some(self.full()) };
-        Some(Changes::Rows {
+        Some(Changes {
+            open: None,
             prefill: prefill.into_iter().flat_map(|slot| self.prefill_row(slot).encode()).collect(),
             decode: decode.into_iter().flat_map(|slot| self.decode_row(slot).encode()).collect(),
         })
@@ -387,10 +406,9 @@ impl Fleet {
         self.clock.at(now_ms as f64)
     }
 
-    /// The arguments of `schedule` but for the prefix column.
-    pub fn request(&self, ask: &Ask, now_ms: u64) -> Request {
+    /// The words of a request for the policies.
+    pub fn request(&self, ask: &Ask) -> Request {
         Request {
-            now: self.clock.at(now_ms as f64),
             prompt_tokens: ask.prompt_tokens,
             output_tokens: ask.output_tokens,
             class: ask.class,
@@ -400,17 +418,17 @@ impl Fleet {
             seed: ask.seed,
             ttft_slo: ask.ttft_slo_ms,
             tbt_slo: ask.tbt_slo_ms,
-            hints: u32::from(ask.must_run),
+            hints: if ask.must_run { Request::MUST_RUN } else { 0 },
+            ..Request::default()
         }
     }
 
     fn full(&self) -> Changes {
         let prefill = self.prefill.iter().flat_map(|(slot, _)| self.prefill_row(slot).encode());
         let decode = self.decode.iter().flat_map(|(slot, _)| self.decode_row(slot).encode());
-        Changes::Full {
-            prefill_slots: self.prefill.len() as u32,
-            decode_slots: self.decode.len() as u32,
-            block_size_tokens: self.block_size_tokens,
+        let (prefill_slots, decode_slots) = (self.prefill.len() as u32, self.decode.len() as u32);
+        Changes {
+            open: Some(Layout::of(prefill_slots, decode_slots, self.block_size_tokens)),
             prefill: prefill.collect(),
             decode: decode.collect(),
         }
@@ -432,6 +450,7 @@ impl Fleet {
             free_blocks: p.free_blocks,
             capacity_blocks: p.spec.capacity_blocks,
             reported_at: self.clock.at(p.reported_ms as f64),
+            ..PrefillRow::default()
         }
     }
 
@@ -450,6 +469,7 @@ impl Fleet {
             arriving_sequences: d.arriving_sequences,
             arriving_tokens: d.arriving_tokens,
             reported_at: self.clock.at(d.reported_ms as f64),
+            ..DecodeRow::default()
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::config;
 use crate::prefix_index::{self, PrefixIndex};
 use kvasir_policy::admitter::Load;
 use kvasir_policy::balancer::Snapshot;
-use kvasir_policy::scheduler::Decision;
+use kvasir_policy::scheduler::{Column, Decision, Placement, Question, Request};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -186,18 +186,28 @@ impl State {
 
     /// Leading blocks of `chain` at each instance that holds any, longest first.
     pub(super) fn lookup(&self, chain: &[u64]) -> Vec<(String, u32)> {
-        let mut prefix = Vec::new();
-        self.match_prefix(chain, &mut prefix);
+        let mut prefix = vec![0; self.fleet.prefill_slots()];
+        self.index.lookup(chain, &mut prefix);
         let mut found = self.named(&prefix);
         found.retain(|&(_, blocks)| blocks > 0);
         found.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         found
     }
 
-    /// Leading blocks of `chain` by prefill slot.
-    pub(super) fn match_prefix(&self, chain: &[u64], prefix: &mut Vec<u32>) {
-        prefix.resize(self.fleet.prefill_slots(), 0);
-        self.index.lookup(chain, prefix);
+    /// What policies are asked about a request, in a buffer that is used again. `hints` beside those of the request.
+    pub(super) fn question(
+        &self,
+        ask: &Ask,
+        chain: &[u64],
+        hints: u32,
+        now_ms: u64,
+        question: &mut Question,
+    ) {
+        let fleet = &self.fleet;
+        let request = fleet.request(ask);
+        let request = Request { hints: request.hints | hints, ..request };
+        question.begin(fleet.table_time(now_ms), &request, fleet.prefill_slots(), fleet.decode_slots());
+        question.add(Column::Prefix, |slots| self.index.lookup(chain, slots) > 0);
     }
 
     /// A column by prefill slot, by the names of those that are known.
@@ -214,34 +224,34 @@ impl State {
         &mut self,
         ask: &Ask,
         decision: &Decision,
-        prefix: &[u32],
+        question: &Question,
         now_ms: u64,
     ) -> Result<Result<(u64, Placed), Rejected>, fleet::Error> {
         let id = self.requests + 1;
-        match self.fleet.admit(id, ask, decision, prefix, now_ms)? {
+        match self.fleet.admit(id, ask, decision, question.candidates(), now_ms)? {
             Outcome::Rejected { reason, retry_after_ms } => {
-                Ok(Err(Rejected { by_admitter: false, reason: reason.into(), retry_after_ms }))
+                Ok(Err(Rejected { by_admitter: false, reason, retry_after_ms }))
             }
             Outcome::Admitted(admission) => {
                 self.requests = id;
-                Ok(Ok((id, self.placed(decision, admission, prefix))))
+                Ok(Ok((id, self.placed(decision, admission, question))))
             }
         }
     }
 
-    fn placed(&self, decision: &Decision, admission: Admission, prefix: &[u32]) -> Placed {
+    fn placed(&self, decision: &Decision, admission: Admission, question: &Question) -> Placed {
         let name = |names: &[Option<String>], slot: u16| {
             names.get(usize::from(slot)).cloned().flatten().unwrap_or_default()
         };
         let transfer = match decision {
-            Decision::Run { transfer, .. } => *transfer,
+            Decision::Run(Placement { transfer, .. }) => *transfer,
             Decision::Reject { .. } => None,
         };
         Placed {
             prefill: name(&self.prefill_names, admission.prefill),
             decode: name(&self.decode_names, admission.decode),
-            prefix_blocks: prefix.get(usize::from(admission.prefill)).copied().unwrap_or(0),
-            transfer: transfer.map(|t| (name(&self.prefill_names, t.source), t.blocks.into())),
+            prefix_blocks: question.candidates().prefix_of(usize::from(admission.prefill)),
+            transfer: transfer.map(|t| (name(&self.prefill_names, t.source as u16), t.blocks)),
             admission,
         }
     }

@@ -161,6 +161,7 @@ impl Admit for PolicyAdmit {
             depth: c.depth,
             size_bytes: c.size,
             last_offer_ms: c.refused_ms_ago.map(|ms| ms.min(u64::from(u32::MAX) - 1) as u32),
+            tenant: c.tenant.into(),
         };
         let blocks: Vec<Block> = candidates.iter().map(block).collect();
         let answers = self.0.admit_blocks(number_of(tier), &blocks);

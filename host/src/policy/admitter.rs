@@ -8,8 +8,11 @@ use super::slot::{Builtin, Hook, Policy, Worker};
 use super::{Error, Fault, Limits, Module, SlotKind};
 use crate::conductor::fleet::RETRY_MAX_MS;
 use kvasir_policy::Admitter;
-use kvasir_policy::admitter::{Ask, Block, Blocks, Load, Store, Verdict};
+use kvasir_policy::admitter::{BLOCK_WORDS, Block, Blocks, Forecast, Load, Request, Store, Verdict};
 use std::sync::Arc;
+
+/// Words in one record of blocks, as they are told.
+const STRIDE: u32 = BLOCK_WORDS as u32;
 
 /// An admitter behind either engine: the hot functions of `admission`, each of which may fail.
 pub trait AdmitterEngine: Policy {
@@ -17,10 +20,14 @@ pub trait AdmitterEngine: Policy {
     /// Any [`Fault`]; after `Trap` and `Deadline` the engine only answers `NotReady`.
     fn update_load(&mut self, load: &Load) -> Result<(), Fault>;
 
+    /// `request`: words as in the contract.
+    ///
     /// # Errors
     /// As `update_load`, or a verdict the contract does not know.
-    fn admit_request(&mut self, ask: &Ask) -> Result<Verdict, Fault>;
+    fn admit_request(&mut self, request: &[u32], forecast: &Forecast) -> Result<Verdict, Fault>;
 
+    /// `words`: records of [`BLOCK_WORDS`].
+    ///
     /// # Errors
     /// As `update_load`, or not one known answer per block.
     fn admit_blocks(&mut self, tier: u32, words: &[u32]) -> Result<Vec<Store>, Fault>;
@@ -37,13 +44,14 @@ impl AdmitterEngine for NativeAdmitter {
         Ok(())
     }
 
-    fn admit_request(&mut self, ask: &Ask) -> Result<Verdict, Fault> {
-        Ok(self.0.admit_request(ask))
+    fn admit_request(&mut self, request: &[u32], forecast: &Forecast) -> Result<Verdict, Fault> {
+        Ok(self.0.admit_request(&Request::decode(request), forecast))
     }
 
     fn admit_blocks(&mut self, tier: u32, words: &[u32]) -> Result<Vec<Store>, Fault> {
-        let mut answers = Vec::with_capacity(words.len() / 4);
-        self.0.admit_blocks(tier, Blocks::new(words), &mut answers);
+        let blocks = Blocks::new(STRIDE, words);
+        let mut answers = Vec::with_capacity(blocks.len());
+        self.0.admit_blocks(tier, blocks, &mut answers);
         Ok(answers)
     }
 }
@@ -55,30 +63,18 @@ impl AdmitterEngine for Guest<Component> {
         self.hot(|b, store| b.kvasir_policy_admission().call_update_load(store, &load.encode()))
     }
 
-    fn admit_request(&mut self, a: &Ask) -> Result<Verdict, Fault> {
-        let bits = self.hot(|b, store| {
-            b.kvasir_policy_admission().call_admit_request(
-                store,
-                a.prompt_tokens,
-                a.output_tokens,
-                a.class,
-                a.tenant,
-                a.priority,
-                a.ttft,
-                a.tbt,
-                a.ttft_slo,
-                a.tbt_slo,
-                a.tenant_share,
-            )
-        })?;
+    fn admit_request(&mut self, request: &[u32], forecast: &Forecast) -> Result<Verdict, Fault> {
+        let forecast = forecast.encode();
+        let bits =
+            self.hot(|b, store| b.kvasir_policy_admission().call_admit_request(store, request, &forecast))?;
         let unknown = || Fault::Invalid(format!("unknown verdict {}", bits & 0xff));
         Verdict::unpack(bits).ok_or_else(unknown).and_then(sensible)
     }
 
     fn admit_blocks(&mut self, tier: u32, words: &[u32]) -> Result<Vec<Store>, Fault> {
         let answers =
-            self.hot(|b, store| b.kvasir_policy_admission().call_admit_blocks(store, tier, words))?;
-        let blocks = words.len() / 4;
+            self.hot(|b, store| b.kvasir_policy_admission().call_admit_blocks(store, tier, STRIDE, words))?;
+        let blocks = words.len() / BLOCK_WORDS;
         if answers.len() != blocks {
             return Err(Fault::Invalid(format!("{} answers for {blocks} blocks", answers.len())));
         }
@@ -90,13 +86,7 @@ impl AdmitterEngine for Guest<Component> {
 
 /// Refuses a rejection that no caller could act on.
 fn sensible(verdict: Verdict) -> Result<Verdict, Fault> {
-    let Verdict::Reject { reason, retry_after_ms } = verdict else { return Ok(verdict) };
-    if reason > u16::MAX.into() {
-        return Err(Fault::Invalid(format!(
-            "rejection for reason {reason}; schedulers have {} at most",
-            u16::MAX
-        )));
-    }
+    let Verdict::Reject { retry_after_ms, .. } = verdict else { return Ok(verdict) };
     if retry_after_ms > RETRY_MAX_MS {
         return Err(Fault::Invalid(format!(
             "rejection for {retry_after_ms} ms; {RETRY_MAX_MS} at most, a day"
@@ -149,13 +139,14 @@ impl AdmitterWorker {
         self.load_changed |= self.worker.refresh();
     }
 
-    pub fn admit_request(&mut self, ask: &Ask) -> Verdict {
-        self.decide(|e| e.admit_request(ask)).unwrap_or(Verdict::Accept)
+    /// `request`: words as in the contract.
+    pub fn admit_request(&mut self, request: &[u32], forecast: &Forecast) -> Verdict {
+        self.decide(|e| e.admit_request(request, forecast)).unwrap_or(Verdict::Accept)
     }
 
     /// The same by the native twin, and counted: for a caller that must not wait for a component.
-    pub fn admit_request_natively(&mut self, ask: &Ask) -> Verdict {
-        self.decide_natively(|e| e.admit_request(ask)).unwrap_or(Verdict::Accept)
+    pub fn admit_request_natively(&mut self, request: &[u32], forecast: &Forecast) -> Verdict {
+        self.decide_natively(|e| e.admit_request(request, forecast)).unwrap_or(Verdict::Accept)
     }
 
     /// One answer per block offered to `tier`.
@@ -195,8 +186,7 @@ mod tests {
             assert!(said.contains(expected), "{said}");
         };
         check(0, 0, "fine");
-        check(u16::MAX.into(), RETRY_MAX_MS, "fine");
-        check(1 << 16, 0, "invalid answer: rejection for reason 65536");
+        check(u32::MAX, RETRY_MAX_MS, "fine");
         check(1, RETRY_MAX_MS + 1, "invalid answer: rejection for 86400001 ms");
         assert_eq!(sensible(Verdict::Queue), Ok(Verdict::Queue));
     }

@@ -1,6 +1,7 @@
 //! The scheduler slot: engines, and the worker that each deciding thread holds.
 
 use super::bindings::scheduler::Scheduler as Component;
+use super::bindings::scheduler::exports::kvasir::policy::scheduling;
 use super::control::{component_control, native_control};
 use super::guest::Guest;
 use super::log::Log;
@@ -9,14 +10,14 @@ use super::{Error, Fault, Limits, Module, SlotKind};
 use crate::conductor::fleet::{Changes, Fleet, Told};
 use arc_swap::ArcSwap;
 use kvasir_policy::Scheduler;
-use kvasir_policy::scheduler::{Decision, Kept, Reason, Request};
+use kvasir_policy::scheduler::{Answer, Decision, Kept, Question, Reason};
 use std::sync::Arc;
 
 /// A scheduler behind either engine: the hot functions of `scheduling`, each of which may fail.
 pub trait SchedulerEngine: Policy {
     /// # Errors
     /// Any [`Fault`]; after `Trap` and `Deadline` the engine only answers `NotReady`.
-    fn open(&mut self, prefill_slots: u32, decode_slots: u32, block_size_tokens: u32) -> Result<(), Fault>;
+    fn open(&mut self, layout: &[u32]) -> Result<(), Fault>;
 
     /// # Errors
     /// As `open`.
@@ -28,17 +29,23 @@ pub trait SchedulerEngine: Policy {
 
     /// # Errors
     /// As `open`.
+    fn update_links(&mut self, rows: &[f32]) -> Result<(), Fault>;
+
+    /// # Errors
+    /// As `open`.
     fn set_thresholds(&mut self, values: &[f32]) -> Result<(), Fault>;
 
-    /// The packed answer, unchecked.
+    /// The answer, unchecked.
     ///
     /// # Errors
     /// As `open`.
-    fn schedule(&mut self, request: &Request, prefix_blocks: &[u32]) -> Result<u64, Fault>;
+    fn schedule(&mut self, question: &Question) -> Result<Decision, Fault>;
 
+    /// The scores, unchecked.
+    ///
     /// # Errors
     /// As `open`.
-    fn explain(&mut self, request: &Request, prefix_blocks: &[u32]) -> Result<Vec<f32>, Fault>;
+    fn explain(&mut self, question: &Question) -> Result<Vec<f32>, Fault>;
 }
 
 /// A policy compiled into this binary, with the tables it decides on. Never fails.
@@ -53,8 +60,8 @@ impl NativeScheduler {
 native_control!(NativeScheduler, this => this.0.scheduler());
 
 impl SchedulerEngine for NativeScheduler {
-    fn open(&mut self, prefill_slots: u32, decode_slots: u32, block_size_tokens: u32) -> Result<(), Fault> {
-        self.0.open(prefill_slots, decode_slots, block_size_tokens);
+    fn open(&mut self, layout: &[u32]) -> Result<(), Fault> {
+        self.0.open(layout);
         Ok(())
     }
 
@@ -68,48 +75,30 @@ impl SchedulerEngine for NativeScheduler {
         Ok(())
     }
 
+    fn update_links(&mut self, rows: &[f32]) -> Result<(), Fault> {
+        self.0.update_links(rows);
+        Ok(())
+    }
+
     fn set_thresholds(&mut self, values: &[f32]) -> Result<(), Fault> {
         self.0.set_thresholds(values);
         Ok(())
     }
 
-    fn schedule(&mut self, request: &Request, prefix_blocks: &[u32]) -> Result<u64, Fault> {
-        Ok(self.0.schedule(request, prefix_blocks))
+    fn schedule(&mut self, question: &Question) -> Result<Decision, Fault> {
+        Ok(self.0.schedule(question.now(), question.words()))
     }
 
-    fn explain(&mut self, request: &Request, prefix_blocks: &[u32]) -> Result<Vec<f32>, Fault> {
-        Ok(self.0.explain(request, prefix_blocks))
+    fn explain(&mut self, question: &Question) -> Result<Vec<f32>, Fault> {
+        Ok(self.0.explain(question.now(), question.words()))
     }
 }
 
 component_control!(scheduler::Scheduler);
 
-/// Calls a function that takes a request, its values in the contract's order.
-macro_rules! with_request {
-    ($bindings:ident, $call:ident, $store:ident, $r:ident, $prefix_blocks:ident) => {
-        $bindings.kvasir_policy_scheduling().$call(
-            $store,
-            $r.now,
-            $r.prompt_tokens,
-            $r.output_tokens,
-            $r.class,
-            $r.tenant,
-            $r.priority,
-            $r.session,
-            $r.seed,
-            $r.ttft_slo,
-            $r.tbt_slo,
-            $r.hints,
-            $prefix_blocks,
-        )
-    };
-}
-
 impl SchedulerEngine for Guest<Component> {
-    fn open(&mut self, prefill_slots: u32, decode_slots: u32, block_size_tokens: u32) -> Result<(), Fault> {
-        self.cold(|b, store| {
-            b.kvasir_policy_scheduling().call_open(store, prefill_slots, decode_slots, block_size_tokens)
-        })
+    fn open(&mut self, layout: &[u32]) -> Result<(), Fault> {
+        self.cold(|b, store| b.kvasir_policy_scheduling().call_open(store, layout))
     }
 
     fn update_prefill(&mut self, rows: &[f32]) -> Result<(), Fault> {
@@ -120,16 +109,39 @@ impl SchedulerEngine for Guest<Component> {
         self.hot(|b, store| b.kvasir_policy_scheduling().call_update_decode(store, rows))
     }
 
+    fn update_links(&mut self, rows: &[f32]) -> Result<(), Fault> {
+        self.hot(|b, store| b.kvasir_policy_scheduling().call_update_links(store, rows))
+    }
+
     fn set_thresholds(&mut self, values: &[f32]) -> Result<(), Fault> {
         self.hot(|b, store| b.kvasir_policy_scheduling().call_set_thresholds(store, values))
     }
 
-    fn schedule(&mut self, r: &Request, prefix_blocks: &[u32]) -> Result<u64, Fault> {
-        self.hot(|b, store| with_request!(b, call_schedule, store, r, prefix_blocks))
+    fn schedule(&mut self, question: &Question) -> Result<Decision, Fault> {
+        let (now, words) = (question.now(), question.words());
+        let answer = self.hot(|b, store| b.kvasir_policy_scheduling().call_schedule(store, now, words));
+        answer.map(|answer| Answer::from(answer).into())
     }
 
-    fn explain(&mut self, r: &Request, prefix_blocks: &[u32]) -> Result<Vec<f32>, Fault> {
-        self.cold(|b, store| with_request!(b, call_explain, store, r, prefix_blocks))
+    fn explain(&mut self, question: &Question) -> Result<Vec<f32>, Fault> {
+        let (now, words) = (question.now(), question.words());
+        self.cold(|b, store| b.kvasir_policy_scheduling().call_explain(store, now, words))
+    }
+}
+
+impl From<scheduling::Decision> for Answer {
+    fn from(answer: scheduling::Decision) -> Self {
+        let scheduling::Decision {
+            prefill,
+            decode,
+            transfer_blocks,
+            source,
+            reason,
+            retry_after,
+            session_memo,
+            tenant_charge,
+        } = answer;
+        Self { prefill, decode, transfer_blocks, source, reason, retry_after, session_memo, tenant_charge }
     }
 }
 
@@ -186,9 +198,9 @@ impl SchedulerWorker {
     }
 
     /// Decides one request where nobody else touches the tables.
-    pub fn schedule(&mut self, fleet: &Fleet, request: &Request, prefix_blocks: &[u32]) -> Outcome {
+    pub fn schedule(&mut self, fleet: &Fleet, question: &Question) -> Outcome {
         self.catch_up(fleet);
-        self.decide(request, prefix_blocks)
+        self.decide(question)
     }
 
     /// Copies what changed in the tables; no policy is called, so this may stand under their lock.
@@ -201,20 +213,20 @@ impl SchedulerWorker {
 
     /// Decides one request on what was caught up: push it to the engine, ask it, check the answer; on
     /// any fault the native twin decides.
-    pub fn decide(&mut self, request: &Request, prefix_blocks: &[u32]) -> Outcome {
+    pub fn decide(&mut self, question: &Question) -> Outcome {
         self.refresh();
-        match self.ask(request, prefix_blocks) {
+        match self.ask(question) {
             Ok(decision) => Outcome { decision, fallback: None, generation: self.generation() },
-            Err(fault) => self.decide_natively(request, prefix_blocks, fault),
+            Err(fault) => self.decide_natively(question, fault),
         }
     }
 
-    fn ask(&mut self, request: &Request, prefix_blocks: &[u32]) -> Result<Decision, Fault> {
+    fn ask(&mut self, question: &Question) -> Result<Decision, Fault> {
         self.push_pending()?;
         let told = &self.told;
         self.worker.ask(|engine| {
-            let decision = Decision::unpack(engine.schedule(request, prefix_blocks)?);
-            let checked = told.check(&decision, prefix_blocks);
+            let decision = engine.schedule(question)?;
+            let checked = told.check(&decision, question.candidates());
             checked.map(|()| decision).map_err(|invalid| Fault::Invalid(invalid.to_string()))
         })
     }
@@ -243,31 +255,30 @@ impl SchedulerWorker {
     }
 
     /// The native twin decides on what was caught up, and is counted.
-    pub fn decide_natively(&mut self, request: &Request, prefix_blocks: &[u32], why: Fault) -> Outcome {
-        let decision = self.native(request, prefix_blocks);
+    pub fn decide_natively(&mut self, question: &Question, why: Fault) -> Outcome {
+        let decision = self.native(question);
         Outcome { decision, fallback: Some(why), generation: self.generation() }
     }
 
-    fn native(&mut self, request: &Request, prefix_blocks: &[u32]) -> Decision {
+    fn native(&mut self, question: &Question) -> Decision {
         let no_instance = Decision::reject(Reason::NoInstance, 1_000);
         let Some(native) = self.worker.twin() else { return no_instance };
         // Rare enough to be told everything, rather than to follow with a cursor of its own.
         let told = push(native, &self.told.all());
         let told = told.and_then(|()| native.set_thresholds(&self.thresholds.load()));
-        let answer = told.and_then(|()| native.schedule(request, prefix_blocks));
-        let decision = answer.map_or(no_instance, Decision::unpack);
-        if self.told.check(&decision, prefix_blocks).is_ok() { decision } else { no_instance }
+        let answer = told.and_then(|()| native.schedule(question));
+        let decision = answer.unwrap_or(no_instance);
+        if self.told.check(&decision, question.candidates()).is_ok() { decision } else { no_instance }
     }
 
-    /// The score column of the policy in service, on what was caught up, for `kvasir explain`; empty if
-    /// it gives none.
-    pub fn explain(&mut self, request: &Request, prefix_blocks: &[u32]) -> Vec<f32> {
+    /// The scores of the policy in service, on what was caught up, for `kvasir explain`; empty if it gives none.
+    pub fn explain(&mut self, question: &Question) -> Vec<f32> {
         self.refresh();
         let pushed = self.push_pending();
         let told = &self.told;
         let scores = pushed.and_then(|()| {
             self.worker.tell(|engine| {
-                let scores = engine.explain(request, prefix_blocks)?;
+                let scores = engine.explain(question)?;
                 let checked = told.check_scores(&scores);
                 checked.map(|()| scores).map_err(|invalid| Fault::Invalid(invalid.to_string()))
             })
@@ -286,9 +297,9 @@ impl SchedulerWorker {
 }
 
 fn push(engine: &mut dyn SchedulerEngine, changes: &Changes) -> Result<(), Fault> {
-    let (Changes::Rows { prefill, decode } | Changes::Full { prefill, decode, .. }) = changes;
-    if let &Changes::Full { prefill_slots, decode_slots, block_size_tokens, .. } = changes {
-        engine.open(prefill_slots, decode_slots, block_size_tokens)?;
+    let Changes { open, prefill, decode } = changes;
+    if let Some(layout) = open {
+        engine.open(&layout.encode())?;
     }
     if !prefill.is_empty() {
         engine.update_prefill(prefill)?;

@@ -5,8 +5,13 @@ use super::scheduler::SchedulerHook;
 use super::slot::Hook;
 use super::*;
 use crate::conductor::fleet::{DecodeCost, DecodeSpec, Fleet, PrefillCost, PrefillSpec, TransferCost};
+<<<<<<< HEAD
 use kvasir_policy::evictor::{EVENT, Event, EventKind, Layout, NO_SLOT, TierRow, Victim};
 use kvasir_policy::scheduler::{Decision, DecodeRow, PrefillRow, Request};
+=======
+use kvasir_policy::evictor::{Event, EventKind, NO_SLOT, Victim};
+use kvasir_policy::scheduler::{Column, DecodeRow, Layout, PrefillRow, Question, Request};
+>>>>>>> sched
 use proptest::prelude::*;
 use std::sync::OnceLock;
 
@@ -131,6 +136,11 @@ fn decode_row(slot: u16, load: f32) -> DecodeRow {
     }
 }
 
+/// Rows with so many more values than are known.
+fn longer<const N: usize>(rows: &[[f32; N]], more: u32) -> Vec<f32> {
+    rows.iter().flat_map(|row| row.iter().copied().chain((0..more).map(|_| f32::NAN))).collect()
+}
+
 fn fleet(instances: u16) -> Fleet {
     let mut fleet = Fleet::new(Default::default(), 512, 0);
     let cost = PrefillCost { fixed_ms: 5.0, ms_per_token: 0.05, ms_per_pair: 1e-6 };
@@ -143,20 +153,10 @@ fn fleet(instances: u16) -> Fleet {
     fleet
 }
 
-fn request(prompt_tokens: u32, seed: u64, ttft_slo: f32) -> Request {
-    Request {
-        now: 100.0,
-        prompt_tokens,
-        output_tokens: 200,
-        class: 1,
-        tenant: 0,
-        priority: 0,
-        session: 0,
-        seed,
-        ttft_slo,
-        tbt_slo: f32::INFINITY,
-        hints: 0,
-    }
+fn question(prompt_tokens: u32, seed: u64, ttft_slo: f32, prefix: &[u32]) -> Question {
+    let request =
+        Request { prompt_tokens, output_tokens: 200, class: 1, seed, ttft_slo, ..Request::default() };
+    Question::new(100.0, &request, prefix.len(), prefix.len()).with(Column::Prefix, prefix)
 }
 
 proptest! {
@@ -193,20 +193,25 @@ proptest! {
         for name in names::<SchedulerHook>() {
             let mut engines = pair::<SchedulerHook>(name);
             let rows = queues.iter().enumerate();
-            let prefill: Vec<f32> = rows.clone().flat_map(|(i, &q)| prefill_row(i as u16, q).encode()).collect();
-            let decode: Vec<f32> = rows.flat_map(|(i, &q)| decode_row(i as u16, q).encode()).collect();
-            for engine in &mut engines {
-                engine.open(queues.len() as u32, queues.len() as u32, 512).expect("open");
-                engine.update_prefill(&prefill).expect("rows");
-                engine.update_decode(&decode).expect("rows");
+            let prefill: Vec<_> = rows.clone().map(|(i, &q)| prefill_row(i as u16, q).encode()).collect();
+            let decode: Vec<_> = rows.map(|(i, &q)| decode_row(i as u16, q).encode()).collect();
+            // The component is told by a later host, whose rows are longer.
+            for (engine, more) in engines.iter_mut().zip([3, 0]) {
+                let slots = queues.len() as u32;
+                let layout = Layout::of(slots, slots, 512);
+                let (prefill_row, decode_row) = (layout.prefill_row + more, layout.decode_row + more);
+                let layout = Layout { prefill_row, decode_row, ..layout }.encode();
+                engine.open(&[&layout[..], &[7; 3][..more as usize]].concat()).expect("open");
+                engine.update_prefill(&longer(&prefill, more)).expect("rows");
+                engine.update_decode(&longer(&decode, more)).expect("rows");
                 engine.set_thresholds(&[1.5]).expect("thresholds");
             }
             for (i, &(prompt, seed, slo)) in requests.iter().enumerate() {
                 let prefix = &prefixes[i * 40..i * 40 + queues.len()];
-                let request = request(prompt, seed, slo);
-                let [wasm, native] = engines.each_mut().map(|e| e.schedule(&request, prefix).expect("decision"));
-                prop_assert_eq!(Decision::unpack(wasm), Decision::unpack(native), "{}", name);
-                let [wasm, native] = engines.each_mut().map(|e| e.explain(&request, prefix).expect("scores"));
+                let question = question(prompt, seed, slo, prefix);
+                let [wasm, native] = engines.each_mut().map(|e| e.schedule(&question).expect("decision"));
+                prop_assert_eq!(wasm, native, "{}", name);
+                let [wasm, native] = engines.each_mut().map(|e| e.explain(&question).expect("scores"));
                 prop_assert_eq!(wasm, native, "{}", name);
             }
         }
@@ -219,7 +224,7 @@ fn a_swap_reaches_every_worker_and_rolls_back() {
     let mut workers = [host.scheduler_worker(), host.scheduler_worker()];
     let fleet = fleet(4);
     let decide = |w: &mut SchedulerWorker| {
-        let outcome = w.schedule(&fleet, &request(1_000, 1, f32::INFINITY), &[0; 4]);
+        let outcome = w.schedule(&fleet, &question(1_000, 1, f32::INFINITY, &[0; 4]));
         assert_eq!(outcome.fallback, None);
         outcome.generation
     };

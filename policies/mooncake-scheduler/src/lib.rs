@@ -7,7 +7,7 @@
 #![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::columns::{Lanes, Numbers, map_argmin, mask, max};
-use kvasir_policy::scheduler::{Cluster, Decision, PrefillTable, Prefix, Reason, Request, Transfer};
+use kvasir_policy::scheduler::{Candidates, Cluster, Decision, PrefillTable, Reason, Request};
 use kvasir_policy::{Description, Scheduler};
 
 /// Scratch columns, kept to spare an allocation per decision.
@@ -24,8 +24,8 @@ impl Scheduler for Mooncake {
         Description::scheduler("mooncake", env!("CARGO_PKG_VERSION"))
     }
 
-    fn schedule(&mut self, cluster: &Cluster, request: &Request, prefix: Prefix<'_>) -> Decision {
-        let matched = per_slot(prefix.any_tier(), cluster.prefill.len(), &mut self.none);
+    fn schedule(&mut self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Decision {
+        let matched = per_slot(candidates, cluster.prefill.len(), &mut self.none);
         let (best, source) = best_prefix(&cluster.prefill, matched);
         let Some(p) = fastest_prefill(cluster, request, matched, best, &mut self.ttft) else {
             return Decision::reject(Reason::NoInstance, 1_000);
@@ -44,16 +44,13 @@ impl Scheduler for Mooncake {
         }
         let own = matched[p];
         let fetch = needs_transfer(best, own, cluster.thresholds.kvcache_balancing);
-        let transfer = fetch.then(|| Transfer {
-            source: source as u16,
-            blocks: (best - own).min(u32::from(u16::MAX)) as u16,
-        });
-        Decision::Run { prefill: p as u16, decode: d as u16, transfer }
+        let blocks = if fetch { best - own } else { 0 };
+        Decision::run(p as u32, d as u32).fetching(source as u32, blocks)
     }
 
-    fn explain(&self, cluster: &Cluster, request: &Request, prefix: Prefix<'_>) -> Vec<f32> {
+    fn explain(&self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Vec<f32> {
         let (mut none, mut ttft) = (Vec::new(), Vec::new());
-        let matched = per_slot(prefix.any_tier(), cluster.prefill.len(), &mut none);
+        let matched = per_slot(candidates, cluster.prefill.len(), &mut none);
         let (best, _) = best_prefix(&cluster.prefill, matched);
         fastest_prefill(cluster, request, matched, best, &mut ttft);
         ttft
@@ -61,14 +58,12 @@ impl Scheduler for Mooncake {
 }
 
 /// The prefix column, or zeros if the host sent none.
-fn per_slot<'a>(matched: &'a [u32], slots: usize, none: &'a mut Vec<u32>) -> &'a [u32] {
-    if matched.len() >= slots {
-        return matched;
-    }
-    none.clear();
-    none.extend_from_slice(matched);
-    none.resize(slots, 0);
-    none
+fn per_slot<'a>(candidates: Candidates<'a>, slots: usize, none: &'a mut Vec<u32>) -> &'a [u32] {
+    candidates.prefix().unwrap_or_else(|| {
+        none.clear();
+        none.resize(slots, 0);
+        none
+    })
 }
 
 /// Line 3, `FindBestPrefixMatch`, among the instances that can serve it.
@@ -120,7 +115,7 @@ fn fastest_prefill(
     let below = transfer_below(best, cluster.thresholds.kvcache_balancing);
     let [best, below, block, prompt] = [best, below, cluster.block_size_tokens, request.prompt_tokens]
         .map(|n| Numbers::splat(n.cast_signed()));
-    let now = Lanes::splat(request.now);
+    let now = Lanes::splat(cluster.now);
     let columns: [&[f32]; 6] = [
         &t.free_at,
         &t.transfer_fixed,

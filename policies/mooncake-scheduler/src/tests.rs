@@ -1,13 +1,16 @@
 //! Pins the policy to a slow transcription of Algorithm 1, line by line, on random tables.
 
 use super::*;
-use kvasir_policy::scheduler::{DecodeRow, Kept, PrefillRow};
+use kvasir_policy::scheduler::{
+    Column, DecodeRow, Kept, Layout, Placement, PrefillRow, Question, REQUEST_WORDS,
+};
 use proptest::prelude::*;
 
 /// Algorithm 1 of the Mooncake paper (FAST '25), lines 1 to 22. The host does line 1: `prefix_len`.
 fn algorithm_1(
     prefill: &[PrefillRow],
     decode: &[DecodeRow],
+    now: f32,
     r: &Request,
     prefix_len: &[u32],
     block: u32,
@@ -39,7 +42,7 @@ fn algorithm_1(
             (prefix_len[i], 0.0)
         };
         // 12
-        let t_queue = (instance.busy_until - r.now).max(0.0);
+        let t_queue = (instance.busy_until - now).max(0.0);
         // 13
         let prompt = r.prompt_tokens as f32;
         let cached = (prefix as f32 * block as f32).min(prompt);
@@ -81,12 +84,13 @@ fn algorithm_1(
         }
     }
     // 20, 21
-    let transfer = exceeds(best_len, prefix_len[p]).then(|| Transfer {
-        source: best_instance as u16,
-        blocks: (best_len - prefix_len[p]).min(65_535) as u16,
-    });
+    let decision = Decision::run(p as u32, d as u32);
     // 22
-    Decision::Run { prefill: p as u16, decode: d as u16, transfer }
+    if exceeds(best_len, prefix_len[p]) {
+        decision.fetching(best_instance as u32, best_len - prefix_len[p])
+    } else {
+        decision
+    }
 }
 
 /// Few distinct values, so that ties, empty and equal prefixes occur.
@@ -127,26 +131,21 @@ fn decode_row() -> impl Strategy<Value = DecodeRow> {
 
 fn request() -> impl Strategy<Value = Request> {
     let slo = || prop_oneof![3 => Just(f32::INFINITY), 1 => 0.0..600.0f32, 1 => 10.0..40.0f32];
-    (0.0..500.0f32, 0..4_000u32, 0..500u32, slo(), slo(), prop::bool::weighted(0.2)).prop_map(
-        |(now, prompt_tokens, output_tokens, ttft_slo, tbt_slo, must_run)| Request {
-            now,
+    (0..4_000u32, 0..500u32, slo(), slo(), prop::bool::weighted(0.2)).prop_map(
+        |(prompt_tokens, output_tokens, ttft_slo, tbt_slo, must_run)| Request {
             prompt_tokens,
             output_tokens,
-            class: 0,
-            tenant: 0,
-            priority: 0,
-            session: 0,
-            seed: 0,
             ttft_slo,
             tbt_slo,
             hints: u32::from(must_run),
+            ..Request::default()
         },
     )
 }
 
 fn kept(prefill: &[PrefillRow], decode: &[DecodeRow], block: u32, threshold: f32) -> Kept<Mooncake> {
     let mut kept = Kept::new(Box::<Mooncake>::default());
-    kept.open(prefill.len() as u32, decode.len() as u32, block);
+    kept.open(&Layout::of(prefill.len() as u32, decode.len() as u32, block).encode());
     kept.update_prefill(&prefill.iter().flat_map(PrefillRow::encode).collect::<Vec<_>>());
     kept.update_decode(&decode.iter().flat_map(DecodeRow::encode).collect::<Vec<_>>());
     kept.set_thresholds(&[threshold]);
@@ -160,22 +159,23 @@ proptest! {
     fn decides_as_algorithm_1(
         prefill in prop::collection::vec(prefill_row(), 0..20),
         mut decode in prop::collection::vec(decode_row(), 0..20),
-        request in request(),
+        (now, request) in (0.0..500.0f32, request()),
         threshold in prop_oneof![Just(1.0f32), Just(1.5), 0.5..8.0f32],
         block in prop_oneof![Just(16u32), Just(512)],
     ) {
         let (mut rows, prefix): (Vec<PrefillRow>, Vec<u32>) = prefill.into_iter().unzip();
         rows.iter_mut().enumerate().for_each(|(slot, row)| row.slot = slot as u16);
         decode.iter_mut().enumerate().for_each(|(slot, row)| row.slot = slot as u16);
-        let expected = algorithm_1(&rows, &decode, &request, &prefix, block, threshold);
+        let expected = algorithm_1(&rows, &decode, now, &request, &prefix, block, threshold);
         let mut policy = kept(&rows, &decode, block, threshold);
-        prop_assert_eq!(Decision::unpack(policy.schedule(&request, &prefix)), expected);
+        let question = Question::new(now, &request, rows.len(), decode.len()).with(Column::Prefix, &prefix);
+        prop_assert_eq!(policy.schedule(now, question.words()), expected);
 
         // The score column explains the choice: nothing is better than what was chosen.
-        let scores = policy.explain(&request, &prefix);
+        let scores = policy.explain(now, question.words());
         prop_assert_eq!(scores.len(), rows.len());
-        if let Decision::Run { prefill, .. } = expected {
-            prop_assert!(scores.iter().all(|&score| score >= scores[usize::from(prefill)]));
+        if let Decision::Run(Placement { prefill, .. }) = expected {
+            prop_assert!(scores.iter().all(|&score| score >= scores[prefill as usize]));
         }
     }
 
@@ -184,23 +184,23 @@ proptest! {
     fn no_input_panics(
         rows in prop::collection::vec(any::<f32>(), 0..120),
         slots in 0..12u32,
-        numbers in any::<[u32; 4]>(),
-        times in prop_oneof![any::<[f32; 3]>(), Just([f32::NAN; 3]), Just([f32::INFINITY; 3])],
-        prefix in prop::collection::vec(any::<u32>(), 0..14),
+        (block, now) in (any::<u32>(), prop_oneof![any::<f32>(), Just(f32::NAN), Just(f32::INFINITY)]),
+        question in prop::collection::vec(any::<u32>(), 0..80),
+        columns in 0..64u32,
         thresholds in prop::collection::vec(any::<f32>(), 0..3),
     ) {
         let mut policy = Kept::new(Box::<Mooncake>::default());
-        policy.open(slots, slots, numbers[0]);
+        policy.open(&Layout::of(slots, slots, block).encode());
         policy.update_prefill(&rows);
         policy.update_decode(&rows);
         policy.set_thresholds(&thresholds);
-        let request = Request {
-            now: times[0], prompt_tokens: numbers[1], output_tokens: numbers[2], class: 0, tenant: 0, priority: 0,
-            session: 0, seed: 0, ttft_slo: times[1], tbt_slo: times[2], hints: numbers[3],
-        };
-        policy.explain(&request, &prefix);
-        if let Decision::Run { prefill, decode, .. } = Decision::unpack(policy.schedule(&request, &prefix)) {
-            prop_assert!(u32::from(prefill) < slots && u32::from(decode) < slots);
+        let mut question = question;
+        if let Some(present) = question.get_mut(REQUEST_WORDS) {
+            *present = columns;
+        }
+        policy.explain(now, &question);
+        if let Decision::Run(Placement { prefill, decode, .. }) = policy.schedule(now, &question) {
+            prop_assert!(prefill < slots && decode < slots);
         }
     }
 }
@@ -218,26 +218,14 @@ fn both_branches_and_every_rejection() {
     };
     let decode =
         |free_blocks| DecodeRow { available: true, free_blocks, step_fixed: 30.0, ..DecodeRow::default() };
-    let request = Request {
-        now: 0.0,
-        prompt_tokens: 160,
-        output_tokens: 0,
-        class: 0,
-        tenant: 0,
-        priority: 0,
-        session: 0,
-        seed: 0,
-        ttft_slo: 200.0,
-        tbt_slo: 50.0,
-        hints: 0,
-    };
+    let request = Request { prompt_tokens: 160, ttft_slo: 200.0, tbt_slo: 50.0, ..Request::default() };
     let check = |busy: f32, room: u32, request: Request, expected: Decision| {
         let mut policy = kept(&[prefill(0, busy), prefill(1, 0.0)], &[decode(room)], 16, 1.5);
-        assert_eq!(Decision::unpack(policy.schedule(&request, &[10, 2])), expected);
+        let question = Question::new(0.0, &request, 2, 1).with(Column::Prefix, &[10, 2]);
+        assert_eq!(policy.schedule(0.0, question.words()), expected);
     };
     check(0.0, 10, request, Decision::run(0, 0));
-    let transfer = Some(Transfer { source: 0, blocks: 8 });
-    check(100.0, 10, request, Decision::Run { prefill: 1, decode: 0, transfer });
+    check(100.0, 10, request, Decision::run(1, 0).fetching(0, 8));
     check(10.0, 9, request, Decision::reject(Reason::NoMemory, 1_000));
     check(10.0, 10, Request { tbt_slo: 29.0, ..request }, Decision::reject(Reason::Tbt, 1_000));
     check(100.0, 10, Request { ttft_slo: 6.0, ..request }, Decision::reject(Reason::Ttft, 10));

@@ -1,7 +1,7 @@
 //! Picks an available pair at random, from the request's seed.
 #![deny(clippy::disallowed_methods)]
 
-use kvasir_policy::scheduler::{Cluster, Decision, Prefix, Reason, Request};
+use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Reason, Request};
 use kvasir_policy::{Description, Scheduler};
 
 /// Stateless: the host sends a fresh seed with every request.
@@ -13,7 +13,7 @@ impl Scheduler for Random {
         Description::scheduler("random", env!("CARGO_PKG_VERSION"))
     }
 
-    fn schedule(&mut self, cluster: &Cluster, request: &Request, _: Prefix<'_>) -> Decision {
+    fn schedule(&mut self, cluster: &Cluster, request: &Request, _: Candidates<'_>) -> Decision {
         let prefill = pick(split_mix(request.seed), &cluster.prefill.available);
         let decode = pick(split_mix(request.seed ^ u64::MAX), &cluster.decode.available);
         match (prefill, decode) {
@@ -24,11 +24,11 @@ impl Scheduler for Random {
 }
 
 /// The `random % n`-th of the n available slots.
-fn pick(random: u64, available: &[f32]) -> Option<u16> {
+fn pick(random: u64, available: &[f32]) -> Option<u32> {
     let n = available.iter().filter(|&&a| a == 1.0).count() as u64;
     let chosen = random.checked_rem(n)? as usize;
     let mut slots = available.iter().enumerate().filter(|&(_, &a)| a == 1.0);
-    slots.nth(chosen).map(|(slot, _)| slot as u16)
+    slots.nth(chosen).map(|(slot, _)| slot as u32)
 }
 
 /// SplitMix64 finaliser (Steele, Lea, Flood, OOPSLA '14): seeds in sequence become independent bits.
@@ -44,28 +44,17 @@ kvasir_policy::export_scheduler!(Random);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_policy::scheduler::{DecodeRow, Kept, PrefillRow};
+    use kvasir_policy::scheduler::{DecodeRow, Kept, Layout, Placement, PrefillRow, Question};
     use proptest::prelude::*;
 
-    fn request(seed: u64) -> Request {
-        Request {
-            now: 0.0,
-            prompt_tokens: 0,
-            output_tokens: 0,
-            class: 0,
-            tenant: 0,
-            priority: 0,
-            session: 0,
-            seed,
-            ttft_slo: 0.0,
-            tbt_slo: 0.0,
-            hints: 0,
-        }
+    fn decide(policy: &mut Kept<Random>, seed: u64) -> Decision {
+        let request = Request { seed, ..Request::default() };
+        policy.schedule(0.0, Question::new(0.0, &request, 0, 0).words())
     }
 
     fn kept(prefill: &[bool], decode: &[bool]) -> Kept<Random> {
         let mut kept = Kept::new(Box::<Random>::default());
-        kept.open(prefill.len() as u32, decode.len() as u32, 16);
+        kept.open(&Layout::of(prefill.len() as u32, decode.len() as u32, 16).encode());
         for (slot, &available) in prefill.iter().enumerate() {
             let row = PrefillRow { slot: slot as u16, available, ..PrefillRow::default() };
             kept.update_prefill(&row.encode());
@@ -85,11 +74,11 @@ mod tests {
             seed: u64,
         ) {
             let mut policy = kept(&prefill, &decode);
-            let decision = Decision::unpack(policy.schedule(&request(seed), &[]));
-            prop_assert_eq!(Decision::unpack(policy.schedule(&request(seed), &[])), decision);
+            let decision = decide(&mut policy, seed);
+            prop_assert_eq!(decide(&mut policy, seed), decision);
             match decision {
-                Decision::Run { prefill: p, decode: d, transfer } => {
-                    prop_assert!(prefill[usize::from(p)] && decode[usize::from(d)] && transfer.is_none());
+                Decision::Run(Placement { prefill: p, decode: d, transfer, .. }) => {
+                    prop_assert!(prefill[p as usize] && decode[d as usize] && transfer.is_none());
                 }
                 Decision::Reject { .. } => prop_assert!(!prefill.contains(&true) || !decode.contains(&true)),
             }
@@ -103,9 +92,7 @@ mod tests {
         let mut policy = kept(&[true, false, true, true, true], &[true, true, false, true]);
         let mut counts = std::collections::BTreeMap::new();
         for seed in 0..12_000 {
-            let Decision::Run { prefill, decode, .. } =
-                Decision::unpack(policy.schedule(&request(seed), &[]))
-            else {
+            let Decision::Run(Placement { prefill, decode, .. }) = decide(&mut policy, seed) else {
                 panic!("instances are available")
             };
             *counts.entry((prefill, decode)).or_insert(0u32) += 1;

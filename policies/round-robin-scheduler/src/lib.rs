@@ -1,7 +1,7 @@
 //! Takes prefill and decode instances in turn, skipping those that are unavailable.
 #![deny(clippy::disallowed_methods)]
 
-use kvasir_policy::scheduler::{Cluster, Decision, Prefix, Reason, Request};
+use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Reason, Request};
 use kvasir_policy::{Description, Scheduler};
 
 /// Next slot of each table.
@@ -16,7 +16,7 @@ impl Scheduler for RoundRobin {
         Description::scheduler("round-robin", env!("CARGO_PKG_VERSION"))
     }
 
-    fn schedule(&mut self, cluster: &Cluster, _: &Request, _: Prefix<'_>) -> Decision {
+    fn schedule(&mut self, cluster: &Cluster, _: &Request, _: Candidates<'_>) -> Decision {
         let prefill = next(&mut self.prefill, &cluster.prefill.available);
         let decode = next(&mut self.decode, &cluster.decode.available);
         match (prefill, decode) {
@@ -27,11 +27,11 @@ impl Scheduler for RoundRobin {
 }
 
 /// First available slot at or after the cursor, which moves behind it.
-fn next(cursor: &mut usize, available: &[f32]) -> Option<u16> {
+fn next(cursor: &mut usize, available: &[f32]) -> Option<u32> {
     let slots = available.len();
     let slot = (0..slots).map(|i| (*cursor + i) % slots).find(|&slot| available[slot] == 1.0)?;
     *cursor = slot + 1;
-    Some(slot as u16)
+    Some(slot as u32)
 }
 
 kvasir_policy::export_scheduler!(RoundRobin);
@@ -39,24 +39,8 @@ kvasir_policy::export_scheduler!(RoundRobin);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_policy::scheduler::{DecodeRow, Kept, PrefillRow};
+    use kvasir_policy::scheduler::{DecodeRow, Kept, Layout, PrefillRow};
     use proptest::prelude::*;
-
-    fn request() -> Request {
-        Request {
-            now: f32::NAN,
-            prompt_tokens: 0,
-            output_tokens: 0,
-            class: 0,
-            tenant: 0,
-            priority: 0,
-            session: 0,
-            seed: 0,
-            ttft_slo: 0.0,
-            tbt_slo: 0.0,
-            hints: 0,
-        }
-    }
 
     fn update(kept: &mut Kept<RoundRobin>, prefill: &[bool], decode: &[bool]) {
         for (slot, &available) in prefill.iter().enumerate() {
@@ -76,12 +60,12 @@ mod tests {
             prefill in prop::collection::vec(any::<bool>(), 0..10),
             decode in prop::collection::vec(any::<bool>(), 0..10),
         ) {
-            let slots = |available: &[bool]| -> Vec<u16> {
-                (0..available.len()).filter(|&slot| available[slot]).map(|slot| slot as u16).collect()
+            let slots = |available: &[bool]| -> Vec<u32> {
+                (0..available.len()).filter(|&slot| available[slot]).map(|slot| slot as u32).collect()
             };
             let (p, d) = (slots(&prefill), slots(&decode));
             let mut kept = Kept::new(Box::<RoundRobin>::default());
-            kept.open(prefill.len() as u32, decode.len() as u32, 16);
+            kept.open(&Layout::of(prefill.len() as u32, decode.len() as u32, 16).encode());
             update(&mut kept, &prefill, &decode);
             for turn in 0..25 {
                 let expected = if p.is_empty() || d.is_empty() {
@@ -89,7 +73,7 @@ mod tests {
                 } else {
                     Decision::run(p[turn % p.len()], d[turn % d.len()])
                 };
-                prop_assert_eq!(Decision::unpack(kept.schedule(&request(), &[])), expected);
+                prop_assert_eq!(kept.schedule(f32::NAN, &[]), expected);
             }
         }
     }
@@ -97,13 +81,13 @@ mod tests {
     #[test]
     fn goes_on_when_instances_leave_and_the_table_shrinks() {
         let mut kept = Kept::new(Box::<RoundRobin>::default());
-        kept.open(3, 1, 16);
+        kept.open(&Layout::of(3, 1, 16).encode());
         update(&mut kept, &[true; 3], &[true]);
-        let next = |kept: &mut Kept<RoundRobin>| Decision::unpack(kept.schedule(&request(), &[]));
+        let next = |kept: &mut Kept<RoundRobin>| kept.schedule(0.0, &[]);
         assert_eq!([next(&mut kept), next(&mut kept)], [Decision::run(0, 0), Decision::run(1, 0)]);
         update(&mut kept, &[true, true, false], &[]);
         assert_eq!(next(&mut kept), Decision::run(0, 0));
-        kept.open(1, 1, 16);
+        kept.open(&Layout::of(1, 1, 16).encode());
         update(&mut kept, &[true], &[true]);
         assert_eq!(next(&mut kept), Decision::run(0, 0));
     }

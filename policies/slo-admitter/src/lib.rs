@@ -1,7 +1,7 @@
 //! Admits a request while its predicted TTFT and TBT meet its SLOs; stores every offered block.
 #![deny(clippy::disallowed_methods)]
 
-use kvasir_policy::admitter::{Ask, Blocks, Store, Verdict};
+use kvasir_policy::admitter::{Blocks, Forecast, Request, Store, Verdict};
 use kvasir_policy::scheduler::Reason;
 use kvasir_policy::{Admitter, Description, Settings};
 
@@ -30,13 +30,13 @@ impl Admitter for Slo {
         Ok(())
     }
 
-    fn admit_request(&mut self, ask: &Ask) -> Verdict {
+    fn admit_request(&mut self, request: &Request, forecast: &Forecast) -> Verdict {
         let late = |predicted: f32, slo: f32| predicted - slo * self.slack;
-        if late(ask.ttft, ask.ttft_slo) > 0.0 {
-            let retry_after_ms = late(ask.ttft, ask.ttft_slo).min(60_000.0) as u32;
+        if late(forecast.ttft, request.ttft_slo) > 0.0 {
+            let retry_after_ms = late(forecast.ttft, request.ttft_slo).min(60_000.0) as u32;
             return Verdict::Reject { reason: Reason::Ttft as u32, retry_after_ms };
         }
-        if late(ask.tbt, ask.tbt_slo) > 0.0 {
+        if late(forecast.tbt, request.tbt_slo) > 0.0 {
             return Verdict::Reject { reason: Reason::Tbt as u32, retry_after_ms: 1_000 };
         }
         Verdict::Accept
@@ -52,22 +52,12 @@ kvasir_policy::export_admitter!(Slo);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_policy::admitter::Block;
+    use kvasir_policy::admitter::{BLOCK_WORDS, Block};
     use proptest::prelude::*;
 
-    fn ask(ttft: f32, tbt: f32, ttft_slo: f32, tbt_slo: f32) -> Ask {
-        Ask {
-            prompt_tokens: 1,
-            output_tokens: 1,
-            class: 0,
-            tenant: 0,
-            priority: 0,
-            ttft,
-            tbt,
-            ttft_slo,
-            tbt_slo,
-            tenant_share: 0.0,
-        }
+    fn ask(ttft: f32, tbt: f32, ttft_slo: f32, tbt_slo: f32) -> (Request, Forecast) {
+        let request = Request { ttft_slo, tbt_slo, ..Request::default() };
+        (request, Forecast { ttft, tbt, ..Forecast::default() })
     }
 
     fn configured(slack: &str) -> Result<Slo, String> {
@@ -94,7 +84,7 @@ mod tests {
             ("1", ask(none, 1.0, 100.0, 50.0), ttft(60_000)),
             ("1", ask(none, none, none, none), Verdict::Accept),
         ] {
-            assert_eq!(configured(slack).unwrap().admit_request(&ask), expected, "{slack} {ask:?}");
+            assert_eq!(configured(slack).unwrap().admit_request(&ask.0, &ask.1), expected, "{slack} {ask:?}");
         }
         for bad in ["0", "-1", "NaN", "many", "1e9"] {
             assert!(configured(bad).is_err(), "{bad}");
@@ -104,24 +94,25 @@ mod tests {
     proptest! {
         #[test]
         fn any_numbers_get_a_verdict_and_every_block_an_answer(
-            times in any::<[f32; 4]>(), words in prop::collection::vec(any::<u32>(), 0..40),
+            times in any::<[f32; 4]>(), words in prop::collection::vec(any::<u32>(), 0..40), stride in 0..9u32,
         ) {
             let mut slo = Slo::default();
             let [ttft, tbt, ttft_slo, tbt_slo] = times;
-            let verdict = slo.admit_request(&ask(ttft, tbt, ttft_slo, tbt_slo));
+            let (request, forecast) = ask(ttft, tbt, ttft_slo, tbt_slo);
+            let verdict = slo.admit_request(&request, &forecast);
             let late = ttft > ttft_slo || tbt > tbt_slo;
             prop_assert_eq!(matches!(verdict, Verdict::Reject { .. }), late);
             let mut answers = Vec::new();
-            slo.admit_blocks(2, Blocks::new(&words), &mut answers);
-            prop_assert_eq!(answers, vec![Store::Store; words.len() / 4]);
+            slo.admit_blocks(2, Blocks::new(stride, &words), &mut answers);
+            prop_assert_eq!(answers, vec![Store::Store; words.len() / stride.max(1) as usize]);
         }
     }
 
     #[test]
     fn blocks_are_all_stored() {
-        let block = Block { class: 1, uses: 0, depth: 0, size_bytes: 1, last_offer_ms: Some(1) };
+        let block = Block { class: 1, uses: 0, depth: 0, size_bytes: 1, last_offer_ms: Some(1), tenant: 0 };
         let mut answers = Vec::new();
-        Slo::default().admit_blocks(1, Blocks::new(&block.encode()), &mut answers);
+        Slo::default().admit_blocks(1, Blocks::new(BLOCK_WORDS as u32, &block.encode()), &mut answers);
         assert_eq!(answers, [Store::Store]);
     }
 }

@@ -1,6 +1,10 @@
 //! The admitter slot: `admission` in `wit/policy-0.1/admitter.wit`.
 
+pub use crate::request::Request;
 use crate::{Description, Settings};
+
+/// Words in one record of [`Block::encode`].
+pub const BLOCK_WORDS: usize = 5;
 
 /// Lets requests into the cluster and blocks into a tier.
 pub trait Admitter: Send {
@@ -16,7 +20,8 @@ pub trait Admitter: Send {
 
     fn update_load(&mut self, _load: &Load) {}
 
-    fn admit_request(&mut self, request: &Ask) -> Verdict;
+    /// Whether a request may enter on the placement that `forecast` is about.
+    fn admit_request(&mut self, request: &Request, forecast: &Forecast) -> Verdict;
 
     /// One answer per block offered to `tier` (1 HBM, 2 DRAM, 3 NVMe, 4 remote).
     fn admit_blocks(&mut self, tier: u32, blocks: Blocks<'_>, answers: &mut Vec<Store>);
@@ -69,20 +74,39 @@ impl Load {
     }
 }
 
-/// A request that asks to enter. Times in ms; SLOs are +infinity if there is none.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Ask {
-    pub prompt_tokens: u32,
-    pub output_tokens: u32,
-    pub class: u32,
-    pub tenant: u32,
-    pub priority: u32,
+/// What the host expects of a request on the placement that the scheduler chose. Times in ms.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Forecast {
     pub ttft: f32,
     pub tbt: f32,
-    pub ttft_slo: f32,
-    pub tbt_slo: f32,
     /// Part of the tenant's quota in use, 1 = all of it; without quotas, its part of all tokens in flight.
     pub tenant_share: f32,
+    /// Time in the queue; it passes together with the transfer.
+    pub queue: f32,
+    pub prefill: f32,
+    pub transfer: f32,
+    /// Prompt tokens that need not be computed.
+    pub cached_tokens: f32,
+}
+
+impl Forecast {
+    pub fn encode(&self) -> [f32; 7] {
+        [self.ttft, self.tbt, self.tenant_share, self.queue, self.prefill, self.transfer, self.cached_tokens]
+    }
+
+    /// Absent values are 0; additional ones are ignored.
+    pub fn decode(values: &[f32]) -> Self {
+        let value = |i: usize| values.get(i).copied().unwrap_or(0.0);
+        Self {
+            ttft: value(0),
+            tbt: value(1),
+            tenant_share: value(2),
+            queue: value(3),
+            prefill: value(4),
+            transfer: value(5),
+            cached_tokens: value(6),
+        }
+    }
 }
 
 /// Answer of `admit-request`.
@@ -131,36 +155,54 @@ pub struct Block {
     pub size_bytes: u32,
     /// Time since it was last offered and not stored; `None` = never.
     pub last_offer_ms: Option<u32>,
+    pub tenant: u32,
 }
 
 impl Block {
-    pub fn encode(&self) -> [u32; 4] {
+    pub fn encode(&self) -> [u32; BLOCK_WORDS] {
         [
             u32::from(self.class) | u32::from(self.uses) << 16,
             self.depth,
             self.size_bytes,
             self.last_offer_ms.unwrap_or(u32::MAX),
+            self.tenant,
         ]
     }
 }
 
 /// Blocks offered in one call.
 #[derive(Clone, Copy, Debug)]
-pub struct Blocks<'a>(&'a [u32]);
+pub struct Blocks<'a> {
+    stride: usize,
+    words: &'a [u32],
+}
 
 impl<'a> Blocks<'a> {
-    /// `words`: whole records of 4; a ragged tail is ignored.
-    pub fn new(words: &'a [u32]) -> Self {
-        Self(words)
+    /// `words`: whole records of `stride`; a ragged tail is ignored.
+    pub fn new(stride: u32, words: &'a [u32]) -> Self {
+        Self { stride: stride.max(1) as usize, words }
     }
 
+    pub fn len(&self) -> usize {
+        self.words.len() / self.stride
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Words that a record lacks are 0.
     pub fn iter(&self) -> impl Iterator<Item = Block> + 'a {
-        self.0.chunks_exact(4).map(|w| Block {
-            class: w[0] as u16,
-            uses: (w[0] >> 16) as u16,
-            depth: w[1],
-            size_bytes: w[2],
-            last_offer_ms: (w[3] != u32::MAX).then_some(w[3]),
+        self.words.chunks_exact(self.stride).map(|record| {
+            let word = |at: usize| record.get(at).copied().unwrap_or(0);
+            Block {
+                class: word(0) as u16,
+                uses: (word(0) >> 16) as u16,
+                depth: word(1),
+                size_bytes: word(2),
+                last_offer_ms: Some(word(3)).filter(|&ms| ms != u32::MAX),
+                tenant: word(4),
+            }
         })
     }
 }
@@ -193,7 +235,31 @@ mod tests {
         assert_eq!(Verdict::unpack(3), None);
         assert_eq!(Store::unpack(2), Some(Store::Colder));
         assert_eq!(Store::unpack(3), None);
-        let block = Block { class: 3, uses: 2, depth: 4, size_bytes: 5, last_offer_ms: None };
-        assert_eq!(Blocks::new(&block.encode()).iter().collect::<Vec<_>>(), [block]);
+        let block = Block { class: 3, uses: 2, depth: 4, size_bytes: 5, last_offer_ms: None, tenant: 6 };
+        for more in [0, 3] {
+            let record = [&block.encode()[..], &vec![7; more]].concat();
+            let words = [&record[..], &record, &[1]].concat();
+            let blocks = Blocks::new((BLOCK_WORDS + more) as u32, &words);
+            assert_eq!((blocks.iter().collect::<Vec<_>>(), blocks.len()), (vec![block; 2], 2), "{more} more");
+        }
+        let least = Block { class: 9, uses: 0, depth: 0, size_bytes: 0, last_offer_ms: Some(0), tenant: 0 };
+        assert_eq!(Blocks::new(0, &[9]).iter().collect::<Vec<_>>(), [least]);
+    }
+
+    #[test]
+    fn forecasts_survive_their_values() {
+        let forecast = Forecast {
+            ttft: 1.0,
+            tbt: 2.0,
+            tenant_share: 3.0,
+            queue: 4.0,
+            prefill: 5.0,
+            transfer: 6.0,
+            cached_tokens: 7.0,
+        };
+        let values = forecast.encode();
+        assert_eq!(Forecast::decode(&values), forecast);
+        assert_eq!(Forecast::decode(&[&values[..], &[8.0]].concat()), forecast, "a later host says more");
+        assert_eq!(Forecast::decode(&values[..6]), Forecast { cached_tokens: 0.0, ..forecast });
     }
 }

@@ -82,8 +82,13 @@ macro_rules! export_scheduler {
         #[allow(unsafe_code)]
         const _: () = {
             use $crate::Scheduler as _;
+<<<<<<< HEAD
             use $crate::bindings::$world::exports::kvasir::policy::scheduling;
             use $crate::scheduler::{Kept, Request};
+=======
+            use $crate::bindings::scheduler::exports::kvasir::policy::scheduling;
+            use $crate::scheduler::{Answer, Kept};
+>>>>>>> sched
 
             struct Component;
 
@@ -101,8 +106,8 @@ macro_rules! export_scheduler {
             $($crate::__export_learning!($world, policy, $learns);)?
 
             impl scheduling::Guest for Component {
-                fn open(prefill_slots: u32, decode_slots: u32, block_size_tokens: u32) {
-                    kept(|k| k.open(prefill_slots, decode_slots, block_size_tokens))
+                fn open(layout: Vec<u32>) {
+                    kept(|k| k.open(&layout))
                 }
                 fn update_prefill(rows: Vec<f32>) {
                     kept(|k| k.update_prefill(&rows))
@@ -110,66 +115,27 @@ macro_rules! export_scheduler {
                 fn update_decode(rows: Vec<f32>) {
                     kept(|k| k.update_decode(&rows))
                 }
+                fn update_links(rows: Vec<f32>) {
+                    kept(|k| k.update_links(&rows))
+                }
                 fn set_thresholds(values: Vec<f32>) {
                     kept(|k| k.set_thresholds(&values))
                 }
-                fn schedule(
-                    now: f32,
-                    prompt_tokens: u32,
-                    output_tokens: u32,
-                    class: u32,
-                    tenant: u32,
-                    priority: u32,
-                    session: u64,
-                    seed: u64,
-                    ttft_slo: f32,
-                    tbt_slo: f32,
-                    hints: u32,
-                    prefix_blocks: Vec<u32>,
-                ) -> u64 {
-                    let request = Request {
-                        now,
-                        prompt_tokens,
-                        output_tokens,
-                        class,
-                        tenant,
-                        priority,
-                        session,
-                        seed,
-                        ttft_slo,
-                        tbt_slo,
-                        hints,
-                    };
-                    kept(|k| k.schedule(&request, &prefix_blocks))
+                fn schedule(now: f32, question: Vec<u32>) -> scheduling::Decision {
+                    let answer = Answer::from(kept(|k| k.schedule(now, &question)));
+                    scheduling::Decision {
+                        prefill: answer.prefill,
+                        decode: answer.decode,
+                        transfer_blocks: answer.transfer_blocks,
+                        source: answer.source,
+                        reason: answer.reason,
+                        retry_after: answer.retry_after,
+                        session_memo: answer.session_memo,
+                        tenant_charge: answer.tenant_charge,
+                    }
                 }
-                fn explain(
-                    now: f32,
-                    prompt_tokens: u32,
-                    output_tokens: u32,
-                    class: u32,
-                    tenant: u32,
-                    priority: u32,
-                    session: u64,
-                    seed: u64,
-                    ttft_slo: f32,
-                    tbt_slo: f32,
-                    hints: u32,
-                    prefix_blocks: Vec<u32>,
-                ) -> Vec<f32> {
-                    let request = Request {
-                        now,
-                        prompt_tokens,
-                        output_tokens,
-                        class,
-                        tenant,
-                        priority,
-                        session,
-                        seed,
-                        ttft_slo,
-                        tbt_slo,
-                        hints,
-                    };
-                    kept(|k| k.explain(&request, &prefix_blocks))
+                fn explain(now: f32, question: Vec<u32>) -> Vec<f32> {
+                    kept(|k| k.explain(now, &question))
                 }
             }
     $crate::bindings::$world::export!(Component with_types_in $crate::bindings::$world);
@@ -240,8 +206,13 @@ macro_rules! export_admitter {
         #[allow(unsafe_code)]
         const _: () = {
             use $crate::Admitter as _;
+<<<<<<< HEAD
             use $crate::admitter::{Ask, Blocks, Load};
             use $crate::bindings::$world::exports::kvasir::policy::admission;
+=======
+            use $crate::admitter::{Blocks, Forecast, Load, Request};
+            use $crate::bindings::admitter::exports::kvasir::policy::admission;
+>>>>>>> sched
 
             struct Component;
 
@@ -258,35 +229,14 @@ macro_rules! export_admitter {
                 fn update_load(values: Vec<f32>) {
                     policy(|p| p.update_load(&Load::decode(&values)))
                 }
-                fn admit_request(
-                    prompt_tokens: u32,
-                    output_tokens: u32,
-                    class: u32,
-                    tenant: u32,
-                    priority: u32,
-                    ttft: f32,
-                    tbt: f32,
-                    ttft_slo: f32,
-                    tbt_slo: f32,
-                    tenant_share: f32,
-                ) -> u64 {
-                    let ask = Ask {
-                        prompt_tokens,
-                        output_tokens,
-                        class,
-                        tenant,
-                        priority,
-                        ttft,
-                        tbt,
-                        ttft_slo,
-                        tbt_slo,
-                        tenant_share,
-                    };
-                    policy(|p| p.admit_request(&ask)).pack()
+                fn admit_request(request: Vec<u32>, forecast: Vec<f32>) -> u64 {
+                    let (request, forecast) = (Request::decode(&request), Forecast::decode(&forecast));
+                    policy(|p| p.admit_request(&request, &forecast)).pack()
                 }
-                fn admit_blocks(tier: u32, blocks: Vec<u32>) -> Vec<u32> {
-                    let mut answers = Vec::with_capacity(blocks.len() / 4);
-                    policy(|p| p.admit_blocks(tier, Blocks::new(&blocks), &mut answers));
+                fn admit_blocks(tier: u32, stride: u32, blocks: Vec<u32>) -> Vec<u32> {
+                    let blocks = Blocks::new(stride, &blocks);
+                    let mut answers = Vec::with_capacity(blocks.len());
+                    policy(|p| p.admit_blocks(tier, blocks, &mut answers));
                     answers.into_iter().map(|a| a as u32).collect()
                 }
             }

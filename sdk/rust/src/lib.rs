@@ -18,10 +18,10 @@
 //!     fn describe(&self) -> Description {
 //!         Description::scheduler("first-free", "0.1.0")
 //!     }
-//!     fn schedule(&mut self, cluster: &Cluster, _: &Request, _: Prefix<'_>) -> Decision {
+//!     fn schedule(&mut self, cluster: &Cluster, _: &Request, _: Candidates<'_>) -> Decision {
 //!         let first = |available: &[f32]| available.iter().position(|&a| a == 1.0);
 //!         match (first(&cluster.prefill.available), first(&cluster.decode.available)) {
-//!             (Some(prefill), Some(decode)) => Decision::run(prefill as u16, decode as u16),
+//!             (Some(prefill), Some(decode)) => Decision::run(prefill as u32, decode as u32),
 //!             _ => Decision::reject(Reason::NoInstance, 1_000),
 //!         }
 //!     }
@@ -44,6 +44,8 @@ pub mod learning;
 pub mod list;
 pub mod log;
 pub mod math;
+mod question;
+mod request;
 pub mod scheduler;
 pub mod testing;
 

@@ -1,9 +1,15 @@
 //! The scheduler slot: `scheduling` in `wit/policy-0.1/scheduler.wit`.
 
+pub use crate::question::{Candidates, Column, HEAD_WORDS, Question, eligibility};
+pub use crate::request::{REQUEST_WORDS, Request};
 use crate::{Description, Settings};
 
-/// Values in one row of `update-prefill` and `update-decode`.
-pub const ROW: usize = 12;
+/// Values in one row of `update-prefill`.
+pub const PREFILL_ROW: usize = 17;
+/// Values in one row of `update-decode`.
+pub const DECODE_ROW: usize = 19;
+/// Values in one row of `update-links`.
+pub const LINK_ROW: usize = 5;
 
 /// Chooses the instances that serve a request.
 pub trait Scheduler: Send {
@@ -17,11 +23,12 @@ pub trait Scheduler: Send {
         Ok(())
     }
 
-    /// Decides one request against the tables the host has pushed.
-    fn schedule(&mut self, cluster: &Cluster, request: &Request, prefix: Prefix<'_>) -> Decision;
+    /// Decides one request against what the host has pushed.
+    fn schedule(&mut self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Decision;
 
-    /// One score per prefill slot, smaller is better; must not change state.
-    fn explain(&self, _cluster: &Cluster, _request: &Request, _prefix: Prefix<'_>) -> Vec<f32> {
+    /// One score per prefill slot, or one per prefill slot and then one per decode slot; smaller is better. Must not
+    /// change state.
+    fn explain(&self, _cluster: &Cluster, _request: &Request, _candidates: Candidates<'_>) -> Vec<f32> {
         Vec::new()
     }
 
@@ -36,56 +43,6 @@ pub trait Scheduler: Send {
     }
 }
 
-/// One request, as the scheduler sees it. Times in ms on the table clock.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Request {
-    pub now: f32,
-    pub prompt_tokens: u32,
-    /// Expected; 0 = unknown.
-    pub output_tokens: u32,
-    pub class: u32,
-    pub tenant: u32,
-    pub priority: u32,
-    /// Equal for requests of one conversation; 0 = none.
-    pub session: u64,
-    pub seed: u64,
-    /// +infinity = none.
-    pub ttft_slo: f32,
-    pub tbt_slo: f32,
-    pub hints: u32,
-}
-
-impl Request {
-    /// Bit 0 of `hints`: do not reject.
-    pub fn must_run(&self) -> bool {
-        self.hints & 1 == 1
-    }
-}
-
-/// Leading blocks of the prompt stored at each prefill slot.
-#[derive(Clone, Copy, Debug)]
-pub struct Prefix<'a> {
-    columns: &'a [u32],
-    slots: usize,
-}
-
-impl<'a> Prefix<'a> {
-    /// `columns` holds one value per slot and column; a ragged tail is ignored.
-    pub fn new(columns: &'a [u32], slots: usize) -> Self {
-        Self { columns, slots }
-    }
-
-    /// Stored at that slot in any tier. Empty if the host gave no column.
-    pub fn any_tier(&self) -> &'a [u32] {
-        self.column(0).unwrap_or(&[])
-    }
-
-    /// Column 1: in HBM; column 2: in HBM or DRAM. `None` if the host has one tier only.
-    pub fn column(&self, k: usize) -> Option<&'a [u32]> {
-        self.columns.get(k * self.slots..(k + 1) * self.slots)
-    }
-}
-
 /// Why a request was rejected; the numbers are the contract's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
@@ -96,63 +53,177 @@ pub enum Reason {
     Policy = 5,
 }
 
-/// Answer of `schedule`, packed into 64 bits on the boundary.
+/// Where a request runs, or why it does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    Run {
-        prefill: u16,
-        decode: u16,
-        /// Fetch this many blocks from that prefill slot first.
-        transfer: Option<Transfer>,
-    },
+    Run(Placement),
     Reject {
         /// A number of [`Reason`], or the policy's own.
-        reason: u16,
+        reason: u32,
         retry_after_ms: u32,
     },
+}
+
+/// The instances that serve a request, and what is kept of the decision once it is booked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    pub prefill: u32,
+    /// The peer of `prefill`: the request stays there.
+    pub decode: u32,
+    /// Fetch these blocks from another prefill instance first.
+    pub transfer: Option<Transfer>,
+    /// The memo of the session from now on; 0 = none.
+    pub session_memo: u64,
+    /// Added to the memo of the tenant, wrapping.
+    pub tenant_charge: u64,
 }
 
 /// Blocks to fetch from another prefill instance, counted from the chosen one's own prefix on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    pub source: u16,
-    pub blocks: u16,
+    pub source: u32,
+    pub blocks: u32,
 }
 
-const REJECT: u16 = u16::MAX;
-
 impl Decision {
-    /// Runs without a transfer.
-    pub fn run(prefill: u16, decode: u16) -> Self {
-        Self::Run { prefill, decode, transfer: None }
+    /// Runs without a transfer, and leaves no memo.
+    pub fn run(prefill: u32, decode: u32) -> Self {
+        Self::Run(Placement { prefill, decode, ..Placement::default() })
     }
 
     pub fn reject(reason: Reason, retry_after_ms: u32) -> Self {
-        Self::Reject { reason: reason as u16, retry_after_ms }
+        Self::Reject { reason: reason as u32, retry_after_ms }
     }
 
-    pub fn pack(self) -> u64 {
-        match self {
-            Self::Run { prefill, decode, transfer } => {
-                let t = transfer.unwrap_or(Transfer { source: 0, blocks: 0 });
-                u64::from(prefill)
-                    | u64::from(decode) << 16
-                    | u64::from(t.source) << 32
-                    | u64::from(t.blocks) << 48
+    /// The same, fetching blocks first; a rejection stays one.
+    #[must_use]
+    pub fn fetching(mut self, source: u32, blocks: u32) -> Self {
+        if let Self::Run(placement) = &mut self {
+            placement.transfer = (blocks > 0).then_some(Transfer { source, blocks });
+        }
+        self
+    }
+}
+
+/// The record that `schedule` answers with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    pub prefill: u32,
+    pub decode: u32,
+    pub transfer_blocks: u32,
+    pub source: u32,
+    pub reason: u32,
+    pub retry_after: u32,
+    pub session_memo: u64,
+    pub tenant_charge: u64,
+}
+
+/// `prefill` of a rejection.
+const REJECT: u32 = u32::MAX;
+
+impl From<Decision> for Answer {
+    #[inline]
+    fn from(decision: Decision) -> Self {
+        match decision {
+            Decision::Run(Placement { prefill, decode, transfer, session_memo, tenant_charge }) => {
+                let Transfer { source, blocks } = transfer.unwrap_or(Transfer { source: 0, blocks: 0 });
+                let transfer_blocks = blocks;
+                Self {
+                    prefill,
+                    decode,
+                    transfer_blocks,
+                    source,
+                    session_memo,
+                    tenant_charge,
+                    ..Self::default()
+                }
             }
-            Self::Reject { reason, retry_after_ms } => {
-                u64::from(REJECT) | u64::from(reason) << 16 | u64::from(retry_after_ms) << 32
+            Decision::Reject { reason, retry_after_ms } => {
+                Self { prefill: REJECT, reason, retry_after: retry_after_ms, ..Self::default() }
             }
         }
     }
+}
 
-    pub fn unpack(bits: u64) -> Self {
-        let part = |i: u32| (bits >> (16 * i)) as u16;
-        if part(0) == REJECT {
-            return Self::Reject { reason: part(1), retry_after_ms: (bits >> 32) as u32 };
+impl From<Answer> for Decision {
+    #[inline]
+    fn from(answer: Answer) -> Self {
+        if answer.prefill == REJECT {
+            return Self::Reject { reason: answer.reason, retry_after_ms: answer.retry_after };
         }
-        let transfer = (part(3) > 0).then(|| Transfer { source: part(2), blocks: part(3) });
-        Self::Run { prefill: part(0), decode: part(1), transfer }
+        let Answer { prefill, decode, transfer_blocks, source, session_memo, tenant_charge, .. } = answer;
+        let transfer = (transfer_blocks > 0).then_some(Transfer { source, blocks: transfer_blocks });
+        Self::Run(Placement { prefill, decode, transfer, session_memo, tenant_charge })
+    }
+}
+
+/// What `open` gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pub prefill_slots: u32,
+    pub decode_slots: u32,
+    pub block_size_tokens: u32,
+    /// Values in one row of `update-prefill`.
+    pub prefill_row: u32,
+    /// Values in one row of `update-decode`.
+    pub decode_row: u32,
+    /// Words of a request before its columns.
+    pub request_words: u32,
+    /// Domains of the network.
+    pub domains: u32,
+    /// Values in one row of `update-links`.
+    pub link_row: u32,
+}
+
+/// Empty tables in the sizes of this version of the contract.
+impl Default for Layout {
+    fn default() -> Self {
+        Self {
+            prefill_slots: 0,
+            decode_slots: 0,
+            block_size_tokens: 1,
+            prefill_row: PREFILL_ROW as u32,
+            decode_row: DECODE_ROW as u32,
+            request_words: HEAD_WORDS as u32,
+            domains: 1,
+            link_row: LINK_ROW as u32,
+        }
+    }
+}
+
+impl Layout {
+    /// Tables of so many slots in the sizes of this version of the contract.
+    pub fn of(prefill_slots: u32, decode_slots: u32, block_size_tokens: u32) -> Self {
+        Self { prefill_slots, decode_slots, block_size_tokens, ..Self::default() }
+    }
+
+    pub fn encode(&self) -> [u32; 8] {
+        [
+            self.prefill_slots,
+            self.decode_slots,
+            self.block_size_tokens,
+            self.prefill_row,
+            self.decode_row,
+            self.request_words,
+            self.domains,
+            self.link_row,
+        ]
+    }
+
+    /// Absent values are as in [`Layout::default`]; additional ones are ignored.
+    pub fn decode(values: &[u32]) -> Self {
+        let known = Self::default();
+        let value = |at: usize, absent: u32| values.get(at).copied().unwrap_or(absent);
+        Self {
+            prefill_slots: value(0, known.prefill_slots),
+            decode_slots: value(1, known.decode_slots),
+            block_size_tokens: value(2, known.block_size_tokens),
+            prefill_row: value(3, known.prefill_row),
+            decode_row: value(4, known.decode_row),
+            request_words: value(5, known.request_words),
+            domains: value(6, known.domains),
+            link_row: value(7, known.link_row),
+        }
     }
 }
 
@@ -171,10 +242,19 @@ pub struct PrefillRow {
     pub free_blocks: u32,
     pub capacity_blocks: u32,
     pub reported_at: f32,
+    /// Number of the registration, below 2^24.
+    pub identity: u32,
+    /// Decode slot of the same instance; `None`: it does not decode.
+    pub peer: Option<u16>,
+    /// Number of its machine; `None`: unknown.
+    pub host: Option<u32>,
+    pub domain: u32,
+    /// Queued requests as the engine counts them; `None`: not reported.
+    pub waiting: Option<u32>,
 }
 
 impl PrefillRow {
-    pub fn encode(&self) -> [f32; ROW] {
+    pub fn encode(&self) -> [f32; PREFILL_ROW] {
         [
             f32::from(self.slot),
             f32::from(u8::from(self.available)),
@@ -188,6 +268,11 @@ impl PrefillRow {
             self.free_blocks as f32,
             self.capacity_blocks as f32,
             self.reported_at,
+            self.identity as f32,
+            number(self.peer.map(u32::from)),
+            number(self.host),
+            self.domain as f32,
+            number(self.waiting),
         ]
     }
 }
@@ -207,10 +292,21 @@ pub struct DecodeRow {
     pub arriving_sequences: u32,
     pub arriving_tokens: u64,
     pub reported_at: f32,
+    /// Number of the registration, below 2^24.
+    pub identity: u32,
+    /// Prefill slot of the same instance; `None`: it does no prefill.
+    pub peer: Option<u16>,
+    /// Number of its machine; `None`: unknown.
+    pub host: Option<u32>,
+    pub domain: u32,
+    /// Queued requests as the engine counts them; `None`: not reported.
+    pub waiting: Option<u32>,
+    pub handover_fixed: f32,
+    pub handover_per_block: f32,
 }
 
 impl DecodeRow {
-    pub fn encode(&self) -> [f32; ROW] {
+    pub fn encode(&self) -> [f32; DECODE_ROW] {
         [
             f32::from(self.slot),
             f32::from(u8::from(self.available)),
@@ -224,8 +320,25 @@ impl DecodeRow {
             self.arriving_sequences as f32,
             self.arriving_tokens as f32,
             self.reported_at,
+            self.identity as f32,
+            number(self.peer.map(u32::from)),
+            number(self.host),
+            self.domain as f32,
+            number(self.waiting),
+            self.handover_fixed,
+            self.handover_per_block,
         ]
     }
+}
+
+/// A number that may be missing; the contract writes -1 for that.
+fn number(known: Option<u32>) -> f32 {
+    known.map_or(-1.0, |number| number as f32)
+}
+
+/// A slot, machine or count out of a column; `None` if it is missing.
+fn known(column: &[f32], slot: usize) -> Option<usize> {
+    column.get(slot).filter(|value| **value >= 0.0).map(|value| *value as usize)
 }
 
 macro_rules! table {
@@ -240,17 +353,21 @@ macro_rules! table {
         impl $name {
             fn reset(&mut self, slots: usize) {
                 $(self.$column.clear(); self.$column.resize(slots, 0.0);)*
+                for unknown in [&mut self.peer, &mut self.host, &mut self.waiting] {
+                    unknown.fill(-1.0);
+                }
                 $(self.$derived.resize(slots, 0.0);)*
                 (0..slots).for_each(|slot| self.derive(slot));
             }
 
-            /// Rows naming a slot outside the table are skipped.
-            fn update(&mut self, rows: &[f32]) {
-                for row in rows.chunks_exact(ROW) {
+            /// `stride`: values in one row; those that are not known here are skipped. Rows naming a slot outside
+            /// the table are skipped, and so is a ragged tail.
+            fn update(&mut self, rows: &[f32], stride: u32) {
+                for row in rows.chunks_exact(stride.max(1) as usize) {
                     let slot = row[0] as usize;
                     if slot < self.available.len() {
-                        let mut values = row[1..].iter().copied();
-                        $(self.$column[slot] = values.next().unwrap_or(0.0);)*
+                        let mut values = row[1..].iter();
+                        $(if let Some(&value) = values.next() { self.$column[slot] = value; })*
                         self.derive(slot);
                     }
                 }
@@ -264,6 +381,21 @@ macro_rules! table {
             pub fn is_empty(&self) -> bool {
                 self.available.is_empty()
             }
+
+            /// Slot of the same instance in the other table; `None` if it does one of the two only.
+            pub fn peer_of(&self, slot: usize) -> Option<usize> {
+                known(&self.peer, slot)
+            }
+
+            /// Number of the machine that the instance runs on; `None` if it is not known.
+            pub fn host_of(&self, slot: usize) -> Option<usize> {
+                known(&self.host, slot)
+            }
+
+            /// Queued requests as the engine counts them; `None` if it does not report them.
+            pub fn waiting_at(&self, slot: usize) -> Option<usize> {
+                known(&self.waiting, slot)
+            }
         }
     };
 }
@@ -273,7 +405,7 @@ table! {
     /// here when a row changes, so that a decision does not compute them again.
     PrefillTable {
         available, busy_until, cost_fixed, cost_per_token, cost_per_pair, transfer_fixed,
-        transfer_per_block, queued, free_blocks, capacity_blocks, reported_at,
+        transfer_per_block, queued, free_blocks, capacity_blocks, reported_at, identity, peer, host, domain, waiting,
     }
     /// `busy_until`, or +infinity if the slot is unavailable.
     free_at
@@ -294,7 +426,8 @@ table! {
     /// when a row changes.
     DecodeTable {
         available, sequences, context_tokens, free_blocks, capacity_blocks, step_fixed,
-        step_per_sequence, step_per_token, arriving_sequences, arriving_tokens, reported_at,
+        step_per_sequence, step_per_token, arriving_sequences, arriving_tokens, reported_at, identity, peer, host,
+        domain, waiting, handover_fixed, handover_per_block,
     }
     /// `free_blocks`, or -1 if the slot is unavailable.
     room
@@ -309,6 +442,65 @@ impl DecodeTable {
         let tokens = self.context_tokens[i] + self.arriving_tokens[i];
         self.joined_step[i] =
             self.step_fixed[i] + self.step_per_sequence[i] * sequences + self.step_per_token[i] * tokens;
+    }
+}
+
+/// What lies between two domains of the network.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// ms for any transfer.
+    pub fixed: f32,
+    /// On the receiver's time per block, congestion included.
+    pub factor: f32,
+    /// Transfers on their way now.
+    pub under_way: u32,
+}
+
+/// Between domains of which nothing was said.
+impl Default for Link {
+    fn default() -> Self {
+        Self { fixed: 0.0, factor: 1.0, under_way: 0 }
+    }
+}
+
+impl Link {
+    /// The row of `update-links` for this link.
+    pub fn encode(&self, from: u32, to: u32) -> [f32; LINK_ROW] {
+        [from as f32, to as f32, self.fixed, self.factor, self.under_way as f32]
+    }
+}
+
+/// Links by pairs of domains.
+#[derive(Clone, Debug, Default)]
+pub struct Links {
+    domains: usize,
+    /// Row by row, `from` before `to`; empty while no link was named.
+    links: Vec<Link>,
+}
+
+impl Links {
+    fn reset(&mut self, domains: u32) {
+        *self = Self { domains: domains as usize, links: Vec::new() };
+    }
+
+    /// Rows of domains that do not exist are skipped, as for tables.
+    fn update(&mut self, rows: &[f32], stride: u32) {
+        for row in rows.chunks_exact(stride.max(1) as usize) {
+            let Some(&[from, to, fixed, factor, under_way]) = row.first_chunk() else { return };
+            let (from, to) = (from as usize, to as usize);
+            if from < self.domains && to < self.domains {
+                self.links.resize(self.domains * self.domains, Link::default());
+                self.links[from * self.domains + to] = Link { fixed, factor, under_way: under_way as u32 };
+            }
+        }
+    }
+
+    /// What lies between two domains.
+    pub fn between(&self, from: f32, to: f32) -> Link {
+        let (from, to) = (from as usize, to as usize);
+        let known = from < self.domains && to < self.domains;
+        let link = if known { self.links.get(from * self.domains + to) } else { None };
+        link.copied().unwrap_or_default()
     }
 }
 
@@ -335,57 +527,99 @@ impl Thresholds {
     }
 }
 
-/// What the host has pushed: the two tables, the thresholds, the block size.
+/// What the host has pushed, as of one decision.
 #[derive(Clone, Debug, Default)]
 pub struct Cluster {
+    /// ms on the table clock.
+    pub now: f32,
     pub prefill: PrefillTable,
     pub decode: DecodeTable,
+    pub links: Links,
     pub thresholds: Thresholds,
     pub block_size_tokens: u32,
+}
+
+impl Cluster {
+    /// ms to fetch `blocks` of a prefix from one prefill slot to another; slots must be in the table.
+    pub fn fetch_ms(&self, source: usize, prefill: usize, blocks: u32) -> f32 {
+        let p = &self.prefill;
+        if source == prefill || blocks == 0 {
+            return 0.0;
+        }
+        let link = self.links.between(p.domain[source], p.domain[prefill]);
+        link.fixed + p.transfer_fixed[prefill] + link.factor * p.transfer_per_block[prefill] * blocks as f32
+    }
+
+    /// ms to hand a prompt of `blocks` over from prefill to decode, 0 within one instance; slots must be in the
+    /// tables.
+    pub fn handover_ms(&self, prefill: usize, decode: usize, blocks: u32) -> f32 {
+        let (p, d) = (&self.prefill, &self.decode);
+        if p.peer_of(prefill) == Some(decode) {
+            return 0.0;
+        }
+        let link = self.links.between(p.domain[prefill], d.domain[decode]);
+        link.fixed + d.handover_fixed[decode] + link.factor * d.handover_per_block[decode] * blocks as f32
+    }
 }
 
 /// A scheduler with the tables it decides on: the exports of `scheduling`, natively.
 pub struct Kept<S: ?Sized> {
     cluster: Cluster,
+    layout: Layout,
     scheduler: Box<S>,
 }
 
 impl<S: Scheduler + ?Sized> Kept<S> {
     pub fn new(scheduler: Box<S>) -> Self {
-        Self { cluster: Cluster::default(), scheduler }
+        Self { cluster: Cluster::default(), layout: Layout::default(), scheduler }
     }
 
     pub fn scheduler(&mut self) -> &mut S {
         &mut self.scheduler
     }
 
-    pub fn open(&mut self, prefill_slots: u32, decode_slots: u32, block_size_tokens: u32) {
-        self.cluster.prefill.reset(prefill_slots as usize);
-        self.cluster.decode.reset(decode_slots as usize);
-        self.cluster.block_size_tokens = block_size_tokens;
+    pub fn open(&mut self, layout: &[u32]) {
+        let layout = Layout::decode(layout);
+        self.cluster.prefill.reset(layout.prefill_slots as usize);
+        self.cluster.decode.reset(layout.decode_slots as usize);
+        self.cluster.links.reset(layout.domains);
+        self.cluster.block_size_tokens = layout.block_size_tokens;
+        self.layout = layout;
     }
 
     pub fn update_prefill(&mut self, rows: &[f32]) {
-        self.cluster.prefill.update(rows);
+        self.cluster.prefill.update(rows, self.layout.prefill_row);
     }
 
     pub fn update_decode(&mut self, rows: &[f32]) {
-        self.cluster.decode.update(rows);
+        self.cluster.decode.update(rows, self.layout.decode_row);
+    }
+
+    pub fn update_links(&mut self, rows: &[f32]) {
+        self.cluster.links.update(rows, self.layout.link_row);
     }
 
     pub fn set_thresholds(&mut self, values: &[f32]) {
         self.cluster.thresholds.set(values);
     }
 
-    pub fn schedule(&mut self, request: &Request, prefix_blocks: &[u32]) -> u64 {
-        let prefix = Prefix::new(prefix_blocks, self.cluster.prefill.len());
-        self.scheduler.schedule(&self.cluster, request, prefix).pack()
+    pub fn schedule(&mut self, now: f32, question: &[u32]) -> Decision {
+        self.cluster.now = now;
+        let candidates = candidates(&self.layout, question);
+        self.scheduler.schedule(&self.cluster, &Request::decode(question), candidates)
     }
 
-    pub fn explain(&self, request: &Request, prefix_blocks: &[u32]) -> Vec<f32> {
-        let prefix = Prefix::new(prefix_blocks, self.cluster.prefill.len());
-        self.scheduler.explain(&self.cluster, request, prefix)
+    pub fn explain(&mut self, now: f32, question: &[u32]) -> Vec<f32> {
+        self.cluster.now = now;
+        let candidates = candidates(&self.layout, question);
+        self.scheduler.explain(&self.cluster, &Request::decode(question), candidates)
     }
+}
+
+#[inline]
+fn candidates<'a>(layout: &Layout, question: &'a [u32]) -> Candidates<'a> {
+    let Layout { prefill_slots, decode_slots, request_words, .. } = *layout;
+    Candidates::of_question(question, request_words as usize, prefill_slots as usize, decode_slots as usize)
 }
 
 #[cfg(test)]
@@ -393,31 +627,168 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decisions_survive_packing() {
-        let transfer = Some(Transfer { source: 65_534, blocks: 65_535 });
+    fn decisions_survive_their_record() {
+        let placement = Placement {
+            prefill: 70_000,
+            decode: u32::MAX,
+            transfer: Some(Transfer { source: u32::MAX - 1, blocks: u32::MAX }),
+            session_memo: u64::MAX,
+            tenant_charge: 1 << 63,
+        };
         for decision in [
             Decision::run(0, 0),
-            Decision::run(65_534, 65_535),
-            Decision::Run { prefill: 7, decode: 9, transfer },
+            Decision::run(u32::MAX - 1, u32::MAX),
+            Decision::run(7, 9).fetching(3, 4),
+            Decision::Run(placement),
             Decision::reject(Reason::Tbt, u32::MAX),
         ] {
-            assert_eq!(Decision::unpack(decision.pack()), decision);
+            assert_eq!(Decision::from(Answer::from(decision)), decision);
         }
+        assert_eq!(Decision::run(7, 9).fetching(3, 0), Decision::run(7, 9));
+        let noise =
+            Answer { prefill: 1, decode: 2, source: 77, reason: 3, retry_after: 4, ..Answer::default() };
+        assert_eq!(
+            Decision::from(noise),
+            Decision::run(1, 2),
+            "numbers that are not read may have any value"
+        );
     }
 
     #[test]
     fn rows_land_in_columns_and_bad_slots_are_skipped() {
         let mut table = PrefillTable::default();
         table.reset(2);
-        let row =
-            PrefillRow { slot: 1, available: true, busy_until: 5.0, reported_at: 3.0, ..Default::default() };
+        let row = PrefillRow {
+            slot: 1,
+            available: true,
+            busy_until: 5.0,
+            reported_at: 3.0,
+            identity: 4,
+            host: Some(7),
+            ..Default::default()
+        };
         let outside = PrefillRow { slot: 2, ..row };
-        table.update(&[row.encode(), outside.encode()].concat());
+        table.update(&[row.encode(), outside.encode()].concat(), PREFILL_ROW as u32);
         assert_eq!(table.available, [0.0, 1.0]);
         assert_eq!(table.busy_until, [0.0, 5.0]);
         assert_eq!(table.reported_at, [0.0, 3.0]);
         assert_eq!(table.free_at, [f32::INFINITY, 5.0]);
-        table.update(&[f32::NAN; ROW]); // NaN casts to slot 0; values are the host's to check
+        assert_eq!((table.identity[1], table.host_of(1), table.peer_of(1)), (4.0, Some(7), None));
+        assert_eq!((table.host_of(2), table.waiting_at(1)), (None, None));
+        table.update(&[f32::NAN; PREFILL_ROW], PREFILL_ROW as u32); // NaN casts to slot 0; values are the host's to check
         assert_eq!(table.available[1], 1.0);
+    }
+
+    /// Answers with what it sees.
+    struct Mirror;
+
+    impl Scheduler for Mirror {
+        fn describe(&self) -> Description {
+            Description::scheduler("mirror", "0")
+        }
+
+        fn schedule(&mut self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Decision {
+            let prefix = candidates.prefix_of(1);
+            Decision::Run(Placement {
+                prefill: cluster.prefill.peer_of(1).map_or(99, |peer| peer as u32),
+                decode: cluster.decode.handover_per_block.get(1).map_or(99, |cost| *cost as u32),
+                transfer: Some(Transfer { source: request.prompt_tokens, blocks: prefix }),
+                ..Placement::default()
+            })
+        }
+    }
+
+    fn mirrored(kept: &mut Kept<Mirror>, question: &[u32]) -> (u32, u32, u32, u32) {
+        match kept.schedule(0.0, question) {
+            Decision::Run(Placement { prefill, decode, transfer: Some(t), .. }) => {
+                (prefill, decode, t.source, t.blocks)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_later_host_may_say_more_in_every_record() {
+        let prefill = PrefillRow { slot: 1, peer: Some(3), ..PrefillRow::default() };
+        let decode = DecodeRow { slot: 1, handover_per_block: 5.0, ..DecodeRow::default() };
+        let request = Request { prompt_tokens: 640, ..Request::default() };
+        let question = Question::new(0.0, &request, 2, 2).with(Column::Prefix, &[8, 9]);
+        for more in [0, 1, 7] {
+            let layout = Layout {
+                prefill_row: (PREFILL_ROW + more) as u32,
+                decode_row: (DECODE_ROW + more) as u32,
+                request_words: (HEAD_WORDS + more) as u32,
+                link_row: (LINK_ROW + more) as u32,
+                domains: 2,
+                ..Layout::of(2, 2, 16)
+            };
+            let mut kept = Kept::new(Box::new(Mirror));
+            kept.open(&[&layout.encode()[..], &vec![77; more]].concat());
+            let longer = |row: &[f32]| [row, &vec![88.0; more]].concat();
+            let other = PrefillRow { slot: 0, ..PrefillRow::default() };
+            kept.update_prefill(&[longer(&other.encode()), longer(&prefill.encode())].concat());
+            kept.update_decode(&[longer(&DecodeRow::default().encode()), longer(&decode.encode())].concat());
+            let link = Link { fixed: 1.0, factor: 2.0, under_way: 3 };
+            kept.update_links(&[longer(&Link::default().encode(0, 0)), longer(&link.encode(1, 0))].concat());
+            let (head, columns) = question.words().split_at(HEAD_WORDS);
+            let question = [head, &vec![66; more], columns].concat();
+            assert_eq!(mirrored(&mut kept, &question), (3, 5, 640, 9), "{more} more");
+            assert_eq!(kept.cluster.links.between(1.0, 0.0), link);
+            assert_eq!(kept.cluster.links.between(0.0, 1.0), Link::default());
+        }
+    }
+
+    #[test]
+    fn lists_that_are_too_short_mean_what_was_not_said() {
+        let layout = Layout::of(2, 2, 16).encode();
+        for words in 0..=layout.len() {
+            let mut kept = Kept::new(Box::new(Mirror));
+            kept.open(&layout[..words]);
+            for values in 0..40 {
+                kept.update_prefill(&vec![1.0; values]);
+                kept.update_decode(&vec![1.0; values]);
+                kept.update_links(&vec![0.0; values]);
+            }
+            for question in 0..30 {
+                kept.schedule(0.0, &vec![u32::MAX; question]);
+                kept.explain(0.0, &vec![u32::MAX; question]);
+            }
+        }
+        let mut kept = Kept::new(Box::new(Mirror));
+        kept.open(&Layout { prefill_row: 0, decode_row: 0, link_row: 0, ..Layout::of(1, 1, 16) }.encode());
+        kept.update_prefill(&[0.0; 5]);
+        kept.update_decode(&[0.0; 5]);
+        kept.update_links(&[0.0; 5]);
+        assert_eq!(kept.cluster.prefill.peer_of(0), None, "not said");
+        assert_eq!(kept.cluster.links.between(f32::NAN, f32::MAX), Link::default());
+    }
+
+    #[test]
+    fn what_stays_on_an_instance_costs_nothing_to_move() {
+        let mut kept = Kept::new(Box::new(Mirror));
+        kept.open(&Layout { domains: 2, ..Layout::of(2, 2, 16) }.encode());
+        let prefill = |slot, domain, peer| PrefillRow {
+            slot,
+            domain,
+            peer,
+            transfer_fixed: 1.0,
+            transfer_per_block: 2.0,
+            ..PrefillRow::default()
+        };
+        let decode = |slot, domain| DecodeRow {
+            slot,
+            domain,
+            handover_fixed: 3.0,
+            handover_per_block: 4.0,
+            ..DecodeRow::default()
+        };
+        kept.update_prefill(&[prefill(0, 0, Some(1)).encode(), prefill(1, 1, None).encode()].concat());
+        kept.update_decode(&[decode(0, 1).encode(), decode(1, 0).encode()].concat());
+        kept.update_links(&Link { fixed: 10.0, factor: 0.5, under_way: 0 }.encode(0, 1));
+        let c = &kept.cluster;
+        assert_eq!((c.fetch_ms(0, 0, 8), c.fetch_ms(0, 1, 0)), (0.0, 0.0));
+        assert_eq!((c.fetch_ms(0, 1, 8), c.fetch_ms(1, 0, 8)), (10.0 + 1.0 + 8.0, 1.0 + 16.0));
+        assert_eq!((c.handover_ms(0, 1, 8), c.handover_ms(0, 0, 8)), (0.0, 10.0 + 3.0 + 16.0));
+        assert_eq!((c.handover_ms(1, 0, 8), c.handover_ms(1, 1, 8)), (3.0 + 32.0, 3.0 + 32.0));
     }
 }

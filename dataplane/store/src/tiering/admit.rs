@@ -15,6 +15,8 @@ pub struct Candidate {
     pub size: u32,
     /// Milliseconds since it was last offered to this tier and not stored; `None` if that is not remembered.
     pub refused_ms_ago: Option<u64>,
+    /// Whose block it is.
+    pub tenant: u16,
 }
 
 /// What happens to an offered block.

@@ -35,19 +35,13 @@ fn registration() -> Registration {
     Registration { prefill: Some(prefill), decode: Some(decode) }
 }
 
+/// What the scheduler makes of what was looked at.
+fn decide(decider: &mut Decider) -> policy::Outcome {
+    decider.scheduler.decide(&decider.question)
+}
+
 fn ask(tenant: u32, ttft_slo_ms: f32) -> Ask {
-    Ask {
-        prompt_tokens: 1_024,
-        output_tokens: 76,
-        class: 0,
-        tenant,
-        priority: 0,
-        session: 0,
-        seed: 1,
-        ttft_slo_ms,
-        tbt_slo_ms: f32::INFINITY,
-        must_run: false,
-    }
+    Ask { prompt_tokens: 1_024, output_tokens: 76, tenant, seed: 1, ttft_slo_ms, ..Ask::default() }
 }
 
 const NO_SLO: f32 = f32::INFINITY;
@@ -72,8 +66,8 @@ fn an_answer_that_was_overtaken_is_not_booked() {
         conductor.register("a", registration(), 0).unwrap();
         let wish = Wish { ask: &ask(0, NO_SLO), chain: &[], explain: false, now_ms: 5 };
         let mut decider = conductor.deciders.take();
-        let request = decider.look(&mut conductor.state.lock(), &wish);
-        let outcome = decider.scheduler.decide(&request, &[0]);
+        decider.look(&mut conductor.state.lock(), &wish, 0);
+        let outcome = decide(&mut decider);
         assert!(matches!(outcome.decision, Decision::Run { .. }) && outcome.fallback.is_none(), "{what}");
         change(&conductor);
         let concluded = conclude(&mut conductor.state.lock(), &decider, &wish, &outcome, None, &[]).unwrap();
@@ -88,11 +82,11 @@ fn a_drained_instance_is_noticed_before_the_admitter_is_asked() {
     let epoch = conductor.register("a", registration(), 0).unwrap();
     let wish = Wish { ask: &ask(0, NO_SLO), chain: &[], explain: false, now_ms: 5 };
     let mut decider = conductor.deciders.take();
-    let request = decider.look(&mut conductor.state.lock(), &wish);
-    let outcome = decider.scheduler.decide(&request, &[0]);
+    decider.look(&mut conductor.state.lock(), &wish, 0);
+    let outcome = decide(&mut decider);
     conductor.report("a", epoch, 1, true, 5).unwrap();
-    let question = decider.question(&conductor.state.lock(), &wish, &outcome.decision);
-    assert!(matches!(question, Err(fleet::Error::Invalid(_))), "{question:?}");
+    let forecast = decider.forecast(&conductor.state.lock(), &wish, &outcome.decision);
+    assert!(matches!(forecast, Err(fleet::Error::Invalid(_))), "{forecast:?}");
     drop(decider);
     let rejected = conductor.schedule(wish.ask, &[], false, 6).unwrap().result.err().unwrap();
     assert!(!rejected.by_admitter, "the scheduler finds no instance");
@@ -135,22 +129,24 @@ fn the_admitter_is_asked_before_the_booking_so_a_refusal_leaves_no_trace() {
 fn the_admitter_is_told_the_times_of_the_placement_and_the_share_of_the_tenant() {
     let conductor = conductor("round-robin", 1);
     conductor.register("a", registration(), 0).unwrap();
-    let question = |tenant| {
+    let forecast = |tenant| {
         let wish = Wish { ask: &ask(tenant, NO_SLO), chain: &[], explain: false, now_ms: 0 };
         let mut decider = conductor.deciders.take();
-        decider.look(&mut conductor.state.lock(), &wish);
-        let question = decider.question(&conductor.state.lock(), &wish, &Decision::run(0, 0));
-        let (asked, admission) = question.unwrap().unwrap();
-        assert_eq!((f64::from(asked.ttft), f64::from(asked.tbt)), (admission.ttft_ms, admission.tbt_ms));
-        (asked.ttft, asked.tbt, asked.tenant_share)
+        decider.look(&mut conductor.state.lock(), &wish, 0);
+        let forecast = decider.forecast(&conductor.state.lock(), &wish, &Decision::run(0, 0));
+        let (told, admission) = forecast.unwrap().unwrap();
+        assert_eq!((f64::from(told.ttft), f64::from(told.tbt)), (admission.ttft_ms, admission.tbt_ms));
+        assert_eq!((told.ttft, told.transfer, told.cached_tokens), (told.queue + told.prefill, 0.0, 0.0));
+        assert_eq!(Request::decode(decider.question.request_words()).tenant, tenant);
+        (told.ttft, told.tbt, told.tenant_share)
     };
-    assert_eq!(question(7), (1_034.0, 21.0, 0.0));
+    assert_eq!(forecast(7), (1_034.0, 21.0, 0.0));
     for tenant in [7, 8, 8, 8] {
         conductor.schedule(&ask(tenant, NO_SLO), &[], false, 0).unwrap();
     }
-    assert_eq!(question(7), (5.0 * 1_034.0, 25.0, 0.25));
-    assert_eq!(question(8).2, 0.75);
-    assert_eq!(question(9).2, 0.0);
+    assert_eq!(forecast(7), (5.0 * 1_034.0, 25.0, 0.25));
+    assert_eq!(forecast(8).2, 0.75);
+    assert_eq!(forecast(9).2, 0.0);
 }
 
 /// Instances come, go and drain while four threads decide with three workers.

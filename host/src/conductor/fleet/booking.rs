@@ -3,23 +3,23 @@
 use super::answer::{self, Slots};
 use super::table::Table;
 use super::{Admission, Ask, Decode, Error, Fleet, InFlight, Invalid, Outcome, Phase, Prefill};
-use kvasir_policy::scheduler::Decision;
+use kvasir_policy::scheduler::{Candidates, Decision, Placement};
 
 impl Fleet {
-    /// Whether a policy's answer can be acted on now. `prefix_blocks` as it was given to the policy.
+    /// Whether a policy's answer can be acted on now. `candidates` as they were given to the policy.
     ///
     /// # Errors
     /// The reason, for the count of invalid answers and the log.
-    pub fn check(&self, decision: &Decision, prefix_blocks: &[u32]) -> Result<(), Invalid> {
+    pub fn check(&self, decision: &Decision, candidates: Candidates<'_>) -> Result<(), Invalid> {
         let prefill = Slots {
-            len: self.prefill.len(),
+            len: self.prefill.len() as u32,
             available: &|slot| self.prefill.get(slot).is_some_and(|p| p.available),
         };
         let decode = Slots {
-            len: self.decode.len(),
+            len: self.decode.len() as u32,
             available: &|slot| self.decode.get(slot).is_some_and(|d| d.available),
         };
-        answer::check(decision, prefix_blocks, &prefill, &decode)
+        answer::check(decision, candidates, &prefill, &decode)
     }
 
     /// What [`Self::admit`] would answer now; nothing is booked.
@@ -30,12 +30,12 @@ impl Fleet {
         &self,
         ask: &Ask,
         decision: &Decision,
-        prefix_blocks: &[u32],
+        candidates: Candidates<'_>,
         now_ms: u64,
     ) -> Result<Outcome, Error> {
-        self.check(decision, prefix_blocks)?;
-        let (prefill, decode, transfer) = match *decision {
-            Decision::Run { prefill, decode, transfer } => (prefill, decode, transfer),
+        self.check(decision, candidates)?;
+        let placement = match *decision {
+            Decision::Run(placement) => placement,
             Decision::Reject { reason, retry_after_ms } => {
                 return Ok(Outcome::Rejected { reason, retry_after_ms });
             }
@@ -43,11 +43,13 @@ impl Fleet {
         if self.requests.len() >= self.limits.requests {
             return Err(Error::TooManyRequests { limit: self.limits.requests });
         }
-        let absent = |table, slot| Error::Invalid(Invalid::Unavailable { table, slot });
+        let Placement { prefill, decode, transfer, .. } = placement;
+        // Slots that passed the check are in the tables, whose numbers have 16 bits.
+        let (prefill, decode) = (prefill as u16, decode as u16);
         let p = self.prefill.get(prefill).ok_or(absent("prefill", prefill))?;
         let d = self.decode.get(decode).ok_or(absent("decode", decode))?;
-        let fetched_blocks = transfer.map_or(0, |t| u32::from(t.blocks));
-        let own = prefix_blocks.get(usize::from(prefill)).copied().unwrap_or(0);
+        let fetched_blocks = transfer.map_or(0, |t| t.blocks);
+        let own = candidates.prefix_of(usize::from(prefill));
         let prompt_tokens = u64::from(ask.prompt_tokens);
         let cached = u64::from(own + fetched_blocks) * u64::from(self.block_size_tokens);
         let cached = cached.min(prompt_tokens);
@@ -78,13 +80,13 @@ impl Fleet {
         id: u64,
         ask: &Ask,
         decision: &Decision,
-        prefix_blocks: &[u32],
+        candidates: Candidates<'_>,
         now_ms: u64,
     ) -> Result<Outcome, Error> {
         if self.requests.contains_key(&id) {
             return Err(Error::RequestExists { id });
         }
-        let outcome = self.forecast(ask, decision, prefix_blocks, now_ms)?;
+        let outcome = self.forecast(ask, decision, candidates, now_ms)?;
         if let Outcome::Admitted(admission) = outcome {
             self.book(id, ask, admission, now_ms)?;
         }
@@ -93,7 +95,6 @@ impl Fleet {
 
     fn book(&mut self, id: u64, ask: &Ask, admission: Admission, now_ms: u64) -> Result<(), Error> {
         let Admission { prefill, decode, fetched_blocks, .. } = admission;
-        let absent = |table, slot| Error::Invalid(Invalid::Unavailable { table, slot });
         let tokens = u64::from(ask.prompt_tokens) + u64::from(ask.output_tokens);
         let decode_blocks = tokens.div_ceil(u64::from(self.block_size_tokens)) as u32;
         let p = self.prefill.change(prefill).ok_or(absent("prefill", prefill))?;
@@ -229,6 +230,10 @@ impl Fleet {
         p.shifted_ms += shift;
         p.busy_until_ms = if p.queued == 0 { now } else { (p.busy_until_ms + shift).max(now) };
     }
+}
+
+fn absent(table: &'static str, slot: u16) -> Error {
+    Error::Invalid(Invalid::Unavailable { table, slot: slot.into() })
 }
 
 /// The instance that was booked, unless it left and another has its slot.

@@ -23,19 +23,21 @@ pub enum Error {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     #[error("{table} slot {slot} is outside the table of {slots}")]
-    SlotOutside { table: &'static str, slot: u16, slots: usize },
+    SlotOutside { table: &'static str, slot: u32, slots: u32 },
     #[error("{table} slot {slot} is unavailable")]
-    Unavailable { table: &'static str, slot: u16 },
+    Unavailable { table: &'static str, slot: u32 },
     #[error("transfer from prefill slot {slot} to itself")]
-    TransferToItself { slot: u16 },
+    TransferToItself { slot: u32 },
     #[error(
         "transfer of {blocks} blocks from prefill slot {source_slot}, which holds {beyond} beyond the chosen one's own"
     )]
-    TransferTooLong { source_slot: u16, blocks: u16, beyond: u32 },
+    TransferTooLong { source_slot: u32, blocks: u32, beyond: u32 },
     #[error("rejection for {retry_after_ms} ms; {RETRY_MAX_MS} at most, a day")]
     RetryTooLong { retry_after_ms: u32 },
-    #[error("{scores} scores for {slots} prefill slots; give one for each, or none")]
-    Scores { scores: usize, slots: usize },
-    #[error("the score of prefill slot {slot} is {score}, which is in no order with others")]
+    #[error(
+        "{scores} scores for {prefill} prefill and {decode} decode slots; give one for each prefill slot, for each slot of both, or none"
+    )]
+    Scores { scores: usize, prefill: usize, decode: usize },
+    #[error("score {slot} is {score}, which is in no order with others")]
     Score { slot: usize, score: String },
 }

@@ -1,5 +1,5 @@
 use super::*;
-use kvasir_policy::scheduler::{Decision, Kept, Prefix, Request, Scheduler, Transfer};
+use kvasir_policy::scheduler::{Candidates, Decision, Kept, Request, Scheduler};
 use kvasir_policy::{Description, scheduler::Cluster};
 use proptest::prelude::*;
 
@@ -21,18 +21,12 @@ fn decode_spec() -> DecodeSpec {
 }
 
 fn ask(prompt_tokens: u32) -> Ask {
-    Ask {
-        prompt_tokens,
-        output_tokens: 16,
-        class: 0,
-        tenant: 0,
-        priority: 0,
-        session: 0,
-        seed: 0,
-        ttft_slo_ms: f32::INFINITY,
-        tbt_slo_ms: f32::INFINITY,
-        must_run: false,
-    }
+    Ask { prompt_tokens, output_tokens: 16, ..Ask::default() }
+}
+
+/// Leading blocks by prefill slot.
+fn found(prefix: &[u32]) -> Candidates<'_> {
+    Candidates::with_prefix(prefix)
 }
 
 fn fleet(prefill: usize, decode: usize) -> Fleet {
@@ -47,7 +41,7 @@ fn fleet(prefill: usize, decode: usize) -> Fleet {
 }
 
 fn admit(fleet: &mut Fleet, id: u64, decision: Decision, prefix: &[u32], now: u64) -> Admission {
-    match fleet.admit(id, &ask(160), &decision, prefix, now) {
+    match fleet.admit(id, &ask(160), &decision, found(prefix), now) {
         Ok(Outcome::Admitted(admission)) => admission,
         other => panic!("{other:?}"),
     }
@@ -59,8 +53,7 @@ fn bad_answers_are_refused_with_their_reason() {
     c.set_prefill_available(2, false).unwrap();
     c.unregister_decode(1).unwrap();
     let prefix = [2, 5, 9];
-    let transfer =
-        |source, blocks| Decision::Run { prefill: 0, decode: 0, transfer: Some(Transfer { source, blocks }) };
+    let transfer = |source, blocks| Decision::run(0, 0).fetching(source, blocks);
     for (decision, reason) in [
         (Decision::run(3, 0), "prefill slot 3 is outside the table of 3"),
         (Decision::run(2, 0), "prefill slot 2 is unavailable"),
@@ -69,6 +62,12 @@ fn bad_answers_are_refused_with_their_reason() {
         (transfer(0, 1), "transfer from prefill slot 0 to itself"),
         (transfer(2, 1), "prefill slot 2 is unavailable"),
         (transfer(65_000, 1), "prefill slot 65000 is outside the table of 3"),
+        (Decision::run(65_536, 0), "prefill slot 65536 is outside the table of 3"),
+        (Decision::run(0, u32::MAX), "decode slot 4294967295 is outside the table of 2"),
+        (
+            transfer(1, u32::MAX),
+            "transfer of 4294967295 blocks from prefill slot 1, which holds 3 beyond the chosen one's own",
+        ),
         (
             transfer(1, 4),
             "transfer of 4 blocks from prefill slot 1, which holds 3 beyond the chosen one's own",
@@ -78,10 +77,10 @@ fn bad_answers_are_refused_with_their_reason() {
             "rejection for 4294967295 ms; 86400000 at most, a day",
         ),
     ] {
-        assert_eq!(c.check(&decision, &prefix).unwrap_err().to_string(), reason);
-        assert!(matches!(c.admit(1, &ask(160), &decision, &prefix, 0), Err(Error::Invalid(_))));
+        assert_eq!(c.check(&decision, found(&prefix)).unwrap_err().to_string(), reason);
+        assert!(matches!(c.admit(1, &ask(160), &decision, found(&prefix), 0), Err(Error::Invalid(_))));
     }
-    assert_eq!(c.check(&transfer(1, 3), &prefix), Ok(()));
+    assert_eq!(c.check(&transfer(1, 3), found(&prefix)), Ok(()));
     assert_eq!(c.in_flight(), 0);
 }
 
@@ -96,26 +95,29 @@ fn scores_are_one_for_each_slot_and_in_an_order() {
     };
     check(&[], "fine");
     check(&[1.0, f32::INFINITY, -2.0], "fine");
-    check(&[1.0, 2.0], "2 scores for 3 prefill slots; give one for each, or none");
-    check(&[1.0, f32::NAN, 2.0], "the score of prefill slot 1 is NaN, which is in no order with others");
+    check(&[1.0, f32::INFINITY, -2.0, 3.0], "fine");
     check(
-        &[1.0, 2.0, f32::NEG_INFINITY],
-        "the score of prefill slot 2 is -inf, which is in no order with others",
+        &[1.0, 2.0],
+        "2 scores for 3 prefill and 1 decode slots; give one for each prefill slot, for each slot of both, or none",
     );
+    check(&[1.0, f32::NAN, 2.0], "score 1 is NaN, which is in no order with others");
+    check(&[1.0, 2.0, f32::NEG_INFINITY], "score 2 is -inf, which is in no order with others");
 }
 
 #[test]
 fn admitted_work_is_booked_and_given_back() {
     let mut c = fleet(2, 1);
-    let transfer = Some(Transfer { source: 1, blocks: 4 });
-    let first = admit(&mut c, 1, Decision::Run { prefill: 0, decode: 0, transfer }, &[1, 5], 100);
+    let first = admit(&mut c, 1, Decision::run(0, 0).fetching(1, 4), &[1, 5], 100);
     assert_eq!((first.cached_tokens, first.transfer_ms, first.queue_ms), (80, 6.0, 0.0));
     assert_eq!((first.prefill_ms, first.ttft_ms), (90.0, 96.0));
     assert_eq!(first.tbt_ms, 20.0 + 1.0 + 80.0);
     let second = admit(&mut c, 2, Decision::run(0, 0), &[0, 0], 110);
     assert_eq!((second.queue_ms, second.prefill_ms, second.ttft_ms), (86.0, 170.0, 256.0));
     assert_eq!(second.tbt_ms, 20.0 + 2.0 + 160.0);
-    assert_eq!(c.admit(2, &ask(1), &Decision::run(0, 0), &[], 110), Err(Error::RequestExists { id: 2 }));
+    assert_eq!(
+        c.admit(2, &ask(1), &Decision::run(0, 0), found(&[]), 110),
+        Err(Error::RequestExists { id: 2 })
+    );
 
     // The first ends 20 ms late: what is queued behind it moves by as much.
     c.prefill_done(1, 216).unwrap();
@@ -137,18 +139,18 @@ fn admitted_work_is_booked_and_given_back() {
 fn a_forecast_is_what_would_be_booked_and_books_nothing() {
     let mut c = fleet(2, 1);
     admit(&mut c, 1, Decision::run(0, 0), &[0, 0], 0);
-    let transfer = Some(Transfer { source: 1, blocks: 4 });
     let mut seen = Version::default();
     c.changes_since(&mut seen);
-    for decision in [Decision::run(0, 0), Decision::Run { prefill: 0, decode: 0, transfer }] {
-        let forecast = c.forecast(&ask(160), &decision, &[1, 5], 30);
+    for decision in [Decision::run(0, 0), Decision::run(0, 0).fetching(1, 4)] {
+        let forecast = c.forecast(&ask(160), &decision, found(&[1, 5]), 30);
         assert_eq!(c.changes_since(&mut seen), None);
-        assert_eq!(c.admit(c.in_flight() as u64 + 1, &ask(160), &decision, &[1, 5], 30), forecast);
+        let id = c.in_flight() as u64 + 1;
+        assert_eq!(c.admit(id, &ask(160), &decision, found(&[1, 5]), 30), forecast);
         c.changes_since(&mut seen);
     }
     let reject = Decision::Reject { reason: 2, retry_after_ms: 3 };
     let rejected = Ok(Outcome::Rejected { reason: 2, retry_after_ms: 3 });
-    assert_eq!(c.forecast(&ask(160), &reject, &[], 30), rejected);
+    assert_eq!(c.forecast(&ask(160), &reject, found(&[]), 30), rejected);
 }
 
 #[test]
@@ -157,7 +159,7 @@ fn shares_and_memory_follow_what_is_booked() {
     assert_eq!((c.tenant_share(0), c.decode_memory_used()), (0.0, 0.0));
     for (id, tenant, tokens) in [(1, 5, 144), (2, 6, 304), (3, 5, 144)] {
         let ask = Ask { tenant, ..ask(tokens) }; // and 16 of output each
-        c.admit(id, &ask, &Decision::run(0, (id % 2) as u16), &[0], 0).unwrap();
+        c.admit(id, &ask, &Decision::run(0, (id % 2) as u32), found(&[0]), 0).unwrap();
     }
     assert_eq!((c.tenant_share(5), c.tenant_share(6), c.tenant_share(7)), (0.5, 0.5, 0.0));
     assert!((c.decode_memory_used() - 0.2).abs() < 1e-9, "40 of 200 blocks");
@@ -188,7 +190,7 @@ fn the_forecast_lets_sequences_grow_leave_and_arrive() {
     assert_eq!(c.decode_step_forecast_ms(169.0, 200), 20.0);
     assert_eq!(c.decode_step_forecast_ms(170.0, 200), step);
     let endless = Ask { output_tokens: 0, ..ask(160) };
-    c.admit(3, &endless, &Decision::run(1, 0), &[0, 0], 200).unwrap();
+    c.admit(3, &endless, &Decision::run(1, 0), found(&[0, 0]), 200).unwrap();
     c.prefill_done(3, 370).unwrap();
     assert!(c.decode_step_forecast_ms(1e6, 370) > 5_000.0, "of unknown length, so it stays");
     c.set_decode_available(0, false).unwrap();
@@ -201,7 +203,7 @@ fn completions_of_an_instance_that_left_do_not_touch_its_successor() {
     admit(&mut c, 1, Decision::run(0, 0), &[0], 0);
     c.unregister_prefill(0).unwrap();
     c.unregister_decode(0).unwrap();
-    assert!(c.check(&Decision::run(0, 0), &[0]).is_err());
+    assert!(c.check(&Decision::run(0, 0), found(&[0])).is_err());
     assert_eq!(c.register_prefill(prefill_spec(), 5), Ok(0));
     assert_eq!(c.register_decode(decode_spec(), 5), Ok(0));
     c.prefill_done(1, 50).unwrap();
@@ -238,7 +240,7 @@ fn limits_hold() {
     c.register_decode(decode_spec(), 0).unwrap();
     assert_eq!(c.register_prefill(prefill_spec(), 0), Err(Error::TableFull { table: "prefill", limit: 1 }));
     admit(&mut c, 1, Decision::run(0, 0), &[0], 0);
-    let full = c.admit(2, &ask(1), &Decision::run(0, 0), &[0], 0);
+    let full = c.admit(2, &ask(1), &Decision::run(0, 0), found(&[0]), 0);
     assert_eq!(full, Err(Error::TooManyRequests { limit: 1 }));
 }
 
@@ -250,12 +252,12 @@ impl Scheduler for Nothing {
         Description::scheduler("nothing", "0")
     }
 
-    fn schedule(&mut self, _: &Cluster, _: &Request, _: Prefix<'_>) -> Decision {
+    fn schedule(&mut self, _: &Cluster, _: &Request, _: Candidates<'_>) -> Decision {
         Decision::run(0, 0)
     }
 
     /// Shows the tables to the test.
-    fn explain(&self, cluster: &Cluster, _: &Request, _: Prefix<'_>) -> Vec<f32> {
+    fn explain(&self, cluster: &Cluster, _: &Request, _: Candidates<'_>) -> Vec<f32> {
         let (p, d) = (&cluster.prefill, &cluster.decode);
         let prefill = [&p.available, &p.busy_until, &p.transfer_per_block, &p.queued, &p.free_blocks];
         let decode = [&d.available, &d.sequences, &d.context_tokens, &d.free_blocks, &d.arriving_tokens];
@@ -281,16 +283,15 @@ impl Worker {
     }
 
     fn take(&mut self, changes: &Changes) {
-        let (Changes::Rows { prefill, decode } | Changes::Full { prefill, decode, .. }) = changes;
-        if let &Changes::Full { prefill_slots, decode_slots, block_size_tokens, .. } = changes {
-            self.kept.open(prefill_slots, decode_slots, block_size_tokens);
+        if let Some(layout) = changes.open {
+            self.kept.open(&layout.encode());
         }
-        self.kept.update_prefill(prefill);
-        self.kept.update_decode(decode);
+        self.kept.update_prefill(&changes.prefill);
+        self.kept.update_decode(&changes.decode);
     }
 
-    fn sees(&self, fleet: &Fleet) -> Vec<f32> {
-        self.kept.explain(&fleet.request(&ask(1), 0), &[])
+    fn sees(&mut self) -> Vec<f32> {
+        self.kept.explain(0.0, &[])
     }
 }
 
@@ -321,27 +322,29 @@ proptest! {
                 7 => drop(c.progress(id, 3, now)),
                 8 => drop(c.set_prefill_available(slot, id > 1)),
                 9 => {
-                    let transfer = Some(Transfer { source: slot ^ 1, blocks: 2 });
-                    let decision = Decision::Run { prefill: slot, decode: slot % 2, transfer };
-                    drop(c.admit(id, &ask(100), &decision, &[0, 9, 0, 9], now));
+                    let (prefill, decode) = (slot.into(), (slot % 2).into());
+                    let decision = Decision::run(prefill, decode).fetching(prefill ^ 1, 2);
+                    drop(c.admit(id, &ask(100), &decision, found(&[0, 9, 0, 9]), now));
                 }
-                _ => drop(c.admit(id, &ask(100), &Decision::run(slot, (id % 4) as u16), &[1, 2, 3, 4], now)),
+                _ => {
+                    let decision = Decision::run(slot.into(), (id % 4) as u32);
+                    drop(c.admit(id, &ask(100), &decision, found(&[1, 2, 3, 4]), now));
+                }
             }
         }
         worker.follow(&c);
         let mut fresh = Worker::new();
         fresh.follow(&c);
-        prop_assert_eq!(worker.sees(&c), fresh.sees(&c));
+        prop_assert_eq!(worker.sees(), fresh.sees());
         prop_assert_eq!(c.changes_since(&mut worker.version), None);
         told.catch_up(&c);
         prop_assert_eq!(told.catch_up(&c), None);
         let mut successor = Worker::new();
         successor.take(&told.all());
-        prop_assert_eq!(successor.sees(&c), fresh.sees(&c));
+        prop_assert_eq!(successor.sees(), fresh.sees());
         for slot in 0..8 {
-            let transfer = Some(Transfer { source: slot ^ 1, blocks: 2 });
-            for decision in [Decision::run(slot, 0), Decision::Run { prefill: 0, decode: slot, transfer }] {
-                prop_assert_eq!(told.check(&decision, &[1, 3]), c.check(&decision, &[1, 3]));
+            for decision in [Decision::run(slot, 0), Decision::run(0, slot).fetching(slot ^ 1, 2)] {
+                prop_assert_eq!(told.check(&decision, found(&[1, 3])), c.check(&decision, found(&[1, 3])));
             }
         }
 
@@ -351,7 +354,7 @@ proptest! {
             drop(c.set_decode_available(slot, true));
         }
         worker.follow(&c);
-        let seen = worker.sees(&c);
+        let seen = worker.sees();
         let slots = c.decode_slots();
         let arriving = &seen[seen.len() - slots..];
         let (sequences, context) = (&seen[seen.len() - 4 * slots..][..slots], &seen[seen.len() - 3 * slots..][..slots]);

@@ -407,8 +407,12 @@ mod tests {
     use crate::policy::engine::Engine;
     use crate::policy::scheduler::SchedulerHook;
     use crate::policy::slot::{Builder, Source};
+<<<<<<< HEAD
     use kvasir_policy::admitter::{Ask, Verdict};
     use kvasir_policy::balancer::Snapshot;
+=======
+    use kvasir_policy::admitter::{Forecast, Request, Verdict};
+>>>>>>> sched
 
     fn slot(settings: &[(&str, &str)]) -> Arc<Slot<SchedulerHook>> {
         let config = PolicyConfig { breaker_faults: 2, ..PolicyConfig::default() };
@@ -451,8 +455,9 @@ mod tests {
         let (engine, builder) = (Engine::new(&config, None).unwrap(), Builder::start().unwrap());
         let slot = Slot::<AdmitterHook>::open(engine, &config, wanted, None, builder).unwrap();
         let twin = |worker: &mut Worker<AdmitterHook>| {
-            let ask = Ask { ttft: 2.0, ttft_slo: 1.0, tbt_slo: 1.0, ..NOBODY };
-            worker.twin().unwrap().admit_request(&ask)
+            let request = Request { ttft_slo: 1.0, tbt_slo: 1.0, ..Request::default() };
+            let forecast = Forecast { ttft: 2.0, ..Forecast::default() };
+            worker.twin().unwrap().admit_request(&request.encode(), &forecast)
         };
         let mut worker = slot.worker();
         assert_eq!(twin(&mut worker), Ok(Verdict::Accept), "late by less than the slack");
@@ -515,6 +520,7 @@ mod tests {
         );
     }
 
+<<<<<<< HEAD
     const NOBODY: Ask = Ask {
         prompt_tokens: 1,
         output_tokens: 1,
@@ -587,6 +593,8 @@ mod tests {
         assert_eq!(tick(&mut worker), Ok(vec![1.5]));
     }
 
+=======
+>>>>>>> sched
     #[test]
     fn failures_of_long_ago_are_forgiven() {
         let (mut retry, start) = (Backoff::default(), Instant::now());

@@ -2,7 +2,7 @@
 //! express an unknown verdict.
 
 use guest_harm::Harm;
-use kvasir_policy::admitter::{Ask, Blocks, Store, Verdict};
+use kvasir_policy::admitter::{Blocks, Forecast, Request, Store, Verdict};
 use kvasir_policy::{Admitter, Description, Settings};
 
 #[derive(Default)]
@@ -33,12 +33,12 @@ impl Admitter for Bad {
         self.0.configure(settings, &["unknown", "short"])
     }
 
-    fn admit_request(&mut self, _: &Ask) -> Verdict {
+    fn admit_request(&mut self, _: &Request, _: &Forecast) -> Verdict {
         Verdict::unpack(self.verdict()).unwrap_or(Verdict::Accept)
     }
 
     fn admit_blocks(&mut self, _: u32, blocks: Blocks<'_>, answers: &mut Vec<Store>) {
-        let words = self.answers(blocks.iter().count());
+        let words = self.answers(blocks.len());
         answers.extend(words.into_iter().filter_map(Store::unpack));
     }
 }
@@ -46,7 +46,7 @@ impl Admitter for Bad {
 #[cfg(target_arch = "wasm32")]
 #[allow(unsafe_code)]
 mod component {
-    use super::Bad;
+    use super::{Bad, Blocks};
     use kvasir_policy::Admitter as _;
     use kvasir_policy::bindings::admitter::exports::kvasir::policy::admission;
     use std::cell::RefCell;
@@ -66,23 +66,12 @@ mod component {
     impl admission::Guest for Component {
         fn update_load(_: Vec<f32>) {}
 
-        fn admit_request(
-            _: u32,
-            _: u32,
-            _: u32,
-            _: u32,
-            _: u32,
-            _: f32,
-            _: f32,
-            _: f32,
-            _: f32,
-            _: f32,
-        ) -> u64 {
+        fn admit_request(_: Vec<u32>, _: Vec<f32>) -> u64 {
             bad(|b| b.verdict())
         }
 
-        fn admit_blocks(_: u32, blocks: Vec<u32>) -> Vec<u32> {
-            bad(|b| b.answers(blocks.len() / 4))
+        fn admit_blocks(_: u32, stride: u32, blocks: Vec<u32>) -> Vec<u32> {
+            bad(|b| b.answers(Blocks::new(stride, &blocks).len()))
         }
     }
 

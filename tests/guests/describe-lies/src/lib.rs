@@ -1,6 +1,6 @@
 //! A scheduler by its world that says it is an evictor.
 
-use kvasir_policy::scheduler::{Cluster, Decision, Prefix, Request};
+use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Request};
 use kvasir_policy::{Description, Scheduler};
 
 #[derive(Default)]
@@ -11,7 +11,7 @@ impl Scheduler for Lies {
         Description::evictor("lies", "0.1.0")
     }
 
-    fn schedule(&mut self, _: &Cluster, _: &Request, _: Prefix<'_>) -> Decision {
+    fn schedule(&mut self, _: &Cluster, _: &Request, _: Candidates<'_>) -> Decision {
         Decision::run(0, 0)
     }
 }

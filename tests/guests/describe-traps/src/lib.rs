@@ -1,6 +1,6 @@
 //! A scheduler that traps when it is asked what it is.
 
-use kvasir_policy::scheduler::{Cluster, Decision, Prefix, Request};
+use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Request};
 use kvasir_policy::{Description, Scheduler};
 
 #[derive(Default)]
@@ -11,7 +11,7 @@ impl Scheduler for Traps {
         panic!("as told")
     }
 
-    fn schedule(&mut self, _: &Cluster, _: &Request, _: Prefix<'_>) -> Decision {
+    fn schedule(&mut self, _: &Cluster, _: &Request, _: Candidates<'_>) -> Decision {
         Decision::run(0, 0)
     }
 }

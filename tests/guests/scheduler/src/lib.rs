@@ -1,7 +1,7 @@
 //! A scheduler that misbehaves as its setting `mode` says.
 
 use guest_harm::Harm;
-use kvasir_policy::scheduler::{Cluster, Decision, Prefix, Request, Transfer};
+use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Request};
 use kvasir_policy::{Description, Scheduler, Settings};
 
 const MODES: [&str; 5] =
@@ -19,24 +19,20 @@ impl Scheduler for Bad {
         self.0.configure(settings, &MODES)
     }
 
-    fn schedule(&mut self, cluster: &Cluster, request: &Request, _: Prefix<'_>) -> Decision {
-        let first = |table: &[f32], wanted| table.iter().position(|&a| a == wanted).unwrap_or(0) as u16;
+    fn schedule(&mut self, cluster: &Cluster, request: &Request, _: Candidates<'_>) -> Decision {
+        let first = |table: &[f32], wanted| table.iter().position(|&a| a == wanted).unwrap_or(0) as u32;
         let decode = first(&cluster.decode.available, 1.0);
         let prefill = first(&cluster.prefill.available, 1.0);
         match self.0.call() {
-            "out-of-range" => Decision::run(cluster.prefill.len() as u16, u16::MAX),
+            "out-of-range" => Decision::run(cluster.prefill.len() as u32, u32::MAX),
             "loop-on-class-13" if request.class == 13 => Harm::spin(),
             "unavailable" => Decision::run(first(&cluster.prefill.available, 0.0), decode),
-            "false-transfer" => Decision::Run {
-                prefill,
-                decode,
-                transfer: Some(Transfer { source: prefill, blocks: u16::MAX }),
-            },
+            "false-transfer" => Decision::run(prefill, decode).fetching(prefill, u32::MAX),
             _ => Decision::run(prefill, decode),
         }
     }
 
-    fn explain(&self, cluster: &Cluster, _: &Request, _: Prefix<'_>) -> Vec<f32> {
+    fn explain(&self, cluster: &Cluster, _: &Request, _: Candidates<'_>) -> Vec<f32> {
         vec![f32::NAN; cluster.prefill.len() + 1]
     }
 
