@@ -9,6 +9,7 @@ mod decide;
 mod deciders;
 pub mod fleet;
 mod load;
+mod outcomes;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -87,8 +88,8 @@ pub struct Placed {
 }
 
 pub struct Rejected {
-    /// Turned away by the admitter, which sees the times of the placement that the scheduler chose.
-    pub by_admitter: bool,
+    /// Turned away by the admitter, which saw the times of this placement that the scheduler chose.
+    pub refused: Option<Admission>,
     pub reason: u32,
     pub retry_after_ms: u32,
 }
@@ -124,7 +125,7 @@ pub struct Conductor {
 impl Conductor {
     pub fn new(config: &config::Conductor, policies: &PolicyHost, now_ms: u64) -> Self {
         Self {
-            state: Mutex::new(State::new(config, now_ms)),
+            state: Mutex::new(State::new(config, policies.outcomes(), now_ms)),
             deciders: Deciders::new(config.workers, policies),
             decisions: Times::default(),
         }

@@ -109,7 +109,7 @@ fn forecast(admission: &Admission, tenant_share: f64) -> Forecast {
 /// A queue is the router's to keep, so `Queue` goes back as a rejection with a short wait. What must run
 /// runs.
 fn refusal(ask: &Ask, verdict: Verdict, admission: &Admission) -> Option<Rejected> {
-    let rejected = |reason, retry_after_ms| Rejected { by_admitter: true, reason, retry_after_ms };
+    let rejected = |reason, retry_after_ms| Rejected { refused: Some(*admission), reason, retry_after_ms };
     match verdict {
         _ if ask.must_run => None,
         Verdict::Accept => None,
@@ -197,6 +197,9 @@ fn conclude(
         }
     };
     state.count(booked.as_ref().ok().map(|(_, placed)| placed), wish.chain.len());
+    if let Err(rejected) = &booked {
+        state.tell_rejected(wish.ask, rejected);
+    }
     let request_id = booked.as_ref().map_or(0, |(id, _)| *id);
     Ok(Some(Scheduled {
         request_id,

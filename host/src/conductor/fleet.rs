@@ -122,6 +122,21 @@ pub struct Admission {
     pub tbt_ms: f64,
 }
 
+/// A request that was booked and has left.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ended {
+    pub id: u64,
+    pub ask: Ask,
+    pub admission: Admission,
+    /// Registrations of the prefill and the decode instance.
+    pub identities: [u64; 2],
+    pub decoded_tokens: u32,
+    /// As measured; `None` if its first token was not heard of.
+    pub ttft_ms: Option<f64>,
+    /// The mean of those between its tokens, as measured; `None` if less than two were heard of.
+    pub tbt_ms: Option<f64>,
+}
+
 /// How far a reader has followed the tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Version {
@@ -187,6 +202,9 @@ struct InFlight {
     tokens: u64,
     /// When it was admitted, or last made progress.
     heard_ms: u64,
+    ask: Ask,
+    booked_ms: u64,
+    first_token_ms: Option<u64>,
 }
 
 /// See the module documentation.

@@ -2,11 +2,13 @@
 
 use super::fleet::{self, Admission, Ask, Fleet, Outcome};
 use super::load::{Window, cluster_load, snapshot};
-use super::{Counts, Error, Instance, NAME_MAX, Placed, Registration, Rejected, Stage};
+use super::{Counts, Error, Instance, NAME_MAX, Placed, Registration, Rejected, Stage, outcomes};
 use crate::config;
+use crate::policy::Outcomes;
 use crate::prefix_index::{self, PrefixIndex};
 use kvasir_policy::admitter::Load;
 use kvasir_policy::balancer::Snapshot;
+use kvasir_policy::learning::End;
 use kvasir_policy::scheduler::{Column, Decision, Placement, Question, Request};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -30,10 +32,12 @@ pub(super) struct State {
     window: Window,
     /// As of the last tick, for the admitters.
     pub(super) load: Load,
+    /// For policies that learn.
+    pub(super) outcomes: Outcomes,
 }
 
 impl State {
-    pub(super) fn new(config: &config::Conductor, now_ms: u64) -> Self {
+    pub(super) fn new(config: &config::Conductor, outcomes: Outcomes, now_ms: u64) -> Self {
         let limits = fleet::Limits {
             instances: config.instances_max.min(u32::from(u16::MAX) - 1) as u16,
             requests: config.requests_max as usize,
@@ -51,6 +55,7 @@ impl State {
             counts: Counts::default(),
             window: Window::default(),
             load: Load::default(),
+            outcomes,
         }
     }
 
@@ -230,7 +235,7 @@ impl State {
         let id = self.requests + 1;
         match self.fleet.admit(id, ask, decision, question.candidates(), now_ms)? {
             Outcome::Rejected { reason, retry_after_ms } => {
-                Ok(Err(Rejected { by_admitter: false, reason, retry_after_ms }))
+                Ok(Err(Rejected { refused: None, reason, retry_after_ms }))
             }
             Outcome::Admitted(admission) => {
                 self.requests = id;
@@ -269,9 +274,19 @@ impl State {
             Stage::Transfer => self.fleet.transfer_done(request_id, now_ms),
             Stage::Prefill => self.fleet.prefill_done(request_id, now_ms),
             Stage::Progress(tokens) => self.fleet.progress(request_id, tokens, now_ms),
-            Stage::Finished => self.fleet.finished(request_id, now_ms),
+            Stage::Finished => {
+                let ended = self.fleet.finished(request_id, now_ms)?;
+                self.outcomes.tell(&outcomes::ended(End::Finished, &ended));
+                Ok(())
+            }
         }?;
         Ok(())
+    }
+
+    /// What was not booked is an outcome too.
+    pub(super) fn tell_rejected(&self, ask: &Ask, rejected: &Rejected) {
+        let identities = rejected.refused.map_or([0; 2], |admission| self.fleet.identities(&admission));
+        self.outcomes.tell(&outcomes::rejected(ask, rejected, identities));
     }
 
     /// Expires requests and silent instances, takes stock of the load for the admitters, and gives the
@@ -279,7 +294,9 @@ impl State {
     pub(super) fn tick(&mut self, now_ms: u64) -> Snapshot {
         self.fleet.tick(now_ms);
         let before = |ttl: Duration| now_ms.saturating_sub(ttl.as_millis() as u64);
-        self.fleet.expire(before(self.config.request_ttl.0), now_ms);
+        for ended in self.fleet.expire(before(self.config.request_ttl.0), now_ms) {
+            self.outcomes.tell(&outcomes::ended(End::GivenUp, &ended));
+        }
         let silent_since = before(self.config.instance_ttl.0);
         for instance in self.instances.values().filter(|i| i.reported_ms < silent_since) {
             // Slots of known instances are in the tables.

@@ -4,6 +4,7 @@ use super::fleet::{self, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, Trans
 use super::state::State;
 use super::{Error, Registration};
 use crate::config;
+use crate::policy::Outcomes;
 
 fn registration() -> Registration {
     let prefill = PrefillSpec {
@@ -16,7 +17,8 @@ fn registration() -> Registration {
 }
 
 fn state(instances_max: u32) -> State {
-    State::new(&config::Conductor { instances_max, ..config::Conductor::default() }, 0)
+    let config = config::Conductor { instances_max, ..config::Conductor::default() };
+    State::new(&config, Outcomes::default(), 0)
 }
 
 const TTL_MS: u64 = 10_000;

@@ -227,7 +227,7 @@ fn response(scheduled: Scheduled) -> proto::ScheduleResponse {
 }
 
 fn reason(rejected: &Rejected) -> Reason {
-    if rejected.by_admitter {
+    if rejected.refused.is_some() {
         return Reason::Admission;
     }
     match rejected.reason {

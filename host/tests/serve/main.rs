@@ -13,6 +13,7 @@ mod grpc;
 mod handover;
 mod harm;
 mod inputs;
+mod learning;
 mod metrics;
 mod process;
 mod replicas;

@@ -2,7 +2,8 @@ use super::*;
 use crate::conductor::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::conductor::{Registration, Stage};
 use crate::config;
-use crate::policy::{PolicyConfig, Source, Wanted};
+use crate::policy::{Outcomes, PolicyConfig, Source, Wanted};
+use kvasir_policy::learning::End;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -89,7 +90,7 @@ fn a_drained_instance_is_noticed_before_the_admitter_is_asked() {
     assert!(matches!(forecast, Err(fleet::Error::Invalid(_))), "{forecast:?}");
     drop(decider);
     let rejected = conductor.schedule(wish.ask, &[], false, 6).unwrap().result.err().unwrap();
-    assert!(!rejected.by_admitter, "the scheduler finds no instance");
+    assert!(rejected.refused.is_none(), "the scheduler finds no instance");
 }
 
 #[test]
@@ -113,7 +114,7 @@ fn the_admitter_is_asked_before_the_booking_so_a_refusal_leaves_no_trace() {
     let before = tables();
     let refused = conductor.schedule(&ask(0, 1_033.0), &[], false, 0).unwrap();
     let rejected = refused.result.err().unwrap();
-    assert!(rejected.by_admitter, "10 + 1024 ms are over 1033");
+    assert!(rejected.refused.is_some(), "10 + 1024 ms are over 1033");
     assert_eq!((refused.request_id, rejected.reason, rejected.retry_after_ms), (0, 1, 1));
     assert_eq!(tables(), before);
     let accepted = conductor.schedule(&ask(0, 1_034.0), &[], false, 0).unwrap();
@@ -147,6 +148,45 @@ fn the_admitter_is_told_the_times_of_the_placement_and_the_share_of_the_tenant()
     assert_eq!(forecast(7), (5.0 * 1_034.0, 25.0, 0.25));
     assert_eq!(forecast(8).2, 0.75);
     assert_eq!(forecast(9).2, 0.0);
+}
+
+#[test]
+fn what_came_of_every_request_is_told_once() {
+    let conductor = conductor("round-robin", 1);
+    let outcomes = Outcomes::listened_to();
+    conductor.state.lock().outcomes = outcomes.clone();
+    conductor.schedule(&ask(3, NO_SLO), &[], false, 0).unwrap();
+    let [unplaced] = outcomes.heard()[..] else { panic!("one request was rejected") };
+    assert_eq!((unplaced.end, unplaced.tenant, unplaced.decision), (End::Rejected, 3, 0));
+    assert_eq!((unplaced.reason, unplaced.prefill, unplaced.ttft_ms), (3, 0, Default::default()));
+
+    conductor.register("a", registration(), 0).unwrap();
+    conductor.schedule(&ask(4, 1_033.0), &[], false, 0).unwrap();
+    let [refused] = outcomes.heard()[..] else { panic!("one request was refused") };
+    assert_eq!((refused.end, refused.tenant, refused.decision), (End::Refused, 4, 0));
+    assert_eq!(
+        (refused.reason, refused.ttft_ms.predicted, refused.ttft_ms.measured),
+        (1, Some(1_034.0), None)
+    );
+
+    let lived = Ask { class: 7, session: 1 << 40, ..ask(5, NO_SLO) };
+    let id = conductor.schedule(&lived, &[], false, 100).unwrap().request_id;
+    let lost = conductor.schedule(&ask(6, NO_SLO), &[], false, 100).unwrap().request_id;
+    for (stage, now_ms) in [(Stage::Prefill, 1_300), (Stage::Progress(10), 1_400), (Stage::Finished, 1_500)] {
+        assert!(outcomes.heard().is_empty(), "before it ended");
+        conductor.complete(id, stage, now_ms).unwrap();
+    }
+    let [finished] = outcomes.heard()[..] else { panic!("one request was finished") };
+    assert_eq!((finished.end, finished.decision, finished.tenant, finished.class), (End::Finished, id, 5, 7));
+    assert_eq!((finished.session, finished.prompt_tokens, finished.decoded_tokens), (1 << 40, 1_024, 10));
+    assert_eq!((finished.ttft_ms.predicted, finished.ttft_ms.measured), (Some(1_034.0), Some(1_200.0)));
+    assert_eq!((finished.tbt_ms.predicted, finished.tbt_ms.measured), (Some(21.0), Some(20.0)));
+    assert_eq!((finished.queue_ms, finished.prefill_ms), (Some(0.0), Some(1_034.0)));
+    assert!(finished.prefill > 0 && finished.decode > 0 && finished.prefill == refused.prefill);
+
+    conductor.tick(100_000_000);
+    let [given_up] = outcomes.heard()[..] else { panic!("one request was given up") };
+    assert_eq!((given_up.end, given_up.decision, given_up.ttft_ms.measured), (End::GivenUp, lost, None));
 }
 
 /// Instances come, go and drain while four threads decide with three workers.

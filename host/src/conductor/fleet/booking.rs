@@ -2,7 +2,7 @@
 
 use super::answer::{self, Slots};
 use super::table::Table;
-use super::{Admission, Ask, Decode, Error, Fleet, InFlight, Invalid, Outcome, Phase, Prefill};
+use super::{Admission, Ask, Decode, Ended, Error, Fleet, InFlight, Invalid, Outcome, Phase, Prefill};
 use kvasir_policy::scheduler::{Candidates, Decision, Placement};
 
 impl Fleet {
@@ -120,6 +120,9 @@ impl Fleet {
             tenant: ask.tenant,
             tokens,
             heard_ms: now_ms,
+            ask: *ask,
+            booked_ms: now_ms,
+            first_token_ms: None,
         };
         self.tenants.add(ask.tenant, tokens);
         self.requests.insert(id, booked);
@@ -153,6 +156,7 @@ impl Fleet {
         if std::mem::replace(&mut request.phase, Phase::Decode) == Phase::Decode {
             return Ok(());
         }
+        request.first_token_ms = Some(now_ms);
         let request = *request;
         self.settle_prefill(&request, true, now_ms);
         if let Some(d) = same_decode(&mut self.decode, request.admission.decode, request.decode_epoch) {
@@ -186,7 +190,7 @@ impl Fleet {
     ///
     /// # Errors
     /// [`Error::NoRequest`].
-    pub fn finished(&mut self, id: u64, now_ms: u64) -> Result<(), Error> {
+    pub fn finished(&mut self, id: u64, now_ms: u64) -> Result<Ended, Error> {
         self.transfer_done(id, now_ms)?;
         let request = self.requests.remove(&id).ok_or(Error::NoRequest { id })?;
         self.tenants.remove(request.tenant, request.tokens);
@@ -207,15 +211,22 @@ impl Fleet {
             }
             d.free_blocks = (d.free_blocks + request.decode_blocks).min(d.spec.capacity_blocks);
         }
-        Ok(())
+        Ok(request.ended(id, now_ms))
     }
 
-    /// Finishes requests of which nothing was heard since `deadline_ms`; returns how many.
-    pub fn expire(&mut self, deadline_ms: u64, now_ms: u64) -> usize {
+    /// Registrations of the prefill and the decode instance in the slots of a placement, 0 = nobody stands there.
+    pub fn identities(&self, placed: &Admission) -> [u64; 2] {
+        let prefill = self.prefill.get(placed.prefill).map_or(0, |p| p.epoch);
+        [prefill, self.decode.get(placed.decode).map_or(0, |d| d.epoch)]
+    }
+
+    /// Finishes requests of which nothing was heard since `deadline_ms`. When they ended, nobody knows.
+    pub fn expire(&mut self, deadline_ms: u64, now_ms: u64) -> Vec<Ended> {
         let late = |(&id, r): (&u64, &InFlight)| (r.heard_ms < deadline_ms).then_some(id);
         let mut ids: Vec<u64> = self.requests.iter().filter_map(late).collect();
         ids.sort_unstable(); // the order of a hash map must not show in the tables
-        ids.iter().filter(|&&id| self.finished(id, now_ms).is_ok()).count()
+        let ended = ids.iter().filter_map(|&id| self.finished(id, now_ms).ok());
+        ended.map(|ended| Ended { tbt_ms: None, ..ended }).collect()
     }
 
     /// One prefill less in the queue, and everything behind it moves: by the error of its estimated end if
@@ -229,6 +240,22 @@ impl Fleet {
         p.queued -= 1;
         p.shifted_ms += shift;
         p.busy_until_ms = if p.queued == 0 { now } else { (p.busy_until_ms + shift).max(now) };
+    }
+}
+
+impl InFlight {
+    fn ended(&self, id: u64, now_ms: u64) -> Ended {
+        let since = |start: u64, end: u64| end.saturating_sub(start) as f64;
+        let decoding = self.first_token_ms.filter(|_| self.decoded_tokens > 0);
+        Ended {
+            id,
+            ask: self.ask,
+            admission: self.admission,
+            identities: [self.prefill_epoch, self.decode_epoch],
+            decoded_tokens: self.decoded_tokens,
+            ttft_ms: self.first_token_ms.map(|first| since(self.booked_ms, first)),
+            tbt_ms: decoding.map(|first| since(first, now_ms) / f64::from(self.decoded_tokens)),
+        }
     }
 }
 

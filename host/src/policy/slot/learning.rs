@@ -117,6 +117,21 @@ impl Outcomes {
         Self(Arc::new(feeds))
     }
 
+    /// To one who only listens.
+    #[cfg(test)]
+    pub(crate) fn listened_to() -> Self {
+        let feed = Feed::default();
+        feed.want(true);
+        Self(Arc::new([Arc::new(feed)]))
+    }
+
+    /// What was told since the last call.
+    #[cfg(test)]
+    pub(crate) fn heard(&self) -> Vec<Outcome> {
+        let words: Vec<u32> = self.0.iter().flat_map(|feed| feed.take()).collect();
+        kvasir_policy::learning::Outcomes::new(OUTCOME, &words).iter().collect()
+    }
+
     pub fn tell(&self, outcome: &Outcome) {
         self.0.iter().for_each(|feed| feed.push(outcome));
     }

@@ -1,0 +1,92 @@
+//! A policy that learns, in a host that serves: what it learned reaches decisions, and outlives its learner, the host and
+//! its own replacement.
+
+use crate::process::Host;
+use crate::replicas::{metric, until};
+use kvasir_client::control::{Control, PolicySource};
+use kvasir_proto::{self as proto, schedule_response::Decision};
+use kvasir_tests::guest;
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Loads the learning scheduler over whatever serves.
+async fn load(control: &mut Control, mode: &str, after: &str) {
+    let bytes = guest("learning").to_vec();
+    let settings = [("mode", mode), ("after", after)].map(|(n, v)| (n.to_owned(), v.to_owned()));
+    let source = PolicySource::Component { name: "learning".into(), bytes };
+    control.load_policy("scheduler", source, &settings).await.unwrap();
+}
+
+async fn register(control: &mut Control) {
+    for (name, prefill) in [("p", true), ("d", false)] {
+        let instance = proto::RegisterRequest {
+            name: name.into(),
+            prefill,
+            decode: !prefill,
+            capacity_blocks: 1 << 20,
+            ..Default::default()
+        };
+        control.conductor.register(instance).await.unwrap();
+    }
+}
+
+/// Schedules so many requests by the component, and finishes them.
+async fn serve(control: &mut Control, requests: usize) {
+    register(control).await; // so that they are not silent
+    for _ in 0..requests {
+        let ask = proto::ScheduleRequest { prompt_tokens: 4096, must_run: true, ..Default::default() };
+        let answer = control.conductor.schedule(ask).await.unwrap().into_inner();
+        assert!(matches!(answer.decision, Some(Decision::Placement(_))), "{answer:?}");
+        assert_eq!((answer.policy.as_str(), answer.fallback.as_str()), ("counting", ""));
+        let stage = proto::complete_request::Stage::Finished.into();
+        let done = proto::CompleteRequest { request_id: answer.request_id, stage, tokens: 0 };
+        control.conductor.complete(done).await.unwrap();
+    }
+}
+
+/// Waits until what decides knows of so many finished requests.
+fn until_known(host: &Host, requests: u64) {
+    let line = format!("knows of {requests} finished requests");
+    until(&line, || {
+        let logs = host.run(&["policy", "logs", "scheduler"], b"");
+        String::from_utf8_lossy(&logs.stdout).contains(&line)
+    });
+}
+
+#[test]
+fn what_was_learned_survives_the_learner_the_host_and_a_swap() {
+    let dir = tempfile::tempdir().unwrap();
+    let set = ["conductor.balance_every=50ms"];
+    let host = Host::start_with(dir.path(), &set);
+    let faults = |host: &Host| metric(host, "kvasir_policy_learner_faults_total", r#"slot="scheduler""#);
+    runtime().block_on(async {
+        let mut control = Control::connect(&host.control(), "").await.unwrap();
+        load(&mut control, "none", "0").await;
+        until_known(&host, 0);
+        serve(&mut control, 5).await;
+        until_known(&host, 5);
+    });
+    assert_eq!(metric(&host, "kvasir_policy_outcomes_total", r#"slot="scheduler""#), 5);
+    assert_eq!(faults(&host), 0);
+
+    assert_eq!(host.terminate(), Some(0));
+
+    let host = Host::start_with(dir.path(), &set);
+    runtime().block_on(async {
+        let mut control = Control::connect(&host.control(), "").await.unwrap();
+        until_known(&host, 5);
+        // A swap for itself: one whose learner traps at the fourth outcome.
+        load(&mut control, "trap", "3").await;
+        serve(&mut control, 1).await;
+        until_known(&host, 6);
+        serve(&mut control, 9).await;
+        until("the learner traps", || faults(&host) > 0);
+        serve(&mut control, 1).await; // what decides goes on
+    });
+    let policy = host.policy("scheduler");
+    assert_eq!((policy["name"].as_str(), policy["traps"].as_u64()), (Some("counting"), Some(0)), "{policy}");
+    until("a learner follows", || metric(&host, "kvasir_policy_published_total", r#"slot="scheduler""#) > 3);
+    assert_eq!(host.terminate(), Some(0));
+}
