@@ -5,13 +5,8 @@ use super::scheduler::SchedulerHook;
 use super::slot::Hook;
 use super::*;
 use crate::conductor::fleet::{DecodeCost, DecodeSpec, Fleet, PrefillCost, PrefillSpec, TransferCost};
-<<<<<<< HEAD
-use kvasir_policy::evictor::{EVENT, Event, EventKind, Layout, NO_SLOT, TierRow, Victim};
-use kvasir_policy::scheduler::{Decision, DecodeRow, PrefillRow, Request};
-=======
-use kvasir_policy::evictor::{Event, EventKind, NO_SLOT, Victim};
+use kvasir_policy::evictor::{self, EVENT, Event, EventKind, NO_SLOT, TierRow, Victim};
 use kvasir_policy::scheduler::{Column, DecodeRow, Layout, PrefillRow, Question, Request};
->>>>>>> sched
 use proptest::prelude::*;
 use std::sync::OnceLock;
 
@@ -52,11 +47,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// Drives an evictor as a pool would, and returns every victim.
 fn drive(engine: &mut dyn EvictorEngine, steps: &[Step]) -> Vec<Victim> {
-    drive_with(engine, Layout::of(SLOTS), steps)
+    drive_with(engine, evictor::Layout::of(SLOTS), steps)
 }
 
 /// The same by a host whose records may be longer; what it appends means nothing to the policy.
-fn drive_with(engine: &mut dyn EvictorEngine, layout: Layout, steps: &[Step]) -> Vec<Victim> {
+fn drive_with(engine: &mut dyn EvictorEngine, layout: evictor::Layout, steps: &[Step]) -> Vec<Victim> {
     let longer = |words: &[u32], from: usize, to: usize| -> Vec<u32> {
         let more = std::iter::repeat_n(u32::MAX, to - from);
         words.chunks(from).flat_map(|record| record.iter().copied().chain(more.clone())).collect()
@@ -176,7 +171,7 @@ proptest! {
     ) {
         for name in names::<EvictorHook>() {
             let engines = pair::<EvictorHook>(name);
-            let longer = Layout { event_words, tier_values, ..Layout::of(SLOTS) };
+            let longer = evictor::Layout { event_words, tier_values, ..evictor::Layout::of(SLOTS) };
             let expected = drive(pair::<EvictorHook>(name)[1].as_mut(), &steps);
             for mut engine in engines {
                 prop_assert_eq!(drive_with(engine.as_mut(), longer, &steps), expected.clone(), "{}", name);

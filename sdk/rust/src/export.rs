@@ -82,13 +82,8 @@ macro_rules! export_scheduler {
         #[allow(unsafe_code)]
         const _: () = {
             use $crate::Scheduler as _;
-<<<<<<< HEAD
             use $crate::bindings::$world::exports::kvasir::policy::scheduling;
-            use $crate::scheduler::{Kept, Request};
-=======
-            use $crate::bindings::scheduler::exports::kvasir::policy::scheduling;
             use $crate::scheduler::{Answer, Kept};
->>>>>>> sched
 
             struct Component;
 
@@ -206,13 +201,8 @@ macro_rules! export_admitter {
         #[allow(unsafe_code)]
         const _: () = {
             use $crate::Admitter as _;
-<<<<<<< HEAD
-            use $crate::admitter::{Ask, Blocks, Load};
-            use $crate::bindings::$world::exports::kvasir::policy::admission;
-=======
             use $crate::admitter::{Blocks, Forecast, Load, Request};
-            use $crate::bindings::admitter::exports::kvasir::policy::admission;
->>>>>>> sched
+            use $crate::bindings::$world::exports::kvasir::policy::admission;
 
             struct Component;
 

@@ -407,12 +407,8 @@ mod tests {
     use crate::policy::engine::Engine;
     use crate::policy::scheduler::SchedulerHook;
     use crate::policy::slot::{Builder, Source};
-<<<<<<< HEAD
-    use kvasir_policy::admitter::{Ask, Verdict};
-    use kvasir_policy::balancer::Snapshot;
-=======
     use kvasir_policy::admitter::{Forecast, Request, Verdict};
->>>>>>> sched
+    use kvasir_policy::balancer::Snapshot;
 
     fn slot(settings: &[(&str, &str)]) -> Arc<Slot<SchedulerHook>> {
         let config = PolicyConfig { breaker_faults: 2, ..PolicyConfig::default() };
@@ -520,20 +516,6 @@ mod tests {
         );
     }
 
-<<<<<<< HEAD
-    const NOBODY: Ask = Ask {
-        prompt_tokens: 1,
-        output_tokens: 1,
-        class: 0,
-        tenant: 0,
-        priority: 0,
-        ttft: 0.0,
-        tbt: 0.0,
-        ttft_slo: 0.0,
-        tbt_slo: 0.0,
-        tenant_share: 0.0,
-    };
-
     /// A balancer that traps on every fourth call of an instance.
     fn trapping(breaker_faults: u32) -> Arc<Slot<BalancerHook>> {
         let config = PolicyConfig { breaker_faults, ..PolicyConfig::default() };
@@ -593,8 +575,6 @@ mod tests {
         assert_eq!(tick(&mut worker), Ok(vec![1.5]));
     }
 
-=======
->>>>>>> sched
     #[test]
     fn failures_of_long_ago_are_forgiven() {
         let (mut retry, start) = (Backoff::default(), Instant::now());

@@ -3,7 +3,7 @@
 
 use guest_harm::Harm;
 use kvasir_policy::learning::{End, Outcomes};
-use kvasir_policy::scheduler::{Cluster, Decision, Prefix, Request};
+use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Request};
 use kvasir_policy::{Description, Learner, Scheduler, Settings};
 
 const MODES: [&str; 4] = ["publish-too-much", "trap-on-adopt", "trap-on-import", "export-too-much"];
@@ -23,8 +23,8 @@ impl Scheduler for Counting {
         self.harm.configure(settings, &MODES)
     }
 
-    fn schedule(&mut self, cluster: &Cluster, _: &Request, _: Prefix<'_>) -> Decision {
-        let first = |table: &[f32]| table.iter().position(|&a| a == 1.0).unwrap_or(0) as u16;
+    fn schedule(&mut self, cluster: &Cluster, _: &Request, _: Candidates<'_>) -> Decision {
+        let first = |table: &[f32]| table.iter().position(|&a| a == 1.0).unwrap_or(0) as u32;
         Decision::run(first(&cluster.prefill.available), first(&cluster.decode.available))
     }
 
