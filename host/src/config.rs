@@ -157,6 +157,8 @@ pub struct Policy {
     pub cold_deadline: Span,
     /// Memory of one instance; an evictor gets 256 B per block slot in addition.
     pub memory_bytes: Size,
+    /// The most core instances in one component. What is compiled from interpreted languages has about 40.
+    pub core_instances_max: u32,
     /// Largest component accepted.
     pub component_bytes_max: Size,
     /// Keep compiled code in the data folder.
@@ -171,14 +173,22 @@ pub struct Policy {
 }
 
 /// What serves a slot at the first start. Later starts restore what was loaded last.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Assigned {
     /// Name of a default policy, or path of a component (contains `/` or ends in `.wasm`). Empty: the
     /// slot's first default.
     pub source: String,
+    /// Memory of one instance in this slot; 0 = `policy.memory_bytes`.
+    pub memory_bytes: Size,
     /// The policy's own settings.
     pub settings: BTreeMap<String, String>,
+}
+
+impl Default for Assigned {
+    fn default() -> Self {
+        Self { source: String::new(), memory_bytes: Size(0), settings: BTreeMap::new() }
+    }
 }
 
 impl Default for Node {
@@ -227,6 +237,7 @@ impl Default for Policy {
             hot_deadline: Span::ms(5),
             cold_deadline: Span::secs(2),
             memory_bytes: Size::mib(16),
+            core_instances_max: 48,
             component_bytes_max: Size::mib(32),
             compile_cache: true,
             breaker_faults: 5,
@@ -425,6 +436,9 @@ impl Policy {
                 return Err(invalid(key, size, &format!("must be {min} to {max}")));
             }
         }
+        if !(1..=1_000).contains(&self.core_instances_max) {
+            return Err(invalid("policy.core_instances_max", self.core_instances_max, "must be 1 to 1000"));
+        }
         use kvasir_default_policies::{ADMITTERS, BALANCERS, EVICTORS, SCHEDULERS};
         self.scheduler.validate("scheduler", SCHEDULERS.iter().map(|p| p.name).collect())?;
         self.evictor.validate("evictor", EVICTORS.iter().map(|p| p.name).collect())?;
@@ -440,6 +454,11 @@ impl Assigned {
     }
 
     fn validate(&self, slot: &str, names: Vec<&'static str>) -> Result<(), Error> {
+        let (min, max) = (Size(1 << 16), Size::mib(2048));
+        if self.memory_bytes != Size(0) && !(min..=max).contains(&self.memory_bytes) {
+            let why = format!("must be {min} to {max}, or 0 for policy.memory_bytes");
+            return Err(invalid(&format!("policy.{slot}.memory_bytes"), self.memory_bytes, &why));
+        }
         if self.source.is_empty() || Self::is_path(&self.source) || names.contains(&self.source.as_str()) {
             return Ok(());
         }

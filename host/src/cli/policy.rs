@@ -108,6 +108,7 @@ impl Target {
             "ns",
             "faults",
             "fallbacks",
+            "memory",
             "previous",
         ]);
         for p in policies {
@@ -121,6 +122,7 @@ impl Target {
                 format!("{:.0}", c.call_ns_mean),
                 (c.traps + c.deadline_misses + c.invalid_answers).to_string(),
                 c.fallbacks.to_string(),
+                format!("{:.1} MiB", p.memory_bytes as f64 / f64::from(1 << 20)),
                 p.previous.clone(),
             ]);
         }
@@ -160,6 +162,7 @@ fn row(p: &proto::Policy) -> serde_json::Value {
         "generation": p.generation, "settings": settings, "previous": text(&p.previous), "last_trip": text(&p.last_trip),
         "calls": c.calls, "ns_mean": c.call_ns_mean, "traps": c.traps, "deadline_misses": c.deadline_misses,
         "invalid_answers": c.invalid_answers, "fallbacks": c.fallbacks,
+        "memory_bytes": p.memory_bytes, "memory_bytes_max": p.memory_bytes_max,
         "totals": {
             "calls": totals.calls, "traps": totals.traps, "deadline_misses": totals.deadline_misses,
             "invalid_answers": totals.invalid_answers, "fallbacks": totals.fallbacks,

@@ -1,7 +1,7 @@
 //! Settings as the parts of a host take them.
 
 use super::{Assigned, Config};
-use crate::policy::{PolicyConfig, SPARES_MAX, Source, Wanted};
+use crate::policy::{PolicyConfig, SPARES_MAX, SlotKind, Source, Wanted};
 use std::path::{Path, PathBuf};
 
 /// Limits of the policy host. `data_dir` also keeps the compiled code; `slots` are those of the pool.
@@ -13,6 +13,16 @@ pub(crate) fn policy_config(config: &Config, data_dir: &Path, slots: u32) -> Pol
         hot_deadline: policy.hot_deadline.0,
         cold_deadline: policy.cold_deadline.0,
         memory_bytes: policy.memory_bytes.0 as usize,
+        slot_memory_bytes: SlotKind::ALL.map(|slot| {
+            let given = match slot {
+                SlotKind::Scheduler => &policy.scheduler,
+                SlotKind::Evictor => &policy.evictor,
+                SlotKind::Admitter => &policy.admitter,
+                SlotKind::Balancer => &policy.balancer,
+            };
+            Some(given.memory_bytes.0 as usize).filter(|bytes| *bytes > 0)
+        }),
+        core_instances: policy.core_instances_max,
         evictor_slots: slots,
         instances: instances(config.conductor.workers),
         max_module_bytes: policy.component_bytes_max.0,

@@ -110,7 +110,11 @@ impl Hook for AdmitterHook {
         })
     }
 
-    fn instantiate(module: &Module, limits: Limits, log: Arc<Log>) -> Result<Box<dyn AdmitterEngine>, Error> {
+    fn instantiate(
+        module: &Module,
+        limits: &Limits,
+        log: Arc<Log>,
+    ) -> Result<Box<dyn AdmitterEngine>, Error> {
         Ok(Box::new(Guest::<Component>::new(module, limits, log, |store, i| Component::new(store, i))?))
     }
 }

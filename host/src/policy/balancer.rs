@@ -57,7 +57,11 @@ impl Hook for BalancerHook {
         })
     }
 
-    fn instantiate(module: &Module, limits: Limits, log: Arc<Log>) -> Result<Box<dyn BalancerEngine>, Error> {
+    fn instantiate(
+        module: &Module,
+        limits: &Limits,
+        log: Arc<Log>,
+    ) -> Result<Box<dyn BalancerEngine>, Error> {
         Ok(Box::new(Guest::<Component>::new(module, limits, log, |store, i| Component::new(store, i))?))
     }
 }

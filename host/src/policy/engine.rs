@@ -81,9 +81,7 @@ impl Engine {
             files.with_directory(folder);
             wasm.cache(Some(Cache::new(files).map_err(engine_error)?));
         }
-        let engine = pooled(&mut wasm, config.instances)
-            .or_else(|e| on_demand(&mut wasm, &e))
-            .map_err(engine_error)?;
+        let engine = pooled(&mut wasm, config).or_else(|e| on_demand(&mut wasm, &e)).map_err(engine_error)?;
         let mut linker = Linker::new(&engine);
         bindings::add_log(&mut linker).map_err(engine_error)?;
         let ticker = Arc::new(Ticker::start(engine.clone())?);
@@ -206,8 +204,8 @@ impl<'a> Interface<'a> {
 
 /// Room for every instance is reserved at the start: 4 GiB of address space each, none of it memory until
 /// it is used, for which loads and stores need no check of their bounds.
-fn pooled(wasm: &mut Config, instances: u32) -> wasmtime::Result<wasmtime::Engine> {
-    wasm.allocation_strategy(InstanceAllocationStrategy::Pooling(pool(instances)));
+fn pooled(wasm: &mut Config, config: &PolicyConfig) -> wasmtime::Result<wasmtime::Engine> {
+    wasm.allocation_strategy(InstanceAllocationStrategy::Pooling(pool(config)));
     wasmtime::Engine::new(wasm)
 }
 
@@ -224,18 +222,16 @@ fn on_demand(wasm: &mut Config, refused: &wasmtime::Error) -> wasmtime::Result<w
     wasmtime::Engine::new(wasm)
 }
 
-/// The most core instances of one component; what `componentize-py` makes has about 40.
-const CORE_INSTANCES: u32 = 48;
-
 /// A full pool refuses a load, never a call.
-fn pool(instances: u32) -> PoolingAllocationConfig {
+fn pool(config: &PolicyConfig) -> PoolingAllocationConfig {
+    let PolicyConfig { instances, core_instances, .. } = *config;
     let mut pool = PoolingAllocationConfig::default();
     pool.total_component_instances(instances)
-        .total_core_instances(4 * instances)
+        .total_core_instances(core_instances.saturating_mul(instances))
         .total_memories(instances)
         .total_tables(4 * instances)
         .max_component_instance_size(1 << 20)
-        .max_core_instances_per_component(CORE_INSTANCES)
+        .max_core_instances_per_component(core_instances)
         .max_memory_size(4 << 30)
         .linear_memory_keep_resident(64 << 10)
         .table_keep_resident(16 << 10);
@@ -301,9 +297,14 @@ mod tests {
 
     #[test]
     fn what_interpreted_languages_are_made_into_is_admitted() {
-        let engine = Engine::new(&PolicyConfig::default(), None).unwrap();
-        Component::new(&engine.engine, of_core_instances(CORE_INSTANCES as u8)).unwrap();
-        let error = Component::new(&engine.engine, of_core_instances(CORE_INSTANCES as u8 + 1)).unwrap_err();
-        assert!(format!("{error:#}").contains("exceeds the configured maximum of 48"), "{error:#}");
+        for core_instances in [48, 60] {
+            let engine =
+                Engine::new(&PolicyConfig { core_instances, ..PolicyConfig::default() }, None).unwrap();
+            Component::new(&engine.engine, of_core_instances(core_instances as u8)).unwrap();
+            let error =
+                Component::new(&engine.engine, of_core_instances(core_instances as u8 + 1)).unwrap_err();
+            let expected = format!("exceeds the configured maximum of {core_instances}");
+            assert!(format!("{error:#}").contains(&expected), "{error:#}");
+        }
     }
 }

@@ -117,11 +117,11 @@ impl Hook for EvictorHook {
         })
     }
 
-    fn instantiate(module: &Module, limits: Limits, log: Arc<Log>) -> Result<Box<dyn EvictorEngine>, Error> {
+    fn instantiate(module: &Module, limits: &Limits, log: Arc<Log>) -> Result<Box<dyn EvictorEngine>, Error> {
         Ok(Box::new(Guest::<Component>::new(module, limits, log, |store, i| Component::new(store, i))?))
     }
 
-    fn open(engine: &mut Self::Engine, limits: Limits) -> Result<(), Fault> {
+    fn open(engine: &mut Self::Engine, limits: &Limits) -> Result<(), Fault> {
         engine.open(&Layout::of(limits.evictor_slots).encode())
     }
 }

@@ -7,12 +7,13 @@ use super::log::Log;
 use super::{Error, Fault, Module};
 use crate::text::printable;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use wasmtime::component::Instance;
 use wasmtime::{ResourceLimiter, Store, UpdateDeadline};
 
 /// What a guest may use.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Limits {
     /// All linear memories of an instance together.
     pub memory_bytes: usize,
@@ -22,6 +23,10 @@ pub struct Limits {
     pub cold: Duration,
     /// Block slots of the pool that an evictor serves.
     pub evictor_slots: u32,
+    /// Core instances of one component.
+    pub core_instances: u32,
+    /// What the memories of all instances of the slot take now.
+    pub in_use: Arc<AtomicUsize>,
 }
 
 /// A call on a machine or in a cgroup that hardly runs it ends after this many times its CPU time.
@@ -42,9 +47,17 @@ pub(super) struct State {
 struct MemoryBudget {
     used: usize,
     limit: usize,
+    core_instances: usize,
+    in_use: Arc<AtomicUsize>,
 }
 
-const TABLE_ELEMENTS: usize = 100_000;
+impl Drop for MemoryBudget {
+    fn drop(&mut self) {
+        self.in_use.fetch_sub(self.used, Ordering::Relaxed);
+    }
+}
+
+pub(super) const TABLE_ELEMENTS: usize = 100_000;
 
 impl ResourceLimiter for MemoryBudget {
     fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
@@ -55,6 +68,7 @@ impl ResourceLimiter for MemoryBudget {
                 self.limit
             )));
         }
+        self.in_use.fetch_add(used - self.used, Ordering::Relaxed);
         self.used = used;
         Ok(true)
     }
@@ -73,11 +87,11 @@ impl ResourceLimiter for MemoryBudget {
     }
 
     fn instances(&self) -> usize {
-        16
+        self.core_instances
     }
 
     fn tables(&self) -> usize {
-        16
+        self.core_instances
     }
 
     fn memories(&self) -> usize {
@@ -121,11 +135,16 @@ impl<B> Guest<B> {
     /// The pool is full, the initial memory is over the limit, or an export has another type.
     pub(super) fn new(
         module: &Module,
-        limits: Limits,
+        limits: &Limits,
         log: Arc<Log>,
         bind: impl FnOnce(&mut Store<State>, &Instance) -> wasmtime::Result<B>,
     ) -> Result<Self, Error> {
-        let memory = MemoryBudget { used: 0, limit: limits.memory_bytes };
+        let memory = MemoryBudget {
+            used: 0,
+            limit: limits.memory_bytes,
+            core_instances: limits.core_instances as usize,
+            in_use: Arc::clone(&limits.in_use),
+        };
         let state = State { memory, log, budget: limits.cold, noticed: None };
         let mut store = Store::new(&module.engine, state);
         store.limiter(|state| &mut state.memory);
@@ -139,6 +158,7 @@ impl<B> Guest<B> {
         let bindings = bind(&mut store, &instance).map_err(failed)?;
         let learning =
             module.learns.then(|| Learner::new(&mut store, &instance)).transpose().map_err(failed)?;
+        let limits = limits.clone();
         Ok(Self { store, bindings, learning, limits, dead: false, _ticker: Arc::clone(&module.ticker) })
     }
 
@@ -230,14 +250,22 @@ fn thread_cpu_time() -> Duration {
 mod tests {
     use super::*;
 
+    fn budget(limit: usize) -> MemoryBudget {
+        MemoryBudget { used: 0, limit, core_instances: 1, in_use: Arc::default() }
+    }
+
     #[test]
     fn the_memories_of_an_instance_share_one_limit() {
-        let mut memory = MemoryBudget { used: 0, limit: 100 };
+        let mut memory = budget(100);
         assert!(memory.memory_growing(0, 60, None).is_ok(), "the first");
         assert!(memory.memory_growing(0, 40, None).is_ok(), "the second");
         assert!(memory.memory_growing(40, 41, None).is_err(), "either, by one more");
         assert!(memory.memory_growing(60, 60, None).is_ok());
         assert!(memory.table_growing(0, TABLE_ELEMENTS + 1, None).is_err());
+        let in_use = Arc::clone(&memory.in_use);
+        assert_eq!(in_use.load(Ordering::Relaxed), 100);
+        drop(memory);
+        assert_eq!(in_use.load(Ordering::Relaxed), 0);
     }
 
     #[test]
@@ -245,7 +273,7 @@ mod tests {
         let started = |ago| {
             let (cpu, wall) = (thread_cpu_time(), Instant::now() - ago);
             State {
-                memory: MemoryBudget { used: 0, limit: 0 },
+                memory: budget(0),
                 log: Arc::default(),
                 budget: Duration::from_secs(1),
                 noticed: Some((cpu, wall)),

@@ -61,6 +61,9 @@ pub struct SlotStatus {
     pub counters: CounterValues,
     /// Of all versions since the host started; the mean time is this version's.
     pub totals: CounterValues,
+    /// What the linear memories of all its instances take now, and the most that one instance may take.
+    pub memory_bytes: u64,
+    pub memory_bytes_max: u64,
     /// Whether its policies can learn from what came of requests.
     pub has_outcomes: bool,
     pub learning: LearningStatus,
@@ -255,6 +258,8 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
             last_trip: self.last_trip(),
             counters: version.counters.values(),
             totals: self.totals(),
+            memory_bytes: self.memory_in_use() as u64,
+            memory_bytes_max: self.memory_bytes_max() as u64,
             has_outcomes: H::KIND.has_outcomes(),
             learning: self.feed().status(),
         }

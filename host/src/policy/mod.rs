@@ -40,6 +40,7 @@ pub use scheduler::SchedulerWorker;
 pub use slot::{LearningStatus, Outcomes, SPARES_MAX, Source, standalone};
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The four decisions a policy can make.
@@ -79,12 +80,14 @@ impl SlotKind {
     }
 
     fn limits(self, config: &PolicyConfig) -> Limits {
+        let given = config.slot_memory_bytes[self as usize].unwrap_or(config.memory_bytes);
         let memory_bytes = match self {
-            Self::Evictor => config.memory_bytes.saturating_add(256 * config.evictor_slots as usize),
-            Self::Scheduler | Self::Admitter | Self::Balancer => config.memory_bytes,
+            Self::Evictor => given.saturating_add(256 * config.evictor_slots as usize),
+            Self::Scheduler | Self::Admitter | Self::Balancer => given,
         };
-        let PolicyConfig { hot_deadline: hot, cold_deadline: cold, evictor_slots, .. } = *config;
-        Limits { memory_bytes, hot, cold, evictor_slots }
+        let PolicyConfig { hot_deadline: hot, cold_deadline: cold, evictor_slots, core_instances, .. } =
+            *config;
+        Limits { memory_bytes, hot, cold, evictor_slots, core_instances, in_use: Arc::default() }
     }
 }
 
@@ -122,6 +125,10 @@ pub struct PolicyConfig {
     pub cold_deadline: Duration,
     /// Linear memories of one instance together; evictors get 256 B per block slot on top.
     pub memory_bytes: usize,
+    /// The same for single slots, in the order of [`SlotKind::ALL`].
+    pub slot_memory_bytes: [Option<usize>; 4],
+    /// Core instances of one component; what is compiled from interpreted languages has many.
+    pub core_instances: u32,
     /// Block slots of the largest pool an evictor has to serve.
     pub evictor_slots: u32,
     /// Instances alive at once, of all slots and versions.
@@ -143,6 +150,8 @@ impl Default for PolicyConfig {
             hot_deadline: Duration::from_millis(5),
             cold_deadline: Duration::from_secs(2),
             memory_bytes: 16 << 20,
+            slot_memory_bytes: [None; 4],
+            core_instances: 48,
             evictor_slots: 1 << 20,
             instances: 256,
             max_module_bytes: 32 << 20,

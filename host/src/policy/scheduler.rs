@@ -162,7 +162,7 @@ impl Hook for SchedulerHook {
 
     fn instantiate(
         module: &Module,
-        limits: Limits,
+        limits: &Limits,
         log: Arc<Log>,
     ) -> Result<Box<dyn SchedulerEngine>, Error> {
         Ok(Box::new(Guest::<Component>::new(module, limits, log, |store, i| Component::new(store, i))?))

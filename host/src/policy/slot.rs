@@ -44,13 +44,13 @@ pub trait Hook: Sized + 'static {
 
     /// # Errors
     /// The module cannot be instantiated.
-    fn instantiate(module: &Module, limits: Limits, log: Arc<Log>) -> Result<Box<Self::Engine>, Error>;
+    fn instantiate(module: &Module, limits: &Limits, log: Arc<Log>) -> Result<Box<Self::Engine>, Error>;
 
     /// What an engine of this slot does once, after its settings and its state and before it serves.
     ///
     /// # Errors
     /// Any [`Fault`].
-    fn open(_engine: &mut Self::Engine, _limits: Limits) -> Result<(), Fault> {
+    fn open(_engine: &mut Self::Engine, _limits: &Limits) -> Result<(), Fault> {
         Ok(())
     }
 }
@@ -160,7 +160,7 @@ impl<H: Hook> Slot<H> {
         let limits = H::KIND.limits(config);
         let log = Arc::new(Log::default());
         let prepare = |program, assignment, generation| {
-            prepare::<H>(Arc::new(program), assignment, generation, limits, &log, config, 1)
+            prepare::<H>(Arc::new(program), assignment, generation, &limits, &log, config, 1)
         };
         let stored = catalog.as_ref().map(|c| c.stored(H::KIND)).transpose()?.flatten();
         let mut last_trip = stored.as_ref().and_then(|stored| stored.trip.clone());
@@ -224,6 +224,16 @@ impl<H: Hook> Slot<H> {
     /// What all versions counted since the start.
     pub fn totals(&self) -> CounterValues {
         self.totals.lock().with(&self.current().counters)
+    }
+
+    /// What the memories of all instances take now.
+    pub fn memory_in_use(&self) -> usize {
+        self.limits.in_use.load(Ordering::Relaxed)
+    }
+
+    /// What those of one instance may take.
+    pub fn memory_bytes_max(&self) -> usize {
+        self.limits.memory_bytes
     }
 
     /// Brings a policy into service. Blocking (compiles): not for the hot path.
@@ -293,7 +303,7 @@ impl<H: Hook> Slot<H> {
     fn prepare(&self, program: Arc<Program<H>>, assignment: Assignment) -> Result<Version<H>, Error> {
         let workers = self.workers.load(Ordering::Relaxed).max(1);
         let unpublished = 0;
-        prepare(program, assignment, unpublished, self.limits, &self.log, &self.config, workers)
+        prepare(program, assignment, unpublished, &self.limits, &self.log, &self.config, workers)
     }
 
     /// Exchanges the pointer, and writes the catalogue: before, for an operator, who hears that the disk is

@@ -107,6 +107,8 @@ fn policy(status: SlotStatus) -> proto::Policy {
         generation: status.generation,
         settings: status.settings.into_iter().map(|(name, value)| proto::Setting { name, value }).collect(),
         previous: status.previous.unwrap_or_default(),
+        memory_bytes: status.memory_bytes,
+        memory_bytes_max: status.memory_bytes_max,
         last_trip: status.last_trip.unwrap_or_default(),
         counters: Some(counters(status.counters)),
         totals: Some(counters(status.totals)),

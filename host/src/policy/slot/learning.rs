@@ -89,10 +89,12 @@ impl Feed {
         queue.drain(..count).flatten().collect()
     }
 
-    /// What waits is of no use to another policy.
+    /// What waits is what happened, whichever policy hears it.
     fn want(&self, wanted: bool) {
         self.wanted.store(wanted, Relaxed);
-        self.queue.lock().clear();
+        if !wanted {
+            self.queue.lock().clear();
+        }
     }
 
     pub(in crate::policy) fn status(&self) -> LearningStatus {
@@ -249,7 +251,7 @@ impl<H: Hook> Class<H> {
     }
 
     fn make_learner(&mut self) {
-        match self.version.build_learner(self.slot.limits, &self.slot.log) {
+        match self.version.build_learner(&self.slot.limits, &self.slot.log) {
             Ok(learner) => self.learner = learner,
             Err(e) => return self.failed("is not made", &e),
         }
@@ -490,8 +492,9 @@ mod tests {
         class.turn(Instant::now());
         let (source, settings) = learner("none", 1);
         second.load(source, settings).unwrap();
+        finish(&second, 1); // before its learner is there
         class.turn(Instant::now());
-        assert_eq!(known(&second, &mut worker).as_deref(), Some("knows of 8 finished requests"));
+        assert_eq!(known(&second, &mut worker).as_deref(), Some("knows of 9 finished requests"));
 
         second.load(Source::Native("random".into()), Vec::new()).unwrap();
         class.turn(Instant::now());
@@ -501,7 +504,7 @@ mod tests {
         assert!(!status.learns && second.feed.take().is_empty(), "nobody learns");
         second.rollback().unwrap();
         class.turn(Instant::now());
-        assert_eq!(known(&second, &mut worker).as_deref(), Some("knows of 8 finished requests"));
+        assert_eq!(known(&second, &mut worker).as_deref(), Some("knows of 9 finished requests"));
         assert!(catalog.learned(SlotKind::Scheduler, "counting").unwrap().is_some());
         catalog.keep_learned(SlotKind::Scheduler, "other", &[1], &["other"]).unwrap();
         assert!(catalog.learned(SlotKind::Scheduler, "counting").unwrap().is_none(), "named by nobody");

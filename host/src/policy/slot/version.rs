@@ -61,7 +61,7 @@ impl<H: Hook> Version<H> {
     }
 
     /// An engine that can serve: describe, configure, open.
-    pub(super) fn build(&self, limits: Limits, log: &Arc<Log>) -> Result<Box<H::Engine>, Error> {
+    pub(super) fn build(&self, limits: &Limits, log: &Arc<Log>) -> Result<Box<H::Engine>, Error> {
         build::<H>(&self.program, &self.assignment, limits, log).map(|(engine, _)| engine)
     }
 
@@ -69,7 +69,7 @@ impl<H: Hook> Version<H> {
     pub(super) fn build_with(
         &self,
         state: &[u8],
-        limits: Limits,
+        limits: &Limits,
         log: &Arc<Log>,
     ) -> Result<Result<Box<H::Engine>, StateRefused>, Error> {
         let (mut engine, _) = configured::<H>(&self.program, &self.assignment, limits, log)?;
@@ -93,7 +93,7 @@ impl<H: Hook> Version<H> {
     }
 
     /// One more instance, which hears outcomes; `None` if the policy does not learn.
-    pub(super) fn build_learner(&self, limits: Limits, log: &Arc<Log>) -> Result<Option<Learner>, Error> {
+    pub(super) fn build_learner(&self, limits: &Limits, log: &Arc<Log>) -> Result<Option<Learner>, Error> {
         let Program::Component(module) = &*self.program else { return Ok(None) };
         if !module.learns {
             return Ok(None);
@@ -117,7 +117,7 @@ pub(super) enum StateRefused {
 fn build<H: Hook>(
     program: &Program<H>,
     assignment: &Assignment,
-    limits: Limits,
+    limits: &Limits,
     log: &Arc<Log>,
 ) -> Result<(Box<H::Engine>, Description), Error> {
     let (engine, description) = configured::<H>(program, assignment, limits, log)?;
@@ -127,7 +127,7 @@ fn build<H: Hook>(
 fn opened<H: Hook>(
     mut engine: Box<H::Engine>,
     assignment: &Assignment,
-    limits: Limits,
+    limits: &Limits,
 ) -> Result<Box<H::Engine>, Error> {
     let name = || printable(assignment.origin.name(), TEXT_BYTES);
     let failed = |fault| Error::Start { name: name(), step: "open", fault };
@@ -138,7 +138,7 @@ fn opened<H: Hook>(
 fn configured<H: Hook>(
     program: &Program<H>,
     assignment: &Assignment,
-    limits: Limits,
+    limits: &Limits,
     log: &Arc<Log>,
 ) -> Result<(Box<H::Engine>, Description), Error> {
     let mut engine = match program {
@@ -173,7 +173,7 @@ pub(super) fn prepare<H: Hook>(
     program: Arc<Program<H>>,
     assignment: Assignment,
     generation: u64,
-    limits: Limits,
+    limits: &Limits,
     log: &Arc<Log>,
     config: &PolicyConfig,
     workers: usize,
@@ -286,5 +286,5 @@ pub fn standalone<H: Hook>(
 ) -> Result<(Box<H::Engine>, Description), Error> {
     let code = code::<H>(engine, source)?;
     let assignment = Assignment { origin: code.origin, settings };
-    configured::<H>(&code.program, &assignment, H::KIND.limits(config), &Arc::default())
+    configured::<H>(&code.program, &assignment, &H::KIND.limits(config), &Arc::default())
 }

@@ -20,7 +20,7 @@ impl<H: Hook> Slot<H> {
     pub fn worker(self: &Arc<Self>) -> Worker<H> {
         self.workers.fetch_add(1, Ordering::Relaxed);
         let version = self.current();
-        let engine = version.take_ready().or_else(|| version.build(self.limits, &self.log).ok());
+        let engine = version.take_ready().or_else(|| version.build(&self.limits, &self.log).ok());
         Worker {
             slot: self.clone(),
             cache: Cache::new(self.current.clone()),
@@ -279,7 +279,7 @@ impl<H: Hook> Slot<H> {
             let (Some(slot), Some(version)) = (slot.upgrade(), version.upgrade()) else { return };
             let serves = || slot.current().generation == version.generation;
             while serves() && version.spares.lock().len() < enough {
-                match version.build(slot.limits, &slot.log) {
+                match version.build(&slot.limits, &slot.log) {
                     Ok(spare) => version.spares.lock().push(spare),
                     Err(e) => return slot.log.add_host(1, &format!("no spare instance: {e}")),
                 }
@@ -298,7 +298,7 @@ impl<H: Hook> Slot<H> {
             if slot.current().generation != version.generation {
                 return;
             }
-            match version.build(slot.limits, &slot.log) {
+            match version.build(&slot.limits, &slot.log) {
                 Ok(engine) => drop(sender.send(engine)), // the worker may be gone
                 Err(e) => slot.log.add_host(1, &format!("instance not rebuilt: {e}")),
             }
@@ -345,7 +345,7 @@ impl<H: Hook> Slot<H> {
         if version.refuses_state.load(Ordering::Relaxed) {
             return None;
         }
-        let problem = match version.build_with(state, self.limits, &self.log) {
+        let problem = match version.build_with(state, &self.limits, &self.log) {
             Ok(Ok(engine)) => return Some(engine),
             Ok(Err(StateRefused::Politely(reason))) => reason, // the log cuts it
             Ok(Err(StateRefused::ByFault(fault))) => {
