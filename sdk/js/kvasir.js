@@ -1,0 +1,213 @@
+// What turns a policy into the exports of its slot. Each of `scheduler`, `evictor`, `admitter` and
+// `balancer` takes one object: `name`, `version`, `settings` (name, value, doc), the functions of the
+// slot, and, if wanted, `configure(name, value)`, `exportState()` and `importState(bytes)`. What each call
+// means stands in the WIT text (sdk/wit); types are in kvasir.d.ts. Pure, so tests run it in Node.
+
+/** No slot, no parent, never. */
+export const NONE = 0xffff_ffff;
+
+/** Columns of the tables, and words of a request, by the numbers of the contract. */
+export const P = {
+  available: 1, busyUntil: 2, c0: 3, c1: 4, c2: 5, t0: 6, t1: 7, queued: 8, freeBlocks: 9, capacity: 10, reportedAt: 11,
+  identity: 12, peer: 13, host: 14, domain: 15, waiting: 16,
+};
+export const D = {
+  available: 1, sequences: 2, context: 3, freeBlocks: 4, capacity: 5, d0: 6, d1: 7, d2: 8, coming: 9, comingContext: 10,
+  reportedAt: 11, identity: 12, peer: 13, host: 14, domain: 15, waiting: 16, t0: 17, t1: 18,
+};
+const COLUMNS = ["prefix", "prefixHbm", "prefixDram", "prefillFit", "decodePrefix", "decodeFit"];
+const FIRST_OF_DECODE = 4;
+/** Reasons of a rejection. */
+export const Reason = { ttft: 1, tbt: 2, noInstance: 3, noMemory: 4, own: 5 };
+/** Kinds of events, and where a victim's bytes go. */
+export const Kind = { insert: 1, hit: 2, remove: 3, keep: 4, pin: 5, unpin: 6 };
+export const Where = { hostDecides: 0, nvme: 3, remote: 4, drop: 15 };
+/** What happens to a block offered to a tier. */
+export const Store = { skip: 0, store: 1, colder: 2 };
+
+/** A setting's value within `low` to `high`; throws the refusal if it is none. */
+export function number(name, text, low, high) {
+  const value = /^-?\d+(\.\d*)?$/.test(text) ? Number(text) : NaN;
+  if (!(value >= low && value <= high)) throw `${name}: a number from ${low} to ${high}`;
+  return value;
+}
+
+export function scheduler(policy) {
+  const cluster = { prefill: new Table(), decode: new Table(), blockTokens: 0, domains: 0, links: [] };
+  let words = 0;
+  const request = (now, question) => readRequest(now, question, words, cluster);
+  const scheduling = {
+    open(layout) {
+      cluster.prefill.open(layout[0], layout[3]);
+      cluster.decode.open(layout[1], layout[4]);
+      [cluster.blockTokens, words, cluster.domains] = [layout[2], layout[5], layout[6]];
+      policy.opened?.(cluster);
+    },
+    updatePrefill: (rows) => cluster.prefill.update(rows),
+    updateDecode: (rows) => cluster.decode.update(rows),
+    updateLinks: (rows) => policy.updateLinks?.(rows),
+    setThresholds: (values) => policy.setThresholds?.(values),
+    schedule: (now, question) => decision(policy.schedule(request(now, question), cluster)),
+    explain: (now, question) => policy.explain?.(request(now, question), cluster) ?? [],
+  };
+  return { control: control("scheduler", policy), scheduling };
+}
+
+/** What the policy left out is zero; without a prefill slot it is a rejection. */
+function decision({ prefill = NONE, reason = prefill === NONE ? Reason.own : 0, ...rest }) {
+  const others = { decode: 0, transferBlocks: 0, source: 0, retryAfter: 0, sessionMemo: 0n, tenantCharge: 0n };
+  return { prefill, reason, ...others, ...rest };
+}
+
+/** One of the two tables, kept as the host pushes it. */
+class Table {
+  open(slots, width) {
+    [this.slots, this.width, this.rows] = [slots, width, new Float32Array(slots * width)];
+  }
+  update(rows) {
+    for (let at = 0; at + this.width <= rows.length; at += this.width)
+      if (rows[at] < this.slots) this.rows.set(rows.subarray(at, at + this.width), rows[at] * this.width);
+  }
+  at(slot, column) {
+    return this.rows[slot * this.width + column];
+  }
+}
+
+/** Words 0 to 17 by name; columns that the host did not send are undefined. */
+function readRequest(now, question, words, cluster) {
+  const request = { now, ...readWords(question) };
+  let at = words;
+  for (let bit = 0; bit < COLUMNS.length; bit++) {
+    if (!((question[18] >> bit) & 1)) continue;
+    const { slots } = bit < FIRST_OF_DECODE ? cluster.prefill : cluster.decode;
+    request[COLUMNS[bit]] = question.subarray(at, at + slots);
+    at += slots;
+  }
+  return request;
+}
+
+function readWords(words) {
+  const view = new DataView(words.buffer, words.byteOffset);
+  const float = (i) => view.getFloat32(4 * i, true), long = (i) => view.getBigUint64(4 * i, true);
+  return {
+    promptTokens: words[0], outputTokens: words[1], class: words[2], tenant: words[3], priority: words[4], hints: words[5],
+    session: long(6), seed: long(8), ttftSlo: float(10), tbtSlo: float(11), model: words[12], adapter: words[13],
+    sessionMemo: long(14), tenantMemo: long(16),
+  };
+}
+
+export function evictor(policy) {
+  let slots = 0, words = 9;
+  const eviction = {
+    open(layout) {
+      [slots, words] = layout;
+      policy.open(slots);
+    },
+    updateTiers: (rows) => policy.updateTiers?.(rows),
+    onEvents(base, events) {
+      for (let at = 0; at + words <= events.length; at += words) {
+        const kind = events[at] & 255, slot = events[at + 1];
+        if (kind >= Kind.insert && kind <= Kind.unpin && slot < slots) policy.onEvent(readEvent(base, events, at, kind, slot));
+      }
+    },
+    selectVictims: (now, want) => Uint32Array.from(policy.selectVictims(want, now)),
+  };
+  return { control: control("evictor", policy), eviction };
+}
+
+function readEvent(base, w, at, kind, slot) {
+  return {
+    kind, slot, replayed: ((w[at] >> 8) & 1) === 1, class: w[at] >>> 16,
+    parent: w[at + 2], uses: w[at + 2], depth: w[at + 3], size: w[at + 4], time: base + BigInt(w[at + 5]),
+    identity: BigInt(w[at + 6]) | (BigInt(w[at + 7]) << 32n), tenant: w[at + 8],
+  };
+}
+
+/** One answer of `selectVictims`. */
+export function victim(slot, where = Where.hostDecides) {
+  return (slot | (where << 28)) >>> 0;
+}
+
+/** Block slots in an order that the policy gives them. */
+export class Order {
+  /** Element `slots` is both ends; a slot that stands nowhere follows itself. */
+  constructor(slots) {
+    this.slots = slots;
+    this.next = Uint32Array.from({ length: slots + 1 }, (_, i) => i);
+    this.prev = this.next.slice();
+  }
+  has(slot) {
+    return slot < this.slots && this.next[slot] !== slot;
+  }
+  first() {
+    const slot = this.next[this.slots];
+    return slot === this.slots ? NONE : slot;
+  }
+  remove(slot) {
+    const next = this.next[slot], prev = this.prev[slot];
+    this.next[prev] = next;
+    this.prev[next] = prev;
+    this.next[slot] = this.prev[slot] = slot;
+  }
+  /** Moves or adds `slot` in front of `at`, or last if `at` is not in the order. */
+  put(slot, at) {
+    if (slot === at) return;
+    this.remove(slot);
+    if (!this.has(at)) at = this.slots;
+    const prev = this.prev[at];
+    this.next[slot] = at;
+    this.prev[slot] = prev;
+    this.next[prev] = this.prev[at] = slot;
+  }
+}
+
+export function admitter(policy) {
+  const admission = {
+    updateLoad: (values) => policy.updateLoad?.(values),
+    admitRequest(request, forecast) {
+      const [ttft, tbt, tenantPart, queueMs, prefillMs, transferMs, tokensStored] = forecast;
+      const times = { ttft, tbt, tenantPart, queueMs, prefillMs, transferMs, tokensStored };
+      const { queue = false, reject = 0, retryAfter = 0 } = policy.admitRequest(readWords(request), times);
+      return BigInt(reject ? 2 | (reject << 8) : Number(queue)) | (BigInt(retryAfter) << 32n);
+    },
+    admitBlocks(tier, stride, blocks) {
+      const answers = new Uint32Array(stride ? blocks.length / stride : 0);
+      for (let i = 0; i < answers.length; i++) answers[i] = policy.admitBlock(tier, readBlock(blocks, i * stride));
+      return answers;
+    },
+  };
+  return { control: control("admitter", policy), admission };
+}
+
+function readBlock(w, at) {
+  return {
+    class: w[at] & 0xffff, uses: w[at] >>> 16, depth: w[at + 1], size: w[at + 2], lastOfferedMs: w[at + 3], tenant: w[at + 4],
+  };
+}
+
+export function balancer(policy) {
+  const tick = (now, [hitPercent, rejected, accepted], prefillQueue, decodeStep) =>
+    Float32Array.from(policy.tick({ now, hitPercent, rejected, accepted, prefillQueue, decodeStep }));
+  return { control: control("balancer", policy), balancing: { tick } };
+}
+
+function control(slot, policy) {
+  const settings = policy.settings ?? [];
+  return {
+    describe: () => ({
+      name: policy.name, version: policy.version, slot,
+      settings: settings.map(({ name, value, doc }) => ({ name, default: String(value), doc })),
+    }),
+    /** An error is thrown as its text. */
+    configure(pairs) {
+      const given = new Map(pairs);
+      for (const name of given.keys()) if (!settings.some((s) => s.name === name)) throw `unknown setting: ${name}`;
+      for (const { name, value } of settings) policy.configure?.(name, given.get(name) ?? String(value));
+    },
+    exportState: () => policy.exportState?.() ?? new Uint8Array(),
+    importState(state) {
+      if (!policy.importState) throw "this policy keeps no state";
+      policy.importState(state);
+    },
+  };
+}
