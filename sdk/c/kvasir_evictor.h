@@ -10,18 +10,18 @@ extern "C" {
 #endif
 
 enum { KV_INSERT = 1, KV_HIT, KV_REMOVE, KV_KEEP, KV_PIN, KV_UNPIN };
-enum { KV_HOST_DECIDES = 0, KV_NVME = 3, KV_REMOTE = 4, KV_DROP = 15 };
+enum { KV_HOST_DECIDES = 0, KV_HBM = 1, KV_NVME = 3, KV_REMOTE = 4, KV_DROP = 15 };
 typedef struct {
     uint32_t kind, class_, slot, parent /* or uses, of a hit */, depth, size, tenant;
     bool replayed;
     uint64_t time_ms, identity;
 } kv_event;
 /* Yours. `kv_on_event` gets known kinds and slots below `slots` only. `kv_select_victims` writes up to
- * `want` victims, as kv_victim makes them, and returns how many. Tiers: 6 values a row. */
+ * `want` victims, as kv_victim makes them, and returns how many. */
 void kv_open(uint32_t slots);
 void kv_on_event(const kv_event *event);
 uint32_t kv_select_victims(uint64_t now_ms, uint32_t want, uint32_t *victims);
-KV_OPTIONAL void kv_update_tiers(kv_floats rows);
+KV_OPTIONAL void kv_update_tiers(kv_rows tiers);
 
 static inline uint32_t kv_victim(uint32_t slot, uint32_t where) { return slot | where << 28; }
 /* Block slots in an order that you give them; in `next`, element `slots` is both ends. */
@@ -45,14 +45,14 @@ static inline void kv_order_put(kv_order *o, uint32_t slot, uint32_t at) {
     o->next[slot] = at, o->prev[slot] = o->prev[at];
     o->next[o->prev[at]] = slot, o->prev[at] = slot;
 }
-static uint32_t kv_slots_, kv_event_words_;
+static uint32_t kv_slots_, kv_event_words_, kv_tier_values_;
 KV_EXPORT(KV_NAME("eviction", "open")) void kv_abi_open(uint32_t *layout, uint32_t length) {
-    kv_slots_ = layout[0], kv_event_words_ = layout[1];
+    kv_slots_ = layout[0], kv_event_words_ = layout[1], kv_tier_values_ = layout[2];
     kv_open(kv_slots_);
     kv_done_(layout), (void)length;
 }
 KV_EXPORT(KV_NAME("eviction", "update-tiers")) void kv_abi_update_tiers(float *rows, uint32_t length) {
-    kv_floats list = {rows, length};
+    kv_rows list = {rows, kv_tier_values_ ? length / kv_tier_values_ : 0, kv_tier_values_};
     if (kv_update_tiers) kv_update_tiers(list);
     kv_done_(rows);
 }

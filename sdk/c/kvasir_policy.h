@@ -21,6 +21,7 @@ typedef struct { const char *name, *version; const kv_setting *settings; uint32_
 typedef struct { const char *at; uint32_t length; } kv_text; /* UTF-8, not terminated */
 typedef struct { const uint32_t *at; uint32_t length; } kv_words;
 typedef struct { const float *at; uint32_t length; } kv_floats;
+typedef struct { const float *at; uint32_t count, width; } kv_rows; /* value c of row i: at[i * width + c] */
 typedef struct { const uint8_t *at; uint32_t length; } kv_bytes;
 
 /* What every policy defines. `kv_configure` gets each setting once: the operator's value, or the

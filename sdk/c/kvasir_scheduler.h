@@ -28,12 +28,12 @@ typedef struct {
 } kv_decision;
 /* Kept for you: the tables, and the layout given to `open`. */
 static kv_table kv_prefill, kv_decode;
-static uint32_t kv_block_tokens, kv_request_words, kv_domains;
-/* Yours. Links: 5 values a row. Explain writes up to one score per prefill and decode slot. */
+static uint32_t kv_block_tokens, kv_request_words, kv_domains, kv_link_values;
+/* Yours. Explain writes up to one score per prefill and decode slot. */
 kv_decision kv_schedule(const kv_request *request);
 KV_OPTIONAL uint32_t kv_explain(const kv_request *request, float *scores);
 KV_OPTIONAL void kv_opened(void);
-KV_OPTIONAL void kv_update_links(kv_floats rows);
+KV_OPTIONAL void kv_update_links(kv_rows links);
 KV_OPTIONAL void kv_set_thresholds(kv_floats values);
 
 static inline float kv_at(const kv_table *table, uint32_t slot, uint32_t column) {
@@ -57,7 +57,7 @@ static inline kv_decision kv_reject(uint32_t reason, uint32_t retry_after_ms) {
 static float *kv_scores_;
 KV_EXPORT(KV_NAME("scheduling", "open")) void kv_abi_open(uint32_t *layout, uint32_t length) {
     kv_prefill.slots = layout[0], kv_decode.slots = layout[1], kv_block_tokens = layout[2];
-    kv_prefill.width = layout[3], kv_decode.width = layout[4], kv_request_words = layout[5], kv_domains = layout[6];
+    kv_prefill.width = layout[3], kv_decode.width = layout[4], kv_request_words = layout[5], kv_domains = layout[6], kv_link_values = layout[7];
     KV_NEW(kv_prefill.rows, (size_t)kv_prefill.slots * kv_prefill.width);
     KV_NEW(kv_decode.rows, (size_t)kv_decode.slots * kv_decode.width);
     KV_NEW(kv_scores_, kv_prefill.slots + kv_decode.slots);
@@ -78,7 +78,7 @@ KV_EXPORT(KV_NAME("scheduling", "update-decode")) void kv_abi_update_decode(floa
     kv_done_(rows);
 }
 KV_EXPORT(KV_NAME("scheduling", "update-links")) void kv_abi_update_links(float *rows, uint32_t length) {
-    kv_floats list = {rows, length};
+    kv_rows list = {rows, kv_link_values ? length / kv_link_values : 0, kv_link_values};
     if (kv_update_links) kv_update_links(list);
     kv_done_(rows);
 }

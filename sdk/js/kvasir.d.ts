@@ -8,7 +8,7 @@ export const D: Record<
   | "reportedAt" | "identity" | "peer" | "host" | "domain" | "waiting" | "t0" | "t1", number>;
 export const Reason: { ttft: 1; tbt: 2; noInstance: 3; noMemory: 4; own: 5 };
 export const Kind: { insert: 1; hit: 2; remove: 3; keep: 4; pin: 5; unpin: 6 };
-export const Where: { hostDecides: 0; nvme: 3; remote: 4; drop: 15 };
+export const Where: { hostDecides: 0; hbm: 1; nvme: 3; remote: 4; drop: 15 };
 export const Store: { skip: 0; store: 1; colder: 2 };
 export function number(name: string, text: string, low: number, high: number): number;
 
@@ -55,8 +55,7 @@ export interface Scheduler extends Policy {
   schedule(request: Request, cluster: Cluster): Decision;
   explain?(request: Request, cluster: Cluster): Float32Array;
   opened?(cluster: Cluster): void;
-  /** 5 values a row. */
-  updateLinks?(rows: Float32Array): void;
+  updateLinks?(links: Float32Array[]): void;
   setThresholds?(values: Float32Array): void;
 }
 export function scheduler(policy: Scheduler): { control: Control; scheduling: object };
@@ -70,8 +69,7 @@ export interface Evictor extends Policy {
   open(slots: number): void;
   onEvent(event: Event): void;
   selectVictims(want: number, now: bigint): Iterable<number>;
-  /** 6 values a row. */
-  updateTiers?(rows: Float32Array): void;
+  updateTiers?(tiers: Float32Array[]): void;
 }
 export function evictor(policy: Evictor): { control: Control; eviction: object };
 export function victim(slot: number, where?: number): number;

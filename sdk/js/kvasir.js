@@ -21,7 +21,7 @@ const FIRST_OF_DECODE = 4;
 export const Reason = { ttft: 1, tbt: 2, noInstance: 3, noMemory: 4, own: 5 };
 /** Kinds of events, and where a victim's bytes go. */
 export const Kind = { insert: 1, hit: 2, remove: 3, keep: 4, pin: 5, unpin: 6 };
-export const Where = { hostDecides: 0, nvme: 3, remote: 4, drop: 15 };
+export const Where = { hostDecides: 0, hbm: 1, nvme: 3, remote: 4, drop: 15 };
 /** What happens to a block offered to a tier. */
 export const Store = { skip: 0, store: 1, colder: 2 };
 
@@ -33,19 +33,19 @@ export function number(name, text, low, high) {
 }
 
 export function scheduler(policy) {
-  const cluster = { prefill: new Table(), decode: new Table(), blockTokens: 0, domains: 0, links: [] };
-  let words = 0;
+  const cluster = { prefill: new Table(), decode: new Table(), blockTokens: 0, domains: 0 };
+  let words = 0, linkValues = 5;
   const request = (now, question) => readRequest(now, question, words, cluster);
   const scheduling = {
     open(layout) {
       cluster.prefill.open(layout[0], layout[3]);
       cluster.decode.open(layout[1], layout[4]);
-      [cluster.blockTokens, words, cluster.domains] = [layout[2], layout[5], layout[6]];
+      [cluster.blockTokens, words, cluster.domains, linkValues] = [layout[2], layout[5], layout[6], layout[7]];
       policy.opened?.(cluster);
     },
     updatePrefill: (rows) => cluster.prefill.update(rows),
     updateDecode: (rows) => cluster.decode.update(rows),
-    updateLinks: (rows) => policy.updateLinks?.(rows),
+    updateLinks: (rows) => policy.updateLinks?.(split(rows, linkValues)),
     setThresholds: (values) => policy.setThresholds?.(values),
     schedule: (now, question) => decision(policy.schedule(request(now, question), cluster)),
     explain: (now, question) => policy.explain?.(request(now, question), cluster) ?? [],
@@ -73,6 +73,10 @@ class Table {
   }
 }
 
+function split(values, width) {
+  return Array.from({ length: values.length / width }, (_, i) => values.subarray(i * width, (i + 1) * width));
+}
+
 /** Words 0 to 17 by name; columns that the host did not send are undefined. */
 function readRequest(now, question, words, cluster) {
   const request = { now, ...readWords(question) };
@@ -97,13 +101,13 @@ function readWords(words) {
 }
 
 export function evictor(policy) {
-  let slots = 0, words = 9;
+  let slots = 0, words = 9, tierValues = 6;
   const eviction = {
     open(layout) {
-      [slots, words] = layout;
+      [slots, words, tierValues] = layout;
       policy.open(slots);
     },
-    updateTiers: (rows) => policy.updateTiers?.(rows),
+    updateTiers: (rows) => policy.updateTiers?.(split(rows, tierValues)),
     onEvents(base, events) {
       for (let at = 0; at + words <= events.length; at += words) {
         const kind = events[at] & 255, slot = events[at + 1];

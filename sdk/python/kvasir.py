@@ -169,8 +169,7 @@ class Scheduler(Base):
     def explain(self, now: float, request: Request, cluster: Cluster) -> list[float]:
         return []
 
-    def update_links(self, rows: list[float]) -> None:
-        """5 values a row."""
+    def update_links(self, links: list[list[float]]) -> None: ...
 
     def set_thresholds(self, values: list[float]) -> None: ...
 
@@ -179,11 +178,11 @@ class Scheduling:
     """`scheduling`, as the host calls it."""
 
     def __init__(self, policy: Scheduler):
-        self.policy, self.cluster, self.words = policy, Cluster(), 0
-        self.update_links, self.set_thresholds = policy.update_links, policy.set_thresholds
+        self.policy, self.cluster, self.words, self.link_values = policy, Cluster(), 0, 5
+        self.set_thresholds = policy.set_thresholds
 
     def open(self, layout: list[int]) -> None:
-        prefill, decode, tokens, prefill_width, decode_width, self.words, domains = layout[:7]
+        prefill, decode, tokens, prefill_width, decode_width, self.words, domains, self.link_values = layout[:8]
         self.cluster = Cluster(Table(prefill, prefill_width), Table(decode, decode_width), tokens, domains)
 
     def update_prefill(self, rows: list[float]) -> None:
@@ -191,6 +190,9 @@ class Scheduling:
 
     def update_decode(self, rows: list[float]) -> None:
         self.cluster.decode.update(rows)
+
+    def update_links(self, rows: list[float]) -> None:
+        self.policy.update_links(_split(rows, self.link_values))
 
     def schedule(self, now: float, question: list[int]) -> Decision:
         return self.policy.schedule(now, self._request(question), self.cluster)
@@ -211,7 +213,7 @@ class Kind(IntEnum):
 class Where(IntEnum):
     """Where a victim's bytes go."""
 
-    HOST_DECIDES, NVME, REMOTE, DROP = 0, 3, 4, 15
+    HOST_DECIDES, HBM, NVME, REMOTE, DROP = 0, 1, 3, 4, 15
 
 
 @dataclass
@@ -242,8 +244,7 @@ class Evictor(Base):
         """Victims as `victim` makes them, most expendable first."""
         raise NotImplementedError
 
-    def update_tiers(self, rows: list[float]) -> None:
-        """6 values a row."""
+    def update_tiers(self, tiers: list[list[float]]) -> None: ...
 
 
 def victim(slot: int, where: int = Where.HOST_DECIDES) -> int:
@@ -284,12 +285,15 @@ class Eviction:
     """`eviction`, as the host calls it."""
 
     def __init__(self, policy: Evictor):
-        self.policy, self.slots, self.words = policy, 0, 9
-        self.update_tiers, self.select_victims = policy.update_tiers, policy.select_victims
+        self.policy, self.slots, self.words, self.tier_values = policy, 0, 9, 6
+        self.select_victims = policy.select_victims
 
     def open(self, layout: list[int]) -> None:
-        self.slots, self.words = layout[:2]
+        self.slots, self.words, self.tier_values = layout[:3]
         self.policy.open(self.slots)
+
+    def update_tiers(self, rows: list[float]) -> None:
+        self.policy.update_tiers(_split(rows, self.tier_values))
 
     def on_events(self, base: int, events: list[int]) -> None:
         for at in range(0, len(events) - self.words + 1, self.words):
@@ -399,6 +403,10 @@ def host(policy: Base):
         if isinstance(policy, kind):
             return Control(policy, slot), interface(policy)
     raise TypeError("class Policy extends none of Scheduler, Evictor, Admitter, Balancer")
+
+
+def _split(values: list[float], width: int) -> list[list[float]]:
+    return [values[at : at + width] for at in range(0, len(values), width)]
 
 
 def _u64(words: list[int], at: int) -> int:

@@ -1,5 +1,5 @@
 // An evictor: what `eviction` in sdk/wit/evictor.wit says, as a class to extend.
-import { Floats, NONE, Policy } from "./policy";
+import { NONE, Policy, Rows } from "./policy";
 import { setPolicy, setSlot } from "./exports/control";
 export * from "./policy";
 
@@ -7,7 +7,7 @@ export * from "./policy";
 export const enum Kind { Insert = 1, Hit, Remove, Keep, Pin, Unpin }
 
 /** Where a victim's bytes go. */
-export const enum Where { HostDecides = 0, Nvme = 3, Remote = 4, Drop = 15 }
+export const enum Where { HostDecides = 0, Hbm = 1, Nvme = 3, Remote = 4, Drop = 15 }
 
 /** One event; the same object is filled anew for the next. */
 export class Event {
@@ -31,7 +31,7 @@ export abstract class Evictor extends Policy {
   abstract onEvent(event: Event): void;
   /** The most expendable block and where it goes, as `victim` makes it, or NONE. It leaves the policy's books. */
   abstract nextVictim(now: u64): u32;
-  updateTiers(rows: Floats): void {}
+  updateTiers(tiers: Rows): void {}
 }
 
 export function victim(slot: u32, where: Where): u32 {

@@ -65,6 +65,22 @@ export class Floats {
   }
 }
 
+/** Rows of `f32` that the host passed: valid during the call only. */
+export class Rows {
+  count: u32 = 0;
+  private values: usize = 0;
+  private width: u32 = 0;
+  @inline at(row: u32, column: u32): f32 {
+    return load<f32>(this.values + (<usize>(row * this.width + column) << 2));
+  }
+  of(values: usize, length: u32, width: u32): Rows {
+    this.values = values;
+    this.width = width;
+    this.count = width ? length / width : 0;
+    return this;
+  }
+}
+
 /** A setting's value such as `12` or `-0.25`; NaN if the text is no number or outside `low` to `high`. */
 export function number(text: string, low: f64, high: f64): f64 {
   for (let i = 0; i < text.length; i++) {

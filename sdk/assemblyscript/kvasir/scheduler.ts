@@ -1,5 +1,5 @@
 // A scheduler: what `scheduling` in sdk/wit/scheduler.wit says, as a class to extend.
-import { Floats, NONE, Policy, Words } from "./policy";
+import { Floats, NONE, Policy, Rows, Words } from "./policy";
 import { setPolicy, setSlot } from "./exports/control";
 export * from "./policy";
 
@@ -98,8 +98,7 @@ export abstract class Scheduler extends Policy {
   }
   /** The tables were emptied. */
   opened(): void {}
-  /** 5 values a row. */
-  updateLinks(rows: Floats): void {}
+  updateLinks(links: Rows): void {}
   setThresholds(values: Floats): void {}
 }
 

@@ -1,24 +1,26 @@
 // The canonical ABI of `eviction`.
 import { Event, Kind, evictor } from "../evictor";
-import { Floats, NONE } from "../policy";
+import { NONE, Rows } from "../policy";
 import { answer, done } from "./control";
 export { cabi_realloc, control__describe, control__configure, control__export_state, control__import_state } from "./control";
 
 let slots: u32 = 0;
 let words: u32 = 9;
+let values: u32 = 6;
 const event = new Event();
-const floats = new Floats();
+const tiers = new Rows();
 const victims = memory.data(4 * 256, 4);
 
 export function eviction__open(layout: usize, length: u32): void {
   slots = load<u32>(layout);
   words = load<u32>(layout, 4);
+  values = load<u32>(layout, 8);
   evictor!.open(slots);
   done(layout);
 }
 
 export function eviction__update_tiers(rows: usize, length: u32): void {
-  evictor!.updateTiers(floats.of(rows, length));
+  evictor!.updateTiers(tiers.of(rows, length, values));
   done(rows);
 }
 

@@ -1,10 +1,12 @@
 // The canonical ABI of `scheduling`.
 import { decode, prefill, scheduler, setLayout } from "../scheduler";
-import { Floats, Words } from "../policy";
+import { Floats, Rows, Words } from "../policy";
 import { answer, done } from "./control";
 export { cabi_realloc, control__describe, control__configure, control__export_state, control__import_state } from "./control";
 
 const floats = new Floats();
+const links = new Rows();
+let linkValues: u32 = 5;
 const request = new Words();
 let scores = new StaticArray<f32>(0);
 
@@ -12,6 +14,7 @@ export function scheduling__open(layout: usize, length: u32): void {
   prefill.open(load<u32>(layout), load<u32>(layout, 12));
   decode.open(load<u32>(layout, 4), load<u32>(layout, 16));
   setLayout(load<u32>(layout, 8), load<u32>(layout, 20), load<u32>(layout, 24));
+  linkValues = load<u32>(layout, 28);
   scheduler!.opened();
   done(layout);
 }
@@ -27,7 +30,7 @@ export function scheduling__update_decode(rows: usize, length: u32): void {
 }
 
 export function scheduling__update_links(rows: usize, length: u32): void {
-  scheduler!.updateLinks(floats.of(rows, length));
+  scheduler!.updateLinks(links.of(rows, length, linkValues));
   done(rows);
 }
 

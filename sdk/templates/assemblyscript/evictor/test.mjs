@@ -11,7 +11,7 @@ test("evicts the block used longest ago, leaves first", () => {
   const event = (kind, slot, parent) =>
     policy.call("eviction__on_events", 0n, [kind, slot, parent, 0, 1 << 20, 0, 0, 0, 0, 77]);
   const victims = (want) => policy.list(policy.call("eviction__select_victims", 0n, want));
-  policy.call("eviction__open", [4, WORDS]);
+  policy.call("eviction__open", [4, WORDS, 7]);
   assert.deepEqual(victims(1), []);
   event(INSERT, 0, NONE); // a prompt of two blocks, 0 and 1, and another, 2
   event(INSERT, 1, 0);

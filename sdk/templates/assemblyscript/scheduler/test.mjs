@@ -19,7 +19,7 @@ test("goes where the first token comes soonest", () => {
   const schedule = (...values) => policy.words(policy.call("scheduling__schedule", 50, request(0b1001, ...values)), 5);
   const chosen = (...values) => schedule(...values).slice(0, 2);
 
-  policy.call("scheduling__open", [2, 2, 16, PREFILL, DECODE, WORDS, 1, 99]);
+  policy.call("scheduling__open", [2, 2, 16, PREFILL, DECODE, WORDS, 1, 6, 99]);
   assert.deepEqual(schedule(0, 0, 1, 1), [NONE, 0, 0, 0, NO_INSTANCE]);
   prefill(0, 1, 0), prefill(1, 1, 100);
   decode(0, 1, 5), decode(1, 1, 4);

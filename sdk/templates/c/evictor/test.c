@@ -15,8 +15,8 @@ static uint32_t victim(void) {
 }
 
 int main(void) {
-    uint32_t layout[] = {4, WORDS};
-    kv_abi_open(layout, 2);
+    uint32_t layout[] = {4, WORDS, 7};
+    kv_abi_open(layout, 3);
     assert(victim() == KV_NONE);
     event(KV_INSERT, 0, KV_NONE); /* a prompt of two blocks, 0 and 1, and another, 2 */
     event(KV_INSERT, 1, 0);

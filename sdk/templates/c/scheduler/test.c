@@ -23,8 +23,8 @@ static kv_decision *schedule(uint32_t prefix0, uint32_t prefix1, uint32_t fit0, 
 }
 
 int main(void) {
-    uint32_t layout[] = {2, 2, 16, PREFILL, DECODE, WORDS, 1, 99};
-    kv_abi_open(layout, 8);
+    uint32_t layout[] = {2, 2, 16, PREFILL, DECODE, WORDS, 1, 6, 99};
+    kv_abi_open(layout, 9);
     assert(schedule(0, 0, 1, 1)->prefill == KV_NONE && schedule(0, 0, 1, 1)->reason == KV_NO_INSTANCE);
     prefill(0, 1, 0), prefill(1, 1, 100);
     decode(0, 1, 5), decode(1, 1, 4);

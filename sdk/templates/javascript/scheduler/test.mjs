@@ -15,7 +15,7 @@ test("goes where the first token comes soonest", () => {
   const schedule = (...values) => scheduling.schedule(50, request(0b1001, ...values));
   const chosen = (...values) => [schedule(...values).prefill, schedule(...values).decode];
 
-  scheduling.open(Uint32Array.of(2, 2, 16, PREFILL, DECODE, WORDS, 1, 99));
+  scheduling.open(Uint32Array.of(2, 2, 16, PREFILL, DECODE, WORDS, 1, 6, 99));
   assert.equal(schedule(0, 0, 1, 1).prefill, NONE);
   assert.equal(schedule(0, 0, 1, 1).reason, Reason.noInstance);
   prefill(0, 1, 0), prefill(1, 1, 100);

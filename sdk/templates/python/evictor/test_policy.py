@@ -12,7 +12,7 @@ WORDS = 10  # one more than documented, as a later host may send
 class EvictorTest(unittest.TestCase):
     def setUp(self):
         _, self.eviction = kvasir.host(Policy())
-        self.eviction.open([4, WORDS])
+        self.eviction.open([4, WORDS, 7])
 
     def event(self, kind, slot, parent=1):
         self.eviction.on_events(0, [kind, slot, parent, 0, 1 << 20, 0, 0, 0, 0, 77])
