@@ -1,4 +1,5 @@
-// Types of kvasir.js, for policies in TypeScript and for editors. Meanings: sdk/wit.
+// Types of kvasir.js, for policies in TypeScript and for editors. Meanings: sdk/wit. Of 64 bits, numbers hold the lower 53:
+// all of a time or a memo below 2^53, and enough of a hash.
 export const NONE: 0xffffffff;
 export const P: Record<
   | "available" | "busyUntil" | "c0" | "c1" | "c2" | "t0" | "t1" | "queued" | "freeBlocks" | "capacity" | "reportedAt"
@@ -32,8 +33,8 @@ export interface Control {
 
 export interface Words {
   promptTokens: number; outputTokens: number; class: number; tenant: number; priority: number; hints: number;
-  session: bigint; seed: bigint; ttftSlo: number; tbtSlo: number; model: number; adapter: number;
-  sessionMemo: bigint; tenantMemo: bigint;
+  session: number; seed: number; ttftSlo: number; tbtSlo: number; model: number; adapter: number;
+  sessionMemo: number; tenantMemo: number;
 }
 /** Columns that the host did not send are undefined. */
 export interface Request extends Words {
@@ -49,7 +50,7 @@ export interface Cluster { prefill: Table; decode: Table; blockTokens: number; d
 /** What is left out is zero; without `prefill` the request is rejected. */
 export interface Decision {
   prefill?: number; decode?: number; transferBlocks?: number; source?: number; reason?: number; retryAfter?: number;
-  sessionMemo?: bigint; tenantCharge?: bigint;
+  sessionMemo?: number; tenantCharge?: number;
 }
 export interface Scheduler extends Policy {
   schedule(request: Request, cluster: Cluster): Decision;
@@ -63,12 +64,12 @@ export function scheduler(policy: Scheduler): { control: Control; scheduling: ob
 /** `parent` is an insert's, `uses` a hit's. */
 export interface Event {
   kind: number; replayed: boolean; class: number; slot: number; parent: number; uses: number; depth: number; size: number;
-  time: bigint; identity: bigint; tenant: number;
+  time: number; identity: number; tenant: number;
 }
 export interface Evictor extends Policy {
   open(slots: number): void;
   onEvent(event: Event): void;
-  selectVictims(want: number, now: bigint): Iterable<number>;
+  selectVictims(want: number, now: number): Iterable<number>;
   updateTiers?(tiers: Float32Array[]): void;
 }
 export function evictor(policy: Evictor): { control: Control; eviction: object };
@@ -94,7 +95,7 @@ export interface Admitter extends Policy {
 export function admitter(policy: Admitter): { control: Control; admission: object };
 
 export interface Tick {
-  now: bigint; hitPercent: number; rejected: number; accepted: number; prefillQueue: Float32Array; decodeStep: Float32Array;
+  now: number; hitPercent: number; rejected: number; accepted: number; prefillQueue: Float32Array; decodeStep: Float32Array;
 }
 export interface Balancer extends Policy {
   /** The thresholds to have from now on; none = keep. */

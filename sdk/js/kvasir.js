@@ -3,6 +3,12 @@
 // slot, and, if wanted, `configure(name, value)`, `exportState()` and `importState(bytes)`. What each call
 // means stands in the WIT text (sdk/wit); types are in kvasir.d.ts. Pure, so tests run it in Node.
 
+// The engine passes lists as plain arrays, and 64 bits as a number. Of what it takes back, a `u32` over 2^31 would be cut
+// down to 2^31 - 1; as the negative number with the same bits it is not.
+const bits32 = (value) => value | 0;
+const words32 = (list) => (list instanceof Uint32Array ? list : Uint32Array.from(list));
+const floats32 = (list) => (list instanceof Float32Array ? list : Float32Array.from(list));
+
 /** No slot, no parent, never. */
 export const NONE = 0xffff_ffff;
 
@@ -35,7 +41,7 @@ export function number(name, text, low, high) {
 export function scheduler(policy) {
   const cluster = { prefill: new Table(), decode: new Table(), blockTokens: 0, domains: 0 };
   let words = 0, linkValues = 5;
-  const request = (now, question) => readRequest(now, question, words, cluster);
+  const request = (now, question) => readRequest(now, words32(question), words, cluster);
   const scheduling = {
     open(layout) {
       cluster.prefill.open(layout[0], layout[3]);
@@ -43,20 +49,23 @@ export function scheduler(policy) {
       [cluster.blockTokens, words, cluster.domains, linkValues] = [layout[2], layout[5], layout[6], layout[7]];
       policy.opened?.(cluster);
     },
-    updatePrefill: (rows) => cluster.prefill.update(rows),
-    updateDecode: (rows) => cluster.decode.update(rows),
-    updateLinks: (rows) => policy.updateLinks?.(split(rows, linkValues)),
-    setThresholds: (values) => policy.setThresholds?.(values),
+    updatePrefill: (rows) => cluster.prefill.update(floats32(rows)),
+    updateDecode: (rows) => cluster.decode.update(floats32(rows)),
+    updateLinks: (rows) => policy.updateLinks?.(split(floats32(rows), linkValues)),
+    setThresholds: (values) => policy.setThresholds?.(floats32(values)),
     schedule: (now, question) => decision(policy.schedule(request(now, question), cluster)),
-    explain: (now, question) => policy.explain?.(request(now, question), cluster) ?? [],
+    explain: (now, question) => [...(policy.explain?.(request(now, question), cluster) ?? [])],
   };
   return { control: control("scheduler", policy), scheduling };
 }
 
 /** What the policy left out is zero; without a prefill slot it is a rejection. */
-function decision({ prefill = NONE, reason = prefill === NONE ? Reason.own : 0, ...rest }) {
-  const others = { decode: 0, transferBlocks: 0, source: 0, retryAfter: 0, sessionMemo: 0n, tenantCharge: 0n };
-  return { prefill, reason, ...others, ...rest };
+function decision({ prefill = NONE, decode = 0, transferBlocks = 0, source = 0, retryAfter = 0, ...rest }) {
+  const { reason = prefill === NONE ? Reason.own : 0, sessionMemo = 0, tenantCharge = 0 } = rest;
+  return {
+    prefill: bits32(prefill), decode: bits32(decode), transferBlocks, source: bits32(source), reason, retryAfter, sessionMemo,
+    tenantCharge,
+  };
 }
 
 /** One of the two tables, kept as the host pushes it. */
@@ -90,9 +99,12 @@ function readRequest(now, question, words, cluster) {
   return request;
 }
 
+/** Of 64 bits in two words the lower 53: all of a number below 2^53, and enough of a hash. */
+const low53 = (words, i) => words[i] + (words[i + 1] & 0x1f_ffff) * 2 ** 32;
+
 function readWords(words) {
   const view = new DataView(words.buffer, words.byteOffset);
-  const float = (i) => view.getFloat32(4 * i, true), long = (i) => view.getBigUint64(4 * i, true);
+  const float = (i) => view.getFloat32(4 * i, true), long = (i) => low53(words, i);
   return {
     promptTokens: words[0], outputTokens: words[1], class: words[2], tenant: words[3], priority: words[4], hints: words[5],
     session: long(6), seed: long(8), ttftSlo: float(10), tbtSlo: float(11), model: words[12], adapter: words[13],
@@ -107,14 +119,15 @@ export function evictor(policy) {
       [slots, words, tierValues] = layout;
       policy.open(slots);
     },
-    updateTiers: (rows) => policy.updateTiers?.(split(rows, tierValues)),
-    onEvents(base, events) {
+    updateTiers: (rows) => policy.updateTiers?.(split(floats32(rows), tierValues)),
+    onEvents(base, list) {
+      const events = words32(list);
       for (let at = 0; at + words <= events.length; at += words) {
         const kind = events[at] & 255, slot = events[at + 1];
         if (kind >= Kind.insert && kind <= Kind.unpin && slot < slots) policy.onEvent(readEvent(base, events, at, kind, slot));
       }
     },
-    selectVictims: (now, want) => Uint32Array.from(policy.selectVictims(want, now)),
+    selectVictims: (now, want) => Array.from(policy.selectVictims(want, now), bits32),
   };
   return { control: control("evictor", policy), eviction };
 }
@@ -122,8 +135,8 @@ export function evictor(policy) {
 function readEvent(base, w, at, kind, slot) {
   return {
     kind, slot, replayed: ((w[at] >> 8) & 1) === 1, class: w[at] >>> 16,
-    parent: w[at + 2], uses: w[at + 2], depth: w[at + 3], size: w[at + 4], time: base + BigInt(w[at + 5]),
-    identity: BigInt(w[at + 6]) | (BigInt(w[at + 7]) << 32n), tenant: w[at + 8],
+    parent: w[at + 2], uses: w[at + 2], depth: w[at + 3], size: w[at + 4], time: base + w[at + 5],
+    identity: low53(w, at + 6), tenant: w[at + 8],
   };
 }
 
@@ -165,18 +178,23 @@ export class Order {
   }
 }
 
+/** 35 minutes, ms: more does not fit beside the answer into a number of this language. */
+const RETRY_MAX = 2 ** 21 - 1;
+
 export function admitter(policy) {
   const admission = {
-    updateLoad: (values) => policy.updateLoad?.(values),
+    updateLoad: (values) => policy.updateLoad?.(floats32(values)),
     admitRequest(request, forecast) {
       const [ttft, tbt, tenantPart, queueMs, prefillMs, transferMs, tokensStored] = forecast;
       const times = { ttft, tbt, tenantPart, queueMs, prefillMs, transferMs, tokensStored };
-      const { queue = false, reject = 0, retryAfter = 0 } = policy.admitRequest(readWords(request), times);
-      return BigInt(reject ? 2 | (reject << 8) : Number(queue)) | (BigInt(retryAfter) << 32n);
+      const { queue = false, reject = 0, retryAfter = 0 } = policy.admitRequest(readWords(words32(request)), times);
+      const wait = Math.min(Math.max(Math.floor(retryAfter), 0), RETRY_MAX);
+      return (reject ? 2 + 256 * (reject & 0xffff) : Number(queue)) + wait * 2 ** 32;
     },
-    admitBlocks(tier, stride, blocks) {
-      const answers = new Uint32Array(stride ? blocks.length / stride : 0);
-      for (let i = 0; i < answers.length; i++) answers[i] = policy.admitBlock(tier, readBlock(blocks, i * stride));
+    admitBlocks(tier, stride, list) {
+      const blocks = words32(list), answers = [];
+      for (let at = 0; at + stride <= blocks.length; at += stride)
+        answers.push(policy.admitBlock(tier, readBlock(blocks, at)));
       return answers;
     },
   };
@@ -191,7 +209,9 @@ function readBlock(w, at) {
 
 export function balancer(policy) {
   const tick = (now, [hitPercent, rejected, accepted], prefillQueue, decodeStep) =>
-    Float32Array.from(policy.tick({ now, hitPercent, rejected, accepted, prefillQueue, decodeStep }));
+    [...policy.tick({
+      now, hitPercent, rejected, accepted, prefillQueue: floats32(prefillQueue), decodeStep: floats32(decodeStep),
+    })];
   return { control: control("balancer", policy), balancing: { tick } };
 }
 

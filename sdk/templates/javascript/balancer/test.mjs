@@ -4,8 +4,7 @@ import test from "node:test";
 import { balancing, control } from "./policy.js";
 
 test("answers uneven queues", () => {
-  const tick = (...queues) =>
-    [...balancing.tick(0n, Float32Array.of(0, 0, 0), Float32Array.from(queues), Float32Array.of(0))];
+  const tick = (...queues) => balancing.tick(0, [0, 0, 0], queues, [0]);
   control.configure([["even", "8"]]);
   assert.deepEqual(tick(10, 10, 10), [8]);
   assert.deepEqual(tick(1, 1, 100), [1.5]);

@@ -8,9 +8,9 @@ const WORDS = 10; // one more than documented, as a later host may send
 
 test("evicts the block used longest ago, leaves first", () => {
   const event = (kind, slot, parent = 1) =>
-    eviction.onEvents(0n, Uint32Array.of(kind, slot, parent, 0, 1 << 20, 0, 0, 0, 0, 77));
-  const victims = (want) => [...eviction.selectVictims(0n, want)];
-  eviction.open(Uint32Array.of(4, WORDS, 7));
+    eviction.onEvents(0, [kind, slot, parent, 0, 1 << 20, 0, 0, 0, 0, 77]);
+  const victims = (want) => eviction.selectVictims(0, want);
+  eviction.open([4, WORDS, 7]);
   assert.deepEqual(victims(1), []);
   event(Kind.insert, 0, NONE); // a prompt of two blocks, 0 and 1, and another, 2
   event(Kind.insert, 1, 0);
