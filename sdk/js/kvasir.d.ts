@@ -52,14 +52,28 @@ export interface Decision {
   prefill?: number; decode?: number; transferBlocks?: number; source?: number; reason?: number; retryAfter?: number;
   sessionMemo?: number; tenantCharge?: number;
 }
-export interface Scheduler extends Policy {
+/** What came of a request; times in ms, -1 = not known. */
+export interface Outcome {
+  end: number; reason: number; decision: number; tenant: number; class: number; model: number; adapter: number; session: number;
+  prefill: number; decode: number; promptTokens: number; cachedTokens: number; fetchedBlocks: number; decodedTokens: number;
+  ttftPredicted: number; ttft: number; tbtPredicted: number; tbt: number; queuePredicted: number; prefillPredicted: number;
+}
+export const End: { finished: 1; rejected: 2; refused: 3; givenUp: 4 };
+/** Of a policy that learns; its module exports `learning` too. */
+export interface Learner {
+  /** On the learner's instance alone. */
+  observe?(outcome: Outcome): void;
+  publish?(): Uint8Array;
+  adopt?(knowledge: Uint8Array): void;
+}
+export interface Scheduler extends Policy, Learner {
   schedule(request: Request, cluster: Cluster): Decision;
   explain?(request: Request, cluster: Cluster): Float32Array;
   opened?(cluster: Cluster): void;
   updateLinks?(links: Float32Array[]): void;
   setThresholds?(values: Float32Array): void;
 }
-export function scheduler(policy: Scheduler): { control: Control; scheduling: object };
+export function scheduler(policy: Scheduler): { control: Control; scheduling: object; learning: object };
 
 /** `parent` is an insert's, `uses` a hit's. */
 export interface Event {
@@ -86,13 +100,13 @@ export interface Forecast {
   ttft: number; tbt: number; tenantPart: number; queueMs: number; prefillMs: number; transferMs: number; tokensStored: number;
 }
 export interface Block { class: number; uses: number; depth: number; size: number; lastOfferedMs: number; tenant: number }
-export interface Admitter extends Policy {
+export interface Admitter extends Policy, Learner {
   /** `{}` accepts; `queue` asks for a wait; `reject` is the reason of a rejection. */
   admitRequest(request: Words, forecast: Forecast): { queue?: boolean; reject?: number; retryAfter?: number };
   admitBlock(tier: number, block: Block): number;
   updateLoad?(values: Float32Array): void;
 }
-export function admitter(policy: Admitter): { control: Control; admission: object };
+export function admitter(policy: Admitter): { control: Control; admission: object; learning: object };
 
 export interface Tick {
   now: number; hitPercent: number; rejected: number; accepted: number; prefillQueue: Float32Array; decodeStep: Float32Array;

@@ -56,7 +56,7 @@ export function scheduler(policy) {
     schedule: (now, question) => decision(policy.schedule(request(now, question), cluster)),
     explain: (now, question) => [...(policy.explain?.(request(now, question), cluster) ?? [])],
   };
-  return { control: control("scheduler", policy), scheduling };
+  return { control: control("scheduler", policy), scheduling, learning: learning(policy) };
 }
 
 /** What the policy left out is zero; without a prefill slot it is a rejection. */
@@ -198,7 +198,7 @@ export function admitter(policy) {
       return answers;
     },
   };
-  return { control: control("admitter", policy), admission };
+  return { control: control("admitter", policy), admission, learning: learning(policy) };
 }
 
 function readBlock(w, at) {
@@ -213,6 +213,32 @@ export function balancer(policy) {
       now, hitPercent, rejected, accepted, prefillQueue: floats32(prefillQueue), decodeStep: floats32(decodeStep),
     })];
   return { control: control("balancer", policy), balancing: { tick } };
+}
+
+/** Of a policy that learns; it exports `learning` too. */
+function learning(policy) {
+  return {
+    observe(stride, list) {
+      const words = words32(list);
+      for (let at = 0; stride && at + stride <= words.length; at += stride)
+        if (words[at] >= 1 && words[at] <= 4) policy.observe(readOutcome(words.subarray(at, at + stride)));
+    },
+    publish: () => policy.publish(),
+    adopt: (knowledge) => policy.adopt(Uint8Array.from(knowledge)),
+  };
+}
+
+/** Ends of requests. */
+export const End = { finished: 1, rejected: 2, refused: 3, givenUp: 4 };
+
+function readOutcome(w) {
+  const view = new DataView(w.buffer, w.byteOffset), float = (i) => view.getFloat32(4 * i, true);
+  return {
+    end: w[0], reason: w[1], decision: low53(w, 2), tenant: w[4], class: w[5], model: w[6], adapter: w[7], session: low53(w, 8),
+    prefill: w[10], decode: w[11], promptTokens: w[12], cachedTokens: w[13], fetchedBlocks: w[14], decodedTokens: w[15],
+    ttftPredicted: float(16), ttft: float(17), tbtPredicted: float(18), tbt: float(19), queuePredicted: float(20),
+    prefillPredicted: float(21),
+  };
 }
 
 function control(slot, policy) {

@@ -389,6 +389,52 @@ class Balancing:
         return self.policy.tick(Tick(now, *cluster[:3], prefill_queue, decode_step))
 
 
+class End(IntEnum):
+    """How a request ended."""
+
+    FINISHED, REJECTED, REFUSED, GIVEN_UP = range(1, 5)
+
+
+class Outcome:
+    """What came of a request; times in ms, -1 = not known."""
+
+    def __init__(self, words: list[int]):
+        self.end, self.reason, self.decision, self.session = words[0], words[1], _u64(words, 2), _u64(words, 8)
+        self.tenant, self.klass, self.model, self.adapter = words[4:8]
+        self.prefill, self.decode, self.prompt_tokens, self.cached_tokens = words[10:14]
+        self.fetched_blocks, self.decoded_tokens = words[14:16]
+        self.ttft_predicted, self.ttft, self.tbt_predicted, self.tbt = map(_float, words[16:20])
+        self.queue_predicted, self.prefill_predicted = map(_float, words[20:22])
+
+
+class Learner:
+    """Extended beside Scheduler or Admitter by a policy that learns: `class Policy(Scheduler, Learner)`."""
+
+    def observe(self, outcome: Outcome) -> None:
+        """Gets each outcome with a known end, on the learner's instance alone."""
+        raise NotImplementedError
+
+    def publish(self) -> bytes:
+        """What instances that decide are to know, in a format of the policy's own."""
+        raise NotImplementedError
+
+    def adopt(self, knowledge: bytes) -> None:
+        """Takes what the learner published."""
+        raise NotImplementedError
+
+
+class Learning:
+    """`learning`, as the host calls it."""
+
+    def __init__(self, policy: Learner):
+        self.policy, self.publish, self.adopt = policy, policy.publish, policy.adopt
+
+    def observe(self, stride: int, outcomes: list[int]) -> None:
+        for at in range(0, len(outcomes) - 21, stride):
+            if End.FINISHED <= outcomes[at] <= End.GIVEN_UP:
+                self.policy.observe(Outcome(outcomes[at : at + 22]))
+
+
 _SLOTS = (
     (Scheduler, "scheduler", Scheduling),
     (Evictor, "evictor", Eviction),
@@ -398,10 +444,11 @@ _SLOTS = (
 
 
 def host(policy: Base):
-    """The two interfaces of a policy, as the host calls them: `control`, and that of its slot."""
+    """The interfaces of a policy, as the host calls them: `control`, that of its slot, and `learning` if it learns."""
     for kind, slot, interface in _SLOTS:
         if isinstance(policy, kind):
-            return Control(policy, slot), interface(policy)
+            learning = (Learning(policy),) if isinstance(policy, Learner) else ()
+            return Control(policy, slot), interface(policy), *learning
     raise TypeError("class Policy extends none of Scheduler, Evictor, Admitter, Balancer")
 
 

@@ -4,7 +4,7 @@ import kvasir
 import policy
 from componentize_py_types import Err
 
-_CONTROL, _SLOT = kvasir.host(policy.Policy())
+_CONTROL, *_OTHERS = kvasir.host(policy.Policy())
 
 
 def _class(target, wrap):
@@ -28,4 +28,5 @@ def _refusing(function):
 
 
 Control = _class(_CONTROL, _refusing)
-globals()[type(_SLOT).__name__] = _class(_SLOT, _plain)
+for _interface in _OTHERS:
+    globals()[type(_interface).__name__] = _class(_interface, _plain)
