@@ -1,10 +1,11 @@
 #!/bin/sh
 # build.sh DIR OUT.wasm: bundles DIR/policy.js (or policy.ts) and makes a component of it that imports no WASI.
-# Needs esbuild and componentize-qjs (npm: esbuild, componentize-qjs).
+# Needs esbuild and componentize-qjs (npm), on the PATH or from `npm install` in this folder.
 # ESBUILD, COMPONENTIZE_QJS and KVASIR_WIT (folder of the contract) may be set.
 set -eu
 [ $# -eq 2 ] || { echo "usage: $0 DIR OUT.wasm" >&2; exit 2; }
 sdk=$(cd "$(dirname "$0")/.." && pwd)
+PATH=$sdk/js/node_modules/.bin:$PATH
 source=$1/policy.js
 [ -e "$source" ] || source=$1/policy.ts
 bundle=$2.bundle.js
