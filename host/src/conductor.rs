@@ -9,6 +9,7 @@ mod decide;
 mod deciders;
 pub mod fleet;
 mod load;
+mod names;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -26,8 +27,10 @@ use kvasir_dataplane::times::{Times, TimesTaken};
 use kvasir_policy::balancer::Snapshot;
 use parking_lot::Mutex;
 
-/// Longest name of an instance.
+/// Longest name of an instance, and of what else it names.
 const NAME_MAX: usize = 128;
+/// The most domains of the network that have a name: a policy may keep a table of all pairs.
+pub const DOMAINS_MAX: usize = 255;
 
 /// Why a message of an instance or router was refused.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +43,8 @@ pub enum Error {
     NoRole { name: String },
     #[error("instance `{name}` has no prefill role, so it holds no prefixes here")]
     NoPrefill { name: String },
+    #[error("`{name}` cannot be a {what}: {limit} names of those are known, which is all there is room for")]
+    TooManyNames { what: &'static str, name: String, limit: usize },
     #[error("epoch {given} of instance `{name}` is not the current {current}; register it again")]
     Epoch { name: String, given: u64, current: u64 },
     #[error(
@@ -51,9 +56,24 @@ pub enum Error {
 }
 
 /// What an instance says of itself.
+#[derive(Clone, Debug, Default)]
 pub struct Registration {
     pub prefill: Option<PrefillSpec>,
     pub decode: Option<DecodeSpec>,
+    /// Name of its machine; empty: it does not say.
+    pub host: String,
+    /// Name of its domain of the network; empty: it does not say.
+    pub domain: String,
+}
+
+/// What an instance says of its present state.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    pub free_blocks: u32,
+    /// It takes no new requests.
+    pub draining: bool,
+    /// Queued requests as the engine counts them; `None`: it does not say.
+    pub waiting: Option<u32>,
 }
 
 struct Instance {
@@ -103,6 +123,8 @@ pub struct Counts {
     pub decode: usize,
     /// Instances that were silent for too long.
     pub forgotten: u64,
+    /// Names for which there was no room.
+    pub names_refused: u64,
 }
 
 /// A step in the life of a scheduled request.
@@ -154,15 +176,8 @@ impl Conductor {
 
     /// # Errors
     /// The instance or its epoch is unknown.
-    pub fn report(
-        &self,
-        name: &str,
-        epoch: u64,
-        free_blocks: u32,
-        draining: bool,
-        now_ms: u64,
-    ) -> Result<(), Error> {
-        self.state.lock().report(name, epoch, free_blocks, draining, now_ms)
+    pub fn report(&self, name: &str, epoch: u64, report: &Report, now_ms: u64) -> Result<(), Error> {
+        self.state.lock().report(name, epoch, report, now_ms)
     }
 
     /// Blocks that became resident at an instance, one chain.

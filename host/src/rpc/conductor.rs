@@ -1,6 +1,6 @@
 use super::validate;
 use crate::conductor::fleet::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
-use crate::conductor::{Error, Registration, Rejected, Scheduled, Stage};
+use crate::conductor::{Error, Registration, Rejected, Report, Scheduled, Stage};
 use crate::host::Host;
 use kvasir_proto::{self as proto, conductor_server::Conductor, rejection::Reason, schedule_response};
 use std::sync::Arc;
@@ -51,10 +51,11 @@ impl Conductor for ConductorService {
         &self,
         request: Request<proto::ReportLoadRequest>,
     ) -> Result<Response<proto::ReportLoadResponse>, Status> {
-        let proto::ReportLoadRequest { name, epoch, free_blocks, draining } = request.into_inner();
+        let proto::ReportLoadRequest { name, epoch, free_blocks, draining, waiting } = request.into_inner();
         validate::instance_name(&name)?;
         let now_ms = self.host.clock.now_ms();
-        self.host.conductor.report(&name, epoch, free_blocks, draining, now_ms).map_err(status)?;
+        let report = Report { free_blocks, draining, waiting };
+        self.host.conductor.report(&name, epoch, &report, now_ms).map_err(status)?;
         Ok(Response::new(proto::ReportLoadResponse {}))
     }
 
@@ -150,6 +151,8 @@ fn default_cost() -> proto::CostModel {
         step_fixed_ms: 15.0,
         step_per_sequence_ms: 0.1,
         step_per_token_ms: 1e-4,
+        handover_fixed_ms: None,
+        handover_per_block_ms: None,
     }
 }
 
@@ -174,9 +177,18 @@ fn registration(request: &proto::RegisterRequest) -> Registration {
             ms_per_sequence: cost.step_per_sequence_ms as f32,
             ms_per_context_token: cost.step_per_token_ms as f32,
         },
+        handover: TransferCost {
+            fixed_ms: cost.handover_fixed_ms.unwrap_or(cost.transfer_fixed_ms) as f32,
+            ms_per_block: cost.handover_per_block_ms.unwrap_or(cost.transfer_per_block_ms) as f32,
+        },
         capacity_blocks,
     };
-    Registration { prefill: request.prefill.then_some(prefill), decode: request.decode.then_some(decode) }
+    Registration {
+        prefill: request.prefill.then_some(prefill),
+        decode: request.decode.then_some(decode),
+        host: request.host.clone(),
+        domain: request.domain.clone(),
+    }
 }
 
 fn ask(request: &proto::ScheduleRequest) -> Ask {
@@ -208,6 +220,7 @@ fn response(scheduled: Scheduled) -> proto::ScheduleResponse {
                 transfer_blocks,
                 ttft_ms: placed.admission.ttft_ms,
                 tbt_ms: placed.admission.tbt_ms,
+                handover_ms: placed.admission.handover_ms,
             })
         }
         Err(rejected) => Decision::Rejection(proto::Rejection {
@@ -246,7 +259,8 @@ fn status(error: Error) -> Status {
             Status::not_found(text)
         }
         Error::Epoch { .. } | Error::Gap { .. } => Status::failed_precondition(text),
-        Error::Fleet(fleet::Error::TableFull { .. } | fleet::Error::TooManyRequests { .. }) => {
+        Error::TooManyNames { .. }
+        | Error::Fleet(fleet::Error::TableFull { .. } | fleet::Error::TooManyRequests { .. }) => {
             Status::resource_exhausted(text)
         }
         Error::Name { .. } | Error::NoRole { .. } | Error::NoPrefill { .. } | Error::Fleet(_) => {

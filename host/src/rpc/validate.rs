@@ -26,6 +26,11 @@ pub(super) fn register(request: &proto::RegisterRequest) -> Result<(), Status> {
             "the instance would do neither prefill nor decode; set at least one",
         ));
     }
+    for (field, name) in [("host", &request.host), ("domain", &request.domain)] {
+        if !name.is_empty() {
+            name_in(field, name)?;
+        }
+    }
     let Some(cost) = &request.cost else { return Ok(()) };
     let fields = [
         ("cost.prefill_fixed_ms", cost.prefill_fixed_ms),
@@ -36,6 +41,8 @@ pub(super) fn register(request: &proto::RegisterRequest) -> Result<(), Status> {
         ("cost.step_fixed_ms", cost.step_fixed_ms),
         ("cost.step_per_sequence_ms", cost.step_per_sequence_ms),
         ("cost.step_per_token_ms", cost.step_per_token_ms),
+        ("cost.handover_fixed_ms", cost.handover_fixed_ms.unwrap_or(0.0)),
+        ("cost.handover_per_block_ms", cost.handover_per_block_ms.unwrap_or(0.0)),
     ];
     fields.into_iter().try_for_each(|(field, value)| milliseconds(field, value))
 }
@@ -161,6 +168,11 @@ mod tests {
             check(register(&proto::RegisterRequest { name: name.into(), ..good.clone() }), "name");
         }
         check(register(&proto::RegisterRequest { prefill: false, ..good.clone() }), "prefill, decode");
+        check(register(&proto::RegisterRequest { host: "a b".into(), ..good.clone() }), "host");
+        check(register(&proto::RegisterRequest { domain: "\n".into(), ..good.clone() }), "domain");
+        let cost = proto::CostModel { handover_per_block_ms: Some(-1.0), ..Default::default() };
+        let negative = proto::RegisterRequest { cost: Some(cost), ..good.clone() };
+        check(register(&negative), "cost.handover_per_block_ms");
         for value in [f64::NAN, -1.0, f64::INFINITY, 1e40] {
             let cost = proto::CostModel { step_fixed_ms: value, ..Default::default() };
             check(

@@ -1,6 +1,6 @@
 use super::*;
 use crate::conductor::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
-use crate::conductor::{Registration, Stage};
+use crate::conductor::{Registration, Report, Stage};
 use crate::config;
 use crate::policy::{PolicyConfig, Source, Wanted};
 use std::collections::HashSet;
@@ -30,14 +30,19 @@ fn registration() -> Registration {
     };
     let decode = DecodeSpec {
         cost: DecodeCost { fixed_ms: 20.0, ms_per_sequence: 1.0, ms_per_context_token: 0.0 },
+        handover: TransferCost { fixed_ms: 2.0, ms_per_block: 1.0 },
         capacity_blocks: 1 << 20,
     };
-    Registration { prefill: Some(prefill), decode: Some(decode) }
+    Registration { prefill: Some(prefill), decode: Some(decode), ..Registration::default() }
 }
 
 /// What the scheduler makes of what was looked at.
 fn decide(decider: &mut Decider) -> policy::Outcome {
     decider.scheduler.decide(&decider.question)
+}
+
+fn drained() -> Report {
+    Report { free_blocks: 1, draining: true, ..Report::default() }
 }
 
 fn ask(tenant: u32, ttft_slo_ms: f32) -> Ask {
@@ -51,7 +56,7 @@ fn an_answer_that_was_overtaken_is_not_booked() {
     type Change = fn(&Conductor);
     let drains: Change = |r| {
         let epoch = r.register("b", registration(), 5).unwrap();
-        r.report("b", epoch, 1, true, 5).unwrap();
+        r.report("b", epoch, &drained(), 5).unwrap();
         r.unregister("b", epoch).unwrap();
     };
     let changes: [(&str, Change); 3] = [
@@ -84,7 +89,7 @@ fn a_drained_instance_is_noticed_before_the_admitter_is_asked() {
     let mut decider = conductor.deciders.take();
     decider.look(&mut conductor.state.lock(), &wish, 0);
     let outcome = decide(&mut decider);
-    conductor.report("a", epoch, 1, true, 5).unwrap();
+    conductor.report("a", epoch, &drained(), 5).unwrap();
     let forecast = decider.forecast(&conductor.state.lock(), &wish, &outcome.decision);
     assert!(matches!(forecast, Err(fleet::Error::Invalid(_))), "{forecast:?}");
     drop(decider);
@@ -160,7 +165,7 @@ fn every_request_is_booked_exactly_once_whatever_happens_meanwhile() {
         let churn = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 let epoch = conductor.register("goes", registration(), 0).unwrap();
-                conductor.report("goes", epoch, 1, true, 0).unwrap();
+                conductor.report("goes", epoch, &drained(), 0).unwrap();
                 conductor.unregister("goes", epoch).unwrap();
                 std::thread::yield_now();
             }
