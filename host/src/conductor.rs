@@ -10,15 +10,18 @@ mod deciders;
 pub mod fleet;
 mod load;
 mod names;
+mod serves;
 mod state;
 #[cfg(test)]
 mod tests;
 mod tick;
 
+pub use self::serves::Needs;
 pub use self::tick::run;
 
 use self::deciders::Deciders;
 use self::fleet::{Admission, DecodeSpec, PrefillSpec};
+use self::serves::Serves;
 use self::state::State;
 use crate::config;
 use crate::policy::PolicyHost;
@@ -26,6 +29,7 @@ use crate::prefix_index;
 use kvasir_dataplane::times::{Times, TimesTaken};
 use kvasir_policy::balancer::Snapshot;
 use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// Longest name of an instance, and of what else it names.
 const NAME_MAX: usize = 128;
@@ -64,6 +68,10 @@ pub struct Registration {
     pub host: String,
     /// Name of its domain of the network; empty: it does not say.
     pub domain: String,
+    /// Models it serves; none: any.
+    pub models: Vec<String>,
+    /// Adapters it has loaded.
+    pub adapters: Vec<String>,
 }
 
 /// What an instance says of its present state.
@@ -74,6 +82,8 @@ pub struct Report {
     pub draining: bool,
     /// Queued requests as the engine counts them; `None`: it does not say.
     pub waiting: Option<u32>,
+    /// Adapters it has loaded now; `None`: those that it said last.
+    pub adapters: Option<Vec<String>>,
 }
 
 struct Instance {
@@ -86,6 +96,7 @@ struct Instance {
     desynced: bool,
     reported_ms: u64,
     draining: bool,
+    serves: Arc<Serves>,
 }
 
 /// A decision with its reasons.
@@ -164,6 +175,14 @@ impl Conductor {
     /// The instance or its epoch is unknown.
     pub fn unregister(&self, name: &str, epoch: u64) -> Result<(), Error> {
         self.state.lock().unregister(name, epoch)
+    }
+
+    /// The numbers of the model and the adapter that a request names; empty: none.
+    pub fn needs(&self, model: &str, adapter: &str) -> Needs {
+        if model.is_empty() && adapter.is_empty() {
+            return Needs::default();
+        }
+        self.state.lock().catalogue.needs(model, adapter)
     }
 
     /// Forgets the blocks of an instance, and keeps its load; it tells them again from message 1.

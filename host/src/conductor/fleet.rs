@@ -33,6 +33,7 @@ use self::cost::usable;
 use self::links::{Links, Path};
 use self::load::Tenants;
 use self::table::Table;
+use super::Needs;
 use hashbrown::HashMap;
 use kvasir_policy::scheduler::{DecodeRow, Layout, PrefillRow, Request};
 use std::collections::BTreeSet;
@@ -100,6 +101,8 @@ pub struct Ask {
     pub tbt_slo_ms: f32,
     /// It waited in a queue already: the policy is asked not to reject it.
     pub must_run: bool,
+    /// The model and the adapter that it needs.
+    pub needs: Needs,
 }
 
 /// A request of which nothing is known, without SLOs.
@@ -116,6 +119,7 @@ impl Default for Ask {
             ttft_slo_ms: f32::INFINITY,
             tbt_slo_ms: f32::INFINITY,
             must_run: false,
+            needs: Needs::default(),
         }
     }
 }
@@ -550,6 +554,8 @@ impl Fleet {
             ttft_slo: ask.ttft_slo_ms,
             tbt_slo: ask.tbt_slo_ms,
             hints: if ask.must_run { Request::MUST_RUN } else { 0 },
+            model: ask.needs.model.unwrap_or(0),
+            adapter: ask.needs.adapter,
             ..Request::default()
         }
     }

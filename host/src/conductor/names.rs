@@ -34,6 +34,18 @@ impl Names {
         self.refused
     }
 
+    /// The same for callers that must not take the last numbers from others.
+    pub(super) fn number_if_half_empty(&mut self, name: &str) -> Option<u32> {
+        match self.numbers.get(name) {
+            Some(&number) => Some(number),
+            None if self.numbers.len() < self.limit / 2 => self.number(name),
+            None => {
+                self.refused += 1;
+                None
+            }
+        }
+    }
+
     /// How many names there are: the largest number.
     pub(super) fn len(&self) -> usize {
         self.numbers.len()

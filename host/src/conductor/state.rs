@@ -3,6 +3,7 @@
 use super::fleet::{self, Admission, Ask, Fleet, LinkSpec, Outcome, Site};
 use super::load::{Window, cluster_load, snapshot};
 use super::names::Names;
+use super::serves::{Catalogue, Serves};
 use super::{Counts, DOMAINS_MAX, Error, Instance, NAME_MAX, Placed, Registration, Rejected, Report, Stage};
 use crate::config;
 use crate::prefix_index::{self, PrefixIndex};
@@ -10,6 +11,7 @@ use kvasir_policy::admitter::Load;
 use kvasir_policy::balancer::Snapshot;
 use kvasir_policy::scheduler::{Column, Decision, Placement, Question, Request};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// An instance that is silent for this many times `conductor.instance_ttl` is forgotten.
@@ -28,6 +30,7 @@ pub(super) struct State {
     decode_names: Vec<Option<String>>,
     hosts: Names,
     domains: Names,
+    pub(super) catalogue: Catalogue,
     epochs: u64,
     requests: u64,
     counts: Counts,
@@ -58,6 +61,7 @@ impl State {
             decode_names: Vec::new(),
             hosts: Names::new(HOSTS_MAX),
             domains,
+            catalogue: Catalogue::new(),
             epochs: 0,
             requests: 0,
             counts: Counts::default(),
@@ -82,10 +86,12 @@ impl State {
             self.fleet.check_decode(spec, replaced.is_some_and(|old| old.decode.is_some()))?;
         }
         let site = self.site(&given)?;
+        let serves = Arc::new(self.catalogue.serves(&given.models, &given.adapters)?);
         self.forget(name);
         let (prefill, decode) = self.fleet.register(given.prefill, given.decode, site, now_ms)?;
         set_name(&mut self.prefill_names, prefill, Some(name));
         set_name(&mut self.decode_names, decode, Some(name));
+        self.set_serves(prefill, decode, Some(&serves));
         self.epochs += 1;
         let epoch = self.epochs;
         let instance = Instance {
@@ -96,6 +102,7 @@ impl State {
             desynced: false,
             reported_ms: now_ms,
             draining: false,
+            serves,
         };
         self.instances.insert(name.to_owned(), instance);
         Ok(epoch)
@@ -133,6 +140,12 @@ impl State {
         }
         set_name(&mut self.prefill_names, gone.prefill, None);
         set_name(&mut self.decode_names, gone.decode, None);
+        self.set_serves(gone.prefill, gone.decode, None);
+    }
+
+    fn set_serves(&mut self, prefill: Option<u16>, decode: Option<u16>, serves: Option<&Arc<Serves>>) {
+        self.catalogue.prefill.set(prefill, serves.cloned());
+        self.catalogue.decode.set(decode, serves.cloned());
     }
 
     pub(super) fn reset_blocks(&mut self, name: &str, epoch: u64) -> Result<(), Error> {
@@ -153,16 +166,23 @@ impl State {
         report: &Report,
         now_ms: u64,
     ) -> Result<(), Error> {
-        let &Report { free_blocks, draining, waiting } = report;
+        let Report { free_blocks, draining, waiting, adapters } = report;
+        let (&free_blocks, &draining, &waiting) = (free_blocks, draining, waiting);
         let said = fleet::Report { free_blocks, waiting };
         let instance = known(&mut self.instances, name, epoch)?;
         instance.reported_ms = now_ms;
         instance.draining = draining;
-        if let Some(slot) = instance.prefill {
+        let (prefill, decode) = (instance.prefill, instance.decode);
+        if let Some(adapters) = adapters {
+            let serves = Arc::new(self.catalogue.with_adapters(&instance.serves, adapters));
+            instance.serves = Arc::clone(&serves);
+            self.set_serves(prefill, decode, Some(&serves));
+        }
+        if let Some(slot) = prefill {
             self.fleet.report_prefill(slot, said, now_ms)?;
             self.fleet.set_prefill_available(slot, !draining)?;
         }
-        if let Some(slot) = instance.decode {
+        if let Some(slot) = decode {
             self.fleet.report_decode(slot, said, now_ms)?;
             self.fleet.set_decode_available(slot, !draining)?;
         }
@@ -235,6 +255,13 @@ impl State {
         let request = Request { hints: request.hints | hints, ..request };
         question.begin(fleet.table_time(now_ms), &request, fleet.prefill_slots(), fleet.decode_slots());
         question.add(Column::Prefix, |slots| self.index.lookup(chain, slots) > 0);
+        let (catalogue, needs) = (&self.catalogue, ask.needs);
+        if catalogue.prefill.says_something(needs) {
+            question.add(Column::EligiblePrefill, |slots| catalogue.prefill.fill(needs, slots));
+        }
+        if catalogue.decode.says_something(needs) {
+            question.add(Column::EligibleDecode, |slots| catalogue.decode.fill(needs, slots));
+        }
     }
 
     /// A column by prefill slot, by the names of those that are known.
@@ -337,7 +364,7 @@ impl State {
             in_flight: self.fleet.in_flight(),
             prefill: known(&self.prefill_names),
             decode: known(&self.decode_names),
-            names_refused: self.hosts.refused() + self.domains.refused(),
+            names_refused: self.hosts.refused() + self.domains.refused() + self.catalogue.refused(),
             ..self.counts
         }
     }

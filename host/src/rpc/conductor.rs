@@ -1,6 +1,6 @@
 use super::validate;
 use crate::conductor::fleet::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
-use crate::conductor::{Error, Registration, Rejected, Report, Scheduled, Stage};
+use crate::conductor::{Error, Needs, Registration, Rejected, Report, Scheduled, Stage};
 use crate::host::Host;
 use kvasir_proto::{self as proto, conductor_server::Conductor, rejection::Reason, schedule_response};
 use std::sync::Arc;
@@ -51,10 +51,12 @@ impl Conductor for ConductorService {
         &self,
         request: Request<proto::ReportLoadRequest>,
     ) -> Result<Response<proto::ReportLoadResponse>, Status> {
-        let proto::ReportLoadRequest { name, epoch, free_blocks, draining, waiting } = request.into_inner();
-        validate::instance_name(&name)?;
+        let request = request.into_inner();
+        validate::report(&request)?;
+        let proto::ReportLoadRequest { name, epoch, free_blocks, draining, waiting, adapters } = request;
         let now_ms = self.host.clock.now_ms();
-        let report = Report { free_blocks, draining, waiting };
+        let adapters = adapters.map(|loaded| loaded.names);
+        let report = Report { free_blocks, draining, waiting, adapters };
         self.host.conductor.report(&name, epoch, &report, now_ms).map_err(status)?;
         Ok(Response::new(proto::ReportLoadResponse {}))
     }
@@ -68,7 +70,8 @@ impl Conductor for ConductorService {
         }
         let request = request.into_inner();
         validate::schedule(&request, self.host.config.conductor.block_size_tokens)?;
-        let ask = ask(&request);
+        let needs = self.host.conductor.needs(&request.model, &request.adapter);
+        let ask = ask(&request, needs);
         let _worker = self.workers.acquire().await.expect("never closed");
         let now_ms = self.host.clock.now_ms();
         let decide = || self.host.conductor.schedule(&ask, &request.blocks, request.explain, now_ms);
@@ -188,10 +191,12 @@ fn registration(request: &proto::RegisterRequest) -> Registration {
         decode: request.decode.then_some(decode),
         host: request.host.clone(),
         domain: request.domain.clone(),
+        models: request.models.clone(),
+        adapters: request.adapters.clone(),
     }
 }
 
-fn ask(request: &proto::ScheduleRequest) -> Ask {
+fn ask(request: &proto::ScheduleRequest, needs: Needs) -> Ask {
     let slo = |ms: f64| if ms > 0.0 { ms as f32 } else { f32::INFINITY };
     Ask {
         prompt_tokens: request.prompt_tokens,
@@ -204,6 +209,7 @@ fn ask(request: &proto::ScheduleRequest) -> Ask {
         ttft_slo_ms: slo(request.ttft_slo_ms),
         tbt_slo_ms: slo(request.tbt_slo_ms),
         must_run: request.must_run,
+        needs,
     }
 }
 

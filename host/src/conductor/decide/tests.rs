@@ -154,6 +154,54 @@ fn the_admitter_is_told_the_times_of_the_placement_and_the_share_of_the_tenant()
     assert_eq!(forecast(9).2, 0.0);
 }
 
+#[test]
+fn only_instances_that_serve_the_model_are_chosen() {
+    for policy in ["mooncake", "round-robin", "random"] {
+        let conductor = conductor(policy, 1);
+        let serving = |models: &[&str], adapters: &[&str]| Registration {
+            models: models.iter().map(|m| (*m).to_owned()).collect(),
+            adapters: adapters.iter().map(|a| (*a).to_owned()).collect(),
+            ..registration()
+        };
+        conductor.register("llama", serving(&["llama"], &[]), 0).unwrap();
+        let epoch = conductor.register("qwen", serving(&["qwen"], &["sql"]), 0).unwrap();
+        let placed = |model: &str, adapter: &str| {
+            let ask = Ask { needs: conductor.needs(model, adapter), ..ask(0, NO_SLO) };
+            let scheduled = conductor.schedule(&ask, &[], false, 0).unwrap();
+            assert_eq!(scheduled.fallback, None, "{policy}");
+            scheduled.result.map(|placed| (placed.prefill, placed.decode)).map_err(|rejected| rejected.reason)
+        };
+        for model in ["llama", "qwen", "llama", "qwen"] {
+            assert_eq!(placed(model, "sql"), Ok((model.to_owned(), model.to_owned())), "{policy}");
+        }
+        assert_eq!(placed("gemma", ""), Err(3), "{policy}: no instance");
+        assert!(placed("", "").is_ok(), "{policy}");
+        conductor.register("any", registration(), 0).unwrap();
+        assert_eq!(placed("gemma", ""), Ok(("any".to_owned(), "any".to_owned())), "{policy}");
+
+        let sql = conductor.needs("", "sql");
+        let loaded = |decode: bool| {
+            let wish =
+                Wish { ask: &Ask { needs: sql, ..ask(0, NO_SLO) }, chain: &[], explain: false, now_ms: 0 };
+            let mut decider = conductor.deciders.take();
+            decider.look(&mut conductor.state.lock(), &wish, 0);
+            let candidates = decider.question.candidates();
+            [0, 1, 2].map(|slot| {
+                if decode {
+                    candidates.decode_has_adapter(slot)
+                } else {
+                    candidates.prefill_has_adapter(slot)
+                }
+            })
+        };
+        assert_eq!((loaded(false), loaded(true)), ([false, true, false], [false, true, false]), "{policy}");
+        let unloaded = Report { adapters: Some(Vec::new()), ..Report::default() };
+        conductor.report("qwen", epoch, &unloaded, 0).unwrap();
+        conductor.report("qwen", epoch, &Report::default(), 0).unwrap();
+        assert_eq!(loaded(false), [false; 3], "{policy}");
+    }
+}
+
 /// Instances come, go and drain while four threads decide with three workers.
 #[test]
 fn every_request_is_booked_exactly_once_whatever_happens_meanwhile() {

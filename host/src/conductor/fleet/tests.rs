@@ -1,5 +1,5 @@
 use super::*;
-use kvasir_policy::scheduler::{Candidates, Decision, Kept, LINK_ROW, Request, Scheduler};
+use kvasir_policy::scheduler::{Candidates, Column, Decision, Kept, LINK_ROW, Question, Request, Scheduler};
 use kvasir_policy::{Description, scheduler::Cluster};
 use proptest::prelude::*;
 
@@ -85,6 +85,12 @@ fn bad_answers_are_refused_with_their_reason() {
         assert_eq!(c.check(&decision, found(&prefix)).unwrap_err().to_string(), reason);
         assert!(matches!(c.admit(1, &ask(160), &decision, found(&prefix), 0), Err(Error::Invalid(_))));
     }
+    let question = Question::new(0.0, &Request::default(), 3, 2)
+        .with(Column::EligiblePrefill, &[0, 1, 1])
+        .with(Column::EligibleDecode, &[2, 0]);
+    let refused = c.check(&Decision::run(0, 0), question.candidates()).unwrap_err().to_string();
+    assert_eq!(refused, "the instance in prefill slot 0 does not serve the request's model");
+    assert_eq!(c.check(&Decision::run(1, 0), question.candidates()), Ok(()));
     assert_eq!(c.check(&transfer(1, 3), found(&prefix)), Ok(()));
     assert_eq!(c.in_flight(), 0);
 }
