@@ -103,6 +103,7 @@ fn forecast(admission: &Admission, tenant_share: f64) -> Forecast {
         prefill: admission.prefill_ms as f32,
         transfer: admission.transfer_ms as f32,
         cached_tokens: admission.cached_tokens as f32,
+        handover: admission.handover_ms as f32,
     }
 }
 

@@ -1,20 +1,25 @@
 //! What is true of the cluster, behind the lock of [`super::Conductor`]; no policy is called in here.
 
-use super::fleet::{self, Admission, Ask, Fleet, Outcome};
+use super::fleet::{self, Admission, Ask, Fleet, LinkSpec, Outcome, Site};
 use super::load::{Window, cluster_load, snapshot};
-use super::{Counts, Error, Instance, NAME_MAX, Placed, Registration, Rejected, Stage};
+use super::names::Names;
+use super::serves::{Catalogue, Serves};
+use super::{Counts, DOMAINS_MAX, Error, Instance, NAME_MAX, Placed, Registration, Rejected, Report, Stage};
 use crate::config;
 use crate::prefix_index::{self, PrefixIndex};
 use kvasir_policy::admitter::Load;
 use kvasir_policy::balancer::Snapshot;
 use kvasir_policy::scheduler::{Column, Decision, Placement, Question, Request};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// An instance that is silent for this many times `conductor.instance_ttl` is forgotten.
 const FORGET_AFTER: u32 = 30;
 /// Each visits the whole index under the lock that decisions need.
 const FORGET_PER_TICK: usize = 8;
+/// Machines come and go under new names; those beyond this are unknown to policies.
+const HOSTS_MAX: usize = 1 << 16;
 
 pub(super) struct State {
     config: config::Conductor,
@@ -23,6 +28,9 @@ pub(super) struct State {
     instances: HashMap<String, Instance>,
     prefill_names: Vec<Option<String>>,
     decode_names: Vec<Option<String>>,
+    hosts: Names,
+    domains: Names,
+    pub(super) catalogue: Catalogue,
     epochs: u64,
     requests: u64,
     counts: Counts,
@@ -39,13 +47,21 @@ impl State {
             requests: config.requests_max as usize,
         };
         let entries = config.index_entries_max as usize;
+        let mut domains = Names::new(DOMAINS_MAX);
+        let links: Vec<LinkSpec> =
+            config.links.iter().filter_map(|link| numbered(link, &mut domains)).collect();
+        let mut fleet = Fleet::new(limits, config.block_size_tokens, now_ms).with_links(&links);
+        fleet.set_domains(domains.len() as u32 + 1);
         Self {
-            fleet: Fleet::new(limits, config.block_size_tokens, now_ms),
+            fleet,
             index: PrefixIndex::new(prefix_index::Limits { entries, covers: entries }),
             config: config.clone(),
             instances: HashMap::new(),
             prefill_names: Vec::new(),
             decode_names: Vec::new(),
+            hosts: Names::new(HOSTS_MAX),
+            domains,
+            catalogue: Catalogue::new(),
             epochs: 0,
             requests: 0,
             counts: Counts::default(),
@@ -69,11 +85,13 @@ impl State {
         if let Some(spec) = &given.decode {
             self.fleet.check_decode(spec, replaced.is_some_and(|old| old.decode.is_some()))?;
         }
+        let site = self.site(&given)?;
+        let serves = Arc::new(self.catalogue.serves(&given.models, &given.adapters)?);
         self.forget(name);
-        let prefill = given.prefill.map(|spec| self.fleet.register_prefill(spec, now_ms)).transpose()?;
-        let decode = given.decode.map(|spec| self.fleet.register_decode(spec, now_ms)).transpose()?;
+        let (prefill, decode) = self.fleet.register(given.prefill, given.decode, site, now_ms)?;
         set_name(&mut self.prefill_names, prefill, Some(name));
         set_name(&mut self.decode_names, decode, Some(name));
+        self.set_serves(prefill, decode, Some(&serves));
         self.epochs += 1;
         let epoch = self.epochs;
         let instance = Instance {
@@ -84,9 +102,24 @@ impl State {
             desynced: false,
             reported_ms: now_ms,
             draining: false,
+            serves,
         };
         self.instances.insert(name.to_owned(), instance);
         Ok(epoch)
+    }
+
+    /// # Errors
+    /// [`Error::TooManyNames`] of domains. A machine for which there is no room is unknown: policies lose a hint, and
+    /// nothing goes wrong.
+    fn site(&mut self, given: &Registration) -> Result<Site, Error> {
+        let host = if given.host.is_empty() { None } else { self.hosts.number(&given.host) };
+        if given.domain.is_empty() {
+            return Ok(Site { host, domain: 0 });
+        }
+        let full = || Error::TooManyNames { what: "domain", name: given.domain.clone(), limit: DOMAINS_MAX };
+        let domain = self.domains.number(&given.domain).ok_or_else(full)?;
+        self.fleet.set_domains(self.domains.len() as u32 + 1);
+        Ok(Site { host, domain })
     }
 
     pub(super) fn unregister(&mut self, name: &str, epoch: u64) -> Result<(), Error> {
@@ -107,6 +140,12 @@ impl State {
         }
         set_name(&mut self.prefill_names, gone.prefill, None);
         set_name(&mut self.decode_names, gone.decode, None);
+        self.set_serves(gone.prefill, gone.decode, None);
+    }
+
+    fn set_serves(&mut self, prefill: Option<u16>, decode: Option<u16>, serves: Option<&Arc<Serves>>) {
+        self.catalogue.prefill.set(prefill, serves.cloned());
+        self.catalogue.decode.set(decode, serves.cloned());
     }
 
     pub(super) fn reset_blocks(&mut self, name: &str, epoch: u64) -> Result<(), Error> {
@@ -124,19 +163,27 @@ impl State {
         &mut self,
         name: &str,
         epoch: u64,
-        free_blocks: u32,
-        draining: bool,
+        report: &Report,
         now_ms: u64,
     ) -> Result<(), Error> {
+        let Report { free_blocks, draining, waiting, adapters } = report;
+        let (&free_blocks, &draining, &waiting) = (free_blocks, draining, waiting);
+        let said = fleet::Report { free_blocks, waiting };
         let instance = known(&mut self.instances, name, epoch)?;
         instance.reported_ms = now_ms;
         instance.draining = draining;
-        if let Some(slot) = instance.prefill {
-            self.fleet.report_prefill(slot, free_blocks, now_ms)?;
+        let (prefill, decode) = (instance.prefill, instance.decode);
+        if let Some(adapters) = adapters {
+            let serves = Arc::new(self.catalogue.with_adapters(&instance.serves, adapters));
+            instance.serves = Arc::clone(&serves);
+            self.set_serves(prefill, decode, Some(&serves));
+        }
+        if let Some(slot) = prefill {
+            self.fleet.report_prefill(slot, said, now_ms)?;
             self.fleet.set_prefill_available(slot, !draining)?;
         }
-        if let Some(slot) = instance.decode {
-            self.fleet.report_decode(slot, free_blocks, now_ms)?;
+        if let Some(slot) = decode {
+            self.fleet.report_decode(slot, said, now_ms)?;
             self.fleet.set_decode_available(slot, !draining)?;
         }
         Ok(())
@@ -208,6 +255,13 @@ impl State {
         let request = Request { hints: request.hints | hints, ..request };
         question.begin(fleet.table_time(now_ms), &request, fleet.prefill_slots(), fleet.decode_slots());
         question.add(Column::Prefix, |slots| self.index.lookup(chain, slots) > 0);
+        let (catalogue, needs) = (&self.catalogue, ask.needs);
+        if catalogue.prefill.says_something(needs) {
+            question.add(Column::EligiblePrefill, |slots| catalogue.prefill.fill(needs, slots));
+        }
+        if catalogue.decode.says_something(needs) {
+            question.add(Column::EligibleDecode, |slots| catalogue.decode.fill(needs, slots));
+        }
     }
 
     /// A column by prefill slot, by the names of those that are known.
@@ -310,6 +364,7 @@ impl State {
             in_flight: self.fleet.in_flight(),
             prefill: known(&self.prefill_names),
             decode: known(&self.decode_names),
+            names_refused: self.hosts.refused() + self.domains.refused() + self.catalogue.refused(),
             ..self.counts
         }
     }
@@ -317,6 +372,13 @@ impl State {
     pub(super) fn index_stats(&self) -> prefix_index::Stats {
         self.index.stats()
     }
+}
+
+/// A link by the numbers of its domains; `None` beyond the limit, which the settings are checked against.
+fn numbered(link: &config::Link, domains: &mut Names) -> Option<LinkSpec> {
+    let config::Link { from, to, fixed_ms, factor, parallel } = link;
+    let (from, to) = (domains.number(from)?, domains.number(to)?);
+    Some(LinkSpec { from, to, fixed_ms: *fixed_ms, factor: *factor, parallel: *parallel })
 }
 
 fn known<'a>(

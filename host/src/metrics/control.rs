@@ -130,6 +130,11 @@ pub(super) fn conductor(page: &mut Page, host: &Host) {
         "Instances forgotten because they were silent for too long",
     )
     .is(c.forgotten);
+    page.counter(
+        "kvasir_names_refused_total",
+        "Names of machines, network domains, models and adapters that got no number, because too many are known",
+    )
+    .is(c.names_refused);
     page.gauge("kvasir_instances", "Instances known, by role")
         .by("role", "prefill", c.prefill)
         .by("role", "decode", c.decode);
