@@ -11,6 +11,7 @@ mod worker;
 
 pub use builder::Builder;
 pub use version::{Source, Version, standalone};
+pub(super) use version::read;
 pub use worker::{Found, Worker};
 
 use self::version::{Program, code, default_native, prepare, stored_program};
