@@ -9,6 +9,7 @@ mod decide;
 mod deciders;
 pub mod fleet;
 mod load;
+mod memos;
 mod names;
 mod serves;
 mod state;
@@ -154,6 +155,8 @@ pub struct Counts {
     pub decode: usize,
     /// Instances that were silent for too long.
     pub forgotten: u64,
+    /// Memos of sessions and tenants that made room for others.
+    pub memos_forgotten: u64,
     /// Names for which there was no room.
     pub names_refused: u64,
 }

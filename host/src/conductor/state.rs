@@ -2,6 +2,7 @@
 
 use super::fleet::{self, Admission, Ask, Fleet, LinkSpec, Outcome, Site};
 use super::load::{Window, cluster_load, snapshot};
+use super::memos::Memos;
 use super::names::Names;
 use super::serves::{Catalogue, Serves};
 use super::{
@@ -37,6 +38,9 @@ pub(super) struct State {
     hosts: Names,
     domains: Names,
     pub(super) catalogue: Catalogue,
+    /// By tenant and session: two tenants do not share one.
+    sessions: Memos<(u32, u64)>,
+    tenants: Memos<u32>,
     epochs: u64,
     requests: u64,
     counts: Counts,
@@ -69,6 +73,8 @@ impl State {
             hosts: Names::new(HOSTS_MAX),
             domains,
             catalogue: Catalogue::new(),
+            sessions: Memos::new(config.sessions_max as usize),
+            tenants: Memos::new(config.sessions_max as usize),
             epochs: 0,
             requests: 0,
             counts: Counts::default(),
@@ -271,7 +277,9 @@ impl State {
     ) {
         let fleet = &self.fleet;
         let request = fleet.request(ask);
-        let request = Request { hints: request.hints | hints, ..request };
+        let session_memo = if ask.session == 0 { 0 } else { self.sessions.get((ask.tenant, ask.session)) };
+        let tenant_memo = self.tenants.get(ask.tenant);
+        let request = Request { hints: request.hints | hints, session_memo, tenant_memo, ..request };
         question.begin(fleet.table_time(now_ms), &request, fleet.prefill_slots(), fleet.decode_slots());
         question.add(Column::Prefix, |_, slots| self.index.lookup(chain, slots) > 0);
         let (catalogue, needs) = (&self.catalogue, ask.needs);
@@ -324,8 +332,21 @@ impl State {
             }
             Outcome::Admitted(admission) => {
                 self.requests = id;
+                self.remember(ask, decision);
                 Ok(Ok((id, self.placed(decision, admission, question))))
             }
+        }
+    }
+
+    /// What a decision that is booked leaves for later ones.
+    fn remember(&mut self, ask: &Ask, decision: &Decision) {
+        let &Decision::Run(Placement { session_memo, tenant_charge, .. }) = decision else { return };
+        if ask.session != 0 {
+            self.sessions.set((ask.tenant, ask.session), session_memo);
+        }
+        if tenant_charge != 0 {
+            let sum = self.tenants.get(ask.tenant).wrapping_add(tenant_charge);
+            self.tenants.set(ask.tenant, sum);
         }
     }
 
@@ -400,6 +421,7 @@ impl State {
             in_flight: self.fleet.in_flight(),
             prefill: known(&self.prefill_names),
             decode: known(&self.decode_names),
+            memos_forgotten: self.sessions.forgotten() + self.tenants.forgotten(),
             names_refused: self.hosts.refused() + self.domains.refused() + self.catalogue.refused(),
             ..self.counts
         }
