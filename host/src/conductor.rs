@@ -9,6 +9,7 @@ mod decide;
 mod deciders;
 pub mod fleet;
 mod load;
+mod memos;
 mod names;
 mod serves;
 mod state;
@@ -45,8 +46,6 @@ pub enum Error {
     Name { len: usize },
     #[error("instance `{name}` would do neither prefill nor decode; set at least one")]
     NoRole { name: String },
-    #[error("instance `{name}` has no prefill role, so it holds no prefixes here")]
-    NoPrefill { name: String },
     #[error("`{name}` cannot be a {what}: {limit} names of those are known, which is all there is room for")]
     TooManyNames { what: &'static str, name: String, limit: usize },
     #[error("epoch {given} of instance `{name}` is not the current {current}; register it again")]
@@ -99,6 +98,22 @@ struct Instance {
     serves: Arc<Serves>,
 }
 
+/// Where the index has the blocks of an instance: one that does both is known by its prefill half.
+#[derive(Clone, Copy, Debug)]
+enum Holder {
+    Prefill(u16),
+    Decode(u16),
+}
+
+impl Instance {
+    fn holder(&self) -> Holder {
+        match (self.prefill, self.decode) {
+            (Some(slot), _) => Holder::Prefill(slot),
+            (None, slot) => Holder::Decode(slot.expect("an instance has a role")),
+        }
+    }
+}
+
 /// A decision with its reasons.
 pub struct Scheduled {
     pub request_id: u64,
@@ -106,7 +121,13 @@ pub struct Scheduled {
     pub policy: String,
     pub generation: u64,
     pub fallback: Option<String>,
-    pub scores: Vec<(String, f32)>,
+    pub scores: Scores,
+}
+
+/// What a policy says of the instances, by their names; it may say nothing.
+pub struct Scores {
+    pub prefill: Vec<(String, f32)>,
+    pub decode: Vec<(String, f32)>,
 }
 
 pub struct Placed {
@@ -134,6 +155,8 @@ pub struct Counts {
     pub decode: usize,
     /// Instances that were silent for too long.
     pub forgotten: u64,
+    /// Memos of sessions and tenants that made room for others.
+    pub memos_forgotten: u64,
     /// Names for which there was no room.
     pub names_refused: u64,
 }
@@ -188,7 +211,7 @@ impl Conductor {
     /// Forgets the blocks of an instance, and keeps its load; it tells them again from message 1.
     ///
     /// # Errors
-    /// The instance or its epoch is unknown, or it has no prefill role.
+    /// The instance or its epoch is unknown.
     pub fn reset_blocks(&self, name: &str, epoch: u64) -> Result<(), Error> {
         self.state.lock().reset_blocks(name, epoch)
     }

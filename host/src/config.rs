@@ -133,6 +133,8 @@ pub struct Conductor {
     pub index_entries_max: u64,
     /// Requests scheduled and not yet finished; more are refused.
     pub requests_max: u32,
+    /// Sessions, and tenants, of which a word is kept for the scheduler; of more, those booked longest ago are forgotten.
+    pub sessions_max: u32,
     /// A request not finished within this time is forgotten.
     pub request_ttl: Span,
     /// An instance silent for this long is not chosen.
@@ -237,6 +239,7 @@ impl Default for Conductor {
             instances_max: 1024,
             index_entries_max: 1 << 26,
             requests_max: 1 << 20,
+            sessions_max: 1 << 18,
             request_ttl: Span::secs(600),
             instance_ttl: Span::secs(10),
             balance_every: Span::secs(1),
@@ -409,13 +412,22 @@ impl Store {
 
 impl Conductor {
     fn validate(&self) -> Result<(), Error> {
-        let Self { block_size_tokens, instances_max, index_entries_max, requests_max, workers, .. } = *self;
+        let Self {
+            block_size_tokens,
+            instances_max,
+            index_entries_max,
+            requests_max,
+            sessions_max,
+            workers,
+            ..
+        } = *self;
         let ranges = [
             ("conductor.block_size_tokens", u64::from(block_size_tokens), 1 << 20),
             // 65,535 means "reject" in the policy contract.
             ("conductor.instances_max", instances_max.into(), 65_534),
             ("conductor.index_entries_max", index_entries_max, 1 << 32),
             ("conductor.requests_max", requests_max.into(), 1 << 28),
+            ("conductor.sessions_max", sessions_max.into(), 1 << 28),
             // Each holds instances of two policies, and three times as many live during a swap.
             ("conductor.workers", workers.into(), 32),
         ];

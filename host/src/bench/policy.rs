@@ -129,7 +129,7 @@ impl Scheduling {
 fn ask_into(question: &mut Question, fleet: &Fleet, ask: &Ask, prefix: &[u32]) {
     let request = fleet.request(ask);
     question.begin(fleet.table_time(1_000), &request, fleet.prefill_slots(), fleet.decode_slots());
-    question.add(Column::Prefix, |slots| {
+    question.add(Column::Prefix, |_, slots| {
         slots.copy_from_slice(prefix);
         true
     });

@@ -205,6 +205,6 @@ fn conclude(
         policy: decider.scheduler.policy().to_owned(),
         generation: outcome.generation,
         fallback: outcome.fallback.as_ref().map(ToString::to_string),
-        scores: state.named(scores),
+        scores: state.scores(scores),
     }))
 }

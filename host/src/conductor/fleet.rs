@@ -248,6 +248,8 @@ pub struct Fleet {
     decode: Table<Decode>,
     links: Links,
     domains: u32,
+    /// Instances that do both.
+    peers: usize,
     requests: HashMap<u64, InFlight>,
     /// Expected ends of hand-overs under way, and whose they are.
     handovers: BTreeSet<(u64, u64)>,
@@ -267,6 +269,7 @@ impl Fleet {
             decode: Table::new(instances),
             links: Links::new(&[]),
             domains: 1,
+            peers: 0,
             requests: HashMap::new(),
             handovers: BTreeSet::new(),
             tenants: Tenants::default(),
@@ -293,6 +296,16 @@ impl Fleet {
 
     pub fn decode_slots(&self) -> usize {
         self.decode.len()
+    }
+
+    /// Whether any instance does both.
+    pub fn has_peers(&self) -> bool {
+        self.peers > 0
+    }
+
+    /// Decode and prefill slot of each instance that does both.
+    pub fn peers(&self) -> impl Iterator<Item = (u16, u16)> {
+        self.decode.iter().filter_map(|(decode, d)| Some((decode, d.peer?)))
     }
 
     pub fn in_flight(&self) -> usize {
@@ -351,6 +364,7 @@ impl Fleet {
         let prefill = prefill.map(|spec| self.insert_prefill(spec, site, now_ms)).transpose()?;
         let decode = decode.map(|spec| self.insert_decode(spec, site, now_ms)).transpose()?;
         if let (Some(prefill), Some(decode)) = (prefill, decode) {
+            self.peers += 1;
             if let Some(p) = self.prefill.change(prefill) {
                 p.peer = Some(decode);
             }
@@ -431,6 +445,7 @@ impl Fleet {
         let gone = self.prefill.remove(slot).ok_or(Error::NoInstance { table: "prefill", slot })?;
         if let Some(d) = gone.peer.and_then(|peer| self.decode.change(peer)) {
             d.peer = None;
+            self.peers -= 1;
         }
         Ok(())
     }
@@ -441,6 +456,7 @@ impl Fleet {
         let gone = self.decode.remove(slot).ok_or(Error::NoInstance { table: "decode", slot })?;
         if let Some(p) = gone.peer.and_then(|peer| self.prefill.change(peer)) {
             p.peer = None;
+            self.peers -= 1;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ use super::fleet::{self, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, Trans
 use super::state::State;
 use super::{Error, Registration, Report};
 use crate::config;
+use kvasir_policy::scheduler::Question;
 
 fn registration() -> Registration {
     let prefill = PrefillSpec {
@@ -74,6 +75,35 @@ fn after_a_gap_the_blocks_are_told_anew_and_the_load_stays() {
     state.reset_blocks("a", epoch).unwrap();
     assert!(state.lookup(&[1]).is_empty(), "a reset without a gap forgets too");
     assert!(matches!(state.reset_blocks("a", epoch + 1), Err(Error::Epoch { .. })));
+}
+
+#[test]
+fn what_decode_instances_hold_is_a_column_of_its_own() {
+    let mut state = state(8);
+    let only_decode = Registration { prefill: None, ..registration() };
+    let both = state.register("both", registration(), 0).unwrap();
+    let d = state.register("d", only_decode, 0).unwrap();
+    let at_decode = |state: &mut State, chain: &[u64]| {
+        let mut question = Question::default();
+        state.question(&fleet::Ask::default(), chain, 0, 0, &mut question);
+        let candidates = question.candidates();
+        (candidates.prefix().map(<[u32]>::to_vec), candidates.prefix_at_decode().map(<[u32]>::to_vec))
+    };
+    assert_eq!(at_decode(&mut state, &[1, 2, 3]), (None, None));
+    state.stored("d", d, 1, None, &[1]).unwrap();
+    assert_eq!(at_decode(&mut state, &[1, 2, 3]), (None, Some(vec![0, 1])));
+    state.stored("both", both, 1, None, &[1, 2, 3]).unwrap();
+    assert_eq!(at_decode(&mut state, &[1, 2, 3]), (Some(vec![3]), Some(vec![3, 1])));
+    assert_eq!(state.lookup(&[1, 2]), [("both".to_owned(), 2), ("d".to_owned(), 1)]);
+    assert!(state.stored("d", d, 3, None, &[2]).is_err(), "a gap");
+    assert_eq!(at_decode(&mut state, &[1, 2, 3]).1, Some(vec![3, 0]));
+    state.reset_blocks("d", d).unwrap();
+    state.stored("d", d, 1, None, &[1, 2]).unwrap();
+    state.removed("d", d, 2, &[2]).unwrap();
+    assert_eq!(at_decode(&mut state, &[1, 2, 3]).1, Some(vec![3, 1]));
+    state.unregister("d", d).unwrap();
+    state.unregister("both", both).unwrap();
+    assert_eq!((at_decode(&mut state, &[1]), state.index_stats().entries), ((None, None), 0));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 use super::validate;
 use crate::conductor::fleet::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
-use crate::conductor::{Error, Needs, Registration, Rejected, Report, Scheduled, Stage};
+use crate::conductor::{Error, Needs, Registration, Rejected, Report, Scheduled, Scores, Stage};
 use crate::host::Host;
 use kvasir_proto::{self as proto, conductor_server::Conductor, rejection::Reason, schedule_response};
 use std::sync::Arc;
@@ -234,14 +234,18 @@ fn response(scheduled: Scheduled) -> proto::ScheduleResponse {
             retry_after_ms: rejected.retry_after_ms,
         }),
     };
-    let score = |(prefill, score)| proto::Score { prefill, score };
+    let Scores { prefill, decode } = scheduled.scores;
+    let of_prefill =
+        prefill.into_iter().map(|(prefill, score)| proto::Score { prefill, score, ..Default::default() });
+    let of_decode =
+        decode.into_iter().map(|(decode, score)| proto::Score { decode, score, ..Default::default() });
     proto::ScheduleResponse {
         request_id: scheduled.request_id,
         decision: Some(decision),
         policy: scheduled.policy,
         generation: scheduled.generation,
         fallback: scheduled.fallback.unwrap_or_default(),
-        scores: scheduled.scores.into_iter().map(score).collect(),
+        scores: of_prefill.chain(of_decode).collect(),
     }
 }
 
@@ -269,8 +273,6 @@ fn status(error: Error) -> Status {
         | Error::Fleet(fleet::Error::TableFull { .. } | fleet::Error::TooManyRequests { .. }) => {
             Status::resource_exhausted(text)
         }
-        Error::Name { .. } | Error::NoRole { .. } | Error::NoPrefill { .. } | Error::Fleet(_) => {
-            Status::invalid_argument(text)
-        }
+        Error::Name { .. } | Error::NoRole { .. } | Error::Fleet(_) => Status::invalid_argument(text),
     }
 }

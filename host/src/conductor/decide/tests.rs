@@ -3,7 +3,9 @@ use crate::conductor::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, 
 use crate::conductor::{Registration, Report, Stage};
 use crate::config;
 use crate::policy::{PolicyConfig, Source, Wanted};
-use std::collections::HashSet;
+use kvasir_policy::scheduler::{Placement, Reason};
+use proptest::prelude::*;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -199,6 +201,69 @@ fn only_instances_that_serve_the_model_are_chosen() {
         conductor.report("qwen", epoch, &unloaded, 0).unwrap();
         conductor.report("qwen", epoch, &Report::default(), 0).unwrap();
         assert_eq!(loaded(false), [false; 3], "{policy}");
+    }
+}
+
+/// One request and what becomes of it.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    tenant: u32,
+    session: u64,
+    memo: u64,
+    charge: u64,
+    /// 0 booked, 1 refused by the admitter, 2 overtaken by a registration, 3 overtaken by a drain, 4 rejected by the
+    /// scheduler.
+    end: u8,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let charge = prop_oneof![Just(0), Just(7), Just(u64::MAX)];
+    let step = (0..3u32, 0..3u64, 0..4u64, charge, 0..5u8);
+    let step =
+        step.prop_map(|(tenant, session, memo, charge, end)| Step { tenant, session, memo, charge, end });
+    prop::collection::vec(step, 1..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// What a decision leaves is there if and only if it was booked.
+    #[test]
+    fn memos_are_written_by_bookings_alone(steps in steps()) {
+        let conductor = conductor("round-robin", 1);
+        let mut epoch = conductor.register("a", registration(), 0).unwrap();
+        let (mut sessions, mut tenants) = (HashMap::new(), HashMap::new());
+        for Step { tenant, session, memo, charge, end } in steps {
+            let ask = Ask { session, ..ask(tenant, NO_SLO) };
+            let wish = Wish { ask: &ask, chain: &[], explain: false, now_ms: 0 };
+            let mut decider = conductor.deciders.take();
+            decider.look(&mut conductor.state.lock(), &wish, 0);
+            let told = Request::decode(decider.question.request_words());
+            let known = sessions.get(&(tenant, session)).copied().unwrap_or(0);
+            prop_assert_eq!(told.session_memo, known);
+            prop_assert_eq!(told.tenant_memo, tenants.get(&tenant).copied().unwrap_or(0));
+
+            let placement = Placement { session_memo: memo, tenant_charge: charge, ..Placement::default() };
+            let decision =
+                if end == 4 { Decision::reject(Reason::Policy, 1) } else { Decision::Run(placement) };
+            let outcome = policy::Outcome { decision, fallback: None, generation: 1 };
+            let refused = (end == 1).then_some(Rejected { by_admitter: true, reason: 0, retry_after_ms: 1 });
+            if end == 2 {
+                epoch = conductor.register("a", registration(), 0).unwrap();
+            }
+            conductor.report("a", epoch, &Report { draining: end == 3, ..Report::default() }, 0).unwrap();
+            let concluded = conclude(&mut conductor.state.lock(), &decider, &wish, &outcome, refused, &[]).unwrap();
+            conductor.report("a", epoch, &Report::default(), 0).unwrap();
+            let booked = concluded.is_some_and(|scheduled| scheduled.result.is_ok());
+            prop_assert_eq!(booked, end == 0);
+            if booked {
+                let sum: &mut u64 = tenants.entry(tenant).or_default();
+                *sum = sum.wrapping_add(charge);
+                if session != 0 {
+                    sessions.insert((tenant, session), memo);
+                }
+            }
+        }
     }
 }
 

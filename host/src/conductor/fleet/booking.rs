@@ -62,6 +62,7 @@ impl Fleet {
         let transfer_ms = toll.transfer_ms(&p.spec.transfer, fetched_blocks, p.transfers);
         let handover_ms = handover_path(p, d, decode).map_or(0.0, |path| {
             let blocks = ask.prompt_tokens.div_ceil(self.block_size_tokens);
+            let blocks = blocks.saturating_sub(candidates.prefix_of_decode(decode.into()));
             self.links.toll(path).transfer_ms(&d.spec.handover, blocks, d.handovers)
         });
         let queue_ms = (p.busy_until_ms - now_ms as f64).max(0.0);

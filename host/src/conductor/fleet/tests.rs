@@ -287,6 +287,11 @@ fn what_stays_on_an_instance_moves_nothing_and_what_leaves_pays_for_the_way() {
     assert_eq!(expect(&c, stays), (0.0, 0.0));
     assert_eq!(expect(&c, leaves), (0.0, 5.0 + 3.0 + 2.0 * 2.0 * 10.0), "10 blocks");
     assert_eq!(expect(&c, Decision::run(1, 0)), (0.0, 3.0 + 2.0 * 10.0), "there is no link back");
+    let question = Question::new(0.0, &Request::default(), 2, 2).with(Column::PrefixAtDecode, &[0, 7]);
+    let Ok(Outcome::Admitted(rest)) = c.forecast(&ask(160), &leaves, question.candidates(), 500) else {
+        panic!("it can run there")
+    };
+    assert_eq!(rest.handover_ms, 5.0 + 3.0 + 2.0 * 2.0 * 3.0, "7 of its blocks are there");
     let fetches = Decision::run(1, 1).fetching(0, 5);
     assert_eq!(expect(&c, fetches), (5.0 + 2.0 + 2.0 * 5.0, 0.0));
 
