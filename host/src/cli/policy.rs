@@ -89,7 +89,9 @@ impl PolicyArgs {
                 };
                 to.print_policies(to.host.control(back)?.as_slice());
             }
-            Action::Inspect { file, json } => print_inspection(&inspect(&PolicyConfig::default(), &file)?, json),
+            Action::Inspect { file, json } => {
+                print_inspection(&inspect(&PolicyConfig::default(), &file)?, json)
+            }
             Action::Logs { slot, to } => {
                 let logs = async |mut control: kvasir_client::control::Control| {
                     Ok(control.policy.logs(proto::LogsRequest { slot }).await?.into_inner())
