@@ -18,7 +18,7 @@ pub(super) fn ended(end: End, ended: &Ended) -> Outcome {
 }
 
 /// Of a request that was not. `identities`: of the placement that the admitter refused.
-pub(super) fn rejected(ask: &Ask, rejected: &Rejected, identities: [u64; 2]) -> Outcome {
+pub(super) fn rejected(ask: &Ask, rejected: &Rejected, identities: [u32; 2]) -> Outcome {
     let reason = rejected.reason;
     match &rejected.refused {
         Some(admission) => Outcome { end: End::Refused, reason, ..of_placement(ask, admission, identities) },
@@ -30,17 +30,19 @@ fn of_request(ask: &Ask) -> Outcome {
     Outcome {
         tenant: ask.tenant,
         class: ask.class,
+        model: ask.needs.model.unwrap_or(0),
+        adapter: ask.needs.adapter,
         session: ask.session,
         prompt_tokens: ask.prompt_tokens,
         ..Outcome::default()
     }
 }
 
-fn of_placement(ask: &Ask, admission: &Admission, [prefill, decode]: [u64; 2]) -> Outcome {
+fn of_placement(ask: &Ask, admission: &Admission, [prefill, decode]: [u32; 2]) -> Outcome {
     let predicted = |time| Times { predicted: ms(Some(time)), measured: None };
     Outcome {
-        prefill: prefill as u32,
-        decode: decode as u32,
+        prefill,
+        decode,
         cached_tokens: admission.cached_tokens,
         fetched_blocks: admission.fetched_blocks,
         ttft_ms: predicted(admission.ttft_ms),

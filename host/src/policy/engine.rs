@@ -102,9 +102,12 @@ impl Engine {
     pub fn compile(&self, slot: SlotKind, name: &str, bytes: &[u8]) -> Result<Module, Error> {
         self.check_size(name, bytes.len() as u64)?;
         check_header(name, bytes)?;
-        let compile = |e: wasmtime::Error| Error::Compile {
-            name: name.into(),
-            reason: printable(&format!("{e:#}"), TEXT_BYTES),
+        let compile = |e: wasmtime::Error| {
+            let mut reason = printable(&format!("{e:#}"), TEXT_BYTES);
+            if reason.contains("core module instances") {
+                reason.push_str("; raise policy.core_instances_max");
+            }
+            Error::Compile { name: name.into(), reason }
         };
         let learns = check_interface(slot, name, bytes)?;
         let compiling = self.compiling.lock();
@@ -137,14 +140,30 @@ impl Engine {
     }
 }
 
+/// The slot whose interface a component exports. Nothing is compiled.
+///
+/// # Errors
+/// It is no component, or exports the interface of no slot.
+pub(super) fn slot_of(name: &str, bytes: &[u8]) -> Result<SlotKind, Error> {
+    check_header(name, bytes)?;
+    let exports = Interface::read(bytes).map_err(|error| unreadable(name, &error))?.exports;
+    let slot = SlotKind::ALL.into_iter().find(|slot| exports.contains(&slot.interface()));
+    slot.ok_or_else(|| Error::NoSlot { name: name.into(), found: names(&exports) })
+}
+
+fn unreadable(name: &str, error: &wasmparser::BinaryReaderError) -> Error {
+    Error::Compile { name: name.into(), reason: printable(&error.to_string(), TEXT_BYTES) }
+}
+
+fn names(exports: &[&str]) -> String {
+    if exports.is_empty() { "nothing".into() } else { printable(&exports.join(", "), TEXT_BYTES) }
+}
+
 /// Looks at the names alone, so that what cannot serve here is not compiled first, which may take seconds.
 /// Returns whether it learns.
 fn check_interface(slot: SlotKind, name: &str, bytes: &[u8]) -> Result<bool, Error> {
-    let unreadable = |error: wasmparser::BinaryReaderError| Error::Compile {
-        name: name.into(),
-        reason: printable(&error.to_string(), TEXT_BYTES),
-    };
-    let Interface { imports, exports } = Interface::read(bytes).map_err(unreadable)?;
+    let interface = Interface::read(bytes).map_err(|error| unreadable(name, &error))?;
+    let Interface { imports, exports, .. } = &interface;
     // One that exports several versions is called by ours.
     let ours = exports.iter().any(|e| e.starts_with("kvasir:policy/") && e.ends_with("@0.1.0"));
     if let Some(found) = exports.iter().find(|e| e.starts_with("kvasir:policy/") && !ours) {
@@ -159,32 +178,65 @@ fn check_interface(slot: SlotKind, name: &str, bytes: &[u8]) -> Result<bool, Err
     }
     for wanted in [CONTROL, slot.interface()] {
         if !exports.contains(&wanted) {
-            let found = if exports.is_empty() {
-                "nothing".into()
-            } else {
-                printable(&exports.join(", "), TEXT_BYTES)
-            };
+            let found = names(exports);
             return Err(Error::WrongWorld { name: name.into(), slot, missing: wanted.into(), found });
         }
     }
+    let too_much = |reason: TooMuch| Error::Compile { name: name.into(), reason: reason.to_string() };
+    interface.check_amount().map_err(too_much)?;
     Ok(slot.has_outcomes() && exports.contains(&LEARNING))
 }
 
-/// What a component itself imports and exports, not the parts in it.
+/// Functions in one component. A whole CPython has about 15,000.
+const FUNCTIONS_MAX: u64 = 200_000;
+/// Code of one function: compilers take more than linear time for it. The largest of CPython have some 100 KiB.
+const FUNCTION_BYTES_MAX: u64 = 1 << 20;
+/// Modules and components in one component, and how deep they lie in each other.
+const PARTS_MAX: u64 = 1_000;
+const DEPTH_MAX: u64 = 16;
+
+/// What a component itself imports and exports, not the parts in it; and how much there is to compile.
 #[derive(Default)]
-struct Interface<'a> {
-    imports: Vec<&'a str>,
-    exports: Vec<&'a str>,
+pub(super) struct Interface<'a> {
+    pub(super) imports: Vec<&'a str>,
+    pub(super) exports: Vec<&'a str>,
+    functions: u64,
+    largest_function: u64,
+    parts: u64,
+    depth: u64,
+}
+
+/// More than is compiled here, which takes memory and time that nothing else bounds.
+#[derive(Debug, thiserror::Error)]
+enum TooMuch {
+    #[error("it has {0} functions; at most {FUNCTIONS_MAX} are compiled")]
+    Functions(u64),
+    #[error("one of its functions has {0} bytes; at most {FUNCTION_BYTES_MAX} are compiled")]
+    FunctionBytes(u64),
+    #[error("{0} modules and components are in it; at most {PARTS_MAX} are compiled")]
+    Parts(u64),
+    #[error("its parts lie {0} deep in each other; at most {DEPTH_MAX} are compiled")]
+    Depth(u64),
 }
 
 impl<'a> Interface<'a> {
-    fn read(bytes: &'a [u8]) -> Result<Self, wasmparser::BinaryReaderError> {
+    pub(super) fn read(bytes: &'a [u8]) -> Result<Self, wasmparser::BinaryReaderError> {
         let mut found = Self::default();
-        let mut depth = 0;
+        let mut depth = 0u64;
         for payload in Parser::new(0).parse_all(bytes) {
             match payload? {
-                Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => depth += 1,
-                Payload::End(_) => depth -= 1,
+                Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => {
+                    depth += 1;
+                    found.parts += 1;
+                    found.depth = found.depth.max(depth);
+                }
+                // The last one ends the component itself.
+                Payload::End(_) => depth = depth.saturating_sub(1),
+                Payload::FunctionSection(section) => found.functions += u64::from(section.count()),
+                Payload::CodeSectionEntry(body) => {
+                    let range = body.range();
+                    found.largest_function = found.largest_function.max(range.end - range.start);
+                }
                 Payload::ComponentImportSection(section) if depth == 0 => {
                     for import in section {
                         found.imports.push(import?.name.name);
@@ -199,6 +251,19 @@ impl<'a> Interface<'a> {
             }
         }
         Ok(found)
+    }
+
+    /// # Errors
+    /// The first bound that is passed.
+    fn check_amount(&self) -> Result<(), TooMuch> {
+        let &Self { functions, largest_function, parts, depth, .. } = self;
+        match () {
+            () if functions > FUNCTIONS_MAX => Err(TooMuch::Functions(functions)),
+            () if largest_function > FUNCTION_BYTES_MAX => Err(TooMuch::FunctionBytes(largest_function)),
+            () if parts > PARTS_MAX => Err(TooMuch::Parts(parts)),
+            () if depth > DEPTH_MAX => Err(TooMuch::Depth(depth)),
+            () => Ok(()),
+        }
     }
 }
 
@@ -293,6 +358,67 @@ mod tests {
         component.extend([2, (len & 0x7f) as u8 | 0x80, (len >> 7) as u8, count]);
         component.extend(instances);
         component
+    }
+
+    /// An unsigned number as Wasm has it.
+    fn number(mut n: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while n >= 0x80 {
+            bytes.push(n as u8 | 0x80);
+            n >>= 7;
+        }
+        bytes.push(n as u8);
+        bytes
+    }
+
+    fn section(id: u8, content: &[u8]) -> Vec<u8> {
+        [&[id][..], &number(content.len()), content].concat()
+    }
+
+    /// A module with so many functions of that body.
+    fn module(functions: usize, body: &[u8]) -> Vec<u8> {
+        let body = [&[0][..], body, &[0x0b]].concat();
+        let body = [number(body.len()), body].concat();
+        let types = section(1, &[1, 0x60, 0, 0]);
+        let declared = section(3, &[number(functions), vec![0; functions]].concat());
+        let code = section(10, &[number(functions), body.repeat(functions)].concat());
+        [b"\0asm\x01\0\0\0".to_vec(), types, declared, code].concat()
+    }
+
+    fn component(parts: &[(u8, &[u8])]) -> Vec<u8> {
+        let sections = parts.iter().flat_map(|(id, part)| section(*id, part));
+        [b"\0asm\x0d\0\x01\0".to_vec(), sections.collect()].concat()
+    }
+
+    /// Blocks in each other.
+    fn nested(blocks: usize) -> Vec<u8> {
+        [[0x02, 0x40].repeat(blocks), vec![0x0b; blocks]].concat()
+    }
+
+    #[test]
+    fn what_would_take_too_long_to_compile_is_not_compiled() {
+        const MODULE: u8 = 1;
+        const COMPONENT: u8 = 4;
+        let amount = |bytes: &[u8]| Interface::read(bytes).unwrap().check_amount();
+        let check = |bytes: Vec<u8>, expected: &str| {
+            let found = amount(&bytes).map_or_else(|reason| reason.to_string(), |()| "fine".to_owned());
+            assert!(found.starts_with(expected), "{found}");
+        };
+        let half = module(FUNCTIONS_MAX as usize / 2, &[]);
+        check(component(&[(MODULE, &half), (MODULE, &half)]), "fine");
+        check(
+            component(&[(MODULE, &half), (MODULE, &half), (MODULE, &module(1, &[]))]),
+            "it has 200001 functions",
+        );
+        let deep = |blocks| component(&[(MODULE, &module(1, &nested(blocks)))]);
+        check(deep(300_000), "fine");
+        check(deep(400_000), "one of its functions has 1200002 bytes");
+        let empty = component(&[]);
+        check(component(&vec![(COMPONENT, &*empty); 1_000]), "fine");
+        check(component(&vec![(COMPONENT, &*empty); 1_001]), "1001 modules and components are in it");
+        let dolls = |depth| (0..depth).fold(component(&[]), |inner, _| component(&[(COMPONENT, &inner)]));
+        check(dolls(16), "fine");
+        check(dolls(17), "its parts lie 17 deep");
     }
 
     #[test]
