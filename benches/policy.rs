@@ -5,7 +5,7 @@ use kvasir::bench::policy::Scheduling;
 use kvasir::policy::evictor::{EvictorEngine, EvictorHook};
 use kvasir::policy::scheduler::SchedulerHook;
 use kvasir::policy::{Engine, PolicyConfig, Source, standalone};
-use kvasir_policy::evictor::{Event, EventKind, NO_SLOT, Victim};
+use kvasir_policy::evictor::{Event, EventKind, Layout, NO_SLOT, Victim};
 use std::hint::black_box;
 
 const SEED: u64 = 1;
@@ -60,7 +60,7 @@ struct Pool {
 
 impl Pool {
     fn full(mut evictor: Box<dyn EvictorEngine>, slots: u32) -> Self {
-        evictor.open(slots).expect("the pool is within limits");
+        evictor.open(&Layout::of(slots).encode()).expect("the pool is within limits");
         let mut pool = Self { evictor, now_ms: 0, victims: Vec::new(), words: Vec::new() };
         for first in (0..slots).step_by(WANT as usize) {
             pool.insert(first..slots.min(first + WANT));
@@ -83,6 +83,7 @@ impl Pool {
                 size_bytes: 1 << 20,
                 time_ms,
                 identity: time_ms << 32 | u64::from(slot),
+                tenant: 0,
             };
             event.encode(base_ms, &mut self.words);
         }

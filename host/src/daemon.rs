@@ -210,6 +210,7 @@ impl Running {
             if let Some(cluster) = host.node.cluster() {
                 cluster.stop();
             }
+            host.policies.close();
             let patience = host.config.tiering.shutdown_timeout;
             let until = Instant::now() + patience;
             // The rest of the time is for making it durable.

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: the same steps here and in CI.
 
 use crate::shell::{Shell, WASM_TARGET};
-use crate::{engines, python, task_names, tidy};
+use crate::{engines, languages, python, task_names, tidy};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -28,6 +28,7 @@ pub(crate) const RDMA: &str = "RDMA over Soft-RoCE, bad networks";
 const METRICS: &str = "metrics, by promtool";
 pub(crate) const WHEEL: &str = "Python wheel";
 pub(crate) const GPU: &str = "CUDA device";
+pub(crate) const LANGUAGES: &str = "policies in other languages";
 pub(crate) const MIRI: &str = "memory under Miri";
 pub(crate) const TSAN: &str = "threads under ThreadSanitizer";
 
@@ -41,6 +42,7 @@ const STEPS: &[Step] = &[
     Step { name: "clippy, guests", slow: false, run: clippy_guests },
     Step { name: "unit tests, benches once", slow: false, run: unit_tests },
     Step { name: "whole-system tests", slow: true, run: system_tests },
+    Step { name: LANGUAGES, slow: true, run: |shell| templates(shell, false) },
     Step { name: WHEEL, slow: true, run: wheel },
     Step { name: METRICS, slow: true, run: metrics },
     Step { name: RDMA, slow: true, run: rdma },
@@ -63,6 +65,11 @@ pub(crate) fn run_tsan(shell: &Shell) -> Result<ExitCode> {
 /// Runs the connectors' tests under real engines, which are too large to be one of [`STEPS`].
 pub(crate) fn run_engines(shell: &Shell) -> Result<ExitCode> {
     run_apart(shell, &Step { name: "real engines", slow: true, run: real_engines })
+}
+
+/// Tests the templates of every language, also those whose components take long to compile.
+pub(crate) fn run_all_languages(shell: &Shell) -> Result<ExitCode> {
+    run_apart(shell, &Step { name: LANGUAGES, slow: true, run: |shell| templates(shell, true) })
 }
 
 fn run_apart(shell: &Shell, step: &'static Step) -> Result<ExitCode> {
@@ -135,7 +142,21 @@ fn formatting(shell: &Shell) -> Result<Outcome> {
 }
 
 fn clippy(shell: &Shell) -> Result<Outcome> {
-    cargo(shell, &["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"])
+    cargo(
+        shell,
+        &[
+            "clippy",
+            "--quiet",
+            "--locked",
+            "--workspace",
+            "--all-targets",
+            "--features",
+            "kvasir-tests/languages",
+            "--",
+            "-D",
+            "warnings",
+        ],
+    )
 }
 
 /// The step above does not see what is compiled for Wasm only. Flags, profile and folder are those of the build
@@ -172,6 +193,19 @@ fn unit_tests(shell: &Shell) -> Result<Outcome> {
 /// dependencies again. The binary that they start is built with them.
 fn system_tests(shell: &Shell) -> Result<Outcome> {
     cargo(shell, &["test", "--locked", "--workspace", "--test", "*", "--no-fail-fast"])
+}
+
+/// What authors start from, in each language whose tools are here or can be installed.
+fn templates(shell: &Shell, all: bool) -> Result<Outcome> {
+    let tested = languages::check(shell, all)?;
+    if tested.left_out.is_empty() {
+        return Ok(Outcome::Passed);
+    }
+    let (languages, left_out) = (tested.languages.join(", "), tested.left_out.join(", "));
+    Ok(match languages.is_empty() {
+        true => Outcome::Skipped("no language's tools can be had; `docs/policy-languages.md` lists them"),
+        false => Outcome::PassedOn(format!("{languages}; not on {left_out}")),
+    })
 }
 
 const NO_PYTHON: &str = "no Python 3.11, 3.12 or 3.13 with venv; in Debian's package `python3-venv`";

@@ -3,6 +3,7 @@
 mod checks;
 mod engines;
 mod graph;
+mod languages;
 mod python;
 mod settings;
 mod shell;
@@ -45,6 +46,12 @@ enum Task {
         /// Run only the tests that need a CUDA device; where there is none, on one in software (tests/cuda).
         #[arg(long, conflicts_with_all = ["miri", "tsan"])]
         gpu: bool,
+        /// Run only the templates of policies in the languages that CI tests, as far as their tools are here (docs/policy-languages.md).
+        #[arg(long, conflicts_with_all = ["quick", "wheel", "rdma", "gpu", "miri", "tsan", "real_engine"])]
+        languages: bool,
+        /// The same in every language: Python's components take a minute to compile.
+        #[arg(long, conflicts_with_all = ["quick", "wheel", "rdma", "gpu", "miri", "tsan", "real_engine", "languages"])]
+        all_languages: bool,
         /// Run only what runs under Miri: allocator, buffers and copies.
         #[arg(long, conflicts_with = "tsan")]
         miri: bool,
@@ -95,6 +102,8 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Test { wheel: true, .. } => checks::run_only(&shell, checks::WHEEL),
         Task::Test { rdma: true, .. } => checks::run_only(&shell, checks::RDMA),
         Task::Test { gpu: true, .. } => checks::run_only(&shell, checks::GPU),
+        Task::Test { languages: true, .. } => checks::run_only(&shell, checks::LANGUAGES),
+        Task::Test { all_languages: true, .. } => checks::run_all_languages(&shell),
         Task::Test { miri: true, .. } => checks::run_only(&shell, checks::MIRI),
         Task::Test { tsan: true, .. } => checks::run_tsan(&shell),
         Task::Test { real_engine: true, .. } => checks::run_engines(&shell),

@@ -40,6 +40,8 @@ pub struct AccessEvent {
     pub time_ms: u64,
     /// [`BlockKey::identity`](kvasir_protocol::block::BlockKey::identity).
     pub identity: u64,
+    /// Dense number; 0 = all tenants without settings of their own.
+    pub tenant: u16,
 }
 
 /// What a drain found besides the events.
@@ -125,6 +127,7 @@ mod tests {
             size: 1,
             time_ms: 0,
             identity: 0,
+            tenant: 0,
         }
     }
 

@@ -19,6 +19,7 @@ mod admit;
 mod ahead;
 mod budget;
 mod config;
+mod cost;
 mod moves;
 mod offload;
 mod onboard;
@@ -37,6 +38,7 @@ use std::time::{Duration, Instant};
 
 pub use admit::{Admission, Admit, AdmitAll, Candidate};
 pub use config::{Offload, TieringConfig};
+pub use cost::LoadCost;
 pub use offload::OffloadStats;
 pub use onboard::{OnboardStats, Onboarded, Read};
 pub use save::Saved;
@@ -107,6 +109,10 @@ pub struct LevelStats {
     pub onboard: OnboardStats,
     /// How long readers waited for batches of loads, those included that they stopped waiting for.
     pub load_times: TimesTaken,
+    /// What a batch of loads cost lately, by its bytes.
+    pub load_cost: LoadCost,
+    /// Its queue has room and copies have not failed just now.
+    pub takes_copies: bool,
 }
 
 /// All counts of the tiers below, taken at one moment.
@@ -526,12 +532,17 @@ impl Tiering {
     }
 
     pub fn stats(&self) -> TieringStats {
-        let level = |level: &Level| LevelStats {
-            capabilities: level.store.capabilities(),
-            store: level.store.stats(),
-            offload: level.offloader.stats(),
-            onboard: level.onboard.stats(),
-            load_times: level.onboard.times.taken(),
+        let level = |level: &Level| {
+            let store = level.store.stats();
+            LevelStats {
+                capabilities: level.store.capabilities(),
+                takes_copies: level.offloader.takes_copies() && !store.broken,
+                store,
+                offload: level.offloader.stats(),
+                onboard: level.onboard.stats(),
+                load_times: level.onboard.times.taken(),
+                load_cost: level.onboard.costs.cost(),
+            }
         };
         TieringStats {
             levels: self.levels.iter().map(level).collect(),

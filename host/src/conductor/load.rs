@@ -46,7 +46,6 @@ pub(super) fn snapshot(fleet: &Fleet, window: &Window, now_ms: u64) -> Snapshot 
         hit_rate_percent: if blocks == 0 { 0.0 } else { 100.0 * hit_blocks as f32 / blocks as f32 },
         rejected,
         accepted: placed,
-        hot: Vec::new(),
     }
 }
 

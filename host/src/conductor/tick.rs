@@ -28,11 +28,11 @@ pub async fn run(
         let shared = Arc::clone(&conductor);
         let asked = tokio::task::spawn_blocking(move || {
             shared.refresh_idle();
-            let plan = balancer.tick(&snapshot);
-            (balancer, plan)
+            let thresholds = balancer.tick(&snapshot);
+            (balancer, thresholds)
         });
-        let Ok((worker, plan)) = asked.await else { return };
+        let Ok((worker, thresholds)) = asked.await else { return };
         balancer = worker;
-        policies.set_thresholds(plan.thresholds);
+        policies.set_thresholds(thresholds);
     }
 }

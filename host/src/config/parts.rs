@@ -1,7 +1,7 @@
 //! Settings as the parts of a host take them.
 
 use super::{Assigned, Config};
-use crate::policy::{PolicyConfig, Source, Wanted};
+use crate::policy::{PolicyConfig, SPARES_MAX, Source, Wanted};
 use std::path::{Path, PathBuf};
 
 /// Limits of the policy host. `data_dir` also keeps the compiled code; `slots` are those of the pool.
@@ -18,6 +18,7 @@ pub(crate) fn policy_config(config: &Config, data_dir: &Path, slots: u32) -> Pol
         max_module_bytes: policy.component_bytes_max.0,
         breaker_faults: policy.breaker_faults,
         breaker_window: policy.breaker_window.0,
+        ..PolicyConfig::default()
     }
 }
 
@@ -42,8 +43,8 @@ pub(crate) fn wanted(config: &Config) -> Wanted {
     wanted
 }
 
-/// A scheduler and an admitter per worker, and a few more of each slot: of the version in service, of the one
-/// that follows it, and of that one again with the state it takes over.
+/// A scheduler and an admitter per worker, and a few more of each slot, spare ones and learners among them: of the version in
+/// service, of the one that follows it, and of that one again with the state it takes over.
 fn instances(workers: u32) -> u32 {
-    3 * (2 * workers + 4)
+    3 * (2 * workers + 6 + 4 * SPARES_MAX as u32)
 }

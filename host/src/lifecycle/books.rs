@@ -136,8 +136,18 @@ mod tests {
     use super::*;
 
     fn event(kind: EventKind, slot: u32) -> AccessEvent {
-        let (class, parent_or_uses, depth, size, time_ms, identity) = (0, 0, 0, 1, 0, 0);
-        AccessEvent { kind, replayed: false, class, slot, parent_or_uses, depth, size, time_ms, identity }
+        AccessEvent {
+            kind,
+            replayed: false,
+            class: 0,
+            slot,
+            parent_or_uses: 0,
+            depth: 0,
+            size: 1,
+            time_ms: 0,
+            identity: 0,
+            tenant: 0,
+        }
     }
 
     #[test]

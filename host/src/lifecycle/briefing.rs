@@ -177,8 +177,18 @@ impl Briefing {
 }
 
 fn removal(slot: u32, time_ms: u64) -> AccessEvent {
-    let (kind, replayed) = (EventKind::Remove, false);
-    AccessEvent { kind, replayed, class: 0, slot, parent_or_uses: 0, depth: 0, size: 0, time_ms, identity: 0 }
+    AccessEvent {
+        kind: EventKind::Remove,
+        replayed: false,
+        class: 0,
+        slot,
+        parent_or_uses: 0,
+        depth: 0,
+        size: 0,
+        time_ms,
+        identity: 0,
+        tenant: 0,
+    }
 }
 
 #[cfg(test)]

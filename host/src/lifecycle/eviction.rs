@@ -7,14 +7,14 @@
 
 use super::books::BadChoice;
 use super::briefing::{Briefing, Progress};
-use super::tiers::destination;
+use super::tiers::{self, destination};
 use crate::policy::EvictorWorker;
 use crate::policy::evictor::KnowsNothing;
 use kvasir_dataplane::tier::dram::Pressure;
 use kvasir_dataplane::tier::events::{AccessEvent, EventKind};
 use kvasir_dataplane::tier::tiering::{Demotion, Tiering};
 use kvasir_dataplane::{Clock, DramStore};
-use kvasir_policy::evictor::{EVENT, Event, EventKind as Kind, Victim};
+use kvasir_policy::evictor::{EVENT, EVENTS_MAX, Event, EventKind as Kind, VICTIMS_MAX, Victim};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -27,10 +27,8 @@ const IDLE: Duration = Duration::from_millis(20);
 const BACK_OFF: Duration = Duration::from_millis(2);
 /// How long to wait for the order in which a new policy is told of the pool.
 const PAST_WAIT: Duration = Duration::from_millis(1);
-/// Events in one call, and entries of the past told between two choices; the deadline grows with them.
-const EVENTS_PER_CALL: usize = 2048;
-/// Victims in one call.
-const VICTIMS_PER_CALL: u32 = 256;
+/// How often the policy is told of the tiers, if they have changed.
+const TIERS_EVERY: Duration = Duration::from_secs(1);
 /// Victims kept ready between the watermarks. Few: a choice ages.
 const RESERVE: usize = 64;
 
@@ -108,6 +106,8 @@ struct Owner {
     books_incomplete: bool,
     /// How long to wait for pressure at most.
     wait: Duration,
+    /// When to look at the tiers next.
+    tiers_due: Instant,
     drained: Vec<AccessEvent>,
     events: Vec<AccessEvent>,
     words: Vec<u32>,
@@ -118,7 +118,7 @@ struct Owner {
 impl Owner {
     fn new(tiering: Arc<Tiering>, worker: EvictorWorker, clock: Clock, counts: Arc<Counts>) -> Self {
         let store = Arc::clone(tiering.dram());
-        let serving = Briefing::begin(&store, clock.now_ms(), EVENTS_PER_CALL);
+        let serving = Briefing::begin(&store, clock.now_ms(), EVENTS_MAX);
         counts.replays.fetch_add(1, Relaxed);
         let (drained, events, words, victims, slots) = Default::default();
         Self {
@@ -132,6 +132,7 @@ impl Owner {
             evicting: false,
             books_incomplete: false,
             wait: IDLE,
+            tiers_due: Instant::now(),
             drained,
             events,
             words,
@@ -149,11 +150,8 @@ impl Owner {
         let want = self.wanted(&pressure);
         let offered = if want > 0 { self.choose(want, is_urgent(&pressure)) } else { 0 };
         // Also what was copied down since the last turn.
-        let evicted = if self.evicting {
-            self.store.reclaim(VICTIMS_PER_CALL as usize, self.clock.now_ms())
-        } else {
-            0
-        };
+        let evicted =
+            if self.evicting { self.store.reclaim(VICTIMS_MAX as usize, self.clock.now_ms()) } else { 0 };
         self.counts.evicted.fetch_add(evicted as u64, Relaxed);
         let past = self.tell_past();
         let (wait, back_off) = match past {
@@ -173,11 +171,23 @@ impl Owner {
         }
     }
 
+    fn tell_tiers(&mut self) {
+        let now = Instant::now();
+        if now < self.tiers_due {
+            return;
+        }
+        self.tiers_due = now + TIERS_EVERY;
+        if let Err(KnowsNothing) = self.worker.update_tiers(&tiers::rows(&self.tiering)) {
+            self.begin_anew();
+        }
+    }
+
     /// Brings the engines up to date with what happened.
     fn follow(&mut self) {
+        self.tell_tiers();
         if self.worker.refresh() {
             self.counts.replays.fetch_add(1, Relaxed);
-            self.next = Some(Briefing::begin(&self.store, self.clock.now_ms(), EVENTS_PER_CALL));
+            self.next = Some(Briefing::begin(&self.store, self.clock.now_ms(), EVENTS_MAX));
         }
         self.drained.clear();
         let drained = self.store.drain_events(&mut self.drained);
@@ -204,7 +214,7 @@ impl Owner {
     fn begin_anew(&mut self) {
         self.counts.replays.fetch_add(1, Relaxed);
         self.books_incomplete = false;
-        self.serving = Briefing::begin(&self.store, self.clock.now_ms(), EVENTS_PER_CALL);
+        self.serving = Briefing::begin(&self.store, self.clock.now_ms(), EVENTS_MAX);
     }
 
     /// Tells each engine a piece of what it does not know; the one that knows all takes over.
@@ -227,7 +237,7 @@ impl Owner {
     }
 
     fn tell_serving(&mut self) {
-        for events in self.events.chunks(EVENTS_PER_CALL) {
+        for events in self.events.chunks(EVENTS_MAX) {
             let base_ms = encode(events, &mut self.words);
             if let Err(KnowsNothing) = self.worker.on_events(base_ms, &self.words) {
                 return self.begin_anew();
@@ -236,7 +246,7 @@ impl Owner {
     }
 
     fn tell_next(&mut self) {
-        for events in self.events.chunks(EVENTS_PER_CALL) {
+        for events in self.events.chunks(EVENTS_MAX) {
             let base_ms = encode(events, &mut self.words);
             if !self.worker.tell_next(base_ms, &self.words) {
                 self.next = None;
@@ -260,7 +270,7 @@ impl Owner {
         if !is_urgent(pressure) && pressure.free_bytes >= pressure.low_bytes / 2 {
             room = room.min(self.tiering.room(mean_bytes));
         }
-        want.min(room as u64).min(u64::from(VICTIMS_PER_CALL.min(self.serving.books.len()))) as u32
+        want.min(room as u64).min(u64::from(VICTIMS_MAX.min(self.serving.books.len()))) as u32
     }
 
     /// Asks for victims and offers them to the store; returns how many it took.
@@ -318,10 +328,67 @@ fn encode(events: &[AccessEvent], words: &mut Vec<u32>) -> u64 {
             EventKind::Pin => Kind::Pin,
             EventKind::Unpin => Kind::Unpin,
         };
-        let AccessEvent { replayed, class, slot, parent_or_uses, depth, time_ms, identity, .. } = *event;
-        let size_bytes = event.size;
-        Event { kind, replayed, class, slot, parent_or_uses, depth, size_bytes, time_ms, identity }
-            .encode(base_ms, words);
+        Event {
+            kind,
+            replayed: event.replayed,
+            class: event.class,
+            slot: event.slot,
+            parent_or_uses: event.parent_or_uses,
+            depth: event.depth,
+            size_bytes: event.size,
+            time_ms: event.time_ms,
+            identity: event.identity,
+            tenant: event.tenant.into(),
+        }
+        .encode(base_ms, words);
     }
     base_ms
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{PolicyConfig, PolicyHost, SlotKind, Source, Wanted};
+    use kvasir_dataplane::tier::memory::MemoryStore;
+    use kvasir_dataplane::tier::store::{BlockStore, Tier};
+    use kvasir_dataplane::tier::tiering::{AdmitAll, TieringConfig};
+    use kvasir_dataplane::{BlockKey, BlockMeta, DramConfig};
+
+    /// A policy's log says what it was told of the tiers: the pool as it fills, the disk, and nothing of peers.
+    #[test]
+    fn every_evictor_is_told_of_the_tiers_and_again_when_they_change() {
+        let config = DramConfig { pool_bytes: 64 << 20, blocks_max: 256, ..DramConfig::default() };
+        let store = Arc::new(DramStore::open(config).unwrap());
+        let config = PolicyConfig { evictor_slots: store.slots(), ..PolicyConfig::default() };
+        let policies = PolicyHost::open(&config, Wanted::default(), None).unwrap();
+        let tier = |tier| -> Arc<dyn BlockStore> { Arc::new(MemoryStore::new(tier, 512 << 20)) };
+        let below = vec![tier(Tier::Nvme), tier(Tier::Peer), tier(Tier::Remote)];
+        let clock = Clock::start();
+        let admit = Box::new(AdmitAll);
+        let tiering =
+            Tiering::start(Arc::clone(&store), below, admit, TieringConfig::default(), clock).unwrap();
+        let _eviction =
+            Eviction::start(Arc::new(tiering), policies.evictor_worker(store.slots()), clock).unwrap();
+        let bytes = kvasir_tests::guest("evictor").to_vec();
+        policies.load(SlotKind::Evictor, Source::Bytes { name: "bad".into(), bytes }, Vec::new()).unwrap();
+        let told = |used_mib: u32| {
+            let pool = format!("TierRow {{ tier: 2, capacity_mib: 64.0, used_mib: {used_mib}.0, ");
+            while !policies.logs(SlotKind::Evictor).0.iter().any(|line| line.text.starts_with(&pool)) {
+                std::thread::yield_now(); // the test runner's time limit ends this if it is never told
+            }
+        };
+        told(0);
+        let meta = BlockMeta::single(BlockKey::from_engine_hash("tiers", b"1"), 3 << 20);
+        store.put(store.new_owner(), &meta, &vec![7; 3 << 20], clock.now_ms()).unwrap();
+        told(3);
+        let lines = policies.logs(SlotKind::Evictor).0;
+        let tiers = |tier| lines.iter().filter(|l| l.text.contains(&format!("tier: {tier},"))).count();
+        assert!(tiers(3) > 0 && tiers(4) > 0);
+        assert_eq!(
+            tiers(2) + tiers(3) + tiers(4),
+            lines.iter().filter(|l| l.text.contains("tier: ")).count()
+        );
+        let below = "capacity_mib: 512.0, used_mib: 0.0, load_fixed_ms: 0.0, load_ms_per_mib: 0.0, takes_copies: true";
+        assert!(lines.iter().any(|l| l.text.contains(below)), "{lines:?}");
+    }
 }

@@ -83,6 +83,37 @@ pub(super) fn policies(page: &mut Page, host: &Host) {
     }
 }
 
+pub(super) fn learning(page: &mut Page, host: &Host) {
+    for status in host.policies.list().into_iter().filter(|status| status.has_outcomes) {
+        let (slot, learning) = (status.slot.as_str(), status.learning);
+        page.counter(
+            "kvasir_policy_outcomes_total",
+            "Ends of requests that a learning policy was told, by slot",
+        )
+        .by("slot", slot, learning.outcomes);
+        page.counter(
+            "kvasir_policy_outcomes_dropped_total",
+            "Ends of requests that a learning policy was not told because it was slow, by slot",
+        )
+        .by("slot", slot, learning.dropped);
+        page.counter(
+            "kvasir_policy_learner_faults_total",
+            "Times the learner of a policy failed and was made anew; decisions are not touched, by slot",
+        )
+        .by("slot", slot, learning.faults);
+        page.counter(
+            "kvasir_policy_published_total",
+            "Times a learner published something new to the instances that decide, by slot",
+        )
+        .by("slot", slot, learning.published);
+        page.gauge("kvasir_policy_knowledge_bytes", "Bytes that a learner published last, by slot").by(
+            "slot",
+            slot,
+            learning.knowledge_bytes,
+        );
+    }
+}
+
 pub(super) fn conductor(page: &mut Page, host: &Host) {
     let c = host.conductor.counts();
     page.counter("kvasir_decisions_total", "Requests scheduled, by outcome")

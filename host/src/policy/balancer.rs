@@ -1,24 +1,22 @@
 //! The balancer slot: engines, and the worker that the ticking thread holds.
 
 use super::bindings::balancer::Balancer as Component;
-use super::bindings::balancer::exports::kvasir::policy::balancing as wit;
 use super::control::{component_control, native_control};
 use super::guest::Guest;
 use super::log::Log;
 use super::slot::{Builtin, Hook, Policy, Worker};
 use super::{Error, Fault, Limits, Module, SlotKind};
 use kvasir_policy::Balancer;
-use kvasir_policy::balancer::{Action, Plan, Snapshot};
+use kvasir_policy::balancer::{Snapshot, THRESHOLDS_MAX};
 use std::sync::Arc;
-
-/// Actions carried out per tick.
-const MAX_ACTIONS: usize = 16;
 
 /// A balancer behind either engine.
 pub trait BalancerEngine: Policy {
+    /// The thresholds that the policy wants, unchecked.
+    ///
     /// # Errors
     /// Any [`Fault`].
-    fn tick(&mut self, state: &Snapshot) -> Result<Plan, Fault>;
+    fn tick(&mut self, state: &Snapshot) -> Result<Vec<f32>, Fault>;
 }
 
 /// A policy compiled into this binary. Never fails.
@@ -27,7 +25,7 @@ pub struct NativeBalancer(pub Box<dyn Balancer>);
 native_control!(NativeBalancer, this => this.0);
 
 impl BalancerEngine for NativeBalancer {
-    fn tick(&mut self, state: &Snapshot) -> Result<Plan, Fault> {
+    fn tick(&mut self, state: &Snapshot) -> Result<Vec<f32>, Fault> {
         Ok(self.0.tick(state))
     }
 }
@@ -35,26 +33,12 @@ impl BalancerEngine for NativeBalancer {
 component_control!(balancer::Balancer);
 
 impl BalancerEngine for Guest<Component> {
-    fn tick(&mut self, state: &Snapshot) -> Result<Plan, Fault> {
-        let hot = state.hot.iter().map(|h| wit::HotPrefix {
-            id: h.id,
-            blocks: h.blocks,
-            hits: h.hits,
-            holders: h.holders.clone(),
-        });
-        let snapshot = wit::Snapshot {
-            now: state.now_ms,
-            prefill_queue: state.prefill_queue_ms.clone(),
-            decode_step: state.decode_step_ms.clone(),
-            hit_rate: state.hit_rate_percent,
-            rejected: state.rejected,
-            accepted: state.accepted,
-            hot: hot.collect(),
-        };
-        let plan = self.cold(|b, store| b.kvasir_policy_balancing().call_tick(store, &snapshot))?;
-        let action =
-            |a: &wit::Action| Action { kind: a.kind, prefix: a.prefix, source: a.source, target: a.target };
-        Ok(Plan { thresholds: plan.thresholds, actions: plan.actions.iter().map(action).collect() })
+    fn tick(&mut self, state: &Snapshot) -> Result<Vec<f32>, Fault> {
+        let Snapshot { now_ms, prefill_queue_ms, decode_step_ms, .. } = state;
+        self.cold(|b, store| {
+            let balancing = b.kvasir_policy_balancing();
+            balancing.call_tick(store, *now_ms, &state.cluster(), prefill_queue_ms, decode_step_ms)
+        })
     }
 }
 
@@ -88,31 +72,24 @@ impl BalancerWorker {
         Self { worker }
     }
 
-    /// The plan of this tick: thresholds that are all finite (empty = keep), at most 16 actions of
-    /// known kind on slots that exist. Empty if the policy failed.
-    pub fn tick(&mut self, state: &Snapshot) -> Plan {
+    /// The thresholds from this tick on, all finite; empty = as they are, also if the policy failed.
+    pub fn tick(&mut self, state: &Snapshot) -> Vec<f32> {
         self.worker.refresh();
-        let asked = self.worker.ask(|engine| checked(engine.tick(state)?, state));
-        // Not the twin's plan: a failed tick keeps the thresholds in force, says the contract.
+        let asked = self.worker.ask(|engine| checked(engine.tick(state)?));
+        // Not the twin's answer: a failed tick keeps the thresholds in force, says the contract.
         asked.unwrap_or_else(|_| {
             self.worker.version().counters.fallback();
-            Plan::default()
+            Vec::new()
         })
     }
 }
 
-fn checked(mut plan: Plan, state: &Snapshot) -> Result<Plan, Fault> {
-    if let Some(bad) = plan.thresholds.iter().find(|t| !t.is_finite()) {
-        return Err(Fault::Invalid(format!("threshold {bad}")));
+fn checked(thresholds: Vec<f32>) -> Result<Vec<f32>, Fault> {
+    if thresholds.len() > THRESHOLDS_MAX {
+        return Err(Fault::Invalid(format!("{} thresholds; at most {THRESHOLDS_MAX}", thresholds.len())));
     }
-    plan.actions.truncate(MAX_ACTIONS);
-    let slots = state.prefill_queue_ms.len() as u32;
-    let known = |a: &Action| {
-        let prefix = state.hot.iter().any(|h| h.id == a.prefix);
-        (1..=3).contains(&a.kind) && prefix && a.source < slots && (a.kind == 3 || a.target < slots)
-    };
-    match plan.actions.iter().find(|a| !known(a)) {
-        Some(bad) => Err(Fault::Invalid(format!("{bad:?}"))),
-        None => Ok(plan),
+    match thresholds.iter().find(|t| !t.is_finite()) {
+        Some(bad) => Err(Fault::Invalid(format!("threshold {bad}"))),
+        None => Ok(thresholds),
     }
 }

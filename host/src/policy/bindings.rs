@@ -31,6 +31,23 @@ pub(super) mod balancer {
     });
 }
 
+/// The learning half of a component, whatever its slot.
+pub(super) mod learner {
+    wasmtime::component::bindgen!({
+        inline: "
+            package kvasir:host;
+            world learner {
+                import kvasir:policy/log@0.1.0;
+                export kvasir:policy/control@0.1.0;
+                export kvasir:policy/learning@0.1.0;
+            }
+        ",
+        path: "../wit/policy-0.1",
+        world: "kvasir:host/learner",
+        with: { "kvasir:policy/log@0.1.0": super::scheduler::kvasir::policy::log },
+    });
+}
+
 impl scheduler::kvasir::policy::log::Host for State {
     fn log(&mut self, level: u32, message: String) {
         self.add_log(level, &message);

@@ -39,10 +39,17 @@ impl Origin {
     }
 }
 
-#[derive(Serialize, Deserialize)]
-struct Stored {
-    current: Assignment,
-    previous: Option<Assignment>,
+/// What is stored of one slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stored {
+    pub current: Assignment,
+    pub previous: Option<Assignment>,
+    /// What the previous policy calls itself.
+    #[serde(default)]
+    pub previous_name: Option<String>,
+    /// Why the breaker put `current` in its place; `None` if a person did.
+    #[serde(default)]
+    pub trip: Option<String>,
 }
 
 /// The policy part of the host's `sled` database. Every change is on disk when its call returns.
@@ -51,6 +58,8 @@ pub struct Catalog {
     db: sled::Db,
     assignments: sled::Tree,
     modules: sled::Tree,
+    /// What learners exported, by slot and name of the policy.
+    learned: sled::Tree,
     path: std::path::PathBuf,
     /// Held while modules and assignments change together.
     change: Arc<Mutex<()>>,
@@ -67,9 +76,11 @@ impl Catalog {
     pub fn open(db: sled::Db, path: &std::path::Path) -> Result<Self, Error> {
         let open = |name| db.open_tree(name).map_err(|e| state_error(path, "opened", e));
         let (assignments, modules) = (open("policy-assignments")?, open("policy-modules")?);
+        let learned = open("policy-learned")?;
         Ok(Self {
             assignments,
             modules,
+            learned,
             db,
             path: path.into(),
             change: Arc::default(),
@@ -82,11 +93,10 @@ impl Catalog {
     ///
     /// # Errors
     /// The database cannot be read, or holds something else.
-    pub fn assignments(&self, slot: SlotKind) -> Result<Option<(Assignment, Option<Assignment>)>, Error> {
+    pub fn stored(&self, slot: SlotKind) -> Result<Option<Stored>, Error> {
         let read = self.assignments.get(slot.as_str()).map_err(|e| self.error("read", e))?;
         let parse = |bytes: sled::IVec| serde_json::from_slice::<Stored>(&bytes);
-        let stored = read.map(parse).transpose().map_err(|e| self.error("read", e))?;
-        Ok(stored.map(|s| (s.current, s.previous)))
+        read.map(parse).transpose().map_err(|e| self.error("read", e))
     }
 
     /// # Errors
@@ -101,13 +111,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The disk is full or fails. A component that was written for nothing goes at the next change.
-    pub fn assign(
-        &self,
-        slot: SlotKind,
-        current: &Assignment,
-        previous: Option<&Assignment>,
-        module: Option<&[u8]>,
-    ) -> Result<(), Error> {
+    pub fn assign(&self, slot: SlotKind, stored: &Stored, module: Option<&[u8]>) -> Result<(), Error> {
         let _change = self.change.lock();
         #[cfg(test)]
         if self.full.load(std::sync::atomic::Ordering::Relaxed) {
@@ -118,14 +122,45 @@ impl Catalog {
             self.modules.insert(digest, bytes).map_err(|e| self.error("written", e))?;
             self.flush()?;
         }
-        let stored = Stored { current: current.clone(), previous: previous.cloned() };
-        let bytes = serde_json::to_vec(&stored).map_err(|e| self.error("written", e))?;
+        let bytes = serde_json::to_vec(stored).map_err(|e| self.error("written", e))?;
         let old = self.assignments.insert(slot.as_str(), bytes).map_err(|e| self.error("written", e))?;
         if let Err(e) = self.flush() {
             let _ = old.map(|old| self.assignments.insert(slot.as_str(), old));
             return Err(e);
         }
         self.drop_unnamed_modules()
+    }
+
+    /// What the learner of a policy exported last.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn learned(&self, slot: SlotKind, name: &str) -> Result<Option<Arc<[u8]>>, Error> {
+        let read = self.learned.get(format!("{slot}/{name}")).map_err(|e| self.error("read", e))?;
+        Ok(read.map(|bytes| Arc::from(&*bytes)))
+    }
+
+    /// Keeps it, and of the slot's other policies only what belongs to those of `named`.
+    ///
+    /// # Errors
+    /// The disk is full or fails.
+    pub fn keep_learned(
+        &self,
+        slot: SlotKind,
+        name: &str,
+        state: &[u8],
+        named: &[&str],
+    ) -> Result<(), Error> {
+        let written = |e| self.error("written", e);
+        let prefix = format!("{slot}/");
+        for key in self.learned.scan_prefix(&prefix).keys() {
+            let key = key.map_err(|e| self.error("read", e))?;
+            if !named.iter().any(|named| named.as_bytes() == &key[prefix.len()..]) {
+                self.learned.remove(key).map_err(written)?;
+            }
+        }
+        self.learned.insert(format!("{prefix}{name}"), state).map_err(written)?;
+        self.flush()
     }
 
     fn drop_unnamed_modules(&self) -> Result<(), Error> {

@@ -34,6 +34,10 @@ macro_rules! component_control {
             fn import_state(&mut self, state: &[u8]) -> Result<Result<(), String>, $crate::policy::Fault> {
                 self.cold(|b, store| b.kvasir_policy_control().call_import_state(store, state))
             }
+
+            fn adopt(&mut self, knowledge: &[u8]) -> Result<(), $crate::policy::Fault> {
+                self.take_up(knowledge)
+            }
         }
     };
 }

@@ -18,6 +18,7 @@ use wasmtime::{Cache, CacheConfig, Config, InstanceAllocationStrategy, PoolingAl
 const TICK: Duration = Duration::from_millis(1);
 const LOG: &str = "kvasir:policy/log@0.1.0";
 const CONTROL: &str = "kvasir:policy/control@0.1.0";
+const LEARNING: &str = "kvasir:policy/learning@0.1.0";
 
 /// SHA-256 of a component's bytes: its identity in the catalogue and in lists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -59,6 +60,8 @@ pub struct Module {
     pub(super) ticker: Arc<Ticker>,
     pub name: String,
     pub digest: Digest,
+    /// It exports `learning`, and its slot has outcomes to learn from.
+    pub learns: bool,
 }
 
 impl Engine {
@@ -105,7 +108,7 @@ impl Engine {
             name: name.into(),
             reason: printable(&format!("{e:#}"), TEXT_BYTES),
         };
-        check_interface(slot, name, bytes)?;
+        let learns = check_interface(slot, name, bytes)?;
         let compiling = self.compiling.lock();
         let component = Component::new(&self.engine, bytes).map_err(compile)?;
         drop(compiling);
@@ -119,6 +122,7 @@ impl Engine {
             ticker: Arc::clone(&self.ticker),
             name: name.into(),
             digest: Digest::of(bytes),
+            learns,
         })
     }
 
@@ -135,13 +139,29 @@ impl Engine {
     }
 }
 
+/// The slot whose interface a component exports. Nothing is compiled.
+///
+/// # Errors
+/// It is no component, or exports the interface of no slot.
+pub(super) fn slot_of(name: &str, bytes: &[u8]) -> Result<SlotKind, Error> {
+    check_header(name, bytes)?;
+    let exports = Interface::read(bytes).map_err(|error| unreadable(name, &error))?.exports;
+    let slot = SlotKind::ALL.into_iter().find(|slot| exports.contains(&slot.interface()));
+    slot.ok_or_else(|| Error::NoSlot { name: name.into(), found: names(&exports) })
+}
+
+fn unreadable(name: &str, error: &wasmparser::BinaryReaderError) -> Error {
+    Error::Compile { name: name.into(), reason: printable(&error.to_string(), TEXT_BYTES) }
+}
+
+fn names(exports: &[&str]) -> String {
+    if exports.is_empty() { "nothing".into() } else { printable(&exports.join(", "), TEXT_BYTES) }
+}
+
 /// Looks at the names alone, so that what cannot serve here is not compiled first, which may take seconds.
-fn check_interface(slot: SlotKind, name: &str, bytes: &[u8]) -> Result<(), Error> {
-    let unreadable = |error: wasmparser::BinaryReaderError| Error::Compile {
-        name: name.into(),
-        reason: printable(&error.to_string(), TEXT_BYTES),
-    };
-    let Interface { imports, exports } = Interface::read(bytes).map_err(unreadable)?;
+/// Returns whether it learns.
+fn check_interface(slot: SlotKind, name: &str, bytes: &[u8]) -> Result<bool, Error> {
+    let Interface { imports, exports } = Interface::read(bytes).map_err(|error| unreadable(name, &error))?;
     // One that exports several versions is called by ours.
     let ours = exports.iter().any(|e| e.starts_with("kvasir:policy/") && e.ends_with("@0.1.0"));
     if let Some(found) = exports.iter().find(|e| e.starts_with("kvasir:policy/") && !ours) {
@@ -156,26 +176,22 @@ fn check_interface(slot: SlotKind, name: &str, bytes: &[u8]) -> Result<(), Error
     }
     for wanted in [CONTROL, slot.interface()] {
         if !exports.contains(&wanted) {
-            let found = if exports.is_empty() {
-                "nothing".into()
-            } else {
-                printable(&exports.join(", "), TEXT_BYTES)
-            };
+            let found = names(&exports);
             return Err(Error::WrongWorld { name: name.into(), slot, missing: wanted.into(), found });
         }
     }
-    Ok(())
+    Ok(slot.has_outcomes() && exports.contains(&LEARNING))
 }
 
 /// What a component itself imports and exports, not the parts in it.
 #[derive(Default)]
-struct Interface<'a> {
-    imports: Vec<&'a str>,
-    exports: Vec<&'a str>,
+pub(super) struct Interface<'a> {
+    pub(super) imports: Vec<&'a str>,
+    pub(super) exports: Vec<&'a str>,
 }
 
 impl<'a> Interface<'a> {
-    fn read(bytes: &'a [u8]) -> Result<Self, wasmparser::BinaryReaderError> {
+    pub(super) fn read(bytes: &'a [u8]) -> Result<Self, wasmparser::BinaryReaderError> {
         let mut found = Self::default();
         let mut depth = 0;
         for payload in Parser::new(0).parse_all(bytes) {

@@ -7,7 +7,7 @@ use super::log::Log;
 use super::slot::{Builtin, Found, Hook, Policy, Worker};
 use super::{Error, Fault, Limits, Module, SlotKind};
 use kvasir_policy::Evictor;
-use kvasir_policy::evictor::{EVENT, Events, Victim};
+use kvasir_policy::evictor::{EVENT, Kept, Layout, TierRow, Victim};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,9 +17,15 @@ use std::time::Duration;
 pub trait EvictorEngine: Policy {
     /// # Errors
     /// Any [`Fault`]; after `Trap` and `Deadline` the engine only answers `NotReady`.
-    fn open(&mut self, slots: u32) -> Result<(), Fault>;
+    fn open(&mut self, layout: &[u32]) -> Result<(), Fault>;
 
-    /// `words`: records of [`kvasir_policy::evictor::EVENT`] words, oldest first.
+    /// `rows`: a row for each tier that the host has.
+    ///
+    /// # Errors
+    /// As `open`.
+    fn update_tiers(&mut self, rows: &[f32]) -> Result<(), Fault>;
+
+    /// `words`: records as long as `open` said, oldest first.
     ///
     /// # Errors
     /// As `open`.
@@ -33,23 +39,34 @@ pub trait EvictorEngine: Policy {
 }
 
 /// A policy compiled into this binary. Never fails.
-pub struct NativeEvictor(pub Box<dyn Evictor>);
+pub struct NativeEvictor(Kept<dyn Evictor>);
 
-native_control!(NativeEvictor, this => this.0);
+impl NativeEvictor {
+    pub fn new(policy: Box<dyn Evictor>) -> Self {
+        Self(Kept::new(policy))
+    }
+}
+
+native_control!(NativeEvictor, this => this.0.evictor());
 
 impl EvictorEngine for NativeEvictor {
-    fn open(&mut self, slots: u32) -> Result<(), Fault> {
-        self.0.open(slots);
+    fn open(&mut self, layout: &[u32]) -> Result<(), Fault> {
+        self.0.open(layout);
+        Ok(())
+    }
+
+    fn update_tiers(&mut self, rows: &[f32]) -> Result<(), Fault> {
+        self.0.update_tiers(rows);
         Ok(())
     }
 
     fn on_events(&mut self, base_ms: u64, words: &[u32]) -> Result<(), Fault> {
-        self.0.on_events(Events::new(base_ms, words));
+        self.0.on_events(base_ms, words);
         Ok(())
     }
 
     fn select_victims(&mut self, now_ms: u64, want: u32, victims: &mut Vec<Victim>) -> Result<(), Fault> {
-        self.0.select_victims(now_ms, want, victims);
+        self.0.evictor().select_victims(now_ms, want, victims);
         Ok(())
     }
 }
@@ -57,9 +74,13 @@ impl EvictorEngine for NativeEvictor {
 component_control!(evictor::Evictor);
 
 impl EvictorEngine for Guest<Component> {
-    fn open(&mut self, slots: u32) -> Result<(), Fault> {
+    fn open(&mut self, layout: &[u32]) -> Result<(), Fault> {
         // Allocates and clears a table per slot: more than a hot call's worth of work.
-        self.cold(|b, store| b.kvasir_policy_eviction().call_open(store, slots))
+        self.cold(|b, store| b.kvasir_policy_eviction().call_open(store, layout))
+    }
+
+    fn update_tiers(&mut self, rows: &[f32]) -> Result<(), Fault> {
+        self.hot(|b, store| b.kvasir_policy_eviction().call_update_tiers(store, rows))
     }
 
     fn on_events(&mut self, base_ms: u64, words: &[u32]) -> Result<(), Fault> {
@@ -86,12 +107,13 @@ pub struct EvictorHook;
 impl Hook for EvictorHook {
     const KIND: SlotKind = SlotKind::Evictor;
     type Engine = dyn EvictorEngine;
+    const HAS_SPARES: bool = false;
 
     fn builtins() -> impl Iterator<Item = Builtin<Self>> {
         kvasir_default_policies::EVICTORS.iter().map(|d| Builtin {
             name: d.name,
             component: d.component,
-            native: Box::new(|| -> Box<dyn EvictorEngine> { Box::new(NativeEvictor((d.native)())) }),
+            native: Box::new(|| -> Box<dyn EvictorEngine> { Box::new(NativeEvictor::new((d.native)())) }),
         })
     }
 
@@ -100,7 +122,7 @@ impl Hook for EvictorHook {
     }
 
     fn open(engine: &mut Self::Engine, limits: Limits) -> Result<(), Fault> {
-        engine.open(limits.evictor_slots)
+        engine.open(&Layout::of(limits.evictor_slots).encode())
     }
 }
 
@@ -114,6 +136,8 @@ pub struct KnowsNothing;
 pub struct EvictorWorker {
     worker: Worker<EvictorHook>,
     slots: u32,
+    /// Rows of the tiers, as every engine is told them.
+    tiers: Arc<[f32]>,
     /// Decides while the component cannot.
     fallback: Option<Box<dyn EvictorEngine>>,
     next: Option<Found<EvictorHook>>,
@@ -121,7 +145,7 @@ pub struct EvictorWorker {
 
 impl EvictorWorker {
     pub(super) fn new(worker: Worker<EvictorHook>, slots: u32) -> Self {
-        Self { worker, slots, fallback: None, next: None }
+        Self { worker, slots, tiers: Arc::default(), fallback: None, next: None }
     }
 
     /// Looks for a newer policy or a rebuilt instance. True if there is one now that is to follow the engine that serves,
@@ -134,14 +158,29 @@ impl EvictorWorker {
         }
         let Some(found) = self.worker.find() else { return false };
         self.next = Some(found);
-        true
+        let tiers = Arc::clone(&self.tiers);
+        self.tell_follower(|engine| engine.update_tiers(&tiers))
     }
 
     /// Empties the engine that serves: for when it cannot be told what it missed.
     pub fn open(&mut self) {
-        let slots = self.slots;
+        let (layout, tiers) = (self.layout(), Arc::clone(&self.tiers));
         // On failure its native twin serves, which is open already.
-        let _ = self.call(|engine| engine.open(slots));
+        let _ = self.tell(|engine| open(engine, &layout, &tiers));
+    }
+
+    /// Tells every engine of the tiers that blocks can go to, if they are not as they were.
+    ///
+    /// # Errors
+    /// [`KnowsNothing`]: the component failed, and its native twin serves now.
+    pub fn update_tiers(&mut self, tiers: &[TierRow]) -> Result<(), KnowsNothing> {
+        let rows: Arc<[f32]> = tiers.iter().flat_map(TierRow::encode).collect();
+        if rows == self.tiers {
+            return Ok(());
+        }
+        self.tiers = Arc::clone(&rows);
+        self.tell_follower(|engine| engine.update_tiers(&rows));
+        self.tell(|engine| engine.update_tiers(&rows))
     }
 
     /// Tells the engine that serves what happened.
@@ -149,13 +188,20 @@ impl EvictorWorker {
     /// # Errors
     /// [`KnowsNothing`]: the component failed, and its native twin serves now.
     pub fn on_events(&mut self, base_ms: u64, words: &[u32]) -> Result<(), KnowsNothing> {
-        self.call(|engine| engine.on_events(base_ms, words))
+        self.tell(|engine| engine.on_events(base_ms, words))
     }
 
     /// Tells the engine that is to follow. False if there is none (any more): it failed.
     pub fn tell_next(&mut self, base_ms: u64, words: &[u32]) -> bool {
+        self.tell_follower(|engine| engine.on_events(base_ms, words))
+    }
+
+    fn tell_follower(
+        &mut self,
+        f: impl FnOnce(&mut (dyn EvictorEngine + 'static)) -> Result<(), Fault>,
+    ) -> bool {
         let Some(next) = &mut self.next else { return false };
-        let Err(fault) = next.engine.on_events(base_ms, words) else { return true };
+        let Err(fault) = f(next.engine.as_mut()) else { return true };
         let version = next.version.clone();
         self.next = None;
         self.worker.failed_to_follow(&version, &fault);
@@ -186,7 +232,13 @@ impl EvictorWorker {
         want: u32,
         victims: &mut Vec<Victim>,
     ) -> Result<(), KnowsNothing> {
-        self.call(|engine| engine.select_victims(now_ms, want, victims))
+        if let Some(native) = &mut self.fallback {
+            self.worker.version().counters.fallback();
+            let _ = native.select_victims(now_ms, want, victims); // it does not fail
+            return Ok(());
+        }
+        let asked = self.worker.ask(|engine| engine.select_victims(now_ms, want, victims));
+        self.or_fall_back(asked)
     }
 
     /// The last answer was not within the contract: for `reason`. The native twin serves now, and knows
@@ -209,16 +261,21 @@ impl EvictorWorker {
         self.fallback.is_some()
     }
 
-    fn call(
+    /// Only choices count as calls of the policy: a batch of events takes as long as it is large.
+    fn tell(
         &mut self,
         f: impl FnOnce(&mut (dyn EvictorEngine + 'static)) -> Result<(), Fault>,
     ) -> Result<(), KnowsNothing> {
         if let Some(native) = &mut self.fallback {
-            self.worker.version().counters.fallback();
-            let _ = f(native.as_mut());
+            let _ = f(native.as_mut()); // it does not fail
             return Ok(());
         }
-        self.worker.ask(f).map_err(|fault| {
+        let told = self.worker.tell(f);
+        self.or_fall_back(told)
+    }
+
+    fn or_fall_back(&mut self, called: Result<(), Fault>) -> Result<(), KnowsNothing> {
+        called.map_err(|fault| {
             if matches!(fault, Fault::Invalid(_)) {
                 self.worker.drop_engine(); // the native twin has its place until there is a fresh one
             }
@@ -229,8 +286,19 @@ impl EvictorWorker {
 
     fn fall_back(&mut self) {
         self.fallback = self.worker.native();
+        let layout = self.layout();
         if let Some(native) = &mut self.fallback {
-            let _ = native.open(self.slots); // it does not fail
+            let _ = open(native.as_mut(), &layout, &self.tiers); // it does not fail
         }
     }
+
+    fn layout(&self) -> [u32; 3] {
+        Layout::of(self.slots).encode()
+    }
+}
+
+/// Tiers that are not known yet are not told.
+fn open(engine: &mut dyn EvictorEngine, layout: &[u32], tiers: &[f32]) -> Result<(), Fault> {
+    engine.open(layout)?;
+    if tiers.is_empty() { Ok(()) } else { engine.update_tiers(tiers) }
 }

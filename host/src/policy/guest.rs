@@ -1,5 +1,6 @@
 //! One instance of a component, called within its limits.
 
+use super::bindings::learner::Learner;
 use super::engine::Ticker;
 use super::fault::TEXT_BYTES;
 use super::log::Log;
@@ -106,6 +107,8 @@ impl std::error::Error for PastDeadline {}
 pub(super) struct Guest<B> {
     store: Store<State>,
     bindings: B,
+    /// Of a policy that learns.
+    learning: Option<Learner>,
     limits: Limits,
     dead: bool,
     _ticker: Arc<Ticker>,
@@ -134,7 +137,20 @@ impl<B> Guest<B> {
         };
         let instance = module.pre.instantiate(&mut store).map_err(failed)?;
         let bindings = bind(&mut store, &instance).map_err(failed)?;
-        Ok(Self { store, bindings, limits, dead: false, _ticker: Arc::clone(&module.ticker) })
+        let learning =
+            module.learns.then(|| Learner::new(&mut store, &instance)).transpose().map_err(failed)?;
+        Ok(Self { store, bindings, learning, limits, dead: false, _ticker: Arc::clone(&module.ticker) })
+    }
+
+    /// Calls `adopt` of a policy that learns; of others nothing.
+    ///
+    /// # Errors
+    /// As [`Guest::hot`].
+    pub(super) fn take_up(&mut self, knowledge: &[u8]) -> Result<(), Fault> {
+        let Some(learning) = self.learning.take() else { return Ok(()) };
+        let adopted = self.cold(|_, store| learning.kvasir_policy_learning().call_adopt(store, knowledge));
+        self.learning = Some(learning);
+        adopted
     }
 
     /// Calls a hot function.

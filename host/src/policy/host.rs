@@ -6,11 +6,12 @@ use super::catalog::Catalog;
 use super::evictor::EvictorHook;
 use super::log::Log;
 use super::scheduler::{SchedulerHook, SharedThresholds};
-use super::slot::{Builder, Hook, Slot, Source, Version};
+use super::slot::{Builder, Hook, Learning, LearningStatus, Outcomes, Slot, Source, Version};
 use super::{
     AdmitterWorker, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, LogLine, PolicyConfig,
     SchedulerWorker, SlotKind, watch,
 };
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Policies wanted at start, where nothing is stored: source and settings per slot.
@@ -60,6 +61,9 @@ pub struct SlotStatus {
     pub counters: CounterValues,
     /// Of all versions since the host started; the mean time is this version's.
     pub totals: CounterValues,
+    /// Whether its policies can learn from what came of requests.
+    pub has_outcomes: bool,
+    pub learning: LearningStatus,
 }
 
 /// The policy host of one daemon.
@@ -69,6 +73,8 @@ pub struct PolicyHost {
     admitter: Arc<Slot<AdmitterHook>>,
     balancer: Arc<Slot<BalancerHook>>,
     thresholds: SharedThresholds,
+    outcomes: Outcomes,
+    learning: Mutex<Vec<Learning>>,
 }
 
 impl PolicyHost {
@@ -84,29 +90,36 @@ impl PolicyHost {
     ) -> Result<Arc<Self>, Error> {
         let engine = Engine::new(config, config.cache_dir.as_deref())?;
         let catalog = state.map(|(db, path)| Catalog::open(db, path)).transpose()?;
+        let builder = Builder::start;
+        let scheduler = Slot::open(engine.clone(), config, wanted.scheduler, catalog.clone(), builder()?)?;
+        let evictor = Slot::open(engine.clone(), config, wanted.evictor, catalog.clone(), builder()?)?;
+        let admitter = Slot::open(engine.clone(), config, wanted.admitter, catalog.clone(), builder()?)?;
+        let balancer = Slot::open(engine, config, wanted.balancer, catalog, builder()?)?;
+        let every = config.learn_every;
+        let learning = vec![Learning::start(&scheduler, every)?, Learning::start(&admitter, every)?];
         let host = Arc::new(Self {
-            scheduler: Slot::open(
-                engine.clone(),
-                config,
-                wanted.scheduler,
-                catalog.clone(),
-                Builder::start()?,
-            )?,
-            evictor: Slot::open(engine.clone(), config, wanted.evictor, catalog.clone(), Builder::start()?)?,
-            admitter: Slot::open(
-                engine.clone(),
-                config,
-                wanted.admitter,
-                catalog.clone(),
-                Builder::start()?,
-            )?,
-            balancer: Slot::open(engine, config, wanted.balancer, catalog, Builder::start()?)?,
+            outcomes: Outcomes::new([scheduler.feed(), admitter.feed()]),
+            learning: Mutex::new(learning),
+            scheduler,
+            evictor,
+            admitter,
+            balancer,
             thresholds: SharedThresholds::default(),
         });
         if let Some(folder) = &config.watch_dir {
             watch::start(&host, folder.clone())?;
         }
         Ok(host)
+    }
+
+    /// Where the conductor tells what came of requests.
+    pub fn outcomes(&self) -> Outcomes {
+        self.outcomes.clone()
+    }
+
+    /// Ends learning, and keeps what was learned. Blocking, for at most the cold deadline of a slot.
+    pub fn close(&self) {
+        self.learning.lock().clear();
     }
 
     /// Verifies, compiles, instantiates, configures and publishes a policy. Blocking.
@@ -238,10 +251,12 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
             digest: digest.map(|d| d.to_string()),
             generation: version.generation,
             settings: version.assignment.settings.clone(),
-            previous: self.previous().map(|p| p.origin.name().to_owned()),
+            previous: self.previous(),
             last_trip: self.last_trip(),
             counters: version.counters.values(),
             totals: self.totals(),
+            has_outcomes: H::KIND.has_outcomes(),
+            learning: self.feed().status(),
         }
     }
 }

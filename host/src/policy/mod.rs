@@ -13,6 +13,7 @@ mod engine;
 mod fault;
 mod guest;
 mod host;
+pub mod inspect;
 mod log;
 pub mod slot;
 mod watch;
@@ -37,7 +38,7 @@ pub use guest::Limits;
 pub use host::{PolicyHost, SlotStatus, Wanted};
 pub use log::LogLine;
 pub use scheduler::SchedulerWorker;
-pub use slot::{Source, standalone};
+pub use slot::{LearningStatus, Outcomes, SPARES_MAX, Source, standalone};
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -71,6 +72,11 @@ impl SlotKind {
             Self::Admitter => "kvasir:policy/admission@0.1.0",
             Self::Balancer => "kvasir:policy/balancing@0.1.0",
         }
+    }
+
+    /// Whether it decides about requests, so that a policy can learn from what came of them.
+    fn has_outcomes(self) -> bool {
+        matches!(self, Self::Scheduler | Self::Admitter)
     }
 
     fn limits(self, config: &PolicyConfig) -> Limits {
@@ -126,6 +132,8 @@ pub struct PolicyConfig {
     /// Faults within the window that take a policy out of service.
     pub breaker_faults: u32,
     pub breaker_window: Duration,
+    /// How often a learner hears of outcomes.
+    pub learn_every: Duration,
 }
 
 impl Default for PolicyConfig {
@@ -141,6 +149,7 @@ impl Default for PolicyConfig {
             max_module_bytes: 32 << 20,
             breaker_faults: 5,
             breaker_window: Duration::from_secs(10),
+            learn_every: Duration::from_secs(1),
         }
     }
 }

@@ -6,20 +6,25 @@
 //! Lock order: `Slot::change` before `Slot::previous`; `Slot::totals` and `Version::ready` are leaves.
 
 mod builder;
+mod learning;
 mod version;
 mod worker;
 
 pub use builder::Builder;
+pub(super) use learning::Learning;
+pub use learning::{LearningStatus, Outcomes};
+pub(super) use version::read;
 pub use version::{Source, Version, standalone};
-pub use worker::{Found, Worker};
+pub use worker::{Found, SPARES_MAX, Worker};
 
+use self::learning::{Feed, Knowledge};
 use self::version::{Program, code, default_native, prepare, stored_program};
-use super::catalog::{Assignment, Catalog, Origin};
+use super::catalog::{Assignment, Catalog, Origin, Stored};
 use super::counters::{CounterValues, Totals};
 use super::engine::{Engine, Module};
 use super::log::Log;
 use super::{Error, Fault, Limits, PolicyConfig, SlotKind};
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use kvasir_policy::Description;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -31,6 +36,9 @@ pub trait Hook: Sized + 'static {
     const KIND: SlotKind;
     /// The hot functions, behind either engine.
     type Engine: Policy + ?Sized + 'static;
+    /// Whether an engine that failed is replaced at once by one that was built ahead. Not where an engine is large and
+    /// must be told much before it can decide.
+    const HAS_SPARES: bool = true;
 
     /// Name, component and native twin of each default policy; the first is the default.
     fn builtins() -> impl Iterator<Item = Builtin<Self>>;
@@ -77,6 +85,14 @@ pub trait Policy: Send {
     /// # Errors
     /// Any [`Fault`].
     fn import_state(&mut self, state: &[u8]) -> Result<Result<(), String>, Fault>;
+
+    /// Takes what the policy's learner published. One that does not learn has no use for it.
+    ///
+    /// # Errors
+    /// Any [`Fault`].
+    fn adopt(&mut self, _knowledge: &[u8]) -> Result<(), Fault> {
+        Ok(())
+    }
 }
 
 /// The slot itself; shared by workers, the loader and the builder thread.
@@ -101,6 +117,10 @@ pub struct Slot<H: Hook> {
     /// What serves came from the catalogue.
     restored: bool,
     builder: Builder,
+    /// What came of requests, for the learner.
+    feed: Arc<Feed>,
+    /// What the learner published last.
+    knowledge: Arc<ArcSwapOption<Knowledge>>,
 }
 
 /// How long after a failure the catalogue is written again.
@@ -112,12 +132,14 @@ pub type Settings = Vec<(String, String)>;
 /// What served before. Compiled if it served since the start, else rebuilt when it is wanted.
 struct Previous<H: Hook> {
     assignment: Assignment,
+    /// What it calls itself.
+    name: String,
     program: Option<Arc<Program<H>>>,
 }
 
 impl<H: Hook> Clone for Previous<H> {
     fn clone(&self) -> Self {
-        Self { assignment: self.assignment.clone(), program: self.program.clone() }
+        Self { assignment: self.assignment.clone(), name: self.name.clone(), program: self.program.clone() }
     }
 }
 
@@ -141,10 +163,10 @@ impl<H: Hook> Slot<H> {
         let prepare = |program, assignment, generation| {
             prepare::<H>(Arc::new(program), assignment, generation, limits, &log, config, 1)
         };
-        let stored = catalog.as_ref().map(|c| c.assignments(H::KIND)).transpose()?.flatten();
-        let (stored, previous) = stored.map_or((None, None), |(current, previous)| (Some(current), previous));
-        let mut last_trip = None;
-        let restored = stored.and_then(|assignment| {
+        let stored = catalog.as_ref().map(|c| c.stored(H::KIND)).transpose()?.flatten();
+        let mut last_trip = stored.as_ref().and_then(|stored| stored.trip.clone());
+        let previous = stored.as_ref().and_then(before::<H>);
+        let restored = stored.map(|stored| stored.current).and_then(|assignment| {
             let program = stored_program::<H>(&engine, catalog.as_ref(), &assignment.origin);
             let version = program.and_then(|program| prepare(program, assignment, 1));
             version.map_err(|e| last_trip = Some(format!("not restored: {e}"))).ok()
@@ -152,6 +174,9 @@ impl<H: Hook> Slot<H> {
         let was_restored = restored.is_some();
         if let Some(version) = &restored {
             tell_if_unused::<H>(&wanted, version, &log);
+            if let Some(trip) = &last_trip {
+                log.add_host(2, &format!("still so since an earlier run: {trip}"));
+            }
         }
         let version = match restored {
             Some(version) => version,
@@ -161,9 +186,9 @@ impl<H: Hook> Slot<H> {
                 prepare(code.program, Assignment { origin: code.origin, settings }, 1)?
             }
         };
-        Ok(Arc::new(Self {
+        let slot = Arc::new(Self {
             current: Arc::new(ArcSwap::from_pointee(version)),
-            previous: Mutex::new(previous.map(|assignment| Previous { assignment, program: None })),
+            previous: Mutex::new(previous),
             change: Mutex::new(()),
             log,
             last_trip: Mutex::new(last_trip),
@@ -177,16 +202,20 @@ impl<H: Hook> Slot<H> {
             restored: was_restored,
             catalog,
             builder,
-        }))
+            feed: Arc::default(),
+            knowledge: Arc::default(),
+        });
+        slot.stock(&slot.current());
+        Ok(slot)
     }
 
     pub fn current(&self) -> Arc<Version<H>> {
         self.current.load_full()
     }
 
-    /// What a rollback would bring back.
-    pub fn previous(&self) -> Option<Assignment> {
-        self.previous.lock().as_ref().map(|p| p.assignment.clone())
+    /// The name of what a rollback would bring back.
+    pub fn previous(&self) -> Option<String> {
+        self.previous.lock().as_ref().map(|p| p.name.clone())
     }
 
     pub fn last_trip(&self) -> Option<String> {
@@ -278,19 +307,20 @@ impl<H: Hook> Slot<H> {
         trip: Option<String>,
     ) -> Result<Arc<Version<H>>, Error> {
         let old = self.current();
-        let previous = trip
-            .is_none()
-            .then(|| Previous { assignment: old.assignment.clone(), program: Some(old.program.clone()) });
+        let previous = trip.is_none().then(|| Previous {
+            assignment: old.assignment.clone(),
+            name: old.description.name.clone(),
+            program: Some(old.program.clone()),
+        });
         if let (None, Some(catalog)) = (&trip, &self.catalog) {
-            let previous = previous.as_ref().map(|p| &p.assignment);
-            catalog.assign(H::KIND, &version.assignment, previous, module)?;
+            catalog.assign(H::KIND, &stored(&version.assignment, previous.as_ref(), None), module)?;
         }
         version.generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
         let version = Arc::new(version);
         *self.previous.lock() = previous;
         let tripped = trip.is_some();
         if tripped {
-            *self.last_trip.lock() = trip;
+            self.last_trip.lock().clone_from(&trip);
         }
         let mut totals = self.totals.lock();
         self.current.store(version.clone());
@@ -298,26 +328,29 @@ impl<H: Hook> Slot<H> {
         drop(totals);
         // Unused guests of the old version would keep their memory until its last Arc goes.
         old.ready.lock().clear();
+        old.spares.lock().clear();
+        self.stock(&version);
         if tripped {
-            self.persist();
+            self.persist(trip);
         }
         Ok(version)
     }
 
-    /// Writes what serves to the catalogue; if that fails, again later, until it succeeds.
-    fn persist(self: &Arc<Self>) {
+    /// Writes what serves since `trip` to the catalogue; if that fails, again later, until it succeeds.
+    fn persist(self: &Arc<Self>, trip: Option<String>) {
         let Some(catalog) = &self.catalog else { return };
-        let Err(error) = catalog.assign(H::KIND, &self.current().assignment, self.previous().as_ref(), None)
-        else {
-            return;
-        };
-        let name = self.current().description.name.clone();
+        let stored = stored(&self.current().assignment, self.previous.lock().as_ref(), trip.clone());
+        let Err(error) = catalog.assign(H::KIND, &stored, None) else { return };
+        let (name, generation) = (self.current().description.name.clone(), self.current().generation);
         self.log.add_host(1, &format!("`{name}` serves, and a restart would not know: {error}"));
         let slot = Arc::downgrade(self);
         self.builder.submit_later(PERSIST_AGAIN, move || {
             if let Some(slot) = slot.upgrade() {
                 let _change = slot.change.lock();
-                slot.persist();
+                // What somebody loaded meanwhile has been written.
+                if slot.current().generation == generation {
+                    slot.persist(trip);
+                }
             }
         });
     }
@@ -359,6 +392,22 @@ impl<H: Hook> Slot<H> {
         if let Err(e) = self.publish(version, None, Some(serves)) {
             self.log.add_host(1, &format!("breaker: {e}"));
         }
+    }
+}
+
+/// What a rollback brings back after a restart.
+fn before<H: Hook>(stored: &Stored) -> Option<Previous<H>> {
+    let assignment = stored.previous.clone()?;
+    let name = stored.previous_name.clone().unwrap_or_else(|| assignment.origin.name().to_owned());
+    Some(Previous { assignment, name, program: None })
+}
+
+fn stored<H: Hook>(current: &Assignment, previous: Option<&Previous<H>>, trip: Option<String>) -> Stored {
+    Stored {
+        current: current.clone(),
+        previous: previous.map(|p| p.assignment.clone()),
+        previous_name: previous.map(|p| p.name.clone()),
+        trip,
     }
 }
 

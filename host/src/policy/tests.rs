@@ -5,7 +5,7 @@ use super::scheduler::SchedulerHook;
 use super::slot::Hook;
 use super::*;
 use crate::conductor::fleet::{DecodeCost, DecodeSpec, Fleet, PrefillCost, PrefillSpec, TransferCost};
-use kvasir_policy::evictor::{Event, EventKind, NO_SLOT, Victim};
+use kvasir_policy::evictor::{self, EVENT, Event, EventKind, NO_SLOT, TierRow, Victim};
 use kvasir_policy::scheduler::{Column, DecodeRow, Layout, PrefillRow, Question, Request};
 use proptest::prelude::*;
 use std::sync::OnceLock;
@@ -47,7 +47,24 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// Drives an evictor as a pool would, and returns every victim.
 fn drive(engine: &mut dyn EvictorEngine, steps: &[Step]) -> Vec<Victim> {
-    engine.open(SLOTS).expect("open");
+    drive_with(engine, evictor::Layout::of(SLOTS), steps)
+}
+
+/// The same by a host whose records may be longer; what it appends means nothing to the policy.
+fn drive_with(engine: &mut dyn EvictorEngine, layout: evictor::Layout, steps: &[Step]) -> Vec<Victim> {
+    let longer = |words: &[u32], from: usize, to: usize| -> Vec<u32> {
+        let more = std::iter::repeat_n(u32::MAX, to - from);
+        words.chunks(from).flat_map(|record| record.iter().copied().chain(more.clone())).collect()
+    };
+    let tier = |tier, used_mib: f32| TierRow {
+        tier,
+        capacity_mib: 1e6,
+        used_mib,
+        load_fixed_ms: 1.0,
+        load_ms_per_mib: 0.1,
+        takes_copies: true,
+    };
+    engine.open(&layout.encode()).expect("open");
     let (mut resident, mut all, mut now) = ([false; SLOTS as usize], Vec::new(), 0);
     for step in steps {
         let base = now;
@@ -65,10 +82,14 @@ fn drive(engine: &mut dyn EvictorEngine, steps: &[Step]) -> Vec<Victim> {
                 size_bytes: 4096,
                 time_ms: now,
                 identity: u64::from(slot) * 77,
+                tenant: slot % 3,
             };
             event.encode(base, &mut words);
         }
-        engine.on_events(base, &words).expect("events");
+        let tiers = [tier(2, now as f32), tier(3, 0.0)].map(|row| row.encode().map(f32::to_bits));
+        let tiers = longer(&tiers.concat(), TierRow::VALUES, layout.tier_values);
+        engine.update_tiers(&tiers.into_iter().map(f32::from_bits).collect::<Vec<_>>()).expect("tiers");
+        engine.on_events(base, &longer(&words, EVENT, layout.event_words)).expect("events");
         let mut victims = Vec::new();
         engine.select_victims(now, step.want, &mut victims).expect("victims");
         for victim in &victims {
@@ -142,6 +163,20 @@ proptest! {
         for name in names::<EvictorHook>() {
             let [mut wasm, mut native] = pair::<EvictorHook>(name);
             prop_assert_eq!(drive(wasm.as_mut(), &steps), drive(native.as_mut(), &steps), "{}", name);
+        }
+    }
+
+    #[test]
+    fn a_host_with_longer_records_works_with_evictors_of_today(
+        steps in steps(), event_words in 9..20usize, tier_values in 6..12usize,
+    ) {
+        for name in names::<EvictorHook>() {
+            let engines = pair::<EvictorHook>(name);
+            let longer = evictor::Layout { event_words, tier_values, ..evictor::Layout::of(SLOTS) };
+            let expected = drive(pair::<EvictorHook>(name)[1].as_mut(), &steps);
+            for mut engine in engines {
+                prop_assert_eq!(drive_with(engine.as_mut(), longer, &steps), expected.clone(), "{}", name);
+            }
         }
     }
 
@@ -253,7 +288,11 @@ fn assignments_and_modules_survive_a_restart() {
     drop(host);
     let host = open();
     let status = host.status(SlotKind::Evictor);
-    assert_eq!((status.name.as_str(), status.previous.as_deref()), ("sieve", Some("own")));
+    assert_eq!(
+        (status.name.as_str(), status.previous.as_deref()),
+        ("sieve", Some("lru")),
+        "what it calls itself"
+    );
     let status = host.rollback(SlotKind::Evictor).expect("rollback");
     assert_eq!(status.digest, Some(Digest::of(lru).to_string()));
     assert_eq!(host.status(SlotKind::Scheduler).name, "mooncake");

@@ -10,15 +10,15 @@ use super::classes::Classes;
 use super::trace::{BLOCK_SIZE_TOKENS, Request};
 use crate::policy::Fault;
 use crate::policy::evictor::EvictorEngine;
-use kvasir_policy::evictor::{EVENT, Event, EventKind, NO_SLOT, Victim};
+use kvasir_policy::evictor::{
+    EVENT, EVENTS_MAX, Event, EventKind, Layout, NO_SLOT, TierRow, VICTIMS_MAX, Victim,
+};
 use kvasir_policy::list::{Lists, Walk};
 use serde::Serialize;
 use std::time::Instant;
 
 /// Size that the replay reports for a block: 512 tokens of 320 KiB, a 70B model with grouped queries.
 const BLOCK_BYTES: u32 = BLOCK_SIZE_TOKENS * 320 * 1024;
-/// How many events make a batch that is handed over even if no victim is needed.
-const BATCH_EVENTS: usize = 4096;
 /// How many selections of one request may contain invalid answers before the fallback decides.
 const MAX_INVALID_ROUNDS: u32 = 8;
 /// The most slots that a policy may be asked to hold (`open` in evictor.wit).
@@ -33,7 +33,7 @@ pub enum Error {
     Capacity(u32),
     #[error(transparent)]
     TooMany(#[from] TooMany),
-    #[error("the evictor cannot hold {slots} slots: {fault}")]
+    #[error("the evictor failed to open a pool of {slots} slots: {fault}")]
     Open { slots: u32, fault: Fault },
 }
 
@@ -109,7 +109,7 @@ impl<'e> Cache<'e> {
     /// The capacity is out of range, or the evictor fails to open.
     pub fn new(evictor: &'e mut dyn EvictorEngine, capacity_blocks: u32) -> Result<Self, Error> {
         check_capacity(capacity_blocks)?;
-        evictor.open(capacity_blocks).map_err(|fault| Error::Open { slots: capacity_blocks, fault })?;
+        open(evictor, capacity_blocks).map_err(|fault| Error::Open { slots: capacity_blocks, fault })?;
         let histogram = hdrhistogram::Histogram::new_with_bounds(1, 60_000_000_000, 3);
         Ok(Self {
             evictor,
@@ -123,7 +123,7 @@ impl<'e> Cache<'e> {
             free: (0..capacity_blocks).rev().collect(),
             recency: Lists::new(capacity_blocks, 1),
             walk: Walk::default(),
-            words: Vec::with_capacity(BATCH_EVENTS * EVENT),
+            words: Vec::with_capacity(EVENTS_MAX * EVENT),
             base_ms: 0,
             victims: Vec::new(),
             kept: Vec::new(),
@@ -198,7 +198,7 @@ impl<'e> Cache<'e> {
         let mut evicted = 0;
         let mut invalid_rounds = 0;
         while evicted < need && invalid_rounds < MAX_INVALID_ROUNDS {
-            let want = (need - evicted) as u32;
+            let want = (need - evicted).min(VICTIMS_MAX as usize) as u32;
             let (kept_before, invalid_before) = (self.kept.len(), self.report.invalid_victims);
             if !self.select(touch.time_ms, want) {
                 break;
@@ -325,6 +325,7 @@ impl<'e> Cache<'e> {
             size_bytes: BLOCK_BYTES,
             time_ms: touch.time_ms,
             identity: self.chains.identity(self.node_of[slot as usize]),
+            tenant: 0,
         };
         event.encode(self.base_ms, &mut self.words);
         if matches!(kind, EventKind::Insert | EventKind::Hit) {
@@ -333,7 +334,7 @@ impl<'e> Cache<'e> {
                 self.recency.push_back(0, slot);
             }
         }
-        if self.words.len() >= BATCH_EVENTS * EVENT {
+        if self.words.len() >= EVENTS_MAX * EVENT {
             self.flush();
         }
     }
@@ -347,6 +348,21 @@ impl<'e> Cache<'e> {
         }
         self.words.clear();
     }
+}
+
+/// The pool that is replayed, full as it is after a while, is all the evictor hears of: there is no tier below.
+fn open(evictor: &mut dyn EvictorEngine, slots: u32) -> Result<(), Fault> {
+    evictor.open(&Layout::of(slots).encode())?;
+    let mib = (u64::from(slots) * u64::from(BLOCK_BYTES)) as f32 / (1 << 20) as f32;
+    let dram = TierRow {
+        tier: 2,
+        capacity_mib: mib,
+        used_mib: mib,
+        load_fixed_ms: 0.0,
+        load_ms_per_mib: 0.0,
+        takes_copies: true,
+    };
+    evictor.update_tiers(&dram.encode())
 }
 
 /// What the events of one request have in common.
@@ -370,7 +386,7 @@ mod tests {
 
     fn native(name: &str) -> NativeEvictor {
         let policy = kvasir_default_policies::EVICTORS.iter().find(|p| p.name == name).unwrap();
-        NativeEvictor((policy.native)())
+        NativeEvictor::new((policy.native)())
     }
 
     /// The named trace, or `None` (and a note about it) if the traces are not there.
@@ -532,8 +548,12 @@ mod tests {
     }
 
     impl EvictorEngine for Liar {
-        fn open(&mut self, slots: u32) -> Result<(), Fault> {
-            self.slots = slots;
+        fn open(&mut self, layout: &[u32]) -> Result<(), Fault> {
+            self.slots = layout[0];
+            Ok(())
+        }
+
+        fn update_tiers(&mut self, _: &[f32]) -> Result<(), Fault> {
             Ok(())
         }
 

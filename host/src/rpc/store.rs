@@ -143,7 +143,7 @@ fn own_keys<T>(request: &Request<T>, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Bl
 }
 
 fn tier(level: &LevelStats) -> proto::TierUsage {
-    let LevelStats { capabilities, store, offload, onboard, load_times: _ } = level;
+    let LevelStats { capabilities, store, offload, onboard, .. } = level;
     proto::TierUsage {
         tier: capabilities.tier.name().to_owned(),
         durable: capabilities.durable,

@@ -1,7 +1,7 @@
-//! Fixed thresholds: what the operator sets is what the scheduler reads. Proposes no copies.
+//! Fixed thresholds: what the operator sets is what the scheduler reads.
 #![deny(clippy::disallowed_methods)]
 
-use kvasir_policy::balancer::{Plan, Snapshot};
+use kvasir_policy::balancer::Snapshot;
 use kvasir_policy::{Balancer, Description, Settings};
 
 /// The thresholds, repeated on every tick.
@@ -29,8 +29,8 @@ impl Balancer for Static {
         Ok(())
     }
 
-    fn tick(&mut self, _: &Snapshot) -> Plan {
-        Plan { thresholds: vec![self.kvcache_balancing], actions: Vec::new() }
+    fn tick(&mut self, _: &Snapshot) -> Vec<f32> {
+        vec![self.kvcache_balancing]
     }
 }
 
@@ -39,7 +39,6 @@ kvasir_policy::export_balancer!(Static);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_policy::balancer::HotPrefix;
 
     #[test]
     fn repeats_what_the_operator_set_whatever_the_cluster_does() {
@@ -50,7 +49,6 @@ mod tests {
             hit_rate_percent: 100.0,
             rejected: u32::MAX,
             accepted: 0,
-            hot: vec![HotPrefix { id: 1, blocks: 9, hits: 1_000, holders: vec![0] }],
         };
         let mut balancer = Static::default();
         for (set, expected) in [(None, 1.5), (Some("4"), 4.0), (Some("1.0"), 1.0)] {
@@ -60,8 +58,7 @@ mod tests {
                 balancer.configure(&settings).expect("in range");
             }
             for state in [&Snapshot::default(), &busy] {
-                let plan = balancer.tick(state);
-                assert_eq!(plan, Plan { thresholds: vec![expected], actions: Vec::new() });
+                assert_eq!(balancer.tick(state), [expected]);
             }
         }
     }
@@ -77,6 +74,6 @@ mod tests {
             };
             assert!(refused, "{bad}");
         }
-        assert_eq!(balancer.tick(&Snapshot::default()).thresholds, [1.5]);
+        assert_eq!(balancer.tick(&Snapshot::default()), [1.5]);
     }
 }

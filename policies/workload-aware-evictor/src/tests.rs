@@ -121,7 +121,7 @@ proptest! {
 
     #[test]
     fn survives_any_words(words in words()) {
-        feed(&mut WorkloadAware::default(), &words);
+        feed(WorkloadAware::default(), &words);
     }
 }
 

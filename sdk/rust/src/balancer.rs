@@ -2,6 +2,9 @@
 
 use crate::{Description, Settings};
 
+/// The most thresholds that a tick may answer.
+pub const THRESHOLDS_MAX: usize = 64;
+
 /// Steers the cluster on control ticks.
 pub trait Balancer: Send {
     fn describe(&self) -> Description;
@@ -14,7 +17,8 @@ pub trait Balancer: Send {
         Ok(())
     }
 
-    fn tick(&mut self, state: &Snapshot) -> Plan;
+    /// Thresholds as [`crate::scheduler::Thresholds`] has them; empty = keep.
+    fn tick(&mut self, state: &Snapshot) -> Vec<f32>;
 
     fn export_state(&self) -> Vec<u8> {
         Vec::new()
@@ -34,32 +38,49 @@ pub struct Snapshot {
     pub prefill_queue_ms: Vec<f32>,
     pub decode_step_ms: Vec<f32>,
     pub hit_rate_percent: f32,
+    /// Since the last tick, like `accepted`; exact up to 2^24.
     pub rejected: u32,
     pub accepted: u32,
-    pub hot: Vec<HotPrefix>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HotPrefix {
-    pub id: u32,
-    pub blocks: u32,
-    pub hits: u32,
-    pub holders: Vec<u32>,
+impl Snapshot {
+    /// What is said of the cluster as a whole.
+    pub fn cluster(&self) -> [f32; 3] {
+        [self.hit_rate_percent, self.rejected as f32, self.accepted as f32]
+    }
+
+    /// What is absent is 0, and further entries are those of a later version.
+    pub fn decode(
+        now_ms: u64,
+        cluster: &[f32],
+        prefill_queue_ms: Vec<f32>,
+        decode_step_ms: Vec<f32>,
+    ) -> Self {
+        let at = |i: usize| cluster.get(i).copied().unwrap_or(0.0);
+        let (hit_rate_percent, rejected, accepted) = (at(0), at(1) as u32, at(2) as u32);
+        Self { now_ms, prefill_queue_ms, decode_step_ms, hit_rate_percent, rejected, accepted }
+    }
 }
 
-/// One proposed copy operation: 1 replicate, 2 migrate, 3 drop a replica.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Action {
-    pub kind: u32,
-    pub prefix: u32,
-    pub source: u32,
-    pub target: u32,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Answer of `tick`.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
-    /// As [`crate::scheduler::Thresholds`]; empty = keep.
-    pub thresholds: Vec<f32>,
-    pub actions: Vec<Action>,
+    #[test]
+    fn snapshots_survive_encoding_and_may_grow() {
+        let (queue, step) = (vec![1.0, -1.0], vec![7.5]);
+        let snapshot = Snapshot {
+            now_ms: u64::MAX,
+            prefill_queue_ms: queue.clone(),
+            decode_step_ms: step.clone(),
+            hit_rate_percent: 62.5,
+            rejected: 3,
+            accepted: 1 << 24,
+        };
+        let mut cluster = snapshot.cluster().to_vec();
+        assert_eq!(Snapshot::decode(u64::MAX, &cluster, queue.clone(), step.clone()), snapshot);
+        cluster.push(f32::NAN);
+        assert_eq!(Snapshot::decode(u64::MAX, &cluster, queue, step), snapshot);
+        assert_eq!(Snapshot::decode(0, &[], Vec::new(), Vec::new()), Snapshot::default());
+    }
 }

@@ -8,6 +8,8 @@ pub mod bindings {
     pub use kvasir_world_admitter as admitter;
     pub use kvasir_world_balancer as balancer;
     pub use kvasir_world_evictor as evictor;
+    pub use kvasir_world_learning_admitter as learning_admitter;
+    pub use kvasir_world_learning_scheduler as learning_scheduler;
     pub use kvasir_world_scheduler as scheduler;
 
     pub fn log(level: u32, message: &str) {
@@ -49,15 +51,38 @@ macro_rules! __export_control {
     };
 }
 
+/// Implements `learning` for the same wrapper type.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_learning {
+    ($world:ident, $with:ident, learns) => {
+        impl $crate::bindings::$world::exports::kvasir::policy::learning::Guest for Component {
+            fn observe(stride: u32, outcomes: Vec<u32>) {
+                let outcomes = $crate::learning::Outcomes::new(stride as usize, &outcomes);
+                $with(|policy| $crate::Learner::observe(policy, outcomes))
+            }
+            fn publish() -> Vec<u8> {
+                $with(|policy| $crate::Learner::publish(policy))
+            }
+            fn adopt(knowledge: Vec<u8>) {
+                $with(|policy| $crate::Learner::adopt(policy, &knowledge))
+            }
+        }
+    };
+}
+
 /// Exports a type that implements [`Scheduler`](crate::Scheduler) and `Default` as a component.
 #[macro_export]
 macro_rules! export_scheduler {
     ($policy:ty) => {
+        $crate::export_scheduler!(@ scheduler, $policy);
+    };
+    (@ $world:ident $($learns:ident)?, $policy:ty) => {
         #[cfg(target_arch = "wasm32")]
         #[allow(unsafe_code)]
         const _: () = {
             use $crate::Scheduler as _;
-            use $crate::bindings::scheduler::exports::kvasir::policy::scheduling;
+            use $crate::bindings::$world::exports::kvasir::policy::scheduling;
             use $crate::scheduler::{Answer, Kept};
 
             struct Component;
@@ -72,7 +97,8 @@ macro_rules! export_scheduler {
             fn policy<R>(f: impl FnOnce(&mut $policy) -> R) -> R {
                 kept(|k| f(k.scheduler()))
             }
-            $crate::__export_control!(scheduler, policy);
+            $crate::__export_control!($world, policy);
+            $($crate::__export_learning!($world, policy, $learns);)?
 
             impl scheduling::Guest for Component {
                 fn open(layout: Vec<u32>) {
@@ -107,8 +133,16 @@ macro_rules! export_scheduler {
                     kept(|k| k.explain(now, &question))
                 }
             }
-    $crate::bindings::scheduler::export!(Component with_types_in $crate::bindings::scheduler);
+    $crate::bindings::$world::export!(Component with_types_in $crate::bindings::$world);
         };
+    };
+}
+
+/// Exports a type that implements [`Scheduler`](crate::Scheduler), [`Learner`](crate::Learner) and `Default` as a component.
+#[macro_export]
+macro_rules! export_learning_scheduler {
+    ($policy:ty) => {
+        $crate::export_scheduler!(@ learning_scheduler learns, $policy);
     };
 }
 
@@ -121,35 +155,37 @@ macro_rules! export_evictor {
         const _: () = {
             use $crate::Evictor as _;
             use $crate::bindings::evictor::exports::kvasir::policy::eviction;
-            use $crate::evictor::{Events, Victim};
+            use $crate::evictor::Kept;
 
             struct Component;
 
             std::thread_local! {
-                static POLICY: std::cell::RefCell<$policy> = std::cell::RefCell::new(Default::default());
-                static VICTIMS: std::cell::RefCell<Vec<Victim>> = const { std::cell::RefCell::new(Vec::new()) };
+                static KEPT: std::cell::RefCell<Kept<$policy>> =
+                    std::cell::RefCell::new(Kept::new(Default::default()));
+            }
+            fn kept<R>(f: impl FnOnce(&mut Kept<$policy>) -> R) -> R {
+                KEPT.with_borrow_mut(f)
             }
             fn policy<R>(f: impl FnOnce(&mut $policy) -> R) -> R {
-                POLICY.with_borrow_mut(f)
+                kept(|k| f(k.evictor()))
             }
             $crate::__export_control!(evictor, policy);
 
             impl eviction::Guest for Component {
-                fn open(slots: u32) {
-                    policy(|p| p.open(slots))
+                fn open(layout: Vec<u32>) {
+                    kept(|k| k.open(&layout))
+                }
+                fn update_tiers(rows: Vec<f32>) {
+                    kept(|k| k.update_tiers(&rows))
                 }
                 fn on_events(base: u64, events: Vec<u32>) {
-                    policy(|p| p.on_events(Events::new(base, &events)))
+                    kept(|k| k.on_events(base, &events))
                 }
                 fn select_victims(now: u64, want: u32) -> Vec<u32> {
-                    VICTIMS.with_borrow_mut(|victims| {
-                        victims.clear();
-                        policy(|p| p.select_victims(now, want, victims));
-                        victims.iter().map(|v| v.pack()).collect()
-                    })
+                    kept(|k| k.select_victims(now, want).collect())
                 }
             }
-            $crate::bindings::evictor::export!(Component with_types_in $crate::bindings::evictor);
+    $crate::bindings::evictor::export!(Component with_types_in $crate::bindings::evictor);
         };
     };
 }
@@ -158,12 +194,15 @@ macro_rules! export_evictor {
 #[macro_export]
 macro_rules! export_admitter {
     ($policy:ty) => {
+        $crate::export_admitter!(@ admitter, $policy);
+    };
+    (@ $world:ident $($learns:ident)?, $policy:ty) => {
         #[cfg(target_arch = "wasm32")]
         #[allow(unsafe_code)]
         const _: () = {
             use $crate::Admitter as _;
             use $crate::admitter::{Blocks, Forecast, Load, Request};
-            use $crate::bindings::admitter::exports::kvasir::policy::admission;
+            use $crate::bindings::$world::exports::kvasir::policy::admission;
 
             struct Component;
 
@@ -173,7 +212,8 @@ macro_rules! export_admitter {
             fn policy<R>(f: impl FnOnce(&mut $policy) -> R) -> R {
                 POLICY.with_borrow_mut(f)
             }
-            $crate::__export_control!(admitter, policy);
+            $crate::__export_control!($world, policy);
+            $($crate::__export_learning!($world, policy, $learns);)?
 
             impl admission::Guest for Component {
                 fn update_load(values: Vec<f32>) {
@@ -190,8 +230,16 @@ macro_rules! export_admitter {
                     answers.into_iter().map(|a| a as u32).collect()
                 }
             }
-    $crate::bindings::admitter::export!(Component with_types_in $crate::bindings::admitter);
+    $crate::bindings::$world::export!(Component with_types_in $crate::bindings::$world);
         };
+    };
+}
+
+/// Exports a type that implements [`Admitter`](crate::Admitter), [`Learner`](crate::Learner) and `Default` as a component.
+#[macro_export]
+macro_rules! export_learning_admitter {
+    ($policy:ty) => {
+        $crate::export_admitter!(@ learning_admitter learns, $policy);
     };
 }
 
@@ -203,7 +251,7 @@ macro_rules! export_balancer {
         #[allow(unsafe_code)]
         const _: () = {
             use $crate::Balancer as _;
-            use $crate::balancer::{HotPrefix, Snapshot};
+            use $crate::balancer::Snapshot;
             use $crate::bindings::balancer::exports::kvasir::policy::balancing;
 
             struct Component;
@@ -217,34 +265,13 @@ macro_rules! export_balancer {
             $crate::__export_control!(balancer, policy);
 
             impl balancing::Guest for Component {
-                fn tick(state: balancing::Snapshot) -> balancing::Plan {
-                    let hot = |h: balancing::HotPrefix| HotPrefix {
-                        id: h.id,
-                        blocks: h.blocks,
-                        hits: h.hits,
-                        holders: h.holders,
-                    };
-                    let plan = policy(|p| {
-                        p.tick(&Snapshot {
-                            now_ms: state.now,
-                            prefill_queue_ms: state.prefill_queue,
-                            decode_step_ms: state.decode_step,
-                            hit_rate_percent: state.hit_rate,
-                            rejected: state.rejected,
-                            accepted: state.accepted,
-                            hot: state.hot.into_iter().map(hot).collect(),
-                        })
-                    });
-                    let action = |a: $crate::balancer::Action| balancing::Action {
-                        kind: a.kind,
-                        prefix: a.prefix,
-                        source: a.source,
-                        target: a.target,
-                    };
-                    balancing::Plan {
-                        thresholds: plan.thresholds,
-                        actions: plan.actions.into_iter().map(action).collect(),
-                    }
+                fn tick(
+                    now: u64,
+                    cluster: Vec<f32>,
+                    prefill_queue: Vec<f32>,
+                    decode_step: Vec<f32>,
+                ) -> Vec<f32> {
+                    policy(|p| p.tick(&Snapshot::decode(now, &cluster, prefill_queue, decode_step)))
                 }
             }
     $crate::bindings::balancer::export!(Component with_types_in $crate::bindings::balancer);

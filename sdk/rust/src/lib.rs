@@ -40,6 +40,7 @@ pub mod columns;
 mod description;
 pub mod evictor;
 mod export;
+pub mod learning;
 pub mod list;
 pub mod log;
 pub mod math;
@@ -52,6 +53,7 @@ pub use admitter::Admitter;
 pub use balancer::Balancer;
 pub use description::{Description, Setting, SettingError, Settings};
 pub use evictor::Evictor;
+pub use learning::Learner;
 pub use scheduler::Scheduler;
 
 #[doc(hidden)]

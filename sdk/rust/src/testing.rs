@@ -4,7 +4,7 @@
 //! compare what leaves the pool.
 
 use crate::Evictor;
-use crate::evictor::{Event, EventKind, Events, NO_SLOT, Victim};
+use crate::evictor::{EVENT, Event, EventKind, Events, NO_SLOT, Victim};
 use std::collections::HashMap;
 
 /// One thing that happens to the pool.
@@ -134,9 +134,10 @@ impl Pool {
             time_ms: self.now_ms,
             // Distinct for prompts of up to 8 blocks with ids below 8.
             identity: prefix.iter().fold(1, |hash, id| hash << 3 | id & 7),
+            tenant: u32::from(step.class),
         };
         let mut words = Vec::new();
         event.encode(self.now_ms, &mut words);
-        policy.on_events(Events::new(self.now_ms, &words));
+        policy.on_events(Events::new(self.now_ms, EVENT, &words));
     }
 }

@@ -4,7 +4,7 @@
 //! It is a crate of its own, so that the SDK does not bring a test framework to authors of policies.
 
 use kvasir_policy::Evictor;
-use kvasir_policy::evictor::Events;
+use kvasir_policy::evictor::Kept;
 use kvasir_policy::testing::Step;
 use proptest::prelude::*;
 use std::ops::Range;
@@ -20,23 +20,25 @@ pub fn steps(wait_ms: Range<u64>, classes: u16) -> impl Strategy<Value = Vec<Ste
     prop::collection::vec(step, 1..80)
 }
 
-/// Words that are events, nearly events, or noise.
+/// Words that are events, nearly events, or noise. The first two also say how long records are.
 pub fn words() -> impl Strategy<Value = Vec<u32>> {
     prop::collection::vec(prop_oneof![0..20_u32, any::<u32>()], 0..400)
 }
 
-/// Gives a policy of 8 slots batches of arbitrary words, and asks for victims in between, even at times that went
-/// back.
+/// Gives a policy of 8 slots batches of arbitrary words, some of them as tiers, and asks for victims in between, even at
+/// times that went back.
 ///
 /// # Panics
 /// The policy panics, or gives more victims than were wanted.
-pub fn feed(policy: &mut dyn Evictor, words: &[u32]) {
+pub fn feed(policy: impl Evictor, words: &[u32]) {
     const WANT: u32 = 3;
-    policy.open(8);
+    let mut policy = Kept::new(Box::new(policy));
+    let sizes = words.iter().take(2).map(|size| size % 16);
+    policy.open(&[8].into_iter().chain(sizes).collect::<Vec<u32>>());
     for (batch, words) in (0..).zip(words.chunks(40)) {
-        policy.on_events(Events::new(batch * 1_000, words));
-        let mut victims = Vec::new();
-        policy.select_victims(batch * 900, WANT, &mut victims);
-        assert!(victims.len() <= WANT as usize, "{} victims where {WANT} were wanted", victims.len());
+        policy.update_tiers(&words.iter().map(|&bits| f32::from_bits(bits)).collect::<Vec<_>>());
+        policy.on_events(batch * 1_000, words);
+        let victims = policy.select_victims(batch * 900, WANT).count();
+        assert!(victims <= WANT as usize, "{victims} victims where {WANT} were wanted");
     }
 }

@@ -110,9 +110,9 @@ def test_fail_can_be_allowed(model):
     made(model, NOBODY | {"allow_fail": True}, transfer={"kv_load_failure_policy": "fail"}).shutdown()
 
 
-def test_a_gpu_is_sent_to_the_tier(model):
+def test_a_device_without_cuda_is_sent_to_the_tier(model):
     config = engine_config(model, NOBODY)
-    config.device_config.device_type = "cuda"
+    config.device_config.device_type = "xpu"
     with pytest.raises(ValueError, match="KvasirTier"):
         KvasirConnector(config, KVConnectorRole.SCHEDULER, kv_config(24, specs(None)))
 

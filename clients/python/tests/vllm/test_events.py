@@ -11,6 +11,7 @@ pytest.importorskip("vllm.v1", reason="vLLM is not installed: see clients/python
 
 from engine import prompt
 from rig import BLOCK, Rig, external
+from vllm import envs
 from vllm.config.kv_events import KVEventsConfig
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
@@ -25,7 +26,8 @@ BLOCKS = ALL // BLOCK
 
 @pytest.fixture(autouse=True)
 def whole_hashes(monkeypatch):
-    """vLLM publishes 64 bits of a hash unless it is told otherwise."""
+    """vLLM publishes 64 bits of a hash unless it is told otherwise, and an engine that started has kept what it was told."""
+    envs.disable_envs_cache()
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
 
 

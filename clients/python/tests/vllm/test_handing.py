@@ -564,6 +564,16 @@ def caplog_vllm(monkeypatch):
     return lines
 
 
+def test_who_lost_its_blocks_lets_those_behind_it_go_first(engines):
+    """Prompts that never arrive. The first could be loaded then, for which the others hold too many blocks."""
+    _, decode = engines(decode={"hand_over_ms": 300}, blocks=24)
+    decode.ask(prompt(0), 1)
+    decode.forget()
+    waiting = [decode.add(prompt(at), 4, asks(f"xfer-{at}")[1]) for at in range(3)]
+    run(decode)
+    assert all(request.is_finished() for request in waiting)
+
+
 def test_hand_overs_hold_half_of_the_blocks_at_most(engines, pair):
     """A peer that takes nothing does not take the engine's memory: further prompts are not handed over."""
     # In few steps, before its host takes the peer for dead, which ends what is under way.

@@ -148,7 +148,9 @@ impl DramStore {
         record.used = ticks(now_ms);
         record.count_use();
         record.set_in_reserve(false);
-        record.set_epoch(self.push(AccessEvent { class, ..event(EventKind::Hit, record, slot, 1, now_ms) }));
+        let tenant = self.tenant_of(record);
+        let event = event(EventKind::Hit, record, slot, 1, now_ms);
+        record.set_epoch(self.push(AccessEvent { class, tenant, ..event }));
     }
 
     /// Tells the policy that a block leaves, unless the policy has forgotten it already.
@@ -174,7 +176,7 @@ impl DramStore {
         record.set_epoch(epoch);
     }
 
-    /// An event with the class that the block was stored with.
+    /// An event with its tenant, and the class that the block was stored with.
     pub(super) fn event(
         &self,
         kind: EventKind,
@@ -183,8 +185,8 @@ impl DramStore {
         of: u32,
         now_ms: u64,
     ) -> AccessEvent {
-        let class = self.tenants.class_of(record.label());
-        AccessEvent { class, ..event(kind, record, slot, of, now_ms) }
+        let (class, tenant) = (self.tenants.class_of(record.label()), self.tenant_of(record));
+        AccessEvent { class, tenant, ..event(kind, record, slot, of, now_ms) }
     }
 
     pub(super) fn push(&self, event: AccessEvent) -> u8 {
@@ -207,5 +209,6 @@ fn event(kind: EventKind, record: &Record, slot: u32, parent_or_uses: u32, time_
         size: record.size,
         time_ms,
         identity: record.key().identity(),
+        tenant: 0,
     }
 }

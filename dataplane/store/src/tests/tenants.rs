@@ -87,6 +87,20 @@ fn use_all(store: &DramStore, now: u64) {
 }
 
 #[test]
+fn the_policy_is_told_whose_a_block_is() {
+    let store = shared();
+    const NOBODY: u16 = 99;
+    for (n, tenant) in (0..).zip([NOBODY, MEEK, HOSTILE]) {
+        store_one(&store, &meta(tenant, n, 1), 0);
+        store.get(OwnerId(0), &[meta(tenant, n, 1).key], 0, 10).unwrap();
+        store.remove(&[meta(tenant, n, 1).key], 20).unwrap();
+    }
+    let told = drain(&store).into_iter().map(|event| (event.kind, event.tenant));
+    let of = |tenant| [EventKind::Insert, EventKind::Hit, EventKind::Remove].map(|kind| (kind, tenant));
+    assert_eq!(told.collect::<Vec<_>>(), [of(0), of(1), of(2)].concat());
+}
+
+#[test]
 fn a_floor_turns_the_policy_to_others() {
     let store = shared();
     (0..12).for_each(|n| assert!(matches!(store_one(&store, &meta(MEEK, n, 2), n), Reserve::Reserved(_))));

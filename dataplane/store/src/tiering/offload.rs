@@ -23,6 +23,8 @@ const BATCH_BLOCKS: usize = 128;
 const BATCH_BYTES: u64 = 16 << 20;
 /// Puts under way at once, so that the tier has the next batch when it is done with one.
 const BATCHES_UNDER_WAY: usize = 2;
+/// For how long a tier of which a whole put failed is said to take no copies; after that it may be tried again.
+const FAILING: Duration = Duration::from_secs(5);
 /// How often a thread that waits for a tier checks whether it should give up.
 const LOOK_UP: Duration = Duration::from_millis(50);
 
@@ -74,6 +76,8 @@ struct Queue {
     closed: bool,
     /// The thread has ended.
     over: bool,
+    /// When the last put ended, if nothing of it was stored.
+    failed: Option<Instant>,
 }
 
 struct Shared {
@@ -177,6 +181,12 @@ impl Offloader {
         blocks_max.saturating_sub(queue.blocks).min(usize::try_from(by_bytes).unwrap_or(usize::MAX))
     }
 
+    /// Whether a victim offered now would be copied, as far as can be told.
+    pub(super) fn takes_copies(&self) -> bool {
+        let failed = self.shared.queue.lock().failed;
+        self.room(1) > 0 && failed.is_none_or(|failed| failed.elapsed() >= FAILING)
+    }
+
     /// Blocks until nothing is queued or under way. Returns false if `until` passes first.
     pub(super) fn drain(&self, until: Instant) -> bool {
         self.shared.wait_until(until, |queue| queue.blocks == 0 || queue.over)
@@ -261,6 +271,7 @@ impl Shared {
             let mut queue = self.queue.lock();
             queue.blocks -= blocks.len();
             queue.bytes -= blocks.iter().map(|sent| u64::from(sent.size)).sum::<u64>();
+            queue.failed = outcomes.iter().all(Result::is_err).then(Instant::now);
         }
         drop(blocks);
         self.dram.make_ready(&slots, self.clock.now_ms());

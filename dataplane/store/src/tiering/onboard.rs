@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::ahead::Late;
 use super::budget::Permit;
+use super::cost::LoadCosts;
 use super::moves::Moving;
 use super::together::Part;
 use super::{Level, Reach, Tiering};
@@ -60,6 +61,7 @@ pub(super) struct OnboardCounts {
     failed: AtomicU64,
     timed_out: AtomicU64,
     pub(super) times: Times,
+    pub(super) costs: LoadCosts,
 }
 
 impl OnboardCounts {
@@ -397,14 +399,21 @@ impl Tiering {
         let began = Instant::now();
         let pending = level.store.get(wanted.iter().map(get).collect());
         let loaded = pending.wait_timeout(self.config.load_timeout);
-        level.onboard.times.record(began.elapsed());
+        let took = began.elapsed();
+        level.onboard.times.record(took);
         match loaded {
             Ok(done) => {
+                let mut bytes = 0;
                 for (done, wanted) in done.into_iter().zip(wanted) {
                     let at = wanted.at;
                     if let Some(block) = check(level, done, wanted) {
+                        bytes += u64::from(block.meta.size);
                         reads[at] = Read::Onboarded(Arc::new(block));
                     }
+                }
+                // What failed at once says nothing of what a load takes.
+                if bytes > 0 {
+                    level.onboard.costs.record(bytes, took);
                 }
             }
             Err(pending) => self.let_go(level, pending, wanted),

@@ -294,10 +294,31 @@ fn a_slow_tier_never_holds_a_put_up() {
     }
     let stats = rig.offload();
     assert_eq!((stats.stored, stats.queued), (0, 16), "the queue is full and nothing was copied");
+    assert!(!rig.tiering.stats().levels[0].takes_copies);
     assert!(stats.skipped > 300, "{stats:?}");
     slow.release();
     assert!(rig.tiering.drain(Instant::now() + PATIENCE));
     assert_eq!((rig.offload().stored, rig.offload().queued_bytes), (16, 0));
+    assert!(rig.tiering.stats().levels[0].takes_copies);
+}
+
+#[test]
+fn a_tier_that_fails_takes_no_copies_and_what_a_load_costs_is_known_after_the_first() {
+    let below = faulty(Tier::Nvme);
+    let mut rig = Rig::new(8, vec![below.clone()], everything());
+    rig.put_all(0..2);
+    below.inject(Call::Put, Fault::Io);
+    rig.evict(1);
+    let level = || rig.tiering.stats().levels.remove(0);
+    assert!(!level().takes_copies);
+    assert_eq!(level().load_cost, LoadCost::default(), "nothing was loaded");
+    let mut rig = Rig::new(8, vec![memory(Tier::Nvme)], everything());
+    rig.put_all(0..1);
+    rig.evict(1);
+    assert!(rig.lent(0));
+    let level = rig.tiering.stats().levels.remove(0);
+    assert!(level.takes_copies && level.load_cost.fixed_ms > 0.0, "{level:?}");
+    assert_eq!(level.load_cost.ms_per_mib, 0.0, "one size tells nothing of a byte's cost");
 }
 
 #[test]

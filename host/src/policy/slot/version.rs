@@ -1,10 +1,13 @@
 //! A policy that was found, compiled and configured: how it comes to be a [`Version`] of a slot.
 
+use super::learning::Learner;
 use super::{Builtin, Hook, Native, Policy, Settings};
+use crate::policy::bindings::learner::Learner as LearnerBindings;
 use crate::policy::catalog::{Assignment, Catalog, Origin};
 use crate::policy::counters::{Breaker, Counters};
 use crate::policy::engine::{Digest, Engine, Module};
 use crate::policy::fault::TEXT_BYTES;
+use crate::policy::guest::Guest;
 use crate::policy::log::Log;
 use crate::policy::{Error, Fault, Limits, PolicyConfig, description};
 use crate::text::printable;
@@ -43,7 +46,10 @@ pub struct Version<H: Hook> {
     pub(super) breaker: Breaker,
     /// Its `import-state` failed: other instances start cold without another try.
     pub(super) refuses_state: AtomicBool,
+    /// For the workers that will take this version up.
     pub(super) ready: Mutex<Vec<Box<H::Engine>>>,
+    /// For workers whose engine fails.
+    pub(super) spares: Mutex<Vec<Box<H::Engine>>>,
 }
 
 impl<H: Hook> Version<H> {
@@ -76,6 +82,29 @@ impl<H: Hook> Version<H> {
 
     pub(super) fn take_ready(&self) -> Option<Box<H::Engine>> {
         self.ready.lock().pop()
+    }
+
+    pub(super) fn take_spare(&self) -> Option<Box<H::Engine>> {
+        self.spares.lock().pop()
+    }
+
+    pub(super) fn learns(&self) -> bool {
+        matches!(&*self.program, Program::Component(module) if module.learns)
+    }
+
+    /// One more instance, which hears outcomes; `None` if the policy does not learn.
+    pub(super) fn build_learner(&self, limits: Limits, log: &Arc<Log>) -> Result<Option<Learner>, Error> {
+        let Program::Component(module) = &*self.program else { return Ok(None) };
+        if !module.learns {
+            return Ok(None);
+        }
+        let mut learner = Guest::new(module, limits, log.clone(), |store, i| LearnerBindings::new(store, i))?;
+        introduced::<H>(&mut learner, &self.assignment)?;
+        Ok(Some(learner))
+    }
+
+    pub(super) fn is_component(&self) -> bool {
+        matches!(&*self.program, Program::Component(_))
     }
 }
 
@@ -116,6 +145,15 @@ fn configured<H: Hook>(
         Program::Component(module) => H::instantiate(module, limits, log.clone())?,
         Program::Native(make) => make(),
     };
+    let description = introduced::<H>(&mut *engine, assignment)?;
+    Ok((engine, description))
+}
+
+/// Has an instance describe itself, and take the operator's settings.
+fn introduced<H: Hook>(
+    engine: &mut (impl Policy + ?Sized),
+    assignment: &Assignment,
+) -> Result<Description, Error> {
     let name = || printable(assignment.origin.name(), TEXT_BYTES);
     let description =
         engine.describe().map_err(|fault| Error::Start { name: name(), step: "describe", fault })?;
@@ -128,7 +166,7 @@ fn configured<H: Hook>(
     configured
         .map_err(|fault| Error::Start { name: name(), step: "configure", fault })?
         .map_err(|reason| Error::Settings { name: name(), reason: printable(&reason, TEXT_BYTES) })?;
-    Ok((engine, description))
+    Ok(description)
 }
 
 pub(super) fn prepare<H: Hook>(
@@ -147,8 +185,18 @@ pub(super) fn prepare<H: Hook>(
     }
     let breaker = Breaker::new(config.breaker_faults, config.breaker_window);
     let counters = Arc::default();
-    let (refuses_state, ready) = (AtomicBool::new(false), Mutex::new(ready));
-    Ok(Version { generation, description, assignment, counters, program, breaker, refuses_state, ready })
+    let (refuses_state, ready, spares) = (AtomicBool::new(false), Mutex::new(ready), Mutex::default());
+    Ok(Version {
+        generation,
+        description,
+        assignment,
+        counters,
+        program,
+        breaker,
+        refuses_state,
+        ready,
+        spares,
+    })
 }
 
 fn builtin<H: Hook>(name: &str) -> Result<Builtin<H>, Error> {
@@ -170,7 +218,8 @@ pub(super) fn default_native<H: Hook>(settings: Settings) -> Option<(Program<H>,
     Some((Program::Native(default.native), Assignment { origin, settings }))
 }
 
-fn read(engine: &Engine, path: &std::path::Path) -> Result<Vec<u8>, Error> {
+/// The bytes of a file that is not too large.
+pub(in crate::policy) fn read(engine: &Engine, path: &std::path::Path) -> Result<Vec<u8>, Error> {
     let failed = |source| Error::Read { path: path.into(), source };
     let size = std::fs::metadata(path).map_err(failed)?.len();
     engine.check_size(&path.display().to_string(), size)?;

@@ -1,16 +1,19 @@
 //! What calls a slot's policy: one engine per thread.
 
+use super::learning::Knowledge;
 use super::version::{StateRefused, Version};
 use super::{Hook, Policy, Slot};
 use crate::policy::Fault;
 use crate::policy::catalog::Origin;
-use arc_swap::{ArcSwap, Cache};
+use arc_swap::{ArcSwap, ArcSwapOption, Cache};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// Largest `export-state` handed on.
-const MAX_STATE_BYTES: usize = 16 << 20;
+pub(super) const MAX_STATE_BYTES: usize = 16 << 20;
+/// The most engines of a version kept for workers whose own fails.
+pub const SPARES_MAX: usize = 4;
 
 impl<H: Hook> Slot<H> {
     /// A worker with an engine of the version in service.
@@ -21,6 +24,8 @@ impl<H: Hook> Slot<H> {
         Worker {
             slot: self.clone(),
             cache: Cache::new(self.current.clone()),
+            knowledge: Cache::new(self.knowledge.clone()),
+            adopted: 0,
             version,
             engine,
             twin: None,
@@ -35,6 +40,9 @@ impl<H: Hook> Slot<H> {
 pub struct Worker<H: Hook> {
     slot: Arc<Slot<H>>,
     cache: Cache<Arc<ArcSwap<Version<H>>>, Arc<Version<H>>>,
+    knowledge: Cache<Arc<ArcSwapOption<Knowledge>>, Option<Arc<Knowledge>>>,
+    /// Number of the knowledge that `engine` has; 0 = none.
+    adopted: u64,
     /// Version of `engine`.
     version: Arc<Version<H>>,
     engine: Option<Box<H::Engine>>,
@@ -66,7 +74,21 @@ impl<H: Hook> Worker<H> {
         if let Some(found) = self.find() {
             self.install(found);
         }
+        self.adopt();
         std::mem::take(&mut self.fresh)
+    }
+
+    /// Gives the engine what the policy's learner published, if it has not got it yet.
+    fn adopt(&mut self) {
+        let Some(knowledge) = self.knowledge.load() else { return };
+        let known = knowledge.number == self.adopted && !self.fresh;
+        if known || knowledge.generation != self.version.generation {
+            return;
+        }
+        let knowledge = Arc::clone(knowledge);
+        // If that fails, the next engine is not given the same before it has decided once.
+        self.adopted = knowledge.number;
+        let _ = self.tell(|engine| engine.adopt(&knowledge.bytes));
     }
 
     /// An engine that is to serve in place of the one there is: of a newer version, or because there is none.
@@ -167,11 +189,16 @@ impl<H: Hook> Worker<H> {
         self.retry.failed(Instant::now());
     }
 
-    /// Gives up the engine, so that the next refresh looks for a fresh one.
+    /// Gives up the engine. A spare one takes its place, or else the next refresh looks for a fresh one.
     pub fn drop_engine(&mut self) {
-        let engine = self.engine.take();
+        let engine = std::mem::replace(&mut self.engine, self.version.take_spare());
         self.discard(engine);
-        self.retry.failed(Instant::now());
+        if self.engine.is_some() {
+            self.fresh = true;
+            self.slot.stock(&self.version);
+        } else {
+            self.retry.failed(Instant::now());
+        }
     }
 
     pub fn version(&self) -> &Arc<Version<H>> {
@@ -238,6 +265,29 @@ impl<H: Hook> Slot<H> {
             let (slot, generation, fault) = (self.clone(), version.generation, fault.clone());
             self.builder.submit(move || slot.trip(generation, &fault));
         }
+    }
+
+    /// Has the builder's thread make spare engines of `version` until there are enough: as many as may fail before the
+    /// breaker acts, so that no fault but the last costs more than the decision that it spoilt.
+    pub(super) fn stock(self: &Arc<Self>, version: &Arc<Version<H>>) {
+        if !H::HAS_SPARES || !version.is_component() {
+            return;
+        }
+        let enough = (self.config.breaker_faults as usize).saturating_sub(1).min(SPARES_MAX);
+        let (slot, version) = (Arc::downgrade(self), Arc::downgrade(version));
+        self.builder.submit(move || {
+            let (Some(slot), Some(version)) = (slot.upgrade(), version.upgrade()) else { return };
+            let serves = || slot.current().generation == version.generation;
+            while serves() && version.spares.lock().len() < enough {
+                match version.build(slot.limits, &slot.log) {
+                    Ok(spare) => version.spares.lock().push(spare),
+                    Err(e) => return slot.log.add_host(1, &format!("no spare instance: {e}")),
+                }
+            }
+            if !serves() {
+                version.spares.lock().clear(); // replaced meanwhile
+            }
+        });
     }
 
     /// Another engine of `version`, built on the builder's thread.
@@ -311,26 +361,38 @@ impl<H: Hook> Slot<H> {
 }
 
 /// Waits longer after each failure, so that a broken policy is not rebuilt in a loop.
-#[derive(Default)]
-struct Backoff {
+pub(super) struct Backoff {
     failures: u32,
     until: Option<Instant>,
+    /// The longest wait is that power of two of milliseconds.
+    longest: u32,
+}
+
+/// About a second: requests are decided natively meanwhile.
+impl Default for Backoff {
+    fn default() -> Self {
+        Self::up_to(10)
+    }
 }
 
 /// A policy that went without a failure for this long is forgiven those before.
 const FORGIVEN: Duration = Duration::from_secs(60);
 
 impl Backoff {
-    fn failed(&mut self, now: Instant) {
+    pub(super) fn up_to(longest: u32) -> Self {
+        Self { failures: 0, until: None, longest }
+    }
+
+    pub(super) fn failed(&mut self, now: Instant) {
         if self.until.is_some_and(|until| now > until + FORGIVEN) {
             self.failures = 0;
         }
-        let wait = Duration::from_millis(1 << self.failures.min(10));
+        let wait = Duration::from_millis(1 << self.failures.min(self.longest));
         self.failures += 1;
         self.until = Some(now + wait);
     }
 
-    fn due(&self) -> bool {
+    pub(super) fn due(&self) -> bool {
         self.until.is_none_or(|until| Instant::now() >= until)
     }
 }
@@ -340,11 +402,13 @@ mod tests {
     use super::*;
     use crate::policy::PolicyConfig;
     use crate::policy::admitter::AdmitterHook;
+    use crate::policy::balancer::BalancerHook;
     use crate::policy::catalog::Catalog;
     use crate::policy::engine::Engine;
     use crate::policy::scheduler::SchedulerHook;
     use crate::policy::slot::{Builder, Source};
     use kvasir_policy::admitter::{Forecast, Request, Verdict};
+    use kvasir_policy::balancer::Snapshot;
 
     fn slot(settings: &[(&str, &str)]) -> Arc<Slot<SchedulerHook>> {
         let config = PolicyConfig { breaker_faults: 2, ..PolicyConfig::default() };
@@ -415,9 +479,100 @@ mod tests {
         slot.trip(2, &Fault::NotReady);
         assert_eq!(slot.current().description.name, "mooncake");
         catalog.full.store(false, Ordering::Relaxed);
-        slot.persist();
-        let stored = catalog.assignments(crate::policy::SlotKind::Scheduler).unwrap().unwrap().0;
-        assert_eq!(stored, slot.current().assignment);
+        slot.persist(slot.last_trip());
+        let stored = catalog.stored(crate::policy::SlotKind::Scheduler).unwrap().unwrap();
+        assert_eq!((stored.current, stored.trip), (slot.current().assignment.clone(), slot.last_trip()));
+    }
+
+    #[test]
+    fn what_serves_in_place_of_a_broken_policy_says_so_after_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let catalog = Catalog::open(sled::open(folder.path()).unwrap(), folder.path()).unwrap();
+        let config = PolicyConfig::default();
+        let open = || {
+            let wanted = (Source::Native("mooncake".into()), Vec::new());
+            let (engine, builder) = (Engine::new(&config, None).unwrap(), Builder::start().unwrap());
+            Slot::<SchedulerHook>::open(engine, &config, wanted, Some(catalog.clone()), builder).unwrap()
+        };
+        let slot = open();
+        slot.load(Source::Native("random".into()), Vec::new()).unwrap();
+        slot.trip(2, &Fault::NotReady);
+        let why = slot.last_trip().unwrap();
+        assert!(why.contains("`random` taken out of service") && why.contains("`mooncake` serves"), "{why}");
+        drop(slot);
+        let slot = open();
+        assert_eq!(
+            (slot.current().description.name.as_str(), slot.last_trip()),
+            ("mooncake", Some(why.clone()))
+        );
+        assert!(slot.log.read().0.iter().any(|line| line.text.contains(&why)));
+        slot.load(Source::Native("round-robin".into()), Vec::new()).unwrap();
+        drop(slot);
+        let slot = open();
+        assert_eq!(
+            (slot.last_trip(), slot.previous()),
+            (None, Some("mooncake".to_owned())),
+            "chosen by a person"
+        );
+    }
+
+    /// A balancer that traps on every fourth call of an instance.
+    fn trapping(breaker_faults: u32) -> Arc<Slot<BalancerHook>> {
+        let config = PolicyConfig { breaker_faults, ..PolicyConfig::default() };
+        let settings =
+            [("mode", "trap"), ("after", "3")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let bytes = kvasir_tests::guest("balancer").to_vec();
+        let wanted = (Source::Bytes { name: "bad".into(), bytes }, settings.into());
+        let (engine, builder) = (Engine::new(&config, None).unwrap(), Builder::start().unwrap());
+        Slot::open(engine, &config, wanted, None, builder).unwrap()
+    }
+
+    fn until_stocked(slot: &Slot<BalancerHook>, spares: usize) {
+        while slot.current().spares.lock().len() < spares {
+            std::thread::yield_now(); // the test runner's time limit ends this if they are not made
+        }
+    }
+
+    fn tick(worker: &mut Worker<BalancerHook>) -> Result<Vec<f32>, Fault> {
+        worker.refresh();
+        worker.ask(|engine| engine.tick(&Snapshot::default()))
+    }
+
+    #[test]
+    fn each_trap_costs_one_call() {
+        let slot = trapping(1_000);
+        let mut worker = slot.worker();
+        let trapped = |worker: &mut Worker<BalancerHook>| {
+            tick(worker).is_err_and(|fault| matches!(fault, Fault::Trap(_)))
+        };
+        until_stocked(&slot, SPARES_MAX);
+        // One after the other, without time to make a new one.
+        for call in 1..=4 * SPARES_MAX {
+            assert_eq!(trapped(&mut worker), call % 4 == 0, "call {call}");
+        }
+        for call in 1..=100 {
+            until_stocked(&slot, 1);
+            assert_eq!(trapped(&mut worker), call % 4 == 0, "call {call}");
+        }
+        let counters = slot.current().counters.values();
+        assert_eq!((counters.traps, slot.current().generation), (SPARES_MAX as u64 + 25, 1));
+    }
+
+    #[test]
+    fn there_are_as_many_spares_as_faults_before_the_breaker_acts_and_none_for_what_is_replaced() {
+        let slot = trapping(3);
+        let mut worker = slot.worker();
+        until_stocked(&slot, 2);
+        let broken = slot.current();
+        let calls =
+            (1..).take_while(|_| slot.current().generation == 1).filter(|_| tick(&mut worker).is_err());
+        assert!(calls.count() >= 3);
+        assert_eq!(slot.current().assignment.origin, Origin::Native { name: "static".into() });
+        while !broken.spares.lock().is_empty() {
+            std::thread::yield_now(); // they go right after the exchange
+        }
+        assert!(slot.current().spares.lock().is_empty(), "native policies do not fail");
+        assert_eq!(tick(&mut worker), Ok(vec![1.5]));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! An evictor that misbehaves as its setting `mode` says; otherwise it evicts in order of slots.
 
 use guest_harm::Harm;
-use kvasir_policy::evictor::{EventKind, Events, Victim};
+use kvasir_policy::evictor::{EventKind, Events, TierRow, Victim};
 use kvasir_policy::{Description, Evictor, Settings};
 use std::collections::BTreeSet;
 
@@ -25,6 +25,12 @@ impl Evictor for Bad {
     fn open(&mut self, slots: u32) {
         self.slots = slots;
         self.resident.clear();
+    }
+
+    fn update_tiers(&mut self, tiers: &[TierRow]) {
+        for tier in tiers {
+            kvasir_policy::log::info(&format!("{tier:?}"));
+        }
     }
 
     fn on_events(&mut self, events: Events<'_>) {

@@ -81,6 +81,8 @@ class _Tracked:
     """What the last match found is handed over by another engine."""
     refused: bool = False
     """A load has failed. The request is computed, as the same load would fail again, for ever."""
+    aside: bool = False
+    """It was not answered at its last match, for the sake of those behind it."""
     old: bool = False
     """Its KV was computed before a reset of the cache, and is not saved under the keys after it."""
 
@@ -158,11 +160,16 @@ class SchedulerHalf:
 
     # Loads
 
-    def match(self, request: Request, computed: int) -> tuple[int, bool]:
-        """Tokens beyond `computed` that can be loaded, and whether any can. Asked at every step a request waits."""
+    def match(self, request: Request, computed: int) -> tuple[int | None, bool]:
+        """Tokens beyond `computed` that can be loaded, and whether any can. Asked at every step a request waits.
+
+        None: vLLM is to ask again in its next step, and to look at the requests behind this one in this step.
+        """
         if not self.ready:
             return 0, False
         tracked = self._track(request)
+        if self._steps_aside(tracked):
+            return None, False
         # A request is matched when vLLM holds nothing of it but cached blocks, of which a clean reset leaves none.
         tracked.computed, tracked.old, tracked.arrives = computed, False, False
         if tracked.refused or not request.block_hashes:
@@ -175,6 +182,17 @@ class SchedulerHalf:
         tracked.saved = max(tracked.saved, found) if found >= 0 else max(tracked.saved, computed)
         external = max(0, found - computed)
         return external, external > 0
+
+    def _steps_aside(self, tracked: _Tracked) -> bool:
+        """Whether the requests behind this one come first, at every other step.
+
+        One whose load has brought nothing has lost its blocks and stands before others that still have theirs. vLLM looks
+        at none of them while it has no blocks for the first, also where their loads have ended: all would wait for ever.
+        """
+        if tracked.request.request_id not in self._loading or len(self._loading) == 1:
+            return False
+        tracked.aside = not tracked.aside
+        return tracked.aside
 
     def _track(self, request: Request) -> _Tracked:
         tracked = self._tracked.get(request.request_id)

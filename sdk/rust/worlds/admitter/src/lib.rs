@@ -1,9 +1,9 @@
-//! Bindings of the `admitter` world, generated from `wit/policy-0.1`. A crate of its own because
+//! Bindings of the `admitter` world, generated from `sdk/wit`. A crate of its own because
 //! the export macros of two worlds that share an interface have the same names.
 #![cfg(target_arch = "wasm32")]
 
 wit_bindgen::generate!({
-    path: "../../../../wit/policy-0.1",
+    path: "../../../wit",
     world: "admitter",
     pub_export_macro: true,
     default_bindings_module: "kvasir_policy::bindings::admitter",

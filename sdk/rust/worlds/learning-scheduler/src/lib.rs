@@ -1,0 +1,10 @@
+//! Bindings of the `learning-scheduler` world, generated from `sdk/wit`. A crate of its own because
+//! the export macros of two worlds that share an interface have the same names.
+#![cfg(target_arch = "wasm32")]
+
+wit_bindgen::generate!({
+    path: "../../../wit",
+    world: "learning-scheduler",
+    pub_export_macro: true,
+    default_bindings_module: "kvasir_policy::bindings::learning_scheduler",
+});

@@ -1,0 +1,155 @@
+//! The templates of `sdk/templates`: their own tests, their components, and these under the host.
+//!
+//! All of it happens below `target/languages`. A language whose tools cannot be had is left out, and named.
+
+use crate::python::{self, Environment};
+use crate::shell::Shell;
+use anyhow::{Context, Result};
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const SLOTS: [&str; 4] = ["scheduler", "evictor", "admitter", "balancer"];
+
+struct Language {
+    /// As its folder in `sdk/templates` and its components are called.
+    name: &'static str,
+    /// Its folder in `sdk`.
+    sdk: &'static str,
+    /// Only with `--all-languages`: its components take a minute to compile.
+    large: bool,
+    /// Programs that must be there already.
+    needs: &'static [&'static str],
+    /// The test of a template, run in its folder; `$SDK` is the folder `sdk`, `$OUT` one to write to.
+    test: &'static str,
+}
+
+const LANGUAGES: [Language; 5] = [
+    Language { name: "rust", sdk: "rust", large: false, needs: &[], test: "cargo test --quiet --locked" },
+    Language {
+        name: "c",
+        sdk: "c",
+        large: false,
+        needs: &["cc", "c++", "clang", "wasm-ld"],
+        test: "flags='-Wall -Wextra -Werror -I'$SDK/c
+            cc -std=c11 $flags test.c -o $OUT/c-test && $OUT/c-test &&
+            c++ -std=c++17 $flags -x c++ test.c -o $OUT/c++-test && $OUT/c++-test",
+    },
+    Language {
+        name: "assemblyscript",
+        sdk: "assemblyscript",
+        large: false,
+        needs: &["node", "npm"],
+        test: "node --test",
+    },
+    Language { name: "javascript", sdk: "js", large: false, needs: &["node", "npm"], test: "node --test" },
+    Language {
+        name: "python",
+        sdk: "python",
+        large: true,
+        needs: &[],
+        test: "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$SDK/python python -m unittest",
+    },
+];
+
+/// What was tested, and what was not and why.
+pub(crate) struct Tested {
+    pub(crate) languages: Vec<&'static str>,
+    pub(crate) left_out: Vec<String>,
+}
+
+/// Tests, builds and runs the templates of each language whose tools can be had.
+///
+/// # Errors
+/// A template's own test, its build or its component failed.
+pub(crate) fn check(shell: &Shell, all: bool) -> Result<Tested> {
+    let out = shell.target("languages");
+    let components = out.join("components");
+    if components.exists() {
+        fs::remove_dir_all(&components).with_context(|| format!("cannot empty {}", components.display()))?;
+    }
+    fs::create_dir_all(&components).with_context(|| format!("cannot create {}", components.display()))?;
+    let mut tested = Tested { languages: Vec::new(), left_out: Vec::new() };
+    for language in LANGUAGES.iter().filter(|language| all || !language.large) {
+        match tools(shell, language, &out) {
+            Ok(path) => {
+                println!("-- {}", language.name);
+                templates(shell, language, &path, &out)?;
+                tested.languages.push(language.name);
+            }
+            Err(error) => tested.left_out.push(format!("{} ({error:#})", language.name)),
+        }
+    }
+    if !tested.languages.is_empty() {
+        let mut host = shell.cargo();
+        host.args(["test", "--locked", "--workspace", "--features", "kvasir-tests/languages"]);
+        host.args(["--test", "languages", "--", "--nocapture"]).env("KVASIR_TEMPLATES", &components);
+        shell.run(&mut host)?;
+    }
+    Ok(tested)
+}
+
+/// The PATH on which the tools of a language are. Installs those that come from npm or PyPI.
+fn tools(shell: &Shell, language: &Language, out: &Path) -> Result<OsString> {
+    for program in language.needs {
+        let found = shell.works(Command::new("sh").args(["-c", &format!("command -v {program}")]));
+        anyhow::ensure!(found, "no `{program}`");
+    }
+    let sdk = shell.root().join("sdk").join(language.sdk);
+    let environment = environment(shell, &sdk)?;
+    let mut path = environment.search_path();
+    if sdk.join("package.json").exists() {
+        let modules = node_modules(shell, &sdk, &out.join("node").join(language.name))?;
+        path = prepended(&modules.join(".bin"), path);
+    }
+    Ok(path)
+}
+
+/// One for all languages: their tools do not get in each other's way.
+fn environment(shell: &Shell, sdk: &Path) -> Result<Environment> {
+    let (pythons, _) = python::interpreters(shell);
+    let python = pythons.first().context("no Python 3.11 or later with venv")?;
+    let environment = Environment::make(shell, &python.path, "languages")?;
+    for requirements in [shell.root().join("sdk/requirements.txt"), sdk.join("requirements.txt")] {
+        if requirements.exists() {
+            let mut pip = environment.pip(["--requirement"]);
+            shell.run(pip.arg(&requirements)).context("not to be had from PyPI")?;
+        }
+    }
+    Ok(environment)
+}
+
+fn node_modules(shell: &Shell, sdk: &Path, folder: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    fs::copy(sdk.join("package.json"), folder.join("package.json")).context("package.json of the SDK")?;
+    let mut npm = Command::new("npm");
+    npm.current_dir(folder).args(["install", "--silent", "--no-audit", "--no-fund", "--prefer-offline"]);
+    shell.run(&mut npm).context("not to be had from npm")?;
+    Ok(folder.join("node_modules"))
+}
+
+fn templates(shell: &Shell, language: &Language, path: &OsString, out: &Path) -> Result<()> {
+    let sdk = shell.root().join("sdk");
+    for slot in SLOTS {
+        let template = sdk.join("templates").join(language.name).join(slot);
+        let ready = |command: &mut Command| {
+            command.env("PATH", path).env("CARGO_TARGET_DIR", out.join("rust"));
+            command.env("SDK", &sdk).env("OUT", out).current_dir(&template);
+        };
+        let mut test = Command::new("sh");
+        ready(test.args(["-ec", language.test]));
+        shell.run(&mut test).with_context(|| format!("the test of the {} {slot}", language.name))?;
+        let mut build = Command::new(sdk.join(language.sdk).join("build.sh"));
+        ready(build.arg(".").arg(out.join("components").join(format!("{}-{slot}.wasm", language.name))));
+        shell.run(&mut build).with_context(|| format!("the {} {slot}", language.name))?;
+    }
+    Ok(())
+}
+
+fn prepended(folder: &Path, path: OsString) -> OsString {
+    let mut longer = folder.as_os_str().to_owned();
+    longer.push(":");
+    longer.push(path);
+    longer
+}
