@@ -158,7 +158,7 @@ fn the_admitter_is_told_the_times_of_the_placement_and_the_share_of_the_tenant()
 
 #[test]
 fn only_instances_that_serve_the_model_are_chosen() {
-    for policy in ["mooncake", "round-robin", "random"] {
+    for policy in ["mooncake", "round-robin", "random", "netkv", "overlap-cost", "score", "vtc"] {
         let conductor = conductor(policy, 1);
         let serving = |models: &[&str], adapters: &[&str]| Registration {
             models: models.iter().map(|m| (*m).to_owned()).collect(),
