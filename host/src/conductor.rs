@@ -9,15 +9,20 @@ mod decide;
 mod deciders;
 pub mod fleet;
 mod load;
+mod memos;
+mod names;
+mod serves;
 mod state;
 #[cfg(test)]
 mod tests;
 mod tick;
 
+pub use self::serves::Needs;
 pub use self::tick::run;
 
 use self::deciders::Deciders;
 use self::fleet::{Admission, DecodeSpec, PrefillSpec};
+use self::serves::Serves;
 use self::state::State;
 use crate::config;
 use crate::policy::PolicyHost;
@@ -25,9 +30,12 @@ use crate::prefix_index;
 use kvasir_dataplane::times::{Times, TimesTaken};
 use kvasir_policy::balancer::Snapshot;
 use parking_lot::Mutex;
+use std::sync::Arc;
 
-/// Longest name of an instance.
+/// Longest name of an instance, and of what else it names.
 const NAME_MAX: usize = 128;
+/// The most domains of the network that have a name: a policy may keep a table of all pairs.
+pub const DOMAINS_MAX: usize = 255;
 
 /// Why a message of an instance or router was refused.
 #[derive(Debug, thiserror::Error)]
@@ -38,8 +46,8 @@ pub enum Error {
     Name { len: usize },
     #[error("instance `{name}` would do neither prefill nor decode; set at least one")]
     NoRole { name: String },
-    #[error("instance `{name}` has no prefill role, so it holds no prefixes here")]
-    NoPrefill { name: String },
+    #[error("`{name}` cannot be a {what}: {limit} names of those are known, which is all there is room for")]
+    TooManyNames { what: &'static str, name: String, limit: usize },
     #[error("epoch {given} of instance `{name}` is not the current {current}; register it again")]
     Epoch { name: String, given: u64, current: u64 },
     #[error(
@@ -51,9 +59,30 @@ pub enum Error {
 }
 
 /// What an instance says of itself.
+#[derive(Clone, Debug, Default)]
 pub struct Registration {
     pub prefill: Option<PrefillSpec>,
     pub decode: Option<DecodeSpec>,
+    /// Name of its machine; empty: it does not say.
+    pub host: String,
+    /// Name of its domain of the network; empty: it does not say.
+    pub domain: String,
+    /// Models it serves; none: any.
+    pub models: Vec<String>,
+    /// Adapters it has loaded.
+    pub adapters: Vec<String>,
+}
+
+/// What an instance says of its present state.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    pub free_blocks: u32,
+    /// It takes no new requests.
+    pub draining: bool,
+    /// Queued requests as the engine counts them; `None`: it does not say.
+    pub waiting: Option<u32>,
+    /// Adapters it has loaded now; `None`: those that it said last.
+    pub adapters: Option<Vec<String>>,
 }
 
 struct Instance {
@@ -66,6 +95,23 @@ struct Instance {
     desynced: bool,
     reported_ms: u64,
     draining: bool,
+    serves: Arc<Serves>,
+}
+
+/// Where the index has the blocks of an instance: one that does both is known by its prefill half.
+#[derive(Clone, Copy, Debug)]
+enum Holder {
+    Prefill(u16),
+    Decode(u16),
+}
+
+impl Instance {
+    fn holder(&self) -> Holder {
+        match (self.prefill, self.decode) {
+            (Some(slot), _) => Holder::Prefill(slot),
+            (None, slot) => Holder::Decode(slot.expect("an instance has a role")),
+        }
+    }
 }
 
 /// A decision with its reasons.
@@ -75,7 +121,13 @@ pub struct Scheduled {
     pub policy: String,
     pub generation: u64,
     pub fallback: Option<String>,
-    pub scores: Vec<(String, f32)>,
+    pub scores: Scores,
+}
+
+/// What a policy says of the instances, by their names; it may say nothing.
+pub struct Scores {
+    pub prefill: Vec<(String, f32)>,
+    pub decode: Vec<(String, f32)>,
 }
 
 pub struct Placed {
@@ -103,6 +155,10 @@ pub struct Counts {
     pub decode: usize,
     /// Instances that were silent for too long.
     pub forgotten: u64,
+    /// Memos of sessions and tenants that made room for others.
+    pub memos_forgotten: u64,
+    /// Names for which there was no room.
+    pub names_refused: u64,
 }
 
 /// A step in the life of a scheduled request.
@@ -144,25 +200,26 @@ impl Conductor {
         self.state.lock().unregister(name, epoch)
     }
 
+    /// The numbers of the model and the adapter that a request names; empty: none.
+    pub fn needs(&self, model: &str, adapter: &str) -> Needs {
+        if model.is_empty() && adapter.is_empty() {
+            return Needs::default();
+        }
+        self.state.lock().catalogue.needs(model, adapter)
+    }
+
     /// Forgets the blocks of an instance, and keeps its load; it tells them again from message 1.
     ///
     /// # Errors
-    /// The instance or its epoch is unknown, or it has no prefill role.
+    /// The instance or its epoch is unknown.
     pub fn reset_blocks(&self, name: &str, epoch: u64) -> Result<(), Error> {
         self.state.lock().reset_blocks(name, epoch)
     }
 
     /// # Errors
     /// The instance or its epoch is unknown.
-    pub fn report(
-        &self,
-        name: &str,
-        epoch: u64,
-        free_blocks: u32,
-        draining: bool,
-        now_ms: u64,
-    ) -> Result<(), Error> {
-        self.state.lock().report(name, epoch, free_blocks, draining, now_ms)
+    pub fn report(&self, name: &str, epoch: u64, report: &Report, now_ms: u64) -> Result<(), Error> {
+        self.state.lock().report(name, epoch, report, now_ms)
     }
 
     /// Blocks that became resident at an instance, one chain.

@@ -133,6 +133,8 @@ pub struct Conductor {
     pub index_entries_max: u64,
     /// Requests scheduled and not yet finished; more are refused.
     pub requests_max: u32,
+    /// Sessions, and tenants, of which a word is kept for the scheduler; of more, those booked longest ago are forgotten.
+    pub sessions_max: u32,
     /// A request not finished within this time is forgotten.
     pub request_ttl: Span,
     /// An instance silent for this long is not chosen.
@@ -142,6 +144,31 @@ pub struct Conductor {
     /// Decisions made at once: each worker has its own instances of scheduler and admitter. Default:
     /// one per core, 8 at most.
     pub workers: u32,
+    /// What lies between the domains of the network that instances name when they register. A list of tables.
+    pub links: Vec<Link>,
+}
+
+/// One direction between two domains. To move n blocks there takes `fixed_ms` + the receiver's fixed time + `factor` ×
+/// the receiver's time per block × n.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// The domain that sends.
+    pub from: String,
+    /// The domain that receives; may be the same.
+    pub to: String,
+    /// Milliseconds.
+    #[serde(default)]
+    pub fixed_ms: f32,
+    #[serde(default = "one")]
+    pub factor: f32,
+    /// Transfers that run beside each other at full speed; more share it evenly. 0: any number.
+    #[serde(default)]
+    pub parallel: u32,
+}
+
+fn one() -> f32 {
+    1.0
 }
 
 /// Policies and their limits.
@@ -212,10 +239,12 @@ impl Default for Conductor {
             instances_max: 1024,
             index_entries_max: 1 << 26,
             requests_max: 1 << 20,
+            sessions_max: 1 << 18,
             request_ttl: Span::secs(600),
             instance_ttl: Span::secs(10),
             balance_every: Span::secs(1),
             workers: std::thread::available_parallelism().map_or(1, |cores| cores.get().min(8) as u32),
+            links: Vec::new(),
         }
     }
 }
@@ -383,13 +412,22 @@ impl Store {
 
 impl Conductor {
     fn validate(&self) -> Result<(), Error> {
-        let Self { block_size_tokens, instances_max, index_entries_max, requests_max, workers, .. } = *self;
+        let Self {
+            block_size_tokens,
+            instances_max,
+            index_entries_max,
+            requests_max,
+            sessions_max,
+            workers,
+            ..
+        } = *self;
         let ranges = [
             ("conductor.block_size_tokens", u64::from(block_size_tokens), 1 << 20),
             // 65,535 means "reject" in the policy contract.
             ("conductor.instances_max", instances_max.into(), 65_534),
             ("conductor.index_entries_max", index_entries_max, 1 << 32),
             ("conductor.requests_max", requests_max.into(), 1 << 28),
+            ("conductor.sessions_max", sessions_max.into(), 1 << 28),
             // Each holds instances of two policies, and three times as many live during a swap.
             ("conductor.workers", workers.into(), 32),
         ];
@@ -398,12 +436,46 @@ impl Conductor {
                 return Err(invalid(key, value, &format!("must be 1 to {max}")));
             }
         }
+        validate_links(&self.links)?;
         Ok(positive(&[
             ("conductor.request_ttl", self.request_ttl.0),
             ("conductor.instance_ttl", self.instance_ttl.0),
             ("conductor.balance_every", self.balance_every.0),
         ])?)
     }
+}
+
+/// Larger times and factors are mistakes of unit.
+const LINK_MAX: f32 = 1e6;
+
+fn validate_links(links: &[Link]) -> Result<(), Error> {
+    use crate::conductor::{DOMAINS_MAX, fleet::LINKS_MAX};
+    if links.len() > LINKS_MAX {
+        return Err(invalid("conductor.links", links.len(), &format!("must be at most {LINKS_MAX}")));
+    }
+    let mut paths = std::collections::HashSet::new();
+    let mut domains = std::collections::HashSet::new();
+    for Link { from, to, fixed_ms, factor, parallel: _ } in links {
+        for (key, name) in [("conductor.links.from", from), ("conductor.links.to", to)] {
+            if !valid_name(name) {
+                return Err(invalid(key, name, "must be 1 to 64 of A-Z a-z 0-9 . _ -"));
+            }
+            domains.insert(name);
+        }
+        for (key, value) in [("conductor.links.fixed_ms", fixed_ms), ("conductor.links.factor", factor)] {
+            if !(0.0..=LINK_MAX).contains(value) {
+                return Err(invalid(key, value, &format!("must be 0 to {LINK_MAX}")));
+            }
+        }
+        if !paths.insert((from, to)) {
+            return Err(invalid("conductor.links", format!("{from} to {to}"), "is listed twice"));
+        }
+    }
+    if domains.len() > DOMAINS_MAX {
+        let why = format!("domains are named; at most {DOMAINS_MAX}");
+        return Err(invalid("conductor.links", domains.len(), &why));
+    }
+    Ok(())
 }
 
 impl Policy {

@@ -26,9 +26,10 @@ fn pair() -> Registration {
     };
     let decode = DecodeSpec {
         cost: DecodeCost { fixed_ms: 1.0, ms_per_sequence: 0.1, ms_per_context_token: 0.0 },
+        handover: TransferCost { fixed_ms: 0.1, ms_per_block: 0.1 },
         capacity_blocks: 1 << 20,
     };
-    Registration { prefill: Some(prefill), decode: Some(decode) }
+    Registration { prefill: Some(prefill), decode: Some(decode), ..Registration::default() }
 }
 
 /// CPU seconds that the loop burns: time for the others even if they get little of the machine.

@@ -107,6 +107,7 @@ fn cluster() -> Fleet {
     };
     let decode = DecodeSpec {
         cost: DecodeCost { fixed_ms: 1.0, ms_per_sequence: 0.1, ms_per_context_token: 0.0 },
+        handover: TransferCost { fixed_ms: 0.1, ms_per_block: 0.1 },
         capacity_blocks: 1 << 20,
     };
     for _ in 0..INSTANCES {

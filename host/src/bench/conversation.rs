@@ -122,22 +122,27 @@ impl Cluster {
     fn new(policies: &PolicyHost) -> Result<Self, conductor::Error> {
         let config = config::Conductor { block_size_tokens: BLOCK_TOKENS, workers: 1, ..Default::default() };
         let conductor = Conductor::new(&config, policies, 0);
+        let transfer = TransferCost { fixed_ms: 1.0, ms_per_block: 0.25 };
         let prefill = PrefillSpec {
             cost: PrefillCost { fixed_ms: 5.0, ms_per_token: 0.1, ms_per_pair: 1e-6 },
-            transfer: TransferCost { fixed_ms: 1.0, ms_per_block: 0.25 },
+            transfer,
             capacity_blocks: 1 << 24,
         };
         let decode = DecodeSpec {
             cost: DecodeCost { fixed_ms: 15.0, ms_per_sequence: 0.1, ms_per_context_token: 1e-4 },
+            handover: transfer,
             capacity_blocks: 1 << 24,
         };
         let mut sent = HashMap::new();
         for i in 0..INSTANCES {
             let name = format!("prefill-{i}");
-            let epoch =
-                conductor.register(&name, Registration { prefill: Some(prefill), decode: None }, 0)?;
+            let epoch = conductor.register(
+                &name,
+                Registration { prefill: Some(prefill), ..Registration::default() },
+                0,
+            )?;
             sent.insert(name, (epoch, 0));
-            let given = Registration { prefill: None, decode: Some(decode) };
+            let given = Registration { decode: Some(decode), ..Registration::default() };
             conductor.register(&format!("decode-{i}"), given, 0)?;
         }
         Ok(Self { conductor, sent, ends: BinaryHeap::new() })

@@ -129,7 +129,7 @@ impl Scheduling {
 fn ask_into(question: &mut Question, fleet: &Fleet, ask: &Ask, prefix: &[u32]) {
     let request = fleet.request(ask);
     question.begin(fleet.table_time(1_000), &request, fleet.prefill_slots(), fleet.decode_slots());
-    question.add(Column::Prefix, |slots| {
+    question.add(Column::Prefix, |_, slots| {
         slots.copy_from_slice(prefix);
         true
     });
@@ -162,7 +162,7 @@ fn fleet(instances: u16, seed: u64) -> Fleet {
         let cost = PrefillCost { fixed_ms: 5.0 * spread, ms_per_token: 0.05 * spread, ms_per_pair: 1e-6 };
         let prefill = PrefillSpec { cost, transfer, capacity_blocks: 10_000 };
         let cost = DecodeCost { fixed_ms: 10.0, ms_per_sequence: 0.1 * spread, ms_per_context_token: 1e-4 };
-        let decode = DecodeSpec { cost, capacity_blocks: 10_000 };
+        let decode = DecodeSpec { cost, handover: transfer, capacity_blocks: 10_000 };
         // Far below the limit of instances, so neither can be refused.
         let _ = (fleet.register_prefill(prefill, 0), fleet.register_decode(decode, 0));
     }

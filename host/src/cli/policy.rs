@@ -2,13 +2,16 @@
 
 use super::HostFlags;
 use crate::config::Assigned;
+use crate::policy::PolicyConfig;
+use crate::policy::inspect::{Inspection, inspect};
+use crate::text::printable;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use kvasir_client::control::PolicySource;
 use kvasir_proto as proto;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Load, list and roll back the policies of a running host.
+/// Look at policies; load, list and roll back those of a running host.
 #[derive(Args, Debug)]
 pub(super) struct PolicyArgs {
     #[command(subcommand)]
@@ -39,6 +42,13 @@ enum Action {
         slot: String,
         #[command(flatten)]
         to: Target,
+    },
+    /// Tell what a component is, as a host would find it: its slot, settings, digest, time to load. No host need run.
+    Inspect {
+        file: PathBuf,
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
     },
     /// Show what the policies of a slot logged.
     Logs {
@@ -78,6 +88,9 @@ impl PolicyArgs {
                     Ok(control.policy.rollback(proto::RollbackRequest { slot }).await?.into_inner().policy)
                 };
                 to.print_policies(to.host.control(back)?.as_slice());
+            }
+            Action::Inspect { file, json } => {
+                print_inspection(&inspect(&PolicyConfig::default(), &file)?, json)
             }
             Action::Logs { slot, to } => {
                 let logs = async |mut control: kvasir_client::control::Control| {
@@ -143,6 +156,34 @@ impl Target {
         if logs.dropped > 0 {
             println!("{} lines over the rate limit were dropped", logs.dropped);
         }
+    }
+}
+
+/// The longest text of a policy on one line of a terminal.
+const LINE_BYTES: usize = 200;
+
+fn print_inspection(found: &Inspection, json: bool) {
+    let Inspection { slot, description, digest, bytes, imports, exports, load_time } = found;
+    let setting = |s: &kvasir_policy::Setting| serde_json::json!({ "name": s.name, "default": s.default, "doc": s.doc });
+    if json {
+        let settings: Vec<_> = description.settings.iter().map(setting).collect();
+        let object = serde_json::json!({
+            "slot": slot.as_str(), "name": description.name, "version": description.version,
+            "digest": digest.to_string(), "bytes": bytes, "imports": imports, "exports": exports,
+            "settings": settings, "load_ms": load_time.as_secs_f64() * 1e3,
+        });
+        return println!("{object}");
+    }
+    println!("{slot} {} {}", description.name, description.version);
+    println!("digest   {digest}");
+    println!("size     {bytes} B");
+    println!("load     {:.1} ms, compiled anew", load_time.as_secs_f64() * 1e3);
+    for (word, names) in [("imports", imports), ("exports", exports)] {
+        names.iter().for_each(|name| println!("{word:<8} {}", printable(name, LINE_BYTES)));
+    }
+    for s in &description.settings {
+        let [default, doc] = [&s.default, &s.doc].map(|text| printable(text, LINE_BYTES));
+        println!("setting  {}={default}  {doc}", s.name);
     }
 }
 

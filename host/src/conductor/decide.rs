@@ -103,6 +103,7 @@ fn forecast(admission: &Admission, tenant_share: f64) -> Forecast {
         prefill: admission.prefill_ms as f32,
         transfer: admission.transfer_ms as f32,
         cached_tokens: admission.cached_tokens as f32,
+        handover: admission.handover_ms as f32,
     }
 }
 
@@ -204,6 +205,6 @@ fn conclude(
         policy: decider.scheduler.policy().to_owned(),
         generation: outcome.generation,
         fallback: outcome.fallback.as_ref().map(ToString::to_string),
-        scores: state.named(scores),
+        scores: state.scores(scores),
     }))
 }

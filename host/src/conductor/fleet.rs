@@ -15,6 +15,7 @@ mod changes;
 mod clock;
 mod cost;
 mod error;
+mod links;
 mod load;
 mod table;
 #[cfg(test)]
@@ -25,13 +26,17 @@ pub use self::answer::RETRY_MAX_MS;
 pub use self::clock::TableClock;
 pub use self::cost::{DecodeCost, PrefillCost, TransferCost};
 pub use self::error::{Error, Invalid};
+pub use self::links::{LINKS_MAX, LinkSpec};
 pub use self::told::{Changes, Told};
 
 use self::cost::usable;
+use self::links::{Links, Path};
 use self::load::Tenants;
 use self::table::Table;
+use super::Needs;
 use hashbrown::HashMap;
 use kvasir_policy::scheduler::{DecodeRow, Layout, PrefillRow, Request};
+use std::collections::BTreeSet;
 
 /// Hard caps of one fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +64,26 @@ pub struct PrefillSpec {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecodeSpec {
     pub cost: DecodeCost,
+    /// Of taking a request over from the prefill instance, if that is another.
+    pub handover: TransferCost,
     pub capacity_blocks: u32,
+}
+
+/// Where an instance stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Site {
+    /// Number of its machine, if it is known.
+    pub host: Option<u32>,
+    /// Number of its domain of the network; 0 = it named none.
+    pub domain: u32,
+}
+
+/// What an instance says of itself now and then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    pub free_blocks: u32,
+    /// Queued requests as the engine counts them; `None`: it does not say.
+    pub waiting: Option<u32>,
 }
 
 /// A request that wants to be scheduled; SLOs in ms, +infinity = none.
@@ -77,6 +101,8 @@ pub struct Ask {
     pub tbt_slo_ms: f32,
     /// It waited in a queue already: the policy is asked not to reject it.
     pub must_run: bool,
+    /// The model and the adapter that it needs.
+    pub needs: Needs,
 }
 
 /// A request of which nothing is known, without SLOs.
@@ -93,6 +119,7 @@ impl Default for Ask {
             ttft_slo_ms: f32::INFINITY,
             tbt_slo_ms: f32::INFINITY,
             must_run: false,
+            needs: Needs::default(),
         }
     }
 }
@@ -114,6 +141,8 @@ pub struct Admission {
     /// Blocks of them that another instance sends.
     pub fetched_blocks: u32,
     pub transfer_ms: f64,
+    /// From prefill to decode once the prefill is done; 0 within one instance.
+    pub handover_ms: f64,
     pub queue_ms: f64,
     pub prefill_ms: f64,
     /// Prefill starts when the instance is free and the prefix has arrived.
@@ -129,11 +158,15 @@ pub struct Version {
     epoch: u64,
     prefill: u64,
     decode: u64,
+    links: u64,
 }
 
 #[derive(Debug)]
 struct Prefill {
     spec: PrefillSpec,
+    site: Site,
+    /// Decode slot of the same instance.
+    peer: Option<u16>,
     /// Distinguishes the instance from an earlier one in the same slot.
     epoch: u64,
     available: bool,
@@ -143,12 +176,16 @@ struct Prefill {
     queued: u32,
     transfers: u32,
     free_blocks: u32,
+    waiting: Option<u32>,
     reported_ms: u64,
 }
 
 #[derive(Debug)]
 struct Decode {
     spec: DecodeSpec,
+    site: Site,
+    /// Prefill slot of the same instance.
+    peer: Option<u16>,
     epoch: u64,
     available: bool,
     sequences: u32,
@@ -157,7 +194,10 @@ struct Decode {
     arriving_tokens: u64,
     /// Booked for sequences that have not arrived: the instance itself knows nothing of them.
     arriving_blocks: u32,
+    /// Requests whose prefill is done and whose blocks are on their way.
+    handovers: u32,
     free_blocks: u32,
+    waiting: Option<u32>,
     reported_ms: u64,
 }
 
@@ -174,7 +214,12 @@ struct InFlight {
     prefill_epoch: u64,
     decode_epoch: u64,
     phase: Phase,
-    transferring: bool,
+    /// The way of its prefix, until that has arrived.
+    transferring: Option<Path>,
+    /// The way of its blocks from prefill to decode, if these are two instances.
+    handover: Option<Path>,
+    /// When they are expected to have arrived; set while they are on their way.
+    handed_over_ms: Option<u64>,
     /// When its prefill is expected to end, less the instance's `shifted_ms`.
     prefill_end_ms: f64,
     context_tokens: u64,
@@ -201,7 +246,13 @@ pub struct Fleet {
     clock_epoch: u64,
     prefill: Table<Prefill>,
     decode: Table<Decode>,
+    links: Links,
+    domains: u32,
+    /// Instances that do both.
+    peers: usize,
     requests: HashMap<u64, InFlight>,
+    /// Expected ends of hand-overs under way, and whose they are.
+    handovers: BTreeSet<(u64, u64)>,
     tenants: Tenants,
 }
 
@@ -216,8 +267,26 @@ impl Fleet {
             clock_epoch: 1,
             prefill: Table::new(instances),
             decode: Table::new(instances),
+            links: Links::new(&[]),
+            domains: 1,
+            peers: 0,
             requests: HashMap::new(),
+            handovers: BTreeSet::new(),
             tenants: Tenants::default(),
+        }
+    }
+
+    /// With these links between domains.
+    #[must_use]
+    pub fn with_links(self, links: &[LinkSpec]) -> Self {
+        Self { links: Links::new(links), ..self }
+    }
+
+    /// Says how many domains there are, 0 and those that have a name. Readers begin anew if these are more.
+    pub fn set_domains(&mut self, domains: u32) {
+        if domains > self.domains {
+            self.domains = domains;
+            self.prefill.invalidate();
         }
     }
 
@@ -227,6 +296,16 @@ impl Fleet {
 
     pub fn decode_slots(&self) -> usize {
         self.decode.len()
+    }
+
+    /// Whether any instance does both.
+    pub fn has_peers(&self) -> bool {
+        self.peers > 0
+    }
+
+    /// Decode and prefill slot of each instance that does both.
+    pub fn peers(&self) -> impl Iterator<Item = (u16, u16)> {
+        self.decode.iter().filter_map(|(decode, d)| Some((decode, d.peer?)))
     }
 
     pub fn in_flight(&self) -> usize {
@@ -255,8 +334,9 @@ impl Fleet {
     /// # Errors
     /// As [`Self::check_prefill`].
     pub fn check_decode(&self, spec: &DecodeSpec, replaces: bool) -> Result<(), Error> {
-        let DecodeSpec { cost, capacity_blocks: _ } = spec;
-        if !usable(&[cost.fixed_ms, cost.ms_per_sequence, cost.ms_per_context_token]) {
+        let DecodeSpec { cost, handover, capacity_blocks: _ } = spec;
+        let cost = [cost.fixed_ms, cost.ms_per_sequence, cost.ms_per_context_token];
+        if !usable(&cost) || !usable(&[handover.fixed_ms, handover.ms_per_block]) {
             return Err(Error::Cost { table: "decode" });
         }
         self.check_room("decode", replaces || self.decode.has_room())
@@ -267,14 +347,60 @@ impl Fleet {
         if has_room { Ok(()) } else { Err(Error::TableFull { table, limit }) }
     }
 
+    /// One instance, in the table of each of its roles; its slots there.
+    ///
+    /// # Errors
+    /// [`Error::Cost`], [`Error::TableFull`]; then it is in neither.
+    pub fn register(
+        &mut self,
+        prefill: Option<PrefillSpec>,
+        decode: Option<DecodeSpec>,
+        site: Site,
+        now_ms: u64,
+    ) -> Result<(Option<u16>, Option<u16>), Error> {
+        prefill.as_ref().map_or(Ok(()), |spec| self.check_prefill(spec, false))?;
+        decode.as_ref().map_or(Ok(()), |spec| self.check_decode(spec, false))?;
+        self.epoch += 1;
+        let prefill = prefill.map(|spec| self.insert_prefill(spec, site, now_ms)).transpose()?;
+        let decode = decode.map(|spec| self.insert_decode(spec, site, now_ms)).transpose()?;
+        if let (Some(prefill), Some(decode)) = (prefill, decode) {
+            self.peers += 1;
+            if let Some(p) = self.prefill.change(prefill) {
+                p.peer = Some(decode);
+            }
+            if let Some(d) = self.decode.change(decode) {
+                d.peer = Some(prefill);
+            }
+        }
+        Ok((prefill, decode))
+    }
+
+    /// An instance that does prefill only, somewhere.
+    ///
     /// # Errors
     /// [`Error::Cost`], [`Error::TableFull`].
     pub fn register_prefill(&mut self, spec: PrefillSpec, now_ms: u64) -> Result<u16, Error> {
         self.check_prefill(&spec, false)?;
-        let capacity_blocks = spec.capacity_blocks;
         self.epoch += 1;
+        self.insert_prefill(spec, Site::default(), now_ms)
+    }
+
+    /// An instance that decodes only, somewhere.
+    ///
+    /// # Errors
+    /// As [`Self::register_prefill`].
+    pub fn register_decode(&mut self, spec: DecodeSpec, now_ms: u64) -> Result<u16, Error> {
+        self.check_decode(&spec, false)?;
+        self.epoch += 1;
+        self.insert_decode(spec, Site::default(), now_ms)
+    }
+
+    fn insert_prefill(&mut self, spec: PrefillSpec, site: Site, now_ms: u64) -> Result<u16, Error> {
+        let capacity_blocks = spec.capacity_blocks;
         let instance = Prefill {
             spec,
+            site,
+            peer: None,
             epoch: self.epoch,
             available: true,
             busy_until_ms: now_ms as f64,
@@ -282,20 +408,19 @@ impl Fleet {
             queued: 0,
             transfers: 0,
             free_blocks: capacity_blocks,
+            waiting: None,
             reported_ms: now_ms,
         };
         let limit = usize::from(self.limits.instances);
         self.prefill.insert(instance).ok_or(Error::TableFull { table: "prefill", limit })
     }
 
-    /// # Errors
-    /// As [`Self::register_prefill`].
-    pub fn register_decode(&mut self, spec: DecodeSpec, now_ms: u64) -> Result<u16, Error> {
-        self.check_decode(&spec, false)?;
+    fn insert_decode(&mut self, spec: DecodeSpec, site: Site, now_ms: u64) -> Result<u16, Error> {
         let capacity_blocks = spec.capacity_blocks;
-        self.epoch += 1;
         let instance = Decode {
             spec,
+            site,
+            peer: None,
             epoch: self.epoch,
             available: true,
             sequences: 0,
@@ -303,7 +428,9 @@ impl Fleet {
             arriving_sequences: 0,
             arriving_tokens: 0,
             arriving_blocks: 0,
+            handovers: 0,
             free_blocks: capacity_blocks,
+            waiting: None,
             reported_ms: now_ms,
         };
         let limit = usize::from(self.limits.instances);
@@ -315,13 +442,23 @@ impl Fleet {
     /// # Errors
     /// [`Error::NoInstance`].
     pub fn unregister_prefill(&mut self, slot: u16) -> Result<(), Error> {
-        self.prefill.remove(slot).map(|_| ()).ok_or(Error::NoInstance { table: "prefill", slot })
+        let gone = self.prefill.remove(slot).ok_or(Error::NoInstance { table: "prefill", slot })?;
+        if let Some(d) = gone.peer.and_then(|peer| self.decode.change(peer)) {
+            d.peer = None;
+            self.peers -= 1;
+        }
+        Ok(())
     }
 
     /// # Errors
     /// [`Error::NoInstance`].
     pub fn unregister_decode(&mut self, slot: u16) -> Result<(), Error> {
-        self.decode.remove(slot).map(|_| ()).ok_or(Error::NoInstance { table: "decode", slot })
+        let gone = self.decode.remove(slot).ok_or(Error::NoInstance { table: "decode", slot })?;
+        if let Some(p) = gone.peer.and_then(|peer| self.prefill.change(peer)) {
+            p.peer = None;
+            self.peers -= 1;
+        }
+        Ok(())
     }
 
     /// Drained, dead and revived instances.
@@ -342,29 +479,38 @@ impl Fleet {
         Ok(())
     }
 
-    /// Free memory as the instance itself counts it.
+    /// What the instance itself says of its prefill half.
     ///
     /// # Errors
     /// [`Error::NoInstance`].
-    pub fn report_prefill(&mut self, slot: u16, free_blocks: u32, now_ms: u64) -> Result<(), Error> {
+    pub fn report_prefill(&mut self, slot: u16, report: Report, now_ms: u64) -> Result<(), Error> {
         let instance = self.prefill.change(slot).ok_or(Error::NoInstance { table: "prefill", slot })?;
-        instance.free_blocks = free_blocks.min(instance.spec.capacity_blocks);
+        instance.free_blocks = report.free_blocks.min(instance.spec.capacity_blocks);
+        instance.waiting = report.waiting;
         instance.reported_ms = now_ms;
         Ok(())
     }
 
     /// # Errors
     /// [`Error::NoInstance`].
-    pub fn report_decode(&mut self, slot: u16, free_blocks: u32, now_ms: u64) -> Result<(), Error> {
+    pub fn report_decode(&mut self, slot: u16, report: Report, now_ms: u64) -> Result<(), Error> {
         let instance = self.decode.change(slot).ok_or(Error::NoInstance { table: "decode", slot })?;
-        let free_blocks = free_blocks.min(instance.spec.capacity_blocks);
+        let free_blocks = report.free_blocks.min(instance.spec.capacity_blocks);
+        instance.waiting = report.waiting;
         instance.free_blocks = free_blocks.saturating_sub(instance.arriving_blocks);
         instance.reported_ms = now_ms;
         Ok(())
     }
 
-    /// Restarts the table clock if it is due; call before [`Self::changes_since`] and [`Self::request`].
+    /// Ends hand-overs that should have arrived, and restarts the table clock if it is due; call before
+    /// [`Self::changes_since`] and [`Self::table_time`].
     pub fn tick(&mut self, now_ms: u64) {
+        while let Some(&(end_ms, id)) = self.handovers.first()
+            && end_ms <= now_ms
+        {
+            self.handovers.pop_first();
+            self.end_handover(id);
+        }
         if self.clock.rebase(now_ms) {
             self.clock_epoch += 1;
             self.prefill.invalidate();
@@ -379,6 +525,7 @@ impl Fleet {
             epoch: self.clock_epoch,
             prefill: self.prefill.version(),
             decode: self.decode.version(),
+            links: self.links.version(),
         };
         if *version == seen {
             return None;
@@ -386,11 +533,15 @@ impl Fleet {
         let same_clock = seen.epoch == self.clock_epoch;
         let prefill = self.prefill.changed_since(seen.prefill).filter(|_| same_clock);
         let decode = self.decode.changed_since(seen.decode).filter(|_| same_clock);
-        let (Some(prefill), Some(decode)) = (prefill, decode) else { return Some(self.full()) };
+        let links = self.links.changed_since(seen.links).filter(|_| same_clock);
+        let (Some(prefill), Some(decode), Some(links)) = (prefill, decode, links) else {
+            return Some(self.full());
+        };
         Some(Changes {
             open: None,
             prefill: prefill.into_iter().flat_map(|slot| self.prefill_row(slot).encode()).collect(),
             decode: decode.into_iter().flat_map(|slot| self.decode_row(slot).encode()).collect(),
+            links,
         })
     }
 
@@ -419,6 +570,8 @@ impl Fleet {
             ttft_slo: ask.ttft_slo_ms,
             tbt_slo: ask.tbt_slo_ms,
             hints: if ask.must_run { Request::MUST_RUN } else { 0 },
+            model: ask.needs.model.unwrap_or(0),
+            adapter: ask.needs.adapter,
             ..Request::default()
         }
     }
@@ -428,9 +581,13 @@ impl Fleet {
         let decode = self.decode.iter().flat_map(|(slot, _)| self.decode_row(slot).encode());
         let (prefill_slots, decode_slots) = (self.prefill.len() as u32, self.decode.len() as u32);
         Changes {
-            open: Some(Layout::of(prefill_slots, decode_slots, self.block_size_tokens)),
+            open: Some(Layout {
+                domains: self.domains,
+                ..Layout::of(prefill_slots, decode_slots, self.block_size_tokens)
+            }),
             prefill: prefill.collect(),
             decode: decode.collect(),
+            links: self.links.rows(),
         }
     }
 
@@ -450,7 +607,11 @@ impl Fleet {
             free_blocks: p.free_blocks,
             capacity_blocks: p.spec.capacity_blocks,
             reported_at: self.clock.at(p.reported_ms as f64),
-            ..PrefillRow::default()
+            identity: identity(p.epoch),
+            peer: p.peer,
+            host: p.site.host,
+            domain: p.site.domain,
+            waiting: p.waiting,
         }
     }
 
@@ -469,7 +630,18 @@ impl Fleet {
             arriving_sequences: d.arriving_sequences,
             arriving_tokens: d.arriving_tokens,
             reported_at: self.clock.at(d.reported_ms as f64),
-            ..DecodeRow::default()
+            identity: identity(d.epoch),
+            peer: d.peer,
+            host: d.site.host,
+            domain: d.site.domain,
+            waiting: d.waiting,
+            handover_fixed: d.spec.handover.fixed_ms,
+            handover_per_block: d.spec.handover.congested_ms_per_block(d.handovers),
         }
     }
+}
+
+/// The number of a registration as rows carry it: a float holds whole numbers up to 2^24.
+fn identity(epoch: u64) -> u32 {
+    (epoch & 0x00ff_ffff) as u32
 }

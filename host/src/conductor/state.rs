@@ -1,28 +1,46 @@
 //! What is true of the cluster, behind the lock of [`super::Conductor`]; no policy is called in here.
 
-use super::fleet::{self, Admission, Ask, Fleet, Outcome};
+use super::fleet::{self, Admission, Ask, Fleet, LinkSpec, Outcome, Site};
 use super::load::{Window, cluster_load, snapshot};
-use super::{Counts, Error, Instance, NAME_MAX, Placed, Registration, Rejected, Stage};
+use super::memos::Memos;
+use super::names::Names;
+use super::serves::{Catalogue, Serves};
+use super::{
+    Counts, DOMAINS_MAX, Error, Holder, Instance, NAME_MAX, Placed, Registration, Rejected, Report, Scores,
+    Stage,
+};
 use crate::config;
 use crate::prefix_index::{self, PrefixIndex};
 use kvasir_policy::admitter::Load;
 use kvasir_policy::balancer::Snapshot;
-use kvasir_policy::scheduler::{Column, Decision, Placement, Question, Request};
+use kvasir_policy::scheduler::{Candidates, Column, Decision, Placement, Question, Request};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// An instance that is silent for this many times `conductor.instance_ttl` is forgotten.
 const FORGET_AFTER: u32 = 30;
 /// Each visits the whole index under the lock that decisions need.
 const FORGET_PER_TICK: usize = 8;
+/// Machines come and go under new names; those beyond this are unknown to policies.
+const HOSTS_MAX: usize = 1 << 16;
 
 pub(super) struct State {
     config: config::Conductor,
     pub(super) fleet: Fleet,
+    /// By prefill slot.
     index: PrefixIndex,
+    /// By decode slot, of instances that only decode.
+    decode_index: PrefixIndex,
     instances: HashMap<String, Instance>,
     prefill_names: Vec<Option<String>>,
     decode_names: Vec<Option<String>>,
+    hosts: Names,
+    domains: Names,
+    pub(super) catalogue: Catalogue,
+    /// By tenant and session: two tenants do not share one.
+    sessions: Memos<(u32, u64)>,
+    tenants: Memos<u32>,
     epochs: u64,
     requests: u64,
     counts: Counts,
@@ -39,13 +57,24 @@ impl State {
             requests: config.requests_max as usize,
         };
         let entries = config.index_entries_max as usize;
+        let mut domains = Names::new(DOMAINS_MAX);
+        let links: Vec<LinkSpec> =
+            config.links.iter().filter_map(|link| numbered(link, &mut domains)).collect();
+        let mut fleet = Fleet::new(limits, config.block_size_tokens, now_ms).with_links(&links);
+        fleet.set_domains(domains.len() as u32 + 1);
         Self {
-            fleet: Fleet::new(limits, config.block_size_tokens, now_ms),
+            fleet,
             index: PrefixIndex::new(prefix_index::Limits { entries, covers: entries }),
+            decode_index: PrefixIndex::new(prefix_index::Limits { entries, covers: entries }),
             config: config.clone(),
             instances: HashMap::new(),
             prefill_names: Vec::new(),
             decode_names: Vec::new(),
+            hosts: Names::new(HOSTS_MAX),
+            domains,
+            catalogue: Catalogue::new(),
+            sessions: Memos::new(config.sessions_max as usize),
+            tenants: Memos::new(config.sessions_max as usize),
             epochs: 0,
             requests: 0,
             counts: Counts::default(),
@@ -69,11 +98,13 @@ impl State {
         if let Some(spec) = &given.decode {
             self.fleet.check_decode(spec, replaced.is_some_and(|old| old.decode.is_some()))?;
         }
+        let site = self.site(&given)?;
+        let serves = Arc::new(self.catalogue.serves(&given.models, &given.adapters)?);
         self.forget(name);
-        let prefill = given.prefill.map(|spec| self.fleet.register_prefill(spec, now_ms)).transpose()?;
-        let decode = given.decode.map(|spec| self.fleet.register_decode(spec, now_ms)).transpose()?;
+        let (prefill, decode) = self.fleet.register(given.prefill, given.decode, site, now_ms)?;
         set_name(&mut self.prefill_names, prefill, Some(name));
         set_name(&mut self.decode_names, decode, Some(name));
+        self.set_serves(prefill, decode, Some(&serves));
         self.epochs += 1;
         let epoch = self.epochs;
         let instance = Instance {
@@ -84,9 +115,24 @@ impl State {
             desynced: false,
             reported_ms: now_ms,
             draining: false,
+            serves,
         };
         self.instances.insert(name.to_owned(), instance);
         Ok(epoch)
+    }
+
+    /// # Errors
+    /// [`Error::TooManyNames`] of domains. A machine for which there is no room is unknown: policies lose a hint, and
+    /// nothing goes wrong.
+    fn site(&mut self, given: &Registration) -> Result<Site, Error> {
+        let host = if given.host.is_empty() { None } else { self.hosts.number(&given.host) };
+        if given.domain.is_empty() {
+            return Ok(Site { host, domain: 0 });
+        }
+        let full = || Error::TooManyNames { what: "domain", name: given.domain.clone(), limit: DOMAINS_MAX };
+        let domain = self.domains.number(&given.domain).ok_or_else(full)?;
+        self.fleet.set_domains(self.domains.len() as u32 + 1);
+        Ok(Site { host, domain })
     }
 
     pub(super) fn unregister(&mut self, name: &str, epoch: u64) -> Result<(), Error> {
@@ -98,8 +144,8 @@ impl State {
     fn forget(&mut self, name: &str) {
         let Some(gone) = self.instances.remove(name) else { return };
         // Slots of known instances are in the tables.
+        self.holdings(gone.holder()).drop_instance();
         if let Some(slot) = gone.prefill {
-            self.index.drop_instance(slot);
             let _ = self.fleet.unregister_prefill(slot);
         }
         if let Some(slot) = gone.decode {
@@ -107,16 +153,22 @@ impl State {
         }
         set_name(&mut self.prefill_names, gone.prefill, None);
         set_name(&mut self.decode_names, gone.decode, None);
+        self.set_serves(gone.prefill, gone.decode, None);
+    }
+
+    fn set_serves(&mut self, prefill: Option<u16>, decode: Option<u16>, serves: Option<&Arc<Serves>>) {
+        self.catalogue.prefill.set(prefill, serves.cloned());
+        self.catalogue.decode.set(decode, serves.cloned());
     }
 
     pub(super) fn reset_blocks(&mut self, name: &str, epoch: u64) -> Result<(), Error> {
         let instance = known(&mut self.instances, name, epoch)?;
-        let slot = instance.prefill.ok_or_else(|| Error::NoPrefill { name: name.to_owned() })?;
+        instance.sequence = 0;
         // A gap has forgotten them already, and to forget visits the whole index.
         if !std::mem::take(&mut instance.desynced) {
-            self.index.drop_instance(slot);
+            let holder = instance.holder();
+            self.holdings(holder).drop_instance();
         }
-        instance.sequence = 0;
         Ok(())
     }
 
@@ -124,19 +176,27 @@ impl State {
         &mut self,
         name: &str,
         epoch: u64,
-        free_blocks: u32,
-        draining: bool,
+        report: &Report,
         now_ms: u64,
     ) -> Result<(), Error> {
+        let Report { free_blocks, draining, waiting, adapters } = report;
+        let (&free_blocks, &draining, &waiting) = (free_blocks, draining, waiting);
+        let said = fleet::Report { free_blocks, waiting };
         let instance = known(&mut self.instances, name, epoch)?;
         instance.reported_ms = now_ms;
         instance.draining = draining;
-        if let Some(slot) = instance.prefill {
-            self.fleet.report_prefill(slot, free_blocks, now_ms)?;
+        let (prefill, decode) = (instance.prefill, instance.decode);
+        if let Some(adapters) = adapters {
+            let serves = Arc::new(self.catalogue.with_adapters(&instance.serves, adapters));
+            instance.serves = Arc::clone(&serves);
+            self.set_serves(prefill, decode, Some(&serves));
+        }
+        if let Some(slot) = prefill {
+            self.fleet.report_prefill(slot, said, now_ms)?;
             self.fleet.set_prefill_available(slot, !draining)?;
         }
-        if let Some(slot) = instance.decode {
-            self.fleet.report_decode(slot, free_blocks, now_ms)?;
+        if let Some(slot) = decode {
+            self.fleet.report_decode(slot, said, now_ms)?;
             self.fleet.set_decode_available(slot, !draining)?;
         }
         Ok(())
@@ -151,8 +211,9 @@ impl State {
         parent: Option<u64>,
         blocks: &[u64],
     ) -> Result<(), Error> {
-        let slot = self.next_message(name, epoch, sequence)?;
-        self.index.store(slot, parent, blocks);
+        let holder = self.next_message(name, epoch, sequence)?;
+        let Holdings { index, slot } = self.holdings(holder);
+        index.store(slot, parent, blocks);
         Ok(())
     }
 
@@ -163,32 +224,43 @@ impl State {
         sequence: u64,
         blocks: &[u64],
     ) -> Result<(), Error> {
-        let slot = self.next_message(name, epoch, sequence)?;
-        self.index.remove(slot, blocks);
+        let holder = self.next_message(name, epoch, sequence)?;
+        let Holdings { index, slot } = self.holdings(holder);
+        index.remove(slot, blocks);
         Ok(())
     }
 
     /// A gap means that something unknown happened: what is known of the instance's blocks is dropped, once,
     /// and no further message counts until [`Self::reset_blocks`].
-    fn next_message(&mut self, name: &str, epoch: u64, sequence: u64) -> Result<u16, Error> {
+    fn next_message(&mut self, name: &str, epoch: u64, sequence: u64) -> Result<Holder, Error> {
         let instance = known(&mut self.instances, name, epoch)?;
-        let slot = instance.prefill.ok_or_else(|| Error::NoPrefill { name: name.to_owned() })?;
+        let holder = instance.holder();
         let expected = instance.sequence + 1;
         if instance.desynced || sequence != expected {
             if !std::mem::replace(&mut instance.desynced, true) {
-                self.index.drop_instance(slot);
+                self.holdings(holder).drop_instance();
             }
             return Err(Error::Gap { name: name.to_owned(), given: sequence, expected });
         }
         instance.sequence = sequence;
-        Ok(slot)
+        Ok(holder)
+    }
+
+    fn holdings(&mut self, holder: Holder) -> Holdings<'_> {
+        match holder {
+            Holder::Prefill(slot) => Holdings { index: &mut self.index, slot },
+            Holder::Decode(slot) => Holdings { index: &mut self.decode_index, slot },
+        }
     }
 
     /// Leading blocks of `chain` at each instance that holds any, longest first.
     pub(super) fn lookup(&self, chain: &[u64]) -> Vec<(String, u32)> {
         let mut prefix = vec![0; self.fleet.prefill_slots()];
         self.index.lookup(chain, &mut prefix);
-        let mut found = self.named(&prefix);
+        let mut found = named(&prefix, &self.prefill_names);
+        let mut at_decode = vec![0; self.fleet.decode_slots()];
+        self.decode_index.lookup(chain, &mut at_decode);
+        found.extend(named(&at_decode, &self.decode_names));
         found.retain(|&(_, blocks)| blocks > 0);
         found.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         found
@@ -205,15 +277,41 @@ impl State {
     ) {
         let fleet = &self.fleet;
         let request = fleet.request(ask);
-        let request = Request { hints: request.hints | hints, ..request };
+        let session_memo = if ask.session == 0 { 0 } else { self.sessions.get((ask.tenant, ask.session)) };
+        let tenant_memo = self.tenants.get(ask.tenant);
+        let request = Request { hints: request.hints | hints, session_memo, tenant_memo, ..request };
         question.begin(fleet.table_time(now_ms), &request, fleet.prefill_slots(), fleet.decode_slots());
-        question.add(Column::Prefix, |slots| self.index.lookup(chain, slots) > 0);
+        question.add(Column::Prefix, |_, slots| self.index.lookup(chain, slots) > 0);
+        let (catalogue, needs) = (&self.catalogue, ask.needs);
+        if catalogue.prefill.says_something(needs) {
+            question.add(Column::EligiblePrefill, |_, slots| catalogue.prefill.fill(needs, slots));
+        }
+        if fleet.has_peers() || !self.decode_index.is_empty() {
+            question.add(Column::PrefixAtDecode, |before, slots| self.at_decode(chain, before, slots));
+        }
+        if catalogue.decode.says_something(needs) {
+            question.add(Column::EligibleDecode, |_, slots| catalogue.decode.fill(needs, slots));
+        }
     }
 
-    /// A column by prefill slot, by the names of those that are known.
-    pub(super) fn named<V: Copy>(&self, column: &[V]) -> Vec<(String, V)> {
-        let named = column.iter().zip(&self.prefill_names);
-        named.filter_map(|(&value, name)| Some((name.clone()?, value))).collect()
+    /// The scores of a policy, by prefill slot and then perhaps by decode slot, by the names of those that are known.
+    pub(super) fn scores(&self, scores: &[f32]) -> Scores {
+        let (prefill, decode) = scores.split_at(scores.len().min(self.fleet.prefill_slots()));
+        Scores { prefill: named(prefill, &self.prefill_names), decode: named(decode, &self.decode_names) }
+    }
+
+    /// Leading blocks of `chain` by decode slot: as told by instances that only decode, and for those that do both what
+    /// their prefill half holds, which is the same memory. Whether there are any.
+    fn at_decode(&self, chain: &[u64], before: Candidates<'_>, slots: &mut [u32]) -> bool {
+        let mut any = self.decode_index.lookup(chain, slots) > 0;
+        if let Some(prefix) = before.prefix() {
+            for (decode, prefill) in self.fleet.peers() {
+                let held = prefix.get(usize::from(prefill)).copied().unwrap_or(0);
+                any |= held > 0;
+                slots[usize::from(decode)] = held;
+            }
+        }
+        any
     }
 
     /// Books a decision; the id under which, and what it means by names.
@@ -234,8 +332,21 @@ impl State {
             }
             Outcome::Admitted(admission) => {
                 self.requests = id;
+                self.remember(ask, decision);
                 Ok(Ok((id, self.placed(decision, admission, question))))
             }
+        }
+    }
+
+    /// What a decision that is booked leaves for later ones.
+    fn remember(&mut self, ask: &Ask, decision: &Decision) {
+        let &Decision::Run(Placement { session_memo, tenant_charge, .. }) = decision else { return };
+        if ask.session != 0 {
+            self.sessions.set((ask.tenant, ask.session), session_memo);
+        }
+        if tenant_charge != 0 {
+            let sum = self.tenants.get(ask.tenant).wrapping_add(tenant_charge);
+            self.tenants.set(ask.tenant, sum);
         }
     }
 
@@ -310,13 +421,48 @@ impl State {
             in_flight: self.fleet.in_flight(),
             prefill: known(&self.prefill_names),
             decode: known(&self.decode_names),
+            memos_forgotten: self.sessions.forgotten() + self.tenants.forgotten(),
+            names_refused: self.hosts.refused() + self.domains.refused() + self.catalogue.refused(),
             ..self.counts
         }
     }
 
+    /// Of both indices together.
     pub(super) fn index_stats(&self) -> prefix_index::Stats {
-        self.index.stats()
+        let (prefill, decode) = (self.index.stats(), self.decode_index.stats());
+        prefix_index::Stats {
+            entries: prefill.entries + decode.entries,
+            runs: prefill.runs + decode.runs,
+            covers: prefill.covers + decode.covers,
+            bytes: prefill.bytes + decode.bytes,
+            refused: prefill.refused + decode.refused,
+            forgotten: prefill.forgotten + decode.forgotten,
+        }
     }
+}
+
+/// Where an instance stands in one of the two indices.
+struct Holdings<'a> {
+    index: &'a mut PrefixIndex,
+    slot: u16,
+}
+
+impl Holdings<'_> {
+    fn drop_instance(self) {
+        self.index.drop_instance(self.slot);
+    }
+}
+
+/// A link by the numbers of its domains; `None` beyond the limit, which the settings are checked against.
+fn numbered(link: &config::Link, domains: &mut Names) -> Option<LinkSpec> {
+    let config::Link { from, to, fixed_ms, factor, parallel } = link;
+    let (from, to) = (domains.number(from)?, domains.number(to)?);
+    Some(LinkSpec { from, to, fixed_ms: *fixed_ms, factor: *factor, parallel: *parallel })
+}
+
+/// A column by slot, by the names of those that are known.
+fn named<V: Copy>(column: &[V], names: &[Option<String>]) -> Vec<(String, V)> {
+    column.iter().zip(names).filter_map(|(&value, name)| Some((name.clone()?, value))).collect()
 }
 
 fn known<'a>(

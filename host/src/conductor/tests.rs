@@ -2,8 +2,9 @@
 
 use super::fleet::{self, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use super::state::State;
-use super::{Error, Registration};
+use super::{Error, Registration, Report};
 use crate::config;
+use kvasir_policy::scheduler::Question;
 
 fn registration() -> Registration {
     let prefill = PrefillSpec {
@@ -12,7 +13,12 @@ fn registration() -> Registration {
         capacity_blocks: 100,
     };
     let cost = DecodeCost { fixed_ms: 20.0, ms_per_sequence: 1.0, ms_per_context_token: 0.0 };
-    Registration { prefill: Some(prefill), decode: Some(DecodeSpec { cost, capacity_blocks: 100 }) }
+    let decode = DecodeSpec { cost, handover: prefill.transfer, capacity_blocks: 100 };
+    Registration { prefill: Some(prefill), decode: Some(decode), ..Registration::default() }
+}
+
+fn free(free_blocks: u32) -> Report {
+    Report { free_blocks, ..Report::default() }
 }
 
 fn state(instances_max: u32) -> State {
@@ -52,7 +58,7 @@ fn many_dead_at_once_are_forgotten_over_several_ticks() {
 fn after_a_gap_the_blocks_are_told_anew_and_the_load_stays() {
     let mut state = state(8);
     let epoch = state.register("a", registration(), 0).unwrap();
-    state.report("a", epoch, 7, false, 5).unwrap();
+    state.report("a", epoch, &free(7), 5).unwrap();
     state.stored("a", epoch, 1, None, &[1, 2]).unwrap();
     for sequence in [3, 4, 2] {
         let gap = state.stored("a", epoch, sequence, None, &[3]).unwrap_err();
@@ -72,6 +78,35 @@ fn after_a_gap_the_blocks_are_told_anew_and_the_load_stays() {
 }
 
 #[test]
+fn what_decode_instances_hold_is_a_column_of_its_own() {
+    let mut state = state(8);
+    let only_decode = Registration { prefill: None, ..registration() };
+    let both = state.register("both", registration(), 0).unwrap();
+    let d = state.register("d", only_decode, 0).unwrap();
+    let at_decode = |state: &mut State, chain: &[u64]| {
+        let mut question = Question::default();
+        state.question(&fleet::Ask::default(), chain, 0, 0, &mut question);
+        let candidates = question.candidates();
+        (candidates.prefix().map(<[u32]>::to_vec), candidates.prefix_at_decode().map(<[u32]>::to_vec))
+    };
+    assert_eq!(at_decode(&mut state, &[1, 2, 3]), (None, None));
+    state.stored("d", d, 1, None, &[1]).unwrap();
+    assert_eq!(at_decode(&mut state, &[1, 2, 3]), (None, Some(vec![0, 1])));
+    state.stored("both", both, 1, None, &[1, 2, 3]).unwrap();
+    assert_eq!(at_decode(&mut state, &[1, 2, 3]), (Some(vec![3]), Some(vec![3, 1])));
+    assert_eq!(state.lookup(&[1, 2]), [("both".to_owned(), 2), ("d".to_owned(), 1)]);
+    assert!(state.stored("d", d, 3, None, &[2]).is_err(), "a gap");
+    assert_eq!(at_decode(&mut state, &[1, 2, 3]).1, Some(vec![3, 0]));
+    state.reset_blocks("d", d).unwrap();
+    state.stored("d", d, 1, None, &[1, 2]).unwrap();
+    state.removed("d", d, 2, &[2]).unwrap();
+    assert_eq!(at_decode(&mut state, &[1, 2, 3]).1, Some(vec![3, 1]));
+    state.unregister("d", d).unwrap();
+    state.unregister("both", both).unwrap();
+    assert_eq!((at_decode(&mut state, &[1]), state.index_stats().entries), ((None, None), 0));
+}
+
+#[test]
 fn a_late_farewell_does_not_remove_the_successor() {
     let mut state = state(8);
     let old = state.register("a", registration(), 0).unwrap();
@@ -80,6 +115,37 @@ fn a_late_farewell_does_not_remove_the_successor() {
     assert_eq!(state.counts().prefill, 1);
     state.unregister("a", new).unwrap();
     assert_eq!(state.counts().prefill, 0);
+}
+
+#[test]
+fn machines_and_domains_get_numbers_and_links_lie_between_them() {
+    let link =
+        config::Link { from: "east".into(), to: "west".into(), fixed_ms: 9.0, factor: 1.0, parallel: 0 };
+    let config = config::Conductor { links: vec![link], ..config::Conductor::default() };
+    let mut state = State::new(&config, 0);
+    let at = |host: &str, domain: &str| Registration {
+        host: host.into(),
+        domain: domain.into(),
+        ..registration()
+    };
+    for (name, site) in
+        [("a", at("h1", "west")), ("b", at("h2", "north")), ("c", at("h1", "")), ("d", at("", "west"))]
+    {
+        state.register(name, site, 0).unwrap();
+    }
+    let rows = state.fleet.rows().0;
+    let sites: Vec<_> = rows.iter().map(|row| (row.host, row.domain)).collect();
+    assert_eq!(sites, [(Some(1), 2), (Some(2), 3), (Some(1), 0), (None, 2)]);
+    for n in 0.. {
+        match state.register("e", at("", &format!("domain-{n}")), 1) {
+            Ok(_) => assert!(n < super::DOMAINS_MAX),
+            Err(full) => {
+                assert!(matches!(full, Error::TooManyNames { what: "domain", .. }), "{full}");
+                break;
+            }
+        }
+    }
+    assert_eq!(state.counts().prefill, 5, "the one that was refused stays as it was");
 }
 
 #[test]
@@ -96,6 +162,6 @@ fn a_refused_registration_changes_nothing() {
         Err(Error::Fleet(fleet::Error::TableFull { .. }))
     ));
     assert_eq!(state.lookup(&[1]).len(), 1);
-    state.report("a", epoch, 1, false, 2).unwrap();
+    state.report("a", epoch, &free(1), 2).unwrap();
     state.register("a", registration(), 3).expect("its own place is free for it");
 }

@@ -68,6 +68,8 @@ impl Cluster {
                 decode: true,
                 capacity_blocks: (plan.pool_bytes / u64::from(plan.block_bytes)) as u32,
                 cost: Some(instance::cost_model(plan.speed)),
+                host: name.clone(),
+                ..Default::default()
             };
             let epoch =
                 conductor.register(registration).await.context("registering an instance")?.into_inner().epoch;
@@ -98,7 +100,7 @@ impl Cluster {
                 name: host.name.clone(),
                 epoch: host.epoch,
                 free_blocks: free_blocks as u32,
-                draining: false,
+                ..Default::default()
             };
             self.conductor().control.conductor.clone().report_load(request).await?;
         }

@@ -27,6 +27,8 @@ pub(super) fn cost_model(speed: f64) -> proto::CostModel {
         step_fixed_ms: real(DECODE.fixed_ms),
         step_per_sequence_ms: real(DECODE.ms_per_sequence),
         step_per_token_ms: real(DECODE.ms_per_context_token),
+        handover_fixed_ms: None,
+        handover_per_block_ms: None,
     }
 }
 

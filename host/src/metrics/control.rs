@@ -130,6 +130,16 @@ pub(super) fn conductor(page: &mut Page, host: &Host) {
         "Instances forgotten because they were silent for too long",
     )
     .is(c.forgotten);
+    page.counter(
+        "kvasir_memos_forgotten_total",
+        "Memos of sessions and tenants that were forgotten to make room for others (conductor.sessions_max)",
+    )
+    .is(c.memos_forgotten);
+    page.counter(
+        "kvasir_names_refused_total",
+        "Names of machines, network domains, models and adapters that got no number, because too many are known",
+    )
+    .is(c.names_refused);
     page.gauge("kvasir_instances", "Instances known, by role")
         .by("role", "prefill", c.prefill)
         .by("role", "decode", c.decode);

@@ -139,14 +139,29 @@ impl Engine {
     }
 }
 
+/// The slot whose interface a component exports. Nothing is compiled.
+///
+/// # Errors
+/// It is no component, or exports the interface of no slot.
+pub(super) fn slot_of(name: &str, bytes: &[u8]) -> Result<SlotKind, Error> {
+    check_header(name, bytes)?;
+    let exports = Interface::read(bytes).map_err(|error| unreadable(name, &error))?.exports;
+    let slot = SlotKind::ALL.into_iter().find(|slot| exports.contains(&slot.interface()));
+    slot.ok_or_else(|| Error::NoSlot { name: name.into(), found: names(&exports) })
+}
+
+fn unreadable(name: &str, error: &wasmparser::BinaryReaderError) -> Error {
+    Error::Compile { name: name.into(), reason: printable(&error.to_string(), TEXT_BYTES) }
+}
+
+fn names(exports: &[&str]) -> String {
+    if exports.is_empty() { "nothing".into() } else { printable(&exports.join(", "), TEXT_BYTES) }
+}
+
 /// Looks at the names alone, so that what cannot serve here is not compiled first, which may take seconds.
 /// Returns whether it learns.
 fn check_interface(slot: SlotKind, name: &str, bytes: &[u8]) -> Result<bool, Error> {
-    let unreadable = |error: wasmparser::BinaryReaderError| Error::Compile {
-        name: name.into(),
-        reason: printable(&error.to_string(), TEXT_BYTES),
-    };
-    let Interface { imports, exports } = Interface::read(bytes).map_err(unreadable)?;
+    let Interface { imports, exports } = Interface::read(bytes).map_err(|error| unreadable(name, &error))?;
     // One that exports several versions is called by ours.
     let ours = exports.iter().any(|e| e.starts_with("kvasir:policy/") && e.ends_with("@0.1.0"));
     if let Some(found) = exports.iter().find(|e| e.starts_with("kvasir:policy/") && !ours) {
@@ -161,11 +176,7 @@ fn check_interface(slot: SlotKind, name: &str, bytes: &[u8]) -> Result<bool, Err
     }
     for wanted in [CONTROL, slot.interface()] {
         if !exports.contains(&wanted) {
-            let found = if exports.is_empty() {
-                "nothing".into()
-            } else {
-                printable(&exports.join(", "), TEXT_BYTES)
-            };
+            let found = names(&exports);
             return Err(Error::WrongWorld { name: name.into(), slot, missing: wanted.into(), found });
         }
     }
@@ -174,13 +185,13 @@ fn check_interface(slot: SlotKind, name: &str, bytes: &[u8]) -> Result<bool, Err
 
 /// What a component itself imports and exports, not the parts in it.
 #[derive(Default)]
-struct Interface<'a> {
-    imports: Vec<&'a str>,
-    exports: Vec<&'a str>,
+pub(super) struct Interface<'a> {
+    pub(super) imports: Vec<&'a str>,
+    pub(super) exports: Vec<&'a str>,
 }
 
 impl<'a> Interface<'a> {
-    fn read(bytes: &'a [u8]) -> Result<Self, wasmparser::BinaryReaderError> {
+    pub(super) fn read(bytes: &'a [u8]) -> Result<Self, wasmparser::BinaryReaderError> {
         let mut found = Self::default();
         let mut depth = 0;
         for payload in Parser::new(0).parse_all(bytes) {

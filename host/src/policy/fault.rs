@@ -53,6 +53,10 @@ pub enum Error {
     WrongVersion { name: String, found: String },
     #[error("policy `{name}` is no {slot}: it lacks the export `{missing}` (it exports {found})")]
     WrongWorld { name: String, slot: SlotKind, missing: String, found: String },
+    #[error(
+        "policy `{name}` serves no slot: it exports {found}; build it for one of the worlds in wit/policy-0.1"
+    )]
+    NoSlot { name: String, found: String },
     #[error("policy `{name}` says it is a `{described}`, but was loaded as {slot}")]
     WrongSlot { name: String, slot: SlotKind, described: String },
     #[error("policy `{name}` is refused for what it says about itself: {reason}")]

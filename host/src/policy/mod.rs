@@ -13,6 +13,7 @@ mod engine;
 mod fault;
 mod guest;
 mod host;
+pub mod inspect;
 mod log;
 pub mod slot;
 mod watch;

@@ -297,7 +297,7 @@ impl SchedulerWorker {
 }
 
 fn push(engine: &mut dyn SchedulerEngine, changes: &Changes) -> Result<(), Fault> {
-    let Changes { open, prefill, decode } = changes;
+    let Changes { open, prefill, decode, links } = changes;
     if let Some(layout) = open {
         engine.open(&layout.encode())?;
     }
@@ -306,6 +306,9 @@ fn push(engine: &mut dyn SchedulerEngine, changes: &Changes) -> Result<(), Fault
     }
     if !decode.is_empty() {
         engine.update_decode(decode)?;
+    }
+    if !links.is_empty() {
+        engine.update_links(links)?;
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ mod worker;
 pub use builder::Builder;
 pub(super) use learning::Learning;
 pub use learning::{LearningStatus, Outcomes};
+pub(super) use version::read;
 pub use version::{Source, Version, standalone};
 pub use worker::{Found, SPARES_MAX, Worker};
 

@@ -140,10 +140,11 @@ fn fleet(instances: u16) -> Fleet {
     let mut fleet = Fleet::new(Default::default(), 512, 0);
     let cost = PrefillCost { fixed_ms: 5.0, ms_per_token: 0.05, ms_per_pair: 1e-6 };
     let transfer = TransferCost { fixed_ms: 1.0, ms_per_block: 0.4 };
-    let step = DecodeCost { fixed_ms: 10.0, ms_per_sequence: 0.1, ms_per_context_token: 1e-4 };
+    let cost_of_step = DecodeCost { fixed_ms: 10.0, ms_per_sequence: 0.1, ms_per_context_token: 1e-4 };
     for _ in 0..instances {
         fleet.register_prefill(PrefillSpec { cost, transfer, capacity_blocks: 100 }, 0).expect("prefill");
-        fleet.register_decode(DecodeSpec { cost: step, capacity_blocks: 1_000 }, 0).expect("decode");
+        let decode = DecodeSpec { cost: cost_of_step, handover: transfer, capacity_blocks: 1_000 };
+        fleet.register_decode(decode, 0).expect("decode");
     }
     fleet
 }

@@ -1,6 +1,6 @@
 use super::validate;
 use crate::conductor::fleet::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
-use crate::conductor::{Error, Registration, Rejected, Scheduled, Stage};
+use crate::conductor::{Error, Needs, Registration, Rejected, Report, Scheduled, Scores, Stage};
 use crate::host::Host;
 use kvasir_proto::{self as proto, conductor_server::Conductor, rejection::Reason, schedule_response};
 use std::sync::Arc;
@@ -51,10 +51,13 @@ impl Conductor for ConductorService {
         &self,
         request: Request<proto::ReportLoadRequest>,
     ) -> Result<Response<proto::ReportLoadResponse>, Status> {
-        let proto::ReportLoadRequest { name, epoch, free_blocks, draining } = request.into_inner();
-        validate::instance_name(&name)?;
+        let request = request.into_inner();
+        validate::report(&request)?;
+        let proto::ReportLoadRequest { name, epoch, free_blocks, draining, waiting, adapters } = request;
         let now_ms = self.host.clock.now_ms();
-        self.host.conductor.report(&name, epoch, free_blocks, draining, now_ms).map_err(status)?;
+        let adapters = adapters.map(|loaded| loaded.names);
+        let report = Report { free_blocks, draining, waiting, adapters };
+        self.host.conductor.report(&name, epoch, &report, now_ms).map_err(status)?;
         Ok(Response::new(proto::ReportLoadResponse {}))
     }
 
@@ -67,7 +70,8 @@ impl Conductor for ConductorService {
         }
         let request = request.into_inner();
         validate::schedule(&request, self.host.config.conductor.block_size_tokens)?;
-        let ask = ask(&request);
+        let needs = self.host.conductor.needs(&request.model, &request.adapter);
+        let ask = ask(&request, needs);
         let _worker = self.workers.acquire().await.expect("never closed");
         let now_ms = self.host.clock.now_ms();
         let decide = || self.host.conductor.schedule(&ask, &request.blocks, request.explain, now_ms);
@@ -150,6 +154,8 @@ fn default_cost() -> proto::CostModel {
         step_fixed_ms: 15.0,
         step_per_sequence_ms: 0.1,
         step_per_token_ms: 1e-4,
+        handover_fixed_ms: None,
+        handover_per_block_ms: None,
     }
 }
 
@@ -174,12 +180,23 @@ fn registration(request: &proto::RegisterRequest) -> Registration {
             ms_per_sequence: cost.step_per_sequence_ms as f32,
             ms_per_context_token: cost.step_per_token_ms as f32,
         },
+        handover: TransferCost {
+            fixed_ms: cost.handover_fixed_ms.unwrap_or(cost.transfer_fixed_ms) as f32,
+            ms_per_block: cost.handover_per_block_ms.unwrap_or(cost.transfer_per_block_ms) as f32,
+        },
         capacity_blocks,
     };
-    Registration { prefill: request.prefill.then_some(prefill), decode: request.decode.then_some(decode) }
+    Registration {
+        prefill: request.prefill.then_some(prefill),
+        decode: request.decode.then_some(decode),
+        host: request.host.clone(),
+        domain: request.domain.clone(),
+        models: request.models.clone(),
+        adapters: request.adapters.clone(),
+    }
 }
 
-fn ask(request: &proto::ScheduleRequest) -> Ask {
+fn ask(request: &proto::ScheduleRequest, needs: Needs) -> Ask {
     let slo = |ms: f64| if ms > 0.0 { ms as f32 } else { f32::INFINITY };
     Ask {
         prompt_tokens: request.prompt_tokens,
@@ -192,6 +209,7 @@ fn ask(request: &proto::ScheduleRequest) -> Ask {
         ttft_slo_ms: slo(request.ttft_slo_ms),
         tbt_slo_ms: slo(request.tbt_slo_ms),
         must_run: request.must_run,
+        needs,
     }
 }
 
@@ -208,6 +226,7 @@ fn response(scheduled: Scheduled) -> proto::ScheduleResponse {
                 transfer_blocks,
                 ttft_ms: placed.admission.ttft_ms,
                 tbt_ms: placed.admission.tbt_ms,
+                handover_ms: placed.admission.handover_ms,
             })
         }
         Err(rejected) => Decision::Rejection(proto::Rejection {
@@ -215,14 +234,18 @@ fn response(scheduled: Scheduled) -> proto::ScheduleResponse {
             retry_after_ms: rejected.retry_after_ms,
         }),
     };
-    let score = |(prefill, score)| proto::Score { prefill, score };
+    let Scores { prefill, decode } = scheduled.scores;
+    let of_prefill =
+        prefill.into_iter().map(|(prefill, score)| proto::Score { prefill, score, ..Default::default() });
+    let of_decode =
+        decode.into_iter().map(|(decode, score)| proto::Score { decode, score, ..Default::default() });
     proto::ScheduleResponse {
         request_id: scheduled.request_id,
         decision: Some(decision),
         policy: scheduled.policy,
         generation: scheduled.generation,
         fallback: scheduled.fallback.unwrap_or_default(),
-        scores: scheduled.scores.into_iter().map(score).collect(),
+        scores: of_prefill.chain(of_decode).collect(),
     }
 }
 
@@ -246,11 +269,10 @@ fn status(error: Error) -> Status {
             Status::not_found(text)
         }
         Error::Epoch { .. } | Error::Gap { .. } => Status::failed_precondition(text),
-        Error::Fleet(fleet::Error::TableFull { .. } | fleet::Error::TooManyRequests { .. }) => {
+        Error::TooManyNames { .. }
+        | Error::Fleet(fleet::Error::TableFull { .. } | fleet::Error::TooManyRequests { .. }) => {
             Status::resource_exhausted(text)
         }
-        Error::Name { .. } | Error::NoRole { .. } | Error::NoPrefill { .. } | Error::Fleet(_) => {
-            Status::invalid_argument(text)
-        }
+        Error::Name { .. } | Error::NoRole { .. } | Error::Fleet(_) => Status::invalid_argument(text),
     }
 }

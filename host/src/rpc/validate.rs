@@ -11,6 +11,9 @@ const NAME_BYTES_MAX: usize = 128;
 /// A day in milliseconds: costs and deadlines beyond are mistakes of unit.
 const MS_MAX: f64 = 86_400_000.0;
 const TOKENS_MAX: u32 = 1 << 30;
+/// Of one instance.
+const MODELS_MAX: usize = 64;
+const ADAPTERS_MAX: usize = 1_024;
 const SETTINGS_MAX: usize = 64;
 const SETTING_BYTES_MAX: usize = 64 << 10;
 
@@ -26,6 +29,13 @@ pub(super) fn register(request: &proto::RegisterRequest) -> Result<(), Status> {
             "the instance would do neither prefill nor decode; set at least one",
         ));
     }
+    for (field, name) in [("host", &request.host), ("domain", &request.domain)] {
+        if !name.is_empty() {
+            name_in(field, name)?;
+        }
+    }
+    names("models", &request.models, MODELS_MAX)?;
+    names("adapters", &request.adapters, ADAPTERS_MAX)?;
     let Some(cost) = &request.cost else { return Ok(()) };
     let fields = [
         ("cost.prefill_fixed_ms", cost.prefill_fixed_ms),
@@ -36,8 +46,22 @@ pub(super) fn register(request: &proto::RegisterRequest) -> Result<(), Status> {
         ("cost.step_fixed_ms", cost.step_fixed_ms),
         ("cost.step_per_sequence_ms", cost.step_per_sequence_ms),
         ("cost.step_per_token_ms", cost.step_per_token_ms),
+        ("cost.handover_fixed_ms", cost.handover_fixed_ms.unwrap_or(0.0)),
+        ("cost.handover_per_block_ms", cost.handover_per_block_ms.unwrap_or(0.0)),
     ];
     fields.into_iter().try_for_each(|(field, value)| milliseconds(field, value))
+}
+
+pub(super) fn report(request: &proto::ReportLoadRequest) -> Result<(), Status> {
+    instance_name(&request.name)?;
+    request.adapters.as_ref().map_or(Ok(()), |loaded| names("adapters.names", &loaded.names, ADAPTERS_MAX))
+}
+
+fn names(field: &str, names: &[String], most: usize) -> Result<(), Status> {
+    if names.len() > most {
+        return Err(refuse(field, format_args!("{}; at most {most}", names.len())));
+    }
+    names.iter().enumerate().try_for_each(|(i, name)| name_in(&format!("{field}[{i}]"), name))
 }
 
 pub(super) fn instance_name(name: &str) -> Result<(), Status> {
@@ -77,6 +101,11 @@ pub(super) fn schedule(request: &proto::ScheduleRequest, block_size_tokens: u32)
         return Err(refuse("blocks", why));
     }
     chain(&request.blocks)?;
+    for (field, name) in [("model", &request.model), ("adapter", &request.adapter)] {
+        if !name.is_empty() {
+            name_in(field, name)?;
+        }
+    }
     milliseconds("ttft_slo_ms", request.ttft_slo_ms)?;
     milliseconds("tbt_slo_ms", request.tbt_slo_ms)
 }
@@ -161,6 +190,18 @@ mod tests {
             check(register(&proto::RegisterRequest { name: name.into(), ..good.clone() }), "name");
         }
         check(register(&proto::RegisterRequest { prefill: false, ..good.clone() }), "prefill, decode");
+        check(register(&proto::RegisterRequest { host: "a b".into(), ..good.clone() }), "host");
+        check(register(&proto::RegisterRequest { domain: "\n".into(), ..good.clone() }), "domain");
+        let cost = proto::CostModel { handover_per_block_ms: Some(-1.0), ..Default::default() };
+        let negative = proto::RegisterRequest { cost: Some(cost), ..good.clone() };
+        check(register(&negative), "cost.handover_per_block_ms");
+        let many = proto::RegisterRequest { models: vec!["m".into(); 65], ..good.clone() };
+        check(register(&many), "models");
+        let odd = proto::RegisterRequest { adapters: vec!["a".into(), "".into()], ..good.clone() };
+        check(register(&odd), "adapters[1]");
+        let loaded = Some(proto::Adapters { names: vec!["a b".into()] });
+        let told = proto::ReportLoadRequest { name: "a".into(), adapters: loaded, ..Default::default() };
+        check(report(&told), "adapters.names[0]");
         for value in [f64::NAN, -1.0, f64::INFINITY, 1e40] {
             let cost = proto::CostModel { step_fixed_ms: value, ..Default::default() };
             check(
@@ -178,7 +219,10 @@ mod tests {
         check(asked(proto::ScheduleRequest { class: 65_536, ..ask.clone() }), "class");
         check(asked(proto::ScheduleRequest { blocks: vec![1; 1_000], ..ask.clone() }), "blocks");
         check(asked(proto::ScheduleRequest { ttft_slo_ms: f64::NAN, ..ask.clone() }), "ttft_slo_ms");
-        check(asked(proto::ScheduleRequest { tbt_slo_ms: -1.0, ..ask }), "tbt_slo_ms");
+        check(asked(proto::ScheduleRequest { tbt_slo_ms: -1.0, ..ask.clone() }), "tbt_slo_ms");
+        check(asked(proto::ScheduleRequest { model: "meta/llama-3".into(), ..ask.clone() }), "");
+        check(asked(proto::ScheduleRequest { model: "a b".into(), ..ask.clone() }), "model");
+        check(asked(proto::ScheduleRequest { adapter: "x".repeat(129), ..ask }), "adapter");
 
         let done = proto::CompleteRequest { request_id: 1, stage: 4, tokens: 0 };
         check(complete(&done), "");

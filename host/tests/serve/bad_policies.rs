@@ -45,12 +45,17 @@ impl Traffic {
                     prefill,
                     decode: !prefill,
                     capacity_blocks: 1 << 20,
-                    cost: None,
+                    ..Default::default()
                 };
                 let epoch = conductor.register(instance).await.unwrap().into_inner().epoch;
                 let draining = name == "drains";
-                let load =
-                    proto::ReportLoadRequest { name: name.into(), epoch, free_blocks: 1 << 20, draining };
+                let load = proto::ReportLoadRequest {
+                    name: name.into(),
+                    epoch,
+                    free_blocks: 1 << 20,
+                    draining,
+                    ..Default::default()
+                };
                 conductor.report_load(load).await.unwrap();
             }
             let ask = proto::ScheduleRequest { prompt_tokens: 4096, must_run: true, ..Default::default() };

@@ -1,4 +1,5 @@
 use crate::process::{Host, KVASIR, serve};
+use kvasir_tests::{guest, import_not_granted};
 use std::path::Path;
 use std::process::Command;
 
@@ -138,4 +139,34 @@ fn eight_gib_of_address_space_are_enough_for_all_policies() {
     let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
     let engines: Vec<_> = listed["policies"].as_array().unwrap().iter().map(|p| &p["engine"]).collect();
     assert_eq!(engines, ["wasm"; 4]);
+}
+
+#[test]
+fn a_component_is_looked_at_without_a_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let inspect = |bytes: &[u8], code: i32, json: bool, expected: &[&str]| {
+        let file = dir.path().join("some.wasm");
+        std::fs::write(&file, bytes).unwrap();
+        let args = ["policy", "inspect", file.to_str().unwrap(), "--json"];
+        let output = Command::new(KVASIR).args(&args[..if json { 4 } else { 3 }]).output().unwrap();
+        let printed = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        assert_eq!(output.status.code(), Some(code), "{printed}");
+        assert!(expected.iter().all(|text| printed.contains(text)), "{expected:?}: {printed}");
+        printed
+    };
+    for (bytes, slot, setting) in [
+        (guest("evictor"), "evictor", "mode"),
+        (guest("scheduler"), "scheduler", "mode"),
+        (kvasir_default_policies::BALANCERS[0].component, "balancer", "kvcache-balancing-threshold"),
+    ] {
+        let printed = inspect(bytes, 0, true, &["kvasir:policy/control@0.1.0"]);
+        let found: serde_json::Value = serde_json::from_str(&printed).unwrap();
+        assert_eq!((&found["slot"], &found["bytes"]), (&slot.into(), &bytes.len().into()), "{found}");
+        assert_eq!(found["settings"][0]["name"], setting, "{found}");
+        inspect(bytes, 0, false, &[slot, "size     ", setting]);
+    }
+    inspect(b"", 2, false, &["is not a WebAssembly component: the file is empty"]);
+    inspect(b"\0asm\x0d\0\x01\0", 2, false, &["serves no slot: it exports nothing", "wit/policy-0.1"]);
+    inspect(&import_not_granted(), 2, false, &["which is not granted"]);
+    inspect(guest("describe-traps"), 2, true, &["failed in `describe`: trapped"]);
 }

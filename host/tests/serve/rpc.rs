@@ -86,7 +86,7 @@ fn requests_go_where_their_prefix_is() {
             prefill,
             decode,
             capacity_blocks: 1000,
-            cost: None,
+            ..Default::default()
         };
         let nobody = proto::RegisterRequest { name: "x".into(), ..Default::default() };
         assert!(c.register(nobody).await.unwrap_err().message().contains("neither prefill nor decode"));

@@ -3,11 +3,12 @@
 //! The prefill instance is the one with the least estimated TTFT, the sum of transfer, queue and
 //! prefill time. An instance whose own prefix is much shorter than the best one is considered with
 //! a transfer of the difference; fetching it there is what replicates hot prefixes. A request whose
-//! TTFT or TBT would miss its SLO is rejected before prefill.
+//! TTFT or TBT would miss its SLO is rejected before prefill. Instances that do not serve the request's model are none of
+//! its candidates.
 #![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::columns::{Lanes, Numbers, map_argmin, mask, max};
-use kvasir_policy::scheduler::{Candidates, Cluster, Decision, PrefillTable, Reason, Request};
+use kvasir_policy::scheduler::{Candidates, Cluster, Decision, PrefillTable, Reason, Request, eligibility};
 use kvasir_policy::{Description, Scheduler};
 
 /// Scratch columns, kept to spare an allocation per decision.
@@ -17,6 +18,9 @@ pub struct Mooncake {
     none: Vec<u32>,
     ttft: Vec<f32>,
     tbt: Vec<f32>,
+    /// Columns without the instances that cannot serve the request; used if there are such.
+    free_at: Vec<f32>,
+    room: Vec<f32>,
 }
 
 impl Scheduler for Mooncake {
@@ -27,11 +31,18 @@ impl Scheduler for Mooncake {
     fn schedule(&mut self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Decision {
         let matched = per_slot(candidates, cluster.prefill.len(), &mut self.none);
         let (best, source) = best_prefix(&cluster.prefill, matched);
-        let Some(p) = fastest_prefill(cluster, request, matched, best, &mut self.ttft) else {
+        let free_at = eligible(
+            &cluster.prefill.free_at,
+            candidates.eligible_prefill(),
+            f32::INFINITY,
+            &mut self.free_at,
+        );
+        let Some(p) = fastest_prefill(cluster, request, matched, best, free_at, &mut self.ttft) else {
             return Decision::reject(Reason::NoInstance, 1_000);
         };
-        let Some(d) = fastest_decode(cluster, request, &mut self.tbt) else {
-            let any = cluster.decode.available.contains(&1.0);
+        let room = eligible(&cluster.decode.room, candidates.eligible_decode(), -1.0, &mut self.room);
+        let Some(d) = fastest_decode(cluster, request, room, &mut self.tbt) else {
+            let any = room.iter().any(|&blocks| blocks >= 0.0);
             return Decision::reject(if any { Reason::NoMemory } else { Reason::NoInstance }, 1_000);
         };
         if !request.must_run() {
@@ -49,10 +60,12 @@ impl Scheduler for Mooncake {
     }
 
     fn explain(&self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Vec<f32> {
-        let (mut none, mut ttft) = (Vec::new(), Vec::new());
+        let (mut none, mut masked, mut ttft) = (Vec::new(), Vec::new(), Vec::new());
         let matched = per_slot(candidates, cluster.prefill.len(), &mut none);
         let (best, _) = best_prefix(&cluster.prefill, matched);
-        fastest_prefill(cluster, request, matched, best, &mut ttft);
+        let free_at =
+            eligible(&cluster.prefill.free_at, candidates.eligible_prefill(), f32::INFINITY, &mut masked);
+        fastest_prefill(cluster, request, matched, best, free_at, &mut ttft);
         ttft
     }
 }
@@ -66,7 +79,21 @@ fn per_slot<'a>(candidates: Candidates<'a>, slots: usize, none: &'a mut Vec<u32>
     })
 }
 
-/// Line 3, `FindBestPrefixMatch`, among the instances that can serve it.
+/// `column`, with `never` for instances that cannot serve the request; no pass over it if all can.
+fn eligible<'a>(
+    column: &'a [f32],
+    eligible: Option<&[u32]>,
+    never: f32,
+    masked: &'a mut Vec<f32>,
+) -> &'a [f32] {
+    let Some(eligible) = eligible else { return column };
+    masked.clear();
+    let fits = column.iter().zip(eligible);
+    masked.extend(fits.map(|(&value, &fit)| if fit == eligibility::CANNOT { never } else { value }));
+    masked
+}
+
+/// Line 3, `FindBestPrefixMatch`, among the instances that can send it.
 fn best_prefix(prefill: &PrefillTable, matched: &[u32]) -> (u32, usize) {
     match max(matched) {
         Some((best, slot)) if best > 0 && prefill.available[slot] == 1.0 => (best, slot),
@@ -109,6 +136,7 @@ fn fastest_prefill(
     request: &Request,
     matched: &[u32],
     best: u32,
+    free_at: &[f32],
     ttft: &mut Vec<f32>,
 ) -> Option<usize> {
     let t = &cluster.prefill;
@@ -117,7 +145,7 @@ fn fastest_prefill(
         .map(|n| Numbers::splat(n.cast_signed()));
     let now = Lanes::splat(cluster.now);
     let columns: [&[f32]; 6] = [
-        &t.free_at,
+        free_at,
         &t.transfer_fixed,
         &t.transfer_per_block,
         &t.cost_fixed,
@@ -140,12 +168,12 @@ fn fastest_prefill(
 
 /// Line 17, `SelectDecodingInstance`: predicted time between tokens per decode slot once this request has joined,
 /// +infinity if unavailable or without room for its blocks, and the slot with the least.
-fn fastest_decode(cluster: &Cluster, request: &Request, tbt: &mut Vec<f32>) -> Option<usize> {
+fn fastest_decode(cluster: &Cluster, request: &Request, room: &[f32], tbt: &mut Vec<f32>) -> Option<usize> {
     let t = &cluster.decode;
     let prompt = request.prompt_tokens as f32;
     let tokens = prompt + request.output_tokens as f32;
     let blocks = Lanes::splat((tokens / (cluster.block_size_tokens as f32).max(1.0)).ceil());
-    let columns: [&[f32]; 3] = [&t.room, &t.joined_step, &t.step_per_token];
+    let columns: [&[f32]; 3] = [room, &t.joined_step, &t.step_per_token];
     map_argmin([], columns, tbt, |[], [room, step, per_token]| {
         room.simd_ge(blocks).select(step + per_token * prompt, Lanes::splat(f32::INFINITY))
     })

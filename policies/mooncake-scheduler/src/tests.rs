@@ -10,12 +10,12 @@ use proptest::prelude::*;
 fn algorithm_1(
     prefill: &[PrefillRow],
     decode: &[DecodeRow],
-    now: f32,
-    r: &Request,
-    prefix_len: &[u32],
+    question: &Question,
     block: u32,
     kvcache_balancing_threshold: f32,
 ) -> Decision {
+    let (now, r, candidates) = (question.now(), Request::decode(question.words()), question.candidates());
+    let prefix_len: Vec<u32> = (0..prefill.len()).map(|i| candidates.prefix_of(i)).collect();
     let exceeds = |best: u32, own: u32| {
         // Lines 5 and 20: best / own > threshold; a prefix of nothing is shorter by any factor.
         best > own && (own == 0 || best as f32 > kvcache_balancing_threshold * own as f32)
@@ -31,7 +31,7 @@ fn algorithm_1(
     }
     // 4
     for (i, instance) in prefill.iter().enumerate() {
-        if !instance.available {
+        if !instance.available || !candidates.can_prefill(i) {
             continue;
         }
         // 5 to 11
@@ -65,13 +65,14 @@ fn algorithm_1(
             + instance.step_per_sequence * batch
             + instance.step_per_token * context
             + instance.step_per_token * r.prompt_tokens as f32;
-        if instance.available && instance.free_blocks as f32 >= blocks && tbt > step {
+        let serves = instance.available && candidates.can_decode(i);
+        if serves && instance.free_blocks as f32 >= blocks && tbt > step {
             (tbt, d) = (step, Some(i));
         }
     }
     let Some(p) = p else { return Decision::reject(Reason::NoInstance, 1_000) };
     let Some(d) = d else {
-        let any = decode.iter().any(|instance| instance.available);
+        let any = decode.iter().enumerate().any(|(i, d)| d.available && candidates.can_decode(i));
         return Decision::reject(if any { Reason::NoMemory } else { Reason::NoInstance }, 1_000);
     };
     // 18, 19
@@ -162,13 +163,18 @@ proptest! {
         (now, request) in (0.0..500.0f32, request()),
         threshold in prop_oneof![Just(1.0f32), Just(1.5), 0.5..8.0f32],
         block in prop_oneof![Just(16u32), Just(512)],
+        fits in prop_oneof![Just(vec![1; 40]), prop::collection::vec(0..3u32, 40)],
     ) {
         let (mut rows, prefix): (Vec<PrefillRow>, Vec<u32>) = prefill.into_iter().unzip();
         rows.iter_mut().enumerate().for_each(|(slot, row)| row.slot = slot as u16);
         decode.iter_mut().enumerate().for_each(|(slot, row)| row.slot = slot as u16);
-        let expected = algorithm_1(&rows, &decode, now, &request, &prefix, block, threshold);
+        let can = (&fits[..rows.len()], &fits[20..20 + decode.len()]);
         let mut policy = kept(&rows, &decode, block, threshold);
-        let question = Question::new(now, &request, rows.len(), decode.len()).with(Column::Prefix, &prefix);
+        let mut question = Question::new(now, &request, rows.len(), decode.len()).with(Column::Prefix, &prefix);
+        if fits.contains(&0) {
+            question = question.with(Column::EligiblePrefill, can.0).with(Column::EligibleDecode, can.1);
+        }
+        let expected = algorithm_1(&rows, &decode, &question, block, threshold);
         prop_assert_eq!(policy.schedule(now, question.words()), expected);
 
         // The score column explains the choice: nothing is better than what was chosen.

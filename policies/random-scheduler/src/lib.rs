@@ -1,4 +1,4 @@
-//! Picks an available pair at random, from the request's seed.
+//! Picks an available pair that serves the request's model at random, from the request's seed.
 #![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Reason, Request};
@@ -13,9 +13,10 @@ impl Scheduler for Random {
         Description::scheduler("random", env!("CARGO_PKG_VERSION"))
     }
 
-    fn schedule(&mut self, cluster: &Cluster, request: &Request, _: Candidates<'_>) -> Decision {
-        let prefill = pick(split_mix(request.seed), &cluster.prefill.available);
-        let decode = pick(split_mix(request.seed ^ u64::MAX), &cluster.decode.available);
+    fn schedule(&mut self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Decision {
+        let (prefill, decode) = (&cluster.prefill.available, &cluster.decode.available);
+        let prefill = pick(split_mix(request.seed), prefill, |slot| candidates.can_prefill(slot));
+        let decode = pick(split_mix(request.seed ^ u64::MAX), decode, |slot| candidates.can_decode(slot));
         match (prefill, decode) {
             (Some(prefill), Some(decode)) => Decision::run(prefill, decode),
             _ => Decision::reject(Reason::NoInstance, 1_000),
@@ -23,12 +24,11 @@ impl Scheduler for Random {
     }
 }
 
-/// The `random % n`-th of the n available slots.
-fn pick(random: u64, available: &[f32]) -> Option<u32> {
-    let n = available.iter().filter(|&&a| a == 1.0).count() as u64;
-    let chosen = random.checked_rem(n)? as usize;
-    let mut slots = available.iter().enumerate().filter(|&(_, &a)| a == 1.0);
-    slots.nth(chosen).map(|(slot, _)| slot as u32)
+/// The `random % n`-th of the n available slots that can serve the request.
+fn pick(random: u64, available: &[f32], can_serve: impl Fn(usize) -> bool) -> Option<u32> {
+    let slots = || (0..available.len()).filter(|&slot| available[slot] == 1.0 && can_serve(slot));
+    let chosen = random.checked_rem(slots().count() as u64)? as usize;
+    slots().nth(chosen).map(|slot| slot as u32)
 }
 
 /// SplitMix64 finaliser (Steele, Lea, Flood, OOPSLA '14): seeds in sequence become independent bits.
@@ -44,7 +44,7 @@ kvasir_policy::export_scheduler!(Random);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_policy::scheduler::{DecodeRow, Kept, Layout, Placement, PrefillRow, Question};
+    use kvasir_policy::scheduler::{Column, DecodeRow, Kept, Layout, Placement, PrefillRow, Question};
     use proptest::prelude::*;
 
     fn decide(policy: &mut Kept<Random>, seed: u64) -> Decision {
@@ -71,16 +71,24 @@ mod tests {
         fn only_the_available_are_picked_and_the_seed_decides(
             prefill in prop::collection::vec(any::<bool>(), 0..10),
             decode in prop::collection::vec(any::<bool>(), 0..10),
+            fits in prop::collection::vec(0..3u32, 20),
             seed: u64,
         ) {
             let mut policy = kept(&prefill, &decode);
-            let decision = decide(&mut policy, seed);
-            prop_assert_eq!(decide(&mut policy, seed), decision);
+            let request = Request { seed, ..Request::default() };
+            let (p, d) = (&fits[..prefill.len()], &fits[10..10 + decode.len()]);
+            let question = Question::new(0.0, &request, p.len(), d.len())
+                .with(Column::EligiblePrefill, p)
+                .with(Column::EligibleDecode, d);
+            let can = |up: &[bool], fits: &[u32]| up.iter().zip(fits).any(|(&up, &fit)| up && fit > 0);
+            let decision = policy.schedule(0.0, question.words());
+            prop_assert_eq!(policy.schedule(0.0, question.words()), decision);
             match decision {
                 Decision::Run(Placement { prefill: p, decode: d, transfer, .. }) => {
                     prop_assert!(prefill[p as usize] && decode[d as usize] && transfer.is_none());
+                    prop_assert!(fits[p as usize] > 0 && fits[10 + d as usize] > 0);
                 }
-                Decision::Reject { .. } => prop_assert!(!prefill.contains(&true) || !decode.contains(&true)),
+                Decision::Reject { .. } => prop_assert!(!can(&prefill, p) || !can(&decode, d)),
             }
         }
     }

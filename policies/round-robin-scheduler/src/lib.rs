@@ -1,4 +1,4 @@
-//! Takes prefill and decode instances in turn, skipping those that are unavailable.
+//! Takes prefill and decode instances in turn, skipping those that are unavailable or serve another model.
 #![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Reason, Request};
@@ -16,9 +16,10 @@ impl Scheduler for RoundRobin {
         Description::scheduler("round-robin", env!("CARGO_PKG_VERSION"))
     }
 
-    fn schedule(&mut self, cluster: &Cluster, _: &Request, _: Candidates<'_>) -> Decision {
-        let prefill = next(&mut self.prefill, &cluster.prefill.available);
-        let decode = next(&mut self.decode, &cluster.decode.available);
+    fn schedule(&mut self, cluster: &Cluster, _: &Request, candidates: Candidates<'_>) -> Decision {
+        let (prefill, decode) = (&cluster.prefill.available, &cluster.decode.available);
+        let prefill = next(&mut self.prefill, prefill, |slot| candidates.can_prefill(slot));
+        let decode = next(&mut self.decode, decode, |slot| candidates.can_decode(slot));
         match (prefill, decode) {
             (Some(prefill), Some(decode)) => Decision::run(prefill, decode),
             _ => Decision::reject(Reason::NoInstance, 1_000),
@@ -26,10 +27,11 @@ impl Scheduler for RoundRobin {
     }
 }
 
-/// First available slot at or after the cursor, which moves behind it.
-fn next(cursor: &mut usize, available: &[f32]) -> Option<u32> {
+/// First available slot at or after the cursor that can serve the request; the cursor moves behind it.
+fn next(cursor: &mut usize, available: &[f32], can_serve: impl Fn(usize) -> bool) -> Option<u32> {
     let slots = available.len();
-    let slot = (0..slots).map(|i| (*cursor + i) % slots).find(|&slot| available[slot] == 1.0)?;
+    let mut from_cursor = (0..slots).map(|i| (*cursor + i) % slots);
+    let slot = from_cursor.find(|&slot| available[slot] == 1.0 && can_serve(slot))?;
     *cursor = slot + 1;
     Some(slot as u32)
 }
@@ -39,7 +41,7 @@ kvasir_policy::export_scheduler!(RoundRobin);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_policy::scheduler::{DecodeRow, Kept, Layout, PrefillRow};
+    use kvasir_policy::scheduler::{Column, DecodeRow, Kept, Layout, PrefillRow, Question};
     use proptest::prelude::*;
 
     fn update(kept: &mut Kept<RoundRobin>, prefill: &[bool], decode: &[bool]) {
@@ -76,6 +78,21 @@ mod tests {
                 prop_assert_eq!(kept.schedule(f32::NAN, &[]), expected);
             }
         }
+    }
+
+    #[test]
+    fn skips_those_that_serve_another_model() {
+        let mut kept = Kept::new(Box::<RoundRobin>::default());
+        kept.open(&Layout::of(3, 2, 16).encode());
+        update(&mut kept, &[true; 3], &[true; 2]);
+        let question = Question::new(0.0, &Request::default(), 3, 2)
+            .with(Column::EligiblePrefill, &[1, 0, 2])
+            .with(Column::EligibleDecode, &[0, 1]);
+        let mut turn = || kept.schedule(0.0, question.words());
+        let turns = [turn(), turn(), turn()];
+        assert_eq!(turns, [Decision::run(0, 1), Decision::run(2, 1), Decision::run(0, 1)]);
+        let none = Question::new(0.0, &Request::default(), 3, 2).with(Column::EligibleDecode, &[0, 0]);
+        assert_eq!(kept.schedule(0.0, none.words()), Decision::reject(Reason::NoInstance, 1_000));
     }
 
     #[test]

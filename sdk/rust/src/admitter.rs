@@ -87,11 +87,22 @@ pub struct Forecast {
     pub transfer: f32,
     /// Prompt tokens that need not be computed.
     pub cached_tokens: f32,
+    /// From prefill to decode; no part of the TTFT.
+    pub handover: f32,
 }
 
 impl Forecast {
-    pub fn encode(&self) -> [f32; 7] {
-        [self.ttft, self.tbt, self.tenant_share, self.queue, self.prefill, self.transfer, self.cached_tokens]
+    pub fn encode(&self) -> [f32; 8] {
+        [
+            self.ttft,
+            self.tbt,
+            self.tenant_share,
+            self.queue,
+            self.prefill,
+            self.transfer,
+            self.cached_tokens,
+            self.handover,
+        ]
     }
 
     /// Absent values are 0; additional ones are ignored.
@@ -105,6 +116,7 @@ impl Forecast {
             prefill: value(4),
             transfer: value(5),
             cached_tokens: value(6),
+            handover: value(7),
         }
     }
 }
@@ -256,10 +268,11 @@ mod tests {
             prefill: 5.0,
             transfer: 6.0,
             cached_tokens: 7.0,
+            handover: 8.0,
         };
         let values = forecast.encode();
         assert_eq!(Forecast::decode(&values), forecast);
-        assert_eq!(Forecast::decode(&[&values[..], &[8.0]].concat()), forecast, "a later host says more");
-        assert_eq!(Forecast::decode(&values[..6]), Forecast { cached_tokens: 0.0, ..forecast });
+        assert_eq!(Forecast::decode(&[&values[..], &[9.0]].concat()), forecast, "a later host says more");
+        assert_eq!(Forecast::decode(&values[..7]), Forecast { handover: 0.0, ..forecast });
     }
 }

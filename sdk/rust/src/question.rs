@@ -171,17 +171,19 @@ impl Question {
         (self.now, self.prefill_slots, self.decode_slots) = (now, prefill_slots, decode_slots);
     }
 
-    /// Adds a column, which `fill` makes of zeros, one per slot. It is left out if `fill` returns false: absence
-    /// says the same.
+    /// Adds a column, which `fill` makes of zeros, one per slot, and of the columns before it. It is left out if `fill`
+    /// returns false: absence says the same.
     ///
     /// # Panics
     /// A column with a higher bit was added before.
-    pub fn add(&mut self, column: Column, fill: impl FnOnce(&mut [u32]) -> bool) {
+    pub fn add(&mut self, column: Column, fill: impl FnOnce(Candidates<'_>, &mut [u32]) -> bool) {
         assert!(self.present() < column.bit(), "{column:?} is added behind a later column");
         let len = if column.of_decode() { self.decode_slots } else { self.prefill_slots };
         let start = self.words.len();
         self.words.resize(start + len, 0);
-        if fill(&mut self.words[start..]) {
+        let (before, slots) = self.words.split_at_mut(start);
+        let before = Candidates::of_question(before, HEAD_WORDS, self.prefill_slots, self.decode_slots);
+        if fill(before, slots) {
             self.words[REQUEST_WORDS] |= column.bit();
         } else {
             self.words.truncate(start);
@@ -194,7 +196,7 @@ impl Question {
     /// As [`Question::add`], or the column has not one value per slot.
     #[must_use]
     pub fn with(mut self, column: Column, values: &[u32]) -> Self {
-        self.add(column, |slots| {
+        self.add(column, |_, slots| {
             slots.copy_from_slice(values);
             true
         });
@@ -265,11 +267,11 @@ mod tests {
     #[test]
     fn a_column_that_says_nothing_is_left_out() {
         let mut question = Question::new(0.0, &Request::default(), 2, 1);
-        question.add(Column::Prefix, |_| false);
+        question.add(Column::Prefix, |_, _| false);
         assert_eq!(question.words().len(), HEAD_WORDS);
         assert_eq!((question.candidates().prefix(), question.candidates().prefix_of(1)), (None, 0));
         assert!(question.candidates().can_prefill(0) && !question.candidates().prefill_has_adapter(0));
-        question.add(Column::EligiblePrefill, |slots| {
+        question.add(Column::EligiblePrefill, |_, slots| {
             slots.copy_from_slice(&[eligibility::CANNOT, eligibility::HAS_ADAPTER]);
             true
         });

@@ -1,9 +1,11 @@
 use super::*;
 use crate::conductor::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
-use crate::conductor::{Registration, Stage};
+use crate::conductor::{Registration, Report, Stage};
 use crate::config;
 use crate::policy::{PolicyConfig, Source, Wanted};
-use std::collections::HashSet;
+use kvasir_policy::scheduler::{Placement, Reason};
+use proptest::prelude::*;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -30,14 +32,19 @@ fn registration() -> Registration {
     };
     let decode = DecodeSpec {
         cost: DecodeCost { fixed_ms: 20.0, ms_per_sequence: 1.0, ms_per_context_token: 0.0 },
+        handover: TransferCost { fixed_ms: 2.0, ms_per_block: 1.0 },
         capacity_blocks: 1 << 20,
     };
-    Registration { prefill: Some(prefill), decode: Some(decode) }
+    Registration { prefill: Some(prefill), decode: Some(decode), ..Registration::default() }
 }
 
 /// What the scheduler makes of what was looked at.
 fn decide(decider: &mut Decider) -> policy::Outcome {
     decider.scheduler.decide(&decider.question)
+}
+
+fn drained() -> Report {
+    Report { free_blocks: 1, draining: true, ..Report::default() }
 }
 
 fn ask(tenant: u32, ttft_slo_ms: f32) -> Ask {
@@ -51,7 +58,7 @@ fn an_answer_that_was_overtaken_is_not_booked() {
     type Change = fn(&Conductor);
     let drains: Change = |r| {
         let epoch = r.register("b", registration(), 5).unwrap();
-        r.report("b", epoch, 1, true, 5).unwrap();
+        r.report("b", epoch, &drained(), 5).unwrap();
         r.unregister("b", epoch).unwrap();
     };
     let changes: [(&str, Change); 3] = [
@@ -84,7 +91,7 @@ fn a_drained_instance_is_noticed_before_the_admitter_is_asked() {
     let mut decider = conductor.deciders.take();
     decider.look(&mut conductor.state.lock(), &wish, 0);
     let outcome = decide(&mut decider);
-    conductor.report("a", epoch, 1, true, 5).unwrap();
+    conductor.report("a", epoch, &drained(), 5).unwrap();
     let forecast = decider.forecast(&conductor.state.lock(), &wish, &outcome.decision);
     assert!(matches!(forecast, Err(fleet::Error::Invalid(_))), "{forecast:?}");
     drop(decider);
@@ -149,6 +156,117 @@ fn the_admitter_is_told_the_times_of_the_placement_and_the_share_of_the_tenant()
     assert_eq!(forecast(9).2, 0.0);
 }
 
+#[test]
+fn only_instances_that_serve_the_model_are_chosen() {
+    for policy in ["mooncake", "round-robin", "random"] {
+        let conductor = conductor(policy, 1);
+        let serving = |models: &[&str], adapters: &[&str]| Registration {
+            models: models.iter().map(|m| (*m).to_owned()).collect(),
+            adapters: adapters.iter().map(|a| (*a).to_owned()).collect(),
+            ..registration()
+        };
+        conductor.register("llama", serving(&["llama"], &[]), 0).unwrap();
+        let epoch = conductor.register("qwen", serving(&["qwen"], &["sql"]), 0).unwrap();
+        let placed = |model: &str, adapter: &str| {
+            let ask = Ask { needs: conductor.needs(model, adapter), ..ask(0, NO_SLO) };
+            let scheduled = conductor.schedule(&ask, &[], false, 0).unwrap();
+            assert_eq!(scheduled.fallback, None, "{policy}");
+            scheduled.result.map(|placed| (placed.prefill, placed.decode)).map_err(|rejected| rejected.reason)
+        };
+        for model in ["llama", "qwen", "llama", "qwen"] {
+            assert_eq!(placed(model, "sql"), Ok((model.to_owned(), model.to_owned())), "{policy}");
+        }
+        assert_eq!(placed("gemma", ""), Err(3), "{policy}: no instance");
+        assert!(placed("", "").is_ok(), "{policy}");
+        conductor.register("any", registration(), 0).unwrap();
+        assert_eq!(placed("gemma", ""), Ok(("any".to_owned(), "any".to_owned())), "{policy}");
+
+        let sql = conductor.needs("", "sql");
+        let loaded = |decode: bool| {
+            let wish =
+                Wish { ask: &Ask { needs: sql, ..ask(0, NO_SLO) }, chain: &[], explain: false, now_ms: 0 };
+            let mut decider = conductor.deciders.take();
+            decider.look(&mut conductor.state.lock(), &wish, 0);
+            let candidates = decider.question.candidates();
+            [0, 1, 2].map(|slot| {
+                if decode {
+                    candidates.decode_has_adapter(slot)
+                } else {
+                    candidates.prefill_has_adapter(slot)
+                }
+            })
+        };
+        assert_eq!((loaded(false), loaded(true)), ([false, true, false], [false, true, false]), "{policy}");
+        let unloaded = Report { adapters: Some(Vec::new()), ..Report::default() };
+        conductor.report("qwen", epoch, &unloaded, 0).unwrap();
+        conductor.report("qwen", epoch, &Report::default(), 0).unwrap();
+        assert_eq!(loaded(false), [false; 3], "{policy}");
+    }
+}
+
+/// One request and what becomes of it.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    tenant: u32,
+    session: u64,
+    memo: u64,
+    charge: u64,
+    /// 0 booked, 1 refused by the admitter, 2 overtaken by a registration, 3 overtaken by a drain, 4 rejected by the
+    /// scheduler.
+    end: u8,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let charge = prop_oneof![Just(0), Just(7), Just(u64::MAX)];
+    let step = (0..3u32, 0..3u64, 0..4u64, charge, 0..5u8);
+    let step =
+        step.prop_map(|(tenant, session, memo, charge, end)| Step { tenant, session, memo, charge, end });
+    prop::collection::vec(step, 1..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// What a decision leaves is there if and only if it was booked.
+    #[test]
+    fn memos_are_written_by_bookings_alone(steps in steps()) {
+        let conductor = conductor("round-robin", 1);
+        let mut epoch = conductor.register("a", registration(), 0).unwrap();
+        let (mut sessions, mut tenants) = (HashMap::new(), HashMap::new());
+        for Step { tenant, session, memo, charge, end } in steps {
+            let ask = Ask { session, ..ask(tenant, NO_SLO) };
+            let wish = Wish { ask: &ask, chain: &[], explain: false, now_ms: 0 };
+            let mut decider = conductor.deciders.take();
+            decider.look(&mut conductor.state.lock(), &wish, 0);
+            let told = Request::decode(decider.question.request_words());
+            let known = sessions.get(&(tenant, session)).copied().unwrap_or(0);
+            prop_assert_eq!(told.session_memo, known);
+            prop_assert_eq!(told.tenant_memo, tenants.get(&tenant).copied().unwrap_or(0));
+
+            let placement = Placement { session_memo: memo, tenant_charge: charge, ..Placement::default() };
+            let decision =
+                if end == 4 { Decision::reject(Reason::Policy, 1) } else { Decision::Run(placement) };
+            let outcome = policy::Outcome { decision, fallback: None, generation: 1 };
+            let refused = (end == 1).then_some(Rejected { by_admitter: true, reason: 0, retry_after_ms: 1 });
+            if end == 2 {
+                epoch = conductor.register("a", registration(), 0).unwrap();
+            }
+            conductor.report("a", epoch, &Report { draining: end == 3, ..Report::default() }, 0).unwrap();
+            let concluded = conclude(&mut conductor.state.lock(), &decider, &wish, &outcome, refused, &[]).unwrap();
+            conductor.report("a", epoch, &Report::default(), 0).unwrap();
+            let booked = concluded.is_some_and(|scheduled| scheduled.result.is_ok());
+            prop_assert_eq!(booked, end == 0);
+            if booked {
+                let sum: &mut u64 = tenants.entry(tenant).or_default();
+                *sum = sum.wrapping_add(charge);
+                if session != 0 {
+                    sessions.insert((tenant, session), memo);
+                }
+            }
+        }
+    }
+}
+
 /// Instances come, go and drain while four threads decide with three workers.
 #[test]
 fn every_request_is_booked_exactly_once_whatever_happens_meanwhile() {
@@ -160,7 +278,7 @@ fn every_request_is_booked_exactly_once_whatever_happens_meanwhile() {
         let churn = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 let epoch = conductor.register("goes", registration(), 0).unwrap();
-                conductor.report("goes", epoch, 1, true, 0).unwrap();
+                conductor.report("goes", epoch, &drained(), 0).unwrap();
                 conductor.unregister("goes", epoch).unwrap();
                 std::thread::yield_now();
             }

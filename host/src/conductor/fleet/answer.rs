@@ -55,6 +55,12 @@ pub(super) fn check(
     };
     prefill_slots.check("prefill", prefill)?;
     decode_slots.check("decode", decode)?;
+    if !candidates.can_prefill(prefill as usize) {
+        return Err(Invalid::Ineligible { table: "prefill", slot: prefill });
+    }
+    if !candidates.can_decode(decode as usize) {
+        return Err(Invalid::Ineligible { table: "decode", slot: decode });
+    }
     let Some(transfer) = transfer else { return Ok(()) };
     if transfer.source == prefill {
         return Err(Invalid::TransferToItself { slot: prefill });

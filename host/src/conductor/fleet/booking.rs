@@ -1,9 +1,13 @@
 //! The work that instances have been given: forecast, booked, settled.
 
 use super::answer::{self, Slots};
+use super::links::{Path, Toll};
 use super::table::Table;
 use super::{Admission, Ask, Decode, Error, Fleet, InFlight, Invalid, Outcome, Phase, Prefill};
 use kvasir_policy::scheduler::{Candidates, Decision, Placement};
+
+/// A hand-over that takes longer than this, a day, is a mistake of unit.
+const HANDOVER_MAX_MS: f64 = 86_400_000.0;
 
 impl Fleet {
     /// Whether a policy's answer can be acted on now. `candidates` as they were given to the policy.
@@ -53,7 +57,14 @@ impl Fleet {
         let prompt_tokens = u64::from(ask.prompt_tokens);
         let cached = u64::from(own + fetched_blocks) * u64::from(self.block_size_tokens);
         let cached = cached.min(prompt_tokens);
-        let transfer_ms = p.spec.transfer.transfer_ms(fetched_blocks, p.transfers);
+        let fetch = self.fetch_path(&placement);
+        let toll = fetch.map_or(Toll::FREE, |path| self.links.toll(path));
+        let transfer_ms = toll.transfer_ms(&p.spec.transfer, fetched_blocks, p.transfers);
+        let handover_ms = handover_path(p, d, decode).map_or(0.0, |path| {
+            let blocks = ask.prompt_tokens.div_ceil(self.block_size_tokens);
+            let blocks = blocks.saturating_sub(candidates.prefix_of_decode(decode.into()));
+            self.links.toll(path).transfer_ms(&d.spec.handover, blocks, d.handovers)
+        });
         let queue_ms = (p.busy_until_ms - now_ms as f64).max(0.0);
         let prefill_ms = p.spec.cost.prefill_ms(cached, prompt_tokens - cached);
         let sequences = d.sequences + d.arriving_sequences + 1;
@@ -64,8 +75,10 @@ impl Fleet {
             cached_tokens: cached as u32,
             fetched_blocks,
             transfer_ms,
+            handover_ms,
             queue_ms,
             prefill_ms,
+            // The first token comes out of the prefill: what moves after it delays the second.
             ttft_ms: queue_ms.max(transfer_ms) + prefill_ms,
             tbt_ms: d.spec.cost.step_ms(sequences, context_tokens),
         }))
@@ -87,21 +100,38 @@ impl Fleet {
             return Err(Error::RequestExists { id });
         }
         let outcome = self.forecast(ask, decision, candidates, now_ms)?;
-        if let Outcome::Admitted(admission) = outcome {
-            self.book(id, ask, admission, now_ms)?;
+        if let (Outcome::Admitted(admission), Decision::Run(placement)) = (outcome, decision) {
+            self.book(id, ask, placement, admission, now_ms)?;
         }
         Ok(outcome)
     }
 
-    fn book(&mut self, id: u64, ask: &Ask, admission: Admission, now_ms: u64) -> Result<(), Error> {
-        let Admission { prefill, decode, fetched_blocks, .. } = admission;
+    /// The way of a prefix that is fetched.
+    fn fetch_path(&self, placement: &Placement) -> Option<Path> {
+        let site = |slot: u32| self.prefill.get(slot as u16).map(|p| p.site.domain);
+        placement.transfer.and_then(|transfer| Some((site(transfer.source)?, site(placement.prefill)?)))
+    }
+
+    fn book(
+        &mut self,
+        id: u64,
+        ask: &Ask,
+        placement: &Placement,
+        admission: Admission,
+        now_ms: u64,
+    ) -> Result<(), Error> {
+        let Admission { prefill, decode, .. } = admission;
+        let transferring = self.fetch_path(placement);
         let tokens = u64::from(ask.prompt_tokens) + u64::from(ask.output_tokens);
         let decode_blocks = tokens.div_ceil(u64::from(self.block_size_tokens)) as u32;
         let p = self.prefill.change(prefill).ok_or(absent("prefill", prefill))?;
         let d = self.decode.change(decode).ok_or(absent("decode", decode))?;
         p.busy_until_ms = now_ms as f64 + admission.ttft_ms;
         p.queued += 1;
-        p.transfers += u32::from(fetched_blocks > 0);
+        p.transfers += u32::from(transferring.is_some());
+        if let Some(path) = transferring {
+            self.links.begin(path);
+        }
         d.arriving_sequences += 1;
         d.arriving_tokens += u64::from(ask.prompt_tokens);
         d.arriving_blocks += decode_blocks;
@@ -111,7 +141,9 @@ impl Fleet {
             prefill_epoch: p.epoch,
             decode_epoch: d.epoch,
             phase: Phase::Prefill,
-            transferring: fetched_blocks > 0,
+            transferring,
+            handover: handover_path(p, d, decode),
+            handed_over_ms: None,
             prefill_end_ms: p.busy_until_ms - p.shifted_ms,
             context_tokens: u64::from(ask.prompt_tokens),
             output_tokens: ask.output_tokens,
@@ -133,8 +165,9 @@ impl Fleet {
     pub fn transfer_done(&mut self, id: u64, now_ms: u64) -> Result<(), Error> {
         let request = self.requests.get_mut(&id).ok_or(Error::NoRequest { id })?;
         request.heard_ms = now_ms;
-        if std::mem::take(&mut request.transferring) {
+        if let Some(path) = request.transferring.take() {
             let (slot, epoch) = (request.admission.prefill, request.prefill_epoch);
+            self.links.end(path);
             if let Some(p) = same_prefill(&mut self.prefill, slot, epoch) {
                 p.transfers -= 1;
             }
@@ -162,7 +195,35 @@ impl Fleet {
             d.sequences += 1;
             d.context_tokens += request.context_tokens;
         }
+        self.begin_handover(id, now_ms);
         Ok(())
+    }
+
+    /// The blocks of a request go from prefill to decode, if these are two instances. Nobody says when they have
+    /// arrived: they count as under way until the time expected for it has passed, or a token was decoded.
+    fn begin_handover(&mut self, id: u64, now_ms: u64) {
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        let Some(path) = request.handover else { return };
+        let end_ms = now_ms + request.admission.handover_ms.min(HANDOVER_MAX_MS).ceil() as u64;
+        request.handed_over_ms = Some(end_ms);
+        self.handovers.insert((end_ms, id));
+        self.links.begin(path);
+        if let Some(d) = same_decode(&mut self.decode, request.admission.decode, request.decode_epoch) {
+            d.handovers += 1;
+        }
+    }
+
+    /// Ends the hand-over of a request, if one is under way.
+    pub(super) fn end_handover(&mut self, id: u64) {
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        let Some(end_ms) = request.handed_over_ms.take() else { return };
+        self.handovers.remove(&(end_ms, id));
+        if let Some(path) = request.handover {
+            self.links.end(path);
+        }
+        if let Some(d) = same_decode(&mut self.decode, request.admission.decode, request.decode_epoch) {
+            d.handovers -= 1;
+        }
     }
 
     /// `tokens` more were decoded since the last call.
@@ -170,6 +231,7 @@ impl Fleet {
     /// # Errors
     /// [`Error::NoRequest`].
     pub fn progress(&mut self, id: u64, tokens: u32, now_ms: u64) -> Result<(), Error> {
+        self.end_handover(id);
         let request = self.requests.get_mut(&id).ok_or(Error::NoRequest { id })?;
         request.heard_ms = now_ms;
         if request.phase == Phase::Decode {
@@ -188,6 +250,7 @@ impl Fleet {
     /// [`Error::NoRequest`].
     pub fn finished(&mut self, id: u64, now_ms: u64) -> Result<(), Error> {
         self.transfer_done(id, now_ms)?;
+        self.end_handover(id);
         let request = self.requests.remove(&id).ok_or(Error::NoRequest { id })?;
         self.tenants.remove(request.tenant, request.tokens);
         if request.phase == Phase::Prefill {
@@ -230,6 +293,12 @@ impl Fleet {
         p.shifted_ms += shift;
         p.busy_until_ms = if p.queued == 0 { now } else { (p.busy_until_ms + shift).max(now) };
     }
+}
+
+/// The way of a request's blocks from prefill to decode; `None`: it stays on one instance.
+fn handover_path(prefill: &Prefill, decode: &Decode, decode_slot: u16) -> Option<Path> {
+    let stays = prefill.peer == Some(decode_slot);
+    (!stays).then_some((prefill.site.domain, decode.site.domain))
 }
 
 fn absent(table: &'static str, slot: u16) -> Error {

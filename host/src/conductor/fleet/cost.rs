@@ -1,5 +1,7 @@
 //! Analytic cost model: how long prefill, transfer and decode take on an instance.
 
+use super::links::Toll;
+
 /// Time of one prefill, ms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PrefillCost {
@@ -37,11 +39,9 @@ impl TransferCost {
         self.ms_per_block * (active as f32 + 1.0)
     }
 
+    /// Where nothing is known of the way.
     pub fn transfer_ms(&self, blocks: u32, active: u32) -> f64 {
-        if blocks == 0 {
-            return 0.0;
-        }
-        f64::from(self.fixed_ms) + f64::from(self.congested_ms_per_block(active)) * f64::from(blocks)
+        Toll::FREE.transfer_ms(self, blocks, active)
     }
 }
 

@@ -26,6 +26,8 @@ pub enum Invalid {
     SlotOutside { table: &'static str, slot: u32, slots: u32 },
     #[error("{table} slot {slot} is unavailable")]
     Unavailable { table: &'static str, slot: u32 },
+    #[error("the instance in {table} slot {slot} does not serve the request's model")]
+    Ineligible { table: &'static str, slot: u32 },
     #[error("transfer from prefill slot {slot} to itself")]
     TransferToItself { slot: u32 },
     #[error(

@@ -1,5 +1,5 @@
 use super::*;
-use kvasir_policy::scheduler::{Candidates, Decision, Kept, Request, Scheduler};
+use kvasir_policy::scheduler::{Candidates, Column, Decision, Kept, LINK_ROW, Question, Request, Scheduler};
 use kvasir_policy::{Description, scheduler::Cluster};
 use proptest::prelude::*;
 
@@ -16,6 +16,7 @@ fn prefill_spec() -> PrefillSpec {
 fn decode_spec() -> DecodeSpec {
     DecodeSpec {
         cost: DecodeCost { fixed_ms: 20.0, ms_per_sequence: 1.0, ms_per_context_token: 0.5 },
+        handover: TransferCost { fixed_ms: 3.0, ms_per_block: 2.0 },
         capacity_blocks: 100,
     }
 }
@@ -27,6 +28,10 @@ fn ask(prompt_tokens: u32) -> Ask {
 /// Leading blocks by prefill slot.
 fn found(prefix: &[u32]) -> Candidates<'_> {
     Candidates::with_prefix(prefix)
+}
+
+fn reported(free_blocks: u32) -> Report {
+    Report { free_blocks, waiting: None }
 }
 
 fn fleet(prefill: usize, decode: usize) -> Fleet {
@@ -80,6 +85,12 @@ fn bad_answers_are_refused_with_their_reason() {
         assert_eq!(c.check(&decision, found(&prefix)).unwrap_err().to_string(), reason);
         assert!(matches!(c.admit(1, &ask(160), &decision, found(&prefix), 0), Err(Error::Invalid(_))));
     }
+    let question = Question::new(0.0, &Request::default(), 3, 2)
+        .with(Column::EligiblePrefill, &[0, 1, 1])
+        .with(Column::EligibleDecode, &[2, 0]);
+    let refused = c.check(&Decision::run(0, 0), question.candidates()).unwrap_err().to_string();
+    assert_eq!(refused, "the instance in prefill slot 0 does not serve the request's model");
+    assert_eq!(c.check(&Decision::run(1, 0), question.candidates()), Ok(()));
     assert_eq!(c.check(&transfer(1, 3), found(&prefix)), Ok(()));
     assert_eq!(c.in_flight(), 0);
 }
@@ -219,15 +230,98 @@ fn a_report_leaves_what_is_booked_and_has_not_arrived() {
     let free = |c: &Fleet| c.rows().1[0].free_blocks;
     admit(&mut c, 1, Decision::run(0, 0), &[0], 0); // 160 + 16 tokens: 11 blocks
     assert_eq!(free(&c), 89);
-    c.report_decode(0, 100, 1).unwrap();
+    c.report_decode(0, reported(100), 1).unwrap();
     assert_eq!(free(&c), 89, "the instance has not seen the request yet");
     c.prefill_done(1, 170).unwrap();
-    c.report_decode(0, 90, 171).unwrap();
+    c.report_decode(0, reported(90), 171).unwrap();
     assert_eq!(free(&c), 90, "now it counts it itself");
     admit(&mut c, 2, Decision::run(0, 0), &[0], 172);
     c.finished(2, 173).unwrap();
-    c.report_decode(0, 90, 174).unwrap();
+    c.report_decode(0, reported(90), 174).unwrap();
     assert_eq!(free(&c), 90, "given up before it arrived");
+}
+
+/// Domain 1 sends to domain 2 over a link that carries one transfer at a time.
+fn linked() -> Fleet {
+    let link = LinkSpec { from: 1, to: 2, fixed_ms: 5.0, factor: 2.0, parallel: 1 };
+    let mut fleet = Fleet::new(Limits { instances: 8, requests: 64 }, BLOCK, 0).with_links(&[link]);
+    fleet.set_domains(3);
+    fleet
+}
+
+fn site(domain: u32) -> Site {
+    Site { host: Some(7), domain }
+}
+
+#[test]
+fn an_instance_that_does_both_stands_in_both_tables_under_one_identity() {
+    let mut c = linked();
+    c.register_prefill(prefill_spec(), 0).unwrap();
+    assert_eq!(c.register(Some(prefill_spec()), Some(decode_spec()), site(2), 0), Ok((Some(1), Some(0))));
+    let (prefill, decode) = c.rows();
+    assert_eq!((prefill[1].peer, decode[0].peer, prefill[0].peer), (Some(0), Some(1), None));
+    assert_eq!(prefill[1].identity, decode[0].identity);
+    assert_ne!(prefill[0].identity, prefill[1].identity);
+    assert_eq!((prefill[1].host, decode[0].domain, prefill[0].host), (Some(7), 2, None));
+    c.unregister_decode(0).unwrap();
+    assert_eq!(c.rows().0[1].peer, None, "what has its slot next is another instance");
+    c.register_decode(decode_spec(), 0).unwrap();
+    assert_ne!(c.rows().1[0].identity, prefill[1].identity);
+    let mut bad = decode_spec();
+    bad.handover.ms_per_block = f32::NAN;
+    let refused = c.register(Some(prefill_spec()), Some(bad), Site::default(), 0);
+    assert_eq!(refused, Err(Error::Cost { table: "decode" }));
+    assert_eq!(c.prefill_slots(), 2, "it is in neither table");
+}
+
+#[test]
+fn what_stays_on_an_instance_moves_nothing_and_what_leaves_pays_for_the_way() {
+    let mut c = linked();
+    c.register(Some(prefill_spec()), Some(decode_spec()), site(1), 0).unwrap();
+    c.register(Some(prefill_spec()), Some(decode_spec()), site(2), 0).unwrap();
+    let expect = |c: &Fleet, decision: Decision| match c.forecast(&ask(160), &decision, found(&[5, 0]), 500) {
+        Ok(Outcome::Admitted(admission)) => (admission.transfer_ms, admission.handover_ms),
+        other => panic!("{other:?}"),
+    };
+    let (stays, leaves) = (Decision::run(0, 0), Decision::run(0, 1));
+    assert_eq!(expect(&c, stays), (0.0, 0.0));
+    assert_eq!(expect(&c, leaves), (0.0, 5.0 + 3.0 + 2.0 * 2.0 * 10.0), "10 blocks");
+    assert_eq!(expect(&c, Decision::run(1, 0)), (0.0, 3.0 + 2.0 * 10.0), "there is no link back");
+    let question = Question::new(0.0, &Request::default(), 2, 2).with(Column::PrefixAtDecode, &[0, 7]);
+    let Ok(Outcome::Admitted(rest)) = c.forecast(&ask(160), &leaves, question.candidates(), 500) else {
+        panic!("it can run there")
+    };
+    assert_eq!(rest.handover_ms, 5.0 + 3.0 + 2.0 * 2.0 * 3.0, "7 of its blocks are there");
+    let fetches = Decision::run(1, 1).fetching(0, 5);
+    assert_eq!(expect(&c, fetches), (5.0 + 2.0 + 2.0 * 5.0, 0.0));
+
+    // While blocks are on their way, the next ones share the link and the receiver with them.
+    admit(&mut c, 1, leaves, &[0, 0], 0);
+    assert_eq!(expect(&c, leaves).1, 48.0, "nothing moves before the prefill is done");
+    c.prefill_done(1, 170).unwrap();
+    assert_eq!(expect(&c, leaves).1, 5.0 + 3.0 + 4.0 * 4.0 * 10.0);
+    assert_eq!(c.rows().1[1].handover_per_block, 4.0);
+    assert_eq!(expect(&c, fetches).0, 5.0 + 2.0 + 4.0 * 5.0, "the same link, another receiver's side");
+    c.tick(217);
+    assert_eq!(expect(&c, leaves).1, 168.0);
+    c.tick(218);
+    assert_eq!(expect(&c, leaves).1, 48.0, "it should have arrived");
+    admit(&mut c, 2, leaves, &[0, 0], 300);
+    c.prefill_done(2, 470).unwrap();
+    c.progress(2, 1, 475).unwrap();
+    assert_eq!(expect(&c, leaves).1, 48.0, "it has arrived: it decodes");
+    admit(&mut c, 3, leaves, &[0, 0], 500);
+    c.prefill_done(3, 670).unwrap();
+    c.finished(3, 671).unwrap();
+    assert_eq!(expect(&c, leaves).1, 48.0, "given up on the way");
+    admit(&mut c, 4, fetches, &[5, 0], 700);
+    assert_eq!(
+        expect(&c, leaves).1,
+        5.0 + 3.0 + 4.0 * 2.0 * 10.0,
+        "a fetched prefix takes its part of the link"
+    );
+    c.transfer_done(4, 701).unwrap();
+    assert_eq!(expect(&c, leaves).1, 48.0);
 }
 
 #[test]
@@ -260,8 +354,11 @@ impl Scheduler for Nothing {
     fn explain(&self, cluster: &Cluster, _: &Request, _: Candidates<'_>) -> Vec<f32> {
         let (p, d) = (&cluster.prefill, &cluster.decode);
         let prefill = [&p.available, &p.busy_until, &p.transfer_per_block, &p.queued, &p.free_blocks];
+        let same = [&p.identity, &p.peer, &p.domain, &p.waiting, &d.identity, &d.peer, &d.handover_per_block];
+        let pairs = (0..9).map(|pair| cluster.links.between((pair / 3) as f32, (pair % 3) as f32));
+        let links: Vec<f32> = pairs.flat_map(|link| [link.factor, link.under_way as f32]).collect();
         let decode = [&d.available, &d.sequences, &d.context_tokens, &d.free_blocks, &d.arriving_tokens];
-        prefill.into_iter().chain(decode).flatten().copied().collect()
+        prefill.into_iter().chain(same).chain([&links]).chain(decode).flatten().copied().collect()
     }
 }
 
@@ -288,6 +385,7 @@ impl Worker {
         }
         self.kept.update_prefill(&changes.prefill);
         self.kept.update_decode(&changes.decode);
+        self.kept.update_links(&changes.links);
     }
 
     fn sees(&mut self) -> Vec<f32> {
@@ -300,9 +398,12 @@ proptest! {
     /// when all requests are gone nothing stays booked.
     #[test]
     fn workers_that_follow_see_the_tables(
-        events in prop::collection::vec((0u8..12, 0u64..6, 0u16..4, 0u64..400_000), 0..200),
+        events in prop::collection::vec((0u8..14, 0u64..6, 0u16..4, 0u64..400_000), 0..200),
     ) {
-        let mut c = fleet(2, 2);
+        let mut c = linked();
+        for domain in 0..2 {
+            c.register(Some(prefill_spec()), Some(decode_spec()), site(domain), 0).unwrap();
+        }
         let (mut worker, mut told) = (Worker::new(), Told::default());
         let mut now = 0;
         for (kind, id, slot, passed) in events {
@@ -326,6 +427,8 @@ proptest! {
                     let decision = Decision::run(prefill, decode).fetching(prefill ^ 1, 2);
                     drop(c.admit(id, &ask(100), &decision, found(&[0, 9, 0, 9]), now));
                 }
+                10 => drop(c.register(Some(prefill_spec()), Some(decode_spec()), site((id % 3) as u32), now)),
+                11 => drop(c.report_prefill(slot, Report { free_blocks: 3, waiting: Some(id as u32) }, now)),
                 _ => {
                     let decision = Decision::run(slot.into(), (id % 4) as u32);
                     drop(c.admit(id, &ask(100), &decision, found(&[1, 2, 3, 4]), now));
@@ -358,6 +461,8 @@ proptest! {
         let slots = c.decode_slots();
         let arriving = &seen[seen.len() - slots..];
         let (sequences, context) = (&seen[seen.len() - 4 * slots..][..slots], &seen[seen.len() - 3 * slots..][..slots]);
+        let under_way: f32 = c.links.rows().chunks_exact(LINK_ROW).map(|link| link[4]).sum();
+        prop_assert_eq!((under_way, c.handovers.len()), (0.0, 0));
         prop_assert!(arriving.iter().chain(sequences).chain(context).all(|&v| v == 0.0), "{:?}", seen);
     }
 }

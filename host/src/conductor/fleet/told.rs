@@ -2,7 +2,10 @@
 
 use super::answer::{self, Slots};
 use super::{Fleet, Invalid, Version};
-use kvasir_policy::scheduler::{Candidates, DECODE_ROW, Decision, Layout, PREFILL_ROW};
+use kvasir_policy::scheduler::{
+    Candidates, DECODE_ROW, Decision, DecodeRow, LINK_ROW, Layout, PREFILL_ROW, PrefillRow,
+};
+use std::collections::BTreeMap;
 
 /// What a reader has to push to its policy instance; rows encoded as in the contract.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,6 +14,7 @@ pub struct Changes {
     pub open: Option<Layout>,
     pub prefill: Vec<f32>,
     pub decode: Vec<f32>,
+    pub links: Vec<f32>,
 }
 
 /// The tables as one reader was told them last. It decides on this copy, so the lock of the fleet
@@ -20,9 +24,11 @@ pub struct Changes {
 pub struct Told {
     version: Version,
     layout: Layout,
-    /// One row per slot; those of empty slots are zeros but for the slot, thus unavailable.
+    /// One row per slot; those of empty slots are unavailable.
     prefill: Vec<f32>,
     decode: Vec<f32>,
+    /// By pairs of domains: a later row of a pair replaces an earlier one.
+    links: BTreeMap<(u32, u32), [f32; LINK_ROW]>,
 }
 
 impl Told {
@@ -31,17 +37,29 @@ impl Told {
         let changes = fleet.changes_since(&mut self.version)?;
         if let Some(layout) = changes.open {
             self.layout = layout;
-            self.prefill = empty_rows(layout.prefill_slots, PREFILL_ROW);
-            self.decode = empty_rows(layout.decode_slots, DECODE_ROW);
+            self.links.clear();
+            let slots = 0..layout.prefill_slots as u16;
+            self.prefill =
+                slots.flat_map(|slot| PrefillRow { slot, ..Default::default() }.encode()).collect();
+            let slots = 0..layout.decode_slots as u16;
+            self.decode = slots.flat_map(|slot| DecodeRow { slot, ..Default::default() }.encode()).collect();
         }
         put_rows(&mut self.prefill, &changes.prefill, PREFILL_ROW);
         put_rows(&mut self.decode, &changes.decode, DECODE_ROW);
+        for row in changes.links.as_chunks::<LINK_ROW>().0 {
+            self.links.insert((row[0] as u32, row[1] as u32), *row);
+        }
         Some(changes)
     }
 
     /// Everything, for a policy instance that knows nothing yet.
     pub fn all(&self) -> Changes {
-        Changes { open: Some(self.layout), prefill: self.prefill.clone(), decode: self.decode.clone() }
+        Changes {
+            open: Some(self.layout),
+            prefill: self.prefill.clone(),
+            decode: self.decode.clone(),
+            links: self.links.values().flatten().copied().collect(),
+        }
     }
 
     /// Whether an answer keeps to what the policy was told. `candidates` as they were given to it.
@@ -64,12 +82,6 @@ impl Told {
     pub fn check_scores(&self, scores: &[f32]) -> Result<(), Invalid> {
         answer::check_scores(scores, self.layout.prefill_slots as usize, self.layout.decode_slots as usize)
     }
-}
-
-fn empty_rows(slots: u32, stride: usize) -> Vec<f32> {
-    let mut rows = vec![0.0; slots as usize * stride];
-    rows.chunks_exact_mut(stride).enumerate().for_each(|(slot, row)| row[0] = slot as f32);
-    rows
 }
 
 fn put_rows(table: &mut [f32], rows: &[f32], stride: usize) {

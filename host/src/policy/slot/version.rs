@@ -218,7 +218,8 @@ pub(super) fn default_native<H: Hook>(settings: Settings) -> Option<(Program<H>,
     Some((Program::Native(default.native), Assignment { origin, settings }))
 }
 
-fn read(engine: &Engine, path: &std::path::Path) -> Result<Vec<u8>, Error> {
+/// The bytes of a file that is not too large.
+pub(in crate::policy) fn read(engine: &Engine, path: &std::path::Path) -> Result<Vec<u8>, Error> {
     let failed = |source| Error::Read { path: path.into(), source };
     let size = std::fs::metadata(path).map_err(failed)?.len();
     engine.check_size(&path.display().to_string(), size)?;

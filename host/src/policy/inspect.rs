@@ -1,0 +1,60 @@
+//! What a component is, found without a host that runs: `kvasir policy inspect`.
+
+use super::admitter::AdmitterHook;
+use super::balancer::BalancerHook;
+use super::engine::{Interface, slot_of};
+use super::evictor::EvictorHook;
+use super::scheduler::SchedulerHook;
+use super::slot::Hook;
+use super::{Digest, Engine, Error, PolicyConfig, SlotKind, Source, standalone};
+use kvasir_policy::Description;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A component that a host would load.
+pub struct Inspection {
+    pub slot: SlotKind,
+    pub description: Description,
+    /// SHA-256 of the file.
+    pub digest: Digest,
+    pub bytes: u64,
+    pub imports: Vec<String>,
+    pub exports: Vec<String>,
+    /// To check, compile, instantiate and configure it, nothing taken from a cache.
+    pub load_time: Duration,
+}
+
+/// Loads the component in `path` as a host would, with its default settings, and forgets it.
+///
+/// # Errors
+/// Whatever would make a host refuse it.
+pub fn inspect(config: &PolicyConfig, path: &Path) -> Result<Inspection, Error> {
+    let engine = Engine::new(config, None)?;
+    let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+    let bytes = super::slot::read(&engine, path)?;
+    let slot = slot_of(&name, &bytes)?;
+    let source = Source::Bytes { name, bytes: bytes.clone() };
+    let start = Instant::now();
+    let description = match slot {
+        SlotKind::Scheduler => describe::<SchedulerHook>(&engine, config, source),
+        SlotKind::Evictor => describe::<EvictorHook>(&engine, config, source),
+        SlotKind::Admitter => describe::<AdmitterHook>(&engine, config, source),
+        SlotKind::Balancer => describe::<BalancerHook>(&engine, config, source),
+    }?;
+    let load_time = start.elapsed();
+    let Interface { imports, exports } = Interface::read(&bytes).unwrap_or_default();
+    let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
+    Ok(Inspection {
+        slot,
+        description,
+        digest: Digest::of(&bytes),
+        bytes: bytes.len() as u64,
+        imports: owned(imports),
+        exports: owned(exports),
+        load_time,
+    })
+}
+
+fn describe<H: Hook>(engine: &Engine, config: &PolicyConfig, source: Source) -> Result<Description, Error> {
+    standalone::<H>(engine, config, source, Vec::new()).map(|(_, description)| description)
+}
