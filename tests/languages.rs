@@ -134,7 +134,7 @@ fn evictors() {
             takes_copies: true,
         };
         worker.update_tiers(&[tier(2), tier(3)]).unwrap();
-        assert_eq!(victims(&mut worker, 1), [], "{language}");
+        assert_eq!(victims(&mut worker, 1), [0; 0], "{language}");
         // A prompt of two blocks, 0 and 1, and another, 2.
         tell(
             &mut worker,

@@ -3,15 +3,19 @@
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-const POLICIES: [&str; 9] = [
+const POLICIES: [&str; 13] = [
     "fifo-evictor",
     "lru-evictor",
     "mooncake-scheduler",
+    "netkv-scheduler",
+    "overlap-cost-scheduler",
     "random-scheduler",
     "round-robin-scheduler",
+    "score-scheduler",
     "sieve-evictor",
     "slo-admitter",
     "static-balancer",
+    "vtc-scheduler",
     "workload-aware-evictor",
 ];
 

@@ -49,7 +49,7 @@ enum Task {
         /// Run only the templates of policies in the languages that CI tests, as far as their tools are here (docs/policy-languages.md).
         #[arg(long, conflicts_with_all = ["quick", "wheel", "rdma", "gpu", "miri", "tsan", "real_engine"])]
         languages: bool,
-        /// The same in every language: Python's components take a minute to compile.
+        /// The same in every language; JavaScript's and Python's components have a runtime in them, and are slow to compile.
         #[arg(long, conflicts_with_all = ["quick", "wheel", "rdma", "gpu", "miri", "tsan", "real_engine", "languages"])]
         all_languages: bool,
         /// Run only what runs under Miri: allocator, buffers and copies.

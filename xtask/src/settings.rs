@@ -71,7 +71,8 @@ impl Settings {
     }
 
     fn bad(&self, path: &str) -> Option<String> {
-        const FILES: [&str; 7] = ["rs", "md", "wasm", "toml", "proto", "wit", "sock"];
+        const FILES: [&str; 12] =
+            ["rs", "md", "wasm", "toml", "proto", "wit", "sock", "c", "cpp", "ts", "js", "py"];
         let mut parts = path.split('.');
         let (section, key) = (parts.next()?, parts.next()?);
         let keys = self.0.get(section)?;

@@ -147,6 +147,59 @@ fn requests_go_where_their_prefix_is() {
 }
 
 #[test]
+fn requests_stay_on_an_instance_that_does_both_and_serves_their_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let link = r#"conductor.links=[{from = "rack-1", to = "rack-2", fixed_ms = 40}]"#;
+    let running = start(dir.path(), &[link]);
+    block_on(async {
+        let mut c = Control::connect(&control(&running), "").await.unwrap().conductor;
+        let register = |name: &str, domain: &str, model: &str, prefill| proto::RegisterRequest {
+            name: name.into(),
+            prefill,
+            decode: true,
+            capacity_blocks: 1000,
+            domain: domain.into(),
+            models: vec![model.into()],
+            ..Default::default()
+        };
+        let odd = proto::RegisterRequest { domain: "rack 1".into(), ..register("x", "", "m", true) };
+        assert!(c.register(odd).await.unwrap_err().message().starts_with("domain: "));
+        let epoch = c.register(register("a", "rack-1", "llama", true)).await.unwrap().into_inner().epoch;
+        c.register(register("b", "rack-1", "qwen", true)).await.unwrap();
+        let ask = |model: &str| proto::ScheduleRequest {
+            prompt_tokens: 4096,
+            model: model.into(),
+            adapter: "sql".into(),
+            ..Default::default()
+        };
+        for model in ["qwen", "llama"] {
+            let answer = c.schedule(ask(model)).await.unwrap().into_inner();
+            let Some(Decision::Placement(placed)) = answer.decision else { panic!("{answer:?}") };
+            assert_eq!(placed.prefill, placed.decode);
+            assert_eq!((placed.prefill == "a", placed.handover_ms), (model == "llama", 0.0), "{model}");
+        }
+        let nobody = c.schedule(ask("gemma")).await.unwrap().into_inner().decision;
+        assert!(matches!(nobody, Some(Decision::Rejection(r)) if r.retry_after_ms > 0));
+
+        // Its decode half is full: another instance decodes, and the blocks go there.
+        c.register(register("d", "rack-2", "llama", false)).await.unwrap();
+        let adapters = Some(proto::Adapters { names: vec!["sql".into()] });
+        let full = proto::ReportLoadRequest {
+            name: "a".into(),
+            epoch,
+            waiting: Some(3),
+            adapters,
+            ..Default::default()
+        };
+        c.report_load(full).await.unwrap();
+        let answer = c.schedule(ask("llama")).await.unwrap().into_inner();
+        let Some(Decision::Placement(placed)) = answer.decision else { panic!("{answer:?}") };
+        assert_eq!((placed.prefill.as_str(), placed.decode.as_str()), ("a", "d"));
+        assert_eq!(placed.handover_ms, 40.0 + 1.0 + 8.0 * 8.0, "8 blocks over the link");
+    });
+}
+
+#[test]
 fn the_store_and_the_node_answer() {
     let dir = tempfile::tempdir().unwrap();
     let running = start(dir.path(), &["node.name=n1"]);

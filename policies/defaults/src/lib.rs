@@ -27,6 +27,10 @@ pub static SCHEDULERS: &[Default<dyn Scheduler>] = defaults! { dyn Scheduler:
     "mooncake", "mooncake-scheduler", mooncake_scheduler::Mooncake;
     "round-robin", "round-robin-scheduler", round_robin_scheduler::RoundRobin;
     "random", "random-scheduler", random_scheduler::Random;
+    "netkv", "netkv-scheduler", netkv_scheduler::NetKv;
+    "overlap-cost", "overlap-cost-scheduler", overlap_cost_scheduler::OverlapCost;
+    "score", "score-scheduler", score_scheduler::Score;
+    "vtc", "vtc-scheduler", vtc_scheduler::Vtc;
 };
 
 /// Evictors; the first is the default.
