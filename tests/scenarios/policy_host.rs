@@ -75,6 +75,7 @@ fn what_is_no_policy_is_refused_by_name_and_the_running_policy_stays() {
         (Scheduler, bytes("import", import_not_granted()), none(), "wasi:sockets/tcp@0.2.10"),
         (Scheduler, bytes("traps", guest("describe-traps")), none(), "describe"),
         (Scheduler, bytes("lies", guest("describe-lies")), none(), "says it is a `evictor`"),
+        (Scheduler, bytes("garbles", guest("describe-garbles")), none(), "failed in `describe`"),
         (Scheduler, bytes("settings", good), settings("nonsense", 0), "`nonsense` is none of"),
         (Scheduler, Source::Builtin("moncake".into()), none(), "did you mean `mooncake`"),
         (Scheduler, Source::Builtin("mooncake".into()), settings("x", 0), "unknown setting"),
@@ -131,7 +132,7 @@ fn asked(request: &Request, now: f32) -> Question {
 #[test]
 fn a_bad_scheduler_costs_fallbacks_and_never_a_request() {
     let _process = crate::beside_others();
-    for mode in ["loop", "trap", "grow", "out-of-range", "unavailable", "false-transfer"] {
+    for mode in ["loop", "trap", "grow", "recurse", "out-of-range", "unavailable", "false-transfer"] {
         let host = host();
         let (cluster, mut worker) = (cluster(), host.scheduler_worker());
         load_bad(&host, SlotKind::Scheduler, mode);
@@ -179,6 +180,49 @@ fn a_bad_explanation_is_no_fault_of_the_decision() {
     worker.catch_up(&cluster);
     worker.explain(&question(1));
     assert_eq!(worker.schedule(&cluster, &question(1)).fallback, None);
+}
+
+#[test]
+fn a_policy_that_talks_without_end_is_heard_a_little_and_decides() {
+    let _process = crate::beside_others();
+    let host = host();
+    load_bad(&host, SlotKind::Scheduler, "chatter");
+    let (cluster, mut worker) = (cluster(), host.scheduler_worker());
+    for seed in 0..60 {
+        let outcome = worker.schedule(&cluster, &question(seed));
+        assert!(matches!(outcome.decision, Decision::Run(_)), "{outcome:?}");
+    }
+    let (lines, dropped) = host.logs(SlotKind::Scheduler);
+    assert!(lines.len() <= 1_100 && dropped > 0, "{} lines, {dropped} dropped", lines.len());
+}
+
+/// A hundred loads come at once, each of a component that is not yet compiled, and requests go on being decided.
+#[test]
+fn a_hundred_loads_at_once_hold_no_decision_up() {
+    let _process = crate::beside_others();
+    let host = host();
+    let (cluster, mut worker) = (cluster(), host.scheduler_worker());
+    let answered = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for n in 0..100u8 {
+            let (host, answered) = (&host, &answered);
+            scope.spawn(move || {
+                // A custom section makes each another component.
+                let component = [guest("scheduler"), &[0, 3, 1, b'n', n]].concat();
+                let loaded = host.load(SlotKind::Scheduler, bytes("many", component), settings("none", 0));
+                match loaded {
+                    Ok(status) => assert_eq!(status.slot, "scheduler"),
+                    Err(error) => assert!(error.to_string().contains("try again"), "{error}"),
+                }
+                answered.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        while answered.load(Ordering::Relaxed) < 100 {
+            let outcome = worker.schedule(&cluster, &question(1));
+            assert_eq!(outcome.fallback, None, "{outcome:?}");
+        }
+    });
+    assert_eq!(host.status(SlotKind::Scheduler).name, "bad", "one at least was loaded");
 }
 
 const POOL: u32 = 256;
@@ -275,7 +319,9 @@ impl Owner {
 #[test]
 fn a_bad_evictor_costs_fallbacks_and_the_pool_keeps_its_reserve() {
     let _process = crate::beside_others();
-    for mode in ["loop", "trap", "grow", "free", "out-of-range", "repeat", "too-few", "too-many"] {
+    for mode in
+        ["loop", "trap", "grow", "recurse", "free", "out-of-range", "repeat", "too-few", "too-many", "huge"]
+    {
         let host = host();
         let mut owner = Owner::new(host.evictor_worker(POOL));
         load_bad(&host, SlotKind::Evictor, mode);
@@ -292,7 +338,7 @@ fn a_bad_admitter_costs_fallbacks_and_never_an_answer() {
     let request = admitter::Request { prompt_tokens: 10, ttft_slo: 10.0, ..Default::default() }.encode();
     let forecast = Forecast { ttft: 1.0, tbt: 1.0, ..Forecast::default() };
     let block = Block { class: 0, uses: 1, depth: 0, size_bytes: 4096, last_offer_ms: None, tenant: 0 };
-    for mode in ["loop", "trap", "grow", "unknown", "short"] {
+    for mode in ["loop", "trap", "grow", "recurse", "unknown", "short", "huge"] {
         let host = host();
         let mut worker = host.admitter_worker();
         load_bad(&host, SlotKind::Admitter, mode);
@@ -306,7 +352,7 @@ fn a_bad_admitter_costs_fallbacks_and_never_an_answer() {
 #[test]
 fn a_bad_balancer_never_sets_a_threshold_that_is_not_finite() {
     let _process = crate::beside_others();
-    for mode in ["trap", "grow", "nan", "infinite", "flood", "loop"] {
+    for mode in ["trap", "grow", "recurse", "nan", "infinite", "flood", "loop"] {
         let host = host();
         let mut worker = host.balancer_worker();
         load_bad(&host, SlotKind::Balancer, mode);

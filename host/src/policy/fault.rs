@@ -71,6 +71,8 @@ pub enum Error {
     NoPrevious(SlotKind),
     #[error("policy state in {path} cannot be {action}: {reason}; the policy in service is unchanged")]
     State { path: PathBuf, action: &'static str, reason: String },
+    #[error("{limit} policies are being loaded already; try again")]
+    Busy { limit: usize },
     #[error("cannot start the policy engine: {0}")]
     Engine(String),
 }

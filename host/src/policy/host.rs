@@ -13,6 +13,7 @@ use super::{
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Policies wanted at start, where nothing is stored: source and settings per slot.
 #[derive(Clone, Debug)]
@@ -78,7 +79,11 @@ pub struct PolicyHost {
     thresholds: SharedThresholds,
     outcomes: Outcomes,
     learning: Mutex<Vec<Learning>>,
+    /// Loads under way: each holds its component in memory, and they are compiled one by one.
+    loads: AtomicUsize,
 }
+
+const LOADS_MAX: usize = 8;
 
 impl PolicyHost {
     /// Restores the stored assignments from `state` (a database and its folder), or brings `wanted`
@@ -103,6 +108,7 @@ impl PolicyHost {
         let host = Arc::new(Self {
             outcomes: Outcomes::new([scheduler.feed(), admitter.feed()]),
             learning: Mutex::new(learning),
+            loads: AtomicUsize::new(0),
             scheduler,
             evictor,
             admitter,
@@ -135,8 +141,14 @@ impl PolicyHost {
         source: Source,
         settings: Vec<(String, String)>,
     ) -> Result<SlotStatus, Error> {
-        self.slot(slot).load(source, settings)?;
-        Ok(self.status(slot))
+        let under_way = self.loads.fetch_add(1, Ordering::Relaxed);
+        let loaded = if under_way < LOADS_MAX {
+            self.slot(slot).load(source, settings)
+        } else {
+            Err(Error::Busy { limit: LOADS_MAX })
+        };
+        self.loads.fetch_sub(1, Ordering::Relaxed);
+        loaded.map(|()| self.status(slot))
     }
 
     /// Puts the previous policy of a slot back into service. Blocking.

@@ -131,6 +131,7 @@ fn status(error: &Error) -> Status {
     let text = printable(&error.to_string(), STATUS_BYTES);
     match error {
         Error::NoPrevious(_) => Status::failed_precondition(text),
+        Error::Busy { .. } => Status::resource_exhausted(text),
         Error::State { .. } | Error::Engine(_) => Status::internal(text),
         Error::UnknownBuiltin { .. } => validate::refuse("builtin", text),
         Error::Settings { .. } => validate::refuse("settings", text),

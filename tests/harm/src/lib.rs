@@ -4,7 +4,7 @@
 use kvasir_policy::{Description, Settings};
 
 /// The harms that every slot can do; the others are specific to a slot.
-const COMMON: [&str; 4] = ["none", "loop", "trap", "grow"];
+const COMMON: [&str; 6] = ["none", "loop", "trap", "grow", "recurse", "chatter"];
 
 /// The settings `mode` and `after`.
 #[derive(Debug, Default)]
@@ -61,7 +61,24 @@ impl Harm {
             "grow" => loop {
                 self.hoard.push(vec![1; 1 << 20]);
             },
+            "recurse" => {
+                self.calls += Self::dig(self.calls);
+                "none"
+            }
+            "chatter" => {
+                (0..10_000).for_each(|_| kvasir_policy::log::info("noise"));
+                "none"
+            }
             other => other,
+        }
+    }
+
+    /// Calls itself until the stack is full.
+    fn dig(depth: u64) -> u64 {
+        if std::hint::black_box(depth) == u64::MAX {
+            0
+        } else {
+            std::hint::black_box(Self::dig(depth + 1)) + 1
         }
     }
 

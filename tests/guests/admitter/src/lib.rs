@@ -19,6 +19,7 @@ impl Bad {
         match self.0.call() {
             "unknown" => vec![99; blocks],
             "short" => vec![1; blocks.saturating_sub(1)],
+            "huge" => vec![1; 1 << 20],
             _ => vec![1; blocks],
         }
     }
@@ -30,7 +31,7 @@ impl Admitter for Bad {
     }
 
     fn configure(&mut self, settings: &Settings) -> Result<(), String> {
-        self.0.configure(settings, &["unknown", "short"])
+        self.0.configure(settings, &["unknown", "short", "huge"])
     }
 
     fn admit_request(&mut self, _: &Request, _: &Forecast) -> Verdict {

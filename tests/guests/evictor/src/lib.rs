@@ -18,8 +18,10 @@ impl Evictor for Bad {
     }
 
     fn configure(&mut self, settings: &Settings) -> Result<(), String> {
-        self.harm
-            .configure(settings, &["free", "out-of-range", "repeat", "too-few", "too-many", "unknown-tier"])
+        self.harm.configure(
+            settings,
+            &["free", "out-of-range", "repeat", "too-few", "too-many", "huge", "unknown-tier"],
+        )
     }
 
     fn open(&mut self, slots: u32) {
@@ -62,6 +64,7 @@ impl Evictor for Bad {
             "too-many" => {
                 victims.extend((0..4 * want).map_while(|_| take(&mut self.resident)).map(Victim::new))
             }
+            "huge" => victims.extend((0..1 << 19).map(Victim::new)),
             "unknown-tier" => {
                 let next = (0..want).map_while(|_| take(&mut self.resident));
                 victims.extend(next.map(|slot| Victim { slot, demote_to: 15 }));
