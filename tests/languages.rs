@@ -113,7 +113,8 @@ fn register(fleet: &mut Fleet, ms_per_token: f32) {
     let transfer = TransferCost { fixed_ms: 0.1, ms_per_block: 0.1 };
     fleet.register_prefill(PrefillSpec { cost, transfer, capacity_blocks: 1 << 20 }, 0).unwrap();
     let cost = DecodeCost { fixed_ms: 1.0, ms_per_sequence: 0.1, ms_per_context_token: 0.0 };
-    fleet.register_decode(DecodeSpec { cost, capacity_blocks: 1 << 20 }, 0).unwrap();
+    let decode = DecodeSpec { cost, handover: transfer, capacity_blocks: 1 << 20 };
+    fleet.register_decode(decode, 0).unwrap();
 }
 
 const POOL: u32 = 64;
