@@ -74,6 +74,7 @@ fn check_faultless(host: &PolicyHost, slot: SlotKind, language: &str) {
 }
 
 #[test]
+#[ignore = "`cargo xtask test --languages` builds the templates and runs it"]
 fn schedulers() {
     for (language, component) in components(SlotKind::Scheduler) {
         let host = host(SlotKind::Scheduler, &language, &component, &[]);
@@ -120,6 +121,7 @@ fn register(fleet: &mut Fleet, ms_per_token: f32) {
 const POOL: u32 = 64;
 
 #[test]
+#[ignore = "`cargo xtask test --languages` builds the templates and runs it"]
 fn evictors() {
     use EventKind::{Hit, Insert, Keep, Pin, Remove, Unpin};
     for (language, component) in components(SlotKind::Evictor) {
@@ -187,6 +189,7 @@ fn victims(worker: &mut EvictorWorker, want: u32) -> Vec<u32> {
 }
 
 #[test]
+#[ignore = "`cargo xtask test --languages` builds the templates and runs it"]
 fn admitters() {
     let block = |uses| Block { class: 9, uses, depth: 3, size_bytes: 4096, last_offer_ms: None, tenant: 1 };
     for (language, component) in components(SlotKind::Admitter) {
@@ -211,6 +214,7 @@ fn admitters() {
 }
 
 #[test]
+#[ignore = "`cargo xtask test --languages` builds the templates and runs it"]
 fn balancers() {
     for (language, component) in components(SlotKind::Balancer) {
         let host = host(SlotKind::Balancer, &language, &component, &[("even", "8")]);

@@ -142,21 +142,7 @@ fn formatting(shell: &Shell) -> Result<Outcome> {
 }
 
 fn clippy(shell: &Shell) -> Result<Outcome> {
-    cargo(
-        shell,
-        &[
-            "clippy",
-            "--quiet",
-            "--locked",
-            "--workspace",
-            "--all-targets",
-            "--features",
-            "kvasir-tests/languages",
-            "--",
-            "-D",
-            "warnings",
-        ],
-    )
+    cargo(shell, &["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"])
 }
 
 /// The step above does not see what is compiled for Wasm only. Flags, profile and folder are those of the build
