@@ -8,8 +8,8 @@ use super::log::Log;
 use super::scheduler::{SchedulerHook, SharedThresholds};
 use super::slot::{Builder, Hook, Learning, LearningStatus, Outcomes, Slot, Source, Version};
 use super::{
-    AdmitterWorker, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, LogLine, PolicyConfig,
-    SchedulerWorker, SlotKind, watch,
+    AdmitterWorker, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, LogLine, LogPage,
+    PolicyConfig, SchedulerWorker, SlotKind, watch,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -180,6 +180,11 @@ impl PolicyHost {
     /// What the policies of a slot logged, oldest first, and how many lines were dropped.
     pub fn logs(&self, slot: SlotKind) -> (Vec<LogLine>, u64) {
         self.slot(slot).log().read()
+    }
+
+    /// What they logged behind line `after`; 0: all that is kept.
+    pub fn log_page(&self, slot: SlotKind, after: u64) -> LogPage {
+        self.slot(slot).log().page(after)
     }
 
     /// As [`PolicyHost::load`], with the settings that serve.
