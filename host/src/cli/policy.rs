@@ -1,5 +1,6 @@
 //! `kvasir policy`: which policies serve a running host, and what a component is. One file a verb.
 
+mod history;
 mod inspect;
 mod list;
 mod load;
@@ -7,8 +8,10 @@ mod logs;
 mod rollback;
 
 use super::HostFlags;
+use crate::policy::{SlotKind, UnknownSlot};
 use clap::{Args, Subcommand};
 use std::process::ExitCode;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Look at policies; load, list and roll back those of a running host.
 #[derive(Args, Debug)]
@@ -24,6 +27,7 @@ enum Action {
     Rollback(rollback::RollbackArgs),
     Inspect(inspect::InspectArgs),
     Logs(logs::LogsArgs),
+    History(history::HistoryArgs),
 }
 
 /// The running host that a verb is about, and how to print what it says.
@@ -44,6 +48,19 @@ impl PolicyArgs {
             Action::Rollback(args) => args.run(),
             Action::Inspect(args) => args.run(),
             Action::Logs(args) => args.run(),
+            Action::History(args) => args.run(),
         }
     }
+}
+
+/// A slot that a flag or argument names; the host is not asked about one that there is not.
+fn slot(text: &str) -> Result<String, UnknownSlot> {
+    text.parse().map(|slot: SlotKind| slot.to_string())
+}
+
+/// Unix time in milliseconds, as people write it.
+fn moment(at_ms: u64) -> String {
+    // Beyond the year 9999 there is nothing to print, and such a time comes from no clock.
+    let at_ms = at_ms.min(253_402_300_799_999);
+    humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(at_ms)).to_string()
 }

@@ -189,6 +189,10 @@ impl Catalog {
     }
 }
 
-fn state_error(path: &std::path::Path, action: &'static str, reason: impl std::fmt::Display) -> Error {
+pub(super) fn state_error(
+    path: &std::path::Path,
+    action: &'static str,
+    reason: impl std::fmt::Display,
+) -> Error {
     Error::State { path: path.into(), action, reason: reason.to_string() }
 }

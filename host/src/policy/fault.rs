@@ -87,6 +87,6 @@ pub enum Error {
     Engine(String),
 }
 
-fn did_you_mean(close: &Option<String>) -> String {
+pub(super) fn did_you_mean(close: &Option<String>) -> String {
     close.as_ref().map(|c| format!(" (did you mean `{c}`?)")).unwrap_or_default()
 }

@@ -9,7 +9,8 @@ use super::scheduler::{SchedulerHook, SharedThresholds};
 use super::slot::{Builder, Hook, Learning, LearningStatus, Outcomes, Slot, Source, Version};
 use super::{
     AdmitterWorker, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, Guard, GuardConfig,
-    Listener, LogLine, PolicyConfig, SchedulerWorker, SlotKind, Stage, TrialStatus, WatchStatus, watch,
+    Listener, LogLine, LogPage, PolicyConfig, SchedulerWorker, SlotKind, Stage, TrialStatus, WatchStatus,
+    watch,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -244,6 +245,11 @@ impl PolicyHost {
     /// What the policies of a slot logged, oldest first, and how many lines were dropped.
     pub fn logs(&self, slot: SlotKind) -> (Vec<LogLine>, u64) {
         self.slot(slot).log().read()
+    }
+
+    /// What they logged behind line `after`; 0: all that is kept.
+    pub fn log_page(&self, slot: SlotKind, after: u64) -> LogPage {
+        self.slot(slot).log().page(after)
     }
 
     /// As [`PolicyHost::load`], with the settings that serve.

@@ -13,6 +13,7 @@ mod engine;
 mod fault;
 pub mod guard;
 mod guest;
+pub mod history;
 mod host;
 pub mod inspect;
 mod log;
@@ -39,7 +40,7 @@ pub use fault::{Error, Fault};
 pub use guard::{Breach, Guard, GuardConfig};
 pub use guest::Limits;
 pub use host::{PolicyHost, SlotStatus, Wanted};
-pub use log::LogLine;
+pub use log::{LogLine, LogPage};
 pub use scheduler::SchedulerWorker;
 pub use slot::{LearningStatus, Outcomes, SPARES_MAX, Source, standalone};
 
@@ -103,8 +104,20 @@ impl SlotKind {
 
 /// Text that names no slot.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown slot `{0}`; slots: {slots}", slots = SlotKind::ALL.map(SlotKind::as_str).join(", "))]
+#[error(
+    "unknown slot `{0}`; slots: {slots}{nearest}",
+    slots = SlotKind::ALL.map(SlotKind::as_str).join(", "),
+    nearest = fault::did_you_mean(&nearest(.0, SlotKind::ALL.map(SlotKind::as_str)))
+)]
 pub struct UnknownSlot(String);
+
+/// The known name that somebody may have meant.
+fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    // Names are short; the distance to a long text takes long, and there is none to it.
+    let given = Some(given).filter(|given| given.len() <= 64)?;
+    let distances = known.into_iter().map(|known| (strsim::damerau_levenshtein(known, given), known));
+    distances.min().filter(|(distance, _)| *distance <= 3).map(|(_, known)| known.to_owned())
+}
 
 impl std::fmt::Display for SlotKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

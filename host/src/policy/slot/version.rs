@@ -9,7 +9,7 @@ use crate::policy::engine::{Digest, Engine, Module};
 use crate::policy::fault::TEXT_BYTES;
 use crate::policy::guest::Guest;
 use crate::policy::log::Log;
-use crate::policy::{Error, Fault, Limits, PolicyConfig, description};
+use crate::policy::{Error, Fault, Limits, PolicyConfig, description, nearest};
 use crate::text::printable;
 use kvasir_policy::Description;
 use parking_lot::Mutex;
@@ -202,12 +202,11 @@ pub(super) fn prepare<H: Hook>(
 fn builtin<H: Hook>(name: &str) -> Result<Builtin<H>, Error> {
     H::builtins().find(|b| b.name == name).ok_or_else(|| {
         let known: Vec<_> = H::builtins().map(|b| b.name).collect();
-        let close = known.iter().map(|k| (strsim::damerau_levenshtein(k, name), *k)).min();
         Error::UnknownBuiltin {
             slot: H::KIND,
             name: name.into(),
             known: known.join(", "),
-            suggestion: close.filter(|(distance, _)| *distance <= 3).map(|(_, k)| k.into()),
+            suggestion: nearest(name, known),
         }
     })
 }
