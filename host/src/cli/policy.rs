@@ -1,6 +1,10 @@
 //! `kvasir policy`: which policies serve a running host.
 
+mod build;
+mod new;
+
 use super::HostFlags;
+use crate::authoring;
 use crate::config::Assigned;
 use crate::policy::PolicyConfig;
 use crate::policy::inspect::{Inspection, inspect};
@@ -10,6 +14,7 @@ use clap::{Args, Subcommand};
 use kvasir_client::control::PolicySource;
 use kvasir_proto as proto;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 /// Look at policies; load, list and roll back those of a running host.
 #[derive(Args, Debug)]
@@ -20,6 +25,8 @@ pub(super) struct PolicyArgs {
 
 #[derive(Subcommand, Debug)]
 enum Action {
+    New(new::NewArgs),
+    Build(build::BuildArgs),
     /// Put a policy into service while traffic flows; on any error the present one stays.
     Load {
         /// scheduler, evictor, admitter or balancer.
@@ -68,8 +75,10 @@ struct Target {
 }
 
 impl PolicyArgs {
-    pub(super) fn run(self) -> anyhow::Result<()> {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         match self.action {
+            Action::New(args) => return Ok(args.run()),
+            Action::Build(args) => return Ok(args.run()),
             Action::Load { slot, source, settings, to } => {
                 let source = policy_source(source)?;
                 let load = async |mut control: kvasir_client::control::Control| {
@@ -99,7 +108,7 @@ impl PolicyArgs {
                 to.print_logs(&to.host.control(logs)?);
             }
         }
-        Ok(())
+        Ok(ExitCode::SUCCESS)
     }
 }
 
@@ -159,6 +168,12 @@ impl Target {
             println!("{} lines over the rate limit were dropped", logs.dropped);
         }
     }
+}
+
+/// Tells why a verb of authors failed: exit code 2 if it was asked for wrongly, otherwise 1.
+fn failed(error: &authoring::Error) -> ExitCode {
+    eprintln!("kvasir: {error}");
+    ExitCode::from(if error.is_usage() { 2 } else { 1 })
 }
 
 /// The longest text of a policy on one line of a terminal.
