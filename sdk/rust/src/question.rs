@@ -14,6 +14,9 @@ pub enum Column {
     EligiblePrefill = 3,
     PrefixAtDecode = 4,
     EligibleDecode = 5,
+    /// Bits of floats; in front of the picker of a chain.
+    ScorePrefill = 6,
+    ScoreDecode = 7,
 }
 
 impl Column {
@@ -22,12 +25,13 @@ impl Column {
     }
 
     const fn of_decode(self) -> bool {
-        matches!(self, Self::PrefixAtDecode | Self::EligibleDecode)
+        OF_DECODE & self.bit() != 0
     }
 }
 
 /// Columns with one value per decode slot, as bits.
-const OF_DECODE: u32 = Column::PrefixAtDecode.bit() | Column::EligibleDecode.bit();
+const OF_DECODE: u32 =
+    Column::PrefixAtDecode.bit() | Column::EligibleDecode.bit() | Column::ScoreDecode.bit();
 
 /// Whether an instance can serve a request, as the eligibility columns say it.
 pub mod eligibility {
@@ -124,6 +128,16 @@ impl<'a> Candidates<'a> {
     /// Whether the instance in this decode slot has the request's adapter loaded.
     pub fn decode_has_adapter(&self, decode: usize) -> bool {
         value(self.eligible_decode(), decode, eligibility::CAN) == eligibility::HAS_ADAPTER
+    }
+
+    /// What the scorers of a chain say of this prefill slot, smaller is better; 0 if there are none.
+    pub fn score_of(&self, prefill: usize) -> f32 {
+        f32::from_bits(value(self.column(Column::ScorePrefill), prefill, 0))
+    }
+
+    /// What the scorers of a chain say of this decode slot, likewise.
+    pub fn score_of_decode(&self, decode: usize) -> f32 {
+        f32::from_bits(value(self.column(Column::ScoreDecode), decode, 0))
     }
 
     /// Columns stand in the order of their bits, so those with lower bits stand before it.
@@ -232,13 +246,15 @@ mod tests {
     use super::*;
 
     impl Column {
-        const ALL: [Self; 6] = [
+        const ALL: [Self; 8] = [
             Self::Prefix,
             Self::PrefixInHbm,
             Self::PrefixInDram,
             Self::EligiblePrefill,
             Self::PrefixAtDecode,
             Self::EligibleDecode,
+            Self::ScorePrefill,
+            Self::ScoreDecode,
         ];
     }
 
