@@ -15,6 +15,7 @@ mod guest;
 mod host;
 pub mod inspect;
 mod log;
+pub mod record;
 pub mod slot;
 mod watch;
 
@@ -89,6 +90,19 @@ impl SlotKind {
         let PolicyConfig { hot_deadline: hot, cold_deadline: cold, evictor_slots, core_instances, .. } =
             *config;
         Limits { memory_bytes, hot, cold, evictor_slots, core_instances, in_use: Arc::default() }
+    }
+}
+
+/// The policies of a slot that come with the binary; the first is the default.
+pub fn builtin_names(slot: SlotKind) -> Vec<&'static str> {
+    fn names<H: slot::Hook>() -> Vec<&'static str> {
+        H::builtins().map(|builtin| builtin.name).collect()
+    }
+    match slot {
+        SlotKind::Scheduler => names::<scheduler::SchedulerHook>(),
+        SlotKind::Evictor => names::<evictor::EvictorHook>(),
+        SlotKind::Admitter => names::<admitter::AdmitterHook>(),
+        SlotKind::Balancer => names::<balancer::BalancerHook>(),
     }
 }
 

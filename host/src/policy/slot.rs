@@ -14,7 +14,7 @@ pub use builder::Builder;
 pub(super) use learning::Learning;
 pub use learning::{LearningStatus, Outcomes};
 pub(super) use version::read;
-pub use version::{Source, Version, standalone};
+pub use version::{Prepared, Source, Version, standalone};
 pub use worker::{Found, SPARES_MAX, Worker};
 
 use self::learning::{Feed, Knowledge};

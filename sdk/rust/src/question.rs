@@ -177,6 +177,11 @@ impl Question {
         question
     }
 
+    /// A question that was written before, over tables of so many slots. `now`: ms on the table clock.
+    pub fn of_words(now: f32, words: &[u32], prefill_slots: usize, decode_slots: usize) -> Self {
+        Self { now, words: words.to_vec(), prefill_slots, decode_slots }
+    }
+
     /// Replaces what was asked before. `now`: ms on the table clock.
     pub fn begin(&mut self, now: f32, request: &Request, prefill_slots: usize, decode_slots: usize) {
         self.words.clear();

@@ -275,6 +275,44 @@ pub(super) fn stored_program<H: Hook>(
     code::<H>(engine, source).map(|code| code.program)
 }
 
+/// A policy that was found and compiled once, of which engines are made outside any slot: for replays and benches.
+pub struct Prepared<H: Hook> {
+    program: Program<H>,
+    assignment: Assignment,
+    limits: Limits,
+}
+
+impl<H: Hook> Prepared<H> {
+    /// # Errors
+    /// The policy cannot be found or compiled.
+    pub fn new(
+        engine: &Engine,
+        config: &PolicyConfig,
+        source: Source,
+        settings: Settings,
+    ) -> Result<Self, Error> {
+        let code = code::<H>(engine, source)?;
+        let assignment = Assignment { origin: code.origin, settings };
+        Ok(Self { program: code.program, assignment, limits: H::KIND.limits(config) })
+    }
+
+    /// An engine with its settings, which was told nothing yet.
+    ///
+    /// # Errors
+    /// It cannot be instantiated, or what it says of itself or its settings is refused.
+    pub fn engine(&self) -> Result<(Box<H::Engine>, Description), Error> {
+        configured::<H>(&self.program, &self.assignment, &self.limits, &Arc::default())
+    }
+
+    /// SHA-256 of the component; `None`: the policy is native.
+    pub fn digest(&self) -> Option<Digest> {
+        match &self.program {
+            Program::Component(module) => Some(module.digest),
+            Program::Native(_) => None,
+        }
+    }
+}
+
 /// An engine on its own, outside any slot: for replays and benches.
 ///
 /// # Errors
@@ -285,7 +323,5 @@ pub fn standalone<H: Hook>(
     source: Source,
     settings: Vec<(String, String)>,
 ) -> Result<(Box<H::Engine>, Description), Error> {
-    let code = code::<H>(engine, source)?;
-    let assignment = Assignment { origin: code.origin, settings };
-    configured::<H>(&code.program, &assignment, &H::KIND.limits(config), &Arc::default())
+    Prepared::<H>::new(engine, config, source, settings)?.engine()
 }
