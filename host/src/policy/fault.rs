@@ -67,6 +67,8 @@ pub enum Error {
     Settings { name: String, reason: String },
     #[error("cannot instantiate policy `{name}`: {reason}")]
     Instantiate { name: String, reason: String },
+    #[error("chain `{name}`: {reason}")]
+    Chain { name: String, reason: String },
     #[error("{0} has no previous policy to roll back to")]
     NoPrevious(SlotKind),
     #[error("policy state in {path} cannot be {action}: {reason}; the policy in service is unchanged")]

@@ -6,6 +6,7 @@
 
 mod bindings;
 mod catalog;
+pub mod chain;
 mod control;
 mod counters;
 mod description;
@@ -38,7 +39,7 @@ pub use guest::Limits;
 pub use host::{PolicyHost, SlotStatus, Wanted};
 pub use log::LogLine;
 pub use scheduler::SchedulerWorker;
-pub use slot::{LearningStatus, Outcomes, SPARES_MAX, Source, standalone};
+pub use slot::{ChainPart, LearningStatus, Outcomes, SPARES_MAX, Source, standalone};
 
 use std::path::PathBuf;
 use std::sync::Arc;
