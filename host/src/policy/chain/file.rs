@@ -6,7 +6,7 @@
 //! [[scorer]]
 //! source = "netkv"
 //! weight = 2.0
-//! settings = { "oversubscription" = "1.5" }
+//! settings = { decode-steps = "2" }
 //! [picker]                  # `pick`, if it is left out
 //! source = "pick"
 //! ```
