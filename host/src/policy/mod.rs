@@ -16,6 +16,7 @@ mod guest;
 mod host;
 pub mod inspect;
 mod log;
+pub mod rollout;
 pub mod slot;
 mod watch;
 
