@@ -6,6 +6,7 @@
 
 mod bindings;
 mod catalog;
+pub mod chain;
 mod control;
 mod counters;
 mod description;
@@ -18,6 +19,7 @@ mod host;
 pub mod inspect;
 mod log;
 pub mod record;
+pub mod rollout;
 pub mod slot;
 pub mod trial;
 mod watch;
@@ -43,7 +45,7 @@ pub use guest::Limits;
 pub use host::{PolicyHost, SlotStatus, Wanted};
 pub use log::{LogLine, LogPage};
 pub use scheduler::SchedulerWorker;
-pub use slot::{LearningStatus, Outcomes, SPARES_MAX, Source, standalone};
+pub use slot::{ChainPart, LearningStatus, Outcomes, SPARES_MAX, Source, standalone};
 
 pub use trial::{
     Action, Agreement, Beside, Cause, Change, Listener, PolicyId, Share, Stage, Subject, TrialStatus,
