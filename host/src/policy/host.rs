@@ -2,7 +2,7 @@
 
 use super::admitter::AdmitterHook;
 use super::balancer::BalancerHook;
-use super::catalog::Catalog;
+use super::catalog::{Assignment, Catalog};
 use super::evictor::EvictorHook;
 use super::log::Log;
 use super::scheduler::{SchedulerHook, SharedThresholds};
@@ -225,6 +225,24 @@ impl PolicyHost {
         Ok(self.status(slot))
     }
 
+    /// Whether that very policy serves, with these settings.
+    pub fn serves(&self, slot: SlotKind, assignment: &Assignment) -> bool {
+        self.slot(slot).serves(assignment)
+    }
+
+    /// Tries whether a policy could be brought into service, and tells what it would be stored as. Blocking.
+    ///
+    /// # Errors
+    /// As [`PolicyHost::load`].
+    pub fn resolve(
+        &self,
+        slot: SlotKind,
+        source: Source,
+        settings: Vec<(String, String)>,
+    ) -> Result<Assignment, Error> {
+        self.slot(slot).resolve(source, settings)
+    }
+
     fn slot(&self, kind: SlotKind) -> &dyn AnySlot {
         match kind {
             SlotKind::Scheduler => &self.scheduler,
@@ -299,6 +317,8 @@ trait AnySlot {
     fn load(&self, source: Source, settings: Settings) -> Result<(), Error>;
     fn load_with_settings_in_service(&self, source: Source) -> Result<(), Error>;
     fn rollback(&self) -> Result<(), Error>;
+    fn resolve(&self, source: Source, settings: Settings) -> Result<Assignment, Error>;
+    fn serves(&self, assignment: &Assignment) -> bool;
     fn was_restored(&self) -> bool;
     fn log(&self) -> &Log;
     fn status(&self) -> SlotStatus;
@@ -315,6 +335,14 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
 
     fn rollback(&self) -> Result<(), Error> {
         Slot::rollback(self).map(drop)
+    }
+
+    fn resolve(&self, source: Source, settings: Settings) -> Result<Assignment, Error> {
+        Slot::resolve(self, source, settings)
+    }
+
+    fn serves(&self, assignment: &Assignment) -> bool {
+        self.current().assignment == *assignment
     }
 
     fn was_restored(&self) -> bool {

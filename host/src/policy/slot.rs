@@ -263,6 +263,17 @@ impl<H: Hook> Slot<H> {
         self.publish(version, &code.modules, None)
     }
 
+    /// Prepares a policy and gives it up again: whether it could serve here, and what it would be stored as.
+    ///
+    /// # Errors
+    /// As [`Slot::load`].
+    pub fn resolve(&self, source: Source, settings: Settings) -> Result<Assignment, Error> {
+        let code = code::<H>(&self.engine, source)?;
+        let assignment = Assignment { origin: code.origin, settings };
+        prepare(Arc::new(code.program), assignment, 0, &self.limits, &self.log, &self.config, 1)
+            .map(|version| version.assignment)
+    }
+
     /// Loads a component with the settings of the one that serves; with its own defaults if it refuses those.
     ///
     /// # Errors
