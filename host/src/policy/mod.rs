@@ -11,12 +11,14 @@ mod counters;
 mod description;
 mod engine;
 mod fault;
+pub mod guard;
 mod guest;
 pub mod history;
 mod host;
 pub mod inspect;
 mod log;
 pub mod slot;
+pub mod trial;
 mod watch;
 
 pub mod admitter;
@@ -35,18 +37,25 @@ pub use description::BadDescription;
 pub use engine::{Digest, Engine, Module};
 pub use evictor::EvictorWorker;
 pub use fault::{Error, Fault};
+pub use guard::{Breach, Guard, GuardConfig};
 pub use guest::Limits;
 pub use host::{PolicyHost, SlotStatus, Wanted};
 pub use log::{LogLine, LogPage};
 pub use scheduler::SchedulerWorker;
 pub use slot::{LearningStatus, Outcomes, SPARES_MAX, Source, standalone};
 
+pub use trial::{
+    Action, Agreement, Beside, Cause, Change, Listener, PolicyId, Share, Stage, Subject, TrialStatus,
+    WatchStatus,
+};
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The four decisions a policy can make.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum SlotKind {
     Scheduler,
     Evictor,
@@ -154,6 +163,7 @@ pub struct PolicyConfig {
     pub breaker_window: Duration,
     /// How often a learner hears of outcomes.
     pub learn_every: Duration,
+    pub guard: GuardConfig,
 }
 
 impl Default for PolicyConfig {
@@ -172,6 +182,7 @@ impl Default for PolicyConfig {
             breaker_faults: 5,
             breaker_window: Duration::from_secs(10),
             learn_every: Duration::from_secs(1),
+            guard: GuardConfig::default(),
         }
     }
 }
