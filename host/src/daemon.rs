@@ -9,10 +9,11 @@ use crate::conductor::Conductor;
 use crate::config::{self, Config, parts};
 use crate::data_dir::{self, DataDir};
 use crate::host::{Addrs, Host};
-use crate::lifecycle::cluster;
 use crate::lifecycle::eviction::Eviction;
 use crate::lifecycle::tiers::{self, PolicyAdmit};
+use crate::lifecycle::{cluster, following};
 use crate::policy::history::History;
+use crate::policy::rollout::keeper::Keeper as Rollouts;
 use crate::policy::{self, PolicyHost};
 use crate::rpc;
 use kvasir_dataplane::server::node::Node;
@@ -29,7 +30,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
 /// How long open control calls may take to end.
@@ -54,6 +55,8 @@ pub enum StartError {
     DataDir(#[from] data_dir::Error),
     #[error(transparent)]
     Policy(#[from] policy::Error),
+    #[error(transparent)]
+    Rollouts(#[from] policy::rollout::keeper::Error),
     #[error("the data server does not start: {0}")]
     Data(#[from] ServeError),
     #[error("no thread for {name}: {source}")]
@@ -97,6 +100,7 @@ impl Daemon {
         let policies = open_policies(&config, &data_dir, store.slots())?;
         let history = Arc::new(History::open(&data_dir.state, &data_dir.path)?);
         history.note_start(&policies);
+        let rollouts = Rollouts::open(&data_dir.state, unix_ms())?;
         let clock = Clock::start();
         let no_thread = |name| move |source| StartError::Thread { name, source };
         let cluster = cluster::open(&config, &store, clock)?;
@@ -133,6 +137,7 @@ impl Daemon {
             node,
             policies,
             history,
+            rollouts,
             eviction,
             scrubber,
             server,
@@ -148,6 +153,7 @@ impl Daemon {
         let (stop, stopping) = watch::channel(false);
         let listeners = rpc::Listeners { unix: control.listener, grpc, http, tls };
         rpc::spawn(&runtime, &host, listeners, &stopping).map_err(no_thread("control calls"))?;
+        following::start(&host).map_err(no_thread("rollouts"))?;
         tracing::info!(bytes = store.pool().bytes(), pages = %store.pool().placed(), "pool ready");
         tracing::info!(node = host.config.node.name, socket = %host.config.node.socket.display(), http = %addrs.http, "host started");
         Ok(Running {
@@ -283,6 +289,10 @@ fn bind(key: &'static str, addr: SocketAddr) -> Result<TcpListener, StartError> 
 
 fn local_addr(listener: &TcpListener, key: &'static str) -> Result<SocketAddr, StartError> {
     listener.local_addr().map_err(|source| StartError::Listen { key, addr: ([0, 0, 0, 0], 0).into(), source })
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
 fn open_policies(config: &Config, data_dir: &DataDir, slots: u32) -> Result<Arc<PolicyHost>, policy::Error> {

@@ -5,6 +5,7 @@ use hyper_util::rt::TokioIo;
 use proto::conductor_client::ConductorClient;
 use proto::node_client::NodeClient;
 use proto::policy_admin_client::PolicyAdminClient;
+use proto::policy_rollouts_client::PolicyRolloutsClient;
 use proto::store_client::StoreClient;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -22,6 +23,9 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Largest answer accepted. A page of blocks or a log ring stays well below.
 pub const RESPONSE_BYTES_MAX: usize = 8 << 20;
+
+/// Largest component that a host may have been allowed, and what is around it.
+pub const COMPONENT_BYTES_MAX: usize = 1025 << 20;
 
 /// Why a control call failed.
 #[derive(Debug, thiserror::Error)]
@@ -125,6 +129,7 @@ pub struct Control {
     pub store: StoreClient<Calls>,
     pub conductor: ConductorClient<Calls>,
     pub policy: PolicyAdminClient<Calls>,
+    pub rollouts: PolicyRolloutsClient<Calls>,
     pub node: NodeClient<Calls>,
 }
 
@@ -202,6 +207,7 @@ impl Control {
             store: StoreClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
             conductor: ConductorClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
             policy: PolicyAdminClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
+            rollouts: PolicyRolloutsClient::new(calls.clone()).max_decoding_message_size(COMPONENT_BYTES_MAX),
             node: NodeClient::new(calls).max_decoding_message_size(RESPONSE_BYTES_MAX),
         })
     }

@@ -1,11 +1,12 @@
+use super::load::{self, slot_kind};
 use super::validate;
 use crate::access::door::About;
 use crate::host::Host;
 use crate::policy::history::{ENTRIES_MAX, Entry, Named};
-use crate::policy::{CounterValues, Error, LogLine, LogPage, SlotKind, SlotStatus, Source, UnknownSlot};
+use crate::policy::{CounterValues, Error, LogLine, LogPage, SlotKind, SlotStatus};
 use crate::text::printable;
 use kvasir_dataplane::server::access::Identity;
-use kvasir_proto::{self as proto, load_request, policy_admin_server::PolicyAdmin};
+use kvasir_proto::{self as proto, policy_admin_server::PolicyAdmin};
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
@@ -37,27 +38,9 @@ impl PolicyAdmin for Service {
         let (about, who) = (About::of(&request), who(&request));
         let request = request.into_inner();
         about.set(printable(&request.slot, NAME_BYTES));
-        validate::load(&request)?;
-        let proto::LoadRequest { slot, name, source, settings } = request;
-        let slot = slot_kind(&slot)?;
-        let source = match source {
-            Some(load_request::Source::Builtin(name)) => Source::Builtin(name),
-            Some(load_request::Source::Component(bytes)) => {
-                let name = if name.is_empty() { slot.to_string() } else { name };
-                Source::Bytes { name, bytes: bytes.into() }
-            }
-            None => {
-                return Err(validate::refuse("source", "neither a built-in name nor a component was given"));
-            }
-        };
-        let settings = settings.into_iter().map(|s| (s.name, s.value)).collect();
-        let load = move |host: &Host| {
-            let before = host.policies.status(slot);
-            let loaded = host.policies.load(slot, source, settings)?;
-            host.history.note(slot, Entry::now(&who, "loaded", &loaded).in_place_of(&before));
-            Ok(loaded)
-        };
-        let loaded = self.blocking(load).await?;
+        let wanted = load::wanted(request)?;
+        let slot = wanted.slot;
+        let loaded = self.blocking(move |host| wanted.load(host, &who)).await?;
         tracing::info!(%slot, name = loaded.name, version = loaded.version, "policy loaded");
         let digest = loaded.digest.as_deref().unwrap_or(loaded.engine);
         about.set(format!("{slot}: {} {}, {digest}", loaded.name, loaded.version));
@@ -118,13 +101,8 @@ impl PolicyAdmin for Service {
 }
 
 /// As the audit log names the caller.
-fn who<T>(request: &Request<T>) -> String {
+pub(super) fn who<T>(request: &Request<T>) -> String {
     request.extensions().get::<Identity>().map_or("unknown", |identity| &identity.name).to_owned()
-}
-
-fn slot_kind(name: &str) -> Result<SlotKind, Status> {
-    let unknown = |error: UnknownSlot| printable(&error.to_string(), STATUS_BYTES);
-    name.parse().map_err(|error| Status::invalid_argument(format!("slot: {}", unknown(error))))
 }
 
 fn history_entry(slot: SlotKind, entry: Entry) -> proto::HistoryEntry {
@@ -178,7 +156,7 @@ fn counters(c: CounterValues) -> proto::PolicyCounters {
     }
 }
 
-fn status(error: &Error) -> Status {
+pub(super) fn status(error: &Error) -> Status {
     // gRPC carries it in a header, which has no room for a megabyte.
     let text = printable(&error.to_string(), STATUS_BYTES);
     match error {

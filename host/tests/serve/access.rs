@@ -146,12 +146,23 @@ const CALLS: &[(&str, &[&str])] = &[
             "PolicyAdmin/List",
             "PolicyAdmin/Logs",
             "PolicyAdmin/History",
+            "PolicyRollouts/List",
             "Node/Info",
             "Node/Ready",
             "Node/Peers",
         ],
     ),
-    ("policy", &["PolicyAdmin/Load", "PolicyAdmin/Rollback"]),
+    (
+        "policy",
+        &[
+            "PolicyAdmin/Load",
+            "PolicyAdmin/Rollback",
+            "PolicyRollouts/Start",
+            "PolicyRollouts/Change",
+            "PolicyRollouts/Follow",
+            "PolicyRollouts/Fetch",
+        ],
+    ),
     ("operator", &["Store/Remove", "Node/Drain"]),
 ];
 
