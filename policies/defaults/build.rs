@@ -3,14 +3,21 @@
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-const POLICIES: [&str; 13] = [
+const POLICIES: [&str; 20] = [
+    "arc-evictor",
     "fifo-evictor",
+    "fitted-cost-scheduler",
+    "gdsf-evictor",
+    "lhd-evictor",
+    "local-or-remote-scheduler",
+    "lora-affinity-scheduler",
     "lru-evictor",
     "mooncake-scheduler",
     "netkv-scheduler",
     "overlap-cost-scheduler",
     "random-scheduler",
     "round-robin-scheduler",
+    "s3fifo-evictor",
     "score-scheduler",
     "sieve-evictor",
     "slo-admitter",
