@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-const POLICIES: [&str; 20] = [
+const POLICIES: [&str; 21] = [
     "arc-evictor",
     "fifo-evictor",
     "fitted-cost-scheduler",
@@ -15,6 +15,7 @@ const POLICIES: [&str; 20] = [
     "mooncake-scheduler",
     "netkv-scheduler",
     "overlap-cost-scheduler",
+    "pick-scheduler",
     "random-scheduler",
     "round-robin-scheduler",
     "s3fifo-evictor",

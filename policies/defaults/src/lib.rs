@@ -31,6 +31,7 @@ pub static SCHEDULERS: &[Default<dyn Scheduler>] = defaults! { dyn Scheduler:
     "overlap-cost", "overlap-cost-scheduler", overlap_cost_scheduler::OverlapCost;
     "score", "score-scheduler", score_scheduler::Score;
     "vtc", "vtc-scheduler", vtc_scheduler::Vtc;
+    "pick", "pick-scheduler", pick_scheduler::Pick;
     "fitted-cost", "fitted-cost-scheduler", fitted_cost_scheduler::FittedCost;
     "lora-affinity", "lora-affinity-scheduler", lora_affinity_scheduler::LoraAffinity;
     "local-or-remote", "local-or-remote-scheduler", local_or_remote_scheduler::LocalOrRemote;
