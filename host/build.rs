@@ -11,8 +11,8 @@ const NOT_FOR_AUTHORS: [&str; 2] = ["build", "testing"];
 const MADE: [&str; 3] = ["node_modules", "target", "__pycache__"];
 /// How sources end. Whatever else lies about in a working tree stays there.
 const SOURCES: [&str; 20] = [
-    "c", "cpp", "go", "h", "hpp", "js", "json", "lock", "md", "mjs", "mod", "py", "rs", "sh", "sum", "toml", "ts", "txt",
-    "wit", "zig",
+    "c", "cpp", "go", "h", "hpp", "js", "json", "lock", "md", "mjs", "mod", "py", "rs", "sh", "sum", "toml",
+    "ts", "txt", "wit", "zig",
 ];
 
 fn main() -> io::Result<()> {
@@ -32,7 +32,8 @@ fn main() -> io::Result<()> {
     let mut table = String::from("&[\n");
     for path in files {
         let name = path.strip_prefix(&sdk).map_err(io::Error::other)?;
-        writeln!(table, "({:?}, include_bytes!({:?})),", name, path.canonicalize()?).map_err(io::Error::other)?;
+        writeln!(table, "({:?}, include_bytes!({:?})),", name, path.canonicalize()?)
+            .map_err(io::Error::other)?;
     }
     table.push(']');
     let out = std::env::var_os("OUT_DIR").map(PathBuf::from).ok_or_else(|| io::Error::other("no OUT_DIR"))?;

@@ -45,14 +45,18 @@ fn compile(project: &Project, out: &Path) -> Result<(), Error> {
         return Err(Error::Tool { language: language.name, tool });
     }
     let recipe = sdk.join(language.folder).join("compile.sh");
-    let recipe = recipe.canonicalize().map_err(|source| Error::File { action: "find", path: recipe, source })?;
+    let recipe =
+        recipe.canonicalize().map_err(|source| Error::File { action: "find", path: recipe, source })?;
     let mut command = Command::new("sh");
     command.arg(&recipe).arg(".").arg(out).current_dir(dir);
     if let Ok(path) = std::env::join_paths(absolute(search_path)) {
         command.env("PATH", path);
     }
     // Standard output is for what this command says itself.
-    let run = std::io::stderr().as_fd().try_clone_to_owned().and_then(|stderr| command.stdout(Stdio::from(stderr)).status());
+    let run = std::io::stderr()
+        .as_fd()
+        .try_clone_to_owned()
+        .and_then(|stderr| command.stdout(Stdio::from(stderr)).status());
     let status = run.map_err(|source| Error::File { action: "run", path: recipe, source })?;
     if status.success() { Ok(()) } else { Err(Error::Compile { path: dir.clone(), status }) }
 }

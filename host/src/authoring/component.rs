@@ -44,7 +44,8 @@ fn wrapped(module: &[u8]) -> Result<Vec<u8>, Error> {
         embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8)
             .map_err(|e| no_policy(&format!("{e:#}")))?;
     }
-    let encoded = ComponentEncoder::default().validate(true).module(&module).and_then(|encoder| encoder.encode());
+    let encoded =
+        ComponentEncoder::default().validate(true).module(&module).and_then(|encoder| encoder.encode());
     encoded.map_err(|e| no_policy(&format!("{e:#}")))
 }
 
@@ -76,7 +77,8 @@ fn world_of(module: &[u8]) -> Result<(Resolve, WorldId), Error> {
         reason: "it exports no function of a slot, as kvasir:policy/eviction@0.1.0#open would be".into(),
     })?;
     let world = if has("learning") { format!("learning-{world}") } else { world.to_owned() };
-    let contract = |e: &dyn std::fmt::Display| Error::Module { reason: format!("the contract in this binary: {e}") };
+    let contract =
+        |e: &dyn std::fmt::Display| Error::Module { reason: format!("the contract in this binary: {e}") };
     let mut files = SourceMap::default();
     sdk::contract().for_each(|(path, text)| files.push_str(path, text));
     let package = files.parse().map_err(|(_, e)| contract(&e))?;
@@ -133,7 +135,9 @@ fn stripped(wasm: &[u8], depth: u32) -> Result<Vec<u8>, BinaryReaderError> {
     rewritten(wasm, |id, content, out| {
         match id {
             CUSTOM_SECTION => {}
-            _ if nested.contains(&id) => RawSection { id, data: &stripped(content, depth + 1)? }.append_to(out),
+            _ if nested.contains(&id) => {
+                RawSection { id, data: &stripped(content, depth + 1)? }.append_to(out)
+            }
             _ => RawSection { id, data: content }.append_to(out),
         }
         Ok(())
@@ -201,8 +205,14 @@ fn likely_cause(import: &str) -> &'static str {
         ("wasi:filesystem", "something opens files"),
         ("wasi:sockets", "something uses the network"),
         ("wasi:http", "something uses the network"),
-        ("wasi:", "the language's runtime starts as that of a program; build with its WASI stubbed out (sdk/*/compile.sh shows how)"),
-        ("wasi_snapshot_preview1", "it was compiled for WASI; compile for wasm32-unknown-unknown, or without libc"),
+        (
+            "wasi:",
+            "the language's runtime starts as that of a program; build with its WASI stubbed out (sdk/*/compile.sh shows how)",
+        ),
+        (
+            "wasi_snapshot_preview1",
+            "it was compiled for WASI; compile for wasm32-unknown-unknown, or without libc",
+        ),
         ("kvasir:policy/", "another version of the contract, or a function that it does not have"),
         ("env.", "a function that is declared, but defined nowhere"),
         ("", "no part of the contract"),

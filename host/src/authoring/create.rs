@@ -20,8 +20,11 @@ pub fn create(language: &'static Language, slot: SlotKind, name: &str, dir: &Pat
     check_name(name)?;
     // What this binary was built without is no fault of the caller's, who is told what there is instead.
     let template = format!("templates/{}/{slot}", language.name);
-    let manifest = sdk::folder(&template).find(|file| file.path == MANIFEST).and_then(|file| text(file.bytes));
-    let old = manifest.and_then(name_in).ok_or_else(|| Error::Language { name: language.name.into(), known: known(slot) })?;
+    let manifest =
+        sdk::folder(&template).find(|file| file.path == MANIFEST).and_then(|file| text(file.bytes));
+    let old = manifest
+        .and_then(name_in)
+        .ok_or_else(|| Error::Language { name: language.name.into(), known: known(slot) })?;
 
     let parent = dir.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
     check_free(dir)?;
@@ -30,7 +33,8 @@ pub fn create(language: &'static Language, slot: SlotKind, name: &str, dir: &Pat
     let beside = beside.map_err(failed("make a folder in", parent))?;
     let whole = beside.path().join("project");
     for file in sdk::folder(&template) {
-        let bytes = text(file.bytes).map(|text| text.replace(SDK_OF_TEMPLATES, SDK).replace(old, name).into_bytes());
+        let bytes =
+            text(file.bytes).map(|text| text.replace(SDK_OF_TEMPLATES, SDK).replace(old, name).into_bytes());
         write(&whole.join(file.path), &bytes.unwrap_or_else(|| file.bytes.into()))?;
     }
     for folder in [language.folder, "wit"] {
@@ -82,7 +86,8 @@ fn name_in(manifest: &str) -> Option<&str> {
 
 /// Languages with a template for that slot.
 fn known(slot: SlotKind) -> String {
-    let has = |language: &&Language| sdk::folder(&format!("templates/{}/{slot}", language.name)).next().is_some();
+    let has =
+        |language: &&Language| sdk::folder(&format!("templates/{}/{slot}", language.name)).next().is_some();
     let names: Vec<_> = super::LANGUAGES.iter().filter(has).map(|language| language.name).collect();
     names.join(", ")
 }

@@ -9,7 +9,9 @@ use std::path::PathBuf;
 pub enum Error {
     #[error("`{name}` is no name for a policy: {reason}")]
     Name { name: String, reason: &'static str },
-    #[error("unknown language `{name}`; languages: {known}. Any other that compiles to WebAssembly: docs/policy-languages.md")]
+    #[error(
+        "unknown language `{name}`; languages: {known}. Any other that compiles to WebAssembly: docs/policy-languages.md"
+    )]
     Language { name: String, known: String },
     #[error("there is something in {path} already; name another folder with --dir")]
     Exists { path: PathBuf },

@@ -36,7 +36,8 @@ impl BuildArgs {
 
 fn print(built: &Built, json: bool) {
     let Built { path, found } = built;
-    let (name, version, ms) = (&found.description.name, &found.description.version, found.load_time.as_secs_f64() * 1e3);
+    let (name, version, ms) =
+        (&found.description.name, &found.description.version, found.load_time.as_secs_f64() * 1e3);
     if json {
         let object = serde_json::json!({
             "file": path, "slot": found.slot.as_str(), "name": name, "version": version,
