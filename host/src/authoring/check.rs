@@ -32,6 +32,8 @@ pub struct Trial {
 /// What came of it.
 #[derive(Debug)]
 pub struct Report {
+    /// `None`: it does not load.
+    pub slot: Option<SlotKind>,
     pub rows: Vec<Row>,
 }
 
@@ -82,7 +84,7 @@ pub fn check(path: &Path, trial: &Trial) -> Result<Report, Error> {
     let found = match inspect(&trial.config, path) {
         Ok(found) => found,
         Err(error @ (Error::Read { .. } | Error::Engine(_))) => return Err(error),
-        Err(error) => return Ok(Report { rows: vec![Row::new("loads", asked, Err(error.to_string()))] }),
+        Err(error) => return Ok(Report { slot: None, rows: vec![Row::new("loads", asked, Err(error.to_string()))] }),
     };
     let load_ms = found.load_time.as_secs_f64() * 1e3;
     let mut rows = vec![Row::new("loads", asked, Ok(format!("{} B in {load_ms:.0} ms", found.bytes)))];
@@ -99,7 +101,7 @@ pub fn check(path: &Path, trial: &Trial) -> Result<Report, Error> {
     }?);
     let source = Source::File(path.into());
     rows.extend(vectors::rows(&engine, trial, source, found.slot, description)?);
-    Ok(Report { rows })
+    Ok(Report { slot: Some(found.slot), rows })
 }
 
 /// What it says of itself against what its project says.

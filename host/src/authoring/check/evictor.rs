@@ -206,7 +206,7 @@ impl Pool {
             depth,
             size_bytes: 1 << (12 + slot % 9),
             time_ms: if kind == EventKind::Insert { inserted_ms } else { self.now_ms },
-            identity: u64::from(slot) * 0x9e37_79b9_7f4a_7c15,
+            identity: u64::from(slot).wrapping_mul(0x9e37_79b9_7f4a_7c15),
             tenant: slot % 3,
         }
     }

@@ -4,7 +4,6 @@ use super::panel::{Failure, Panel, Times};
 use super::{Row, Trial};
 use crate::policy::slot::{Hook, Policy as _, Prepared};
 use crate::policy::{Engine, Error, Fault, Source};
-use hdrhistogram::Histogram;
 use kvasir_policy::{Description, Setting};
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -66,7 +65,7 @@ pub(super) fn rows<W: World>(policy: Policy<'_>, description: &Description) -> R
     }
     rows.push(state::<W>(&prepared, trial));
     rows.push(foreign_state(&prepared, trial));
-    rows.push(measured.time(trial));
+    rows.extend(measured.times());
     rows.push(measured.memory(prepared.memory_bytes_max()));
     Ok(rows)
 }
@@ -239,22 +238,14 @@ impl Measured {
         }
     }
 
-    fn time(&self, trial: &Trial) -> Row {
-        let asked = format!(
-            "deadline {:?} of CPU time, {:?} where it is cold",
-            trial.config.hot_deadline, trial.config.cold_deadline
-        );
-        let call = |(call, times): (&&str, &Histogram<u64>)| {
+    /// A line for each function. What is past its deadline has failed already.
+    fn times(&self) -> impl Iterator<Item = Row> {
+        self.times.iter().map(|(call, times)| {
             let us = |ns: u64| ns as f64 / 1e3;
-            format!(
-                "{call} {:.1} µs, p99 {:.1}, worst {:.1}",
-                us(times.value_at_quantile(0.5)),
-                us(times.value_at_quantile(0.99)),
-                us(times.max())
-            )
-        };
-        let calls: Vec<_> = self.times.iter().map(call).collect();
-        Row::new("time", asked, Ok(calls.join("; ")))
+            let [median, p99] = [0.5, 0.99].map(|quantile| us(times.value_at_quantile(quantile)));
+            let came = format!("{median:.1} µs, p99 {p99:.1} µs, worst {:.1} µs of {}", us(times.max()), times.len());
+            Row::new("time", *call, Ok(came))
+        })
     }
 
     fn memory(&self, limit: usize) -> Row {

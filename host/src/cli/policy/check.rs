@@ -102,7 +102,10 @@ fn print(file: &Path, report: &Report, json: bool) {
     println!("{table}");
     let failed = report.rows.iter().filter(|row| row.verdict == Verdict::Failed).count();
     match failed {
-        0 => println!("passed; next: kvasir policy load SLOT {}", file.display()),
+        0 => {
+            let slot = report.slot.map_or("SLOT", |slot| slot.as_str());
+            println!("passed; next: kvasir policy load {slot} {}", file.display());
+        }
         1 => println!("1 check failed"),
         _ => println!("{failed} checks failed"),
     }
