@@ -2,6 +2,7 @@
 
 mod build;
 mod check;
+mod history;
 mod inspect;
 mod list;
 mod load;
@@ -11,8 +12,10 @@ mod rollback;
 
 use super::HostFlags;
 use crate::authoring;
+use crate::policy::{SlotKind, UnknownSlot};
 use clap::{Args, Subcommand};
 use std::process::ExitCode;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Write policies; look at them; load, list and roll back those of a running host.
 #[derive(Args, Debug)]
@@ -31,6 +34,7 @@ enum Action {
     Rollback(rollback::RollbackArgs),
     Inspect(inspect::InspectArgs),
     Logs(logs::LogsArgs),
+    History(history::HistoryArgs),
 }
 
 /// The running host that a verb is about, and how to print what it says.
@@ -54,8 +58,21 @@ impl PolicyArgs {
             Action::Rollback(args) => args.run(),
             Action::Inspect(args) => args.run(),
             Action::Logs(args) => args.run(),
+            Action::History(args) => args.run(),
         }
     }
+}
+
+/// A slot that a flag or argument names; the host is not asked about one that there is not.
+fn slot(text: &str) -> Result<String, UnknownSlot> {
+    text.parse().map(|slot: SlotKind| slot.to_string())
+}
+
+/// Unix time in milliseconds, as people write it.
+fn moment(at_ms: u64) -> String {
+    // Beyond the year 9999 there is nothing to print, and such a time comes from no clock.
+    let at_ms = at_ms.min(253_402_300_799_999);
+    humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(at_ms)).to_string()
 }
 
 /// Tells why a verb of authors failed: exit code 2 if it was asked for wrongly, otherwise 1.

@@ -20,6 +20,18 @@ pub enum Column {
 }
 
 impl Column {
+    /// In the order in which they stand in a question.
+    pub const ALL: [Self; 8] = [
+        Self::Prefix,
+        Self::PrefixInHbm,
+        Self::PrefixInDram,
+        Self::EligiblePrefill,
+        Self::PrefixAtDecode,
+        Self::EligibleDecode,
+        Self::ScorePrefill,
+        Self::ScoreDecode,
+    ];
+
     const fn bit(self) -> u32 {
         1 << self as u32
     }
@@ -140,9 +152,10 @@ impl<'a> Candidates<'a> {
         f32::from_bits(value(self.column(Column::ScoreDecode), decode, 0))
     }
 
-    /// Columns stand in the order of their bits, so those with lower bits stand before it.
+    /// One word per slot of its table; `None`: the host left it out.
+    // Columns stand in the order of their bits, so those with lower bits stand before it.
     #[inline]
-    fn column(&self, column: Column) -> Option<&'a [u32]> {
+    pub fn column(&self, column: Column) -> Option<&'a [u32]> {
         let before = self.present & (column.bit() - 1);
         if self.present & column.bit() == 0 {
             return None;
@@ -188,6 +201,16 @@ impl Question {
         self.words.extend(request.encode());
         self.words.push(0);
         (self.now, self.prefill_slots, self.decode_slots) = (now, prefill_slots, decode_slots);
+    }
+
+    /// Replaces what was asked before by the request of `other`, without its columns.
+    pub fn begin_like(&mut self, other: &Self) {
+        self.words.clear();
+        self.words.extend_from_slice(other.request_words());
+        self.words.resize(HEAD_WORDS, 0);
+        self.words[REQUEST_WORDS] = 0;
+        (self.now, self.prefill_slots, self.decode_slots) =
+            (other.now, other.prefill_slots, other.decode_slots);
     }
 
     /// Adds a column, which `fill` makes of zeros, one per slot, and of the columns before it. It is left out if `fill`
@@ -249,19 +272,6 @@ impl Question {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    impl Column {
-        const ALL: [Self; 8] = [
-            Self::Prefix,
-            Self::PrefixInHbm,
-            Self::PrefixInDram,
-            Self::EligiblePrefill,
-            Self::PrefixAtDecode,
-            Self::EligibleDecode,
-            Self::ScorePrefill,
-            Self::ScoreDecode,
-        ];
-    }
 
     #[test]
     fn columns_are_found_whatever_others_there_are() {

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 #[derive(Args, Debug)]
 pub(super) struct LoadArgs {
     /// scheduler, evictor, admitter or balancer.
+    #[arg(value_parser = super::slot)]
     slot: String,
     /// Name of a default policy, or file of a component (contains `/` or ends in `.wasm`).
     source: String,
