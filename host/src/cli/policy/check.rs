@@ -52,7 +52,11 @@ impl CheckArgs {
     fn check(self) -> Result<(PathBuf, Report), Error> {
         let (file, mut trial) = if self.what.is_dir() {
             let project = Project::open(&self.what)?;
-            (project.component(), project.trial()?)
+            let path = project.component();
+            if !path.exists() {
+                return Err(Error::NotBuilt { path });
+            }
+            (path, project.trial()?)
         } else {
             let (config, vectors) = (PolicyConfig::default(), Vec::new());
             (self.what, Trial { config, settings: Vec::new(), seed: 0, vectors, called: None })
