@@ -1,19 +1,22 @@
-//! `kvasir policy`: which policies serve a running host, and what a component is. One file a verb.
+//! `kvasir policy`: which policies serve a running host, how one is written, and what a component is. One file a verb.
 
+mod build;
 mod history;
 mod inspect;
 mod list;
 mod load;
 mod logs;
+mod new;
 mod rollback;
 
 use super::HostFlags;
+use crate::authoring;
 use crate::policy::{SlotKind, UnknownSlot};
 use clap::{Args, Subcommand};
 use std::process::ExitCode;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// Look at policies; load, list and roll back those of a running host.
+/// Write policies; look at them; load, list and roll back those of a running host.
 #[derive(Args, Debug)]
 pub(super) struct PolicyArgs {
     #[command(subcommand)]
@@ -22,6 +25,8 @@ pub(super) struct PolicyArgs {
 
 #[derive(Subcommand, Debug)]
 enum Action {
+    New(new::NewArgs),
+    Build(build::BuildArgs),
     Load(load::LoadArgs),
     List(list::ListArgs),
     Rollback(rollback::RollbackArgs),
@@ -43,6 +48,8 @@ struct Target {
 impl PolicyArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         match self.action {
+            Action::New(args) => Ok(args.run()),
+            Action::Build(args) => Ok(args.run()),
             Action::Load(args) => args.run(),
             Action::List(args) => args.run(),
             Action::Rollback(args) => args.run(),
@@ -63,4 +70,10 @@ fn moment(at_ms: u64) -> String {
     // Beyond the year 9999 there is nothing to print, and such a time comes from no clock.
     let at_ms = at_ms.min(253_402_300_799_999);
     humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(at_ms)).to_string()
+}
+
+/// Tells why a verb of authors failed: exit code 2 if it was asked for wrongly, otherwise 1.
+fn failed(error: &authoring::Error) -> ExitCode {
+    eprintln!("kvasir: {error}");
+    ExitCode::from(if error.is_usage() { 2 } else { 1 })
 }

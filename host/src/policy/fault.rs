@@ -69,6 +69,8 @@ pub enum Error {
     Instantiate { name: String, reason: String },
     #[error("policy `{name}` has no setting `{setting}`{}; its settings: {known}", did_you_mean(.suggestion))]
     UnknownSetting { name: String, setting: String, known: String, suggestion: Option<String> },
+    #[error("chain `{name}`: {reason}")]
+    Chain { name: String, reason: String },
     #[error("{0} has no previous policy to roll back to")]
     NoPrevious(SlotKind),
     #[error("{0} has no policy on trial; load one with --shadow or --canary first")]

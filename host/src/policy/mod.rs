@@ -6,6 +6,7 @@
 
 mod bindings;
 mod catalog;
+pub mod chain;
 mod control;
 mod counters;
 mod description;
@@ -17,6 +18,8 @@ pub mod history;
 mod host;
 pub mod inspect;
 mod log;
+pub mod record;
+pub mod rollout;
 pub mod slot;
 pub mod trial;
 mod watch;
@@ -42,7 +45,7 @@ pub use guest::Limits;
 pub use host::{PolicyHost, SlotStatus, Wanted};
 pub use log::{LogLine, LogPage};
 pub use scheduler::SchedulerWorker;
-pub use slot::{LearningStatus, Outcomes, SPARES_MAX, Source, standalone};
+pub use slot::{ChainPart, LearningStatus, Outcomes, SPARES_MAX, Source, standalone};
 
 pub use trial::{
     Action, Agreement, Beside, Cause, Change, Listener, PolicyId, Share, Stage, Subject, TrialStatus,
@@ -99,6 +102,19 @@ impl SlotKind {
         let PolicyConfig { hot_deadline: hot, cold_deadline: cold, evictor_slots, core_instances, .. } =
             *config;
         Limits { memory_bytes, hot, cold, evictor_slots, core_instances, in_use: Arc::default() }
+    }
+}
+
+/// The policies of a slot that come with the binary; the first is the default.
+pub fn builtin_names(slot: SlotKind) -> Vec<&'static str> {
+    fn names<H: slot::Hook>() -> Vec<&'static str> {
+        H::builtins().map(|builtin| builtin.name).collect()
+    }
+    match slot {
+        SlotKind::Scheduler => names::<scheduler::SchedulerHook>(),
+        SlotKind::Evictor => names::<evictor::EvictorHook>(),
+        SlotKind::Admitter => names::<admitter::AdmitterHook>(),
+        SlotKind::Balancer => names::<balancer::BalancerHook>(),
     }
 }
 
