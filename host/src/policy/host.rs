@@ -6,11 +6,11 @@ use super::catalog::Catalog;
 use super::evictor::EvictorHook;
 use super::log::Log;
 use super::scheduler::{SchedulerHook, SharedThresholds};
-use super::slot::{Builder, Hook, Learning, LearningStatus, Outcomes, Slot, Source, Version};
+use super::slot::{Builder, Hook, Learning, LearningStatus, Outcomes, Slot, Source, Version, stored_source};
 use super::{
-    AdmitterWorker, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, Guard, GuardConfig,
-    Listener, LogLine, LogPage, PolicyConfig, SchedulerWorker, SlotKind, Stage, TrialStatus, WatchStatus,
-    watch,
+    AdmitterWorker, Assignment, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, Guard,
+    GuardConfig, Listener, LogLine, LogPage, PolicyConfig, SchedulerWorker, SlotKind, Stage, TrialStatus,
+    WatchStatus, watch,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -91,6 +91,8 @@ pub struct PolicyHost {
     learning: Mutex<Vec<Learning>>,
     /// Loads under way: each holds its component in memory, and they are compiled one by one.
     loads: AtomicUsize,
+    configuring: Mutex<()>,
+    catalog: Option<Catalog>,
     guard: GuardConfig,
 }
 
@@ -113,13 +115,15 @@ impl PolicyHost {
         let scheduler = Slot::open(engine.clone(), config, wanted.scheduler, catalog.clone(), builder()?)?;
         let evictor = Slot::open(engine.clone(), config, wanted.evictor, catalog.clone(), builder()?)?;
         let admitter = Slot::open(engine.clone(), config, wanted.admitter, catalog.clone(), builder()?)?;
-        let balancer = Slot::open(engine, config, wanted.balancer, catalog, builder()?)?;
+        let balancer = Slot::open(engine, config, wanted.balancer, catalog.clone(), builder()?)?;
         let every = config.learn_every;
         let learning = vec![Learning::start(&scheduler, every)?, Learning::start(&admitter, every)?];
         let host = Arc::new(Self {
             outcomes: Outcomes::new([scheduler.feed(), admitter.feed()]),
             learning: Mutex::new(learning),
             loads: AtomicUsize::new(0),
+            configuring: Mutex::default(),
+            catalog,
             guard: config.guard.clone(),
             scheduler,
             evictor,
@@ -178,6 +182,24 @@ impl PolicyHost {
         };
         self.loads.fetch_sub(1, Ordering::Relaxed);
         loaded.map(|()| self.status(slot))
+    }
+
+    /// Loads what serves once more, with `set` and without `unset` among its settings. Blocking.
+    ///
+    /// # Errors
+    /// As [`PolicyHost::load_as`], and a setting is to be unset that is not set.
+    pub fn configure(
+        &self,
+        slot: SlotKind,
+        set: Settings,
+        unset: &[String],
+        stage: Stage,
+    ) -> Result<SlotStatus, Error> {
+        // One after the other, so that none overlooks what another set.
+        let _configuring = self.configuring.lock();
+        let Assignment { origin, settings } = self.slot(slot).assignment();
+        let source = stored_source(slot, self.catalog.as_ref(), &origin)?;
+        self.load_as(slot, source, merged(slot, settings, set, unset)?, stage)
     }
 
     /// Brings the policy on trial into service. Blocking.
@@ -294,6 +316,30 @@ impl PolicyHost {
     }
 }
 
+/// `settings` with some changed and some left out.
+fn merged(
+    slot: SlotKind,
+    mut settings: Settings,
+    set: Settings,
+    unset: &[String],
+) -> Result<Settings, Error> {
+    for name in unset {
+        let Some(at) = settings.iter().position(|(set, _)| set == name) else {
+            let set: Vec<_> = settings.iter().map(|(name, _)| name.as_str()).collect();
+            let set = if set.is_empty() { "none".to_owned() } else { set.join(", ") };
+            return Err(Error::NotSet { slot, setting: name.clone(), set });
+        };
+        settings.remove(at);
+    }
+    for (name, value) in set {
+        match settings.iter_mut().find(|(known, _)| *known == name) {
+            Some(known) => known.1 = value,
+            None => settings.push((name, value)),
+        }
+    }
+    Ok(settings)
+}
+
 /// A slot, whatever its hook.
 trait AnySlot {
     fn load(&self, source: Source, settings: Settings) -> Result<(), Error>;
@@ -302,6 +348,8 @@ trait AnySlot {
     fn was_restored(&self) -> bool;
     fn log(&self) -> &Log;
     fn status(&self) -> SlotStatus;
+    /// What serves, and its settings.
+    fn assignment(&self) -> Assignment;
 }
 
 impl<H: Hook> AnySlot for Arc<Slot<H>> {
@@ -323,6 +371,10 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
 
     fn log(&self) -> &Log {
         &self.log
+    }
+
+    fn assignment(&self) -> Assignment {
+        self.current().assignment.clone()
     }
 
     fn status(&self) -> SlotStatus {
@@ -349,5 +401,26 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
             watch: None,
             guard_rollbacks: Default::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_changed_added_and_left_out() {
+        let list = |settings: &[(&str, &str)]| -> Settings {
+            settings.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
+        };
+        let change = |set: &[(&str, &str)], unset: &[&str]| {
+            let unset: Vec<_> = unset.iter().map(|&name| name.to_owned()).collect();
+            merged(SlotKind::Evictor, list(&[("a", "1"), ("b", "2")]), list(set), &unset)
+        };
+        assert_eq!(change(&[("b", "3"), ("c", "4")], &["a"]).unwrap(), list(&[("b", "3"), ("c", "4")]));
+        assert_eq!(change(&[("a", "5")], &["a"]).unwrap(), list(&[("b", "2"), ("a", "5")]));
+        assert_eq!(change(&[], &[]).unwrap(), list(&[("a", "1"), ("b", "2")]));
+        let error = change(&[], &["x"]).unwrap_err().to_string();
+        assert_eq!(error, "evictor has no setting `x` that could be unset; set are: a, b");
     }
 }

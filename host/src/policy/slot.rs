@@ -13,8 +13,8 @@ mod worker;
 pub use builder::Builder;
 pub(super) use learning::Learning;
 pub use learning::{LearningStatus, Outcomes};
-pub(super) use version::read;
 pub use version::{ChainPart, Prepared, Source, Version, standalone};
+pub(super) use version::{read, stored_source};
 pub use worker::{Found, SPARES_MAX, Worker};
 
 use self::learning::{Feed, Knowledge};
