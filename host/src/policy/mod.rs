@@ -12,6 +12,7 @@ mod description;
 mod engine;
 mod fault;
 pub mod guard;
+mod guards;
 mod guest;
 mod host;
 pub mod inspect;

@@ -9,7 +9,7 @@ use crate::policy::engine::{Digest, Engine, Module};
 use crate::policy::fault::TEXT_BYTES;
 use crate::policy::guest::Guest;
 use crate::policy::log::Log;
-use crate::policy::{Error, Fault, Limits, PolicyConfig, description};
+use crate::policy::{Error, Fault, Limits, PolicyConfig, PolicyId, description};
 use crate::text::printable;
 use kvasir_policy::Description;
 use parking_lot::Mutex;
@@ -53,6 +53,17 @@ pub struct Version<H: Hook> {
 }
 
 impl<H: Hook> Version<H> {
+    /// As a change of the slot knows it.
+    pub fn id(&self) -> PolicyId {
+        PolicyId {
+            name: self.description.name.clone(),
+            version: self.description.version.clone(),
+            digest: self.digest().map(|digest| digest.to_string()),
+            generation: self.generation,
+            settings: self.assignment.settings.clone(),
+        }
+    }
+
     pub fn digest(&self) -> Option<Digest> {
         match &*self.program {
             Program::Component(module) => Some(module.digest),
@@ -162,11 +173,36 @@ fn introduced<H: Hook>(
         return Err(Error::WrongSlot { name: name(), slot: H::KIND, described });
     }
     description::check(&description).map_err(|reason| Error::Description { name: name(), reason })?;
+    check_settings(&description, &assignment.settings, &name)?;
     let configured = engine.configure(&assignment.settings);
     configured
         .map_err(|fault| Error::Start { name: name(), step: "configure", fault })?
         .map_err(|reason| Error::Settings { name: name(), reason: printable(&reason, TEXT_BYTES) })?;
     Ok(description)
+}
+
+/// Names are checked before the policy is asked: not every policy says which one it does not know.
+fn check_settings(
+    description: &Description,
+    settings: &[(String, String)],
+    name: &impl Fn() -> String,
+) -> Result<(), Error> {
+    let known = || description.settings.iter().map(|setting| setting.name.as_str());
+    let Some((unknown, _)) = settings.iter().find(|(given, _)| !known().any(|name| name == given)) else {
+        return Ok(());
+    };
+    Err(Error::UnknownSetting {
+        name: name(),
+        setting: printable(unknown, TEXT_BYTES),
+        known: if known().next().is_none() { "none".into() } else { known().collect::<Vec<_>>().join(", ") },
+        suggestion: nearest(unknown, known()),
+    })
+}
+
+/// What was probably meant, if anything known is close.
+fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
+    let close = known.map(|known| (strsim::damerau_levenshtein(known, given), known)).min();
+    close.filter(|(distance, _)| *distance <= 3).map(|(_, known)| known.into())
 }
 
 pub(super) fn prepare<H: Hook>(
@@ -202,13 +238,8 @@ pub(super) fn prepare<H: Hook>(
 fn builtin<H: Hook>(name: &str) -> Result<Builtin<H>, Error> {
     H::builtins().find(|b| b.name == name).ok_or_else(|| {
         let known: Vec<_> = H::builtins().map(|b| b.name).collect();
-        let close = known.iter().map(|k| (strsim::damerau_levenshtein(k, name), *k)).min();
-        Error::UnknownBuiltin {
-            slot: H::KIND,
-            name: name.into(),
-            known: known.join(", "),
-            suggestion: close.filter(|(distance, _)| *distance <= 3).map(|(_, k)| k.into()),
-        }
+        let suggestion = nearest(name, known.iter().copied());
+        Error::UnknownBuiltin { slot: H::KIND, name: name.into(), known: known.join(", "), suggestion }
     })
 }
 
@@ -228,24 +259,35 @@ pub(in crate::policy) fn read(engine: &Engine, path: &std::path::Path) -> Result
 
 /// A policy that was found and compiled.
 pub(super) struct Code<H: Hook> {
-    pub(super) program: Program<H>,
+    pub(super) program: Arc<Program<H>>,
     pub(super) origin: Origin,
     /// What must be kept for a restart; built-in policies come with the binary.
     pub(super) bytes: Option<Vec<u8>>,
 }
 
-pub(super) fn code<H: Hook>(engine: &Engine, source: Source) -> Result<Code<H>, Error> {
+/// `compiled`: what need not be compiled again.
+pub(super) fn code<H: Hook>(
+    engine: &Engine,
+    source: Source,
+    compiled: &[Arc<Program<H>>],
+) -> Result<Code<H>, Error> {
+    let compile = |name: &str, bytes: &[u8]| {
+        let same = |program: &&Arc<Program<H>>| match &***program {
+            Program::Component(module) => module.digest == Digest::of(bytes),
+            Program::Native(_) => false,
+        };
+        match compiled.iter().find(same) {
+            Some(program) => Ok(Arc::clone(program)),
+            None => Ok(Arc::new(Program::Component(engine.compile(H::KIND, name, bytes)?))),
+        }
+    };
     let (name, bytes) = match source {
         Source::Builtin(name) => {
-            let module = engine.compile(H::KIND, &name, builtin::<H>(&name)?.component)?;
-            return Ok(Code {
-                program: Program::Component(module),
-                origin: Origin::Builtin { name },
-                bytes: None,
-            });
+            let program = compile(&name, builtin::<H>(&name)?.component)?;
+            return Ok(Code { program, origin: Origin::Builtin { name }, bytes: None });
         }
         Source::Native(name) => {
-            let program = Program::Native(builtin::<H>(&name)?.native);
+            let program = Arc::new(Program::Native(builtin::<H>(&name)?.native));
             return Ok(Code { program, origin: Origin::Native { name }, bytes: None });
         }
         Source::File(path) => {
@@ -254,16 +296,16 @@ pub(super) fn code<H: Hook>(engine: &Engine, source: Source) -> Result<Code<H>, 
         }
         Source::Bytes { name, bytes } => (name, bytes),
     };
-    let module = engine.compile(H::KIND, &name, &bytes)?;
-    let origin = Origin::Module { name, digest: module.digest.to_string() };
-    Ok(Code { program: Program::Component(module), origin, bytes: Some(bytes) })
+    let program = compile(&name, &bytes)?;
+    let origin = Origin::Module { name, digest: Digest::of(&bytes).to_string() };
+    Ok(Code { program, origin, bytes: Some(bytes) })
 }
 
 pub(super) fn stored_program<H: Hook>(
     engine: &Engine,
     catalog: Option<&Catalog>,
     origin: &Origin,
-) -> Result<Program<H>, Error> {
+) -> Result<Arc<Program<H>>, Error> {
     let source = match (origin, catalog) {
         (Origin::Builtin { name }, _) => Source::Builtin(name.clone()),
         (Origin::Native { name }, _) => Source::Native(name.clone()),
@@ -272,7 +314,7 @@ pub(super) fn stored_program<H: Hook>(
         }
         (Origin::Module { .. }, None) => return Err(Error::NoPrevious(H::KIND)),
     };
-    code::<H>(engine, source).map(|code| code.program)
+    code::<H>(engine, source, &[]).map(|code| code.program)
 }
 
 /// An engine on its own, outside any slot: for replays and benches.
@@ -285,7 +327,7 @@ pub fn standalone<H: Hook>(
     source: Source,
     settings: Vec<(String, String)>,
 ) -> Result<(Box<H::Engine>, Description), Error> {
-    let code = code::<H>(engine, source)?;
+    let code = code::<H>(engine, source, &[])?;
     let assignment = Assignment { origin: code.origin, settings };
     configured::<H>(&code.program, &assignment, &H::KIND.limits(config), &Arc::default())
 }
