@@ -40,7 +40,15 @@ impl Default for Guard {
             every: _,
         } = GuardConfig::default();
         let (window, call_p99_max, watch) = (Span(window), Span(call_p99_max), Span(watch));
-        Self { window, calls_min, faults_share_max, call_p99_max, hit_rate_fall_max, rejected_rise_max, watch }
+        Self {
+            window,
+            calls_min,
+            faults_share_max,
+            call_p99_max,
+            hit_rate_fall_max,
+            rejected_rise_max,
+            watch,
+        }
     }
 }
 
@@ -49,8 +57,15 @@ const LOOKS: u32 = 10;
 
 impl Guard {
     pub(super) fn limits(&self) -> GuardConfig {
-        let Self { window, calls_min, faults_share_max, call_p99_max, hit_rate_fall_max, rejected_rise_max, watch } =
-            self;
+        let Self {
+            window,
+            calls_min,
+            faults_share_max,
+            call_p99_max,
+            hit_rate_fall_max,
+            rejected_rise_max,
+            watch,
+        } = self;
         GuardConfig {
             window: window.0,
             calls_min: *calls_min,

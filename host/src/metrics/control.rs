@@ -2,6 +2,7 @@
 
 use super::page::Page;
 use crate::host::Host;
+use crate::policy::{Guard, TrialStatus};
 use kvasir_dataplane::server::Call;
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -72,6 +72,8 @@ pub enum Error {
         did_you_mean(.suggestion)
     )]
     UnknownSetting { name: String, setting: String, known: String, suggestion: Option<String> },
+    #[error("chain `{name}`: {reason}")]
+    Chain { name: String, reason: String },
     #[error("{0} has no previous policy to roll back to")]
     NoPrevious(SlotKind),
     #[error("{0} has no policy on trial; load one with --shadow or --canary first")]
@@ -90,6 +92,6 @@ pub enum Error {
     Engine(String),
 }
 
-fn did_you_mean(close: &Option<String>) -> String {
+pub(super) fn did_you_mean(close: &Option<String>) -> String {
     close.as_ref().map(|c| format!(" (did you mean `{c}`?)")).unwrap_or_default()
 }

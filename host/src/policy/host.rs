@@ -9,8 +9,8 @@ use super::scheduler::{SchedulerHook, SharedThresholds};
 use super::slot::{Builder, Hook, Learning, LearningStatus, News, Outcomes, Slot, Source, Trial, Version};
 use super::{
     AdmitterWorker, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, Guard, GuardConfig,
-    Listener, LogLine, PolicyConfig, PolicyId, SchedulerWorker, SlotKind, Stage, TrialStatus, WatchStatus,
-    guards, watch,
+    Listener, LogLine, LogPage, PolicyConfig, PolicyId, SchedulerWorker, SlotKind, Stage, TrialStatus,
+    WatchStatus, guards, watch,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -268,6 +268,11 @@ impl PolicyHost {
     /// What the policies of a slot logged, oldest first, and how many lines were dropped.
     pub fn logs(&self, slot: SlotKind) -> (Vec<LogLine>, u64) {
         self.slot(slot).log().read()
+    }
+
+    /// What they logged behind line `after`; 0: all that is kept.
+    pub fn log_page(&self, slot: SlotKind, after: u64) -> LogPage {
+        self.slot(slot).log().page(after)
     }
 
     /// As [`PolicyHost::load`], with the settings that serve.

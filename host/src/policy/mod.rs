@@ -6,6 +6,7 @@
 
 mod bindings;
 mod catalog;
+pub mod chain;
 mod control;
 mod counters;
 mod description;
@@ -14,9 +15,12 @@ mod fault;
 pub mod guard;
 mod guards;
 mod guest;
+pub mod history;
 mod host;
 pub mod inspect;
 mod log;
+pub mod record;
+pub mod rollout;
 pub mod slot;
 pub mod trial;
 mod watch;
@@ -40,9 +44,9 @@ pub use fault::{Error, Fault};
 pub use guard::{Breach, Guard, GuardConfig};
 pub use guest::Limits;
 pub use host::{PolicyHost, SlotStatus, Wanted};
-pub use log::LogLine;
+pub use log::{LogLine, LogPage};
 pub use scheduler::SchedulerWorker;
-pub use slot::{LearningStatus, Outcomes, SPARES_MAX, Source, standalone};
+pub use slot::{ChainPart, LearningStatus, Outcomes, SPARES_MAX, Source, standalone};
 
 pub use trial::{
     Action, Agreement, Beside, Cause, Change, Listener, PolicyId, Share, Stage, Subject, TrialStatus,
@@ -102,10 +106,35 @@ impl SlotKind {
     }
 }
 
+/// The policies of a slot that come with the binary; the first is the default.
+pub fn builtin_names(slot: SlotKind) -> Vec<&'static str> {
+    fn names<H: slot::Hook>() -> Vec<&'static str> {
+        H::builtins().map(|builtin| builtin.name).collect()
+    }
+    match slot {
+        SlotKind::Scheduler => names::<scheduler::SchedulerHook>(),
+        SlotKind::Evictor => names::<evictor::EvictorHook>(),
+        SlotKind::Admitter => names::<admitter::AdmitterHook>(),
+        SlotKind::Balancer => names::<balancer::BalancerHook>(),
+    }
+}
+
 /// Text that names no slot.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown slot `{0}`; slots: {slots}", slots = SlotKind::ALL.map(SlotKind::as_str).join(", "))]
+#[error(
+    "unknown slot `{0}`; slots: {slots}{nearest}",
+    slots = SlotKind::ALL.map(SlotKind::as_str).join(", "),
+    nearest = fault::did_you_mean(&nearest(.0, SlotKind::ALL.map(SlotKind::as_str)))
+)]
 pub struct UnknownSlot(String);
+
+/// The known name that somebody may have meant.
+fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    // Names are short; the distance to a long text takes long, and there is none to it.
+    let given = Some(given).filter(|given| given.len() <= 64)?;
+    let distances = known.into_iter().map(|known| (strsim::damerau_levenshtein(known, given), known));
+    distances.min().filter(|(distance, _)| *distance <= 3).map(|(_, known)| known.to_owned())
+}
 
 impl std::fmt::Display for SlotKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -21,13 +21,14 @@ pub(super) use news::News;
 pub use shadow::{Around, Shadow};
 pub use trial::{OnTrial, Trial};
 pub(super) use version::read;
-pub use version::{Source, Version, standalone};
+pub use version::{ChainPart, Prepared, Source, Version, standalone};
 pub use worker::{Found, SPARES_MAX, Worker};
 
 use self::guarded::Guarded;
 use self::learning::{Feed, Knowledge};
 use self::version::{Program, code, default_native, prepare, stored_program};
 use super::catalog::{Assignment, Catalog, Origin, Stored};
+use super::chain::Role;
 use super::counters::{CounterValues, Totals};
 use super::engine::{Engine, Module};
 use super::log::Log;
@@ -60,6 +61,14 @@ pub trait Hook: Sized + 'static {
     /// # Errors
     /// The module cannot be instantiated.
     fn instantiate(module: &Module, limits: &Limits, log: Arc<Log>) -> Result<Box<Self::Engine>, Error>;
+
+    /// An engine of several that decide together: name, role and engine of each part.
+    ///
+    /// # Errors
+    /// [`Error::Chain`], except for schedulers.
+    fn chain(name: &str, _parts: Vec<(String, Role, Box<Self::Engine>)>) -> Result<Box<Self::Engine>, Error> {
+        Err(Error::Chain { name: name.into(), reason: "only schedulers form chains".into() })
+    }
 
     /// What an engine of this slot does once, after its settings and its state and before it serves.
     ///
@@ -292,7 +301,7 @@ impl<H: Hook> Slot<H> {
         // Not under the lock: while this one takes its time, the one that serves may have to go.
         let version = self.prepare(code.program, assignment)?;
         let _change = self.change.lock();
-        self.publish(version, code.bytes.as_deref(), Swap::by_hand(Action::Loaded, cause))
+        self.publish(version, &code.modules, Swap::by_hand(Action::Loaded, cause))
     }
 
     /// Loads a component of the watched folder with the settings of the one that serves; with its own defaults if it
@@ -329,7 +338,7 @@ impl<H: Hook> Slot<H> {
         let current = self.current();
         let assignment = Assignment { origin: current.assignment.origin.clone(), settings };
         let version = self.prepare(current.program.clone(), assignment)?;
-        self.publish(version, None, Swap::by_hand(Action::Loaded, Cause::Operator))
+        self.publish(version, &[], Swap::by_hand(Action::Loaded, Cause::Operator))
     }
 
     /// Whether what serves since the start was stored by an earlier run.
@@ -347,7 +356,7 @@ impl<H: Hook> Slot<H> {
             return Ok(());
         }
         let version = self.prepare_previous()?;
-        self.publish(version, None, Swap::by_hand(Action::RolledBack, Cause::Operator)).map(drop)
+        self.publish(version, &[], Swap::by_hand(Action::RolledBack, Cause::Operator)).map(drop)
     }
 
     /// Finds and compiles a policy, or takes the program of one that the slot has compiled already.
@@ -388,7 +397,7 @@ impl<H: Hook> Slot<H> {
     fn publish(
         self: &Arc<Self>,
         mut version: Version<H>,
-        module: Option<&[u8]>,
+        modules: &[Vec<u8>],
         swap: Swap,
     ) -> Result<Arc<Version<H>>, Error> {
         let old = self.current();
@@ -401,7 +410,7 @@ impl<H: Hook> Slot<H> {
             catalog.assign(
                 H::KIND,
                 &stored(&version.assignment, previous.as_ref(), self.is_paused()),
-                module,
+                modules,
             )?;
         }
         version.generation = self.next_generation();
@@ -447,7 +456,7 @@ impl<H: Hook> Slot<H> {
     /// Writes what is so now to the catalogue; if that fails, again later, until it succeeds.
     fn persist(self: &Arc<Self>) {
         let Some(catalog) = &self.catalog else { return };
-        let Err(error) = catalog.assign(H::KIND, &self.as_stored(), None) else { return };
+        let Err(error) = catalog.assign(H::KIND, &self.as_stored(), &[]) else { return };
         let name = self.current().description.name.clone();
         self.log.add_host(1, &format!("`{name}` serves, and a restart would not know: {error}"));
         let slot = Arc::downgrade(self);
@@ -499,7 +508,7 @@ impl<H: Hook> Slot<H> {
         let Some(version) = back else { return };
         let serves = format!("{reason}; `{}` serves", version.description.name);
         let swap = Swap { action: Action::RolledBack, cause, trip: Some(serves) };
-        if let Err(e) = self.publish(version, None, swap) {
+        if let Err(e) = self.publish(version, &[], swap) {
             self.log.add_host(1, &format!("breaker: {e}"));
         }
     }
@@ -552,7 +561,7 @@ fn tell_if_unused<H: Hook>(wanted: &(Source, Settings), restored: &Version<H>, l
     let same = match source {
         Source::Builtin(name) => assignment.origin == Origin::Builtin { name: name.clone() },
         Source::Native(name) => assignment.origin == Origin::Native { name: name.clone() },
-        Source::File(_) | Source::Bytes { .. } => false,
+        Source::File(_) | Source::Bytes { .. } | Source::Chain { .. } => false,
     };
     if unset || (same && assignment.settings == *settings) {
         return;

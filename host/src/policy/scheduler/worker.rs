@@ -153,6 +153,12 @@ impl SchedulerWorker {
         &self.active.version().description.name
     }
 
+    /// Calls of the policy in service, by all workers.
+    #[cfg(test)]
+    pub(crate) fn calls(&self) -> u64 {
+        self.active.version().counters.values().calls
+    }
+
     /// Name of the policy that decided.
     pub fn policy_of(&self, outcome: &Outcome) -> &str {
         &self.version_of(outcome).description.name

@@ -110,7 +110,7 @@ impl<H: Hook> Slot<H> {
         let assignment = Assignment { origin: code.origin, settings };
         let version = self.prepare_for(self.trial_workers(stage), code.program, assignment)?;
         let _change = self.change.lock();
-        self.try_out(version, stage, code.bytes.as_deref())
+        self.try_out(version, stage, &code.modules)
     }
 
     /// Engines made ahead: a shadow has one thread, a canary may be asked by every worker.
@@ -125,11 +125,11 @@ impl<H: Hook> Slot<H> {
         self: &Arc<Self>,
         mut version: Version<H>,
         stage: Stage,
-        module: Option<&[u8]>,
+        modules: &[Vec<u8>],
     ) -> Result<(), Error> {
         if let Some(catalog) = &self.catalog {
             let trial = Some(StoredTrial { assignment: version.assignment.clone(), stage });
-            catalog.assign(H::KIND, &super::Stored { trial, ..self.as_stored() }, module)?;
+            catalog.assign(H::KIND, &super::Stored { trial, ..self.as_stored() }, modules)?;
         }
         version.generation = self.next_generation();
         let old = self.trial.load_full();
@@ -177,7 +177,7 @@ impl<H: Hook> Slot<H> {
         let _change = self.change.lock();
         let trial = self.trial().ok_or(Error::NoTrial(H::KIND))?;
         let version = self.prepare(trial.version.program.clone(), trial.version.assignment.clone())?;
-        self.publish(version, None, Swap::by_hand(Action::Promoted, Cause::Operator))
+        self.publish(version, &[], Swap::by_hand(Action::Promoted, Cause::Operator))
     }
 
     /// Ends the trial; false if there is none. Under the lock of changes.
@@ -217,7 +217,7 @@ impl<H: Hook> Slot<H> {
             return Ok(());
         }
         if let Some(catalog) = &self.catalog {
-            catalog.assign(H::KIND, &super::Stored { paused, ..self.as_stored() }, None)?;
+            catalog.assign(H::KIND, &super::Stored { paused, ..self.as_stored() }, &[])?;
         }
         self.paused.store(paused, Relaxed);
         let action = if paused { Action::Paused } else { Action::Resumed };
