@@ -67,7 +67,10 @@ pub enum Error {
     Settings { name: String, reason: String },
     #[error("cannot instantiate policy `{name}`: {reason}")]
     Instantiate { name: String, reason: String },
-    #[error("policy `{name}` has no setting `{setting}`{}; its settings: {known}", did_you_mean(.suggestion))]
+    #[error(
+        "policy `{name}` refused its settings: unknown setting `{setting}`{}; its settings: {known}",
+        did_you_mean(.suggestion)
+    )]
     UnknownSetting { name: String, setting: String, known: String, suggestion: Option<String> },
     #[error("chain `{name}`: {reason}")]
     Chain { name: String, reason: String },

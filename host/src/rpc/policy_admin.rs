@@ -101,7 +101,7 @@ impl PolicyAdmin for Service {
         let proto::ConfigureRequest { slot, set, unset, stage: wanted } = request;
         let (slot, stage) = (slot_kind(&slot)?, stage(wanted)?);
         let set = set.into_iter().map(|s| (s.name, s.value)).collect();
-        let configure = move |policies: &PolicyHost| policies.configure(slot, set, &unset, stage);
+        let configure = move |policies: &PolicyHost| policies.change_settings(slot, set, &unset, stage);
         let configured = self.change(caller.clone(), configure).await?;
         caller.did(format!("{slot}: settings of {}, {stage}", newcomer(&configured, stage)));
         Ok(Response::new(proto::ConfigureResponse { policy: Some(policy(configured)) }))

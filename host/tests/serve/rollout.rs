@@ -1,7 +1,7 @@
 //! From shadow to service and back, as an operator does it: with the commands, on a running host.
 
 use crate::process::{Host, KVASIR};
-use crate::replicas::until;
+use crate::replicas::{metric, until};
 use kvasir_client::control::Control;
 use kvasir_proto::{self as proto, complete_request::Stage, schedule_response::Decision};
 use kvasir_tests::guest;
@@ -118,9 +118,8 @@ fn from_shadow_into_service_and_back_by_a_guard_and_the_history_tells_why() {
         requests.schedule(50);
         status()["name"] == "mooncake"
     });
-    let page = host.page("/metrics");
-    let counted = "kvasir_policy_rollbacks_total{slot=\"scheduler\",guard=\"invalid-answers\"} 1";
-    assert!(page.contains(counted), "{counted} is not in: {page}");
+    let rollbacks = |guard| metric(&host, "kvasir_policy_rollbacks_total", guard);
+    assert_eq!((rollbacks("guard=\"invalid-answers\""), rollbacks("slot=\"scheduler\"")), (1, 1));
     host.check(&["policy", "list"], b"", 0, "guard `invalid-answers`");
     host.check(&["policy", "logs", "scheduler"], b"", 0, "guard `invalid-answers`");
 
