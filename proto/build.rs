@@ -16,6 +16,7 @@ fn main() -> anyhow::Result<()> {
         .context("the descriptors cannot be written")?;
     tonic_prost_build::configure()
         .bytes(".kvasir.v1.LoadRequest")
+        .bytes(".kvasir.v1.ChainPart")
         .compile_fds(descriptors)
         .context("the generated code cannot be written")
 }

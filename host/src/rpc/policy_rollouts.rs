@@ -5,9 +5,9 @@ use super::policy_admin::{status, who};
 use super::validate;
 use crate::access::door::About;
 use crate::host::Host;
-use crate::policy::SlotKind;
 use crate::policy::rollout::keeper::{Error, Report, Step as Change, Told};
 use crate::policy::rollout::{Order, Phase, Rollout, Said, Step};
+use crate::policy::{SlotKind, Stage};
 use crate::text::printable;
 use kvasir_proto::policy_rollouts_server::PolicyRollouts;
 use kvasir_proto::{self as proto, change_rollout_request, follow_order, follow_report};
@@ -51,6 +51,12 @@ impl PolicyRollouts for Service {
         }
         let encoded = policy.encode_to_vec();
         let wanted = load::wanted(policy)?;
+        if wanted.stage != Stage::Active {
+            return Err(validate::refuse(
+                "policy.stage",
+                "a rollout brings a policy into service on every host",
+            ));
+        }
         let slot = wanted.slot;
         let start = move |host: &Host| {
             let target =

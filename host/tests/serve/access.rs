@@ -156,7 +156,11 @@ const CALLS: &[(&str, &[&str])] = &[
         "policy",
         &[
             "PolicyAdmin/Load",
+            "PolicyAdmin/Configure",
+            "PolicyAdmin/Promote",
             "PolicyAdmin/Rollback",
+            "PolicyAdmin/Pause",
+            "PolicyAdmin/Resume",
             "PolicyRollouts/Start",
             "PolicyRollouts/Change",
             "PolicyRollouts/Follow",
