@@ -48,10 +48,13 @@ source_file() {
   esac
 }
 
+# As the manifests of the templates in Python say.
 memory=16MiB
-[ "$language" != python ] || memory=32MiB
+deadline=5ms
+[ "$language" != python ] || { memory=32MiB; deadline=100ms; }
 "$kvasir" serve --json --set "node.data_dir=$work/data" --set store.pool_bytes=4MiB --set listen.http=127.0.0.1:0 \
-  --set listen.data=127.0.0.1:0 --set "policy.memory_bytes=$memory" >"$work/host.json" 2>"$work/host.log" &
+  --set listen.data=127.0.0.1:0 --set "policy.memory_bytes=$memory" --set "policy.hot_deadline=$deadline" \
+  >"$work/host.json" 2>"$work/host.log" &
 host=$!
 until grep -q control "$work/host.json"; do
   kill -0 "$host" || { cat "$work/host.log" >&2; exit 1; }
