@@ -84,7 +84,9 @@ pub fn check(path: &Path, trial: &Trial) -> Result<Report, Error> {
     let found = match inspect(&trial.config, path) {
         Ok(found) => found,
         Err(error @ (Error::Read { .. } | Error::Engine(_))) => return Err(error),
-        Err(error) => return Ok(Report { slot: None, rows: vec![Row::new("loads", asked, Err(error.to_string()))] }),
+        Err(error) => {
+            return Ok(Report { slot: None, rows: vec![Row::new("loads", asked, Err(error.to_string()))] });
+        }
     };
     let load_ms = found.load_time.as_secs_f64() * 1e3;
     let mut rows = vec![Row::new("loads", asked, Ok(format!("{} B in {load_ms:.0} ms", found.bytes)))];

@@ -99,7 +99,8 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     }
     fs::write(path, bytes).map_err(failed("write", path))?;
     if path.extension().is_some_and(|end| end == "sh") {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(failed("make executable", path))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+            .map_err(failed("make executable", path))?;
     }
     Ok(())
 }

@@ -25,17 +25,22 @@ fn every_language_has_a_project_for_every_slot() {
         for slot in SlotKind::ALL {
             let at = dir.path().join(format!("{} {slot}", language.name));
             let project = create(language, slot, "brand-new", &at).unwrap();
-            assert_eq!((project.name.as_str(), project.slot, project.language), ("brand-new", slot, language));
+            assert_eq!(
+                (project.name.as_str(), project.slot, project.language),
+                ("brand-new", slot, language)
+            );
             assert_eq!(project.component(), at.join("brand-new.wasm"));
             let files = texts(&at);
-            for wanted in ["README.md", &format!("sdk/{}/compile.sh", language.folder), "sdk/wit/common.wit"] {
+            for wanted in ["README.md", &format!("sdk/{}/compile.sh", language.folder), "sdk/wit/common.wit"]
+            {
                 assert!(files.iter().any(|(path, _)| path.ends_with(wanted)), "{wanted} in {}", at.display());
             }
             for (path, text) in files.iter().filter(|(path, _)| !path.contains("/sdk/")) {
                 assert!(!text.contains("../../.."), "{path}");
                 assert!(!text.contains("my-lru") && !text.contains(&format!("my-{slot}")), "{path}");
             }
-            let named = files.iter().filter(|(path, text)| !path.contains("/sdk/") && text.contains("\"brand-new\""));
+            let named =
+                files.iter().filter(|(path, text)| !path.contains("/sdk/") && text.contains("\"brand-new\""));
             assert!(named.count() >= 2, "{}: in the manifest and in the source", at.display());
         }
     }
@@ -45,7 +50,8 @@ fn every_language_has_a_project_for_every_slot() {
 fn a_project_is_made_whole_or_not_at_all() {
     let dir = tempfile::tempdir().unwrap();
     let c = Language::find("c").unwrap();
-    let make = |name: &str, at: &Path| create(c, SlotKind::Evictor, name, at).map(drop).map_err(|e| e.to_string());
+    let make =
+        |name: &str, at: &Path| create(c, SlotKind::Evictor, name, at).map(drop).map_err(|e| e.to_string());
     for (name, reason) in [
         ("", "1 to 64 characters"),
         (&"x".repeat(65), "1 to 64 characters"),
@@ -68,7 +74,10 @@ fn a_project_is_made_whole_or_not_at_all() {
     assert_eq!(texts(&taken), files, "as it was");
     make("lru", &dir.path().join("a/b/c")).unwrap();
     let unknown = Language::find("cobol").unwrap_err();
-    assert!(unknown.to_string().contains("languages: assemblyscript, c, javascript, python, rust"), "{unknown}");
+    assert!(
+        unknown.to_string().contains("languages: assemblyscript, c, javascript, python, rust"),
+        "{unknown}"
+    );
     assert!(unknown.is_usage());
 }
 
@@ -82,7 +91,10 @@ fn a_manifest_is_read_with_care() {
     let missing = Project::open(&dir.path().join("none")).unwrap_err().to_string();
     assert!(missing.contains("`kvasir policy new` makes a project"), "{missing}");
     let good = "name = \"a\"\nversion = \"0.1.0\"\nlanguage = \"c\"\nslot = \"evictor\"\n";
-    let project = read(&format!("{good}memory = \"32MiB\"\ndeadline = \"1s\"\n[settings]\nshare = 0.5\nmode = \"x\"\n")).unwrap();
+    let project = read(&format!(
+        "{good}memory = \"32MiB\"\ndeadline = \"1s\"\n[settings]\nshare = 0.5\nmode = \"x\"\n"
+    ))
+    .unwrap();
     let limits = project.limits();
     assert_eq!((limits.memory_bytes, limits.hot_deadline.as_secs()), (32 << 20, 1));
     assert_eq!(project.settings, [("mode".into(), "x".into()), ("share".into(), "0.5".into())]);
@@ -150,7 +162,9 @@ fn importing(module: &str, name: &str) -> Vec<u8> {
 #[test]
 fn missing_tools_are_named_with_where_to_get_them() {
     let nowhere = [std::path::PathBuf::from("/nonexistent")];
-    for (language, get) in [("assemblyscript", "npm install"), ("python", "pip install"), ("rust", "https://rustup.rs")] {
+    for (language, get) in
+        [("assemblyscript", "npm install"), ("python", "pip install"), ("rust", "https://rustup.rs")]
+    {
         if let Some(tool) = Language::find(language).unwrap().missing_tool(&nowhere) {
             assert!(tool.get.contains(get), "{tool:?}");
         } // else CARGO or the like is set here
@@ -209,7 +223,11 @@ fn every_fault_fails_its_check() {
     fails("describe-lies", "", "loads", "says it is a `evictor`");
     fails("describe-traps", "", "loads", "failed in `describe`");
     let report = tried(&import_not_granted(), &[]);
-    assert!(report.rows[0].came.contains("`wasi:sockets/tcp@0.2.10`, which is not granted"), "{:?}", report.rows);
+    assert!(
+        report.rows[0].came.contains("`wasi:sockets/tcp@0.2.10`, which is not granted"),
+        "{:?}",
+        report.rows
+    );
 }
 
 #[test]

@@ -21,9 +21,14 @@ fn check(dir: &Path, args: &[&str], code: i32, part: &str) -> String {
 #[test]
 fn a_wrong_step_says_the_next_right_one() {
     let dir = tempfile::tempdir().unwrap();
-    let check = |args: &[&str], code, part: &str| check(dir.path(), &[&["policy"], args].concat(), code, part);
+    let check =
+        |args: &[&str], code, part: &str| check(dir.path(), &[&["policy"], args].concat(), code, part);
     let new = ["new", "--lang", "c", "--slot", "evictor"];
-    check(&["new", "--lang", "cobol", "--slot", "evictor", "a"], 2, "languages: assemblyscript, c, javascript");
+    check(
+        &["new", "--lang", "cobol", "--slot", "evictor", "a"],
+        2,
+        "languages: assemblyscript, c, javascript",
+    );
     check(&["new", "--lang", "c", "--slot", "victor", "a"], 2, "unknown slot `victor`");
     check(&["new", "--lang", "c", "a"], 2, "--slot");
     check(&[&new[..], &["My_Policy"]].concat(), 2, "it must consist of a-z 0-9 -");
@@ -32,12 +37,17 @@ fn a_wrong_step_says_the_next_right_one() {
     check(&[&new[..], &["lru", "--dir", "with a space"]].concat(), 1, "--dir");
     check(&["check", "with a space"], 1, "`kvasir policy build` makes it");
     check(&["check", "none.wasm"], 1, "cannot read policy file none.wasm");
-    let python = check(&["new", "--lang", "python", "--slot", "balancer", "even", "--json"], 0, r#""dir":"even""#);
+    let python =
+        check(&["new", "--lang", "python", "--slot", "balancer", "even", "--json"], 0, r#""dir":"even""#);
     let made: serde_json::Value = serde_json::from_str(&python).unwrap();
     assert_eq!((&made["name"], &made["language"]), (&"even".into(), &"python".into()));
 
     let mut without = Command::new(KVASIR);
-    without.current_dir(&dir).args(["policy", "build", "with a space"]).env("PATH", "/nonexistent").env_remove("CC");
+    without
+        .current_dir(&dir)
+        .args(["policy", "build", "with a space"])
+        .env("PATH", "/nonexistent")
+        .env_remove("CC");
     let output = without.output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -66,14 +76,18 @@ fn a_policy_is_made_built_and_tried() {
     let built: serde_json::Value = serde_json::from_str(&built).unwrap();
     assert_eq!(built["bytes"].as_u64(), Some(file.metadata().unwrap().len()));
     check(&at, &["policy", "check"], 0, "passed; next: kvasir policy load scheduler ./careless.wasm");
-    let tried = check(dir.path(), &["policy", "check", "my policy", "--json", "--seed", "3"], 0, r#""passed":true"#);
+    let tried =
+        check(dir.path(), &["policy", "check", "my policy", "--json", "--seed", "3"], 0, r#""passed":true"#);
     serde_json::from_str::<serde_json::Value>(&tried).unwrap();
     check(dir.path(), &["policy", "check", "my policy", "--setting", "mode=forgets"], 1, "1 check failed");
     let manifest = at.join("kvasir-policy.toml");
     let text = std::fs::read_to_string(&manifest).unwrap();
     std::fs::write(&manifest, text.replace("0.1.0", "0.2.0") + "[settings]\nmode = \"chokes\"\n").unwrap();
     let failed = check(dir.path(), &["policy", "check", "my policy"], 1, "2 checks failed");
-    assert!(failed.contains("`import-state` of 0 B trapped") && failed.contains("careless 0.2.0, as in the manifest"));
+    assert!(
+        failed.contains("`import-state` of 0 B trapped")
+            && failed.contains("careless 0.2.0, as in the manifest")
+    );
 
     // A recording of its own answers is one that it must give again; another's is only asked.
     std::fs::create_dir(at.join("vectors")).unwrap();

@@ -243,7 +243,11 @@ impl Measured {
         self.times.iter().map(|(call, times)| {
             let us = |ns: u64| ns as f64 / 1e3;
             let [median, p99] = [0.5, 0.99].map(|quantile| us(times.value_at_quantile(quantile)));
-            let came = format!("{median:.1} µs, p99 {p99:.1} µs, worst {:.1} µs of {}", us(times.max()), times.len());
+            let came = format!(
+                "{median:.1} µs, p99 {p99:.1} µs, worst {:.1} µs of {}",
+                us(times.max()),
+                times.len()
+            );
             Row::new("time", *call, Ok(came))
         })
     }
