@@ -235,7 +235,9 @@ mod tests {
             shared: false,
             page_size_log2: None,
         });
-        names.iter().for_each(|name| drop(exports.export(name, ExportKind::Memory, 0)));
+        for name in names {
+            exports.export(name, ExportKind::Memory, 0);
+        }
         let mut module = Module::new();
         module.section(&memories).section(&exports);
         module
