@@ -7,10 +7,10 @@ set -eu
 language=$1
 shift
 [ $# -gt 0 ] || set -- scheduler evictor admitter balancer
-kvasir=${KVASIR:-kvasir}
+kvasir=$(command -v "${KVASIR:-kvasir}") || { echo "no kvasir; name it by the variable KVASIR" >&2; exit 2; }
 work=$(mktemp -d)
 host=
-trap 'if [ -n "$host" ]; then kill "$host" || true; wait "$host" || true; fi; rm -rf "$work"' EXIT
+trap 'if [ -n "$host" ]; then kill "$host" 2>/dev/null || true; wait "$host" || true; fi; rm -rf "$work"' EXIT
 
 step() {
   echo "\$ $*"
@@ -36,6 +36,11 @@ own_test() {
     python) PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=./sdk/python python3 -m unittest --quiet ;;
     *) node --test >"$work/said" || { cat "$work/said" >&2; exit 1; } ;;
   esac
+}
+
+# Whether the new policy of a slot serves, whatever is on trial.
+serves() {
+  "$kvasir" policy list | grep -q "^ *$1  *active  *new-$1 "
 }
 
 source_file() {
@@ -71,13 +76,14 @@ for slot; do
   own_test
   step "$kvasir" policy build
   step "$kvasir" policy check
-  step "$kvasir" policy load "$slot" "./new-$slot.wasm"
-  "$kvasir" policy list --json | grep -q "\"name\":\"new-$slot\""
+  step "$kvasir" policy load "$slot" "./new-$slot.wasm" --shadow
+  ! serves "$slot" || { echo "new-$slot serves while it is only on trial" >&2; exit 1; }
+  step "$kvasir" policy status "$slot"
+  step "$kvasir" policy promote "$slot"
+  serves "$slot" || { echo "new-$slot does not serve after its promotion" >&2; exit 1; }
   step "$kvasir" policy rollback "$slot"
-  if "$kvasir" policy list --json | grep -q "\"name\":\"new-$slot\""; then
-    echo "new-$slot still serves after its rollback" >&2
-    exit 1
-  fi
+  ! serves "$slot" || { echo "new-$slot still serves after its rollback" >&2; exit 1; }
+  step "$kvasir" policy history "$slot"
 done
 
 echo ')' >>"$(source_file)"
