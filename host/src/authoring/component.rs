@@ -219,3 +219,53 @@ fn likely_cause(import: &str) -> &'static str {
     ];
     CAUSES.iter().find(|(prefix, _)| import.starts_with(prefix)).map_or("", |(_, cause)| cause)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wasm_encoder::{CustomSection, ExportKind, ExportSection, MemorySection, MemoryType, Module};
+
+    /// A module with a memory that is exported under these names.
+    fn module(names: &[&str]) -> Module {
+        let (mut memories, mut exports) = (MemorySection::new(), ExportSection::new());
+        memories.memory(MemoryType {
+            minimum: 1,
+            maximum: None,
+            memory64: false,
+            shared: false,
+            page_size_log2: None,
+        });
+        for name in names {
+            exports.export(name, ExportKind::Memory, 0);
+        }
+        let mut module = Module::new();
+        module.section(&memories).section(&exports);
+        module
+    }
+
+    #[test]
+    fn names_that_assemblyscript_can_express_become_canonical() {
+        let plain = ["memory", "cabi_realloc", "__heap_base", "other__function"];
+        let before = module(&[&plain[..], &["eviction__on_events", "control__describe"]].concat()).finish();
+        let after = with_canonical_names(&before).unwrap();
+        let renamed = ["kvasir:policy/eviction@0.1.0#on-events", "kvasir:policy/control@0.1.0#describe"];
+        assert_eq!(exports(&after).unwrap(), [&plain[..], &renamed].concat());
+        wasmparser::validate(&after).unwrap();
+        assert!(with_canonical_names(&before[..before.len() - 1]).is_err(), "cut off");
+    }
+
+    #[test]
+    fn what_is_for_debuggers_is_taken_out_of_all_parts() {
+        let custom = CustomSection { name: "name".into(), data: (&[0; 100]).into() };
+        let with = module(&["memory"]).section(&custom).clone().finish();
+        let without = module(&["memory"]).finish();
+        assert_eq!(stripped(&with, 0).unwrap(), without);
+        let component = |inner: &[u8]| {
+            let mut bytes = b"\0asm\x0d\0\x01\0".to_vec();
+            RawSection { id: 1, data: inner }.append_to(&mut bytes);
+            bytes
+        };
+        assert_eq!(stripped(&component(&with), 0).unwrap(), component(&without));
+        assert!(stripped(&component(&with)[..20], 0).is_err(), "cut off");
+    }
+}

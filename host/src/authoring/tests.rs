@@ -91,9 +91,12 @@ fn a_manifest_is_read_with_care() {
     let missing = Project::open(&dir.path().join("none")).unwrap_err().to_string();
     assert!(missing.contains("`kvasir policy new` makes a project"), "{missing}");
     let good = "name = \"a\"\nversion = \"0.1.0\"\nlanguage = \"c\"\nslot = \"evictor\"\n";
-    let project =
-        read(&format!("{good}memory = \"32MiB\"\n[settings]\nshare = 0.5\nmode = \"x\"\n")).unwrap();
-    assert_eq!(project.limits().memory_bytes, 32 << 20);
+    let project = read(&format!(
+        "{good}memory = \"32MiB\"\ndeadline = \"1s\"\n[settings]\nshare = 0.5\nmode = \"x\"\n"
+    ))
+    .unwrap();
+    let limits = project.limits();
+    assert_eq!((limits.memory_bytes, limits.hot_deadline.as_secs()), (32 << 20, 1));
     assert_eq!(project.settings, [("mode".into(), "x".into()), ("share".into(), "0.5".into())]);
     for (from, to, reason) in [
         ("\"c\"", "\"cobol\"", "unknown language `cobol`"),

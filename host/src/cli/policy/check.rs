@@ -108,7 +108,7 @@ fn print(file: &Path, report: &Report, json: bool) {
     match failed {
         0 => {
             let slot = report.slot.map_or("SLOT", |slot| slot.as_str());
-            println!("passed; next: kvasir policy load {slot} {}", file.display());
+            println!("passed; next: kvasir policy load {slot} {} --shadow", file.display());
         }
         1 => println!("1 check failed"),
         _ => println!("{failed} checks failed"),
