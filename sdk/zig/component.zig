@@ -46,7 +46,9 @@ fn Span(comptime T: type) type {
         length: usize,
 
         fn of(list: []const T) @This() {
-            return .{ .at = list.ptr, .length = list.len };
+            // An empty slice may point beyond the memory, which hosts refuse.
+            const at = if (list.len == 0) @as([*]const T, @ptrFromInt(@alignOf(T))) else list.ptr;
+            return .{ .at = at, .length = list.len };
         }
 
         fn slice(span: @This()) []const T {

@@ -55,8 +55,24 @@ pub const Decode = enum {
     t1,
 };
 
-/// Columns of a request, by their bits.
-pub const Column = enum(u5) { prefix, prefix_hbm, prefix_dram, prefill_fit, decode_prefix, decode_fit };
+/// Columns of a request, by their bits; the scores are floats.
+pub const Column = enum(u5) {
+    prefix,
+    prefix_hbm,
+    prefix_dram,
+    prefill_fit,
+    decode_prefix,
+    decode_fit,
+    prefill_score,
+    decode_score,
+
+    fn slots(which: Column) u32 {
+        return switch (which) {
+            .decode_prefix, .decode_fit, .decode_score => cluster.decode.slots,
+            else => cluster.prefill.slots,
+        };
+    }
+};
 
 /// One of the two tables, kept as the host pushes it.
 pub fn Table(comptime C: type) type {
@@ -126,14 +142,9 @@ pub const Request = struct {
         if (bits >> wanted & 1 == 0) return null;
         var start = request_words;
         for (0..wanted) |bit| {
-            if (bits >> @intCast(bit) & 1 == 1) start += slotsOf(@fromBackingInt(@intCast(bit)));
+            if (bits >> @intCast(bit) & 1 == 1) start += @as(Column, @fromBackingInt(@intCast(bit))).slots();
         }
-        return request.record.words[start..][0..slotsOf(which)];
-    }
-
-    fn slotsOf(which: Column) u32 {
-        const of_prefill = @backingInt(which) < @backingInt(Column.decode_prefix);
-        return if (of_prefill) cluster.prefill.slots else cluster.decode.slots;
+        return request.record.words[start..][0..which.slots()];
     }
 };
 

@@ -15,11 +15,14 @@ pub struct Language {
     pub folder: &'static str,
     /// What `compile.sh` starts.
     tools: &'static [Tool],
+    /// Its runtime insists on WASI, and gets `sdk/wasi-stub.wat`, which grants nothing.
+    pub(super) stub_wasi: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 struct Tool {
-    program: &'static str,
+    /// Any of these names will do.
+    programs: &'static [&'static str],
     /// Names another program instead.
     variable: &'static str,
     /// How to get it.
@@ -36,8 +39,12 @@ pub struct MissingTool {
     pub variable: &'static str,
 }
 
-const fn tool(program: &'static str, variable: &'static str, get: &'static str) -> Tool {
-    Tool { program, variable, get }
+const fn tool(programs: &'static [&'static str], variable: &'static str, get: &'static str) -> Tool {
+    Tool { programs, variable, get }
+}
+
+const fn language(name: &'static str, folder: &'static str, tools: &'static [Tool]) -> Language {
+    Language { name, folder, tools, stub_wasi: false }
 }
 
 const CLANG: &str = "apt-get install clang lld";
@@ -45,24 +52,26 @@ const ASC: &str = "npm install --prefix sdk/assemblyscript";
 const NPM_JS: &str = "npm install --prefix sdk/js";
 
 /// All that are known, by name.
-pub static LANGUAGES: [Language; 5] = [
-    Language { name: "assemblyscript", folder: "assemblyscript", tools: &[tool("asc", "ASC", ASC)] },
+pub static LANGUAGES: [Language; 7] = [
+    language("assemblyscript", "assemblyscript", &[tool(&["asc"], "ASC", ASC)]),
+    language("c", "c", &[tool(&["clang"], "CC", CLANG), tool(&["wasm-ld"], "WASM_LD", CLANG)]),
     Language {
-        name: "c",
-        folder: "c",
-        tools: &[tool("clang", "CC", CLANG), tool("wasm-ld", "WASM_LD", CLANG)],
+        stub_wasi: true,
+        ..language("go", "go", &[tool(&["go"], "GO", "pip install -r sdk/go/requirements.txt")])
     },
-    Language {
-        name: "javascript",
-        folder: "js",
-        tools: &[tool("esbuild", "ESBUILD", NPM_JS), tool("componentize-qjs", "COMPONENTIZE_QJS", NPM_JS)],
-    },
-    Language {
-        name: "python",
-        folder: "python",
-        tools: &[tool("componentize-py", "COMPONENTIZE_PY", "pip install -r sdk/python/requirements.txt")],
-    },
-    Language { name: "rust", folder: "rust", tools: &[tool("cargo", "CARGO", "https://rustup.rs")] },
+    language(
+        "javascript",
+        "js",
+        &[tool(&["esbuild"], "ESBUILD", NPM_JS), tool(&["componentize-qjs"], "COMPONENTIZE_QJS", NPM_JS)],
+    ),
+    language(
+        "python",
+        "python",
+        &[tool(&["componentize-py"], "COMPONENTIZE_PY", "pip install -r sdk/python/requirements.txt")],
+    ),
+    language("rust", "rust", &[tool(&["cargo"], "CARGO", "https://rustup.rs")]),
+    // The package of PyPI calls it otherwise.
+    language("zig", "zig", &[tool(&["zig", "python-zig"], "ZIG", "pip install -r sdk/zig/requirements.txt")]),
 ];
 
 impl Language {
@@ -87,9 +96,9 @@ impl Language {
     pub(super) fn missing_tool(&self, search_path: &[PathBuf]) -> Option<MissingTool> {
         let missing = |tool: &&Tool| {
             std::env::var_os(tool.variable).is_none()
-                && !search_path.iter().any(|folder| folder.join(tool.program).is_file())
+                && !search_path.iter().any(|folder| tool.programs.iter().any(|p| folder.join(p).is_file()))
         };
-        let Tool { program, variable, get } = self.tools.iter().find(missing)?;
-        Some(MissingTool { program, variable, get })
+        let Tool { programs, variable, get } = self.tools.iter().find(missing)?;
+        Some(MissingTool { program: programs.first()?, variable, get })
     }
 }

@@ -1,6 +1,9 @@
 package scheduler
 
-import "kvasir"
+import (
+	"kvasir"
+	"unsafe"
+)
 
 // Host calls a scheduler as the host does, with the lists of the WIT text.
 type Host struct {
@@ -108,4 +111,10 @@ func (h *Host) read(now float32, question []uint32) {
 	r.Prefix, r.PrefixHBM, r.PrefixDRAM = column(0, prefill), column(1, prefill), column(2, prefill)
 	r.PrefillFit = column(3, prefill)
 	r.DecodePrefix, r.DecodeFit = column(4, decode), column(5, decode)
+	r.PrefillScore, r.DecodeScore = floats(column(6, prefill)), floats(column(7, decode))
+}
+
+// floats reads words as the bits of floats.
+func floats(words []uint32) []float32 {
+	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(words))), len(words))
 }

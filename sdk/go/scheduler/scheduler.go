@@ -80,6 +80,7 @@ type Request struct {
 	PrefillFit                    []uint32
 	DecodePrefix                  []uint32
 	DecodeFit                     []uint32
+	PrefillScore, DecodeScore     []float32 // of the scorers of a chain
 }
 
 // Decision says where a request runs; fields as in the WIT text.

@@ -20,13 +20,13 @@ const firstBytes = 16 << 10
 const keptBytes = 1 << 20
 
 //go:wasmexport cabi_realloc
-func realloc(old unsafe.Pointer, oldSize, align, size uint32) unsafe.Pointer {
+func realloc(old unsafe.Pointer, oldSize, align, size uint32) uint32 {
 	if size == 0 {
-		return unsafe.Pointer(uintptr(align))
+		return align
 	}
 	memory := allocate(uintptr(size))
 	copy(unsafe.Slice((*byte)(memory), size), unsafe.Slice((*byte)(old), oldSize))
-	return memory
+	return uint32(uintptr(memory))
 }
 
 // allocate returns memory aligned to 8, as much as any type of the contract wants.
