@@ -182,7 +182,7 @@ fn check_imports(wasm: &[u8], stub_wasi: bool) -> Result<(), Error> {
 }
 
 /// Of a component itself, or `MODULE.NAME` of a core module.
-fn imports(wasm: &[u8]) -> Result<Vec<String>, BinaryReaderError> {
+pub(super) fn imports(wasm: &[u8]) -> Result<Vec<String>, BinaryReaderError> {
     let mut names = Vec::new();
     let is_component = Parser::is_component(wasm);
     let mut depth = 0;

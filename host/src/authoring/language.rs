@@ -21,7 +21,7 @@ pub struct Language {
 
 #[derive(Debug, PartialEq, Eq)]
 struct Tool {
-    /// Any of these names will do.
+    /// Any of these will do.
     programs: &'static [&'static str],
     /// Names another program instead.
     variable: &'static str,
@@ -43,35 +43,57 @@ const fn tool(programs: &'static [&'static str], variable: &'static str, get: &'
     Tool { programs, variable, get }
 }
 
-const fn language(name: &'static str, folder: &'static str, tools: &'static [Tool]) -> Language {
-    Language { name, folder, tools, stub_wasi: false }
-}
-
 const CLANG: &str = "apt-get install clang lld";
 const ASC: &str = "npm install --prefix sdk/assemblyscript";
 const NPM_JS: &str = "npm install --prefix sdk/js";
 
 /// All that are known, by name.
 pub static LANGUAGES: [Language; 7] = [
-    language("assemblyscript", "assemblyscript", &[tool(&["asc"], "ASC", ASC)]),
-    language("c", "c", &[tool(&["clang"], "CC", CLANG), tool(&["wasm-ld"], "WASM_LD", CLANG)]),
     Language {
-        stub_wasi: true,
-        ..language("go", "go", &[tool(&["go"], "GO", "pip install -r sdk/go/requirements.txt")])
+        name: "assemblyscript",
+        folder: "assemblyscript",
+        tools: &[tool(&["asc"], "ASC", ASC)],
+        stub_wasi: false,
     },
-    language(
-        "javascript",
-        "js",
-        &[tool(&["esbuild"], "ESBUILD", NPM_JS), tool(&["componentize-qjs"], "COMPONENTIZE_QJS", NPM_JS)],
-    ),
-    language(
-        "python",
-        "python",
-        &[tool(&["componentize-py"], "COMPONENTIZE_PY", "pip install -r sdk/python/requirements.txt")],
-    ),
-    language("rust", "rust", &[tool(&["cargo"], "CARGO", "https://rustup.rs")]),
-    // The package of PyPI calls it otherwise.
-    language("zig", "zig", &[tool(&["zig", "python-zig"], "ZIG", "pip install -r sdk/zig/requirements.txt")]),
+    Language {
+        name: "c",
+        folder: "c",
+        tools: &[tool(&["clang"], "CC", CLANG), tool(&["wasm-ld"], "WASM_LD", CLANG)],
+        stub_wasi: false,
+    },
+    Language {
+        name: "go",
+        folder: "go",
+        tools: &[tool(&["go"], "GO", "pip install -r sdk/go/requirements.txt")],
+        stub_wasi: true,
+    },
+    Language {
+        name: "javascript",
+        folder: "js",
+        tools: &[
+            tool(&["esbuild"], "ESBUILD", NPM_JS),
+            tool(&["componentize-qjs"], "COMPONENTIZE_QJS", NPM_JS),
+        ],
+        stub_wasi: false,
+    },
+    Language {
+        name: "python",
+        folder: "python",
+        tools: &[tool(&["componentize-py"], "COMPONENTIZE_PY", "pip install -r sdk/python/requirements.txt")],
+        stub_wasi: false,
+    },
+    Language {
+        name: "rust",
+        folder: "rust",
+        tools: &[tool(&["cargo"], "CARGO", "https://rustup.rs")],
+        stub_wasi: false,
+    },
+    Language {
+        name: "zig",
+        folder: "zig",
+        tools: &[tool(&["zig", "python-zig"], "ZIG", "pip install -r sdk/zig/requirements.txt")],
+        stub_wasi: false,
+    },
 ];
 
 impl Language {
@@ -86,7 +108,16 @@ impl Language {
 
     /// For tests: a project whose recipe is a script of the test's.
     #[cfg(test)]
-    pub(super) const C_WITHOUT_TOOLS: Self = Self { name: "c", folder: "c", tools: &[] };
+    pub(super) const C_WITHOUT_TOOLS: Self = Self::without_tools("c", false);
+
+    /// The same for a language whose runtime insists on WASI.
+    #[cfg(test)]
+    pub(super) const GO_WITHOUT_TOOLS: Self = Self::without_tools("go", true);
+
+    #[cfg(test)]
+    const fn without_tools(name: &'static str, stub_wasi: bool) -> Self {
+        Self { name, folder: name, tools: &[], stub_wasi }
+    }
 
     /// Where its tools are looked for: what npm installed for the SDK or for the project, then the `PATH`.
     pub(super) fn search_path(&self, sdk: &Path, project: &Path) -> Vec<PathBuf> {
