@@ -286,7 +286,12 @@ proptest! {
             let placement = Placement { session_memo: memo, tenant_charge: charge, ..Placement::default() };
             let decision =
                 if end == 4 { Decision::reject(Reason::Policy, 1) } else { Decision::Run(placement) };
-            let outcome = policy::Outcome { decision, fallback: None, generation: 1 };
+            let outcome = policy::Outcome {
+                decision,
+                fallback: None,
+                generation: 1,
+                seat: policy::Seat::Active,
+            };
             let refused = (end == 1).then_some(Rejected { refused: None, reason: 0, retry_after_ms: 1 });
             if end == 2 {
                 epoch = conductor.register("a", registration(), 0).unwrap();
