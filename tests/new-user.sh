@@ -33,6 +33,8 @@ own_test() {
   case $language in
     c) cc -I./sdk/c test.c -o test && ./test ;;
     rust) cargo test --quiet ;;
+    zig) python-zig test --dep kvasir -Mroot=test.zig -Mkvasir=./sdk/zig/kvasir.zig ;;
+    go) go test ;;
     python) PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=./sdk/python python3 -m unittest --quiet ;;
     *) node --test >"$work/said" || { cat "$work/said" >&2; exit 1; } ;;
   esac
