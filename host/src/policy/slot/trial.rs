@@ -134,7 +134,8 @@ impl<H: Hook> Slot<H> {
         }
         version.generation = self.next_generation();
         let old = self.trial.load_full();
-        let trial = Trial::start(self, version, stage)?;
+        // Without its thread there is no such trial, whatever was written.
+        let trial = Trial::start(self, version, stage).inspect_err(|_| self.persist())?;
         self.trial.store(Some(Arc::clone(&trial)));
         if let Some(old) = &old {
             old.end();
