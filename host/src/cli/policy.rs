@@ -1,6 +1,7 @@
 //! `kvasir policy`: policies from the first line to service on a running host. One file a verb.
 
 mod build;
+mod check;
 mod history;
 mod inspect;
 mod life;
@@ -36,6 +37,7 @@ pub(super) struct PolicyArgs {
 enum Action {
     New(new::NewArgs),
     Build(build::BuildArgs),
+    Check(check::CheckArgs),
     Inspect(inspect::InspectArgs),
     Load(load::LoadArgs),
     Promote(promote::PromoteArgs),
@@ -87,6 +89,7 @@ impl Action {
         match self {
             Self::New(args) => Ok(args.run()),
             Self::Build(args) => Ok(args.run()),
+            Self::Check(args) => Ok(args.run()),
             Self::Inspect(args) => args.run(),
             Self::Load(args) => args.run(),
             Self::Promote(args) => args.run(),

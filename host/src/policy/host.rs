@@ -59,7 +59,7 @@ pub struct SlotStatus {
     pub settings: Vec<(String, String)>,
     /// What a rollback would bring back.
     pub previous: Option<String>,
-    /// Why the breaker last took a policy out of service.
+    /// Why the breaker or a guard last took a policy out of service, or ended a trial.
     pub last_trip: Option<String>,
     /// Of this version.
     pub counters: CounterValues,
