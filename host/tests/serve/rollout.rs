@@ -115,7 +115,8 @@ fn from_shadow_into_service_and_back_by_a_guard_and_the_history_tells_why() {
     assert!(text.contains("tried") && text.contains("hit rate") && text.contains("guard acts"), "{text}");
 
     host.check(&["policy", "promote", "scheduler"], b"", 0, "scheduler: `bad 0.1.0` serves now");
-    assert!(status()["watch"]["seconds_left"].as_u64().unwrap() > 3_000, "{}", status());
+    // From the guards' next look on.
+    until("it is watched", || status()["watch"]["seconds_left"].as_u64().is_some_and(|left| left > 3_000));
     host.check(&["policy", "status", "scheduler"], b"", 0, "watched for another");
     until("a guard puts mooncake back", || {
         requests.schedule(50);
