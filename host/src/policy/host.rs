@@ -4,13 +4,14 @@ use super::admitter::AdmitterHook;
 use super::balancer::BalancerHook;
 use super::catalog::Catalog;
 use super::evictor::EvictorHook;
+use super::guards::Looking;
 use super::log::Log;
 use super::scheduler::{SchedulerHook, SharedThresholds};
 use super::slot::{Builder, Hook, Learning, LearningStatus, News, Outcomes, Slot, Source, Trial, Version};
 use super::{
     AdmitterWorker, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, Guard, GuardConfig,
     Listener, LogLine, LogPage, PolicyConfig, PolicyId, SchedulerWorker, SlotKind, Stage, TrialStatus,
-    WatchStatus, guards, watch,
+    WatchStatus, watch,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -94,6 +95,7 @@ pub struct PolicyHost {
     /// Loads under way: each holds its component in memory, and they are compiled one by one.
     loads: AtomicUsize,
     guard: GuardConfig,
+    looking: Mutex<Option<Looking>>,
 }
 
 const LOADS_MAX: usize = 8;
@@ -118,7 +120,19 @@ impl PolicyHost {
         let balancer = Slot::open(engine, config, wanted.balancer, catalog, builder()?)?;
         let every = config.learn_every;
         let learning = vec![Learning::start(&scheduler, every)?, Learning::start(&admitter, every)?];
+        let slots = (scheduler.clone(), evictor.clone(), admitter.clone(), balancer.clone());
+        // Not by way of the host, which could then end on the guards' thread.
+        let look = move |now_ms| {
+            let (scheduler, evictor, admitter, balancer) = &slots;
+            scheduler.judge(now_ms);
+            evictor.judge(now_ms);
+            admitter.judge(now_ms);
+            balancer.judge(now_ms);
+        };
+        let every = Some(config.guard.every).filter(|every| !every.is_zero());
+        let looking = every.map(|every| Looking::start(every, look)).transpose()?;
         let host = Arc::new(Self {
+            looking: Mutex::new(looking),
             outcomes: Outcomes::new([scheduler.feed(), admitter.feed()]),
             learning: Mutex::new(learning),
             loads: AtomicUsize::new(0),
@@ -129,7 +143,6 @@ impl PolicyHost {
             balancer,
             thresholds: SharedThresholds::default(),
         });
-        guards::start(&host)?;
         if let Some(folder) = &config.watch_dir {
             watch::start(&host, folder.clone())?;
         }
@@ -141,9 +154,10 @@ impl PolicyHost {
         self.outcomes.clone()
     }
 
-    /// Ends learning, and keeps what was learned; ends the threads of shadows. Blocking, for at most the cold deadline of a
+    /// Ends learning, and keeps what was learned; ends the threads of shadows and guards. Blocking, for at most the cold deadline of a
     /// slot.
     pub fn close(&self) {
+        drop(self.looking.lock().take());
         self.learning.lock().clear();
         self.slots().for_each(|slot| slot.close());
     }
