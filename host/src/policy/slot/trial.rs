@@ -251,10 +251,13 @@ impl<H: Hook> Slot<H> {
     }
 }
 
+/// The trial as a thread saw it last.
+type Seen<H> = Cache<Arc<ArcSwapOption<Trial<H>>>, Option<Arc<Trial<H>>>>;
+
 /// One thread's view of a slot's trial. Costs a pointer load while there is none.
 pub struct OnTrial<H: Hook> {
     slot: Arc<Slot<H>>,
-    cache: Cache<Arc<ArcSwapOption<Trial<H>>>, Option<Arc<Trial<H>>>>,
+    cache: Seen<H>,
 }
 
 impl<H: Hook> OnTrial<H> {
