@@ -4,6 +4,7 @@ use super::admitter::AdmitterHook;
 use super::balancer::BalancerHook;
 use super::catalog::Catalog;
 use super::evictor::EvictorHook;
+use super::guards::Looking;
 use super::log::Log;
 use super::scheduler::{SchedulerHook, SharedThresholds};
 use super::slot::{
@@ -12,7 +13,7 @@ use super::slot::{
 use super::{
     AdmitterWorker, Assignment, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, Guard,
     GuardConfig, Listener, LogLine, LogPage, PolicyConfig, PolicyId, SchedulerWorker, SlotKind, Stage,
-    TrialStatus, WatchStatus, guards, watch,
+    TrialStatus, WatchStatus, watch,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -59,7 +60,7 @@ pub struct SlotStatus {
     pub settings: Vec<(String, String)>,
     /// What a rollback would bring back.
     pub previous: Option<String>,
-    /// Why the breaker last took a policy out of service.
+    /// Why the breaker or a guard last took a policy out of service, or ended a trial.
     pub last_trip: Option<String>,
     /// Of this version.
     pub counters: CounterValues,
@@ -98,6 +99,7 @@ pub struct PolicyHost {
     changing_settings: Mutex<()>,
     catalog: Option<Catalog>,
     guard: GuardConfig,
+    looking: Mutex<Option<Looking>>,
 }
 
 const LOADS_MAX: usize = 8;
@@ -122,7 +124,19 @@ impl PolicyHost {
         let balancer = Slot::open(engine, config, wanted.balancer, catalog.clone(), builder()?)?;
         let every = config.learn_every;
         let learning = vec![Learning::start(&scheduler, every)?, Learning::start(&admitter, every)?];
+        let slots = (scheduler.clone(), evictor.clone(), admitter.clone(), balancer.clone());
+        // Not by way of the host, which could then end on the guards' thread.
+        let look = move |now_ms| {
+            let (scheduler, evictor, admitter, balancer) = &slots;
+            scheduler.judge(now_ms);
+            evictor.judge(now_ms);
+            admitter.judge(now_ms);
+            balancer.judge(now_ms);
+        };
+        let every = Some(config.guard.every).filter(|every| !every.is_zero());
+        let looking = every.map(|every| Looking::start(every, look)).transpose()?;
         let host = Arc::new(Self {
+            looking: Mutex::new(looking),
             outcomes: Outcomes::new([scheduler.feed(), admitter.feed()]),
             learning: Mutex::new(learning),
             loads: AtomicUsize::new(0),
@@ -135,7 +149,6 @@ impl PolicyHost {
             balancer,
             thresholds: SharedThresholds::default(),
         });
-        guards::start(&host)?;
         if let Some(folder) = &config.watch_dir {
             watch::start(&host, folder.clone())?;
         }
@@ -147,9 +160,10 @@ impl PolicyHost {
         self.outcomes.clone()
     }
 
-    /// Ends learning, and keeps what was learned; ends the threads of shadows. Blocking, for at most the cold deadline of a
+    /// Ends learning, and keeps what was learned; ends the threads of shadows and guards. Blocking, for at most the cold deadline of a
     /// slot.
     pub fn close(&self) {
+        drop(self.looking.lock().take());
         self.learning.lock().clear();
         self.slots().for_each(|slot| slot.close());
     }

@@ -8,7 +8,7 @@ use kvasir_dataplane::units::{Size, Span};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Try a component as a host would use it, and worse: ranges, determinism, state, time, memory. No host need run.
+/// Try a component as a host would use it, and worse: answers, state, time, memory. No host need run.
 #[derive(Args, Debug)]
 pub(super) struct CheckArgs {
     /// A component, or a policy's folder in which `kvasir policy build` made one.

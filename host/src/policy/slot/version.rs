@@ -90,7 +90,7 @@ impl<H: Hook> Program<H> {
 
 /// A policy with its settings, as it serves or served.
 pub struct Version<H: Hook> {
-    /// Rises with every swap of the slot.
+    /// Rises with every policy that gets a seat of the slot.
     pub generation: u64,
     pub description: Description,
     pub assignment: Assignment,
