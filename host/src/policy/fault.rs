@@ -84,6 +84,12 @@ pub enum Error {
     Share { slot: SlotKind },
     #[error("{0} is paused: nothing is swapped by itself; resume it, or load the policy by hand")]
     Paused(SlotKind),
+    #[error("{slot} has no setting `{setting}` that could be unset; set are: {set}")]
+    NotSet { slot: SlotKind, setting: String, set: String },
+    #[error(
+        "the component in {0} is not kept, for this host has no database; load it again with its settings"
+    )]
+    NotKept(SlotKind),
     #[error("policy state in {path} cannot be {action}: {reason}; the policy in service is unchanged")]
     State { path: PathBuf, action: &'static str, reason: String },
     #[error("{limit} policies are being loaded already; try again")]

@@ -7,11 +7,13 @@ use super::evictor::EvictorHook;
 use super::guards::Looking;
 use super::log::Log;
 use super::scheduler::{SchedulerHook, SharedThresholds};
-use super::slot::{Builder, Hook, Learning, LearningStatus, News, Outcomes, Slot, Source, Trial, Version};
+use super::slot::{
+    Builder, Hook, Learning, LearningStatus, News, Outcomes, Slot, Source, Trial, Version, stored_source,
+};
 use super::{
-    AdmitterWorker, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, Guard, GuardConfig,
-    Listener, LogLine, LogPage, PolicyConfig, PolicyId, SchedulerWorker, SlotKind, Stage, TrialStatus,
-    WatchStatus, watch,
+    AdmitterWorker, Assignment, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, Guard,
+    GuardConfig, Listener, LogLine, LogPage, PolicyConfig, PolicyId, SchedulerWorker, SlotKind, Stage,
+    TrialStatus, WatchStatus, watch,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -94,6 +96,8 @@ pub struct PolicyHost {
     learning: Mutex<Vec<Learning>>,
     /// Loads under way: each holds its component in memory, and they are compiled one by one.
     loads: AtomicUsize,
+    changing_settings: Mutex<()>,
+    catalog: Option<Catalog>,
     guard: GuardConfig,
     looking: Mutex<Option<Looking>>,
 }
@@ -117,7 +121,7 @@ impl PolicyHost {
         let scheduler = Slot::open(engine.clone(), config, wanted.scheduler, catalog.clone(), builder()?)?;
         let evictor = Slot::open(engine.clone(), config, wanted.evictor, catalog.clone(), builder()?)?;
         let admitter = Slot::open(engine.clone(), config, wanted.admitter, catalog.clone(), builder()?)?;
-        let balancer = Slot::open(engine, config, wanted.balancer, catalog, builder()?)?;
+        let balancer = Slot::open(engine, config, wanted.balancer, catalog.clone(), builder()?)?;
         let every = config.learn_every;
         let learning = vec![Learning::start(&scheduler, every)?, Learning::start(&admitter, every)?];
         let slots = (scheduler.clone(), evictor.clone(), admitter.clone(), balancer.clone());
@@ -136,6 +140,8 @@ impl PolicyHost {
             outcomes: Outcomes::new([scheduler.feed(), admitter.feed()]),
             learning: Mutex::new(learning),
             loads: AtomicUsize::new(0),
+            changing_settings: Mutex::default(),
+            catalog,
             guard: config.guard.clone(),
             scheduler,
             evictor,
@@ -194,6 +200,28 @@ impl PolicyHost {
         };
         self.loads.fetch_sub(1, Ordering::Relaxed);
         loaded.map(|()| self.status(slot))
+    }
+
+    /// Changes settings of what serves: `set`, and without those of `unset`. A stage other than active leaves what
+    /// serves as it is, and puts the same policy with the other settings on trial. Nothing is compiled. Blocking.
+    ///
+    /// # Errors
+    /// As [`PolicyHost::load_as`], and a setting is to be unset that is not set.
+    pub fn change_settings(
+        &self,
+        slot: SlotKind,
+        set: Settings,
+        unset: &[String],
+        stage: Stage,
+    ) -> Result<SlotStatus, Error> {
+        // One after the other, so that none overlooks what another set.
+        let _changing = self.changing_settings.lock();
+        let Assignment { origin, settings } = self.slot(slot).assignment();
+        let settings = merged(slot, settings, set, unset)?;
+        if stage == Stage::Active {
+            return self.configure(slot, settings);
+        }
+        self.load_as(slot, stored_source(slot, self.catalog.as_ref(), &origin)?, settings, stage)
     }
 
     /// Gives what serves a slot other settings, all of them; nothing is compiled. Blocking.
@@ -341,6 +369,30 @@ impl Drop for PolicyHost {
     }
 }
 
+/// `settings` with some changed and some left out.
+fn merged(
+    slot: SlotKind,
+    mut settings: Settings,
+    set: Settings,
+    unset: &[String],
+) -> Result<Settings, Error> {
+    for name in unset {
+        let Some(at) = settings.iter().position(|(set, _)| set == name) else {
+            let set: Vec<_> = settings.iter().map(|(name, _)| name.as_str()).collect();
+            let set = if set.is_empty() { "none".to_owned() } else { set.join(", ") };
+            return Err(Error::NotSet { slot, setting: name.clone(), set });
+        };
+        settings.remove(at);
+    }
+    for (name, value) in set {
+        match settings.iter_mut().find(|(known, _)| *known == name) {
+            Some(known) => known.1 = value,
+            None => settings.push((name, value)),
+        }
+    }
+    Ok(settings)
+}
+
 /// A slot, whatever its hook.
 trait AnySlot {
     fn load(&self, source: Source, settings: Settings, stage: Stage) -> Result<(), Error>;
@@ -356,6 +408,8 @@ trait AnySlot {
     fn was_restored(&self) -> bool;
     fn log(&self) -> &Log;
     fn status(&self) -> SlotStatus;
+    /// What serves, and its settings.
+    fn assignment(&self) -> Assignment;
 }
 
 impl<H: Hook> AnySlot for Arc<Slot<H>> {
@@ -410,6 +464,10 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
         &self.log
     }
 
+    fn assignment(&self) -> Assignment {
+        self.current().assignment.clone()
+    }
+
     fn status(&self) -> SlotStatus {
         let version: Arc<Version<H>> = self.current();
         let digest = version.digest();
@@ -453,5 +511,26 @@ fn trial_status<H: Hook>(slot: &Slot<H>, trial: &Trial<H>) -> TrialStatus {
         agreement: trial.tally.agreement(),
         dropped: trial.tally.dropped(),
         window: slot.guarded().trial_window(generation),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_changed_added_and_left_out() {
+        let list = |settings: &[(&str, &str)]| -> Settings {
+            settings.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
+        };
+        let change = |set: &[(&str, &str)], unset: &[&str]| {
+            let unset: Vec<_> = unset.iter().map(|&name| name.to_owned()).collect();
+            merged(SlotKind::Evictor, list(&[("a", "1"), ("b", "2")]), list(set), &unset)
+        };
+        assert_eq!(change(&[("b", "3"), ("c", "4")], &["a"]).unwrap(), list(&[("b", "3"), ("c", "4")]));
+        assert_eq!(change(&[("a", "5")], &["a"]).unwrap(), list(&[("b", "2"), ("a", "5")]));
+        assert_eq!(change(&[], &[]).unwrap(), list(&[("a", "1"), ("b", "2")]));
+        let error = change(&[], &["x"]).unwrap_err().to_string();
+        assert_eq!(error, "evictor has no setting `x` that could be unset; set are: a, b");
     }
 }

@@ -22,8 +22,8 @@ pub use learning::{LearningStatus, Outcomes};
 pub(super) use news::News;
 pub use shadow::{Around, Shadow};
 pub use trial::{OnTrial, Trial};
-pub(super) use version::read;
 pub use version::{ChainPart, Prepared, Source, Version, standalone};
+pub(super) use version::{read, stored_source};
 pub use worker::{Found, SPARES_MAX, Worker};
 
 use self::guarded::Guarded;

@@ -18,6 +18,7 @@ mod learning;
 mod metrics;
 mod process;
 mod replicas;
+mod rollout;
 mod rpc;
 mod tiers;
 mod tls;

@@ -374,14 +374,19 @@ pub(super) fn stored_program<H: Hook>(
     code::<H>(engine, stored_source(H::KIND, catalog, origin)?, &[]).map(|code| code.program)
 }
 
-fn stored_source(slot: SlotKind, catalog: Option<&Catalog>, origin: &Origin) -> Result<Source, Error> {
+/// Where the code of what was loaded is to be had again.
+pub(in crate::policy) fn stored_source(
+    slot: SlotKind,
+    catalog: Option<&Catalog>,
+    origin: &Origin,
+) -> Result<Source, Error> {
     Ok(match (origin, catalog) {
         (Origin::Builtin { name }, _) => Source::Builtin(name.clone()),
         (Origin::Native { name }, _) => Source::Native(name.clone()),
         (Origin::Module { name, digest }, Some(catalog)) => {
             Source::Bytes { name: name.clone(), bytes: catalog.module(digest)? }
         }
-        (Origin::Module { .. }, None) => return Err(Error::NoPrevious(slot)),
+        (Origin::Module { .. }, None) => return Err(Error::NotKept(slot)),
         (Origin::Chain { name, parts }, _) => {
             let part = |part: &StoredPart| {
                 let source = stored_source(slot, catalog, &part.assignment.origin)?;
