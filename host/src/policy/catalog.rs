@@ -1,6 +1,7 @@
 //! What survives a restart: which policy serves each slot, and the components it needs.
 
 use super::engine::Digest;
+use super::trust::Signature;
 use super::{Error, SlotKind};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,13 @@ pub enum Origin {
     /// Its native twin.
     Native { name: String },
     /// A component kept in the catalogue.
-    Module { name: String, digest: String },
+    Module {
+        name: String,
+        digest: String,
+        /// What came with it; none where nobody signed it.
+        #[serde(default)]
+        signatures: Vec<Signature>,
+    },
 }
 
 impl Origin {

@@ -8,7 +8,7 @@ mod bindings;
 mod catalog;
 mod control;
 mod counters;
-mod description;
+pub(crate) mod description;
 mod engine;
 mod fault;
 mod guest;
@@ -16,6 +16,7 @@ mod host;
 pub mod inspect;
 mod log;
 pub mod slot;
+pub mod trust;
 mod watch;
 
 pub mod admitter;
@@ -31,7 +32,7 @@ pub use balancer::BalancerWorker;
 pub use catalog::{Assignment, Origin};
 pub use counters::CounterValues;
 pub use description::BadDescription;
-pub use engine::{Digest, Engine, Module};
+pub use engine::{Digest, Engine, Module, NoDigest};
 pub use evictor::EvictorWorker;
 pub use fault::{Error, Fault};
 pub use guest::Limits;
@@ -118,6 +119,8 @@ pub struct PolicyConfig {
     /// Folder watched for `scheduler.wasm`, `evictor.wasm`, `admitter.wasm`, `balancer.wasm`;
     /// a file that appears or changes there is loaded. `None`: not watched.
     pub watch_dir: Option<PathBuf>,
+    /// Whose components are brought into service; see [`trust`]. `None`: everybody's.
+    pub trust_file: Option<PathBuf>,
     /// Folder of compiled code, owned by this host; `None` compiles at every start.
     pub cache_dir: Option<PathBuf>,
     /// Thread CPU time of one hot call before it is interrupted.
@@ -147,6 +150,7 @@ impl Default for PolicyConfig {
     fn default() -> Self {
         Self {
             watch_dir: None,
+            trust_file: None,
             cache_dir: None,
             hot_deadline: Duration::from_millis(5),
             cold_deadline: Duration::from_secs(2),

@@ -302,6 +302,8 @@ impl<H: Hook> Slot<H> {
     }
 
     fn prepare(&self, program: Arc<Program<H>>, assignment: Assignment) -> Result<Version<H>, Error> {
+        // What was compiled long ago, too: its key may be trusted no longer.
+        self.engine.gate.check(H::KIND, &assignment.origin)?;
         let workers = self.workers.load(Ordering::Relaxed).max(1);
         let unpublished = 0;
         prepare(program, assignment, unpublished, &self.limits, &self.log, &self.config, workers)
@@ -430,7 +432,7 @@ fn tell_if_unused<H: Hook>(wanted: &(Source, Settings), restored: &Version<H>, l
     let same = match source {
         Source::Builtin(name) => assignment.origin == Origin::Builtin { name: name.clone() },
         Source::Native(name) => assignment.origin == Origin::Native { name: name.clone() },
-        Source::File(_) | Source::Bytes { .. } => false,
+        Source::File(_) | Source::Bytes { .. } | Source::Signed { .. } => false,
     };
     if unset || (same && assignment.settings == *settings) {
         return;

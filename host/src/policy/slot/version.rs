@@ -9,7 +9,8 @@ use crate::policy::engine::{Digest, Engine, Module};
 use crate::policy::fault::TEXT_BYTES;
 use crate::policy::guest::Guest;
 use crate::policy::log::Log;
-use crate::policy::{Error, Fault, Limits, PolicyConfig, description};
+use crate::policy::trust::{self, Signature};
+use crate::policy::{Error, Fault, Limits, PolicyConfig, SlotKind, description};
 use crate::text::printable;
 use kvasir_policy::Description;
 use parking_lot::Mutex;
@@ -23,10 +24,17 @@ pub enum Source {
     Builtin(String),
     /// The native twin of a default policy.
     Native(String),
+    /// A component, with the signatures beside it.
     File(std::path::PathBuf),
+    /// A component that nobody signed.
     Bytes {
         name: String,
         bytes: Vec<u8>,
+    },
+    Signed {
+        name: String,
+        bytes: Vec<u8>,
+        signatures: Vec<Signature>,
     },
 }
 
@@ -226,6 +234,21 @@ pub(in crate::policy) fn read(engine: &Engine, path: &std::path::Path) -> Result
     std::fs::read(path).map_err(failed)
 }
 
+/// Where everybody is trusted, a file of signatures that does not read holds up nobody.
+fn signatures_beside(
+    engine: &Engine,
+    slot: SlotKind,
+    path: &std::path::Path,
+) -> Result<Vec<Signature>, Error> {
+    match trust::read_beside(path) {
+        Err(error) if !engine.gate.is_open() => {
+            let reason = trust::Refused::Signatures(error.to_string());
+            Err(Error::Untrusted { name: path.display().to_string(), slot, reason })
+        }
+        read => Ok(read.unwrap_or_default()),
+    }
+}
+
 /// A policy that was found and compiled.
 pub(super) struct Code<H: Hook> {
     pub(super) program: Program<H>,
@@ -235,7 +258,7 @@ pub(super) struct Code<H: Hook> {
 }
 
 pub(super) fn code<H: Hook>(engine: &Engine, source: Source) -> Result<Code<H>, Error> {
-    let (name, bytes) = match source {
+    let (name, bytes, signatures) = match source {
         Source::Builtin(name) => {
             let module = engine.compile(H::KIND, &name, builtin::<H>(&name)?.component)?;
             return Ok(Code {
@@ -250,12 +273,15 @@ pub(super) fn code<H: Hook>(engine: &Engine, source: Source) -> Result<Code<H>, 
         }
         Source::File(path) => {
             let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
-            (stem, read(engine, &path)?)
+            (stem, read(engine, &path)?, signatures_beside(engine, H::KIND, &path)?)
         }
-        Source::Bytes { name, bytes } => (name, bytes),
+        Source::Bytes { name, bytes } => (name, bytes, Vec::new()),
+        Source::Signed { name, bytes, signatures } => (name, bytes, signatures),
     };
+    let origin = Origin::Module { name: name.clone(), digest: Digest::of(&bytes).to_string(), signatures };
+    // Before it is compiled: that takes time and memory, which a stranger's code is not given.
+    engine.gate.check(H::KIND, &origin)?;
     let module = engine.compile(H::KIND, &name, &bytes)?;
-    let origin = Origin::Module { name, digest: module.digest.to_string() };
     Ok(Code { program: Program::Component(module), origin, bytes: Some(bytes) })
 }
 
@@ -267,9 +293,11 @@ pub(super) fn stored_program<H: Hook>(
     let source = match (origin, catalog) {
         (Origin::Builtin { name }, _) => Source::Builtin(name.clone()),
         (Origin::Native { name }, _) => Source::Native(name.clone()),
-        (Origin::Module { name, digest }, Some(catalog)) => {
-            Source::Bytes { name: name.clone(), bytes: catalog.module(digest)? }
-        }
+        (Origin::Module { name, digest, signatures }, Some(catalog)) => Source::Signed {
+            name: name.clone(),
+            bytes: catalog.module(digest)?,
+            signatures: signatures.clone(),
+        },
         (Origin::Module { .. }, None) => return Err(Error::NoPrevious(H::KIND)),
     };
     code::<H>(engine, source).map(|code| code.program)
