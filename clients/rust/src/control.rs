@@ -65,7 +65,12 @@ impl From<tonic::Status> for ControlError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PolicySource {
     Builtin(String),
-    Component { name: String, bytes: Vec<u8> },
+    /// `signatures` came with it; a host may want one.
+    Component {
+        name: String,
+        bytes: Vec<u8>,
+        signatures: Vec<proto::PolicySignature>,
+    },
 }
 
 /// Where a host takes control calls.
@@ -217,11 +222,11 @@ impl Control {
         settings: &[(String, String)],
     ) -> Result<proto::Policy, ControlError> {
         use proto::load_request::Source;
-        let (name, source) = match source {
-            PolicySource::Builtin(name) => (name.clone(), Source::Builtin(name)),
-            PolicySource::Component { name, bytes } => {
+        let (name, source, signatures) = match source {
+            PolicySource::Builtin(name) => (name.clone(), Source::Builtin(name), Vec::new()),
+            PolicySource::Component { name, bytes, signatures } => {
                 self.check_component_size(bytes.len() as u64).await?;
-                (name, Source::Component(bytes.into()))
+                (name, Source::Component(bytes.into()), signatures)
             }
         };
         let settings =
@@ -231,6 +236,7 @@ impl Control {
             name,
             source: Some(source),
             settings: settings.collect(),
+            signatures,
         };
         Ok(self.policy.load(request).await?.into_inner().policy.unwrap_or_default())
     }

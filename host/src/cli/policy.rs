@@ -3,8 +3,16 @@
 mod inspect;
 mod list;
 mod load;
+mod load_bundle;
 mod logs;
+mod pull;
+mod push;
+mod registry;
 mod rollback;
+mod save;
+mod sign;
+mod trust;
+mod verify;
 
 use super::HostFlags;
 use clap::{Args, Subcommand};
@@ -24,6 +32,13 @@ enum Action {
     Rollback(rollback::RollbackArgs),
     Inspect(inspect::InspectArgs),
     Logs(logs::LogsArgs),
+    Push(push::PushArgs),
+    Pull(pull::PullArgs),
+    Save(save::SaveArgs),
+    LoadBundle(load_bundle::LoadBundleArgs),
+    Sign(sign::SignArgs),
+    Verify(verify::VerifyArgs),
+    Trust(trust::TrustArgs),
 }
 
 /// The running host that a verb is about, and how to print what it says.
@@ -44,6 +59,13 @@ impl PolicyArgs {
             Action::Rollback(args) => args.run(),
             Action::Inspect(args) => args.run(),
             Action::Logs(args) => args.run(),
+            Action::Push(args) => args.run(),
+            Action::Pull(args) => args.run(),
+            Action::Save(args) => args.run(),
+            Action::LoadBundle(args) => args.run(),
+            Action::Sign(args) => args.run(),
+            Action::Verify(args) => args.run(),
+            Action::Trust(args) => args.run(),
         }
     }
 }

@@ -1,6 +1,7 @@
 use super::validate;
 use crate::access::door::About;
 use crate::host::Host;
+use crate::policy::trust::Signature;
 use crate::policy::{CounterValues, Error, PolicyHost, SlotKind, SlotStatus, Source, UnknownSlot};
 use crate::text::printable;
 use kvasir_proto::{self as proto, load_request, policy_admin_server::PolicyAdmin};
@@ -36,13 +37,14 @@ impl PolicyAdmin for Service {
         let request = request.into_inner();
         about.set(printable(&request.slot, NAME_BYTES));
         validate::load(&request)?;
-        let proto::LoadRequest { slot, name, source, settings } = request;
+        let proto::LoadRequest { slot, name, source, settings, signatures } = request;
         let slot = slot_kind(&slot)?;
         let source = match source {
             Some(load_request::Source::Builtin(name)) => Source::Builtin(name),
             Some(load_request::Source::Component(bytes)) => {
                 let name = if name.is_empty() { slot.to_string() } else { name };
-                Source::Bytes { name, bytes: bytes.into() }
+                let signatures = signatures.into_iter().map(signature).collect();
+                Source::Signed { name, bytes: bytes.into(), signatures }
             }
             None => {
                 return Err(validate::refuse("source", "neither a built-in name nor a component was given"));
@@ -97,6 +99,11 @@ fn slot_kind(name: &str) -> Result<SlotKind, Status> {
     name.parse().map_err(|error| Status::invalid_argument(format!("slot: {}", unknown(error))))
 }
 
+fn signature(told: proto::PolicySignature) -> Signature {
+    let proto::PolicySignature { payload, signature } = told;
+    Signature { payload, signature }
+}
+
 fn policy(status: SlotStatus) -> proto::Policy {
     proto::Policy {
         slot: status.slot,
@@ -130,6 +137,7 @@ fn status(error: &Error) -> Status {
     // gRPC carries it in a header, which has no room for a megabyte.
     let text = printable(&error.to_string(), STATUS_BYTES);
     match error {
+        Error::Untrusted { .. } => Status::permission_denied(text),
         Error::NoPrevious(_) => Status::failed_precondition(text),
         Error::Busy { .. } => Status::resource_exhausted(text),
         Error::State { .. } | Error::Engine(_) => Status::internal(text),

@@ -1,6 +1,7 @@
 //! What callers may send, field by field: a value that makes no sense is refused here with the name of its
 //! field, and goes no further. Who may call is not decided here.
 
+use crate::policy::trust::{PAYLOAD_BYTES_MAX, SIGNATURES_MAX};
 use crate::text::printable;
 use kvasir_proto as proto;
 use tonic::Status;
@@ -146,6 +147,16 @@ pub(super) fn load(request: &proto::LoadRequest) -> Result<(), Status> {
     if request.settings.len() > SETTINGS_MAX {
         return Err(refuse("settings", format_args!("{}; at most {SETTINGS_MAX}", request.settings.len())));
     }
+    let signatures = request.signatures.len();
+    if signatures > SIGNATURES_MAX {
+        return Err(refuse("signatures", format_args!("{signatures}; at most {SIGNATURES_MAX}")));
+    }
+    for (i, proto::PolicySignature { payload, signature }) in request.signatures.iter().enumerate() {
+        if payload.len() > PAYLOAD_BYTES_MAX || signature.len() != 64 {
+            let why = format!("a text of at most {PAYLOAD_BYTES_MAX} bytes and a signature of 64 are wanted");
+            return Err(refuse(&format!("signatures[{i}]"), why));
+        }
+    }
     for (i, setting) in request.settings.iter().enumerate() {
         if setting.name.len() > NAME_BYTES_MAX || printable(&setting.name, NAME_BYTES_MAX) != setting.name {
             let why = format!("must be at most {NAME_BYTES_MAX} bytes on one line");
@@ -244,5 +255,14 @@ mod tests {
         check(given("a", vec![setting("x", ""); 65]), "settings");
         check(given("a", vec![setting("x", ""), setting("\u{1b}", "")]), "settings[1].name");
         check(given("a", vec![setting("x", &"1".repeat(1 << 20))]), "settings[0].value");
+        let signature = |text: usize, bytes: usize| proto::PolicySignature {
+            payload: vec![b'x'; text],
+            signature: vec![0; bytes],
+        };
+        let signed = |signatures| load(&proto::LoadRequest { signatures, ..Default::default() });
+        check(signed(vec![signature(PAYLOAD_BYTES_MAX, 64); SIGNATURES_MAX]), "");
+        check(signed(vec![signature(1, 64); SIGNATURES_MAX + 1]), "signatures");
+        check(signed(vec![signature(1, 64), signature(1, 63)]), "signatures[1]");
+        check(signed(vec![signature(PAYLOAD_BYTES_MAX + 1, 64)]), "signatures[0]");
     }
 }
