@@ -65,8 +65,12 @@ impl From<tonic::Status> for ControlError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PolicySource {
     Builtin(String),
-    /// `signatures` came with it; a host may want one.
     Component {
+        name: String,
+        bytes: Vec<u8>,
+    },
+    /// With what came with it, of which a host may want one.
+    Signed {
         name: String,
         bytes: Vec<u8>,
         signatures: Vec<proto::PolicySignature>,
@@ -224,7 +228,11 @@ impl Control {
         use proto::load_request::Source;
         let (name, source, signatures) = match source {
             PolicySource::Builtin(name) => (name.clone(), Source::Builtin(name), Vec::new()),
-            PolicySource::Component { name, bytes, signatures } => {
+            PolicySource::Component { name, bytes } => {
+                self.check_component_size(bytes.len() as u64).await?;
+                (name, Source::Component(bytes.into()), Vec::new())
+            }
+            PolicySource::Signed { name, bytes, signatures } => {
                 self.check_component_size(bytes.len() as u64).await?;
                 (name, Source::Component(bytes.into()), signatures)
             }

@@ -1,10 +1,13 @@
-//! `kvasir policy`: which policies serve a running host, and what a component is. One file a verb.
+//! `kvasir policy`: which policies serve a running host, how one is written, and what a component is. One file a verb.
 
+mod build;
+mod history;
 mod inspect;
 mod list;
 mod load;
 mod load_bundle;
 mod logs;
+mod new;
 mod pull;
 mod push;
 mod registry;
@@ -15,10 +18,13 @@ mod trust;
 mod verify;
 
 use super::HostFlags;
+use crate::authoring;
+use crate::policy::{SlotKind, UnknownSlot};
 use clap::{Args, Subcommand};
 use std::process::ExitCode;
+use std::time::{Duration, UNIX_EPOCH};
 
-/// Look at policies; load, list and roll back those of a running host.
+/// Write policies; look at them; load, list and roll back those of a running host.
 #[derive(Args, Debug)]
 pub(super) struct PolicyArgs {
     #[command(subcommand)]
@@ -27,11 +33,14 @@ pub(super) struct PolicyArgs {
 
 #[derive(Subcommand, Debug)]
 enum Action {
+    New(new::NewArgs),
+    Build(build::BuildArgs),
     Load(load::LoadArgs),
     List(list::ListArgs),
     Rollback(rollback::RollbackArgs),
     Inspect(inspect::InspectArgs),
     Logs(logs::LogsArgs),
+    History(history::HistoryArgs),
     Push(push::PushArgs),
     Pull(pull::PullArgs),
     Save(save::SaveArgs),
@@ -54,11 +63,14 @@ struct Target {
 impl PolicyArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         match self.action {
+            Action::New(args) => Ok(args.run()),
+            Action::Build(args) => Ok(args.run()),
             Action::Load(args) => args.run(),
             Action::List(args) => args.run(),
             Action::Rollback(args) => args.run(),
             Action::Inspect(args) => args.run(),
             Action::Logs(args) => args.run(),
+            Action::History(args) => args.run(),
             Action::Push(args) => args.run(),
             Action::Pull(args) => args.run(),
             Action::Save(args) => args.run(),
@@ -68,4 +80,22 @@ impl PolicyArgs {
             Action::Trust(args) => args.run(),
         }
     }
+}
+
+/// A slot that a flag or argument names; the host is not asked about one that there is not.
+fn slot(text: &str) -> Result<String, UnknownSlot> {
+    text.parse().map(|slot: SlotKind| slot.to_string())
+}
+
+/// Unix time in milliseconds, as people write it.
+fn moment(at_ms: u64) -> String {
+    // Beyond the year 9999 there is nothing to print, and such a time comes from no clock.
+    let at_ms = at_ms.min(253_402_300_799_999);
+    humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(at_ms)).to_string()
+}
+
+/// Tells why a verb of authors failed: exit code 2 if it was asked for wrongly, otherwise 1.
+fn failed(error: &authoring::Error) -> ExitCode {
+    eprintln!("kvasir: {error}");
+    ExitCode::from(if error.is_usage() { 2 } else { 1 })
 }

@@ -26,6 +26,8 @@ use std::sync::Arc;
 const FILE_BYTES_MAX: u64 = 1 << 20;
 const KEYS_MAX: usize = 256;
 const NAME_BYTES_MAX: usize = 64;
+/// The most of a policy's name that goes into an error.
+const NAME_SHOWN: usize = 256;
 
 /// A key of a trust file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -224,6 +226,10 @@ pub(super) struct Gate(Option<Arc<Path>>);
 
 impl Gate {
     pub(super) fn new(file: Option<&Path>) -> Self {
+        // Loads will be refused for it, one by one; whoever starts the host should hear of it once.
+        if let Some(error) = file.and_then(|file| TrustedKeys::read(file).err()) {
+            tracing::error!(%error, "only built-in policies are loaded");
+        }
         Self(file.map(Arc::from))
     }
 
@@ -232,17 +238,22 @@ impl Gate {
     }
 
     /// # Errors
-    /// [`Error::Untrusted`].
+    /// [`Error::Untrusted`], of whichever part of a chain it is.
     pub(super) fn check(&self, slot: SlotKind, origin: &Origin) -> Result<(), Error> {
-        let (Some(file), Origin::Module { name, digest, signatures }) = (&self.0, origin) else {
-            return Ok(());
-        };
-        let refused = |reason| Error::Untrusted { name: printable(name, 256), slot, reason };
-        let keys = TrustedKeys::read(file).map_err(|error| refused(error.into()))?;
-        let Ok(digest) = digest.parse() else {
-            return Err(refused(Refused::Unsigned));
-        };
-        keys.check(slot, digest, signatures).map(drop).map_err(refused)
+        let Some(file) = &self.0 else { return Ok(()) };
+        match origin {
+            Origin::Builtin { .. } | Origin::Native { .. } => Ok(()),
+            Origin::Chain { parts, .. } => {
+                parts.iter().try_for_each(|part| self.check(slot, &part.assignment.origin))
+            }
+            Origin::Module { name, digest, signatures } => {
+                let refused = |reason| Error::Untrusted { name: printable(name, NAME_SHOWN), slot, reason };
+                let keys = TrustedKeys::read(file).map_err(|error| refused(error.into()))?;
+                // The catalogue has no other text there than the host wrote.
+                let digest = digest.parse().map_err(|_| refused(Refused::Unsigned))?;
+                keys.check(slot, digest, signatures).map(drop).map_err(refused)
+            }
+        }
     }
 }
 

@@ -49,7 +49,8 @@ impl Drop for Registry {
 fn run(dir: &Path, args: &[&str], code: i32, part: &str) -> String {
     let mut command = Command::new(KVASIR);
     // Nobody's logins.
-    let output = command.arg("policy").args(args).env("DOCKER_CONFIG", dir).current_dir(dir).output().unwrap();
+    let output =
+        command.arg("policy").args(args).env("DOCKER_CONFIG", dir).current_dir(dir).output().unwrap();
     let text = String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned();
     assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
     assert!(text.contains(part), "{args:?}: `{text}` lacks `{part}`");
@@ -82,9 +83,16 @@ fn docker_registry_keeps_policies_and_signatures() {
     run(&["verify", &oci, "--key", "theirs.pub"], 0, "verified");
     // As cosign would look for it.
     let manifest = pushed["manifest"].as_str().unwrap();
-    run(&["pull", &registry.at(&format!("acme/evict:sha256-{manifest}.sig"))], 2, "not of a WebAssembly component");
+    run(
+        &["pull", &registry.at(&format!("acme/evict:sha256-{manifest}.sig"))],
+        2,
+        "not of a WebAssembly component",
+    );
     run(&["pull", &to, "-o", "again.wasm"], 0, "signatures 2");
-    assert_eq!(fs::read(dir.path().join("again.wasm")).unwrap(), fs::read(dir.path().join("lru.wasm")).unwrap());
+    assert_eq!(
+        fs::read(dir.path().join("again.wasm")).unwrap(),
+        fs::read(dir.path().join("lru.wasm")).unwrap()
+    );
     run(&["verify", "again.wasm", "--key", "theirs.pub"], 0, "verified");
     run(&["pull", &to], 2, "is here already");
     // The tag moves; the digest does not.

@@ -91,7 +91,8 @@ fn loads_need_the_signature_of_a_trusted_key() {
     host.check(&["policy", "rollback", "evictor"], b"", 0, "lru");
     // A key that may sign for schedulers alone.
     let trust = bench.file("narrow.toml");
-    let narrow = ["trust", "add", "mine", "--key", &bench.file("mine.pub"), "--slot", "scheduler", "--trust", &trust];
+    let narrow =
+        ["trust", "add", "mine", "--key", &bench.file("mine.pub"), "--slot", "scheduler", "--trust", &trust];
     bench.run(&narrow, 0, "scheduler");
     fs::rename(&trust, bench.path("trust.toml")).unwrap();
     host.check(&load, b"", 2, "trusted for evictor");

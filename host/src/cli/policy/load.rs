@@ -16,6 +16,7 @@ use std::process::ExitCode;
 #[derive(Args, Debug)]
 pub(super) struct LoadArgs {
     /// scheduler, evictor, admitter or balancer.
+    #[arg(value_parser = super::slot)]
     slot: String,
     /// Name of a default policy, file of a component (contains `/` or ends in `.wasm`), or `oci://REGISTRY/REPOSITORY:TAG`,
     /// which is fetched here, not by the host. Signatures go along.
@@ -59,5 +60,5 @@ pub(super) fn source_of(name: String, bytes: Vec<u8>, signatures: &[Signature]) 
         payload: signature.payload.clone(),
         signature: signature.signature.clone(),
     };
-    PolicySource::Component { name, bytes, signatures: signatures.iter().map(told).collect() }
+    PolicySource::Signed { name, bytes, signatures: signatures.iter().map(told).collect() }
 }

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 /// Put the previous policy of a slot back into service.
 #[derive(Args, Debug)]
 pub(super) struct RollbackArgs {
+    #[arg(value_parser = super::slot)]
     slot: String,
     #[command(flatten)]
     to: Target,
