@@ -49,7 +49,7 @@ pub enum Error {
         "the registry {registry} refuses {what}; log in with `docker login {registry}`, or give --username and --password-stdin"
     )]
     Denied { registry: String, what: String },
-    #[error("the registry {registry} has no {what}")]
+    #[error("the registry {registry} does not have {what}")]
     NotThere { registry: String, what: String },
     #[error("the registry {registry} answered {status} about {what}: {text}")]
     Answer { registry: String, what: String, status: u16, text: String },

@@ -47,6 +47,14 @@ impl Reference {
     }
 }
 
+impl Version {
+    /// The version of a repository, as people write it.
+    pub fn of(&self, repository: &str) -> String {
+        let mark = if matches!(self, Self::Tag(_)) { ':' } else { '@' };
+        format!("{repository}{mark}{self}")
+    }
+}
+
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -58,8 +66,7 @@ impl fmt::Display for Version {
 
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mark = if matches!(self.version, Version::Tag(_)) { ':' } else { '@' };
-        write!(f, "{}{mark}{}", self.place(), self.version)
+        f.write_str(&self.version.of(&self.place()))
     }
 }
 

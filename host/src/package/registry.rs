@@ -146,7 +146,7 @@ impl Registry {
     }
 
     async fn manifest(&self, version: &Version) -> Result<Vec<u8>, Error> {
-        let what = format!("manifest {}/{version}", self.repository);
+        let what = format!("manifest {}", version.of(&self.repository));
         let get = |url: Url| self.http.get(url).header(ACCEPT, MANIFEST);
         let url = self.url(&format!("manifests/{version}"))?;
         let answer = self.expect(&what, &[StatusCode::OK], &|| get(url.clone())).await?;
@@ -202,7 +202,7 @@ impl Registry {
     async fn put_manifest(&self, version: &Version, bytes: &[u8]) -> Result<(), Error> {
         let url = self.url(&format!("manifests/{version}"))?;
         let put = || self.http.put(url.clone()).header(CONTENT_TYPE, MANIFEST).body(bytes.to_vec());
-        let what = format!("manifest {}/{version}", self.repository);
+        let what = format!("manifest {}", version.of(&self.repository));
         self.expect(&what, &[StatusCode::CREATED], &put).await.map(drop)
     }
 

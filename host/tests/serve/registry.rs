@@ -70,7 +70,7 @@ fn docker_registry_keeps_policies_and_signatures() {
     let (to, oci) = (registry.at("acme/evict:1"), format!("oci://{}", registry.at("acme/evict:1")));
     run(&["trust", "keygen", "mine"], 0, "");
     run(&["trust", "keygen", "theirs"], 0, "");
-    run(&["pull", &to], 2, "has no manifest acme/evict/1");
+    run(&["pull", &to], 2, "does not have manifest acme/evict:1");
     // Signed before it is pushed: the signature goes along, and is of the manifest that the registry has.
     run(&["sign", "lru.wasm", "--key", "mine.key"], 0, "");
     let pushed = run(&["push", "lru.wasm", &to, "--json"], 0, "");
@@ -102,7 +102,7 @@ fn docker_registry_keeps_policies_and_signatures() {
     let by_digest = registry.at(&format!("acme/evict@sha256:{manifest}"));
     run(&["pull", &by_digest, "-o", "kept.wasm"], 0, "lru");
     let wrong = registry.at(&format!("acme/evict@sha256:{}", "0".repeat(64)));
-    run(&["pull", &wrong], 2, "has no manifest");
+    run(&["pull", &wrong], 2, "does not have manifest");
     run(&["push", "lru.wasm", &by_digest], 2, "push to a tag");
     // Into a bundle, and into a host.
     run(&["save", &format!("oci://{by_digest}"), "-o", "all.tar"], 0, "2 signatures");

@@ -8,6 +8,12 @@ use docker_credential::{CredentialRetrievalError, DockerCredential};
 use reqwest::header::{HeaderMap, HeaderValue, WWW_AUTHENTICATE};
 use serde::Deserialize;
 use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::PathBuf;
+
+/// Largest file of logins that is read.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// A name and a secret.
 #[derive(Clone)]
@@ -32,22 +38,35 @@ impl Credential {
         let Reference { registry, .. } = reference;
         let unusable = |reason: String| Error::Credentials { registry: registry.clone(), reason };
         let server = if registry == "docker.io" { "https://index.docker.io/v1/" } else { registry };
-        use CredentialRetrievalError::{ConfigNotFound, NoCredentialConfigured};
-        match docker_credential::get_credential(server) {
+        let Some(config) = docker_config() else { return Ok(None) };
+        let file = match File::open(&config) {
+            Ok(file) => file.take(CONFIG_BYTES_MAX),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(unusable(format!("{}: {error}", config.display()))),
+        };
+        use CredentialRetrievalError::{HelperFailure, NoCredentialConfigured};
+        match docker_credential::get_credential_from_reader(file, server) {
             Ok(DockerCredential::UsernamePassword(username, password)) => {
                 Ok(Some(Self { username, password }))
             }
             Ok(DockerCredential::IdentityToken(_)) => {
                 Err(unusable("docker has an identity token; give --username and --password-stdin".into()))
             }
-            Err(ConfigNotFound | NoCredentialConfigured) => Ok(None),
+            Err(NoCredentialConfigured) => Ok(None),
             // A helper's output may have the secret in it.
-            Err(CredentialRetrievalError::HelperFailure { helper, .. }) => Err(unusable(format!(
+            Err(HelperFailure { helper, .. }) => Err(unusable(format!(
                 "docker's helper `{helper}` failed; give --username and --password-stdin"
             ))),
-            Err(error) => Err(unusable(format!("docker's config.json: {error}"))),
+            Err(error) => Err(unusable(format!("{}: {error}", config.display()))),
         }
     }
+}
+
+/// Where docker keeps its logins; there need be no such file.
+fn docker_config() -> Option<PathBuf> {
+    let folder = std::env::var_os("DOCKER_CONFIG").map(PathBuf::from);
+    let folder = folder.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".docker")));
+    Some(folder?.join("config.json"))
 }
 
 /// What goes with each request.

@@ -86,7 +86,7 @@ async fn changed_parts_are_refused() {
     refused(longer, "at most").await;
     let mut missing = good.clone();
     missing.remove(&component);
-    refused(missing, "has no the component").await;
+    refused(missing, "does not have the component").await;
     // The tag moved: what came is whole, but not what was asked for by its digest.
     let mut moved = good.clone();
     moved.extend(pages(&fifo));
