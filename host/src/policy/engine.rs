@@ -50,7 +50,7 @@ impl std::str::FromStr for Digest {
             return Err(NoDigest);
         }
         for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().as_chunks::<2>().0) {
-            *byte = (digit(pair[0])? << 4 | digit(pair[1])?) as u8;
+            *byte = ((digit(pair[0])? << 4) | digit(pair[1])?) as u8;
         }
         Ok(Self(bytes))
     }
