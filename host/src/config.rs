@@ -203,10 +203,20 @@ pub struct Policy {
     pub breaker_faults: u32,
     pub breaker_window: Span,
     pub guard: Guard,
+    pub trust: Trust,
     pub scheduler: Assigned,
     pub evictor: Assigned,
     pub admitter: Assigned,
     pub balancer: Assigned,
+}
+
+/// Whose policies may serve. Built-in ones always may.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Trust {
+    /// File of public keys, and for which slots they may sign (`kvasir policy trust add` writes it). Read at every load; one
+    /// that cannot be read trusts nobody. Empty: components need no signature.
+    pub file: PathBuf,
 }
 
 /// What serves a slot at the first start. Later starts restore what was loaded last.
@@ -285,6 +295,7 @@ impl Default for Policy {
             breaker_faults: 5,
             breaker_window: Span::secs(10),
             guard: Guard::default(),
+            trust: Trust::default(),
             scheduler: Assigned::default(),
             evictor: Assigned::default(),
             admitter: Assigned::default(),

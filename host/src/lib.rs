@@ -13,6 +13,7 @@ pub mod doctor;
 pub mod host;
 pub mod lifecycle;
 pub mod metrics;
+pub mod package;
 pub mod policy;
 pub mod prefix_index;
 pub mod replay;

@@ -73,6 +73,12 @@ pub enum PolicySource {
         name: String,
         bytes: Vec<u8>,
     },
+    /// With what came with it, of which a host may want one.
+    Signed {
+        name: String,
+        bytes: Vec<u8>,
+        signatures: Vec<proto::PolicySignature>,
+    },
     /// Several schedulers that decide together.
     Chain {
         name: String,
@@ -89,7 +95,7 @@ impl PolicySource {
         };
         match self {
             Self::Builtin(_) => 0,
-            Self::Component { bytes, .. } => bytes.len() as u64,
+            Self::Component { bytes, .. } | Self::Signed { bytes, .. } => bytes.len() as u64,
             Self::Chain { parts, .. } => parts.iter().map(of_part).sum(),
         }
     }
@@ -303,10 +309,13 @@ impl Control {
     ) -> Result<proto::LoadRequest, ControlError> {
         use proto::load_request::Source;
         self.check_component_size(source.bytes()).await?;
-        let (name, source) = match source {
-            PolicySource::Builtin(name) => (name.clone(), Source::Builtin(name)),
-            PolicySource::Component { name, bytes } => (name, Source::Component(bytes.into())),
-            PolicySource::Chain { name, parts } => (name, Source::Chain(proto::Chain { parts })),
+        let (name, source, signatures) = match source {
+            PolicySource::Builtin(name) => (name.clone(), Source::Builtin(name), Vec::new()),
+            PolicySource::Component { name, bytes } => (name, Source::Component(bytes.into()), Vec::new()),
+            PolicySource::Signed { name, bytes, signatures } => {
+                (name, Source::Component(bytes.into()), signatures)
+            }
+            PolicySource::Chain { name, parts } => (name, Source::Chain(proto::Chain { parts }), Vec::new()),
         };
         Ok(proto::LoadRequest {
             slot: slot.into(),
@@ -314,6 +323,7 @@ impl Control {
             source: Some(source),
             settings: self::settings(settings),
             stage: Some(stage.into()),
+            signatures,
         })
     }
 

@@ -7,15 +7,23 @@ mod inspect;
 mod life;
 mod list;
 mod load;
+mod load_bundle;
 mod logs;
 mod new;
 mod pause;
 mod promote;
+mod pull;
+mod push;
+mod registry;
 mod rollback;
 mod rollout;
+mod save;
 mod set;
+mod sign;
 mod stage;
 mod status;
+mod trust;
+mod verify;
 
 use super::HostFlags;
 use crate::authoring;
@@ -51,6 +59,13 @@ enum Action {
     Status(status::StatusArgs),
     Logs(logs::LogsArgs),
     History(history::HistoryArgs),
+    Push(push::PushArgs),
+    Pull(pull::PullArgs),
+    Save(save::SaveArgs),
+    LoadBundle(load_bundle::LoadBundleArgs),
+    Sign(sign::SignArgs),
+    Verify(verify::VerifyArgs),
+    Trust(trust::TrustArgs),
 }
 
 /// The running host that a verb is about, and how to print what it says.
@@ -104,6 +119,13 @@ impl Action {
             Self::Status(args) => args.run(),
             Self::Logs(args) => args.run(),
             Self::History(args) => args.run(),
+            Self::Push(args) => args.run(),
+            Self::Pull(args) => args.run(),
+            Self::Save(args) => args.run(),
+            Self::LoadBundle(args) => args.run(),
+            Self::Sign(args) => args.run(),
+            Self::Verify(args) => args.run(),
+            Self::Trust(args) => args.run(),
         }
     }
 }

@@ -9,6 +9,7 @@ pub(crate) fn policy_config(config: &Config, data_dir: &Path, slots: u32) -> Pol
     let policy = &config.policy;
     PolicyConfig {
         watch_dir: Some(policy.dir.clone()).filter(|dir| !dir.as_os_str().is_empty()),
+        trust_file: Some(policy.trust.file.clone()).filter(|file| !file.as_os_str().is_empty()),
         cache_dir: policy.compile_cache.then(|| data_dir.join("compiled")),
         hot_deadline: policy.hot_deadline.0,
         cold_deadline: policy.cold_deadline.0,

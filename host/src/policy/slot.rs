@@ -302,7 +302,7 @@ fn tell_if_unused<H: Hook>(wanted: &(Source, Settings), restored: &Version<H>, l
     let same = match source {
         Source::Builtin(name) => assignment.origin == Origin::Builtin { name: name.clone() },
         Source::Native(name) => assignment.origin == Origin::Native { name: name.clone() },
-        Source::File(_) | Source::Bytes { .. } | Source::Chain { .. } => false,
+        Source::File(_) | Source::Bytes { .. } | Source::Signed { .. } | Source::Chain { .. } => false,
     };
     if unset || (same && assignment.settings == *settings) {
         return;

@@ -5,6 +5,7 @@ use super::validate;
 use crate::host::Host;
 use crate::policy::chain::Role;
 use crate::policy::history::acting_for;
+use crate::policy::trust::Signature;
 use crate::policy::{ChainPart, Error, PolicyHost, SlotKind, SlotStatus, Source, Stage, UnknownSlot};
 use crate::text::printable;
 use kvasir_proto::{self as proto, chain_part, load_request};
@@ -28,12 +29,14 @@ type Settings = Vec<(String, String)>;
 /// A status that names the field.
 pub(super) fn wanted(request: proto::LoadRequest) -> Result<Wanted, Status> {
     validate::load(&request)?;
-    let proto::LoadRequest { slot, name, source, settings, stage } = request;
+    let proto::LoadRequest { slot, name, source, settings, stage, signatures } = request;
     let (slot, stage) = (slot_kind(&slot)?, convert::stage(stage)?);
     let name = if name.is_empty() { slot.to_string() } else { name };
     let source = match source {
         Some(load_request::Source::Builtin(name)) => Source::Builtin(name),
-        Some(load_request::Source::Component(bytes)) => Source::Bytes { name, bytes: bytes.into() },
+        Some(load_request::Source::Component(bytes)) => {
+            Source::Signed { name, bytes: bytes.into(), signatures: signatures_in(signatures) }
+        }
         Some(load_request::Source::Chain(chain)) => {
             let parts = chain.parts.into_iter().enumerate().map(|(i, of)| part(i, of));
             Source::Chain { name, parts: parts.collect::<Result<_, _>>()? }
@@ -50,7 +53,10 @@ fn part(place: usize, part: proto::ChainPart) -> Result<ChainPart, Status> {
     let refuse = |field: &str, why: &str| validate::refuse(&format!("chain.parts[{place}].{field}"), why);
     let source = match part.source {
         Some(chain_part::Source::Builtin(name)) => Source::Builtin(name),
-        Some(chain_part::Source::Component(bytes)) => Source::Bytes { name: part.name, bytes: bytes.into() },
+        Some(chain_part::Source::Component(bytes)) => {
+            let signatures = signatures_in(part.signatures);
+            Source::Signed { name: part.name, bytes: bytes.into(), signatures }
+        }
         None => return Err(refuse("source", "neither a built-in name nor a component was given")),
     };
     let role = match part.role {
@@ -60,6 +66,11 @@ fn part(place: usize, part: proto::ChainPart) -> Result<ChainPart, Status> {
         None => return Err(refuse("role", "neither filter nor weight nor picker")),
     };
     Ok(ChainPart { role, source, settings: settings_in(part.settings) })
+}
+
+fn signatures_in(signatures: Vec<proto::PolicySignature>) -> Vec<Signature> {
+    let signature = |proto::PolicySignature { payload, signature }| Signature { payload, signature };
+    signatures.into_iter().map(signature).collect()
 }
 
 fn settings_in(settings: Vec<proto::Setting>) -> Settings {

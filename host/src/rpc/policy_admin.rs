@@ -196,6 +196,7 @@ pub(super) fn status(error: &Error) -> Status {
     // gRPC carries it in a header, which has no room for a megabyte.
     let text = printable(&error.to_string(), STATUS_BYTES);
     match error {
+        Error::Untrusted { .. } => Status::permission_denied(text),
         Error::NoPrevious(_) | Error::NoTrial(_) | Error::Paused(_) | Error::NotSet { .. } => {
             Status::failed_precondition(text)
         }

@@ -1,8 +1,11 @@
 //! `kvasir policy load`.
 
+use super::registry::RegistryFlags;
 use super::{Target, slot, stage::StageFlags};
 use crate::config::Assigned;
+use crate::package::reference::SCHEME;
 use crate::policy::chain::{self, Role};
+use crate::policy::trust::{self, Signature};
 use crate::policy::{ChainPart, Source};
 use anyhow::Context;
 use clap::Args;
@@ -31,18 +34,21 @@ pub(super) struct PolicyFlags {
     /// scheduler, evictor, admitter or balancer.
     #[arg(value_parser = slot)]
     slot: String,
-    /// Name of a default policy, or file of a component or a chain (contains `/` or ends in `.wasm` or `.toml`).
+    /// Name of a default policy, file of a component or a chain (contains `/` or ends in `.wasm` or `.toml`), or
+    /// `oci://REGISTRY/REPOSITORY:TAG`, which is fetched here, not by the host. Signatures go along.
     source: String,
     /// A setting of the policy; may be given several times.
     #[arg(long = "setting", value_name = "NAME=VALUE", value_parser = crate::cli::setting)]
     settings: Vec<(String, String)>,
+    #[command(flatten)]
+    registry: RegistryFlags,
 }
 
 impl PolicyFlags {
     /// What the host is sent.
     pub(super) fn read(self) -> anyhow::Result<ReadPolicy> {
-        let Self { slot, source, settings } = self;
-        Ok(ReadPolicy { slot, source: policy_source(source)?, settings })
+        let Self { slot, source, settings, registry } = self;
+        Ok(ReadPolicy { slot, source: policy_source(source, registry)?, settings })
     }
 }
 
@@ -65,20 +71,38 @@ impl LoadArgs {
     }
 }
 
-fn policy_source(source: String) -> anyhow::Result<PolicySource> {
+fn policy_source(source: String, registry: RegistryFlags) -> anyhow::Result<PolicySource> {
+    if source.starts_with(SCHEME) {
+        let package = registry.open()?.pull(&source.parse()?)?;
+        return Ok(source_of(package.about.name, package.component, &package.signatures));
+    }
     if !Assigned::is_path(&source) {
         return Ok(PolicySource::Builtin(source));
     }
     if chain::is_chain(Path::new(&source)) {
         return chain_source(Path::new(&source));
     }
-    let (name, bytes) = component(Path::new(&source))?;
-    Ok(PolicySource::Component { name, bytes })
+    let (name, bytes, signatures) = component(Path::new(&source))?;
+    Ok(source_of(name, bytes, &signatures))
 }
 
-fn component(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
+/// A component as a host takes it.
+pub(super) fn source_of(name: String, bytes: Vec<u8>, signatures: &[Signature]) -> PolicySource {
+    PolicySource::Signed { name, bytes, signatures: told(signatures) }
+}
+
+fn told(signatures: &[Signature]) -> Vec<proto::PolicySignature> {
+    let told = |signature: &Signature| proto::PolicySignature {
+        payload: signature.payload.clone(),
+        signature: signature.signature.clone(),
+    };
+    signatures.iter().map(told).collect()
+}
+
+fn component(path: &Path) -> anyhow::Result<(String, Vec<u8>, Vec<Signature>)> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read policy file {}", path.display()))?;
-    Ok((path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), bytes))
+    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    Ok((name, bytes, trust::read_beside(path)?))
 }
 
 fn chain_source(path: &Path) -> anyhow::Result<PolicySource> {
@@ -88,9 +112,12 @@ fn chain_source(path: &Path) -> anyhow::Result<PolicySource> {
 }
 
 fn chain_part(part: ChainPart) -> anyhow::Result<proto::ChainPart> {
-    let (name, source) = match part.source {
-        Source::File(path) => component(&path).map(|(name, bytes)| (name, Of::Component(bytes.into())))?,
-        named => (String::new(), Of::Builtin(named.name().into())),
+    let (name, source, signatures) = match part.source {
+        Source::File(path) => {
+            let (name, bytes, signatures) = component(&path)?;
+            (name, Of::Component(bytes.into()), told(&signatures))
+        }
+        named => (String::new(), Of::Builtin(named.name().into()), Vec::new()),
     };
     let role = match part.role {
         Role::Filter => chain_part::Role::Filter(chain_part::Filter {}),
@@ -99,5 +126,5 @@ fn chain_part(part: ChainPart) -> anyhow::Result<proto::ChainPart> {
     };
     let setting = |(name, value)| proto::Setting { name, value };
     let settings = part.settings.into_iter().map(setting).collect();
-    Ok(proto::ChainPart { name, source: Some(source), settings, role: Some(role) })
+    Ok(proto::ChainPart { name, source: Some(source), settings, role: Some(role), signatures })
 }

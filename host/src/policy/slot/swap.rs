@@ -126,6 +126,8 @@ impl<H: Hook> Slot<H> {
         program: Arc<Program<H>>,
         assignment: Assignment,
     ) -> Result<Version<H>, Error> {
+        // What was compiled long ago, too: its key may be trusted no longer.
+        self.engine.gate.check(H::KIND, &assignment.origin)?;
         let unpublished = 0;
         prepare(program, assignment, unpublished, &self.limits, &self.log, &self.config, workers.max(1))
     }

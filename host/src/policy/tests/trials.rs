@@ -407,7 +407,7 @@ fn a_trial_survives_a_restart_or_says_why_not() {
     let db = database(folder.path());
     let catalog = catalog::Catalog::open(db.clone(), folder.path()).expect("catalog");
     let mut stored = catalog.stored(SlotKind::Balancer).expect("read").expect("stored");
-    let origin = Origin::Module { name: "gone".into(), digest: "00".into() };
+    let origin = Origin::Module { name: "gone".into(), digest: "00".into(), signatures: Vec::new() };
     let assignment = Assignment { origin, settings: Vec::new() };
     stored.trial = Some(catalog::StoredTrial { assignment, stage: Stage::Shadow });
     catalog.assign(SlotKind::Balancer, &stored, &[]).expect("written");
