@@ -4,7 +4,7 @@ use anyhow::Context;
 use protox::prost::Message;
 
 const ROOT: &str = "kvasir";
-const FILES: [&str; 4] = ["store", "conductor", "policy_admin", "node"];
+const FILES: [&str; 5] = ["store", "conductor", "policy_admin", "node", "explain"];
 
 fn main() -> anyhow::Result<()> {
     println!("cargo::rerun-if-changed={ROOT}");

@@ -4,4 +4,5 @@ mod books;
 mod briefing;
 pub mod cluster;
 pub mod eviction;
+mod piece;
 pub mod tiers;
