@@ -22,6 +22,7 @@ pub(crate) use layers::did_you_mean;
 pub use layers::{Error, Layer};
 pub use tiers::{Remote, RemoteUrl, TenantKey};
 
+use kvasir_client::control::ControlAddr;
 use kvasir_dataplane::config::positive;
 use kvasir_dataplane::tier::hbm::HbmConfig;
 use kvasir_dataplane::tier::nvme::NvmeConfig;
@@ -181,6 +182,12 @@ fn one() -> f32 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
+    /// Control address of the host whose rollouts this one follows (unix:PATH or HOST:PORT). Empty: its own.
+    pub follow: String,
+    /// File with the token to show there: of the role `policy`. Read again for every call.
+    pub follow_token: PathBuf,
+    /// Certificates of the authorities that vouch for it. Empty: no TLS.
+    pub follow_ca: PathBuf,
     /// Folder watched for `scheduler.wasm`, `evictor.wasm`, `admitter.wasm`, `balancer.wasm`; a file that
     /// appears or changes is loaded. Empty: not watched.
     pub dir: PathBuf,
@@ -269,6 +276,9 @@ impl Default for Conductor {
 impl Default for Policy {
     fn default() -> Self {
         Self {
+            follow: String::new(),
+            follow_token: PathBuf::new(),
+            follow_ca: PathBuf::new(),
             dir: PathBuf::new(),
             hot_deadline: Span::ms(5),
             cold_deadline: Span::secs(2),
@@ -500,7 +510,23 @@ fn validate_links(links: &[Link]) -> Result<(), Error> {
 }
 
 impl Policy {
+    fn validate_follow(&self) -> Result<(), Error> {
+        let unix = self.follow.starts_with("unix:");
+        if !self.follow.is_empty() && self.follow.parse::<ControlAddr>().is_err() {
+            return Err(invalid("policy.follow", &self.follow, "must be unix:PATH or HOST:PORT"));
+        }
+        for (key, file) in
+            [("policy.follow_token", &self.follow_token), ("policy.follow_ca", &self.follow_ca)]
+        {
+            if !file.as_os_str().is_empty() && (self.follow.is_empty() || unix) {
+                return Err(invalid(key, file.display(), "is for a host that policy.follow names over TCP"));
+            }
+        }
+        Ok(())
+    }
+
     fn validate(&self) -> Result<(), Error> {
+        self.validate_follow()?;
         positive(&[
             ("policy.hot_deadline", self.hot_deadline.0),
             ("policy.cold_deadline", self.cold_deadline.0),

@@ -11,10 +11,11 @@ use crate::data_dir::{self, DataDir};
 use crate::explain::Explain;
 use crate::explain::blocks::Evicted;
 use crate::host::{Addrs, Host};
-use crate::lifecycle::cluster;
 use crate::lifecycle::eviction::Eviction;
 use crate::lifecycle::tiers::{self, PolicyAdmit};
+use crate::lifecycle::{cluster, following};
 use crate::policy::history::History;
+use crate::policy::rollout::keeper::Keeper as Rollouts;
 use crate::policy::{self, PolicyHost};
 use crate::rpc;
 use kvasir_dataplane::server::node::Node;
@@ -31,7 +32,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
 /// How long open control calls may take to end.
@@ -56,6 +57,8 @@ pub enum StartError {
     DataDir(#[from] data_dir::Error),
     #[error(transparent)]
     Policy(#[from] policy::Error),
+    #[error(transparent)]
+    Rollouts(#[from] policy::rollout::keeper::Error),
     #[error("the data server does not start: {0}")]
     Data(#[from] ServeError),
     #[error("explain.file {} cannot be written: {source}", path.display())]
@@ -101,6 +104,7 @@ impl Daemon {
         let policies = open_policies(&config, &data_dir, store.slots())?;
         let history = Arc::new(History::open(&data_dir.state, &data_dir.path)?);
         history.follow(&policies);
+        let rollouts = Rollouts::open(&data_dir.state, unix_ms())?;
         let clock = Clock::start();
         let no_thread = |name| move |source| StartError::Thread { name, source };
         let cluster = cluster::open(&config, &store, clock)?;
@@ -145,6 +149,7 @@ impl Daemon {
             node,
             policies,
             history,
+            rollouts,
             eviction,
             scrubber,
             server,
@@ -160,6 +165,7 @@ impl Daemon {
         let (stop, stopping) = watch::channel(false);
         let listeners = rpc::Listeners { unix: control.listener, grpc, http, tls };
         rpc::spawn(&runtime, &host, listeners, &stopping).map_err(no_thread("control calls"))?;
+        following::start(&host).map_err(no_thread("rollouts"))?;
         tracing::info!(bytes = store.pool().bytes(), pages = %store.pool().placed(), "pool ready");
         tracing::info!(node = host.config.node.name, socket = %host.config.node.socket.display(), http = %addrs.http, "host started");
         Ok(Running {
@@ -302,6 +308,10 @@ fn open_explain(config: &Config, clock: Clock) -> Result<Arc<Explain>, StartErro
     let Some(sampling) = config.explain.sampling() else { return Ok(Explain::new(limits)) };
     let failed = |source| StartError::Recording { path: config.explain.file.clone(), source };
     Explain::sampled(limits, &sampling, clock).map_err(failed)
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
 fn open_policies(config: &Config, data_dir: &DataDir, slots: u32) -> Result<Arc<PolicyHost>, policy::Error> {

@@ -12,6 +12,7 @@ mod new;
 mod pause;
 mod promote;
 mod rollback;
+mod rollout;
 mod run;
 mod set;
 mod stage;
@@ -47,6 +48,7 @@ enum Action {
     Pause(pause::PauseArgs),
     Resume(pause::ResumeArgs),
     Set(set::SetArgs),
+    Rollout(rollout::RolloutArgs),
     List(list::ListArgs),
     Status(status::StatusArgs),
     Logs(logs::LogsArgs),
@@ -100,6 +102,7 @@ impl Action {
             Self::Pause(args) => args.run(),
             Self::Resume(args) => args.run(),
             Self::Set(args) => args.run(),
+            Self::Rollout(args) => args.run(),
             Self::List(args) => args.run(),
             Self::Status(args) => args.run(),
             Self::Logs(args) => args.run(),

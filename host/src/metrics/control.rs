@@ -88,11 +88,11 @@ pub(super) fn policies(page: &mut Page, host: &Host) {
             "Time of a policy call, of every sixteenth call, by slot",
         )
         .times(&[("slot", slot)], &totals.times);
-        page.gauge("kvasir_policy_generation", "Policy swaps in the slot since the host started").by(
-            "slot",
-            slot,
-            status.generation,
-        );
+        page.gauge(
+            "kvasir_policy_generation",
+            "Number of the policy in service; rises with each that is loaded or tried, by slot",
+        )
+        .by("slot", slot, status.generation);
     }
 }
 

@@ -152,18 +152,18 @@ impl Shadow<AdmitterHook> for AdmitterShadow {
         let Ok(answer) = asked else { return };
         let tally = &around.trial.tally;
         tally.compare(std::mem::discriminant(&answer) == std::mem::discriminant(&verdict));
-        count(&tally.newcomer, answer, &forecast);
-        count(&tally.active, verdict, &forecast);
+        count(&tally.newcomer, answer, Some(&forecast));
+        count(&tally.active, verdict, Some(&forecast));
     }
 }
 
 /// What queues goes back to the router, as what is rejected does.
-fn count(decided: &Decided, verdict: Verdict, forecast: &Forecast) {
+fn count(decided: &Decided, verdict: Verdict, forecast: Option<&Forecast>) {
     if verdict != Verdict::Accept {
         return decided.rejected();
     }
-    let Forecast { ttft, tbt, cached_tokens, .. } = *forecast;
     decided.accepted();
+    let Some(&Forecast { ttft, tbt, cached_tokens, .. }) = forecast else { return };
     decided.forecast(&Outlook {
         ttft_ms: ttft.into(),
         tbt_ms: tbt.into(),
@@ -217,9 +217,8 @@ impl AdmitterWorker {
     /// Takes up a newer version of the policy or a rebuilt engine, if there is one, and lets go of a canary that ended.
     pub fn refresh(&mut self) {
         self.active.refresh();
-        if !self.trial.is_there() {
-            self.canary = None;
-        }
+        let trial = &mut self.trial;
+        self.canary.take_if(|canary| !trial.is_on(canary.generation()));
     }
 
     /// `request`: words as in the contract.
@@ -229,7 +228,7 @@ impl AdmitterWorker {
         if let Some(canary) = self.canary.as_mut().filter(|_| self.asks_canary) {
             if let Ok(verdict) = canary.ask(load, ask) {
                 (self.canary_answered, self.fallback) = (true, None);
-                count(&canary.worker.version().counters.decided, verdict, forecast);
+                count(&canary.worker.version().counters.decided, verdict, Some(forecast));
                 return verdict;
             }
             canary.worker.version().counters.fallback();
@@ -239,7 +238,8 @@ impl AdmitterWorker {
         let Ok(verdict) = asked else {
             return self.active.decide_natively(load, ask).unwrap_or(Verdict::Accept);
         };
-        count(&self.active.worker.version().counters.decided, verdict, forecast);
+        let compared = Some(forecast).filter(|_| self.trial.is_there());
+        count(&self.active.worker.version().counters.decided, verdict, compared);
         if let Some(shadow) = self.trial.shadow() {
             let (request, forecast, load) = (request.to_vec(), *forecast, *load);
             shadow.tell(|| Heard { request, forecast, load, verdict });

@@ -4,6 +4,7 @@ use super::admitter::AdmitterHook;
 use super::balancer::BalancerHook;
 use super::catalog::Catalog;
 use super::evictor::EvictorHook;
+use super::guards::Looking;
 use super::log::Log;
 use super::record::Record;
 use super::scheduler::{SchedulerHook, SharedThresholds};
@@ -13,7 +14,7 @@ use super::slot::{
 use super::{
     AdmitterWorker, Assignment, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, Guard,
     GuardConfig, Listener, LogLine, LogPage, PolicyConfig, PolicyId, SchedulerWorker, SlotKind, Stage,
-    TrialStatus, WatchStatus, guards, watch,
+    TrialStatus, WatchStatus, watch,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -60,7 +61,7 @@ pub struct SlotStatus {
     pub settings: Vec<(String, String)>,
     /// What a rollback would bring back.
     pub previous: Option<String>,
-    /// Why the breaker last took a policy out of service.
+    /// Why the breaker or a guard last took a policy out of service, or ended a trial.
     pub last_trip: Option<String>,
     /// Of this version.
     pub counters: CounterValues,
@@ -99,6 +100,7 @@ pub struct PolicyHost {
     changing_settings: Mutex<()>,
     catalog: Option<Catalog>,
     guard: GuardConfig,
+    looking: Mutex<Option<Looking>>,
 }
 
 const LOADS_MAX: usize = 8;
@@ -123,7 +125,19 @@ impl PolicyHost {
         let balancer = Slot::open(engine, config, wanted.balancer, catalog.clone(), builder()?)?;
         let every = config.learn_every;
         let learning = vec![Learning::start(&scheduler, every)?, Learning::start(&admitter, every)?];
+        let slots = (scheduler.clone(), evictor.clone(), admitter.clone(), balancer.clone());
+        // Not by way of the host, which could then end on the guards' thread.
+        let look = move |now_ms| {
+            let (scheduler, evictor, admitter, balancer) = &slots;
+            scheduler.judge(now_ms);
+            evictor.judge(now_ms);
+            admitter.judge(now_ms);
+            balancer.judge(now_ms);
+        };
+        let every = Some(config.guard.every).filter(|every| !every.is_zero());
+        let looking = every.map(|every| Looking::start(every, look)).transpose()?;
         let host = Arc::new(Self {
+            looking: Mutex::new(looking),
             outcomes: Outcomes::new([scheduler.feed(), admitter.feed()]),
             learning: Mutex::new(learning),
             loads: AtomicUsize::new(0),
@@ -136,7 +150,6 @@ impl PolicyHost {
             balancer,
             thresholds: SharedThresholds::default(),
         });
-        guards::start(&host)?;
         if let Some(folder) = &config.watch_dir {
             watch::start(&host, folder.clone())?;
         }
@@ -148,9 +161,10 @@ impl PolicyHost {
         self.outcomes.clone()
     }
 
-    /// Ends learning, and keeps what was learned; ends the threads of shadows. Blocking, for at most the cold deadline of a
+    /// Ends learning, and keeps what was learned; ends the threads of shadows and guards. Blocking, for at most the cold deadline of a
     /// slot.
     pub fn close(&self) {
+        drop(self.looking.lock().take());
         self.learning.lock().clear();
         self.slots().for_each(|slot| slot.close());
     }
@@ -282,6 +296,24 @@ impl PolicyHost {
         Some(Again { scores, same: played.answer == record.answer })
     }
 
+    /// Whether that very policy serves, with these settings.
+    pub fn serves(&self, slot: SlotKind, assignment: &Assignment) -> bool {
+        self.slot(slot).serves(assignment)
+    }
+
+    /// Tries whether a policy could be brought into service, and tells what it would be stored as. Blocking.
+    ///
+    /// # Errors
+    /// As [`PolicyHost::load`].
+    pub fn resolve(
+        &self,
+        slot: SlotKind,
+        source: Source,
+        settings: Vec<(String, String)>,
+    ) -> Result<Assignment, Error> {
+        self.slot(slot).resolve(source, settings)
+    }
+
     fn slot(&self, kind: SlotKind) -> &dyn AnySlot {
         match kind {
             SlotKind::Scheduler => &self.scheduler,
@@ -410,6 +442,8 @@ trait AnySlot {
     fn news(&self) -> &News;
     fn load_with_settings_in_service(&self, source: Source) -> Result<(), Error>;
     fn rollback(&self) -> Result<(), Error>;
+    fn resolve(&self, source: Source, settings: Settings) -> Result<Assignment, Error>;
+    fn serves(&self, assignment: &Assignment) -> bool;
     fn was_restored(&self) -> bool;
     fn log(&self) -> &Log;
     fn status(&self) -> SlotStatus;
@@ -459,6 +493,14 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
 
     fn rollback(&self) -> Result<(), Error> {
         Slot::rollback(self)
+    }
+
+    fn resolve(&self, source: Source, settings: Settings) -> Result<Assignment, Error> {
+        Slot::resolve(self, source, settings)
+    }
+
+    fn serves(&self, assignment: &Assignment) -> bool {
+        self.current().assignment == *assignment
     }
 
     fn was_restored(&self) -> bool {

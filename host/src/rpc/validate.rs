@@ -143,6 +143,11 @@ pub(super) fn load(request: &proto::LoadRequest) -> Result<(), Status> {
     if request.name.len() > NAME_BYTES_MAX || printable(&request.name, NAME_BYTES_MAX) != request.name {
         return Err(refuse("name", format_args!("must be at most {NAME_BYTES_MAX} bytes on one line")));
     }
+    if let Some(proto::load_request::Source::Chain(chain)) = &request.source {
+        for (i, part) in chain.parts.iter().enumerate() {
+            settings(&format!("chain.parts[{i}].settings"), &part.settings)?;
+        }
+    }
     settings("settings", &request.settings)
 }
 

@@ -149,10 +149,7 @@ fn the_bad_forms_of_a_file_are_refused_with_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |name: &str, text: &str| {
         let path = write(folder.path(), name, text);
-        let parts = read(&path).and_then(|source| match source {
-            Source::Chain { name, parts } => check(SlotKind::Scheduler, &name, &parts),
-            other => panic!("{other:?}"),
-        });
+        let parts = read(&path).and_then(|(name, parts)| check(SlotKind::Scheduler, &name, &parts));
         parts.unwrap_err().to_string()
     };
     for (text, why) in [

@@ -125,9 +125,8 @@ impl SchedulerWorker {
     /// Takes up a newer version of the policy or a rebuilt engine, if there is one, and lets go of a canary that ended.
     pub fn refresh(&mut self) {
         self.active.refresh();
-        if !self.trial.is_there() {
-            self.canary = None;
-        }
+        let trial = &mut self.trial;
+        self.canary.take_if(|canary| !trial.is_on(canary.generation()));
     }
 
     /// The native twin decides on what was caught up, and is counted.

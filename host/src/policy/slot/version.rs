@@ -44,6 +44,19 @@ pub struct ChainPart {
     pub settings: Settings,
 }
 
+impl Source {
+    /// As a person called it.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Builtin(name)
+            | Self::Native(name)
+            | Self::Bytes { name, .. }
+            | Self::Chain { name, .. } => name,
+            Self::File(path) => path.to_str().unwrap_or_default(),
+        }
+    }
+}
+
 pub(super) enum Program<H: Hook> {
     Component(Module),
     Native(Native<H>),
@@ -77,7 +90,7 @@ impl<H: Hook> Program<H> {
 
 /// A policy with its settings, as it serves or served.
 pub struct Version<H: Hook> {
-    /// Rises with every swap of the slot.
+    /// Rises with every policy that gets a seat of the slot.
     pub generation: u64,
     pub description: Description,
     pub assignment: Assignment,
@@ -326,7 +339,10 @@ pub(super) fn code<H: Hook>(
             return Ok(Code { program, origin: Origin::Native { name }, modules: Vec::new() });
         }
         Source::Chain { name, parts } => return chain(engine, name, parts, compiled),
-        Source::File(path) if chain::is_chain(&path) => return code(engine, chain::read(&path)?, compiled),
+        Source::File(path) if chain::is_chain(&path) => {
+            let (name, parts) = chain::read(&path)?;
+            return chain(engine, name, parts, compiled);
+        }
         Source::File(path) => {
             let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
             (stem, read(engine, &path)?)
