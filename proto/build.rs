@@ -4,7 +4,7 @@ use anyhow::Context;
 use protox::prost::Message;
 
 const ROOT: &str = "kvasir";
-const FILES: [&str; 5] = ["store", "conductor", "policy_admin", "policy_rollouts", "node"];
+const FILES: [&str; 6] = ["store", "conductor", "policy_admin", "policy_rollouts", "node", "explain"];
 
 fn main() -> anyhow::Result<()> {
     println!("cargo::rerun-if-changed={ROOT}");

@@ -6,6 +6,7 @@
 mod access;
 mod cluster;
 mod door;
+mod explain;
 mod guard;
 mod layers;
 pub(crate) mod parts;
@@ -14,8 +15,10 @@ mod tiers;
 pub use access::{Access, Allow, Namespace};
 pub use cluster::{Addresses, Cluster, ClusterTls, Peer};
 pub use door::Door;
+pub use explain::Explain;
 pub use guard::Guard;
 pub use kvasir_dataplane::units::{Size, Span};
+pub(crate) use layers::did_you_mean;
 pub use layers::{Error, Layer};
 pub use tiers::{Remote, RemoteUrl, TenantKey};
 
@@ -46,6 +49,7 @@ pub struct Config {
     pub remote: Remote,
     pub cluster: Cluster,
     pub conductor: Conductor,
+    pub explain: Explain,
     pub policy: Policy,
     /// Which NICs serve which memory, if an operator knows better than the probe.
     pub topology: kvasir_dataplane::topology::matrix::Overrides,
@@ -365,6 +369,7 @@ impl Config {
             remote,
             cluster,
             conductor,
+            explain,
             policy,
             topology: _,
         } = self;
@@ -396,6 +401,7 @@ impl Config {
         remote.validate()?;
         cluster.validate(&node.name, listen.allow_remote, &store.dram, tiering)?;
         conductor.validate()?;
+        explain.validate()?;
         policy.validate()
     }
 

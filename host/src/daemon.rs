@@ -8,6 +8,8 @@ use crate::access::door::Door;
 use crate::conductor::Conductor;
 use crate::config::{self, Config, parts};
 use crate::data_dir::{self, DataDir};
+use crate::explain::Explain;
+use crate::explain::blocks::Evicted;
 use crate::host::{Addrs, Host};
 use crate::lifecycle::eviction::Eviction;
 use crate::lifecycle::tiers::{self, PolicyAdmit};
@@ -59,6 +61,8 @@ pub enum StartError {
     Rollouts(#[from] policy::rollout::keeper::Error),
     #[error("the data server does not start: {0}")]
     Data(#[from] ServeError),
+    #[error("explain.file {} cannot be written: {source}", path.display())]
+    Recording { path: PathBuf, source: io::Error },
     #[error("no thread for {name}: {source}")]
     Thread { name: &'static str, source: io::Error },
 }
@@ -105,7 +109,8 @@ impl Daemon {
         let no_thread = |name| move |source| StartError::Thread { name, source };
         let cluster = cluster::open(&config, &store, clock)?;
         let below = tiers::open(&config, &store, cluster.as_ref().map(|cluster| cluster.tier()))?;
-        let admit = Box::new(PolicyAdmit(policies.admitter_worker()));
+        let explain = open_explain(&config, clock)?;
+        let admit = Box::new(PolicyAdmit::new(policies.admitter_worker(), Arc::clone(&explain)));
         let tiering = Tiering::start(Arc::clone(&store), below, admit, config.tiering.clone(), clock);
         let tiering = Arc::new(tiering.map_err(no_thread("offloading"))?);
         let listen = Listen { unix: Some(config.node.socket.clone()), tcp: config.listen.data.0, mode };
@@ -113,8 +118,10 @@ impl Daemon {
         let served = config.store.server.clone();
         let server = Server::start(Arc::clone(&node), &listen, Arc::clone(&door.gate), served)?;
         let evictor = policies.evictor_worker(store.slots());
+        let evicted = Evicted::new(config.explain.evictions as usize);
         let eviction =
-            Eviction::start(Arc::clone(node.tiering()), evictor, clock).map_err(no_thread("eviction"))?;
+            Eviction::remembering(Arc::clone(node.tiering()), evictor, clock, evicted, Arc::clone(&explain))
+                .map_err(no_thread("eviction"))?;
         let scrub_rate = config.store.scrub_rate.0;
         let scrubber = (scrub_rate > 0).then(|| Scrubber::start(Arc::clone(&store), clock, scrub_rate));
         let scrubber = scrubber.transpose().map_err(no_thread("scrubbing"))?;
@@ -130,7 +137,12 @@ impl Daemon {
             cluster.run(node.tiering()).map_err(cluster::Error::Open)?;
         }
         let host = Arc::new(Host {
-            conductor: Arc::new(Conductor::new(&config.conductor, &policies, clock.now_ms())),
+            conductor: Arc::new(Conductor::with_explain(
+                &config.conductor,
+                &policies,
+                explain,
+                clock.now_ms(),
+            )),
             draining: AtomicBool::new(false),
             config,
             clock,
@@ -289,6 +301,13 @@ fn bind(key: &'static str, addr: SocketAddr) -> Result<TcpListener, StartError> 
 
 fn local_addr(listener: &TcpListener, key: &'static str) -> Result<SocketAddr, StartError> {
     listener.local_addr().map_err(|source| StartError::Listen { key, addr: ([0, 0, 0, 0], 0).into(), source })
+}
+
+fn open_explain(config: &Config, clock: Clock) -> Result<Arc<Explain>, StartError> {
+    let limits = config.explain.limits();
+    let Some(sampling) = config.explain.sampling() else { return Ok(Explain::new(limits)) };
+    let failed = |source| StartError::Recording { path: config.explain.file.clone(), source };
+    Explain::sampled(limits, &sampling, clock).map_err(failed)
 }
 
 fn unix_ms() -> u64 {

@@ -10,6 +10,7 @@ pub mod daemon;
 pub mod data_dir;
 pub mod dev;
 pub mod doctor;
+pub mod explain;
 pub mod host;
 pub mod lifecycle;
 pub mod metrics;

@@ -1,6 +1,7 @@
 //! The project's chores: `cargo xtask --help`.
 
 mod checks;
+mod contract;
 mod engines;
 mod graph;
 mod languages;

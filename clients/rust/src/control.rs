@@ -3,6 +3,7 @@
 use crate::proto;
 use hyper_util::rt::TokioIo;
 use proto::conductor_client::ConductorClient;
+use proto::explain_client::ExplainClient;
 use proto::node_client::NodeClient;
 use proto::policy_admin_client::PolicyAdminClient;
 use proto::policy_rollouts_client::PolicyRolloutsClient;
@@ -187,6 +188,7 @@ pub struct Control {
     pub policy: PolicyAdminClient<Calls>,
     pub rollouts: PolicyRolloutsClient<Calls>,
     pub node: NodeClient<Calls>,
+    pub explain: ExplainClient<Calls>,
 }
 
 impl Control {
@@ -263,6 +265,7 @@ impl Control {
             store: StoreClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
             conductor: ConductorClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
             policy: PolicyAdminClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
+            explain: ExplainClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
             rollouts: PolicyRolloutsClient::new(calls.clone()).max_decoding_message_size(COMPONENT_BYTES_MAX),
             node: NodeClient::new(calls).max_decoding_message_size(RESPONSE_BYTES_MAX),
         })

@@ -40,6 +40,8 @@ const TABLE: &[(&str, Needs)] = &[
     ("/kvasir.v1.PolicyAdmin/Resume", Needs::Role(Policy)),
     ("/kvasir.v1.PolicyAdmin/List", Needs::Role(Observer)),
     ("/kvasir.v1.PolicyAdmin/Logs", Needs::Role(Observer)),
+    ("/kvasir.v1.Explain/Decision", Needs::Role(Observer)),
+    ("/kvasir.v1.Explain/Block", Needs::Role(Observer)),
     ("/kvasir.v1.PolicyAdmin/History", Needs::Role(Observer)),
     ("/kvasir.v1.PolicyRollouts/Start", Needs::Role(Policy)),
     ("/kvasir.v1.PolicyRollouts/Change", Needs::Role(Policy)),

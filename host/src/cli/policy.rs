@@ -17,6 +17,7 @@ mod push;
 mod registry;
 mod rollback;
 mod rollout;
+mod run;
 mod save;
 mod set;
 mod sign;
@@ -48,6 +49,7 @@ enum Action {
     Build(build::BuildArgs),
     Check(check::CheckArgs),
     Inspect(inspect::InspectArgs),
+    Run(run::RunArgs),
     Load(load::LoadArgs),
     Promote(promote::PromoteArgs),
     Rollback(rollback::RollbackArgs),
@@ -108,6 +110,7 @@ impl Action {
             Self::Build(args) => Ok(args.run()),
             Self::Check(args) => Ok(args.run()),
             Self::Inspect(args) => args.run(),
+            Self::Run(args) => args.run(),
             Self::Load(args) => args.run(),
             Self::Promote(args) => args.run(),
             Self::Rollback(args) => args.run(),
@@ -136,7 +139,7 @@ fn slot(text: &str) -> Result<String, UnknownSlot> {
 }
 
 /// Unix time in milliseconds, as people write it.
-fn moment(at_ms: u64) -> String {
+pub(super) fn moment(at_ms: u64) -> String {
     // Beyond the year 9999 there is nothing to print, and such a time comes from no clock.
     let at_ms = at_ms.min(253_402_300_799_999);
     humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(at_ms)).to_string()

@@ -5,4 +5,5 @@ mod briefing;
 pub mod cluster;
 pub mod eviction;
 pub(crate) mod following;
+mod piece;
 pub mod tiers;

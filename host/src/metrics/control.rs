@@ -50,6 +50,18 @@ pub(super) fn eviction(page: &mut Page, host: &Host) {
     .is(counts.stall_us.load(Relaxed) as f64 / 1e6);
 }
 
+pub(super) fn explain(page: &mut Page, host: &Host) {
+    let explain = host.conductor.explain();
+    page.gauge("kvasir_explain_memory_bytes", "Memory of the decisions that can be explained")
+        .is(explain.memory_bytes() as u64);
+    let (written, dropped) = explain
+        .written()
+        .map_or((0, 0), |counts| (counts.written.load(Relaxed), counts.dropped.load(Relaxed)));
+    page.counter("kvasir_explain_records_total", "Decisions sampled to explain.file, by outcome")
+        .by("outcome", "written", written)
+        .by("outcome", "dropped", dropped);
+}
+
 pub(super) fn policies(page: &mut Page, host: &Host) {
     for status in host.policies.list() {
         let (slot, totals) = (status.slot.as_str(), status.totals);

@@ -6,6 +6,7 @@ use super::catalog::Catalog;
 use super::evictor::EvictorHook;
 use super::guards::Looking;
 use super::log::Log;
+use super::record::Record;
 use super::scheduler::{SchedulerHook, SharedThresholds};
 use super::slot::{
     Builder, Hook, Learning, LearningStatus, News, Outcomes, Slot, Source, Trial, Version, stored_source,
@@ -286,6 +287,15 @@ impl PolicyHost {
         Ok(self.status(slot))
     }
 
+    /// What another instance of the scheduler of that generation makes of a decision, if it serves still: nothing
+    /// that decides is touched. Blocking, for as long as a few cold calls.
+    pub fn ask_again(&self, record: &Record, generation: u64) -> Option<Again> {
+        let mut engine = self.scheduler.engine_of(generation)?;
+        let played = record.play::<SchedulerHook>(&mut *engine, true).ok()?;
+        let scores = played.scores.iter().copied().map(f32::from_bits).collect();
+        Some(Again { scores, same: played.answer == record.answer })
+    }
+
     /// Whether that very policy serves, with these settings.
     pub fn serves(&self, slot: SlotKind, assignment: &Assignment) -> bool {
         self.slot(slot).serves(assignment)
@@ -379,6 +389,15 @@ impl PolicyHost {
     pub fn balancer_worker(&self) -> BalancerWorker {
         BalancerWorker::new(&self.balancer)
     }
+}
+
+/// What an instance that was asked again says of a decision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Again {
+    /// Unchecked; empty: it gives none.
+    pub scores: Vec<f32>,
+    /// It decides as was decided then.
+    pub same: bool,
 }
 
 impl Drop for PolicyHost {

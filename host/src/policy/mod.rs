@@ -44,7 +44,7 @@ pub use evictor::EvictorWorker;
 pub use fault::{Error, Fault};
 pub use guard::{Breach, Guard, GuardConfig};
 pub use guest::Limits;
-pub use host::{PolicyHost, SlotStatus, Wanted};
+pub use host::{Again, PolicyHost, SlotStatus, Wanted};
 pub use log::{LogLine, LogPage};
 pub use scheduler::SchedulerWorker;
 pub use slot::{ChainPart, LearningStatus, Outcomes, SPARES_MAX, Source, standalone};

@@ -252,6 +252,15 @@ impl<H: Hook> Slot<H> {
         self.current.load_full()
     }
 
+    /// An engine of the version in service, or on trial, that was told nothing, if it is of that generation: for questions beside
+    /// the decisions.
+    pub fn engine_of(&self, generation: u64) -> Option<Box<H::Engine>> {
+        let on_trial = self.trial.load_full().map(|trial| trial.version.clone());
+        let version =
+            [Some(self.current()), on_trial].into_iter().flatten().find(|v| v.generation == generation)?;
+        version.beside(&self.limits).ok()
+    }
+
     /// The name of what a rollback would bring back.
     pub fn previous(&self) -> Option<String> {
         self.previous.lock().as_ref().map(|p| p.name.clone())

@@ -10,6 +10,7 @@ mod crash;
 mod dev;
 mod doctor;
 mod doors;
+mod explain;
 mod grpc;
 mod handover;
 mod harm;

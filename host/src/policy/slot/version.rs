@@ -135,6 +135,11 @@ impl<H: Hook> Version<H> {
         build::<H>(&self.program, &self.assignment, limits, log).map(|(engine, _)| engine)
     }
 
+    /// An engine with its settings that was told nothing, for questions beside those of the slot. What it logs is not kept.
+    pub(super) fn beside(&self, limits: &Limits) -> Result<Box<H::Engine>, Error> {
+        configured::<H>(&self.program, &self.assignment, limits, &Arc::default()).map(|(engine, _)| engine)
+    }
+
     /// As [`Version::build`], with the state of another instance. The inner error is why it did not take it.
     pub(super) fn build_with(
         &self,
