@@ -90,3 +90,44 @@ fn what_was_learned_survives_the_learner_the_host_and_a_swap() {
     until("a learner follows", || metric(&host, "kvasir_policy_published_total", r#"slot="scheduler""#) > 3);
     assert_eq!(host.terminate(), Some(0));
 }
+
+/// The admitter is not told that a prefill takes longer than its instance registered, but learns it.
+#[test]
+fn an_admitter_refuses_what_it_learned_will_be_late() {
+    const SLO_MS: f64 = 50.0;
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start_with(dir.path(), &["conductor.balance_every=50ms"]);
+    let ask = |ttft_slo_ms| proto::ScheduleRequest { prompt_tokens: 16, ttft_slo_ms, ..Default::default() };
+    let knows = |line: &str| {
+        until(line, || {
+            let logs = host.run(&["policy", "logs", "admitter"], b"");
+            String::from_utf8_lossy(&logs.stdout).contains(line)
+        });
+    };
+    runtime().block_on(async {
+        let mut control = Control::connect(&host.control(), "").await.unwrap();
+        let bytes = guest("learning-admitter").to_vec();
+        let source = PolicySource::Component { name: "learning-admitter".into(), bytes };
+        control.load_policy("admitter", source, &[]).await.unwrap();
+        register(&mut control).await;
+        let placed = control.conductor.schedule(ask(SLO_MS)).await.unwrap().into_inner();
+        assert!(matches!(placed.decision, Some(Decision::Placement(_))), "{placed:?}");
+        std::thread::sleep(std::time::Duration::from_millis(4 * SLO_MS as u64));
+        for stage in [proto::complete_request::Stage::Prefill, proto::complete_request::Stage::Finished] {
+            let request_id = placed.request_id;
+            let done = proto::CompleteRequest { request_id, stage: stage.into(), tokens: 0 };
+            control.conductor.complete(done).await.unwrap();
+        }
+        knows("first tokens are late");
+        register(&mut control).await; // so that they are not silent
+        let refused = control.conductor.schedule(ask(SLO_MS)).await.unwrap().into_inner();
+        let Some(Decision::Rejection(rejection)) = refused.decision else { panic!("it is admitted: {refused:?}") };
+        assert_eq!(rejection.reason(), proto::rejection::Reason::Admission);
+        assert!(rejection.retry_after_ms > 0, "{rejection:?}");
+        let admitted = control.conductor.schedule(ask(1e6)).await.unwrap().into_inner();
+        assert!(matches!(admitted.decision, Some(Decision::Placement(_))), "{admitted:?}");
+    });
+    let policy = host.policy("admitter");
+    assert_eq!((policy["name"].as_str(), policy["traps"].as_u64()), (Some("late"), Some(0)), "{policy}");
+    assert_eq!(metric(&host, "kvasir_policy_learner_faults_total", r#"slot="admitter""#), 0);
+}
