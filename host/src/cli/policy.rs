@@ -1,6 +1,7 @@
 //! `kvasir policy`: which policies serve a running host, how one is written, and what a component is. One file a verb.
 
 mod build;
+mod check;
 mod history;
 mod inspect;
 mod list;
@@ -27,6 +28,7 @@ pub(super) struct PolicyArgs {
 enum Action {
     New(new::NewArgs),
     Build(build::BuildArgs),
+    Check(check::CheckArgs),
     Load(load::LoadArgs),
     List(list::ListArgs),
     Rollback(rollback::RollbackArgs),
@@ -50,6 +52,7 @@ impl PolicyArgs {
         match self.action {
             Action::New(args) => Ok(args.run()),
             Action::Build(args) => Ok(args.run()),
+            Action::Check(args) => Ok(args.run()),
             Action::Load(args) => args.run(),
             Action::List(args) => args.run(),
             Action::Rollback(args) => args.run(),

@@ -88,7 +88,11 @@ impl BalancerWorker {
     }
 }
 
-fn checked(thresholds: Vec<f32>) -> Result<Vec<f32>, Fault> {
+/// Thresholds that a scheduler can be told.
+///
+/// # Errors
+/// [`Fault::Invalid`].
+pub(crate) fn checked(thresholds: Vec<f32>) -> Result<Vec<f32>, Fault> {
     if thresholds.len() > THRESHOLDS_MAX {
         return Err(Fault::Invalid(format!("{} thresholds; at most {THRESHOLDS_MAX}", thresholds.len())));
     }

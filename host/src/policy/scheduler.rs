@@ -322,7 +322,11 @@ impl SchedulerWorker {
     }
 }
 
-fn push(engine: &mut dyn SchedulerEngine, changes: &Changes) -> Result<(), Fault> {
+/// Tells an engine what changed in the tables.
+///
+/// # Errors
+/// The policy failed.
+pub(crate) fn push(engine: &mut dyn SchedulerEngine, changes: &Changes) -> Result<(), Fault> {
     let Changes { open, prefill, decode, links } = changes;
     if let Some(layout) = open {
         engine.open(&layout.encode())?;

@@ -2,6 +2,7 @@
 
 mod access;
 mod anything;
+mod authors;
 mod bad_policies;
 mod cli;
 mod client_tls;

@@ -50,5 +50,5 @@ fn print(built: &Built, json: bool) {
     println!("digest   {}", found.digest);
     println!("size     {} B", found.bytes);
     println!("load     {ms:.1} ms, compiled anew");
-    println!("next: kvasir policy check");
+    println!("next: kvasir policy check {}", path.display());
 }

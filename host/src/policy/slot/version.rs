@@ -373,6 +373,16 @@ impl<H: Hook> Prepared<H> {
         configured::<H>(&self.program, &self.assignment, &self.limits, &Arc::default())
     }
 
+    /// What the memories of its engines take now, bytes.
+    pub fn memory_in_use(&self) -> usize {
+        self.limits.in_use.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// What one engine may take, bytes.
+    pub fn memory_bytes_max(&self) -> usize {
+        self.limits.memory_bytes
+    }
+
     /// SHA-256 of the component; `None`: the policy is native.
     pub fn digest(&self) -> Option<Digest> {
         self.program.digest()
