@@ -121,7 +121,9 @@ fn an_admitter_refuses_what_it_learned_will_be_late() {
         knows("first tokens are late");
         register(&mut control).await; // so that they are not silent
         let refused = control.conductor.schedule(ask(SLO_MS)).await.unwrap().into_inner();
-        let Some(Decision::Rejection(rejection)) = refused.decision else { panic!("it is admitted: {refused:?}") };
+        let Some(Decision::Rejection(rejection)) = refused.decision else {
+            panic!("it is admitted: {refused:?}")
+        };
         assert_eq!(rejection.reason(), proto::rejection::Reason::Admission);
         assert!(rejection.retry_after_ms > 0, "{rejection:?}");
         let admitted = control.conductor.schedule(ask(1e6)).await.unwrap().into_inner();
