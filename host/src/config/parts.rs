@@ -1,6 +1,7 @@
 //! Settings as the parts of a host take them.
 
 use super::{Assigned, Config};
+use crate::policy::chain::PARTS_MAX;
 use crate::policy::{PolicyConfig, SPARES_MAX, SlotKind, Source, Wanted};
 use std::path::{Path, PathBuf};
 
@@ -56,7 +57,9 @@ pub(crate) fn wanted(config: &Config) -> Wanted {
 }
 
 /// A scheduler and an admitter per worker, and a few more of each slot, spare ones, learners and ghosts among them: of the
-/// version in service, of the one on trial, of the one that follows, and of that one again with the state it takes over.
+/// version in service, of the one on trial, of the one that follows, and of that one again with the state it takes over. In a
+/// chain each part has its own: there is room for one in service and one that follows.
 fn instances(workers: u32) -> u32 {
-    4 * (2 * workers + 6 + 4 * SPARES_MAX as u32)
+    let chains = 2 * (PARTS_MAX as u32 - 1) * (workers + SPARES_MAX as u32);
+    4 * (2 * workers + 6 + 4 * SPARES_MAX as u32) + chains
 }
