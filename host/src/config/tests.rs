@@ -87,7 +87,7 @@ fn bad_forms_say_what_and_where() {
     check(
         Some("[stor]\n"),
         &[],
-        &["FILE: unknown key `stor`", "sections: access, cluster, conductor, hbm, listen"],
+        &["FILE: unknown key `stor`", "sections: access, cluster, conductor, explain, hbm, listen"],
     );
     check(Some("store = 3\n"), &[], &["`store` cannot be 3: it is a section"]);
     check(
