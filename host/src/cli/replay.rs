@@ -3,7 +3,8 @@
 use crate::config::Size;
 use crate::policy::evictor::{EvictorEngine, EvictorHook};
 use crate::policy::{Engine, PolicyConfig, Source, standalone};
-use crate::replay::cache::{self, Cache, Report};
+use crate::replay::cache::{Cache, Report};
+use crate::replay::pool;
 use crate::replay::store::{self, Pace, Session};
 use crate::replay::trace::{self, Reader, Request};
 use anyhow::{Context, Result, bail};
@@ -183,7 +184,7 @@ impl ReplayArgs {
     }
 
     fn evictor(&self, capacity_blocks: u32) -> Result<Box<dyn EvictorEngine>> {
-        cache::check_capacity(capacity_blocks)?;
+        pool::check_capacity(capacity_blocks)?;
         let name = self.evictor_name();
         let file = Path::new(name);
         let source = if file.extension().is_some_and(|e| e == "wasm") {

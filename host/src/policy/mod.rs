@@ -38,7 +38,7 @@ pub use guest::Limits;
 pub use host::{PolicyHost, SlotStatus, Wanted};
 pub use log::LogLine;
 pub use scheduler::SchedulerWorker;
-pub use slot::{LearningStatus, Outcomes, SPARES_MAX, Source, standalone};
+pub use slot::{LearningStatus, Outcomes, SPARES_MAX, Solo, Source, standalone};
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -7,12 +7,14 @@
 
 mod builder;
 mod learning;
+mod solo;
 mod version;
 mod worker;
 
 pub use builder::Builder;
 pub(super) use learning::Learning;
 pub use learning::{LearningStatus, Outcomes};
+pub use solo::Solo;
 pub(super) use version::read;
 pub use version::{Source, Version, standalone};
 pub use worker::{Found, SPARES_MAX, Worker};

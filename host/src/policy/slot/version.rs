@@ -135,7 +135,7 @@ fn opened<H: Hook>(
     Ok(engine)
 }
 
-fn configured<H: Hook>(
+pub(super) fn configured<H: Hook>(
     program: &Program<H>,
     assignment: &Assignment,
     limits: &Limits,
