@@ -203,8 +203,8 @@ pub struct Policy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Assigned {
-    /// Name of a default policy, or path of a component (contains `/` or ends in `.wasm`). Empty: the
-    /// slot's first default.
+    /// Name of a default policy, or path of a component or a chain (contains `/` or ends in `.wasm` or `.toml`). Empty:
+    /// the slot's first default.
     pub source: String,
     /// Memory of one instance in this slot; 0 = `policy.memory_bytes`.
     pub memory_bytes: Size,
@@ -522,7 +522,7 @@ impl Policy {
 impl Assigned {
     /// Whether `source` is a path and not a name.
     pub fn is_path(source: &str) -> bool {
-        source.contains('/') || source.ends_with(".wasm")
+        source.contains('/') || source.ends_with(".wasm") || source.ends_with(".toml")
     }
 
     fn validate(&self, slot: &str, names: Vec<&'static str>) -> Result<(), Error> {

@@ -12,6 +12,7 @@ use crate::host::{Addrs, Host};
 use crate::lifecycle::cluster;
 use crate::lifecycle::eviction::Eviction;
 use crate::lifecycle::tiers::{self, PolicyAdmit};
+use crate::policy::history::History;
 use crate::policy::{self, PolicyHost};
 use crate::rpc;
 use kvasir_dataplane::server::node::Node;
@@ -94,6 +95,8 @@ impl Daemon {
         let mode = keeper.socket_mode();
         let door = Door { gate: Arc::new(keeper) };
         let policies = open_policies(&config, &data_dir, store.slots())?;
+        let history = Arc::new(History::open(&data_dir.state, &data_dir.path)?);
+        history.note_start(&policies);
         let clock = Clock::start();
         let no_thread = |name| move |source| StartError::Thread { name, source };
         let cluster = cluster::open(&config, &store, clock)?;
@@ -129,6 +132,7 @@ impl Daemon {
             clock,
             node,
             policies,
+            history,
             eviction,
             scrubber,
             server,

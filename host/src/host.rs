@@ -5,6 +5,7 @@ use crate::conductor::Conductor;
 use crate::config::Config;
 use crate::lifecycle::eviction::Eviction;
 use crate::policy::PolicyHost;
+use crate::policy::history::History;
 use kvasir_dataplane::Clock;
 use kvasir_dataplane::server::Server;
 use kvasir_dataplane::server::node::Node;
@@ -20,6 +21,8 @@ pub struct Host {
     /// Its blocks.
     pub node: Arc<Node>,
     pub policies: Arc<PolicyHost>,
+    /// What happened to them.
+    pub history: Arc<History>,
     pub eviction: Eviction,
     /// None: `store.scrub_rate` is 0.
     pub scrubber: Option<Scrubber>,

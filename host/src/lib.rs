@@ -1,6 +1,7 @@
 //! Kvasir's host: decides what to keep, where, and when to move it.
 
 pub mod access;
+pub mod authoring;
 pub mod bench;
 pub mod cli;
 pub mod conductor;

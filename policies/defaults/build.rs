@@ -3,12 +3,13 @@
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-const POLICIES: [&str; 13] = [
+const POLICIES: [&str; 14] = [
     "fifo-evictor",
     "lru-evictor",
     "mooncake-scheduler",
     "netkv-scheduler",
     "overlap-cost-scheduler",
+    "pick-scheduler",
     "random-scheduler",
     "round-robin-scheduler",
     "score-scheduler",

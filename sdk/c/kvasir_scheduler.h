@@ -18,7 +18,9 @@ enum { KV_D_SEQUENCES = 2, KV_D_CONTEXT, KV_D_FREE_BLOCKS, KV_D_CAPACITY, KV_D_D
 enum { KV_PROMPT_TOKENS, KV_OUTPUT_TOKENS, KV_CLASS, KV_TENANT, KV_PRIORITY, KV_HINTS, KV_SESSION, KV_SEED = 8, KV_TTFT_SLO = 10,
        KV_TBT_SLO, KV_MODEL, KV_ADAPTER, KV_SESSION_MEMO, KV_TENANT_MEMO = 16, KV_COLUMNS = 18 };
 /* Bits of KV_COLUMNS. */
-enum { KV_PREFIX, KV_PREFIX_HBM, KV_PREFIX_DRAM, KV_PREFILL_FIT, KV_DECODE_PREFIX, KV_DECODE_FIT };
+enum { KV_PREFIX, KV_PREFIX_HBM, KV_PREFIX_DRAM, KV_PREFILL_FIT, KV_DECODE_PREFIX, KV_DECODE_FIT, KV_PREFILL_SCORE, KV_DECODE_SCORE };
+/* Those with one word per decode slot. */
+#define KV_OF_DECODE (1u << KV_DECODE_PREFIX | 1u << KV_DECODE_FIT | 1u << KV_DECODE_SCORE)
 enum { KV_NO_TTFT = 1, KV_NO_TBT, KV_NO_INSTANCE, KV_NO_MEMORY, KV_OWN_REASON };
 typedef struct { float *rows; uint32_t slots, width; } kv_table;
 typedef struct { float now; const uint32_t *words; uint32_t length; } kv_request;
@@ -43,7 +45,7 @@ static inline float kv_at(const kv_table *table, uint32_t slot, uint32_t column)
 static inline const uint32_t *kv_column(const kv_request *r, uint32_t bit) {
     uint32_t bits = r->words[KV_COLUMNS], start = kv_request_words;
     for (uint32_t b = 0; b < bit; b++)
-        if (bits >> b & 1) start += b < KV_DECODE_PREFIX ? kv_prefill.slots : kv_decode.slots;
+        if (bits >> b & 1) start += KV_OF_DECODE >> b & 1 ? kv_decode.slots : kv_prefill.slots;
     return bits >> bit & 1 ? r->words + start : NULL;
 }
 static inline kv_decision kv_run(uint32_t prefill, uint32_t decode) {

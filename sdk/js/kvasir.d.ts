@@ -41,6 +41,8 @@ export interface Request extends Words {
   now: number;
   prefix?: Uint32Array; prefixHbm?: Uint32Array; prefixDram?: Uint32Array; prefillFit?: Uint32Array;
   decodePrefix?: Uint32Array; decodeFit?: Uint32Array;
+  /** Bits of floats: what the scorers of a chain say. */
+  prefillScore?: Uint32Array; decodeScore?: Uint32Array;
 }
 export interface Table {
   slots: number;

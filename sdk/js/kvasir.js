@@ -21,8 +21,10 @@ export const D = {
   available: 1, sequences: 2, context: 3, freeBlocks: 4, capacity: 5, d0: 6, d1: 7, d2: 8, coming: 9, comingContext: 10,
   reportedAt: 11, identity: 12, peer: 13, host: 14, domain: 15, waiting: 16, t0: 17, t1: 18,
 };
-const COLUMNS = ["prefix", "prefixHbm", "prefixDram", "prefillFit", "decodePrefix", "decodeFit"];
-const FIRST_OF_DECODE = 4;
+const COLUMNS = [
+  "prefix", "prefixHbm", "prefixDram", "prefillFit", "decodePrefix", "decodeFit", "prefillScore", "decodeScore",
+];
+const OF_DECODE = ["decodePrefix", "decodeFit", "decodeScore"];
 /** Reasons of a rejection. */
 export const Reason = { ttft: 1, tbt: 2, noInstance: 3, noMemory: 4, own: 5 };
 /** Kinds of events, and where a victim's bytes go. */
@@ -92,7 +94,7 @@ function readRequest(now, question, words, cluster) {
   let at = words;
   for (let bit = 0; bit < COLUMNS.length; bit++) {
     if (!((question[18] >> bit) & 1)) continue;
-    const { slots } = bit < FIRST_OF_DECODE ? cluster.prefill : cluster.decode;
+    const { slots } = OF_DECODE.includes(COLUMNS[bit]) ? cluster.decode : cluster.prefill;
     request[COLUMNS[bit]] = question.subarray(at, at + slots);
     at += slots;
   }

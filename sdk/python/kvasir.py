@@ -144,8 +144,17 @@ class Cluster:
 class Request:
     """Words 0 to 17 by name; columns that the host did not send are None."""
 
-    COLUMNS = ("prefix", "prefix_hbm", "prefix_dram", "prefill_fit", "decode_prefix", "decode_fit")
-    FIRST_OF_DECODE = 4
+    COLUMNS = (
+        "prefix",
+        "prefix_hbm",
+        "prefix_dram",
+        "prefill_fit",
+        "decode_prefix",
+        "decode_fit",
+        "prefill_score",
+        "decode_score",
+    )
+    OF_DECODE = ("decode_prefix", "decode_fit", "decode_score")
 
     def __init__(self, words: list[int]):
         self.prompt_tokens, self.output_tokens, self.klass, self.tenant, self.priority, self.hints = words[:6]
@@ -156,7 +165,7 @@ class Request:
 
     def read_columns(self, words: list[int], at: int, prefill_slots: int, decode_slots: int) -> None:
         for bit, name in enumerate(self.COLUMNS):
-            slots = prefill_slots if bit < self.FIRST_OF_DECODE else decode_slots
+            slots = decode_slots if name in self.OF_DECODE else prefill_slots
             there = words[18] >> bit & 1
             setattr(self, name, words[at : at + slots] if there else None)
             at += slots if there else 0

@@ -36,6 +36,7 @@ const TABLE: &[(&str, Needs)] = &[
     ("/kvasir.v1.PolicyAdmin/Rollback", Needs::Role(Policy)),
     ("/kvasir.v1.PolicyAdmin/List", Needs::Role(Observer)),
     ("/kvasir.v1.PolicyAdmin/Logs", Needs::Role(Observer)),
+    ("/kvasir.v1.PolicyAdmin/History", Needs::Role(Observer)),
     ("/kvasir.v1.Node/Info", Needs::Role(Observer)),
     ("/kvasir.v1.Node/Drain", Needs::Role(Operator)),
     ("/kvasir.v1.Node/Ready", Needs::Role(Observer)),

@@ -223,7 +223,7 @@ impl Cli {
             Command::Evict(args) => args.run(),
             Command::Ls(args) => args.run().map(done),
             Command::Stat(args) => args.run(),
-            Command::Policy(args) => args.run().map(done),
+            Command::Policy(args) => args.run(),
             Command::Bench(args) => args.run().map(done),
             Command::Replay(args) => args.run().map(done),
             Command::Trace(args) => args.run().map(done),

@@ -2,8 +2,10 @@
 
 use crate::config::Size;
 use crate::policy::evictor::{EvictorEngine, EvictorHook};
-use crate::policy::{Engine, PolicyConfig, Source, standalone};
+use crate::policy::{Engine, PolicyConfig, SlotKind, Source, standalone};
 use crate::replay::cache::{Cache, Report};
+use crate::replay::cluster::{self, Choices, Cluster, Names, Policies, Setup};
+use crate::replay::contender::Contender;
 use crate::replay::pool;
 use crate::replay::store::{self, Pace, Session};
 use crate::replay::trace::{self, Reader, Request};
@@ -28,7 +30,7 @@ pub struct ReplayArgs {
     /// What the trace runs through.
     #[arg(long, value_enum, default_value_t = Mode::Cache)]
     pub mode: Mode,
-    /// Mode cache: evictor, a built-in name or a component file [default: workload-aware].
+    /// Mode cache and mode cluster: evictor, a built-in name or a component file [default: workload-aware].
     #[arg(long, value_name = "NAME|FILE.wasm")]
     pub evictor: Option<String>,
     /// Run a built-in evictor as the component or as its native twin.
@@ -46,9 +48,17 @@ pub struct ReplayArgs {
     /// Mode store: bytes of a block.
     #[arg(long, value_name = "SIZE", default_value = "16KiB")]
     pub block_bytes: Size,
-    /// Mode store: send requests at the times of the trace, X times as fast [default: without waiting].
-    #[arg(long, value_name = "X", value_parser = speed)]
-    pub speed: Option<f64>,
+    /// Mode cluster: scheduler, a built-in name or a file [default: mooncake].
+    #[arg(long, value_name = "NAME|FILE")]
+    pub scheduler: Option<String>,
+    /// Mode cluster: admitter, a built-in name or a file [default: slo].
+    #[arg(long, value_name = "NAME|FILE")]
+    pub admitter: Option<String>,
+    /// Mode cluster: balancer, a built-in name or a file [default: static].
+    #[arg(long, value_name = "NAME|FILE")]
+    pub balancer: Option<String>,
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
     /// Replay the first N requests only.
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
@@ -73,11 +83,94 @@ pub enum EngineKind {
     Native,
 }
 
+/// A cluster in virtual time.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct ClusterFlags {
+    /// Instances that do prefill only [default: 4, or 0 with --both].
+    #[arg(long, value_name = "N")]
+    prefill: Option<u32>,
+    /// Instances that decode only [default: 4, or 0 with --both].
+    #[arg(long, value_name = "N")]
+    decode: Option<u32>,
+    /// Instances that do both [default: 0].
+    #[arg(long, value_name = "N")]
+    both: Option<u32>,
+    /// Prefix cache of an instance that does prefill, in blocks of 512 tokens [default: 6000].
+    #[arg(long, value_name = "N")]
+    pool_blocks: Option<u32>,
+    /// Memory for the batch of an instance that decodes, in blocks [default: 3000].
+    #[arg(long, value_name = "N")]
+    decode_blocks: Option<u32>,
+    /// Time to the first token that requests ask for, or `none` [default: 30s].
+    #[arg(long, value_name = "TIME", value_parser = slo)]
+    ttft_slo: Option<f32>,
+    /// Time between tokens that requests ask for, or `none` [default: 100ms].
+    #[arg(long, value_name = "TIME", value_parser = slo)]
+    tbt_slo: Option<f32>,
+    /// Seed of the chance that requests bring to policies [default: 1].
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Send requests at the times of the trace, X times as fast [cluster: 1; mode store: without waiting].
+    #[arg(long, value_name = "X", value_parser = speed)]
+    pub speed: Option<f64>,
+}
+
+impl ClusterFlags {
+    pub(crate) const NAMES: &str =
+        "--prefill, --decode, --both, --pool-blocks, --decode-blocks, --ttft-slo, --tbt-slo, --seed, --speed";
+
+    /// Whether any of them was given.
+    pub(crate) fn any(&self) -> bool {
+        self.speed.is_some() || self.any_but_speed()
+    }
+
+    pub(crate) fn any_but_speed(&self) -> bool {
+        let &Self { prefill, decode, both, pool_blocks, decode_blocks, ttft_slo, tbt_slo, seed, speed: _ } =
+            self;
+        let numbers = [prefill, decode, both, pool_blocks, decode_blocks].iter().any(Option::is_some);
+        numbers || ttft_slo.is_some() || tbt_slo.is_some() || seed.is_some()
+    }
+
+    /// # Errors
+    /// Such a cluster cannot be simulated.
+    pub(crate) fn setup(&self) -> Result<Setup> {
+        let default = Setup::default();
+        let apart = |count: Option<u32>, usual| count.unwrap_or(if self.both.is_some() { 0 } else { usual });
+        let setup = Setup {
+            prefill: apart(self.prefill, default.prefill),
+            decode: apart(self.decode, default.decode),
+            both: self.both.unwrap_or(0),
+            pool_blocks: self.pool_blocks.unwrap_or(default.pool_blocks),
+            decode_blocks: self.decode_blocks.unwrap_or(default.decode_blocks),
+            ttft_slo_ms: self.ttft_slo.unwrap_or(default.ttft_slo_ms),
+            tbt_slo_ms: self.tbt_slo.unwrap_or(default.tbt_slo_ms),
+            seed: self.seed.unwrap_or(default.seed),
+            speed: self.speed.unwrap_or(default.speed),
+            ..default
+        };
+        setup.check()?;
+        Ok(setup)
+    }
+}
+
+/// Milliseconds.
+fn slo(text: &str) -> Result<f32> {
+    if text == "none" {
+        return Ok(f32::INFINITY);
+    }
+    let time = humantime::parse_duration(text).ok().filter(|time| !time.is_zero());
+    let time =
+        time.with_context(|| format!("`{text}` is no time above 0 such as 30s or 100ms, and not `none`"))?;
+    Ok(time.as_secs_f32() * 1e3)
+}
+
 /// What a trace runs through.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Block slots and an evictor; no bytes.
     Cache,
+    /// A cluster in virtual time: requests are scheduled, computed and decoded by instances that are a cost model.
+    Cluster,
     /// A running host: blocks are stored and read, and every byte read is compared.
     Store,
 }
@@ -92,6 +185,11 @@ impl ReplayArgs {
                 let report = self.cache()?;
                 self.print(&report, table)?;
                 check_policy(&report)
+            }
+            Mode::Cluster => {
+                let report = self.clustered()?;
+                self.print(&report, cluster_table)?;
+                check_policies(&report)
             }
             Mode::Store => {
                 let report = self.store()?;
@@ -111,6 +209,7 @@ impl ReplayArgs {
     }
 
     fn store(&self) -> Result<store::Report> {
+        self.no_cluster("store")?;
         if self.capacity_blocks.is_some() || self.evictor.is_some() {
             bail!(
                 "mode store: the host has its own capacity and evictor; leave out --capacity-blocks, --evictor"
@@ -123,7 +222,7 @@ impl ReplayArgs {
         let token = std::env::var("KVASIR_TOKEN").unwrap_or_default();
         let options = Options { namespace: "replay".into(), token, ..Options::default() };
         let mut session = Session::new(Client::connect(&host, options)?, block_bytes)?;
-        let pace = self.speed.map_or(Pace::Unpaced, Pace::Speed);
+        let pace = self.cluster.speed.map_or(Pace::Unpaced, Pace::Speed);
         let mut report = store::replay(&mut session, trace, pace)?;
         progress.finish_and_clear();
         self.check_requests(report.requests)?;
@@ -154,12 +253,61 @@ impl ReplayArgs {
         Ok(())
     }
 
+    fn no_cluster(&self, mode: &str) -> Result<()> {
+        let policies = [&self.scheduler, &self.admitter, &self.balancer].iter().any(|name| name.is_some());
+        if policies || self.cluster.any_but_speed() {
+            bail!(
+                "mode {mode} has no cluster; leave out --scheduler, --admitter, --balancer and the flags of instances, or give \
+                 --mode cluster"
+            );
+        }
+        Ok(())
+    }
+
+    fn clustered(&self) -> Result<cluster::Report> {
+        if self.host.is_some() || self.capacity_blocks.is_some() {
+            bail!("mode cluster needs no host and has --pool-blocks; leave out --host, --capacity-blocks");
+        }
+        let setup = self.cluster.setup()?;
+        let mut policies = Policies::open(&setup, &self.choices()?)?;
+        let names = Names::of(&policies);
+        let mut cluster = Cluster::new(&setup, &mut policies)?;
+        let (trace, progress) = self.open()?;
+        for request in trace {
+            cluster.offer(&request?)?;
+            cluster.take_ended();
+        }
+        cluster.finish()?;
+        progress.finish_and_clear();
+        self.check_requests(cluster.tally().offered)?;
+        Ok(cluster::Report::new(&self.trace.display().to_string(), &names, &cluster))
+    }
+
+    fn choices(&self) -> Result<Choices> {
+        let named = [
+            (SlotKind::Scheduler, &self.scheduler, Vec::new()),
+            (SlotKind::Evictor, &self.evictor, self.evictor_settings.clone()),
+            (SlotKind::Admitter, &self.admitter, Vec::new()),
+            (SlotKind::Balancer, &self.balancer, Vec::new()),
+        ];
+        let mut choices = Choices::default();
+        for (slot, name, settings) in named {
+            let Some(name) = name else { continue };
+            let contender = Contender::find(name, Some(slot), settings)?;
+            let native = self.engine == EngineKind::Native;
+            let contender = if native { contender.native() } else { contender };
+            choices = choices.with(slot, contender.choice);
+        }
+        Ok(choices)
+    }
+
     fn evictor_name(&self) -> &str {
         self.evictor.as_deref().unwrap_or("workload-aware")
     }
 
     fn cache(&self) -> Result<Report> {
-        if self.host.is_some() || self.speed.is_some() {
+        self.no_cluster("cache")?;
+        if self.host.is_some() || self.cluster.speed.is_some() {
             bail!("mode cache needs no host and no time; leave out --host, --speed, or give --mode store");
         }
         let capacity_blocks = self.capacity_blocks.context("mode cache: give --capacity-blocks N")?;
@@ -272,6 +420,18 @@ fn store_table(report: &store::Report) -> String {
         ("retries", format!("{}, {} blocks found no room", moved.retries, moved.blocks_refused)),
     ];
     rows.iter().map(|(name, value)| format!("{name:18}{value}\n")).collect()
+}
+
+fn cluster_table(report: &cluster::Report) -> String {
+    let rows = std::iter::once(("trace", report.trace.clone())).chain(report.rows());
+    rows.map(|(name, value)| format!("{name:18}{value}\n")).collect()
+}
+
+/// # Errors
+/// A policy failed, so that the figures are not its own.
+fn check_policies(report: &cluster::Report) -> Result<()> {
+    let faults: Vec<_> = report.faults.iter().map(ToString::to_string).collect();
+    if faults.is_empty() { Ok(()) } else { bail!("{}", faults.join("; ")) }
 }
 
 /// # Errors

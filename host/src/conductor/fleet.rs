@@ -22,7 +22,7 @@ mod table;
 mod tests;
 mod told;
 
-pub use self::answer::RETRY_MAX_MS;
+pub use self::answer::{RETRY_MAX_MS, check_scores};
 pub use self::clock::TableClock;
 pub use self::cost::{DecodeCost, PrefillCost, TransferCost};
 pub use self::error::{Error, Invalid};

@@ -2,7 +2,7 @@
 
 use super::cluster::{Cluster, Host};
 use super::stats::{Sample, Stats};
-use super::{Prompt, instance};
+use super::Prompt;
 use crate::replay::cluster::TRANSFER;
 use crate::replay::content;
 use crate::replay::trace::BLOCK_SIZE_TOKENS;

@@ -1,5 +1,6 @@
 //! What survives a restart: which policy serves each slot, and the components it needs.
 
+use super::chain::Role;
 use super::engine::Digest;
 use super::{Error, SlotKind};
 use parking_lot::Mutex;
@@ -23,18 +24,35 @@ pub enum Origin {
     Native { name: String },
     /// A component kept in the catalogue.
     Module { name: String, digest: String },
+    /// Several that decide together.
+    Chain { name: String, parts: Vec<StoredPart> },
+}
+
+/// A part of a chain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredPart {
+    pub role: Role,
+    #[serde(flatten)]
+    pub assignment: Assignment,
 }
 
 impl Origin {
     pub fn name(&self) -> &str {
-        let (Self::Builtin { name } | Self::Native { name } | Self::Module { name, .. }) = self;
+        let (Self::Builtin { name }
+        | Self::Native { name }
+        | Self::Module { name, .. }
+        | Self::Chain { name, .. }) = self;
         name
     }
 
-    fn digest(&self) -> Option<&str> {
+    /// Of the components it needs.
+    fn digests(&self) -> Vec<&str> {
         match self {
-            Self::Module { digest, .. } => Some(digest),
-            Self::Builtin { .. } | Self::Native { .. } => None,
+            Self::Module { digest, .. } => vec![digest],
+            Self::Chain { parts, .. } => {
+                parts.iter().flat_map(|part| part.assignment.origin.digests()).collect()
+            }
+            Self::Builtin { .. } | Self::Native { .. } => Vec::new(),
         }
     }
 }
@@ -106,20 +124,22 @@ impl Catalog {
         bytes.map(|b| b.to_vec()).ok_or_else(|| self.error("read", format!("module {digest} is missing")))
     }
 
-    /// Stores what serves a slot with the component it needs, and drops components that no slot
+    /// Stores what serves a slot with the components it needs, and drops components that no slot
     /// names any more.
     ///
     /// # Errors
     /// The disk is full or fails. A component that was written for nothing goes at the next change.
-    pub fn assign(&self, slot: SlotKind, stored: &Stored, module: Option<&[u8]>) -> Result<(), Error> {
+    pub fn assign(&self, slot: SlotKind, stored: &Stored, modules: &[Vec<u8>]) -> Result<(), Error> {
         let _change = self.change.lock();
         #[cfg(test)]
         if self.full.load(std::sync::atomic::Ordering::Relaxed) {
             return Err(self.error("written", "no space left"));
         }
-        if let Some(bytes) = module {
+        for bytes in modules {
             let digest = Digest::of(bytes).to_string();
-            self.modules.insert(digest, bytes).map_err(|e| self.error("written", e))?;
+            self.modules.insert(digest, &**bytes).map_err(|e| self.error("written", e))?;
+        }
+        if !modules.is_empty() {
             self.flush()?;
         }
         let bytes = serde_json::to_vec(stored).map_err(|e| self.error("written", e))?;
@@ -169,7 +189,9 @@ impl Catalog {
             let (_, bytes) = entry.map_err(|e| self.error("read", e))?;
             let stored: Stored = serde_json::from_slice(&bytes).map_err(|e| self.error("read", e))?;
             let both = std::iter::once(stored.current).chain(stored.previous);
-            named.extend(both.filter_map(|a| a.origin.digest().map(str::to_owned)));
+            for assignment in both {
+                named.extend(assignment.origin.digests().into_iter().map(str::to_owned));
+            }
         }
         for key in self.modules.iter().keys() {
             let key = key.map_err(|e| self.error("read", e))?;
@@ -189,6 +211,10 @@ impl Catalog {
     }
 }
 
-fn state_error(path: &std::path::Path, action: &'static str, reason: impl std::fmt::Display) -> Error {
+pub(super) fn state_error(
+    path: &std::path::Path,
+    action: &'static str,
+    reason: impl std::fmt::Display,
+) -> Error {
     Error::State { path: path.into(), action, reason: reason.to_string() }
 }

@@ -21,6 +21,106 @@ pub struct Counters {
     deadline_misses: AtomicU64,
     invalid_answers: AtomicU64,
     fallbacks: AtomicU64,
+    /// What came of its decisions.
+    pub decided: Decided,
+}
+
+/// What came of decisions, or would have come of them: counts that only grow.
+#[derive(Default)]
+pub struct Decided {
+    requests: AtomicU64,
+    rejected: AtomicU64,
+    blocks: AtomicU64,
+    hit_blocks: AtomicU64,
+    forecast: AtomicU64,
+    ttft_us: AtomicU64,
+    tbt_us: AtomicU64,
+    cached_tokens: AtomicU64,
+}
+
+/// [`Decided`] at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DecidedValues {
+    pub requests: u64,
+    pub rejected: u64,
+    /// Blocks asked for, and those of them that were found stored.
+    pub blocks: u64,
+    pub hit_blocks: u64,
+    /// Placements with a forecast; the sums below are over them.
+    pub forecast: u64,
+    pub ttft_us: u64,
+    pub tbt_us: u64,
+    pub cached_tokens: u64,
+}
+
+/// What the host forecasts for one placement.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Outlook {
+    pub ttft_ms: f64,
+    pub tbt_ms: f64,
+    pub cached_tokens: u64,
+}
+
+impl Decided {
+    /// A request that is placed; `hit_blocks` of its `blocks` are stored where it goes.
+    pub fn placed(&self, blocks: u64, hit_blocks: u64) {
+        self.requests.fetch_add(1, Relaxed);
+        self.accesses(blocks, hit_blocks);
+    }
+
+    pub fn rejected(&self) {
+        self.requests.fetch_add(1, Relaxed);
+        self.rejected.fetch_add(1, Relaxed);
+    }
+
+    /// A request that is let in.
+    pub fn accepted(&self) {
+        self.requests.fetch_add(1, Relaxed);
+    }
+
+    pub fn accesses(&self, blocks: u64, hit_blocks: u64) {
+        self.blocks.fetch_add(blocks, Relaxed);
+        self.hit_blocks.fetch_add(hit_blocks, Relaxed);
+    }
+
+    pub fn forecast(&self, outlook: &Outlook) {
+        self.forecast.fetch_add(1, Relaxed);
+        self.ttft_us.fetch_add((1e3 * outlook.ttft_ms) as u64, Relaxed);
+        self.tbt_us.fetch_add((1e3 * outlook.tbt_ms) as u64, Relaxed);
+        self.cached_tokens.fetch_add(outlook.cached_tokens, Relaxed);
+    }
+
+    pub fn values(&self) -> DecidedValues {
+        let Self { requests, rejected, blocks, hit_blocks, forecast, ttft_us, tbt_us, cached_tokens } = self;
+        let read = |count: &AtomicU64| count.load(Relaxed);
+        DecidedValues {
+            requests: read(requests),
+            rejected: read(rejected),
+            blocks: read(blocks),
+            hit_blocks: read(hit_blocks),
+            forecast: read(forecast),
+            ttft_us: read(ttft_us),
+            tbt_us: read(tbt_us),
+            cached_tokens: read(cached_tokens),
+        }
+    }
+}
+
+impl DecidedValues {
+    /// What was counted after `earlier`.
+    pub fn since(self, earlier: &Self) -> Self {
+        let less = u64::saturating_sub;
+        Self {
+            requests: less(self.requests, earlier.requests),
+            rejected: less(self.rejected, earlier.rejected),
+            blocks: less(self.blocks, earlier.blocks),
+            hit_blocks: less(self.hit_blocks, earlier.hit_blocks),
+            forecast: less(self.forecast, earlier.forecast),
+            ttft_us: less(self.ttft_us, earlier.ttft_us),
+            tbt_us: less(self.tbt_us, earlier.tbt_us),
+            cached_tokens: less(self.cached_tokens, earlier.cached_tokens),
+        }
+    }
 }
 
 /// The counters at one moment.

@@ -51,7 +51,7 @@ pub(super) fn check(description: &Description) -> Result<(), BadDescription> {
     Ok(())
 }
 
-fn is_name(text: &str) -> bool {
+pub(super) fn is_name(text: &str) -> bool {
     let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     (1..=NAME_BYTES).contains(&text.len()) && text.bytes().all(allowed)
 }

@@ -67,8 +67,20 @@ pub enum Error {
     Settings { name: String, reason: String },
     #[error("cannot instantiate policy `{name}`: {reason}")]
     Instantiate { name: String, reason: String },
+    #[error("policy `{name}` has no setting `{setting}`{}; its settings: {known}", did_you_mean(.suggestion))]
+    UnknownSetting { name: String, setting: String, known: String, suggestion: Option<String> },
+    #[error("chain `{name}`: {reason}")]
+    Chain { name: String, reason: String },
     #[error("{0} has no previous policy to roll back to")]
     NoPrevious(SlotKind),
+    #[error("{0} has no policy on trial; load one with --shadow or --canary first")]
+    NoTrial(SlotKind),
+    #[error("no canary in {slot}: {why}; load it with --shadow, then promote it")]
+    NoCanary { slot: SlotKind, why: &'static str },
+    #[error("a canary in {slot} takes 0.1% to 100% of the sessions, or one tenant")]
+    Share { slot: SlotKind },
+    #[error("{0} is paused: nothing is swapped by itself; resume it, or load the policy by hand")]
+    Paused(SlotKind),
     #[error("policy state in {path} cannot be {action}: {reason}; the policy in service is unchanged")]
     State { path: PathBuf, action: &'static str, reason: String },
     #[error("{limit} policies are being loaded already; try again")]
@@ -77,6 +89,6 @@ pub enum Error {
     Engine(String),
 }
 
-fn did_you_mean(close: &Option<String>) -> String {
+pub(super) fn did_you_mean(close: &Option<String>) -> String {
     close.as_ref().map(|c| format!(" (did you mean `{c}`?)")).unwrap_or_default()
 }

@@ -8,8 +8,9 @@ use super::log::Log;
 use super::scheduler::{SchedulerHook, SharedThresholds};
 use super::slot::{Builder, Hook, Learning, LearningStatus, Outcomes, Slot, Source, Version};
 use super::{
-    AdmitterWorker, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, LogLine, PolicyConfig,
-    SchedulerWorker, SlotKind, watch,
+    AdmitterWorker, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, Guard, GuardConfig,
+    Listener, LogLine, LogPage, PolicyConfig, SchedulerWorker, SlotKind, Stage, TrialStatus, WatchStatus,
+    watch,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -68,6 +69,15 @@ pub struct SlotStatus {
     /// Whether its policies can learn from what came of requests.
     pub has_outcomes: bool,
     pub learning: LearningStatus,
+    /// The policy on trial beside it.
+    pub trial: Option<TrialStatus>,
+    /// The trial is not asked, and nothing is swapped but by an operator, or by a guard that puts a policy back.
+    pub paused: bool,
+    /// The policy came into service a short while ago.
+    pub watch: Option<WatchStatus>,
+    /// Policies that a guard took out of service or ended the trial of, since the host started; in the order of
+    /// [`Guard::ALL`].
+    pub guard_rollbacks: [u64; Guard::ALL.len()],
 }
 
 /// The policy host of one daemon.
@@ -81,6 +91,7 @@ pub struct PolicyHost {
     learning: Mutex<Vec<Learning>>,
     /// Loads under way: each holds its component in memory, and they are compiled one by one.
     loads: AtomicUsize,
+    guard: GuardConfig,
 }
 
 const LOADS_MAX: usize = 8;
@@ -109,6 +120,7 @@ impl PolicyHost {
             outcomes: Outcomes::new([scheduler.feed(), admitter.feed()]),
             learning: Mutex::new(learning),
             loads: AtomicUsize::new(0),
+            guard: config.guard.clone(),
             scheduler,
             evictor,
             admitter,
@@ -141,6 +153,23 @@ impl PolicyHost {
         source: Source,
         settings: Vec<(String, String)>,
     ) -> Result<SlotStatus, Error> {
+        self.load_as(slot, source, settings, Stage::Active)
+    }
+
+    /// The same for a trial; a trial that is there is replaced by it. [`Stage::Active`] ends the trial. Blocking.
+    ///
+    /// # Errors
+    /// As [`PolicyHost::load`], and the slot cannot have such a trial.
+    pub fn load_as(
+        &self,
+        slot: SlotKind,
+        source: Source,
+        settings: Vec<(String, String)>,
+        stage: Stage,
+    ) -> Result<SlotStatus, Error> {
+        if stage != Stage::Active {
+            return Err(Error::Engine(format!("{stage} in {slot}: not in this version; load it as active")));
+        }
         let under_way = self.loads.fetch_add(1, Ordering::Relaxed);
         let loaded = if under_way < LOADS_MAX {
             self.slot(slot).load(source, settings)
@@ -151,10 +180,46 @@ impl PolicyHost {
         loaded.map(|()| self.status(slot))
     }
 
-    /// Puts the previous policy of a slot back into service. Blocking.
+    /// Brings the policy on trial into service. Blocking.
     ///
     /// # Errors
     /// There is none, or it no longer starts.
+    pub fn promote(&self, slot: SlotKind) -> Result<SlotStatus, Error> {
+        Err(Error::NoTrial(slot))
+    }
+
+    /// Leaves the trial of a slot unasked, and swaps nothing in it but by an operator, or by a guard that puts a
+    /// policy back. Kept over restarts.
+    ///
+    /// # Errors
+    /// The catalogue cannot be written.
+    pub fn pause(&self, slot: SlotKind) -> Result<SlotStatus, Error> {
+        Err(Error::Engine(format!("pause of {slot}: not in this version")))
+    }
+
+    /// # Errors
+    /// As [`PolicyHost::pause`].
+    pub fn resume(&self, slot: SlotKind) -> Result<SlotStatus, Error> {
+        Err(Error::Engine(format!("resume of {slot}: not in this version")))
+    }
+
+    /// Has every change of a slot told to `listener`, those before it first. One listener: a second takes its place.
+    pub fn on_change(&self, _listener: Listener) {}
+
+    /// Has the guards look at `now_ms`, on a clock that does not go back. The host does so itself every
+    /// [`GuardConfig::every`], unless that is zero.
+    pub fn judge(&self, _now_ms: u64) {}
+
+    /// What the guards allow.
+    pub fn guards(&self) -> &GuardConfig {
+        &self.guard
+    }
+
+    /// Ends the trial of a slot if there is one (the generation stays); else puts the previous policy back into
+    /// service. Blocking.
+    ///
+    /// # Errors
+    /// There is neither, or the previous one no longer starts.
     pub fn rollback(&self, slot: SlotKind) -> Result<SlotStatus, Error> {
         self.slot(slot).rollback()?;
         Ok(self.status(slot))
@@ -180,6 +245,11 @@ impl PolicyHost {
     /// What the policies of a slot logged, oldest first, and how many lines were dropped.
     pub fn logs(&self, slot: SlotKind) -> (Vec<LogLine>, u64) {
         self.slot(slot).log().read()
+    }
+
+    /// What they logged behind line `after`; 0: all that is kept.
+    pub fn log_page(&self, slot: SlotKind, after: u64) -> LogPage {
+        self.slot(slot).log().page(after)
     }
 
     /// As [`PolicyHost::load`], with the settings that serve.
@@ -274,6 +344,10 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
             memory_bytes_max: self.memory_bytes_max() as u64,
             has_outcomes: H::KIND.has_outcomes(),
             learning: self.feed().status(),
+            trial: None,
+            paused: false,
+            watch: None,
+            guard_rollbacks: Default::default(),
         }
     }
 }

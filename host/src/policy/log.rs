@@ -4,7 +4,7 @@ use super::fault::TEXT_BYTES as LINE_BYTES;
 use crate::text::printable;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 const LINES: usize = 1_000;
 /// Lines of the host itself, kept apart so that a policy that floods its log cannot hide why it was taken
@@ -15,16 +15,32 @@ const LINES_PER_SECOND: u32 = 100;
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogLine {
-    /// Time since the host started.
-    pub at: Duration,
+    /// From 1, without gaps, in the order of the lines of one slot since the host started.
+    pub number: u64,
+    /// Unix time in milliseconds.
+    pub at_ms: u64,
     /// 1 error, 2 warning, 3 information, 4 debug.
     pub level: u32,
     pub text: String,
 }
 
+/// What is kept of a log behind some line of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogPage {
+    /// Oldest first.
+    pub lines: Vec<LogLine>,
+    /// When the log began, in milliseconds of Unix time; it tells a log from the one after a restart.
+    pub began_ms: u64,
+    /// Lines behind that line which newer ones have pushed out.
+    pub lost: u64,
+    /// Lines over the rate limit since the log began; they were never kept, and have no number.
+    pub dropped: u64,
+}
+
 /// The ring; lines over the rate are dropped and counted.
 pub struct Log {
     start: Instant,
+    began_ms: u64,
     ring: Mutex<Ring>,
 }
 
@@ -32,14 +48,24 @@ pub struct Log {
 struct Ring {
     lines: VecDeque<LogLine>,
     host: VecDeque<LogLine>,
+    /// Number of the newest line.
+    newest: u64,
     second: u64,
     in_second: u32,
     dropped: u64,
 }
 
+impl Ring {
+    fn line(&mut self, at_ms: u64, level: u32, text: String) -> LogLine {
+        self.newest += 1;
+        LogLine { number: self.newest, at_ms, level, text }
+    }
+}
+
 impl Default for Log {
     fn default() -> Self {
-        Self { start: Instant::now(), ring: Mutex::default() }
+        let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { start: Instant::now(), began_ms: began.as_millis() as u64, ring: Mutex::default() }
     }
 }
 
@@ -60,16 +86,17 @@ impl Log {
             ring.lines.pop_front();
         }
         let level = if (1..=4).contains(&level) { level } else { 4 };
-        let text = printable(message, LINE_BYTES);
-        ring.lines.push_back(LogLine { at, level, text });
+        let line = ring.line(self.began_ms + at.as_millis() as u64, level, printable(message, LINE_BYTES));
+        ring.lines.push_back(line);
     }
 
     /// What the host has to say about the slot; also in the daemon's own log.
     pub fn add_host(&self, level: u32, message: &str) {
         let text = printable(message, LINE_BYTES);
         tracing::warn!("{text}");
-        let line = LogLine { at: self.start.elapsed(), level, text };
+        let at_ms = self.began_ms + self.start.elapsed().as_millis() as u64;
         let mut ring = self.ring.lock();
+        let line = ring.line(at_ms, level, text);
         if ring.host.len() == HOST_LINES {
             ring.host.pop_front();
         }
@@ -78,10 +105,18 @@ impl Log {
 
     /// The lines kept, oldest first, and how many were dropped so far.
     pub fn read(&self) -> (Vec<LogLine>, u64) {
+        let page = self.page(0);
+        (page.lines, page.dropped)
+    }
+
+    /// The lines kept behind line `after`; 0: all.
+    pub fn page(&self, after: u64) -> LogPage {
         let ring = self.ring.lock();
-        let mut lines: Vec<_> = ring.lines.iter().chain(&ring.host).cloned().collect();
-        lines.sort_by_key(|line| line.at);
-        (lines, ring.dropped)
+        let behind = |line: &&LogLine| line.number > after;
+        let mut lines: Vec<_> = ring.lines.iter().chain(&ring.host).filter(behind).cloned().collect();
+        lines.sort_by_key(|line| line.number);
+        let lost = ring.newest.saturating_sub(after) - lines.len() as u64;
+        LogPage { lines, began_ms: self.began_ms, lost, dropped: ring.dropped }
     }
 }
 
@@ -116,5 +151,29 @@ mod tests {
         assert_eq!(lines.len() as u64 + dropped, u64::from(LINES_PER_SECOND * 3));
         assert!(dropped > 0 && lines.len() <= LINES);
         assert!(lines.iter().all(|l| l.level == 4 && l.text.len() <= LINE_BYTES + 4));
+    }
+
+    #[test]
+    fn a_reader_that_comes_again_misses_nothing_unheard() {
+        let log = Log::default();
+        let (mut seen, mut lost) = (0, 0);
+        for round in 0..4_000 {
+            log.add(3, "guest");
+            log.add_host(3, "host");
+            if round % 150 == 0 {
+                let page = log.page(seen);
+                lost += page.lost;
+                for line in page.lines {
+                    assert!(line.number > seen, "{} twice", line.number);
+                    seen = line.number;
+                }
+            }
+        }
+        let page = log.page(seen);
+        assert_eq!(page.lines.last().map(|line| line.number), Some(log.ring.lock().newest));
+        assert!(lost > 0, "more lines of the host between two looks than are kept");
+        let none = LogPage { lines: Vec::new(), lost: 0, ..page.clone() };
+        assert_eq!(log.page(page.lines.last().unwrap().number), none);
+        assert_eq!(log.page(u64::MAX).lost, 0, "a number from before a restart");
     }
 }

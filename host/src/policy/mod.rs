@@ -6,16 +6,22 @@
 
 mod bindings;
 mod catalog;
+pub mod chain;
 mod control;
 mod counters;
 mod description;
 mod engine;
 mod fault;
+pub mod guard;
 mod guest;
+pub mod history;
 mod host;
 pub mod inspect;
 mod log;
+pub mod record;
+pub mod rollout;
 pub mod slot;
+pub mod trial;
 mod watch;
 
 pub mod admitter;
@@ -34,18 +40,26 @@ pub use description::BadDescription;
 pub use engine::{Digest, Engine, Module};
 pub use evictor::EvictorWorker;
 pub use fault::{Error, Fault};
+pub use guard::{Breach, Guard, GuardConfig};
 pub use guest::Limits;
 pub use host::{PolicyHost, SlotStatus, Wanted};
-pub use log::LogLine;
+pub use inspect::slot_of_file;
+pub use log::{LogLine, LogPage};
 pub use scheduler::SchedulerWorker;
-pub use slot::{LearningStatus, Outcomes, SPARES_MAX, Solo, Source, standalone};
+pub use slot::{ChainPart, LearningStatus, Outcomes, Prepared, SPARES_MAX, Source, standalone};
+
+pub use trial::{
+    Action, Agreement, Beside, Cause, Change, Listener, PolicyId, Share, Stage, Subject, TrialStatus,
+    WatchStatus,
+};
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The four decisions a policy can make.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum SlotKind {
     Scheduler,
     Evictor,
@@ -92,10 +106,35 @@ impl SlotKind {
     }
 }
 
+/// The policies of a slot that come with the binary; the first is the default.
+pub fn builtin_names(slot: SlotKind) -> Vec<&'static str> {
+    fn names<H: slot::Hook>() -> Vec<&'static str> {
+        H::builtins().map(|builtin| builtin.name).collect()
+    }
+    match slot {
+        SlotKind::Scheduler => names::<scheduler::SchedulerHook>(),
+        SlotKind::Evictor => names::<evictor::EvictorHook>(),
+        SlotKind::Admitter => names::<admitter::AdmitterHook>(),
+        SlotKind::Balancer => names::<balancer::BalancerHook>(),
+    }
+}
+
 /// Text that names no slot.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown slot `{0}`; slots: {slots}", slots = SlotKind::ALL.map(SlotKind::as_str).join(", "))]
+#[error(
+    "unknown slot `{0}`; slots: {slots}{nearest}",
+    slots = SlotKind::ALL.map(SlotKind::as_str).join(", "),
+    nearest = fault::did_you_mean(&nearest(.0, SlotKind::ALL.map(SlotKind::as_str)))
+)]
 pub struct UnknownSlot(String);
+
+/// The known name that somebody may have meant.
+fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    // Names are short; the distance to a long text takes long, and there is none to it.
+    let given = Some(given).filter(|given| given.len() <= 64)?;
+    let distances = known.into_iter().map(|known| (strsim::damerau_levenshtein(known, given), known));
+    distances.min().filter(|(distance, _)| *distance <= 3).map(|(_, known)| known.to_owned())
+}
 
 impl std::fmt::Display for SlotKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -141,6 +180,7 @@ pub struct PolicyConfig {
     pub breaker_window: Duration,
     /// How often a learner hears of outcomes.
     pub learn_every: Duration,
+    pub guard: GuardConfig,
 }
 
 impl Default for PolicyConfig {
@@ -159,6 +199,7 @@ impl Default for PolicyConfig {
             breaker_faults: 5,
             breaker_window: Duration::from_secs(10),
             learn_every: Duration::from_secs(1),
+            guard: GuardConfig::default(),
         }
     }
 }

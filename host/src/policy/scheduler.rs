@@ -2,6 +2,7 @@
 
 use super::bindings::scheduler::Scheduler as Component;
 use super::bindings::scheduler::exports::kvasir::policy::scheduling;
+use super::chain::{Chain, Part, Role};
 use super::control::{component_control, native_control};
 use super::guest::Guest;
 use super::log::Log;
@@ -46,6 +47,12 @@ pub trait SchedulerEngine: Policy {
     /// # Errors
     /// As `open`.
     fn explain(&mut self, question: &Question) -> Result<Vec<f32>, Fault>;
+
+    /// The same as a part of a chain: within the deadline of a decision.
+    ///
+    /// # Errors
+    /// As `open`.
+    fn score(&mut self, question: &Question) -> Result<Vec<f32>, Fault>;
 }
 
 /// A policy compiled into this binary, with the tables it decides on. Never fails.
@@ -92,6 +99,10 @@ impl SchedulerEngine for NativeScheduler {
     fn explain(&mut self, question: &Question) -> Result<Vec<f32>, Fault> {
         Ok(self.0.explain(question.now(), question.words()))
     }
+
+    fn score(&mut self, question: &Question) -> Result<Vec<f32>, Fault> {
+        self.explain(question)
+    }
 }
 
 component_control!(scheduler::Scheduler);
@@ -126,6 +137,11 @@ impl SchedulerEngine for Guest<Component> {
     fn explain(&mut self, question: &Question) -> Result<Vec<f32>, Fault> {
         let (now, words) = (question.now(), question.words());
         self.cold(|b, store| b.kvasir_policy_scheduling().call_explain(store, now, words))
+    }
+
+    fn score(&mut self, question: &Question) -> Result<Vec<f32>, Fault> {
+        let (now, words) = (question.now(), question.words());
+        self.hot(|b, store| b.kvasir_policy_scheduling().call_explain(store, now, words))
     }
 }
 
@@ -166,6 +182,16 @@ impl Hook for SchedulerHook {
         log: Arc<Log>,
     ) -> Result<Box<dyn SchedulerEngine>, Error> {
         Ok(Box::new(Guest::<Component>::new(module, limits, log, |store, i| Component::new(store, i))?))
+    }
+
+    fn chain(
+        name: &str,
+        parts: Vec<(String, Role, Box<dyn SchedulerEngine>)>,
+    ) -> Result<Box<dyn SchedulerEngine>, Error> {
+        let part = |(name, role, engine)| Part { name, role, engine };
+        let mut parts: Vec<_> = parts.into_iter().map(part).collect();
+        let picker = parts.pop().expect("a chain was checked to have a picker");
+        Ok(Box::new(Chain::new(name, parts, picker)))
     }
 }
 

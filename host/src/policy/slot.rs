@@ -7,21 +7,20 @@
 
 mod builder;
 mod learning;
-mod solo;
 mod version;
 mod worker;
 
 pub use builder::Builder;
 pub(super) use learning::Learning;
 pub use learning::{LearningStatus, Outcomes};
-pub use solo::Solo;
 pub(super) use version::read;
-pub use version::{Source, Version, standalone};
+pub use version::{ChainPart, Prepared, Source, Version, standalone};
 pub use worker::{Found, SPARES_MAX, Worker};
 
 use self::learning::{Feed, Knowledge};
 use self::version::{Program, code, default_native, prepare, stored_program};
 use super::catalog::{Assignment, Catalog, Origin, Stored};
+use super::chain::Role;
 use super::counters::{CounterValues, Totals};
 use super::engine::{Engine, Module};
 use super::log::Log;
@@ -48,6 +47,14 @@ pub trait Hook: Sized + 'static {
     /// # Errors
     /// The module cannot be instantiated.
     fn instantiate(module: &Module, limits: &Limits, log: Arc<Log>) -> Result<Box<Self::Engine>, Error>;
+
+    /// An engine of several that decide together: name, role and engine of each part.
+    ///
+    /// # Errors
+    /// [`Error::Chain`], except for schedulers.
+    fn chain(name: &str, _parts: Vec<(String, Role, Box<Self::Engine>)>) -> Result<Box<Self::Engine>, Error> {
+        Err(Error::Chain { name: name.into(), reason: "only schedulers form chains".into() })
+    }
 
     /// What an engine of this slot does once, after its settings and its state and before it serves.
     ///
@@ -253,7 +260,7 @@ impl<H: Hook> Slot<H> {
         // Not under the lock: while this one takes its time, the one that serves may have to go.
         let version = self.prepare(Arc::new(code.program), assignment)?;
         let _change = self.change.lock();
-        self.publish(version, code.bytes.as_deref(), None)
+        self.publish(version, &code.modules, None)
     }
 
     /// Loads a component with the settings of the one that serves; with its own defaults if it refuses those.
@@ -289,7 +296,7 @@ impl<H: Hook> Slot<H> {
     pub fn rollback(self: &Arc<Self>) -> Result<Arc<Version<H>>, Error> {
         let _change = self.change.lock();
         let version = self.prepare_previous()?;
-        self.publish(version, None, None)
+        self.publish(version, &[], None)
     }
 
     fn prepare_previous(&self) -> Result<Version<H>, Error> {
@@ -315,7 +322,7 @@ impl<H: Hook> Slot<H> {
     fn publish(
         self: &Arc<Self>,
         mut version: Version<H>,
-        module: Option<&[u8]>,
+        modules: &[Vec<u8>],
         trip: Option<String>,
     ) -> Result<Arc<Version<H>>, Error> {
         let old = self.current();
@@ -325,7 +332,7 @@ impl<H: Hook> Slot<H> {
             program: Some(old.program.clone()),
         });
         if let (None, Some(catalog)) = (&trip, &self.catalog) {
-            catalog.assign(H::KIND, &stored(&version.assignment, previous.as_ref(), None), module)?;
+            catalog.assign(H::KIND, &stored(&version.assignment, previous.as_ref(), None), modules)?;
         }
         version.generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
         let version = Arc::new(version);
@@ -352,7 +359,7 @@ impl<H: Hook> Slot<H> {
     fn persist(self: &Arc<Self>, trip: Option<String>) {
         let Some(catalog) = &self.catalog else { return };
         let stored = stored(&self.current().assignment, self.previous.lock().as_ref(), trip.clone());
-        let Err(error) = catalog.assign(H::KIND, &stored, None) else { return };
+        let Err(error) = catalog.assign(H::KIND, &stored, &[]) else { return };
         let (name, generation) = (self.current().description.name.clone(), self.current().generation);
         self.log.add_host(1, &format!("`{name}` serves, and a restart would not know: {error}"));
         let slot = Arc::downgrade(self);
@@ -401,7 +408,7 @@ impl<H: Hook> Slot<H> {
         });
         let Some(version) = back else { return };
         let serves = format!("{reason}; `{}` serves", version.description.name);
-        if let Err(e) = self.publish(version, None, Some(serves)) {
+        if let Err(e) = self.publish(version, &[], Some(serves)) {
             self.log.add_host(1, &format!("breaker: {e}"));
         }
     }
@@ -432,7 +439,7 @@ fn tell_if_unused<H: Hook>(wanted: &(Source, Settings), restored: &Version<H>, l
     let same = match source {
         Source::Builtin(name) => assignment.origin == Origin::Builtin { name: name.clone() },
         Source::Native(name) => assignment.origin == Origin::Native { name: name.clone() },
-        Source::File(_) | Source::Bytes { .. } => false,
+        Source::File(_) | Source::Bytes { .. } | Source::Chain { .. } => false,
     };
     if unset || (same && assignment.settings == *settings) {
         return;

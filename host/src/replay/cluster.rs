@@ -27,12 +27,14 @@ mod agenda;
 mod decode;
 mod policies;
 mod prefill;
+mod report;
 mod setup;
 mod tally;
 #[cfg(test)]
 mod tests;
 
 pub use policies::{Choice, Choices, Faults, Policies};
+pub use report::{Names, Report, RoleLoad};
 pub use setup::{DECODE, INSTANCES_MAX, PREFILL, Setup, SetupError, TRANSFER};
 pub use tally::{Seconds, Spread, Tally, Timeline};
 
@@ -43,7 +45,7 @@ use super::classes::{Classes, Recent};
 use super::pool::{self, Touch};
 use super::trace::{BLOCK_SIZE_TOKENS, Request};
 use crate::conductor::fleet::Ask;
-use crate::conductor::{self, Conductor, Placed, Report, Stage};
+use crate::conductor::{self, Conductor, Placed, Stage};
 use crate::config::{self, Span};
 use crate::policy::{BalancerWorker, PolicyHost};
 use hashbrown::HashMap;
@@ -245,6 +247,10 @@ impl<'e> Cluster<'e> {
     /// Names of the instances.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.instances.iter().map(|instance| instance.name.as_str())
+    }
+
+    pub fn setup(&self) -> &Setup {
+        &self.setup
     }
 
     pub fn tally(&self) -> &Tally {
@@ -540,7 +546,7 @@ impl<'e> Cluster<'e> {
             free_blocks = decode.free_blocks();
             waiting += decode.waiting() as u32;
         }
-        let report = Report { free_blocks, waiting: Some(waiting), ..Report::default() };
+        let report = conductor::Report { free_blocks, waiting: Some(waiting), ..Default::default() };
         self.conductor.report(&instance.name, instance.epoch, &report, now_ms)?;
         for (number, tokens) in told {
             let booked = self.jobs[&number].booked;

@@ -1,8 +1,10 @@
 use super::validate;
 use crate::access::door::About;
 use crate::host::Host;
-use crate::policy::{CounterValues, Error, PolicyHost, SlotKind, SlotStatus, Source, UnknownSlot};
+use crate::policy::history::{ENTRIES_MAX, Entry, Named};
+use crate::policy::{CounterValues, Error, LogLine, LogPage, SlotKind, SlotStatus, Source, UnknownSlot};
 use crate::text::printable;
+use kvasir_dataplane::server::access::Identity;
 use kvasir_proto::{self as proto, load_request, policy_admin_server::PolicyAdmin};
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
@@ -15,13 +17,13 @@ const NAME_BYTES: usize = 64;
 pub(super) struct Service(pub(super) Arc<Host>);
 
 impl Service {
-    /// Compiling takes up to seconds, and must not hold up other calls.
+    /// Compiling takes up to seconds, the disk may be slow, and neither may hold up other calls.
     async fn blocking<R: Send + 'static>(
         &self,
-        work: impl FnOnce(&PolicyHost) -> Result<R, Error> + Send + 'static,
+        work: impl FnOnce(&Host) -> Result<R, Error> + Send + 'static,
     ) -> Result<R, Status> {
-        let policies = Arc::clone(&self.0.policies);
-        let done = tokio::task::spawn_blocking(move || work(&policies)).await;
+        let host = Arc::clone(&self.0);
+        let done = tokio::task::spawn_blocking(move || work(&host)).await;
         done.map_err(|e| Status::internal(format!("the policy host failed: {e}")))?.map_err(|e| status(&e))
     }
 }
@@ -32,7 +34,7 @@ impl PolicyAdmin for Service {
         &self,
         request: Request<proto::LoadRequest>,
     ) -> Result<Response<proto::LoadResponse>, Status> {
-        let about = About::of(&request);
+        let (about, who) = (About::of(&request), who(&request));
         let request = request.into_inner();
         about.set(printable(&request.slot, NAME_BYTES));
         validate::load(&request)?;
@@ -49,7 +51,13 @@ impl PolicyAdmin for Service {
             }
         };
         let settings = settings.into_iter().map(|s| (s.name, s.value)).collect();
-        let loaded = self.blocking(move |policies| policies.load(slot, source, settings)).await?;
+        let load = move |host: &Host| {
+            let before = host.policies.status(slot);
+            let loaded = host.policies.load(slot, source, settings)?;
+            host.history.note(slot, Entry::now(&who, "loaded", &loaded).in_place_of(&before));
+            Ok(loaded)
+        };
+        let loaded = self.blocking(load).await?;
         tracing::info!(%slot, name = loaded.name, version = loaded.version, "policy loaded");
         let digest = loaded.digest.as_deref().unwrap_or(loaded.engine);
         about.set(format!("{slot}: {} {}, {digest}", loaded.name, loaded.version));
@@ -69,10 +77,16 @@ impl PolicyAdmin for Service {
         &self,
         request: Request<proto::RollbackRequest>,
     ) -> Result<Response<proto::RollbackResponse>, Status> {
-        let about = About::of(&request);
+        let (about, who) = (About::of(&request), who(&request));
         about.set(printable(&request.get_ref().slot, NAME_BYTES));
         let slot = slot_kind(&request.into_inner().slot)?;
-        let back = self.blocking(move |policies| policies.rollback(slot)).await?;
+        let back = move |host: &Host| {
+            let before = host.policies.status(slot);
+            let back = host.policies.rollback(slot)?;
+            host.history.note(slot, Entry::now(&who, "rolled-back", &back).in_place_of(&before));
+            Ok(back)
+        };
+        let back = self.blocking(back).await?;
         tracing::info!(%slot, name = back.name, version = back.version, "policy rolled back");
         about.set(format!("{slot}: back to {} {}", back.name, back.version));
         Ok(Response::new(proto::RollbackResponse { policy: Some(policy(back)) }))
@@ -82,19 +96,57 @@ impl PolicyAdmin for Service {
         &self,
         request: Request<proto::LogsRequest>,
     ) -> Result<Response<proto::LogsResponse>, Status> {
-        let (lines, dropped) = self.0.policies.logs(slot_kind(&request.into_inner().slot)?);
-        let line = |l: crate::policy::LogLine| proto::LogLine {
-            at_ms: l.at.as_millis() as u64,
-            level: l.level,
-            text: l.text,
-        };
-        Ok(Response::new(proto::LogsResponse { lines: lines.into_iter().map(line).collect(), dropped }))
+        let proto::LogsRequest { slot, after } = request.into_inner();
+        let LogPage { lines, began_ms, lost, dropped } = self.0.policies.log_page(slot_kind(&slot)?, after);
+        let line =
+            |l: LogLine| proto::LogLine { number: l.number, at_ms: l.at_ms, level: l.level, text: l.text };
+        let lines = lines.into_iter().map(line).collect();
+        Ok(Response::new(proto::LogsResponse { lines, dropped, lost, began_ms }))
     }
+
+    async fn history(
+        &self,
+        request: Request<proto::HistoryRequest>,
+    ) -> Result<Response<proto::HistoryResponse>, Status> {
+        let proto::HistoryRequest { slot, limit } = request.into_inner();
+        let slots = if slot.is_empty() { SlotKind::ALL.into() } else { vec![slot_kind(&slot)?] };
+        let limit = if limit == 0 { ENTRIES_MAX } else { ENTRIES_MAX.min(limit as usize) };
+        let entries = self.blocking(move |host| host.history.newest(&slots, limit)).await?;
+        let entries = entries.into_iter().map(|(slot, entry)| history_entry(slot, entry)).collect();
+        Ok(Response::new(proto::HistoryResponse { entries }))
+    }
+}
+
+/// As the audit log names the caller.
+fn who<T>(request: &Request<T>) -> String {
+    request.extensions().get::<Identity>().map_or("unknown", |identity| &identity.name).to_owned()
 }
 
 fn slot_kind(name: &str) -> Result<SlotKind, Status> {
     let unknown = |error: UnknownSlot| printable(&error.to_string(), STATUS_BYTES);
     name.parse().map_err(|error| Status::invalid_argument(format!("slot: {}", unknown(error))))
+}
+
+fn history_entry(slot: SlotKind, entry: Entry) -> proto::HistoryEntry {
+    proto::HistoryEntry {
+        slot: slot.to_string(),
+        at_ms: entry.at_ms,
+        who: entry.who,
+        action: entry.action,
+        policy: Some(named(entry.policy)),
+        settings: settings(entry.settings),
+        before: entry.before.map(named),
+        reason: entry.reason,
+    }
+}
+
+fn named(policy: Named) -> proto::NamedPolicy {
+    let digest = policy.digest.unwrap_or_default();
+    proto::NamedPolicy { name: policy.name, version: policy.version, digest }
+}
+
+fn settings(settings: Vec<(String, String)>) -> Vec<proto::Setting> {
+    settings.into_iter().map(|(name, value)| proto::Setting { name, value }).collect()
 }
 
 fn policy(status: SlotStatus) -> proto::Policy {
@@ -105,7 +157,7 @@ fn policy(status: SlotStatus) -> proto::Policy {
         engine: status.engine.to_owned(),
         digest: status.digest.unwrap_or_default(),
         generation: status.generation,
-        settings: status.settings.into_iter().map(|(name, value)| proto::Setting { name, value }).collect(),
+        settings: settings(status.settings),
         previous: status.previous.unwrap_or_default(),
         memory_bytes: status.memory_bytes,
         memory_bytes_max: status.memory_bytes_max,

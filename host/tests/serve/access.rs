@@ -145,6 +145,7 @@ const CALLS: &[(&str, &[&str])] = &[
             "Store/Usage",
             "PolicyAdmin/List",
             "PolicyAdmin/Logs",
+            "PolicyAdmin/History",
             "Node/Info",
             "Node/Ready",
             "Node/Peers",

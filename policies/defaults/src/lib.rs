@@ -31,6 +31,7 @@ pub static SCHEDULERS: &[Default<dyn Scheduler>] = defaults! { dyn Scheduler:
     "overlap-cost", "overlap-cost-scheduler", overlap_cost_scheduler::OverlapCost;
     "score", "score-scheduler", score_scheduler::Score;
     "vtc", "vtc-scheduler", vtc_scheduler::Vtc;
+    "pick", "pick-scheduler", pick_scheduler::Pick;
 };
 
 /// Evictors; the first is the default.

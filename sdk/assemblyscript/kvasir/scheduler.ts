@@ -19,7 +19,8 @@ export const enum R {
   SessionMemo, TenantMemo = 16, Columns = 18,
 }
 /** Columns of a request. */
-export const enum Column { Prefix, PrefixHbm, PrefixDram, PrefillFit, DecodePrefix, DecodeFit }
+export const enum Column { Prefix, PrefixHbm, PrefixDram, PrefillFit, DecodePrefix, DecodeFit, PrefillScore, DecodeScore }
+const OF_DECODE: u32 = (1 << Column.DecodePrefix) | (1 << Column.DecodeFit) | (1 << Column.DecodeScore);
 /** Reasons of a rejection. */
 export const enum Reason { Ttft = 1, Tbt, NoInstance, NoMemory, Own }
 
@@ -55,14 +56,18 @@ export function setLayout(tokens: u32, words: u32, count: u32): void {
   domains = count;
 }
 
+function slotsOf(column: u32): u32 {
+  return (OF_DECODE >> column) & 1 ? decode.slots : prefill.slots;
+}
+
 /** One word per slot; empty if the request has no such column. */
 export function column(request: Words, which: Column, into: Words): Words {
   const bits = request[R.Columns];
-  const slots = which < Column.DecodePrefix ? prefill.slots : decode.slots;
+  const slots = slotsOf(which);
   if (!((bits >> which) & 1)) return into.of(0, 0);
   let start = requestWords;
   for (let bit = 0; bit < <i32>which; bit++)
-    if ((bits >> bit) & 1) start += bit < Column.DecodePrefix ? prefill.slots : decode.slots;
+    if ((bits >> bit) & 1) start += slotsOf(bit);
   return into.of(request.at + (<usize>start << 2), slots);
 }
 

@@ -14,20 +14,36 @@ pub enum Column {
     EligiblePrefill = 3,
     PrefixAtDecode = 4,
     EligibleDecode = 5,
+    /// Bits of floats; in front of the picker of a chain.
+    ScorePrefill = 6,
+    ScoreDecode = 7,
 }
 
 impl Column {
+    /// In the order in which they stand in a question.
+    pub const ALL: [Self; 8] = [
+        Self::Prefix,
+        Self::PrefixInHbm,
+        Self::PrefixInDram,
+        Self::EligiblePrefill,
+        Self::PrefixAtDecode,
+        Self::EligibleDecode,
+        Self::ScorePrefill,
+        Self::ScoreDecode,
+    ];
+
     const fn bit(self) -> u32 {
         1 << self as u32
     }
 
     const fn of_decode(self) -> bool {
-        matches!(self, Self::PrefixAtDecode | Self::EligibleDecode)
+        OF_DECODE & self.bit() != 0
     }
 }
 
 /// Columns with one value per decode slot, as bits.
-const OF_DECODE: u32 = Column::PrefixAtDecode.bit() | Column::EligibleDecode.bit();
+const OF_DECODE: u32 =
+    Column::PrefixAtDecode.bit() | Column::EligibleDecode.bit() | Column::ScoreDecode.bit();
 
 /// Whether an instance can serve a request, as the eligibility columns say it.
 pub mod eligibility {
@@ -126,9 +142,20 @@ impl<'a> Candidates<'a> {
         value(self.eligible_decode(), decode, eligibility::CAN) == eligibility::HAS_ADAPTER
     }
 
-    /// Columns stand in the order of their bits, so those with lower bits stand before it.
+    /// What the scorers of a chain say of this prefill slot, smaller is better; 0 if there are none.
+    pub fn score_of(&self, prefill: usize) -> f32 {
+        f32::from_bits(value(self.column(Column::ScorePrefill), prefill, 0))
+    }
+
+    /// What the scorers of a chain say of this decode slot, likewise.
+    pub fn score_of_decode(&self, decode: usize) -> f32 {
+        f32::from_bits(value(self.column(Column::ScoreDecode), decode, 0))
+    }
+
+    /// One word per slot of its table; `None`: the host left it out.
+    // Columns stand in the order of their bits, so those with lower bits stand before it.
     #[inline]
-    fn column(&self, column: Column) -> Option<&'a [u32]> {
+    pub fn column(&self, column: Column) -> Option<&'a [u32]> {
         let before = self.present & (column.bit() - 1);
         if self.present & column.bit() == 0 {
             return None;
@@ -163,12 +190,27 @@ impl Question {
         question
     }
 
+    /// A question that was written before, over tables of so many slots. `now`: ms on the table clock.
+    pub fn of_words(now: f32, words: &[u32], prefill_slots: usize, decode_slots: usize) -> Self {
+        Self { now, words: words.to_vec(), prefill_slots, decode_slots }
+    }
+
     /// Replaces what was asked before. `now`: ms on the table clock.
     pub fn begin(&mut self, now: f32, request: &Request, prefill_slots: usize, decode_slots: usize) {
         self.words.clear();
         self.words.extend(request.encode());
         self.words.push(0);
         (self.now, self.prefill_slots, self.decode_slots) = (now, prefill_slots, decode_slots);
+    }
+
+    /// Replaces what was asked before by the request of `other`, without its columns.
+    pub fn begin_like(&mut self, other: &Self) {
+        self.words.clear();
+        self.words.extend_from_slice(other.request_words());
+        self.words.resize(HEAD_WORDS, 0);
+        self.words[REQUEST_WORDS] = 0;
+        (self.now, self.prefill_slots, self.decode_slots) =
+            (other.now, other.prefill_slots, other.decode_slots);
     }
 
     /// Adds a column, which `fill` makes of zeros, one per slot, and of the columns before it. It is left out if `fill`
@@ -230,17 +272,6 @@ impl Question {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    impl Column {
-        const ALL: [Self; 6] = [
-            Self::Prefix,
-            Self::PrefixInHbm,
-            Self::PrefixInDram,
-            Self::EligiblePrefill,
-            Self::PrefixAtDecode,
-            Self::EligibleDecode,
-        ];
-    }
 
     #[test]
     fn columns_are_found_whatever_others_there_are() {

@@ -198,7 +198,7 @@ fn what_came_of_every_request_is_told_once() {
 
 #[test]
 fn only_instances_that_serve_the_model_are_chosen() {
-    for policy in ["mooncake", "round-robin", "random", "netkv", "overlap-cost", "score", "vtc"] {
+    for policy in ["mooncake", "round-robin", "random", "netkv", "overlap-cost", "score", "vtc", "pick"] {
         let conductor = conductor(policy, 1);
         let serving = |models: &[&str], adapters: &[&str]| Registration {
             models: models.iter().map(|m| (*m).to_owned()).collect(),

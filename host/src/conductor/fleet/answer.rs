@@ -26,8 +26,8 @@ impl Slots<'_> {
 /// What a policy says of its scores: one per prefill slot, one per slot of both tables, or none.
 ///
 /// # Errors
-/// As [`check`].
-pub(super) fn check_scores(scores: &[f32], prefill: usize, decode: usize) -> Result<(), Invalid> {
+/// The reason: the policy is at fault.
+pub fn check_scores(scores: &[f32], prefill: usize, decode: usize) -> Result<(), Invalid> {
     if ![0, prefill, prefill + decode].contains(&scores.len()) {
         return Err(Invalid::Scores { scores: scores.len(), prefill, decode });
     }

@@ -3,18 +3,19 @@
 use super::learning::Learner;
 use super::{Builtin, Hook, Native, Policy, Settings};
 use crate::policy::bindings::learner::Learner as LearnerBindings;
-use crate::policy::catalog::{Assignment, Catalog, Origin};
+use crate::policy::catalog::{Assignment, Catalog, Origin, StoredPart};
+use crate::policy::chain::{self, Role};
 use crate::policy::counters::{Breaker, Counters};
 use crate::policy::engine::{Digest, Engine, Module};
 use crate::policy::fault::TEXT_BYTES;
 use crate::policy::guest::Guest;
 use crate::policy::log::Log;
-use crate::policy::{Error, Fault, Limits, PolicyConfig, description};
+use crate::policy::{Error, Fault, Limits, PolicyConfig, SlotKind, description, nearest};
 use crate::text::printable;
 use kvasir_policy::Description;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where a policy comes from.
 #[derive(Clone, Debug)]
@@ -28,11 +29,50 @@ pub enum Source {
         name: String,
         bytes: Vec<u8>,
     },
+    /// Several that decide together.
+    Chain {
+        name: String,
+        parts: Vec<ChainPart>,
+    },
+}
+
+/// A part of a chain, before its code was looked for.
+#[derive(Clone, Debug)]
+pub struct ChainPart {
+    pub role: Role,
+    pub source: Source,
+    pub settings: Settings,
 }
 
 pub(super) enum Program<H: Hook> {
     Component(Module),
     Native(Native<H>),
+    Chain { name: String, parts: Vec<ProgramPart<H>> },
+}
+
+/// A part of a chain with its code.
+pub(super) struct ProgramPart<H: Hook> {
+    role: Role,
+    program: Program<H>,
+    assignment: Assignment,
+}
+
+impl<H: Hook> Program<H> {
+    /// SHA-256 of the component; of a chain, of what its parts are.
+    fn digest(&self) -> Option<Digest> {
+        match self {
+            Self::Component(module) => Some(module.digest),
+            Self::Native(_) => None,
+            Self::Chain { parts, .. } => {
+                let part = |part: &ProgramPart<H>| {
+                    let code = part.program.digest().map(|digest| digest.to_string());
+                    serde_json::json!([part.role, code, part.assignment])
+                };
+                let parts: serde_json::Value = parts.iter().map(part).collect();
+                Some(Digest::of(parts.to_string().as_bytes()))
+            }
+        }
+    }
 }
 
 /// A policy with its settings, as it serves or served.
@@ -54,10 +94,7 @@ pub struct Version<H: Hook> {
 
 impl<H: Hook> Version<H> {
     pub fn digest(&self) -> Option<Digest> {
-        match &*self.program {
-            Program::Component(module) => Some(module.digest),
-            Program::Native(_) => None,
-        }
+        self.program.digest()
     }
 
     /// An engine that can serve: describe, configure, open.
@@ -104,7 +141,7 @@ impl<H: Hook> Version<H> {
     }
 
     pub(super) fn is_component(&self) -> bool {
-        matches!(&*self.program, Program::Component(_))
+        !matches!(&*self.program, Program::Native(_))
     }
 }
 
@@ -135,7 +172,7 @@ fn opened<H: Hook>(
     Ok(engine)
 }
 
-pub(super) fn configured<H: Hook>(
+fn configured<H: Hook>(
     program: &Program<H>,
     assignment: &Assignment,
     limits: &Limits,
@@ -144,6 +181,13 @@ pub(super) fn configured<H: Hook>(
     let mut engine = match program {
         Program::Component(module) => H::instantiate(module, limits, log.clone())?,
         Program::Native(make) => make(),
+        Program::Chain { name, parts } => {
+            let ready = |part: &ProgramPart<H>| {
+                let (engine, description) = configured::<H>(&part.program, &part.assignment, limits, log)?;
+                Ok((description.name, part.role, engine))
+            };
+            H::chain(name, parts.iter().map(ready).collect::<Result<_, Error>>()?)?
+        }
     };
     let description = introduced::<H>(&mut *engine, assignment)?;
     Ok((engine, description))
@@ -202,12 +246,11 @@ pub(super) fn prepare<H: Hook>(
 fn builtin<H: Hook>(name: &str) -> Result<Builtin<H>, Error> {
     H::builtins().find(|b| b.name == name).ok_or_else(|| {
         let known: Vec<_> = H::builtins().map(|b| b.name).collect();
-        let close = known.iter().map(|k| (strsim::damerau_levenshtein(k, name), *k)).min();
         Error::UnknownBuiltin {
             slot: H::KIND,
             name: name.into(),
             known: known.join(", "),
-            suggestion: close.filter(|(distance, _)| *distance <= 3).map(|(_, k)| k.into()),
+            suggestion: nearest(name, known),
         }
     })
 }
@@ -230,8 +273,8 @@ pub(in crate::policy) fn read(engine: &Engine, path: &std::path::Path) -> Result
 pub(super) struct Code<H: Hook> {
     pub(super) program: Program<H>,
     pub(super) origin: Origin,
-    /// What must be kept for a restart; built-in policies come with the binary.
-    pub(super) bytes: Option<Vec<u8>>,
+    /// The components that must be kept for a restart; built-in ones come with the binary.
+    pub(super) modules: Vec<Vec<u8>>,
 }
 
 pub(super) fn code<H: Hook>(engine: &Engine, source: Source) -> Result<Code<H>, Error> {
@@ -241,13 +284,15 @@ pub(super) fn code<H: Hook>(engine: &Engine, source: Source) -> Result<Code<H>, 
             return Ok(Code {
                 program: Program::Component(module),
                 origin: Origin::Builtin { name },
-                bytes: None,
+                modules: Vec::new(),
             });
         }
         Source::Native(name) => {
             let program = Program::Native(builtin::<H>(&name)?.native);
-            return Ok(Code { program, origin: Origin::Native { name }, bytes: None });
+            return Ok(Code { program, origin: Origin::Native { name }, modules: Vec::new() });
         }
+        Source::Chain { name, parts } => return chain(engine, name, parts),
+        Source::File(path) if chain::is_chain(&path) => return code(engine, chain::read(&path)?),
         Source::File(path) => {
             let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
             (stem, read(engine, &path)?)
@@ -256,7 +301,21 @@ pub(super) fn code<H: Hook>(engine: &Engine, source: Source) -> Result<Code<H>, 
     };
     let module = engine.compile(H::KIND, &name, &bytes)?;
     let origin = Origin::Module { name, digest: module.digest.to_string() };
-    Ok(Code { program: Program::Component(module), origin, bytes: Some(bytes) })
+    Ok(Code { program: Program::Component(module), origin, modules: vec![bytes] })
+}
+
+fn chain<H: Hook>(engine: &Engine, name: String, parts: Vec<ChainPart>) -> Result<Code<H>, Error> {
+    chain::check(H::KIND, &name, &parts)?;
+    let (mut programs, mut stored, mut modules) = (Vec::new(), Vec::new(), Vec::new());
+    for ChainPart { role, source, settings } in parts {
+        let code = code::<H>(engine, source)?;
+        modules.extend(code.modules);
+        let assignment = Assignment { origin: code.origin, settings };
+        stored.push(StoredPart { role, assignment: assignment.clone() });
+        programs.push(ProgramPart { role, program: code.program, assignment });
+    }
+    let program = Program::Chain { name: name.clone(), parts: programs };
+    Ok(Code { program, origin: Origin::Chain { name, parts: stored }, modules })
 }
 
 pub(super) fn stored_program<H: Hook>(
@@ -264,15 +323,65 @@ pub(super) fn stored_program<H: Hook>(
     catalog: Option<&Catalog>,
     origin: &Origin,
 ) -> Result<Program<H>, Error> {
-    let source = match (origin, catalog) {
+    code::<H>(engine, stored_source(H::KIND, catalog, origin)?).map(|code| code.program)
+}
+
+fn stored_source(slot: SlotKind, catalog: Option<&Catalog>, origin: &Origin) -> Result<Source, Error> {
+    Ok(match (origin, catalog) {
         (Origin::Builtin { name }, _) => Source::Builtin(name.clone()),
         (Origin::Native { name }, _) => Source::Native(name.clone()),
         (Origin::Module { name, digest }, Some(catalog)) => {
             Source::Bytes { name: name.clone(), bytes: catalog.module(digest)? }
         }
-        (Origin::Module { .. }, None) => return Err(Error::NoPrevious(H::KIND)),
-    };
-    code::<H>(engine, source).map(|code| code.program)
+        (Origin::Module { .. }, None) => return Err(Error::NoPrevious(slot)),
+        (Origin::Chain { name, parts }, _) => {
+            let part = |part: &StoredPart| {
+                let source = stored_source(slot, catalog, &part.assignment.origin)?;
+                Ok(ChainPart { role: part.role, source, settings: part.assignment.settings.clone() })
+            };
+            Source::Chain { name: name.clone(), parts: parts.iter().map(part).collect::<Result<_, Error>>()? }
+        }
+    })
+}
+
+/// A policy that was found and compiled once, of which engines are made outside any slot: for replays and benches.
+pub struct Prepared<H: Hook> {
+    program: Program<H>,
+    assignment: Assignment,
+    limits: Limits,
+}
+
+impl<H: Hook> Prepared<H> {
+    /// # Errors
+    /// The policy cannot be found or compiled.
+    pub fn new(
+        engine: &Engine,
+        config: &PolicyConfig,
+        source: Source,
+        settings: Settings,
+    ) -> Result<Self, Error> {
+        let code = code::<H>(engine, source)?;
+        let assignment = Assignment { origin: code.origin, settings };
+        Ok(Self { program: code.program, assignment, limits: H::KIND.limits(config) })
+    }
+
+    /// An engine with its settings, which was told nothing yet.
+    ///
+    /// # Errors
+    /// It cannot be instantiated, or what it says of itself or its settings is refused.
+    pub fn engine(&self) -> Result<(Box<H::Engine>, Description), Error> {
+        configured::<H>(&self.program, &self.assignment, &self.limits, &Arc::default())
+    }
+
+    /// SHA-256 of the component; `None`: the policy is native.
+    pub fn digest(&self) -> Option<Digest> {
+        self.program.digest()
+    }
+
+    /// What the linear memories of all its engines take now, bytes; of native ones nothing is known.
+    pub fn memory_in_use(&self) -> usize {
+        self.limits.in_use.load(Ordering::Relaxed)
+    }
 }
 
 /// An engine on its own, outside any slot: for replays and benches.
@@ -285,7 +394,5 @@ pub fn standalone<H: Hook>(
     source: Source,
     settings: Vec<(String, String)>,
 ) -> Result<(Box<H::Engine>, Description), Error> {
-    let code = code::<H>(engine, source)?;
-    let assignment = Assignment { origin: code.origin, settings };
-    configured::<H>(&code.program, &assignment, &H::KIND.limits(config), &Arc::default())
+    Prepared::<H>::new(engine, config, source, settings)?.engine()
 }

@@ -219,7 +219,7 @@ impl<H: Hook> Worker<H> {
         let assignment = &self.version.assignment;
         let (name, settings) = match &assignment.origin {
             Origin::Builtin { name } | Origin::Native { name } => (name.as_str(), &*assignment.settings),
-            Origin::Module { .. } => ("", &[][..]),
+            Origin::Module { .. } | Origin::Chain { .. } => ("", &[][..]),
         };
         let twin = H::builtins().find(|b| b.name == name).or_else(|| H::builtins().next())?;
         let mut engine = (twin.native)();

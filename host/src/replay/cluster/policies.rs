@@ -1,12 +1,13 @@
 //! The policies that decide in a simulated cluster.
 
 use super::Setup;
+use crate::policy::admitter::AdmitterHook;
 use crate::policy::balancer::BalancerHook;
 use crate::policy::evictor::{EvictorEngine, EvictorHook};
+use crate::policy::scheduler::SchedulerHook;
 use crate::policy::slot::Hook;
 use crate::policy::{
-    Engine, Error, PolicyConfig, PolicyHost, SlotKind, SlotStatus, Solo, Source, Wanted,
-    admitter::AdmitterHook, scheduler::SchedulerHook,
+    Engine, Error, GuardConfig, PolicyConfig, PolicyHost, Prepared, SlotKind, SlotStatus, Source, Wanted,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -102,6 +103,7 @@ impl Policies {
             breaker_faults: u32::MAX,
             // By the clock of this machine, which has no place here.
             learn_every: Duration::from_secs(1 << 30),
+            guard: GuardConfig { watch: Duration::ZERO, every: Duration::ZERO, ..GuardConfig::default() },
             instances: 256 + setup.pools(),
             ..PolicyConfig::default()
         };
@@ -115,14 +117,18 @@ impl Policies {
         // The evictors are ours: one per pool, and none in the host's own slot but a native one.
         let wanted = Wanted { evictor: pair(&Choices::default().evictor), ..wanted };
         let engine = Engine::new(&config, None)?;
-        let evictor = Solo::<EvictorHook>::new(
+        let evictor = Prepared::<EvictorHook>::new(
             &engine,
             &config,
             choices.evictor.source.clone(),
             choices.evictor.settings.clone(),
         )?;
-        let evictors = (0..setup.pools()).map(|_| evictor.instance()).collect::<Result<_, _>>()?;
-        let name = evictor.description().name.clone();
+        let (mut evictors, mut name) = (Vec::new(), String::new());
+        for _ in 0..setup.pools() {
+            let (engine, description) = evictor.engine()?;
+            evictors.push(engine);
+            name = description.name;
+        }
         Ok(Self { host: PolicyHost::open(&config, wanted, None)?, evictors, evictor: name })
     }
 

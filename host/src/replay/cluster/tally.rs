@@ -140,6 +140,10 @@ impl Tally {
         percent(self.blocks_found, self.blocks_asked)
     }
 
+    pub fn fetched_percent(&self) -> f64 {
+        percent(self.blocks_fetched, self.blocks_asked)
+    }
+
     pub fn slo_attainment_percent(&self) -> f64 {
         percent(self.within_slo, self.offered)
     }

@@ -1,0 +1,97 @@
+//! A policy's folder, and what its manifest says.
+
+use super::{Error, Language, MissingTool};
+use crate::policy::{PolicyConfig, SlotKind};
+use kvasir_dataplane::units::Size;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Name of the manifest in a project's folder.
+pub const MANIFEST: &str = "kvasir-policy.toml";
+
+/// A policy with its sources.
+#[derive(Debug)]
+pub struct Project {
+    /// Its folder.
+    pub dir: PathBuf,
+    pub name: String,
+    pub version: String,
+    pub language: &'static Language,
+    pub slot: SlotKind,
+    /// The folder `sdk`.
+    pub(super) sdk: PathBuf,
+    /// Memory that one instance may take, where the default is too little.
+    memory: Option<Size>,
+    /// Values that it is tried with.
+    pub settings: Vec<(String, String)>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Manifest {
+    name: String,
+    version: String,
+    language: String,
+    slot: String,
+    #[serde(default = "vendored")]
+    sdk: PathBuf,
+    memory: Option<Size>,
+    #[serde(default)]
+    settings: BTreeMap<String, toml::Value>,
+}
+
+fn vendored() -> PathBuf {
+    "sdk".into()
+}
+
+impl Project {
+    /// Reads the manifest in `dir`.
+    ///
+    /// # Errors
+    /// There is none, or it is not as it should be.
+    pub fn open(dir: &Path) -> Result<Self, Error> {
+        let path = dir.join(MANIFEST);
+        let text = std::fs::read_to_string(&path)
+            .map_err(|source| Error::NoManifest { path: path.clone(), source })?;
+        let bad = |reason: String| Error::Manifest { path: path.clone(), reason };
+        let manifest: Manifest =
+            toml::from_str(&text).map_err(|e| bad(e.to_string().trim_end().to_owned()))?;
+        let Manifest { name, version, language, slot, sdk, memory, settings } = manifest;
+        Ok(Self {
+            language: Language::find(&language).map_err(|e| bad(e.to_string()))?,
+            slot: slot.parse().map_err(|e: crate::policy::UnknownSlot| bad(e.to_string()))?,
+            sdk: dir.join(sdk),
+            settings: settings.into_iter().map(|(name, value)| (name, plain(value))).collect(),
+            dir: dir.to_owned(),
+            name,
+            version,
+            memory,
+        })
+    }
+
+    /// Where `build` puts the component unless it is told otherwise.
+    pub fn component(&self) -> PathBuf {
+        self.dir.join(format!("{}.wasm", self.name))
+    }
+
+    /// The first tool that building it needs and that is not here.
+    pub fn missing_tool(&self) -> Option<MissingTool> {
+        self.language.missing_tool(&self.language.search_path(&self.sdk, &self.dir))
+    }
+
+    /// A host for it: as by default, but with the memory that the manifest names.
+    pub fn limits(&self) -> PolicyConfig {
+        let defaults = PolicyConfig::default();
+        let memory_bytes = self.memory.map_or(defaults.memory_bytes, |size| size.0 as usize);
+        PolicyConfig { memory_bytes, ..defaults }
+    }
+}
+
+/// A value as an operator would write it behind `--setting NAME=`.
+fn plain(value: toml::Value) -> String {
+    match value {
+        toml::Value::String(text) => text,
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,327 @@
+//! What happened to each slot: who did it, when, with which code and settings, and why.
+//!
+//! A journal in the host's `sled` database, bounded per slot. An entry is on disk when [`History::add`] returns, so it
+//! outlives a crash; that takes a write to the disk, so no decision may wait for it.
+
+use super::{Error, PolicyHost, SlotKind, SlotStatus, catalog};
+use crate::text::printable;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Entries kept of one slot; the oldest go first.
+pub const ENTRIES_MAX: usize = 1_000;
+/// Settings are kept to tell one version from another, not to be loaded again: a longer value is cut, and so is what
+/// exceeds this in total. A thousand entries fit into one answer to a client.
+const SETTINGS_BYTES: usize = 4 << 10;
+const VALUE_BYTES: usize = 256;
+const NAME_BYTES: usize = 128;
+const REASON_BYTES: usize = 1 << 10;
+
+/// Who did what no person asked for.
+pub const HOST: &str = "host";
+/// What serves since a start of the host.
+pub const STARTED: &str = "started";
+
+/// One policy, as the history names it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Named {
+    pub name: String,
+    pub version: String,
+    /// SHA-256 of the component; `None` for native.
+    pub digest: Option<String>,
+}
+
+/// Something that happened to a slot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Unix time in milliseconds.
+    pub at_ms: u64,
+    /// As in the audit log, or [`HOST`].
+    pub who: String,
+    /// One word: `loaded`, `promoted`, and so on.
+    pub action: String,
+    /// What it was done to.
+    pub policy: Named,
+    pub settings: Vec<(String, String)>,
+    /// What served before, if it does not any more.
+    #[serde(default)]
+    pub before: Option<Named>,
+    #[serde(default)]
+    pub reason: String,
+}
+
+impl From<&SlotStatus> for Named {
+    fn from(status: &SlotStatus) -> Self {
+        let SlotStatus { name, version, digest, .. } = status;
+        Self { name: name.clone(), version: version.clone(), digest: digest.clone() }
+    }
+}
+
+impl Entry {
+    /// That `who` did `action` just now, after which `status` is what serves.
+    pub fn now(who: &str, action: &str, status: &SlotStatus) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self {
+            at_ms: now.as_millis() as u64,
+            who: who.into(),
+            action: action.into(),
+            policy: status.into(),
+            settings: status.settings.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// The same, in the place of what served before.
+    pub fn in_place_of(self, before: &SlotStatus) -> Self {
+        Self { before: Some(before.into()), ..self }
+    }
+}
+
+/// The journal of all slots.
+pub struct History {
+    tree: sled::Tree,
+    path: PathBuf,
+    /// Number of the newest entry of each slot, from 1; held while one is written.
+    newest: Mutex<[u64; 4]>,
+}
+
+impl History {
+    /// The journal in `db`; `path` is where that lives, for messages.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn open(db: &sled::Db, path: &Path) -> Result<Self, Error> {
+        let failed = |e| catalog::state_error(path, "opened", e);
+        let tree = db.open_tree("policy-history").map_err(failed)?;
+        let mut newest = [0; 4];
+        for slot in SlotKind::ALL {
+            let last = tree.scan_prefix(prefix(slot)).keys().next_back().transpose().map_err(failed)?;
+            newest[slot as usize] = last.map_or(0, |key| number(&key));
+        }
+        Ok(Self { tree, path: path.into(), newest: Mutex::new(newest) })
+    }
+
+    /// As [`History::add`]. What happened is not undone because the entry cannot be written; the log says so instead.
+    pub fn note(&self, slot: SlotKind, entry: Entry) {
+        if let Err(error) = self.add(slot, entry.clone()) {
+            tracing::error!(%slot, %error, ?entry, "not in the history of the policies");
+        }
+    }
+
+    /// What serves each slot since a start of the host, and why if it is not what it should be.
+    pub fn note_start(&self, policies: &PolicyHost) {
+        for (slot, status) in SlotKind::ALL.into_iter().zip(policies.list()) {
+            let reason = status.last_trip.clone().unwrap_or_default();
+            let entry = Entry { reason, ..Entry::now(HOST, STARTED, &status) };
+            if let Err(error) = self.add_started(slot, entry) {
+                tracing::error!(%slot, %error, "the start is not in the history of the policies");
+            }
+        }
+    }
+
+    /// Writes an entry, and drops the oldest if there are too many.
+    ///
+    /// # Errors
+    /// The disk is full or fails.
+    pub fn add(&self, slot: SlotKind, entry: Entry) -> Result<(), Error> {
+        let mut newest = self.newest.lock();
+        let number = newest[slot as usize] + 1;
+        self.write(slot, number, entry)?;
+        newest[slot as usize] = number;
+        let kept_from = (number + 1).saturating_sub(ENTRIES_MAX as u64);
+        for old in self.tree.range(key(slot, 0)..key(slot, kept_from)).keys() {
+            let removed = old.and_then(|old| self.tree.remove(old));
+            removed.map_err(|e| self.error("written", e))?;
+        }
+        Ok(())
+    }
+
+    /// Notes what serves since a start of the host. A host that starts again and again with the same policy has one
+    /// entry of it, so that it does not push out what people did.
+    ///
+    /// # Errors
+    /// As [`History::add`].
+    pub fn add_started(&self, slot: SlotKind, entry: Entry) -> Result<(), Error> {
+        let newest = self.newest.lock();
+        let number = newest[slot as usize];
+        let last = self.tree.get(key(slot, number)).map_err(|e| self.error("read", e))?;
+        let same = |last: &Entry| {
+            last.action == STARTED && last.policy == entry.policy && last.settings == entry.settings
+        };
+        if last.is_some_and(|bytes| same(&parse(&bytes))) {
+            return self.write(slot, number, entry);
+        }
+        drop(newest);
+        self.add(slot, entry)
+    }
+
+    /// The newest `limit` entries, newest first.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn read(&self, slot: SlotKind, limit: usize) -> Result<Vec<Entry>, Error> {
+        let values = self.tree.scan_prefix(prefix(slot)).values().rev().take(limit);
+        values.map(|bytes| Ok(parse(&bytes.map_err(|e| self.error("read", e))?))).collect()
+    }
+
+    /// The newest `limit` entries of all of `slots` together, newest first.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn newest(&self, slots: &[SlotKind], limit: usize) -> Result<Vec<(SlotKind, Entry)>, Error> {
+        let mut all = Vec::new();
+        for &slot in slots {
+            all.extend(self.read(slot, limit)?.into_iter().map(|entry| (slot, entry)));
+        }
+        // Stable: entries of one slot keep their order, whatever the clock did.
+        all.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.at_ms));
+        all.truncate(limit);
+        Ok(all)
+    }
+
+    fn write(&self, slot: SlotKind, number: u64, entry: Entry) -> Result<(), Error> {
+        let bytes = serde_json::to_vec(&bounded(entry)).map_err(|e| self.error("written", e))?;
+        self.tree.insert(key(slot, number), bytes).map_err(|e| self.error("written", e))?;
+        self.tree.flush().map(drop).map_err(|e| self.error("written", e))
+    }
+
+    fn error(&self, action: &'static str, reason: impl std::fmt::Display) -> Error {
+        catalog::state_error(&self.path, action, reason)
+    }
+}
+
+/// An entry that cannot be read says so in its place: the others are still worth reading.
+fn parse(bytes: &[u8]) -> Entry {
+    serde_json::from_slice(bytes).unwrap_or_else(|error| Entry {
+        who: HOST.into(),
+        action: "unreadable".into(),
+        reason: format!("this entry of the history cannot be read: {error}"),
+        ..Entry::default()
+    })
+}
+
+/// Names and values come from operators and policies.
+fn bounded(entry: Entry) -> Entry {
+    let named = |named: Named| Named {
+        name: printable(&named.name, NAME_BYTES),
+        version: printable(&named.version, NAME_BYTES),
+        digest: named.digest,
+    };
+    Entry {
+        who: printable(&entry.who, NAME_BYTES),
+        policy: named(entry.policy),
+        settings: bounded_settings(&entry.settings),
+        before: entry.before.map(named),
+        reason: printable(&entry.reason, REASON_BYTES),
+        ..entry
+    }
+}
+
+fn bounded_settings(settings: &[(String, String)]) -> Vec<(String, String)> {
+    let (mut kept, mut bytes) = (Vec::new(), 0);
+    for (name, value) in settings {
+        let setting = (printable(name, NAME_BYTES), printable(value, VALUE_BYTES));
+        bytes += setting.0.len() + setting.1.len();
+        if bytes > SETTINGS_BYTES {
+            kept.push(("…".to_owned(), format!("{} more", settings.len() - kept.len())));
+            break;
+        }
+        kept.push(setting);
+    }
+    kept
+}
+
+/// No slot's name begins with that of another.
+fn prefix(slot: SlotKind) -> String {
+    format!("{slot}/")
+}
+
+fn key(slot: SlotKind, number: u64) -> Vec<u8> {
+    [prefix(slot).as_bytes(), &number.to_be_bytes()].concat()
+}
+
+/// What [`key`] was made of.
+fn number(key: &[u8]) -> u64 {
+    let (_, last) = key.split_at(key.len().saturating_sub(8));
+    last.try_into().map_or(0, u64::from_be_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn database(dir: &Path) -> sled::Db {
+        sled::open(dir.join("state")).unwrap()
+    }
+
+    fn entry(at_ms: u64, action: &str) -> Entry {
+        let policy = Named { name: "lru".into(), version: "1.0.0".into(), digest: None };
+        Entry { at_ms, who: "user 7".into(), action: action.into(), policy, ..Entry::default() }
+    }
+
+    #[test]
+    fn the_newest_come_first_and_the_oldest_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let history = History::open(&database(dir.path()), dir.path()).unwrap();
+        history.add(SlotKind::Scheduler, entry(1, "loaded")).unwrap();
+        for at_ms in 0..ENTRIES_MAX as u64 + 7 {
+            history.add(SlotKind::Evictor, entry(at_ms, "loaded")).unwrap();
+        }
+        let all = history.read(SlotKind::Evictor, usize::MAX).unwrap();
+        let times: Vec<_> = all.iter().map(|entry| entry.at_ms).collect();
+        assert_eq!(times, (7..ENTRIES_MAX as u64 + 7).rev().collect::<Vec<_>>());
+        assert_eq!(history.read(SlotKind::Evictor, 2).unwrap(), all[..2]);
+        assert_eq!(history.read(SlotKind::Scheduler, 9).unwrap(), [entry(1, "loaded")]);
+        assert_eq!(history.read(SlotKind::Balancer, 9).unwrap(), []);
+    }
+
+    #[test]
+    fn a_restart_neither_loses_nor_overwrites() {
+        let dir = tempfile::tempdir().unwrap();
+        for at_ms in 1..=3 {
+            let history = History::open(&database(dir.path()), dir.path()).unwrap();
+            history.add(SlotKind::Balancer, entry(at_ms, "loaded")).unwrap();
+        }
+        let history = History::open(&database(dir.path()), dir.path()).unwrap();
+        let all = history.read(SlotKind::Balancer, 9).unwrap();
+        assert_eq!(all, [3, 2, 1].map(|at_ms| entry(at_ms, "loaded")));
+    }
+
+    #[test]
+    fn starts_with_the_same_policy_are_one_entry() {
+        let dir = tempfile::tempdir().unwrap();
+        let history = History::open(&database(dir.path()), dir.path()).unwrap();
+        let read = || history.read(SlotKind::Admitter, 99).unwrap();
+        for at_ms in 1..=5 {
+            history.add_started(SlotKind::Admitter, entry(at_ms, STARTED)).unwrap();
+        }
+        assert_eq!(read(), [entry(5, STARTED)]);
+        history.add(SlotKind::Admitter, entry(6, "loaded")).unwrap();
+        history.add_started(SlotKind::Admitter, entry(7, STARTED)).unwrap();
+        let other = Entry { settings: vec![("a".into(), "1".into())], ..entry(8, STARTED) };
+        history.add_started(SlotKind::Admitter, other.clone()).unwrap();
+        assert_eq!(read(), [other, entry(7, STARTED), entry(6, "loaded"), entry(5, STARTED)]);
+    }
+
+    #[test]
+    fn long_and_strange_texts_are_cut_and_one_bad_entry_hides_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let history = History::open(&database(dir.path()), dir.path()).unwrap();
+        let long = "\u{1b}é".repeat(1 << 16);
+        let given = Entry {
+            settings: vec![(long.clone(), long.clone()); 64],
+            reason: long.clone(),
+            before: Some(Named { name: long, ..Named::default() }),
+            ..entry(1, "loaded")
+        };
+        history.add(SlotKind::Evictor, given).unwrap();
+        let read = history.read(SlotKind::Evictor, 9).unwrap();
+        assert!(serde_json::to_vec(&read).unwrap().len() < 8 << 10, "bounded");
+        assert!(!format!("{read:?}").contains('\u{1b}') && read[0].reason.ends_with('…'));
+        history.tree.insert(key(SlotKind::Evictor, 2), b"{\"at_ms\":tru").unwrap();
+        let read = history.read(SlotKind::Evictor, 9).unwrap();
+        assert_eq!([&read[0].action, &read[1].action], ["unreadable", "loaded"]);
+    }
+}

@@ -1,0 +1,220 @@
+//! One policy for all hosts of a cluster: who is told next, and what is done when one of them goes back.
+//!
+//! A host that keeps rollouts hears from every other what serves there ([`Said`]) and answers what should ([`Order`]). Hosts
+//! get the policy one at a time, in the order of their names: the next one is told when the guards of the last one have let it
+//! pass, and the pause is over. If one refuses it, or goes back from it, or falls silent with it, nobody else gets it, and
+//! those that have it go back. Here is no clock and no network; `now` is an argument, Unix time in milliseconds.
+
+#[cfg(test)]
+mod tests;
+
+use super::catalog::Assignment;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A host that was told is not heard of for so long: something is wrong with it, and nobody else is told.
+pub const SILENT_MS: u64 = 60_000;
+/// A host that waits for its turn is passed over when it was not heard of for so long.
+pub const AWAY_MS: u64 = 15_000;
+/// Hosts of one rollout.
+pub const HOSTS_MAX: usize = 4_096;
+
+/// One policy on its way to all hosts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rollout {
+    /// Rises with every rollout of a slot.
+    pub id: u64,
+    pub target: Assignment,
+    /// Who started it.
+    pub by: String,
+    pub since_ms: u64,
+    /// Between the end of one host's watch and the next host.
+    pub pause_ms: u64,
+    pub phase: Phase,
+    hosts: BTreeMap<String, Place>,
+    /// When the last host was through with its watch.
+    settled_ms: Option<u64>,
+}
+
+/// How a rollout stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    Rolling,
+    /// Nobody else is told; who has it keeps it.
+    Paused,
+    /// Nobody else is told; who has it goes back.
+    Stopped {
+        reason: String,
+    },
+}
+
+/// How far one host is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Step {
+    Waiting,
+    /// It has not said yet that it serves it.
+    Told,
+    /// It serves it, and its guards compare.
+    Watched,
+    Settled,
+    Failed {
+        reason: String,
+    },
+    /// It went back because the rollout was stopped.
+    Back,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Place {
+    step: Step,
+    /// When it was heard of last.
+    heard_ms: u64,
+}
+
+/// What a host says of a rollout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// Another policy serves.
+    Other,
+    /// It serves, and the host's guards compare it with the one before.
+    Watched,
+    /// It serves, and passed.
+    Settled,
+    /// The host refused it, or went back from it.
+    Failed(String),
+}
+
+/// What a host should do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    Keep,
+    /// Bring the target into service.
+    Serve,
+    /// Go back from the target to what served before.
+    Return,
+}
+
+/// Why a host is not in the rollout.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a rollout has at most {HOSTS_MAX} hosts; this is one more")]
+pub struct TooManyHosts;
+
+impl Rollout {
+    pub fn new(id: u64, target: Assignment, by: String, pause_ms: u64, now_ms: u64) -> Self {
+        let (phase, hosts) = (Phase::Rolling, BTreeMap::new());
+        Self { id, target, by, since_ms: now_ms, pause_ms, phase, hosts, settled_ms: None }
+    }
+
+    /// Takes in what a host says, and answers what it should do. The same may be said and answered again.
+    ///
+    /// # Errors
+    /// [`TooManyHosts`].
+    pub fn hear(&mut self, host: &str, said: Said, now_ms: u64) -> Result<Order, TooManyHosts> {
+        if !self.hosts.contains_key(host) && self.hosts.len() == HOSTS_MAX {
+            return Err(TooManyHosts);
+        }
+        let serves = matches!(said, Said::Watched | Said::Settled);
+        self.take_in(host, said, now_ms);
+        self.stop_if_silent(now_ms);
+        Ok(match (&self.phase, &self.hosts[host].step) {
+            (Phase::Stopped { .. }, _) if serves => Order::Return,
+            (Phase::Rolling, Step::Told) => Order::Serve, // it did not hear the last answer
+            (Phase::Rolling, Step::Waiting) if self.is_next(host, now_ms) => {
+                self.set(host, Step::Told);
+                Order::Serve
+            }
+            _ => Order::Keep,
+        })
+    }
+
+    fn take_in(&mut self, host: &str, said: Said, now_ms: u64) {
+        let fresh = Place { step: Step::Waiting, heard_ms: now_ms };
+        let place = self.hosts.entry(host.to_owned()).or_insert(fresh);
+        place.heard_ms = now_ms;
+        let step = match (&place.step, said) {
+            (Step::Failed { .. }, _) => return,
+            (_, Said::Failed(reason)) => Step::Failed { reason },
+            (Step::Watched | Step::Settled, Said::Other) if matches!(self.phase, Phase::Stopped { .. }) => {
+                Step::Back
+            }
+            (Step::Watched | Step::Settled, Said::Other) => {
+                Step::Failed { reason: "it serves another policy now".into() }
+            }
+            (step, Said::Other) => step.clone(),
+            (_, Said::Watched) => Step::Watched,
+            (_, Said::Settled) => Step::Settled,
+        };
+        match &step {
+            Step::Settled if place.step != Step::Settled => self.settled_ms = Some(now_ms),
+            Step::Failed { reason } => stop(&mut self.phase, format!("{host}: {reason}")),
+            _ => {}
+        }
+        place.step = step;
+    }
+
+    fn stop_if_silent(&mut self, now_ms: u64) {
+        let silent = |place: &Place| {
+            matches!(place.step, Step::Told | Step::Watched) && now_ms > place.heard_ms + SILENT_MS
+        };
+        if let Some((host, place)) = self.hosts.iter().find(|(_, place)| silent(place)) {
+            let seconds = (now_ms - place.heard_ms) / 1_000;
+            stop(&mut self.phase, format!("{host}: not heard of for {seconds} s since it was told"));
+        }
+    }
+
+    /// One host at a time, in the order of their names.
+    fn is_next(&self, host: &str, now_ms: u64) -> bool {
+        let busy = self.hosts.values().any(|place| matches!(place.step, Step::Told | Step::Watched));
+        let rested = self.settled_ms.is_none_or(|at| now_ms >= at + self.pause_ms);
+        let waits = |place: &Place| place.step == Step::Waiting && now_ms <= place.heard_ms + AWAY_MS;
+        let first = self.hosts.iter().find(|(_, place)| waits(place));
+        !busy && rested && first.is_some_and(|(name, _)| name == host)
+    }
+
+    fn set(&mut self, host: &str, step: Step) {
+        if let Some(place) = self.hosts.get_mut(host) {
+            place.step = step;
+        }
+    }
+
+    /// Nobody else is told until [`Rollout::resume`]; false: it was stopped already.
+    pub fn pause(&mut self) -> bool {
+        let rolls = !matches!(self.phase, Phase::Stopped { .. });
+        if rolls {
+            self.phase = Phase::Paused;
+        }
+        rolls
+    }
+
+    /// False: it was stopped, which is for good.
+    pub fn resume(&mut self) -> bool {
+        let rolls = !matches!(self.phase, Phase::Stopped { .. });
+        if rolls {
+            self.phase = Phase::Rolling;
+        }
+        rolls
+    }
+
+    /// Who has it goes back. A rollout that stopped before keeps its first reason.
+    pub fn stop(&mut self, reason: String) {
+        stop(&mut self.phase, reason);
+    }
+
+    /// Hosts, how far each is, and when it was heard of last.
+    pub fn hosts(&self) -> impl Iterator<Item = (&str, &Step, u64)> {
+        self.hosts.iter().map(|(name, place)| (name.as_str(), &place.step, place.heard_ms))
+    }
+
+    /// Whether every host that was ever heard of serves it and passed.
+    pub fn is_done(&self) -> bool {
+        !self.hosts.is_empty() && self.hosts.values().all(|place| place.step == Step::Settled)
+    }
+}
+
+fn stop(phase: &mut Phase, reason: String) {
+    if !matches!(phase, Phase::Stopped { .. }) {
+        *phase = Phase::Stopped { reason };
+    }
+}
