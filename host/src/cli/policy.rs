@@ -1,5 +1,6 @@
 //! `kvasir policy`: which policies serve a running host, how one is written, and what a component is. One file a verb.
 
+mod bench;
 mod build;
 mod history;
 mod inspect;
@@ -28,6 +29,7 @@ pub(super) struct PolicyArgs {
 enum Action {
     New(new::NewArgs),
     Build(build::BuildArgs),
+    Bench(bench::BenchArgs),
     Replay(replay::ReplayArgs),
     Load(load::LoadArgs),
     List(list::ListArgs),
@@ -52,6 +54,7 @@ impl PolicyArgs {
         match self.action {
             Action::New(args) => Ok(args.run()),
             Action::Build(args) => Ok(args.run()),
+            Action::Bench(args) => args.run(),
             Action::Replay(args) => args.run(),
             Action::Load(args) => args.run(),
             Action::List(args) => args.run(),

@@ -1,10 +1,11 @@
 //! `kvasir replay`: a trace through the components that run in production.
 
+use super::cluster_flags::ClusterFlags;
 use crate::config::Size;
 use crate::policy::evictor::{EvictorEngine, EvictorHook};
 use crate::policy::{Engine, PolicyConfig, SlotKind, Source, standalone};
 use crate::replay::cache::{Cache, Report};
-use crate::replay::cluster::{self, Choices, Cluster, Names, Policies, Setup};
+use crate::replay::cluster::{self, Choices, Cluster, Names, Policies};
 use crate::replay::contender::Contender;
 use crate::replay::pool;
 use crate::replay::store::{self, Pace, Session};
@@ -81,87 +82,6 @@ pub enum EngineKind {
     Wasm,
     /// The same source, compiled into this binary.
     Native,
-}
-
-/// A cluster in virtual time.
-#[derive(clap::Args, Clone, Debug, Default)]
-pub struct ClusterFlags {
-    /// Instances that do prefill only [default: 4, or 0 with --both].
-    #[arg(long, value_name = "N")]
-    prefill: Option<u32>,
-    /// Instances that decode only [default: 4, or 0 with --both].
-    #[arg(long, value_name = "N")]
-    decode: Option<u32>,
-    /// Instances that do both [default: 0].
-    #[arg(long, value_name = "N")]
-    both: Option<u32>,
-    /// Prefix cache of an instance that does prefill, in blocks of 512 tokens [default: 6000].
-    #[arg(long, value_name = "N")]
-    pool_blocks: Option<u32>,
-    /// Memory for the batch of an instance that decodes, in blocks [default: 3000].
-    #[arg(long, value_name = "N")]
-    decode_blocks: Option<u32>,
-    /// Time to the first token that requests ask for, or `none` [default: 30s].
-    #[arg(long, value_name = "TIME", value_parser = slo)]
-    ttft_slo: Option<f32>,
-    /// Time between tokens that requests ask for, or `none` [default: 100ms].
-    #[arg(long, value_name = "TIME", value_parser = slo)]
-    tbt_slo: Option<f32>,
-    /// Seed of the chance that requests bring to policies [default: 1].
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
-    /// Send requests at the times of the trace, X times as fast [cluster: 1; mode store: without waiting].
-    #[arg(long, value_name = "X", value_parser = speed)]
-    pub speed: Option<f64>,
-}
-
-impl ClusterFlags {
-    pub(crate) const NAMES: &str =
-        "--prefill, --decode, --both, --pool-blocks, --decode-blocks, --ttft-slo, --tbt-slo, --seed, --speed";
-
-    /// Whether any of them was given.
-    pub(crate) fn any(&self) -> bool {
-        self.speed.is_some() || self.any_but_speed()
-    }
-
-    pub(crate) fn any_but_speed(&self) -> bool {
-        let &Self { prefill, decode, both, pool_blocks, decode_blocks, ttft_slo, tbt_slo, seed, speed: _ } =
-            self;
-        let numbers = [prefill, decode, both, pool_blocks, decode_blocks].iter().any(Option::is_some);
-        numbers || ttft_slo.is_some() || tbt_slo.is_some() || seed.is_some()
-    }
-
-    /// # Errors
-    /// Such a cluster cannot be simulated.
-    pub(crate) fn setup(&self) -> Result<Setup> {
-        let default = Setup::default();
-        let apart = |count: Option<u32>, usual| count.unwrap_or(if self.both.is_some() { 0 } else { usual });
-        let setup = Setup {
-            prefill: apart(self.prefill, default.prefill),
-            decode: apart(self.decode, default.decode),
-            both: self.both.unwrap_or(0),
-            pool_blocks: self.pool_blocks.unwrap_or(default.pool_blocks),
-            decode_blocks: self.decode_blocks.unwrap_or(default.decode_blocks),
-            ttft_slo_ms: self.ttft_slo.unwrap_or(default.ttft_slo_ms),
-            tbt_slo_ms: self.tbt_slo.unwrap_or(default.tbt_slo_ms),
-            seed: self.seed.unwrap_or(default.seed),
-            speed: self.speed.unwrap_or(default.speed),
-            ..default
-        };
-        setup.check()?;
-        Ok(setup)
-    }
-}
-
-/// Milliseconds.
-fn slo(text: &str) -> Result<f32> {
-    if text == "none" {
-        return Ok(f32::INFINITY);
-    }
-    let time = humantime::parse_duration(text).ok().filter(|time| !time.is_zero());
-    let time =
-        time.with_context(|| format!("`{text}` is no time above 0 such as 30s or 100ms, and not `none`"))?;
-    Ok(time.as_secs_f32() * 1e3)
 }
 
 /// What a trace runs through.
@@ -353,11 +273,6 @@ impl ReplayArgs {
     }
 }
 
-fn speed(text: &str) -> Result<f64> {
-    let known = text.parse().ok().filter(|speed: &f64| speed.is_finite() && *speed > 0.0);
-    known.with_context(|| format!("`{text}` is not a number above 0"))
-}
-
 /// "unknown evictor `lur`; did you mean `lru`? built in: …"
 pub(crate) fn unknown_name(kind: &str, name: &str, known: impl Iterator<Item = &'static str>) -> String {
     let known: Vec<_> = known.collect();
@@ -510,6 +425,40 @@ mod tests {
     }
 
     #[test]
+    fn mode_cluster_has_the_published_keys_and_is_the_same_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = folder.path().join("t.jsonl.gz");
+        let plan = Plan { workload: Workload::Agent, requests: 300, rate_rps: 5.0, seed: 3 };
+        generate::write(&plan, &trace, || ()).unwrap();
+        let line = format!(
+            "--trace {} --mode cluster --prefill 2 --decode 1 --both 1 --scheduler random --evictor lru --speed 2",
+            trace.display()
+        );
+        let report = parse(&line).clustered().unwrap();
+        assert_eq!(report, parse(&line).clustered().unwrap());
+        assert_eq!(
+            (report.requests, report.scheduler.as_str(), report.evictor.as_str()),
+            (300, "random", "lru")
+        );
+        let json = serde_json::to_value(&report).unwrap();
+        for key in [
+            "scheduler",
+            "ttft_s",
+            "tbt_s",
+            "hit_rate_percent",
+            "rejected",
+            "goodput_rps",
+            "slo_attainment_percent",
+        ] {
+            assert!(!json[key].is_null(), "{key}");
+        }
+        for key in ["mean", "p50", "p90", "p99"] {
+            assert!(json["ttft_s"][key].as_f64().is_some_and(|seconds| seconds > 0.0), "{key}");
+        }
+        assert!(cluster_table(&report).contains("hit rate"), "{}", cluster_table(&report));
+    }
+
+    #[test]
     fn a_policy_that_fails_fails_the_replay() {
         let folder = tempfile::tempdir().unwrap();
         let (trace, policy) = (folder.path().join("t.jsonl.gz"), folder.path().join("bad.wasm"));
@@ -547,14 +496,23 @@ mod tests {
             ("--trace /none --mode store --host tcp:127.0.0.1:1", "cannot open trace /none"),
             ("--trace /dev/null --mode store --host unix:/none", "no Kvasir host at unix:/none"),
             ("--trace /none --evictor lru --capacity-blocks 5 --evictor-setting a=1", "unknown setting `a`"),
+            (
+                "--trace /none --capacity-blocks 5 --prefill 2",
+                "mode cache has no cluster; leave out --scheduler",
+            ),
+            ("--trace /none --mode store --host unix:/none --balancer static", "mode store has no cluster"),
+            ("--trace /none --mode cluster --capacity-blocks 5", "has --pool-blocks"),
+            ("--trace /none --mode cluster --prefill 0", "0 prefill, 4 decode"),
+            ("--trace /none --mode cluster --speed 1e9", "speed 1000000000 is outside"),
+            ("--trace /none --mode cluster --scheduler moncake", "did you mean `mooncake`?"),
+            ("--trace /none --mode cluster --scheduler lru", "`lru` is for the slot evictor, not scheduler"),
+            ("--trace /none --mode cluster", "cannot open trace /none"),
+            ("--trace /dev/null --mode cluster", "/dev/null holds no requests"),
         ];
         for (line, expected) in rows {
             let error = format!("{:#}", parse(line).run().unwrap_err());
             assert!(error.contains(expected), "{line}: {error}");
         }
         assert!(super::super::setting("novalue").is_err());
-        for bad in ["0", "-1", "inf", "NaN", "fast"] {
-            assert!(speed(bad).is_err(), "{bad}");
-        }
     }
 }

@@ -1,8 +1,8 @@
 //! The life of one request: decision, prefix, transfer, prefill, blocks stored, decode.
 
+use super::Prompt;
 use super::cluster::{Cluster, Host};
 use super::stats::{Sample, Stats};
-use super::Prompt;
 use crate::replay::cluster::TRANSFER;
 use crate::replay::content;
 use crate::replay::trace::BLOCK_SIZE_TOKENS;

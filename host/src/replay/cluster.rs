@@ -25,6 +25,7 @@
 
 mod agenda;
 mod decode;
+mod instance;
 mod policies;
 mod prefill;
 mod report;
@@ -40,6 +41,7 @@ pub use tally::{Seconds, Spread, Tally, Timeline};
 
 use self::agenda::{Agenda, Event};
 use self::decode::{Arrival, Decode, Done};
+use self::instance::{Instance, Job};
 use self::prefill::{Prefill, Start};
 use super::classes::{Classes, Recent};
 use super::pool::{self, Touch};
@@ -86,38 +88,6 @@ pub struct Ended {
     pub ttft_us: Option<u64>,
 }
 
-/// A request in flight.
-struct Job {
-    /// As the conductor knows it.
-    booked: u64,
-    arrived_us: u64,
-    chain: Vec<u64>,
-    touch: Touch,
-    prompt_tokens: u64,
-    output_tokens: u64,
-    prefill: usize,
-    decode: usize,
-    /// Leading blocks at the prefill instance when it was decided, and those fetched behind them.
-    own_blocks: usize,
-    fetched_blocks: usize,
-    first_token_us: u64,
-}
-
-/// One simulated engine.
-struct Instance<'e> {
-    name: String,
-    epoch: u64,
-    /// Messages about its blocks.
-    sequence: u64,
-    prefill: Option<Prefill<'e>>,
-    decode: Option<Decode>,
-    /// Transfers on their way to it: fetched prefixes, and requests handed over.
-    fetching: u32,
-    handing_over: u32,
-    /// Distinguishes the plan that holds from those made before it.
-    plan: u64,
-}
-
 /// See the module documentation.
 pub struct Cluster<'e> {
     setup: Setup,
@@ -158,8 +128,7 @@ impl<'e> Cluster<'e> {
                 None => None,
             };
             let decode = role.decode.then(|| Decode::new(setup.decode_cost, setup.decode_blocks));
-            let (sequence, fetching, handing_over, plan) = (0, 0, 0, 0);
-            instances.push(Instance { name, epoch, sequence, prefill, decode, fetching, handing_over, plan });
+            instances.push(Instance::new(name, epoch, prefill, decode));
         }
         let mut agenda = Agenda::default();
         agenda.plan(0, Event::Tick);
@@ -265,12 +234,8 @@ impl<'e> Cluster<'e> {
     /// Name of each instance, and the part of the time so far that it was at work, per cent.
     pub fn load(&self) -> Vec<(String, f64)> {
         let total_ms = (self.now_us as f64 / 1e3).max(1.0);
-        let busy_ms = |instance: &Instance<'_>| {
-            let decode = instance.decode.as_ref().map_or(0.0, Decode::busy_ms);
-            instance.prefill.as_ref().map_or(0.0, Prefill::busy_ms) + decode
-        };
         let percent = |ms: f64| (100.0 * ms / total_ms * 1e4).round() / 1e4;
-        self.instances.iter().map(|i| (i.name.clone(), percent(busy_ms(i)))).collect()
+        self.instances.iter().map(|i| (i.name.clone(), percent(i.busy_ms()))).collect()
     }
 
     /// What the policies did that they must not do.

@@ -6,6 +6,8 @@
 
 mod evictors;
 mod requests;
+#[cfg(test)]
+mod tests;
 mod told;
 
 pub use evictors::{CacheSide, Capacity, Evictors, capacities};

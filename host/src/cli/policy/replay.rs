@@ -1,7 +1,8 @@
 //! `kvasir policy replay`.
 
 use crate::cli::HostFlags;
-use crate::cli::replay::{ClusterFlags, open_trace};
+use crate::cli::cluster_flags::ClusterFlags;
+use crate::cli::replay::open_trace;
 use crate::policy::SlotKind;
 use crate::replay::cache::Prompts;
 use crate::replay::cluster::{Choice, Choices};

@@ -98,12 +98,21 @@ impl Policies {
     /// # Errors
     /// One of the policies does not start.
     pub fn open(setup: &Setup, choices: &Choices) -> Result<Self, Error> {
+        let off = GuardConfig { watch: Duration::ZERO, every: Duration::ZERO, ..GuardConfig::default() };
+        Self::guarded(setup, choices, off)
+    }
+
+    /// The same with guards, which look when [`PolicyHost::judge`] is called and not by themselves.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn guarded(setup: &Setup, choices: &Choices, guard: GuardConfig) -> Result<Self, Error> {
         let config = PolicyConfig {
             evictor_slots: setup.pool_blocks,
             breaker_faults: u32::MAX,
             // By the clock of this machine, which has no place here.
             learn_every: Duration::from_secs(1 << 30),
-            guard: GuardConfig { watch: Duration::ZERO, every: Duration::ZERO, ..GuardConfig::default() },
+            guard: GuardConfig { every: Duration::ZERO, ..guard },
             instances: 256 + setup.pools(),
             ..PolicyConfig::default()
         };
