@@ -139,6 +139,14 @@ pub struct Placed {
     pub admission: Admission,
 }
 
+impl Placed {
+    /// Leading blocks of the prompt that are stored where it goes, or fetched.
+    pub fn hit_blocks(&self) -> u64 {
+        let fetched = self.transfer.as_ref().map_or(0, |(_, blocks)| *blocks);
+        u64::from(self.prefix_blocks) + u64::from(fetched)
+    }
+}
+
 pub struct Rejected {
     /// Turned away by the admitter, which saw the times of this placement that the scheduler chose.
     pub refused: Option<Admission>,

@@ -6,6 +6,7 @@
 mod access;
 mod cluster;
 mod door;
+mod guard;
 mod layers;
 pub(crate) mod parts;
 mod tiers;
@@ -13,6 +14,7 @@ mod tiers;
 pub use access::{Access, Allow, Namespace};
 pub use cluster::{Addresses, Cluster, ClusterTls, Peer};
 pub use door::Door;
+pub use guard::Guard;
 pub use kvasir_dataplane::units::{Size, Span};
 pub use layers::{Error, Layer};
 pub use tiers::{Remote, RemoteUrl, TenantKey};
@@ -193,6 +195,7 @@ pub struct Policy {
     /// Faults within `breaker_window` that take a policy out of service.
     pub breaker_faults: u32,
     pub breaker_window: Span,
+    pub guard: Guard,
     pub scheduler: Assigned,
     pub evictor: Assigned,
     pub admitter: Assigned,
@@ -271,6 +274,7 @@ impl Default for Policy {
             compile_cache: true,
             breaker_faults: 5,
             breaker_window: Span::secs(10),
+            guard: Guard::default(),
             scheduler: Assigned::default(),
             evictor: Assigned::default(),
             admitter: Assigned::default(),
@@ -499,6 +503,7 @@ impl Policy {
         if self.breaker_faults == 0 {
             return Err(invalid("policy.breaker_faults", 0, "must be at least 1"));
         }
+        self.guard.validate()?;
         let sizes = [
             ("policy.memory_bytes", self.memory_bytes, Size(1 << 16), Size::mib(2048)),
             ("policy.component_bytes_max", self.component_bytes_max, Size(1), Size::mib(1024)),

@@ -96,7 +96,7 @@ impl Daemon {
         let door = Door { gate: Arc::new(keeper) };
         let policies = open_policies(&config, &data_dir, store.slots())?;
         let history = Arc::new(History::open(&data_dir.state, &data_dir.path)?);
-        history.note_start(&policies);
+        history.follow(&policies);
         let clock = Clock::start();
         let no_thread = |name| move |source| StartError::Thread { name, source };
         let cluster = cluster::open(&config, &store, clock)?;

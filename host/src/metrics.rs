@@ -23,6 +23,7 @@ pub fn render(host: &Host) -> String {
     control::data_server(&mut page, host);
     control::eviction(&mut page, host);
     control::policies(&mut page, host);
+    control::trials(&mut page, host);
     control::learning(&mut page, host);
     control::conductor(&mut page, host);
     page.text()

@@ -3,8 +3,14 @@
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-const POLICIES: [&str; 14] = [
+const POLICIES: [&str; 21] = [
+    "arc-evictor",
     "fifo-evictor",
+    "fitted-cost-scheduler",
+    "gdsf-evictor",
+    "lhd-evictor",
+    "local-or-remote-scheduler",
+    "lora-affinity-scheduler",
     "lru-evictor",
     "mooncake-scheduler",
     "netkv-scheduler",
@@ -12,6 +18,7 @@ const POLICIES: [&str; 14] = [
     "pick-scheduler",
     "random-scheduler",
     "round-robin-scheduler",
+    "s3fifo-evictor",
     "score-scheduler",
     "sieve-evictor",
     "slo-admitter",

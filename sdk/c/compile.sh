@@ -10,7 +10,7 @@ out=$2
 source=$1/policy.c
 if [ -e "$source" ]; then
   # shellcheck disable=SC2086
-  compile ${CC:-clang} -std=c11
+  compile ${CC:-clang} -std=c11 -Werror=implicit-function-declaration
 else
   source=$1/policy.cpp
   # shellcheck disable=SC2086

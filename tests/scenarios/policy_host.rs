@@ -3,7 +3,9 @@
 use kvasir::conductor::fleet::{
     Ask, DecodeCost, DecodeSpec, Fleet, Limits, Outcome as Booked, PrefillCost, PrefillSpec, TransferCost,
 };
-use kvasir::policy::{EvictorWorker, PolicyConfig, PolicyHost, SlotKind, SlotStatus, Source, Wanted};
+use kvasir::policy::{
+    EvictorWorker, PolicyConfig, PolicyHost, SlotKind, SlotStatus, Source, Subject, Wanted,
+};
 use kvasir_policy::admitter::{self, Block, Forecast};
 use kvasir_policy::balancer::Snapshot;
 use kvasir_policy::evictor::{Event, EventKind, NO_SLOT, Victim};
@@ -177,7 +179,7 @@ fn a_bad_explanation_is_no_fault_of_the_decision() {
     let host = host();
     load_bad(&host, SlotKind::Scheduler, "none");
     let (cluster, mut worker) = (cluster(), host.scheduler_worker());
-    worker.catch_up(&cluster);
+    worker.catch_up(&cluster, &Subject::default());
     worker.explain(&question(1));
     assert_eq!(worker.schedule(&cluster, &question(1)).fallback, None);
 }

@@ -82,12 +82,28 @@ pub(crate) fn check(shell: &Shell, all: bool) -> Result<Tested> {
         }
     }
     if !tested.languages.is_empty() {
+        new_users(shell, &tested.languages, &out)?;
         let mut host = shell.cargo();
         host.args(["test", "--locked", "--workspace", "--test", "languages"]);
         host.args(["--", "--ignored", "--nocapture"]).env("KVASIR_TEMPLATES", &components);
         shell.run(&mut host)?;
     }
     Ok(tested)
+}
+
+/// From nothing to a policy that serves, by the commands alone, in each language.
+fn new_users(shell: &Shell, languages: &[&'static str], out: &Path) -> Result<()> {
+    // As the system tests do, or features were unified differently and all dependencies built again.
+    let mut binary = shell.cargo();
+    binary.args(["test", "--locked", "--workspace", "--test", "languages", "--test", "serve", "--no-run"]);
+    shell.run(&mut binary)?;
+    for language in LANGUAGES.iter().filter(|language| languages.contains(&language.name)) {
+        let mut steps = Command::new(shell.root().join("tests/new-user.sh"));
+        steps.arg(language.name).env("KVASIR", shell.target("debug/kvasir"));
+        steps.env("PATH", tools(shell, language, out)?).env("CARGO_TARGET_DIR", out.join("rust"));
+        shell.run(&mut steps).with_context(|| format!("tests/new-user.sh {}", language.name))?;
+    }
+    Ok(())
 }
 
 /// The PATH on which the tools of a language are. Installs those that come from npm or PyPI.

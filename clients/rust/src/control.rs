@@ -68,6 +68,33 @@ pub enum PolicySource {
     Component { name: String, bytes: Vec<u8> },
 }
 
+/// What a policy is loaded for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PolicyStage {
+    /// It decides.
+    #[default]
+    Active,
+    /// It is asked beside the active policy, and decides nothing.
+    Shadow,
+    /// It decides so many of a thousand sessions, or prompts where requests name no session.
+    CanaryPerMille(u32),
+    /// It decides the requests of the tenant of this number.
+    CanaryTenant(u32),
+}
+
+impl From<PolicyStage> for proto::Stage {
+    fn from(stage: PolicyStage) -> Self {
+        use proto::stage::{Kind, Share};
+        let (kind, share) = match stage {
+            PolicyStage::Active => (Kind::Active, None),
+            PolicyStage::Shadow => (Kind::Shadow, None),
+            PolicyStage::CanaryPerMille(share) => (Kind::Canary, Some(Share::PerMille(share))),
+            PolicyStage::CanaryTenant(tenant) => (Kind::Canary, Some(Share::Tenant(tenant))),
+        };
+        Self { kind: kind.into(), share }
+    }
+}
+
 /// Where a host takes control calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlAddr {
@@ -216,6 +243,20 @@ impl Control {
         source: PolicySource,
         settings: &[(String, String)],
     ) -> Result<proto::Policy, ControlError> {
+        self.load_policy_as(slot, source, settings, PolicyStage::Active).await
+    }
+
+    /// Puts a policy into service, or on trial beside the one that serves.
+    ///
+    /// # Errors
+    /// As [`Control::load_policy`].
+    pub async fn load_policy_as(
+        &mut self,
+        slot: &str,
+        source: PolicySource,
+        settings: &[(String, String)],
+        stage: PolicyStage,
+    ) -> Result<proto::Policy, ControlError> {
         use proto::load_request::Source;
         let (name, source) = match source {
             PolicySource::Builtin(name) => (name.clone(), Source::Builtin(name)),
@@ -224,15 +265,30 @@ impl Control {
                 (name, Source::Component(bytes.into()))
             }
         };
-        let settings =
-            settings.iter().map(|(name, value)| proto::Setting { name: name.clone(), value: value.clone() });
         let request = proto::LoadRequest {
             slot: slot.into(),
             name,
             source: Some(source),
-            settings: settings.collect(),
+            settings: self::settings(settings),
+            stage: Some(stage.into()),
         };
         Ok(self.policy.load(request).await?.into_inner().policy.unwrap_or_default())
+    }
+
+    /// Loads what serves a slot once more, with some settings changed and some, by name, back at their defaults.
+    ///
+    /// # Errors
+    /// The host or the policy refuses them; what serves is untouched.
+    pub async fn configure_policy(
+        &mut self,
+        slot: &str,
+        set: &[(String, String)],
+        unset: Vec<String>,
+        stage: PolicyStage,
+    ) -> Result<proto::Policy, ControlError> {
+        let set = settings(set);
+        let request = proto::ConfigureRequest { slot: slot.into(), set, unset, stage: Some(stage.into()) };
+        Ok(self.policy.configure(request).await?.into_inner().policy.unwrap_or_default())
     }
 
     /// A component over the host's limit would be cut off mid-stream with an error about messages.
@@ -240,6 +296,12 @@ impl Control {
         let max = self.policy.list(proto::ListPoliciesRequest {}).await?.into_inner().component_bytes_max;
         if bytes > max { Err(ControlError::ComponentTooLarge { bytes, max }) } else { Ok(()) }
     }
+}
+
+fn settings(settings: &[(String, String)]) -> Vec<proto::Setting> {
+    let setting =
+        |(name, value): &(String, String)| proto::Setting { name: name.clone(), value: value.clone() };
+    settings.iter().map(setting).collect()
 }
 
 fn endpoint(uri: &str, call_timeout: Duration) -> Result<Endpoint, tonic::transport::Error> {

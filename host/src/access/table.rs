@@ -33,7 +33,11 @@ const TABLE: &[(&str, Needs)] = &[
     ("/kvasir.v1.Conductor/Complete", Needs::Role(Router)),
     ("/kvasir.v1.Conductor/LookupPrefix", Needs::Role(Router)),
     ("/kvasir.v1.PolicyAdmin/Load", Needs::Role(Policy)),
+    ("/kvasir.v1.PolicyAdmin/Configure", Needs::Role(Policy)),
+    ("/kvasir.v1.PolicyAdmin/Promote", Needs::Role(Policy)),
     ("/kvasir.v1.PolicyAdmin/Rollback", Needs::Role(Policy)),
+    ("/kvasir.v1.PolicyAdmin/Pause", Needs::Role(Policy)),
+    ("/kvasir.v1.PolicyAdmin/Resume", Needs::Role(Policy)),
     ("/kvasir.v1.PolicyAdmin/List", Needs::Role(Observer)),
     ("/kvasir.v1.PolicyAdmin/Logs", Needs::Role(Observer)),
     ("/kvasir.v1.PolicyAdmin/History", Needs::Role(Observer)),
@@ -104,6 +108,8 @@ mod tests {
     fn changes_are_audited_and_reads_are_not() {
         for (path, audited) in [
             ("/kvasir.v1.PolicyAdmin/Load", true),
+            ("/kvasir.v1.PolicyAdmin/Promote", true),
+            ("/kvasir.v1.PolicyAdmin/History", false),
             ("/kvasir.v1.Node/Drain", true),
             ("/kvasir.v1.Store/Remove", true),
             ("/kvasir.v1.PolicyAdmin/List", false),

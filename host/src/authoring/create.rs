@@ -3,6 +3,7 @@
 use super::{Error, Language, MANIFEST, Project, sdk};
 use crate::policy::SlotKind;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// Where a template says that the SDK is.
@@ -96,7 +97,12 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(failed("make", folder))?;
     }
-    fs::write(path, bytes).map_err(failed("write", path))
+    fs::write(path, bytes).map_err(failed("write", path))?;
+    if path.extension().is_some_and(|end| end == "sh") {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+            .map_err(failed("make executable", path))?;
+    }
+    Ok(())
 }
 
 fn failed(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {

@@ -19,6 +19,8 @@ pub enum Error {
     File { action: &'static str, path: PathBuf, source: std::io::Error },
     #[error("cannot read {path}: {source}; `kvasir policy new` makes a project")]
     NoManifest { path: PathBuf, source: std::io::Error },
+    #[error("{path} is not there; `kvasir policy build` makes it")]
+    NotBuilt { path: PathBuf },
     #[error("{path}: {reason}")]
     Manifest { path: PathBuf, reason: String },
     #[error(

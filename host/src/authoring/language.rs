@@ -75,6 +75,10 @@ impl Language {
         })
     }
 
+    /// For tests: a project whose recipe is a script of the test's.
+    #[cfg(test)]
+    pub(super) const C_WITHOUT_TOOLS: Self = Self { name: "c", folder: "c", tools: &[] };
+
     /// Where its tools are looked for: what npm installed for the SDK or for the project, then the `PATH`.
     pub(super) fn search_path(&self, sdk: &Path, project: &Path) -> Vec<PathBuf> {
         let bin = Path::new("node_modules/.bin");

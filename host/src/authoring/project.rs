@@ -1,6 +1,6 @@
 //! A policy's folder, and what its manifest says.
 
-use super::{Error, Language, MissingTool};
+use super::{Error, Language, MissingTool, Trial};
 use crate::policy::{PolicyConfig, SlotKind};
 use kvasir_dataplane::units::Size;
 use serde::Deserialize;
@@ -78,6 +78,35 @@ impl Project {
     /// The first tool that building it needs and that is not here.
     pub fn missing_tool(&self) -> Option<MissingTool> {
         self.language.missing_tool(&self.language.search_path(&self.sdk, &self.dir))
+    }
+
+    /// What it is tried with: the settings of its manifest, and its recordings.
+    ///
+    /// # Errors
+    /// The folder of recordings cannot be read.
+    pub fn trial(&self) -> Result<Trial, Error> {
+        Ok(Trial {
+            config: self.limits(),
+            settings: self.settings.clone(),
+            seed: 0,
+            vectors: self.vectors()?,
+            called: Some((self.name.clone(), self.version.clone())),
+        })
+    }
+
+    /// `vectors/*.jsonl`, sorted.
+    fn vectors(&self) -> Result<Vec<PathBuf>, Error> {
+        let folder = self.dir.join("vectors");
+        let entries = match std::fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(source) => return Err(Error::File { action: "look into", path: folder, source }),
+        };
+        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        let mut files: Vec<_> =
+            paths.filter(|path| path.extension().is_some_and(|end| end == "jsonl")).collect();
+        files.sort();
+        Ok(files)
     }
 
     /// A host for it: as by default, but with the memory that the manifest names.

@@ -1,1 +1,243 @@
+use super::*;
+use crate::policy::{PolicyConfig, SlotKind};
+use kvasir_tests::{guest, import_not_granted};
+use std::fs;
+use std::path::Path;
 
+/// Every file below a folder, as text.
+fn texts(folder: &Path) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(texts(&path));
+        } else {
+            found.push((path.display().to_string(), fs::read_to_string(&path).unwrap()));
+        }
+    }
+    found
+}
+
+#[test]
+fn every_language_has_a_project_for_every_slot() {
+    let dir = tempfile::tempdir().unwrap();
+    for language in &LANGUAGES {
+        for slot in SlotKind::ALL {
+            let at = dir.path().join(format!("{} {slot}", language.name));
+            let project = create(language, slot, "brand-new", &at).unwrap();
+            assert_eq!(
+                (project.name.as_str(), project.slot, project.language),
+                ("brand-new", slot, language)
+            );
+            assert_eq!(project.component(), at.join("brand-new.wasm"));
+            let files = texts(&at);
+            for wanted in ["README.md", &format!("sdk/{}/compile.sh", language.folder), "sdk/wit/common.wit"]
+            {
+                assert!(files.iter().any(|(path, _)| path.ends_with(wanted)), "{wanted} in {}", at.display());
+            }
+            for (path, text) in files.iter().filter(|(path, _)| !path.contains("/sdk/")) {
+                assert!(!text.contains("../../.."), "{path}");
+                assert!(!text.contains("my-lru") && !text.contains(&format!("my-{slot}")), "{path}");
+            }
+            let named =
+                files.iter().filter(|(path, text)| !path.contains("/sdk/") && text.contains("\"brand-new\""));
+            assert!(named.count() >= 2, "{}: in the manifest and in the source", at.display());
+        }
+    }
+}
+
+#[test]
+fn a_project_is_made_whole_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let c = Language::find("c").unwrap();
+    let make =
+        |name: &str, at: &Path| create(c, SlotKind::Evictor, name, at).map(drop).map_err(|e| e.to_string());
+    for (name, reason) in [
+        ("", "1 to 64 characters"),
+        (&"x".repeat(65), "1 to 64 characters"),
+        ("Lru", "must consist of a-z 0-9 -"),
+        ("../lru", "must consist of a-z 0-9 -"),
+        ("2q", "must begin with a letter"),
+        ("kvasir-policy", "are the SDK's"),
+    ] {
+        let refused = make(name, &dir.path().join("at")).unwrap_err();
+        assert!(refused.contains(reason), "{refused}");
+    }
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "nothing is left of what was refused");
+    let taken = dir.path().join("taken");
+    fs::create_dir(&taken).unwrap();
+    make("lru", &taken).unwrap();
+    let files = texts(&taken);
+    for at in [&taken, &taken.join("README.md")] {
+        assert!(make("lru", at).unwrap_err().contains("there is something in"), "{}", at.display());
+    }
+    assert_eq!(texts(&taken), files, "as it was");
+    make("lru", &dir.path().join("a/b/c")).unwrap();
+    let unknown = Language::find("cobol").unwrap_err();
+    assert!(
+        unknown.to_string().contains("languages: assemblyscript, c, javascript, python, rust"),
+        "{unknown}"
+    );
+    assert!(unknown.is_usage());
+}
+
+#[test]
+fn a_manifest_is_read_with_care() {
+    let dir = tempfile::tempdir().unwrap();
+    let read = |text: &str| {
+        fs::write(dir.path().join(MANIFEST), text).unwrap();
+        Project::open(dir.path())
+    };
+    let missing = Project::open(&dir.path().join("none")).unwrap_err().to_string();
+    assert!(missing.contains("`kvasir policy new` makes a project"), "{missing}");
+    let good = "name = \"a\"\nversion = \"0.1.0\"\nlanguage = \"c\"\nslot = \"evictor\"\n";
+    let project =
+        read(&format!("{good}memory = \"32MiB\"\n[settings]\nshare = 0.5\nmode = \"x\"\n")).unwrap();
+    assert_eq!(project.limits().memory_bytes, 32 << 20);
+    assert_eq!(project.settings, [("mode".into(), "x".into()), ("share".into(), "0.5".into())]);
+    for (from, to, reason) in [
+        ("\"c\"", "\"cobol\"", "unknown language `cobol`"),
+        ("\"evictor\"", "\"victor\"", "unknown slot `victor`"),
+        ("name", "nmae", "unknown field `nmae`"),
+        ("name = \"a\"\n", "", "missing field `name`"),
+        ("slot", "memory = \"x\"\nslot", "`x` is not a size"),
+    ] {
+        let refused = read(&good.replacen(from, to, 1)).unwrap_err().to_string();
+        assert!(refused.contains(reason) && refused.contains(MANIFEST), "{refused}");
+    }
+}
+
+/// What a recipe of a project makes that is not run by tools: a script in their place.
+fn build_by(script: &str, extra: &[(&str, &[u8])]) -> (Result<Built, Error>, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("with a space");
+    let mut project = create(Language::find("c").unwrap(), SlotKind::Scheduler, "bad", &at).unwrap();
+    fs::write(at.join("sdk/c/compile.sh"), script).unwrap();
+    for (name, bytes) in extra {
+        fs::write(at.join(name), bytes).unwrap();
+    }
+    // A language without tools: the script needs none.
+    const NO_TOOLS: Language = Language::C_WITHOUT_TOOLS;
+    project.language = &NO_TOOLS;
+    let built = build(&project, &project.component());
+    (built, dir)
+}
+
+#[test]
+fn what_is_compiled_is_looked_at() {
+    const COPY: &str = "cp made.wasm \"$2\"";
+    let fails = |script: &str, made: &[u8], reason: &str| {
+        let (built, dir) = build_by(script, &[("made.wasm", made)]);
+        let error = built.map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+        assert!(!dir.path().join("with a space/bad.wasm").exists(), "{reason}");
+    };
+    fails("exit 3", b"", "does not compile (exit status: 3)");
+    fails(COPY, &import_not_granted(), "wasi:sockets/tcp@0.2.10: something uses the network");
+    fails(COPY, &importing("wasi_snapshot_preview1", "clock_time_get"), "it was compiled for WASI");
+    fails(COPY, &importing("env", "memcpy"), "env.memcpy: a function that is declared, but defined nowhere");
+    fails(COPY, &importing("kvasir:policy/log@0.1.0", "log"), "exports no function of a slot");
+    fails(COPY, b"no module", "what was compiled is no policy");
+    fails(COPY, guest("describe-traps"), "failed in `describe`");
+    let (built, dir) = build_by(COPY, &[("made.wasm", guest("scheduler"))]);
+    let built = built.unwrap();
+    assert_eq!((built.found.slot, built.found.description.name.as_str()), (SlotKind::Scheduler, "bad"));
+    let written = fs::read(dir.path().join("with a space/bad.wasm")).unwrap();
+    assert!(written.len() <= guest("scheduler").len());
+    assert!(kvasir_tests::component_names(&written).unwrap().0.iter().all(|import| import == error::LOG));
+}
+
+/// A core module with that import, and nothing else.
+fn importing(module: &str, name: &str) -> Vec<u8> {
+    use wasm_encoder::{EntityType, ImportSection, Module, TypeSection};
+    let (mut types, mut imports) = (TypeSection::new(), ImportSection::new());
+    types.ty().function([], []);
+    imports.import(module, name, EntityType::Function(0));
+    Module::new().section(&types).section(&imports).clone().finish()
+}
+
+#[test]
+fn missing_tools_are_named_with_where_to_get_them() {
+    let nowhere = [std::path::PathBuf::from("/nonexistent")];
+    for (language, get) in
+        [("assemblyscript", "npm install"), ("python", "pip install"), ("rust", "https://rustup.rs")]
+    {
+        if let Some(tool) = Language::find(language).unwrap().missing_tool(&nowhere) {
+            assert!(tool.get.contains(get), "{tool:?}");
+        } // else CARGO or the like is set here
+    }
+}
+
+fn tried(bytes: &[u8], settings: &[(&str, &str)]) -> Report {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("policy.wasm");
+    fs::write(&file, bytes).unwrap();
+    let settings = settings.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+    let config = PolicyConfig { evictor_slots: 1 << 16, ..PolicyConfig::default() };
+    check(&file, &Trial { config, settings, seed: 1, vectors: Vec::new(), called: None }).unwrap()
+}
+
+#[test]
+fn every_default_policy_passes() {
+    let schedulers = kvasir_default_policies::SCHEDULERS.iter().map(|d| (d.name, d.component));
+    let evictors = kvasir_default_policies::EVICTORS.iter().map(|d| (d.name, d.component));
+    let admitters = kvasir_default_policies::ADMITTERS.iter().map(|d| (d.name, d.component));
+    let balancers = kvasir_default_policies::BALANCERS.iter().map(|d| (d.name, d.component));
+    for (name, component) in schedulers.chain(evictors).chain(admitters).chain(balancers) {
+        let report = tried(component, &[]);
+        assert!(report.passed(), "{name}: {:#?}", report.rows);
+    }
+}
+
+#[test]
+fn every_fault_fails_its_check() {
+    let fails = |name: &str, mode: &str, check: &str, reason: &str| {
+        let settings: &[_] = if mode.is_empty() { &[] } else { &[("mode", mode), ("after", "3")] };
+        let report = tried(guest(name), settings);
+        let failed: Vec<_> = report.rows.iter().filter(|row| row.verdict == Verdict::Failed).collect();
+        let as_expected = failed.iter().any(|row| row.check == check && row.came.contains(reason));
+        assert!(as_expected && !report.passed(), "{name} {mode}: {failed:#?}");
+    };
+    let passes = tried(guest("careless"), &[]);
+    assert!(passes.passed(), "{:#?}", passes.rows);
+    fails("careless", "explain-decides", "answers", "in another instance that was told and asked the same");
+    fails("careless", "forgets", "state", "after the hand-over, step 0: `schedule` answered");
+    fails("careless", "chokes", "state", "`import-state` of 0 B trapped");
+    fails("careless", "loop", "answers", "ran past its deadline of 5ms");
+    fails("careless", "trap", "answers", "step 3: `schedule` trapped");
+    fails("careless", "grow", "answers", "trapped: forcing trap when growing memory");
+    fails("careless", "no such mode", "settings", "`no such mode` is none of");
+    fails("scheduler", "", "answers", "`explain` invalid answer");
+    fails("evictor", "free", "answers", "is a free slot");
+    fails("evictor", "out-of-range", "answers", "is outside the pool");
+    fails("evictor", "repeat", "answers", "was chosen before");
+    fails("evictor", "too-few", "answers", "1 victims where");
+    fails("evictor", "too-many", "answers", "victims where");
+    fails("admitter", "unknown", "answers", "unknown verdict 99");
+    fails("admitter", "short", "answers", "answers for");
+    fails("balancer", "nan", "answers", "threshold NaN");
+    fails("balancer", "flood", "answers", "1000000 thresholds");
+    fails("describe-lies", "", "loads", "says it is a `evictor`");
+    fails("describe-traps", "", "loads", "failed in `describe`");
+    let report = tried(&import_not_granted(), &[]);
+    assert!(
+        report.rows[0].came.contains("`wasi:sockets/tcp@0.2.10`, which is not granted"),
+        "{:?}",
+        report.rows
+    );
+}
+
+#[test]
+fn a_trial_follows_from_its_seed() {
+    let came = |seed| {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("policy.wasm");
+        fs::write(&file, guest("careless")).unwrap();
+        let settings = vec![("mode".into(), "forgets".into())];
+        let config = PolicyConfig::default();
+        let trial = Trial { config, settings, seed, vectors: Vec::new(), called: None };
+        let rows = check(&file, &trial).unwrap().rows;
+        rows.into_iter().find(|row| row.verdict == Verdict::Failed).unwrap().came
+    };
+    assert_eq!(came(7), came(7));
+}

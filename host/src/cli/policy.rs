@@ -1,40 +1,56 @@
-//! `kvasir policy`: which policies serve a running host, how one is written, and what a component is. One file a verb.
+//! `kvasir policy`: policies from the first line to service on a running host. One file a verb.
 
 mod bench;
 mod build;
+mod check;
 mod history;
 mod inspect;
+mod life;
 mod list;
 mod load;
 mod logs;
 mod new;
+mod pause;
+mod promote;
 mod replay;
 mod rollback;
+mod set;
+mod stage;
+mod status;
 
 use super::HostFlags;
 use crate::authoring;
 use crate::policy::{SlotKind, UnknownSlot};
 use clap::{Args, Subcommand};
+use kvasir_client::control::ControlError;
 use std::process::ExitCode;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// Write policies; look at them; load, list and roll back those of a running host.
+/// Write policies, try them on traces, and put them before the traffic of a running host.
 #[derive(Args, Debug)]
+#[command(help_template = life::TEMPLATE, after_help = life::verbs())]
 pub(super) struct PolicyArgs {
     #[command(subcommand)]
     action: Action,
 }
 
+/// Each verb has a place in [`life::STAGES`].
 #[derive(Subcommand, Debug)]
 enum Action {
     New(new::NewArgs),
     Build(build::BuildArgs),
+    Check(check::CheckArgs),
     Bench(bench::BenchArgs),
     Replay(replay::ReplayArgs),
-    Load(load::LoadArgs),
-    List(list::ListArgs),
-    Rollback(rollback::RollbackArgs),
     Inspect(inspect::InspectArgs),
+    Load(load::LoadArgs),
+    Promote(promote::PromoteArgs),
+    Rollback(rollback::RollbackArgs),
+    Pause(pause::PauseArgs),
+    Resume(pause::ResumeArgs),
+    Set(set::SetArgs),
+    List(list::ListArgs),
+    Status(status::StatusArgs),
     Logs(logs::LogsArgs),
     History(history::HistoryArgs),
 }
@@ -49,19 +65,48 @@ struct Target {
     json: bool,
 }
 
+/// One slot of a running host.
+#[derive(Args, Debug)]
+struct SlotOf {
+    /// scheduler, evictor, admitter or balancer.
+    #[arg(value_parser = slot)]
+    slot: String,
+    #[command(flatten)]
+    to: Target,
+}
+
 impl PolicyArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        match self.action {
-            Action::New(args) => Ok(args.run()),
-            Action::Build(args) => Ok(args.run()),
-            Action::Bench(args) => args.run(),
-            Action::Replay(args) => args.run(),
-            Action::Load(args) => args.run(),
-            Action::List(args) => args.run(),
-            Action::Rollback(args) => args.run(),
-            Action::Inspect(args) => args.run(),
-            Action::Logs(args) => args.run(),
-            Action::History(args) => args.run(),
+        self.action.run().or_else(|error| match error.downcast_ref() {
+            // What was asked for is not there: no trial, no previous policy.
+            Some(ControlError::Refused { code: tonic::Code::FailedPrecondition, message }) => {
+                eprintln!("kvasir: {message}");
+                Ok(ExitCode::from(1))
+            }
+            _ => Err(error),
+        })
+    }
+}
+
+impl Action {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::New(args) => Ok(args.run()),
+            Self::Build(args) => Ok(args.run()),
+            Self::Check(args) => Ok(args.run()),
+            Self::Bench(args) => args.run(),
+            Self::Replay(args) => args.run(),
+            Self::Inspect(args) => args.run(),
+            Self::Load(args) => args.run(),
+            Self::Promote(args) => args.run(),
+            Self::Rollback(args) => args.run(),
+            Self::Pause(args) => args.run(),
+            Self::Resume(args) => args.run(),
+            Self::Set(args) => args.run(),
+            Self::List(args) => args.run(),
+            Self::Status(args) => args.run(),
+            Self::Logs(args) => args.run(),
+            Self::History(args) => args.run(),
         }
     }
 }

@@ -4,10 +4,10 @@
 #[cfg(test)]
 mod tests;
 
-use super::fleet::{self, Admission, Ask, Outcome};
+use super::fleet::{self, Admission, Ask, Outcome, Outlook};
 use super::state::State;
 use super::{Conductor, Error, Rejected, Scheduled};
-use crate::policy::{AdmitterWorker, Fault, PolicyHost, SchedulerWorker, scheduler as policy};
+use crate::policy::{AdmitterWorker, Fault, PolicyHost, SchedulerWorker, Subject, scheduler as policy};
 use kvasir_policy::admitter::{Forecast, Verdict};
 use kvasir_policy::scheduler::{Decision, Question, Request};
 
@@ -53,7 +53,9 @@ impl Decider {
         state.fleet.tick(wish.now_ms);
         state.question(wish.ask, wish.chain, hints, wish.now_ms, &mut self.question);
         self.registrations = state.fleet.registrations();
-        self.scheduler.catch_up(&state.fleet);
+        let subject = Subject { tenant: wish.ask.tenant, session: wish.ask.session, chain: wish.chain };
+        self.scheduler.catch_up(&state.fleet, &subject);
+        self.admitter.choose(&subject);
         self.admitter.update_load(state.load);
     }
 
@@ -86,6 +88,16 @@ impl Decider {
     ) -> Option<Rejected> {
         let verdict = self.admitter.admit_request_natively(self.question.request_words(), forecast);
         refusal(wish.ask, verdict, admission)
+    }
+
+    /// Counts what came of a decision for the policy that made it, and tells a shadow of it. Without the lock.
+    fn count(&mut self, wish: &Wish<'_>, outcome: &policy::Outcome, scheduled: &Scheduled) {
+        let blocks = wish.chain.len() as u64;
+        let placed = scheduled.result.as_ref().ok();
+        let hits = placed.map(|placed| (blocks, placed.hit_blocks().min(blocks)));
+        let outlook = placed.map(|placed| Outlook::from(&placed.admission));
+        self.scheduler.decided(outcome, hits, outlook.as_ref());
+        self.scheduler.tell_shadow(&self.question, outcome, blocks);
     }
 
     /// Whether slots still mean the instances that this worker saw.
@@ -161,7 +173,11 @@ impl Conductor {
         let forecast = decider.forecast(&self.state.lock(), wish, &outcome.decision);
         let Some(forecast) = unless_overtaken(forecast)? else { return Ok(None) };
         let refused = forecast.and_then(|(forecast, admission)| decider.admit(wish, &forecast, &admission));
-        conclude(&mut self.state.lock(), decider, wish, &outcome, refused, &scores)
+        let scheduled = conclude(&mut self.state.lock(), decider, wish, &outcome, refused, &scores)?;
+        if let Some(scheduled) = &scheduled {
+            decider.count(wish, &outcome, scheduled);
+        }
+        Ok(scheduled)
     }
 
     /// The native twins decide while nothing can change.
@@ -205,7 +221,7 @@ fn conclude(
     Ok(Some(Scheduled {
         request_id,
         result: booked.map(|(_, placed)| placed),
-        policy: decider.scheduler.policy().to_owned(),
+        policy: decider.scheduler.policy_of(outcome).to_owned(),
         generation: outcome.generation,
         fallback: outcome.fallback.as_ref().map(ToString::to_string),
         scores: state.scores(scores),

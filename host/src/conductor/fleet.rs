@@ -27,7 +27,7 @@ pub use self::clock::TableClock;
 pub use self::cost::{DecodeCost, PrefillCost, TransferCost};
 pub use self::error::{Error, Invalid};
 pub use self::links::{LINKS_MAX, LinkSpec};
-pub use self::told::{Changes, Told};
+pub use self::told::{Changes, Outlook, Told};
 
 use self::cost::usable;
 use self::links::{Links, Path};

@@ -24,8 +24,7 @@ impl Window {
             return;
         };
         self.placed += 1;
-        let fetched = placed.transfer.as_ref().map_or(0, |(_, blocks)| *blocks);
-        self.hit_blocks += u64::from(placed.prefix_blocks + fetched);
+        self.hit_blocks += placed.hit_blocks();
         self.blocks += blocks as u64;
     }
 }

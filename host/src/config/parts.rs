@@ -28,6 +28,7 @@ pub(crate) fn policy_config(config: &Config, data_dir: &Path, slots: u32) -> Pol
         max_module_bytes: policy.component_bytes_max.0,
         breaker_faults: policy.breaker_faults,
         breaker_window: policy.breaker_window.0,
+        guard: policy.guard.limits(),
         ..PolicyConfig::default()
     }
 }
@@ -53,8 +54,8 @@ pub(crate) fn wanted(config: &Config) -> Wanted {
     wanted
 }
 
-/// A scheduler and an admitter per worker, and a few more of each slot, spare ones and learners among them: of the version in
-/// service, of the one that follows it, and of that one again with the state it takes over.
+/// A scheduler and an admitter per worker, and a few more of each slot, spare ones, learners and ghosts among them: of the
+/// version in service, of the one on trial, of the one that follows, and of that one again with the state it takes over.
 fn instances(workers: u32) -> u32 {
-    3 * (2 * workers + 6 + 4 * SPARES_MAX as u32)
+    4 * (2 * workers + 6 + 4 * SPARES_MAX as u32)
 }

@@ -2,6 +2,7 @@
 
 use super::page::Page;
 use crate::host::Host;
+use crate::policy::{Guard, TrialStatus};
 use kvasir_dataplane::server::Call;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -81,6 +82,67 @@ pub(super) fn policies(page: &mut Page, host: &Host) {
             status.generation,
         );
     }
+}
+
+/// Policies on trial, and those that went by themselves.
+pub(super) fn trials(page: &mut Page, host: &Host) {
+    for status in host.policies.list() {
+        let slot = status.slot.as_str();
+        let mut rollbacks = page.counter(
+            "kvasir_policy_rollbacks_total",
+            "Policies that a guard or the breaker took out of service, or whose trial it ended, by slot",
+        );
+        for (guard, count) in Guard::ALL.into_iter().zip(status.guard_rollbacks) {
+            rollbacks = rollbacks.with(&[("slot", slot), ("guard", guard.as_str())], count);
+        }
+        rollbacks.with(&[("slot", slot), ("guard", "breaker")], status.breaker_trips);
+        page.gauge("kvasir_policy_paused", "Whether the slot is paused: its trial is not asked, by slot").by(
+            "slot",
+            slot,
+            u8::from(status.paused),
+        );
+        page.gauge("kvasir_policy_trials", "Policies on trial, by slot").by(
+            "slot",
+            slot,
+            u8::from(status.trial.is_some()),
+        );
+        if let Some(trial) = status.trial {
+            on_trial(page, slot, &trial);
+        }
+    }
+}
+
+/// Rows that begin anew with each trial.
+fn on_trial(page: &mut Page, slot: &str, trial: &TrialStatus) {
+    let generation = trial.generation.to_string();
+    let labels = [("slot", slot), ("generation", generation.as_str())];
+    let counters = trial.counters;
+    page.counter("kvasir_policy_trial_calls_total", "Calls of the policy on trial, by slot")
+        .with(&labels, counters.calls);
+    page.counter("kvasir_policy_trial_traps_total", "Calls of the policy on trial that trapped, by slot")
+        .with(&labels, counters.traps);
+    page.counter(
+        "kvasir_policy_trial_deadline_misses_total",
+        "Calls of the policy on trial interrupted at their deadline, by slot",
+    )
+    .with(&labels, counters.deadline_misses);
+    page.counter(
+        "kvasir_policy_trial_invalid_answers_total",
+        "Answers of the policy on trial that broke the contract, by slot",
+    )
+    .with(&labels, counters.invalid_answers);
+    page.counter("kvasir_policy_trial_compared_total", "Answers of a shadow that were compared, by slot")
+        .with(&labels, trial.agreement.asked);
+    page.counter(
+        "kvasir_policy_trial_same_total",
+        "Answers of a shadow that were those of the active policy, by slot",
+    )
+    .with(&labels, trial.agreement.same);
+    page.counter(
+        "kvasir_policy_trial_dropped_total",
+        "Decisions that a shadow was not told of because it was behind, by slot",
+    )
+    .with(&labels, trial.dropped);
 }
 
 pub(super) fn learning(page: &mut Page, host: &Host) {

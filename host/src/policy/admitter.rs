@@ -2,11 +2,12 @@
 
 use super::bindings::admitter::Admitter as Component;
 use super::control::{component_control, native_control};
+use super::counters::Decided;
 use super::guest::Guest;
 use super::log::Log;
-use super::slot::{Builtin, Hook, Policy, Worker};
-use super::{Error, Fault, Limits, Module, SlotKind};
-use crate::conductor::fleet::RETRY_MAX_MS;
+use super::slot::{Around, Builtin, Hook, OnTrial, Policy, Shadow, Slot, Worker};
+use super::{Error, Fault, Limits, Module, SlotKind, Subject};
+use crate::conductor::fleet::{Outlook, RETRY_MAX_MS};
 use kvasir_policy::Admitter;
 use kvasir_policy::admitter::{BLOCK_WORDS, Block, Blocks, Forecast, Load, Request, Store, Verdict};
 use std::sync::Arc;
@@ -101,6 +102,8 @@ pub struct AdmitterHook;
 impl Hook for AdmitterHook {
     const KIND: SlotKind = SlotKind::Admitter;
     type Engine = dyn AdmitterEngine;
+    type Heard = Heard;
+    type Shadow = AdmitterShadow;
 
     fn builtins() -> impl Iterator<Item = Builtin<Self>> {
         kvasir_default_policies::ADMITTERS.iter().map(|d| Builtin {
@@ -119,62 +122,175 @@ impl Hook for AdmitterHook {
     }
 }
 
+/// One decision, and all that it was made on.
+pub struct Heard {
+    request: Vec<u32>,
+    forecast: Forecast,
+    load: Load,
+    verdict: Verdict,
+}
+
+/// An admitter in shadow.
+#[derive(Default)]
+pub struct AdmitterShadow {
+    /// What its engine was told.
+    load: Option<Load>,
+}
+
+impl Shadow<AdmitterHook> for AdmitterShadow {
+    fn hear(&mut self, around: &Around<'_, AdmitterHook>, worker: &mut Worker<AdmitterHook>, heard: Heard) {
+        let Heard { request, forecast, load, verdict } = heard;
+        let told = !worker.refresh() && self.load == Some(load);
+        self.load = Some(load);
+        let asked = worker.ask(|engine| {
+            if !told {
+                engine.update_load(&load)?;
+            }
+            engine.admit_request(&request, &forecast)
+        });
+        let Ok(answer) = asked else { return };
+        let tally = &around.trial.tally;
+        tally.compare(std::mem::discriminant(&answer) == std::mem::discriminant(&verdict));
+        count(&tally.newcomer, answer, &forecast);
+        count(&tally.active, verdict, &forecast);
+    }
+}
+
+/// What queues goes back to the router, as what is rejected does.
+fn count(decided: &Decided, verdict: Verdict, forecast: &Forecast) {
+    if verdict != Verdict::Accept {
+        return decided.rejected();
+    }
+    let Forecast { ttft, tbt, cached_tokens, .. } = *forecast;
+    decided.accepted();
+    decided.forecast(&Outlook {
+        ttft_ms: ttft.into(),
+        tbt_ms: tbt.into(),
+        cached_tokens: cached_tokens as u64,
+    });
+}
+
 /// The admitter of one thread. Its calls never fail outward.
 pub struct AdmitterWorker {
-    worker: Worker<AdmitterHook>,
+    active: Seated,
+    trial: OnTrial<AdmitterHook>,
+    canary: Option<Seated>,
+    /// The canary decides the request at hand.
+    asks_canary: bool,
     load: Load,
-    /// The engine has not been told `load` yet.
-    load_changed: bool,
 }
 
 impl AdmitterWorker {
-    pub(super) fn new(worker: Worker<AdmitterHook>) -> Self {
-        Self { worker, load: Load::default(), load_changed: true }
+    pub(super) fn new(slot: &Arc<Slot<AdmitterHook>>) -> Self {
+        let (active, trial) = (Seated::new(slot.worker()), OnTrial::new(slot));
+        Self { active, trial, canary: None, asks_canary: false, load: Load::default() }
     }
 
     /// Sets what the policy knows of the cluster's load; it is told with the next request.
     pub fn update_load(&mut self, load: Load) {
-        self.load_changed |= load != self.load;
         self.load = load;
     }
 
-    /// Takes up a newer version of the policy or a rebuilt engine, if there is one.
+    /// The next request is that of `subject`.
+    pub fn choose(&mut self, subject: &Subject<'_>) {
+        let canary = self.trial.canary(subject).cloned();
+        self.asks_canary = canary.is_some();
+        if let Some(trial) = canary {
+            let kept = self.canary.take().filter(|kept| kept.generation() == trial.version.generation);
+            self.canary = kept.or_else(|| Some(Seated::new(self.trial.worker(&trial))));
+        }
+    }
+
+    /// Takes up a newer version of the policy or a rebuilt engine, if there is one, and lets go of a canary that ended.
     pub fn refresh(&mut self) {
-        self.load_changed |= self.worker.refresh();
+        self.active.refresh();
+        if !self.trial.is_there() {
+            self.canary = None;
+        }
     }
 
     /// `request`: words as in the contract.
     pub fn admit_request(&mut self, request: &[u32], forecast: &Forecast) -> Verdict {
-        self.decide(|e| e.admit_request(request, forecast)).unwrap_or(Verdict::Accept)
+        let load = &self.load;
+        let ask = |e: &mut dyn AdmitterEngine| e.admit_request(request, forecast);
+        if let Some(canary) = self.canary.as_mut().filter(|_| self.asks_canary) {
+            if let Ok(verdict) = canary.ask(load, ask) {
+                count(&canary.worker.version().counters.decided, verdict, forecast);
+                return verdict;
+            }
+            canary.worker.version().counters.fallback();
+        }
+        let Ok(verdict) = self.active.ask(load, ask) else {
+            return self.active.decide_natively(load, ask).unwrap_or(Verdict::Accept);
+        };
+        count(&self.active.worker.version().counters.decided, verdict, forecast);
+        if let Some(shadow) = self.trial.shadow() {
+            let (request, forecast, load) = (request.to_vec(), *forecast, *load);
+            shadow.tell(|| Heard { request, forecast, load, verdict });
+        }
+        verdict
     }
 
     /// The same by the native twin, and counted: for a caller that must not wait for a component.
     pub fn admit_request_natively(&mut self, request: &[u32], forecast: &Forecast) -> Verdict {
-        self.decide_natively(|e| e.admit_request(request, forecast)).unwrap_or(Verdict::Accept)
+        let decided = self.active.decide_natively(&self.load, |e| e.admit_request(request, forecast));
+        decided.unwrap_or(Verdict::Accept)
     }
 
-    /// One answer per block offered to `tier`.
+    /// One answer per block offered to `tier`; always of the active policy.
     pub fn admit_blocks(&mut self, tier: u32, blocks: &[Block]) -> Vec<Store> {
         let words: Vec<u32> = blocks.iter().flat_map(Block::encode).collect();
-        self.decide(|e| e.admit_blocks(tier, &words)).unwrap_or_else(|| vec![Store::Store; blocks.len()])
+        let ask = |e: &mut dyn AdmitterEngine| e.admit_blocks(tier, &words);
+        let asked = self.active.ask(&self.load, ask).ok();
+        let answers = asked.or_else(|| self.active.decide_natively(&self.load, ask));
+        answers.unwrap_or_else(|| vec![Store::Store; blocks.len()])
+    }
+}
+
+/// An instance and what it was told.
+struct Seated {
+    worker: Worker<AdmitterHook>,
+    told: Option<Load>,
+}
+
+impl Seated {
+    fn new(worker: Worker<AdmitterHook>) -> Self {
+        Self { worker, told: None }
     }
 
-    fn decide<R>(&mut self, f: impl Fn(&mut dyn AdmitterEngine) -> Result<R, Fault>) -> Option<R> {
+    fn refresh(&mut self) {
+        if self.worker.refresh() {
+            self.told = None;
+        }
+    }
+
+    fn ask<R>(
+        &mut self,
+        load: &Load,
+        f: impl Fn(&mut dyn AdmitterEngine) -> Result<R, Fault>,
+    ) -> Result<R, Fault> {
         self.refresh();
-        let Self { worker, load, load_changed } = self;
-        let asked = worker.ask(|engine| {
-            if std::mem::take(load_changed) {
+        let Self { worker, told } = self;
+        worker.ask(|engine| {
+            if told.replace(*load) != Some(*load) {
                 engine.update_load(load)?;
             }
             f(engine)
-        });
-        asked.ok().or_else(|| self.decide_natively(f))
+        })
     }
 
-    fn decide_natively<R>(&mut self, f: impl Fn(&mut dyn AdmitterEngine) -> Result<R, Fault>) -> Option<R> {
+    fn decide_natively<R>(
+        &mut self,
+        load: &Load,
+        f: impl Fn(&mut dyn AdmitterEngine) -> Result<R, Fault>,
+    ) -> Option<R> {
         let native = self.worker.twin()?;
-        native.update_load(&self.load).ok()?;
+        native.update_load(load).ok()?;
         f(native).ok()
+    }
+
+    fn generation(&self) -> u64 {
+        self.worker.version().generation
     }
 }
 

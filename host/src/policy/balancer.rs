@@ -4,7 +4,7 @@ use super::bindings::balancer::Balancer as Component;
 use super::control::{component_control, native_control};
 use super::guest::Guest;
 use super::log::Log;
-use super::slot::{Builtin, Hook, Policy, Worker};
+use super::slot::{Around, Builtin, Hook, OnTrial, Policy, Shadow, Slot, Worker};
 use super::{Error, Fault, Limits, Module, SlotKind};
 use kvasir_policy::Balancer;
 use kvasir_policy::balancer::{Snapshot, THRESHOLDS_MAX};
@@ -48,6 +48,9 @@ pub struct BalancerHook;
 impl Hook for BalancerHook {
     const KIND: SlotKind = SlotKind::Balancer;
     type Engine = dyn BalancerEngine;
+    const NO_CANARY: Option<&'static str> = Some("one balancer sets the thresholds of the whole cluster");
+    type Heard = Heard;
+    type Shadow = BalancerShadow;
 
     fn builtins() -> impl Iterator<Item = Builtin<Self>> {
         kvasir_default_policies::BALANCERS.iter().map(|d| Builtin {
@@ -66,14 +69,35 @@ impl Hook for BalancerHook {
     }
 }
 
+/// One tick and its answer.
+pub struct Heard {
+    state: Snapshot,
+    thresholds: Vec<f32>,
+}
+
+/// A balancer in shadow.
+#[derive(Default)]
+pub struct BalancerShadow;
+
+impl Shadow<BalancerHook> for BalancerShadow {
+    fn hear(&mut self, around: &Around<'_, BalancerHook>, worker: &mut Worker<BalancerHook>, heard: Heard) {
+        worker.refresh();
+        let asked = worker.ask(|engine| checked(engine.tick(&heard.state)?));
+        if let Ok(thresholds) = asked {
+            around.trial.tally.compare(thresholds == heard.thresholds);
+        }
+    }
+}
+
 /// The balancer of one daemon. Its calls never fail outward.
 pub struct BalancerWorker {
     worker: Worker<BalancerHook>,
+    trial: OnTrial<BalancerHook>,
 }
 
 impl BalancerWorker {
-    pub(super) fn new(worker: Worker<BalancerHook>) -> Self {
-        Self { worker }
+    pub(super) fn new(slot: &Arc<Slot<BalancerHook>>) -> Self {
+        Self { worker: slot.worker(), trial: OnTrial::new(slot) }
     }
 
     /// The thresholds from this tick on, all finite; empty = as they are, also if the policy failed.
@@ -81,14 +105,22 @@ impl BalancerWorker {
         self.worker.refresh();
         let asked = self.worker.ask(|engine| checked(engine.tick(state)?));
         // Not the twin's answer: a failed tick keeps the thresholds in force, says the contract.
-        asked.unwrap_or_else(|_| {
+        let Ok(thresholds) = asked else {
             self.worker.version().counters.fallback();
-            Vec::new()
-        })
+            return Vec::new();
+        };
+        if let Some(shadow) = self.trial.shadow() {
+            shadow.tell(|| Heard { state: state.clone(), thresholds: thresholds.clone() });
+        }
+        thresholds
     }
 }
 
-fn checked(thresholds: Vec<f32>) -> Result<Vec<f32>, Fault> {
+/// Thresholds that a scheduler can be told.
+///
+/// # Errors
+/// [`Fault::Invalid`].
+pub(crate) fn checked(thresholds: Vec<f32>) -> Result<Vec<f32>, Fault> {
     if thresholds.len() > THRESHOLDS_MAX {
         return Err(Fault::Invalid(format!("{} thresholds; at most {THRESHOLDS_MAX}", thresholds.len())));
     }

@@ -2,7 +2,7 @@
 
 use super::chain::Role;
 use super::engine::Digest;
-use super::{Error, SlotKind};
+use super::{Error, SlotKind, Stage};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -65,9 +65,20 @@ pub struct Stored {
     /// What the previous policy calls itself.
     #[serde(default)]
     pub previous_name: Option<String>,
-    /// Why the breaker put `current` in its place; `None` if a person did.
+    /// Why the breaker or a guard put `current` in its place; `None` if a person did.
     #[serde(default)]
     pub trip: Option<String>,
+    #[serde(default)]
+    pub trial: Option<StoredTrial>,
+    #[serde(default)]
+    pub paused: bool,
+}
+
+/// A policy on trial.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredTrial {
+    pub assignment: Assignment,
+    pub stage: Stage,
 }
 
 /// The policy part of the host's `sled` database. Every change is on disk when its call returns.
@@ -188,8 +199,8 @@ impl Catalog {
         for entry in &self.assignments {
             let (_, bytes) = entry.map_err(|e| self.error("read", e))?;
             let stored: Stored = serde_json::from_slice(&bytes).map_err(|e| self.error("read", e))?;
-            let both = std::iter::once(stored.current).chain(stored.previous);
-            for assignment in both {
+            let trial = stored.trial.map(|trial| trial.assignment);
+            for assignment in std::iter::once(stored.current).chain(stored.previous).chain(trial) {
                 named.extend(assignment.origin.digests().into_iter().map(str::to_owned));
             }
         }

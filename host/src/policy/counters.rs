@@ -1,6 +1,7 @@
 //! What is counted per version, and the breaker that reads it.
 
 use super::Fault;
+use crate::conductor::fleet::Outlook;
 use kvasir_dataplane::times::{Times, TimesTaken};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -50,14 +51,6 @@ pub struct DecidedValues {
     pub forecast: u64,
     pub ttft_us: u64,
     pub tbt_us: u64,
-    pub cached_tokens: u64,
-}
-
-/// What the host forecasts for one placement.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Outlook {
-    pub ttft_ms: f64,
-    pub tbt_ms: f64,
     pub cached_tokens: u64,
 }
 

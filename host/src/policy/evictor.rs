@@ -1,13 +1,15 @@
 //! The evictor slot: engines, and the worker that the owner thread of a pool holds.
 
+mod ghost;
+
 use super::bindings::evictor::Evictor as Component;
 use super::control::{component_control, native_control};
 use super::guest::Guest;
 use super::log::Log;
-use super::slot::{Builtin, Found, Hook, Policy, Worker};
+use super::slot::{Builtin, Found, Hook, OnTrial, Policy, Slot, Worker};
 use super::{Error, Fault, Limits, Module, SlotKind};
 use kvasir_policy::Evictor;
-use kvasir_policy::evictor::{EVENT, Kept, Layout, TierRow, Victim};
+use kvasir_policy::evictor::{EVENT, EventKind, Events, Kept, Layout, TierRow, Victim};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,6 +110,9 @@ impl Hook for EvictorHook {
     const KIND: SlotKind = SlotKind::Evictor;
     type Engine = dyn EvictorEngine;
     const HAS_SPARES: bool = false;
+    const NO_CANARY: Option<&'static str> = Some("one evictor chooses for the whole pool");
+    type Heard = ghost::Heard;
+    type Shadow = ghost::EvictorShadow;
 
     fn builtins() -> impl Iterator<Item = Builtin<Self>> {
         kvasir_default_policies::EVICTORS.iter().map(|d| Builtin {
@@ -135,6 +140,7 @@ pub struct KnowsNothing;
 /// the pool beside it, and serves when it knows all.
 pub struct EvictorWorker {
     worker: Worker<EvictorHook>,
+    trial: OnTrial<EvictorHook>,
     slots: u32,
     /// Rows of the tiers, as every engine is told them.
     tiers: Arc<[f32]>,
@@ -144,8 +150,9 @@ pub struct EvictorWorker {
 }
 
 impl EvictorWorker {
-    pub(super) fn new(worker: Worker<EvictorHook>, slots: u32) -> Self {
-        Self { worker, slots, tiers: Arc::default(), fallback: None, next: None }
+    pub(super) fn new(slot: &Arc<Slot<EvictorHook>>, slots: u32) -> Self {
+        let (worker, trial) = (slot.worker(), OnTrial::new(slot));
+        Self { worker, trial, slots, tiers: Arc::default(), fallback: None, next: None }
     }
 
     /// Looks for a newer policy or a rebuilt instance. True if there is one now that is to follow the engine that serves,
@@ -188,7 +195,30 @@ impl EvictorWorker {
     /// # Errors
     /// [`KnowsNothing`]: the component failed, and its native twin serves now.
     pub fn on_events(&mut self, base_ms: u64, words: &[u32]) -> Result<(), KnowsNothing> {
+        if self.fallback.is_none() {
+            self.count(base_ms, words);
+        }
+        if let Some(shadow) = self.trial.shadow() {
+            let (slots, tiers) = (self.slots, &self.tiers);
+            shadow.tell(|| ghost::Heard { base_ms, words: words.to_vec(), slots, tiers: Arc::clone(tiers) });
+        }
         self.tell(|engine| engine.on_events(base_ms, words))
+    }
+
+    /// Uses of blocks that were there, among those that were not and had to be inserted.
+    fn count(&self, base_ms: u64, words: &[u32]) {
+        let (mut accesses, mut hits) = (0, 0);
+        for event in Events::new(base_ms, EVENT, words).into_iter().filter(|event| !event.replayed) {
+            match event.kind {
+                EventKind::Insert => accesses += 1,
+                EventKind::Hit => {
+                    let uses = u64::from(event.parent_or_uses.max(1));
+                    (accesses, hits) = (accesses + uses, hits + uses);
+                }
+                EventKind::Remove | EventKind::Keep | EventKind::Pin | EventKind::Unpin => {}
+            }
+        }
+        self.worker.version().counters.decided.accesses(accesses, hits);
     }
 
     /// Tells the engine that is to follow. False if there is none (any more): it failed.

@@ -67,7 +67,10 @@ pub enum Error {
     Settings { name: String, reason: String },
     #[error("cannot instantiate policy `{name}`: {reason}")]
     Instantiate { name: String, reason: String },
-    #[error("policy `{name}` has no setting `{setting}`{}; its settings: {known}", did_you_mean(.suggestion))]
+    #[error(
+        "policy `{name}` refused its settings: unknown setting `{setting}`{}; its settings: {known}",
+        did_you_mean(.suggestion)
+    )]
     UnknownSetting { name: String, setting: String, known: String, suggestion: Option<String> },
     #[error("chain `{name}`: {reason}")]
     Chain { name: String, reason: String },
@@ -81,6 +84,12 @@ pub enum Error {
     Share { slot: SlotKind },
     #[error("{0} is paused: nothing is swapped by itself; resume it, or load the policy by hand")]
     Paused(SlotKind),
+    #[error("{slot} has no setting `{setting}` that could be unset; set are: {set}")]
+    NotSet { slot: SlotKind, setting: String, set: String },
+    #[error(
+        "the component in {0} is not kept, for this host has no database; load it again with its settings"
+    )]
+    NotKept(SlotKind),
     #[error("policy state in {path} cannot be {action}: {reason}; the policy in service is unchanged")]
     State { path: PathBuf, action: &'static str, reason: String },
     #[error("{limit} policies are being loaded already; try again")]

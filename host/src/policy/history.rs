@@ -3,11 +3,13 @@
 //! A journal in the host's `sled` database, bounded per slot. An entry is on disk when [`History::add`] returns, so it
 //! outlives a crash; that takes a write to the disk, so no decision may wait for it.
 
-use super::{Error, PolicyHost, SlotKind, SlotStatus, catalog};
+use super::{Action, Cause, Change, Error, PolicyHost, PolicyId, SlotKind, SlotStatus, catalog};
 use crate::text::printable;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Entries kept of one slot; the oldest go first.
@@ -40,8 +42,14 @@ pub struct Entry {
     pub at_ms: u64,
     /// As in the audit log, or [`HOST`].
     pub who: String,
+    /// `operator`, `folder`, `guard`, `breaker` or `restart`.
+    #[serde(default)]
+    pub cause: String,
     /// One word: `loaded`, `promoted`, and so on.
     pub action: String,
+    /// Of a policy that goes on trial: as what.
+    #[serde(default)]
+    pub stage: String,
     /// What it was done to.
     pub policy: Named,
     pub settings: Vec<(String, String)>,
@@ -52,31 +60,78 @@ pub struct Entry {
     pub reason: String,
 }
 
-impl From<&SlotStatus> for Named {
-    fn from(status: &SlotStatus) -> Self {
-        let SlotStatus { name, version, digest, .. } = status;
+impl From<&PolicyId> for Named {
+    fn from(policy: &PolicyId) -> Self {
+        let PolicyId { name, version, digest, .. } = policy;
         Self { name: name.clone(), version: version.clone(), digest: digest.clone() }
     }
 }
 
-impl Entry {
-    /// That `who` did `action` just now, after which `status` is what serves.
-    pub fn now(who: &str, action: &str, status: &SlotStatus) -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self {
-            at_ms: now.as_millis() as u64,
-            who: who.into(),
-            action: action.into(),
-            policy: status.into(),
-            settings: status.settings.clone(),
-            ..Self::default()
+thread_local! {
+    static ACTOR: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Does something for `who`: what changes by it on this thread is theirs in the history.
+pub fn acting_for<R>(who: &str, act: impl FnOnce() -> R) -> R {
+    struct Nobody;
+    impl Drop for Nobody {
+        fn drop(&mut self) {
+            ACTOR.take();
         }
     }
+    ACTOR.replace(who.to_owned());
+    let _nobody = Nobody; // also after a panic: the thread goes on to work for others
+    act()
+}
 
-    /// The same, in the place of what served before.
-    pub fn in_place_of(self, before: &SlotStatus) -> Self {
-        Self { before: Some(before.into()), ..self }
+impl From<&Change> for Entry {
+    /// Done now, on this thread.
+    fn from(change: &Change) -> Self {
+        let Change { action, cause, before, after, reason, .. } = change;
+        let cause_word = match cause {
+            Cause::Operator => "operator",
+            Cause::Folder => "folder",
+            Cause::Guard(_) => "guard",
+            Cause::Breaker => "breaker",
+            Cause::Restart => "restart",
+        };
+        let who = match cause {
+            Cause::Operator => {
+                ACTOR.with_borrow(|who| if who.is_empty() { "unknown".into() } else { who.clone() })
+            }
+            _ => HOST.to_owned(),
+        };
+        let (action, stage) = match action {
+            Action::Loaded => ("loaded", None),
+            Action::Tried(stage) => ("tried", Some(stage)),
+            Action::Promoted => ("promoted", None),
+            Action::TrialEnded => ("trial-ended", None),
+            Action::RolledBack => ("rolled-back", None),
+            Action::Paused => ("paused", None),
+            Action::Resumed => ("resumed", None),
+        };
+        // What is gone is told of where nothing came.
+        let (policy, before) = match (before, after) {
+            (before, Some(after)) => (Some(after), before.as_ref().filter(|before| *before != after)),
+            (before, None) => (before.as_ref(), None),
+        };
+        Self {
+            at_ms: now_ms(),
+            who,
+            cause: cause_word.to_owned(),
+            action: action.to_owned(),
+            stage: stage.map(ToString::to_string).unwrap_or_default(),
+            policy: policy.map(Named::from).unwrap_or_default(),
+            settings: policy.map(|policy| policy.settings.clone()).unwrap_or_default(),
+            before: before.map(Named::from),
+            reason: reason.clone().unwrap_or_default(),
+        }
     }
+}
+
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The journal of all slots.
@@ -103,21 +158,22 @@ impl History {
         Ok(Self { tree, path: path.into(), newest: Mutex::new(newest) })
     }
 
-    /// As [`History::add`]. What happened is not undone because the entry cannot be written; the log says so instead.
-    pub fn note(&self, slot: SlotKind, entry: Entry) {
-        if let Err(error) = self.add(slot, entry.clone()) {
-            tracing::error!(%slot, %error, ?entry, "not in the history of the policies");
+    /// Notes what serves, and hears of every change from now on.
+    pub fn follow(self: &Arc<Self>, policies: &PolicyHost) {
+        let history = Arc::clone(self);
+        policies.on_change(Box::new(move |change| history.note(change)));
+        for (slot, status) in SlotKind::ALL.into_iter().zip(policies.list()) {
+            if let Err(error) = self.add_started(slot, started(status)) {
+                tracing::error!(%slot, %error, "the start is not in the history of the policies");
+            }
         }
     }
 
-    /// What serves each slot since a start of the host, and why if it is not what it should be.
-    pub fn note_start(&self, policies: &PolicyHost) {
-        for (slot, status) in SlotKind::ALL.into_iter().zip(policies.list()) {
-            let reason = status.last_trip.clone().unwrap_or_default();
-            let entry = Entry { reason, ..Entry::now(HOST, STARTED, &status) };
-            if let Err(error) = self.add_started(slot, entry) {
-                tracing::error!(%slot, %error, "the start is not in the history of the policies");
-            }
+    /// What happened is not undone because its entry cannot be written; the log says so instead.
+    fn note(&self, change: &Change) {
+        let (slot, entry) = (change.slot, Entry::from(change));
+        if let Err(error) = self.add(slot, entry.clone()) {
+            tracing::error!(%slot, %error, ?entry, "not in the history of the policies");
         }
     }
 
@@ -192,6 +248,19 @@ impl History {
     }
 }
 
+fn started(status: SlotStatus) -> Entry {
+    Entry {
+        at_ms: now_ms(),
+        who: HOST.into(),
+        cause: "restart".into(),
+        action: STARTED.into(),
+        policy: Named { name: status.name, version: status.version, digest: status.digest },
+        settings: status.settings,
+        reason: status.last_trip.unwrap_or_default(),
+        ..Entry::default()
+    }
+}
+
 /// An entry that cannot be read says so in its place: the others are still worth reading.
 fn parse(bytes: &[u8]) -> Entry {
     serde_json::from_slice(bytes).unwrap_or_else(|error| Entry {
@@ -251,6 +320,7 @@ fn number(key: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::{Guard, Stage};
 
     fn database(dir: &Path) -> sled::Db {
         sled::open(dir.join("state")).unwrap()
@@ -323,5 +393,44 @@ mod tests {
         history.tree.insert(key(SlotKind::Evictor, 2), b"{\"at_ms\":tru").unwrap();
         let read = history.read(SlotKind::Evictor, 9).unwrap();
         assert_eq!([&read[0].action, &read[1].action], ["unreadable", "loaded"]);
+    }
+
+    #[test]
+    fn a_change_is_told_with_who_and_why() {
+        let id = |name: &str| PolicyId {
+            name: name.into(),
+            version: "1.0.0".into(),
+            digest: None,
+            generation: 1,
+            settings: vec![("a".into(), name.into())],
+        };
+        let change = |action, cause, before: Option<&str>, after: Option<&str>| Change {
+            slot: SlotKind::Scheduler,
+            action,
+            cause,
+            before: before.map(id),
+            after: after.map(id),
+            reason: None,
+        };
+        let tried = change(Action::Tried(Stage::Shadow), Cause::Operator, None, Some("new"));
+        let entry = acting_for("user 7", || Entry::from(&tried));
+        assert_eq!((entry.who.as_str(), entry.cause.as_str()), ("user 7", "operator"));
+        assert_eq!((entry.action.as_str(), entry.stage.as_str()), ("tried", "shadow"));
+        assert_eq!((entry.policy.name.as_str(), entry.before), ("new", None));
+        assert_eq!(Entry::from(&tried).who, "unknown", "the act is over");
+
+        let panics = || acting_for("user 7", || panic!("as told"));
+        assert!(std::panic::catch_unwind(panics).is_err());
+        assert_eq!(Entry::from(&tried).who, "unknown");
+
+        let ended = change(Action::TrialEnded, Cause::Guard(Guard::Traps), Some("new"), None);
+        let entry = Entry::from(&Change { reason: Some("it trapped".into()), ..ended });
+        assert_eq!((entry.who.as_str(), entry.cause.as_str()), (HOST, "guard"));
+        assert_eq!((entry.policy.name.as_str(), entry.before), ("new", None));
+        assert_eq!((entry.reason.as_str(), entry.settings.len()), ("it trapped", 1));
+
+        let back = change(Action::RolledBack, Cause::Breaker, Some("new"), Some("old"));
+        let entry = Entry::from(&back);
+        assert_eq!((entry.policy.name.as_str(), entry.before.unwrap().name.as_str()), ("old", "new"));
     }
 }

@@ -6,11 +6,13 @@ use super::catalog::Catalog;
 use super::evictor::EvictorHook;
 use super::log::Log;
 use super::scheduler::{SchedulerHook, SharedThresholds};
-use super::slot::{Builder, Hook, Learning, LearningStatus, Outcomes, Slot, Source, Version};
+use super::slot::{
+    Builder, Hook, Learning, LearningStatus, News, Outcomes, Slot, Source, Trial, Version, stored_source,
+};
 use super::{
-    AdmitterWorker, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, Guard, GuardConfig,
-    Listener, LogLine, LogPage, PolicyConfig, SchedulerWorker, SlotKind, Stage, TrialStatus, WatchStatus,
-    watch,
+    AdmitterWorker, Assignment, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, Guard,
+    GuardConfig, Listener, LogLine, LogPage, PolicyConfig, PolicyId, SchedulerWorker, SlotKind, Stage,
+    TrialStatus, WatchStatus, guards, watch,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -78,6 +80,8 @@ pub struct SlotStatus {
     /// Policies that a guard took out of service or ended the trial of, since the host started; in the order of
     /// [`Guard::ALL`].
     pub guard_rollbacks: [u64; Guard::ALL.len()],
+    /// The same by the breaker.
+    pub breaker_trips: u64,
 }
 
 /// The policy host of one daemon.
@@ -91,6 +95,8 @@ pub struct PolicyHost {
     learning: Mutex<Vec<Learning>>,
     /// Loads under way: each holds its component in memory, and they are compiled one by one.
     loads: AtomicUsize,
+    changing_settings: Mutex<()>,
+    catalog: Option<Catalog>,
     guard: GuardConfig,
 }
 
@@ -113,13 +119,15 @@ impl PolicyHost {
         let scheduler = Slot::open(engine.clone(), config, wanted.scheduler, catalog.clone(), builder()?)?;
         let evictor = Slot::open(engine.clone(), config, wanted.evictor, catalog.clone(), builder()?)?;
         let admitter = Slot::open(engine.clone(), config, wanted.admitter, catalog.clone(), builder()?)?;
-        let balancer = Slot::open(engine, config, wanted.balancer, catalog, builder()?)?;
+        let balancer = Slot::open(engine, config, wanted.balancer, catalog.clone(), builder()?)?;
         let every = config.learn_every;
         let learning = vec![Learning::start(&scheduler, every)?, Learning::start(&admitter, every)?];
         let host = Arc::new(Self {
             outcomes: Outcomes::new([scheduler.feed(), admitter.feed()]),
             learning: Mutex::new(learning),
             loads: AtomicUsize::new(0),
+            changing_settings: Mutex::default(),
+            catalog,
             guard: config.guard.clone(),
             scheduler,
             evictor,
@@ -127,6 +135,7 @@ impl PolicyHost {
             balancer,
             thresholds: SharedThresholds::default(),
         });
+        guards::start(&host)?;
         if let Some(folder) = &config.watch_dir {
             watch::start(&host, folder.clone())?;
         }
@@ -138,9 +147,11 @@ impl PolicyHost {
         self.outcomes.clone()
     }
 
-    /// Ends learning, and keeps what was learned. Blocking, for at most the cold deadline of a slot.
+    /// Ends learning, and keeps what was learned; ends the threads of shadows. Blocking, for at most the cold deadline of a
+    /// slot.
     pub fn close(&self) {
         self.learning.lock().clear();
+        self.slots().for_each(|slot| slot.close());
     }
 
     /// Verifies, compiles, instantiates, configures and publishes a policy. Blocking.
@@ -167,12 +178,9 @@ impl PolicyHost {
         settings: Vec<(String, String)>,
         stage: Stage,
     ) -> Result<SlotStatus, Error> {
-        if stage != Stage::Active {
-            return Err(Error::Engine(format!("{stage} in {slot}: not in this version; load it as active")));
-        }
         let under_way = self.loads.fetch_add(1, Ordering::Relaxed);
         let loaded = if under_way < LOADS_MAX {
-            self.slot(slot).load(source, settings)
+            self.slot(slot).load(source, settings, stage)
         } else {
             Err(Error::Busy { limit: LOADS_MAX })
         };
@@ -180,12 +188,44 @@ impl PolicyHost {
         loaded.map(|()| self.status(slot))
     }
 
+    /// Changes settings of what serves: `set`, and without those of `unset`. A stage other than active leaves what
+    /// serves as it is, and puts the same policy with the other settings on trial. Nothing is compiled. Blocking.
+    ///
+    /// # Errors
+    /// As [`PolicyHost::load_as`], and a setting is to be unset that is not set.
+    pub fn change_settings(
+        &self,
+        slot: SlotKind,
+        set: Settings,
+        unset: &[String],
+        stage: Stage,
+    ) -> Result<SlotStatus, Error> {
+        // One after the other, so that none overlooks what another set.
+        let _changing = self.changing_settings.lock();
+        let Assignment { origin, settings } = self.slot(slot).assignment();
+        let settings = merged(slot, settings, set, unset)?;
+        if stage == Stage::Active {
+            return self.configure(slot, settings);
+        }
+        self.load_as(slot, stored_source(slot, self.catalog.as_ref(), &origin)?, settings, stage)
+    }
+
+    /// Gives what serves a slot other settings, all of them; nothing is compiled. Blocking.
+    ///
+    /// # Errors
+    /// The policy refuses them, or the catalogue cannot be written; what serves is untouched.
+    pub fn configure(&self, slot: SlotKind, settings: Vec<(String, String)>) -> Result<SlotStatus, Error> {
+        self.slot(slot).configure(settings)?;
+        Ok(self.status(slot))
+    }
+
     /// Brings the policy on trial into service. Blocking.
     ///
     /// # Errors
     /// There is none, or it no longer starts.
     pub fn promote(&self, slot: SlotKind) -> Result<SlotStatus, Error> {
-        Err(Error::NoTrial(slot))
+        self.slot(slot).promote()?;
+        Ok(self.status(slot))
     }
 
     /// Leaves the trial of a slot unasked, and swaps nothing in it but by an operator, or by a guard that puts a
@@ -194,21 +234,28 @@ impl PolicyHost {
     /// # Errors
     /// The catalogue cannot be written.
     pub fn pause(&self, slot: SlotKind) -> Result<SlotStatus, Error> {
-        Err(Error::Engine(format!("pause of {slot}: not in this version")))
+        self.slot(slot).set_paused(true)?;
+        Ok(self.status(slot))
     }
 
     /// # Errors
     /// As [`PolicyHost::pause`].
     pub fn resume(&self, slot: SlotKind) -> Result<SlotStatus, Error> {
-        Err(Error::Engine(format!("resume of {slot}: not in this version")))
+        self.slot(slot).set_paused(false)?;
+        Ok(self.status(slot))
     }
 
     /// Has every change of a slot told to `listener`, those before it first. One listener: a second takes its place.
-    pub fn on_change(&self, _listener: Listener) {}
+    pub fn on_change(&self, listener: Listener) {
+        let listener = Arc::from(listener);
+        self.slots().for_each(|slot| slot.news().listen(Arc::clone(&listener)));
+    }
 
     /// Has the guards look at `now_ms`, on a clock that does not go back. The host does so itself every
     /// [`GuardConfig::every`], unless that is zero.
-    pub fn judge(&self, _now_ms: u64) {}
+    pub fn judge(&self, now_ms: u64) {
+        self.slots().for_each(|slot| slot.judge(now_ms));
+    }
 
     /// What the guards allow.
     pub fn guards(&self) -> &GuardConfig {
@@ -232,6 +279,10 @@ impl PolicyHost {
             SlotKind::Admitter => &self.admitter,
             SlotKind::Balancer => &self.balancer,
         }
+    }
+
+    fn slots(&self) -> impl Iterator<Item = &dyn AnySlot> {
+        SlotKind::ALL.into_iter().map(|kind| self.slot(kind))
     }
 
     pub fn list(&self) -> Vec<SlotStatus> {
@@ -258,6 +309,10 @@ impl PolicyHost {
         Ok(self.status(slot))
     }
 
+    pub(super) fn is_paused(&self, slot: SlotKind) -> bool {
+        self.slot(slot).is_paused()
+    }
+
     pub(super) fn was_restored(&self, slot: SlotKind) -> bool {
         self.slot(slot).was_restored()
     }
@@ -268,7 +323,7 @@ impl PolicyHost {
 
     /// A scheduler for one thread.
     pub fn scheduler_worker(&self) -> SchedulerWorker {
-        SchedulerWorker::new(self.scheduler.worker(), self.thresholds.clone())
+        SchedulerWorker::new(&self.scheduler, self.thresholds.clone())
     }
 
     /// Sets the thresholds every scheduler reads from its next decision on; empty keeps them.
@@ -280,33 +335,103 @@ impl PolicyHost {
 
     /// The evictor of one pool with that many block slots, for its owner thread.
     pub fn evictor_worker(&self, slots: u32) -> EvictorWorker {
-        EvictorWorker::new(self.evictor.worker(), slots)
+        EvictorWorker::new(&self.evictor, slots)
     }
 
     /// An admitter for one thread.
     pub fn admitter_worker(&self) -> AdmitterWorker {
-        AdmitterWorker::new(self.admitter.worker())
+        AdmitterWorker::new(&self.admitter)
     }
 
     /// The balancer, for the thread that ticks.
     pub fn balancer_worker(&self) -> BalancerWorker {
-        BalancerWorker::new(self.balancer.worker())
+        BalancerWorker::new(&self.balancer)
     }
+}
+
+impl Drop for PolicyHost {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// `settings` with some changed and some left out.
+fn merged(
+    slot: SlotKind,
+    mut settings: Settings,
+    set: Settings,
+    unset: &[String],
+) -> Result<Settings, Error> {
+    for name in unset {
+        let Some(at) = settings.iter().position(|(set, _)| set == name) else {
+            let set: Vec<_> = settings.iter().map(|(name, _)| name.as_str()).collect();
+            let set = if set.is_empty() { "none".to_owned() } else { set.join(", ") };
+            return Err(Error::NotSet { slot, setting: name.clone(), set });
+        };
+        settings.remove(at);
+    }
+    for (name, value) in set {
+        match settings.iter_mut().find(|(known, _)| *known == name) {
+            Some(known) => known.1 = value,
+            None => settings.push((name, value)),
+        }
+    }
+    Ok(settings)
 }
 
 /// A slot, whatever its hook.
 trait AnySlot {
-    fn load(&self, source: Source, settings: Settings) -> Result<(), Error>;
+    fn load(&self, source: Source, settings: Settings, stage: Stage) -> Result<(), Error>;
+    fn configure(&self, settings: Settings) -> Result<(), Error>;
+    fn promote(&self) -> Result<(), Error>;
+    fn set_paused(&self, paused: bool) -> Result<(), Error>;
+    fn is_paused(&self) -> bool;
+    fn judge(&self, now_ms: u64);
+    fn close(&self);
+    fn news(&self) -> &News;
     fn load_with_settings_in_service(&self, source: Source) -> Result<(), Error>;
     fn rollback(&self) -> Result<(), Error>;
     fn was_restored(&self) -> bool;
     fn log(&self) -> &Log;
     fn status(&self) -> SlotStatus;
+    /// What serves, and its settings.
+    fn assignment(&self) -> Assignment;
 }
 
 impl<H: Hook> AnySlot for Arc<Slot<H>> {
-    fn load(&self, source: Source, settings: Settings) -> Result<(), Error> {
-        Slot::load(self, source, settings).map(drop)
+    fn load(&self, source: Source, settings: Settings, stage: Stage) -> Result<(), Error> {
+        match stage {
+            Stage::Active => Slot::load(self, source, settings).map(drop),
+            Stage::Shadow | Stage::Canary(_) => self.load_on_trial(source, settings, stage),
+        }
+    }
+
+    fn configure(&self, settings: Settings) -> Result<(), Error> {
+        Slot::configure(self, settings).map(drop)
+    }
+
+    fn promote(&self) -> Result<(), Error> {
+        Slot::promote(self).map(drop)
+    }
+
+    fn set_paused(&self, paused: bool) -> Result<(), Error> {
+        Slot::set_paused(self, paused)
+    }
+
+    fn is_paused(&self) -> bool {
+        Slot::is_paused(self)
+    }
+
+    fn judge(&self, now_ms: u64) {
+        Slot::judge(self, now_ms);
+    }
+
+    fn close(&self) {
+        Slot::close(self);
+    }
+
+    fn news(&self) -> &News {
+        &self.news
     }
 
     fn load_with_settings_in_service(&self, source: Source) -> Result<(), Error> {
@@ -314,7 +439,7 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
     }
 
     fn rollback(&self) -> Result<(), Error> {
-        Slot::rollback(self).map(drop)
+        Slot::rollback(self)
     }
 
     fn was_restored(&self) -> bool {
@@ -325,9 +450,14 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
         &self.log
     }
 
+    fn assignment(&self) -> Assignment {
+        self.current().assignment.clone()
+    }
+
     fn status(&self) -> SlotStatus {
         let version: Arc<Version<H>> = self.current();
         let digest = version.digest();
+        let (guard_rollbacks, breaker_trips) = self.guarded().rollbacks();
         SlotStatus {
             slot: H::KIND.to_string(),
             name: version.description.name.clone(),
@@ -344,10 +474,49 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
             memory_bytes_max: self.memory_bytes_max() as u64,
             has_outcomes: H::KIND.has_outcomes(),
             learning: self.feed().status(),
-            trial: None,
-            paused: false,
-            watch: None,
-            guard_rollbacks: Default::default(),
+            trial: self.trial().map(|trial| trial_status(self, &trial)),
+            paused: Slot::is_paused(self),
+            watch: self.guarded().watch_status(),
+            guard_rollbacks,
+            breaker_trips,
         }
+    }
+}
+
+fn trial_status<H: Hook>(slot: &Slot<H>, trial: &Trial<H>) -> TrialStatus {
+    let PolicyId { name, version, digest, generation, settings } = trial.version.id();
+    TrialStatus {
+        name,
+        version,
+        engine: if digest.is_some() { "wasm" } else { "native" },
+        digest,
+        generation,
+        settings,
+        stage: trial.stage,
+        counters: trial.version.counters.values(),
+        agreement: trial.tally.agreement(),
+        dropped: trial.tally.dropped(),
+        window: slot.guarded().trial_window(generation),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_changed_added_and_left_out() {
+        let list = |settings: &[(&str, &str)]| -> Settings {
+            settings.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
+        };
+        let change = |set: &[(&str, &str)], unset: &[&str]| {
+            let unset: Vec<_> = unset.iter().map(|&name| name.to_owned()).collect();
+            merged(SlotKind::Evictor, list(&[("a", "1"), ("b", "2")]), list(set), &unset)
+        };
+        assert_eq!(change(&[("b", "3"), ("c", "4")], &["a"]).unwrap(), list(&[("b", "3"), ("c", "4")]));
+        assert_eq!(change(&[("a", "5")], &["a"]).unwrap(), list(&[("b", "2"), ("a", "5")]));
+        assert_eq!(change(&[], &[]).unwrap(), list(&[("a", "1"), ("b", "2")]));
+        let error = change(&[], &["x"]).unwrap_err().to_string();
+        assert_eq!(error, "evictor has no setting `x` that could be unset; set are: a, b");
     }
 }

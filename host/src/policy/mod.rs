@@ -13,6 +13,7 @@ mod description;
 mod engine;
 mod fault;
 pub mod guard;
+mod guards;
 mod guest;
 pub mod history;
 mod host;

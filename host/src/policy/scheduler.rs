@@ -1,17 +1,21 @@
 //! The scheduler slot: engines, and the worker that each deciding thread holds.
 
+mod shadow;
+mod worker;
+
+pub use self::worker::{Outcome, SchedulerWorker, Seat, SharedThresholds};
+
 use super::bindings::scheduler::Scheduler as Component;
 use super::bindings::scheduler::exports::kvasir::policy::scheduling;
 use super::chain::{Chain, Part, Role};
 use super::control::{component_control, native_control};
 use super::guest::Guest;
 use super::log::Log;
-use super::slot::{Builtin, Hook, Policy, Worker};
+use super::slot::{Builtin, Hook, Policy};
 use super::{Error, Fault, Limits, Module, SlotKind};
-use crate::conductor::fleet::{Changes, Fleet, Told};
-use arc_swap::ArcSwap;
+use crate::conductor::fleet::Changes;
 use kvasir_policy::Scheduler;
-use kvasir_policy::scheduler::{Answer, Decision, Kept, Question, Reason};
+use kvasir_policy::scheduler::{Answer, Decision, Kept, Question};
 use std::sync::Arc;
 
 /// A scheduler behind either engine: the hot functions of `scheduling`, each of which may fail.
@@ -167,6 +171,8 @@ pub struct SchedulerHook;
 impl Hook for SchedulerHook {
     const KIND: SlotKind = SlotKind::Scheduler;
     type Engine = dyn SchedulerEngine;
+    type Heard = shadow::Heard;
+    type Shadow = shadow::SchedulerShadow;
 
     fn builtins() -> impl Iterator<Item = Builtin<Self>> {
         kvasir_default_policies::SCHEDULERS.iter().map(|d| Builtin {
@@ -195,134 +201,11 @@ impl Hook for SchedulerHook {
     }
 }
 
-/// A decision and who made it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
-    pub decision: Decision,
-    /// Why the native twin decided instead of the policy.
-    pub fallback: Option<Fault>,
-    /// Generation of the policy in service.
-    pub generation: u64,
-}
-
-/// Thresholds in force, shared by the balancer that sets them and the schedulers that read them.
-pub type SharedThresholds = Arc<ArcSwap<Vec<f32>>>;
-
-/// The scheduler of one thread. Its calls never fail outward.
-pub struct SchedulerWorker {
-    worker: Worker<SchedulerHook>,
-    told: Told,
-    /// What the engine still has to be given of it.
-    pending: Option<Changes>,
-    thresholds: SharedThresholds,
-    thresholds_seen: Option<Arc<Vec<f32>>>,
-}
-
-impl SchedulerWorker {
-    pub(super) fn new(worker: Worker<SchedulerHook>, thresholds: SharedThresholds) -> Self {
-        Self { worker, told: Told::default(), pending: None, thresholds, thresholds_seen: None }
-    }
-
-    /// Decides one request where nobody else touches the tables.
-    pub fn schedule(&mut self, fleet: &Fleet, question: &Question) -> Outcome {
-        self.catch_up(fleet);
-        self.decide(question)
-    }
-
-    /// Copies what changed in the tables; no policy is called, so this may stand under their lock.
-    pub fn catch_up(&mut self, fleet: &Fleet) {
-        let Some(changes) = self.told.catch_up(fleet) else { return };
-        // Two steps become one: all there is now.
-        let behind = self.pending.is_some();
-        self.pending = Some(if behind { self.told.all() } else { changes });
-    }
-
-    /// Decides one request on what was caught up: push it to the engine, ask it, check the answer; on
-    /// any fault the native twin decides.
-    pub fn decide(&mut self, question: &Question) -> Outcome {
-        self.refresh();
-        match self.ask(question) {
-            Ok(decision) => Outcome { decision, fallback: None, generation: self.generation() },
-            Err(fault) => self.decide_natively(question, fault),
-        }
-    }
-
-    fn ask(&mut self, question: &Question) -> Result<Decision, Fault> {
-        self.push_pending()?;
-        let told = &self.told;
-        self.worker.ask(|engine| {
-            let decision = engine.schedule(question)?;
-            let checked = told.check(&decision, question.candidates());
-            checked.map(|()| decision).map_err(|invalid| Fault::Invalid(invalid.to_string()))
-        })
-    }
-
-    /// Takes up a newer version of the policy or a rebuilt engine, if there is one.
-    pub fn refresh(&mut self) {
-        if self.worker.refresh() {
-            self.pending = Some(self.told.all());
-            self.thresholds_seen = None;
-        }
-    }
-
-    fn push_pending(&mut self) -> Result<(), Fault> {
-        let Self { worker, pending, thresholds, thresholds_seen, .. } = self;
-        worker.tell(|engine| {
-            if let Some(changes) = pending.take() {
-                push(engine, &changes)?;
-            }
-            let thresholds = thresholds.load();
-            if thresholds_seen.as_ref().is_none_or(|seen| !Arc::ptr_eq(seen, &thresholds)) {
-                engine.set_thresholds(&thresholds)?;
-                *thresholds_seen = Some(thresholds.clone());
-            }
-            Ok(())
-        })
-    }
-
-    /// The native twin decides on what was caught up, and is counted.
-    pub fn decide_natively(&mut self, question: &Question, why: Fault) -> Outcome {
-        let decision = self.native(question);
-        Outcome { decision, fallback: Some(why), generation: self.generation() }
-    }
-
-    fn native(&mut self, question: &Question) -> Decision {
-        let no_instance = Decision::reject(Reason::NoInstance, 1_000);
-        let Some(native) = self.worker.twin() else { return no_instance };
-        // Rare enough to be told everything, rather than to follow with a cursor of its own.
-        let told = push(native, &self.told.all());
-        let told = told.and_then(|()| native.set_thresholds(&self.thresholds.load()));
-        let answer = told.and_then(|()| native.schedule(question));
-        let decision = answer.unwrap_or(no_instance);
-        if self.told.check(&decision, question.candidates()).is_ok() { decision } else { no_instance }
-    }
-
-    /// The scores of the policy in service, on what was caught up, for `kvasir explain`; empty if it gives none.
-    pub fn explain(&mut self, question: &Question) -> Vec<f32> {
-        self.refresh();
-        let pushed = self.push_pending();
-        let told = &self.told;
-        let scores = pushed.and_then(|()| {
-            self.worker.tell(|engine| {
-                let scores = engine.explain(question)?;
-                let checked = told.check_scores(&scores);
-                checked.map(|()| scores).map_err(|invalid| Fault::Invalid(invalid.to_string()))
-            })
-        });
-        scores.unwrap_or_default()
-    }
-
-    /// Name of the policy in service.
-    pub fn policy(&self) -> &str {
-        &self.worker.version().description.name
-    }
-
-    fn generation(&self) -> u64 {
-        self.worker.version().generation
-    }
-}
-
-fn push(engine: &mut dyn SchedulerEngine, changes: &Changes) -> Result<(), Fault> {
+/// Tells an engine what changed in the tables.
+///
+/// # Errors
+/// The policy failed.
+pub(crate) fn push(engine: &mut dyn SchedulerEngine, changes: &Changes) -> Result<(), Fault> {
     let Changes { open, prefill, decode, links } = changes;
     if let Some(layout) = open {
         engine.open(&layout.encode())?;

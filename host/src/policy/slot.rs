@@ -6,17 +6,25 @@
 //! Lock order: `Slot::change` before `Slot::previous`; `Slot::totals` and `Version::ready` are leaves.
 
 mod builder;
+mod guarded;
 mod learning;
+mod news;
+mod shadow;
+mod trial;
 mod version;
 mod worker;
 
 pub use builder::Builder;
 pub(super) use learning::Learning;
 pub use learning::{LearningStatus, Outcomes};
-pub(super) use version::read;
+pub(super) use news::News;
+pub use shadow::{Around, Shadow};
+pub use trial::{OnTrial, Trial};
 pub use version::{ChainPart, Prepared, Source, Version, standalone};
+pub(super) use version::{read, stored_source};
 pub use worker::{Found, SPARES_MAX, Worker};
 
+use self::guarded::Guarded;
 use self::learning::{Feed, Knowledge};
 use self::version::{Program, code, default_native, prepare, stored_program};
 use super::catalog::{Assignment, Catalog, Origin, Stored};
@@ -24,12 +32,12 @@ use super::chain::Role;
 use super::counters::{CounterValues, Totals};
 use super::engine::{Engine, Module};
 use super::log::Log;
-use super::{Error, Fault, Limits, PolicyConfig, SlotKind};
+use super::{Action, Cause, Error, Fault, Limits, PolicyConfig, SlotKind};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use kvasir_policy::Description;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// What differs between the four slots.
@@ -40,6 +48,12 @@ pub trait Hook: Sized + 'static {
     /// Whether an engine that failed is replaced at once by one that was built ahead. Not where an engine is large and
     /// must be told much before it can decide.
     const HAS_SPARES: bool = true;
+    /// Why there is no canary in this slot, if so.
+    const NO_CANARY: Option<&'static str> = None;
+    /// What a policy in shadow is told of one decision of the active one.
+    type Heard: Send + 'static;
+    /// Asks a policy in shadow.
+    type Shadow: Shadow<Self>;
 
     /// Name, component and native twin of each default policy; the first is the default.
     fn builtins() -> impl Iterator<Item = Builtin<Self>>;
@@ -111,8 +125,16 @@ pub struct Slot<H: Hook> {
     /// Held by whoever changes the version, so that loads, rollbacks and trips come one by one.
     change: Mutex<()>,
     pub log: Arc<Log>,
-    /// Why the breaker last took a policy out of service.
+    /// The policy on trial beside it.
+    trial: Arc<ArcSwapOption<Trial<H>>>,
+    /// The trial is not asked, and nothing is swapped by itself.
+    paused: AtomicBool,
+    /// Why the breaker or a guard last took a policy out of service.
     last_trip: Mutex<Option<String>>,
+    /// The same of what serves now; `None`: a person brought it into service.
+    tripped: Mutex<Option<String>>,
+    guarded: Mutex<Guarded>,
+    pub(super) news: News,
     /// Of the versions before `current`, which changes under this lock.
     totals: Mutex<Totals>,
     generations: AtomicU64,
@@ -170,11 +192,13 @@ impl<H: Hook> Slot<H> {
         let limits = H::KIND.limits(config);
         let log = Arc::new(Log::default());
         let prepare = |program, assignment, generation| {
-            prepare::<H>(Arc::new(program), assignment, generation, &limits, &log, config, 1)
+            prepare::<H>(program, assignment, generation, &limits, &log, config, 1)
         };
         let stored = catalog.as_ref().map(|c| c.stored(H::KIND)).transpose()?.flatten();
         let mut last_trip = stored.as_ref().and_then(|stored| stored.trip.clone());
         let previous = stored.as_ref().and_then(before::<H>);
+        let paused = stored.as_ref().is_some_and(|stored| stored.paused);
+        let trial = stored.as_ref().and_then(|stored| stored.trial.clone());
         let restored = stored.map(|stored| stored.current).and_then(|assignment| {
             let program = stored_program::<H>(&engine, catalog.as_ref(), &assignment.origin);
             let version = program.and_then(|program| prepare(program, assignment, 1));
@@ -191,7 +215,7 @@ impl<H: Hook> Slot<H> {
             Some(version) => version,
             None => {
                 let (source, settings) = wanted.clone();
-                let code = code::<H>(&engine, source)?;
+                let code = code::<H>(&engine, source, &[])?;
                 prepare(code.program, Assignment { origin: code.origin, settings }, 1)?
             }
         };
@@ -200,7 +224,12 @@ impl<H: Hook> Slot<H> {
             previous: Mutex::new(previous),
             change: Mutex::new(()),
             log,
+            trial: Arc::default(),
+            paused: AtomicBool::new(paused),
+            tripped: Mutex::new(last_trip.clone().filter(|_| was_restored)),
             last_trip: Mutex::new(last_trip),
+            guarded: Mutex::default(),
+            news: News::default(),
             totals: Mutex::default(),
             generations: AtomicU64::new(1),
             workers: AtomicUsize::new(0),
@@ -215,6 +244,9 @@ impl<H: Hook> Slot<H> {
             knowledge: Arc::default(),
         });
         slot.stock(&slot.current());
+        if let Some(trial) = trial {
+            slot.restore_trial(trial);
+        }
         Ok(slot)
     }
 
@@ -225,6 +257,10 @@ impl<H: Hook> Slot<H> {
     /// The name of what a rollback would bring back.
     pub fn previous(&self) -> Option<String> {
         self.previous.lock().as_ref().map(|p| p.name.clone())
+    }
+
+    pub(super) fn guarded(&self) -> parking_lot::MutexGuard<'_, Guarded> {
+        self.guarded.lock()
     }
 
     pub fn last_trip(&self) -> Option<String> {
@@ -250,38 +286,59 @@ impl<H: Hook> Slot<H> {
     ///
     /// # Errors
     /// Any step failed; the version in service is untouched.
-    pub fn load(
-        self: &Arc<Self>,
-        source: Source,
-        settings: Vec<(String, String)>,
-    ) -> Result<Arc<Version<H>>, Error> {
-        let code = code::<H>(&self.engine, source)?;
-        let assignment = Assignment { origin: code.origin, settings };
-        // Not under the lock: while this one takes its time, the one that serves may have to go.
-        let version = self.prepare(Arc::new(code.program), assignment)?;
-        let _change = self.change.lock();
-        self.publish(version, &code.modules, None)
+    pub fn load(self: &Arc<Self>, source: Source, settings: Settings) -> Result<Arc<Version<H>>, Error> {
+        self.load_for(source, settings, Cause::Operator)
     }
 
-    /// Loads a component with the settings of the one that serves; with its own defaults if it refuses those.
+    fn load_for(
+        self: &Arc<Self>,
+        source: Source,
+        settings: Settings,
+        cause: Cause,
+    ) -> Result<Arc<Version<H>>, Error> {
+        let code = self.code(source)?;
+        let assignment = Assignment { origin: code.origin, settings };
+        // Not under the lock: while this one takes its time, the one that serves may have to go.
+        let version = self.prepare(code.program, assignment)?;
+        let _change = self.change.lock();
+        self.publish(version, &code.modules, Swap::by_hand(Action::Loaded, cause))
+    }
+
+    /// Loads a component of the watched folder with the settings of the one that serves; with its own defaults if it
+    /// refuses those.
     ///
     /// # Errors
-    /// As [`Slot::load`].
+    /// As [`Slot::load`], and [`Error::Paused`].
     pub fn load_with_settings_in_service(self: &Arc<Self>, source: Source) -> Result<Arc<Version<H>>, Error> {
+        if self.is_paused() {
+            return Err(Error::Paused(H::KIND));
+        }
         let settings = self.current().assignment.settings.clone();
         if settings.is_empty() {
-            return self.load(source, settings);
+            return self.load_for(source, settings, Cause::Folder);
         }
-        match self.load(source.clone(), settings) {
-            Err(Error::Settings { reason, .. }) => {
+        match self.load_for(source.clone(), settings, Cause::Folder) {
+            Err(refused @ (Error::Settings { .. } | Error::UnknownSetting { .. })) => {
                 self.log.add_host(
                     2,
-                    &format!("loaded with its defaults, for it refuses the settings in service: {reason}"),
+                    &format!("loaded with its defaults, for it refuses the settings in service: {refused}"),
                 );
-                self.load(source, Vec::new())
+                self.load_for(source, Vec::new(), Cause::Folder)
             }
             loaded => loaded,
         }
+    }
+
+    /// Gives what serves other settings: the same program, not compiled again.
+    ///
+    /// # Errors
+    /// It refuses them, or the catalogue cannot be written; what serves is untouched.
+    pub fn configure(self: &Arc<Self>, settings: Settings) -> Result<Arc<Version<H>>, Error> {
+        let _change = self.change.lock();
+        let current = self.current();
+        let assignment = Assignment { origin: current.assignment.origin.clone(), settings };
+        let version = self.prepare(current.program.clone(), assignment)?;
+        self.publish(version, &[], Swap::by_hand(Action::Loaded, Cause::Operator))
     }
 
     /// Whether what serves since the start was stored by an earlier run.
@@ -289,57 +346,82 @@ impl<H: Hook> Slot<H> {
         self.restored
     }
 
-    /// Puts the previous version back; what served becomes the previous one.
+    /// Ends the trial if there is one; else puts the previous version back, and what served becomes the previous one.
     ///
     /// # Errors
-    /// There is none, it no longer starts, or the catalogue cannot be written.
-    pub fn rollback(self: &Arc<Self>) -> Result<Arc<Version<H>>, Error> {
+    /// There is neither, the previous one no longer starts, or the catalogue cannot be written.
+    pub fn rollback(self: &Arc<Self>) -> Result<(), Error> {
         let _change = self.change.lock();
+        if self.end_trial(Cause::Operator, None) {
+            return Ok(());
+        }
         let version = self.prepare_previous()?;
-        self.publish(version, &[], None)
+        self.publish(version, &[], Swap::by_hand(Action::RolledBack, Cause::Operator)).map(drop)
+    }
+
+    /// Finds and compiles a policy, or takes the program of one that the slot has compiled already.
+    fn code(&self, source: Source) -> Result<version::Code<H>, Error> {
+        let previous = self.previous.lock().as_ref().and_then(|previous| previous.program.clone());
+        let trial = self.trial.load().as_ref().map(|trial| trial.version.program.clone());
+        let compiled: Vec<_> =
+            [Some(self.current().program.clone()), previous, trial].into_iter().flatten().collect();
+        code::<H>(&self.engine, source, &compiled)
     }
 
     fn prepare_previous(&self) -> Result<Version<H>, Error> {
         let previous = self.previous.lock().clone().ok_or(Error::NoPrevious(H::KIND))?;
         let program = match previous.program {
             Some(program) => program,
-            None => {
-                Arc::new(stored_program(&self.engine, self.catalog.as_ref(), &previous.assignment.origin)?)
-            }
+            None => stored_program(&self.engine, self.catalog.as_ref(), &previous.assignment.origin)?,
         };
         self.prepare(program, previous.assignment)
     }
 
     fn prepare(&self, program: Arc<Program<H>>, assignment: Assignment) -> Result<Version<H>, Error> {
-        let workers = self.workers.load(Ordering::Relaxed).max(1);
+        self.prepare_for(self.workers.load(Ordering::Relaxed), program, assignment)
+    }
+
+    fn prepare_for(
+        &self,
+        workers: usize,
+        program: Arc<Program<H>>,
+        assignment: Assignment,
+    ) -> Result<Version<H>, Error> {
         let unpublished = 0;
-        prepare(program, assignment, unpublished, &self.limits, &self.log, &self.config, workers)
+        prepare(program, assignment, unpublished, &self.limits, &self.log, &self.config, workers.max(1))
     }
 
     /// Exchanges the pointer, and writes the catalogue: before, for an operator, who hears that the disk is
-    /// full while nothing has changed; after, for a `trip`, since a broken policy goes whatever the disk does.
+    /// full while nothing has changed; after, for a trip, since a broken policy goes whatever the disk does.
     /// The reason of a trip is there before the new version is seen.
     fn publish(
         self: &Arc<Self>,
         mut version: Version<H>,
         modules: &[Vec<u8>],
-        trip: Option<String>,
+        swap: Swap,
     ) -> Result<Arc<Version<H>>, Error> {
         let old = self.current();
-        let previous = trip.is_none().then(|| Previous {
+        let previous = swap.trip.is_none().then(|| Previous {
             assignment: old.assignment.clone(),
             name: old.description.name.clone(),
             program: Some(old.program.clone()),
         });
-        if let (None, Some(catalog)) = (&trip, &self.catalog) {
-            catalog.assign(H::KIND, &stored(&version.assignment, previous.as_ref(), None), modules)?;
+        if let (None, Some(catalog)) = (&swap.trip, &self.catalog) {
+            catalog.assign(
+                H::KIND,
+                &stored(&version.assignment, previous.as_ref(), self.is_paused()),
+                modules,
+            )?;
         }
-        version.generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
+        version.generation = self.next_generation();
         let version = Arc::new(version);
         *self.previous.lock() = previous;
-        let tripped = trip.is_some();
-        if tripped {
-            self.last_trip.lock().clone_from(&trip);
+        if swap.trip.is_some() {
+            self.last_trip.lock().clone_from(&swap.trip);
+        }
+        self.tripped.lock().clone_from(&swap.trip);
+        if swap.is_watched() {
+            self.guarded.lock().watch(version.generation);
         }
         let mut totals = self.totals.lock();
         self.current.store(version.clone());
@@ -349,27 +431,39 @@ impl<H: Hook> Slot<H> {
         old.ready.lock().clear();
         old.spares.lock().clear();
         self.stock(&version);
+        let tripped = swap.trip.is_some();
         if tripped {
-            self.persist(trip);
+            self.persist();
+        } else {
+            self.drop_trial(&swap);
         }
+        self.tell(swap.action, swap.cause, Some(&old), Some(&version), swap.trip);
         Ok(version)
     }
 
-    /// Writes what serves since `trip` to the catalogue; if that fails, again later, until it succeeds.
-    fn persist(self: &Arc<Self>, trip: Option<String>) {
+    fn next_generation(&self) -> u64 {
+        self.generations.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// What a restart must know.
+    fn as_stored(&self) -> Stored {
+        let current = self.current().assignment.clone();
+        let trial = self.trial.load().as_ref().map(|trial| trial.as_stored());
+        let trip = self.tripped.lock().clone();
+        Stored { trip, trial, ..stored(&current, self.previous.lock().as_ref(), self.is_paused()) }
+    }
+
+    /// Writes what is so now to the catalogue; if that fails, again later, until it succeeds.
+    fn persist(self: &Arc<Self>) {
         let Some(catalog) = &self.catalog else { return };
-        let stored = stored(&self.current().assignment, self.previous.lock().as_ref(), trip.clone());
-        let Err(error) = catalog.assign(H::KIND, &stored, &[]) else { return };
-        let (name, generation) = (self.current().description.name.clone(), self.current().generation);
+        let Err(error) = catalog.assign(H::KIND, &self.as_stored(), &[]) else { return };
+        let name = self.current().description.name.clone();
         self.log.add_host(1, &format!("`{name}` serves, and a restart would not know: {error}"));
         let slot = Arc::downgrade(self);
         self.builder.submit_later(PERSIST_AGAIN, move || {
             if let Some(slot) = slot.upgrade() {
                 let _change = slot.change.lock();
-                // What somebody loaded meanwhile has been written.
-                if slot.current().generation == generation {
-                    slot.persist(trip);
-                }
+                slot.persist();
             }
         });
     }
@@ -389,16 +483,21 @@ impl<H: Hook> Slot<H> {
         }
     }
 
-    /// Takes generation `broken` out of service: back to the previous version, or to the native
-    /// twin of the default.
-    fn trip(self: &Arc<Self>, broken: u64, fault: &Fault) {
+    /// Takes generation `broken` out of service: back to the previous version, or to the native twin of the default. A
+    /// trial of that generation ends.
+    fn take_out(self: &Arc<Self>, broken: u64, cause: Cause, why: &str) {
         let _change = self.change.lock();
+        if self.trial.load().as_ref().is_some_and(|trial| trial.version.generation == broken) {
+            self.end_trial(cause, Some(why));
+            return;
+        }
         let current = self.current();
         if current.generation != broken {
             return; // replaced meanwhile
         }
-        let reason = format!("`{}` taken out of service: {fault}", current.description.name);
+        let reason = format!("`{}` taken out of service: {why}", current.description.name);
         self.log.add_host(1, &reason);
+        self.guarded.lock().count(cause);
         let back = self.prepare_previous().ok().or_else(|| {
             let default = |settings| {
                 let (program, assignment) = default_native::<H>(settings)?;
@@ -408,9 +507,29 @@ impl<H: Hook> Slot<H> {
         });
         let Some(version) = back else { return };
         let serves = format!("{reason}; `{}` serves", version.description.name);
-        if let Err(e) = self.publish(version, &[], Some(serves)) {
+        let swap = Swap { action: Action::RolledBack, cause, trip: Some(serves) };
+        if let Err(e) = self.publish(version, &[], swap) {
             self.log.add_host(1, &format!("breaker: {e}"));
         }
+    }
+}
+
+/// Why another version comes into service.
+struct Swap {
+    action: Action,
+    cause: Cause,
+    /// Why the host did it by itself.
+    trip: Option<String>,
+}
+
+impl Swap {
+    fn by_hand(action: Action, cause: Cause) -> Self {
+        Self { action, cause, trip: None }
+    }
+
+    /// What was put back has served before.
+    fn is_watched(&self) -> bool {
+        self.trip.is_none() && self.action != Action::RolledBack
     }
 }
 
@@ -421,12 +540,15 @@ fn before<H: Hook>(stored: &Stored) -> Option<Previous<H>> {
     Some(Previous { assignment, name, program: None })
 }
 
-fn stored<H: Hook>(current: &Assignment, previous: Option<&Previous<H>>, trip: Option<String>) -> Stored {
+/// Without a trial, and as if brought into service by a person.
+fn stored<H: Hook>(current: &Assignment, previous: Option<&Previous<H>>, paused: bool) -> Stored {
     Stored {
         current: current.clone(),
         previous: previous.map(|p| p.assignment.clone()),
         previous_name: previous.map(|p| p.name.clone()),
-        trip,
+        trip: None,
+        trial: None,
+        paused,
     }
 }
 

@@ -1,5 +1,7 @@
 //! The policy host against real components: the default policies, and what must be refused.
 
+mod trials;
+
 use super::evictor::{EvictorEngine, EvictorHook};
 use super::scheduler::SchedulerHook;
 use super::slot::Hook;

@@ -32,8 +32,9 @@ fn watch(host: &Weak<PolicyHost>, folder: &Path, mut loaded: [Stamp; 4]) {
     while let Some(host) = host.upgrade() {
         for (i, slot) in SlotKind::ALL.into_iter().enumerate() {
             let now = stamp(&path(folder, slot));
-            // A file that is still being written changes between two looks.
-            if now.is_some() && now == last[i] && now != loaded[i] {
+            // A file that is still being written changes between two looks. One that appears while the slot is paused is
+            // loaded when that is over.
+            if now.is_some() && now == last[i] && now != loaded[i] && !host.is_paused(slot) {
                 loaded[i] = now;
                 load(&host, slot, path(folder, slot));
             }

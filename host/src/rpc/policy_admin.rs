@@ -1,9 +1,12 @@
+mod convert;
+
 use super::validate;
 use crate::access::door::About;
 use crate::host::Host;
-use crate::policy::history::{ENTRIES_MAX, Entry, Named};
-use crate::policy::{CounterValues, Error, LogLine, LogPage, SlotKind, SlotStatus, Source, UnknownSlot};
+use crate::policy::history::{ENTRIES_MAX, acting_for};
+use crate::policy::{Error, LogLine, LogPage, PolicyHost, SlotKind, SlotStatus, Source, Stage, UnknownSlot};
 use crate::text::printable;
+use convert::{guards, history_entry, policy, stage};
 use kvasir_dataplane::server::access::Identity;
 use kvasir_proto::{self as proto, load_request, policy_admin_server::PolicyAdmin};
 use std::sync::Arc;
@@ -26,6 +29,38 @@ impl Service {
         let done = tokio::task::spawn_blocking(move || work(&host)).await;
         done.map_err(|e| Status::internal(format!("the policy host failed: {e}")))?.map_err(|e| status(&e))
     }
+
+    /// Changes a slot for the caller, whom the history names.
+    async fn change<R: Send + 'static>(
+        &self,
+        caller: Caller,
+        change: impl FnOnce(&PolicyHost) -> Result<R, Error> + Send + 'static,
+    ) -> Result<R, Status> {
+        self.blocking(move |host| acting_for(&caller.who, || change(&host.policies))).await
+    }
+}
+
+/// Who asks for a change, and where the audit log hears of it.
+#[derive(Clone)]
+struct Caller {
+    about: About,
+    who: String,
+}
+
+impl Caller {
+    fn of<T>(request: &Request<T>, slot: &str) -> Self {
+        let about = About::of(request);
+        about.set(printable(slot, NAME_BYTES));
+        let who =
+            request.extensions().get::<Identity>().map_or("unknown", |identity| &identity.name).to_owned();
+        Self { about, who }
+    }
+
+    /// Tells of what was done, in both logs.
+    fn did(&self, what: String) {
+        tracing::info!(who = self.who, "policies: {what}");
+        self.about.set(what);
+    }
 }
 
 #[tonic::async_trait]
@@ -34,12 +69,11 @@ impl PolicyAdmin for Service {
         &self,
         request: Request<proto::LoadRequest>,
     ) -> Result<Response<proto::LoadResponse>, Status> {
-        let (about, who) = (About::of(&request), who(&request));
+        let caller = Caller::of(&request, &request.get_ref().slot);
         let request = request.into_inner();
-        about.set(printable(&request.slot, NAME_BYTES));
         validate::load(&request)?;
-        let proto::LoadRequest { slot, name, source, settings } = request;
-        let slot = slot_kind(&slot)?;
+        let proto::LoadRequest { slot, name, source, settings, stage: wanted } = request;
+        let (slot, stage) = (slot_kind(&slot)?, stage(wanted)?);
         let source = match source {
             Some(load_request::Source::Builtin(name)) => Source::Builtin(name),
             Some(load_request::Source::Component(bytes)) => {
@@ -51,17 +85,75 @@ impl PolicyAdmin for Service {
             }
         };
         let settings = settings.into_iter().map(|s| (s.name, s.value)).collect();
-        let load = move |host: &Host| {
-            let before = host.policies.status(slot);
-            let loaded = host.policies.load(slot, source, settings)?;
-            host.history.note(slot, Entry::now(&who, "loaded", &loaded).in_place_of(&before));
-            Ok(loaded)
-        };
-        let loaded = self.blocking(load).await?;
-        tracing::info!(%slot, name = loaded.name, version = loaded.version, "policy loaded");
-        let digest = loaded.digest.as_deref().unwrap_or(loaded.engine);
-        about.set(format!("{slot}: {} {}, {digest}", loaded.name, loaded.version));
+        let load = move |policies: &PolicyHost| policies.load_as(slot, source, settings, stage);
+        let loaded = self.change(caller.clone(), load).await?;
+        caller.did(format!("{slot}: {}, {stage}", newcomer(&loaded, stage)));
         Ok(Response::new(proto::LoadResponse { policy: Some(policy(loaded)) }))
+    }
+
+    async fn configure(
+        &self,
+        request: Request<proto::ConfigureRequest>,
+    ) -> Result<Response<proto::ConfigureResponse>, Status> {
+        let caller = Caller::of(&request, &request.get_ref().slot);
+        let request = request.into_inner();
+        validate::configure(&request)?;
+        let proto::ConfigureRequest { slot, set, unset, stage: wanted } = request;
+        let (slot, stage) = (slot_kind(&slot)?, stage(wanted)?);
+        let set = set.into_iter().map(|s| (s.name, s.value)).collect();
+        let configure = move |policies: &PolicyHost| policies.change_settings(slot, set, &unset, stage);
+        let configured = self.change(caller.clone(), configure).await?;
+        caller.did(format!("{slot}: settings of {}, {stage}", newcomer(&configured, stage)));
+        Ok(Response::new(proto::ConfigureResponse { policy: Some(policy(configured)) }))
+    }
+
+    async fn promote(
+        &self,
+        request: Request<proto::PromoteRequest>,
+    ) -> Result<Response<proto::PromoteResponse>, Status> {
+        let caller = Caller::of(&request, &request.get_ref().slot);
+        let slot = slot_kind(&request.get_ref().slot)?;
+        let promoted = self.change(caller.clone(), move |policies| policies.promote(slot)).await?;
+        caller.did(format!("{slot}: {} promoted", newcomer(&promoted, Stage::Active)));
+        Ok(Response::new(proto::PromoteResponse { policy: Some(policy(promoted)) }))
+    }
+
+    async fn rollback(
+        &self,
+        request: Request<proto::RollbackRequest>,
+    ) -> Result<Response<proto::RollbackResponse>, Status> {
+        let caller = Caller::of(&request, &request.get_ref().slot);
+        let slot = slot_kind(&request.get_ref().slot)?;
+        let back = move |policies: &PolicyHost| {
+            let before = policies.status(slot).generation;
+            policies.rollback(slot).map(|back| (back.generation == before, back))
+        };
+        let (trial_ended, back) = self.change(caller.clone(), back).await?;
+        let did = if trial_ended { "trial ended, still" } else { "back to" };
+        caller.did(format!("{slot}: {did} {} {}", back.name, back.version));
+        Ok(Response::new(proto::RollbackResponse { policy: Some(policy(back)), trial_ended }))
+    }
+
+    async fn pause(
+        &self,
+        request: Request<proto::PauseRequest>,
+    ) -> Result<Response<proto::PauseResponse>, Status> {
+        let caller = Caller::of(&request, &request.get_ref().slot);
+        let slot = slot_kind(&request.get_ref().slot)?;
+        let paused = self.change(caller.clone(), move |policies| policies.pause(slot)).await?;
+        caller.did(format!("{slot}: paused"));
+        Ok(Response::new(proto::PauseResponse { policy: Some(policy(paused)) }))
+    }
+
+    async fn resume(
+        &self,
+        request: Request<proto::ResumeRequest>,
+    ) -> Result<Response<proto::ResumeResponse>, Status> {
+        let caller = Caller::of(&request, &request.get_ref().slot);
+        let slot = slot_kind(&request.get_ref().slot)?;
+        let resumed = self.change(caller.clone(), move |policies| policies.resume(slot)).await?;
+        caller.did(format!("{slot}: resumed"));
+        Ok(Response::new(proto::ResumeResponse { policy: Some(policy(resumed)) }))
     }
 
     async fn list(
@@ -70,26 +162,8 @@ impl PolicyAdmin for Service {
     ) -> Result<Response<proto::ListPoliciesResponse>, Status> {
         let policies = self.0.policies.list().into_iter().map(policy).collect();
         let component_bytes_max = self.0.config.policy.component_bytes_max.0;
-        Ok(Response::new(proto::ListPoliciesResponse { policies, component_bytes_max }))
-    }
-
-    async fn rollback(
-        &self,
-        request: Request<proto::RollbackRequest>,
-    ) -> Result<Response<proto::RollbackResponse>, Status> {
-        let (about, who) = (About::of(&request), who(&request));
-        about.set(printable(&request.get_ref().slot, NAME_BYTES));
-        let slot = slot_kind(&request.into_inner().slot)?;
-        let back = move |host: &Host| {
-            let before = host.policies.status(slot);
-            let back = host.policies.rollback(slot)?;
-            host.history.note(slot, Entry::now(&who, "rolled-back", &back).in_place_of(&before));
-            Ok(back)
-        };
-        let back = self.blocking(back).await?;
-        tracing::info!(%slot, name = back.name, version = back.version, "policy rolled back");
-        about.set(format!("{slot}: back to {} {}", back.name, back.version));
-        Ok(Response::new(proto::RollbackResponse { policy: Some(policy(back)) }))
+        let guards = Some(guards(self.0.policies.guards()));
+        Ok(Response::new(proto::ListPoliciesResponse { policies, component_bytes_max, guards }))
     }
 
     async fn logs(
@@ -117,9 +191,14 @@ impl PolicyAdmin for Service {
     }
 }
 
-/// As the audit log names the caller.
-fn who<T>(request: &Request<T>) -> String {
-    request.extensions().get::<Identity>().map_or("unknown", |identity| &identity.name).to_owned()
+/// What was loaded in that stage: `lru 0.1.0, 3f2a…`.
+fn newcomer(status: &SlotStatus, stage: Stage) -> String {
+    let trial = status.trial.as_ref().filter(|_| stage != Stage::Active);
+    let (name, version, digest, engine) = match trial {
+        Some(trial) => (&trial.name, &trial.version, &trial.digest, trial.engine),
+        None => (&status.name, &status.version, &status.digest, status.engine),
+    };
+    format!("{name} {version}, {}", digest.as_deref().unwrap_or(engine))
 }
 
 fn slot_kind(name: &str) -> Result<SlotKind, Status> {
@@ -127,66 +206,18 @@ fn slot_kind(name: &str) -> Result<SlotKind, Status> {
     name.parse().map_err(|error| Status::invalid_argument(format!("slot: {}", unknown(error))))
 }
 
-fn history_entry(slot: SlotKind, entry: Entry) -> proto::HistoryEntry {
-    proto::HistoryEntry {
-        slot: slot.to_string(),
-        at_ms: entry.at_ms,
-        who: entry.who,
-        action: entry.action,
-        policy: Some(named(entry.policy)),
-        settings: settings(entry.settings),
-        before: entry.before.map(named),
-        reason: entry.reason,
-    }
-}
-
-fn named(policy: Named) -> proto::NamedPolicy {
-    let digest = policy.digest.unwrap_or_default();
-    proto::NamedPolicy { name: policy.name, version: policy.version, digest }
-}
-
-fn settings(settings: Vec<(String, String)>) -> Vec<proto::Setting> {
-    settings.into_iter().map(|(name, value)| proto::Setting { name, value }).collect()
-}
-
-fn policy(status: SlotStatus) -> proto::Policy {
-    proto::Policy {
-        slot: status.slot,
-        name: status.name,
-        version: status.version,
-        engine: status.engine.to_owned(),
-        digest: status.digest.unwrap_or_default(),
-        generation: status.generation,
-        settings: settings(status.settings),
-        previous: status.previous.unwrap_or_default(),
-        memory_bytes: status.memory_bytes,
-        memory_bytes_max: status.memory_bytes_max,
-        last_trip: status.last_trip.unwrap_or_default(),
-        counters: Some(counters(status.counters)),
-        totals: Some(counters(status.totals)),
-    }
-}
-
-fn counters(c: CounterValues) -> proto::PolicyCounters {
-    proto::PolicyCounters {
-        calls: c.calls,
-        call_ns_mean: c.ns_mean,
-        traps: c.traps,
-        deadline_misses: c.deadline_misses,
-        invalid_answers: c.invalid_answers,
-        fallbacks: c.fallbacks,
-    }
-}
-
 fn status(error: &Error) -> Status {
     // gRPC carries it in a header, which has no room for a megabyte.
     let text = printable(&error.to_string(), STATUS_BYTES);
     match error {
-        Error::NoPrevious(_) => Status::failed_precondition(text),
+        Error::NoPrevious(_) | Error::NoTrial(_) | Error::Paused(_) | Error::NotSet { .. } => {
+            Status::failed_precondition(text)
+        }
         Error::Busy { .. } => Status::resource_exhausted(text),
-        Error::State { .. } | Error::Engine(_) => Status::internal(text),
+        Error::State { .. } | Error::Engine(_) | Error::NotKept(_) => Status::internal(text),
         Error::UnknownBuiltin { .. } => validate::refuse("builtin", text),
-        Error::Settings { .. } => validate::refuse("settings", text),
+        Error::Settings { .. } | Error::UnknownSetting { .. } => validate::refuse("settings", text),
+        Error::NoCanary { .. } | Error::Share { .. } => validate::refuse("stage", text),
         _ => validate::refuse("component", text),
     }
 }

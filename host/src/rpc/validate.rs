@@ -143,18 +143,37 @@ pub(super) fn load(request: &proto::LoadRequest) -> Result<(), Status> {
     if request.name.len() > NAME_BYTES_MAX || printable(&request.name, NAME_BYTES_MAX) != request.name {
         return Err(refuse("name", format_args!("must be at most {NAME_BYTES_MAX} bytes on one line")));
     }
-    if request.settings.len() > SETTINGS_MAX {
-        return Err(refuse("settings", format_args!("{}; at most {SETTINGS_MAX}", request.settings.len())));
+    settings("settings", &request.settings)
+}
+
+pub(super) fn configure(request: &proto::ConfigureRequest) -> Result<(), Status> {
+    if request.set.is_empty() && request.unset.is_empty() {
+        return Err(refuse("set, unset", "no setting is named, so there is nothing to change"));
     }
-    for (i, setting) in request.settings.iter().enumerate() {
-        if setting.name.len() > NAME_BYTES_MAX || printable(&setting.name, NAME_BYTES_MAX) != setting.name {
-            let why = format!("must be at most {NAME_BYTES_MAX} bytes on one line");
-            return Err(refuse(&format!("settings[{i}].name"), why));
-        }
+    settings("set", &request.set)?;
+    if request.unset.len() > SETTINGS_MAX {
+        return Err(refuse("unset", format_args!("{}; at most {SETTINGS_MAX}", request.unset.len())));
+    }
+    request.unset.iter().enumerate().try_for_each(|(i, name)| setting_name(&format!("unset[{i}]"), name))
+}
+
+fn settings(field: &str, settings: &[proto::Setting]) -> Result<(), Status> {
+    if settings.len() > SETTINGS_MAX {
+        return Err(refuse(field, format_args!("{}; at most {SETTINGS_MAX}", settings.len())));
+    }
+    for (i, setting) in settings.iter().enumerate() {
+        setting_name(&format!("{field}[{i}].name"), &setting.name)?;
         if setting.value.len() > SETTING_BYTES_MAX {
             let why = format!("has {} bytes; at most {SETTING_BYTES_MAX}", setting.value.len());
-            return Err(refuse(&format!("settings[{i}].value"), why));
+            return Err(refuse(&format!("{field}[{i}].value"), why));
         }
+    }
+    Ok(())
+}
+
+fn setting_name(field: &str, name: &str) -> Result<(), Status> {
+    if name.len() > NAME_BYTES_MAX || printable(name, NAME_BYTES_MAX) != name {
+        return Err(refuse(field, format_args!("must be at most {NAME_BYTES_MAX} bytes on one line")));
     }
     Ok(())
 }
@@ -244,5 +263,15 @@ mod tests {
         check(given("a", vec![setting("x", ""); 65]), "settings");
         check(given("a", vec![setting("x", ""), setting("\u{1b}", "")]), "settings[1].name");
         check(given("a", vec![setting("x", &"1".repeat(1 << 20))]), "settings[0].value");
+
+        let changed = |set, unset: &[&str]| {
+            let unset = unset.iter().map(|&name| name.to_owned()).collect();
+            configure(&proto::ConfigureRequest { set, unset, ..Default::default() })
+        };
+        check(changed(vec![setting("slack", "1")], &["other"]), "");
+        check(changed(Vec::new(), &[]), "set, unset");
+        check(changed(vec![setting("\n", "")], &[]), "set[0].name");
+        check(changed(Vec::new(), &["a", "\u{1b}"]), "unset[1]");
+        check(changed(Vec::new(), &["a"; 65]), "unset");
     }
 }

@@ -151,7 +151,17 @@ const CALLS: &[(&str, &[&str])] = &[
             "Node/Peers",
         ],
     ),
-    ("policy", &["PolicyAdmin/Load", "PolicyAdmin/Rollback"]),
+    (
+        "policy",
+        &[
+            "PolicyAdmin/Load",
+            "PolicyAdmin/Configure",
+            "PolicyAdmin/Promote",
+            "PolicyAdmin/Rollback",
+            "PolicyAdmin/Pause",
+            "PolicyAdmin/Resume",
+        ],
+    ),
     ("operator", &["Store/Remove", "Node/Drain"]),
 ];
 

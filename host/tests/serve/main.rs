@@ -2,6 +2,7 @@
 
 mod access;
 mod anything;
+mod authors;
 mod bad_policies;
 mod cli;
 mod client_tls;
@@ -17,6 +18,7 @@ mod learning;
 mod metrics;
 mod process;
 mod replicas;
+mod rollout;
 mod rpc;
 mod tiers;
 mod tls;

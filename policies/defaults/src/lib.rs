@@ -32,6 +32,9 @@ pub static SCHEDULERS: &[Default<dyn Scheduler>] = defaults! { dyn Scheduler:
     "score", "score-scheduler", score_scheduler::Score;
     "vtc", "vtc-scheduler", vtc_scheduler::Vtc;
     "pick", "pick-scheduler", pick_scheduler::Pick;
+    "fitted-cost", "fitted-cost-scheduler", fitted_cost_scheduler::FittedCost;
+    "lora-affinity", "lora-affinity-scheduler", lora_affinity_scheduler::LoraAffinity;
+    "local-or-remote", "local-or-remote-scheduler", local_or_remote_scheduler::LocalOrRemote;
 };
 
 /// Evictors; the first is the default.
@@ -40,6 +43,10 @@ pub static EVICTORS: &[Default<dyn Evictor>] = defaults! { dyn Evictor:
     "lru", "lru-evictor", lru_evictor::Lru;
     "fifo", "fifo-evictor", fifo_evictor::Fifo;
     "sieve", "sieve-evictor", sieve_evictor::Sieve;
+    "s3fifo", "s3fifo-evictor", s3fifo_evictor::S3Fifo;
+    "arc", "arc-evictor", arc_evictor::Arc;
+    "gdsf", "gdsf-evictor", gdsf_evictor::Gdsf;
+    "lhd", "lhd-evictor", lhd_evictor::Lhd;
 };
 
 /// Admitters; the first is the default.

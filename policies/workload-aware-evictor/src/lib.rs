@@ -287,6 +287,10 @@ impl Evictor for WorkloadAware {
                 EventKind::Remove => {
                     self.queues.remove(event.slot);
                     self.leave(event.slot);
+                    // Its children may stay, and must not call it back when they go.
+                    if let Some(block) = self.blocks.get_mut(event.slot as usize) {
+                        block.waiting = false;
+                    }
                 }
                 EventKind::Pin => self.queues.hold(event.slot),
             }

@@ -1,4 +1,5 @@
 use super::*;
+use kvasir_policy::evictor::{Kept, Layout, NO_SLOT};
 use kvasir_policy::testing::run;
 use kvasir_policy_testing::{feed, steps, words};
 use proptest::prelude::*;
@@ -140,6 +141,40 @@ fn state_passes_on_and_bad_state_is_refused() {
     for bad in [&state[..40], &[], &negative] {
         assert!(successor.import_state(bad).is_err());
     }
+}
+
+#[test]
+fn a_removed_parent_stays_away_when_its_last_child_goes() {
+    let mut policy = Kept::new(Box::<WorkloadAware>::default());
+    policy.open(&Layout::of(4).encode());
+    let mut tell = |kind, slot, parent_or_uses| {
+        let mut words = Vec::new();
+        let time_ms = u64::from(slot) + 1;
+        let (size_bytes, identity, depth) = (4096, time_ms, u32::from(slot > 0));
+        let event = Event {
+            kind,
+            replayed: false,
+            class: 0,
+            slot,
+            parent_or_uses,
+            depth,
+            size_bytes,
+            time_ms,
+            identity,
+            tenant: 0,
+        };
+        event.encode(0, &mut words);
+        policy.on_events(0, &words);
+        policy.select_victims(10, u32::from(kind == EventKind::Hit)).collect::<Vec<_>>()
+    };
+    tell(EventKind::Insert, 0, NO_SLOT);
+    tell(EventKind::Insert, 1, 0);
+    tell(EventKind::Insert, 2, 0);
+    assert_eq!(tell(EventKind::Hit, 2, 1), [1], "0 waits for its children");
+    tell(EventKind::Remove, 0, 0);
+    tell(EventKind::Remove, 2, 0);
+    tell(EventKind::Insert, 3, NO_SLOT);
+    assert_eq!(tell(EventKind::Hit, 3, 1), [3], "the only block");
 }
 
 #[test]

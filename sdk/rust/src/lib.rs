@@ -40,6 +40,7 @@ pub mod columns;
 mod description;
 pub mod evictor;
 mod export;
+pub mod ghosts;
 pub mod learning;
 pub mod list;
 pub mod log;

@@ -132,8 +132,8 @@ impl Pool {
             depth: prefix.len() as u32 - 1,
             size_bytes: 1 << 20,
             time_ms: self.now_ms,
-            // Distinct for prompts of up to 8 blocks with ids below 8.
-            identity: prefix.iter().fold(1, |hash, id| hash << 3 | id & 7),
+            // Distinct for prompts of up to 8 blocks with ids below 8, and for single blocks.
+            identity: prefix.iter().fold(1, |hash, id| (hash << 3 | id & 7).wrapping_add(id >> 3 << 32)),
             tenant: u32::from(step.class),
         };
         let mut words = Vec::new();

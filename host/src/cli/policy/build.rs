@@ -5,7 +5,9 @@ use clap::Args;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Make a component of a policy's sources: compile, wrap, strip, and load it once as a host would. No host need run.
+/// Make a component of a policy's sources, and load it once as a host would. No host need run.
+///
+/// It is compiled with the language's own tools, wrapped and stripped.
 #[derive(Args, Debug)]
 pub(super) struct BuildArgs {
     /// Folder of the policy.
@@ -50,5 +52,5 @@ fn print(built: &Built, json: bool) {
     println!("digest   {}", found.digest);
     println!("size     {} B", found.bytes);
     println!("load     {ms:.1} ms, compiled anew");
-    println!("next: kvasir policy check");
+    println!("next: kvasir policy check {}", path.display());
 }

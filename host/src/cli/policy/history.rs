@@ -1,12 +1,12 @@
 //! `kvasir policy history`.
 
-use super::{Target, moment, slot};
+use super::{Target, list, moment, slot};
 use clap::Args;
 use kvasir_client::control::Control;
 use kvasir_proto as proto;
 use std::process::ExitCode;
 
-/// Tell what happened to a slot or to all: when, who, what, and why. It outlives restarts.
+/// Tell what happened: when, who, what and why, also before a restart.
 #[derive(Args, Debug)]
 pub(super) struct HistoryArgs {
     /// scheduler, evictor, admitter or balancer; without one, all.
@@ -37,19 +37,17 @@ impl HistoryArgs {
 }
 
 fn print(entry: &proto::HistoryEntry) {
-    let proto::HistoryEntry { slot, who, action, reason, .. } = entry;
-    print!(
-        "{} {slot:9} {action:12} {}",
-        moment(entry.at_ms),
-        named(&entry.policy.clone().unwrap_or_default())
-    );
+    let proto::HistoryEntry { slot, who, cause, action, stage, reason, .. } = entry;
+    let done = if stage.is_empty() { action } else { stage };
+    print!("{} {slot:9} {done:12} {}", moment(entry.at_ms), named(&entry.policy.clone().unwrap_or_default()));
     for setting in &entry.settings {
         print!(" {}={}", setting.name, setting.value);
     }
     if let Some(before) = &entry.before {
         print!(", before: {}", named(before));
     }
-    println!(", by {who}");
+    let by = if cause == "operator" { who.clone() } else { format!("{who} ({cause})") };
+    println!(", by {by}");
     if !reason.is_empty() {
         println!("    {reason}");
     }
@@ -64,15 +62,13 @@ fn named(policy: &proto::NamedPolicy) -> String {
 
 fn object(entry: &proto::HistoryEntry) -> serde_json::Value {
     let named = |policy: &proto::NamedPolicy| {
-        let digest = Some(&policy.digest).filter(|digest| !digest.is_empty());
+        let digest = list::text(&policy.digest);
         serde_json::json!({ "name": policy.name, "version": policy.version, "digest": digest })
     };
-    let settings: serde_json::Map<_, _> =
-        entry.settings.iter().map(|s| (s.name.clone(), s.value.clone().into())).collect();
-    let reason = Some(&entry.reason).filter(|reason| !reason.is_empty());
     serde_json::json!({
-        "slot": entry.slot, "at_ms": entry.at_ms, "who": entry.who, "action": entry.action,
-        "policy": entry.policy.as_ref().map(named), "settings": settings,
-        "before": entry.before.as_ref().map(named), "reason": reason,
+        "slot": entry.slot, "at_ms": entry.at_ms, "who": entry.who, "cause": entry.cause,
+        "action": entry.action, "stage": list::text(&entry.stage),
+        "policy": entry.policy.as_ref().map(named), "settings": list::settings(&entry.settings),
+        "before": entry.before.as_ref().map(named), "reason": list::text(&entry.reason),
     })
 }

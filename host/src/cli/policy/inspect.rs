@@ -7,7 +7,9 @@ use clap::Args;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Tell what a component is, as a host would find it: its slot, settings, digest, time to load. No host need run.
+/// Tell what a component is, as a host would find it: slot, settings, digest, time to load.
+///
+/// No host need run.
 #[derive(Args, Debug)]
 pub(super) struct InspectArgs {
     file: PathBuf,

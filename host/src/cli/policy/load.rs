@@ -1,6 +1,6 @@
 //! `kvasir policy load`.
 
-use super::Target;
+use super::{Target, slot, stage::StageFlags};
 use crate::config::Assigned;
 use anyhow::Context;
 use clap::Args;
@@ -8,11 +8,13 @@ use kvasir_client::control::{Control, PolicySource};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Put a policy into service while traffic flows; on any error the present one stays.
+/// Put a policy into service or on trial; on any error the present one stays.
+///
+/// Traffic flows meanwhile. A second trial takes the place of the first.
 #[derive(Args, Debug)]
 pub(super) struct LoadArgs {
     /// scheduler, evictor, admitter or balancer.
-    #[arg(value_parser = super::slot)]
+    #[arg(value_parser = slot)]
     slot: String,
     /// Name of a default policy, or file of a component (contains `/` or ends in `.wasm`).
     source: String,
@@ -20,14 +22,18 @@ pub(super) struct LoadArgs {
     #[arg(long = "setting", value_name = "NAME=VALUE", value_parser = crate::cli::setting)]
     settings: Vec<(String, String)>,
     #[command(flatten)]
+    stage: StageFlags,
+    #[command(flatten)]
     to: Target,
 }
 
 impl LoadArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { slot, source, settings, to } = self;
+        let Self { slot, source, settings, stage, to } = self;
         let source = policy_source(source)?;
-        let load = async |mut control: Control| control.load_policy(&slot, source, &settings).await;
+        let load = async |mut control: Control| {
+            control.load_policy_as(&slot, source, &settings, stage.stage()).await
+        };
         to.print_policies(&[to.host.control(load)?]);
         Ok(ExitCode::SUCCESS)
     }

@@ -1,27 +1,29 @@
 //! `kvasir policy rollback`.
 
-use super::Target;
+use super::SlotOf;
 use clap::Args;
 use kvasir_client::control::Control;
 use kvasir_proto as proto;
 use std::process::ExitCode;
 
-/// Put the previous policy of a slot back into service.
+/// End the trial; where there is none, put the previous policy back into service.
 #[derive(Args, Debug)]
 pub(super) struct RollbackArgs {
-    #[arg(value_parser = super::slot)]
-    slot: String,
     #[command(flatten)]
-    to: Target,
+    of: SlotOf,
 }
 
 impl RollbackArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { slot, to } = self;
+        let SlotOf { slot, to } = self.of;
         let back = async |mut control: Control| {
-            Ok(control.policy.rollback(proto::RollbackRequest { slot }).await?.into_inner().policy)
+            Ok(control.policy.rollback(proto::RollbackRequest { slot }).await?.into_inner())
         };
-        to.print_policies(to.host.control(back)?.as_slice());
+        let proto::RollbackResponse { policy, trial_ended } = to.host.control(back)?;
+        let policy = policy.unwrap_or_default();
+        let did = if trial_ended { "the trial is over; what serves is still" } else { "back to" };
+        let said = format!("{}: {did} `{} {}`", policy.slot, policy.name, policy.version);
+        to.print_change(&said, Some(policy));
         Ok(ExitCode::SUCCESS)
     }
 }

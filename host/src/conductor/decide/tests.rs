@@ -198,7 +198,7 @@ fn what_came_of_every_request_is_told_once() {
 
 #[test]
 fn only_instances_that_serve_the_model_are_chosen() {
-    for policy in ["mooncake", "round-robin", "random", "netkv", "overlap-cost", "score", "vtc", "pick"] {
+    for policy in kvasir_default_policies::SCHEDULERS.iter().map(|policy| policy.name) {
         let conductor = conductor(policy, 1);
         let serving = |models: &[&str], adapters: &[&str]| Registration {
             models: models.iter().map(|m| (*m).to_owned()).collect(),
@@ -286,7 +286,12 @@ proptest! {
             let placement = Placement { session_memo: memo, tenant_charge: charge, ..Placement::default() };
             let decision =
                 if end == 4 { Decision::reject(Reason::Policy, 1) } else { Decision::Run(placement) };
-            let outcome = policy::Outcome { decision, fallback: None, generation: 1 };
+            let outcome = policy::Outcome {
+                decision,
+                fallback: None,
+                generation: 1,
+                seat: policy::Seat::Active,
+            };
             let refused = (end == 1).then_some(Rejected { refused: None, reason: 0, retry_after_ms: 1 });
             if end == 2 {
                 epoch = conductor.register("a", registration(), 0).unwrap();

@@ -1,5 +1,11 @@
 //! What a reader of the tables has to be told, and what it was told.
 
+mod outlook;
+#[cfg(test)]
+mod tests;
+
+pub use self::outlook::Outlook;
+
 use super::answer::{self, Slots};
 use super::{Fleet, Invalid, Version};
 use kvasir_policy::scheduler::{
@@ -62,6 +68,23 @@ impl Told {
         }
     }
 
+    /// What an instance that knows these tables has to be told to know those of `other`; `None`: nothing.
+    pub fn changes_to(&self, other: &Self) -> Option<Changes> {
+        if self.layout != other.layout {
+            return Some(other.all());
+        }
+        let links = other.links.iter().filter(|(path, row)| self.links.get(path) != Some(row));
+        let changes = Changes {
+            open: None,
+            prefill: changed_rows(&self.prefill, &other.prefill, PREFILL_ROW),
+            decode: changed_rows(&self.decode, &other.decode, DECODE_ROW),
+            links: links.flat_map(|(_, row)| *row).collect(),
+        };
+        let Changes { prefill, decode, links, .. } = &changes;
+        let nothing = prefill.is_empty() && decode.is_empty() && links.is_empty();
+        (!nothing).then_some(changes)
+    }
+
     /// Whether an answer keeps to what the policy was told. `candidates` as they were given to it.
     ///
     /// # Errors
@@ -82,6 +105,11 @@ impl Told {
     pub fn check_scores(&self, scores: &[f32]) -> Result<(), Invalid> {
         answer::check_scores(scores, self.layout.prefill_slots as usize, self.layout.decode_slots as usize)
     }
+}
+
+fn changed_rows(from: &[f32], to: &[f32], stride: usize) -> Vec<f32> {
+    let rows = to.chunks_exact(stride).zip(from.chunks_exact(stride));
+    rows.filter(|(to, from)| to != from).flat_map(|(to, _)| to.iter().copied()).collect()
 }
 
 fn put_rows(table: &mut [f32], rows: &[f32], stride: usize) {

@@ -10,7 +10,7 @@ use crate::policy::engine::{Digest, Engine, Module};
 use crate::policy::fault::TEXT_BYTES;
 use crate::policy::guest::Guest;
 use crate::policy::log::Log;
-use crate::policy::{Error, Fault, Limits, PolicyConfig, SlotKind, description, nearest};
+use crate::policy::{Error, Fault, Limits, PolicyConfig, PolicyId, SlotKind, description, nearest};
 use crate::text::printable;
 use kvasir_policy::Description;
 use parking_lot::Mutex;
@@ -53,7 +53,7 @@ pub(super) enum Program<H: Hook> {
 /// A part of a chain with its code.
 pub(super) struct ProgramPart<H: Hook> {
     role: Role,
-    program: Program<H>,
+    program: Arc<Program<H>>,
     assignment: Assignment,
 }
 
@@ -93,6 +93,17 @@ pub struct Version<H: Hook> {
 }
 
 impl<H: Hook> Version<H> {
+    /// As a change of the slot knows it.
+    pub fn id(&self) -> PolicyId {
+        PolicyId {
+            name: self.description.name.clone(),
+            version: self.description.version.clone(),
+            digest: self.digest().map(|digest| digest.to_string()),
+            generation: self.generation,
+            settings: self.assignment.settings.clone(),
+        }
+    }
+
     pub fn digest(&self) -> Option<Digest> {
         self.program.digest()
     }
@@ -206,11 +217,28 @@ fn introduced<H: Hook>(
         return Err(Error::WrongSlot { name: name(), slot: H::KIND, described });
     }
     description::check(&description).map_err(|reason| Error::Description { name: name(), reason })?;
+    check_settings(&description, assignment)?;
     let configured = engine.configure(&assignment.settings);
     configured
         .map_err(|fault| Error::Start { name: name(), step: "configure", fault })?
         .map_err(|reason| Error::Settings { name: name(), reason: printable(&reason, TEXT_BYTES) })?;
     Ok(description)
+}
+
+/// Names are checked before the policy is asked: not every policy says which one it does not know. A chain has none, and
+/// says itself where they belong.
+fn check_settings(description: &Description, assignment: &Assignment) -> Result<(), Error> {
+    let known = || description.settings.iter().map(|setting| setting.name.as_str());
+    let unknown = assignment.settings.iter().find(|(given, _)| !known().any(|name| name == given));
+    let Some((unknown, _)) = unknown.filter(|_| !matches!(assignment.origin, Origin::Chain { .. })) else {
+        return Ok(());
+    };
+    Err(Error::UnknownSetting {
+        name: printable(assignment.origin.name(), TEXT_BYTES),
+        setting: printable(unknown, TEXT_BYTES),
+        known: if known().next().is_none() { "none".into() } else { known().collect::<Vec<_>>().join(", ") },
+        suggestion: nearest(unknown, known()),
+    })
 }
 
 pub(super) fn prepare<H: Hook>(
@@ -271,50 +299,70 @@ pub(in crate::policy) fn read(engine: &Engine, path: &std::path::Path) -> Result
 
 /// A policy that was found and compiled.
 pub(super) struct Code<H: Hook> {
-    pub(super) program: Program<H>,
+    pub(super) program: Arc<Program<H>>,
     pub(super) origin: Origin,
     /// The components that must be kept for a restart; built-in ones come with the binary.
     pub(super) modules: Vec<Vec<u8>>,
 }
 
-pub(super) fn code<H: Hook>(engine: &Engine, source: Source) -> Result<Code<H>, Error> {
+/// `compiled`: what need not be compiled again.
+pub(super) fn code<H: Hook>(
+    engine: &Engine,
+    source: Source,
+    compiled: &[Arc<Program<H>>],
+) -> Result<Code<H>, Error> {
     let (name, bytes) = match source {
         Source::Builtin(name) => {
-            let module = engine.compile(H::KIND, &name, builtin::<H>(&name)?.component)?;
-            return Ok(Code {
-                program: Program::Component(module),
-                origin: Origin::Builtin { name },
-                modules: Vec::new(),
-            });
+            let program = compile(engine, &name, builtin::<H>(&name)?.component, compiled)?;
+            return Ok(Code { program, origin: Origin::Builtin { name }, modules: Vec::new() });
         }
         Source::Native(name) => {
-            let program = Program::Native(builtin::<H>(&name)?.native);
+            let program = Arc::new(Program::Native(builtin::<H>(&name)?.native));
             return Ok(Code { program, origin: Origin::Native { name }, modules: Vec::new() });
         }
-        Source::Chain { name, parts } => return chain(engine, name, parts),
-        Source::File(path) if chain::is_chain(&path) => return code(engine, chain::read(&path)?),
+        Source::Chain { name, parts } => return chain(engine, name, parts, compiled),
+        Source::File(path) if chain::is_chain(&path) => return code(engine, chain::read(&path)?, compiled),
         Source::File(path) => {
             let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
             (stem, read(engine, &path)?)
         }
         Source::Bytes { name, bytes } => (name, bytes),
     };
-    let module = engine.compile(H::KIND, &name, &bytes)?;
-    let origin = Origin::Module { name, digest: module.digest.to_string() };
-    Ok(Code { program: Program::Component(module), origin, modules: vec![bytes] })
+    let program = compile(engine, &name, &bytes, compiled)?;
+    let origin = Origin::Module { name, digest: Digest::of(&bytes).to_string() };
+    Ok(Code { program, origin, modules: vec![bytes] })
 }
 
-fn chain<H: Hook>(engine: &Engine, name: String, parts: Vec<ChainPart>) -> Result<Code<H>, Error> {
+fn compile<H: Hook>(
+    engine: &Engine,
+    name: &str,
+    bytes: &[u8],
+    compiled: &[Arc<Program<H>>],
+) -> Result<Arc<Program<H>>, Error> {
+    let digest = Digest::of(bytes);
+    let is_same = |program: &&Arc<Program<H>>| matches!(&***program, Program::Component(module) if module.digest == digest);
+    if let Some(program) = compiled.iter().find(is_same) {
+        return Ok(Arc::clone(program));
+    }
+    Ok(Arc::new(Program::Component(engine.compile(H::KIND, name, bytes)?)))
+}
+
+fn chain<H: Hook>(
+    engine: &Engine,
+    name: String,
+    parts: Vec<ChainPart>,
+    compiled: &[Arc<Program<H>>],
+) -> Result<Code<H>, Error> {
     chain::check(H::KIND, &name, &parts)?;
     let (mut programs, mut stored, mut modules) = (Vec::new(), Vec::new(), Vec::new());
     for ChainPart { role, source, settings } in parts {
-        let code = code::<H>(engine, source)?;
+        let code = code::<H>(engine, source, compiled)?;
         modules.extend(code.modules);
         let assignment = Assignment { origin: code.origin, settings };
         stored.push(StoredPart { role, assignment: assignment.clone() });
         programs.push(ProgramPart { role, program: code.program, assignment });
     }
-    let program = Program::Chain { name: name.clone(), parts: programs };
+    let program = Arc::new(Program::Chain { name: name.clone(), parts: programs });
     Ok(Code { program, origin: Origin::Chain { name, parts: stored }, modules })
 }
 
@@ -322,18 +370,23 @@ pub(super) fn stored_program<H: Hook>(
     engine: &Engine,
     catalog: Option<&Catalog>,
     origin: &Origin,
-) -> Result<Program<H>, Error> {
-    code::<H>(engine, stored_source(H::KIND, catalog, origin)?).map(|code| code.program)
+) -> Result<Arc<Program<H>>, Error> {
+    code::<H>(engine, stored_source(H::KIND, catalog, origin)?, &[]).map(|code| code.program)
 }
 
-fn stored_source(slot: SlotKind, catalog: Option<&Catalog>, origin: &Origin) -> Result<Source, Error> {
+/// Where the code of what was loaded is to be had again.
+pub(in crate::policy) fn stored_source(
+    slot: SlotKind,
+    catalog: Option<&Catalog>,
+    origin: &Origin,
+) -> Result<Source, Error> {
     Ok(match (origin, catalog) {
         (Origin::Builtin { name }, _) => Source::Builtin(name.clone()),
         (Origin::Native { name }, _) => Source::Native(name.clone()),
         (Origin::Module { name, digest }, Some(catalog)) => {
             Source::Bytes { name: name.clone(), bytes: catalog.module(digest)? }
         }
-        (Origin::Module { .. }, None) => return Err(Error::NoPrevious(slot)),
+        (Origin::Module { .. }, None) => return Err(Error::NotKept(slot)),
         (Origin::Chain { name, parts }, _) => {
             let part = |part: &StoredPart| {
                 let source = stored_source(slot, catalog, &part.assignment.origin)?;
@@ -346,7 +399,7 @@ fn stored_source(slot: SlotKind, catalog: Option<&Catalog>, origin: &Origin) -> 
 
 /// A policy that was found and compiled once, of which engines are made outside any slot: for replays and benches.
 pub struct Prepared<H: Hook> {
-    program: Program<H>,
+    program: Arc<Program<H>>,
     assignment: Assignment,
     limits: Limits,
 }
@@ -360,7 +413,7 @@ impl<H: Hook> Prepared<H> {
         source: Source,
         settings: Settings,
     ) -> Result<Self, Error> {
-        let code = code::<H>(engine, source)?;
+        let code = code::<H>(engine, source, &[])?;
         let assignment = Assignment { origin: code.origin, settings };
         Ok(Self { program: code.program, assignment, limits: H::KIND.limits(config) })
     }
@@ -371,6 +424,16 @@ impl<H: Hook> Prepared<H> {
     /// It cannot be instantiated, or what it says of itself or its settings is refused.
     pub fn engine(&self) -> Result<(Box<H::Engine>, Description), Error> {
         configured::<H>(&self.program, &self.assignment, &self.limits, &Arc::default())
+    }
+
+    /// What the memories of its engines take now, bytes.
+    pub fn memory_in_use(&self) -> usize {
+        self.limits.in_use.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// What one engine may take, bytes.
+    pub fn memory_bytes_max(&self) -> usize {
+        self.limits.memory_bytes
     }
 
     /// SHA-256 of the component; `None`: the policy is native.

@@ -3,8 +3,8 @@
 use super::learning::Knowledge;
 use super::version::{StateRefused, Version};
 use super::{Hook, Policy, Slot};
-use crate::policy::Fault;
 use crate::policy::catalog::Origin;
+use crate::policy::{Cause, Fault};
 use arc_swap::{ArcSwap, ArcSwapOption, Cache};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -21,24 +21,17 @@ impl<H: Hook> Slot<H> {
         self.workers.fetch_add(1, Ordering::Relaxed);
         let version = self.current();
         let engine = version.take_ready().or_else(|| version.build(&self.limits, &self.log).ok());
-        Worker {
-            slot: self.clone(),
-            cache: Cache::new(self.current.clone()),
-            knowledge: Cache::new(self.knowledge.clone()),
-            adopted: 0,
-            version,
-            engine,
-            twin: None,
-            fresh: true,
-            coming: None,
-            retry: Backoff::default(),
-        }
+        let mut worker = Worker::new(self, &self.current, version, engine);
+        worker.counted = true;
+        worker
     }
 }
 
-/// One thread's view of a slot: its own engine, exchanged when the version changes.
+/// One thread's view of a seat of a slot: its own engine, exchanged when the version changes.
 pub struct Worker<H: Hook> {
     slot: Arc<Slot<H>>,
+    /// It is one of those that a load makes an engine for.
+    counted: bool,
     cache: Cache<Arc<ArcSwap<Version<H>>>, Arc<Version<H>>>,
     knowledge: Cache<Arc<ArcSwapOption<Knowledge>>, Option<Arc<Knowledge>>>,
     /// Number of the knowledge that `engine` has; 0 = none.
@@ -68,6 +61,36 @@ struct Coming<H: Hook> {
 }
 
 impl<H: Hook> Worker<H> {
+    fn new(
+        slot: &Arc<Slot<H>>,
+        seat: &Arc<ArcSwap<Version<H>>>,
+        version: Arc<Version<H>>,
+        engine: Option<Box<H::Engine>>,
+    ) -> Self {
+        Self {
+            slot: Arc::clone(slot),
+            counted: false,
+            cache: Cache::new(Arc::clone(seat)),
+            knowledge: Cache::new(slot.knowledge.clone()),
+            adopted: 0,
+            version,
+            engine,
+            twin: None,
+            fresh: true,
+            coming: None,
+            retry: Backoff::default(),
+        }
+    }
+
+    /// A worker of a policy on trial. Its engine is built beside the traffic if none is ready.
+    pub(super) fn of_trial(
+        slot: &Arc<Slot<H>>,
+        version: &Arc<Version<H>>,
+        seat: &Arc<ArcSwap<Version<H>>>,
+    ) -> Self {
+        Self::new(slot, seat, Arc::clone(version), version.take_ready())
+    }
+
     /// Takes up a newer version or an engine that was built, if there is one; costs a pointer load when
     /// there is none. True once per engine: it has to be given everything.
     pub fn refresh(&mut self) -> bool {
@@ -253,7 +276,9 @@ impl<H: Hook> Worker<H> {
 
 impl<H: Hook> Drop for Worker<H> {
     fn drop(&mut self) {
-        self.slot.workers.fetch_sub(1, Ordering::Relaxed);
+        if self.counted {
+            self.slot.workers.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -263,7 +288,7 @@ impl<H: Hook> Slot<H> {
         version.counters.fault(fault);
         if version.breaker.fault(Instant::now()) {
             let (slot, generation, fault) = (self.clone(), version.generation, fault.clone());
-            self.builder.submit(move || slot.trip(generation, &fault));
+            self.builder.submit(move || slot.take_out(generation, Cause::Breaker, &fault.to_string()));
         }
     }
 
@@ -277,14 +302,14 @@ impl<H: Hook> Slot<H> {
         let (slot, version) = (Arc::downgrade(self), Arc::downgrade(version));
         self.builder.submit(move || {
             let (Some(slot), Some(version)) = (slot.upgrade(), version.upgrade()) else { return };
-            let serves = || slot.current().generation == version.generation;
-            while serves() && version.spares.lock().len() < enough {
+            let has_seat = || slot.seats(version.generation);
+            while has_seat() && version.spares.lock().len() < enough {
                 match version.build(&slot.limits, &slot.log) {
                     Ok(spare) => version.spares.lock().push(spare),
                     Err(e) => return slot.log.add_host(1, &format!("no spare instance: {e}")),
                 }
             }
-            if !serves() {
+            if !has_seat() {
                 version.spares.lock().clear(); // replaced meanwhile
             }
         });
@@ -295,7 +320,7 @@ impl<H: Hook> Slot<H> {
         let (sender, engine) = mpsc::channel();
         let (slot, version) = (self.clone(), version.clone());
         self.builder.submit(move || {
-            if slot.current().generation != version.generation {
+            if !slot.seats(version.generation) {
                 return;
             }
             match version.build(&slot.limits, &slot.log) {
@@ -457,7 +482,7 @@ mod tests {
         };
         let mut worker = slot.worker();
         assert_eq!(twin(&mut worker), Ok(Verdict::Accept), "late by less than the slack");
-        slot.trip(worker.version().generation, &Fault::NotReady);
+        slot.take_out(worker.version().generation, Cause::Breaker, "as told");
         worker.refresh();
         assert_eq!(worker.version().assignment.origin, Origin::Native { name: "slo".into() });
         assert_eq!(twin(&mut worker), Ok(Verdict::Accept), "also when it serves after a trip");
@@ -476,10 +501,10 @@ mod tests {
         catalog.full.store(true, Ordering::Relaxed);
         assert!(slot.load(Source::Native("round-robin".into()), Vec::new()).is_err());
         assert_eq!((slot.current().description.name.as_str(), slot.current().generation), ("random", 2));
-        slot.trip(2, &Fault::NotReady);
+        slot.take_out(2, Cause::Breaker, "as told");
         assert_eq!(slot.current().description.name, "mooncake");
         catalog.full.store(false, Ordering::Relaxed);
-        slot.persist(slot.last_trip());
+        slot.persist();
         let stored = catalog.stored(crate::policy::SlotKind::Scheduler).unwrap().unwrap();
         assert_eq!((stored.current, stored.trip), (slot.current().assignment.clone(), slot.last_trip()));
     }
@@ -496,7 +521,7 @@ mod tests {
         };
         let slot = open();
         slot.load(Source::Native("random".into()), Vec::new()).unwrap();
-        slot.trip(2, &Fault::NotReady);
+        slot.take_out(2, Cause::Breaker, "as told");
         let why = slot.last_trip().unwrap();
         assert!(why.contains("`random` taken out of service") && why.contains("`mooncake` serves"), "{why}");
         drop(slot);

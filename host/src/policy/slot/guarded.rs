@@ -1,0 +1,143 @@
+//! The guards of a slot: they hold a newcomer against what it is compared with, and act.
+
+use super::{Hook, Slot, Trial};
+use crate::policy::guard::{Breach, GuardConfig, Sample, Window, judge};
+use crate::policy::{Beside, Cause, Guard, Stage, WatchStatus};
+use std::sync::Arc;
+
+/// What the guards of one slot have seen.
+#[derive(Default)]
+pub(in crate::policy) struct Guarded {
+    active: Option<(u64, Window)>,
+    trial: Option<OnTrial>,
+    watch: Option<Watch>,
+    /// Generation that came into service since the guards looked last, and is to be watched.
+    awaited: Option<u64>,
+    rollbacks: [u64; Guard::ALL.len()],
+    trips: u64,
+    /// As of the last look.
+    now_ms: u64,
+}
+
+struct OnTrial {
+    generation: u64,
+    newcomer: Window,
+    /// The active policy by the same forecast; a canary is held against what the active one counts itself.
+    compared: Option<Window>,
+}
+
+/// Of the policy in service, since a short while.
+struct Watch {
+    until_ms: u64,
+    /// The one before it.
+    compared: Option<Window>,
+}
+
+impl Guarded {
+    /// That generation is watched from the next look on.
+    pub(super) fn watch(&mut self, generation: u64) {
+        self.awaited = Some(generation);
+    }
+
+    pub(super) fn count(&mut self, cause: Cause) {
+        match cause {
+            Cause::Guard(guard) => self.rollbacks[guard as usize] += 1,
+            Cause::Breaker => self.trips += 1,
+            Cause::Operator | Cause::Folder | Cause::Restart => {}
+        }
+    }
+
+    pub(in crate::policy) fn rollbacks(&self) -> ([u64; Guard::ALL.len()], u64) {
+        (self.rollbacks, self.trips)
+    }
+
+    pub(in crate::policy) fn watch_status(&self) -> Option<WatchStatus> {
+        let (watch, (_, window)) = (self.watch.as_ref()?, self.active.as_ref()?);
+        Some(WatchStatus {
+            seconds_left: watch.until_ms.saturating_sub(self.now_ms) / 1_000,
+            window: Beside {
+                newcomer: window.values(),
+                compared: watch.compared.as_ref().map(Window::values),
+            },
+        })
+    }
+
+    pub(in crate::policy) fn trial_window(&self, generation: u64) -> Beside {
+        let Some(trial) = self.trial.as_ref().filter(|trial| trial.generation == generation) else {
+            return Beside::default();
+        };
+        let active = self.active.as_ref().map(|(_, window)| window);
+        let compared = trial.compared.as_ref().or(active);
+        Beside { newcomer: trial.newcomer.values(), compared: compared.map(Window::values) }
+    }
+
+    /// Takes in what the policy in service counted; the guard that it broke, if it is watched.
+    fn look_at_active(
+        &mut self,
+        config: &GuardConfig,
+        generation: u64,
+        sample: Sample,
+        now_ms: u64,
+    ) -> Option<Breach> {
+        self.now_ms = now_ms;
+        if self.active.as_ref().is_none_or(|(seen, _)| *seen != generation) {
+            let before = self.active.replace((generation, Window::new(config.window, now_ms)));
+            let watched = self.awaited.take() == Some(generation) && !config.watch.is_zero();
+            let until_ms = now_ms.saturating_add(config.watch.as_millis() as u64);
+            self.watch = watched.then(|| Watch { until_ms, compared: before.map(|(_, window)| window) });
+        }
+        let (_, window) = self.active.as_mut()?;
+        window.push(now_ms, sample);
+        if self.watch.as_ref()?.until_ms <= now_ms {
+            self.watch = None;
+        }
+        judge(config, window, self.watch.as_ref()?.compared.as_ref())
+    }
+
+    fn look_at_trial<H: Hook>(
+        &mut self,
+        config: &GuardConfig,
+        trial: &Trial<H>,
+        now_ms: u64,
+    ) -> Option<Breach> {
+        let generation = trial.version.generation;
+        if self.trial.as_ref().is_none_or(|seen| seen.generation != generation) {
+            let window = || Window::new(config.window, now_ms);
+            let compared = (trial.stage == Stage::Shadow).then(window);
+            self.trial = Some(OnTrial { generation, newcomer: window(), compared });
+        }
+        let seen = self.trial.as_mut()?;
+        let counters = &trial.version.counters;
+        let decided = match trial.stage {
+            Stage::Shadow => trial.tally.newcomer.values(),
+            Stage::Active | Stage::Canary(_) => counters.decided.values(),
+        };
+        seen.newcomer.push(now_ms, Sample::of(&counters.values(), decided));
+        if let Some(compared) = &mut seen.compared {
+            compared.push(now_ms, Sample::of(&Default::default(), trial.tally.active.values()));
+        }
+        let active = self.active.as_ref().map(|(_, window)| window);
+        judge(config, &seen.newcomer, seen.compared.as_ref().or(active))
+    }
+}
+
+impl<H: Hook> Slot<H> {
+    /// Has the guards look: a policy on watch that broke one goes, and so does a trial.
+    pub fn judge(self: &Arc<Self>, now_ms: u64) {
+        let config = &self.config.guard;
+        let (current, trial) = (self.current(), self.trial());
+        let sample = Sample::of(&current.counters.values(), current.counters.decided.values());
+        let (broken, broken_on_trial) = {
+            let mut guarded = self.guarded.lock();
+            let broken = guarded.look_at_active(config, current.generation, sample, now_ms);
+            let asked = trial.as_ref().filter(|_| !self.is_paused());
+            (broken, asked.and_then(|trial| guarded.look_at_trial(config, trial, now_ms)))
+        };
+        if let Some(breach) = broken {
+            self.take_out(current.generation, Cause::Guard(breach.guard), &breach.to_string());
+        }
+        if let (Some(trial), Some(breach)) = (trial, broken_on_trial) {
+            self.take_out(trial.version.generation, Cause::Guard(breach.guard), &breach.to_string());
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Recursive least squares with forgetting: what the prefill costs at one instance, out of measured times.
+
+/// What a prefill consists of: the fixed part, thousands of tokens computed, and millions of token pairs.
+pub(crate) type Terms = [f64; 3];
+
+/// How much of the past each outcome keeps: some 100 of them count.
+const KEEP: f64 = 0.99;
+/// Variance of what is not known yet, in ms² for one of a term.
+const UNKNOWN: f64 = 1e8;
+/// No term costs more than this for one of it, ms: an hour.
+const COST_MAX: f64 = 3.6e6;
+/// Outcomes before the fit is used.
+const ENOUGH: u32 = 12;
+/// Errors beyond so many times the usual one count as that many.
+const OUTLIER: f64 = 3.0;
+/// Weight of times that are longer than expected: a wait that nobody predicted makes a time longer, nothing makes it
+/// shorter.
+const WEIGHT_OF_LONGER: f64 = 0.25;
+/// A time that is so many times longer than one without a wait should be had a wait in it.
+const WAITED: f64 = 1.5;
+/// How far one outcome moves what is held for usual.
+const STEP: f64 = 0.05;
+/// Times this much shorter or longer than predicted are none.
+const REASON: f64 = 100.0;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Fit {
+    /// ms for one of each term.
+    pub(crate) costs: Terms,
+    covariance: [Terms; 3],
+    /// The tenth part of times to first token are at most as many times longer than the prefill was predicted: those did
+    /// not wait.
+    times: f64,
+    /// Usual error, ms.
+    error: f64,
+    /// Usual time of a prefill, ms, by this fit.
+    pub(crate) mean_ms: f64,
+    heard: u32,
+    /// Number of the last outcome among those of all instances.
+    pub(crate) last: u64,
+}
+
+impl Default for Fit {
+    fn default() -> Self {
+        let covariance = std::array::from_fn(|i| std::array::from_fn(|j| if i == j { UNKNOWN } else { 0.0 }));
+        Self { costs: [0.0; 3], covariance, times: 0.0, error: 0.0, mean_ms: 0.0, heard: 0, last: 0 }
+    }
+}
+
+/// `computed` tokens behind `cached` ones.
+pub(crate) fn terms(computed: f64, cached: f64) -> Terms {
+    [1.0, computed / 1e3, computed * (cached + computed / 2.0) / 1e6]
+}
+
+fn dot(a: &Terms, b: &Terms) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+impl Fit {
+    pub(crate) fn is_enough(&self) -> bool {
+        self.heard >= ENOUGH
+    }
+
+    /// Learns from one time to first token, if that was spent on the prefill alone and is within reason.
+    pub(crate) fn learn(&mut self, terms: &Terms, predicted_ms: f64, ttft_ms: f64) {
+        let times = ttft_ms / predicted_ms;
+        let reasonable = ttft_ms <= COST_MAX && (1.0 / REASON..=REASON).contains(&times);
+        if !reasonable || !terms.iter().all(|term| (0.0..=1e6).contains(term)) {
+            return;
+        }
+        match self.times {
+            0.0 => self.times = times,
+            usual if times < usual => self.times = usual * (1.0 - STEP * 0.9),
+            usual => self.times = usual * (1.0 + STEP * 0.1),
+        }
+        if times <= WAITED * self.times {
+            self.learn_prefill(terms, ttft_ms);
+        }
+    }
+
+    fn learn_prefill(&mut self, terms: &Terms, ttft_ms: f64) {
+        let mut error = ttft_ms - dot(&self.costs, terms);
+        if self.is_enough() {
+            let most = OUTLIER * self.error.max(1.0);
+            self.error += 0.05 * (error.abs().min(2.0 * most) - self.error);
+            error = error.clamp(-most, most);
+        } else {
+            self.error += (error.abs() - self.error) / f64::from(self.heard + 1);
+        }
+        let weight = if error > 0.0 && self.is_enough() { WEIGHT_OF_LONGER } else { 1.0 };
+        let spread = self.covariance.map(|row| dot(&row, terms));
+        let gain = spread.map(|spread_i| spread_i / (KEEP / weight + dot(&spread, terms)));
+        for i in 0..terms.len() {
+            self.costs[i] = (self.costs[i] + gain[i] * error).clamp(0.0, COST_MAX);
+            for j in 0..terms.len() {
+                self.covariance[i][j] -= (gain[i] * spread[j] + gain[j] * spread[i]) / 2.0;
+            }
+        }
+        // What no outcome tells of is not forgotten without end.
+        if (0..terms.len()).all(|i| self.covariance[i][i] < UNKNOWN * KEEP) {
+            self.covariance.iter_mut().flatten().for_each(|variance| *variance /= KEEP);
+        }
+        self.heard = self.heard.saturating_add(1);
+        self.mean_ms += (dot(&self.costs, terms) - self.mean_ms) / f64::from(self.heard.min(50));
+    }
+}
