@@ -183,13 +183,16 @@ impl<H: Hook> Contest<H> {
     }
 }
 
+/// What is answered must not be left out because nobody looks at it.
+fn used<T>(answer: T) {
+    let _ = std::hint::black_box(answer);
+}
+
 fn scheduler(contest: &mut Contest<SchedulerHook>) -> Result<Vec<Row>, Error> {
     let row = |instances: u16| {
         let seed = contest.seed;
         let sides = contest.engines()?.map(|e: Box<dyn SchedulerEngine>| Scheduling::new(e, instances, seed));
-        contest.timed(format!("schedule/{instances}"), sides, |side, _| {
-            side.one().map(|decision| drop(std::hint::black_box(decision)))
-        })
+        contest.timed(format!("schedule/{instances}"), sides, |side, _| side.one().map(used))
     };
     INSTANCES.into_iter().map(row).collect()
 }
@@ -209,7 +212,9 @@ fn evictor(contest: &mut Contest<EvictorHook>) -> Result<Vec<Row>, Error> {
         for request in requests {
             let (chain, class) = prompts.of(&request).expect("a generated trace is not that long");
             let touch = Touch { class, time_ms: request.time_ms };
-            pools.iter_mut().for_each(|pool| drop(pool.use_chain(chain, touch)));
+            for pool in &mut pools {
+                pool.use_chain(chain, touch);
+            }
         }
         let name = format!("evict/{slots}");
         for (pool, name_of) in pools.iter().zip(&contest.names) {
@@ -241,7 +246,7 @@ fn admitter(contest: &mut Contest<AdmitterHook>) -> Result<Vec<Row>, Error> {
             engine.update_load(&Load { prefill_queue_mean_ms: some, ..Load::default() })?;
         }
         let forecast = Forecast { ttft: some, tbt: 20.0, ..Forecast::default() };
-        engine.admit_request(&words, &forecast).map(|verdict| drop(std::hint::black_box(verdict)))
+        engine.admit_request(&words, &forecast).map(used)
     };
     let mut rows = vec![contest.timed("admit-request".into(), sides, ask)?];
     for blocks in BATCHES {
@@ -255,9 +260,7 @@ fn admitter(contest: &mut Contest<AdmitterHook>) -> Result<Vec<Row>, Error> {
         };
         let words: Vec<u32> = (0..blocks).flat_map(|n| block(n).encode()).collect();
         let sides = contest.engines()?;
-        let offer = |engine: &mut Box<dyn AdmitterEngine>, _: usize| {
-            engine.admit_blocks(3, &words).map(|answers| drop(std::hint::black_box(answers)))
-        };
+        let offer = |engine: &mut Box<dyn AdmitterEngine>, _: usize| engine.admit_blocks(3, &words).map(used);
         rows.push(contest.timed(format!("admit-blocks/{blocks}"), sides, offer)?);
     }
     Ok(rows)
@@ -276,7 +279,7 @@ fn balancer(contest: &mut Contest<BalancerHook>) -> Result<Vec<Row>, Error> {
         let sides = contest.engines()?;
         contest.timed(format!("tick/{instances}"), sides, |engine: &mut Box<dyn BalancerEngine>, n| {
             state.now_ms = n as u64 * 1_000;
-            engine.tick(&state).map(|thresholds| drop(std::hint::black_box(thresholds)))
+            engine.tick(&state).map(used)
         })
     };
     INSTANCES.into_iter().map(row).collect()

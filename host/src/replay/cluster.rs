@@ -33,6 +33,8 @@ mod setup;
 mod tally;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod week;
 
 pub use policies::{Choice, Choices, Faults, Policies};
 pub use report::{Names, Report, RoleLoad};

@@ -19,7 +19,8 @@ fn a_policy_is_replayed_against_what_serves() {
 
     // The evictor that serves, with its settings; then one that this binary does not have.
     host.check(&["policy", "load", "evictor", "lru"], b"", 0, "lru");
-    let json = replay("fifo", &["--against", "current", "--json", "--report", page], 0, r#""baseline":"lru""#);
+    let json =
+        replay("fifo", &["--against", "current", "--json", "--report", page], 0, r#""baseline":"lru""#);
     let compared: serde_json::Value = serde_json::from_str(&json).unwrap();
     let first = &compared["capacities"][0];
     assert_eq!((&compared["candidate"], &first["baseline"]["above_lru"]), (&"fifo".into(), &0.0.into()));

@@ -7,7 +7,7 @@ use crate::replay::contender::Contender;
 use clap::Args;
 use std::process::ExitCode;
 
-/// Measure a policy call by call, beside the default of its slot as component and compiled natively.
+/// Time a policy call by call, beside the default of its slot and its native twin.
 #[derive(Args, Debug)]
 pub(super) struct BenchArgs {
     /// Name of a default policy, or file of a component or chain (contains `/` or ends in `.wasm` or `.toml`).

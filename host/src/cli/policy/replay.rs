@@ -15,7 +15,7 @@ use kvasir_proto as proto;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Take a trace through a policy and through another one, and tell what came of it side by side.
+/// Take a trace through two policies, and tell what came of it side by side.
 ///
 /// Evictors in caches of several sizes; schedulers, admitters and balancers in a cluster that is simulated in virtual time.
 #[derive(Args, Debug)]

@@ -15,7 +15,7 @@ use crate::text::printable;
 use kvasir_policy::Description;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 /// Where a policy comes from.
 #[derive(Clone, Debug)]
@@ -439,11 +439,6 @@ impl<H: Hook> Prepared<H> {
     /// SHA-256 of the component; `None`: the policy is native.
     pub fn digest(&self) -> Option<Digest> {
         self.program.digest()
-    }
-
-    /// What the linear memories of all its engines take now, bytes; of native ones nothing is known.
-    pub fn memory_in_use(&self) -> usize {
-        self.limits.in_use.load(Ordering::Relaxed)
     }
 }
 
