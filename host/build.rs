@@ -1,4 +1,5 @@
-//! Puts what `kvasir policy new` writes into the binary: the templates, the SDKs and the contract.
+//! Puts what `kvasir policy new` writes into the binary: the templates, the SDKs and the contract. Also the stub that
+//! `kvasir policy build` answers WASI with.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Folders of `sdk` that are for Kvasir's own workspace.
 const NOT_FOR_AUTHORS: [&str; 2] = ["build", "testing"];
 /// Folders that tools make.
-const MADE: [&str; 3] = ["node_modules", "target", "__pycache__"];
+const MADE: [&str; 4] = ["node_modules", "target", "__pycache__", ".zig-cache"];
 /// How sources end. Whatever else lies about in a working tree stays there.
 const SOURCES: [&str; 20] = [
     "c", "cpp", "go", "h", "hpp", "js", "json", "lock", "md", "mjs", "mod", "py", "rs", "sh", "sum", "toml",
@@ -37,7 +38,9 @@ fn main() -> io::Result<()> {
     }
     table.push(']');
     let out = std::env::var_os("OUT_DIR").map(PathBuf::from).ok_or_else(|| io::Error::other("no OUT_DIR"))?;
-    fs::write(out.join("sdk.rs"), table)
+    fs::write(out.join("sdk.rs"), table)?;
+    let stub = wat::parse_file(sdk.join("wasi-stub.wat")).map_err(io::Error::other)?;
+    fs::write(out.join("wasi-stub.wasm"), stub)
 }
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {

@@ -4,7 +4,7 @@ use anyhow::Context;
 use protox::prost::Message;
 
 const ROOT: &str = "kvasir";
-const FILES: [&str; 4] = ["store", "conductor", "policy_admin", "node"];
+const FILES: [&str; 6] = ["store", "conductor", "policy_admin", "policy_rollouts", "node", "explain"];
 
 fn main() -> anyhow::Result<()> {
     println!("cargo::rerun-if-changed={ROOT}");
@@ -16,6 +16,7 @@ fn main() -> anyhow::Result<()> {
         .context("the descriptors cannot be written")?;
     tonic_prost_build::configure()
         .bytes(".kvasir.v1.LoadRequest")
+        .bytes(".kvasir.v1.ChainPart")
         .compile_fds(descriptors)
         .context("the generated code cannot be written")
 }

@@ -1,10 +1,14 @@
 #!/bin/sh
-# componentize.sh CORE.wasm OUT.wasm: wraps a core module that exports the functions of one slot by their
-# canonical names (docs/policy-languages.md) as a component. The exports tell which world it is.
+# componentize.sh [--stub-wasi] CORE.wasm OUT.wasm: wraps a core module that exports the functions of one slot by
+# their canonical names (docs/policy-languages.md) as a component. The exports tell which world it is.
+# --stub-wasi: what the module imports of WASI preview 1 is answered by wasi-stub.wat, which grants nothing.
 # WASM_TOOLS and KVASIR_WIT (folder of the contract) may be set.
 set -eu
-[ $# -eq 2 ] || { echo "usage: $0 CORE.wasm OUT.wasm" >&2; exit 2; }
-wit=${KVASIR_WIT:-$(cd "$(dirname "$0")" && pwd)/wit}
+sdk=$(cd "$(dirname "$0")" && pwd)
+stub=
+[ "${1-}" != --stub-wasi ] || { stub=$sdk/wasi-stub.wat; shift; }
+[ $# -eq 2 ] || { echo "usage: $0 [--stub-wasi] CORE.wasm OUT.wasm" >&2; exit 2; }
+wit=${KVASIR_WIT:-$sdk/wit}
 tools=${WASM_TOOLS:-wasm-tools}
 exports() { LC_ALL=C grep -aq "kvasir:policy/$1@" "$core"; }
 core=$1
@@ -20,4 +24,4 @@ fi
 if exports learning; then world=learning-$world; fi
 trap 'rm -f "$2.embedded"' EXIT
 "$tools" component embed "$wit" --world "$world" "$core" -o "$2.embedded"
-"$tools" component new "$2.embedded" -o "$2"
+"$tools" component new "$2.embedded" ${stub:+--adapt wasi_snapshot_preview1="$stub"} -o "$2"

@@ -7,10 +7,10 @@ set -eu
 language=$1
 shift
 [ $# -gt 0 ] || set -- scheduler evictor admitter balancer
-kvasir=${KVASIR:-kvasir}
+kvasir=$(command -v "${KVASIR:-kvasir}") || { echo "no kvasir; name it by the variable KVASIR" >&2; exit 2; }
 work=$(mktemp -d)
 host=
-trap 'if [ -n "$host" ]; then kill "$host" || true; wait "$host" || true; fi; rm -rf "$work"' EXIT
+trap 'if [ -n "$host" ]; then kill "$host" 2>/dev/null || true; wait "$host" || true; fi; rm -rf "$work"' EXIT
 
 step() {
   echo "\$ $*"
@@ -33,9 +33,16 @@ own_test() {
   case $language in
     c) cc -I./sdk/c test.c -o test && ./test ;;
     rust) cargo test --quiet ;;
+    zig) python-zig test --dep kvasir -Mroot=test.zig -Mkvasir=./sdk/zig/kvasir.zig ;;
+    go) go test ;;
     python) PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=./sdk/python python3 -m unittest --quiet ;;
     *) node --test >"$work/said" || { cat "$work/said" >&2; exit 1; } ;;
   esac
+}
+
+# Whether the new policy of a slot serves, whatever is on trial.
+serves() {
+  "$kvasir" policy list | grep -q "^ *$1  *active  *new-$1 "
 }
 
 source_file() {
@@ -48,10 +55,13 @@ source_file() {
   esac
 }
 
+# As the manifests of the templates in Python say.
 memory=16MiB
-[ "$language" != python ] || memory=32MiB
+deadline=5ms
+[ "$language" != python ] || { memory=32MiB; deadline=100ms; }
 "$kvasir" serve --json --set "node.data_dir=$work/data" --set store.pool_bytes=4MiB --set listen.http=127.0.0.1:0 \
-  --set listen.data=127.0.0.1:0 --set "policy.memory_bytes=$memory" >"$work/host.json" 2>"$work/host.log" &
+  --set listen.data=127.0.0.1:0 --set "policy.memory_bytes=$memory" --set "policy.hot_deadline=$deadline" \
+  >"$work/host.json" 2>"$work/host.log" &
 host=$!
 until grep -q control "$work/host.json"; do
   kill -0 "$host" || { cat "$work/host.log" >&2; exit 1; }
@@ -68,13 +78,14 @@ for slot; do
   own_test
   step "$kvasir" policy build
   step "$kvasir" policy check
-  step "$kvasir" policy load "$slot" "./new-$slot.wasm"
-  "$kvasir" policy list --json | grep -q "\"name\":\"new-$slot\""
+  step "$kvasir" policy load "$slot" "./new-$slot.wasm" --shadow
+  ! serves "$slot" || { echo "new-$slot serves while it is only on trial" >&2; exit 1; }
+  step "$kvasir" policy status "$slot"
+  step "$kvasir" policy promote "$slot"
+  serves "$slot" || { echo "new-$slot does not serve after its promotion" >&2; exit 1; }
   step "$kvasir" policy rollback "$slot"
-  if "$kvasir" policy list --json | grep -q "\"name\":\"new-$slot\""; then
-    echo "new-$slot still serves after its rollback" >&2
-    exit 1
-  fi
+  ! serves "$slot" || { echo "new-$slot still serves after its rollback" >&2; exit 1; }
+  step "$kvasir" policy history "$slot"
 done
 
 echo ')' >>"$(source_file)"

@@ -26,6 +26,7 @@ use self::fleet::{Admission, DecodeSpec, PrefillSpec};
 use self::serves::Serves;
 use self::state::State;
 use crate::config;
+use crate::explain::Explain;
 use crate::policy::PolicyHost;
 use crate::prefix_index;
 use kvasir_dataplane::times::{Times, TimesTaken};
@@ -117,12 +118,22 @@ impl Instance {
 
 /// A decision with its reasons.
 pub struct Scheduled {
+    /// 0 if it was not booked.
     pub request_id: u64,
+    /// Names the decision, booked or not: the same as `request_id` if it was.
+    pub decision_id: u64,
     pub result: Result<Placed, Rejected>,
     pub policy: String,
     pub generation: u64,
     pub fallback: Option<String>,
     pub scores: Scores,
+}
+
+/// Names and identities of the instances, by slot; `None` where nobody stands.
+#[derive(Clone, Debug, Default)]
+pub struct Slots {
+    pub prefill: Vec<Option<(String, u32)>>,
+    pub decode: Vec<Option<(String, u32)>>,
 }
 
 /// What a policy says of the instances, by their names; it may say nothing.
@@ -184,15 +195,37 @@ pub struct Conductor {
     state: Mutex<State>,
     deciders: Deciders,
     decisions: Times,
+    explain: Arc<Explain>,
 }
 
 impl Conductor {
+    /// Keeps no decision to be explained.
     pub fn new(config: &config::Conductor, policies: &PolicyHost, now_ms: u64) -> Self {
+        Self::with_explain(config, policies, Explain::off(), now_ms)
+    }
+
+    pub fn with_explain(
+        config: &config::Conductor,
+        policies: &PolicyHost,
+        explain: Arc<Explain>,
+        now_ms: u64,
+    ) -> Self {
         Self {
             state: Mutex::new(State::new(config, policies.outcomes(), now_ms)),
-            deciders: Deciders::new(config.workers, policies),
+            deciders: Deciders::new(config.workers, policies, &explain),
             decisions: Times::default(),
+            explain,
         }
+    }
+
+    /// The decisions that can be explained.
+    pub fn explain(&self) -> &Arc<Explain> {
+        &self.explain
+    }
+
+    /// The instances that are known now, by their slots.
+    pub fn slots(&self) -> Slots {
+        self.state.lock().slots()
     }
 
     /// The epoch under which the instance reports from now on. One of that name that is known is replaced.

@@ -6,6 +6,7 @@
 mod access;
 mod cluster;
 mod door;
+mod explain;
 mod guard;
 mod layers;
 pub(crate) mod parts;
@@ -14,11 +15,14 @@ mod tiers;
 pub use access::{Access, Allow, Namespace};
 pub use cluster::{Addresses, Cluster, ClusterTls, Peer};
 pub use door::Door;
+pub use explain::Explain;
 pub use guard::Guard;
 pub use kvasir_dataplane::units::{Size, Span};
+pub(crate) use layers::did_you_mean;
 pub use layers::{Error, Layer};
 pub use tiers::{Remote, RemoteUrl, TenantKey};
 
+use kvasir_client::control::ControlAddr;
 use kvasir_dataplane::config::positive;
 use kvasir_dataplane::tier::hbm::HbmConfig;
 use kvasir_dataplane::tier::nvme::NvmeConfig;
@@ -45,6 +49,7 @@ pub struct Config {
     pub remote: Remote,
     pub cluster: Cluster,
     pub conductor: Conductor,
+    pub explain: Explain,
     pub policy: Policy,
     /// Which NICs serve which memory, if an operator knows better than the probe.
     pub topology: kvasir_dataplane::topology::matrix::Overrides,
@@ -177,6 +182,12 @@ fn one() -> f32 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
+    /// Control address of the host whose rollouts this one follows (unix:PATH or HOST:PORT). Empty: its own.
+    pub follow: String,
+    /// File with the token to show there: of the role `policy`. Read again for every call.
+    pub follow_token: PathBuf,
+    /// Certificates of the authorities that vouch for it. Empty: no TLS.
+    pub follow_ca: PathBuf,
     /// Folder watched for `scheduler.wasm`, `evictor.wasm`, `admitter.wasm`, `balancer.wasm`; a file that
     /// appears or changes is loaded. Empty: not watched.
     pub dir: PathBuf,
@@ -196,10 +207,20 @@ pub struct Policy {
     pub breaker_faults: u32,
     pub breaker_window: Span,
     pub guard: Guard,
+    pub trust: Trust,
     pub scheduler: Assigned,
     pub evictor: Assigned,
     pub admitter: Assigned,
     pub balancer: Assigned,
+}
+
+/// Whose policies may serve. Built-in ones always may.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Trust {
+    /// File of public keys, and for which slots they may sign (`kvasir policy trust add` writes it). Read at every load; one
+    /// that cannot be read trusts nobody. Empty: components need no signature.
+    pub file: PathBuf,
 }
 
 /// What serves a slot at the first start. Later starts restore what was loaded last.
@@ -265,6 +286,9 @@ impl Default for Conductor {
 impl Default for Policy {
     fn default() -> Self {
         Self {
+            follow: String::new(),
+            follow_token: PathBuf::new(),
+            follow_ca: PathBuf::new(),
             dir: PathBuf::new(),
             hot_deadline: Span::ms(5),
             cold_deadline: Span::secs(2),
@@ -275,6 +299,7 @@ impl Default for Policy {
             breaker_faults: 5,
             breaker_window: Span::secs(10),
             guard: Guard::default(),
+            trust: Trust::default(),
             scheduler: Assigned::default(),
             evictor: Assigned::default(),
             admitter: Assigned::default(),
@@ -344,6 +369,7 @@ impl Config {
             remote,
             cluster,
             conductor,
+            explain,
             policy,
             topology: _,
         } = self;
@@ -375,6 +401,7 @@ impl Config {
         remote.validate()?;
         cluster.validate(&node.name, listen.allow_remote, &store.dram, tiering)?;
         conductor.validate()?;
+        explain.validate()?;
         policy.validate()
     }
 
@@ -494,7 +521,23 @@ fn validate_links(links: &[Link]) -> Result<(), Error> {
 }
 
 impl Policy {
+    fn validate_follow(&self) -> Result<(), Error> {
+        let unix = self.follow.starts_with("unix:");
+        if !self.follow.is_empty() && self.follow.parse::<ControlAddr>().is_err() {
+            return Err(invalid("policy.follow", &self.follow, "must be unix:PATH or HOST:PORT"));
+        }
+        for (key, file) in
+            [("policy.follow_token", &self.follow_token), ("policy.follow_ca", &self.follow_ca)]
+        {
+            if !file.as_os_str().is_empty() && (self.follow.is_empty() || unix) {
+                return Err(invalid(key, file.display(), "is for a host that policy.follow names over TCP"));
+            }
+        }
+        Ok(())
+    }
+
     fn validate(&self) -> Result<(), Error> {
+        self.validate_follow()?;
         positive(&[
             ("policy.hot_deadline", self.hot_deadline.0),
             ("policy.cold_deadline", self.cold_deadline.0),

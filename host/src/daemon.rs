@@ -8,11 +8,14 @@ use crate::access::door::Door;
 use crate::conductor::Conductor;
 use crate::config::{self, Config, parts};
 use crate::data_dir::{self, DataDir};
+use crate::explain::Explain;
+use crate::explain::blocks::Evicted;
 use crate::host::{Addrs, Host};
-use crate::lifecycle::cluster;
 use crate::lifecycle::eviction::Eviction;
 use crate::lifecycle::tiers::{self, PolicyAdmit};
+use crate::lifecycle::{cluster, following};
 use crate::policy::history::History;
+use crate::policy::rollout::keeper::Keeper as Rollouts;
 use crate::policy::{self, PolicyHost};
 use crate::rpc;
 use kvasir_dataplane::server::node::Node;
@@ -29,7 +32,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
 /// How long open control calls may take to end.
@@ -54,8 +57,12 @@ pub enum StartError {
     DataDir(#[from] data_dir::Error),
     #[error(transparent)]
     Policy(#[from] policy::Error),
+    #[error(transparent)]
+    Rollouts(#[from] policy::rollout::keeper::Error),
     #[error("the data server does not start: {0}")]
     Data(#[from] ServeError),
+    #[error("explain.file {} cannot be written: {source}", path.display())]
+    Recording { path: PathBuf, source: io::Error },
     #[error("no thread for {name}: {source}")]
     Thread { name: &'static str, source: io::Error },
 }
@@ -97,11 +104,13 @@ impl Daemon {
         let policies = open_policies(&config, &data_dir, store.slots())?;
         let history = Arc::new(History::open(&data_dir.state, &data_dir.path)?);
         history.follow(&policies);
+        let rollouts = Rollouts::open(&data_dir.state, unix_ms())?;
         let clock = Clock::start();
         let no_thread = |name| move |source| StartError::Thread { name, source };
         let cluster = cluster::open(&config, &store, clock)?;
         let below = tiers::open(&config, &store, cluster.as_ref().map(|cluster| cluster.tier()))?;
-        let admit = Box::new(PolicyAdmit(policies.admitter_worker()));
+        let explain = open_explain(&config, clock)?;
+        let admit = Box::new(PolicyAdmit::new(policies.admitter_worker(), Arc::clone(&explain)));
         let tiering = Tiering::start(Arc::clone(&store), below, admit, config.tiering.clone(), clock);
         let tiering = Arc::new(tiering.map_err(no_thread("offloading"))?);
         let listen = Listen { unix: Some(config.node.socket.clone()), tcp: config.listen.data.0, mode };
@@ -109,8 +118,10 @@ impl Daemon {
         let served = config.store.server.clone();
         let server = Server::start(Arc::clone(&node), &listen, Arc::clone(&door.gate), served)?;
         let evictor = policies.evictor_worker(store.slots());
+        let evicted = Evicted::new(config.explain.evictions as usize);
         let eviction =
-            Eviction::start(Arc::clone(node.tiering()), evictor, clock).map_err(no_thread("eviction"))?;
+            Eviction::remembering(Arc::clone(node.tiering()), evictor, clock, evicted, Arc::clone(&explain))
+                .map_err(no_thread("eviction"))?;
         let scrub_rate = config.store.scrub_rate.0;
         let scrubber = (scrub_rate > 0).then(|| Scrubber::start(Arc::clone(&store), clock, scrub_rate));
         let scrubber = scrubber.transpose().map_err(no_thread("scrubbing"))?;
@@ -126,13 +137,19 @@ impl Daemon {
             cluster.run(node.tiering()).map_err(cluster::Error::Open)?;
         }
         let host = Arc::new(Host {
-            conductor: Arc::new(Conductor::new(&config.conductor, &policies, clock.now_ms())),
+            conductor: Arc::new(Conductor::with_explain(
+                &config.conductor,
+                &policies,
+                explain,
+                clock.now_ms(),
+            )),
             draining: AtomicBool::new(false),
             config,
             clock,
             node,
             policies,
             history,
+            rollouts,
             eviction,
             scrubber,
             server,
@@ -148,6 +165,7 @@ impl Daemon {
         let (stop, stopping) = watch::channel(false);
         let listeners = rpc::Listeners { unix: control.listener, grpc, http, tls };
         rpc::spawn(&runtime, &host, listeners, &stopping).map_err(no_thread("control calls"))?;
+        following::start(&host).map_err(no_thread("rollouts"))?;
         tracing::info!(bytes = store.pool().bytes(), pages = %store.pool().placed(), "pool ready");
         tracing::info!(node = host.config.node.name, socket = %host.config.node.socket.display(), http = %addrs.http, "host started");
         Ok(Running {
@@ -283,6 +301,17 @@ fn bind(key: &'static str, addr: SocketAddr) -> Result<TcpListener, StartError> 
 
 fn local_addr(listener: &TcpListener, key: &'static str) -> Result<SocketAddr, StartError> {
     listener.local_addr().map_err(|source| StartError::Listen { key, addr: ([0, 0, 0, 0], 0).into(), source })
+}
+
+fn open_explain(config: &Config, clock: Clock) -> Result<Arc<Explain>, StartError> {
+    let limits = config.explain.limits();
+    let Some(sampling) = config.explain.sampling() else { return Ok(Explain::new(limits)) };
+    let failed = |source| StartError::Recording { path: config.explain.file.clone(), source };
+    Explain::sampled(limits, &sampling, clock).map_err(failed)
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
 fn open_policies(config: &Config, data_dir: &DataDir, slots: u32) -> Result<Arc<PolicyHost>, policy::Error> {

@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::lifecycle::eviction::Eviction;
 use crate::policy::PolicyHost;
 use crate::policy::history::History;
+use crate::policy::rollout::keeper::Keeper;
 use kvasir_dataplane::Clock;
 use kvasir_dataplane::server::Server;
 use kvasir_dataplane::server::node::Node;
@@ -21,6 +22,8 @@ pub struct Host {
     /// Its blocks.
     pub node: Arc<Node>,
     pub policies: Arc<PolicyHost>,
+    /// Of policies, to this host and those that follow it.
+    pub rollouts: Keeper,
     /// What happened to them.
     pub history: Arc<History>,
     pub eviction: Eviction,

@@ -26,5 +26,6 @@ pub fn render(host: &Host) -> String {
     control::trials(&mut page, host);
     control::learning(&mut page, host);
     control::conductor(&mut page, host);
+    control::explain(&mut page, host);
     page.text()
 }

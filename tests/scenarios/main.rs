@@ -1,6 +1,7 @@
 //! Whole-system checks, one binary.
 
 mod contract;
+mod corpus;
 mod decisions;
 mod policy_host;
 

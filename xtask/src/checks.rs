@@ -26,6 +26,7 @@ struct Step {
 
 pub(crate) const RDMA: &str = "RDMA over Soft-RoCE, bad networks";
 const METRICS: &str = "metrics, by promtool";
+const REGISTRY: &str = "policies in a registry";
 pub(crate) const WHEEL: &str = "Python wheel";
 pub(crate) const GPU: &str = "CUDA device";
 pub(crate) const LANGUAGES: &str = "policies in other languages";
@@ -45,6 +46,7 @@ const STEPS: &[Step] = &[
     Step { name: LANGUAGES, slow: true, run: |shell| templates(shell, false) },
     Step { name: WHEEL, slow: true, run: wheel },
     Step { name: METRICS, slow: true, run: metrics },
+    Step { name: REGISTRY, slow: true, run: registry },
     Step { name: RDMA, slow: true, run: rdma },
     Step { name: GPU, slow: true, run: gpu },
     Step { name: MIRI, slow: true, run: miri },
@@ -223,6 +225,17 @@ fn metrics(shell: &Shell) -> Result<Outcome> {
         return Ok(Outcome::Skipped("promtool is missing; it is in Debian's package `prometheus`"));
     }
     cargo(shell, &["test", "--locked", "--workspace", "--test", "serve", "--", "--ignored", "promtool"])
+}
+
+/// Policies in a registry as others run it.
+fn registry(shell: &Shell) -> Result<Outcome> {
+    if !shell.works(Command::new("docker-registry").arg("--version")) {
+        return Ok(Outcome::Skipped("docker-registry is missing; it is in Debian's package of that name"));
+    }
+    cargo(
+        shell,
+        &["test", "--locked", "--workspace", "--test", "serve", "--", "--ignored", "docker_registry"],
+    )
 }
 
 /// Real verbs on emulated hardware, and networks that lose, delay and part. Without such a machine the step is

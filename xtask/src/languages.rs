@@ -17,7 +17,7 @@ struct Language {
     name: &'static str,
     /// Its folder in `sdk`.
     sdk: &'static str,
-    /// Only with `--all-languages`: its components have a runtime in them, and are slow to compile.
+    /// Only with `--all-languages`: its components are slow to compile, or its tools large (Zig 400 MB, Go 250).
     opt_in: bool,
     /// Programs that must be there already.
     needs: &'static [&'static str],
@@ -25,7 +25,7 @@ struct Language {
     test: &'static str,
 }
 
-const LANGUAGES: [Language; 5] = [
+const LANGUAGES: [Language; 7] = [
     Language { name: "rust", sdk: "rust", opt_in: false, needs: &[], test: "cargo test --quiet --locked" },
     Language {
         name: "c",
@@ -43,6 +43,14 @@ const LANGUAGES: [Language; 5] = [
         needs: &["node", "npm"],
         test: "node --test",
     },
+    Language {
+        name: "zig",
+        sdk: "zig",
+        opt_in: true,
+        needs: &[],
+        test: "python-zig test --dep kvasir -Mroot=test.zig -Mkvasir=$SDK/zig/kvasir.zig",
+    },
+    Language { name: "go", sdk: "go", opt_in: true, needs: &[], test: "GOTOOLCHAIN=local go test" },
     Language { name: "javascript", sdk: "js", opt_in: true, needs: &["node", "npm"], test: "node --test" },
     Language {
         name: "python",
@@ -64,6 +72,33 @@ pub(crate) struct Tested {
 /// # Errors
 /// A template's own test, its build or its component failed.
 pub(crate) fn check(shell: &Shell, all: bool) -> Result<Tested> {
+    let (tested, components) = components(shell, all)?;
+    if !tested.languages.is_empty() {
+        new_users(shell, &tested.languages, &shell.target("languages"))?;
+        let mut host = shell.cargo();
+        host.args(["test", "--locked", "--workspace", "--test", "languages"]);
+        host.args(["--", "--ignored", "--nocapture"]).env("KVASIR_TEMPLATES", &components);
+        shell.run(&mut host)?;
+    }
+    Ok(tested)
+}
+
+/// Measures the templates of each language whose tools can be had, in release.
+///
+/// # Errors
+/// A template's own test or its build failed, or the bench did.
+pub(crate) fn bench(shell: &Shell) -> Result<()> {
+    let (tested, components) = components(shell, true)?;
+    for language in tested.left_out {
+        println!("not on {language}");
+    }
+    let mut bench = shell.cargo();
+    bench.args(["bench", "--locked", "--package", "kvasir-benches", "--bench", "languages"]);
+    shell.run(bench.env("KVASIR_TEMPLATES", &components))
+}
+
+/// Tests and builds the templates; the folder holds `LANGUAGE-SLOT.wasm`.
+fn components(shell: &Shell, all: bool) -> Result<(Tested, PathBuf)> {
     let out = shell.target("languages");
     let components = out.join("components");
     if components.exists() {
@@ -81,14 +116,7 @@ pub(crate) fn check(shell: &Shell, all: bool) -> Result<Tested> {
             Err(error) => tested.left_out.push(format!("{} ({error:#})", language.name)),
         }
     }
-    if !tested.languages.is_empty() {
-        new_users(shell, &tested.languages, &out)?;
-        let mut host = shell.cargo();
-        host.args(["test", "--locked", "--workspace", "--test", "languages"]);
-        host.args(["--", "--ignored", "--nocapture"]).env("KVASIR_TEMPLATES", &components);
-        shell.run(&mut host)?;
-    }
-    Ok(tested)
+    Ok((tested, components))
 }
 
 /// From nothing to a policy that serves, by the commands alone, in each language.
@@ -101,6 +129,7 @@ fn new_users(shell: &Shell, languages: &[&'static str], out: &Path) -> Result<()
         let mut steps = Command::new(shell.root().join("tests/new-user.sh"));
         steps.arg(language.name).env("KVASIR", shell.target("debug/kvasir"));
         steps.env("PATH", tools(shell, language, out)?).env("CARGO_TARGET_DIR", out.join("rust"));
+        keep_caches(&mut steps, out);
         shell.run(&mut steps).with_context(|| format!("tests/new-user.sh {}", language.name))?;
     }
     Ok(())
@@ -152,6 +181,7 @@ fn templates(shell: &Shell, language: &Language, path: &OsString, out: &Path) ->
         let ready = |command: &mut Command| {
             command.env("PATH", path).env("CARGO_TARGET_DIR", out.join("rust"));
             command.env("SDK", &sdk).env("OUT", out).current_dir(&template);
+            keep_caches(command, out);
         };
         let mut test = Command::new("sh");
         ready(test.args(["-ec", language.test]));
@@ -161,6 +191,13 @@ fn templates(shell: &Shell, language: &Language, path: &OsString, out: &Path) ->
         shell.run(&mut build).with_context(|| format!("the {} {slot}", language.name))?;
     }
     Ok(())
+}
+
+/// What compilers keep, below our folder.
+fn keep_caches(command: &mut Command, out: &Path) {
+    for cache in ["ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR", "GOCACHE", "GOPATH"] {
+        command.env(cache, out.join("cache").join(cache));
+    }
 }
 
 fn prepended(folder: &Path, path: OsString) -> OsString {

@@ -1,6 +1,7 @@
 //! The project's chores: `cargo xtask --help`.
 
 mod checks;
+mod contract;
 mod engines;
 mod graph;
 mod languages;
@@ -49,7 +50,7 @@ enum Task {
         /// Run only the templates of policies in the languages that CI tests, as far as their tools are here (docs/policy-languages.md).
         #[arg(long, conflicts_with_all = ["quick", "wheel", "rdma", "gpu", "miri", "tsan", "real_engine"])]
         languages: bool,
-        /// The same in every language; JavaScript's and Python's components have a runtime in them, and are slow to compile.
+        /// The same in every language; JavaScript's, Python's and Go's components have a runtime in them, Zig's and Go's tools are large.
         #[arg(long, conflicts_with_all = ["quick", "wheel", "rdma", "gpu", "miri", "tsan", "real_engine", "languages"])]
         all_languages: bool,
         /// Run only what runs under Miri: allocator, buffers and copies.
@@ -74,6 +75,9 @@ enum Task {
         /// Run the criterion benches of `benches/` instead.
         #[arg(long)]
         criterion: bool,
+        /// Measure the templates of policies in every language instead (docs/policy-languages.md); installs their tools.
+        #[arg(long, conflicts_with_all = ["criterion", "args"])]
+        languages: bool,
         /// Passed on, for example `--json`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
@@ -120,12 +124,16 @@ fn run(task: Task) -> Result<ExitCode> {
         }
         Task::Wheels => wheels::release(&shell).map(|()| ExitCode::SUCCESS),
         Task::Policies => policies(&shell).map(|()| ExitCode::SUCCESS),
-        Task::Bench { criterion: true, args } => {
+        Task::Bench { languages: true, .. } => {
+            shell.ensure_target()?;
+            languages::bench(&shell).map(|()| ExitCode::SUCCESS)
+        }
+        Task::Bench { criterion: true, args, .. } => {
             shell.ensure_target()?;
             let bench = ["bench", "--locked", "--package", "kvasir-benches", "--"];
             shell.exec(shell.cargo().args(bench).args(args))
         }
-        Task::Bench { criterion: false, args } => {
+        Task::Bench { criterion: false, args, .. } => {
             build(&shell)?;
             for what in ["policy", "index", "store", "transfer"] {
                 shell.run(shell.binary().args(["bench", what]).args(&args))?;

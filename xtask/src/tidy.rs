@@ -1,8 +1,8 @@
 //! `cargo xtask tidy`: checks of the repository's text that no compiler makes.
 
-use crate::graph;
 use crate::settings::Settings;
 use crate::shell::Shell;
+use crate::{contract, graph};
 use anyhow::{Result, bail};
 use std::path::Path;
 use std::process::Command;
@@ -34,6 +34,7 @@ pub(crate) fn run(shell: &Shell, tasks: &[String]) -> Result<()> {
     ]))?;
     let settings = Settings::read(shell.root())?;
     let mut findings = graph::findings(shell.root())?;
+    findings.extend(contract::findings(shell.root())?);
     for name in listed.lines().filter(|name| *name != "Cargo.lock") {
         // Binary files, and files deleted but not yet committed.
         let Ok(text) = std::fs::read_to_string(shell.root().join(name)) else { continue };

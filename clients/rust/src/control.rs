@@ -3,8 +3,10 @@
 use crate::proto;
 use hyper_util::rt::TokioIo;
 use proto::conductor_client::ConductorClient;
+use proto::explain_client::ExplainClient;
 use proto::node_client::NodeClient;
 use proto::policy_admin_client::PolicyAdminClient;
+use proto::policy_rollouts_client::PolicyRolloutsClient;
 use proto::store_client::StoreClient;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -22,6 +24,9 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Largest answer accepted. A page of blocks or a log ring stays well below.
 pub const RESPONSE_BYTES_MAX: usize = 8 << 20;
+
+/// Largest component that a host may have been allowed, and what is around it.
+pub const COMPONENT_BYTES_MAX: usize = 1025 << 20;
 
 /// Why a control call failed.
 #[derive(Debug, thiserror::Error)]
@@ -62,10 +67,39 @@ impl From<tonic::Status> for ControlError {
 }
 
 /// Where the code of a policy comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum PolicySource {
     Builtin(String),
-    Component { name: String, bytes: Vec<u8> },
+    Component {
+        name: String,
+        bytes: Vec<u8>,
+    },
+    /// With what came with it, of which a host may want one.
+    Signed {
+        name: String,
+        bytes: Vec<u8>,
+        signatures: Vec<proto::PolicySignature>,
+    },
+    /// Several schedulers that decide together.
+    Chain {
+        name: String,
+        parts: Vec<proto::ChainPart>,
+    },
+}
+
+impl PolicySource {
+    /// Of all its components.
+    fn bytes(&self) -> u64 {
+        let of_part = |part: &proto::ChainPart| match &part.source {
+            Some(proto::chain_part::Source::Component(bytes)) => bytes.len() as u64,
+            _ => 0,
+        };
+        match self {
+            Self::Builtin(_) => 0,
+            Self::Component { bytes, .. } | Self::Signed { bytes, .. } => bytes.len() as u64,
+            Self::Chain { parts, .. } => parts.iter().map(of_part).sum(),
+        }
+    }
 }
 
 /// What a policy is loaded for.
@@ -152,7 +186,9 @@ pub struct Control {
     pub store: StoreClient<Calls>,
     pub conductor: ConductorClient<Calls>,
     pub policy: PolicyAdminClient<Calls>,
+    pub rollouts: PolicyRolloutsClient<Calls>,
     pub node: NodeClient<Calls>,
+    pub explain: ExplainClient<Calls>,
 }
 
 impl Control {
@@ -229,6 +265,8 @@ impl Control {
             store: StoreClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
             conductor: ConductorClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
             policy: PolicyAdminClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
+            explain: ExplainClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
+            rollouts: PolicyRolloutsClient::new(calls.clone()).max_decoding_message_size(COMPONENT_BYTES_MAX),
             node: NodeClient::new(calls).max_decoding_message_size(RESPONSE_BYTES_MAX),
         })
     }
@@ -257,22 +295,39 @@ impl Control {
         settings: &[(String, String)],
         stage: PolicyStage,
     ) -> Result<proto::Policy, ControlError> {
+        let request = self.load_request(slot, source, settings, stage).await?;
+        Ok(self.policy.load(request).await?.into_inner().policy.unwrap_or_default())
+    }
+
+    /// What a host needs to bring a policy into service.
+    ///
+    /// # Errors
+    /// It is larger than the host accepts.
+    pub async fn load_request(
+        &mut self,
+        slot: &str,
+        source: PolicySource,
+        settings: &[(String, String)],
+        stage: PolicyStage,
+    ) -> Result<proto::LoadRequest, ControlError> {
         use proto::load_request::Source;
-        let (name, source) = match source {
-            PolicySource::Builtin(name) => (name.clone(), Source::Builtin(name)),
-            PolicySource::Component { name, bytes } => {
-                self.check_component_size(bytes.len() as u64).await?;
-                (name, Source::Component(bytes.into()))
+        self.check_component_size(source.bytes()).await?;
+        let (name, source, signatures) = match source {
+            PolicySource::Builtin(name) => (name.clone(), Source::Builtin(name), Vec::new()),
+            PolicySource::Component { name, bytes } => (name, Source::Component(bytes.into()), Vec::new()),
+            PolicySource::Signed { name, bytes, signatures } => {
+                (name, Source::Component(bytes.into()), signatures)
             }
+            PolicySource::Chain { name, parts } => (name, Source::Chain(proto::Chain { parts }), Vec::new()),
         };
-        let request = proto::LoadRequest {
+        Ok(proto::LoadRequest {
             slot: slot.into(),
             name,
             source: Some(source),
             settings: self::settings(settings),
             stage: Some(stage.into()),
-        };
-        Ok(self.policy.load(request).await?.into_inner().policy.unwrap_or_default())
+            signatures,
+        })
     }
 
     /// Loads what serves a slot once more, with some settings changed and some, by name, back at their defaults.
@@ -293,6 +348,9 @@ impl Control {
 
     /// A component over the host's limit would be cut off mid-stream with an error about messages.
     async fn check_component_size(&mut self, bytes: u64) -> Result<(), ControlError> {
+        if bytes == 0 {
+            return Ok(());
+        }
         let max = self.policy.list(proto::ListPoliciesRequest {}).await?.into_inner().component_bytes_max;
         if bytes > max { Err(ControlError::ComponentTooLarge { bytes, max }) } else { Ok(()) }
     }

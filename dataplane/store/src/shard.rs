@@ -279,6 +279,11 @@ impl Shard {
         self.step(local, State::Active).map(|()| None)
     }
 
+    /// How a block that is not here left last.
+    pub(super) fn cause(&self, hash: u64) -> MissCause {
+        self.ghosts.cause(hash)
+    }
+
     /// A lookup that found nothing.
     pub(super) fn miss(&mut self, hash: u64, expired: bool) {
         let cause = if expired { MissCause::Expired } else { self.ghosts.cause(hash) };

@@ -40,7 +40,14 @@ const TABLE: &[(&str, Needs)] = &[
     ("/kvasir.v1.PolicyAdmin/Resume", Needs::Role(Policy)),
     ("/kvasir.v1.PolicyAdmin/List", Needs::Role(Observer)),
     ("/kvasir.v1.PolicyAdmin/Logs", Needs::Role(Observer)),
+    ("/kvasir.v1.Explain/Decision", Needs::Role(Observer)),
+    ("/kvasir.v1.Explain/Block", Needs::Role(Observer)),
     ("/kvasir.v1.PolicyAdmin/History", Needs::Role(Observer)),
+    ("/kvasir.v1.PolicyRollouts/Start", Needs::Role(Policy)),
+    ("/kvasir.v1.PolicyRollouts/Change", Needs::Role(Policy)),
+    ("/kvasir.v1.PolicyRollouts/Follow", Needs::Role(Policy)),
+    ("/kvasir.v1.PolicyRollouts/Fetch", Needs::Role(Policy)),
+    ("/kvasir.v1.PolicyRollouts/List", Needs::Role(Observer)),
     ("/kvasir.v1.Node/Info", Needs::Role(Observer)),
     ("/kvasir.v1.Node/Drain", Needs::Role(Operator)),
     ("/kvasir.v1.Node/Ready", Needs::Role(Observer)),
@@ -61,7 +68,12 @@ pub fn needs(path: &str) -> Option<Needs> {
 
 /// Whether a call changes the host for others, and so leaves a line in the audit log.
 pub fn is_administrative(path: &str) -> bool {
-    const READS: [&str; 2] = ["/kvasir.v1.PolicyAdmin/List", "/kvasir.v1.PolicyAdmin/Logs"];
+    const READS: [&str; 4] = [
+        "/kvasir.v1.PolicyAdmin/List",
+        "/kvasir.v1.PolicyAdmin/Logs",
+        "/kvasir.v1.PolicyRollouts/Follow",
+        "/kvasir.v1.PolicyRollouts/Fetch",
+    ];
     let changes = matches!(needs(path), Some(Needs::Role(Policy | Operator)));
     changes && !READS.contains(&path)
 }

@@ -27,7 +27,7 @@ pub fn build(project: &Project, out: &Path) -> Result<Built, Error> {
     let compiled = scratch.path().join("compiled.wasm");
     compile(project, &compiled)?;
     let compiled = fs::read(&compiled).map_err(failed("read", &compiled))?;
-    let component = component::of(&compiled)?;
+    let component = component::of(&compiled, project.language.stub_wasi)?;
 
     let ready = scratch.path().join(format!("{}.wasm", project.name));
     fs::write(&ready, &component).map_err(failed("write", &ready))?;

@@ -19,24 +19,28 @@ const INTERFACES: [(&str, Option<&str>); 6] = [
 /// How deep modules lie in components. What lies deeper is left as it is; hosts refuse it.
 const DEPTH_MAX: u32 = 16;
 const HEADER_BYTES: usize = 8;
+/// What runtimes that insist on WASI import, and `sdk/wasi-stub.wat`, which `build.rs` assembled.
+const WASI: &str = "wasi_snapshot_preview1";
+const WASI_STUB: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wasi-stub.wasm"));
 const CUSTOM_SECTION: u8 = 0;
 const EXPORT_SECTION: u8 = 7;
 
 /// A component of what a language's tools made: a core module whose exports have their canonical names (or those that
-/// AssemblyScript can express), or a component already. Names and other sections for debuggers are taken out.
+/// AssemblyScript can express), or a component already. Names and other sections for debuggers are taken out. With
+/// `stub_wasi`, what a core module wants of WASI is answered by a stub that grants nothing.
 ///
 /// # Errors
 /// It wants what no host grants, or its exports are not those of a slot.
-pub(super) fn of(compiled: &[u8]) -> Result<Vec<u8>, Error> {
-    check_imports(compiled)?;
+pub(super) fn of(compiled: &[u8], stub_wasi: bool) -> Result<Vec<u8>, Error> {
+    check_imports(compiled, stub_wasi)?;
     let component = match Parser::is_component(compiled) {
         true => compiled.to_vec(),
-        false => wrapped(compiled)?,
+        false => wrapped(compiled, stub_wasi)?,
     };
     stripped(&component, 0).map_err(malformed)
 }
 
-fn wrapped(module: &[u8]) -> Result<Vec<u8>, Error> {
+fn wrapped(module: &[u8], stub_wasi: bool) -> Result<Vec<u8>, Error> {
     let mut module = with_canonical_names(module).map_err(malformed)?;
     let no_policy = |error: &dyn std::fmt::Display| Error::Module { reason: error.to_string() };
     if !describes_itself(&module).map_err(malformed)? {
@@ -44,9 +48,13 @@ fn wrapped(module: &[u8]) -> Result<Vec<u8>, Error> {
         embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8)
             .map_err(|e| no_policy(&format!("{e:#}")))?;
     }
-    let encoded =
-        ComponentEncoder::default().validate(true).module(&module).and_then(|encoder| encoder.encode());
-    encoded.map_err(|e| no_policy(&format!("{e:#}")))
+    let mut encoder = ComponentEncoder::default();
+    let encoder = encoder.validate(true).module(&module);
+    let encoder = match stub_wasi {
+        true => encoder.and_then(|encoder| encoder.adapter(WASI, WASI_STUB)),
+        false => encoder,
+    };
+    encoder.and_then(|encoder| encoder.encode()).map_err(|e| no_policy(&format!("{e:#}")))
 }
 
 fn malformed(error: BinaryReaderError) -> Error {
@@ -160,9 +168,10 @@ fn rewritten(
 }
 
 /// Says what is wanted and where that usually comes from, before the encoder only says that it does not know it.
-fn check_imports(wasm: &[u8]) -> Result<(), Error> {
+fn check_imports(wasm: &[u8], stub_wasi: bool) -> Result<(), Error> {
     let mut names = imports(wasm).map_err(malformed)?;
     names.retain(|name| name != LOG && !name.starts_with(&format!("{LOG}.")));
+    names.retain(|name| !(stub_wasi && name.starts_with(&format!("{WASI}."))));
     names.sort();
     names.dedup();
     if names.is_empty() {
@@ -173,7 +182,7 @@ fn check_imports(wasm: &[u8]) -> Result<(), Error> {
 }
 
 /// Of a component itself, or `MODULE.NAME` of a core module.
-fn imports(wasm: &[u8]) -> Result<Vec<String>, BinaryReaderError> {
+pub(super) fn imports(wasm: &[u8]) -> Result<Vec<String>, BinaryReaderError> {
     let mut names = Vec::new();
     let is_component = Parser::is_component(wasm);
     let mut depth = 0;

@@ -11,7 +11,7 @@ const SDK_OF_TEMPLATES: &str = "../../../";
 /// Where it is in a project.
 const SDK: &str = "./sdk/";
 /// Made by tools.
-const IGNORED: &str = "*.wasm\n__pycache__/\nnode_modules/\ntarget/\n/test\n";
+const IGNORED: &str = "*.wasm\n.zig-cache/\n__pycache__/\nnode_modules/\ntarget/\n/test\n";
 
 /// Writes a project into the folder `dir`, which must be empty or not be there. It appears there whole, or not at all.
 ///

@@ -15,11 +15,14 @@ pub struct Language {
     pub folder: &'static str,
     /// What `compile.sh` starts.
     tools: &'static [Tool],
+    /// Its runtime insists on WASI, and gets `sdk/wasi-stub.wat`, which grants nothing.
+    pub(super) stub_wasi: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 struct Tool {
-    program: &'static str,
+    /// Any of these will do.
+    programs: &'static [&'static str],
     /// Names another program instead.
     variable: &'static str,
     /// How to get it.
@@ -36,8 +39,8 @@ pub struct MissingTool {
     pub variable: &'static str,
 }
 
-const fn tool(program: &'static str, variable: &'static str, get: &'static str) -> Tool {
-    Tool { program, variable, get }
+const fn tool(programs: &'static [&'static str], variable: &'static str, get: &'static str) -> Tool {
+    Tool { programs, variable, get }
 }
 
 const CLANG: &str = "apt-get install clang lld";
@@ -45,24 +48,52 @@ const ASC: &str = "npm install --prefix sdk/assemblyscript";
 const NPM_JS: &str = "npm install --prefix sdk/js";
 
 /// All that are known, by name.
-pub static LANGUAGES: [Language; 5] = [
-    Language { name: "assemblyscript", folder: "assemblyscript", tools: &[tool("asc", "ASC", ASC)] },
+pub static LANGUAGES: [Language; 7] = [
+    Language {
+        name: "assemblyscript",
+        folder: "assemblyscript",
+        tools: &[tool(&["asc"], "ASC", ASC)],
+        stub_wasi: false,
+    },
     Language {
         name: "c",
         folder: "c",
-        tools: &[tool("clang", "CC", CLANG), tool("wasm-ld", "WASM_LD", CLANG)],
+        tools: &[tool(&["clang"], "CC", CLANG), tool(&["wasm-ld"], "WASM_LD", CLANG)],
+        stub_wasi: false,
+    },
+    Language {
+        name: "go",
+        folder: "go",
+        tools: &[tool(&["go"], "GO", "pip install -r sdk/go/requirements.txt")],
+        stub_wasi: true,
     },
     Language {
         name: "javascript",
         folder: "js",
-        tools: &[tool("esbuild", "ESBUILD", NPM_JS), tool("componentize-qjs", "COMPONENTIZE_QJS", NPM_JS)],
+        tools: &[
+            tool(&["esbuild"], "ESBUILD", NPM_JS),
+            tool(&["componentize-qjs"], "COMPONENTIZE_QJS", NPM_JS),
+        ],
+        stub_wasi: false,
     },
     Language {
         name: "python",
         folder: "python",
-        tools: &[tool("componentize-py", "COMPONENTIZE_PY", "pip install -r sdk/python/requirements.txt")],
+        tools: &[tool(&["componentize-py"], "COMPONENTIZE_PY", "pip install -r sdk/python/requirements.txt")],
+        stub_wasi: false,
     },
-    Language { name: "rust", folder: "rust", tools: &[tool("cargo", "CARGO", "https://rustup.rs")] },
+    Language {
+        name: "rust",
+        folder: "rust",
+        tools: &[tool(&["cargo"], "CARGO", "https://rustup.rs")],
+        stub_wasi: false,
+    },
+    Language {
+        name: "zig",
+        folder: "zig",
+        tools: &[tool(&["zig", "python-zig"], "ZIG", "pip install -r sdk/zig/requirements.txt")],
+        stub_wasi: false,
+    },
 ];
 
 impl Language {
@@ -77,7 +108,16 @@ impl Language {
 
     /// For tests: a project whose recipe is a script of the test's.
     #[cfg(test)]
-    pub(super) const C_WITHOUT_TOOLS: Self = Self { name: "c", folder: "c", tools: &[] };
+    pub(super) const C_WITHOUT_TOOLS: Self = Self::without_tools("c", false);
+
+    /// The same for a language whose runtime insists on WASI.
+    #[cfg(test)]
+    pub(super) const GO_WITHOUT_TOOLS: Self = Self::without_tools("go", true);
+
+    #[cfg(test)]
+    const fn without_tools(name: &'static str, stub_wasi: bool) -> Self {
+        Self { name, folder: name, tools: &[], stub_wasi }
+    }
 
     /// Where its tools are looked for: what npm installed for the SDK or for the project, then the `PATH`.
     pub(super) fn search_path(&self, sdk: &Path, project: &Path) -> Vec<PathBuf> {
@@ -91,9 +131,9 @@ impl Language {
     pub(super) fn missing_tool(&self, search_path: &[PathBuf]) -> Option<MissingTool> {
         let missing = |tool: &&Tool| {
             std::env::var_os(tool.variable).is_none()
-                && !search_path.iter().any(|folder| folder.join(tool.program).is_file())
+                && !search_path.iter().any(|folder| tool.programs.iter().any(|p| folder.join(p).is_file()))
         };
-        let Tool { program, variable, get } = self.tools.iter().find(missing)?;
-        Some(MissingTool { program, variable, get })
+        let Tool { programs, variable, get } = self.tools.iter().find(missing)?;
+        Some(MissingTool { program: programs.first()?, variable, get })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Error, Language, MissingTool, Trial};
 use crate::policy::{PolicyConfig, SlotKind};
-use kvasir_dataplane::units::Size;
+use kvasir_dataplane::units::{Size, Span};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,8 +21,9 @@ pub struct Project {
     pub slot: SlotKind,
     /// The folder `sdk`.
     pub(super) sdk: PathBuf,
-    /// Memory that one instance may take, where the default is too little.
+    /// Memory that one instance may take, and CPU time that a call may take, where a host's defaults are too little.
     memory: Option<Size>,
+    deadline: Option<Span>,
     /// Values that it is tried with.
     pub settings: Vec<(String, String)>,
 }
@@ -37,6 +38,7 @@ struct Manifest {
     #[serde(default = "vendored")]
     sdk: PathBuf,
     memory: Option<Size>,
+    deadline: Option<Span>,
     #[serde(default)]
     settings: BTreeMap<String, toml::Value>,
 }
@@ -57,7 +59,7 @@ impl Project {
         let bad = |reason: String| Error::Manifest { path: path.clone(), reason };
         let manifest: Manifest =
             toml::from_str(&text).map_err(|e| bad(e.to_string().trim_end().to_owned()))?;
-        let Manifest { name, version, language, slot, sdk, memory, settings } = manifest;
+        let Manifest { name, version, language, slot, sdk, memory, deadline, settings } = manifest;
         Ok(Self {
             language: Language::find(&language).map_err(|e| bad(e.to_string()))?,
             slot: slot.parse().map_err(|e: crate::policy::UnknownSlot| bad(e.to_string()))?,
@@ -67,6 +69,7 @@ impl Project {
             name,
             version,
             memory,
+            deadline,
         })
     }
 
@@ -109,11 +112,12 @@ impl Project {
         Ok(files)
     }
 
-    /// A host for it: as by default, but with the memory that the manifest names.
+    /// A host for it: as by default, but with the memory and the deadline that the manifest names.
     pub fn limits(&self) -> PolicyConfig {
         let defaults = PolicyConfig::default();
         let memory_bytes = self.memory.map_or(defaults.memory_bytes, |size| size.0 as usize);
-        PolicyConfig { memory_bytes, ..defaults }
+        let hot_deadline = self.deadline.map_or(defaults.hot_deadline, |span| span.0);
+        PolicyConfig { memory_bytes, hot_deadline, ..defaults }
     }
 }
 

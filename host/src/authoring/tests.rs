@@ -75,7 +75,7 @@ fn a_project_is_made_whole_or_not_at_all() {
     make("lru", &dir.path().join("a/b/c")).unwrap();
     let unknown = Language::find("cobol").unwrap_err();
     assert!(
-        unknown.to_string().contains("languages: assemblyscript, c, javascript, python, rust"),
+        unknown.to_string().contains("languages: assemblyscript, c, go, javascript, python, rust, zig"),
         "{unknown}"
     );
     assert!(unknown.is_usage());
@@ -91,9 +91,12 @@ fn a_manifest_is_read_with_care() {
     let missing = Project::open(&dir.path().join("none")).unwrap_err().to_string();
     assert!(missing.contains("`kvasir policy new` makes a project"), "{missing}");
     let good = "name = \"a\"\nversion = \"0.1.0\"\nlanguage = \"c\"\nslot = \"evictor\"\n";
-    let project =
-        read(&format!("{good}memory = \"32MiB\"\n[settings]\nshare = 0.5\nmode = \"x\"\n")).unwrap();
-    assert_eq!(project.limits().memory_bytes, 32 << 20);
+    let project = read(&format!(
+        "{good}memory = \"32MiB\"\ndeadline = \"1s\"\n[settings]\nshare = 0.5\nmode = \"x\"\n"
+    ))
+    .unwrap();
+    let limits = project.limits();
+    assert_eq!((limits.memory_bytes, limits.hot_deadline.as_secs()), (32 << 20, 1));
     assert_eq!(project.settings, [("mode".into(), "x".into()), ("share".into(), "0.5".into())]);
     for (from, to, reason) in [
         ("\"c\"", "\"cobol\"", "unknown language `cobol`"),
@@ -109,16 +112,25 @@ fn a_manifest_is_read_with_care() {
 
 /// What a recipe of a project makes that is not run by tools: a script in their place.
 fn build_by(script: &str, extra: &[(&str, &[u8])]) -> (Result<Built, Error>, tempfile::TempDir) {
+    // A language without tools: the script needs none.
+    const NO_TOOLS: Language = Language::C_WITHOUT_TOOLS;
+    build_in(&NO_TOOLS, script, extra)
+}
+
+fn build_in(
+    language: &'static Language,
+    script: &str,
+    extra: &[(&str, &[u8])],
+) -> (Result<Built, Error>, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().join("with a space");
-    let mut project = create(Language::find("c").unwrap(), SlotKind::Scheduler, "bad", &at).unwrap();
-    fs::write(at.join("sdk/c/compile.sh"), script).unwrap();
+    let known = Language::find(language.name).unwrap();
+    let mut project = create(known, SlotKind::Scheduler, "bad", &at).unwrap();
+    fs::write(at.join("sdk").join(language.folder).join("compile.sh"), script).unwrap();
     for (name, bytes) in extra {
         fs::write(at.join(name), bytes).unwrap();
     }
-    // A language without tools: the script needs none.
-    const NO_TOOLS: Language = Language::C_WITHOUT_TOOLS;
-    project.language = &NO_TOOLS;
+    project.language = language;
     let built = build(&project, &project.component());
     (built, dir)
 }
@@ -145,6 +157,67 @@ fn what_is_compiled_is_looked_at() {
     let written = fs::read(dir.path().join("with a space/bad.wasm")).unwrap();
     assert!(written.len() <= guest("scheduler").len());
     assert!(kvasir_tests::component_names(&written).unwrap().0.iter().all(|import| import == error::LOG));
+}
+
+#[test]
+fn what_a_runtime_wants_of_wasi_is_answered_by_the_stub() {
+    const GO: Language = Language::GO_WITHOUT_TOOLS;
+    let build =
+        |made: &[u8]| build_in(&GO, "cp made.wasm \"$2\"", &[("made.wasm", made)]).0.map(drop).unwrap_err();
+    let only_wasi = build(&importing("wasi_snapshot_preview1", "clock_time_get")).to_string();
+    assert!(only_wasi.contains("exports no function of a slot"), "{only_wasi}");
+    let sockets = build(&import_not_granted()).to_string();
+    assert!(sockets.contains("wasi:sockets/tcp@0.2.10: something uses the network"), "{sockets}");
+    assert_eq!(component::imports(&component::of(&reactor(), true).unwrap()).unwrap(), [""; 0]);
+    assert!(component::of(&reactor(), false).is_err());
+}
+
+/// A balancer's core module that looks at the clock, and traps in whatever it exports.
+fn reactor() -> Vec<u8> {
+    use wasm_encoder::{
+        CodeSection, EntityType, ExportKind, ExportSection, Function, FunctionSection, ImportSection,
+        MemorySection, MemoryType, Module, TypeSection,
+        ValType::{I32, I64},
+    };
+    let (mut types, mut imports, mut functions) =
+        (TypeSection::new(), ImportSection::new(), FunctionSection::new());
+    let (mut memories, mut exports, mut code) =
+        (MemorySection::new(), ExportSection::new(), CodeSection::new());
+    types.ty().function([I32, I64, I32], [I32]);
+    imports.import("wasi_snapshot_preview1", "clock_time_get", EntityType::Function(0));
+    memories.memory(MemoryType {
+        minimum: 1,
+        maximum: None,
+        memory64: false,
+        shared: false,
+        page_size_log2: None,
+    });
+    exports.export("memory", ExportKind::Memory, 0);
+    let signatures: [(&str, &[_]); 6] = [
+        ("cabi_realloc", &[I32; 4]),
+        ("kvasir:policy/control@0.1.0#describe", &[]),
+        ("kvasir:policy/control@0.1.0#configure", &[I32; 2]),
+        ("kvasir:policy/control@0.1.0#export-state", &[]),
+        ("kvasir:policy/control@0.1.0#import-state", &[I32; 2]),
+        ("kvasir:policy/balancing@0.1.0#tick", &[I64, I32, I32, I32, I32, I32, I32]),
+    ];
+    for (index, (name, parameters)) in (1..).zip(signatures) {
+        types.ty().function(parameters.iter().copied(), [I32]);
+        functions.function(index);
+        exports.export(name, ExportKind::Func, index);
+        let mut body = Function::new([]);
+        body.instructions().i32_const(0).i64_const(0).i32_const(0).call(0).unreachable().end();
+        code.function(&body);
+    }
+    let mut module = Module::new();
+    module
+        .section(&types)
+        .section(&imports)
+        .section(&functions)
+        .section(&memories)
+        .section(&exports)
+        .section(&code);
+    module.finish()
 }
 
 /// A core module with that import, and nothing else.

@@ -1,6 +1,7 @@
 //! What puts notice of a swap of the evictor while the pool is full: nothing, is the aim.
 
 use super::Row;
+use crate::explain::Explain;
 use crate::lifecycle::eviction::Eviction;
 use crate::lifecycle::tiers::PolicyAdmit;
 use crate::policy::{Error, PolicyConfig, PolicyHost, SlotKind, Source, Wanted};
@@ -70,7 +71,7 @@ impl Load {
         let config = PolicyConfig { evictor_slots: store.slots(), ..PolicyConfig::default() };
         let policies = PolicyHost::open(&config, Wanted::default(), None)?;
         let clock = Clock::start();
-        let admit = Box::new(PolicyAdmit(policies.admitter_worker()));
+        let admit = Box::new(PolicyAdmit::new(policies.admitter_worker(), Explain::off()));
         let tiering = Tiering::start(Arc::clone(&store), Vec::new(), admit, TieringConfig::default(), clock);
         let tiering = Arc::new(tiering.map_err(|e| failed(&e))?);
         let worker = policies.evictor_worker(store.slots());

@@ -341,7 +341,7 @@ impl LsArgs {
 }
 
 /// Names of the tiers whose bits are set.
-fn tier_names(bits: u8) -> Vec<&'static str> {
+pub(super) fn tier_names(bits: u8) -> Vec<&'static str> {
     Tier::ALL.into_iter().filter(|&tier| bits & 1 << tier as u8 != 0).map(Tier::name).collect()
 }
 

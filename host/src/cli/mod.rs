@@ -14,6 +14,7 @@ mod cluster_flags;
 mod config;
 mod dev;
 mod doctor;
+mod explain;
 mod man;
 mod node;
 mod policy;
@@ -60,6 +61,7 @@ enum Command {
     Ls(blocks::LsArgs),
     Stat(blocks::StatArgs),
     Policy(policy::PolicyArgs),
+    Explain(explain::ExplainArgs),
     Bench(bench::BenchArgs),
     Replay(replay::ReplayArgs),
     Trace(trace::TraceArgs),
@@ -225,6 +227,7 @@ impl Cli {
             Command::Ls(args) => args.run().map(done),
             Command::Stat(args) => args.run(),
             Command::Policy(args) => args.run(),
+            Command::Explain(args) => args.run(),
             Command::Bench(args) => args.run().map(done),
             Command::Replay(args) => args.run().map(done),
             Command::Trace(args) => args.run().map(done),

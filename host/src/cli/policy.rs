@@ -8,15 +8,25 @@ mod inspect;
 mod life;
 mod list;
 mod load;
+mod load_bundle;
 mod logs;
 mod new;
 mod pause;
 mod promote;
+mod pull;
+mod push;
+mod registry;
 mod replay;
 mod rollback;
+mod rollout;
+mod run;
+mod save;
 mod set;
+mod sign;
 mod stage;
 mod status;
+mod trust;
+mod verify;
 
 use super::HostFlags;
 use crate::authoring;
@@ -43,16 +53,25 @@ enum Action {
     Bench(bench::BenchArgs),
     Replay(replay::ReplayArgs),
     Inspect(inspect::InspectArgs),
+    Run(run::RunArgs),
     Load(load::LoadArgs),
     Promote(promote::PromoteArgs),
     Rollback(rollback::RollbackArgs),
     Pause(pause::PauseArgs),
     Resume(pause::ResumeArgs),
     Set(set::SetArgs),
+    Rollout(rollout::RolloutArgs),
     List(list::ListArgs),
     Status(status::StatusArgs),
     Logs(logs::LogsArgs),
     History(history::HistoryArgs),
+    Push(push::PushArgs),
+    Pull(pull::PullArgs),
+    Save(save::SaveArgs),
+    LoadBundle(load_bundle::LoadBundleArgs),
+    Sign(sign::SignArgs),
+    Verify(verify::VerifyArgs),
+    Trust(trust::TrustArgs),
 }
 
 /// The running host that a verb is about, and how to print what it says.
@@ -97,16 +116,25 @@ impl Action {
             Self::Bench(args) => args.run(),
             Self::Replay(args) => args.run(),
             Self::Inspect(args) => args.run(),
+            Self::Run(args) => args.run(),
             Self::Load(args) => args.run(),
             Self::Promote(args) => args.run(),
             Self::Rollback(args) => args.run(),
             Self::Pause(args) => args.run(),
             Self::Resume(args) => args.run(),
             Self::Set(args) => args.run(),
+            Self::Rollout(args) => args.run(),
             Self::List(args) => args.run(),
             Self::Status(args) => args.run(),
             Self::Logs(args) => args.run(),
             Self::History(args) => args.run(),
+            Self::Push(args) => args.run(),
+            Self::Pull(args) => args.run(),
+            Self::Save(args) => args.run(),
+            Self::LoadBundle(args) => args.run(),
+            Self::Sign(args) => args.run(),
+            Self::Verify(args) => args.run(),
+            Self::Trust(args) => args.run(),
         }
     }
 }
@@ -117,7 +145,7 @@ fn slot(text: &str) -> Result<String, UnknownSlot> {
 }
 
 /// Unix time in milliseconds, as people write it.
-fn moment(at_ms: u64) -> String {
+pub(super) fn moment(at_ms: u64) -> String {
     // Beyond the year 9999 there is nothing to print, and such a time comes from no clock.
     let at_ms = at_ms.min(253_402_300_799_999);
     humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(at_ms)).to_string()

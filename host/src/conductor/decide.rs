@@ -7,9 +7,14 @@ mod tests;
 use super::fleet::{self, Admission, Ask, Outcome, Outlook};
 use super::state::State;
 use super::{Conductor, Error, Rejected, Scheduled};
+use crate::explain::{Admitted, Decided, Explain, Tape};
+use crate::policy::record::PolicyOf;
 use crate::policy::{AdmitterWorker, Fault, PolicyHost, SchedulerWorker, Subject, scheduler as policy};
 use kvasir_policy::admitter::{Forecast, Verdict};
 use kvasir_policy::scheduler::{Decision, Question, Request};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Instant;
 
 /// Decisions made by the policy before the native twin decides under the lock: the hints for each.
 const ATTEMPTS: [u32; 2] = [0, Request::ASKED_AGAIN];
@@ -30,15 +35,43 @@ pub(super) struct Decider {
     /// Built once per look, in a buffer that is used again.
     question: Question,
     registrations: u64,
+    /// Where its decisions are kept, if they are.
+    tape: Option<Arc<Mutex<Tape>>>,
+    /// What the admitter said of this decision.
+    admitted: Option<Admitted>,
+    /// What the two policies call themselves, by their generations.
+    names: [Named; 2],
+}
+
+/// Policies as they are recorded, shared, for they change rarely: the active one and a canary.
+#[derive(Default)]
+struct Named([Option<(u64, Arc<PolicyOf>)>; 2]);
+
+impl Named {
+    fn of(&mut self, generation: u64, policy: impl FnOnce() -> PolicyOf) -> Arc<PolicyOf> {
+        let known = self.0.iter().flatten().find(|(known, _)| *known == generation);
+        if let Some((_, policy)) = known {
+            return Arc::clone(policy);
+        }
+        self.0.swap(0, 1);
+        Arc::clone(&self.0[0].insert((generation, Arc::new(policy()))).1)
+    }
 }
 
 impl Decider {
-    pub(super) fn new(policies: &PolicyHost) -> Self {
+    pub(super) fn new(policies: &PolicyHost, tape: Option<Arc<Mutex<Tape>>>) -> Self {
+        let mut scheduler = policies.scheduler_worker();
+        if tape.is_some() {
+            scheduler.keep_recent();
+        }
         Self {
-            scheduler: policies.scheduler_worker(),
+            scheduler,
             admitter: policies.admitter_worker(),
             question: Question::default(),
             registrations: 0,
+            tape,
+            admitted: None,
+            names: Default::default(),
         }
     }
 
@@ -50,6 +83,7 @@ impl Decider {
 
     /// Takes in what is true now, and what is to be asked about it. `hints` beside those of the request.
     fn look(&mut self, state: &mut State, wish: &Wish<'_>, hints: u32) {
+        self.admitted = None;
         state.fleet.tick(wish.now_ms);
         state.question(wish.ask, wish.chain, hints, wish.now_ms, &mut self.question);
         self.registrations = state.fleet.registrations();
@@ -76,7 +110,9 @@ impl Decider {
     }
 
     fn admit(&mut self, wish: &Wish<'_>, forecast: &Forecast, admission: &Admission) -> Option<Rejected> {
+        let start = self.timer();
         let verdict = self.admitter.admit_request(self.question.request_words(), forecast);
+        self.note_verdict(forecast, verdict, start);
         refusal(wish.ask, verdict, admission)
     }
 
@@ -86,8 +122,57 @@ impl Decider {
         forecast: &Forecast,
         admission: &Admission,
     ) -> Option<Rejected> {
+        let start = self.timer();
         let verdict = self.admitter.admit_request_natively(self.question.request_words(), forecast);
+        self.note_verdict(forecast, verdict, start);
         refusal(wish.ask, verdict, admission)
+    }
+
+    /// Runs if decisions are kept.
+    fn timer(&self) -> Option<Instant> {
+        self.tape.as_ref().map(|_| Instant::now())
+    }
+
+    fn note_verdict(&mut self, forecast: &Forecast, verdict: Verdict, start: Option<Instant>) {
+        let Some(start) = start else { return };
+        let ns = start.elapsed().as_nanos() as u64;
+        let generation = self.admitter.generation();
+        let policy = self.names[1].of(generation, || self.admitter.policy_of());
+        let (load, forecast) = (self.admitter.load(), *forecast);
+        let fallback = self.admitter.fallback().map(ToString::to_string);
+        self.admitted = Some(Admitted { policy, generation, load, forecast, verdict, fallback, ns });
+    }
+
+    /// Keeps a decision, so that it can be explained. Never under the lock of the state.
+    fn keep(
+        &mut self,
+        wish: &Wish<'_>,
+        outcome: &policy::Outcome,
+        scheduled: &Scheduled,
+        ns: u64,
+        scores: &[f32],
+        explain: &Explain,
+    ) {
+        let Some(tape) = &self.tape else { return };
+        let generation = outcome.generation;
+        let policy = self.names[0].of(generation, || self.scheduler.record_of(outcome));
+        let (thresholds, knowledge) = self.scheduler.known(outcome);
+        let decided = Decided {
+            id: scheduled.decision_id,
+            at_ms: wish.now_ms,
+            policy,
+            generation,
+            decision: outcome.decision,
+            fallback: scheduled.fallback.clone(),
+            ns,
+            thresholds,
+            knowledge,
+            admitted: self.admitted.take(),
+        };
+        if let Some((recent, told)) = self.scheduler.recent() {
+            tape.lock().keep(decided, recent, || told.all(), &self.question, scores);
+        }
+        explain.kept(scheduled.decision_id);
     }
 
     /// Counts what came of a decision for the policy that made it, and tells a shadow of it. Without the lock.
@@ -131,6 +216,10 @@ fn refusal(ask: &Ask, verdict: Verdict, admission: &Admission) -> Option<Rejecte
     }
 }
 
+fn nanos(start: Option<Instant>) -> u64 {
+    start.map_or(0, |start| start.elapsed().as_nanos() as u64)
+}
+
 /// `None`: the tables are no longer those that the decision was made on.
 fn unless_overtaken<T>(result: Result<T, fleet::Error>) -> Result<Option<T>, Error> {
     match result {
@@ -169,27 +258,36 @@ impl Conductor {
     ) -> Result<Option<Scheduled>, Error> {
         decider.look(&mut self.state.lock(), wish, hints);
         let scores = if wish.explain { decider.scheduler.explain(&decider.question) } else { Vec::new() };
+        let start = decider.timer();
         let outcome = decider.scheduler.decide(&decider.question);
+        let ns = nanos(start);
         let forecast = decider.forecast(&self.state.lock(), wish, &outcome.decision);
         let Some(forecast) = unless_overtaken(forecast)? else { return Ok(None) };
         let refused = forecast.and_then(|(forecast, admission)| decider.admit(wish, &forecast, &admission));
-        let scheduled = conclude(&mut self.state.lock(), decider, wish, &outcome, refused, &scores)?;
-        if let Some(scheduled) = &scheduled {
+        let concluded = conclude(&mut self.state.lock(), decider, wish, &outcome, refused, &scores)?;
+        if let Some(scheduled) = &concluded {
             decider.count(wish, &outcome, scheduled);
+            decider.keep(wish, &outcome, scheduled, ns, &scores, &self.explain);
         }
-        Ok(scheduled)
+        Ok(concluded)
     }
 
     /// The native twins decide while nothing can change.
     fn decide_locked(&self, decider: &mut Decider, wish: &Wish<'_>) -> Result<Scheduled, Error> {
-        let state = &mut *self.state.lock();
+        let mut locked = self.state.lock();
+        let state = &mut *locked;
         decider.look(state, wish, Request::ASKED_AGAIN);
+        let start = decider.timer();
         let outcome = decider.scheduler.decide_natively(&decider.question, Fault::Overtaken);
+        let ns = nanos(start);
         let forecast = decider.forecast(state, wish, &outcome.decision)?;
         let refused =
             forecast.and_then(|(forecast, admission)| decider.admit_natively(wish, &forecast, &admission));
         let scheduled = conclude(state, decider, wish, &outcome, refused, &[])?;
-        Ok(scheduled.expect("nothing changed since the look, under one lock"))
+        let scheduled = scheduled.expect("nothing changed since the look, under one lock");
+        drop(locked);
+        decider.keep(wish, &outcome, &scheduled, ns, &[], &self.explain);
+        Ok(scheduled)
     }
 }
 
@@ -218,8 +316,10 @@ fn conclude(
         state.tell_rejected(wish.ask, rejected);
     }
     let request_id = booked.as_ref().map_or(0, |(id, _)| *id);
+    let decision_id = if request_id == 0 { state.next_id() } else { request_id };
     Ok(Some(Scheduled {
         request_id,
+        decision_id,
         result: booked.map(|(_, placed)| placed),
         policy: decider.scheduler.policy_of(outcome).to_owned(),
         generation: outcome.generation,

@@ -1,6 +1,7 @@
 //! The workers that are not deciding.
 
 use super::decide::Decider;
+use crate::explain::Explain;
 use crate::policy::PolicyHost;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -14,8 +15,10 @@ pub(super) struct Deciders {
 }
 
 impl Deciders {
-    pub(super) fn new(workers: u32, policies: &PolicyHost) -> Self {
-        let idle = (0..workers.max(1)).map(|_| Decider::new(policies)).collect();
+    pub(super) fn new(workers: u32, policies: &PolicyHost, explain: &Explain) -> Self {
+        let workers = workers.max(1);
+        let decider = |_| Decider::new(policies, explain.tape(workers as usize));
+        let idle = (0..workers).map(decider).collect();
         Self { idle: Mutex::new(idle), returned: Condvar::new() }
     }
 

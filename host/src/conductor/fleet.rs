@@ -22,7 +22,8 @@ mod table;
 mod tests;
 mod told;
 
-pub use self::answer::{RETRY_MAX_MS, check_scores};
+pub use self::answer::check_scores;
+pub use kvasir_policy::scheduler::RETRY_MAX_MS;
 pub use self::clock::TableClock;
 pub use self::cost::{DecodeCost, PrefillCost, TransferCost};
 pub use self::error::{Error, Invalid};

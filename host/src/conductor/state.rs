@@ -7,7 +7,7 @@ use super::names::Names;
 use super::serves::{Catalogue, Serves};
 use super::{
     Counts, DOMAINS_MAX, Error, Holder, Instance, NAME_MAX, Placed, Registration, Rejected, Report, Scores,
-    Stage, outcomes,
+    Slots, Stage, outcomes,
 };
 use crate::config;
 use crate::policy::Outcomes;
@@ -317,6 +317,23 @@ impl State {
             }
         }
         any
+    }
+
+    /// The id of a decision that was not booked.
+    pub(super) fn next_id(&mut self) -> u64 {
+        self.requests += 1;
+        self.requests
+    }
+
+    pub(super) fn slots(&self) -> Slots {
+        let named = |names: &[Option<String>], identity: &dyn Fn(u16) -> u32| {
+            let name = |(slot, name): (usize, &Option<String>)| Some((name.clone()?, identity(slot as u16)));
+            names.iter().enumerate().map(name).collect()
+        };
+        Slots {
+            prefill: named(&self.prefill_names, &|slot| self.fleet.prefill_identity(slot)),
+            decode: named(&self.decode_names, &|slot| self.fleet.decode_identity(slot)),
+        }
     }
 
     /// Books a decision; the id under which, and what it means by names.

@@ -1,10 +1,13 @@
 //! What the conductor does by itself, ever so often: expiry, and the balancer.
 
 use super::Conductor;
-use crate::policy::PolicyHost;
+use crate::explain::unix_now_ms;
+use crate::policy::record::{Call, FORMAT, Record, bits};
+use crate::policy::{BalancerWorker, PolicyHost, SlotKind};
 use kvasir_dataplane::Clock;
+use kvasir_policy::balancer::Snapshot;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Ticks until `stopped` ends.
 pub async fn run(
@@ -15,6 +18,7 @@ pub async fn run(
     stopped: impl Future<Output = ()>,
 ) {
     let mut balancer = policies.balancer_worker();
+    let mut ticks = 0;
     let mut every = tokio::time::interval(every);
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     tokio::pin!(stopped);
@@ -28,11 +32,39 @@ pub async fn run(
         let shared = Arc::clone(&conductor);
         let asked = tokio::task::spawn_blocking(move || {
             shared.refresh_idle();
+            let start = Instant::now();
             let thresholds = balancer.tick(&snapshot);
-            (balancer, thresholds)
+            ticks += 1;
+            if shared.explain().takes(ticks) {
+                let ns = start.elapsed().as_nanos() as u64;
+                let record = record(&balancer, ticks, &snapshot, &thresholds, ns);
+                shared.explain().write(move || Some(record));
+            }
+            (balancer, thresholds, ticks)
         });
-        let Ok((worker, thresholds)) = asked.await else { return };
-        balancer = worker;
+        let Ok((worker, thresholds, number)) = asked.await else { return };
+        (balancer, ticks) = (worker, number);
         policies.set_thresholds(thresholds);
+    }
+}
+
+fn record(balancer: &BalancerWorker, id: u64, snapshot: &Snapshot, thresholds: &[f32], ns: u64) -> Record {
+    let lists = [&snapshot.cluster()[..], &snapshot.prefill_queue_ms, &snapshot.decode_step_ms];
+    Record {
+        record: FORMAT,
+        slot: SlotKind::Balancer.to_string(),
+        id,
+        at_ms: unix_now_ms(),
+        policy: balancer.policy_of(),
+        pushed: Vec::new(),
+        asked: Call {
+            name: "tick".to_owned(),
+            scalars: vec![snapshot.now_ms],
+            lists: lists.map(bits).into(),
+        },
+        answer: bits(thresholds).into_iter().map(u64::from).collect(),
+        scores: Vec::new(),
+        fallback: balancer.fallback().map(ToString::to_string),
+        ns,
     }
 }

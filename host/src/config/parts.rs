@@ -1,6 +1,7 @@
 //! Settings as the parts of a host take them.
 
 use super::{Assigned, Config};
+use crate::policy::chain::PARTS_MAX;
 use crate::policy::{PolicyConfig, SPARES_MAX, SlotKind, Source, Wanted};
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ pub(crate) fn policy_config(config: &Config, data_dir: &Path, slots: u32) -> Pol
     let policy = &config.policy;
     PolicyConfig {
         watch_dir: Some(policy.dir.clone()).filter(|dir| !dir.as_os_str().is_empty()),
+        trust_file: Some(policy.trust.file.clone()).filter(|file| !file.as_os_str().is_empty()),
         cache_dir: policy.compile_cache.then(|| data_dir.join("compiled")),
         hot_deadline: policy.hot_deadline.0,
         cold_deadline: policy.cold_deadline.0,
@@ -55,7 +57,9 @@ pub(crate) fn wanted(config: &Config) -> Wanted {
 }
 
 /// A scheduler and an admitter per worker, and a few more of each slot, spare ones, learners and ghosts among them: of the
-/// version in service, of the one on trial, of the one that follows, and of that one again with the state it takes over.
+/// version in service, of the one on trial, of the one that follows, and of that one again with the state it takes over. In a
+/// chain each part has its own: there is room for one in service and one that follows.
 fn instances(workers: u32) -> u32 {
-    4 * (2 * workers + 6 + 4 * SPARES_MAX as u32)
+    let chains = 2 * (PARTS_MAX as u32 - 1) * (workers + SPARES_MAX as u32);
+    4 * (2 * workers + 6 + 4 * SPARES_MAX as u32) + chains
 }

@@ -9,9 +9,11 @@ use anyhow::{Context, Result};
 use kvasir_client::control::{Control, ControlAddr, PolicySource};
 use kvasir_client::data::{Client, Endpoint, Options};
 use kvasir_dataplane::server::access::Role;
+use kvasir_dataplane::units::Span;
 use kvasir_proto as proto;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::Mutex;
 
 /// Spare slots, so that blocks do not run out of slots: the smallest block of a pool decides how many it can hold.
@@ -155,5 +157,7 @@ fn config(plan: &Plan, folder: &Path, name: &str) -> Config {
     config.store.dram.pool_bytes = plan.pool_bytes;
     config.store.dram.blocks_max = (plan.pool_bytes / u64::from(plan.block_bytes) + SLOTS_SPARE) as u32;
     config.policy.dir = folder.join(name).join("policies");
+    // The swap in the middle may be to a worse policy, on purpose: to show it until the operator takes it back.
+    config.policy.guard.watch = Span(Duration::ZERO);
     config
 }

@@ -7,7 +7,10 @@
 
 use super::books::BadChoice;
 use super::briefing::{Briefing, Progress};
+use super::piece;
 use super::tiers::{self, destination};
+use crate::explain::blocks::{Choice, Evicted};
+use crate::explain::{Explain, unix_now_ms};
 use crate::policy::EvictorWorker;
 use crate::policy::evictor::KnowsNothing;
 use kvasir_dataplane::tier::dram::Pressure;
@@ -52,15 +55,34 @@ pub struct Counts {
 pub struct Eviction {
     stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
+    evicted: Arc<Evicted>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Eviction {
+    /// Remembers no choice.
+    ///
     /// # Errors
     /// No thread can be started.
     pub fn start(tiering: Arc<Tiering>, worker: EvictorWorker, clock: Clock) -> io::Result<Self> {
+        Self::remembering(tiering, worker, clock, Evicted::new(0), Explain::off())
+    }
+
+    /// Remembers what was chosen, and gives a sample of it to `explain`.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn remembering(
+        tiering: Arc<Tiering>,
+        worker: EvictorWorker,
+        clock: Clock,
+        evicted: Evicted,
+        explain: Arc<Explain>,
+    ) -> io::Result<Self> {
         let (stop, counts) = (Arc::<AtomicBool>::default(), Arc::<Counts>::default());
+        let evicted = Arc::new(evicted);
         let mut owner = Owner::new(tiering, worker, clock, Arc::clone(&counts));
+        (owner.evicted, owner.explain) = (Arc::clone(&evicted), explain);
         let stopping = Arc::clone(&stop);
         let run = move || {
             while !stopping.load(Relaxed) {
@@ -68,11 +90,16 @@ impl Eviction {
             }
         };
         let thread = std::thread::Builder::new().name("kvasir-evict".into()).spawn(run)?;
-        Ok(Self { stop, counts, thread: Some(thread) })
+        Ok(Self { stop, counts, evicted, thread: Some(thread) })
     }
 
     pub fn counts(&self) -> &Arc<Counts> {
         &self.counts
+    }
+
+    /// What was chosen of late.
+    pub fn evicted(&self) -> &Evicted {
+        &self.evicted
     }
 
     /// Whether the thread is alive.
@@ -96,6 +123,13 @@ struct Owner {
     worker: EvictorWorker,
     clock: Clock,
     counts: Arc<Counts>,
+    evicted: Arc<Evicted>,
+    explain: Arc<Explain>,
+    /// Answers so far.
+    chosen: u64,
+    /// Name of the policy that chooses, by its generation.
+    name: (u64, Arc<str>),
+    choices: Vec<Choice>,
     /// What the engine that serves has been told.
     serving: Briefing,
     /// The same of the one that is to follow, if there is one.
@@ -127,6 +161,11 @@ impl Owner {
             worker,
             clock,
             counts,
+            evicted: Arc::new(Evicted::new(0)),
+            explain: Explain::off(),
+            chosen: 0,
+            name: (0, Arc::from("")),
+            choices: Vec::new(),
             serving,
             next: None,
             evicting: false,
@@ -294,10 +333,54 @@ impl Owner {
             self.tell_next();
         }
         self.counts.victims.fetch_add(self.slots.len() as u64, Relaxed);
+        self.remember(now_ms);
+        self.sample(now_ms);
         let demotion = |victim: &Victim| Demotion { slot: victim.slot, to: destination(victim.demote_to) };
         let victims: Vec<_> = self.victims.iter().map(demotion).collect();
         let offered = self.tiering.offer(&victims, urgent, now_ms);
         offered.taken + offered.replaced
+    }
+
+    fn sample(&mut self, now_ms: u64) {
+        self.chosen += 1;
+        // What the native twin chose in place of a policy says nothing of that policy.
+        if !self.explain.takes(self.chosen) || self.worker.on_fallback() {
+            return;
+        }
+        let (policy, tiers) = (self.worker.policy_of(), self.worker.tiers());
+        let (id, at_ms, victims) = (self.chosen, unix_now_ms(), &self.victims[..]);
+        let chosen = piece::Chosen { id, now_ms, at_ms, policy, victims, tiers };
+        self.explain.write(self.worker.answered(piece::record(&self.store, chosen)));
+    }
+
+    /// Keeps what was chosen for who asks, before the store acts on it.
+    fn remember(&mut self, now_ms: u64) {
+        if !self.evicted.is_on() {
+            return;
+        }
+        let generation = self.worker.generation();
+        if self.name.0 != generation {
+            self.name = (generation, Arc::from(self.worker.policy()));
+        }
+        let (of, fallback) = (self.victims.len() as u16, self.worker.on_fallback());
+        self.choices.clear();
+        for (victim, rank) in self.victims.iter().zip(1..) {
+            let Some(stat) = self.store.stat_at(victim.slot) else { continue };
+            self.choices.push(Choice {
+                key: stat.key,
+                at_ms: now_ms,
+                inserted_ms: stat.inserted_ms,
+                used_ms: stat.used_ms,
+                uses: stat.uses,
+                policy: Arc::clone(&self.name.1),
+                generation,
+                rank,
+                of,
+                to: victim.demote_to,
+                fallback,
+            });
+        }
+        self.evicted.note(self.choices.drain(..));
     }
 
     fn check(&mut self, wanted: u32) -> Result<(), BadChoice> {
@@ -315,7 +398,7 @@ fn is_urgent(pressure: &Pressure) -> bool {
 }
 
 /// Encodes events as the contract has them; returns the base of their times.
-fn encode(events: &[AccessEvent], words: &mut Vec<u32>) -> u64 {
+pub(super) fn encode(events: &[AccessEvent], words: &mut Vec<u32>) -> u64 {
     let base_ms = events.iter().map(|event| event.time_ms).min().unwrap_or(0);
     words.clear();
     words.reserve(events.len() * EVENT);

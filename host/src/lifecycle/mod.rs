@@ -4,4 +4,6 @@ mod books;
 mod briefing;
 pub mod cluster;
 pub mod eviction;
+pub(crate) mod following;
+mod piece;
 pub mod tiers;

@@ -1,17 +1,20 @@
 //! The tiers below the pool: opened from the configuration, and who lets blocks into them.
 
 use crate::config::{self, Config, RemoteUrl};
-use crate::policy::AdmitterWorker;
+use crate::explain::{Explain, unix_now_ms};
+use crate::policy::record::{Call, FORMAT, Record, bits};
+use crate::policy::{AdmitterWorker, SlotKind};
 use kvasir_dataplane::DramStore;
 use kvasir_dataplane::tier::hbm::{self, HbmConfig, HbmStore};
 use kvasir_dataplane::tier::nvme::{self, NvmeConfig, NvmeStore, OnFull};
 use kvasir_dataplane::tier::remote::{self, Place, RemoteConfig, RemoteStore, S3, TenantKey};
 use kvasir_dataplane::tier::store::{BlockStore, Tier};
 use kvasir_dataplane::tier::tiering::{Admission, Admit, Candidate, Destination, LevelStats, Tiering};
-use kvasir_policy::admitter::{Block, Store};
+use kvasir_policy::admitter::{BLOCK_WORDS, Block, Store};
 use kvasir_policy::evictor::{DROP, TierRow};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Why a tier does not open.
 #[derive(Debug, thiserror::Error)]
@@ -151,7 +154,40 @@ fn number_of(tier: Tier) -> u32 {
 }
 
 /// Asks the admitter policy, in batches, on the eviction thread.
-pub struct PolicyAdmit(pub AdmitterWorker);
+pub struct PolicyAdmit {
+    worker: AdmitterWorker,
+    explain: Arc<Explain>,
+    calls: u64,
+}
+
+impl PolicyAdmit {
+    /// A sample of the answers goes to `explain`.
+    pub fn new(worker: AdmitterWorker, explain: Arc<Explain>) -> Self {
+        Self { worker, explain, calls: 0 }
+    }
+
+    fn record(&self, tier: Tier, blocks: &[Block], answers: &[Store], ns: u64) {
+        let words = blocks.iter().flat_map(Block::encode).collect();
+        let record = Record {
+            record: FORMAT,
+            slot: SlotKind::Admitter.to_string(),
+            id: self.calls,
+            at_ms: unix_now_ms(),
+            policy: self.worker.policy_of(),
+            pushed: vec![("update-load".to_owned(), bits(&self.worker.load().encode()))],
+            asked: Call {
+                name: "admit-blocks".to_owned(),
+                scalars: vec![number_of(tier).into(), BLOCK_WORDS as u64],
+                lists: vec![words],
+            },
+            answer: answers.iter().map(|answer| *answer as u64).collect(),
+            scores: Vec::new(),
+            fallback: self.worker.fallback().map(ToString::to_string),
+            ns,
+        };
+        self.explain.write(move || Some(record));
+    }
+}
 
 impl Admit for PolicyAdmit {
     fn admit(&mut self, tier: Tier, candidates: &[Candidate]) -> Vec<Admission> {
@@ -164,7 +200,13 @@ impl Admit for PolicyAdmit {
             tenant: c.tenant.into(),
         };
         let blocks: Vec<Block> = candidates.iter().map(block).collect();
-        let answers = self.0.admit_blocks(number_of(tier), &blocks);
+        self.calls += 1;
+        let sampled = self.explain.takes(self.calls);
+        let start = Instant::now();
+        let answers = self.worker.admit_blocks(number_of(tier), &blocks);
+        if sampled {
+            self.record(tier, &blocks, &answers, start.elapsed().as_nanos() as u64);
+        }
         let admission = |answer| match answer {
             Store::Skip => Admission::Skip,
             Store::Store => Admission::Store,

@@ -50,6 +50,18 @@ pub(super) fn eviction(page: &mut Page, host: &Host) {
     .is(counts.stall_us.load(Relaxed) as f64 / 1e6);
 }
 
+pub(super) fn explain(page: &mut Page, host: &Host) {
+    let explain = host.conductor.explain();
+    page.gauge("kvasir_explain_memory_bytes", "Memory of the decisions that can be explained")
+        .is(explain.memory_bytes() as u64);
+    let (written, dropped) = explain
+        .written()
+        .map_or((0, 0), |counts| (counts.written.load(Relaxed), counts.dropped.load(Relaxed)));
+    page.counter("kvasir_explain_records_total", "Decisions sampled to explain.file, by outcome")
+        .by("outcome", "written", written)
+        .by("outcome", "dropped", dropped);
+}
+
 pub(super) fn policies(page: &mut Page, host: &Host) {
     for status in host.policies.list() {
         let (slot, totals) = (status.slot.as_str(), status.totals);
@@ -76,11 +88,11 @@ pub(super) fn policies(page: &mut Page, host: &Host) {
             "Time of a policy call, of every sixteenth call, by slot",
         )
         .times(&[("slot", slot)], &totals.times);
-        page.gauge("kvasir_policy_generation", "Policy swaps in the slot since the host started").by(
-            "slot",
-            slot,
-            status.generation,
-        );
+        page.gauge(
+            "kvasir_policy_generation",
+            "Number of the policy in service; rises with each that is loaded or tried, by slot",
+        )
+        .by("slot", slot, status.generation);
     }
 }
 

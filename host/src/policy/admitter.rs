@@ -5,6 +5,7 @@ use super::control::{component_control, native_control};
 use super::counters::Decided;
 use super::guest::Guest;
 use super::log::Log;
+use super::record::PolicyOf;
 use super::slot::{Around, Builtin, Hook, OnTrial, Policy, Shadow, Slot, Worker};
 use super::{Error, Fault, Limits, Module, SlotKind, Subject};
 use crate::conductor::fleet::{Outlook, RETRY_MAX_MS};
@@ -151,18 +152,18 @@ impl Shadow<AdmitterHook> for AdmitterShadow {
         let Ok(answer) = asked else { return };
         let tally = &around.trial.tally;
         tally.compare(std::mem::discriminant(&answer) == std::mem::discriminant(&verdict));
-        count(&tally.newcomer, answer, &forecast);
-        count(&tally.active, verdict, &forecast);
+        count(&tally.newcomer, answer, Some(&forecast));
+        count(&tally.active, verdict, Some(&forecast));
     }
 }
 
 /// What queues goes back to the router, as what is rejected does.
-fn count(decided: &Decided, verdict: Verdict, forecast: &Forecast) {
+fn count(decided: &Decided, verdict: Verdict, forecast: Option<&Forecast>) {
     if verdict != Verdict::Accept {
         return decided.rejected();
     }
-    let Forecast { ttft, tbt, cached_tokens, .. } = *forecast;
     decided.accepted();
+    let Some(&Forecast { ttft, tbt, cached_tokens, .. }) = forecast else { return };
     decided.forecast(&Outlook {
         ttft_ms: ttft.into(),
         tbt_ms: tbt.into(),
@@ -178,12 +179,24 @@ pub struct AdmitterWorker {
     /// The canary decides the request at hand.
     asks_canary: bool,
     load: Load,
+    /// The canary gave the last answer.
+    canary_answered: bool,
+    /// Why the native twin gave it.
+    fallback: Option<Fault>,
 }
 
 impl AdmitterWorker {
     pub(super) fn new(slot: &Arc<Slot<AdmitterHook>>) -> Self {
         let (active, trial) = (Seated::new(slot.worker()), OnTrial::new(slot));
-        Self { active, trial, canary: None, asks_canary: false, load: Load::default() }
+        Self {
+            active,
+            trial,
+            canary: None,
+            asks_canary: false,
+            load: Load::default(),
+            canary_answered: false,
+            fallback: None,
+        }
     }
 
     /// Sets what the policy knows of the cluster's load; it is told with the next request.
@@ -204,9 +217,8 @@ impl AdmitterWorker {
     /// Takes up a newer version of the policy or a rebuilt engine, if there is one, and lets go of a canary that ended.
     pub fn refresh(&mut self) {
         self.active.refresh();
-        if !self.trial.is_there() {
-            self.canary = None;
-        }
+        let trial = &mut self.trial;
+        self.canary.take_if(|canary| !trial.is_on(canary.generation()));
     }
 
     /// `request`: words as in the contract.
@@ -215,15 +227,19 @@ impl AdmitterWorker {
         let ask = |e: &mut dyn AdmitterEngine| e.admit_request(request, forecast);
         if let Some(canary) = self.canary.as_mut().filter(|_| self.asks_canary) {
             if let Ok(verdict) = canary.ask(load, ask) {
-                count(&canary.worker.version().counters.decided, verdict, forecast);
+                (self.canary_answered, self.fallback) = (true, None);
+                count(&canary.worker.version().counters.decided, verdict, Some(forecast));
                 return verdict;
             }
             canary.worker.version().counters.fallback();
         }
-        let Ok(verdict) = self.active.ask(load, ask) else {
+        let asked = self.active.ask(load, ask);
+        (self.canary_answered, self.fallback) = (false, asked.as_ref().err().cloned());
+        let Ok(verdict) = asked else {
             return self.active.decide_natively(load, ask).unwrap_or(Verdict::Accept);
         };
-        count(&self.active.worker.version().counters.decided, verdict, forecast);
+        let compared = Some(forecast).filter(|_| self.trial.is_there());
+        count(&self.active.worker.version().counters.decided, verdict, compared);
         if let Some(shadow) = self.trial.shadow() {
             let (request, forecast, load) = (request.to_vec(), *forecast, *load);
             shadow.tell(|| Heard { request, forecast, load, verdict });
@@ -233,6 +249,7 @@ impl AdmitterWorker {
 
     /// The same by the native twin, and counted: for a caller that must not wait for a component.
     pub fn admit_request_natively(&mut self, request: &[u32], forecast: &Forecast) -> Verdict {
+        (self.canary_answered, self.fallback) = (false, Some(Fault::Overtaken));
         let decided = self.active.decide_natively(&self.load, |e| e.admit_request(request, forecast));
         decided.unwrap_or(Verdict::Accept)
     }
@@ -241,9 +258,34 @@ impl AdmitterWorker {
     pub fn admit_blocks(&mut self, tier: u32, blocks: &[Block]) -> Vec<Store> {
         let words: Vec<u32> = blocks.iter().flat_map(Block::encode).collect();
         let ask = |e: &mut dyn AdmitterEngine| e.admit_blocks(tier, &words);
-        let asked = self.active.ask(&self.load, ask).ok();
-        let answers = asked.or_else(|| self.active.decide_natively(&self.load, ask));
+        let asked = self.active.ask(&self.load, ask);
+        (self.canary_answered, self.fallback) = (false, asked.as_ref().err().cloned());
+        let answers = asked.ok().or_else(|| self.active.decide_natively(&self.load, ask));
         answers.unwrap_or_else(|| vec![Store::Store; blocks.len()])
+    }
+
+    /// Why the native twin gave the last answer, if it did.
+    pub fn fallback(&self) -> Option<&Fault> {
+        self.fallback.as_ref()
+    }
+
+    /// What the policy knows of the load.
+    pub fn load(&self) -> Load {
+        self.load
+    }
+
+    fn answered(&self) -> &Seated {
+        self.canary.as_ref().filter(|_| self.canary_answered).unwrap_or(&self.active)
+    }
+
+    /// Generation of the policy that gave the last answer.
+    pub fn generation(&self) -> u64 {
+        self.answered().generation()
+    }
+
+    /// That policy, as it is recorded.
+    pub fn policy_of(&self) -> PolicyOf {
+        PolicyOf::from(&**self.answered().worker.version())
     }
 }
 

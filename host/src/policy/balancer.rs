@@ -4,6 +4,7 @@ use super::bindings::balancer::Balancer as Component;
 use super::control::{component_control, native_control};
 use super::guest::Guest;
 use super::log::Log;
+use super::record::PolicyOf;
 use super::slot::{Around, Builtin, Hook, OnTrial, Policy, Shadow, Slot, Worker};
 use super::{Error, Fault, Limits, Module, SlotKind};
 use kvasir_policy::Balancer;
@@ -93,17 +94,30 @@ impl Shadow<BalancerHook> for BalancerShadow {
 pub struct BalancerWorker {
     worker: Worker<BalancerHook>,
     trial: OnTrial<BalancerHook>,
+    /// Why the last tick gave no plan.
+    fallback: Option<Fault>,
 }
 
 impl BalancerWorker {
     pub(super) fn new(slot: &Arc<Slot<BalancerHook>>) -> Self {
-        Self { worker: slot.worker(), trial: OnTrial::new(slot) }
+        Self { worker: slot.worker(), trial: OnTrial::new(slot), fallback: None }
+    }
+
+    /// What decides, as it is recorded.
+    pub fn policy_of(&self) -> PolicyOf {
+        PolicyOf::from(&**self.worker.version())
+    }
+
+    /// Why the last tick gave no plan, if it failed.
+    pub fn fallback(&self) -> Option<&Fault> {
+        self.fallback.as_ref()
     }
 
     /// The thresholds from this tick on, all finite; empty = as they are, also if the policy failed.
     pub fn tick(&mut self, state: &Snapshot) -> Vec<f32> {
         self.worker.refresh();
         let asked = self.worker.ask(|engine| checked(engine.tick(state)?));
+        self.fallback = asked.as_ref().err().cloned();
         // Not the twin's answer: a failed tick keeps the thresholds in force, says the contract.
         let Ok(thresholds) = asked else {
             self.worker.version().counters.fallback();

@@ -2,6 +2,7 @@
 
 use super::chain::Role;
 use super::engine::Digest;
+use super::trust::Signature;
 use super::{Error, SlotKind, Stage};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -23,7 +24,13 @@ pub enum Origin {
     /// Its native twin.
     Native { name: String },
     /// A component kept in the catalogue.
-    Module { name: String, digest: String },
+    Module {
+        name: String,
+        digest: String,
+        /// What came with it; none where nobody signed it.
+        #[serde(default)]
+        signatures: Vec<Signature>,
+    },
     /// Several that decide together.
     Chain { name: String, parts: Vec<StoredPart> },
 }

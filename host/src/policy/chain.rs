@@ -20,7 +20,7 @@ use kvasir_policy::scheduler::{Column, Decision, Layout, Question, Reason, eligi
 use serde::{Deserialize, Serialize};
 
 /// Parts of one chain, the picker among them: each is one more instance per deciding thread, and one more call per decision.
-pub const PARTS_MAX: usize = 8;
+pub const PARTS_MAX: usize = 5;
 /// What a router is told to wait if the filters leave nobody.
 const RETRY_MS: u32 = 1_000;
 

@@ -51,13 +51,13 @@ pub(super) fn check(description: &Description) -> Result<(), BadDescription> {
     Ok(())
 }
 
-pub(super) fn is_name(text: &str) -> bool {
+pub(crate) fn is_name(text: &str) -> bool {
     let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     (1..=NAME_BYTES).contains(&text.len()) && text.bytes().all(allowed)
 }
 
 /// Three numbers, then what semantic versioning allows behind them.
-fn is_version(text: &str) -> bool {
+pub(crate) fn is_version(text: &str) -> bool {
     let (numbers, rest) = text.split_at(text.find(['-', '+']).unwrap_or(text.len()));
     let number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
     let three = numbers.split('.').count() == 3 && numbers.split('.').all(number);

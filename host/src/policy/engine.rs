@@ -2,6 +2,7 @@
 
 use super::fault::TEXT_BYTES;
 use super::guest::State;
+use super::trust::Gate;
 use super::{Error, PolicyConfig, SlotKind, bindings};
 use crate::text::printable;
 use parking_lot::Mutex;
@@ -21,8 +22,13 @@ const CONTROL: &str = "kvasir:policy/control@0.1.0";
 const LEARNING: &str = "kvasir:policy/learning@0.1.0";
 
 /// SHA-256 of a component's bytes: its identity in the catalogue and in lists.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Digest([u8; 32]);
+
+/// Text that is no SHA-256 in 64 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a digest has 64 digits of 0-9 a-f")]
+pub struct NoDigest;
 
 impl Digest {
     pub fn of(bytes: &[u8]) -> Self {
@@ -31,6 +37,22 @@ impl Digest {
 
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
+    }
+}
+
+impl std::str::FromStr for Digest {
+    type Err = NoDigest;
+
+    fn from_str(text: &str) -> Result<Self, NoDigest> {
+        let digit = |b: u8| (b as char).to_digit(16).filter(|_| !b.is_ascii_uppercase()).ok_or(NoDigest);
+        let mut bytes = [0; 32];
+        if text.len() != 2 * bytes.len() {
+            return Err(NoDigest);
+        }
+        for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().as_chunks::<2>().0) {
+            *byte = ((digit(pair[0])? << 4) | digit(pair[1])?) as u8;
+        }
+        Ok(Self(bytes))
     }
 }
 
@@ -46,6 +68,7 @@ pub struct Engine {
     engine: wasmtime::Engine,
     linker: Arc<Linker<State>>,
     max_module_bytes: u64,
+    pub(super) gate: Gate,
     /// A compilation uses every core; one at a time leaves some to the requests.
     compiling: Arc<Mutex<()>>,
     ticker: Arc<Ticker>,
@@ -89,6 +112,7 @@ impl Engine {
             engine,
             linker: Arc::new(linker),
             max_module_bytes: config.max_module_bytes,
+            gate: Gate::new(config.trust_file.as_deref()),
             compiling: Arc::default(),
             ticker,
         })
@@ -144,7 +168,7 @@ impl Engine {
 ///
 /// # Errors
 /// It is no component, or exports the interface of no slot.
-pub(super) fn slot_of(name: &str, bytes: &[u8]) -> Result<SlotKind, Error> {
+pub fn slot_of(name: &str, bytes: &[u8]) -> Result<SlotKind, Error> {
     check_header(name, bytes)?;
     let exports = Interface::read(bytes).map_err(|error| unreadable(name, &error))?.exports;
     let slot = SlotKind::ALL.into_iter().find(|slot| exports.contains(&slot.interface()));

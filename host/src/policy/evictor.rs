@@ -6,12 +6,13 @@ use super::bindings::evictor::Evictor as Component;
 use super::control::{component_control, native_control};
 use super::guest::Guest;
 use super::log::Log;
+use super::record::{PolicyOf, Record};
 use super::slot::{Builtin, Found, Hook, OnTrial, Policy, Slot, Worker};
 use super::{Error, Fault, Limits, Module, SlotKind};
 use kvasir_policy::Evictor;
 use kvasir_policy::evictor::{EVENT, EventKind, Events, Kept, Layout, TierRow, Victim};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// An evictor behind either engine: the hot functions of `eviction`, each of which may fail.
 ///
@@ -285,6 +286,33 @@ impl EvictorWorker {
     /// Name of the policy that decides now.
     pub fn policy(&self) -> &str {
         &self.worker.version().description.name
+    }
+
+    /// Rows of the tiers, as the policy knows them.
+    pub fn tiers(&self) -> &[f32] {
+        &self.tiers
+    }
+
+    /// What decides, as it is recorded.
+    pub fn policy_of(&self) -> PolicyOf {
+        PolicyOf::from(&**self.worker.version())
+    }
+
+    /// Asks another instance of the policy in service what was recorded, elsewhere and later, and keeps its answer.
+    pub fn answered(&self, mut record: Record) -> impl FnOnce() -> Option<Record> + Send + use<> {
+        let beside = self.worker.beside();
+        move || {
+            let mut engine = beside()?;
+            let start = Instant::now();
+            record.answer = record.play::<EvictorHook>(&mut *engine, false).ok()?.answer;
+            record.ns = start.elapsed().as_nanos() as u64;
+            Some(record)
+        }
+    }
+
+    /// Generation of that policy.
+    pub fn generation(&self) -> u64 {
+        self.worker.version().generation
     }
 
     pub fn on_fallback(&self) -> bool {

@@ -1,7 +1,7 @@
 //! What can go wrong: in one call ([`Fault`]), or in bringing a policy into service ([`Error`]).
 
-use super::SlotKind;
 use super::description::BadDescription;
+use super::{SlotKind, trust};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -67,6 +67,8 @@ pub enum Error {
     Settings { name: String, reason: String },
     #[error("cannot instantiate policy `{name}`: {reason}")]
     Instantiate { name: String, reason: String },
+    #[error("policy `{name}` is not trusted as {slot}: {reason}")]
+    Untrusted { name: String, slot: SlotKind, reason: trust::Refused },
     #[error(
         "policy `{name}` refused its settings: unknown setting `{setting}`{}; its settings: {known}",
         did_you_mean(.suggestion)

@@ -266,15 +266,13 @@ impl WindowValues {
     }
 }
 
-/// The bound of the bucket in which the 99th of a hundred lies. What took longer than all buckets is as long as the last.
+/// The shortest bound of a bucket that no more than one call in a hundred exceeds. What took longer than all buckets counts as
+/// long as the last bound.
 fn p99_bound(times: &TimesTaken) -> Option<u64> {
-    let (count, mut left) = (times.count(), times.count().div_ceil(100));
-    if count == 0 {
-        return None;
-    }
+    let (count, mut seen) = (times.count(), 0);
     let longest = (0..times.buckets.len()).rev().find(|&i| {
-        left = left.saturating_sub(times.buckets[i]);
-        left == 0
+        seen += times.buckets[i];
+        seen > count / 100
     })?;
     (0..=longest).rev().find_map(TimesTaken::bound_ns)
 }

@@ -1,26 +1,40 @@
 //! The thread that has the guards look.
 
-use super::{Error, PolicyHost};
-use std::sync::{Arc, Weak};
+use super::Error;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Starts the thread, unless somebody else has the guards look; it ends with the host.
-pub(super) fn start(host: &Arc<PolicyHost>) -> Result<(), Error> {
-    let every = host.guards().every;
-    if every.is_zero() {
-        return Ok(());
-    }
-    let host = Arc::downgrade(host);
-    let thread = std::thread::Builder::new().name("kvasir-guard".into());
-    let started = thread.spawn(move || look(&host, every));
-    started.map(drop).map_err(|e| Error::Engine(format!("cannot start the guards' thread: {e}")))
+/// Ends, and waits for a look under way, when dropped.
+pub(super) struct Looking {
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
 }
 
-fn look(host: &Weak<PolicyHost>, every: Duration) {
-    let start = Instant::now();
-    while let Some(host) = host.upgrade() {
-        host.judge(start.elapsed().as_millis() as u64);
-        drop(host);
-        std::thread::sleep(every);
+impl Looking {
+    /// Calls `look` with the ms since now, so often.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(super) fn start(every: Duration, look: impl Fn(u64) + Send + 'static) -> Result<Self, Error> {
+        let (stop, stopped) = mpsc::channel();
+        let start = Instant::now();
+        let run = move || {
+            while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+                look(start.elapsed().as_millis() as u64);
+            }
+        };
+        let thread = std::thread::Builder::new().name("kvasir-guard".into()).spawn(run);
+        let thread = thread.map_err(|e| Error::Engine(format!("cannot start the guards' thread: {e}")))?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }

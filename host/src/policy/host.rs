@@ -4,7 +4,9 @@ use super::admitter::AdmitterHook;
 use super::balancer::BalancerHook;
 use super::catalog::Catalog;
 use super::evictor::EvictorHook;
+use super::guards::Looking;
 use super::log::Log;
+use super::record::Record;
 use super::scheduler::{SchedulerHook, SharedThresholds};
 use super::slot::{
     Builder, Hook, Learning, LearningStatus, News, Outcomes, Slot, Source, Trial, Version, stored_source,
@@ -12,7 +14,7 @@ use super::slot::{
 use super::{
     AdmitterWorker, Assignment, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, Guard,
     GuardConfig, Listener, LogLine, LogPage, PolicyConfig, PolicyId, SchedulerWorker, SlotKind, Stage,
-    TrialStatus, WatchStatus, guards, watch,
+    TrialStatus, WatchStatus, watch,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -59,7 +61,7 @@ pub struct SlotStatus {
     pub settings: Vec<(String, String)>,
     /// What a rollback would bring back.
     pub previous: Option<String>,
-    /// Why the breaker last took a policy out of service.
+    /// Why the breaker or a guard last took a policy out of service, or ended a trial.
     pub last_trip: Option<String>,
     /// Of this version.
     pub counters: CounterValues,
@@ -98,6 +100,7 @@ pub struct PolicyHost {
     changing_settings: Mutex<()>,
     catalog: Option<Catalog>,
     guard: GuardConfig,
+    looking: Mutex<Option<Looking>>,
 }
 
 const LOADS_MAX: usize = 8;
@@ -122,7 +125,19 @@ impl PolicyHost {
         let balancer = Slot::open(engine, config, wanted.balancer, catalog.clone(), builder()?)?;
         let every = config.learn_every;
         let learning = vec![Learning::start(&scheduler, every)?, Learning::start(&admitter, every)?];
+        let slots = (scheduler.clone(), evictor.clone(), admitter.clone(), balancer.clone());
+        // Not by way of the host, which could then end on the guards' thread.
+        let look = move |now_ms| {
+            let (scheduler, evictor, admitter, balancer) = &slots;
+            scheduler.judge(now_ms);
+            evictor.judge(now_ms);
+            admitter.judge(now_ms);
+            balancer.judge(now_ms);
+        };
+        let every = Some(config.guard.every).filter(|every| !every.is_zero());
+        let looking = every.map(|every| Looking::start(every, look)).transpose()?;
         let host = Arc::new(Self {
+            looking: Mutex::new(looking),
             outcomes: Outcomes::new([scheduler.feed(), admitter.feed()]),
             learning: Mutex::new(learning),
             loads: AtomicUsize::new(0),
@@ -135,7 +150,6 @@ impl PolicyHost {
             balancer,
             thresholds: SharedThresholds::default(),
         });
-        guards::start(&host)?;
         if let Some(folder) = &config.watch_dir {
             watch::start(&host, folder.clone())?;
         }
@@ -147,9 +161,10 @@ impl PolicyHost {
         self.outcomes.clone()
     }
 
-    /// Ends learning, and keeps what was learned; ends the threads of shadows. Blocking, for at most the cold deadline of a
+    /// Ends learning, and keeps what was learned; ends the threads of shadows and guards. Blocking, for at most the cold deadline of a
     /// slot.
     pub fn close(&self) {
+        drop(self.looking.lock().take());
         self.learning.lock().clear();
         self.slots().for_each(|slot| slot.close());
     }
@@ -272,6 +287,33 @@ impl PolicyHost {
         Ok(self.status(slot))
     }
 
+    /// What another instance of the scheduler of that generation makes of a decision, if it serves still: nothing
+    /// that decides is touched. Blocking, for as long as a few cold calls.
+    pub fn ask_again(&self, record: &Record, generation: u64) -> Option<Again> {
+        let mut engine = self.scheduler.engine_of(generation)?;
+        let played = record.play::<SchedulerHook>(&mut *engine, true).ok()?;
+        let scores = played.scores.iter().copied().map(f32::from_bits).collect();
+        Some(Again { scores, same: played.answer == record.answer })
+    }
+
+    /// Whether that very policy serves, with these settings.
+    pub fn serves(&self, slot: SlotKind, assignment: &Assignment) -> bool {
+        self.slot(slot).serves(assignment)
+    }
+
+    /// Tries whether a policy could be brought into service, and tells what it would be stored as. Blocking.
+    ///
+    /// # Errors
+    /// As [`PolicyHost::load`].
+    pub fn resolve(
+        &self,
+        slot: SlotKind,
+        source: Source,
+        settings: Vec<(String, String)>,
+    ) -> Result<Assignment, Error> {
+        self.slot(slot).resolve(source, settings)
+    }
+
     fn slot(&self, kind: SlotKind) -> &dyn AnySlot {
         match kind {
             SlotKind::Scheduler => &self.scheduler,
@@ -349,6 +391,15 @@ impl PolicyHost {
     }
 }
 
+/// What an instance that was asked again says of a decision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Again {
+    /// Unchecked; empty: it gives none.
+    pub scores: Vec<f32>,
+    /// It decides as was decided then.
+    pub same: bool,
+}
+
 impl Drop for PolicyHost {
     fn drop(&mut self) {
         self.close();
@@ -391,6 +442,8 @@ trait AnySlot {
     fn news(&self) -> &News;
     fn load_with_settings_in_service(&self, source: Source) -> Result<(), Error>;
     fn rollback(&self) -> Result<(), Error>;
+    fn resolve(&self, source: Source, settings: Settings) -> Result<Assignment, Error>;
+    fn serves(&self, assignment: &Assignment) -> bool;
     fn was_restored(&self) -> bool;
     fn log(&self) -> &Log;
     fn status(&self) -> SlotStatus;
@@ -440,6 +493,14 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
 
     fn rollback(&self) -> Result<(), Error> {
         Slot::rollback(self)
+    }
+
+    fn resolve(&self, source: Source, settings: Settings) -> Result<Assignment, Error> {
+        Slot::resolve(self, source, settings)
+    }
+
+    fn serves(&self, assignment: &Assignment) -> bool {
+        self.current().assignment == *assignment
     }
 
     fn was_restored(&self) -> bool {

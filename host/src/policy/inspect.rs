@@ -2,7 +2,8 @@
 
 use super::admitter::AdmitterHook;
 use super::balancer::BalancerHook;
-use super::engine::{Interface, slot_of};
+use super::engine::Interface;
+pub use super::engine::slot_of;
 use super::evictor::EvictorHook;
 use super::scheduler::SchedulerHook;
 use super::slot::Hook;
@@ -31,23 +32,39 @@ pub struct Inspection {
 pub fn inspect(config: &PolicyConfig, path: &Path) -> Result<Inspection, Error> {
     let engine = Engine::new(config, None)?;
     let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
-    let bytes = super::slot::read(&engine, path)?;
-    let slot = slot_of(&name, &bytes)?;
-    let source = Source::Bytes { name, bytes: bytes.clone() };
+    inspect_with(&engine, config, &name, &super::slot::read(&engine, path)?)
+}
+
+/// As [`inspect`], of a component that was read already.
+///
+/// # Errors
+/// As [`inspect`].
+pub fn inspect_component(config: &PolicyConfig, name: &str, bytes: &[u8]) -> Result<Inspection, Error> {
+    inspect_with(&Engine::new(config, None)?, config, name, bytes)
+}
+
+fn inspect_with(
+    engine: &Engine,
+    config: &PolicyConfig,
+    name: &str,
+    bytes: &[u8],
+) -> Result<Inspection, Error> {
+    let slot = slot_of(name, bytes)?;
+    let source = Source::Bytes { name: name.to_owned(), bytes: bytes.to_vec() };
     let start = Instant::now();
     let description = match slot {
-        SlotKind::Scheduler => describe::<SchedulerHook>(&engine, config, source),
-        SlotKind::Evictor => describe::<EvictorHook>(&engine, config, source),
-        SlotKind::Admitter => describe::<AdmitterHook>(&engine, config, source),
-        SlotKind::Balancer => describe::<BalancerHook>(&engine, config, source),
+        SlotKind::Scheduler => describe::<SchedulerHook>(engine, config, source),
+        SlotKind::Evictor => describe::<EvictorHook>(engine, config, source),
+        SlotKind::Admitter => describe::<AdmitterHook>(engine, config, source),
+        SlotKind::Balancer => describe::<BalancerHook>(engine, config, source),
     }?;
     let load_time = start.elapsed();
-    let Interface { imports, exports, .. } = Interface::read(&bytes).unwrap_or_default();
+    let Interface { imports, exports, .. } = Interface::read(bytes).unwrap_or_default();
     let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
     Ok(Inspection {
         slot,
         description,
-        digest: Digest::of(&bytes),
+        digest: Digest::of(bytes),
         bytes: bytes.len() as u64,
         imports: owned(imports),
         exports: owned(exports),

@@ -9,7 +9,7 @@ mod catalog;
 pub mod chain;
 mod control;
 mod counters;
-mod description;
+pub(crate) mod description;
 mod engine;
 mod fault;
 pub mod guard;
@@ -23,6 +23,7 @@ pub mod record;
 pub mod rollout;
 pub mod slot;
 pub mod trial;
+pub mod trust;
 mod watch;
 
 pub mod admitter;
@@ -38,12 +39,12 @@ pub use balancer::BalancerWorker;
 pub use catalog::{Assignment, Origin};
 pub use counters::CounterValues;
 pub use description::BadDescription;
-pub use engine::{Digest, Engine, Module};
+pub use engine::{Digest, Engine, Module, NoDigest};
 pub use evictor::EvictorWorker;
 pub use fault::{Error, Fault};
 pub use guard::{Breach, Guard, GuardConfig};
 pub use guest::Limits;
-pub use host::{PolicyHost, SlotStatus, Wanted};
+pub use host::{Again, PolicyHost, SlotStatus, Wanted};
 pub use inspect::slot_of_file;
 pub use log::{LogLine, LogPage};
 pub use scheduler::SchedulerWorker;
@@ -158,6 +159,8 @@ pub struct PolicyConfig {
     /// Folder watched for `scheduler.wasm`, `evictor.wasm`, `admitter.wasm`, `balancer.wasm`;
     /// a file that appears or changes there is loaded. `None`: not watched.
     pub watch_dir: Option<PathBuf>,
+    /// Whose components are brought into service; see [`trust`]. `None`: everybody's.
+    pub trust_file: Option<PathBuf>,
     /// Folder of compiled code, owned by this host; `None` compiles at every start.
     pub cache_dir: Option<PathBuf>,
     /// Thread CPU time of one hot call before it is interrupted.
@@ -188,6 +191,7 @@ impl Default for PolicyConfig {
     fn default() -> Self {
         Self {
             watch_dir: None,
+            trust_file: None,
             cache_dir: None,
             hot_deadline: Duration::from_millis(5),
             cold_deadline: Duration::from_secs(2),

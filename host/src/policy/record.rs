@@ -8,8 +8,10 @@ mod shape;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use play::decision_words;
 pub use play::{PlayError, Playable, Played, Player};
 
+use super::slot::{Hook, Version};
 use super::{SlotKind, UnknownSlot};
 use crate::text::printable;
 use serde::{Deserialize, Serialize};
@@ -51,7 +53,7 @@ pub struct Record {
     pub pushed: Vec<Push>,
     pub asked: Call,
     /// In the order of the contract: the eight fields of a `decision`, the bits of a verdict, an answer per block, packed
-    /// victims, or thresholds as bits.
+    /// victims, or thresholds as bits. Empty where it is not known.
     pub answer: Vec<u64>,
     /// Scores as bits; empty where the policy gave none or was not asked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -74,6 +76,17 @@ pub struct PolicyOf {
     pub digest: Option<String>,
     #[serde(default)]
     pub settings: Vec<(String, String)>,
+}
+
+impl<H: Hook> From<&Version<H>> for PolicyOf {
+    fn from(version: &Version<H>) -> Self {
+        Self {
+            name: version.description.name.clone(),
+            version: version.description.version.clone(),
+            digest: version.digest().map(|digest| digest.to_string()),
+            settings: version.assignment.settings.clone(),
+        }
+    }
 }
 
 /// A function of the contract that was called before the question, and its arguments.

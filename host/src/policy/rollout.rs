@@ -5,6 +5,8 @@
 //! pass, and the pause is over. If one refuses it, or goes back from it, or falls silent with it, nobody else gets it, and
 //! those that have it go back. Here is no clock and no network; `now` is an argument, Unix time in milliseconds.
 
+pub mod follower;
+pub mod keeper;
 #[cfg(test)]
 mod tests;
 
@@ -107,15 +109,16 @@ impl Rollout {
         Self { id, target, by, since_ms: now_ms, pause_ms, phase, hosts, settled_ms: None }
     }
 
-    /// Takes in what a host says, and answers what it should do. The same may be said and answered again.
+    /// Takes in what a host says, and answers what it should do. `None`: it has not heard of this rollout yet, or was started
+    /// again since. The same may be said and answered again.
     ///
     /// # Errors
     /// [`TooManyHosts`].
-    pub fn hear(&mut self, host: &str, said: Said, now_ms: u64) -> Result<Order, TooManyHosts> {
+    pub fn hear(&mut self, host: &str, said: Option<Said>, now_ms: u64) -> Result<Order, TooManyHosts> {
         if !self.hosts.contains_key(host) && self.hosts.len() == HOSTS_MAX {
             return Err(TooManyHosts);
         }
-        let serves = matches!(said, Said::Watched | Said::Settled);
+        let serves = matches!(said, Some(Said::Watched | Said::Settled));
         self.take_in(host, said, now_ms);
         self.stop_if_silent(now_ms);
         Ok(match (&self.phase, &self.hosts[host].step) {
@@ -129,10 +132,11 @@ impl Rollout {
         })
     }
 
-    fn take_in(&mut self, host: &str, said: Said, now_ms: u64) {
+    fn take_in(&mut self, host: &str, said: Option<Said>, now_ms: u64) {
         let fresh = Place { step: Step::Waiting, heard_ms: now_ms };
         let place = self.hosts.entry(host.to_owned()).or_insert(fresh);
         place.heard_ms = now_ms;
+        let Some(said) = said else { return };
         let step = match (&place.step, said) {
             (Step::Failed { .. }, _) => return,
             (_, Said::Failed(reason)) => Step::Failed { reason },
@@ -197,9 +201,24 @@ impl Rollout {
         rolls
     }
 
-    /// Who has it goes back. A rollout that stopped before keeps its first reason.
-    pub fn stop(&mut self, reason: String) {
+    /// Who has it goes back. False: it was stopped already, and keeps its first reason.
+    pub fn stop(&mut self, reason: String) -> bool {
+        let rolls = !matches!(self.phase, Phase::Stopped { .. });
         stop(&mut self.phase, reason);
+        rolls
+    }
+
+    /// Who keeps it was away itself: nobody was silent in that time.
+    pub fn woken(&mut self, now_ms: u64) {
+        for place in self.hosts.values_mut() {
+            place.heard_ms = now_ms;
+        }
+    }
+
+    /// All that must not be forgotten.
+    fn steps(&self) -> (Phase, Vec<(String, Step)>) {
+        let hosts = self.hosts.iter().map(|(name, place)| (name.clone(), place.step.clone()));
+        (self.phase.clone(), hosts.collect())
     }
 
     /// Hosts, how far each is, and when it was heard of last.

@@ -3,13 +3,15 @@
 //! A load prepares everything beside the traffic (compile, instantiate one guest per worker,
 //! configure) and then publishes the new [`Version`] with one pointer exchange. A worker notices at
 //! its next call, takes a ready guest and drops its old one; no call is ever without a version.
-//! Lock order: `Slot::change` before `Slot::previous`; `Slot::totals` and `Version::ready` are leaves.
+//! Beside the version that serves there may be one on trial ([`trial`]), whose workers are of the same make.
+//! Lock order: `Slot::change` before all others, which are leaves.
 
 mod builder;
 mod guarded;
 mod learning;
 mod news;
 mod shadow;
+mod swap;
 mod trial;
 mod version;
 mod worker;
@@ -26,19 +28,18 @@ pub use worker::{Found, SPARES_MAX, Worker};
 
 use self::guarded::Guarded;
 use self::learning::{Feed, Knowledge};
-use self::version::{Program, code, default_native, prepare, stored_program};
+use self::version::{Program, code, prepare, stored_program};
 use super::catalog::{Assignment, Catalog, Origin, Stored};
 use super::chain::Role;
 use super::counters::{CounterValues, Totals};
 use super::engine::{Engine, Module};
 use super::log::Log;
-use super::{Action, Cause, Error, Fault, Limits, PolicyConfig, SlotKind};
+use super::{Error, Fault, Limits, PolicyConfig, SlotKind};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use kvasir_policy::Description;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
 
 /// What differs between the four slots.
 pub trait Hook: Sized + 'static {
@@ -129,7 +130,7 @@ pub struct Slot<H: Hook> {
     trial: Arc<ArcSwapOption<Trial<H>>>,
     /// The trial is not asked, and nothing is swapped by itself.
     paused: AtomicBool,
-    /// Why the breaker or a guard last took a policy out of service.
+    /// Why the breaker or a guard last took a policy out of service, or ended a trial.
     last_trip: Mutex<Option<String>>,
     /// The same of what serves now; `None`: a person brought it into service.
     tripped: Mutex<Option<String>>,
@@ -153,9 +154,6 @@ pub struct Slot<H: Hook> {
     /// What the learner published last.
     knowledge: Arc<ArcSwapOption<Knowledge>>,
 }
-
-/// How long after a failure the catalogue is written again.
-const PERSIST_AGAIN: Duration = Duration::from_secs(5);
 
 /// The operator's values for a policy's settings.
 pub type Settings = Vec<(String, String)>;
@@ -254,9 +252,23 @@ impl<H: Hook> Slot<H> {
         self.current.load_full()
     }
 
+    /// An engine of the version in service, or on trial, that was told nothing, if it is of that generation: for questions beside
+    /// the decisions.
+    pub fn engine_of(&self, generation: u64) -> Option<Box<H::Engine>> {
+        let on_trial = self.trial.load_full().map(|trial| trial.version.clone());
+        let version =
+            [Some(self.current()), on_trial].into_iter().flatten().find(|v| v.generation == generation)?;
+        version.beside(&self.limits).ok()
+    }
+
     /// The name of what a rollback would bring back.
     pub fn previous(&self) -> Option<String> {
         self.previous.lock().as_ref().map(|p| p.name.clone())
+    }
+
+    /// Whether what serves since the start was stored by an earlier run.
+    pub fn was_restored(&self) -> bool {
+        self.restored
     }
 
     pub(super) fn guarded(&self) -> parking_lot::MutexGuard<'_, Guarded> {
@@ -281,256 +293,6 @@ impl<H: Hook> Slot<H> {
     pub fn memory_bytes_max(&self) -> usize {
         self.limits.memory_bytes
     }
-
-    /// Brings a policy into service. Blocking (compiles): not for the hot path.
-    ///
-    /// # Errors
-    /// Any step failed; the version in service is untouched.
-    pub fn load(self: &Arc<Self>, source: Source, settings: Settings) -> Result<Arc<Version<H>>, Error> {
-        self.load_for(source, settings, Cause::Operator)
-    }
-
-    fn load_for(
-        self: &Arc<Self>,
-        source: Source,
-        settings: Settings,
-        cause: Cause,
-    ) -> Result<Arc<Version<H>>, Error> {
-        let code = self.code(source)?;
-        let assignment = Assignment { origin: code.origin, settings };
-        // Not under the lock: while this one takes its time, the one that serves may have to go.
-        let version = self.prepare(code.program, assignment)?;
-        let _change = self.change.lock();
-        self.publish(version, &code.modules, Swap::by_hand(Action::Loaded, cause))
-    }
-
-    /// Loads a component of the watched folder with the settings of the one that serves; with its own defaults if it
-    /// refuses those.
-    ///
-    /// # Errors
-    /// As [`Slot::load`], and [`Error::Paused`].
-    pub fn load_with_settings_in_service(self: &Arc<Self>, source: Source) -> Result<Arc<Version<H>>, Error> {
-        if self.is_paused() {
-            return Err(Error::Paused(H::KIND));
-        }
-        let settings = self.current().assignment.settings.clone();
-        if settings.is_empty() {
-            return self.load_for(source, settings, Cause::Folder);
-        }
-        match self.load_for(source.clone(), settings, Cause::Folder) {
-            Err(refused @ (Error::Settings { .. } | Error::UnknownSetting { .. })) => {
-                self.log.add_host(
-                    2,
-                    &format!("loaded with its defaults, for it refuses the settings in service: {refused}"),
-                );
-                self.load_for(source, Vec::new(), Cause::Folder)
-            }
-            loaded => loaded,
-        }
-    }
-
-    /// Gives what serves other settings: the same program, not compiled again.
-    ///
-    /// # Errors
-    /// It refuses them, or the catalogue cannot be written; what serves is untouched.
-    pub fn configure(self: &Arc<Self>, settings: Settings) -> Result<Arc<Version<H>>, Error> {
-        let _change = self.change.lock();
-        let current = self.current();
-        let assignment = Assignment { origin: current.assignment.origin.clone(), settings };
-        let version = self.prepare(current.program.clone(), assignment)?;
-        self.publish(version, &[], Swap::by_hand(Action::Loaded, Cause::Operator))
-    }
-
-    /// Whether what serves since the start was stored by an earlier run.
-    pub fn was_restored(&self) -> bool {
-        self.restored
-    }
-
-    /// Ends the trial if there is one; else puts the previous version back, and what served becomes the previous one.
-    ///
-    /// # Errors
-    /// There is neither, the previous one no longer starts, or the catalogue cannot be written.
-    pub fn rollback(self: &Arc<Self>) -> Result<(), Error> {
-        let _change = self.change.lock();
-        if self.end_trial(Cause::Operator, None) {
-            return Ok(());
-        }
-        let version = self.prepare_previous()?;
-        self.publish(version, &[], Swap::by_hand(Action::RolledBack, Cause::Operator)).map(drop)
-    }
-
-    /// Finds and compiles a policy, or takes the program of one that the slot has compiled already.
-    fn code(&self, source: Source) -> Result<version::Code<H>, Error> {
-        let previous = self.previous.lock().as_ref().and_then(|previous| previous.program.clone());
-        let trial = self.trial.load().as_ref().map(|trial| trial.version.program.clone());
-        let compiled: Vec<_> =
-            [Some(self.current().program.clone()), previous, trial].into_iter().flatten().collect();
-        code::<H>(&self.engine, source, &compiled)
-    }
-
-    fn prepare_previous(&self) -> Result<Version<H>, Error> {
-        let previous = self.previous.lock().clone().ok_or(Error::NoPrevious(H::KIND))?;
-        let program = match previous.program {
-            Some(program) => program,
-            None => stored_program(&self.engine, self.catalog.as_ref(), &previous.assignment.origin)?,
-        };
-        self.prepare(program, previous.assignment)
-    }
-
-    fn prepare(&self, program: Arc<Program<H>>, assignment: Assignment) -> Result<Version<H>, Error> {
-        self.prepare_for(self.workers.load(Ordering::Relaxed), program, assignment)
-    }
-
-    fn prepare_for(
-        &self,
-        workers: usize,
-        program: Arc<Program<H>>,
-        assignment: Assignment,
-    ) -> Result<Version<H>, Error> {
-        let unpublished = 0;
-        prepare(program, assignment, unpublished, &self.limits, &self.log, &self.config, workers.max(1))
-    }
-
-    /// Exchanges the pointer, and writes the catalogue: before, for an operator, who hears that the disk is
-    /// full while nothing has changed; after, for a trip, since a broken policy goes whatever the disk does.
-    /// The reason of a trip is there before the new version is seen.
-    fn publish(
-        self: &Arc<Self>,
-        mut version: Version<H>,
-        modules: &[Vec<u8>],
-        swap: Swap,
-    ) -> Result<Arc<Version<H>>, Error> {
-        let old = self.current();
-        let previous = swap.trip.is_none().then(|| Previous {
-            assignment: old.assignment.clone(),
-            name: old.description.name.clone(),
-            program: Some(old.program.clone()),
-        });
-        if let (None, Some(catalog)) = (&swap.trip, &self.catalog) {
-            catalog.assign(
-                H::KIND,
-                &stored(&version.assignment, previous.as_ref(), self.is_paused()),
-                modules,
-            )?;
-        }
-        version.generation = self.next_generation();
-        let version = Arc::new(version);
-        *self.previous.lock() = previous;
-        if swap.trip.is_some() {
-            self.last_trip.lock().clone_from(&swap.trip);
-        }
-        self.tripped.lock().clone_from(&swap.trip);
-        if swap.is_watched() {
-            self.guarded.lock().watch(version.generation);
-        }
-        let mut totals = self.totals.lock();
-        self.current.store(version.clone());
-        totals.retire(old.counters.clone());
-        drop(totals);
-        // Unused guests of the old version would keep their memory until its last Arc goes.
-        old.ready.lock().clear();
-        old.spares.lock().clear();
-        self.stock(&version);
-        let tripped = swap.trip.is_some();
-        if tripped {
-            self.persist();
-        } else {
-            self.drop_trial(&swap);
-        }
-        self.tell(swap.action, swap.cause, Some(&old), Some(&version), swap.trip);
-        Ok(version)
-    }
-
-    fn next_generation(&self) -> u64 {
-        self.generations.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    /// What a restart must know.
-    fn as_stored(&self) -> Stored {
-        let current = self.current().assignment.clone();
-        let trial = self.trial.load().as_ref().map(|trial| trial.as_stored());
-        let trip = self.tripped.lock().clone();
-        Stored { trip, trial, ..stored(&current, self.previous.lock().as_ref(), self.is_paused()) }
-    }
-
-    /// Writes what is so now to the catalogue; if that fails, again later, until it succeeds.
-    fn persist(self: &Arc<Self>) {
-        let Some(catalog) = &self.catalog else { return };
-        let Err(error) = catalog.assign(H::KIND, &self.as_stored(), &[]) else { return };
-        let name = self.current().description.name.clone();
-        self.log.add_host(1, &format!("`{name}` serves, and a restart would not know: {error}"));
-        let slot = Arc::downgrade(self);
-        self.builder.submit_later(PERSIST_AGAIN, move || {
-            if let Some(slot) = slot.upgrade() {
-                let _change = slot.change.lock();
-                slot.persist();
-            }
-        });
-    }
-
-    /// What the operator set for the slot's default policy: with the component that served, or in the
-    /// configuration.
-    fn settings_of_default(&self, serving: &Assignment) -> Settings {
-        let default = H::builtins().next().map_or("", |b| b.name);
-        match (&serving.origin, &self.wanted) {
-            (Origin::Builtin { name } | Origin::Native { name }, _) if name == default => {
-                serving.settings.clone()
-            }
-            (_, (Source::Builtin(name) | Source::Native(name), settings)) if name == default => {
-                settings.clone()
-            }
-            _ => Vec::new(),
-        }
-    }
-
-    /// Takes generation `broken` out of service: back to the previous version, or to the native twin of the default. A
-    /// trial of that generation ends.
-    fn take_out(self: &Arc<Self>, broken: u64, cause: Cause, why: &str) {
-        let _change = self.change.lock();
-        if self.trial.load().as_ref().is_some_and(|trial| trial.version.generation == broken) {
-            self.end_trial(cause, Some(why));
-            return;
-        }
-        let current = self.current();
-        if current.generation != broken {
-            return; // replaced meanwhile
-        }
-        let reason = format!("`{}` taken out of service: {why}", current.description.name);
-        self.log.add_host(1, &reason);
-        self.guarded.lock().count(cause);
-        let back = self.prepare_previous().ok().or_else(|| {
-            let default = |settings| {
-                let (program, assignment) = default_native::<H>(settings)?;
-                self.prepare(Arc::new(program), assignment).ok()
-            };
-            default(self.settings_of_default(&current.assignment)).or_else(|| default(Vec::new()))
-        });
-        let Some(version) = back else { return };
-        let serves = format!("{reason}; `{}` serves", version.description.name);
-        let swap = Swap { action: Action::RolledBack, cause, trip: Some(serves) };
-        if let Err(e) = self.publish(version, &[], swap) {
-            self.log.add_host(1, &format!("breaker: {e}"));
-        }
-    }
-}
-
-/// Why another version comes into service.
-struct Swap {
-    action: Action,
-    cause: Cause,
-    /// Why the host did it by itself.
-    trip: Option<String>,
-}
-
-impl Swap {
-    fn by_hand(action: Action, cause: Cause) -> Self {
-        Self { action, cause, trip: None }
-    }
-
-    /// What was put back has served before.
-    fn is_watched(&self) -> bool {
-        self.trip.is_none() && self.action != Action::RolledBack
-    }
 }
 
 /// What a rollback brings back after a restart.
@@ -538,18 +300,6 @@ fn before<H: Hook>(stored: &Stored) -> Option<Previous<H>> {
     let assignment = stored.previous.clone()?;
     let name = stored.previous_name.clone().unwrap_or_else(|| assignment.origin.name().to_owned());
     Some(Previous { assignment, name, program: None })
-}
-
-/// Without a trial, and as if brought into service by a person.
-fn stored<H: Hook>(current: &Assignment, previous: Option<&Previous<H>>, paused: bool) -> Stored {
-    Stored {
-        current: current.clone(),
-        previous: previous.map(|p| p.assignment.clone()),
-        previous_name: previous.map(|p| p.name.clone()),
-        trip: None,
-        trial: None,
-        paused,
-    }
 }
 
 /// Says that a policy loaded at run time stands before what the configuration says of the slot.
@@ -561,7 +311,7 @@ fn tell_if_unused<H: Hook>(wanted: &(Source, Settings), restored: &Version<H>, l
     let same = match source {
         Source::Builtin(name) => assignment.origin == Origin::Builtin { name: name.clone() },
         Source::Native(name) => assignment.origin == Origin::Native { name: name.clone() },
-        Source::File(_) | Source::Bytes { .. } | Source::Chain { .. } => false,
+        Source::File(_) | Source::Bytes { .. } | Source::Signed { .. } | Source::Chain { .. } => false,
     };
     if unset || (same && assignment.settings == *settings) {
         return;

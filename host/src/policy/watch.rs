@@ -1,5 +1,6 @@
 //! Loads policies by replacing a file in a watched folder.
 
+use super::trust::beside;
 use super::{Error, PolicyHost, SlotKind, Source};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -7,8 +8,9 @@ use std::time::{Duration, SystemTime};
 
 const PERIOD: Duration = Duration::from_millis(250);
 
-/// Size and time of a file: what tells a new one from the one already seen.
-type Stamp = Option<(u64, SystemTime)>;
+/// Size and time of a component, and of its signatures if it has any: what tells a new one from the one already seen, and
+/// has one looked at again that was signed later.
+type Stamp = Option<((u64, SystemTime), Option<(u64, SystemTime)>)>;
 
 /// Starts the thread; it ends with the host.
 pub(super) fn start(host: &Arc<PolicyHost>, folder: PathBuf) -> Result<(), Error> {
@@ -58,6 +60,9 @@ fn load(host: &PolicyHost, slot: SlotKind, path: PathBuf) {
 }
 
 fn stamp(path: &Path) -> Stamp {
-    let metadata = std::fs::metadata(path).ok()?;
-    Some((metadata.len(), metadata.modified().ok()?))
+    let of = |path: &Path| {
+        let metadata = std::fs::metadata(path).ok()?;
+        Some((metadata.len(), metadata.modified().ok()?))
+    };
+    Some((of(path)?, of(&beside(path))))
 }

@@ -241,6 +241,7 @@ fn response(scheduled: Scheduled) -> proto::ScheduleResponse {
         decode.into_iter().map(|(decode, score)| proto::Score { decode, score, ..Default::default() });
     proto::ScheduleResponse {
         request_id: scheduled.request_id,
+        decision_id: scheduled.decision_id,
         decision: Some(decision),
         policy: scheduled.policy,
         generation: scheduled.generation,

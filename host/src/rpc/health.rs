@@ -20,11 +20,12 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The services whose health can be asked for. The empty name is the host; no service is ready without the others.
-const SERVICES: [&str; 5] = [
+const SERVICES: [&str; 6] = [
     "",
     <proto::store_server::StoreServer<()> as NamedService>::NAME,
     <proto::conductor_server::ConductorServer<()> as NamedService>::NAME,
     <proto::policy_admin_server::PolicyAdminServer<()> as NamedService>::NAME,
+    <proto::policy_rollouts_server::PolicyRolloutsServer<()> as NamedService>::NAME,
     <proto::node_server::NodeServer<()> as NamedService>::NAME,
 ];
 

@@ -1,10 +1,13 @@
 //! gRPC services and HTTP pages: convert, call, convert back. KV bytes never pass here.
 
 mod conductor;
+mod explain;
 mod health;
 mod http;
+pub(crate) mod load;
 mod node;
 mod policy_admin;
+mod policy_rollouts;
 pub(crate) mod ports;
 mod store;
 mod validate;
@@ -16,8 +19,10 @@ use kvasir_proto as proto;
 use kvasir_tls::HostTls;
 use ports::Port;
 use proto::conductor_server::ConductorServer;
+use proto::explain_server::ExplainServer;
 use proto::node_server::NodeServer;
 use proto::policy_admin_server::PolicyAdminServer;
+use proto::policy_rollouts_server::PolicyRolloutsServer;
 use proto::store_server::StoreServer;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -115,10 +120,14 @@ fn services(host: &Arc<Host>, stopping: &watch::Receiver<bool>) -> Routes {
     let store = StoreServer::new(store::Service(Arc::clone(host)));
     let conductor = ConductorServer::new(conductor::ConductorService::new(Arc::clone(host)));
     let policies = PolicyAdminServer::new(policy_admin::Service(Arc::clone(host)));
+    let explain = ExplainServer::new(explain::Service::new(Arc::clone(host)));
+    let rollouts = PolicyRolloutsServer::new(policy_rollouts::Service(Arc::clone(host)));
     let node = NodeServer::new(node::Service(Arc::clone(host)));
     Routes::new(store.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(conductor.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(policies.max_decoding_message_size(component))
+        .add_service(explain.max_decoding_message_size(REQUEST_BYTES_MAX))
+        .add_service(rollouts.max_decoding_message_size(component).max_encoding_message_size(component))
         .add_service(node.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(health::Service { host: Arc::clone(host), stopping: stopping.clone() }.server())
         .add_service(described().build_v1().expect(DESCRIBED))

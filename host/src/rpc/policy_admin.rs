@@ -1,14 +1,15 @@
-mod convert;
+pub(super) mod convert;
 
+use super::load::{self, slot_kind};
 use super::validate;
 use crate::access::door::About;
 use crate::host::Host;
 use crate::policy::history::{ENTRIES_MAX, acting_for};
-use crate::policy::{Error, LogLine, LogPage, PolicyHost, SlotKind, SlotStatus, Source, Stage, UnknownSlot};
+use crate::policy::{Error, LogLine, LogPage, PolicyHost, SlotKind, SlotStatus, Stage};
 use crate::text::printable;
 use convert::{guards, history_entry, policy, stage};
 use kvasir_dataplane::server::access::Identity;
-use kvasir_proto::{self as proto, load_request, policy_admin_server::PolicyAdmin};
+use kvasir_proto::{self as proto, policy_admin_server::PolicyAdmin};
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
@@ -40,6 +41,11 @@ impl Service {
     }
 }
 
+/// As the audit log names the caller.
+pub(super) fn who<T>(request: &Request<T>) -> String {
+    request.extensions().get::<Identity>().map_or("unknown", |identity| &identity.name).to_owned()
+}
+
 /// Who asks for a change, and where the audit log hears of it.
 #[derive(Clone)]
 struct Caller {
@@ -51,9 +57,7 @@ impl Caller {
     fn of<T>(request: &Request<T>, slot: &str) -> Self {
         let about = About::of(request);
         about.set(printable(slot, NAME_BYTES));
-        let who =
-            request.extensions().get::<Identity>().map_or("unknown", |identity| &identity.name).to_owned();
-        Self { about, who }
+        Self { about, who: who(request) }
     }
 
     /// Tells of what was done, in both logs.
@@ -71,22 +75,9 @@ impl PolicyAdmin for Service {
     ) -> Result<Response<proto::LoadResponse>, Status> {
         let caller = Caller::of(&request, &request.get_ref().slot);
         let request = request.into_inner();
-        validate::load(&request)?;
-        let proto::LoadRequest { slot, name, source, settings, stage: wanted } = request;
-        let (slot, stage) = (slot_kind(&slot)?, stage(wanted)?);
-        let source = match source {
-            Some(load_request::Source::Builtin(name)) => Source::Builtin(name),
-            Some(load_request::Source::Component(bytes)) => {
-                let name = if name.is_empty() { slot.to_string() } else { name };
-                Source::Bytes { name, bytes: bytes.into() }
-            }
-            None => {
-                return Err(validate::refuse("source", "neither a built-in name nor a component was given"));
-            }
-        };
-        let settings = settings.into_iter().map(|s| (s.name, s.value)).collect();
-        let load = move |policies: &PolicyHost| policies.load_as(slot, source, settings, stage);
-        let loaded = self.change(caller.clone(), load).await?;
+        let wanted = load::wanted(request)?;
+        let (slot, stage) = (wanted.slot, wanted.stage);
+        let loaded = self.change(caller.clone(), |policies| wanted.load(policies)).await?;
         caller.did(format!("{slot}: {}, {stage}", newcomer(&loaded, stage)));
         Ok(Response::new(proto::LoadResponse { policy: Some(policy(loaded)) }))
     }
@@ -201,15 +192,11 @@ fn newcomer(status: &SlotStatus, stage: Stage) -> String {
     format!("{name} {version}, {}", digest.as_deref().unwrap_or(engine))
 }
 
-fn slot_kind(name: &str) -> Result<SlotKind, Status> {
-    let unknown = |error: UnknownSlot| printable(&error.to_string(), STATUS_BYTES);
-    name.parse().map_err(|error| Status::invalid_argument(format!("slot: {}", unknown(error))))
-}
-
-fn status(error: &Error) -> Status {
+pub(super) fn status(error: &Error) -> Status {
     // gRPC carries it in a header, which has no room for a megabyte.
     let text = printable(&error.to_string(), STATUS_BYTES);
     match error {
+        Error::Untrusted { .. } => Status::permission_denied(text),
         Error::NoPrevious(_) | Error::NoTrial(_) | Error::Paused(_) | Error::NotSet { .. } => {
             Status::failed_precondition(text)
         }

@@ -135,7 +135,7 @@ impl Store for Service {
 }
 
 /// The keys under which this caller's blocks are kept. Whoever acts for a tenant reaches no other tenant's by their keys.
-fn own_keys<T>(request: &Request<T>, keys: &[impl AsRef<[u8]>]) -> Result<Vec<BlockKey>, Status> {
+pub(super) fn own_keys<T>(request: &Request<T>, keys: &[impl AsRef<[u8]>]) -> Result<Vec<BlockKey>, Status> {
     let keys = keys_in(keys)?;
     let identity = request.extensions().get::<Identity>();
     let identity = identity.ok_or_else(|| Status::permission_denied("the door let nobody in"))?;
@@ -163,7 +163,7 @@ fn tier(level: &LevelStats) -> proto::TierUsage {
 }
 
 /// `None` if nobody holds it. Of one that is not in the pool its size and place are known.
-fn block(key: BlockKey, stat: Option<&BlockStat>, at: Residency) -> Option<proto::Block> {
+pub(super) fn block(key: BlockKey, stat: Option<&BlockStat>, at: Residency) -> Option<proto::Block> {
     let known = proto::Block {
         key: key_out(key),
         size_bytes: at.size?,
@@ -183,7 +183,7 @@ fn block(key: BlockKey, stat: Option<&BlockStat>, at: Residency) -> Option<proto
     })
 }
 
-fn status(error: StoreError) -> Status {
+pub(super) fn status(error: StoreError) -> Status {
     if error.retryable() {
         Status::unavailable(error.to_string())
     } else {

@@ -1,6 +1,7 @@
 //! What callers may send, field by field: a value that makes no sense is refused here with the name of its
 //! field, and goes no further. Who may call is not decided here.
 
+use crate::policy::trust::{PAYLOAD_BYTES_MAX, SIGNATURES_MAX};
 use crate::text::printable;
 use kvasir_proto as proto;
 use tonic::Status;
@@ -143,7 +144,27 @@ pub(super) fn load(request: &proto::LoadRequest) -> Result<(), Status> {
     if request.name.len() > NAME_BYTES_MAX || printable(&request.name, NAME_BYTES_MAX) != request.name {
         return Err(refuse("name", format_args!("must be at most {NAME_BYTES_MAX} bytes on one line")));
     }
+    signatures("signatures", &request.signatures)?;
+    if let Some(proto::load_request::Source::Chain(chain)) = &request.source {
+        for (i, part) in chain.parts.iter().enumerate() {
+            settings(&format!("chain.parts[{i}].settings"), &part.settings)?;
+            signatures(&format!("chain.parts[{i}].signatures"), &part.signatures)?;
+        }
+    }
     settings("settings", &request.settings)
+}
+
+fn signatures(field: &str, signatures: &[proto::PolicySignature]) -> Result<(), Status> {
+    if signatures.len() > SIGNATURES_MAX {
+        return Err(refuse(field, format_args!("{}; at most {SIGNATURES_MAX}", signatures.len())));
+    }
+    for (i, proto::PolicySignature { payload, signature }) in signatures.iter().enumerate() {
+        if payload.len() > PAYLOAD_BYTES_MAX || signature.len() != 64 {
+            let why = format!("a text of at most {PAYLOAD_BYTES_MAX} bytes and a signature of 64 are wanted");
+            return Err(refuse(&format!("{field}[{i}]"), why));
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn configure(request: &proto::ConfigureRequest) -> Result<(), Status> {
@@ -273,5 +294,14 @@ mod tests {
         check(changed(vec![setting("\n", "")], &[]), "set[0].name");
         check(changed(Vec::new(), &["a", "\u{1b}"]), "unset[1]");
         check(changed(Vec::new(), &["a"; 65]), "unset");
+        let signature = |text: usize, bytes: usize| proto::PolicySignature {
+            payload: vec![b'x'; text],
+            signature: vec![0; bytes],
+        };
+        let signed = |signatures| load(&proto::LoadRequest { signatures, ..Default::default() });
+        check(signed(vec![signature(PAYLOAD_BYTES_MAX, 64); SIGNATURES_MAX]), "");
+        check(signed(vec![signature(1, 64); SIGNATURES_MAX + 1]), "signatures");
+        check(signed(vec![signature(1, 64), signature(1, 63)]), "signatures[1]");
+        check(signed(vec![signature(PAYLOAD_BYTES_MAX + 1, 64)]), "signatures[0]");
     }
 }

@@ -27,7 +27,7 @@ fn a_wrong_step_says_the_next_right_one() {
     check(
         &["new", "--lang", "cobol", "--slot", "evictor", "a"],
         2,
-        "languages: assemblyscript, c, javascript",
+        "languages: assemblyscript, c, go, javascript",
     );
     check(&["new", "--lang", "c", "--slot", "victor", "a"], 2, "unknown slot `victor`");
     check(&["new", "--lang", "c", "a"], 2, "--slot");

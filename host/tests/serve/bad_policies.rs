@@ -167,7 +167,7 @@ fn a_bad_policy_under_load_fails_no_request_and_goes_out_of_service() {
     for counter in [&traffic.decisions, &traffic.blocks_put, &traffic.blocks_read] {
         assert!(counter.load(Ordering::Relaxed) > 0);
     }
-    host.check(&["policy", "list"], b"", 0, "evictor: taken out of service: `bad` taken out of service");
+    host.check(&["policy", "list"], b"", 0, "evictor: the host stepped in: `bad` taken out of service");
     host.check(&["stat", "--json"], b"", 0, r#""checksum_failures":0"#);
     assert_eq!(host.terminate(), Some(0));
 }

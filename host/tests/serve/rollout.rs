@@ -12,10 +12,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 
 /// The guards judge soon, and the breaker does not act before them.
-const SET: [&str; 4] = [
+const SET: [&str; 5] = [
     "policy.breaker_faults=1000000",
     "policy.guard.window=30s",
     "policy.guard.calls_min=20",
+    "policy.guard.faults_share_max=0.2",
     "policy.guard.watch=1h",
 ];
 
@@ -99,7 +100,9 @@ fn from_shadow_into_service_and_back_by_a_guard_and_the_history_tells_why() {
     let status = || json(&host, &["policy", "status", "scheduler"])["policy"].clone();
     until("the shadow is asked", || {
         requests.schedule(10);
-        status()["trial"]["asked"].as_u64().unwrap() >= 30
+        let now = status();
+        assert_ne!(now["trial"], Value::Null, "{now}");
+        now["trial"]["asked"].as_u64().unwrap() >= 30
     });
     let now = status();
     let (name, trial) = (&now["name"], &now["trial"]);
@@ -112,7 +115,8 @@ fn from_shadow_into_service_and_back_by_a_guard_and_the_history_tells_why() {
     assert!(text.contains("tried") && text.contains("hit rate") && text.contains("guard acts"), "{text}");
 
     host.check(&["policy", "promote", "scheduler"], b"", 0, "scheduler: `bad 0.1.0` serves now");
-    assert!(status()["watch"]["seconds_left"].as_u64().unwrap() > 3_000, "{}", status());
+    // From the guards' next look on.
+    until("it is watched", || status()["watch"]["seconds_left"].as_u64().is_some_and(|left| left > 3_000));
     host.check(&["policy", "status", "scheduler"], b"", 0, "watched for another");
     until("a guard puts mooncake back", || {
         requests.schedule(50);

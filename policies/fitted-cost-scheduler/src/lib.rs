@@ -5,7 +5,8 @@
 //! they take the registered costs, and no fit leads further away from them than `most-times`. Of the decode
 //! instances the one with the least time between tokens is chosen. Nothing is fetched.
 //!
-//! Nothing is exported: identities of instances do not outlast the host, and a dozen outcomes teach a cost again.
+//! Nothing is exported: identities of instances do not outlast the host, and a dozen outcomes teach a cost again. The native
+//! twin hears of no outcomes and believes what is registered.
 #![deny(clippy::disallowed_methods)]
 
 mod fit;

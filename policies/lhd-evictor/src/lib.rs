@@ -194,7 +194,8 @@ fn draw(state: &mut u64, below: usize) -> usize {
     *state ^= *state >> 12;
     *state ^= *state << 25;
     *state ^= *state >> 27;
-    ((state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) * below as u64 >> 32) as usize
+    let random = state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
+    ((random * below as u64) >> 32) as usize
 }
 
 impl Evictor for Lhd {

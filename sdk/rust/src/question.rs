@@ -250,6 +250,11 @@ impl Question {
         self.now
     }
 
+    /// Slots of the prefill and of the decode table.
+    pub fn slots(&self) -> [usize; 2] {
+        [self.prefill_slots, self.decode_slots]
+    }
+
     /// The whole question, as `schedule` takes it.
     pub fn words(&self) -> &[u32] {
         &self.words

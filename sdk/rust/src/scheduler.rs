@@ -4,6 +4,8 @@ pub use crate::question::{Candidates, Column, HEAD_WORDS, Question, eligibility}
 pub use crate::request::{REQUEST_WORDS, Request};
 use crate::{Description, Settings};
 
+/// The longest that a rejected request is told to wait, a day. More is a mistake of unit, and no valid answer.
+pub const RETRY_MAX_MS: u32 = 24 * 3600 * 1000;
 /// Values in one row of `update-prefill`.
 pub const PREFILL_ROW: usize = 17;
 /// Values in one row of `update-decode`.
@@ -91,8 +93,9 @@ impl Decision {
         Self::Run(Placement { prefill, decode, ..Placement::default() })
     }
 
+    /// A longer wait than [`RETRY_MAX_MS`] becomes that.
     pub fn reject(reason: Reason, retry_after_ms: u32) -> Self {
-        Self::Reject { reason: reason as u32, retry_after_ms }
+        Self::Reject { reason: reason as u32, retry_after_ms: retry_after_ms.min(RETRY_MAX_MS) }
     }
 
     /// The same, fetching blocks first; a rejection stays one.

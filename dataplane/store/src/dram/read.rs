@@ -160,15 +160,26 @@ impl DramStore {
             if found.len() == max {
                 return (found, Some(slot));
             }
-            let (local, shard) = split(slot);
-            let described = {
-                let guard = self.read(shard);
-                let record = guard.records.get(local as usize).filter(|record| record.is_resident());
-                record.map(|_| self.describe(&guard, local, shard))
-            };
-            found.extend(described.map(|described| self.with_parent(described)));
+            found.extend(self.stat_at(slot));
         }
         (found, None)
+    }
+
+    /// What is known about the block in a slot, or `None` if none is resident there. Not a use.
+    pub fn stat_at(&self, slot: u32) -> Option<BlockStat> {
+        let (local, shard) = split(slot);
+        let described = {
+            let guard = self.read(shard);
+            let record = guard.records.get(local as usize).filter(|record| record.is_resident());
+            record.map(|_| self.describe(&guard, local, shard))
+        };
+        described.map(|described| self.with_parent(described))
+    }
+
+    /// How a block that is not here left last, as far as is remembered. Not a lookup: no miss is counted.
+    pub fn cause(&self, key: BlockKey) -> MissCause {
+        let (hash, shard) = self.place(key);
+        self.read(shard).cause(hash)
     }
 
     /// All about a block except its parent, which another shard may know.

@@ -24,7 +24,7 @@ pub(super) struct BuildArgs {
 impl BuildArgs {
     pub(super) fn run(self) -> ExitCode {
         match self.build() {
-            Ok(built) => print(&built, self.json),
+            Ok(built) => self.print(&built),
             Err(error) => return super::failed(&error),
         }
         ExitCode::SUCCESS
@@ -34,23 +34,26 @@ impl BuildArgs {
         let project = Project::open(&self.dir)?;
         build(&project, self.output.as_ref().unwrap_or(&project.component()))
     }
-}
 
-fn print(built: &Built, json: bool) {
-    let Built { path, found } = built;
-    let (name, version, ms) =
-        (&found.description.name, &found.description.version, found.load_time.as_secs_f64() * 1e3);
-    if json {
-        let object = serde_json::json!({
-            "file": path, "slot": found.slot.as_str(), "name": name, "version": version,
-            "digest": found.digest.to_string(), "bytes": found.bytes, "load_ms": ms,
-        });
-        return println!("{object}");
+    fn print(&self, built: &Built) {
+        let Built { path, found } = built;
+        let (name, version, ms) =
+            (&found.description.name, &found.description.version, found.load_time.as_secs_f64() * 1e3);
+        if self.json {
+            let object = serde_json::json!({
+                "file": path, "slot": found.slot.as_str(), "name": name, "version": version,
+                "digest": found.digest.to_string(), "bytes": found.bytes, "load_ms": ms,
+            });
+            return println!("{object}");
+        }
+        println!("{} {name} {version}", found.slot);
+        println!("file     {}", path.display());
+        println!("digest   {}", found.digest);
+        println!("size     {} B", found.bytes);
+        println!("load     {ms:.1} ms, compiled anew");
+        match self.dir.to_str() {
+            Some(".") => println!("next: kvasir policy check"),
+            _ => println!("next: kvasir policy check {}", super::new::quoted(&self.dir)),
+        }
     }
-    println!("{} {name} {version}", found.slot);
-    println!("file     {}", path.display());
-    println!("digest   {}", found.digest);
-    println!("size     {} B", found.bytes);
-    println!("load     {ms:.1} ms, compiled anew");
-    println!("next: kvasir policy check {}", path.display());
 }

@@ -8,7 +8,7 @@ use kvasir_dataplane::units::{Size, Span};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Try a component as a host would use it, and worse: ranges, determinism, state, time, memory. No host need run.
+/// Try a component as a host would use it, and worse: answers, state, time, memory. No host need run.
 #[derive(Args, Debug)]
 pub(super) struct CheckArgs {
     /// A component, or a policy's folder in which `kvasir policy build` made one.
@@ -108,7 +108,7 @@ fn print(file: &Path, report: &Report, json: bool) {
     match failed {
         0 => {
             let slot = report.slot.map_or("SLOT", |slot| slot.as_str());
-            println!("passed; next: kvasir policy load {slot} {}", file.display());
+            println!("passed; next: kvasir policy load {slot} {} --shadow", file.display());
         }
         1 => println!("1 check failed"),
         _ => println!("{failed} checks failed"),

@@ -7,7 +7,7 @@ use clap::Args;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Tell what a component is, as a host would find it: slot, settings, digest, time to load.
+/// Tell what a component is, as a host would find it: slot, settings, digest, load time.
 ///
 /// No host need run.
 #[derive(Args, Debug)]

@@ -5,14 +5,14 @@ use clap::{Command, Subcommand};
 
 /// Without clap's own list, which knows no groups.
 pub(super) const TEMPLATE: &str =
-    "{about-with-newline}\n{usage-heading} {usage}\n\n{after-help}\nOptions:\n{options}";
+    "{about-with-newline}\n{usage-heading} {usage}{after-help}\nOptions:\n{options}";
 
 /// What is done one after the other, and the verbs for it.
 pub(super) const STAGES: [(&str, &[&str]); 5] = [
     ("Write", &["new", "build", "check", "inspect"]),
     ("Prove", &["run", "bench", "replay"]),
     ("Hand on", &["sign", "verify", "trust", "push", "pull", "save", "load-bundle"]),
-    ("Roll out", &["load", "promote", "rollback", "pause", "resume", "set"]),
+    ("Roll out", &["load", "promote", "rollback", "pause", "resume", "set", "rollout"]),
     ("Watch", &["list", "status", "logs", "history"]),
 ];
 
@@ -43,6 +43,11 @@ fn gist(verb: &Command) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_verb_has_two_flags_of_one_name() {
+        Action::augment_subcommands(Command::new("policy")).debug_assert();
+    }
 
     #[test]
     fn every_verb_is_listed_once_on_one_line() {

@@ -67,7 +67,7 @@ impl Target {
             );
         }
         for p in policies.iter().filter(|p| !p.last_trip.is_empty()) {
-            println!("{}: taken out of service: {}", p.slot, p.last_trip);
+            println!("{}: the host stepped in: {}", p.slot, p.last_trip);
         }
     }
 }

@@ -1,10 +1,17 @@
 //! `kvasir policy load`.
 
+use super::registry::RegistryFlags;
 use super::{Target, slot, stage::StageFlags};
 use crate::config::Assigned;
+use crate::package::reference::SCHEME;
+use crate::policy::chain::{self, Role};
+use crate::policy::trust::{self, Signature};
+use crate::policy::{ChainPart, Source};
 use anyhow::Context;
 use clap::Args;
 use kvasir_client::control::{Control, PolicySource};
+use kvasir_proto as proto;
+use kvasir_proto::chain_part::{self, Source as Of};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -13,24 +20,49 @@ use std::process::ExitCode;
 /// Traffic flows meanwhile. A second trial takes the place of the first.
 #[derive(Args, Debug)]
 pub(super) struct LoadArgs {
-    /// scheduler, evictor, admitter or balancer.
-    #[arg(value_parser = slot)]
-    slot: String,
-    /// Name of a default policy, or file of a component (contains `/` or ends in `.wasm`).
-    source: String,
-    /// A setting of the policy; may be given several times.
-    #[arg(long = "setting", value_name = "NAME=VALUE", value_parser = crate::cli::setting)]
-    settings: Vec<(String, String)>,
+    #[command(flatten)]
+    policy: PolicyFlags,
     #[command(flatten)]
     stage: StageFlags,
     #[command(flatten)]
     to: Target,
 }
 
+/// A policy, and the slot it is for.
+#[derive(Args, Debug)]
+pub(super) struct PolicyFlags {
+    /// scheduler, evictor, admitter or balancer.
+    #[arg(value_parser = slot)]
+    slot: String,
+    /// Name of a default policy, file of a component or a chain (contains `/` or ends in `.wasm` or `.toml`), or
+    /// `oci://REGISTRY/REPOSITORY:TAG`, which is fetched here, not by the host. Signatures go along.
+    source: String,
+    /// A setting of the policy; may be given several times.
+    #[arg(long = "setting", value_name = "NAME=VALUE", value_parser = crate::cli::setting)]
+    settings: Vec<(String, String)>,
+    #[command(flatten)]
+    registry: RegistryFlags,
+}
+
+impl PolicyFlags {
+    /// What the host is sent.
+    pub(super) fn read(self) -> anyhow::Result<ReadPolicy> {
+        let Self { slot, source, settings, registry } = self;
+        Ok(ReadPolicy { slot, source: policy_source(source, registry)?, settings })
+    }
+}
+
+/// A policy with its code.
+pub(super) struct ReadPolicy {
+    pub(super) slot: String,
+    pub(super) source: PolicySource,
+    pub(super) settings: Vec<(String, String)>,
+}
+
 impl LoadArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { slot, source, settings, stage, to } = self;
-        let source = policy_source(source)?;
+        let Self { policy, stage, to } = self;
+        let ReadPolicy { slot, source, settings } = policy.read()?;
         let load = async |mut control: Control| {
             control.load_policy_as(&slot, source, &settings, stage.stage()).await
         };
@@ -39,11 +71,60 @@ impl LoadArgs {
     }
 }
 
-fn policy_source(source: String) -> anyhow::Result<PolicySource> {
+fn policy_source(source: String, registry: RegistryFlags) -> anyhow::Result<PolicySource> {
+    if source.starts_with(SCHEME) {
+        let package = registry.open()?.pull(&source.parse()?)?;
+        return Ok(source_of(package.about.name, package.component, &package.signatures));
+    }
     if !Assigned::is_path(&source) {
         return Ok(PolicySource::Builtin(source));
     }
-    let bytes = std::fs::read(&source).with_context(|| format!("cannot read policy file {source}"))?;
-    let name = Path::new(&source).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(PolicySource::Component { name, bytes })
+    if chain::is_chain(Path::new(&source)) {
+        return chain_source(Path::new(&source));
+    }
+    let (name, bytes, signatures) = component(Path::new(&source))?;
+    Ok(source_of(name, bytes, &signatures))
+}
+
+/// A component as a host takes it.
+pub(super) fn source_of(name: String, bytes: Vec<u8>, signatures: &[Signature]) -> PolicySource {
+    PolicySource::Signed { name, bytes, signatures: told(signatures) }
+}
+
+fn told(signatures: &[Signature]) -> Vec<proto::PolicySignature> {
+    let told = |signature: &Signature| proto::PolicySignature {
+        payload: signature.payload.clone(),
+        signature: signature.signature.clone(),
+    };
+    signatures.iter().map(told).collect()
+}
+
+fn component(path: &Path) -> anyhow::Result<(String, Vec<u8>, Vec<Signature>)> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read policy file {}", path.display()))?;
+    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    Ok((name, bytes, trust::read_beside(path)?))
+}
+
+fn chain_source(path: &Path) -> anyhow::Result<PolicySource> {
+    let (name, parts) = chain::read(path)?;
+    let parts = parts.into_iter().map(chain_part).collect::<anyhow::Result<_>>()?;
+    Ok(PolicySource::Chain { name, parts })
+}
+
+fn chain_part(part: ChainPart) -> anyhow::Result<proto::ChainPart> {
+    let (name, source, signatures) = match part.source {
+        Source::File(path) => {
+            let (name, bytes, signatures) = component(&path)?;
+            (name, Of::Component(bytes.into()), told(&signatures))
+        }
+        named => (String::new(), Of::Builtin(named.name().into()), Vec::new()),
+    };
+    let role = match part.role {
+        Role::Filter => chain_part::Role::Filter(chain_part::Filter {}),
+        Role::Score { weight_permille } => chain_part::Role::WeightPermille(weight_permille),
+        Role::Pick => chain_part::Role::Picker(chain_part::Picker {}),
+    };
+    let setting = |(name, value)| proto::Setting { name, value };
+    let settings = part.settings.into_iter().map(setting).collect();
+    Ok(proto::ChainPart { name, source: Some(source), settings, role: Some(role), signatures })
 }

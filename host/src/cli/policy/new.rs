@@ -11,7 +11,7 @@ use std::process::ExitCode;
 pub(super) struct NewArgs {
     /// The policy's name: a-z 0-9 -, as `kvasir policy list` shows it.
     name: String,
-    /// assemblyscript, c (and C++), javascript (and TypeScript), python or rust.
+    /// assemblyscript, c (and C++), go, javascript (and TypeScript), python, rust or zig.
     #[arg(long = "lang", value_name = "LANGUAGE")]
     language: String,
     /// scheduler, evictor, admitter or balancer.
@@ -63,7 +63,7 @@ fn article(slot: SlotKind) -> &'static str {
 }
 
 /// As a shell takes it.
-fn quoted(path: &Path) -> String {
+pub(super) fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
     if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }

@@ -15,7 +15,7 @@ pub(super) struct SetArgs {
     slot: String,
     /// A setting and its new value; the others stay as they are.
     #[arg(value_name = "NAME=VALUE", value_parser = crate::cli::setting, required_unless_present = "unset")]
-    set: Vec<(String, String)>,
+    changes: Vec<(String, String)>,
     /// Put a setting back to the policy's own default; may be given several times.
     #[arg(long, value_name = "NAME")]
     unset: Vec<String>,
@@ -27,9 +27,10 @@ pub(super) struct SetArgs {
 
 impl SetArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { slot, set, unset, stage, to } = self;
-        let configure =
-            async |mut control: Control| control.configure_policy(&slot, &set, unset, stage.stage()).await;
+        let Self { slot, changes, unset, stage, to } = self;
+        let configure = async |mut control: Control| {
+            control.configure_policy(&slot, &changes, unset, stage.stage()).await
+        };
         to.print_policies(&[to.host.control(configure)?]);
         Ok(ExitCode::SUCCESS)
     }

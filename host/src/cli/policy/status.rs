@@ -86,7 +86,7 @@ impl Status {
             println!("  previous  {}", p.previous);
         }
         if !p.last_trip.is_empty() {
-            println!("  taken out of service: {}", p.last_trip);
+            println!("  the host stepped in: {}", p.last_trip);
         }
         if p.paused {
             println!("  paused: the trial is not asked, and nothing is swapped by itself");

@@ -2,7 +2,7 @@ use super::*;
 use crate::conductor::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::conductor::{Registration, Report, Stage};
 use crate::config;
-use crate::policy::{Outcomes, PolicyConfig, Source, Wanted};
+use crate::policy::{Outcomes, PolicyConfig, Share, SlotKind, Source, Wanted, trial};
 use kvasir_policy::learning::End;
 use kvasir_policy::scheduler::{Placement, Reason};
 use proptest::prelude::*;
@@ -348,4 +348,55 @@ fn every_request_is_booked_exactly_once_whatever_happens_meanwhile() {
         conductor.complete(id, Stage::Finished, 0).unwrap();
     }
     assert_eq!(conductor.counts().in_flight, 0);
+}
+
+/// A conductor of two idle instances beside its policies.
+fn conductor_of(policies: &PolicyHost) -> Conductor {
+    let config = config::Conductor { workers: 2, ..Default::default() };
+    let conductor = Conductor::new(&config, policies, 0);
+    conductor.register("a", registration(), 0).unwrap();
+    conductor.register("b", registration(), 0).unwrap();
+    conductor
+}
+
+fn try_out(policies: &PolicyHost, scheduler: &str, stage: trial::Stage) {
+    policies.load_as(SlotKind::Scheduler, Source::Native(scheduler.into()), Vec::new(), stage).unwrap();
+}
+
+#[test]
+fn a_request_goes_to_the_policy_that_its_tenant_or_session_is_given() {
+    let policies = policies("mooncake");
+    let conductor = conductor_of(&policies);
+    let policy = |tenant, session| {
+        let ask = Ask { session, ..ask(tenant, NO_SLO) };
+        conductor.schedule(&ask, &[1, 2], false, 5).unwrap().policy
+    };
+    try_out(&policies, "random", trial::Stage::Canary(Share::Tenant(3)));
+    for session in 0..20 {
+        assert_eq!((policy(3, session).as_str(), policy(2, session).as_str()), ("random", "mooncake"));
+    }
+    try_out(&policies, "round-robin", trial::Stage::Canary(Share::PerMille(500)));
+    let chosen: Vec<_> = (1..=100).map(|session| policy(0, session)).collect();
+    let canary = chosen.iter().filter(|policy| *policy == "round-robin").count();
+    assert!((25..=75).contains(&canary), "{canary}");
+    assert_eq!((1..=100).map(|session| policy(0, session)).collect::<Vec<_>>(), chosen);
+    policies.rollback(SlotKind::Scheduler).unwrap();
+    assert!((1..=100).all(|session| policy(0, session) == "mooncake"));
+    conductor.refresh_idle(); // nobody keeps an instance of what is over
+}
+
+#[test]
+fn a_shadow_hears_of_what_was_decided() {
+    let policies = policies("mooncake");
+    let conductor = conductor_of(&policies);
+    try_out(&policies, "mooncake", trial::Stage::Shadow);
+    for session in 1..=50 {
+        let ask = Ask { session, ..ask(0, NO_SLO) };
+        assert!(conductor.schedule(&ask, &[session, 2], false, 5 + session).unwrap().result.is_ok());
+    }
+    let status = || policies.status(SlotKind::Scheduler).trial.unwrap();
+    while status().agreement.asked < 50 {
+        std::thread::yield_now();
+    }
+    assert_eq!((status().agreement.same, status().dropped), (50, 0), "on the tables of each decision");
 }

@@ -1,10 +1,8 @@
 //! Whether a policy's answer can be acted on.
 
 use super::Invalid;
-use kvasir_policy::scheduler::{Candidates, Decision, Placement};
+use kvasir_policy::scheduler::{Candidates, Decision, Placement, RETRY_MAX_MS};
 
-/// The longest that a rejected request is told to wait, a day. More is a mistake of unit.
-pub const RETRY_MAX_MS: u32 = 24 * 3600 * 1000;
 
 /// Which slots of one table may be chosen.
 pub(super) struct Slots<'a> {

@@ -281,8 +281,17 @@ impl Fleet {
 
     /// Identities of the prefill and the decode instance of a placement, 0 = nobody stands there.
     pub fn identities(&self, placed: &Admission) -> [u32; 2] {
-        let prefill = self.prefill.get(placed.prefill).map_or(0, |p| identity(p.epoch));
-        [prefill, self.decode.get(placed.decode).map_or(0, |d| identity(d.epoch))]
+        [self.prefill_identity(placed.prefill), self.decode_identity(placed.decode)]
+    }
+
+    /// 0 = nobody stands there.
+    pub fn prefill_identity(&self, slot: u16) -> u32 {
+        self.prefill.get(slot).map_or(0, |p| identity(p.epoch))
+    }
+
+    /// 0 = nobody stands there.
+    pub fn decode_identity(&self, slot: u16) -> u32 {
+        self.decode.get(slot).map_or(0, |d| identity(d.epoch))
     }
 
     /// Finishes requests of which nothing was heard since `deadline_ms`. When they ended, nobody knows.

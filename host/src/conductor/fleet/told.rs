@@ -14,7 +14,7 @@ use kvasir_policy::scheduler::{
 use std::collections::BTreeMap;
 
 /// What a reader has to push to its policy instance; rows encoded as in the contract.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Changes {
     /// `open` with this first; the rows are all there are.
     pub open: Option<Layout>,
@@ -41,6 +41,12 @@ impl Told {
     /// Takes over what changed since the last call; `None` if nothing did.
     pub fn catch_up(&mut self, fleet: &Fleet) -> Option<Changes> {
         let changes = fleet.changes_since(&mut self.version)?;
+        self.apply(&changes);
+        Some(changes)
+    }
+
+    /// Takes over changes that another reader was told. Rows of slots outside the tables are skipped.
+    pub fn apply(&mut self, changes: &Changes) {
         if let Some(layout) = changes.open {
             self.layout = layout;
             self.links.clear();
@@ -55,7 +61,6 @@ impl Told {
         for row in changes.links.as_chunks::<LINK_ROW>().0 {
             self.links.insert((row[0] as u32, row[1] as u32), *row);
         }
-        Some(changes)
     }
 
     /// Everything, for a policy instance that knows nothing yet.
@@ -114,8 +119,10 @@ fn changed_rows(from: &[f32], to: &[f32], stride: usize) -> Vec<f32> {
 
 fn put_rows(table: &mut [f32], rows: &[f32], stride: usize) {
     for row in rows.chunks_exact(stride) {
-        let at = row[0] as usize * stride;
-        table[at..at + stride].copy_from_slice(row);
+        let at = usize::from(row[0] as u16) * stride;
+        if let Some(old) = table.get_mut(at..at + stride) {
+            old.copy_from_slice(row);
+        }
     }
 }
 

@@ -52,7 +52,7 @@ pub fn is_chain(path: &Path) -> bool {
 ///
 /// # Errors
 /// The file cannot be read, or is not as the module documentation says.
-pub fn read(path: &Path) -> Result<Source, Error> {
+pub fn read(path: &Path) -> Result<(String, Vec<ChainPart>), Error> {
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let refuse = |reason: String| Error::Chain { name: path.display().to_string(), reason };
     let failed = |source| Error::Read { path: path.into(), source };
@@ -76,7 +76,7 @@ pub fn read(path: &Path) -> Result<Source, Error> {
         },
         settings: part.settings.into_iter().collect(),
     };
-    Ok(Source::Chain { name, parts: parts.into_iter().map(part).collect() })
+    Ok((name, parts.into_iter().map(part).collect()))
 }
 
 impl ChainFile {

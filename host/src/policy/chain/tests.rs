@@ -149,21 +149,18 @@ fn the_bad_forms_of_a_file_are_refused_with_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |name: &str, text: &str| {
         let path = write(folder.path(), name, text);
-        let parts = read(&path).and_then(|source| match source {
-            Source::Chain { name, parts } => check(SlotKind::Scheduler, &name, &parts),
-            other => panic!("{other:?}"),
-        });
+        let parts = read(&path).and_then(|(name, parts)| check(SlotKind::Scheduler, &name, &parts));
         parts.unwrap_err().to_string()
     };
     for (text, why) in [
-        ("", "1 parts, where 2 to 8 can be"),
+        ("", "1 parts, where 2 to 5 can be"),
         ("[[scorer]]\nsource = \"netkv\"\nweight = -1", "has the weight -1; take 0 to 1000000"),
         ("[[scorer]]\nsource = \"netkv\"\nweight = nan", "has the weight NaN"),
         ("[[filter]]\nsource = \"netkv\"\nweight = 1", "has a weight, which only scorers have"),
         ("[[filter]]\nsauce = \"netkv\"", "unknown field `sauce`"),
         ("[[picker]]\nsource = \"pick\"", "invalid type"),
         ("source = 1", "unknown field `source`"),
-        (&"[[filter]]\nsource = \"netkv\"\n".repeat(8), "9 parts, where 2 to 8 can be"),
+        (&"[[filter]]\nsource = \"netkv\"\n".repeat(8), "9 parts, where 2 to 5 can be"),
         (&"#".repeat(70_000), "70000 bytes, where a chain has at most 65536"),
     ] {
         let error = refused("chain.toml", text);

@@ -36,7 +36,7 @@ pub struct EvictorShadow {
     newcomer: Ghost,
     active: Ghost,
     engine: Option<Active>,
-    /// Identities by slot of the real pool.
+    /// Identities by slot of the real pool, of those that are simulated.
     names: HashMap<u32, u64>,
 }
 
@@ -91,20 +91,22 @@ impl EvictorShadow {
         let share = Size::of(heard).share;
         let mut accesses = Vec::new();
         for event in Events::new(heard.base_ms, EVENT, &heard.words) {
-            let parent = match event.kind {
-                EventKind::Insert => self.names.get(&event.parent_or_uses).copied(),
-                _ => None,
-            };
-            let identity = match event.kind {
-                EventKind::Remove => self.names.remove(&event.slot),
-                EventKind::Insert | EventKind::Hit | EventKind::Keep => {
+            let parent = self.names.get(&event.parent_or_uses).copied();
+            let parent = parent.filter(|_| event.kind == EventKind::Insert);
+            match event.kind {
+                EventKind::Insert | EventKind::Hit | EventKind::Keep if is_sampled(event.identity, share) => {
                     self.names.insert(event.slot, event.identity);
-                    Some(event.identity)
                 }
-                EventKind::Pin | EventKind::Unpin => self.names.get(&event.slot).copied(),
-            };
-            let Some(identity) = identity else { continue };
-            if !event.replayed && event.kind != EventKind::Keep && is_sampled(identity, share) {
+                EventKind::Insert | EventKind::Hit | EventKind::Keep => {
+                    self.names.remove(&event.slot); // another block has the slot now
+                }
+                EventKind::Remove | EventKind::Pin | EventKind::Unpin => {}
+            }
+            let Some(&identity) = self.names.get(&event.slot) else { continue };
+            if event.kind == EventKind::Remove {
+                self.names.remove(&event.slot);
+            }
+            if !event.replayed && event.kind != EventKind::Keep {
                 accesses.push(Access { identity, parent, event });
             }
         }

@@ -1,3 +1,5 @@
+mod hosts;
+
 use super::*;
 use crate::policy::catalog::Origin;
 use proptest::prelude::*;
@@ -42,7 +44,7 @@ impl Host {
             Some(_) => Said::Settled,
             None => Said::Other,
         };
-        match rollout.hear(&self.name, said, now).unwrap() {
+        match rollout.hear(&self.name, Some(said), now).unwrap() {
             Order::Serve => self.since = self.since.or(Some(now)),
             Order::Return => self.since = None,
             Order::Keep => {}
@@ -157,10 +159,10 @@ fn is_the_same_after_a_restart() {
 fn hosts_have_a_limit() {
     let mut rollout = rollout();
     for i in 0..HOSTS_MAX {
-        rollout.hear(&format!("host-{i:05}"), Said::Other, 0).unwrap();
+        rollout.hear(&format!("host-{i:05}"), None, 0).unwrap();
     }
-    assert_eq!(rollout.hear("one-more", Said::Other, 0), Err(TooManyHosts));
-    assert!(rollout.hear("host-00001", Said::Other, 0).is_ok());
+    assert_eq!(rollout.hear("one-more", None, 0), Err(TooManyHosts));
+    assert!(rollout.hear("host-00001", None, 0).is_ok());
 }
 
 proptest! {

@@ -3,6 +3,8 @@
 use super::shadow::Heard;
 use super::{SchedulerEngine, SchedulerHook, push};
 use crate::conductor::fleet::{Changes, Fleet, Outlook, Told};
+use crate::explain::Recent;
+use crate::policy::record::PolicyOf;
 use crate::policy::slot::{OnTrial, Slot, Trial, Version, Worker};
 use crate::policy::{Fault, Subject};
 use arc_swap::ArcSwap;
@@ -39,29 +41,56 @@ pub struct SchedulerWorker {
     /// The canary decides the request at hand.
     asks_canary: bool,
     thresholds: SharedThresholds,
+    /// What changed in the tables of late, for decisions that can be explained.
+    recent: Option<Recent>,
 }
 
 impl SchedulerWorker {
     pub(in crate::policy) fn new(slot: &Arc<Slot<SchedulerHook>>, thresholds: SharedThresholds) -> Self {
         let active = Seated::new(slot.worker(), thresholds.clone());
-        Self { active, trial: OnTrial::new(slot), canary: None, asks_canary: false, thresholds }
+        Self { active, trial: OnTrial::new(slot), canary: None, asks_canary: false, thresholds, recent: None }
+    }
+
+    /// From here on it keeps what changes in the tables, for [`Self::recent`].
+    pub fn keep_recent(&mut self) {
+        self.recent = Some(Recent::default());
+    }
+
+    /// What changed in the tables since that was cleared, and the tables whole.
+    pub fn recent(&mut self) -> Option<(&mut Recent, &Told)> {
+        self.recent.as_mut().map(|recent| (recent, &self.active.told))
+    }
+
+    /// What decided, as it is recorded.
+    pub fn record_of(&self, outcome: &Outcome) -> PolicyOf {
+        PolicyOf::from(self.version_of(outcome))
+    }
+
+    /// The thresholds and what of its learner the engine decided by.
+    pub fn known(&mut self, outcome: &Outcome) -> (Arc<Vec<f32>>, Option<Arc<[u8]>>) {
+        let seated = match (outcome.seat, &mut self.canary) {
+            (Seat::Trial, Some(canary)) => canary,
+            _ => &mut self.active,
+        };
+        let thresholds = seated.thresholds_seen.clone().unwrap_or_else(|| seated.thresholds.load_full());
+        (thresholds, seated.worker.knowledge())
     }
 
     /// Decides one request where nobody else touches the tables. The active policy decides it.
     pub fn schedule(&mut self, fleet: &Fleet, question: &Question) -> Outcome {
         self.asks_canary = false;
-        self.active.catch_up(fleet);
+        self.active.catch_up(fleet, self.recent.as_mut());
         self.decide(question)
     }
 
     /// Copies what changed in the tables, for the request of `subject`; no policy is called, so this may stand under their
     /// lock.
     pub fn catch_up(&mut self, fleet: &Fleet, subject: &Subject<'_>) {
-        self.active.catch_up(fleet);
+        self.active.catch_up(fleet, self.recent.as_mut());
         let canary = self.trial.canary(subject).cloned();
         self.asks_canary = canary.is_some();
         if let Some(trial) = canary {
-            self.canary_of(&trial).catch_up(fleet);
+            self.canary_of(&trial).catch_up(fleet, None);
         }
     }
 
@@ -96,9 +125,8 @@ impl SchedulerWorker {
     /// Takes up a newer version of the policy or a rebuilt engine, if there is one, and lets go of a canary that ended.
     pub fn refresh(&mut self) {
         self.active.refresh();
-        if !self.trial.is_there() {
-            self.canary = None;
-        }
+        let trial = &mut self.trial;
+        self.canary.take_if(|canary| !trial.is_on(canary.generation()));
     }
 
     /// The native twin decides on what was caught up, and is counted.
@@ -187,8 +215,12 @@ impl Seated {
         Self { worker, told: Told::default(), pending: None, thresholds, thresholds_seen: None }
     }
 
-    fn catch_up(&mut self, fleet: &Fleet) {
+    /// The few rows that changed are also noted in `recent`.
+    fn catch_up(&mut self, fleet: &Fleet, recent: Option<&mut Recent>) {
         let Some(changes) = self.told.catch_up(fleet) else { return };
+        if let Some(recent) = recent {
+            recent.note(&changes);
+        }
         // Two steps become one: all there is now.
         let behind = self.pending.is_some();
         self.pending = Some(if behind { self.told.all() } else { changes });

@@ -82,7 +82,8 @@ impl Guarded {
         self.now_ms = now_ms;
         if self.active.as_ref().is_none_or(|(seen, _)| *seen != generation) {
             let before = self.active.replace((generation, Window::new(config.window, now_ms)));
-            let watched = self.awaited.take() == Some(generation) && !config.watch.is_zero();
+            let awaited = self.awaited.take_if(|awaited| *awaited == generation).is_some();
+            let watched = awaited && !config.watch.is_zero();
             let until_ms = now_ms.saturating_add(config.watch.as_millis() as u64);
             self.watch = watched.then(|| Watch { until_ms, compared: before.map(|(_, window)| window) });
         }

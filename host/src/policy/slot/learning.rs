@@ -33,7 +33,7 @@ pub(super) struct Knowledge {
     pub(super) generation: u64,
     /// Rises with everything that is published in the slot.
     pub(super) number: u64,
-    pub(super) bytes: Vec<u8>,
+    pub(super) bytes: Arc<[u8]>,
 }
 
 /// What learning did in one slot since the start.
@@ -334,12 +334,12 @@ impl<H: Hook> Slot<H> {
     /// Has every engine of that generation adopt `bytes` before it decides next. False if they know that already.
     fn publish_knowledge(&self, generation: u64, bytes: Vec<u8>) -> bool {
         let last = self.knowledge.load_full();
-        if last.as_ref().is_some_and(|last| last.generation == generation && last.bytes == bytes) {
+        if last.as_ref().is_some_and(|last| last.generation == generation && *last.bytes == *bytes) {
             return false;
         }
         let number = last.map_or(0, |last| last.number) + 1;
         self.feed.counts.knowledge_bytes.store(bytes.len() as u64, Relaxed);
-        self.knowledge.store(Some(Arc::new(Knowledge { generation, number, bytes })));
+        self.knowledge.store(Some(Arc::new(Knowledge { generation, number, bytes: bytes.into() })));
         true
     }
 

@@ -4,9 +4,10 @@
 //! thread of its own ([`super::shadow`]). Faults count against the policy on trial alone, and end the trial.
 
 use super::shadow::{Tally, Told, run};
+use super::swap::Swap;
 use super::version::stored_program;
-use super::{Hook, Settings, Slot, Source, Swap, Version, Worker};
-use crate::policy::catalog::{Assignment, StoredTrial};
+use super::{Hook, Settings, Slot, Source, Version, Worker};
+use crate::policy::catalog::{Assignment, Stored, StoredTrial};
 use crate::policy::{Action, Cause, Error, Share, Stage, Subject};
 use arc_swap::{ArcSwap, ArcSwapOption, Cache};
 use parking_lot::Mutex;
@@ -129,11 +130,12 @@ impl<H: Hook> Slot<H> {
     ) -> Result<(), Error> {
         if let Some(catalog) = &self.catalog {
             let trial = Some(StoredTrial { assignment: version.assignment.clone(), stage });
-            catalog.assign(H::KIND, &super::Stored { trial, ..self.as_stored() }, modules)?;
+            catalog.assign(H::KIND, &Stored { trial, ..self.as_stored() }, modules)?;
         }
         version.generation = self.next_generation();
         let old = self.trial.load_full();
-        let trial = Trial::start(self, version, stage)?;
+        // Without its thread there is no such trial, whatever was written.
+        let trial = Trial::start(self, version, stage).inspect_err(|_| self.persist())?;
         self.trial.store(Some(Arc::clone(&trial)));
         if let Some(old) = &old {
             old.end();
@@ -217,7 +219,7 @@ impl<H: Hook> Slot<H> {
             return Ok(());
         }
         if let Some(catalog) = &self.catalog {
-            catalog.assign(H::KIND, &super::Stored { paused, ..self.as_stored() }, &[])?;
+            catalog.assign(H::KIND, &Stored { paused, ..self.as_stored() }, &[])?;
         }
         self.paused.store(paused, Relaxed);
         let action = if paused { Action::Paused } else { Action::Resumed };
@@ -249,10 +251,13 @@ impl<H: Hook> Slot<H> {
     }
 }
 
+/// The trial as a thread saw it last.
+type Seen<H> = Cache<Arc<ArcSwapOption<Trial<H>>>, Option<Arc<Trial<H>>>>;
+
 /// One thread's view of a slot's trial. Costs a pointer load while there is none.
 pub struct OnTrial<H: Hook> {
     slot: Arc<Slot<H>>,
-    cache: Cache<Arc<ArcSwapOption<Trial<H>>>, Option<Arc<Trial<H>>>>,
+    cache: Seen<H>,
 }
 
 impl<H: Hook> OnTrial<H> {
@@ -271,6 +276,11 @@ impl<H: Hook> OnTrial<H> {
         self.cache.load().is_some()
     }
 
+    /// Whether that generation is the one on trial.
+    pub fn is_on(&mut self, generation: u64) -> bool {
+        self.cache.load().as_ref().is_some_and(|trial| trial.version.generation == generation)
+    }
+
     /// What hears of the decisions that are made, if there is something.
     pub fn shadow(&mut self) -> Option<&Arc<Trial<H>>> {
         self.asked().filter(|trial| trial.stage == Stage::Shadow)
@@ -285,5 +295,38 @@ impl<H: Hook> OnTrial<H> {
     /// A worker of the policy on trial.
     pub fn worker(&self, trial: &Trial<H>) -> Worker<H> {
         Worker::of_trial(&self.slot, &trial.version, &trial.seat)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::engine::Engine;
+    use crate::policy::scheduler::SchedulerHook;
+    use crate::policy::slot::Builder;
+    use crate::policy::{PolicyConfig, Share};
+
+    #[test]
+    fn what_is_compiled_is_not_compiled_again() {
+        let bad = |mode: &str| {
+            let bytes = kvasir_tests::guest("scheduler").to_vec();
+            let settings = vec![("mode".to_owned(), mode.to_owned())];
+            (Source::Bytes { name: "bad".into(), bytes }, settings)
+        };
+        let (config, builder) = (PolicyConfig::default(), Builder::start().unwrap());
+        let engine = Engine::new(&config, None).unwrap();
+        let slot = Slot::<SchedulerHook>::open(engine, &config, bad("none"), None, builder).unwrap();
+        let first = slot.current().program.clone();
+        let (source, settings) = bad("trap");
+        let loaded = slot.load(source, settings).unwrap();
+        assert!(Arc::ptr_eq(&loaded.program, &first));
+        let (source, settings) = bad("none");
+        slot.load_on_trial(source, settings, Stage::Canary(Share::Tenant(1))).unwrap();
+        assert!(Arc::ptr_eq(&slot.trial().unwrap().version.program, &first));
+        assert!(Arc::ptr_eq(&slot.promote().unwrap().program, &first));
+        slot.rollback().unwrap();
+        assert!(Arc::ptr_eq(&slot.configure(Vec::new()).unwrap().program, &first));
+        let other = slot.load(Source::Builtin("random".into()), Vec::new()).unwrap();
+        assert!(!Arc::ptr_eq(&other.program, &first));
     }
 }

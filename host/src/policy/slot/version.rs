@@ -10,6 +10,7 @@ use crate::policy::engine::{Digest, Engine, Module};
 use crate::policy::fault::TEXT_BYTES;
 use crate::policy::guest::Guest;
 use crate::policy::log::Log;
+use crate::policy::trust::{self, Signature};
 use crate::policy::{Error, Fault, Limits, PolicyConfig, PolicyId, SlotKind, description, nearest};
 use crate::text::printable;
 use kvasir_policy::Description;
@@ -24,10 +25,17 @@ pub enum Source {
     Builtin(String),
     /// The native twin of a default policy.
     Native(String),
+    /// A component, with the signatures beside it.
     File(std::path::PathBuf),
+    /// A component that nobody signed.
     Bytes {
         name: String,
         bytes: Vec<u8>,
+    },
+    Signed {
+        name: String,
+        bytes: Vec<u8>,
+        signatures: Vec<Signature>,
     },
     /// Several that decide together.
     Chain {
@@ -42,6 +50,20 @@ pub struct ChainPart {
     pub role: Role,
     pub source: Source,
     pub settings: Settings,
+}
+
+impl Source {
+    /// As a person called it.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Builtin(name)
+            | Self::Native(name)
+            | Self::Bytes { name, .. }
+            | Self::Signed { name, .. }
+            | Self::Chain { name, .. } => name,
+            Self::File(path) => path.to_str().unwrap_or_default(),
+        }
+    }
 }
 
 pub(super) enum Program<H: Hook> {
@@ -77,7 +99,7 @@ impl<H: Hook> Program<H> {
 
 /// A policy with its settings, as it serves or served.
 pub struct Version<H: Hook> {
-    /// Rises with every swap of the slot.
+    /// Rises with every policy that gets a seat of the slot.
     pub generation: u64,
     pub description: Description,
     pub assignment: Assignment,
@@ -111,6 +133,11 @@ impl<H: Hook> Version<H> {
     /// An engine that can serve: describe, configure, open.
     pub(super) fn build(&self, limits: &Limits, log: &Arc<Log>) -> Result<Box<H::Engine>, Error> {
         build::<H>(&self.program, &self.assignment, limits, log).map(|(engine, _)| engine)
+    }
+
+    /// An engine with its settings that was told nothing, for questions beside those of the slot. What it logs is not kept.
+    pub(super) fn beside(&self, limits: &Limits) -> Result<Box<H::Engine>, Error> {
+        configured::<H>(&self.program, &self.assignment, limits, &Arc::default()).map(|(engine, _)| engine)
     }
 
     /// As [`Version::build`], with the state of another instance. The inner error is why it did not take it.
@@ -297,6 +324,21 @@ pub(in crate::policy) fn read(engine: &Engine, path: &std::path::Path) -> Result
     std::fs::read(path).map_err(failed)
 }
 
+/// Where everybody is trusted, a file of signatures that does not read holds up nobody.
+fn signatures_beside(
+    engine: &Engine,
+    slot: SlotKind,
+    path: &std::path::Path,
+) -> Result<Vec<Signature>, Error> {
+    match trust::read_beside(path) {
+        Err(error) if !engine.gate.is_open() => {
+            let reason = trust::Refused::Signatures(error.to_string());
+            Err(Error::Untrusted { name: path.display().to_string(), slot, reason })
+        }
+        read => Ok(read.unwrap_or_default()),
+    }
+}
+
 /// A policy that was found and compiled.
 pub(super) struct Code<H: Hook> {
     pub(super) program: Arc<Program<H>>,
@@ -311,7 +353,7 @@ pub(super) fn code<H: Hook>(
     source: Source,
     compiled: &[Arc<Program<H>>],
 ) -> Result<Code<H>, Error> {
-    let (name, bytes) = match source {
+    let (name, bytes, signatures) = match source {
         Source::Builtin(name) => {
             let program = compile(engine, &name, builtin::<H>(&name)?.component, compiled)?;
             return Ok(Code { program, origin: Origin::Builtin { name }, modules: Vec::new() });
@@ -321,15 +363,21 @@ pub(super) fn code<H: Hook>(
             return Ok(Code { program, origin: Origin::Native { name }, modules: Vec::new() });
         }
         Source::Chain { name, parts } => return chain(engine, name, parts, compiled),
-        Source::File(path) if chain::is_chain(&path) => return code(engine, chain::read(&path)?, compiled),
+        Source::File(path) if chain::is_chain(&path) => {
+            let (name, parts) = chain::read(&path)?;
+            return chain(engine, name, parts, compiled);
+        }
         Source::File(path) => {
             let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
-            (stem, read(engine, &path)?)
+            (stem, read(engine, &path)?, signatures_beside(engine, H::KIND, &path)?)
         }
-        Source::Bytes { name, bytes } => (name, bytes),
+        Source::Bytes { name, bytes } => (name, bytes, Vec::new()),
+        Source::Signed { name, bytes, signatures } => (name, bytes, signatures),
     };
+    let origin = Origin::Module { name: name.clone(), digest: Digest::of(&bytes).to_string(), signatures };
+    // Before it is compiled: that takes time and memory, which a stranger's code is not given.
+    engine.gate.check(H::KIND, &origin)?;
     let program = compile(engine, &name, &bytes, compiled)?;
-    let origin = Origin::Module { name, digest: Digest::of(&bytes).to_string() };
     Ok(Code { program, origin, modules: vec![bytes] })
 }
 
@@ -383,9 +431,11 @@ pub(in crate::policy) fn stored_source(
     Ok(match (origin, catalog) {
         (Origin::Builtin { name }, _) => Source::Builtin(name.clone()),
         (Origin::Native { name }, _) => Source::Native(name.clone()),
-        (Origin::Module { name, digest }, Some(catalog)) => {
-            Source::Bytes { name: name.clone(), bytes: catalog.module(digest)? }
-        }
+        (Origin::Module { name, digest, signatures }, Some(catalog)) => Source::Signed {
+            name: name.clone(),
+            bytes: catalog.module(digest)?,
+            signatures: signatures.clone(),
+        },
         (Origin::Module { .. }, None) => return Err(Error::NotKept(slot)),
         (Origin::Chain { name, parts }, _) => {
             let part = |part: &StoredPart| {

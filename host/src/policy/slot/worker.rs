@@ -224,6 +224,20 @@ impl<H: Hook> Worker<H> {
         }
     }
 
+    /// Makes an engine of the same version, elsewhere and later, that was told nothing.
+    pub fn beside(&self) -> impl FnOnce() -> Option<Box<H::Engine>> + Send + use<H> {
+        let (slot, version) = (self.slot.clone(), self.version.clone());
+        move || version.beside(&slot.limits).ok()
+    }
+
+    /// What the engine has adopted of its policy's learner.
+    pub fn knowledge(&mut self) -> Option<Arc<[u8]>> {
+        let (adopted, generation) = (self.adopted, self.version.generation);
+        let knowledge = self.knowledge.load().as_ref()?;
+        let has_it = knowledge.number == adopted && knowledge.generation == generation;
+        has_it.then(|| Arc::clone(&knowledge.bytes))
+    }
+
     pub fn version(&self) -> &Arc<Version<H>> {
         &self.version
     }

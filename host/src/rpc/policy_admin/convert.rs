@@ -10,7 +10,7 @@ use kvasir_proto::{self as proto, stage::Kind};
 use tonic::Status;
 
 /// What a caller wants a policy loaded for.
-pub(super) fn stage(wanted: Option<proto::Stage>) -> Result<Stage, Status> {
+pub(in crate::rpc) fn stage(wanted: Option<proto::Stage>) -> Result<Stage, Status> {
     use proto::stage::Share as Wanted;
     let Some(wanted) = wanted else { return Ok(Stage::Active) };
     let refuse = |why| Err(validate::refuse("stage", why));

@@ -1,0 +1,227 @@
+//! `kvasir policy run`.
+
+use crate::explain::rerun::{self, RerunError, Tally};
+use crate::explain::{Found, words};
+use crate::policy::record::{PlayError, Played, Player, Record, Records};
+use crate::policy::{Engine, PolicyConfig, SlotKind, Source, builtin_names};
+use anyhow::Context;
+use clap::Args;
+use serde_json::json;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Ask a policy what was decided before, from a recording, and show both choices. With the candidates and the scores of each.
+/// No host need run. Exit code 1 if the policy fails.
+#[derive(Args, Debug)]
+pub(super) struct RunArgs {
+    /// Name of a default policy, or file of a component (contains `/` or ends in `.wasm`).
+    policy: String,
+    /// The recording: a file that `[explain]` of a host has written, or lines of `kvasir explain ID --record`.
+    #[arg(long, value_name = "FILE")]
+    on: PathBuf,
+    /// The decision with this id; without it the first of the policy's slot.
+    #[arg(long, value_name = "N", conflicts_with = "all")]
+    id: Option<u64>,
+    /// Ask about all decisions, and count those that it decides as recorded.
+    #[arg(long)]
+    all: bool,
+    /// A setting of the policy; may be given several times.
+    #[arg(long = "setting", value_name = "NAME=VALUE", value_parser = super::super::setting)]
+    settings: Vec<(String, String)>,
+    /// A default policy as it is compiled into this binary, not its component.
+    #[arg(long)]
+    native: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl RunArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let player = self.player()?;
+        let file = File::open(&self.on)
+            .with_context(|| format!("cannot open the recording {}", self.on.display()))?;
+        let records = Records::new(BufReader::new(file));
+        if self.all {
+            let tally = rerun::all(&player, records)?;
+            if tally.same + tally.different + tally.failed + tally.natively == 0 {
+                return Err(RerunError::NoRecord { slot: player.slot() }.into());
+            }
+            self.print_tally(&tally);
+            return Ok(ExitCode::from(u8::from(tally.failed > 0)));
+        }
+        let record = rerun::find(player.slot(), self.id, records)?;
+        match player.play(&record, true) {
+            Ok(played) => {
+                self.print(&record, &played);
+                Ok(ExitCode::SUCCESS)
+            }
+            Err(PlayError::Fault { function, fault }) => {
+                eprintln!("kvasir: the policy failed on decision {}: `{function}` {fault}", record.id);
+                Ok(ExitCode::from(1))
+            }
+            Err(other) => Err(other.into()),
+        }
+    }
+
+    fn player(&self) -> anyhow::Result<Player> {
+        let config = PolicyConfig::default();
+        let engine = Engine::new(&config, None)?;
+        let (slot, source) = source(&self.policy, self.native)?;
+        Ok(Player::new(&engine, &config, slot, source, self.settings.clone())?)
+    }
+
+    fn print_tally(&self, tally: &Tally) {
+        let Tally { same, different, natively, failed, others, differing, first_failure } = tally;
+        if self.json {
+            let failure = first_failure.as_ref().map(|(id, reason)| json!({ "id": id, "reason": reason }));
+            let object = json!({
+                "same": same, "different": different, "natively": natively, "failed": failed, "others": others,
+                "differing": differing, "first_failure": failure,
+            });
+            return println!("{object}");
+        }
+        println!("same       {same}");
+        println!("different  {different}{}", first_ids(differing));
+        println!("failed     {failed}");
+        println!("not asked  {natively} that a native twin decided, {others} of other slots");
+        if let Some((id, reason)) = first_failure {
+            println!("decision {id}: {reason}");
+        }
+    }
+
+    fn print(&self, record: &Record, played: &Played) {
+        let same = played.answer == record.answer;
+        let found = Found::of_record(record);
+        let now = found.clone().and_then(|mut found| {
+            found.decided.decision = rerun::decision(&played.answer)?;
+            found.scores = played.scores.iter().copied().map(f32::from_bits).collect();
+            Some(found)
+        });
+        if self.json {
+            let object = json!({
+                "id": record.id, "slot": record.slot, "at_ms": record.at_ms,
+                "recorded": { "policy": record.policy.name, "version": record.policy.version,
+                    "digest": record.policy.digest, "fallback": record.fallback, "answer": record.answer,
+                    "scores": record.scores },
+                "answer": played.answer, "scores": played.scores, "same": same,
+            });
+            return println!("{object}");
+        }
+        let by = if record.fallback.is_some() { "the native twin of " } else { "" };
+        println!("decision {} of the {}, {}", record.id, record.slot, super::moment(record.at_ms));
+        println!(
+            "recorded   {} by {by}{} {}",
+            answer(record, &record.answer),
+            record.policy.name,
+            record.policy.version
+        );
+        println!(
+            "now        {}, {}",
+            answer(record, &played.answer),
+            if same { "the same" } else { "another" }
+        );
+        if let (Some(then), Some(now)) = (&found, &now) {
+            print_tables(then, now);
+        }
+    }
+}
+
+fn first_ids(ids: &[u64]) -> String {
+    if ids.is_empty() {
+        return String::new();
+    }
+    let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+    format!(", the first: {}", ids.join(", "))
+}
+
+/// The slot of a policy, and where it comes from.
+fn source(policy: &str, native: bool) -> anyhow::Result<(SlotKind, Source)> {
+    if crate::config::Assigned::is_path(policy) {
+        anyhow::ensure!(!native, "--native is for default policies, by name");
+        let slot = crate::policy::inspect::inspect(&PolicyConfig::default(), Path::new(policy))?.slot;
+        return Ok((slot, Source::File(policy.into())));
+    }
+    let slot = SlotKind::ALL.into_iter().find(|slot| builtin_names(*slot).contains(&policy));
+    let slot = slot.with_context(|| {
+        let known: Vec<&str> = SlotKind::ALL.into_iter().flat_map(builtin_names).collect();
+        let near = crate::config::did_you_mean(policy, known.iter().copied());
+        format!(
+            "no default policy is called `{policy}`; {near}known: {}; a file contains `/` or ends in .wasm",
+            known.join(", ")
+        )
+    })?;
+    let name = policy.to_owned();
+    Ok((slot, if native { Source::Native(name) } else { Source::Builtin(name) }))
+}
+
+/// An answer in words.
+fn answer(record: &Record, words: &[u64]) -> String {
+    use kvasir_policy::scheduler::{Decision, Placement};
+    let list = |words: &mut dyn Iterator<Item = String>| words.collect::<Vec<_>>().join(" ");
+    match (record.asked.name.as_str(), words) {
+        ("schedule", words) => match rerun::decision(words) {
+            Some(Decision::Run(Placement { prefill, decode, transfer, .. })) => {
+                let fetched = transfer.map(|t| format!(", {} blocks from slot {}", t.blocks, t.source));
+                format!("prefill slot {prefill}, decode slot {decode}{}", fetched.unwrap_or_default())
+            }
+            Some(Decision::Reject { reason, retry_after_ms }) => {
+                format!(
+                    "rejected: {}, again after {retry_after_ms} ms",
+                    crate::explain::words::reason(reason)
+                )
+            }
+            None => "no decision".to_owned(),
+        },
+        ("admit-request", &[bits]) => match bits as u8 {
+            0 => "accept".to_owned(),
+            1 => "queue".to_owned(),
+            _ => format!("reject, reason {}, again after {} ms", bits >> 8 & 0x00ff_ffff, bits >> 32),
+        },
+        ("admit-blocks", words) => {
+            let word =
+                |word: &u64| ["skip", "store", "colder"].get(*word as usize).copied().unwrap_or("unknown");
+            list(&mut words.iter().map(|w| word(w).to_owned()))
+        }
+        ("tick", words) => {
+            format!("thresholds {}", list(&mut words.iter().map(|w| f32::from_bits(*w as u32).to_string())))
+        }
+        (_, words) => format!("victims {}", list(&mut words.iter().map(|w| (w & 0x0fff_ffff).to_string()))),
+    }
+}
+
+/// What the policy saw of each candidate, with the choice and the scores of then and now.
+fn print_tables(then: &Found, now: &Found) {
+    let slots = then.question.slots()[0];
+    for (title, prefill, table) in
+        [("prefill", true, words::prefill(then)), ("decode", false, words::decode(then))]
+    {
+        let score = |found: &Found, slot: u32| {
+            let at = if prefill { slot as usize } else { slots + slot as usize };
+            found.scores.get(at).map_or(String::new(), |score| super::super::explain::number(*score))
+        };
+        let is = |found: &Found, slot: u32| match found.decided.decision {
+            kvasir_policy::scheduler::Decision::Run(p) => slot == if prefill { p.prefill } else { p.decode },
+            kvasir_policy::scheduler::Decision::Reject { .. } => false,
+        };
+        let mut out = comfy_table::Table::new();
+        out.load_style(comfy_table::presets::NOTHING);
+        let headers = ["", title, "score then", "score now"];
+        out.set_header(headers.into_iter().chain(table.columns.iter().copied()));
+        for row in &table.rows {
+            let mark = match (is(then, row.slot), is(now, row.slot)) {
+                (true, true) => "chosen",
+                (true, false) => "then",
+                (false, true) => "now",
+                (false, false) => row.barred.unwrap_or_default(),
+            };
+            let slot = format!("slot {}", row.slot);
+            let first = [mark.to_owned(), slot, score(then, row.slot), score(now, row.slot)];
+            let values = row.values.iter().copied().map(super::super::explain::number);
+            out.add_row(first.into_iter().chain(values));
+        }
+        println!("{out}");
+    }
+}

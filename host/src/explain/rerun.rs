@@ -1,0 +1,164 @@
+//! Recorded decisions, asked again of another policy: `kvasir policy run`.
+
+use super::{Decided, Found};
+use crate::conductor::fleet::{Changes, Told};
+use crate::policy::record::{PlayError, Player, Record, Records};
+use crate::policy::{SlotKind, record};
+use kvasir_policy::scheduler::{Answer, Decision, Layout, Question};
+use std::io::BufRead;
+use std::sync::Arc;
+
+/// Ids that are told of those that differ.
+const TOLD_MAX: usize = 10;
+
+/// What became of all records.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Answered as recorded.
+    pub same: u64,
+    pub different: u64,
+    /// Recorded from the native twin, in place of a policy that failed; not asked.
+    pub natively: u64,
+    /// The policy failed.
+    pub failed: u64,
+    /// Of other slots; not asked.
+    pub others: u64,
+    /// Ids of the first that differ.
+    pub differing: Vec<u64>,
+    /// Id and reason.
+    pub first_failure: Option<(u64, String)>,
+}
+
+/// Asks a policy all records of its slot.
+///
+/// # Errors
+/// The recording cannot be read, or holds something else; or no instance of the policy can be made.
+pub fn all<R: BufRead>(player: &Player, records: Records<R>) -> Result<Tally, RerunError> {
+    let mut tally = Tally::default();
+    for record in records {
+        let record = record?;
+        if record.slot != player.slot().as_str() {
+            tally.others += 1;
+        } else if record.fallback.is_some() {
+            tally.natively += 1;
+        } else {
+            tally.count(&record, player.play(&record, false))?;
+        }
+    }
+    Ok(tally)
+}
+
+/// Why records could not be asked again.
+#[derive(Debug, thiserror::Error)]
+pub enum RerunError {
+    #[error(transparent)]
+    Recording(#[from] record::Error),
+    #[error(transparent)]
+    Policy(#[from] PlayError),
+    #[error("the recording holds no record of a {slot} with id {id}")]
+    NoSuchRecord { slot: SlotKind, id: u64 },
+    #[error("the recording holds no record of a {slot}")]
+    NoRecord { slot: SlotKind },
+}
+
+impl Tally {
+    fn count(&mut self, record: &Record, played: Result<record::Played, PlayError>) -> Result<(), PlayError> {
+        match played {
+            Ok(played) if played.answer == record.answer => self.same += 1,
+            Ok(_) => {
+                self.different += 1;
+                if self.differing.len() < TOLD_MAX {
+                    self.differing.push(record.id);
+                }
+            }
+            Err(PlayError::Fault { function, fault }) => {
+                self.failed += 1;
+                let reason = || (record.id, format!("`{function}` {fault}"));
+                self.first_failure.get_or_insert_with(reason);
+            }
+            Err(other) => return Err(other),
+        }
+        Ok(())
+    }
+}
+
+/// The first record of a slot, or the one with that id.
+///
+/// # Errors
+/// There is none, or the recording cannot be read as far as that.
+pub fn find<R: BufRead>(slot: SlotKind, id: Option<u64>, records: Records<R>) -> Result<Record, RerunError> {
+    for record in records {
+        let record = record?;
+        if record.slot == slot.as_str() && id.is_none_or(|id| id == record.id) {
+            return Ok(record);
+        }
+    }
+    Err(match id {
+        Some(id) => RerunError::NoSuchRecord { slot, id },
+        None => RerunError::NoRecord { slot },
+    })
+}
+
+impl Found {
+    /// What a scheduler's record tells of its decision; `None` for records of other slots. The record has been checked.
+    pub fn of_record(record: &Record) -> Option<Self> {
+        let (&[now], [words]) = (&record.asked.scalars[..], &record.asked.lists[..]) else { return None };
+        let decision = decision(&record.answer)?;
+        let floats = |words: &[u32]| words.iter().copied().map(f32::from_bits).collect::<Vec<f32>>();
+        let mut told = Told::default();
+        let mut thresholds = Vec::new();
+        let mut layout = Layout::default();
+        for (name, words) in &record.pushed {
+            let mut changes = Changes::default();
+            match name.as_str() {
+                "open" => {
+                    layout = Layout::decode(words);
+                    changes.open = Some(layout);
+                }
+                "update-prefill" => changes.prefill = floats(words),
+                "update-decode" => changes.decode = floats(words),
+                "update-links" => changes.links = floats(words),
+                "set-thresholds" => thresholds = floats(words),
+                _ => {}
+            }
+            told.apply(&changes);
+        }
+        // Rows of another length are those of another host; nobody here knows what stands where in them.
+        let known = Layout::default();
+        if (layout.prefill_row, layout.decode_row) != (known.prefill_row, known.decode_row) {
+            return None;
+        }
+        let [prefill, decode] = [layout.prefill_slots, layout.decode_slots].map(|slots| slots as usize);
+        Some(Self {
+            decided: Decided {
+                id: record.id,
+                at_ms: record.at_ms,
+                policy: Arc::new(record.policy.clone()),
+                generation: 0,
+                decision,
+                fallback: record.fallback.clone(),
+                ns: record.ns,
+                thresholds: Arc::new(thresholds),
+                knowledge: None,
+                admitted: None,
+            },
+            tables: told.all(),
+            question: Question::of_words(f32::from_bits(now as u32), words, prefill, decode),
+            scores: floats(&record.scores),
+        })
+    }
+}
+
+/// A decision as it was recorded; `None` if these are not its eight words.
+pub fn decision(words: &[u64]) -> Option<Decision> {
+    let &[prefill, decode, transfer_blocks, source, reason, retry_after, session_memo, tenant_charge] = words
+    else {
+        return None;
+    };
+    let [prefill, decode, transfer_blocks, source, reason, retry_after] =
+        [prefill, decode, transfer_blocks, source, reason, retry_after].map(|word| word as u32);
+    Some(
+        Answer { prefill, decode, transfer_blocks, source, reason, retry_after, session_memo, tenant_charge }
+            .into(),
+    )
+}

@@ -1,0 +1,113 @@
+//! What a host does with the rollouts that it follows: says what serves here, and brings into service what it is told.
+
+use super::keeper::{Keeper, Report, Told};
+use super::{Order, Said};
+use crate::policy::catalog::Assignment;
+use crate::policy::{PolicyHost, SlotKind};
+
+/// Who keeps the rollouts that a host follows. Errors are for the log; the next round tries again.
+pub trait Leader {
+    /// # Errors
+    /// It cannot be reached, or refuses.
+    fn follow(&mut self, host: &str, reports: Vec<Report>) -> Result<Vec<Told>, String>;
+
+    /// What is needed to bring the target of a rollout into service.
+    ///
+    /// # Errors
+    /// As `follow`.
+    fn fetch(&mut self, slot: SlotKind, id: u64) -> Result<Vec<u8>, String>;
+}
+
+/// A host that follows itself.
+pub struct Own<'a> {
+    pub keeper: &'a Keeper,
+    pub now_ms: u64,
+}
+
+impl Leader for Own<'_> {
+    fn follow(&mut self, host: &str, reports: Vec<Report>) -> Result<Vec<Told>, String> {
+        self.keeper.hear(host, reports, self.now_ms).map_err(|e| e.to_string())
+    }
+
+    fn fetch(&mut self, slot: SlotKind, id: u64) -> Result<Vec<u8>, String> {
+        self.keeper.request(slot, id).map_err(|e| e.to_string())
+    }
+}
+
+/// One host's part in all rollouts. Forgotten by a restart: what serves was stored, and says the rest.
+pub struct Follower {
+    name: String,
+    slots: [Option<Known>; 4],
+}
+
+/// The rollout of one slot, as it was heard of last.
+struct Known {
+    id: u64,
+    target: Assignment,
+    tried: Tried,
+}
+
+enum Tried {
+    Not,
+    Done,
+    Failed(String),
+}
+
+impl Follower {
+    /// `name` as the leader is to know this host.
+    pub fn new(name: String) -> Self {
+        Self { name, slots: [const { None }; 4] }
+    }
+
+    /// One round. `load` brings into service what was fetched. Blocking: it may compile a policy.
+    ///
+    /// # Errors
+    /// The leader's.
+    pub fn round(
+        &mut self,
+        policies: &PolicyHost,
+        leader: &mut impl Leader,
+        load: impl Fn(&[u8]) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let reports = SlotKind::ALL.into_iter().filter_map(|slot| self.report(policies, slot)).collect();
+        for Told { slot, id, order, target } in leader.follow(&self.name, reports)? {
+            let known = &mut self.slots[slot as usize];
+            if known.as_ref().is_none_or(|known| known.id != id) {
+                *known = Some(Known { id, target, tried: Tried::Not });
+            }
+            let Some(known) = known else { continue };
+            match (order, &known.tried) {
+                // It was stored, and this host started again.
+                (Order::Serve, Tried::Not) if policies.serves(slot, &known.target) => {
+                    known.tried = Tried::Done
+                }
+                (Order::Serve, Tried::Not) if !policies.status(slot).paused => {
+                    let request = leader.fetch(slot, id)?;
+                    known.tried = load(&request).map_or_else(Tried::Failed, |()| Tried::Done);
+                }
+                (Order::Return, _) if policies.serves(slot, &known.target) => {
+                    let back = policies.rollback(slot);
+                    known.tried =
+                        back.map_or_else(|e| Tried::Failed(format!("cannot go back: {e}")), |_| Tried::Not);
+                }
+                (Order::Keep | Order::Serve | Order::Return, _) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&self, policies: &PolicyHost, slot: SlotKind) -> Option<Report> {
+        let Known { id, target, tried } = self.slots[slot as usize].as_ref()?;
+        let status = policies.status(slot);
+        let said = match tried {
+            Tried::Failed(reason) => Said::Failed(reason.clone()),
+            _ if policies.serves(slot, target) && status.watch.is_some() => Said::Watched,
+            _ if policies.serves(slot, target) => Said::Settled,
+            Tried::Not => Said::Other,
+            Tried::Done => Said::Failed(
+                status.last_trip.unwrap_or_else(|| format!("`{}` was loaded there", status.name)),
+            ),
+        };
+        Some(Report { slot, id: *id, said })
+    }
+}

@@ -1,0 +1,3 @@
+module kvasir
+
+go 1.24
