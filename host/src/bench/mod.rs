@@ -1,6 +1,7 @@
 //! What the `kvasir bench` commands share: rows, the report, and how things are timed.
 
 pub mod attached;
+pub mod contest;
 pub mod conversation;
 mod engine;
 mod evictor_swap;
@@ -144,6 +145,11 @@ impl Times {
     /// Nanoseconds at a quantile of 0 to 1.
     pub fn ns(&self, quantile: f64) -> f64 {
         self.0.value_at_quantile(quantile) as f64
+    }
+
+    /// Takes in calls that were timed apart.
+    pub fn add(&mut self, other: &Self) {
+        self.0.add(&other.0).expect("all have the same bounds");
     }
 
     pub fn mean_ns(&self) -> f64 {

@@ -10,6 +10,7 @@ pub mod bench_policy;
 pub mod bench_store;
 pub mod bench_transfer;
 mod blocks;
+mod cluster_flags;
 mod config;
 mod dev;
 mod doctor;

@@ -1,5 +1,6 @@
 //! `kvasir policy`: policies from the first line to service on a running host. One file a verb.
 
+mod bench;
 mod build;
 mod check;
 mod history;
@@ -15,6 +16,7 @@ mod promote;
 mod pull;
 mod push;
 mod registry;
+mod replay;
 mod rollback;
 mod rollout;
 mod run;
@@ -48,6 +50,8 @@ enum Action {
     New(new::NewArgs),
     Build(build::BuildArgs),
     Check(check::CheckArgs),
+    Bench(bench::BenchArgs),
+    Replay(replay::ReplayArgs),
     Inspect(inspect::InspectArgs),
     Run(run::RunArgs),
     Load(load::LoadArgs),
@@ -109,6 +113,8 @@ impl Action {
             Self::New(args) => Ok(args.run()),
             Self::Build(args) => Ok(args.run()),
             Self::Check(args) => Ok(args.run()),
+            Self::Bench(args) => args.run(),
+            Self::Replay(args) => args.run(),
             Self::Inspect(args) => args.run(),
             Self::Run(args) => args.run(),
             Self::Load(args) => args.run(),

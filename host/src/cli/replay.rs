@@ -1,9 +1,13 @@
 //! `kvasir replay`: a trace through the components that run in production.
 
+use super::cluster_flags::ClusterFlags;
 use crate::config::Size;
 use crate::policy::evictor::{EvictorEngine, EvictorHook};
-use crate::policy::{Engine, PolicyConfig, Source, standalone};
-use crate::replay::cache::{self, Cache, Report};
+use crate::policy::{Engine, PolicyConfig, SlotKind, Source, standalone};
+use crate::replay::cache::{Cache, Report};
+use crate::replay::cluster::{self, Choices, Cluster, Names, Policies};
+use crate::replay::contender::Contender;
+use crate::replay::pool;
 use crate::replay::store::{self, Pace, Session};
 use crate::replay::trace::{self, Reader, Request};
 use anyhow::{Context, Result, bail};
@@ -27,7 +31,7 @@ pub struct ReplayArgs {
     /// What the trace runs through.
     #[arg(long, value_enum, default_value_t = Mode::Cache)]
     pub mode: Mode,
-    /// Mode cache: evictor, a built-in name or a component file [default: workload-aware].
+    /// Mode cache and mode cluster: evictor, a built-in name or a component file [default: workload-aware].
     #[arg(long, value_name = "NAME|FILE.wasm")]
     pub evictor: Option<String>,
     /// Run a built-in evictor as the component or as its native twin.
@@ -45,9 +49,17 @@ pub struct ReplayArgs {
     /// Mode store: bytes of a block.
     #[arg(long, value_name = "SIZE", default_value = "16KiB")]
     pub block_bytes: Size,
-    /// Mode store: send requests at the times of the trace, X times as fast [default: without waiting].
-    #[arg(long, value_name = "X", value_parser = speed)]
-    pub speed: Option<f64>,
+    /// Mode cluster: scheduler, a built-in name or a file [default: mooncake].
+    #[arg(long, value_name = "NAME|FILE")]
+    pub scheduler: Option<String>,
+    /// Mode cluster: admitter, a built-in name or a file [default: slo].
+    #[arg(long, value_name = "NAME|FILE")]
+    pub admitter: Option<String>,
+    /// Mode cluster: balancer, a built-in name or a file [default: static].
+    #[arg(long, value_name = "NAME|FILE")]
+    pub balancer: Option<String>,
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
     /// Replay the first N requests only.
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
@@ -77,6 +89,8 @@ pub enum EngineKind {
 pub enum Mode {
     /// Block slots and an evictor; no bytes.
     Cache,
+    /// A cluster in virtual time: requests are scheduled, computed and decoded by instances that are a cost model.
+    Cluster,
     /// A running host: blocks are stored and read, and every byte read is compared.
     Store,
 }
@@ -91,6 +105,11 @@ impl ReplayArgs {
                 let report = self.cache()?;
                 self.print(&report, table)?;
                 check_policy(&report)
+            }
+            Mode::Cluster => {
+                let report = self.clustered()?;
+                self.print(&report, cluster_table)?;
+                check_policies(&report)
             }
             Mode::Store => {
                 let report = self.store()?;
@@ -110,6 +129,7 @@ impl ReplayArgs {
     }
 
     fn store(&self) -> Result<store::Report> {
+        self.no_cluster("store")?;
         if self.capacity_blocks.is_some() || self.evictor.is_some() {
             bail!(
                 "mode store: the host has its own capacity and evictor; leave out --capacity-blocks, --evictor"
@@ -122,7 +142,7 @@ impl ReplayArgs {
         let token = std::env::var("KVASIR_TOKEN").unwrap_or_default();
         let options = Options { namespace: "replay".into(), token, ..Options::default() };
         let mut session = Session::new(Client::connect(&host, options)?, block_bytes)?;
-        let pace = self.speed.map_or(Pace::Unpaced, Pace::Speed);
+        let pace = self.cluster.speed.map_or(Pace::Unpaced, Pace::Speed);
         let mut report = store::replay(&mut session, trace, pace)?;
         progress.finish_and_clear();
         self.check_requests(report.requests)?;
@@ -153,12 +173,61 @@ impl ReplayArgs {
         Ok(())
     }
 
+    fn no_cluster(&self, mode: &str) -> Result<()> {
+        let policies = [&self.scheduler, &self.admitter, &self.balancer].iter().any(|name| name.is_some());
+        if policies || self.cluster.any_but_speed() {
+            bail!(
+                "mode {mode} has no cluster; leave out --scheduler, --admitter, --balancer and the flags of instances, or give \
+                 --mode cluster"
+            );
+        }
+        Ok(())
+    }
+
+    fn clustered(&self) -> Result<cluster::Report> {
+        if self.host.is_some() || self.capacity_blocks.is_some() {
+            bail!("mode cluster needs no host and has --pool-blocks; leave out --host, --capacity-blocks");
+        }
+        let setup = self.cluster.setup()?;
+        let mut policies = Policies::open(&setup, &self.choices()?)?;
+        let names = Names::of(&policies);
+        let mut cluster = Cluster::new(&setup, &mut policies)?;
+        let (trace, progress) = self.open()?;
+        for request in trace {
+            cluster.offer(&request?)?;
+            cluster.take_ended();
+        }
+        cluster.finish()?;
+        progress.finish_and_clear();
+        self.check_requests(cluster.tally().offered)?;
+        Ok(cluster::Report::new(&self.trace.display().to_string(), &names, &cluster))
+    }
+
+    fn choices(&self) -> Result<Choices> {
+        let named = [
+            (SlotKind::Scheduler, &self.scheduler, Vec::new()),
+            (SlotKind::Evictor, &self.evictor, self.evictor_settings.clone()),
+            (SlotKind::Admitter, &self.admitter, Vec::new()),
+            (SlotKind::Balancer, &self.balancer, Vec::new()),
+        ];
+        let mut choices = Choices::default();
+        for (slot, name, settings) in named {
+            let Some(name) = name else { continue };
+            let contender = Contender::find(name, Some(slot), settings)?;
+            let native = self.engine == EngineKind::Native;
+            let contender = if native { contender.native() } else { contender };
+            choices = choices.with(slot, contender.choice);
+        }
+        Ok(choices)
+    }
+
     fn evictor_name(&self) -> &str {
         self.evictor.as_deref().unwrap_or("workload-aware")
     }
 
     fn cache(&self) -> Result<Report> {
-        if self.host.is_some() || self.speed.is_some() {
+        self.no_cluster("cache")?;
+        if self.host.is_some() || self.cluster.speed.is_some() {
             bail!("mode cache needs no host and no time; leave out --host, --speed, or give --mode store");
         }
         let capacity_blocks = self.capacity_blocks.context("mode cache: give --capacity-blocks N")?;
@@ -183,7 +252,7 @@ impl ReplayArgs {
     }
 
     fn evictor(&self, capacity_blocks: u32) -> Result<Box<dyn EvictorEngine>> {
-        cache::check_capacity(capacity_blocks)?;
+        pool::check_capacity(capacity_blocks)?;
         let name = self.evictor_name();
         let file = Path::new(name);
         let source = if file.extension().is_some_and(|e| e == "wasm") {
@@ -202,11 +271,6 @@ impl ReplayArgs {
         let engine = Engine::new(&config, None)?;
         Ok(standalone::<EvictorHook>(&engine, &config, source, self.evictor_settings.clone())?.0)
     }
-}
-
-fn speed(text: &str) -> Result<f64> {
-    let known = text.parse().ok().filter(|speed: &f64| speed.is_finite() && *speed > 0.0);
-    known.with_context(|| format!("`{text}` is not a number above 0"))
 }
 
 /// "unknown evictor `lur`; did you mean `lru`? built in: …"
@@ -271,6 +335,18 @@ fn store_table(report: &store::Report) -> String {
         ("retries", format!("{}, {} blocks found no room", moved.retries, moved.blocks_refused)),
     ];
     rows.iter().map(|(name, value)| format!("{name:18}{value}\n")).collect()
+}
+
+fn cluster_table(report: &cluster::Report) -> String {
+    let rows = std::iter::once(("trace", report.trace.clone())).chain(report.rows());
+    rows.map(|(name, value)| format!("{name:18}{value}\n")).collect()
+}
+
+/// # Errors
+/// A policy failed, so that the figures are not its own.
+fn check_policies(report: &cluster::Report) -> Result<()> {
+    let faults: Vec<_> = report.faults.iter().map(ToString::to_string).collect();
+    if faults.is_empty() { Ok(()) } else { bail!("{}", faults.join("; ")) }
 }
 
 /// # Errors
@@ -349,6 +425,40 @@ mod tests {
     }
 
     #[test]
+    fn mode_cluster_has_the_published_keys_and_is_the_same_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = folder.path().join("t.jsonl.gz");
+        let plan = Plan { workload: Workload::Agent, requests: 300, rate_rps: 5.0, seed: 3 };
+        generate::write(&plan, &trace, || ()).unwrap();
+        let line = format!(
+            "--trace {} --mode cluster --prefill 2 --decode 1 --both 1 --scheduler random --evictor lru --speed 2",
+            trace.display()
+        );
+        let report = parse(&line).clustered().unwrap();
+        assert_eq!(report, parse(&line).clustered().unwrap());
+        assert_eq!(
+            (report.requests, report.scheduler.as_str(), report.evictor.as_str()),
+            (300, "random", "lru")
+        );
+        let json = serde_json::to_value(&report).unwrap();
+        for key in [
+            "scheduler",
+            "ttft_s",
+            "tbt_s",
+            "hit_rate_percent",
+            "rejected",
+            "goodput_rps",
+            "slo_attainment_percent",
+        ] {
+            assert!(!json[key].is_null(), "{key}");
+        }
+        for key in ["mean", "p50", "p90", "p99"] {
+            assert!(json["ttft_s"][key].as_f64().is_some_and(|seconds| seconds > 0.0), "{key}");
+        }
+        assert!(cluster_table(&report).contains("hit rate"), "{}", cluster_table(&report));
+    }
+
+    #[test]
     fn a_policy_that_fails_fails_the_replay() {
         let folder = tempfile::tempdir().unwrap();
         let (trace, policy) = (folder.path().join("t.jsonl.gz"), folder.path().join("bad.wasm"));
@@ -386,14 +496,23 @@ mod tests {
             ("--trace /none --mode store --host tcp:127.0.0.1:1", "cannot open trace /none"),
             ("--trace /dev/null --mode store --host unix:/none", "no Kvasir host at unix:/none"),
             ("--trace /none --evictor lru --capacity-blocks 5 --evictor-setting a=1", "unknown setting `a`"),
+            (
+                "--trace /none --capacity-blocks 5 --prefill 2",
+                "mode cache has no cluster; leave out --scheduler",
+            ),
+            ("--trace /none --mode store --host unix:/none --balancer static", "mode store has no cluster"),
+            ("--trace /none --mode cluster --capacity-blocks 5", "has --pool-blocks"),
+            ("--trace /none --mode cluster --prefill 0", "0 prefill, 4 decode"),
+            ("--trace /none --mode cluster --speed 1e9", "speed 1000000000 is outside"),
+            ("--trace /none --mode cluster --scheduler moncake", "did you mean `mooncake`?"),
+            ("--trace /none --mode cluster --scheduler lru", "`lru` is for the slot evictor, not scheduler"),
+            ("--trace /none --mode cluster", "cannot open trace /none"),
+            ("--trace /dev/null --mode cluster", "/dev/null holds no requests"),
         ];
         for (line, expected) in rows {
             let error = format!("{:#}", parse(line).run().unwrap_err());
             assert!(error.contains(expected), "{line}: {error}");
         }
         assert!(super::super::setting("novalue").is_err());
-        for bad in ["0", "-1", "inf", "NaN", "fast"] {
-            assert!(speed(bad).is_err(), "{bad}");
-        }
     }
 }

@@ -1,19 +1,11 @@
 //! A simulated engine: a cost model and the time until which it is busy.
 
-use crate::conductor::fleet::{DecodeCost, PrefillCost, TransferCost};
+use crate::replay::cluster::{DECODE, PREFILL, TRANSFER};
 use kvasir_proto as proto;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
-
-/// Trace-time costs, roughly an 8-GPU node serving a 70B model (Mooncake, FAST '25, §5): 30 ms + 45 µs a
-/// token + quadratic attention; 512-token blocks of 160 MiB over 4 × 200 Gbit/s.
-pub(super) const PREFILL: PrefillCost =
-    PrefillCost { fixed_ms: 30.0, ms_per_token: 0.045, ms_per_pair: 2e-6 };
-pub(super) const TRANSFER: TransferCost = TransferCost { fixed_ms: 2.0, ms_per_block: 1.7 };
-pub(super) const DECODE: DecodeCost =
-    DecodeCost { fixed_ms: 20.0, ms_per_sequence: 0.15, ms_per_context_token: 5e-5 };
 
 /// The cost model as the conductor is given it: it works in real time, so everything is shorter.
 pub(super) fn cost_model(speed: f64) -> proto::CostModel {

@@ -111,7 +111,7 @@ fn prompts(trace: &Trace) -> Result<Vec<Prompt>> {
             Reader::new(path, file)?.collect::<Result<_, _>>()?
         }
     };
-    let (mut chains, mut classes, mut path) = (Chains::default(), Classes::default(), Vec::new());
+    let (mut chains, mut classes, mut path) = (Chains::default(), <Classes>::default(), Vec::new());
     let prompt = |request: Request| {
         chains.walk(&request.blocks, &mut path)?;
         let class = classes.assign(&request, &path);

@@ -1,8 +1,9 @@
 //! The life of one request: decision, prefix, transfer, prefill, blocks stored, decode.
 
+use super::Prompt;
 use super::cluster::{Cluster, Host};
 use super::stats::{Sample, Stats};
-use super::{Prompt, instance};
+use crate::replay::cluster::TRANSFER;
 use crate::replay::content;
 use crate::replay::trace::BLOCK_SIZE_TOKENS;
 use anyhow::{Context, Result};
@@ -72,7 +73,7 @@ async fn serve(
         let wanted = held..held + placement.transfer_blocks as usize;
         held = read(stats, &source.remote, &keys, wanted, prompt.class, Some((prefill, cluster.block_bytes)))
             .await?;
-        let transfer_ms = instance::TRANSFER.transfer_ms(placement.transfer_blocks, 0);
+        let transfer_ms = TRANSFER.transfer_ms(placement.transfer_blocks, 0);
         ready = ready.max(arrival + Duration::from_secs_f64(transfer_ms / 1_000.0 / speed));
         complete(Stage::Transfer).await?;
     }

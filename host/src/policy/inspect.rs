@@ -72,6 +72,16 @@ fn inspect_with(
     })
 }
 
+/// The slot that the component in `path` is for. Nothing is compiled.
+///
+/// # Errors
+/// It cannot be read, is too large or no component, or is for no slot.
+pub fn slot_of_file(config: &PolicyConfig, path: &Path) -> Result<SlotKind, Error> {
+    let engine = Engine::new(config, None)?;
+    let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+    slot_of(&name, &super::slot::read(&engine, path)?)
+}
+
 fn describe<H: Hook>(engine: &Engine, config: &PolicyConfig, source: Source) -> Result<Description, Error> {
     standalone::<H>(engine, config, source, Vec::new()).map(|(_, description)| description)
 }

@@ -45,9 +45,10 @@ pub use fault::{Error, Fault};
 pub use guard::{Breach, Guard, GuardConfig};
 pub use guest::Limits;
 pub use host::{Again, PolicyHost, SlotStatus, Wanted};
+pub use inspect::slot_of_file;
 pub use log::{LogLine, LogPage};
 pub use scheduler::SchedulerWorker;
-pub use slot::{ChainPart, LearningStatus, Outcomes, SPARES_MAX, Source, standalone};
+pub use slot::{ChainPart, LearningStatus, Outcomes, Prepared, SPARES_MAX, Source, standalone};
 
 pub use trial::{
     Action, Agreement, Beside, Cause, Change, Listener, PolicyId, Share, Stage, Subject, TrialStatus,

@@ -1,46 +1,21 @@
 //! A cache of dense block slots in front of an evictor: hit rates without moving bytes.
 //!
-//! A request walks its blocks in order. Hits are the longest resident prefix before the request
-//! changes anything; resident blocks behind a gap count as misses and are refreshed. Blocks of the
-//! request itself are in flight and not evicted. A request longer than the cache inserts only its
-//! head. Output blocks are ignored.
+//! What a request finds and leaves is as [`super::pool`] says. Output blocks are ignored.
 
 use super::chains::{Chains, Node, TooMany};
 use super::classes::Classes;
-use super::trace::{BLOCK_SIZE_TOKENS, Request};
-use crate::policy::Fault;
+use super::pool::{self, Pool, Touch};
+use super::trace::Request;
 use crate::policy::evictor::EvictorEngine;
-use kvasir_policy::evictor::{
-    EVENT, EVENTS_MAX, Event, EventKind, Layout, NO_SLOT, TierRow, VICTIMS_MAX, Victim,
-};
-use kvasir_policy::list::{Lists, Walk};
 use serde::Serialize;
-use std::time::Instant;
-
-/// Size that the replay reports for a block: 512 tokens of 320 KiB, a 70B model with grouped queries.
-const BLOCK_BYTES: u32 = BLOCK_SIZE_TOKENS * 320 * 1024;
-/// How many selections of one request may contain invalid answers before the fallback decides.
-const MAX_INVALID_ROUNDS: u32 = 8;
-/// The most slots that a policy may be asked to hold (`open` in evictor.wit).
-pub const MAX_CAPACITY_BLOCKS: u32 = 1 << 28;
-
-const EMPTY: Node = Node::MAX;
 
 /// Why a replay cannot start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("capacity of {0} blocks is outside 1 to {MAX_CAPACITY_BLOCKS}")]
-    Capacity(u32),
+    #[error(transparent)]
+    Pool(#[from] pool::Error),
     #[error(transparent)]
     TooMany(#[from] TooMany),
-    #[error("the evictor failed to open a pool of {slots} slots: {fault}")]
-    Open { slots: u32, fault: Fault },
-}
-
-/// # Errors
-/// [`Error::Capacity`].
-pub fn check_capacity(blocks: u32) -> Result<(), Error> {
-    if (1..=MAX_CAPACITY_BLOCKS).contains(&blocks) { Ok(()) } else { Err(Error::Capacity(blocks)) }
 }
 
 /// The result of a replay; the JSON of `kvasir replay --mode cache`.
@@ -75,30 +50,42 @@ fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
-/// The cache; drives one evictor through one trace.
-pub struct Cache<'e> {
-    evictor: &'e mut dyn EvictorEngine,
+/// Per cent, to four decimals.
+pub(super) fn percent(part: u64, whole: u64) -> f64 {
+    (100.0 * part as f64 / whole.max(1) as f64 * 1e4).round() / 1e4
+}
+
+/// The blocks and the class of each request of a trace, in order.
+#[derive(Default)]
+pub struct Prompts {
     chains: Chains,
     classes: Classes,
     path: Vec<Node>,
-    /// By node: the slot that holds it, or `NO_SLOT`.
-    slot_of: Vec<u32>,
-    /// By slot: the node it holds, or `EMPTY`.
-    node_of: Vec<Node>,
-    /// By slot: the last request that used it (from 1).
-    used_by: Vec<u64>,
-    /// By slot: the position of its block in its chain.
-    depth_of: Vec<u32>,
-    free: Vec<u32>,
-    /// Least recently used first: the order in which the fallback takes slots.
-    recency: Lists,
-    walk: Walk,
-    words: Vec<u32>,
-    base_ms: u64,
-    victims: Vec<Victim>,
-    kept: Vec<u32>,
-    evictor_ns: u64,
-    select_ns: hdrhistogram::Histogram<u64>,
+    chain: Vec<u64>,
+}
+
+impl Prompts {
+    /// The next request's blocks, each by the hash of its whole prefix, first block first; and its class.
+    ///
+    /// # Errors
+    /// The trace holds too many distinct prefixes.
+    pub fn of(&mut self, request: &Request) -> Result<(&[u64], u16), TooMany> {
+        self.chains.walk(&request.blocks, &mut self.path)?;
+        self.chain.clear();
+        self.chain.extend(self.path.iter().map(|&node| self.chains.identity(node)));
+        Ok((&self.chain, self.classes.assign(request, &self.path)))
+    }
+
+    /// Distinct prefixes so far.
+    pub fn distinct_blocks(&self) -> usize {
+        self.chains.len()
+    }
+}
+
+/// The cache; drives one evictor through one trace.
+pub struct Cache<'e> {
+    prompts: Prompts,
+    pool: Pool<'e>,
     report: Report,
 }
 
@@ -108,29 +95,8 @@ impl<'e> Cache<'e> {
     /// # Errors
     /// The capacity is out of range, or the evictor fails to open.
     pub fn new(evictor: &'e mut dyn EvictorEngine, capacity_blocks: u32) -> Result<Self, Error> {
-        check_capacity(capacity_blocks)?;
-        open(evictor, capacity_blocks).map_err(|fault| Error::Open { slots: capacity_blocks, fault })?;
-        let histogram = hdrhistogram::Histogram::new_with_bounds(1, 60_000_000_000, 3);
-        Ok(Self {
-            evictor,
-            chains: Chains::default(),
-            classes: Classes::default(),
-            path: Vec::new(),
-            slot_of: Vec::new(),
-            node_of: vec![EMPTY; capacity_blocks as usize],
-            used_by: vec![0; capacity_blocks as usize],
-            depth_of: vec![0; capacity_blocks as usize],
-            free: (0..capacity_blocks).rev().collect(),
-            recency: Lists::new(capacity_blocks, 1),
-            walk: Walk::default(),
-            words: Vec::with_capacity(EVENTS_MAX * EVENT),
-            base_ms: 0,
-            victims: Vec::new(),
-            kept: Vec::new(),
-            evictor_ns: 0,
-            select_ns: histogram.expect("constant bounds of a histogram are valid"),
-            report: Report { mode: "cache", capacity_blocks, ..Report::default() },
-        })
+        let report = Report { mode: "cache", capacity_blocks, ..Report::default() };
+        Ok(Self { prompts: Prompts::default(), pool: Pool::new(evictor, capacity_blocks)?, report })
     }
 
     /// Serves one request; returns its prefix hits in blocks.
@@ -138,248 +104,45 @@ impl<'e> Cache<'e> {
     /// # Errors
     /// The trace holds too many distinct prefixes.
     pub fn request(&mut self, request: &Request) -> Result<usize, Error> {
-        let mut path = std::mem::take(&mut self.path);
-        self.chains.walk(&request.blocks, &mut path)?;
-        self.slot_of.resize(self.chains.len(), NO_SLOT);
-        let class = self.classes.assign(request, &path);
+        let (chain, class) = self.prompts.of(request)?;
+        let hits = self.pool.use_chain(chain, Touch { class, time_ms: request.time_ms });
         self.report.requests += 1;
-        let hits = path.iter().take_while(|&&node| self.slot_of[node as usize] != NO_SLOT).count();
-        self.report.block_references += path.len() as u64;
+        self.report.block_references += chain.len() as u64;
         self.report.prefix_hits += hits as u64;
-
-        let head = &path[..path.len().min(self.node_of.len())];
-        let touch = Touch { class, time_ms: request.time_ms };
-        let missing = self.refresh(head, touch);
-        if missing > self.free.len() {
-            self.evict(missing - self.free.len(), touch);
-        }
-        self.insert(head, touch);
-        self.path = path;
         Ok(hits)
     }
 
-    /// The nodes of the last request and the slots that hold them now.
-    pub fn last_request(&self) -> impl Iterator<Item = (Node, Option<u32>)> + '_ {
-        let slot = |node: Node| Some(self.slot_of[node as usize]).filter(|&slot| slot != NO_SLOT);
-        self.path.iter().map(move |&node| (node, slot(node)))
+    pub fn pool(&self) -> &Pool<'e> {
+        &self.pool
     }
 
     /// The results so far; the caller fills in the names.
-    pub fn report(&mut self) -> Report {
-        let mut report = self.report.clone();
-        let percent = 100.0 * report.prefix_hits as f64 / report.block_references.max(1) as f64;
-        report.hit_rate_percent = (percent * 1e4).round() / 1e4;
-        let its_own = report.evictions - report.fallback_evictions;
-        let mean = self.evictor_ns as f64 / its_own.max(1) as f64;
-        report.evict_ns_mean = (mean * 10.0).round() / 10.0;
-        report.evict_ns_p99 = self.select_ns.value_at_quantile(0.99);
-        report
-    }
-
-    /// Marks the resident blocks as used; returns how many are missing.
-    fn refresh(&mut self, head: &[Node], touch: Touch) -> usize {
-        let mut missing = 0;
-        for &node in head {
-            let slot = self.slot_of[node as usize];
-            if slot == NO_SLOT {
-                missing += 1;
-            } else {
-                self.used_by[slot as usize] = self.report.requests;
-                self.event(EventKind::Hit, slot, 1, touch);
-            }
-        }
-        missing
-    }
-
-    /// Frees `need` slots: those that the policy gives, and the rest by the fallback.
-    ///
-    /// There are always that many: a request's blocks do not outnumber the slots.
-    fn evict(&mut self, need: usize, touch: Touch) {
-        let mut evicted = 0;
-        let mut invalid_rounds = 0;
-        while evicted < need && invalid_rounds < MAX_INVALID_ROUNDS {
-            let want = (need - evicted).min(VICTIMS_MAX as usize) as u32;
-            let (kept_before, invalid_before) = (self.kept.len(), self.report.invalid_victims);
-            if !self.select(touch.time_ms, want) {
-                break;
-            }
-            let answered = self.victims.len();
-            evicted += self.accept(want as usize);
-            if self.report.invalid_victims > invalid_before {
-                invalid_rounds += 1;
-            } else if answered < want as usize && self.kept.len() == kept_before {
-                break; // it has no more
-            }
-        }
-        self.return_kept(touch);
-        while evicted < need {
-            evicted += usize::from(self.evict_least_recent(touch));
+    pub fn report(&self) -> Report {
+        let counts = self.pool.counts();
+        Report {
+            hit_rate_percent: percent(self.report.prefix_hits, self.report.block_references),
+            evictions: counts.evictions,
+            evict_ns_mean: (self.pool.evict_ns_mean() * 10.0).round() / 10.0,
+            evict_ns_p99: self.pool.select_ns().value_at_quantile(0.99),
+            fallback_evictions: counts.fallback_evictions,
+            invalid_victims: counts.invalid_victims,
+            fault: counts.fault.as_ref().map(ToString::to_string),
+            ..self.report.clone()
         }
     }
-
-    /// Hands the events over and asks for victims. Returns false if the policy gave none.
-    fn select(&mut self, now_ms: u64, want: u32) -> bool {
-        self.flush();
-        self.victims.clear();
-        if self.report.fault.is_some() {
-            return false;
-        }
-        let start = Instant::now();
-        let answer = self.evictor.select_victims(now_ms, want, &mut self.victims);
-        let ns = start.elapsed().as_nanos() as u64;
-        self.evictor_ns += ns;
-        match answer {
-            Ok(()) => {}
-            Err(Fault::Invalid(_)) => {
-                self.report.invalid_victims += 1;
-                return false;
-            }
-            Err(fault) => {
-                self.report.fault = Some(fault.to_string());
-                return false;
-            }
-        }
-        let count = self.victims.len() as u64;
-        let Some(ns_each) = ns.checked_div(count) else { return false };
-        self.select_ns.saturating_record_n(ns_each.max(1), count);
-        true
-    }
-
-    /// Evicts the valid victims, at most `limit`; sets aside those in flight.
-    fn accept(&mut self, limit: usize) -> usize {
-        let mut evicted = 0;
-        for i in 0..self.victims.len() {
-            let slot = self.victims[i].slot;
-            let resident = self.node_of.get(slot as usize).is_some_and(|&node| node != EMPTY);
-            if !resident || self.kept.contains(&slot) || evicted == limit {
-                self.report.invalid_victims += 1;
-            } else if self.used_by[slot as usize] == self.report.requests {
-                self.kept.push(slot);
-            } else {
-                self.vacate(slot);
-                evicted += 1;
-            }
-        }
-        evicted
-    }
-
-    /// Tells the policy which victims stay, in the order of the request.
-    fn return_kept(&mut self, touch: Touch) {
-        let mut kept = std::mem::take(&mut self.kept);
-        kept.sort_unstable_by_key(|&slot| self.depth_of[slot as usize]);
-        for &slot in &kept {
-            self.event(EventKind::Keep, slot, 1, touch);
-        }
-        kept.clear();
-        self.kept = kept;
-    }
-
-    fn evict_least_recent(&mut self, touch: Touch) -> bool {
-        let Some(slot) = self.recency.front(0) else { unreachable!("fewer blocks than slots are in flight") };
-        if self.used_by[slot as usize] == self.report.requests {
-            self.recency.push_back(0, slot);
-            return false;
-        }
-        self.event(EventKind::Remove, slot, 0, touch);
-        self.vacate(slot);
-        self.report.fallback_evictions += 1;
-        true
-    }
-
-    fn vacate(&mut self, slot: u32) {
-        let node = std::mem::replace(&mut self.node_of[slot as usize], EMPTY);
-        self.slot_of[node as usize] = NO_SLOT;
-        self.recency.remove(slot);
-        self.free.push(slot);
-        self.report.evictions += 1;
-    }
-
-    fn insert(&mut self, head: &[Node], touch: Touch) {
-        let mut parent = NO_SLOT;
-        for (depth, &node) in head.iter().enumerate() {
-            let mut slot = self.slot_of[node as usize];
-            if slot == NO_SLOT {
-                slot = self.free.pop().expect("evict frees a slot for every missing block");
-                self.slot_of[node as usize] = slot;
-                self.node_of[slot as usize] = node;
-                self.used_by[slot as usize] = self.report.requests;
-                self.depth_of[slot as usize] = depth as u32;
-                self.event(EventKind::Insert, slot, parent, touch);
-            }
-            parent = slot;
-        }
-    }
-
-    /// Queues an event for the policy and updates the fallback's order.
-    fn event(&mut self, kind: EventKind, slot: u32, parent_or_uses: u32, touch: Touch) {
-        if self.words.is_empty() {
-            self.base_ms = touch.time_ms;
-        }
-        let event = Event {
-            kind,
-            replayed: false,
-            class: touch.class,
-            slot,
-            parent_or_uses,
-            depth: self.depth_of[slot as usize],
-            size_bytes: BLOCK_BYTES,
-            time_ms: touch.time_ms,
-            identity: self.chains.identity(self.node_of[slot as usize]),
-            tenant: 0,
-        };
-        event.encode(self.base_ms, &mut self.words);
-        if matches!(kind, EventKind::Insert | EventKind::Hit) {
-            let at = self.walk.shallower(&event);
-            if !at.is_some_and(|at| self.recency.insert_before(at, slot)) {
-                self.recency.push_back(0, slot);
-            }
-        }
-        if self.words.len() >= EVENTS_MAX * EVENT {
-            self.flush();
-        }
-    }
-
-    fn flush(&mut self) {
-        if !self.words.is_empty() && self.report.fault.is_none() {
-            let start = Instant::now();
-            let answer = self.evictor.on_events(self.base_ms, &self.words);
-            self.evictor_ns += start.elapsed().as_nanos() as u64;
-            self.report.fault = answer.err().map(|fault| fault.to_string());
-        }
-        self.words.clear();
-    }
-}
-
-/// The pool that is replayed, full as it is after a while, is all the evictor hears of: there is no tier below.
-fn open(evictor: &mut dyn EvictorEngine, slots: u32) -> Result<(), Fault> {
-    evictor.open(&Layout::of(slots).encode())?;
-    let mib = (u64::from(slots) * u64::from(BLOCK_BYTES)) as f32 / (1 << 20) as f32;
-    let dram = TierRow {
-        tier: 2,
-        capacity_mib: mib,
-        used_mib: mib,
-        load_fixed_ms: 0.0,
-        load_ms_per_mib: 0.0,
-        takes_copies: true,
-    };
-    evictor.update_tiers(&dram.encode())
-}
-
-/// What the events of one request have in common.
-#[derive(Clone, Copy)]
-struct Touch {
-    class: u16,
-    time_ms: u64,
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::trace::Reader;
+    use super::super::pool::MAX_CAPACITY_BLOCKS;
+    use super::super::trace::{BLOCK_SIZE_TOKENS, Reader};
     use super::*;
+    use crate::policy::Fault;
     use crate::policy::evictor::{EvictorHook, NativeEvictor};
     use crate::policy::slot::Policy;
     use crate::policy::{Engine, PolicyConfig, Source, standalone};
     use kvasir_policy::Description;
+    use kvasir_policy::evictor::Victim;
     use proptest::prelude::*;
     use std::collections::VecDeque;
     use std::path::PathBuf;
@@ -495,9 +258,9 @@ mod tests {
             for (i, blocks) in requests.iter().enumerate() {
                 cache.request(&request(i, blocks)).unwrap();
                 let head = blocks.len().min(capacity as usize);
-                prop_assert!(cache.last_request().take(head).all(|(_, slot)| slot.is_some()));
-                let resident = cache.slot_of.iter().filter(|&&slot| slot != NO_SLOT).count();
-                prop_assert_eq!(resident + cache.free.len(), capacity as usize);
+                let pool = cache.pool();
+                prop_assert!(cache.prompts.chain[..head].iter().all(|&block| pool.holds(block)));
+                prop_assert_eq!(pool.resident_blocks() + pool.free_blocks(), capacity as usize);
             }
         }
 

@@ -8,6 +8,7 @@
 
 use super::chains::Node;
 use super::trace::{BLOCK_SIZE_TOKENS, Request};
+use hashbrown::HashMap;
 
 const TURNS: u8 = 4;
 const LENGTHS_TOKENS: [u32; 3] = [2 << 10, 8 << 10, 32 << 10];
@@ -16,39 +17,108 @@ const SHARED_USES: u32 = 64;
 
 /// What the last request that used a block was.
 #[derive(Clone, Copy, Default)]
-struct LastUse {
+pub struct LastUse {
     uses: u32,
     input_tokens: u32,
     turn: u8,
 }
 
-/// Assigns classes to the requests of one trace, in order. 12 bytes per prefix.
-#[derive(Default)]
-pub struct Classes {
-    /// By node.
-    last_use: Vec<LastUse>,
+/// Where the last use of each block is kept.
+pub trait LastUses {
+    /// What a block is known by.
+    type Block: Copy;
+
+    /// `None`: it was not used, or that is forgotten. Blocks are forgotten no sooner than those behind them.
+    fn get(&self, block: Self::Block) -> Option<LastUse>;
+
+    fn set(&mut self, block: Self::Block, last: LastUse);
+
+    /// A request of so many blocks is next.
+    fn make_room(&mut self, _blocks: usize) {}
 }
 
-impl Classes {
+/// By node, for ever: 12 bytes per prefix.
+#[derive(Default)]
+pub struct ByNode(Vec<LastUse>);
+
+impl LastUses for ByNode {
+    type Block = Node;
+
+    fn get(&self, block: Node) -> Option<LastUse> {
+        self.0.get(block as usize).copied().filter(|last| last.uses > 0)
+    }
+
+    fn set(&mut self, block: Node, last: LastUse) {
+        let index = block as usize;
+        if index >= self.0.len() {
+            self.0.resize(index + 1, LastUse::default());
+        }
+        self.0[index] = last;
+    }
+}
+
+/// Of the blocks used most recently, by the hash of their prefix: for traces without end.
+///
+/// When the young ones are as many as the limit they become the old ones, and the old ones before them are forgotten.
+pub struct Recent {
+    limit: usize,
+    young: HashMap<u64, LastUse>,
+    old: HashMap<u64, LastUse>,
+}
+
+impl Recent {
+    /// Keeps at least the last `limit` blocks, and at most twice as many.
+    pub fn new(limit: usize) -> Self {
+        Self { limit: limit.max(1), young: HashMap::new(), old: HashMap::new() }
+    }
+}
+
+impl LastUses for Recent {
+    type Block = u64;
+
+    fn get(&self, block: u64) -> Option<LastUse> {
+        self.young.get(&block).or_else(|| self.old.get(&block)).copied()
+    }
+
+    fn set(&mut self, block: u64, last: LastUse) {
+        self.young.insert(block, last);
+    }
+
+    /// Between requests only: a request uses the ancestors of what it uses, so these are never forgotten first.
+    fn make_room(&mut self, blocks: usize) {
+        if self.young.len() + blocks > self.limit {
+            self.old = std::mem::take(&mut self.young);
+        }
+    }
+}
+
+/// Assigns classes to the requests of one trace, in order.
+#[derive(Default)]
+pub struct Classes<L = ByNode> {
+    last_use: L,
+}
+
+impl<L: LastUses> Classes<L> {
+    pub fn new(last_use: L) -> Self {
+        Self { last_use }
+    }
+
     /// The class of a request whose blocks are `path`.
-    pub fn assign(&mut self, request: &Request, path: &[Node]) -> u16 {
+    pub fn assign(&mut self, request: &Request, path: &[L::Block]) -> u16 {
+        self.last_use.make_room(path.len());
         let turn = self.turn(request.input_tokens, path);
-        for &node in path {
-            let index = node as usize;
-            if index >= self.last_use.len() {
-                self.last_use.resize(index + 1, LastUse::default());
-            }
-            let uses = self.last_use[index].uses.saturating_add(1);
-            self.last_use[index] = LastUse { uses, input_tokens: request.input_tokens, turn };
+        for &block in path {
+            let uses = self.last_use.get(block).map_or(0, |last| last.uses).saturating_add(1);
+            self.last_use.set(block, LastUse { uses, input_tokens: request.input_tokens, turn });
         }
         let length = LENGTHS_TOKENS.iter().filter(|&&limit| request.input_tokens >= limit).count() as u16;
         1 + u16::from(turn - 1) * (LENGTHS_TOKENS.len() as u16 + 1) + length
     }
 
-    fn turn(&self, input_tokens: u32, path: &[Node]) -> u8 {
-        let seen = |node: &Node| self.last_use.get(*node as usize).filter(|l| l.uses > 0);
+    fn turn(&self, input_tokens: u32, path: &[L::Block]) -> u8 {
+        let seen = |&block: &L::Block| self.last_use.get(block);
         // Blocks seen before are a prefix of the path: a request that used a block used its ancestors.
-        let matched = path.partition_point(|node| seen(node).is_some());
+        let matched = path.partition_point(|block| seen(block).is_some());
         let Some(last) = matched.checked_sub(1).and_then(|deepest| seen(&path[deepest])) else { return 1 };
         let full_blocks = last.input_tokens / BLOCK_SIZE_TOKENS;
         let continues = matched as u32 + 1 >= full_blocks
@@ -64,7 +134,7 @@ mod tests {
     use super::*;
 
     fn classes(requests: &[(u32, Vec<u64>)]) -> Vec<u16> {
-        let (mut chains, mut classes, mut path) = (Chains::default(), Classes::default(), Vec::new());
+        let (mut chains, mut classes, mut path) = (Chains::default(), <Classes>::default(), Vec::new());
         let mut class = |(input_tokens, blocks): &(u32, Vec<u64>)| {
             let request =
                 Request { time_ms: 0, input_tokens: *input_tokens, output_tokens: 1, blocks: blocks.clone() };
@@ -98,5 +168,22 @@ mod tests {
         let mut shared: Vec<_> = (0..65).map(|i| (1000, vec![0, 100 + i])).collect();
         shared.push((1000, vec![0, 500]));
         assert_eq!(classes(&shared)[64..], [13, 1]);
+    }
+    #[test]
+    fn what_is_kept_for_a_while_gives_the_same_classes_and_is_bounded() {
+        use super::super::generate::{Generator, Plan, Workload};
+        let plan = Plan { workload: Workload::Chat, requests: 2_000, rate_rps: 5.0, seed: 4 };
+        let (mut chains, mut classes, mut path) = (Chains::default(), <Classes>::default(), Vec::new());
+        let [mut long, mut short] = [1 << 20, 100].map(|limit| Classes::new(Recent::new(limit)));
+        let mut forgotten = 0;
+        for request in Generator::new(&plan).unwrap() {
+            chains.walk(&request.blocks, &mut path).unwrap();
+            let chain: Vec<u64> = path.iter().map(|&node| chains.identity(node)).collect();
+            let class = classes.assign(&request, &path);
+            assert_eq!(class, long.assign(&request, &chain));
+            forgotten += usize::from(class != short.assign(&request, &chain));
+            assert!(short.last_use.young.len() + short.last_use.old.len() <= 2 * 100 + 2 * chain.len());
+        }
+        assert!((1..1_000).contains(&forgotten), "{forgotten}");
     }
 }

@@ -3,8 +3,14 @@
 pub mod cache;
 pub mod chains;
 pub mod classes;
+pub mod cluster;
+pub mod compare;
+pub mod contender;
 pub mod content;
 pub mod generate;
+pub mod page;
+mod plot;
+pub mod pool;
 pub mod stats;
 pub mod store;
 pub mod trace;

@@ -390,7 +390,7 @@ pub fn replay(
     requests: impl IntoIterator<Item = Result<Request, trace::Error>>,
     pace: Pace,
 ) -> Result<Report, Error> {
-    let (mut chains, mut classes, mut path) = (Chains::default(), Classes::default(), Vec::new());
+    let (mut chains, mut classes, mut path) = (Chains::default(), <Classes>::default(), Vec::new());
     let (start, mut first_ms) = (Instant::now(), None);
     for request in requests {
         let request = request?;

@@ -6,6 +6,7 @@ mod authors;
 mod bad_policies;
 mod cli;
 mod client_tls;
+mod compare;
 mod crash;
 mod dev;
 mod doctor;

@@ -1,0 +1,115 @@
+//! The cluster that a replay simulates, as flags describe it.
+
+use crate::replay::cluster::Setup;
+use anyhow::{Context, Result};
+
+/// A cluster in virtual time.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct ClusterFlags {
+    /// Instances that do prefill only [default: 4, or 0 with --both].
+    #[arg(long, value_name = "N")]
+    prefill: Option<u32>,
+    /// Instances that decode only [default: 4, or 0 with --both].
+    #[arg(long, value_name = "N")]
+    decode: Option<u32>,
+    /// Instances that do both [default: 0].
+    #[arg(long, value_name = "N")]
+    both: Option<u32>,
+    /// Prefix cache of an instance that does prefill, in blocks of 512 tokens [default: 6000].
+    #[arg(long, value_name = "N")]
+    pool_blocks: Option<u32>,
+    /// Memory for the batch of an instance that decodes, in blocks [default: 3000].
+    #[arg(long, value_name = "N")]
+    decode_blocks: Option<u32>,
+    /// Time to the first token that requests ask for, or `none` [default: 30s].
+    #[arg(long, value_name = "TIME", value_parser = slo)]
+    ttft_slo: Option<f32>,
+    /// Time between tokens that requests ask for, or `none` [default: 100ms].
+    #[arg(long, value_name = "TIME", value_parser = slo)]
+    tbt_slo: Option<f32>,
+    /// Seed of the chance that requests bring to policies [default: 1].
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Send requests at the times of the trace, X times as fast [cluster: 1; mode store: without waiting].
+    #[arg(long, value_name = "X", value_parser = speed)]
+    pub speed: Option<f64>,
+}
+
+impl ClusterFlags {
+    pub(crate) const NAMES: &str =
+        "--prefill, --decode, --both, --pool-blocks, --decode-blocks, --ttft-slo, --tbt-slo, --seed, --speed";
+
+    /// Whether any of them was given.
+    pub(crate) fn any(&self) -> bool {
+        self.speed.is_some() || self.any_but_speed()
+    }
+
+    pub(crate) fn any_but_speed(&self) -> bool {
+        let &Self { prefill, decode, both, pool_blocks, decode_blocks, ttft_slo, tbt_slo, seed, speed: _ } =
+            self;
+        let numbers = [prefill, decode, both, pool_blocks, decode_blocks].iter().any(Option::is_some);
+        numbers || ttft_slo.is_some() || tbt_slo.is_some() || seed.is_some()
+    }
+
+    /// # Errors
+    /// Such a cluster cannot be simulated.
+    pub(crate) fn setup(&self) -> Result<Setup> {
+        let default = Setup::default();
+        let apart = |count: Option<u32>, usual| count.unwrap_or(if self.both.is_some() { 0 } else { usual });
+        let setup = Setup {
+            prefill: apart(self.prefill, default.prefill),
+            decode: apart(self.decode, default.decode),
+            both: self.both.unwrap_or(0),
+            pool_blocks: self.pool_blocks.unwrap_or(default.pool_blocks),
+            decode_blocks: self.decode_blocks.unwrap_or(default.decode_blocks),
+            ttft_slo_ms: self.ttft_slo.unwrap_or(default.ttft_slo_ms),
+            tbt_slo_ms: self.tbt_slo.unwrap_or(default.tbt_slo_ms),
+            seed: self.seed.unwrap_or(default.seed),
+            speed: self.speed.unwrap_or(default.speed),
+            ..default
+        };
+        setup.check()?;
+        Ok(setup)
+    }
+}
+
+/// Milliseconds.
+fn slo(text: &str) -> Result<f32> {
+    if text == "none" {
+        return Ok(f32::INFINITY);
+    }
+    let time = humantime::parse_duration(text).ok().filter(|time| !time.is_zero());
+    let time =
+        time.with_context(|| format!("`{text}` is no time above 0 such as 30s or 100ms, and not `none`"))?;
+    Ok(time.as_secs_f32() * 1e3)
+}
+
+fn speed(text: &str) -> Result<f64> {
+    let known = text.parse().ok().filter(|speed: &f64| speed.is_finite() && *speed > 0.0);
+    known.with_context(|| format!("`{text}` is not a number above 0"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_speeds_are_above_0() {
+        for bad in ["0", "-1", "inf", "NaN", "fast"] {
+            assert!(speed(bad).is_err() && slo(bad).is_err(), "{bad}");
+        }
+        assert_eq!((slo("100ms").unwrap(), slo("none").unwrap()), (100.0, f32::INFINITY));
+    }
+
+    #[test]
+    fn instances_that_do_both_take_the_place_of_others() {
+        let counts = |flags: ClusterFlags| {
+            let Setup { prefill, decode, both, .. } = flags.setup().unwrap();
+            (prefill, decode, both)
+        };
+        assert_eq!(counts(ClusterFlags::default()), (4, 4, 0));
+        assert_eq!(counts(ClusterFlags { both: Some(2), ..Default::default() }), (0, 0, 2));
+        assert_eq!(counts(ClusterFlags { both: Some(2), decode: Some(1), ..Default::default() }), (0, 1, 2));
+        assert!(ClusterFlags { prefill: Some(0), ..Default::default() }.setup().is_err());
+    }
+}

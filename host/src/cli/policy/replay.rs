@@ -1,0 +1,167 @@
+//! `kvasir policy replay`.
+
+use crate::cli::HostFlags;
+use crate::cli::cluster_flags::ClusterFlags;
+use crate::cli::replay::open_trace;
+use crate::policy::SlotKind;
+use crate::replay::cache::Prompts;
+use crate::replay::cluster::{Choice, Choices};
+use crate::replay::compare::{self, Comparison, Evictors, Match, Requests};
+use crate::replay::contender::{self, Contender};
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use kvasir_client::control::Control;
+use kvasir_proto as proto;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Take a trace through two policies, and tell what came of it side by side.
+///
+/// Evictors in caches of several sizes; schedulers, admitters and balancers in a cluster that is simulated in virtual time.
+#[derive(Args, Debug)]
+pub(super) struct ReplayArgs {
+    /// Name of a default policy, or file of a component or chain (contains `/` or ends in `.wasm` or `.toml`).
+    policy: String,
+    /// Trace in the Mooncake format, plain or gzip.
+    #[arg(long, value_name = "FILE")]
+    trace: PathBuf,
+    /// What to compare with: `current`, which serves the running host; a default policy; a file. Default: the slot's default.
+    #[arg(long, value_name = "current|NAME|FILE")]
+    against: Option<String>,
+    /// Slot of a name that several slots have.
+    #[arg(long)]
+    slot: Option<SlotKind>,
+    /// A setting of the policy; may be given several times.
+    #[arg(long = "setting", value_name = "NAME=VALUE", value_parser = crate::cli::setting)]
+    settings: Vec<(String, String)>,
+    /// A setting of the policy compared with; may be given several times.
+    #[arg(long = "against-setting", value_name = "NAME=VALUE", value_parser = crate::cli::setting)]
+    against_settings: Vec<(String, String)>,
+    /// Replay the first N requests only.
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
+    /// Evictors: size of the cache in blocks of 512 tokens; may be given several times. Default: 2, 5, 10 and 20 % of
+    /// the trace's distinct blocks.
+    #[arg(long = "capacity-blocks", value_name = "N")]
+    capacities: Vec<u32>,
+    #[command(flatten)]
+    cluster: ClusterFlags,
+    /// Write a page of HTML with plots, which needs nothing else.
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: HostFlags,
+}
+
+impl ReplayArgs {
+    /// 1 if the policy failed on the way.
+    pub(super) fn run(self) -> Result<ExitCode> {
+        let candidate = Contender::find(&self.policy, self.slot, self.settings.clone())?;
+        let baseline = self.baseline(candidate.slot)?;
+        let comparison = self.compare(&candidate, &baseline)?;
+        if self.json {
+            println!("{}", serde_json::to_string(&comparison)?);
+        } else {
+            print!("{}", comparison.text());
+        }
+        if let Some(path) = &self.report {
+            comparison.page().write(path).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(told(&candidate, &baseline, &comparison))
+    }
+
+    fn baseline(&self, slot: SlotKind) -> Result<Contender> {
+        let settings = self.against_settings.clone();
+        match self.against.as_deref() {
+            None => {
+                let default = Contender::default_of(slot);
+                Ok(Contender { choice: Choice { settings, ..default.choice }, ..default })
+            }
+            Some("current") if settings.is_empty() => self.current(slot),
+            Some("current") => bail!("what serves has its settings; leave out --against-setting"),
+            Some(named) => Ok(Contender::find(named, Some(slot), settings)?),
+        }
+    }
+
+    /// What serves the running host.
+    fn current(&self, slot: SlotKind) -> Result<Contender> {
+        let list = async |mut control: Control| {
+            Ok(control.policy.list(proto::ListPoliciesRequest {}).await?.into_inner().policies)
+        };
+        let list = self.host.control(list);
+        let list = list.context("--against current needs the running host; or name a policy or its file")?;
+        let serving = list.into_iter().find(|policy| policy.slot == slot.as_str());
+        let serving = serving.with_context(|| format!("the host has no slot {slot}"))?;
+        let proto::Policy { name, digest, settings, .. } = serving;
+        let source = contender::builtin_with(slot, &name, &digest);
+        let source = source.with_context(|| {
+            format!(
+                "the host serves `{name}` ({digest}), which is not built in; give its file: --against FILE"
+            )
+        })?;
+        let settings = settings.into_iter().map(|s| (s.name, s.value)).collect();
+        Ok(Contender { slot, name, choice: Choice { source, settings } })
+    }
+
+    fn compare(&self, candidate: &Contender, baseline: &Contender) -> Result<Comparison> {
+        let trace = self.trace.display().to_string();
+        let of = Match { trace: &trace, candidate, baseline };
+        if candidate.slot == SlotKind::Evictor {
+            if self.cluster.any() {
+                bail!(
+                    "evictors are compared in a cache, without instances and time; leave out {}",
+                    ClusterFlags::NAMES
+                );
+            }
+            return Ok(Comparison::Evictors(self.evictors(&of)?));
+        }
+        if !self.capacities.is_empty() {
+            bail!("--capacity-blocks is for evictors; the pools of a cluster have --pool-blocks");
+        }
+        let setup = self.cluster.setup()?;
+        let (requests, progress) = open_trace(&self.trace)?;
+        let choices = Choices::default();
+        let compared = Requests::compare(&of, &setup, &choices, requests.take(self.limit()))?;
+        progress.finish_and_clear();
+        Ok(Comparison::Requests(Box::new(compared)))
+    }
+
+    fn evictors(&self, of: &Match<'_>) -> Result<Evictors> {
+        let capacities = match self.capacities.is_empty() {
+            true => compare::capacities(self.distinct_blocks()?),
+            false => self.capacities.clone(),
+        };
+        let (requests, progress) = open_trace(&self.trace)?;
+        let compared = Evictors::compare(of, &capacities, requests.take(self.limit()))?;
+        progress.finish_and_clear();
+        Ok(compared)
+    }
+
+    fn distinct_blocks(&self) -> Result<usize> {
+        let (requests, progress) = open_trace(&self.trace)?;
+        let mut prompts = Prompts::default();
+        for request in requests.take(self.limit()) {
+            prompts.of(&request?)?;
+        }
+        progress.finish_and_clear();
+        Ok(prompts.distinct_blocks())
+    }
+
+    fn limit(&self) -> usize {
+        self.limit.unwrap_or(usize::MAX)
+    }
+}
+
+/// Says what failed, and whether that was the policy that was to be replayed.
+fn told(candidate: &Contender, baseline: &Contender, comparison: &Comparison) -> ExitCode {
+    let (candidate_faults, baseline_faults) = (comparison.candidate_faults(), comparison.baseline_faults());
+    for (name, faults) in [(&candidate.name, &candidate_faults), (&baseline.name, &baseline_faults)] {
+        for fault in faults {
+            eprintln!("kvasir: `{name}` failed, so that not all figures beside it are its own: {fault}");
+        }
+    }
+    ExitCode::from(u8::from(!(candidate_faults.is_empty() && baseline_faults.is_empty())))
+}

@@ -1,0 +1,47 @@
+//! What is going to happen, in order.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Something that happens at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    /// A prefix has arrived where its request will be computed.
+    Fetched { request: u64 },
+    /// An instance has computed the prompt at the head of its queue.
+    Prefilled { instance: usize },
+    /// A request's blocks have arrived at its decode instance.
+    HandedOver { request: u64 },
+    /// A decode batch may change at the end of a step; void if the instance has planned anew since.
+    StepEnds { instance: usize, plan: u64 },
+    /// Instances report, and the balancer is asked.
+    Tick,
+}
+
+/// Events by time; those of one moment in the order in which they were planned.
+#[derive(Default)]
+pub(super) struct Agenda {
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    planned: u64,
+}
+
+impl Agenda {
+    pub(super) fn plan(&mut self, at_us: u64, event: Event) {
+        self.planned += 1;
+        self.events.push(Reverse((at_us, self.planned, event)));
+    }
+
+    /// The next event, if it comes at `until_us` or before.
+    pub(super) fn next(&mut self, until_us: u64) -> Option<(u64, Event)> {
+        let &Reverse((at_us, ..)) = self.events.peek()?;
+        if at_us > until_us {
+            return None;
+        }
+        self.events.pop().map(|Reverse((at_us, _, event))| (at_us, event))
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.events.len()
+    }
+}

@@ -1,0 +1,54 @@
+//! The simulated engines, and the requests on their way through them.
+
+use super::super::pool::Touch;
+use super::decode::Decode;
+use super::prefill::Prefill;
+
+/// A request in flight.
+pub(super) struct Job {
+    /// As the conductor knows it.
+    pub(super) booked: u64,
+    pub(super) arrived_us: u64,
+    pub(super) chain: Vec<u64>,
+    pub(super) touch: Touch,
+    pub(super) prompt_tokens: u64,
+    pub(super) output_tokens: u64,
+    pub(super) prefill: usize,
+    pub(super) decode: usize,
+    /// Leading blocks at the prefill instance when it was decided, and those fetched behind them.
+    pub(super) own_blocks: usize,
+    pub(super) fetched_blocks: usize,
+    pub(super) first_token_us: u64,
+}
+
+/// One simulated engine.
+pub(super) struct Instance<'e> {
+    pub(super) name: String,
+    pub(super) epoch: u64,
+    /// Messages about its blocks.
+    pub(super) sequence: u64,
+    pub(super) prefill: Option<Prefill<'e>>,
+    pub(super) decode: Option<Decode>,
+    /// Transfers on their way to it: fetched prefixes, and requests handed over.
+    pub(super) fetching: u32,
+    pub(super) handing_over: u32,
+    /// Distinguishes the plan that holds from those made before it.
+    pub(super) plan: u64,
+}
+
+impl<'e> Instance<'e> {
+    pub(super) fn new(
+        name: String,
+        epoch: u64,
+        prefill: Option<Prefill<'e>>,
+        decode: Option<Decode>,
+    ) -> Self {
+        Self { name, epoch, sequence: 0, prefill, decode, fetching: 0, handing_over: 0, plan: 0 }
+    }
+
+    /// Time at work so far.
+    pub(super) fn busy_ms(&self) -> f64 {
+        let decode = self.decode.as_ref().map_or(0.0, Decode::busy_ms);
+        self.prefill.as_ref().map_or(0.0, Prefill::busy_ms) + decode
+    }
+}

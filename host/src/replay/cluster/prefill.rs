@@ -1,0 +1,135 @@
+//! The prefill half of one instance: a queue, a pool of blocks, and the cost of what is computed.
+
+use super::super::pool::{Counts, Pool, Touch};
+use super::super::trace::BLOCK_SIZE_TOKENS;
+use super::{Error, Faults, Setup};
+use crate::conductor::fleet::PrefillCost;
+use crate::policy::evictor::EvictorEngine;
+use crate::policy::{Fault, SlotKind};
+use std::collections::VecDeque;
+
+/// A prompt in the queue.
+struct Queued {
+    request: u64,
+    /// Its prefix is on its way.
+    fetching: bool,
+}
+
+pub(super) struct Prefill<'e> {
+    cost: PrefillCost,
+    pool: Pool<'e>,
+    queue: VecDeque<Queued>,
+    /// The head of the queue is being computed.
+    running: bool,
+    busy_ms: f64,
+}
+
+/// A prompt whose computation begins.
+pub(super) struct Start {
+    /// Leading blocks that are not computed.
+    pub(super) found_blocks: usize,
+    /// Of these, those that were fetched for it.
+    pub(super) fetched_blocks: usize,
+    pub(super) ms: f64,
+}
+
+impl<'e> Prefill<'e> {
+    pub(super) fn new(setup: &Setup, evictor: &'e mut dyn EvictorEngine) -> Result<Self, Error> {
+        let pool = Pool::new(evictor, setup.pool_blocks)?.telling_evictions();
+        Ok(Self { cost: setup.prefill_cost, pool, queue: VecDeque::new(), running: false, busy_ms: 0.0 })
+    }
+
+    pub(super) fn arrive(&mut self, request: u64, fetching: bool) {
+        self.queue.push_back(Queued { request, fetching });
+    }
+
+    /// Another instance reads leading blocks of `chain`, which uses them here; how many there are, at most `wanted`.
+    pub(super) fn lend(&mut self, chain: &[u64], wanted: usize, touch: Touch) -> usize {
+        let there = self.pool.prefix(chain).min(wanted);
+        self.pool.use_chain(&chain[..there], touch);
+        there
+    }
+
+    /// Leading blocks of `chain` that are here.
+    pub(super) fn prefix(&self, chain: &[u64]) -> usize {
+        self.pool.prefix(chain)
+    }
+
+    pub(super) fn fetched(&mut self, request: u64) {
+        if let Some(queued) = self.queue.iter_mut().find(|queued| queued.request == request) {
+            queued.fetching = false;
+        }
+    }
+
+    /// Whether the head of the queue can be computed now.
+    pub(super) fn is_ready(&self) -> bool {
+        !self.running && self.queue.front().is_some_and(|head| !head.fetching)
+    }
+
+    pub(super) fn head(&self) -> Option<u64> {
+        self.queue.front().map(|head| head.request)
+    }
+
+    /// Begins to compute the head of the queue. What was fetched continues the prefix that was here when it was decided:
+    /// if some of that has gone, the rest is of no use.
+    pub(super) fn start(
+        &mut self,
+        chain: &[u64],
+        own_blocks: usize,
+        fetched_blocks: usize,
+        prompt_tokens: u64,
+    ) -> Start {
+        self.running = true;
+        let here = self.pool.prefix(chain);
+        let with_fetched = if here >= own_blocks { own_blocks + fetched_blocks } else { 0 };
+        let found_blocks = here.max(with_fetched);
+        let cached = (found_blocks as u64 * u64::from(BLOCK_SIZE_TOKENS)).min(prompt_tokens);
+        let ms = self.cost.prefill_ms(cached, prompt_tokens - cached);
+        self.busy_ms += ms;
+        Start { found_blocks, fetched_blocks: found_blocks - here, ms }
+    }
+
+    /// The head of the queue is computed, and leaves it.
+    pub(super) fn end(&mut self) -> u64 {
+        self.running = false;
+        self.queue.pop_front().expect("what is computed is in the queue").request
+    }
+
+    /// Makes a prompt's blocks resident: what was evicted for them, and how many of them fit.
+    pub(super) fn keep(&mut self, chain: &[u64], touch: Touch) -> (Vec<u64>, usize) {
+        self.pool.use_chain(chain, touch);
+        (self.pool.take_evicted(), chain.len().min(self.pool.capacity_blocks()))
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.queue.len() - usize::from(self.running)
+    }
+
+    pub(super) fn busy_ms(&self) -> f64 {
+        self.busy_ms
+    }
+}
+
+/// What the evictor did in all pools together that it must not do.
+pub(super) fn faults<'a, 'e: 'a>(name: &str, pools: impl Iterator<Item = &'a Prefill<'e>>) -> Option<Faults> {
+    let mut sum = Faults {
+        slot: SlotKind::Evictor.as_str(),
+        policy: name.to_owned(),
+        traps: 0,
+        deadline_misses: 0,
+        invalid_answers: 0,
+        fallbacks: 0,
+    };
+    for Prefill { pool, .. } in pools {
+        let Counts { fallback_evictions, invalid_victims, fault, .. } = pool.counts();
+        match fault {
+            Some(Fault::Deadline(_)) => sum.deadline_misses += 1,
+            Some(Fault::Invalid(_)) => sum.invalid_answers += 1,
+            Some(_) => sum.traps += 1,
+            None => {}
+        }
+        sum.invalid_answers += invalid_victims;
+        sum.fallbacks += fallback_evictions;
+    }
+    sum.any().then_some(sum)
+}

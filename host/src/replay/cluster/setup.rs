@@ -1,0 +1,149 @@
+//! What a simulated cluster consists of.
+
+use super::super::pool;
+use crate::conductor::Registration;
+use crate::conductor::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
+
+/// Costs of one instance, roughly an 8-GPU node serving a 70B model (Mooncake, FAST '25, §5): 30 ms + 45 µs a
+/// token + quadratic attention; 512-token blocks of 160 MiB over 4 × 200 Gbit/s.
+pub const PREFILL: PrefillCost = PrefillCost { fixed_ms: 30.0, ms_per_token: 0.045, ms_per_pair: 2e-6 };
+pub const TRANSFER: TransferCost = TransferCost { fixed_ms: 2.0, ms_per_block: 1.7 };
+pub const DECODE: DecodeCost =
+    DecodeCost { fixed_ms: 20.0, ms_per_sequence: 0.15, ms_per_context_token: 5e-5 };
+
+/// The most instances of a simulated cluster.
+pub const INSTANCES_MAX: u32 = 1_024;
+/// A trace may run so many times faster or slower than it was recorded.
+const SPEEDS: std::ops::RangeInclusive<f64> = 1e-3..=1e3;
+const TICKS_MS: std::ops::RangeInclusive<u64> = 10..=600_000;
+
+/// Why a cluster cannot be simulated.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    #[error(
+        "{prefill} prefill, {decode} decode and {both} instances that do both: each request needs one of each role, and \
+         there may be {INSTANCES_MAX} in total"
+    )]
+    Instances { prefill: u32, decode: u32, both: u32 },
+    #[error("speed {0} is outside {min} to {max}", min = SPEEDS.start(), max = SPEEDS.end())]
+    Speed(f64),
+    #[error("a tick of {0} ms is outside {min} to {max}", min = TICKS_MS.start(), max = TICKS_MS.end())]
+    Tick(u64),
+    #[error("decode memory of 0 blocks holds no request; give 1 or more")]
+    DecodeMemory,
+    #[error("prefill pools: {0}")]
+    Pool(pool::Error),
+}
+
+/// A cluster of like instances in one domain of the network.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setup {
+    /// Instances that do prefill only, decode only, and both.
+    pub prefill: u32,
+    pub decode: u32,
+    pub both: u32,
+    /// Prefix cache of an instance that does prefill, blocks.
+    pub pool_blocks: u32,
+    /// KV memory for the batch of an instance that decodes, blocks.
+    pub decode_blocks: u32,
+    pub prefill_cost: PrefillCost,
+    pub decode_cost: DecodeCost,
+    /// Of a prefix that is fetched, and of a request that is handed over.
+    pub transfer: TransferCost,
+    /// What each request asks for, ms; +infinity = nothing.
+    pub ttft_slo_ms: f32,
+    pub tbt_slo_ms: f32,
+    /// Seconds of the trace per second of the simulation.
+    pub speed: f64,
+    /// Between reports of the instances, and between ticks of the balancer.
+    pub tick_ms: u64,
+    /// Of the chance that requests bring to policies.
+    pub seed: u64,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            prefill: 4,
+            decode: 4,
+            both: 0,
+            // About 1 TB of DRAM, and what the weights leave of 8 × 80 GB of HBM.
+            pool_blocks: 6_000,
+            decode_blocks: 3_000,
+            prefill_cost: PREFILL,
+            decode_cost: DECODE,
+            transfer: TRANSFER,
+            // As the Mooncake paper has them.
+            ttft_slo_ms: 30_000.0,
+            tbt_slo_ms: 100.0,
+            speed: 1.0,
+            tick_ms: 1_000,
+            seed: 1,
+        }
+    }
+}
+
+/// What one instance does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Role {
+    pub(super) prefill: bool,
+    pub(super) decode: bool,
+}
+
+impl Setup {
+    /// # Errors
+    /// The first value that cannot be simulated.
+    pub fn check(&self) -> Result<(), SetupError> {
+        let &Self { prefill, decode, both, .. } = self;
+        let total = u64::from(prefill) + u64::from(decode) + u64::from(both);
+        let complete = both > 0 || (prefill > 0 && decode > 0);
+        if !complete || total > u64::from(INSTANCES_MAX) {
+            return Err(SetupError::Instances { prefill, decode, both });
+        }
+        if !SPEEDS.contains(&self.speed) {
+            return Err(SetupError::Speed(self.speed));
+        }
+        if !TICKS_MS.contains(&self.tick_ms) {
+            return Err(SetupError::Tick(self.tick_ms));
+        }
+        if self.decode_blocks == 0 {
+            return Err(SetupError::DecodeMemory);
+        }
+        pool::check_capacity(self.pool_blocks).map_err(SetupError::Pool)
+    }
+
+    /// Instances with a prefix cache.
+    pub fn pools(&self) -> u32 {
+        self.prefill + self.both
+    }
+
+    /// Name and role of each instance.
+    pub(super) fn instances(&self) -> impl Iterator<Item = (String, Role)> {
+        let roles = [
+            ("prefill", self.prefill, Role { prefill: true, decode: false }),
+            ("decode", self.decode, Role { prefill: false, decode: true }),
+            ("both", self.both, Role { prefill: true, decode: true }),
+        ];
+        roles
+            .into_iter()
+            .flat_map(|(name, count, role)| (0..count).map(move |n| (format!("{name}-{n}"), role)))
+    }
+
+    pub(super) fn registration(&self, role: Role) -> Registration {
+        let prefill = PrefillSpec {
+            cost: self.prefill_cost,
+            transfer: self.transfer,
+            capacity_blocks: self.pool_blocks,
+        };
+        let decode = DecodeSpec {
+            cost: self.decode_cost,
+            handover: self.transfer,
+            capacity_blocks: self.decode_blocks,
+        };
+        Registration {
+            prefill: role.prefill.then_some(prefill),
+            decode: role.decode.then_some(decode),
+            ..Registration::default()
+        }
+    }
+}

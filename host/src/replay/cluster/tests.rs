@@ -1,0 +1,317 @@
+//! Small clusters by hand and against slow models, and what holds of all of them.
+
+use super::*;
+use crate::conductor::fleet::{DecodeCost, PrefillCost, TransferCost};
+use crate::policy::{SlotKind, Source};
+use crate::replay::generate::{Generator, Plan, Workload};
+use proptest::prelude::*;
+
+/// Costs with which one can reckon: 10 ms a prompt and 1 ms a token; 5 ms a transfer and 1 ms a block; 20 ms a step.
+fn setup(prefill: u32, decode: u32, both: u32) -> Setup {
+    Setup {
+        prefill,
+        decode,
+        both,
+        pool_blocks: 100,
+        decode_blocks: 100,
+        prefill_cost: PrefillCost { fixed_ms: 10.0, ms_per_token: 1.0, ms_per_pair: 0.0 },
+        decode_cost: DecodeCost { fixed_ms: 20.0, ms_per_sequence: 0.0, ms_per_context_token: 0.0 },
+        transfer: TransferCost { fixed_ms: 5.0, ms_per_block: 1.0 },
+        ttft_slo_ms: f32::INFINITY,
+        tbt_slo_ms: f32::INFINITY,
+        ..Setup::default()
+    }
+}
+
+fn native(name: &str) -> Choice {
+    Choice { source: Source::Native(name.into()), settings: Vec::new() }
+}
+
+fn guest(slot: &str, settings: &[(&str, &str)]) -> Choice {
+    let bytes = kvasir_tests::guest(slot).to_vec();
+    let settings = settings.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+    Choice { source: Source::Bytes { name: "bad".into(), bytes }, settings }
+}
+
+fn request(time_ms: u64, blocks: &[u64], output_tokens: u32) -> Request {
+    let input_tokens = blocks.len() as u32 * BLOCK_SIZE_TOKENS;
+    Request { time_ms, input_tokens, output_tokens, blocks: blocks.to_vec() }
+}
+
+/// When each request had its first token, ms after it arrived, in the order of the trace; and what was counted.
+fn run(setup: &Setup, choices: &Choices, requests: &[Request]) -> (Vec<Option<f64>>, Tally, Vec<Faults>) {
+    let mut policies = Policies::open(setup, choices).unwrap();
+    let mut cluster = Cluster::new(setup, &mut policies).unwrap();
+    for request in requests {
+        cluster.offer(request).unwrap();
+    }
+    cluster.finish().unwrap();
+    let mut ended: Vec<Ended> = cluster.take_ended().collect();
+    ended.sort_unstable_by_key(|ended| ended.request);
+    assert!(ended.iter().map(|ended| ended.request).eq(0..requests.len() as u64), "each request ends once");
+    let ttft_ms = ended.iter().map(|ended| ended.ttft_us.map(|us| us as f64 / 1e3));
+    (ttft_ms.collect(), cluster.tally().clone(), cluster.faults())
+}
+
+#[test]
+fn a_tiny_cluster_by_hand() {
+    let requests = [
+        // 10 + 1,024 ms; then 5 + 2 ms to the decode instance, and 2 steps.
+        request(1_000, &[1, 2], 3),
+        // Waits until 1,034; finds both blocks and computes the third: 10 + 512.
+        request(1_100, &[1, 2, 3], 1),
+        // Long after, all of it is there.
+        request(60_000, &[1, 2, 3], 2),
+    ];
+    let (ttft_ms, tally, faults) = run(&setup(1, 1, 0), &Choices::default(), &requests);
+    assert_eq!(ttft_ms, [Some(1_034.0), Some(934.0 + 522.0), Some(10.0)]);
+    assert_eq!((tally.offered, tally.finished, tally.rejected), (3, 3, 0));
+    assert_eq!((tally.blocks_asked, tally.blocks_found, tally.blocks_fetched), (8, 5, 0));
+    // The first: 7 ms of hand-over and 2 steps, by 2 tokens. The third: 8 ms and a step.
+    let tbt = tally.tbt.seconds();
+    assert_eq!((tally.tbt.count(), tbt.mean), (2, 0.02575));
+    assert_eq!((tally.within_slo, faults), (3, vec![]));
+}
+
+#[test]
+fn an_instance_that_does_both_computes_prompts_between_steps() {
+    let mut setup = setup(0, 0, 1);
+    setup.decode_cost.fixed_ms = 100.0;
+    // The first is computed at 522 and takes 10 steps. The second comes during the first of these, which ends at 622, is
+    // computed at 1,144, and the batch of two goes on from there.
+    let requests = [request(0, &[1], 11), request(530, &[2], 2)];
+    let (ttft_ms, tally, _) = run(&setup, &Choices::default(), &requests);
+    assert_eq!(ttft_ms, [Some(522.0), Some(92.0 + 522.0)]);
+    // 1,000 ms of steps and 522 ms of standing still over 10 tokens; one step.
+    assert_eq!(tally.tbt.seconds().mean, (0.1522 + 0.1) / 2.0);
+}
+
+#[test]
+fn one_that_does_not_fit_waits_and_one_that_never_fits_runs_alone() {
+    let mut setup = setup(2, 1, 0);
+    setup.decode_blocks = 4;
+    let blocks = |from: u64, n: u64| (from..from + n).collect::<Vec<_>>();
+    let requests = [
+        request(0, &blocks(0, 3), 500),
+        request(1, &blocks(10, 2), 500),
+        request(2, &blocks(20, 9), 500),
+        request(3, &blocks(30, 1), 500),
+    ];
+    let choices = Choices::default().with(SlotKind::Scheduler, native("round-robin"));
+    let (_, tally, _) = run(&setup, &choices, &requests);
+    assert_eq!((tally.finished, tally.tbt.count()), (4, 4));
+    // 499 steps of 20 ms each, one request after the other: the last one waited for three.
+    let slowest = tally.tbt.seconds().p99;
+    assert!((0.05..0.1).contains(&slowest), "{slowest}");
+}
+
+#[test]
+fn a_fetched_prefix_is_read_where_it_is() {
+    let blocks: Vec<u64> = (0..40).collect();
+    // The first instance is still busy when the second request comes, which fetches what it has from there.
+    let mut requests = vec![request(0, &blocks, 1)];
+    requests.extend((0..8).map(|n| {
+        let own: Vec<u64> = blocks.iter().copied().chain([100 + n]).collect();
+        request(21_000, &own, 1)
+    }));
+    let setup = Setup { decode_blocks: 1_000, ..setup(4, 1, 0) };
+    let (ttft_ms, tally, _) = run(&setup, &Choices::default(), &requests);
+    assert!(tally.blocks_fetched >= 3 * 40, "{} {ttft_ms:?}", tally.blocks_fetched);
+    assert!(ttft_ms.iter().skip(1).all(|ms| ms.is_some_and(|ms| ms < 3_000.0)), "{ttft_ms:?}");
+}
+
+#[test]
+fn what_cannot_be_kept_is_rejected_and_counted() {
+    let setup = Setup { ttft_slo_ms: 2_000.0, ..setup(1, 1, 0) };
+    let requests: Vec<_> = (0..50).map(|n| request(n, &[n], 5)).collect();
+    let (ttft_ms, tally, _) = run(&setup, &Choices::default(), &requests);
+    assert!(tally.rejected > 40 && tally.finished > 0, "{tally:?}");
+    assert_eq!(ttft_ms.iter().filter(|ttft| ttft.is_none()).count() as u64, tally.rejected);
+    assert_eq!((tally.finished + tally.rejected, tally.within_slo), (50, tally.finished));
+}
+
+#[test]
+fn what_a_policy_does_wrong_is_counted_by_slot_and_kind() {
+    let requests: Vec<_> = (0..200).map(|n| request(2_000 * n, &[n, n + 1_000], 3)).collect();
+    let rows = [
+        (SlotKind::Scheduler, "trap"),
+        (SlotKind::Evictor, "trap"),
+        (SlotKind::Admitter, "trap"),
+        (SlotKind::Balancer, "trap"),
+    ];
+    for (slot, mode) in rows {
+        let choices = Choices::default().with(slot, guest(slot.as_str(), &[("mode", mode), ("after", "3")]));
+        let (_, tally, faults) = run(&setup(1, 1, 0), &choices, &requests);
+        let found = faults.iter().map(|f| (f.slot, f.traps > 0, f.deadline_misses)).collect::<Vec<_>>();
+        assert_eq!(found, [(slot.as_str(), true, 0)], "{faults:?}");
+        assert_eq!(tally.finished + tally.rejected, 200, "{slot}");
+    }
+}
+
+#[test]
+fn what_cannot_be_simulated_says_why() {
+    let rows = [
+        (Setup { prefill: 0, ..setup(1, 1, 0) }, "0 prefill, 1 decode and 0 instances that do both"),
+        (Setup { decode: 5_000, ..setup(1, 1, 0) }, "there may be 1024 in total"),
+        (Setup { speed: f64::NAN, ..setup(1, 1, 0) }, "speed NaN is outside"),
+        (Setup { tick_ms: 0, ..setup(1, 1, 0) }, "a tick of 0 ms"),
+        (Setup { pool_blocks: 0, ..setup(1, 1, 0) }, "capacity of 0 blocks"),
+        (Setup { decode_blocks: 0, ..setup(1, 1, 0) }, "holds no request"),
+    ];
+    for (setup, expected) in rows {
+        let error = setup.check().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert!(setup(0, 0, 1).check().is_ok());
+}
+
+fn workload(requests: u64, seed: u64) -> Vec<Request> {
+    let plan = Plan { workload: Workload::Chat, requests, rate_rps: 20.0, seed };
+    Generator::new(&plan).unwrap().collect()
+}
+
+#[test]
+fn the_same_again_gives_the_same_bytes_and_another_seed_does_not() {
+    let requests = workload(1_500, 3);
+    let component = |name: &str| Choice { source: Source::Builtin(name.into()), settings: Vec::new() };
+    for scheduler in ["mooncake", "random"] {
+        let choices = Choices::default()
+            .with(SlotKind::Scheduler, component(scheduler))
+            .with(SlotKind::Evictor, component("lru"));
+        let told = |seed| {
+            let setup = Setup {
+                pool_blocks: 500,
+                seed,
+                ..Setup { prefill: 3, decode: 2, both: 1, ..Setup::default() }
+            };
+            let (ttft, tally, faults) = run(&setup, &choices, &requests);
+            assert_eq!(faults, []);
+            format!("{ttft:?} {tally:?}")
+        };
+        let once = told(1);
+        assert_eq!(once, told(1), "{scheduler}");
+        assert!(scheduler != "random" || once != told(2), "chance is of the seed");
+    }
+}
+
+#[test]
+fn the_index_says_what_the_pools_hold_and_little_is_kept() {
+    let setup = Setup { pool_blocks: 200, ..Setup { prefill: 3, decode: 1, both: 1, ..Setup::default() } };
+    let mut policies = Policies::open(&setup, &Choices::default()).unwrap();
+    let mut cluster = Cluster::new(&setup, &mut policies).unwrap();
+    let mut chain = Vec::new();
+    for (n, request) in workload(3_000, 5).iter().enumerate() {
+        cluster.offer(request).unwrap();
+        assert!(cluster.agenda.len() <= 4 * (cluster.jobs.len() + 5), "{}", cluster.agenda.len());
+        if n % 50 != 0 {
+            continue;
+        }
+        chain_into(&request.blocks, &mut chain);
+        let mut held: Vec<(String, u32)> = cluster
+            .instances
+            .iter()
+            .filter_map(|i| Some((i.name.clone(), i.prefill.as_ref()?.prefix(&chain) as u32)))
+            .filter(|(_, blocks)| *blocks > 0)
+            .collect();
+        held.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        assert_eq!(cluster.conductor.lookup(&chain), held);
+    }
+    cluster.finish().unwrap();
+    assert!(
+        cluster.load().iter().all(|(_, percent)| (0.0..=100.0).contains(percent)),
+        "{:?}",
+        cluster.load()
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// One server, nothing found: each prompt begins when it has arrived and the one before it is done.
+    #[test]
+    fn one_prefill_instance_is_a_queue(gaps in prop::collection::vec((0..2_000_u64, 1..4_u64), 1..40)) {
+        let mut time_ms = 0;
+        let requests: Vec<_> = gaps.iter().zip(0..).map(|(&(gap, blocks), n)| {
+            time_ms += gap;
+            request(time_ms, &(0..blocks).map(|b| 10 * n + b).collect::<Vec<_>>(), 1)
+        }).collect();
+        let start_ms = requests[0].time_ms;
+        let mut free_ms = 0;
+        let expected: Vec<_> = requests.iter().map(|request| {
+            let arrived_ms = request.time_ms - start_ms;
+            free_ms = arrived_ms.max(free_ms) + 10 + u64::from(request.input_tokens);
+            Some((free_ms - arrived_ms) as f64)
+        }).collect();
+        let (ttft_ms, ..) = run(&setup(1, 1, 0), &Choices::default(), &requests);
+        prop_assert_eq!(ttft_ms, expected);
+    }
+}
+
+/// Steps taken one by one, with everything written out.
+struct SlowBatch {
+    cost: DecodeCost,
+    batch: Vec<(u64, u64, u64)>,
+    now_ms: f64,
+}
+
+impl SlowBatch {
+    /// Takes steps until `until_ms` or until the batch is empty; (request, when it ended).
+    fn run(&mut self, until_ms: f64, ended: &mut Vec<(u64, f64)>) {
+        while !self.batch.is_empty() {
+            let context = self.batch.iter().map(|&(_, _, context)| context).sum();
+            let end_ms = self.now_ms + self.cost.step_ms(self.batch.len() as u32, context);
+            if end_ms > until_ms {
+                return;
+            }
+            self.now_ms = end_ms;
+            for (request, left, context) in &mut self.batch {
+                (*left, *context) = (*left - 1, *context + 1);
+                if *left == 0 {
+                    ended.push((*request, end_ms));
+                }
+            }
+            self.batch.retain(|&(_, left, _)| left > 0);
+        }
+    }
+}
+
+proptest! {
+    /// Leaps over many steps end where single steps end; whoever arrives joins at the end of a step.
+    #[test]
+    fn leaps_are_steps(arrivals in prop::collection::vec((0..3_000_u64, 1..200_u64, 1..5_000_u64), 1..20)) {
+        let cost = DecodeCost { fixed_ms: 20.0, ms_per_sequence: 0.5, ms_per_context_token: 0.001 };
+        let mut decode = Decode::new(cost, u32::MAX);
+        let mut slow = SlowBatch { cost, batch: Vec::new(), now_ms: 0.0 };
+        let (mut ended, mut expected, mut done, mut arrived_ms) = (Vec::new(), Vec::new(), Vec::new(), 0.0);
+        let mut note = |decode: &mut Decode, now_ms: f64, ended: &mut Vec<(u64, f64)>| {
+            decode.advance(now_ms, &mut done);
+            ended.extend(done.drain(..).map(|done| (done.request, now_ms)));
+        };
+        for (n, &(gap_ms, tokens, context_tokens)) in arrivals.iter().enumerate() {
+            arrived_ms += gap_ms as f64;
+            while let Some(next_ms) = decode.next_ms(false).filter(|&ms| ms <= arrived_ms) {
+                note(&mut decode, next_ms, &mut ended);
+            }
+            note(&mut decode, arrived_ms, &mut ended);
+            decode.arrive(Arrival { request: n as u64, tokens, context_tokens, blocks: 1 });
+            if !decode.is_between_steps(arrived_ms) {
+                let next_ms = decode.next_ms(true).expect("a step is under way");
+                note(&mut decode, next_ms, &mut ended);
+                arrived_ms = next_ms;
+            }
+            decode.admit();
+            slow.run(arrived_ms + 1e-6, &mut expected);
+            slow.now_ms = if slow.batch.is_empty() { arrived_ms } else { slow.now_ms };
+            slow.batch.push((n as u64, tokens, context_tokens));
+        }
+        while let Some(next_ms) = decode.next_ms(false) {
+            note(&mut decode, next_ms, &mut ended);
+        }
+        slow.run(f64::INFINITY, &mut expected);
+        let order = |ended: &[(u64, f64)]| ended.iter().map(|&(request, _)| request).collect::<Vec<_>>();
+        prop_assert_eq!(order(&ended), order(&expected));
+        for (a, b) in ended.iter().zip(&expected) {
+            prop_assert!((a.1 - b.1).abs() < 1e-3, "{a:?} {b:?}");
+        }
+    }
+}
