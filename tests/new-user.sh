@@ -70,6 +70,7 @@ done
 KVASIR_GRPC=unix:$(sed -n 's/.*"control":"\([^"]*\)".*/\1/p' "$work/host.json")
 export KVASIR_GRPC
 
+"$kvasir" trace generate --requests 300 --output "$work/trace.jsonl.gz"
 mkdir "$work/my policies"
 for slot; do
   cd "$work/my policies"
@@ -78,6 +79,8 @@ for slot; do
   own_test
   step "$kvasir" policy build
   step "$kvasir" policy check
+  step "$kvasir" policy bench "./new-$slot.wasm" --smoke
+  step "$kvasir" policy replay "./new-$slot.wasm" --trace "$work/trace.jsonl.gz" --against current
   step "$kvasir" policy load "$slot" "./new-$slot.wasm" --shadow
   ! serves "$slot" || { echo "new-$slot serves while it is only on trial" >&2; exit 1; }
   step "$kvasir" policy status "$slot"

@@ -23,12 +23,12 @@ mod tests;
 mod told;
 
 pub use self::answer::check_scores;
-pub use kvasir_policy::scheduler::RETRY_MAX_MS;
 pub use self::clock::TableClock;
 pub use self::cost::{DecodeCost, PrefillCost, TransferCost};
 pub use self::error::{Error, Invalid};
 pub use self::links::{LINKS_MAX, LinkSpec};
 pub use self::told::{Changes, Outlook, Told};
+pub use kvasir_policy::scheduler::RETRY_MAX_MS;
 
 use self::cost::usable;
 use self::links::{Links, Path};

@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Put the policies of a bundle into service, each in its slot; or unpack them with `--to`.
+/// Put the policies of a bundle into service, each in its slot, or unpack them.
 #[derive(Args, Debug)]
 pub(super) struct LoadBundleArgs {
     /// What `kvasir policy save` made.

@@ -7,7 +7,7 @@ use clap::Args;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Fetch a component from a registry, with its signatures, and compare every part with its digest. Nothing of it is run.
+/// Fetch a component from a registry, with its signatures; every part has its digest. Nothing of it is run.
 #[derive(Args, Debug)]
 pub(super) struct PullArgs {
     /// REGISTRY/REPOSITORY:TAG, or REGISTRY/REPOSITORY@sha256:DIGEST for what can never be another.

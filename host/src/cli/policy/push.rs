@@ -7,7 +7,7 @@ use clap::Args;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Store a component in a registry, as `wkg` does, with the signatures that lie beside it.
+/// Store a component in a registry, as `wkg` does, with the signatures beside it.
 #[derive(Args, Debug)]
 pub(super) struct PushArgs {
     file: PathBuf,

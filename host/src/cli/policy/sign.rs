@@ -6,7 +6,8 @@ use clap::Args;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Sign a component for the slot it is made for: in a file beside it, or in its registry, where cosign finds it too.
+/// Sign a component for its slot. The signature goes into a file beside it, or into its registry, where cosign finds it
+/// too.
 #[derive(Args, Debug)]
 pub(super) struct SignArgs {
     /// File of a component, or `oci://REGISTRY/REPOSITORY:TAG`.

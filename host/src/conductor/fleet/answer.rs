@@ -3,7 +3,6 @@
 use super::Invalid;
 use kvasir_policy::scheduler::{Candidates, Decision, Placement, RETRY_MAX_MS};
 
-
 /// Which slots of one table may be chosen.
 pub(super) struct Slots<'a> {
     pub(super) len: u32,
