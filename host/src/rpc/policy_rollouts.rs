@@ -53,7 +53,7 @@ impl PolicyRollouts for Service {
         let wanted = load::wanted(policy)?;
         if wanted.stage != Stage::Active {
             return Err(validate::refuse(
-                "policy.stage",
+                "policy",
                 "a rollout brings a policy into service on every host",
             ));
         }
