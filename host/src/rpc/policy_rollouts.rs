@@ -52,10 +52,7 @@ impl PolicyRollouts for Service {
         let encoded = policy.encode_to_vec();
         let wanted = load::wanted(policy)?;
         if wanted.stage != Stage::Active {
-            return Err(validate::refuse(
-                "policy",
-                "a rollout brings a policy into service on every host",
-            ));
+            return Err(validate::refuse("policy", "a rollout brings a policy into service on every host"));
         }
         let slot = wanted.slot;
         let start = move |host: &Host| {
