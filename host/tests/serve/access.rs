@@ -147,6 +147,8 @@ const CALLS: &[(&str, &[&str])] = &[
             "PolicyAdmin/Logs",
             "PolicyAdmin/History",
             "PolicyRollouts/List",
+            "Explain/Decision",
+            "Explain/Block",
             "Node/Info",
             "Node/Ready",
             "Node/Peers",
