@@ -90,3 +90,51 @@ fn what_was_learned_survives_the_learner_the_host_and_a_swap() {
     until("a learner follows", || metric(&host, "kvasir_policy_published_total", r#"slot="scheduler""#) > 3);
     assert_eq!(host.terminate(), Some(0));
 }
+
+/// The admitter is not told that a prefill takes longer than its instance registered, but learns it.
+#[test]
+fn an_admitter_refuses_what_it_learned_will_be_late() {
+    const SLO_MS: f64 = 50.0;
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start_with(dir.path(), &["conductor.balance_every=50ms"]);
+    let ask = |ttft_slo_ms| proto::ScheduleRequest { prompt_tokens: 16, ttft_slo_ms, ..Default::default() };
+    let runtime = runtime();
+    let mut control = runtime.block_on(async {
+        let mut control = Control::connect(&host.control(), "").await.unwrap();
+        let bytes = guest("learning-admitter").to_vec();
+        let source = PolicySource::Component { name: "learning-admitter".into(), bytes };
+        control.load_policy("admitter", source, &[]).await.unwrap();
+        control
+    });
+    // What ends before there is a learner is not heard of, so they go on being late.
+    until("the admitter refuses", || {
+        runtime.block_on(async {
+            register(&mut control).await; // so that they are not silent
+            let answer = control.conductor.schedule(ask(SLO_MS)).await.unwrap().into_inner();
+            match answer.decision {
+                Some(Decision::Rejection(rejection)) => rejection.retry_after_ms > 0,
+                _ => {
+                    end_late(&mut control, answer.request_id, 4 * SLO_MS as u64).await;
+                    false
+                }
+            }
+        })
+    });
+    runtime.block_on(async {
+        let admitted = control.conductor.schedule(ask(1e6)).await.unwrap().into_inner();
+        assert!(matches!(admitted.decision, Some(Decision::Placement(_))), "{admitted:?}");
+    });
+    let policy = host.policy("admitter");
+    assert_eq!((policy["name"].as_str(), policy["traps"].as_u64()), (Some("late"), Some(0)), "{policy}");
+    assert_eq!(metric(&host, "kvasir_policy_learner_faults_total", r#"slot="admitter""#), 0);
+}
+
+/// The first token comes so late, and is the last one.
+async fn end_late(control: &mut Control, request_id: u64, late_ms: u64) {
+    use proto::complete_request::Stage;
+    std::thread::sleep(std::time::Duration::from_millis(late_ms));
+    for stage in [Stage::Prefill, Stage::Finished] {
+        let done = proto::CompleteRequest { request_id, stage: stage.into(), tokens: 0 };
+        control.conductor.complete(done).await.unwrap();
+    }
+}
