@@ -17,6 +17,7 @@ mod handover;
 mod harm;
 mod inputs;
 mod learning;
+mod many_hosts;
 mod metrics;
 mod process;
 mod registry;
