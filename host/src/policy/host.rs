@@ -79,6 +79,8 @@ pub struct SlotStatus {
     pub paused: bool,
     /// The policy came into service a short while ago.
     pub watch: Option<WatchStatus>,
+    /// It is watched, or will be from the next look of the guards on.
+    pub watched: bool,
     /// Policies that a guard took out of service or ended the trial of, since the host started; in the order of
     /// [`Guard::ALL`].
     pub guard_rollbacks: [u64; Guard::ALL.len()],
@@ -519,6 +521,7 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
         let version: Arc<Version<H>> = self.current();
         let digest = version.digest();
         let (guard_rollbacks, breaker_trips) = self.guarded().rollbacks();
+        let watched = self.is_watched();
         SlotStatus {
             slot: H::KIND.to_string(),
             name: version.description.name.clone(),
@@ -538,6 +541,7 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
             trial: self.trial().map(|trial| trial_status(self, &trial)),
             paused: Slot::is_paused(self),
             watch: self.guarded().watch_status(),
+            watched,
             guard_rollbacks,
             breaker_trips,
         }

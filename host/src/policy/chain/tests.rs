@@ -185,7 +185,13 @@ fn a_chain_of_components_serves_survives_a_restart_and_goes_back() {
         "both.toml",
         "[[filter]]\nsource = \"netkv\"\n[[scorer]]\nsource = \"./guest.wasm\"\nweight = 0.5\n[[scorer]]\nsource = \"overlap-cost\"\n[picker]\nsource = \"pick\"\nsettings = { temperature = \"0.2\" }",
     );
-    let db = || sled::open(folder.path().join("db")).unwrap();
+    // What a host that is gone had under way may hold it a little longer.
+    let db = || loop {
+        match sled::open(folder.path().join("db")) {
+            Ok(db) => return db,
+            Err(_) => std::thread::yield_now(),
+        }
+    };
     let state = folder.path().join("db");
     let loaded = {
         let host = host(Some((db(), &state)));

@@ -101,7 +101,7 @@ impl Follower {
         let status = policies.status(slot);
         let said = match tried {
             Tried::Failed(reason) => Said::Failed(reason.clone()),
-            _ if policies.serves(slot, target) && status.watch.is_some() => Said::Watched,
+            _ if policies.serves(slot, target) && status.watched => Said::Watched,
             _ if policies.serves(slot, target) => Said::Settled,
             Tried::Not => Said::Other,
             Tried::Done => Said::Failed(

@@ -51,6 +51,11 @@ impl Guarded {
         (self.rollbacks, self.trips)
     }
 
+    /// Whether the policy in service is watched, or will be from the next look on.
+    pub(in crate::policy) fn is_watched(&self, config: &GuardConfig) -> bool {
+        self.watch.is_some() || (self.awaited.is_some() && !config.watch.is_zero())
+    }
+
     pub(in crate::policy) fn watch_status(&self) -> Option<WatchStatus> {
         let (watch, (_, window)) = (self.watch.as_ref()?, self.active.as_ref()?);
         Some(WatchStatus {
@@ -123,6 +128,10 @@ impl Guarded {
 }
 
 impl<H: Hook> Slot<H> {
+    pub(in crate::policy) fn is_watched(&self) -> bool {
+        self.guarded.lock().is_watched(&self.config.guard)
+    }
+
     /// Has the guards look: a policy on watch that broke one goes, and so does a trial.
     pub fn judge(self: &Arc<Self>, now_ms: u64) {
         let config = &self.config.guard;

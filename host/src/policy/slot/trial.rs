@@ -184,8 +184,7 @@ impl<H: Hook> Slot<H> {
 
     /// Ends the trial; false if there is none. Under the lock of changes.
     pub(super) fn end_trial(self: &Arc<Self>, cause: Cause, why: Option<&str>) -> bool {
-        let Some(trial) = self.trial.swap(None) else { return false };
-        trial.end();
+        let Some(trial) = self.trial.load_full() else { return false };
         let name = &trial.version.description.name;
         let reason = why.map(|why| format!("trial of `{name}` ended: {why}"));
         if let Some(reason) = &reason {
@@ -193,6 +192,8 @@ impl<H: Hook> Slot<H> {
             *self.last_trip.lock() = Some(reason.clone());
             self.guarded.lock().count(cause);
         }
+        self.trial.store(None); // whoever sees that it is gone can see why
+        trial.end();
         self.persist();
         self.tell(Action::TrialEnded, cause, Some(&trial.version), None, reason);
         true

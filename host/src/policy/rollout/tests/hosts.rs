@@ -3,8 +3,9 @@
 use super::super::follower::{Follower, Own};
 use super::super::keeper::{Error, Keeper, Step as Change};
 use super::*;
-use crate::policy::{PolicyConfig, PolicyHost, SlotKind, Source, Wanted};
+use crate::policy::{GuardConfig, PolicyConfig, PolicyHost, SlotKind, Source, Wanted};
 use std::sync::Arc;
+use std::time::Duration;
 
 const SLOT: SlotKind = SlotKind::Evictor;
 
@@ -17,7 +18,14 @@ struct Member {
 
 impl Member {
     fn new(name: &str) -> Self {
-        let policies = PolicyHost::open(&PolicyConfig::default(), Wanted::default(), None).unwrap();
+        Self::watching(name, Duration::ZERO)
+    }
+
+    /// What came into service is watched for so long, on the clock of [`PolicyHost::judge`].
+    fn watching(name: &str, watch: Duration) -> Self {
+        let guard = GuardConfig { watch, every: Duration::ZERO, ..GuardConfig::default() };
+        let config = PolicyConfig { guard, ..PolicyConfig::default() };
+        let policies = PolicyHost::open(&config, Wanted::default(), None).unwrap();
         Self { policies, follower: Follower::new(name.into()), refuses: false }
     }
 
@@ -68,6 +76,19 @@ fn hosts_serve_what_is_wanted_one_after_the_other() {
     assert!(keeper.list()[0].1.is_done());
     assert_eq!(start(&keeper, &members[0].policies, "lru").id, 2);
     assert_eq!(rounds(&mut members, &keeper, 20..60), ["lru", "lru"]);
+}
+
+#[test]
+fn the_next_one_is_told_when_the_guards_have_let_the_last_one_pass() {
+    let (_folder, keeper) = keeper();
+    let mut members = ["a", "b"].map(|name| Member::watching(name, Duration::from_secs(60)));
+    start(&keeper, &members[0].policies, "fifo");
+    // Before the guards have looked at all, and while they watch.
+    assert_eq!(rounds(&mut members, &keeper, 0..20), ["fifo", "workload-aware"]);
+    members[0].policies.judge(20 * SECOND);
+    assert_eq!(rounds(&mut members, &keeper, 20..50), ["fifo", "workload-aware"]);
+    members[0].policies.judge(81 * SECOND);
+    assert_eq!(rounds(&mut members, &keeper, 81..95), ["fifo", "fifo"]);
 }
 
 #[test]
