@@ -1,11 +1,11 @@
 //! Against a real registry server, Debian's `docker-registry` on loopback.
 
 use crate::process::{Host, KVASIR, quiet_port};
+use crate::replicas::until;
 use std::fs;
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 /// The server; dropping it kills it.
 struct Registry {
@@ -25,12 +25,10 @@ impl Registry {
         let mut command = Command::new("docker-registry");
         command.arg("serve").arg(&file).stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn().expect("docker-registry is there");
-        let start = Instant::now();
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(start.elapsed() < Duration::from_secs(60), "the registry does not come up");
+        until("the registry comes up", || {
             assert!(child.try_wait().unwrap().is_none(), "the registry ended");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
         Self { child, port }
     }
 

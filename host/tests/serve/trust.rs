@@ -1,12 +1,10 @@
 //! A host that takes policies of people it knows: every way in, by a key, without one, and after the key is gone.
 
 use crate::process::{Host, KVASIR};
+use crate::replicas::until;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// How long a test waits for the watched folder before it gives up: not an assertion, only an end.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
 
 /// A folder with a pair of keys, a trust file, and components.
 struct Bench(tempfile::TempDir);
@@ -105,20 +103,13 @@ fn the_watched_folder_takes_what_is_signed() {
     let host = Host::start_with(data.path(), &[&bench.set(), &dir]);
     let lru = bench.component("lru");
     fs::copy(&lru, folder.path().join("evictor.wasm")).unwrap();
-    let wait = |what: &str, done: &dyn Fn() -> bool| {
-        let start = std::time::Instant::now();
-        while !done() {
-            assert!(start.elapsed() < PATIENCE, "{what}");
-            std::thread::sleep(std::time::Duration::from_millis(50));
-        }
-    };
     let logs = || String::from_utf8(host.run(&["policy", "logs", "evictor"], b"").stdout).unwrap();
-    wait("a refusal in the log", &|| logs().contains("is not signed"));
+    until("a refusal in the log", || logs().contains("is not signed"));
     assert_ne!(name(&host), "lru");
     // The signature comes later, and the same component is looked at again.
     bench.sign(&lru, "mine");
     fs::copy(bench.path("lru.wasm.sig"), folder.path().join("evictor.wasm.sig")).unwrap();
-    wait("lru in service", &|| name(&host) == "lru");
+    until("lru in service", || name(&host) == "lru");
 }
 
 #[test]

@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 const STEP_MIN_MS: f64 = 1e-2;
 /// Events happen at whole microseconds, a little after the end of the step that they are about.
 const EVENT_MS: f64 = 2e-3;
-/// What floats may lose.
-const ROUNDING_MS: f64 = 5e-4;
+/// What floats may lose: a step that ends so little after a moment has ended by then.
+pub(super) const ROUNDING_MS: f64 = 5e-4;
 
 /// A request in the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
