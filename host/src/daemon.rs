@@ -11,9 +11,9 @@ use crate::data_dir::{self, DataDir};
 use crate::explain::Explain;
 use crate::explain::blocks::Evicted;
 use crate::host::{Addrs, Host};
+use crate::lifecycle::cluster;
 use crate::lifecycle::eviction::Eviction;
 use crate::lifecycle::tiers::{self, PolicyAdmit};
-use crate::lifecycle::{cluster, following};
 use crate::policy::history::History;
 use crate::policy::rollout::keeper::Keeper as Rollouts;
 use crate::policy::{self, PolicyHost};
@@ -165,7 +165,7 @@ impl Daemon {
         let (stop, stopping) = watch::channel(false);
         let listeners = rpc::Listeners { unix: control.listener, grpc, http, tls };
         rpc::spawn(&runtime, &host, listeners, &stopping).map_err(no_thread("control calls"))?;
-        following::start(&host).map_err(no_thread("rollouts"))?;
+        rpc::following::start(&host).map_err(no_thread("rollouts"))?;
         tracing::info!(bytes = store.pool().bytes(), pages = %store.pool().placed(), "pool ready");
         tracing::info!(node = host.config.node.name, socket = %host.config.node.socket.display(), http = %addrs.http, "host started");
         Ok(Running {

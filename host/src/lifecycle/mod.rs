@@ -4,6 +4,5 @@ mod books;
 mod briefing;
 pub mod cluster;
 pub mod eviction;
-pub(crate) mod following;
 mod piece;
 pub mod tiers;

@@ -2,6 +2,7 @@
 
 mod conductor;
 mod explain;
+pub(crate) mod following;
 mod health;
 mod http;
 pub(crate) mod load;

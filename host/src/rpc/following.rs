@@ -1,11 +1,11 @@
 //! A host follows the rollouts of policies that another one keeps, or its own.
 
+use super::load::load_encoded;
 use crate::host::Host;
 use crate::policy::SlotKind;
 use crate::policy::rollout::follower::{Follower, Leader, Own};
 use crate::policy::rollout::keeper::{Report, Told};
 use crate::policy::rollout::{Order, Said};
-use crate::rpc::load::load_encoded;
 use kvasir_client::control::{Control, ControlAddr, ControlError};
 use kvasir_client::{ClientFiles, ClientTls};
 use kvasir_proto::{self as proto, follow_order, follow_report};
