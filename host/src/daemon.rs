@@ -5,6 +5,7 @@
 
 use crate::access::Keeper;
 use crate::access::door::Door;
+use crate::calendar::unix_ms;
 use crate::conductor::Conductor;
 use crate::config::{self, Config, parts};
 use crate::data_dir::{self, DataDir};
@@ -32,7 +33,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// How long open control calls may take to end.
@@ -308,10 +309,6 @@ fn open_explain(config: &Config, clock: Clock) -> Result<Arc<Explain>, StartErro
     let Some(sampling) = config.explain.sampling() else { return Ok(Explain::new(limits)) };
     let failed = |source| StartError::Recording { path: config.explain.file.clone(), source };
     Explain::sampled(limits, &sampling, clock).map_err(failed)
-}
-
-fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
 fn open_policies(config: &Config, data_dir: &DataDir, slots: u32) -> Result<Arc<PolicyHost>, policy::Error> {

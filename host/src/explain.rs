@@ -15,6 +15,7 @@ pub mod words;
 pub use sampler::{Counts, Sampling};
 pub use tape::{Admitted, Copied, Decided, Found, Recent, Tape};
 
+use crate::calendar::unix_ms;
 use crate::conductor::fleet::Told;
 use crate::policy::SlotKind;
 use crate::policy::record::{Call, FORMAT, Push, Record, bits, decision_words, packed};
@@ -23,7 +24,6 @@ use parking_lot::Mutex;
 use sampler::{Sample, Sampler};
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,15 +134,9 @@ impl Explain {
     }
 }
 
-/// Unix time now, ms.
-pub fn unix_now_ms() -> u64 {
-    unix_ms(0, 0)
-}
-
 /// Unix time of a moment on the host's clock, ms.
-pub fn unix_ms(at_ms: u64, now_ms: u64) -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    (since.as_millis() as u64).saturating_sub(now_ms.saturating_sub(at_ms))
+pub fn unix_ms_of(at_ms: u64, now_ms: u64) -> u64 {
+    unix_ms().saturating_sub(now_ms.saturating_sub(at_ms))
 }
 
 impl Found {

@@ -3,6 +3,7 @@
 pub mod access;
 pub mod authoring;
 pub mod bench;
+mod calendar;
 pub mod cli;
 pub mod conductor;
 pub mod config;

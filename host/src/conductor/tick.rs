@@ -1,7 +1,7 @@
 //! What the conductor does by itself, ever so often: expiry, and the balancer.
 
 use super::Conductor;
-use crate::explain::unix_now_ms;
+use crate::calendar::unix_ms;
 use crate::policy::record::{Call, FORMAT, Record, bits};
 use crate::policy::{BalancerWorker, PolicyHost, SlotKind};
 use kvasir_dataplane::Clock;
@@ -54,7 +54,7 @@ fn record(balancer: &BalancerWorker, id: u64, snapshot: &Snapshot, thresholds: &
         record: FORMAT,
         slot: SlotKind::Balancer.to_string(),
         id,
-        at_ms: unix_now_ms(),
+        at_ms: unix_ms(),
         policy: balancer.policy_of(),
         pushed: Vec::new(),
         asked: Call {

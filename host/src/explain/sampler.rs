@@ -110,7 +110,7 @@ impl Writer {
         match sample {
             Sample::Decision(id) => {
                 let Some(found) = self.tapes.find(id) else { return self.put(None) };
-                let at_ms = super::unix_ms(found.decided.at_ms, self.clock.now_ms());
+                let at_ms = super::unix_ms_of(found.decided.at_ms, self.clock.now_ms());
                 self.put(Some(found.record(at_ms)));
                 if let Some(admitted) = found.admitter_record(at_ms) {
                     self.put(Some(admitted));

@@ -9,8 +9,9 @@ use super::books::BadChoice;
 use super::briefing::{Briefing, Progress};
 use super::piece;
 use super::tiers::{self, destination};
+use crate::calendar::unix_ms;
+use crate::explain::Explain;
 use crate::explain::blocks::{Choice, Evicted};
-use crate::explain::{Explain, unix_now_ms};
 use crate::policy::EvictorWorker;
 use crate::policy::evictor::KnowsNothing;
 use kvasir_dataplane::tier::dram::Pressure;
@@ -348,7 +349,7 @@ impl Owner {
             return;
         }
         let (policy, tiers) = (self.worker.policy_of(), self.worker.tiers());
-        let (id, at_ms, victims) = (self.chosen, unix_now_ms(), &self.victims[..]);
+        let (id, at_ms, victims) = (self.chosen, unix_ms(), &self.victims[..]);
         let chosen = piece::Chosen { id, now_ms, at_ms, policy, victims, tiers };
         self.explain.write(self.worker.answered(piece::record(&self.store, chosen)));
     }

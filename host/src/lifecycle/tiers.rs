@@ -1,7 +1,8 @@
 //! The tiers below the pool: opened from the configuration, and who lets blocks into them.
 
+use crate::calendar::unix_ms;
 use crate::config::{self, Config, RemoteUrl};
-use crate::explain::{Explain, unix_now_ms};
+use crate::explain::Explain;
 use crate::policy::record::{Call, FORMAT, Record, bits};
 use crate::policy::{AdmitterWorker, SlotKind};
 use kvasir_dataplane::DramStore;
@@ -172,7 +173,7 @@ impl PolicyAdmit {
             record: FORMAT,
             slot: SlotKind::Admitter.to_string(),
             id: self.calls,
-            at_ms: unix_now_ms(),
+            at_ms: unix_ms(),
             policy: self.worker.policy_of(),
             pushed: vec![("update-load".to_owned(), bits(&self.worker.load().encode()))],
             asked: Call {

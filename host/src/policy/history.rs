@@ -4,13 +4,13 @@
 //! outlives a crash; that takes a write to the disk, so no decision may wait for it.
 
 use super::{Action, Cause, Change, Error, PolicyHost, PolicyId, SlotKind, SlotStatus, catalog};
+use crate::calendar::unix_ms;
 use crate::text::printable;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Entries kept of one slot; the oldest go first.
 pub const ENTRIES_MAX: usize = 1_000;
@@ -116,7 +116,7 @@ impl From<&Change> for Entry {
             (before, None) => (before.as_ref(), None),
         };
         Self {
-            at_ms: now_ms(),
+            at_ms: unix_ms(),
             who,
             cause: cause_word.to_owned(),
             action: action.to_owned(),
@@ -127,11 +127,6 @@ impl From<&Change> for Entry {
             reason: reason.clone().unwrap_or_default(),
         }
     }
-}
-
-fn now_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The journal of all slots.
@@ -250,7 +245,7 @@ impl History {
 
 fn started(status: SlotStatus) -> Entry {
     Entry {
-        at_ms: now_ms(),
+        at_ms: unix_ms(),
         who: HOST.into(),
         cause: "restart".into(),
         action: STARTED.into(),

@@ -1,10 +1,11 @@
 //! What policies say: a bounded ring per slot, rate-limited (`log.log` of the contract).
 
 use super::fault::TEXT_BYTES as LINE_BYTES;
+use crate::calendar::unix_ms;
 use crate::text::printable;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 const LINES: usize = 1_000;
 /// Lines of the host itself, kept apart so that a policy that floods its log cannot hide why it was taken
@@ -64,8 +65,7 @@ impl Ring {
 
 impl Default for Log {
     fn default() -> Self {
-        let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { start: Instant::now(), began_ms: began.as_millis() as u64, ring: Mutex::default() }
+        Self { start: Instant::now(), began_ms: unix_ms(), ring: Mutex::default() }
     }
 }
 

@@ -1,6 +1,6 @@
 use super::store::{block, own_keys};
 use super::validate;
-use crate::explain::{Admitted, Decided, Found, blocks, unix_ms, words};
+use crate::explain::{Admitted, Decided, Found, blocks, unix_ms_of, words};
 use crate::host::Host;
 use crate::policy::record::PolicyOf;
 use kvasir_policy::admitter::Verdict;
@@ -66,14 +66,14 @@ impl Explain for Service {
             block: block(key, stat.as_ref(), at),
             evictions,
             cause: if stat.is_some() { String::new() } else { cause.name().to_owned() },
-            remembered_since_ms: past.since_ms.map_or(0, |since| unix_ms(since, now_ms)),
+            remembered_since_ms: past.since_ms.map_or(0, |since| unix_ms_of(since, now_ms)),
         }))
     }
 }
 
 fn eviction(choice: &blocks::Choice, now_ms: u64) -> proto::Eviction {
     proto::Eviction {
-        at_ms: unix_ms(choice.at_ms, now_ms),
+        at_ms: unix_ms_of(choice.at_ms, now_ms),
         policy: choice.policy.to_string(),
         generation: choice.generation,
         fallback: choice.fallback,
@@ -123,7 +123,7 @@ impl Names {
 
 fn explained(host: &Host, found: &Found, record: bool) -> proto::ExplainDecisionResponse {
     let now_ms = host.clock.now_ms();
-    let at_ms = unix_ms(found.decided.at_ms, now_ms);
+    let at_ms = unix_ms_of(found.decided.at_ms, now_ms);
     let (scores, scores_from) = scores(host, found, at_ms);
     let names =
         Names { slots: host.conductor.slots(), prefill: words::prefill(found), decode: words::decode(found) };

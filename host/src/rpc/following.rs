@@ -1,6 +1,7 @@
 //! A host follows the rollouts of policies that another one keeps, or its own.
 
 use super::load::load_encoded;
+use crate::calendar::unix_ms;
 use crate::host::Host;
 use crate::policy::SlotKind;
 use crate::policy::rollout::follower::{Follower, Leader, Own};
@@ -12,7 +13,7 @@ use kvasir_proto::{self as proto, follow_order, follow_report};
 use prost::Message;
 use std::path::Path;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Between two rounds.
 const EVERY: Duration = Duration::from_secs(1);
@@ -44,8 +45,7 @@ fn follow(host: &Weak<Host>, name: String) {
 fn round(host: &Host, follower: &mut Follower) -> Result<(), String> {
     let load = |request: &[u8]| load_encoded(host, request, WHO);
     if host.config.policy.follow.is_empty() {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let mut own = Own { keeper: &host.rollouts, now_ms: now.as_millis() as u64 };
+        let mut own = Own { keeper: &host.rollouts, now_ms: unix_ms() };
         return follower.round(&host.policies, &mut own, load);
     }
     follower.round(&host.policies, &mut Remote::connect(host)?, load)

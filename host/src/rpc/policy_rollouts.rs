@@ -4,6 +4,7 @@ use super::load::{self, slot_kind};
 use super::policy_admin::{status, who};
 use super::validate;
 use crate::access::door::About;
+use crate::calendar::unix_ms;
 use crate::host::Host;
 use crate::policy::rollout::keeper::{Error, Report, Step as Change, Told};
 use crate::policy::rollout::{Order, Phase, Rollout, Said, Step};
@@ -120,11 +121,6 @@ impl PolicyRollouts for Service {
             policy.map_err(|e| Status::internal(format!("what was stored is no LoadRequest: {e}")))?;
         Ok(Response::new(proto::FetchResponse { policy: Some(policy) }))
     }
-}
-
-fn unix_ms() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.unwrap_or_default().as_millis() as u64
 }
 
 fn report(report: proto::FollowReport) -> Result<Report, Status> {
