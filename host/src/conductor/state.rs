@@ -1,5 +1,7 @@
 //! What is true of the cluster, behind the lock of [`super::Conductor`]; no policy is called in here.
 
+mod question;
+
 use super::fleet::{self, Admission, Ask, Fleet, LinkSpec, Outcome, Site};
 use super::load::{Window, cluster_load, snapshot};
 use super::memos::Memos;
@@ -15,7 +17,7 @@ use crate::prefix_index::{self, PrefixIndex};
 use kvasir_policy::admitter::Load;
 use kvasir_policy::balancer::Snapshot;
 use kvasir_policy::learning::End;
-use kvasir_policy::scheduler::{Candidates, Column, Decision, Placement, Question, Request};
+use kvasir_policy::scheduler::{Decision, Placement, Question};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -271,52 +273,10 @@ impl State {
         found
     }
 
-    /// What policies are asked about a request, in a buffer that is used again. `hints` beside those of the request.
-    pub(super) fn question(
-        &self,
-        ask: &Ask,
-        chain: &[u64],
-        hints: u32,
-        now_ms: u64,
-        question: &mut Question,
-    ) {
-        let fleet = &self.fleet;
-        let request = fleet.request(ask);
-        let session_memo = if ask.session == 0 { 0 } else { self.sessions.get((ask.tenant, ask.session)) };
-        let tenant_memo = self.tenants.get(ask.tenant);
-        let request = Request { hints: request.hints | hints, session_memo, tenant_memo, ..request };
-        question.begin(fleet.table_time(now_ms), &request, fleet.prefill_slots(), fleet.decode_slots());
-        question.add(Column::Prefix, |_, slots| self.index.lookup(chain, slots) > 0);
-        let (catalogue, needs) = (&self.catalogue, ask.needs);
-        if catalogue.prefill.says_something(needs) {
-            question.add(Column::EligiblePrefill, |_, slots| catalogue.prefill.fill(needs, slots));
-        }
-        if fleet.has_peers() || !self.decode_index.is_empty() {
-            question.add(Column::PrefixAtDecode, |before, slots| self.at_decode(chain, before, slots));
-        }
-        if catalogue.decode.says_something(needs) {
-            question.add(Column::EligibleDecode, |_, slots| catalogue.decode.fill(needs, slots));
-        }
-    }
-
     /// The scores of a policy, by prefill slot and then perhaps by decode slot, by the names of those that are known.
     pub(super) fn scores(&self, scores: &[f32]) -> Scores {
         let (prefill, decode) = scores.split_at(scores.len().min(self.fleet.prefill_slots()));
         Scores { prefill: named(prefill, &self.prefill_names), decode: named(decode, &self.decode_names) }
-    }
-
-    /// Leading blocks of `chain` by decode slot: as told by instances that only decode, and for those that do both what
-    /// their prefill half holds, which is the same memory. Whether there are any.
-    fn at_decode(&self, chain: &[u64], before: Candidates<'_>, slots: &mut [u32]) -> bool {
-        let mut any = self.decode_index.lookup(chain, slots) > 0;
-        if let Some(prefix) = before.prefix() {
-            for (decode, prefill) in self.fleet.peers() {
-                let held = prefix.get(usize::from(prefill)).copied().unwrap_or(0);
-                any |= held > 0;
-                slots[usize::from(decode)] = held;
-            }
-        }
-        any
     }
 
     /// The id of a decision that was not booked.

@@ -1,0 +1,49 @@
+//! What policies are asked about a request.
+
+use super::State;
+use crate::conductor::fleet::Ask;
+use kvasir_policy::scheduler::{Candidates, Column, Question, Request};
+
+impl State {
+    /// What policies are asked about a request, in a buffer that is used again. `hints` beside those of the request.
+    pub(in crate::conductor) fn question(
+        &self,
+        ask: &Ask,
+        chain: &[u64],
+        hints: u32,
+        now_ms: u64,
+        question: &mut Question,
+    ) {
+        let fleet = &self.fleet;
+        let request = fleet.request(ask);
+        let session_memo = if ask.session == 0 { 0 } else { self.sessions.get((ask.tenant, ask.session)) };
+        let tenant_memo = self.tenants.get(ask.tenant);
+        let request = Request { hints: request.hints | hints, session_memo, tenant_memo, ..request };
+        question.begin(fleet.table_time(now_ms), &request, fleet.prefill_slots(), fleet.decode_slots());
+        question.add(Column::Prefix, |_, slots| self.index.lookup(chain, slots) > 0);
+        let (catalogue, needs) = (&self.catalogue, ask.needs);
+        if catalogue.prefill.says_something(needs) {
+            question.add(Column::EligiblePrefill, |_, slots| catalogue.prefill.fill(needs, slots));
+        }
+        if fleet.has_peers() || !self.decode_index.is_empty() {
+            question.add(Column::PrefixAtDecode, |before, slots| self.at_decode(chain, before, slots));
+        }
+        if catalogue.decode.says_something(needs) {
+            question.add(Column::EligibleDecode, |_, slots| catalogue.decode.fill(needs, slots));
+        }
+    }
+
+    /// Leading blocks of `chain` by decode slot: as told by instances that only decode, and for those that do both what
+    /// their prefill half holds, which is the same memory. Whether there are any.
+    fn at_decode(&self, chain: &[u64], before: Candidates<'_>, slots: &mut [u32]) -> bool {
+        let mut any = self.decode_index.lookup(chain, slots) > 0;
+        if let Some(prefix) = before.prefix() {
+            for (decode, prefill) in self.fleet.peers() {
+                let held = prefix.get(usize::from(prefill)).copied().unwrap_or(0);
+                any |= held > 0;
+                slots[usize::from(decode)] = held;
+            }
+        }
+        any
+    }
+}
