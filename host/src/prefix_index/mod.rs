@@ -20,6 +20,9 @@ mod runs;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tiered;
+
+pub use tiered::{Near, Tier, TieredIndex};
 
 use pages::{CELLS, Pages};
 use runs::{Cover, MAX_LEN, Run, Runs};
@@ -70,6 +73,21 @@ pub struct Stats {
     pub refused: u64,
     /// Blocks forgotten because a hole in a cover needed one cover more than [`Limits`] allows.
     pub forgotten: u64,
+}
+
+impl Stats {
+    /// Of two indices together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            entries: self.entries + other.entries,
+            runs: self.runs + other.runs,
+            covers: self.covers + other.covers,
+            bytes: self.bytes + other.bytes,
+            refused: self.refused + other.refused,
+            forgotten: self.forgotten + other.forgotten,
+        }
+    }
 }
 
 /// See the module documentation.
