@@ -28,7 +28,7 @@ use self::state::State;
 use crate::config;
 use crate::explain::Explain;
 use crate::policy::PolicyHost;
-use crate::prefix_index;
+use crate::prefix_index::{self, Tier};
 use kvasir_dataplane::times::{Times, TimesTaken};
 use kvasir_policy::balancer::Snapshot;
 use parking_lot::Mutex;
@@ -73,6 +73,8 @@ pub struct Registration {
     pub models: Vec<String>,
     /// Adapters it has loaded.
     pub adapters: Vec<String>,
+    /// The most adapters that it can hold at once; `None`: it does not say.
+    pub adapters_max: Option<u32>,
 }
 
 /// What an instance says of its present state.
@@ -182,10 +184,13 @@ pub struct Counts {
 }
 
 /// A step in the life of a scheduled request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Stage {
     Transfer,
-    Prefill,
+    Prefill {
+        /// As the instance measured it, without the waits before it; `None`: it did not.
+        took_ms: Option<f64>,
+    },
     Progress(u32),
     Finished,
 }
@@ -199,19 +204,21 @@ pub struct Conductor {
 }
 
 impl Conductor {
-    /// Keeps no decision to be explained.
+    /// Keeps no decision to be explained, and does not say which run of the host this is.
     pub fn new(config: &config::Conductor, policies: &PolicyHost, now_ms: u64) -> Self {
-        Self::with_explain(config, policies, Explain::off(), now_ms)
+        Self::with_explain(config, policies, Explain::off(), 0, now_ms)
     }
 
+    /// `run`: a number that another run of the host does not have, for policies.
     pub fn with_explain(
         config: &config::Conductor,
         policies: &PolicyHost,
         explain: Arc<Explain>,
+        run: u32,
         now_ms: u64,
     ) -> Self {
         Self {
-            state: Mutex::new(State::new(config, policies.outcomes(), now_ms)),
+            state: Mutex::new(State::new(config, policies.outcomes(), run, now_ms)),
             deciders: Deciders::new(config.workers, policies, &explain),
             decisions: Times::default(),
             explain,
@@ -264,7 +271,7 @@ impl Conductor {
         self.state.lock().report(name, epoch, report, now_ms)
     }
 
-    /// Blocks that became resident at an instance, one chain.
+    /// Blocks that became resident at an instance, one chain. `tier`: where, if the instance says it.
     ///
     /// # Errors
     /// The instance or its epoch is unknown, or a message is missing: [`Error::Gap`].
@@ -273,16 +280,26 @@ impl Conductor {
         name: &str,
         epoch: u64,
         sequence: u64,
+        tier: Option<Tier>,
         parent: Option<u64>,
         blocks: &[u64],
     ) -> Result<(), Error> {
-        self.state.lock().stored(name, epoch, sequence, parent, blocks)
+        self.state.lock().stored(name, epoch, sequence, tier, parent, blocks)
     }
 
+    /// Blocks that left a tier of an instance, in which another one may still have them; `None`: all its tiers.
+    ///
     /// # Errors
     /// As [`Self::stored`].
-    pub fn removed(&self, name: &str, epoch: u64, sequence: u64, blocks: &[u64]) -> Result<(), Error> {
-        self.state.lock().removed(name, epoch, sequence, blocks)
+    pub fn removed(
+        &self,
+        name: &str,
+        epoch: u64,
+        sequence: u64,
+        tier: Option<Tier>,
+        blocks: &[u64],
+    ) -> Result<(), Error> {
+        self.state.lock().removed(name, epoch, sequence, tier, blocks)
     }
 
     /// Leading blocks of `chain` at each instance that holds any, longest first.

@@ -136,7 +136,8 @@ pub struct Conductor {
     pub block_size_tokens: u32,
     /// The most instances known at once.
     pub instances_max: u32,
-    /// The most distinct blocks in the prefix index, and, counted apart, the most runs of blocks that instances hold.
+    /// The most distinct blocks in the prefix index, and, counted apart, the most runs of blocks that instances hold. As many
+    /// again for each tier that instances name, and for HBM and DRAM together.
     pub index_entries_max: u64,
     /// Requests scheduled and not yet finished; more are refused.
     pub requests_max: u32,

@@ -142,6 +142,7 @@ impl Daemon {
                 &config.conductor,
                 &policies,
                 explain,
+                crate::seed::random() as u32 | 1,
                 clock.now_ms(),
             )),
             draining: AtomicBool::new(false),

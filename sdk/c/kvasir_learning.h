@@ -14,7 +14,8 @@ enum { KV_FINISHED = 1, KV_REJECTED, KV_REFUSED, KV_GIVEN_UP };
 /* Words of an outcome; DECISION and SESSION are u64, the times floats, -1 = not known. */
 enum { KV_O_END, KV_O_REASON, KV_O_DECISION, KV_O_TENANT = 4, KV_O_CLASS, KV_O_MODEL, KV_O_ADAPTER, KV_O_SESSION,
        KV_O_PREFILL = 10, KV_O_DECODE, KV_O_PROMPT_TOKENS, KV_O_CACHED_TOKENS, KV_O_FETCHED_BLOCKS, KV_O_DECODED_TOKENS,
-       KV_O_TTFT_PREDICTED, KV_O_TTFT, KV_O_TBT_PREDICTED, KV_O_TBT, KV_O_QUEUE_PREDICTED, KV_O_PREFILL_PREDICTED };
+       KV_O_TTFT_PREDICTED, KV_O_TTFT, KV_O_TBT_PREDICTED, KV_O_TBT, KV_O_QUEUE_PREDICTED, KV_O_PREFILL_PREDICTED,
+       KV_O_PREFILL_MEASURED, KV_O_HOST_RUN };
 /* Yours. `kv_observe` gets each outcome with a known end; what `kv_publish` returns stays yours, too. */
 void kv_observe(const uint32_t *outcome);
 kv_bytes kv_publish(void);

@@ -3,10 +3,11 @@
 export const NONE: 0xffffffff;
 export const P: Record<
   | "available" | "busyUntil" | "c0" | "c1" | "c2" | "t0" | "t1" | "queued" | "freeBlocks" | "capacity" | "reportedAt"
-  | "identity" | "peer" | "host" | "domain" | "waiting", number>;
+  | "identity" | "peer" | "host" | "domain" | "waiting" | "adapters" | "adaptersMax", number>;
 export const D: Record<
   | "available" | "sequences" | "context" | "freeBlocks" | "capacity" | "d0" | "d1" | "d2" | "coming" | "comingContext"
-  | "reportedAt" | "identity" | "peer" | "host" | "domain" | "waiting" | "t0" | "t1", number>;
+  | "reportedAt" | "identity" | "peer" | "host" | "domain" | "waiting" | "t0" | "t1" | "adapters"
+  | "adaptersMax", number>;
 export const Reason: { ttft: 1; tbt: 2; noInstance: 3; noMemory: 4; own: 5 };
 export const Kind: { insert: 1; hit: 2; remove: 3; keep: 4; pin: 5; unpin: 6 };
 export const Where: { hostDecides: 0; hbm: 1; nvme: 3; remote: 4; drop: 15 };
@@ -40,7 +41,7 @@ export interface Words {
 export interface Request extends Words {
   now: number;
   prefix?: Uint32Array; prefixHbm?: Uint32Array; prefixDram?: Uint32Array; prefillFit?: Uint32Array;
-  decodePrefix?: Uint32Array; decodeFit?: Uint32Array;
+  decodePrefix?: Uint32Array; decodeFit?: Uint32Array; decodePrefixHbm?: Uint32Array; decodePrefixDram?: Uint32Array;
   /** Bits of floats: what the scorers of a chain say. */
   prefillScore?: Uint32Array; decodeScore?: Uint32Array;
 }
@@ -48,7 +49,7 @@ export interface Table {
   slots: number;
   at(slot: number, column: number): number;
 }
-export interface Cluster { prefill: Table; decode: Table; blockTokens: number; domains: number }
+export interface Cluster { prefill: Table; decode: Table; blockTokens: number; domains: number; hostRun: number }
 /** What is left out is zero; without `prefill` the request is rejected. */
 export interface Decision {
   prefill?: number; decode?: number; transferBlocks?: number; source?: number; reason?: number; retryAfter?: number;
@@ -59,6 +60,7 @@ export interface Outcome {
   end: number; reason: number; decision: number; tenant: number; class: number; model: number; adapter: number; session: number;
   prefill: number; decode: number; promptTokens: number; cachedTokens: number; fetchedBlocks: number; decodedTokens: number;
   ttftPredicted: number; ttft: number; tbtPredicted: number; tbt: number; queuePredicted: number; prefillPredicted: number;
+  prefillMeasured: number; hostRun: number;
 }
 export const End: { finished: 1; rejected: 2; refused: 3; givenUp: 4 };
 /** Of a policy that learns; its module exports `learning` too. */

@@ -15,16 +15,18 @@ export const NONE = 0xffff_ffff;
 /** Columns of the tables, and words of a request, by the numbers of the contract. */
 export const P = {
   available: 1, busyUntil: 2, c0: 3, c1: 4, c2: 5, t0: 6, t1: 7, queued: 8, freeBlocks: 9, capacity: 10, reportedAt: 11,
-  identity: 12, peer: 13, host: 14, domain: 15, waiting: 16,
+  identity: 12, peer: 13, host: 14, domain: 15, waiting: 16, adapters: 17, adaptersMax: 18,
 };
 export const D = {
   available: 1, sequences: 2, context: 3, freeBlocks: 4, capacity: 5, d0: 6, d1: 7, d2: 8, coming: 9, comingContext: 10,
-  reportedAt: 11, identity: 12, peer: 13, host: 14, domain: 15, waiting: 16, t0: 17, t1: 18,
+  reportedAt: 11, identity: 12, peer: 13, host: 14, domain: 15, waiting: 16, t0: 17, t1: 18, adapters: 19,
+  adaptersMax: 20,
 };
 const COLUMNS = [
   "prefix", "prefixHbm", "prefixDram", "prefillFit", "decodePrefix", "decodeFit", "prefillScore", "decodeScore",
+  "decodePrefixHbm", "decodePrefixDram",
 ];
-const OF_DECODE = ["decodePrefix", "decodeFit", "decodeScore"];
+const OF_DECODE = ["decodePrefix", "decodeFit", "decodeScore", "decodePrefixHbm", "decodePrefixDram"];
 /** Reasons of a rejection. */
 export const Reason = { ttft: 1, tbt: 2, noInstance: 3, noMemory: 4, own: 5 };
 /** Kinds of events, and where a victim's bytes go. */
@@ -41,7 +43,7 @@ export function number(name, text, low, high) {
 }
 
 export function scheduler(policy) {
-  const cluster = { prefill: new Table(), decode: new Table(), blockTokens: 0, domains: 0 };
+  const cluster = { prefill: new Table(), decode: new Table(), blockTokens: 0, domains: 0, hostRun: 0 };
   let words = 0, linkValues = 5;
   const request = (now, question) => readRequest(now, words32(question), words, cluster);
   const scheduling = {
@@ -49,6 +51,7 @@ export function scheduler(policy) {
       cluster.prefill.open(layout[0], layout[3]);
       cluster.decode.open(layout[1], layout[4]);
       [cluster.blockTokens, words, cluster.domains, linkValues] = [layout[2], layout[5], layout[6], layout[7]];
+      cluster.hostRun = layout[8] ?? 0;
       policy.opened?.(cluster);
     },
     updatePrefill: (rows) => cluster.prefill.update(floats32(rows)),
@@ -239,7 +242,7 @@ function readOutcome(w) {
     end: w[0], reason: w[1], decision: low53(w, 2), tenant: w[4], class: w[5], model: w[6], adapter: w[7], session: low53(w, 8),
     prefill: w[10], decode: w[11], promptTokens: w[12], cachedTokens: w[13], fetchedBlocks: w[14], decodedTokens: w[15],
     ttftPredicted: float(16), ttft: float(17), tbtPredicted: float(18), tbt: float(19), queuePredicted: float(20),
-    prefillPredicted: float(21),
+    prefillPredicted: float(21), prefillMeasured: w.length > 22 ? float(22) : -1, hostRun: w[23] ?? 0,
   };
 }
 

@@ -87,7 +87,7 @@ class P(IntEnum):
 
     AVAILABLE = 1
     BUSY_UNTIL, C0, C1, C2, T0, T1, QUEUED, FREE_BLOCKS, CAPACITY, REPORTED_AT = range(2, 12)
-    IDENTITY, PEER, HOST, DOMAIN, WAITING = range(12, 17)
+    IDENTITY, PEER, HOST, DOMAIN, WAITING, ADAPTERS, ADAPTERS_MAX = range(12, 19)
 
 
 class D(IntEnum):
@@ -95,7 +95,7 @@ class D(IntEnum):
 
     AVAILABLE = 1
     SEQUENCES, CONTEXT, FREE_BLOCKS, CAPACITY, D0, D1, D2, COMING, COMING_CONTEXT, REPORTED_AT = range(2, 12)
-    IDENTITY, PEER, HOST, DOMAIN, WAITING, T0, T1 = range(12, 19)
+    IDENTITY, PEER, HOST, DOMAIN, WAITING, T0, T1, ADAPTERS, ADAPTERS_MAX = range(12, 21)
 
 
 class Reason(IntEnum):
@@ -139,6 +139,7 @@ class Cluster:
     decode: Table = field(default_factory=Table)
     block_tokens: int = 0
     domains: int = 0
+    host_run: int = 0
 
 
 class Request:
@@ -153,8 +154,10 @@ class Request:
         "decode_fit",
         "prefill_score",
         "decode_score",
+        "decode_prefix_hbm",
+        "decode_prefix_dram",
     )
-    OF_DECODE = ("decode_prefix", "decode_fit", "decode_score")
+    OF_DECODE = ("decode_prefix", "decode_fit", "decode_score", "decode_prefix_hbm", "decode_prefix_dram")
 
     def __init__(self, words: list[int]):
         self.prompt_tokens, self.output_tokens, self.klass, self.tenant, self.priority, self.hints = words[:6]
@@ -192,7 +195,8 @@ class Scheduling:
 
     def open(self, layout: list[int]) -> None:
         prefill, decode, tokens, prefill_width, decode_width, self.words, domains, self.link_values = layout[:8]
-        self.cluster = Cluster(Table(prefill, prefill_width), Table(decode, decode_width), tokens, domains)
+        run = layout[8] if len(layout) > 8 else 0
+        self.cluster = Cluster(Table(prefill, prefill_width), Table(decode, decode_width), tokens, domains, run)
 
     def update_prefill(self, rows: list[float]) -> None:
         self.cluster.prefill.update(rows)
@@ -414,6 +418,8 @@ class Outcome:
         self.fetched_blocks, self.decoded_tokens = words[14:16]
         self.ttft_predicted, self.ttft, self.tbt_predicted, self.tbt = map(_float, words[16:20])
         self.queue_predicted, self.prefill_predicted = map(_float, words[20:22])
+        self.prefill_measured = _float(words[22]) if len(words) > 22 else -1.0
+        self.host_run = words[23] if len(words) > 23 else 0
 
 
 class Learner:
@@ -439,9 +445,9 @@ class Learning:
         self.policy, self.publish, self.adopt = policy, policy.publish, policy.adopt
 
     def observe(self, stride: int, outcomes: list[int]) -> None:
-        for at in range(0, len(outcomes) - 21, stride):
+        for at in range(0, len(outcomes) - stride + 1, stride):
             if End.FINISHED <= outcomes[at] <= End.GIVEN_UP:
-                self.policy.observe(Outcome(outcomes[at : at + 22]))
+                self.policy.observe(Outcome(outcomes[at : at + stride]))
 
 
 _SLOTS = (

@@ -27,6 +27,8 @@ pub const Word = enum(u32) {
     tbt,
     queue_predicted,
     prefill_predicted,
+    prefill_measured,
+    host_run,
 };
 
 pub const End = enum(u32) { finished = 1, rejected, refused, given_up };

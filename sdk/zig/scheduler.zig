@@ -30,6 +30,8 @@ pub const Prefill = enum {
     host,
     domain,
     waiting,
+    adapters,
+    adapters_max,
 };
 
 /// Columns of the decode table.
@@ -53,6 +55,8 @@ pub const Decode = enum {
     waiting,
     t0,
     t1,
+    adapters,
+    adapters_max,
 };
 
 /// Columns of a request, by their bits; the scores are floats.
@@ -65,10 +69,12 @@ pub const Column = enum(u5) {
     decode_fit,
     prefill_score,
     decode_score,
+    decode_prefix_hbm,
+    decode_prefix_dram,
 
     fn slots(which: Column) u32 {
         return switch (which) {
-            .decode_prefix, .decode_fit, .decode_score => cluster.decode.slots,
+            .decode_prefix, .decode_fit, .decode_score, .decode_prefix_hbm, .decode_prefix_dram => cluster.decode.slots,
             else => cluster.prefill.slots,
         };
     }
@@ -112,6 +118,8 @@ pub const Cluster = struct {
     /// Tokens in one block.
     block_tokens: u32 = 0,
     domains: u32 = 0,
+    /// Run of the host.
+    run: u32 = 0,
 };
 pub var cluster: Cluster = .{};
 
@@ -178,6 +186,7 @@ pub fn Host(comptime P: type) type {
             cluster.decode.open(layout[1], layout[4]);
             cluster.block_tokens = layout[2];
             cluster.domains = layout[6];
+            cluster.run = if (layout.len > 8) layout[8] else 0;
             request_words = layout[5];
             link_values = layout[7];
             kv.renew(f32, &scores, cluster.prefill.slots + cluster.decode.slots, 0);

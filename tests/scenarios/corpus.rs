@@ -15,7 +15,11 @@ use std::io::BufReader;
 use std::path::PathBuf;
 
 /// Inputs of each slot.
-const INPUTS: u64 = 14;
+const INPUTS: u64 = 20;
+/// Those recorded first, when rows and the layout were shorter and the later columns not there: policies go on answering them.
+const INPUTS_AT_FIRST: u64 = 14;
+/// How long the rows of the two tables and the layout were then.
+const LENGTHS_AT_FIRST: [usize; 3] = [17, 19, 8];
 
 fn file(slot: SlotKind) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("corpus/policy-0.1");
@@ -55,8 +59,10 @@ fn call(name: &str, scalars: Vec<u64>, lists: Vec<Vec<u32>>) -> Call {
     Call { name: name.to_owned(), scalars, lists }
 }
 
-/// Tables of up to eight instances, some of them on both sides, over three domains.
-fn tables(random: &mut Random) -> (Vec<Push>, u32, u32) {
+/// Tables of up to eight instances, some of them on both sides, over three domains. `lengths` of the rows and the layout.
+fn tables(random: &mut Random, lengths: [usize; 3]) -> (Vec<Push>, u32, u32) {
+    let amended = lengths != LENGTHS_AT_FIRST;
+    let [prefill_row, decode_row, layout_len] = lengths;
     let (prefill, decode) = (1 + random.below(8), 1 + random.below(8));
     let peers = random.below(prefill.min(decode) + 1);
     let peer = |slot: u32| (slot < peers).then_some(slot as u16);
@@ -80,8 +86,10 @@ fn tables(random: &mut Random) -> (Vec<Push>, u32, u32) {
             host: (!random.chance(3)).then(|| random.below(4)),
             domain: random.below(3),
             waiting: random.chance(2).then(|| random.below(9)),
+            adapters: amended.then(|| random.below(3)),
+            adapters_max: (amended && random.chance(2)).then(|| 1 + random.below(2)),
         };
-        prefill_rows.extend(row.encode());
+        prefill_rows.extend(&row.encode()[..prefill_row]);
     }
     let mut decode_rows = Vec::new();
     for slot in 0..decode {
@@ -105,13 +113,21 @@ fn tables(random: &mut Random) -> (Vec<Push>, u32, u32) {
             waiting: None,
             handover_fixed: random.float(4),
             handover_per_block: random.float(8),
+            adapters: amended.then(|| random.below(3)),
+            adapters_max: (amended && random.chance(2)).then(|| 1 + random.below(2)),
         };
-        decode_rows.extend(row.encode());
+        decode_rows.extend(&row.encode()[..decode_row]);
     }
     let link = Link { fixed: random.float(5), factor: 1.0 + random.float(3), under_way: random.below(3) };
-    let layout = Layout { domains: 3, ..Layout::of(prefill, decode, 512) };
+    let layout = Layout {
+        domains: 3,
+        prefill_row: prefill_row as u32,
+        decode_row: decode_row as u32,
+        run: 7,
+        ..Layout::of(prefill, decode, 512)
+    };
     let mut pushed = vec![
-        push("open", layout.encode().to_vec()),
+        push("open", layout.encode()[..layout_len].to_vec()),
         push("update-prefill", bits(&prefill_rows)),
         push("update-decode", bits(&decode_rows)),
         push("update-links", bits(&[link.encode(0, 1), link.encode(2, 0)].concat())),
@@ -122,7 +138,7 @@ fn tables(random: &mut Random) -> (Vec<Push>, u32, u32) {
     (pushed, prefill, decode)
 }
 
-fn question(random: &mut Random, prefill: u32, decode: u32) -> Question {
+fn question(random: &mut Random, prefill: u32, decode: u32, amended: bool) -> Question {
     let blocks = 1 + random.below(32);
     let slo = |random: &mut Random| if random.chance(2) { f32::INFINITY } else { random.float(4_000) };
     let request = Request {
@@ -144,7 +160,10 @@ fn question(random: &mut Random, prefill: u32, decode: u32) -> Question {
     let mut question =
         Question::new(1_000.0 + random.float(1_000), &request, prefill as usize, decode as usize);
     let slots = |column| match column {
-        Column::PrefixAtDecode | Column::EligibleDecode => decode,
+        Column::PrefixAtDecode
+        | Column::EligibleDecode
+        | Column::PrefixAtDecodeInHbm
+        | Column::PrefixAtDecodeInDram => decode,
         _ => prefill,
     };
     for column in [
@@ -154,8 +173,11 @@ fn question(random: &mut Random, prefill: u32, decode: u32) -> Question {
         Column::EligiblePrefill,
         Column::PrefixAtDecode,
         Column::EligibleDecode,
+        Column::PrefixAtDecodeInHbm,
+        Column::PrefixAtDecodeInDram,
     ] {
-        if random.chance(3) {
+        let later = matches!(column, Column::PrefixAtDecodeInHbm | Column::PrefixAtDecodeInDram);
+        if later && !amended || random.chance(3) {
             continue;
         }
         let limit =
@@ -166,14 +188,17 @@ fn question(random: &mut Random, prefill: u32, decode: u32) -> Question {
     question
 }
 
-fn scheduling(random: &mut Random) -> (Vec<Push>, Call) {
-    let (mut pushed, prefill, decode) = tables(random);
+fn scheduling(random: &mut Random, n: u64) -> (Vec<Push>, Call) {
+    let amended = n >= INPUTS_AT_FIRST;
+    let now = Layout::default();
+    let lengths = [now.prefill_row as usize, now.decode_row as usize, now.encode().len()];
+    let (mut pushed, prefill, decode) = tables(random, if amended { lengths } else { LENGTHS_AT_FIRST });
     // Decisions before this one, for policies that remember them.
     for _ in 0..random.below(4) {
-        let before = question(random, prefill, decode);
+        let before = question(random, prefill, decode, amended);
         pushed.push(push("schedule", [&[before.now().to_bits()], before.words()].concat()));
     }
-    let asked = question(random, prefill, decode);
+    let asked = question(random, prefill, decode, amended);
     (pushed, call("schedule", vec![asked.now().to_bits().into()], vec![asked.words().to_vec()]))
 }
 
@@ -264,7 +289,7 @@ fn admission(random: &mut Random) -> (Vec<Push>, Call) {
         cached_tokens: random.below(9_000) as f32,
         handover: random.float(9),
     };
-    let request = question(random, 0, 0);
+    let request = question(random, 0, 0, false);
     (pushed, call("admit-request", vec![], vec![request.request_words().to_vec(), bits(&forecast.encode())]))
 }
 
@@ -281,7 +306,7 @@ fn balancing(random: &mut Random) -> (Vec<Push>, Call) {
 fn input(slot: SlotKind, n: u64, policy: &str) -> Record {
     let mut random = Random((slot as u64) << 32 | n);
     let (pushed, asked) = match slot {
-        SlotKind::Scheduler => scheduling(&mut random),
+        SlotKind::Scheduler => scheduling(&mut random, n),
         SlotKind::Evictor => eviction(&mut random),
         SlotKind::Admitter => admission(&mut random),
         SlotKind::Balancer => balancing(&mut random),
@@ -344,4 +369,27 @@ fn every_policy_answers_the_corpus_as_it_was_recorded() {
         }
         assert_eq!(records.len() as u64, INPUTS * builtin_names(slot).len() as u64, "{slot}: no others");
     }
+}
+
+/// Weights that the corpus, which is without settings, leaves at rest.
+#[test]
+fn a_prefix_by_tiers_is_weighed_alike_natively_and_as_a_component() {
+    let config = PolicyConfig::default();
+    let engine = Engine::new(&config, None).unwrap();
+    let weights = [("dram-weight", "0.5"), ("below-weight", "0.25")];
+    let settings: Vec<_> = weights.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+    let player = |source: fn(String) -> Source, settings: &[(String, String)]| {
+        let source = source("overlap-cost".into());
+        Player::new(&engine, &config, SlotKind::Scheduler, source, settings.to_vec()).unwrap()
+    };
+    let players = [player(Source::Native, &settings), player(Source::Builtin, &settings)];
+    let alike = player(Source::Native, &[]);
+    let mut weighed = 0;
+    for n in INPUTS..INPUTS + 100 {
+        let record = input(SlotKind::Scheduler, n, "overlap-cost");
+        let [native, component] = players.each_ref().map(|player| player.play(&record, true).unwrap());
+        assert_eq!((&native.answer, &native.scores), (&component.answer, &component.scores), "record {n}");
+        weighed += usize::from(native.scores != alike.play(&record, true).unwrap().scores);
+    }
+    assert!(weighed > 10, "{weighed} of 100 say anything of tiers");
 }

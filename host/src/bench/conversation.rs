@@ -178,7 +178,7 @@ impl Cluster {
         {
             *sequence += 1;
             let parent = held.checked_sub(1).map(|last| chain[last]);
-            self.conductor.stored(&placed.prefill, *epoch, *sequence, parent, &chain[held..])?;
+            self.conductor.stored(&placed.prefill, *epoch, *sequence, None, parent, &chain[held..])?;
         }
         Ok((held + fetched) as u64)
     }
@@ -188,7 +188,11 @@ impl Cluster {
             && at_ms <= now_ms
         {
             self.ends.pop();
-            self.conductor.complete(id, if finished { Stage::Finished } else { Stage::Prefill }, at_ms)?;
+            self.conductor.complete(
+                id,
+                if finished { Stage::Finished } else { Stage::Prefill { took_ms: None } },
+                at_ms,
+            )?;
         }
         Ok(())
     }

@@ -148,7 +148,7 @@ fn decide(config: &PolicyConfig, instances: u16, size: Size, seed: u64) -> Resul
         let outcome = worker.schedule(&fleet, &question);
         let booked = fleet.admit(i as u64, ask, &outcome.decision, question.candidates(), 1_000);
         let _ = std::hint::black_box(booked);
-        let _ = fleet.prefill_done(i as u64, 1_000);
+        let _ = fleet.prefill_done(i as u64, None, 1_000);
         let _ = fleet.finished(i as u64, 1_000);
     }))
 }

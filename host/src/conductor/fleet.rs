@@ -79,6 +79,14 @@ pub struct Site {
     pub domain: u32,
 }
 
+/// Adapters (LoRA) of an instance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Adapters {
+    pub loaded: u32,
+    /// As many as it can hold at once; `None`: it does not say.
+    pub most: Option<u32>,
+}
+
 /// What an instance says of itself now and then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -161,6 +169,8 @@ pub struct Ended {
     /// Identities of the prefill and the decode instance, as in their rows.
     pub identities: [u32; 2],
     pub decoded_tokens: u32,
+    /// As its instance measured it, without the waits before it; `None` if that was not told.
+    pub prefill_ms: Option<f64>,
     /// As measured; `None` if its first token was not heard of.
     pub ttft_ms: Option<f64>,
     /// The mean of those between its tokens, as measured; `None` if less than two were heard of.
@@ -193,6 +203,7 @@ struct Prefill {
     transfers: u32,
     free_blocks: u32,
     waiting: Option<u32>,
+    adapters: Adapters,
     reported_ms: u64,
 }
 
@@ -214,6 +225,7 @@ struct Decode {
     handovers: u32,
     free_blocks: u32,
     waiting: Option<u32>,
+    adapters: Adapters,
     reported_ms: u64,
 }
 
@@ -251,6 +263,8 @@ struct InFlight {
     ask: Ask,
     booked_ms: u64,
     first_token_ms: Option<u64>,
+    /// As measured by its instance.
+    prefill_ms: Option<f64>,
 }
 
 /// See the module documentation.
@@ -258,6 +272,8 @@ struct InFlight {
 pub struct Fleet {
     limits: Limits,
     block_size_tokens: u32,
+    /// Of the host; 0: it does not say.
+    run: u32,
     clock: TableClock,
     /// Counts registrations.
     epoch: u64,
@@ -281,6 +297,7 @@ impl Fleet {
         Self {
             limits,
             block_size_tokens: block_size_tokens.max(1),
+            run: 0,
             clock: TableClock::new(now_ms),
             epoch: 1,
             clock_epoch: 1,
@@ -299,6 +316,12 @@ impl Fleet {
     #[must_use]
     pub fn with_links(self, links: &[LinkSpec]) -> Self {
         Self { links: Links::new(links), ..self }
+    }
+
+    /// As policies are told it: a number that another run of the host does not have.
+    #[must_use]
+    pub fn in_run(self, run: u32) -> Self {
+        Self { run, ..self }
     }
 
     /// Says how many domains there are, 0 and those that have a name. Readers begin anew if these are more.
@@ -428,6 +451,7 @@ impl Fleet {
             transfers: 0,
             free_blocks: capacity_blocks,
             waiting: None,
+            adapters: Adapters::default(),
             reported_ms: now_ms,
         };
         let limit = usize::from(self.limits.instances);
@@ -450,6 +474,7 @@ impl Fleet {
             handovers: 0,
             free_blocks: capacity_blocks,
             waiting: None,
+            adapters: Adapters::default(),
             reported_ms: now_ms,
         };
         let limit = usize::from(self.limits.instances);
@@ -496,6 +521,16 @@ impl Fleet {
         let instance = self.decode.change(slot).ok_or(Error::NoInstance { table: "decode", slot })?;
         instance.available = available;
         Ok(())
+    }
+
+    /// The adapters of an instance, by its slots.
+    pub fn set_adapters(&mut self, prefill: Option<u16>, decode: Option<u16>, adapters: Adapters) {
+        if let Some(instance) = prefill.and_then(|slot| self.prefill.change(slot)) {
+            instance.adapters = adapters;
+        }
+        if let Some(instance) = decode.and_then(|slot| self.decode.change(slot)) {
+            instance.adapters = adapters;
+        }
     }
 
     /// What the instance itself says of its prefill half.
@@ -602,6 +637,7 @@ impl Fleet {
         Changes {
             open: Some(Layout {
                 domains: self.domains,
+                run: self.run,
                 ..Layout::of(prefill_slots, decode_slots, self.block_size_tokens)
             }),
             prefill: prefill.collect(),
@@ -631,6 +667,8 @@ impl Fleet {
             host: p.site.host,
             domain: p.site.domain,
             waiting: p.waiting,
+            adapters: Some(p.adapters.loaded),
+            adapters_max: p.adapters.most,
         }
     }
 
@@ -656,6 +694,8 @@ impl Fleet {
             waiting: d.waiting,
             handover_fixed: d.spec.handover.fixed_ms,
             handover_per_block: d.spec.handover.congested_ms_per_block(d.handovers),
+            adapters: Some(d.adapters.loaded),
+            adapters_max: d.adapters.most,
         }
     }
 }

@@ -13,6 +13,7 @@ pub(super) fn ended(end: End, ended: &Ended) -> Outcome {
         decoded_tokens: ended.decoded_tokens,
         ttft_ms: Times { measured: ms(ended.ttft_ms), ..placed.ttft_ms },
         tbt_ms: Times { measured: ms(ended.tbt_ms), ..placed.tbt_ms },
+        prefill_ms: Times { measured: ms(ended.prefill_ms), ..placed.prefill_ms },
         ..placed
     }
 }
@@ -48,7 +49,7 @@ fn of_placement(ask: &Ask, admission: &Admission, [prefill, decode]: [u32; 2]) -
         ttft_ms: predicted(admission.ttft_ms),
         tbt_ms: predicted(admission.tbt_ms),
         queue_ms: ms(Some(admission.queue_ms)),
-        prefill_ms: ms(Some(admission.prefill_ms)),
+        prefill_ms: predicted(admission.prefill_ms),
         ..of_request(ask)
     }
 }

@@ -1,7 +1,8 @@
 //! Which instance can serve which request: models and adapters.
 
-use super::Error;
+use super::fleet::Adapters;
 use super::names::Names;
+use super::{Error, Registration};
 use kvasir_policy::scheduler::eligibility;
 use std::sync::Arc;
 
@@ -23,11 +24,18 @@ pub struct Needs {
 pub(super) struct Serves {
     /// Sorted; none: any.
     models: Vec<u32>,
-    /// Loaded now; sorted.
+    /// Loaded now; sorted, each once.
     adapters: Vec<u32>,
+    /// The most that it can hold; `None`: it does not say.
+    adapters_max: Option<u32>,
 }
 
 impl Serves {
+    /// How many it has, and can have.
+    pub(super) fn adapters(&self) -> Adapters {
+        Adapters { loaded: self.adapters.len() as u32, most: self.adapters_max }
+    }
+
     fn is_fit_for(&self, needs: Needs) -> u32 {
         let any = self.models.is_empty();
         match needs.model {
@@ -103,28 +111,31 @@ impl Catalogue {
         self.models.refused() + self.adapters.refused()
     }
 
-    /// What an instance serves, from the names that it gives.
+    /// What an instance serves, from the names that it registers with.
     ///
     /// # Errors
     /// [`Error::TooManyNames`] of models: requests for one that has no number could not be told from others.
-    pub(super) fn serves(&mut self, models: &[String], adapters: &[String]) -> Result<Serves, Error> {
+    pub(super) fn serves(&mut self, given: &Registration) -> Result<Serves, Error> {
+        let Registration { models, adapters, adapters_max, .. } = given;
         let full =
             |name: &String| Error::TooManyNames { what: "model", name: name.clone(), limit: MODELS_MAX };
         let models = models.iter().map(|name| self.models.number(name).ok_or_else(|| full(name)));
         let mut models: Vec<u32> = models.collect::<Result<_, _>>()?;
         models.sort_unstable();
-        Ok(Serves { models, adapters: self.loaded(adapters) })
+        Ok(Serves { models, adapters: self.loaded(adapters), adapters_max: *adapters_max })
     }
 
     /// The same instance with other adapters.
     pub(super) fn with_adapters(&mut self, serves: &Serves, adapters: &[String]) -> Serves {
-        Serves { models: serves.models.clone(), adapters: self.loaded(adapters) }
+        let (models, adapters_max) = (serves.models.clone(), serves.adapters_max);
+        Serves { models, adapters: self.loaded(adapters), adapters_max }
     }
 
     /// An adapter for which there is no number is as good as not loaded: a hint is lost, and nothing goes wrong.
     fn loaded(&mut self, adapters: &[String]) -> Vec<u32> {
         let mut numbers: Vec<u32> = adapters.iter().filter_map(|name| self.adapters.number(name)).collect();
         numbers.sort_unstable();
+        numbers.dedup();
         numbers
     }
 
@@ -146,13 +157,17 @@ mod tests {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
+    fn given(models: Vec<String>, adapters: &[&str]) -> Registration {
+        Registration { models, adapters: names(adapters), ..Registration::default() }
+    }
+
     #[test]
     fn an_instance_serves_the_models_it_names_or_any() {
         let mut catalogue = Catalogue::new();
         for (slot, models, adapters) in
             [(0, &["llama", "qwen"][..], &["sql"][..]), (1, &[], &["sql"]), (3, &["qwen"], &[])]
         {
-            let serves = catalogue.serves(&names(models), &names(adapters)).unwrap();
+            let serves = catalogue.serves(&given(names(models), adapters)).unwrap();
             catalogue.prefill.set(Some(slot), Some(Arc::new(serves)));
         }
         let mut column = |model: &str, adapter: &str| {
@@ -184,9 +199,9 @@ mod tests {
         assert_eq!(asked(&mut catalogue, MODELS_MAX), Some(0), "not known here");
         assert_eq!(asked(&mut catalogue, 5), Some(6), "a name keeps its number");
         let own: Vec<String> = (0..MODELS_MAX / 2).map(|n| format!("own-{n}")).collect();
-        catalogue.serves(&own, &[]).unwrap();
-        let full = catalogue.serves(&names(&["one-more"]), &[]).unwrap_err();
+        catalogue.serves(&given(own.clone(), &[])).unwrap();
+        let full = catalogue.serves(&given(names(&["one-more"]), &[])).unwrap_err();
         assert!(full.to_string().contains("`one-more` cannot be a model: 4096 names"), "{full}");
-        assert_eq!(catalogue.serves(&own[..1], &[]).unwrap().models.len(), 1);
+        assert_eq!(catalogue.serves(&given(own[..1].to_vec(), &[])).unwrap().models.len(), 1);
     }
 }

@@ -13,10 +13,10 @@ use super::{
 };
 use crate::config;
 use crate::policy::Outcomes;
-use crate::prefix_index::{self, PrefixIndex};
+use crate::prefix_index::{self, Tier, TieredIndex};
 use kvasir_policy::admitter::Load;
 use kvasir_policy::balancer::Snapshot;
-use kvasir_policy::learning::End;
+use kvasir_policy::learning::{self, End};
 use kvasir_policy::scheduler::{Decision, Placement, Question};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,9 +33,9 @@ pub(super) struct State {
     config: config::Conductor,
     pub(super) fleet: Fleet,
     /// By prefill slot.
-    index: PrefixIndex,
+    index: TieredIndex,
     /// By decode slot, of instances that only decode.
-    decode_index: PrefixIndex,
+    decode_index: TieredIndex,
     instances: HashMap<String, Instance>,
     prefill_names: Vec<Option<String>>,
     decode_names: Vec<Option<String>>,
@@ -54,10 +54,12 @@ pub(super) struct State {
     pub(super) load: Load,
     /// For policies that learn.
     pub(super) outcomes: Outcomes,
+    /// Run of the host, as policies are told it.
+    run: u32,
 }
 
 impl State {
-    pub(super) fn new(config: &config::Conductor, outcomes: Outcomes, now_ms: u64) -> Self {
+    pub(super) fn new(config: &config::Conductor, outcomes: Outcomes, run: u32, now_ms: u64) -> Self {
         let limits = fleet::Limits {
             instances: config.instances_max.min(u32::from(u16::MAX) - 1) as u16,
             requests: config.requests_max as usize,
@@ -66,12 +68,13 @@ impl State {
         let mut domains = Names::new(DOMAINS_MAX);
         let links: Vec<LinkSpec> =
             config.links.iter().filter_map(|link| numbered(link, &mut domains)).collect();
-        let mut fleet = Fleet::new(limits, config.block_size_tokens, now_ms).with_links(&links);
+        let fleet = Fleet::new(limits, config.block_size_tokens, now_ms);
+        let mut fleet = fleet.with_links(&links).in_run(run);
         fleet.set_domains(domains.len() as u32 + 1);
         Self {
             fleet,
-            index: PrefixIndex::new(prefix_index::Limits { entries, covers: entries }),
-            decode_index: PrefixIndex::new(prefix_index::Limits { entries, covers: entries }),
+            index: TieredIndex::new(prefix_index::Limits { entries, covers: entries }),
+            decode_index: TieredIndex::new(prefix_index::Limits { entries, covers: entries }),
             config: config.clone(),
             instances: HashMap::new(),
             prefill_names: Vec::new(),
@@ -87,6 +90,7 @@ impl State {
             window: Window::default(),
             load: Load::default(),
             outcomes,
+            run,
         }
     }
 
@@ -106,7 +110,7 @@ impl State {
             self.fleet.check_decode(spec, replaced.is_some_and(|old| old.decode.is_some()))?;
         }
         let site = self.site(&given)?;
-        let serves = Arc::new(self.catalogue.serves(&given.models, &given.adapters)?);
+        let serves = Arc::new(self.catalogue.serves(&given)?);
         self.forget(name);
         let (prefill, decode) = self.fleet.register(given.prefill, given.decode, site, now_ms)?;
         set_name(&mut self.prefill_names, prefill, Some(name));
@@ -166,6 +170,9 @@ impl State {
     fn set_serves(&mut self, prefill: Option<u16>, decode: Option<u16>, serves: Option<&Arc<Serves>>) {
         self.catalogue.prefill.set(prefill, serves.cloned());
         self.catalogue.decode.set(decode, serves.cloned());
+        if let Some(serves) = serves {
+            self.fleet.set_adapters(prefill, decode, serves.adapters());
+        }
     }
 
     pub(super) fn reset_blocks(&mut self, name: &str, epoch: u64) -> Result<(), Error> {
@@ -215,12 +222,13 @@ impl State {
         name: &str,
         epoch: u64,
         sequence: u64,
+        tier: Option<Tier>,
         parent: Option<u64>,
         blocks: &[u64],
     ) -> Result<(), Error> {
         let holder = self.next_message(name, epoch, sequence)?;
         let Holdings { index, slot } = self.holdings(holder);
-        index.store(slot, parent, blocks);
+        index.store(slot, tier, parent, blocks);
         Ok(())
     }
 
@@ -229,11 +237,12 @@ impl State {
         name: &str,
         epoch: u64,
         sequence: u64,
+        tier: Option<Tier>,
         blocks: &[u64],
     ) -> Result<(), Error> {
         let holder = self.next_message(name, epoch, sequence)?;
         let Holdings { index, slot } = self.holdings(holder);
-        index.remove(slot, blocks);
+        index.remove(slot, tier, blocks);
         Ok(())
     }
 
@@ -360,11 +369,11 @@ impl State {
     pub(super) fn complete(&mut self, request_id: u64, stage: Stage, now_ms: u64) -> Result<(), Error> {
         match stage {
             Stage::Transfer => self.fleet.transfer_done(request_id, now_ms),
-            Stage::Prefill => self.fleet.prefill_done(request_id, now_ms),
+            Stage::Prefill { took_ms } => self.fleet.prefill_done(request_id, took_ms, now_ms),
             Stage::Progress(tokens) => self.fleet.progress(request_id, tokens, now_ms),
             Stage::Finished => {
                 let ended = self.fleet.finished(request_id, now_ms)?;
-                self.outcomes.tell(&outcomes::ended(End::Finished, &ended));
+                self.tell(&outcomes::ended(End::Finished, &ended));
                 Ok(())
             }
         }?;
@@ -374,7 +383,11 @@ impl State {
     /// What was not booked is an outcome too.
     pub(super) fn tell_rejected(&self, ask: &Ask, rejected: &Rejected) {
         let identities = rejected.refused.map_or([0; 2], |admission| self.fleet.identities(&admission));
-        self.outcomes.tell(&outcomes::rejected(ask, rejected, identities));
+        self.tell(&outcomes::rejected(ask, rejected, identities));
+    }
+
+    fn tell(&self, outcome: &learning::Outcome) {
+        self.outcomes.tell(&learning::Outcome { run: self.run, ..*outcome });
     }
 
     /// Expires requests and silent instances, takes stock of the load for the admitters, and gives the
@@ -383,7 +396,7 @@ impl State {
         self.fleet.tick(now_ms);
         let before = |ttl: Duration| now_ms.saturating_sub(ttl.as_millis() as u64);
         for ended in self.fleet.expire(before(self.config.request_ttl.0), now_ms) {
-            self.outcomes.tell(&outcomes::ended(End::GivenUp, &ended));
+            self.tell(&outcomes::ended(End::GivenUp, &ended));
         }
         let silent_since = before(self.config.instance_ttl.0);
         for instance in self.instances.values().filter(|i| i.reported_ms < silent_since) {
@@ -423,21 +436,13 @@ impl State {
 
     /// Of both indices together.
     pub(super) fn index_stats(&self) -> prefix_index::Stats {
-        let (prefill, decode) = (self.index.stats(), self.decode_index.stats());
-        prefix_index::Stats {
-            entries: prefill.entries + decode.entries,
-            runs: prefill.runs + decode.runs,
-            covers: prefill.covers + decode.covers,
-            bytes: prefill.bytes + decode.bytes,
-            refused: prefill.refused + decode.refused,
-            forgotten: prefill.forgotten + decode.forgotten,
-        }
+        self.index.stats().plus(self.decode_index.stats())
     }
 }
 
 /// Where an instance stands in one of the two indices.
 struct Holdings<'a> {
-    index: &'a mut PrefixIndex,
+    index: &'a mut TieredIndex,
     slot: u16,
 }
 

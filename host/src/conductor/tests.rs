@@ -5,7 +5,8 @@ use super::state::State;
 use super::{Error, Registration, Report};
 use crate::config;
 use crate::policy::Outcomes;
-use kvasir_policy::scheduler::Question;
+use crate::prefix_index::Tier;
+use kvasir_policy::scheduler::{Column, Question};
 
 fn registration() -> Registration {
     let prefill = PrefillSpec {
@@ -24,7 +25,7 @@ fn free(free_blocks: u32) -> Report {
 
 fn state(instances_max: u32) -> State {
     let config = config::Conductor { instances_max, ..config::Conductor::default() };
-    State::new(&config, Outcomes::default(), 0)
+    State::new(&config, Outcomes::default(), 0, 0)
 }
 
 const TTL_MS: u64 = 10_000;
@@ -36,7 +37,7 @@ fn an_instance_that_stays_silent_is_forgotten_with_its_blocks() {
         let now_ms = n * 40 * TTL_MS;
         let name = format!("pod-{n}");
         let epoch = state.register(&name, registration(), now_ms).expect("room, for the dead make it");
-        state.stored(&name, epoch, 1, None, &[n + 1, 100]).unwrap();
+        state.stored(&name, epoch, 1, None, None, &[n + 1, 100]).unwrap();
         state.tick(now_ms + 20 * TTL_MS);
         assert_eq!(state.lookup(&[n + 1]).len(), 1, "silent, not forgotten yet");
         state.tick(now_ms + 31 * TTL_MS);
@@ -61,9 +62,9 @@ fn after_a_gap_the_blocks_are_told_anew_and_the_load_stays() {
     let mut state = state(8);
     let epoch = state.register("a", registration(), 0).unwrap();
     state.report("a", epoch, &free(7), 5).unwrap();
-    state.stored("a", epoch, 1, None, &[1, 2]).unwrap();
+    state.stored("a", epoch, 1, None, None, &[1, 2]).unwrap();
     for sequence in [3, 4, 2] {
-        let gap = state.stored("a", epoch, sequence, None, &[3]).unwrap_err();
+        let gap = state.stored("a", epoch, sequence, None, None, &[3]).unwrap_err();
         assert!(matches!(gap, Error::Gap { expected: 2, .. }), "{gap}");
         assert!(
             state.lookup(&[1]).is_empty(),
@@ -71,7 +72,7 @@ fn after_a_gap_the_blocks_are_told_anew_and_the_load_stays() {
         );
     }
     state.reset_blocks("a", epoch).unwrap();
-    state.stored("a", epoch, 1, None, &[1, 2]).unwrap();
+    state.stored("a", epoch, 1, None, None, &[1, 2]).unwrap();
     assert_eq!(state.lookup(&[1, 2]), [("a".to_owned(), 2)]);
     assert_eq!(state.fleet.rows().0[0].free_blocks, 7);
     state.reset_blocks("a", epoch).unwrap();
@@ -92,20 +93,72 @@ fn what_decode_instances_hold_is_a_column_of_its_own() {
         (candidates.prefix().map(<[u32]>::to_vec), candidates.prefix_at_decode().map(<[u32]>::to_vec))
     };
     assert_eq!(at_decode(&mut state, &[1, 2, 3]), (None, None));
-    state.stored("d", d, 1, None, &[1]).unwrap();
+    state.stored("d", d, 1, None, None, &[1]).unwrap();
     assert_eq!(at_decode(&mut state, &[1, 2, 3]), (None, Some(vec![0, 1])));
-    state.stored("both", both, 1, None, &[1, 2, 3]).unwrap();
+    state.stored("both", both, 1, None, None, &[1, 2, 3]).unwrap();
     assert_eq!(at_decode(&mut state, &[1, 2, 3]), (Some(vec![3]), Some(vec![3, 1])));
     assert_eq!(state.lookup(&[1, 2]), [("both".to_owned(), 2), ("d".to_owned(), 1)]);
-    assert!(state.stored("d", d, 3, None, &[2]).is_err(), "a gap");
+    assert!(state.stored("d", d, 3, None, None, &[2]).is_err(), "a gap");
     assert_eq!(at_decode(&mut state, &[1, 2, 3]).1, Some(vec![3, 0]));
     state.reset_blocks("d", d).unwrap();
-    state.stored("d", d, 1, None, &[1, 2]).unwrap();
-    state.removed("d", d, 2, &[2]).unwrap();
+    state.stored("d", d, 1, None, None, &[1, 2]).unwrap();
+    state.removed("d", d, 2, None, &[2]).unwrap();
     assert_eq!(at_decode(&mut state, &[1, 2, 3]).1, Some(vec![3, 1]));
     state.unregister("d", d).unwrap();
     state.unregister("both", both).unwrap();
     assert_eq!((at_decode(&mut state, &[1]), state.index_stats().entries), ((None, None), 0));
+}
+
+/// An instance that does both is told by tier on both sides, beside one that names none and one that only decodes.
+#[test]
+fn what_is_near_is_a_column_while_an_instance_names_tiers() {
+    let mut state = state(8);
+    let both = state.register("both", registration(), 0).unwrap();
+    let silent = state.register("silent", registration(), 0).unwrap();
+    let only_decode = Registration { prefill: None, ..registration() };
+    let d = state.register("d", only_decode, 0).unwrap();
+    let columns = |state: &mut State| {
+        let mut question = Question::default();
+        state.question(&fleet::Ask::default(), &[1, 2, 3, 4], 0, 0, &mut question);
+        [Column::PrefixInHbm, Column::PrefixInDram, Column::PrefixAtDecodeInHbm, Column::PrefixAtDecodeInDram]
+            .map(|column| question.candidates().column(column).map(<[u32]>::to_vec))
+    };
+    state.stored("silent", silent, 1, None, None, &[1, 2]).unwrap();
+    assert_eq!(columns(&mut state), [const { None }; 4]);
+    state.stored("d", d, 1, Some(Tier::Dram), None, &[1]).unwrap();
+    let at_decode = |values: [u32; 3]| Some(values.to_vec());
+    assert_eq!(columns(&mut state), [None, None, at_decode([0, 2, 0]), at_decode([0, 2, 1])]);
+    state.stored("both", both, 1, Some(Tier::Hbm), None, &[1, 2]).unwrap();
+    state.stored("both", both, 2, Some(Tier::Dram), Some(1), &[2, 3]).unwrap();
+    state.stored("both", both, 3, Some(Tier::Remote), Some(3), &[4]).unwrap();
+    let near = |hbm: [u32; 2], dram: [u32; 2]| [Some(hbm.to_vec()), Some(dram.to_vec())];
+    let [hbm, dram] = near([2, 2], [3, 2]);
+    assert_eq!(columns(&mut state), [hbm, dram, at_decode([2, 2, 0]), at_decode([3, 2, 1])]);
+    state.removed("both", both, 4, Some(Tier::Hbm), &[2]).unwrap();
+    let [hbm, dram] = near([1, 2], [3, 2]);
+    assert_eq!(columns(&mut state), [hbm, dram, at_decode([1, 2, 0]), at_decode([3, 2, 1])]);
+    assert!(state.stored("both", both, 9, None, None, &[9]).is_err(), "a gap");
+    state.unregister("d", d).unwrap();
+    assert_eq!(columns(&mut state), [const { None }; 4], "nobody is left who names tiers");
+}
+
+#[test]
+fn rows_tell_the_adapters_that_are_loaded_and_that_fit() {
+    let mut state = state(8);
+    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+    let given = Registration { adapters: names(&["a", "b", "a"]), adapters_max: Some(4), ..registration() };
+    let epoch = state.register("a", given, 0).unwrap();
+    state.register("b", registration(), 0).unwrap();
+    let adapters = |state: &State| {
+        let (prefill, decode) = state.fleet.rows();
+        let prefill: Vec<_> = prefill.iter().map(|row| (row.adapters, row.adapters_max)).collect();
+        assert_eq!(prefill, decode.iter().map(|row| (row.adapters, row.adapters_max)).collect::<Vec<_>>());
+        prefill
+    };
+    assert_eq!(adapters(&state), [(Some(2), Some(4)), (Some(0), None)]);
+    let report = Report { adapters: Some(names(&["c"])), ..free(1) };
+    state.report("a", epoch, &report, 1).unwrap();
+    assert_eq!(adapters(&state), [(Some(1), Some(4)), (Some(0), None)]);
 }
 
 #[test]
@@ -124,7 +177,7 @@ fn machines_and_domains_get_numbers_and_links_lie_between_them() {
     let link =
         config::Link { from: "east".into(), to: "west".into(), fixed_ms: 9.0, factor: 1.0, parallel: 0 };
     let config = config::Conductor { links: vec![link], ..config::Conductor::default() };
-    let mut state = State::new(&config, Outcomes::default(), 0);
+    let mut state = State::new(&config, Outcomes::default(), 0, 0);
     let at = |host: &str, domain: &str| Registration {
         host: host.into(),
         domain: domain.into(),
@@ -154,7 +207,7 @@ fn machines_and_domains_get_numbers_and_links_lie_between_them() {
 fn a_refused_registration_changes_nothing() {
     let mut state = state(1);
     let epoch = state.register("a", registration(), 0).unwrap();
-    state.stored("a", epoch, 1, None, &[1]).unwrap();
+    state.stored("a", epoch, 1, None, None, &[1]).unwrap();
     let mut bad = registration();
     bad.decode.as_mut().unwrap().cost.fixed_ms = f32::NAN;
     let refused = state.register("a", bad, 1);

@@ -33,20 +33,22 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Books a prefill that starts once the engine is free and `ready` has passed. Returns its end.
+    /// Books a prefill that starts once the engine is free and `ready` has passed. Returns its end, and its time without
+    /// the wait.
     pub(super) fn prefill(
         &self,
         ready: Instant,
         cached_tokens: u64,
         computed_tokens: u64,
         speed: f64,
-    ) -> Instant {
-        let work = PREFILL.prefill_ms(cached_tokens, computed_tokens) / 1_000.0 / speed;
+    ) -> (Instant, Duration) {
+        let work_ms = PREFILL.prefill_ms(cached_tokens, computed_tokens) / speed;
+        let work = Duration::from_secs_f64(work_ms / 1_000.0);
         let mut busy_until = self.busy_until.lock();
         let start = busy_until.map_or(ready, |busy| busy.max(ready));
-        let end = start + Duration::from_secs_f64(work);
+        let end = start + work;
         *busy_until = Some(end);
-        end
+        (end, work)
     }
 
     /// Joins the batch and returns how long the output takes at its present size.

@@ -52,9 +52,13 @@ async fn serve(
     let decode = cluster.host(&placement.decode).with_context(unknown)?;
     let keys: Arc<[BlockKey]> =
         prompt.chain.iter().map(|hash| prefill.local.key(&hash.to_le_bytes())).collect();
-    let complete = |stage: Stage| {
-        let request =
-            proto::CompleteRequest { request_id: answer.request_id, stage: stage.into(), tokens: 0 };
+    let complete = |stage: Stage, prefill_ms: Option<f64>| {
+        let request = proto::CompleteRequest {
+            request_id: answer.request_id,
+            stage: stage.into(),
+            prefill_ms,
+            tokens: 0,
+        };
         let mut conductor = conductor.clone();
         async move { conductor.complete(request).await.map(drop) }
     };
@@ -75,22 +79,23 @@ async fn serve(
             .await?;
         let transfer_ms = TRANSFER.transfer_ms(placement.transfer_blocks, 0);
         ready = ready.max(arrival + Duration::from_secs_f64(transfer_ms / 1_000.0 / speed));
-        complete(Stage::Transfer).await?;
+        complete(Stage::Transfer, None).await?;
     }
 
     let input_tokens = u64::from(prompt.request.input_tokens);
     let cached_tokens = (held as u64 * u64::from(BLOCK_SIZE_TOKENS)).min(input_tokens);
-    let first_token = prefill.instance.prefill(ready, cached_tokens, input_tokens - cached_tokens, speed);
+    let (first_token, took) =
+        prefill.instance.prefill(ready, cached_tokens, input_tokens - cached_tokens, speed);
     tokio::time::sleep_until(first_token).await;
     let stored =
         write(stats, &prefill.local, &keys, held..keys.len(), prompt.class, cluster.block_bytes).await?;
     announce(cluster, prefill, &prompt.chain, placement.prefix_blocks as usize..stored).await?;
-    complete(Stage::Prefill).await?;
+    complete(Stage::Prefill, Some(took.as_secs_f64() * 1_000.0)).await?;
 
     let tokens = input_tokens + u64::from(prompt.request.output_tokens);
     tokio::time::sleep(decode.instance.join(tokens, prompt.request.output_tokens, speed)).await;
     decode.instance.leave(tokens);
-    complete(Stage::Finished).await?;
+    complete(Stage::Finished, None).await?;
     Ok(Some(Sample { ttft: (first_token - arrival).mul_f64(speed), blocks: keys.len(), hit_blocks: held }))
 }
 
@@ -204,6 +209,7 @@ async fn announce(
         sequence: *sequence + 1,
         parent: range.start.checked_sub(1).map_or(0, |above| chain[above]),
         blocks: chain[range].to_vec(),
+        tier: proto::BlockTier::Dram.into(),
     };
     cluster.conductor().control.conductor.clone().blocks_stored(request).await?;
     *sequence += 1;
@@ -218,6 +224,7 @@ async fn forget(cluster: &Cluster, host: &Host, blocks: &[u64]) -> Result<()> {
         epoch: host.epoch,
         sequence: *sequence + 1,
         blocks: blocks.to_vec(),
+        tier: proto::BlockTier::Unspecified.into(),
     };
     cluster.conductor().control.conductor.clone().blocks_removed(request).await?;
     *sequence += 1;

@@ -277,7 +277,7 @@ impl Tape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_policy::scheduler::{Column, Layout, PrefillRow, Request};
+    use kvasir_policy::scheduler::{Column, Layout, PREFILL_ROW, PrefillRow, Request};
 
     fn decided(id: u64) -> Decided {
         Decided {
@@ -341,7 +341,7 @@ mod tests {
             assert_eq!((found.question.now(), found.scores[0]), (id as f32, id as f32));
             assert_eq!(found.question.candidates().prefix_of(0), id as u32);
             // Each of the four rows as it was told last.
-            let queued: Vec<f32> = found.tables.prefill.chunks(17).map(|row| row[8]).collect();
+            let queued: Vec<f32> = found.tables.prefill.chunks(PREFILL_ROW).map(|row| row[8]).collect();
             let last = |slot: u64| (1..=id).rev().find(|told| told % 4 == slot).unwrap_or(0) as f32;
             assert_eq!(queued, (0..4).map(last).collect::<Vec<_>>(), "{id}");
         }
@@ -383,7 +383,7 @@ mod tests {
         }
         assert!(worker.recent.changes.prefill.capacity() < 4 * RECENT_VALUES);
         worker.decide();
-        assert_eq!(worker.tape.find(2).unwrap().found().tables.prefill[2 * 17 + 8], 2.0);
-        assert_eq!(worker.tape.find(1).unwrap().found().tables.prefill[17 + 8], 1.0);
+        assert_eq!(worker.tape.find(2).unwrap().found().tables.prefill[2 * PREFILL_ROW + 8], 2.0);
+        assert_eq!(worker.tape.find(1).unwrap().found().tables.prefill[PREFILL_ROW + 8], 1.0);
     }
 }

@@ -23,10 +23,10 @@ fn wanted(scheduler: Source) -> Wanted {
 fn conductor(scheduler: Source, workers: u32, explain: &Arc<Explain>) -> (Conductor, Arc<PolicyHost>) {
     let policies = PolicyHost::open(&PolicyConfig::default(), wanted(scheduler), None).unwrap();
     let config = config::Conductor { workers, ..Default::default() };
-    let conductor = Conductor::with_explain(&config, &policies, Arc::clone(explain), 0);
+    let conductor = Conductor::with_explain(&config, &policies, Arc::clone(explain), 0, 0);
     for n in 0..5 {
         let epoch = conductor.register(&format!("i{n}"), registration(), 0).unwrap();
-        conductor.stored(&format!("i{n}"), epoch, 1, None, &(1..=n + 1).collect::<Vec<_>>()).unwrap();
+        conductor.stored(&format!("i{n}"), epoch, 1, None, None, &(1..=n + 1).collect::<Vec<_>>()).unwrap();
     }
     (conductor, policies)
 }
@@ -126,7 +126,7 @@ fn decisions_of_a_native_twin_and_rejections_are_kept_and_told_apart() {
     // Without a mode it decides; without instances it can only reject.
     let config = config::Conductor { workers: 1, ..Default::default() };
     let policies = policies.unwrap();
-    let conductor = Conductor::with_explain(&config, &policies, Arc::clone(&explain), 0);
+    let conductor = Conductor::with_explain(&config, &policies, Arc::clone(&explain), 0, 0);
     let rejected = conductor.schedule(&ask(0), &[], false, 5).unwrap();
     let second = conductor.schedule(&ask(1), &[], false, 6).unwrap();
     assert_eq!((rejected.request_id, rejected.result.is_err()), (0, true));

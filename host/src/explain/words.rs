@@ -32,16 +32,7 @@ pub fn prefill(found: &Found) -> Table {
     let (candidates, now) = (found.question.candidates(), found.question.now());
     let mut columns: Vec<Column<'_>> = Vec::new();
     columns.push(("prefix, blocks", Box::new(move |slot, _| candidates.prefix_of(slot) as f32)));
-    for (name, column) in
-        [("in HBM, blocks", candidates.prefix_in_hbm()), ("in DRAM, blocks", candidates.prefix_in_dram())]
-    {
-        if let Some(column) = column {
-            columns.push((
-                name,
-                Box::new(move |slot, _| column.get(slot).map_or(UNKNOWN, |&blocks| blocks as f32)),
-            ));
-        }
-    }
+    columns.extend(near([candidates.prefix_in_hbm(), candidates.prefix_in_dram()]));
     columns.push(("queue, ms", Box::new(move |_, row| (row[2] - now).max(0.0))));
     columns.push(("queued", Box::new(|_, row| row[8])));
     columns.push(("waiting", Box::new(|_, row| known(row[16]))));
@@ -57,6 +48,7 @@ pub fn decode(found: &Found) -> Table {
     if candidates.prefix_at_decode().is_some() {
         columns.push(("prefix, blocks", Box::new(move |slot, _| candidates.prefix_of_decode(slot) as f32)));
     }
+    columns.extend(near([candidates.prefix_at_decode_in_hbm(), candidates.prefix_at_decode_in_dram()]));
     columns.push(("sequences", Box::new(|_, row| row[2])));
     columns.push(("arriving", Box::new(|_, row| row[9])));
     columns.push(("context, tokens", Box::new(|_, row| row[3])));
@@ -66,6 +58,16 @@ pub fn decode(found: &Found) -> Table {
     columns.push(("reported before, ms", Box::new(move |_, row| (now - row[11]).max(0.0))));
     let can = |slot| candidates.can_decode(slot);
     table(&found.tables.decode, DECODE_ROW, columns, can)
+}
+
+/// How much of the prefix is in HBM, and in HBM or DRAM, where instances say it.
+fn near<'a>(columns: [Option<&'a [u32]>; 2]) -> impl Iterator<Item = Column<'a>> {
+    let named = ["in HBM, blocks", "in HBM or DRAM, blocks"].into_iter().zip(columns);
+    named.filter_map(|(name, column)| {
+        let column = column?;
+        let value = move |slot: usize, _: &[f32]| column.get(slot).map_or(UNKNOWN, |&blocks| blocks as f32);
+        Some((name, Box::new(value) as Box<dyn Fn(usize, &[f32]) -> f32>))
+    })
 }
 
 /// The contract writes -1 for what was not reported.

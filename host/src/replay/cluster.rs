@@ -407,7 +407,7 @@ impl<'e> Cluster<'e> {
         let (evicted, resident) = prefill.keep(&job.chain, touch);
         if !evicted.is_empty() {
             instance.sequence += 1;
-            self.conductor.removed(&instance.name, instance.epoch, instance.sequence, &evicted)?;
+            self.conductor.removed(&instance.name, instance.epoch, instance.sequence, None, &evicted)?;
         }
         instance.sequence += 1;
         self.conductor.stored(
@@ -415,9 +415,10 @@ impl<'e> Cluster<'e> {
             instance.epoch,
             instance.sequence,
             None,
+            None,
             &job.chain[..resident],
         )?;
-        self.conductor.complete(job.booked, Stage::Prefill, now_ms)?;
+        self.conductor.complete(job.booked, Stage::Prefill { took_ms: None }, now_ms)?;
         if let Some(decode) = &mut instance.decode {
             decode.set_halted(false, self.now_us as f64 / 1e3);
         }

@@ -2,6 +2,7 @@ use super::validate;
 use crate::conductor::fleet::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::conductor::{Error, Needs, Registration, Rejected, Report, Scheduled, Scores, Stage};
 use crate::host::Host;
+use crate::prefix_index::Tier;
 use kvasir_proto::{self as proto, conductor_server::Conductor, rejection::Reason, schedule_response};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -89,7 +90,7 @@ impl Conductor for ConductorService {
         validate::complete(&request)?;
         let stage = match request.stage() {
             Wire::Transfer => Stage::Transfer,
-            Wire::Prefill => Stage::Prefill,
+            Wire::Prefill => Stage::Prefill { took_ms: request.prefill_ms },
             Wire::Progress => Stage::Progress(request.tokens),
             Wire::Finished => Stage::Finished,
             Wire::Unspecified => return Err(Status::invalid_argument("no known stage was given")),
@@ -115,10 +116,11 @@ impl Conductor for ConductorService {
         &self,
         request: Request<proto::BlocksStoredRequest>,
     ) -> Result<Response<proto::BlocksStoredResponse>, Status> {
-        let proto::BlocksStoredRequest { name, epoch, sequence, parent, blocks } = request.into_inner();
+        let proto::BlocksStoredRequest { name, epoch, sequence, parent, blocks, tier } = request.into_inner();
         validate::blocks_message(&name, sequence, &blocks)?;
+        let tier = block_tier(tier)?;
         let parent = (parent != 0).then_some(parent);
-        self.host.conductor.stored(&name, epoch, sequence, parent, &blocks).map_err(status)?;
+        self.host.conductor.stored(&name, epoch, sequence, tier, parent, &blocks).map_err(status)?;
         Ok(Response::new(proto::BlocksStoredResponse {}))
     }
 
@@ -126,9 +128,10 @@ impl Conductor for ConductorService {
         &self,
         request: Request<proto::BlocksRemovedRequest>,
     ) -> Result<Response<proto::BlocksRemovedResponse>, Status> {
-        let proto::BlocksRemovedRequest { name, epoch, sequence, blocks } = request.into_inner();
+        let proto::BlocksRemovedRequest { name, epoch, sequence, blocks, tier } = request.into_inner();
         validate::blocks_message(&name, sequence, &blocks)?;
-        self.host.conductor.removed(&name, epoch, sequence, &blocks).map_err(status)?;
+        let tier = block_tier(tier)?;
+        self.host.conductor.removed(&name, epoch, sequence, tier, &blocks).map_err(status)?;
         Ok(Response::new(proto::BlocksRemovedResponse {}))
     }
 
@@ -141,6 +144,20 @@ impl Conductor for ConductorService {
         self.host.conductor.reset_blocks(&name, epoch).map_err(status)?;
         Ok(Response::new(proto::ResetBlocksResponse {}))
     }
+}
+
+/// `None`: the instance does not say where its blocks lie.
+fn block_tier(tier: i32) -> Result<Option<Tier>, Status> {
+    use proto::BlockTier as Wire;
+    let known = Wire::try_from(tier)
+        .map_err(|_| validate::refuse("tier", format_args!("{tier} is no tier that is known here")))?;
+    Ok(match known {
+        Wire::Unspecified => None,
+        Wire::Hbm => Some(Tier::Hbm),
+        Wire::Dram => Some(Tier::Dram),
+        Wire::Nvme => Some(Tier::Nvme),
+        Wire::Remote => Some(Tier::Remote),
+    })
 }
 
 /// Costs of an instance that names none: the order of a 70B model on one 8-GPU node.
@@ -193,6 +210,7 @@ fn registration(request: &proto::RegisterRequest) -> Registration {
         domain: request.domain.clone(),
         models: request.models.clone(),
         adapters: request.adapters.clone(),
+        adapters_max: (request.adapters_max > 0).then_some(request.adapters_max),
     }
 }
 

@@ -15,6 +15,8 @@ const TOKENS_MAX: u32 = 1 << 30;
 /// Of one instance.
 const MODELS_MAX: usize = 64;
 const ADAPTERS_MAX: usize = 1_024;
+/// That one instance can hold: as many as have a number.
+const ADAPTERS_HELD_MAX: u32 = 1 << 16;
 const SETTINGS_MAX: usize = 64;
 const SETTING_BYTES_MAX: usize = 64 << 10;
 
@@ -37,6 +39,10 @@ pub(super) fn register(request: &proto::RegisterRequest) -> Result<(), Status> {
     }
     names("models", &request.models, MODELS_MAX)?;
     names("adapters", &request.adapters, ADAPTERS_MAX)?;
+    if request.adapters_max > ADAPTERS_HELD_MAX {
+        let why = format_args!("is {}; at most {ADAPTERS_HELD_MAX}", request.adapters_max);
+        return Err(refuse("adapters_max", why));
+    }
     let Some(cost) = &request.cost else { return Ok(()) };
     let fields = [
         ("cost.prefill_fixed_ms", cost.prefill_fixed_ms),
@@ -119,7 +125,13 @@ pub(super) fn complete(request: &proto::CompleteRequest) -> Result<(), Status> {
     if request.tokens > TOKENS_MAX {
         return Err(refuse("tokens", format_args!("is {}; at most {TOKENS_MAX}", request.tokens)));
     }
-    Ok(())
+    match request.prefill_ms {
+        Some(_) if request.stage() != Stage::Prefill => {
+            Err(refuse("prefill_ms", "comes with STAGE_PREFILL alone; leave it out of other stages"))
+        }
+        Some(ms) => milliseconds("prefill_ms", ms),
+        None => Ok(()),
+    }
 }
 
 /// Of a message that tells of blocks.
@@ -264,10 +276,16 @@ mod tests {
         check(asked(proto::ScheduleRequest { model: "a b".into(), ..ask.clone() }), "model");
         check(asked(proto::ScheduleRequest { adapter: "x".repeat(129), ..ask }), "adapter");
 
-        let done = proto::CompleteRequest { request_id: 1, stage: 4, tokens: 0 };
+        let done = proto::CompleteRequest { request_id: 1, stage: 4, tokens: 0, prefill_ms: None };
         check(complete(&done), "");
         check(complete(&proto::CompleteRequest { stage: 77, ..done }), "stage");
         check(complete(&proto::CompleteRequest { tokens: u32::MAX, ..done }), "tokens");
+        check(complete(&proto::CompleteRequest { prefill_ms: Some(1.0), ..done }), "prefill_ms");
+        let prefilled = |ms| proto::CompleteRequest { stage: 2, prefill_ms: Some(ms), ..done };
+        check(complete(&prefilled(0.5)), "");
+        for ms in [-1.0, f64::NAN, f64::INFINITY, 1e9] {
+            check(complete(&prefilled(ms)), "prefill_ms");
+        }
 
         check(name_in("to", "a\nb"), "to");
         check(blocks_message("a", 1, &[]), "");

@@ -64,7 +64,8 @@ impl Traffic {
                 let Some(Decision::Placement(placed)) = &answer.decision else { panic!("{answer:?}") };
                 assert_eq!((placed.prefill.as_str(), placed.decode.as_str()), ("p", "d"));
                 let stage = proto::complete_request::Stage::Finished.into();
-                let done = proto::CompleteRequest { request_id: answer.request_id, stage, tokens: 0 };
+                let done =
+                    proto::CompleteRequest { request_id: answer.request_id, stage, ..Default::default() };
                 conductor.complete(done).await.unwrap();
                 self.fallbacks.fetch_add(u64::from(!answer.fallback.is_empty()), Ordering::Relaxed);
                 self.decisions.fetch_add(1, Ordering::Relaxed);

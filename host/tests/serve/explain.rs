@@ -36,8 +36,13 @@ async fn register(control: &mut Control) {
         let epoch = control.conductor.register(instance).await.unwrap().into_inner().epoch;
         if ["p1", "both0"].contains(&name) {
             let blocks = (1..=8).collect();
-            let stored =
-                proto::BlocksStoredRequest { name: name.into(), epoch, sequence: 1, parent: 0, blocks };
+            let stored = proto::BlocksStoredRequest {
+                name: name.into(),
+                epoch,
+                sequence: 1,
+                blocks,
+                ..Default::default()
+            };
             control.conductor.blocks_stored(stored).await.unwrap();
         }
     }

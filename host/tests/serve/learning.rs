@@ -41,7 +41,7 @@ async fn serve(control: &mut Control, requests: usize) {
         assert!(matches!(answer.decision, Some(Decision::Placement(_))), "{answer:?}");
         assert_eq!((answer.policy.as_str(), answer.fallback.as_str()), ("counting", ""));
         let stage = proto::complete_request::Stage::Finished.into();
-        let done = proto::CompleteRequest { request_id: answer.request_id, stage, tokens: 0 };
+        let done = proto::CompleteRequest { request_id: answer.request_id, stage, ..Default::default() };
         control.conductor.complete(done).await.unwrap();
     }
 }
@@ -49,10 +49,15 @@ async fn serve(control: &mut Control, requests: usize) {
 /// Waits until what decides knows of so many finished requests.
 fn until_known(host: &Host, requests: u64) {
     let line = format!("knows of {requests} finished requests");
-    until(&line, || {
-        let logs = host.run(&["policy", "logs", "scheduler"], b"");
-        String::from_utf8_lossy(&logs.stdout).contains(&line)
-    });
+    until(&line, || says(host, &line));
+}
+
+/// What decides says when what it knows was learned in an earlier run of the host.
+const EARLIER_RUN: &str = "what is known is of an earlier run";
+
+fn says(host: &Host, line: &str) -> bool {
+    let logs = host.run(&["policy", "logs", "scheduler"], b"");
+    String::from_utf8_lossy(&logs.stdout).contains(line)
 }
 
 #[test]
@@ -71,16 +76,20 @@ fn what_was_learned_survives_the_learner_the_host_and_a_swap() {
     assert_eq!(metric(&host, "kvasir_policy_outcomes_total", r#"slot="scheduler""#), 5);
     assert_eq!(faults(&host), 0);
 
+    assert!(!says(&host, EARLIER_RUN));
     assert_eq!(host.terminate(), Some(0));
 
     let host = Host::start_with(dir.path(), &set);
     runtime().block_on(async {
         let mut control = Control::connect(&host.control(), "").await.unwrap();
         until_known(&host, 5);
+        serve(&mut control, 1).await;
+        until_known(&host, 6);
+        assert!(says(&host, EARLIER_RUN), "its identities mean other instances now");
         // A swap for itself: one whose learner traps at the fourth outcome.
         load(&mut control, "trap", "3").await;
         serve(&mut control, 1).await;
-        until_known(&host, 6);
+        until_known(&host, 7);
         serve(&mut control, 9).await;
         until("the learner traps", || faults(&host) > 0);
         serve(&mut control, 1).await; // what decides goes on
@@ -134,7 +143,7 @@ async fn end_late(control: &mut Control, request_id: u64, late_ms: u64) {
     use proto::complete_request::Stage;
     std::thread::sleep(std::time::Duration::from_millis(late_ms));
     for stage in [Stage::Prefill, Stage::Finished] {
-        let done = proto::CompleteRequest { request_id, stage: stage.into(), tokens: 0 };
+        let done = proto::CompleteRequest { request_id, stage: stage.into(), ..Default::default() };
         control.conductor.complete(done).await.unwrap();
     }
 }

@@ -63,7 +63,8 @@ impl Requests {
                 let answer = control.conductor.schedule(ask).await.unwrap().into_inner();
                 assert!(matches!(answer.decision, Some(Decision::Placement(_))), "{answer:?}");
                 let stage = Stage::Finished.into();
-                let done = proto::CompleteRequest { request_id: answer.request_id, stage, tokens: 0 };
+                let done =
+                    proto::CompleteRequest { request_id: answer.request_id, stage, ..Default::default() };
                 control.conductor.complete(done).await.unwrap();
             }
         });

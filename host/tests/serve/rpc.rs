@@ -108,8 +108,8 @@ fn requests_go_where_their_prefix_is() {
             name: "p1".into(),
             epoch: other,
             sequence,
-            parent: 0,
             blocks,
+            ..Default::default()
         };
         c.blocks_stored(stored(1, (1..=6).collect())).await.unwrap();
         let lookup = proto::LookupPrefixRequest { blocks: ask.blocks.clone() };
@@ -125,6 +125,7 @@ fn requests_go_where_their_prefix_is() {
             request_id: answer.request_id,
             stage: stage.into(),
             tokens: 5,
+            ..Default::default()
         };
         for stage in [Stage::Prefill, Stage::Progress, Stage::Finished] {
             c.complete(at(stage)).await.unwrap();

@@ -13,7 +13,7 @@ const COST_MAX: f64 = 3.6e6;
 const ENOUGH: u32 = 12;
 /// Errors beyond so many times the usual one count as that many.
 const OUTLIER: f64 = 3.0;
-/// Weight of times that are longer than expected: a wait that nobody predicted makes a time longer, nothing makes it
+/// Weight of times to first token that are longer than expected: a wait that nobody predicted makes a time longer, nothing makes it
 /// shorter.
 const WEIGHT_OF_LONGER: f64 = 0.25;
 /// A time that is so many times longer than one without a wait should be had a wait in it.
@@ -56,30 +56,44 @@ fn dot(a: &Terms, b: &Terms) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
+/// Whether a time can be one of a prefill of that size.
+fn is_reasonable(terms: &Terms, predicted_ms: f64, ms: f64) -> bool {
+    let times = ms / predicted_ms;
+    let reasonable = ms <= COST_MAX && (1.0 / REASON..=REASON).contains(&times);
+    reasonable && terms.iter().all(|term| (0.0..=1e6).contains(term))
+}
+
 impl Fit {
     pub(crate) fn is_enough(&self) -> bool {
         self.heard >= ENOUGH
     }
 
+    /// Learns from the time of a prefill as its instance measured it, if that is within reason.
+    pub(crate) fn learn_measured(&mut self, terms: &Terms, predicted_ms: f64, prefill_ms: f64) {
+        if is_reasonable(terms, predicted_ms, prefill_ms) {
+            self.learn_prefill(terms, prefill_ms, 1.0);
+        }
+    }
+
     /// Learns from one time to first token, if that was spent on the prefill alone and is within reason.
     pub(crate) fn learn(&mut self, terms: &Terms, predicted_ms: f64, ttft_ms: f64) {
-        let times = ttft_ms / predicted_ms;
-        let reasonable = ttft_ms <= COST_MAX && (1.0 / REASON..=REASON).contains(&times);
-        if !reasonable || !terms.iter().all(|term| (0.0..=1e6).contains(term)) {
+        if !is_reasonable(terms, predicted_ms, ttft_ms) {
             return;
         }
+        let times = ttft_ms / predicted_ms;
         match self.times {
             0.0 => self.times = times,
             usual if times < usual => self.times = usual * (1.0 - STEP * 0.9),
             usual => self.times = usual * (1.0 + STEP * 0.1),
         }
         if times <= WAITED * self.times {
-            self.learn_prefill(terms, ttft_ms);
+            self.learn_prefill(terms, ttft_ms, WEIGHT_OF_LONGER);
         }
     }
 
-    fn learn_prefill(&mut self, terms: &Terms, ttft_ms: f64) {
-        let mut error = ttft_ms - dot(&self.costs, terms);
+    /// `of_longer`: weight of a time that is longer than expected.
+    fn learn_prefill(&mut self, terms: &Terms, prefill_ms: f64, of_longer: f64) {
+        let mut error = prefill_ms - dot(&self.costs, terms);
         if self.is_enough() {
             let most = OUTLIER * self.error.max(1.0);
             self.error += 0.05 * (error.abs().min(2.0 * most) - self.error);
@@ -87,7 +101,7 @@ impl Fit {
         } else {
             self.error += (error.abs() - self.error) / f64::from(self.heard + 1);
         }
-        let weight = if error > 0.0 && self.is_enough() { WEIGHT_OF_LONGER } else { 1.0 };
+        let weight = if error > 0.0 && self.is_enough() { of_longer } else { 1.0 };
         let spread = self.covariance.map(|row| dot(&row, terms));
         let gain = spread.map(|spread_i| spread_i / (KEEP / weight + dot(&spread, terms)));
         for i in 0..terms.len() {

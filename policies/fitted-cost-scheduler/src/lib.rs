@@ -1,7 +1,7 @@
 //! Learns what a prefill costs at each instance instead of believing what the instance registered.
 //!
-//! The learner fits c0, c1 and c2 of every instance to the measured times to first token that seem to be without a wait: nobody
-//! measures that (`fit`). Those that decide take the instance with the least expected time by these; where too little is known
+//! The learner fits c0, c1 and c2 of every instance to the times of prefills, where instances measure them, else to those times to
+//! first token that seem to be without a wait (`fit`). Those that decide take the instance with the least expected time by these; where too little is known
 //! they take the registered costs, and no fit leads further away from them than `most-times`. Of the decode
 //! instances the one with the least time between tokens is chosen. Nothing is fetched.
 //!
@@ -12,7 +12,7 @@
 mod fit;
 
 use fit::{Fit, terms};
-use kvasir_policy::learning::{End, Outcomes};
+use kvasir_policy::learning::{End, Outcomes, Times};
 use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Reason, Request};
 use kvasir_policy::{Description, Learner, Scheduler, Settings};
 use std::collections::BTreeMap;
@@ -128,17 +128,21 @@ fn least_step(cluster: &Cluster, request: &Request, candidates: Candidates<'_>) 
 impl Learner for FittedCost {
     fn observe(&mut self, outcomes: Outcomes<'_>) {
         for outcome in outcomes.iter() {
-            let (Some(ttft_ms), Some(predicted_ms)) = (outcome.ttft_ms.measured, outcome.prefill_ms) else {
-                continue;
-            };
-            if outcome.end != End::Finished || outcome.prefill == 0 || outcome.fetched_blocks > 0 {
+            let Times { predicted: Some(predicted_ms), measured } = outcome.prefill_ms else { continue };
+            let ttft_ms = outcome.ttft_ms.measured.filter(|_| outcome.fetched_blocks == 0);
+            let nothing = measured.or(ttft_ms).is_none();
+            if nothing || outcome.end != End::Finished || outcome.prefill == 0 {
                 continue;
             }
             let computed = outcome.prompt_tokens.saturating_sub(outcome.cached_tokens);
             let terms = terms(computed.into(), outcome.cached_tokens.into());
             self.outcomes += 1;
             let fit = self.fits.entry(outcome.prefill).or_default();
-            fit.learn(&terms, predicted_ms.into(), ttft_ms.into());
+            match (measured, ttft_ms) {
+                (Some(ms), _) => fit.learn_measured(&terms, predicted_ms.into(), ms.into()),
+                (None, Some(ms)) => fit.learn(&terms, predicted_ms.into(), ms.into()),
+                (None, None) => {}
+            }
             fit.last = self.outcomes;
             if self.fits.len() > INSTANCES {
                 self.fits.pop_first();

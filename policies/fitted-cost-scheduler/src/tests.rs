@@ -1,5 +1,5 @@
 use super::*;
-use kvasir_policy::learning::{OUTCOME, Outcome, Times};
+use kvasir_policy::learning::{OUTCOME, Outcome};
 use kvasir_policy::scheduler::{DecodeRow, Kept, Layout, PrefillRow, Question};
 use mooncake_scheduler::Mooncake;
 use proptest::prelude::*;
@@ -20,6 +20,8 @@ struct Instance {
     ends: Vec<(f64, f64)>,
     shift: f64,
     booked_until: f64,
+    /// It tells how long each prefill took.
+    measures: bool,
 }
 
 impl Instance {
@@ -60,7 +62,10 @@ impl Instance {
             prefill: slot + 7,
             prompt_tokens: prompt as u32,
             queue_ms: Some(queue as f32),
-            prefill_ms: Some(prefill_ms(self.registered, prompt) as f32),
+            prefill_ms: Times {
+                predicted: Some(prefill_ms(self.registered, prompt) as f32),
+                measured: self.measures.then(|| prefill_ms(self.truth, prompt) as f32),
+            },
             ttft_ms,
             ..Outcome::default()
         }
@@ -77,6 +82,7 @@ fn fleet() -> Vec<Instance> {
         ends: Vec::new(),
         shift: 0.0,
         booked_until: 0.0,
+        measures: false,
     };
     truth.into_iter().zip(factors).map(instance).collect()
 }
@@ -149,6 +155,36 @@ fn costs_that_are_wrong_by_three_are_learned_and_choices_become_better() {
     }
 }
 
+/// Every request waits, so that no time to first token is one of a prefill; nothing is learned of those.
+#[test]
+fn where_prefills_are_measured_their_cost_is_learned_behind_any_wait() {
+    let expected = |measures: bool| {
+        let mut kept = opened::<FittedCost>();
+        let (mut instances, mut state) = (fleet(), 1);
+        for request in 0..200 {
+            let prompt = 200.0 + (uniform(&mut state) * 4_000.0).floor();
+            let (slot, wait_ms) = (request % 4, 2_000.0 + uniform(&mut state) * 2_000.0);
+            let instance = &mut instances[slot as usize];
+            instance.measures = measures;
+            let mut outcome = instance.serve(slot, 1e7 * f64::from(request), prompt);
+            outcome.ttft_ms.measured = outcome.ttft_ms.measured.map(|ms| ms + wait_ms as f32);
+            outcome.fetched_blocks = 1;
+            learn(kept.scheduler(), &outcome.encode());
+        }
+        for (slot, instance) in fleet().iter().enumerate() {
+            kept.update_prefill(&instance.row(slot as u16).encode());
+        }
+        let request = Request { prompt_tokens: 2_000, ..Request::default() };
+        kept.explain(0.0, Question::new(0.0, &request, 4, 1).words())
+    };
+    for (at, instance) in fleet().iter().enumerate() {
+        let [measured, not] = [true, false].map(|measures| f64::from(expected(measures)[at]));
+        let (truth, registered) = (prefill_ms(instance.truth, 2e3), prefill_ms(instance.registered, 2e3));
+        assert!((measured / truth - 1.0).abs() < 0.05, "{at}: {measured} for {truth}");
+        assert!((not / registered - 1.0).abs() < 0.01, "{at}: {not}, as registered {registered}");
+    }
+}
+
 #[test]
 fn hostile_outcomes_poison_nothing() {
     let mut kept = opened::<FittedCost>();
@@ -167,10 +203,12 @@ fn hostile_outcomes_poison_nothing() {
     {
         let prompt_tokens = [0, 1, u32::MAX, 2_000][i % 4];
         let ttft_ms = Times { predicted: None, measured: Some(measured) };
-        let prefill_ms = Some(predicted);
-        let outcome =
-            Outcome { prefill: 7 + i as u32 % 4, prompt_tokens, ttft_ms, prefill_ms, ..Outcome::default() };
-        learn(kept.scheduler(), &outcome.encode());
+        for measured in [None, Some(measured)] {
+            let prefill_ms = Times { predicted: Some(predicted), measured };
+            let prefill = 7 + i as u32 % 4;
+            let outcome = Outcome { prefill, prompt_tokens, ttft_ms, prefill_ms, ..Outcome::default() };
+            learn(kept.scheduler(), &outcome.encode());
+        }
     }
     let after = expected(&mut kept);
     for (before, after) in before.iter().zip(&after) {
@@ -183,7 +221,7 @@ fn instances_that_come_and_go_are_forgotten_and_what_is_published_stays_small() 
     let mut policy = FittedCost::default();
     let ttft_ms = Times { predicted: None, measured: Some(100.0) };
     let hear = |policy: &mut FittedCost, prefill| {
-        let prefill_ms = Some(100.0);
+        let prefill_ms = Times { predicted: Some(100.0), measured: None };
         let outcome = Outcome { prefill, prompt_tokens: 1_000, prefill_ms, ttft_ms, ..Outcome::default() };
         policy.observe(Outcomes::new(OUTCOME, &outcome.encode()));
     };

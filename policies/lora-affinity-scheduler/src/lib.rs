@@ -2,7 +2,8 @@
 //!
 //! Loading an adapter costs time, so an instance without it is as good as one with it whose first token comes `load-ms`
 //! later: a queue of that length where the adapter is makes the next instance load it too, and when the traffic
-//! has gone, requests gather again where they are served first. Which instance loads it next is the same for all workers: each
+//! has gone, requests gather again where they are served first. Where an instance has as many adapters as it can hold, another one
+//! has to go, and may have to come back: that costs `evict-ms` more. Which instance loads it next is the same for all workers: each
 //! adapter has an order of its own over the instances (rendezvous hashing; Thaler and Ravishankar, 1998), worth up
 //! to `home-ms`, so that adapters spread evenly. Requests without an adapter go where the first token comes first.
 //!
@@ -17,19 +18,20 @@ use kvasir_policy::{Description, Scheduler, Settings, columns};
 pub struct LoraAffinity {
     load_ms: f32,
     home_ms: f32,
+    evict_ms: f32,
     prefill: Vec<f32>,
     decode: Vec<f32>,
 }
 
 impl Default for LoraAffinity {
     fn default() -> Self {
-        Self { load_ms: 500.0, home_ms: 100.0, prefill: Vec::new(), decode: Vec::new() }
+        Self { load_ms: 500.0, home_ms: 100.0, evict_ms: 500.0, prefill: Vec::new(), decode: Vec::new() }
     }
 }
 
 impl Scheduler for LoraAffinity {
     fn describe(&self) -> Description {
-        let Self { load_ms, home_ms, .. } = Self::default();
+        let Self { load_ms, home_ms, evict_ms, .. } = Self::default();
         Description::scheduler("lora-affinity", env!("CARGO_PKG_VERSION"))
             .setting(
                 "load-ms",
@@ -37,11 +39,13 @@ impl Scheduler for LoraAffinity {
                 "time to load an adapter, ms; what a queue may cost before it spreads",
             )
             .setting("home-ms", home_ms, "how much an adapter's own order of the instances is worth, ms")
+            .setting("evict-ms", evict_ms, "what it costs where another adapter has to go for it, ms")
     }
 
     fn configure(&mut self, settings: &Settings) -> Result<(), String> {
         self.load_ms = settings.number("load-ms", 0.0..=1e7)? as f32;
         self.home_ms = settings.number("home-ms", 0.0..=1e7)? as f32;
+        self.evict_ms = settings.number("evict-ms", 0.0..=1e7)? as f32;
         Ok(())
     }
 
@@ -103,7 +107,10 @@ impl LoraAffinity {
             let per_token = t.cost_per_token[slot] + t.half_cost_per_pair[slot] * (prompt + cached);
             let compute = t.cost_fixed[slot] + (prompt - cached) * per_token;
             let queue = (t.busy_until[slot] - cluster.now).max(0.0);
-            queue + compute + self.adapter_ms(request, candidates.prefill_has_adapter(slot), t.identity[slot])
+            let has_adapter = candidates.prefill_has_adapter(slot);
+            let adapter_ms =
+                self.adapter_ms(request, has_adapter, t.holds_no_more_adapters(slot), t.identity[slot]);
+            queue + compute + adapter_ms
         })
     }
 
@@ -122,18 +129,20 @@ impl LoraAffinity {
             let prompt = request.prompt_tokens.div_ceil(cluster.block_size_tokens.max(1));
             let moved = prompt.saturating_sub(candidates.prefix_of_decode(slot));
             let has_adapter = candidates.decode_has_adapter(slot);
+            let is_full = cluster.decode.holds_no_more_adapters(slot);
             cluster.handover_ms(prefill, slot, moved)
                 + step(cluster, request, slot)
-                + self.adapter_ms(request, has_adapter, cluster.decode.identity[slot])
+                + self.adapter_ms(request, has_adapter, is_full, cluster.decode.identity[slot])
         })
     }
 
-    /// What it costs that the adapter is not there, ms.
-    fn adapter_ms(&self, request: &Request, has_adapter: bool, identity: f32) -> f32 {
+    /// What it costs that the adapter is not there, ms. `is_full`: another one would have to go.
+    fn adapter_ms(&self, request: &Request, has_adapter: bool, is_full: bool, identity: f32) -> f32 {
         if request.adapter == 0 || has_adapter {
             return 0.0;
         }
-        self.load_ms + self.home_ms * order(request.adapter, identity as u32)
+        let evict_ms = if is_full { self.evict_ms } else { 0.0 };
+        self.load_ms + evict_ms + self.home_ms * order(request.adapter, identity as u32)
     }
 }
 

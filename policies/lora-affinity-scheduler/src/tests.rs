@@ -10,19 +10,26 @@ struct Fleet {
     queues: [f32; INSTANCES],
     /// Adapters loaded by each.
     loaded: [Vec<u32>; INSTANCES],
+    adapters_max: [Option<u32>; INSTANCES],
 }
 
 impl Fleet {
     fn new() -> Self {
         let mut kept = Kept::new(Box::<LoraAffinity>::default());
         kept.open(&Layout::of(INSTANCES as u32, INSTANCES as u32, 16).encode());
-        let mut fleet = Self { kept, queues: [0.0; INSTANCES], loaded: Default::default() };
+        let mut fleet = Self {
+            kept,
+            queues: [0.0; INSTANCES],
+            loaded: Default::default(),
+            adapters_max: Default::default(),
+        };
         (0..INSTANCES).for_each(|slot| fleet.push(slot));
         fleet
     }
 
     fn push(&mut self, slot: usize) {
         let (busy_until, peer, identity) = (self.queues[slot], Some(slot as u16), slot as u32 + 11);
+        let (adapters, adapters_max) = (Some(self.loaded[slot].len() as u32), self.adapters_max[slot]);
         let slot = slot as u16;
         let prefill = PrefillRow {
             slot,
@@ -31,10 +38,20 @@ impl Fleet {
             cost_per_token: 0.1,
             peer,
             identity,
+            adapters,
+            adapters_max,
             ..PrefillRow::default()
         };
-        let decode =
-            DecodeRow { slot, available: true, free_blocks: 1_000, peer, identity, ..DecodeRow::default() };
+        let decode = DecodeRow {
+            slot,
+            available: true,
+            free_blocks: 1_000,
+            peer,
+            identity,
+            adapters,
+            adapters_max,
+            ..DecodeRow::default()
+        };
         self.kept.update_prefill(&prefill.encode());
         self.kept.update_decode(&decode.encode());
     }
@@ -93,6 +110,26 @@ fn adapters_spread_over_instances_and_requests_without_one_go_where_it_is_shorte
     fleet.queues = [50.0, 40.0, 0.0, 60.0];
     (0..INSTANCES).for_each(|slot| fleet.push(slot));
     assert_eq!(fleet.ask(0), 2);
+}
+
+#[test]
+fn an_instance_that_is_full_of_adapters_is_spared_while_others_have_room() {
+    let mut fleet = Fleet::new();
+    let home = fleet.ask(5);
+    fleet.loaded = [vec![1], vec![2], vec![3], vec![4]];
+    fleet.queues = [0.0; INSTANCES];
+    fleet.adapters_max = [None; INSTANCES];
+    fleet.adapters_max[home] = Some(1);
+    (0..INSTANCES).for_each(|slot| fleet.push(slot));
+    assert_ne!(fleet.ask(5), home, "another adapter would have to go");
+    assert_eq!(fleet.ask(home as u32 + 1), home, "it is there already");
+    for full in [Some(1), None] {
+        fleet.loaded = [vec![1], vec![2], vec![3], vec![4]];
+        fleet.queues = [0.0; INSTANCES];
+        fleet.adapters_max = [full; INSTANCES];
+        (0..INSTANCES).for_each(|slot| fleet.push(slot));
+        assert_eq!(fleet.ask(5), home, "full everywhere, or not known: {full:?}");
+    }
 }
 
 #[test]

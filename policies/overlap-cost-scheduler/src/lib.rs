@@ -1,6 +1,9 @@
 //! The cost function of Dynamo's KV router: `overlap-weight` × blocks to prefill + blocks in use for decode, and a choice
 //! by softmax of a temperature, 0 being the least cost.
 //!
+//! A block that is stored but not in HBM has to be brought there. Where instances say in which tier their blocks lie, it saves
+//! `dram-weight` of a block to prefill if it is in DRAM, and `below-weight` if it is below.
+//!
 //! An instance that does both is weighed as a whole, and a request stays on it. Elsewhere the prefill instance is chosen
 //! by the blocks that wait and those that are new there, and the decode instance by its blocks in use.
 #![deny(clippy::disallowed_methods)]
@@ -10,14 +13,22 @@ use kvasir_policy::{Description, Scheduler, Settings, math};
 
 /// Costs by slot, kept to spare an allocation per decision.
 pub struct OverlapCost {
-    overlap_weight: f32,
+    weights: Weights,
     temperature: f64,
     costs: Vec<f32>,
 }
 
+#[derive(Clone, Copy)]
+struct Weights {
+    overlap: f32,
+    /// By tier: in HBM, in DRAM, below.
+    tiers: [f32; 3],
+}
+
 impl Default for OverlapCost {
     fn default() -> Self {
-        Self { overlap_weight: 1.0, temperature: 0.0, costs: Vec::new() }
+        let weights = Weights { overlap: 1.0, tiers: [1.0; 3] };
+        Self { weights, temperature: 0.0, costs: Vec::new() }
     }
 }
 
@@ -25,21 +36,29 @@ impl Scheduler for OverlapCost {
     fn describe(&self) -> Description {
         Description::scheduler("overlap-cost", env!("CARGO_PKG_VERSION"))
             .setting("overlap-weight", 1, "weight of a block to prefill beside a block in use for decode")
+            .setting(
+                "dram-weight",
+                1,
+                "part of a block to prefill that is saved by one stored in DRAM, 0 to 1",
+            )
+            .setting("below-weight", 1, "the same of one stored below DRAM")
             .setting("temperature", 0, "0 takes the least cost; larger values choose more at random")
     }
 
     fn configure(&mut self, settings: &Settings) -> Result<(), String> {
-        self.overlap_weight = settings.number("overlap-weight", 0.0..=1e6)? as f32;
+        self.weights.overlap = settings.number("overlap-weight", 0.0..=1e6)? as f32;
+        let saved = |name: &str| settings.number(name, 0.0..=1.0).map(|part| part as f32);
+        self.weights.tiers = [1.0, saved("dram-weight")?, saved("below-weight")?];
         self.temperature = settings.number("temperature", 0.0..=1e6)?;
         Ok(())
     }
 
     fn schedule(&mut self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Decision {
         let none = Decision::reject(Reason::NoInstance, 1_000);
-        let (weight, needed) = (self.overlap_weight, blocks_of(cluster, request));
+        let (weights, needed) = (self.weights, blocks_of(cluster, request));
         self.costs.clear();
         let slots = 0..cluster.prefill.len();
-        self.costs.extend(slots.map(|slot| prefill_cost(cluster, request, candidates, weight, slot)));
+        self.costs.extend(slots.map(|slot| prefill_cost(cluster, request, candidates, weights, slot)));
         let Some(prefill) = pick(&mut self.costs, self.temperature, uniform(request.seed)) else {
             return none;
         };
@@ -60,7 +79,7 @@ impl Scheduler for OverlapCost {
     }
 
     fn explain(&self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Vec<f32> {
-        let cost = |slot| prefill_cost(cluster, request, candidates, self.overlap_weight, slot);
+        let cost = |slot| prefill_cost(cluster, request, candidates, self.weights, slot);
         (0..cluster.prefill.len()).map(cost).collect()
     }
 }
@@ -76,7 +95,7 @@ fn prefill_cost(
     cluster: &Cluster,
     request: &Request,
     candidates: Candidates<'_>,
-    overlap_weight: f32,
+    weights: Weights,
     slot: usize,
 ) -> f32 {
     let t = &cluster.prefill;
@@ -88,10 +107,12 @@ fn prefill_cost(
     // The host tells the queue in ms; at this speed these are so many tokens.
     let per_token = t.cost_per_token[slot];
     let queued = if per_token > 0.0 { queue_ms / per_token / block } else { 0.0 };
-    let new = (request.prompt_tokens as f32 / block).ceil() - candidates.prefix_of(slot) as f32;
+    let saved = weights.tiers.iter().zip(candidates.prefix_by_tier(slot));
+    let saved: f32 = saved.map(|(weight, blocks)| weight * blocks as f32).sum();
+    let new = (request.prompt_tokens as f32 / block).ceil() - saved;
     let peer = t.peer_of(slot).filter(|&peer| peer < cluster.decode.len());
     let in_use = peer.map_or(0.0, |peer| blocks_in_use(cluster, peer));
-    overlap_weight * (queued + new.max(0.0)) + in_use
+    weights.overlap * (queued + new.max(0.0)) + in_use
 }
 
 fn blocks_in_use(cluster: &Cluster, decode: usize) -> f32 {
@@ -194,6 +215,27 @@ mod tests {
         );
         let Decision::Run(placement) = ask(&mut kept, 1, &[0, 0, 0]) else { panic!("there is room") };
         assert_eq!(placement.decode, 0, "no room where it would stay");
+    }
+
+    /// Eight blocks each, of ten: all in HBM, all in DRAM, half in DRAM and half below.
+    #[test]
+    fn a_block_that_is_not_in_hbm_saves_less() {
+        let mut policy = OverlapCost::default();
+        let given = [("dram-weight", "0.75"), ("below-weight", "0.25")].map(|(n, v)| (n.into(), v.into()));
+        policy.configure(&Settings::new(&policy.describe(), &given).unwrap()).unwrap();
+        let (mut by_tier, mut alike) = (Kept::new(Box::new(policy)), cluster("0", &[]));
+        let request = Request { prompt_tokens: 160, ..Request::default() };
+        let question = Question::new(0.0, &request, 3, 0).with(Column::Prefix, &[8, 8, 8]);
+        let told =
+            question.clone().with(Column::PrefixInHbm, &[8, 0, 0]).with(Column::PrefixInDram, &[8, 8, 4]);
+        for kept in [&mut by_tier, &mut alike] {
+            kept.open(&Layout::of(3, 0, 16).encode());
+            let row = |slot| PrefillRow { slot, available: true, ..PrefillRow::default() }.encode();
+            kept.update_prefill(&[row(0), row(1), row(2)].concat());
+        }
+        assert_eq!(by_tier.explain(0.0, told.words()), [2.0, 4.0, 6.0]);
+        assert_eq!(by_tier.explain(0.0, question.words()), [2.0; 3], "nobody says where they are");
+        assert_eq!(alike.explain(0.0, told.words()), [2.0; 3], "by default a block is a block");
     }
 
     /// Costs 23, 26 and 29: weights 1, e^-1 and e^-2 at temperature 0.5. The seeds are fixed.

@@ -8,6 +8,7 @@ export const enum End { Finished = 1, Rejected, Refused, GivenUp }
 export const enum O {
   End, Reason, Decision, Tenant = 4, Class, Model, Adapter, Session, Prefill = 10, Decode, PromptTokens, CachedTokens,
   FetchedBlocks, DecodedTokens, TtftPredicted, Ttft, TbtPredicted, Tbt, QueuePredicted, PrefillPredicted,
+  PrefillMeasured, HostRun,
 }
 
 export interface Learner {

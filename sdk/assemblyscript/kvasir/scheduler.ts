@@ -6,12 +6,12 @@ export * from "./policy";
 /** Columns of `prefill`. */
 export const enum P {
   Slot, Available, BusyUntil, C0, C1, C2, T0, T1, Queued, FreeBlocks, Capacity, ReportedAt, Identity, Peer, Host, Domain,
-  Waiting,
+  Waiting, Adapters, AdaptersMax,
 }
 /** Columns of `decode`. */
 export const enum D {
   Slot, Available, Sequences, Context, FreeBlocks, Capacity, D0, D1, D2, Coming, ComingContext, ReportedAt, Identity, Peer,
-  Host, Domain, Waiting, T0, T1,
+  Host, Domain, Waiting, T0, T1, Adapters, AdaptersMax,
 }
 /** Words of a request; Session, Seed and the memos are `long`, the SLOs `float`. */
 export const enum R {
@@ -19,8 +19,13 @@ export const enum R {
   SessionMemo, TenantMemo = 16, Columns = 18,
 }
 /** Columns of a request. */
-export const enum Column { Prefix, PrefixHbm, PrefixDram, PrefillFit, DecodePrefix, DecodeFit, PrefillScore, DecodeScore }
-const OF_DECODE: u32 = (1 << Column.DecodePrefix) | (1 << Column.DecodeFit) | (1 << Column.DecodeScore);
+export const enum Column {
+  Prefix, PrefixHbm, PrefixDram, PrefillFit, DecodePrefix, DecodeFit, PrefillScore, DecodeScore, DecodePrefixHbm,
+  DecodePrefixDram,
+}
+const OF_DECODE: u32 =
+  (1 << Column.DecodePrefix) | (1 << Column.DecodeFit) | (1 << Column.DecodeScore) | (1 << Column.DecodePrefixHbm) |
+  (1 << Column.DecodePrefixDram);
 /** Reasons of a rejection. */
 export const enum Reason { Ttft = 1, Tbt, NoInstance, NoMemory, Own }
 
@@ -48,12 +53,13 @@ export class Table {
 }
 
 export const prefill = new Table(), decode = new Table();
-/** Kept from `open`: tokens in one block, words of a request, domains of the network. */
-export let blockTokens: u32 = 0, requestWords: u32 = 0, domains: u32 = 0;
-export function setLayout(tokens: u32, words: u32, count: u32): void {
+/** Kept from `open`: tokens in one block, words of a request, domains of the network, run of the host. */
+export let blockTokens: u32 = 0, requestWords: u32 = 0, domains: u32 = 0, hostRun: u32 = 0;
+export function setLayout(tokens: u32, words: u32, count: u32, run: u32): void {
   blockTokens = tokens;
   requestWords = words;
   domains = count;
+  hostRun = run;
 }
 
 function slotsOf(column: u32): u32 {

@@ -39,6 +39,8 @@ type Outcome struct {
 	TTFTPredicted, TTFT              float32
 	TBTPredicted, TBT                float32
 	QueuePredicted, PrefillPredicted float32
+	PrefillMeasured                  float32 // without the waits before it
+	HostRun                          uint32  // another number after each restart of the host
 }
 
 // Host calls a learner as the host does, with the lists of the WIT text.
@@ -64,6 +66,10 @@ func (h *Host) Observe(stride uint32, words []uint32) {
 			Tenant: w[4], Class: w[5], Model: w[6], Adapter: w[7], Prefill: w[10], Decode: w[11], PromptTokens: w[12],
 			CachedTokens: w[13], FetchedBlocks: w[14], DecodedTokens: w[15], TTFTPredicted: float(w[16]), TTFT: float(w[17]),
 			TBTPredicted: float(w[18]), TBT: float(w[19]), QueuePredicted: float(w[20]), PrefillPredicted: float(w[21]),
+			PrefillMeasured: -1,
+		}
+		if width >= 24 {
+			h.outcome.PrefillMeasured, h.outcome.HostRun = float(w[22]), w[23]
 		}
 		h.learner.Observe(&h.outcome)
 	}

@@ -26,6 +26,9 @@ func (h *Host) Open(layout []uint32) {
 		BlockTokens: layout[2],
 		Domains:     layout[6],
 	}
+	if len(layout) > 8 {
+		h.cluster.HostRun = layout[8]
+	}
 	h.prefillValues, h.decodeValues = int(layout[3]), int(layout[4])
 	h.requestWords, h.linkValues = int(layout[5]), int(layout[7])
 	if policy, ok := h.policy.(interface{ Opened() }); ok {
@@ -42,7 +45,7 @@ func (h *Host) UpdatePrefill(values []float32) {
 		h.cluster.Prefill[int(v[0])] = Prefill{
 			Available: v[1] == 1, BusyUntil: v[2], C0: v[3], C1: v[4], C2: v[5], T0: v[6], T1: v[7], Queued: v[8],
 			FreeBlocks: v[9], Capacity: v[10], ReportedAt: v[11], Identity: uint32(v[12]), Peer: int(v[13]), Host: int(v[14]),
-			Domain: int(v[15]), Waiting: v[16],
+			Domain: int(v[15]), Waiting: v[16], Adapters: known(v, 17), AdapterMax: known(v, 18),
 		}
 	}
 }
@@ -56,7 +59,7 @@ func (h *Host) UpdateDecode(values []float32) {
 		h.cluster.Decode[int(v[0])] = Decode{
 			Available: v[1] == 1, Sequences: v[2], Context: v[3], FreeBlocks: v[4], Capacity: v[5], D0: v[6], D1: v[7], D2: v[8],
 			Coming: v[9], ComingContext: v[10], ReportedAt: v[11], Identity: uint32(v[12]), Peer: int(v[13]), Host: int(v[14]),
-			Domain: int(v[15]), Waiting: v[16], T0: v[17], T1: v[18],
+			Domain: int(v[15]), Waiting: v[16], T0: v[17], T1: v[18], Adapters: known(v, 19), AdapterMax: known(v, 20),
 		}
 	}
 }
@@ -112,6 +115,15 @@ func (h *Host) read(now float32, question []uint32) {
 	r.PrefillFit = column(3, prefill)
 	r.DecodePrefix, r.DecodeFit = column(4, decode), column(5, decode)
 	r.PrefillScore, r.DecodeScore = floats(column(6, prefill)), floats(column(7, decode))
+	r.DecodePrefixHBM, r.DecodePrefixDRAM = column(8, decode), column(9, decode)
+}
+
+// known gives a value of a row, -1 if an earlier host leaves it out.
+func known(row []float32, at int) float32 {
+	if at < len(row) {
+		return row[at]
+	}
+	return -1
 }
 
 // floats reads words as the bits of floats.

@@ -35,6 +35,7 @@ type Cluster struct {
 	Decode      []Decode  // by slot
 	BlockTokens uint32    // tokens in one block
 	Domains     uint32
+	HostRun     uint32 // another number after each restart of the host
 }
 
 // Prefill is a prefill instance; times in ms, on the table clock.
@@ -52,6 +53,8 @@ type Prefill struct {
 	Host       int // -1 = unknown
 	Domain     int
 	Waiting    float32 // -1 = not reported
+	Adapters   float32 // loaded, -1 = unknown
+	AdapterMax float32 // that it can hold, -1 = not said
 }
 
 // Decode is a decode instance; times in ms, on the table clock.
@@ -70,6 +73,8 @@ type Decode struct {
 	Domain             int
 	Waiting            float32 // -1 = not reported
 	T0, T1             float32
+	Adapters           float32 // loaded, -1 = unknown
+	AdapterMax         float32 // that it can hold, -1 = not said
 }
 
 // Request is a request and what is new with it: columns of one word per slot of their table, nil if absent.
@@ -81,6 +86,8 @@ type Request struct {
 	DecodePrefix                  []uint32
 	DecodeFit                     []uint32
 	PrefillScore, DecodeScore     []float32 // of the scorers of a chain
+	DecodePrefixHBM               []uint32
+	DecodePrefixDRAM              []uint32
 }
 
 // Decision says where a request runs; fields as in the WIT text.

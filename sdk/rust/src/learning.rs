@@ -4,8 +4,8 @@
 //! `export_learning_admitter!`, has one more instance in the host: that one hears outcomes and publishes what it makes of
 //! them, the others adopt it. Keep both halves in one type; the learner's instance is never asked for a decision.
 
-/// Words of an outcome that this SDK knows; a host may send longer ones.
-pub const OUTCOME: usize = 22;
+/// Words of an outcome that this SDK knows; a later host may send longer ones, and an earlier one shorter ones.
+pub const OUTCOME: usize = 24;
 /// The most outcomes in one call of `observe`.
 pub const OUTCOMES_MAX: usize = 1_024;
 /// The longest answer of `publish`, bytes.
@@ -63,8 +63,11 @@ pub struct Outcome {
     pub tbt_ms: Times,
     /// Predicted; `None` = not known.
     pub queue_ms: Option<f32>,
-    /// Predicted; `None` = not known.
-    pub prefill_ms: Option<f32>,
+    /// Measured by the instance, without the waits before it.
+    pub prefill_ms: Times,
+    /// Run of the host, another number after each restart: identities and dense numbers are those of one run. 0: it
+    /// does not say.
+    pub run: u32,
 }
 
 /// A time as it was predicted when the request was booked, and as it was measured. `None` = not known.
@@ -103,7 +106,9 @@ impl Outcome {
             ms(self.tbt_ms.predicted),
             ms(self.tbt_ms.measured),
             ms(self.queue_ms),
-            ms(self.prefill_ms),
+            ms(self.prefill_ms.predicted),
+            ms(self.prefill_ms.measured),
+            self.run,
         ]
     }
 
@@ -137,7 +142,8 @@ impl Outcome {
             ttft_ms: times(16),
             tbt_ms: times(18),
             queue_ms: ms(20),
-            prefill_ms: ms(21),
+            prefill_ms: times(21),
+            run: word[23],
         })
     }
 }
@@ -150,14 +156,18 @@ pub struct Outcomes<'a> {
 }
 
 impl<'a> Outcomes<'a> {
-    /// `words`: whole records of `stride` words, which are at least [`OUTCOME`]; a ragged tail is ignored.
+    /// `words`: whole records of `stride` words; a ragged tail is ignored.
     pub fn new(stride: usize, words: &'a [u32]) -> Self {
-        Self { stride: stride.max(OUTCOME), words }
+        Self { stride: stride.max(1), words }
     }
 
     pub fn iter(&self) -> impl Iterator<Item = Outcome> + use<'a> {
         let records = self.words.chunks_exact(self.stride);
-        records.filter_map(|record| Outcome::decode(record.first_chunk()?))
+        records.filter_map(|record| {
+            let mut known = Outcome::default().encode();
+            known.iter_mut().zip(record).for_each(|(known, &said)| *known = said);
+            Outcome::decode(&known)
+        })
     }
 }
 
@@ -185,7 +195,8 @@ mod tests {
             ttft_ms: Times { predicted: Some(16.5), measured: None },
             tbt_ms: Times { predicted: None, measured: Some(0.0) },
             queue_ms: Some(20.0),
-            prefill_ms: None,
+            prefill_ms: Times { predicted: None, measured: Some(21.0) },
+            run: 23,
         };
         let unknown = [[99, 0].as_slice(), &[0; OUTCOME - 2]].concat();
         for more in [0, 3] {
@@ -199,7 +210,10 @@ mod tests {
             assert_eq!(back, [outcome; 2]);
         }
         let ends = [End::Finished, End::Rejected, End::Refused, End::GivenUp];
-        let back = |end| Outcomes::new(0, &Outcome { end, ..outcome }.encode()).iter().next().unwrap().end;
+        let back =
+            |end| Outcomes::new(OUTCOME, &Outcome { end, ..outcome }.encode()).iter().next().unwrap().end;
         assert_eq!(ends.map(back), ends);
+        let short = Outcomes::new(21, &outcome.encode()[..21]).iter().next().unwrap();
+        assert_eq!(short, Outcome { prefill_ms: Times::default(), run: 0, ..outcome }, "of an earlier host");
     }
 }

@@ -17,11 +17,13 @@ pub enum Column {
     /// Bits of floats; in front of the picker of a chain.
     ScorePrefill = 6,
     ScoreDecode = 7,
+    PrefixAtDecodeInHbm = 8,
+    PrefixAtDecodeInDram = 9,
 }
 
 impl Column {
     /// In the order in which they stand in a question.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Prefix,
         Self::PrefixInHbm,
         Self::PrefixInDram,
@@ -30,6 +32,8 @@ impl Column {
         Self::EligibleDecode,
         Self::ScorePrefill,
         Self::ScoreDecode,
+        Self::PrefixAtDecodeInHbm,
+        Self::PrefixAtDecodeInDram,
     ];
 
     const fn bit(self) -> u32 {
@@ -42,8 +46,11 @@ impl Column {
 }
 
 /// Columns with one value per decode slot, as bits.
-const OF_DECODE: u32 =
-    Column::PrefixAtDecode.bit() | Column::EligibleDecode.bit() | Column::ScoreDecode.bit();
+const OF_DECODE: u32 = Column::PrefixAtDecode.bit()
+    | Column::EligibleDecode.bit()
+    | Column::ScoreDecode.bit()
+    | Column::PrefixAtDecodeInHbm.bit()
+    | Column::PrefixAtDecodeInDram.bit();
 
 /// Whether an instance can serve a request, as the eligibility columns say it.
 pub mod eligibility {
@@ -106,6 +113,16 @@ impl<'a> Candidates<'a> {
         self.column(Column::PrefixAtDecode)
     }
 
+    /// The leading part of [`Self::prefix_at_decode`] that is in HBM; `None`: not known.
+    pub fn prefix_at_decode_in_hbm(&self) -> Option<&'a [u32]> {
+        self.column(Column::PrefixAtDecodeInHbm)
+    }
+
+    /// The leading part of [`Self::prefix_at_decode`] that is in HBM or DRAM; `None`: not known.
+    pub fn prefix_at_decode_in_dram(&self) -> Option<&'a [u32]> {
+        self.column(Column::PrefixAtDecodeInDram)
+    }
+
     /// By decode slot, one of [`eligibility`]; `None`: all can serve the request.
     #[inline]
     pub fn eligible_decode(&self) -> Option<&'a [u32]> {
@@ -115,6 +132,15 @@ impl<'a> Candidates<'a> {
     /// Leading blocks of the prompt stored at this prefill slot.
     pub fn prefix_of(&self, prefill: usize) -> u32 {
         value(self.prefix(), prefill, 0)
+    }
+
+    /// Leading blocks of the prompt at this prefill slot by how near they are: in HBM, behind these in DRAM or HBM, and
+    /// behind these in any tier; their sum is [`Self::prefix_of`]. Where it is not known, all count as in HBM.
+    pub fn prefix_by_tier(&self, prefill: usize) -> [u32; 3] {
+        let all = self.prefix_of(prefill);
+        let near = value(self.prefix_in_dram(), prefill, all).min(all);
+        let in_hbm = value(self.prefix_in_hbm(), prefill, near).min(near);
+        [in_hbm, near - in_hbm, all - near]
     }
 
     /// Leading blocks of the prompt stored at this decode slot.
@@ -314,6 +340,16 @@ mod tests {
         let candidates = question.candidates();
         assert_eq!([0, 1, 9].map(|slot| candidates.can_prefill(slot)), [false, true, true]);
         assert_eq!([0, 1, 9].map(|slot| candidates.prefill_has_adapter(slot)), [false, true, false]);
+    }
+
+    #[test]
+    fn a_prefix_is_told_by_tier() {
+        let question = Question::new(0.0, &Request::default(), 3, 0).with(Column::Prefix, &[9, 5, 4]);
+        let by_tier = |question: &Question| [0, 1, 3].map(|slot| question.candidates().prefix_by_tier(slot));
+        assert_eq!(by_tier(&question), [[9, 0, 0], [5, 0, 0], [0; 3]]);
+        let question = question.with(Column::PrefixInHbm, &[2, 5, 9]).with(Column::PrefixInDram, &[6, 5, 9]);
+        assert_eq!(by_tier(&question), [[2, 4, 3], [5, 0, 0], [0; 3]]);
+        assert_eq!(question.candidates().prefix_by_tier(2), [4, 0, 0], "never more than are stored");
     }
 
     #[test]

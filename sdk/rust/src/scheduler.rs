@@ -7,9 +7,9 @@ use crate::{Description, Settings};
 /// The longest that a rejected request is told to wait, a day. More is a mistake of unit, and no valid answer.
 pub const RETRY_MAX_MS: u32 = 24 * 3600 * 1000;
 /// Values in one row of `update-prefill`.
-pub const PREFILL_ROW: usize = 17;
+pub const PREFILL_ROW: usize = 19;
 /// Values in one row of `update-decode`.
-pub const DECODE_ROW: usize = 19;
+pub const DECODE_ROW: usize = 21;
 /// Values in one row of `update-links`.
 pub const LINK_ROW: usize = 5;
 
@@ -176,6 +176,9 @@ pub struct Layout {
     pub domains: u32,
     /// Values in one row of `update-links`.
     pub link_row: u32,
+    /// Run of the host, another number after each restart: identities and dense numbers are those of one run. 0: it
+    /// does not say.
+    pub run: u32,
 }
 
 /// Empty tables in the sizes of this version of the contract.
@@ -190,6 +193,7 @@ impl Default for Layout {
             request_words: HEAD_WORDS as u32,
             domains: 1,
             link_row: LINK_ROW as u32,
+            run: 0,
         }
     }
 }
@@ -200,7 +204,7 @@ impl Layout {
         Self { prefill_slots, decode_slots, block_size_tokens, ..Self::default() }
     }
 
-    pub fn encode(&self) -> [u32; 8] {
+    pub fn encode(&self) -> [u32; 9] {
         [
             self.prefill_slots,
             self.decode_slots,
@@ -210,6 +214,7 @@ impl Layout {
             self.request_words,
             self.domains,
             self.link_row,
+            self.run,
         ]
     }
 
@@ -226,6 +231,7 @@ impl Layout {
             request_words: value(5, known.request_words),
             domains: value(6, known.domains),
             link_row: value(7, known.link_row),
+            run: value(8, known.run),
         }
     }
 }
@@ -254,6 +260,10 @@ pub struct PrefillRow {
     pub domain: u32,
     /// Queued requests as the engine counts them; `None`: not reported.
     pub waiting: Option<u32>,
+    /// Adapters loaded; `None`: unknown.
+    pub adapters: Option<u32>,
+    /// Adapters it can hold at once; `None`: not said.
+    pub adapters_max: Option<u32>,
 }
 
 impl PrefillRow {
@@ -276,6 +286,8 @@ impl PrefillRow {
             number(self.host),
             self.domain as f32,
             number(self.waiting),
+            number(self.adapters),
+            number(self.adapters_max),
         ]
     }
 }
@@ -306,6 +318,10 @@ pub struct DecodeRow {
     pub waiting: Option<u32>,
     pub handover_fixed: f32,
     pub handover_per_block: f32,
+    /// Adapters loaded; `None`: unknown.
+    pub adapters: Option<u32>,
+    /// Adapters it can hold at once; `None`: not said.
+    pub adapters_max: Option<u32>,
 }
 
 impl DecodeRow {
@@ -330,6 +346,8 @@ impl DecodeRow {
             number(self.waiting),
             self.handover_fixed,
             self.handover_per_block,
+            number(self.adapters),
+            number(self.adapters_max),
         ]
     }
 }
@@ -356,7 +374,8 @@ macro_rules! table {
         impl $name {
             fn reset(&mut self, slots: usize) {
                 $(self.$column.clear(); self.$column.resize(slots, 0.0);)*
-                for unknown in [&mut self.peer, &mut self.host, &mut self.waiting] {
+                let Self { peer, host, waiting, adapters, adapters_max, .. } = self;
+                for unknown in [peer, host, waiting, adapters, adapters_max] {
                     unknown.fill(-1.0);
                 }
                 $(self.$derived.resize(slots, 0.0);)*
@@ -399,6 +418,12 @@ macro_rules! table {
             pub fn waiting_at(&self, slot: usize) -> Option<usize> {
                 known(&self.waiting, slot)
             }
+
+            /// Whether the instance has as many adapters loaded as it can hold; false if that is not known.
+            pub fn holds_no_more_adapters(&self, slot: usize) -> bool {
+                let (loaded, most) = (known(&self.adapters, slot), known(&self.adapters_max, slot));
+                loaded.zip(most).is_some_and(|(loaded, most)| loaded >= most)
+            }
         }
     };
 }
@@ -409,6 +434,7 @@ table! {
     PrefillTable {
         available, busy_until, cost_fixed, cost_per_token, cost_per_pair, transfer_fixed,
         transfer_per_block, queued, free_blocks, capacity_blocks, reported_at, identity, peer, host, domain, waiting,
+        adapters, adapters_max,
     }
     /// `busy_until`, or +infinity if the slot is unavailable.
     free_at
@@ -430,7 +456,7 @@ table! {
     DecodeTable {
         available, sequences, context_tokens, free_blocks, capacity_blocks, step_fixed,
         step_per_sequence, step_per_token, arriving_sequences, arriving_tokens, reported_at, identity, peer, host,
-        domain, waiting, handover_fixed, handover_per_block,
+        domain, waiting, handover_fixed, handover_per_block, adapters, adapters_max,
     }
     /// `free_blocks`, or -1 if the slot is unavailable.
     room
@@ -540,6 +566,8 @@ pub struct Cluster {
     pub links: Links,
     pub thresholds: Thresholds,
     pub block_size_tokens: u32,
+    /// Run of the host ([`Layout::run`]).
+    pub run: u32,
 }
 
 impl Cluster {
@@ -587,6 +615,7 @@ impl<S: Scheduler + ?Sized> Kept<S> {
         self.cluster.decode.reset(layout.decode_slots as usize);
         self.cluster.links.reset(layout.domains);
         self.cluster.block_size_tokens = layout.block_size_tokens;
+        self.cluster.run = layout.run;
         self.layout = layout;
     }
 
@@ -668,6 +697,8 @@ mod tests {
             reported_at: 3.0,
             identity: 4,
             host: Some(7),
+            adapters: Some(3),
+            adapters_max: Some(3),
             ..Default::default()
         };
         let outside = PrefillRow { slot: 2, ..row };
@@ -678,6 +709,7 @@ mod tests {
         assert_eq!(table.free_at, [f32::INFINITY, 5.0]);
         assert_eq!((table.identity[1], table.host_of(1), table.peer_of(1)), (4.0, Some(7), None));
         assert_eq!((table.host_of(2), table.waiting_at(1)), (None, None));
+        assert_eq!([0, 1, 2].map(|slot| table.holds_no_more_adapters(slot)), [false, true, false]);
         table.update(&[f32::NAN; PREFILL_ROW], PREFILL_ROW as u32); // NaN casts to slot 0; values are the host's to check
         assert_eq!(table.available[1], 1.0);
     }
@@ -763,6 +795,7 @@ mod tests {
         kept.update_decode(&[0.0; 5]);
         kept.update_links(&[0.0; 5]);
         assert_eq!(kept.cluster.prefill.peer_of(0), None, "not said");
+        assert_eq!(kept.cluster.prefill.adapters_max, [-1.0], "not said");
         assert_eq!(kept.cluster.links.between(f32::NAN, f32::MAX), Link::default());
     }
 

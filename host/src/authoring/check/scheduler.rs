@@ -203,11 +203,18 @@ impl Cluster {
         if known {
             question = question.with(Column::EligiblePrefill, &self.column(prefill, most));
         }
-        if self.rng.random_bool(0.3) {
-            question = question.with(Column::PrefixAtDecode, &self.column(decode, blocks));
+        let at_decode = self.rng.random_bool(0.3).then(|| self.column(decode, blocks));
+        if let Some(at_decode) = &at_decode {
+            question = question.with(Column::PrefixAtDecode, at_decode);
         }
         if known {
             question = question.with(Column::EligibleDecode, &self.column(decode, most));
+        }
+        if let Some(at_decode) = at_decode.filter(|_| self.rng.random_bool(0.5)) {
+            let [in_hbm, in_dram] = [4, 2].map(|part| at_decode.iter().map(|n| n / part).collect::<Vec<_>>());
+            question = question
+                .with(Column::PrefixAtDecodeInHbm, &in_hbm)
+                .with(Column::PrefixAtDecodeInDram, &in_dram);
         }
         question
     }
@@ -222,7 +229,7 @@ impl Cluster {
         let _ = self.fleet.admit(self.requests, ask, decision, question.candidates(), self.now_ms);
         if let Some(oldest) = self.requests.checked_sub(IN_FLIGHT) {
             // It may have been rejected.
-            let _ = self.fleet.prefill_done(oldest, self.now_ms);
+            let _ = self.fleet.prefill_done(oldest, None, self.now_ms);
             let _ = self.fleet.finished(oldest, self.now_ms);
         }
     }

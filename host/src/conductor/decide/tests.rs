@@ -179,7 +179,11 @@ fn what_came_of_every_request_is_told_once() {
     let lived = Ask { class: 7, session: 1 << 40, ..ask(5, NO_SLO) };
     let id = conductor.schedule(&lived, &[], false, 100).unwrap().request_id;
     let lost = conductor.schedule(&ask(6, NO_SLO), &[], false, 100).unwrap().request_id;
-    for (stage, now_ms) in [(Stage::Prefill, 1_300), (Stage::Progress(10), 1_400), (Stage::Finished, 1_500)] {
+    for (stage, now_ms) in [
+        (Stage::Prefill { took_ms: Some(90.0) }, 1_300),
+        (Stage::Progress(10), 1_400),
+        (Stage::Finished, 1_500),
+    ] {
         assert!(outcomes.heard().is_empty(), "before it ended");
         conductor.complete(id, stage, now_ms).unwrap();
     }
@@ -188,7 +192,8 @@ fn what_came_of_every_request_is_told_once() {
     assert_eq!((finished.session, finished.prompt_tokens, finished.decoded_tokens), (1 << 40, 1_024, 10));
     assert_eq!((finished.ttft_ms.predicted, finished.ttft_ms.measured), (Some(1_034.0), Some(1_200.0)));
     assert_eq!((finished.tbt_ms.predicted, finished.tbt_ms.measured), (Some(21.0), Some(20.0)));
-    assert_eq!((finished.queue_ms, finished.prefill_ms), (Some(0.0), Some(1_034.0)));
+    assert_eq!((finished.queue_ms, finished.prefill_ms.predicted), (Some(0.0), Some(1_034.0)));
+    assert_eq!((finished.prefill_ms.measured, refused.prefill_ms.measured), (Some(90.0), None));
     assert!(finished.prefill > 0 && finished.decode > 0 && finished.prefill == refused.prefill);
 
     conductor.tick(100_000_000);

@@ -157,6 +157,7 @@ impl Fleet {
             ask: *ask,
             booked_ms: now_ms,
             first_token_ms: None,
+            prefill_ms: None,
         };
         self.tenants.add(ask.tenant, tokens);
         self.requests.insert(id, booked);
@@ -181,17 +182,18 @@ impl Fleet {
     }
 
     /// The first token is there: the sequence joins the decode batch, and the queue behind it moves by
-    /// as much as the estimate was off.
+    /// as much as the estimate was off. `took_ms`: how long the prefill itself took, if its instance measured it.
     ///
     /// # Errors
     /// [`Error::NoRequest`].
-    pub fn prefill_done(&mut self, id: u64, now_ms: u64) -> Result<(), Error> {
+    pub fn prefill_done(&mut self, id: u64, took_ms: Option<f64>, now_ms: u64) -> Result<(), Error> {
         self.transfer_done(id, now_ms)?;
         let request = self.requests.get_mut(&id).ok_or(Error::NoRequest { id })?;
         if std::mem::replace(&mut request.phase, Phase::Decode) == Phase::Decode {
             return Ok(());
         }
         request.first_token_ms = Some(now_ms);
+        request.prefill_ms = took_ms;
         let request = *request;
         self.settle_prefill(&request, true, now_ms);
         if let Some(d) = same_decode(&mut self.decode, request.admission.decode, request.decode_epoch) {
@@ -327,6 +329,7 @@ impl InFlight {
             admission: self.admission,
             identities: [identity(self.prefill_epoch), identity(self.decode_epoch)],
             decoded_tokens: self.decoded_tokens,
+            prefill_ms: self.prefill_ms,
             ttft_ms: self.first_token_ms.map(|first| since(self.booked_ms, first)),
             tbt_ms: decoding.map(|first| since(first, now_ms) / f64::from(self.decoded_tokens)),
         }

@@ -119,8 +119,8 @@ fn scores_are_one_for_each_slot_and_in_an_order() {
 fn what_came_of_a_request_is_measured() {
     let mut c = fleet(1, 1);
     let placed = admit(&mut c, 1, Decision::run(0, 0), &[1, 0], 100);
-    c.prefill_done(1, 350).unwrap();
-    c.prefill_done(1, 360).unwrap(); // told twice
+    c.prefill_done(1, None, 350).unwrap();
+    c.prefill_done(1, None, 360).unwrap(); // told twice
     c.progress(1, 3, 400).unwrap();
     c.progress(1, 1, 500).unwrap();
     let ended = c.finished(1, 550).unwrap();
@@ -131,8 +131,8 @@ fn what_came_of_a_request_is_measured() {
     for id in 2..=4 {
         admit(&mut c, id, Decision::run(0, 0), &[0, 0], 600);
     }
-    c.prefill_done(3, 700).unwrap();
-    c.prefill_done(4, 700).unwrap();
+    c.prefill_done(3, None, 700).unwrap();
+    c.prefill_done(4, None, 700).unwrap();
     c.progress(4, 9, 701).unwrap();
     let measured = |ended: Ended| (ended.id, ended.ttft_ms, ended.tbt_ms);
     assert_eq!(c.finished(2, 710).map(measured), Ok((2, None, None)), "it never came to its first token");
@@ -156,11 +156,11 @@ fn admitted_work_is_booked_and_given_back() {
     );
 
     // The first ends 20 ms late: what is queued behind it moves by as much.
-    c.prefill_done(1, 216).unwrap();
+    c.prefill_done(1, None, 216).unwrap();
     let third = admit(&mut c, 3, Decision::run(0, 0), &[10, 0], 216);
     assert_eq!(third.queue_ms, 170.0);
     // The second, late by the same 20 ms, brings no further error.
-    c.prefill_done(2, 386).unwrap();
+    c.prefill_done(2, None, 386).unwrap();
     assert_eq!(admit(&mut c, 4, Decision::run(0, 0), &[0, 0], 386).queue_ms, 10.0);
     c.progress(1, 5, 390).unwrap();
     assert_eq!(c.expire(300, 400).len(), 1, "of the third nothing was heard");
@@ -212,7 +212,7 @@ fn the_forecast_lets_sequences_grow_leave_and_arrive() {
     let mut c = fleet(2, 1); // a step takes 20 + sequences + context / 2 ms
     assert_eq!(c.decode_step_forecast_ms(0.0, 0), 20.0);
     admit(&mut c, 1, Decision::run(0, 0), &[0, 0], 0); // 16 tokens of output
-    c.prefill_done(1, 170).unwrap();
+    c.prefill_done(1, None, 170).unwrap();
     let step = 20.0 + 1.0 + 80.0;
     let at = |c: &Fleet, steps: f64| c.decode_step_forecast_ms(steps * step + 0.5, 170);
     assert_eq!(at(&c, 0.0), step);
@@ -227,7 +227,7 @@ fn the_forecast_lets_sequences_grow_leave_and_arrive() {
     assert_eq!(c.decode_step_forecast_ms(170.0, 200), step);
     let endless = Ask { output_tokens: 0, ..ask(160) };
     c.admit(3, &endless, &Decision::run(1, 0), found(&[0, 0]), 200).unwrap();
-    c.prefill_done(3, 370).unwrap();
+    c.prefill_done(3, None, 370).unwrap();
     assert!(c.decode_step_forecast_ms(1e6, 370) > 5_000.0, "of unknown length, so it stays");
     c.set_decode_available(0, false).unwrap();
     assert_eq!(c.decode_step_forecast_ms(0.0, 370), 0.0, "nowhere to decode");
@@ -242,7 +242,7 @@ fn completions_of_an_instance_that_left_do_not_touch_its_successor() {
     assert!(c.check(&Decision::run(0, 0), found(&[0])).is_err());
     assert_eq!(c.register_prefill(prefill_spec(), 5), Ok(0));
     assert_eq!(c.register_decode(decode_spec(), 5), Ok(0));
-    c.prefill_done(1, 50).unwrap();
+    c.prefill_done(1, None, 50).unwrap();
     c.progress(1, 7, 55).unwrap();
     c.finished(1, 60).unwrap();
     let fresh = admit(&mut c, 2, Decision::run(0, 0), &[0], 70);
@@ -257,7 +257,7 @@ fn a_report_leaves_what_is_booked_and_has_not_arrived() {
     assert_eq!(free(&c), 89);
     c.report_decode(0, reported(100), 1).unwrap();
     assert_eq!(free(&c), 89, "the instance has not seen the request yet");
-    c.prefill_done(1, 170).unwrap();
+    c.prefill_done(1, None, 170).unwrap();
     c.report_decode(0, reported(90), 171).unwrap();
     assert_eq!(free(&c), 90, "now it counts it itself");
     admit(&mut c, 2, Decision::run(0, 0), &[0], 172);
@@ -323,7 +323,7 @@ fn what_stays_on_an_instance_moves_nothing_and_what_leaves_pays_for_the_way() {
     // While blocks are on their way, the next ones share the link and the receiver with them.
     admit(&mut c, 1, leaves, &[0, 0], 0);
     assert_eq!(expect(&c, leaves).1, 48.0, "nothing moves before the prefill is done");
-    c.prefill_done(1, 170).unwrap();
+    c.prefill_done(1, None, 170).unwrap();
     assert_eq!(expect(&c, leaves).1, 5.0 + 3.0 + 4.0 * 4.0 * 10.0);
     assert_eq!(c.rows().1[1].handover_per_block, 4.0);
     assert_eq!(expect(&c, fetches).0, 5.0 + 2.0 + 4.0 * 5.0, "the same link, another receiver's side");
@@ -332,11 +332,11 @@ fn what_stays_on_an_instance_moves_nothing_and_what_leaves_pays_for_the_way() {
     c.tick(218);
     assert_eq!(expect(&c, leaves).1, 48.0, "it should have arrived");
     admit(&mut c, 2, leaves, &[0, 0], 300);
-    c.prefill_done(2, 470).unwrap();
+    c.prefill_done(2, None, 470).unwrap();
     c.progress(2, 1, 475).unwrap();
     assert_eq!(expect(&c, leaves).1, 48.0, "it has arrived: it decodes");
     admit(&mut c, 3, leaves, &[0, 0], 500);
-    c.prefill_done(3, 670).unwrap();
+    c.prefill_done(3, None, 670).unwrap();
     c.finished(3, 671).unwrap();
     assert_eq!(expect(&c, leaves).1, 48.0, "given up on the way");
     admit(&mut c, 4, fetches, &[5, 0], 700);
@@ -443,7 +443,7 @@ proptest! {
                 2 => drop(c.register_decode(decode_spec(), now)),
                 3 => drop(c.unregister_prefill(slot)),
                 4 => drop(c.unregister_decode(slot)),
-                5 => drop(c.prefill_done(id, now)),
+                5 => drop(c.prefill_done(id, None, now)),
                 6 => drop(c.finished(id, now)),
                 7 => drop(c.progress(id, 3, now)),
                 8 => drop(c.set_prefill_available(slot, id > 1)),

@@ -2,6 +2,7 @@
 
 use super::State;
 use crate::conductor::fleet::Ask;
+use crate::prefix_index::Near;
 use kvasir_policy::scheduler::{Candidates, Column, Question, Request};
 
 impl State {
@@ -21,6 +22,11 @@ impl State {
         let request = Request { hints: request.hints | hints, session_memo, tenant_memo, ..request };
         question.begin(fleet.table_time(now_ms), &request, fleet.prefill_slots(), fleet.decode_slots());
         question.add(Column::Prefix, |_, slots| self.index.lookup(chain, slots) > 0);
+        if self.index.names_tiers() {
+            for (column, near) in [(Column::PrefixInHbm, Near::Hbm), (Column::PrefixInDram, Near::Dram)] {
+                question.add(column, |before, slots| self.near(near, chain, before, slots));
+            }
+        }
         let (catalogue, needs) = (&self.catalogue, ask.needs);
         if catalogue.prefill.says_something(needs) {
             question.add(Column::EligiblePrefill, |_, slots| catalogue.prefill.fill(needs, slots));
@@ -31,6 +37,36 @@ impl State {
         if catalogue.decode.says_something(needs) {
             question.add(Column::EligibleDecode, |_, slots| catalogue.decode.fill(needs, slots));
         }
+        if self.index.names_tiers() || self.decode_index.names_tiers() {
+            for (column, near) in
+                [(Column::PrefixAtDecodeInHbm, Near::Hbm), (Column::PrefixAtDecodeInDram, Near::Dram)]
+            {
+                question.add(column, |before, slots| self.near_at_decode(near, chain, before, slots));
+            }
+        }
+    }
+
+    /// The part of the prefix column that is near. Whether there is one.
+    fn near(&self, near: Near, chain: &[u64], before: Candidates<'_>, slots: &mut [u32]) -> bool {
+        let Some(all) = before.prefix() else { return false };
+        self.index.lookup_near(near, chain, all, slots);
+        true
+    }
+
+    /// The same by decode slot: of instances that do both as their prefill half has it, which is the same memory.
+    fn near_at_decode(&self, near: Near, chain: &[u64], before: Candidates<'_>, slots: &mut [u32]) -> bool {
+        let Some(all) = before.prefix_at_decode() else { return false };
+        self.decode_index.lookup_near(near, chain, all, slots);
+        let at_prefill = match near {
+            Near::Hbm => before.prefix_in_hbm(),
+            Near::Dram => before.prefix_in_dram(),
+        };
+        if let Some(at_prefill) = at_prefill {
+            for (decode, prefill) in self.fleet.peers() {
+                slots[usize::from(decode)] = at_prefill.get(usize::from(prefill)).copied().unwrap_or(0);
+            }
+        }
+        at_prefill.is_some() || self.decode_index.names_tiers()
     }
 
     /// Leading blocks of `chain` by decode slot: as told by instances that only decode, and for those that do both what

@@ -13,7 +13,7 @@ let scores = new StaticArray<f32>(0);
 export function scheduling__open(layout: usize, length: u32): void {
   prefill.open(load<u32>(layout), load<u32>(layout, 12));
   decode.open(load<u32>(layout, 4), load<u32>(layout, 16));
-  setLayout(load<u32>(layout, 8), load<u32>(layout, 20), load<u32>(layout, 24));
+  setLayout(load<u32>(layout, 8), load<u32>(layout, 20), load<u32>(layout, 24), length > 8 ? load<u32>(layout, 32) : 0);
   linkValues = load<u32>(layout, 28);
   scheduler!.opened();
   done(layout);

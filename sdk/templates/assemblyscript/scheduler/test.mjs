@@ -4,7 +4,7 @@ import test from "node:test";
 import { load } from "../../../assemblyscript/testing.mjs";
 
 // One more than documented each, as a later host may send.
-const PREFILL = 18, DECODE = 20, WORDS = 20;
+const PREFILL = 20, DECODE = 22, WORDS = 20;
 const NONE = 2 ** 32 - 1, NO_INSTANCE = 3;
 
 test("goes where the first token comes soonest", () => {
@@ -19,7 +19,7 @@ test("goes where the first token comes soonest", () => {
   const schedule = (...values) => policy.words(policy.call("scheduling__schedule", 50, request(0b1001, ...values)), 5);
   const chosen = (...values) => schedule(...values).slice(0, 2);
 
-  policy.call("scheduling__open", [2, 2, 16, PREFILL, DECODE, WORDS, 1, 6, 99]);
+  policy.call("scheduling__open", [2, 2, 16, PREFILL, DECODE, WORDS, 1, 6, 7, 99]);
   assert.deepEqual(schedule(0, 0, 1, 1), [NONE, 0, 0, 0, NO_INSTANCE]);
   prefill(0, 1, 0), prefill(1, 1, 100);
   decode(0, 1, 5), decode(1, 1, 4);

@@ -2,7 +2,7 @@
 #include "policy.c"
 #include <assert.h>
 
-enum { PREFILL = 18, DECODE = 20, WORDS = 20 }; /* each one more than documented, as a later host may send */
+enum { PREFILL = 20, DECODE = 22, WORDS = 20 }; /* each one more than documented, as a later host may send */
 
 static void prefill(float slot, float available, float busy_until) {
     float row[PREFILL] = {slot, available, busy_until, 10, 0.1f, 0};
@@ -23,8 +23,8 @@ static kv_decision *schedule(uint32_t prefix0, uint32_t prefix1, uint32_t fit0, 
 }
 
 int main(void) {
-    uint32_t layout[] = {2, 2, 16, PREFILL, DECODE, WORDS, 1, 6, 99};
-    kv_abi_open(layout, 9);
+    uint32_t layout[] = {2, 2, 16, PREFILL, DECODE, WORDS, 1, 6, 7, 99};
+    kv_abi_open(layout, 10);
     assert(schedule(0, 0, 1, 1)->prefill == KV_NONE && schedule(0, 0, 1, 1)->reason == KV_NO_INSTANCE);
     prefill(0, 1, 0), prefill(1, 1, 100);
     decode(0, 1, 5), decode(1, 1, 4);

@@ -8,7 +8,7 @@ import (
 )
 
 // Each one more than documented, as a later host may send.
-const prefillValues, decodeValues, words = 18, 20, 20
+const prefillValues, decodeValues, words = 20, 22, 20
 
 func row(width int, values ...float32) []float32 {
 	return append(values, make([]float32, width-len(values))...)
@@ -16,7 +16,7 @@ func row(width int, values ...float32) []float32 {
 
 func TestRequestsGoWhereTheFirstTokenComesSoonest(t *testing.T) {
 	h := scheduler.NewHost(policy{})
-	h.Open([]uint32{2, 2, 16, prefillValues, decodeValues, words, 1, 6, 99})
+	h.Open([]uint32{2, 2, 16, prefillValues, decodeValues, words, 1, 6, 7, 99})
 	// 1,000 tokens; the columns 0 (prefix) and 3 (which prefill can serve it).
 	expect := func(expected scheduler.Decision, columns ...uint32) {
 		t.Helper()

@@ -4,7 +4,7 @@ import test from "node:test";
 import { NONE, Reason } from "../../../js/kvasir.js";
 import { scheduling } from "./policy.js";
 
-const PREFILL = 18, DECODE = 20, WORDS = 20; // one more than documented each, as a later host may send
+const PREFILL = 20, DECODE = 22, WORDS = 20; // one more than documented each, as a later host may send
 
 test("goes where the first token comes soonest", () => {
   const row = (width, ...values) => Array.from({ length: width }, (_, i) => values[i] ?? 0);
@@ -15,7 +15,7 @@ test("goes where the first token comes soonest", () => {
   const schedule = (...values) => scheduling.schedule(50, request(0b1001, ...values));
   const chosen = (...values) => [schedule(...values).prefill, schedule(...values).decode];
 
-  scheduling.open([2, 2, 16, PREFILL, DECODE, WORDS, 1, 6, 99]);
+  scheduling.open([2, 2, 16, PREFILL, DECODE, WORDS, 1, 6, 7, 99]);
   assert.equal(schedule(0, 0, 1, 1).prefill >>> 0, NONE);
   assert.equal(schedule(0, 0, 1, 1).reason, Reason.noInstance);
   prefill(0, 1, 0), prefill(1, 1, 100);

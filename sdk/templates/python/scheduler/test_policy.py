@@ -6,13 +6,13 @@ import kvasir
 from kvasir import Decision, Reason, reject
 from policy import Policy
 
-PREFILL, DECODE, WORDS = 18, 20, 20  # one more than documented each, as a later host may send
+PREFILL, DECODE, WORDS = 20, 22, 20  # one more than documented each, as a later host may send
 
 
 class SchedulerTest(unittest.TestCase):
     def setUp(self):
         _, self.scheduling = kvasir.host(Policy())
-        self.scheduling.open([2, 2, 16, PREFILL, DECODE, WORDS, 1, 6, 99])
+        self.scheduling.open([2, 2, 16, PREFILL, DECODE, WORDS, 1, 6, 7, 99])
 
     def prefill(self, *values):
         self.scheduling.update_prefill([float(v) for v in (*values, 10, 0.1, *[0] * PREFILL)][:PREFILL])

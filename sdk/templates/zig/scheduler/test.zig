@@ -6,8 +6,8 @@ const host = kv.scheduler.Host(@import("policy.zig"));
 const expectEqual = std.testing.expectEqual;
 
 // Each one more than documented, as a later host may send.
-const prefill_values = 18;
-const decode_values = 20;
+const prefill_values = 20;
+const decode_values = 22;
 const words = 20;
 
 fn zeros(comptime T: type, comptime count: usize) [count]T {
@@ -31,7 +31,7 @@ fn schedule(columns: [4]u32) Decision {
 }
 
 test "requests go where the first token comes soonest" {
-    host.open(&.{ 2, 2, 16, prefill_values, decode_values, words, 1, 6, 99 });
+    host.open(&.{ 2, 2, 16, prefill_values, decode_values, words, 1, 6, 7, 99 });
     try expectEqual(Decision.reject(.no_instance, 1000), schedule(.{ 0, 0, 1, 1 }));
     prefill(0, 1, 0);
     prefill(1, 1, 100);
