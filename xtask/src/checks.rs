@@ -7,6 +7,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 enum Outcome {
@@ -21,6 +23,8 @@ struct Step {
     name: &'static str,
     /// Left out by `--quick`.
     slow: bool,
+    /// Mostly waits, so others run at the same time.
+    beside: bool,
     run: fn(&Shell) -> Result<Outcome>,
 }
 
@@ -35,80 +39,114 @@ pub(crate) const TSAN: &str = "threads under ThreadSanitizer";
 
 /// Cheapest first, so that a small mistake shows early. A failed step does not stop the later ones.
 const STEPS: &[Step] = &[
-    Step { name: "formatting", slow: false, run: formatting },
-    Step { name: "tidy", slow: false, run: |shell| passed(tidy::run(shell, &task_names())) },
-    Step { name: "dependencies", slow: true, run: dependencies },
-    Step { name: "client without gRPC", slow: true, run: data_half_of_the_client },
-    Step { name: "clippy", slow: false, run: clippy },
-    Step { name: "clippy, guests", slow: false, run: clippy_guests },
-    Step { name: "unit tests, benches once", slow: false, run: unit_tests },
-    Step { name: "whole-system tests", slow: true, run: system_tests },
-    Step { name: LANGUAGES, slow: true, run: |shell| templates(shell, false) },
-    Step { name: WHEEL, slow: true, run: wheel },
-    Step { name: METRICS, slow: true, run: metrics },
-    Step { name: REGISTRY, slow: true, run: registry },
-    Step { name: RDMA, slow: true, run: rdma },
-    Step { name: GPU, slow: true, run: gpu },
-    Step { name: MIRI, slow: true, run: miri },
-    Step { name: "doc tests", slow: true, run: doc_tests },
-    Step { name: "rendered docs", slow: true, run: docs },
+    Step { name: "formatting", slow: false, beside: false, run: formatting },
+    Step { name: "tidy", slow: false, beside: false, run: |shell| passed(tidy::run(shell, &task_names())) },
+    Step { name: "dependencies", slow: true, beside: false, run: dependencies },
+    Step { name: "client without gRPC", slow: true, beside: false, run: data_half_of_the_client },
+    Step { name: "clippy", slow: false, beside: false, run: clippy },
+    Step { name: "clippy, guests", slow: false, beside: false, run: clippy_guests },
+    Step { name: "unit tests, benches once", slow: false, beside: false, run: unit_tests },
+    Step { name: "whole-system tests", slow: true, beside: false, run: system_tests },
+    Step { name: RDMA, slow: true, beside: true, run: rdma },
+    Step { name: GPU, slow: true, beside: true, run: gpu },
+    Step { name: LANGUAGES, slow: true, beside: false, run: |shell| templates(shell, false) },
+    Step { name: WHEEL, slow: true, beside: false, run: wheel },
+    Step { name: METRICS, slow: true, beside: false, run: metrics },
+    Step { name: REGISTRY, slow: true, beside: false, run: registry },
+    Step { name: MIRI, slow: true, beside: false, run: miri },
+    Step { name: "doc tests", slow: true, beside: false, run: doc_tests },
+    Step { name: "rendered docs", slow: true, beside: false, run: docs },
 ];
 
 /// Runs the steps and prints the outcome of each.
 pub(crate) fn run(shell: &Shell, quick: bool) -> Result<ExitCode> {
-    Ok(summary(&run_steps(shell, STEPS.iter(), quick)))
+    let start = Instant::now();
+    Ok(summary(&run_steps(shell, STEPS, quick), start.elapsed()))
 }
 
 /// Runs the tests under ThreadSanitizer, which build too much to be one of [`STEPS`].
 pub(crate) fn run_tsan(shell: &Shell) -> Result<ExitCode> {
-    run_apart(shell, &Step { name: TSAN, slow: true, run: tsan })
+    run_apart(shell, &Step { name: TSAN, slow: true, beside: false, run: tsan })
 }
 
 /// Runs the connectors' tests under real engines, which are too large to be one of [`STEPS`].
 pub(crate) fn run_engines(shell: &Shell) -> Result<ExitCode> {
-    run_apart(shell, &Step { name: "real engines", slow: true, run: real_engines })
+    run_apart(shell, &Step { name: "real engines", slow: true, beside: false, run: real_engines })
 }
 
 /// Tests the templates of every language, also those whose components take long to compile.
 pub(crate) fn run_all_languages(shell: &Shell) -> Result<ExitCode> {
-    run_apart(shell, &Step { name: LANGUAGES, slow: true, run: |shell| templates(shell, true) })
+    run_apart(
+        shell,
+        &Step { name: LANGUAGES, slow: true, beside: false, run: |shell| templates(shell, true) },
+    )
 }
 
-fn run_apart(shell: &Shell, step: &'static Step) -> Result<ExitCode> {
-    let results = run_steps(shell, std::iter::once(step), false);
-    let skipped = results.iter().any(|(_, outcome, _)| matches!(outcome, Outcome::Skipped(_)));
-    let code = summary(&results);
-    Ok(if skipped { ExitCode::FAILURE } else { code })
-}
-
-/// Runs one step alone. A caller that names a step is not served by skipping it, so a skip fails.
+/// Runs one of the steps alone.
 pub(crate) fn run_only(shell: &Shell, name: &str) -> Result<ExitCode> {
-    let results = run_steps(shell, STEPS.iter().filter(|step| step.name == name), false);
-    let skipped = results.iter().any(|(_, outcome, _)| matches!(outcome, Outcome::Skipped(_)));
-    let code = summary(&results);
+    let step = STEPS.iter().find(|step| step.name == name);
+    run_apart(shell, step.with_context(|| format!("no step is called {name}"))?)
+}
+
+/// A caller that names a step is not served by skipping it, so a skip fails.
+fn run_apart(shell: &Shell, step: &'static Step) -> Result<ExitCode> {
+    println!("== {}", step.name);
+    let done = run_step(shell, step);
+    let skipped = matches!(done.1, Outcome::Skipped(_));
+    let took = done.2;
+    let code = summary(&[done], took);
     Ok(if skipped { ExitCode::FAILURE } else { code })
 }
 
-type Results = Vec<(&'static str, Outcome, Duration)>;
+type Done = (&'static str, Outcome, Duration);
 
-fn run_steps(shell: &Shell, steps: impl Iterator<Item = &'static Step>, quick: bool) -> Results {
-    let mut results = Vec::new();
-    for step in steps {
-        let start = Instant::now();
-        println!("== {}", step.name);
-        let outcome = match step.slow && quick {
-            true => Outcome::Skipped("--quick"),
-            false => (step.run)(shell).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}"))),
-        };
-        if let Outcome::Failed(reason) = &outcome {
-            eprintln!("{}: {reason}", step.name);
+/// Steps that mostly wait run on a thread beside those that follow them, one after the other; their output comes last.
+fn run_steps(shell: &Shell, steps: &'static [Step], quick: bool) -> Vec<Done> {
+    thread::scope(|scope| {
+        let (give, given) = mpsc::channel();
+        let beside =
+            scope.spawn(move || given.iter().map(|step| run_beside(shell, step)).collect::<Vec<_>>());
+        let mut results = Vec::new();
+        for step in steps {
+            if step.slow && quick {
+                results.push((step.name, Outcome::Skipped("--quick"), Duration::ZERO));
+            } else if step.beside {
+                println!("== {}: beside the next steps", step.name);
+                give.send(step).expect("it takes steps until there are no more");
+            } else {
+                println!("== {}", step.name);
+                results.push(run_step(shell, step));
+            }
         }
-        results.push((step.name, outcome, start.elapsed()));
-    }
-    results
+        drop(give);
+        for (log, done) in beside.join().expect("it runs steps as this thread does") {
+            println!("== {}", done.0);
+            print!("{log}");
+            results.push(done);
+        }
+        results
+    })
 }
 
-fn summary(results: &[(&str, Outcome, Duration)]) -> ExitCode {
+fn run_beside(shell: &Shell, step: &'static Step) -> (String, Done) {
+    let log = shell.target(&format!("{}.log", step.name));
+    let done = match shell.logging_to(log.clone()) {
+        Ok(shell) => run_step(&shell, step),
+        Err(error) => (step.name, Outcome::Failed(format!("{error:#}")), Duration::ZERO),
+    };
+    (fs::read_to_string(log).unwrap_or_default(), done)
+}
+
+fn run_step(shell: &Shell, step: &'static Step) -> Done {
+    let start = Instant::now();
+    let outcome = (step.run)(shell).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
+    if let Outcome::Failed(reason) = &outcome {
+        eprintln!("{}: {reason}", step.name);
+    }
+    (step.name, outcome, start.elapsed())
+}
+
+fn summary(results: &[Done], total: Duration) -> ExitCode {
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
     println!("\n== summary");
     for (name, outcome, took) in results {
@@ -125,7 +163,6 @@ fn summary(results: &[(&str, Outcome, Duration)]) -> ExitCode {
             Outcome::Skipped(_) => skipped += 1,
         }
     }
-    let total: Duration = results.iter().map(|(_, _, took)| *took).sum();
     println!("{:>7.1} s  in all", total.as_secs_f64());
     println!("steps: {passed} passed, {failed} failed, {skipped} skipped");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -266,7 +303,11 @@ fn gpu(shell: &Shell) -> Result<Outcome> {
     tests.args(["test", "--locked", "--workspace"]).args(targets).args(["--", "--ignored", "--nocapture"]);
     if !device {
         println!("no CUDA device: there is no /dev/nvidiactl; the tests run on a software device");
-        tests.env("LD_LIBRARY_PATH", software_device(shell)?);
+        // For the tests alone: build scripts would run again in another environment.
+        let library_path = format!("env LD_LIBRARY_PATH={}", software_device(shell)?.display());
+        tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", library_path);
+        // The speed of a software device says nothing.
+        tests.args(["--skip", "::speed::"]);
     }
     // One after the other: they measure, and they take memory of one device.
     shell.run(tests.args(["--test-threads=1", "::gpu::"]))?;
@@ -405,4 +446,41 @@ fn data_half_of_the_client(shell: &Shell) -> Result<Outcome> {
         shell.run(&mut check)?;
     }
     Ok(Outcome::Passed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Waits for what the other one writes: both end only if they run at the same time.
+    fn waits(shell: &Shell) -> Result<Outcome> {
+        let script = "echo said beside; until [ -e \"$1\" ]; do sleep 0.01; done";
+        let met = shell.target("test-of-steps");
+        passed(shell.run(Command::new("sh").args(["-c", script, "sh"]).arg(met)))
+    }
+
+    fn writes(shell: &Shell) -> Result<Outcome> {
+        fs::write(shell.target("test-of-steps"), "")?;
+        bail!("this step fails")
+    }
+
+    const STEPS: &[Step] = &[
+        Step { name: "waits", slow: false, beside: true, run: waits },
+        Step { name: "slow", slow: true, beside: true, run: |_| bail!("is left out") },
+        Step { name: "writes", slow: false, beside: false, run: writes },
+    ];
+
+    #[test]
+    fn steps_run_beside_others_and_none_is_lost() {
+        let shell = Shell::new().unwrap();
+        let _ = fs::remove_file(shell.target("test-of-steps"));
+        let results = run_steps(&shell, STEPS, true);
+        let names: Vec<_> = results.iter().map(|(name, ..)| *name).collect();
+        assert_eq!(names, ["slow", "writes", "waits"]);
+        assert!(matches!(results[0].1, Outcome::Skipped("--quick")));
+        assert!(matches!(&results[1].1, Outcome::Failed(why) if why == "this step fails"));
+        assert!(matches!(results[2].1, Outcome::Passed));
+        assert_eq!(fs::read_to_string(shell.target("waits.log")).unwrap(), "said beside\n");
+        let _ = fs::remove_file(shell.target("test-of-steps"));
+    }
 }

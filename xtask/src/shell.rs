@@ -1,6 +1,7 @@
 //! Where things are, and running commands with errors that say which.
 
 use anyhow::{Context, Result, bail};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
@@ -11,13 +12,21 @@ pub(crate) const WASM_TARGET: &str = "wasm32-unknown-unknown";
 pub(crate) struct Shell {
     root: PathBuf,
     target: PathBuf,
+    /// Where the output of commands goes instead of ours.
+    log: Option<PathBuf>,
 }
 
 impl Shell {
     pub(crate) fn new() -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the repository folder")?;
         let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-        Ok(Self { root: root.into(), target })
+        Ok(Self { root: root.into(), target, log: None })
+    }
+
+    /// The same for a thread beside ours: what its commands print goes to a file, which is emptied first.
+    pub(crate) fn logging_to(&self, log: PathBuf) -> Result<Self> {
+        File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        Ok(Self { root: self.root.clone(), target: self.target.clone(), log: Some(log) })
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -66,9 +75,14 @@ impl Shell {
         Ok(names)
     }
 
-    /// Runs it to the end with our own input and output; an exit code other than 0 is an error.
+    /// Runs it to the end with our own input and output, or the log; an exit code other than 0 is an error.
     pub(crate) fn run(&self, command: &mut Command) -> Result<()> {
         let text = describe(command);
+        if let Some(path) = &self.log {
+            let log = File::options().append(true).open(path);
+            let log = log.with_context(|| format!("cannot write {}", path.display()))?;
+            command.stdout(log.try_clone().context("a log")?).stderr(log);
+        }
         let status = command.status().with_context(|| format!("cannot start `{text}`"))?;
         if !status.success() {
             bail!("`{text}` failed: {status}");

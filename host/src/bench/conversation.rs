@@ -5,11 +5,13 @@ use super::{Row, thread_cpu_time};
 use crate::conductor::fleet::{Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::conductor::{self, Conductor, Placed, Registration, Stage};
 use crate::config;
+use crate::explain::Explain;
 use crate::policy::{self, PolicyConfig, PolicyHost, Wanted};
 use crate::replay::trace::{self, BLOCK_SIZE_TOKENS, Reader, Request};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The number of prefill instances and of decode instances, as in the scheduling study of the Mooncake paper.
@@ -48,9 +50,14 @@ pub fn rows(limit: usize) -> Result<Vec<Row>, Error> {
         );
         return Ok(Vec::new());
     }
-    let outcome = replay(Reader::open(&path)?.take(limit))?;
+    let outcome = replay(Reader::open(&path)?.take(limit), Explain::off())?;
+    let kept = Explain::new(config::Explain::default().limits());
+    let explained = replay(Reader::open(&path)?.take(limit), kept)?;
+    let plain = outcome.requests_per_cpu_second();
     Ok(vec![
-        Row::new("replay/conversation-16", outcome.requests_per_cpu_second(), "requests/cpu-s"),
+        Row::new("replay/conversation-16", plain, "requests/cpu-s"),
+        Row::new("replay/conversation-16/explained", explained.requests_per_cpu_second(), "requests/cpu-s")
+            .beside(plain),
         Row::new("replay/conversation-16/hit-rate", outcome.hit_rate_percent(), "%"),
     ])
 }
@@ -75,9 +82,12 @@ impl Outcome {
     }
 }
 
-fn replay(requests: impl Iterator<Item = Result<Request, trace::Error>>) -> Result<Outcome, Error> {
+fn replay(
+    requests: impl Iterator<Item = Result<Request, trace::Error>>,
+    explain: Arc<Explain>,
+) -> Result<Outcome, Error> {
     let policies = PolicyHost::open(&PolicyConfig::default(), Wanted::default(), None)?;
-    let mut cluster = Cluster::new(&policies).map_err(|source| Error::Conductor { done: 0, source })?;
+    let mut cluster = Cluster::new(&policies, explain).map_err(|source| Error::Conductor { done: 0, source })?;
     let (mut outcome, mut chain) = (Outcome::default(), Vec::new());
     for request in requests {
         let request = request?;
@@ -119,9 +129,9 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn new(policies: &PolicyHost) -> Result<Self, conductor::Error> {
+    fn new(policies: &PolicyHost, explain: Arc<Explain>) -> Result<Self, conductor::Error> {
         let config = config::Conductor { block_size_tokens: BLOCK_TOKENS, workers: 1, ..Default::default() };
-        let conductor = Conductor::new(&config, policies, 0);
+        let conductor = Conductor::with_explain(&config, policies, explain, 0, 0);
         let transfer = TransferCost { fixed_ms: 1.0, ms_per_block: 0.25 };
         let prefill = PrefillSpec {
             cost: PrefillCost { fixed_ms: 5.0, ms_per_token: 0.1, ms_per_pair: 1e-6 },
@@ -227,7 +237,7 @@ mod tests {
     #[test]
     fn a_trace_goes_through_and_finds_what_it_left() {
         let plan = Plan { workload: Workload::Chat, requests: 300, rate_rps: 4.0, seed: 1 };
-        let outcome = replay(Generator::new(&plan).unwrap().map(Ok)).unwrap();
+        let outcome = replay(Generator::new(&plan).unwrap().map(Ok), Explain::off()).unwrap();
         assert_eq!(outcome.requests, 300);
         assert!(outcome.requests_per_cpu_second() > 0.0);
         assert!((1.0..100.0).contains(&outcome.hit_rate_percent()), "{outcome:?}");

@@ -1,6 +1,7 @@
 """Hosts that know each other, each a real daemon."""
 
 import pathlib
+import random
 import re
 import socket
 import time
@@ -28,11 +29,9 @@ def until(what: str, happens: Callable[[], bool]) -> None:
     pytest.fail(f"two minutes passed without: {what}")
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
+def own_address() -> str:
+    """Of this machine, and nobody else's: a free port of 127.0.0.1 may be taken by the time that it is used."""
+    return "127." + ".".join(str(random.randint(1, 254)) for _ in range(3))
 
 
 def pair(folder: pathlib.Path, start_host: Callable[..., Host], *settings: str) -> list[Host]:
@@ -40,16 +39,16 @@ def pair(folder: pathlib.Path, start_host: Callable[..., Host], *settings: str) 
     secret = folder / "secret"
     secret.write_text("what both hosts of this test know")
     secret.chmod(0o600)
-    ports = [free_port(), free_port()]
+    addresses = [f"{own_address()}:7070" for _ in range(2)]
     hosts = []
-    for n, port in enumerate(ports):
-        peer = f'{{name = "host-{1 - n}", address = "127.0.0.1:{ports[1 - n]}", rack = "rack-{1 - n}"}}'
+    for n, address in enumerate(addresses):
+        peer = f'{{name = "host-{1 - n}", address = "{addresses[1 - n]}", rack = "rack-{1 - n}"}}'
         hosts.append(
             start_host(
                 f"node.name=host-{n}",
                 f"cluster.secret_file={secret}",
                 f"cluster.rack=rack-{n}",
-                f"cluster.listen=127.0.0.1:{port}",
+                f"cluster.listen={address}",
                 f"cluster.peers=[{peer}]",
                 *settings,
             )

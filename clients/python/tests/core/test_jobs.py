@@ -1,7 +1,6 @@
 """Loads and saves of an engine, against a real host."""
 
 import ctypes
-import itertools
 import struct
 import threading
 import time
@@ -234,6 +233,6 @@ def test_the_gil_is_free_while_a_question_waits(host: Host) -> None:
         steps.append(time.monotonic())
         time.sleep(0.001)
     begin, end = asked
-    inside = [begin, *(step for step in steps if begin < step < end), end]
-    # With the GIL kept, this thread does not run for as long as the question waits.
-    assert max(after - before for before, after in itertools.pairwise(inside)) < (end - begin) / 2
+    # With the GIL kept, this thread runs for a moment before the question at most; else 2,000 times, less what a
+    # busy machine takes away.
+    assert sum(begin < step < end for step in steps) > 20
