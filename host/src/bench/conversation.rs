@@ -87,7 +87,8 @@ fn replay(
     explain: Arc<Explain>,
 ) -> Result<Outcome, Error> {
     let policies = PolicyHost::open(&PolicyConfig::default(), Wanted::default(), None)?;
-    let mut cluster = Cluster::new(&policies, explain).map_err(|source| Error::Conductor { done: 0, source })?;
+    let mut cluster =
+        Cluster::new(&policies, explain).map_err(|source| Error::Conductor { done: 0, source })?;
     let (mut outcome, mut chain) = (Outcome::default(), Vec::new());
     for request in requests {
         let request = request?;
