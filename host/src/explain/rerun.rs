@@ -4,12 +4,15 @@ use super::{Decided, Found};
 use crate::conductor::fleet::{Changes, Told};
 use crate::policy::record::{PlayError, Player, Record, Records};
 use crate::policy::{SlotKind, record};
-use kvasir_policy::scheduler::{Answer, Decision, Layout, Question};
+use kvasir_policy::scheduler::{Answer, DECODE_ROW, Decision, HEAD_WORDS, Layout, PREFILL_ROW, Question};
 use std::io::BufRead;
+use std::iter::repeat;
 use std::sync::Arc;
 
 /// Ids that are told of those that differ.
 const TOLD_MAX: usize = 10;
+/// The shortest row of either table that a host ever had.
+const ROW_AT_FIRST: usize = 17;
 
 /// What became of all records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -115,17 +118,16 @@ impl Found {
                     layout = Layout::decode(words);
                     changes.open = Some(layout);
                 }
-                "update-prefill" => changes.prefill = floats(words),
-                "update-decode" => changes.decode = floats(words),
+                "update-prefill" => changes.prefill = rows(floats(words), layout.prefill_row, PREFILL_ROW),
+                "update-decode" => changes.decode = rows(floats(words), layout.decode_row, DECODE_ROW),
                 "update-links" => changes.links = floats(words),
                 "set-thresholds" => thresholds = floats(words),
                 _ => {}
             }
             told.apply(&changes);
         }
-        // Rows of another length are those of another host; nobody here knows what stands where in them.
-        let known = Layout::default();
-        if (layout.prefill_row, layout.decode_row) != (known.prefill_row, known.decode_row) {
+        // The columns of a request of another length begin elsewhere than a question has them.
+        if layout.request_words as usize != HEAD_WORDS {
             return None;
         }
         let [prefill, decode] = [layout.prefill_slots, layout.decode_slots].map(|slots| slots as usize);
@@ -147,6 +149,18 @@ impl Found {
             scores: floats(&record.scores),
         })
     }
+}
+
+/// Rows in the length that is known here: an earlier host's say less, a later one's more. What is missing is unknown, for which
+/// the contract writes -1.
+fn rows(values: Vec<f32>, given: u32, known: usize) -> Vec<f32> {
+    let given = given as usize;
+    if given == known {
+        return values;
+    }
+    let row = |row: &[f32]| -> Vec<f32> { row.iter().copied().chain(repeat(-1.0)).take(known).collect() };
+    // A record may claim any length; one of which so little is known is none.
+    if given < ROW_AT_FIRST { Vec::new() } else { values.chunks_exact(given).flat_map(row).collect() }
 }
 
 /// A decision as it was recorded; `None` if these are not its eight words.

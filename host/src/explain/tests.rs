@@ -4,6 +4,7 @@ use crate::conductor::{Conductor, Registration};
 use crate::config;
 use crate::policy::record::Player;
 use crate::policy::{Engine, PolicyConfig, PolicyHost, Source, Wanted};
+use kvasir_policy::scheduler::{DECODE_ROW, PREFILL_ROW};
 
 const LIMITS: Limits = Limits { decisions: 4_096, memory_bytes: 64 << 20 };
 
@@ -88,6 +89,40 @@ fn the_component_that_decided_answers_its_records_bit_for_bit() {
         assert_eq!(back.decided.decision, found.decided.decision);
     }
     assert!(refused > 10);
+}
+
+/// Rows of hosts before and after this one: what is not known here is skipped, and what is missing is unknown.
+#[test]
+fn a_record_with_rows_of_another_length_is_read() {
+    let explain = Explain::new(LIMITS);
+    let (conductor, _policies) = conductor(Source::Native("mooncake".into()), 1, &explain);
+    conductor.schedule(&ask(0), &[1], false, 5).unwrap();
+    let found = explain.find(1).unwrap();
+    let record = found.record(1);
+    let with_rows_of = |prefill: usize, decode: usize| {
+        let mut record = record.clone();
+        for (name, words) in &mut record.pushed {
+            let (known, wanted) = match name.as_str() {
+                "open" => {
+                    (words[3], words[4]) = (prefill as u32, decode as u32);
+                    continue;
+                }
+                "update-prefill" => (PREFILL_ROW, prefill),
+                "update-decode" => (DECODE_ROW, decode),
+                _ => continue,
+            };
+            let row = |row: &[u32]| row.iter().copied().chain([7; 9]).take(wanted).collect::<Vec<_>>();
+            *words = words.chunks(known).flat_map(row).collect();
+        }
+        Found::of_record(&record).unwrap().tables
+    };
+    let longer = with_rows_of(PREFILL_ROW + 2, DECODE_ROW + 1);
+    assert_eq!((longer.prefill, longer.decode), (found.tables.prefill.clone(), found.tables.decode.clone()));
+    let mut earlier = found.tables.prefill.clone();
+    earlier.chunks_mut(PREFILL_ROW).for_each(|row| row[17..].fill(-1.0));
+    assert_eq!(with_rows_of(17, 19).prefill, earlier);
+    let unavailable = with_rows_of(1, DECODE_ROW).prefill;
+    assert!(unavailable.chunks(PREFILL_ROW).all(|row| row[1] == 0.0), "too little to be a row");
 }
 
 #[test]
