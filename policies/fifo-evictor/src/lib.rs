@@ -32,9 +32,9 @@ impl Evictor for Fifo {
                         self.queue.push_back(0, event.slot);
                     }
                 }
-                EventKind::Hit => {}
+                EventKind::Hit if self.queue.contains(event.slot) => {}
                 // Its turn had come already, or may have while it was pinned.
-                EventKind::Keep => self.queue.push_front(0, event.slot),
+                EventKind::Hit | EventKind::Keep => self.queue.push_front(0, event.slot),
                 EventKind::Unpin => {
                     self.queue.remove(event.slot);
                     self.queue.push_front(0, event.slot);
@@ -56,7 +56,7 @@ kvasir_policy::export_evictor!(Fifo);
 mod tests {
     use super::*;
     use kvasir_policy::testing::run;
-    use kvasir_policy_testing::{feed, steps, words};
+    use kvasir_policy_testing::{Roomy, feed, keeps_books, said, steps, words};
     use proptest::prelude::*;
 
     /// A plain list: a child directly before its parent, else at the end.
@@ -98,6 +98,17 @@ mod tests {
         #[test]
         fn survives_any_words(words in words()) {
             feed(Fifo::default(), &words);
+        }
+
+        #[test]
+        fn keeps_the_books(said in said()) {
+            keeps_books(Fifo::default(), &said);
+        }
+
+        #[test]
+        fn spare_slots_change_nothing(steps in steps(0..3, 3), slots in 1..16_u32) {
+            let expected = run(&mut Fifo::default(), slots, &steps, true);
+            prop_assert_eq!(run(&mut Roomy(Fifo::default()), slots, &steps, true), expected);
         }
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 use kvasir_policy::evictor::{EVENT, NO_SLOT};
 use kvasir_policy::testing::run;
-use kvasir_policy_testing::{accesses, feed, keeps_books, steps, words};
+use kvasir_policy_testing::{Roomy, accesses, feed, keeps_books, said, steps, words};
 use proptest::prelude::*;
 
 /// The paper's algorithm as a full scan, without chains.
@@ -62,11 +62,17 @@ proptest! {
     fn survives_any_words(words in words()) {
         feed(Gdsf::default(), &words);
     }
-}
 
-#[test]
-fn pins_and_uses_of_chosen_blocks_are_heard() {
-    keeps_books(Gdsf::default());
+    #[test]
+    fn keeps_the_books(said in said()) {
+        keeps_books(Gdsf::default(), &said);
+    }
+
+    #[test]
+    fn spare_slots_change_nothing(steps in steps(0..3, 3), slots in 1..16_u32) {
+        let expected = run(&mut Gdsf::default(), slots, &steps, true);
+        prop_assert_eq!(run(&mut Roomy(Gdsf::default()), slots, &steps, true), expected);
+    }
 }
 
 #[test]

@@ -3,199 +3,76 @@
 //!
 //! Age is the number of events since a block was used. Per class, the ages at which blocks were used again or evicted
 //! give what a block of an age can still expect: hits divided by time left. Of 32 candidates drawn at random the one with
-//! the least goes. Classes are the host's, times how long ago the use before the last one was. Some blocks are kept
-//! longer than they should be, so that the hits that come late are seen too (the paper's explorers). For chains of blocks,
-//! only blocks without resident children are candidates.
+//! the least goes. For chains of blocks, only those without resident children are candidates; so there are none of the
+//! paper's explorers, kept so that late hits are seen: each would hold all blocks before it in its chain.
 #![deny(clippy::disallowed_methods)]
 
 mod density;
 
 use density::Densities;
-use kvasir_policy::evictor::{Event, EventKind, Events, Victim};
-use kvasir_policy::list::Family;
+use kvasir_policy::books::{Books, Noted, Standing};
+use kvasir_policy::draw::Bags;
+use kvasir_policy::evictor::{Events, Victim};
 use kvasir_policy::{Description, Evictor};
+use std::cmp::Ordering::Equal;
 
 /// Of more candidates, so many are drawn.
 const CANDIDATES: usize = 32;
-/// One block in this many is an explorer.
-const EXPLORERS: u64 = 64;
 /// Host classes told apart; higher ones count as the last of these.
 const HOST_CLASSES: u16 = 16;
-/// How long ago the use before the last one was: there was none; longer, a little shorter, much shorter than it takes to
-/// fill the pool.
+/// A class again by when the use before the last was: never; longer, a little shorter, much shorter ago than a pool fills.
 const RECENCIES: u8 = 4;
+/// Bags of blocks that can be chosen: without children, and with some.
+const LEAVES: u32 = 0;
+const PARENTS: u32 = 1;
 
 /// See the module documentation.
 #[derive(Default)]
 pub struct Lhd {
     blocks: Vec<Block>,
-    family: Family,
-    /// Slots that can be chosen: those without children, and those that have some.
-    sets: [Vec<u32>; 2],
+    books: Books,
+    bags: Bags,
     densities: Densities,
     /// Events so far.
     clock: u64,
-    random: u64,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Block {
     used: u64,
     size_bytes: u32,
-    /// Its index in its set.
-    at: u32,
     class: u8,
-    explorer: bool,
-    resident: bool,
-    pinned: bool,
-    has_children: bool,
 }
 
 impl Lhd {
-    fn insert(&mut self, event: &Event) {
-        self.leave(event.slot);
-        self.family.insert(event.slot, event.parent_or_uses);
-        self.join(event, 0);
-        self.rank(event.parent_or_uses);
-    }
-
-    /// A block that was chosen and is in use is back. Whether it is.
-    fn comes_back(&mut self, event: &Event) -> bool {
-        if self.blocks.get(event.slot as usize).is_none_or(|block| block.resident) {
-            return false;
-        }
-        self.family.stay(event.slot);
-        self.join(event, 0);
-        true
-    }
-
-    fn hit(&mut self, event: &Event) {
-        if self.comes_back(event) {
-            return;
-        }
-        let Some(&block) = self.blocks.get(event.slot as usize) else { return };
+    fn hit(&mut self, slot: u32, class: u8) {
+        let (block, full) = (&mut self.blocks[slot as usize], u64::from(self.books.full()));
         let age = self.clock - block.used;
-        self.densities.hit(block.class, age);
-        let slots = self.blocks.len() as u64;
-        let recency = if age >= slots {
-            1
-        } else if age >= slots / 8 {
-            2
-        } else {
-            3
-        };
-        let class = class_of(event, recency);
-        self.blocks[event.slot as usize] = Block { used: self.clock, class, explorer: false, ..block };
+        self.densities.ended(block.class, age, true);
+        let recency = 1 + u8::from(age < full) + u8::from(age < full / 8);
+        (block.used, block.class) = (self.clock, class + recency);
     }
 
-    fn join(&mut self, event: &Event, recency: u8) {
-        let Some(block) = self.blocks.get_mut(event.slot as usize) else { return };
-        *block = Block {
-            used: self.clock,
-            size_bytes: event.size_bytes.max(1),
-            class: class_of(event, recency),
-            explorer: event.identity.is_multiple_of(EXPLORERS),
-            resident: true,
-            ..Block::default()
-        };
-        self.put(event.slot);
-    }
-
-    fn leave(&mut self, slot: u32) {
-        self.take(slot);
-        if let Some(block) = self.blocks.get_mut(slot as usize) {
-            (block.resident, block.pinned) = (false, false);
-        }
-        if let Some(parent) = self.family.leave(slot) {
-            self.rank(parent);
-        }
-    }
-
-    fn set_pinned(&mut self, event: &Event, pinned: bool) {
-        self.comes_back(event);
-        self.take(event.slot);
-        if let Some(block) = self.blocks.get_mut(event.slot as usize) {
-            block.pinned = pinned;
-        }
-        self.put(event.slot);
-    }
-
-    /// Whether the block has children may have changed.
-    fn rank(&mut self, slot: u32) {
-        self.take(slot);
-        self.put(slot);
-    }
-
-    /// Puts a block that can be chosen into its set.
-    fn put(&mut self, slot: u32) {
-        let has_children = self.family.has_children(slot);
-        let Some(block) = self.blocks.get_mut(slot as usize) else { return };
-        block.has_children = has_children;
-        if block.resident && !block.pinned {
-            let set = &mut self.sets[usize::from(has_children)];
-            block.at = set.len() as u32;
-            set.push(slot);
-        }
-    }
-
-    fn take(&mut self, slot: u32) {
-        let Some(&Block { at, has_children, resident: true, pinned: false, .. }) =
-            self.blocks.get(slot as usize)
-        else {
-            return;
-        };
-        let set = &mut self.sets[usize::from(has_children)];
-        set.swap_remove(at as usize);
-        if let Some(&moved) = set.get(at as usize) {
-            self.blocks[moved as usize].at = at;
+    /// Puts a block where it stands now.
+    fn sort(&mut self, slot: u32) {
+        match self.books.standing(slot) {
+            Standing::Leaf => self.bags.put(LEAVES, slot),
+            Standing::Parent => self.bags.put(PARENTS, slot),
+            Standing::Out => self.bags.remove(slot),
         }
     }
 
     fn victim(&mut self) -> Option<u32> {
-        loop {
-            let slot = self.candidate()?;
-            if self.blocks[slot as usize].has_children || !self.family.has_children(slot) {
-                return Some(slot);
-            }
-            self.rank(slot); // a child of it came back
-        }
-    }
-
-    fn candidate(&mut self) -> Option<u32> {
+        let Self { bags, blocks, densities, clock, .. } = self;
         // If all have children, then such that are pinned.
-        let set = self.sets.iter().find(|set| !set.is_empty())?;
-        let all = set.len() <= CANDIDATES;
-        let mut least: Option<(f64, u64, u32)> = None;
-        for i in 0..set.len().min(CANDIDATES) {
-            let slot = set[if all { i } else { draw(&mut self.random, set.len()) }];
-            let block = &self.blocks[slot as usize];
-            let rank = (self.density(block), block.used, slot);
-            if least.is_none_or(|least| rank < least) {
-                least = Some(rank);
-            }
-        }
-        least.map(|(.., slot)| slot)
+        let bag = if bags.is_empty(LEAVES) { PARENTS } else { LEAVES };
+        let rank = |&slot: &u32| {
+            let Block { used, size_bytes, class } = blocks[slot as usize];
+            (densities.at(class, *clock - used) / f64::from(size_bytes), used, slot)
+        };
+        let ranks = bags.draw(bag, CANDIDATES).iter().map(rank);
+        ranks.min_by(|a, b| a.partial_cmp(b).unwrap_or(Equal)).map(|(.., slot)| slot)
     }
-
-    /// Hits to expect for a MiB and an event of time.
-    fn density(&self, block: &Block) -> f64 {
-        let age = self.clock - block.used;
-        let explores = block.explorer && age < 4 * self.blocks.len() as u64;
-        if explores { f64::MAX } else { self.densities.at(block.class, age) / f64::from(block.size_bytes) }
-    }
-}
-
-fn class_of(event: &Event, recency: u8) -> u8 {
-    event.class.min(HOST_CLASSES - 1) as u8 * RECENCIES + recency
-}
-
-/// A number below `below` (xorshift64*; Vigna, 2016). The same one in every run: nothing depends on chance.
-fn draw(state: &mut u64, below: usize) -> usize {
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    let random = state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
-    ((random * below as u64) >> 32) as usize
 }
 
 impl Evictor for Lhd {
@@ -206,33 +83,39 @@ impl Evictor for Lhd {
     fn open(&mut self, slots: u32) {
         *self = Self {
             blocks: vec![Block::default(); slots as usize],
-            family: Family::new(slots),
-            densities: Densities::new(HOST_CLASSES as u8 * RECENCIES, slots),
-            random: 0x9e37_79b9_7f4a_7c15,
-            ..Self::default()
+            books: Books::new(slots),
+            bags: Bags::new(slots, 2),
+            densities: Densities::new(HOST_CLASSES as u8 * RECENCIES),
+            clock: 0,
         };
     }
 
     fn on_events(&mut self, events: Events<'_>) {
         for event in events {
             self.clock += 1;
-            match event.kind {
-                EventKind::Insert => self.insert(&event),
-                EventKind::Hit | EventKind::Keep => self.hit(&event),
-                EventKind::Remove => self.leave(event.slot),
-                EventKind::Pin => self.set_pinned(&event, true),
-                EventKind::Unpin => self.set_pinned(&event, false),
+            let (noted, parents) = self.books.note(&event);
+            let class = event.class.min(HOST_CLASSES - 1) as u8 * RECENCIES;
+            match noted {
+                Noted::Came | Noted::Back => {
+                    let size_bytes = event.size_bytes.max(1);
+                    self.blocks[event.slot as usize] = Block { used: self.clock, size_bytes, class };
+                }
+                Noted::Used => self.hit(event.slot, class),
+                Noted::Left | Noted::Nothing => {}
             }
-            self.densities.refit_if_due(self.clock);
+            self.sort(event.slot);
+            parents.into_iter().flatten().for_each(|parent| self.sort(parent));
+            self.densities.refit_if_due(self.clock, u64::from(self.books.full()) / 2);
         }
     }
 
     fn select_victims(&mut self, _: u64, want: u32, victims: &mut Vec<Victim>) {
         for _ in 0..want {
             let Some(slot) = self.victim() else { return };
-            let Block { class, used, .. } = self.blocks[slot as usize];
-            self.densities.evicted(class, self.clock - used);
-            self.leave(slot);
+            let Block { used, class, .. } = self.blocks[slot as usize];
+            self.densities.ended(class, self.clock - used, false);
+            let parent = self.books.choose(slot);
+            [Some(slot), parent].into_iter().flatten().for_each(|slot| self.sort(slot));
             victims.push(Victim::new(slot));
         }
     }

@@ -1,6 +1,7 @@
 use super::*;
+use kvasir_policy::evictor::{Event, EventKind};
 use kvasir_policy::testing::run;
-use kvasir_policy_testing::{accesses, feed, keeps_books, steps, words};
+use kvasir_policy_testing::{Roomy, accesses, feed, keeps_books, said, steps, words};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -8,9 +9,10 @@ use std::collections::BTreeMap;
 /// drawn.
 #[derive(Default)]
 struct Model {
-    slots: u64,
-    /// By slot: clock of the last use, class, explorer.
-    blocks: BTreeMap<u32, (u64, u8, bool)>,
+    /// The most blocks there were.
+    full: u64,
+    /// By slot: clock of the last use, class.
+    blocks: BTreeMap<u32, (u64, u8)>,
     densities: Densities,
     clock: u64,
 }
@@ -20,52 +22,44 @@ impl Evictor for Model {
         Description::evictor("model", "0.0.0")
     }
 
-    fn open(&mut self, slots: u32) {
-        (self.slots, self.densities) = (slots.into(), Densities::new(64, slots));
+    fn open(&mut self, _: u32) {
+        self.densities = Densities::new(64);
     }
 
     fn on_events(&mut self, events: Events<'_>) {
-        for Event { kind, slot, identity, .. } in events {
+        for Event { kind, slot, .. } in events {
             self.clock += 1;
             match (kind, self.blocks.get(&slot).copied()) {
                 (EventKind::Remove, _) => drop(self.blocks.remove(&slot)),
-                (_, None) => drop(self.blocks.insert(slot, (self.clock, 0, identity % 64 == 0))),
-                (_, Some((used, class, _))) => {
+                (_, None) => drop(self.blocks.insert(slot, (self.clock, 0))),
+                (_, Some((used, class))) => {
                     let age = self.clock - used;
-                    self.densities.hit(class, age);
-                    let class = if age >= self.slots {
+                    self.densities.ended(class, age, true);
+                    let class = if age >= self.full {
                         1
-                    } else if age >= self.slots / 8 {
+                    } else if age >= self.full / 8 {
                         2
                     } else {
                         3
                     };
-                    self.blocks.insert(slot, (self.clock, class, false));
+                    self.blocks.insert(slot, (self.clock, class));
                 }
             }
-            self.densities.refit_if_due(self.clock);
+            self.full = self.full.max(self.blocks.len() as u64);
+            self.densities.refit_if_due(self.clock, self.full / 2);
         }
     }
 
     fn select_victims(&mut self, _: u64, want: u32, victims: &mut Vec<Victim>) {
         for _ in 0..want {
-            let rank = |slot: &u32| {
-                let (used, class, explorer) = self.blocks[slot];
-                let age = self.clock - used;
-                let explores = explorer && age < 4 * self.slots;
-                (
-                    if explores { f64::MAX } else { self.densities.at(class, age) / f64::from(1 << 20) },
-                    used,
-                    *slot,
-                )
+            let rank = |(&slot, &(used, class)): (&u32, &(u64, u8))| {
+                let density = self.densities.at(class, self.clock - used);
+                (density / f64::from(1 << 20), used, slot)
             };
-            let Some(slot) =
-                self.blocks.keys().copied().min_by(|a, b| rank(a).partial_cmp(&rank(b)).unwrap())
-            else {
-                return;
-            };
-            let (used, class, _) = self.blocks.remove(&slot).unwrap();
-            self.densities.evicted(class, self.clock - used);
+            let ranks = self.blocks.iter().map(rank);
+            let Some((.., slot)) = ranks.min_by(|a, b| a.partial_cmp(b).unwrap()) else { return };
+            let (used, class) = self.blocks.remove(&slot).unwrap();
+            self.densities.ended(class, self.clock - used, false);
             victims.push(Victim::new(slot));
         }
     }
@@ -87,19 +81,15 @@ proptest! {
     fn survives_any_words(words in words()) {
         feed(Lhd::default(), &words);
     }
-}
 
-#[test]
-fn pins_and_uses_of_chosen_blocks_are_heard() {
-    keeps_books(Lhd::default());
-}
-
-#[test]
-fn draws_cover_the_candidates() {
-    let mut state = 1;
-    let mut seen = [0; 10];
-    for _ in 0..10_000 {
-        seen[draw(&mut state, 10)] += 1;
+    #[test]
+    fn keeps_the_books(said in said()) {
+        keeps_books(Lhd::default(), &said);
     }
-    assert!(seen.iter().all(|&count| (800..1_200).contains(&count)), "{seen:?}");
+
+    #[test]
+    fn spare_slots_change_nothing(steps in steps(0..3, 3), slots in 1..16_u32) {
+        let expected = run(&mut Lhd::default(), slots, &steps, true);
+        prop_assert_eq!(run(&mut Roomy(Lhd::default()), slots, &steps, true), expected);
+    }
 }

@@ -55,7 +55,7 @@ kvasir_policy::export_evictor!(Lru);
 mod tests {
     use super::*;
     use kvasir_policy::testing::run;
-    use kvasir_policy_testing::{feed, steps, words};
+    use kvasir_policy_testing::{Roomy, feed, keeps_books, said, steps, words};
     use proptest::prelude::*;
 
     /// Picks the block used longest ago, deepest first.
@@ -100,6 +100,17 @@ mod tests {
         #[test]
         fn survives_any_words(words in words()) {
             feed(Lru::default(), &words);
+        }
+
+        #[test]
+        fn keeps_the_books(said in said()) {
+            keeps_books(Lru::default(), &said);
+        }
+
+        #[test]
+        fn spare_slots_change_nothing(steps in steps(1..3, 3), slots in 1..16_u32) {
+            let expected = run(&mut Lru::default(), slots, &steps, true);
+            prop_assert_eq!(run(&mut Roomy(Lru::default()), slots, &steps, true), expected);
         }
     }
 }

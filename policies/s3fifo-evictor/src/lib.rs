@@ -4,12 +4,15 @@
 //! A block at the front of the small queue goes to the main one if it was used more than once there, else it is evicted; at
 //! the front of the main queue each use since is a turn more. For chains of blocks: one whose turn comes while children of
 //! it are resident waits until the last of them has left, and is the next then.
+//!
+//! Blocks of conversations come back later than a tenth of the pool, as in the paper, can tell: see `small` and `uses`.
 #![deny(clippy::disallowed_methods)]
 
+use kvasir_policy::books::{Books, Noted, Standing};
 use kvasir_policy::evictor::{Event, EventKind, Events, Victim};
 use kvasir_policy::ghosts::Ghosts;
-use kvasir_policy::list::{Family, Lists};
-use kvasir_policy::{Description, Evictor};
+use kvasir_policy::list::Lists;
+use kvasir_policy::{Description, Evictor, Settings};
 
 /// The queues, oldest at the front. A waiting block still belongs to one of the first two.
 const SMALL: u32 = 0;
@@ -21,17 +24,17 @@ const USES_MAX: u32 = 3;
 const TURNS_MAX: u32 = 4_096;
 
 /// See the module documentation.
-#[derive(Default)]
 pub struct S3Fifo {
+    small_percent: f64,
+    /// Uses that bring a block from the small queue to the main one.
+    uses: u8,
     blocks: Vec<Block>,
+    books: Books,
     queues: Lists,
-    family: Family,
     /// Identities of blocks that left the small queue; as many as the main queue may have blocks.
     ghosts: Ghosts,
-    ghosts_max: u32,
-    /// Blocks of the small queue, with those that wait or are pinned.
-    small: u32,
-    small_max: u32,
+    /// Blocks of the main queue, with those that wait or are pinned.
+    main: u32,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -40,53 +43,29 @@ struct Block {
     /// Since it came into its queue.
     uses: u8,
     main: bool,
-    resident: bool,
     waiting: bool,
 }
 
+impl Default for S3Fifo {
+    fn default() -> Self {
+        let (blocks, books, queues, ghosts) = Default::default();
+        Self { small_percent: 10.0, uses: 2, blocks, books, queues, ghosts, main: 0 }
+    }
+}
+
 impl S3Fifo {
-    /// A new block.
-    fn insert(&mut self, event: &Event) {
+    fn join(&mut self, event: &Event, main: bool) {
         self.leave(event.slot);
-        let returns = self.ghosts.take(event.identity).is_some();
-        self.family.insert(event.slot, event.parent_or_uses);
-        self.join(event.slot, Block { identity: event.identity, main: returns, ..Block::default() });
-    }
-
-    /// A block that was chosen and is in use is back, as one that returned. Whether it is.
-    fn comes_back(&mut self, event: &Event) -> bool {
-        if self.blocks.get(event.slot as usize).is_none_or(|block| block.resident) {
-            return false;
-        }
-        self.ghosts.take(event.identity);
-        self.family.stay(event.slot);
-        self.join(event.slot, Block { identity: event.identity, main: true, ..Block::default() });
-        true
-    }
-
-    fn hit(&mut self, event: &Event) {
-        if !self.comes_back(event)
-            && let Some(block) = self.blocks.get_mut(event.slot as usize)
-        {
-            block.uses = event.parent_or_uses.saturating_add(block.uses.into()).min(USES_MAX) as u8;
-        }
-    }
-
-    fn join(&mut self, slot: u32, block: Block) {
-        let Some(place) = self.blocks.get_mut(slot as usize) else { return };
-        *place = Block { resident: true, ..block };
-        self.small += u32::from(!block.main);
-        self.queues.push_back(queue_of(&block), slot);
+        let block = Block { identity: event.identity, main, ..Block::default() };
+        self.blocks[event.slot as usize] = block;
+        self.main += u32::from(main);
+        self.queues.push_back(queue_of(&block), event.slot);
     }
 
     fn leave(&mut self, slot: u32) {
-        let Some(block) = self.blocks.get_mut(slot as usize) else { return };
-        let left = std::mem::take(block);
+        let left = std::mem::take(&mut self.blocks[slot as usize]);
+        self.main -= u32::from(left.main);
         self.queues.remove(slot);
-        self.small -= u32::from(left.resident && !left.main);
-        if let Some(parent) = self.family.leave(slot) {
-            self.end_wait(parent);
-        }
     }
 
     fn unpin(&mut self, slot: u32) {
@@ -98,29 +77,38 @@ impl S3Fifo {
         }
     }
 
+    /// A block that waited is the next of its queue if its children have left.
     fn end_wait(&mut self, slot: u32) {
-        let block = &mut self.blocks[slot as usize];
-        if std::mem::take(&mut block.waiting) {
-            let queue = queue_of(block);
-            self.queues.push_front(queue, slot);
+        if self.books.standing(slot) == Standing::Leaf
+            && let block = &mut self.blocks[slot as usize]
+            && std::mem::take(&mut block.waiting)
+        {
+            self.queues.push_front(queue_of(block), slot);
         }
+    }
+
+    /// Blocks that the main queue may have. It says which queue is too long: victims are chosen ahead of the blocks that take
+    /// their place, and those will be in the small one.
+    fn main_max(&self) -> u32 {
+        let small = f64::from(self.books.full()) * self.small_percent / 100.0;
+        self.books.full().saturating_sub((small as u32).max(1))
     }
 
     fn victim(&mut self) -> Option<u32> {
         let mut turns = 0;
         loop {
             let (small, main) = (self.queues.front(SMALL), self.queues.front(MAIN));
-            let front = if self.small >= self.small_max { small.or(main) } else { main.or(small) };
+            let front = if self.main > self.main_max() { main.or(small) } else { small.or(main) };
             // If all wait, then for children that are pinned.
             let Some(slot) = front else { return self.queues.front(WAITING) };
             let block = &mut self.blocks[slot as usize];
-            let enough = if block.main { 0 } else { 1 };
-            if block.uses > enough && turns < TURNS_MAX {
+            let enough = if block.main { 1 } else { self.uses };
+            if block.uses >= enough && turns < TURNS_MAX {
                 turns += 1;
                 block.uses = if block.main { block.uses - 1 } else { 0 };
-                self.small -= u32::from(!std::mem::replace(&mut block.main, true));
+                self.main += u32::from(!std::mem::replace(&mut block.main, true));
                 self.queues.push_back(MAIN, slot);
-            } else if self.family.has_children(slot) {
+            } else if self.books.standing(slot) == Standing::Parent {
                 block.waiting = true;
                 self.queues.push_back(WAITING, slot);
             } else {
@@ -130,11 +118,14 @@ impl S3Fifo {
     }
 
     fn evict(&mut self, slot: u32) {
-        let block = self.blocks[slot as usize];
+        let Block { identity, main, .. } = self.blocks[slot as usize];
         self.leave(slot);
-        if !block.main {
-            self.ghosts.insert(0, block.identity);
-            if self.ghosts.len(0) > self.ghosts_max {
+        if let Some(parent) = self.books.choose(slot) {
+            self.end_wait(parent);
+        }
+        if !main {
+            self.ghosts.insert(0, identity);
+            while self.ghosts.len(0) > self.main_max() {
                 self.ghosts.forget_oldest(0);
             }
         }
@@ -148,37 +139,49 @@ fn queue_of(block: &Block) -> u32 {
 impl Evictor for S3Fifo {
     fn describe(&self) -> Description {
         Description::evictor("s3fifo", env!("CARGO_PKG_VERSION"))
+            .setting("small", 10, "the small queue's share of the pool, per cent")
+            .setting("uses", 2, "uses that bring a block from the small queue to the main one, 1 to 3")
+    }
+
+    fn configure(&mut self, settings: &Settings) -> Result<(), String> {
+        self.small_percent = settings.number("small", 0.0..=100.0)?;
+        self.uses = settings.number("uses", 1.0..=3.0)? as u8;
+        Ok(())
     }
 
     fn open(&mut self, slots: u32) {
-        let small_max = (slots / 10).max(1);
-        let ghosts_max = slots.saturating_sub(small_max);
         *self = Self {
+            small_percent: self.small_percent,
+            uses: self.uses,
             blocks: vec![Block::default(); slots as usize],
+            books: Books::new(slots),
             queues: Lists::new(slots, 3),
-            family: Family::new(slots),
-            ghosts: Ghosts::new(ghosts_max, 1),
-            ghosts_max,
-            small: 0,
-            small_max,
+            ghosts: Ghosts::new(slots, 1),
+            main: 0,
         };
     }
 
     fn on_events(&mut self, events: Events<'_>) {
         for event in events {
-            match event.kind {
-                EventKind::Insert => self.insert(&event),
-                EventKind::Hit | EventKind::Keep => self.hit(&event),
-                EventKind::Remove => self.leave(event.slot),
-                EventKind::Pin => {
-                    self.comes_back(&event);
-                    self.queues.hold(event.slot);
+            let (noted, parents) = self.books.note(&event);
+            match noted {
+                Noted::Came | Noted::Back => {
+                    let returns = self.ghosts.take(event.identity).is_some();
+                    self.join(&event, returns || noted == Noted::Back);
                 }
-                EventKind::Unpin => {
-                    self.comes_back(&event);
-                    self.unpin(event.slot);
+                Noted::Used => {
+                    let block = &mut self.blocks[event.slot as usize];
+                    block.uses = event.parent_or_uses.saturating_add(block.uses.into()).min(USES_MAX) as u8;
                 }
+                Noted::Left => self.leave(event.slot),
+                Noted::Nothing => {}
             }
+            match event.kind {
+                EventKind::Pin => self.queues.hold(event.slot),
+                EventKind::Unpin => self.unpin(event.slot),
+                _ => {}
+            }
+            parents.into_iter().flatten().for_each(|parent| self.end_wait(parent));
         }
     }
 

@@ -87,8 +87,9 @@ impl Evictor for Sieve {
                     self.set_visited(slot, false);
                     self.family.insert(slot, event.parent_or_uses);
                 }
-                EventKind::Hit => self.set_visited(slot, true),
-                EventKind::Keep => {
+                EventKind::Hit if self.queue.contains(slot) => self.set_visited(slot, true),
+                // It was chosen, or is pinned and stays out.
+                EventKind::Hit | EventKind::Keep => {
                     self.link(slot, before);
                     self.set_visited(slot, true);
                     self.family.stay(slot);
@@ -96,6 +97,7 @@ impl Evictor for Sieve {
                 EventKind::Unpin => {
                     self.unlink(slot);
                     self.link(slot, before);
+                    self.family.stay(slot);
                 }
                 EventKind::Remove => {
                     self.unlink(slot);
@@ -104,6 +106,7 @@ impl Evictor for Sieve {
                 EventKind::Pin => {
                     self.unlink(slot);
                     self.queue.hold(slot);
+                    self.family.stay(slot);
                 }
             }
         }
@@ -125,7 +128,7 @@ kvasir_policy::export_evictor!(Sieve);
 mod tests {
     use super::*;
     use kvasir_policy::testing::run;
-    use kvasir_policy_testing::{feed, steps, words};
+    use kvasir_policy_testing::{Roomy, feed, keeps_books, said, steps, words};
     use proptest::prelude::*;
 
     /// The queue as a plain list, the hand as a position in it, children found by scanning.
@@ -222,6 +225,17 @@ mod tests {
         #[test]
         fn survives_any_words(words in words()) {
             feed(Sieve::default(), &words);
+        }
+
+        #[test]
+        fn keeps_the_books(said in said()) {
+            keeps_books(Sieve::default(), &said);
+        }
+
+        #[test]
+        fn spare_slots_change_nothing(steps in steps(0..3, 3), slots in 1..16_u32) {
+            let expected = run(&mut Sieve::default(), slots, &steps, true);
+            prop_assert_eq!(run(&mut Roomy(Sieve::default()), slots, &steps, true), expected);
         }
     }
 }

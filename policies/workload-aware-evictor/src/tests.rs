@@ -1,7 +1,7 @@
 use super::*;
 use kvasir_policy::evictor::{Kept, Layout, NO_SLOT};
 use kvasir_policy::testing::run;
-use kvasir_policy_testing::{feed, steps, words};
+use kvasir_policy_testing::{feed, keeps_books, said, steps, words};
 use proptest::prelude::*;
 use std::collections::HashMap;
 
@@ -123,6 +123,11 @@ proptest! {
     #[test]
     fn survives_any_words(words in words()) {
         feed(WorkloadAware::default(), &words);
+    }
+
+    #[test]
+    fn keeps_the_books(said in said()) {
+        keeps_books(WorkloadAware::default(), &said);
     }
 }
 

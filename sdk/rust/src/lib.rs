@@ -36,8 +36,10 @@
 
 pub mod admitter;
 pub mod balancer;
+pub mod books;
 pub mod columns;
 mod description;
+pub mod draw;
 pub mod evictor;
 mod export;
 pub mod ghosts;
@@ -45,6 +47,7 @@ pub mod learning;
 pub mod list;
 pub mod log;
 pub mod math;
+pub mod octaves;
 mod question;
 mod request;
 pub mod scheduler;

@@ -195,8 +195,9 @@ impl Family {
         (!self.has_children(parent)).then_some(parent)
     }
 
-    pub fn stay(&mut self, slot: u32) {
-        self.set_present(slot, true);
+    /// The block that left is back. Returns its parent, which has children now, unless it was there all along.
+    pub fn stay(&mut self, slot: u32) -> Option<u32> {
+        self.set_present(slot, true)
     }
 
     pub fn has_children(&self, slot: u32) -> bool {
@@ -268,7 +269,7 @@ mod tests {
         assert!(family.has_children(0));
         assert_eq!(family.leave(2), Some(0));
         assert!(!family.has_children(0));
-        family.stay(2);
+        assert_eq!((family.stay(2), family.stay(2)), (Some(0), None));
         assert!(family.has_children(0));
     }
 }

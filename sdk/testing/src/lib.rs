@@ -1,10 +1,11 @@
 //! Inputs for property tests of an evictor: compare it with a model over [`steps`] by means of
-//! [`kvasir_policy::testing::run`], and see that it survives [`words`] by means of [`feed`].
+//! [`kvasir_policy::testing::run`], see that it survives [`words`] by means of [`feed`], and that [`keeps_books`] over
+//! whatever was [`said`].
 //!
 //! It is a crate of its own, so that the SDK does not bring a test framework to authors of policies.
 
 use kvasir_policy::Evictor;
-use kvasir_policy::evictor::{Event, EventKind, Kept, NO_SLOT, Victim};
+use kvasir_policy::evictor::{Event, EventKind, Events, Kept, NO_SLOT, Victim};
 use kvasir_policy::testing::Step;
 use proptest::prelude::*;
 use std::ops::Range;
@@ -52,43 +53,106 @@ pub fn accesses() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..200)
 }
 
-/// Checks the contract's books with single blocks: a pinned one is not chosen, one that was chosen is not chosen again before
-/// it is named, and all that can be evicted are given if they are wanted.
+/// Something that a host may say of a block, or a question for victims.
+#[derive(Clone, Copy, Debug)]
+pub struct Said {
+    /// `None`: so many victims are wanted as `slot` says.
+    kind: Option<EventKind>,
+    slot: u32,
+    /// The block before it in its chain, if that is resident.
+    parent: u32,
+}
+
+/// Hosts that say anything in any order, for [`keeps_books`].
+pub fn said() -> impl Strategy<Value = Vec<Said>> {
+    use EventKind::{Hit, Insert, Keep, Pin, Remove, Unpin};
+    let kind = prop::sample::select(vec![Insert, Insert, Insert, Hit, Hit, Keep, Remove, Pin, Unpin]);
+    let said = (prop::option::weighted(0.8, kind), 0..SLOTS, 0..SLOTS);
+    prop::collection::vec(said.prop_map(|(kind, slot, parent)| Said { kind, slot, parent }), 1..120)
+}
+
+/// Slots of the pool of [`keeps_books`].
+const SLOTS: u32 = 8;
+
+/// What became of a block, as a host knows it.
+#[derive(Clone, Copy, PartialEq)]
+enum Fate {
+    Free,
+    OnBooks,
+    /// In the pool still, or evicted.
+    Chosen,
+    Pinned,
+}
+
+/// Checks the contract's books: only blocks on them are chosen, each once, and as many as are wanted and there. What a host
+/// would not say is left out.
 ///
 /// # Panics
 /// The policy breaks the contract.
-pub fn keeps_books(policy: impl Evictor) {
-    const SLOTS: u32 = 8;
+pub fn keeps_books(policy: impl Evictor, said: &[Said]) {
     let mut policy = Kept::new(Box::new(policy));
     policy.open(&kvasir_policy::evictor::Layout::of(SLOTS).encode());
-    let tell = |policy: &mut Kept<_>, kind, slots: &[u32]| {
+    let mut fates = [Fate::Free; SLOTS as usize];
+    for (now, &Said { kind, slot, parent }) in (0..).zip(said) {
+        let Some(kind) = kind else {
+            choose(&mut policy, now, slot, &mut fates);
+            continue;
+        };
+        let at = slot as usize;
+        fates[at] = match (kind, fates[at]) {
+            // One that was used after it was chosen may have been evicted all the same.
+            (EventKind::Insert, Fate::Free | Fate::Chosen | Fate::OnBooks) => Fate::OnBooks,
+            (EventKind::Insert, _) | (_, Fate::Free) => continue,
+            (EventKind::Keep, Fate::OnBooks | Fate::Pinned) => continue,
+            (EventKind::Hit, Fate::Pinned) | (EventKind::Pin, _) => Fate::Pinned,
+            (EventKind::Hit | EventKind::Keep, _) | (EventKind::Unpin, Fate::Pinned) => Fate::OnBooks,
+            (EventKind::Unpin, _) => continue,
+            (EventKind::Remove, _) => Fate::Free,
+        };
+        let resident = parent != slot && fates[parent as usize] != Fate::Free;
+        let parent_or_uses = match kind {
+            EventKind::Insert if resident => parent,
+            EventKind::Insert => NO_SLOT,
+            _ => 1,
+        };
         let mut words = Vec::new();
-        for &slot in slots {
-            let parent_or_uses = if kind == EventKind::Insert { NO_SLOT } else { 1 };
-            event(kind, slot, parent_or_uses).encode(0, &mut words);
-        }
+        event(kind, slot, parent_or_uses).encode(0, &mut words);
         policy.on_events(0, &words);
-    };
-    let choose = |policy: &mut Kept<_>, expected: &[u32]| {
-        let mut chosen: Vec<_> =
-            policy.select_victims(9, SLOTS).map(|word| Victim::unpack(word).slot).collect();
-        chosen.sort_unstable();
-        assert_eq!(chosen, expected);
-    };
-    tell(&mut policy, EventKind::Insert, &[0, 1, 2, 3, 4, 5, 6, 7]);
-    tell(&mut policy, EventKind::Pin, &[1, 4]);
-    tell(&mut policy, EventKind::Hit, &[1, 2, 2]);
-    choose(&mut policy, &[0, 2, 3, 5, 6, 7]);
-    choose(&mut policy, &[]);
-    tell(&mut policy, EventKind::Keep, &[0, 2]);
-    tell(&mut policy, EventKind::Hit, &[5]);
-    tell(&mut policy, EventKind::Pin, &[6]);
-    tell(&mut policy, EventKind::Unpin, &[1]);
-    choose(&mut policy, &[0, 1, 2, 5]);
-    tell(&mut policy, EventKind::Unpin, &[6, 4]);
-    tell(&mut policy, EventKind::Insert, &[0, 3]);
-    tell(&mut policy, EventKind::Remove, &[3, 4]);
-    choose(&mut policy, &[0, 6]);
+    }
+    choose(&mut policy, said.len() as u64, SLOTS, &mut fates);
+}
+
+fn choose(policy: &mut Kept<impl Evictor>, now: u64, want: u32, fates: &mut [Fate]) {
+    let on_books = fates.iter().filter(|&&fate| fate == Fate::OnBooks).count();
+    let mut chosen = 0;
+    for word in policy.select_victims(now, want) {
+        let Victim { slot, .. } = Victim::unpack(word);
+        assert!(fates[slot as usize] == Fate::OnBooks, "slot {slot} is not on the books");
+        fates[slot as usize] = Fate::Chosen;
+        chosen += 1;
+    }
+    assert_eq!(chosen, on_books.min(want as usize), "{on_books} on the books, {want} wanted");
+}
+
+/// An evictor whose pool has many more slots than blocks, as that of a host has: it must choose as without them.
+pub struct Roomy<E>(pub E);
+
+impl<E: Evictor> Evictor for Roomy<E> {
+    fn describe(&self) -> kvasir_policy::Description {
+        self.0.describe()
+    }
+
+    fn open(&mut self, slots: u32) {
+        self.0.open(slots * 16);
+    }
+
+    fn on_events(&mut self, events: Events<'_>) {
+        self.0.on_events(events);
+    }
+
+    fn select_victims(&mut self, now_ms: u64, want: u32, victims: &mut Vec<Victim>) {
+        self.0.select_victims(now_ms, want, victims);
+    }
 }
 
 fn event(kind: EventKind, slot: u32, parent_or_uses: u32) -> Event {
