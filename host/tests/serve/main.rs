@@ -19,6 +19,7 @@ mod inputs;
 mod learning;
 mod many_hosts;
 mod metrics;
+mod pipes;
 mod process;
 mod registry;
 mod replicas;
