@@ -15,6 +15,7 @@ mod explain;
 mod grpc;
 mod handover;
 mod harm;
+mod hostile;
 mod inputs;
 mod learning;
 mod many_hosts;
