@@ -187,7 +187,8 @@ pub struct Policy {
     pub follow: String,
     /// File with the token to show there: of the role `policy`. Read again for every call.
     pub follow_token: PathBuf,
-    /// Certificates of the authorities that vouch for it. Empty: no TLS.
+    /// Certificates of the authorities that vouch for it. Empty: no TLS, which is for a host on this machine, or
+    /// `listen.allow_remote`.
     pub follow_ca: PathBuf,
     /// Folder watched for `scheduler.wasm`, `evictor.wasm`, `admitter.wasm`, `balancer.wasm`; a file that
     /// appears or changes is loaded. Empty: not watched.
@@ -403,7 +404,7 @@ impl Config {
         cluster.validate(&node.name, listen.allow_remote, &store.dram, tiering)?;
         conductor.validate()?;
         explain.validate()?;
-        policy.validate()
+        policy.validate(listen.allow_remote)
     }
 
     /// As TOML that reads back to the same settings.
@@ -522,10 +523,18 @@ fn validate_links(links: &[Link]) -> Result<(), Error> {
 }
 
 impl Policy {
-    fn validate_follow(&self) -> Result<(), Error> {
+    /// `allow_remote`: that of `listen`.
+    fn validate_follow(&self, allow_remote: bool) -> Result<(), Error> {
         let unix = self.follow.starts_with("unix:");
-        if !self.follow.is_empty() && self.follow.parse::<ControlAddr>().is_err() {
-            return Err(invalid("policy.follow", &self.follow, "must be unix:PATH or HOST:PORT"));
+        if !self.follow.is_empty() {
+            let Ok(leader) = self.follow.parse::<ControlAddr>() else {
+                return Err(invalid("policy.follow", &self.follow, "must be unix:PATH or HOST:PORT"));
+            };
+            let encrypted = !self.follow_ca.as_os_str().is_empty();
+            if !leader.is_on_this_machine() && !encrypted && !allow_remote {
+                let why = "is another machine, and token and policies would cross the network in the clear; set policy.follow_ca or, if the network is trusted, listen.allow_remote = true";
+                return Err(invalid("policy.follow", &self.follow, why));
+            }
         }
         for (key, file) in
             [("policy.follow_token", &self.follow_token), ("policy.follow_ca", &self.follow_ca)]
@@ -537,8 +546,8 @@ impl Policy {
         Ok(())
     }
 
-    fn validate(&self) -> Result<(), Error> {
-        self.validate_follow()?;
+    fn validate(&self, allow_remote: bool) -> Result<(), Error> {
+        self.validate_follow(allow_remote)?;
         positive(&[
             ("policy.hot_deadline", self.hot_deadline.0),
             ("policy.cold_deadline", self.cold_deadline.0),

@@ -18,7 +18,7 @@ use crate::lifecycle::tiers::{self, PolicyAdmit};
 use crate::policy::history::History;
 use crate::policy::rollout::keeper::Keeper as Rollouts;
 use crate::policy::{self, PolicyHost};
-use crate::rpc;
+use crate::rpc::{self, following::Following};
 use kvasir_dataplane::server::node::Node;
 use kvasir_dataplane::server::{Listen, ServeError, Server, bind_unix};
 use kvasir_dataplane::tier::dram::OpenError;
@@ -167,12 +167,13 @@ impl Daemon {
         let (stop, stopping) = watch::channel(false);
         let listeners = rpc::Listeners { unix: control.listener, grpc, http, tls };
         rpc::spawn(&runtime, &host, listeners, &stopping).map_err(no_thread("control calls"))?;
-        rpc::following::start(&host).map_err(no_thread("rollouts"))?;
+        let following = Following::start(&host, stopping).map_err(no_thread("rollouts"))?;
         tracing::info!(bytes = store.pool().bytes(), pages = %store.pool().placed(), "pool ready");
         tracing::info!(node = host.config.node.name, socket = %host.config.node.socket.display(), http = %addrs.http, "host started");
         Ok(Running {
             host: Some(host),
             stop,
+            following,
             runtime: Some(runtime),
             _control: control.file,
             _data_dir: data_dir,
@@ -184,6 +185,7 @@ impl Daemon {
 pub struct Running {
     host: Option<Arc<Host>>,
     stop: watch::Sender<bool>,
+    following: Following,
     runtime: Option<tokio::runtime::Runtime>,
     _control: SocketFile,
     _data_dir: DataDir,
@@ -230,6 +232,7 @@ impl Running {
                 runtime.shutdown_timeout(SHUTDOWN);
             }
         }
+        self.following.wait(SHUTDOWN);
         if let Some(host) = self.host.take() {
             if let Some(cluster) = host.node.cluster() {
                 cluster.stop();

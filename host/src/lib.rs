@@ -1,5 +1,9 @@
 //! Kvasir's host: decides what to keep, where, and when to move it.
 
+// First, so that its macros are known to all.
+#[macro_use]
+mod print;
+
 pub mod access;
 pub mod authoring;
 pub mod bench;

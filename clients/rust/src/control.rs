@@ -8,6 +8,7 @@ use proto::node_client::NodeClient;
 use proto::policy_admin_client::PolicyAdminClient;
 use proto::policy_rollouts_client::PolicyRolloutsClient;
 use proto::store_client::StoreClient;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -136,6 +137,16 @@ pub enum ControlAddr {
     Unix(PathBuf),
     /// Over TCP, where a caller shows a token. A name or an address, and a port.
     Tcp(String),
+}
+
+impl ControlAddr {
+    /// Whether what is said there stays on this machine, so that nobody reads along what is not encrypted. Of names, only
+    /// `localhost` is known.
+    pub fn is_on_this_machine(&self) -> bool {
+        let Self::Tcp(addr) = self else { return true };
+        let host = addr.rsplit_once(':').map_or(&**addr, |(host, _)| host).trim_matches(['[', ']']);
+        host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    }
 }
 
 impl FromStr for ControlAddr {

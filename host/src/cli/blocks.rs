@@ -8,7 +8,7 @@ use kvasir_client::data::{Client, ClientError, Put};
 use kvasir_dataplane::tier::store::Tier;
 use kvasir_dataplane::{BATCH_MAX, BlockKey, BlockMeta, Pin};
 use kvasir_proto as proto;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -166,7 +166,7 @@ impl GetArgs {
             Some(path) => {
                 std::fs::write(path, &bytes).with_context(|| format!("cannot write {}", path.display()))?
             }
-            None => std::io::stdout().lock().write_all(&bytes).context("cannot write to standard output")?,
+            None => crate::print::bytes(&bytes),
         }
         Ok(there(true))
     }

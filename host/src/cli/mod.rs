@@ -82,10 +82,10 @@ struct CompletionsArgs {
 }
 
 impl CompletionsArgs {
-    fn run(self) -> anyhow::Result<()> {
+    fn run(self) {
         let mut text = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "kvasir", &mut text);
-        Ok(std::io::Write::write_all(&mut std::io::stdout(), &text)?)
+        crate::print::bytes(&text);
     }
 }
 
@@ -189,6 +189,8 @@ fn log_to_stderr() {
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
+        // It would report to standard error that this cannot be written, and panic.
+        .log_internal_errors(false)
         .try_init();
 }
 
@@ -237,7 +239,7 @@ impl Cli {
             Command::Node(args) => args.run().map(done),
             Command::Push(args) => args.run(),
             Command::Token(args) => args.run().map(done),
-            Command::Completions(args) => args.run().map(done),
+            Command::Completions(args) => Ok(done(args.run())),
             Command::Man(args) => args.run().map(done),
         }
     }

@@ -3,6 +3,7 @@
 use super::ConfigFlags;
 use crate::daemon::{Daemon, Running};
 use anyhow::Context;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -29,7 +30,8 @@ impl ServeArgs {
             (on(SignalKind::terminate())?, on(SignalKind::interrupt())?)
         };
         let running = Daemon::start(self.flags.load()?)?;
-        self.announce(&running);
+        // A host serves on, whether anybody reads this or not.
+        let _ = self.announce(&running);
         runtime.block_on(async {
             tokio::select! {
                 _ = terminate.recv() => {}
@@ -42,30 +44,30 @@ impl ServeArgs {
         Ok(())
     }
 
-    fn announce(&self, running: &Running) {
+    /// # Errors
+    /// Nobody reads it.
+    fn announce(&self, running: &Running) -> io::Result<()> {
         let host = running.host();
         let (node, addrs) = (&host.config.node.name, &host.addrs);
         let (socket, control) = (running.socket_path().display(), running.control_path().display());
         let text = |addr: Option<SocketAddr>| addr.map(|addr| addr.to_string());
         if self.json {
-            println!(
-                "{}",
-                serde_json::json!({
-                    "node": node, "grpc": text(addrs.grpc), "http": addrs.http.to_string(), "data": text(addrs.data),
-                    "socket": socket.to_string(), "control": control.to_string(), "cluster": text(addrs.cluster),
-                })
-            );
-            return;
+            let addrs = serde_json::json!({
+                "node": node, "grpc": text(addrs.grpc), "http": addrs.http.to_string(), "data": text(addrs.data),
+                "socket": socket.to_string(), "control": control.to_string(), "cluster": text(addrs.cluster),
+            });
+            return writeln!(io::stdout(), "{addrs}");
         }
         let over_tcp =
             |addr| text(addr).map_or(String::new(), |addr| format!(", {addr} over TCP with a token"));
-        println!("kvasir {} serves as {node}", env!("CARGO_PKG_VERSION"));
-        println!("  data     {socket}{}", over_tcp(addrs.data));
-        println!("  control  {control}{}", over_tcp(addrs.grpc));
+        let mut out = io::stdout().lock();
+        writeln!(out, "kvasir {} serves as {node}", env!("CARGO_PKG_VERSION"))?;
+        writeln!(out, "  data     {socket}{}", over_tcp(addrs.data))?;
+        writeln!(out, "  control  {control}{}", over_tcp(addrs.grpc))?;
         if let Some(cluster) = host.addrs.cluster {
-            println!("  cluster  {cluster}, {} peers", host.config.cluster.peers.len());
+            writeln!(out, "  cluster  {cluster}, {} peers", host.config.cluster.peers.len())?;
         }
-        println!("  metrics  curl --unix-socket {control} http://kvasir/metrics");
-        println!("  health   http://{}/readyz?verbose", addrs.http);
+        writeln!(out, "  metrics  curl --unix-socket {control} http://kvasir/metrics")?;
+        writeln!(out, "  health   http://{}/readyz?verbose", addrs.http)
     }
 }

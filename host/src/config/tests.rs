@@ -59,6 +59,21 @@ fn policies_take_their_own_settings() {
 }
 
 #[test]
+fn a_leader_elsewhere_is_followed_over_tls_or_a_network_said_to_be_trusted() {
+    for set in [
+        &["policy.follow=leader:7420", "policy.follow_ca=/ca"][..],
+        &["policy.follow=leader:7420", "listen.allow_remote=true"],
+        &["policy.follow=localhost:7420"],
+        &["policy.follow=[::1]:7420", "policy.follow_token=/t"],
+        &["policy.follow=unix:/control.sock"],
+    ] {
+        load(None, &[], set).unwrap();
+    }
+    let refused = load(None, &[], &["policy.follow=localhost.example.com:7420"]).unwrap_err();
+    assert!(refused.contains("in the clear; set policy.follow_ca"), "{refused}");
+}
+
+#[test]
 fn tenants_have_quotas_and_floors() {
     let file = "[[store.tenants]]\ntenant = 1\nquota_bytes = \"1MiB\"\nfloor_bytes = \"1KiB\"\n[[store.tenants]]\ntenant = 2\nweight = 3\n";
     let tenants = load(Some(file), &[], &[]).unwrap().store.dram.tenants;

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use wasmparser::{Parser, Payload};
+use wasmparser::{FunctionBody, Operator, Parser, Payload};
 use wasmtime::component::{Component, InstancePre, Linker};
 use wasmtime::{Cache, CacheConfig, Config, InstanceAllocationStrategy, PoolingAllocationConfig};
 
@@ -211,10 +211,12 @@ fn check_interface(slot: SlotKind, name: &str, bytes: &[u8]) -> Result<bool, Err
     Ok(slot.has_outcomes() && exports.contains(&LEARNING))
 }
 
-/// Functions in one component. A whole CPython has about 15,000.
-const FUNCTIONS_MAX: u64 = 200_000;
+/// Functions in one component, which take some 5 KiB each to be compiled, however small. A whole CPython has about 15,000.
+const FUNCTIONS_MAX: u64 = 60_000;
 /// Code of one function: compilers take more than linear time for it. The largest of CPython have some 100 KiB.
 const FUNCTION_BYTES_MAX: u64 = 1 << 20;
+/// Blocks in each other in one function, for which compilers take quadratic time. Interpreters have one for each instruction.
+const BLOCK_DEPTH_MAX: u64 = 10_000;
 /// Modules and components in one component, and how deep they lie in each other.
 const PARTS_MAX: u64 = 1_000;
 const DEPTH_MAX: u64 = 16;
@@ -226,6 +228,7 @@ pub(super) struct Interface<'a> {
     pub(super) exports: Vec<&'a str>,
     functions: u64,
     largest_function: u64,
+    block_depth: u64,
     parts: u64,
     depth: u64,
 }
@@ -237,6 +240,10 @@ enum TooMuch {
     Functions(u64),
     #[error("one of its functions has {0} bytes; at most {FUNCTION_BYTES_MAX} are compiled")]
     FunctionBytes(u64),
+    #[error(
+        "blocks lie {0} deep in each other in one of its functions; at most {BLOCK_DEPTH_MAX} are compiled"
+    )]
+    BlockDepth(u64),
     #[error("{0} modules and components are in it; at most {PARTS_MAX} are compiled")]
     Parts(u64),
     #[error("its parts lie {0} deep in each other; at most {DEPTH_MAX} are compiled")]
@@ -260,6 +267,7 @@ impl<'a> Interface<'a> {
                 Payload::CodeSectionEntry(body) => {
                     let range = body.range();
                     found.largest_function = found.largest_function.max(range.end - range.start);
+                    found.block_depth = found.block_depth.max(block_depth(&body)?);
                 }
                 Payload::ComponentImportSection(section) if depth == 0 => {
                     for import in section {
@@ -280,15 +288,35 @@ impl<'a> Interface<'a> {
     /// # Errors
     /// The first bound that is passed.
     fn check_amount(&self) -> Result<(), TooMuch> {
-        let &Self { functions, largest_function, parts, depth, .. } = self;
+        let &Self { functions, largest_function, block_depth, parts, depth, .. } = self;
         match () {
             () if functions > FUNCTIONS_MAX => Err(TooMuch::Functions(functions)),
             () if largest_function > FUNCTION_BYTES_MAX => Err(TooMuch::FunctionBytes(largest_function)),
+            () if block_depth > BLOCK_DEPTH_MAX => Err(TooMuch::BlockDepth(block_depth)),
             () if parts > PARTS_MAX => Err(TooMuch::Parts(parts)),
             () if depth > DEPTH_MAX => Err(TooMuch::Depth(depth)),
             () => Ok(()),
         }
     }
+}
+
+/// How deep the blocks of a function lie in each other.
+fn block_depth(body: &FunctionBody<'_>) -> Result<u64, wasmparser::BinaryReaderError> {
+    let (mut depth, mut deepest) = (0u64, 0);
+    for operator in body.get_operators_reader()? {
+        match operator? {
+            Operator::Block { .. }
+            | Operator::Loop { .. }
+            | Operator::If { .. }
+            | Operator::TryTable { .. } => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            Operator::End => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    Ok(deepest)
 }
 
 /// Room for every instance is reserved at the start: 4 GiB of address space each, none of it memory until
@@ -432,10 +460,11 @@ mod tests {
         check(component(&[(MODULE, &half), (MODULE, &half)]), "fine");
         check(
             component(&[(MODULE, &half), (MODULE, &half), (MODULE, &module(1, &[]))]),
-            "it has 200001 functions",
+            "it has 60001 functions",
         );
         let deep = |blocks| component(&[(MODULE, &module(1, &nested(blocks)))]);
-        check(deep(300_000), "fine");
+        check(deep(10_000), "fine");
+        check(deep(10_001), "blocks lie 10001 deep");
         check(deep(400_000), "one of its functions has 1200002 bytes");
         let empty = component(&[]);
         check(component(&vec![(COMPONENT, &*empty); 1_000]), "fine");

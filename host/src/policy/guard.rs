@@ -72,6 +72,11 @@ impl Guard {
         Self::Rejected,
     ];
 
+    /// Whether it holds a policy against another one, so that other requests may break it.
+    pub fn compares(self) -> bool {
+        matches!(self, Self::HitRate | Self::Rejected)
+    }
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Traps => "traps",
@@ -175,8 +180,13 @@ const SAMPLES: u64 = 60;
 impl Window {
     /// Of a policy that has counted nothing at `now_ms`.
     pub fn new(span: Duration, now_ms: u64) -> Self {
+        Self::since(span, now_ms, Sample::default())
+    }
+
+    /// Of a policy that had `counted` so much at `now_ms`, which is left out.
+    pub fn since(span: Duration, now_ms: u64, counted: Sample) -> Self {
         let span_ms = u64::try_from(span.as_millis()).unwrap_or(u64::MAX).max(1);
-        Self { span_ms, samples: VecDeque::from([(now_ms, Sample::default())]) }
+        Self { span_ms, samples: VecDeque::from([(now_ms, counted)]) }
     }
 
     /// What the policy counted until `now_ms`.
@@ -287,11 +297,24 @@ fn longer(times: &TimesTaken, limit: Duration) -> u64 {
 
 /// The first guard that the newcomer breaks. `compared`: what it is held against, where there is something.
 pub fn judge(config: &GuardConfig, newcomer: &Window, compared: Option<&Window>) -> Option<Breach> {
-    let (now, before) = (newcomer.sum().0, compared.map(|window| window.sum().0));
-    let breach = |guard, value, limit, compared, of| {
-        Some(Breach { guard, value, limit, compared, of, window: config.window })
-    };
-    let enough = |of: u64| of >= config.calls_min.max(1);
+    let alone = judge_alone(config, &newcomer.sum().0);
+    alone.or_else(|| compare(config, newcomer, compared?).next())
+}
+
+impl GuardConfig {
+    fn is_enough(&self, of: u64) -> bool {
+        of >= self.calls_min.max(1)
+    }
+
+    fn breach(&self, guard: Guard, value: f64, limit: f64, compared: Option<f64>, of: u64) -> Breach {
+        Breach { guard, value, limit, compared, of, window: self.window }
+    }
+}
+
+/// What needs nothing to be held against.
+fn judge_alone(config: &GuardConfig, now: &Sample) -> Option<Breach> {
+    let enough = |of| config.is_enough(of);
+    let breach = |guard, value, limit, of| config.breach(guard, value, limit, None, of);
     let faults = [
         (Guard::Traps, now.traps),
         (Guard::DeadlineMisses, now.deadline_misses),
@@ -302,7 +325,7 @@ pub fn judge(config: &GuardConfig, newcomer: &Window, compared: Option<&Window>)
         for (guard, count) in faults {
             let share = count as f64 / now.calls as f64;
             if share > limit {
-                return breach(guard, share, limit, None, now.calls);
+                return Some(breach(guard, share, limit, now.calls));
             }
         }
     }
@@ -313,22 +336,33 @@ pub fn judge(config: &GuardConfig, newcomer: &Window, compared: Option<&Window>)
     {
         let p99 = p99_bound(&now.times).unwrap_or(0);
         let seconds = Duration::from_nanos(p99).as_secs_f64();
-        return breach(Guard::CallP99, seconds, config.call_p99_max.as_secs_f64(), None, now.calls);
-    }
-    let before = before?.decided;
-    let now = now.decided;
-    let share = |part: u64, of: u64| part as f64 / of as f64;
-    if config.hit_rate_fall_max > 0.0 && enough(now.blocks) && enough(before.blocks) {
-        let (value, was) = (share(now.hit_blocks, now.blocks), share(before.hit_blocks, before.blocks));
-        if was - value > config.hit_rate_fall_max {
-            return breach(Guard::HitRate, value, config.hit_rate_fall_max, Some(was), now.blocks);
-        }
-    }
-    if config.rejected_rise_max > 0.0 && enough(now.requests) && enough(before.requests) {
-        let (value, was) = (share(now.rejected, now.requests), share(before.rejected, before.requests));
-        if value - was > config.rejected_rise_max {
-            return breach(Guard::Rejected, value, config.rejected_rise_max, Some(was), now.requests);
-        }
+        return Some(breach(Guard::CallP99, seconds, config.call_p99_max.as_secs_f64(), now.calls));
     }
     None
+}
+
+/// Whether both were asked often enough for that guard.
+pub fn is_comparable(config: &GuardConfig, guard: Guard, newcomer: &Window, compared: &Window) -> bool {
+    let [now, before] = [newcomer, compared].map(|window| window.sum().0.decided);
+    let of =
+        |decided: &DecidedValues| if guard == Guard::HitRate { decided.blocks } else { decided.requests };
+    config.is_enough(of(&now)) && config.is_enough(of(&before))
+}
+
+/// The guards that hold the newcomer against `compared` and are broken.
+pub fn compare(config: &GuardConfig, newcomer: &Window, compared: &Window) -> impl Iterator<Item = Breach> {
+    let [now, before] = [newcomer, compared].map(|window| window.sum().0.decided);
+    let share = |part: u64, of: u64| part as f64 / of as f64;
+    let worse_by = |guard, limit: f64, by: f64| {
+        limit > 0.0 && by > limit && is_comparable(config, guard, newcomer, compared)
+    };
+    let (value, was) = (share(now.hit_blocks, now.blocks), share(before.hit_blocks, before.blocks));
+    let limit = config.hit_rate_fall_max;
+    let hit_rate = worse_by(Guard::HitRate, limit, was - value)
+        .then(|| config.breach(Guard::HitRate, value, limit, Some(was), now.blocks));
+    let (value, was) = (share(now.rejected, now.requests), share(before.rejected, before.requests));
+    let limit = config.rejected_rise_max;
+    let rejected = worse_by(Guard::Rejected, limit, value - was)
+        .then(|| config.breach(Guard::Rejected, value, limit, Some(was), now.requests));
+    hit_rate.into_iter().chain(rejected)
 }

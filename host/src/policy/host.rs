@@ -105,7 +105,8 @@ pub struct PolicyHost {
     looking: Mutex<Option<Looking>>,
 }
 
-const LOADS_MAX: usize = 8;
+/// Loads under way at once.
+pub const LOADS_MAX: usize = 8;
 
 impl PolicyHost {
     /// Restores the stored assignments from `state` (a database and its folder), or brings `wanted`

@@ -44,7 +44,7 @@ pub use evictor::EvictorWorker;
 pub use fault::{Error, Fault};
 pub use guard::{Breach, Guard, GuardConfig};
 pub use guest::Limits;
-pub use host::{Again, PolicyHost, SlotStatus, Wanted};
+pub use host::{Again, LOADS_MAX, PolicyHost, SlotStatus, Wanted};
 pub use inspect::slot_of_file;
 pub use log::{LogLine, LogPage};
 pub use scheduler::SchedulerWorker;

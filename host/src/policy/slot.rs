@@ -7,6 +7,7 @@
 //! Lock order: `Slot::change` before all others, which are leaves.
 
 mod builder;
+mod contest;
 mod guarded;
 mod learning;
 mod news;

@@ -11,6 +11,7 @@ mod policy_admin;
 mod policy_rollouts;
 pub(crate) mod ports;
 mod store;
+mod uploads;
 mod validate;
 
 use crate::host::Host;
@@ -61,8 +62,11 @@ pub fn spawn(
     stopping: &watch::Receiver<bool>,
 ) -> std::io::Result<()> {
     let _context = runtime.enter();
+    let uploads = uploads::Uploads::default();
     let guarded = |router: Router| {
-        router.layer(axum::middleware::from_fn_with_state(host.door.clone(), crate::access::door::guard))
+        router
+            .layer(axum::middleware::from_fn_with_state(uploads.clone(), uploads::few))
+            .layer(axum::middleware::from_fn_with_state(host.door.clone(), crate::access::door::guard))
     };
     let pages = http::pages(Arc::clone(host));
     // The pages are on the Unix socket too, for callers that the kernel knows and that have no token.

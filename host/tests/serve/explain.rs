@@ -278,3 +278,80 @@ fn an_evicted_block_tells_who_chose_it_to_its_own_tenant_alone() {
         "{tally}"
     );
 }
+
+/// The id and the policy of each decision about some sessions.
+async fn decide_for_sessions(control: &mut Control) -> Vec<(u64, String)> {
+    let mut decided = Vec::new();
+    for session in 1..=40 {
+        let ask = proto::ScheduleRequest { prompt_tokens: 4096, session, ..Default::default() };
+        let answer = control.conductor.schedule(ask).await.unwrap().into_inner();
+        assert!(matches!(answer.decision, Some(Decision::Placement(_))), "{answer:?}");
+        decided.push((answer.decision_id, answer.policy));
+    }
+    decided
+}
+
+#[test]
+fn a_decision_on_trial_is_explained_by_the_policy_that_made_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start_with(dir.path(), &["conductor.instance_ttl=1h"]);
+    let runtime = runtime();
+    let mut control = runtime.block_on(async {
+        let mut control = Control::connect(&host.control(), "").await.unwrap();
+        register(&mut control).await;
+        control
+    });
+    let explained = |id: u64| -> serde_json::Value {
+        let output = host.run(&["explain", &id.to_string(), "--json"], b"");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let load = |args: &[&str]| {
+        host.check(&[&["policy", "load", "scheduler"][..], args].concat(), b"", 0, args[0]);
+    };
+
+    load(&["overlap-cost", "--canary", "50%"]);
+    let decided = runtime.block_on(decide_for_sessions(&mut control));
+    let of = |name: &str| -> Vec<u64> {
+        decided.iter().filter(|(_, policy)| policy == name).map(|(id, _)| *id).collect()
+    };
+    let (canary, active) = (of("overlap-cost"), of("mooncake"));
+    assert!(!canary.is_empty() && !active.is_empty() && canary.len() + active.len() == decided.len());
+    for (id, policy) in &decided {
+        let object = explained(*id);
+        assert_eq!(object["scheduler"]["name"], policy.as_str(), "{object}");
+        assert_eq!(object["scores_from"], "asked_again", "both serve: {object}");
+        let rows = object["prefill"].as_array().unwrap();
+        assert_eq!(rows.iter().filter(|row| row["chosen"] == true).count(), 1, "{object}");
+    }
+    let first = canary[0].to_string();
+    host.check(&["explain", &first], b"", 0, "`overlap-cost` chose");
+    let line = host.run(&["explain", &first, "--record"], b"").stdout;
+    let file = dir.path().join("canary.jsonl");
+    std::fs::write(&file, &line).unwrap();
+    let run = kvasir(&["policy", "run", "overlap-cost", "--on", file.to_str().unwrap(), "--all", "--json"]);
+    assert!(text(&run.stdout).contains(r#""same":1"#), "{}", text(&run.stdout));
+
+    // Of a trial that is over it is still told what it decided, though nobody can be asked again.
+    host.check(&["policy", "rollback", "scheduler"], b"", 0, "the trial is over");
+    let object = explained(canary[0]);
+    assert_eq!(
+        (&object["scheduler"]["name"], &object["scores_from"]),
+        (&"overlap-cost".into(), &"none".into())
+    );
+
+    load(&["random", "--shadow"]);
+    let decided = runtime.block_on(decide_for_sessions(&mut control));
+    until("the shadow has heard of them", || {
+        host.policy("scheduler")["trial"]["asked"].as_u64().is_some_and(|asked| asked > 0)
+    });
+    for (id, policy) in decided {
+        let object = explained(id);
+        assert_eq!(
+            (policy.as_str(), &object["scheduler"]["name"]),
+            ("mooncake", &"mooncake".into()),
+            "{object}"
+        );
+        assert_eq!(object["scores_from"], "asked_again", "of what decided: {object}");
+    }
+}

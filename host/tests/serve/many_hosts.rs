@@ -2,8 +2,12 @@
 
 use crate::process::Host;
 use crate::replicas::until;
+use kvasir::config::Config;
+use kvasir::daemon::Daemon;
 use serde_json::Value;
+use std::net::TcpListener;
 use std::path::Path;
+use std::sync::Arc;
 
 const SLOT: &str = "evictor";
 
@@ -63,11 +67,30 @@ fn all_get_a_policy_and_all_go_back_when_one_refuses_it() {
     until("it is stopped and all went back", || {
         let rollout = rollout(a);
         rollout["phase"] == "stopped"
-            && rollout["hosts"][0]["step"] == "back"
-            && rollout["hosts"][1]["step"] == "back"
+            && [0, 1]
+                .iter()
+                .all(|&n| ["back", "waiting"].contains(&rollout["hosts"][n]["step"].as_str().unwrap()))
     });
     let stopped = rollout(a);
     assert!(stopped["reason"].as_str().unwrap().starts_with("c: policy `lru` is not trusted"), "{stopped}");
     assert_eq!(names(), ["sieve"; 3]);
     a.check(&["policy", "rollout", "resume", SLOT], b"", 1, "was stopped");
+}
+
+/// It takes connections and never answers.
+#[test]
+fn a_leader_that_hangs_holds_no_host_back_that_stops() {
+    let dir = tempfile::tempdir().unwrap();
+    let leader = TcpListener::bind("127.0.0.1:0").unwrap();
+    let set = [
+        format!("node.data_dir={}", dir.path().display()),
+        format!("policy.follow={}", leader.local_addr().unwrap()),
+        "listen.http=127.0.0.1:0".into(),
+        "store.pool_bytes=8MiB".into(),
+    ];
+    let running = Daemon::start(Config::load(None, [], &set).unwrap()).unwrap();
+    let host = Arc::downgrade(running.host());
+    let _asked = leader.accept().unwrap();
+    running.shutdown();
+    assert!(host.upgrade().is_none(), "the thread that follows holds the host");
 }

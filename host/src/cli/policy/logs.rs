@@ -4,7 +4,6 @@ use super::{Target, moment, slot};
 use clap::{Args, ValueEnum};
 use kvasir_client::control::{Control, ControlError};
 use kvasir_proto as proto;
-use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -42,12 +41,12 @@ impl LogsArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         if !self.follow {
             let page = self.to.host.control(async |mut control| self.page(&mut control, 0).await)?;
-            self.print_page(&page)?;
+            self.print_page(&page);
             return Ok(ExitCode::SUCCESS);
         }
         let followed = self.to.host.control(async |control| {
             tokio::select! {
-                ended = self.follow(control) => ended,
+                ended = self.follow(control) => ended.map(Some),
                 _ = tokio::signal::ctrl_c() => Ok(None),
             }
         });
@@ -65,21 +64,21 @@ impl LogsArgs {
         Ok(control.policy.logs(request).await?.into_inner())
     }
 
-    /// Prints lines until the host goes, and says how it went; `None` if whoever reads the lines went first.
-    async fn follow(&self, mut control: Control) -> Result<Option<&'static str>, ControlError> {
+    /// Prints lines until the host goes, and says how it went.
+    async fn follow(&self, mut control: Control) -> Result<&'static str, ControlError> {
         let first = self.page(&mut control, 0).await?;
         let (began, mut dropped) = (first.began_ms, first.dropped);
         let mut last = first.lines.last().map_or(0, |line| line.number);
-        let mut reader = self.print_lines(&first.lines);
-        while reader.is_ok() {
+        self.print_lines(&first.lines);
+        loop {
             tokio::time::sleep(FOLLOW).await;
             let page = match self.page(&mut control, last).await {
                 Ok(page) => page,
-                Err(error) if error.retryable() => return Ok(Some("the host is gone")),
+                Err(error) if error.retryable() => return Ok("the host is gone"),
                 Err(error) => return Err(error),
             };
             if page.began_ms != began {
-                return Ok(Some("the host was started again; ask again for what is new"));
+                return Ok("the host was started again; ask again for what is new");
             }
             if page.lost > 0 {
                 eprintln!("kvasir: {} lines came faster than they were read, and are lost", page.lost);
@@ -87,10 +86,9 @@ impl LogsArgs {
             if page.dropped > dropped {
                 eprintln!("kvasir: {} lines over the rate limit were dropped", page.dropped - dropped);
             }
-            reader = self.print_lines(&page.lines);
+            self.print_lines(&page.lines);
             (last, dropped) = (page.lines.last().map_or(last, |line| line.number), page.dropped);
         }
-        Ok(None)
     }
 
     fn wanted(&self, line: &proto::LogLine) -> bool {
@@ -99,33 +97,27 @@ impl LogsArgs {
         line.level <= self.level as u32 && u128::from(line.at_ms) >= since
     }
 
-    /// In full at once, for somebody may read them through a pipe. An error: nobody does any more.
-    fn print_lines(&self, lines: &[proto::LogLine]) -> io::Result<()> {
-        let mut out = io::stdout().lock();
+    /// Each in full at once, for somebody may read them through a pipe.
+    fn print_lines(&self, lines: &[proto::LogLine]) {
         for line in lines.iter().filter(|line| self.wanted(line)) {
             if self.to.json {
-                writeln!(out, "{}", object(line))?;
+                println!("{}", object(line));
             } else {
-                writeln!(out, "{} {:5} {}", moment(line.at_ms), level(line.level), line.text)?;
+                println!("{} {:5} {}", moment(line.at_ms), level(line.level), line.text);
             }
         }
-        out.flush()
     }
 
-    fn print_page(&self, page: &proto::LogsResponse) -> io::Result<()> {
+    fn print_page(&self, page: &proto::LogsResponse) {
         if self.to.json {
             let lines: Vec<_> = page.lines.iter().filter(|line| self.wanted(line)).map(object).collect();
-            return writeln!(
-                io::stdout(),
-                "{}",
-                serde_json::json!({ "lines": lines, "dropped": page.dropped })
-            );
+            println!("{}", serde_json::json!({ "lines": lines, "dropped": page.dropped }));
+            return;
         }
-        self.print_lines(&page.lines)?;
+        self.print_lines(&page.lines);
         if page.dropped > 0 {
-            writeln!(io::stdout(), "{} lines over the rate limit were dropped", page.dropped)?;
+            println!("{} lines over the rate limit were dropped", page.dropped);
         }
-        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! The guards of a slot: they hold a newcomer against what it is compared with, and act.
 
-use super::{Hook, Slot, Trial};
+use super::contest::{Contest, Settled};
+use super::{Hook, Slot, Trial, Version};
 use crate::policy::guard::{Breach, GuardConfig, Sample, Window, judge};
 use crate::policy::{Beside, Cause, Guard, Stage, WatchStatus};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ pub(in crate::policy) struct Guarded {
     active: Option<(u64, Window)>,
     trial: Option<OnTrial>,
     watch: Option<Watch>,
+    contest: Option<Contest>,
     /// Generation that came into service since the guards looked last, and is to be watched.
     awaited: Option<u64>,
     rollbacks: [u64; Guard::ALL.len()],
@@ -29,8 +31,10 @@ struct OnTrial {
 /// Of the policy in service, since a short while.
 struct Watch {
     until_ms: u64,
-    /// The one before it.
+    /// The one before it, when it was last asked.
     compared: Option<Window>,
+    /// A contest was broken off: another one would be too.
+    is_uncontested: bool,
 }
 
 impl Guarded {
@@ -44,6 +48,13 @@ impl Guarded {
             Cause::Guard(guard) => self.rollbacks[guard as usize] += 1,
             Cause::Breaker => self.trips += 1,
             Cause::Operator | Cause::Folder | Cause::Restart => {}
+        }
+    }
+
+    /// From now on the policy in service is held against that.
+    fn hold_against(&mut self, before: Window) {
+        if let Some(watch) = &mut self.watch {
+            watch.compared = Some(before);
         }
     }
 
@@ -90,14 +101,36 @@ impl Guarded {
             let awaited = self.awaited.take_if(|awaited| *awaited == generation).is_some();
             let watched = awaited && !config.watch.is_zero();
             let until_ms = now_ms.saturating_add(config.watch.as_millis() as u64);
-            self.watch = watched.then(|| Watch { until_ms, compared: before.map(|(_, window)| window) });
+            let compared = before.map(|(_, window)| window);
+            self.watch = watched.then_some(Watch { until_ms, compared, is_uncontested: false });
+            self.contest = None;
         }
         let (_, window) = self.active.as_mut()?;
         window.push(now_ms, sample);
-        if self.watch.as_ref()?.until_ms <= now_ms {
+        if self.watch.as_ref()?.until_ms <= now_ms && self.contest.is_none() {
             self.watch = None;
         }
-        judge(config, window, self.watch.as_ref()?.compared.as_ref())
+        let compared = self.watch.as_ref()?.compared.as_ref().filter(|_| self.contest.is_none());
+        judge(config, window, compared)
+    }
+
+    /// Takes in what both sides of the contest counted, of which the one before has the seat of `trial`.
+    fn look_at_contest<H: Hook>(
+        &mut self,
+        config: &GuardConfig,
+        trial: Option<&Trial<H>>,
+        sample: Sample,
+        now_ms: u64,
+    ) -> Option<(Contest, Settled)> {
+        let contest = self.contest.as_mut()?;
+        let Some(trial) = trial.filter(|trial| trial.version.generation == contest.generation) else {
+            self.contest = None;
+            self.watch.as_mut()?.is_uncontested = true;
+            return None;
+        };
+        let before = Sample::of(&trial.version.counters.values(), trial.version.counters.decided.values());
+        let settled = contest.look(config, sample, before, now_ms)?;
+        Some((self.contest.take()?, settled))
     }
 
     fn look_at_trial<H: Hook>(
@@ -123,7 +156,8 @@ impl Guarded {
             compared.push(now_ms, Sample::of(&Default::default(), trial.tally.active.values()));
         }
         let active = self.active.as_ref().map(|(_, window)| window);
-        judge(config, &seen.newcomer, seen.compared.as_ref().or(active))
+        let compared = seen.compared.as_ref().or(active).filter(|_| !trial.by_guard);
+        judge(config, &seen.newcomer, compared)
     }
 }
 
@@ -137,17 +171,40 @@ impl<H: Hook> Slot<H> {
         let config = &self.config.guard;
         let (current, trial) = (self.current(), self.trial());
         let sample = Sample::of(&current.counters.values(), current.counters.decided.values());
-        let (broken, broken_on_trial) = {
+        let (broken, broken_on_trial, settled) = {
             let mut guarded = self.guarded.lock();
             let broken = guarded.look_at_active(config, current.generation, sample, now_ms);
             let asked = trial.as_ref().filter(|_| !self.is_paused());
-            (broken, asked.and_then(|trial| guarded.look_at_trial(config, trial, now_ms)))
+            let on_trial = asked.and_then(|trial| guarded.look_at_trial(config, trial, now_ms));
+            let settled = (!self.is_paused())
+                .then(|| guarded.look_at_contest(config, trial.as_deref(), sample, now_ms))
+                .flatten();
+            (broken, on_trial, settled)
         };
-        if let Some(breach) = broken {
-            self.take_out(current.generation, Cause::Guard(breach.guard), &breach.to_string());
+        let take_out = |breach: Breach, more: &str| {
+            self.take_out(current.generation, Cause::Guard(breach.guard), &format!("{breach}{more}"));
+        };
+        match (broken, settled) {
+            (Some(breach), None) if breach.guard.compares() => self.doubt(&current, breach, sample, now_ms),
+            (Some(breach), _) => take_out(breach, ""),
+            (None, Some((_, Settled::Worse(breach)))) => take_out(breach, ", of half of the requests each"),
+            (None, Some((contest, Settled::Holds(held)))) => {
+                self.end_contest(&contest, &held);
+                self.guarded.lock().hold_against(contest.into_before());
+            }
+            (None, None) => {}
         }
         if let (Some(trial), Some(breach)) = (trial, broken_on_trial) {
             self.take_out(trial.version.generation, Cause::Guard(breach.guard), &breach.to_string());
+        }
+    }
+
+    /// What is in service looks worse than what was before it: it goes, unless both can be compared on the same requests first.
+    fn doubt(self: &Arc<Self>, current: &Version<H>, breach: Breach, sample: Sample, now_ms: u64) {
+        let may = self.guarded.lock().watch.as_ref().is_some_and(|watch| !watch.is_uncontested);
+        match may.then(|| self.start_contest(current, breach, sample, now_ms)).flatten() {
+            Some(contest) => self.guarded.lock().contest = Some(contest),
+            None => self.take_out(current.generation, Cause::Guard(breach.guard), &breach.to_string()),
         }
     }
 }

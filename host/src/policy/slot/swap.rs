@@ -81,13 +81,14 @@ impl<H: Hook> Slot<H> {
         self.publish(version, &[], Swap::by_hand(Action::Loaded, Cause::Operator))
     }
 
-    /// Ends the trial if there is one; else puts the previous version back, and what served becomes the previous one.
+    /// Ends the trial if somebody wanted one; else puts the previous version back, and what served becomes the previous one.
     ///
     /// # Errors
     /// There is neither, the previous one no longer starts, or the catalogue cannot be written.
     pub fn rollback(self: &Arc<Self>) -> Result<(), Error> {
         let _change = self.change.lock();
-        if self.end_trial(Cause::Operator, None) {
+        let wanted = self.trial().is_some_and(|trial| !trial.by_guard);
+        if wanted && self.end_trial(Cause::Operator, None) {
             return Ok(());
         }
         let version = self.prepare_previous()?;
@@ -103,7 +104,7 @@ impl<H: Hook> Slot<H> {
         code::<H>(&self.engine, source, &compiled)
     }
 
-    fn prepare_previous(&self) -> Result<Version<H>, Error> {
+    pub(super) fn prepare_previous(&self) -> Result<Version<H>, Error> {
         let previous = self.previous.lock().clone().ok_or(Error::NoPrevious(H::KIND))?;
         let program = match previous.program {
             Some(program) => program,
@@ -189,7 +190,7 @@ impl<H: Hook> Slot<H> {
     /// What a restart must know.
     pub(super) fn as_stored(&self) -> Stored {
         let current = self.current().assignment.clone();
-        let trial = self.trial.load().as_ref().map(|trial| trial.as_stored());
+        let trial = self.trial.load_full().filter(|trial| !trial.by_guard).map(|trial| trial.as_stored());
         let trip = self.tripped.lock().clone();
         Stored { trip, trial, ..stored(&current, self.previous.lock().as_ref(), self.is_paused()) }
     }
@@ -239,6 +240,7 @@ impl<H: Hook> Slot<H> {
         let reason = format!("`{}` taken out of service: {why}", current.description.name);
         self.log.add_host(1, &reason);
         self.guarded.lock().count(cause);
+        self.drop_contest();
         let back = self.prepare_previous().ok().or_else(|| {
             let default = |settings| {
                 let (program, assignment) = default_native::<H>(settings)?;

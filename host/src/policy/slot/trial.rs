@@ -20,6 +20,8 @@ use std::thread::JoinHandle;
 pub struct Trial<H: Hook> {
     pub version: Arc<Version<H>>,
     pub stage: Stage,
+    /// It is there to be compared with, and not to be brought into service; see [`super::contest`].
+    pub(super) by_guard: bool,
     /// How its answers compare; of a shadow.
     pub tally: Tally,
     /// What its workers look at; always `version`.
@@ -32,6 +34,24 @@ pub struct Trial<H: Hook> {
 
 impl<H: Hook> Trial<H> {
     fn start(slot: &Arc<Slot<H>>, version: Version<H>, stage: Stage) -> Result<Arc<Self>, Error> {
+        Self::start_for(slot, version, stage, false)
+    }
+
+    /// One that a restart does not bring back.
+    pub(super) fn start_by_guard(
+        slot: &Arc<Slot<H>>,
+        version: Version<H>,
+        stage: Stage,
+    ) -> Result<Arc<Self>, Error> {
+        Self::start_for(slot, version, stage, true)
+    }
+
+    fn start_for(
+        slot: &Arc<Slot<H>>,
+        version: Version<H>,
+        stage: Stage,
+        by_guard: bool,
+    ) -> Result<Arc<Self>, Error> {
         let version = Arc::new(version);
         let (told, heard) = match stage {
             Stage::Shadow => {
@@ -44,6 +64,7 @@ impl<H: Hook> Trial<H> {
             seat: Arc::new(ArcSwap::new(Arc::clone(&version))),
             version,
             stage,
+            by_guard,
             tally: Tally::default(),
             ended: AtomicBool::new(false),
             told,
@@ -69,7 +90,7 @@ impl<H: Hook> Trial<H> {
     }
 
     /// Nobody asks it any more. Waits for the call that its shadow makes, which has a deadline.
-    fn end(&self) {
+    pub(super) fn end(&self) {
         self.ended.store(true, Relaxed);
         if let Some(told) = &self.told {
             let _ = told.try_send(Told::End); // a thread that has more to hear looks at `ended` between

@@ -74,12 +74,16 @@ impl Deciding {
 
     /// As a decider of the conductor does, for a prompt of ten blocks; so many of them were found, or it was rejected.
     fn decide(&mut self, session: u64, found: Option<u64>) -> Outcome {
+        self.decide_as(session, |_| found)
+    }
+
+    fn decide_as(&mut self, session: u64, found: impl Fn(Seat) -> Option<u64>) -> Outcome {
         let question = question(1_000, session, f32::INFINITY, &[0; 4]);
         let subject = Subject { session, ..Subject::default() };
         self.worker.catch_up(&self.fleet, &subject);
         let outcome = self.worker.decide(&question);
         assert!(matches!(outcome.decision, Decision::Run(_)), "{outcome:?}");
-        self.worker.decided(&outcome, found.map(|found| (10, found)), None);
+        self.worker.decided(&outcome, found(outcome.seat).map(|found| (10, found)), None);
         self.worker.tell_shadow(&question, &outcome, 10);
         outcome
     }
@@ -295,18 +299,105 @@ fn a_promoted_policy_that_is_slow_goes() {
     assert!(why.contains("where 2µs is allowed"), "{why}");
 }
 
-#[test]
-fn a_promoted_policy_that_finds_less_goes() {
-    let (guard, why) = rolled_back(&config(), "none", calls(50, Some(1)));
-    assert_eq!(guard, Guard::HitRate);
-    assert!(why.contains("10.0% of 500 blocks hit, where at most 5.0% below 80.0% is allowed"), "{why}");
+/// `random` follows `mooncake`, which found 8 of 10 blocks, and looks worse at once. From then on both decide, and find so many; or have
+/// the request rejected.
+fn doubted(newcomer: Option<u64>, before: Option<u64>) -> (Arc<PolicyHost>, Heard, Deciding) {
+    let (host, heard) = host();
+    let mut deciding = Deciding::new(&host);
+    (1..=100).for_each(|session| drop(deciding.decide(session, Some(8))));
+    host.judge(SECOND);
+    host.load(SlotKind::Scheduler, native("random"), Vec::new()).expect("load");
+    host.judge(2 * SECOND);
+    (1..=50).for_each(|session| drop(deciding.decide(session, newcomer)));
+    host.judge(3 * SECOND);
+    let status = host.status(SlotKind::Scheduler);
+    let trial = status.trial.expect("the one before it");
+    let half = Stage::Canary(Share::PerMille(500));
+    assert_eq!((status.name.as_str(), trial.name.as_str(), trial.stage), ("random", "mooncake", half));
+    let last = heard.lock().last().cloned().expect("told");
+    assert!(matches!((last.action, last.cause), (Action::Tried(_), Cause::Guard(_))), "{last:?}");
+    assert!(last.reason.expect("why").starts_with("`random` looks worse than `mooncake` did: guard"));
+    for session in 1..=400 {
+        deciding.decide_as(session, |seat| if seat == Seat::Trial { before } else { newcomer });
+    }
+    host.judge(62 * SECOND);
+    assert!(host.status(SlotKind::Scheduler).trial.is_some(), "not before a whole window");
+    (host, heard, deciding)
 }
 
 #[test]
-fn a_promoted_policy_that_has_requests_rejected_goes() {
-    let (guard, why) = rolled_back(&config(), "none", calls(50, None));
-    assert_eq!(guard, Guard::Rejected);
-    assert!(why.contains("100.0% of 50 requests rejected"), "{why}");
+fn a_policy_that_finds_less_of_the_same_requests_goes() {
+    let (host, heard, mut deciding) = doubted(Some(1), Some(8));
+    host.judge(63 * SECOND);
+    let status = host.status(SlotKind::Scheduler);
+    assert_eq!((status.name.as_str(), &status.trial, &status.watch), ("mooncake", &None, &None));
+    let why = status.last_trip.expect("why");
+    let expected = "blocks hit, where at most 5.0% below 80.0% is allowed, over 60s, of half of the requests each; `mooncake` serves";
+    assert!(why.contains("guard `hit-rate`: 10.0% of ") && why.ends_with(expected), "{why}");
+    let last = heard.lock().last().cloned().expect("told");
+    assert_eq!((last.action, last.cause), (Action::RolledBack, Cause::Guard(Guard::HitRate)));
+    assert_eq!(deciding.decide(1, Some(8)).seat, Seat::Active);
+}
+
+#[test]
+fn a_policy_that_has_more_of_the_same_requests_rejected_goes() {
+    let (host, _, _) = doubted(None, Some(8));
+    host.judge(63 * SECOND);
+    let status = host.status(SlotKind::Scheduler);
+    assert_eq!((status.name.as_str(), status.trial), ("mooncake", None));
+    let why = status.last_trip.expect("why");
+    assert!(why.contains("guard `rejected`: 100.0% of ") && why.contains("half of the requests"), "{why}");
+}
+
+#[test]
+fn a_policy_that_is_as_good_on_the_requests_that_came_since_stays() {
+    let (host, heard, mut deciding) = doubted(Some(1), Some(1));
+    host.judge(63 * SECOND);
+    assert!(host.status(SlotKind::Scheduler).trial.is_some(), "nothing stands out");
+    host.judge(243 * SECOND);
+    let status = host.status(SlotKind::Scheduler);
+    assert_eq!((status.name.as_str(), &status.trial, &status.last_trip), ("random", &None, &None));
+    let last = heard.lock().last().cloned().expect("told");
+    assert_eq!((last.action, last.cause), (Action::TrialEnded, Cause::Guard(Guard::HitRate)));
+    let why = last.reason.expect("why");
+    assert!(why.starts_with("`random` stays: over 240s it hit 10.0% of the blocks"), "{why}");
+    // It is held against what was found lately, and may still go.
+    (1..=400).for_each(|session| drop(deciding.decide(session, Some(1))));
+    host.judge(244 * SECOND);
+    assert_eq!(host.status(SlotKind::Scheduler).trial, None);
+    for second in 245..400 {
+        (1..=20).for_each(|session| drop(deciding.decide(session, Some(0))));
+        host.judge(second * SECOND);
+    }
+    assert!(host.status(SlotKind::Scheduler).trial.is_some(), "it is doubted again");
+}
+
+#[test]
+fn a_rollback_in_doubt_puts_the_one_before_back_at_once() {
+    let (host, heard, _) = doubted(Some(1), Some(1));
+    let status = host.rollback(SlotKind::Scheduler).expect("rollback");
+    assert_eq!((status.name.as_str(), status.trial), ("mooncake", None));
+    let actions: Vec<_> =
+        heard.lock().iter().rev().take(2).map(|change| (change.action, change.cause)).collect();
+    assert!(actions.contains(&(Action::RolledBack, Cause::Operator)), "{actions:?}");
+    host.judge(63 * SECOND);
+    host.judge(64 * SECOND);
+    assert_eq!(host.status(SlotKind::Scheduler).name, "mooncake");
+}
+
+#[test]
+fn where_the_seat_of_trials_is_taken_the_last_window_decides() {
+    let (host, _) = host();
+    let mut deciding = Deciding::new(&host);
+    (1..=100).for_each(|session| drop(deciding.decide(session, Some(8))));
+    host.judge(SECOND);
+    host.load(SlotKind::Scheduler, native("random"), Vec::new()).expect("load");
+    host.load_as(SlotKind::Scheduler, native("netkv"), Vec::new(), Stage::Canary(Share::Tenant(9)))
+        .expect("canary");
+    host.judge(2 * SECOND);
+    (1..=50).for_each(|session| drop(deciding.decide(session, Some(1))));
+    host.judge(3 * SECOND);
+    assert_eq!(host.status(SlotKind::Scheduler).name, "mooncake");
 }
 
 #[test]

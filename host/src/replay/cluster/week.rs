@@ -27,14 +27,17 @@ fn week(seed: u64) -> impl Iterator<Item = Request> {
     })
 }
 
-/// What happened, and how much was found before the bad policy, under it, and in the day after it.
+/// What happened, and how much was found: before the swap, under the newcomer, and in the day after it went.
 struct Week {
     told: Vec<String>,
-    hit_rates: [f64; 3],
+    hit_rates: Vec<f64>,
     rolled_back_ms: u64,
+    /// What serves in the end.
+    serves: String,
 }
 
-fn live_through(seed: u64) -> Week {
+/// With `mooncake`, and `newcomer` in its place from `promoted_ms` on.
+fn live_through(seed: u64, newcomer: &str, promoted_ms: u64) -> Week {
     let setup =
         Setup { prefill: 6, decode: 2, pool_blocks: 2_000, tick_ms: 60_000, seed, ..Setup::default() };
     let guard = GuardConfig {
@@ -53,22 +56,25 @@ fn live_through(seed: u64) -> Week {
         listener.lock().push(format!("{:?} by {:?}: {:?}", change.action, change.cause, change.reason));
     }));
     let mut cluster = Cluster::new(&setup, &mut policies).unwrap();
-    let (mut promoted, mut rolled_back_ms, mut marks) = (false, 0, Vec::new());
+    let (mut promoted, mut rolled_back_ms, mut marks) = (false, 0, vec![(0, 0)]);
     let mut ended = XxHash3_64::default();
     for request in week(seed) {
-        if !promoted && request.time_ms >= PROMOTED_MS {
-            marks.push((cluster.tally().blocks_found, cluster.tally().blocks_asked));
-            host.load_as(SlotKind::Scheduler, Source::Builtin("random".into()), Vec::new(), Stage::Active)
-                .unwrap();
+        let found = (cluster.tally().blocks_found, cluster.tally().blocks_asked);
+        if !promoted && request.time_ms >= promoted_ms {
+            marks.push(found);
+            let source = Source::Builtin(newcomer.into());
+            host.load_as(SlotKind::Scheduler, source, Vec::new(), Stage::Active).unwrap();
             promoted = true;
         }
         cluster.offer(&request).unwrap();
         host.judge(request.time_ms);
-        let serves_again = promoted && host.status(SlotKind::Scheduler).name == "mooncake";
-        let a_day_after = rolled_back_ms > 0 && request.time_ms >= rolled_back_ms + DAY_MS;
-        if (serves_again && marks.len() == 1) || (a_day_after && marks.len() == 2) {
-            marks.push((cluster.tally().blocks_found, cluster.tally().blocks_asked));
-            rolled_back_ms = if rolled_back_ms == 0 { request.time_ms } else { rolled_back_ms };
+        let found = (cluster.tally().blocks_found, cluster.tally().blocks_asked);
+        if promoted && marks.len() == 2 && host.status(SlotKind::Scheduler).name == "mooncake" {
+            marks.push(found);
+            rolled_back_ms = request.time_ms;
+        }
+        if marks.len() == 3 && request.time_ms >= rolled_back_ms + DAY_MS {
+            marks.push(found);
         }
         for end in cluster.take_ended() {
             std::hash::Hash::hash(&(end.request, end.ttft_us), &mut ended);
@@ -78,23 +84,38 @@ fn live_through(seed: u64) -> Week {
     assert_eq!(cluster.faults(), []);
     let mut told = told.lock().clone();
     told.push(format!("{:?} {:x}", cluster.tally(), std::hash::Hasher::finish(&ended)));
-    let between = |n: usize| {
-        let (from, to) = (if n == 0 { (0, 0) } else { marks[n - 1] }, marks[n]);
-        (to.0 - from.0) as f64 / (to.1 - from.1) as f64
-    };
-    Week { told, hit_rates: [0, 1, 2].map(between), rolled_back_ms }
+    let share = |pair: &[(u64, u64)]| (pair[1].0 - pair[0].0) as f64 / (pair[1].1 - pair[0].1) as f64;
+    let hit_rates = marks.windows(2).map(share).collect();
+    Week { told, hit_rates, rolled_back_ms, serves: host.status(SlotKind::Scheduler).name }
 }
 
 #[test]
 fn a_week_with_a_bad_policy_in_it() {
-    let week = live_through(1);
-    let [before, under, after] = week.hit_rates;
+    let week = live_through(1, "random", PROMOTED_MS);
+    let [before, under, after] = week.hit_rates[..] else { panic!("{:?}: {:?}", week.told, week.hit_rates) };
+    println!("{:#?}", (&week.told[..3], &week.hit_rates));
     assert!(under < before - 0.05 && after > under + 0.05 && after > 0.9 * before, "{:?}", week.hit_rates);
-    let [loaded, rolled_back, _] = &week.told[..] else { panic!("{:?}", week.told) };
+    let [loaded, doubted, rolled_back, _] = &week.told[..] else { panic!("{:?}", week.told) };
     assert!(loaded.starts_with("Loaded by Operator"), "{loaded}");
+    assert!(doubted.starts_with("Tried(Canary(PerMille(500))) by Guard(HitRate)"), "{doubted}");
     assert!(rolled_back.starts_with("RolledBack by Guard(HitRate)"), "{rolled_back}");
     assert!(rolled_back.contains("blocks hit, where at most"), "{rolled_back}");
     let lasted_ms = week.rolled_back_ms - PROMOTED_MS;
-    assert!(lasted_ms <= 2 * 3_600_000, "{lasted_ms} ms");
-    assert_eq!(live_through(1).told, week.told, "the same week again");
+    assert!(lasted_ms <= 6 * 3_600_000, "{lasted_ms} ms");
+    assert_eq!(live_through(1, "random", PROMOTED_MS).told, week.told, "the same week again");
+}
+
+/// Others come an hour after the swap, and less of their prompts is found, whoever decides.
+#[test]
+fn a_week_in_which_a_good_policy_meets_other_requests_and_stays() {
+    for (newcomer, hour) in [("overlap-cost", 5), ("score", 17)] {
+        let week = live_through(1, newcomer, 3 * DAY_MS + hour * 3_600_000);
+        let said = &week.told[..week.told.len() - 1];
+        assert_eq!(week.serves, newcomer, "{said:#?}");
+        assert!(said[1].contains("by Guard(HitRate)") && said[1].contains("looks worse"), "{said:#?}");
+        assert!(
+            said[2].starts_with("TrialEnded by Guard(HitRate)") && said[2].contains("stays"),
+            "{said:#?}"
+        );
+    }
 }
