@@ -272,6 +272,12 @@ impl PolicyHost {
         self.slots().for_each(|slot| slot.judge(now_ms));
     }
 
+    /// Has learners hear what came of requests until `now_ms`, on a clock that began with the host and does not go back. The host
+    /// does so itself every [`PolicyConfig::learn_every`], unless that is zero.
+    pub fn learn(&self, now_ms: u64) {
+        self.learning.lock().iter_mut().for_each(|learning| learning.turn(now_ms));
+    }
+
     /// What the guards allow.
     pub fn guards(&self) -> &GuardConfig {
         &self.guard

@@ -135,18 +135,43 @@ impl Outcomes {
     }
 }
 
-/// The thread of one slot's learner; ends, and keeps what was learned, when dropped.
-pub(in crate::policy) struct Learning {
-    stop: Option<mpsc::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+/// The learner of one slot: on a thread of its own, or whenever somebody says what time it is. Keeps what was learned when
+/// dropped.
+pub(in crate::policy) struct Learning(Turns);
+
+enum Turns {
+    Thread { stop: Option<mpsc::Sender<()>>, thread: Option<JoinHandle<()>> },
+    ByHand { since: Instant, class: Box<dyn TakesTurns> },
+}
+
+/// A [`Class`], whatever its slot.
+trait TakesTurns: Send {
+    fn turn(&mut self, now: Instant);
+    fn keep_state(&mut self);
+}
+
+impl<H: Hook> TakesTurns for Class<H> {
+    fn turn(&mut self, now: Instant) {
+        Class::turn(self, now);
+    }
+
+    fn keep_state(&mut self) {
+        Class::keep_state(self);
+    }
 }
 
 impl Learning {
+    /// `every`: zero = when [`Learning::turn`] is called, and not by itself.
+    ///
     /// # Errors
     /// The thread cannot be started.
     pub(in crate::policy) fn start<H: Hook>(slot: &Arc<Slot<H>>, every: Duration) -> Result<Self, Error> {
+        let since = Instant::now();
+        let mut class = Class::new(Arc::clone(slot), since);
+        if every.is_zero() {
+            return Ok(Self(Turns::ByHand { since, class: Box::new(class) }));
+        }
         let (stop, stopped) = mpsc::channel();
-        let mut class = Class::new(Arc::clone(slot));
         let run = move || {
             while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
                 class.turn(Instant::now());
@@ -155,15 +180,28 @@ impl Learning {
         };
         let thread = std::thread::Builder::new().name("kvasir-learn".into()).spawn(run);
         let thread = thread.map_err(|e| Error::Engine(format!("cannot start the learner's thread: {e}")))?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+        Ok(Self(Turns::Thread { stop: Some(stop), thread: Some(thread) }))
+    }
+
+    /// Has the learner hear what came of requests until `now_ms`, on a clock that began with it and does not go back. Nothing
+    /// where it has a thread.
+    pub(in crate::policy) fn turn(&mut self, now_ms: u64) {
+        if let Turns::ByHand { since, class } = &mut self.0 {
+            class.turn(*since + Duration::from_millis(now_ms));
+        }
     }
 }
 
 impl Drop for Learning {
     fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        match &mut self.0 {
+            Turns::Thread { stop, thread } => {
+                drop(stop.take());
+                if let Some(thread) = thread.take() {
+                    let _ = thread.join();
+                }
+            }
+            Turns::ByHand { class, .. } => class.keep_state(),
         }
     }
 }

@@ -151,7 +151,7 @@ impl<H: Hook> Worker<H> {
             None => {}
         }
         let behind = self.engine.is_none() || newest.generation != self.version.generation;
-        if behind && self.retry.due() {
+        if behind && self.retry.due(Instant::now()) {
             self.coming = Some(Coming { engine: self.slot.rebuild(&newest), version: newest });
         }
         None
@@ -431,8 +431,8 @@ impl Backoff {
         self.until = Some(now + wait);
     }
 
-    pub(super) fn due(&self) -> bool {
-        self.until.is_none_or(|until| Instant::now() >= until)
+    pub(super) fn due(&self, now: Instant) -> bool {
+        self.until.is_none_or(|until| now >= until)
     }
 }
 

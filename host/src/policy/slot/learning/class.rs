@@ -49,18 +49,22 @@ pub(super) struct Class<H: Hook> {
     changed: bool,
     pub(super) keep_due: Instant,
     retry: Backoff,
+    /// As of this turn.
+    now: Instant,
 }
 
 impl<H: Hook> Class<H> {
-    pub(super) fn new(slot: Arc<Slot<H>>) -> Self {
+    pub(super) fn new(slot: Arc<Slot<H>>, now: Instant) -> Self {
         let version = slot.current();
-        let (keep_due, retry) = (Instant::now() + KEEP_EVERY, Backoff::up_to(LONGEST_WAIT));
-        let mut class = Self { slot, version, learner: None, state: None, changed: false, keep_due, retry };
+        let (keep_due, retry) = (now + KEEP_EVERY, Backoff::up_to(LONGEST_WAIT));
+        let mut class =
+            Self { slot, version, learner: None, state: None, changed: false, keep_due, retry, now };
         class.begin();
         class
     }
 
     pub(super) fn turn(&mut self, now: Instant) {
+        self.now = now;
         let newest = self.slot.current();
         if newest.generation != self.version.generation {
             self.keep_state();
@@ -75,7 +79,7 @@ impl<H: Hook> Class<H> {
         if !self.version.learns() {
             return;
         }
-        if self.learner.is_none() && self.retry.due() {
+        if self.learner.is_none() && self.retry.due(now) {
             self.make_learner();
         }
         self.teach();
@@ -165,7 +169,7 @@ impl<H: Hook> Class<H> {
 
     fn failed(&mut self, how: &str, why: &dyn std::fmt::Display) {
         self.slot.feed.counts.faults.fetch_add(1, Relaxed);
-        self.retry.failed(Instant::now());
+        self.retry.failed(self.now);
         self.slot.log.add_host(2, &format!("the learner {how}: {why}"));
     }
 }

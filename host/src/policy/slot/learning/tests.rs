@@ -41,7 +41,7 @@ fn until(class: &mut Class<SchedulerHook>, done: impl Fn(&Class<SchedulerHook>) 
 fn what_is_learned_reaches_every_engine_that_decides() {
     let slot = slot(learner("none", 0), None);
     let mut workers = [slot.worker(), slot.worker()];
-    let mut class = Class::new(slot.clone());
+    let mut class = Class::new(slot.clone(), Instant::now());
     class.turn(Instant::now());
     for worker in &mut workers {
         assert_eq!(known(&slot, worker).as_deref(), Some("knows of 0 finished requests"));
@@ -75,7 +75,7 @@ fn what_is_learned_reaches_every_engine_that_decides() {
 fn no_failure_of_a_learner_touches_what_decides() {
     for (mode, faults) in [("trap", 1), ("loop", 1), ("grow", 1), ("publish-too-much", 2)] {
         let slot = slot(learner(mode, 2), None);
-        let (mut class, mut worker) = (Class::new(slot.clone()), slot.worker());
+        let (mut class, mut worker) = (Class::new(slot.clone(), Instant::now()), slot.worker());
         class.turn(Instant::now());
         finish(&slot, 5);
         until(&mut class, |_| slot.feed.status().faults >= faults);
@@ -91,7 +91,7 @@ fn no_failure_of_a_learner_touches_what_decides() {
 #[test]
 fn a_learner_that_traps_goes_on_from_what_was_kept() {
     let slot = slot(learner("trap", 4), None);
-    let (mut class, mut worker) = (Class::new(slot.clone()), slot.worker());
+    let (mut class, mut worker) = (Class::new(slot.clone(), Instant::now()), slot.worker());
     class.turn(Instant::now());
     finish(&slot, 3);
     class.turn(class.keep_due);
@@ -108,7 +108,7 @@ fn what_was_learned_survives_a_restart_and_a_swap_and_is_no_other_policys() {
     let catalog = Catalog::open(sled::open(folder.path()).unwrap(), folder.path()).unwrap();
     let open = || slot(learner("none", 0), Some(catalog.clone()));
     let first = open();
-    let mut class = Class::new(first.clone());
+    let mut class = Class::new(first.clone(), Instant::now());
     class.turn(Instant::now());
     finish(&first, 7);
     class.turn(Instant::now());
@@ -116,7 +116,7 @@ fn what_was_learned_survives_a_restart_and_a_swap_and_is_no_other_policys() {
     drop((class, first));
 
     let second = open();
-    let (mut class, mut worker) = (Class::new(second.clone()), second.worker());
+    let (mut class, mut worker) = (Class::new(second.clone(), Instant::now()), second.worker());
     class.turn(Instant::now());
     assert_eq!(known(&second, &mut worker).as_deref(), Some("knows of 7 finished requests"));
     finish(&second, 1);
@@ -147,7 +147,7 @@ fn a_state_that_is_not_taken_is_not_offered_again() {
     let catalog = Catalog::open(sled::open(folder.path()).unwrap(), folder.path()).unwrap();
     catalog.keep_learned(SlotKind::Scheduler, "counting", &[3; 8], &[]).unwrap();
     let slot = slot(learner("trap-on-import", 0), Some(catalog));
-    let (mut class, mut worker) = (Class::new(slot.clone()), slot.worker());
+    let (mut class, mut worker) = (Class::new(slot.clone(), Instant::now()), slot.worker());
     until(&mut class, |class| slot.feed.status().faults == 1 && class.learner.is_some());
     assert_eq!(known(&slot, &mut worker).as_deref(), Some("knows of 0 finished requests"));
 }
@@ -155,7 +155,7 @@ fn a_state_that_is_not_taken_is_not_offered_again() {
 #[test]
 fn what_cannot_be_adopted_costs_an_instance_and_not_the_decision() {
     let slot = slot(learner("trap-on-adopt", 0), None);
-    let (mut class, mut worker) = (Class::new(slot.clone()), slot.worker());
+    let (mut class, mut worker) = (Class::new(slot.clone(), Instant::now()), slot.worker());
     while slot.current().spares.lock().is_empty() {
         std::thread::yield_now();
     }
