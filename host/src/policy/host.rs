@@ -139,7 +139,7 @@ impl PolicyHost {
         let looking = every.map(|every| Looking::start(every, look)).transpose()?;
         let host = Arc::new(Self {
             looking: Mutex::new(looking),
-            outcomes: Outcomes::new([scheduler.feed(), admitter.feed()]),
+            outcomes: Outcomes::new([scheduler.feeds(), admitter.feeds()].into_iter().flatten()),
             learning: Mutex::new(learning),
             loads: AtomicUsize::new(0),
             changing_settings: Mutex::default(),
@@ -554,7 +554,7 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
             memory_bytes: self.memory_in_use() as u64,
             memory_bytes_max: self.memory_bytes_max() as u64,
             has_outcomes: H::KIND.has_outcomes(),
-            learning: self.feed().status(),
+            learning: self.learning().0,
             trial: self.trial().map(|trial| trial_status(self, &trial)),
             paused: Slot::is_paused(self),
             watch: self.guarded().watch_status(),
@@ -579,6 +579,7 @@ fn trial_status<H: Hook>(slot: &Slot<H>, trial: &Trial<H>) -> TrialStatus {
         agreement: trial.tally.agreement(),
         dropped: trial.tally.dropped(),
         window: slot.guarded().trial_window(generation),
+        learning: slot.learning().1,
     }
 }
 

@@ -4,13 +4,17 @@
 //! A slot's learner lives on a thread of its own, behind a bounded queue. No failure of it reaches a decision or the
 //! slot's breaker: it is counted and logged, and the learner made anew, later after each failure, from the state that
 //! the last one exported. That is kept per policy in the state database: every minute, at a swap, and at the end.
+//!
+//! A policy on trial has a learner too, on the same thread, which hears the same and begins with what a learner of that
+//! name left. With the promotion it goes on as the learner of what serves.
 
 mod class;
 
 use self::class::Class;
-pub(super) use self::class::Learner;
+pub(super) use self::class::{Learner, Seat};
 use super::{Hook, Slot};
 use crate::policy::Error;
+use arc_swap::ArcSwapOption;
 use kvasir_policy::learning::{OUTCOME, OUTCOMES_MAX, Outcome};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -47,10 +51,42 @@ pub struct LearningStatus {
     pub knowledge_bytes: u64,
 }
 
-/// The outcomes on their way to one slot's learner.
+/// What passes between the learner of one seat and the rest of the host.
+#[derive(Default)]
+pub(super) struct Lessons {
+    pub(super) feed: Arc<Feed>,
+    /// What the learner published last.
+    pub(super) knowledge: Arc<ArcSwapOption<Knowledge>>,
+}
+
+impl Lessons {
+    /// Has every engine of that generation adopt `bytes` before it decides next. False if they know that already.
+    fn publish(&self, generation: u64, bytes: Arc<[u8]>) -> bool {
+        let last = self.knowledge.load_full();
+        if last.as_ref().is_some_and(|last| last.generation == generation && last.bytes == bytes) {
+            return false;
+        }
+        let number = last.map_or(0, |last| last.number) + 1;
+        self.feed.counts.knowledge_bytes.store(bytes.len() as u64, Relaxed);
+        self.knowledge.store(Some(Arc::new(Knowledge { generation, number, bytes })));
+        true
+    }
+
+    /// Everything of those before.
+    fn forget(&self) {
+        self.knowledge.store(None);
+        self.feed.queue.lock().clear();
+        let Counts { outcomes, dropped, faults, published, knowledge_bytes } = &self.feed.counts;
+        for count in [outcomes, dropped, faults, published, knowledge_bytes] {
+            count.store(0, Relaxed);
+        }
+    }
+}
+
+/// The outcomes on their way to one learner.
 #[derive(Default)]
 pub(in crate::policy) struct Feed {
-    /// The policy in service learns: outcomes are worth keeping.
+    /// The policy learns: outcomes are worth keeping.
     wanted: AtomicBool,
     queue: Mutex<VecDeque<[u32; OUTCOME]>>,
     counts: Counts,
@@ -93,6 +129,11 @@ impl Feed {
         }
     }
 
+    /// What waits here waits there, and the other way round.
+    fn exchange(&self, other: &Self) {
+        std::mem::swap(&mut *self.queue.lock(), &mut *other.queue.lock());
+    }
+
     pub(in crate::policy) fn status(&self) -> LearningStatus {
         let Counts { outcomes, dropped, faults, published, knowledge_bytes } = &self.counts;
         LearningStatus {
@@ -111,8 +152,8 @@ impl Feed {
 pub struct Outcomes(Arc<[Arc<Feed>]>);
 
 impl Outcomes {
-    pub(in crate::policy) fn new(feeds: [Arc<Feed>; 2]) -> Self {
-        Self(Arc::new(feeds))
+    pub(in crate::policy) fn new(feeds: impl IntoIterator<Item = Arc<Feed>>) -> Self {
+        Self(feeds.into_iter().collect())
     }
 
     /// To one who only listens.
@@ -207,20 +248,30 @@ impl Drop for Learning {
 }
 
 impl<H: Hook> Slot<H> {
-    pub(in crate::policy) fn feed(&self) -> Arc<Feed> {
-        Arc::clone(&self.feed)
+    pub(super) fn lessons(&self, seat: Seat) -> &Lessons {
+        match seat {
+            Seat::Service => &self.lessons,
+            Seat::Trial => &self.trial_lessons,
+        }
     }
 
-    /// Has every engine of that generation adopt `bytes` before it decides next. False if they know that already.
-    fn publish_knowledge(&self, generation: u64, bytes: Vec<u8>) -> bool {
-        let last = self.knowledge.load_full();
-        if last.as_ref().is_some_and(|last| last.generation == generation && *last.bytes == *bytes) {
-            return false;
+    /// Of the policy in service, and of the one on trial.
+    pub(in crate::policy) fn feeds(&self) -> [Arc<Feed>; 2] {
+        [Seat::Service, Seat::Trial].map(|seat| Arc::clone(&self.lessons(seat).feed))
+    }
+
+    /// What the learners of both did.
+    pub(in crate::policy) fn learning(&self) -> (LearningStatus, LearningStatus) {
+        (self.lessons.feed.status(), self.trial_lessons.feed.status())
+    }
+
+    /// What the learner on trial published for that generation holds for the one that takes its place in service, before its
+    /// learner follows.
+    pub(super) fn promote_knowledge(&self, on_trial: u64, in_service: u64) {
+        let known = self.trial_lessons.knowledge.load_full();
+        if let Some(known) = known.filter(|known| known.generation == on_trial) {
+            self.lessons.publish(in_service, Arc::clone(&known.bytes));
         }
-        let number = last.map_or(0, |last| last.number) + 1;
-        self.feed.counts.knowledge_bytes.store(bytes.len() as u64, Relaxed);
-        self.knowledge.store(Some(Arc::new(Knowledge { generation, number, bytes: bytes.into() })));
-        true
     }
 
     /// What an earlier learner of that policy left.
@@ -229,12 +280,13 @@ impl<H: Hook> Slot<H> {
         read.map_err(|e| self.log.add_host(2, &format!("the learner starts cold: {e}"))).ok()?
     }
 
-    /// Keeps it; what was left by policies that neither serve nor served before goes.
-    fn keep_learned(&self, name: &str, state: &[u8]) -> Result<(), Error> {
+    /// Keeps it; what was left by policies that neither serve, nor served before, nor are on trial goes.
+    fn keep_learned(&self, key: &str, state: &[u8]) -> Result<(), Error> {
         let Some(catalog) = &self.catalog else { return Ok(()) };
-        let others = [Some(self.current().description.name.clone()), self.previous()];
-        let named: Vec<&str> = others.iter().flatten().map(String::as_str).chain([name]).collect();
-        catalog.keep_learned(H::KIND, name, state, &named)
+        let on_trial = self.trial().map(|trial| class::on_trial(&trial.version.description.name));
+        let others = [Some(self.current().description.name.clone()), self.previous(), on_trial];
+        let named: Vec<&str> = others.iter().flatten().map(String::as_str).chain([key]).collect();
+        catalog.keep_learned(H::KIND, key, state, &named)
     }
 }
 

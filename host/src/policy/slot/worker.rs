@@ -1,6 +1,6 @@
 //! What calls a slot's policy: one engine per thread.
 
-use super::learning::Knowledge;
+use super::learning::{Knowledge, Lessons, Seat};
 use super::version::{StateRefused, Version};
 use super::{Hook, Policy, Slot};
 use crate::policy::catalog::Origin;
@@ -21,7 +21,7 @@ impl<H: Hook> Slot<H> {
         self.workers.fetch_add(1, Ordering::Relaxed);
         let version = self.current();
         let engine = version.take_ready().or_else(|| version.build(&self.limits, &self.log).ok());
-        let mut worker = Worker::new(self, &self.current, version, engine);
+        let mut worker = Worker::new(self, &self.current, self.lessons(Seat::Service), version, engine);
         worker.counted = true;
         worker
     }
@@ -64,6 +64,7 @@ impl<H: Hook> Worker<H> {
     fn new(
         slot: &Arc<Slot<H>>,
         seat: &Arc<ArcSwap<Version<H>>>,
+        lessons: &Lessons,
         version: Arc<Version<H>>,
         engine: Option<Box<H::Engine>>,
     ) -> Self {
@@ -71,7 +72,7 @@ impl<H: Hook> Worker<H> {
             slot: Arc::clone(slot),
             counted: false,
             cache: Cache::new(Arc::clone(seat)),
-            knowledge: Cache::new(slot.knowledge.clone()),
+            knowledge: Cache::new(lessons.knowledge.clone()),
             adopted: 0,
             version,
             engine,
@@ -88,7 +89,7 @@ impl<H: Hook> Worker<H> {
         version: &Arc<Version<H>>,
         seat: &Arc<ArcSwap<Version<H>>>,
     ) -> Self {
-        Self::new(slot, seat, Arc::clone(version), version.take_ready())
+        Self::new(slot, seat, slot.lessons(Seat::Trial), Arc::clone(version), version.take_ready())
     }
 
     /// Takes up a newer version or an engine that was built, if there is one; costs a pointer load when

@@ -3,7 +3,7 @@ use crate::policy::catalog::Catalog;
 use crate::policy::engine::Engine;
 use crate::policy::scheduler::SchedulerHook;
 use crate::policy::slot::{Builder, Source, Worker};
-use crate::policy::{PolicyConfig, SlotKind};
+use crate::policy::{PolicyConfig, Share, SlotKind, Stage};
 use kvasir_policy::learning::End;
 
 fn learner(mode: &str, after: u32) -> (Source, Vec<(String, String)>) {
@@ -20,8 +20,8 @@ fn slot(wanted: (Source, Vec<(String, String)>), catalog: Option<Catalog>) -> Ar
 
 fn finish(slot: &Slot<SchedulerHook>, requests: usize) {
     let rejected = Outcome { end: End::Rejected, ..Outcome::default() };
-    (0..requests).for_each(|_| slot.feed.push(&Outcome::default()));
-    slot.feed.push(&rejected);
+    (0..requests).for_each(|_| slot.lessons.feed.push(&Outcome::default()));
+    slot.lessons.feed.push(&rejected);
 }
 
 /// What the deciding half said last of what it knows.
@@ -66,7 +66,7 @@ fn what_is_learned_reaches_every_engine_that_decides() {
         worker.refresh();
     }
     assert_eq!(told(&slot), 3, "a rejection taught nothing new");
-    let status = slot.feed.status();
+    let status = slot.lessons.feed.status();
     assert_eq!((status.outcomes, status.published, status.knowledge_bytes), (5, 2, 8));
     assert!(status.learns && status.faults == 0 && slot.current().counters.values().traps == 0);
 }
@@ -78,7 +78,7 @@ fn no_failure_of_a_learner_touches_what_decides() {
         let (mut class, mut worker) = (Class::new(slot.clone(), Instant::now()), slot.worker());
         class.turn(Instant::now());
         finish(&slot, 5);
-        until(&mut class, |_| slot.feed.status().faults >= faults);
+        until(&mut class, |_| slot.lessons.feed.status().faults >= faults);
         worker.refresh();
         assert_eq!(worker.tell(|engine| engine.export_state().map(|state| state.len())), Ok(8), "{mode}");
         let counters = slot.current().counters.values();
@@ -94,9 +94,9 @@ fn a_learner_that_traps_goes_on_from_what_was_kept() {
     let (mut class, mut worker) = (Class::new(slot.clone(), Instant::now()), slot.worker());
     class.turn(Instant::now());
     finish(&slot, 3);
-    class.turn(class.keep_due);
+    class.turn(class.service.keep_due);
     finish(&slot, 9);
-    until(&mut class, |class| slot.feed.status().faults == 1 && class.learner.is_some());
+    until(&mut class, |class| slot.lessons.feed.status().faults == 1 && class.service.learner.is_some());
     finish(&slot, 2);
     class.turn(Instant::now());
     assert_eq!(known(&slot, &mut worker).as_deref(), Some("knows of 5 finished requests"));
@@ -131,8 +131,8 @@ fn what_was_learned_survives_a_restart_and_a_swap_and_is_no_other_policys() {
     class.turn(Instant::now());
     worker.refresh();
     finish(&second, 1);
-    let status = second.feed.status();
-    assert!(!status.learns && second.feed.take().is_empty(), "nobody learns");
+    let status = second.lessons.feed.status();
+    assert!(!status.learns && second.lessons.feed.take().is_empty(), "nobody learns");
     second.rollback().unwrap();
     class.turn(Instant::now());
     assert_eq!(known(&second, &mut worker).as_deref(), Some("knows of 9 finished requests"));
@@ -148,7 +148,7 @@ fn a_state_that_is_not_taken_is_not_offered_again() {
     catalog.keep_learned(SlotKind::Scheduler, "counting", &[3; 8], &[]).unwrap();
     let slot = slot(learner("trap-on-import", 0), Some(catalog));
     let (mut class, mut worker) = (Class::new(slot.clone(), Instant::now()), slot.worker());
-    until(&mut class, |class| slot.feed.status().faults == 1 && class.learner.is_some());
+    until(&mut class, |class| slot.lessons.feed.status().faults == 1 && class.service.learner.is_some());
     assert_eq!(known(&slot, &mut worker).as_deref(), Some("knows of 0 finished requests"));
 }
 
@@ -185,14 +185,94 @@ fn a_thread_keeps_what_was_learned_when_it_ends() {
     let catalog = Catalog::open(sled::open(folder.path()).unwrap(), folder.path()).unwrap();
     let slot = slot(learner("none", 0), Some(catalog.clone()));
     let learning = Learning::start(&slot, Duration::from_millis(1)).unwrap();
-    while !slot.feed.status().learns {
+    while !slot.lessons.feed.status().learns {
         std::thread::yield_now();
     }
     finish(&slot, 2);
-    while slot.feed.status().outcomes < 3 {
+    while slot.lessons.feed.status().outcomes < 3 {
         std::thread::yield_now();
     }
     drop(learning);
     let kept = catalog.learned(SlotKind::Scheduler, "counting").unwrap().unwrap();
     assert_eq!(*kept, 2u64.to_le_bytes());
+}
+
+/// Both seats hear of so many finished requests.
+fn finish_for_both(slot: &Slot<SchedulerHook>, requests: usize) {
+    for feed in slot.feeds() {
+        (0..requests).for_each(|_| feed.push(&Outcome::default()));
+    }
+}
+
+fn worker_on_trial(slot: &Arc<Slot<SchedulerHook>>) -> Worker<SchedulerHook> {
+    let trial = slot.trial().unwrap();
+    Worker::of_trial(slot, &trial.version, trial.seat())
+}
+
+#[test]
+fn what_is_on_trial_learns_and_goes_on_with_that_when_it_is_promoted() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalog = Catalog::open(sled::open(folder.path()).unwrap(), folder.path()).unwrap();
+    let native = || (Source::Native("random".into()), Vec::new());
+    let on_trial = |slot: &Arc<Slot<SchedulerHook>>| {
+        let (source, settings) = learner("none", 0);
+        slot.load_on_trial(source, settings, Stage::Canary(Share::PerMille(100))).unwrap();
+    };
+    let first = slot(native(), Some(catalog.clone()));
+    let mut class = Class::new(first.clone(), Instant::now());
+    finish_for_both(&first, 9); // before the trial
+    on_trial(&first);
+    class.turn(Instant::now());
+    finish_for_both(&first, 3);
+    class.turn(Instant::now());
+    let mut worker = worker_on_trial(&first);
+    assert_eq!(known(&first, &mut worker).as_deref(), Some("knows of 3 finished requests"));
+    let (in_service, status) = first.learning();
+    assert_eq!((status.learns, status.outcomes, status.published, status.faults), (true, 3, 2, 0));
+    assert!(!in_service.learns, "the native policy does not learn");
+    class.keep_state(); // as at the end
+    drop((class, worker));
+    first.close();
+
+    // Another start goes on with the trial, and with what it learned.
+    let second = slot(native(), Some(catalog.clone()));
+    let mut class = Class::new(second.clone(), Instant::now());
+    class.turn(Instant::now());
+    finish_for_both(&second, 2);
+    class.turn(Instant::now());
+    assert_eq!(
+        known(&second, &mut worker_on_trial(&second)).as_deref(),
+        Some("knows of 5 finished requests")
+    );
+    finish_for_both(&second, 1); // not heard yet
+    second.promote().unwrap();
+    // Its first decision in service is made on what it learned before.
+    assert_eq!(known(&second, &mut second.worker()).as_deref(), Some("knows of 5 finished requests"));
+    finish_for_both(&second, 1);
+    class.turn(Instant::now());
+    assert_eq!(known(&second, &mut second.worker()).as_deref(), Some("knows of 7 finished requests"));
+    let kept = |name: &str| catalog.learned(SlotKind::Scheduler, name).unwrap();
+    assert_eq!(*kept("counting").unwrap(), 5_u64.to_le_bytes());
+    let (in_service, on_trial) = second.learning();
+    assert!(in_service.learns && !on_trial.learns && on_trial.outcomes == 0, "{on_trial:?}");
+}
+
+#[test]
+fn a_learner_on_trial_touches_nothing_in_service() {
+    let slot = slot(learner("none", 0), None);
+    let mut class = Class::new(slot.clone(), Instant::now());
+    class.turn(Instant::now());
+    finish_for_both(&slot, 2);
+    class.turn(Instant::now());
+    let (source, settings) = learner("trap", 2);
+    slot.load_on_trial(source, settings, Stage::Shadow).unwrap();
+    class.turn(Instant::now());
+    finish_for_both(&slot, 5);
+    until(&mut class, |_| slot.learning().1.faults > 0);
+    let (in_service, on_trial) = slot.learning();
+    assert_eq!((in_service.outcomes, in_service.faults, on_trial.learns), (7, 0, true));
+    assert_eq!(known(&slot, &mut slot.worker()).as_deref(), Some("knows of 7 finished requests"));
+    slot.rollback().unwrap();
+    class.turn(Instant::now());
+    assert!(!slot.learning().1.learns && slot.current().generation == 1);
 }
