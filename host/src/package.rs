@@ -108,16 +108,7 @@ impl Package {
     /// # Errors
     /// A file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
-        // The signatures first: a watched folder looks when the component comes.
-        if !self.signatures.is_empty() {
-            trust::write_beside(path, &self.signatures)?;
-        } else if let Err(source) = std::fs::remove_file(trust::beside(path)) {
-            // Those of an older component must not stand beside this one.
-            if source.kind() != io::ErrorKind::NotFound {
-                return Err(Error::File { path: trust::beside(path), action: "removed", source });
-            }
-        }
-        write_file(path, &self.component)
+        write_signed(path, &self.component, &self.signatures)
     }
 
     /// SHA-256 of the component.
@@ -148,6 +139,23 @@ impl Package {
         let mut claims = self.signatures.iter().filter_map(|signature| signature.claim(key));
         claims.any(|claim| claim.component == component && claim.slot == slot)
     }
+}
+
+/// Writes a component, and its signatures beside it if it has any. Neither is ever half there.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn write_signed(path: &Path, component: &[u8], signatures: &[Signature]) -> Result<(), Error> {
+    // The signatures first: a watched folder looks when the component comes.
+    if !signatures.is_empty() {
+        trust::write_beside(path, signatures)?;
+    } else if let Err(source) = std::fs::remove_file(trust::beside(path)) {
+        // Those of an older component must not stand beside this one.
+        if source.kind() != io::ErrorKind::NotFound {
+            return Err(Error::File { path: trust::beside(path), action: "removed", source });
+        }
+    }
+    write_file(path, component)
 }
 
 /// Writes a file that is there in full or not at all.

@@ -275,7 +275,7 @@ impl Control {
         Ok(Self {
             store: StoreClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
             conductor: ConductorClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
-            policy: PolicyAdminClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
+            policy: PolicyAdminClient::new(calls.clone()).max_decoding_message_size(COMPONENT_BYTES_MAX),
             explain: ExplainClient::new(calls.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
             rollouts: PolicyRolloutsClient::new(calls.clone()).max_decoding_message_size(COMPONENT_BYTES_MAX),
             node: NodeClient::new(calls).max_decoding_message_size(RESPONSE_BYTES_MAX),

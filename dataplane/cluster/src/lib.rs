@@ -363,6 +363,13 @@ impl Cluster {
         Arc::new(PeerTier(Arc::clone(&self.shared)))
     }
 
+    /// Names of the peers that hold a block and are up, as far as this host knows: the one that it would be read from first.
+    pub fn holders(&self, key: BlockKey) -> Vec<String> {
+        let nearest_last = self.shared.holders(key).into_iter();
+        let links = nearest_last.rev().filter_map(|place| self.shared.link(place));
+        links.map(|link| link.config.name.clone()).collect()
+    }
+
     /// Begins to answer peers, to listen to them, and to look after copies. Once; later calls do nothing.
     ///
     /// # Errors

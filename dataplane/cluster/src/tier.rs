@@ -40,22 +40,23 @@ struct Wanted {
     loaded: Option<Loaded>,
 }
 
-impl PeerTier {
-    /// Peers that hold a block, the nearest last.
-    fn holders(&self, key: BlockKey) -> Vec<usize> {
-        let shared = &self.0;
-        let order = shared.table().in_order(key);
+impl Shared {
+    /// Peers that hold a block and are up, the nearest last. Nobody is asked.
+    pub(super) fn holders(&self, key: BlockKey) -> Vec<usize> {
+        let order = self.table().in_order(key);
         let mut near: Vec<(bool, u64, usize)> = order
             .into_iter()
-            .filter_map(|place| Some((place, shared.link(place)?)))
+            .filter_map(|place| Some((place, self.link(place)?)))
             .filter(|(_, link)| link.is_up())
-            .map(|(place, link)| (link.config.rack != shared.config.rack, link.status().load, place))
+            .map(|(place, link)| (link.config.rack != self.config.rack, link.status().load, place))
             .collect();
         // The sort is stable: equally near ones stay in the order in which they are responsible.
         near.sort_by_key(|&(far, load, _)| (far, load));
         near.into_iter().rev().map(|(_, _, place)| place).collect()
     }
+}
 
+impl PeerTier {
     /// Asks one peer for the blocks of which it is the nearest holder.
     fn ask(&self, place: usize, wanted: &mut [&mut Wanted], until: Instant) {
         let shared = &self.0;
@@ -80,7 +81,7 @@ impl PeerTier {
     fn round(&self, wanted: &mut [Wanted], patience: Duration, until: Instant) -> bool {
         for wanted in wanted.iter_mut().filter(|wanted| wanted.loaded.is_none()) {
             let without = wanted.without;
-            wanted.holders = self.holders(wanted.get.key);
+            wanted.holders = self.0.holders(wanted.get.key);
             wanted.holders.retain(|&place| !without.has(place));
         }
         let mut first = true;

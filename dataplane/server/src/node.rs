@@ -189,6 +189,11 @@ impl Node {
         Ok(self.store().stat(keys)?.into_iter().zip(self.tiering.residency(keys)?).collect())
     }
 
+    /// Names of the peers known to hold a block, the one that would be read first at the head. Nobody is asked.
+    pub fn holders(&self, key: BlockKey) -> Vec<String> {
+        self.cluster.as_ref().map_or_else(Vec::new, |cluster| cluster.holders(key))
+    }
+
     /// Blocks in the pool, as [`stat`](Self::stat) knows them, a page at a time from `from` on.
     ///
     /// # Errors

@@ -39,6 +39,8 @@ const TABLE: &[(&str, Needs)] = &[
     ("/kvasir.v1.PolicyAdmin/Pause", Needs::Role(Policy)),
     ("/kvasir.v1.PolicyAdmin/Resume", Needs::Role(Policy)),
     ("/kvasir.v1.PolicyAdmin/List", Needs::Role(Observer)),
+    // A policy's code may be a trade secret.
+    ("/kvasir.v1.PolicyAdmin/Fetch", Needs::Role(Operator)),
     ("/kvasir.v1.PolicyAdmin/Logs", Needs::Role(Observer)),
     ("/kvasir.v1.Explain/Decision", Needs::Role(Observer)),
     ("/kvasir.v1.Explain/Block", Needs::Role(Observer)),
@@ -68,8 +70,9 @@ pub fn needs(path: &str) -> Option<Needs> {
 
 /// Whether a call changes the host for others, and so leaves a line in the audit log.
 pub fn is_administrative(path: &str) -> bool {
-    const READS: [&str; 4] = [
+    const READS: [&str; 5] = [
         "/kvasir.v1.PolicyAdmin/List",
+        "/kvasir.v1.PolicyAdmin/Fetch",
         "/kvasir.v1.PolicyAdmin/Logs",
         "/kvasir.v1.PolicyRollouts/Follow",
         "/kvasir.v1.PolicyRollouts/Fetch",
@@ -125,6 +128,7 @@ mod tests {
             ("/kvasir.v1.Node/Drain", true),
             ("/kvasir.v1.Store/Remove", true),
             ("/kvasir.v1.PolicyAdmin/List", false),
+            ("/kvasir.v1.PolicyAdmin/Fetch", false),
             ("/kvasir.v1.Conductor/Schedule", false),
             ("/metrics", false),
         ] {

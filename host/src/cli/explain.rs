@@ -271,6 +271,9 @@ fn print_block(found: &proto::ExplainBlockResponse) {
     if let Some(block) = &found.block {
         println!("tiers      {}", super::blocks::tier_names(block.tiers as u8).join(", "));
     }
+    if !found.peers.is_empty() {
+        println!("peers      {}", found.peers.join(", "));
+    }
     for eviction in &found.evictions {
         println!(
             "chosen     {} by {} (generation {}{}), place {} of {}; {:.1} s in the pool, {} uses, idle for {:.1} s; to {}",
@@ -299,6 +302,7 @@ fn block_json(key: &str, found: &proto::ExplainBlockResponse) -> Value {
     json!({
         "key": key, "summary": found.summary,
         "tiers": found.block.as_ref().map(|block| super::blocks::tier_names(block.tiers as u8)),
+        "peers": found.peers,
         "cause": found.cause, "remembered_since_ms": found.remembered_since_ms,
         "evictions": found.evictions.iter().map(eviction).collect::<Vec<_>>(),
     })

@@ -21,6 +21,7 @@ mod rollback;
 mod rollout;
 mod run;
 mod save;
+mod serving;
 mod set;
 mod sign;
 mod stage;

@@ -3,6 +3,7 @@
 use kvasir_dataplane::BlockKey;
 use kvasir_dataplane::tier::dram::BlockStat;
 use kvasir_dataplane::tier::ghosts::MissCause;
+use kvasir_dataplane::tier::store::Tier;
 use kvasir_dataplane::tier::tiering::Residency;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -88,9 +89,10 @@ pub fn destination(to: u8) -> &'static str {
     }
 }
 
-/// Where a block is, or how it left, in one or two sentences.
+/// Where a block is, or how it left, in one or two sentences. `peers`: names of those known to hold it.
 pub fn summary(
     at: &Residency,
+    peers: &[String],
     stat: Option<&BlockStat>,
     past: &Past,
     cause: MissCause,
@@ -144,9 +146,26 @@ pub fn summary(
         },
     };
     match at.size {
-        Some(_) => format!("It is not in the pool, but in another tier or at a peer. {left}"),
+        Some(_) => format!("It is not in the pool, but {}. {left}", elsewhere(at, peers)),
         None => left,
     }
+}
+
+/// `in nvme, and at the peer host-2`.
+fn elsewhere(at: &Residency, peers: &[String]) -> String {
+    let tiers: Vec<_> = at.tiers().filter(|tier| *tier != Tier::Peer).map(|tier| tier.name()).collect();
+    let mut places = Vec::new();
+    if !tiers.is_empty() {
+        places.push(format!("in {}", tiers.join(", ")));
+    }
+    match peers {
+        // One may have come or gone between the two looks.
+        [] if tiers.is_empty() => places.push("at a peer".to_owned()),
+        [] => {}
+        [peer] => places.push(format!("at the peer {peer}")),
+        peers => places.push(format!("at the peers {}", peers.join(", "))),
+    }
+    places.join(", and ")
 }
 
 #[cfg(test)]
@@ -184,7 +203,7 @@ mod tests {
     #[test]
     fn what_is_not_known_is_said_apart_from_what_never_was() {
         let nowhere = Residency::default();
-        let say = |past: &Past, cause| summary(&nowhere, None, past, cause, 10_000);
+        let say = |past: &Past, cause| summary(&nowhere, &[], None, past, cause, 10_000);
         let none = Past::default();
         assert!(say(&none, MissCause::NeverStored).contains("never in this pool"));
         let forgot = Past { since_ms: Some(4_000), ..Past::default() };

@@ -89,7 +89,7 @@ pub enum Error {
     #[error("{slot} has no setting `{setting}` that could be unset; set are: {set}")]
     NotSet { slot: SlotKind, setting: String, set: String },
     #[error(
-        "the component in {0} is not kept, for this host has no database; load it again with its settings"
+        "the component in {0} is not kept: its file is another by now, or the host has no database; load it again with its settings"
     )]
     NotKept(SlotKind),
     #[error("policy state in {path} cannot be {action}: {reason}; the policy in service is unchanged")]

@@ -9,7 +9,7 @@ use super::log::Log;
 use super::record::Record;
 use super::scheduler::{SchedulerHook, SharedThresholds};
 use super::slot::{
-    Builder, Hook, Learning, LearningStatus, News, Outcomes, Slot, Source, Trial, Version, stored_source,
+    Builder, Hook, Learning, LearningStatus, News, Outcomes, Serving, Slot, Source, Trial, Version,
 };
 use super::{
     AdmitterWorker, Assignment, BalancerWorker, CounterValues, Engine, Error, EvictorWorker, Guard,
@@ -100,7 +100,6 @@ pub struct PolicyHost {
     /// Loads under way: each holds its component in memory, and they are compiled one by one.
     loads: AtomicUsize,
     changing_settings: Mutex<()>,
-    catalog: Option<Catalog>,
     guard: GuardConfig,
     looking: Mutex<Option<Looking>>,
 }
@@ -125,7 +124,7 @@ impl PolicyHost {
         let scheduler = Slot::open(engine.clone(), config, wanted.scheduler, catalog.clone(), builder()?)?;
         let evictor = Slot::open(engine.clone(), config, wanted.evictor, catalog.clone(), builder()?)?;
         let admitter = Slot::open(engine.clone(), config, wanted.admitter, catalog.clone(), builder()?)?;
-        let balancer = Slot::open(engine, config, wanted.balancer, catalog.clone(), builder()?)?;
+        let balancer = Slot::open(engine, config, wanted.balancer, catalog, builder()?)?;
         let every = config.learn_every;
         let learning = vec![Learning::start(&scheduler, every)?, Learning::start(&admitter, every)?];
         let slots = (scheduler.clone(), evictor.clone(), admitter.clone(), balancer.clone());
@@ -141,11 +140,10 @@ impl PolicyHost {
         let looking = every.map(|every| Looking::start(every, look)).transpose()?;
         let host = Arc::new(Self {
             looking: Mutex::new(looking),
-            outcomes: Outcomes::new([scheduler.feed(), admitter.feed()]),
+            outcomes: Outcomes::new([scheduler.feeds(), admitter.feeds()].into_iter().flatten()),
             learning: Mutex::new(learning),
             loads: AtomicUsize::new(0),
             changing_settings: Mutex::default(),
-            catalog,
             guard: config.guard.clone(),
             scheduler,
             evictor,
@@ -220,12 +218,12 @@ impl PolicyHost {
     ) -> Result<SlotStatus, Error> {
         // One after the other, so that none overlooks what another set.
         let _changing = self.changing_settings.lock();
-        let Assignment { origin, settings } = self.slot(slot).assignment();
+        let Assignment { settings, .. } = self.slot(slot).assignment();
         let settings = merged(slot, settings, set, unset)?;
         if stage == Stage::Active {
             return self.configure(slot, settings);
         }
-        self.load_as(slot, stored_source(slot, self.catalog.as_ref(), &origin)?, settings, stage)
+        self.load_as(slot, self.serving(slot, false)?.source, settings, stage)
     }
 
     /// Gives what serves a slot other settings, all of them; nothing is compiled. Blocking.
@@ -275,6 +273,12 @@ impl PolicyHost {
         self.slots().for_each(|slot| slot.judge(now_ms));
     }
 
+    /// Has learners hear what came of requests until `now_ms`, on a clock that began with the host and does not go back. The host
+    /// does so itself every [`PolicyConfig::learn_every`], unless that is zero.
+    pub fn learn(&self, now_ms: u64) {
+        self.learning.lock().iter_mut().for_each(|learning| learning.turn(now_ms));
+    }
+
     /// What the guards allow.
     pub fn guards(&self) -> &GuardConfig {
         &self.guard
@@ -297,6 +301,14 @@ impl PolicyHost {
         let played = record.play::<SchedulerHook>(&mut *engine, true).ok()?;
         let scores = played.scores.iter().copied().map(f32::from_bits).collect();
         Some(Again { scores, same: played.answer == record.answer })
+    }
+
+    /// What serves a slot, with its code; that of default policies only if it is asked for. Blocking.
+    ///
+    /// # Errors
+    /// The catalogue cannot be read, or the file that the configuration names is no longer what serves.
+    pub fn serving(&self, slot: SlotKind, builtins_as_components: bool) -> Result<Serving, Error> {
+        self.slot(slot).serving(builtins_as_components)
     }
 
     /// Whether that very policy serves, with these settings.
@@ -447,6 +459,7 @@ trait AnySlot {
     fn rollback(&self) -> Result<(), Error>;
     fn resolve(&self, source: Source, settings: Settings) -> Result<Assignment, Error>;
     fn serves(&self, assignment: &Assignment) -> bool;
+    fn serving(&self, builtins_as_components: bool) -> Result<Serving, Error>;
     fn was_restored(&self) -> bool;
     fn log(&self) -> &Log;
     fn status(&self) -> SlotStatus;
@@ -506,6 +519,10 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
         self.current().assignment == *assignment
     }
 
+    fn serving(&self, builtins_as_components: bool) -> Result<Serving, Error> {
+        Slot::serving(self, builtins_as_components)
+    }
+
     fn was_restored(&self) -> bool {
         Slot::was_restored(self)
     }
@@ -538,7 +555,7 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
             memory_bytes: self.memory_in_use() as u64,
             memory_bytes_max: self.memory_bytes_max() as u64,
             has_outcomes: H::KIND.has_outcomes(),
-            learning: self.feed().status(),
+            learning: self.learning().0,
             trial: self.trial().map(|trial| trial_status(self, &trial)),
             paused: Slot::is_paused(self),
             watch: self.guarded().watch_status(),
@@ -563,6 +580,7 @@ fn trial_status<H: Hook>(slot: &Slot<H>, trial: &Trial<H>) -> TrialStatus {
         agreement: trial.tally.agreement(),
         dropped: trial.tally.dropped(),
         window: slot.guarded().trial_window(generation),
+        learning: slot.learning().1,
     }
 }
 

@@ -48,7 +48,7 @@ pub use host::{Again, LOADS_MAX, PolicyHost, SlotStatus, Wanted};
 pub use inspect::slot_of_file;
 pub use log::{LogLine, LogPage};
 pub use scheduler::SchedulerWorker;
-pub use slot::{ChainPart, LearningStatus, Outcomes, Prepared, SPARES_MAX, Source, standalone};
+pub use slot::{ChainPart, LearningStatus, Outcomes, Prepared, SPARES_MAX, Serving, Source, standalone};
 
 pub use trial::{
     Action, Agreement, Beside, Cause, Change, Listener, PolicyId, Share, Stage, Subject, TrialStatus,

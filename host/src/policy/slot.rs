@@ -11,6 +11,7 @@ mod contest;
 mod guarded;
 mod learning;
 mod news;
+mod serving;
 mod shadow;
 mod swap;
 mod trial;
@@ -21,14 +22,15 @@ pub use builder::Builder;
 pub(super) use learning::Learning;
 pub use learning::{LearningStatus, Outcomes};
 pub(super) use news::News;
+pub use serving::Serving;
 pub use shadow::{Around, Shadow};
 pub use trial::{OnTrial, Trial};
+pub(super) use version::read;
 pub use version::{ChainPart, Prepared, Source, Version, standalone};
-pub(super) use version::{read, stored_source};
 pub use worker::{Found, SPARES_MAX, Worker};
 
 use self::guarded::Guarded;
-use self::learning::{Feed, Knowledge};
+use self::learning::Lessons;
 use self::version::{Program, code, prepare, stored_program};
 use super::catalog::{Assignment, Catalog, Origin, Stored};
 use super::chain::Role;
@@ -150,10 +152,9 @@ pub struct Slot<H: Hook> {
     /// What serves came from the catalogue.
     restored: bool,
     builder: Builder,
-    /// What came of requests, for the learner.
-    feed: Arc<Feed>,
-    /// What the learner published last.
-    knowledge: Arc<ArcSwapOption<Knowledge>>,
+    /// To and from the learner of what serves, and of what is on trial.
+    lessons: Lessons,
+    trial_lessons: Lessons,
 }
 
 /// The operator's values for a policy's settings.
@@ -239,8 +240,8 @@ impl<H: Hook> Slot<H> {
             restored: was_restored,
             catalog,
             builder,
-            feed: Arc::default(),
-            knowledge: Arc::default(),
+            lessons: Lessons::default(),
+            trial_lessons: Lessons::default(),
         });
         slot.stock(&slot.current());
         if let Some(trial) = trial {

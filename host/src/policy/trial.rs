@@ -2,6 +2,7 @@
 
 use super::counters::CounterValues;
 use super::guard::{Guard, WindowValues};
+use super::slot::LearningStatus;
 use super::{Error, SlotKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -105,6 +106,8 @@ pub struct TrialStatus {
     pub dropped: u64,
     /// The last window: what came of its decisions, or would have come of them, beside those of the active policy.
     pub window: Beside,
+    /// What its learner did.
+    pub learning: LearningStatus,
 }
 
 /// How often a shadow answered as the active policy did.

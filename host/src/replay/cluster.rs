@@ -17,8 +17,8 @@
 //! * A request that is rejected is gone: nobody tries again. Nothing fails and nobody leaves.
 //!
 //! What policies are told is what a host tells them; instances report with every tick. The output of a request is unknown
-//! to them before it comes, and so are sessions, tenants and models, which traces do not name. Policies that learn hear of
-//! outcomes by the clock of the machine, and so learn nothing here.
+//! to them before it comes, and so are sessions, tenants and models, which traces do not name. Policies that learn hear once
+//! a second of virtual time what came of requests, and what they publish holds from the next decision on.
 //!
 //! All of it is a function of trace, setup and policies: the same again gives the same bytes. A policy that is late or
 //! traps may be late elsewhere the next time. Memory grows with the requests in flight, not with the trace.
@@ -36,7 +36,7 @@ mod tests;
 #[cfg(test)]
 mod week;
 
-pub use policies::{Choice, Choices, Faults, Policies};
+pub use policies::{Choice, Choices, Faults, Learned, Policies};
 pub use report::{Names, Report, RoleLoad};
 pub use setup::{DECODE, INSTANCES_MAX, PREFILL, Setup, SetupError, TRANSFER};
 pub use tally::{Seconds, Spread, Tally, Timeline};
@@ -60,6 +60,8 @@ use twox_hash::XxHash3_64;
 const RECENT_BLOCKS: usize = 1 << 20;
 /// Requests in flight; more are rejected.
 const REQUESTS_MAX: u32 = 1 << 17;
+/// As often as a host lets learners hear of outcomes.
+const LEARN_EVERY_US: u64 = 1_000_000;
 
 /// Why a cluster is not simulated (any further).
 #[derive(Debug, thiserror::Error)]
@@ -134,6 +136,7 @@ impl<'e> Cluster<'e> {
         }
         let mut agenda = Agenda::default();
         agenda.plan(0, Event::Tick);
+        agenda.plan(0, Event::Learn);
         Ok(Self {
             setup: setup.clone(),
             balancer: host.balancer_worker(),
@@ -248,6 +251,11 @@ impl<'e> Cluster<'e> {
         faults
     }
 
+    /// What its policies learned from.
+    pub fn learned(&self) -> Vec<Learned> {
+        Policies::learned(&self.host)
+    }
+
     fn now_ms(&self) -> u64 {
         self.now_us / 1_000
     }
@@ -272,6 +280,11 @@ impl<'e> Cluster<'e> {
             }
             Event::StepEnds { .. } => Ok(()),
             Event::Tick => self.tick(),
+            Event::Learn => {
+                self.host.learn(self.now_ms());
+                self.agenda.plan(self.now_us + LEARN_EVERY_US, Event::Learn);
+                Ok(())
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use crate::policy::chain;
 use crate::policy::evictor::EvictorHook;
 use crate::policy::scheduler::SchedulerHook;
 use crate::policy::slot::Hook;
-use crate::policy::{Digest, Error as PolicyError, PolicyConfig, SlotKind, Source, slot_of_file};
+use crate::policy::{Error as PolicyError, PolicyConfig, SlotKind, Source, slot_of_file};
 use std::path::Path;
 
 /// See the module documentation. Whether the policy starts is not known yet.
@@ -83,13 +83,9 @@ impl Contender {
     }
 }
 
-/// The default policy with that name and component, if this binary has it: what a host that runs says it has.
-pub fn builtin_with(slot: SlotKind, name: &str, digest: &str) -> Option<Source> {
-    let (name, component) = builtins(slot).into_iter().find(|(known, _)| *known == name)?;
-    match digest {
-        "" => Some(Source::Native(name.to_owned())),
-        digest => (Digest::of(component).to_string() == digest).then(|| Source::Builtin(name.to_owned())),
-    }
+/// The native twin of the default policy called so, if this binary has it.
+pub fn native(slot: SlotKind, name: &str) -> Option<Source> {
+    builtins(slot).iter().any(|(known, _)| *known == name).then(|| Source::Native(name.to_owned()))
 }
 
 fn slot_in_file(path: &Path) -> Result<SlotKind, PolicyError> {
@@ -157,15 +153,5 @@ mod tests {
             let error = find(what, slot).unwrap_err().to_string();
             assert!(error.contains(expected), "{what}: {error}");
         }
-    }
-
-    #[test]
-    fn what_a_host_has_is_known_by_its_digest() {
-        let (name, component) = builtins(SlotKind::Evictor)[0];
-        let known = |name: &str, digest: &str| builtin_with(SlotKind::Evictor, name, digest);
-        let digest = Digest::of(component).to_string();
-        assert!(matches!(known(name, &digest), Some(Source::Builtin(_))));
-        assert!(matches!(known(name, ""), Some(Source::Native(_))));
-        assert!(known(name, &digest.replace('0', "1")).is_none() && known("none", &digest).is_none());
     }
 }

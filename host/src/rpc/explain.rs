@@ -59,7 +59,8 @@ impl Explain for Service {
         let now_ms = self.host.clock.now_ms();
         let past = self.host.eviction.evicted().of(key);
         let cause = node.store().cause(key);
-        let summary = blocks::summary(&at, stat.as_ref(), &past, cause, now_ms);
+        let peers = node.holders(key);
+        let summary = blocks::summary(&at, &peers, stat.as_ref(), &past, cause, now_ms);
         let evictions = past.choices.iter().map(|choice| eviction(choice, now_ms)).collect();
         Ok(Response::new(proto::ExplainBlockResponse {
             summary,
@@ -67,6 +68,7 @@ impl Explain for Service {
             evictions,
             cause: if stat.is_some() { String::new() } else { cause.name().to_owned() },
             remembered_since_ms: past.since_ms.map_or(0, |since| unix_ms_of(since, now_ms)),
+            peers,
         }))
     }
 }

@@ -16,10 +16,10 @@ use tonic::Status;
 const STATUS_BYTES: usize = 2 << 10;
 
 /// A policy that somebody wants in a slot.
-pub(super) struct Wanted {
-    pub(super) slot: SlotKind,
-    pub(super) source: Source,
-    pub(super) settings: Settings,
+pub(crate) struct Wanted {
+    pub(crate) slot: SlotKind,
+    pub(crate) source: Source,
+    pub(crate) settings: Settings,
     pub(super) stage: Stage,
 }
 
@@ -27,7 +27,7 @@ type Settings = Vec<(String, String)>;
 
 /// # Errors
 /// A status that names the field.
-pub(super) fn wanted(request: proto::LoadRequest) -> Result<Wanted, Status> {
+pub(crate) fn wanted(request: proto::LoadRequest) -> Result<Wanted, Status> {
     validate::load(&request)?;
     let proto::LoadRequest { slot, name, source, settings, stage, signatures } = request;
     let (slot, stage) = (slot_kind(&slot)?, convert::stage(stage)?);
@@ -47,6 +47,45 @@ pub(super) fn wanted(request: proto::LoadRequest) -> Result<Wanted, Status> {
         }
     };
     Ok(Wanted { slot, source, settings: settings_in(settings), stage })
+}
+
+/// The request that would bring it into that slot. A source that names a file asks for nothing.
+pub(super) fn request(slot: SlotKind, source: Source, settings: Settings) -> proto::LoadRequest {
+    let name = source.name().to_owned();
+    let (source, signatures) = match source {
+        Source::Builtin(name) | Source::Native(name) => {
+            (Some(load_request::Source::Builtin(name)), Vec::new())
+        }
+        Source::Bytes { bytes, .. } => (Some(load_request::Source::Component(bytes.into())), Vec::new()),
+        Source::Signed { bytes, signatures, .. } => {
+            (Some(load_request::Source::Component(bytes.into())), signatures_out(signatures))
+        }
+        Source::Chain { parts, .. } => {
+            let parts = parts.into_iter().map(part_out).collect();
+            (Some(load_request::Source::Chain(proto::Chain { parts })), Vec::new())
+        }
+        Source::File(_) => (None, Vec::new()),
+    };
+    let (slot, settings) = (slot.to_string(), settings_out(settings));
+    proto::LoadRequest { slot, name, source, settings, stage: None, signatures }
+}
+
+fn part_out(part: ChainPart) -> proto::ChainPart {
+    let name = part.source.name().to_owned();
+    let (source, signatures) = match part.source {
+        Source::Builtin(name) | Source::Native(name) => (Some(chain_part::Source::Builtin(name)), Vec::new()),
+        Source::Bytes { bytes, .. } => (Some(chain_part::Source::Component(bytes.into())), Vec::new()),
+        Source::Signed { bytes, signatures, .. } => {
+            (Some(chain_part::Source::Component(bytes.into())), signatures_out(signatures))
+        }
+        Source::File(_) | Source::Chain { .. } => (None, Vec::new()),
+    };
+    let role = match part.role {
+        Role::Filter => chain_part::Role::Filter(chain_part::Filter {}),
+        Role::Score { weight_permille } => chain_part::Role::WeightPermille(weight_permille),
+        Role::Pick => chain_part::Role::Picker(chain_part::Picker {}),
+    };
+    proto::ChainPart { name, source, settings: settings_out(part.settings), role: Some(role), signatures }
 }
 
 fn part(place: usize, part: proto::ChainPart) -> Result<ChainPart, Status> {
@@ -71,6 +110,15 @@ fn part(place: usize, part: proto::ChainPart) -> Result<ChainPart, Status> {
 fn signatures_in(signatures: Vec<proto::PolicySignature>) -> Vec<Signature> {
     let signature = |proto::PolicySignature { payload, signature }| Signature { payload, signature };
     signatures.into_iter().map(signature).collect()
+}
+
+fn signatures_out(signatures: Vec<Signature>) -> Vec<proto::PolicySignature> {
+    let signature = |Signature { payload, signature }| proto::PolicySignature { payload, signature };
+    signatures.into_iter().map(signature).collect()
+}
+
+fn settings_out(settings: Settings) -> Vec<proto::Setting> {
+    settings.into_iter().map(|(name, value)| proto::Setting { name, value }).collect()
 }
 
 fn settings_in(settings: Vec<proto::Setting>) -> Settings {

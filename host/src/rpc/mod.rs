@@ -130,7 +130,7 @@ fn services(host: &Arc<Host>, stopping: &watch::Receiver<bool>) -> Routes {
     let node = NodeServer::new(node::Service(Arc::clone(host)));
     Routes::new(store.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(conductor.max_decoding_message_size(REQUEST_BYTES_MAX))
-        .add_service(policies.max_decoding_message_size(component))
+        .add_service(policies.max_decoding_message_size(component).max_encoding_message_size(component))
         .add_service(explain.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(rollouts.max_decoding_message_size(component).max_encoding_message_size(component))
         .add_service(node.max_decoding_message_size(REQUEST_BYTES_MAX))

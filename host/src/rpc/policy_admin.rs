@@ -1,15 +1,16 @@
 pub(super) mod convert;
 
 use super::load::{self, slot_kind};
-use super::validate;
+use super::{ENVELOPE_BYTES, validate};
 use crate::access::door::About;
 use crate::host::Host;
 use crate::policy::history::{ENTRIES_MAX, acting_for};
-use crate::policy::{Error, LogLine, LogPage, PolicyHost, SlotKind, SlotStatus, Stage};
+use crate::policy::{Error, LogLine, LogPage, PolicyHost, Serving, SlotKind, SlotStatus, Source, Stage};
 use crate::text::printable;
 use convert::{guards, history_entry, policy, stage};
 use kvasir_dataplane::server::access::Identity;
 use kvasir_proto::{self as proto, policy_admin_server::PolicyAdmin};
+use prost::Message;
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
@@ -155,6 +156,27 @@ impl PolicyAdmin for Service {
         let component_bytes_max = self.0.config.policy.component_bytes_max.0;
         let guards = Some(guards(self.0.policies.guards()));
         Ok(Response::new(proto::ListPoliciesResponse { policies, component_bytes_max, guards }))
+    }
+
+    async fn fetch(
+        &self,
+        request: Request<proto::FetchPolicyRequest>,
+    ) -> Result<Response<proto::FetchPolicyResponse>, Status> {
+        let proto::FetchPolicyRequest { slot, builtins_as_components } = request.into_inner();
+        let slot = slot_kind(&slot)?;
+        let fetch = move |host: &Host| host.policies.serving(slot, builtins_as_components);
+        let Serving { source, settings, digest, .. } = self.blocking(fetch).await?;
+        let native = matches!(source, Source::Native(_));
+        let policy = load::request(slot, source, settings);
+        let (bytes, most) = (policy.encoded_len() as u64, self.0.config.policy.component_bytes_max.0);
+        if bytes > most + ENVELOPE_BYTES as u64 / 2 {
+            let why = format!(
+                "the parts of what serves {slot} have {bytes} bytes together, and one answer carries {most}; raise policy.component_bytes_max"
+            );
+            return Err(Status::resource_exhausted(why));
+        }
+        let digest = digest.map_or_else(String::new, |digest| digest.to_string());
+        Ok(Response::new(proto::FetchPolicyResponse { policy: Some(policy), digest, native }))
     }
 
     async fn logs(

@@ -169,7 +169,7 @@ const CALLS: &[(&str, &[&str])] = &[
             "PolicyRollouts/Fetch",
         ],
     ),
-    ("operator", &["Store/Remove", "Node/Drain"]),
+    ("operator", &["Store/Remove", "PolicyAdmin/Fetch", "Node/Drain"]),
 ];
 
 #[test]

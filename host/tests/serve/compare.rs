@@ -17,7 +17,7 @@ fn a_policy_is_replayed_against_what_serves() {
         host.check(&[&args, more].concat(), b"", code, part)
     };
 
-    // The evictor that serves, with its settings; then one that this binary does not have.
+    // The evictor that serves, with its settings; then one that this binary does not have, whose code the host gives.
     host.check(&["policy", "load", "evictor", "lru"], b"", 0, "lru");
     let json =
         replay("fifo", &["--against", "current", "--json", "--report", page], 0, r#""baseline":"lru""#);
@@ -26,8 +26,13 @@ fn a_policy_is_replayed_against_what_serves() {
     assert_eq!((&compared["candidate"], &first["baseline"]["above_lru"]), (&"fifo".into(), &0.0.into()));
     let html = std::fs::read_to_string(page).unwrap();
     assert!(html.contains("<polyline") && html.ends_with("</html>\n"));
-    host.check(&["policy", "load", "evictor", bad], b"", 0, "");
-    replay("fifo", &["--against", "current"], 2, "which is not built in; give its file: --against FILE");
+    let capacity = ["--capacity-blocks", "50", "--json"];
+    let of_file = replay("fifo", &[&["--against", bad], &capacity[..]].concat(), 0, r#""baseline""#);
+    host.check(&["policy", "load", "evictor", bad, "--setting", "mode=none"], b"", 0, "");
+    let current = [&["--against", "current"], &capacity[..]].concat();
+    let of_host = replay("fifo", &current, 0, r#""baseline":"bad""#);
+    let figures = |json: &str| serde_json::from_str::<serde_json::Value>(json).unwrap()["capacities"].clone();
+    assert_eq!(figures(&of_host), figures(&of_file));
 
     // Schedulers go through a simulated cluster; the same again is the same to the byte.
     let cluster = ["--prefill", "2", "--decode", "1", "--json", "--against", "current"];
@@ -57,6 +62,39 @@ fn a_policy_is_replayed_against_what_serves() {
     let said = String::from_utf8_lossy(&alone.stderr);
     assert_eq!(alone.status.code(), Some(2), "{said}");
     assert!(said.contains("--against current needs the running host"), "{said}");
+}
+
+#[test]
+fn what_serves_is_had_again_with_its_settings() {
+    let (dir, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let [component, chain, trace] = ["mine.wasm", "both.toml", "t.jsonl"].map(|name| dir.path().join(name));
+    let [component, chain, trace] = [&component, &chain, &trace].map(|path| path.to_str().unwrap());
+    let [pulled, again] = ["pulled.wasm", "both.toml"].map(|name| there.path().join(name));
+    let [pulled, again] = [&pulled, &again].map(|path| path.to_str().unwrap());
+    std::fs::write(component, guest("scheduler")).unwrap();
+    let parts = "[[scorer]]\nsource = \"netkv\"\nweight = 0.5\nsettings = { decode-steps = \"2\" }\n\
+                 [picker]\nsource = \"mine.wasm\"\nsettings = { mode = \"none\" }\n";
+    std::fs::write(chain, parts).unwrap();
+    let host = Host::start(dir.path());
+    host.check(&["policy", "pull", "scheduler", "-o", pulled], b"", 1, "own `mooncake` serves scheduler");
+    host.check(&["policy", "load", "scheduler", component, "--setting", "mode=none"], b"", 0, "");
+    host.check(&["policy", "pull", "scheduler", "-o", pulled], b"", 0, "--setting  mode=none");
+    assert_eq!(std::fs::read(pulled).unwrap(), guest("scheduler"));
+
+    // A chain comes with its parts, and is the same chain to a host; and to a replay, on this side.
+    host.check(&["policy", "load", "scheduler", chain], b"", 0, "both");
+    let digest = host.policy("scheduler")["digest"].clone();
+    host.check(&["policy", "pull", "scheduler", "-o", pulled], b"", 2, "ends in .toml");
+    host.check(&["policy", "pull", "scheduler", "-o", again, "--json"], b"", 0, "mine.wasm");
+    host.check(&["trace", "generate", "--requests", "60", "--output", trace], b"", 0, "60 requests");
+    let replay = ["policy", "replay", again, "--trace", trace, "--prefill", "2", "--decode", "1"];
+    let said = host.check(&[&replay[..], &["--against", "current"]].concat(), b"", 0, "both");
+    assert!(said.contains("0 of 60 decisions differ"), "{said}");
+    host.check(&["policy", "load", "scheduler", "random"], b"", 0, "random");
+    host.check(&["policy", "load", "scheduler", again], b"", 0, "both");
+    assert_eq!(host.policy("scheduler")["digest"], digest, "{}", std::fs::read_to_string(again).unwrap());
+    std::fs::write(there.path().join("mine.wasm"), b"mine").unwrap();
+    host.check(&["policy", "pull", "scheduler", "-o", again], b"", 2, "mine.wasm is another component");
 }
 
 #[test]

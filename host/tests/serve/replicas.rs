@@ -125,6 +125,22 @@ fn a_killed_host_costs_no_block_and_its_copies_are_made_again() {
     put(&hosts[1], (0..BLOCKS).filter(|n| n % 2 == 1), 2);
     until("copies", || all(&hosts));
 
+    // A copy's whereabouts are known without asking: the two that have it name each other, the third names both.
+    let explained = |(n, host): (usize, &Host)| {
+        let told = host.run(&["explain", "block", &format!("0x{}", key(7)), "--json"], b"");
+        let told: serde_json::Value = serde_json::from_slice(&told.stdout).unwrap();
+        let peers: Vec<_> = told["peers"].as_array().unwrap().iter().map(|peer| peer.to_string()).collect();
+        let text = told["summary"].as_str().unwrap();
+        assert!(!peers.contains(&format!("\"host-{n}\"")), "{told}");
+        assert_eq!(
+            text.contains("It is not in the pool, but at the peers host-"),
+            peers.len() == 2,
+            "{told}"
+        );
+        peers.len()
+    };
+    assert_eq!(hosts.iter().enumerate().map(explained).sum::<usize>(), 4);
+
     hosts[0].kill();
     let (_, survivors) = hosts.split_at(1);
     for host in survivors {

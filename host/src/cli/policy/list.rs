@@ -127,6 +127,10 @@ fn trial(t: &proto::Trial) -> Value {
         "invalid_answers": c.invalid_answers, "fallbacks": c.fallbacks,
         "asked": t.asked, "same": t.same, "dropped": t.dropped,
         "window": t.window.as_ref().map(status::beside),
+        "learning": t.learning.as_ref().map(|l| json!({
+            "outcomes": l.outcomes, "dropped": l.dropped, "faults": l.faults, "published": l.published,
+            "knowledge_bytes": l.knowledge_bytes,
+        })),
     })
 }
 

@@ -1,5 +1,6 @@
 //! `kvasir policy replay`.
 
+use super::serving::{self, Served};
 use crate::cli::HostFlags;
 use crate::cli::cluster_flags::ClusterFlags;
 use crate::cli::replay::open_trace;
@@ -7,11 +8,9 @@ use crate::policy::SlotKind;
 use crate::replay::cache::Prompts;
 use crate::replay::cluster::{Choice, Choices};
 use crate::replay::compare::{self, Comparison, Evictors, Match, Requests};
-use crate::replay::contender::{self, Contender};
+use crate::replay::contender::Contender;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use kvasir_client::control::Control;
-use kvasir_proto as proto;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -88,22 +87,10 @@ impl ReplayArgs {
 
     /// What serves the running host.
     fn current(&self, slot: SlotKind) -> Result<Contender> {
-        let list = async |mut control: Control| {
-            Ok(control.policy.list(proto::ListPoliciesRequest {}).await?.into_inner().policies)
-        };
-        let list = self.host.control(list);
-        let list = list.context("--against current needs the running host; or name a policy or its file")?;
-        let serving = list.into_iter().find(|policy| policy.slot == slot.as_str());
-        let serving = serving.with_context(|| format!("the host has no slot {slot}"))?;
-        let proto::Policy { name, digest, settings, .. } = serving;
-        let source = contender::builtin_with(slot, &name, &digest);
-        let source = source.with_context(|| {
-            format!(
-                "the host serves `{name}` ({digest}), which is not built in; give its file: --against FILE"
-            )
-        })?;
-        let settings = settings.into_iter().map(|s| (s.name, s.value)).collect();
-        Ok(Contender { slot, name, choice: Choice { source, settings } })
+        let served = serving::fetch(&self.host, slot, true);
+        let Served { source, settings } =
+            served.context("--against current needs the running host; or name a policy or its file")?;
+        Ok(Contender { slot, name: source.name().to_owned(), choice: Choice { source, settings } })
     }
 
     fn compare(&self, candidate: &Contender, baseline: &Contender) -> Result<Comparison> {

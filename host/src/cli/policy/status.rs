@@ -123,6 +123,13 @@ impl Status {
         if t.dropped > 0 {
             println!("  not told  {} decisions, for it was behind", t.dropped);
         }
+        if let Some(l) = &t.learning {
+            let proto::Learning { outcomes, dropped, faults, published, knowledge_bytes } = l;
+            println!(
+                "  learner   {outcomes} outcomes heard, {dropped} dropped, {faults} failures; published {published} times, \
+                 {knowledge_bytes} B at last"
+            );
+        }
         self.print_window(["trial", "active"], t.window.as_ref());
     }
 

@@ -15,7 +15,7 @@ use super::Role;
 use crate::config::Assigned;
 use crate::policy::slot::{ChainPart, Source};
 use crate::policy::{Error, description};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -24,22 +24,23 @@ const FILE_BYTES: u64 = 64 << 10;
 /// Largest weight of a scorer.
 const WEIGHT_MAX: f64 = 1e6;
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct ChainFile {
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     filter: Vec<PartFile>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     scorer: Vec<PartFile>,
     picker: Option<PartFile>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct PartFile {
     source: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
     weight: Option<f64>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     settings: BTreeMap<String, String>,
 }
 
@@ -77,6 +78,23 @@ pub fn read(path: &Path) -> Result<(String, Vec<ChainPart>), Error> {
         settings: part.settings.into_iter().collect(),
     };
     Ok((name, parts.into_iter().map(part).collect()))
+}
+
+/// The file of a chain of these parts, which [`read`] understands; `called` gives what a part is called there.
+pub fn text(parts: &[ChainPart], called: impl Fn(usize, &ChainPart) -> String) -> String {
+    let mut file = ChainFile::default();
+    for (place, part) in parts.iter().enumerate() {
+        let (source, settings) = (called(place, part), part.settings.iter().cloned().collect());
+        let told = |weight| PartFile { source, weight, settings };
+        match part.role {
+            Role::Filter => file.filter.push(told(None)),
+            Role::Score { weight_permille } => {
+                file.scorer.push(told(Some(f64::from(weight_permille) / 1e3)));
+            }
+            Role::Pick => file.picker = Some(told(None)),
+        }
+    }
+    toml::to_string(&file).expect("names, numbers and texts can be written")
 }
 
 impl ChainFile {

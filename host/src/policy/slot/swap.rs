@@ -165,6 +165,9 @@ impl<H: Hook> Slot<H> {
         if swap.is_watched() {
             self.guarded.lock().watch(version.generation);
         }
+        if let (Action::Promoted, Some(trial)) = (swap.action, self.trial.load_full()) {
+            self.promote_knowledge(trial.version.generation, version.generation);
+        }
         let mut totals = self.totals.lock();
         self.current.store(version.clone());
         totals.retire(old.counters.clone());

@@ -298,7 +298,7 @@ pub(super) fn prepare<H: Hook>(
     })
 }
 
-fn builtin<H: Hook>(name: &str) -> Result<Builtin<H>, Error> {
+pub(super) fn builtin<H: Hook>(name: &str) -> Result<Builtin<H>, Error> {
     H::builtins().find(|b| b.name == name).ok_or_else(|| {
         let known: Vec<_> = H::builtins().map(|b| b.name).collect();
         Error::UnknownBuiltin {
@@ -423,11 +423,7 @@ pub(super) fn stored_program<H: Hook>(
 }
 
 /// Where the code of what was loaded is to be had again.
-pub(in crate::policy) fn stored_source(
-    slot: SlotKind,
-    catalog: Option<&Catalog>,
-    origin: &Origin,
-) -> Result<Source, Error> {
+fn stored_source(slot: SlotKind, catalog: Option<&Catalog>, origin: &Origin) -> Result<Source, Error> {
     Ok(match (origin, catalog) {
         (Origin::Builtin { name }, _) => Source::Builtin(name.clone()),
         (Origin::Native { name }, _) => Source::Native(name.clone()),

@@ -1,6 +1,6 @@
 //! What calls a slot's policy: one engine per thread.
 
-use super::learning::Knowledge;
+use super::learning::{Knowledge, Lessons, Seat};
 use super::version::{StateRefused, Version};
 use super::{Hook, Policy, Slot};
 use crate::policy::catalog::Origin;
@@ -21,7 +21,7 @@ impl<H: Hook> Slot<H> {
         self.workers.fetch_add(1, Ordering::Relaxed);
         let version = self.current();
         let engine = version.take_ready().or_else(|| version.build(&self.limits, &self.log).ok());
-        let mut worker = Worker::new(self, &self.current, version, engine);
+        let mut worker = Worker::new(self, &self.current, self.lessons(Seat::Service), version, engine);
         worker.counted = true;
         worker
     }
@@ -64,6 +64,7 @@ impl<H: Hook> Worker<H> {
     fn new(
         slot: &Arc<Slot<H>>,
         seat: &Arc<ArcSwap<Version<H>>>,
+        lessons: &Lessons,
         version: Arc<Version<H>>,
         engine: Option<Box<H::Engine>>,
     ) -> Self {
@@ -71,7 +72,7 @@ impl<H: Hook> Worker<H> {
             slot: Arc::clone(slot),
             counted: false,
             cache: Cache::new(Arc::clone(seat)),
-            knowledge: Cache::new(slot.knowledge.clone()),
+            knowledge: Cache::new(lessons.knowledge.clone()),
             adopted: 0,
             version,
             engine,
@@ -88,7 +89,7 @@ impl<H: Hook> Worker<H> {
         version: &Arc<Version<H>>,
         seat: &Arc<ArcSwap<Version<H>>>,
     ) -> Self {
-        Self::new(slot, seat, Arc::clone(version), version.take_ready())
+        Self::new(slot, seat, slot.lessons(Seat::Trial), Arc::clone(version), version.take_ready())
     }
 
     /// Takes up a newer version or an engine that was built, if there is one; costs a pointer load when
@@ -151,7 +152,7 @@ impl<H: Hook> Worker<H> {
             None => {}
         }
         let behind = self.engine.is_none() || newest.generation != self.version.generation;
-        if behind && self.retry.due() {
+        if behind && self.retry.due(Instant::now()) {
             self.coming = Some(Coming { engine: self.slot.rebuild(&newest), version: newest });
         }
         None
@@ -431,8 +432,8 @@ impl Backoff {
         self.until = Some(now + wait);
     }
 
-    pub(super) fn due(&self) -> bool {
-        self.until.is_none_or(|until| Instant::now() >= until)
+    pub(super) fn due(&self, now: Instant) -> bool {
+        self.until.is_none_or(|until| now >= until)
     }
 }
 

@@ -16,6 +16,8 @@ pub(super) enum Event {
     StepEnds { instance: usize, plan: u64 },
     /// Instances report, and the balancer is asked.
     Tick,
+    /// Learners hear what came of requests.
+    Learn,
 }
 
 /// Events by time; those of one moment in the order in which they were planned.

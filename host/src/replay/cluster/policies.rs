@@ -67,21 +67,52 @@ pub struct Faults {
     pub invalid_answers: u64,
     /// Decisions that a native policy made instead.
     pub fallbacks: u64,
+    /// Times its learner failed; it was made anew.
+    pub learner_faults: u64,
 }
 
 impl Faults {
     pub fn any(&self) -> bool {
-        self.traps + self.deadline_misses + self.invalid_answers + self.fallbacks > 0
+        self.traps + self.deadline_misses + self.invalid_answers + self.fallbacks + self.learner_faults > 0
     }
 }
 
 impl std::fmt::Display for Faults {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { slot, policy, traps, deadline_misses, invalid_answers, fallbacks } = self;
+        let Self { slot, policy, traps, deadline_misses, invalid_answers, fallbacks, learner_faults } = self;
         write!(
             f,
             "{slot} `{policy}`: {traps} traps, {deadline_misses} deadlines missed, {invalid_answers} invalid answers; a \
              native policy decided {fallbacks} times instead"
+        )?;
+        if *learner_faults > 0 {
+            write!(f, "; its learner failed {learner_faults} times")?;
+        }
+        Ok(())
+    }
+}
+
+/// What a policy learned from in one slot.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Learned {
+    pub slot: &'static str,
+    pub policy: String,
+    /// Of requests.
+    pub outcomes: u64,
+    /// Outcomes that it was too slow for.
+    pub dropped: u64,
+    /// Times that it told its deciding instances something new, and the bytes of the last.
+    pub published: u64,
+    pub knowledge_bytes: u64,
+}
+
+impl std::fmt::Display for Learned {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { slot, policy, outcomes, dropped, published, knowledge_bytes } = self;
+        write!(
+            f,
+            "{slot} `{policy}`: {outcomes} outcomes heard, {dropped} dropped; published {published} times, \
+             {knowledge_bytes} B at last"
         )
     }
 }
@@ -110,8 +141,8 @@ impl Policies {
         let config = PolicyConfig {
             evictor_slots: setup.pool_blocks,
             breaker_faults: u32::MAX,
-            // By the clock of this machine, which has no place here.
-            learn_every: Duration::from_secs(1 << 30),
+            // Not by the clock of this machine, which has no place here.
+            learn_every: Duration::ZERO,
             guard: GuardConfig { every: Duration::ZERO, ..guard },
             instances: 256 + setup.pools(),
             ..PolicyConfig::default()
@@ -154,7 +185,7 @@ impl Policies {
     pub(super) fn faults(host: &PolicyHost) -> Vec<Faults> {
         let kinds = SlotKind::ALL.into_iter().filter(|&slot| slot != SlotKind::Evictor);
         let faults = kinds.map(|slot| {
-            let SlotStatus { name, totals, .. } = host.status(slot);
+            let SlotStatus { name, totals, learning, .. } = host.status(slot);
             Faults {
                 slot: slot.as_str(),
                 policy: name,
@@ -162,8 +193,23 @@ impl Policies {
                 deadline_misses: totals.deadline_misses,
                 invalid_answers: totals.invalid_answers,
                 fallbacks: totals.fallbacks,
+                learner_faults: learning.faults,
             }
         });
         faults.filter(Faults::any).collect()
+    }
+
+    /// What those policies learned from that learn.
+    pub(super) fn learned(host: &PolicyHost) -> Vec<Learned> {
+        let statuses = SlotKind::ALL.into_iter().map(|slot| (slot, host.status(slot)));
+        let learned = statuses.filter(|(_, status)| status.learning.learns).map(|(slot, status)| Learned {
+            slot: slot.as_str(),
+            policy: status.name,
+            outcomes: status.learning.outcomes,
+            dropped: status.learning.dropped,
+            published: status.learning.published,
+            knowledge_bytes: status.learning.knowledge_bytes,
+        });
+        learned.collect()
     }
 }

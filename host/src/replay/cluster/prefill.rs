@@ -119,6 +119,7 @@ pub(super) fn faults<'a, 'e: 'a>(name: &str, pools: impl Iterator<Item = &'a Pre
         deadline_misses: 0,
         invalid_answers: 0,
         fallbacks: 0,
+        learner_faults: 0,
     };
     for Prefill { pool, .. } in pools {
         let Counts { fallback_evictions, invalid_victims, fault, .. } = pool.counts();

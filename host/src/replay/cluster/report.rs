@@ -1,6 +1,6 @@
 //! What a simulated cluster is told of when it is done.
 
-use super::{Cluster, Faults, Policies, Seconds, Setup};
+use super::{Cluster, Faults, Learned, Policies, Seconds, Setup};
 use crate::policy::SlotKind;
 use serde::Serialize;
 
@@ -35,6 +35,8 @@ pub struct Report {
     pub slo_attainment_percent: f64,
     /// How busy instances were, by role.
     pub load: Vec<RoleLoad>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub learned: Vec<Learned>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<Faults>,
 }
@@ -103,6 +105,7 @@ impl Report {
             goodput_rps: (goodput * 1e4).round() / 1e4,
             slo_attainment_percent: tally.slo_attainment_percent(),
             load: load.collect(),
+            learned: cluster.learned(),
             faults: cluster.faults(),
         }
     }
@@ -131,6 +134,7 @@ impl Report {
                 format!("busy {:.1} %, the busiest {:.2} × the mean", load.busy_percent, load.imbalance);
             (load.role, text)
         }));
+        rows.extend(self.learned.iter().map(|learned| ("learned", learned.to_string())));
         rows.extend(self.faults.iter().map(|faults| ("policy failed", faults.to_string())));
         rows
     }

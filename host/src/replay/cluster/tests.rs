@@ -225,6 +225,50 @@ fn the_index_says_what_the_pools_hold_and_little_is_kept() {
     );
 }
 
+/// What was counted, what failed, and what was learned, of rounds in which the second prompt finds its prefix when it is decided,
+/// and not when it is computed.
+fn late_rounds(choices: &Choices) -> (Tally, Vec<Faults>, Vec<Learned>) {
+    let setup = Setup { pool_blocks: 4, ttft_slo_ms: 3_000.0, ..setup(1, 1, 0) };
+    let blocks = |round: u64| (4 * round..4 * round + 4).collect::<Vec<_>>();
+    let choices = choices.clone().with(SlotKind::Evictor, native("lru"));
+    let mut policies = Policies::open(&setup, &choices).unwrap();
+    let mut cluster = Cluster::new(&setup, &mut policies).unwrap();
+    cluster.offer(&request(0, &blocks(0), 1)).unwrap();
+    for round in 1..20 {
+        cluster.offer(&request(round * 60_000, &blocks(round), 1)).unwrap();
+        cluster.offer(&request(round * 60_000 + 10, &blocks(0), 1)).unwrap();
+    }
+    cluster.finish().unwrap();
+    (cluster.tally().clone(), cluster.faults(), cluster.learned())
+}
+
+#[test]
+fn a_policy_learns_in_virtual_time_from_what_came_of_its_requests() {
+    let (tally, _, learned) = late_rounds(&Choices::default());
+    assert_eq!((tally.rejected, learned), (0, vec![]), "by the forecast all of them are in time");
+    let choices = Choices::default().with(SlotKind::Admitter, guest("learning-admitter", &[]));
+    let (tally, faults, learned) = late_rounds(&choices);
+    let [Learned { slot: "admitter", outcomes, dropped: 0, published, .. }] = learned[..] else {
+        panic!("{learned:?}")
+    };
+    assert!(faults.is_empty() && tally.rejected > 0 && published > 2, "{} {learned:?}", tally.rejected);
+    assert!((30..=39).contains(&outcomes), "all but those of the last second: {outcomes}");
+    let again = late_rounds(&choices);
+    assert_eq!((again.0.rejected, again.0.ttft.seconds()), (tally.rejected, tally.ttft.seconds()));
+    assert_eq!(again.2, learned, "the same again");
+}
+
+#[test]
+fn a_learner_that_fails_is_told_and_made_anew() {
+    let choices =
+        Choices::default().with(SlotKind::Scheduler, guest("learning", &[("mode", "trap"), ("after", "3")]));
+    let (tally, faults, learned) = late_rounds(&choices);
+    assert_eq!((tally.finished, learned.len()), (39, 1), "no decision suffered: {faults:?}");
+    let [Faults { traps: 0, fallbacks: 0, learner_faults, .. }] = faults[..] else { panic!("{faults:?}") };
+    assert!(learner_faults > 1 && faults[0].to_string().contains("its learner failed"), "{faults:?}");
+    assert_eq!(late_rounds(&choices).1, faults, "the same again");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 

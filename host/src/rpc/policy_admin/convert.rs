@@ -3,7 +3,8 @@
 use crate::policy::guard::WindowValues;
 use crate::policy::history::{Entry, Named};
 use crate::policy::{
-    Beside, CounterValues, GuardConfig, Share, SlotKind, SlotStatus, Stage, TrialStatus, WatchStatus,
+    Beside, CounterValues, GuardConfig, LearningStatus, Share, SlotKind, SlotStatus, Stage, TrialStatus,
+    WatchStatus,
 };
 use crate::rpc::validate;
 use kvasir_proto::{self as proto, stage::Kind};
@@ -75,7 +76,13 @@ fn trial(trial: TrialStatus) -> proto::Trial {
         same: trial.agreement.same,
         dropped: trial.dropped,
         window: Some(beside(trial.window)),
+        learning: Some(trial.learning).filter(|learning| learning.learns).map(learning),
     }
+}
+
+fn learning(status: LearningStatus) -> proto::Learning {
+    let LearningStatus { learns: _, outcomes, dropped, faults, published, knowledge_bytes } = status;
+    proto::Learning { outcomes, dropped, faults, published, knowledge_bytes }
 }
 
 fn beside(Beside { newcomer, compared }: Beside) -> proto::Beside {
