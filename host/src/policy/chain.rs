@@ -8,7 +8,7 @@ mod file;
 #[cfg(test)]
 mod tests;
 
-pub use file::{is_chain, read};
+pub use file::{is_chain, parse, read};
 
 use super::SlotKind;
 use super::fault::{Error, Fault};
