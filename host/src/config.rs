@@ -22,6 +22,7 @@ pub(crate) use layers::did_you_mean;
 pub use layers::{Error, Layer};
 pub use tiers::{Remote, RemoteUrl, TenantKey};
 
+use crate::text::printable;
 use kvasir_client::control::ControlAddr;
 use kvasir_dataplane::config::positive;
 use kvasir_dataplane::tier::hbm::HbmConfig;
@@ -327,6 +328,20 @@ impl Config {
         }
         layers.environment(environment)?;
         layers.set(set)?;
+        Self::of(layers)
+    }
+
+    /// As [`Config::load`], of what the file in `path` has in it, and nothing on top.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse(path: &std::path::Path, text: &str) -> Result<Self, Error> {
+        let mut layers = layers::Layers::default();
+        layers.text(path, text)?;
+        Self::of(layers)
+    }
+
+    fn of(layers: layers::Layers) -> Result<Self, Error> {
         let mut config = layers.finish();
         config.complete();
         config.validate()?;
@@ -600,6 +615,7 @@ impl Assigned {
 }
 
 pub(crate) fn invalid(key: &str, value: impl std::fmt::Display, why: &str) -> Error {
+    let value = printable(&value.to_string(), 512);
     kvasir_dataplane::config::invalid(key, value, why).into()
 }
 

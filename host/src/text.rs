@@ -20,6 +20,14 @@ pub(crate) fn printable(text: &str, bytes_max: usize) -> String {
     out
 }
 
+/// As [`printable`], line by line: what a parser says of a text quotes it. So much is shown of each line, and of so many.
+pub(crate) fn printable_lines(text: &str) -> String {
+    const LINES: usize = 16;
+    const LINE_BYTES: usize = 256;
+    let lines: Vec<_> = text.trim_end().lines().take(LINES).map(|line| printable(line, LINE_BYTES)).collect();
+    lines.join("\n")
+}
+
 /// Line and paragraph separators, zero-width characters and marks of direction.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
@@ -37,6 +45,9 @@ mod tests {
         check("\u{202e}x", r"\u{202e}x");
         check("1234567890123", "123456789012…");
         check("\u{85}", r"\u{85}");
+        assert_eq!(printable_lines("a\u{1b}\r\n  | b\n\n"), "a\\u{1b}\n  | b");
+        assert!(printable_lines(&"é\n".repeat(1 << 20)).len() < 100);
+        assert!(printable_lines(&"é".repeat(1 << 20)).len() < 300);
         assert!(printable(&"é\n".repeat(1 << 20), 1 << 10).len() <= (1 << 10) + '…'.len_utf8());
     }
 }

@@ -3,6 +3,7 @@
 mod checks;
 mod contract;
 mod engines;
+mod fuzz;
 mod graph;
 mod languages;
 mod python;
@@ -82,6 +83,17 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Look for inputs that break what the policy platform reads from outside, with libFuzzer (tests/fuzz). Ends at the first.
+    Fuzz {
+        /// Kinds of input, as tests/fuzz/corpus has folders; all, if none is named.
+        targets: Vec<String>,
+        /// For each of them.
+        #[arg(long, default_value_t = 30.0)]
+        minutes: f64,
+        /// Add what reached new code to tests/fuzz/corpus.
+        #[arg(long)]
+        keep: bool,
+    },
     /// Check the text of the repository: links, commands, settings, the graph of crates, paths of one machine, long files.
     Tidy,
 }
@@ -139,6 +151,10 @@ fn run(task: Task) -> Result<ExitCode> {
                 shell.run(shell.binary().args(["bench", what]).args(&args))?;
             }
             Ok(ExitCode::SUCCESS)
+        }
+        Task::Fuzz { targets, minutes, keep } => {
+            shell.ensure_target()?;
+            fuzz::run(&shell, &targets, minutes, keep).map(|()| ExitCode::SUCCESS)
         }
         Task::Tidy => {
             tidy::run(&shell, &task_names())?;

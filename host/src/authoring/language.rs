@@ -4,6 +4,7 @@
 //! a component of the policy in `DIR` by the language's own tools, and a template for each slot in `templates/NAME`.
 
 use super::Error;
+use crate::text::printable;
 use std::path::{Path, PathBuf};
 
 /// A language that policies are written in.
@@ -102,7 +103,7 @@ impl Language {
     pub fn find(name: &str) -> Result<&'static Self, Error> {
         LANGUAGES.iter().find(|language| language.name == name).ok_or_else(|| {
             let known: Vec<_> = LANGUAGES.iter().map(|language| language.name).collect();
-            Error::Language { name: name.to_owned(), known: known.join(", ") }
+            Error::Language { name: printable(name, 64), known: known.join(", ") }
         })
     }
 

@@ -1,7 +1,8 @@
 //! A policy's folder, and what its manifest says.
 
 use super::{Error, Language, MissingTool, Trial};
-use crate::policy::{PolicyConfig, SlotKind};
+use crate::policy::{PolicyConfig, SlotKind, description};
+use crate::text::{printable, printable_lines};
 use kvasir_dataplane::units::{Size, Span};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -56,10 +57,25 @@ impl Project {
         let path = dir.join(MANIFEST);
         let text = std::fs::read_to_string(&path)
             .map_err(|source| Error::NoManifest { path: path.clone(), source })?;
-        let bad = |reason: String| Error::Manifest { path: path.clone(), reason };
-        let manifest: Manifest =
-            toml::from_str(&text).map_err(|e| bad(e.to_string().trim_end().to_owned()))?;
+        Self::parse(dir, &text)
+    }
+
+    /// As [`Project::open`], of what the manifest in `dir` has in it.
+    ///
+    /// # Errors
+    /// It is not as it should be.
+    pub fn parse(dir: &Path, text: &str) -> Result<Self, Error> {
+        let bad = |reason: String| Error::Manifest { path: dir.join(MANIFEST), reason };
+        let manifest: Manifest = toml::from_str(text).map_err(|e| bad(printable_lines(&e.to_string())))?;
         let Manifest { name, version, language, slot, sdk, memory, deadline, settings } = manifest;
+        if !description::is_name(&name) {
+            let name = printable(&name, 64);
+            return Err(bad(format!("`name` is `{name}`; a host takes 1 to 64 of a-z 0-9 -")));
+        }
+        if !description::is_version(&version) {
+            let version = printable(&version, 64);
+            return Err(bad(format!("`version` is `{version}`; a host takes such as 1.2.3 or 1.2.3-rc.1")));
+        }
         Ok(Self {
             language: Language::find(&language).map_err(|e| bad(e.to_string()))?,
             slot: slot.parse().map_err(|e: crate::policy::UnknownSlot| bad(e.to_string()))?,

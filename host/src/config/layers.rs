@@ -2,6 +2,7 @@
 //! the place it comes from.
 
 use super::Config;
+use crate::text::{printable, printable_lines};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
@@ -61,8 +62,13 @@ impl Layers {
     pub(super) fn file(&mut self, path: &Path) -> Result<(), Error> {
         let text =
             std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.into(), source })?;
+        self.text(path, &text)
+    }
+
+    /// What the file in `path` has in it.
+    pub(super) fn text(&mut self, path: &Path, text: &str) -> Result<(), Error> {
         let wrong =
-            |e: toml::de::Error| Error::Syntax { path: path.into(), reason: e.to_string().trim_end().into() };
+            |e: toml::de::Error| Error::Syntax { path: path.into(), reason: printable_lines(&e.to_string()) };
         let table: Table = text.parse().map_err(wrong)?;
         let mut leaves = Vec::new();
         flatten(&table, &mut Vec::new(), &mut leaves);
@@ -121,8 +127,8 @@ impl Layers {
             (Some(Value::Table(_)), Value::Table(_)) => return Ok(()), // `flatten` left it whole: it is empty
             (Some(Value::Table(_)), value) => {
                 let why = "it is a section; set the keys in it".to_owned();
-                let (layer, key) = (layer.clone(), key.join("."));
-                return Err(Error::Value { layer, key, value: value.to_string(), why });
+                let (layer, key) = (layer.clone(), shown_key(key));
+                return Err(Error::Value { layer, key, value: shown(&value), why });
             }
             (Some(Value::Float(_)), Value::Integer(whole)) => Value::Float(whole as f64),
             // Settings of policies are text to the host; a file may write numbers and booleans plainly.
@@ -131,7 +137,7 @@ impl Layers {
             }
             (_, value) => value,
         };
-        let shown = value.to_string();
+        let shown = shown(&value);
         let (last, sections) = key.split_last().expect("`place` refuses an empty key");
         let mut table = &mut self.table;
         for section in sections {
@@ -141,9 +147,9 @@ impl Layers {
         table.insert(last.clone(), value);
         self.config = self.table.clone().try_into().map_err(|e: toml::de::Error| Error::Value {
             layer: layer.clone(),
-            key: key.join("."),
+            key: shown_key(key),
             value: shown,
-            why: e.message().to_owned(),
+            why: printable(e.message(), SHOWN_BYTES),
         })?;
         Ok(())
     }
@@ -166,13 +172,24 @@ impl Layers {
     }
 
     fn unknown(&self, layer: &Layer, key: &[String], depth: usize, table: &Table) -> Error {
-        let section = key[..depth].join(".");
+        let section = shown_key(&key[..depth]);
         let place = if section.is_empty() { "sections".to_owned() } else { format!("keys of `{section}`") };
         let known: Vec<_> = table.keys().map(String::as_str).collect();
         let hint =
             format!("{}{place}: {}", did_you_mean(&key[depth], known.iter().copied()), known.join(", "));
-        Error::UnknownKey { layer: layer.clone(), key: key.join("."), hint }
+        Error::UnknownKey { layer: layer.clone(), key: shown_key(key), hint }
     }
+}
+
+/// The most of a key or a value that goes into an error.
+const SHOWN_BYTES: usize = 512;
+
+fn shown_key(key: &[String]) -> String {
+    printable(&key.join("."), SHOWN_BYTES)
+}
+
+fn shown(value: &Value) -> String {
+    printable(&value.to_string(), SHOWN_BYTES)
 }
 
 /// A policy's own settings, which the host does not know, and the places of memory of this machine.
@@ -186,6 +203,10 @@ fn free_form(section: &[String]) -> bool {
 
 /// "did you mean `x`? ", or nothing when no known name is close.
 pub(crate) fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
+    // Names are short; the distance to a long text takes long, and there is none to it.
+    if name.len() > 64 {
+        return String::new();
+    }
     let distance = |known: &str| strsim::damerau_levenshtein(known, name);
     let nearest =
         known.min_by_key(|known| distance(known)).filter(|near| distance(near) <= 1 + near.len() / 3);

@@ -52,20 +52,25 @@ pub fn write(path: &Path, policies: &[Saved]) -> Result<(), Error> {
     let failed = |source| Error::File { path: path.into(), action: "written", source };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
-    let pack = |file: &mut File| -> io::Result<()> {
-        let mut tar = Builder::new(io::BufWriter::new(file));
-        let (index, blobs) = contents(policies);
-        append(&mut tar, LAYOUT, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
-        append(&mut tar, INDEX, &index)?;
-        for (digest, bytes) in blobs {
-            append(&mut tar, &format!("{BLOBS}{digest}"), &bytes)?;
-        }
-        tar.into_inner()?.flush()
-    };
-    pack(file.as_file_mut()).map_err(failed)?;
+    pack(io::BufWriter::new(file.as_file_mut()), policies).map_err(failed)?;
     let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     file.as_file().set_permissions(readable).map_err(failed)?;
     file.persist(path).map_err(|error| failed(error.error)).map(drop)
+}
+
+/// Writes what a bundle has in it.
+///
+/// # Errors
+/// The writer's.
+pub fn pack(to: impl Write, policies: &[Saved]) -> io::Result<()> {
+    let mut tar = Builder::new(to);
+    let (index, blobs) = contents(policies);
+    append(&mut tar, LAYOUT, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+    append(&mut tar, INDEX, &index)?;
+    for (digest, bytes) in blobs {
+        append(&mut tar, &format!("{BLOBS}{digest}"), &bytes)?;
+    }
+    tar.into_inner()?.flush()
 }
 
 fn append(tar: &mut Builder<impl Write>, name: &str, bytes: &[u8]) -> io::Result<()> {
@@ -117,8 +122,16 @@ pub fn read(path: &Path) -> Result<Vec<Saved>, Error> {
     if bytes > BUNDLE_BYTES_MAX {
         return Err(Error::TooLarge { what: "the bundle", bytes, limit: BUNDLE_BYTES_MAX });
     }
+    read_from(path, io::BufReader::new(file))
+}
+
+/// As [`read`], of what the file in `path` has in it.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_from(path: &Path, from: impl Read) -> Result<Vec<Saved>, Error> {
     // A pipe has no length.
-    let unpacked = Unpacked::read(io::BufReader::new(file).take(BUNDLE_BYTES_MAX));
+    let unpacked = Unpacked::read(from.take(BUNDLE_BYTES_MAX));
     let unpacked = unpacked.map_err(|reason| Error::Bundle { path: path.into(), reason })?;
     unpacked.policies().map_err(|error| match error {
         Refused::Bundle(reason) => Error::Bundle { path: path.into(), reason },

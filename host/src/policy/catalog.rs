@@ -2,8 +2,10 @@
 
 use super::chain::Role;
 use super::engine::Digest;
+use super::fault::TEXT_BYTES;
 use super::trust::Signature;
 use super::{Error, SlotKind, Stage};
+use crate::text::printable;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -234,5 +236,5 @@ pub(super) fn state_error(
     action: &'static str,
     reason: impl std::fmt::Display,
 ) -> Error {
-    Error::State { path: path.into(), action, reason: reason.to_string() }
+    Error::State { path: path.into(), action, reason: printable(&reason.to_string(), TEXT_BYTES) }
 }

@@ -8,7 +8,7 @@ mod file;
 #[cfg(test)]
 mod tests;
 
-pub use file::{is_chain, read, text};
+pub use file::{is_chain, parse, read, text};
 
 use super::SlotKind;
 use super::fault::{Error, Fault};

@@ -178,10 +178,12 @@ impl History {
     /// The disk is full or fails.
     pub fn add(&self, slot: SlotKind, entry: Entry) -> Result<(), Error> {
         let mut newest = self.newest.lock();
-        let number = newest[slot as usize] + 1;
+        let number = newest[slot as usize].checked_add(1);
+        let number =
+            number.ok_or_else(|| self.error("written", "the newest entry has the last number there is"))?;
         self.write(slot, number, entry)?;
         newest[slot as usize] = number;
-        let kept_from = (number + 1).saturating_sub(ENTRIES_MAX as u64);
+        let kept_from = number.saturating_add(1).saturating_sub(ENTRIES_MAX as u64);
         for old in self.tree.range(key(slot, 0)..key(slot, kept_from)).keys() {
             let removed = old.and_then(|old| self.tree.remove(old));
             removed.map_err(|e| self.error("written", e))?;
@@ -258,23 +260,27 @@ fn started(status: SlotStatus) -> Entry {
 
 /// An entry that cannot be read says so in its place: the others are still worth reading.
 fn parse(bytes: &[u8]) -> Entry {
-    serde_json::from_slice(bytes).unwrap_or_else(|error| Entry {
+    bounded(serde_json::from_slice(bytes).unwrap_or_else(|error| Entry {
         who: HOST.into(),
         action: "unreadable".into(),
         reason: format!("this entry of the history cannot be read: {error}"),
         ..Entry::default()
-    })
+    }))
 }
 
-/// Names and values come from operators and policies.
+/// Names and values come from operators and policies, and what is read was perhaps written by another program.
 fn bounded(entry: Entry) -> Entry {
+    let short = |text: &str| printable(text, NAME_BYTES);
     let named = |named: Named| Named {
-        name: printable(&named.name, NAME_BYTES),
-        version: printable(&named.version, NAME_BYTES),
-        digest: named.digest,
+        name: short(&named.name),
+        version: short(&named.version),
+        digest: named.digest.as_deref().map(short),
     };
     Entry {
-        who: printable(&entry.who, NAME_BYTES),
+        who: short(&entry.who),
+        cause: short(&entry.cause),
+        action: short(&entry.action),
+        stage: short(&entry.stage),
         policy: named(entry.policy),
         settings: bounded_settings(&entry.settings),
         before: entry.before.map(named),

@@ -36,7 +36,7 @@ mod tests;
 
 pub use admitter::AdmitterWorker;
 pub use balancer::BalancerWorker;
-pub use catalog::{Assignment, Origin};
+pub use catalog::{Assignment, Catalog, Origin, Stored, StoredTrial};
 pub use counters::CounterValues;
 pub use description::BadDescription;
 pub use engine::{Digest, Engine, Module, NoDigest};
@@ -55,6 +55,7 @@ pub use trial::{
     WatchStatus,
 };
 
+use crate::text::printable;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -149,7 +150,7 @@ impl std::str::FromStr for SlotKind {
 
     fn from_str(text: &str) -> Result<Self, UnknownSlot> {
         let named = Self::ALL.into_iter().find(|kind| kind.as_str() == text);
-        named.ok_or_else(|| UnknownSlot(text.to_owned()))
+        named.ok_or_else(|| UnknownSlot(printable(text, 64)))
     }
 }
 

@@ -144,7 +144,7 @@ impl Record {
     /// # Errors
     /// The name is of no slot.
     pub fn slot_kind(&self) -> Result<SlotKind, BadRecord> {
-        Ok(printable(&self.slot, 64).parse()?)
+        Ok(self.slot.parse()?)
     }
 
     /// Reads one line, and checks that it can be played.

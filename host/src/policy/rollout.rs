@@ -115,7 +115,7 @@ impl Rollout {
     /// # Errors
     /// [`TooManyHosts`].
     pub fn hear(&mut self, host: &str, said: Option<Said>, now_ms: u64) -> Result<Order, TooManyHosts> {
-        if !self.hosts.contains_key(host) && self.hosts.len() == HOSTS_MAX {
+        if !self.hosts.contains_key(host) && self.hosts.len() >= HOSTS_MAX {
             return Err(TooManyHosts);
         }
         let serves = matches!(said, Some(Said::Watched | Said::Settled));
@@ -171,7 +171,7 @@ impl Rollout {
     /// One host at a time, in the order of their names.
     fn is_next(&self, host: &str, now_ms: u64) -> bool {
         let busy = self.hosts.values().any(|place| matches!(place.step, Step::Told | Step::Watched));
-        let rested = self.settled_ms.is_none_or(|at| now_ms >= at + self.pause_ms);
+        let rested = self.settled_ms.is_none_or(|at| now_ms >= at.saturating_add(self.pause_ms));
         let waits = |place: &Place| place.step == Step::Waiting && now_ms <= place.heard_ms + AWAY_MS;
         let first = self.hosts.iter().find(|(_, place)| waits(place));
         !busy && rested && first.is_some_and(|(name, _)| name == host)

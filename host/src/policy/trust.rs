@@ -11,7 +11,7 @@ mod signature;
 pub use keys::{KeyError, PublicKey, SecretKey};
 pub use signature::{
     Claim, PAYLOAD_BYTES_MAX, SIGNATURES_MAX, Signature, SignatureError, add, beside, check_amount,
-    read_beside, write_beside,
+    parse_signatures, print_signatures, read_beside, write_beside,
 };
 
 use super::engine::Digest;
@@ -36,6 +36,19 @@ pub struct TrustedKey {
     /// The slots that it may sign for.
     pub slots: Vec<SlotKind>,
     pub key: PublicKey,
+}
+
+impl TrustedKey {
+    /// As it stands in a trust file.
+    pub fn to_toml(&self) -> String {
+        let Self { name, slots, key } = self;
+        let slots: Vec<_> = slots.iter().map(|slot| format!("\"{slot}\"")).collect();
+        format!(
+            "[[keys]]\nname = \"{name}\"\nslots = [{}]\npublic_key = \"\"\"\n{}\"\"\"\n",
+            slots.join(", "),
+            key.to_pem()
+        )
+    }
 }
 
 /// The keys of a trust file, in its order.
@@ -130,13 +143,7 @@ impl TrustedKeys {
         if !text.is_empty() {
             text.push('\n');
         }
-        let TrustedKey { name, slots, key } = key;
-        let slots: Vec<_> = slots.iter().map(|slot| format!("\"{slot}\"")).collect();
-        text += &format!(
-            "[[keys]]\nname = \"{name}\"\nslots = [{}]\npublic_key = \"\"\"\n{}\"\"\"\n",
-            slots.join(", "),
-            key.to_pem()
-        );
+        text += &key.to_toml();
         let keys = Self::parse(&text).map_err(|reason| TrustError::Damaged { path: path.into(), reason })?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let write = || {
@@ -149,7 +156,11 @@ impl TrustedKeys {
         Ok(keys)
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    /// What a trust file has in it.
+    ///
+    /// # Errors
+    /// What is wrong with it, as part of a sentence.
+    pub fn parse(text: &str) -> Result<Self, String> {
         let file: File = toml::from_str(text).map_err(|e| printable(e.to_string().trim_end(), 1 << 10))?;
         if file.keys.len() > KEYS_MAX {
             return Err(format!("it has {} keys; at most {KEYS_MAX} are read", file.keys.len()));

@@ -15,12 +15,15 @@ use super::Role;
 use crate::config::Assigned;
 use crate::policy::slot::{ChainPart, Source};
 use crate::policy::{Error, description};
+use crate::text::{printable, printable_lines};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Longest file of a chain.
 const FILE_BYTES: u64 = 64 << 10;
+/// Longest name or path of a part.
+const SOURCE_BYTES: usize = 1 << 10;
 /// Largest weight of a scorer.
 const WEIGHT_MAX: f64 = 1e6;
 
@@ -54,18 +57,26 @@ pub fn is_chain(path: &Path) -> bool {
 /// # Errors
 /// The file cannot be read, or is not as the module documentation says.
 pub fn read(path: &Path) -> Result<(String, Vec<ChainPart>), Error> {
-    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let refuse = |reason: String| Error::Chain { name: path.display().to_string(), reason };
     let failed = |source| Error::Read { path: path.into(), source };
     let bytes = std::fs::metadata(path).map_err(failed)?.len();
     if bytes > FILE_BYTES {
-        return Err(refuse(format!("{bytes} bytes, where a chain has at most {FILE_BYTES}")));
+        let reason = format!("{bytes} bytes, where a chain has at most {FILE_BYTES}");
+        return Err(Error::Chain { name: path.display().to_string(), reason });
     }
+    parse(path, &std::fs::read_to_string(path).map_err(failed)?)
+}
+
+/// As [`read`], of what the file in `path` has in it.
+///
+/// # Errors
+/// As [`read`].
+pub fn parse(path: &Path, text: &str) -> Result<(String, Vec<ChainPart>), Error> {
+    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let refuse = |reason: String| Error::Chain { name: path.display().to_string(), reason };
     if !description::is_name(&name) {
         return Err(refuse("a chain is called as its file is; take a-z, 0-9 and - only".into()));
     }
-    let text = std::fs::read_to_string(path).map_err(failed)?;
-    let file: ChainFile = toml::from_str(&text).map_err(|e| refuse(e.to_string()))?;
+    let file: ChainFile = toml::from_str(text).map_err(|e| refuse(printable_lines(&e.to_string())))?;
     let folder = path.parent().unwrap_or(Path::new(""));
     let parts = file.parts().map_err(refuse)?;
     let part = |(role, part): (Role, PartFile)| ChainPart {
@@ -102,6 +113,13 @@ impl ChainFile {
         let Self { filter, scorer, picker } = self;
         let pick = || PartFile { source: "pick".into(), weight: None, settings: BTreeMap::new() };
         let picker = picker.unwrap_or_else(pick);
+        let unfit = |part: &&PartFile| printable(&part.source, SOURCE_BYTES) != part.source;
+        if let Some(part) = filter.iter().chain(&scorer).chain([&picker]).find(unfit) {
+            let source = printable(&part.source, SOURCE_BYTES);
+            return Err(format!(
+                "`{source}` is no source; it is too long, or has characters that do not print"
+            ));
+        }
         if let Some(part) = filter.iter().chain([&picker]).find(|part| part.weight.is_some()) {
             return Err(format!("`{}` has a weight, which only scorers have", part.source));
         }

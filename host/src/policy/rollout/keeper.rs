@@ -3,6 +3,7 @@
 use super::{Order, Rollout, Said, TooManyHosts};
 use crate::policy::SlotKind;
 use crate::policy::catalog::Assignment;
+use crate::text::printable;
 use parking_lot::Mutex;
 
 /// What a host is to do in one slot.
@@ -85,7 +86,8 @@ impl Keeper {
         now_ms: u64,
     ) -> Result<Rollout, Error> {
         let mut slots = self.slots.lock();
-        let id = slots[slot as usize].as_ref().map_or(1, |last| last.id + 1);
+        let id = slots[slot as usize].as_ref().map_or(Some(1), |last| last.id.checked_add(1));
+        let id = id.ok_or_else(|| state("started", &"the last one has the last number there is"))?;
         let rollout = Rollout::new(id, target, by, pause_ms, now_ms);
         self.tree.insert(request_key(slot), request).map_err(|e| state("written", &e))?;
         self.write(slot, &rollout)?;
@@ -162,5 +164,5 @@ fn request_key(slot: SlotKind) -> String {
 }
 
 fn state(action: &'static str, reason: &impl std::fmt::Display) -> Error {
-    Error::State { action, reason: reason.to_string() }
+    Error::State { action, reason: printable(&reason.to_string(), 1 << 10) }
 }

@@ -303,7 +303,7 @@ pub(super) fn builtin<H: Hook>(name: &str) -> Result<Builtin<H>, Error> {
         let known: Vec<_> = H::builtins().map(|b| b.name).collect();
         Error::UnknownBuiltin {
             slot: H::KIND,
-            name: name.into(),
+            name: printable(name, TEXT_BYTES),
             known: known.join(", "),
             suggestion: nearest(name, known),
         }

@@ -125,7 +125,8 @@ impl SecretKey {
         PublicKey(self.0.verifying_key())
     }
 
-    pub(super) fn sign(&self, message: &[u8]) -> [u8; 64] {
+    /// The signature of any text.
+    pub fn sign(&self, message: &[u8]) -> [u8; 64] {
         self.0.sign(message).to_bytes()
     }
 }

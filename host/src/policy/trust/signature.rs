@@ -158,10 +158,25 @@ pub fn read_beside(component: &Path) -> Result<Vec<Signature>, SignatureError> {
         }
         Ok(_) => {}
     }
-    let text = std::fs::read(&path).map_err(failed)?;
-    let read: Signatures = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
-    check_amount(&read.signatures).map_err(damaged)?;
-    Ok(read.signatures)
+    parse_signatures(&std::fs::read(&path).map_err(failed)?).map_err(damaged)
+}
+
+/// What a file of signatures has in it.
+///
+/// # Errors
+/// What is wrong with it, as part of a sentence.
+pub fn parse_signatures(text: &[u8]) -> Result<Vec<Signature>, String> {
+    let Signatures { signatures } = serde_json::from_slice(text).map_err(|e| e.to_string())?;
+    check_amount(&signatures)?;
+    Ok(signatures)
+}
+
+/// A file that reads back as these signatures.
+pub fn print_signatures(signatures: &[Signature]) -> Vec<u8> {
+    let signatures = Signatures { signatures: signatures.to_vec() };
+    let mut text = serde_json::to_vec_pretty(&signatures).expect("signatures are plain text");
+    text.push(b'\n');
+    text
 }
 
 /// Refuses more than a component can have, before anything is computed with it.
@@ -192,9 +207,7 @@ pub fn write_beside(component: &Path, signatures: &[Signature]) -> Result<PathBu
     if signatures.len() > SIGNATURES_MAX {
         return Err(SignatureError::TooMany { path });
     }
-    let signatures = Signatures { signatures: signatures.to_vec() };
-    let mut text = serde_json::to_vec_pretty(&signatures).expect("signatures are plain text");
-    text.push(b'\n');
+    let text = print_signatures(signatures);
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let write = || {
         let mut file = tempfile::NamedTempFile::new_in(folder)?;

@@ -1,0 +1,48 @@
+//! What the policy platform reads from outside, one [`Target`] for each kind of input: any bytes at all may come, and none may
+//! cause a panic. A target says more where there is more to say: what reads prints and reads again as the same, limits hold,
+//! a refusal names what it refuses.
+//!
+//! `cargo xtask fuzz` looks for inputs that break this, guided by the branches that they take; `tests/corpora.rs` runs those
+//! that were kept, as an ordinary test.
+
+mod bundle;
+mod component;
+mod config;
+mod manifests;
+mod record;
+mod settings;
+mod state;
+mod text;
+mod trust;
+mod twins;
+
+/// A kind of input.
+pub struct Target {
+    /// Of its folder in `corpus/`, too.
+    pub name: &'static str,
+    /// Longest input that is tried; more would cost time and find nothing new.
+    pub bytes_max: usize,
+    /// Panics where a promise is broken.
+    pub run: fn(&[u8]),
+}
+
+pub const TARGETS: [Target; 8] = [
+    Target { name: "bundle", bytes_max: 16 << 10, run: bundle::run },
+    Target { name: "component", bytes_max: 24 << 10, run: component::run },
+    Target { name: "config", bytes_max: 4 << 10, run: config::run },
+    Target { name: "manifests", bytes_max: 4 << 10, run: manifests::run },
+    Target { name: "record", bytes_max: 16 << 10, run: record::run },
+    Target { name: "settings", bytes_max: 1 << 10, run: settings::run },
+    Target { name: "state", bytes_max: 8 << 10, run: state::run },
+    Target { name: "trust", bytes_max: 8 << 10, run: trust::run },
+];
+
+/// The target of that name.
+pub fn target(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}
+
+/// What kind of input follows, and the input.
+fn kind(data: &[u8]) -> Option<(u8, &[u8])> {
+    data.split_first().map(|(kind, rest)| (*kind, rest))
+}
