@@ -239,7 +239,10 @@ impl Cli {
             Command::Node(args) => args.run().map(done),
             Command::Push(args) => args.run(),
             Command::Token(args) => args.run().map(done),
-            Command::Completions(args) => Ok(done(args.run())),
+            Command::Completions(args) => {
+                args.run();
+                Ok(ExitCode::SUCCESS)
+            }
             Command::Man(args) => args.run().map(done),
         }
     }
