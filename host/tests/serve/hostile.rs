@@ -110,7 +110,8 @@ impl Traffic {
                     other => panic!("{other:?}"),
                 }
                 let stage = Stage::Finished.into();
-                let done = proto::CompleteRequest { request_id: answer.request_id, stage, tokens: 0 };
+                let done =
+                    proto::CompleteRequest { request_id: answer.request_id, stage, ..Default::default() };
                 conductor.complete(done).await.unwrap();
             }
         });
