@@ -1,8 +1,8 @@
 use super::*;
-use kvasir_policy::scheduler::{Column, DecodeRow, Kept, Layout, PrefillRow, Question};
+use kvasir_policy::scheduler::{Column, DecodeRow, Kept, Layout, PREFILL_ROW, PrefillRow, Question};
 use proptest::prelude::*;
 
-fn prefill(slot: u16, peer: Option<u16>, busy_until: f32) -> [f32; 17] {
+fn prefill(slot: u16, peer: Option<u16>, busy_until: f32) -> [f32; PREFILL_ROW] {
     PrefillRow { slot, available: true, busy_until, cost_per_token: 1.0, peer, ..PrefillRow::default() }
         .encode()
 }
