@@ -252,7 +252,7 @@ fn what_is_on_trial_learns_and_goes_on_with_that_when_it_is_promoted() {
     class.turn(Instant::now());
     assert_eq!(known(&second, &mut second.worker()).as_deref(), Some("knows of 7 finished requests"));
     let kept = |name: &str| catalog.learned(SlotKind::Scheduler, name).unwrap();
-    assert_eq!(*kept("counting").unwrap(), 5_u64.to_le_bytes());
+    assert_eq!(kept("counting").unwrap().first_chunk(), Some(&5_u64.to_le_bytes()));
     let (in_service, on_trial) = second.learning();
     assert!(in_service.learns && !on_trial.learns && on_trial.outcomes == 0, "{on_trial:?}");
 }
