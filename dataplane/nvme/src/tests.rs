@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::io::OpKind;
-use super::segments::{Segment, State};
+use super::segments::State;
 use super::*;
 use kvasir_memory::buffer::Buffer;
 use kvasir_protocol::block::{BlockMeta, checksum};
@@ -72,28 +72,40 @@ fn remove(store: &NvmeStore, ns: &[u32]) -> Vec<bool> {
     store.remove(ns.iter().map(|&n| key(n)).collect()).wait().into_iter().map(Result::unwrap).collect()
 }
 
-/// The books are what the index says, and no more is in use than there is.
+/// The books are what the index says, and no more is in use than there is. The janitor may begin to empty another segment
+/// at any time, so they are looked at until they agree.
 fn audit(store: &NvmeStore) {
-    let busy =
-        |segment: &Segment| segment.readers + segment.writers > 0 || segment.state == State::Reclaiming;
     let deadline = Instant::now() + Duration::from_secs(60);
-    while store.shared.segments().list.iter().any(busy) && Instant::now() < deadline {
+    while let Err(why) = books(store) {
+        assert!(Instant::now() < deadline, "{why}");
         std::thread::yield_now();
     }
+}
+
+/// Why the books do not agree.
+fn books(store: &NvmeStore) -> Result<(), String> {
     let segments = store.shared.segments();
-    let live: u64 = segments.list.iter().map(|segment| u64::from(segment.live_blocks)).sum();
-    let pages: u64 = segments.list.iter().map(|segment| u64::from(segment.live_pages)).sum();
     for (number, segment) in segments.list.iter().enumerate() {
-        assert!(!busy(segment), "segment {number}: {segment:?}");
+        if segment.readers + segment.writers > 0 || segment.state == State::Reclaiming {
+            return Err(format!("segment {number} is busy: {segment:?}"));
+        }
         assert!(segment.live_pages + segment.dead_pages <= segments.pages, "segment {number}: {segment:?}");
     }
+    let live: u64 = segments.list.iter().map(|segment| u64::from(segment.live_blocks)).sum();
+    let pages: u64 = segments.list.iter().map(|segment| u64::from(segment.live_pages)).sum();
     drop(segments);
-    let found = |number| store.shared.index.in_segment(number).len() as u64;
     let counters = &store.shared.counters;
-    assert_eq!((0..store.shared.config.segments()).map(found).sum::<u64>(), live);
-    assert_eq!(counters.blocks.load(Ordering::Relaxed), live);
-    assert_eq!(counters.claimed_pages.load(Ordering::Relaxed), pages);
-    assert_eq!(store.shared.under_way.load(Ordering::Relaxed), 0);
+    let found = |number| store.shared.index.in_segment(number).len() as u64;
+    let counted = [
+        (0..store.shared.config.segments()).map(found).sum::<u64>(),
+        counters.blocks.load(Ordering::Relaxed),
+        counters.claimed_pages.load(Ordering::Relaxed),
+        store.shared.under_way.load(Ordering::Relaxed) as u64,
+    ];
+    let expected = [live, live, pages, 0];
+    (counted == expected).then_some(()).ok_or_else(|| {
+        format!("blocks found, blocks, pages and calls are {counted:?}, by the segments {expected:?}")
+    })
 }
 
 /// Room for 49 MiB, in segments that hold a few of the suite's largest blocks.
