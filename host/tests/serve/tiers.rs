@@ -167,9 +167,11 @@ mod gpu {
             client.put(&BlockMeta::single(key(n), BLOCK), &content(n, BLOCK)).unwrap();
         }
         let stat = settled(&host, "hbm");
-        assert!(stat["blocks"].as_u64().unwrap() > 0 && stat["offload_failed"] == 0, "{stat}");
+        let stored = stat["blocks"].as_u64().unwrap() as usize;
+        assert!(stored > 0 && stat["offload_failed"] == 0, "{stat}");
         for transport in [Transport::Unix, Transport::Tcp] {
-            assert_eq!(found(&host, transport), BLOCKS as usize);
+            let found = found(&host, transport);
+            assert!(found >= stored, "{found} of {stored}: only a victim that found its queue full is lost");
         }
         assert!(metric(&host, "kvasir_onboard_bytes_total{", "hbm") > 0.0);
         assert_eq!(host.terminate(), Some(0));
