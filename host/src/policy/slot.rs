@@ -20,7 +20,7 @@ mod worker;
 
 pub use builder::Builder;
 pub(super) use learning::Learning;
-pub use learning::{LearningStatus, Outcomes};
+pub use learning::{Learner, LearningStatus, Outcomes};
 pub(super) use news::News;
 pub use serving::Serving;
 pub use shadow::{Around, Shadow};
