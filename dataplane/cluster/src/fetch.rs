@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::counts::add;
@@ -12,6 +11,7 @@ use super::table::{Heard, Holding, Table};
 use kvasir_memory::region::LocalRange;
 use kvasir_net::transfer::{Batch, Class, Entry, EntryStatus, Segment, Transfer, TransferError};
 use kvasir_net::transport::{Denied, Direction, OpError, RemoteRange};
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_store::dram::{Reservation, Reserve};
 

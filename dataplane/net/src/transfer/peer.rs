@@ -3,7 +3,6 @@
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
 use super::complete::same;
 use super::entry::{Entry, Piece};
@@ -11,6 +10,7 @@ use super::order::{self, Order};
 use super::plan::{PlanConfig, Rail, Schedule};
 use crate::transport::{Denied, Endpoint, Error, Grant, OpError, Transport};
 use kvasir_memory::region::Location;
+use kvasir_os::time::{Duration, Instant};
 
 /// A rail to a peer: how to reach it, and the endpoint while it works.
 pub(super) struct Link {

@@ -5,8 +5,6 @@
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use super::complete::{Inner, Transfer, TransferError};
 use super::entry::{Batch, BatchTooLarge, ENTRIES_MAX, Entry, Piece, op_of, peers_of, push_entry};
@@ -15,6 +13,8 @@ use super::plan::{CLASSES, Class, Idle, Issued, PlanConfig, Slice, Work};
 use super::watch::Deadlines;
 use crate::transport::{Completion, Endpoint, Error, OpError, Sink, Transport};
 use kvasir_memory::region::Region;
+use kvasir_os::thread;
+use kvasir_os::time::{Duration, Instant};
 
 /// Settings of the engine.
 #[derive(Clone, Debug)]
