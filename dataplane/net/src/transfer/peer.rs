@@ -8,6 +8,7 @@ use super::complete::same;
 use super::entry::{Entry, Piece};
 use super::order::{self, Order};
 use super::plan::{PlanConfig, Rail, Schedule};
+use super::submit::Clock;
 use crate::transport::{Denied, Endpoint, Error, Grant, OpError, Transport};
 use kvasir_memory::region::Location;
 use kvasir_os::time::{Duration, Instant};
@@ -125,18 +126,19 @@ impl Peer {
         name: &str,
         rails: Vec<(Arc<dyn Transport>, String)>,
         plan: &PlanConfig,
+        clock: &Clock,
     ) -> Result<Arc<Self>, Error> {
         let links: Vec<Link> =
             rails.into_iter().map(|(transport, address)| Link::new(transport, address)).collect();
         const PATIENCE: Duration = Duration::from_secs(1);
-        let start = Instant::now();
+        let start = clock();
         let mut last =
             Error::Unsupported { transport: "the engine", what: "connect to a peer without rails" };
-        for link in links.iter().take_while(|_| start.elapsed() < PATIENCE) {
+        for link in links.iter().take_while(|_| clock() - start < PATIENCE) {
             match link.connect(Some(name)) {
                 Ok(_) => return Ok(Self::new(name.to_owned(), links, plan)),
                 Err(error) => {
-                    link.failed(Instant::now());
+                    link.failed(clock());
                     last = error;
                 }
             }

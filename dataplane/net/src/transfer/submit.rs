@@ -150,7 +150,7 @@ impl Engine {
     /// Like [`connect`](Self::connect), to the peer of this name and no other. It uses the first address that answers;
     /// the others are connected in the background, so that an address that does not answer holds up nothing.
     pub fn connect_to(&self, name: &str, addresses: &[(usize, String)]) -> Result<Arc<Peer>, Error> {
-        let peer = Peer::connect_to(name, self.rails(addresses), &self.0.config.plan)?;
+        let peer = Peer::connect_to(name, self.rails(addresses), &self.0.config.plan, &self.0.clock)?;
         self.0.know(&peer);
         self.0.want_mending();
         Ok(peer)
