@@ -7,6 +7,7 @@
 //! the simulation takes by name.
 
 pub mod net;
+pub mod planted;
 pub mod random;
 
 pub mod time {
