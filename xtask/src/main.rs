@@ -94,6 +94,12 @@ enum Task {
         #[arg(long)]
         keep: bool,
     },
+    /// Run hosts of the data plane in a simulated world, each seed another one (tests/simulation).
+    Simulate {
+        /// Passed on: `--seeds 0..100`, or `--replay 17 --trace`; `--help` has the rest.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Check the text of the repository: links, commands, settings, the graph of crates, paths of one machine, long files.
     Tidy,
 }
@@ -155,6 +161,11 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Fuzz { targets, minutes, keep } => {
             shell.ensure_target()?;
             fuzz::run(&shell, &targets, minutes, keep).map(|()| ExitCode::SUCCESS)
+        }
+        Task::Simulate { args } => {
+            shell.ensure_target()?;
+            let run = ["run", "--quiet", "--locked", "--package", "kvasir-tests-simulation", "--"];
+            shell.exec(shell.cargo().args(run).args(args))
         }
         Task::Tidy => {
             tidy::run(&shell, &task_names())?;

@@ -1,15 +1,15 @@
 //! A connection on which this host asks another one.
 
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::message::{self, FrameError, Reply, Request, Welcome};
 use kvasir_net::transport::Node;
 use kvasir_net::transport::tcp::Tls;
 use kvasir_net::transport::tcp::greet::{self, GreetError};
 use kvasir_net::transport::tcp::socket::{Deadlined, Socket};
+use kvasir_os::net::{TcpStream, ToSocketAddrs};
+use kvasir_os::time::{Duration, Instant};
 
 /// Why another host could not be asked.
 #[derive(Debug, thiserror::Error)]

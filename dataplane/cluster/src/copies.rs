@@ -1,8 +1,8 @@
 //! What this host knows of copies, here and elsewhere, and waiting for it to change.
 
+use kvasir_os::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::removal::Generations;
 use super::stop::Stop;

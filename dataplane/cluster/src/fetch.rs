@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::counts::add;
@@ -12,6 +11,8 @@ use super::table::{Heard, Holding, Table};
 use kvasir_memory::region::LocalRange;
 use kvasir_net::transfer::{Batch, Class, Entry, EntryStatus, Segment, Transfer, TransferError};
 use kvasir_net::transport::{Denied, Direction, OpError, RemoteRange};
+use kvasir_os::planted::{self, Bug};
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_store::dram::{Reservation, Reserve};
 
@@ -143,6 +144,9 @@ impl Shared {
             let (loan, holding) = &items[at];
             match placed {
                 Reserve::Reserved(place) => {
+                    if planted::is(Bug::ReportsCopyBeforeItsBytes) {
+                        hold(&mut self.table(), loan.meta.key, *holding, Copied::Done);
+                    }
                     arriving.push(Placed { at, loan, holding: *holding, place });
                 }
                 Reserve::AlreadyStored => outcomes[at] = self.has(loan, *holding),
@@ -199,7 +203,8 @@ impl Shared {
         }
         // Under the lock, so that a removal either finds the block or keeps it from becoming visible.
         let mut table = self.table();
-        let outdated = table.is_outdated(loan.meta.key, copy.holding.generation);
+        let outdated = table.is_outdated(loan.meta.key, copy.holding.generation)
+            && !planted::is(Bug::KeepsCopyOfRemoved);
         let commit = || {
             let commit =
                 self.store.commit(link.writer, &[(place.id, Some(loan.checksum))], self.clock.now_ms());

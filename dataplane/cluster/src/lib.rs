@@ -59,11 +59,9 @@ mod tests;
 
 use parking_lot::{Mutex, MutexGuard};
 use std::io;
-use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 pub use counts::ClusterStats;
@@ -89,6 +87,8 @@ use kvasir_net::topology::Topology;
 use kvasir_net::transport::node::Secret;
 use kvasir_net::transport::tcp::Tls;
 use kvasir_net::transport::{Denied, Error as TransportError};
+use kvasir_os::net::{SocketAddr, TcpListener};
+use kvasir_os::thread::{self, JoinHandle};
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::clock::Clock;
 use kvasir_protocol::listener::Listener;

@@ -4,7 +4,6 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use super::channel::{Channel, ChannelError};
 use super::counts::add;
@@ -19,6 +18,8 @@ use kvasir_net::topology::matrix::Matrix;
 use kvasir_net::transfer::{Paths, Segment};
 use kvasir_net::transport::Error as TransportError;
 use kvasir_net::transport::tcp::socket::Socket;
+use kvasir_os::planted::{self, Bug};
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 use kvasir_store::dram::{DramStore, OwnerId, Reserve};
 
@@ -491,7 +492,7 @@ impl Shared {
         let _alone = some_removed.then(|| self.one_removal());
         {
             let mut table = self.table();
-            if reset {
+            if reset && !planted::is(Bug::BelievesAnEarlierRun) {
                 table.lose(link.place);
             }
             for &fact in facts.iter().filter(|fact| fact.generation().is_plausible()) {

@@ -14,8 +14,6 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 pub(super) use self::kept::Kept;
 use super::counts::add;
@@ -23,6 +21,8 @@ use super::link::Link;
 use super::message::{Reply, Request};
 use super::table::{Generation, KEPT_FOR_US, Removal};
 use super::{Event, Shared};
+use kvasir_os::thread;
+use kvasir_os::time::{Duration, SystemTime, UNIX_EPOCH};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_store::dram::{BlockStat, Remove};
 

@@ -2,10 +2,8 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
-use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::copies::FACTS_MAX;
@@ -16,6 +14,8 @@ use super::rails::Rail;
 use super::table::Fact;
 use kvasir_net::transport::tcp::greet;
 use kvasir_net::transport::tcp::socket::{Deadlined, Socket};
+use kvasir_os::net::{TcpListener, TcpStream};
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::listener::{Limits, Listener, Seat};
 use kvasir_store::dram::{self, Lookup, OwnerId};

@@ -2,13 +2,13 @@
 //! at start-up that it may.
 
 use parking_lot::{Condvar, Mutex};
-use std::time::Instant;
 
 use kvasir_memory::buffer::Buffer;
 use kvasir_memory::extents::Extents;
 use kvasir_memory::region::{LocalRange, Region};
 use kvasir_net::transfer::Engine;
 use kvasir_net::transport::Error;
+use kvasir_os::time::Instant;
 
 /// Bytes of all reads at a time; more wait. Pages that no read has needed are not resident, unless a device pins them.
 const BYTES: u64 = 64 << 20;

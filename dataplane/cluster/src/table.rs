@@ -30,6 +30,7 @@ use twox_hash::XxHash3_64;
 
 use self::removals::Removals;
 pub use self::removals::{KEPT_FOR_US, REMOVALS_MAX};
+use kvasir_os::planted::{self, Bug};
 use kvasir_protocol::block::BlockKey;
 
 /// The most hosts of a cluster, this one included.
@@ -489,7 +490,8 @@ impl Table {
     /// that.
     pub fn all(&self) -> (Vec<Fact>, u64) {
         let (own, end) = self.own();
-        let removed = self.removals.iter().map(|(key, at)| Fact::Removed(key, at));
+        let told = |_: &(BlockKey, Generation)| !planted::is(Bug::LeavesRemovalsUntold);
+        let removed = self.removals.iter().filter(told).map(|(key, at)| Fact::Removed(key, at));
         (removed.chain(own).collect(), end)
     }
 

@@ -12,12 +12,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use super::copies::FACTS_MAX;
 use super::counts::add;
 use super::table::{Fact, Generation, Heard, Holding, NodeId};
 use super::{Event, Shared};
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_state_db as state_db;
 use kvasir_store::tiering::Tiering;

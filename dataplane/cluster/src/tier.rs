@@ -4,8 +4,6 @@
 //! then the least loaded) and goes on to the next within the call. Calls are complete when they return.
 
 use std::collections::BTreeMap;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::counts::add;
@@ -16,6 +14,8 @@ use super::removal::Unanswered;
 use super::staging::READ_MAX;
 use super::table::Nodes;
 use kvasir_net::transfer::Class;
+use kvasir_os::thread;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BlockKey, checksum};
 use kvasir_store::store::{
     BlockStore, Capabilities, Get, GetDone, Loaded, Pending, Put, PutDone, Tier, TierError, TierStats,

@@ -4,7 +4,6 @@
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::counts::add;
 use super::link::Link;
@@ -13,6 +12,7 @@ use super::placement::{Candidate, place};
 use super::table::{Duty, Gone, Holding, NodeId, Nodes, Table};
 use super::{Event, Shared};
 use kvasir_net::transport::tcp::Tls;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_store::tiering::Tiering;
 

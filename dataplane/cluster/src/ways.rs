@@ -1,7 +1,6 @@
 //! How this host reaches others and they reach its pool: its name, its rails, and what it knows of NICs and memory.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::rails::{self, Rail};
 use super::staging::Staging;
@@ -10,6 +9,7 @@ use super::{ClusterConfig, OpenError};
 use kvasir_memory::region::Region;
 use kvasir_net::transfer::{Engine, EngineConfig};
 use kvasir_net::transport::{Access, Node, Transport};
+use kvasir_os::time::{Duration, SystemTime, UNIX_EPOCH};
 use kvasir_protocol::clock::Clock;
 
 /// The segment that every host exports: its pool.

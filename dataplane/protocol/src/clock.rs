@@ -1,6 +1,6 @@
 //! The clock whose reading callers of the store pass as `now_ms`.
 
-use std::time::Instant;
+use kvasir_os::time::Instant;
 
 /// Milliseconds since it was made. Copies agree.
 #[derive(Clone, Copy, Debug)]

@@ -5,15 +5,15 @@
 //! refused. Nothing that `accept` reports ends the listener, save that it was stopped. [`Listener::stop`] ends every
 //! connection and returns once all their threads have let go of them.
 
+use kvasir_os::net::{TcpListener, TcpStream};
+use kvasir_os::thread::{self, JoinHandle};
+use kvasir_os::time::{Duration, Instant};
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;

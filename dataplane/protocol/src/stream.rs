@@ -6,13 +6,11 @@ pub mod ring;
 
 use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll as poll_fds};
+use rustix::event::{PollFlags, Timespec};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
@@ -21,6 +19,8 @@ use rustix::net::{
 pub use self::dial::connect_unix;
 use self::ring::Ring;
 use kvasir_memory::shared::{self, Place, Shared};
+use kvasir_os::net::{self, PollFd, Shutdown, SocketAddr, TcpStream};
+use kvasir_os::time::{Duration, Instant};
 
 pub enum Stream {
     Unix(UnixStream),
@@ -134,7 +134,7 @@ impl Stream {
         let over = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
         let timeout = Timespec::try_from(timeout).unwrap_or_default();
         // That the question fails says nothing.
-        poll_fds(&mut polled, Some(&timeout)).is_ok() && polled[0].revents().intersects(over)
+        net::poll(&mut polled, Some(&timeout)).is_ok() && polled[0].revents().intersects(over)
     }
 
     /// Whether bytes have arrived that nobody has read. Of a socket; a ring knows by itself.
@@ -337,7 +337,7 @@ fn unless_blocked(result: io::Result<usize>) -> Option<io::Result<usize>> {
 /// With one processor the other side could not answer while this one polls.
 fn alone() -> bool {
     static ALONE: OnceLock<bool> = OnceLock::new();
-    *ALONE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1))
+    *ALONE.get_or_init(|| kvasir_os::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1))
 }
 
 /// A reader that polls for a moment before it sleeps, while that pays.

@@ -9,7 +9,6 @@
 //! host, so that one of another run is known to be none.
 
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, Hasher, RandomState};
 
 use kvasir_protocol::block::BlockKey;
 use parking_lot::Mutex;
@@ -39,7 +38,7 @@ pub struct Page {
 impl Default for Departures {
     fn default() -> Self {
         // Far from both ends.
-        let next = RandomState::new().build_hasher().finish() >> 1 | 1 << 32;
+        let next = kvasir_os::random::number() >> 1 | 1 << 32;
         Self(Mutex::new(Notes { keys: VecDeque::new(), next }))
     }
 }

@@ -35,7 +35,6 @@ mod write;
 
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -468,7 +467,7 @@ impl DramStore {
 
 /// Differs from run to run, and is no secret.
 fn any_number() -> u32 {
-    RandomState::new().build_hasher().finish() as u32
+    kvasir_os::random::number() as u32
 }
 
 fn check_batch(len: usize) -> Result<(), StoreError> {

@@ -8,7 +8,6 @@ use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use twox_hash::XxHash3_64;
 
@@ -17,6 +16,7 @@ use super::departures::Departures;
 use super::store::{
     BlockStore, Capabilities, Get, GetDone, Loaded, Pending, Put, PutDone, TierError, TierStats,
 };
+use kvasir_os::thread::JoinHandle;
 use kvasir_protocol::block::BlockKey;
 
 /// A call on one block, or a flush.
@@ -106,7 +106,7 @@ impl FaultStore {
         let plan = Plan { name, seed, rates, state: Mutex::default(), counters: Counters::default() };
         let device = Arc::new(Device::default());
         let running = Arc::clone(&device);
-        let worker = std::thread::spawn(move || running.run());
+        let worker = kvasir_os::thread::spawn(move || running.run());
         Self { inner, plan: Arc::new(plan), device, worker: Some(worker) }
     }
 

@@ -4,10 +4,10 @@ use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::dram::DramStore;
+use kvasir_os::thread::JoinHandle;
 use kvasir_protocol::clock::Clock;
 
 /// Work is done in steps of this length, so that the rate is kept over any second.
@@ -46,7 +46,7 @@ impl Scrubber {
                 stopping.wait(pause(done.bytes, rate).max(rest));
             }
         };
-        let thread = std::thread::Builder::new().name("kvasir-scrub".into()).spawn(run)?;
+        let thread = kvasir_os::thread::Builder::new().name("kvasir-scrub".into()).spawn(run)?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }

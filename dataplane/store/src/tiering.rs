@@ -34,7 +34,6 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
 
 pub use admit::{Admission, Admit, AdmitAll, Candidate};
 pub use config::{Offload, TieringConfig};
@@ -55,6 +54,7 @@ use super::dram::{BlockStat, DramStore, Offered, OwnerId, Remove};
 use super::store::{BlockStore, Capabilities, Tier, TierStats};
 use crate::error::StoreError;
 use crate::times::TimesTaken;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 use kvasir_protocol::clock::Clock;
 

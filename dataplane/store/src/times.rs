@@ -1,7 +1,7 @@
 //! How long things take, counted in buckets, cheap enough for the path of a get.
 
+use kvasir_os::time::{Duration, Instant};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
 
 /// Number of buckets. All but the last end at a power of two of nanoseconds, from 1.024 µs to 17.2 s: fine enough to tell a
 /// get from the pool from one that went to a disk or a peer, and found from a number by counting its leading zeros.

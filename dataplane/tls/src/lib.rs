@@ -10,12 +10,11 @@ mod session;
 
 use std::fs;
 use std::io;
-use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use kvasir_os::net::TcpStream;
 use kvasir_protocol::stream::Stream;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::{self, PemObject};
@@ -24,6 +23,7 @@ use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::version::TLS13;
 pub use rustls::{ClientConfig, ServerConfig};
 use rustls::{ClientConnection, RootCertStore, ServerConnection};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 pub use self::renewed::Renewed;

@@ -2,9 +2,9 @@
 
 use parking_lot::Mutex;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
 use std::ops::DerefMut;
 
+use kvasir_os::net::TcpStream;
 use kvasir_protocol::stream::Sealed;
 use rustls::{ConnectionCommon, SideData};
 

@@ -4,7 +4,6 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::super::copies::Copies;
 use super::super::link::Link;
@@ -17,6 +16,7 @@ use super::{HAND_OVERS_MAX, NotHeld, TAKEN_MAX, check};
 use kvasir_memory::region::Region;
 use kvasir_net::transport::Access;
 use kvasir_net::transport::node::Notice;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::clock::Clock;
 use kvasir_store::dram::{DramStore, Held, OwnerId, Reservation, Reserve};

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use super::super::link::Link;
 use super::super::message::{Copied, Keep, Reply, Request};
@@ -15,6 +14,7 @@ use super::{HAND_OVERS_MAX, HandOverError, check};
 use kvasir_net::transfer::{Batch, Class, Entry, Segment, Transfer, TransferError};
 use kvasir_net::transport::node::random_u64;
 use kvasir_net::transport::{Direction, RemoteRange};
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::BlockMeta;
 use kvasir_protocol::wire::Outcome;
 use kvasir_store::dram::{Held, OwnerId, Reservation, Reserve};

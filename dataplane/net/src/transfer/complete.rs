@@ -1,5 +1,6 @@
 //! How far a transfer is, and everyone who waits for it.
 
+use kvasir_os::time::Instant;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::future::Future;
 use std::io;
@@ -9,7 +10,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
 
 use rustix::event::EventfdFlags;
 

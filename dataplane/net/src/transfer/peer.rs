@@ -3,14 +3,15 @@
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
 use super::complete::same;
 use super::entry::{Entry, Piece};
 use super::order::{self, Order};
 use super::plan::{PlanConfig, Rail, Schedule};
+use super::submit::Clock;
 use crate::transport::{Denied, Endpoint, Error, Grant, OpError, Transport};
 use kvasir_memory::region::Location;
+use kvasir_os::time::{Duration, Instant};
 
 /// A rail to a peer: how to reach it, and the endpoint while it works.
 pub(super) struct Link {
@@ -125,18 +126,19 @@ impl Peer {
         name: &str,
         rails: Vec<(Arc<dyn Transport>, String)>,
         plan: &PlanConfig,
+        clock: &Clock,
     ) -> Result<Arc<Self>, Error> {
         let links: Vec<Link> =
             rails.into_iter().map(|(transport, address)| Link::new(transport, address)).collect();
         const PATIENCE: Duration = Duration::from_secs(1);
-        let start = Instant::now();
+        let start = clock();
         let mut last =
             Error::Unsupported { transport: "the engine", what: "connect to a peer without rails" };
-        for link in links.iter().take_while(|_| start.elapsed() < PATIENCE) {
+        for link in links.iter().take_while(|_| clock() - start < PATIENCE) {
             match link.connect(Some(name)) {
                 Ok(_) => return Ok(Self::new(name.to_owned(), links, plan)),
                 Err(error) => {
-                    link.failed(Instant::now());
+                    link.failed(clock());
                     last = error;
                 }
             }

@@ -5,8 +5,6 @@
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use super::complete::{Inner, Transfer, TransferError};
 use super::entry::{Batch, BatchTooLarge, ENTRIES_MAX, Entry, Piece, op_of, peers_of, push_entry};
@@ -15,6 +13,8 @@ use super::plan::{CLASSES, Class, Idle, Issued, PlanConfig, Slice, Work};
 use super::watch::Deadlines;
 use crate::transport::{Completion, Endpoint, Error, OpError, Sink, Transport};
 use kvasir_memory::region::Region;
+use kvasir_os::thread;
+use kvasir_os::time::{Duration, Instant};
 
 /// Settings of the engine.
 #[derive(Clone, Debug)]
@@ -150,7 +150,7 @@ impl Engine {
     /// Like [`connect`](Self::connect), to the peer of this name and no other. It uses the first address that answers;
     /// the others are connected in the background, so that an address that does not answer holds up nothing.
     pub fn connect_to(&self, name: &str, addresses: &[(usize, String)]) -> Result<Arc<Peer>, Error> {
-        let peer = Peer::connect_to(name, self.rails(addresses), &self.0.config.plan)?;
+        let peer = Peer::connect_to(name, self.rails(addresses), &self.0.config.plan, &self.0.clock)?;
         self.0.know(&peer);
         self.0.want_mending();
         Ok(peer)

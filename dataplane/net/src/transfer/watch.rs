@@ -1,11 +1,11 @@
 //! The threads that watch: one ends transfers at their deadlines, one sees to it that rails are mended and grants
 //! renewed.
 
+use kvasir_os::thread;
+use kvasir_os::time::{Duration, Instant};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use super::complete::Inner;
 use super::peer::Peer;

@@ -2,8 +2,8 @@
 //!
 //! It is part of the library so that transports whose tests need a machine of their own can run it too.
 
+use kvasir_os::time::{Duration, Instant};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::{
     Access, Cancel, Completion, CompletionQueue, Denied, Direction, Endpoint, Error, Grant, Node, Op,

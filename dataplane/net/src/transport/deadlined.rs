@@ -1,10 +1,11 @@
 //! A plain stream for a while in which everything must be done: the handshake.
 
+use kvasir_os::time::{Duration, Instant};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use kvasir_os::net::{self, PollFd};
+use rustix::event::{PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -35,7 +36,7 @@ impl<'a, S: AsFd> Deadlined<'a, S> {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
-            match rustix::event::poll(&mut [PollFd::new(self.socket, events)], Some(&timeout)) {
+            match net::poll(&mut [PollFd::new(self.socket, events)], Some(&timeout)) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }

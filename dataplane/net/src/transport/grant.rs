@@ -8,10 +8,10 @@
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::op::Direction;
 use kvasir_memory::region::{LocalRange, Location, Region};
+use kvasir_os::time::{Duration, Instant};
 
 /// The most segments of a node, regions of a segment, and grants alive at once.
 pub const SEGMENTS_MAX: usize = 1024;

@@ -6,12 +6,12 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use super::grant::Grant;
 use super::node::NOTICE_MAX;
 use super::{Capabilities, Completion, Direction, Endpoint, Error, Node, Op, OpError, Sink, Transport};
 use kvasir_memory::region::{LocalRange, Region, copy_ranges};
+use kvasir_os::time::Instant;
 
 const NAME: &str = "loopback";
 /// Bytes copied between two checks whether to go on.

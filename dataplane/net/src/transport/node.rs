@@ -1,10 +1,10 @@
 //! What all transports of one node share: its name, its secret, what it exports, what peers told it.
 
+use kvasir_os::time::Instant;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use super::grant::Exports;
 
@@ -120,15 +120,7 @@ impl Notices {
 /// Bytes that no peer can guess.
 pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(count) => filled += count,
-            Err(rustix::io::Errno::INTR) => {}
-            // Without randomness keys could be guessed: going on would be worse than stopping.
-            Err(error) => panic!("the system gives no random bytes: {error}"),
-        }
-    }
+    kvasir_os::random::fill(&mut bytes);
     bytes
 }
 

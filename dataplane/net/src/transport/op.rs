@@ -4,11 +4,11 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use super::Capabilities;
 use super::grant::{Denied, Grant, RemoteRange};
 use kvasir_memory::region::{LocalRange, Location, part_of};
+use kvasir_os::time::Instant;
 
 /// Which way bytes go, seen from the node that submits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,11 +3,11 @@
 //! One thread per direction works its operations off in order. Everything else is done by the endpoint below, whose
 //! [`submit`](Endpoint::submit) completes what it is given before it returns.
 
+use kvasir_os::thread;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
 
 use super::{Cancel, Completion, Direction, Endpoint, Error, Grant, Mapped, Op, OpError, RemoteRange, Sink};
 

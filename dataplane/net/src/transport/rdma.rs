@@ -28,10 +28,7 @@ mod sys;
 mod wire;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Weak};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use super::deadlined::Deadlined;
 use super::{Capabilities, Endpoint, Error as TransportError, Node, Transport, auth};
@@ -39,6 +36,9 @@ use client::Link;
 pub use device::{Device, DeviceOptions, Limits, device_names};
 pub use error::{Error, Failure};
 use kvasir_memory::region::Region;
+use kvasir_os::net::{SocketAddr, TcpListener, TcpStream};
+use kvasir_os::thread;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::listener::{self, Listener, Seat};
 pub use memory::MemoryRegion;
 use progress::Progress;

@@ -19,17 +19,17 @@ mod tls;
 pub(super) mod wire;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use super::node::NOTICE_MAX;
 use super::{Cancel, Capabilities, Endpoint, Error, Grant, Node, Op, Sink, Transport};
 use client::Connection;
 use greet::GreetError;
 use kvasir_memory::region::Region;
+use kvasir_os::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use kvasir_os::thread;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::listener::{self, Listener, Seat};
 use server::Serving;
 #[cfg(any(test, feature = "conformance"))]
@@ -128,13 +128,7 @@ impl Tcp {
     }
 
     fn dial(&self, address: SocketAddr) -> io::Result<TcpStream> {
-        let socket =
-            socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
-        if let Some(local) = self.config.bind {
-            socket.bind(&SocketAddr::new(local, 0).into())?;
-        }
-        socket.connect_timeout(&address.into(), self.config.connect_timeout)?;
-        Ok(socket.into())
+        kvasir_os::net::connect_from(self.config.bind, address, self.config.connect_timeout)
     }
 
     fn connect_one(&self, address: &str, parsed: SocketAddr) -> Result<Arc<Connection>, Error> {

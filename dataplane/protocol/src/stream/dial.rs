@@ -1,9 +1,9 @@
 //! Connecting to a Unix socket without waiting for ever.
 
+use kvasir_os::time::{Duration, Instant};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};

@@ -8,13 +8,13 @@ use std::io::{self, Read};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::time::Instant;
 
 use rustix::net::SendFlags;
 
 use super::{poll, unless_blocked};
 use kvasir_memory::host::{HostPool, Mapping, PoolError};
 use kvasir_memory::shared::{Place, Shared};
+use kvasir_os::time::Instant;
 
 /// Bytes of one direction. A longer frame goes through in parts.
 const CAPACITY: u32 = 64 << 10;

@@ -1,6 +1,6 @@
 //! Callers that go away, change their mind, or come all at once.
 
-use std::time::{Duration, Instant};
+use kvasir_os::time::{Duration, Instant};
 
 use super::{block, get_all, holds, is_block, key, put_all};
 use crate::store::{BlockStore, Get, Stored, TierError};

@@ -1,7 +1,7 @@
 //! A tier at its limits of space, and across a restart.
 
+use kvasir_os::time::{Duration, Instant};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::{holds, key, put, remove};
 use crate::store::{BlockStore, Stored, TierError};

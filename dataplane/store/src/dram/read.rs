@@ -2,7 +2,6 @@
 
 use parking_lot::RwLockReadGuard;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::{
     BlockStat, DramStore, Lease, Lookup, OWNER_SHARE, OwnerId, SHARDS, TICK_MS, Verify, check_batch, millis,
@@ -16,6 +15,7 @@ use crate::record::Record;
 use crate::shard::Shard;
 use kvasir_memory::buffer::{Buffer, Source};
 use kvasir_memory::shared::Shared;
+use kvasir_os::time::Instant;
 use kvasir_protocol::block::BlockKey;
 
 impl DramStore {

@@ -2,12 +2,12 @@
 
 use parking_lot::{MutexGuard, RwLockWriteGuard};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use super::{DramStore, millis};
 use crate::error::StoreError;
 use crate::shard::{Freed, Shard};
 use kvasir_memory::extents::Extents;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::BlockKey;
 
 pub(super) struct Space {

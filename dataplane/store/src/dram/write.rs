@@ -1,7 +1,6 @@
 //! Reserve, fill, commit: how a block comes in.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::{DramStore, Held, OwnerId, Reservation, Reserve, SHARDS, check_batch, millis, slot_of, ticks};
 use crate::config::CommitCheck;
@@ -12,6 +11,7 @@ use crate::lifecycle::State;
 use crate::shard::Freed;
 use kvasir_memory::extents::Extents;
 use kvasir_memory::shared::{Place, Shared};
+use kvasir_os::time::Instant;
 use kvasir_protocol::block::BlockMeta;
 
 impl DramStore {

@@ -5,16 +5,17 @@
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-use std::{io, thread};
 
 use super::moves::Moving;
 use crate::dram::{DramStore, Held};
 use crate::store::{BlockStore, Pending, Put, PutDone, Stored, TierError};
 use kvasir_memory::buffer::Source;
+use kvasir_os::thread;
+use kvasir_os::thread::JoinHandle;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::BlockMeta;
 use kvasir_protocol::clock::Clock;
 

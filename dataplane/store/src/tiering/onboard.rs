@@ -4,8 +4,6 @@ use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use super::ahead::Late;
 use super::budget::Permit;
@@ -19,6 +17,8 @@ use crate::store::{Get, GetDone, Pending};
 use crate::times::Times;
 use kvasir_memory::buffer::Buffer;
 use kvasir_memory::shared::Shared;
+use kvasir_os::thread;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
 
 /// Bytes loaded at once for a local reader: more would only wait for the pool.

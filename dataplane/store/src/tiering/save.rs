@@ -6,13 +6,13 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::time::Instant;
 
 use super::moves::Moving;
 use super::{Level, Reach, Tiering};
 use crate::dram::BlockStat;
 use crate::store::{Put, Stored};
 use kvasir_memory::buffer::Source;
+use kvasir_os::time::Instant;
 use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 
 /// The most blocks considered, about 48 B each while it lasts.

@@ -7,7 +7,6 @@
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
 use super::Rng;
 use crate::transport::{
@@ -15,6 +14,7 @@ use crate::transport::{
     Transport,
 };
 use kvasir_memory::region::{LocalRange, Region, part_of};
+use kvasir_os::time::{Duration, Instant};
 
 pub(super) const MS: u64 = 1_000_000;
 const NAME: &str = "simulated";

@@ -6,7 +6,6 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
 
 use rustix::net::RecvFlags;
 
@@ -20,6 +19,7 @@ use crate::transport::tcp::wire::{self, Kind};
 use crate::transport::{Capabilities, Endpoint, Error, Mapped};
 use kvasir_memory::host::Mapping;
 use kvasir_memory::region::LocalRange;
+use kvasir_os::time::Instant;
 
 /// A segment mapped here.
 struct Held {

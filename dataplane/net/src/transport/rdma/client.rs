@@ -3,12 +3,12 @@
 //! Requests wait in one list and are posted when the send queue has room, so they complete in the order in which
 //! operations were submitted. Lock order: `state`, then the queue pair's own lock. Sinks are called with none held.
 
+use kvasir_os::net::{Shutdown, TcpStream};
+use kvasir_os::time::Instant;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Write};
-use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use super::plan::{self, Bounds};
 use super::progress::Waiting;

@@ -1,11 +1,11 @@
 //! The thread of a device that handles completions, and grants whose time is over.
 
+use kvasir_os::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 

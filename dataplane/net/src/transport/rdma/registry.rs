@@ -3,13 +3,13 @@
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::Error;
 use super::device::Device;
 use super::memory::MemoryRegion;
 use crate::transport::grant::Granted;
 use kvasir_memory::region::Region;
+use kvasir_os::time::Instant;
 
 /// Regions by their id, and grants by their key.
 ///

@@ -3,14 +3,14 @@
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io::{self, Write};
-use std::net::TcpStream;
-use std::time::{Duration, Instant};
 
 use super::connect::{Epochs, connect};
 use super::wire::{self, Frame, Inbox, Kind};
 use super::{Shared, prepare};
 use crate::transport::deadlined::Deadlined;
 use crate::transport::{Denied, auth};
+use kvasir_os::net::TcpStream;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::listener::Seat;
 
 /// Names whose epochs are remembered. When there are more, all are forgotten, which fences off less.

@@ -5,13 +5,13 @@
 //! code other than 0 is a refusal without body. A frame that does not decode ends the connection.
 
 use std::io::{self, Read};
-use std::time::{Duration, Instant};
 
 use super::memory::MemoryRegion;
 use crate::transport::grant::{Access, Granted, REGIONS_MAX, RemoteRegion};
 use crate::transport::node::NOTICE_MAX;
 use crate::transport::{Denied, Grant};
 use kvasir_memory::region::Location;
+use kvasir_os::time::{Duration, Instant};
 use std::sync::Arc;
 
 const HEADER_BYTES: usize = 8;

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::queue::{Cursor, Inbox, crc};
 use super::socket::Socket;
@@ -10,6 +9,7 @@ use super::wire::{CODE_CHECKSUM, Header, Kind, WireError};
 use crate::transport::grant::Denied;
 use crate::transport::{Cancel, Completion, Direction, Grant, OpError, Sink};
 use kvasir_memory::region::LocalRange;
+use kvasir_os::time::Instant;
 
 pub(super) struct Question {
     pub(super) request: u64,

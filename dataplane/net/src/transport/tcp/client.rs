@@ -10,7 +10,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 use super::asked::{Asked, Asking, Question, Receiving, Told, outcome};
 use super::queue::{Cursor, Inbox, Outbox, crc};
@@ -18,6 +17,7 @@ use super::socket::{Socket, Wake};
 use super::wire::{self, HEADER_LEN, Header, Kind, WireError};
 use crate::transport::grant::Denied;
 use crate::transport::{Cancel, Capabilities, Completion, Direction, Grant, Op, OpError, Sink};
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::stream::Habits;
 
 /// From this payload size on, the header is received alone and the rest goes straight into memory.

@@ -4,9 +4,9 @@
 //! A node with TLS and one without tell each other apart by the first bytes: each leaves the other something to read
 //! that is not what it expects.
 
+use kvasir_os::net::TcpStream;
+use kvasir_os::time::Instant;
 use std::io::{self, Write};
-use std::net::TcpStream;
-use std::time::Instant;
 
 use super::socket::{Deadlined, Socket};
 use super::tls::{self, Tls};

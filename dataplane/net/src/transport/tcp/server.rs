@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::client::LARGE;
 use super::queue::{Cursor, Inbox, Outbox, crc};
@@ -11,6 +10,7 @@ use super::wire::{self, CODE_CHECKSUM, Header, Kind, WireError};
 use crate::transport::grant::{Denied, Granted};
 use crate::transport::{Direction, Node};
 use kvasir_memory::region::LocalRange;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::stream::Habits;
 
 /// Answers are sent at the latest when this many bytes of them are waiting.

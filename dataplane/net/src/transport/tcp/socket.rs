@@ -4,17 +4,17 @@
 //! bytes are really copied.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{EventfdFlags, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use super::queue::Cursor;
 use super::tls::Session;
 use kvasir_memory::shared::{self, PARTS_MAX, Place, Shared};
+use kvasir_os::net::{self, PollFd, Shutdown, SocketAddr, TcpStream};
+use kvasir_os::time::{Duration, Instant};
 
 /// Wakes a thread that waits on a [`Socket`].
 pub(super) struct Wake(OwnedFd);
@@ -158,7 +158,7 @@ impl Socket {
             tv_sec: timeout.as_secs().min(i32::MAX as u64) as i64,
             tv_nsec: timeout.subsec_nanos().into(),
         };
-        match rustix::event::poll(&mut fds[..used], Some(&timeout)) {
+        match net::poll(&mut fds[..used], Some(&timeout)) {
             Ok(_) => {}
             // Callers try again, and then wait again.
             Err(Errno::INTR) => return Ok(Some(Reason::Socket)),

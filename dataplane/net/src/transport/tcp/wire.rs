@@ -12,13 +12,12 @@
 //! the questions (`Grant`, `Data`, `Ack`, `Pong`). An answer with a code other than 0 is a refusal without body or
 //! payload. A frame that does not decode ends the connection.
 
-use std::time::{Duration, Instant};
-
 use crate::transport::grant::{Access, Granted, NAME_MAX, REGIONS_MAX, RemoteRegion};
 use crate::transport::node::NOTICE_MAX;
 use crate::transport::op::{Op, overlap};
 use crate::transport::{Grant, RemoteRange};
 use kvasir_memory::region::Location;
+use kvasir_os::time::{Duration, Instant};
 
 const MAGIC: [u8; 4] = *b"KVTF";
 pub(in crate::transport) const HEADER_LEN: usize = 32;

@@ -2,9 +2,9 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use std::io::{self, BufRead, BufReader, Write};
-use std::net::TcpStream;
 
 use kvasir_memory::shared::{Place, Shared};
+use kvasir_os::net::TcpStream;
 use rustls::Connection;
 
 /// The most encrypted bytes that may wait to be sent; beyond that, senders wait.

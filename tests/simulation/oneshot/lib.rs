@@ -1,0 +1,3 @@
+//! In place of the crate `oneshot`.
+
+pub use kvasir_os::oneshot::*;

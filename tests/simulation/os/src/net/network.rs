@@ -1,0 +1,292 @@
+//! The network: connections, what is on its way on them, and what goes wrong.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use super::TcpStream;
+use crate::random::Rng;
+use crate::schedule::{self, On};
+
+const MICROSECOND: u64 = 1000;
+const MILLISECOND: u64 = 1_000_000;
+/// What may be on its way in one direction; more waits in the sender's socket.
+const IN_FLIGHT_MAX: usize = 256 << 10;
+/// How long until a full socket is tried again.
+const AGAIN: u64 = MILLISECOND;
+/// How long a packet that was lost takes to be sent again.
+const LOST: u64 = 200 * MILLISECOND;
+
+/// Hosts are told apart by the last part of their address: 10.0.0.n is host n.
+fn host_of(address: SocketAddr) -> usize {
+    match address.ip() {
+        std::net::IpAddr::V4(ip) => ip.octets()[3].into(),
+        std::net::IpAddr::V6(_) => usize::MAX,
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Network {
+    doors: BTreeMap<SocketAddr, Door>,
+    connections: BTreeMap<u64, Connection>,
+    cuts: BTreeSet<(usize, usize)>,
+    next: u64,
+    next_port: u16,
+}
+
+struct Door {
+    outside: UnixStream,
+    waiting: VecDeque<(UnixStream, SocketAddr)>,
+}
+
+struct Connection {
+    /// From the host that connected, and back.
+    ways: [Way; 2],
+}
+
+/// One direction.
+struct Way {
+    from: usize,
+    to: usize,
+    /// The network's end of the sender's socket.
+    source: UnixStream,
+    /// That of the receiver's.
+    sink: UnixStream,
+    packets: VecDeque<Packet>,
+    bytes: usize,
+    /// Nothing more will be sent.
+    ended: bool,
+    /// The end has arrived.
+    over: bool,
+}
+
+struct Packet {
+    at: u64,
+    /// Empty: the end.
+    bytes: Vec<u8>,
+}
+
+impl Way {
+    /// Takes what the sender has written.
+    fn collect(&mut self, cut: bool, rng: &mut Rng) {
+        while !self.ended && self.bytes < IN_FLIGHT_MAX {
+            let mut bytes = vec![0; 64 << 10];
+            match self.source.read(&mut bytes) {
+                Ok(0) => self.ended = true,
+                Ok(count) => bytes.truncate(count),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(_) => self.ended = true,
+            }
+            if self.ended {
+                bytes.clear();
+            }
+            let at = if cut { u64::MAX } else { schedule::now() + delay(rng) };
+            // In order.
+            let at = self.packets.back().map_or(at, |last| at.max(last.at));
+            self.bytes += bytes.len();
+            self.packets.push_back(Packet { at, bytes });
+        }
+    }
+
+    /// Hands over what has arrived. Returns false if the receiver takes nothing any more.
+    fn deliver(&mut self, now: u64) -> bool {
+        while let Some(packet) = self.packets.front_mut().filter(|packet| packet.at <= now) {
+            if packet.bytes.is_empty() {
+                let _ = self.sink.shutdown(Shutdown::Write);
+                self.over = true;
+                self.packets.clear();
+                return true;
+            }
+            match self.sink.write(&packet.bytes) {
+                Ok(count) => {
+                    self.bytes -= count;
+                    packet.bytes.drain(..count);
+                    if packet.bytes.is_empty() {
+                        self.packets.pop_front();
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    packet.at = now + AGAIN;
+                    return true;
+                }
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}
+
+/// Mostly what a switch takes, sometimes a queue, seldom a loss.
+fn delay(rng: &mut Rng) -> u64 {
+    match rng.below(1000) {
+        0..5 => LOST + rng.below(LOST),
+        5..50 => MILLISECOND + rng.below(20 * MILLISECOND),
+        _ => 20 * MICROSECOND + rng.below(200 * MICROSECOND),
+    }
+}
+
+impl Network {
+    /// Takes what hosts have written since.
+    pub(crate) fn collect(&mut self, rng: &mut Rng) {
+        let cuts = &self.cuts;
+        for way in self.connections.values_mut().flat_map(|connection| &mut connection.ways) {
+            way.collect(cuts.contains(&(way.from, way.to)), rng);
+        }
+    }
+
+    /// When something arrives next.
+    pub(crate) fn next(&self) -> Option<u64> {
+        let ways = self.connections.values().flat_map(|connection| &connection.ways);
+        ways.filter_map(|way| Some(way.packets.front()?.at)).filter(|at| *at < u64::MAX).min()
+    }
+
+    pub(crate) fn deliver(&mut self, now: u64) {
+        self.connections.retain(|_, connection| {
+            let alive = connection.ways.iter_mut().all(|way| way.deliver(now));
+            if !alive {
+                connection.hang_up();
+            }
+            alive && !connection.ways.iter().all(|way| way.over)
+        });
+    }
+
+    pub(crate) fn cut(&mut self, from: usize, to: usize) {
+        self.cuts.insert((from, to));
+        for way in self.connections.values_mut().flat_map(|connection| &mut connection.ways) {
+            if (way.from, way.to) == (from, to) {
+                way.packets.iter_mut().for_each(|packet| packet.at = u64::MAX);
+            }
+        }
+    }
+
+    /// What was held up is sent again.
+    pub(crate) fn mend(&mut self, rng: &mut Rng) {
+        self.cuts.clear();
+        let again = schedule::now() + rng.below(LOST);
+        for way in self.connections.values_mut().flat_map(|connection| &mut connection.ways) {
+            let held = way.packets.iter_mut().filter(|packet| packet.at == u64::MAX);
+            held.for_each(|packet| packet.at = again);
+        }
+    }
+
+    /// Breaks a connection; which one.
+    pub(crate) fn reset_one(&mut self, rng: &mut Rng) -> Option<String> {
+        let all: Vec<u64> = self.connections.keys().copied().collect();
+        let which = *all.get(rng.below(all.len().max(1) as u64) as usize)?;
+        let connection = self.connections.remove(&which)?;
+        connection.hang_up();
+        let Way { from, to, .. } = connection.ways[0];
+        Some(format!("{which} of host-{from} to host-{to}"))
+    }
+
+    /// A process has ended: the kernel closes its sockets. What it sent last may arrive or not.
+    pub(crate) fn lose(&mut self, host: usize, rng: &mut Rng) {
+        self.doors.retain(|address, _| host_of(*address) != host);
+        for way in self.connections.values_mut().flat_map(|connection| &mut connection.ways) {
+            if way.from == host && !way.over {
+                let last = way.packets.back().map_or(0, |last| last.at);
+                if rng.below(2) == 0 {
+                    way.packets.clear();
+                }
+                let at = last.max(schedule::now() + delay(rng));
+                way.packets.push_back(Packet { at, bytes: Vec::new() });
+                way.ended = true;
+            } else if way.to == host {
+                way.packets.clear();
+                (way.ended, way.over) = (true, true);
+            }
+        }
+    }
+
+    pub(crate) fn close(&mut self, address: SocketAddr) {
+        self.doors.remove(&address);
+    }
+
+    pub(crate) fn accepted(&mut self, address: SocketAddr) -> Option<(UnixStream, SocketAddr)> {
+        self.doors.get_mut(&address)?.waiting.pop_front()
+    }
+
+    fn port(&mut self) -> u16 {
+        self.next_port = self.next_port.wrapping_add(1).max(1);
+        20_000 + self.next_port % 40_000
+    }
+
+    fn join(&mut self, from: SocketAddr, to: SocketAddr) -> io::Result<UnixStream> {
+        let (ours, near) = UnixStream::pair()?;
+        let (theirs, far) = UnixStream::pair()?;
+        near.set_nonblocking(true)?;
+        far.set_nonblocking(true)?;
+        let door = self.doors.get_mut(&to).ok_or(ErrorKind::ConnectionRefused)?;
+        door.outside.write_all(&[1]).map_err(|_| ErrorKind::ConnectionRefused)?;
+        door.waiting.push_back((theirs, from));
+        let (a, b) = (host_of(from), host_of(to));
+        let way = |from, to, source, sink| Way {
+            from,
+            to,
+            source,
+            sink,
+            packets: VecDeque::new(),
+            bytes: 0,
+            ended: false,
+            over: false,
+        };
+        let there = way(a, b, near.try_clone()?, far.try_clone()?);
+        let back = way(b, a, far, near);
+        self.connections.insert(self.next, Connection { ways: [there, back] });
+        self.next += 1;
+        Ok(ours)
+    }
+}
+
+impl Connection {
+    fn hang_up(&self) {
+        for way in &self.ways {
+            let _ = way.source.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// Opens a port. `outside`: the network's end of the door.
+pub(super) fn listen(mut address: SocketAddr, outside: UnixStream) -> io::Result<SocketAddr> {
+    let mut world = schedule::world();
+    if address.port() == 0 {
+        address.set_port(world.net.port());
+    }
+    if world.net.doors.contains_key(&address) {
+        return Err(ErrorKind::AddrInUse.into());
+    }
+    world.net.doors.insert(address, Door { outside, waiting: VecDeque::new() });
+    Ok(address)
+}
+
+pub(super) fn connect(to: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+    let until = schedule::now().saturating_add(timeout.as_nanos() as u64);
+    let me = schedule::me().expect("a thread of the world");
+    let (host, trip) = {
+        let mut world = schedule::world();
+        let trip = delay(&mut world.rng) + delay(&mut world.rng);
+        (world.tasks[me].host.unwrap_or(usize::MAX), trip)
+    };
+    schedule::wait(On::Time, Some((schedule::now() + trip).min(until)), Vec::new());
+    loop {
+        let mut world = schedule::world();
+        let (there, back) = ((host, host_of(to)), (host_of(to), host));
+        if !world.net.cuts.contains(&there) && !world.net.cuts.contains(&back) {
+            let from = SocketAddr::from(([10, 0, 0, host as u8], world.net.port()));
+            let joined = world.net.join(from, to);
+            world.note(&format!(
+                "connects to {to}: {}",
+                joined.as_ref().map_or_else(ToString::to_string, |_| "done".into())
+            ));
+            return joined.map(|socket| TcpStream::new(socket, from, to));
+        }
+        drop(world);
+        if schedule::now() >= until {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        schedule::wait(On::Time, Some((schedule::now() + LOST).min(until)), Vec::new());
+    }
+}

@@ -1,0 +1,3 @@
+//! In place of the crate `parking_lot`.
+
+pub use kvasir_os::sync::*;

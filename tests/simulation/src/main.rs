@@ -1,0 +1,120 @@
+//! Hosts of the data plane, the real code, in one simulated world: time, chance, threads and network come from one seed.
+//!
+//! ```text
+//! cargo xtask simulate --seeds 0..100                each seed in a process of its own; says which fail
+//! cargo xtask simulate --replay 17 --trace           one of them again, with everything that happened
+//! cargo xtask simulate --seeds 0..100 --plant NAME   with a bug, which must be found
+//! ```
+
+mod client;
+mod host;
+mod model;
+mod scenario;
+mod sweep;
+
+use std::io::Write;
+use std::ops::Range;
+use std::process::{ExitCode, exit};
+use std::sync::OnceLock;
+
+use clap::{Parser, ValueEnum};
+use kvasir_os::planted::{self, Bug};
+use kvasir_os::world;
+
+use scenario::Scenario;
+use sweep::Sweep;
+
+#[derive(Parser)]
+#[command(about = "Runs two hosts of the data plane in a simulated world", version)]
+struct Args {
+    /// Seeds to try, FROM..TO without TO; each gets a process of its own.
+    #[arg(long, value_parser = range, required_unless_present = "replay", conflicts_with = "replay")]
+    seeds: Option<Range<u64>>,
+    /// One seed, in this process.
+    #[arg(long)]
+    replay: Option<u64>,
+    /// Says everything that happened in it.
+    #[arg(long, requires = "replay")]
+    trace: bool,
+    /// Plants a bug in the code under test.
+    #[arg(long)]
+    plant: Option<Plant>,
+    /// Stops at the first seed that fails.
+    #[arg(long, requires = "seeds")]
+    first: bool,
+    /// Seeds at a time.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Plant {
+    ReportsCopyBeforeItsBytes,
+    KeepsCopyOfRemoved,
+    LeavesRemovalsUntold,
+    BelievesAnEarlierRun,
+}
+
+impl Plant {
+    fn bug(self) -> Bug {
+        match self {
+            Self::ReportsCopyBeforeItsBytes => Bug::ReportsCopyBeforeItsBytes,
+            Self::KeepsCopyOfRemoved => Bug::KeepsCopyOfRemoved,
+            Self::LeavesRemovalsUntold => Bug::LeavesRemovalsUntold,
+            Self::BelievesAnEarlierRun => Bug::BelievesAnEarlierRun,
+        }
+    }
+}
+
+fn range(text: &str) -> Result<Range<u64>, String> {
+    let parse = |text: &str| text.parse::<u64>().map_err(|error| format!("{text:?}: {error}"));
+    let (from, to) = text.split_once("..").ok_or("write FROM..TO, for example 0..100")?;
+    let range = parse(from)?..parse(to)?;
+    if range.is_empty() { Err("there is no seed in it".into()) } else { Ok(range) }
+}
+
+static TRACED: OnceLock<bool> = OnceLock::new();
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let Some(seed) = args.replay else {
+        let Args { seeds, plant, first, jobs, .. } = args;
+        return Sweep { seeds: seeds.unwrap_or_default(), plant, first, jobs: jobs.max(1) }.run();
+    };
+    let _ = TRACED.set(args.trace);
+    if let Some(plant) = args.plant {
+        planted::plant(plant.bug());
+    }
+    std::panic::set_hook(Box::new(|panic| violated(&format!("panic: {panic}"))));
+    world::begin(seed, over);
+    let counts = Scenario::run(seed);
+    let (trace, turns, fingerprint, nanos) = world::so_far();
+    if args.trace {
+        print(&trace);
+    }
+    let seconds = nanos as f64 / 1e9;
+    println!("seed {seed}: {counts:?}, {seconds:.3} s, {turns} turns, fingerprint {fingerprint:016x}");
+    // The world is not taken down: its threads wait for turns that never come.
+    exit(0)
+}
+
+/// Something that was promised is not so. The run ends here, at whatever its threads are doing.
+fn violated(why: &str) -> ! {
+    world::note(&format!("VIOLATED: {why}"));
+    over(&world::so_far().0, why);
+    exit(1)
+}
+
+fn over(trace: &[String], why: &str) {
+    if TRACED.get() == Some(&true) {
+        print(trace);
+    }
+    println!("violated: {why}");
+    exit(1)
+}
+
+fn print(trace: &[String]) {
+    let mut out = std::io::stdout().lock();
+    // Whoever reads it may have seen enough.
+    let _ = trace.iter().try_for_each(|line| writeln!(out, "{line}"));
+}

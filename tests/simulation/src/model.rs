@@ -1,0 +1,82 @@
+//! What was promised, and whether it is kept.
+//!
+//! Each block is put once, under a name of its own, by one client; so a name has one right content. The model is told of each
+//! call before it is made and after it was answered, and forgets nothing.
+
+use std::collections::BTreeMap;
+
+use kvasir_protocol::block::BlockKey;
+
+pub(crate) const HOSTS: usize = 2;
+const SIZES: [u32; 4] = [512, 4096, 9000, 20_000];
+
+/// One block.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Promise {
+    /// The run of a host that answered "stored, and copies will be made"; after its crash, that of the host with the copy.
+    pub(crate) acknowledged: Option<Run>,
+    /// The host that put it crashed before it knew of a copy, and this one has the block all the same.
+    pub(crate) left_at: Option<Run>,
+    /// Somebody has begun to remove it.
+    pub(crate) removing: bool,
+    /// The run of the host that answered that it is removed.
+    pub(crate) removed: Option<Run>,
+}
+
+/// A process: the host, and how often it had been started before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) host: usize,
+    pub(crate) number: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct Model {
+    pub(crate) promises: BTreeMap<u32, Promise>,
+    pub(crate) counts: Counts,
+}
+
+/// What a run did, so that one which does nothing is not taken for one in which nothing is wrong.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) puts: u32,
+    pub(crate) hits: u32,
+    pub(crate) misses: u32,
+    pub(crate) removals: u32,
+}
+
+pub(crate) fn key(n: u32) -> BlockKey {
+    BlockKey::from_engine_hash("simulation", &n.to_le_bytes())
+}
+
+/// The only right content of a block.
+pub(crate) fn content(n: u32) -> Vec<u8> {
+    let size = SIZES[n as usize % SIZES.len()];
+    let word = |i: u32| (u64::from(i) ^ (u64::from(n) << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (0..size.div_ceil(8)).flat_map(|i| word(i).to_le_bytes()).take(size as usize).collect()
+}
+
+impl Model {
+    pub(crate) fn promise(&mut self, n: u32) -> &mut Promise {
+        self.promises.entry(n).or_default()
+    }
+
+    /// Blocks that were acknowledged and that nobody has begun to remove.
+    pub(crate) fn kept(&self) -> impl Iterator<Item = u32> {
+        let kept = |promise: &Promise| promise.acknowledged.is_some() && !promise.removing;
+        self.promises.iter().filter(move |(_, promise)| kept(promise)).map(|(n, _)| *n)
+    }
+
+    /// Blocks that nobody owes copies of, with the process that has them.
+    pub(crate) fn left(&self) -> Vec<(u32, Run)> {
+        let left =
+            |(n, promise): (&u32, &Promise)| Some((*n, promise.left_at.filter(|_| !promise.removing)?));
+        self.promises.iter().filter_map(left).collect()
+    }
+
+    /// Blocks whose removal was answered by a process that is among `runs`, those that run.
+    pub(crate) fn removed(&self, runs: &[Run]) -> Vec<u32> {
+        let by_one_of = |promise: &Promise| promise.removed.is_some_and(|by| runs.contains(&by));
+        self.promises.iter().filter(|(_, promise)| by_one_of(promise)).map(|(n, _)| *n).collect()
+    }
+}
