@@ -9,7 +9,7 @@ use crate::replay::cluster::{self, Choices, Cluster, Names, Policies};
 use crate::replay::contender::Contender;
 use crate::replay::pool;
 use crate::replay::store::{self, Pace, Session};
-use crate::replay::trace::{self, Reader, Request};
+use crate::replay::trace::{self, BLOCK_SIZE_TOKENS, MAX_BLOCK_SIZE_TOKENS, Reader, Request};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use kvasir_client::data::{Client, Endpoint, Options};
@@ -28,6 +28,8 @@ pub struct ReplayArgs {
     /// Format of the trace.
     #[arg(long, value_enum, default_value_t = Format::Mooncake)]
     pub format: Format,
+    #[command(flatten)]
+    pub blocks: BlockFlags,
     /// What the trace runs through.
     #[arg(long, value_enum, default_value_t = Mode::Cache)]
     pub mode: Mode,
@@ -40,7 +42,7 @@ pub struct ReplayArgs {
     /// A setting of the evictor; may be given several times.
     #[arg(long = "evictor-setting", value_name = "NAME=VALUE", value_parser = super::setting)]
     pub evictor_settings: Vec<(String, String)>,
-    /// Mode cache: size of the cache in blocks of 512 tokens.
+    /// Mode cache: size of the cache in blocks.
     #[arg(long, value_name = "N")]
     pub capacity_blocks: Option<u32>,
     /// Mode store: the data plane of the running host [default: $KVASIR_HOST].
@@ -68,10 +70,19 @@ pub struct ReplayArgs {
     pub json: bool,
 }
 
+/// How a trace is cut into blocks.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct BlockFlags {
+    /// Tokens of a block of the trace.
+    #[arg(long, value_name = "N", default_value_t = BLOCK_SIZE_TOKENS,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BLOCK_SIZE_TOKENS)))]
+    pub block_size_tokens: u32,
+}
+
 /// Trace formats.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// JSON lines of the Mooncake trace release, blocks of 512 tokens.
+    /// JSON lines of the Mooncake trace release; blocks of 512 tokens unless --block-size-tokens says otherwise.
     Mooncake,
 }
 
@@ -143,7 +154,7 @@ impl ReplayArgs {
         let options = Options { namespace: "replay".into(), token, ..Options::default() };
         let mut session = Session::new(Client::connect(&host, options)?, block_bytes)?;
         let pace = self.cluster.speed.map_or(Pace::Unpaced, Pace::Speed);
-        let mut report = store::replay(&mut session, trace, pace)?;
+        let mut report = store::replay(&mut session, trace, self.blocks.block_size_tokens, pace)?;
         progress.finish_and_clear();
         self.check_requests(report.requests)?;
         report.trace = self.trace.display().to_string();
@@ -162,7 +173,7 @@ impl ReplayArgs {
     }
 
     fn open(&self) -> Result<(impl Iterator<Item = Result<Request, trace::Error>>, ProgressBar)> {
-        let (trace, progress) = open_trace(&self.trace)?;
+        let (trace, progress) = open_trace(&self.trace, &self.blocks)?;
         Ok((trace.take(self.limit.unwrap_or(usize::MAX)), progress))
     }
 
@@ -188,7 +199,7 @@ impl ReplayArgs {
         if self.host.is_some() || self.capacity_blocks.is_some() {
             bail!("mode cluster needs no host and has --pool-blocks; leave out --host, --capacity-blocks");
         }
-        let setup = self.cluster.setup()?;
+        let setup = self.cluster.setup(self.blocks.block_size_tokens)?;
         let mut policies = Policies::open(&setup, &self.choices()?)?;
         let names = Names::of(&policies);
         let mut cluster = Cluster::new(&setup, &mut policies)?;
@@ -232,7 +243,7 @@ impl ReplayArgs {
         }
         let capacity_blocks = self.capacity_blocks.context("mode cache: give --capacity-blocks N")?;
         let mut evictor = self.evictor(capacity_blocks)?;
-        let mut cache = Cache::new(evictor.as_mut(), capacity_blocks)?;
+        let mut cache = Cache::of_blocks(evictor.as_mut(), capacity_blocks, self.blocks.block_size_tokens)?;
         let (trace, progress) = self.open()?;
         let mut requests = 0;
         for request in trace {
@@ -284,14 +295,14 @@ pub(crate) fn unknown_name(kind: &str, name: &str, known: impl Iterator<Item = &
 }
 
 /// Opens a trace; the bar follows the bytes read and shows only on a terminal.
-pub(crate) fn open_trace(path: &Path) -> Result<(Reader, ProgressBar)> {
+pub(crate) fn open_trace(path: &Path, blocks: &BlockFlags) -> Result<(Reader, ProgressBar)> {
     let file = File::open(path).with_context(|| format!("cannot open trace {}", path.display()))?;
     let length = file.metadata().map(|m| m.len()).unwrap_or(0);
     let progress =
         if std::io::stderr().is_terminal() { ProgressBar::new(length) } else { ProgressBar::hidden() };
     let style = ProgressStyle::with_template("{bar:40} {percent:>3} % of the trace, {elapsed} ({eta} left)");
     progress.set_style(style.expect("the template is constant"));
-    Ok((Reader::new(path, progress.wrap_read(file))?, progress))
+    Ok((Reader::new(path, progress.wrap_read(file))?.of_blocks(blocks.block_size_tokens), progress))
 }
 
 fn table(report: &Report) -> String {

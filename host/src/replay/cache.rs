@@ -5,7 +5,7 @@
 use super::chains::{Chains, Node, TooMany};
 use super::classes::Classes;
 use super::pool::{self, Pool, Touch};
-use super::trace::Request;
+use super::trace::{BLOCK_SIZE_TOKENS, Request};
 use crate::policy::evictor::EvictorEngine;
 use serde::Serialize;
 
@@ -65,6 +65,11 @@ pub struct Prompts {
 }
 
 impl Prompts {
+    /// Of a trace whose blocks have so many tokens; by default 512.
+    pub fn of_blocks(block_size_tokens: u32) -> Self {
+        Self { classes: Classes::default().of_blocks(block_size_tokens), ..Self::default() }
+    }
+
     /// The next request's blocks, each by the hash of its whole prefix, first block first; and its class.
     ///
     /// # Errors
@@ -95,8 +100,21 @@ impl<'e> Cache<'e> {
     /// # Errors
     /// The capacity is out of range, or the evictor fails to open.
     pub fn new(evictor: &'e mut dyn EvictorEngine, capacity_blocks: u32) -> Result<Self, Error> {
+        Self::of_blocks(evictor, capacity_blocks, BLOCK_SIZE_TOKENS)
+    }
+
+    /// The same for a trace whose blocks have so many tokens.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_blocks(
+        evictor: &'e mut dyn EvictorEngine,
+        capacity_blocks: u32,
+        block_size_tokens: u32,
+    ) -> Result<Self, Error> {
         let report = Report { mode: "cache", capacity_blocks, ..Report::default() };
-        Ok(Self { prompts: Prompts::default(), pool: Pool::new(evictor, capacity_blocks)?, report })
+        let pool = Pool::of_blocks(evictor, capacity_blocks, block_size_tokens)?;
+        Ok(Self { prompts: Prompts::of_blocks(block_size_tokens), pool, report })
     }
 
     /// Serves one request; returns its prefix hits in blocks.
@@ -105,7 +123,7 @@ impl<'e> Cache<'e> {
     /// The trace holds too many distinct prefixes.
     pub fn request(&mut self, request: &Request) -> Result<usize, Error> {
         let (chain, class) = self.prompts.of(request)?;
-        let hits = self.pool.use_chain(chain, Touch { class, time_ms: request.time_ms });
+        let hits = self.pool.use_chain(chain, Touch { class, time_ms: request.time_ms() });
         self.report.requests += 1;
         self.report.block_references += chain.len() as u64;
         self.report.prefix_hits += hits as u64;
@@ -135,7 +153,7 @@ impl<'e> Cache<'e> {
 #[cfg(test)]
 mod tests {
     use super::super::pool::MAX_CAPACITY_BLOCKS;
-    use super::super::trace::{BLOCK_SIZE_TOKENS, Reader};
+    use super::super::trace::Reader;
     use super::*;
     use crate::policy::Fault;
     use crate::policy::evictor::{EvictorHook, NativeEvictor};
@@ -235,7 +253,7 @@ mod tests {
 
     fn request(i: usize, blocks: &[u64]) -> Request {
         let input_tokens = blocks.len() as u32 * BLOCK_SIZE_TOKENS;
-        Request { time_ms: i as u64 / 3, input_tokens, output_tokens: 1, blocks: blocks.to_vec() }
+        Request { time_us: i as u64 / 3 * 1_000, input_tokens, output_tokens: 1, blocks: blocks.to_vec() }
     }
 
     proptest! {

@@ -4,7 +4,7 @@
 //! resident blocks behind a gap count as misses and are refreshed. Blocks of the request itself are in flight and not
 //! evicted. A request longer than the pool inserts only its head. A block is known by the hash of its whole prefix.
 
-use super::trace::BLOCK_SIZE_TOKENS;
+use super::trace::{BLOCK_SIZE_TOKENS, MAX_BLOCK_SIZE_TOKENS};
 use crate::policy::Fault;
 use crate::policy::evictor::EvictorEngine;
 use hashbrown::HashMap;
@@ -14,8 +14,8 @@ use kvasir_policy::evictor::{
 use kvasir_policy::list::{Lists, Walk};
 use std::time::Instant;
 
-/// Size that the evictor is told for a block: 512 tokens of 320 KiB, a 70B model with grouped queries.
-pub const BLOCK_BYTES: u32 = BLOCK_SIZE_TOKENS * 320 * 1024;
+/// Size that the evictor is told for a token: 320 KiB, a 70B model with grouped queries.
+const TOKEN_BYTES: u32 = 320 * 1024;
 /// How many selections of one request may contain invalid answers before the fallback decides.
 const MAX_INVALID_ROUNDS: u32 = 8;
 /// The most slots that a policy may be asked to hold (`open` in evictor.wit).
@@ -58,6 +58,7 @@ pub struct Counts {
 /// See the module documentation.
 pub struct Pool<'e> {
     evictor: &'e mut dyn EvictorEngine,
+    block_bytes: u32,
     /// By the hash of a block's prefix.
     slot_of: HashMap<u64, u32>,
     /// By slot: the block it holds.
@@ -83,17 +84,32 @@ pub struct Pool<'e> {
 }
 
 impl<'e> Pool<'e> {
-    /// An empty pool of `capacity_blocks`; opens the evictor.
+    /// An empty pool of `capacity_blocks` of 512 tokens; opens the evictor.
     ///
     /// # Errors
     /// The capacity is out of range, or the evictor fails to open.
     pub fn new(evictor: &'e mut dyn EvictorEngine, capacity_blocks: u32) -> Result<Self, Error> {
+        Self::of_blocks(evictor, capacity_blocks, BLOCK_SIZE_TOKENS)
+    }
+
+    /// The same with blocks of another size.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_blocks(
+        evictor: &'e mut dyn EvictorEngine,
+        capacity_blocks: u32,
+        block_size_tokens: u32,
+    ) -> Result<Self, Error> {
         check_capacity(capacity_blocks)?;
-        open(evictor, capacity_blocks).map_err(|fault| Error::Open { slots: capacity_blocks, fault })?;
+        let block_bytes = block_size_tokens.min(MAX_BLOCK_SIZE_TOKENS) * TOKEN_BYTES;
+        open(evictor, capacity_blocks, block_bytes)
+            .map_err(|fault| Error::Open { slots: capacity_blocks, fault })?;
         let slots = capacity_blocks as usize;
         let histogram = hdrhistogram::Histogram::new_with_bounds(1, 60_000_000_000, 3);
         Ok(Self {
             evictor,
+            block_bytes,
             slot_of: HashMap::with_capacity(slots.min(1 << 20)),
             block_of: vec![None; slots],
             used_by: vec![0; slots],
@@ -326,7 +342,7 @@ impl<'e> Pool<'e> {
             slot,
             parent_or_uses,
             depth: self.depth_of[slot as usize],
-            size_bytes: BLOCK_BYTES,
+            size_bytes: self.block_bytes,
             time_ms: touch.time_ms,
             identity: self.block_of[slot as usize].unwrap_or(0),
             tenant: 0,
@@ -355,9 +371,9 @@ impl<'e> Pool<'e> {
 }
 
 /// The pool that is replayed, full as it is after a while, is all the evictor hears of: there is no tier below.
-fn open(evictor: &mut dyn EvictorEngine, slots: u32) -> Result<(), Fault> {
+fn open(evictor: &mut dyn EvictorEngine, slots: u32, block_bytes: u32) -> Result<(), Fault> {
     evictor.open(&Layout::of(slots).encode())?;
-    let mib = (u64::from(slots) * u64::from(BLOCK_BYTES)) as f32 / (1 << 20) as f32;
+    let mib = (u64::from(slots) * u64::from(block_bytes)) as f32 / (1 << 20) as f32;
     let dram = TierRow {
         tier: 2,
         capacity_mib: mib,

@@ -35,12 +35,17 @@ pub struct Stats {
     input_tokens: u64,
     output_tokens: u64,
     hits: u64,
-    first_ms: u64,
-    last_ms: u64,
+    first_us: u64,
+    last_us: u64,
     by_class: [u64; 17],
 }
 
 impl Stats {
+    /// Of a trace whose blocks have so many tokens.
+    pub fn of_blocks(block_size_tokens: u32) -> Self {
+        Self { classes: Classes::default().of_blocks(block_size_tokens), ..Self::default() }
+    }
+
     /// # Errors
     /// The trace holds too many distinct prefixes.
     pub fn add(&mut self, request: &Request) -> Result<(), TooMany> {
@@ -50,9 +55,9 @@ impl Stats {
         self.by_class[usize::from(self.classes.assign(request, &path))] += 1;
         self.hits += path.iter().take_while(|&&node| node < seen).count() as u64;
         if self.report.requests == 0 {
-            self.first_ms = request.time_ms;
+            self.first_us = request.time_us;
         }
-        self.last_ms = request.time_ms;
+        self.last_us = request.time_us;
         self.report.requests += 1;
         self.report.block_references += path.len() as u64;
         self.report.input_tokens_max = self.report.input_tokens_max.max(request.input_tokens);
@@ -64,7 +69,7 @@ impl Stats {
 
     pub fn report(&self) -> Report {
         let requests = self.report.requests.max(1) as f64;
-        let span_s = (self.last_ms - self.first_ms) as f64 / 1e3;
+        let span_s = (self.last_us - self.first_us) as f64 / 1e6;
         let later: u64 = self.by_class[5..].iter().sum();
         Report {
             distinct_blocks: self.chains.len() as u64,
@@ -87,9 +92,9 @@ mod tests {
     #[test]
     fn counts_by_hand() {
         let mut stats = Stats::default();
-        for (time_ms, blocks) in [(1_000, vec![0, 1]), (3_000, vec![0, 1, 2]), (5_000, vec![3])] {
+        for (time_us, blocks) in [(1_000_000, vec![0, 1]), (3_000_000, vec![0, 1, 2]), (5_000_000, vec![3])] {
             let input_tokens = blocks.len() as u32 * 512;
-            stats.add(&Request { time_ms, input_tokens, output_tokens: 10, blocks }).unwrap();
+            stats.add(&Request { time_us, input_tokens, output_tokens: 10, blocks }).unwrap();
         }
         let report = stats.report();
         let expected = Report {
