@@ -217,10 +217,10 @@ mod tests {
     #[test]
     fn ids_are_cut_into_distinct_blocks_that_share_what_the_ids_share() {
         let request = |input_tokens, blocks: &[u64]| Request {
-            time_us: 0,
             input_tokens,
             output_tokens: 1,
             blocks: blocks.to_vec(),
+            ..Request::default()
         };
         let cut = |request: &Request| {
             let mut chain = vec![1, 2, 3];

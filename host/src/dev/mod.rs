@@ -113,7 +113,7 @@ fn prompts(trace: &Trace) -> Result<Vec<Prompt>> {
     };
     let (mut chains, mut classes, mut path) = (Chains::default(), <Classes>::default(), Vec::new());
     let prompt = |request: Request| {
-        chains.walk(&request.blocks, &mut path)?;
+        chains.walk_of(request.tenant, &request.blocks, &mut path)?;
         let class = classes.assign(&request, &path);
         // 0 means "no parent" to the conductor.
         let chain = path.iter().map(|&node| chains.identity(node).max(1)).collect();

@@ -75,7 +75,7 @@ impl Prompts {
     /// # Errors
     /// The trace holds too many distinct prefixes.
     pub fn of(&mut self, request: &Request) -> Result<(&[u64], u16), TooMany> {
-        self.chains.walk(&request.blocks, &mut self.path)?;
+        self.chains.walk_of(request.tenant, &request.blocks, &mut self.path)?;
         self.chain.clear();
         self.chain.extend(self.path.iter().map(|&node| self.chains.identity(node)));
         Ok((&self.chain, self.classes.assign(request, &self.path)))
@@ -253,7 +253,7 @@ mod tests {
 
     fn request(i: usize, blocks: &[u64]) -> Request {
         let input_tokens = blocks.len() as u32 * BLOCK_SIZE_TOKENS;
-        Request { time_us: i as u64 / 3 * 1_000, input_tokens, output_tokens: 1, blocks: blocks.to_vec() }
+        Request { time_us: i as u64 / 3 * 1_000, input_tokens, blocks: blocks.to_vec(), ..Request::default() }
     }
 
     proptest! {

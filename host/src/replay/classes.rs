@@ -116,7 +116,7 @@ impl<L: LastUses> Classes<L> {
         Self { block_size_tokens, ..self }
     }
 
-    /// The class of a request whose blocks are `path`.
+    /// The class of a request whose blocks are `path`: the one that the trace names, if it does.
     pub fn assign(&mut self, request: &Request, path: &[L::Block]) -> u16 {
         self.last_use.make_room(path.len());
         let turn = self.turn(request.input_tokens, path);
@@ -125,7 +125,8 @@ impl<L: LastUses> Classes<L> {
             self.last_use.set(block, LastUse { uses, input_tokens: request.input_tokens, turn });
         }
         let length = LENGTHS_TOKENS.iter().filter(|&&limit| request.input_tokens >= limit).count() as u16;
-        1 + u16::from(turn - 1) * (LENGTHS_TOKENS.len() as u16 + 1) + length
+        let found = 1 + u16::from(turn - 1) * (LENGTHS_TOKENS.len() as u16 + 1) + length;
+        request.class.unwrap_or(found)
     }
 
     fn turn(&self, input_tokens: u32, path: &[L::Block]) -> u8 {

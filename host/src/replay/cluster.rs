@@ -167,7 +167,7 @@ impl<'e> Cluster<'e> {
         self.run_until((since_us / self.setup.speed) as u64)?;
         let number = self.tally.offered;
         self.tally.offered += 1;
-        chain_into(&request.blocks, &mut self.chain);
+        chain_into(request, &mut self.chain);
         let class = self.classes.assign(request, &self.chain);
         let ask = Ask {
             prompt_tokens: request.input_tokens,
@@ -557,10 +557,10 @@ fn conductor_config(setup: &Setup) -> config::Conductor {
 }
 
 /// The blocks of a prompt, each by the hash of everything up to it. 0 means "no parent" to the conductor.
-fn chain_into(blocks: &[u64], chain: &mut Vec<u64>) {
+fn chain_into(request: &Request, chain: &mut Vec<u64>) {
     chain.clear();
-    let mut parent = 0;
-    for id in blocks {
+    let mut parent = request.tenant.into();
+    for id in &request.blocks {
         parent = XxHash3_64::oneshot_with_seed(parent, &id.to_le_bytes()).max(1);
         chain.push(parent);
     }

@@ -257,7 +257,7 @@ impl Iterator for Generator {
         let blocks = self.blocks(&turn, input_tokens);
         let time_us = turn.time_us / 1_000 * 1_000; // in files by whole milliseconds
         self.follow(turn, input_tokens + output_tokens);
-        Some(Request { time_us, input_tokens, output_tokens, blocks })
+        Some(Request { time_us, input_tokens, output_tokens, blocks, ..Request::default() })
     }
 }
 

@@ -165,8 +165,8 @@ impl Session {
 
     /// The keys of a request's blocks, first block first.
     ///
-    /// A key covers the ids of all blocks before it, and the size, so that sessions of one size share blocks and
-    /// sessions of two do not.
+    /// A key covers the ids of all blocks before it, the size and the tenant of the trace, so that sessions of one size
+    /// share blocks, and sessions of two sizes, or two tenants of a trace, do not.
     pub fn keys(&self, request: &Request) -> Vec<BlockKey> {
         let mut keys = Vec::with_capacity(request.blocks.len());
         self.fill_keys(request, &mut keys);
@@ -174,7 +174,7 @@ impl Session {
     }
 
     fn fill_keys(&self, request: &Request, keys: &mut Vec<BlockKey>) {
-        let mut parent = BlockKey(self.block_bytes.into());
+        let mut parent = BlockKey(u128::from(request.tenant) << 32 | u128::from(self.block_bytes));
         keys.clear();
         for id in &request.blocks {
             let mut hash = [0; 24];
@@ -398,7 +398,7 @@ pub fn replay(
         let request = request?;
         let due = pace.due(request.time_us, *first_us.get_or_insert(request.time_us));
         std::thread::sleep(due.saturating_sub(start.elapsed()));
-        chains.walk(&request.blocks, &mut path)?;
+        chains.walk_of(request.tenant, &request.blocks, &mut path)?;
         let class = classes.assign(&request, &path);
         session.request(&request, class)?;
     }

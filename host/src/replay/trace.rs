@@ -2,8 +2,8 @@
 //!
 //! One JSON object per line, sorted by time, gzip or plain: `timestamp` (ms since start, whole or
 //! with a fraction, kept to the microsecond), `input_length` and `output_length` (tokens), `hash_ids`
-//! (the blocks of the input, in order; equal id means equal whole prefix). Blocks have 512 tokens
-//! unless the reader is told otherwise. Origin: kvcache-ai/Mooncake, FAST25-release/traces.
+//! (the blocks of the input, in order; equal id means equal whole prefix). A line may also name `class`
+//! and `tenant`, numbers from 0 to 65535. Blocks have 512 tokens unless the reader is told otherwise. Origin: kvcache-ai/Mooncake, FAST25-release/traces.
 
 use flate2::read::MultiGzDecoder;
 use serde::de::{Unexpected, Visitor};
@@ -35,6 +35,16 @@ pub struct Request {
     /// Ids of the input's blocks, first block first.
     #[serde(rename = "hash_ids")]
     pub blocks: Vec<u64>,
+    /// Class, where the trace names one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<u16>,
+    /// Whose request it is: tenants share no blocks. 0 where the trace names none.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub tenant: u16,
+}
+
+fn is_default(tenant: &u16) -> bool {
+    *tenant == 0
 }
 
 impl Request {
@@ -173,7 +183,7 @@ impl Reader {
         let request: Request = serde_json::from_slice(self.buffer.trim_ascii()).map_err(|e| {
             self.bad_line(format!(
                 "{}; expected an object with timestamp (ms), input_length, output_length (whole numbers, \
-                 not negative) and hash_ids (a list of them)",
+                 not negative) and hash_ids (a list of them); class and tenant, if there, are below 65536",
                 without_line(&e)
             ))
         })?;
@@ -270,7 +280,13 @@ mod tests {
         let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         gzip.write_all(text.as_bytes()).unwrap();
         let gzip = gzip.finish().unwrap();
-        let request = Request { time_us: 5_000, input_tokens: 600, output_tokens: 7, blocks: vec![0, 1] };
+        let request = Request {
+            time_us: 5_000,
+            input_tokens: 600,
+            output_tokens: 7,
+            blocks: vec![0, 1],
+            ..Request::default()
+        };
         assert_eq!(read(text.into()).unwrap(), vec![request.clone(), request.clone()]);
         assert_eq!(read(gzip.clone()).unwrap(), vec![request.clone(), request]);
         let cut = read(gzip[..gzip.len() / 2].to_vec()).unwrap_err();
@@ -342,6 +358,14 @@ mod tests {
                 "expected 2 blocks",
             ),
             (r#"{"timestamp": 4, "input_length": 1, "output_length": 0, "hash_ids": [1]}"#, "4 follows 5"),
+            (
+                r#"{"timestamp": 9, "input_length": 1, "output_length": 0, "hash_ids": [1], "tenant": 65536}"#,
+                "invalid value: integer `65536`, expected u16",
+            ),
+            (
+                r#"{"timestamp": 9, "input_length": 1, "output_length": 0, "hash_ids": [1], "class": "chat"}"#,
+                "invalid type: string \"chat\", expected u16",
+            ),
             ("{\"timestamp\": \u{fffd}}", "expected value at column 15;"),
         ];
         for (line, expected) in rows {

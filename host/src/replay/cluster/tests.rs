@@ -37,7 +37,13 @@ fn guest(slot: &str, settings: &[(&str, &str)]) -> Choice {
 
 fn request(time_ms: u64, blocks: &[u64], output_tokens: u32) -> Request {
     let input_tokens = blocks.len() as u32 * BLOCK_SIZE_TOKENS;
-    Request { time_us: time_ms * 1_000, input_tokens, output_tokens, blocks: blocks.to_vec() }
+    Request {
+        time_us: time_ms * 1_000,
+        input_tokens,
+        output_tokens,
+        blocks: blocks.to_vec(),
+        ..Request::default()
+    }
 }
 
 /// When each request had its first token, ms after it arrived, in the order of the trace; and what was counted.
@@ -208,7 +214,7 @@ fn the_index_says_what_the_pools_hold_and_little_is_kept() {
         if n % 50 != 0 {
             continue;
         }
-        chain_into(&request.blocks, &mut chain);
+        chain_into(request, &mut chain);
         let mut held: Vec<(String, u32)> = cluster
             .instances
             .iter()

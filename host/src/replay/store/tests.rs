@@ -110,7 +110,7 @@ fn chat(requests: u64) -> Vec<Request> {
 
 fn request(blocks: &[u64]) -> Request {
     let input_tokens = blocks.len() as u32 * trace::BLOCK_SIZE_TOKENS;
-    Request { time_us: 0, input_tokens, output_tokens: 1, blocks: blocks.to_vec() }
+    Request { input_tokens, output_tokens: 1, blocks: blocks.to_vec(), ..Request::default() }
 }
 
 /// Prefix hits of a cache that never evicts.
