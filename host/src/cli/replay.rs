@@ -391,6 +391,19 @@ mod tests {
             assert!(row["by_class"]["1"]["prefix_hits"].is_u64() && row["by_tenant"]["0"]["requests"] == 270);
             assert!(row["gap_closed_percent"].is_f64(), "{row}");
         }
+        let tiers = line
+            .replace("--capacity-blocks 100,200 --capacity-blocks 300", "--tiers hbm=50,dram=200,nvme=500");
+        let table = parse(&tiers).cache().unwrap();
+        assert_eq!(table.rows.len(), 3);
+        let json = serde_json::to_value(&table.rows[0]).unwrap();
+        assert_eq!((&json["capacity_blocks"], &json["tiers"][2]["tier"]), (&750.into(), &"nvme".into()));
+        assert!(table.rows[2].tiers.is_none(), "the optimum has all room as one");
+        let (text, csv) = (table.text(), table.csv());
+        assert!(text.contains("moved in") && csv.contains("s3fifo,native,750,dram,"), "{text}{csv}");
+        for bad in ["hbm", "ram=3", "hbm=-1", "hbm=1 --capacity-blocks 3"] {
+            let line = format!("kvasir --trace t --tiers {bad}");
+            assert!(Command::try_parse_from(line.split(' ')).is_err(), "{bad}");
+        }
         for more in ["", " --json", " --csv"] {
             parse(&format!("{line}{more}")).run().unwrap();
         }
@@ -471,6 +484,8 @@ mod tests {
             ("--trace /none --evictor optimum --capacity-blocks 5 --evictor-setting a=1", "has no settings"),
             ("--trace /none --mode cluster --evictor optimum", "it is for mode cache"),
             ("--trace /none --mode cluster --evictor lru,fifo", "takes one --evictor, not 2"),
+            ("--trace /none --tiers dram=5,hbm=2", "fastest first: hbm, dram"),
+            ("--trace /none --tiers hbm=0", "tiers: capacity of 0 blocks"),
             ("--trace /none --mode cluster --csv", "leave out --host, --capacity-blocks"),
             ("--trace /none --capacity-blocks 5 --host 127.0.0.1:1", "leave out --host"),
             ("--trace /none --capacity-blocks 5 --speed 2", "leave out --host, --speed"),

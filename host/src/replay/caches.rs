@@ -7,6 +7,7 @@ use super::optimum::Optimum;
 use super::pool;
 use super::recorded::Recorded;
 use super::tally::{Split, Tally, rounded};
+use super::tiers::{self, Tier};
 use crate::policy::evictor::{EvictorEngine, EvictorHook, NativeEvictor};
 use crate::policy::{Engine, Error as PolicyError, PolicyConfig, Prepared, Source};
 use kvasir_default_policies::EVICTORS;
@@ -28,17 +29,36 @@ pub enum Error {
     Policy(#[from] PolicyError),
 }
 
+/// The room of a cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// One pool of so many blocks.
+    Blocks(u32),
+    /// Several pools below each other.
+    Tiers(Vec<Tier>),
+}
+
+impl Room {
+    fn blocks(&self) -> u32 {
+        match self {
+            Self::Blocks(blocks) => *blocks,
+            Self::Tiers(tiers) => tiers::total(tiers),
+        }
+    }
+}
+
 /// What may keep the blocks of a cache.
 pub struct Keeper {
     name: String,
     engine: &'static str,
     kind: Kind,
+    /// It has a row, rather than being there for the gap alone.
+    shown: bool,
 }
 
 enum Kind {
-    Evictor(Box<Prepared<EvictorHook>>),
-    /// [`BASELINE`], for the gap alone.
-    Baseline,
+    /// Makes one that was told nothing yet.
+    Evictor(Box<dyn Fn() -> Result<Box<dyn EvictorEngine>, Error> + Send + Sync>),
     Optimum,
 }
 
@@ -54,36 +74,39 @@ impl Keeper {
         settings: Vec<(String, String)>,
     ) -> Result<Self, Error> {
         let (name, native) = (source.name().to_owned(), matches!(source, Source::Native(_)));
-        let prepared = Prepared::new(engine, config, source, settings)?;
+        let prepared = Prepared::<EvictorHook>::new(engine, config, source, settings)?;
         prepared.engine()?;
         let engine = if native { "native" } else { "wasm" };
-        Ok(Self { name, engine, kind: Kind::Evictor(Box::new(prepared)) })
+        let make = move || Ok(prepared.engine()?.0);
+        Ok(Self { name, engine, kind: Kind::Evictor(Box::new(make)), shown: true })
     }
 
     /// The one that no evictor can beat.
     pub fn optimum() -> Self {
-        Self { name: OPTIMUM.into(), engine: "native", kind: Kind::Optimum }
+        Self { name: OPTIMUM.into(), engine: "native", kind: Kind::Optimum, shown: true }
     }
 
     fn baseline() -> Self {
-        Self { name: BASELINE.into(), engine: "native", kind: Kind::Baseline }
+        let policy = EVICTORS.iter().find(|policy| policy.name == BASELINE);
+        let native = policy.expect("lru is a default evictor").native;
+        let make = move || Ok(Box::new(NativeEvictor::new(native())) as _);
+        Self { name: BASELINE.into(), engine: "native", kind: Kind::Evictor(Box::new(make)), shown: false }
     }
 
-    fn replay(&self, trace: &Recorded, capacity_blocks: u32, split: Split) -> Result<Report, Error> {
-        let report = match &self.kind {
-            Kind::Optimum => optimum(trace, capacity_blocks, split)?,
-            Kind::Baseline => cache::replay(baseline().as_mut(), trace, capacity_blocks, split)?,
-            Kind::Evictor(prepared) => {
-                cache::replay(prepared.engine()?.0.as_mut(), trace, capacity_blocks, split)?
+    fn replay(&self, trace: &Recorded, room: &Room, split: Split) -> Result<Report, Error> {
+        let report = match (&self.kind, room) {
+            // Nothing can be gained from where a block is, so it has all room as one.
+            (Kind::Optimum, room) => optimum(trace, room.blocks(), split)?,
+            (Kind::Evictor(make), Room::Blocks(blocks)) => {
+                cache::replay(make()?.as_mut(), trace, *blocks, split)?
+            }
+            (Kind::Evictor(make), Room::Tiers(tiers)) => {
+                let evictors = tiers.iter().map(|_| make());
+                tiers::replay(&mut evictors.collect::<Result<Vec<_>, _>>()?, trace, tiers, split)?
             }
         };
         Ok(Report { evictor: self.name.clone(), engine: self.engine, ..report })
     }
-}
-
-fn baseline() -> Box<dyn EvictorEngine> {
-    let policy = EVICTORS.iter().find(|policy| policy.name == BASELINE).expect("lru is a default evictor");
-    Box::new(NativeEvictor::new((policy.native)()))
 }
 
 fn optimum(trace: &Recorded, capacity_blocks: u32, split: Split) -> Result<Report, Error> {
@@ -112,15 +135,16 @@ impl Table {
     pub fn fill(
         (trace_name, trace): (&str, &Recorded),
         keepers: &[Keeper],
-        capacities: &[u32],
+        rooms: &[Room],
         split: Split,
         done: impl Fn() + Sync,
     ) -> Result<Self, Error> {
         let hidden = baseline_for(keepers);
         let beside: Vec<&Keeper> = keepers.iter().chain(&hidden).collect();
-        let jobs: Vec<_> = capacities.iter().flat_map(|&of| beside.iter().map(move |&k| (k, of))).collect();
-        let reports = in_threads(&jobs, |&(keeper, capacity_blocks)| {
-            let report = keeper.replay(trace, capacity_blocks, split);
+        let jobs: Vec<_> =
+            rooms.iter().flat_map(|room| beside.iter().map(move |&keeper| (keeper, room))).collect();
+        let reports = in_threads(&jobs, |&(keeper, room)| {
+            let report = keeper.replay(trace, room, split);
             done();
             report
         });
@@ -131,14 +155,13 @@ impl Table {
         for rows in rows.chunks_mut(beside.len().max(1)) {
             fill_gaps(rows);
         }
-        let shown =
-            rows.into_iter().zip(&jobs).filter(|(_, (keeper, _))| !matches!(keeper.kind, Kind::Baseline));
+        let shown = rows.into_iter().zip(&jobs).filter(|(_, (keeper, _))| keeper.shown);
         Ok(Self { mode: "cache", trace: trace_name.to_owned(), rows: shown.map(|(row, _)| row).collect() })
     }
 
     /// How many replays a table takes.
-    pub fn replays(keepers: &[Keeper], capacities: &[u32]) -> usize {
-        (keepers.len() + usize::from(baseline_for(keepers).is_some())) * capacities.len()
+    pub fn replays(keepers: &[Keeper], rooms: &[Room]) -> usize {
+        (keepers.len() + usize::from(baseline_for(keepers).is_some())) * rooms.len()
     }
 
     /// What the policies did that they must not do, one line each. Not empty: figures are not their own.

@@ -17,4 +17,5 @@ pub mod recorded;
 pub mod stats;
 pub mod store;
 pub mod tally;
+pub mod tiers;
 pub mod trace;

@@ -43,6 +43,18 @@ pub struct Touch {
     pub time_ms: u64,
 }
 
+/// A block that a pool above dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dropped {
+    pub block: u64,
+    /// The block before it in its chain.
+    pub parent: Option<u64>,
+    /// Its position in its chain.
+    pub depth: u32,
+    /// Of the request that used it last.
+    pub class: u16,
+}
+
 /// What happened in a pool so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -106,7 +118,6 @@ impl<'e> Pool<'e> {
         open(evictor, capacity_blocks, block_bytes)
             .map_err(|fault| Error::Open { slots: capacity_blocks, fault })?;
         let slots = capacity_blocks as usize;
-        let histogram = hdrhistogram::Histogram::new_with_bounds(1, 60_000_000_000, 3);
         Ok(Self {
             evictor,
             block_bytes,
@@ -124,7 +135,7 @@ impl<'e> Pool<'e> {
             evicted: None,
             requests: 0,
             evictor_ns: 0,
-            select_ns: histogram.expect("constant bounds of a histogram are valid"),
+            select_ns: histogram(),
             counts: Counts::default(),
         })
     }
@@ -169,6 +180,29 @@ impl<'e> Pool<'e> {
         hits
     }
 
+    /// One request uses those of its blocks that are here. Nothing is let in.
+    pub fn use_resident(&mut self, chain: &[u64], touch: Touch) {
+        self.requests += 1;
+        self.refresh(chain, touch);
+    }
+
+    /// Lets in what a pool above dropped, most expendable first, and what is not here already; if that is more than fits,
+    /// the least expendable. Returns how many blocks came.
+    pub fn take_in(&mut self, mut dropped: Vec<Dropped>, time_ms: u64) -> usize {
+        self.requests += 1;
+        dropped.retain(|block| !self.holds(block.block));
+        dropped.drain(..dropped.len().saturating_sub(self.block_of.len()));
+        if dropped.len() > self.free.len() {
+            self.evict(dropped.len() - self.free.len(), Touch { class: 0, time_ms });
+        }
+        dropped.sort_by_key(|block| block.depth); // parents first
+        for &Dropped { block, parent, depth, class } in &dropped {
+            let parent = parent.and_then(|parent| self.slot_of.get(&parent).copied()).unwrap_or(NO_SLOT);
+            self.let_in(block, parent, depth, Touch { class, time_ms });
+        }
+        dropped.len()
+    }
+
     /// The blocks evicted since the last call; none if the pool does not tell.
     pub fn take_evicted(&mut self) -> Vec<u64> {
         self.evicted.as_mut().map(std::mem::take).unwrap_or_default()
@@ -178,7 +212,12 @@ impl<'e> Pool<'e> {
         &self.counts
     }
 
-    /// Time inside the evictor, events and learning included, per eviction that it chose itself, ns.
+    /// Time inside the evictor, events and learning included, ns.
+    pub fn evictor_ns(&self) -> u64 {
+        self.evictor_ns
+    }
+
+    /// The same per eviction that it chose itself, ns.
     pub fn evict_ns_mean(&self) -> f64 {
         let its_own = self.counts.evictions - self.counts.fallback_evictions;
         self.evictor_ns as f64 / its_own.max(1) as f64
@@ -316,18 +355,21 @@ impl<'e> Pool<'e> {
         for (depth, &block) in head.iter().enumerate() {
             let slot = match self.slot_of.get(&block) {
                 Some(&slot) => slot,
-                None => {
-                    let slot = self.free.pop().expect("evict frees a slot for every missing block");
-                    self.slot_of.insert(block, slot);
-                    self.block_of[slot as usize] = Some(block);
-                    self.used_by[slot as usize] = self.requests;
-                    self.depth_of[slot as usize] = depth as u32;
-                    self.event(EventKind::Insert, slot, parent, touch);
-                    slot
-                }
+                None => self.let_in(block, parent, depth as u32, touch),
             };
             parent = slot;
         }
+    }
+
+    /// Takes a free slot, of which there is one for every missing block.
+    fn let_in(&mut self, block: u64, parent: u32, depth: u32, touch: Touch) -> u32 {
+        let slot = self.free.pop().expect("evict frees a slot for every missing block");
+        self.slot_of.insert(block, slot);
+        self.block_of[slot as usize] = Some(block);
+        self.used_by[slot as usize] = self.requests;
+        self.depth_of[slot as usize] = depth;
+        self.event(EventKind::Insert, slot, parent, touch);
+        slot
     }
 
     /// Queues an event for the policy and updates the fallback's order.
@@ -368,6 +410,12 @@ impl<'e> Pool<'e> {
         }
         self.words.clear();
     }
+}
+
+/// For times from 1 ns to a minute.
+pub(super) fn histogram() -> hdrhistogram::Histogram<u64> {
+    let histogram = hdrhistogram::Histogram::new_with_bounds(1, 60_000_000_000, 3);
+    histogram.expect("constant bounds of a histogram are valid")
 }
 
 /// The pool that is replayed, full as it is after a while, is all the evictor hears of: there is no tier below.

@@ -61,10 +61,11 @@ impl Tally {
         Self { split, ..Self::default() }
     }
 
-    /// The next request of the trace found so many of its blocks.
-    pub fn add(&mut self, prompt: &Prompt<'_>, hits: usize) {
+    /// The next request of the trace found so many of its blocks. Returns whether it counts: it is not of the warm-up.
+    pub fn add(&mut self, prompt: &Prompt<'_>, hits: usize) -> bool {
         if (self.warm_up.requests as usize) < self.split.warm_up {
-            return self.warm_up.add(prompt, hits);
+            self.warm_up.add(prompt, hits);
+            return false;
         }
         self.counted.add(prompt, hits);
         if self.split.by_class {
@@ -73,6 +74,7 @@ impl Tally {
         if self.split.by_tenant {
             self.by_tenant.entry(prompt.tenant).or_default().add(prompt, hits);
         }
+        true
     }
 
     /// All but the warm-up.

@@ -2,11 +2,13 @@
 
 use super::{EngineKind, ReplayArgs, unknown_name};
 use crate::policy::{Engine, PolicyConfig, Source};
-use crate::replay::caches::{Keeper, OPTIMUM, Table};
+use crate::replay::caches::{Keeper, OPTIMUM, Room, Table};
 use crate::replay::pool;
 use crate::replay::recorded::Recorded;
 use crate::replay::tally::Split;
+use crate::replay::tiers::{self, Tier, TierName};
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use indicatif::ProgressBar;
 use kvasir_default_policies::EVICTORS;
 use std::path::Path;
@@ -17,6 +19,10 @@ pub struct CacheFlags {
     /// Mode cache: size of the cache in blocks; may be given several times, or as a list with commas.
     #[arg(long = "capacity-blocks", value_name = "N", value_delimiter = ',')]
     pub capacities: Vec<u32>,
+    /// Mode cache: tiers in place of one pool, fastest first (hbm, dram, nvme, remote), each with its blocks. What a tier
+    /// evicts goes to the next.
+    #[arg(long, value_name = "TIER=N,...", value_delimiter = ',', value_parser = tier, conflicts_with = "capacities")]
+    pub tiers: Vec<Tier>,
     /// Mode cache: requests at the beginning of the trace, as a number, a share (0.2) or per cent (20%), whose hits are
     /// told apart and not counted.
     #[arg(long, value_name = "COUNT|SHARE", value_parser = warm_up)]
@@ -46,6 +52,15 @@ pub enum WarmUp {
     Share(f64),
 }
 
+fn tier(text: &str) -> Result<Tier> {
+    let parsed = text.split_once('=').and_then(|(name, blocks)| {
+        Some(Tier { name: TierName::from_str(name, false).ok()?, capacity_blocks: blocks.parse().ok()? })
+    });
+    parsed.with_context(|| {
+        format!("`{text}` is no tier with its blocks, such as dram=10000; tiers: hbm, dram, nvme, remote")
+    })
+}
+
 fn warm_up(text: &str) -> Result<WarmUp> {
     let parsed = match text.strip_suffix('%') {
         Some(percent) => percent.parse().ok().map(|percent: f64| WarmUp::Share(percent / 100.0)),
@@ -62,11 +77,25 @@ fn warm_up(text: &str) -> Result<WarmUp> {
 impl CacheFlags {
     /// Whether any of them was given.
     pub(super) fn any(&self) -> bool {
-        let Self { capacities, warm_up, by, csv } = self;
-        *csv || warm_up.is_some() || !capacities.is_empty() || !by.is_empty()
+        let Self { capacities, tiers, warm_up, by, csv } = self;
+        *csv || warm_up.is_some() || !capacities.is_empty() || !tiers.is_empty() || !by.is_empty()
     }
 
-    pub(super) const NAMES: &str = "--capacity-blocks, --warm-up, --by, --csv";
+    pub(super) const NAMES: &str = "--capacity-blocks, --tiers, --warm-up, --by, --csv";
+
+    /// What to replay the trace in, and the most blocks of one pool.
+    fn rooms(&self) -> Result<(Vec<Room>, u32)> {
+        if !self.tiers.is_empty() {
+            tiers::check(&self.tiers)?;
+            let largest = self.tiers.iter().map(|tier| tier.capacity_blocks).max();
+            return Ok((vec![Room::Tiers(self.tiers.clone())], largest.unwrap_or(0)));
+        }
+        let Some(&largest) = self.capacities.iter().max() else {
+            bail!("mode cache: give --capacity-blocks N, or --tiers")
+        };
+        self.capacities.iter().try_for_each(|&blocks| pool::check_capacity(blocks))?;
+        Ok((self.capacities.iter().copied().map(Room::Blocks).collect(), largest))
+    }
 
     /// `requests`: of the trace.
     fn split(&self, requests: usize) -> Result<Split> {
@@ -89,9 +118,7 @@ impl ReplayArgs {
         if self.host.is_some() || self.cluster.speed.is_some() {
             bail!("mode cache needs no host and no time; leave out --host, --speed, or give --mode store");
         }
-        let capacities = &self.cache.capacities;
-        let Some(&largest) = capacities.iter().max() else { bail!("mode cache: give --capacity-blocks N") };
-        capacities.iter().try_for_each(|&blocks| pool::check_capacity(blocks))?;
+        let (rooms, largest) = self.cache.rooms()?;
         let keepers = self.keepers(largest)?;
         let (trace, progress) = self.open()?;
         let trace = Recorded::read(trace, self.blocks.block_size_tokens)?;
@@ -99,8 +126,8 @@ impl ReplayArgs {
         self.check_requests(trace.len() as u64)?;
         let split = self.cache.split(trace.len())?;
         let name = self.trace.display().to_string();
-        let progress = replays_bar(Table::replays(&keepers, capacities));
-        let table = Table::fill((&name, &trace), &keepers, capacities, split, || progress.inc(1))?;
+        let progress = replays_bar(Table::replays(&keepers, &rooms));
+        let table = Table::fill((&name, &trace), &keepers, &rooms, split, || progress.inc(1))?;
         progress.finish_and_clear();
         Ok(table)
     }

@@ -20,7 +20,11 @@ fn keepers(names: &[&str]) -> Vec<Keeper> {
 }
 
 fn fill(trace: &Recorded, names: &[&str], capacities: &[u32], split: Split) -> Table {
-    Table::fill(("t", trace), &keepers(names), capacities, split, || ()).unwrap()
+    Table::fill(("t", trace), &keepers(names), &rooms(capacities), split, || ()).unwrap()
+}
+
+fn rooms(capacities: &[u32]) -> Vec<Room> {
+    capacities.iter().copied().map(Room::Blocks).collect()
 }
 
 /// What does not depend on the speed of the machine.
@@ -49,8 +53,8 @@ fn the_optimum_is_above_all_and_ends_the_gap() {
     let replays = std::sync::atomic::AtomicUsize::new(0);
     let done = || _ = replays.fetch_add(1, Ordering::Relaxed);
     let keepers = keepers(&names);
-    let table = Table::fill(("t", &trace), &keepers, &[50, 400], Split::default(), done).unwrap();
-    assert_eq!(replays.into_inner(), Table::replays(&keepers, &[50, 400]));
+    let table = Table::fill(("t", &trace), &keepers, &rooms(&[50, 400]), Split::default(), done).unwrap();
+    assert_eq!(replays.into_inner(), Table::replays(&keepers, &rooms(&[50, 400])));
     for rows in table.rows.chunks(names.len()) {
         let gap_of = |name| rows.iter().find(|row| row.evictor == name).unwrap().gap_closed_percent;
         assert_eq!((gap_of("lru"), gap_of(OPTIMUM)), (Some(0.0), Some(100.0)));
@@ -105,7 +109,7 @@ fn tables_and_values_are_told() {
     let lines: Vec<_> = csv.lines().collect();
     assert_eq!(lines.len(), 1 + 2 * (1 + 1 + 2), "{csv}");
     assert!(lines[1].starts_with("t,lru,native,100,all,250,"), "{csv}");
-    assert!(lines[1].ends_with(",2,0,\"a \"\"trap\"\", it says\""), "{csv}");
+    assert!(lines[1].ends_with(",2,0,\"a \"\"trap\"\", it says\","), "{csv}");
     assert!(lines[2].starts_with("t,lru,native,100,warm-up,50,"), "{csv}");
     let columns = |line: &str| line.matches(',').count();
     assert!(lines.iter().all(|line| columns(line) == columns(lines[0]) || line.contains("trap")), "{csv}");
@@ -123,7 +127,7 @@ fn tables_and_values_are_told() {
 fn a_capacity_out_of_range_fails_the_table() {
     let trace = recorded(10, 1);
     for name in ["lru", OPTIMUM] {
-        let error = Table::fill(("t", &trace), &keepers(&[name]), &[10, 0], Split::default(), || ());
+        let error = Table::fill(("t", &trace), &keepers(&[name]), &rooms(&[10, 0]), Split::default(), || ());
         assert!(error.unwrap_err().to_string().contains("capacity of 0 blocks"));
     }
 }

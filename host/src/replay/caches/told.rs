@@ -2,6 +2,7 @@
 
 use super::super::cache::Report;
 use super::super::tally::Hits;
+use super::super::tiers::TierReport;
 use super::Table;
 use comfy_table::{CellAlignment, presets};
 
@@ -10,7 +11,9 @@ const HEAD: [&str; 8] =
 const PARTS_HEAD: [&str; 7] =
     ["blocks", "evictor", "part", "requests", "block references", "prefix hits", "hit rate %"];
 const CSV_HEAD: &str = "trace,evictor,engine,capacity_blocks,part,requests,block_references,prefix_hits,hit_rate_percent,\
-    gap_closed_percent,evictions,evict_ns_mean,evict_ns_p99,fallback_evictions,invalid_victims,fault\n";
+    gap_closed_percent,evictions,evict_ns_mean,evict_ns_p99,fallback_evictions,invalid_victims,fault,moved_in\n";
+const TIERS_HEAD: [&str; 7] =
+    ["evictor", "tier", "blocks", "prefix hits", "hit rate %", "moved in", "evictions"];
 
 impl Report {
     /// For a terminal.
@@ -41,7 +44,11 @@ impl Report {
         }
         rows.extend(self.not_its_own().map(|told| ("not the policy's", told)));
         rows.extend(self.fault.clone().map(|fault| ("policy failed", fault)));
-        rows.iter().map(|(name, value)| format!("{name:18}{value}\n")).collect()
+        let mut text: String = rows.iter().map(|(name, value)| format!("{name:18}{value}\n")).collect();
+        if self.tiers.is_some() {
+            text += &format!("\n{}", tiers_text(std::slice::from_ref(self)));
+        }
+        text
     }
 
     /// The optimum is not asked by anybody.
@@ -95,6 +102,9 @@ impl Table {
         if !parts.is_empty() {
             text += &format!("\n{}", aligned(&PARTS_HEAD, parts.into_iter()));
         }
+        if self.rows.iter().any(|row| row.tiers.is_some()) {
+            text += &format!("\n{}", tiers_text(&self.rows));
+        }
         for row in &self.rows {
             for told in row.not_its_own().into_iter().chain(row.fault.clone()) {
                 text += &format!("\n{} at {} blocks: {told}\n", row.evictor, row.capacity_blocks);
@@ -116,7 +126,7 @@ impl Table {
             };
             let gap = row.gap_closed_percent.map(|gap| gap.to_string()).unwrap_or_default();
             text += &format!(
-                "{},{gap},{},{},{},{},{},{}\n",
+                "{},{gap},{},{},{},{},{},{},\n",
                 csv_start(row, "all", &all),
                 row.evictions,
                 row.evict_ns_mean,
@@ -126,7 +136,13 @@ impl Table {
                 quoted(row.fault.as_deref().unwrap_or_default())
             );
             for (part, hits) in row.parts() {
-                text += &format!("{},,,,,,,\n", csv_start(row, &part.to_string(), hits));
+                text += &format!("{},,,,,,,,\n", csv_start(row, &part.to_string(), hits));
+            }
+            for tier in row.tiers.iter().flatten() {
+                let TierReport { prefix_hits, hit_rate_percent, .. } = *tier;
+                let start =
+                    csv_start(row, tier.tier.as_str(), &Hits { prefix_hits, hit_rate_percent, ..all });
+                text += &format!("{start},,{},,,,,,{}\n", tier.evictions, tier.moved_in);
             }
         }
         text
@@ -176,6 +192,23 @@ fn part_cells(row: &Report, (part, hits): (Part, &Hits)) -> Vec<String> {
     ]
 }
 
+fn tiers_text(rows: &[Report]) -> String {
+    let cells = |row: &Report, tier: &TierReport| {
+        vec![
+            row.evictor.clone(),
+            tier.tier.as_str().into(),
+            tier.capacity_blocks.to_string(),
+            tier.prefix_hits.to_string(),
+            format!("{:.2}", tier.hit_rate_percent),
+            tier.moved_in.to_string(),
+            tier.evictions.to_string(),
+        ]
+    };
+    let of_row =
+        |row: &Report| -> Vec<_> { row.tiers.iter().flatten().map(|tier| cells(row, tier)).collect() };
+    aligned(&TIERS_HEAD, rows.iter().flat_map(of_row))
+}
+
 /// Columns of numbers end together.
 fn aligned(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let mut table = comfy_table::Table::new();
@@ -183,7 +216,7 @@ fn aligned(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     table.set_header(head);
     rows.for_each(|row| _ = table.add_row(row));
     for (column, name) in table.column_iter_mut().zip(head) {
-        if !["evictor", "engine", "part"].contains(name) {
+        if !["evictor", "engine", "part", "tier"].contains(name) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
