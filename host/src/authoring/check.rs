@@ -6,6 +6,7 @@
 mod admitter;
 mod balancer;
 mod evictor;
+mod learning;
 mod panel;
 mod scheduler;
 mod trials;

@@ -3,6 +3,7 @@ use crate::policy::{PolicyConfig, SlotKind};
 use kvasir_tests::{guest, import_not_granted};
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 /// Every file below a folder, as text.
 fn texts(folder: &Path) -> Vec<(String, String)> {
@@ -246,7 +247,9 @@ fn tried(bytes: &[u8], settings: &[(&str, &str)]) -> Report {
     let file = dir.path().join("policy.wasm");
     fs::write(&file, bytes).unwrap();
     let settings = settings.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-    let config = PolicyConfig { evictor_slots: 1 << 16, ..PolicyConfig::default() };
+    // Longer than a busy machine keeps a thread waiting.
+    let hot_deadline = Duration::from_millis(500);
+    let config = PolicyConfig { evictor_slots: 1 << 16, hot_deadline, ..PolicyConfig::default() };
     check(&file, &Trial { config, settings, seed: 1, vectors: Vec::new(), called: None }).unwrap()
 }
 
@@ -256,10 +259,13 @@ fn every_default_policy_passes() {
     let evictors = kvasir_default_policies::EVICTORS.iter().map(|d| (d.name, d.component));
     let admitters = kvasir_default_policies::ADMITTERS.iter().map(|d| (d.name, d.component));
     let balancers = kvasir_default_policies::BALANCERS.iter().map(|d| (d.name, d.component));
+    let mut learners = Vec::new();
     for (name, component) in schedulers.chain(evictors).chain(admitters).chain(balancers) {
         let report = tried(component, &[]);
         assert!(report.passed(), "{name}: {:#?}", report.rows);
+        learners.extend(report.rows.iter().filter(|row| row.check == "learning").map(|_| name));
     }
+    assert_eq!(learners, ["fitted-cost"; 4]);
 }
 
 #[test]
@@ -276,7 +282,7 @@ fn every_fault_fails_its_check() {
     fails("careless", "explain-decides", "answers", "in another instance that was told and asked the same");
     fails("careless", "forgets", "state", "after the hand-over, step 0: `schedule` answered");
     fails("careless", "chokes", "state", "`import-state` of 0 B trapped");
-    fails("careless", "loop", "answers", "ran past its deadline of 5ms");
+    fails("careless", "loop", "answers", "ran past its deadline of 500ms");
     fails("careless", "trap", "answers", "step 3: `schedule` trapped");
     fails("careless", "grow", "answers", "trapped: forcing trap when growing memory");
     fails("careless", "no such mode", "settings", "`no such mode` is none of");
@@ -290,6 +296,9 @@ fn every_fault_fails_its_check() {
     fails("admitter", "short", "answers", "answers for");
     fails("balancer", "nan", "answers", "threshold NaN");
     fails("balancer", "flood", "answers", "1000000 thresholds");
+    fails("learning", "trap", "learning", "`observe` trapped");
+    fails("learning", "publish-too-much", "learning", "1048577 bytes to publish; at most 1048576");
+    fails("learning", "trap-on-adopt", "learning", "`adopt` trapped");
     fails("describe-lies", "", "loads", "says it is a `evictor`");
     fails("describe-traps", "", "loads", "failed in `describe`");
     let report = tried(&import_not_granted(), &[]);

@@ -149,7 +149,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The disk is full or fails. A component that was written for nothing goes at the next change.
-    pub fn assign(&self, slot: SlotKind, stored: &Stored, modules: &[Vec<u8>]) -> Result<(), Error> {
+    pub fn assign(&self, slot: SlotKind, stored: &Stored, modules: &[&[u8]]) -> Result<(), Error> {
         let _change = self.change.lock();
         #[cfg(test)]
         if self.full.load(std::sync::atomic::Ordering::Relaxed) {
@@ -157,7 +157,7 @@ impl Catalog {
         }
         for bytes in modules {
             let digest = Digest::of(bytes).to_string();
-            self.modules.insert(digest, &**bytes).map_err(|e| self.error("written", e))?;
+            self.modules.insert(digest, *bytes).map_err(|e| self.error("written", e))?;
         }
         if !modules.is_empty() {
             self.flush()?;
@@ -203,11 +203,13 @@ impl Catalog {
         self.flush()
     }
 
+    /// While every assignment can be read.
     fn drop_unnamed_modules(&self) -> Result<(), Error> {
         let mut named = Vec::new();
         for entry in &self.assignments {
             let (_, bytes) = entry.map_err(|e| self.error("read", e))?;
-            let stored: Stored = serde_json::from_slice(&bytes).map_err(|e| self.error("read", e))?;
+            // What cannot be read may name any of them.
+            let Ok(stored) = serde_json::from_slice::<Stored>(&bytes) else { return Ok(()) };
             let trial = stored.trial.map(|trial| trial.assignment);
             for assignment in std::iter::once(stored.current).chain(stored.previous).chain(trial) {
                 named.extend(assignment.origin.digests().into_iter().map(str::to_owned));

@@ -217,6 +217,9 @@ const FUNCTIONS_MAX: u64 = 60_000;
 const FUNCTION_BYTES_MAX: u64 = 1 << 20;
 /// Blocks in each other in one function, for which compilers take quadratic time. Interpreters have one for each instruction.
 const BLOCK_DEPTH_MAX: u64 = 10_000;
+/// What a compiler does for each pair of blocks, and for each local in each block, summed over all functions ([`Shape::work`]); some
+/// ten seconds. A whole CPython has an eighth.
+const WORK_MAX: u64 = 2_000_000_000;
 /// Modules and components in one component, and how deep they lie in each other.
 const PARTS_MAX: u64 = 1_000;
 const DEPTH_MAX: u64 = 16;
@@ -229,6 +232,7 @@ pub(super) struct Interface<'a> {
     functions: u64,
     largest_function: u64,
     block_depth: u64,
+    work: u64,
     parts: u64,
     depth: u64,
 }
@@ -244,6 +248,8 @@ enum TooMuch {
         "blocks lie {0} deep in each other in one of its functions; at most {BLOCK_DEPTH_MAX} are compiled"
     )]
     BlockDepth(u64),
+    #[error("its functions have so many loops, blocks and locals that it would take too long to compile")]
+    Work,
     #[error("{0} modules and components are in it; at most {PARTS_MAX} are compiled")]
     Parts(u64),
     #[error("its parts lie {0} deep in each other; at most {DEPTH_MAX} are compiled")]
@@ -267,7 +273,9 @@ impl<'a> Interface<'a> {
                 Payload::CodeSectionEntry(body) => {
                     let range = body.range();
                     found.largest_function = found.largest_function.max(range.end - range.start);
-                    found.block_depth = found.block_depth.max(block_depth(&body)?);
+                    let shape = Shape::of(&body)?;
+                    found.block_depth = found.block_depth.max(shape.depth);
+                    found.work = found.work.saturating_add(shape.work());
                 }
                 Payload::ComponentImportSection(section) if depth == 0 => {
                     for import in section {
@@ -288,11 +296,12 @@ impl<'a> Interface<'a> {
     /// # Errors
     /// The first bound that is passed.
     fn check_amount(&self) -> Result<(), TooMuch> {
-        let &Self { functions, largest_function, block_depth, parts, depth, .. } = self;
+        let &Self { functions, largest_function, block_depth, work, parts, depth, .. } = self;
         match () {
             () if functions > FUNCTIONS_MAX => Err(TooMuch::Functions(functions)),
             () if largest_function > FUNCTION_BYTES_MAX => Err(TooMuch::FunctionBytes(largest_function)),
             () if block_depth > BLOCK_DEPTH_MAX => Err(TooMuch::BlockDepth(block_depth)),
+            () if work > WORK_MAX => Err(TooMuch::Work),
             () if parts > PARTS_MAX => Err(TooMuch::Parts(parts)),
             () if depth > DEPTH_MAX => Err(TooMuch::Depth(depth)),
             () => Ok(()),
@@ -300,23 +309,49 @@ impl<'a> Interface<'a> {
     }
 }
 
-/// How deep the blocks of a function lie in each other.
-fn block_depth(body: &FunctionBody<'_>) -> Result<u64, wasmparser::BinaryReaderError> {
-    let (mut depth, mut deepest) = (0u64, 0);
-    for operator in body.get_operators_reader()? {
-        match operator? {
-            Operator::Block { .. }
-            | Operator::Loop { .. }
-            | Operator::If { .. }
-            | Operator::TryTable { .. } => {
-                depth += 1;
-                deepest = deepest.max(depth);
-            }
-            Operator::End => depth = depth.saturating_sub(1),
-            _ => {}
+/// What of a function makes a compiler take more than linear time.
+#[derive(Default)]
+struct Shape {
+    /// Without its parameters, of which there are at most 1,000.
+    locals: u64,
+    /// Loops are blocks, too.
+    blocks: u64,
+    loops: u64,
+    /// How deep the blocks lie in each other.
+    depth: u64,
+}
+
+impl Shape {
+    fn of(body: &FunctionBody<'_>) -> Result<Self, wasmparser::BinaryReaderError> {
+        let mut shape = Self::default();
+        for group in body.get_locals_reader()? {
+            shape.locals += u64::from(group?.0);
         }
+        let mut depth = 0u64;
+        for operator in body.get_operators_reader()? {
+            let operator = operator?;
+            match operator {
+                Operator::Block { .. }
+                | Operator::Loop { .. }
+                | Operator::If { .. }
+                | Operator::TryTable { .. } => {
+                    shape.blocks += 1;
+                    shape.loops += u64::from(matches!(operator, Operator::Loop { .. }));
+                    depth += 1;
+                    shape.depth = shape.depth.max(depth);
+                }
+                Operator::End => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+        }
+        Ok(shape)
     }
-    Ok(deepest)
+
+    /// As measured: a loop weighs as much as six blocks, and a local as a hundred.
+    fn work(&self) -> u64 {
+        let blocks = self.blocks + 5 * self.loops;
+        blocks.saturating_mul(blocks + 100 * self.locals)
+    }
 }
 
 /// Room for every instance is reserved at the start: 4 GiB of address space each, none of it memory until
@@ -466,6 +501,10 @@ mod tests {
         check(deep(10_000), "fine");
         check(deep(10_001), "blocks lie 10001 deep");
         check(deep(400_000), "one of its functions has 1200002 bytes");
+        let wide = |functions, loops| module(functions, &[0x03, 0x40, 0x0b].repeat(loops));
+        check(component(&[(MODULE, &wide(1, 5_000))]), "fine");
+        check(component(&[(MODULE, &wide(1, 8_000))]), "its functions have so many loops");
+        check(component(&[(MODULE, &wide(20, 2_000))]), "its functions have so many loops");
         let empty = component(&[]);
         check(component(&vec![(COMPONENT, &*empty); 1_000]), "fine");
         check(component(&vec![(COMPONENT, &*empty); 1_001]), "1001 modules and components are in it");

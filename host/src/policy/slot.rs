@@ -20,7 +20,7 @@ mod worker;
 
 pub use builder::Builder;
 pub(super) use learning::Learning;
-pub use learning::{LearningStatus, Outcomes};
+pub use learning::{Learner, LearningStatus, Outcomes};
 pub(super) use news::News;
 pub use serving::Serving;
 pub use shadow::{Around, Shadow};
@@ -149,6 +149,8 @@ pub struct Slot<H: Hook> {
     /// What the operator's configuration says of this slot.
     wanted: (Source, Settings),
     catalog: Option<Catalog>,
+    /// Components that the configuration named, until the catalogue has them.
+    configured: Mutex<Vec<Vec<u8>>>,
     /// What serves came from the catalogue.
     restored: bool,
     builder: Builder,
@@ -194,8 +196,13 @@ impl<H: Hook> Slot<H> {
         let prepare = |program, assignment, generation| {
             prepare::<H>(program, assignment, generation, &limits, &log, config, 1)
         };
-        let stored = catalog.as_ref().map(|c| c.stored(H::KIND)).transpose()?.flatten();
-        let mut last_trip = stored.as_ref().and_then(|stored| stored.trip.clone());
+        let mut last_trip = None;
+        let read = catalog.as_ref().and_then(|catalog| catalog.stored(H::KIND).transpose());
+        let stored =
+            read.and_then(|read| read.map_err(|e| last_trip = Some(format!("not restored: {e}"))).ok());
+        if let Some(stored) = &stored {
+            last_trip.clone_from(&stored.trip);
+        }
         let previous = stored.as_ref().and_then(before::<H>);
         let paused = stored.as_ref().is_some_and(|stored| stored.paused);
         let trial = stored.as_ref().and_then(|stored| stored.trial.clone());
@@ -211,11 +218,13 @@ impl<H: Hook> Slot<H> {
                 log.add_host(2, &format!("still so since an earlier run: {trip}"));
             }
         }
+        let mut configured = Vec::new();
         let version = match restored {
             Some(version) => version,
             None => {
                 let (source, settings) = wanted.clone();
                 let code = code::<H>(&engine, source, &[])?;
+                configured = code.modules;
                 prepare(code.program, Assignment { origin: code.origin, settings }, 1)?
             }
         };
@@ -238,6 +247,7 @@ impl<H: Hook> Slot<H> {
             config: config.clone(),
             wanted,
             restored: was_restored,
+            configured: Mutex::new(configured),
             catalog,
             builder,
             lessons: Lessons::default(),

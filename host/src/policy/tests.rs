@@ -18,7 +18,9 @@ fn engine() -> &'static Engine {
 }
 
 fn config() -> PolicyConfig {
-    PolicyConfig { evictor_slots: 1 << 12, ..PolicyConfig::default() }
+    // Longer than a busy machine keeps a thread waiting.
+    let hot_deadline = Duration::from_millis(100);
+    PolicyConfig { evictor_slots: 1 << 12, hot_deadline, ..PolicyConfig::default() }
 }
 
 fn pair<H: Hook>(name: &str) -> [Box<H::Engine>; 2] {
@@ -298,6 +300,49 @@ fn assignments_and_modules_survive_a_restart() {
     let status = host.rollback(SlotKind::Evictor).expect("rollback");
     assert_eq!(status.digest, Some(Digest::of(lru).to_string()));
     assert_eq!(host.status(SlotKind::Scheduler).name, "mooncake");
+}
+
+#[test]
+fn a_component_that_only_the_configuration_named_comes_back_after_a_restart() {
+    let folder = tempfile::tempdir().expect("folder");
+    let lru = EvictorHook::builtins().find(|b| b.name == "lru").expect("lru").component;
+    let own = Source::Bytes { name: "own".into(), bytes: lru.to_vec() };
+    let wanted = Wanted { evictor: (own, Vec::new()), ..Wanted::default() };
+    let open = |wanted| {
+        let db = sled::open(folder.path()).expect("sled");
+        PolicyHost::open(&config(), wanted, Some((db, folder.path()))).expect("host")
+    };
+    let host = open(wanted);
+    host.load(SlotKind::Evictor, Source::Builtin("sieve".into()), Vec::new()).expect("load");
+    drop(host);
+    let host = open(Wanted::default());
+    host.load(SlotKind::Balancer, Source::Builtin("static".into()), Vec::new()).expect("of another slot");
+    let status = host.rollback(SlotKind::Evictor).expect("rollback");
+    assert_eq!(status.digest, Some(Digest::of(lru).to_string()));
+}
+
+#[test]
+fn a_record_of_another_version_holds_neither_the_daemon_nor_another_slot_up() {
+    let folder = tempfile::tempdir().expect("folder");
+    let lru = EvictorHook::builtins().find(|b| b.name == "lru").expect("lru").component;
+    let db = sled::open(folder.path()).expect("sled");
+    let open =
+        || PolicyHost::open(&config(), Wanted::default(), Some((db.clone(), folder.path()))).expect("host");
+    let host = open();
+    let own = Source::Bytes { name: "own".into(), bytes: lru.to_vec() };
+    host.load(SlotKind::Evictor, own, Vec::new()).expect("load");
+    drop(host);
+    let assignments = db.open_tree("policy-assignments").expect("tree");
+    let written =
+        assignments.insert("evictor", b"{\"current\":7}").expect("written").expect("what was loaded");
+    let host = open();
+    assert_eq!(host.status(SlotKind::Evictor).name, "workload-aware");
+    let trip = host.status(SlotKind::Evictor).last_trip.expect("said");
+    assert!(trip.contains("not restored"), "{trip}");
+    host.load(SlotKind::Balancer, Source::Builtin("static".into()), Vec::new()).expect("of another slot");
+    drop(host);
+    assignments.insert("evictor", written).expect("written");
+    assert_eq!(open().status(SlotKind::Evictor).name, "lru", "its component was kept");
 }
 
 #[test]

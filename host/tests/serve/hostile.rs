@@ -331,6 +331,8 @@ fn components_that_are_made_to_be_compiled_for_ever() {
         ("functions", functions(59_000)),
         ("too deep blocks", nesting(300_000)),
         ("deep blocks", nesting(9_999)),
+        ("too many loops", format!("(func {})", "loop end ".repeat(100_000))),
+        ("loops", format!("(func {})", "loop end ".repeat(4_000))),
         ("variables of loops", loops(500, 500)),
         ("variables of blocks", joins(1_000, 1_000)),
     ];

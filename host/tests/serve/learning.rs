@@ -3,7 +3,7 @@
 
 use crate::process::Host;
 use crate::replicas::{metric, until};
-use kvasir_client::control::{Control, PolicySource};
+use kvasir_client::control::{Control, PolicySource, PolicyStage};
 use kvasir_proto::{self as proto, schedule_response::Decision};
 use kvasir_tests::guest;
 
@@ -13,10 +13,14 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// Loads the learning scheduler over whatever serves.
 async fn load(control: &mut Control, mode: &str, after: &str) {
+    load_as(control, PolicyStage::Active, mode, after).await;
+}
+
+async fn load_as(control: &mut Control, stage: PolicyStage, mode: &str, after: &str) {
     let bytes = guest("learning").to_vec();
     let settings = [("mode", mode), ("after", after)].map(|(n, v)| (n.to_owned(), v.to_owned()));
     let source = PolicySource::Component { name: "learning".into(), bytes };
-    control.load_policy("scheduler", source, &settings).await.unwrap();
+    control.load_policy_as("scheduler", source, &settings, stage).await.unwrap();
 }
 
 async fn register(control: &mut Control) {
@@ -34,12 +38,16 @@ async fn register(control: &mut Control) {
 
 /// Schedules so many requests by the component, and finishes them.
 async fn serve(control: &mut Control, requests: usize) {
+    serve_by(control, "counting", requests).await;
+}
+
+async fn serve_by(control: &mut Control, policy: &str, requests: usize) {
     register(control).await; // so that they are not silent
     for _ in 0..requests {
         let ask = proto::ScheduleRequest { prompt_tokens: 4096, must_run: true, ..Default::default() };
         let answer = control.conductor.schedule(ask).await.unwrap().into_inner();
         assert!(matches!(answer.decision, Some(Decision::Placement(_))), "{answer:?}");
-        assert_eq!((answer.policy.as_str(), answer.fallback.as_str()), ("counting", ""));
+        assert_eq!((answer.policy.as_str(), answer.fallback.as_str()), (policy, ""));
         let stage = proto::complete_request::Stage::Finished.into();
         let done = proto::CompleteRequest { request_id: answer.request_id, stage, ..Default::default() };
         control.conductor.complete(done).await.unwrap();
@@ -97,6 +105,35 @@ fn what_was_learned_survives_the_learner_the_host_and_a_swap() {
     let policy = host.policy("scheduler");
     assert_eq!((policy["name"].as_str(), policy["traps"].as_u64()), (Some("counting"), Some(0)), "{policy}");
     until("a learner follows", || metric(&host, "kvasir_policy_published_total", r#"slot="scheduler""#) > 3);
+    assert_eq!(host.terminate(), Some(0));
+}
+
+/// What it learned beside the active policy it decides by once it is promoted; its learner's failures are the trial's own.
+#[test]
+fn what_learned_on_trial_knows_it_when_it_is_promoted() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start_with(dir.path(), &["conductor.balance_every=50ms"]);
+    let on_trial = |name: &str| host.policy("scheduler")["trial"]["learning"][name].as_u64();
+    let runtime = runtime();
+    let mut control = runtime.block_on(Control::connect(&host.control(), "")).unwrap();
+    runtime.block_on(load_as(&mut control, PolicyStage::Shadow, "trap", "2"));
+    until("its learner traps, and the next", || {
+        runtime.block_on(serve_by(&mut control, "mooncake", 1));
+        on_trial("faults") > Some(1)
+    });
+    let policy = host.policy("scheduler");
+    assert_eq!((policy["name"].as_str(), policy["traps"].as_u64()), (Some("mooncake"), Some(0)), "{policy}");
+
+    runtime.block_on(load_as(&mut control, PolicyStage::Shadow, "none", "0"));
+    let begun = || (on_trial("faults"), on_trial("published")) == (Some(0), Some(1));
+    until("the learner of this trial is there", begun);
+    runtime.block_on(serve_by(&mut control, "mooncake", 3));
+    until("it heard of them", || on_trial("outcomes") == Some(3));
+    assert_eq!(metric(&host, "kvasir_policy_learner_faults_total", r#"slot="scheduler""#), 0);
+    host.check(&["policy", "promote", "scheduler"], b"", 0, "counting");
+    runtime.block_on(serve(&mut control, 1));
+    until_known(&host, 4);
+    drop(control);
     assert_eq!(host.terminate(), Some(0));
 }
 

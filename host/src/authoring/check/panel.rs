@@ -82,13 +82,7 @@ impl<H: Hook> Panel<H> {
     ) -> Result<Vec<R>, Failure> {
         let mut answers = Vec::with_capacity(self.engines.len());
         for (place, engine) in self.engines.iter_mut().enumerate() {
-            let start = Instant::now();
-            let answer = f(engine);
-            let ns = start.elapsed().as_nanos() as u64;
-            if place == 0 {
-                // It grows as far as times do.
-                let _ = self.times.entry(call).or_insert_with(histogram).record(ns);
-            }
+            let answer = if place == 0 { timed(&mut self.times, call, || f(engine)) } else { f(engine) };
             answers.push(answer.map_err(|fault| Failure::Fault { call, fault })?);
         }
         Ok(answers)
@@ -99,6 +93,15 @@ impl<H: Hook> Panel<H> {
         let Some(engine) = self.engines.first_mut() else { return Ok(Vec::new()) };
         engine.export_state().map_err(|fault| Failure::Fault { call: "export-state", fault })
     }
+}
+
+pub(super) fn timed<R>(times: &mut Times, call: &'static str, f: impl FnOnce() -> R) -> R {
+    let start = Instant::now();
+    let answer = f();
+    let ns = start.elapsed().as_nanos() as u64;
+    // It grows as far as times do.
+    let _ = times.entry(call).or_insert_with(histogram).record(ns);
+    answer
 }
 
 /// Two digits are enough for a time on a machine that does other things as well.

@@ -1,7 +1,7 @@
 //! What is tried with a policy, whatever its slot.
 
 use super::panel::{Failure, Panel, Times};
-use super::{Row, Trial};
+use super::{Row, Trial, learning};
 use crate::policy::slot::{Hook, Policy as _, Prepared};
 use crate::policy::{Engine, Error, Fault, Source};
 use kvasir_policy::{Description, Setting};
@@ -65,6 +65,7 @@ pub(super) fn rows<W: World>(policy: Policy<'_>, description: &Description) -> R
     }
     rows.push(state::<W>(&prepared, trial));
     rows.push(foreign_state(&prepared, trial));
+    rows.extend(learning::rows::<W>(&prepared, trial, &mut measured.times));
     rows.extend(measured.times());
     rows.push(measured.memory(prepared.memory_bytes_max()));
     Ok(rows)
@@ -133,16 +134,16 @@ fn answers<W: World>(
     Row::new("answers", W::KINDS[kind], came)
 }
 
-fn engines<H: Hook>(prepared: &Prepared<H>, count: usize) -> Result<Vec<Box<H::Engine>>, String> {
+pub(super) fn engines<H: Hook>(prepared: &Prepared<H>, count: usize) -> Result<Vec<Box<H::Engine>>, String> {
     let engine = |_| prepared.engine().map(|(engine, _)| engine).map_err(|error| error.to_string());
     (0..count).map(engine).collect()
 }
 
-fn brief<W: World>(world: &W, panel: &mut Panel<W::Hook>) -> Result<(), Failure> {
+pub(super) fn brief<W: World>(world: &W, panel: &mut Panel<W::Hook>) -> Result<(), Failure> {
     panel.tell("open", |engine| world.brief(engine))
 }
 
-fn happen<W: World>(
+pub(super) fn happen<W: World>(
     world: &mut W,
     panel: &mut Panel<W::Hook>,
     mut after: impl FnMut(usize),
@@ -155,7 +156,7 @@ fn happen<W: World>(
 }
 
 /// Each kind of world has numbers of its own.
-fn rng(trial: &Trial, kind: usize) -> ChaCha8Rng {
+pub(super) fn rng(trial: &Trial, kind: usize) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(trial.seed);
     rng.set_stream(kind as u64);
     rng

@@ -11,7 +11,8 @@
 mod class;
 
 use self::class::Class;
-pub(super) use self::class::{Learner, Seat};
+pub use self::class::Learner;
+pub(super) use self::class::{LearnerGuest, Seat};
 use super::{Hook, Slot};
 use crate::policy::Error;
 use arc_swap::ArcSwapOption;

@@ -148,12 +148,8 @@ impl<H: Hook> Slot<H> {
             name: old.description.name.clone(),
             program: Some(old.program.clone()),
         });
-        if let (None, Some(catalog)) = (&swap.trip, &self.catalog) {
-            catalog.assign(
-                H::KIND,
-                &stored(&version.assignment, previous.as_ref(), self.is_paused()),
-                modules,
-            )?;
+        if swap.trip.is_none() {
+            self.store(&stored(&version.assignment, previous.as_ref(), self.is_paused()), modules)?;
         }
         version.generation = self.next_generation();
         let version = Arc::new(version);
@@ -198,10 +194,22 @@ impl<H: Hook> Slot<H> {
         Stored { trip, trial, ..stored(&current, self.previous.lock().as_ref(), self.is_paused()) }
     }
 
+    /// Writes to the catalogue, if there is one, with these components and those that only the configuration named so far.
+    ///
+    /// # Errors
+    /// The catalogue cannot be written.
+    pub(super) fn store(&self, stored: &Stored, modules: &[Vec<u8>]) -> Result<(), Error> {
+        let Some(catalog) = &self.catalog else { return Ok(()) };
+        let mut configured = self.configured.lock();
+        let all: Vec<&[u8]> = modules.iter().chain(&*configured).map(Vec::as_slice).collect();
+        catalog.assign(H::KIND, stored, &all)?;
+        configured.clear();
+        Ok(())
+    }
+
     /// Writes what is so now to the catalogue; if that fails, again later, until it succeeds.
     pub(super) fn persist(self: &Arc<Self>) {
-        let Some(catalog) = &self.catalog else { return };
-        let Err(error) = catalog.assign(H::KIND, &self.as_stored(), &[]) else { return };
+        let Err(error) = self.store(&self.as_stored(), &[]) else { return };
         let name = self.current().description.name.clone();
         self.log.add_host(1, &format!("`{name}` serves, and a restart would not know: {error}"));
         let slot = Arc::downgrade(self);

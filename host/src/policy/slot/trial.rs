@@ -149,10 +149,8 @@ impl<H: Hook> Slot<H> {
         stage: Stage,
         modules: &[Vec<u8>],
     ) -> Result<(), Error> {
-        if let Some(catalog) = &self.catalog {
-            let trial = Some(StoredTrial { assignment: version.assignment.clone(), stage });
-            catalog.assign(H::KIND, &Stored { trial, ..self.as_stored() }, modules)?;
-        }
+        let trial = Some(StoredTrial { assignment: version.assignment.clone(), stage });
+        self.store(&Stored { trial, ..self.as_stored() }, modules)?;
         version.generation = self.next_generation();
         let old = self.trial.load_full();
         // Without its thread there is no such trial, whatever was written.
@@ -240,9 +238,7 @@ impl<H: Hook> Slot<H> {
         if self.is_paused() == paused {
             return Ok(());
         }
-        if let Some(catalog) = &self.catalog {
-            catalog.assign(H::KIND, &Stored { paused, ..self.as_stored() }, &[])?;
-        }
+        self.store(&Stored { paused, ..self.as_stored() }, &[])?;
         self.paused.store(paused, Relaxed);
         let action = if paused { Action::Paused } else { Action::Resumed };
         let current = self.current();

@@ -1,6 +1,6 @@
 //! A policy that was found, compiled and configured: how it comes to be a [`Version`] of a slot.
 
-use super::learning::Learner;
+use super::learning::{Learner, LearnerGuest};
 use super::{Builtin, Hook, Native, Policy, Settings};
 use crate::policy::bindings::learner::Learner as LearnerBindings;
 use crate::policy::catalog::{Assignment, Catalog, Origin, StoredPart};
@@ -168,14 +168,12 @@ impl<H: Hook> Version<H> {
     }
 
     /// One more instance, which hears outcomes; `None` if the policy does not learn.
-    pub(super) fn build_learner(&self, limits: &Limits, log: &Arc<Log>) -> Result<Option<Learner>, Error> {
-        let Program::Component(module) = &*self.program else { return Ok(None) };
-        if !module.learns {
-            return Ok(None);
-        }
-        let mut learner = Guest::new(module, limits, log.clone(), |store, i| LearnerBindings::new(store, i))?;
-        introduced::<H>(&mut learner, &self.assignment)?;
-        Ok(Some(learner))
+    pub(super) fn build_learner(
+        &self,
+        limits: &Limits,
+        log: &Arc<Log>,
+    ) -> Result<Option<Box<dyn Learner>>, Error> {
+        learner(&self.program, &self.assignment, limits, log)
     }
 
     pub(super) fn is_component(&self) -> bool {
@@ -187,6 +185,23 @@ impl<H: Hook> Version<H> {
 pub(super) enum StateRefused {
     Politely(String),
     ByFault(Fault),
+}
+
+/// `None`: the policy does not learn.
+fn learner<H: Hook>(
+    program: &Program<H>,
+    assignment: &Assignment,
+    limits: &Limits,
+    log: &Arc<Log>,
+) -> Result<Option<Box<dyn Learner>>, Error> {
+    let Program::Component(module) = program else { return Ok(None) };
+    if !module.learns {
+        return Ok(None);
+    }
+    let mut learner: LearnerGuest =
+        Guest::new(module, limits, log.clone(), |store, i| LearnerBindings::new(store, i))?;
+    introduced::<H>(&mut learner, assignment)?;
+    Ok(Some(Box::new(learner)))
 }
 
 fn build<H: Hook>(
@@ -470,6 +485,14 @@ impl<H: Hook> Prepared<H> {
     /// It cannot be instantiated, or what it says of itself or its settings is refused.
     pub fn engine(&self) -> Result<(Box<H::Engine>, Description), Error> {
         configured::<H>(&self.program, &self.assignment, &self.limits, &Arc::default())
+    }
+
+    /// Its learner, which heard nothing yet; `None`: the policy does not learn.
+    ///
+    /// # Errors
+    /// As [`Prepared::engine`].
+    pub fn learner(&self) -> Result<Option<Box<dyn Learner>>, Error> {
+        learner(&self.program, &self.assignment, &self.limits, &Arc::default())
     }
 
     /// What the memories of its engines take now, bytes.

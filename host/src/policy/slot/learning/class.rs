@@ -17,14 +17,27 @@ const KEEP_EVERY: Duration = Duration::from_secs(60);
 /// A learner that goes on failing is made anew about once a minute (a power of two of milliseconds).
 const LONGEST_WAIT: u32 = 16;
 
-/// A component's learning half.
-pub(in crate::policy::slot) type Learner = Guest<Component>;
+/// The learning half of a policy.
+pub trait Learner: Policy {
+    /// `outcomes`: records of `stride` words.
+    ///
+    /// # Errors
+    /// Any [`Fault`].
+    fn observe(&mut self, stride: usize, outcomes: &[u32]) -> Result<(), Fault>;
+
+    /// # Errors
+    /// Any [`Fault`]; [`Fault::Invalid`] of an answer over [`KNOWLEDGE_MAX`].
+    fn publish(&mut self) -> Result<Vec<u8>, Fault>;
+}
+
+/// That of a component.
+pub(in crate::policy::slot) type LearnerGuest = Guest<Component>;
 
 component_control!(learner::Learner);
 
-impl Learner {
-    fn observe(&mut self, outcomes: &[u32]) -> Result<(), Fault> {
-        self.cold(|b, store| b.kvasir_policy_learning().call_observe(store, OUTCOME as u32, outcomes))
+impl Learner for LearnerGuest {
+    fn observe(&mut self, stride: usize, outcomes: &[u32]) -> Result<(), Fault> {
+        self.cold(|b, store| b.kvasir_policy_learning().call_observe(store, stride as u32, outcomes))
     }
 
     fn publish(&mut self) -> Result<Vec<u8>, Fault> {
@@ -81,7 +94,7 @@ pub(super) struct Pupil<H: Hook> {
     seat: Seat,
     /// `None`: nothing is on trial.
     version: Option<Arc<Version<H>>>,
-    pub(super) learner: Option<Learner>,
+    pub(super) learner: Option<Box<dyn Learner>>,
     /// What the last learner of this policy exported.
     state: Option<Arc<[u8]>>,
     /// The learner heard something since then.
@@ -237,13 +250,13 @@ impl<H: Hook> Pupil<H> {
         }
         self.lessons().feed.counts.outcomes.fetch_add((outcomes.len() / OUTCOME) as u64, Relaxed);
         self.changed = true;
-        if self.call(|learner| learner.observe(&outcomes)).is_some() {
+        if self.call(|learner| learner.observe(OUTCOME, &outcomes)).is_some() {
             self.publish();
         }
     }
 
     fn publish(&mut self) {
-        let Some(bytes) = self.call(Learner::publish) else { return };
+        let Some(bytes) = self.call(|learner| learner.publish()) else { return };
         let Some(generation) = self.generation() else { return };
         if self.lessons().publish(generation, bytes.into()) {
             self.lessons().feed.counts.published.fetch_add(1, Relaxed);
@@ -255,7 +268,9 @@ impl<H: Hook> Pupil<H> {
         if !std::mem::take(&mut self.changed) {
             return;
         }
-        let (Some(state), Some(key)) = (self.call(Policy::export_state), self.key()) else { return };
+        let (Some(state), Some(key)) = (self.call(|learner| learner.export_state()), self.key()) else {
+            return;
+        };
         if state.len() > MAX_STATE_BYTES {
             return self
                 .failed("keeps no state", &format!("{} bytes are over {MAX_STATE_BYTES}", state.len()));
@@ -267,8 +282,8 @@ impl<H: Hook> Pupil<H> {
     }
 
     /// `None`: there is no learner, or it failed; then it is made anew later.
-    fn call<R>(&mut self, f: impl FnOnce(&mut Learner) -> Result<R, Fault>) -> Option<R> {
-        match f(self.learner.as_mut()?) {
+    fn call<R>(&mut self, f: impl FnOnce(&mut dyn Learner) -> Result<R, Fault>) -> Option<R> {
+        match f(self.learner.as_deref_mut()?) {
             Ok(answer) => Some(answer),
             Err(fault) => {
                 self.learner = None;
