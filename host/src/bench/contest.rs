@@ -211,7 +211,7 @@ fn evictor(contest: &mut Contest<EvictorHook>) -> Result<Vec<Row>, Error> {
         // Each in turn takes the whole request, so that they stay together.
         for request in requests {
             let (chain, class) = prompts.of(&request).expect("a generated trace is not that long");
-            let touch = Touch { class, time_ms: request.time_ms };
+            let touch = Touch { class, time_ms: request.time_ms() };
             for pool in &mut pools {
                 pool.use_chain(chain, touch);
             }

@@ -161,12 +161,12 @@ impl Cluster {
 
     /// Leading blocks of the request that were there.
     fn serve(&mut self, request: &Request, chain: &[u64]) -> Result<u64, conductor::Error> {
-        let now_ms = request.time_ms;
+        let now_ms = request.time_ms();
         self.end_until(now_ms)?;
         let ask = Ask {
             prompt_tokens: request.input_tokens,
             output_tokens: request.output_tokens,
-            seed: request.time_ms,
+            seed: request.time_ms(),
             must_run: true,
             ..Ask::default()
         };
@@ -217,10 +217,10 @@ mod tests {
     #[test]
     fn ids_are_cut_into_distinct_blocks_that_share_what_the_ids_share() {
         let request = |input_tokens, blocks: &[u64]| Request {
-            time_ms: 0,
             input_tokens,
             output_tokens: 1,
             blocks: blocks.to_vec(),
+            ..Request::default()
         };
         let cut = |request: &Request| {
             let mut chain = vec![1, 2, 3];

@@ -9,8 +9,10 @@ use crate::policy::scheduler::{SchedulerEngine, SchedulerHook};
 use crate::policy::{
     Engine, Error, Fault, PolicyConfig, PolicyHost, SchedulerWorker, SlotKind, Source, Wanted, standalone,
 };
-use crate::replay::cache::{Cache, Report as CacheReport};
+use crate::replay::cache::{self, Report as CacheReport};
 use crate::replay::generate::{Generator, Plan, Workload};
+use crate::replay::recorded::Recorded;
+use crate::replay::tally::Split;
 use crate::replay::trace::Request as TraceRequest;
 use hdrhistogram::Histogram;
 use kvasir_policy::scheduler::{Column, Decision, Question};
@@ -194,11 +196,10 @@ fn evict(evictor: &mut dyn crate::policy::evictor::EvictorEngine, size: Size, se
     let plan = Plan { workload: Workload::Chat, requests: size.requests, rate_rps: 4.0, seed };
     let trace: Vec<TraceRequest> = Generator::new(&plan).expect("the plan is within bounds").collect();
     let blocks: usize = trace.iter().map(|r| r.blocks.len()).sum();
-    let mut cache = Cache::new(evictor, (blocks as u32 / 20).max(64)).expect("capacity is within bounds");
-    for request in &trace {
-        cache.request(request).expect("generated requests are well formed");
-    }
-    cache.report()
+    let trace = Recorded::read(trace.into_iter().map(Ok), BLOCK_SIZE_TOKENS);
+    let trace = trace.expect("generated requests are well formed");
+    let capacity_blocks = (blocks as u32 / 20).max(64);
+    cache::replay(evictor, &trace, capacity_blocks, Split::default()).expect("capacity is within bounds")
 }
 
 /// What a worker that decides without pause loses when the policy under it is swapped: the time of

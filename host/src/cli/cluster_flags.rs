@@ -15,10 +15,10 @@ pub struct ClusterFlags {
     /// Instances that do both [default: 0].
     #[arg(long, value_name = "N")]
     both: Option<u32>,
-    /// Prefix cache of an instance that does prefill, in blocks of 512 tokens [default: 6000].
+    /// Prefix cache of an instance that does prefill, in blocks [default: 6000 of 512 tokens, as much memory with other blocks].
     #[arg(long, value_name = "N")]
     pool_blocks: Option<u32>,
-    /// Memory for the batch of an instance that decodes, in blocks [default: 3000].
+    /// Memory for the batch of an instance that decodes, in blocks [default: 3000 of 512 tokens].
     #[arg(long, value_name = "N")]
     decode_blocks: Option<u32>,
     /// Time to the first token that requests ask for, or `none` [default: 30s].
@@ -51,10 +51,12 @@ impl ClusterFlags {
         numbers || ttft_slo.is_some() || tbt_slo.is_some() || seed.is_some()
     }
 
+    /// `block_size_tokens`: of the trace.
+    ///
     /// # Errors
     /// Such a cluster cannot be simulated.
-    pub(crate) fn setup(&self) -> Result<Setup> {
-        let default = Setup::default();
+    pub(crate) fn setup(&self, block_size_tokens: u32) -> Result<Setup> {
+        let default = Setup::of_blocks(block_size_tokens);
         let apart = |count: Option<u32>, usual| count.unwrap_or(if self.both.is_some() { 0 } else { usual });
         let setup = Setup {
             prefill: apart(self.prefill, default.prefill),
@@ -102,14 +104,25 @@ mod tests {
     }
 
     #[test]
+    fn other_blocks_have_the_same_memory() {
+        let setup = |tokens| ClusterFlags::default().setup(tokens).unwrap();
+        assert_eq!(setup(512), Setup::default());
+        let small = setup(16);
+        assert_eq!((small.pool_blocks, small.decode_blocks, small.block_size_tokens), (192_000, 96_000, 16));
+        assert_eq!(small.transfer.ms_per_block * 32.0, Setup::default().transfer.ms_per_block);
+        let given = ClusterFlags { pool_blocks: Some(7), ..Default::default() }.setup(16).unwrap();
+        assert_eq!(given.pool_blocks, 7);
+    }
+
+    #[test]
     fn instances_that_do_both_take_the_place_of_others() {
         let counts = |flags: ClusterFlags| {
-            let Setup { prefill, decode, both, .. } = flags.setup().unwrap();
+            let Setup { prefill, decode, both, .. } = flags.setup(512).unwrap();
             (prefill, decode, both)
         };
         assert_eq!(counts(ClusterFlags::default()), (4, 4, 0));
         assert_eq!(counts(ClusterFlags { both: Some(2), ..Default::default() }), (0, 0, 2));
         assert_eq!(counts(ClusterFlags { both: Some(2), decode: Some(1), ..Default::default() }), (0, 1, 2));
-        assert!(ClusterFlags { prefill: Some(0), ..Default::default() }.setup().is_err());
+        assert!(ClusterFlags { prefill: Some(0), ..Default::default() }.setup(512).is_err());
     }
 }

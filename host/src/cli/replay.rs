@@ -1,19 +1,19 @@
 //! `kvasir replay`: a trace through the components that run in production.
 
+mod cache;
+
+use self::cache::CacheFlags;
 use super::cluster_flags::ClusterFlags;
 use crate::config::Size;
-use crate::policy::evictor::{EvictorEngine, EvictorHook};
-use crate::policy::{Engine, PolicyConfig, SlotKind, Source, standalone};
-use crate::replay::cache::{Cache, Report};
+use crate::policy::SlotKind;
+use crate::replay::caches::{OPTIMUM, Table};
 use crate::replay::cluster::{self, Choices, Cluster, Names, Policies};
 use crate::replay::contender::Contender;
-use crate::replay::pool;
 use crate::replay::store::{self, Pace, Session};
-use crate::replay::trace::{self, Reader, Request};
+use crate::replay::trace::{self, BLOCK_SIZE_TOKENS, MAX_BLOCK_SIZE_TOKENS, Reader, Request};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use kvasir_client::data::{Client, Endpoint, Options};
-use kvasir_default_policies::EVICTORS;
 use serde::Serialize;
 use std::fs::File;
 use std::io::IsTerminal;
@@ -28,21 +28,23 @@ pub struct ReplayArgs {
     /// Format of the trace.
     #[arg(long, value_enum, default_value_t = Format::Mooncake)]
     pub format: Format,
+    #[command(flatten)]
+    pub blocks: BlockFlags,
     /// What the trace runs through.
     #[arg(long, value_enum, default_value_t = Mode::Cache)]
     pub mode: Mode,
-    /// Mode cache and mode cluster: evictor, a built-in name or a component file [default: workload-aware].
-    #[arg(long, value_name = "NAME|FILE.wasm")]
-    pub evictor: Option<String>,
+    /// Mode cache and mode cluster: evictor, a built-in name or a component file [default: workload-aware]. Mode cache: may
+    /// be given several times, or as a list with commas; `optimum` knows the future, and no evictor can beat it.
+    #[arg(long = "evictor", value_name = "NAME|FILE.wasm", value_delimiter = ',')]
+    pub evictors: Vec<String>,
     /// Run a built-in evictor as the component or as its native twin.
     #[arg(long, value_enum, default_value_t = EngineKind::Wasm)]
     pub engine: EngineKind,
-    /// A setting of the evictor; may be given several times.
-    #[arg(long = "evictor-setting", value_name = "NAME=VALUE", value_parser = super::setting)]
+    /// A setting of the evictor; may be given several times. Among several evictors it says whose: EVICTOR:NAME=VALUE.
+    #[arg(long = "evictor-setting", value_name = "[EVICTOR:]NAME=VALUE", value_parser = super::setting)]
     pub evictor_settings: Vec<(String, String)>,
-    /// Mode cache: size of the cache in blocks of 512 tokens.
-    #[arg(long, value_name = "N")]
-    pub capacity_blocks: Option<u32>,
+    #[command(flatten)]
+    pub cache: CacheFlags,
     /// Mode store: the data plane of the running host [default: $KVASIR_HOST].
     #[arg(long, value_name = "unix:PATH|tcp:ADDR")]
     pub host: Option<Endpoint>,
@@ -68,10 +70,19 @@ pub struct ReplayArgs {
     pub json: bool,
 }
 
+/// How a trace is cut into blocks.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct BlockFlags {
+    /// Tokens of a block of the trace.
+    #[arg(long, value_name = "N", default_value_t = BLOCK_SIZE_TOKENS,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BLOCK_SIZE_TOKENS)))]
+    pub block_size_tokens: u32,
+}
+
 /// Trace formats.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// JSON lines of the Mooncake trace release, blocks of 512 tokens.
+    /// JSON lines of the Mooncake trace release; blocks of 512 tokens unless --block-size-tokens says otherwise.
     Mooncake,
 }
 
@@ -102,9 +113,9 @@ impl ReplayArgs {
     pub fn run(self) -> Result<()> {
         match self.mode {
             Mode::Cache => {
-                let report = self.cache()?;
-                self.print(&report, table)?;
-                check_policy(&report)
+                let table = self.cache()?;
+                self.print_table(&table)?;
+                check_evictors(&table)
             }
             Mode::Cluster => {
                 let report = self.clustered()?;
@@ -130,9 +141,10 @@ impl ReplayArgs {
 
     fn store(&self) -> Result<store::Report> {
         self.no_cluster("store")?;
-        if self.capacity_blocks.is_some() || self.evictor.is_some() {
+        if self.cache.any() || !self.evictors.is_empty() {
             bail!(
-                "mode store: the host has its own capacity and evictor; leave out --capacity-blocks, --evictor"
+                "mode store: the host has its own capacity and evictor; leave out --evictor, {}",
+                CacheFlags::NAMES
             );
         }
         let host = self.host()?;
@@ -143,7 +155,7 @@ impl ReplayArgs {
         let options = Options { namespace: "replay".into(), token, ..Options::default() };
         let mut session = Session::new(Client::connect(&host, options)?, block_bytes)?;
         let pace = self.cluster.speed.map_or(Pace::Unpaced, Pace::Speed);
-        let mut report = store::replay(&mut session, trace, pace)?;
+        let mut report = store::replay(&mut session, trace, self.blocks.block_size_tokens, pace)?;
         progress.finish_and_clear();
         self.check_requests(report.requests)?;
         report.trace = self.trace.display().to_string();
@@ -162,7 +174,7 @@ impl ReplayArgs {
     }
 
     fn open(&self) -> Result<(impl Iterator<Item = Result<Request, trace::Error>>, ProgressBar)> {
-        let (trace, progress) = open_trace(&self.trace)?;
+        let (trace, progress) = open_trace(&self.trace, &self.blocks)?;
         Ok((trace.take(self.limit.unwrap_or(usize::MAX)), progress))
     }
 
@@ -185,10 +197,13 @@ impl ReplayArgs {
     }
 
     fn clustered(&self) -> Result<cluster::Report> {
-        if self.host.is_some() || self.capacity_blocks.is_some() {
-            bail!("mode cluster needs no host and has --pool-blocks; leave out --host, --capacity-blocks");
+        if self.host.is_some() || self.cache.any() {
+            bail!(
+                "mode cluster needs no host and has --pool-blocks; leave out --host, {}",
+                CacheFlags::NAMES
+            );
         }
-        let setup = self.cluster.setup()?;
+        let setup = self.cluster.setup(self.blocks.block_size_tokens)?;
         let mut policies = Policies::open(&setup, &self.choices()?)?;
         let names = Names::of(&policies);
         let mut cluster = Cluster::new(&setup, &mut policies)?;
@@ -204,9 +219,17 @@ impl ReplayArgs {
     }
 
     fn choices(&self) -> Result<Choices> {
+        let evictor = match self.evictors.as_slice() {
+            [] => None,
+            [one] if one == OPTIMUM => {
+                bail!("`{OPTIMUM}` knows the future of one cache; it is for mode cache")
+            }
+            [one] => Some(one.clone()),
+            several => bail!("mode cluster takes one --evictor, not {}; give --mode cache", several.len()),
+        };
         let named = [
             (SlotKind::Scheduler, &self.scheduler, Vec::new()),
-            (SlotKind::Evictor, &self.evictor, self.evictor_settings.clone()),
+            (SlotKind::Evictor, &evictor, self.evictor_settings.clone()),
             (SlotKind::Admitter, &self.admitter, Vec::new()),
             (SlotKind::Balancer, &self.balancer, Vec::new()),
         ];
@@ -219,57 +242,6 @@ impl ReplayArgs {
             choices = choices.with(slot, contender.choice);
         }
         Ok(choices)
-    }
-
-    fn evictor_name(&self) -> &str {
-        self.evictor.as_deref().unwrap_or("workload-aware")
-    }
-
-    fn cache(&self) -> Result<Report> {
-        self.no_cluster("cache")?;
-        if self.host.is_some() || self.cluster.speed.is_some() {
-            bail!("mode cache needs no host and no time; leave out --host, --speed, or give --mode store");
-        }
-        let capacity_blocks = self.capacity_blocks.context("mode cache: give --capacity-blocks N")?;
-        let mut evictor = self.evictor(capacity_blocks)?;
-        let mut cache = Cache::new(evictor.as_mut(), capacity_blocks)?;
-        let (trace, progress) = self.open()?;
-        let mut requests = 0;
-        for request in trace {
-            cache.request(&request?)?;
-            requests += 1;
-        }
-        progress.finish_and_clear();
-        self.check_requests(requests)?;
-        let mut report = cache.report();
-        report.trace = self.trace.display().to_string();
-        report.evictor = self.evictor_name().to_owned();
-        report.engine = match self.engine {
-            EngineKind::Wasm => "wasm",
-            EngineKind::Native => "native",
-        };
-        Ok(report)
-    }
-
-    fn evictor(&self, capacity_blocks: u32) -> Result<Box<dyn EvictorEngine>> {
-        pool::check_capacity(capacity_blocks)?;
-        let name = self.evictor_name();
-        let file = Path::new(name);
-        let source = if file.extension().is_some_and(|e| e == "wasm") {
-            if self.engine == EngineKind::Native {
-                bail!("{name} is a component and has no native twin; leave out --engine native");
-            }
-            Source::File(file.into())
-        } else if !EVICTORS.iter().any(|policy| policy.name == name) {
-            bail!(unknown_name("evictor", name, EVICTORS.iter().map(|policy| policy.name)));
-        } else if self.engine == EngineKind::Native {
-            Source::Native(name.to_owned())
-        } else {
-            Source::Builtin(name.to_owned())
-        };
-        let config = PolicyConfig { evictor_slots: capacity_blocks, ..PolicyConfig::default() };
-        let engine = Engine::new(&config, None)?;
-        Ok(standalone::<EvictorHook>(&engine, &config, source, self.evictor_settings.clone())?.0)
     }
 }
 
@@ -284,38 +256,14 @@ pub(crate) fn unknown_name(kind: &str, name: &str, known: impl Iterator<Item = &
 }
 
 /// Opens a trace; the bar follows the bytes read and shows only on a terminal.
-pub(crate) fn open_trace(path: &Path) -> Result<(Reader, ProgressBar)> {
+pub(crate) fn open_trace(path: &Path, blocks: &BlockFlags) -> Result<(Reader, ProgressBar)> {
     let file = File::open(path).with_context(|| format!("cannot open trace {}", path.display()))?;
     let length = file.metadata().map(|m| m.len()).unwrap_or(0);
     let progress =
         if std::io::stderr().is_terminal() { ProgressBar::new(length) } else { ProgressBar::hidden() };
     let style = ProgressStyle::with_template("{bar:40} {percent:>3} % of the trace, {elapsed} ({eta} left)");
     progress.set_style(style.expect("the template is constant"));
-    Ok((Reader::new(path, progress.wrap_read(file))?, progress))
-}
-
-fn table(report: &Report) -> String {
-    let rows = [
-        ("trace", report.trace.clone()),
-        ("evictor", format!("{} ({})", report.evictor, report.engine)),
-        ("capacity", format!("{} blocks", report.capacity_blocks)),
-        ("requests", report.requests.to_string()),
-        ("block references", report.block_references.to_string()),
-        ("prefix hits", format!("{} ({:.2} %)", report.prefix_hits, report.hit_rate_percent)),
-        ("evictions", report.evictions.to_string()),
-        ("time per eviction", format!("{:.0} ns mean, {} ns p99", report.evict_ns_mean, report.evict_ns_p99)),
-    ];
-    let mut text: String = rows.iter().map(|(name, value)| format!("{name:18}{value}\n")).collect();
-    if report.fallback_evictions + report.invalid_victims > 0 {
-        text += &format!(
-            "{:18}{} by the native fallback, {} invalid victims\n",
-            "not the policy's", report.fallback_evictions, report.invalid_victims
-        );
-    }
-    if let Some(fault) = &report.fault {
-        text += &format!("{:18}{fault}\n", "policy failed");
-    }
-    text
+    Ok((Reader::new(path, progress.wrap_read(file))?.of_blocks(blocks.block_size_tokens), progress))
 }
 
 fn store_table(report: &store::Report) -> String {
@@ -350,14 +298,10 @@ fn check_policies(report: &cluster::Report) -> Result<()> {
 }
 
 /// # Errors
-/// The policy failed, so that the figures are mostly another's.
-fn check_policy(report: &Report) -> Result<()> {
-    let Some(fault) = &report.fault else { return Ok(()) };
-    let Report { evictor, evictions, fallback_evictions, .. } = report;
-    bail!(
-        "evictor `{evictor}` failed after {} evictions ({fault}); the native fallback made the other {fallback_evictions}",
-        evictions - fallback_evictions
-    )
+/// A policy failed, so that its figures are mostly another's.
+fn check_evictors(table: &Table) -> Result<()> {
+    let faults = table.faults();
+    if faults.is_empty() { Ok(()) } else { bail!("{}", faults.join("; ")) }
 }
 
 /// # Errors
@@ -399,8 +343,9 @@ mod tests {
         let plan = Plan { workload: Workload::Chat, requests: 300, rate_rps: 5.0, seed: 3 };
         generate::write(&plan, &trace, || ()).unwrap();
         let args = parse(&format!("--trace {} --evictor lru --capacity-blocks 200", trace.display()));
-        let report = args.cache().unwrap();
-        let json = serde_json::to_value(&report).unwrap();
+        let table = args.cache().unwrap();
+        let report = &table.rows[0];
+        let json = serde_json::to_value(report).unwrap();
         let mut keys: Vec<_> = json.as_object().unwrap().keys().map(String::as_str).collect();
         keys.sort_unstable();
         let mut expected = [
@@ -421,7 +366,48 @@ mod tests {
         assert_eq!(keys, expected);
         assert_eq!((report.requests, report.evictor.as_str()), (300, "lru"));
         assert!(report.evictions > 0 && report.prefix_hits > 0, "{report:?}");
-        assert!(table(&report).contains("capacity          200 blocks"), "{}", table(&report));
+        assert!(report.text().contains("capacity          200 blocks"), "{}", report.text());
+    }
+
+    #[test]
+    fn several_evictors_and_capacities_are_rows() {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = folder.path().join("t.jsonl.gz");
+        let plan = Plan { workload: Workload::Chat, requests: 300, rate_rps: 5.0, seed: 3 };
+        generate::write(&plan, &trace, || ()).unwrap();
+        let line = format!(
+            "--trace {} --evictor lru,s3fifo --evictor optimum --capacity-blocks 100,200 --capacity-blocks 300 \
+             --evictor-setting s3fifo:small=50 --warm-up 10% --by class,tenant --engine native",
+            trace.display()
+        );
+        let table = parse(&line).cache().unwrap();
+        let json = serde_json::to_value(&table).unwrap();
+        let rows = json["rows"].as_array().unwrap();
+        assert_eq!((&json["mode"], rows.len()), (&serde_json::json!("cache"), 9));
+        for (row, n) in rows.iter().zip(0..) {
+            assert_eq!(row["capacity_blocks"], 100 * (1 + n / 3));
+            assert_eq!(row["evictor"], ["lru", "s3fifo", "optimum"][n as usize % 3]);
+            assert_eq!((&row["requests"], &row["warm_up"]["requests"]), (&270.into(), &30.into()));
+            assert!(row["by_class"]["1"]["prefix_hits"].is_u64() && row["by_tenant"]["0"]["requests"] == 270);
+            assert!(row["gap_closed_percent"].is_f64(), "{row}");
+        }
+        let tiers = line
+            .replace("--capacity-blocks 100,200 --capacity-blocks 300", "--tiers hbm=50,dram=200,nvme=500");
+        let table = parse(&tiers).cache().unwrap();
+        assert_eq!(table.rows.len(), 3);
+        let json = serde_json::to_value(&table.rows[0]).unwrap();
+        assert_eq!((&json["capacity_blocks"], &json["tiers"][2]["tier"]), (&750.into(), &"nvme".into()));
+        assert!(table.rows[2].tiers.is_none(), "the optimum has all room as one");
+        let (text, csv) = (table.text(), table.csv());
+        assert!(text.contains("moved in") && csv.contains("s3fifo,native,750,dram,"), "{text}{csv}");
+        for bad in ["hbm", "ram=3", "hbm=-1", "hbm=1 --capacity-blocks 3"] {
+            let line = format!("kvasir --trace t --tiers {bad}");
+            assert!(Command::try_parse_from(line.split(' ')).is_err(), "{bad}");
+        }
+        for more in ["", " --json", " --csv"] {
+            parse(&format!("{line}{more}")).run().unwrap();
+        }
+        assert!(Command::try_parse_from(format!("kvasir {line} --json --csv").split(' ')).is_err());
     }
 
     #[test]
@@ -489,6 +475,18 @@ mod tests {
             ("--trace /dev/null --evictor lru --capacity-blocks 5", "/dev/null holds no requests"),
             ("--trace /none --capacity-blocks 5 --evictor-setting forget=0", "outside 1 to"),
             ("--trace /none --evictor lru", "give --capacity-blocks N"),
+            ("--trace /none --evictor lru,optimun --capacity-blocks 5", "did you mean `optimum`?"),
+            ("--trace /none --evictor lru,fifo --capacity-blocks 5,0", "capacity of 0 blocks"),
+            (
+                "--trace /none --evictor lru,fifo --capacity-blocks 5 --evictor-setting a=1",
+                "whose setting `a` is",
+            ),
+            ("--trace /none --evictor optimum --capacity-blocks 5 --evictor-setting a=1", "has no settings"),
+            ("--trace /none --mode cluster --evictor optimum", "it is for mode cache"),
+            ("--trace /none --mode cluster --evictor lru,fifo", "takes one --evictor, not 2"),
+            ("--trace /none --tiers dram=5,hbm=2", "fastest first: hbm, dram"),
+            ("--trace /none --tiers hbm=0", "tiers: capacity of 0 blocks"),
+            ("--trace /none --mode cluster --csv", "leave out --host, --capacity-blocks"),
             ("--trace /none --capacity-blocks 5 --host 127.0.0.1:1", "leave out --host"),
             ("--trace /none --capacity-blocks 5 --speed 2", "leave out --host, --speed"),
             ("--trace /none --mode store --host tcp:127.0.0.1:1 --capacity-blocks 5", "its own capacity"),

@@ -1,6 +1,6 @@
 //! `kvasir trace`: look at traces and make them.
 
-use super::replay::open_trace;
+use super::replay::{BlockFlags, open_trace};
 use crate::replay::generate::{self, Plan, Workload};
 use crate::replay::stats::{Report, Stats};
 use anyhow::{Result, bail};
@@ -30,6 +30,8 @@ pub struct StatsArgs {
     /// Trace to read, plain or gzip.
     #[arg(value_name = "FILE")]
     pub trace: PathBuf,
+    #[command(flatten)]
+    pub blocks: BlockFlags,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -68,8 +70,8 @@ impl TraceArgs {
 
 impl StatsArgs {
     fn run(self) -> Result<()> {
-        let (trace, progress) = open_trace(&self.trace)?;
-        let mut stats = Stats::default();
+        let (trace, progress) = open_trace(&self.trace, &self.blocks)?;
+        let mut stats = Stats::of_blocks(self.blocks.block_size_tokens);
         for request in trace {
             stats.add(&request?)?;
         }
@@ -122,6 +124,7 @@ fn table(report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::replay::trace::Reader;
     use clap::Parser;
 
     #[derive(Parser)]
@@ -136,7 +139,7 @@ mod tests {
 
     fn stats(path: &std::path::Path) -> Report {
         let mut stats = Stats::default();
-        open_trace(path).unwrap().0.for_each(|request| stats.add(&request.unwrap()).unwrap());
+        Reader::open(path).unwrap().for_each(|request| stats.add(&request.unwrap()).unwrap());
         stats.report()
     }
 

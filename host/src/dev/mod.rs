@@ -74,7 +74,7 @@ pub async fn run(cluster: &Arc<Cluster>, plan: &Plan) -> Result<Summary> {
     let screen = Screen::start(cluster.clone(), stats.clone(), prompts.len() as u64);
     let permits = Arc::new(Semaphore::new(IN_FLIGHT));
     let start = Instant::now();
-    let first_ms = prompts.first().map_or(0, |p| p.request.time_ms);
+    let first_us = prompts.first().map_or(0, |p| p.request.time_us);
     let mut tasks = tokio::task::JoinSet::new();
     let (half, three_quarters) = (prompts.len() / 2, prompts.len() * 3 / 4);
     for (i, prompt) in prompts.into_iter().enumerate() {
@@ -86,7 +86,7 @@ pub async fn run(cluster: &Arc<Cluster>, plan: &Plan) -> Result<Summary> {
                 stats.next_phase(cluster.rollback().await?);
             }
         }
-        let due = Duration::from_secs_f64((prompt.request.time_ms - first_ms) as f64 / 1_000.0 / plan.speed);
+        let due = Duration::from_secs_f64((prompt.request.time_us - first_us) as f64 / 1e6 / plan.speed);
         tokio::time::sleep_until(start + due).await;
         let permit = permits.clone().acquire_owned().await.context("semaphore closed")?;
         let (cluster, stats, speed) = (cluster.clone(), stats.clone(), plan.speed);
@@ -113,7 +113,7 @@ fn prompts(trace: &Trace) -> Result<Vec<Prompt>> {
     };
     let (mut chains, mut classes, mut path) = (Chains::default(), <Classes>::default(), Vec::new());
     let prompt = |request: Request| {
-        chains.walk(&request.blocks, &mut path)?;
+        chains.walk_of(request.tenant, &request.blocks, &mut path)?;
         let class = classes.assign(&request, &path);
         // 0 means "no parent" to the conductor.
         let chain = path.iter().map(|&node| chains.identity(node).max(1)).collect();

@@ -9,6 +9,9 @@ use twox_hash::XxHash3_64;
 /// Number of a prefix: a block together with everything before it.
 pub type Node = u32;
 
+/// The numbers above stand for what is before the first block, one for each tenant.
+const NODE_MAX: Node = Node::MAX - (1 << 16);
+
 /// Distinct prefixes seen so far. Grows with the trace: 32 bytes a prefix.
 #[derive(Default)]
 pub struct Chains {
@@ -18,7 +21,7 @@ pub struct Chains {
 
 /// More distinct prefixes than 32-bit numbers.
 #[derive(Debug, thiserror::Error)]
-#[error("the trace has more than {} distinct prefixes", u32::MAX - 1)]
+#[error("the trace has more than {NODE_MAX} distinct prefixes; replay a part of it with --limit")]
 pub struct TooMany;
 
 impl Chains {
@@ -27,17 +30,25 @@ impl Chains {
     /// # Errors
     /// [`TooMany`].
     pub fn walk(&mut self, blocks: &[u64], path: &mut Vec<Node>) -> Result<(), TooMany> {
+        self.walk_of(0, blocks, path)
+    }
+
+    /// The same for a request of a tenant: tenants share no blocks.
+    ///
+    /// # Errors
+    /// [`TooMany`].
+    pub fn walk_of(&mut self, tenant: u16, blocks: &[u64], path: &mut Vec<Node>) -> Result<(), TooMany> {
         path.clear();
-        let mut parent = Node::MAX;
+        let mut parent = Node::MAX - Node::from(tenant);
         for &id in blocks {
             let next = self.identities.len();
             let identities = &mut self.identities;
             let node = *self.nodes.entry((parent, id)).or_insert_with(|| {
-                let seed = identities.get(parent as usize).copied().unwrap_or(0);
+                let seed = identities.get(parent as usize).copied().unwrap_or(tenant.into());
                 identities.push(XxHash3_64::oneshot_with_seed(seed, &id.to_le_bytes()));
                 next as Node
             });
-            if node == Node::MAX {
+            if node > NODE_MAX {
                 return Err(TooMany);
             }
             path.push(node);
@@ -49,6 +60,11 @@ impl Chains {
     /// Hash of the whole prefix.
     pub fn identity(&self, node: Node) -> u64 {
         self.identities[node as usize]
+    }
+
+    /// By node, the hash of the whole prefix.
+    pub fn into_identities(self) -> Vec<u64> {
+        self.identities
     }
 
     pub fn len(&self) -> usize {

@@ -93,17 +93,30 @@ impl LastUses for Recent {
 }
 
 /// Assigns classes to the requests of one trace, in order.
-#[derive(Default)]
 pub struct Classes<L = ByNode> {
     last_use: L,
+    block_size_tokens: u32,
+}
+
+impl Default for Classes {
+    fn default() -> Self {
+        Self::new(ByNode::default())
+    }
 }
 
 impl<L: LastUses> Classes<L> {
+    /// Of a trace with blocks of [`BLOCK_SIZE_TOKENS`].
     pub fn new(last_use: L) -> Self {
-        Self { last_use }
+        Self { last_use, block_size_tokens: BLOCK_SIZE_TOKENS }
     }
 
-    /// The class of a request whose blocks are `path`.
+    /// The same, of a trace whose blocks have so many tokens.
+    #[must_use]
+    pub fn of_blocks(self, block_size_tokens: u32) -> Self {
+        Self { block_size_tokens, ..self }
+    }
+
+    /// The class of a request whose blocks are `path`: the one that the trace names, if it does.
     pub fn assign(&mut self, request: &Request, path: &[L::Block]) -> u16 {
         self.last_use.make_room(path.len());
         let turn = self.turn(request.input_tokens, path);
@@ -112,7 +125,8 @@ impl<L: LastUses> Classes<L> {
             self.last_use.set(block, LastUse { uses, input_tokens: request.input_tokens, turn });
         }
         let length = LENGTHS_TOKENS.iter().filter(|&&limit| request.input_tokens >= limit).count() as u16;
-        1 + u16::from(turn - 1) * (LENGTHS_TOKENS.len() as u16 + 1) + length
+        let found = 1 + u16::from(turn - 1) * (LENGTHS_TOKENS.len() as u16 + 1) + length;
+        request.class.unwrap_or(found)
     }
 
     fn turn(&self, input_tokens: u32, path: &[L::Block]) -> u8 {
@@ -120,7 +134,7 @@ impl<L: LastUses> Classes<L> {
         // Blocks seen before are a prefix of the path: a request that used a block used its ancestors.
         let matched = path.partition_point(|block| seen(block).is_some());
         let Some(last) = matched.checked_sub(1).and_then(|deepest| seen(&path[deepest])) else { return 1 };
-        let full_blocks = last.input_tokens / BLOCK_SIZE_TOKENS;
+        let full_blocks = last.input_tokens / self.block_size_tokens;
         let continues = matched as u32 + 1 >= full_blocks
             && input_tokens >= last.input_tokens
             && last.uses <= SHARED_USES;
@@ -136,8 +150,12 @@ mod tests {
     fn classes(requests: &[(u32, Vec<u64>)]) -> Vec<u16> {
         let (mut chains, mut classes, mut path) = (Chains::default(), <Classes>::default(), Vec::new());
         let mut class = |(input_tokens, blocks): &(u32, Vec<u64>)| {
-            let request =
-                Request { time_ms: 0, input_tokens: *input_tokens, output_tokens: 1, blocks: blocks.clone() };
+            let request = Request {
+                input_tokens: *input_tokens,
+                output_tokens: 1,
+                blocks: blocks.clone(),
+                ..Request::default()
+            };
             chains.walk(blocks, &mut path).unwrap();
             classes.assign(&request, &path)
         };

@@ -47,7 +47,7 @@ use self::instance::{Instance, Job};
 use self::prefill::{Prefill, Start};
 use super::classes::{Classes, Recent};
 use super::pool::{self, Touch};
-use super::trace::{BLOCK_SIZE_TOKENS, Request};
+use super::trace::Request;
 use crate::conductor::fleet::Ask;
 use crate::conductor::{self, Conductor, Placed, Stage};
 use crate::config::{self, Span};
@@ -105,7 +105,7 @@ pub struct Cluster<'e> {
     jobs: HashMap<u64, Job>,
     classes: Classes<Recent>,
     chain: Vec<u64>,
-    first_ms: Option<u64>,
+    first_us: Option<u64>,
     tally: Tally,
     ended: Vec<Ended>,
     /// A buffer that is used again.
@@ -147,9 +147,9 @@ impl<'e> Cluster<'e> {
             agenda,
             now_us: 0,
             jobs: HashMap::new(),
-            classes: Classes::new(Recent::new(RECENT_BLOCKS)),
+            classes: Classes::new(Recent::new(RECENT_BLOCKS)).of_blocks(setup.block_size_tokens),
             chain: Vec::new(),
-            first_ms: None,
+            first_us: None,
             tally: Tally::default(),
             ended: Vec::new(),
             finished: Vec::new(),
@@ -162,12 +162,12 @@ impl<'e> Cluster<'e> {
     /// # Errors
     /// [`Error::Conductor`]: a defect.
     pub fn offer(&mut self, request: &Request) -> Result<Decided, Error> {
-        let first_ms = *self.first_ms.get_or_insert(request.time_ms);
-        let since_ms = request.time_ms.saturating_sub(first_ms) as f64;
-        self.run_until((since_ms * 1e3 / self.setup.speed) as u64)?;
+        let first_us = *self.first_us.get_or_insert(request.time_us);
+        let since_us = request.time_us.saturating_sub(first_us) as f64;
+        self.run_until((since_us / self.setup.speed) as u64)?;
         let number = self.tally.offered;
         self.tally.offered += 1;
-        chain_into(&request.blocks, &mut self.chain);
+        chain_into(request, &mut self.chain);
         let class = self.classes.assign(request, &self.chain);
         let ask = Ask {
             prompt_tokens: request.input_tokens,
@@ -469,7 +469,7 @@ impl<'e> Cluster<'e> {
     fn join(&mut self, number: u64) {
         let job = &self.jobs[&number];
         let (tokens, context_tokens) = (job.output_tokens - 1, job.prompt_tokens + 1);
-        let blocks = (context_tokens + tokens).div_ceil(BLOCK_SIZE_TOKENS.into()) as u32;
+        let blocks = (context_tokens + tokens).div_ceil(self.setup.block_size_tokens.into()) as u32;
         let decode = self.instances[job.decode].decode.as_mut();
         let decode = decode.expect("the conductor places requests where they can be decoded");
         decode.arrive(Arrival { request: number, tokens, context_tokens, blocks });
@@ -545,7 +545,7 @@ impl<'e> Cluster<'e> {
 /// As a host would have it, but for what goes by the clock.
 fn conductor_config(setup: &Setup) -> config::Conductor {
     config::Conductor {
-        block_size_tokens: BLOCK_SIZE_TOKENS,
+        block_size_tokens: setup.block_size_tokens,
         requests_max: REQUESTS_MAX,
         // Nobody is silent, and nothing is given up, however long it waits.
         request_ttl: Span::secs(1 << 40),
@@ -557,10 +557,10 @@ fn conductor_config(setup: &Setup) -> config::Conductor {
 }
 
 /// The blocks of a prompt, each by the hash of everything up to it. 0 means "no parent" to the conductor.
-fn chain_into(blocks: &[u64], chain: &mut Vec<u64>) {
+fn chain_into(request: &Request, chain: &mut Vec<u64>) {
     chain.clear();
-    let mut parent = 0;
-    for id in blocks {
+    let mut parent = request.tenant.into();
+    for id in &request.blocks {
         parent = XxHash3_64::oneshot_with_seed(parent, &id.to_le_bytes()).max(1);
         chain.push(parent);
     }

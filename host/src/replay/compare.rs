@@ -42,6 +42,8 @@ pub struct Match<'a> {
     pub trace: &'a str,
     pub candidate: &'a Contender,
     pub baseline: &'a Contender,
+    /// Of the trace.
+    pub block_size_tokens: u32,
 }
 
 /// The requests of a trace, or why they end.

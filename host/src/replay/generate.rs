@@ -255,9 +255,9 @@ impl Iterator for Generator {
         let input_tokens = turn.history_tokens + tokens(&mut self.random, mean, room);
         let output_tokens = tokens(&mut self.random, self.shape.output_tokens, 8 * 1024);
         let blocks = self.blocks(&turn, input_tokens);
-        let time_ms = turn.time_us / 1000;
+        let time_us = turn.time_us / 1_000 * 1_000; // in files by whole milliseconds
         self.follow(turn, input_tokens + output_tokens);
-        Some(Request { time_ms, input_tokens, output_tokens, blocks })
+        Some(Request { time_us, input_tokens, output_tokens, blocks, ..Request::default() })
     }
 }
 

@@ -4,7 +4,7 @@
 //! resident blocks behind a gap count as misses and are refreshed. Blocks of the request itself are in flight and not
 //! evicted. A request longer than the pool inserts only its head. A block is known by the hash of its whole prefix.
 
-use super::trace::BLOCK_SIZE_TOKENS;
+use super::trace::{BLOCK_SIZE_TOKENS, MAX_BLOCK_SIZE_TOKENS};
 use crate::policy::Fault;
 use crate::policy::evictor::EvictorEngine;
 use hashbrown::HashMap;
@@ -14,8 +14,8 @@ use kvasir_policy::evictor::{
 use kvasir_policy::list::{Lists, Walk};
 use std::time::Instant;
 
-/// Size that the evictor is told for a block: 512 tokens of 320 KiB, a 70B model with grouped queries.
-pub const BLOCK_BYTES: u32 = BLOCK_SIZE_TOKENS * 320 * 1024;
+/// Size that the evictor is told for a token: 320 KiB, a 70B model with grouped queries.
+const TOKEN_BYTES: u32 = 320 * 1024;
 /// How many selections of one request may contain invalid answers before the fallback decides.
 const MAX_INVALID_ROUNDS: u32 = 8;
 /// The most slots that a policy may be asked to hold (`open` in evictor.wit).
@@ -43,6 +43,18 @@ pub struct Touch {
     pub time_ms: u64,
 }
 
+/// A block that a pool above dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dropped {
+    pub block: u64,
+    /// The block before it in its chain.
+    pub parent: Option<u64>,
+    /// Its position in its chain.
+    pub depth: u32,
+    /// Of the request that used it last.
+    pub class: u16,
+}
+
 /// What happened in a pool so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -58,6 +70,7 @@ pub struct Counts {
 /// See the module documentation.
 pub struct Pool<'e> {
     evictor: &'e mut dyn EvictorEngine,
+    block_bytes: u32,
     /// By the hash of a block's prefix.
     slot_of: HashMap<u64, u32>,
     /// By slot: the block it holds.
@@ -83,17 +96,31 @@ pub struct Pool<'e> {
 }
 
 impl<'e> Pool<'e> {
-    /// An empty pool of `capacity_blocks`; opens the evictor.
+    /// An empty pool of `capacity_blocks` of 512 tokens; opens the evictor.
     ///
     /// # Errors
     /// The capacity is out of range, or the evictor fails to open.
     pub fn new(evictor: &'e mut dyn EvictorEngine, capacity_blocks: u32) -> Result<Self, Error> {
+        Self::of_blocks(evictor, capacity_blocks, BLOCK_SIZE_TOKENS)
+    }
+
+    /// The same with blocks of another size.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_blocks(
+        evictor: &'e mut dyn EvictorEngine,
+        capacity_blocks: u32,
+        block_size_tokens: u32,
+    ) -> Result<Self, Error> {
         check_capacity(capacity_blocks)?;
-        open(evictor, capacity_blocks).map_err(|fault| Error::Open { slots: capacity_blocks, fault })?;
+        let block_bytes = block_size_tokens.min(MAX_BLOCK_SIZE_TOKENS) * TOKEN_BYTES;
+        open(evictor, capacity_blocks, block_bytes)
+            .map_err(|fault| Error::Open { slots: capacity_blocks, fault })?;
         let slots = capacity_blocks as usize;
-        let histogram = hdrhistogram::Histogram::new_with_bounds(1, 60_000_000_000, 3);
         Ok(Self {
             evictor,
+            block_bytes,
             slot_of: HashMap::with_capacity(slots.min(1 << 20)),
             block_of: vec![None; slots],
             used_by: vec![0; slots],
@@ -108,7 +135,7 @@ impl<'e> Pool<'e> {
             evicted: None,
             requests: 0,
             evictor_ns: 0,
-            select_ns: histogram.expect("constant bounds of a histogram are valid"),
+            select_ns: histogram(),
             counts: Counts::default(),
         })
     }
@@ -153,6 +180,29 @@ impl<'e> Pool<'e> {
         hits
     }
 
+    /// One request uses those of its blocks that are here. Nothing is let in.
+    pub fn use_resident(&mut self, chain: &[u64], touch: Touch) {
+        self.requests += 1;
+        self.refresh(chain, touch);
+    }
+
+    /// Lets in what a pool above dropped, most expendable first, and what is not here already; if that is more than fits,
+    /// the least expendable. Returns how many blocks came.
+    pub fn take_in(&mut self, mut dropped: Vec<Dropped>, time_ms: u64) -> usize {
+        self.requests += 1;
+        dropped.retain(|block| !self.holds(block.block));
+        dropped.drain(..dropped.len().saturating_sub(self.block_of.len()));
+        if dropped.len() > self.free.len() {
+            self.evict(dropped.len() - self.free.len(), Touch { class: 0, time_ms });
+        }
+        dropped.sort_by_key(|block| block.depth); // parents first
+        for &Dropped { block, parent, depth, class } in &dropped {
+            let parent = parent.and_then(|parent| self.slot_of.get(&parent).copied()).unwrap_or(NO_SLOT);
+            self.let_in(block, parent, depth, Touch { class, time_ms });
+        }
+        dropped.len()
+    }
+
     /// The blocks evicted since the last call; none if the pool does not tell.
     pub fn take_evicted(&mut self) -> Vec<u64> {
         self.evicted.as_mut().map(std::mem::take).unwrap_or_default()
@@ -162,7 +212,12 @@ impl<'e> Pool<'e> {
         &self.counts
     }
 
-    /// Time inside the evictor, events and learning included, per eviction that it chose itself, ns.
+    /// Time inside the evictor, events and learning included, ns.
+    pub fn evictor_ns(&self) -> u64 {
+        self.evictor_ns
+    }
+
+    /// The same per eviction that it chose itself, ns.
     pub fn evict_ns_mean(&self) -> f64 {
         let its_own = self.counts.evictions - self.counts.fallback_evictions;
         self.evictor_ns as f64 / its_own.max(1) as f64
@@ -300,18 +355,21 @@ impl<'e> Pool<'e> {
         for (depth, &block) in head.iter().enumerate() {
             let slot = match self.slot_of.get(&block) {
                 Some(&slot) => slot,
-                None => {
-                    let slot = self.free.pop().expect("evict frees a slot for every missing block");
-                    self.slot_of.insert(block, slot);
-                    self.block_of[slot as usize] = Some(block);
-                    self.used_by[slot as usize] = self.requests;
-                    self.depth_of[slot as usize] = depth as u32;
-                    self.event(EventKind::Insert, slot, parent, touch);
-                    slot
-                }
+                None => self.let_in(block, parent, depth as u32, touch),
             };
             parent = slot;
         }
+    }
+
+    /// Takes a free slot, of which there is one for every missing block.
+    fn let_in(&mut self, block: u64, parent: u32, depth: u32, touch: Touch) -> u32 {
+        let slot = self.free.pop().expect("evict frees a slot for every missing block");
+        self.slot_of.insert(block, slot);
+        self.block_of[slot as usize] = Some(block);
+        self.used_by[slot as usize] = self.requests;
+        self.depth_of[slot as usize] = depth;
+        self.event(EventKind::Insert, slot, parent, touch);
+        slot
     }
 
     /// Queues an event for the policy and updates the fallback's order.
@@ -326,7 +384,7 @@ impl<'e> Pool<'e> {
             slot,
             parent_or_uses,
             depth: self.depth_of[slot as usize],
-            size_bytes: BLOCK_BYTES,
+            size_bytes: self.block_bytes,
             time_ms: touch.time_ms,
             identity: self.block_of[slot as usize].unwrap_or(0),
             tenant: 0,
@@ -354,10 +412,16 @@ impl<'e> Pool<'e> {
     }
 }
 
+/// For times from 1 ns to a minute.
+pub(super) fn histogram() -> hdrhistogram::Histogram<u64> {
+    let histogram = hdrhistogram::Histogram::new_with_bounds(1, 60_000_000_000, 3);
+    histogram.expect("constant bounds of a histogram are valid")
+}
+
 /// The pool that is replayed, full as it is after a while, is all the evictor hears of: there is no tier below.
-fn open(evictor: &mut dyn EvictorEngine, slots: u32) -> Result<(), Fault> {
+fn open(evictor: &mut dyn EvictorEngine, slots: u32, block_bytes: u32) -> Result<(), Fault> {
     evictor.open(&Layout::of(slots).encode())?;
-    let mib = (u64::from(slots) * u64::from(BLOCK_BYTES)) as f32 / (1 << 20) as f32;
+    let mib = (u64::from(slots) * u64::from(block_bytes)) as f32 / (1 << 20) as f32;
     let dram = TierRow {
         tier: 2,
         capacity_mib: mib,

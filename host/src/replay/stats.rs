@@ -4,6 +4,7 @@ use super::chains::{Chains, Node, TooMany};
 use super::classes::Classes;
 use super::trace::Request;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// The JSON of `kvasir trace stats`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -19,7 +20,7 @@ pub struct Report {
     /// Prefix hits of a cache that never evicts, percent of references.
     pub best_hit_rate_percent: f64,
     /// Share of requests that continue an earlier one (classes of turn 2 and above), not counting system
-    /// prompts.
+    /// prompts. Means nothing where the trace names classes of its own.
     pub later_turn_share: f64,
     /// Requests by class (see DESIGN, "classes"): (class, requests), classes without requests left out.
     pub classes: Vec<(u16, u64)>,
@@ -35,24 +36,29 @@ pub struct Stats {
     input_tokens: u64,
     output_tokens: u64,
     hits: u64,
-    first_ms: u64,
-    last_ms: u64,
-    by_class: [u64; 17],
+    first_us: u64,
+    last_us: u64,
+    by_class: BTreeMap<u16, u64>,
 }
 
 impl Stats {
+    /// Of a trace whose blocks have so many tokens.
+    pub fn of_blocks(block_size_tokens: u32) -> Self {
+        Self { classes: Classes::default().of_blocks(block_size_tokens), ..Self::default() }
+    }
+
     /// # Errors
     /// The trace holds too many distinct prefixes.
     pub fn add(&mut self, request: &Request) -> Result<(), TooMany> {
         let seen = self.chains.len() as u32;
         let mut path = std::mem::take(&mut self.path);
-        self.chains.walk(&request.blocks, &mut path)?;
-        self.by_class[usize::from(self.classes.assign(request, &path))] += 1;
+        self.chains.walk_of(request.tenant, &request.blocks, &mut path)?;
+        *self.by_class.entry(self.classes.assign(request, &path)).or_default() += 1;
         self.hits += path.iter().take_while(|&&node| node < seen).count() as u64;
         if self.report.requests == 0 {
-            self.first_ms = request.time_ms;
+            self.first_us = request.time_us;
         }
-        self.last_ms = request.time_ms;
+        self.last_us = request.time_us;
         self.report.requests += 1;
         self.report.block_references += path.len() as u64;
         self.report.input_tokens_max = self.report.input_tokens_max.max(request.input_tokens);
@@ -64,8 +70,8 @@ impl Stats {
 
     pub fn report(&self) -> Report {
         let requests = self.report.requests.max(1) as f64;
-        let span_s = (self.last_ms - self.first_ms) as f64 / 1e3;
-        let later: u64 = self.by_class[5..].iter().sum();
+        let span_s = (self.last_us - self.first_us) as f64 / 1e6;
+        let later: u64 = self.by_class.range(5..=16).map(|(_, requests)| requests).sum();
         Report {
             distinct_blocks: self.chains.len() as u64,
             span_s,
@@ -74,7 +80,7 @@ impl Stats {
             output_tokens_mean: self.output_tokens as f64 / requests,
             best_hit_rate_percent: 100.0 * self.hits as f64 / self.report.block_references.max(1) as f64,
             later_turn_share: later as f64 / requests,
-            classes: (0..).zip(self.by_class).filter(|&(_, requests)| requests > 0).collect(),
+            classes: self.by_class.iter().map(|(&class, &requests)| (class, requests)).collect(),
             ..self.report.clone()
         }
     }
@@ -87,9 +93,11 @@ mod tests {
     #[test]
     fn counts_by_hand() {
         let mut stats = Stats::default();
-        for (time_ms, blocks) in [(1_000, vec![0, 1]), (3_000, vec![0, 1, 2]), (5_000, vec![3])] {
+        for (time_us, blocks) in [(1_000_000, vec![0, 1]), (3_000_000, vec![0, 1, 2]), (5_000_000, vec![3])] {
             let input_tokens = blocks.len() as u32 * 512;
-            stats.add(&Request { time_ms, input_tokens, output_tokens: 10, blocks }).unwrap();
+            stats
+                .add(&Request { time_us, input_tokens, output_tokens: 10, blocks, ..Request::default() })
+                .unwrap();
         }
         let report = stats.report();
         let expected = Report {

@@ -165,8 +165,8 @@ impl Session {
 
     /// The keys of a request's blocks, first block first.
     ///
-    /// A key covers the ids of all blocks before it, and the size, so that sessions of one size share blocks and
-    /// sessions of two do not.
+    /// A key covers the ids of all blocks before it, the size and the tenant of the trace, so that sessions of one size
+    /// share blocks, and sessions of two sizes, or two tenants of a trace, do not.
     pub fn keys(&self, request: &Request) -> Vec<BlockKey> {
         let mut keys = Vec::with_capacity(request.blocks.len());
         self.fill_keys(request, &mut keys);
@@ -174,7 +174,7 @@ impl Session {
     }
 
     fn fill_keys(&self, request: &Request, keys: &mut Vec<BlockKey>) {
-        let mut parent = BlockKey(self.block_bytes.into());
+        let mut parent = BlockKey(u128::from(request.tenant) << 32 | u128::from(self.block_bytes));
         keys.clear();
         for id in &request.blocks {
             let mut hash = [0; 24];
@@ -369,34 +369,36 @@ pub enum Pace {
 }
 
 impl Pace {
-    /// When a request is due, counted from the first, which came at `first_ms`.
-    fn due(self, time_ms: u64, first_ms: u64) -> Duration {
+    /// When a request is due, counted from the first, which came at `first_us`.
+    fn due(self, time_us: u64, first_us: u64) -> Duration {
         match self {
             Self::Unpaced => Duration::ZERO,
             Self::Speed(speed) => {
-                let seconds = time_ms.saturating_sub(first_ms) as f64 / 1e3 / speed;
+                let seconds = time_us.saturating_sub(first_us) as f64 / 1e6 / speed;
                 Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
             }
         }
     }
 }
 
-/// Sends the requests of a trace in order; the caller fills in the names in the report.
+/// Sends the requests of a trace with blocks of so many tokens in order; the caller fills in the names in the report.
 ///
 /// # Errors
 /// The trace cannot be read, or as [`Session::request`].
 pub fn replay(
     session: &mut Session,
     requests: impl IntoIterator<Item = Result<Request, trace::Error>>,
+    block_size_tokens: u32,
     pace: Pace,
 ) -> Result<Report, Error> {
-    let (mut chains, mut classes, mut path) = (Chains::default(), <Classes>::default(), Vec::new());
-    let (start, mut first_ms) = (Instant::now(), None);
+    let mut classes = Classes::default().of_blocks(block_size_tokens);
+    let (mut chains, mut path) = (Chains::default(), Vec::new());
+    let (start, mut first_us) = (Instant::now(), None);
     for request in requests {
         let request = request?;
-        let due = pace.due(request.time_ms, *first_ms.get_or_insert(request.time_ms));
+        let due = pace.due(request.time_us, *first_us.get_or_insert(request.time_us));
         std::thread::sleep(due.saturating_sub(start.elapsed()));
-        chains.walk(&request.blocks, &mut path)?;
+        chains.walk_of(request.tenant, &request.blocks, &mut path)?;
         let class = classes.assign(&request, &path);
         session.request(&request, class)?;
     }

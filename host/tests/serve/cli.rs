@@ -43,6 +43,46 @@ fn a_trace_goes_through_a_host_byte_for_byte() {
 }
 
 #[test]
+fn a_trace_of_small_blocks_goes_through_several_caches() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.jsonl");
+    let line = |n: u64| {
+        let ids = [1, 2, 3 + n % 5, 100 + n];
+        format!(
+            "{{\"timestamp\":{n}.5,\"input_length\":60,\"output_length\":1,\"hash_ids\":{ids:?},\"tenant\":{}}}\n",
+            n % 2
+        )
+    };
+    std::fs::write(&path, (0..500).map(line).collect::<String>()).unwrap();
+    let replay = |more: &str| {
+        let line =
+            format!("replay --block-size-tokens 16 --capacity-blocks 8,16 --trace {} {more}", path.display());
+        let output = Command::new(KVASIR).args(line.split_whitespace()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let json: serde_json::Value =
+        serde_json::from_str(&replay("--evictor lru,arc,optimum --json --by tenant --warm-up 100")).unwrap();
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 6);
+    for row in rows {
+        let number = |value: &serde_json::Value| value.as_u64().unwrap();
+        let of_tenants = ["0", "1"].map(|tenant| number(&row["by_tenant"][tenant]["prefix_hits"]));
+        assert_eq!(number(&row["prefix_hits"]), of_tenants.iter().sum::<u64>());
+        assert_eq!((number(&row["requests"]), number(&row["warm_up"]["requests"])), (400, 100));
+    }
+    // 2 tenants share no blocks: 16 slots hold all 14 blocks that come again.
+    assert_eq!(rows[5]["prefix_hits"], 3 * 400);
+    let hits = |engine: &str| {
+        let csv = replay(&format!("--evictor lru,workload-aware --csv --engine {engine}"));
+        csv.lines().map(|line| line.split(',').nth(7).unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(hits("wasm"), hits("native"));
+    assert_eq!(hits("native").len(), 5);
+    assert!(replay("--evictor optimum").contains("gap closed %"));
+}
+
+#[test]
 fn blocks_go_in_and_out_and_codes_tell_how_it_went() {
     let dir = tempfile::tempdir().unwrap();
     let host = Host::start(dir.path());

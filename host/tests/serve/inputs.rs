@@ -2,6 +2,7 @@
 
 use crate::process::{Host, KVASIR, serve};
 use kvasir_tests::guest;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -36,16 +37,42 @@ fn a_replay_of_bad_inputs_says_what_is_wrong() {
     let empty = file("empty.jsonl", b"");
     let half = file("half.jsonl.gz", b"\x1f\x8b\x08\0\0\0");
     let binary = file("binary.jsonl", &[0xff; 100]);
+    let small_blocks = GOOD_LINE.replace("512", "2048").replace("[1]", "[1,2,3,4,5,6,7,8]");
+    let small_blocks = file("small.jsonl", format!("{GOOD_LINE}\n{small_blocks}\n").as_bytes());
+    let later = GOOD_LINE.replace(":0,", ":7.25,");
+    let unsorted = file("unsorted.jsonl", format!("{later}\n{GOOD_LINE}\n").as_bytes());
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(format!("{GOOD_LINE}\n").repeat(10_000).as_bytes()).unwrap();
+    let mut gzip = gzip.finish().unwrap();
+    let cut = file("cut.jsonl.gz", &gzip[..gzip.len() / 2]);
+    let checksum = gzip.len() - 8;
+    gzip[checksum] ^= 1;
+    let damaged = file("damaged.jsonl.gz", &gzip);
     let torn = file("torn.wasm", b"\0asm\x0d\0\x01\0\x01");
     let (missing, no_policy) = (path("missing.jsonl"), path("missing.wasm"));
     let before = entries(dir.path());
-    let rows: [(&[&str], &str); 12] = [
+    let rows: [(&[&str], &str); 21] = [
         (&["--trace", &bad, "--capacity-blocks", "8"], "bad.jsonl:2: "),
         (&["--trace", &fields, "--capacity-blocks", "8"], "fields.jsonl:2: "),
         (&["--trace", &binary, "--capacity-blocks", "8"], "binary.jsonl:1: "),
         (&["--trace", &half, "--capacity-blocks", "8"], "half.jsonl.gz"),
         (&["--trace", &empty, "--capacity-blocks", "8"], "holds no requests"),
         (&["--trace", &missing, "--capacity-blocks", "8"], "missing.jsonl"),
+        (&["--trace", &small_blocks, "--capacity-blocks", "8"], "pass --block-size-tokens"),
+        (
+            &["--trace", &good, "--capacity-blocks", "8", "--block-size-tokens", "64"],
+            "pass --block-size-tokens",
+        ),
+        (&["--trace", &unsorted, "--capacity-blocks", "8"], "unsorted.jsonl:2: timestamp 0 follows 7.25"),
+        (
+            &["--trace", &cut, "--capacity-blocks", "8", "--evictor", "lru,optimum", "--csv"],
+            "is the file cut short?",
+        ),
+        (&["--trace", &damaged, "--capacity-blocks", "8,9"], "damaged.jsonl.gz after line 10000"),
+        (&["--trace", &good, "--capacity-blocks", "8", "--warm-up", "1"], "leaves none of 1 to count"),
+        (&["--trace", &good, "--capacity-blocks", "8", "--evictor", "lru,lur"], "did you mean `lru`"),
+        (&["--trace", &good, "--capacity-blocks", "8,0"], "capacity"),
+        (&["--trace", &good, "--mode", "cluster", "--evictor", "optimum"], "for mode cache"),
         (&["--trace", &good, "--capacity-blocks", "0"], "capacity"),
         (&["--trace", &good], "give --capacity-blocks"),
         (&["--trace", &good, "--capacity-blocks", "8", "--evictor", "lur"], "did you mean `lru`"),

@@ -3,7 +3,7 @@
 use super::serving::{self, Served};
 use crate::cli::HostFlags;
 use crate::cli::cluster_flags::ClusterFlags;
-use crate::cli::replay::open_trace;
+use crate::cli::replay::{BlockFlags, open_trace};
 use crate::policy::SlotKind;
 use crate::replay::cache::Prompts;
 use crate::replay::cluster::{Choice, Choices};
@@ -24,6 +24,8 @@ pub(super) struct ReplayArgs {
     /// Trace in the Mooncake format, plain or gzip.
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
+    #[command(flatten)]
+    blocks: BlockFlags,
     /// What to compare with: `current`, which serves the running host; a default policy; a file. Default: the slot's default.
     #[arg(long, value_name = "current|NAME|FILE")]
     against: Option<String>,
@@ -39,7 +41,7 @@ pub(super) struct ReplayArgs {
     /// Replay the first N requests only.
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
-    /// Evictors: size of the cache in blocks of 512 tokens; may be given several times. Default: 2, 5, 10 and 20 % of
+    /// Evictors: size of the cache in blocks; may be given several times. Default: 2, 5, 10 and 20 % of
     /// the trace's distinct blocks.
     #[arg(long = "capacity-blocks", value_name = "N")]
     capacities: Vec<u32>,
@@ -95,7 +97,8 @@ impl ReplayArgs {
 
     fn compare(&self, candidate: &Contender, baseline: &Contender) -> Result<Comparison> {
         let trace = self.trace.display().to_string();
-        let of = Match { trace: &trace, candidate, baseline };
+        let block_size_tokens = self.blocks.block_size_tokens;
+        let of = Match { trace: &trace, candidate, baseline, block_size_tokens };
         if candidate.slot == SlotKind::Evictor {
             if self.cluster.any() {
                 bail!(
@@ -108,8 +111,8 @@ impl ReplayArgs {
         if !self.capacities.is_empty() {
             bail!("--capacity-blocks is for evictors; the pools of a cluster have --pool-blocks");
         }
-        let setup = self.cluster.setup()?;
-        let (requests, progress) = open_trace(&self.trace)?;
+        let setup = self.cluster.setup(block_size_tokens)?;
+        let (requests, progress) = open_trace(&self.trace, &self.blocks)?;
         let choices = Choices::default();
         let compared = Requests::compare(&of, &setup, &choices, requests.take(self.limit()))?;
         progress.finish_and_clear();
@@ -121,14 +124,14 @@ impl ReplayArgs {
             true => compare::capacities(self.distinct_blocks()?),
             false => self.capacities.clone(),
         };
-        let (requests, progress) = open_trace(&self.trace)?;
+        let (requests, progress) = open_trace(&self.trace, &self.blocks)?;
         let compared = Evictors::compare(of, &capacities, requests.take(self.limit()))?;
         progress.finish_and_clear();
         Ok(compared)
     }
 
     fn distinct_blocks(&self) -> Result<usize> {
-        let (requests, progress) = open_trace(&self.trace)?;
+        let (requests, progress) = open_trace(&self.trace, &self.blocks)?;
         let mut prompts = Prompts::default();
         for request in requests.take(self.limit()) {
             prompts.of(&request?)?;

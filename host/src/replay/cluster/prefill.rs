@@ -1,7 +1,6 @@
 //! The prefill half of one instance: a queue, a pool of blocks, and the cost of what is computed.
 
 use super::super::pool::{Counts, Pool, Touch};
-use super::super::trace::BLOCK_SIZE_TOKENS;
 use super::{Error, Faults, Setup};
 use crate::conductor::fleet::PrefillCost;
 use crate::policy::evictor::EvictorEngine;
@@ -17,6 +16,7 @@ struct Queued {
 
 pub(super) struct Prefill<'e> {
     cost: PrefillCost,
+    block_size_tokens: u32,
     pool: Pool<'e>,
     queue: VecDeque<Queued>,
     /// The head of the queue is being computed.
@@ -35,8 +35,15 @@ pub(super) struct Start {
 
 impl<'e> Prefill<'e> {
     pub(super) fn new(setup: &Setup, evictor: &'e mut dyn EvictorEngine) -> Result<Self, Error> {
-        let pool = Pool::new(evictor, setup.pool_blocks)?.telling_evictions();
-        Ok(Self { cost: setup.prefill_cost, pool, queue: VecDeque::new(), running: false, busy_ms: 0.0 })
+        let pool = Pool::of_blocks(evictor, setup.pool_blocks, setup.block_size_tokens)?.telling_evictions();
+        Ok(Self {
+            cost: setup.prefill_cost,
+            block_size_tokens: setup.block_size_tokens,
+            pool,
+            queue: VecDeque::new(),
+            running: false,
+            busy_ms: 0.0,
+        })
     }
 
     pub(super) fn arrive(&mut self, request: u64, fetching: bool) {
@@ -83,7 +90,7 @@ impl<'e> Prefill<'e> {
         let here = self.pool.prefix(chain);
         let with_fetched = if here >= own_blocks { own_blocks + fetched_blocks } else { 0 };
         let found_blocks = here.max(with_fetched);
-        let cached = (found_blocks as u64 * u64::from(BLOCK_SIZE_TOKENS)).min(prompt_tokens);
+        let cached = (found_blocks as u64 * u64::from(self.block_size_tokens)).min(prompt_tokens);
         let ms = self.cost.prefill_ms(cached, prompt_tokens - cached);
         self.busy_ms += ms;
         Start { found_blocks, fetched_blocks: found_blocks - here, ms }

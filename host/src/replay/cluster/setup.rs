@@ -1,6 +1,7 @@
 //! What a simulated cluster consists of.
 
 use super::super::pool;
+use super::super::trace::BLOCK_SIZE_TOKENS;
 use crate::conductor::Registration;
 use crate::conductor::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 
@@ -44,6 +45,8 @@ pub struct Setup {
     pub both: u32,
     /// Prefix cache of an instance that does prefill, blocks.
     pub pool_blocks: u32,
+    /// Of the trace.
+    pub block_size_tokens: u32,
     /// KV memory for the batch of an instance that decodes, blocks.
     pub decode_blocks: u32,
     pub prefill_cost: PrefillCost,
@@ -70,6 +73,7 @@ impl Default for Setup {
             // About 1 TB of DRAM, and what the weights leave of 8 × 80 GB of HBM.
             pool_blocks: 6_000,
             decode_blocks: 3_000,
+            block_size_tokens: BLOCK_SIZE_TOKENS,
             prefill_cost: PREFILL,
             decode_cost: DECODE,
             transfer: TRANSFER,
@@ -91,6 +95,21 @@ pub(super) struct Role {
 }
 
 impl Setup {
+    /// The default with blocks of so many tokens: the same memory in tokens, the same time for the same bytes.
+    pub fn of_blocks(block_size_tokens: u32) -> Self {
+        let default = Self::default();
+        let parts = f64::from(BLOCK_SIZE_TOKENS) / f64::from(block_size_tokens.max(1));
+        let blocks = |usual: u32| ((f64::from(usual) * parts).round() as u32).max(1);
+        let ms_per_block = (f64::from(default.transfer.ms_per_block) / parts) as f32;
+        Self {
+            pool_blocks: blocks(default.pool_blocks),
+            decode_blocks: blocks(default.decode_blocks),
+            transfer: TransferCost { ms_per_block, ..default.transfer },
+            block_size_tokens,
+            ..default
+        }
+    }
+
     /// # Errors
     /// The first value that cannot be simulated.
     pub fn check(&self) -> Result<(), SetupError> {

@@ -1,6 +1,6 @@
 //! What came of a replay, in memory that does not grow with it.
 
-use super::super::cache::percent;
+use super::super::tally::percent;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 

@@ -1,5 +1,6 @@
 //! Small clusters by hand and against slow models, and what holds of all of them.
 
+use super::super::trace::BLOCK_SIZE_TOKENS;
 use super::decode::ROUNDING_MS;
 use super::*;
 use crate::conductor::fleet::{DecodeCost, PrefillCost, TransferCost};
@@ -36,7 +37,13 @@ fn guest(slot: &str, settings: &[(&str, &str)]) -> Choice {
 
 fn request(time_ms: u64, blocks: &[u64], output_tokens: u32) -> Request {
     let input_tokens = blocks.len() as u32 * BLOCK_SIZE_TOKENS;
-    Request { time_ms, input_tokens, output_tokens, blocks: blocks.to_vec() }
+    Request {
+        time_us: time_ms * 1_000,
+        input_tokens,
+        output_tokens,
+        blocks: blocks.to_vec(),
+        ..Request::default()
+    }
 }
 
 /// When each request had its first token, ms after it arrived, in the order of the trace; and what was counted.
@@ -207,7 +214,7 @@ fn the_index_says_what_the_pools_hold_and_little_is_kept() {
         if n % 50 != 0 {
             continue;
         }
-        chain_into(&request.blocks, &mut chain);
+        chain_into(request, &mut chain);
         let mut held: Vec<(String, u32)> = cluster
             .instances
             .iter()
@@ -280,10 +287,10 @@ proptest! {
             time_ms += gap;
             request(time_ms, &(0..blocks).map(|b| 10 * n + b).collect::<Vec<_>>(), 1)
         }).collect();
-        let start_ms = requests[0].time_ms;
+        let start_ms = requests[0].time_ms();
         let mut free_ms = 0;
         let expected: Vec<_> = requests.iter().map(|request| {
-            let arrived_ms = request.time_ms - start_ms;
+            let arrived_ms = request.time_ms() - start_ms;
             free_ms = arrived_ms.max(free_ms) + 10 + u64::from(request.input_tokens);
             Some((free_ms - arrived_ms) as f64)
         }).collect();

@@ -19,8 +19,8 @@ fn week(seed: u64) -> impl Iterator<Item = Request> {
         let (workload, rate_rps) = if night { (Workload::Agent, 0.01) } else { (Workload::Chat, 0.04) };
         let plan = Plan { workload, requests: 2_000, rate_rps, seed: seed << 8 | quarter };
         let requests = Generator::new(&plan).expect("the plan is within bounds");
-        requests.take_while(|request| request.time_ms < QUARTER_MS).map(move |request| Request {
-            time_ms: quarter * QUARTER_MS + request.time_ms,
+        requests.take_while(|request| request.time_ms() < QUARTER_MS).map(move |request| Request {
+            time_us: quarter * QUARTER_MS * 1_000 + request.time_us,
             blocks: request.blocks.iter().map(|id| quarter << 32 | id).collect(),
             ..request
         })
@@ -60,20 +60,20 @@ fn live_through(seed: u64, newcomer: &str, promoted_ms: u64) -> Week {
     let mut ended = XxHash3_64::default();
     for request in week(seed) {
         let found = (cluster.tally().blocks_found, cluster.tally().blocks_asked);
-        if !promoted && request.time_ms >= promoted_ms {
+        if !promoted && request.time_ms() >= promoted_ms {
             marks.push(found);
             let source = Source::Builtin(newcomer.into());
             host.load_as(SlotKind::Scheduler, source, Vec::new(), Stage::Active).unwrap();
             promoted = true;
         }
         cluster.offer(&request).unwrap();
-        host.judge(request.time_ms);
+        host.judge(request.time_ms());
         let found = (cluster.tally().blocks_found, cluster.tally().blocks_asked);
         if promoted && marks.len() == 2 && host.status(SlotKind::Scheduler).name == "mooncake" {
             marks.push(found);
-            rolled_back_ms = request.time_ms;
+            rolled_back_ms = request.time_ms();
         }
-        if marks.len() == 3 && request.time_ms >= rolled_back_ms + DAY_MS {
+        if marks.len() == 3 && request.time_ms() >= rolled_back_ms + DAY_MS {
             marks.push(found);
         }
         for end in cluster.take_ended() {

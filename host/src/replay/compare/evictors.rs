@@ -1,9 +1,10 @@
 //! Evictors beside each other, in caches of several sizes.
 
-use super::super::cache::{Prompts, percent};
+use super::super::cache::Prompts;
 use super::super::cluster::Timeline;
 use super::super::contender::Contender;
 use super::super::pool::{self, Pool, Touch};
+use super::super::tally::percent;
 use super::{Error, Match, Requested, TOLD};
 use crate::policy::evictor::{EvictorEngine, EvictorHook};
 use crate::policy::{Engine, PolicyConfig, Prepared, SlotKind, Source};
@@ -111,14 +112,14 @@ impl Evictors {
         }
         let mut rows = Vec::new();
         for (engines, &blocks) in engines.iter_mut().zip(capacities) {
-            rows.push(Row::new(engines, blocks)?);
+            rows.push(Row::new(engines, blocks, of.block_size_tokens)?);
         }
-        let (mut prompts, mut requests, mut first_ms) = (Prompts::default(), 0, None);
+        let (mut prompts, mut requests, mut first_ms) = (Prompts::of_blocks(of.block_size_tokens), 0, None);
         for request in trace {
             let request = request?;
-            let since_ms = request.time_ms - *first_ms.get_or_insert(request.time_ms);
+            let since_ms = request.time_ms() - *first_ms.get_or_insert(request.time_ms());
             let (chain, class) = prompts.of(&request).map_err(super::cache::Error::from)?;
-            let touch = Touch { class, time_ms: request.time_ms };
+            let touch = Touch { class, time_ms: request.time_ms() };
             for row in &mut rows {
                 row.request(requests, since_ms, chain, touch);
             }
@@ -179,8 +180,13 @@ struct Row<'e> {
 }
 
 impl<'e> Row<'e> {
-    fn new(engines: &'e mut [Box<dyn EvictorEngine>; 3], blocks: u32) -> Result<Self, Error> {
-        let [a, b, c] = engines.each_mut().map(|engine| Pool::new(engine.as_mut(), blocks));
+    fn new(
+        engines: &'e mut [Box<dyn EvictorEngine>; 3],
+        blocks: u32,
+        block_size_tokens: u32,
+    ) -> Result<Self, Error> {
+        let [a, b, c] =
+            engines.each_mut().map(|engine| Pool::of_blocks(engine.as_mut(), blocks, block_size_tokens));
         let open = super::cache::Error::Pool;
         Ok(Self {
             pools: [a.map_err(open)?, b.map_err(open)?, c.map_err(open)?],

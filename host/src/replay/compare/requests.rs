@@ -87,7 +87,7 @@ impl Requests {
             let request = request?;
             let [a, b] = &mut clusters;
             let decided = [a.offer(&request)?, b.offer(&request)?];
-            pairing.decided(request.time_ms, request.input_tokens, decided);
+            pairing.decided(request.time_ms(), request.input_tokens, decided);
             pairing.ended(&mut clusters);
         }
         if pairing.diff.requests == 0 {

@@ -20,13 +20,13 @@ fn trace() -> impl Iterator<Item = Requested> {
 }
 
 fn evictors(candidate: &Contender, baseline: &Contender) -> Evictors {
-    let of = Match { trace: "<t>", candidate, baseline };
+    let of = Match { trace: "<t>", candidate, baseline, block_size_tokens: 512 };
     Evictors::compare(&of, &[64, 1_024], trace()).unwrap()
 }
 
 fn requests(candidate: &Contender, baseline: &Contender) -> Requests {
     let setup = Setup { prefill: 3, decode: 2, pool_blocks: 400, ..Setup::default() };
-    let of = Match { trace: "<t>", candidate, baseline };
+    let of = Match { trace: "<t>", candidate, baseline, block_size_tokens: 512 };
     Requests::compare(&of, &setup, &Choices::default(), trace()).unwrap()
 }
 
@@ -102,12 +102,12 @@ fn a_policy_that_fails_is_named_on_its_side() {
 #[test]
 fn what_cannot_be_compared_says_why() {
     let lru = contender(SlotKind::Evictor, "lru");
-    let of = Match { trace: "t", candidate: &lru, baseline: &lru };
+    let of = Match { trace: "t", candidate: &lru, baseline: &lru, block_size_tokens: 512 };
     let compare = |capacity| Evictors::compare(&of, &[capacity], std::iter::empty()).unwrap_err().to_string();
     assert!(compare(5).contains("trace t holds no requests"));
     assert!(compare(0).contains("capacity of 0 blocks"));
     let mooncake = contender(SlotKind::Scheduler, "mooncake");
-    let of = Match { trace: "t", candidate: &mooncake, baseline: &mooncake };
+    let of = Match { trace: "t", candidate: &mooncake, baseline: &mooncake, block_size_tokens: 512 };
     let compare = |setup| {
         let choices = Choices::default();
         Requests::compare(&of, &setup, &choices, std::iter::empty()).unwrap_err().to_string()

@@ -110,7 +110,7 @@ fn chat(requests: u64) -> Vec<Request> {
 
 fn request(blocks: &[u64]) -> Request {
     let input_tokens = blocks.len() as u32 * trace::BLOCK_SIZE_TOKENS;
-    Request { time_ms: 0, input_tokens, output_tokens: 1, blocks: blocks.to_vec() }
+    Request { input_tokens, output_tokens: 1, blocks: blocks.to_vec(), ..Request::default() }
 }
 
 /// Prefix hits of a cache that never evicts.
@@ -134,7 +134,7 @@ fn a_host_with_room_hits_whatever_was_seen_before() {
         if transport == 1 {
             std::mem::swap(&mut session, &mut other);
         }
-        let report = replay(&mut session, requests.iter().cloned().map(Ok), Pace::Unpaced).unwrap();
+        let report = replay(&mut session, requests.iter().cloned().map(Ok), 512, Pace::Unpaced).unwrap();
         let moved = &report.moved;
         assert_eq!((report.requests, moved.prefix_hits), (250, most_hits(&session, &requests)));
         assert!(report.hit_rate_percent > 0.0, "{report:?}");
@@ -161,7 +161,7 @@ fn a_host_that_evicts_hits_less_and_never_wrong() {
         let [unix, tcp] = host.sessions(4096);
         let mut session = if transport == 0 { unix } else { tcp };
         let most = most_hits(&session, &requests);
-        let report = replay(&mut session, requests.iter().cloned().map(Ok), Pace::Unpaced).unwrap();
+        let report = replay(&mut session, requests.iter().cloned().map(Ok), 512, Pace::Unpaced).unwrap();
         let moved = &report.moved;
         assert!((1..most).contains(&moved.prefix_hits), "{report:?}, most {most}");
         assert!(moved.bytes_read >= moved.prefix_hits * 4096);
@@ -270,6 +270,6 @@ fn requests_are_due_at_the_times_of_the_trace_divided_by_the_speed() {
         (Pace::Speed(0.5), 2_500, Duration::from_secs(4)),
         (Pace::Speed(1e-300), 2_500, Duration::MAX),
     ] {
-        assert_eq!(pace.due(time_ms, 500), expected, "{pace:?} at {time_ms}");
+        assert_eq!(pace.due(time_ms * 1_000, 500_000), expected, "{pace:?} at {time_ms}");
     }
 }
