@@ -1,18 +1,18 @@
 //! The wasmtime engine: how components are checked, compiled and interrupted.
 
+use super::compiler::Compiler;
 use super::fault::TEXT_BYTES;
 use super::guest::State;
 use super::interface::{Interface, TooMuch};
 use super::trust::Gate;
 use super::{Error, PolicyConfig, SlotKind, bindings};
 use crate::text::printable;
-use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use wasmtime::component::{Component, InstancePre, Linker};
+use wasmtime::component::{InstancePre, Linker};
 use wasmtime::{Cache, CacheConfig, Config, InstanceAllocationStrategy, PoolingAllocationConfig};
 
 /// Epochs pass once per tick; a call is looked at when one passes under it.
@@ -69,8 +69,7 @@ pub struct Engine {
     linker: Arc<Linker<State>>,
     max_module_bytes: u64,
     pub(super) gate: Gate,
-    /// A compilation uses every core; one at a time leaves some to the requests.
-    compiling: Arc<Mutex<()>>,
+    compiler: Arc<Compiler>,
     ticker: Arc<Ticker>,
 }
 
@@ -113,7 +112,7 @@ impl Engine {
             linker: Arc::new(linker),
             max_module_bytes: config.max_module_bytes,
             gate: Gate::new(config.trust_file.as_deref()),
-            compiling: Arc::default(),
+            compiler: Arc::new(Compiler::start()?),
             ticker,
         })
     }
@@ -134,9 +133,7 @@ impl Engine {
             Error::Compile { name: name.into(), reason }
         };
         let learns = check_interface(slot, name, bytes)?;
-        let compiling = self.compiling.lock();
-        let component = Component::new(&self.engine, bytes).map_err(compile)?;
-        drop(compiling);
+        let component = self.compiler.compile(&self.engine, bytes).map_err(compile)?;
         let pre = self.linker.instantiate_pre(&component).map_err(|e| Error::Instantiate {
             name: name.into(),
             reason: printable(&format!("{e:#}"), TEXT_BYTES),
@@ -291,6 +288,7 @@ impl Drop for Ticker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wasmtime::component::Component;
 
     /// A component of one empty module, instantiated so many times.
     fn of_core_instances(count: u8) -> Vec<u8> {

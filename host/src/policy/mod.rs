@@ -7,6 +7,7 @@
 mod bindings;
 mod catalog;
 pub mod chain;
+mod compiler;
 mod control;
 mod counters;
 pub(crate) mod description;

@@ -1,0 +1,57 @@
+//! The threads that compile components, which give way to those that serve.
+
+use super::Error;
+use parking_lot::Mutex;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use wasmtime::component::Component;
+
+/// How much nicer threads that compile are than the rest of the host. Under a tenth of a core that others want, and all of one
+/// that nobody wants: a load on a machine without an idle moment still comes to an end.
+const NICENESS: i32 = 10;
+
+/// As many threads as there are cores.
+pub(super) struct Compiler {
+    threads: ThreadPool,
+    /// One component at a time: more would take more memory, and no less time.
+    turn: Mutex<()>,
+}
+
+impl Compiler {
+    /// # Errors
+    /// The machine refuses the threads.
+    pub(super) fn start() -> Result<Self, Error> {
+        let threads = ThreadPoolBuilder::new()
+            .thread_name(|i| format!("kvasir-compile-{i}"))
+            .start_handler(|_| give_way())
+            .build()
+            .map_err(|e| Error::Engine(format!("cannot start the threads that compile: {e}")))?;
+        Ok(Self { threads, turn: Mutex::new(()) })
+    }
+
+    /// Waits for its turn.
+    pub(super) fn compile(&self, engine: &wasmtime::Engine, component: &[u8]) -> wasmtime::Result<Component> {
+        let _turn = self.turn.lock();
+        self.threads.install(|| Component::new(engine, component))
+    }
+}
+
+/// Linux counts niceness by thread, whatever POSIX says (nice(2), "C library/kernel differences").
+fn give_way() {
+    if let Err(error) = rustix::process::nice(NICENESS) {
+        tracing::debug!(%error, "compiling has the priority of serving");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_compile_give_way_and_others_do_not() {
+        let niceness = || rustix::process::getpriority_process(None).unwrap();
+        let mine = niceness();
+        let compiler = Compiler::start().unwrap();
+        assert_eq!(compiler.threads.install(niceness), (mine + NICENESS).min(19));
+        assert_eq!(niceness(), mine);
+    }
+}
