@@ -1,4 +1,4 @@
-//! What the policy platform reads from outside, one [`Target`] for each kind of input: any bytes at all may come, and none may
+//! What a host reads from outside, one [`Target`] for each kind of input: any bytes at all may come, and none may
 //! cause a panic. A target says more where there is more to say: what reads prints and reads again as the same, limits hold,
 //! a refusal names what it refuses.
 //!
@@ -8,13 +8,16 @@
 mod bundle;
 mod component;
 mod config;
+mod input;
 mod manifests;
 mod record;
 mod settings;
 mod state;
 mod text;
+mod threads;
 mod trust;
 mod twins;
+mod wire;
 
 /// A kind of input.
 pub struct Target {
@@ -26,7 +29,7 @@ pub struct Target {
     pub run: fn(&[u8]),
 }
 
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "bundle", bytes_max: 16 << 10, run: bundle::run },
     Target { name: "component", bytes_max: 24 << 10, run: component::run },
     Target { name: "config", bytes_max: 4 << 10, run: config::run },
@@ -35,6 +38,7 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "settings", bytes_max: 1 << 10, run: settings::run },
     Target { name: "state", bytes_max: 8 << 10, run: state::run },
     Target { name: "trust", bytes_max: 8 << 10, run: trust::run },
+    Target { name: "wire", bytes_max: 4 << 10, run: wire::run },
 ];
 
 /// The target of that name.

@@ -75,3 +75,8 @@ fn state() {
 fn trust() {
     replay("trust");
 }
+
+#[test]
+fn wire() {
+    replay("wire");
+}
