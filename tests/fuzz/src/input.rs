@@ -26,6 +26,10 @@ impl<'a> Input<'a> {
         u32::from_le_bytes(self.array())
     }
 
+    pub(crate) fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.array())
+    }
+
     /// At most so many.
     pub(crate) fn bytes(&mut self, most: usize) -> &'a [u8] {
         let (bytes, rest) = self.0.split_at(most.min(self.0.len()));

@@ -10,6 +10,7 @@ mod component;
 mod config;
 mod input;
 mod manifests;
+mod nvme;
 mod record;
 mod settings;
 mod state;
@@ -29,11 +30,12 @@ pub struct Target {
     pub run: fn(&[u8]),
 }
 
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     Target { name: "bundle", bytes_max: 16 << 10, run: bundle::run },
     Target { name: "component", bytes_max: 24 << 10, run: component::run },
     Target { name: "config", bytes_max: 4 << 10, run: config::run },
     Target { name: "manifests", bytes_max: 4 << 10, run: manifests::run },
+    Target { name: "nvme", bytes_max: 8 << 10, run: nvme::run },
     Target { name: "record", bytes_max: 16 << 10, run: record::run },
     Target { name: "settings", bytes_max: 1 << 10, run: settings::run },
     Target { name: "state", bytes_max: 8 << 10, run: state::run },

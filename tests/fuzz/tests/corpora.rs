@@ -57,6 +57,11 @@ fn manifests() {
 }
 
 #[test]
+fn nvme() {
+    replay("nvme");
+}
+
+#[test]
 fn record() {
     replay("record");
 }
