@@ -6,6 +6,7 @@
 //! that were kept, as an ordinary test.
 
 mod bundle;
+mod cluster;
 mod component;
 mod config;
 mod input;
@@ -30,8 +31,9 @@ pub struct Target {
     pub run: fn(&[u8]),
 }
 
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     Target { name: "bundle", bytes_max: 16 << 10, run: bundle::run },
+    Target { name: "cluster", bytes_max: 8 << 10, run: cluster::run },
     Target { name: "component", bytes_max: 24 << 10, run: component::run },
     Target { name: "config", bytes_max: 4 << 10, run: config::run },
     Target { name: "manifests", bytes_max: 4 << 10, run: manifests::run },

@@ -42,6 +42,11 @@ fn bundle() {
 }
 
 #[test]
+fn cluster() {
+    replay("cluster");
+}
+
+#[test]
 fn component() {
     replay("component");
 }
