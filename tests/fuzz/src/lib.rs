@@ -9,6 +9,7 @@ mod bundle;
 mod cluster;
 mod component;
 mod config;
+mod hello;
 mod input;
 mod manifests;
 mod nvme;
@@ -31,11 +32,12 @@ pub struct Target {
     pub run: fn(&[u8]),
 }
 
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     Target { name: "bundle", bytes_max: 16 << 10, run: bundle::run },
     Target { name: "cluster", bytes_max: 8 << 10, run: cluster::run },
     Target { name: "component", bytes_max: 24 << 10, run: component::run },
     Target { name: "config", bytes_max: 4 << 10, run: config::run },
+    Target { name: "hello", bytes_max: 4 << 10, run: hello::run },
     Target { name: "manifests", bytes_max: 4 << 10, run: manifests::run },
     Target { name: "nvme", bytes_max: 8 << 10, run: nvme::run },
     Target { name: "record", bytes_max: 16 << 10, run: record::run },

@@ -57,6 +57,11 @@ fn config() {
 }
 
 #[test]
+fn hello() {
+    replay("hello");
+}
+
+#[test]
 fn manifests() {
     replay("manifests");
 }
