@@ -14,6 +14,7 @@ mod input;
 mod manifests;
 mod nvme;
 mod record;
+mod remote;
 mod settings;
 mod state;
 mod text;
@@ -32,7 +33,7 @@ pub struct Target {
     pub run: fn(&[u8]),
 }
 
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "bundle", bytes_max: 16 << 10, run: bundle::run },
     Target { name: "cluster", bytes_max: 8 << 10, run: cluster::run },
     Target { name: "component", bytes_max: 24 << 10, run: component::run },
@@ -41,6 +42,7 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "manifests", bytes_max: 4 << 10, run: manifests::run },
     Target { name: "nvme", bytes_max: 8 << 10, run: nvme::run },
     Target { name: "record", bytes_max: 16 << 10, run: record::run },
+    Target { name: "remote", bytes_max: 4 << 10, run: remote::run },
     Target { name: "settings", bytes_max: 1 << 10, run: settings::run },
     Target { name: "state", bytes_max: 8 << 10, run: state::run },
     Target { name: "trust", bytes_max: 8 << 10, run: trust::run },

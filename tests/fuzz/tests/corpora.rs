@@ -77,6 +77,11 @@ fn record() {
 }
 
 #[test]
+fn remote() {
+    replay("remote");
+}
+
+#[test]
 fn settings() {
     replay("settings");
 }
