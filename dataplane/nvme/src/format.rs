@@ -63,6 +63,7 @@ pub enum Kind {
     Free = 3,
 }
 
+/// What a header page says of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupHead {
     pub segment: u32,
@@ -74,6 +75,7 @@ pub struct GroupHead {
     pub kind: Kind,
 }
 
+/// A block of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     pub meta: BlockMeta,
@@ -94,6 +96,7 @@ pub struct Tombstone {
     pub target_epoch: u64,
 }
 
+/// What a header page, or a summary, names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     Block(Block),
@@ -101,6 +104,7 @@ pub enum Entry {
 }
 
 impl Entry {
+    /// Of the put or removal that it tells of.
     pub fn sequence(&self) -> u64 {
         match self {
             Self::Block(block) => block.sequence,
@@ -108,6 +112,7 @@ impl Entry {
         }
     }
 
+    /// The bytes of the entry.
     pub fn encode(&self) -> [u8; ENTRY] {
         let mut out = [0; ENTRY];
         match self {
