@@ -70,6 +70,7 @@ pub struct Loan {
     pub lease: u64,
 }
 
+/// What the side that connected asks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Request {
     /// First of every connection.
@@ -95,6 +96,7 @@ pub enum Request {
     Describe,
 }
 
+/// What the other side answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
     Refused {
@@ -199,6 +201,10 @@ impl Request {
     }
 }
 
+/// Writes the frame of a message.
+///
+/// # Errors
+/// [`FrameError::Io`], or the message is longer than a frame may be.
 pub fn write(to: &mut impl Write, message: &impl Serialize) -> Result<(), FrameError> {
     let mut frame = Vec::from(MAGIC);
     frame.extend([VERSION, 0, 0, 0, 0, 0, 0, 0]);
@@ -212,6 +218,10 @@ pub fn write(to: &mut impl Write, message: &impl Serialize) -> Result<(), FrameE
     Ok(to.write_all(&frame)?)
 }
 
+/// Reads one frame, and nothing behind it.
+///
+/// # Errors
+/// Any [`FrameError`]; the two sides then no longer agree where a frame starts.
 pub fn read<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, FrameError> {
     let mut header = [0; HEADER_LEN];
     from.read_exact(&mut header)?;
