@@ -24,6 +24,7 @@ const BODY_MAX: usize = {
 /// Longer leases are cut to this, so that no peer can make clocks overflow.
 const LEASE_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);
 
+/// What a frame is. Numbers are part of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
 pub enum Kind {
@@ -34,6 +35,7 @@ pub enum Kind {
     Pong = 5,
 }
 
+/// One frame of the control stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     pub kind: Kind,
@@ -50,6 +52,7 @@ impl Frame {
         Self { kind: Kind::Grant, code: denied as u8, body: Vec::new() }
     }
 
+    /// The bytes of the frame.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![self.kind as u8, self.code, 0, 0];
         bytes.extend((self.body.len() as u32).to_le_bytes());

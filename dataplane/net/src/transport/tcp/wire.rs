@@ -20,6 +20,7 @@ use kvasir_memory::region::Location;
 use kvasir_os::time::{Duration, Instant};
 
 const MAGIC: [u8; 4] = *b"KVTF";
+/// Bytes of a header.
 pub const HEADER_LEN: usize = 32;
 const CRC: u16 = 1;
 /// The most ranges of one operation.
@@ -52,6 +53,7 @@ pub enum WireError {
     Unasked(Kind),
 }
 
+/// What a frame is. Numbers are part of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
 pub enum Kind {
@@ -72,6 +74,7 @@ impl Kind {
     }
 }
 
+/// How a frame begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub kind: Kind,
@@ -84,10 +87,12 @@ pub struct Header {
 }
 
 impl Header {
+    /// Of a frame without body and payload.
     pub fn new(kind: Kind, request: u64) -> Self {
         Self { kind, code: 0, request, body_len: 0, payload_len: 0, crc: None }
     }
 
+    /// The bytes of the header.
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -101,6 +106,8 @@ impl Header {
         bytes
     }
 
+    /// # Errors
+    /// The bytes are no header, or announce more than a frame may have.
     pub fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, WireError> {
         let mut reader = Reader(bytes);
         let magic = reader.array().unwrap_or_default();
@@ -148,6 +155,8 @@ pub struct Asked {
     pub len: u64,
 }
 
+/// # Errors
+/// [`WireError::Body`]: no ranges or too many of them, too many bytes, or a write whose ranges overlap or do not match its payload.
 pub fn decode_op(header: &Header, body: &[u8]) -> Result<Asked, WireError> {
     let broken = WireError::Body(header.kind);
     let mut reader = Reader(body);
@@ -221,6 +230,10 @@ pub(in crate::transport) fn encode_named(to: &mut Vec<u8>, kind: Kind, request: 
     to.extend(body);
 }
 
+/// The name of the segment to open.
+///
+/// # Errors
+/// [`WireError::Body`]: it is empty, too long or no text.
 pub fn decode_segment(body: &[u8]) -> Result<&str, WireError> {
     let name = std::str::from_utf8(body).ok().filter(|name| !name.is_empty() && name.len() <= NAME_MAX);
     name.ok_or(WireError::Body(Kind::Open))
