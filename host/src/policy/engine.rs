@@ -217,8 +217,8 @@ const FUNCTIONS_MAX: u64 = 60_000;
 const FUNCTION_BYTES_MAX: u64 = 1 << 20;
 /// Blocks in each other in one function, for which compilers take quadratic time. Interpreters have one for each instruction.
 const BLOCK_DEPTH_MAX: u64 = 10_000;
-/// What a compiler does for each pair of blocks, and for each local in each block, summed over all functions ([`Shape::work`]); some
-/// ten seconds. A whole CPython has an eighth.
+/// What a compiler does for each pair of blocks, and for each local in each block, summed over all functions ([`Shape::work`]); from
+/// ten seconds, of loops alone, to a minute, with many locals. A whole CPython has an eighth.
 const WORK_MAX: u64 = 2_000_000_000;
 /// Modules and components in one component, and how deep they lie in each other.
 const PARTS_MAX: u64 = 1_000;
