@@ -83,7 +83,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Look for inputs that break what the policy platform reads from outside, with libFuzzer (tests/fuzz). Ends at the first.
+    /// Look for inputs that break what a host reads from outside, with libFuzzer (tests/fuzz). Ends at the first.
     Fuzz {
         /// Kinds of input, as tests/fuzz/corpus has folders; all, if none is named.
         targets: Vec<String>,

@@ -19,7 +19,7 @@
 //! **Places under a reader.** A reader of arrivals holds their places: they go to nobody else before the last one left,
 //! or the hand-over's time (half of what a reservation may take) is over, which readers are told.
 
-pub(super) mod notice;
+pub mod notice;
 mod receive;
 mod send;
 

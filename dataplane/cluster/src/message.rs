@@ -16,14 +16,14 @@ const MAGIC: [u8; 4] = *b"KVCL";
 /// The version of frames and of everything in them.
 ///
 /// 6: a hand-over says of each block after which removal it was put. 5: a push is a hand-over whose blocks are kept each by itself. 4: removals have generations, and loans a time to live. 3: another version of a block that is there counts as there. 2: hand-overs layer by layer.
-pub(super) const VERSION: u8 = 6;
+pub const VERSION: u8 = 6;
 const HEADER_LEN: usize = 12;
 /// Above the longest legal body: 4,096 loans of some 100 B.
-pub(super) const FRAME_MAX: usize = 1 << 20;
+pub const FRAME_MAX: usize = 1 << 20;
 
 /// Why a frame did not come.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum FrameError {
+pub enum FrameError {
     #[error("the connection ended or stalled: {0}")]
     Io(#[from] io::Error),
     #[error("it does not speak this protocol: a frame starts with {0:02x?}")]
@@ -40,7 +40,7 @@ pub(super) enum FrameError {
 
 /// How far a listener has heard another host's news.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Since {
+pub enum Since {
     /// Not at all: it needs all that the host holds.
     Start,
     /// The rest of that.
@@ -61,17 +61,18 @@ pub struct Status {
 
 /// A block that its holder keeps in place for a while, and where that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Loan {
+pub struct Loan {
     /// Its time to live is what is left of it.
-    pub(super) meta: BlockMeta,
-    pub(super) checksum: u64,
+    pub meta: BlockMeta,
+    pub checksum: u64,
     /// In the holder's pool.
-    pub(super) offset: u64,
-    pub(super) lease: u64,
+    pub offset: u64,
+    pub lease: u64,
 }
 
+/// What the side that connected asks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) enum Request {
+pub enum Request {
     /// First of every connection.
     Hello { cluster: String },
     /// Answered as soon as there is news, and soon in any case: it is the heartbeat, too.
@@ -95,8 +96,9 @@ pub(super) enum Request {
     Describe,
 }
 
+/// What the other side answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) enum Reply {
+pub enum Reply {
     Refused {
         reason: String,
     },
@@ -135,7 +137,7 @@ pub(super) enum Reply {
 
 /// Which blocks of a hand-over are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Keep {
+pub enum Keep {
     /// All of them or none. They belong to a request that engines on both hosts know by this number, and may be read
     /// layer by layer.
     All { request: u64 },
@@ -145,24 +147,24 @@ pub(super) enum Keep {
 
 /// What a host says of itself once, at the beginning.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Welcome {
+pub struct Welcome {
     /// Where its pool is reached: kind of transport and address on it.
-    pub(super) rails: Vec<(String, String)>,
+    pub rails: Vec<(String, String)>,
     /// Which NICs serve which memory there, as JSON.
-    pub(super) matrix: String,
+    pub matrix: String,
     /// The NIC behind each of `rails`, by the names of `matrix`; empty where it is not known.
-    pub(super) nics: Vec<String>,
+    pub nics: Vec<String>,
     /// Which machine it runs on; empty if it does not know.
-    pub(super) machine: String,
+    pub machine: String,
     /// How often this has changed.
-    pub(super) revision: u32,
+    pub revision: u32,
     /// Where it takes puts over TCP; empty if nowhere.
-    pub(super) data: String,
+    pub data: String,
 }
 
 /// The outcome of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(super) enum Copied {
+pub enum Copied {
     /// It is there, compared with its checksum.
     Done,
     /// It was there already, perhaps with other bytes: what is stored is as good.
@@ -176,7 +178,7 @@ pub(super) enum Copied {
 
 impl Request {
     /// Whether it keeps the bounds of a batch, and its times are of this age.
-    pub(super) fn is_sane(&self) -> bool {
+    pub fn is_sane(&self) -> bool {
         match self {
             Self::Hello { .. } | Self::Watch { .. } | Self::GiveUp { .. } | Self::Describe => true,
             Self::Lend { keys, release } => keys.len() <= BATCH_MAX && release.len() <= BATCH_MAX,
@@ -199,7 +201,11 @@ impl Request {
     }
 }
 
-pub(super) fn write(to: &mut impl Write, message: &impl Serialize) -> Result<(), FrameError> {
+/// Writes the frame of a message.
+///
+/// # Errors
+/// [`FrameError::Io`], or the message is longer than a frame may be.
+pub fn write(to: &mut impl Write, message: &impl Serialize) -> Result<(), FrameError> {
     let mut frame = Vec::from(MAGIC);
     frame.extend([VERSION, 0, 0, 0, 0, 0, 0, 0]);
     let mut frame = postcard::to_extend(message, frame)
@@ -212,7 +218,11 @@ pub(super) fn write(to: &mut impl Write, message: &impl Serialize) -> Result<(),
     Ok(to.write_all(&frame)?)
 }
 
-pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, FrameError> {
+/// Reads one frame, and nothing behind it.
+///
+/// # Errors
+/// Any [`FrameError`]; the two sides then no longer agree where a frame starts.
+pub fn read<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, FrameError> {
     let mut header = [0; HEADER_LEN];
     from.read_exact(&mut header)?;
     let [a, b, c, d, version, _, _, _, len @ ..] = header;

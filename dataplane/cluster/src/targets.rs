@@ -145,7 +145,8 @@ impl Shared {
     }
 }
 
-fn encode(holding: &Holding) -> [u8; RECORD_LEN] {
+/// The record of a holding.
+pub fn encode(holding: &Holding) -> [u8; RECORD_LEN] {
     let Holding { size, checksum, target, primary, generation } = *holding;
     let mut record = [0; RECORD_LEN];
     (record[0], record[1]) = (VERSION, target);
@@ -156,7 +157,8 @@ fn encode(holding: &Holding) -> [u8; RECORD_LEN] {
     record
 }
 
-fn decode(record: &[u8]) -> Option<Holding> {
+/// The holding that a record tells of. `None`: it is no record.
+pub fn decode(record: &[u8]) -> Option<Holding> {
     let ([version, target], rest) = record.split_first_chunk()?;
     let (size, rest) = rest.split_first_chunk()?;
     let (checksum, rest) = rest.split_first_chunk()?;

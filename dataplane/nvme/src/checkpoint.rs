@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use kvasir_protocol::block::Checksum;
 use kvasir_state_db as state_db;
 
-use super::format::{ENTRY, Entry, Kind};
+use super::format::{ENTRY, Entry, Kind, NUMBERS_END};
 
 const CACHE_BYTES: u64 = 16 << 20;
 const PART_ENTRIES: usize = 512;
@@ -37,6 +37,16 @@ pub(super) struct Checkpoint(sled::Db);
 impl Summary {
     pub(super) fn new(segment: u32, epoch: u64, kind: Kind) -> Self {
         Self { segment, epoch, kind, sealed: false, end: 0, headers: 0, entries: Vec::new() }
+    }
+
+    /// Whether it can be of a segment of so many pages.
+    fn fits(&self, segment_pages: u32) -> bool {
+        let part = 0..self.end;
+        let within = |entry: &Entry| entry.is_within(&part, segment_pages);
+        self.epoch < NUMBERS_END
+            && self.headers <= self.end
+            && self.end <= segment_pages
+            && self.entries.iter().all(within)
     }
 }
 
@@ -66,8 +76,8 @@ impl Checkpoint {
         self.0.apply_batch(self.removal(segment)?)
     }
 
-    /// The summary of a segment, or `None` if there is no whole one.
-    pub(super) fn load(&self, segment: u32) -> Option<Summary> {
+    /// The summary of a segment of so many pages, or `None` if there is no whole one that makes sense.
+    pub(super) fn load(&self, segment: u32, segment_pages: u32) -> Option<Summary> {
         let head = self.0.get(key(segment, 0)).ok()??;
         let (mut summary, count, checksum) = parse_head(segment, &head)?;
         let mut hasher = Checksum::default();
@@ -77,7 +87,8 @@ impl Checkpoint {
             let entries: Option<Vec<Entry>> = bytes.chunks(ENTRY).map(Entry::decode).collect();
             summary.entries.extend(entries?);
         }
-        (summary.entries.len() == count && hasher.finish() == checksum).then_some(summary)
+        let whole = summary.entries.len() == count && hasher.finish() == checksum;
+        (whole && summary.fits(segment_pages)).then_some(summary)
     }
 
     fn removal(&self, segment: u32) -> sled::Result<sled::Batch> {
@@ -125,10 +136,13 @@ mod tests {
     use crate::format::Block;
     use kvasir_protocol::block::{BlockKey, BlockMeta};
 
+    /// Of a segment.
+    const PAGES: u32 = 4096;
+
     fn summary(segment: u32, blocks: u32) -> Summary {
         let block = |n| {
             let meta = BlockMeta::single(BlockKey(u128::from(n)), n + 1);
-            Entry::Block(Block { meta, checksum: 3, sequence: u64::from(n), page: n })
+            Entry::Block(Block { meta, checksum: 3, sequence: u64::from(n), page: n + 1 })
         };
         let mut summary = Summary::new(segment, 9, Kind::Cold);
         (summary.end, summary.headers, summary.sealed) = (blocks + 1, 1, true);
@@ -158,20 +172,31 @@ mod tests {
         drop(checkpoint);
         let (checkpoint, _) = Checkpoint::open(&path).unwrap();
         assert_eq!(
-            (checkpoint.load(1), checkpoint.load(2), checkpoint.load(3)),
+            (checkpoint.load(1, PAGES), checkpoint.load(2, PAGES), checkpoint.load(3, PAGES)),
             (Some(large), Some(small), None)
         );
         checkpoint.save(&[summary(1, 2)]).unwrap();
-        assert_eq!(checkpoint.load(1), Some(summary(1, 2)), "the longer one left nothing behind");
+        assert_eq!(checkpoint.load(1, PAGES), Some(summary(1, 2)), "the longer one left nothing behind");
         checkpoint.0.remove(key(2, 1)).unwrap();
-        assert_eq!(checkpoint.load(2), None, "a part is missing");
+        assert_eq!(checkpoint.load(2, PAGES), None, "a part is missing");
+        for change in [
+            |summary: &mut Summary| summary.end = PAGES + 1,
+            |summary: &mut Summary| summary.end -= 1,
+            |summary: &mut Summary| summary.headers = u32::MAX,
+            |summary: &mut Summary| summary.epoch = u64::MAX,
+        ] {
+            let mut nonsense = summary(3, 2);
+            change(&mut nonsense);
+            checkpoint.save(&[nonsense]).unwrap();
+            assert_eq!(checkpoint.load(3, PAGES), None, "it is of no segment");
+        }
         checkpoint.remove(1).unwrap();
-        assert_eq!(checkpoint.load(1), None);
+        assert_eq!(checkpoint.load(1, PAGES), None);
         drop(checkpoint);
 
         std::fs::write(path.join("conf"), "nonsense").unwrap();
         std::fs::write(path.join("db"), "nonsense").unwrap();
         let (checkpoint, set_aside) = Checkpoint::open(&path).unwrap();
-        assert!(checkpoint.load(2).is_none() && set_aside.is_some_and(|kept| kept.exists()));
+        assert!(checkpoint.load(2, PAGES).is_none() && set_aside.is_some_and(|kept| kept.exists()));
     }
 }

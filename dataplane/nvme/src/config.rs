@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::format::{PAGE, SEGMENT_PAGES_MAX};
+use super::format::{PAGE, SEGMENT_PAGES_MAX, block_pages_largest};
 use super::segments::RESERVE;
 use kvasir_store::config::{ConfigError, OnFull, at_least_one, invalid};
 use kvasir_store::units::{self, Size};
@@ -96,9 +96,9 @@ impl NvmeConfig {
         (self.segment_bytes / PAGE as u64) as u32
     }
 
-    /// The largest block: all of a segment but its first header page, and one page of slack.
+    /// The largest block.
     pub(super) fn block_bytes_largest(&self) -> u64 {
-        self.segment_bytes - 2 * PAGE as u64
+        u64::from(block_pages_largest(self.segment_pages())) * PAGE as u64
     }
 
     /// # Errors

@@ -14,39 +14,47 @@
 //!               56 target page 2 | 62 kind 3
 //! ```
 
-use kvasir_protocol::block::Checksum;
+use std::ops::Range;
 
-use kvasir_protocol::block::{BlockKey, BlockMeta};
+use kvasir_protocol::block::{BlockKey, BlockMeta, Checksum};
 
 /// Unit of everything on the disk; what `O_DIRECT` asks for on any device in use.
-pub(super) const PAGE: usize = 4096;
+pub const PAGE: usize = 4096;
 /// Blocks and tombstones that one header page names.
-pub(super) const ENTRIES_MAX: usize = (PAGE - HEAD) / ENTRY;
+pub const ENTRIES_MAX: usize = (PAGE - HEAD) / ENTRY;
 /// The most pages of a segment: a page within one is 16 bits on the disk and in the index.
-pub(super) const SEGMENT_PAGES_MAX: u64 = 1 << 16;
+pub const SEGMENT_PAGES_MAX: u64 = 1 << 16;
 /// Bytes of one entry, in a header page and in a checkpoint.
-pub(super) const ENTRY: usize = 64;
+pub const ENTRY: usize = 64;
+
+/// Epochs and sequences are below this. A store that counts from one of them has numbers left for all that it will ever do.
+pub(super) const NUMBERS_END: u64 = 1 << 63;
 
 const HEAD: usize = 64;
 const MAGIC: &[u8; 8] = b"KvasirSG";
 const VERSION: u8 = 1;
 
+/// Pages of the largest block: all of a segment but its first header page, and one page of slack.
+pub(super) fn block_pages_largest(segment_pages: u32) -> u32 {
+    segment_pages.saturating_sub(2)
+}
+
 /// Pages that `bytes` of payload take.
-pub(super) fn pages(bytes: u32) -> u32 {
+pub fn pages(bytes: u32) -> u32 {
     bytes.div_ceil(PAGE as u32)
 }
 
 /// Where a record is: payload of a block, or the header page of a tombstone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Place {
-    pub(super) segment: u32,
-    pub(super) page: u32,
+pub struct Place {
+    pub segment: u32,
+    pub page: u32,
 }
 
 /// Which of the two open ends of the log a group belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub enum Kind {
     /// New blocks.
     Hot = 1,
     /// Blocks that compaction moved.
@@ -55,52 +63,57 @@ pub(super) enum Kind {
     Free = 3,
 }
 
+/// What a header page says of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GroupHead {
-    pub(super) segment: u32,
-    pub(super) epoch: u64,
+pub struct GroupHead {
+    pub segment: u32,
+    pub epoch: u64,
     /// Where the header page is.
-    pub(super) page: u32,
+    pub page: u32,
     /// Header page and payloads.
-    pub(super) pages: u32,
-    pub(super) kind: Kind,
+    pub pages: u32,
+    pub kind: Kind,
 }
 
+/// A block of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Block {
-    pub(super) meta: BlockMeta,
-    pub(super) checksum: u64,
+pub struct Block {
+    pub meta: BlockMeta,
+    pub checksum: u64,
     /// Rises with every put and remove of the store; a copy made by compaction keeps it. 0: not known.
-    pub(super) sequence: u64,
+    pub sequence: u64,
     /// First page of the payload within its segment.
-    pub(super) page: u32,
+    pub page: u32,
 }
 
 /// Says that a block was removed: the copy at `target`, and any other with a smaller sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tombstone {
-    pub(super) key: BlockKey,
-    pub(super) sequence: u64,
-    pub(super) target: Place,
+pub struct Tombstone {
+    pub key: BlockKey,
+    pub sequence: u64,
+    pub target: Place,
     /// Epoch of the target's segment; once that life of the segment is over, the tombstone has done its work.
-    pub(super) target_epoch: u64,
+    pub target_epoch: u64,
 }
 
+/// What a header page, or a summary, names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Entry {
+pub enum Entry {
     Block(Block),
     Tombstone(Tombstone),
 }
 
 impl Entry {
-    pub(super) fn sequence(&self) -> u64 {
+    /// Of the put or removal that it tells of.
+    pub fn sequence(&self) -> u64 {
         match self {
             Self::Block(block) => block.sequence,
             Self::Tombstone(tombstone) => tombstone.sequence,
         }
     }
 
-    pub(super) fn encode(&self) -> [u8; ENTRY] {
+    /// The bytes of the entry.
+    pub fn encode(&self) -> [u8; ENTRY] {
         let mut out = [0; ENTRY];
         match self {
             Self::Block(block) => {
@@ -128,8 +141,23 @@ impl Entry {
         out
     }
 
+    /// Whether it may stand in this part of a segment, which begins with a header page.
+    pub(super) fn is_within(&self, part: &Range<u32>, segment_pages: u32) -> bool {
+        let fits = match self {
+            Self::Block(block) => {
+                let pages = pages(block.meta.size);
+                let end = block.page.checked_add(pages);
+                block.page > part.start
+                    && end.is_some_and(|end| end <= part.end)
+                    && pages <= block_pages_largest(segment_pages)
+            }
+            Self::Tombstone(_) => true,
+        };
+        fits && self.sequence() < NUMBERS_END
+    }
+
     /// `None` if the bytes are not an entry. The caller must check whether its numbers make sense in a segment.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
         let key = BlockKey(u128::from_le_bytes(array(bytes, 0)?));
         let checksum_or_epoch = u64::from_le_bytes(array(bytes, 32)?);
         let sequence = u64::from_le_bytes(array(bytes, 40)?);
@@ -158,7 +186,7 @@ impl Entry {
 }
 
 /// Writes a group's header page. `entries` are at most [`ENTRIES_MAX`].
-pub(super) fn encode_group(head: &GroupHead, entries: &[Entry], store: u64, page: &mut [u8]) {
+pub fn encode_group(head: &GroupHead, entries: &[Entry], store: u64, page: &mut [u8]) {
     debug_assert!(entries.len() <= ENTRIES_MAX && page.len() == PAGE);
     page.fill(0);
     page[0..8].copy_from_slice(MAGIC);
@@ -179,7 +207,7 @@ pub(super) fn encode_group(head: &GroupHead, entries: &[Entry], store: u64, page
 
 /// Reads a header page that should stand at `at` in a segment of `segment_pages`. `None`: it is anything else, however
 /// it came to be so: never written, of an earlier store, torn, damaged.
-pub(super) fn decode_group(
+pub fn decode_group(
     page: &[u8],
     at: Place,
     store: u64,
@@ -203,22 +231,16 @@ pub(super) fn decode_group(
     let here =
         u64::from_le_bytes(array(page, 8)?) == store && head.segment == at.segment && head.page == at.page;
     let fits = count <= ENTRIES_MAX && head.pages >= 1 && head.pages <= segment_pages.saturating_sub(at.page);
+    let fits = fits && head.epoch < NUMBERS_END;
     if !known || !here || !fits || u64::from_le_bytes(array(page, 56)?) != header_checksum(page, count) {
         return None;
     }
     let entries: Option<Vec<_>> = page[HEAD..].chunks_exact(ENTRY).take(count).map(Entry::decode).collect();
-    let entries = entries.filter(|entries| entries.iter().all(|entry| within(entry, &head)))?;
+    // `head.pages` is within the segment.
+    let inside = head.page..head.page + head.pages;
+    let entries =
+        entries.filter(|entries| entries.iter().all(|entry| entry.is_within(&inside, segment_pages)))?;
     Some((head, entries))
-}
-
-fn within(entry: &Entry, head: &GroupHead) -> bool {
-    match entry {
-        Entry::Block(block) => {
-            let end = u64::from(block.page) + u64::from(pages(block.meta.size));
-            block.page > head.page && end <= u64::from(head.page) + u64::from(head.pages)
-        }
-        Entry::Tombstone(_) => true,
-    }
 }
 
 fn header_checksum(page: &[u8], entries: usize) -> u64 {
@@ -293,6 +315,21 @@ mod tests {
         assert!(decode_group(&page, Place { segment: 0, ..AT }, 42, 64).is_none());
         assert!(decode_group(&page, AT, 43, 64).is_none(), "of another store");
         assert!(decode_group(&page, AT, 42, 6).is_none(), "longer than its segment");
+    }
+
+    /// With a checksum that is right, too: it is no secret.
+    #[test]
+    fn numbers_behind_which_there_is_none_and_blocks_larger_than_any_are_refused() {
+        let mut page = vec![0; PAGE];
+        let mut reads = |epoch: u64, sequence: u64, pages: u32| {
+            let meta = BlockMeta::single(BlockKey(7), pages * PAGE as u32);
+            let entries = [Entry::Block(Block { meta, checksum: 11, sequence, page: 1 })];
+            let head = GroupHead { segment: 1, epoch, page: 0, pages: 1 + pages, kind: Kind::Hot };
+            encode_group(&head, &entries, 42, &mut page);
+            decode_group(&page, Place { segment: 1, page: 0 }, 42, 16).is_some()
+        };
+        assert!(reads(NUMBERS_END - 1, NUMBERS_END - 1, 14));
+        assert!(!reads(NUMBERS_END, 1, 14) && !reads(1, NUMBERS_END, 14) && !reads(1, 1, 15));
     }
 
     proptest! {

@@ -16,7 +16,7 @@ mod config;
 mod disk;
 mod engine;
 mod fetch;
-mod format;
+pub mod format;
 mod inbox;
 mod index;
 mod io;

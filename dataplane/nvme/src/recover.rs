@@ -88,7 +88,7 @@ pub(super) fn recover(
     };
     let mut graves = Graves::default();
     for segment in &in_use {
-        for entry in entries(segment, checkpoint).iter() {
+        for entry in entries(segment, checkpoint, recovered.segments.pages).iter() {
             recovered.sequence = recovered.sequence.max(entry.sequence());
             graves.dig(entry);
         }
@@ -109,7 +109,7 @@ fn look(
     report: &mut OpenReport,
 ) -> io::Result<Option<InUse>> {
     let first = first_page(number, file, disk, segments.pages)?;
-    let mut summary = checkpoint.and_then(|checkpoint| checkpoint.load(number));
+    let mut summary = checkpoint.and_then(|checkpoint| checkpoint.load(number, segments.pages));
     let epoch = first.map_or(0, |(_, epoch)| epoch);
     // The file may have begun another life since.
     summary = summary.filter(|summary| match first {
@@ -158,12 +158,16 @@ fn first_page(number: u32, file: &File, disk: &Disk, pages: u32) -> io::Result<O
     Ok(group.map(|(head, _)| (head.kind, head.epoch)))
 }
 
-fn entries<'a>(segment: &'a InUse, checkpoint: Option<&Checkpoint>) -> std::borrow::Cow<'a, [Entry]> {
+fn entries<'a>(
+    segment: &'a InUse,
+    checkpoint: Option<&Checkpoint>,
+    pages: u32,
+) -> std::borrow::Cow<'a, [Entry]> {
     match &segment.entries {
         Some(entries) => entries.into(),
         // It was there a moment ago; if not, its blocks are misses.
         None => checkpoint
-            .and_then(|checkpoint| checkpoint.load(segment.segment))
+            .and_then(|checkpoint| checkpoint.load(segment.segment, pages))
             .map(|s| s.entries)
             .unwrap_or_default()
             .into(),
@@ -190,7 +194,7 @@ impl Recovered {
         let segment = self.segments.at(number);
         (segment.epoch, segment.end) = (found.epoch, found.end);
         segment.state = State::Sealed;
-        for entry in entries(&found, checkpoint).iter() {
+        for entry in entries(&found, checkpoint, self.segments.pages).iter() {
             if let Entry::Block(block) = entry {
                 self.enter_block(block, number, found.epoch, graves);
             }

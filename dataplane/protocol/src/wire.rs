@@ -872,7 +872,10 @@ impl Reader<'_> {
         let (text, rest) =
             self.0.split_at_checked(len).ok_or(WireError::Truncated { had: self.0.len(), wanted: len })?;
         self.0 = rest;
-        Ok(String::from_utf8_lossy(text).into_owned())
+        let mut text = String::from_utf8_lossy(text).into_owned();
+        // What stands for bytes that are no text is longer than they are.
+        text.truncate(text.floor_char_boundary(TEXT_MAX));
+        Ok(text)
     }
 
     fn meta(&mut self) -> Result<BlockMeta, WireError> {

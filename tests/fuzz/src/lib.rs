@@ -1,4 +1,4 @@
-//! What the policy platform reads from outside, one [`Target`] for each kind of input: any bytes at all may come, and none may
+//! What a host reads from outside, one [`Target`] for each kind of input: any bytes at all may come, and none may
 //! cause a panic. A target says more where there is more to say: what reads prints and reads again as the same, limits hold,
 //! a refusal names what it refuses.
 //!
@@ -6,15 +6,22 @@
 //! that were kept, as an ordinary test.
 
 mod bundle;
+mod cluster;
 mod component;
 mod config;
+mod hello;
+mod input;
 mod manifests;
+mod nvme;
 mod record;
+mod remote;
 mod settings;
 mod state;
 mod text;
+mod threads;
 mod trust;
 mod twins;
+mod wire;
 
 /// A kind of input.
 pub struct Target {
@@ -26,15 +33,20 @@ pub struct Target {
     pub run: fn(&[u8]),
 }
 
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "bundle", bytes_max: 16 << 10, run: bundle::run },
+    Target { name: "cluster", bytes_max: 8 << 10, run: cluster::run },
     Target { name: "component", bytes_max: 24 << 10, run: component::run },
     Target { name: "config", bytes_max: 4 << 10, run: config::run },
+    Target { name: "hello", bytes_max: 4 << 10, run: hello::run },
     Target { name: "manifests", bytes_max: 4 << 10, run: manifests::run },
+    Target { name: "nvme", bytes_max: 8 << 10, run: nvme::run },
     Target { name: "record", bytes_max: 16 << 10, run: record::run },
+    Target { name: "remote", bytes_max: 4 << 10, run: remote::run },
     Target { name: "settings", bytes_max: 1 << 10, run: settings::run },
     Target { name: "state", bytes_max: 8 << 10, run: state::run },
     Target { name: "trust", bytes_max: 8 << 10, run: trust::run },
+    Target { name: "wire", bytes_max: 4 << 10, run: wire::run },
 ];
 
 /// The target of that name.

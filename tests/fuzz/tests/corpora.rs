@@ -42,6 +42,11 @@ fn bundle() {
 }
 
 #[test]
+fn cluster() {
+    replay("cluster");
+}
+
+#[test]
 fn component() {
     replay("component");
 }
@@ -52,13 +57,28 @@ fn config() {
 }
 
 #[test]
+fn hello() {
+    replay("hello");
+}
+
+#[test]
 fn manifests() {
     replay("manifests");
 }
 
 #[test]
+fn nvme() {
+    replay("nvme");
+}
+
+#[test]
 fn record() {
     replay("record");
+}
+
+#[test]
+fn remote() {
+    replay("remote");
 }
 
 #[test]
@@ -74,4 +94,9 @@ fn state() {
 #[test]
 fn trust() {
     replay("trust");
+}
+
+#[test]
+fn wire() {
+    replay("wire");
 }

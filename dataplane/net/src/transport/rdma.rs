@@ -25,7 +25,7 @@ pub mod qp;
 mod registry;
 mod server;
 mod sys;
-mod wire;
+pub mod wire;
 
 use std::io;
 use std::sync::{Arc, Weak};

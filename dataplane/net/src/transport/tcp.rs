@@ -16,7 +16,7 @@ mod queue;
 mod server;
 pub mod socket;
 mod tls;
-pub(super) mod wire;
+pub mod wire;
 
 use std::io;
 use std::sync::Arc;

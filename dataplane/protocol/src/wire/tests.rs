@@ -312,3 +312,10 @@ fn a_batch_beyond_the_limit_is_refused_before_it_is_read() {
     Request::Put(vec![(meta, 0); BATCH_MAX]).encode(0, 0, &mut frame);
     assert!(frame.len() - HEADER_LEN <= BODY_MAX);
 }
+
+#[test]
+fn what_stands_for_bytes_that_are_no_text_is_no_longer_than_a_text() {
+    let body = [&[0][..], &1024_u16.to_le_bytes(), &[0xff; 1024]].concat();
+    let message = "\u{fffd}".repeat(341);
+    assert_eq!(Reply::decode(Op::Error, &body), Ok(Reply::Error { retryable: false, message }));
+}

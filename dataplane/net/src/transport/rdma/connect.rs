@@ -15,7 +15,8 @@ use crate::transport::node::random;
 
 const MAGIC: [u8; 4] = *b"KvRC";
 const VERSION: u16 = 1;
-const HELLO_BYTES: usize = 64;
+/// Of a [`Hello`] on the control stream.
+pub const HELLO_BYTES: usize = 64;
 
 /// What one side says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +92,7 @@ fn confirm(ours: &Hello, peer: &Hello, control: &mut (impl Read + Write)) -> Res
 
 impl Hello {
     /// Little-endian; the bytes after the fields are reserved and zero.
-    fn encode(&self) -> [u8; HELLO_BYTES] {
+    pub fn encode(&self) -> [u8; HELLO_BYTES] {
         let address = &self.address;
         let fields: [&[u8]; 10] = [
             &MAGIC,
@@ -114,7 +115,9 @@ impl Hello {
         bytes
     }
 
-    fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, Error> {
+    /// # Errors
+    /// [`Error::Handshake`]: it is no hello, of another version, or names a queue pair that cannot be.
+    pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, Error> {
         let refused = |problem: String| Err(Error::Handshake { problem });
         let mut rest = &bytes[..];
         if take::<4>(&mut rest) != MAGIC {

@@ -24,9 +24,10 @@ const BODY_MAX: usize = {
 /// Longer leases are cut to this, so that no peer can make clocks overflow.
 const LEASE_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);
 
+/// What a frame is. Numbers are part of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub enum Kind {
     Open = 1,
     Notice = 2,
     Ping = 3,
@@ -34,11 +35,12 @@ pub(super) enum Kind {
     Pong = 5,
 }
 
+/// One frame of the control stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Frame {
-    pub(super) kind: Kind,
-    pub(super) code: u8,
-    pub(super) body: Vec<u8>,
+pub struct Frame {
+    pub kind: Kind,
+    pub code: u8,
+    pub body: Vec<u8>,
 }
 
 impl Frame {
@@ -50,7 +52,8 @@ impl Frame {
         Self { kind: Kind::Grant, code: denied as u8, body: Vec::new() }
     }
 
-    pub(super) fn encode(&self) -> Vec<u8> {
+    /// The bytes of the frame.
+    pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![self.kind as u8, self.code, 0, 0];
         bytes.extend((self.body.len() as u32).to_le_bytes());
         bytes.extend(&self.body);
@@ -76,11 +79,11 @@ impl Frame {
 
 /// Frames out of a stream, across reads that time out in the middle of one.
 #[derive(Default)]
-pub(super) struct Inbox(Vec<u8>);
+pub struct Inbox(Vec<u8>);
 
 impl Inbox {
     /// The next frame, or `None` if the stream's read timeout passed first.
-    pub(super) fn next(&mut self, stream: &mut impl Read) -> io::Result<Option<Frame>> {
+    pub fn next(&mut self, stream: &mut impl Read) -> io::Result<Option<Frame>> {
         let mut chunk = [0; 4096];
         loop {
             if let Some((frame, len)) = Frame::decode(&self.0)? {
@@ -126,7 +129,7 @@ pub(super) fn encode_grant(granted: &Granted, regions: &[Arc<MemoryRegion>]) -> 
 
 /// `asked` is when the grant was asked for: the lease is counted from then, so that it never ends later here than
 /// there. Returns `None` if the body makes no sense.
-pub(super) fn decode_grant(segment: &str, asked: Instant, body: &[u8]) -> Option<Grant> {
+pub fn decode_grant(segment: &str, asked: Instant, body: &[u8]) -> Option<Grant> {
     let mut rest = body;
     let (key, epoch) = (u64::from_le_bytes(take(&mut rest)?), u64::from_le_bytes(take(&mut rest)?));
     let [access] = take(&mut rest)?;

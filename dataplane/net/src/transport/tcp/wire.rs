@@ -20,17 +20,18 @@ use kvasir_memory::region::Location;
 use kvasir_os::time::{Duration, Instant};
 
 const MAGIC: [u8; 4] = *b"KVTF";
-pub(in crate::transport) const HEADER_LEN: usize = 32;
+/// Bytes of a header.
+pub const HEADER_LEN: usize = 32;
 const CRC: u16 = 1;
 /// The most ranges of one operation.
-pub(in crate::transport) const RANGES_MAX: usize = 1024;
+pub const RANGES_MAX: usize = 1024;
 /// The most bytes of one operation.
-pub(in crate::transport) const PAYLOAD_MAX: u64 = 1 << 30;
+pub const PAYLOAD_MAX: u64 = 1 << 30;
 const RANGE_LEN: usize = 20;
 const REGION_LEN: usize = 11;
 const GRANT_HEAD: usize = 33;
 /// The longest body: a notice or a grant.
-pub(in crate::transport) const BODY_MAX: usize = {
+pub const BODY_MAX: usize = {
     let grant = GRANT_HEAD + REGIONS_MAX * REGION_LEN;
     if grant > NOTICE_MAX { grant } else { NOTICE_MAX }
 };
@@ -39,7 +40,7 @@ pub(in crate::transport) const CODE_CHECKSUM: u8 = 255;
 
 /// A frame that makes no sense. The connection ends: the two sides no longer agree where a frame starts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(in crate::transport) enum WireError {
+pub enum WireError {
     #[error("a frame starts with {0:02x?}")]
     Magic([u8; 4]),
     #[error("frame kind {0} is not known here")]
@@ -52,9 +53,10 @@ pub(in crate::transport) enum WireError {
     Unasked(Kind),
 }
 
+/// What a frame is. Numbers are part of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
-pub(in crate::transport) enum Kind {
+pub enum Kind {
     Open = 1,
     Read = 2,
     Write = 3,
@@ -72,23 +74,26 @@ impl Kind {
     }
 }
 
+/// How a frame begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::transport) struct Header {
-    pub(in crate::transport) kind: Kind,
+pub struct Header {
+    pub kind: Kind,
     /// 0, or why an answer is a refusal.
-    pub(in crate::transport) code: u8,
-    pub(in crate::transport) request: u64,
-    pub(in crate::transport) body_len: u32,
-    pub(in crate::transport) payload_len: u64,
-    pub(in crate::transport) crc: Option<u32>,
+    pub code: u8,
+    pub request: u64,
+    pub body_len: u32,
+    pub payload_len: u64,
+    pub crc: Option<u32>,
 }
 
 impl Header {
-    pub(in crate::transport) fn new(kind: Kind, request: u64) -> Self {
+    /// Of a frame without body and payload.
+    pub fn new(kind: Kind, request: u64) -> Self {
         Self { kind, code: 0, request, body_len: 0, payload_len: 0, crc: None }
     }
 
-    pub(in crate::transport) fn encode(&self) -> [u8; HEADER_LEN] {
+    /// The bytes of the header.
+    pub fn encode(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = self.kind as u8;
@@ -101,7 +106,9 @@ impl Header {
         bytes
     }
 
-    pub(in crate::transport) fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, WireError> {
+    /// # Errors
+    /// The bytes are no header, or announce more than a frame may have.
+    pub fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, WireError> {
         let mut reader = Reader(bytes);
         let magic = reader.array().unwrap_or_default();
         if magic != MAGIC {
@@ -125,7 +132,7 @@ impl Header {
 }
 
 /// Adds the frame that asks for a read, or announces a write, of `op`.
-pub(in crate::transport) fn encode_op(to: &mut Vec<u8>, header: Header, op: &Op) {
+pub fn encode_op(to: &mut Vec<u8>, header: Header, op: &Op) {
     let body_len = 16 + op.remote.len() * RANGE_LEN;
     to.reserve(HEADER_LEN + body_len);
     to.extend(Header { body_len: body_len as u32, ..header }.encode());
@@ -140,15 +147,17 @@ pub(in crate::transport) fn encode_op(to: &mut Vec<u8>, header: Header, op: &Op)
 
 /// What a peer wants to read or write.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::transport) struct Asked {
-    pub(in crate::transport) key: u64,
-    pub(in crate::transport) epoch: u64,
-    pub(in crate::transport) ranges: Vec<RemoteRange>,
+pub struct Asked {
+    pub key: u64,
+    pub epoch: u64,
+    pub ranges: Vec<RemoteRange>,
     /// Bytes of all ranges.
-    pub(in crate::transport) len: u64,
+    pub len: u64,
 }
 
-pub(in crate::transport) fn decode_op(header: &Header, body: &[u8]) -> Result<Asked, WireError> {
+/// # Errors
+/// [`WireError::Body`]: no ranges or too many of them, too many bytes, or a write whose ranges overlap or do not match its payload.
+pub fn decode_op(header: &Header, body: &[u8]) -> Result<Asked, WireError> {
     let broken = WireError::Body(header.kind);
     let mut reader = Reader(body);
     let (Some(key), Some(epoch)) = (reader.u64(), reader.u64()) else { return Err(broken) };
@@ -188,11 +197,7 @@ pub(in crate::transport) fn encode_grant(to: &mut Vec<u8>, request: u64, granted
 }
 
 /// `now` is when the grant was asked for: the lease is counted from then, so that it never ends later here than there.
-pub(in crate::transport) fn decode_grant(
-    segment: &str,
-    now: Instant,
-    body: &[u8],
-) -> Result<Grant, WireError> {
+pub fn decode_grant(segment: &str, now: Instant, body: &[u8]) -> Result<Grant, WireError> {
     parse_grant(segment, now, body).ok_or(WireError::Body(Kind::Grant))
 }
 
@@ -225,7 +230,11 @@ pub(in crate::transport) fn encode_named(to: &mut Vec<u8>, kind: Kind, request: 
     to.extend(body);
 }
 
-pub(in crate::transport) fn decode_segment(body: &[u8]) -> Result<&str, WireError> {
+/// The name of the segment to open.
+///
+/// # Errors
+/// [`WireError::Body`]: it is empty, too long or no text.
+pub fn decode_segment(body: &[u8]) -> Result<&str, WireError> {
     let name = std::str::from_utf8(body).ok().filter(|name| !name.is_empty() && name.len() <= NAME_MAX);
     name.ok_or(WireError::Body(Kind::Open))
 }
