@@ -69,21 +69,36 @@ impl AdmitterEngine for Guest<Component> {
         let forecast = forecast.encode();
         let bits =
             self.hot(|b, store| b.kvasir_policy_admission().call_admit_request(store, request, &forecast))?;
-        let unknown = || Fault::Invalid(format!("unknown verdict {}", bits & 0xff));
-        Verdict::unpack(bits).ok_or_else(unknown).and_then(sensible)
+        verdict(bits)
     }
 
     fn admit_blocks(&mut self, tier: u32, words: &[u32]) -> Result<Vec<Store>, Fault> {
         let answers =
             self.hot(|b, store| b.kvasir_policy_admission().call_admit_blocks(store, tier, STRIDE, words))?;
-        let blocks = words.len() / BLOCK_WORDS;
-        if answers.len() != blocks {
-            return Err(Fault::Invalid(format!("{} answers for {blocks} blocks", answers.len())));
-        }
-        let known =
-            |&word: &u32| Store::unpack(word).ok_or_else(|| Fault::Invalid(format!("unknown answer {word}")));
-        answers.iter().map(known).collect()
+        stored(&answers, words.len() / BLOCK_WORDS)
     }
+}
+
+/// What a component answered about a request.
+///
+/// # Errors
+/// [`Fault::Invalid`].
+pub fn verdict(bits: u64) -> Result<Verdict, Fault> {
+    let unknown = || Fault::Invalid(format!("unknown verdict {}", bits & 0xff));
+    Verdict::unpack(bits).ok_or_else(unknown).and_then(sensible)
+}
+
+/// What a component answered about so many blocks.
+///
+/// # Errors
+/// [`Fault::Invalid`].
+pub fn stored(answers: &[u32], blocks: usize) -> Result<Vec<Store>, Fault> {
+    if answers.len() != blocks {
+        return Err(Fault::Invalid(format!("{} answers for {blocks} blocks", answers.len())));
+    }
+    let known =
+        |&word: &u32| Store::unpack(word).ok_or_else(|| Fault::Invalid(format!("unknown answer {word}")));
+    answers.iter().map(known).collect()
 }
 
 /// Refuses a rejection that no caller could act on.

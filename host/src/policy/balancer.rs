@@ -134,7 +134,7 @@ impl BalancerWorker {
 ///
 /// # Errors
 /// [`Fault::Invalid`].
-pub(crate) fn checked(thresholds: Vec<f32>) -> Result<Vec<f32>, Fault> {
+pub fn checked(thresholds: Vec<f32>) -> Result<Vec<f32>, Fault> {
     if thresholds.len() > THRESHOLDS_MAX {
         return Err(Fault::Invalid(format!("{} thresholds; at most {THRESHOLDS_MAX}", thresholds.len())));
     }

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 pub const BLOCK_SIZE_TOKENS: u32 = 512;
 /// Tokens of the largest block: its bytes, as [`super::pool`] counts them, fit into 32 bits.
 pub const MAX_BLOCK_SIZE_TOKENS: u32 = 8_192;
-/// Latest time accepted: 285 years, and a double still tells microseconds apart there.
-const MAX_TIME_MS: u64 = (1 << 53) / 1_000;
+/// Latest time accepted: 142 years, until which a double that counts milliseconds tells each microsecond from the next.
+const MAX_TIME_MS: u64 = (1 << 52) / 1_000;
 /// Longest line accepted, bytes: a million tokens of context need 40 KiB.
 const MAX_LINE_BYTES: u64 = 16 << 20;
 
@@ -81,7 +81,8 @@ fn us_from_ms<'de, D: Deserializer<'de>>(input: D) -> Result<u64, D::Error> {
             if !(0.0..=MAX_TIME_MS as f64).contains(&ms) {
                 return Err(E::invalid_value(Unexpected::Float(ms), &self));
             }
-            Ok((ms * 1e3).round() as u64)
+            // The product of the whole would be rounded to what a double can hold.
+            Ok(ms.trunc() as u64 * 1_000 + (ms.fract() * 1e3).round() as u64)
         }
     }
 
@@ -302,13 +303,17 @@ mod tests {
         for (ms, us) in [("0", 0), ("27482.125", 27_482_125), ("0.0004", 0), ("3.5e3", 3_500_000)] {
             assert_eq!(at(ms).unwrap(), us, "{ms}");
         }
-        for ms in ["-0.5", "1e300", "9007199254741", "\"5\"", "null"] {
+        for ms in ["-0.5", "1e300", "4503599627371", "\"5\"", "null"] {
             let error = at(ms).unwrap_err().to_string();
-            assert!(error.contains("milliseconds from 0 to 9007199254740"), "{error}");
+            assert!(error.contains("milliseconds from 0 to 4503599627370"), "{error}");
         }
         let unsorted = [5.25, 5.125].map(|ms| GOOD.replace('5', &ms.to_string())).join("\n");
         let error = read(unsorted.into()).unwrap_err().to_string();
         assert!(error.contains("timestamp 5.125 follows 5.25"), "{error}");
+        for latest in [4_503_599_627_369_999_u64, 4_503_599_627_369_998, 4_503_599_627_369_001] {
+            let request = Request { time_us: latest, input_tokens: 1, blocks: vec![0], ..Request::default() };
+            assert_eq!(read(serde_json::to_vec(&request).unwrap()).unwrap(), [request]);
+        }
         for (time_us, text) in [(7_000, "7"), (7_250, "7.25")] {
             let request = Request { time_us, ..Request::default() };
             let json = serde_json::to_string(&request).unwrap();

@@ -12,7 +12,7 @@ mod policy_rollouts;
 pub(crate) mod ports;
 mod store;
 mod uploads;
-mod validate;
+pub mod validate;
 
 use crate::host::Host;
 use axum::Router;

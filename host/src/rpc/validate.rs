@@ -24,7 +24,11 @@ pub(super) fn refuse(field: &str, why: impl std::fmt::Display) -> Status {
     Status::invalid_argument(format!("{field}: {why}"))
 }
 
-pub(super) fn register(request: &proto::RegisterRequest) -> Result<(), Status> {
+/// An instance that registers.
+///
+/// # Errors
+/// A status that names the field.
+pub fn register(request: &proto::RegisterRequest) -> Result<(), Status> {
     instance_name(&request.name)?;
     if !request.prefill && !request.decode {
         return Err(refuse(
@@ -59,7 +63,11 @@ pub(super) fn register(request: &proto::RegisterRequest) -> Result<(), Status> {
     fields.into_iter().try_for_each(|(field, value)| milliseconds(field, value))
 }
 
-pub(super) fn report(request: &proto::ReportLoadRequest) -> Result<(), Status> {
+/// What an instance reports of itself.
+///
+/// # Errors
+/// A status that names the field.
+pub fn report(request: &proto::ReportLoadRequest) -> Result<(), Status> {
     instance_name(&request.name)?;
     request.adapters.as_ref().map_or(Ok(()), |loaded| names("adapters.names", &loaded.names, ADAPTERS_MAX))
 }
@@ -71,12 +79,19 @@ fn names(field: &str, names: &[String], most: usize) -> Result<(), Status> {
     names.iter().enumerate().try_for_each(|(i, name)| name_in(&format!("{field}[{i}]"), name))
 }
 
-pub(super) fn instance_name(name: &str) -> Result<(), Status> {
+/// The name of an instance.
+///
+/// # Errors
+/// A status that names the field.
+pub fn instance_name(name: &str) -> Result<(), Status> {
     name_in("name", name)
 }
 
 /// Names reach logs, metrics and terminals.
-pub(super) fn name_in(field: &str, name: &str) -> Result<(), Status> {
+///
+/// # Errors
+/// A status that names the field.
+pub fn name_in(field: &str, name: &str) -> Result<(), Status> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._:/@-".contains(&b);
     if (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(allowed) {
         return Ok(());
@@ -88,7 +103,11 @@ pub(super) fn name_in(field: &str, name: &str) -> Result<(), Status> {
     ))
 }
 
-pub(super) fn schedule(request: &proto::ScheduleRequest, block_size_tokens: u32) -> Result<(), Status> {
+/// A request that asks where to go; blocks have so many tokens.
+///
+/// # Errors
+/// A status that names the field.
+pub fn schedule(request: &proto::ScheduleRequest, block_size_tokens: u32) -> Result<(), Status> {
     let tokens = request.prompt_tokens;
     if !(1..=TOKENS_MAX).contains(&tokens) {
         return Err(refuse("prompt_tokens", format_args!("must be 1 to {TOKENS_MAX}, not {tokens}")));
@@ -117,7 +136,11 @@ pub(super) fn schedule(request: &proto::ScheduleRequest, block_size_tokens: u32)
     milliseconds("tbt_slo_ms", request.tbt_slo_ms)
 }
 
-pub(super) fn complete(request: &proto::CompleteRequest) -> Result<(), Status> {
+/// What became of a request.
+///
+/// # Errors
+/// A status that names the field.
+pub fn complete(request: &proto::CompleteRequest) -> Result<(), Status> {
     use proto::complete_request::Stage;
     if request.stage() == Stage::Unspecified {
         return Err(refuse("stage", format_args!("{} is no known stage", request.stage)));
@@ -135,7 +158,10 @@ pub(super) fn complete(request: &proto::CompleteRequest) -> Result<(), Status> {
 }
 
 /// Of a message that tells of blocks.
-pub(super) fn blocks_message(name: &str, sequence: u64, blocks: &[u64]) -> Result<(), Status> {
+///
+/// # Errors
+/// A status that names the field.
+pub fn blocks_message(name: &str, sequence: u64, blocks: &[u64]) -> Result<(), Status> {
     instance_name(name)?;
     if sequence == 0 {
         return Err(refuse("sequence", "is 0; messages are numbered from 1"));
@@ -143,7 +169,11 @@ pub(super) fn blocks_message(name: &str, sequence: u64, blocks: &[u64]) -> Resul
     chain(blocks)
 }
 
-pub(super) fn chain(blocks: &[u64]) -> Result<(), Status> {
+/// The blocks of a call.
+///
+/// # Errors
+/// A status that names the field.
+pub fn chain(blocks: &[u64]) -> Result<(), Status> {
     if blocks.len() <= CHAIN_BLOCKS_MAX {
         return Ok(());
     }
@@ -152,7 +182,11 @@ pub(super) fn chain(blocks: &[u64]) -> Result<(), Status> {
     Err(refuse("blocks", why))
 }
 
-pub(super) fn load(request: &proto::LoadRequest) -> Result<(), Status> {
+/// A policy that is to be loaded.
+///
+/// # Errors
+/// A status that names the field.
+pub fn load(request: &proto::LoadRequest) -> Result<(), Status> {
     if request.name.len() > NAME_BYTES_MAX || printable(&request.name, NAME_BYTES_MAX) != request.name {
         return Err(refuse("name", format_args!("must be at most {NAME_BYTES_MAX} bytes on one line")));
     }
@@ -179,7 +213,11 @@ fn signatures(field: &str, signatures: &[proto::PolicySignature]) -> Result<(), 
     Ok(())
 }
 
-pub(super) fn configure(request: &proto::ConfigureRequest) -> Result<(), Status> {
+/// Settings that are to be changed.
+///
+/// # Errors
+/// A status that names the field.
+pub fn configure(request: &proto::ConfigureRequest) -> Result<(), Status> {
     if request.set.is_empty() && request.unset.is_empty() {
         return Err(refuse("set, unset", "no setting is named, so there is nothing to change"));
     }

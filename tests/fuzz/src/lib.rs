@@ -5,10 +5,12 @@
 //! `cargo xtask fuzz` looks for inputs that break this, guided by the branches that they take; `tests/corpora.rs` runs those
 //! that were kept, as an ordinary test.
 
+mod answers;
 mod bundle;
 mod cluster;
 mod component;
 mod config;
+mod grpc;
 mod hello;
 mod input;
 mod manifests;
@@ -19,6 +21,7 @@ mod settings;
 mod state;
 mod text;
 mod threads;
+mod trace;
 mod trust;
 mod twins;
 mod wire;
@@ -33,11 +36,13 @@ pub struct Target {
     pub run: fn(&[u8]),
 }
 
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 16] = [
+    Target { name: "answers", bytes_max: 2 << 10, run: answers::run },
     Target { name: "bundle", bytes_max: 16 << 10, run: bundle::run },
     Target { name: "cluster", bytes_max: 8 << 10, run: cluster::run },
     Target { name: "component", bytes_max: 24 << 10, run: component::run },
     Target { name: "config", bytes_max: 4 << 10, run: config::run },
+    Target { name: "grpc", bytes_max: 8 << 10, run: grpc::run },
     Target { name: "hello", bytes_max: 4 << 10, run: hello::run },
     Target { name: "manifests", bytes_max: 4 << 10, run: manifests::run },
     Target { name: "nvme", bytes_max: 8 << 10, run: nvme::run },
@@ -45,6 +50,7 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "remote", bytes_max: 4 << 10, run: remote::run },
     Target { name: "settings", bytes_max: 1 << 10, run: settings::run },
     Target { name: "state", bytes_max: 8 << 10, run: state::run },
+    Target { name: "trace", bytes_max: 8 << 10, run: trace::run },
     Target { name: "trust", bytes_max: 8 << 10, run: trust::run },
     Target { name: "wire", bytes_max: 4 << 10, run: wire::run },
 ];

@@ -37,6 +37,11 @@ fn corpora_are_small() {
 }
 
 #[test]
+fn answers() {
+    replay("answers");
+}
+
+#[test]
 fn bundle() {
     replay("bundle");
 }
@@ -54,6 +59,11 @@ fn component() {
 #[test]
 fn config() {
     replay("config");
+}
+
+#[test]
+fn grpc() {
+    replay("grpc");
 }
 
 #[test]
@@ -89,6 +99,11 @@ fn settings() {
 #[test]
 fn state() {
     replay("state");
+}
+
+#[test]
+fn trace() {
+    replay("trace");
 }
 
 #[test]
