@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::counts::add;
 use super::link::Link;
 use super::message::{Copied, Loan, Reply, Request};
+use super::orphans::Orphans;
 use super::placement::{Candidate, place};
 use super::table::{Duty, Gone, Holding, NodeId, Nodes, Table};
 use super::{Event, Shared};
@@ -108,6 +109,7 @@ impl Shared {
     /// The thread that looks after targets and damage.
     pub(super) fn upkeep(self: &Arc<Self>) {
         let mut audit = Audit { keys: VecDeque::new(), next: Instant::now() + self.config.audit_every };
+        let mut orphans = Orphans::default();
         let mut looked = Instant::now();
         while !self.is_stopping() {
             let (mut keys, all) = self.todo.next(|| self.is_stopping());
@@ -118,6 +120,7 @@ impl Shared {
                 let gone = self.audit(&tiering, &mut audit);
                 self.look_for_damage(&tiering);
                 self.let_go(&tiering, &gone);
+                self.take_over(&mut orphans);
                 self.ways.rails.iter().for_each(|rail| rail.transport.tend());
                 self.receiving.tend();
                 self.renew_certificates();

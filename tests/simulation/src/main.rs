@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::process::{ExitCode, exit};
 use std::sync::OnceLock;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use kvasir_os::planted::{self, Bug};
 use kvasir_os::world;
 
@@ -37,8 +37,8 @@ struct Args {
     #[arg(long, requires = "replay")]
     trace: bool,
     /// Plants a bug in the code under test.
-    #[arg(long)]
-    plant: Option<Plant>,
+    #[arg(long, value_parser = bug)]
+    plant: Option<Bug>,
     /// Stops at the first seed that fails.
     #[arg(long, requires = "seeds")]
     first: bool,
@@ -47,23 +47,10 @@ struct Args {
     jobs: usize,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Plant {
-    ReportsCopyBeforeItsBytes,
-    KeepsCopyOfRemoved,
-    LeavesRemovalsUntold,
-    BelievesAnEarlierRun,
-}
-
-impl Plant {
-    fn bug(self) -> Bug {
-        match self {
-            Self::ReportsCopyBeforeItsBytes => Bug::ReportsCopyBeforeItsBytes,
-            Self::KeepsCopyOfRemoved => Bug::KeepsCopyOfRemoved,
-            Self::LeavesRemovalsUntold => Bug::LeavesRemovalsUntold,
-            Self::BelievesAnEarlierRun => Bug::BelievesAnEarlierRun,
-        }
-    }
+fn bug(name: &str) -> Result<Bug, String> {
+    let names = || Bug::ALL.iter().map(|bug| bug.name()).collect::<Vec<_>>().join(", ");
+    let found = Bug::ALL.iter().find(|bug| bug.name() == name);
+    found.copied().ok_or_else(|| format!("there is no such bug; there are {}", names()))
 }
 
 fn range(text: &str) -> Result<Range<u64>, String> {
@@ -83,7 +70,7 @@ fn main() -> ExitCode {
     };
     let _ = TRACED.set(args.trace);
     if let Some(plant) = args.plant {
-        planted::plant(plant.bug());
+        planted::plant(plant);
     }
     std::panic::set_hook(Box::new(|panic| violated(&format!("panic: {panic}"))));
     world::begin(seed, over);

@@ -112,7 +112,7 @@ impl Scenario {
     fn crash(&mut self, host: usize) {
         let (own, other) = (self.runs[host], self.runs[1 - host]);
         let kept: Vec<u32> = self.model().kept().collect();
-        // Of what the host that put it knows a copy of, that copy is promised.
+        // What it knows a copy of, and what another host has for whatever reason, is promised on.
         let copied = |n: &u32| !self.hosts[host].cluster.holders(key(*n)).is_empty();
         let copied: BTreeSet<u32> = kept.into_iter().filter(copied).collect();
         world::crash(host);
@@ -123,9 +123,7 @@ impl Scenario {
         for n in put_here {
             let there = holds(&self.hosts[1 - host], n);
             let mut model = self.model();
-            let promise = model.promise(n);
-            promise.acknowledged = copied.contains(&n).then_some(other);
-            promise.left_at = (there && !copied.contains(&n)).then_some(other);
+            model.promise(n).acknowledged = (there || copied.contains(&n)).then_some(other);
         }
         // Its clients end with it: they are on the same machine.
         self.clients.retain(|client| !client.is_crashed());
@@ -170,18 +168,6 @@ impl Scenario {
         self.until_of(&kept, "does not have two copies", |world, n| {
             world.hosts.iter().all(|host| holds(host, n))
         });
-        for (n, run) in self.model().left() {
-            let known = !self.hosts[1 - run.host].cluster.holders(key(n)).is_empty();
-            world::note(&format!(
-                "block {n} was left at host-{}; the other host knows that: {known}",
-                run.host
-            ));
-            must(
-                client::read(&self.hosts[run.host], n),
-                n,
-                "was left at the host that did not crash, and is not there",
-            );
-        }
         let removed = self.model().removed(&self.runs);
         self.until_of(&removed, "was removed, and is still there", |world, n| {
             !world.hosts.iter().any(|host| holds(host, n))

@@ -7,9 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
-
-use crate::Plant;
+use kvasir_os::planted::Bug;
 
 /// A seed takes about a second. One that takes this long waits for something outside of its world, where nobody gives it a
 /// turn.
@@ -18,7 +16,7 @@ const SEED_MAX: Duration = Duration::from_secs(120);
 /// What to try.
 pub(crate) struct Sweep {
     pub(crate) seeds: Range<u64>,
-    pub(crate) plant: Option<Plant>,
+    pub(crate) plant: Option<Bug>,
     /// Stops at the first that fails.
     pub(crate) first: bool,
     /// Seeds at a time.
@@ -55,8 +53,8 @@ impl Sweep {
         let this = std::env::current_exe().map_err(|error| format!("this program is not found: {error}"))?;
         let mut command = Command::new(this);
         command.args(["--replay", &seed.to_string()]).stdin(Stdio::null()).stdout(Stdio::piped());
-        if let Some(name) = self.plant.and_then(|plant| plant.to_possible_value()) {
-            command.args(["--plant", name.get_name()]);
+        if let Some(name) = self.plant.map(Bug::name) {
+            command.args(["--plant", &name]);
         }
         let child = command.spawn().map_err(|error| format!("it cannot be started: {error}"))?;
         let output = ended(child)?;

@@ -2,6 +2,8 @@
 
 use std::process::{Command, Output};
 
+use kvasir_os::planted::Bug;
+
 fn simulate(args: &[&str]) -> Output {
     let output = Command::new(env!("CARGO_BIN_EXE_kvasir-tests-simulation")).args(args).output();
     output.expect("it can be started")
@@ -36,13 +38,8 @@ fn a_seed_is_one_history() {
 /// A world in which nothing is ever found shows nothing.
 #[test]
 fn planted_bugs_are_found() {
-    for bug in [
-        "reports-copy-before-its-bytes",
-        "keeps-copy-of-removed",
-        "leaves-removals-untold",
-        "believes-an-earlier-run",
-    ] {
-        let output = simulate(&["--seeds", "0..100", "--first", "--plant", bug]);
+    for bug in Bug::ALL.iter().map(|bug| bug.name()) {
+        let output = simulate(&["--seeds", "0..100", "--first", "--plant", &bug]);
         println!("{bug}: {}", said(&output));
         assert!(output.status.success(), "100 seeds do not find {bug}");
     }
