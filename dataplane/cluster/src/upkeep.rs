@@ -177,8 +177,8 @@ impl Shared {
             }
         }
         self.copies.changed();
-        let _ = tiering.trim(&trimmed, self.clock.now_ms());
         add(&self.counts.trimmed, trimmed.len() as u64);
+        let _ = tiering.trim(&trimmed, self.clock.now_ms());
     }
 
     /// Which blocks a tier of this host has.

@@ -3,6 +3,7 @@
 //! ```text
 //! cargo xtask simulate --seeds 0..100                each seed in a process of its own; says which fail
 //! cargo xtask simulate --replay 17 --trace           one of them again, with everything that happened
+//! cargo xtask simulate --seeds 0..100 --hosts 5      five hosts instead of two
 //! cargo xtask simulate --seeds 0..100 --plant NAME   with a bug, which must be found
 //! ```
 
@@ -25,7 +26,7 @@ use scenario::Scenario;
 use sweep::Sweep;
 
 #[derive(Parser)]
-#[command(about = "Runs two hosts of the data plane in a simulated world", version)]
+#[command(about = "Runs hosts of the data plane in a simulated world", version)]
 struct Args {
     /// Seeds to try, FROM..TO without TO; each gets a process of its own.
     #[arg(long, value_parser = range, required_unless_present = "replay", conflicts_with = "replay")]
@@ -33,6 +34,9 @@ struct Args {
     /// One seed, in this process.
     #[arg(long)]
     replay: Option<u64>,
+    /// How many hosts the world has, 2 to 7.
+    #[arg(long, default_value_t = 2, value_parser = hosts)]
+    hosts: usize,
     /// Says everything that happened in it.
     #[arg(long, requires = "replay")]
     trace: bool,
@@ -53,6 +57,12 @@ fn bug(name: &str) -> Result<Bug, String> {
     found.copied().ok_or_else(|| format!("there is no such bug; there are {}", names()))
 }
 
+fn hosts(text: &str) -> Result<usize, String> {
+    let hosts = text.parse().map_err(|error| format!("{text:?}: {error}"))?;
+    // More put more blocks than fit into the pool of one, and that none is evicted is what the checks rely on.
+    if (2..=7).contains(&hosts) { Ok(hosts) } else { Err("a world has 2 to 7 hosts".into()) }
+}
+
 fn range(text: &str) -> Result<Range<u64>, String> {
     let parse = |text: &str| text.parse::<u64>().map_err(|error| format!("{text:?}: {error}"));
     let (from, to) = text.split_once("..").ok_or("write FROM..TO, for example 0..100")?;
@@ -65,8 +75,8 @@ static TRACED: OnceLock<bool> = OnceLock::new();
 fn main() -> ExitCode {
     let args = Args::parse();
     let Some(seed) = args.replay else {
-        let Args { seeds, plant, first, jobs, .. } = args;
-        return Sweep { seeds: seeds.unwrap_or_default(), plant, first, jobs: jobs.max(1) }.run();
+        let Args { seeds, hosts, plant, first, jobs, .. } = args;
+        return Sweep { seeds: seeds.unwrap_or_default(), hosts, plant, first, jobs: jobs.max(1) }.run();
     };
     let _ = TRACED.set(args.trace);
     if let Some(plant) = args.plant {
@@ -74,13 +84,13 @@ fn main() -> ExitCode {
     }
     std::panic::set_hook(Box::new(|panic| violated(&format!("panic: {panic}"))));
     world::begin(seed, over);
-    let counts = Scenario::run(seed);
+    let counts = Scenario::run(seed, args.hosts);
     let (trace, turns, fingerprint, nanos) = world::so_far();
     if args.trace {
         print(&trace);
     }
-    let seconds = nanos as f64 / 1e9;
-    println!("seed {seed}: {counts:?}, {seconds:.3} s, {turns} turns, fingerprint {fingerprint:016x}");
+    let ms = nanos / 1_000_000;
+    println!("seed {seed}: {counts:?}, {turns} turns, fingerprint {fingerprint:016x}, in its world {ms} ms");
     // The world is not taken down: its threads wait for turns that never come.
     exit(0)
 }

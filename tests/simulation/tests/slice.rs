@@ -1,4 +1,4 @@
-//! Two hosts, put with two copies, one crash: a fixed range of seeds, each in a process of its own.
+//! Hosts, puts with two copies, crashes: a fixed range of seeds, each in a process of its own.
 
 use std::process::{Command, Output};
 
@@ -15,12 +15,14 @@ fn said(output: &Output) -> String {
 
 #[test]
 fn what_was_promised_is_kept() {
-    let output = simulate(&["--seeds", "0..24"]);
-    assert!(
-        output.status.success(),
-        "replay a seed with `cargo xtask simulate --replay SEED --trace`\n{}",
-        said(&output)
-    );
+    for (hosts, seeds) in [("2", "0..50"), ("3", "0..12"), ("5", "0..4")] {
+        let output = simulate(&["--seeds", seeds, "--hosts", hosts]);
+        assert!(
+            output.status.success(),
+            "replay a seed with `cargo xtask simulate --replay SEED --hosts {hosts} --trace`\n{}",
+            said(&output)
+        );
+    }
 }
 
 #[test]
@@ -47,8 +49,13 @@ fn planted_bugs_are_found() {
 
 #[test]
 fn what_cannot_be_run_is_refused() {
-    for args in [&["--seeds", "7"][..], &["--seeds", "9..9"], &["--plant", "nonsense", "--replay", "1"], &[]]
-    {
+    for args in [
+        &["--seeds", "7"][..],
+        &["--seeds", "9..9"],
+        &["--plant", "nonsense", "--replay", "1"],
+        &["--seeds", "0..9", "--hosts", "1"],
+        &[],
+    ] {
         assert_eq!(simulate(args).status.code(), Some(2), "{args:?}");
     }
 }
