@@ -2,9 +2,9 @@
 
 use super::admitter::AdmitterHook;
 use super::balancer::BalancerHook;
-use super::engine::Interface;
 pub use super::engine::slot_of;
 use super::evictor::EvictorHook;
+use super::interface::Interface;
 use super::scheduler::SchedulerHook;
 use super::slot::Hook;
 use super::{Digest, Engine, Error, PolicyConfig, SlotKind, Source, standalone};

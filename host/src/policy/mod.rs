@@ -18,6 +18,7 @@ mod guest;
 pub mod history;
 mod host;
 pub mod inspect;
+mod interface;
 mod log;
 pub mod record;
 pub mod rollout;
