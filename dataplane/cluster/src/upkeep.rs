@@ -155,14 +155,18 @@ impl Shared {
             let table = self.table();
             keys.iter().map(|&key| table.before(key)).collect()
         };
-        let mut confirmed = vec![0; keys.len()];
+        let mut confirmed = vec![Nodes::default(); keys.len()];
         for link in self.links.iter().filter(|link| link.is_up()) {
             let asked: Vec<usize> = (0..keys.len()).filter(|&i| before[i].has(link.place)).collect();
             let request = Request::Has { keys: asked.iter().map(|&i| keys[i]).collect() };
             if !asked.is_empty()
                 && let Ok(Reply::Has { held }) = link.call(&request, HAS)
             {
-                asked.into_iter().zip(held).for_each(|(i, held)| confirmed[i] += usize::from(held));
+                asked
+                    .into_iter()
+                    .zip(held)
+                    .filter(|(_, held)| *held)
+                    .for_each(|(i, _)| confirmed[i].insert(link.place));
             }
         }
         let mut trimmed = Vec::new();
@@ -170,6 +174,8 @@ impl Shared {
             let mut table = self.table();
             for (&key, confirmed) in keys.iter().zip(confirmed) {
                 let wanted = table.holding(key).map_or(usize::MAX, |holding| holding.target.into());
+                // One that was lost since it said so, while others were asked, does not count.
+                let confirmed = confirmed.common(self.up()).len();
                 if confirmed >= wanted && table.duty(key) == Duty::Trim {
                     table.gone(0, key, Gone::Lost);
                     trimmed.push(key);
