@@ -4,10 +4,12 @@
 //! cargo xtask simulate --seeds 0..100                each seed in a process of its own; says which fail
 //! cargo xtask simulate --replay 17 --trace           one of them again, with everything that happened
 //! cargo xtask simulate --seeds 0..100 --hosts 5      five hosts instead of two
+//! cargo xtask simulate --seeds 0..100 --disk         one host's NVMe tier on a disk that fails
 //! cargo xtask simulate --seeds 0..100 --plant NAME   with a bug, which must be found
 //! ```
 
 mod client;
+mod disk;
 mod host;
 mod model;
 mod scenario;
@@ -37,6 +39,9 @@ struct Args {
     /// How many hosts the world has, 2 to 7.
     #[arg(long, default_value_t = 2, value_parser = hosts)]
     hosts: usize,
+    /// The NVMe tier of one host on a disk that fails, instead of hosts among each other.
+    #[arg(long, conflicts_with = "hosts")]
+    disk: bool,
     /// Says everything that happened in it.
     #[arg(long, requires = "replay")]
     trace: bool,
@@ -75,8 +80,9 @@ static TRACED: OnceLock<bool> = OnceLock::new();
 fn main() -> ExitCode {
     let args = Args::parse();
     let Some(seed) = args.replay else {
-        let Args { seeds, hosts, plant, first, jobs, .. } = args;
-        return Sweep { seeds: seeds.unwrap_or_default(), hosts, plant, first, jobs: jobs.max(1) }.run();
+        let Args { seeds, hosts, disk, plant, first, jobs, .. } = args;
+        let (seeds, hosts) = (seeds.unwrap_or_default(), if disk { 1 } else { hosts });
+        return Sweep { seeds, hosts, disk, plant, first, jobs: jobs.max(1) }.run();
     };
     let _ = TRACED.set(args.trace);
     if let Some(plant) = args.plant {
@@ -84,22 +90,25 @@ fn main() -> ExitCode {
     }
     std::panic::set_hook(Box::new(|panic| violated(&format!("panic: {panic}"))));
     world::begin(seed, over);
-    let counts = Scenario::run(seed, args.hosts);
+    let counts = if args.disk {
+        disk::run(seed, sweep::folder(std::process::id()))
+    } else {
+        Scenario::run(seed, args.hosts)
+    };
     let (trace, turns, fingerprint, nanos) = world::so_far();
     if args.trace {
         print(&trace);
     }
     let ms = nanos / 1_000_000;
     println!("seed {seed}: {counts:?}, {turns} turns, fingerprint {fingerprint:016x}, in its world {ms} ms");
-    // The world is not taken down: its threads wait for turns that never come.
-    exit(0)
+    leave(0)
 }
 
 /// Something that was promised is not so. The run ends here, at whatever its threads are doing.
 fn violated(why: &str) -> ! {
     world::note(&format!("VIOLATED: {why}"));
     over(&world::so_far().0, why);
-    exit(1)
+    leave(1)
 }
 
 fn over(trace: &[String], why: &str) {
@@ -107,7 +116,13 @@ fn over(trace: &[String], why: &str) {
         print(trace);
     }
     println!("violated: {why}");
-    exit(1)
+    leave(1)
+}
+
+/// The world is not taken down: its threads wait for turns that never come.
+fn leave(code: i32) -> ! {
+    let _ = std::fs::remove_dir_all(sweep::folder(std::process::id()));
+    exit(code)
 }
 
 fn print(trace: &[String]) {

@@ -211,13 +211,29 @@ impl Scenario {
         Some(copies)
     }
 
+    fn say_who_has(&self, n: u32) {
+        let all = || 0..self.hosts.len();
+        let having: Vec<usize> = all().filter(|&host| holds(&self.hosts[host], n)).collect();
+        let believed: Vec<(usize, usize)> = all()
+            .flat_map(|host| all().map(move |other| (host, other)))
+            .filter(|&(host, other)| self.believes(host, other, n))
+            .collect();
+        world::note(&format!(
+            "block {n} is on {having:?}; host, and where it believes it to be: {believed:?}"
+        ));
+    }
+
     /// The faults are over: whatever was promised must become so.
     fn settle(&self) {
         world::note("the faults are over");
         self.until("all hosts are up again", |world| world.all_up());
         let kept: Vec<u32> = self.model().kept().collect();
         self.until_of(&kept, "does not have as many copies as were asked for", |world, n| {
-            world.copies(n).is_some_and(|copies| copies >= COPIES.into())
+            let enough = world.copies(n).is_some_and(|copies| copies >= COPIES.into());
+            if !enough {
+                world.say_who_has(n);
+            }
+            enough
         });
         let removed = self.model().removed(&self.runs);
         self.until_of(&removed, "was removed, and is still there", |world, n| {

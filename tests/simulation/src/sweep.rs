@@ -1,6 +1,7 @@
 //! Many seeds, each in a process of its own.
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,6 +19,8 @@ pub(crate) struct Sweep {
     pub(crate) seeds: Range<u64>,
     /// Hosts of each world.
     pub(crate) hosts: usize,
+    /// A disk instead of hosts.
+    pub(crate) disk: bool,
     pub(crate) plant: Option<Bug>,
     /// Stops at the first that fails.
     pub(crate) first: bool,
@@ -63,13 +66,21 @@ impl Sweep {
     fn replay(&self, seed: u64) -> Result<u64, String> {
         let this = std::env::current_exe().map_err(|error| format!("this program is not found: {error}"))?;
         let mut command = Command::new(this);
-        command.args(["--replay", &seed.to_string(), "--hosts", &self.hosts.to_string()]);
+        command.args(["--replay", &seed.to_string()]);
+        match self.disk {
+            true => command.arg("--disk"),
+            false => command.args(["--hosts", &self.hosts.to_string()]),
+        };
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         if let Some(name) = self.plant.map(Bug::name) {
             command.args(["--plant", &name]);
         }
         let child = command.spawn().map_err(|error| format!("it cannot be started: {error}"))?;
-        let output = ended(child)?;
+        let files = folder(child.id());
+        let output = ended(child);
+        // One that was ended has left them.
+        let _ = std::fs::remove_dir_all(files);
+        let output = output?;
         let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         let ms = said.rsplit_once("in its world ").and_then(|(_, ms)| ms.strip_suffix(" ms")?.parse().ok());
         match ms {
@@ -77,6 +88,11 @@ impl Sweep {
             _ => Err(format!("{said} ({})", output.status)),
         }
     }
+}
+
+/// Where the process with this number keeps the files on its disks.
+pub(crate) fn folder(process: u32) -> PathBuf {
+    std::env::temp_dir().join(format!("kvasir-simulation-{process}"))
 }
 
 fn ended(mut child: Child) -> Result<Output, String> {

@@ -11,6 +11,11 @@ macro_rules! bugs {
         impl Bug {
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
+            /// Whether it is one of a tier on a disk, not of hosts among each other.
+            pub fn is_of_disk(self) -> bool {
+                self as usize >= Self::BeginsSegmentUnsynced as usize
+            }
+
             /// As it is called on the command line: `LeavesOrphans` is `leaves-orphans`.
             pub fn name(self) -> String {
                 let mut name = String::new();
@@ -37,4 +42,16 @@ bugs! {
     BelievesAnEarlierRun,
     /// A host that has a block which nobody claims any more does not take over.
     LeavesOrphans,
+    /// The first group of a segment, with which its epoch goes, is not made durable before others follow.
+    BeginsSegmentUnsynced,
+    /// A removal is answered before its tombstone is durable.
+    AnswersRemovalUnsynced,
+    /// After a sync that failed the next one is believed.
+    BelievesSyncAfterFailure,
+    /// What is read from the disk is not compared with its checksum.
+    ServesDamaged,
+    /// What may be on the disk because its write or removal failed is removed by doing nothing.
+    ForgetsFailedWrites,
+    /// A block that compaction moves waits for a put of it, which waits for space.
+    MoveWaitsForPut,
 }
