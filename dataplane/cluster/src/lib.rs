@@ -24,7 +24,7 @@
 //! was put before it is taken in nowhere any more.
 //!
 //! **Threads**: one accepts, one per accepted connection answers ([`serve`]); per peer one listens and one has copies
-//! made; one looks after targets and damage ([`upkeep`]), one keeps targets on disk ([`targets`]), one hears what is
+//! made; one looks after targets, damage and [`orphans`] ([`upkeep`]), one keeps targets on disk ([`targets`]), one hears what is
 //! handed over. All blocked threads; the table
 //! has one lock, which is never held during I/O.
 //!
@@ -38,6 +38,7 @@ mod fetch;
 pub mod handover;
 mod link;
 pub mod message;
+mod orphans;
 mod paths;
 pub mod placement;
 pub mod primary;

@@ -222,6 +222,8 @@ pub struct Table {
     /// Where the next search for duties begins.
     cursor: BlockKey,
     blocks_max: usize,
+    /// Blocks that lost the last host which claimed them, since the last look; at most `blocks_max`.
+    orphans: Vec<(BlockKey, Holding)>,
     removals: Removals,
     log: Arc<Mutex<Log>>,
     refused: u64,
@@ -243,6 +245,7 @@ impl Table {
             short: 0,
             cursor: BlockKey::default(),
             blocks_max,
+            orphans: Vec::new(),
             removals: Removals::new(REMOVALS_MAX),
             log,
             refused: 0,
@@ -301,7 +304,9 @@ impl Table {
         if why == Gone::LetGo {
             block.let_go.insert(place);
         }
-        self.after_a_loss(key, before, place);
+        if self.after_a_loss(key, before, place) && why == Gone::Lost {
+            self.orphan(key, before.holding);
+        }
         if place == 0 {
             self.log().push(Fact::Gone(key, why));
         }
@@ -383,14 +388,30 @@ impl Table {
             lost += usize::from(before.holders.has(place));
             block.holders.remove(place);
             block.let_go.remove(place);
-            self.after_a_loss(key, before, place);
+            if self.after_a_loss(key, before, place) {
+                self.orphan(key, before.holding);
+            }
         }
         lost
     }
 
-    /// The host at `place` no longer holds a block, which was `before`. Where nobody does, nothing is known of it.
-    fn after_a_loss(&mut self, key: BlockKey, before: Block, place: usize) {
-        let Some(block) = self.blocks.get_mut(&key) else { return };
+    fn orphan(&mut self, key: BlockKey, holding: Holding) {
+        if self.orphans.len() < self.blocks_max {
+            self.orphans.push((key, holding));
+        }
+    }
+
+    /// Blocks that nobody claims any more, though nobody removed them or let them go, since the last call.
+    pub fn take_orphans(&mut self) -> Vec<(BlockKey, Holding)> {
+        let mut orphans = std::mem::take(&mut self.orphans);
+        orphans.retain(|(key, _)| !self.blocks.contains_key(key));
+        orphans
+    }
+
+    /// The host at `place` no longer holds a block, which was `before`. Where nobody does, nothing is known of it. Returns
+    /// whether that is so.
+    fn after_a_loss(&mut self, key: BlockKey, before: Block, place: usize) -> bool {
+        let Some(block) = self.blocks.get_mut(&key) else { return false };
         if let Some(versions) = self.versions.get_mut(&key) {
             block.lose_version(versions, place);
             if versions.is_empty() {
@@ -402,6 +423,7 @@ impl Table {
             self.blocks.remove(&key);
         }
         self.changed(key, Some(before), after);
+        after.is_none()
     }
 
     /// Keeps what is counted and listed of blocks true.

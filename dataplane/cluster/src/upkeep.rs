@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::counts::add;
 use super::link::Link;
 use super::message::{Copied, Loan, Reply, Request};
+use super::orphans::Orphans;
 use super::placement::{Candidate, place};
 use super::table::{Duty, Gone, Holding, NodeId, Nodes, Table};
 use super::{Event, Shared};
@@ -108,6 +109,7 @@ impl Shared {
     /// The thread that looks after targets and damage.
     pub(super) fn upkeep(self: &Arc<Self>) {
         let mut audit = Audit { keys: VecDeque::new(), next: Instant::now() + self.config.audit_every };
+        let mut orphans = Orphans::default();
         let mut looked = Instant::now();
         while !self.is_stopping() {
             let (mut keys, all) = self.todo.next(|| self.is_stopping());
@@ -118,6 +120,7 @@ impl Shared {
                 let gone = self.audit(&tiering, &mut audit);
                 self.look_for_damage(&tiering);
                 self.let_go(&tiering, &gone);
+                self.take_over(&mut orphans);
                 self.ways.rails.iter().for_each(|rail| rail.transport.tend());
                 self.receiving.tend();
                 self.renew_certificates();
@@ -152,14 +155,18 @@ impl Shared {
             let table = self.table();
             keys.iter().map(|&key| table.before(key)).collect()
         };
-        let mut confirmed = vec![0; keys.len()];
+        let mut confirmed = vec![Nodes::default(); keys.len()];
         for link in self.links.iter().filter(|link| link.is_up()) {
             let asked: Vec<usize> = (0..keys.len()).filter(|&i| before[i].has(link.place)).collect();
             let request = Request::Has { keys: asked.iter().map(|&i| keys[i]).collect() };
             if !asked.is_empty()
                 && let Ok(Reply::Has { held }) = link.call(&request, HAS)
             {
-                asked.into_iter().zip(held).for_each(|(i, held)| confirmed[i] += usize::from(held));
+                asked
+                    .into_iter()
+                    .zip(held)
+                    .filter(|(_, held)| *held)
+                    .for_each(|(i, _)| confirmed[i].insert(link.place));
             }
         }
         let mut trimmed = Vec::new();
@@ -167,6 +174,8 @@ impl Shared {
             let mut table = self.table();
             for (&key, confirmed) in keys.iter().zip(confirmed) {
                 let wanted = table.holding(key).map_or(usize::MAX, |holding| holding.target.into());
+                // One that was lost since it said so, while others were asked, does not count.
+                let confirmed = confirmed.common(self.up()).len();
                 if confirmed >= wanted && table.duty(key) == Duty::Trim {
                     table.gone(0, key, Gone::Lost);
                     trimmed.push(key);
@@ -174,8 +183,8 @@ impl Shared {
             }
         }
         self.copies.changed();
-        let _ = tiering.trim(&trimmed, self.clock.now_ms());
         add(&self.counts.trimmed, trimmed.len() as u64);
+        let _ = tiering.trim(&trimmed, self.clock.now_ms());
     }
 
     /// Which blocks a tier of this host has.

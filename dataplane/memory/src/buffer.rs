@@ -19,6 +19,8 @@ pub const BUFFER_ALIGN: usize = 4096;
 pub struct Buffer {
     base: NonNull<u8>,
     len: usize,
+    /// What it lies in, a page longer.
+    allocated: NonNull<u8>,
     layout: Layout,
 }
 
@@ -28,18 +30,24 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Page-aligned memory of `len` zero bytes.
+    /// Page-aligned memory of `len` zero bytes. What is large becomes resident page by page, as it is used.
     ///
     /// # Panics
     /// If `len` is beyond what this machine can address.
     pub fn zeroed(len: usize) -> Self {
-        let Ok(layout) = Layout::from_size_align(len.max(1), BUFFER_ALIGN) else {
+        // Aligned here and not by the allocator: asked for more than its own alignment, the standard one writes the zeros,
+        // and every page of a large buffer is resident from the start.
+        let layout = len.checked_add(BUFFER_ALIGN).and_then(|len| Layout::array::<u8>(len).ok());
+        let Some(layout) = layout else {
             panic!("a buffer of {len} B is beyond what this machine addresses")
         };
         // SAFETY: the layout's size is not zero.
-        let base = unsafe { alloc_zeroed(layout) };
-        let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
-        Self { base, len, layout }
+        let allocated = unsafe { alloc_zeroed(layout) };
+        let Some(allocated) = NonNull::new(allocated) else { handle_alloc_error(layout) };
+        let skip = allocated.as_ptr().addr().wrapping_neg() % BUFFER_ALIGN;
+        // SAFETY: less than `BUFFER_ALIGN` is skipped, by which what was allocated is longer than `len`.
+        let base = unsafe { allocated.add(skip) };
+        Self { base, len, allocated, layout }
     }
 
     /// A copy of `bytes` in page-aligned memory.
@@ -71,7 +79,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: allocated with this very layout, and nobody borrows from a value being dropped.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+        unsafe { dealloc(self.allocated.as_ptr(), self.layout) }
     }
 }
 

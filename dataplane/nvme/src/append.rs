@@ -20,11 +20,14 @@ use super::shared::{count, uncount};
 use super::{NAME, OnFull, SyncMode};
 use kvasir_memory::buffer::Buffer;
 use kvasir_memory::shared::Shared;
+use kvasir_os::planted::{self, Bug};
 use kvasir_protocol::block::BlockKey;
 use kvasir_store::store::{Put, PutDone, Stored, TierError};
 
 /// A group takes no further block once it is this long: the size of write from which devices run at full speed.
 const GROUP_PAGES: u32 = (1 << 20) / PAGE as u32;
+/// The most copies in doubt; a disk that fails more writes is not written to any more.
+const DOUBTFUL_MAX: usize = 1 << 16;
 
 type Removed = Result<bool, TierError>;
 
@@ -85,7 +88,9 @@ impl Group {
         let removes = |(append, _): &(Append, Entry)| {
             matches!(append, Append::Tombstone { purpose: Purpose::Remove(_), .. })
         };
-        mode == SyncMode::Batch || self.head.page == 0 || self.appended.iter().any(removes)
+        mode == SyncMode::Batch
+            || (self.head.page == 0 && !planted::is(Bug::BeginsSegmentUnsynced))
+            || (self.appended.iter().any(removes) && !planted::is(Bug::AnswersRemovalUnsynced))
     }
 }
 
@@ -151,10 +156,17 @@ impl Engine {
         if let Some(waiters) = self.writing.get_mut(&key) {
             return waiters.push(Waiter::Remove(ticket));
         }
-        let Some(found) = self.shared.index.get(key) else { return ticket.done(Ok(false)) };
-        self.writing.insert(key, Vec::new());
         let sequence = self.sequence();
-        let tombstone = self.tombstone(key, found.place, sequence);
+        let tombstone = match self.shared.index.get(key) {
+            Some(found) => self.tombstone(key, found.place, sequence),
+            None => {
+                match self.doubtful.remove(&key).filter(|doubtful| self.shared.segments().holds(doubtful)) {
+                    Some(doubtful) => Tombstone { sequence, ..doubtful },
+                    None => return ticket.done(Ok(false)),
+                }
+            }
+        };
+        self.writing.insert(key, Vec::new());
         self.tombstones.push_back(Append::Tombstone { tombstone, purpose: Purpose::Remove(ticket) });
     }
 
@@ -172,17 +184,21 @@ impl Engine {
             }
             Moving::Block { mut block, from, buffer } => {
                 let key = block.meta.key;
-                if let Some(waiters) = self.writing.get_mut(&key) {
+                let has_gone = self.shared.index.get(key).is_none_or(|found| found.place != from);
+                let waits = planted::is(Bug::MoveWaitsForPut) && self.writing.contains_key(&key);
+                if has_gone && !waits {
+                    // It has gone since the janitor looked. It must not wait for a put of the key, which may itself wait for
+                    // the space that the janitor makes.
+                    ticket.done(true);
+                } else if let Some(waiters) = self.writing.get_mut(&key) {
                     waiters.push(Waiter::Move(Moving::Block { block, from, buffer }, ticket));
-                } else if self.shared.index.get(key).is_some_and(|found| found.place == from) {
+                } else {
                     if block.sequence == 0 {
                         // The block is alive, so whatever removed the key before was about an earlier copy.
                         block.sequence = self.sequence();
                     }
                     self.writing.insert(key, Vec::new());
                     self.moves.push_back(Append::Move { block, from, buffer, ticket });
-                } else {
-                    ticket.done(true);
                 }
             }
         }
@@ -384,7 +400,8 @@ impl Engine {
         }
         let Some(group) = self.groups.get_mut(&id) else { return };
         group.syncs -= 1;
-        group.failed = failed.or(group.failed.take());
+        // The system tells of a failure once, perhaps to another sync that was under way.
+        group.failed = failed.or(group.failed.take()).or_else(|| self.shared.broken());
         if group.syncs > 0 {
             return;
         }
@@ -446,9 +463,17 @@ impl Engine {
                 match entry {
                     Entry::Block(block) if outcome.is_ok() => {
                         self.enter(block, segment);
+                        self.doubtful.remove(&key);
                         lives = true;
                     }
                     _ => uncount(&self.shared.counters.claimed_pages, pages.into()),
+                }
+                // The first page of a segment is a header: nothing was written there.
+                if let (Err(_), Entry::Block(block)) = (&outcome, entry)
+                    && block.page > 0
+                {
+                    let tombstone = self.tombstone(key, Place { segment, page: block.page }, 0);
+                    self.doubt(tombstone);
                 }
                 ticket.done(PutDone { buffer: put.buffer, outcome });
                 Some(key)
@@ -513,18 +538,34 @@ impl Engine {
         match purpose {
             Purpose::Remove(ticket) => {
                 // On a broken disk it may come back after a restart, but nobody gets it until then.
-                if (failed.is_none() || self.shared.broken().is_some())
-                    && let Some(found) = self.shared.index.remove(tombstone.key, None)
-                {
-                    self.dead(&found);
+                let goes = failed.is_none() || self.shared.broken().is_some();
+                let found = if goes { self.shared.index.remove(tombstone.key, None) } else { None };
+                if let Some(found) = &found {
+                    self.dead(found);
+                }
+                if failed.is_some() && !self.shared.index.contains(tombstone.key) {
+                    self.doubt(*tombstone);
                 }
                 ticket.done(match failed {
                     Some(reason) => Err(self.error("remove", tombstone.key, reason)),
-                    None => Ok(true),
+                    None => Ok(found.is_some()),
                 });
             }
             Purpose::Move(ticket) => ticket.done(failed.is_none()),
+            Purpose::Tidy if failed.is_some() => self.doubt(*tombstone),
             Purpose::Tidy => {}
+        }
+    }
+
+    /// Remembers a copy that may be on the disk although nobody can get it.
+    pub(super) fn doubt(&mut self, copy: Tombstone) {
+        if planted::is(Bug::ForgetsFailedWrites) {
+            return;
+        }
+        if self.doubtful.len() < DOUBTFUL_MAX {
+            self.doubtful.insert(copy.key, copy);
+        } else {
+            self.shared.breaks(&format!("more than {DOUBTFUL_MAX} writes failed"));
         }
     }
 

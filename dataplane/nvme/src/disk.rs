@@ -5,13 +5,14 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock};
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
 
 use super::OpenError;
 use super::format::PAGE;
 use kvasir_memory::buffer::Buffer;
+use kvasir_os::time::{Duration, Instant};
+use kvasir_os::{disk, random, thread};
 
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
@@ -81,7 +82,7 @@ impl Disk {
         match std::fs::read_to_string(&path) {
             Ok(text) => self.parse_identity(&text, &path),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let store = fresh_id().map_err(|source| failed("drawing a random id for", source))?;
+                let store = fresh_id();
                 self.write_identity(store, &path)
                     .map_err(|source| failed("writing the store's identity to", source))?;
                 Ok(store)
@@ -119,7 +120,8 @@ impl Disk {
 
 fn open_rw(path: &Path, direct: bool) -> io::Result<File> {
     let flags = if direct { OFlags::DIRECT.bits() as i32 } else { 0 };
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).custom_flags(flags).open(path)
+    let mut options = OpenOptions::new();
+    disk::open(options.read(true).write(true).create(true).truncate(false).custom_flags(flags), path)
 }
 
 /// Takes the lock if its last owner is gone or about to go: the kernel holds it until the writes of a killed process
@@ -127,10 +129,10 @@ fn open_rw(path: &Path, direct: bool) -> io::Result<File> {
 fn take(lock: &File) -> bool {
     let deadline = Instant::now() + LOCK_WAIT;
     loop {
-        match flock(lock, FlockOperation::NonBlockingLockExclusive) {
+        match disk::lock(lock) {
             Ok(()) => return true,
             Err(_) if Instant::now() > deadline => return false,
-            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            Err(_) => thread::sleep(Duration::from_millis(5)),
         }
     }
 }
@@ -144,8 +146,8 @@ fn takes_direct(probe: &Path) -> bool {
     took.is_ok()
 }
 
-fn fresh_id() -> io::Result<u64> {
+fn fresh_id() -> u64 {
     let mut bytes = [0; 8];
-    io::Read::read_exact(&mut File::open("/dev/urandom")?, &mut bytes)?;
-    Ok(u64::from_le_bytes(bytes))
+    random::fill(&mut bytes);
+    u64::from_le_bytes(bytes)
 }

@@ -64,6 +64,9 @@ pub(super) struct Engine {
     pub(super) tombstones: VecDeque<Append>,
     /// Keys with a record on its way to the disk, and the waiters for its end.
     pub(super) writing: HashMap<BlockKey, Vec<Waiter>>,
+    /// Copies that may be on the disk although nobody can get them, because their write or their removal failed, each with
+    /// what would remove it: a removal must not be answered as if there were nothing.
+    pub(super) doubtful: HashMap<BlockKey, Tombstone>,
     pub(super) groups: BTreeMap<u64, Group>,
     pub(super) next_group: u64,
     pub(super) next_sequence: u64,
@@ -173,6 +176,7 @@ impl Engine {
             moves: VecDeque::new(),
             tombstones: VecDeque::new(),
             writing: HashMap::new(),
+            doubtful: HashMap::new(),
             groups: BTreeMap::new(),
             next_group: 0,
             next_sequence,
@@ -382,7 +386,7 @@ impl Engine {
         if round.left == 0
             && let Some(round) = self.round.take()
         {
-            let result = match round.failed {
+            let result = match round.failed.or_else(|| self.shared.broken()) {
                 None => Ok(()),
                 Some(reason) => Err(self.error("sync", BlockKey::default(), &reason)),
             };
@@ -407,6 +411,11 @@ impl Engine {
             count(if why == Why::Evicted { &counters.evicted } else { &counters.corrupt }, 1);
             if why == Why::Corrupt {
                 self.shared.note_damaged(key);
+                if self.shared.broken().is_some() {
+                    // What a sync lost of a block that was moved is still where it was moved from.
+                    let tombstone = self.tombstone(key, place, 0);
+                    self.doubt(tombstone);
+                }
             }
         }
     }

@@ -8,12 +8,11 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 
 use kvasir_memory::shared::Shared;
 
 use super::ring::Ring;
-use super::threads::{Event, Threads};
+use super::threads::{Events, Threads};
 
 /// The most pieces of memory in one op (`IOV_MAX`).
 pub(super) const PIECES_MAX: usize = 1024;
@@ -69,7 +68,7 @@ pub(super) enum Io {
 /// Ends an [`Io::wait`] early, from any thread.
 pub(super) enum Waker {
     Ring(Arc<OwnedFd>),
-    Threads(Sender<Event>),
+    Threads(Arc<Events>),
 }
 
 impl Io {
@@ -103,7 +102,7 @@ impl Io {
     pub(super) fn waker(&self) -> Waker {
         match self {
             Self::Ring(ring) => Waker::Ring(ring.wake.clone()),
-            Self::Threads(threads) => Waker::Threads(threads.events.clone()),
+            Self::Threads(threads) => Waker::Threads(Arc::clone(&threads.events)),
         }
     }
 }
@@ -113,7 +112,7 @@ impl Waker {
         match self {
             // Full means that it is awake already.
             Self::Ring(fd) => drop(rustix::io::write(fd, &1u64.to_ne_bytes())),
-            Self::Threads(events) => drop(events.send(Event::Wake)),
+            Self::Threads(events) => events.wake(),
         }
     }
 }

@@ -5,9 +5,7 @@
 //! changes the index goes through the engine.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::OnFull;
 use super::append::Moving;
@@ -20,6 +18,8 @@ use super::segments::{RESERVE, Segments, State};
 use super::shared::{Shared, count};
 use super::threads::Faults;
 use kvasir_memory::buffer::Buffer;
+use kvasir_os::disk;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BlockKey, checksum};
 use kvasir_store::store::Pending;
 
@@ -316,6 +316,6 @@ fn place(segment: u32, block: &Block) -> (BlockKey, Place) {
 fn read(file: &File, block: &Block) -> Option<Buffer> {
     let size = block.meta.size as usize;
     let mut buffer = Buffer::zeroed(size.next_multiple_of(PAGE));
-    file.read_exact_at(buffer.bytes_mut(), u64::from(block.page) * PAGE as u64).ok()?;
+    disk::read_exact_at(file, buffer.bytes_mut(), u64::from(block.page) * PAGE as u64).ok()?;
     (checksum(&buffer.bytes()[..size]) == block.checksum).then_some(buffer)
 }

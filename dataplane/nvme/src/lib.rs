@@ -33,8 +33,6 @@ mod threads;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
-use std::time::Instant;
 
 pub use self::config::{NvmeConfig, OpenError, OpenReport, SyncMode};
 pub use self::ring::io_uring_refusal;
@@ -49,6 +47,8 @@ use self::recover::{Recovered, recover};
 use self::ring::Ring;
 use self::shared::Shared;
 use self::threads::{Faults, Threads};
+use kvasir_os::thread::{self, JoinHandle};
+use kvasir_os::time::Instant;
 use kvasir_protocol::block::BlockKey;
 use kvasir_store::departures::Departures;
 use kvasir_store::store::{
@@ -143,13 +143,13 @@ impl NvmeStore {
         shared.chore(|chores| (chores.summaries, chores.look) = (sealed, true));
         let janitor = Janitor { shared: shared.clone(), checkpoint, faults };
         let engine_shared = shared.clone();
-        let engine = std::thread::spawn(move || {
+        let engine = thread::spawn(move || {
             let mut engine = Engine::new(io, engine_shared, heads, sequence);
             engine.summaries = open.into_iter().map(|summary| (summary.segment, summary)).collect();
             owed.into_iter().for_each(|tombstone| engine.owe(tombstone));
             engine.run()
         });
-        let janitor = std::thread::spawn(move || janitor.run());
+        let janitor = thread::spawn(move || janitor.run());
         Self { shared, engine: Some(engine), janitor: Some(janitor), report }
     }
 

@@ -68,12 +68,12 @@ pub(super) fn recover(
         if found.as_ref().is_some_and(|found| !found.saved) {
             // A killed process may have left it to the system. What is relied on from here on must survive a power cut,
             // the first page above all: the segment's epoch goes with it.
-            file.sync_data()?;
+            kvasir_os::disk::sync(&file)?;
         }
         segments.at(number).file = Some(Arc::new(file));
         in_use.extend(found);
     }
-    disk.handle.sync_all()?;
+    kvasir_os::disk::sync(&disk.handle)?;
     // The youngest copy of a block wins, and the youngest segments are the ones to go on with.
     in_use.sort_by_key(|segment| std::cmp::Reverse(segment.epoch));
     let mut recovered = Recovered {
@@ -149,7 +149,7 @@ fn look(
 /// What the first page says about the segment, and since which epoch.
 fn first_page(number: u32, file: &File, disk: &Disk, pages: u32) -> io::Result<Option<(Kind, u64)>> {
     let mut page = kvasir_memory::buffer::Buffer::zeroed(PAGE);
-    let read = std::os::unix::fs::FileExt::read_at(file, page.bytes_mut(), 0);
+    let read = kvasir_os::disk::read_at(file, page.bytes_mut(), 0);
     if read.is_err() {
         // A page that cannot be read says as little as one that is damaged.
         return Ok(None);

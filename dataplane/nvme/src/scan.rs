@@ -1,12 +1,12 @@
 //! Reads what is in a segment from the segment itself.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 
 use kvasir_protocol::block::Checksum;
 
 use super::format::{self, Block, Entry, GroupHead, Kind, PAGE, Place};
 use kvasir_memory::buffer::Buffer;
+use kvasir_os::disk;
 
 /// Pages read at once when everything is read.
 const WINDOW: u32 = (1 << 20) / PAGE as u32;
@@ -109,9 +109,9 @@ impl<'a> Reader<'a> {
         let offset = u64::from(page) * PAGE as u64;
         let window = self.window.bytes_mut();
         self.start = page;
-        self.len = self.file.read_at(window, offset).unwrap_or_else(|_| {
+        self.len = disk::read_at(self.file, window, offset).unwrap_or_else(|_| {
             // One page of it may be bad: continue page by page.
-            self.file.read_at(&mut window[..PAGE], offset).unwrap_or(0)
+            disk::read_at(self.file, &mut window[..PAGE], offset).unwrap_or(0)
         });
         self.read_bytes += self.len as u64;
     }

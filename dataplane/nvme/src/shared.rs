@@ -14,6 +14,7 @@ use super::index::Index;
 use super::io::Waker;
 use super::segments::Segments;
 use super::{NvmeConfig, TierStats};
+use kvasir_os::planted::{self, Bug};
 use kvasir_protocol::block::BlockKey;
 use kvasir_store::departures::Departures;
 
@@ -98,6 +99,9 @@ impl Shared {
     /// A sync failed. The system then forgets what it could not write, and a further sync would report success for it. So
     /// nothing is written any more: what is there is served, and recovery finds out what is on the disk.
     pub(super) fn breaks(&self, reason: &str) {
+        if planted::is(Bug::BelievesSyncAfterFailure) {
+            return;
+        }
         let _ = self.broken.set(format!(
             "a sync failed ({reason}), so what was written may be lost; the tier is read-only: check the disk, then restart"
         ));
@@ -143,7 +147,7 @@ impl Shared {
     }
 
     /// Waits for the next change of the chores.
-    pub(super) fn chores_pause(&self, at_most: std::time::Duration) -> bool {
+    pub(super) fn chores_pause(&self, at_most: kvasir_os::time::Duration) -> bool {
         let mut chores = self.chores.lock();
         self.chores_changed.wait_for(&mut chores, at_most);
         chores.close

@@ -7,21 +7,44 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
 
 use super::io::{Done, Op, OpKind};
-
-pub(super) enum Event {
-    Done(Done),
-    Wake,
-}
+use kvasir_os::disk;
+use kvasir_os::thread::{Builder, JoinHandle};
 
 pub(super) struct Threads {
     jobs: Arc<Jobs>,
-    pub(super) events: Sender<Event>,
-    completed: Receiver<Event>,
+    pub(super) events: Arc<Events>,
     workers: Vec<JoinHandle<()>>,
+}
+
+/// What the workers have done, for the thread that waits for it.
+#[derive(Default)]
+pub(super) struct Events {
+    /// And whether it was told to wait no longer.
+    list: Mutex<(Vec<Done>, bool)>,
+    changed: Condvar,
+}
+
+impl Events {
+    pub(super) fn wake(&self) {
+        self.list.lock().1 = true;
+        self.changed.notify_one();
+    }
+
+    fn done(&self, one: Done) {
+        self.list.lock().0.push(one);
+        self.changed.notify_one();
+    }
+
+    fn take(&self, block: bool, done: &mut Vec<Done>) {
+        let mut list = self.list.lock();
+        while block && list.0.is_empty() && !list.1 {
+            self.changed.wait(&mut list);
+        }
+        done.append(&mut list.0);
+        list.1 = false;
+    }
 }
 
 #[derive(Default)]
@@ -49,13 +72,13 @@ impl Faults {
 impl Threads {
     pub(super) fn new(workers: usize, faults: Faults) -> io::Result<Self> {
         let jobs = Arc::new(Jobs { faults, ..Jobs::default() });
-        let (events, completed) = channel();
+        let events = Arc::new(Events::default());
         let spawn = |_| {
-            let (jobs, events) = (jobs.clone(), events.clone());
-            std::thread::Builder::new().name("nvme-io".into()).spawn(move || work(&jobs, &events))
+            let (jobs, events) = (Arc::clone(&jobs), Arc::clone(&events));
+            Builder::new().name("nvme-io".into()).spawn(move || work(&jobs, &events))
         };
         let workers = (0..workers).map(spawn).collect::<io::Result<Vec<_>>>()?;
-        Ok(Self { jobs, events, completed, workers })
+        Ok(Self { jobs, events, workers })
     }
 
     pub(super) fn submit(&self, token: u64, op: Op) {
@@ -64,12 +87,7 @@ impl Threads {
     }
 
     pub(super) fn wait(&self, block: bool, done: &mut Vec<Done>) {
-        let first = if block { self.completed.recv().ok() } else { None };
-        for event in first.into_iter().chain(self.completed.try_iter()) {
-            if let Event::Done(one) = event {
-                done.push(one);
-            }
-        }
+        self.events.take(block, done);
     }
 }
 
@@ -85,7 +103,7 @@ impl Drop for Threads {
     }
 }
 
-fn work(jobs: &Jobs, events: &Sender<Event>) {
+fn work(jobs: &Jobs, events: &Events) {
     loop {
         let mut queue = jobs.queue.lock();
         let (token, op) = loop {
@@ -96,17 +114,16 @@ fn work(jobs: &Jobs, events: &Sender<Event>) {
             }
         };
         drop(queue);
-        if events.send(Event::Done((token, jobs.faults.perform(&op)))).is_err() {
-            return;
-        }
+        events.done((token, jobs.faults.perform(&op)));
     }
 }
 
 pub(super) fn perform(op: &Op) -> io::Result<usize> {
+    let len = op.pieces.iter().map(|piece| piece.len).sum();
     match op.kind {
-        OpKind::Read => moved(op, libc::preadv),
-        OpKind::Write => moved(op, libc::pwritev),
-        OpKind::Sync => op.file.sync_data().map(|()| 0),
+        OpKind::Read => disk::read(&op.file, op.offset, len, || moved(op, libc::preadv)),
+        OpKind::Write => disk::write(&op.file, op.offset, len, || moved(op, libc::pwritev)),
+        OpKind::Sync => disk::sync(&op.file).map(|()| 0),
     }
 }
 

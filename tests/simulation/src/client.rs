@@ -15,7 +15,7 @@ use crate::violated;
 
 /// No call takes longer, whatever happens to the network.
 const CALL_MAX: Duration = Duration::from_secs(10);
-const COPIES: u8 = 2;
+pub(crate) const COPIES: u8 = 2;
 
 pub(crate) struct Client {
     pub(crate) run: Run,

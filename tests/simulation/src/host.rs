@@ -28,20 +28,24 @@ pub(crate) struct Host {
 }
 
 impl Host {
+    /// As its peers have it in their settings.
+    pub(crate) fn name(n: usize) -> String {
+        format!("host-{n}")
+    }
+
     /// Starts number `n` of `count` hosts; its threads are that host's.
     pub(crate) fn start(n: usize, count: usize) -> anyhow::Result<Self> {
         world::on_host(n, || Self::start_here(n, count))
     }
 
     fn start_here(n: usize, count: usize) -> anyhow::Result<Self> {
-        let name = |n: usize| format!("host-{n}");
         let address = |n: usize, port: u16| SocketAddr::from(([10, 0, 0, n as u8], port));
         let peer = |n: usize| PeerConfig {
-            name: name(n),
+            name: Self::name(n),
             address: address(n, 7100).to_string(),
             rack: format!("rack-{n}"),
         };
-        let mut config = ClusterConfig::new(&name(n), Secret::new(b"the secret of this cluster"));
+        let mut config = ClusterConfig::new(&Self::name(n), Secret::new(b"the secret of this cluster"));
         config.rack = format!("rack-{n}");
         config.listen = address(n, 7100);
         config.transfer = vec![address(n, 7101)];

@@ -3,10 +3,13 @@
 //! ```text
 //! cargo xtask simulate --seeds 0..100                each seed in a process of its own; says which fail
 //! cargo xtask simulate --replay 17 --trace           one of them again, with everything that happened
+//! cargo xtask simulate --seeds 0..100 --hosts 5      five hosts instead of two
+//! cargo xtask simulate --seeds 0..100 --disk         one host's NVMe tier on a disk that fails
 //! cargo xtask simulate --seeds 0..100 --plant NAME   with a bug, which must be found
 //! ```
 
 mod client;
+mod disk;
 mod host;
 mod model;
 mod scenario;
@@ -17,7 +20,7 @@ use std::ops::Range;
 use std::process::{ExitCode, exit};
 use std::sync::OnceLock;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use kvasir_os::planted::{self, Bug};
 use kvasir_os::world;
 
@@ -25,7 +28,7 @@ use scenario::Scenario;
 use sweep::Sweep;
 
 #[derive(Parser)]
-#[command(about = "Runs two hosts of the data plane in a simulated world", version)]
+#[command(about = "Runs hosts of the data plane in a simulated world", version)]
 struct Args {
     /// Seeds to try, FROM..TO without TO; each gets a process of its own.
     #[arg(long, value_parser = range, required_unless_present = "replay", conflicts_with = "replay")]
@@ -33,12 +36,18 @@ struct Args {
     /// One seed, in this process.
     #[arg(long)]
     replay: Option<u64>,
+    /// How many hosts the world has, 2 to 7.
+    #[arg(long, default_value_t = 2, value_parser = hosts)]
+    hosts: usize,
+    /// The NVMe tier of one host on a disk that fails, instead of hosts among each other.
+    #[arg(long, conflicts_with = "hosts")]
+    disk: bool,
     /// Says everything that happened in it.
     #[arg(long, requires = "replay")]
     trace: bool,
     /// Plants a bug in the code under test.
-    #[arg(long)]
-    plant: Option<Plant>,
+    #[arg(long, value_parser = bug)]
+    plant: Option<Bug>,
     /// Stops at the first seed that fails.
     #[arg(long, requires = "seeds")]
     first: bool,
@@ -47,23 +56,16 @@ struct Args {
     jobs: usize,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Plant {
-    ReportsCopyBeforeItsBytes,
-    KeepsCopyOfRemoved,
-    LeavesRemovalsUntold,
-    BelievesAnEarlierRun,
+fn bug(name: &str) -> Result<Bug, String> {
+    let names = || Bug::ALL.iter().map(|bug| bug.name()).collect::<Vec<_>>().join(", ");
+    let found = Bug::ALL.iter().find(|bug| bug.name() == name);
+    found.copied().ok_or_else(|| format!("there is no such bug; there are {}", names()))
 }
 
-impl Plant {
-    fn bug(self) -> Bug {
-        match self {
-            Self::ReportsCopyBeforeItsBytes => Bug::ReportsCopyBeforeItsBytes,
-            Self::KeepsCopyOfRemoved => Bug::KeepsCopyOfRemoved,
-            Self::LeavesRemovalsUntold => Bug::LeavesRemovalsUntold,
-            Self::BelievesAnEarlierRun => Bug::BelievesAnEarlierRun,
-        }
-    }
+fn hosts(text: &str) -> Result<usize, String> {
+    let hosts = text.parse().map_err(|error| format!("{text:?}: {error}"))?;
+    // More put more blocks than fit into the pool of one, and that none is evicted is what the checks rely on.
+    if (2..=7).contains(&hosts) { Ok(hosts) } else { Err("a world has 2 to 7 hosts".into()) }
 }
 
 fn range(text: &str) -> Result<Range<u64>, String> {
@@ -78,31 +80,35 @@ static TRACED: OnceLock<bool> = OnceLock::new();
 fn main() -> ExitCode {
     let args = Args::parse();
     let Some(seed) = args.replay else {
-        let Args { seeds, plant, first, jobs, .. } = args;
-        return Sweep { seeds: seeds.unwrap_or_default(), plant, first, jobs: jobs.max(1) }.run();
+        let Args { seeds, hosts, disk, plant, first, jobs, .. } = args;
+        let (seeds, hosts) = (seeds.unwrap_or_default(), if disk { 1 } else { hosts });
+        return Sweep { seeds, hosts, disk, plant, first, jobs: jobs.max(1) }.run();
     };
     let _ = TRACED.set(args.trace);
     if let Some(plant) = args.plant {
-        planted::plant(plant.bug());
+        planted::plant(plant);
     }
     std::panic::set_hook(Box::new(|panic| violated(&format!("panic: {panic}"))));
     world::begin(seed, over);
-    let counts = Scenario::run(seed);
+    let counts = if args.disk {
+        disk::run(seed, sweep::folder(std::process::id()))
+    } else {
+        Scenario::run(seed, args.hosts)
+    };
     let (trace, turns, fingerprint, nanos) = world::so_far();
     if args.trace {
         print(&trace);
     }
-    let seconds = nanos as f64 / 1e9;
-    println!("seed {seed}: {counts:?}, {seconds:.3} s, {turns} turns, fingerprint {fingerprint:016x}");
-    // The world is not taken down: its threads wait for turns that never come.
-    exit(0)
+    let ms = nanos / 1_000_000;
+    println!("seed {seed}: {counts:?}, {turns} turns, fingerprint {fingerprint:016x}, in its world {ms} ms");
+    leave(0)
 }
 
 /// Something that was promised is not so. The run ends here, at whatever its threads are doing.
 fn violated(why: &str) -> ! {
     world::note(&format!("VIOLATED: {why}"));
     over(&world::so_far().0, why);
-    exit(1)
+    leave(1)
 }
 
 fn over(trace: &[String], why: &str) {
@@ -110,7 +116,13 @@ fn over(trace: &[String], why: &str) {
         print(trace);
     }
     println!("violated: {why}");
-    exit(1)
+    leave(1)
+}
+
+/// The world is not taken down: its threads wait for turns that never come.
+fn leave(code: i32) -> ! {
+    let _ = std::fs::remove_dir_all(sweep::folder(std::process::id()));
+    exit(code)
 }
 
 fn print(trace: &[String]) {

@@ -7,16 +7,15 @@ use std::collections::BTreeMap;
 
 use kvasir_protocol::block::BlockKey;
 
-pub(crate) const HOSTS: usize = 2;
 const SIZES: [u32; 4] = [512, 4096, 9000, 20_000];
 
 /// One block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Promise {
-    /// The run of a host that answered "stored, and copies will be made"; after its crash, that of the host with the copy.
+    /// The run of a host that answered "stored, and copies will be made".
     pub(crate) acknowledged: Option<Run>,
-    /// The host that put it crashed before it knew of a copy, and this one has the block all the same.
-    pub(crate) left_at: Option<Run>,
+    /// No host had it when one crashed: nobody promises it any more.
+    pub(crate) is_lost: bool,
     /// Somebody has begun to remove it.
     pub(crate) removing: bool,
     /// The run of the host that answered that it is removed.
@@ -61,17 +60,11 @@ impl Model {
         self.promises.entry(n).or_default()
     }
 
-    /// Blocks that were acknowledged and that nobody has begun to remove.
+    /// Blocks that were acknowledged, that some host had after each crash, and that nobody has begun to remove.
     pub(crate) fn kept(&self) -> impl Iterator<Item = u32> {
-        let kept = |promise: &Promise| promise.acknowledged.is_some() && !promise.removing;
+        let kept =
+            |promise: &Promise| promise.acknowledged.is_some() && !promise.is_lost && !promise.removing;
         self.promises.iter().filter(move |(_, promise)| kept(promise)).map(|(n, _)| *n)
-    }
-
-    /// Blocks that nobody owes copies of, with the process that has them.
-    pub(crate) fn left(&self) -> Vec<(u32, Run)> {
-        let left =
-            |(n, promise): (&u32, &Promise)| Some((*n, promise.left_at.filter(|_| !promise.removing)?));
-        self.promises.iter().filter_map(left).collect()
     }
 
     /// Blocks whose removal was answered by a process that is among `runs`, those that run.

@@ -1,28 +1,29 @@
-//! Two hosts, clients at both, a network that fails, and one crash; then everything works again, and what was promised must
-//! be so.
+//! Some hosts, clients at each, a network that fails, and crashes; then everything works again, and what was promised must be
+//! so.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvasir_os::thread;
 use kvasir_os::time::{Duration, Instant};
 use kvasir_os::world::{self, Chance};
 
-use crate::client::{self, Client};
+use crate::client::{self, COPIES, Client};
 use crate::host::Host;
-use crate::model::{Counts, HOSTS, Model, Run, key};
+use crate::model::{Counts, Model, Run, key};
 use crate::violated;
 
 /// Clients of each host, and calls of each.
 const CLIENTS: u32 = 2;
 const CALLS: u32 = 40;
-/// By then two hosts that hear each other have made every copy: reconnecting takes 2 s at most, repair 2 s, an audit 1 s.
+/// By then hosts that hear each other have made every copy: reconnecting takes 2 s at most, repair 2 s, an audit 1 s.
 const SETTLED: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
 
 pub(crate) struct Scenario {
     hosts: Vec<Arc<Host>>,
     runs: Vec<Run>,
+    /// Which of them run.
+    alive: Vec<bool>,
     model: Arc<Mutex<Model>>,
     chance: Chance,
     clients: Vec<thread::JoinHandle<()>>,
@@ -32,13 +33,13 @@ pub(crate) struct Scenario {
 }
 
 impl Scenario {
-    pub(crate) fn run(seed: u64) -> Counts {
-        let hosts: Vec<Arc<Host>> = (0..HOSTS).map(start).collect();
+    pub(crate) fn run(seed: u64, count: usize) -> Counts {
+        let hosts: Vec<Arc<Host>> = (0..count).map(|host| start(host, count)).collect();
         let empty = hosts[0].store.pressure().free_bytes;
-        let runs = (0..HOSTS).map(|host| Run { host, number: 0 }).collect();
-        let (model, chance) = (Arc::default(), Chance::new(seed));
-        let mut world = Self { hosts, runs, model, chance, clients: Vec::new(), named: 0, empty };
-        world.until("both hosts are up", |world| world.all_up());
+        let runs = (0..count).map(|host| Run { host, number: 0 }).collect();
+        let (model, chance, alive) = (Arc::default(), Chance::new(seed), vec![true; count]);
+        let mut world = Self { hosts, runs, alive, model, chance, clients: Vec::new(), named: 0, empty };
+        world.until("all hosts are up", |world| world.all_up());
         world.fail_for_a_while();
         world.settle();
         let counts = world.model().counts;
@@ -50,36 +51,67 @@ impl Scenario {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The faulty part.
+    fn any(&mut self) -> usize {
+        self.chance.below(self.hosts.len() as u64) as usize
+    }
+
+    /// Hosts that run.
+    fn living(&self) -> impl Iterator<Item = &Arc<Host>> {
+        self.hosts.iter().zip(&self.alive).filter(|(_, alive)| **alive).map(|(host, _)| host)
+    }
+
+    /// The faulty part: one round of faults for each two hosts.
     fn fail_for_a_while(&mut self) {
-        (0..HOSTS).for_each(|host| self.send_clients(host));
-        self.wait_up_to(800);
-        let (one, other) =
-            (self.chance.below(HOSTS as u64) as usize, self.chance.below(HOSTS as u64) as usize);
+        let count = self.hosts.len();
+        (0..count).for_each(|host| self.send_clients(host));
+        for _ in 0..count / 2 {
+            self.wait_up_to(800);
+            self.break_network();
+            self.wait_up_to(1500);
+            // Fewer than half of them at a time.
+            let crashes = 1 + self.chance.below((count as u64 - 1) / 2 + u64::from(count == 2));
+            let mut crashed: Vec<usize> = (0..crashes).map(|_| self.any()).collect();
+            crashed.sort_unstable();
+            crashed.dedup();
+            for &host in &crashed {
+                self.crash(host);
+                self.wait_up_to(300);
+            }
+            if self.chance.below(2) == 0 {
+                world::mend();
+            }
+            for &host in &crashed {
+                self.wait_up_to(4000);
+                self.restart(host);
+                self.send_clients(host);
+            }
+        }
+        self.wait_up_to(2000);
+        world::mend();
+        for client in std::mem::take(&mut self.clients) {
+            let _ = client.join();
+        }
+    }
+
+    fn break_network(&mut self) {
+        let (one, other) = (self.any(), self.any());
+        let other = if one == other { (one + 1) % self.hosts.len() } else { other };
         match self.chance.below(4) {
-            0 => world::cut(one, 1 - one),
+            0 => world::cut(one, other),
+            // From some of the others, for two hosts from the other.
             1 => {
-                world::cut(0, 1);
-                world::cut(1, 0);
+                for other in (0..self.hosts.len()).filter(|&host| host != one) {
+                    if self.hosts.len() == 2 || self.chance.below(2) == 0 {
+                        world::cut(one, other);
+                        world::cut(other, one);
+                    }
+                }
             }
             2 => (0..=self.chance.below(6)).for_each(|_| {
                 world::reset_one();
                 self.wait_up_to(60);
             }),
             _ => {}
-        }
-        self.wait_up_to(1500);
-        self.crash(other);
-        if self.chance.below(2) == 0 {
-            world::mend();
-        }
-        self.wait_up_to(4000);
-        self.restart(other);
-        self.send_clients(other);
-        self.wait_up_to(2000);
-        world::mend();
-        for client in std::mem::take(&mut self.clients) {
-            let _ = client.join();
         }
     }
 
@@ -110,22 +142,14 @@ impl Scenario {
 
     /// Ends the process of a host, and everything in its memory with it.
     fn crash(&mut self, host: usize) {
-        let (own, other) = (self.runs[host], self.runs[1 - host]);
-        let kept: Vec<u32> = self.model().kept().collect();
-        // Of what the host that put it knows a copy of, that copy is promised.
-        let copied = |n: &u32| !self.hosts[host].cluster.holders(key(*n)).is_empty();
-        let copied: BTreeSet<u32> = kept.into_iter().filter(copied).collect();
+        self.check_holders();
         world::crash(host);
-        let put_here: Vec<u32> = {
-            let model = self.model();
-            model.kept().filter(|n| model.promises[n].acknowledged == Some(own)).collect()
-        };
-        for n in put_here {
-            let there = holds(&self.hosts[1 - host], n);
-            let mut model = self.model();
-            let promise = model.promise(n);
-            promise.acknowledged = copied.contains(&n).then_some(other);
-            promise.left_at = (there && !copied.contains(&n)).then_some(other);
+        self.alive[host] = false;
+        let kept: Vec<u32> = self.model().kept().collect();
+        for n in kept {
+            // What another host has, for whatever reason, is promised on.
+            let there = self.living().any(|host| holds(host, n));
+            self.model().promise(n).is_lost |= !there;
         }
         // Its clients end with it: they are on the same machine.
         self.clients.retain(|client| !client.is_crashed());
@@ -135,8 +159,9 @@ impl Scenario {
 
     fn restart(&mut self, host: usize) {
         world::note(&format!("host-{host} starts again, with an empty pool"));
-        self.hosts[host] = start(host);
+        self.hosts[host] = start(host, self.hosts.len());
         self.runs[host].number += 1;
+        self.alive[host] = true;
     }
 
     fn all_up(&self) -> bool {
@@ -144,44 +169,72 @@ impl Scenario {
         self.hosts.iter().all(|host| host.cluster.peers().iter().all(|peer| peer.state == Up))
     }
 
-    /// A host that believes that its peer has a copy must be right, while neither was started again.
+    /// Whether a host believes that another has a copy.
+    fn believes(&self, host: usize, other: usize, n: u32) -> bool {
+        self.hosts[host].cluster.holders(key(n)).contains(&Host::name(other))
+    }
+
+    /// A host that believes that another has a copy must be right, while neither was started again, and the other has
+    /// dropped none that it thought to be one too many.
     fn check_holders(&self) {
-        if self.runs.iter().any(|run| run.number > 0) {
-            return;
-        }
+        let first = |host: &usize| self.alive[*host] && self.runs[*host].number == 0;
         let kept: Vec<u32> = self.model().kept().collect();
-        for n in kept {
-            for (host, peer) in [(0, 1), (1, 0)] {
-                let believed = !self.hosts[host].cluster.holders(key(n)).is_empty();
-                if believed && !holds(&self.hosts[peer], n) && !self.model().promise(n).removing {
-                    violated(&format!(
-                        "host-{host} believes that host-{peer} has a copy of block {n}; it has none"
-                    ));
+        for peer in (0..self.hosts.len()).filter(first) {
+            if self.hosts[peer].cluster.stats().trimmed > 0 {
+                continue;
+            }
+            for host in (0..self.hosts.len()).filter(first).filter(|&host| host != peer) {
+                for &n in &kept {
+                    let wrong = self.believes(host, peer, n) && !holds(&self.hosts[peer], n);
+                    if wrong && !self.model().promise(n).removing {
+                        violated(&format!(
+                            "host-{host} believes that host-{peer} has a copy of block {n}; it has none"
+                        ));
+                    }
                 }
             }
         }
     }
 
+    /// Hosts that have a copy and of which all others know it; `None` as long as any knows of a copy that is not there.
+    fn copies(&self, n: u32) -> Option<usize> {
+        let mut copies = 0;
+        for host in 0..self.hosts.len() {
+            let others = (0..self.hosts.len()).filter(|&other| other != host);
+            let known = others.filter(|&other| self.believes(other, host, n)).count();
+            let is_there = holds(&self.hosts[host], n);
+            if known > 0 && !is_there {
+                return None;
+            }
+            copies += usize::from(known == self.hosts.len() - 1);
+        }
+        Some(copies)
+    }
+
+    fn say_who_has(&self, n: u32) {
+        let all = || 0..self.hosts.len();
+        let having: Vec<usize> = all().filter(|&host| holds(&self.hosts[host], n)).collect();
+        let believed: Vec<(usize, usize)> = all()
+            .flat_map(|host| all().map(move |other| (host, other)))
+            .filter(|&(host, other)| self.believes(host, other, n))
+            .collect();
+        world::note(&format!(
+            "block {n} is on {having:?}; host, and where it believes it to be: {believed:?}"
+        ));
+    }
+
     /// The faults are over: whatever was promised must become so.
     fn settle(&self) {
         world::note("the faults are over");
-        self.until("both hosts are up again", |world| world.all_up());
+        self.until("all hosts are up again", |world| world.all_up());
         let kept: Vec<u32> = self.model().kept().collect();
-        self.until_of(&kept, "does not have two copies", |world, n| {
-            world.hosts.iter().all(|host| holds(host, n))
+        self.until_of(&kept, "does not have as many copies as were asked for", |world, n| {
+            let enough = world.copies(n).is_some_and(|copies| copies >= COPIES.into());
+            if !enough {
+                world.say_who_has(n);
+            }
+            enough
         });
-        for (n, run) in self.model().left() {
-            let known = !self.hosts[1 - run.host].cluster.holders(key(n)).is_empty();
-            world::note(&format!(
-                "block {n} was left at host-{}; the other host knows that: {known}",
-                run.host
-            ));
-            must(
-                client::read(&self.hosts[run.host], n),
-                n,
-                "was left at the host that did not crash, and is not there",
-            );
-        }
         let removed = self.model().removed(&self.runs);
         self.until_of(&removed, "was removed, and is still there", |world, n| {
             !world.hosts.iter().any(|host| holds(host, n))
@@ -240,8 +293,8 @@ fn holds(host: &Host, n: u32) -> bool {
     host.store.exists(&[key(n)]).is_ok_and(|found| found[0])
 }
 
-fn start(host: usize) -> Arc<Host> {
-    match Host::start(host, HOSTS) {
+fn start(host: usize, count: usize) -> Arc<Host> {
+    match Host::start(host, count) {
         Ok(host) => Arc::new(host),
         Err(error) => violated(&format!("host-{host} does not start: {error:#}")),
     }

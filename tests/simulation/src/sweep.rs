@@ -1,15 +1,14 @@
 //! Many seeds, each in a process of its own.
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
-
-use crate::Plant;
+use kvasir_os::planted::Bug;
 
 /// A seed takes about a second. One that takes this long waits for something outside of its world, where nobody gives it a
 /// turn.
@@ -18,7 +17,11 @@ const SEED_MAX: Duration = Duration::from_secs(120);
 /// What to try.
 pub(crate) struct Sweep {
     pub(crate) seeds: Range<u64>,
-    pub(crate) plant: Option<Plant>,
+    /// Hosts of each world.
+    pub(crate) hosts: usize,
+    /// A disk instead of hosts.
+    pub(crate) disk: bool,
+    pub(crate) plant: Option<Bug>,
     /// Stops at the first that fails.
     pub(crate) first: bool,
     /// Seeds at a time.
@@ -30,39 +33,66 @@ impl Sweep {
     pub(crate) fn run(&self) -> ExitCode {
         let (next, begun) = (AtomicU64::new(self.seeds.start), Instant::now());
         let (failed, over) = (Mutex::new(Vec::new()), AtomicBool::new(false));
+        let simulated_ms = AtomicU64::new(0);
         let work = || {
             while !over.load(Ordering::Relaxed) {
                 let seed = next.fetch_add(1, Ordering::Relaxed);
                 if seed >= self.seeds.end {
                     return;
                 }
-                if let Err(why) = self.replay(seed) {
-                    println!("seed {seed}: {why}");
-                    failed.lock().expect("nobody panics with it").push(seed);
-                    over.store(self.first, Ordering::Relaxed);
+                match self.replay(seed) {
+                    Ok(ms) => drop(simulated_ms.fetch_add(ms, Ordering::Relaxed)),
+                    Err(why) => {
+                        println!("seed {seed}: {why}");
+                        failed.lock().expect("nobody panics with it").push(seed);
+                        over.store(self.first, Ordering::Relaxed);
+                    }
                 }
             }
         };
         thread::scope(|scope| (0..self.jobs).for_each(|_| drop(scope.spawn(work))));
         let tried = next.load(Ordering::Relaxed).min(self.seeds.end) - self.seeds.start;
         let failed = failed.into_inner().expect("nobody panics with it");
-        println!("{} of {tried} seeds failed, in {:.1} s", failed.len(), begun.elapsed().as_secs_f64());
+        let (took, hosts) = (begun.elapsed().as_secs_f64(), self.hosts as f64);
+        let speed = simulated_ms.into_inner() as f64 / 1000.0 * hosts / (took * self.jobs as f64);
+        println!(
+            "{} of {tried} seeds failed, in {took:.1} s: {speed:.0} host-hours an hour and job",
+            failed.len()
+        );
         if failed.is_empty() == self.plant.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
-    /// How a seed fails.
-    fn replay(&self, seed: u64) -> Result<(), String> {
+    /// How long it was in its world, in milliseconds, or how it fails.
+    fn replay(&self, seed: u64) -> Result<u64, String> {
         let this = std::env::current_exe().map_err(|error| format!("this program is not found: {error}"))?;
         let mut command = Command::new(this);
-        command.args(["--replay", &seed.to_string()]).stdin(Stdio::null()).stdout(Stdio::piped());
-        if let Some(name) = self.plant.and_then(|plant| plant.to_possible_value()) {
-            command.args(["--plant", name.get_name()]);
+        command.args(["--replay", &seed.to_string()]);
+        match self.disk {
+            true => command.arg("--disk"),
+            false => command.args(["--hosts", &self.hosts.to_string()]),
+        };
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        if let Some(name) = self.plant.map(Bug::name) {
+            command.args(["--plant", &name]);
         }
         let child = command.spawn().map_err(|error| format!("it cannot be started: {error}"))?;
-        let output = ended(child)?;
+        let files = folder(child.id());
+        let output = ended(child);
+        // One that was ended has left them.
+        let _ = std::fs::remove_dir_all(files);
+        let output = output?;
         let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        if output.status.success() { Ok(()) } else { Err(format!("{said} ({})", output.status)) }
+        let ms = said.rsplit_once("in its world ").and_then(|(_, ms)| ms.strip_suffix(" ms")?.parse().ok());
+        match ms {
+            Some(ms) if output.status.success() => Ok(ms),
+            _ => Err(format!("{said} ({})", output.status)),
+        }
     }
+}
+
+/// Where the process with this number keeps the files on its disks.
+pub(crate) fn folder(process: u32) -> PathBuf {
+    std::env::temp_dir().join(format!("kvasir-simulation-{process}"))
 }
 
 fn ended(mut child: Child) -> Result<Output, String> {

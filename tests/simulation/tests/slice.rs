@@ -1,6 +1,8 @@
-//! Two hosts, put with two copies, one crash: a fixed range of seeds, each in a process of its own.
+//! Hosts, puts with two copies, crashes: a fixed range of seeds, each in a process of its own.
 
 use std::process::{Command, Output};
+
+use kvasir_os::planted::Bug;
 
 fn simulate(args: &[&str]) -> Output {
     let output = Command::new(env!("CARGO_BIN_EXE_kvasir-tests-simulation")).args(args).output();
@@ -13,45 +15,68 @@ fn said(output: &Output) -> String {
 
 #[test]
 fn what_was_promised_is_kept() {
-    let output = simulate(&["--seeds", "0..24"]);
+    for (hosts, seeds) in [("2", "0..50"), ("3", "0..12"), ("5", "0..4")] {
+        let output = simulate(&["--seeds", seeds, "--hosts", hosts]);
+        assert!(
+            output.status.success(),
+            "replay a seed with `cargo xtask simulate --replay SEED --hosts {hosts} --trace`\n{}",
+            said(&output)
+        );
+    }
+}
+
+#[test]
+fn a_disk_that_fails_costs_only_what_was_not_durable() {
+    let output = simulate(&["--seeds", "0..100", "--disk"]);
     assert!(
         output.status.success(),
-        "replay a seed with `cargo xtask simulate --replay SEED --trace`\n{}",
+        "replay a seed with `cargo xtask simulate --replay SEED --disk --trace`\n{}",
         said(&output)
     );
 }
 
 #[test]
 fn a_seed_is_one_history() {
-    let trace = || said(&simulate(&["--replay", "4", "--trace"]));
-    let (first, second) = (trace(), trace());
+    is_one_history(&[]);
+    is_one_history(&["--disk"]);
+}
+
+fn is_one_history(world: &[&str]) {
+    let trace = |seed: &str| {
+        let said = said(&simulate(&[&["--replay", seed, "--trace"], world].concat()));
+        // The folder of its files is named by the process.
+        said.lines().filter(|line| !line.contains("kvasir-simulation-")).collect::<Vec<_>>().join("\n")
+    };
+    let (first, second) = (trace("4"), trace("4"));
     assert!(first.lines().count() > 100, "{first}");
     for (one, other) in first.lines().zip(second.lines()) {
         assert_eq!(one, other, "from the same seed");
     }
     assert_eq!(first.len(), second.len());
-    assert_ne!(first, said(&simulate(&["--replay", "5", "--trace"])), "another seed is another history");
+    assert_ne!(first, trace("5"), "another seed is another history");
 }
 
 /// A world in which nothing is ever found shows nothing.
 #[test]
 fn planted_bugs_are_found() {
-    for bug in [
-        "reports-copy-before-its-bytes",
-        "keeps-copy-of-removed",
-        "leaves-removals-untold",
-        "believes-an-earlier-run",
-    ] {
-        let output = simulate(&["--seeds", "0..100", "--first", "--plant", bug]);
+    for bug in Bug::ALL {
+        let world: &[&str] = if bug.is_of_disk() { &["--disk"] } else { &[] };
+        let bug = bug.name();
+        let output = simulate(&[&["--seeds", "0..300", "--first", "--plant", &bug], world].concat());
         println!("{bug}: {}", said(&output));
-        assert!(output.status.success(), "100 seeds do not find {bug}");
+        assert!(output.status.success(), "300 seeds do not find {bug}");
     }
 }
 
 #[test]
 fn what_cannot_be_run_is_refused() {
-    for args in [&["--seeds", "7"][..], &["--seeds", "9..9"], &["--plant", "nonsense", "--replay", "1"], &[]]
-    {
+    for args in [
+        &["--seeds", "7"][..],
+        &["--seeds", "9..9"],
+        &["--plant", "nonsense", "--replay", "1"],
+        &["--seeds", "0..9", "--hosts", "1"],
+        &[],
+    ] {
         assert_eq!(simulate(args).status.code(), Some(2), "{args:?}");
     }
 }

@@ -1,5 +1,5 @@
 //! The machine of a simulated host, in the shape of `kvasir-os`: virtual time, chance from a seed, threads that take turns,
-//! and a network that is a model. `parking_lot` and `oneshot` are here as well, because a thread that waits for a lock must
+//! and a network and disks that are models. `parking_lot` and `oneshot` are here as well, because a thread that waits for a lock must
 //! let another one go on.
 //!
 //! Threads are threads of the system of which one runs at a time ([`schedule`]). Whenever it waits, and now and then when it
@@ -7,6 +7,7 @@
 //! next. A process that crashes is never scheduled again: no destructor runs, as after `kill -9`. So a world is never taken
 //! down either; each seed has a process of its own.
 
+pub mod disk;
 pub mod net;
 pub mod oneshot;
 pub mod planted;

@@ -2,13 +2,10 @@
 
 use std::sync::OnceLock;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bug {
-    ReportsCopyBeforeItsBytes,
-    KeepsCopyOfRemoved,
-    LeavesRemovalsUntold,
-    BelievesAnEarlierRun,
-}
+#[path = "../../../../dataplane/os/src/planted/bug.rs"]
+mod bug;
+
+pub use self::bug::Bug;
 
 static PLANTED: OnceLock<Bug> = OnceLock::new();
 

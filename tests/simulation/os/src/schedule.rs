@@ -9,6 +9,7 @@ use std::thread::{self, Thread};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use crate::disk::Disks;
 use crate::net::Network;
 use crate::random::Rng;
 
@@ -64,6 +65,7 @@ pub(crate) struct World {
     timers: BTreeSet<(u64, usize)>,
     pub(crate) rng: Rng,
     pub(crate) net: Network,
+    pub(crate) disks: Disks,
     pub(crate) trace: Vec<String>,
     pub(crate) steps: u64,
     /// Depends on every choice that was made.
@@ -104,6 +106,7 @@ pub(crate) fn begin(seed: u64) {
         ready: Vec::new(),
         timers: BTreeSet::new(),
         net: Network::default(),
+        disks: Disks::default(),
         trace: Vec::new(),
         steps: 0,
         fingerprint: seed,
@@ -340,6 +343,14 @@ impl World {
                 task.state = State::Crashed;
                 self.ready.retain(|other| *other != id);
             }
+        }
+    }
+
+    /// What a host's process had in hand is lost, and what it wrote and did not sync, if its power is cut.
+    pub(crate) fn lose(&mut self, host: usize, power_cut: bool) {
+        self.net.lose(host, &mut self.rng);
+        if power_cut {
+            self.disks.lose(host, &mut self.rng);
         }
     }
 

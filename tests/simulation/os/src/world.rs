@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+pub use crate::disk::Failing;
 use crate::random::Rng;
 use crate::schedule;
 
@@ -52,8 +53,20 @@ pub fn crash(host: usize) {
     let mut world = schedule::world();
     world.note(&format!("host-{host} crashes"));
     world.freeze(host);
-    let schedule::World { net, rng, .. } = &mut *world;
-    net.lose(host, rng);
+    world.lose(host, false);
+}
+
+/// Ends a host's process by cutting its power: of what it wrote and did not sync, its disks keep what they like.
+pub fn cut_power(host: usize) {
+    let mut world = schedule::world();
+    world.note(&format!("host-{host} loses power"));
+    world.freeze(host);
+    world.lose(host, true);
+}
+
+/// How disks fail from now on.
+pub fn disks_fail(failing: Failing) {
+    schedule::world().disks.failing = failing;
 }
 
 /// From now on nothing that `from` sends reaches `to`, until [`mend`].

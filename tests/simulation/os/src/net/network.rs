@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
 
 use super::TcpStream;
 use crate::random::Rng;
@@ -12,6 +15,8 @@ use crate::schedule::{self, On};
 
 const MICROSECOND: u64 = 1000;
 const MILLISECOND: u64 = 1_000_000;
+/// The most that is taken from a socket at a time: what a packet of the model is.
+const READ: usize = 64 << 10;
 /// What may be on its way in one direction; more waits in the sender's socket.
 const IN_FLIGHT_MAX: usize = 256 << 10;
 /// How long until a full socket is tried again.
@@ -69,20 +74,21 @@ struct Packet {
 }
 
 impl Way {
+    fn has_room(&self) -> bool {
+        !self.ended && self.bytes < IN_FLIGHT_MAX
+    }
+
     /// Takes what the sender has written.
     fn collect(&mut self, cut: bool, rng: &mut Rng) {
-        while !self.ended && self.bytes < IN_FLIGHT_MAX {
-            let mut bytes = vec![0; 64 << 10];
-            match self.source.read(&mut bytes) {
-                Ok(0) => self.ended = true,
-                Ok(count) => bytes.truncate(count),
+        let mut read = [0; READ];
+        while self.has_room() {
+            let bytes = match self.source.read(&mut read) {
+                Ok(count) => read[..count].to_vec(),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(_) => self.ended = true,
-            }
-            if self.ended {
-                bytes.clear();
-            }
+                Err(_) => Vec::new(),
+            };
+            self.ended = bytes.is_empty();
             let at = if cut { u64::MAX } else { schedule::now() + delay(rng) };
             // In order.
             let at = self.packets.back().map_or(at, |last| at.max(last.at));
@@ -131,10 +137,22 @@ fn delay(rng: &mut Rng) -> u64 {
 impl Network {
     /// Takes what hosts have written since.
     pub(crate) fn collect(&mut self, rng: &mut Rng) {
-        let cuts = &self.cuts;
-        for way in self.connections.values_mut().flat_map(|connection| &mut connection.ways) {
-            way.collect(cuts.contains(&(way.from, way.to)), rng);
+        let ready = self.written();
+        let ways = self.connections.values_mut().flat_map(|connection| &mut connection.ways);
+        for (way, _) in ways.filter(|way| way.has_room()).zip(ready).filter(|(_, ready)| *ready) {
+            way.collect(self.cuts.contains(&(way.from, way.to)), rng);
         }
+    }
+
+    /// Of each way with room, whether its sender has written or ended: most have not, and one look at all tells.
+    fn written(&self) -> Vec<bool> {
+        let ways = self.connections.values().flat_map(|connection| &connection.ways);
+        fn poll(way: &Way) -> PollFd<'_> {
+            PollFd::from_borrowed_fd(way.source.as_fd(), PollFlags::IN)
+        }
+        let mut polled: Vec<PollFd<'_>> = ways.filter(|way| way.has_room()).map(poll).collect();
+        let looked = schedule::ready_now(&mut polled);
+        polled.iter().map(|fd| looked.is_err() || !fd.revents().is_empty()).collect()
     }
 
     /// When something arrives next.

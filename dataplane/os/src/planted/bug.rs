@@ -1,0 +1,57 @@
+//! The list of bugs that a simulation may plant: one for the product, in which none of them is, and for the simulated machine.
+
+macro_rules! bugs {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// A bug that a test may plant.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Bug {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Bug {
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// Whether it is one of a tier on a disk, not of hosts among each other.
+            pub fn is_of_disk(self) -> bool {
+                self as usize >= Self::BeginsSegmentUnsynced as usize
+            }
+
+            /// As it is called on the command line: `LeavesOrphans` is `leaves-orphans`.
+            pub fn name(self) -> String {
+                let mut name = String::new();
+                for letter in format!("{self:?}").chars() {
+                    if letter.is_uppercase() && !name.is_empty() {
+                        name.push('-');
+                    }
+                    name.push(letter.to_ascii_lowercase());
+                }
+                name
+            }
+        }
+    };
+}
+
+bugs! {
+    /// A host reports a copy as made when it has a place for it, before its bytes have come.
+    ReportsCopyBeforeItsBytes,
+    /// A copy that is on its way while its block is removed is kept when it arrives.
+    KeepsCopyOfRemoved,
+    /// A peer that comes back is not told what was removed while it was away.
+    LeavesRemovalsUntold,
+    /// What a peer said before it was started again counts as if it still said so.
+    BelievesAnEarlierRun,
+    /// A host that has a block which nobody claims any more does not take over.
+    LeavesOrphans,
+    /// The first group of a segment, with which its epoch goes, is not made durable before others follow.
+    BeginsSegmentUnsynced,
+    /// A removal is answered before its tombstone is durable.
+    AnswersRemovalUnsynced,
+    /// After a sync that failed the next one is believed.
+    BelievesSyncAfterFailure,
+    /// What is read from the disk is not compared with its checksum.
+    ServesDamaged,
+    /// What may be on the disk because its write or removal failed is removed by doing nothing.
+    ForgetsFailedWrites,
+    /// A block that compaction moves waits for a put of it, which waits for space.
+    MoveWaitsForPut,
+}
