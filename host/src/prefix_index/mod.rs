@@ -170,7 +170,8 @@ impl PrefixIndex {
     /// `None` at the start of a prompt. An unknown parent is not an error: the match ends before it.
     pub fn store(&mut self, slot: Slot, parent: Option<u64>, hashes: &[u64]) -> Stored {
         let mut stored = Stored::default();
-        self.table.warm(hashes.iter().copied().take(WARM - 1).chain(parent));
+        self.table.warm(parent.as_slice());
+        self.table.warm(hashes);
         let mut before = parent.and_then(|hash| self.find(hash));
         let mut rest = hashes;
         while !rest.is_empty() {
@@ -270,7 +271,7 @@ impl PrefixIndex {
     /// Reads what finding the hashes needs, so that their cache misses overlap.
     fn warm(&self, hashes: &[u64]) {
         if hashes.len() > 1 {
-            self.table.warm(hashes.iter().copied());
+            self.table.warm(hashes);
             let found = hashes.iter().filter_map(|&hash| self.find(hash));
             std::hint::black_box(found.fold(0, |all, place| all ^ place.run));
         }
@@ -318,7 +319,7 @@ impl PrefixIndex {
         let hashes = &hashes[..hashes.len().min((MAX_LEN - first) as usize)];
         let mut len = 0;
         for some in hashes.chunks(WARM) {
-            self.table.warm(some.iter().copied());
+            self.table.warm(some);
             let new = self.put(run, first + len, some);
             len += new;
             if (new as usize) < some.len() {

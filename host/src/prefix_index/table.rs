@@ -10,7 +10,7 @@ mod tests;
 /// Entries of a line.
 const WIDTH: usize = 8;
 
-const SHARD_BITS: u32 = 6;
+const SHARD_BITS: u32 = 8;
 
 /// Lines of a shard from which on shards differ in size.
 const BEGIN: usize = 8;
@@ -92,13 +92,13 @@ impl Table {
 
     /// Reads the lines of hashes that come next, at most [`WARM`]. The reads are independent, so their cache misses
     /// overlap; they are most of the time of a store into a large table.
-    pub(super) fn warm(&self, hashes: impl IntoIterator<Item = u64>) {
-        let read = |hash| {
+    pub(super) fn warm(&self, hashes: &[u64]) {
+        let read = |&hash: &u64| {
             let tag = tag(hash);
             let shard = self.shard(tag);
             shard.lines.get(shard.home(tag)).map_or(0, |line| line.tags[0])
         };
-        std::hint::black_box(hashes.into_iter().take(WARM).map(read).fold(0, |all, tag| all ^ tag));
+        std::hint::black_box(hashes.iter().take(WARM).map(read).fold(0, |all, tag| all ^ tag));
     }
 
     /// Removes the entry of a hash that has this value. An absent entry has no effect.

@@ -20,7 +20,7 @@ fn op() -> impl Strategy<Value = Op> {
     // Few shards, in which some homes are far more popular than others.
     let tag = (0..2u32, 0..40u32, prop_oneof![Just(0u32), 0..3u32]);
     let hash =
-        (tag, 0..4u32).prop_map(|((shard, line, tag), below)| hash(shard << 26 | line << 20 | tag, below));
+        (tag, 0..4u32).prop_map(|((shard, line, tag), below)| hash(shard << 24 | line << 18 | tag, below));
     prop_oneof![3 => hash.clone().prop_map(Op::Insert), 2 => hash.prop_map(Op::Remove)]
 }
 
