@@ -484,7 +484,7 @@ impl Conductor {
             ("conductor.block_size_tokens", u64::from(block_size_tokens), 1 << 20),
             // 65,535 means "reject" in the policy contract.
             ("conductor.instances_max", instances_max.into(), 65_534),
-            ("conductor.index_entries_max", index_entries_max, 1 << 32),
+            ("conductor.index_entries_max", index_entries_max, 1 << 29),
             ("conductor.requests_max", requests_max.into(), 1 << 28),
             ("conductor.sessions_max", sessions_max.into(), 1 << 28),
             // Each holds instances of two policies, and three times as many live during a swap.

@@ -6,15 +6,19 @@
 //!
 //! Layout. Blocks that follow each other in a chain stand side by side in a *run*, cut into pages of
 //! [`pages::CELLS`] hashes; a run grows at its tail and is cut only when no instance holds a page
-//! of it. One table maps a hash to its cell (the hash itself is stored in the cell only), so a
-//! branch needs no node: it is a run whose first hash is looked up when the walk leaves another.
+//! of it. A branch needs no node: it is a run whose first hash is looked up when the walk leaves another.
 //! Within a run the deepest common block is found by binary search, because a block that is equal
 //! implies that all before it are. Who holds what is kept per run as covers: (slot, from, to).
+//!
+//! Two tables map hashes, which are kept whole and compared whole. `heads` leads to a run by its first block, and a
+//! lookup needs no other; `table` leads to the cell of any block, for parents and removals.
+//! Costs and what else was considered: docs/design/0016-prefix-index.md.
 //!
 //! There is no clock, no I/O and no lock here. Entries and covers have hard caps; what does not fit is
 //! refused and counted, which costs misses, never wrong answers.
 #![deny(clippy::disallowed_methods)]
 
+mod chunks;
 mod pages;
 mod runs;
 mod table;
@@ -26,7 +30,7 @@ pub use tiered::{Near, Tier, TieredIndex};
 
 use pages::{CELLS, Pages};
 use runs::{Cover, MAX_LEN, Run, Runs};
-use table::{Probe, Table};
+use table::{Probe, Table, WARM};
 
 /// Dense number of an instance.
 pub type Slot = u16;
@@ -34,7 +38,7 @@ pub type Slot = u16;
 /// Hard caps of one index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Distinct blocks. At most 2^32 - 16.
+    /// Distinct blocks. At most 2^29, so that cells have numbers of 32 bits even if every block has a page of its own.
     pub entries: usize,
     /// Stretches of a run held by one instance. Blocks shared by n instances need n.
     pub covers: usize,
@@ -94,9 +98,14 @@ impl Stats {
 #[derive(Debug)]
 pub struct PrefixIndex {
     limits: Limits,
+    /// Cell of each block.
     table: Table,
+    /// Run by its first block: a lookup needs no others, and few are likely to be in the processor's caches.
+    heads: Table,
     pages: Pages,
     runs: Runs,
+    /// A block was stored behind another one than before: some instance misnames blocks or their order.
+    crossed: bool,
     covers: usize,
     refused: u64,
     forgotten: u64,
@@ -109,14 +118,23 @@ struct Place {
     offset: u32,
 }
 
+impl Place {
+    /// Whether it begins a run, or stands behind `before` in it.
+    fn follows(self, before: Option<Place>) -> bool {
+        self.offset == 0 || before == Some(Place { offset: self.offset - 1, ..self })
+    }
+}
+
 impl PrefixIndex {
     pub fn new(limits: Limits) -> Self {
-        let entries = limits.entries.min(u32::MAX as usize - 2 * CELLS);
+        let entries = limits.entries.min(1 << 29);
         Self {
             limits: Limits { entries, ..limits },
             table: Table::default(),
+            heads: Table::default(),
             pages: Pages::default(),
             runs: Runs::default(),
+            crossed: false,
             covers: 0,
             refused: 0,
             forgotten: 0,
@@ -130,7 +148,7 @@ impl PrefixIndex {
         let mut longest = 0;
         let mut at = 0;
         while at < chain.len() {
-            let Some(place) = self.find(chain[at]) else { break };
+            let Some(place) = self.enter(chain[at], at) else { break };
             let run = self.runs.get(place.run);
             let common = self.common(run, place.offset, &chain[at..]);
             let reached = run.extend_matches(place.offset, common, at as u32, out);
@@ -152,12 +170,14 @@ impl PrefixIndex {
     /// `None` at the start of a prompt. An unknown parent is not an error: the match ends before it.
     pub fn store(&mut self, slot: Slot, parent: Option<u64>, hashes: &[u64]) -> Stored {
         let mut stored = Stored::default();
+        self.table.warm(parent.as_slice());
         self.table.warm(hashes);
         let mut before = parent.and_then(|hash| self.find(hash));
         let mut rest = hashes;
         while !rest.is_empty() {
             let (place, len, new) = match self.find(rest[0]) {
                 Some(place) => {
+                    self.crossed |= !place.follows(before);
                     let run = self.runs.get(place.run);
                     (place, self.common(run, place.offset, rest), false)
                 }
@@ -189,7 +209,12 @@ impl PrefixIndex {
 
     /// `slot` no longer holds `hashes`, in any order. Returns how many of them it held.
     pub fn remove(&mut self, slot: Slot, hashes: &[u64]) -> usize {
-        hashes.iter().filter(|&&hash| self.remove_one(slot, hash)).count()
+        let mut removed = 0;
+        for some in hashes.chunks(WARM) {
+            self.warm(some);
+            removed += some.iter().filter(|&&hash| self.remove_one(slot, hash)).count();
+        }
+        removed
     }
 
     /// Forgets everything `slot` holds; returns the number of blocks. Visits every run.
@@ -220,21 +245,36 @@ impl PrefixIndex {
             entries: self.len(),
             runs: self.runs.live(),
             covers: self.covers,
-            bytes: self.table.bytes() + self.pages.bytes() + self.runs.bytes(),
+            bytes: self.table.bytes() + self.heads.bytes() + self.pages.bytes() + self.runs.bytes(),
             refused: self.refused,
             forgotten: self.forgotten,
         }
     }
 
-    fn find(&self, hash: u64) -> Option<Place> {
-        match self.probe(hash) {
-            Probe::Found(cell) => Some(self.place(cell)),
+    /// Where a walk that has come to block `at` of its chain goes on. The block before it ends here, and a block inside of a
+    /// run stands behind the one before it: so this one begins a run, unless the walk begins here.
+    fn enter(&self, hash: u64, at: usize) -> Option<Place> {
+        match self.heads.probe(hash, |run| self.runs.get(run).first() == hash) {
+            Probe::Found(run, _) => Some(Place { run, offset: 0 }),
+            Probe::Vacant(_) if at == 0 || self.crossed => self.find(hash),
             Probe::Vacant(_) => None,
         }
     }
 
-    fn probe(&self, hash: u64) -> Probe {
-        self.table.probe(hash, |cell| self.pages.cell(cell) == hash)
+    fn find(&self, hash: u64) -> Option<Place> {
+        match self.table.probe(hash, |cell| self.pages.cell(cell) == hash) {
+            Probe::Found(cell, _) => Some(self.place(cell)),
+            Probe::Vacant(_) => None,
+        }
+    }
+
+    /// Reads what finding the hashes needs, so that their cache misses overlap.
+    fn warm(&self, hashes: &[u64]) {
+        if hashes.len() > 1 {
+            self.table.warm(hashes);
+            let found = hashes.iter().filter_map(|&hash| self.find(hash));
+            std::hint::black_box(found.fold(0, |all, place| all ^ place.run));
+        }
     }
 
     fn place(&self, cell: u32) -> Place {
@@ -245,8 +285,10 @@ impl PrefixIndex {
     /// How many blocks of `chain` are in `run` from `offset` on; the first is known to be equal.
     fn common(&self, run: &Run, offset: u32, chain: &[u64]) -> u32 {
         let equal = |i: u32| self.pages.cell(run.cell(offset + i)) == chain[i as usize];
-        let most = (run.len() - offset).min(u32::try_from(chain.len()).unwrap_or(u32::MAX));
-        if equal(most - 1) {
+        let left = run.len() - offset;
+        let most = left.min(u32::try_from(chain.len()).unwrap_or(u32::MAX));
+        let all = if most == left { run.last() == chain[most as usize - 1] } else { equal(most - 1) };
+        if all {
             return most;
         }
         let (mut same, mut different) = (0, most - 1);
@@ -261,15 +303,14 @@ impl PrefixIndex {
         different
     }
 
-    /// Puts the leading new blocks of `hashes` at the tail of the run of `before`, or in a run of their
-    /// own if another block follows there. Returns `None` at the cap.
+    /// Puts the leading new blocks of `hashes`, of which the first is, at the tail of the run of `before`, or in a run of
+    /// their own if another block follows there. Returns `None` at the cap.
     fn append(&mut self, before: Option<Place>, hashes: &[u64]) -> Option<(Place, u32)> {
         let room = self.limits.entries - self.table.len();
         let hashes = &hashes[..hashes.len().min(room)];
         if hashes.is_empty() {
             return None;
         }
-        self.table.reserve(hashes.len());
         let run = match before {
             Some(place) if self.runs.get(place.run).can_grow_behind(place.offset) => place.run,
             _ => self.runs.create(),
@@ -277,19 +318,50 @@ impl PrefixIndex {
         let first = self.runs.get(run).len();
         let hashes = &hashes[..hashes.len().min((MAX_LEN - first) as usize)];
         let mut len = 0;
-        for &hash in hashes {
-            let Probe::Vacant(vacancy) = self.probe(hash) else { break };
-            let offset = first + len;
-            if offset.is_multiple_of(CELLS as u32) {
-                let page = self.pages.allocate(run, offset / CELLS as u32);
-                self.runs.get_mut(run).push_page(page);
+        for some in hashes.chunks(WARM) {
+            self.table.warm(some);
+            let new = self.put(run, first + len, some);
+            len += new;
+            if (new as usize) < some.len() {
+                break;
             }
-            let cell = self.runs.get_mut(run).push();
-            self.pages.set(cell, hash);
-            self.table.insert(vacancy, hash, cell);
-            len += 1;
+        }
+        self.runs.get_mut(run).grow(len);
+        self.set_ends(run);
+        if first == 0 {
+            self.set_head(run);
         }
         Some((Place { run, offset: first }, len))
+    }
+
+    /// Puts the leading new ones of `hashes` behind a run's end, which is at `offset`. Returns how many.
+    fn put(&mut self, run: u32, offset: u32, hashes: &[u64]) -> u32 {
+        let (pages, own) = (&mut self.pages, self.runs.get_mut(run));
+        let mut page = own.pages().last().copied().unwrap_or_default();
+        for (new, &hash) in (0..).zip(hashes) {
+            let (ordinal, position) = ((offset + new) / CELLS as u32, (offset + new) % CELLS as u32);
+            if position == 0 {
+                page = pages.allocate(run, ordinal);
+            }
+            let cell = page * CELLS as u32 + position;
+            pages.set(cell, hash);
+            if !self.table.insert(hash, cell, |other| pages.cell(other) == hash) {
+                if position == 0 {
+                    pages.release(page);
+                }
+                return new;
+            }
+            if position == 0 {
+                own.push_page(page);
+            }
+        }
+        hashes.len() as u32
+    }
+
+    /// From now on a run is found by its first block.
+    fn set_head(&mut self, run: u32) {
+        let first = self.runs.get(run).first();
+        self.heads.insert(first, run, |other| other == run);
     }
 
     /// Marks `len` blocks as held. Returns how many of them were already, or `None` at the cap.
@@ -349,7 +421,10 @@ impl PrefixIndex {
             }
         }
         if len == 0 {
+            self.heads.remove(self.runs.get(run).first(), run);
             self.runs.release(run);
+        } else {
+            self.set_ends(run);
         }
     }
 
@@ -361,8 +436,18 @@ impl PrefixIndex {
             for (ordinal, &page) in self.runs.get(created).pages().iter().enumerate() {
                 self.pages.set_owner(page, created, ordinal as u32);
             }
+            self.set_ends(created);
+            self.set_head(created);
         }
         let live = self.runs.get(run).live_len();
         self.truncate(run, live);
+    }
+
+    /// After the first or the last block of a run has changed.
+    fn set_ends(&mut self, run: u32) {
+        let run = self.runs.get_mut(run);
+        let at = |offset| self.pages.cell(run.cell(offset));
+        let (first, last) = (at(0), at(run.len() - 1));
+        run.set_ends(first, last);
     }
 }

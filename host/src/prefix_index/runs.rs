@@ -1,7 +1,9 @@
 //! Runs: blocks that follow each other, and which instance holds which stretch of them.
 
 use super::Slot;
+use super::chunks::Chunks;
 use super::pages::CELLS;
+use smallvec::SmallVec;
 
 /// The most blocks in one run, so that a cover fits in 8 bytes; a longer chain continues in another run.
 pub(super) const MAX_LEN: u32 = (1 << 24) - 1;
@@ -10,6 +12,9 @@ pub(super) const MAX_LEN: u32 = (1 << 24) - 1;
 /// covers compare as numbers and a lookup reads few cache lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cover(u64);
+
+/// Covers of one run. Most runs are held by one instance: three stand in the run itself.
+type Covers = SmallVec<[Cover; 8]>;
 
 impl Cover {
     pub(super) fn new(slot: Slot, start: u32, end: u32) -> Self {
@@ -37,16 +42,31 @@ pub(super) struct Gone {
     pub(super) covers: isize,
 }
 
-#[derive(Debug, Default)]
+/// Its first and its last hash stand here as well as in the pages, so a chain that has all of it reads no page.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Run {
-    /// All pages but the last are full.
-    pages: Vec<u32>,
-    len: u32,
+    first: u64,
+    last: u64,
+    /// All pages but the last are full. Those of up to 32 blocks stand in the run itself.
+    pages: SmallVec<[u32; 4]>,
     /// Sorted by slot, then start; those of one slot neither overlap nor touch.
-    covers: Vec<Cover>,
+    covers: Covers,
+    len: u32,
 }
 
 impl Run {
+    pub(super) fn first(&self) -> u64 {
+        self.first
+    }
+
+    pub(super) fn last(&self) -> u64 {
+        self.last
+    }
+
+    pub(super) fn set_ends(&mut self, first: u64, last: u64) {
+        (self.first, self.last) = (first, last);
+    }
+
     pub(super) fn len(&self) -> u32 {
         self.len
     }
@@ -64,14 +84,12 @@ impl Run {
     }
 
     pub(super) fn push_page(&mut self, page: u32) {
-        self.pages.reserve_exact(if self.pages.is_empty() { 1 } else { self.pages.len() / 4 + 1 });
         self.pages.push(page);
     }
 
-    /// Adds a block, whose page must exist. Returns its cell.
-    pub(super) fn push(&mut self) -> u32 {
-        self.len += 1;
-        self.cell(self.len - 1)
+    /// Adds blocks, whose pages must exist.
+    pub(super) fn grow(&mut self, blocks: u32) {
+        self.len += blocks;
     }
 
     /// Removes the last block: its cell, and its page if that is empty now.
@@ -117,9 +135,6 @@ impl Run {
         if count == 0 {
             if !room {
                 return None;
-            }
-            if self.covers.is_empty() {
-                self.covers.reserve_exact(1);
             }
             self.covers.insert(first, new);
             return Some((0, 1));
@@ -180,36 +195,40 @@ impl Run {
         if offset >= self.len {
             return Run::default();
         }
-        let pages = self.pages.split_off(offset as usize / CELLS);
-        let behind = self.covers.extract_if(.., |c| c.start() >= offset);
+        let pages = self.pages.drain(offset as usize / CELLS..).collect();
+        let behind = self.covers.iter().filter(|c| c.start() >= offset);
         let covers = behind.map(|c| Cover::new(c.slot(), c.start() - offset, c.end() - offset)).collect();
+        self.covers.retain(|c| c.start() < offset);
         let len = std::mem::replace(&mut self.len, offset) - offset;
-        Run { pages, len, covers }
+        Run { pages, len, covers, ..Run::default() }
     }
 
     fn first_ending_after(&self, slot: Slot, offset: u32) -> usize {
         self.covers.partition_point(|c| (c.slot(), c.end()) <= (slot, offset))
     }
 
+    /// On the heap, beside the run.
     fn bytes(&self) -> usize {
-        self.pages.capacity() * size_of::<u32>() + self.covers.capacity() * size_of::<Cover>()
+        let pages = if self.pages.spilled() { self.pages.capacity() * size_of::<u32>() } else { 0 };
+        let covers = if self.covers.spilled() { self.covers.capacity() * size_of::<Cover>() } else { 0 };
+        pages + covers
     }
 }
 
 /// Runs by number.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
-    runs: Vec<Run>,
+    runs: Chunks<Run>,
     free: Vec<u32>,
 }
 
 impl Runs {
     pub(super) fn get(&self, run: u32) -> &Run {
-        &self.runs[run as usize]
+        self.runs.get(run)
     }
 
     pub(super) fn get_mut(&mut self, run: u32) -> &mut Run {
-        &mut self.runs[run as usize]
+        self.runs.get_mut(run)
     }
 
     /// Numbers in use are below this.
@@ -226,24 +245,18 @@ impl Runs {
     }
 
     pub(super) fn adopt(&mut self, run: Run) -> u32 {
-        if let Some(number) = self.free.pop() {
-            self.runs[number as usize] = run;
-            return number;
-        }
-        if self.runs.len() == self.runs.capacity() {
-            self.runs.reserve_exact(self.runs.len() / 8 + 64);
-        }
-        self.runs.push(run);
-        self.runs.len() as u32 - 1
+        let number = self.free.pop().unwrap_or_else(|| self.runs.push());
+        *self.runs.get_mut(number) = run;
+        number
     }
 
     pub(super) fn release(&mut self, run: u32) {
-        self.runs[run as usize] = Run::default();
+        *self.runs.get_mut(run) = Run::default();
         self.free.push(run);
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let own = self.runs.capacity() * size_of::<Run>() + self.free.capacity() * size_of::<u32>();
+        let own = self.runs.bytes() + self.free.capacity() * size_of::<u32>();
         own + self.runs.iter().map(Run::bytes).sum::<usize>()
     }
 }

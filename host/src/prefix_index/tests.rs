@@ -2,7 +2,8 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::HashSet;
 
-const SLOTS: usize = 5;
+/// More than the covers that stand in a run itself.
+const SLOTS: usize = 12;
 const CHAIN: usize = 70;
 
 /// What the index represents: for each instance a set of hashes, walked from the front.
@@ -131,6 +132,29 @@ fn check(index: &PrefixIndex, model: &Model) {
     }
 }
 
+/// Every block of every run is found where it stands, and every run by its first block.
+fn assert_whole(index: &PrefixIndex) {
+    let (mut blocks, mut runs, mut covers) = (0, 0, 0);
+    for number in 0..index.runs.slots() {
+        let run = index.runs.get(number);
+        if run.is_empty() {
+            continue;
+        }
+        let hashes: Vec<u64> = (0..run.len()).map(|offset| index.pages.cell(run.cell(offset))).collect();
+        for (offset, &hash) in (0..).zip(&hashes) {
+            assert_eq!(index.find(hash), Some(Place { run: number, offset }));
+        }
+        assert_eq!(Some(run.first()), hashes.first().copied());
+        assert_eq!(Some(run.last()), hashes.last().copied());
+        assert_eq!(index.enter(run.first(), 1), Some(Place { run: number, offset: 0 }));
+        blocks += hashes.len();
+        runs += 1;
+        covers += (0..SLOTS as u16).map(|slot| run.clone().take_slot(slot).len()).sum::<usize>();
+    }
+    assert_eq!((index.len(), index.heads.len(), index.runs.live()), (blocks, runs, runs));
+    assert_eq!(index.stats().covers, covers);
+}
+
 fn empty(index: &mut PrefixIndex) {
     for slot in 0..SLOTS as u16 {
         index.drop_instance(slot);
@@ -148,6 +172,8 @@ proptest! {
             apply(op, &mut index, &mut model);
         }
         check(&index, &model);
+        assert_whole(&index);
+        prop_assert!(!index.crossed);
         prop_assert_eq!(index.stats().refused + index.stats().forgotten, 0);
         empty(&mut index);
     }
@@ -163,6 +189,7 @@ proptest! {
             prop_assert!(index.stats().entries <= entries && index.stats().covers <= covers);
         }
         check(&index, &model);
+        assert_whole(&index);
         empty(&mut index);
     }
 }
@@ -181,6 +208,57 @@ fn a_lost_block_ends_the_match_and_its_return_heals_it() {
     assert_eq!(stored, Stored { shared: 1, ..Stored::default() });
     index.lookup(&chain, &mut out);
     assert_eq!(out, [10, 0, 10]);
+}
+
+#[test]
+fn the_middle_of_a_run_goes_and_comes_back() {
+    let chain = Chain { trunk: 1, fork: CHAIN, branch: 1 }.hashes();
+    let mut index = PrefixIndex::new(Limits::default());
+    let mut out = [0; SLOTS];
+    for slot in 0..SLOTS {
+        index.store(slot as u16, None, &chain);
+    }
+    assert_eq!(index.stats().runs, 1);
+    for slot in 0..SLOTS {
+        assert_eq!(index.remove(slot as u16, &chain[20..44]), 24);
+        assert_whole(&index);
+    }
+    assert_eq!(index.stats().runs, 2, "two pages of the middle that nobody holds are gone");
+    assert_eq!(index.lookup(&chain, &mut out), 20);
+    for slot in 0..SLOTS {
+        index.store(slot as u16, Some(chain[19]), &chain[20..44]);
+        index.lookup(&chain, &mut out);
+        assert_eq!(out[slot], CHAIN as u32);
+        assert_whole(&index);
+    }
+    empty(&mut index);
+}
+
+#[test]
+fn a_block_told_behind_a_wrong_one_is_still_found_behind_the_right_one() {
+    let chain = Chain { trunk: 1, fork: CHAIN, branch: 1 }.hashes();
+    let mut index = PrefixIndex::new(Limits::default());
+    let mut lie = vec![u64::MAX];
+    lie.extend(&chain[6..]);
+    index.store(0, None, &lie);
+    index.store(1, None, &chain[..6]);
+    index.store(1, Some(chain[5]), &chain[6..]);
+    let mut out = [0; 2];
+    index.lookup(&chain, &mut out);
+    assert_eq!(out, [0, CHAIN as u32]);
+    empty(&mut index);
+}
+
+#[test]
+fn a_block_that_is_told_twice_in_one_message_is_one_block() {
+    let mut index = PrefixIndex::new(Limits::default());
+    for hashes in [[0, 0, 0, 0], [7, 0, 7, 0], [7, 8, 8, 7]] {
+        let stored = index.store(3, None, &hashes);
+        assert_eq!(stored.new + stored.shared + stored.repeated, 4);
+    }
+    assert_eq!(index.len(), 3);
+    assert!([0, 7, 8].iter().all(|&hash| index.holds(3, hash)));
+    empty(&mut index);
 }
 
 #[test]
