@@ -71,7 +71,7 @@ fn stranger(bytes: &[u8]) {
 fn between(input: &mut Input<'_>) {
     let name: String = String::from_utf8_lossy(input.part()).into_owned();
     let changes = [Change::of(input), Change::of(input)];
-    // One that is told of a longer name than comes waits for the rest of it.
+    // One that is told of a longer name than comes waits for the rest of it; on a busy machine also one that is not told so yet.
     let is_patient = changes.iter().all(|change| change.at != NAME_LEN_AT || change.bits == 0);
     let timeout = Duration::from_millis(if is_patient { 20_000 } else { 20 });
     let (near, far) = UnixStream::pair().expect("two sockets");
@@ -91,7 +91,9 @@ fn between(input: &mut Input<'_>) {
             assert!(!is_changed, "a change went unnoticed");
             assert_eq!((found.as_str(), host.as_str()), (&name[..name.floor_char_boundary(255)], "host"));
         }
-        (accepted, connected) => assert!(is_changed || name.is_empty(), "{accepted:?}, {connected:?}"),
+        (accepted, connected) => {
+            assert!(is_changed || !is_patient || name.is_empty(), "{accepted:?}, {connected:?}");
+        }
     }
 }
 

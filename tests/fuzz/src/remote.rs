@@ -18,6 +18,8 @@ const HEADER_LEN: usize = 128;
 const SUM: std::ops::Range<usize> = 112..120;
 /// Of the blocks that are sealed.
 const SIZES: [usize; 3] = [1, 100, 2_000];
+/// Of a buffer: the tier wants room for what it last read under the key, however short the object is now.
+const ROOM: usize = 32 << 10;
 const TENANT: u16 = 1;
 const KEY: BlockKey = BlockKey(0x0123_4567_89ab_cdef);
 
@@ -68,7 +70,7 @@ impl Tier {
     /// The block that the tier finds in this object: its bytes match what it says of them.
     fn get(&self, object: &[u8]) -> Option<(Loaded, Vec<u8>)> {
         fs::write(self.file(), object).expect("an object");
-        let buffer = Buffer::zeroed(object.len().max(1));
+        let buffer = Buffer::zeroed(object.len().max(ROOM));
         let done = self.store.get(vec![Get { key: KEY, buffer }]).wait().remove(0);
         let loaded = done.outcome.ok()??;
         let size = loaded.meta.size as usize;

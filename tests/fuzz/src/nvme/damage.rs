@@ -139,7 +139,8 @@ fn summary(dir: &Path, input: &mut Input<'_>) -> Vec<BlockKey> {
         &headers.to_le_bytes(),
         &checksum(&bytes).to_le_bytes(),
     ];
-    let db = sled::open(dir.join("checkpoint")).expect("a checkpoint");
+    // It waits for the lock of one that was closed just now.
+    let db = kvasir_state_db::open(&dir.join("checkpoint"), 1 << 20).expect("a checkpoint").db;
     for (part, bytes) in [(0, head.concat()), (1, bytes)] {
         let key = (u64::from(segment) << 32 | part).to_be_bytes();
         db.insert(key, bytes).expect("a record is written");
