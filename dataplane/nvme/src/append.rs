@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use super::checkpoint::Summary;
-use super::engine::{End, Engine, Ticket, Work, sync};
+use super::engine::{End, Engine, Ticket, Work, sync, sync_folder};
 use super::format::{self, Block, ENTRIES_MAX, Entry, GroupHead, Kind, PAGE, Place, Tombstone};
 use super::index::Found;
 use super::io::{Op, OpKind, Piece};
@@ -389,7 +389,7 @@ impl Engine {
         group.syncs = 1 + u32::from(unlisted);
         self.submit(sync(file, Some(number)), Work::GroupSync(id));
         if unlisted {
-            self.submit(sync(self.shared.disk.handle.clone(), None), Work::GroupSync(id));
+            self.submit(sync_folder(self.shared.disk.handle.clone()), Work::GroupSync(id));
         }
         true
     }
@@ -561,6 +561,10 @@ impl Engine {
     pub(super) fn doubt(&mut self, copy: Tombstone) {
         if planted::is(Bug::ForgetsFailedWrites) {
             return;
+        }
+        if self.doubtful.len() >= DOUBTFUL_MAX {
+            let segments = self.shared.segments();
+            self.doubtful.retain(|_, copy| segments.holds(copy));
         }
         if self.doubtful.len() < DOUBTFUL_MAX {
             self.doubtful.insert(copy.key, copy);

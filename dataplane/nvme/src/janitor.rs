@@ -109,7 +109,10 @@ impl Janitor {
                         self.shared.send(Command::Space { stuck: None });
                         continue;
                     }
-                    self.shared.segments().at(segment).state = State::Sealed;
+                    let mut segments = self.shared.segments();
+                    segments.at(segment).state = State::Sealed;
+                    segments.at(segment).setbacks += 1;
+                    drop(segments);
                     if self.shared.chores_pause(SETBACK) {
                         return;
                     }
@@ -167,9 +170,7 @@ impl Janitor {
         let (pages, epoch) = (segments.pages, segments.at(number).epoch);
         let file = segments.at(number).file.clone()?;
         drop(segments);
-        let scan =
-            Scan { segment: number, pages, store: self.shared.disk.store, from: 0, epoch, verify: false };
-        let entries = scan.run(&file).entries;
+        let entries = self.entries(number, &file, pages, epoch)?;
         let blocks = entries.iter().filter_map(|entry| match entry {
             Entry::Block(block) => Some(*block),
             Entry::Tombstone(_) => None,
@@ -191,6 +192,19 @@ impl Janitor {
         }
         count(&self.shared.counters.compacted_segments, 1);
         Some(())
+    }
+
+    /// What was written to a segment. `None` if not all of it can be read now: a removal may be noted nowhere else.
+    fn entries(&self, number: u32, file: &File, pages: u32, epoch: u64) -> Option<Vec<Entry>> {
+        let saved = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.load(number, pages));
+        if let Some(saved) = saved.filter(|saved| saved.epoch == epoch && saved.sealed) {
+            return Some(saved.entries);
+        }
+        let scan =
+            Scan { segment: number, pages, store: self.shared.disk.store, from: 0, epoch, verify: false };
+        let scanned = scan.run(file);
+        count(&self.shared.counters.io_errors, scanned.unreadable);
+        (scanned.unreadable == 0).then_some(scanned.entries)
     }
 
     /// What the index knows to be in the segment, though the segment's own headers do not say so: they are damaged.
