@@ -73,7 +73,7 @@ pub(super) fn recover(
         segments.at(number).file = Some(Arc::new(file));
         in_use.extend(found);
     }
-    kvasir_os::disk::sync(&disk.handle)?;
+    kvasir_os::disk::sync_folder(&disk.handle)?;
     // The youngest copy of a block wins, and the youngest segments are the ones to go on with.
     in_use.sort_by_key(|segment| std::cmp::Reverse(segment.epoch));
     let mut recovered = Recovered {

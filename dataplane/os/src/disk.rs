@@ -64,7 +64,15 @@ pub fn write(
     call()
 }
 
-/// Makes what was written to a file, or which files are in a folder, outlive a power cut.
+/// Makes the names of a folder's files outlive a power cut: `fdatasync` may leave them out.
+///
+/// # Errors
+/// As [`File::sync_all`].
+pub fn sync_folder(folder: &File) -> io::Result<()> {
+    folder.sync_all()
+}
+
+/// Makes what was written to a file outlive a power cut.
 ///
 /// # Errors
 /// As [`File::sync_data`]. What was written before may be lost then, whatever a later call says.

@@ -224,6 +224,10 @@ fn remember(file: &File, offset: u64, len: usize) -> io::Result<()> {
     Ok(())
 }
 
+pub fn sync_folder(folder: &File) -> io::Result<()> {
+    sync(folder)
+}
+
 pub fn sync(file: &File) -> io::Result<()> {
     // What is written while it goes on may be in it or not.
     let until = schedule::world().disks.next;
