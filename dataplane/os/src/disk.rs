@@ -64,8 +64,7 @@ pub fn write(
     call()
 }
 
-/// Makes the names of a folder's files outlive a power cut. `fdatasync` may leave them out: for a folder they are its data to us
-/// and metadata to the file system.
+/// Makes the names of a folder's files outlive a power cut: `fdatasync` may leave them out.
 ///
 /// # Errors
 /// As [`File::sync_all`].

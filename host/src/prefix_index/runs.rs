@@ -13,7 +13,7 @@ pub(super) const MAX_LEN: u32 = (1 << 24) - 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cover(u64);
 
-/// Covers of one run. Most runs are held by one instance: three stand in the run itself.
+/// Covers of one run. Eight stand in the run itself; more are on the heap.
 type Covers = SmallVec<[Cover; 8]>;
 
 impl Cover {
