@@ -463,7 +463,9 @@ impl Engine {
                 match entry {
                     Entry::Block(block) if outcome.is_ok() => {
                         self.enter(block, segment);
-                        self.doubtful.remove(&key);
+                        if let Some(earlier) = self.doubtful.remove(&key) {
+                            self.owe(Tombstone { sequence: 0, ..earlier });
+                        }
                         lives = true;
                     }
                     _ => uncount(&self.shared.counters.claimed_pages, pages.into()),
@@ -479,8 +481,13 @@ impl Engine {
                 Some(key)
             }
             Append::Move { block, from, ticket, .. } => {
-                if let (None, Entry::Block(moved)) = (failed, entry) {
-                    lives = self.relocate(moved, from, segment);
+                match entry {
+                    Entry::Block(moved) if failed.is_none() => lives = self.relocate(moved, from, segment),
+                    // It may be on the disk all the same, and no removal of the block will know.
+                    Entry::Block(moved) if moved.page > 0 => {
+                        self.owe(self.tombstone(moved.meta.key, Place { segment, page: moved.page }, 0));
+                    }
+                    _ => {}
                 }
                 ticket.done(failed.is_none());
                 Some(block.meta.key)

@@ -141,3 +141,20 @@ impl<'a> Reader<'a> {
         hasher.finish() == block.checksum
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+
+    use super::*;
+
+    /// A file that is open for writing alone refuses every read; an empty one has nothing to read.
+    #[test]
+    fn pages_that_the_disk_refuses_are_counted() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let scan = Scan { segment: 0, pages: 8, store: 1, from: 2, epoch: 0, verify: true };
+        assert_eq!(scan.run(file.as_file()).unreadable, 0);
+        let refuses = OpenOptions::new().write(true).open(file.path()).unwrap();
+        assert_eq!(scan.run(&refuses).unreadable, 6);
+    }
+}
