@@ -27,10 +27,17 @@ impl Client {
     }
 
     /// Removes blocks. Returns whether each was there.
+    ///
+    /// # Errors
+    /// [`ClientError::NotRemoved`]: one is still somewhere. The others are removed.
     pub fn remove(&self, keys: &[BlockKey]) -> Result<Vec<bool>, ClientError> {
         self.check_batch(keys.len())?;
         let outcomes = self.outcomes(&Request::Remove(keys.to_vec()), keys.len())?;
-        Ok(outcomes.into_iter().map(|outcome| outcome == Outcome::Done).collect())
+        let removed = |(&key, outcome)| match outcome {
+            Outcome::InProgress => Err(ClientError::NotRemoved { key }),
+            outcome => found_or_failed((&key, outcome)),
+        };
+        keys.iter().zip(outcomes).map(removed).collect()
     }
 
     /// Keeps blocks from being evicted for a while, for this client's tenant. Returns whether each was there.

@@ -25,6 +25,10 @@ pub enum ClientError {
     Refused { endpoint: Endpoint, retryable: bool, message: String },
     #[error("block {key}: {}", outcome.text())]
     Block { key: BlockKey, outcome: Outcome },
+    #[error(
+        "block {key} is not removed everywhere: it is being written, or a disk or another host that has it did not answer; remove it again"
+    )]
+    NotRemoved { key: BlockKey },
     #[error("batch of {len} blocks; the most in one call is {BATCH_MAX}, send several")]
     Batch { len: usize },
     #[error("payload of {bytes} B is above the {max} B that the host takes at once; send smaller batches")]
@@ -90,6 +94,7 @@ impl ClientError {
             | Self::Lost { .. }
             | Self::LeaseExpired { .. }
             | Self::LenderGone { .. }
+            | Self::NotRemoved { .. }
             | Self::NotArrived { .. }
             | Self::TooLate { .. }
             | Self::DeadlinePassed { .. }

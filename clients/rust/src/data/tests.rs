@@ -24,7 +24,7 @@ use kvasir_server::access::OwnUser;
 use kvasir_server::node::Node;
 use kvasir_server::{Listen, ServeError, Server, ServerConfig};
 use kvasir_store::config::DramConfig;
-use kvasir_store::dram::DramStore;
+use kvasir_store::dram::{DramStore, Reserve};
 
 use super::*;
 
@@ -120,6 +120,23 @@ fn bytes_of(n: u64, size: u32) -> Vec<u8> {
 
 fn put(client: &Client, n: u64, size: u32) -> Result<Put, ClientError> {
     client.put(&BlockMeta::single(key(n), size), &bytes_of(n, size))
+}
+
+/// "It was not there" would be a promise.
+#[test]
+fn what_cannot_be_removed_yet_is_an_error_and_the_others_are_removed() {
+    let host = Host::small();
+    let client = Client::connect(&host.unix(), Options::default()).unwrap();
+    put(&client, 1, 4096).unwrap();
+    let writer = host.store.new_owner();
+    let reserved = host.store.reserve(writer, &[BlockMeta::single(key(2), 4096)], 0).unwrap().remove(0);
+    let Reserve::Reserved(reserved) = reserved else { panic!("{reserved:?}") };
+    let error = client.remove(&[key(2), key(1)]).unwrap_err();
+    assert!(matches!(error, ClientError::NotRemoved { key: which } if which == key(2)), "{error}");
+    assert!(error.retryable());
+    assert_eq!(client.exists(&[key(1)]).unwrap(), [false]);
+    host.store.abort(writer, &[reserved.id]).unwrap();
+    assert_eq!(client.remove(&[key(2), key(1)]).unwrap(), [false, false]);
 }
 
 #[test]
