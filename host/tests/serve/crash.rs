@@ -10,6 +10,11 @@ const BLOCK: u32 = 64 << 10;
 const BATCH: u32 = 8;
 const KEYS: u32 = 256;
 
+/// `KVASIR_KILLS=500` makes a storm of it.
+fn kills() -> u32 {
+    std::env::var("KVASIR_KILLS").map_or(4, |kills| kills.parse().expect("KVASIR_KILLS is a number"))
+}
+
 fn key(n: u32) -> BlockKey {
     BlockKey::from_engine_hash("crash", &n.to_le_bytes())
 }
@@ -55,7 +60,7 @@ fn kill_during_writes_leaves_no_torn_block_and_keeps_the_policies() {
     std::fs::remove_file(file).unwrap();
     let digest = host.policy("evictor")["digest"].clone();
 
-    for kill in 0..4u32 {
+    for kill in 0..kills() {
         let writes = AtomicU32::new(0);
         let clients = [Transport::Unix, Transport::Tcp, Transport::Unix].map(|t| host.client(t));
         std::thread::scope(|scope| {
@@ -63,7 +68,7 @@ fn kill_during_writes_leaves_no_torn_block_and_keeps_the_policies() {
                 let writes = &writes;
                 scope.spawn(move || write_until_gone(client, i as u32 * KEYS / 3, writes));
             }
-            while writes.load(Ordering::Relaxed) < 20 + 7 * kill {
+            while writes.load(Ordering::Relaxed) < 20 + 7 * (kill % 8) {
                 std::thread::yield_now();
             }
             host.kill();
