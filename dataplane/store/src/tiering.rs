@@ -54,6 +54,7 @@ use super::dram::{BlockStat, DramStore, Offered, OwnerId, Remove};
 use super::store::{BlockStore, Capabilities, Tier, TierStats};
 use crate::error::StoreError;
 use crate::times::TimesTaken;
+use kvasir_os::planted::{self, Bug};
 use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 use kvasir_protocol::clock::Clock;
@@ -465,6 +466,9 @@ impl Tiering {
     /// # Errors
     /// The batch is too large.
     pub fn remove_here(&self, keys: &[BlockKey], now_ms: u64) -> Result<Vec<Remove>, StoreError> {
+        if planted::is(Bug::LeavesRemovedOnDisk) {
+            return self.dram.remove(keys, now_ms);
+        }
         let removed = self.remove_in(keys, Reach::Own, now_ms)?;
         self.levels.iter().for_each(|level| level.store.forget(keys));
         Ok(removed)

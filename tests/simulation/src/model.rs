@@ -42,6 +42,9 @@ pub(crate) struct Counts {
     pub(crate) hits: u32,
     pub(crate) misses: u32,
     pub(crate) removals: u32,
+    /// Blocks that went down to a disk, and that came up.
+    pub(crate) down: u64,
+    pub(crate) up: u64,
 }
 
 pub(crate) fn key(n: u32) -> BlockKey {

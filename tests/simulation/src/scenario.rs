@@ -1,6 +1,7 @@
 //! Some hosts, clients at each, a network that fails, and crashes; then everything works again, and what was promised must be
 //! so.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvasir_os::thread;
@@ -8,7 +9,7 @@ use kvasir_os::time::{Duration, Instant};
 use kvasir_os::world::{self, Chance};
 
 use crate::client::{self, COPIES, Client};
-use crate::host::Host;
+use crate::host::{Disk, Host};
 use crate::model::{Counts, Model, Run, key};
 use crate::violated;
 
@@ -28,21 +29,32 @@ pub(crate) struct Scenario {
     chance: Chance,
     clients: Vec<thread::JoinHandle<()>>,
     named: u32,
-    /// Free bytes of an empty pool.
-    empty: u64,
+    /// Where the hosts' disks are, if they have any.
+    disks: Option<PathBuf>,
+    /// What a host without blocks has ([`Host::filled`]).
+    empty: (u64, u64),
 }
 
 impl Scenario {
-    pub(crate) fn run(seed: u64, count: usize) -> Counts {
-        let hosts: Vec<Arc<Host>> = (0..count).map(|host| start(host, count)).collect();
-        let empty = hosts[0].store.pressure().free_bytes;
+    /// The hosts keep the files of their disks in `folder`. In half of the seeds they have none.
+    pub(crate) fn run(seed: u64, count: usize, folder: PathBuf) -> Counts {
+        let mut chance = Chance::new(seed);
+        let disks = (chance.below(2) == 0).then_some(folder);
+        let hosts: Vec<Arc<Host>> =
+            (0..count).map(|host| start(host, count, disk(&disks, host, &mut chance))).collect();
+        let empty = hosts[0].filled();
         let runs = (0..count).map(|host| Run { host, number: 0 }).collect();
-        let (model, chance, alive) = (Arc::default(), Chance::new(seed), vec![true; count]);
-        let mut world = Self { hosts, runs, alive, model, chance, clients: Vec::new(), named: 0, empty };
+        let (model, alive) = (Arc::default(), vec![true; count]);
+        let mut world =
+            Self { hosts, runs, alive, model, chance, clients: Vec::new(), named: 0, disks, empty };
         world.until("all hosts are up", |world| world.all_up());
         world.fail_for_a_while();
         world.settle();
-        let counts = world.model().counts;
+        let mut counts = world.model().counts;
+        for (down, up) in world.hosts.iter().map(|host| host.moved()) {
+            counts.down += down;
+            counts.up += up;
+        }
         world.take_everything_out();
         counts
     }
@@ -55,9 +67,14 @@ impl Scenario {
         self.chance.below(self.hosts.len() as u64) as usize
     }
 
-    /// Hosts that run.
-    fn living(&self) -> impl Iterator<Item = &Arc<Host>> {
-        self.hosts.iter().zip(&self.alive).filter(|(_, alive)| **alive).map(|(host, _)| host)
+    /// Whether a host has a block, and knows that others count on it. One that was started again finds blocks on its disk of
+    /// which it may not have heard; the database that would tell it is not in the world.
+    fn keeps(&self, host: usize, n: u32) -> bool {
+        let others = (0..self.hosts.len()).filter(|&other| other != host && self.alive[other]);
+        let is_known = || !self.hosts[host].cluster.holders(key(n)).is_empty();
+        let mut others = others.filter(|&other| self.believes(other, host, n));
+        let is_first = self.disks.is_none() || self.runs[host].number == 0;
+        holds(&self.hosts[host], n) && (is_first || is_known() || others.next().is_some())
     }
 
     /// The faulty part: one round of faults for each two hosts.
@@ -140,15 +157,26 @@ impl Scenario {
         }
     }
 
-    /// Ends the process of a host, and everything in its memory with it.
+    /// Ends the process of a host, and everything in its memory with it; of its disk, what its power or its own end takes.
     fn crash(&mut self, host: usize) {
         self.check_holders();
-        world::crash(host);
+        match &self.disks {
+            None => world::crash(host),
+            Some(disks) => match self.chance.below(4) {
+                0 => {
+                    world::crash(host);
+                    world::note("its disk is lost");
+                    let _ = std::fs::remove_dir_all(disk_folder(disks, host));
+                }
+                1 => world::cut_power(host),
+                _ => world::crash(host),
+            },
+        }
         self.alive[host] = false;
         let kept: Vec<u32> = self.model().kept().collect();
         for n in kept {
             // What another host has, for whatever reason, is promised on.
-            let there = self.living().any(|host| holds(host, n));
+            let there = (0..self.hosts.len()).any(|host| self.alive[host] && self.keeps(host, n));
             self.model().promise(n).is_lost |= !there;
         }
         // Its clients end with it: they are on the same machine.
@@ -159,7 +187,8 @@ impl Scenario {
 
     fn restart(&mut self, host: usize) {
         world::note(&format!("host-{host} starts again, with an empty pool"));
-        self.hosts[host] = start(host, self.hosts.len());
+        let disk = disk(&self.disks, host, &mut self.chance);
+        self.hosts[host] = start(host, self.hosts.len(), disk);
         self.runs[host].number += 1;
         self.alive[host] = true;
     }
@@ -245,7 +274,7 @@ impl Scenario {
         }
     }
 
-    /// Removes everything, after which both pools must be as empty as at the beginning.
+    /// Removes everything, after which all tiers must be as empty as at the beginning.
     fn take_everything_out(&self) {
         let all: Vec<_> = (0..self.named).map(key).collect();
         let host = &self.hosts[0];
@@ -255,7 +284,7 @@ impl Scenario {
             removed.map_or("failed".into(), |all| all.len().to_string())
         ));
         self.until("all space is free again", |world| {
-            world.hosts.iter().all(|host| host.store.pressure().free_bytes == world.empty)
+            world.hosts.iter().all(|host| host.filled() == world.empty)
         });
     }
 
@@ -290,11 +319,20 @@ fn must(so: bool, n: u32, wrong: &str) {
 }
 
 fn holds(host: &Host, n: u32) -> bool {
-    host.store.exists(&[key(n)]).is_ok_and(|found| found[0])
+    host.has(key(n))
 }
 
-fn start(host: usize, count: usize) -> Arc<Host> {
-    match Host::start(host, count) {
+fn disk_folder(disks: &Path, host: usize) -> PathBuf {
+    disks.join(Host::name(host))
+}
+
+fn disk(disks: &Option<PathBuf>, host: usize, chance: &mut Chance) -> Option<Disk> {
+    let disks = disks.as_ref()?;
+    Some(Disk { folder: disk_folder(disks, host), seed: chance.below(u64::MAX) })
+}
+
+fn start(host: usize, count: usize, disk: Option<Disk>) -> Arc<Host> {
+    match Host::start(host, count, disk) {
         Ok(host) => Arc::new(host),
         Err(error) => violated(&format!("host-{host} does not start: {error:#}")),
     }
