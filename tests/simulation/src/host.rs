@@ -15,6 +15,9 @@ use kvasir_os::time::Duration;
 use kvasir_os::world::{self, Chance};
 use kvasir_protocol::block::BlockKey;
 use kvasir_protocol::clock::Clock;
+use kvasir_server::access::OwnUser;
+use kvasir_server::node::Node;
+use kvasir_server::{Listen, Server, ServerConfig};
 use kvasir_store::config::{DramConfig, OnFull};
 use kvasir_store::dram::DramStore;
 use kvasir_store::events::EventKind;
@@ -31,14 +34,19 @@ const FREE: f64 = 0.98;
 /// Pause of a thread that evicts, at most, and how many blocks it chooses at a time.
 const EVICT_US: u64 = 150_000;
 const VICTIMS: u64 = 6;
-/// How often leases that have ended are taken back, as the server does.
-const SWEEP: Duration = Duration::from_millis(500);
+/// What its clients say to be let in.
+pub(crate) const TOKEN: &str = "a token of this world";
+/// How long a client may stall in the middle of a frame: for a run of seconds, less than by default.
+const STALL: Duration = Duration::from_secs(2);
 
 pub(crate) struct Host {
     pub(crate) store: Arc<DramStore>,
     pub(crate) tiering: Arc<Tiering>,
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) clock: Clock,
+    /// What tells this process from others.
+    pub(crate) boot: u64,
+    _server: Server,
 }
 
 /// The disk of a host.
@@ -53,6 +61,11 @@ impl Host {
     /// As its peers have it in their settings.
     pub(crate) fn name(n: usize) -> String {
         format!("host-{n}")
+    }
+
+    /// Where it serves clients.
+    pub(crate) fn data_port(n: usize) -> SocketAddr {
+        address(n, 7200)
     }
 
     /// Starts number `n` of `count` hosts; its threads are that host's.
@@ -80,7 +93,6 @@ impl Host {
     }
 
     fn start_here(n: usize, count: usize, disk: Option<Disk>) -> anyhow::Result<Self> {
-        let address = |n: usize, port: u16| SocketAddr::from(([10, 0, 0, n as u8], port));
         let peer = |n: usize| PeerConfig {
             name: Self::name(n),
             address: address(n, 7100).to_string(),
@@ -113,21 +125,23 @@ impl Host {
         let tiering = Tiering::start(Arc::clone(&store), below, Box::new(AdmitAll), traffic, clock);
         let tiering = Arc::new(tiering.context("the tiers")?);
         cluster.run(&tiering).context("the cluster's threads")?;
-        let swept = Arc::clone(&store);
-        let sweep = move || {
-            loop {
-                thread::sleep(SWEEP);
-                swept.sweep(clock.now_ms());
-            }
-        };
-        thread::Builder::new().name("kvasir-sweep".into()).spawn(sweep).context("the sweeper")?;
+        let node = Arc::new(Node::new(Arc::clone(&tiering), Some(Arc::clone(&cluster)), clock));
+        let listen = Listen { tcp: Some(Self::data_port(n)), ..Listen::default() };
+        let gate = Arc::new(OwnUser { token: Some(TOKEN.into()) });
+        let config = ServerConfig { stall_timeout: STALL, ..ServerConfig::default() };
+        let boot = node.boot();
+        let server = Server::start(node, &listen, gate, config).context("the server")?;
         if let Some(disk) = disk {
             let tiering = Arc::clone(&tiering);
             let evict = move || evict(&tiering, clock, Chance::new(disk.seed));
             thread::Builder::new().name("kvasir-evict".into()).spawn(evict).context("the evictor")?;
         }
-        Ok(Self { store, tiering, cluster, clock })
+        Ok(Self { store, tiering, cluster, clock, boot, _server: server })
     }
+}
+
+fn address(n: usize, port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, n as u8], port))
 }
 
 impl Disk {

@@ -13,6 +13,7 @@ mod disk;
 mod host;
 mod model;
 mod scenario;
+mod slow;
 mod sweep;
 
 use std::io::Write;

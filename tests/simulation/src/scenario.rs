@@ -16,6 +16,8 @@ use crate::violated;
 /// Clients of each host, and calls of each.
 const CLIENTS: u32 = 2;
 const CALLS: u32 = 40;
+/// Machines of clients are numbered from here on.
+const MACHINES: usize = 50;
 /// By then hosts that hear each other have made every copy: reconnecting takes 2 s at most, repair 2 s, an audit 1 s.
 const SETTLED: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
@@ -27,12 +29,20 @@ pub(crate) struct Scenario {
     alive: Vec<bool>,
     model: Arc<Mutex<Model>>,
     chance: Chance,
-    clients: Vec<thread::JoinHandle<()>>,
+    clients: Vec<Sent>,
+    machines: usize,
     named: u32,
     /// Where the hosts' disks are, if they have any.
     disks: Option<PathBuf>,
     /// What a host without blocks has ([`Host::filled`]).
     empty: (u64, u64),
+}
+
+/// A client, on a machine of its own.
+struct Sent {
+    machine: usize,
+    host: usize,
+    thread: thread::JoinHandle<()>,
 }
 
 impl Scenario {
@@ -45,8 +55,9 @@ impl Scenario {
         let empty = hosts[0].filled();
         let runs = (0..count).map(|host| Run { host, number: 0 }).collect();
         let (model, alive) = (Arc::default(), vec![true; count]);
-        let mut world =
-            Self { hosts, runs, alive, model, chance, clients: Vec::new(), named: 0, disks, empty };
+        let (clients, machines, named) = (Vec::new(), MACHINES, 0);
+        let mut world = Self { hosts, runs, alive, model, chance, clients, machines, named, disks, empty };
+        (0..count).for_each(|host| world.enter(host));
         world.until("all hosts are up", |world| world.all_up());
         world.fail_for_a_while();
         world.settle();
@@ -84,7 +95,11 @@ impl Scenario {
         for _ in 0..count / 2 {
             self.wait_up_to(800);
             self.break_network();
-            self.wait_up_to(1500);
+            self.wait_up_to(700);
+            if self.chance.below(2) == 0 {
+                self.break_client();
+            }
+            self.wait_up_to(800);
             // Fewer than half of them at a time.
             let crashes = 1 + self.chance.below((count as u64 - 1) / 2 + u64::from(count == 2));
             let mut crashed: Vec<usize> = (0..crashes).map(|_| self.any()).collect();
@@ -106,7 +121,7 @@ impl Scenario {
         self.wait_up_to(2000);
         world::mend();
         for client in std::mem::take(&mut self.clients) {
-            let _ = client.join();
+            let _ = client.thread.join();
         }
     }
 
@@ -142,19 +157,40 @@ impl Scenario {
     fn send_clients(&mut self, host: usize) {
         for _ in 0..CLIENTS {
             let client = Client {
-                run: self.runs[host],
-                host: Arc::clone(&self.hosts[host]),
+                at: Host::data_port(host),
                 model: Arc::clone(&self.model),
                 chance: Chance::new(self.chance.below(u64::MAX)),
                 first: self.named,
                 calls: CALLS,
             };
             self.named += CALLS;
-            let sent = world::on_host(host, || {
+            let machine = self.machines;
+            self.machines += 1;
+            let sent = world::on_host(machine, || {
                 thread::Builder::new().name("client".into()).spawn(move || client.work())
             });
-            self.clients.push(sent.unwrap_or_else(|error| violated(&format!("no thread: {error}"))));
+            let thread = sent.unwrap_or_else(|error| violated(&format!("no thread: {error}")));
+            self.clients.push(Sent { machine, host, thread });
         }
+    }
+
+    /// A client is gone in the middle of whatever it does, or is not heard any more, or does not hear.
+    fn break_client(&mut self) {
+        let at = self.chance.below(self.clients.len().max(1) as u64) as usize;
+        let Some(Sent { machine, host, .. }) = self.clients.get(at) else { return };
+        match self.chance.below(4) {
+            0 => world::cut(*machine, *host),
+            1 => world::cut(*host, *machine),
+            _ => {
+                world::crash(*machine);
+                self.clients.swap_remove(at);
+            }
+        }
+    }
+
+    /// A process has begun.
+    fn enter(&self, host: usize) {
+        self.model().runs.insert(self.hosts[host].boot, self.runs[host]);
     }
 
     /// Ends the process of a host, and everything in its memory with it; of its disk, what its power or its own end takes.
@@ -179,8 +215,6 @@ impl Scenario {
             let there = (0..self.hosts.len()).any(|host| self.alive[host] && self.keeps(host, n));
             self.model().promise(n).is_lost |= !there;
         }
-        // Its clients end with it: they are on the same machine.
-        self.clients.retain(|client| !client.is_crashed());
         // No destructor runs.
         std::mem::forget(Arc::clone(&self.hosts[host]));
     }
@@ -190,6 +224,7 @@ impl Scenario {
         let disk = disk(&self.disks, host, &mut self.chance);
         self.hosts[host] = start(host, self.hosts.len(), disk);
         self.runs[host].number += 1;
+        self.enter(host);
         self.alive[host] = true;
     }
 
@@ -271,6 +306,10 @@ impl Scenario {
         for host in &self.hosts {
             kept.iter().for_each(|&n| must(client::read(host, n), n, "was acknowledged, and is not found"));
             removed.iter().for_each(|&n| must(!client::read(host, n), n, "was removed, and is served"));
+            // Also of calls that were never answered, and of blocks that nobody promises any more.
+            (0..self.named).for_each(|n| {
+                client::read(host, n);
+            });
         }
     }
 
