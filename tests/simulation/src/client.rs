@@ -116,9 +116,7 @@ impl Client {
         }
         let asked = self.call(&connection, "the wish for copies", |host| host.replicate(&[key(n)], COPIES));
         if asked.is_some_and(|all| matches!(all[..], [Ok(())])) {
-            let mut model = self.model();
-            model.promise(n).acknowledged = Some(run);
-            model.counts.puts += 1;
+            self.model().acknowledge(n, run);
         }
     }
 

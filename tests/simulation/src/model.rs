@@ -36,6 +36,8 @@ pub(crate) struct Model {
     pub(crate) promises: BTreeMap<u32, Promise>,
     /// Processes, by the number that each tells its clients.
     pub(crate) runs: BTreeMap<u64, Run>,
+    /// Those that have crashed.
+    pub(crate) ended: Vec<Run>,
     pub(crate) counts: Counts,
 }
 
@@ -67,6 +69,15 @@ pub(crate) fn content(n: u32) -> Vec<u8> {
 impl Model {
     pub(crate) fn promise(&mut self, n: u32) -> &mut Promise {
         self.promises.entry(n).or_default()
+    }
+
+    /// A process has answered that copies of a block will be made. It may have crashed since.
+    pub(crate) fn acknowledge(&mut self, n: u32, run: Run) {
+        let is_lost = self.ended.contains(&run);
+        let promise = self.promise(n);
+        promise.acknowledged = Some(run);
+        promise.is_lost |= is_lost;
+        self.counts.puts += 1;
     }
 
     /// The process that tells its clients this number.

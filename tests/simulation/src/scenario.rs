@@ -209,6 +209,7 @@ impl Scenario {
             },
         }
         self.alive[host] = false;
+        self.model().ended.push(self.runs[host]);
         let kept: Vec<u32> = self.model().kept().collect();
         for n in kept {
             // What another host has, for whatever reason, is promised on.
