@@ -37,7 +37,7 @@ const VICTIMS: u64 = 6;
 /// What its clients say to be let in.
 pub(crate) const TOKEN: &str = "a token of this world";
 /// How long a client may stall in the middle of a frame: for a run of seconds, less than by default.
-const STALL: Duration = Duration::from_secs(2);
+pub(crate) const STALL: Duration = Duration::from_secs(2);
 
 pub(crate) struct Host {
     pub(crate) store: Arc<DramStore>,

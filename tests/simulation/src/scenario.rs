@@ -9,7 +9,7 @@ use kvasir_os::time::{Duration, Instant};
 use kvasir_os::world::{self, Chance};
 
 use crate::client::{self, COPIES, Client};
-use crate::host::{Disk, Host};
+use crate::host::{Disk, Host, STALL};
 use crate::model::{Counts, Model, Run, key};
 use crate::violated;
 
@@ -316,6 +316,8 @@ impl Scenario {
 
     /// Removes everything, after which all tiers must be as empty as at the beginning.
     fn take_everything_out(&self) {
+        // What clients had sent before they gave up is served, or is given up as well.
+        thread::sleep(STALL * 2);
         let all: Vec<_> = (0..self.named).map(key).collect();
         let host = &self.hosts[0];
         let removed = host.tiering.remove(&all, host.clock.now_ms());
@@ -324,7 +326,14 @@ impl Scenario {
             removed.map_or("failed".into(), |all| all.len().to_string())
         ));
         self.until("all space is free again", |world| {
-            world.hosts.iter().all(|host| host.filled() == world.empty)
+            let mut filled = world.hosts.iter().map(|host| host.filled());
+            let so = filled.all(|filled| filled == world.empty);
+            if !so {
+                (0..world.named).filter(|&n| world.hosts.iter().any(|host| holds(host, n))).for_each(|n| {
+                    world.say_who_has(n);
+                });
+            }
+            so
         });
     }
 
