@@ -392,7 +392,7 @@ pub(super) fn candidate(link: &Link, size: u32) -> Candidate<'_> {
         rack: &link.config.rack,
         free_bytes: status.free_bytes.saturating_sub(queued * u64::from(size)),
         pool_bytes: status.pool_bytes,
-        load: status.load + queued,
+        load: status.load.saturating_add(queued),
     }
 }
 
