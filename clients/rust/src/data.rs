@@ -22,13 +22,13 @@ mod transfer;
 mod whereabouts;
 mod wire;
 
-use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use kvasir_memory::host::Mapping;
+use kvasir_os::net::TcpStream;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::BATCH_MAX;
 use kvasir_protocol::stream::{Stream, connect_unix};
 use kvasir_protocol::wire::{Op, Outcome, Reply, Request};

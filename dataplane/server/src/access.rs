@@ -6,9 +6,9 @@
 
 use std::fmt;
 use std::io;
-use std::net::TcpStream;
 use std::str::FromStr;
 
+use kvasir_os::net::TcpStream;
 use kvasir_protocol::block::BlockKey;
 use kvasir_protocol::stream::Stream;
 use kvasir_protocol::wire::Op;

@@ -1,10 +1,10 @@
 //! Hand-overs of one connection: those that its client makes, and those that it reads. They end with the connection.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::{Duration, Instant};
 
 use super::Node;
 use kvasir_cluster::handover::{self, Arrival, HandOverError, HandingOver, SourcePlace, Waited};
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::BlockMeta;
 use kvasir_protocol::wire::{ArrivingBlock, HandOverCall, HandedPlace, Op, Outcome, Reply};
 use kvasir_store::dram::OwnerId;

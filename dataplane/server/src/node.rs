@@ -5,16 +5,17 @@
 //! answer to the same question. Batches hold at most [`BATCH_MAX`](kvasir_protocol::block::BATCH_MAX) items; a larger one
 //! is refused whole, which is what the calls fail with unless they say more.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 
 use kvasir_cluster::Cluster;
 use kvasir_cluster::handover::{Arrival, HandOverError, HandingOver};
 use kvasir_cluster::primary::Primary;
 use kvasir_cluster::push::{PushError, Pushed};
 use kvasir_memory::shared::Place;
+use kvasir_os::planted::{self, Bug};
+use kvasir_os::random;
+use kvasir_os::time::Instant;
 use kvasir_protocol::block::{BlockKey, BlockMeta, Pin};
 use kvasir_protocol::clock::Clock;
 use kvasir_protocol::wire::Outcome;
@@ -43,8 +44,7 @@ pub struct Node {
 impl Node {
     /// `cluster`: `None` if this host knows no others.
     pub fn new(tiering: Arc<Tiering>, cluster: Option<Arc<Cluster>>, clock: Clock) -> Self {
-        let boot = RandomState::new().build_hasher().finish();
-        Self { tiering, cluster, clock, verifying: Mutex::default(), boot }
+        Self { tiering, cluster, clock, verifying: Mutex::default(), boot: random::number() }
     }
 
     /// A pool, with no tier below and no other hosts.
@@ -88,6 +88,9 @@ impl Node {
     /// Takes back what a caller holds. With `is_gone` its leases end at once; otherwise in their time, because it may still be
     /// reading in place.
     pub fn leave(&self, owner: OwnerId, is_gone: bool) {
+        if planted::is(Bug::KeepsPlacesOfTheGone) {
+            return;
+        }
         if is_gone {
             self.store().release_owner(owner, self.now_ms());
         } else {

@@ -54,6 +54,7 @@ use super::dram::{BlockStat, DramStore, Offered, OwnerId, Remove};
 use super::store::{BlockStore, Capabilities, Tier, TierStats};
 use crate::error::StoreError;
 use crate::times::TimesTaken;
+use kvasir_os::planted::{self, Bug};
 use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 use kvasir_protocol::clock::Clock;
@@ -465,24 +466,33 @@ impl Tiering {
     /// # Errors
     /// The batch is too large.
     pub fn remove_here(&self, keys: &[BlockKey], now_ms: u64) -> Result<Vec<Remove>, StoreError> {
+        if planted::is(Bug::LeavesRemovedOnDisk) {
+            return self.dram.remove(keys, now_ms);
+        }
         let removed = self.remove_in(keys, Reach::Own, now_ms)?;
         self.levels.iter().for_each(|level| level.store.forget(keys));
         Ok(removed)
     }
 
-    /// Drops this host's own copies, which are not wanted any more. The blocks stay wherever else they are.
+    /// Drops this host's own copies, which are not wanted any more. The blocks stay wherever else they are: what a reader has on
+    /// its way up is still its to read.
     ///
     /// # Errors
     /// The batch is too large.
     pub fn trim(&self, keys: &[BlockKey], now_ms: u64) -> Result<Vec<Remove>, StoreError> {
-        self.remove_in(keys, Reach::Own, now_ms)
+        self.drop_from(keys, Reach::Own, now_ms)
     }
 
     fn remove_in(&self, keys: &[BlockKey], reach: Reach, now_ms: u64) -> Result<Vec<Remove>, StoreError> {
+        // With no tier below, nothing is ever on its way.
+        let _removing = (!self.levels.is_empty()).then(|| self.moves.remove(keys));
+        self.drop_from(keys, reach, now_ms)
+    }
+
+    fn drop_from(&self, keys: &[BlockKey], reach: Reach, now_ms: u64) -> Result<Vec<Remove>, StoreError> {
         if self.levels.is_empty() {
             return self.dram.remove(keys, now_ms);
         }
-        let _removing = self.moves.remove(keys);
         let mut removed = self.dram.remove(keys, now_ms)?;
         // What hosts share goes last: a peer that has not heard of the removal could store it there once more.
         let (shared, own): (Vec<&Level>, Vec<&Level>) =

@@ -1,25 +1,35 @@
-//! A client of one host: puts blocks, reads those of everybody, removes some.
+//! A client of one host, on a machine of its own: puts blocks, reads those of everybody, removes some, all over the data
+//! protocol, and goes on with whichever process serves at its host's address.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use kvasir_client::data::{Client as Connection, ClientError, Endpoint, Options, Put, Reconnecting};
+use kvasir_os::net::SocketAddr;
 use kvasir_os::thread;
 use kvasir_os::time::{Duration, Instant};
 use kvasir_os::world::{self, Chance};
 use kvasir_protocol::block::BlockMeta;
-use kvasir_protocol::wire::Outcome;
-use kvasir_store::dram::{Lookup, Remove, Reserve};
+use kvasir_store::dram::Lookup;
 
-use crate::host::Host;
+use crate::host::{Host, TOKEN};
 use crate::model::{Model, Run, content, key};
+use crate::slow::read_slowly;
 use crate::violated;
 
-/// No call takes longer, whatever happens to the network.
-const CALL_MAX: Duration = Duration::from_secs(10);
+/// How long a call may take beyond its deadline: for a last word, and for the other threads of a machine.
+const LATE_MAX: Duration = Duration::from_millis(200);
+/// Most calls may take so long, and some of them much less than they need.
+const PATIENCE_MS: u64 = 5000;
+const IMPATIENCE_MS: u64 = 30;
+/// Connecting takes so many steps, each of which may take as long as a call.
+const STEPS: u32 = 4;
+/// Pause after a host was not reached.
+const AGAIN: Duration = Duration::from_millis(150);
 pub(crate) const COPIES: u8 = 2;
 
 pub(crate) struct Client {
-    pub(crate) run: Run,
-    pub(crate) host: Arc<Host>,
+    /// Where its host serves.
+    pub(crate) at: SocketAddr,
     pub(crate) model: Arc<Mutex<Model>>,
     pub(crate) chance: Chance,
     /// Its blocks are named from here on.
@@ -29,16 +39,19 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn work(mut self) {
+        let options = Options {
+            token: TOKEN.into(),
+            timeout: Duration::from_millis(PATIENCE_MS),
+            ..Options::default()
+        };
+        let host = Reconnecting::new(Endpoint::Tcp(self.at), options);
         for n in 0..self.calls {
-            let begun = Instant::now();
-            match self.chance.below(10) {
-                0..4 => self.put(self.first + n),
-                4..9 => self.read(),
-                _ => self.remove(),
-            }
-            let took = begun.elapsed();
-            if took > CALL_MAX {
-                violated(&format!("a call took {took:?}, and none may take longer than {CALL_MAX:?}"));
+            match self.chance.below(40) {
+                0..16 => self.put(&host, self.first + n),
+                16..34 => self.read(&host),
+                34..36 => self.hold(&host),
+                36 => read_slowly(self.at, &self.known(), &mut self.chance),
+                _ => self.remove(&host),
             }
             thread::sleep(Duration::from_micros(self.chance.below(60_000)));
         }
@@ -48,67 +61,140 @@ impl Client {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put(&self, n: u32) {
-        let Host { store, cluster, clock, .. } = &*self.host;
-        let bytes = content(n);
-        let owner = store.new_owner();
-        let put = store.put(owner, &BlockMeta::single(key(n), bytes.len() as u32), &bytes, clock.now_ms());
-        if !matches!(put, Ok(Reserve::Reserved(_))) {
-            violated(&format!("block {n} cannot be put into a pool with room: {put:?}"));
-        }
-        let outcome = cluster.replicate(&[key(n)], COPIES)[0];
-        world::note(&format!("puts block {n}: {outcome:?}"));
-        if outcome == Outcome::Done {
-            let mut model = self.model();
-            model.promise(n).acknowledged = Some(self.run);
-            model.counts.puts += 1;
+    /// Connects to the host. Also the process that it has reached.
+    fn connect(&mut self, host: &Reconnecting) -> Option<(Arc<Connection>, Run)> {
+        let (begun, patience) = (Instant::now(), self.patience());
+        let connected = host.client_within(patience);
+        within(begun, patience * STEPS, "connecting");
+        match connected {
+            Ok(connection) => {
+                let run = self.model().run(connection.boot());
+                Some((connection, run))
+            }
+            Err(error) => {
+                world::note(&format!("is not let in: {error}"));
+                thread::sleep(AGAIN);
+                None
+            }
         }
     }
 
-    fn read(&mut self) {
+    fn patience(&mut self) -> Duration {
+        let most = if self.chance.below(5) == 0 { IMPATIENCE_MS } else { PATIENCE_MS };
+        Duration::from_millis(1 + most / 2 + self.chance.below(most / 2))
+    }
+
+    /// One call, which is answered or fails by its deadline.
+    fn call<T>(
+        &mut self,
+        connection: &Connection,
+        what: &str,
+        call: impl FnOnce(&Connection) -> Result<T, ClientError>,
+    ) -> Option<T> {
+        let (begun, patience) = (Instant::now(), self.patience());
+        connection.set_deadline(Some(begun + patience));
+        let answer = call(connection);
+        within(begun, patience, what);
+        if let Err(error) = &answer {
+            world::note(&format!("{what}: {error}"));
+            if matches!(error, ClientError::Protocol { .. } | ClientError::WrongReply { .. }) {
+                violated(&format!("{what}: {error}"));
+            }
+            self.model().counts.failed += 1;
+        }
+        answer.ok()
+    }
+
+    fn put(&mut self, host: &Reconnecting, n: u32) {
+        let Some((connection, run)) = self.connect(host) else { return };
+        let bytes = content(n);
+        let meta = BlockMeta::single(key(n), bytes.len() as u32);
+        let Some(put) = self.call(&connection, "a put", |host| host.put(&meta, &bytes)) else { return };
+        world::note(&format!("puts block {n}: {put:?}"));
+        if put != Put::Stored {
+            violated(&format!("block {n} has never been put, and a put answers {put:?}"));
+        }
+        let asked = self.call(&connection, "the wish for copies", |host| host.replicate(&[key(n)], COPIES));
+        if asked.is_some_and(|all| matches!(all[..], [Ok(())])) {
+            self.model().acknowledge(n, run);
+        }
+    }
+
+    fn read(&mut self, host: &Reconnecting) {
         let Some(n) = self.any() else { return };
+        let Some((connection, run)) = self.connect(host) else { return };
         let before = self.model().promise(n).clone();
-        let found = read(&self.host, n);
-        world::note(&format!("reads block {n}: {}", if found { "found" } else { "missing" }));
+        let Some(mut read) = self.call(&connection, "a get", |host| host.get(&[key(n)], 0)) else { return };
+        let block = read.pop().flatten();
+        world::note(&format!("reads block {n}: {}", if block.is_some() { "found" } else { "missing" }));
         let after = {
             let mut model = self.model();
-            *(if found { &mut model.counts.hits } else { &mut model.counts.misses }) += 1;
+            *(if block.is_some() { &mut model.counts.hits } else { &mut model.counts.misses }) += 1;
             model.promise(n).clone()
         };
-        if found && before.removed == Some(self.run) {
-            violated(&format!("block {n} is read from the host that has answered that it is removed"));
+        let Some(block) = block else {
+            if before.acknowledged == Some(run) && !after.removing {
+                violated(&format!("block {n} is missing at the host that has it"));
+            }
+            return;
+        };
+        let mut bytes = content(n);
+        bytes.fill(0);
+        if block.copy_to(&mut bytes).is_err() || bytes != content(n) {
+            violated(&format!("block {n} is read with wrong bytes"));
         }
-        if !found && before.acknowledged == Some(self.run) && !after.removing {
-            violated(&format!("block {n} is missing at the host that has it"));
+        if before.removed == Some(run) {
+            violated(&format!("block {n} is read from the host that has answered that it is removed"));
         }
     }
 
-    fn remove(&mut self) {
+    /// Keeps some blocks in the pool: for a while, or until it is gone.
+    fn hold(&mut self, host: &Reconnecting) {
+        let Some((connection, _)) = self.connect(host) else { return };
+        let mut known: Vec<_> = self.known().into_iter().map(key).collect();
+        known.truncate(16);
+        let time = Duration::from_millis(self.chance.below(60_000));
+        let held = self.call(&connection, "a hold", |host| host.hold(&known, time));
+        world::note(&format!("holds {} blocks", held.map_or(0, |held| held.len())));
+    }
+
+    fn remove(&mut self, host: &Reconnecting) {
         let Some(n) = self.any() else { return };
+        let Some((connection, run)) = self.connect(host) else { return };
         if std::mem::replace(&mut self.model().promise(n).removing, true) {
             return;
         }
-        let Host { tiering, clock, .. } = &*self.host;
-        let removed = tiering.remove(&[key(n)], clock.now_ms());
+        let removed = self.call(&connection, "a removal", |host| host.remove(&[key(n)]));
         world::note(&format!("removes block {n}: {removed:?}"));
-        if matches!(removed.as_deref(), Ok([Remove::Removed | Remove::Missing])) {
+        // One that could not be reached everywhere is answered as if it had not been there: that promises nothing.
+        if removed.is_some_and(|all| all == [true]) {
             let mut model = self.model();
-            model.promise(n).removed = Some(self.run);
+            model.promise(n).removed = Some(run);
             model.counts.removals += 1;
         }
     }
 
+    /// The blocks that were acknowledged.
+    fn known(&self) -> Vec<u32> {
+        let model = self.model();
+        model.promises.iter().filter(|(_, p)| p.acknowledged.is_some()).map(|(n, _)| *n).collect()
+    }
+
     /// One of the blocks that were acknowledged, of the last ones more often.
     fn any(&mut self) -> Option<u32> {
-        let known: Vec<u32> = {
-            let model = self.model();
-            model.promises.iter().filter(|(_, p)| p.acknowledged.is_some()).map(|(n, _)| *n).collect()
-        };
+        let known = self.known();
         let count = known.len() as u64;
         (count > 0).then(|| {
             let back = self.chance.below(count).min(self.chance.below(count));
             known[(count - 1 - back) as usize]
         })
+    }
+}
+
+fn within(begun: Instant, limit: Duration, what: &str) {
+    let took = begun.elapsed();
+    if took > limit + LATE_MAX {
+        violated(&format!("{what} took {took:?}, and may take {limit:?}"));
     }
 }
 

@@ -1,30 +1,60 @@
 //! One host: pool, tiers and cluster, as the daemon puts them together.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
 
 use kvasir_cluster::{Cluster, ClusterConfig, Kind, PeerConfig};
 use kvasir_net::transport::node::Secret;
+use kvasir_nvme::{NvmeConfig, NvmeStore};
 use kvasir_os::thread;
 use kvasir_os::time::Duration;
-use kvasir_os::world;
+use kvasir_os::world::{self, Chance};
+use kvasir_protocol::block::BlockKey;
 use kvasir_protocol::clock::Clock;
-use kvasir_store::config::DramConfig;
+use kvasir_server::access::OwnUser;
+use kvasir_server::node::Node;
+use kvasir_server::{Listen, Server, ServerConfig};
+use kvasir_store::config::{DramConfig, OnFull};
 use kvasir_store::dram::DramStore;
-use kvasir_store::tiering::{AdmitAll, Tiering, TieringConfig};
+use kvasir_store::events::EventKind;
+use kvasir_store::store::{BlockStore, Tier};
+use kvasir_store::tiering::{AdmitAll, Demotion, Destination, Tiering, TieringConfig};
 
-/// Ample: nothing is evicted, so whatever is missing was lost.
+/// Ample: nothing is evicted for want of space, so whatever is missing was lost.
 const POOL: u64 = 8 << 20;
-/// How often leases that have ended are taken back, as the server does.
-const SWEEP: Duration = Duration::from_millis(500);
+/// Ample as well.
+const DISK: u64 = 8 << 20;
+const SEGMENT: u64 = 64 << 10;
+/// Free share of a pool above a disk at which eviction stops: most blocks are on the disk alone.
+const FREE: f64 = 0.98;
+/// Pause of a thread that evicts, at most, and how many blocks it chooses at a time.
+const EVICT_US: u64 = 150_000;
+const VICTIMS: u64 = 6;
+/// What its clients say to be let in.
+pub(crate) const TOKEN: &str = "a token of this world";
+/// How long a client may stall in the middle of a frame: for a run of seconds, less than by default.
+pub(crate) const STALL: Duration = Duration::from_secs(2);
 
 pub(crate) struct Host {
     pub(crate) store: Arc<DramStore>,
     pub(crate) tiering: Arc<Tiering>,
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) clock: Clock,
+    /// What tells this process from others.
+    pub(crate) boot: u64,
+    _server: Server,
+}
+
+/// The disk of a host.
+#[derive(Clone, Debug)]
+pub(crate) struct Disk {
+    pub(crate) folder: PathBuf,
+    /// Of what is chosen to go down to it.
+    pub(crate) seed: u64,
 }
 
 impl Host {
@@ -33,13 +63,36 @@ impl Host {
         format!("host-{n}")
     }
 
-    /// Starts number `n` of `count` hosts; its threads are that host's.
-    pub(crate) fn start(n: usize, count: usize) -> anyhow::Result<Self> {
-        world::on_host(n, || Self::start_here(n, count))
+    /// Where it serves clients.
+    pub(crate) fn data_port(n: usize) -> SocketAddr {
+        address(n, 7200)
     }
 
-    fn start_here(n: usize, count: usize) -> anyhow::Result<Self> {
-        let address = |n: usize, port: u16| SocketAddr::from(([10, 0, 0, n as u8], port));
+    /// Starts number `n` of `count` hosts; its threads are that host's.
+    pub(crate) fn start(n: usize, count: usize, disk: Option<Disk>) -> anyhow::Result<Self> {
+        world::on_host(n, || Self::start_here(n, count, disk))
+    }
+
+    /// Whether a tier of its own has a block.
+    pub(crate) fn has(&self, key: BlockKey) -> bool {
+        self.tiering.residency_own(&[key]).is_ok_and(|found| found[0].bits() != 0)
+    }
+
+    /// What its tiers hold: free bytes of the pool, and blocks on the disk.
+    pub(crate) fn filled(&self) -> (u64, u64) {
+        let below = self.tiering.stats().levels;
+        let disk = below.iter().filter(|level| level.capabilities.tier == Tier::Nvme);
+        (self.store.pressure().free_bytes, disk.map(|level| level.store.blocks).sum())
+    }
+
+    /// Blocks that went down to the disk, and that came up, since it was started.
+    pub(crate) fn moved(&self) -> (u64, u64) {
+        let below = self.tiering.stats().levels;
+        let disk = below.iter().find(|level| level.capabilities.tier == Tier::Nvme);
+        disk.map_or((0, 0), |level| (level.offload.stored, level.store.hits))
+    }
+
+    fn start_here(n: usize, count: usize, disk: Option<Disk>) -> anyhow::Result<Self> {
         let peer = |n: usize| PeerConfig {
             name: Self::name(n),
             address: address(n, 7100).to_string(),
@@ -55,24 +108,84 @@ impl Host {
         config.audit_every = Duration::from_secs(1);
         config.repair_after = Duration::from_secs(2);
 
-        let dram = DramConfig { pool_bytes: POOL, blocks_max: 1024, ..DramConfig::default() };
+        let mut dram = DramConfig { pool_bytes: POOL, blocks_max: 1024, ..DramConfig::default() };
+        if disk.is_some() {
+            dram.high_free = FREE;
+        }
         let store = Arc::new(DramStore::open(dram).context("the pool")?);
         let clock = Clock::start();
         let tell = Box::new(move |event| world::note(&format!("says: {event}")));
         let cluster = Cluster::open(config, Arc::clone(&store), clock, tell).context("the cluster")?;
-        let below = vec![cluster.tier()];
+        let mut below: Vec<Arc<dyn BlockStore>> = Vec::new();
+        if let Some(disk) = &disk {
+            below.push(Arc::new(disk.open().context("the disk")?));
+        }
+        below.push(cluster.tier());
         let traffic = TieringConfig::default();
         let tiering = Tiering::start(Arc::clone(&store), below, Box::new(AdmitAll), traffic, clock);
         let tiering = Arc::new(tiering.context("the tiers")?);
         cluster.run(&tiering).context("the cluster's threads")?;
-        let swept = Arc::clone(&store);
-        let sweep = move || {
-            loop {
-                thread::sleep(SWEEP);
-                swept.sweep(clock.now_ms());
-            }
+        let node = Arc::new(Node::new(Arc::clone(&tiering), Some(Arc::clone(&cluster)), clock));
+        let listen = Listen { tcp: Some(Self::data_port(n)), ..Listen::default() };
+        let gate = Arc::new(OwnUser { token: Some(TOKEN.into()) });
+        let config = ServerConfig { stall_timeout: STALL, ..ServerConfig::default() };
+        let boot = node.boot();
+        let server = Server::start(node, &listen, gate, config).context("the server")?;
+        if let Some(disk) = disk {
+            let tiering = Arc::clone(&tiering);
+            let evict = move || evict(&tiering, clock, Chance::new(disk.seed));
+            thread::Builder::new().name("kvasir-evict".into()).spawn(evict).context("the evictor")?;
+        }
+        Ok(Self { store, tiering, cluster, clock, boot, _server: server })
+    }
+}
+
+fn address(n: usize, port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, n as u8], port))
+}
+
+impl Disk {
+    /// As the daemon opens it, and small.
+    fn open(&self) -> anyhow::Result<NvmeStore> {
+        let config = NvmeConfig {
+            capacity_bytes: DISK,
+            segment_bytes: SEGMENT,
+            queue_depth: 4,
+            direct_io: false,
+            io_uring: false,
+            on_full: OnFull::Evict,
+            ..NvmeConfig::new(self.folder.clone())
         };
-        thread::Builder::new().name("kvasir-sweep".into()).spawn(sweep).context("the sweeper")?;
-        Ok(Self { store, tiering, cluster, clock })
+        let store = NvmeStore::open(config)?;
+        let report = store.report();
+        world::note(&format!("the disk has {} blocks, {} damaged", report.blocks, report.corrupt));
+        Ok(store)
+    }
+}
+
+/// What the thread that owns the eviction policy does, with a policy that chooses by chance: whatever a real one chooses, this
+/// one may.
+fn evict(tiering: &Tiering, clock: Clock, mut chance: Chance) {
+    let (dram, mut books, mut events) = (tiering.dram(), BTreeSet::new(), Vec::new());
+    loop {
+        thread::sleep(Duration::from_micros(chance.below(EVICT_US)));
+        events.clear();
+        dram.drain_events(&mut events);
+        for event in &events {
+            match event.kind {
+                EventKind::Insert | EventKind::Keep => drop(books.insert(event.slot)),
+                EventKind::Remove => drop(books.remove(&event.slot)),
+                EventKind::Hit | EventKind::Pin | EventKind::Unpin => {}
+            }
+        }
+        let mut victims = Vec::new();
+        for _ in 0..chance.below(VICTIMS + 1).min(books.len() as u64) {
+            let at = chance.below(books.len() as u64) as usize;
+            let slot = books.iter().nth(at).copied().unwrap_or_default();
+            books.remove(&slot);
+            victims.push(Demotion { slot, to: Destination::Tier(Tier::Nvme) });
+        }
+        tiering.offer(&victims, false, clock.now_ms());
+        dram.reclaim(usize::MAX, clock.now_ms());
     }
 }

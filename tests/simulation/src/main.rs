@@ -13,6 +13,7 @@ mod disk;
 mod host;
 mod model;
 mod scenario;
+mod slow;
 mod sweep;
 
 use std::io::Write;
@@ -90,11 +91,8 @@ fn main() -> ExitCode {
     }
     std::panic::set_hook(Box::new(|panic| violated(&format!("panic: {panic}"))));
     world::begin(seed, over);
-    let counts = if args.disk {
-        disk::run(seed, sweep::folder(std::process::id()))
-    } else {
-        Scenario::run(seed, args.hosts)
-    };
+    let folder = sweep::folder(std::process::id());
+    let counts = if args.disk { disk::run(seed, folder) } else { Scenario::run(seed, args.hosts, folder) };
     let (trace, turns, fingerprint, nanos) = world::so_far();
     if args.trace {
         print(&trace);

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use kvasir_protocol::block::BlockKey;
 
+use crate::violated;
+
 const SIZES: [u32; 4] = [512, 4096, 9000, 20_000];
 
 /// One block.
@@ -32,6 +34,10 @@ pub(crate) struct Run {
 #[derive(Default)]
 pub(crate) struct Model {
     pub(crate) promises: BTreeMap<u32, Promise>,
+    /// Processes, by the number that each tells its clients.
+    pub(crate) runs: BTreeMap<u64, Run>,
+    /// Those that have crashed.
+    pub(crate) ended: Vec<Run>,
     pub(crate) counts: Counts,
 }
 
@@ -42,6 +48,11 @@ pub(crate) struct Counts {
     pub(crate) hits: u32,
     pub(crate) misses: u32,
     pub(crate) removals: u32,
+    /// Calls that were not answered.
+    pub(crate) failed: u32,
+    /// Blocks that went down to a disk, and that came up.
+    pub(crate) down: u64,
+    pub(crate) up: u64,
 }
 
 pub(crate) fn key(n: u32) -> BlockKey {
@@ -58,6 +69,20 @@ pub(crate) fn content(n: u32) -> Vec<u8> {
 impl Model {
     pub(crate) fn promise(&mut self, n: u32) -> &mut Promise {
         self.promises.entry(n).or_default()
+    }
+
+    /// A process has answered that copies of a block will be made. It may have crashed since.
+    pub(crate) fn acknowledge(&mut self, n: u32, run: Run) {
+        let is_lost = self.ended.contains(&run);
+        let promise = self.promise(n);
+        promise.acknowledged = Some(run);
+        promise.is_lost |= is_lost;
+        self.counts.puts += 1;
+    }
+
+    /// The process that tells its clients this number.
+    pub(crate) fn run(&self, boot: u64) -> Run {
+        self.runs.get(&boot).copied().unwrap_or_else(|| violated(&format!("no host is number {boot}")))
     }
 
     /// Blocks that were acknowledged, that some host had after each crash, and that nobody has begun to remove.

@@ -1,6 +1,7 @@
 //! Some hosts, clients at each, a network that fails, and crashes; then everything works again, and what was promised must be
 //! so.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvasir_os::thread;
@@ -8,13 +9,15 @@ use kvasir_os::time::{Duration, Instant};
 use kvasir_os::world::{self, Chance};
 
 use crate::client::{self, COPIES, Client};
-use crate::host::Host;
+use crate::host::{Disk, Host, STALL};
 use crate::model::{Counts, Model, Run, key};
 use crate::violated;
 
 /// Clients of each host, and calls of each.
 const CLIENTS: u32 = 2;
 const CALLS: u32 = 40;
+/// Machines of clients are numbered from here on.
+const MACHINES: usize = 50;
 /// By then hosts that hear each other have made every copy: reconnecting takes 2 s at most, repair 2 s, an audit 1 s.
 const SETTLED: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
@@ -26,23 +29,43 @@ pub(crate) struct Scenario {
     alive: Vec<bool>,
     model: Arc<Mutex<Model>>,
     chance: Chance,
-    clients: Vec<thread::JoinHandle<()>>,
+    clients: Vec<Sent>,
+    machines: usize,
     named: u32,
-    /// Free bytes of an empty pool.
-    empty: u64,
+    /// Where the hosts' disks are, if they have any.
+    disks: Option<PathBuf>,
+    /// What a host without blocks has ([`Host::filled`]).
+    empty: (u64, u64),
+}
+
+/// A client, on a machine of its own.
+struct Sent {
+    machine: usize,
+    host: usize,
+    thread: thread::JoinHandle<()>,
 }
 
 impl Scenario {
-    pub(crate) fn run(seed: u64, count: usize) -> Counts {
-        let hosts: Vec<Arc<Host>> = (0..count).map(|host| start(host, count)).collect();
-        let empty = hosts[0].store.pressure().free_bytes;
+    /// The hosts keep the files of their disks in `folder`. In half of the seeds they have none.
+    pub(crate) fn run(seed: u64, count: usize, folder: PathBuf) -> Counts {
+        let mut chance = Chance::new(seed);
+        let disks = (chance.below(2) == 0).then_some(folder);
+        let hosts: Vec<Arc<Host>> =
+            (0..count).map(|host| start(host, count, disk(&disks, host, &mut chance))).collect();
+        let empty = hosts[0].filled();
         let runs = (0..count).map(|host| Run { host, number: 0 }).collect();
-        let (model, chance, alive) = (Arc::default(), Chance::new(seed), vec![true; count]);
-        let mut world = Self { hosts, runs, alive, model, chance, clients: Vec::new(), named: 0, empty };
+        let (model, alive) = (Arc::default(), vec![true; count]);
+        let (clients, machines, named) = (Vec::new(), MACHINES, 0);
+        let mut world = Self { hosts, runs, alive, model, chance, clients, machines, named, disks, empty };
+        (0..count).for_each(|host| world.enter(host));
         world.until("all hosts are up", |world| world.all_up());
         world.fail_for_a_while();
         world.settle();
-        let counts = world.model().counts;
+        let mut counts = world.model().counts;
+        for (down, up) in world.hosts.iter().map(|host| host.moved()) {
+            counts.down += down;
+            counts.up += up;
+        }
         world.take_everything_out();
         counts
     }
@@ -55,9 +78,14 @@ impl Scenario {
         self.chance.below(self.hosts.len() as u64) as usize
     }
 
-    /// Hosts that run.
-    fn living(&self) -> impl Iterator<Item = &Arc<Host>> {
-        self.hosts.iter().zip(&self.alive).filter(|(_, alive)| **alive).map(|(host, _)| host)
+    /// Whether a host has a block, and knows that others count on it. One that was started again finds blocks on its disk of
+    /// which it may not have heard; the database that would tell it is not in the world.
+    fn keeps(&self, host: usize, n: u32) -> bool {
+        let others = (0..self.hosts.len()).filter(|&other| other != host && self.alive[other]);
+        let is_known = || !self.hosts[host].cluster.holders(key(n)).is_empty();
+        let mut others = others.filter(|&other| self.believes(other, host, n));
+        let is_first = self.disks.is_none() || self.runs[host].number == 0;
+        holds(&self.hosts[host], n) && (is_first || is_known() || others.next().is_some())
     }
 
     /// The faulty part: one round of faults for each two hosts.
@@ -67,7 +95,11 @@ impl Scenario {
         for _ in 0..count / 2 {
             self.wait_up_to(800);
             self.break_network();
-            self.wait_up_to(1500);
+            self.wait_up_to(700);
+            if self.chance.below(2) == 0 {
+                self.break_client();
+            }
+            self.wait_up_to(800);
             // Fewer than half of them at a time.
             let crashes = 1 + self.chance.below((count as u64 - 1) / 2 + u64::from(count == 2));
             let mut crashed: Vec<usize> = (0..crashes).map(|_| self.any()).collect();
@@ -89,7 +121,7 @@ impl Scenario {
         self.wait_up_to(2000);
         world::mend();
         for client in std::mem::take(&mut self.clients) {
-            let _ = client.join();
+            let _ = client.thread.join();
         }
     }
 
@@ -125,42 +157,75 @@ impl Scenario {
     fn send_clients(&mut self, host: usize) {
         for _ in 0..CLIENTS {
             let client = Client {
-                run: self.runs[host],
-                host: Arc::clone(&self.hosts[host]),
+                at: Host::data_port(host),
                 model: Arc::clone(&self.model),
                 chance: Chance::new(self.chance.below(u64::MAX)),
                 first: self.named,
                 calls: CALLS,
             };
             self.named += CALLS;
-            let sent = world::on_host(host, || {
+            let machine = self.machines;
+            self.machines += 1;
+            let sent = world::on_host(machine, || {
                 thread::Builder::new().name("client".into()).spawn(move || client.work())
             });
-            self.clients.push(sent.unwrap_or_else(|error| violated(&format!("no thread: {error}"))));
+            let thread = sent.unwrap_or_else(|error| violated(&format!("no thread: {error}")));
+            self.clients.push(Sent { machine, host, thread });
         }
     }
 
-    /// Ends the process of a host, and everything in its memory with it.
+    /// A client is gone in the middle of whatever it does, or is not heard any more, or does not hear.
+    fn break_client(&mut self) {
+        let at = self.chance.below(self.clients.len().max(1) as u64) as usize;
+        let Some(Sent { machine, host, .. }) = self.clients.get(at) else { return };
+        match self.chance.below(4) {
+            0 => world::cut(*machine, *host),
+            1 => world::cut(*host, *machine),
+            _ => {
+                world::crash(*machine);
+                self.clients.swap_remove(at);
+            }
+        }
+    }
+
+    /// A process has begun.
+    fn enter(&self, host: usize) {
+        self.model().runs.insert(self.hosts[host].boot, self.runs[host]);
+    }
+
+    /// Ends the process of a host, and everything in its memory with it; of its disk, what its power or its own end takes.
     fn crash(&mut self, host: usize) {
         self.check_holders();
-        world::crash(host);
+        match &self.disks {
+            None => world::crash(host),
+            Some(disks) => match self.chance.below(4) {
+                0 => {
+                    world::crash(host);
+                    world::note("its disk is lost");
+                    let _ = std::fs::remove_dir_all(disk_folder(disks, host));
+                }
+                1 => world::cut_power(host),
+                _ => world::crash(host),
+            },
+        }
         self.alive[host] = false;
+        self.model().ended.push(self.runs[host]);
         let kept: Vec<u32> = self.model().kept().collect();
         for n in kept {
             // What another host has, for whatever reason, is promised on.
-            let there = self.living().any(|host| holds(host, n));
+            let there = (0..self.hosts.len()).any(|host| self.alive[host] && self.keeps(host, n));
             self.model().promise(n).is_lost |= !there;
         }
-        // Its clients end with it: they are on the same machine.
-        self.clients.retain(|client| !client.is_crashed());
         // No destructor runs.
         std::mem::forget(Arc::clone(&self.hosts[host]));
     }
 
     fn restart(&mut self, host: usize) {
         world::note(&format!("host-{host} starts again, with an empty pool"));
-        self.hosts[host] = start(host, self.hosts.len());
+        let disk = disk(&self.disks, host, &mut self.chance);
+        self.hosts[host] = start(host, self.hosts.len(), disk);
         self.runs[host].number += 1;
+        self.enter(host);
         self.alive[host] = true;
     }
 
@@ -242,11 +307,17 @@ impl Scenario {
         for host in &self.hosts {
             kept.iter().for_each(|&n| must(client::read(host, n), n, "was acknowledged, and is not found"));
             removed.iter().for_each(|&n| must(!client::read(host, n), n, "was removed, and is served"));
+            // Also of calls that were never answered, and of blocks that nobody promises any more.
+            (0..self.named).for_each(|n| {
+                client::read(host, n);
+            });
         }
     }
 
-    /// Removes everything, after which both pools must be as empty as at the beginning.
+    /// Removes everything, after which all tiers must be as empty as at the beginning.
     fn take_everything_out(&self) {
+        // What clients had sent before they gave up is served, or is given up as well.
+        thread::sleep(STALL * 2);
         let all: Vec<_> = (0..self.named).map(key).collect();
         let host = &self.hosts[0];
         let removed = host.tiering.remove(&all, host.clock.now_ms());
@@ -255,7 +326,14 @@ impl Scenario {
             removed.map_or("failed".into(), |all| all.len().to_string())
         ));
         self.until("all space is free again", |world| {
-            world.hosts.iter().all(|host| host.store.pressure().free_bytes == world.empty)
+            let mut filled = world.hosts.iter().map(|host| host.filled());
+            let so = filled.all(|filled| filled == world.empty);
+            if !so {
+                (0..world.named).filter(|&n| world.hosts.iter().any(|host| holds(host, n))).for_each(|n| {
+                    world.say_who_has(n);
+                });
+            }
+            so
         });
     }
 
@@ -290,11 +368,20 @@ fn must(so: bool, n: u32, wrong: &str) {
 }
 
 fn holds(host: &Host, n: u32) -> bool {
-    host.store.exists(&[key(n)]).is_ok_and(|found| found[0])
+    host.has(key(n))
 }
 
-fn start(host: usize, count: usize) -> Arc<Host> {
-    match Host::start(host, count) {
+fn disk_folder(disks: &Path, host: usize) -> PathBuf {
+    disks.join(Host::name(host))
+}
+
+fn disk(disks: &Option<PathBuf>, host: usize, chance: &mut Chance) -> Option<Disk> {
+    let disks = disks.as_ref()?;
+    Some(Disk { folder: disk_folder(disks, host), seed: chance.below(u64::MAX) })
+}
+
+fn start(host: usize, count: usize, disk: Option<Disk>) -> Arc<Host> {
+    match Host::start(host, count, disk) {
         Ok(host) => Arc::new(host),
         Err(error) => violated(&format!("host-{host} does not start: {error:#}")),
     }

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::time::{Duration, Instant};
 
 use kvasir_memory::host::Mapping;
 use kvasir_memory::shared::Shared;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 
 use super::error::ClientError;

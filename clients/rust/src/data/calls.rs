@@ -1,7 +1,6 @@
 //! Calls that carry no bytes of blocks.
 
-use std::time::Duration;
-
+use kvasir_os::time::Duration;
 use kvasir_protocol::block::{BlockKey, Pin};
 use kvasir_protocol::wire::{Op, Outcome, Reply, Request, Stat};
 

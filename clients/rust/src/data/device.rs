@@ -13,12 +13,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use std::time::{Duration, Instant};
 
 use kvasir_gpu::memory::{CudaError, Device, DevicePlan, Event, Pinned, Room, SideStream};
 use kvasir_memory::host::Mapping;
 use kvasir_memory::region::Region;
 use kvasir_memory::shared::Shared;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::wire::Placed;
 

@@ -1,9 +1,10 @@
 //! Where a host's data plane listens.
 
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
+
+use kvasir_os::net::{SocketAddr, ToSocketAddrs};
 
 use super::ClientError;
 

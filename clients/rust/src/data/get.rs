@@ -3,8 +3,8 @@
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
+use kvasir_os::time::Instant;
 use kvasir_protocol::block::BlockKey;
 use kvasir_protocol::wire::{Found, Op, Reply, Request, WireError};
 

@@ -48,9 +48,9 @@ use std::collections::hash_map::Entry;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use kvasir_memory::runs::Plan;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 
 use self::crew::Crew;

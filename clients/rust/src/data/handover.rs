@@ -36,10 +36,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use kvasir_memory::checksum::Checksum;
 use kvasir_memory::shared::Shared;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::wire::{ArrivingBlock, HandOverCall, HandedPlace, Op, Outcome, Reply, Request};
 

@@ -15,10 +15,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 
 use self::job::{Job, Part, Work};

@@ -1,9 +1,9 @@
 //! The memory of a job's blocks: the host's, or a GPU's.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use kvasir_memory::runs::Plan;
+use kvasir_os::time::Instant;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 
 #[cfg(feature = "gpu")]

@@ -1,13 +1,13 @@
 //! How to connect.
 
 use std::io;
-use std::net::TcpStream;
 use std::sync::Arc;
 #[cfg(feature = "gpu")]
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
+use kvasir_os::net::TcpStream;
+use kvasir_os::time::Duration;
 use kvasir_protocol::stream::Stream;
 
 /// What has happened on connections to a host.

@@ -1,9 +1,8 @@
 //! Blocks into a host: filled in place, or sent.
 
-use std::time::Instant;
-
 use kvasir_memory::runs::{Plan, checksum_of};
 use kvasir_memory::shared::Shared;
+use kvasir_os::time::Instant;
 use kvasir_protocol::block::BlockMeta;
 use kvasir_protocol::stream::Stream;
 use kvasir_protocol::wire::{Op, Outcome, Placed, Reply, Request};

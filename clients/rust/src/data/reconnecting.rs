@@ -1,7 +1,8 @@
 //! A connection that is made anew after it broke.
 
 use std::sync::Arc;
-use std::time::Duration;
+
+use kvasir_os::time::Duration;
 
 use super::{Client, ClientError, Endpoint, Options};
 use crate::sync::Mutex;

@@ -3,9 +3,10 @@
 use std::io::{self, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use kvasir_memory::shared::Shared;
+use kvasir_os::planted::{self, Bug};
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::stream::ring::{Ring, Side};
 use kvasir_protocol::stream::{Eager, Stream, Timed, receive_with_fds};
 use kvasir_protocol::wire::{HEADER_LEN, Header, Op, Reply, Request, WireError};
@@ -75,6 +76,7 @@ impl Wire {
 
     /// From now on no wait for the other side is longer than `timeout`, and nothing is begun after `deadline`.
     pub(super) fn limit(&mut self, timeout: Duration, deadline: Option<Instant>) -> io::Result<()> {
+        let deadline = deadline.filter(|_| !planted::is(Bug::WaitsBeyondDeadline));
         self.reader.get_mut().deadline = deadline;
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         // A socket takes 0 for no end.

@@ -42,6 +42,18 @@ bugs! {
     BelievesAnEarlierRun,
     /// A host that has a block which nobody claims any more does not take over.
     LeavesOrphans,
+    /// What a peer removes is removed from the pool, and stays on the disk.
+    LeavesRemovedOnDisk,
+    /// A block that is removed on its way to the disk stays there when it has come.
+    KeepsRemovedOnItsWayDown,
+    /// A host says that it has let go of a block that has left its pool for its disk.
+    LetsGoOfWhatIsOnDisk,
+    /// What a client had reserved and was lent stays so when its connection has ended.
+    KeepsPlacesOfTheGone,
+    /// A put that is cut short is made visible as far as it came.
+    KeepsPutsCutShort,
+    /// A client waits for an answer beyond its deadline.
+    WaitsBeyondDeadline,
     /// The first group of a segment, with which its epoch goes, is not made durable before others follow.
     BeginsSegmentUnsynced,
     /// A removal is answered before its tombstone is durable.

@@ -123,6 +123,15 @@ impl Read {
             Self::Missing | Self::Throttled => None,
         }
     }
+
+    /// What was removed while it came up is missing: a reader that asked after the removal may have waited for a load that began
+    /// before it.
+    fn unless_removed(self) -> Self {
+        match self {
+            Self::Onboarded(block) if block.moving.is_removed() => Self::Missing,
+            read => read,
+        }
+    }
 }
 
 /// A block that some tier below holds, on its way up.
@@ -222,7 +231,9 @@ impl Tiering {
         self.ask_shared(&asked, Reach::All);
         let loads = self.load(&asked, Reach::All, left, &late);
         self.walk_on(&asked, &loads, now_ms);
-        missing.into_iter().zip(loads).for_each(|(i, load)| reads[i] = load);
+        for (i, load) in missing.into_iter().zip(loads) {
+            reads[i] = load.unless_removed();
+        }
         reads
     }
 

@@ -545,6 +545,50 @@ fn a_removal_reaches_every_tier_and_what_is_on_its_way() {
     assert_eq!(slow.stats().blocks, 0);
 }
 
+/// The last hosts to have a block may be elsewhere, and this one is reading it from them.
+#[test]
+fn what_is_on_its_way_up_is_read_while_this_hosts_copies_are_dropped() {
+    let peers = faulty(Tier::Peer);
+    let config = TieringConfig { load_timeout: PATIENCE, ..everything() };
+    let rig = Rig::new(8, vec![peers.clone()], config);
+    crate::conformance::put(&*peers, 0, PAGE).unwrap();
+    peers.hold();
+    let (rig, key) = (&rig, key(0));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(move || rig.lent(0));
+        while rig.tiering.together.under_way.lock().is_empty() {
+            std::thread::yield_now();
+        }
+        assert_eq!(rig.tiering.trim(&[key], 0).unwrap(), [Remove::Missing]);
+        peers.release();
+        assert!(reader.join().unwrap(), "a peer has it");
+    });
+}
+
+/// Whoever asks after the removal waits for the same load.
+#[test]
+fn what_is_removed_on_its_way_up_is_not_read() {
+    let slow = faulty(Tier::Nvme);
+    let config = TieringConfig { load_timeout: PATIENCE, ..everything() };
+    let mut rig = Rig::new(8, vec![slow.clone()], config);
+    rig.put(0);
+    rig.evict(1);
+    slow.hold();
+    let (rig, key) = (&rig, key(0));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(move || matches!(rig.read(0), Read::Missing));
+        while rig.tiering.together.under_way.lock().is_empty() {
+            std::thread::yield_now();
+        }
+        scope.spawn(move || rig.tiering.remove(&[key], 0).unwrap());
+        while !rig.tiering.moves.begin(key).is_removed() {
+            std::thread::yield_now();
+        }
+        slow.release();
+        assert!(reader.join().unwrap());
+    });
+}
+
 /// What no tier has, the most used first, and as much as there is room for without giving up what the tier has.
 #[test]
 fn what_only_the_pool_has_is_saved_before_the_end() {

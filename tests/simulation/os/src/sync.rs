@@ -99,6 +99,17 @@ impl<T: fmt::Debug + ?Sized> fmt::Debug for Mutex<T> {
     }
 }
 
+impl<'a, T: ?Sized> MutexGuard<'a, T> {
+    /// Does `work` without the lock, which is taken again behind it.
+    pub fn unlocked<R>(guard: &mut Self, work: impl FnOnce() -> R) -> R {
+        drop(guard.inner.take());
+        guard.mutex.queue.wake();
+        let done = work();
+        guard.inner = Some(guard.mutex.queue.until(|| taken(guard.mutex.inner.try_lock())));
+        done
+    }
+}
+
 impl<T: ?Sized> Deref for MutexGuard<'_, T> {
     type Target = T;
 

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+
+use kvasir_os::time::Duration;
 
 use super::{Shared, Task};
 use crate::data::{JobError, Reconnecting};

@@ -1,10 +1,10 @@
 //! The side that receives a prompt.
 
 use std::sync::atomic::{Ordering, fence};
-use std::time::{Duration, Instant};
 
 use kvasir_memory::runs::Scatter;
 use kvasir_memory::shared::Place;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 
 use super::{HandingError, Incoming, Task};

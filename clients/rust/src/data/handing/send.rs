@@ -1,10 +1,9 @@
 //! The side that hands a part over.
 
-use std::time::Duration;
-
 use kvasir_memory::checksum::Checksum;
 use kvasir_memory::runs::Plan;
 use kvasir_memory::shared::Shared;
+use kvasir_os::time::Duration;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 
 use super::signals::Next;

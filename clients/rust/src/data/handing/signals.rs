@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+
+use kvasir_os::time::Instant;
 
 use super::HandingError;
 use crate::data::Reconnecting;

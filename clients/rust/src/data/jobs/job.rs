@@ -1,8 +1,8 @@
 //! One job, and the parts of it that threads do beside each other.
 
 use std::sync::Arc;
-use std::time::Instant;
 
+use kvasir_os::time::Instant;
 use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 use kvasir_protocol::wire::Op;
 

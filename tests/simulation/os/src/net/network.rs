@@ -17,6 +17,8 @@ const MICROSECOND: u64 = 1000;
 const MILLISECOND: u64 = 1_000_000;
 /// The most that is taken from a socket at a time: what a packet of the model is.
 const READ: usize = 64 << 10;
+/// One that is cut short has so many bytes at most.
+const PIECE_MAX: u64 = 8 << 10;
 /// What may be on its way in one direction; more waits in the sender's socket.
 const IN_FLIGHT_MAX: usize = 256 << 10;
 /// How long until a full socket is tried again.
@@ -82,7 +84,9 @@ impl Way {
     fn collect(&mut self, cut: bool, rng: &mut Rng) {
         let mut read = [0; READ];
         while self.has_room() {
-            let bytes = match self.source.read(&mut read) {
+            // Most of what is written at once travels together.
+            let most = if rng.below(8) == 0 { 1 + rng.below(PIECE_MAX) as usize } else { READ };
+            let bytes = match self.source.read(&mut read[..most]) {
                 Ok(count) => read[..count].to_vec(),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -207,7 +211,8 @@ impl Network {
             if way.from == host && !way.over {
                 let last = way.packets.back().map_or(0, |last| last.at);
                 if rng.below(2) == 0 {
-                    way.packets.clear();
+                    way.packets.truncate(rng.below(way.packets.len() as u64 + 1) as usize);
+                    way.bytes = way.packets.iter().map(|packet| packet.bytes.len()).sum();
                 }
                 let at = last.max(schedule::now() + delay(rng));
                 way.packets.push_back(Packet { at, bytes: Vec::new() });
