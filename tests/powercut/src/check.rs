@@ -55,7 +55,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<()> {
 fn violations(promised: &[State], found: &[bool]) -> Vec<String> {
     let broken = |(block, (state, found)): (usize, (&State, &bool))| match (state, found) {
         (State::Absent, true) => Some(format!("block {block} is back, though it was removed or lost")),
-        (State::Stored { durable: true }, false) => Some(format!("block {block} was durable, and is missing")),
+        (State::Stored { durable: true }, false) => {
+            Some(format!("block {block} was durable, and is missing"))
+        }
         _ => None,
     };
     promised.iter().zip(found).enumerate().filter_map(broken).collect()
@@ -63,7 +65,8 @@ fn violations(promised: &[State], found: &[bool]) -> Vec<String> {
 
 /// A kill loses nothing of what was answered, so nothing of this may be lost, and nothing else may be there.
 fn put_some(store: &NvmeStore, next: &mut Expected, chance: &mut Chance) {
-    for _ in 0..chance.below(4) {
+    // Enough that often another segment is begun.
+    for _ in 0..chance.below(16) {
         let block = chance.below(BLOCKS.into()) as u32;
         let state = &mut next.blocks[block as usize];
         if *state == State::Absent {
@@ -85,7 +88,10 @@ mod tests {
         let promised = [State::Absent, State::Stored { durable: true }, State::Unknown];
         assert!(violations(&promised, &[false, true, true]).is_empty());
         assert!(violations(&promised, &[false, true, false]).is_empty());
-        assert_eq!(violations(&promised, &[true, true, true]), ["block 0 is back, though it was removed or lost"]);
+        assert_eq!(
+            violations(&promised, &[true, true, true]),
+            ["block 0 is back, though it was removed or lost"]
+        );
         assert_eq!(violations(&promised, &[false, false, true]), ["block 1 was durable, and is missing"]);
     }
 

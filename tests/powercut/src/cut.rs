@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::chance::Chance;
 use crate::log::Entry;
-use crate::model::{Expected, Mark, Model};
+use crate::model::{Expected, Mark, Model, Outcome};
 
 /// Torn writes are torn between these.
 const SECTOR: usize = 512;
@@ -20,6 +20,20 @@ pub(crate) enum Loss {
     Nothing,
     /// Each is kept, lost or torn, by this seed.
     Some(u64),
+    /// This entry alone is lost.
+    One(usize),
+}
+
+/// Where a recording is cut, and what is lost there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Kind {
+    /// Behind an answer that owes something; all is lost that may be.
+    Answers,
+    /// Before a flush that covers much; some is lost.
+    Flushes,
+    /// Before a flush; the first of writes that follow each other on the device is lost alone.
+    Heads,
+    Anywhere,
 }
 
 /// One power cut.
@@ -51,7 +65,10 @@ impl Recording {
         let mark = |entry: &Entry| -> Result<Option<Mark>> {
             if entry.data.is_empty() || entry.offset < image.len() as u64 {
                 let end = entry.offset.saturating_add(entry.data.len() as u64);
-                ensure!(entry.data.is_empty() || end <= image.len() as u64, "a write across the end, at {end}");
+                ensure!(
+                    entry.data.is_empty() || end <= image.len() as u64,
+                    "a write across the end, at {end}"
+                );
                 return Ok(None);
             }
             let text = entry.data.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -65,31 +82,70 @@ impl Recording {
         self.log.len()
     }
 
-    /// Cuts by a seed: a third behind answers, with all lost that may be; a third before flushes; the others anywhere.
-    pub(crate) fn choose(&self, count: usize, chance: &mut Chance) -> Vec<Cut> {
-        let index = |wanted: &dyn Fn(usize) -> bool| (0..self.len()).filter(|&at| wanted(at)).collect();
-        let answers: Vec<usize> = index(&|at| {
-            let answered = |mark: &Mark| match mark {
-                Mark::Ended { outcome, .. } => *outcome == crate::model::Outcome::Removed,
-                mark => matches!(mark, Mark::FlushEnded { .. } | Mark::DatabaseEnded { .. }),
-            };
-            self.marks[at].as_ref().is_some_and(answered)
-        });
-        let flushes: Vec<usize> = index(&|at| self.log[at].flush);
-        let mut pick = |from: &[usize]| from.get(chance.below(from.len().max(1) as u64) as usize).copied();
+    /// Cuts by a seed, as many of one kind as of another.
+    pub(crate) fn choose(&self, count: usize, kinds: &[Kind], chance: &mut Chance) -> Vec<Cut> {
+        let (answers, flushes, heads) = (self.answers(), self.flushes(), self.heads());
         let mut cuts = Vec::new();
-        for number in 0..count {
-            cuts.extend(match number % 3 {
-                0 => pick(&answers).map(|at| Cut { at: at + 1, loss: Loss::All }),
-                1 => pick(&flushes).map(|at| Cut { at, loss: Loss::Some(number as u64) }),
-                _ => pick(&(0..=self.len()).collect::<Vec<_>>()).map(|at| {
-                    let loss = if number % 2 == 0 { Loss::Some(number as u64) } else { Loss::Nothing };
-                    Cut { at, loss }
-                }),
-            });
+        for kind in kinds.iter().cycle().take(count) {
+            let mut pick = |count: usize| chance.below(count.max(1) as u64) as usize;
+            let some = match kind {
+                Kind::Answers => answers.get(pick(answers.len())).map(|&at| (at + 1, Loss::All)),
+                Kind::Flushes => {
+                    let three = [(); 3].map(|()| flushes.get(pick(flushes.len())));
+                    let most = three.into_iter().flatten().max_by_key(|(_, covers)| *covers);
+                    most.map(|&(at, _)| (at, Loss::Some(pick(usize::MAX) as u64)))
+                }
+                Kind::Heads => heads.get(pick(heads.len())).map(|&(at, head)| (at, Loss::One(head))),
+                Kind::Anywhere => Some((
+                    pick(self.len() + 1),
+                    [Loss::Nothing, Loss::Some(pick(usize::MAX) as u64)][pick(2)],
+                )),
+            };
+            cuts.extend(some.map(|(at, loss)| Cut { at, loss }));
         }
         cuts.sort_by_key(|cut| cut.at);
         cuts
+    }
+
+    /// Marks of answers that owe something.
+    fn answers(&self) -> Vec<usize> {
+        let owes = |mark: &Mark| match mark {
+            Mark::Ended { outcome, .. } => *outcome == Outcome::Removed,
+            mark => matches!(mark, Mark::FlushEnded { .. } | Mark::DatabaseEnded { .. }),
+        };
+        (0..self.len()).filter(|&at| self.marks[at].as_ref().is_some_and(owes)).collect()
+    }
+
+    /// What each flush covers.
+    fn covered(&self) -> Vec<(usize, Vec<usize>)> {
+        let (mut flushes, mut covered) = (Vec::new(), Vec::new());
+        for (at, (entry, mark)) in self.log.iter().zip(&self.marks).enumerate() {
+            if entry.flush {
+                flushes.push((at, std::mem::take(&mut covered)));
+            } else if mark.is_none() && !entry.fua && !entry.data.is_empty() {
+                covered.push(at);
+            }
+        }
+        flushes
+    }
+
+    /// Flushes, each with the number of writes that it covers.
+    fn flushes(&self) -> Vec<(usize, usize)> {
+        self.covered().into_iter().map(|(at, covered)| (at, covered.len())).collect()
+    }
+
+    /// Flushes, each with a write that it covers, behind which another of them goes on, and which goes on behind none.
+    fn heads(&self) -> Vec<(usize, usize)> {
+        let mut heads = Vec::new();
+        for (flush, covered) in self.covered() {
+            let ends = |at: usize| self.log[at].offset + self.log[at].data.len() as u64;
+            let is_head = |&at: &usize| {
+                covered.iter().any(|&other| self.log[other].offset == ends(at))
+                    && !covered.iter().any(|&other| ends(other) == self.log[at].offset)
+            };
+            heads.extend(covered.iter().copied().filter(is_head).map(|at| (flush, at)));
+        }
+        heads
     }
 
     /// Every prefix: with all lost that may be lost, with nothing, and with some by a seed.
@@ -105,10 +161,14 @@ impl Recording {
         }
         let mut image = self.durable.clone();
         let mut chance = Chance::new(if let Loss::Some(seed) = cut.loss { seed } else { 0 });
-        for entry in self.pending.iter().filter_map(|&number| self.log.get(number)) {
+        for &number in &self.pending {
+            let entry = &self.log[number];
             match (cut.loss, chance.below(4)) {
                 (Loss::All, _) | (Loss::Some(_), 0) => {}
-                (Loss::Nothing, _) | (Loss::Some(_), 1 | 2) => write(&mut image, entry.offset, &entry.data),
+                (Loss::One(lost), _) if lost == number => {}
+                (Loss::Nothing | Loss::One(_), _) | (Loss::Some(_), 1 | 2) => {
+                    write(&mut image, entry.offset, &entry.data)
+                }
                 (Loss::Some(_), _) => {
                     for (number, sector) in entry.data.chunks(SECTOR).enumerate() {
                         if chance.below(2) == 0 {
@@ -145,7 +205,8 @@ fn write(image: &mut [u8], offset: u64, data: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Outcome, State};
+    use crate::model::State;
+    use clap::ValueEnum;
 
     const IMAGE: usize = 8 * SECTOR;
 
@@ -187,6 +248,7 @@ mod tests {
         };
         check(3, Loss::All, [0, 0, 0, 0]);
         check(3, Loss::Nothing, [1, 2, 0, 0]);
+        check(3, Loss::One(1), [0, 2, 0, 0]);
         check(4, Loss::All, [1, 2, 0, 0]);
         check(7, Loss::All, [1, 2, 0, 4]);
         check(7, Loss::Nothing, [1, 2, 3, 4]);
@@ -205,11 +267,16 @@ mod tests {
     #[test]
     fn marks_say_what_was_answered_by_then() {
         let expected = |at| recording().cut(Cut { at, loss: Loss::All }).1.blocks[0];
-        assert_eq!([0, 1, 6, 7].map(expected), [State::Absent, State::Unknown, State::Unknown, State::Absent]);
+        assert_eq!(
+            [0, 1, 6, 7].map(expected),
+            [State::Absent, State::Unknown, State::Unknown, State::Absent]
+        );
         let recording = recording();
-        let cuts = recording.choose(30, &mut Chance::new(1));
+        let cuts = recording.choose(30, Kind::value_variants(), &mut Chance::new(1));
         assert!(cuts.is_sorted_by_key(|cut| cut.at) && cuts.iter().all(|cut| cut.at <= recording.len()));
         assert!(cuts.contains(&Cut { at: 7, loss: Loss::All }), "right behind the answer");
+        assert!(cuts.contains(&Cut { at: 3, loss: Loss::One(1) }), "the first of two");
+        assert!(!cuts.contains(&Cut { at: 3, loss: Loss::One(2) }), "the second of two");
         assert_eq!(recording.all(&mut Chance::new(1)).len(), 24);
     }
 

@@ -10,7 +10,7 @@ const CACHE_BYTES: u64 = 4 << 20;
 const KEYS: u64 = 48;
 const KEYS_OF_BATCH: u64 = 5;
 
-pub(crate) struct Database(sled::Db);
+pub(crate) struct Database(kvasir_state_db::Db);
 
 type Content = BTreeMap<u64, Vec<u8>>;
 
@@ -41,7 +41,8 @@ fn content(version: u64) -> Content {
 fn version_of(found: &Content, (from, to): (u64, u64)) -> Result<u64> {
     let is = |version: &u64| content(*version) == *found;
     (from..=to).find(is).with_context(|| {
-        let near = (0..=to + 1).find(is).map_or("none at all".to_owned(), |version| format!("version {version}"));
+        let near =
+            (0..=to + 1).find(is).map_or("none at all".to_owned(), |version| format!("version {version}"));
         format!("the database has {near}, not one of {from} to {to}; {} keys", found.len())
     })
 }
@@ -81,7 +82,7 @@ impl Database {
             }
         }
         self.0.apply_batch(batch)?;
-        self.0.flush().map(drop)
+        self.0.flush()
     }
 }
 

@@ -114,6 +114,9 @@ mod tests {
         let whole = log();
         check(whole[..whole.len() - 1].to_vec(), "the data of entry 4 of 5");
         check([sector(&[MAGIC, 1, 1, 512]), sector(&[0, u64::MAX, 0, 0])].concat(), "more than");
-        check([sector(&[MAGIC, 1, 1, 512]), sector(&[u64::MAX, 0, 0, 0])].concat(), "sector 18446744073709551615");
+        check(
+            [sector(&[MAGIC, 1, 1, 512]), sector(&[u64::MAX, 0, 0, 0])].concat(),
+            "sector 18446744073709551615",
+        );
     }
 }

@@ -24,18 +24,38 @@ pub(crate) enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Mark {
     /// The store is open. With `batch`, a put is durable when it is answered.
-    Opened { batch: bool },
+    Opened {
+        batch: bool,
+    },
     /// What the store had of a block when it was opened. Recovery makes durable what it finds.
-    Found { block: u32, there: bool },
-    Begins { block: u32 },
-    Ended { block: u32, outcome: Outcome },
-    FlushBegins { number: u64 },
-    FlushEnded { number: u64 },
+    Found {
+        block: u32,
+        there: bool,
+    },
+    Begins {
+        block: u32,
+    },
+    Ended {
+        block: u32,
+        outcome: Outcome,
+    },
+    FlushBegins {
+        number: u64,
+    },
+    FlushEnded {
+        number: u64,
+    },
     /// The database was opened, and had this version.
-    DatabaseFound { version: u64 },
-    DatabaseBegins { version: u64 },
+    DatabaseFound {
+        version: u64,
+    },
+    DatabaseBegins {
+        version: u64,
+    },
     /// It was flushed, and answered.
-    DatabaseEnded { version: u64 },
+    DatabaseEnded {
+        version: u64,
+    },
 }
 
 /// What must be so of a block.

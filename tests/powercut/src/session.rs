@@ -6,10 +6,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use crate::chance::Chance;
-use crate::cut::{Cut, Loss, Recording};
+use crate::cut::{Cut, Kind, Loss, Recording};
 use crate::machine;
 use crate::model::Expected;
 
@@ -21,6 +21,9 @@ pub(crate) struct SessionArgs {
     /// Cut it at every entry of each recording, three times: hours.
     #[arg(long, conflicts_with_all = ["points", "seconds"])]
     all: bool,
+    /// Only cuts of this kind.
+    #[arg(long)]
+    only: Option<Kind>,
     /// What is done, where it is cut, and what is lost follow from it; when threads meet the disk does not.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -115,7 +118,8 @@ impl Session<'_> {
         let cuts = if self.args.all {
             recording.all(&mut self.chance)
         } else {
-            recording.choose(self.args.points.div_ceil(self.args.rounds), &mut self.chance)
+            let kinds = self.args.only.as_ref().map_or(Kind::value_variants(), std::slice::from_ref);
+            recording.choose(self.args.points.div_ceil(self.args.rounds), kinds, &mut self.chance)
         };
         ensure!(!cuts.is_empty(), "nothing to cut");
         let mut go_on = None;
@@ -143,7 +147,8 @@ impl Session<'_> {
             if ends_at_once {
                 check.arg("--work");
             }
-            expected = serde_json::from_str(&answer(&mut check)?).context("what a process says that it left")?;
+            expected =
+                serde_json::from_str(&answer(&mut check)?).context("what a process says that it left")?;
         }
         Ok(())
     }

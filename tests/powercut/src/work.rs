@@ -67,6 +67,8 @@ impl Marks {
 struct Work {
     marks: Marks,
     store: NvmeStore,
+    /// Little is made durable, so that much can be lost.
+    quiet: bool,
     flushes: AtomicU64,
 }
 
@@ -74,7 +76,7 @@ struct Work {
 pub(crate) fn run(args: &WorkArgs) -> Result<()> {
     let mut chance = Chance::new(args.seed);
     let settings = Settings { io_uring: chance.below(2) == 0, batch: chance.below(4) == 0 };
-    let in_order = chance.below(3) == 0;
+    let (in_order, quiet) = (chance.below(3) == 0, !settings.batch && chance.below(3) > 0);
     let marks = Marks::open(&args.device, args.marks_at)?;
     let store = blocks::open(&args.folder, settings)?;
     let (database, version) = Database::open(&args.folder, args.expected.versions)?;
@@ -83,7 +85,7 @@ pub(crate) fn run(args: &WorkArgs) -> Result<()> {
     for block in 0..BLOCKS {
         marks.tell(&Mark::Found { block, there: blocks::get(&store, block)? })?;
     }
-    let work = Work { marks, store, flushes: AtomicU64::new(0) };
+    let work = Work { marks, store, quiet, flushes: AtomicU64::new(0) };
     let seeds: Vec<u64> = (0..CLIENTS).map(|_| chance.any()).collect();
     thread::scope(|scope| {
         let client = |(number, seed): (u32, u64)| {
@@ -91,11 +93,16 @@ pub(crate) fn run(args: &WorkArgs) -> Result<()> {
             scope.spawn(move || work.client(number, Chance::new(seed), args.calls))
         };
         let clients: Vec<_> = (0..).zip(seeds).map(client).collect();
-        let small = work.small_state(&database, version, args.calls / 4);
-        let joined = clients.into_iter().map(|client| client.join().unwrap_or_else(|_| bail!("a client panicked")));
+        let small = work.small_state(&database, version, args.calls / if quiet { 16 } else { 4 });
+        let joined =
+            clients.into_iter().map(|client| client.join().unwrap_or_else(|_| bail!("a client panicked")));
         joined.chain([small]).collect::<Result<()>>()
     })?;
-    println!("worked as {settings:?}, ends {}", if in_order { "in order" } else { "at once" });
+    println!(
+        "worked as {settings:?}, {}, ends {}",
+        if quiet { "quiet" } else { "busy" },
+        if in_order { "in order" } else { "at once" }
+    );
     if !in_order {
         // As a kill does: no destructor runs.
         std::process::exit(0);
@@ -113,9 +120,14 @@ impl Work {
                 (0..count).map(|_| chance.below(each) as u32 * CLIENTS + number).collect();
             own.sort_unstable();
             own.dedup();
-            match chance.below(10) {
-                0..5 => self.change(&own, blocks::put)?,
-                5..9 => self.change(&own, blocks::remove)?,
+            match (chance.below(20), self.quiet) {
+                (0..10, false) | (0..17, true) => self.change(&own, blocks::put)?,
+                (10..18, false) => self.change(&own, blocks::remove)?,
+                // All at once, so that it takes one sync to make much space.
+                (17..19, true) => {
+                    let all: Vec<u32> = (0..BLOCKS).filter(|block| block % CLIENTS == number).collect();
+                    self.change(&all, blocks::remove)?;
+                }
                 _ => self.flush()?,
             }
         }
