@@ -80,6 +80,9 @@ enum Task {
         /// Measure the templates of policies in every language instead (docs/policy-languages.md); installs their tools.
         #[arg(long, conflicts_with_all = ["criterion", "args"])]
         languages: bool,
+        /// Measure the prefix index beside what others publish instead (benches/peers).
+        #[arg(long, conflicts_with_all = ["criterion", "languages"])]
+        peers: bool,
         /// Passed on, for example `--json`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
@@ -152,6 +155,13 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Bench { languages: true, .. } => {
             shell.ensure_target()?;
             languages::bench(&shell).map(|()| ExitCode::SUCCESS)
+        }
+        Task::Bench { peers: true, args, .. } => {
+            let manifest = shell.root().join("benches/peers/Cargo.toml");
+            let mut bench = shell.cargo();
+            bench.args(["run", "--release", "--locked", "--manifest-path"]).arg(manifest);
+            bench.arg("--target-dir").arg(shell.target("peers"));
+            shell.exec(bench.arg("--").args(args))
         }
         Task::Bench { criterion: true, args, .. } => {
             shell.ensure_target()?;

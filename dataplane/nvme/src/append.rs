@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use super::checkpoint::Summary;
-use super::engine::{End, Engine, Ticket, Work, sync};
+use super::engine::{End, Engine, Ticket, Work, sync, sync_folder};
 use super::format::{self, Block, ENTRIES_MAX, Entry, GroupHead, Kind, PAGE, Place, Tombstone};
 use super::index::Found;
 use super::io::{Op, OpKind, Piece};
@@ -389,7 +389,7 @@ impl Engine {
         group.syncs = 1 + u32::from(unlisted);
         self.submit(sync(file, Some(number)), Work::GroupSync(id));
         if unlisted {
-            self.submit(sync(self.shared.disk.handle.clone(), None), Work::GroupSync(id));
+            self.submit(sync_folder(self.shared.disk.handle.clone()), Work::GroupSync(id));
         }
         true
     }
@@ -463,7 +463,9 @@ impl Engine {
                 match entry {
                     Entry::Block(block) if outcome.is_ok() => {
                         self.enter(block, segment);
-                        self.doubtful.remove(&key);
+                        if let Some(earlier) = self.doubtful.remove(&key) {
+                            self.owe(Tombstone { sequence: 0, ..earlier });
+                        }
                         lives = true;
                     }
                     _ => uncount(&self.shared.counters.claimed_pages, pages.into()),
@@ -479,8 +481,13 @@ impl Engine {
                 Some(key)
             }
             Append::Move { block, from, ticket, .. } => {
-                if let (None, Entry::Block(moved)) = (failed, entry) {
-                    lives = self.relocate(moved, from, segment);
+                match entry {
+                    Entry::Block(moved) if failed.is_none() => lives = self.relocate(moved, from, segment),
+                    // It may be on the disk all the same, and no removal of the block will know.
+                    Entry::Block(moved) if moved.page > 0 => {
+                        self.owe(self.tombstone(moved.meta.key, Place { segment, page: moved.page }, 0));
+                    }
+                    _ => {}
                 }
                 ticket.done(failed.is_none());
                 Some(block.meta.key)
@@ -561,6 +568,10 @@ impl Engine {
     pub(super) fn doubt(&mut self, copy: Tombstone) {
         if planted::is(Bug::ForgetsFailedWrites) {
             return;
+        }
+        if self.doubtful.len() >= DOUBTFUL_MAX {
+            let segments = self.shared.segments();
+            self.doubtful.retain(|_, copy| segments.holds(copy));
         }
         if self.doubtful.len() < DOUBTFUL_MAX {
             self.doubtful.insert(copy.key, copy);

@@ -411,11 +411,9 @@ impl Engine {
             count(if why == Why::Evicted { &counters.evicted } else { &counters.corrupt }, 1);
             if why == Why::Corrupt {
                 self.shared.note_damaged(key);
-                if self.shared.broken().is_some() {
-                    // What a sync lost of a block that was moved is still where it was moved from.
-                    let tombstone = self.tombstone(key, place, 0);
-                    self.doubt(tombstone);
-                }
+                // It may be read after a restart; or what a sync lost of a block that was moved, where it was moved from.
+                let tombstone = self.tombstone(key, place, 0);
+                self.doubt(tombstone);
             }
         }
     }
@@ -472,6 +470,11 @@ pub(super) fn io_error(step: &'static str, key: BlockKey, reason: String) -> Tie
 /// `fdatasync` of a file; `slot` for that of a segment.
 pub(super) fn sync(file: Arc<File>, slot: Option<u32>) -> Op {
     Op { kind: OpKind::Sync, file, slot, offset: 0, pieces: Vec::new() }
+}
+
+/// `fsync` of the folder of all segments.
+pub(super) fn sync_folder(folder: Arc<File>) -> Op {
+    Op { kind: OpKind::SyncFolder, ..sync(folder, None) }
 }
 
 /// Skips the first `moved` bytes of an op.

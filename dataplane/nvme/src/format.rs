@@ -151,7 +151,7 @@ impl Entry {
                     && end.is_some_and(|end| end <= part.end)
                     && pages <= block_pages_largest(segment_pages)
             }
-            Self::Tombstone(_) => true,
+            Self::Tombstone(tombstone) => tombstone.target_epoch < NUMBERS_END,
         };
         fits && self.sequence() < NUMBERS_END
     }
@@ -330,6 +330,15 @@ mod tests {
         };
         assert!(reads(NUMBERS_END - 1, NUMBERS_END - 1, 14));
         assert!(!reads(NUMBERS_END, 1, 14) && !reads(1, NUMBERS_END, 14) && !reads(1, 1, 15));
+        let mut buries = |target_epoch: u64| {
+            let target = Place { segment: 2, page: 3 };
+            let entries =
+                [Entry::Tombstone(Tombstone { key: BlockKey(7), sequence: 1, target, target_epoch })];
+            let head = GroupHead { segment: 1, epoch: 1, page: 0, pages: 1, kind: Kind::Hot };
+            encode_group(&head, &entries, 42, &mut page);
+            decode_group(&page, Place { segment: 1, page: 0 }, 42, 16).is_some()
+        };
+        assert!(buries(NUMBERS_END - 1) && !buries(NUMBERS_END));
     }
 
     proptest! {

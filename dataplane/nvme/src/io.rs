@@ -44,6 +44,8 @@ pub(super) enum OpKind {
     Write,
     /// `fdatasync`.
     Sync,
+    /// `fsync` of the folder.
+    SyncFolder,
 }
 
 #[derive(Clone, Debug)]

@@ -141,7 +141,7 @@ impl NvmeStore {
         counters.claimed_pages.store(live, Ordering::Relaxed);
         counters.corrupt.store(report.corrupt, Ordering::Relaxed);
         shared.chore(|chores| (chores.summaries, chores.look) = (sealed, true));
-        let janitor = Janitor { shared: shared.clone(), checkpoint, faults };
+        let janitor = Janitor { shared: shared.clone(), checkpoint, left_behind: Vec::new(), faults };
         let engine_shared = shared.clone();
         let engine = thread::spawn(move || {
             let mut engine = Engine::new(io, engine_shared, heads, sequence);

@@ -93,6 +93,9 @@ pub(super) fn recover(
             graves.dig(entry);
         }
     }
+    // A removal may outlive the segment of its block; no later one may have that segment's epoch.
+    let buried = graves.places.iter().map(|(epoch, _)| epoch + 1).max();
+    recovered.segments.next_epoch = recovered.segments.next_epoch.max(buried.unwrap_or_default());
     for segment in in_use {
         recovered.enter(segment, checkpoint, &graves);
     }
@@ -183,6 +186,11 @@ impl Graves {
         }
     }
 
+    /// Whether something was removed whose place is behind what is left of the segment.
+    fn is_behind(&self, segment: &InUse) -> bool {
+        self.places.iter().any(|&(epoch, page)| epoch == segment.epoch && page >= segment.end)
+    }
+
     fn killed(&self, block: &Block) -> bool {
         self.keys.get(&block.meta.key).is_some_and(|&sequence| block.sequence < sequence)
     }
@@ -199,7 +207,7 @@ impl Recovered {
                 self.enter_block(block, number, found.epoch, graves);
             }
         }
-        let resumes = self.resume(&found);
+        let resumes = !graves.is_behind(&found) && self.resume(&found);
         let pages = self.segments.pages;
         let segment = self.segments.at(number);
         segment.dead_pages = found.end.saturating_sub(segment.live_pages + found.headers);

@@ -139,6 +139,7 @@ fn entry(op: &Op, file: types::Fixed, flags: Flags) -> Entry {
                 OpKind::Read => opcode::Readv::new($file, pieces, count).offset(op.offset).build(),
                 OpKind::Write => opcode::Writev::new($file, pieces, count).offset(op.offset).build(),
                 OpKind::Sync => opcode::Fsync::new($file).flags(types::FsyncFlags::DATASYNC).build(),
+                OpKind::SyncFolder => opcode::Fsync::new($file).build(),
             }
         };
     }

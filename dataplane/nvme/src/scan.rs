@@ -38,6 +38,8 @@ pub(super) struct Scanned {
     pub(super) entries: Vec<Entry>,
     /// Payloads that do not match, and places where a header should be and is not.
     pub(super) corrupt: u64,
+    /// Pages that the disk refused to read.
+    pub(super) unreadable: u64,
     pub(super) read_bytes: u64,
 }
 
@@ -59,7 +61,7 @@ impl Scan {
                 _ => 1,
             };
         }
-        out.read_bytes = reader.read_bytes;
+        (out.read_bytes, out.unreadable) = (reader.read_bytes, reader.unreadable);
         out
     }
 
@@ -88,11 +90,19 @@ struct Reader<'a> {
     /// Bytes of the window that the file had.
     len: usize,
     read_bytes: u64,
+    unreadable: u64,
 }
 
 impl<'a> Reader<'a> {
     fn new(file: &'a File, window_pages: u32) -> Self {
-        Self { file, window: Buffer::zeroed(window_pages as usize * PAGE), start: 0, len: 0, read_bytes: 0 }
+        Self {
+            file,
+            window: Buffer::zeroed(window_pages as usize * PAGE),
+            start: 0,
+            len: 0,
+            read_bytes: 0,
+            unreadable: 0,
+        }
     }
 
     /// One page, or `None` if it cannot be read.
@@ -111,7 +121,10 @@ impl<'a> Reader<'a> {
         self.start = page;
         self.len = disk::read_at(self.file, window, offset).unwrap_or_else(|_| {
             // One page of it may be bad: continue page by page.
-            disk::read_at(self.file, &mut window[..PAGE], offset).unwrap_or(0)
+            disk::read_at(self.file, &mut window[..PAGE], offset).unwrap_or_else(|_| {
+                self.unreadable += 1;
+                0
+            })
         });
         self.read_bytes += self.len as u64;
     }
@@ -126,5 +139,22 @@ impl<'a> Reader<'a> {
             left -= take;
         }
         hasher.finish() == block.checksum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+
+    use super::*;
+
+    /// A file that is open for writing alone refuses every read; an empty one has nothing to read.
+    #[test]
+    fn pages_that_the_disk_refuses_are_counted() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let scan = Scan { segment: 0, pages: 8, store: 1, from: 2, epoch: 0, verify: true };
+        assert_eq!(scan.run(file.as_file()).unreadable, 0);
+        let refuses = OpenOptions::new().write(true).open(file.path()).unwrap();
+        assert_eq!(scan.run(&refuses).unreadable, 6);
     }
 }

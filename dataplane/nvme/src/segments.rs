@@ -31,6 +31,8 @@ pub(super) struct Segment {
     pub(super) live_pages: u32,
     /// Pages that compaction would win back.
     pub(super) dead_pages: u32,
+    /// How often it could not be emptied: others are tried first.
+    pub(super) setbacks: u32,
     /// Reads and writes under way.
     pub(super) readers: u32,
     pub(super) writers: u32,
@@ -51,6 +53,7 @@ impl Segment {
             live_blocks: 0,
             live_pages: 0,
             dead_pages: 0,
+            setbacks: 0,
             readers: 0,
             writers: 0,
             unsynced: false,
@@ -120,12 +123,12 @@ impl Segments {
         let least = (self.pages / 32).max(2);
         let sealed =
             self.sealed().filter(|(_, segment)| segment.live_blocks == 0 || segment.dead_pages >= least);
-        sealed.min_by_key(|(_, segment)| segment.live_pages).map(|(number, _)| number)
+        sealed.min_by_key(|(_, segment)| (segment.setbacks, segment.live_pages)).map(|(number, _)| number)
     }
 
-    /// The sealed segment that was opened first.
+    /// The sealed segment that was opened first, of those that can be emptied.
     pub(super) fn oldest(&self) -> Option<u32> {
-        self.sealed().min_by_key(|(_, segment)| segment.epoch).map(|(number, _)| number)
+        self.sealed().min_by_key(|(_, segment)| (segment.setbacks, segment.epoch)).map(|(number, _)| number)
     }
 
     /// Whether the tombstone's target is still on the disk.

@@ -124,6 +124,7 @@ pub(super) fn perform(op: &Op) -> io::Result<usize> {
         OpKind::Read => disk::read(&op.file, op.offset, len, || moved(op, libc::preadv)),
         OpKind::Write => disk::write(&op.file, op.offset, len, || moved(op, libc::pwritev)),
         OpKind::Sync => disk::sync(&op.file).map(|()| 0),
+        OpKind::SyncFolder => disk::sync_folder(&op.file).map(|()| 0),
     }
 }
 

@@ -60,7 +60,7 @@ struct World {
 pub(crate) fn run(seed: u64, dir: PathBuf) -> Counts {
     let mut chance = Chance::new(seed);
     let mut one_in = |often: u64| if chance.below(3) == 0 { often } else { 0 };
-    let failing = Failing { reads: one_in(50), writes: one_in(100), syncs: one_in(100), bits: one_in(100) };
+    let failing = Failing { reads: one_in(20), writes: one_in(30), syncs: one_in(100), bits: one_in(100) };
     let sync = if chance.below(3) == 0 { SyncMode::Batch } else { SyncMode::Flush };
     let config = NvmeConfig {
         capacity_bytes: SEGMENTS * SEGMENT,
@@ -122,6 +122,8 @@ impl World {
         let process = move || {
             world::disks_fail(Failing { syncs: world.failing.syncs, ..Failing::default() });
             let store = Arc::new(world.open());
+            // A sync that failed meanwhile would lose what had been seen.
+            world::disks_fail(Failing::default());
             world.look_at_all(&store);
             world::disks_fail(world.failing);
             let work = |(number, seed): (usize, u64)| {

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
 
+use super::super::format::{self, Entry, GroupHead, Kind, Place, Tombstone};
 use super::super::io::Op;
 use super::super::threads::perform;
 use super::*;
@@ -356,4 +357,61 @@ fn a_first_group_that_cannot_be_synced_is_refused() {
     assert!(put(&store, &[1])[0].is_err() && get(&store, &[1]) == [false]);
     assert!(store.stats().broken);
     audit(&store);
+}
+
+/// A tombstone outlives the segment that it tells of, or the end of it. Nothing that is stored later is taken for what it removed.
+#[test]
+fn what_was_removed_from_a_lost_place_costs_no_later_block() {
+    // In the next segment to begin, or behind what is left of the first one; the segments count their lives from 1.
+    for (target_epoch, target) in [
+        (9, Place { segment: 3, page: 1 }),
+        (1, Place { segment: 0, page: 6 }),
+        (1, Place { segment: 0, page: 9 }),
+    ] {
+        let dir = TempDir::new().unwrap();
+        let config = simulated(dir.path(), 30);
+        let store = open(&config);
+        put(&store, &[0]);
+        let (id, found) = (store.shared.disk.store, store.shared.index.get(key(0)).unwrap().place);
+        assert_eq!((store.shared.segments().at(found.segment).epoch, found.segment), (1, 0));
+        store.crash();
+        std::fs::remove_dir_all(dir.path().join("checkpoint")).unwrap();
+        let tombstone = Entry::Tombstone(Tombstone { key: key(500), sequence: 1000, target, target_epoch });
+        let head = GroupHead { segment: 7, epoch: 2, page: 0, pages: 1, kind: Kind::Cold };
+        let mut page = [0; 4096];
+        format::encode_group(&head, &[tombstone], id, &mut page);
+        std::fs::write(dir.path().join("segment-000007"), page).unwrap();
+
+        let store = open(&config);
+        // One by one, so that some block begins on each page.
+        let ns: Vec<u32> = (1..60).collect();
+        ns.iter().for_each(|&n| assert_eq!(put(&store, &[n]), [Ok(Stored::Stored)]));
+        store.crash();
+        let store = open(&config);
+        assert_eq!(get(&store, &ns), [true; 59], "{target:?}");
+        audit(&store);
+    }
+}
+
+/// What could not be read once may be read after the next start; if it was removed in between, it is gone.
+#[test]
+fn what_was_removed_while_it_could_not_be_read_is_not_back() {
+    let dir = TempDir::new().unwrap();
+    let config = simulated(dir.path(), 10);
+    let store = open(&config);
+    put(&store, &[1]);
+    let place = store.shared.index.get(key(1)).unwrap().place;
+    let segment = dir.path().join(format!("segment-{:06}", place.segment));
+    let segment = OpenOptions::new().read(true).write(true).open(segment).unwrap();
+    let flip = || {
+        let (mut byte, at) = ([0], u64::from(place.page) * 4096);
+        segment.read_exact_at(&mut byte, at).unwrap();
+        segment.write_all_at(&[!byte[0]], at).unwrap();
+    };
+    flip();
+    assert_eq!(get(&store, &[1]), [false]);
+    flip();
+    assert!(store.remove(vec![key(1)]).wait()[0].is_ok());
+    store.crash();
+    assert_eq!(get(&open(&config), &[1]), [false]);
 }

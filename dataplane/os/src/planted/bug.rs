@@ -54,4 +54,6 @@ bugs! {
     ForgetsFailedWrites,
     /// A block that compaction moves waits for a put of it, which waits for space.
     MoveWaitsForPut,
+    /// What compaction moved out of a segment that it could then not free is not removed there.
+    LeavesMovedCopies,
 }
