@@ -307,7 +307,8 @@ fn power_cuts(shell: &Shell) -> Result<Outcome> {
             "no virtual machine (reason above); it takes Debian on x86-64, apt and QEMU",
         ));
     }
-    let planted = ["--plant", "answers-removal-unsynced", "--rounds", "1", "--points", "60", "--only", "answers"];
+    let planted =
+        ["--plant", "answers-removal-unsynced", "--rounds", "1", "--points", "60", "--only", "answers"];
     shell.run(powercut::session(shell, "600")?.args(planted))?;
     passed(shell.run(powercut::session(shell, "600")?.args(["--points", "24", "--seconds", "40"])))
 }
