@@ -31,7 +31,7 @@ pub enum Error {
 /// The data folder, locked for this process, and the database in it.
 pub(crate) struct DataDir {
     pub(crate) path: PathBuf,
-    pub(crate) state: sled::Db,
+    pub(crate) state: kvasir_state_db::Db,
     /// The lock goes when this is closed, also by `kill -9`.
     _lock: File,
 }

@@ -6,6 +6,7 @@ mod engines;
 mod fuzz;
 mod graph;
 mod languages;
+mod powercut;
 mod python;
 mod settings;
 mod shell;
@@ -103,6 +104,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Cut the power of the NVMe tier and of a database, in a virtual machine that records its block device (tests/powercut).
+    Powercut {
+        /// Passed on: `--points 200`, `--all`, `--seed 7`, `--plant NAME`; `--help` has the rest.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Check the text of the repository: links, commands, settings, the graph of crates, paths of one machine, long files.
     Tidy,
 }
@@ -177,6 +184,7 @@ fn run(task: Task) -> Result<ExitCode> {
             let run = ["run", "--quiet", "--locked", "--package", "kvasir-tests-simulation", "--"];
             shell.exec(shell.cargo().args(run).args(args))
         }
+        Task::Powercut { args } => powercut::run(&shell, args),
         Task::Tidy => {
             tidy::run(&shell, &task_names())?;
             println!("tidy");

@@ -30,7 +30,7 @@ const CACHE_BYTES: u64 = 8 << 20;
 /// The longest time for which a fact is written and may still be lost.
 const FLUSH: Duration = Duration::from_millis(200);
 
-pub(super) struct Targets(sled::Db);
+pub(super) struct Targets(state_db::Db);
 
 impl Targets {
     /// Opens the records. Also says where damaged ones were put, if these take their place.
@@ -123,7 +123,7 @@ impl Shared {
             let idle = news.is_some_and(|facts| facts.is_empty());
             let due =
                 (idle || flushed.elapsed() >= FLUSH) && self.counts.targets_kept.load(Ordering::Relaxed) < at;
-            let kept = kept.and_then(|()| if due || stopping { targets.0.flush().map(drop) } else { Ok(()) });
+            let kept = kept.and_then(|()| if due || stopping { targets.0.flush() } else { Ok(()) });
             let failed = kept.is_err();
             match kept {
                 Ok(()) if due || stopping => {

@@ -32,7 +32,7 @@ pub(super) struct Summary {
     pub(super) entries: Vec<Entry>,
 }
 
-pub(super) struct Checkpoint(sled::Db);
+pub(super) struct Checkpoint(state_db::Db);
 
 impl Summary {
     pub(super) fn new(segment: u32, epoch: u64, kind: Kind) -> Self {
@@ -69,7 +69,7 @@ impl Checkpoint {
             batch.insert(&key(summary.segment, 0), head(summary, hasher.finish()).as_slice());
             self.0.apply_batch(batch)?;
         }
-        self.0.flush().map(drop)
+        self.0.flush()
     }
 
     pub(super) fn remove(&self, segment: u32) -> sled::Result<()> {

@@ -5,14 +5,20 @@
 //! takes its place. Anything else that goes wrong (rights, descriptors, a full disk) says nothing about the content, and
 //! is an error.
 //!
+//! What a [`flush`](Db::flush) returned for outlives a power cut, which the flush of `sled` does not promise.
+//!
 //! A lock that is held is waited for, because `sled` ends its threads, and with them the lock, a little after a handle was
 //! dropped.
+
+mod durable;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
+
+pub use self::durable::Db;
 
 /// How long the lock of another handle is waited for.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
@@ -38,7 +44,7 @@ pub enum OpenError {
 
 /// An open database.
 pub struct Opened {
-    pub db: sled::Db,
+    pub db: Db,
     /// Where a damaged one was put, in whose place this one is.
     pub set_aside: Option<PathBuf>,
 }
@@ -84,10 +90,10 @@ fn open_within(path: &Path, cache_bytes: u64, lock_wait: Duration) -> Result<Ope
     }
 }
 
-fn try_open(path: &Path, cache_bytes: u64) -> Result<sled::Db, Failure> {
+fn try_open(path: &Path, cache_bytes: u64) -> Result<Db, Failure> {
     let config = sled::Config::new().path(path).cache_capacity(cache_bytes).flush_every_ms(None);
     // Its reader of damaged files panics now and then.
-    match catch_unwind(AssertUnwindSafe(|| config.open())) {
+    match catch_unwind(AssertUnwindSafe(|| Db::new(config.open()?, path))) {
         Ok(Ok(db)) => Ok(db),
         Ok(Err(error @ sled::Error::Corruption { .. })) => Err(Failure::Damaged(error.to_string())),
         Ok(Err(sled::Error::Io(error))) if is_lock(&error) => Err(Failure::Locked),
@@ -113,7 +119,7 @@ mod tests {
 
     const CACHE: u64 = 1 << 20;
 
-    fn holds(db: &sled::Db, key: &str) -> bool {
+    fn holds(db: &Db, key: &str) -> bool {
         db.get(key).unwrap().is_some()
     }
 

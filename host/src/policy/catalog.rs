@@ -93,7 +93,7 @@ pub struct StoredTrial {
 /// The policy part of the host's `sled` database. Every change is on disk when its call returns.
 #[derive(Clone)]
 pub struct Catalog {
-    db: sled::Db,
+    db: kvasir_state_db::Db,
     assignments: sled::Tree,
     modules: sled::Tree,
     /// What learners exported, by slot and name of the policy.
@@ -111,7 +111,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The database cannot be read.
-    pub fn open(db: sled::Db, path: &std::path::Path) -> Result<Self, Error> {
+    pub fn open(db: kvasir_state_db::Db, path: &std::path::Path) -> Result<Self, Error> {
         let open = |name| db.open_tree(name).map_err(|e| state_error(path, "opened", e));
         let (assignments, modules) = (open("policy-assignments")?, open("policy-modules")?);
         let learned = open("policy-learned")?;
@@ -225,7 +225,7 @@ impl Catalog {
     }
 
     fn flush(&self) -> Result<(), Error> {
-        self.db.flush().map(|_| ()).map_err(|e| self.error("written", e))
+        self.db.flush().map_err(|e| self.error("written", e))
     }
 
     fn error(&self, action: &'static str, reason: impl std::fmt::Display) -> Error {

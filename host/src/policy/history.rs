@@ -131,6 +131,7 @@ impl From<&Change> for Entry {
 
 /// The journal of all slots.
 pub struct History {
+    db: kvasir_state_db::Db,
     tree: sled::Tree,
     path: PathBuf,
     /// Number of the newest entry of each slot, from 1; held while one is written.
@@ -142,7 +143,7 @@ impl History {
     ///
     /// # Errors
     /// The database cannot be read.
-    pub fn open(db: &sled::Db, path: &Path) -> Result<Self, Error> {
+    pub fn open(db: &kvasir_state_db::Db, path: &Path) -> Result<Self, Error> {
         let failed = |e| catalog::state_error(path, "opened", e);
         let tree = db.open_tree("policy-history").map_err(failed)?;
         let mut newest = [0; 4];
@@ -150,7 +151,7 @@ impl History {
             let last = tree.scan_prefix(prefix(slot)).keys().next_back().transpose().map_err(failed)?;
             newest[slot as usize] = last.map_or(0, |key| number(&key));
         }
-        Ok(Self { tree, path: path.into(), newest: Mutex::new(newest) })
+        Ok(Self { db: db.clone(), tree, path: path.into(), newest: Mutex::new(newest) })
     }
 
     /// Notes what serves, and hears of every change from now on.
@@ -237,7 +238,7 @@ impl History {
     fn write(&self, slot: SlotKind, number: u64, entry: Entry) -> Result<(), Error> {
         let bytes = serde_json::to_vec(&bounded(entry)).map_err(|e| self.error("written", e))?;
         self.tree.insert(key(slot, number), bytes).map_err(|e| self.error("written", e))?;
-        self.tree.flush().map(drop).map_err(|e| self.error("written", e))
+        self.db.flush().map_err(|e| self.error("written", e))
     }
 
     fn error(&self, action: &'static str, reason: impl std::fmt::Display) -> Error {
@@ -323,8 +324,8 @@ mod tests {
     use super::*;
     use crate::policy::{Guard, Stage};
 
-    fn database(dir: &Path) -> sled::Db {
-        sled::open(dir.join("state")).unwrap()
+    fn database(dir: &Path) -> kvasir_state_db::Db {
+        kvasir_state_db::open(&dir.join("state"), 1 << 20).unwrap().db
     }
 
     fn entry(at_ms: u64, action: &str) -> Entry {

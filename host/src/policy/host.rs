@@ -116,7 +116,7 @@ impl PolicyHost {
     pub fn open(
         config: &PolicyConfig,
         wanted: Wanted,
-        state: Option<(sled::Db, &std::path::Path)>,
+        state: Option<(kvasir_state_db::Db, &std::path::Path)>,
     ) -> Result<Arc<Self>, Error> {
         let engine = Engine::new(config, config.cache_dir.as_deref())?;
         let catalog = state.map(|(db, path)| Catalog::open(db, path)).transpose()?;

@@ -281,7 +281,7 @@ fn assignments_and_modules_survive_a_restart() {
     let cache = tempfile::tempdir().expect("cache");
     let config = PolicyConfig { cache_dir: Some(cache.path().into()), ..config() };
     let open = || {
-        let db = sled::open(folder.path()).expect("sled");
+        let db = kvasir_state_db::open(folder.path(), 1 << 20).expect("sled").db;
         PolicyHost::open(&config, Wanted::default(), Some((db, folder.path()))).expect("host")
     };
     let lru = EvictorHook::builtins().find(|b| b.name == "lru").expect("lru").component;
@@ -309,7 +309,7 @@ fn a_component_that_only_the_configuration_named_comes_back_after_a_restart() {
     let own = Source::Bytes { name: "own".into(), bytes: lru.to_vec() };
     let wanted = Wanted { evictor: (own, Vec::new()), ..Wanted::default() };
     let open = |wanted| {
-        let db = sled::open(folder.path()).expect("sled");
+        let db = kvasir_state_db::open(folder.path(), 1 << 20).expect("sled").db;
         PolicyHost::open(&config(), wanted, Some((db, folder.path()))).expect("host")
     };
     let host = open(wanted);
@@ -325,7 +325,7 @@ fn a_component_that_only_the_configuration_named_comes_back_after_a_restart() {
 fn a_record_of_another_version_holds_neither_the_daemon_nor_another_slot_up() {
     let folder = tempfile::tempdir().expect("folder");
     let lru = EvictorHook::builtins().find(|b| b.name == "lru").expect("lru").component;
-    let db = sled::open(folder.path()).expect("sled");
+    let db = kvasir_state_db::open(folder.path(), 1 << 20).expect("sled").db;
     let open =
         || PolicyHost::open(&config(), Wanted::default(), Some((db.clone(), folder.path()))).expect("host");
     let host = open();
@@ -363,7 +363,7 @@ fn a_file_put_into_the_watched_folder_is_loaded() {
 fn the_watched_folder_keeps_settings_and_does_not_undo_what_was_loaded() {
     let (folder, state) = (tempfile::tempdir().expect("folder"), tempfile::tempdir().expect("state"));
     let config = PolicyConfig { watch_dir: Some(folder.path().into()), ..config() };
-    let db = sled::open(state.path()).expect("db");
+    let db = kvasir_state_db::open(state.path(), 1 << 20).expect("db").db;
     let open = || {
         let slack = vec![("slack".to_owned(), "3".to_owned())];
         let wanted = Wanted { admitter: (Source::Native("slo".into()), slack), ..Wanted::default() };

@@ -15,8 +15,11 @@ use std::sync::LazyLock;
 const SLOT: SlotKind = SlotKind::Scheduler;
 const NOW_MS: u64 = 1_800_000_000_000;
 
-static DATABASE: LazyLock<sled::Db> =
-    LazyLock::new(|| sled::Config::new().temporary(true).open().expect("a database in memory"));
+/// In a folder that goes with the process.
+static DATABASE: LazyLock<kvasir_state_db::Db> = LazyLock::new(|| {
+    let folder = std::env::temp_dir().join(format!("kvasir-fuzz-state-{}", std::process::id()));
+    kvasir_state_db::open(&folder, 1 << 20).expect("a database").db
+});
 
 pub(crate) fn run(data: &[u8]) {
     match kind(data) {

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-pub use kvasir_state_db::{OpenError, Opened};
+pub use kvasir_state_db::{Db, OpenError, Opened};
 
 /// # Errors
 /// Always.

@@ -8,7 +8,7 @@ use kvasir_state_db as state_db;
 
 const CACHE_BYTES: u64 = 4 << 20;
 
-pub(crate) struct Kept(sled::Db);
+pub(crate) struct Kept(state_db::Db);
 
 impl Kept {
     /// Opens the records. Also says where damaged ones were put, if these take their place.
@@ -24,7 +24,7 @@ impl Kept {
             batch.insert(&key.0.to_be_bytes(), &at.0.to_be_bytes());
         }
         self.0.apply_batch(batch)?;
-        self.0.flush().map(drop)
+        self.0.flush()
     }
 
     /// Forgets removals. A crash may bring them back.

@@ -172,7 +172,7 @@ fn the_bad_forms_of_a_file_are_refused_with_what_is_wrong() {
     assert!(missing.contains("none.toml"), "{missing}");
 }
 
-fn host(state: Option<(sled::Db, &Path)>) -> std::sync::Arc<PolicyHost> {
+fn host(state: Option<(kvasir_state_db::Db, &Path)>) -> std::sync::Arc<PolicyHost> {
     PolicyHost::open(&PolicyConfig::default(), Wanted::default(), state).unwrap()
 }
 
@@ -187,8 +187,8 @@ fn a_chain_of_components_serves_survives_a_restart_and_goes_back() {
     );
     // What a host that is gone had under way may hold it a little longer.
     let db = || loop {
-        match sled::open(folder.path().join("db")) {
-            Ok(db) => return db,
+        match kvasir_state_db::open(&folder.path().join("db"), 1 << 20) {
+            Ok(opened) => return opened.db,
             Err(_) => std::thread::yield_now(),
         }
     };

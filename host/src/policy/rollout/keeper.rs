@@ -51,6 +51,7 @@ pub enum Step {
 
 /// The rollouts of one host, for those that follow it. All calls may write to the state database.
 pub struct Keeper {
+    db: kvasir_state_db::Db,
     tree: sled::Tree,
     slots: Mutex<[Option<Rollout>; 4]>,
 }
@@ -60,7 +61,7 @@ impl Keeper {
     ///
     /// # Errors
     /// The database cannot be read, or holds something else.
-    pub fn open(db: &sled::Db, now_ms: u64) -> Result<Self, Error> {
+    pub fn open(db: &kvasir_state_db::Db, now_ms: u64) -> Result<Self, Error> {
         let tree = db.open_tree("policy-rollouts").map_err(|e| state("opened", &e))?;
         let mut slots = [const { None }; 4];
         for slot in SlotKind::ALL {
@@ -69,7 +70,7 @@ impl Keeper {
             rollout.woken(now_ms);
             slots[slot as usize] = Some(rollout);
         }
-        Ok(Self { tree, slots: Mutex::new(slots) })
+        Ok(Self { db: db.clone(), tree, slots: Mutex::new(slots) })
     }
 
     /// In place of the slot's last rollout. `request` is what a host needs to bring the target into service.
@@ -155,7 +156,7 @@ impl Keeper {
     fn write(&self, slot: SlotKind, rollout: &Rollout) -> Result<(), Error> {
         let bytes = serde_json::to_vec(rollout).map_err(|e| state("written", &e))?;
         self.tree.insert(slot.as_str(), bytes).map_err(|e| state("written", &e))?;
-        self.tree.flush().map(drop).map_err(|e| state("written", &e))
+        self.db.flush().map_err(|e| state("written", &e))
     }
 }
 

@@ -506,7 +506,8 @@ mod tests {
     #[test]
     fn a_full_disk_does_not_keep_a_broken_policy_in_service() {
         let folder = tempfile::tempdir().unwrap();
-        let catalog = Catalog::open(sled::open(folder.path()).unwrap(), folder.path()).unwrap();
+        let catalog =
+            Catalog::open(kvasir_state_db::open(folder.path(), 1 << 20).unwrap().db, folder.path()).unwrap();
         let config = PolicyConfig::default();
         let (engine, builder) = (Engine::new(&config, None).unwrap(), Builder::start().unwrap());
         let wanted = (Source::Native("mooncake".into()), Vec::new());
@@ -527,7 +528,8 @@ mod tests {
     #[test]
     fn what_serves_in_place_of_a_broken_policy_says_so_after_a_restart() {
         let folder = tempfile::tempdir().unwrap();
-        let catalog = Catalog::open(sled::open(folder.path()).unwrap(), folder.path()).unwrap();
+        let catalog =
+            Catalog::open(kvasir_state_db::open(folder.path(), 1 << 20).unwrap().db, folder.path()).unwrap();
         let config = PolicyConfig::default();
         let open = || {
             let wanted = (Source::Native("mooncake".into()), Vec::new());

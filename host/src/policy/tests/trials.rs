@@ -40,7 +40,7 @@ fn listen(host: &PolicyHost) -> Heard {
     heard
 }
 
-fn host_with(config: &PolicyConfig, state: Option<(sled::Db, &Path)>) -> (Arc<PolicyHost>, Heard) {
+fn host_with(config: &PolicyConfig, state: Option<(kvasir_state_db::Db, &Path)>) -> (Arc<PolicyHost>, Heard) {
     let host = PolicyHost::open(config, wanted(), state).expect("host");
     let heard = listen(&host);
     (host, heard)
@@ -461,10 +461,10 @@ fn loading_a_policy_ends_the_trial_and_a_second_trial_takes_the_place_of_the_fir
 }
 
 /// The database of a host that is gone: what its builder still had under way may hold it a little longer.
-fn database(folder: &Path) -> sled::Db {
+fn database(folder: &Path) -> kvasir_state_db::Db {
     loop {
-        match sled::open(folder) {
-            Ok(db) => return db,
+        match kvasir_state_db::open(folder, 1 << 20) {
+            Ok(opened) => return opened.db,
             Err(_) => std::thread::yield_now(), // the test runner's time limit ends this
         }
     }

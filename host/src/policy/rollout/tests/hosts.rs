@@ -46,7 +46,7 @@ impl Member {
 
 fn keeper() -> (tempfile::TempDir, Keeper) {
     let folder = tempfile::tempdir().unwrap();
-    let keeper = Keeper::open(&sled::open(folder.path()).unwrap(), 0).unwrap();
+    let keeper = Keeper::open(&kvasir_state_db::open(folder.path(), 1 << 20).unwrap().db, 0).unwrap();
     (folder, keeper)
 }
 
@@ -141,7 +141,8 @@ fn goes_on_after_the_keeper_and_a_host_were_started_again() {
     rounds(&mut members, &keeper, 0..3);
     drop(keeper);
     let long_after = 10 * SILENT_MS;
-    let keeper = Keeper::open(&sled::open(folder.path()).unwrap(), long_after).unwrap();
+    let keeper =
+        Keeper::open(&kvasir_state_db::open(folder.path(), 1 << 20).unwrap().db, long_after).unwrap();
     // A host's own memory of it is gone, and what serves there was stored.
     members[0].follower = Follower::new("a".into());
     let from = long_after / SECOND;

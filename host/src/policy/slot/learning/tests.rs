@@ -105,7 +105,8 @@ fn a_learner_that_traps_goes_on_from_what_was_kept() {
 #[test]
 fn what_was_learned_survives_a_restart_and_a_swap_and_is_no_other_policys() {
     let folder = tempfile::tempdir().unwrap();
-    let catalog = Catalog::open(sled::open(folder.path()).unwrap(), folder.path()).unwrap();
+    let catalog =
+        Catalog::open(kvasir_state_db::open(folder.path(), 1 << 20).unwrap().db, folder.path()).unwrap();
     let open = || slot(learner("none", 0), Some(catalog.clone()));
     let first = open();
     let mut class = Class::new(first.clone(), Instant::now());
@@ -144,7 +145,8 @@ fn what_was_learned_survives_a_restart_and_a_swap_and_is_no_other_policys() {
 #[test]
 fn a_state_that_is_not_taken_is_not_offered_again() {
     let folder = tempfile::tempdir().unwrap();
-    let catalog = Catalog::open(sled::open(folder.path()).unwrap(), folder.path()).unwrap();
+    let catalog =
+        Catalog::open(kvasir_state_db::open(folder.path(), 1 << 20).unwrap().db, folder.path()).unwrap();
     catalog.keep_learned(SlotKind::Scheduler, "counting", &[3; 8], &[]).unwrap();
     let slot = slot(learner("trap-on-import", 0), Some(catalog));
     let (mut class, mut worker) = (Class::new(slot.clone(), Instant::now()), slot.worker());
@@ -182,7 +184,8 @@ fn a_learner_that_is_slow_misses_the_oldest() {
 #[test]
 fn a_thread_keeps_what_was_learned_when_it_ends() {
     let folder = tempfile::tempdir().unwrap();
-    let catalog = Catalog::open(sled::open(folder.path()).unwrap(), folder.path()).unwrap();
+    let catalog =
+        Catalog::open(kvasir_state_db::open(folder.path(), 1 << 20).unwrap().db, folder.path()).unwrap();
     let slot = slot(learner("none", 0), Some(catalog.clone()));
     let learning = Learning::start(&slot, Duration::from_millis(1)).unwrap();
     while !slot.lessons.feed.status().learns {
@@ -212,7 +215,8 @@ fn worker_on_trial(slot: &Arc<Slot<SchedulerHook>>) -> Worker<SchedulerHook> {
 #[test]
 fn what_is_on_trial_learns_and_goes_on_with_that_when_it_is_promoted() {
     let folder = tempfile::tempdir().unwrap();
-    let catalog = Catalog::open(sled::open(folder.path()).unwrap(), folder.path()).unwrap();
+    let catalog =
+        Catalog::open(kvasir_state_db::open(folder.path(), 1 << 20).unwrap().db, folder.path()).unwrap();
     let native = || (Source::Native("random".into()), Vec::new());
     let on_trial = |slot: &Arc<Slot<SchedulerHook>>| {
         let (source, settings) = learner("none", 0);

@@ -1,0 +1,289 @@
+//! Power cuts of a recording: what of it the device may have when the machine is up again.
+//!
+//! Before any entry of the log, this much is certain: all that an earlier flush covered, and each write that forced unit
+//! access, is on the device. Of the other writes that had ended, it has any, whole or some sectors of them, in any order.
+
+use anyhow::{Context, Result, ensure};
+
+use crate::chance::Chance;
+use crate::log::Entry;
+use crate::model::{Expected, Mark, Model, Outcome};
+
+/// Torn writes are torn between these.
+const SECTOR: usize = 512;
+
+/// What happens to writes that were not durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loss {
+    All,
+    /// As if the device wrote in order.
+    Nothing,
+    /// Each is kept, lost or torn, by this seed.
+    Some(u64),
+    /// This entry alone is lost.
+    One(usize),
+}
+
+/// Where a recording is cut, and what is lost there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Kind {
+    /// Behind an answer that owes something; all is lost that may be.
+    Answers,
+    /// Before a flush that covers much; some is lost.
+    Flushes,
+    /// Before a flush; the first of writes that follow each other on the device is lost alone.
+    Heads,
+    Anywhere,
+}
+
+/// One power cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cut {
+    /// Entries of the log that had ended.
+    pub(crate) at: usize,
+    pub(crate) loss: Loss,
+}
+
+/// A recording and what a walk through it has seen.
+pub(crate) struct Recording {
+    log: Vec<Entry>,
+    marks: Vec<Option<Mark>>,
+    /// What is certain to be on the device.
+    durable: Vec<u8>,
+    /// Writes that ended and are not durable.
+    pending: Vec<usize>,
+    model: Model,
+    at: usize,
+}
+
+impl Recording {
+    /// `image` is what the device had at first; writes behind its end are marks.
+    ///
+    /// # Errors
+    /// There is a mark that cannot be read.
+    pub(crate) fn new(log: Vec<Entry>, image: Vec<u8>, expected: &Expected) -> Result<Self> {
+        let mark = |entry: &Entry| -> Result<Option<Mark>> {
+            if entry.data.is_empty() || entry.offset < image.len() as u64 {
+                let end = entry.offset.saturating_add(entry.data.len() as u64);
+                ensure!(
+                    entry.data.is_empty() || end <= image.len() as u64,
+                    "a write across the end, at {end}"
+                );
+                return Ok(None);
+            }
+            let text = entry.data.split(|byte| *byte == 0).next().unwrap_or_default();
+            serde_json::from_slice(text).map(Some).context("a mark that cannot be read")
+        };
+        let marks = log.iter().map(mark).collect::<Result<_>>()?;
+        Ok(Self { log, marks, durable: image, pending: Vec::new(), model: Model::new(expected), at: 0 })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.log.len()
+    }
+
+    /// Cuts by a seed, as many of one kind as of another.
+    pub(crate) fn choose(&self, count: usize, kinds: &[Kind], chance: &mut Chance) -> Vec<Cut> {
+        let (answers, flushes, heads) = (self.answers(), self.flushes(), self.heads());
+        let mut cuts = Vec::new();
+        for kind in kinds.iter().cycle().take(count) {
+            let mut pick = |count: usize| chance.below(count.max(1) as u64) as usize;
+            let some = match kind {
+                Kind::Answers => answers.get(pick(answers.len())).map(|&at| (at + 1, Loss::All)),
+                Kind::Flushes => {
+                    let three = [(); 3].map(|()| flushes.get(pick(flushes.len())));
+                    let most = three.into_iter().flatten().max_by_key(|(_, covers)| *covers);
+                    most.map(|&(at, _)| (at, Loss::Some(pick(usize::MAX) as u64)))
+                }
+                Kind::Heads => heads.get(pick(heads.len())).map(|&(at, head)| (at, Loss::One(head))),
+                Kind::Anywhere => Some((
+                    pick(self.len() + 1),
+                    [Loss::Nothing, Loss::Some(pick(usize::MAX) as u64)][pick(2)],
+                )),
+            };
+            cuts.extend(some.map(|(at, loss)| Cut { at, loss }));
+        }
+        cuts.sort_by_key(|cut| cut.at);
+        cuts
+    }
+
+    /// Marks of answers that owe something.
+    fn answers(&self) -> Vec<usize> {
+        let owes = |mark: &Mark| match mark {
+            Mark::Ended { outcome, .. } => *outcome == Outcome::Removed,
+            mark => matches!(mark, Mark::FlushEnded { .. } | Mark::DatabaseEnded { .. }),
+        };
+        (0..self.len()).filter(|&at| self.marks[at].as_ref().is_some_and(owes)).collect()
+    }
+
+    /// What each flush covers.
+    fn covered(&self) -> Vec<(usize, Vec<usize>)> {
+        let (mut flushes, mut covered) = (Vec::new(), Vec::new());
+        for (at, (entry, mark)) in self.log.iter().zip(&self.marks).enumerate() {
+            if entry.flush {
+                flushes.push((at, std::mem::take(&mut covered)));
+            } else if mark.is_none() && !entry.fua && !entry.data.is_empty() {
+                covered.push(at);
+            }
+        }
+        flushes
+    }
+
+    /// Flushes, each with the number of writes that it covers.
+    fn flushes(&self) -> Vec<(usize, usize)> {
+        self.covered().into_iter().map(|(at, covered)| (at, covered.len())).collect()
+    }
+
+    /// Flushes, each with a write that it covers, behind which another of them goes on, and which goes on behind none.
+    fn heads(&self) -> Vec<(usize, usize)> {
+        let mut heads = Vec::new();
+        for (flush, covered) in self.covered() {
+            let ends = |at: usize| self.log[at].offset + self.log[at].data.len() as u64;
+            let is_head = |&at: &usize| {
+                covered.iter().any(|&other| self.log[other].offset == ends(at))
+                    && !covered.iter().any(|&other| ends(other) == self.log[at].offset)
+            };
+            heads.extend(covered.iter().copied().filter(is_head).map(|at| (flush, at)));
+        }
+        heads
+    }
+
+    /// Every prefix: with all lost that may be lost, with nothing, and with some by a seed.
+    pub(crate) fn all(&self, chance: &mut Chance) -> Vec<Cut> {
+        let mut at = |at| [Loss::All, Loss::Nothing, Loss::Some(chance.any())].map(|loss| Cut { at, loss });
+        (0..=self.len()).flat_map(&mut at).collect()
+    }
+
+    /// The device after a cut, and what must be on it. Cuts come in the order of the log.
+    pub(crate) fn cut(&mut self, cut: Cut) -> (Vec<u8>, Expected) {
+        while self.at < cut.at.min(self.log.len()) {
+            self.step();
+        }
+        let mut image = self.durable.clone();
+        let mut chance = Chance::new(if let Loss::Some(seed) = cut.loss { seed } else { 0 });
+        for &number in &self.pending {
+            let entry = &self.log[number];
+            match (cut.loss, chance.below(4)) {
+                (Loss::All, _) | (Loss::Some(_), 0) => {}
+                (Loss::One(lost), _) if lost == number => {}
+                (Loss::Nothing | Loss::One(_), _) | (Loss::Some(_), 1 | 2) => {
+                    write(&mut image, entry.offset, &entry.data)
+                }
+                (Loss::Some(_), _) => {
+                    for (number, sector) in entry.data.chunks(SECTOR).enumerate() {
+                        if chance.below(2) == 0 {
+                            write(&mut image, entry.offset + (number * SECTOR) as u64, sector);
+                        }
+                    }
+                }
+            }
+        }
+        (image, self.model.expected())
+    }
+
+    fn step(&mut self) {
+        let entry = &self.log[self.at];
+        if entry.flush {
+            for number in self.pending.drain(..) {
+                write(&mut self.durable, self.log[number].offset, &self.log[number].data);
+            }
+        }
+        match &self.marks[self.at] {
+            Some(mark) => self.model.hear(mark),
+            None if entry.fua => write(&mut self.durable, entry.offset, &entry.data),
+            None if !entry.data.is_empty() => self.pending.push(self.at),
+            None => {}
+        }
+        self.at += 1;
+    }
+}
+
+fn write(image: &mut [u8], offset: u64, data: &[u8]) {
+    image[offset as usize..][..data.len()].copy_from_slice(data);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::State;
+    use clap::ValueEnum;
+
+    const IMAGE: usize = 8 * SECTOR;
+
+    fn entry(sector: usize, byte: u8) -> Entry {
+        let (offset, data) = ((sector * SECTOR) as u64, vec![byte; 2 * SECTOR]);
+        Entry { flush: false, fua: false, offset, data }
+    }
+
+    fn mark(mark: &Mark) -> Entry {
+        let mut data = serde_json::to_vec(mark).unwrap();
+        data.resize(SECTOR, 0);
+        Entry { data, ..entry(IMAGE / SECTOR, 0) }
+    }
+
+    fn recording() -> Recording {
+        let flush = Entry { flush: true, offset: 0, data: vec![], ..entry(0, 0) };
+        let log = vec![
+            mark(&Mark::Begins { block: 0 }),
+            entry(0, 1),
+            entry(2, 2),
+            flush,
+            entry(4, 3),
+            Entry { fua: true, ..entry(6, 4) },
+            mark(&Mark::Ended { block: 0, outcome: Outcome::Removed }),
+        ];
+        Recording::new(log, vec![0; IMAGE], &Expected::nothing()).unwrap()
+    }
+
+    /// The first byte of each pair of sectors.
+    fn pairs(image: &[u8]) -> Vec<u8> {
+        image.iter().copied().step_by(2 * SECTOR).collect()
+    }
+
+    #[test]
+    fn a_cut_takes_nothing_that_a_flush_or_forced_access_made_durable() {
+        let check = |at, loss, expected: [u8; 4]| {
+            let (image, _) = recording().cut(Cut { at, loss });
+            assert_eq!(pairs(&image), expected, "{at} {loss:?}");
+        };
+        check(3, Loss::All, [0, 0, 0, 0]);
+        check(3, Loss::Nothing, [1, 2, 0, 0]);
+        check(3, Loss::One(1), [0, 2, 0, 0]);
+        check(4, Loss::All, [1, 2, 0, 0]);
+        check(7, Loss::All, [1, 2, 0, 4]);
+        check(7, Loss::Nothing, [1, 2, 3, 4]);
+        check(99, Loss::Nothing, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn seeds_keep_later_writes_without_earlier_ones_and_tear_them() {
+        let images: Vec<_> =
+            (0..200).map(|seed| recording().cut(Cut { at: 3, loss: Loss::Some(seed) }).0).collect();
+        assert!(images.iter().any(|image| pairs(image) == [0, 2, 0, 0]), "the second and not the first");
+        assert!(images.iter().any(|image| image[0] != image[SECTOR]), "one is torn");
+        assert!(images.iter().all(|image| image[4 * SECTOR..].iter().all(|byte| *byte == 0)));
+    }
+
+    #[test]
+    fn marks_say_what_was_answered_by_then() {
+        let expected = |at| recording().cut(Cut { at, loss: Loss::All }).1.blocks[0];
+        assert_eq!(
+            [0, 1, 6, 7].map(expected),
+            [State::Absent, State::Unknown, State::Unknown, State::Absent]
+        );
+        let recording = recording();
+        let cuts = recording.choose(30, Kind::value_variants(), &mut Chance::new(1));
+        assert!(cuts.is_sorted_by_key(|cut| cut.at) && cuts.iter().all(|cut| cut.at <= recording.len()));
+        assert!(cuts.contains(&Cut { at: 7, loss: Loss::All }), "right behind the answer");
+        assert!(cuts.contains(&Cut { at: 3, loss: Loss::One(1) }), "the first of two");
+        assert!(!cuts.contains(&Cut { at: 3, loss: Loss::One(2) }), "the second of two");
+        assert_eq!(recording.all(&mut Chance::new(1)).len(), 24);
+    }
+
+    #[test]
+    fn a_recording_of_something_else_is_refused() {
+        let made = |entry| Recording::new(vec![entry], vec![0; IMAGE], &Expected::nothing());
+        assert!(made(entry(7, 1)).is_err(), "across the end");
+        assert!(made(entry(8, 1)).is_err(), "no mark");
+    }
+}
