@@ -61,10 +61,12 @@ fn is_one_history(world: &[&str]) {
 fn planted_bugs_are_found() {
     for bug in Bug::ALL {
         let world: &[&str] = if bug.is_of_disk() { &["--disk"] } else { &[] };
+        // The first that finds it is 152.
+        let seeds = if *bug == Bug::KeepsRemovedOnItsWayDown { "140..440" } else { "0..300" };
         let bug = bug.name();
-        let output = simulate(&[&["--seeds", "0..300", "--first", "--plant", &bug], world].concat());
+        let output = simulate(&[&["--seeds", seeds, "--first", "--plant", &bug], world].concat());
         println!("{bug}: {}", said(&output));
-        assert!(output.status.success(), "300 seeds do not find {bug}");
+        assert!(output.status.success(), "the seeds {seeds} do not find {bug}");
     }
 }
 
