@@ -166,7 +166,7 @@ impl Client {
         }
         let removed = self.call(&connection, "a removal", |host| host.remove(&[key(n)]));
         world::note(&format!("removes block {n}: {removed:?}"));
-        // One that could not be reached everywhere is answered as if it had not been there: that promises nothing.
+        // That it was not there promises nothing: somebody else may be putting it.
         if removed.is_some_and(|all| all == [true]) {
             let mut model = self.model();
             model.promise(n).removed = Some(run);
