@@ -34,8 +34,8 @@ const SETBACK: Duration = Duration::from_millis(20);
 pub(super) struct Janitor {
     pub(super) shared: Arc<Shared>,
     pub(super) checkpoint: Option<Checkpoint>,
-    /// Copies in segments that could not be emptied whole: the block was moved, or forgotten. To be removed before any segment is
-    /// freed, as the removal of a block is kept no longer than the copy that was removed.
+    /// Copies in segments that could not be emptied whole: the block was moved, or forgotten. To be removed before any
+    /// segment with tombstones is freed, as the removal of a block is kept no longer than the copy that was removed.
     pub(super) left_behind: Vec<Tombstone>,
     /// Of what it writes and syncs by itself.
     pub(super) faults: Faults,
@@ -170,12 +170,15 @@ impl Janitor {
 
     /// Empties and frees a segment. Returns `None` if that failed.
     fn reclaim_segment(&mut self, number: u32, how: How, starving: bool) -> Option<()> {
-        self.bury()?;
         let mut segments = self.shared.segments();
         let (pages, epoch) = (segments.pages, segments.at(number).epoch);
         let file = segments.at(number).file.clone()?;
         drop(segments);
         let entries = self.entries(number, &file, pages, epoch)?;
+        // Without tombstones no removal goes with it; the space that it makes may be what they wait for.
+        if self.bury().is_none() && entries.iter().any(|entry| matches!(entry, Entry::Tombstone(_))) {
+            return None;
+        }
         let lives = |&(key, from): &(BlockKey, Place)| {
             self.shared.index.get(key).is_some_and(|found| found.place == from)
         };
