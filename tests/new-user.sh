@@ -51,6 +51,7 @@ source_file() {
     c) echo policy.c ;;
     assemblyscript) echo policy.ts ;;
     javascript) echo policy.js ;;
+    python) echo policy.py ;;
     *) echo "policy.$language" ;;
   esac
 }

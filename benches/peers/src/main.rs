@@ -5,7 +5,7 @@
 
 mod index;
 // The very files of the daemon, without the daemon.
-#[allow(dead_code, unused_imports)]
+#[expect(dead_code, unused_imports)]
 #[path = "../../../host/src/prefix_index/mod.rs"]
 mod prefix_index;
 mod trace;
