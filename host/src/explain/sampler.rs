@@ -2,10 +2,10 @@
 
 use super::Tapes;
 use crate::policy::record::Record;
+use crate::rotated::Rotated;
 use kvasir_dataplane::Clock;
-use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -56,7 +56,7 @@ impl Sampler {
         let counts = Arc::<Counts>::default();
         let (queue, samples) = mpsc::sync_channel(WAITING_MAX);
         let out = Rotated::open(&sampling.file, sampling.file_bytes_max)?;
-        let mut writer = Writer { out, tapes, clock, counts: Arc::clone(&counts) };
+        let mut writer = Writer { out, tapes, clock, counts: Arc::clone(&counts), line: Vec::new() };
         let run = move || {
             while let Ok(sample) = samples.recv() {
                 writer.write(sample);
@@ -103,6 +103,7 @@ struct Writer {
     tapes: Arc<Tapes>,
     clock: Clock,
     counts: Arc<Counts>,
+    line: Vec<u8>,
 }
 
 impl Writer {
@@ -121,53 +122,21 @@ impl Writer {
     }
 
     fn put(&mut self, record: Option<Record>) {
-        let written = record.is_some_and(|record| record.check().is_ok() && self.out.write(&record).is_ok());
+        let written = record.is_some_and(|record| record.check().is_ok() && self.line(&record).is_ok());
         let count = if written { &self.counts.written } else { &self.counts.dropped };
         count.fetch_add(1, Relaxed);
     }
 
-    fn flush(&mut self) {
-        if let Err(error) = self.out.file.flush() {
-            tracing::warn!(%error, file = %self.out.path.display(), "sampled decisions are not written");
-        }
-    }
-}
-
-/// A file that is put aside when it is full.
-struct Rotated {
-    path: PathBuf,
-    file: BufWriter<File>,
-    bytes: u64,
-    bytes_max: u64,
-    line: Vec<u8>,
-}
-
-impl Rotated {
-    fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
-        let bytes = file.metadata()?.len();
-        Ok(Self { path: path.to_owned(), file: BufWriter::new(file), bytes, bytes_max, line: Vec::new() })
-    }
-
-    fn write(&mut self, record: &Record) -> io::Result<()> {
+    fn line(&mut self, record: &Record) -> io::Result<()> {
         self.line.clear();
         record.write(&mut self.line)?;
-        let bytes = self.line.len() as u64;
-        if self.bytes > 0 && self.bytes + bytes > self.bytes_max {
-            self.rotate()?;
-        }
-        self.bytes += bytes;
-        self.file.write_all(&self.line)
+        self.out.write(&self.line)
     }
 
-    fn rotate(&mut self) -> io::Result<()> {
-        self.file.flush()?;
-        let mut aside = self.path.clone().into_os_string();
-        aside.push(".1");
-        std::fs::rename(&self.path, aside)?;
-        self.file = BufWriter::new(OpenOptions::new().create(true).append(true).open(&self.path)?);
-        self.bytes = 0;
-        Ok(())
+    fn flush(&mut self) {
+        if let Err(error) = self.out.flush() {
+            tracing::warn!(%error, file = %self.out.path().display(), "sampled decisions are not written");
+        }
     }
 }
 
@@ -175,7 +144,9 @@ impl Rotated {
 mod tests {
     use super::*;
     use crate::policy::record::{Call, FORMAT, PolicyOf, Records};
+    use std::fs::File;
     use std::io::BufReader;
+    use std::path::Path;
 
     fn record(id: u64) -> Record {
         Record {

@@ -8,6 +8,7 @@ in which an attention kernel would have read it, whatever the order of loads, sa
 
 import contextlib
 import pickle
+import time
 from types import SimpleNamespace
 from unittest import mock
 
@@ -30,6 +31,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from kvasir.vllm.connector import KvasirConnector
+from kvasir.vllm.messages import HASH_BYTES
 
 BLOCK = 32
 PAGE = BLOCK * 8
@@ -304,6 +306,14 @@ class Rig:
         self.connector.shutdown()
         for worker in self.workers:
             worker.shutdown()
+
+
+def answered(rig: Rig) -> None:
+    """Waits until the host is asked again, which it is not for a while after it was slow."""
+    end = time.monotonic() + 60
+    while rig.half._ask([bytes(HASH_BYTES)] * rig.half.frame.groups[0].hashes_per_block) < 0:
+        assert time.monotonic() < end, "the host does not answer"
+        time.sleep(0.02)
 
 
 def external(rig: Rig, tokens: list[int], generate: int = 4) -> int:

@@ -574,6 +574,17 @@ def test_who_lost_its_blocks_lets_those_behind_it_go_first(engines):
     assert all(request.is_finished() for request in waiting)
 
 
+def test_what_needs_more_than_half_of_the_blocks_does_not_wait_for_itself(engines):
+    """A prompt that never arrives, and that the host has. vLLM keeps its blocks reserved, so its load is never let in."""
+    _, decode = engines(decode={"hand_over_ms": 300}, blocks=24)
+    long = prompt(0, 450)
+    decode.ask(long, 1)
+    decode.forget()
+    one = decode.add(long, 4, asks("xfer-0")[1])
+    run(decode)
+    assert one.is_finished()
+
+
 def test_hand_overs_hold_half_of_the_blocks_at_most(engines, pair):
     """A peer that takes nothing does not take the engine's memory: further prompts are not handed over."""
     # In few steps, before its host takes the peer for dead, which ends what is under way.

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("vllm.v1", reason="vLLM is not installed: see clients/python/tests/vllm/install.sh")
 
 from engine import prompt
-from rig import BLOCK, Fault, Rig, WrongKV, external
+from rig import BLOCK, Fault, Rig, WrongKV, answered, external
 
 from kvasir.vllm.geometry import group_namespace
 from kvasir.vllm.scheduler import SchedulerHalf
@@ -109,6 +109,7 @@ def test_3_saves_refer_to_their_blocks(model, settings, host):
     save_while_blocks_change_hands(rig, host)
     rig.run()
     rig.forget()
+    answered(rig)
     assert external(rig, prompt(1)) == ALL
 
     def without(self, job):

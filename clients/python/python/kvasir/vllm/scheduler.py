@@ -51,6 +51,9 @@ logger = init_logger("vllm.kvasir.scheduler")
 MEMO_SECONDS = 1.0
 """How long an answer to a match is repeated. A request that waits for memory is asked for at every step."""
 
+RETRY_SECONDS = 1.0
+"""How long a request whose load has brought nothing may ask for another one, before it is computed."""
+
 FREES_SECONDS = 0.1
 """How long the scheduler may wait for a save to give its blocks back before it preempts a request instead."""
 
@@ -83,6 +86,8 @@ class _Tracked:
     """A load has failed. The request is computed, as the same load would fail again, for ever."""
     aside: bool = False
     """It was not answered at its last match, for the sake of those behind it."""
+    retries_until: float = 0.0
+    """After this it is computed; 0: its load, if it had one, is not known to have brought nothing."""
     old: bool = False
     """Its KV was computed before a reset of the cache, and is not saved under the keys after it."""
 
@@ -168,6 +173,8 @@ class SchedulerHalf:
         if not self.ready:
             return 0, False
         tracked = self._track(request)
+        if request.request_id in self._loading:
+            self._limit_retries(tracked)
         if self._steps_aside(tracked):
             return None, False
         # A request is matched when vLLM holds nothing of it but cached blocks, of which a clean reset leaves none.
@@ -182,6 +189,16 @@ class SchedulerHalf:
         tracked.saved = max(tracked.saved, found) if found >= 0 else max(tracked.saved, computed)
         external = max(0, found - computed)
         return external, external > 0
+
+    def _limit_retries(self, tracked: _Tracked) -> None:
+        """Has a request computed whose load brought nothing, and that is not let in to load again.
+
+        vLLM keeps what it needs reserved since its first load, also from its own next one: where that is half of all blocks, for
+        one request or for several, none of them would ever be let in. What is computed needs no reservation.
+        """
+        now = time.monotonic()
+        tracked.retries_until = tracked.retries_until or now + RETRY_SECONDS
+        tracked.refused |= now > tracked.retries_until
 
     def _steps_aside(self, tracked: _Tracked) -> bool:
         """Whether the requests behind this one come first, at every other step.
@@ -246,6 +263,7 @@ class SchedulerHalf:
             self.handing.settle(request)
             return
         self._loading.add(request.request_id)
+        tracked.retries_until = 0.0
         if self.handing.awaited(request) > tracked.computed:
             self._await(tracked, blocks, external)
             return
