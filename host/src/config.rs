@@ -10,6 +10,7 @@ mod explain;
 mod guard;
 mod layers;
 pub(crate) mod parts;
+mod record;
 mod tiers;
 
 pub use access::{Access, Allow, Namespace};
@@ -20,6 +21,7 @@ pub use guard::Guard;
 pub use kvasir_dataplane::units::{Size, Span};
 pub(crate) use layers::did_you_mean;
 pub use layers::{Error, Layer};
+pub use record::Record;
 pub use tiers::{Remote, RemoteUrl, TenantKey};
 
 use crate::text::printable;
@@ -51,6 +53,7 @@ pub struct Config {
     pub cluster: Cluster,
     pub conductor: Conductor,
     pub explain: Explain,
+    pub record: Record,
     pub policy: Policy,
     /// Which NICs serve which memory, if an operator knows better than the probe.
     pub topology: kvasir_dataplane::topology::matrix::Overrides,
@@ -387,6 +390,7 @@ impl Config {
             cluster,
             conductor,
             explain,
+            record,
             policy,
             topology: _,
         } = self;
@@ -419,6 +423,7 @@ impl Config {
         cluster.validate(&node.name, listen.allow_remote, &store.dram, tiering)?;
         conductor.validate()?;
         explain.validate()?;
+        record.validate()?;
         policy.validate(listen.allow_remote)
     }
 

@@ -19,6 +19,7 @@ use crate::policy::history::History;
 use crate::policy::rollout::keeper::Keeper as Rollouts;
 use crate::policy::{self, PolicyHost};
 use crate::rpc::{self, following::Following};
+use crate::traffic::{Recorder, Recording};
 use kvasir_dataplane::server::node::Node;
 use kvasir_dataplane::server::{Listen, ServeError, Server, bind_unix};
 use kvasir_dataplane::tier::dram::OpenError;
@@ -64,6 +65,8 @@ pub enum StartError {
     Data(#[from] ServeError),
     #[error("explain.file {} cannot be written: {source}", path.display())]
     Recording { path: PathBuf, source: io::Error },
+    #[error("record.file {} cannot be written: {source}", path.display())]
+    Traffic { path: PathBuf, source: io::Error },
     #[error("no thread for {name}: {source}")]
     Thread { name: &'static str, source: io::Error },
 }
@@ -137,6 +140,7 @@ impl Daemon {
             addrs.data.into_iter().for_each(|data| cluster.set_data_port(data));
             cluster.run(node.tiering()).map_err(cluster::Error::Open)?;
         }
+        let traffic = open_traffic(&config, clock)?;
         let host = Arc::new(Host {
             conductor: Arc::new(Conductor::with_explain(
                 &config.conductor,
@@ -145,6 +149,7 @@ impl Daemon {
                 crate::seed::random() as u32 | 1,
                 clock.now_ms(),
             )),
+            traffic,
             draining: AtomicBool::new(false),
             config,
             clock,
@@ -313,6 +318,21 @@ fn open_explain(config: &Config, clock: Clock) -> Result<Arc<Explain>, StartErro
     let Some(sampling) = config.explain.sampling() else { return Ok(Explain::new(limits)) };
     let failed = |source| StartError::Recording { path: config.explain.file.clone(), source };
     Explain::sampled(limits, &sampling, clock).map_err(failed)
+}
+
+fn open_traffic(config: &Config, clock: Clock) -> Result<Option<Recorder>, StartError> {
+    let config::Record { file, file_bytes } = &config.record;
+    if file.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let recording = Recording {
+        file: file.clone(),
+        file_bytes_max: file_bytes.0,
+        block_size_tokens: config.conductor.block_size_tokens,
+        waits_ms: config.conductor.request_ttl.0.as_millis() as u64,
+    };
+    let failed = |source| StartError::Traffic { path: file.clone(), source };
+    Recorder::start(&recording, clock).map(Some).map_err(failed)
 }
 
 fn open_policies(config: &Config, data_dir: &DataDir, slots: u32) -> Result<Arc<PolicyHost>, policy::Error> {

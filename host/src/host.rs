@@ -7,6 +7,7 @@ use crate::lifecycle::eviction::Eviction;
 use crate::policy::PolicyHost;
 use crate::policy::history::History;
 use crate::policy::rollout::keeper::Keeper;
+use crate::traffic::Recorder;
 use kvasir_dataplane::Clock;
 use kvasir_dataplane::server::Server;
 use kvasir_dataplane::server::node::Node;
@@ -31,6 +32,8 @@ pub struct Host {
     pub scrubber: Option<Scrubber>,
     pub server: Server,
     pub conductor: Arc<Conductor>,
+    /// None: record.file is empty.
+    pub traffic: Option<Recorder>,
     pub draining: AtomicBool,
     pub addrs: Addrs,
     pub door: Door,

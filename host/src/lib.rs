@@ -23,6 +23,8 @@ pub mod package;
 pub mod policy;
 pub mod prefix_index;
 pub mod replay;
+mod rotated;
 pub mod rpc;
 mod seed;
 mod text;
+pub mod traffic;

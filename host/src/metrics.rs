@@ -27,5 +27,6 @@ pub fn render(host: &Host) -> String {
     control::learning(&mut page, host);
     control::conductor(&mut page, host);
     control::explain(&mut page, host);
+    control::traffic(&mut page, host);
     page.text()
 }

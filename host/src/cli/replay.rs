@@ -10,7 +10,7 @@ use crate::replay::caches::{OPTIMUM, Table};
 use crate::replay::cluster::{self, Choices, Cluster, Names, Policies};
 use crate::replay::contender::Contender;
 use crate::replay::store::{self, Pace, Session};
-use crate::replay::trace::{self, BLOCK_SIZE_TOKENS, MAX_BLOCK_SIZE_TOKENS, Reader, Request};
+use crate::replay::trace::{self, Format, MAX_BLOCK_SIZE_TOKENS, Reader, Request};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use kvasir_client::data::{Client, Endpoint, Options};
@@ -25,11 +25,8 @@ pub struct ReplayArgs {
     /// Trace to replay, plain or gzip.
     #[arg(long, value_name = "FILE")]
     pub trace: PathBuf,
-    /// Format of the trace.
-    #[arg(long, value_enum, default_value_t = Format::Mooncake)]
-    pub format: Format,
     #[command(flatten)]
-    pub blocks: BlockFlags,
+    pub layout: LayoutFlags,
     /// What the trace runs through.
     #[arg(long, value_enum, default_value_t = Mode::Cache)]
     pub mode: Mode,
@@ -70,20 +67,21 @@ pub struct ReplayArgs {
     pub json: bool,
 }
 
-/// How a trace is cut into blocks.
+/// How a trace is written, and cut into blocks.
 #[derive(clap::Args, Clone, Copy, Debug)]
-pub struct BlockFlags {
-    /// Tokens of a block of the trace.
-    #[arg(long, value_name = "N", default_value_t = BLOCK_SIZE_TOKENS,
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BLOCK_SIZE_TOKENS)))]
-    pub block_size_tokens: u32,
+pub struct LayoutFlags {
+    /// Format of the trace.
+    #[arg(long, value_enum, default_value_t = Format::Mooncake)]
+    pub format: Format,
+    /// Tokens of a block of the trace [default: 512; of format bailian: 16].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BLOCK_SIZE_TOKENS)))]
+    block_size_tokens: Option<u32>,
 }
 
-/// Trace formats.
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// JSON lines of the Mooncake trace release; blocks of 512 tokens unless --block-size-tokens says otherwise.
-    Mooncake,
+impl LayoutFlags {
+    pub(crate) fn block_size_tokens(&self) -> u32 {
+        self.block_size_tokens.unwrap_or(self.format.block_size_tokens())
+    }
 }
 
 /// What runs a built-in policy.
@@ -155,7 +153,7 @@ impl ReplayArgs {
         let options = Options { namespace: "replay".into(), token, ..Options::default() };
         let mut session = Session::new(Client::connect(&host, options)?, block_bytes)?;
         let pace = self.cluster.speed.map_or(Pace::Unpaced, Pace::Speed);
-        let mut report = store::replay(&mut session, trace, self.blocks.block_size_tokens, pace)?;
+        let mut report = store::replay(&mut session, trace, self.layout.block_size_tokens(), pace)?;
         progress.finish_and_clear();
         self.check_requests(report.requests)?;
         report.trace = self.trace.display().to_string();
@@ -174,7 +172,7 @@ impl ReplayArgs {
     }
 
     fn open(&self) -> Result<(impl Iterator<Item = Result<Request, trace::Error>>, ProgressBar)> {
-        let (trace, progress) = open_trace(&self.trace, &self.blocks)?;
+        let (trace, progress) = open_trace(&self.trace, &self.layout)?;
         Ok((trace.take(self.limit.unwrap_or(usize::MAX)), progress))
     }
 
@@ -203,7 +201,7 @@ impl ReplayArgs {
                 CacheFlags::NAMES
             );
         }
-        let setup = self.cluster.setup(self.blocks.block_size_tokens)?;
+        let setup = self.cluster.setup(self.layout.block_size_tokens())?;
         let mut policies = Policies::open(&setup, &self.choices()?)?;
         let names = Names::of(&policies);
         let mut cluster = Cluster::new(&setup, &mut policies)?;
@@ -256,14 +254,19 @@ pub(crate) fn unknown_name(kind: &str, name: &str, known: impl Iterator<Item = &
 }
 
 /// Opens a trace; the bar follows the bytes read and shows only on a terminal.
-pub(crate) fn open_trace(path: &Path, blocks: &BlockFlags) -> Result<(Reader, ProgressBar)> {
+pub(crate) fn open_trace(path: &Path, layout: &LayoutFlags) -> Result<(Reader, ProgressBar)> {
     let file = File::open(path).with_context(|| format!("cannot open trace {}", path.display()))?;
     let length = file.metadata().map(|m| m.len()).unwrap_or(0);
     let progress =
         if std::io::stderr().is_terminal() { ProgressBar::new(length) } else { ProgressBar::hidden() };
     let style = ProgressStyle::with_template("{bar:40} {percent:>3} % of the trace, {elapsed} ({eta} left)");
     progress.set_style(style.expect("the template is constant"));
-    Ok((Reader::new(path, progress.wrap_read(file))?.of_blocks(blocks.block_size_tokens), progress))
+    Ok((
+        Reader::new(path, progress.wrap_read(file))?
+            .of_format(layout.format)
+            .of_blocks(layout.block_size_tokens()),
+        progress,
+    ))
 }
 
 fn store_table(report: &store::Report) -> String {

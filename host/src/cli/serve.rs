@@ -5,6 +5,7 @@ use crate::daemon::{Daemon, Running};
 use anyhow::Context;
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Run a host until SIGTERM or SIGINT.
@@ -12,6 +13,9 @@ use tokio::signal::unix::{SignalKind, signal};
 pub(super) struct ServeArgs {
     #[command(flatten)]
     flags: ConfigFlags,
+    /// Record the requests that are scheduled, as a trace for `kvasir replay`: the same as --set record.file=FILE.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
     /// Print one JSON object with the addresses once the host is ready.
     #[arg(long)]
     json: bool,
@@ -29,7 +33,11 @@ impl ServeArgs {
             let on = |kind| signal(kind).context("signals cannot be handled");
             (on(SignalKind::terminate())?, on(SignalKind::interrupt())?)
         };
-        let running = Daemon::start(self.flags.load()?)?;
+        let mut config = self.flags.load()?;
+        if let Some(file) = &self.record {
+            config.record.file.clone_from(file);
+        }
+        let running = Daemon::start(config)?;
         // A host serves on, whether anybody reads this or not.
         let _ = self.announce(&running);
         runtime.block_on(async {

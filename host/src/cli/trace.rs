@@ -1,9 +1,11 @@
 //! `kvasir trace`: look at traces and make them.
 
-use super::replay::{BlockFlags, open_trace};
+use super::replay::{LayoutFlags, open_trace};
+use crate::replay::convert::Converter;
 use crate::replay::generate::{self, Plan, Workload};
-use crate::replay::stats::{Report, Stats};
-use anyhow::{Result, bail};
+use crate::replay::stats::{self, Report, Stats};
+use crate::replay::trace::Writer;
+use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -20,6 +22,8 @@ pub struct TraceArgs {
 pub enum TraceCommand {
     /// Count requests, blocks, lengths and possible reuse.
     Stats(StatsArgs),
+    /// Write a trace of another format or with larger blocks in the Mooncake format.
+    Convert(ConvertArgs),
     /// Write a synthetic trace in the Mooncake format.
     Generate(GenerateArgs),
 }
@@ -31,10 +35,29 @@ pub struct StatsArgs {
     #[arg(value_name = "FILE")]
     pub trace: PathBuf,
     #[command(flatten)]
-    pub blocks: BlockFlags,
+    pub layout: LayoutFlags,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
+    /// Also write a page to look at, which needs nothing else.
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
+}
+
+/// Arguments of `kvasir trace convert`.
+#[derive(clap::Args, Debug)]
+pub struct ConvertArgs {
+    /// Trace to read, plain or gzip.
+    #[arg(value_name = "FILE")]
+    pub trace: PathBuf,
+    #[command(flatten)]
+    pub layout: LayoutFlags,
+    /// Tokens of a block of what is written, a multiple of those of the trace [default: the same].
+    #[arg(long, value_name = "N")]
+    pub to_block_size_tokens: Option<u32>,
+    /// File to write; compressed if it ends in .gz.
+    #[arg(long, short, value_name = "FILE")]
+    pub output: PathBuf,
 }
 
 /// Arguments of `kvasir trace generate`.
@@ -63,6 +86,7 @@ impl TraceArgs {
     pub fn run(self) -> Result<()> {
         match self.command {
             TraceCommand::Stats(args) => args.run(),
+            TraceCommand::Convert(args) => args.run(),
             TraceCommand::Generate(args) => args.run(),
         }
     }
@@ -70,8 +94,8 @@ impl TraceArgs {
 
 impl StatsArgs {
     fn run(self) -> Result<()> {
-        let (trace, progress) = open_trace(&self.trace, &self.blocks)?;
-        let mut stats = Stats::of_blocks(self.blocks.block_size_tokens);
+        let (trace, progress) = open_trace(&self.trace, &self.layout)?;
+        let mut stats = Stats::of_blocks(self.layout.block_size_tokens());
         for request in trace {
             stats.add(&request?)?;
         }
@@ -80,11 +104,31 @@ impl StatsArgs {
         if report.requests == 0 {
             bail!("trace {} holds no requests", self.trace.display());
         }
+        if let Some(path) = &self.report {
+            let page = stats.page(&self.trace.display().to_string(), &report);
+            page.write(path).with_context(|| format!("cannot write {}", path.display()))?;
+        }
         if self.json {
             println!("{}", serde_json::to_string(&report)?);
         } else {
             print!("{}", table(&report));
         }
+        Ok(())
+    }
+}
+
+impl ConvertArgs {
+    fn run(self) -> Result<()> {
+        let from = self.layout.block_size_tokens();
+        let mut converter = Converter::new(from, self.to_block_size_tokens.unwrap_or(from))?;
+        let (trace, progress) = open_trace(&self.trace, &self.layout)?;
+        let mut file = Writer::create(&self.output)?;
+        for request in trace {
+            file.write(&converter.convert(request?)?)?;
+        }
+        progress.finish_and_clear();
+        let written = file.finish()?;
+        eprintln!("wrote {written} requests to {}", self.output.display());
         Ok(())
     }
 }
@@ -108,17 +152,7 @@ impl GenerateArgs {
 }
 
 fn table(report: &Report) -> String {
-    let classes = report.classes.iter().map(|(class, requests)| format!("{class}: {requests}"));
-    let rows = [
-        ("requests", format!("{} in {:.0} s ({:.2} /s)", report.requests, report.span_s, report.rate_rps)),
-        ("input", format!("{:.0} tokens mean, {} max", report.input_tokens_mean, report.input_tokens_max)),
-        ("output", format!("{:.0} tokens mean", report.output_tokens_mean)),
-        ("blocks", format!("{} references, {} distinct", report.block_references, report.distinct_blocks)),
-        ("best hit rate", format!("{:.2} % with unlimited space", report.best_hit_rate_percent)),
-        ("later turns", format!("{:.1} % of the requests", 100.0 * report.later_turn_share)),
-        ("classes", classes.collect::<Vec<_>>().join(", ")),
-    ];
-    rows.iter().map(|(name, value)| format!("{name:15}{value}\n")).collect()
+    stats::rows(report).map(|(name, value)| format!("{name:15}{value}\n")).collect()
 }
 
 #[cfg(test)]
@@ -161,8 +195,40 @@ mod tests {
             for row in ["requests       200 in ", "best hit rate", "classes"] {
                 assert!(table(&report).contains(row), "{}", table(&report));
             }
-            run(&format!("stats {} --json", plain.display())).unwrap();
+            let page = folder.path().join("page.html");
+            run(&format!("stats {} --json --report {}", plain.display(), page.display())).unwrap();
+            let page = std::fs::read_to_string(page).unwrap();
+            assert!((6..=8).contains(&page.matches("<polyline").count()), "{page}");
+            assert!(!page.contains("NaN") && !page.contains("nothing to draw"), "{page}");
         }
+    }
+
+    #[test]
+    fn what_is_converted_is_the_same_trace_in_larger_blocks() {
+        let folder = tempfile::tempdir().unwrap();
+        let [qwen, same, large] =
+            ["q.jsonl", "same.jsonl.gz", "large.jsonl"].map(|name| folder.path().join(name));
+        let line = |chat: u64, tokens: u32, blocks: &[u64]| {
+            format!(
+                "{{\"chat_id\":{chat},\"parent_chat_id\":-1,\"timestamp\":{chat}.5,\"input_length\":{tokens},\"output_length\":3,\
+                 \"type\":\"text\",\"turn\":1,\"hash_ids\":{blocks:?}}}\n"
+            )
+        };
+        let lines = [line(1, 40, &[1, 2, 3]), line(2, 48, &[1, 2, 4]), line(3, 20, &[1, 2])];
+        std::fs::write(&qwen, lines.concat()).unwrap();
+        for (to, path) in [("", &same), (" --to-block-size-tokens 32", &large)] {
+            run(&format!("convert {} --format bailian{to} -o {}", qwen.display(), path.display())).unwrap();
+        }
+        let read = |path, size| -> Vec<_> {
+            let requests = Reader::open(path).unwrap().of_blocks(size).map(Result::unwrap);
+            requests.map(|r| (r.time_us, r.blocks, r.class, r.turn, r.session)).collect()
+        };
+        let rows = [(1, vec![0, 1, 2]), (2, vec![0, 1, 3]), (3, vec![0, 1])];
+        let told = rows.map(|(n, blocks)| (n * 1_000_000 + 500_000, blocks, Some(1), Some(1), Some(n)));
+        assert_eq!(read(&same, 16), told);
+        let large: Vec<_> = read(&large, 32).into_iter().map(|row| row.1).collect();
+        assert_eq!(large, [vec![0, 1], vec![0, 2], vec![0]]);
+        run(&format!("stats {} --format bailian", qwen.display())).unwrap();
     }
 
     #[test]
@@ -174,6 +240,12 @@ mod tests {
             ("stats /none.jsonl".into(), "cannot open trace /none.jsonl"),
             ("stats /dev/null".into(), "/dev/null holds no requests"),
             (format!("stats {}", at("bad")), "bad:1: missing field `timestamp`"),
+            (format!("convert {} -o {}", at("bad"), at("x")), "bad:1: missing field"),
+            (format!("convert {} -o {}", at("bad"), at("none/x")), "none/x after 0 requests"),
+            (
+                format!("convert {} --to-block-size-tokens 600 -o {}", at("bad"), at("x")),
+                "blocks of 600 tokens cannot be made of blocks of 512; take a multiple of 512",
+            ),
             (format!("generate --requests 0 -o {}", at("x")), "0 requests are outside 1 to"),
             (format!("generate --rate 0 -o {}", at("x")), "a rate of 0 requests per second"),
             (format!("generate --workload chats -o {}", at("x")), "invalid value 'chats'"),
@@ -183,5 +255,6 @@ mod tests {
             let error = format!("{:#}", run(&line).unwrap_err());
             assert!(error.contains(expected), "{line}: {error}");
         }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left half written");
     }
 }

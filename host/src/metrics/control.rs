@@ -62,6 +62,14 @@ pub(super) fn explain(page: &mut Page, host: &Host) {
         .by("outcome", "dropped", dropped);
 }
 
+pub(super) fn traffic(page: &mut Page, host: &Host) {
+    let Some(traffic) = &host.traffic else { return };
+    let counts = traffic.counts();
+    page.counter("kvasir_recorded_requests_total", "Requests for record.file, by outcome")
+        .by("outcome", "written", counts.written.load(Relaxed))
+        .by("outcome", "dropped", counts.dropped.load(Relaxed));
+}
+
 pub(super) fn policies(page: &mut Page, host: &Host) {
     for status in host.policies.list() {
         let (slot, totals) = (status.slot.as_str(), status.totals);

@@ -118,6 +118,11 @@ impl<L: LastUses> Classes<L> {
 
     /// The class of a request whose blocks are `path`: the one that the trace names, if it does.
     pub fn assign(&mut self, request: &Request, path: &[L::Block]) -> u16 {
+        self.assign_with_turn(request, path).0
+    }
+
+    /// The same, and its turn: the one that the trace names, or the one found, at most 4.
+    pub fn assign_with_turn(&mut self, request: &Request, path: &[L::Block]) -> (u16, u16) {
         self.last_use.make_room(path.len());
         let turn = self.turn(request.input_tokens, path);
         for &block in path {
@@ -126,7 +131,7 @@ impl<L: LastUses> Classes<L> {
         }
         let length = LENGTHS_TOKENS.iter().filter(|&&limit| request.input_tokens >= limit).count() as u16;
         let found = 1 + u16::from(turn - 1) * (LENGTHS_TOKENS.len() as u16 + 1) + length;
-        request.class.unwrap_or(found)
+        (request.class.unwrap_or(found), request.turn.unwrap_or(turn.into()))
     }
 
     fn turn(&self, input_tokens: u32, path: &[L::Block]) -> u8 {

@@ -14,14 +14,12 @@
 //!
 //! One seed gives one trace, byte for byte.
 
-use super::trace::{BLOCK_SIZE_TOKENS, Request};
-use flate2::{Compression, GzBuilder};
+use super::trace::{BLOCK_SIZE_TOKENS, Request, WriteError, Writer};
 use hashbrown::HashMap;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::io::{BufWriter, Write};
 use std::path::Path;
 
 /// Kinds of workload.
@@ -57,8 +55,8 @@ pub enum Error {
     Requests(u64),
     #[error("a rate of {0} requests per second is outside 0.001 to 100000")]
     Rate(f64),
-    #[error("cannot write {path} after {written} requests: {source}")]
-    Write { path: std::path::PathBuf, written: u64, source: std::io::Error },
+    #[error(transparent)]
+    Write(#[from] WriteError),
 }
 
 /// Parameters of one kind of workload; lengths are means of exponential distributions, in tokens.
@@ -284,52 +282,14 @@ fn tokens(random: &mut ChaCha8Rng, mean: f64, most: u32) -> u32 {
 ///
 /// # Errors
 /// The plan is out of range, or the file cannot be written.
-pub fn write(plan: &Plan, path: &Path, progress: impl FnMut()) -> Result<(), Error> {
+pub fn write(plan: &Plan, path: &Path, mut progress: impl FnMut()) -> Result<(), Error> {
     let generator = Generator::new(plan)?;
-    let mut name = path.as_os_str().to_owned();
-    name.push(".partial");
-    let partial = Path::new(&name);
-    let mut written = 0;
-    let result = write_to(generator, path, partial, &mut written, progress)
-        .and_then(|()| std::fs::rename(partial, path));
-    result.map_err(|source| {
-        let _ = std::fs::remove_file(partial); // what matters is the first error
-        Error::Write { path: path.into(), written, source }
-    })
-}
-
-fn write_to(
-    generator: Generator,
-    path: &Path,
-    partial: &Path,
-    written: &mut u64,
-    mut progress: impl FnMut(),
-) -> std::io::Result<()> {
-    let file = BufWriter::new(std::fs::File::create(partial)?);
-    if path.extension().is_some_and(|e| e == "gz") {
-        // The header carries no time of writing: same seed, same bytes.
-        let mut gzip = GzBuilder::new().mtime(0).write(file, Compression::default());
-        write_lines(generator, &mut gzip, written, &mut progress)?;
-        gzip.finish()?.flush()
-    } else {
-        let mut file = file;
-        write_lines(generator, &mut file, written, &mut progress)?;
-        file.flush()
-    }
-}
-
-fn write_lines(
-    generator: Generator,
-    output: &mut impl Write,
-    written: &mut u64,
-    progress: &mut impl FnMut(),
-) -> std::io::Result<()> {
+    let mut file = Writer::create(path)?;
     for request in generator {
-        serde_json::to_writer(&mut *output, &request)?;
-        output.write_all(b"\n")?;
-        *written += 1;
+        file.write(&request)?;
         progress();
     }
+    file.finish()?;
     Ok(())
 }
 

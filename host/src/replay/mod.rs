@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod compare;
 pub mod contender;
 pub mod content;
+pub mod convert;
 pub mod generate;
 pub mod optimum;
 pub mod page;
@@ -19,3 +20,13 @@ pub mod store;
 pub mod tally;
 pub mod tiers;
 pub mod trace;
+
+use std::path::Path;
+
+/// A file beside `path` that takes its name once it is whole, and is removed if it never is.
+fn partial_file(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // As other programs make files: the reader's mask takes away what it must.
+    let readable: std::fs::Permissions = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+    tempfile::Builder::new().permissions(readable).tempfile_in(folder)
+}

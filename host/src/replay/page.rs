@@ -76,16 +76,10 @@ impl Page {
     /// # Errors
     /// The file cannot be written.
     pub fn write(&self, path: &Path) -> std::io::Result<()> {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut file = tempfile::Builder::new().permissions(readable()).tempfile_in(folder)?;
+        let mut file = super::partial_file(path)?;
         file.write_all(self.html().as_bytes())?;
         file.persist(path).map(drop).map_err(|error| error.error)
     }
-}
-
-/// As other programs make files: the reader's mask takes away what it must.
-fn readable() -> std::fs::Permissions {
-    std::os::unix::fs::PermissionsExt::from_mode(0o666)
 }
 
 #[cfg(test)]

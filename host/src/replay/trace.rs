@@ -1,9 +1,15 @@
-//! Request traces: reading the Mooncake format, and what a trace contains.
+//! Request traces: reading the formats there are.
 //!
-//! One JSON object per line, sorted by time, gzip or plain: `timestamp` (ms since start, whole or
+//! One JSON object per line, sorted by time, gzip or plain. Of the Mooncake release: `timestamp` (ms since start, whole or
 //! with a fraction, kept to the microsecond), `input_length` and `output_length` (tokens), `hash_ids`
-//! (the blocks of the input, in order; equal id means equal whole prefix). A line may also name `class`
-//! and `tenant`, numbers from 0 to 65535. Blocks have 512 tokens unless the reader is told otherwise. Origin: kvcache-ai/Mooncake, FAST25-release/traces.
+//! (the blocks of the input, in order; equal id means equal whole prefix). A line may also name `class`, `tenant` and
+//! `turn`, numbers from 0 to 65535, and `session`, a number. Blocks have 512 tokens unless the reader is told otherwise. Origin:
+//! kvcache-ai/Mooncake, FAST25-release/traces. [`bailian`] has the other one.
+
+mod bailian;
+mod writer;
+
+pub use self::writer::{WriteError, Writer};
 
 use flate2::read::MultiGzDecoder;
 use serde::de::{Unexpected, Visitor};
@@ -41,6 +47,32 @@ pub struct Request {
     /// Whose request it is: tenants share no blocks. 0 where the trace names none.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tenant: u16,
+    /// Turn of its conversation, from 1, where the trace names one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<u16>,
+    /// Equal for requests of one conversation, where the trace names one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<u64>,
+}
+
+/// Formats of traces.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// JSON lines of the Mooncake release; blocks of 512 tokens unless --block-size-tokens says otherwise.
+    #[default]
+    Mooncake,
+    /// JSON lines of the Qwen-Bailian release; blocks of 16 tokens unless --block-size-tokens says otherwise.
+    Bailian,
+}
+
+impl Format {
+    /// Tokens of a block, where nobody says otherwise.
+    pub fn block_size_tokens(self) -> u32 {
+        match self {
+            Self::Mooncake => BLOCK_SIZE_TOKENS,
+            Self::Bailian => bailian::BLOCK_SIZE_TOKENS,
+        }
+    }
 }
 
 fn is_default(tenant: &u16) -> bool {
@@ -115,6 +147,8 @@ pub struct Reader {
     line: u64,
     last_us: u64,
     block_size_tokens: u32,
+    /// Of a trace in the Bailian format.
+    chats: Option<bailian::Chats>,
     buffer: Vec<u8>,
     done: bool,
 }
@@ -145,9 +179,17 @@ impl Reader {
             line: 0,
             last_us: 0,
             block_size_tokens: BLOCK_SIZE_TOKENS,
+            chats: None,
             buffer: Vec::new(),
             done: false,
         })
+    }
+
+    /// The same, of a trace in that format, with its size of blocks.
+    #[must_use]
+    pub fn of_format(self, format: Format) -> Self {
+        let chats = (format == Format::Bailian).then(bailian::Chats::default);
+        Self { chats, block_size_tokens: format.block_size_tokens(), ..self }
     }
 
     /// The same, of a trace whose blocks have so many tokens: 1 to [`MAX_BLOCK_SIZE_TOKENS`].
@@ -181,13 +223,12 @@ impl Reader {
     }
 
     fn parse(&mut self) -> Result<Request, Error> {
-        let request: Request = serde_json::from_slice(self.buffer.trim_ascii()).map_err(|e| {
-            self.bad_line(format!(
-                "{}; expected an object with timestamp (ms), input_length, output_length (whole numbers, \
-                 not negative) and hash_ids (a list of them); class and tenant, if there, are below 65536",
-                without_line(&e)
-            ))
-        })?;
+        let line = self.buffer.trim_ascii();
+        let request = match &mut self.chats {
+            Some(chats) => chats.parse(line),
+            None => mooncake(line),
+        };
+        let request = request.map_err(|reason| self.bad_line(reason))?;
         let size = self.block_size_tokens;
         let expected = request.input_tokens.div_ceil(size) as usize;
         let found = request.blocks.len();
@@ -214,6 +255,16 @@ impl Reader {
     fn bad_line(&self, reason: String) -> Error {
         Error::Line { path: self.path.clone(), line: self.line, reason }
     }
+}
+
+fn mooncake(line: &[u8]) -> Result<Request, String> {
+    serde_json::from_slice(line).map_err(|error| {
+        format!(
+            "{}; expected an object with timestamp (ms), input_length, output_length (whole numbers, \
+             not negative) and hash_ids (a list of them); class, tenant and turn, if there, are below 65536",
+            without_line(&error)
+        )
+    })
 }
 
 /// What to pass for a request of so many tokens and blocks, if there is a size that fits.

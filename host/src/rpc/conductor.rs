@@ -3,6 +3,7 @@ use crate::conductor::fleet::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, Pr
 use crate::conductor::{Error, Needs, Registration, Rejected, Report, Scheduled, Scores, Stage};
 use crate::host::Host;
 use crate::prefix_index::Tier;
+use crate::traffic::Prompt;
 use kvasir_proto::{self as proto, conductor_server::Conductor, rejection::Reason, schedule_response};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -78,7 +79,11 @@ impl Conductor for ConductorService {
         let decide = || self.host.conductor.schedule(&ask, &request.blocks, request.explain, now_ms);
         // To explain is not for the request path and may take as long as a cold call.
         let scheduled = if request.explain { tokio::task::block_in_place(decide) } else { decide() };
-        Ok(Response::new(response(scheduled.map_err(status)?)))
+        let scheduled = scheduled.map_err(status)?;
+        if let Some(traffic) = &self.host.traffic {
+            traffic.asked(&prompt(scheduled.request_id, &request), now_ms);
+        }
+        Ok(Response::new(response(scheduled)))
     }
 
     async fn complete(
@@ -97,6 +102,11 @@ impl Conductor for ConductorService {
         };
         let now_ms = self.host.clock.now_ms();
         self.host.conductor.complete(request.request_id, stage, now_ms).map_err(status)?;
+        match (&self.host.traffic, stage) {
+            (Some(traffic), Stage::Progress(tokens)) => traffic.decoded(request.request_id, tokens),
+            (Some(traffic), Stage::Finished) => traffic.ended(request.request_id),
+            _ => {}
+        }
         Ok(Response::new(proto::CompleteResponse {}))
     }
 
@@ -228,6 +238,20 @@ fn ask(request: &proto::ScheduleRequest, needs: Needs) -> Ask {
         tbt_slo_ms: slo(request.tbt_slo_ms),
         must_run: request.must_run,
         needs,
+    }
+}
+
+/// What is recorded of a request. Tenants of the data plane are numbers of 16 bits; larger ones count as the last.
+fn prompt(id: u64, request: &proto::ScheduleRequest) -> Prompt<'_> {
+    let short = |number: u32| u16::try_from(number).unwrap_or(u16::MAX);
+    Prompt {
+        id,
+        tokens: request.prompt_tokens,
+        output_tokens: request.output_tokens,
+        blocks: &request.blocks,
+        class: short(request.class),
+        tenant: short(request.tenant),
+        session: request.session,
     }
 }
 

@@ -29,4 +29,5 @@ mod rollout;
 mod rpc;
 mod tiers;
 mod tls;
+mod traffic;
 mod trust;

@@ -3,7 +3,7 @@
 use super::serving::{self, Served};
 use crate::cli::HostFlags;
 use crate::cli::cluster_flags::ClusterFlags;
-use crate::cli::replay::{BlockFlags, open_trace};
+use crate::cli::replay::{LayoutFlags, open_trace};
 use crate::policy::SlotKind;
 use crate::replay::cache::Prompts;
 use crate::replay::cluster::{Choice, Choices};
@@ -21,11 +21,11 @@ use std::process::ExitCode;
 pub(super) struct ReplayArgs {
     /// Name of a default policy, or file of a component or chain (contains `/` or ends in `.wasm` or `.toml`).
     policy: String,
-    /// Trace in the Mooncake format, plain or gzip.
+    /// Trace, plain or gzip.
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
     #[command(flatten)]
-    blocks: BlockFlags,
+    layout: LayoutFlags,
     /// What to compare with: `current`, which serves the running host; a default policy; a file. Default: the slot's default.
     #[arg(long, value_name = "current|NAME|FILE")]
     against: Option<String>,
@@ -97,7 +97,7 @@ impl ReplayArgs {
 
     fn compare(&self, candidate: &Contender, baseline: &Contender) -> Result<Comparison> {
         let trace = self.trace.display().to_string();
-        let block_size_tokens = self.blocks.block_size_tokens;
+        let block_size_tokens = self.layout.block_size_tokens();
         let of = Match { trace: &trace, candidate, baseline, block_size_tokens };
         if candidate.slot == SlotKind::Evictor {
             if self.cluster.any() {
@@ -112,7 +112,7 @@ impl ReplayArgs {
             bail!("--capacity-blocks is for evictors; the pools of a cluster have --pool-blocks");
         }
         let setup = self.cluster.setup(block_size_tokens)?;
-        let (requests, progress) = open_trace(&self.trace, &self.blocks)?;
+        let (requests, progress) = open_trace(&self.trace, &self.layout)?;
         let choices = Choices::default();
         let compared = Requests::compare(&of, &setup, &choices, requests.take(self.limit()))?;
         progress.finish_and_clear();
@@ -124,14 +124,14 @@ impl ReplayArgs {
             true => compare::capacities(self.distinct_blocks()?),
             false => self.capacities.clone(),
         };
-        let (requests, progress) = open_trace(&self.trace, &self.blocks)?;
+        let (requests, progress) = open_trace(&self.trace, &self.layout)?;
         let compared = Evictors::compare(of, &capacities, requests.take(self.limit()))?;
         progress.finish_and_clear();
         Ok(compared)
     }
 
     fn distinct_blocks(&self) -> Result<usize> {
-        let (requests, progress) = open_trace(&self.trace, &self.blocks)?;
+        let (requests, progress) = open_trace(&self.trace, &self.layout)?;
         let mut prompts = Prompts::default();
         for request in requests.take(self.limit()) {
             prompts.of(&request?)?;

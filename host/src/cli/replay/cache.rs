@@ -121,7 +121,7 @@ impl ReplayArgs {
         let (rooms, largest) = self.cache.rooms()?;
         let keepers = self.keepers(largest)?;
         let (trace, progress) = self.open()?;
-        let trace = Recorded::read(trace, self.blocks.block_size_tokens)?;
+        let trace = Recorded::read(trace, self.layout.block_size_tokens())?;
         progress.finish_and_clear();
         self.check_requests(trace.len() as u64)?;
         let split = self.cache.split(trace.len())?;

@@ -1,0 +1,30 @@
+//! Whether traffic is recorded.
+
+use super::{Error, Size, invalid};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The requests this host schedules, as a trace for `kvasir replay` and `kvasir trace`. No text of a prompt is in it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Record {
+    /// File to which they are written; the one of an earlier run becomes `FILE.1`. Empty: none.
+    pub file: PathBuf,
+    /// When the file has so many bytes it is renamed to `FILE.1`, in place of the one before.
+    pub file_bytes: Size,
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self { file: PathBuf::new(), file_bytes: Size::mib(1_024) }
+    }
+}
+
+impl Record {
+    pub(super) fn validate(&self) -> Result<(), Error> {
+        if !(1 << 20..=1 << 40).contains(&self.file_bytes.0) {
+            return Err(invalid("record.file_bytes", self.file_bytes, "must be 1MiB to 1TiB"));
+        }
+        Ok(())
+    }
+}
