@@ -10,6 +10,7 @@ pub mod index;
 mod local;
 pub mod policy;
 pub mod store;
+mod tiers;
 pub mod transfer;
 
 use comfy_table::{Table, presets};
