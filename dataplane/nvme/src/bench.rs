@@ -92,15 +92,6 @@ impl Bench<'_> {
         Ok(rows)
     }
 
-    /// What the raw device writes and reads, in gigabytes a second: durable in the end, 1 MiB at a time.
-    ///
-    /// # Errors
-    /// See [`BenchError`].
-    pub fn raw(&self) -> Result<(f64, f64), BenchError> {
-        let raw = Raw::create(self)?;
-        Ok((raw.write()?, raw.read()?))
-    }
-
     fn config(&self) -> NvmeConfig {
         let segment_bytes = 64 << 20;
         // The blocks fill half of it, so that compaction has nothing to do.

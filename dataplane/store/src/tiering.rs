@@ -2,8 +2,8 @@
 //!
 //! **Down.** The eviction policy chooses victims ahead of need; [`Tiering::offer`] takes them from it. A victim that a
 //! tier below should have is copied there first, straight from the pool, and becomes evictable when the copy is done
-//! ([`offload`]). Eviction does not wait for a slow tier beyond a bound: what is worth least of more than its queue takes
-//! becomes evictable at once, without a copy, and is counted.
+//! ([`offload`]). Eviction never waits for a slow tier: what finds its queue full becomes evictable at once, without
+//! a copy, and is counted.
 //!
 //! **Up.** A lookup that misses DRAM asks the tiers in order and loads what they hold in one batch per tier
 //! ([`onboard`]). A local reader reads in place, so its blocks go into the pool; a remote one is served from the loaded
@@ -45,12 +45,12 @@ pub use save::Saved;
 use self::ahead::Ahead;
 use self::budget::Budget;
 use self::moves::Moves;
-use self::offload::{Job, Offloader, worth};
+use self::offload::{Job, Offloader};
 use self::onboard::OnboardCounts;
 use self::recent::Recent;
 use self::together::Together;
 use super::departures::Page;
-use super::dram::{BlockStat, DramStore, Offered, OwnerId, Pressure, Remove};
+use super::dram::{BlockStat, DramStore, Offered, OwnerId, Remove};
 use super::store::{BlockStore, Capabilities, Tier, TierStats};
 use crate::error::StoreError;
 use crate::times::TimesTaken;
@@ -233,7 +233,7 @@ impl Tiering {
     }
 
     /// Takes victims that the eviction policy chose, most expendable first. They become evictable: at once, or when
-    /// they are copied. With `urgent` ([`lets_go`](Self::lets_go)) at least half of them do so at once.
+    /// they are copied. With `urgent` (a put waits for space) at least half of them do so at once.
     pub fn offer(&self, victims: &[Demotion], urgent: bool, now_ms: u64) -> Offered {
         let slots: Vec<u32> = victims.iter().map(|victim| victim.slot).collect();
         if self.levels.is_empty() {
@@ -244,21 +244,14 @@ impl Tiering {
         let (mut targets, named) = self.targets(victims, &chosen);
         self.admit(&chosen, &mut targets, &named, now_ms);
         if urgent {
-            self.let_half_go(&chosen, &mut targets);
+            self.let_half_go(&mut targets);
         }
         let mut ready = Vec::new();
-        let mut jobs: Vec<Vec<Job>> = self.levels.iter().map(|_| Vec::new()).collect();
         for (stat, target) in chosen.iter().zip(targets) {
-            match target.and_then(|level| Some((level, self.job(stat)?))) {
-                Some((level, job)) => jobs[level].push(job),
-                None => ready.push(stat.slot),
+            match target {
+                Some(level) if self.copy_down(stat, level) => offered.taken += 1,
+                _ => ready.push(stat.slot),
             }
-        }
-        for (level, jobs) in self.levels.iter().zip(jobs).filter(|(_, jobs)| !jobs.is_empty()) {
-            let copied = jobs.len();
-            let left = level.offloader.push(jobs);
-            offered.taken += copied.saturating_sub(left.len());
-            ready.extend(left);
         }
         let taken = self.dram.make_ready(&ready, now_ms);
         offered.taken += taken;
@@ -269,20 +262,6 @@ impl Tiering {
     /// Victims being copied now: they will be evictable soon.
     pub fn copying(&self) -> usize {
         self.levels.iter().map(|level| level.offloader.queued()).sum()
-    }
-
-    /// Whether victims may go without a copy for want of room in the queue: a put has waited as long as
-    /// [`backpressure`](TieringConfig::backpressure) lets it, or the tier below does nothing.
-    pub fn lets_go(&self, pressure: &Pressure) -> bool {
-        let Some(level) = self.level_for_victims(0) else { return true };
-        let patience = self.config.backpressure.min(self.dram.config().put_wait / 2);
-        let refused = pressure.slots_full && pressure.waiting_puts == 0;
-        let asked = pressure.waiting_puts > 0 || refused;
-        if patience.is_zero() {
-            return asked;
-        }
-        let stuck = || self.levels[level].offloader.is_stuck(patience);
-        refused || (asked && pressure.waited >= patience) || (pressure.is_low() && stuck())
     }
 
     /// How many more victims of `bytes` each the nearest tier's queue takes now; any further one would go without a copy.
@@ -390,28 +369,31 @@ impl Tiering {
         answers
     }
 
-    /// Takes targets away, from what is worth least first, until at least half have none.
-    fn let_half_go(&self, chosen: &[BlockStat], targets: &mut [Option<usize>]) {
-        let mut meant: Vec<usize> = (0..targets.len()).filter(|&i| targets[i].is_some()).collect();
-        let none = targets.len() - meant.len();
+    /// Takes targets away, most expendable first, until at least half have none.
+    fn let_half_go(&self, targets: &mut [Option<usize>]) {
+        let none = targets.iter().filter(|target| target.is_none()).count();
         let more = targets.len().div_ceil(2).saturating_sub(none);
-        meant.sort_by_key(|&i| worth(&chosen[i]));
-        for i in meant.into_iter().take(more) {
-            if let Some(level) = targets[i].take() {
+        for target in targets.iter_mut().filter(|target| target.is_some()).take(more) {
+            if let Some(level) = target.take() {
                 self.levels[level].offloader.counts().skipped.fetch_add(1, Relaxed);
             }
         }
     }
 
-    /// A victim on its way down, held; `None` if it has gone or is in use.
-    fn job(&self, stat: &BlockStat) -> Option<Job> {
+    /// Whether the victim will be evictable later, without us. False: it should be at once.
+    fn copy_down(&self, stat: &BlockStat, level: usize) -> bool {
+        let offloader = &self.levels[level].offloader;
         // Before the hold: a caller that removes the block from here on finds either it or the move.
         let moving = self.moves.begin(stat.key);
-        let held = self.dram.hold_chosen(stat.slot, stat.key)?;
+        let Some(held) = self.dram.hold_chosen(stat.slot, stat.key) else { return false };
         let BlockStat { key, parent, depth, class, tenant, size, .. } = *stat;
         let meta = BlockMeta { key, parent, depth, class, tenant, ttl_ms: 0, size };
         self.ahead.learn(&meta);
-        Some(Job { held, meta, moving, worth: worth(stat) })
+        let pushed = offloader.push(Job { held, meta, moving });
+        if !pushed {
+            offloader.counts().skipped.fetch_add(1, Relaxed);
+        }
+        pushed
     }
 
     /// Which tiers hold each block, as far as they know without I/O.
@@ -588,12 +570,6 @@ impl Tiering {
         self.levels.iter().all(|level| level.offloader.drain(until))
     }
 
-    /// Makes durable what the tiers have. Returns false if one of them is not done within `patience`.
-    pub fn flush(&self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
-        self.levels.iter().all(|level| level.flush(until))
-    }
-
     /// Finishes what is queued, makes it durable, and ends the threads; all within `patience`. Names the tiers that
     /// are not done in time: they may lack the last blocks.
     pub fn close(&self, patience: Duration) -> Vec<&'static str> {
@@ -601,17 +577,12 @@ impl Tiering {
         let mut late = Vec::new();
         for level in &self.levels {
             let copied = level.offloader.close(until);
-            if !(level.flush(until) && copied) {
+            let left = until.saturating_duration_since(Instant::now());
+            let flushed = level.store.flush().wait_timeout(left).is_ok_and(|flushed| flushed.is_ok());
+            if !(copied && flushed) {
                 late.push(level.store.capabilities().name);
             }
         }
         late
-    }
-}
-
-impl Level {
-    fn flush(&self, until: Instant) -> bool {
-        let left = until.saturating_duration_since(Instant::now());
-        self.store.flush().wait_timeout(left).is_ok_and(|flushed| flushed.is_ok())
     }
 }

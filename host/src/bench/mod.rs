@@ -10,7 +10,6 @@ pub mod index;
 mod local;
 pub mod policy;
 pub mod store;
-mod tiers;
 pub mod transfer;
 
 use comfy_table::{Table, presets};

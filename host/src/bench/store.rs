@@ -2,7 +2,6 @@
 
 use super::Row;
 use super::local::{self, Setup};
-use super::tiers;
 use anyhow::{Context, Result, bail};
 use kvasir_dataplane::tier::nvme::bench::{self as nvme, Bench, BenchError};
 use kvasir_dataplane::{BlockKey, BlockMeta, DramConfig, DramStore};
@@ -50,24 +49,17 @@ fn nvme_rows(size: Size, dir: &Path) -> Result<Vec<Row>> {
     let folder = dir.join(format!("kvasir-bench-{}", std::process::id()));
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let bench = Bench { dir: &folder, bytes: size.nvme_bytes, reads: size.nvme_reads, queue_depth: 32 };
-    let measured = bench.run().map(|rows| rows.into_iter().map(nvme_row).collect::<Vec<_>>());
-    let measured = measured.map_err(anyhow::Error::from).and_then(|mut rows| {
-        rows.extend(tiers::rows(&bench)?);
-        Ok(rows)
-    });
+    let measured = bench.run();
     std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
-    let refused = |error: &anyhow::Error| match error.downcast_ref::<BenchError>() {
-        Some(BenchError::Raw(error)) => error.kind() == ErrorKind::InvalidInput,
-        _ => false,
-    };
-    if measured.as_ref().is_err_and(refused) {
-        let dir = dir.display();
-        eprintln!(
-            "rows nvme/* and tier/* skipped: {dir} refuses unbuffered I/O; name another folder with --dir"
-        );
-        return Ok(Vec::new());
+    match measured {
+        Ok(rows) => Ok(rows.into_iter().map(nvme_row).collect()),
+        Err(BenchError::Raw(error)) if error.kind() == ErrorKind::InvalidInput => {
+            let dir = dir.display();
+            eprintln!("rows nvme/* skipped: {dir} refuses unbuffered I/O; name another folder with --dir");
+            Ok(Vec::new())
+        }
+        Err(error) => Err(error.into()),
     }
-    measured
 }
 
 fn nvme_row(measured: nvme::Row) -> Row {
@@ -129,15 +121,6 @@ mod tests {
             assert!(row.value > 0.0 && row.p99 >= row.p50, "{row:?}");
             assert_eq!(row.ratio, row.reference.map(|reference| row.value / reference), "{name}");
             assert_eq!(row.reference.is_some(), name.starts_with("put/"), "{name}");
-        }
-        for size in ["16KiB", "64KiB", "1MiB"] {
-            for way in ["offload", "onboard"] {
-                let name = format!("tier/{way}/{size}");
-                let row = rows.iter().find(|row| row.name == name);
-                // Left out where the folder refuses unbuffered I/O, as the other rows of the disk are.
-                assert_eq!(row.is_some(), rows.iter().any(|row| row.name == "nvme/read"), "{name}");
-                assert!(row.is_none_or(|row| row.value > 0.0 && row.ratio.is_some()), "{row:?}");
-            }
         }
         let memory = rows.iter().find(|row| row.name == "memory/block").unwrap();
         assert!(memory.value.is_finite() && memory.unit == "bytes", "{memory:?}");

@@ -188,11 +188,7 @@ impl Owner {
         self.follow();
         self.evicting = pressure.is_low() || (self.evicting && pressure.excess_bytes() > 0);
         let want = self.wanted(&pressure);
-        let offered = if want > 0 {
-            self.choose(want, is_urgent(&pressure) && self.tiering.lets_go(&pressure))
-        } else {
-            0
-        };
+        let offered = if want > 0 { self.choose(want, is_urgent(&pressure)) } else { 0 };
         // Also what was copied down since the last turn.
         let evicted =
             if self.evicting { self.store.reclaim(VICTIMS_MAX as usize, self.clock.now_ms()) } else { 0 };
@@ -307,12 +303,11 @@ impl Owner {
         let near = pressure.excess_bytes() > 0 || pressure.is_low();
         let ready = if near { RESERVE.min(pressure.reserve_max) as u64 } else { 0 };
         // What is being copied will be ready without us, but not in time for a put that waits now.
-        let lets_go = self.tiering.lets_go(pressure);
-        let coming = if is_urgent(pressure) && lets_go { 0 } else { self.tiering.copying() };
+        let coming = if is_urgent(pressure) { 0 } else { self.tiering.copying() };
         let want = (excess + ready).saturating_sub((pressure.reserve + coming) as u64);
         let mut room = pressure.reserve_max.saturating_sub(pressure.reserve);
-        // Of more blocks than the queue of copies takes some go without one: not before a put has waited for it.
-        if !lets_go {
+        // A block that finds the queue of copies full goes without one: not before memory is really short.
+        if !is_urgent(pressure) && pressure.free_bytes >= pressure.low_bytes / 2 {
             room = room.min(self.tiering.room(mean_bytes));
         }
         want.min(room as u64).min(u64::from(VICTIMS_MAX.min(self.serving.books.len()))) as u32

@@ -13,15 +13,13 @@ use kvasir_protocol::block::BlockKey;
 pub(super) struct Space {
     pub(super) extents: Extents,
     waiting: u32,
-    /// When the longest of the calls that wait now, or one before it, began to wait.
-    waiting_since: Option<Instant>,
     /// See [`Pressure::slots_full`].
     pub(super) slots_full: bool,
 }
 
 impl Space {
     pub(super) fn new(bytes: u64) -> Self {
-        Self { extents: Extents::new(bytes), waiting: 0, waiting_since: None, slots_full: false }
+        Self { extents: Extents::new(bytes), waiting: 0, slots_full: false }
     }
 }
 
@@ -45,8 +43,6 @@ pub struct Pressure {
     pub reserve_max: usize,
     /// Puts waiting for space right now.
     pub waiting_puts: u32,
-    /// For how long they have waited, the longest of them; nothing if none waits.
-    pub waited: Duration,
     /// A put found no slot, whether it waits for one or was refused, and no victim was offered since.
     pub slots_full: bool,
 }
@@ -66,7 +62,6 @@ impl DramStore {
     pub fn pressure(&self) -> Pressure {
         let space = self.space.lock();
         let (free_bytes, waiting_puts) = (space.extents.free_bytes(), space.waiting);
-        let waited = space.waiting_since.map_or(Duration::ZERO, |since| since.elapsed());
         let (slots_full, reserve) = (space.slots_full, self.victims.lock().len());
         drop(space);
         let pool_bytes = self.pool.bytes();
@@ -79,7 +74,6 @@ impl DramStore {
             reserve,
             reserve_max: self.config.reserve_max as usize,
             waiting_puts,
-            waited,
             slots_full,
         }
     }
@@ -160,14 +154,9 @@ impl DramStore {
         if left.is_zero() {
             return Waited::OutOfTime { free_bytes: space.extents.free_bytes() };
         }
-        let since = until.checked_sub(self.config.put_wait);
-        space.waiting_since = space.waiting_since.into_iter().chain(since).min();
         space.waiting += 1;
         self.freed.wait_for(&mut space, left);
         space.waiting -= 1;
-        if space.waiting == 0 {
-            space.waiting_since = None;
-        }
         Waited::Woken
     }
 

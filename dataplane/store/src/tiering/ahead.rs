@@ -2,10 +2,8 @@
 //!
 //! Blocks that go down or come up say what stands before them, so that the block after one is known, in a table of fixed
 //! size. Two lookups in a row along a chain that a tier below had to serve are a walk: the blocks behind are asked of that
-//! tier, and nobody waits. They come in flights as long as the walk's own steps, several at once, so that the tier has
-//! work while the walker looks at what it has. The lookup that asks for a block of a flight lands it in the pool, and the
-//! reading goes on behind the last one. What nobody asked for gives way to other walks; it goes into the pool if there is
-//! room above the watermark.
+//! tier, and nobody waits. The lookup that asks for one of them lands them all in the pool, and the reading goes on. What
+//! nobody asked for gives way to other walks; it goes into the pool if there is room above the watermark.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -21,12 +19,8 @@ use crate::store::{Get, GetDone, Pending};
 use kvasir_memory::buffer::Buffer;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 
-/// The most flights at the same time, and of one walk.
+/// The most walks that are read ahead of at the same time.
 const FLIGHTS_MAX: usize = 64;
-const FLIGHTS_OF_WALK: usize = 4;
-/// The least blocks of a flight, and the most bytes.
-const FLIGHT_BLOCKS: usize = 8;
-const FLIGHT_BYTES: u64 = 8 << 20;
 
 pub(super) struct Ahead {
     followers: Mutex<Followers>,
@@ -36,15 +30,12 @@ pub(super) struct Ahead {
     flights: Mutex<Vec<Flight>>,
     /// Length of `flights`, so that a caller that finds 0 needs no lock.
     open: AtomicUsize,
-    /// The number of the last walk.
-    walks: AtomicU64,
     pub(super) read: AtomicU64,
     pub(super) landed: AtomicU64,
 }
 
 /// Blocks on their way up that nobody waits for.
 struct Flight {
-    walk: u64,
     level: usize,
     pending: Pending<Vec<GetDone>>,
     wanted: Vec<Wanted>,
@@ -96,7 +87,6 @@ impl Ahead {
             walked: Mutex::new(Recent::new(places)),
             flights: Mutex::default(),
             open: AtomicUsize::new(0),
-            walks: AtomicU64::new(0),
             read: AtomicU64::new(0),
             landed: AtomicU64::new(0),
         }
@@ -116,15 +106,6 @@ impl Ahead {
         let flight = flights.remove(at);
         self.open.store(flights.len(), Relaxed);
         Some(flight)
-    }
-
-    /// How many flights and blocks there are of a walk, and its last block.
-    fn of_walk(&self, walk: u64) -> (usize, usize, Option<BlockKey>) {
-        let flights = self.flights.lock();
-        let own = flights.iter().filter(|flight| flight.walk == walk);
-        own.fold((0, 0, None), |(flights, blocks, _), flight| {
-            (flights + 1, blocks + flight.wanted.len(), flight.wanted.last().map(Wanted::key))
-        })
     }
 
     fn add_flight(&self, flight: Flight) {
@@ -164,67 +145,40 @@ impl Tiering {
         walked.note(last.key, now_ms);
         drop(walked);
         if is_walk {
-            let walk = self.ahead.walks.fetch_add(1, Relaxed);
-            self.read_on(walk, last.key, keys, now_ms);
+            self.read_ahead(last.key, keys, now_ms);
         }
     }
 
-    /// Reads on along a walk: behind its last flight, or behind `key` if it has none, until it has as much as it may. Returns
-    /// whether anything was asked for.
-    fn read_on(&self, walk: u64, key: BlockKey, asked: &[BlockKey], now_ms: u64) -> bool {
-        let most = self.config.read_ahead_blocks as usize;
-        let length = asked.len().max(FLIGHT_BLOCKS).min(most);
-        let mut any = false;
-        loop {
-            let (flights, blocks, last) = self.ahead.of_walk(walk);
-            if flights >= FLIGHTS_OF_WALK
-                || blocks + length > most
-                || !self.read_ahead(walk, last.unwrap_or(key), length, asked, now_ms)
-            {
-                return any;
-            }
-            any = true;
-        }
-    }
-
-    /// Asks the nearest tier that has the block behind `key` for it and for those that follow. Returns whether it did.
-    fn read_ahead(&self, walk: u64, key: BlockKey, length: usize, asked: &[BlockKey], now_ms: u64) -> bool {
-        let mut chain = self.ahead.behind(key, length, asked);
-        let Ok(resident) = self.dram.exists(&chain) else { return false };
+    /// Asks the nearest tier that has the block behind `key` for it and for those that follow.
+    fn read_ahead(&self, key: BlockKey, asked: &[BlockKey], now_ms: u64) {
+        let mut chain = self.ahead.behind(key, self.config.read_ahead_blocks as usize, asked);
+        let Ok(resident) = self.dram.exists(&chain) else { return };
         let mut resident = resident.into_iter();
         chain.retain(|_| resident.next() == Some(false));
         let level = self.levels.iter().position(|level| {
             level.tier.takes_victims() && chain.first().is_some_and(|key| level.store.exists(&[*key])[0])
         });
-        let Some(at) = level else { return false };
+        let Some(at) = level else { return };
         let level = &self.levels[at];
-        let (mut bytes, mut length) = (0, 0);
-        for size in level.store.sizes(&chain).into_iter().map(|size| u64::from(size.unwrap_or(0))) {
-            if length > 0 && bytes + size > FLIGHT_BYTES {
-                break;
-            }
-            (bytes, length) = (bytes + size, length + 1);
-        }
-        chain.truncate(length);
+        let bytes: u64 = level.store.sizes(&chain).into_iter().flatten().map(u64::from).sum();
         // Half of the memory is for loads that somebody waits for.
         let half = self.config.load_bytes / 2;
         if bytes > half {
-            return false;
+            return;
         }
         while self.ahead.open.load(Relaxed) >= FLIGHTS_MAX || self.loading.used() + bytes > half {
-            let Some(oldest) = self.ahead.take_flight(|flight| flight.walk != walk) else { return false };
+            let Some(oldest) = self.ahead.take_flight(|_| true) else { return };
             self.land_flight(oldest, Vec::new(), &[], Duration::ZERO, now_ms);
         }
         let (open, mut left): (Vec<usize>, u64) = ((0..chain.len()).collect(), u64::MAX);
         let mut refused: Vec<Read> = chain.iter().map(|_| Read::Missing).collect();
         let wanted = self.want(level, &chain, &open, &mut left, &mut refused);
-        let Some(last) = wanted.last() else { return false };
+        let Some(last) = wanted.last() else { return };
         self.ahead.walked.lock().note(last.key(), now_ms);
         self.ahead.read.fetch_add(wanted.len() as u64, Relaxed);
         let gets = wanted.iter().map(|w| Get { key: w.key(), buffer: Buffer::zeroed(w.size as usize) });
         let pending = level.store.get(gets.collect());
-        self.ahead.add_flight(Flight { walk, level: at, pending, wanted });
-        true
+        self.ahead.add_flight(Flight { level: at, pending, wanted });
     }
 
     /// Brings blocks that were read ahead and are now requested into the pool, and reads on behind them. A caller that
@@ -234,15 +188,12 @@ impl Tiering {
         while self.ahead.open.load(Relaxed) > 0
             && let Some(flight) = self.ahead.take_flight(|flight| flight.has_any(asked))
         {
-            let (walk, tier, keys) = (flight.walk, self.levels[flight.level].tier, flight.keys());
-            let Some(&last) = keys.last() else { continue };
+            let (tier, keys) = (self.levels[flight.level].tier, flight.keys());
             let parts = self.together.join(&keys, Reach::All);
-            // First, so that the tier has work meanwhile; or else with the memory that this one gives back.
-            let went_on = self.read_on(walk, last, asked, now_ms);
             if !self.land_flight(flight, parts, asked, self.config.load_timeout, now_ms) {
                 late.0.extend(keys.into_iter().map(|key| (tier, key)));
-            } else if !went_on {
-                self.read_on(walk, last, asked, now_ms);
+            } else if let Some(&last) = keys.last() {
+                self.read_ahead(last, asked, now_ms);
             }
         }
         late
@@ -257,7 +208,7 @@ impl Tiering {
         patience: Duration,
         now_ms: u64,
     ) -> bool {
-        let Flight { level, pending, wanted, .. } = flight;
+        let Flight { level, pending, wanted } = flight;
         let mut parts = parts.into_iter();
         match pending.wait_timeout(patience) {
             Ok(done) => {

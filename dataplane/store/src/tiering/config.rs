@@ -16,17 +16,11 @@ pub struct TieringConfig {
     /// How many times a block must be used after it was first stored to be offered; a block that was turned away before
     /// and came back counts as used once more. 0 leaves it to the admitter ([`Admit`](super::Admit)) alone.
     pub min_uses: u32,
-    /// The most blocks per tier being copied down. Of more than these, the blocks deepest in their
-    /// chains that nobody used are evicted without a copy.
+    /// The most blocks per tier being copied down. A victim that finds the queue full is evicted without a copy.
     pub queue_blocks: u32,
     /// The same in bytes; a quarter of the pool at most, because these cannot be evicted.
     #[serde(with = "units::size")]
     pub queue_bytes: u64,
-    /// How long a put that finds no space waits for copies to end before victims go without a copy; half of
-    /// `store.put_wait` at most. Nobody waits for a tier in which no copy has ended for as long. `0s`: at least half of the
-    /// victims go without one as soon as a put waits.
-    #[serde(with = "units::span")]
-    pub backpressure: Duration,
     /// The most memory for blocks being loaded; lookups beyond it are told to try again.
     #[serde(with = "units::size")]
     pub load_bytes: u64,
@@ -36,7 +30,7 @@ pub struct TieringConfig {
     /// How many blocks are remembered as turned away (per tier), as requested, and as followed by another. 80 B in
     /// total.
     pub recent_blocks: u32,
-    /// The most blocks brought up ahead of a reader that walks along a chain. 0: none.
+    /// The most blocks brought up ahead of a reader that walks a chain a few blocks at a time. 0: none.
     pub read_ahead_blocks: u32,
     /// How long a stopping host may take to copy blocks that only the pool has to the NVMe tier, most used first, to
     /// finish copies, and to make them durable. What is not done then is lost. It is for the caller to keep.
@@ -59,11 +53,10 @@ impl Default for TieringConfig {
             min_uses: 1,
             queue_blocks: 1024,
             queue_bytes: 256 << 20,
-            backpressure: Duration::from_millis(50),
             load_bytes: 256 << 20,
             load_timeout: Duration::from_secs(2),
             recent_blocks: 1 << 16,
-            read_ahead_blocks: 512,
+            read_ahead_blocks: 8,
             shutdown_timeout: Duration::from_secs(5),
         }
     }

@@ -1,18 +1,16 @@
-//! The way down: one bounded queue per tier, and a few threads that take batches from it.
+//! The way down: one bounded queue and one thread per tier.
 //!
 //! A queued block is held, so its memory cannot be given to another; hence the bounds on blocks and bytes, which
-//! cover what waits and what the tier works on. Of more victims than the queue takes, those that are [worth](Worth) least
-//! are evicted without a copy, whether they have just come or wait already.
+//! cover what waits and what the tier works on. A victim that finds the queue full is evicted without a copy.
 
 use parking_lot::{Condvar, Mutex};
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use super::moves::Moving;
-use crate::dram::{BlockStat, DramStore, Held};
+use crate::dram::{DramStore, Held};
 use crate::store::{BlockStore, Pending, Put, PutDone, Stored, TierError};
 use kvasir_memory::buffer::Source;
 use kvasir_os::planted::{self, Bug};
@@ -24,10 +22,9 @@ use kvasir_protocol::clock::Clock;
 
 /// Blocks and bytes in one put; a tier gains little from more, and a smaller batch frees its memory sooner.
 const BATCH_BLOCKS: usize = 128;
-const BATCH_BYTES: u64 = 8 << 20;
-/// Threads, each of which waits for one put: so many are under way at once. With one the tier has nothing to do between two,
-/// with two it waits for what comes while they are under way.
-const WORKERS: usize = 4;
+const BATCH_BYTES: u64 = 16 << 20;
+/// Puts under way at once, so that the tier has the next batch when it is done with one.
+const BATCHES_UNDER_WAY: usize = 2;
 /// For how long a tier of which a whole put failed is said to take no copies; after that it may be tried again.
 const FAILING: Duration = Duration::from_secs(5);
 /// How often a thread that waits for a tier checks whether it should give up.
@@ -38,15 +35,6 @@ pub(super) struct Job {
     pub(super) held: Held,
     pub(super) meta: BlockMeta,
     pub(super) moving: Moving,
-    pub(super) worth: Worth,
-}
-
-/// Larger is worth more: what was used before what was not, then what is nearer to the root of its chain, since nothing is found
-/// behind a block that is missing.
-pub(super) type Worth = (bool, Reverse<u32>);
-
-pub(super) fn worth(stat: &BlockStat) -> Worth {
-    (stat.uses > 0, Reverse(stat.depth))
 }
 
 /// What one tier's queue did in total, and what it holds now.
@@ -83,50 +71,15 @@ pub(super) struct Counts {
 
 #[derive(Default)]
 struct Queue {
-    /// By arrival, because what is evicted together is read together: it should lie together in the tier.
-    jobs: BTreeMap<u64, Job>,
-    /// The same jobs, least worth first.
-    by_worth: BTreeSet<(Worth, u64)>,
-    arrivals: u64,
+    jobs: VecDeque<Job>,
     /// Waiting or under way.
     blocks: usize,
     bytes: u64,
     closed: bool,
-    /// Threads that have not ended.
-    workers: usize,
-    /// When a put last ended, or the first block came after there was none.
-    moved: Option<Instant>,
+    /// The thread has ended.
+    over: bool,
     /// When the last put ended, if nothing of it was stored.
     failed: Option<Instant>,
-}
-
-impl Queue {
-    fn add(&mut self, job: Job) {
-        if self.blocks == 0 {
-            self.moved = Some(Instant::now());
-        }
-        self.blocks += 1;
-        self.bytes += u64::from(job.held.size);
-        self.arrivals += 1;
-        self.by_worth.insert((job.worth, self.arrivals));
-        self.jobs.insert(self.arrivals, job);
-    }
-
-    fn take_first(&mut self) -> Option<Job> {
-        let (at, job) = self.jobs.pop_first()?;
-        self.by_worth.remove(&(job.worth, at));
-        Some(job)
-    }
-
-    /// Takes out the job that is worth least, if it is worth less than that.
-    fn displace(&mut self, worth: Worth) -> Option<Job> {
-        let &(least, at) = self.by_worth.first().filter(|(least, _)| *least < worth)?;
-        self.by_worth.remove(&(least, at));
-        let job = self.jobs.remove(&at)?;
-        self.blocks -= 1;
-        self.bytes -= u64::from(job.held.size);
-        Some(job)
-    }
 }
 
 struct Shared {
@@ -136,9 +89,6 @@ struct Shared {
     blocks_max: usize,
     bytes_max: u64,
     queue: Mutex<Queue>,
-    /// There is a job, or none will come.
-    work: Condvar,
-    /// A put has ended, or a thread.
     changed: Condvar,
     abandoned: AtomicBool,
     counts: Counts,
@@ -146,7 +96,7 @@ struct Shared {
 
 pub(super) struct Offloader {
     shared: Arc<Shared>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// A put under way.
@@ -171,78 +121,38 @@ impl Offloader {
         clock: Clock,
         (blocks_max, bytes_max): (usize, u64),
     ) -> io::Result<Self> {
-        let (queue, work, changed) = (Mutex::default(), Condvar::new(), Condvar::new());
+        let (queue, changed) = (Mutex::default(), Condvar::new());
         let (abandoned, counts) = (AtomicBool::new(false), Counts::default());
-        let shared = Arc::new(Shared {
-            dram,
-            below,
-            clock,
-            blocks_max,
-            bytes_max,
-            queue,
-            work,
-            changed,
-            abandoned,
-            counts,
-        });
-        // Dropped, and with it the threads so far, if one cannot be started.
-        let offloader = Self { shared, threads: Mutex::default() };
-        for _ in 0..WORKERS {
-            offloader.start_worker()?;
-        }
-        Ok(offloader)
-    }
-
-    fn start_worker(&self) -> io::Result<()> {
-        let worker = Arc::clone(&self.shared);
-        worker.queue.lock().workers += 1;
+        let shared =
+            Arc::new(Shared { dram, below, clock, blocks_max, bytes_max, queue, changed, abandoned, counts });
+        let worker = Arc::clone(&shared);
         let thread = thread::Builder::new().name("kvasir-offload".into()).spawn(move || {
             // Giving up and being done end it in the same way.
             let _ = worker.run();
-            worker.queue.lock().workers -= 1;
+            worker.queue.lock().over = true;
             worker.changed.notify_all();
-        });
-        match thread {
-            Ok(thread) => self.threads.lock().push(thread),
-            Err(error) => {
-                self.shared.queue.lock().workers -= 1;
-                return Err(error);
-            }
-        }
-        Ok(())
+        })?;
+        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
     pub(super) fn counts(&self) -> &Counts {
         &self.shared.counts
     }
 
-    /// Takes jobs over. What the queue has no room for, or had until a job that is worth more came, is counted, and its
-    /// slot returned: the hold has then ended.
-    pub(super) fn push(&self, jobs: Vec<Job>) -> Vec<u32> {
-        let mut left = Vec::new();
+    /// Takes a job over. Returns false if the queue is full or closed: the hold has then ended.
+    pub(super) fn push(&self, job: Job) -> bool {
         let mut queue = self.shared.queue.lock();
-        for job in jobs {
-            let size = u64::from(job.held.size);
-            let fits = |queue: &Queue| {
-                queue.blocks < self.shared.blocks_max && queue.bytes + size <= self.shared.bytes_max
-            };
-            let takes = size <= self.shared.bytes_max && !queue.closed;
-            while takes
-                && !fits(&queue)
-                && let Some(least) = queue.displace(job.worth)
-            {
-                left.push(least);
-            }
-            if takes && fits(&queue) {
-                queue.add(job);
-            } else {
-                left.push(job);
-            }
+        let bytes = u64::from(job.held.size);
+        let full = queue.blocks >= self.shared.blocks_max || queue.bytes + bytes > self.shared.bytes_max;
+        if full || queue.closed {
+            drop(queue);
+            return false;
         }
-        drop(queue);
-        self.shared.work.notify_one();
-        self.shared.counts.skipped.fetch_add(left.len() as u64, Relaxed);
-        left.into_iter().map(|job| job.held.slot).collect()
+        queue.blocks += 1;
+        queue.bytes += bytes;
+        queue.jobs.push_back(job);
+        self.shared.changed.notify_all();
+        true
     }
 
     pub(super) fn stats(&self) -> OffloadStats {
@@ -279,25 +189,19 @@ impl Offloader {
         self.room(1) > 0 && failed.is_none_or(|failed| failed.elapsed() >= FAILING)
     }
 
-    /// Whether there are blocks to copy and for so long no put has ended.
-    pub(super) fn is_stuck(&self, patience: Duration) -> bool {
-        let queue = self.shared.queue.lock();
-        queue.blocks > 0 && queue.moved.is_some_and(|moved| moved.elapsed() >= patience)
-    }
-
     /// Blocks until nothing is queued or under way. Returns false if `until` passes first.
     pub(super) fn drain(&self, until: Instant) -> bool {
-        self.shared.wait_until(until, |queue| queue.blocks == 0 || queue.workers == 0)
+        self.shared.wait_until(until, |queue| queue.blocks == 0 || queue.over)
     }
 
-    /// Takes no more jobs, finishes what is queued until `until`, and ends the threads. True if all was finished.
+    /// Takes no more jobs, finishes what is queued until `until`, and ends the thread. True if all was finished.
     pub(super) fn close(&self, until: Instant) -> bool {
         self.shared.queue.lock().closed = true;
-        self.shared.work.notify_all();
-        let finished = self.shared.wait_until(until, |queue| queue.workers == 0);
+        self.shared.changed.notify_all();
+        let finished = self.shared.wait_until(until, |queue| queue.over);
         self.shared.abandoned.store(true, Relaxed);
-        let threads = std::mem::take(&mut *self.threads.lock());
-        for thread in threads {
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
             let _ = thread.join();
         }
         finished
@@ -312,37 +216,40 @@ impl Drop for Offloader {
 
 impl Shared {
     fn run(&self) -> Result<(), Abandoned> {
+        let mut under_way: VecDeque<Batch> = VecDeque::new();
         loop {
-            let jobs = self.next();
-            if jobs.is_empty() {
-                return Ok(());
+            let jobs = self.next(under_way.is_empty());
+            let idle = jobs.is_empty();
+            if !idle {
+                under_way.push_back(self.submit(jobs));
             }
-            self.finish(self.submit(jobs))?;
+            if idle || under_way.len() == BATCHES_UNDER_WAY {
+                let Some(batch) = under_way.pop_front() else { return Ok(()) };
+                self.finish(batch)?;
+            }
         }
     }
 
-    /// The next batch; empty only when the queue is closed.
-    fn next(&self) -> Vec<Job> {
+    /// The next batch. With `wait`, empty only when the queue is closed.
+    fn next(&self, wait: bool) -> Vec<Job> {
         let mut queue = self.queue.lock();
-        while queue.jobs.is_empty() && !queue.closed {
-            self.work.wait(&mut queue);
+        while wait && queue.jobs.is_empty() && !queue.closed {
+            self.changed.wait(&mut queue);
         }
         let (mut jobs, mut bytes) = (Vec::new(), 0);
-        while let Some((_, job)) = queue.jobs.first_key_value() {
+        while let Some(job) = queue.jobs.front() {
             bytes += u64::from(job.held.size);
             if jobs.len() == BATCH_BLOCKS || (bytes > BATCH_BYTES && !jobs.is_empty()) {
-                // Enough for one more.
-                self.work.notify_one();
                 break;
             }
-            jobs.extend(queue.take_first());
+            jobs.extend(queue.jobs.pop_front());
         }
         jobs
     }
 
     fn submit(&self, jobs: Vec<Job>) -> Batch {
         let (mut puts, mut blocks) = (Vec::with_capacity(jobs.len()), Vec::with_capacity(jobs.len()));
-        for Job { held, meta, moving, .. } in jobs {
+        for Job { held, meta, moving } in jobs {
             blocks.push(Sent { slot: held.slot, size: held.size, moving });
             puts.push(Put { meta, checksum: held.checksum, buffer: Source::from(held) });
         }
@@ -366,7 +273,6 @@ impl Shared {
             let mut queue = self.queue.lock();
             queue.blocks -= blocks.len();
             queue.bytes -= blocks.iter().map(|sent| u64::from(sent.size)).sum::<u64>();
-            queue.moved = Some(Instant::now());
             queue.failed = outcomes.iter().all(Result::is_err).then(Instant::now);
         }
         drop(blocks);

@@ -1,7 +1,6 @@
 //! Tiers together: the corner cases one by one, and random calls on two threads against what must hold.
 
 mod ahead;
-mod choice;
 mod model;
 
 use std::collections::VecDeque;
