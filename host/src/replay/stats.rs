@@ -70,9 +70,6 @@ pub struct Stats {
     by_class: BTreeMap<u16, u64>,
     input_tokens: Spread,
     output_tokens: Spread,
-    input_tokens_sum: u64,
-    output_tokens_sum: u64,
-    input_tokens_max: u32,
     tenants: Shares<u16>,
     conversations: Shares<(u16, u64)>,
     uses: Uses,
@@ -105,7 +102,8 @@ impl Stats {
             self.later_turns += 1;
             self.later_turn_hits += hits;
         }
-        self.lengths(request);
+        self.input_tokens.add(request.input_tokens.into());
+        self.output_tokens.add(request.output_tokens.into());
         self.tenants.add(request.tenant, hits);
         if let Some(session) = request.session {
             self.conversations.add((request.tenant, session), hits);
@@ -116,16 +114,9 @@ impl Stats {
         Ok(())
     }
 
-    fn lengths(&mut self, request: &Request) {
-        self.input_tokens.add(request.input_tokens.into());
-        self.output_tokens.add(request.output_tokens.into());
-        self.input_tokens_sum += u64::from(request.input_tokens);
-        self.output_tokens_sum += u64::from(request.output_tokens);
-        self.input_tokens_max = self.input_tokens_max.max(request.input_tokens);
-    }
-
     pub fn report(&self) -> Report {
         let requests = self.requests.max(1) as f64;
+        let (input, output) = (self.input_tokens.quantiles(1.0), self.output_tokens.quantiles(1.0));
         let span_s = (self.last_us - self.first_us) as f64 / 1e6;
         Report {
             requests: self.requests,
@@ -133,15 +124,15 @@ impl Stats {
             distinct_blocks: self.chains.len() as u64,
             span_s,
             rate_rps: if span_s > 0.0 { requests / span_s } else { 0.0 },
-            input_tokens_mean: self.input_tokens_sum as f64 / requests,
-            input_tokens_max: self.input_tokens_max,
-            output_tokens_mean: self.output_tokens_sum as f64 / requests,
+            input_tokens_mean: input.mean,
+            input_tokens_max: input.max as u32,
+            output_tokens_mean: output.mean,
             best_hit_rate_percent: 100.0 * self.hits as f64 / self.references.max(1) as f64,
             later_turn_share: self.later_turns as f64 / requests,
             later_turn_hit_share: self.later_turn_hits as f64 / self.hits.max(1) as f64,
             classes: self.by_class.iter().map(|(&class, &requests)| (class, requests)).collect(),
-            input_tokens: self.input_tokens.quantiles(1.0),
-            output_tokens: self.output_tokens.quantiles(1.0),
+            input_tokens: input,
+            output_tokens: output,
             turns: self.conversations.requests(),
             tenants: self.tenants.skew(),
             conversations: self.conversations.skew(),

@@ -1,8 +1,8 @@
 //! Lines of the Qwen-Bailian release, and the class, turn and conversation they name.
 //!
 //! Beside what the Mooncake format has: `chat_id`, `parent_chat_id` (-1: a first turn), `type` and `turn`; `timestamp` in
-//! seconds; blocks of 16 tokens. Origin: alibaba-edu/qwen-bailian-usagetraces-anon; seeds of the figures: KVCache Cache in the
-//! Wild, USENIX ATC 2025, section 3.
+//! seconds; blocks of 16 tokens. Origin: alibaba-edu/qwen-bailian-usagetraces-anon, the traces of "KVCache Cache in the Wild"
+//! (USENIX ATC 2025).
 
 use super::{MAX_TIME_MS, Request};
 use hashbrown::HashMap;
