@@ -423,7 +423,7 @@ impl Config {
         cluster.validate(&node.name, listen.allow_remote, &store.dram, tiering)?;
         conductor.validate()?;
         explain.validate()?;
-        record.validate()?;
+        record.validate(&explain.file)?;
         policy.validate(listen.allow_remote)
     }
 

@@ -7,19 +7,19 @@
 
 mod pending;
 
-use self::pending::{Asked, Pending};
+use self::pending::{Asked, BLOCKS_MAX, Pending};
 use crate::replay::trace::Request;
 use crate::rotated::Rotated;
 use kvasir_dataplane::Clock;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What is told and not yet taken in; more is dropped and counted.
+/// What is told and not yet taken in, beside at most [`BLOCKS_MAX`] blocks; more is dropped and counted.
 const TOLD_MAX: usize = 4_096;
 /// How often requests are looked for that have waited for too long.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -56,6 +56,8 @@ pub struct Recorder {
     block_size_tokens: u32,
     secret: RandomState,
     counts: Arc<Counts>,
+    /// Blocks of what is told and not yet taken in.
+    told_blocks: Arc<AtomicUsize>,
     /// `None` only while dropped.
     told: Option<mpsc::SyncSender<Told>>,
     thread: Option<JoinHandle<()>>,
@@ -82,18 +84,20 @@ impl Recorder {
         // The times of another run of the host, and the numbers of its blocks, mean something else.
         out.rotate()?;
         let counts = Arc::<Counts>::default();
+        let told_blocks = Arc::<AtomicUsize>::default();
         let (told, hear) = mpsc::sync_channel(TOLD_MAX);
         let mut writer = Writer {
             out,
             pending: Pending::new(recording.waits_ms),
             counts: Arc::clone(&counts),
+            told_blocks: Arc::clone(&told_blocks),
             line: Vec::new(),
         };
         let run = move || writer.run(&hear, clock);
         let thread = std::thread::Builder::new().name("kvasir-traffic".into()).spawn(run)?;
         let secret = RandomState::new();
         let block_size_tokens = recording.block_size_tokens;
-        Ok(Self { block_size_tokens, secret, counts, told: Some(told), thread: Some(thread) })
+        Ok(Self { block_size_tokens, secret, counts, told_blocks, told: Some(told), thread: Some(thread) })
     }
 
     pub fn counts(&self) -> &Counts {
@@ -103,6 +107,11 @@ impl Recorder {
     /// A request came at `now_ms`. Never waits.
     pub fn asked(&self, prompt: &Prompt<'_>, now_ms: u64) {
         let expected = prompt.tokens.div_ceil(self.block_size_tokens) as usize;
+        if self.told_blocks.fetch_add(expected, Relaxed) + expected > BLOCKS_MAX {
+            self.told_blocks.fetch_sub(expected, Relaxed);
+            self.counts.dropped.fetch_add(1, Relaxed);
+            return;
+        }
         let mut blocks: Vec<u64> = prompt.blocks.iter().map(|block| self.secret.hash_one(block)).collect();
         // What was not hashed is like no other block.
         blocks.resize_with(expected, crate::seed::random);
@@ -117,23 +126,24 @@ impl Recorder {
             turn: None,
             session,
         };
-        self.tell(Told::Asked(Asked { id: prompt.id, request }), 1);
+        if !self.tell(Told::Asked(Asked { id: prompt.id, request })) {
+            self.told_blocks.fetch_sub(expected, Relaxed);
+            self.counts.dropped.fetch_add(1, Relaxed);
+        }
     }
 
     /// So many more tokens were decoded for a request.
     pub fn decoded(&self, id: u64, tokens: u32) {
-        self.tell(Told::Decoded(id, tokens), 0);
+        self.tell(Told::Decoded(id, tokens));
     }
 
     pub fn ended(&self, id: u64) {
-        self.tell(Told::Ended(id), 0);
+        self.tell(Told::Ended(id));
     }
 
-    fn tell(&self, told: Told, requests: u64) {
-        let sent = self.told.as_ref().is_some_and(|sender| sender.try_send(told).is_ok());
-        if !sent {
-            self.counts.dropped.fetch_add(requests, Relaxed);
-        }
+    /// Whether there was room. What is lost of an end costs the request a wait, and of an answer its length.
+    fn tell(&self, told: Told) -> bool {
+        self.told.as_ref().is_some_and(|sender| sender.try_send(told).is_ok())
     }
 }
 
@@ -150,6 +160,7 @@ struct Writer {
     out: Rotated,
     pending: Pending,
     counts: Arc<Counts>,
+    told_blocks: Arc<AtomicUsize>,
     line: Vec<u8>,
 }
 
@@ -171,7 +182,10 @@ impl Writer {
 
     fn take(&mut self, told: Told) {
         match told {
-            Told::Asked(asked) => self.pending.add(asked),
+            Told::Asked(asked) => {
+                self.told_blocks.fetch_sub(asked.request.blocks.len(), Relaxed);
+                self.pending.add(asked);
+            }
             Told::Decoded(id, tokens) => self.pending.decoded(id, tokens),
             Told::Ended(id) => self.pending.ended(id),
         }
@@ -242,6 +256,18 @@ mod tests {
         assert!(first.session.is_some() && first.session == second.session && third.session.is_none());
         let text = std::fs::read_to_string(&file).unwrap();
         assert!(!text.contains("[70,") && !text.contains("\"session\":5"), "{text}");
+    }
+
+    #[test]
+    fn what_would_take_too_much_memory_is_dropped_and_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let (recorder, file) = recorder(folder.path(), 1 << 20);
+        recorder.asked(&prompt(0, 16 * (BLOCKS_MAX as u32 + 1), &[]), 1);
+        recorder.asked(&prompt(0, 16, &[70]), 2);
+        let (counts, told_blocks) = (Arc::clone(&recorder.counts), Arc::clone(&recorder.told_blocks));
+        drop(recorder);
+        assert_eq!((counts.written.load(Relaxed), counts.dropped.load(Relaxed)), (1, 1));
+        assert_eq!((told_blocks.load(Relaxed), read(&file)[0].time_ms()), (0, 2));
     }
 
     #[test]

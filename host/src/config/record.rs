@@ -2,9 +2,10 @@
 
 use super::{Error, Size, invalid};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// The requests this host schedules, as a trace for `kvasir replay` and `kvasir trace`. No text of a prompt is in it.
+/// The requests this host schedules, as a trace for `kvasir replay` and `kvasir trace`, in blocks of
+/// `conductor.block_size_tokens`. No text of a prompt is in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Record {
@@ -21,7 +22,15 @@ impl Default for Record {
 }
 
 impl Record {
-    pub(super) fn validate(&self) -> Result<(), Error> {
+    /// `decisions`: where those are written.
+    pub(super) fn validate(&self, decisions: &Path) -> Result<(), Error> {
+        if !self.file.as_os_str().is_empty() && self.file == decisions {
+            return Err(invalid(
+                "record.file",
+                self.file.display(),
+                "is explain.file as well; choose another path",
+            ));
+        }
         if !(1 << 20..=1 << 40).contains(&self.file_bytes.0) {
             return Err(invalid("record.file_bytes", self.file_bytes, "must be 1MiB to 1TiB"));
         }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 /// The most requests that wait, and the most blocks of them (8 bytes each).
 const REQUESTS_MAX: usize = 1 << 16;
-const BLOCKS_MAX: usize = 4 << 20;
+pub(super) const BLOCKS_MAX: usize = 4 << 20;
 
 /// A request that came.
 pub(super) struct Asked {
@@ -28,6 +28,7 @@ pub(super) struct Pending {
     waiting: VecDeque<Waiting>,
     /// Requests that have left it.
     gone: u64,
+    latest_us: u64,
     /// By id, how many came before a request.
     places: HashMap<u64, u64>,
     blocks: usize,
@@ -36,13 +37,13 @@ pub(super) struct Pending {
 impl Pending {
     /// A request that came `waits_ms` ago has ended, whatever was heard of it.
     pub(super) fn new(waits_ms: u64) -> Self {
-        Self { waits_ms, waiting: VecDeque::new(), gone: 0, places: HashMap::new(), blocks: 0 }
+        Self { waits_ms, waiting: VecDeque::new(), gone: 0, latest_us: 0, places: HashMap::new(), blocks: 0 }
     }
 
     pub(super) fn add(&mut self, mut asked: Asked) {
         // Two callers may tell of theirs in another order than that of their times, by a little.
-        let latest_us = self.waiting.back().map_or(0, |last| last.asked.request.time_us);
-        asked.request.time_us = asked.request.time_us.max(latest_us);
+        self.latest_us = self.latest_us.max(asked.request.time_us);
+        asked.request.time_us = self.latest_us;
         if asked.id != 0 {
             self.places.insert(asked.id, self.gone + self.waiting.len() as u64);
         }
@@ -124,6 +125,8 @@ mod tests {
         pending.ended(3);
         assert_eq!(popped(&mut pending, 10), [(3, 7), (3, 7)]);
         assert!(pending.places.is_empty() && pending.blocks == 0);
+        pending.add(asked(0, 1, 1)); // late, when all before it are written
+        assert_eq!(popped(&mut pending, 10), [(3, 7)]);
     }
 
     #[test]
