@@ -75,7 +75,17 @@ fn within_map(work: impl FnOnce(&Path, &Path, u64) -> Result<()>) -> Result<()> 
 /// The file system of a machine whose power was cut, mounted.
 pub(crate) fn replay(image: &[u8]) -> Result<Mounted> {
     fill(REPLAY, image)?;
-    Mounted::new(Path::new(REPLAY), "/replayed").context("the file system does not mount")
+    Mounted::new(Path::new(REPLAY), "/replayed")
+        .with_context(|| format!("the file system does not mount; the kernel says {}", said_last()))
+}
+
+/// The end of the kernel's log.
+fn said_last() -> String {
+    let log = Command::new("busybox").arg("dmesg").output();
+    let log =
+        log.map_or_else(|error| error.to_string(), |log| String::from_utf8_lossy(&log.stdout).into_owned());
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(3)..].join("; ")
 }
 
 fn fill(device: &str, image: &[u8]) -> Result<()> {
