@@ -37,6 +37,10 @@ pub enum ControlError {
     /// The host's own words.
     #[error("{message}")]
     Refused { code: tonic::Code, message: String },
+    #[error(
+        "the connection to the host was lost before it answered ({reason}); ask it whether the call was carried out"
+    )]
+    Lost { reason: String },
     #[error("{text:?} is no control address; write unix:PATH or HOST:PORT")]
     Address { text: String },
     #[error("the token has characters that no token has; copy it again, without line ends")]
@@ -49,7 +53,7 @@ impl ControlError {
     /// Whether the same call may succeed later without a change by the caller.
     pub fn retryable(&self) -> bool {
         match self {
-            Self::Unreachable { .. } => true,
+            Self::Unreachable { .. } | Self::Lost { .. } => true,
             Self::Refused { code, .. } => {
                 matches!(
                     code,
@@ -63,8 +67,19 @@ impl ControlError {
 
 impl From<tonic::Status> for ControlError {
     fn from(status: tonic::Status) -> Self {
-        Self::Refused { code: status.code(), message: status.message().to_owned() }
+        let refused = || Self::Refused { code: status.code(), message: status.message().to_owned() };
+        match std::error::Error::source(&status) {
+            // What a host answers has no source, and what a broken connection makes of a call has this code.
+            Some(source) if status.code() == tonic::Code::Unknown => Self::Lost { reason: chain(source) },
+            _ => refused(),
+        }
     }
+}
+
+/// An error and its causes; those of a transport alone tell what happened.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// Where the code of a policy comes from.
@@ -389,4 +404,38 @@ fn innermost(error: &dyn std::error::Error) -> String {
         error = source;
     }
     error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    /// Answers the first bytes of a connection with HTTP/2's settings, and closes it when so many reads brought something.
+    async fn host_that_goes(listener: tokio::net::TcpListener, reads: usize) {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+        let mut buffer = [0; 4096];
+        for _ in 0..reads {
+            stream.read(&mut buffer).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_host_that_goes_during_a_call_is_told_from_one_that_refuses() {
+        for reads in [1, 2, 3] {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let addr = ControlAddr::Tcp(listener.local_addr().unwrap().to_string());
+            let host = tokio::spawn(host_that_goes(listener, reads));
+            let mut control = Control::connect(&addr, "").await.unwrap();
+            let call = control.policy.logs(proto::LogsRequest::default());
+            let answer = tokio::time::timeout(Duration::from_secs(60), call).await.unwrap();
+            let error = ControlError::from(answer.unwrap_err());
+            println!("after {reads} reads: {error:?}");
+            assert!(error.retryable(), "after {reads} reads: {error:?}");
+            host.abort();
+        }
+        let refused = ControlError::from(tonic::Status::unknown("the host's own words"));
+        assert!(!refused.retryable() && refused.to_string() == "the host's own words");
+    }
 }
