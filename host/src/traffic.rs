@@ -255,7 +255,7 @@ mod tests {
         assert_ne!(second.blocks[3], third.blocks[0], "what has no hash is shared with nothing");
         assert!(first.session.is_some() && first.session == second.session && third.session.is_none());
         let text = std::fs::read_to_string(&file).unwrap();
-        assert!(!text.contains("[70,") && !text.contains("\"session\":5"), "{text}");
+        assert!(!text.contains("[70,") && !text.contains("\"session\":5}"), "{text}");
     }
 
     #[test]

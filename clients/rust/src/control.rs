@@ -67,13 +67,21 @@ impl ControlError {
 
 impl From<tonic::Status> for ControlError {
     fn from(status: tonic::Status) -> Self {
-        let refused = || Self::Refused { code: status.code(), message: status.message().to_owned() };
-        match std::error::Error::source(&status) {
-            // What a host answers has no source, and what a broken connection makes of a call has this code.
-            Some(source) if status.code() == tonic::Code::Unknown => Self::Lost { reason: chain(source) },
-            _ => refused(),
+        match lost(&status) {
+            Some(source) => Self::Lost { reason: chain(source) },
+            None => Self::Refused { code: status.code(), message: status.message().to_owned() },
         }
     }
+}
+
+/// What broke the connection of a call. What a host answers has no source, and a connection makes one of two codes of its end,
+/// by whether the request was on its way. A call whose time is over looks alike, but nothing broke.
+fn lost(status: &tonic::Status) -> Option<&(dyn std::error::Error + 'static)> {
+    let source = std::error::Error::source(status)?;
+    let mut causes = std::iter::successors(Some(source), |error| error.source());
+    let is_late = causes.any(|cause| cause.is::<tonic::TimeoutExpired>());
+    let is_broken = matches!(status.code(), tonic::Code::Unknown | tonic::Code::Cancelled);
+    (is_broken && !is_late).then_some(source)
 }
 
 /// An error and its causes; those of a transport alone tell what happened.
@@ -409,6 +417,7 @@ fn innermost(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     /// Answers the first bytes of a connection with HTTP/2's settings, and closes it after so many reads, or when nothing more comes: what is
@@ -439,6 +448,9 @@ mod tests {
             assert!(error.retryable(), "after {reads} reads: {error:?}");
             host.abort();
         }
+        let mut not_sent = tonic::Status::cancelled("operation was canceled");
+        not_sent.set_source(Arc::new(std::io::Error::other("connection closed")));
+        assert!(ControlError::from(not_sent).retryable(), "it went before the request was on its way");
         let refused = ControlError::from(tonic::Status::unknown("the host's own words"));
         assert!(!refused.retryable() && refused.to_string() == "the host's own words");
     }

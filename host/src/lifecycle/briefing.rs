@@ -111,17 +111,10 @@ impl Briefing {
         Progress::More
     }
 
-    fn happened(&mut self, mut event: AccessEvent) {
+    fn happened(&mut self, event: AccessEvent) {
         let slot = event.slot;
         match event.kind {
-            EventKind::Insert => {
-                // The past told of it already, or of the one before it in this slot, whose end another engine chose.
-                if self.books.holds(slot) {
-                    self.say(removal(slot, event.time_ms));
-                }
-                event.parent_or_uses = self.parent(event.parent_or_uses);
-                self.say(event);
-            }
+            EventKind::Insert => self.inserted(event),
             EventKind::Remove if self.books.knows(slot) => self.say(event),
             EventKind::Remove => {}
             EventKind::Pin | EventKind::Unpin => {
@@ -137,6 +130,24 @@ impl Briefing {
                     self.say(event);
                 }
             }
+        }
+    }
+
+    fn inserted(&mut self, event: AccessEvent) {
+        let (slot, parent) = (event.slot, event.parent_or_uses);
+        let is_new = !self.books.holds(slot);
+        if is_new && (parent == NO_SLOT || self.books.knows(parent)) {
+            return self.say(event);
+        }
+        // The past told of it already, or of the one before it in this slot, whose end another engine chose.
+        if self.books.knows(slot) {
+            self.say(removal(slot, event.time_ms));
+        }
+        // Where the parent was there may be another block by now, even one that continues this one. So the engine is told
+        // what is here now, and what that continues.
+        self.introduce(slot);
+        if !self.books.knows(slot) {
+            self.say(AccessEvent { parent_or_uses: NO_SLOT, ..event });
         }
     }
 
@@ -160,14 +171,6 @@ impl Briefing {
                 self.say(AccessEvent { kind: EventKind::Pin, parent_or_uses: 0, ..insert });
             }
         }
-    }
-
-    /// A parent as the engine may be told of it.
-    fn parent(&mut self, slot: u32) -> u32 {
-        if slot != NO_SLOT {
-            self.introduce(slot);
-        }
-        if self.books.knows(slot) { slot } else { NO_SLOT }
     }
 
     fn say(&mut self, event: AccessEvent) {
@@ -235,6 +238,7 @@ mod tests {
                     EventKind::Insert => {
                         let parent = event.parent_or_uses;
                         assert!(parent == NO_SLOT || self.known.contains_key(&parent), "{event:?}");
+                        assert_ne!(parent, slot, "{event:?}");
                         assert_eq!(self.resident.insert(slot, (event.identity, false)), None, "{event:?}");
                         self.known.insert(slot, event.identity);
                     }
