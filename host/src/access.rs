@@ -14,8 +14,10 @@ use audit::Audit;
 use kvasir_dataplane::server::access::{Act, Gate, Identity, NO_TOKEN, OwnUser, Refused, Roles};
 use kvasir_dataplane::stream::Stream;
 use kvasir_tls::HostTls;
+use std::fs::{self, File};
 use std::io;
 use std::net::TcpStream;
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -167,6 +169,15 @@ fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
     let user = uzers::get_user_by_uid(uid);
     let groups = user.and_then(|user| uzers::get_user_groups(user.name(), gid));
     groups.unwrap_or_default().iter().map(uzers::Group::gid).collect()
+}
+
+/// Gives a file to the owner of its folder, where root made it: the daemon, whose folder it is, must be able to read it.
+fn give_to_daemon(file: &File, path: &Path) -> io::Result<()> {
+    let folder = path.parent().map(fs::metadata).transpose()?;
+    match folder.filter(|_| rustix::process::geteuid().is_root()) {
+        Some(folder) => fchown(file, Some(folder.uid()), Some(folder.gid())),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -109,6 +109,17 @@ impl Identity {
         }
     }
 
+    /// The one tenant that it is for, if there is one. Tenant 0 is the host's own: its callers serve all tenants.
+    pub fn only_tenant(&self) -> Option<u16> {
+        self.tenant.filter(|&tenant| tenant != 0)
+    }
+
+    /// Whether it may hear that there is a block under this key.
+    pub fn may_see(&self, key: BlockKey) -> bool {
+        let whose = key.tenant();
+        self.only_tenant().is_none_or(|own| whose == own || self.shared.contains(&whose))
+    }
+
     /// # Errors
     /// What `call` takes, what the caller has, and what to do.
     pub fn may(&self, role: Role, call: &str) -> Result<(), Refused> {

@@ -4,7 +4,7 @@ use kvasir_dataplane::server::access::Act;
 use parking_lot::Mutex;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -64,11 +64,7 @@ impl Audit {
 
     fn open(&self) -> io::Result<File> {
         let file = File::options().create(true).append(true).mode(0o600).open(&self.path)?;
-        let folder = self.path.parent().map(fs::metadata).transpose()?;
-        // Made by root, it must still be the daemon's.
-        if let Some(folder) = folder.filter(|_| rustix::process::geteuid().is_root()) {
-            fchown(&file, Some(folder.uid()), Some(folder.gid()))?;
-        }
+        super::give_to_daemon(&file, &self.path)?;
         Ok(file)
     }
 }

@@ -1,7 +1,6 @@
 //! Stands before every gRPC call and HTTP page: who is it, may they, and a line in the audit log.
 
 use super::table::{self, Needs};
-use crate::rpc::ports::Caller;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -9,6 +8,7 @@ use kvasir_dataplane::server::access::{Act, Gate, Identity, Refused, Shown};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the doors of one host share.
 #[derive(Clone)]
@@ -48,6 +48,22 @@ impl std::fmt::Display for From {
             Self::Unix { .. } => f.write_str("unix"),
             Self::Tcp(addr) => addr.fmt(f),
         }
+    }
+}
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    pub from: Option<From>,
+    /// In DER; one of an authority that the host trusts.
+    pub certificate: Option<Vec<u8>>,
+    /// Set once it has made a call that it may make: then nobody takes its place.
+    pub known: Arc<AtomicBool>,
+}
+
+impl Caller {
+    fn make_known(&self) {
+        self.known.store(true, Ordering::Relaxed);
     }
 }
 
@@ -95,7 +111,7 @@ pub async fn guard(State(door): State<Door>, request: Request, next: Next) -> Re
 }
 
 impl Door {
-    /// Who calls `path`; `None` where that is not asked.
+    /// Who calls `path`; `None` for somebody unknown, where that is let in.
     fn identify(
         &self,
         path: &str,
@@ -104,16 +120,20 @@ impl Door {
         certificate: Option<&[u8]>,
     ) -> Result<Option<Identity>, Refused> {
         let unknown = || Refused(format!("{path} is not a call of this host"));
-        if table::needs(path).ok_or_else(unknown)? == Needs::Nothing {
-            return Ok(None);
+        match (table::needs(path).ok_or_else(unknown)?, self.who(from, token, certificate)) {
+            (Needs::Nothing, known) => Ok(known.ok()),
+            (_, known) => known.map(Some),
         }
+    }
+
+    fn who(&self, from: Option<From>, token: &str, certificate: Option<&[u8]>) -> Result<Identity, Refused> {
         if let Some(From::Unix { uid, gid }) = from {
-            return self.gate.local(uid, gid).map(Some);
+            return self.gate.local(uid, gid);
         }
         let certificate = certificate.filter(|_| token.is_empty());
         let shown = certificate
             .map_or_else(|| Shown::Token(token.to_owned()), |shown| Shown::Certificate(shown.to_owned()));
-        self.gate.identify(&shown).map(Some)
+        self.gate.identify(&shown)
     }
 }
 

@@ -188,9 +188,11 @@ impl Tokens {
     }
 }
 
-/// Opened for writing, readable by this user alone.
+/// Opened for writing, readable by the daemon's user alone.
 fn private(path: &Path) -> io::Result<File> {
-    File::options().create(true).truncate(false).write(true).mode(0o600).open(path)
+    let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+    super::give_to_daemon(&file, path)?;
+    Ok(file)
 }
 
 fn stamp(path: &Path) -> Option<Stamp> {
@@ -240,6 +242,20 @@ mod tests {
         assert!(matches!(writer.revoke("nobody"), Err(Error::Unknown { .. })));
         let mode = fs::metadata(dir.path().join(FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn what_root_changes_stays_the_daemons() {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: only root can give files away");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(dir.path(), Some(65_431), Some(65_431)).unwrap();
+        Tokens::in_folder(dir.path()).create(&[Role::Engine], 0, &[], None).unwrap();
+        for name in [FILE, "tokens.lock"] {
+            assert_eq!(fs::metadata(dir.path().join(name)).unwrap().uid(), 65_431, "{name}");
+        }
     }
 
     #[test]

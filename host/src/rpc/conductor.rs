@@ -1,3 +1,4 @@
+use super::store::identity;
 use super::validate;
 use crate::conductor::fleet::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::conductor::{Error, Needs, Registration, Rejected, Report, Scheduled, Scores, Stage};
@@ -70,7 +71,9 @@ impl Conductor for ConductorService {
         if self.host.draining.load(Relaxed) {
             return Err(Status::unavailable("this host is draining; ask another"));
         }
-        let request = request.into_inner();
+        let only_tenant = identity(&request)?.only_tenant();
+        let mut request = request.into_inner();
+        request.tenant = tenant(only_tenant, request.tenant)?;
         validate::schedule(&request, self.host.config.conductor.block_size_tokens)?;
         let needs = self.host.conductor.needs(&request.model, &request.adapter);
         let ask = ask(&request, needs);
@@ -221,6 +224,17 @@ fn registration(request: &proto::RegisterRequest) -> Registration {
         models: request.models.clone(),
         adapters: request.adapters.clone(),
         adapters_max: (request.adapters_max > 0).then_some(request.adapters_max),
+    }
+}
+
+/// Whose request it is: a caller that is for one tenant alone names no other.
+fn tenant(only: Option<u16>, named: u32) -> Result<u32, Status> {
+    match only.map(u32::from) {
+        Some(own) if named != 0 && named != own => Err(Status::permission_denied(format!(
+            "tenant: the caller is for tenant {own} alone, not for tenant {named}; leave it out, or use a token that is made \
+             without --tenant"
+        ))),
+        own => Ok(own.unwrap_or(named)),
     }
 }
 

@@ -3,7 +3,7 @@
 //! A port has room for [`CONNECTIONS_MAX`]. In a full one, a connection that has not yet made a call it may make gives its place to
 //! the next: callers that say nothing, and callers that nobody knows, keep nobody out.
 
-use crate::access::door::From;
+use crate::access::door::{Caller, From};
 use crate::access::tls_config;
 use kvasir_tls::HostTls;
 use std::convert::Infallible;
@@ -33,22 +33,6 @@ pub(super) enum Port {
     Unix(UnixListener),
     Tcp(TcpListener),
     Tls(TcpListener, Arc<HostTls>),
-}
-
-/// Who is at the other end of a connection.
-#[derive(Clone, Debug)]
-pub(crate) struct Caller {
-    pub(crate) from: Option<From>,
-    /// In DER; one of an authority that the host trusts.
-    pub(crate) certificate: Option<Vec<u8>>,
-    known: Arc<AtomicBool>,
-}
-
-impl Caller {
-    /// It made a call that it may make: nobody takes its place.
-    pub(crate) fn make_known(&self) {
-        self.known.store(true, Ordering::Relaxed);
-    }
 }
 
 /// A connection, whatever carries it.

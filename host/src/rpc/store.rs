@@ -61,10 +61,12 @@ impl Store for Service {
         &self,
         request: Request<proto::ListRequest>,
     ) -> Result<Response<proto::ListResponse>, Status> {
-        let proto::ListRequest { from, max } = request.into_inner();
+        let identity = identity(&request)?;
+        let &proto::ListRequest { from, max } = request.get_ref();
         let max = if max == 0 { PAGE } else { (max as usize).min(BATCH_MAX) };
         let (blocks, next) = self.0.node.list(from, max).map_err(status)?;
-        let blocks = blocks.iter().filter_map(|(stat, at)| block(stat.key, Some(stat), *at)).collect();
+        let seen = blocks.iter().filter(|(stat, _)| identity.may_see(stat.key));
+        let blocks = seen.filter_map(|(stat, at)| block(stat.key, Some(stat), *at)).collect();
         Ok(Response::new(proto::ListResponse { blocks, next }))
     }
 
@@ -134,11 +136,16 @@ impl Store for Service {
     }
 }
 
+/// Who calls.
+pub(super) fn identity<T>(request: &Request<T>) -> Result<&Identity, Status> {
+    let identity = request.extensions().get::<Identity>();
+    identity.ok_or_else(|| Status::permission_denied("the door let nobody in"))
+}
+
 /// The keys under which this caller's blocks are kept. Whoever acts for a tenant reaches no other tenant's by their keys.
 pub(super) fn own_keys<T>(request: &Request<T>, keys: &[impl AsRef<[u8]>]) -> Result<Vec<BlockKey>, Status> {
     let keys = keys_in(keys)?;
-    let identity = request.extensions().get::<Identity>();
-    let identity = identity.ok_or_else(|| Status::permission_denied("the door let nobody in"))?;
+    let identity = identity(request)?;
     Ok(keys.into_iter().map(|key| identity.key(key)).collect())
 }
 

@@ -120,6 +120,40 @@ fn a_token_opens_what_its_role_allows_until_it_is_revoked() {
     host.check(&["token", "revoke", id, "--set", &data], b"", 2, "there is no token");
 }
 
+#[test]
+fn a_token_of_one_tenant_hears_of_no_other_and_asks_for_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start_with(dir.path(), &["listen.grpc=127.0.0.1:0"]);
+    host.check(&["put", "ours"], b"abc", 0, "stored");
+    let engine = host.token_for(&["--role", "engine", "--tenant", "3"]);
+    let options = Options { token: engine, ..Options::default() };
+    let client = Client::connect(&host.endpoint(Transport::Tcp), options).unwrap();
+    client.put(&BlockMeta::single(BlockKey::from_name("theirs"), 3), b"abc").unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let grpc = ControlAddr::Tcp(host.addr("grpc").to_owned());
+    let listed = |token: &str| {
+        runtime.block_on(async {
+            let mut control = Control::connect(&grpc, token).await.unwrap();
+            let page = control.store.list(proto::ListRequest::default()).await.unwrap();
+            page.into_inner().blocks.len()
+        })
+    };
+    assert_eq!(listed(&host.token_for(&["--role", "observer"])), 2, "the host's own sees all");
+    assert_eq!(listed(&host.token_for(&["--role", "observer", "--tenant", "3"])), 1);
+    let asked = |token: &str, tenant: u32| {
+        runtime.block_on(async {
+            let mut control = Control::connect(&grpc, token).await.unwrap();
+            let request = proto::ScheduleRequest { tenant, prompt_tokens: 1, ..Default::default() };
+            control.conductor.schedule(request).await.err().map(|status| status.code())
+        })
+    };
+    let router = host.token_for(&["--role", "router", "--tenant", "3"]);
+    assert_eq!(asked(&router, 4), Some(tonic::Code::PermissionDenied));
+    for (token, tenant) in [(&router, 0), (&router, 3), (&host.token_for(&["--role", "router"]), 4)] {
+        assert_ne!(asked(token, tenant), Some(tonic::Code::PermissionDenied), "tenant {tenant}");
+    }
+}
+
 /// What each call takes, a second time: a role that is changed in one place is noticed.
 const CALLS: &[(&str, &[&str])] = &[
     (
@@ -229,6 +263,12 @@ fn pages_and_acts_are_guarded_and_noted() {
         text
     };
     assert!(get("/livez", "").starts_with("HTTP/1.1 200") && get("/readyz", "").starts_with("HTTP/1.1 200"));
+    // Which components there are is told to everyone, what serves in them to observers.
+    let (stranger, observer) = (get("/readyz?verbose", ""), host.page("/readyz?verbose"));
+    assert!(
+        stranger.contains("[+] policies\n") && observer.contains("[+] policies: "),
+        "{stranger} {observer}"
+    );
     let refused = get("/metrics", "");
     assert!(refused.starts_with("HTTP/1.1 403") && refused.contains("kvasir token new"), "{refused}");
     assert!(get("/metrics", &host.token_for(&["--role", "observer"])).contains("kvasir_"));

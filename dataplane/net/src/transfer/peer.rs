@@ -181,26 +181,37 @@ impl Peer {
     /// Opens a segment over every rail that works. If none of those that are connected so far can give it, the others are
     /// connected first.
     pub fn open_segment(self: &Arc<Self>, name: &str) -> Result<Arc<Segment>, Error> {
-        self.open_connected(name).or_else(|error| {
-            if self.connect_more(Instant::now()) { self.open_connected(name) } else { Err(error) }
-        })
+        let asked = self.connected();
+        self.open_connected(name).or_else(|refused| self.open_over_others(name, asked, refused))
     }
 
-    /// Connects the rails that are down and due. Returns whether any of them works now.
-    fn connect_more(&self, now: Instant) -> bool {
-        let mut more = false;
+    /// Opens a segment that the rails `asked` do not give: over the others, also those that another thread connects meanwhile.
+    fn open_over_others(
+        self: &Arc<Self>,
+        name: &str,
+        asked: u64,
+        refused: Error,
+    ) -> Result<Arc<Segment>, Error> {
+        self.connect_more(Instant::now());
+        if self.connected() & !asked == 0 { Err(refused) } else { self.open_connected(name) }
+    }
+
+    /// The rails that work now, one bit each.
+    fn connected(&self) -> u64 {
+        let works = |(_, link): &(usize, &Link)| link.endpoint().is_some();
+        self.links.iter().enumerate().filter(works).fold(0, |rails, (rail, _)| rails | order::bit(rail))
+    }
+
+    /// Connects the rails that are down and due.
+    fn connect_more(&self, now: Instant) {
         for (rail, link) in self.links.iter().enumerate() {
             if link.endpoint().is_none() && link.due(now) {
                 match link.connect(Some(&self.name)) {
-                    Ok(_) => {
-                        self.state().rails[rail].usable = true;
-                        more = true;
-                    }
+                    Ok(_) => self.state().rails[rail].usable = true,
                     Err(_) => link.failed(now),
                 }
             }
         }
-        more
     }
 
     fn open_connected(self: &Arc<Self>, name: &str) -> Result<Arc<Segment>, Error> {
@@ -505,5 +516,29 @@ mod tests {
         let sent = engine.submit(Batch { entries: vec![entry], ..Batch::new(Class::Prefill) }).unwrap();
         assert_eq!(sent.poll_entry(0).unwrap().error, None);
         assert_eq!(sent.poll().valid_bytes, 100);
+    }
+
+    #[test]
+    fn a_rail_that_another_thread_connects_meanwhile_is_asked_too() {
+        let node = |name: &str| Arc::new(Node::new(name, Secret::new(b"secret"), 1));
+        let places = Region::of_pool(Arc::new(HostPool::new(4096, false).unwrap()));
+        let client = node("client");
+        let (mut stations, mut rails): (Vec<_>, Vec<Arc<dyn Transport>>) = Default::default();
+        for gives in [false, true] {
+            let (net, server) = (Arc::default(), node("server"));
+            if gives {
+                let lease = Duration::from_secs(3600);
+                server.exports.export("places", vec![places.clone()], Access::Write, lease).unwrap();
+            }
+            stations.push(Loopback::new(Arc::clone(&net), server));
+            rails.push(Arc::new(Loopback::new(net, Arc::clone(&client))));
+        }
+        let engine = Engine::without_threads(EngineConfig::default(), rails, Arc::new(Instant::now));
+        let peer = engine.connect_to("server", &[(0, "server".into()), (1, "server".into())]).unwrap();
+        let asked = peer.connected();
+        let refused = peer.open_connected("places").err().unwrap();
+        peer.links[1].connect(Some("server")).unwrap();
+        assert!(peer.open_over_others("places", asked, refused).is_ok());
+        assert!(peer.open_segment("nowhere").is_err());
     }
 }
