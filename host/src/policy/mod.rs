@@ -2,7 +2,29 @@
 //!
 //! Four slots ([`SlotKind`]), each a [`slot::Slot`] with one typed [`slot::Hook`]. Threads that
 //! decide own a worker per slot ([`SchedulerWorker`], [`EvictorWorker`], …) whose calls never fail
-//! outward: a policy that traps, is late or answers outside the contract costs one native decision.
+//! outward: a policy that traps, is late or answers outside the contract costs one native decision;
+//! an evictor costs native decisions until a fresh instance has been told of the pool.
+//!
+//! # Files
+//!
+//! One policy at work:
+//! * `engine`, `compiler`, `interface`: a component is checked and compiled; `bindings` is the contract, generated.
+//! * `guest`: one instance, called within its limits; `control`: what the components of all slots export.
+//! * `scheduler`, `evictor`, `admitter`, `balancer`: the hot functions of each slot, and the worker that calls them.
+//! * `chain`: several schedulers that decide together; `slot/learning`: policies that learn.
+//! * `fault`: what can go wrong; `counters`: what is counted, and the breaker; `log`: what policies say.
+//!
+//! One slot (`slot`):
+//! * `slot/version`: from a component to something that can serve; `slot/swap`: how it comes into service.
+//! * `slot/worker`: one thread's instance, its spare and its native twin; `slot/builder`: builds instances beside the traffic.
+//! * `slot/trial`, `slot/shadow`: the second seat; `trial`: the words for trials and changes that operators see.
+//! * `guard`: when a newcomer is too bad; `guards`: the thread that looks; `slot/guarded`, `slot/contest`: what is done then.
+//!
+//! All slots of a host:
+//! * `host`: the door that everybody uses; `watch`: the folder whose files are loaded.
+//! * `catalog`: what survives a restart; `history`: who changed what, and why.
+//! * `rollout`: one policy for many hosts; `trust`: whose policies may serve.
+//! * `description`, `inspect`: what a policy says of itself; `record`: decisions that can be asked again.
 
 mod bindings;
 mod catalog;
