@@ -112,7 +112,7 @@ pub(super) fn store(page: &mut Page, host: &Host) {
     .is(m.quarantined);
     page.counter(
         "kvasir_quarantine_refused_total",
-        "Reservations refused because a quarter of the pool waits for late writers",
+        "Reservations refused because half of the pool waits for late writers",
     )
     .is(m.quarantine_refused);
     page.counter(
