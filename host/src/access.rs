@@ -1,4 +1,4 @@
-//! Who may do what: the gate of this host, its tokens, and the role that each call takes.
+//! What each caller may do: the gate of this host, its tokens, and the role that each call takes.
 //!
 //! On Unix sockets the kernel tells who the caller is; over TCP a token does. The data protocol's table is
 //! [`required`](kvasir_dataplane::server::access::required); [`table`] has the one for gRPC and HTTP. A call that is in

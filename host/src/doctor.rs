@@ -40,7 +40,7 @@ pub struct Finding {
     pub area: &'static str,
     pub level: Level,
     pub found: String,
-    /// What to do; empty where nothing is to be done.
+    /// What to do; empty where there is nothing to do.
     pub advice: String,
 }
 

@@ -103,7 +103,7 @@ impl Explain {
         self.sampler.as_ref().map(Sampler::counts)
     }
 
-    /// Where one of so many workers keeps its decisions; `None`: nothing is kept.
+    /// Where one of `workers` workers keeps its decisions. `None` means that nothing is kept.
     pub fn tape(&self, workers: usize) -> Option<Arc<Mutex<Tape>>> {
         if self.limits.decisions == 0 {
             return None;

@@ -20,7 +20,7 @@ pub(crate) fn printable(text: &str, bytes_max: usize) -> String {
     out
 }
 
-/// As [`printable`], line by line: what a parser says of a text quotes it. So much is shown of each line, and of so many.
+/// As [`printable`], line by line: what a parser says of a text quotes it. Shows the first lines, and the beginning of each.
 pub(crate) fn printable_lines(text: &str) -> String {
     const LINES: usize = 16;
     const LINE_BYTES: usize = 256;

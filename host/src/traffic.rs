@@ -63,7 +63,7 @@ pub struct Recorder {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What is to be recorded of a request.
+/// What to record of a request.
 pub struct Prompt<'a> {
     /// Names it until it has ended; 0: it ended at once, for it was rejected.
     pub id: u64,

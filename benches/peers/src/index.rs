@@ -8,7 +8,7 @@ use dynamo_kv_router::protocols::{
 
 use crate::prefix_index::{Limits, PrefixIndex, Slot};
 
-/// Who holds which chains of block hashes.
+/// An index of the chains of block hashes that each instance holds.
 pub(crate) trait Index: Default {
     const NAME: &str;
 

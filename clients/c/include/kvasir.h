@@ -115,7 +115,7 @@ typedef struct kvasir_v1_plan kvasir_v1_plan;
  */
 typedef struct kvasir_v1_options {
   /*
-   Who this client is, where it comes over TCP; null for none.
+   The token that tells the host who this client is, over TCP; null for none.
    */
   const char *token;
   /*

@@ -12,7 +12,7 @@ use crate::raw;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Options {
-    /// Who this client is, where it comes over TCP; null for none.
+    /// The token that tells the host who this client is, over TCP; null for none.
     pub token: *const c_char,
     /// How long the host may take to answer, in milliseconds.
     pub timeout_ms: u32,

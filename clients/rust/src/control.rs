@@ -134,7 +134,7 @@ pub enum PolicyStage {
     Active,
     /// It is asked beside the active policy, and decides nothing.
     Shadow,
-    /// It decides so many of a thousand sessions, or prompts where requests name no session.
+    /// It decides this many of a thousand sessions, or of prompts where requests name no session.
     CanaryPerMille(u32),
     /// It decides the requests of the tenant of this number.
     CanaryTenant(u32),
@@ -420,7 +420,7 @@ mod tests {
     use std::sync::Arc;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    /// Answers the first bytes of a connection with HTTP/2's settings, and closes it after so many reads, or when nothing more comes: what is
+    /// Answers the first bytes of a connection with HTTP/2's settings, and closes it after `reads` reads, or when nothing more comes: what is
     /// sent apart may arrive together.
     async fn host_that_goes(listener: tokio::net::TcpListener, reads: usize) {
         let (mut stream, _) = listener.accept().await.unwrap();

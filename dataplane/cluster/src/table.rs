@@ -1,4 +1,4 @@
-//! Who holds which copies, as far as this host knows. No I/O, no clock, and no lock of its own but for the log, which hosts
+//! The hosts that hold each copy, as far as this host knows. No I/O, no clock, and no lock of its own but for the log, which hosts
 //! that listen read beside all else: a heartbeat must not wait for a long look at the blocks.
 //!
 //! Every host speaks only for itself: it says which replicated blocks it holds and when it no longer does, in the order
@@ -277,7 +277,7 @@ impl Table {
                 self.versions.remove(&key);
             }
         }
-        // Whoever hears both of two claims comes to the same result, in whichever order.
+        // A host that hears both of two claims comes to the same result, in either order.
         block.holding.target = before.holding.target.max(holding.target);
         block.holding.primary = before.holding.primary.min(holding.primary);
         block.holding.generation = before.holding.generation.max(holding.generation);

@@ -39,7 +39,7 @@ impl Summary {
         Self { segment, epoch, kind, sealed: false, end: 0, headers: 0, entries: Vec::new() }
     }
 
-    /// Whether it can be of a segment of so many pages.
+    /// Whether it can describe a segment of `segment_pages` pages.
     fn fits(&self, segment_pages: u32) -> bool {
         let part = 0..self.end;
         let within = |entry: &Entry| entry.is_within(&part, segment_pages);
@@ -76,7 +76,7 @@ impl Checkpoint {
         self.0.apply_batch(self.removal(segment)?)
     }
 
-    /// The summary of a segment of so many pages, or `None` if there is no whole one that makes sense.
+    /// The summary of a segment of `segment_pages` pages, or `None` if there is no whole one that makes sense.
     pub(super) fn load(&self, segment: u32, segment_pages: u32) -> Option<Summary> {
         let head = self.0.get(key(segment, 0)).ok()??;
         let (mut summary, count, checksum) = parse_head(segment, &head)?;

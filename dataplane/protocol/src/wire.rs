@@ -297,7 +297,7 @@ pub enum Request {
         wants_ring: bool,
         tenant: u16,
         namespace: String,
-        /// Who the client is, over TCP; on a Unix socket the host asks the kernel.
+        /// Says who the client is, over TCP; on a Unix socket the host asks the kernel.
         token: String,
     },
     Exists(Vec<BlockKey>),

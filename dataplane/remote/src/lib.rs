@@ -361,7 +361,7 @@ impl Remote {
                 self.absent.note(key, Instant::now());
                 None
             }
-            // Whoever asked has waited in vain; the next ones need not.
+            // This caller has waited in vain; the next ones need not.
             Err(_) => {
                 self.absent.pause(Instant::now());
                 None

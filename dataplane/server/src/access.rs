@@ -1,4 +1,4 @@
-//! Who is calling, and what that allows.
+//! The identity of a caller, and what it allows.
 //!
 //! Every connection gets one [`Identity`] before its first request is served: on a Unix socket from the credentials that the
 //! kernel tells, over TCP from a token. Every operation needs one [`Role`]; [`required`] is the table for the data

@@ -160,7 +160,7 @@ pub struct Lease {
 pub enum Lookup {
     Hit(Lease),
     Miss,
-    /// Resident, but so many leases are held that no further one is given.
+    /// Resident, but no further lease is given: too many are held already.
     Throttled,
 }
 

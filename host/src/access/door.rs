@@ -111,7 +111,7 @@ pub async fn guard(State(door): State<Door>, request: Request, next: Next) -> Re
 }
 
 impl Door {
-    /// Who calls `path`; `None` for somebody unknown, where that is let in.
+    /// The identity of the caller of `path`. `None` means an unknown caller, where the path lets one in.
     fn identify(
         &self,
         path: &str,

@@ -2,7 +2,7 @@
 
 use kvasir_dataplane::server::access::Role;
 
-/// Who may make a call.
+/// What a caller needs to make a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
     /// Everyone that can reach the listener: whether the host lives is no secret, and probes carry no token.

@@ -129,7 +129,7 @@ impl Tokens {
         serde_json::from_str(&text).map_err(damaged)
     }
 
-    /// Who shows `token`.
+    /// The identity of a caller that shows `token`.
     ///
     /// # Errors
     /// It is unknown, revoked or expired; or the file cannot be read, in which case nobody comes in.

@@ -19,7 +19,7 @@ use std::time::Instant;
 /// Decisions made by the policy before the native twin decides under the lock: the hints for each.
 const ATTEMPTS: [u32; 2] = [0, Request::ASKED_AGAIN];
 
-/// What is to be decided.
+/// A decision to make.
 #[derive(Clone, Copy)]
 pub(super) struct Wish<'a> {
     pub(super) ask: &'a Ask,
@@ -81,7 +81,7 @@ impl Decider {
         self.admitter.refresh();
     }
 
-    /// Takes in what is true now, and what is to be asked about it. `hints` beside those of the request.
+    /// Takes in what is true now, and the question to ask about it. `hints` beside those of the request.
     fn look(&mut self, state: &mut State, wish: &Wish<'_>, hints: u32) {
         self.admitted = None;
         state.fleet.tick(wish.now_ms);

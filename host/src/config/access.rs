@@ -1,11 +1,11 @@
-//! Who may come in.
+//! Settings that say which callers may come in.
 
 use super::{Error, invalid};
 use kvasir_dataplane::server::access::{Role, Roles};
 use serde::{Deserialize, Serialize};
 
-/// Who may come in over the Unix sockets, besides the daemon's own user and root, and with which certificates over TLS. Else a
-/// caller over TCP needs a token (`kvasir token new`).
+/// The users and groups that may come in over the Unix sockets, besides the daemon's own user and root, and the certificates that
+/// count over TLS. Without one of these, a caller over TCP needs a token (`kvasir token new`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Access {

@@ -17,7 +17,7 @@ pub struct Explain {
     pub evictions: u32,
     /// File to which a sample of the decisions of all slots is written, for `kvasir policy run` and `replay`. Empty: none.
     pub file: PathBuf,
-    /// When the file has so many bytes it is renamed to `FILE.1`, in place of the one before.
+    /// A file of this size is renamed to `FILE.1`, in place of the one before.
     pub file_bytes: Size,
     /// Share of the decisions that are written, 0 to 1.
     pub sample: f64,
@@ -61,7 +61,7 @@ impl Explain {
         Ok(())
     }
 
-    /// What is to be written; `None`: nothing.
+    /// What to write. `None` means that nothing is written.
     pub fn sampling(&self) -> Option<Sampling> {
         let named = !self.file.as_os_str().is_empty();
         named.then(|| Sampling {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 pub struct Record {
     /// File to which they are written; the one of an earlier run becomes `FILE.1`. Empty: none.
     pub file: PathBuf,
-    /// When the file has so many bytes it is renamed to `FILE.1`, in place of the one before.
+    /// A file of this size is renamed to `FILE.1`, in place of the one before.
     pub file_bytes: Size,
 }
 

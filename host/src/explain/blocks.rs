@@ -23,7 +23,7 @@ pub struct Choice {
     pub uses: u32,
     pub policy: Arc<str>,
     pub generation: u64,
-    /// Place in the answer, 1 = most expendable, of so many victims.
+    /// Place in the answer, which had `of` victims; 1 = most expendable.
     pub rank: u16,
     pub of: u16,
     /// Where its bytes were to go, as the contract has it.

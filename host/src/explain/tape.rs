@@ -17,7 +17,7 @@ const RECENT_VALUES: usize = 4_096;
 #[derive(Debug)]
 pub struct Recent {
     changes: Changes,
-    /// So much changed that the tables are to be copied whole.
+    /// Too much changed: the tables must be copied whole.
     start_over: bool,
 }
 

@@ -36,7 +36,7 @@ const TIERS_EVERY: Duration = Duration::from_secs(1);
 /// Victims kept ready between the watermarks. Few: a choice ages.
 const RESERVE: usize = 64;
 
-/// What the thread did, in sum.
+/// What the thread did, in total.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub events: AtomicU64,

@@ -88,7 +88,7 @@ pub fn verdict(bits: u64) -> Result<Verdict, Fault> {
     Verdict::unpack(bits).ok_or_else(unknown).and_then(sensible)
 }
 
-/// What a component answered about so many blocks.
+/// Checks what a component answered about a batch of blocks.
 ///
 /// # Errors
 /// [`Fault::Invalid`].

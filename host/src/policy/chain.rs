@@ -140,7 +140,8 @@ impl Said {
         self.out.get(slot as usize).copied().unwrap_or(false)
     }
 
-    /// Who can serve the request, `before` as the host said it, without those taken out. False: as before.
+    /// Writes the instances that can serve the request to `column`: those of `before`, as the host said it, without those taken out.
+    /// Returns false if nothing restricts them.
     fn eligible(&self, before: Option<&[u32]>, column: &mut [u32]) -> bool {
         match before {
             Some(before) => column.copy_from_slice(before),

@@ -290,7 +290,7 @@ mod tests {
     use super::*;
     use wasmtime::component::Component;
 
-    /// A component of one empty module, instantiated so many times.
+    /// A component of one empty module, instantiated `count` times.
     fn of_core_instances(count: u8) -> Vec<u8> {
         let module = [0, b'a', b's', b'm', 1, 0, 0, 0];
         let mut component = vec![0, b'a', b's', b'm', 0x0d, 0, 1, 0, 1, module.len() as u8];

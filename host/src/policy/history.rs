@@ -21,7 +21,7 @@ const VALUE_BYTES: usize = 256;
 const NAME_BYTES: usize = 128;
 const REASON_BYTES: usize = 1 << 10;
 
-/// Who did what no person asked for.
+/// The name in the history for what no person asked for.
 pub const HOST: &str = "host";
 /// What serves since a start of the host.
 pub const STARTED: &str = "started";

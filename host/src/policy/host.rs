@@ -208,7 +208,7 @@ impl PolicyHost {
     /// serves as it is, and puts the same policy with the other settings on trial. Nothing is compiled. Blocking.
     ///
     /// # Errors
-    /// As [`PolicyHost::load_as`], and a setting is to be unset that is not set.
+    /// As [`PolicyHost::load_as`]; or the call unsets a setting that is not set.
     pub fn change_settings(
         &self,
         slot: SlotKind,

@@ -164,7 +164,7 @@ mod tests {
         [&[id][..], &number(content.len()), content].concat()
     }
 
-    /// A module with so many functions of that body.
+    /// A module of `functions` functions with that body.
     fn module(functions: usize, body: &[u8]) -> Vec<u8> {
         let body = [&[0][..], body, &[0x0b]].concat();
         let body = [number(body.len()), body].concat();

@@ -27,7 +27,7 @@ pub struct Rollout {
     /// Rises with every rollout of a slot.
     pub id: u64,
     pub target: Assignment,
-    /// Who started it.
+    /// The caller that started it.
     pub by: String,
     pub since_ms: u64,
     /// Between the end of one host's watch and the next host.
@@ -201,14 +201,14 @@ impl Rollout {
         rolls
     }
 
-    /// Who has it goes back. False: it was stopped already, and keeps its first reason.
+    /// The hosts that have it go back. Returns false if it was stopped already: it keeps its first reason.
     pub fn stop(&mut self, reason: String) -> bool {
         let rolls = !matches!(self.phase, Phase::Stopped { .. });
         stop(&mut self.phase, reason);
         rolls
     }
 
-    /// Who keeps it was away itself: nobody was silent in that time.
+    /// The keeper itself was away: no host counts as silent for that time.
     pub fn woken(&mut self, now_ms: u64) {
         for place in self.hosts.values_mut() {
             place.heard_ms = now_ms;

@@ -176,11 +176,11 @@ pub enum Action {
     Resumed,
 }
 
-/// Who changed it.
+/// What brought the change about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
-    /// A call of [`PolicyHost`](super::PolicyHost): whoever made it knows for whom.
+    /// A call of [`PolicyHost`](super::PolicyHost): its caller knows for whom.
     Operator,
     /// A file in the watched folder.
     Folder,

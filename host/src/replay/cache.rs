@@ -71,7 +71,7 @@ fn is_zero(n: &u64) -> bool {
 }
 
 impl Report {
-    /// Of a cache of so many blocks in which the trace had these hits; the caller fills in the rest.
+    /// The report of a cache of `capacity_blocks` in which the trace had these hits; the caller fills in the rest.
     pub fn of(capacity_blocks: u32, tally: &Tally) -> Self {
         let Hits { requests, block_references, prefix_hits, hit_rate_percent } = tally.counted();
         Self {
@@ -120,7 +120,7 @@ pub struct Prompts {
 }
 
 impl Prompts {
-    /// Of a trace whose blocks have so many tokens; by default 512.
+    /// The prompts of a trace whose blocks have `block_size_tokens` tokens; the default is 512.
     pub fn of_blocks(block_size_tokens: u32) -> Self {
         Self { classes: Classes::default().of_blocks(block_size_tokens), ..Self::default() }
     }
@@ -157,7 +157,7 @@ impl Prompts {
     }
 }
 
-/// Takes a trace through an empty cache of so many blocks; the caller fills in the names.
+/// Takes a trace through an empty cache of `capacity_blocks`; the caller fills in the names.
 ///
 /// # Errors
 /// As [`Cache::new`].
@@ -182,7 +182,7 @@ pub struct Cache<'e> {
 }
 
 impl<'e> Cache<'e> {
-    /// An empty cache of `capacity_blocks` for a trace whose blocks have so many tokens; opens the evictor.
+    /// An empty cache of `capacity_blocks` for a trace with blocks of `block_size_tokens`; opens the evictor.
     ///
     /// # Errors
     /// The capacity is out of range, or the evictor fails to open.

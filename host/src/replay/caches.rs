@@ -32,7 +32,7 @@ pub enum Error {
 /// The room of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// One pool of so many blocks.
+    /// One pool of this many blocks.
     Blocks(u32),
     /// Several pools below each other.
     Tiers(Vec<Tier>),

@@ -33,7 +33,7 @@ pub trait LastUses {
 
     fn set(&mut self, block: Self::Block, last: LastUse);
 
-    /// A request of so many blocks is next.
+    /// The next request has this many blocks.
     fn make_room(&mut self, _blocks: usize) {}
 }
 
@@ -110,7 +110,7 @@ impl<L: LastUses> Classes<L> {
         Self { last_use, block_size_tokens: BLOCK_SIZE_TOKENS }
     }
 
-    /// The same, of a trace whose blocks have so many tokens.
+    /// The same, for a trace with blocks of `block_size_tokens`.
     #[must_use]
     pub fn of_blocks(self, block_size_tokens: u32) -> Self {
         Self { block_size_tokens, ..self }

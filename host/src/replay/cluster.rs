@@ -566,7 +566,7 @@ fn chain_into(request: &Request, chain: &mut Vec<u64>) {
     }
 }
 
-/// The first microsecond at which so many milliseconds have passed.
+/// The first microsecond at which `ms` milliseconds have passed.
 fn to_us(ms: f64) -> u64 {
     (ms * 1e3).ceil() as u64
 }

@@ -24,7 +24,7 @@ pub struct Converter {
 }
 
 impl Converter {
-    /// From blocks of so many tokens to blocks of so many.
+    /// Converts from blocks of one size in tokens to blocks of another.
     ///
     /// # Errors
     /// [`BadSize`].

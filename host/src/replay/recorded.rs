@@ -48,7 +48,7 @@ pub struct Prompt<'a> {
 }
 
 impl Recorded {
-    /// Reads a trace with blocks of so many tokens to its end.
+    /// Reads a trace with blocks of `block_size_tokens` to its end.
     ///
     /// # Errors
     /// The trace cannot be read, or is too long.

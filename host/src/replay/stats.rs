@@ -77,7 +77,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Of a trace whose blocks have so many tokens.
+    /// The statistics of a trace with blocks of `block_size_tokens`.
     pub fn of_blocks(block_size_tokens: u32) -> Self {
         Self { classes: Classes::default().of_blocks(block_size_tokens), ..Self::default() }
     }

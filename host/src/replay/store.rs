@@ -381,7 +381,7 @@ impl Pace {
     }
 }
 
-/// Sends the requests of a trace with blocks of so many tokens in order; the caller fills in the names in the report.
+/// Sends the requests of a trace with blocks of `block_size_tokens` in order; the caller fills in the names in the report.
 ///
 /// # Errors
 /// The trace cannot be read, or as [`Session::request`].

@@ -61,7 +61,7 @@ impl Tally {
         Self { split, ..Self::default() }
     }
 
-    /// The next request of the trace found so many of its blocks. Returns whether it counts: it is not of the warm-up.
+    /// Adds the next request of the trace, which found `hits` of its blocks. Returns whether it counts, which one of the warm-up does not.
     pub fn add(&mut self, prompt: &Prompt<'_>, hits: usize) -> bool {
         if (self.warm_up.requests as usize) < self.split.warm_up {
             self.warm_up.add(prompt, hits);

@@ -192,7 +192,7 @@ impl Reader {
         Self { chats, block_size_tokens: format.block_size_tokens(), ..self }
     }
 
-    /// The same, of a trace whose blocks have so many tokens: 1 to [`MAX_BLOCK_SIZE_TOKENS`].
+    /// The same, for a trace with blocks of `block_size_tokens`: 1 to [`MAX_BLOCK_SIZE_TOKENS`].
     #[must_use]
     pub fn of_blocks(self, block_size_tokens: u32) -> Self {
         let block_size_tokens = block_size_tokens.clamp(1, MAX_BLOCK_SIZE_TOKENS);
@@ -267,7 +267,7 @@ fn mooncake(line: &[u8]) -> Result<Request, String> {
     })
 }
 
-/// What to pass for a request of so many tokens and blocks, if there is a size that fits.
+/// What to pass for a request of `input_tokens` tokens in `blocks` blocks, if a size fits.
 fn other_size(input_tokens: u32, blocks: usize) -> String {
     let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
     // The sizes with ceil(tokens / size) = blocks.

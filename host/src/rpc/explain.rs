@@ -16,7 +16,7 @@ const RECORD_BYTES_MAX: usize = 4 << 20;
 /// Converts, asks what is kept, converts back.
 pub(super) struct Service {
     host: Arc<Host>,
-    /// Who asks a policy again takes an instance of it: one at a time.
+    /// A caller that asks a policy again takes an instance of it, so one at a time.
     asking: Semaphore,
 }
 

@@ -31,7 +31,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 const FETCH: Duration = Duration::from_secs(120);
 /// Longest text of another host.
 const TEXT_BYTES: usize = 1 << 10;
-/// Who brought a policy of a rollout into service, in the history.
+/// Stands in the history for the rollout that brought a policy into service.
 const WHO: &str = "rollout";
 
 /// The thread that follows.

@@ -47,7 +47,7 @@ pub(super) fn who<T>(request: &Request<T>) -> String {
     request.extensions().get::<Identity>().map_or("unknown", |identity| &identity.name).to_owned()
 }
 
-/// Who asks for a change, and where the audit log hears of it.
+/// The caller that asks for a change, and where the audit log hears of it.
 #[derive(Clone)]
 struct Caller {
     about: About,

@@ -103,7 +103,7 @@ pub fn name_in(field: &str, name: &str) -> Result<(), Status> {
     ))
 }
 
-/// A request that asks where to go; blocks have so many tokens.
+/// A request that asks where to go; blocks have `block_size_tokens` tokens.
 ///
 /// # Errors
 /// A status that names the field.
@@ -182,7 +182,7 @@ pub fn chain(blocks: &[u64]) -> Result<(), Status> {
     Err(refuse("blocks", why))
 }
 
-/// A policy that is to be loaded.
+/// A policy to load.
 ///
 /// # Errors
 /// A status that names the field.
@@ -213,7 +213,7 @@ fn signatures(field: &str, signatures: &[proto::PolicySignature]) -> Result<(), 
     Ok(())
 }
 
-/// Settings that are to be changed.
+/// Settings to change.
 ///
 /// # Errors
 /// A status that names the field.

@@ -65,7 +65,7 @@ impl Bags {
         }
     }
 
-    /// All slots of a bag if they are no more than `most`, else so many drawn one by one; the same slot may come twice. The
+    /// All slots of a bag if they are no more than `most`, else `most` drawn one by one; the same slot may come twice. The
     /// same in every run: nothing depends on chance.
     pub fn draw(&mut self, bag: u32, most: usize) -> &[u32] {
         let Some(members) = self.bags.get(bag as usize) else { return &[] };

@@ -209,14 +209,14 @@ pub struct Question {
 }
 
 impl Question {
-    /// A question without columns, over tables of so many slots.
+    /// A question without columns, over tables of the given sizes.
     pub fn new(now: f32, request: &Request, prefill_slots: usize, decode_slots: usize) -> Self {
         let mut question = Self::default();
         question.begin(now, request, prefill_slots, decode_slots);
         question
     }
 
-    /// A question that was written before, over tables of so many slots. `now`: ms on the table clock.
+    /// A question that was written before, over tables of the given sizes. `now`: ms on the table clock.
     pub fn of_words(now: f32, words: &[u32], prefill_slots: usize, decode_slots: usize) -> Self {
         Self { now, words: words.to_vec(), prefill_slots, decode_slots }
     }

@@ -199,7 +199,7 @@ impl Default for Layout {
 }
 
 impl Layout {
-    /// Tables of so many slots in the sizes of this version of the contract.
+    /// Tables of the given sizes, with rows of this version of the contract.
     pub fn of(prefill_slots: u32, decode_slots: u32, block_size_tokens: u32) -> Self {
         Self { prefill_slots, decode_slots, block_size_tokens, ..Self::default() }
     }

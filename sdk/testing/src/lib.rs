@@ -56,7 +56,7 @@ pub fn accesses() -> impl Strategy<Value = Vec<Step>> {
 /// Something that a host may say of a block, or a question for victims.
 #[derive(Clone, Copy, Debug)]
 pub struct Said {
-    /// `None`: so many victims are wanted as `slot` says.
+    /// `None` asks for victims, as many as `slot` says.
     kind: Option<EventKind>,
     slot: u32,
     /// The block before it in its chain, if that is resident.

@@ -46,7 +46,7 @@ pub(super) fn whole(plan: &Plan) -> u32 {
     plan.block_bytes(0).unwrap_or(0)
 }
 
-/// The block of so many bytes that is to lie under `hash`: what to say of it, and its label.
+/// A block of `payload` bytes to be stored under `hash`: its metadata and its label.
 pub(super) fn named(namespace: &Namespace, hash: &[u8], payload: u32) -> PyResult<(BlockMeta, Label)> {
     let meta = BlockMeta::single(namespace.key(hash), bytes::with_label(payload)?);
     Ok((meta, namespace.label(hash, payload)))

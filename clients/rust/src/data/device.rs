@@ -38,7 +38,7 @@ const LOOK: (Duration, Duration) = (Duration::from_micros(20), Duration::from_mi
 #[derive(Clone, Debug)]
 pub struct DeviceBlocks {
     pub plan: Arc<DevicePlan>,
-    /// The point in the engine's work before which it writes to the blocks that are saved, or uses those that are to be
+    /// The point in the engine's work before which it writes to the blocks that are saved, or uses those that will be
     /// filled: [`DevicePlan::mark`].
     pub ready: Arc<Event>,
 }

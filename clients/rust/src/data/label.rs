@@ -55,7 +55,7 @@ impl Label {
     /// By how much a block with a label is larger than its payload.
     pub const BYTES: u32 = BYTES as u32;
 
-    /// No label of any block; for what is to be read.
+    /// The label of no block, for memory into which one will be read.
     pub(super) const BLANK: Self = Self([0; BYTES]);
 
     fn new(namespace: &[u8; 32], hash: &[u8; 32], payload_bytes: u64) -> Self {

@@ -39,7 +39,7 @@ pub struct Options {
     pub namespace: String,
     /// The tenant on whose account blocks are stored and pinned; 0 = none in particular. Default 0.
     pub tenant: u16,
-    /// Who this client is, where it comes over TCP (`kvasir token new`). Default none.
+    /// The token that tells the host who this client is, over TCP (`kvasir token new`). Default none.
     pub token: String,
     /// How long the host may take to answer. Default 10 s.
     pub timeout: Duration,

@@ -77,7 +77,7 @@ impl Reconnecting {
         }
         let client = Arc::new(Client::connect_within(&self.endpoint, self.options.clone(), limit)?);
         let mut state = self.state.lock();
-        // Whoever closed this meanwhile saw no connection to end.
+        // A caller that closed this meanwhile saw no connection to end.
         if state.closed {
             return Err(self.closed());
         }

@@ -399,7 +399,7 @@ impl HandingOver {
     fn give_places_back(&self) {
         let (store, ids) = (&self.shared.store, self.reservations());
         if self.is_lent {
-            // Whoever fills them may be at it right now, and does not know that it is over.
+            // Their writer may be at it right now, and does not know that it is over.
             store.revoke(self.owner, &ids);
         } else {
             let _ = store.abort(self.owner, &ids);

@@ -98,7 +98,7 @@ impl Putter {
     }
 }
 
-/// Who holds a block that nobody reads: the tier, and who looks at it.
+/// References to a block that nobody reads: the tier's, and that of the code that looks at it.
 const HOLDERS: usize = 2;
 
 /// Blocks in the order in which they were stored; also some that have left since.

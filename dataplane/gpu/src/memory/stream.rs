@@ -81,7 +81,7 @@ impl Stream {
     pub fn drain(&self) -> Result<(), CudaError> {
         match self.mark() {
             Ok(event) => event.wait(),
-            // No event is to be had, and work must not stay under way for that. This wait may spin.
+            // There is no event to wait for, and work must not stay under way for lack of one. This wait may spin.
             Err(_) => self.inner.synchronize().map_err(self.device.failed("waiting for a stream")),
         }
     }

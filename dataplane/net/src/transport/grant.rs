@@ -1,4 +1,4 @@
-//! Who may touch which memory of this node: segments, and the grants on them that peers hold.
+//! What memory of this node peers may touch: segments, and the grants on them that peers hold.
 //!
 //! A segment is a name for regions, for all peers or for one. A grant is one peer's right to it: an unguessable key, good
 //! for that peer alone, valid in one epoch of the node and until its lease ends. Software transports look the key up for each operation ([`Exports::authorize`]) and

@@ -22,7 +22,7 @@ pub struct Node {
     pub notices: Notices,
     /// What the rails of this node have in common with those of its peers besides the secret; part of their handshake.
     pub cluster: String,
-    /// Who may come in over a rail; everyone with the secret if it is not set.
+    /// The nodes that may come in over a rail; every node with the secret if it is not set.
     members: Option<HashSet<String>>,
 }
 

@@ -29,7 +29,7 @@ pub enum Pinning {
     Throttled,
 }
 
-/// Who says that a block must stay.
+/// The party that says that a block must stay.
 #[derive(Clone, Copy)]
 struct Keeper {
     tenant: TenantIndex,

@@ -16,7 +16,7 @@ use kvasir_protocol::block::BlockKey;
 const SCAN: usize = 2048;
 const SAMPLES: usize = 8;
 
-/// Who chose a block for eviction.
+/// What chose a block for eviction.
 #[derive(Clone, Copy)]
 enum Chosen {
     /// The policy, just now.

@@ -88,7 +88,7 @@ fn from_host(
 ) -> anyhow::Result<ExitCode> {
     let Served { source, settings } = serving::fetch(host, slot, false)?;
     let name = source.name().to_owned();
-    // It came from the host, and is to be a file's name.
+    // The name came from the host, and becomes that of a file.
     let stem = if description::is_name(&name) { name.as_str() } else { slot.as_str() };
     let files = match &source {
         Source::Chain { parts, .. } => write_chain(&new_file(output, format!("{stem}.toml"))?, parts)?,
@@ -125,7 +125,7 @@ fn write_chain(path: &Path, parts: &[ChainPart]) -> anyhow::Result<Vec<PathBuf>>
     ensure!(chain::is_chain(path), "a chain serves, and the name of its file ends in .toml");
     let called = |place: usize, part: &ChainPart| match &part.source {
         Source::Builtin(name) => name.clone(),
-        // It came from the host, and is to be a file's name.
+        // The name came from the host, and becomes that of a file.
         source if description::is_name(source.name()) => format!("{}.wasm", source.name()),
         _ => format!("part-{}.wasm", place + 1),
     };

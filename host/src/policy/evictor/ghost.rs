@@ -337,7 +337,7 @@ mod tests {
     use super::*;
     use crate::policy::evictor::NativeEvictor;
 
-    /// The native twin of a default policy, in a pool of so many blocks of 1 MiB.
+    /// The native twin of a default policy, in a pool of blocks of 1 MiB.
     struct Rig {
         engine: Box<dyn EvictorEngine>,
         shadow: EvictorShadow,

@@ -5,7 +5,7 @@ use super::{Order, Said};
 use crate::policy::catalog::Assignment;
 use crate::policy::{PolicyHost, SlotKind};
 
-/// Who keeps the rollouts that a host follows. Errors are for the log; the next round tries again.
+/// The host that keeps the rollouts that another follows. Errors are for the log; the next round tries again.
 pub trait Leader {
     /// # Errors
     /// It cannot be reached, or refuses.

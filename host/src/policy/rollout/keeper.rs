@@ -45,7 +45,7 @@ pub enum Error {
 pub enum Step {
     Pause,
     Resume,
-    /// Whoever has it goes back.
+    /// The hosts that have it go back.
     Stop,
 }
 

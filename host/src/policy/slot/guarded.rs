@@ -13,7 +13,7 @@ pub(in crate::policy) struct Guarded {
     trial: Option<OnTrial>,
     watch: Option<Watch>,
     contest: Option<Contest>,
-    /// Generation that came into service since the guards looked last, and is to be watched.
+    /// Generation that came into service since the guards looked last, and must be watched.
     awaited: Option<u64>,
     rollbacks: [u64; Guard::ALL.len()],
     trips: u64,

@@ -1,4 +1,4 @@
-//! Who hears of the changes of a slot.
+//! The listeners that hear of changes of a slot.
 
 use super::{Hook, Slot, Version};
 use crate::policy::{Action, Cause, Change};

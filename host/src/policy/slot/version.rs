@@ -437,7 +437,7 @@ pub(super) fn stored_program<H: Hook>(
     code::<H>(engine, stored_source(H::KIND, catalog, origin)?, &[]).map(|code| code.program)
 }
 
-/// Where the code of what was loaded is to be had again.
+/// Where the code of what was loaded can be read again.
 fn stored_source(slot: SlotKind, catalog: Option<&Catalog>, origin: &Origin) -> Result<Source, Error> {
     Ok(match (origin, catalog) {
         (Origin::Builtin { name }, _) => Source::Builtin(name.clone()),

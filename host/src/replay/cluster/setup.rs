@@ -14,7 +14,7 @@ pub const DECODE: DecodeCost =
 
 /// The most instances of a simulated cluster.
 pub const INSTANCES_MAX: u32 = 1_024;
-/// A trace may run so many times faster or slower than it was recorded.
+/// How much faster or slower than it was recorded a trace may run.
 const SPEEDS: std::ops::RangeInclusive<f64> = 1e-3..=1e3;
 const TICKS_MS: std::ops::RangeInclusive<u64> = 10..=600_000;
 
@@ -95,7 +95,7 @@ pub(super) struct Role {
 }
 
 impl Setup {
-    /// The default with blocks of so many tokens: the same memory in tokens, the same time for the same bytes.
+    /// The default with blocks of `block_size_tokens`: the same memory in tokens, the same time for the same bytes.
     pub fn of_blocks(block_size_tokens: u32) -> Self {
         let default = Self::default();
         let parts = f64::from(BLOCK_SIZE_TOKENS) / f64::from(block_size_tokens.max(1));

@@ -78,7 +78,7 @@ impl HitDifference {
     }
 }
 
-/// Sizes for a trace with so many distinct blocks.
+/// Sizes of caches for a trace with `distinct_blocks` distinct blocks.
 pub fn capacities(distinct_blocks: usize) -> Vec<u32> {
     let share = |share: &f64| (distinct_blocks as f64 * share).round() as u32;
     let mut sizes: Vec<u32> = SHARES.iter().map(|of| share(of).max(CAPACITY_MIN)).collect();

@@ -32,7 +32,7 @@ pub struct Reuse {
     pub exponential_error: f64,
     /// Seconds from the first use of a block to the last, of those used more than once.
     pub life_seconds: Quantiles,
-    /// The most blocks that had been used and would be again, at any one time: a cache of so many could have every hit, if
+    /// The most blocks that had been used and would be again, at any one time: a cache of that size could have every hit, if
     /// it knew the future.
     pub ideal_capacity_blocks: u64,
     pub classes: Vec<ClassReuse>,
@@ -123,7 +123,7 @@ impl Uses {
         [measured, fitted]
     }
 
-    /// The distributions of the classes with most reuses, at most so many.
+    /// The distributions of the classes with most reuses, at most `most` of them.
     pub(super) fn class_curves(&self, most: usize) -> Vec<(u16, Vec<(f64, f64)>)> {
         let mut classes: Vec<_> = self.by_class.iter().filter(|(_, of)| of.us.len() > 0).collect();
         classes.sort_by_key(|(_, of)| std::cmp::Reverse(of.us.len()));

@@ -46,7 +46,7 @@ impl Spread {
         self.sum / self.len().max(1) as f64
     }
 
-    /// In a unit of so many.
+    /// Quantiles in multiples of `unit`.
     pub(super) fn quantiles(&self, unit: f64) -> Quantiles {
         let at = |quantile| self.histogram.value_at_quantile(quantile).min(self.max) as f64 / unit;
         Quantiles { mean: self.mean() / unit, p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) }

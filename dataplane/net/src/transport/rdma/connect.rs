@@ -28,7 +28,7 @@ pub struct Hello {
     pub address: QueueAddress,
 }
 
-/// Who we are, and whom we accept.
+/// The epoch of this end, and the one expected of the peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Epochs {
     pub ours: u64,
