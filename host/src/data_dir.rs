@@ -1,5 +1,5 @@
 //! The data folder: locked for one host, and for nobody else to write. Compiled code of policies lies in it
-//! and is run as it is, so whoever writes there runs code as this user.
+//! and is run as it is, so anybody who can write there runs code as this user.
 
 use rustix::fs::FlockOperation;
 use std::fs::{DirBuilder, File, Metadata};

@@ -23,7 +23,7 @@ pub struct Host {
     /// Its blocks.
     pub node: Arc<Node>,
     pub policies: Arc<PolicyHost>,
-    /// Of policies, to this host and those that follow it.
+    /// Rollouts of policies to this host and those that follow it.
     pub rollouts: Keeper,
     /// What happened to them.
     pub history: Arc<History>,

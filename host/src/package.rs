@@ -103,7 +103,7 @@ impl Package {
         Ok(Self { about, component, config, manifest, signatures })
     }
 
-    /// To a file, and its signatures beside it if it has any. Neither is ever half there.
+    /// Writes it to a file, and its signatures beside it if it has any. Neither is ever half there.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -150,7 +150,7 @@ pub fn write_signed(path: &Path, component: &[u8], signatures: &[Signature]) -> 
     if !signatures.is_empty() {
         trust::write_beside(path, signatures)?;
     } else if let Err(source) = std::fs::remove_file(trust::beside(path)) {
-        // Those of an older component must not stand beside this one.
+        // Signatures of an older component must not stand beside this one.
         if source.kind() != io::ErrorKind::NotFound {
             return Err(Error::File { path: trust::beside(path), action: "removed", source });
         }

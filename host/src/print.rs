@@ -25,12 +25,12 @@ macro_rules! eprintln {
     ($($text:tt)*) => { $crate::print::remark(format_args!($($text)*)) };
 }
 
-/// To standard output; see [`bytes`].
+/// Writes text to standard output; see [`bytes`].
 pub(crate) fn text(text: fmt::Arguments<'_>) {
     written(io::stdout().lock().write_fmt(text));
 }
 
-/// To standard output, at once. Ends the process if nobody reads it any more, or if it cannot be written.
+/// Writes to standard output, at once. Ends the process if nobody reads it any more, or if it cannot be written.
 pub(crate) fn bytes(bytes: &[u8]) {
     let mut out = io::stdout().lock();
     written(out.write_all(bytes).and_then(|()| out.flush()));

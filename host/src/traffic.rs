@@ -30,7 +30,7 @@ pub struct Recording {
     pub file: PathBuf,
     /// Beyond this the file is renamed to `FILE.1`, in place of the one before.
     pub file_bytes_max: u64,
-    /// Of the trace.
+    /// Tokens in a block of the trace.
     pub block_size_tokens: u32,
     /// After this a request that has not ended is written as if it had.
     pub waits_ms: u64,
@@ -132,7 +132,7 @@ impl Recorder {
         }
     }
 
-    /// So many more tokens were decoded for a request.
+    /// Notes that `tokens` more tokens were decoded for a request.
     pub fn decoded(&self, id: u64, tokens: u32) {
         self.tell(Told::Decoded(id, tokens));
     }

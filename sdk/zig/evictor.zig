@@ -16,7 +16,7 @@ pub const Event = struct {
     replayed: bool,
     class: u32,
     slot: u32,
-    /// Of an insert: the parent's slot, or `none`. Of a hit: how many uses it stands for.
+    /// For an insert: the parent's slot, or `none`. For a hit: how many uses it stands for.
     parent: u32,
     depth: u32,
     size: u32,

@@ -8,7 +8,7 @@ use std::process::Command;
 
 /// Longer inputs than any target takes are never tried.
 const BYTES_MAX: u32 = 32 << 10;
-/// Of inputs that are added to a corpus, so that it stays small.
+/// The most bytes of an input that is added to a corpus, so that it stays small.
 const KEPT_BYTES_MAX: u32 = 2 << 10;
 /// A target that takes so long for one input, or so much memory, has failed.
 const SECONDS_MAX: u32 = 25;

@@ -59,7 +59,7 @@ pub(crate) fn check(shell: &Shell, pythons: &[Interpreter]) -> Result<()> {
     daemon(shell)?;
     for python in pythons {
         println!("-- Python {}", python.version);
-        // Where nothing else is: whoever installs it gets no other package, and needs none.
+        // An environment with nothing else: the wheel brings no other package, and needs none.
         let bare = Environment::make(shell, &python.path, &format!("bare-{}", python.version))?;
         shell.run(bare.pip(["--no-index", "--force-reinstall"]).arg(&wheel))?;
         shell
@@ -84,7 +84,7 @@ pub(crate) fn wheel(shell: &Shell, python: &Path) -> Result<PathBuf> {
 
 fn build(shell: &Shell, tools: &Environment, package: &Path) -> Result<PathBuf> {
     let wheels = shell.target("python/wheels");
-    // Those of earlier versions would be found as well.
+    // Wheels of earlier versions would be found as well.
     if wheels.exists() {
         std::fs::remove_dir_all(&wheels).with_context(|| format!("cannot empty {}", wheels.display()))?;
     }

@@ -24,7 +24,7 @@ pub(crate) fn release(shell: &Shell) -> Result<()> {
     let needed = shell.root().join("clients/python/requirements-release.txt");
     shell.run(tools.pip(["--requirement"]).arg(needed)).context("the tools that build the wheels")?;
     let wheels = shell.target("wheels");
-    // Those of earlier versions would be found as well.
+    // Wheels of earlier versions would be found as well.
     if wheels.exists() {
         fs::remove_dir_all(&wheels).with_context(|| format!("cannot empty {}", wheels.display()))?;
     }

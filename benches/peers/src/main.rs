@@ -170,7 +170,7 @@ fn store_chain(index: &mut impl Index, slot: Slot, chain: &[u64]) {
     }
 }
 
-/// Of this thread.
+/// Processor time of this thread.
 fn cpu_ns() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

@@ -181,7 +181,7 @@ impl Core {
     /// A page of what has left the host: where to go on, whether something was missed, and keys.
     fn removals<'py>(&self, py: Python<'py>, since: u64) -> PyResult<(u64, bool, Vec<Bound<'py, PyBytes>>)> {
         let inner = self.open()?;
-        // That a host is too old says nothing about other questions.
+        // A host that is too old for this one may answer other questions.
         let ask = |client: &Client| match client.removals(since) {
             Err(error @ ClientError::TooOld { .. }) => Ok(Err(error)),
             answer => answer.map(Ok),

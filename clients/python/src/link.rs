@@ -128,7 +128,7 @@ impl Link {
                 let error = if breaker.refused { Refused::new_err(text) } else { Unavailable::new_err(text) };
                 Err(Failure::Open(error))
             }
-            // One tries; whoever comes while it does is told so.
+            // One caller tries; others that come meanwhile are told so.
             Some(_) => {
                 breaker.until = Some(now + self.limit);
                 Ok(())

@@ -20,7 +20,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// To compile a large component takes tens of seconds, to push blocks as long as their transfer.
+/// Compiling a large component takes tens of seconds, and pushing blocks as long as their transfer.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Largest answer accepted. A page of blocks or a log ring stays well below.
@@ -112,7 +112,7 @@ pub enum PolicySource {
 }
 
 impl PolicySource {
-    /// Of all its components.
+    /// Bytes of all its components.
     fn bytes(&self) -> u64 {
         let of_part = |part: &proto::ChainPart| match &part.source {
             Some(proto::chain_part::Source::Component(bytes)) => bytes.len() as u64,

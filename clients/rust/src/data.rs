@@ -70,12 +70,12 @@ pub struct Client {
     options: Options,
     local: Option<Arc<Local>>,
     boot: u64,
-    /// Of the protocol, as agreed on.
+    /// The version of the protocol on which both sides agreed.
     version: u8,
     payload_max: u64,
     deadline: Mutex<Option<Instant>>,
     wire: Mutex<Wire>,
-    /// Of the same connection, to end it while a call waits.
+    /// The same connection again, to end it while a call waits.
     line: Stream,
 }
 

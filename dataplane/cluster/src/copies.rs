@@ -16,7 +16,7 @@ pub(super) struct Copies {
     table: Mutex<Table>,
     /// What is known of copies elsewhere changed, or the host stops.
     heard: Condvar,
-    /// That of the table, under a lock of its own: heartbeats do not wait for the table.
+    /// The log of the table, under a lock of its own: heartbeats do not wait for the table.
     log: Arc<Mutex<Log>>,
     /// The log grew, or the host stops.
     news: Condvar,

@@ -12,7 +12,7 @@ pub(super) struct Counts {
     pub(super) copied_bytes: AtomicU64,
     /// From the moment that a batch of copies is offered to a peer until it answers.
     pub(super) copy_times: Times,
-    /// Of those, the ones that the peer had already.
+    /// How many of those the peer had already.
     pub(super) had: AtomicU64,
     pub(super) no_room: AtomicU64,
     pub(super) copy_failed: AtomicU64,

@@ -20,7 +20,7 @@ use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 /// What was last known of a block that nobody claims any more.
 type Orphan = (BlockKey, Holding);
 
-/// Those that were not here, and when they are looked for again. At most as many as the table has blocks.
+/// The blocks that were not here, and when they are looked for again. At most as many as the table has blocks.
 #[derive(Default)]
 pub(super) struct Orphans(VecDeque<(Instant, Orphan)>);
 

@@ -69,7 +69,7 @@ impl Cluster {
 }
 
 impl Shared {
-    /// Those blocks that this host has, by their index, brought into its pool and held there.
+    /// The blocks that this host has, by their index, brought into its pool and held there.
     fn hold_here(&self, keys: &[BlockKey]) -> Vec<(usize, BlockMeta, Held)> {
         let loans = self.lend(self.owner, keys);
         let hold = |(at, loan): (usize, &Option<Loan>)| {

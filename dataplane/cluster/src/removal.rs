@@ -59,7 +59,7 @@ impl Generations {
 pub(super) struct Removals {
     /// Held from before the table knows of removals until they are carried out.
     one: Mutex<()>,
-    /// Those on disk, if this host keeps any there.
+    /// The removals on disk, if this host keeps any there.
     kept: OnceLock<Kept>,
     /// The last attempt to keep one failed.
     are_unkept: AtomicBool,

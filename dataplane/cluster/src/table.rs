@@ -10,7 +10,7 @@
 //! must compare it with the checksum of its own holder. A host speaks of its own version.
 //!
 //! **Removals** are facts that every host tells on ([`removals`]). Puts and removals are ordered by their
-//! [`Generation`]: a claim that is older than a removal of the block does not count, whoever makes it.
+//! [`Generation`]: a claim that is older than a removal of the block does not count, whichever host makes it.
 //!
 //! **Duty.** All holders put each other in the same order: the primary (the host that took the put) first, the rest by a
 //! hash of block and name, which spreads the work. Of two primaries (two clients put the same block) the lesser counts. The first one has new copies made while there are too few; one that
@@ -156,12 +156,12 @@ impl Nodes {
         self.0 &= !(1 << place);
     }
 
-    /// Those in either.
+    /// The hosts in either.
     pub fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Those in both.
+    /// The hosts in both.
     pub fn common(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }

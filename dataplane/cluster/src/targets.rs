@@ -54,7 +54,7 @@ impl Targets {
             match fact {
                 Fact::Holds(_, holding) => batch.insert(&key, &encode(holding)),
                 Fact::Gone(..) => batch.remove(&key),
-                // Kept by whoever carried it out.
+                // Kept by the host that carried it out.
                 Fact::Removed(..) => {}
             }
         }

@@ -274,7 +274,7 @@ mod gpu {
         assert_eq!([0, 1, 2, 3].map(|n| conformance::holds(&store, n, SIZE)), [true; 4]);
         drop(reading);
         assert_eq!(conformance::put(&store, 4, 2 * SIZE), Ok(Stored::Stored));
-        // Those that were being read had their turn first.
+        // The blocks that were being read had their turn first.
         assert_eq!([0, 1, 2, 3].map(|n| conformance::holds(&store, n, SIZE)), [true, false, false, true]);
     }
 

@@ -154,7 +154,7 @@ pub fn block_bytes(runs: &[Run], blocks: usize) -> Result<u32, PlanError> {
 pub struct Plan {
     runs: Box<[Run]>,
     blocks: usize,
-    /// Of every block; `None` where block `n` is run `n`.
+    /// Bytes of every block. `None` means that block `n` is run `n`.
     block_bytes: Option<u32>,
     /// What the runs lie in, where that is this crate's.
     _pool: Option<Arc<HostPool>>,
@@ -244,13 +244,13 @@ impl Plan {
 
     /// A block's runs, to be read; `None` if there is no such block.
     pub fn parts(&self, block: usize) -> Option<impl Iterator<Item = Shared<'_>>> {
-        // SAFETY: whoever made the plan promised that these bytes can be read while it exists.
+        // SAFETY: the maker of the plan promised that these bytes can be read while it exists.
         Some(self.at(block)?.map(|(base, len)| unsafe { Shared::new(base, len) }))
     }
 
     /// A block's runs, to be filled; `None` if there is no such block.
     pub fn places(&self, block: usize) -> Option<impl Iterator<Item = Place<'_>>> {
-        // SAFETY: whoever made the plan promised that these bytes can be written while it exists, that nobody keeps references
+        // SAFETY: the maker of the plan promised that these bytes can be written while it exists, that nobody keeps references
         // to them, and that two calls at the same time do not fill the same block.
         Some(self.at(block)?.map(|(base, len)| unsafe { Place::new(base, len) }))
     }

@@ -23,7 +23,7 @@ pub(super) struct Disk {
     pub(super) store: u64,
     /// Whether files are opened with `O_DIRECT`.
     pub(super) direct: bool,
-    /// Of the directory, to make new files in it durable.
+    /// Handle of the directory, to make new files in it durable.
     pub(super) handle: Arc<File>,
     /// Held as long as the store is open.
     pub(super) lock: File,

@@ -104,7 +104,7 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// Of the put or removal that it tells of.
+    /// The sequence number of the put or removal that it tells of.
     pub fn sequence(&self) -> u64 {
         match self {
             Self::Block(block) => block.sequence,

@@ -37,7 +37,7 @@ pub(super) struct Janitor {
     /// Copies in segments that could not be emptied whole: the block was moved, or forgotten. To be removed before any
     /// segment with tombstones is freed, as the removal of a block is kept no longer than the copy that was removed.
     pub(super) left_behind: Vec<Tombstone>,
-    /// Of what it writes and syncs by itself.
+    /// Faults of what it writes and syncs by itself.
     pub(super) faults: Faults,
 }
 

@@ -200,7 +200,7 @@ impl Places {
                 Err(error) => match Errno::from_io_error(&error) {
                     // The socket was shut down.
                     Some(Errno::INVAL) => return,
-                    // That connection failed before it was accepted; `accept(2)` says to treat these alike.
+                    // The connection failed before it was accepted; `accept(2)` says to treat these alike.
                     Some(
                         Errno::CONNABORTED
                         | Errno::INTR

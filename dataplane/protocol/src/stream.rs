@@ -133,7 +133,7 @@ impl Stream {
         let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::RDHUP)];
         let over = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
         let timeout = Timespec::try_from(timeout).unwrap_or_default();
-        // That the question fails says nothing.
+        // A question that fails says nothing.
         net::poll(&mut polled, Some(&timeout)).is_ok() && polled[0].revents().intersects(over)
     }
 

@@ -425,8 +425,8 @@ pub enum Reply {
         layers: u32,
         blocks: Vec<ArrivingBlock>,
     },
-    /// To `Put`, `Commit`, `Abort`, `Release`, `Remove`, `Verify`, `Pin`, `Unpin`, `Hold`, `EndHold`, `Evict` and
-    /// `Replicate`. To `LayerDone`, `Finish`, `DropHandOver`, `WaitArrival` and `LeaveArrivals`: one, which is `InProgress` when a wait
+    /// Answers `Put`, `Commit`, `Abort`, `Release`, `Remove`, `Verify`, `Pin`, `Unpin`, `Hold`, `EndHold`, `Evict` and
+    /// `Replicate`. For `LayerDone`, `Finish`, `DropHandOver`, `WaitArrival` and `LeaveArrivals`: one, which is `InProgress` when a wait
     /// ended too early.
     Outcomes(Op, Vec<Outcome>),
     /// `next`: where to go on; the position that was asked from, if nothing has left since. `lost`: what came before is not
@@ -439,7 +439,7 @@ pub enum Reply {
 }
 
 impl Request {
-    /// Names the blocks of `tenant`, whoever's the client named. The host calls it before it looks at a key.
+    /// Makes the keys those of `tenant`, whichever tenant the client named. The host calls it before it looks at a key.
     pub fn belong_to(&mut self, tenant: u16) {
         let own = |meta: &mut BlockMeta| {
             meta.tenant = tenant;
@@ -853,7 +853,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Those of a client with which this side can speak.
+    /// The versions of a client with which this side can speak.
     fn versions(&mut self) -> Result<Versions, WireError> {
         let client = Versions { lowest: self.u8()?, highest: self.u8()? };
         client.common(VERSIONS).map(|_| client).ok_or(WireError::NoCommonVersion { client })

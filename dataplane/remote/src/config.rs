@@ -39,7 +39,7 @@ pub struct RemoteConfig {
     /// Other hosts store there too: a lookup that finds a block nowhere else asks for it there, one small request per key at
     /// most every 10 s. Default true.
     pub shared: bool,
-    /// With keys: also store blocks of tenants without one in clear, and read such. Whoever can write there can then put a
+    /// With keys: also store blocks of tenants without one in clear, and read such. Anybody who can write there can then put a
     /// block of their own in the place of a sealed one. Default false.
     pub allow_plain: bool,
 }
@@ -58,7 +58,7 @@ pub struct S3 {
     pub bucket: String,
     /// Objects are below this; may be empty.
     pub prefix: String,
-    /// Such as `http://10.0.0.7:9000`; `None` means AWS.
+    /// The address of the server, such as `http://10.0.0.7:9000`; `None` means AWS.
     pub endpoint: Option<String>,
     pub region: String,
     /// Access key id and secret; `None` takes them from the environment (`AWS_ACCESS_KEY_ID` and so on) or the machine.

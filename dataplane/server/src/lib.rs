@@ -60,7 +60,7 @@ pub struct Listen {
     /// Callers need a token, or a certificate where the gate asks for one. Whether there is TLS is for the gate to say
     /// ([`Gate::dress`]).
     pub tcp: Option<SocketAddr>,
-    /// The mode of the Unix socket; whoever can open it is still asked who they are.
+    /// The mode of the Unix socket. A caller that can open it is still asked who it is.
     pub mode: u32,
 }
 
@@ -155,7 +155,7 @@ struct Entry {
     connection: Handle,
     /// The token or certificate that its hello came with, and who that was.
     shown: OnceLock<(Shown, Identity)>,
-    /// That no longer says so.
+    /// Set when that right has ended.
     ended: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! Every operation on blocks that a host offers, whoever asks for it.
+//! Every operation on blocks that a host offers, for all callers.
 //!
 //! Which tiers are woken and whether other hosts are asked is decided here. The doors (connections of the data protocol, and
 //! the host's gRPC services) decide who may call, put the caller's tenant into the keys, and convert; so both give the same

@@ -1,7 +1,7 @@
 //! Which blocks have left this host lately, for those who remember what it holds.
 //!
 //! A tier says of each block that it lets go ([`Departures::note`]): one push into a bounded ring. The block may be in another
-//! tier still, or come back, so whoever reads asks the tiers at that time
+//! tier still, or come back, so a reader asks the tiers at that time
 //! ([`Tiering::departed`](super::tiering::Tiering::departed)). A block that goes down a tier is there before it leaves the one
 //! above, and each tier notes when its own index no longer has it, so that the last of the notes is never passed over.
 //!

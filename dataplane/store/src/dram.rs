@@ -82,10 +82,10 @@ pub enum OpenError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerId(pub u64);
 
-/// Of the leases, and of the holds, one owner has at most one in this many: a client that keeps all it gets stops no other's
+/// One owner has at most one in this many of the leases, and of the holds: a client that keeps all it gets stops no other's
 /// reads.
 const OWNER_SHARE: usize = 4;
-/// Of the pool, one client reserves at most a third without committing, so that it cannot fill the quarantine alone, and one peer at
+/// One client reserves at most a third of the pool without committing, so that it cannot fill the quarantine alone, and one peer at
 /// most a quarter.
 const RESERVED_SHARE: u64 = 3;
 const PEER_SHARE: u64 = 4;
@@ -350,7 +350,7 @@ impl DramStore {
     }
 
     /// A new holder for transfers from other hosts that this process makes or allows. No time ends its reservations:
-    /// whoever makes them gives each one back, once nothing writes to it any more.
+    /// the caller that makes them gives each one back, once nothing writes to it any more.
     pub fn new_transfers_owner(&self) -> OwnerId {
         OwnerId(self.new_owner().0 | OwnerId::TRANSFERS | OwnerId::BRINGS)
     }

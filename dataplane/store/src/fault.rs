@@ -304,7 +304,7 @@ impl BlockStore for FaultStore {
         })
     }
 
-    /// Those of the tier inside, plus the faults on top.
+    /// The counts of the tier inside, plus the faults on top.
     fn stats(&self) -> TierStats {
         let (inner, own) = (self.inner.stats(), self.plan.counters.totals());
         TierStats {

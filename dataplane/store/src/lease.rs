@@ -30,7 +30,7 @@ pub(super) struct Leases {
     head: u32,
     tail: u32,
     held: usize,
-    /// Of each owner that holds any.
+    /// How many leases each owner holds, if any.
     by_owner: HashMap<OwnerId, usize>,
     /// Life that a new entry begins with. Random, so that an id given by an earlier run of the host ends nothing now.
     first_life: u32,

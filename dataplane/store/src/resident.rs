@@ -14,7 +14,7 @@ const SHARDS: usize = 16;
 
 type Shard<T> = HashMap<BlockKey, Arc<Block<T>>>;
 
-/// A block, and where its bytes are. Whoever reads them holds it, so that they stay although the block is removed.
+/// A block, and where its bytes are. A reader holds it, so that they stay although the block is removed.
 pub struct Block<T> {
     pub loaded: Loaded,
     pub bytes: T,

@@ -31,7 +31,7 @@ pub(super) struct Reservation {
     pub(super) ttl_ms: u32,
     /// Bytes are being received or checksummed right now; memory must not be taken away.
     pub(super) busy: bool,
-    /// To be aborted as soon as it is not busy.
+    /// It will be aborted as soon as it is not busy.
     pub(super) doomed: bool,
 }
 

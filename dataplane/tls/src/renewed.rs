@@ -19,7 +19,7 @@ pub struct Renewed<T> {
 
 impl<T> Renewed<T> {
     /// # Errors
-    /// Those of `read`.
+    /// The errors of `read`.
     pub fn open<E>(files: Vec<PathBuf>, read: impl FnOnce() -> Result<T, E>) -> Result<Self, E> {
         let stamps = stamps(&files);
         let current = Mutex::new((stamps, Arc::new(read()?)));

@@ -19,7 +19,7 @@ pub struct Audit {
     refusals: Mutex<Refusals>,
 }
 
-/// Of the present window.
+/// Refusals of the present window.
 struct Refusals {
     since: Instant,
     noted: u32,

@@ -21,7 +21,7 @@ pub struct Door {
 pub struct About(Arc<Mutex<String>>);
 
 impl About {
-    /// Of a request that came through [`guard`].
+    /// The caller of a request that came through [`guard`].
     pub fn of<T>(request: &tonic::Request<T>) -> Self {
         request.extensions().get::<Self>().cloned().unwrap_or_default()
     }
@@ -51,7 +51,7 @@ impl std::fmt::Display for From {
     }
 }
 
-/// Who is at the other end of a connection.
+/// The caller at the other end of a connection.
 #[derive(Clone, Debug)]
 pub struct Caller {
     pub from: Option<From>,

@@ -62,7 +62,7 @@ pub enum Error {
 }
 
 impl Tokens {
-    /// Those of the host whose data folder this is. Nothing is read yet.
+    /// The tokens of the host whose data folder this is. Nothing is read yet.
     pub fn in_folder(data_dir: &Path) -> Self {
         Self { path: data_dir.join(FILE), read: Mutex::default() }
     }

@@ -22,7 +22,7 @@ pub struct Trial {
     /// Limits of the host.
     pub config: PolicyConfig,
     pub settings: Vec<(String, String)>,
-    /// Of the worlds that it is tried in.
+    /// Seed of the worlds in which it is tried.
     pub seed: u64,
     /// Recordings whose decisions it is asked again.
     pub vectors: Vec<PathBuf>,

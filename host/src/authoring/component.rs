@@ -181,7 +181,7 @@ fn check_imports(wasm: &[u8], stub_wasi: bool) -> Result<(), Error> {
     Err(Error::Imports { imports: names.into_iter().map(import).collect() })
 }
 
-/// Of a component itself, or `MODULE.NAME` of a core module.
+/// Names of the imports: those of a component itself, or `MODULE.NAME` of a core module.
 pub(super) fn imports(wasm: &[u8]) -> Result<Vec<String>, BinaryReaderError> {
     let mut names = Vec::new();
     let is_component = Parser::is_component(wasm);

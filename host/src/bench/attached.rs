@@ -20,10 +20,10 @@ use kvasir_client::data::{Endpoint, JobOptions, Jobs, Label, Namespace, Options,
 use super::Row;
 use super::local::{self, Error, Setup, measure, plain_socket, rate};
 
-/// Of a block: 32 layers, K apart from V.
+/// Runs of a block: 32 layers, K apart from V.
 const RUNS: usize = 64;
 const BLOCK: usize = 1 << 20;
-/// Of the engine's memory; the host's pool has room for twice as many.
+/// Blocks in the engine's memory; the host's pool has room for twice as many.
 const BLOCKS: usize = 128;
 /// Blocks of one job: a prompt of 4,096 tokens at 256 tokens a block.
 const JOB: usize = 16;
@@ -157,7 +157,7 @@ impl Engine {
         }
     }
 
-    /// Of a load of blocks that are not there: naming 16 blocks and giving the job.
+    /// The time to submit a load of blocks that are not there: naming 16 blocks and giving the job.
     fn submit(&self, setup: &Setup<'_>) -> Result<local::Row, Error> {
         let mut calls = Vec::new();
         measure(setup, || {

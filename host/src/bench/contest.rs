@@ -20,7 +20,7 @@ use kvasir_policy::balancer::Snapshot;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// So often each policy has its turn: what the machine does besides then falls on all of them.
+/// How often each policy has its turn: what else the machine does then falls on all of them.
 const TURNS: usize = 16;
 /// Instances in each table.
 const INSTANCES: [u16; 3] = [8, 64, 512];
@@ -75,7 +75,7 @@ pub struct Report {
     pub policy: String,
     pub default: String,
     pub machine: Machine,
-    /// To check, compile, instantiate and configure it, nothing taken from a cache.
+    /// Time to check, compile, instantiate and configure it, with nothing taken from a cache.
     pub load_ms: f64,
     /// The most that an instance of it took.
     pub memory_bytes: usize,

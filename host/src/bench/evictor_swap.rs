@@ -29,7 +29,7 @@ struct Load {
     _tiering: Arc<Tiering>,
 }
 
-/// Of one phase: how long puts took, and the longest time in which no victim could be chosen.
+/// One phase: how long puts took, and the longest time in which no victim could be chosen.
 struct Phase {
     puts: Histogram<u64>,
     stall_us: f64,

@@ -22,10 +22,10 @@ pub(super) struct Row {
     pub name: String,
     pub value: f64,
     pub unit: &'static str,
-    /// Of single calls, in microseconds.
+    /// Percentiles of single calls, in microseconds.
     pub p50: f64,
     pub p99: f64,
-    /// In the unit of `value`; `None` if there is nothing to compare with.
+    /// The reference, in the unit of `value`. `None` means that there is nothing to compare with.
     pub reference: Option<f64>,
     /// `value / reference`.
     pub ratio: Option<f64>,
@@ -41,7 +41,7 @@ pub(super) type Error = Box<dyn std::error::Error + Send + Sync>;
 
 const MIB: usize = 1 << 20;
 const POOL: usize = 256 * MIB;
-/// Of a block in an engine's memory: 32 layers, K apart from V.
+/// Runs of a block in an engine's memory: 32 layers, K apart from V.
 const RUNS: usize = 64;
 
 /// Every figure of the DRAM tier and its transports.

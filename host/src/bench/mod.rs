@@ -91,7 +91,7 @@ impl Report {
         Self { bench, machine: Machine::here(), rows }
     }
 
-    /// To standard output: one JSON object, or a table.
+    /// Prints to standard output: one JSON object, or a table.
     ///
     /// # Errors
     /// A value that JSON cannot hold.

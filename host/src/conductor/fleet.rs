@@ -65,7 +65,7 @@ pub struct PrefillSpec {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecodeSpec {
     pub cost: DecodeCost,
-    /// Of taking a request over from the prefill instance, if that is another.
+    /// Cost of taking a request over from the prefill instance, if that is another.
     pub handover: TransferCost,
     pub capacity_blocks: u32,
 }
@@ -272,7 +272,7 @@ struct InFlight {
 pub struct Fleet {
     limits: Limits,
     block_size_tokens: u32,
-    /// Of the host; 0: it does not say.
+    /// The run of the host. 0 means that it does not say.
     run: u32,
     clock: TableClock,
     /// Counts registrations.

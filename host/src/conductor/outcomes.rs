@@ -4,7 +4,7 @@ use super::Rejected;
 use super::fleet::{Admission, Ask, Ended};
 use kvasir_policy::learning::{End, Outcome, Times};
 
-/// Of a request that was booked.
+/// The outcome of a request that was booked.
 pub(super) fn ended(end: End, ended: &Ended) -> Outcome {
     let placed = of_placement(&ended.ask, &ended.admission, ended.identities);
     Outcome {
@@ -18,7 +18,7 @@ pub(super) fn ended(end: End, ended: &Ended) -> Outcome {
     }
 }
 
-/// Of a request that was not. `identities`: of the placement that the admitter refused.
+/// The outcome of a request that was not. `identities` are those of the placement that the admitter refused.
 pub(super) fn rejected(ask: &Ask, rejected: &Rejected, identities: [u32; 2]) -> Outcome {
     let reason = rejected.reason;
     match &rejected.refused {

@@ -434,7 +434,7 @@ impl State {
         }
     }
 
-    /// Of both indices together.
+    /// Statistics of both indices together.
     pub(super) fn index_stats(&self) -> prefix_index::Stats {
         self.index.stats().plus(self.decode_index.stats())
     }

@@ -1,4 +1,4 @@
-//! What the conductor does by itself, ever so often: expiry, and the balancer.
+//! What the conductor does by itself, on each tick: expiry, and the balancer.
 
 use super::Conductor;
 use crate::calendar::unix_ms;

@@ -53,7 +53,7 @@ pub struct Allow {
 }
 
 /// Blocks that several tenants may store and read, such as those of common system prompts. A client that wants them names the
-/// number in its hello, where it would name its tenant. Whoever may use a namespace sees all that is in it, so it is for
+/// number in its hello, where it would name its tenant. Every caller that may use a namespace sees all that is in it, so it is for
 /// what may be known to all of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -30,7 +30,7 @@ pub struct Remote {
     /// Other hosts store there too: a lookup that finds a block nowhere else asks for it there, one small request per key at
     /// most every 10 s.
     pub shared: bool,
-    /// With keys: also store blocks of tenants without one in clear, and read blocks in clear. Whoever can write there can
+    /// With keys: also store blocks of tenants without one in clear, and read blocks in clear. Anybody who can write there can
     /// then put a block of their own in the place of a sealed one.
     pub allow_plain: bool,
 }

@@ -21,7 +21,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 pub struct Facts {
     /// What the daemon of these settings says, if one runs.
     pub host: Option<RunningHost>,
-    /// Those of the running host, or of this process where there is none.
+    /// The limits of the running host, or of this process where there is none.
     pub limits: Limits,
     pub memory: Memory,
     pub ports: Vec<Port>,

@@ -24,7 +24,7 @@ pub struct Tally {
     pub natively: u64,
     /// The policy failed.
     pub failed: u64,
-    /// Of other slots; not asked.
+    /// Records of other slots, which were not asked.
     pub others: u64,
     /// Ids of the first that differ.
     pub differing: Vec<u64>,

@@ -55,7 +55,7 @@ pub struct Decided {
     /// On the host's clock.
     pub at_ms: u64,
     pub policy: Arc<PolicyOf>,
-    /// Of the policy in its slot.
+    /// Generation of the policy in its slot.
     pub generation: u64,
     pub decision: Decision,
     /// Why the native twin decided in the policy's place.
@@ -87,7 +87,7 @@ pub struct Found {
     /// The tables, whole.
     pub tables: Changes,
     pub question: Question,
-    /// Those that were asked for with the decision; empty: none were.
+    /// The scores that were asked for with the decision; empty if none were.
     pub scores: Vec<f32>,
 }
 

@@ -1,7 +1,7 @@
 //! How a component is laid out in a registry, as `wkg` and `oci-wasm` have it: a config that says what kind of Wasm it is,
 //! and one layer, the component.
 //!
-//! Config and manifest follow from the component alone, so that whoever signs a file signs the very manifest that pushing it
+//! Config and manifest follow from the component alone, so that a person who signs a file signs the very manifest that pushing it
 //! makes.
 
 use super::{COMPONENT_BYTES_MAX, Error, check_digest};

@@ -20,7 +20,7 @@ const INDEX: &str = "index.json";
 const BLOBS: &str = "blobs/sha256/";
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
-/// Of a whole bundle.
+/// The most bytes of a whole bundle.
 const BUNDLE_BYTES_MAX: u64 = 1 << 30;
 const ENTRIES_MAX: usize = 1_024;
 /// Policies in one bundle.

@@ -34,7 +34,7 @@ impl Layer {
     }
 }
 
-/// Those that could be ours: others have other kinds of signatures there, which are none of our business.
+/// The layers that could be ours: others keep other kinds of signatures there, which are none of our business.
 ///
 /// # Errors
 /// There are more than a component can have.

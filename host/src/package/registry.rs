@@ -25,7 +25,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// From the first byte of a request to the last one of its answer.
 const TIMEOUT: Duration = Duration::from_secs(600);
-/// Of a registry's own words about an error.
+/// The most bytes kept of a registry's own words about an error.
 const ERROR_BYTES: usize = 500;
 
 /// One repository. Every call may ask for a login on its way.
@@ -129,7 +129,7 @@ impl Registry {
         self.put_manifest(&tag, &manifest).await
     }
 
-    /// Those that cosign would find for a manifest; none if nobody signed it.
+    /// The signatures that cosign would find for a manifest; empty if nobody signed it.
     async fn signatures(&self, manifest: Digest) -> Result<Vec<Signature>, Error> {
         let bytes = match self.manifest(&Version::Tag(cosign::tag(manifest))).await {
             Ok(bytes) => bytes,

@@ -298,7 +298,7 @@ impl AdmitterWorker {
         self.answered().generation()
     }
 
-    /// That policy, as it is recorded.
+    /// The policy in service, as it is recorded.
     pub fn policy_of(&self) -> PolicyOf {
         PolicyOf::from(&**self.answered().worker.version())
     }

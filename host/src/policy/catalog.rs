@@ -29,7 +29,7 @@ pub enum Origin {
     Module {
         name: String,
         digest: String,
-        /// What came with it; none where nobody signed it.
+        /// Signatures that came with it; empty if nobody signed it.
         #[serde(default)]
         signatures: Vec<Signature>,
     },
@@ -54,7 +54,7 @@ impl Origin {
         name
     }
 
-    /// Of the components it needs.
+    /// Digests of the components it needs.
     fn digests(&self) -> Vec<&str> {
         match self {
             Self::Module { digest, .. } => vec![digest],

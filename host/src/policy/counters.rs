@@ -16,7 +16,7 @@ const TIMED: u64 = 16;
 #[derive(Default)]
 pub struct Counters {
     calls: AtomicU64,
-    /// Of every sixteenth call.
+    /// Times of every sixteenth call.
     times: Times,
     traps: AtomicU64,
     deadline_misses: AtomicU64,

@@ -174,16 +174,16 @@ pub struct Window {
     samples: VecDeque<(u64, Sample)>,
 }
 
-/// So many samples cover a window; those between are forgotten.
+/// How many samples cover a window; those between are forgotten.
 const SAMPLES: u64 = 60;
 
 impl Window {
-    /// Of a policy that has counted nothing at `now_ms`.
+    /// The window of a policy that has counted nothing at `now_ms`.
     pub fn new(span: Duration, now_ms: u64) -> Self {
         Self::since(span, now_ms, Sample::default())
     }
 
-    /// Of a policy that had `counted` so much at `now_ms`, which is left out.
+    /// The window of a policy that had `counted` this at `now_ms`, which is left out.
     pub fn since(span: Duration, now_ms: u64, counted: Sample) -> Self {
         let span_ms = u64::try_from(span.as_millis()).unwrap_or(u64::MAX).max(1);
         Self { span_ms, samples: VecDeque::from([(now_ms, counted)]) }

@@ -121,7 +121,7 @@ impl std::error::Error for PastDeadline {}
 pub(super) struct Guest<B> {
     store: Store<State>,
     bindings: B,
-    /// Of a policy that learns.
+    /// The learning half, of a policy that learns.
     learning: Option<Learner>,
     limits: Limits,
     dead: bool,

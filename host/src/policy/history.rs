@@ -47,7 +47,7 @@ pub struct Entry {
     pub cause: String,
     /// One word: `loaded`, `promoted`, and so on.
     pub action: String,
-    /// Of a policy that goes on trial: as what.
+    /// The stage of a policy that goes on trial.
     #[serde(default)]
     pub stage: String,
     /// What it was done to.

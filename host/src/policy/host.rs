@@ -63,9 +63,9 @@ pub struct SlotStatus {
     pub previous: Option<String>,
     /// Why the breaker or a guard last took a policy out of service, or ended a trial.
     pub last_trip: Option<String>,
-    /// Of this version.
+    /// Counts of this version.
     pub counters: CounterValues,
-    /// Of all versions since the host started; the mean time is this version's.
+    /// Counts of all versions since the host started; the mean time is this version's.
     pub totals: CounterValues,
     /// What the linear memories of all its instances take now, and the most that one instance may take.
     pub memory_bytes: u64,

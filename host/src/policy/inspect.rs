@@ -21,7 +21,7 @@ pub struct Inspection {
     pub bytes: u64,
     pub imports: Vec<String>,
     pub exports: Vec<String>,
-    /// To check, compile, instantiate and configure it, nothing taken from a cache.
+    /// Time to check, compile, instantiate and configure it, with nothing taken from a cache.
     pub load_time: Duration,
 }
 

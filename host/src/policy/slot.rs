@@ -126,7 +126,7 @@ pub trait Policy: Send {
 pub struct Slot<H: Hook> {
     current: Arc<ArcSwap<Version<H>>>,
     previous: Mutex<Option<Previous<H>>>,
-    /// Held by whoever changes the version, so that loads, rollbacks and trips come one by one.
+    /// Held while the version changes, so that loads, rollbacks and trips come one by one.
     change: Mutex<()>,
     pub log: Arc<Log>,
     /// The policy on trial beside it.
@@ -139,7 +139,7 @@ pub struct Slot<H: Hook> {
     tripped: Mutex<Option<String>>,
     guarded: Mutex<Guarded>,
     pub(super) news: News,
-    /// Of the versions before `current`, which changes under this lock.
+    /// Counts of the versions before `current`, which changes under this lock.
     totals: Mutex<Totals>,
     generations: AtomicU64,
     workers: AtomicUsize,
@@ -154,7 +154,7 @@ pub struct Slot<H: Hook> {
     /// What serves came from the catalogue.
     restored: bool,
     builder: Builder,
-    /// To and from the learner of what serves, and of what is on trial.
+    /// What goes to and from the learner of what serves, and of what is on trial.
     lessons: Lessons,
     trial_lessons: Lessons,
 }

@@ -23,9 +23,9 @@ pub enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Share {
-    /// So many of a thousand sessions; of a thousand prompts where requests name no session.
+    /// This many of a thousand sessions, or of a thousand prompts where requests name no session.
     PerMille(u32),
-    /// Those of this tenant, by its number.
+    /// The requests of this tenant, by its number.
     Tenant(u32),
 }
 
@@ -100,7 +100,7 @@ pub struct TrialStatus {
     pub settings: Vec<(String, String)>,
     pub stage: Stage,
     pub counters: CounterValues,
-    /// Of a shadow: its answers beside those of the active policy.
+    /// The answers of a shadow beside those of the active policy.
     pub agreement: Agreement,
     /// Decisions that a shadow was not told, because it was behind.
     pub dropped: u64,

@@ -237,7 +237,7 @@ pub(super) struct Gate(Option<Arc<Path>>);
 
 impl Gate {
     pub(super) fn new(file: Option<&Path>) -> Self {
-        // Loads will be refused for it, one by one; whoever starts the host should hear of it once.
+        // Loads will be refused for it, one by one; the person who starts the host should hear of it once.
         if let Some(error) = file.and_then(|file| TrustedKeys::read(file).err()) {
             tracing::error!(%error, "only built-in policies are loaded");
         }

@@ -80,7 +80,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Of two indices together.
+    /// The statistics of two indices together.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {

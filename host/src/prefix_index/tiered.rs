@@ -34,7 +34,7 @@ pub struct TieredIndex {
     tiers: Option<Box<Tiers>>,
 }
 
-/// Of the instances that say where their blocks lie.
+/// The indices of the instances that say where their blocks lie.
 #[derive(Debug)]
 struct Tiers {
     /// By tier.
@@ -124,7 +124,7 @@ impl TieredIndex {
         self.all.is_empty()
     }
 
-    /// Of all indices together.
+    /// Statistics of all indices together.
     pub fn stats(&self) -> Stats {
         let beside = self.tiers.iter().flat_map(|tiers| tiers.each.iter().chain([&tiers.near]));
         beside.map(PrefixIndex::stats).fold(self.all.stats(), Stats::plus)

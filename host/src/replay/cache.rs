@@ -35,7 +35,7 @@ pub struct Report {
     pub block_references: u64,
     pub prefix_hits: u64,
     pub hit_rate_percent: f64,
-    /// Of the whole replay, like what follows about the evictor.
+    /// Evictions of the whole replay, like what follows about the evictor.
     pub evictions: u64,
     /// Time inside the evictor, events and learning included, per eviction that it chose itself.
     pub evict_ns_mean: f64,

@@ -57,7 +57,7 @@ impl LastUses for ByNode {
     }
 }
 
-/// Of the blocks used most recently, by the hash of their prefix: for traces without end.
+/// The last uses of the blocks used most recently, by the hash of their prefix: for traces without end.
 ///
 /// When the young ones are as many as the limit they become the old ones, and the old ones before them are forgotten.
 pub struct Recent {
@@ -105,7 +105,7 @@ impl Default for Classes {
 }
 
 impl<L: LastUses> Classes<L> {
-    /// Of a trace with blocks of [`BLOCK_SIZE_TOKENS`].
+    /// The classes of a trace with blocks of [`BLOCK_SIZE_TOKENS`].
     pub fn new(last_use: L) -> Self {
         Self { last_use, block_size_tokens: BLOCK_SIZE_TOKENS }
     }

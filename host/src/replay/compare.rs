@@ -42,7 +42,7 @@ pub struct Match<'a> {
     pub trace: &'a str,
     pub candidate: &'a Contender,
     pub baseline: &'a Contender,
-    /// Of the trace.
+    /// Tokens in a block of the trace.
     pub block_size_tokens: u32,
 }
 

@@ -86,7 +86,7 @@ struct Axes {
 }
 
 impl Axes {
-    /// So that all points lie within; `None`: there are none.
+    /// Axes within which all points lie. Returns `None` if there are none.
     fn around(points: impl Iterator<Item = (f64, f64)>, logarithmic: bool) -> Option<Self> {
         let finite = points.filter(|(x, y)| x.is_finite() && y.is_finite());
         let (mut x, mut y) = ((f64::INFINITY, f64::NEG_INFINITY), (0.0, f64::NEG_INFINITY));

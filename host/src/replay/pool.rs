@@ -51,7 +51,7 @@ pub struct Dropped {
     pub parent: Option<u64>,
     /// Its position in its chain.
     pub depth: u32,
-    /// Of the request that used it last.
+    /// Class of the request that used it last.
     pub class: u16,
 }
 
@@ -203,7 +203,7 @@ impl<'e> Pool<'e> {
         dropped.len()
     }
 
-    /// The blocks evicted since the last call; none if the pool does not tell.
+    /// The blocks evicted since the last call; empty if the pool does not tell.
     pub fn take_evicted(&mut self) -> Vec<u64> {
         self.evicted.as_mut().map(std::mem::take).unwrap_or_default()
     }

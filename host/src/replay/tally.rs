@@ -11,7 +11,7 @@ pub struct Hits {
     pub block_references: u64,
     /// Blocks.
     pub prefix_hits: u64,
-    /// Of the references.
+    /// Hits, as a share of the references.
     pub hit_rate_percent: f64,
 }
 
@@ -20,7 +20,7 @@ pub(super) fn percent(part: u64, whole: u64) -> f64 {
     rounded(100.0 * part as f64 / whole.max(1) as f64)
 }
 
-/// To four decimals.
+/// Rounds to four decimals.
 pub(super) fn rounded(percent: f64) -> f64 {
     (percent * 1e4).round() / 1e4
 }
@@ -40,7 +40,7 @@ impl Hits {
 /// What is counted apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Split {
-    /// So many requests at the beginning warm the cache up, and count nowhere else.
+    /// How many requests at the beginning warm the cache up, and count nowhere else.
     pub warm_up: usize,
     pub by_class: bool,
     pub by_tenant: bool,

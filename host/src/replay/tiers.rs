@@ -49,7 +49,7 @@ pub struct TierReport {
     pub capacity_blocks: u32,
     /// Without the warm-up. Below the first tier, each was brought up.
     pub prefix_hits: u64,
-    /// Of all references.
+    /// Hits, as a share of all references.
     pub hit_rate_percent: f64,
     /// Blocks that came from the tier above, in the whole replay.
     pub moved_in: u64,

@@ -147,7 +147,7 @@ pub struct Reader {
     line: u64,
     last_us: u64,
     block_size_tokens: u32,
-    /// Of a trace in the Bailian format.
+    /// The conversations of a trace in the Bailian format.
     chats: Option<bailian::Chats>,
     buffer: Vec<u8>,
     done: bool,

@@ -80,7 +80,7 @@ impl Conductor for ConductorService {
         let _worker = self.workers.acquire().await.expect("never closed");
         let now_ms = self.host.clock.now_ms();
         let decide = || self.host.conductor.schedule(&ask, &request.blocks, request.explain, now_ms);
-        // To explain is not for the request path and may take as long as a cold call.
+        // Explaining is not for the request path and may take as long as a cold call.
         let scheduled = if request.explain { tokio::task::block_in_place(decide) } else { decide() };
         let scheduled = scheduled.map_err(status)?;
         if let Some(traffic) = &self.host.traffic {

@@ -42,7 +42,7 @@ impl Explain for Service {
             let found = host.conductor.explain().find(id).ok_or_else(|| not_kept(&host, id))?;
             Ok::<_, Status>(explained(&host, &found, record))
         };
-        // To ask a policy again takes as long as a cold call.
+        // Asking a policy again takes as long as a cold call.
         let explained = tokio::task::spawn_blocking(explain).await;
         explained.map_err(|error| Status::internal(error.to_string()))?.map(Response::new)
     }

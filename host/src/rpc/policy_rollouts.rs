@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status};
 
 /// A week.
 const PAUSE_MS_MAX: u64 = 7 * 86_400_000;
-/// Of why a host failed.
+/// The most bytes of the reason why a host failed.
 const REASON_BYTES: usize = 1 << 10;
 
 pub(super) struct Service(pub(super) Arc<Host>);

@@ -55,7 +55,7 @@ struct Seat {
     stay: oneshot::Sender<Infallible>,
 }
 
-/// Those whose connections are counted together: one of them makes room for another first.
+/// Callers whose connections are counted together: one of them makes room for another first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Group {
     User(u32),

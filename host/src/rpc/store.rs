@@ -136,13 +136,13 @@ impl Store for Service {
     }
 }
 
-/// Who calls.
+/// The identity of the caller.
 pub(super) fn identity<T>(request: &Request<T>) -> Result<&Identity, Status> {
     let identity = request.extensions().get::<Identity>();
     identity.ok_or_else(|| Status::permission_denied("the door let nobody in"))
 }
 
-/// The keys under which this caller's blocks are kept. Whoever acts for a tenant reaches no other tenant's by their keys.
+/// The keys under which this caller's blocks are kept. A caller that acts for a tenant reaches no other tenant's by their keys.
 pub(super) fn own_keys<T>(request: &Request<T>, keys: &[impl AsRef<[u8]>]) -> Result<Vec<BlockKey>, Status> {
     let keys = keys_in(keys)?;
     let identity = identity(request)?;

@@ -12,10 +12,10 @@ const NAME_BYTES_MAX: usize = 128;
 /// A day in milliseconds: costs and deadlines beyond are mistakes of unit.
 const MS_MAX: f64 = 86_400_000.0;
 const TOKENS_MAX: u32 = 1 << 30;
-/// Of one instance.
+/// The most models of one instance.
 const MODELS_MAX: usize = 64;
 const ADAPTERS_MAX: usize = 1_024;
-/// That one instance can hold: as many as have a number.
+/// The most adapters that one instance can hold: as many as have a number.
 const ADAPTERS_HELD_MAX: u32 = 1 << 16;
 const SETTINGS_MAX: usize = 64;
 const SETTING_BYTES_MAX: usize = 64 << 10;
@@ -157,7 +157,7 @@ pub fn complete(request: &proto::CompleteRequest) -> Result<(), Status> {
     }
 }
 
-/// Of a message that tells of blocks.
+/// Checks a message that tells of blocks.
 ///
 /// # Errors
 /// A status that names the field.

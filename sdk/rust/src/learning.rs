@@ -40,7 +40,7 @@ pub enum End {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Outcome {
     pub end: End,
-    /// Of a rejection or refusal.
+    /// The reason of a rejection or refusal.
     pub reason: u32,
     /// Id of the decision; 0 if it was not booked.
     pub decision: u64,
@@ -53,7 +53,7 @@ pub struct Outcome {
     pub prefill: u32,
     pub decode: u32,
     pub prompt_tokens: u32,
-    /// Of these not computed, since they were stored.
+    /// How many of these were not computed, since they were stored.
     pub cached_tokens: u32,
     /// Fetched from another instance.
     pub fetched_blocks: u32,

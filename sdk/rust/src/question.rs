@@ -74,7 +74,7 @@ pub struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    /// Of a question whose head has `head` words. Columns that are not there in full count as absent.
+    /// The columns of a question whose head has `head` words. Columns that are not there in full count as absent.
     #[inline]
     pub fn of_question(question: &'a [u32], head: usize, prefill_slots: usize, decode_slots: usize) -> Self {
         let present = question.get(REQUEST_WORDS).copied().unwrap_or(0);

@@ -38,7 +38,7 @@ pub(super) struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Of all hashes but the first `without`.
+    /// The blocks of all hashes but the first `without`.
     fn blocks(&self, without: usize) -> PyResult<Vec<usize>> {
         let (hashes, hash_bytes) = self.hashes;
         let count = bytes::hashes(hashes, hash_bytes)?.len().saturating_sub(without);
@@ -129,7 +129,7 @@ impl Inner {
     ) -> PyResult<()> {
         let handing = self.handing()?;
         let number = self.table.open(*job, kind, Kept::Plan(*plan))?;
-        // Known before it runs, for whoever says at once that a layer is ready, or drains it.
+        // Known before it runs, for a caller that says at once that a layer is ready, or drains it.
         let known = match self.hand_overs.numbers.lock().entry(*job) {
             Entry::Occupied(_) => Err(JobError::Twice { job: *job }),
             Entry::Vacant(free) => {

@@ -86,7 +86,7 @@ pub(super) struct Pools {
 
 struct Known {
     device: u16,
-    /// Of the host's run that has it. Every connection to that maps the same pool.
+    /// The run of the host that has it. Every connection to that run maps the same pool.
     boot: u64,
     /// `None`: it was refused, and is not tried again.
     pool: Option<Arc<Pool>>,
@@ -106,7 +106,7 @@ impl Pools {
         if let Some(known) = known.iter().find(|known| known.device == number && known.boot == client.boot) {
             return known.pool.clone();
         }
-        // Of a run that is over nobody asks again. Jobs that still use its pool keep it.
+        // Nobody asks again about a run that is over. Jobs that still use its pool keep it.
         known.retain(|known| known.boot == client.boot);
         let region = Region::of_mapping(Arc::clone(&local.mapping));
         let pool = match Pinned::new(device, &region) {

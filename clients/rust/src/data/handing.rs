@@ -160,7 +160,7 @@ struct Shared {
     handing: HandingOptions,
     /// Where jobs are counted and reported.
     jobs: Arc<jobs::Shared>,
-    /// Of jobs that are not reported.
+    /// The signals of jobs that are not reported yet.
     open: Mutex<HashMap<u64, Arc<Signals>>>,
     senders: Crew,
     receivers: Crew,
@@ -383,7 +383,7 @@ impl Task {
         self.signals.leave();
         match result {
             Ok(bytes) => Done { job: self.job, ok: true, blocks: vec![true; self.len()], bytes, error: None },
-            // That it was ended says more than the call that met it.
+            // The reason why it was ended says more than the call that met it.
             Err(error) => self.failed(self.signals.check().err().map_or(error, ClientError::from)),
         }
     }

@@ -69,7 +69,7 @@ pub struct Done {
     pub job: u64,
     /// It is true of all blocks.
     pub ok: bool,
-    /// Of each block: a load has brought all of it, and it is what was stored; a save knows it to be stored, or being stored
+    /// For each block: a load has brought all of it, and it is what was stored; a save knows it to be stored, or being stored
     /// by another writer.
     pub blocks: Vec<bool>,
     /// Bytes that were copied, of those blocks.

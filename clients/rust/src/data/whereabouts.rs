@@ -40,9 +40,9 @@ impl Source {
 pub struct Removals {
     /// What to ask with next; the same as asked, if nothing has left since.
     pub next: u64,
-    /// The host does not know what has left since then: whoever remembers what it holds forgets all of it.
+    /// The host does not know what has left since then: a client that remembers what it holds must forget all of it.
     pub lost: bool,
-    /// Those of this client's tenant. Other tiers' and hosts' copies aside, each was gone when this was answered.
+    /// The keys of this client's tenant. Other tiers' and hosts' copies aside, each was gone when this was answered.
     pub keys: Vec<BlockKey>,
 }
 

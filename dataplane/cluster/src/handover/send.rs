@@ -387,7 +387,7 @@ impl HandingOver {
         }
     }
 
-    /// The reservations of its places here. Whoever fills them aborts these when it is done with a hand-over that broke off.
+    /// The reservations of its places here. The caller that fills them aborts them when it is done with a hand-over that broke off.
     pub fn reservations(&self) -> Vec<u64> {
         let reserved = |source: &Source| match &source.place {
             Place::ToFill(place) => Some(place.id),

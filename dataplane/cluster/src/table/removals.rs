@@ -1,7 +1,7 @@
 //! Which blocks were removed, and when, so that a host that was away cannot bring them back.
 //!
-//! Every host that hears of a removal keeps it and tells it on, as a fact. So whoever returns hears it from whomever it
-//! reaches first. A removal says nothing about a block that was put later; and it is carried out once, when it is new,
+//! Every host that hears of a removal keeps it and tells it on, as a fact. So a host that returns hears it from the first host
+//! that it reaches. A removal says nothing about a block that was put later; and it is carried out once, when it is new,
 //! so that one that is told late drops nothing that was stored since.
 //!
 //! What is no longer kept must not count as new again, or it would do just that. Hence [`Removals::horizon`]: a removal
@@ -83,7 +83,7 @@ impl Removals {
         }
     }
 
-    /// Those that are no longer kept since the last call.
+    /// The removals dropped since the last call.
     pub(super) fn take_dropped(&mut self) -> Vec<BlockKey> {
         let mut dropped = std::mem::take(&mut self.dropped);
         dropped.retain(|key| !self.latest.contains_key(key));
@@ -94,7 +94,7 @@ impl Removals {
         self.by_age.iter().map(|&(at, key)| (key, at))
     }
 
-    /// Those kept, and those forgotten since the start because there were too many.
+    /// How many are kept, and how many were forgotten since the start because there were too many.
     pub(super) fn counts(&self) -> (usize, u64) {
         (self.latest.len(), self.forgotten)
     }

@@ -131,7 +131,7 @@ impl Oldest {
                 staying.push(block);
                 continue;
             }
-            // Of a page that is split, the rest may be free.
+            // The rest of a page that is split may be free.
             free += Extents::rounded(block.loaded.meta.size.into()).max(PAGE);
             leaving.push(block);
             if free >= Extents::rounded(size) {

@@ -98,7 +98,7 @@ impl Device {
         self.pinned().contains(address as usize, len)
     }
 
-    /// Those of `gather.cu`, loaded by the first call.
+    /// The kernels of `gather.cu`, loaded by the first call.
     pub(super) fn kernels(&self) -> Result<&Kernels, CudaError> {
         self.kernels.get_or_init(|| Kernels::load(self)).as_ref().map_err(Clone::clone)
     }
@@ -164,7 +164,7 @@ fn by_address() -> Result<Vec<(String, usize)>, CudaError> {
     Ok(found)
 }
 
-/// Such as `0000:1b:00.0`; of fixed width, so that it sorts as text.
+/// The address on the bus, such as `0000:1b:00.0`; of fixed width, so that it sorts as text.
 fn address_of(ordinal: usize) -> Result<String, DriverError> {
     let device = result::device::get(ordinal as i32)?;
     let mut text = [0 as c_char; 32];

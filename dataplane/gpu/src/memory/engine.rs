@@ -54,7 +54,7 @@ impl DevicePlan {
                 device.must_own(address as u64)?;
             }
         }
-        // So that no job has to wait for it.
+        // Loaded now, so that no job has to wait for it.
         let _ = device.kernels();
         Ok(Self { device: Arc::clone(device), runs: runs.into(), blocks, block_bytes })
     }

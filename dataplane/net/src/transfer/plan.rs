@@ -351,7 +351,7 @@ impl<T: Clone> Schedule<T> {
     }
 }
 
-/// Of the rails with room in the first set that works, the one that would finish a slice of this work first. A rail on
+/// Chooses among the rails with room in the first set that works: the one that would finish a slice of this work first. A rail on
 /// which the work failed is taken only if it failed on all.
 fn choose<T>(
     rails: &[Rail],

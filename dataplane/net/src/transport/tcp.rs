@@ -89,7 +89,7 @@ pub struct Tcp {
     node: Arc<Node>,
     config: TcpConfig,
     listening: Option<(SocketAddr, Listener)>,
-    /// Those that were no peers.
+    /// Connections that were not from peers.
     strangers: Arc<AtomicU64>,
 }
 

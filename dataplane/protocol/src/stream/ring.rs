@@ -193,7 +193,7 @@ impl Ring {
         }
         self.store(direction, sleeps, 0);
         match rustix::net::send(&self.socket, &[1], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            // So many bells are unread that one more would change nothing.
+            // Enough bells are unread already; one more would change nothing.
             Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
             Err(error) => Err(error.into()),
         }

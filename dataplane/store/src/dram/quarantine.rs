@@ -28,7 +28,7 @@ const SHARE: u64 = 2;
 #[derive(Default)]
 pub(super) struct Quarantine {
     places: Mutex<Vec<Place>>,
-    /// Of those places. Changed under the lock.
+    /// Bytes of those places. Changed under the lock.
     bytes: AtomicU64,
     /// Places taken in since the start, and reservations refused because it was full.
     taken: AtomicU64,
@@ -114,7 +114,7 @@ impl DramStore {
             let Some((local, shard)) = self.home(id) else { continue };
             let freed = {
                 let mut guard = self.write(shard);
-                // Else it has ended by itself.
+                // Otherwise it has ended by itself.
                 if guard.reservation(local, id, owner).is_err() {
                     continue;
                 }

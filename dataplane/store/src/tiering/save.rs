@@ -27,7 +27,7 @@ const BATCH_BYTES: u64 = 32 << 20;
 pub struct Saved {
     pub blocks: u64,
     pub bytes: u64,
-    /// Those for which there was no time or no room, or which the tier refused.
+    /// Blocks for which there was no time or no room, or which the tier refused.
     pub left: u64,
 }
 

@@ -30,7 +30,7 @@ pub(super) type Times = BTreeMap<&'static str, Histogram<u64>>;
 
 pub(super) struct Panel<H: Hook> {
     pub(super) engines: Vec<Box<H::Engine>>,
-    /// Of the first engine.
+    /// Times of the first engine.
     pub(super) times: Times,
     /// Answers compared.
     pub(super) answers: u64,

@@ -32,7 +32,7 @@ enum Matter {
     /// Instances that do both.
     Peers,
     AllDrained,
-    /// Of the model that is asked for.
+    /// No instance serves the model that is asked for.
     NobodyServes,
     /// Rows have more values than are documented.
     LaterHost,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// The most blocks in a ghost. Some 100 bytes each, beside what the policy keeps.
 const BLOCKS_MAX: u32 = 1 << 17;
-/// So much of the pool is emptied when it is full, as the real one is between its watermarks.
+/// One in this many blocks goes when the pool is full, as in the real one between its watermarks.
 const EMPTIED: u64 = 64;
 /// The tier of the pool itself, in a row of tiers.
 const DRAM: u8 = 2;
@@ -147,7 +147,7 @@ impl Size {
     }
 }
 
-/// An evictor, whoever owns it.
+/// An evictor, owned or borrowed.
 trait Asked {
     fn tell(&mut self, base_ms: u64, words: &[u32]) -> Result<(), Fault>;
     fn choose(&mut self, now_ms: u64, want: u32, victims: &mut Vec<Victim>) -> Result<(), Fault>;

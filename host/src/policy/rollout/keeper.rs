@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
     pub slot: SlotKind,
-    /// Of the rollout.
+    /// Number of the rollout.
     pub id: u64,
     pub order: Order,
     pub target: Assignment,
@@ -20,7 +20,7 @@ pub struct Told {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     pub slot: SlotKind,
-    /// Of the rollout that it speaks of.
+    /// Number of the rollout that it speaks of.
     pub id: u64,
     pub said: Said,
 }
@@ -57,7 +57,7 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Those stored by an earlier run go on.
+    /// Opens the keeper. Rollouts stored by an earlier run go on.
     ///
     /// # Errors
     /// The database cannot be read, or holds something else.
@@ -142,7 +142,7 @@ impl Keeper {
     /// What a host needs to bring the target into service, as it was given to [`Keeper::start`].
     ///
     /// # Errors
-    /// That rollout is not there (any more), or [`Error::State`].
+    /// The rollout is not there (any more), or [`Error::State`].
     pub fn request(&self, slot: SlotKind, id: u64) -> Result<Vec<u8>, Error> {
         let slots = self.slots.lock();
         let now = slots[slot as usize].as_ref().ok_or(Error::None(slot))?.id;

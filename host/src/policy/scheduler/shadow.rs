@@ -15,7 +15,7 @@ pub struct Heard {
     pub told: Told,
     pub thresholds: Arc<Vec<f32>>,
     pub decision: Decision,
-    /// Of the prompt.
+    /// Blocks of the prompt.
     pub blocks: u64,
 }
 

@@ -7,7 +7,7 @@ use crate::policy::{Action, Cause, Share, Stage};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// So many windows at most.
+/// The most windows of a contest.
 const WINDOWS_MAX: u32 = 4;
 /// Standard deviations by which the newcomer must be worse: looked at every second, and once in the end.
 const SURE: f64 = 3.0;
@@ -16,7 +16,7 @@ const HALF: Stage = Stage::Canary(Share::PerMille(500));
 
 /// Two policies, half of the requests each.
 pub(super) struct Contest {
-    /// Of the policy before the one on watch, which has the seat of trials.
+    /// Generation of the policy before the one on watch, which has the seat of trials.
     pub(super) generation: u64,
     since_ms: u64,
     /// What made the newcomer look worse.

@@ -28,7 +28,7 @@ struct OnTrial {
     compared: Option<Window>,
 }
 
-/// Of the policy in service, since a short while.
+/// The watch over a policy that came into service a short while ago.
 struct Watch {
     until_ms: u64,
     /// The one before it, when it was last asked.
@@ -38,7 +38,7 @@ struct Watch {
 }
 
 impl Guarded {
-    /// That generation is watched from the next look on.
+    /// Has `generation` watched from the next look on.
     pub(super) fn watch(&mut self, generation: u64) {
         self.awaited = Some(generation);
     }

@@ -30,7 +30,7 @@ const QUEUE: usize = 4 * OUTCOMES_MAX;
 
 /// What a learner published, for the engines of one version.
 pub(super) struct Knowledge {
-    /// Of the version that learned it.
+    /// Generation of the version that learned it.
     pub(super) generation: u64,
     /// Rises with everything that is published in the slot.
     pub(super) number: u64,
@@ -157,7 +157,7 @@ impl Outcomes {
         Self(feeds.into_iter().collect())
     }
 
-    /// To one who only listens.
+    /// Outcomes that go to one listener and nowhere else.
     #[cfg(test)]
     pub(crate) fn listened_to() -> Self {
         let feed = Feed::default();
@@ -256,7 +256,7 @@ impl<H: Hook> Slot<H> {
         }
     }
 
-    /// Of the policy in service, and of the one on trial.
+    /// The feeds of the policy in service, and of the one on trial.
     pub(in crate::policy) fn feeds(&self) -> [Arc<Feed>; 2] {
         [Seat::Service, Seat::Trial].map(|seat| Arc::clone(&self.lessons(seat).feed))
     }

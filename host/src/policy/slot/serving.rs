@@ -1,4 +1,4 @@
-//! What serves a slot, with its code, for whoever wants to have it.
+//! What serves a slot, with its code, for callers that fetch it.
 
 use super::version::{builtin, read};
 use super::{ChainPart, Hook, Settings, Slot, Source};

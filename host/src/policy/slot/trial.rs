@@ -27,7 +27,7 @@ pub struct Trial<H: Hook> {
     /// What its workers look at; always `version`.
     seat: Arc<ArcSwap<Version<H>>>,
     ended: AtomicBool,
-    /// To the thread of a shadow.
+    /// The queue to the thread of a shadow.
     pub(super) told: Option<SyncSender<Told<H>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -211,7 +211,7 @@ impl<H: Hook> Slot<H> {
             *self.last_trip.lock() = Some(reason.clone());
             self.guarded.lock().count(cause);
         }
-        self.trial.store(None); // whoever sees that it is gone can see why
+        self.trial.store(None); // a reader that sees it gone can see why
         trial.end();
         self.persist();
         self.tell(Action::TrialEnded, cause, Some(&trial.version), None, reason);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// Signatures of one component.
 pub const SIGNATURES_MAX: usize = 16;
-/// Of what is signed.
+/// The most bytes of what is signed.
 pub const PAYLOAD_BYTES_MAX: usize = 4 << 10;
 const FILE_BYTES_MAX: u64 = 256 << 10;
 const COSIGN: &str = "cosign container image signature";
@@ -31,7 +31,7 @@ pub struct Signature {
 pub struct Claim {
     pub component: Digest,
     pub slot: SlotKind,
-    /// Of the manifest under which the component is in a registry.
+    /// Digest of the manifest under which the component is in a registry.
     pub manifest: Digest,
     /// Where it is kept, or what it is called. For people; nothing is decided by it.
     pub reference: String,
@@ -142,7 +142,7 @@ struct Signatures {
     signatures: Vec<Signature>,
 }
 
-/// Those beside a component; none if there is no such file.
+/// The signatures beside a component; empty if there is no such file.
 ///
 /// # Errors
 /// The file cannot be read, or is something else.
@@ -212,7 +212,7 @@ pub fn write_beside(component: &Path, signatures: &[Signature]) -> Result<PathBu
     let write = || {
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
         file.write_all(&text)?;
-        // It is no secret: whoever may read the component may read who signed it.
+        // It is no secret: anybody who may read the component may read who signed it.
         let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
         file.as_file().set_permissions(readable)?;
         file.persist(&path).map_err(io::Error::from).map(drop)

@@ -97,7 +97,7 @@ impl std::fmt::Display for Faults {
 pub struct Learned {
     pub slot: &'static str,
     pub policy: String,
-    /// Of requests.
+    /// How many ends of requests it was told.
     pub outcomes: u64,
     /// Outcomes that it was too slow for.
     pub dropped: u64,

@@ -28,7 +28,7 @@ pub(super) struct Prefill<'e> {
 pub(super) struct Start {
     /// Leading blocks that are not computed.
     pub(super) found_blocks: usize,
-    /// Of these, those that were fetched for it.
+    /// How many of these were fetched for it.
     pub(super) fetched_blocks: usize,
     pub(super) ms: f64,
 }

@@ -25,13 +25,13 @@ pub struct Report {
     pub ttft_s: Seconds,
     /// Over the requests, each by its mean.
     pub tbt_s: Seconds,
-    /// Of the blocks of prompts that were computed.
+    /// Blocks found, as a share of the blocks of prompts that were computed.
     pub hit_rate_percent: f64,
-    /// Of these blocks, those that another instance sent.
+    /// Share of these blocks that another instance sent.
     pub fetched_percent: f64,
     /// Requests per second that kept their SLOs.
     pub goodput_rps: f64,
-    /// Of all requests; one that was rejected has not kept them.
+    /// Share of all requests; one that was rejected has not kept them.
     pub slo_attainment_percent: f64,
     /// How busy instances were, by role.
     pub load: Vec<RoleLoad>,
@@ -75,7 +75,7 @@ impl Names {
 }
 
 impl Report {
-    /// Of a cluster that has finished.
+    /// The report of a cluster that has finished.
     pub fn new(trace: &str, names: &Names, cluster: &Cluster<'_>) -> Self {
         let (tally, setup) = (cluster.tally(), cluster.setup());
         let Setup { prefill, decode, both, seed, .. } = *setup;

@@ -45,13 +45,13 @@ pub struct Setup {
     pub both: u32,
     /// Prefix cache of an instance that does prefill, blocks.
     pub pool_blocks: u32,
-    /// Of the trace.
+    /// Tokens in a block of the trace.
     pub block_size_tokens: u32,
     /// KV memory for the batch of an instance that decodes, blocks.
     pub decode_blocks: u32,
     pub prefill_cost: PrefillCost,
     pub decode_cost: DecodeCost,
-    /// Of a prefix that is fetched, and of a request that is handed over.
+    /// Cost of a prefix that is fetched, and of a request that is handed over.
     pub transfer: TransferCost,
     /// What each request asks for, ms; +infinity = nothing.
     pub ttft_slo_ms: f32,
@@ -60,7 +60,7 @@ pub struct Setup {
     pub speed: f64,
     /// Between reports of the instances, and between ticks of the balancer.
     pub tick_ms: u64,
-    /// Of the chance that requests bring to policies.
+    /// Seed of the chance that requests bring to policies.
     pub seed: u64,
 }
 

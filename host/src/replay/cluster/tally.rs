@@ -113,7 +113,7 @@ pub struct Tally {
     pub within_slo: u64,
     pub blocks_asked: u64,
     pub blocks_found: u64,
-    /// Of these, blocks that came from another instance.
+    /// How many of these came from another instance.
     pub blocks_fetched: u64,
     pub ttft: Spread,
     /// Mean time between the tokens of a request.

@@ -105,7 +105,7 @@ fn a_week_with_a_bad_policy_in_it() {
     assert_eq!(live_through(1, "random", PROMOTED_MS).told, week.told, "the same week again");
 }
 
-/// Others come an hour after the swap, and less of their prompts is found, whoever decides.
+/// Others come an hour after the swap, and less of their prompts is found, whichever policy decides.
 #[test]
 fn a_week_in_which_a_good_policy_meets_other_requests_and_stays() {
     for (newcomer, hour) in [("overlap-cost", 5), ("score", 17)] {

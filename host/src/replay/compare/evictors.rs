@@ -42,7 +42,7 @@ pub struct Capacity {
     pub blocks_gained: u64,
     pub blocks_lost: u64,
     pub first: Option<HitDifference>,
-    /// Those that lost most.
+    /// The differences that lost most.
     pub costliest: Vec<HitDifference>,
 }
 

@@ -37,7 +37,7 @@ pub struct Diff {
     pub rejected_by_candidate_only: u64,
     pub rejected_by_baseline_only: u64,
     pub first: Option<Difference>,
-    /// Those whose first token the candidate delayed most.
+    /// The requests whose first token the candidate delayed most.
     pub costliest: Vec<Difference>,
 }
 

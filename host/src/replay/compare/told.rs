@@ -129,7 +129,7 @@ fn hit_row(d: &HitDifference) -> Vec<String> {
 }
 
 impl Requests {
-    /// Of the policy that the two sides differ in.
+    /// Name of the policy in which the two sides differ.
     fn name<'r>(&self, report: &'r Report) -> &'r String {
         match self.slot {
             "admitter" => &report.admitter,

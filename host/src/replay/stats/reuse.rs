@@ -20,7 +20,7 @@ pub struct ClassReuse {
     pub exponential_error: f64,
 }
 
-/// Of all blocks.
+/// The reuse of all blocks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Reuse {
     /// Share of the distinct blocks that were used more than once.

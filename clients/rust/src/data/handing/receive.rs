@@ -34,7 +34,7 @@ struct Receiver<'a> {
     prompt: &'a Incoming,
     client: &'a Client,
     class: u16,
-    /// So many blocks of the prompt, from the first, are here.
+    /// How many blocks of the prompt, from the first, are here.
     covered: usize,
     bytes: u64,
 }

@@ -9,7 +9,7 @@ use super::HandingError;
 use crate::data::Reconnecting;
 use crate::sync::{Condvar, Mutex};
 
-/// Of one job.
+/// The signals of one job.
 pub(super) struct Signals {
     state: Mutex<State>,
     changed: Condvar,
@@ -18,7 +18,7 @@ pub(super) struct Signals {
 struct State {
     /// Layers whose bytes are final and that nobody has sent yet.
     ready: VecDeque<u32>,
-    /// Of each layer: whether it was said to be ready.
+    /// For each layer, whether a caller said that it is ready.
     said: Vec<bool>,
     /// Why it must end.
     end: Option<HandingError>,

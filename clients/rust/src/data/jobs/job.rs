@@ -33,7 +33,7 @@ struct State {
     stopped: bool,
 }
 
-/// Some blocks of a job, one after the other. Whoever takes one [ends](Part::end) it.
+/// Some blocks of a job, one after the other. The thread that takes one [ends](Part::end) it.
 pub(super) struct Part {
     job: Arc<Job>,
     from: usize,
@@ -145,7 +145,7 @@ impl Part {
         let size = |at| u64::from(job.payload(at));
         // Empty where there are none.
         let labels = job.labels.get(at..next).unwrap_or_default();
-        // Of each block: whether it is there, and how many bytes were copied.
+        // For each block: whether it is there, and how many bytes were copied.
         let results: Vec<Result<(bool, u64), ClientError>> = match &job.work {
             Work::Load { blocks, class } => {
                 let loaded = job.memory.load(hands, &client, &blocks[at..next], labels, *class)?;

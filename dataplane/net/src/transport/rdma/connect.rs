@@ -15,7 +15,7 @@ use crate::transport::node::random;
 
 const MAGIC: [u8; 4] = *b"KvRC";
 const VERSION: u16 = 1;
-/// Of a [`Hello`] on the control stream.
+/// Bytes of a [`Hello`] on the control stream.
 pub const HELLO_BYTES: usize = 64;
 
 /// What one side says of itself.

@@ -87,7 +87,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Of a frame without body and payload.
+    /// The header of a frame without body and payload.
     pub fn new(kind: Kind, request: u64) -> Self {
         Self { kind, code: 0, request, body_len: 0, payload_len: 0, crc: None }
     }

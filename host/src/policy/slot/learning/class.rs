@@ -30,7 +30,7 @@ pub trait Learner: Policy {
     fn publish(&mut self) -> Result<Vec<u8>, Fault>;
 }
 
-/// That of a component.
+/// The learner of a component.
 pub(in crate::policy::slot) type LearnerGuest = Guest<Component>;
 
 component_control!(learner::Learner);
@@ -215,7 +215,7 @@ impl<H: Hook> Pupil<H> {
         (self.changed, trial.changed) = (true, false);
         self.publish();
         self.keep_state();
-        // So that it is not taken for another's when that trial ends.
+        // Forgotten, so that it is not taken for another's when that trial ends.
         (trial.version, trial.state) = (None, None);
         trial.begin();
     }
