@@ -33,7 +33,7 @@ pub struct Keeper {
     allow: Vec<Rule>,
     tokens: Tokens,
     audit: Audit,
-    /// None: connections over TCP are not encrypted.
+    /// `None` means that connections over TCP are not encrypted.
     tls: Option<Arc<HostTls>>,
 }
 

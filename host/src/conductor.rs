@@ -65,15 +65,15 @@ pub enum Error {
 pub struct Registration {
     pub prefill: Option<PrefillSpec>,
     pub decode: Option<DecodeSpec>,
-    /// Name of its machine; empty: it does not say.
+    /// Name of its machine. Empty means that it does not say.
     pub host: String,
-    /// Name of its domain of the network; empty: it does not say.
+    /// Name of its domain of the network. Empty means that it does not say.
     pub domain: String,
-    /// Models it serves; none: any.
+    /// Models it serves. None means any.
     pub models: Vec<String>,
     /// Adapters it has loaded.
     pub adapters: Vec<String>,
-    /// The most adapters that it can hold at once; `None`: it does not say.
+    /// The most adapters that it can hold at once. `None` means that it does not say.
     pub adapters_max: Option<u32>,
 }
 
@@ -83,9 +83,9 @@ pub struct Report {
     pub free_blocks: u32,
     /// It takes no new requests.
     pub draining: bool,
-    /// Queued requests as the engine counts them; `None`: it does not say.
+    /// Queued requests as the engine counts them. `None` means that it does not say.
     pub waiting: Option<u32>,
-    /// Adapters it has loaded now; `None`: those that it said last.
+    /// Adapters it has loaded now. `None` means those that it said last.
     pub adapters: Option<Vec<String>>,
 }
 
@@ -188,7 +188,7 @@ pub struct Counts {
 pub enum Stage {
     Transfer,
     Prefill {
-        /// As the instance measured it, without the waits before it; `None`: it did not.
+        /// As the instance measured it, without the waits before it. `None` means that it did not.
         took_ms: Option<f64>,
     },
     Progress(u32),
@@ -249,7 +249,7 @@ impl Conductor {
         self.state.lock().unregister(name, epoch)
     }
 
-    /// The numbers of the model and the adapter that a request names; empty: none.
+    /// The numbers of the model and the adapter that a request names. Empty means none.
     pub fn needs(&self, model: &str, adapter: &str) -> Needs {
         if model.is_empty() && adapter.is_empty() {
             return Needs::default();
@@ -287,7 +287,7 @@ impl Conductor {
         self.state.lock().stored(name, epoch, sequence, tier, parent, blocks)
     }
 
-    /// Blocks that left a tier of an instance, in which another one may still have them; `None`: all its tiers.
+    /// Blocks that left a tier of an instance, in which another one may still have them. `None` means all its tiers.
     ///
     /// # Errors
     /// As [`Self::stored`].

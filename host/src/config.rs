@@ -81,11 +81,11 @@ pub struct Node {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Listen {
-    /// Control: gRPC. Empty: nowhere. Port 0 takes any free port, as in the two below.
+    /// Control: gRPC. Empty means nowhere. Port 0 takes any free port, as in the two below.
     pub grpc: Door,
     /// `/livez` and `/readyz`, open to everyone, and `/metrics`, which takes a token or a certificate.
     pub http: SocketAddr,
-    /// Data port for clients on other machines. Empty: nowhere.
+    /// Data port for clients on other machines. Empty means nowhere.
     pub data: Door,
     /// Listen on addresses other machines can reach, although tokens and blocks cross the network in the clear.
     pub allow_remote: bool,
@@ -97,12 +97,12 @@ pub struct Listen {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ListenTls {
-    /// The host's certificate, which names it as its clients do, and what links it to its authority. Empty: no TLS.
+    /// The host's certificate, which names it as its clients do, and what links it to its authority. Empty means no TLS.
     pub cert: PathBuf,
     /// The key of that certificate, readable by this user alone.
     pub key: PathBuf,
     /// Certificates of the authorities whose clients may show a certificate instead of a token; `access.allow` says which of
-    /// them come in. Empty: clients show tokens.
+    /// them come in. Empty means that clients show tokens.
     pub client_ca: PathBuf,
 }
 
@@ -174,7 +174,7 @@ pub struct Link {
     pub fixed_ms: f32,
     #[serde(default = "one")]
     pub factor: f32,
-    /// Transfers that run beside each other at full speed; more share it evenly. 0: any number.
+    /// Transfers that run beside each other at full speed; more share it evenly. 0 means any number.
     #[serde(default)]
     pub parallel: u32,
 }
@@ -187,15 +187,15 @@ fn one() -> f32 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
-    /// Control address of the host whose rollouts this one follows (unix:PATH or HOST:PORT). Empty: its own.
+    /// Control address of the host whose rollouts this one follows (unix:PATH or HOST:PORT). Empty means its own.
     pub follow: String,
     /// File with the token to show there: of the role `policy`. Read again for every call.
     pub follow_token: PathBuf,
-    /// Certificates of the authorities that vouch for it. Empty: no TLS, which is for a host on this machine, or
+    /// Certificates of the authorities that vouch for it. Empty means no TLS, which is for a host on this machine, or
     /// `listen.allow_remote`.
     pub follow_ca: PathBuf,
     /// Folder watched for `scheduler.wasm`, `evictor.wasm`, `admitter.wasm`, `balancer.wasm`; a file that
-    /// appears or changes is loaded. Empty: not watched.
+    /// appears or changes is loaded. Empty if no folder is watched.
     pub dir: PathBuf,
     /// CPU time of one call on the request path.
     pub hot_deadline: Span,
@@ -225,7 +225,7 @@ pub struct Policy {
 #[serde(default, deny_unknown_fields)]
 pub struct Trust {
     /// File of public keys, and for which slots they may sign (`kvasir policy trust add` writes it). Read at every load; one
-    /// that cannot be read trusts nobody. Empty: components need no signature.
+    /// that cannot be read trusts nobody. Empty means that components need no signature.
     pub file: PathBuf,
 }
 

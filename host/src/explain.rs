@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// How much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Decisions about requests; 0: none.
+    /// Decisions about requests. 0 means none.
     pub decisions: usize,
     /// Memory of all of them together.
     pub memory_bytes: usize,
@@ -98,7 +98,7 @@ impl Explain {
         }
     }
 
-    /// What was written of samples; `None`: none are.
+    /// What was written of samples. `None` means that none are.
     pub fn written(&self) -> Option<&Counts> {
         self.sampler.as_ref().map(Sampler::counts)
     }
@@ -115,7 +115,7 @@ impl Explain {
         Some(tape)
     }
 
-    /// A decision with all that its policy knew; `None`: it was never made here, or too long ago.
+    /// A decision with all that its policy knew. `None` means that it was never made here, or too long ago.
     pub fn find(&self, id: u64) -> Option<Found> {
         self.tapes.find(id)
     }
@@ -189,7 +189,7 @@ impl Found {
         }
     }
 
-    /// What the admitter was asked about it, as a record; `None`: it was not asked.
+    /// What the admitter was asked about it, as a record. `None` means that it was not asked.
     pub fn admitter_record(&self, at_ms: u64) -> Option<Record> {
         let admitted = self.decided.admitted.as_ref()?;
         let asked = Call {

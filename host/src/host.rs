@@ -28,11 +28,11 @@ pub struct Host {
     /// What happened to them.
     pub history: Arc<History>,
     pub eviction: Eviction,
-    /// None: `store.scrub_rate` is 0.
+    /// `None` means that `store.scrub_rate` is 0.
     pub scrubber: Option<Scrubber>,
     pub server: Server,
     pub conductor: Arc<Conductor>,
-    /// None: record.file is empty.
+    /// `None` means that `record.file` is empty.
     pub traffic: Option<Recorder>,
     pub draining: AtomicBool,
     pub addrs: Addrs,
@@ -42,11 +42,11 @@ pub struct Host {
 /// Where a host really listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addrs {
-    /// None: control goes over the Unix socket alone.
+    /// `None` means that control goes over the Unix socket alone.
     pub grpc: Option<SocketAddr>,
     pub http: SocketAddr,
-    /// None: bytes go over the Unix socket alone.
+    /// `None` means that bytes go over the Unix socket alone.
     pub data: Option<SocketAddr>,
-    /// For other hosts; none if there are none.
+    /// For other hosts. `None` means that there are none.
     pub cluster: Option<SocketAddr>,
 }

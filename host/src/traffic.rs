@@ -65,10 +65,10 @@ pub struct Recorder {
 
 /// What to record of a request.
 pub struct Prompt<'a> {
-    /// Names it until it has ended; 0: it ended at once, for it was rejected.
+    /// Names it until it has ended. 0 means that it ended at once, for it was rejected.
     pub id: u64,
     pub tokens: u32,
-    /// As the caller expects it; 0: it does not say.
+    /// As the caller expects it. 0 means that it does not say.
     pub output_tokens: u32,
     pub blocks: &'a [u64],
     pub class: u16,

@@ -350,7 +350,7 @@ impl Core {
         Ok(stats.into_iter().map(|stat| stat.map(|stat| stat.size.saturating_sub(Label::BYTES))).collect())
     }
 
-    /// Stores one buffer and waits for it. False if the block was there, or is being stored by somebody else.
+    /// Stores one buffer and waits for it. Returns false if the block was there, or is being stored by somebody else.
     fn put(&self, py: Python<'_>, namespace: &[u8], key: &[u8], buffer: Bound<'_, PyAny>) -> PyResult<bool> {
         let (namespace, buffers) = (bytes::namespace(namespace)?, Buffers::open(&[buffer], false)?);
         let plan = buffers.plan()?;
@@ -359,7 +359,7 @@ impl Core {
         Ok(put == Put::Stored)
     }
 
-    /// Fills one buffer and waits for it. False if the block is not there; then the buffer may have been written to.
+    /// Fills one buffer and waits for it. Returns false if the block is not there; then the buffer may have been written to.
     fn get(&self, py: Python<'_>, namespace: &[u8], key: &[u8], buffer: Bound<'_, PyAny>) -> PyResult<bool> {
         let (namespace, buffers) = (bytes::namespace(namespace)?, Buffers::open(&[buffer], true)?);
         let plan = buffers.plan()?;

@@ -38,7 +38,7 @@ impl Place {
         }
     }
 
-    /// Bytes of a block; `None` if there is no such block.
+    /// Bytes of a block. Returns `None` if there is no such block.
     pub(crate) fn block_bytes(&self, block: usize) -> Option<u32> {
         match self {
             Self::Host(plan) => plan.block_bytes(block),

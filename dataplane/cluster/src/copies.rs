@@ -53,7 +53,7 @@ impl Copies {
         self.changed();
     }
 
-    /// This host's own news from number `from` on, as soon as there are any; empty after `patience`. `None` if some are
+    /// This host's own news from number `from` on, as soon as there are any; empty after `patience`. Returns `None` if some are
     /// no longer kept.
     pub(super) fn news(&self, from: u64, patience: Duration) -> Option<Vec<Fact>> {
         let until = Instant::now() + patience;

@@ -27,7 +27,7 @@ pub(super) struct Piece {
 
 /// What a peer lent.
 pub(super) struct Borrowed {
-    /// One per key asked for; `None`: the peer does not have that block.
+    /// One per key asked for. `None` means that the peer does not have that block.
     pub(super) loans: Vec<Option<Loan>>,
     pub(super) lease_ms: u64,
     /// The peer's run, to give loans back with.
@@ -100,7 +100,7 @@ impl Shared {
         retryable
     }
 
-    /// Asks a peer to lend blocks. `None`: it did not answer.
+    /// Asks a peer to lend blocks. `None` means that it did not answer.
     pub(super) fn borrow(&self, link: &Link, keys: &[BlockKey], patience: Duration) -> Option<Borrowed> {
         let (run, release) = link.done.lock().take();
         let request = Request::Lend { keys: keys.to_vec(), release };
@@ -166,7 +166,7 @@ impl Shared {
         outcomes
     }
 
-    /// False if the block was removed since it was put, or if enough others hold it as far as is known here: the host that
+    /// Returns false if the block was removed since it was put, or if enough others hold it as far as is known here: the host that
     /// asks sees less.
     fn is_wanted(&self, (loan, holding): &(Loan, Holding)) -> bool {
         self.copies.generations.heard(holding.generation);

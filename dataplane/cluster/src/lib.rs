@@ -128,12 +128,12 @@ pub struct ClusterConfig {
     /// RDMA connections are set up over, too.
     pub transfer: Vec<SocketAddr>,
     /// Kinds of transport for the pool, in the order of preference. Between hosts on one machine shared memory goes
-    /// before all others. `None`: what this machine has, and RDMA only without TLS, because it is not encrypted.
+    /// before all others. `None` means what this machine has, and RDMA only without TLS, because it is not encrypted.
     pub transports: Option<Vec<Kind>>,
-    /// Socket where hosts on this machine reach the pool through shared memory. `None`: they do not.
+    /// Socket where hosts on this machine reach the pool through shared memory. `None` means that they do not.
     pub socket: Option<PathBuf>,
     pub peers: Vec<PeerConfig>,
-    /// Which NICs serve which memory here: rails are chosen by it, and peers are told. `None`: all are alike.
+    /// Which NICs serve which memory here: rails are chosen by it, and peers are told. `None` means that all are alike.
     pub topology: Option<Topology>,
     /// How often the machine is read again. Default 5 s.
     pub topology_every: Duration,
@@ -154,7 +154,7 @@ pub struct ClusterConfig {
     /// block that all its holders still have after a restart is not copied again.
     pub targets: Option<PathBuf>,
     /// A folder to keep in which blocks were removed, so that a host which was away cannot bring them back after this one
-    /// was restarted. Default none: it learns that from its peers, as far as they know it.
+    /// was restarted. The default `None` means that it learns that from its peers, as far as they know it.
     pub removals: Option<PathBuf>,
     /// A peer without an answer for this long, beyond the 150 ms of a heartbeat, is down. Default 700 ms.
     pub silence: Duration,

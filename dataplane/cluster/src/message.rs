@@ -110,7 +110,7 @@ pub enum Reply {
         next: Since,
         status: Status,
     },
-    /// One per key; `None`: it does not have the block.
+    /// One per key. `None` means that it does not have the block.
     Lent {
         loans: Vec<Option<Loan>>,
         lease_ms: u64,

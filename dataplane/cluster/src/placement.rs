@@ -35,7 +35,7 @@ const SHORT: u128 = 8;
 /// A host is clearly busier with more than twice the work of another and this much more.
 const BUSIER: u64 = 64;
 
-/// The peer that should take a put of `bytes` instead of `own`; `None` if it should stay. See the constants for when.
+/// The peer that should take a put of `bytes` instead of `own`. Returns `None` if it should stay. See the constants for when.
 pub fn primary(bytes: u64, own: &Candidate<'_>, peers: &[Candidate<'_>]) -> Option<NodeId> {
     // Whether this many parts of its pool, of `SHORT` in total, are free after the put.
     let leaves = |host: &Candidate<'_>, parts: u128| {

@@ -52,7 +52,7 @@ impl FromStr for Kind {
     }
 }
 
-/// Why a kind of transport cannot be used on this machine; `None` if it can, as far as is known without opening it.
+/// Why a kind of transport cannot be used on this machine. Returns `None` if it can, as far as is known without opening it.
 pub fn unavailable(kind: Kind) -> Option<String> {
     match kind {
         Kind::Rdma => rdma::device_names().err().map(|error| error.to_string()),

@@ -114,7 +114,7 @@ impl Shared {
         removed
     }
 
-    /// Asks peers at the same time. What each answers, per key; `None` if it does not.
+    /// Asks peers at the same time. Returns what each answers, per key, and `None` for one that does not answer.
     fn remove_at_all(&self, links: &[&Link], keys: &[BlockKey], at: Generation) -> Vec<Option<Vec<bool>>> {
         let ask = |link: &Link| match link.call(&Request::Remove { keys: keys.to_vec(), at }, ANSWER) {
             Ok(Reply::Removed { removed }) if removed.len() == keys.len() => Some(removed),

@@ -36,7 +36,7 @@ impl Staging {
         Ok(Self { region, free: Mutex::new(Extents::new(BYTES)), given_back: Condvar::new() })
     }
 
-    /// Room for `size` bytes (at least 1), waiting for others to be done with theirs; `None` if that takes too long. A
+    /// Room for `size` bytes (at least 1), waiting for others to be done with theirs. Returns `None` if that takes too long. A
     /// block of more than [`READ_MAX`] gets memory of its own, which RDMA cannot write to.
     pub(super) fn take(&self, size: u64, until: Instant) -> Option<Staged<'_>> {
         if size > READ_MAX {

@@ -323,7 +323,7 @@ impl Table {
         }
     }
 
-    /// A block was removed everywhere. `None` if that is known already, or too old to be believed.
+    /// Notes that a block was removed everywhere. Returns `None` if that is known already, or too old to be believed.
     pub fn remove(&mut self, key: BlockKey, at: Generation) -> Option<Removal> {
         if !self.removals.note(key, at) {
             return None;
@@ -618,7 +618,7 @@ impl Log {
         self.first + self.facts.len() as u64
     }
 
-    /// At most `max` facts from number `from` on. `None` if some of them are no longer kept, or were never written.
+    /// At most `max` facts from number `from` on. Returns `None` if some of them are no longer kept, or were never written.
     pub fn since(&self, from: u64, max: usize) -> Option<Vec<Fact>> {
         let skip = usize::try_from(from.checked_sub(self.first)?).ok()?;
         (skip <= self.facts.len()).then(|| self.facts.iter().skip(skip).take(max).copied().collect())

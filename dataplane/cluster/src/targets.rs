@@ -157,7 +157,7 @@ pub fn encode(holding: &Holding) -> [u8; RECORD_LEN] {
     record
 }
 
-/// The holding that a record tells of. `None`: it is no record.
+/// The holding that a record tells of. `None` means that it is no record.
 pub fn decode(record: &[u8]) -> Option<Holding> {
     let ([version, target], rest) = record.split_first_chunk()?;
     let (size, rest) = rest.split_first_chunk()?;

@@ -108,7 +108,7 @@ pub struct PoolPart {
 
 impl Source {
     /// `len` bytes of `pool` at `offset`. `hold` keeps the pool from giving them to another writer, and is dropped with this.
-    /// `None`: they do not lie in the pool.
+    /// `None` means that they do not lie in the pool.
     pub fn of_pool(
         pool: &Arc<HostPool>,
         offset: u64,

@@ -213,7 +213,7 @@ impl Mapping {
     }
 
     /// The `index`-th 32-bit word, loaded atomically; what was written before it was stored is visible afterwards.
-    /// `None` if it lies outside.
+    /// Returns `None` if it lies outside.
     pub fn load_word(&self, index: u64) -> Option<u32> {
         self.word(index).map(|word| word.load(Ordering::Acquire))
     }

@@ -375,14 +375,14 @@ impl LocalRange {
         unsafe { self.region.base().as_ptr().add(self.offset as usize) }
     }
 
-    /// Its bytes for the kernel to read. `None`: they are on a device.
+    /// Its bytes for the kernel to read. `None` means that they are on a device.
     pub fn shared(&self) -> Option<Shared<'_>> {
         let base = NonNull::new(self.address()).filter(|_| self.region.location().is_host())?;
         // SAFETY: the range lies in its region, which is memory of the host and lives as long as `self`.
         Some(unsafe { Shared::new(base, self.len as usize) })
     }
 
-    /// Its bytes for the kernel to fill. `None`: they are on a device, or read-only.
+    /// Its bytes for the kernel to fill. `None` means that they are on a device, or read-only.
     pub fn place(&self) -> Option<Place<'_>> {
         let usable = self.region.location().is_host() && self.region.writable();
         let base = NonNull::new(self.address()).filter(|_| usable)?;

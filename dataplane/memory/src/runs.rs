@@ -217,7 +217,7 @@ impl Plan {
         self.blocks
     }
 
-    /// Bytes of a block; `None` if there is no such block.
+    /// Bytes of a block. Returns `None` if there is no such block.
     pub fn block_bytes(&self, block: usize) -> Option<u32> {
         let (runs, _) = self.runs_of(block)?;
         // It was checked that they are not too many.
@@ -230,7 +230,7 @@ impl Plan {
     }
 
     /// Bytes of a block's layer, where the runs are `layers` groups, one behind the other, of equally many runs and bytes.
-    /// `None` where they are not.
+    /// Returns `None` where they are not.
     pub fn layer_bytes(&self, layers: usize) -> Option<u32> {
         let each = self.block_bytes.and(self.runs.len().checked_div(layers))?;
         if each == 0 || each * layers != self.runs.len() {
@@ -242,13 +242,13 @@ impl Plan {
         self.runs.chunks(each).all(|layer| bytes(layer) == first).then_some(first as u32)
     }
 
-    /// A block's runs, to be read; `None` if there is no such block.
+    /// A block's runs, for reading. Returns `None` if there is no such block.
     pub fn parts(&self, block: usize) -> Option<impl Iterator<Item = Shared<'_>>> {
         // SAFETY: the maker of the plan promised that these bytes can be read while it exists.
         Some(self.at(block)?.map(|(base, len)| unsafe { Shared::new(base, len) }))
     }
 
-    /// A block's runs, to be filled; `None` if there is no such block.
+    /// A block's runs, for filling. Returns `None` if there is no such block.
     pub fn places(&self, block: usize) -> Option<impl Iterator<Item = Place<'_>>> {
         // SAFETY: the maker of the plan promised that these bytes can be written while it exists, that nobody keeps references
         // to them, and that two calls at the same time do not fill the same block.

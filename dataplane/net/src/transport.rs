@@ -118,7 +118,7 @@ pub trait Transport: Send + Sync {
     /// Ends what [`register`](Self::register) began. Operations in flight keep the memory until they complete.
     fn unregister(&self, region: &Region);
 
-    /// Where peers reach this node over this link; `None` if it only connects out.
+    /// Where peers reach this node over this link. Returns `None` if it only connects out.
     fn address(&self) -> Option<String>;
 
     /// Connects and authenticates. Bounded in time by the transport's configuration.

@@ -289,7 +289,7 @@ impl Engine {
         segment.file.clone()
     }
 
-    /// The head of `kind`, with room for `pages`; a full one is sealed and the next opened. `None` if space is out.
+    /// The head of `kind`, with room for `pages`; a full one is sealed and the next opened. Returns `None` if space is out.
     fn head_with(&mut self, kind: Kind, pages: u32) -> Option<Head> {
         let size = self.shared.segments().pages;
         if let Some(head) = self.heads[slot(kind)]
@@ -450,7 +450,7 @@ impl Engine {
         self.hand_over(number);
     }
 
-    /// Makes a record visible, or says why not. True if it is a block that lives.
+    /// Makes a record visible, or says why not. Returns true if it is a block that lives.
     fn finish_append(&mut self, append: Append, entry: &Entry, segment: u32, failed: Option<&str>) -> bool {
         let mut lives = false;
         let written = match append {

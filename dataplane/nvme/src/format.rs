@@ -80,7 +80,7 @@ pub struct GroupHead {
 pub struct Block {
     pub meta: BlockMeta,
     pub checksum: u64,
-    /// Rises with every put and remove of the store; a copy made by compaction keeps it. 0: not known.
+    /// Rises with every put and remove of the store; a copy made by compaction keeps it. 0 if it is not known.
     pub sequence: u64,
     /// First page of the payload within its segment.
     pub page: u32,
@@ -156,7 +156,7 @@ impl Entry {
         fits && self.sequence() < NUMBERS_END
     }
 
-    /// `None` if the bytes are not an entry. The caller must check whether its numbers make sense in a segment.
+    /// Returns `None` if the bytes are not an entry. The caller must check whether its numbers make sense in a segment.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let key = BlockKey(u128::from_le_bytes(array(bytes, 0)?));
         let checksum_or_epoch = u64::from_le_bytes(array(bytes, 32)?);
@@ -205,7 +205,7 @@ pub fn encode_group(head: &GroupHead, entries: &[Entry], store: u64, page: &mut 
     page[56..64].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// Reads a header page that should stand at `at` in a segment of `segment_pages`. `None`: it is anything else, however
+/// Reads a header page that should stand at `at` in a segment of `segment_pages`. `None` means that it is anything else, however
 /// it came to be so: never written, of an earlier store, torn, damaged.
 pub fn decode_group(
     page: &[u8],

@@ -223,7 +223,7 @@ impl Janitor {
         Some(())
     }
 
-    /// What was written to a segment. `None` if not all of it can be read now: a removal may be noted nowhere else.
+    /// What was written to a segment. Returns `None` if not all of it can be read now: a removal may be noted nowhere else.
     fn entries(&self, number: u32, file: &File, pages: u32, epoch: u64) -> Option<Vec<Entry>> {
         let saved = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.load(number, pages));
         if let Some(saved) = saved.filter(|saved| saved.epoch == epoch && saved.sealed) {

@@ -24,7 +24,7 @@ pub(super) struct Ring {
     registered: Vec<RawFd>,
 }
 
-/// Why the kernel refuses `io_uring` here; `None` if it does not. The tier then does plain system calls.
+/// Why the kernel refuses `io_uring` here. Returns `None` if it does not. The tier then does plain system calls.
 pub fn io_uring_refusal() -> Option<io::Error> {
     IoUring::new(2).err()
 }

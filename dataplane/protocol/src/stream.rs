@@ -326,7 +326,7 @@ fn poll<T>(mut step: impl FnMut() -> Option<T>) -> Option<T> {
     }
 }
 
-/// `None` if there is nothing yet.
+/// Returns `None` if there is nothing yet.
 fn unless_blocked(result: io::Result<usize>) -> Option<io::Result<usize>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,

@@ -16,7 +16,7 @@ use super::seal::TenantKey;
 #[derive(Clone, Debug, PartialEq)]
 pub struct RemoteConfig {
     pub place: Place,
-    /// Bytes of blocks this host stores there or learns of. Default `None`: no limit of ours.
+    /// Bytes of blocks this host stores there or learns of. The default `None` means no limit of ours.
     pub capacity_bytes: Option<u64>,
     /// The most blocks that this host keeps track of, about 40 B each. Default 16,777,216.
     pub blocks_max: u64,

@@ -369,7 +369,7 @@ impl Remote {
         }
     }
 
-    /// The object; none if it is longer than any block of ours.
+    /// The object. Returns `None` if it is longer than any block of ours.
     async fn fetch(&self, key: BlockKey, cancelled: &Cancelled) -> Result<Option<Bytes>, Failure> {
         let path = self.path(key);
         let request = || async {

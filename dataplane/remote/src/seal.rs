@@ -82,7 +82,7 @@ impl Key {
         Self { id: KeyId(u64::from_le_bytes(id).max(1)), cipher }
     }
 
-    /// Encrypts `bytes` in place, bound to `context`. `None`: no randomness, or too long for the cipher (256 GiB).
+    /// Encrypts `bytes` in place, bound to `context`. Returns `None` without randomness, or if it is too long for the cipher (256 GiB).
     pub(super) fn seal(&self, context: &[u8], bytes: &mut [u8]) -> Option<Sealed> {
         let nonce = XNonce::try_generate().ok()?;
         let tag = self.cipher.encrypt_inout_detached(&nonce, context, bytes.into()).ok()?;

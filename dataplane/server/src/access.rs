@@ -90,7 +90,7 @@ pub struct Identity {
     /// For logs and refusals: `user 1000`, `token 3f2a`.
     pub name: String,
     pub roles: Roles,
-    /// The tenant it acts for. `None`: any that it names, which only a caller of the daemon's own user may.
+    /// The tenant it acts for. `None` means any that it names, which only a caller of the daemon's own user may.
     pub tenant: Option<u16>,
     /// Namespaces that it shares with other tenants, by their numbers, which no tenant has.
     pub shared: Vec<u16>,
@@ -231,7 +231,7 @@ pub trait Gate: Send + Sync {
 /// Lets in the user that this process runs as, root, who can become that user anyway, and callers with one fixed token.
 #[derive(Clone, Debug, Default)]
 pub struct OwnUser {
-    /// `None`: nobody over TCP.
+    /// `None` means that nobody comes in over TCP.
     pub token: Option<String>,
 }
 
@@ -263,7 +263,7 @@ fn operator(name: String) -> Identity {
 pub const NO_TOKEN: &str = "a token is needed over TCP, and none that this host knows was given; make one on the host with \
      `kvasir token new --role ROLE` and pass it in KVASIR_TOKEN";
 
-/// The role that an operation of the data protocol takes. `None`: only hosts say it.
+/// The role that an operation of the data protocol takes. `None` means that only hosts say it.
 pub fn required(op: Op) -> Option<Role> {
     match op {
         Op::Error | Op::Refused => None,

@@ -42,7 +42,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// `cluster`: `None` if this host knows no others.
+    /// `cluster` is `None` if this host knows no others.
     pub fn new(tiering: Arc<Tiering>, cluster: Option<Arc<Cluster>>, clock: Clock) -> Self {
         Self { tiering, cluster, clock, verifying: Mutex::default(), boot: random::number() }
     }
@@ -60,7 +60,7 @@ impl Node {
         &self.tiering
     }
 
-    /// `None` if this host knows no others.
+    /// Returns `None` if this host knows no others.
     pub fn cluster(&self) -> Option<&Arc<Cluster>> {
         self.cluster.as_ref()
     }
@@ -225,12 +225,12 @@ impl Node {
         }
     }
 
-    /// Which host should take a put; `None` if this one knows no others.
+    /// Which host should take a put. Returns `None` if this one knows no others.
     pub fn primary(&self, bytes: u64, copies: u8) -> Option<Primary> {
         self.cluster.as_ref().map(|cluster| cluster.primary(bytes, copies))
     }
 
-    /// Writes blocks into a peer's pool; takes as long as the transfer. `None` if this host knows no others.
+    /// Writes blocks into a peer's pool; takes as long as the transfer. Returns `None` if this host knows no others.
     ///
     /// # Errors
     /// The peer is not known or does not take them.
@@ -254,7 +254,7 @@ impl Node {
         cluster.hand_over(owner, request, peer, blocks, layers)
     }
 
-    /// Waits for the blocks of a tenant's request to begin to arrive; `None` if this host knows no others.
+    /// Waits for the blocks of a tenant's request to begin to arrive. Returns `None` if this host knows no others.
     ///
     /// # Errors
     /// The hand-over broke off, with the reason.

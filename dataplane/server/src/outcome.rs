@@ -68,7 +68,7 @@ pub(super) fn evicted(evict: Evict) -> Outcome {
     }
 }
 
-/// `None` if no tier holds the block.
+/// Returns `None` if no tier holds the block.
 pub(super) fn describe((stat, at): &(Option<BlockStat>, Residency), now: u64) -> Option<Stat> {
     let (size, tiers) = (at.size?, at.bits());
     Some(stat.as_ref().map_or(Stat { size, tiers, ..Stat::default() }, |stat| Stat {

@@ -110,7 +110,7 @@ impl OwnerId {
         self.0 & Self::TRANSFERS != 0
     }
 
-    /// The part of the pool that it may reserve without committing, one in this many; `None`: all of it.
+    /// The part of the pool that it may reserve without committing, one in this many. `None` means all of it.
     fn reserved_share(self) -> Option<u64> {
         match (self.is_client(), self.0 & Self::PEER != 0) {
             (true, _) => Some(RESERVED_SHARE),

@@ -10,7 +10,7 @@ use super::tenants::TenantIndex;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pinned {
     pub(super) tenant: TenantIndex,
-    /// The connection with which it ends; `None`: it is the tenant's.
+    /// The connection with which it ends. `None` means that it is the tenant's.
     pub(super) holder: Option<OwnerId>,
     /// How often the holder asked for it and has not ended that.
     pub(super) times: u32,
@@ -101,7 +101,7 @@ impl Extras {
         self.end(local, |pin| pin.is_of(tenant, holder)).pop()
     }
 
-    /// Takes one back of the times that a holder asked for a block to stay; none if it did not. The last one ends its pin.
+    /// Takes back one of the times that a holder asked for a block to stay. Returns `None` if it did not. The last one ends its pin.
     pub(super) fn end_one(
         &mut self,
         local: u32,

@@ -94,7 +94,7 @@ impl Leases {
         (index, life)
     }
 
-    /// Ends a lease of `owner`; none if it ended before or is another's.
+    /// Ends a lease of `owner`. Returns `None` if it ended before or is another's.
     pub(super) fn end(&mut self, owner: OwnerId, index: u32, life: u32) -> Option<Lease> {
         let is_meant = |lease: &&Lease| lease.held && lease.life == life && lease.owner == owner;
         let lease = *self.entries.get(index as usize).filter(is_meant)?;

@@ -137,7 +137,7 @@ impl Get {
 #[derive(Debug)]
 pub struct GetDone {
     pub buffer: Buffer,
-    /// `None`: the tier does not hold the block, or held it damaged (counted, and dropped from the tier). The
+    /// `None` means that the tier does not hold the block, or held it damaged (counted, and dropped from the tier). The
     /// buffer's bytes are then undefined.
     pub outcome: Result<Option<Loaded>, TierError>,
 }
@@ -233,7 +233,7 @@ pub trait BlockStore: Send + Sync {
         Pending::ready(self.sizes(&keys))
     }
 
-    /// Drops blocks; true where there was one.
+    /// Drops blocks. Returns for each whether there was one.
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>>;
 
     /// These blocks are no longer known to be in a place that several hosts use, because another host has removed them or they

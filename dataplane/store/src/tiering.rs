@@ -380,7 +380,7 @@ impl Tiering {
         }
     }
 
-    /// Whether the victim will be evictable later, without us. False: it should be at once.
+    /// Whether the victim will be evictable later, without us. False means that it should be at once.
     fn copy_down(&self, stat: &BlockStat, level: usize) -> bool {
         let offloader = &self.levels[level].offloader;
         // Before the hold: a caller that removes the block from here on finds either it or the move.

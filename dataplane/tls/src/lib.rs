@@ -51,7 +51,7 @@ pub struct HostFiles {
     pub certificate: PathBuf,
     /// The key of that certificate; readable by this user alone.
     pub key: PathBuf,
-    /// Authorities whose clients may show a certificate. `None`: clients are not asked for one.
+    /// Authorities whose clients may show a certificate. `None` means that clients are not asked for one.
     pub client_authority: Option<PathBuf>,
 }
 
@@ -159,7 +159,7 @@ pub fn is_for(certificate: &[u8], name: &str) -> bool {
     parsed.is_ok_and(|parsed| rustls::client::verify_server_name(&parsed, &ServerName::DnsName(name)).is_ok())
 }
 
-/// When a certificate, in DER, expires; `None` if it cannot be read.
+/// When a certificate, in DER, expires. Returns `None` if it cannot be read.
 pub fn expires(certificate: &[u8]) -> Option<SystemTime> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let seconds = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;

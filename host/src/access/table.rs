@@ -63,7 +63,7 @@ const TABLE: &[(&str, Needs)] = &[
     ("/metrics", Needs::Role(Observer)),
 ];
 
-/// What a path takes. `None`: the path is not in the table, and nobody may call it.
+/// What a path takes. `None` means that the path is not in the table, and nobody may call it.
 pub fn needs(path: &str) -> Option<Needs> {
     TABLE.iter().find(|(known, _)| *known == path).map(|(_, needs)| *needs)
 }

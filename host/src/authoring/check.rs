@@ -33,7 +33,7 @@ pub struct Trial {
 /// What came of it.
 #[derive(Debug)]
 pub struct Report {
-    /// `None`: it does not load.
+    /// `None` means that it does not load.
     pub slot: Option<SlotKind>,
     pub rows: Vec<Row>,
 }

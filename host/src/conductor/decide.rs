@@ -93,7 +93,7 @@ impl Decider {
         self.admitter.update_load(state.load);
     }
 
-    /// What the admitter is told of this very placement. `None` if there is nothing to admit.
+    /// What the admitter is told of this very placement. Returns `None` if there is nothing to admit.
     fn forecast(
         &self,
         state: &State,
@@ -220,7 +220,7 @@ fn nanos(start: Option<Instant>) -> u64 {
     start.map_or(0, |start| start.elapsed().as_nanos() as u64)
 }
 
-/// `None`: the tables are no longer those that the decision was made on.
+/// `None` means that the tables are no longer those that the decision was made on.
 fn unless_overtaken<T>(result: Result<T, fleet::Error>) -> Result<Option<T>, Error> {
     match result {
         Err(fleet::Error::Invalid(_)) => Ok(None),
@@ -249,7 +249,7 @@ impl Conductor {
         self.decide_locked(&mut decider, wish)
     }
 
-    /// Asks the policies without the lock; `None` if the tables moved so that the answer no longer holds.
+    /// Asks the policies without the lock. Returns `None` if the tables moved so that the answer no longer holds.
     fn attempt(
         &self,
         decider: &mut Decider,

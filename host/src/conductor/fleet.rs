@@ -83,7 +83,7 @@ pub struct Site {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Adapters {
     pub loaded: u32,
-    /// As many as it can hold at once; `None`: it does not say.
+    /// As many as it can hold at once. `None` means that it does not say.
     pub most: Option<u32>,
 }
 
@@ -91,7 +91,7 @@ pub struct Adapters {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub free_blocks: u32,
-    /// Queued requests as the engine counts them; `None`: it does not say.
+    /// Queued requests as the engine counts them. `None` means that it does not say.
     pub waiting: Option<u32>,
 }
 
@@ -572,7 +572,7 @@ impl Fleet {
         }
     }
 
-    /// The rows a reader lacks; moves its version to the present. `None` if it lacks nothing.
+    /// The rows a reader lacks; moves its version to the present. Returns `None` if it lacks nothing.
     pub fn changes_since(&self, version: &mut Version) -> Option<Changes> {
         let seen = *version;
         *version = Version {

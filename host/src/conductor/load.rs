@@ -17,7 +17,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// `blocks` of the prompt; `None` if it was rejected.
+    /// Counts a request with `blocks` blocks; `placed` is `None` if it was rejected.
     pub(super) fn count(&mut self, placed: Option<&Placed>, blocks: usize) {
         let Some(placed) = placed else {
             self.rejected += 1;

@@ -25,7 +25,7 @@ impl<K: Copy + Eq + Hash> Memos<K> {
         Self { memos: HashMap::new(), order: BTreeMap::new(), writes: 0, limit, forgotten: 0 }
     }
 
-    /// 0: none was written, or it was forgotten.
+    /// 0 means that none was written, or that it was forgotten.
     pub(super) fn get(&self, key: K) -> u64 {
         self.memos.get(&key).map_or(0, |memo| memo.word)
     }

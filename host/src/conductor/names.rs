@@ -15,7 +15,7 @@ impl Names {
         Self { numbers: HashMap::new(), limit, refused: 0 }
     }
 
-    /// The number of a name, a new one if it is new; `None` if there is no room for it.
+    /// The number of a name, a new one if it is new. Returns `None` if there is no room for it.
     pub(super) fn number(&mut self, name: &str) -> Option<u32> {
         if let Some(&number) = self.numbers.get(name) {
             return Some(number);

@@ -13,20 +13,20 @@ const ADAPTERS_MAX: usize = 1 << 16;
 /// What a request needs, by numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// `None`: it names no model; 0: one that is not known here.
+    /// `None` means that it names no model; 0 means one that is not known here.
     pub model: Option<u32>,
-    /// 0: none, or one that is not known here.
+    /// 0 means none, or one that is not known here.
     pub adapter: u32,
 }
 
 /// What one instance serves.
 #[derive(Debug, Default)]
 pub(super) struct Serves {
-    /// Sorted; none: any.
+    /// Sorted. None means any.
     models: Vec<u32>,
     /// Loaded now; sorted, each once.
     adapters: Vec<u32>,
-    /// The most that it can hold; `None`: it does not say.
+    /// The most that it can hold. `None` means that it does not say.
     adapters_max: Option<u32>,
 }
 
@@ -48,7 +48,7 @@ impl Serves {
     }
 }
 
-/// One of the two tables of instances, by slot; `None`: nobody is there.
+/// One of the two tables of instances, by slot. `None` means that nobody is there.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     slots: Vec<Option<Arc<Serves>>>,
@@ -139,7 +139,7 @@ impl Catalogue {
         numbers
     }
 
-    /// The numbers of what a request names; empty: nothing. A name that is new gets a number while half of them are left
+    /// The numbers of what a request names. Empty means nothing. A name that is new gets a number while half of them are left
     /// to instances.
     pub(super) fn needs(&mut self, model: &str, adapter: &str) -> Needs {
         let known = |names: &mut Names, name: &str| names.number_if_half_empty(name).unwrap_or(0);

@@ -40,7 +40,7 @@ pub struct Allow {
     pub certificate: String,
     /// What they may do: `engine`, `router`, `observer`, `policy`, `operator`.
     pub roles: Vec<String>,
-    /// The tenant they act for. None: tenant 0.
+    /// The tenant they act for. `None` means tenant 0.
     #[serde(default)]
     pub tenant: u16,
     /// Names of the namespaces that they may use beside their tenant's own, as `[[access.namespaces]]` lists them.

@@ -27,7 +27,7 @@ pub struct Cluster {
     /// Port 0 takes any free port; the other hosts are told which.
     pub transfer: Addresses,
     /// How they read it, most preferred first: `rdma`, `shm` (hosts on one machine, where it goes before all others),
-    /// `tcp`. If empty: what this machine has, but `rdma` only without TLS, because it is not encrypted.
+    /// `tcp`. Empty means what this machine has, but `rdma` only without TLS, because it is not encrypted.
     pub transports: Vec<Kind>,
     /// How often the machine's NICs are checked again.
     pub topology_every: Span,
@@ -38,7 +38,7 @@ pub struct Cluster {
     /// How often all copies are checked: missing, gone or too many.
     pub audit_every: Span,
     /// How long the copies of a host that was lost count before they are made again elsewhere. A restart or a blip then
-    /// costs no copies. 0: at once.
+    /// costs no copies. 0 means at once.
     pub repair_after: Span,
     /// The other hosts, one `[[cluster.peers]]` each.
     pub peers: Vec<Peer>,

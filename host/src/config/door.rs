@@ -5,7 +5,7 @@ use serde::ser::{Serialize, Serializer};
 use std::fmt;
 use std::net::SocketAddr;
 
-/// Where to listen, if anywhere. Written as `ADDRESS:PORT`; empty: nowhere.
+/// Where to listen, if anywhere. Written as `ADDRESS:PORT`. Empty means nowhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Door(pub Option<SocketAddr>);
 

@@ -9,13 +9,13 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Explain {
-    /// Decisions about requests that can be explained; 0: none. Fewer if they take more than `memory_bytes`.
+    /// Decisions about requests that can be explained. 0 means none. Fewer if they take more than `memory_bytes`.
     pub decisions: u32,
     /// Memory for them. A decision over 64 prefill and as many decode instances takes about 1 KiB.
     pub memory_bytes: Size,
-    /// Choices of evictors that are remembered, about 100 B each; 0: none.
+    /// Choices of evictors that are remembered, about 100 B each. 0 means none.
     pub evictions: u32,
-    /// File to which a sample of the decisions of all slots is written, for `kvasir policy run` and `replay`. Empty: none.
+    /// File to which a sample of the decisions of all slots is written, for `kvasir policy run` and `replay`. Empty means none.
     pub file: PathBuf,
     /// A file of this size is renamed to `FILE.1`, in place of the one before.
     pub file_bytes: Size,

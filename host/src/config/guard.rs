@@ -23,7 +23,7 @@ pub struct Guard {
     /// How far the share of rejected requests may be above that of the policy compared with.
     pub rejected_rise_max: f64,
     /// For how long a policy that came into service is watched; the one before it is put back if a guard is broken.
-    /// 0: not at all.
+    /// 0 means not at all.
     pub watch: Span,
 }
 

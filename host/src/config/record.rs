@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Record {
-    /// File to which they are written; the one of an earlier run becomes `FILE.1`. Empty: none.
+    /// File to which they are written; the one of an earlier run becomes `FILE.1`. Empty means none.
     pub file: PathBuf,
     /// A file of this size is renamed to `FILE.1`, in place of the one before.
     pub file_bytes: Size,

@@ -12,7 +12,7 @@ pub struct Remote {
     /// `s3://bucket/prefix`, or the path of a folder, local or mounted. If empty, there is no such tier. Credentials
     /// come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`) or the machine.
     pub url: String,
-    /// Address of the S3-compatible store, such as `http://10.0.0.7:9000`. If empty: AWS.
+    /// Address of the S3-compatible store, such as `http://10.0.0.7:9000`. Empty means AWS.
     pub endpoint: String,
     pub region: String,
     /// The most bytes this host stores there or learns of. `0B`: no limit.

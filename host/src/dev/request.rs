@@ -32,7 +32,7 @@ pub(super) async fn run(cluster: &Arc<Cluster>, stats: &Arc<Stats>, prompt: Prom
     }
 }
 
-/// `None` if the request was rejected.
+/// Returns `None` if the request was rejected.
 async fn serve(
     cluster: &Arc<Cluster>,
     stats: &Arc<Stats>,

@@ -45,7 +45,7 @@ pub struct RunningHost {
     pub peers_down: Vec<(String, String)>,
 }
 
-/// `None`: no limit, or not known.
+/// `None` means that there is no limit, or that it is not known.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
     pub files: Option<u64>,

@@ -44,7 +44,7 @@ pub struct Evicted {
 pub struct Past {
     /// Newest first.
     pub choices: Vec<Choice>,
-    /// Choices before this time are forgotten; `None`: none is.
+    /// Choices before this time are forgotten. `None` means that none is.
     pub since_ms: Option<u64>,
 }
 

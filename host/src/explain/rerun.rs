@@ -163,7 +163,7 @@ fn rows(values: Vec<f32>, given: u32, known: usize) -> Vec<f32> {
     if given < ROW_AT_FIRST { Vec::new() } else { values.chunks_exact(given).flat_map(row).collect() }
 }
 
-/// A decision as it was recorded; `None` if these are not its eight words.
+/// A decision as it was recorded. Returns `None` if these are not its eight words.
 pub fn decision(words: &[u64]) -> Option<Decision> {
     let &[prefill, decode, transfer_blocks, source, reason, retry_after, session_memo, tenant_charge] = words
     else {

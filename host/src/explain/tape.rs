@@ -64,7 +64,7 @@ pub struct Decided {
     pub thresholds: Arc<Vec<f32>>,
     /// What the policy had adopted of its learner.
     pub knowledge: Option<Arc<[u8]>>,
-    /// `None`: the admitter was not asked.
+    /// `None` means that the admitter was not asked.
     pub admitted: Option<Admitted>,
 }
 

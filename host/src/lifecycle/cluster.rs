@@ -26,7 +26,7 @@ pub enum Error {
     Open(#[from] OpenError),
 }
 
-/// Opens the ports for other hosts; none if the settings know of no others.
+/// Opens the ports for other hosts. Returns `None` if the settings know of no others.
 ///
 /// # Errors
 /// The secret cannot be read or is none, or a port is taken.
@@ -84,7 +84,7 @@ fn named(config: &Config) -> Option<Vec<Kind>> {
     Some(config.cluster.transports.clone()).filter(|kinds| !kinds.is_empty())
 }
 
-/// Where hosts on this machine meet; none if the path is longer than a socket's may be.
+/// Where hosts on this machine meet. Returns `None` if the path is longer than a socket's may be.
 fn socket(config: &Config) -> Option<PathBuf> {
     const PATH_MAX: usize = 107;
     let path = config.node.data_dir.join("cluster.sock");

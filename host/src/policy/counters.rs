@@ -235,7 +235,7 @@ impl Breaker {
         Self { faults: faults.max(1) as usize, window, recent: Mutex::default() }
     }
 
-    /// Records a fault; true if this one trips the breaker.
+    /// Records a fault. Returns true if this one trips the breaker.
     pub(super) fn fault(&self, now: Instant) -> bool {
         let (recent, tripped) = &mut *self.recent.lock();
         while recent.front().is_some_and(|&at| now.duration_since(at) > self.window) {

@@ -156,7 +156,7 @@ impl EvictorWorker {
         Self { worker, trial, slots, tiers: Arc::default(), fallback: None, next: None }
     }
 
-    /// Looks for a newer policy or a rebuilt instance. True if there is one now that is to follow the engine that serves,
+    /// Looks for a newer policy or a rebuilt instance. Returns true if there is one now that should follow the engine that serves,
     /// and knows nothing: tell it what is resident by [`EvictorWorker::tell_next`], then [`EvictorWorker::promote`] it. If
     /// there was one already, forget it.
     pub fn refresh(&mut self) -> bool {
@@ -222,7 +222,7 @@ impl EvictorWorker {
         self.worker.version().counters.decided.accesses(accesses, hits);
     }
 
-    /// Tells the engine that is to follow. False if there is none (any more): it failed.
+    /// Tells the engine that will follow. Returns false if there is none (any more): it failed.
     pub fn tell_next(&mut self, base_ms: u64, words: &[u32]) -> bool {
         self.tell_follower(|engine| engine.on_events(base_ms, words))
     }

@@ -355,7 +355,7 @@ impl PolicyHost {
         self.slot(slot).log().read()
     }
 
-    /// What they logged behind line `after`; 0: all that is kept.
+    /// What they logged behind line `after`. 0 means all that is kept.
     pub fn log_page(&self, slot: SlotKind, after: u64) -> LogPage {
         self.slot(slot).log().page(after)
     }
@@ -409,7 +409,7 @@ impl PolicyHost {
 /// What an instance that was asked again says of a decision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Again {
-    /// Unchecked; empty: it gives none.
+    /// Unchecked. Empty means that it gives none.
     pub scores: Vec<f32>,
     /// It decides as was decided then.
     pub same: bool,

@@ -109,7 +109,7 @@ impl Log {
         (page.lines, page.dropped)
     }
 
-    /// The lines kept behind line `after`; 0: all.
+    /// The lines kept behind line `after`. 0 means all.
     pub fn page(&self, after: u64) -> LogPage {
         let ring = self.ring.lock();
         let behind = |line: &&LogLine| line.number > after;

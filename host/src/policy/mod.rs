@@ -182,9 +182,9 @@ impl std::str::FromStr for SlotKind {
 #[derive(Clone, Debug)]
 pub struct PolicyConfig {
     /// Folder watched for `scheduler.wasm`, `evictor.wasm`, `admitter.wasm`, `balancer.wasm`;
-    /// a file that appears or changes there is loaded. `None`: not watched.
+    /// a file that appears or changes there is loaded. `None` if no folder is watched.
     pub watch_dir: Option<PathBuf>,
-    /// Whose components are brought into service; see [`trust`]. `None`: everybody's.
+    /// Whose components are brought into service; see [`trust`]. `None` means everybody's.
     pub trust_file: Option<PathBuf>,
     /// Folder of compiled code, owned by this host; `None` compiles at every start.
     pub cache_dir: Option<PathBuf>,

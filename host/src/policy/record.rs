@@ -58,7 +58,7 @@ pub struct Record {
     /// Scores as bits; empty where the policy gave none or was not asked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scores: Vec<u32>,
-    /// Why the native twin answered in the policy's place; `None`: the policy did.
+    /// Why the native twin answered in the policy's place. `None` means that the policy did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<String>,
     /// How long the answer took.
@@ -71,7 +71,7 @@ pub struct Record {
 pub struct PolicyOf {
     pub name: String,
     pub version: String,
-    /// SHA-256 of the component; `None`: it is compiled into the host.
+    /// SHA-256 of the component. `None` means that it is compiled into the host.
     #[serde(default)]
     pub digest: Option<String>,
     #[serde(default)]

@@ -43,9 +43,9 @@ pub struct Rollout {
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     Rolling,
-    /// Nobody else is told; who has it keeps it.
+    /// No other host is told; the hosts that have it keep it.
     Paused,
-    /// Nobody else is told; who has it goes back.
+    /// No other host is told; the hosts that have it go back.
     Stopped {
         reason: String,
     },
@@ -109,7 +109,7 @@ impl Rollout {
         Self { id, target, by, since_ms: now_ms, pause_ms, phase, hosts, settled_ms: None }
     }
 
-    /// Takes in what a host says, and answers what it should do. `None`: it has not heard of this rollout yet, or was started
+    /// Takes in what a host says, and answers what it should do. `None` means that it has not heard of this rollout yet, or was started
     /// again since. The same may be said and answered again.
     ///
     /// # Errors
@@ -183,7 +183,7 @@ impl Rollout {
         }
     }
 
-    /// Nobody else is told until [`Rollout::resume`]; false: it was stopped already.
+    /// No other host is told until [`Rollout::resume`]. Returns false if it was stopped already.
     pub fn pause(&mut self) -> bool {
         let rolls = !matches!(self.phase, Phase::Stopped { .. });
         if rolls {
@@ -192,7 +192,7 @@ impl Rollout {
         rolls
     }
 
-    /// False: it was stopped, which is for good.
+    /// Returns false if it was stopped, which is for good.
     pub fn resume(&mut self) -> bool {
         let rolls = !matches!(self.phase, Phase::Stopped { .. });
         if rolls {

@@ -135,7 +135,7 @@ pub struct Slot<H: Hook> {
     paused: AtomicBool,
     /// Why the breaker or a guard last took a policy out of service, or ended a trial.
     last_trip: Mutex<Option<String>>,
-    /// The same of what serves now; `None`: a person brought it into service.
+    /// The same of what serves now. `None` means that a person brought it into service.
     tripped: Mutex<Option<String>>,
     guarded: Mutex<Guarded>,
     pub(super) news: News,

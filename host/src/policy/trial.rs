@@ -44,7 +44,7 @@ impl fmt::Display for Stage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Subject<'a> {
     pub tenant: u32,
-    /// 0: it names none.
+    /// 0 means that it names none.
     pub session: u64,
     /// The chained hashes of its prompt.
     pub chain: &'a [u64],

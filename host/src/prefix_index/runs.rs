@@ -127,7 +127,7 @@ impl Run {
     }
 
     /// Adds a cover. Returns how many of its blocks were held before, and the change in the number of
-    /// covers; `None` if that needs one more and there is no `room`.
+    /// covers. Returns `None` if that needs one more and there is no `room`.
     pub(super) fn cover(&mut self, new: Cover, room: bool) -> Option<(u32, isize)> {
         let first = self.covers.partition_point(|c| (c.slot(), c.end()) < (new.slot(), new.start()));
         let touching = |c: &&Cover| c.slot() == new.slot() && c.start() <= new.end();

@@ -60,7 +60,7 @@ impl TieredIndex {
         }
     }
 
-    /// `slot` no longer holds `hashes` in `tier`, `None`: in any; what lies in another one, it still holds.
+    /// `slot` no longer holds `hashes` in `tier`. `None` means any; what lies in another one, it still holds.
     pub fn remove(&mut self, slot: Slot, tier: Option<Tier>, hashes: &[u64]) {
         match (self.tiers.as_deref_mut().filter(|tiers| tiers.names(slot)), tier) {
             (None, _) => {

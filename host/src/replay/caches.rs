@@ -164,7 +164,7 @@ impl Table {
         (keepers.len() + usize::from(baseline_for(keepers).is_some())) * rooms.len()
     }
 
-    /// What the policies did that they must not do, one line each. Not empty: figures are not their own.
+    /// What the policies did that they must not do, one line each. If there are any, the figures are not their own.
     pub fn faults(&self) -> Vec<String> {
         self.rows.iter().filter_map(fault).collect()
     }

@@ -28,7 +28,7 @@ pub trait LastUses {
     /// What a block is known by.
     type Block: Copy;
 
-    /// `None`: it was not used, or that is forgotten. Blocks are forgotten no sooner than those behind them.
+    /// `None` means that it was not used, or that is forgotten. Blocks are forgotten no sooner than those behind them.
     fn get(&self, block: Self::Block) -> Option<LastUse>;
 
     fn set(&mut self, block: Self::Block, last: LastUse);

@@ -88,7 +88,7 @@ pub enum Decided {
 pub struct Ended {
     /// Its place in the trace, from 0.
     pub request: u64,
-    /// `None`: it was rejected.
+    /// `None` means that it was rejected.
     pub ttft_us: Option<u64>,
 }
 

@@ -58,7 +58,7 @@ pub enum Comparison {
 }
 
 impl Comparison {
-    /// What the candidate did that it must not do, one line each. Not empty: its figures are not its own.
+    /// What the candidate did that it must not do, one line each. If there are any, its figures are not its own.
     pub fn candidate_faults(&self) -> Vec<String> {
         match self {
             Self::Evictors(evictors) => evictors.faults(|capacity| &capacity.candidate),

@@ -82,12 +82,12 @@ impl Tally {
         self.counted.rated()
     }
 
-    /// `None`: there was to be none.
+    /// `None` means that none was asked for.
     pub fn warm_up(&self) -> Option<Hits> {
         (self.split.warm_up > 0).then(|| self.warm_up.rated())
     }
 
-    /// Without the warm-up; `None` if that was not asked for.
+    /// Hits by class, without the warm-up. Returns `None` if that was not asked for.
     pub fn by_class(&self) -> Option<BTreeMap<u16, Hits>> {
         self.split.by_class.then(|| rated(&self.by_class))
     }

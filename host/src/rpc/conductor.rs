@@ -159,7 +159,7 @@ impl Conductor for ConductorService {
     }
 }
 
-/// `None`: the instance does not say where its blocks lie.
+/// `None` means that the instance does not say where its blocks lie.
 fn block_tier(tier: i32) -> Result<Option<Tier>, Status> {
     use proto::BlockTier as Wire;
     let known = Wire::try_from(tier)

@@ -47,7 +47,7 @@ pub struct Listeners {
     pub unix: UnixListener,
     pub grpc: Option<TcpListener>,
     pub http: TcpListener,
-    /// For `grpc` and `http`; none: they are not encrypted.
+    /// For `grpc` and `http`. `None` means that they are not encrypted.
     pub tls: Option<Arc<HostTls>>,
 }
 

@@ -137,7 +137,7 @@ fn clear(stream: Box<dyn Io>, caller: Caller, leave: oneshot::Receiver<Infallibl
     Connection { stream, caller, leave }
 }
 
-/// `None`: it failed, or made room.
+/// `None` means that it failed, or made room.
 async fn handshake(
     stream: TcpStream,
     acceptor: TlsAcceptor,

@@ -169,7 +169,7 @@ fn tier(level: &LevelStats) -> proto::TierUsage {
     }
 }
 
-/// `None` if nobody holds it. Of one that is not in the pool its size and place are known.
+/// Returns `None` if nobody holds it. Of one that is not in the pool its size and place are known.
 pub(super) fn block(key: BlockKey, stat: Option<&BlockStat>, at: Residency) -> Option<proto::Block> {
     let known = proto::Block {
         key: key_out(key),

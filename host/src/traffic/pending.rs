@@ -10,7 +10,7 @@ pub(super) const BLOCKS_MAX: usize = 4 << 20;
 
 /// A request that came.
 pub(super) struct Asked {
-    /// 0: it has ended.
+    /// 0 means that it has ended.
     pub(super) id: u64,
     /// With the length of the answer that was expected.
     pub(super) request: Request,

@@ -120,7 +120,7 @@ fn padded<T: Element>(column: &[T]) -> [T; LANES] {
     values
 }
 
-/// Index of the smallest value, or of the first one if several are equal; `None` if every value is
+/// Index of the smallest value, or of the first one if several are equal. Returns `None` if every value is
 /// +infinity or NaN, or if there are no values.
 pub fn argmin(values: &[f32]) -> Option<usize> {
     let mut lanes = [f32::INFINITY; GROUP];

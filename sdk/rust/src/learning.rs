@@ -65,8 +65,8 @@ pub struct Outcome {
     pub queue_ms: Option<f32>,
     /// Measured by the instance, without the waits before it.
     pub prefill_ms: Times,
-    /// Run of the host, another number after each restart: identities and dense numbers are those of one run. 0: it
-    /// does not say.
+    /// Run of the host, another number after each restart: identities and dense numbers are those of one run. 0
+    /// means that it does not say.
     pub run: u32,
 }
 
@@ -112,7 +112,7 @@ impl Outcome {
         ]
     }
 
-    /// `None` if it ended in a way that this SDK does not know.
+    /// Returns `None` if it ended in a way that this SDK does not know.
     fn decode(word: &[u32; OUTCOME]) -> Option<Self> {
         let end = match word[0] {
             1 => End::Finished,

@@ -86,44 +86,44 @@ impl<'a> Candidates<'a> {
         Self { words: prefix, present: Column::Prefix.bit(), prefill_slots: prefix.len(), decode_slots: 0 }
     }
 
-    /// Leading blocks of the prompt stored at each prefill slot, in any tier; `None`: none anywhere.
+    /// Leading blocks of the prompt stored at each prefill slot, in any tier; `None` if there are none anywhere.
     #[inline]
     pub fn prefix(&self) -> Option<&'a [u32]> {
         self.column(Column::Prefix)
     }
 
-    /// The leading part of [`Self::prefix`] that is in HBM; `None`: not known.
+    /// The leading part of [`Self::prefix`] that is in HBM; `None` if it is not known.
     pub fn prefix_in_hbm(&self) -> Option<&'a [u32]> {
         self.column(Column::PrefixInHbm)
     }
 
-    /// The leading part of [`Self::prefix`] that is in HBM or DRAM; `None`: not known.
+    /// The leading part of [`Self::prefix`] that is in HBM or DRAM; `None` if it is not known.
     pub fn prefix_in_dram(&self) -> Option<&'a [u32]> {
         self.column(Column::PrefixInDram)
     }
 
-    /// By prefill slot, one of [`eligibility`]; `None`: all can serve the request.
+    /// By prefill slot, one of [`eligibility`]. `None` means that all can serve the request.
     #[inline]
     pub fn eligible_prefill(&self) -> Option<&'a [u32]> {
         self.column(Column::EligiblePrefill)
     }
 
-    /// Leading blocks of the prompt stored at each decode slot; `None`: none anywhere.
+    /// Leading blocks of the prompt stored at each decode slot; `None` if there are none anywhere.
     pub fn prefix_at_decode(&self) -> Option<&'a [u32]> {
         self.column(Column::PrefixAtDecode)
     }
 
-    /// The leading part of [`Self::prefix_at_decode`] that is in HBM; `None`: not known.
+    /// The leading part of [`Self::prefix_at_decode`] that is in HBM; `None` if it is not known.
     pub fn prefix_at_decode_in_hbm(&self) -> Option<&'a [u32]> {
         self.column(Column::PrefixAtDecodeInHbm)
     }
 
-    /// The leading part of [`Self::prefix_at_decode`] that is in HBM or DRAM; `None`: not known.
+    /// The leading part of [`Self::prefix_at_decode`] that is in HBM or DRAM; `None` if it is not known.
     pub fn prefix_at_decode_in_dram(&self) -> Option<&'a [u32]> {
         self.column(Column::PrefixAtDecodeInDram)
     }
 
-    /// By decode slot, one of [`eligibility`]; `None`: all can serve the request.
+    /// By decode slot, one of [`eligibility`]. `None` means that all can serve the request.
     #[inline]
     pub fn eligible_decode(&self) -> Option<&'a [u32]> {
         self.column(Column::EligibleDecode)
@@ -178,7 +178,7 @@ impl<'a> Candidates<'a> {
         f32::from_bits(value(self.column(Column::ScoreDecode), decode, 0))
     }
 
-    /// One word per slot of its table; `None`: the host left it out.
+    /// One word per slot of its table. `None` means that the host left it out.
     // Columns stand in the order of their bits, so those with lower bits stand before it.
     #[inline]
     pub fn column(&self, column: Column) -> Option<&'a [u32]> {

@@ -176,8 +176,8 @@ pub struct Layout {
     pub domains: u32,
     /// Values in one row of `update-links`.
     pub link_row: u32,
-    /// Run of the host, another number after each restart: identities and dense numbers are those of one run. 0: it
-    /// does not say.
+    /// Run of the host, another number after each restart: identities and dense numbers are those of one run. 0
+    /// means that it does not say.
     pub run: u32,
 }
 
@@ -253,16 +253,16 @@ pub struct PrefillRow {
     pub reported_at: f32,
     /// Number of the registration, below 2^24.
     pub identity: u32,
-    /// Decode slot of the same instance; `None`: it does not decode.
+    /// Decode slot of the same instance. `None` means that it does not decode.
     pub peer: Option<u16>,
-    /// Number of its machine; `None`: unknown.
+    /// Number of its machine; `None` if unknown.
     pub host: Option<u32>,
     pub domain: u32,
-    /// Queued requests as the engine counts them; `None`: not reported.
+    /// Queued requests as the engine counts them; `None` if not reported.
     pub waiting: Option<u32>,
-    /// Adapters loaded; `None`: unknown.
+    /// Adapters loaded; `None` if unknown.
     pub adapters: Option<u32>,
-    /// Adapters it can hold at once; `None`: not said.
+    /// Adapters it can hold at once; `None` if it is not said.
     pub adapters_max: Option<u32>,
 }
 
@@ -309,18 +309,18 @@ pub struct DecodeRow {
     pub reported_at: f32,
     /// Number of the registration, below 2^24.
     pub identity: u32,
-    /// Prefill slot of the same instance; `None`: it does no prefill.
+    /// Prefill slot of the same instance. `None` means that it does no prefill.
     pub peer: Option<u16>,
-    /// Number of its machine; `None`: unknown.
+    /// Number of its machine; `None` if unknown.
     pub host: Option<u32>,
     pub domain: u32,
-    /// Queued requests as the engine counts them; `None`: not reported.
+    /// Queued requests as the engine counts them; `None` if not reported.
     pub waiting: Option<u32>,
     pub handover_fixed: f32,
     pub handover_per_block: f32,
-    /// Adapters loaded; `None`: unknown.
+    /// Adapters loaded; `None` if unknown.
     pub adapters: Option<u32>,
-    /// Adapters it can hold at once; `None`: not said.
+    /// Adapters it can hold at once; `None` if it is not said.
     pub adapters_max: Option<u32>,
 }
 
@@ -357,7 +357,7 @@ fn number(known: Option<u32>) -> f32 {
     known.map_or(-1.0, |number| number as f32)
 }
 
-/// A slot, machine or count out of a column; `None` if it is missing.
+/// A slot, machine or count out of a column. Returns `None` if it is missing.
 fn known(column: &[f32], slot: usize) -> Option<usize> {
     column.get(slot).filter(|value| **value >= 0.0).map(|value| *value as usize)
 }
@@ -404,22 +404,22 @@ macro_rules! table {
                 self.available.is_empty()
             }
 
-            /// Slot of the same instance in the other table; `None` if it does one of the two only.
+            /// Slot of the same instance in the other table. Returns `None` if it does one of the two only.
             pub fn peer_of(&self, slot: usize) -> Option<usize> {
                 known(&self.peer, slot)
             }
 
-            /// Number of the machine that the instance runs on; `None` if it is not known.
+            /// Number of the machine that the instance runs on. Returns `None` if it is not known.
             pub fn host_of(&self, slot: usize) -> Option<usize> {
                 known(&self.host, slot)
             }
 
-            /// Queued requests as the engine counts them; `None` if it does not report them.
+            /// Queued requests as the engine counts them. Returns `None` if it does not report them.
             pub fn waiting_at(&self, slot: usize) -> Option<usize> {
                 known(&self.waiting, slot)
             }
 
-            /// Whether the instance has as many adapters loaded as it can hold; false if that is not known.
+            /// Whether the instance has as many adapters loaded as it can hold. Returns false if that is not known.
             pub fn holds_no_more_adapters(&self, slot: usize) -> bool {
                 let (loaded, most) = (known(&self.adapters, slot), known(&self.adapters_max, slot));
                 loaded.zip(most).is_some_and(|(loaded, most)| loaded >= most)

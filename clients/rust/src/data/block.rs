@@ -101,7 +101,7 @@ impl Block {
         self.bytes().map(|_| self.size())
     }
 
-    /// Where it is lent in the host's pool; `None` if it was received.
+    /// Where it is lent in the host's pool. Returns `None` if it was received.
     #[cfg(feature = "gpu")]
     pub(super) fn offset(&self) -> Option<u64> {
         match &self.bytes {

@@ -16,7 +16,7 @@ impl Client {
         }
     }
 
-    /// What the host knows about each key; `None` if it is not resident. Not a use.
+    /// What the host knows about each key, and `None` for one that is not resident. Not a use.
     pub fn stat(&self, keys: &[BlockKey]) -> Result<Vec<Option<Stat>>, ClientError> {
         self.check_batch(keys.len())?;
         match self.call(&Request::Stat(keys.to_vec()))? {

@@ -88,7 +88,7 @@ struct Known {
     device: u16,
     /// The run of the host that has it. Every connection to that run maps the same pool.
     boot: u64,
-    /// `None`: it was refused, and is not tried again.
+    /// `None` means that it was refused, and is not tried again.
     pool: Option<Arc<Pool>>,
 }
 
@@ -97,7 +97,7 @@ impl Pools {
         Self { known: Mutex::default(), counts: Arc::clone(counts) }
     }
 
-    /// The pool of a client's host; `None` where the GPU does not reach it. The first to ask waits while it is registered, and
+    /// The pool of a client's host. Returns `None` where the GPU does not reach it. The first to ask waits while it is registered, and
     /// the others with it.
     fn of(&self, client: &Client, device: &Arc<Device>) -> Option<Arc<Pool>> {
         let local = client.local.as_ref()?;

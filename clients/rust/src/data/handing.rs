@@ -218,7 +218,7 @@ impl Handing {
         self.0.senders.threads() + self.0.receivers.threads()
     }
 
-    /// Says that the bytes of a layer are final, in all blocks of the job: they go now. Never waits. False if it was said
+    /// Says that the bytes of a layer are final, in all blocks of the job: they go now. Never waits. Returns false if it was said
     /// before, or there is no such layer or job, for instance because it has failed.
     pub fn layer_ready(&self, job: u64, layer: u32) -> bool {
         self.signals(job).is_some_and(|signals| signals.ready(layer))
@@ -242,7 +242,7 @@ impl Handing {
         self.give(job, plan, Work::Receive(prompt), Signals::new(0), time)
     }
 
-    /// Gives a job up. It is reported as failed when its copying has stopped, unless it has just ended. False if there is no such
+    /// Gives a job up. It is reported as failed when its copying has stopped, unless it has just ended. Returns false if there is no such
     /// job any more.
     pub fn abandon(&self, job: u64) -> bool {
         self.signals(job).map(|signals| signals.end(&HandingError::Abandoned)).is_some()

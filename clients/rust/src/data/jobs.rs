@@ -310,7 +310,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits for some work; `None` when they are closed.
+    /// Waits for some work. Returns `None` when they are closed.
     fn next(&self) -> Option<Part> {
         let mut waiting = self.waiting.lock();
         loop {

@@ -80,7 +80,7 @@ impl Label {
         &mut self.0
     }
 
-    /// In what `found` is another one; `None` if it is the same.
+    /// In what `found` differs. Returns `None` if it is the same.
     pub(super) fn fault(&self, found: &Self) -> Option<LabelFault> {
         let differs = |from: usize, to: usize| self.0[from..to] != found.0[from..to];
         match () {

@@ -36,7 +36,7 @@ impl JobMemory {
         }
     }
 
-    /// Bytes of a block; `None` if there is no such block.
+    /// Bytes of a block. Returns `None` if there is no such block.
     pub fn block_bytes(&self, block: usize) -> Option<u32> {
         match self {
             Self::Host(plan) => plan.block_bytes(block),

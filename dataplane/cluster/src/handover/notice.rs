@@ -10,7 +10,7 @@ pub fn encode(id: u64, layer: u32, layers: u32) -> Vec<u8> {
     [&MAGIC[..], &id.to_le_bytes(), &layer.to_le_bytes(), &layers.to_le_bytes()].concat()
 }
 
-/// Number of the hand-over, layer and number of layers. `None` if it is another notice, or makes no sense.
+/// Number of the hand-over, layer and number of layers. Returns `None` if it is another notice, or makes no sense.
 pub fn decode(message: &[u8]) -> Option<(u64, u32, u32)> {
     let message: &[u8; LEN] = message.try_into().ok()?;
     let (magic, rest) = message.split_first_chunk::<4>()?;

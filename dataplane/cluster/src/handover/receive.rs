@@ -557,7 +557,7 @@ impl Receiving {
         }
     }
 
-    /// The hand-over of a tenant's request, as soon as it has begun: its newest, if there were several. `None` if `until`
+    /// The hand-over of a tenant's request, as soon as it has begun: its newest, if there were several. Returns `None` if `until`
     /// came first.
     pub(crate) fn arrival(
         self: &Arc<Self>,
@@ -610,7 +610,7 @@ impl Receiving {
         self.wait_for(until, |all| look(all)).unwrap_or(Waited::NotYet)
     }
 
-    /// What `look` finds, as soon as it does; `None` when `until` comes first or the host stops.
+    /// What `look` finds, as soon as it does. Returns `None` when `until` comes first or the host stops.
     fn wait_for<R>(
         &self,
         until: Instant,

@@ -103,7 +103,7 @@ impl Cluster {
         Ok(handing)
     }
 
-    /// Waits for the blocks of a tenant's request to begin to arrive here. `None` if `until` came first.
+    /// Waits for the blocks of a tenant's request to begin to arrive here. Returns `None` if `until` came first.
     ///
     /// # Errors
     /// It broke off, for this reason.
@@ -276,7 +276,7 @@ impl HandingOver {
         if late { Err(HandOverError::Late { ms: time.as_millis() as u64 }) } else { Ok(()) }
     }
 
-    /// Sends layers again that failed on their way. False if there were any; an error if sending again is pointless.
+    /// Sends layers again that failed on their way. Returns false if there were any; an error if sending again is pointless.
     fn mend(&mut self) -> Result<bool, HandOverError> {
         let up = self.link.is_up();
         if up {

@@ -67,7 +67,7 @@ impl DevicePlan {
         self.blocks
     }
 
-    /// Bytes of a block; `None` if there is no such block.
+    /// Bytes of a block. Returns `None` if there is no such block.
     pub fn block_bytes(&self, block: usize) -> Option<u32> {
         (block < self.blocks).then_some(self.block_bytes)
     }
@@ -145,12 +145,12 @@ impl Room {
         &self.plan
     }
 
-    /// A block of it, to be read; `None` if there is no such block.
+    /// A block of it, for reading. Returns `None` if there is no such block.
     pub fn bytes(&self, block: usize) -> Option<Shared<'_>> {
         self.plan.parts(block)?.next()
     }
 
-    /// A block of it, to be filled; `None` if there is no such block.
+    /// A block of it, for filling. Returns `None` if there is no such block.
     pub fn place(&self, block: usize) -> Option<Place<'_>> {
         self.plan.places(block)?.next()
     }

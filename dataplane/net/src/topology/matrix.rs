@@ -57,11 +57,11 @@ impl Rails {
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Overrides {
-    /// Use these NICs and no others. Default empty: all whose link is up.
+    /// Use these NICs and no others. Default: all whose link is up.
     pub only: Vec<String>,
     /// Never use these, for instance storage or management networks. Default empty.
     pub exclude: Vec<String>,
-    /// These locations get exactly these NICs. Default empty: what the probe finds.
+    /// These locations get exactly these NICs. By default empty, which means what the probe finds.
     pub locations: BTreeMap<Location, Rails>,
 }
 

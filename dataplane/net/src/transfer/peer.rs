@@ -77,7 +77,7 @@ pub struct Peer {
     pub(super) pumps: AtomicUsize,
     /// A thread is mending its rails.
     pub(super) mending: AtomicBool,
-    /// `None`: all rails are alike.
+    /// `None` means that all rails are alike.
     paths: RwLock<Option<Arc<Paths>>>,
 }
 

@@ -41,7 +41,7 @@ pub const SLOTS: usize = PAGE as usize / 4;
 /// Settings of the link between nodes of one host.
 #[derive(Clone, Debug)]
 pub struct LocalConfig {
-    /// The socket where peers are accepted; a file left there by an earlier run is replaced. `None`: only connect out.
+    /// The socket where peers are accepted; a file left there by an earlier run is replaced. `None` means that it only connects out.
     pub listen: Option<PathBuf>,
     /// How long a handshake, or the answer to an `open`, may take in total. Default 2 s.
     pub timeout: Duration,
@@ -63,7 +63,7 @@ pub trait Reach: Send + Sync {
     /// See [`Transport::unregister`].
     fn unregister(&self, region: &Region);
 
-    /// The descriptor that gives a peer the region, with no more rights than `access`. `None` if peers cannot have the
+    /// The descriptor that gives a peer the region, with no more rights than `access`. Returns `None` if peers cannot have the
     /// region over this link.
     fn give(&self, region: &Region, access: Access) -> Option<OwnedFd>;
 

@@ -58,7 +58,7 @@ pub struct RdmaConfig {
     pub device: String,
     pub options: DeviceOptions,
     pub queue: qp::QueueOptions,
-    /// Where peers reach the control stream; port 0 picks a free one. Default `None`: only connect out.
+    /// Where peers reach the control stream; port 0 picks a free one. The default `None` means that it only connects out.
     pub listen: Option<SocketAddr>,
     /// Default 1 s.
     pub connect_timeout: Duration,

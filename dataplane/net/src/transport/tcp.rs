@@ -41,16 +41,16 @@ const NAME: &str = "tcp";
 /// Settings of one rail.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
-    /// Where peers are accepted; port 0 picks a free one. Default `None`: only connect out.
+    /// Where peers are accepted; port 0 picks a free one. The default `None` means that it only connects out.
     pub listen: Option<SocketAddr>,
-    /// The local address to connect from, which picks the network card. Default `None`: the system routes.
+    /// The local address to connect from, which picks the network card. The default `None` leaves that to the routes of the system.
     pub bind: Option<IpAddr>,
     /// Connections of one endpoint. Default 1. More help where one cannot fill the link.
     pub connections: usize,
     /// Send a CRC-32 with every payload and check it. Default false: TCP's own and the block's checksum remain.
     pub checksum: bool,
     /// Encrypt, and accept only nodes that show a certificate of the cluster for their own name. Both sides must have
-    /// it, or neither. Default `None`: bytes travel in the clear, and the secret alone decides who may ask.
+    /// it, or neither. With the default `None`, bytes travel in the clear, and the secret alone decides who may ask.
     pub tls: Option<Tls>,
     /// Default 1 s.
     pub connect_timeout: Duration,

@@ -140,7 +140,7 @@ impl Ring {
         self.wake(self.outward, Word::ReaderSleeps)
     }
 
-    /// Sleeps at the socket until `step` does something; `None` when the other end is gone and nothing is left to do.
+    /// Sleeps at the socket until `step` does something. Returns `None` when the other end is gone and nothing is left to do.
     fn wait(
         &self,
         direction: u64,

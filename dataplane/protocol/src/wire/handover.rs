@@ -101,7 +101,7 @@ impl HandOverCall {
         }
     }
 
-    /// `None` if `op` is not a call about hand-overs.
+    /// Returns `None` if `op` is not a call about hand-overs.
     pub(super) fn take(op: Op, body: &mut Reader<'_>) -> Result<Option<Self>, WireError> {
         Ok(Some(match op {
             Op::HandOver => Self::Begin {

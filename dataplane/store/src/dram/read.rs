@@ -105,7 +105,7 @@ impl DramStore {
     }
 
     /// Holds a block for sending it elsewhere from this process. Ends when the value is dropped; the transfer's
-    /// own deadline bounds it. None: not resident (or lent too often).
+    /// own deadline bounds it. `None` means that it is not resident (or lent too often).
     pub fn hold(self: &Arc<Self>, key: BlockKey, class: u16, now_ms: u64) -> Option<Held> {
         let (hash, shard) = self.place(key);
         let mut guard = self.write(shard);
@@ -125,7 +125,7 @@ impl DramStore {
         Some(Held::new(Arc::clone(self), slot, offset, size, checksum))
     }
 
-    /// Holds a chosen victim while it is copied elsewhere. Not a use. `None`: it was used or left meanwhile.
+    /// Holds a chosen victim while it is copied elsewhere. Not a use. `None` means that it was used or left meanwhile.
     pub fn hold_chosen(self: &Arc<Self>, slot: u32, key: BlockKey) -> Option<Held> {
         let (local, shard) = split(slot);
         let mut guard = self.write(shard);

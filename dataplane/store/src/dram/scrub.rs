@@ -15,7 +15,7 @@ pub struct Scrubbed {
     pub blocks: u64,
     /// Blocks dropped because their bytes no longer matched their checksums.
     pub dropped: u64,
-    /// The slot to continue from; `None`: every block was looked at.
+    /// The slot to continue from. `None` means that every block was looked at.
     pub next: Option<u32>,
 }
 

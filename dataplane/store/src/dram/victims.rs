@@ -179,7 +179,7 @@ impl DramStore {
         gone
     }
 
-    /// Takes the next victim; whether it was evicted, or none if the reserve is empty.
+    /// Takes the next victim. Returns whether it was evicted, or `None` if the reserve is empty.
     pub(crate) fn evict_from_reserve(&self, now_ms: u64) -> Option<bool> {
         let slot = self.victims.lock().pop_front()?;
         Some(self.evict_one(slot, Chosen::Reserve, now_ms) == Evict::Evicted)

@@ -30,7 +30,7 @@ pub struct TieringConfig {
     /// How many blocks are remembered as turned away (per tier), as requested, and as followed by another. 80 B in
     /// total.
     pub recent_blocks: u32,
-    /// The most blocks brought up ahead of a reader that walks a chain a few blocks at a time. 0: none.
+    /// The most blocks brought up ahead of a reader that walks a chain a few blocks at a time. 0 means none.
     pub read_ahead_blocks: u32,
     /// How long a stopping host may take to copy blocks that only the pool has to the NVMe tier, most used first, to
     /// finish copies, and to make them durable. What is not done then is lost. It is for the caller to keep.

@@ -194,7 +194,7 @@ impl Offloader {
         self.shared.wait_until(until, |queue| queue.blocks == 0 || queue.over)
     }
 
-    /// Takes no more jobs, finishes what is queued until `until`, and ends the thread. True if all was finished.
+    /// Takes no more jobs, finishes what is queued until `until`, and ends the thread. Returns true if all was finished.
     pub(super) fn close(&self, until: Instant) -> bool {
         self.shared.queue.lock().closed = true;
         self.shared.changed.notify_all();

@@ -177,7 +177,7 @@ fn state<W: World>(prepared: &Prepared<W::Hook>, trial: &Trial) -> Row {
     }
 }
 
-/// Size of the state, and how many answers were compared; `None`: there is no state.
+/// Size of the state, and how many answers were compared. `None` means that there is no state.
 fn handed_on<W: World>(prepared: &Prepared<W::Hook>, trial: &Trial) -> Result<Option<(usize, u64)>, String> {
     let text = |failure: Failure| failure.to_string();
     let mut world = W::new(W::ORDINARY, trial, rng(trial, W::ORDINARY));

@@ -336,7 +336,7 @@ impl InFlight {
     }
 }
 
-/// The way of a request's blocks from prefill to decode; `None`: it stays on one instance.
+/// The way of a request's blocks from prefill to decode. `None` means that it stays on one instance.
 fn handover_path(prefill: &Prefill, decode: &Decode, decode_slot: u16) -> Option<Path> {
     let stays = prefill.peer == Some(decode_slot);
     (!stays).then_some((prefill.site.domain, decode.site.domain))

@@ -35,7 +35,7 @@ impl ChangeLog {
         self.version += 1;
     }
 
-    /// Slots changed after `version`, each once, ascending; `None` if the log does not reach back.
+    /// Slots changed after `version`, each once, ascending. Returns `None` if the log does not reach back.
     pub(super) fn since(&self, version: u64) -> Option<Vec<u16>> {
         let behind = usize::try_from(self.version.checked_sub(version)?).ok()?;
         let start = self.slots.len().checked_sub(behind)?;

@@ -110,7 +110,7 @@ impl Links {
         self.log.version()
     }
 
-    /// Rows of the links that changed after `version`; `None` if that is not known any more.
+    /// Rows of the links that changed after `version`. Returns `None` if that is not known any more.
     pub(super) fn changed_since(&self, version: u64) -> Option<Vec<f32>> {
         let changed = self.log.since(version)?;
         Some(changed.into_iter().flat_map(|at| row(&self.links[usize::from(at)])).collect())

@@ -16,7 +16,7 @@ impl<I> Table<I> {
         Self { slots: Vec::new(), log: ChangeLog::new(2 * limit.min(1 << 14) + 64), limit }
     }
 
-    /// `None` if the table is full.
+    /// Returns `None` if the table is full.
     pub(super) fn insert(&mut self, instance: I) -> Option<u16> {
         if let Some(free) = self.slots.iter().position(Option::is_none) {
             self.slots[free] = Some(instance);

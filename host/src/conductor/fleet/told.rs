@@ -38,7 +38,7 @@ pub struct Told {
 }
 
 impl Told {
-    /// Takes over what changed since the last call; `None` if nothing did.
+    /// Takes over what changed since the last call. Returns `None` if nothing did.
     pub fn catch_up(&mut self, fleet: &Fleet) -> Option<Changes> {
         let changes = fleet.changes_since(&mut self.version)?;
         self.apply(&changes);
@@ -73,7 +73,7 @@ impl Told {
         }
     }
 
-    /// What an instance that knows these tables has to be told to know those of `other`; `None`: nothing.
+    /// What an instance that knows these tables has to be told to know those of `other`. `None` means nothing.
     pub fn changes_to(&self, other: &Self) -> Option<Changes> {
         if self.layout != other.layout {
             return Some(other.all());

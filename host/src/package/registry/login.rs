@@ -74,13 +74,13 @@ fn docker_config() -> Option<PathBuf> {
 pub(super) struct Authorization(Option<HeaderValue>);
 
 impl Authorization {
-    /// `None`: there is no credential to show.
+    /// `None` means that there is no credential to show.
     pub(super) fn basic(credential: Option<&Credential>) -> Option<Self> {
         let Credential { username, password } = credential?;
         Self::of("Basic", &BASE64_STANDARD.encode(format!("{username}:{password}")))
     }
 
-    /// From the answer of a token server. `None`: there is no token in it.
+    /// From the answer of a token server. `None` means that there is no token in it.
     pub(super) fn token(answer: &[u8]) -> Option<Self> {
         #[derive(Deserialize)]
         struct Answer {

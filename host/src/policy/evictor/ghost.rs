@@ -27,7 +27,7 @@ pub struct Heard {
     pub words: Vec<u32>,
     /// Block slots of the real pool.
     pub slots: u32,
-    /// Rows of the tiers, as the active policy knows them; none: not known.
+    /// Rows of the tiers, as the active policy knows them; empty if they are not known.
     pub tiers: Arc<[f32]>,
 }
 
@@ -43,7 +43,7 @@ pub struct EvictorShadow {
 /// The active policy, as its ghost has it.
 struct Active {
     generation: u64,
-    /// `None`: it failed, and is not tried again.
+    /// `None` means that it failed, and is not tried again.
     engine: Option<Box<dyn EvictorEngine>>,
 }
 

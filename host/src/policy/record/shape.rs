@@ -14,7 +14,7 @@ struct Question {
     name: &'static str,
     scalars: usize,
     lists: usize,
-    /// `None`: as many as the policy says.
+    /// `None` means as many as the policy says.
     answer: Option<usize>,
 }
 

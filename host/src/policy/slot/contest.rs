@@ -98,7 +98,7 @@ fn stands_out(breach: &Breach, newcomer: &WindowValues, before: &WindowValues, d
 }
 
 impl<H: Hook> Slot<H> {
-    /// Has the policy before `current` decide half of the requests; `None` if it cannot. Blocking, as a rollback is.
+    /// Has the policy before `current` decide half of the requests. Returns `None` if it cannot. Blocking, as a rollback is.
     pub(super) fn start_contest(
         self: &Arc<Self>,
         current: &Version<H>,

@@ -61,7 +61,7 @@ pub(super) struct Lessons {
 }
 
 impl Lessons {
-    /// Has every engine of that generation adopt `bytes` before it decides next. False if they know that already.
+    /// Has every engine of that generation adopt `bytes` before it decides next. Returns false if they know that already.
     fn publish(&self, generation: u64, bytes: Arc<[u8]>) -> bool {
         let last = self.knowledge.load_full();
         if last.as_ref().is_some_and(|last| last.generation == generation && last.bytes == bytes) {

@@ -14,7 +14,7 @@ pub struct Serving {
     pub slot: SlotKind,
     pub source: Source,
     pub settings: Settings,
-    /// SHA-256 of the component; of a chain, of what its parts are; `None`: the policy is native.
+    /// SHA-256 of the component; of a chain, of what its parts are. `None` means that the policy is native.
     pub digest: Option<Digest>,
 }
 

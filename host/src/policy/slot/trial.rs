@@ -201,7 +201,7 @@ impl<H: Hook> Slot<H> {
         self.publish(version, &[], Swap::by_hand(Action::Promoted, Cause::Operator))
     }
 
-    /// Ends the trial; false if there is none. Under the lock of changes.
+    /// Ends the trial. Returns false if there is none. Under the lock of changes.
     pub(super) fn end_trial(self: &Arc<Self>, cause: Cause, why: Option<&str>) -> bool {
         let Some(trial) = self.trial.load_full() else { return false };
         let name = &trial.version.description.name;

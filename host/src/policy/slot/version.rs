@@ -167,7 +167,7 @@ impl<H: Hook> Version<H> {
         matches!(&*self.program, Program::Component(module) if module.learns)
     }
 
-    /// One more instance, which hears outcomes; `None` if the policy does not learn.
+    /// One more instance, which hears outcomes. Returns `None` if the policy does not learn.
     pub(super) fn build_learner(
         &self,
         limits: &Limits,
@@ -187,7 +187,7 @@ pub(super) enum StateRefused {
     ByFault(Fault),
 }
 
-/// `None`: the policy does not learn.
+/// `None` means that the policy does not learn.
 fn learner<H: Hook>(
     program: &Program<H>,
     assignment: &Assignment,
@@ -487,7 +487,7 @@ impl<H: Hook> Prepared<H> {
         configured::<H>(&self.program, &self.assignment, &self.limits, &Arc::default())
     }
 
-    /// Its learner, which heard nothing yet; `None`: the policy does not learn.
+    /// Its learner, which heard nothing yet. `None` means that the policy does not learn.
     ///
     /// # Errors
     /// As [`Prepared::engine`].
@@ -505,7 +505,7 @@ impl<H: Hook> Prepared<H> {
         self.limits.memory_bytes
     }
 
-    /// SHA-256 of the component; `None`: the policy is native.
+    /// SHA-256 of the component. `None` means that the policy is native.
     pub fn digest(&self) -> Option<Digest> {
         self.program.digest()
     }

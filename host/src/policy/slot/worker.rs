@@ -379,7 +379,7 @@ impl<H: Hook> Slot<H> {
         None
     }
 
-    /// `None`: whatever `version` has in service already, with no state, goes on.
+    /// Returns `None` if what `version` has in service already, with no state, should go on.
     fn with_state(self: &Arc<Self>, version: &Version<H>, state: &[u8]) -> Option<Box<H::Engine>> {
         // One fault per load, not one per worker: those alone could trip the breaker.
         if version.refuses_state.load(Ordering::Relaxed) {

@@ -120,7 +120,7 @@ impl Signature {
         payload.is_ok_and(|payload| payload.critical.image.manifest == digest)
     }
 
-    /// What the owner of `key` claims here. `None`: it is not theirs, or says something else.
+    /// What the owner of `key` claims here. `None` means that it is not theirs, or says something else.
     pub fn claim(&self, key: &PublicKey) -> Option<Claim> {
         let signature = self.signature.as_slice().try_into().ok()?;
         if self.payload.len() > PAYLOAD_BYTES_MAX || !key.verifies(&self.payload, signature) {

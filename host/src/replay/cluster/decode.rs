@@ -138,7 +138,7 @@ impl Decode {
     }
 
     /// When the batch has to be looked at next: at the end of this step if somebody waits for that, else when a sequence
-    /// ends. `None`: it is empty, or stands still.
+    /// ends. `None` means that it is empty, or stands still.
     pub(super) fn next_ms(&self, somebody_waits: bool) -> Option<f64> {
         if self.halted {
             return None;

@@ -55,7 +55,7 @@ pub struct Difference {
 /// What one side made of a request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Chose {
-    /// Names of the instances; `None`: it was rejected.
+    /// Names of the instances. `None` means that it was rejected.
     pub prefill: Option<String>,
     pub decode: Option<String>,
     pub fetched_blocks: u32,
@@ -116,7 +116,7 @@ struct Open {
     time_ms: u64,
     prompt_tokens: u32,
     decided: [Decided; 2],
-    /// By side; the inner `None`: it was rejected there.
+    /// By side; the inner `None` means that it was rejected there.
     ttft_us: [Option<Option<u64>>; 2],
 }
 

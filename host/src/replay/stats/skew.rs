@@ -38,7 +38,7 @@ impl<K: Eq + Hash> Shares<K> {
         *sum += hits;
     }
 
-    /// `None`: there is one at most.
+    /// `None` means that there is one at most.
     pub(super) fn skew(&self) -> Option<Skew> {
         let sorted = |of: fn(&(u64, u64)) -> u64| {
             let mut counts: Vec<u64> = self.by.values().map(of).collect();
@@ -54,7 +54,7 @@ impl<K: Eq + Hash> Shares<K> {
         })
     }
 
-    /// Requests of each; `None`: there are none.
+    /// Requests of each. `None` means that there are none.
     pub(super) fn requests(&self) -> Option<Quantiles> {
         let mut spread = Spread::default();
         self.by.values().for_each(|&(requests, _)| spread.add(requests));

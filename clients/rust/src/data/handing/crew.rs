@@ -62,7 +62,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Waits for a task. `None` when it is closed, or when there is none for so long that the thread shall end.
+    /// Waits for a task. Returns `None` when it is closed, or when there is none for so long that the thread shall end.
     pub(super) fn next(&self) -> Option<Task> {
         let mut state = self.state.lock();
         while !state.closed {

@@ -75,7 +75,7 @@ impl Receiver<'_> {
         &rest[..rest.len().min(BATCH_MAX)]
     }
 
-    /// Where the prompt's block `at` belongs; `None` if it is not wanted.
+    /// Where the prompt's block `at` belongs. Returns `None` if it is not wanted.
     fn wanted(&self, at: usize) -> Option<usize> {
         self.prompt.blocks.get(at.checked_sub(self.prompt.first)?).copied()
     }

@@ -40,7 +40,7 @@ impl Signals {
         Self { state: Mutex::new(State { ready, said, end: None, link: None }), changed: Condvar::new() }
     }
 
-    /// False if that is no news.
+    /// Returns false if that is no news.
     pub(super) fn ready(&self, layer: u32) -> bool {
         let mut state = self.state.lock();
         let said = state.said.get_mut(layer as usize).map(|said| std::mem::replace(said, true));

@@ -11,7 +11,7 @@ use super::{Way, by_hand};
 use kvasir_memory::layout::cases::cases;
 use kvasir_memory::layout::paged::{Descriptor, Regions, descriptors};
 
-/// `None` if there is no C++ compiler.
+/// Returns `None` if there is no C++ compiler.
 fn compile(dir: &Path) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/memory/paged/on_host.cc");
     let program = dir.join("on_host");

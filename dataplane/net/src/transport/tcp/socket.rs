@@ -183,7 +183,7 @@ impl AsFd for Socket {
     }
 }
 
-/// `None` if the same call may succeed later.
+/// Returns `None` if the same call may succeed later.
 fn unless_later(done: io::Result<usize>) -> io::Result<Option<usize>> {
     use io::ErrorKind::{Interrupted, WouldBlock};
     match done {

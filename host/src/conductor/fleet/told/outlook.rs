@@ -20,7 +20,7 @@ impl From<&Admission> for Outlook {
 }
 
 impl Told {
-    /// As [`Fleet::forecast`](super::super::Fleet::forecast) made it on these tables. `None` if a slot is not in them.
+    /// As [`Fleet::forecast`](super::super::Fleet::forecast) made it on these tables. Returns `None` if a slot is not in them.
     pub fn outlook(&self, question: &Question, placement: &Placement) -> Option<Outlook> {
         let &[_, _, busy_until, fixed_ms, ms_per_token, ms_per_pair, ..] =
             row::<PREFILL_ROW>(&self.prefill, placement.prefill)?;

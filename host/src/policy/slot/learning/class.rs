@@ -92,7 +92,7 @@ impl<H: Hook> Class<H> {
 pub(super) struct Pupil<H: Hook> {
     slot: Arc<Slot<H>>,
     seat: Seat,
-    /// `None`: nothing is on trial.
+    /// `None` means that nothing is on trial.
     version: Option<Arc<Version<H>>>,
     pub(super) learner: Option<Box<dyn Learner>>,
     /// What the last learner of this policy exported.
@@ -281,7 +281,7 @@ impl<H: Hook> Pupil<H> {
         self.state = Some(state.into());
     }
 
-    /// `None`: there is no learner, or it failed; then it is made anew later.
+    /// `None` means that there is no learner, or it failed; then it is made anew later.
     fn call<R>(&mut self, f: impl FnOnce(&mut dyn Learner) -> Result<R, Fault>) -> Option<R> {
         match f(self.learner.as_deref_mut()?) {
             Ok(answer) => Some(answer),
