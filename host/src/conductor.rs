@@ -93,9 +93,9 @@ struct Instance {
     prefill: Option<u16>,
     decode: Option<u16>,
     epoch: u64,
-    /// Messages of stored or removed blocks since its blocks were unknown.
+    /// How many messages of stored or removed blocks came since its blocks were last unknown.
     sequence: u64,
-    /// A message was missed: its blocks are forgotten, and stay so until it begins anew.
+    /// A message was missed: its blocks are forgotten, and stay forgotten until it begins anew.
     desynced: bool,
     reported_ms: u64,
     draining: bool,
@@ -131,7 +131,7 @@ pub struct Scheduled {
     pub scores: Scores,
 }
 
-/// Names and identities of the instances, by slot; `None` where nobody stands.
+/// Names and identities of the instances, by slot; `None` for an empty slot.
 #[derive(Clone, Debug, Default)]
 pub struct Slots {
     pub prefill: Vec<Option<(String, u32)>>,
@@ -161,7 +161,7 @@ impl Placed {
 }
 
 pub struct Rejected {
-    /// Turned away by the admitter, which saw the times of this placement that the scheduler chose.
+    /// The admitter turned it away; it saw the forecast for this placement, which the scheduler chose.
     pub refused: Option<Admission>,
     pub reason: u32,
     pub retry_after_ms: u32,
@@ -204,7 +204,7 @@ pub struct Conductor {
 }
 
 impl Conductor {
-    /// Keeps no decision to be explained, and does not say which run of the host this is.
+    /// A conductor that keeps no decisions to explain, and does not say which run of the host this is.
     pub fn new(config: &config::Conductor, policies: &PolicyHost, now_ms: u64) -> Self {
         Self::with_explain(config, policies, Explain::off(), 0, now_ms)
     }
@@ -235,7 +235,7 @@ impl Conductor {
         self.state.lock().slots()
     }
 
-    /// The epoch under which the instance reports from now on. One of that name that is known is replaced.
+    /// Registers an instance, in place of a known one of that name. Returns the epoch under which it reports from now on.
     ///
     /// # Errors
     /// The name, the roles or the costs cannot be used, or a table is full.

@@ -43,7 +43,7 @@ pub(super) struct Decider {
     names: [Named; 2],
 }
 
-/// Policies as they are recorded, shared, for they change rarely: the active one and a canary.
+/// Policies as they are recorded: the active one and a canary. They change rarely, so they are shared.
 #[derive(Default)]
 struct Named([Option<(u64, Arc<PolicyOf>)>; 2]);
 
@@ -81,7 +81,7 @@ impl Decider {
         self.admitter.refresh();
     }
 
-    /// Takes in what is true now, and the question to ask about it. `hints` beside those of the request.
+    /// Takes in what is true now, and the question to ask about it. `hints` are added to those of the request.
     fn look(&mut self, state: &mut State, wish: &Wish<'_>, hints: u32) {
         self.admitted = None;
         state.fleet.tick(wish.now_ms);
@@ -128,7 +128,7 @@ impl Decider {
         refusal(wish.ask, verdict, admission)
     }
 
-    /// Runs if decisions are kept.
+    /// Started if decisions are kept, else `None`.
     fn timer(&self) -> Option<Instant> {
         self.tape.as_ref().map(|_| Instant::now())
     }
@@ -204,7 +204,7 @@ fn forecast(admission: &Admission, tenant_share: f64) -> Forecast {
     }
 }
 
-/// A queue is the router's to keep, so `Queue` goes back as a rejection with a short wait. What must run
+/// Queues are kept by the router, so `Queue` goes back as a rejection with a short wait. What must run
 /// runs.
 fn refusal(ask: &Ask, verdict: Verdict, admission: &Admission) -> Option<Rejected> {
     let rejected = |reason, retry_after_ms| Rejected { refused: Some(*admission), reason, retry_after_ms };

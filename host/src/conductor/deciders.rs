@@ -22,7 +22,7 @@ impl Deciders {
         Self { idle: Mutex::new(idle), returned: Condvar::new() }
     }
 
-    /// The worker used last, which is warm and has least to catch up; waits while all decide.
+    /// Takes the worker used last, which is warm and has least to catch up on. Waits while all decide.
     pub(super) fn take(&self) -> Taken<'_> {
         let mut idle = self.idle.lock();
         self.returned.wait_while(&mut idle, |idle| idle.is_empty());
@@ -39,7 +39,7 @@ impl Deciders {
     }
 }
 
-/// A worker at work; it goes home when this is dropped, also in a panic.
+/// A worker at work. It goes back to the idle ones when this is dropped, also in a panic.
 pub(super) struct Taken<'a> {
     /// `None` only while dropped.
     decider: Option<Decider>,

@@ -277,7 +277,7 @@ pub struct Fleet {
     clock: TableClock,
     /// Counts registrations.
     epoch: u64,
-    /// Counts restarts of the table clock, from 1.
+    /// Counts restarts of the table clock, beginning with 1.
     clock_epoch: u64,
     prefill: Table<Prefill>,
     decode: Table<Decode>,
@@ -312,13 +312,13 @@ impl Fleet {
         }
     }
 
-    /// With these links between domains.
+    /// Sets the links between domains.
     #[must_use]
     pub fn with_links(self, links: &[LinkSpec]) -> Self {
         Self { links: Links::new(links), ..self }
     }
 
-    /// As policies are told it: a number that another run of the host does not have.
+    /// Sets the number of this run as policies are told it; another run of the host has another.
     #[must_use]
     pub fn in_run(self, run: u32) -> Self {
         Self { run, ..self }
@@ -389,7 +389,7 @@ impl Fleet {
         if has_room { Ok(()) } else { Err(Error::TableFull { table, limit }) }
     }
 
-    /// One instance, in the table of each of its roles; its slots there.
+    /// Registers one instance in the table of each of its roles. Returns its slots there.
     ///
     /// # Errors
     /// [`Error::Cost`], [`Error::TableFull`]; then it is in neither.
@@ -417,7 +417,7 @@ impl Fleet {
         Ok((prefill, decode))
     }
 
-    /// An instance that does prefill only, somewhere.
+    /// Registers an instance that does prefill only, at no known place.
     ///
     /// # Errors
     /// [`Error::Cost`], [`Error::TableFull`].
@@ -427,7 +427,7 @@ impl Fleet {
         self.insert_prefill(spec, Site::default(), now_ms)
     }
 
-    /// An instance that decodes only, somewhere.
+    /// Registers an instance that decodes only, at no known place.
     ///
     /// # Errors
     /// As [`Self::register_prefill`].
@@ -505,7 +505,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Drained, dead and revived instances.
+    /// Makes an instance available or not: for drained, dead and revived ones.
     ///
     /// # Errors
     /// [`Error::NoInstance`].

@@ -48,7 +48,7 @@ pub(super) fn snapshot(fleet: &Fleet, window: &Window, now_ms: u64) -> Snapshot 
     }
 }
 
-/// Over the instances that take requests. A request admitted now reaches decode when the mean prefill
+/// Means over the instances that take requests. A request admitted now reaches decode when the mean prefill
 /// queue has passed: that is how far the forecast looks ahead.
 pub(super) fn cluster_load(fleet: &Fleet, state: &Snapshot, every: Duration, now_ms: u64) -> Load {
     let available = |column: &[f32]| column.iter().copied().filter(|v| *v >= 0.0).collect::<Vec<_>>();

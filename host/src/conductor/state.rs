@@ -24,7 +24,7 @@ use std::time::Duration;
 
 /// An instance that is silent for this many times `conductor.instance_ttl` is forgotten.
 const FORGET_AFTER: u32 = 30;
-/// Each visits the whole index under the lock that decisions need.
+/// The most instances forgotten in one tick: each visits the whole index under the lock that decisions need.
 const FORGET_PER_TICK: usize = 8;
 /// Machines come and go under new names; those beyond this are unknown to policies.
 const HOSTS_MAX: usize = 1 << 16;
@@ -48,9 +48,9 @@ pub(super) struct State {
     epochs: u64,
     requests: u64,
     counts: Counts,
-    /// Since the last tick, for the balancer.
+    /// What happened since the last tick, for the balancer.
     window: Window,
-    /// As of the last tick, for the admitters.
+    /// The load as of the last tick, for the admitters.
     pub(super) load: Load,
     /// For policies that learn.
     pub(super) outcomes: Outcomes,
@@ -101,7 +101,7 @@ impl State {
         if given.prefill.is_none() && given.decode.is_none() {
             return Err(Error::NoRole { name: name.to_owned() });
         }
-        // What could be refused is refused before the one of that name goes.
+        // All refusals come before the known instance of that name goes.
         let replaced = self.instances.get(name);
         if let Some(spec) = &given.prefill {
             self.fleet.check_prefill(spec, replaced.is_some_and(|old| old.prefill.is_some()))?;
@@ -178,7 +178,7 @@ impl State {
     pub(super) fn reset_blocks(&mut self, name: &str, epoch: u64) -> Result<(), Error> {
         let instance = known(&mut self.instances, name, epoch)?;
         instance.sequence = 0;
-        // A gap has forgotten them already, and to forget visits the whole index.
+        // A gap has forgotten them already, and forgetting visits the whole index.
         if !std::mem::take(&mut instance.desynced) {
             let holder = instance.holder();
             self.holdings(holder).drop_instance();
@@ -305,7 +305,7 @@ impl State {
         }
     }
 
-    /// Books a decision; the id under which, and what it means by names.
+    /// Books a decision. Returns its id, and what it means by names.
     ///
     /// # Errors
     /// As [`Fleet::admit`].
@@ -380,7 +380,7 @@ impl State {
         Ok(())
     }
 
-    /// What was not booked is an outcome too.
+    /// Tells of a request that was not booked: that is an outcome, too.
     pub(super) fn tell_rejected(&self, ask: &Ask, rejected: &Rejected) {
         let identities = rejected.refused.map_or([0; 2], |admission| self.fleet.identities(&admission));
         self.tell(&outcomes::rejected(ask, rejected, identities));

@@ -10,7 +10,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Guard {
-    /// How far back the numbers reach that are judged.
+    /// How far back the numbers that are judged reach.
     pub window: Span,
     /// Calls, requests or blocks within the window before anything is judged by them.
     pub calls_min: u64,

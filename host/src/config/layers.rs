@@ -111,7 +111,7 @@ impl Layers {
             Some(Value::Integer(_)) => text.parse().map(Value::Integer).unwrap_or(plain),
             Some(Value::Float(_)) => text.parse().map(Value::Float).unwrap_or(plain),
             Some(Value::Boolean(_)) => text.parse().map(Value::Boolean).unwrap_or(plain),
-            // A list is written as in a file, also if the key could take text.
+            // A list is written as in a file, even if the key could take text.
             Some(Value::Array(_) | Value::String(_)) if text.starts_with('[') => format!("list = {text}")
                 .parse::<Table>()
                 .ok()
@@ -203,7 +203,7 @@ fn free_form(section: &[String]) -> bool {
 
 /// "did you mean `x`? ", or nothing when no known name is close.
 pub(crate) fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
-    // Names are short; the distance to a long text takes long, and there is none to it.
+    // Names are short. The distance to a long text takes long to compute, and no name is near it.
     if name.len() > 64 {
         return String::new();
     }

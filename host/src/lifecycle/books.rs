@@ -83,7 +83,7 @@ impl Books {
         }
     }
 
-    /// Strikes the chosen slots off; on a slot that is not on the books, what is wrong.
+    /// Strikes the chosen slots off. Fails on a slot that is not on the books.
     pub(super) fn choose(&mut self, victims: &[Victim], slots: &mut Vec<u32>) -> Result<(), BadChoice> {
         for victim in victims {
             if victim.slot >= self.slots {

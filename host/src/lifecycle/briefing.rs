@@ -1,9 +1,9 @@
 //! How an engine of the eviction policy learns of a pool that lives on meanwhile.
 //!
-//! It is told two things at once: what happens from now on, and, piece by piece, the past: what is resident already,
+//! It is told two things at once: what happens from now on, and, piece by piece, the past, which is what is resident already,
 //! oldest first. Both are put together here so that the engine hears a story within the contract: no block is inserted
 //! twice, none is used before it was inserted, and a parent comes before its children. The order of the past is made
-//! beside, on a thread of its own; a pool of ten million blocks takes it seconds.
+//! on a thread of its own, which takes seconds for a pool of ten million blocks.
 
 use super::books::Books;
 use kvasir_dataplane::DramStore;
@@ -21,7 +21,7 @@ pub(super) struct Briefing {
     piece: usize,
     pub books: Books,
     past: Option<Past>,
-    /// What is found out below is appended here.
+    /// Events for the engine are appended here.
     out: Vec<AccessEvent>,
 }
 
@@ -44,7 +44,7 @@ impl Past {
     }
 }
 
-/// How far the telling of the past is.
+/// How far the engine has been told the past.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// The engine knows all there is.
@@ -56,7 +56,7 @@ pub(super) enum Progress {
 }
 
 impl Briefing {
-    /// For an engine that is open and knows nothing. `piece`: entries of the past told at once.
+    /// A briefing for an engine that is open and knows nothing. `piece` is how many entries of the past it is told at once.
     pub(super) fn begin(store: &Arc<DramStore>, now_ms: u64, piece: usize) -> Self {
         let books = Books::new(store.slots());
         let past = Some(Past::begin(store, now_ms, piece));
@@ -70,7 +70,7 @@ impl Briefing {
         std::mem::swap(&mut self.out, out);
     }
 
-    /// Appends that blocks left which another engine chose.
+    /// Appends that blocks chosen by another engine left.
     pub(super) fn taken_by_another(&mut self, slots: &[u32], now_ms: u64, out: &mut Vec<AccessEvent>) {
         for &slot in slots {
             if self.books.holds(slot) {
@@ -139,7 +139,7 @@ impl Briefing {
         if is_new && (parent == NO_SLOT || self.books.knows(parent)) {
             return self.say(event);
         }
-        // The past told of it already, or of the one before it in this slot, whose end another engine chose.
+        // The past has told of it already, or of the block before it in this slot, which another engine chose.
         if self.books.knows(slot) {
             self.say(removal(slot, event.time_ms));
         }
@@ -151,7 +151,7 @@ impl Briefing {
         }
     }
 
-    /// Makes a resident block known that is not, after those it continues.
+    /// Tells of a resident block that the engine does not know, after those that it continues.
     fn introduce(&mut self, slot: u32) {
         let mut chain: Vec<Resident> = Vec::new();
         let mut next = slot;

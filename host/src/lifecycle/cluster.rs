@@ -97,7 +97,7 @@ fn read_tls(config: &Config) -> Result<Option<Tls>, TlsError> {
     tls.is_on().then(|| Tls::read(&files, &config.node.name)).transpose()
 }
 
-/// Beside the blocks that outlive a restart; nowhere if none do.
+/// Where targets are kept: beside the blocks that outlive a restart, and nowhere if none do.
 fn targets(config: &Config) -> Option<PathBuf> {
     let dir = &config.nvme.dir;
     (!dir.as_os_str().is_empty()).then(|| dir.join("targets"))
@@ -111,7 +111,7 @@ fn log(event: Event) {
     }
 }
 
-/// Which NICs serve which memory here. Without, all rails are alike.
+/// Which NICs serve which memory here. Without this, all rails are alike.
 fn topology(config: &Config) -> Option<Topology> {
     Topology::probe(Path::new("/sys"), config.topology.clone())
         .inspect_err(|error| tracing::warn!(%error, "rails to other hosts are not chosen by topology"))

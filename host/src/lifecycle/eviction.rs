@@ -48,7 +48,7 @@ pub struct Counts {
     pub replays: AtomicU64,
     /// Engines that took over from another once they knew the pool.
     pub promotions: AtomicU64,
-    /// Microseconds of the longest turn of the thread: for so long it could not choose.
+    /// Microseconds of the longest turn of the thread, during which it could not choose.
     pub stall_us: AtomicU64,
 }
 
@@ -61,7 +61,7 @@ pub struct Eviction {
 }
 
 impl Eviction {
-    /// Remembers no choice.
+    /// Starts the thread, which remembers no choice.
     ///
     /// # Errors
     /// No thread can be started.
@@ -69,7 +69,7 @@ impl Eviction {
         Self::remembering(tiering, worker, clock, Evicted::new(0), Explain::off())
     }
 
-    /// Remembers what was chosen, and gives a sample of it to `explain`.
+    /// Starts the thread, which remembers what was chosen, and gives a sample of it to `explain`.
     ///
     /// # Errors
     /// No thread can be started.
@@ -133,11 +133,11 @@ struct Owner {
     choices: Vec<Choice>,
     /// What the engine that serves has been told.
     serving: Briefing,
-    /// The same of the one that is to follow, if there is one.
+    /// The same for the engine that will follow, if there is one.
     next: Option<Briefing>,
-    /// Evicting since the low watermark, until the high one.
+    /// Whether it is evicting: since the low watermark, and until the high one.
     evicting: bool,
-    /// Hits were dropped: blocks that left the books by being chosen may be resident still.
+    /// Hits were dropped: blocks that were struck off the books when they were chosen may still be resident.
     books_incomplete: bool,
     /// How long to wait for pressure at most.
     wait: Duration,
@@ -306,7 +306,7 @@ impl Owner {
         let coming = if is_urgent(pressure) { 0 } else { self.tiering.copying() };
         let want = (excess + ready).saturating_sub((pressure.reserve + coming) as u64);
         let mut room = pressure.reserve_max.saturating_sub(pressure.reserve);
-        // A block that finds the queue of copies full goes without one: not before memory is really short.
+        // A block that finds the queue of copies full goes without one, but only when memory is really short.
         if !is_urgent(pressure) && pressure.free_bytes >= pressure.low_bytes / 2 {
             room = room.min(self.tiering.room(mean_bytes));
         }
@@ -344,7 +344,7 @@ impl Owner {
 
     fn sample(&mut self, now_ms: u64) {
         self.chosen += 1;
-        // What the native twin chose in place of a policy says nothing of that policy.
+        // What the native twin chose in place of a policy says nothing about that policy.
         if !self.explain.takes(self.chosen) || self.worker.on_fallback() {
             return;
         }
@@ -354,7 +354,7 @@ impl Owner {
         self.explain.write(self.worker.answered(piece::record(&self.store, chosen)));
     }
 
-    /// Keeps what was chosen for who asks, before the store acts on it.
+    /// Keeps what was chosen, for callers that ask, before the store acts on it.
     fn remember(&mut self, now_ms: u64) {
         if !self.evicted.is_on() {
             return;

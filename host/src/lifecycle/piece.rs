@@ -16,7 +16,7 @@ use std::collections::HashMap;
 
 /// Blocks of a piece: each is told as an insert, and as a hit if it was used, all in one call.
 const BLOCKS_MAX: usize = EVENTS_MAX / 2;
-/// Slots that are looked at to find them.
+/// The most slots that are looked at to find them.
 const SLOTS_SEEN: u32 = 4 * BLOCKS_MAX as u32;
 
 /// A choice that has just been made.

@@ -138,7 +138,7 @@ impl Hook for AdmitterHook {
     }
 }
 
-/// One decision, and all that it was made on.
+/// One decision, and everything that it was based on.
 pub struct Heard {
     request: Vec<u32>,
     forecast: Forecast,
@@ -172,7 +172,7 @@ impl Shadow<AdmitterHook> for AdmitterShadow {
     }
 }
 
-/// What queues goes back to the router, as what is rejected does.
+/// A queued request goes back to the router, as a rejected one does.
 fn count(decided: &Decided, verdict: Verdict, forecast: Option<&Forecast>) {
     if verdict != Verdict::Accept {
         return decided.rejected();
@@ -219,7 +219,7 @@ impl AdmitterWorker {
         self.load = load;
     }
 
-    /// The next request is that of `subject`.
+    /// Says that the next request is that of `subject`.
     pub fn choose(&mut self, subject: &Subject<'_>) {
         let canary = self.trial.canary(subject).cloned();
         self.asks_canary = canary.is_some();
@@ -262,7 +262,7 @@ impl AdmitterWorker {
         verdict
     }
 
-    /// The same by the native twin, and counted: for a caller that must not wait for a component.
+    /// The native twin decides instead, and is counted: for a caller that must not wait for a component.
     pub fn admit_request_natively(&mut self, request: &[u32], forecast: &Forecast) -> Verdict {
         (self.canary_answered, self.fallback) = (false, Some(Fault::Overtaken));
         let decided = self.active.decide_natively(&self.load, |e| e.admit_request(request, forecast));

@@ -113,7 +113,7 @@ impl BalancerWorker {
         self.fallback.as_ref()
     }
 
-    /// The thresholds from this tick on, all finite; empty = as they are, also if the policy failed.
+    /// The thresholds from this tick on, all finite. Empty means that they stay as they are, also if the policy failed.
     pub fn tick(&mut self, state: &Snapshot) -> Vec<f32> {
         self.worker.refresh();
         let asked = self.worker.ask(|engine| checked(engine.tick(state)?));

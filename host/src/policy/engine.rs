@@ -78,7 +78,7 @@ pub struct Engine {
 pub struct Module {
     pub(super) pre: InstancePre<State>,
     pub(super) engine: wasmtime::Engine,
-    /// Guests keep it, for a call would have no deadline without.
+    /// Guests keep it: without it a call would have no deadline.
     pub(super) ticker: Arc<Ticker>,
     pub name: String,
     pub digest: Digest,
@@ -215,7 +215,7 @@ fn pooled(wasm: &mut Config, config: &PolicyConfig) -> wasmtime::Result<wasmtime
     wasmtime::Engine::new(wasm)
 }
 
-/// Where address space is short (`ulimit -v`): each instance takes what it needs when it comes.
+/// For machines where address space is short (`ulimit -v`): each instance takes what it needs when it is made.
 fn on_demand(wasm: &mut Config, refused: &wasmtime::Error) -> wasmtime::Result<wasmtime::Engine> {
     tracing::warn!(
         reason = %format!("{refused:#}"),

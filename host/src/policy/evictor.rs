@@ -170,7 +170,7 @@ impl EvictorWorker {
         self.tell_follower(|engine| engine.update_tiers(&tiers))
     }
 
-    /// Empties the engine that serves: for when it cannot be told what it missed.
+    /// Empties the engine that serves, when it cannot be told what it missed.
     pub fn open(&mut self) {
         let (layout, tiers) = (self.layout(), Arc::clone(&self.tiers));
         // On failure its native twin serves, which is open already.
@@ -244,7 +244,7 @@ impl EvictorWorker {
         self.next = None;
     }
 
-    /// From here on the engine that was to follow serves.
+    /// Puts the engine that was to follow into service.
     pub fn promote(&mut self) {
         if let Some(next) = self.next.take() {
             self.worker.install(next);
@@ -272,7 +272,7 @@ impl EvictorWorker {
         self.or_fall_back(asked)
     }
 
-    /// The last answer was not within the contract: for `reason`. The native twin serves now, and knows
+    /// Reports that the last answer was not within the contract, for `reason`. The native twin serves now, and knows
     /// nothing; the component is tried again with a fresh instance, until the breaker trips.
     pub fn invalid(&mut self, reason: String) {
         if self.fallback.is_some() {

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// When a policy is taken out of service by itself. A limit of 0 is off.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GuardConfig {
-    /// How far back the numbers reach that are judged.
+    /// How far back the numbers that are judged reach.
     pub window: Duration,
     /// Calls within the window before shares and times of calls are judged; the same number of requests before
     /// the share of rejected ones is, and of blocks before the hit rate is.
@@ -287,7 +287,7 @@ fn p99_bound(times: &TimesTaken) -> Option<u64> {
     (0..=longest).rev().find_map(TimesTaken::bound_ns)
 }
 
-/// How many of the timed calls took longer than `limit` for sure.
+/// How many of the timed calls certainly took longer than `limit`.
 fn longer(times: &TimesTaken, limit: Duration) -> u64 {
     let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
     // What is in a bucket took longer than the bound of the one before it.
@@ -295,7 +295,7 @@ fn longer(times: &TimesTaken, limit: Duration) -> u64 {
     (0..times.buckets.len()).filter(|&i| over(i)).map(|i| times.buckets[i]).sum()
 }
 
-/// The first guard that the newcomer breaks. `compared`: what it is held against, where there is something.
+/// The first guard that the newcomer breaks. `compared` is what it is held against, if there is anything.
 pub fn judge(config: &GuardConfig, newcomer: &Window, compared: Option<&Window>) -> Option<Breach> {
     let alone = judge_alone(config, &newcomer.sum().0);
     alone.or_else(|| compare(config, newcomer, compared?).next())
@@ -311,7 +311,7 @@ impl GuardConfig {
     }
 }
 
-/// What needs nothing to be held against.
+/// The guards that need nothing to compare with.
 fn judge_alone(config: &GuardConfig, now: &Sample) -> Option<Breach> {
     let enough = |of| config.is_enough(of);
     let breach = |guard, value, limit, of| config.breach(guard, value, limit, None, of);

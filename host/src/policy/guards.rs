@@ -12,7 +12,7 @@ pub(super) struct Looking {
 }
 
 impl Looking {
-    /// Calls `look` with the ms since now, so often.
+    /// Calls `look` at this interval, with the milliseconds since now.
     ///
     /// # Errors
     /// The thread cannot be started.

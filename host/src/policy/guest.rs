@@ -29,7 +29,7 @@ pub struct Limits {
     pub in_use: Arc<AtomicUsize>,
 }
 
-/// A call on a machine or in a cgroup that hardly runs it ends after this many times its CPU time.
+/// A call that the machine or its cgroup hardly runs ends after this many times its CPU time.
 const WALL: u32 = 10;
 /// Less would end good calls on a machine that is merely busy.
 const WALL_LEAST: Duration = Duration::from_secs(1);
@@ -162,7 +162,7 @@ impl<B> Guest<B> {
         Ok(Self { store, bindings, learning, limits, dead: false, _ticker: Arc::clone(&module.ticker) })
     }
 
-    /// Calls `adopt` of a policy that learns; of others nothing.
+    /// Calls `adopt`, if the policy learns.
     ///
     /// # Errors
     /// As [`Guest::hot`].

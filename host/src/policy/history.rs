@@ -71,7 +71,7 @@ thread_local! {
     static ACTOR: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Does something for `who`: what changes by it on this thread is theirs in the history.
+/// Does something on behalf of `who`, to whom the history ascribes what it changes on this thread.
 pub fn acting_for<R>(who: &str, act: impl FnOnce() -> R) -> R {
     struct Nobody;
     impl Drop for Nobody {
@@ -110,7 +110,7 @@ impl From<&Change> for Entry {
             Action::Paused => ("paused", None),
             Action::Resumed => ("resumed", None),
         };
-        // What is gone is told of where nothing came.
+        // What is gone is named where nothing came in its place.
         let (policy, before) = match (before, after) {
             (before, Some(after)) => (Some(after), before.as_ref().filter(|before| *before != after)),
             (before, None) => (before.as_ref(), None),

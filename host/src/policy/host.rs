@@ -204,7 +204,7 @@ impl PolicyHost {
         loaded.map(|()| self.status(slot))
     }
 
-    /// Changes settings of what serves: `set`, and without those of `unset`. A stage other than active leaves what
+    /// Changes settings of what serves: adds those of `set`, and takes out those of `unset`. A stage other than active leaves what
     /// serves as it is, and puts the same policy with the other settings on trial. Nothing is compiled. Blocking.
     ///
     /// # Errors
@@ -311,12 +311,12 @@ impl PolicyHost {
         self.slot(slot).serving(builtins_as_components)
     }
 
-    /// Whether that very policy serves, with these settings.
+    /// Whether exactly this policy serves, with these settings.
     pub fn serves(&self, slot: SlotKind, assignment: &Assignment) -> bool {
         self.slot(slot).serves(assignment)
     }
 
-    /// Tries whether a policy could be brought into service, and tells what it would be stored as. Blocking.
+    /// Tries whether a policy could be brought into service, and returns what it would be stored as. Blocking.
     ///
     /// # Errors
     /// As [`PolicyHost::load`].
@@ -411,7 +411,7 @@ impl PolicyHost {
 pub struct Again {
     /// Unchecked. Empty means that it gives none.
     pub scores: Vec<f32>,
-    /// It decides as was decided then.
+    /// Whether it decides as it did then.
     pub same: bool,
 }
 

@@ -100,7 +100,7 @@ impl<'a> Interface<'a> {
     }
 }
 
-/// What of a function makes a compiler take more than linear time.
+/// The properties of a function that make a compiler take more than linear time.
 #[derive(Default)]
 struct Shape {
     /// Without its parameters, of which there are at most 1,000.

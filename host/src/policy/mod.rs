@@ -157,7 +157,7 @@ pub struct UnknownSlot(String);
 
 /// The known name that somebody may have meant.
 fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<String> {
-    // Names are short; the distance to a long text takes long, and there is none to it.
+    // Names are short. The distance to a long text takes long to compute, and no name is near it.
     let given = Some(given).filter(|given| given.len() <= 64)?;
     let distances = known.into_iter().map(|known| (strsim::damerau_levenshtein(known, given), known));
     distances.min().filter(|(distance, _)| *distance <= 3).map(|(_, known)| known.to_owned())
@@ -184,7 +184,7 @@ pub struct PolicyConfig {
     /// Folder watched for `scheduler.wasm`, `evictor.wasm`, `admitter.wasm`, `balancer.wasm`;
     /// a file that appears or changes there is loaded. `None` if no folder is watched.
     pub watch_dir: Option<PathBuf>,
-    /// Whose components are brought into service; see [`trust`]. `None` means everybody's.
+    /// The file of keys whose components are brought into service; see [`trust`]. `None` means everybody's.
     pub trust_file: Option<PathBuf>,
     /// Folder of compiled code, owned by this host; `None` compiles at every start.
     pub cache_dir: Option<PathBuf>,

@@ -2,8 +2,8 @@
 //!
 //! A host that keeps rollouts hears from every other what serves there ([`Said`]) and answers what should ([`Order`]). Hosts
 //! get the policy one at a time, in the order of their names: the next one is told when the guards of the last one have let it
-//! pass, and the pause is over. If one refuses it, or goes back from it, or falls silent with it, nobody else gets it, and
-//! those that have it go back. Here is no clock and no network; `now` is an argument, Unix time in milliseconds.
+//! pass, and the pause is over. If one refuses it, or goes back from it, or falls silent with it, no other host gets it, and
+//! those that have it go back. There is no clock and no network here; `now` is an argument, Unix time in milliseconds.
 
 pub mod follower;
 pub mod keeper;
@@ -14,9 +14,9 @@ use super::catalog::Assignment;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A host that was told is not heard of for so long: something is wrong with it, and nobody else is told.
+/// Something is wrong with a host that was told and is then not heard of for this long: no other host is told.
 pub const SILENT_MS: u64 = 60_000;
-/// A host that waits for its turn is passed over when it was not heard of for so long.
+/// A host that waits for its turn is passed over when it was not heard of for this long.
 pub const AWAY_MS: u64 = 15_000;
 /// Hosts of one rollout.
 pub const HOSTS_MAX: usize = 4_096;
@@ -38,7 +38,7 @@ pub struct Rollout {
     settled_ms: Option<u64>,
 }
 
-/// How a rollout stands.
+/// The state of a rollout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {

@@ -49,7 +49,7 @@ pub trait Hook: Sized + 'static {
     const KIND: SlotKind;
     /// The hot functions, behind either engine.
     type Engine: Policy + ?Sized + 'static;
-    /// Whether an engine that failed is replaced at once by one that was built ahead. Not where an engine is large and
+    /// Whether an engine that failed is replaced at once by one that was built ahead. False where an engine is large and
     /// must be told much before it can decide.
     const HAS_SPARES: bool = true;
     /// Why there is no canary in this slot, if so.
@@ -131,11 +131,11 @@ pub struct Slot<H: Hook> {
     pub log: Arc<Log>,
     /// The policy on trial beside it.
     trial: Arc<ArcSwapOption<Trial<H>>>,
-    /// The trial is not asked, and nothing is swapped by itself.
+    /// Whether the slot is paused: the trial is not asked, and nothing is swapped by itself.
     paused: AtomicBool,
     /// Why the breaker or a guard last took a policy out of service, or ended a trial.
     last_trip: Mutex<Option<String>>,
-    /// The same of what serves now. `None` means that a person brought it into service.
+    /// The same for what serves now. `None` means that a person brought it into service.
     tripped: Mutex<Option<String>>,
     guarded: Mutex<Guarded>,
     pub(super) news: News,
@@ -301,7 +301,7 @@ impl<H: Hook> Slot<H> {
         self.limits.in_use.load(Ordering::Relaxed)
     }
 
-    /// What those of one instance may take.
+    /// What the memory of one instance may take.
     pub fn memory_bytes_max(&self) -> usize {
         self.limits.memory_bytes
     }

@@ -40,7 +40,7 @@ impl fmt::Display for Stage {
     }
 }
 
-/// A request, as far as it matters to which policy decides it.
+/// What of a request matters for the choice of the policy that decides it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Subject<'a> {
     pub tenant: u32,

@@ -100,7 +100,7 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct Entry {
     name: String,
-    /// Absent: all.
+    /// Absent means all.
     slots: Option<Vec<String>>,
     public_key: String,
 }
@@ -179,7 +179,7 @@ impl TrustedKeys {
     /// The name of the key by which this component is trusted for this slot.
     ///
     /// # Errors
-    /// It is not; with the closest that its signatures come to.
+    /// It is not trusted; the error tells how close its signatures come.
     pub fn check(
         &self,
         slot: SlotKind,
@@ -225,7 +225,7 @@ impl Entry {
 /// What a key may be called.
 pub const NAME_RULE: &str = "1 to 64 of A-Z a-z 0-9 . _ -";
 
-/// Whether a key may be called so: names reach files, logs and errors.
+/// Whether a key may have this name: names reach files, logs and errors.
 pub fn is_name(name: &str) -> bool {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(allowed)

@@ -8,14 +8,14 @@ use std::time::{Duration, SystemTime};
 
 const PERIOD: Duration = Duration::from_millis(250);
 
-/// Size and time of a component, and of its signatures if it has any: what tells a new one from the one already seen, and
-/// has one looked at again that was signed later.
+/// Size and time of a component, and of its signatures if it has any: this tells a new one from the one already seen, and
+/// one that was signed later is looked at again.
 type Stamp = Option<((u64, SystemTime), Option<(u64, SystemTime)>)>;
 
 /// Starts the thread; it ends with the host.
 pub(super) fn start(host: &Arc<PolicyHost>, folder: PathBuf) -> Result<(), Error> {
     std::fs::create_dir_all(&folder).map_err(|source| Error::Read { path: folder.clone(), source })?;
-    // Files present at the first start are loaded too: the folder says what shall serve. Later, what was
+    // Files present at the first start are loaded too: the folder says what should serve. Later, what was
     // loaded last has been restored, and may be newer than the file.
     let seen = |slot| host.was_restored(slot).then(|| stamp(&path(&folder, slot))).flatten();
     let loaded = SlotKind::ALL.map(seen);

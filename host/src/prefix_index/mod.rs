@@ -397,7 +397,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Frees what no instance holds any more at the tail, or the page of `offset`.
+    /// Frees the tail that no instance holds any more, or the page of `offset`.
     fn reclaim(&mut self, run: u32, offset: u32) {
         let len = self.runs.get(run).len();
         if offset >= len {
@@ -443,7 +443,7 @@ impl PrefixIndex {
         self.truncate(run, live);
     }
 
-    /// After the first or the last block of a run has changed.
+    /// Called after the first or the last block of a run has changed.
     fn set_ends(&mut self, run: u32) {
         let run = self.runs.get_mut(run);
         let at = |offset| self.pages.cell(run.cell(offset));

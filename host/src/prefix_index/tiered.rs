@@ -1,8 +1,8 @@
 //! Which instance holds how much of a prompt, and how much of that in HBM or DRAM.
 //!
 //! Where blocks lie is kept beside the index of all blocks, in one more index for each tier that instances name; while
-//! nobody names any, there is none, and nothing costs more. An instance either says where its blocks lie or does not: of one
-//! that began to say it, blocks told before that are in no tier that is known.
+//! nobody names any, there is none, and nothing costs more. An instance either says where its blocks lie or does not: when one
+//! begins to say it, its blocks from before are in no known tier.
 
 #[cfg(test)]
 mod tests;
@@ -39,14 +39,14 @@ pub struct TieredIndex {
 struct Tiers {
     /// By tier.
     each: [PrefixIndex; 4],
-    /// In HBM or DRAM, for a prompt may lie in both in turns.
+    /// In HBM or DRAM; a prompt may lie in both in turns.
     near: PrefixIndex,
     /// By slot: whether it names tiers.
     named: Vec<bool>,
 }
 
 impl TieredIndex {
-    /// `limits` of the index of all blocks, and of each beside it.
+    /// `limits` are those of the index of all blocks, and of each beside it.
     pub fn new(limits: Limits) -> Self {
         Self { limits, all: PrefixIndex::new(limits), tiers: None }
     }

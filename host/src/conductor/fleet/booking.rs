@@ -12,7 +12,7 @@ use kvasir_policy::scheduler::{Candidates, Decision, Placement};
 const HANDOVER_MAX_MS: f64 = 86_400_000.0;
 
 impl Fleet {
-    /// Whether a policy's answer can be acted on now. `candidates` as they were given to the policy.
+    /// Whether a policy's answer can be acted on now. `candidates` are those that were given to the policy.
     ///
     /// # Errors
     /// The reason, for the count of invalid answers and the log.
@@ -252,7 +252,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// The request is done or given up, in any phase; all it had booked is given back.
+    /// Ends a request, done or given up, in any phase. All that it had booked is given back.
     ///
     /// # Errors
     /// [`Error::NoRequest`].
@@ -281,7 +281,7 @@ impl Fleet {
         Ok(request.ended(id, now_ms))
     }
 
-    /// Identities of the prefill and the decode instance of a placement, 0 = nobody stands there.
+    /// Identities of the prefill and the decode instance of a placement; 0 for an empty slot.
     pub fn identities(&self, placed: &Admission) -> [u32; 2] {
         [self.prefill_identity(placed.prefill), self.decode_identity(placed.decode)]
     }

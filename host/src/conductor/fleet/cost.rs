@@ -29,7 +29,7 @@ pub struct TransferCost {
 }
 
 impl TransferCost {
-    /// From what a link can do: a block of `block_bytes` over `bytes_per_second`, set up in `fixed_ms`.
+    /// The cost over a link: a block of `block_bytes` over `bytes_per_second`, set up in `fixed_ms`.
     pub fn of_link(block_bytes: u64, bytes_per_second: f64, fixed_ms: f32) -> Self {
         Self { fixed_ms, ms_per_block: (block_bytes as f64 * 1e3 / bytes_per_second) as f32 }
     }
@@ -39,7 +39,7 @@ impl TransferCost {
         self.ms_per_block * (active as f32 + 1.0)
     }
 
-    /// Where nothing is known of the way.
+    /// The cost where nothing is known of the way.
     pub fn transfer_ms(&self, blocks: u32, active: u32) -> f64 {
         Toll::FREE.transfer_ms(self, blocks, active)
     }

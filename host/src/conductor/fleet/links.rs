@@ -34,7 +34,7 @@ pub(super) struct Toll {
 }
 
 impl Toll {
-    /// The way between domains of which nothing is said.
+    /// The way between domains for which no link is set.
     pub(super) const FREE: Self = Self { fixed_ms: 0.0, factor: 1.0 };
 
     /// Time of a transfer of `blocks` to a receiver that `active` other transfers are on their way to, ms.
@@ -74,7 +74,7 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Links beyond [`LINKS_MAX`], and those that are no times, are left out; of two with one path the later counts.
+    /// Leaves out links beyond [`LINKS_MAX`], and those whose values are not times. Of two with one path the later counts.
     pub(super) fn new(specs: &[LinkSpec]) -> Self {
         let sensible = |spec: &&LinkSpec| usable(&[spec.fixed_ms, spec.factor]);
         let links: Vec<Link> =

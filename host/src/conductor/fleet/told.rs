@@ -1,4 +1,4 @@
-//! What a reader of the tables has to be told, and what it was told.
+//! What a reader of the tables must be told, and what it was told.
 
 mod outlook;
 #[cfg(test)]
@@ -73,7 +73,7 @@ impl Told {
         }
     }
 
-    /// What an instance that knows these tables has to be told to know those of `other`. `None` means nothing.
+    /// What an instance that knows these tables must be told to know those of `other`. `None` means nothing.
     pub fn changes_to(&self, other: &Self) -> Option<Changes> {
         if self.layout != other.layout {
             return Some(other.all());
@@ -90,7 +90,7 @@ impl Told {
         (!nothing).then_some(changes)
     }
 
-    /// Whether an answer keeps to what the policy was told. `candidates` as they were given to it.
+    /// Whether an answer keeps to what the policy was told. `candidates` are those that were given to it.
     ///
     /// # Errors
     /// The reason: the policy is at fault.

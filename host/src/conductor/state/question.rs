@@ -6,7 +6,7 @@ use crate::prefix_index::Near;
 use kvasir_policy::scheduler::{Candidates, Column, Question, Request};
 
 impl State {
-    /// What policies are asked about a request, in a buffer that is used again. `hints` beside those of the request.
+    /// What policies are asked about a request, in a buffer that is used again. `hints` are added to those of the request.
     pub(in crate::conductor) fn question(
         &self,
         ask: &Ask,
@@ -46,7 +46,7 @@ impl State {
         }
     }
 
-    /// The part of the prefix column that is near. Whether there is one.
+    /// Writes the part of the prefix column that is near. Returns whether there is one.
     fn near(&self, near: Near, chain: &[u64], before: Candidates<'_>, slots: &mut [u32]) -> bool {
         let Some(all) = before.prefix() else { return false };
         self.index.lookup_near(near, chain, all, slots);
@@ -70,7 +70,7 @@ impl State {
     }
 
     /// Leading blocks of `chain` by decode slot: as told by instances that only decode, and for those that do both what
-    /// their prefill half holds, which is the same memory. Whether there are any.
+    /// their prefill half holds, which is the same memory. Returns whether there are any.
     fn at_decode(&self, chain: &[u64], before: Candidates<'_>, slots: &mut [u32]) -> bool {
         let mut any = self.decode_index.lookup(chain, slots) > 0;
         if let Some(prefix) = before.prefix() {

@@ -29,7 +29,7 @@ pub enum PlayError {
     Record(#[from] BadRecord),
     #[error("the record is of slot `{record}`, the policy of slot `{policy}`")]
     OtherSlot { record: String, policy: SlotKind },
-    /// The policy did not get as far as to be asked.
+    /// The policy failed before it could be asked.
     #[error("policy failed in `{function}`: {fault}")]
     Fault { function: String, fault: Fault },
     /// Before the first call of the record.

@@ -54,7 +54,7 @@ enum Tried {
 }
 
 impl Follower {
-    /// `name` as the leader is to know this host.
+    /// `name` is the one by which the leader knows this host.
     pub fn new(name: String) -> Self {
         Self { name, slots: [const { None }; 4] }
     }
@@ -77,7 +77,7 @@ impl Follower {
             }
             let Some(known) = known else { continue };
             match (order, &known.tried) {
-                // It was stored, and this host started again.
+                // It was stored, and this host has started again since.
                 (Order::Serve, Tried::Not) if policies.serves(slot, &known.target) => {
                     known.tried = Tried::Done
                 }

@@ -6,7 +6,7 @@ use crate::policy::catalog::Assignment;
 use crate::text::printable;
 use parking_lot::Mutex;
 
-/// What a host is to do in one slot.
+/// What a host should do in one slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
     pub slot: SlotKind,
@@ -73,7 +73,7 @@ impl Keeper {
         Ok(Self { db: db.clone(), tree, slots: Mutex::new(slots) })
     }
 
-    /// In place of the slot's last rollout. `request` is what a host needs to bring the target into service.
+    /// Starts a rollout, in place of the slot's last one. `request` is what a host needs to bring the target into service.
     ///
     /// # Errors
     /// [`Error::State`].

@@ -9,7 +9,7 @@ use crate::policy::slot::{Around, Shadow, Worker};
 use kvasir_policy::scheduler::{Decision, Placement, Question};
 use std::sync::Arc;
 
-/// One decision, and all that it was made on.
+/// One decision, and everything that it was based on.
 pub struct Heard {
     pub question: Question,
     pub told: Told,
@@ -64,7 +64,7 @@ fn is_same(a: &Decision, b: &Decision) -> bool {
     placement(a) == placement(b)
 }
 
-/// What comes of a decision by what the host forecasts on the tables it was made on.
+/// What comes of a decision, by the host's forecast on the tables that it was based on.
 fn count(decided: &Decided, decision: &Decision, heard: &Heard) {
     let Decision::Run(placement) = decision else { return decided.rejected() };
     decided.placed(heard.blocks, hit_blocks(placement, &heard.question).min(heard.blocks));

@@ -51,7 +51,7 @@ impl SchedulerWorker {
         Self { active, trial: OnTrial::new(slot), canary: None, asks_canary: false, thresholds, recent: None }
     }
 
-    /// From here on it keeps what changes in the tables, for [`Self::recent`].
+    /// Begins to keep what changes in the tables, for [`Self::recent`].
     pub fn keep_recent(&mut self) {
         self.recent = Some(Recent::default());
     }
@@ -66,7 +66,7 @@ impl SchedulerWorker {
         PolicyOf::from(self.version_of(outcome))
     }
 
-    /// The thresholds and what of its learner the engine decided by.
+    /// The thresholds, and what its learner published, by which the engine decided.
     pub fn known(&mut self, outcome: &Outcome) -> (Arc<Vec<f32>>, Option<Arc<[u8]>>) {
         let seated = match (outcome.seat, &mut self.canary) {
             (Seat::Trial, Some(canary)) => canary,
@@ -76,7 +76,7 @@ impl SchedulerWorker {
         (thresholds, seated.worker.knowledge())
     }
 
-    /// Decides one request where nobody else touches the tables. The active policy decides it.
+    /// Decides one request by the active policy, where nobody else touches the tables.
     pub fn schedule(&mut self, fleet: &Fleet, question: &Question) -> Outcome {
         self.asks_canary = false;
         self.active.catch_up(fleet, self.recent.as_mut());
@@ -100,8 +100,8 @@ impl SchedulerWorker {
         self.canary.insert(kept.unwrap_or_else(new))
     }
 
-    /// Decides one request on what was caught up: push it to the engine, ask it, check the answer. What a canary does not
-    /// answer the active policy decides; on any fault of that, the native twin.
+    /// Decides one request on what was caught up: pushes that to the engine, asks it and checks the answer. The active policy
+    /// decides what a canary does not answer, and the native twin decides after any fault of the active policy.
     pub fn decide(&mut self, question: &Question) -> Outcome {
         if let Some(canary) = self.canary.as_mut().filter(|_| self.asks_canary) {
             canary.refresh();
@@ -129,13 +129,13 @@ impl SchedulerWorker {
         self.canary.take_if(|canary| !trial.is_on(canary.generation()));
     }
 
-    /// The native twin decides on what was caught up, and is counted.
+    /// Has the native twin decide on what was caught up, and counts it.
     pub fn decide_natively(&mut self, question: &Question, why: Fault) -> Outcome {
         let decision = self.active.native(question);
         self.outcome(decision, Some(why))
     }
 
-    /// What came of a decision: placed (`hit_blocks` of its `blocks` are stored there, and what was forecast), or not.
+    /// Counts what came of a decision: placed (`hit_blocks` of its `blocks` are stored there, and what was forecast), or not.
     pub fn decided(&mut self, outcome: &Outcome, placed: Option<(u64, u64)>, outlook: Option<&Outlook>) {
         if outcome.fallback.is_some() {
             return;
@@ -151,7 +151,7 @@ impl SchedulerWorker {
         }
     }
 
-    /// Tells a shadow, if there is one, what was decided on what.
+    /// Tells a shadow, if there is one, what was decided, and on which tables.
     pub fn tell_shadow(&mut self, question: &Question, outcome: &Outcome, blocks: u64) {
         if outcome.fallback.is_some() {
             return;
@@ -204,7 +204,7 @@ impl SchedulerWorker {
 struct Seated {
     worker: Worker<SchedulerHook>,
     told: Told,
-    /// What the engine still has to be given of it.
+    /// The part of it that the engine has not been given yet.
     pending: Option<Changes>,
     thresholds: SharedThresholds,
     thresholds_seen: Option<Arc<Vec<f32>>>,
@@ -221,7 +221,7 @@ impl Seated {
         if let Some(recent) = recent {
             recent.note(&changes);
         }
-        // Two steps become one: all there is now.
+        // Two steps become one: everything as it is now.
         let behind = self.pending.is_some();
         self.pending = Some(if behind { self.told.all() } else { changes });
     }
@@ -257,7 +257,7 @@ impl Seated {
     fn native(&mut self, question: &Question) -> Decision {
         let no_instance = Decision::reject(Reason::NoInstance, 1_000);
         let Some(native) = self.worker.twin() else { return no_instance };
-        // Rare enough to be told everything, rather than to follow with a cursor of its own.
+        // This is rare enough to tell it everything, rather than to keep a cursor for it.
         let told = push(native, &self.told.all());
         let told = told.and_then(|()| native.set_thresholds(&self.thresholds.load()));
         let answer = told.and_then(|()| native.schedule(question));

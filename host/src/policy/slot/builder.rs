@@ -29,7 +29,7 @@ impl Builder {
         self.submit_later(Duration::ZERO, work);
     }
 
-    /// What waits does not keep the thread: it is dropped with the last sender.
+    /// Work that waits does not keep the thread alive: it is dropped with the last sender.
     pub(super) fn submit_later(&self, after: Duration, work: impl FnOnce() + Send + 'static) {
         // The receiver ends with the last sender, so this cannot fail while `self` lives.
         let _ = self.0.send(Job { due: Instant::now() + after, work: Box::new(work) });

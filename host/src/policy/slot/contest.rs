@@ -1,4 +1,4 @@
-//! A policy on watch looks worse than the one before it did. That may be the policy, or other requests than then: so the one before it
+//! A policy on watch looks worse than the one before it did. That may be the policy, or the requests, which are others now. So the one before it
 //! decides half of the requests again, and both are held against each other over the same time.
 
 use super::{Hook, Slot, Trial, Version};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// The most windows of a contest.
 const WINDOWS_MAX: u32 = 4;
-/// Standard deviations by which the newcomer must be worse: looked at every second, and once in the end.
+/// Standard deviations by which the newcomer must be worse: the first for the looks at every second, the second for the one in the end.
 const SURE: f64 = 3.0;
 const LIKELY: f64 = 2.0;
 const HALF: Stage = Stage::Canary(Share::PerMille(500));
@@ -77,7 +77,7 @@ impl Contest {
         )))
     }
 
-    /// What the one before it did last, to hold the newcomer against from now on.
+    /// What the policy before it did last, for comparison with the newcomer from now on.
     pub(super) fn into_before(self) -> Window {
         self.before
     }

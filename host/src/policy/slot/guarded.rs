@@ -17,7 +17,7 @@ pub(in crate::policy) struct Guarded {
     awaited: Option<u64>,
     rollbacks: [u64; Guard::ALL.len()],
     trips: u64,
-    /// As of the last look.
+    /// The time of the last look.
     now_ms: u64,
 }
 
@@ -51,7 +51,7 @@ impl Guarded {
         }
     }
 
-    /// From now on the policy in service is held against that.
+    /// Compares the policy in service with `before` from now on.
     fn hold_against(&mut self, before: Window) {
         if let Some(watch) = &mut self.watch {
             watch.compared = Some(before);
@@ -87,7 +87,7 @@ impl Guarded {
         Beside { newcomer: trial.newcomer.values(), compared: compared.map(Window::values) }
     }
 
-    /// Takes in what the policy in service counted; the guard that it broke, if it is watched.
+    /// Takes in what the policy in service counted. Returns the guard that it broke, if it is watched.
     fn look_at_active(
         &mut self,
         config: &GuardConfig,

@@ -25,7 +25,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Outcomes that wait for a learner; the oldest give way.
+/// The most outcomes that wait for a learner; the oldest give way.
 const QUEUE: usize = 4 * OUTCOMES_MAX;
 
 /// What a learner published, for the engines of one version.
@@ -87,7 +87,7 @@ impl Lessons {
 /// The outcomes on their way to one learner.
 #[derive(Default)]
 pub(in crate::policy) struct Feed {
-    /// The policy learns: outcomes are worth keeping.
+    /// Whether the policy learns, so that outcomes are worth keeping.
     wanted: AtomicBool,
     queue: Mutex<VecDeque<[u32; OUTCOME]>>,
     counts: Counts,
@@ -130,7 +130,7 @@ impl Feed {
         }
     }
 
-    /// What waits here waits there, and the other way round.
+    /// Exchanges what waits here with what waits there.
     fn exchange(&self, other: &Self) {
         std::mem::swap(&mut *self.queue.lock(), &mut *other.queue.lock());
     }
@@ -148,7 +148,7 @@ impl Feed {
     }
 }
 
-/// Where what came of requests is told. Cheap to clone, and cheap to tell while no policy learns.
+/// Takes what came of requests, for learners. Cheap to clone, and cheap to tell while no policy learns.
 #[derive(Clone, Default)]
 pub struct Outcomes(Arc<[Arc<Feed>]>);
 
@@ -225,8 +225,8 @@ impl Learning {
         Ok(Self(Turns::Thread { stop: Some(stop), thread: Some(thread) }))
     }
 
-    /// Has the learner hear what came of requests until `now_ms`, on a clock that began with it and does not go back. Nothing
-    /// where it has a thread.
+    /// Has the learner hear what came of requests until `now_ms`, on a clock that began with it and does not go back. Does nothing
+    /// if it has a thread.
     pub(in crate::policy) fn turn(&mut self, now_ms: u64) {
         if let Turns::ByHand { since, class } = &mut self.0 {
             class.turn(*since + Duration::from_millis(now_ms));
@@ -266,8 +266,8 @@ impl<H: Hook> Slot<H> {
         (self.lessons.feed.status(), self.trial_lessons.feed.status())
     }
 
-    /// What the learner on trial published for that generation holds for the one that takes its place in service, before its
-    /// learner follows.
+    /// Makes what the learner on trial published for that generation count for the one that takes its place in service, before
+    /// its learner follows.
     pub(super) fn promote_knowledge(&self, on_trial: u64, in_service: u64) {
         let known = self.trial_lessons.knowledge.load_full();
         if let Some(known) = known.filter(|known| known.generation == on_trial) {
@@ -281,7 +281,7 @@ impl<H: Hook> Slot<H> {
         read.map_err(|e| self.log.add_host(2, &format!("the learner starts cold: {e}"))).ok()?
     }
 
-    /// Keeps it; what was left by policies that neither serve, nor served before, nor are on trial goes.
+    /// Keeps it. Drops what was left by policies that neither serve, nor served before, nor are on trial.
     fn keep_learned(&self, key: &str, state: &[u8]) -> Result<(), Error> {
         let Some(catalog) = &self.catalog else { return Ok(()) };
         let on_trial = self.trial().map(|trial| class::on_trial(&trial.version.description.name));

@@ -20,7 +20,7 @@ impl<H: Hook> Slot<H> {
         self.load_for(source, settings, Cause::Operator)
     }
 
-    /// Prepares a policy and gives it up again: whether it could serve here, and what it would be stored as.
+    /// Prepares a policy and gives it up again, to see whether it could serve here, and what it would be stored as.
     ///
     /// # Errors
     /// As [`Slot::load`].
@@ -69,7 +69,7 @@ impl<H: Hook> Slot<H> {
         }
     }
 
-    /// Gives what serves other settings: the same program, not compiled again.
+    /// Gives other settings to what serves: the same program, not compiled again.
     ///
     /// # Errors
     /// It refuses them, or the catalogue cannot be written; what serves is untouched.
@@ -127,7 +127,7 @@ impl<H: Hook> Slot<H> {
         program: Arc<Program<H>>,
         assignment: Assignment,
     ) -> Result<Version<H>, Error> {
-        // What was compiled long ago, too: its key may be trusted no longer.
+        // This holds for what was compiled long ago, too: its key may be trusted no longer.
         self.engine.gate.check(H::KIND, &assignment.origin)?;
         let unpublished = 0;
         prepare(program, assignment, unpublished, &self.limits, &self.log, &self.config, workers.max(1))
@@ -207,7 +207,7 @@ impl<H: Hook> Slot<H> {
         Ok(())
     }
 
-    /// Writes what is so now to the catalogue; if that fails, again later, until it succeeds.
+    /// Writes the present state to the catalogue. If that fails, tries again later, until it succeeds.
     pub(super) fn persist(self: &Arc<Self>) {
         let Err(error) = self.store(&self.as_stored(), &[]) else { return };
         let name = self.current().description.name.clone();
@@ -221,7 +221,7 @@ impl<H: Hook> Slot<H> {
         });
     }
 
-    /// What the operator set for the slot's default policy: with the component that served, or in the
+    /// What the operator set for the slot's default policy, together with the component that served, or in the
     /// configuration.
     fn settings_of_default(&self, serving: &Assignment) -> Settings {
         let default = H::builtins().next().map_or("", |b| b.name);

@@ -1,6 +1,6 @@
 //! The second seat of a slot: a policy on trial beside the one that serves, in shadow or for a share of the requests.
 //!
-//! A trial never costs a decision: what a canary does not answer the active policy decides, and a shadow is asked on a
+//! A trial never costs a decision: the active policy decides what a canary does not answer, and a shadow is asked on a
 //! thread of its own ([`super::shadow`]). Faults count against the policy on trial alone, and end the trial.
 
 use super::shadow::{Tally, Told, run};
@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-/// A policy on trial; another one is another trial.
+/// A policy on trial. A different policy is a different trial.
 pub struct Trial<H: Hook> {
     pub version: Arc<Version<H>>,
     pub stage: Stage,
     /// It is there to be compared with, and not to be brought into service; see [`super::contest`].
     pub(super) by_guard: bool,
-    /// How its answers compare; of a shadow.
+    /// How the answers of a shadow compare.
     pub tally: Tally,
     /// What its workers look at; always `version`.
     seat: Arc<ArcSwap<Version<H>>>,
@@ -37,7 +37,7 @@ impl<H: Hook> Trial<H> {
         Self::start_for(slot, version, stage, false)
     }
 
-    /// One that a restart does not bring back.
+    /// Starts a trial that a restart does not bring back.
     pub(super) fn start_by_guard(
         slot: &Arc<Slot<H>>,
         version: Version<H>,
@@ -112,7 +112,7 @@ impl<H: Hook> Slot<H> {
         self.trial.load_full()
     }
 
-    /// Puts a policy on trial; one that is there gives way. Blocking, as [`Slot::load`].
+    /// Puts a policy on trial, in place of one that is there. Blocking, as [`Slot::load`].
     ///
     /// # Errors
     /// As [`Slot::load`], or the slot cannot have such a trial. A trial that is there goes on.
@@ -153,7 +153,7 @@ impl<H: Hook> Slot<H> {
         self.store(&Stored { trial, ..self.as_stored() }, modules)?;
         version.generation = self.next_generation();
         let old = self.trial.load_full();
-        // Without its thread there is no such trial, whatever was written.
+        // Without its thread this trial does not exist, whatever was written.
         let trial = Trial::start(self, version, stage).inspect_err(|_| self.persist())?;
         self.trial.store(Some(Arc::clone(&trial)));
         if let Some(old) = &old {
@@ -165,7 +165,7 @@ impl<H: Hook> Slot<H> {
         Ok(())
     }
 
-    /// Goes on with the trial of an earlier run; or says why not.
+    /// Goes on with the trial of an earlier run, or says why it cannot.
     pub(super) fn restore_trial(self: &Arc<Self>, stored: StoredTrial) {
         let StoredTrial { assignment, stage } = stored;
         let name = assignment.origin.name().to_owned();
@@ -283,7 +283,7 @@ impl<H: Hook> OnTrial<H> {
         Self { slot: Arc::clone(slot), cache: Cache::new(Arc::clone(&slot.trial)) }
     }
 
-    /// The policy on trial, unless it is not to be asked now.
+    /// The policy on trial, unless it must not be asked now.
     fn asked(&mut self) -> Option<&Arc<Trial<H>>> {
         let trial = self.cache.load().as_ref()?;
         (!self.slot.is_paused()).then_some(trial)
@@ -299,7 +299,7 @@ impl<H: Hook> OnTrial<H> {
         self.cache.load().as_ref().is_some_and(|trial| trial.version.generation == generation)
     }
 
-    /// What hears of the decisions that are made, if there is something.
+    /// The shadow that hears of the decisions, if there is one.
     pub fn shadow(&mut self) -> Option<&Arc<Trial<H>>> {
         self.asked().filter(|trial| trial.stage == Stage::Shadow)
     }

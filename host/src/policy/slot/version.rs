@@ -362,7 +362,7 @@ pub(super) struct Code<H: Hook> {
     pub(super) modules: Vec<Vec<u8>>,
 }
 
-/// `compiled`: what need not be compiled again.
+/// `compiled` is what need not be compiled again.
 pub(super) fn code<H: Hook>(
     engine: &Engine,
     source: Source,
@@ -390,7 +390,7 @@ pub(super) fn code<H: Hook>(
         Source::Signed { name, bytes, signatures } => (name, bytes, signatures),
     };
     let origin = Origin::Module { name: name.clone(), digest: Digest::of(&bytes).to_string(), signatures };
-    // Before it is compiled: that takes time and memory, which a stranger's code is not given.
+    // Checked before it is compiled: that takes time and memory, which a stranger's code is not given.
     engine.gate.check(H::KIND, &origin)?;
     let program = compile(engine, &name, &bytes, compiled)?;
     Ok(Code { program, origin, modules: vec![bytes] })

@@ -30,7 +30,7 @@ impl<H: Hook> Slot<H> {
 /// One thread's view of a seat of a slot: its own engine, exchanged when the version changes.
 pub struct Worker<H: Hook> {
     slot: Arc<Slot<H>>,
-    /// It is one of those that a load makes an engine for.
+    /// Whether this is one of the workers for which a load makes an engine.
     counted: bool,
     cache: Cache<Arc<ArcSwap<Version<H>>>, Arc<Version<H>>>,
     knowledge: Cache<Arc<ArcSwapOption<Knowledge>>, Option<Arc<Knowledge>>>,
@@ -93,7 +93,7 @@ impl<H: Hook> Worker<H> {
     }
 
     /// Takes up a newer version or an engine that was built, if there is one; costs a pointer load when
-    /// there is none. True once per engine: it has to be given everything.
+    /// there is none. Returns true once per engine, which must then be given everything.
     pub fn refresh(&mut self) -> bool {
         if let Some(found) = self.find() {
             self.install(found);
@@ -102,7 +102,7 @@ impl<H: Hook> Worker<H> {
         std::mem::take(&mut self.fresh)
     }
 
-    /// Gives the engine what the policy's learner published, if it has not got it yet.
+    /// Gives the engine what the policy's learner published, unless it has that already.
     fn adopt(&mut self) {
         let Some(knowledge) = self.knowledge.load() else { return };
         let known = knowledge.number == self.adopted && !self.fresh;
@@ -115,7 +115,7 @@ impl<H: Hook> Worker<H> {
         let _ = self.tell(|engine| engine.adopt(&knowledge.bytes));
     }
 
-    /// An engine that is to serve in place of the one there is: of a newer version, or because there is none.
+    /// An engine that should serve in place of the present one: of a newer version, or because there is none.
     pub fn find(&mut self) -> Option<Found<H>> {
         let newest = self.cache.load();
         let nothing_new = newest.generation == self.version.generation && self.engine.is_some();
@@ -158,7 +158,7 @@ impl<H: Hook> Worker<H> {
         None
     }
 
-    /// The engine serves at once. What its predecessor of the same name learned follows in a second one:
+    /// Puts the engine into service at once. What its predecessor of the same name learned follows in a second one:
     /// no call waits for `export-state` and `import-state`.
     pub fn install(&mut self, found: Found<H>) {
         let Found { version, engine } = found;
@@ -182,7 +182,7 @@ impl<H: Hook> Worker<H> {
         }
     }
 
-    /// Gives an engine up beside the traffic: an evictor may hold gigabytes, which take their time to give back.
+    /// Gives an engine up beside the traffic: an evictor may hold gigabytes, which take time to give back.
     fn discard(&self, engine: Option<Box<H::Engine>>) {
         self.slot.builder.submit(move || drop(engine));
     }
@@ -276,7 +276,7 @@ impl<H: Hook> Worker<H> {
     }
 
     fn failed(&mut self, fault: Fault) -> Fault {
-        // An engine that is there and not ready died unseen: it will never answer again.
+        // An engine that exists and is not ready died unseen: it will never answer again.
         let fault = match fault {
             Fault::NotReady => Fault::Trap("its instance is gone".to_owned()),
             fault => fault,
@@ -404,7 +404,7 @@ impl<H: Hook> Slot<H> {
 pub(super) struct Backoff {
     failures: u32,
     until: Option<Instant>,
-    /// The longest wait is that power of two of milliseconds.
+    /// The longest wait is this power of two of milliseconds.
     longest: u32,
 }
 

@@ -1,6 +1,6 @@
 //! What a signature says, and how it is kept.
 //!
-//! Signed is a text in cosign's *simple signing* form, so that cosign verifies it in a registry. It names the manifest that the
+//! The text that is signed is in cosign's *simple signing* form, so that cosign verifies it in a registry. It names the manifest that the
 //! component has there and, under `optional`, what a host goes by: the component's own digest and its slot. A host needs
 //! neither registry nor manifest for it.
 
@@ -114,7 +114,7 @@ impl Claim {
 }
 
 impl Signature {
-    /// Whether it says that it is of this manifest; who says so is not asked.
+    /// Whether it says that it is for this manifest. Who says so is not checked.
     pub fn is_of_manifest(&self, digest: &str) -> bool {
         let payload = serde_json::from_slice::<Payload>(&self.payload);
         payload.is_ok_and(|payload| payload.critical.image.manifest == digest)
@@ -182,7 +182,7 @@ pub fn print_signatures(signatures: &[Signature]) -> Vec<u8> {
 /// Refuses more than a component can have, before anything is computed with it.
 ///
 /// # Errors
-/// What there is too much of.
+/// Names what there is too much of.
 pub fn check_amount(signatures: &[Signature]) -> Result<(), String> {
     if signatures.len() > SIGNATURES_MAX {
         return Err(format!("{} signatures; at most {SIGNATURES_MAX}", signatures.len()));

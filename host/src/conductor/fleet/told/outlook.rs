@@ -1,4 +1,4 @@
-//! What a placement would come to by the tables that a policy was told: the host's own forecast, without the host.
+//! The host's own forecast for a placement, on the tables that a policy was told and without the host.
 
 use super::Told;
 use crate::conductor::fleet::{Admission, DecodeCost, PrefillCost};
@@ -20,7 +20,7 @@ impl From<&Admission> for Outlook {
 }
 
 impl Told {
-    /// As [`Fleet::forecast`](super::super::Fleet::forecast) made it on these tables. Returns `None` if a slot is not in them.
+    /// As [`Fleet::forecast`](super::super::Fleet::forecast) would make it on these tables. Returns `None` if a slot is not in them.
     pub fn outlook(&self, question: &Question, placement: &Placement) -> Option<Outlook> {
         let &[_, _, busy_until, fixed_ms, ms_per_token, ms_per_pair, ..] =
             row::<PREFILL_ROW>(&self.prefill, placement.prefill)?;

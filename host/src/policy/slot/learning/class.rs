@@ -141,7 +141,7 @@ impl<H: Hook> Pupil<H> {
         self.version.as_ref().map(|version| version.generation)
     }
 
-    /// Under which its state is kept.
+    /// The name under which its state is kept.
     fn key(&self) -> Option<String> {
         let name = &self.version.as_ref()?.description.name;
         Some(match self.seat {
@@ -160,7 +160,7 @@ impl<H: Hook> Pupil<H> {
             let same_name = name(&newest) == name(&self.version);
             self.version = newest;
             (self.learner, self.retry) = (None, Backoff::up_to(LONGEST_WAIT));
-            // A trial is not spoilt by what the one before it learned.
+            // What the trial before it learned must not spoil this one.
             if !same_name || self.seat == Seat::Trial {
                 self.state = None;
             }
@@ -195,7 +195,7 @@ impl<H: Hook> Pupil<H> {
         }
     }
 
-    /// What it learned for serves now, as it was on trial.
+    /// The policy for which it learned serves now, as it was on trial.
     fn was_promoted(&self, service: &Self) -> bool {
         let (Some(version), Some(newest)) = (&self.version, service.newest()) else { return false };
         let ended = self.newest().is_none_or(|on_trial| on_trial.generation != version.generation);
@@ -229,7 +229,7 @@ impl<H: Hook> Pupil<H> {
         if let Some(state) = self.state.clone() {
             match self.call(|learner| learner.import_state(&state)) {
                 Some(Ok(())) => {}
-                // It will not take it next time either.
+                // It will not take this state next time either.
                 None => self.state = None,
                 Some(Err(reason)) => {
                     self.state = None;
@@ -305,7 +305,7 @@ impl<H: Hook> Pupil<H> {
     }
 }
 
-/// Under which the state of a learner on trial is kept; no policy is called so.
+/// The name under which the state of a learner on trial is kept. No policy has such a name.
 pub(super) fn on_trial(name: &str) -> String {
     format!("{name}@trial")
 }
