@@ -48,12 +48,12 @@ struct Rule {
 enum Who {
     User(u32),
     Group(u32),
-    /// By a name in its certificate.
+    /// A caller, by a name in its certificate.
     Certificate(String),
 }
 
 impl Keeper {
-    /// With the tokens of `data_dir`, which are read again when they change.
+    /// A gate with the tokens of `data_dir`, which are read again when they change.
     ///
     /// # Errors
     /// A user or group that this machine does not know.
@@ -149,7 +149,7 @@ impl Rule {
     }
 }
 
-/// What TLS is made with now. Files that changed for the worse are a line in the log, and the old ones stay.
+/// What TLS uses now. If changed files cannot be used, the log says so, and the old certificates stay in use.
 pub fn tls_config(tls: &HostTls) -> Arc<kvasir_tls::ServerConfig> {
     tls.config(|error| tracing::error!(%error, "listen.tls has changed and cannot be used; the old certificates stay"))
 }

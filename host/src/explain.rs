@@ -1,6 +1,6 @@
 //! What was decided lately, and why: kept in bounded memory beside the decisions, and never in their way.
 //!
-//! Each worker writes to a [`Tape`] of its own, whose lock nobody else takes but somebody who asks for an explanation,
+//! Each worker writes to a [`Tape`] of its own, whose lock nobody else takes except a caller that asks for an explanation,
 //! for the time of a copy. What a policy was asked is kept as it was asked; of the tables only what changed since the
 //! decision before, so that a decision costs the words of its question and no allocation.
 
@@ -52,7 +52,7 @@ impl Tapes {
     }
 
     fn find(&self, id: u64) -> Option<Found> {
-        // The lock goes before the tables are put together.
+        // The lock is released before the tables are put together.
         let copied = self.all().iter().find_map(|tape| tape.lock().find(id));
         copied.map(Copied::found)
     }
@@ -79,19 +79,19 @@ impl Explain {
         Self::new(Limits { decisions: 0, memory_bytes: 0 })
     }
 
-    /// A decision about a request was kept; it is written if it is sampled.
+    /// Notes that a decision about a request was kept; it is written if it is sampled.
     pub fn kept(&self, id: u64) {
         if let Some(sampler) = self.sampler.as_ref().filter(|sampler| sampler.takes(id)) {
             sampler.offer(Sample::Decision(id));
         }
     }
 
-    /// Whether a decision that is no request's is sampled: the `number`th of its slot.
+    /// Whether a decision that is not about a request is sampled: the `number`th of its slot.
     pub fn takes(&self, number: u64) -> bool {
         self.sampler.as_ref().is_some_and(|sampler| sampler.takes(number))
     }
 
-    /// Writes such a decision. It is made into a record on the thread that writes; `None` drops it.
+    /// Writes such a decision. The writing thread makes it into a record; `None` drops it.
     pub fn write(&self, make: impl FnOnce() -> Option<Record> + Send + 'static) {
         if let Some(sampler) = &self.sampler {
             sampler.offer(Sample::Other(Box::new(make)));
@@ -147,7 +147,7 @@ impl Found {
         told
     }
 
-    /// As a record that any scheduler can be asked again. `at_ms`: Unix time.
+    /// Makes a record that any scheduler can be asked again. `at_ms` is Unix time.
     pub fn record(&self, at_ms: u64) -> Record {
         let decided = &self.decided;
         let mut pushed: Vec<Push> = Vec::new();

@@ -75,7 +75,7 @@ pub struct Package {
 }
 
 impl Package {
-    /// From a file, with the signatures beside it.
+    /// Reads it from a file, with the signatures beside it.
     ///
     /// # Errors
     /// It cannot be read, or a host would refuse it.
@@ -92,7 +92,7 @@ impl Package {
         Ok(Self { about, component, config, manifest, signatures })
     }
 
-    /// From its parts, which are held against their digests.
+    /// Makes it from its parts, which are compared with their digests.
     fn checked(
         manifest: Vec<u8>,
         config: Vec<u8>,
@@ -174,7 +174,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     write().map_err(|source| Error::File { path: path.into(), action: "written", source })
 }
 
-/// As much as any host may be set to give a policy: whether one host has less is not decided here.
+/// As much as the settings of any host may give to a policy. A host may have less, which is not decided here.
 fn inspection() -> PolicyConfig {
     PolicyConfig {
         memory_bytes: 1 << 30,

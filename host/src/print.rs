@@ -1,7 +1,7 @@
 //! What commands print, to a reader who may leave before the end: `kvasir policy list | head -1`.
 //!
 //! `println!` and its kin of the standard library panic then. The macros here take their names in this crate, so that no
-//! command has to think of it: one whose output nobody reads any more ends quietly, with the code that a shell shows of
+//! command has to think of it: one whose output nobody reads any more ends quietly, with the code that a shell shows for
 //! programs that `SIGPIPE` ended. That signal itself stays ignored, as Rust has it: it would also end a command, or a host,
 //! whose peer closed a socket.
 

@@ -1,4 +1,4 @@
-//! A file that is put aside when it is full, so that two of them are all there ever is.
+//! A file that is put aside when it is full, so that there are never more than two.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};

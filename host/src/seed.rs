@@ -1,6 +1,6 @@
 //! Randomness.
 
-/// A number nobody outside can guess.
+/// A number that nobody outside can guess.
 pub(crate) fn random() -> u64 {
     std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u64)
 }

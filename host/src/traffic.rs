@@ -19,7 +19,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What is told and not yet taken in, beside at most [`BLOCKS_MAX`] blocks; more is dropped and counted.
+/// Messages told and not yet taken in, beside at most [`BLOCKS_MAX`] blocks; more is dropped and counted.
 const TOLD_MAX: usize = 4_096;
 /// How often requests are looked for that have waited for too long.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ pub struct Recording {
     pub waits_ms: u64,
 }
 
-/// Since the start.
+/// Counts since the start.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub written: AtomicU64,
@@ -56,7 +56,7 @@ pub struct Recorder {
     block_size_tokens: u32,
     secret: RandomState,
     counts: Arc<Counts>,
-    /// Blocks of what is told and not yet taken in.
+    /// Blocks of the messages told and not yet taken in.
     told_blocks: Arc<AtomicUsize>,
     /// `None` only while dropped.
     told: Option<mpsc::SyncSender<Told>>,
@@ -104,7 +104,7 @@ impl Recorder {
         &self.counts
     }
 
-    /// A request came at `now_ms`. Never waits.
+    /// Notes that a request came at `now_ms`. Never waits.
     pub fn asked(&self, prompt: &Prompt<'_>, now_ms: u64) {
         let expected = prompt.tokens.div_ceil(self.block_size_tokens) as usize;
         if self.told_blocks.fetch_add(expected, Relaxed) + expected > BLOCKS_MAX {
@@ -113,7 +113,7 @@ impl Recorder {
             return;
         }
         let mut blocks: Vec<u64> = prompt.blocks.iter().map(|block| self.secret.hash_one(block)).collect();
-        // What was not hashed is like no other block.
+        // A block without a hash is like no other block.
         blocks.resize_with(expected, crate::seed::random);
         let session = (prompt.session != 0).then(|| self.secret.hash_one(("session", prompt.session)));
         let request = Request {
@@ -141,7 +141,7 @@ impl Recorder {
         self.tell(Told::Ended(id));
     }
 
-    /// Whether there was room. What is lost of an end costs the request a wait, and of an answer its length.
+    /// Returns whether there was room. A lost end costs the request a wait, and a lost count of tokens the length of its answer.
     fn tell(&self, told: Told) -> bool {
         self.told.as_ref().is_some_and(|sender| sender.try_send(told).is_ok())
     }

@@ -10,7 +10,7 @@ use std::process::Command;
 const BYTES_MAX: u32 = 32 << 10;
 /// The most bytes of an input that is added to a corpus, so that it stays small.
 const KEPT_BYTES_MAX: u32 = 2 << 10;
-/// A target that takes so long for one input, or so much memory, has failed.
+/// A target that takes this long for one input, or this much memory, has failed.
 const SECONDS_MAX: u32 = 25;
 const MEMORY_MIB_MAX: u32 = 2_048;
 /// What inputs spend their time in.

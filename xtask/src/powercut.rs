@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::process::Command;
 
 const PROGRAM: &str = "kvasir-tests-powercut";
-/// For the machine to come up, besides what the run itself takes.
+/// Time for the machine to come up, besides what the run itself takes.
 const LIMIT_S: &str = "36000";
 
 /// The machine, with block devices, its time limit in seconds.

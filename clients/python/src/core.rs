@@ -160,7 +160,7 @@ impl Core {
         Ok(flags(py, &found))
     }
 
-    /// From where a load would have each block: [`Source`](kvasir_client::data::Source), one byte for each.
+    /// Where a load would get each block from: [`Source`](kvasir_client::data::Source), one byte for each.
     fn tiers<'py>(
         &self,
         py: Python<'py>,
@@ -172,7 +172,7 @@ impl Core {
         let (namespace, hashes) = (bytes::namespace(namespace)?, bytes::hashes(hashes, hash_bytes)?);
         let found = py.detach(|| {
             let keys = bytes::keys(&namespace, hashes);
-            // For metrics and events only.
+            // This is for metrics and events only.
             inner.asks.ask_aside(|client| in_batches(&keys, |keys| client.tiers(keys)))
         })?;
         Ok(PyBytes::new(py, &found.into_iter().map(|source| source as u8).collect::<Vec<_>>()))
@@ -191,7 +191,7 @@ impl Core {
         Ok((answer.next, answer.lost, keys.collect()))
     }
 
-    /// Under which keys the host has these blocks, as `removals` calls them.
+    /// The keys under which the host has these blocks, as `removals` calls them.
     #[staticmethod]
     fn keys<'py>(
         py: Python<'py>,
@@ -341,12 +341,12 @@ impl Core {
         Ok(flags(py, &removed))
     }
 
-    /// Bytes of the payload of each block; `None` of one that is not there.
+    /// Bytes of the payload of each block, and `None` for one that is not there.
     fn sizes(&self, py: Python<'_>, namespace: &[u8], keys: Vec<Vec<u8>>) -> PyResult<Vec<Option<u32>>> {
         let namespace = bytes::namespace(namespace)?;
         let keys = bytes::keys(&namespace, keys.iter().map(Vec::as_slice));
         let stats = self.call(py, |client| in_batches(&keys, |keys| client.stat(keys)))?;
-        // One that is smaller than a label has none, and will be refused as such.
+        // A block that is smaller than a label has none, and will be refused for that.
         Ok(stats.into_iter().map(|stat| stat.map(|stat| stat.size.saturating_sub(Label::BYTES))).collect())
     }
 
@@ -392,7 +392,7 @@ impl Core {
 type Ended<'py> = (u64, bool, Bound<'py, PyBytes>, u64, Option<String>);
 
 impl Core {
-    /// Unless this is a child of the process that made it.
+    /// Fails in a child of the process that made it.
     fn inner(&self) -> PyResult<&Arc<Inner>> {
         let Some(inner) = self.inner.as_ref().filter(|inner| inner.is_ours()) else {
             let text = "this was made before the process forked; make another Core in the child";
@@ -401,7 +401,7 @@ impl Core {
         Ok(inner)
     }
 
-    /// Unless it is closed.
+    /// Fails if it is closed.
     fn open(&self) -> PyResult<&Arc<Inner>> {
         let inner = self.inner()?;
         if inner.closed.load(Ordering::Relaxed) { Err(Error::new_err("it was closed")) } else { Ok(inner) }
@@ -440,7 +440,7 @@ impl Core {
         let (memory, blocks) = py.detach(|| {
             let of = |block| planned.block_bytes(block);
             let blocks = Blocks::of(saves, &namespace, of, blocks.into_iter().zip(hashes))?;
-            // When all else is known to make sense.
+            // This comes last, when all else is known to make sense.
             Ok::<_, PyErr>((planned.for_job(stream)?, blocks))
         })?;
         inner.give(job, Kept::Plan(plan), memory, blocks)

@@ -17,7 +17,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// `device`: the driver's number of the GPU, as PyTorch counts them; `None` is the host.
+    /// `device` is the driver's number of the GPU, as PyTorch counts them; `None` is the host.
     pub(crate) fn new(device: Option<usize>, runs: &[Run], blocks: usize) -> PyResult<Self> {
         let Some(device) = device else { return memory::plan(runs, blocks).map(Self::Host) };
         let device = Device::of_ordinal(device).map_err(|error| Error::new_err(error.to_string()))?;
@@ -28,7 +28,7 @@ impl Place {
         Ok(Self::Device(Arc::new(plan)))
     }
 
-    /// The plan, if it is one of the host's memory: only from and to that are prompts handed over.
+    /// The plan, if it is one of the host's memory. Prompts are handed over only from and to that.
     pub(crate) fn on_host(self) -> PyResult<Arc<Plan>> {
         match self {
             Self::Host(plan) => Ok(plan),

@@ -33,7 +33,7 @@ pub(crate) struct Planned {
 
 /// A job that is not drained.
 pub(crate) struct Open {
-    /// As the caller called it.
+    /// The number that the caller gave it.
     pub(crate) job: u64,
     pub(crate) kind: Kind,
     pub(crate) kept: Kept,
@@ -100,7 +100,7 @@ impl Table {
         Ok((planned.place.clone(), Arc::clone(&planned.namespace)))
     }
 
-    /// Notes a job before it is given, and returns under which number to give it: callers may call two jobs the same.
+    /// Notes a job before it is given, and returns the number under which to give it: callers may use one number for two jobs.
     pub(crate) fn open(&self, job: u64, kind: Kind, kept: Kept) -> PyResult<u64> {
         let mut state = self.0.lock();
         if let Kept::Plan(number) = kept {

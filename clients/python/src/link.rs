@@ -14,10 +14,10 @@ use pyo3::prelude::*;
 
 use crate::errors::{Refused, Unavailable, client_error};
 
-/// After a first failure; twice as long after each further one.
+/// Pause after a first failure; twice as long after each further one.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// For the host to let a client in. A thread beside waits for that, the one that asks only as long as its question may take.
+/// Limit for the host to let a client in. Another thread waits for that; the one that asks waits only as long as its question may take.
 const CONNECT: Duration = Duration::from_secs(2);
 
 pub(crate) struct Link {
@@ -30,7 +30,7 @@ pub(crate) struct Link {
 
 #[derive(Default)]
 struct Breaker {
-    /// No question before this; `None` while all goes well.
+    /// No question is asked before this. `None` while all goes well.
     until: Option<Instant>,
     pause: Duration,
     /// Why the last one failed, and whether the host itself refused.
@@ -60,7 +60,7 @@ impl Link {
         Arc::new(Self { host, limit, breaker, connecting, connected })
     }
 
-    /// Asks `question`, which may be several calls: all of them within the limit. To be called without the GIL.
+    /// Asks `question`, which may be several calls: all of them within the limit. Call it without the GIL.
     pub(crate) fn ask<T>(
         self: &Arc<Self>,
         question: impl FnOnce(&Client) -> Result<T, ClientError>,
@@ -113,7 +113,7 @@ impl Link {
         (breaker.failed, breaker.skipped)
     }
 
-    /// Asks nothing any more.
+    /// Closes it: nothing is asked any more.
     pub(crate) fn close(&self) {
         self.host.close();
     }
@@ -145,7 +145,7 @@ impl Link {
         (breaker.why, breaker.refused) = (why, refused);
     }
 
-    /// The connection; if there is none, one that a thread beside makes, provided that it has it in time.
+    /// The connection. If there is none, another thread makes one, which is returned if it is there in time.
     fn client(self: &Arc<Self>, until: Instant) -> Result<Arc<Client>, Failure> {
         if let Some(client) = self.host.current() {
             return Ok(client);
@@ -159,7 +159,7 @@ impl Link {
                 *this.connecting.lock() = Connecting { under_way: false, failed };
                 this.connected.notify_all();
             };
-            // Without a thread there is no connection now, and maybe later.
+            // Without a thread there is no connection now; there may be one later.
             connecting.under_way =
                 thread::Builder::new().name("kvasir-connect".into()).spawn(connect).is_ok();
         }

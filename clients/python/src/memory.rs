@@ -22,7 +22,7 @@ pub(crate) fn plan(runs: &[Run], blocks: usize) -> PyResult<Arc<Plan>> {
     plan.map(Arc::new).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// The same of an engine's memory on a GPU.
+/// The same for an engine's memory on a GPU.
 pub(crate) fn device_plan(
     device: &Arc<Device>,
     runs: &[Run],
@@ -48,7 +48,7 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// Opens them; to be written if `writable`.
+    /// Opens them, for writing if `writable`.
     ///
     /// # Errors
     /// `BufferError`: one is no buffer of contiguous bytes, holds Python objects, is empty, or is read-only and `writable` is set.
@@ -80,7 +80,7 @@ impl Buffers {
         Ok(Self { _held: held, pieces })
     }
 
-    /// One block for each. To be used no longer than this exists.
+    /// A plan with one block for each. It must not be used after this is dropped.
     pub(crate) fn plan(&self) -> PyResult<Arc<Plan>> {
         // SAFETY: Python exports each buffer at this address and with this length until it is released, which happens when
         // `self` is dropped: after the call that waits, or when the job of it is drained, and a job is reported only when its

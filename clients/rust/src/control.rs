@@ -84,7 +84,7 @@ fn lost(status: &tonic::Status) -> Option<&(dyn std::error::Error + 'static)> {
     (is_broken && !is_late).then_some(source)
 }
 
-/// An error and its causes; those of a transport alone tell what happened.
+/// An error and its causes. The error of a transport does not say by itself what happened; its causes do.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
@@ -98,7 +98,7 @@ pub enum PolicySource {
         name: String,
         bytes: Vec<u8>,
     },
-    /// With what came with it, of which a host may want one.
+    /// A component with the signatures that came with it, of which a host may want one.
     Signed {
         name: String,
         bytes: Vec<u8>,
@@ -163,7 +163,7 @@ pub enum ControlAddr {
 }
 
 impl ControlAddr {
-    /// Whether what is said there stays on this machine, so that nobody reads along what is not encrypted. Of names, only
+    /// Whether what is said there stays on this machine, so that nobody can read what is not encrypted. Of names, only
     /// `localhost` is known.
     pub fn is_on_this_machine(&self) -> bool {
         let Self::Tcp(addr) = self else { return true };

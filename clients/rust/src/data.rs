@@ -59,8 +59,8 @@ pub use put::Put;
 pub use reconnecting::Reconnecting;
 pub use whereabouts::{Removals, Source};
 
-/// How long past a deadline a host may take to answer a last word. One that does not, loses the connection, and with the
-/// connection ends at the host whatever the word was about.
+/// How long past a deadline a host may take to answer a last word. If it does not, the connection is ended, and with it ends,
+/// at the host, whatever the word was about.
 const LAST_WORD: Duration = Duration::from_millis(100);
 pub use transfer::Transfer;
 
@@ -85,7 +85,7 @@ impl Client {
         Self::connect_within(endpoint, options, limit)
     }
 
-    /// `limit`: how long each step of connecting may take, if that is shorter than the options' timeout.
+    /// `limit` is how long each step of connecting may take, if that is shorter than the options' timeout.
     fn connect_within(endpoint: &Endpoint, options: Options, limit: Duration) -> Result<Self, ClientError> {
         // A socket takes 0 for no end.
         let limit = limit.min(options.timeout).max(Duration::from_millis(1));
@@ -143,7 +143,7 @@ impl Client {
 
     /// Ends the connection now. A call that waits for the host fails at once; one that copies ends with its copy.
     pub fn hang_up(&self) {
-        // First, for the host takes back what it lent as soon as it sees the end.
+        // This comes first, because the host takes back what it lent as soon as it sees the end.
         self.disown();
         self.line.shutdown();
     }
@@ -154,7 +154,7 @@ impl Client {
         self.boot
     }
 
-    /// Until when the calls from now on must be answered, on top of [`Options::timeout`]; `None` ends that. A call that
+    /// The time by which calls from now on must be answered, on top of [`Options::timeout`]; `None` ends that. A call that
     /// begins later fails with [`ClientError::DeadlinePassed`] and leaves the connection as it is. One that has begun is
     /// given up, and the connection with it, since its answer may still come. The last word to the host about something
     /// that has begun (a commit, a release) is said even later, and its answer waited for until the deadline, or for
@@ -228,14 +228,14 @@ impl Client {
         } else if deadline.is_some_and(|deadline| now >= deadline) {
             return Err(ClientError::DeadlinePassed { endpoint: endpoint.clone(), op });
         }
-        // Stays so unless all goes well to the end.
+        // It stays so unless all goes well to the end.
         wire.broken = true;
         let limited = wire.limit(self.options.timeout, deadline).map_err(Fault::from);
         let result = limited.and_then(|()| wire.exchange(request, payload, receive));
         let result = result.map_err(|fault| fault.at(endpoint, op));
         wire.broken = result.is_err();
         if wire.broken {
-            // At once, for the host ends with the connection what was begun over it.
+            // This is done at once, because the host ends with the connection what was begun over it.
             self.hang_up();
         }
         result
@@ -250,7 +250,7 @@ fn is_last_word(op: Op) -> bool {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // Before the connection is closed, at which the host takes back what it has lent.
+        // This comes before the connection is closed: then the host takes back what it has lent.
         self.disown();
     }
 }

@@ -23,7 +23,7 @@ pub mod control;
 pub mod data;
 pub mod sync;
 
-/// Whom to trust and what to show over TLS.
+/// Which authorities to trust and which certificate to show over TLS.
 #[cfg(feature = "tls")]
 pub use kvasir_tls::{ClientFiles, ClientTls, TlsError};
 

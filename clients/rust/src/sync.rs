@@ -2,7 +2,7 @@
 //!
 //! An engine forks while threads of its client work. `parking_lot` keeps all that wait for any of its locks in one table of the
 //! process. A child inherits that table, with threads that it does not have and whose memory its own threads are given again:
-//! to wait for a lock of its own may then take for ever, or follow a pointer into other things. The locks of the standard
+//! waiting for a lock of its own may then take for ever, or follow a pointer into other things. The locks of the standard
 //! library wait in the kernel, by their own address. A lock that is inherited locked stays so: a child makes its own client,
 //! and drops nothing of its parent's.
 

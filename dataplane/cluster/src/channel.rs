@@ -38,7 +38,7 @@ pub(super) enum ChannelError {
 }
 
 impl ChannelError {
-    /// Whether the host answered and something is wrong that time alone does not cure.
+    /// Whether the host answered, and something is wrong that will not go away by itself.
     pub(super) fn is_refusal(&self) -> bool {
         !matches!(self, Self::Unreachable { .. } | Self::Broken { source: FrameError::Io(_), .. })
     }
@@ -108,7 +108,7 @@ impl Channel {
         ChannelError::WrongReply { address: self.address.clone() }
     }
 
-    /// The address that it really reached, for others on the same machine.
+    /// The address that it really reached, for the use of others on the same machine.
     pub(super) fn peer_ip(&self) -> Option<std::net::IpAddr> {
         self.socket.peer_addr().ok().map(|address| address.ip())
     }

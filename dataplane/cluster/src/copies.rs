@@ -40,13 +40,13 @@ impl Copies {
         self.table.lock()
     }
 
-    /// The table may have changed, and its log with it.
+    /// Tells those who wait that the table may have changed, and its log with it.
     pub(super) fn changed(&self) {
         self.heard.notify_all();
         self.news.notify_all();
     }
 
-    /// The host stops: nobody must wait any longer.
+    /// Called when the host stops: wakes everybody who waits.
     pub(super) fn wake(&self) {
         // Each lock is taken once, so that no waiter is between looking at the flag and going to sleep.
         drop((self.table.lock(), self.log.lock()));
@@ -68,7 +68,7 @@ impl Copies {
         }
     }
 
-    /// Waits until that is so of the table, no longer than `patience`.
+    /// Waits until this holds of the table, but no longer than `patience`.
     pub(super) fn wait_until(&self, patience: Duration, mut is_so: impl FnMut(&Table) -> bool) {
         let mut table = self.table.lock();
         self.heard.wait_while_for(&mut table, |table| !is_so(table) && !self.stop.is_set(), patience);

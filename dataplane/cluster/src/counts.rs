@@ -10,7 +10,7 @@ pub(super) struct Counts {
     /// Copies that a peer took from here, and their bytes.
     pub(super) copied: AtomicU64,
     pub(super) copied_bytes: AtomicU64,
-    /// From the moment that a batch of copies is offered to a peer until it answers.
+    /// Times from the offer of a batch of copies to a peer until its answer.
     pub(super) copy_times: Times,
     /// How many of those the peer had already.
     pub(super) had: AtomicU64,

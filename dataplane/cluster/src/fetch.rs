@@ -30,11 +30,11 @@ pub(super) struct Borrowed {
     /// One per key asked for. `None` means that the peer does not have that block.
     pub(super) loans: Vec<Option<Loan>>,
     pub(super) lease_ms: u64,
-    /// The peer's run, to give loans back with.
+    /// The peer's run, which must be named when loans are given back.
     pub(super) run: u64,
 }
 
-/// A copy that has a place here, not yet its bytes.
+/// A copy that has a place here, but not its bytes yet.
 struct Placed<'a> {
     /// Index in the call.
     at: usize,
@@ -44,8 +44,8 @@ struct Placed<'a> {
 }
 
 impl Shared {
-    /// Reads pieces of a peer's pool; whether each arrived whole. What breaks off goes on from where it was while the
-    /// peer is up and there is time. Nothing touches the local ranges any more when this returns.
+    /// Reads pieces of a peer's pool. Returns whether each arrived whole. A transfer that breaks off goes on from where it was, while
+    /// the peer is up and there is time. Nothing touches the local ranges any more when this returns.
     pub(super) fn read(&self, link: &Link, pieces: &[Piece], class: Class, until: Instant) -> Vec<bool> {
         let mut missing: Vec<Vec<Range<u64>>> =
             pieces.iter().map(|piece| std::iter::once(0..piece.to.len()).collect()).collect();
@@ -176,7 +176,7 @@ impl Shared {
         !enough && !table.is_outdated(loan.meta.key, holding.generation)
     }
 
-    /// A block that is here already becomes a copy, in the version that is here.
+    /// Makes a block that is here already a copy, in the version that is here.
     fn has(&self, loan: &Loan, holding: Holding) -> Copied {
         let stat = self.store.stat(&[loan.meta.key]).unwrap_or_default().pop().flatten();
         match stat {
@@ -224,7 +224,7 @@ impl Shared {
 fn hold(table: &mut Table, key: BlockKey, holding: Holding, outcome: Copied) -> Copied {
     match table.holds(0, key, holding) {
         Heard::New | Heard::Known => outcome,
-        // It is there, and nobody would miss it.
+        // The block is there, so nobody would miss this copy.
         Heard::Full => Copied::NoRoom,
         Heard::Outdated | Heard::Removal(_) => Copied::Enough,
     }

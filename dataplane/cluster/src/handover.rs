@@ -119,7 +119,7 @@ impl HandOverError {
         }
     }
 
-    /// Whether the hand-over is over with this, and its places are given back.
+    /// Whether this ends the hand-over, so that its places are given back.
     pub fn is_end(&self) -> bool {
         matches!(self, Self::NotKept { .. } | Self::Broken { .. } | Self::Late { .. })
     }

@@ -276,7 +276,7 @@ impl Event {
 /// Where events go. Called from the cluster's threads: return soon.
 pub type Events = Box<dyn Fn(Event) + Send + Sync>;
 
-/// What all threads share: the owners of the parts, and what belongs to none of them.
+/// What all threads share: the parts with their owners, and what belongs to none of them.
 struct Shared {
     config: Arc<ClusterConfig>,
     store: Arc<DramStore>,
@@ -407,7 +407,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Claims again what was held before, and keeps that from here on.
+    /// Claims again what was held before, and keeps claims from now on.
     fn open_targets(&self, tiering: &Tiering) -> Result<(), OpenError> {
         let Some(path) = &self.shared.config.targets else { return Ok(()) };
         let (targets, damaged) = Targets::open(path).map_err(OpenError::Targets)?;
@@ -456,13 +456,13 @@ impl Cluster {
             let Some(message::Loan { meta: BlockMeta { size, .. }, checksum, .. }) = *loan else {
                 return Outcome::Missing;
             };
-            // What is held already counts from its first put: saying so again is no news.
+            // A block that is held already counts from its first put: saying so again is no news.
             let known = table.holding(key).map(|known| known.generation);
             let generation = known.unwrap_or_else(|| shared.copies.generations.next());
             match table.holds(0, key, Holding { size, checksum, target: copies, primary, generation }) {
                 Heard::New | Heard::Known => Outcome::Done,
                 Heard::Full => Outcome::CopiesFull,
-                // Removed between the two looks.
+                // It was removed between the two looks.
                 Heard::Outdated | Heard::Removal(_) => Outcome::Missing,
             }
         };
@@ -513,7 +513,7 @@ impl Cluster {
         if !shared.stop.set() {
             return;
         }
-        // Nobody is let in from here on.
+        // From now on, nobody is let in.
         let _ = rustix::net::shutdown(&self.door, rustix::net::Shutdown::Both);
         shared.links.iter().for_each(|link| link.wake());
         shared.copies.wake();

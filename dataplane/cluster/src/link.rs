@@ -144,7 +144,7 @@ struct State {
     status: Status,
     welcome: Welcome,
     seen: Option<Instant>,
-    /// Once it was lost: from when on its copies count as missing.
+    /// After it was lost: when its copies begin to count as missing.
     missed_from: Option<Instant>,
     lost: u64,
     /// The connection that listens, to end it from outside.
@@ -258,7 +258,7 @@ impl Link {
         queue.drain(..count).collect()
     }
 
-    /// The host stops: nobody must wait any longer.
+    /// Called when the host stops: wakes everybody who waits.
     pub(super) fn wake(&self) {
         {
             // Under the locks, so that every waiter is either waiting or has seen that the host stops.
@@ -299,7 +299,7 @@ impl Link {
         reply
     }
 
-    /// Nobody must wait for an answer any longer.
+    /// Ends all calls that wait for an answer.
     fn hang_up(&self) {
         self.idle.lock().clear();
         self.calling.lock().iter().for_each(|socket| socket.shut_down());
@@ -438,7 +438,7 @@ impl Shared {
                 None => missed |= self.hear(link, false, &facts),
                 Some(mut all) => {
                     all.extend(facts);
-                    // More finds no room here anyway.
+                    // There is no room for more here anyway.
                     let enough = all.len() > self.config.blocks_max + REMOVALS_MAX;
                     if enough || matches!(since, Since::At(_)) {
                         // At once, or what it has not repeated yet would seem to be missing.
@@ -475,7 +475,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The peer has said how it is reached.
+    /// Takes in how the peer is reached, as it said.
     fn described(&self, link: &Link, channel: &Channel, mut welcome: Welcome) {
         if let Some(ip) = channel.peer_ip() {
             welcome.rails.iter_mut().for_each(|(_, address)| complete(address, ip));
@@ -485,7 +485,7 @@ impl Shared {
         link.pair();
     }
 
-    /// Takes in what a peer says. Whether the table had no room for some of it.
+    /// Takes in what a peer says. Returns whether the table had no room for some of it.
     fn hear(&self, link: &Link, reset: bool, facts: &[Fact]) -> bool {
         let (mut to_do, mut removed, mut missed) = (Vec::new(), Vec::new(), false);
         let some_removed = facts.iter().any(|fact| matches!(fact, Fact::Removed(..)));
@@ -521,7 +521,7 @@ impl Shared {
         missed
     }
 
-    /// A peer is gone, or not to be trusted: nothing it said counts any more.
+    /// Called when a peer is gone, or cannot be trusted: nothing it said counts any more.
     fn lost(&self, link: &Link, error: &ChannelError) {
         let (peer, reason) = (link.config.name.clone(), error.to_string());
         let new = if error.is_refusal() { LinkState::Refused } else { LinkState::Down };

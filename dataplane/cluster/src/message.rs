@@ -41,9 +41,9 @@ pub enum FrameError {
 /// How far a listener has heard another host's news.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Since {
-    /// Not at all: it needs all that the host holds.
+    /// It has heard nothing: it needs all that the host holds.
     Start,
-    /// The rest of that.
+    /// It has heard a part of that, and needs the rest.
     Rest,
     At(u64),
 }
@@ -127,7 +127,7 @@ pub enum Reply {
     Removed {
         removed: Vec<bool>,
     },
-    /// Per block whether it must be written; those count as regions of the segment, in order.
+    /// For each block, whether it must be written. Those that must be are the regions of the segment, in order.
     Opened {
         segment: String,
         wanted: Vec<bool>,
@@ -177,7 +177,7 @@ pub enum Copied {
 }
 
 impl Request {
-    /// Whether it keeps the bounds of a batch, and its times are of this age.
+    /// Whether it keeps the bounds of a batch, and its times are plausible at present.
     pub fn is_sane(&self) -> bool {
         match self {
             Self::Hello { .. } | Self::Watch { .. } | Self::GiveUp { .. } | Self::Describe => true,

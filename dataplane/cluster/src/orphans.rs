@@ -2,7 +2,7 @@
 //!
 //! What a host reads from a peer it keeps like any other block, and claims nothing: as many hosts as are wanted hold the block
 //! already, and one that is much read would be claimed everywhere, only to be trimmed. But if all hosts that claimed it are
-//! gone, nobody would have the copies made that were promised. So a host that has such a block takes over: it claims it, with
+//! gone, nobody would make the copies that were promised. So a host that has such a block takes over: it claims it, with
 //! the target that was asked for, and the rest follows from that. Several readers may do so at once; the surplus is trimmed.
 //!
 //! A read that was under way when the last holder was lost brings the block into the pool a little later, so each is looked

@@ -26,7 +26,7 @@ pub(super) struct Pair {
     pub(super) remote_nic: String,
     /// The rank of its kind among those that this host has; 0 is the best.
     preference: usize,
-    /// By how many places the rails are apart on their hosts: clusters wire NICs of one position to the same switch.
+    /// How many places the rails are apart on their hosts: clusters wire NICs of one position to the same switch.
     apart: usize,
 }
 
@@ -158,7 +158,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// From now on the peer is reached in this way. Returns whether anything is different.
+    /// Sets how the peer is reached from now on. Returns whether anything is different.
     pub(super) fn set(&mut self, pairs: Vec<Pair>) -> bool {
         if pairs == self.pairs {
             return false;
@@ -171,7 +171,7 @@ impl Tally {
         true
     }
 
-    /// Connections end; `metrics` are those of each pair.
+    /// Notes that connections end; `metrics` are those of each pair.
     pub(super) fn add(&mut self, metrics: &[RailMetrics]) {
         for (moved, rail) in self.moved.iter_mut().zip(metrics) {
             moved.0 += rail.delivered_bytes;
@@ -179,7 +179,7 @@ impl Tally {
         }
     }
 
-    /// As they are now; `metrics` are those of the pairs if they are connected, `order` that in which they are used.
+    /// The rails as they are now; `metrics` are those of the pairs if they are connected, `order` that in which they are used.
     pub(super) fn view(&self, metrics: Option<&[RailMetrics]>, order: Order) -> Vec<RailView> {
         let metric = |n: usize| metrics.and_then(|metrics| metrics.get(n));
         let usable = |n: usize| metric(n).is_some_and(|rail| rail.usable);

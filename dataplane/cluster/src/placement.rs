@@ -21,7 +21,7 @@ pub struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
-    /// Least is best.
+    /// The order of candidates: the least is the best.
     fn rank(&self) -> impl Ord + use<> {
         let sixteenths = u128::from(self.free_bytes) * 16 / u128::from(self.pool_bytes.max(1));
         (Reverse(sixteenths), self.load, Reverse(self.free_bytes), self.node)

@@ -64,7 +64,7 @@ pub fn unavailable(kind: Kind) -> Option<String> {
 pub(super) struct Rail {
     pub(super) kind: Kind,
     pub(super) transport: Arc<Pooled>,
-    /// Where it is on this machine: an IP address, or a device.
+    /// Its place on this machine: an IP address, or a device.
     at: At,
     stop: Stop,
 }
@@ -79,7 +79,7 @@ enum At {
 }
 
 impl Rail {
-    /// Peers find it down from here on.
+    /// From now on, peers find it down.
     pub(super) fn stop(&self) {
         (self.stop)();
     }

@@ -26,7 +26,7 @@ use kvasir_os::time::{Duration, SystemTime, UNIX_EPOCH};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_store::dram::{BlockStat, Remove};
 
-/// A peer that holds a block, and was not heard to remove it.
+/// A peer that holds a block, and did not say that it removed it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("peer {peer} did not answer")]
 pub(super) struct Unanswered {
@@ -69,8 +69,8 @@ pub(super) struct Removals {
 const SKEW: Duration = Duration::from_secs(3600);
 
 impl Generation {
-    /// Whether a peer may say so. The clock of all hosts follows the most advanced one: a time in the far future, heard
-    /// once, would leave no later one for the puts that come after.
+    /// Whether a generation that a peer names is plausible. The clock of all hosts follows the most advanced one: a time in the
+    /// far future, heard once, would leave no later one for the puts that come after.
     pub(super) fn is_plausible(self) -> bool {
         self.0 <= now_us().saturating_add(SKEW.as_micros() as u64)
     }
@@ -82,7 +82,7 @@ fn now_us() -> u64 {
 
 impl Shared {
     /// Removes blocks from all peers that are up, and from what is known here; the caller removes them from the tiers
-    /// here. Per block: whether a peer had it, or the peer that holds it and did not answer.
+    /// here. Returns for each block whether a peer had it, or the peer that holds it and did not answer.
     pub(super) fn remove_from_peers(&self, keys: &[BlockKey]) -> Vec<Result<bool, Unanswered>> {
         let at = self.copies.generations.next();
         let held: Vec<_> = {
@@ -126,7 +126,7 @@ impl Shared {
         })
     }
 
-    /// A peer removes blocks everywhere, at this moment. Returns whether each was here.
+    /// Called when a peer removes blocks everywhere, at this moment. Returns whether each was here.
     pub(super) fn remove_here(&self, keys: &[BlockKey], at: Generation) -> Vec<bool> {
         self.copies.generations.heard(at);
         let _alone = self.one_removal();
@@ -147,8 +147,8 @@ impl Shared {
         keys.iter().map(|key| dropped.contains(key)).collect()
     }
 
-    /// Has removals that are told late keep what was put here since. The table knows that of blocks with copies; of the
-    /// others it says the clock, for as long as they are in the pool.
+    /// Has removals that are told late keep what was put here since. For blocks with copies the table knows it; for the
+    /// others the clock tells it, as long as they are in the pool.
     pub(super) fn spare_later_puts(&self, told: &mut [(BlockKey, Generation, Removal)]) {
         let (now_us, now_ms) = (now_us(), self.clock.now_ms());
         let put_at = |stat: &BlockStat| {
@@ -159,7 +159,7 @@ impl Shared {
             let keys: Vec<BlockKey> = told.iter().map(|(key, ..)| *key).collect();
             let stats = self.store.stat(&keys).unwrap_or_default();
             for ((_, at, removal), stat) in told.iter_mut().zip(stats) {
-                // What was brought up was put earlier than that, and nobody knows when.
+                // A block that was brought up was put earlier than that, and nobody knows when.
                 if stat.is_some_and(|stat| !stat.was_brought && put_at(&stat) > *at) {
                     *removal = Removal::Keep;
                 }
@@ -167,13 +167,13 @@ impl Shared {
         }
     }
 
-    /// Removals are carried out one after the other: what one finds known has been carried out, too.
+    /// Removals are carried out one after the other: a removal that is known already has been carried out, too.
     pub(super) fn one_removal(&self) -> MutexGuard<'_, ()> {
         self.removals.one.lock()
     }
 
-    /// Per block what [`Table::put_after`](super::table::Table::put_after) says. Ask before the blocks are looked up: what a
-    /// removal that is known now removed is then no longer found.
+    /// What [`Table::put_after`](super::table::Table::put_after) says for each block. Ask before the blocks are looked up: then
+    /// blocks that a removal known by now removed are no longer found.
     pub(super) fn put_after(&self, keys: impl Iterator<Item = BlockKey>) -> Vec<Generation> {
         let _none_under_way = self.one_removal();
         let table = self.table();
@@ -206,7 +206,7 @@ impl Shared {
         dropped
     }
 
-    /// Knows again what was removed before this host was started, and keeps it from here on.
+    /// Reads what was removed before this host was started, and keeps it from now on.
     pub(super) fn restore_removals(&self, kept: Kept) {
         let mut table = self.table();
         for (key, at) in kept.all() {

@@ -96,7 +96,7 @@ impl Shared {
         let loan = |(lookup, stat): (Lookup, Option<dram::BlockStat>)| {
             let Lookup::Hit(lease) = lookup else { return None };
             let Some(stat) = stat.filter(|stat| stat.slot == lease.slot) else {
-                // Removed between the two looks.
+                // It was removed between the two looks.
                 let _ = self.store.release(owner, &[lease.id]);
                 return None;
             };
@@ -123,7 +123,7 @@ impl Shared {
 struct Answering<'a> {
     shared: &'a Shared,
     link: &'a Link,
-    /// What it has yet to hear of all that is known and held here, and the number of the news that come after.
+    /// The part of all that is known and held here that it has not heard yet, and the number of the news that come after.
     rest: VecDeque<Fact>,
     after: u64,
 }
@@ -140,7 +140,7 @@ impl Answering<'_> {
             let reason = "a batch holds at most 4,096 items".to_owned();
             return message::write(&mut stream, &Reply::Refused { reason });
         }
-        // A caller that only waits for news is no load.
+        // A caller that only waits for news does not count as load.
         let work = u64::from(!matches!(request, Request::Watch { .. }));
         self.shared.serving.fetch_add(work, Ordering::Relaxed);
         let reply = self.answer(request);
@@ -156,7 +156,7 @@ impl Answering<'_> {
             Request::Hello { .. } => Reply::Refused { reason: "one hello is enough".to_owned() },
             Request::Watch { since } => self.news(since),
             Request::Lend { keys, release } => {
-                // A lease that ended on its way back is no one's problem.
+                // A lease that ended on its way back does no harm.
                 let _ = shared.store.release(self.link.owner, &release);
                 let loans = shared.lend(self.link.owner, &keys);
                 add(&shared.counts.lent, loans.iter().flatten().count() as u64);

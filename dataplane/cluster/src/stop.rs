@@ -1,4 +1,4 @@
-//! The end of the host, and waiting that ends with it.
+//! The end of the host, and waits that end with it.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -6,7 +6,7 @@
 //! that was away is brought up to date by hearing all that the other holds. When a host is lost, all it said is forgotten.
 //!
 //! **Versions.** Two hosts may have computed the same block and hold other bytes under one key, because the sum of floating
-//! point numbers depends on their order. Each version is as good as the other, so it counts as a copy; but who reads a copy
+//! point numbers depends on their order. Each version is as good as the other, so it counts as a copy; but a host that reads a copy
 //! must compare it with the checksum of its own holder. A host speaks of its own version.
 //!
 //! **Removals** are facts that every host tells on ([`removals`]). Puts and removals are ordered by their
@@ -67,7 +67,7 @@ pub struct Holding {
 /// Why a host no longer holds a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Gone {
-    /// Its eviction policy had better use for the space. It counts as a copy that was wanted and is not missed.
+    /// Its eviction policy had a better use for the space. It counts as a copy that was wanted and is not missed.
     LetGo,
     /// Removed, damaged, or one copy too many.
     Lost,
@@ -78,7 +78,7 @@ pub enum Gone {
 pub enum Fact {
     Holds(BlockKey, Holding),
     Gone(BlockKey, Gone),
-    /// What was put before that is held by nobody any more.
+    /// Nobody holds what was put before that any more.
     Removed(BlockKey, Generation),
 }
 
@@ -106,7 +106,7 @@ pub enum Heard {
     Known,
     /// The table has no room for a further block.
     Full,
-    /// A claim of what was removed after it was put: it does not count.
+    /// A claim of a block that was removed after it was put: it does not count.
     Outdated,
     /// A removal that is new here.
     Removal(Removal),
@@ -214,7 +214,7 @@ pub struct Table {
     blocks: HashMap<BlockKey, Block>,
     /// Holders whose version is another than that in `blocks`, by block. Few.
     versions: HashMap<BlockKey, Vec<(usize, Version)>>,
-    /// By place, the blocks that the host there holds or has let go: what one host said is found without a walk over all.
+    /// The blocks that each host, by its place, holds or has let go: what one host said is found without a walk over all.
     spoken_of: Vec<BTreeSet<BlockKey>>,
     /// Blocks that this host holds, and those that too few hosts hold.
     own: usize,
@@ -350,7 +350,7 @@ impl Table {
         self.blocks.get(&key).is_some_and(|block| block.holding.generation >= at)
     }
 
-    /// A removal that this host knew of before it was started.
+    /// Takes in a removal that this host knew of before it was started.
     pub fn recall(&mut self, key: BlockKey, at: Generation) {
         self.removals.note(key, at);
     }
@@ -360,8 +360,8 @@ impl Table {
         self.removals.is_after(key, put)
     }
 
-    /// What this host has of a block was put after this: after the last removal that it has carried out, and not before the
-    /// put that it speaks of.
+    /// A generation after which this host's version of a block was put: that of the last removal that it has carried out, and not
+    /// before the put of which it speaks.
     pub fn put_after(&self, key: BlockKey) -> Generation {
         let own = self.blocks.get(&key).filter(|block| block.holders.has(0));
         let put = own.map(|block| block.holding.generation).unwrap_or_default();
@@ -408,7 +408,7 @@ impl Table {
         orphans
     }
 
-    /// The host at `place` no longer holds a block, which was `before`. Where nobody does, nothing is known of it. Returns
+    /// The host at `place` no longer holds a block, which was `before`. If no host does, nothing is known of it. Returns
     /// whether that is so.
     fn after_a_loss(&mut self, key: BlockKey, before: Block, place: usize) -> bool {
         let Some(block) = self.blocks.get_mut(&key) else { return false };
@@ -426,7 +426,7 @@ impl Table {
         after.is_none()
     }
 
-    /// Keeps what is counted and listed of blocks true.
+    /// Keeps the counts and lists of blocks true.
     fn changed(&mut self, key: BlockKey, before: Option<Block>, after: Option<Block>) {
         let spoke = |block: Option<Block>| block.map_or(0, |block| block.holders.union(block.let_go).0);
         for place in Nodes(spoke(before) & !spoke(after)).iter() {
@@ -521,12 +521,12 @@ impl Table {
         self.log.lock()
     }
 
-    /// The same log, for those who only listen. Its lock is taken after the table's, if both are.
+    /// The same log, for threads that only listen. Its lock is taken after the table's, if both are.
     pub fn shared_log(&self) -> Arc<Mutex<Log>> {
         Arc::clone(&self.log)
     }
 
-    /// Whether so much room is free that hearing everything again is worth it, after something was not taken in.
+    /// Whether there is enough room to hear everything again, after something was not taken in.
     pub fn has_room(&self) -> bool {
         self.blocks_max - self.blocks.len() > self.blocks_max / 16
     }
@@ -563,7 +563,7 @@ impl Block {
         usize::from(self.holding.target).saturating_sub(self.holders.len() + self.let_go.len())
     }
 
-    /// Notes which version the host at `place` holds; `versions` are the holders of others than its own. Whether it is
+    /// Notes which version the host at `place` holds; `versions` are the holders of others than its own. Returns whether it is
     /// another than was known of that host.
     fn note_version(&mut self, versions: &mut Vec<(usize, Version)>, place: usize, version: Version) -> bool {
         let main = self.holding.version();
@@ -584,7 +584,7 @@ impl Block {
         known != version
     }
 
-    /// The host at `place` no longer holds it. Where nobody is left that holds the version spoken of, another one is.
+    /// The host at `place` no longer holds it. If nobody is left that holds the version spoken of, another one is spoken of.
     fn lose_version(&mut self, versions: &mut Vec<(usize, Version)>, place: usize) {
         versions.retain(|(other, _)| *other != place);
         if self.holders.len() == versions.len()

@@ -61,7 +61,7 @@ impl Targets {
         self.0.apply_batch(batch)
     }
 
-    /// Keeps these and no others.
+    /// Keeps these records and no others.
     fn replace(&self, own: &[Fact]) -> sled::Result<()> {
         self.0.clear()?;
         own.chunks(FACTS_MAX).try_for_each(|facts| self.apply(facts))
@@ -164,7 +164,7 @@ pub fn decode(record: &[u8]) -> Option<Holding> {
     let (checksum, rest) = rest.split_first_chunk()?;
     let (primary, rest) = rest.split_first_chunk()?;
     let generation = match (version, record.len()) {
-        // Older than any removal.
+        // This is older than any removal.
         (1, RECORD_LEN_1) => 0,
         (&VERSION, RECORD_LEN) => u64::from_le_bytes(rest.try_into().ok()?),
         _ => return None,

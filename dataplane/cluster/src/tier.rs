@@ -24,7 +24,7 @@ use kvasir_store::store::{
 use std::sync::Arc;
 
 const NAME: &str = "peer";
-/// One holder that does not answer must leave time for the next; if all were asked in vain, each gets twice as long.
+/// How long one holder may take: one that does not answer must leave time for the next. If all were asked in vain, each gets twice as long.
 const ONE_HOLDER: Duration = Duration::from_millis(600);
 /// Pause before the first holder is asked again.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -41,7 +41,7 @@ struct Wanted {
 }
 
 impl Shared {
-    /// Peers that hold a block and are up, the nearest last. Nobody is asked.
+    /// Peers that hold a block and are up, the nearest last. No peer is asked.
     pub(super) fn holders(&self, key: BlockKey) -> Vec<usize> {
         let order = self.table().in_order(key);
         let mut near: Vec<(bool, u64, usize)> = order

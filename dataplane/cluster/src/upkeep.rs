@@ -143,15 +143,15 @@ impl Shared {
         }
     }
 
-    /// Has it said soon if renewed certificates cannot be used, not only when a host connects.
+    /// Reports soon if renewed certificates cannot be used, and not only when a host connects.
     fn renew_certificates(&self) {
         if let Some(Err(error)) = self.config.tls.as_ref().map(Tls::renew) {
             self.tell(Event::CertificateRefused { reason: error.to_string() });
         }
     }
 
-    /// Drops copies of this host of which there are enough elsewhere: as many as are wanted of the holders before it have the block, by
-    /// their own word of this moment. What the table knows of them may be as old as their last audit.
+    /// Drops copies of this host of which there are enough elsewhere: as many holders before it as are wanted have the block, by
+    /// their own word at this moment. What the table knows of them may be as old as their last audit.
     fn trim(&self, tiering: &Tiering, keys: &[BlockKey]) {
         let before: Vec<Nodes> = {
             let table = self.table();
@@ -176,7 +176,7 @@ impl Shared {
             let mut table = self.table();
             for (&key, confirmed) in keys.iter().zip(confirmed) {
                 let wanted = table.holding(key).map_or(usize::MAX, |holding| holding.target.into());
-                // One that was lost since it said so, while others were asked, does not count.
+                // A holder that was lost after it said so, while others were asked, does not count.
                 let confirmed = confirmed.common(self.up()).len();
                 if confirmed >= wanted && table.duty(key) == Duty::Trim {
                     table.gone(0, key, Gone::Lost);
@@ -212,7 +212,7 @@ impl Shared {
             if let Some(link) = link {
                 self.todo.order(key, link.place);
                 if !link.push(key, self.config.queue_max) {
-                    // The next audit finds it again.
+                    // The next audit will find it again.
                     self.todo.done(key, link.place);
                 }
             }
@@ -264,7 +264,7 @@ impl Shared {
         self.wait_until_told(link, &taken);
     }
 
-    /// Asks a peer to take copies. Those that it says it has.
+    /// Asks a peer to take copies. Returns those that it says it has.
     fn offer(&self, link: &Link, items: &[(Loan, Holding)]) -> Vec<BlockKey> {
         let lease_ms = self.lease_ms();
         let patience = Duration::from_millis(lease_ms) + ANSWER;
@@ -330,7 +330,7 @@ impl Shared {
         keys.iter().zip(found).filter(|(_, found)| found.bits() & seen == 0).map(|(&key, _)| key).collect()
     }
 
-    /// Copies that the evictor dropped are no longer this host's, and nobody makes them again for that.
+    /// Gives up copies that the evictor dropped. Nobody makes them again for that reason.
     fn let_go(&self, tiering: &Tiering, keys: &[BlockKey]) {
         // Checked once more, because damage may have been mended meanwhile.
         for key in self.not_here(tiering, keys) {

@@ -22,7 +22,7 @@ pub(super) struct Ways {
     pub(super) config: Arc<ClusterConfig>,
     pub(super) node: Arc<Node>,
     pub(super) engine: Engine,
-    /// Where blocks of peers arrive that are read for the tiers here.
+    /// Memory for blocks of peers that are read for the tiers here.
     pub(super) staging: Staging,
     pub(super) rails: Vec<Rail>,
     pub(super) whereabouts: Whereabouts,

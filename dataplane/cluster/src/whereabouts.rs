@@ -1,4 +1,4 @@
-//! Where this host is among NICs and memory, as last read. Peers are told, and told again when it changes.
+//! Where this host is among NICs and memory, as it was last read. Peers are told, and told again when it changes.
 
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
@@ -38,8 +38,8 @@ impl Whereabouts {
         Arc::clone(&self.now.read())
     }
 
-    /// Looks again. What is different in the machine, if it matters here. A machine that cannot be read just now is
-    /// taken to be as before.
+    /// Looks again. Returns what is different in the machine, if it matters here. A machine that cannot be read just now
+    /// counts as unchanged.
     fn refresh(&self, rails: &[Rail]) -> Vec<Change> {
         let mut topology = self.topology.lock();
         let Some(changes) = topology.as_mut().and_then(|topology| topology.refresh().ok()) else {

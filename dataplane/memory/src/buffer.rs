@@ -30,7 +30,7 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Page-aligned memory of `len` zero bytes. What is large becomes resident page by page, as it is used.
+    /// Page-aligned memory of `len` zero bytes. A large buffer becomes resident page by page, as it is used.
     ///
     /// # Panics
     /// If `len` is beyond what this machine can address.

@@ -4,7 +4,7 @@ use std::hash::Hasher;
 
 use twox_hash::XxHash3_64;
 
-/// The checksum of a block's bytes, taken when it is stored and carried with it ever after.
+/// The checksum of a block's bytes, taken when it is stored and carried with it from then on.
 pub fn checksum(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }

@@ -8,8 +8,8 @@
 //! so a mapped page cannot disappear.
 //!
 //! **Who may write.** A client that reads gets a descriptor that maps read-only, and the file's mode is 0, so that another
-//! user cannot open it anew for writing through `/proc/self/fd`. That is no wall against processes of the daemon's own
-//! user, who may change the mode back, nor against root: they could write to the daemon itself. Among those, and against
+//! user cannot open it again for writing through `/proc/self/fd`. That does not stop processes of the daemon's own
+//! user, which may change the mode back, nor root: they could write to the daemon itself. Among those, and against
 //! clients that write, only checksums help, which tell of accidents. A pool that nobody else ever writes to
 //! ([`HostPool::read_only_to_others`]) is sealed against writing, and that holds against everybody.
 #![allow(unsafe_code)]

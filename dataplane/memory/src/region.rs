@@ -1,8 +1,8 @@
 //! Memory that transfers may touch: a [`Region`] knows where its bytes are and keeps them there.
 //!
 //! Everyone who names a region shares it, and its bytes are written by sockets, devices and peers while other
-//! parts of the process hold the region too. Hence no `&[u8]` is given out here: bytes are copied in and out. Who
-//! may touch which range when is settled above, by reservations, leases and grants. A party that breaks those rules
+//! parts of the process hold the region too. Therefore no `&[u8]` is given out here: bytes are copied in and out. Which
+//! party may touch which range, and when, is settled above, by reservations, leases and grants. A party that breaks those rules
 //! makes others see other *bytes*, never an invalid value.
 #![allow(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! Memory that another thread or another process may be changing: [`Shared`] is read, [`Place`] is filled.
 //!
 //! The compiler may assume that what a `&[u8]` shows does not change, and that nobody else touches what a `&mut [u8]`
-//! shows. Of a pool that clients map and peers read neither is certain: who may touch which range when is settled by
-//! leases and reservations, which a faulty party may break. So no reference to such bytes is ever given out. They are copied
+//! shows. For a pool that clients map and peers read, neither is certain: leases and reservations settle which party may touch
+//! which range, and when, and a faulty party may break them. So no reference to such bytes is ever given out. They are copied
 //! through pointers, or the kernel is given their addresses. A party that breaks the rules makes others see other *bytes*,
 //! which the block's checksum exposes.
 #![allow(unsafe_code)]
@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 
 use crate::checksum::{Checksum, checksum};
 
-/// What is looked at goes through a copy of this many bytes, which stays in the first-level cache.
+/// Bytes are looked at through a copy of this many at a time, which stays in the first-level cache.
 const CHUNK: usize = 8 << 10;
 /// The most parts that Linux takes in one call.
 pub const PARTS_MAX: usize = 1024;

@@ -40,7 +40,7 @@ pub trait Connector {
     /// Connects. May block, for a time that the connector bounds.
     ///
     /// # Errors
-    /// Any counts as a failure of the peer.
+    /// Any error counts as a failure of the peer.
     fn connect(&self, peer: &Self::Peer) -> Result<Self::Endpoint, Self::Error>;
 
     /// Whether it no longer works, as far as is known without trying. Called under the pool's lock: no I/O.
@@ -138,7 +138,7 @@ pub struct Stats {
     pub broken: u64,
     /// Endpoints that the other side had closed.
     pub dropped_by_peer: u64,
-    /// Callers refused at the cap, and for quarantine.
+    /// Callers refused at the cap, and because of quarantine.
     pub refused_full: u64,
     pub refused_quarantined: u64,
 }

@@ -53,7 +53,7 @@ pub(super) enum Moving {
     Tombstone(Tombstone),
 }
 
-/// Someone who waits until a key's record is written.
+/// A caller that waits until a key's record is written.
 pub(super) enum Waiter {
     Put(Put, Ticket<PutDone>),
     Remove(Ticket<Removed>),
@@ -366,7 +366,7 @@ impl Engine {
     pub(super) fn finish_write(&mut self, id: u64, end: End) {
         let failed = end.reason();
         if let Some(group) = self.groups.get(&id) {
-            // Not before: a sync that began while it was under way may have missed it.
+            // Only now: a sync that began while it was under way may have missed it.
             self.shared.segments().at(group.head.segment).unsynced = true;
         }
         if failed.is_some() || !self.sync_group(id) {
@@ -483,7 +483,7 @@ impl Engine {
             Append::Move { block, from, ticket, .. } => {
                 match entry {
                     Entry::Block(moved) if failed.is_none() => lives = self.relocate(moved, from, segment),
-                    // It may be on the disk all the same, and no removal of the block will know.
+                    // It may be on the disk all the same, and no removal of the block will know of it.
                     Entry::Block(moved) if moved.page > 0 => {
                         self.owe(self.tombstone(moved.meta.key, Place { segment, page: moved.page }, 0));
                     }
@@ -504,7 +504,7 @@ impl Engine {
         lives
     }
 
-    /// Lets everyone continue who waited for the key's record.
+    /// Lets every caller continue that waited for the key's record.
     fn release(&mut self, key: BlockKey) {
         for waiter in self.writing.remove(&key).into_iter().flatten() {
             match waiter {

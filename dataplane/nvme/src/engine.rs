@@ -25,7 +25,7 @@ use super::{NAME, format};
 use kvasir_protocol::block::BlockKey;
 use kvasir_store::store::{Completion, Get, GetDone, Put, PutDone, TierError};
 
-/// An op that moves only part of its bytes, or is interrupted, is continued up to this many times.
+/// How often an op that moves only part of its bytes, or is interrupted, is continued.
 const TRIES_MAX: u32 = 64;
 
 pub(super) enum Command {
@@ -38,7 +38,7 @@ pub(super) enum Command {
     Move(Vec<Moving>, Completion<Vec<bool>>),
     /// From the janitor: forget these blocks, if they are still there.
     Forget(Vec<(BlockKey, Place)>, Why, Completion<()>),
-    /// From the janitor: a segment became free, or none will (as it was when the next epoch was this).
+    /// From the janitor: a segment became free, or none will (as things were when the next epoch was this).
     Space {
         stuck: Option<u64>,
     },
@@ -52,7 +52,7 @@ pub(super) enum Why {
 }
 
 pub(super) struct Engine {
-    /// First, because dropping it waits for the ops under way, and they use the memory that the rest owns.
+    /// This comes first, because dropping it waits for the ops under way, and they use the memory that the rest owns.
     pub(super) io: Io,
     ops: HashMap<u64, Running>,
     next_token: u64,

@@ -97,7 +97,7 @@ impl Engine {
 
     pub(super) fn finish_run(&mut self, run: Run, end: End) {
         if !matches!(end, End::Done) && run.reads.len() > 1 {
-            // Read each one alone, to find out which of them it is.
+            // Each is read alone, to find out which of them failed.
             let alone = |read| Run { reads: vec![Read { tail: None, ..read }], gap: None };
             return self.runs.extend(run.reads.into_iter().map(alone));
         }

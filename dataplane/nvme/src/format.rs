@@ -59,7 +59,7 @@ pub enum Kind {
     Hot = 1,
     /// Blocks that compaction moved.
     Cold = 2,
-    /// Not a group: the segment is free since this epoch.
+    /// This is not a group: the segment has been free since this epoch.
     Free = 3,
 }
 

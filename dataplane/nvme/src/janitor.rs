@@ -138,7 +138,7 @@ impl Janitor {
         }
     }
 
-    /// Nothing can be reclaimed: puts that wait for it should know.
+    /// Tells puts that wait for space that nothing can be reclaimed.
     fn give_up(&self, stuck: Option<u64>) {
         if stuck.is_some() {
             self.shared.send(Command::Space { stuck });
@@ -150,7 +150,7 @@ impl Janitor {
         let mut segments = self.shared.segments();
         let enough = RESERVE + (segments.list.len() / 16).max(1);
         let wanted = segments.free() < enough;
-        // Space is made ahead of need, but nothing is given up before it has to be.
+        // Space is made ahead of need, but nothing is given up before it must be.
         let forget = self.shared.config.on_full == OnFull::Evict && (starving || segments.free() <= RESERVE);
         let emptiest = segments.emptiest();
         let for_nothing = emptiest.filter(|&segment| segments.at(segment).live_blocks == 0);

@@ -242,7 +242,7 @@ impl BlockStore for NvmeStore {
     }
 
     fn note_departures(&self, departures: &Arc<Departures>) {
-        // A second pool has no say in what this one lets go.
+        // A second pool is not told what this one lets go.
         let _ = self.shared.departures.set(Arc::clone(departures));
     }
 

@@ -27,7 +27,7 @@ pub(super) struct Recovered {
     pub(super) heads: [Option<Head>; 2],
     /// The summaries of the heads' segments.
     pub(super) open: Vec<Summary>,
-    /// The summaries of segments that had to be read and are complete: to be saved.
+    /// The summaries of segments that had to be read and are complete. They must be saved.
     pub(super) sealed: Vec<Summary>,
     pub(super) owed: Vec<Tombstone>,
     pub(super) sequence: u64,
@@ -154,7 +154,7 @@ fn first_page(number: u32, file: &File, disk: &Disk, pages: u32) -> io::Result<O
     let mut page = kvasir_memory::buffer::Buffer::zeroed(PAGE);
     let read = kvasir_os::disk::read_at(file, page.bytes_mut(), 0);
     if read.is_err() {
-        // A page that cannot be read says as little as one that is damaged.
+        // A page that cannot be read tells as little as a damaged one.
         return Ok(None);
     }
     let group = format::decode_group(page.bytes(), Place { segment: number, page: 0 }, disk.store, pages);
@@ -186,7 +186,7 @@ impl Graves {
         }
     }
 
-    /// Whether something was removed whose place is behind what is left of the segment.
+    /// Whether a removed block had its place behind what is left of the segment.
     fn is_behind(&self, segment: &InUse) -> bool {
         self.places.iter().any(|&(epoch, page)| epoch == segment.epoch && page >= segment.end)
     }

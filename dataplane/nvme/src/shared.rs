@@ -26,7 +26,7 @@ pub(super) struct Shared {
     pub(super) counters: Counters,
     /// Blocks dropped because they were damaged, for a caller that can fetch them again.
     damaged: Mutex<VecDeque<BlockKey>>,
-    /// Where it says which blocks it lets go.
+    /// Where it notes which blocks it lets go.
     pub(super) departures: OnceLock<Arc<Departures>>,
     /// Why a sync failed, once one has.
     broken: OnceLock<String>,

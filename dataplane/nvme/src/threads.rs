@@ -21,7 +21,7 @@ pub(super) struct Threads {
 /// What the workers have done, for the thread that waits for it.
 #[derive(Default)]
 pub(super) struct Events {
-    /// And whether it was told to wait no longer.
+    /// The ops that are done, and whether it was told to wait no longer.
     list: Mutex<(Vec<Done>, bool)>,
     changed: Condvar,
 }

@@ -56,7 +56,7 @@ impl BlockKey {
         Self(self.0 & NAME | u128::from(tenant) << NAME_BITS)
     }
 
-    /// Whose block it names.
+    /// The tenant whose block it names.
     pub fn tenant(self) -> u16 {
         (self.0 >> NAME_BITS) as u16
     }
@@ -118,10 +118,10 @@ impl BlockMeta {
 /// How long, and how firmly, a block must stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pin {
-    /// Not evicted for this long (the store has an upper bound).
+    /// The block is not evicted for this long (the store has an upper bound).
     Hard { duration_ms: u32 },
-    /// Not evicted until `weight`, which halves every half-life of the store, has fallen to 1. Someone who evicts the
-    /// block by its key overrides it.
+    /// The block is not evicted until `weight`, which halves every half-life of the store, has fallen to 1. A caller that evicts
+    /// the block by its key overrides it.
     Soft { weight: u32 },
 }
 

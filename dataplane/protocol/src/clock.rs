@@ -2,7 +2,7 @@
 
 use kvasir_os::time::Instant;
 
-/// Milliseconds since it was made. Copies agree.
+/// Counts milliseconds since it was made. Copies agree.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     start: Instant,

@@ -61,7 +61,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// This many connections, and a grace that is ample for an honest handshake.
+    /// Limits with this many connections, and a grace that is ample for an honest handshake.
     pub const fn of(connections_max: usize) -> Self {
         Self { connections_max, grace: Duration::from_millis(250) }
     }
@@ -106,7 +106,7 @@ enum Standing {
         since: Instant,
     },
     Known,
-    /// Ended to make way; its thread has yet to notice.
+    /// It was ended to make way; its thread has not noticed yet.
     Ended,
 }
 
@@ -164,12 +164,12 @@ impl Listener {
         self.places.state.lock().open.len()
     }
 
-    /// Connections turned away since the start for want of a place, a descriptor or a thread.
+    /// Connections turned away since the start because there was no place, descriptor or thread.
     pub fn refused(&self) -> u64 {
         self.places.refused.load(Ordering::Relaxed)
     }
 
-    /// Accepts no more, ends all connections and waits until their threads are done with them. Not to be called by one of
+    /// Accepts no more, ends all connections and waits until their threads are done with them. Must not be called by one of
     /// those threads. Returns whether this call is the first.
     pub fn stop(&self) -> bool {
         let first = !std::mem::replace(&mut self.places.state.lock().stopping, true);
@@ -256,7 +256,7 @@ impl Seat {
         self.id
     }
 
-    /// The other side has said who it is: from now on it makes way for nobody.
+    /// Says that the other side is known: from now on this connection makes way for nobody.
     pub fn greeted(&self) {
         if let Some(open) = self.places.state.lock().open.get_mut(&self.id)
             && matches!(open.standing, Standing::Unknown { .. })

@@ -40,7 +40,7 @@ pub trait Sealed: Send + Sync {
     /// As [`Read::read`]; a handshake that fails is an error of the first read or write.
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// What has arrived and is decrypted already.
+    /// Reads what has arrived and is decrypted already.
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if nothing is.
@@ -266,7 +266,7 @@ struct Habit {
 }
 
 impl Habit {
-    /// Each poll in vain doubles the number needed for the next, up to this.
+    /// Each poll without result doubles the number needed for the next, up to this.
     const NEEDED_MAX: u32 = 4096;
     const NEEDED_MIN: u32 = 4;
 
@@ -280,9 +280,9 @@ impl Habit {
 }
 
 impl Habits {
-    /// Where both sides sleep in sockets: the other one had to be woken as well.
+    /// The limit where both sides sleep in sockets: the other one had to be woken as well.
     pub const SOCKET: Duration = Duration::from_micros(120);
-    /// Where a bell wakes the other side early. Shorter, or filling a block of 1 MiB would count as short.
+    /// The limit where a bell wakes the other side early. It is shorter, or filling a block of 1 MiB would count as a short wait.
     const RING: Duration = Duration::from_micros(55);
 
     pub const fn new(short: Duration) -> Self {

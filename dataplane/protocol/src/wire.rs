@@ -105,12 +105,12 @@ pub enum Op {
 }
 
 impl Op {
-    /// As logs and refusals call it.
+    /// Its name in logs and refusals.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// The version since which it is what it is, of those that this side speaks.
+    /// The version in which it took its present form, of those that this side speaks.
     pub fn since(self) -> u8 {
         match self {
             Self::Removals => 7,
@@ -172,7 +172,7 @@ impl Header {
         }
         let (version, op, flags) = (reader.u8()?, reader.u8()?, reader.u16()?);
         let known = Op::from_repr(op).filter(|_| flags & !REPLY == 0);
-        // A hello says inside which versions it is for, and what refuses one is for all.
+        // A hello names its versions inside, and a refusal of one is for all versions.
         let for_any = matches!((known, flags), (Some(Op::Hello), 0) | (Some(Op::Error), REPLY));
         if !(VERSIONS.lowest..=VERSIONS.highest).contains(&version) && !for_any {
             return Err(WireError::Version { found: version });
@@ -211,7 +211,7 @@ pub enum Outcome {
     LeaseGone = 14,
     Throttled = 15,
     Dropped = 16,
-    /// Our own fault.
+    /// A fault of the host itself.
     Internal = 17,
     QuotaFull = 18,
     PinQuotaFull = 19,
@@ -329,7 +329,7 @@ pub enum Request {
         ms: u32,
         keys: Vec<BlockKey>,
     },
-    /// Takes back one `Hold` of each.
+    /// Takes back one `Hold` on each block.
     EndHold(Vec<BlockKey>),
     Evict(Vec<BlockKey>),
     /// Blocks that are stored here must be held by `copies` hosts in total, this one included. Answered at once.
@@ -386,7 +386,7 @@ pub enum Reply {
         retryable: bool,
         message: String,
     },
-    /// `shared`: the pool's descriptor comes with this frame.
+    /// `shared` says that the pool's descriptor comes with this frame.
     Hello {
         shared: bool,
         writable: bool,
@@ -419,7 +419,7 @@ pub enum Reply {
         time_ms: u64,
         places: Vec<HandedPlace>,
     },
-    /// For how long the places stay. 0 layers: it has not begun.
+    /// How long the places stay. 0 layers means that it has not begun.
     Arrivals {
         time_ms: u64,
         layers: u32,
@@ -561,7 +561,7 @@ impl Request {
                     namespace: body.text()?,
                     token: body.text()?,
                 };
-                // What a newer client says besides.
+                // Whatever a newer client says in addition.
                 body = Reader(&[]);
                 hello
             }
@@ -814,7 +814,7 @@ fn put_list<T>(out: &mut Vec<u8>, items: &[T], put: impl Fn(&mut Vec<u8>, &T)) {
     items.iter().for_each(|item| put(out, item));
 }
 
-/// What is left to decode.
+/// The bytes that are left to decode.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {

@@ -1,8 +1,8 @@
 //! Keys that were not in the remote store a short while ago.
 //!
 //! Other hosts store there too, so a key that this host does not know may be there all the same. Asking takes a round trip,
-//! and most lookups that get this far are of blocks that nobody has. So an answer "not there" holds for a while, for so
-//! many keys; and a store that does not answer is not asked at all for as long.
+//! and most lookups that get this far are of blocks that nobody has. So an answer "not there" holds for a while, for a bounded number
+//! of keys; and a store that does not answer is not asked at all for the same time.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
@@ -20,16 +20,16 @@ pub(super) struct Absent(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// Until when each counts as absent.
+    /// The time until which each counts as absent.
     until: HashMap<BlockKey, Instant>,
     /// The same in order of time; one that was noted again is there twice.
     order: VecDeque<(BlockKey, Instant)>,
-    /// The store did not answer: nothing is asked before.
+    /// The store did not answer: nothing is asked of it before this time.
     paused_until: Option<Instant>,
 }
 
 impl Absent {
-    /// The store does not have it.
+    /// Notes that the store does not have it.
     pub(super) fn note(&self, key: BlockKey, now: Instant) {
         let mut state = self.state();
         let until = now + ABSENT_FOR;
@@ -43,12 +43,12 @@ impl Absent {
         }
     }
 
-    /// The store did not answer.
+    /// Notes that the store did not answer.
     pub(super) fn pause(&self, now: Instant) {
         self.state().paused_until = Some(now + ABSENT_FOR);
     }
 
-    /// Whether the answer may be another than "not there".
+    /// Whether the answer may be something other than "not there".
     pub(super) fn is_worth_asking(&self, key: BlockKey, now: Instant) -> bool {
         let state = self.state();
         state.paused_until.is_none_or(|until| until <= now)

@@ -33,21 +33,21 @@ pub(super) const FRAME_BYTES: usize = 128;
 const MAGIC: [u8; 8] = *b"KVREMOTE";
 const VERSION: u16 = 1;
 const HAS_PARENT: u16 = 1;
-/// End of what a seal is bound to.
+/// End of the bytes to which a seal is bound.
 const CONTEXT: usize = 72;
 const TAG: usize = CONTEXT + NONCE_BYTES;
 const HEADER_SUM: usize = TAG + TAG_BYTES;
-/// Where sealing begins.
+/// Where the sealed bytes begin.
 const BODY: usize = HEADER_SUM + 8;
 
 /// Why an object gives no block.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unusable {
-    /// Not what was stored: cut short, changed, or written by someone else. Counts as a miss.
+    /// It is not what was stored: cut short, changed, or written by someone else. Counts as a miss.
     Damaged,
-    /// Sealed with a key that this host does not have.
+    /// It is sealed with a key that this host does not have.
     UnknownKey(KeyId),
-    /// Not sealed, where it must be: anybody who can write there may have put it in the place of a sealed one.
+    /// It is not sealed, although it must be: anybody who can write there may have put it in the place of a sealed one.
     Plain,
 }
 

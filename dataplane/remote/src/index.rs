@@ -61,7 +61,7 @@ impl Index {
         }
     }
 
-    /// A block that someone else stored. Returns false if there is no room to remember it.
+    /// Makes a block known that another host stored. Returns false if there is no room to remember it.
     pub(super) fn learn(&self, key: BlockKey, size: u32) -> bool {
         let room = self.take_room(key, size);
         if room == Room::Taken {

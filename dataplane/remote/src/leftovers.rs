@@ -21,7 +21,7 @@ pub(super) fn clear(root: &Path, before: SystemTime) -> io::Result<u64> {
         for file in std::fs::read_dir(folder.path())? {
             let file = file?;
             let staged = file.file_name().to_str().is_some_and(is_staged);
-            // Gone meanwhile: its writer moved it.
+            // It has gone meanwhile: its writer moved it.
             let Ok(modified) = file.metadata().and_then(|about| about.modified()) else { continue };
             if staged && modified < before {
                 std::fs::remove_file(file.path())?;

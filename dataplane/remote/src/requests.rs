@@ -20,14 +20,14 @@ pub(super) struct Requests {
     closed: watch::Sender<bool>,
 }
 
-/// How a request ended that brought nothing.
+/// How a request that brought nothing ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     NotFound,
-    /// Before the first attempt.
+    /// It ended before the first attempt.
     Cancelled,
     Closed,
-    /// No space left where the objects are.
+    /// There is no space left where the objects are.
     NoSpace,
     Failed {
         attempts: u32,
@@ -112,7 +112,7 @@ fn judge(error: &object_store::Error, attempts: u32) -> Failure {
     }
     match error {
         NotFound { .. } => Failure::NotFound,
-        // Connections that break, servers that are busy. Some refusals hide here as well; a few attempts more is
+        // Connections that break, and servers that are busy. Some refusals hide here as well; a few attempts more are
         // what that costs.
         Generic { .. } | JoinError { .. } => {
             Failure::Failed { attempts, reason: error.to_string(), retryable: true }

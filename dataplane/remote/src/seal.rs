@@ -44,7 +44,7 @@ pub(super) struct Key {
     cipher: XChaCha20Poly1305,
 }
 
-/// How sealing went: what must be stored beside the sealed bytes.
+/// The result of sealing: what must be stored beside the sealed bytes.
 pub(super) type Sealed = ([u8; NONCE_BYTES], [u8; TAG_BYTES]);
 
 impl KeyRing {

@@ -84,10 +84,10 @@ impl fmt::Display for Roles {
     }
 }
 
-/// A caller whose word about itself was checked.
+/// A caller whose statement about itself was checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// For logs and refusals: `user 1000`, `token 3f2a`.
+    /// Its name in logs and refusals: `user 1000`, `token 3f2a`.
     pub name: String,
     pub roles: Roles,
     /// The tenant it acts for. `None` means any that it names, which only a caller of the daemon's own user may.
@@ -121,7 +121,7 @@ impl Identity {
     }
 
     /// # Errors
-    /// What `call` takes, what the caller has, and what to do.
+    /// The refusal says what `call` takes, what the caller has, and what to do.
     pub fn may(&self, role: Role, call: &str) -> Result<(), Refused> {
         if self.roles.allow(role) {
             return Ok(());
@@ -136,11 +136,11 @@ impl Identity {
     /// The tenant of a connection that asks to act for `wanted`.
     ///
     /// # Errors
-    /// It may act for another one only.
+    /// It may only act for another tenant.
     pub fn tenant_for(&self, wanted: u16) -> Result<u16, Refused> {
         match self.tenant {
             None => Ok(wanted),
-            // 0 is what a client says that names no tenant.
+            // A client that names no tenant says 0.
             Some(own) if wanted == 0 || wanted == own => Ok(own),
             Some(_) if self.shared.contains(&wanted) => Ok(wanted),
             Some(own) => Err(Refused(format!(
@@ -180,12 +180,12 @@ pub struct Act<'a> {
     pub refused: bool,
 }
 
-/// Knows who may come in.
+/// Decides which callers may come in.
 pub trait Gate: Send + Sync {
     /// A process on this machine, by the user and group that the kernel says it has.
     ///
     /// # Errors
-    /// Nobody lets that user in.
+    /// No entry lets that user in.
     fn local(&self, uid: u32, gid: u32) -> Result<Identity, Refused>;
 
     /// A caller over TCP, by its token; an empty one is none.
@@ -197,7 +197,7 @@ pub trait Gate: Send + Sync {
     /// A caller over TLS that shows no token, by its certificate in DER, which an authority that this host trusts has signed.
     ///
     /// # Errors
-    /// Nobody whom it names is listed, or it has expired since.
+    /// No name in it is listed, or it has expired since.
     fn certified(&self, certificate: &[u8]) -> Result<Identity, Refused> {
         let _ = certificate;
         Err(Refused(NO_TOKEN.into()))
@@ -222,7 +222,7 @@ pub trait Gate: Send + Sync {
     /// A connection over TCP as this host wants it: encrypted or not. Nothing is exchanged yet.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system refuses it.
     fn dress(&self, stream: TcpStream) -> io::Result<Stream> {
         Ok(Stream::Tcp(stream))
     }
@@ -259,7 +259,7 @@ fn operator(name: String) -> Identity {
     Identity { name, roles: Roles::OPERATOR, tenant: None, shared: Vec::new(), in_place: true }
 }
 
-/// What a caller without a good token is told.
+/// The refusal for a caller without a good token.
 pub const NO_TOKEN: &str = "a token is needed over TCP, and none that this host knows was given; make one on the host with \
      `kvasir token new --role ROLE` and pass it in KVASIR_TOKEN";
 

@@ -66,7 +66,7 @@ pub(super) struct Connection<'a> {
     identity: Option<Identity>,
     /// `unix`, or the address of the client.
     from: String,
-    /// What the outside knows of it.
+    /// What the rest of the server knows of it.
     entry: Arc<Entry>,
     seat: &'a Seat,
     /// The tenant on whose account it stores.
@@ -191,16 +191,16 @@ impl<'a> Connection<'a> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_timeout(&error) => {
-                    // One that stopped in the middle of a write is not let go: its places would go to others.
+                    // A client that stopped in the middle of a write is not let go: its places would go to others.
                     let idle = silent_since.elapsed() >= self.shared.config.idle_timeout
                         && !self.shared.node.store().is_filling(self.owner);
-                    // One that never said who it is has no claim to a place.
+                    // A caller that never said who it is has no claim to a place.
                     let idle = idle || !self.greeted;
                     if idle || self.shared.stopping.load(Ordering::SeqCst) {
                         return Ok(false);
                     }
                 }
-                // A client that was killed is no fault of the protocol.
+                // A client that was killed did not break the protocol.
                 Err(error) if is_end(&error) => {
                     self.peer_left = true;
                     return Ok(false);
@@ -215,7 +215,7 @@ impl<'a> Connection<'a> {
         if self.greeted == (op == Op::Hello) {
             return Err(Broken::Rule("a connection starts with one hello"));
         }
-        // Over TCP, who calls is known with the hello's token.
+        // Over TCP, the token in the hello says who calls.
         if let (Some(role), Some(identity)) = (required(op), &self.identity) {
             let allowed = identity.may(role, op.name());
             if let (Role::Operator, Err(refused)) = (role, &allowed) {
@@ -373,12 +373,12 @@ impl<'a> Connection<'a> {
         let store = Arc::clone(self.shared.node.store());
         (self.greeted, self.may_write) = (true, wants_write);
         self.seat.greeted();
-        // From here on bytes on the socket are bells. What came too early would be lost among them.
+        // From here on, bytes on the socket are bells. Requests that came too early would be lost among them.
         let early = !self.reader.buffer().is_empty() || self.writer.as_ref().is_some_and(Stream::has_unread);
         if wants_ring && self.local && early {
             return Err(Broken::Rule("a client that wants a ring waits for the answer to its hello"));
         }
-        // A host that is short of memory or descriptors goes on without one.
+        // A host that is short of memory or descriptors goes on without a ring.
         let ring = if wants_ring && self.local { ring::memory().ok() } else { None };
         let reply = Reply::Hello {
             shared: self.local,
@@ -463,7 +463,7 @@ impl<'a> Connection<'a> {
                 match node.receive(self.owner, reservation.id, |place| fill(&mut self.reader, place)) {
                     Ok(Err(_)) if planted::is(Bug::KeepsPutsCutShort) => checksum = None,
                     Ok(received) => received?,
-                    // Reclaimed before its turn came: the payload is still on the wire.
+                    // The place was reclaimed before its turn came: the payload is still on the wire.
                     Err(_) => discard(&mut self.reader, meta.size.into())?,
                 }
                 commits.push((at, (reservation.id, checksum)));
@@ -497,7 +497,7 @@ impl<'a> Connection<'a> {
 }
 
 impl Drop for Connection<'_> {
-    /// What is left if its thread panicked; otherwise there is nothing any more.
+    /// Cleans up what is left if its thread panicked; otherwise nothing is left.
     fn drop(&mut self) {
         self.hand_overs.end();
         self.shared.node.leave(self.owner, false);

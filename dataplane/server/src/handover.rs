@@ -24,7 +24,7 @@ pub(super) struct HandOvers {
 }
 
 impl HandOvers {
-    /// The client is gone: gives everything back. Call it before the client's reservations are taken back, because
+    /// Called when the client is gone: gives everything back. Call it before the client's reservations are taken back, because
     /// some of them may be on their way to a peer.
     pub(super) fn end(&mut self) {
         self.making.clear();
@@ -32,7 +32,7 @@ impl HandOvers {
         self.reading.clear();
     }
 
-    /// `tenant`: the one for which the connection acts.
+    /// `tenant` is the one for which the connection acts.
     pub(super) fn serve(&mut self, node: &Node, owner: OwnerId, tenant: u16, call: HandOverCall) -> Reply {
         let done = |op| move |()| Reply::Outcomes(op, vec![Outcome::Done]);
         let reply = match call {
@@ -83,7 +83,7 @@ impl HandOvers {
         Ok(Reply::HandOver { time_ms, places })
     }
 
-    /// Goes on with a hand-over; one that this ends is dropped.
+    /// Goes on with a hand-over. If this ends it, it is dropped.
     fn step(
         &mut self,
         request: u64,

@@ -70,7 +70,7 @@ impl Default for Listen {
     }
 }
 
-/// Plain numbers about the server.
+/// Counts of the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerMetrics {
     /// Open now.
@@ -91,7 +91,7 @@ pub struct ServerMetrics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     Get,
-    /// With the bytes of its blocks, which only clients over TCP send.
+    /// A put with the bytes of its blocks, which only clients over TCP send.
     Put,
     /// With [`Commit`](Self::Commit), the put of a client that fills blocks in place.
     Reserve,
@@ -103,7 +103,7 @@ pub enum Call {
 impl Call {
     pub const ALL: [Self; 6] = [Self::Get, Self::Put, Self::Reserve, Self::Commit, Self::Exists, Self::Other];
 
-    /// As metrics name it.
+    /// Its name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Get => "get",
@@ -143,14 +143,14 @@ struct Shared {
     gate: Arc<dyn Gate>,
     config: ServerConfig,
     stopping: AtomicBool,
-    /// By what right each connection is open. Entries of those that ended are dropped with the next sweep.
+    /// The right by which each connection is open. Entries of those that ended are dropped with the next sweep.
     open: Mutex<Vec<Weak<Entry>>>,
     /// Woken when the server stops.
     stopped: Condvar,
     counts: Counts,
 }
 
-/// By what right a connection is open.
+/// The right by which a connection is open.
 struct Entry {
     connection: Handle,
     /// The token or certificate that its hello came with, and who that was.
@@ -306,7 +306,7 @@ pub fn bind_unix(path: &Path, mode: u32) -> Result<(UnixListener, PathBuf, u64),
             return Err(ServeError::NotASocket { path: path.into() });
         }
         let answer = connect_unix(path, ANSWER);
-        // One that accepts nobody now is somebody's too.
+        // A socket that accepts nobody right now belongs to somebody, too.
         if answer.is_ok() || answer.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
             return Err(ServeError::SocketInUse { path: path.into() });
         }
@@ -392,7 +392,7 @@ impl Shared {
 
     fn turn_away(&self, stream: io::Result<Stream>, message: String) {
         self.counts.refused.fetch_add(1, Ordering::Relaxed);
-        // A word to one that encrypts would take a handshake, for which nobody else should wait.
+        // An answer to a caller that encrypts would take a handshake, for which nobody else should wait.
         let Some(mut stream) = stream.ok().filter(|stream| !matches!(stream, Stream::Sealed(_))) else {
             return;
         };

@@ -35,8 +35,8 @@ pub struct Node {
     tiering: Arc<Tiering>,
     cluster: Option<Arc<Cluster>>,
     clock: Clock,
-    /// Held by the one caller that compares blocks with their checksums: a request of a few bytes may ask for the whole pool
-    /// to be read, and a client with many connections for all processors.
+    /// Held by the one caller that compares blocks with their checksums. A request of a few bytes may ask for the whole pool
+    /// to be read, and a client with many connections could take all processors.
     verifying: Mutex<()>,
     boot: u64,
 }
@@ -70,7 +70,7 @@ impl Node {
         self.boot
     }
 
-    /// The time on which leases, pins and ages are reckoned.
+    /// The time by which leases, pins and ages are counted.
     pub fn now_ms(&self) -> u64 {
         self.clock.now_ms()
     }
@@ -85,7 +85,7 @@ impl Node {
         if in_place { self.store().new_client() } else { self.store().new_owner() }
     }
 
-    /// Takes back what a caller holds. With `is_gone` its leases end at once; otherwise in their time, because it may still be
+    /// Takes back what a caller holds. With `is_gone` its leases end at once. Otherwise they end in their time, because it may still be
     /// reading in place.
     pub fn leave(&self, owner: OwnerId, is_gone: bool) {
         if planted::is(Bug::KeepsPlacesOfTheGone) {
@@ -105,7 +105,7 @@ impl Node {
 
     /// Leases on blocks, wherever they are; gives the leases in `release` back first.
     pub fn get(&self, owner: OwnerId, release: &[u64], keys: &[BlockKey], class: u16) -> Each<Lookup> {
-        // A lease that expired on its way back is no one's problem.
+        // A lease that expired on its way back does no harm.
         self.store().release(owner, release)?;
         self.tiering.get(owner, keys, class, self.now_ms())
     }
@@ -115,7 +115,7 @@ impl Node {
         self.tiering.read(keys, class, self.now_ms(), bytes_max)
     }
 
-    /// A block was brought up and sent: keeps it in the pool if that is worth it.
+    /// Called when a block was brought up and sent. Keeps it in the pool if that is worth it.
     pub fn sent(&self, block: &Onboarded) {
         self.tiering.promote_on_evidence(block, self.now_ms());
     }
@@ -192,7 +192,7 @@ impl Node {
         Ok(self.store().stat(keys)?.into_iter().zip(self.tiering.residency(keys)?).collect())
     }
 
-    /// Names of the peers known to hold a block, the one that would be read first at the head. Nobody is asked.
+    /// Names of the peers known to hold a block, beginning with the one that would be read first. No peer is asked.
     pub fn holders(&self, key: BlockKey) -> Vec<String> {
         self.cluster.as_ref().map_or_else(Vec::new, |cluster| cluster.holders(key))
     }

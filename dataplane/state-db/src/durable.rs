@@ -60,7 +60,7 @@ impl Db {
     }
 }
 
-/// Everything but [`Db::flush`] is as it is.
+/// Everything except [`Db::flush`] is as `sled` has it.
 impl Deref for Db {
     type Target = sled::Db;
 

@@ -82,7 +82,7 @@ fn open_within(path: &Path, cache_bytes: u64, lock_wait: Duration) -> Result<Ope
                 })?;
                 set_aside = Some(kept);
             }
-            // A new one that is damaged at once is no work of time.
+            // A new database that is damaged at once did not become so over time.
             Err(Failure::Damaged(reason) | Failure::Other(reason)) => {
                 return Err(OpenError::Failed { path: path.into(), reason });
             }

@@ -175,7 +175,7 @@ pub fn at_least_one(settings: &[(&str, u64)]) -> Result<(), ConfigError> {
 }
 
 /// # Errors
-/// The first of these times that is no time at all.
+/// The first of these times that is zero.
 pub fn positive(settings: &[(&str, Duration)]) -> Result<(), ConfigError> {
     let zero = settings.iter().find(|(_, span)| span.is_zero());
     zero.map_or(Ok(()), |(key, span)| Err(invalid(key, Span(*span), "must be more than no time")))

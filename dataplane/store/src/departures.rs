@@ -1,12 +1,12 @@
-//! Which blocks have left this host lately, for those who remember what it holds.
+//! Which blocks have left this host lately, for clients that remember what it holds.
 //!
 //! A tier says of each block that it lets go ([`Departures::note`]): one push into a bounded ring. The block may be in another
 //! tier still, or come back, so a reader asks the tiers at that time
 //! ([`Tiering::departed`](super::tiering::Tiering::departed)). A block that goes down a tier is there before it leaves the one
 //! above, and each tier notes when its own index no longer has it, so that the last of the notes is never passed over.
 //!
-//! Every note has a position, and a reader says up to which it has read. Positions begin at a random number in each run of a
-//! host, so that one of another run is known to be none.
+//! Every note has a position, and a reader says how far it has read. Positions begin at a random number in each run of a
+//! host, so that a position of another run is recognised.
 
 use std::collections::VecDeque;
 
@@ -37,14 +37,14 @@ pub struct Page {
 
 impl Default for Departures {
     fn default() -> Self {
-        // Far from both ends.
+        // It begins far from both ends of the range.
         let next = kvasir_os::random::number() >> 1 | 1 << 32;
         Self(Mutex::new(Notes { keys: VecDeque::new(), next }))
     }
 }
 
 impl Departures {
-    /// A tier no longer has this block.
+    /// Notes that a tier no longer has this block.
     pub fn note(&self, key: BlockKey) {
         let mut notes = self.0.lock();
         if notes.keys.len() == NOTES_MAX {

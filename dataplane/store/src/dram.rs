@@ -91,7 +91,7 @@ const RESERVED_SHARE: u64 = 3;
 const PEER_SHARE: u64 = 4;
 
 impl OwnerId {
-    /// Clients on this machine, who write to their places by themselves.
+    /// Clients on this machine, which write to their places by themselves.
     const CLIENT: u64 = 1 << 63;
     /// Transfers of this process.
     const TRANSFERS: u64 = 1 << 62;
@@ -176,7 +176,7 @@ pub enum Remove {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evict {
     Evicted,
-    /// Someone reads it; the policy gets a `Keep`.
+    /// It is being read; the policy gets a `Keep`.
     InUse,
     /// It was used after the events that the policy has seen; the policy gets a `Keep`.
     Changed,
@@ -343,8 +343,8 @@ impl DramStore {
         OwnerId(self.owners.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A new holder in another process that maps the pool: a place of its, once taken back, goes to nobody else before it
-    /// surely writes no more.
+    /// A new holder in another process that maps the pool. When a place is taken back from it, nobody else gets that place before
+    /// it is certain that it writes no more.
     pub fn new_client(&self) -> OwnerId {
         OwnerId(self.new_owner().0 | OwnerId::CLIENT)
     }

@@ -80,7 +80,7 @@ impl StoreError {
     }
 }
 
-/// As clients are told.
+/// The error as clients are told it.
 impl From<&StoreError> for Outcome {
     fn from(error: &StoreError) -> Self {
         match error {

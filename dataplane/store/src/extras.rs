@@ -6,13 +6,13 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use super::dram::OwnerId;
 use super::tenants::TenantIndex;
 
-/// A word that a block must stay: a tenant's, or that of one of its connections.
+/// A demand that a block must stay: a tenant's, or that of one of its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pinned {
     pub(super) tenant: TenantIndex,
     /// The connection with which it ends. `None` means that it is the tenant's.
     pub(super) holder: Option<OwnerId>,
-    /// How often the holder asked for it and has not ended that.
+    /// How many of the holder's requests for it have not ended.
     pub(super) times: u32,
     /// Bytes of the tenant's pin quota that it takes: those of the block for one of a tenant's pins on it, else 0.
     pub(super) bytes: u64,
@@ -40,7 +40,7 @@ impl Extra {
         self.pins.iter().map(|pin| pin.until_ms).chain(self.look_ms).min()
     }
 
-    /// Takes out pins. What one of them paid goes over to another one of its tenant.
+    /// Takes out pins. What one of them paid passes to another pin of its tenant.
     fn take_out(&mut self, over: impl FnMut(&mut Pinned) -> bool) -> Vec<Pinned> {
         let mut ended: Vec<Pinned> = self.pins.extract_if(.., over).collect();
         for pin in ended.iter_mut().filter(|pin| pin.bytes > 0) {

@@ -115,7 +115,7 @@ impl FaultStore {
         self.plan.state.lock().injected.push((call, fault));
     }
 
-    /// Operations are taken from now on, and none of them begins.
+    /// Holds the device: operations are taken from now on, and none of them begins.
     pub fn hold(&self) {
         let mut queue = self.device.queue.lock();
         (queue.held, queue.let_go) = (true, 0);
@@ -327,7 +327,7 @@ impl Drop for FaultStore {
     }
 }
 
-/// Keeps the answers that `judge` breaks off with, passes the rest on in one batch, and keeps the order.
+/// Keeps the answers with which `judge` breaks off, passes the rest on in one batch, and keeps the order.
 fn pass_on<I, O>(
     batch: Vec<I>,
     judge: impl Fn(I) -> ControlFlow<O, I>,

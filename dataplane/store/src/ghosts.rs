@@ -7,7 +7,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum MissCause {
-    /// Not in this memory: at least not among about the last 65,536 that went.
+    /// It is not in this memory: at least not among about the last 65,536 that went.
     NeverStored = 0,
     Evicted = 1,
     Expired = 2,

@@ -24,10 +24,10 @@ pub struct StoreMetrics {
     pub already_stored: u64,
     /// Blocks dropped, or refused at commit, because bytes and checksum differed.
     pub checksum_failures: u64,
-    /// Held now.
+    /// Leases held now.
     pub leases: u64,
     pub leases_expired: u64,
-    /// Open now.
+    /// Reservations open now.
     pub reservations: u64,
     pub reservations_reclaimed: u64,
     /// Held back now because a late writer may still write there; places held back so far; and reservations refused
@@ -35,7 +35,7 @@ pub struct StoreMetrics {
     pub quarantined_bytes: u64,
     pub quarantined: u64,
     pub quarantine_refused: u64,
-    /// Puts that failed for want of space, and put batches that had to wait for it.
+    /// Puts that failed because there was no space, and put batches that had to wait for it.
     pub pool_full: u64,
     pub put_waits: u64,
     pub victims_ready: u64,

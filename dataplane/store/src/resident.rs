@@ -24,7 +24,7 @@ pub struct Block<T> {
 pub struct Resident<T> {
     shards: [RwLock<Shard<T>>; SHARDS],
     block_bytes: AtomicU64,
-    /// Where it says which blocks have left.
+    /// Where it notes which blocks have left.
     departures: OnceLock<Arc<Departures>>,
 }
 
@@ -72,9 +72,9 @@ impl<T> Resident<T> {
         is_there
     }
 
-    /// Notes there from now on which blocks leave.
+    /// Begins to note there which blocks leave.
     pub fn note_departures(&self, departures: &Arc<Departures>) {
-        // A second one has no say in what leaves here.
+        // A second log is not told what leaves here.
         let _ = self.departures.set(Arc::clone(departures));
     }
 

@@ -236,17 +236,17 @@ pub trait BlockStore: Send + Sync {
     /// Drops blocks. Returns for each whether there was one.
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>>;
 
-    /// These blocks are no longer known to be in a place that several hosts use, because another host has removed them or they
+    /// Forgets that these blocks are in a place that several hosts use, because another host has removed them or they
     /// arrive here damaged. The place stays as it is. A tier that nobody shares has nothing to do.
     fn forget(&self, _keys: &[BlockKey]) {}
 
-    /// Done when every put that was done before is as durable as the tier can make it.
+    /// Completes when every put that was done before is as durable as the tier can make it.
     fn flush(&self) -> Pending<Result<(), TierError>>;
 
     fn stats(&self) -> TierStats;
 
-    /// Notes there from now on which blocks it lets go, whatever for: each when it is no longer found, and before what waits
-    /// for it is done. For tiers of one host alone; others need not.
+    /// Begins to note there which blocks it lets go, for whatever reason: each when it is no longer found, and before what waits
+    /// for it is done. For tiers of one host alone; others need not do so.
     fn note_departures(&self, departures: &Arc<Departures>) {
         let _ = departures;
     }
@@ -296,7 +296,7 @@ impl<T> Pending<T> {
         (Completion { sender, cancelled: cancelled.clone() }, Self { receiver, cancelled })
     }
 
-    /// One that is already done.
+    /// An operation that is already done.
     pub fn ready(value: T) -> Self {
         let (completion, pending) = Self::new();
         completion.done(value);
@@ -319,7 +319,7 @@ impl<T> Pending<T> {
     /// Blocks until the operation is complete, at most `timeout`; then the operation is still under way.
     ///
     /// # Errors
-    /// Itself, to go on waiting.
+    /// Returns itself, so that the caller can go on waiting.
     ///
     /// # Panics
     /// As [`wait`](Self::wait).

@@ -145,7 +145,7 @@ struct Level {
 /// How far a call goes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Reach {
-    /// What belongs to this host alone. One host's copy that is no longer wanted says nothing about an object that many
+    /// Only what belongs to this host alone. One host's copy that is no longer wanted says nothing about an object that many
     /// hosts share.
     Own,
     /// Also what hosts share, but not what peers hold: a call that a peer asked for stays on this host, or two hosts could
@@ -270,7 +270,7 @@ impl Tiering {
         nearest.map_or(usize::MAX, |level| self.levels[level].offloader.room(bytes))
     }
 
-    /// Where each chosen victim should go, and whether the policy named that tier. One with a time to live of its own
+    /// Where each chosen victim should go, and whether the policy named that tier. A block with a time to live of its own
     /// goes nowhere: nobody would end it there.
     fn targets(&self, victims: &[Demotion], chosen: &[BlockStat]) -> (Vec<Option<usize>>, Vec<bool>) {
         let wanted: HashMap<u32, Destination> =
@@ -297,7 +297,7 @@ impl Tiering {
 
     /// Takes the target from victims that need no copy or that admission refuses, tier by tier.
     fn admit(&self, chosen: &[BlockStat], targets: &mut [Option<usize>], named: &[bool], now_ms: u64) {
-        // Sent on by the tier above: not asked about again.
+        // The tier above sent it on: it is not asked about again.
         let mut sent_on = vec![false; chosen.len()];
         for (at, level) in self.levels.iter().enumerate() {
             let meant: Vec<usize> = (0..chosen.len()).filter(|&i| targets[i] == Some(at)).collect();
@@ -383,7 +383,7 @@ impl Tiering {
     /// Whether the victim will be evictable later, without us. False means that it should be at once.
     fn copy_down(&self, stat: &BlockStat, level: usize) -> bool {
         let offloader = &self.levels[level].offloader;
-        // Before the hold: a caller that removes the block from here on finds either it or the move.
+        // This comes before the hold: a caller that removes the block from here on finds either it or the move.
         let moving = self.moves.begin(stat.key);
         let Some(held) = self.dram.hold_chosen(stat.slot, stat.key) else { return false };
         let BlockStat { key, parent, depth, class, tenant, size, .. } = *stat;
@@ -474,8 +474,8 @@ impl Tiering {
         Ok(removed)
     }
 
-    /// Drops this host's own copies, which are not wanted any more. The blocks stay wherever else they are: what a reader has on
-    /// its way up is still its to read.
+    /// Drops this host's own copies, which are not wanted any more. The blocks stay wherever else they are, and a reader may still
+    /// read what is on its way up to it.
     ///
     /// # Errors
     /// The batch is too large.
@@ -512,7 +512,7 @@ impl Tiering {
         }
         let failed = removed.iter_mut().zip(failed).filter(|(_, failed)| *failed);
         failed.for_each(|(removed, _)| *removed = Remove::InProgress);
-        // A lookup may have brought one up between the two.
+        // A lookup may have brought a block up between the two steps.
         self.dram.remove(keys, now_ms)?;
         Ok(removed)
     }

@@ -46,7 +46,7 @@ impl Audit {
         if left_out > 0 {
             line["refusals_left_out_before"] = left_out.into();
         }
-        // Still under the lock, so that two do not rotate the file at once.
+        // The lock is still held, so that two do not rotate the file at once.
         if let Err(error) = self.write(&format!("{line}\n")) {
             tracing::error!(path = %self.path.display(), %error, %line, "the audit log cannot be written");
         }

@@ -1,4 +1,4 @@
-//! Stands before every gRPC call and HTTP page: who is it, may they, and a line in the audit log.
+//! Stands before every gRPC call and HTTP page: asks who the caller is and whether it may, and writes the audit log.
 
 use super::table::{self, Needs};
 use axum::extract::{Request, State};
@@ -156,7 +156,7 @@ fn refusal(refused: &Refused, grpc: bool) -> Response {
     (axum::http::StatusCode::FORBIDDEN, format!("{refused}\n")).into_response()
 }
 
-/// What a call's status says; of a gRPC call it is in the headers where nothing else is sent.
+/// What a call's status says. A gRPC call has it in the headers if nothing else is sent.
 fn outcome(response: &Response) -> String {
     match response.headers().get("grpc-status").and_then(|code| code.to_str().ok()) {
         None | Some("0") if response.status().is_success() => "done".to_owned(),

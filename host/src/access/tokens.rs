@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const FILE: &str = "tokens.json";
 const PREFIX: &str = "kvasir_";
-/// More than anybody hands out; a file that grew beyond is somebody's mistake.
+/// More than anybody hands out; a longer file is somebody's mistake.
 const TOKENS_MAX: usize = 10_000;
 
 /// A token as it is kept. The token itself is shown once, when it is made.
@@ -32,7 +32,7 @@ pub struct Token {
     pub namespaces: Vec<u16>,
     /// Seconds since 1970.
     pub created: u64,
-    /// Seconds since 1970; never, if there is none.
+    /// Seconds since 1970. Without it, the token never expires.
     #[serde(default)]
     pub expires: Option<u64>,
 }

@@ -26,7 +26,7 @@ pub struct Trial {
     pub seed: u64,
     /// Recordings whose decisions it is asked again.
     pub vectors: Vec<PathBuf>,
-    /// What its project calls it: name and version.
+    /// The name and the version that its project gives it.
     pub called: Option<(String, String)>,
 }
 
@@ -107,7 +107,7 @@ pub fn check(path: &Path, trial: &Trial) -> Result<Report, Error> {
     Ok(Report { slot: Some(found.slot), rows })
 }
 
-/// What it says of itself against what its project says.
+/// Compares what it says of itself with what its project says.
 fn says(found: &Inspection, (name, version): &(String, String)) -> Row {
     let said = (&found.description.name, &found.description.version);
     let same = said == (name, version);

@@ -1,4 +1,4 @@
-//! From a core module to a component, as `wasm-tools component new` would do it, without tools.
+//! Makes a component of a core module, as `wasm-tools component new` would, without tools.
 
 use super::error::{Import, LOG};
 use super::{Error, sdk};
@@ -30,7 +30,7 @@ const EXPORT_SECTION: u8 = 7;
 /// `stub_wasi`, what a core module wants of WASI is answered by a stub that grants nothing.
 ///
 /// # Errors
-/// It wants what no host grants, or its exports are not those of a slot.
+/// It imports what no host grants, or its exports are not those of a slot.
 pub(super) fn of(compiled: &[u8], stub_wasi: bool) -> Result<Vec<u8>, Error> {
     check_imports(compiled, stub_wasi)?;
     let component = match Parser::is_component(compiled) {
@@ -136,7 +136,7 @@ fn with_canonical_names(module: &[u8]) -> Result<Vec<u8>, BinaryReaderError> {
     })
 }
 
-/// Without custom sections, in it and in the modules and components in it. They mean nothing to the code.
+/// Takes out custom sections, in it and in the modules and components in it. They mean nothing to the code.
 fn stripped(wasm: &[u8], depth: u32) -> Result<Vec<u8>, BinaryReaderError> {
     // Sections of a component that hold a module or a component.
     let nested: &[u8] = if Parser::is_component(wasm) && depth < DEPTH_MAX { &[1, 4] } else { &[] };

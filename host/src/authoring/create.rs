@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 const SDK_OF_TEMPLATES: &str = "../../../";
 /// Where it is in a project.
 const SDK: &str = "./sdk/";
-/// Made by tools.
+/// Folders that tools make.
 const IGNORED: &str = "*.wasm\n.zig-cache/\n__pycache__/\nnode_modules/\ntarget/\n/test\n";
 
 /// Writes a project into the folder `dir`, which must be empty or not be there. It appears there whole, or not at all.
@@ -19,7 +19,7 @@ const IGNORED: &str = "*.wasm\n.zig-cache/\n__pycache__/\nnode_modules/\ntarget/
 /// The name is no policy's name, something is in the folder already, or the disk fails.
 pub fn create(language: &'static Language, slot: SlotKind, name: &str, dir: &Path) -> Result<Project, Error> {
     check_name(name)?;
-    // What this binary was built without is no fault of the caller's, who is told what there is instead.
+    // If this binary was built without it, that is no fault of the caller, who is told what there is instead.
     let template = format!("templates/{}/{slot}", language.name);
     let manifest =
         sdk::folder(&template).find(|file| file.path == MANIFEST).and_then(|file| text(file.bytes));

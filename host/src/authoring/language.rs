@@ -48,7 +48,7 @@ const CLANG: &str = "apt-get install clang lld";
 const ASC: &str = "npm install --prefix sdk/assemblyscript";
 const NPM_JS: &str = "npm install --prefix sdk/js";
 
-/// All that are known, by name.
+/// All known languages, by name.
 pub static LANGUAGES: [Language; 7] = [
     Language {
         name: "assemblyscript",

@@ -128,7 +128,7 @@ impl Project {
         Ok(files)
     }
 
-    /// A host for it: as by default, but with the memory and the deadline that the manifest names.
+    /// The settings of a host for it: the defaults, but with the memory and the deadline that the manifest names.
     pub fn limits(&self) -> PolicyConfig {
         let defaults = PolicyConfig::default();
         let memory_bytes = self.memory.map_or(defaults.memory_bytes, |size| size.0 as usize);

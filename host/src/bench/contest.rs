@@ -208,7 +208,7 @@ fn evictor(contest: &mut Contest<EvictorHook>) -> Result<Vec<Row>, Error> {
         let mut pools = [a?, b?, c?];
         let mut prompts = Prompts::default();
         let requests = Generator::new(&plan).expect("the plan is within bounds");
-        // Each in turn takes the whole request, so that they stay together.
+        // Each takes the whole request in turn, so that they stay together.
         for request in requests {
             let (chain, class) = prompts.of(&request).expect("a generated trace is not that long");
             let touch = Touch { class, time_ms: request.time_ms() };

@@ -123,7 +123,7 @@ fn mixed(id: u64, part: u64) -> u64 {
 /// Instances that keep every block, and requests that end when the conductor expects them to.
 struct Cluster {
     conductor: Conductor,
-    /// By name: epoch, messages sent.
+    /// Epoch and messages sent, by name of the instance.
     sent: HashMap<String, (u64, u64)>,
     /// When each request takes which step.
     ends: BinaryHeap<Reverse<(u64, u64, bool)>>,

@@ -393,7 +393,7 @@ impl Plain {
         let (mut writer, _) = self.listener.accept()?;
         writer.set_nodelay(true)?;
         let (len, source) = (self.len, vec![7; self.memory]);
-        // It ends when the reader has gone.
+        // The writer ends when the reader has gone.
         let send = move || source.chunks(len).cycle().try_for_each(|piece| writer.write_all(piece));
         let sender = thread::spawn(send);
         // Filled with a value other than 0, so that the system has allocated the memory before the timing begins.

@@ -1,4 +1,4 @@
-//! What puts notice of a swap of the evictor while the pool is full: nothing, is the aim.
+//! What puts notice of a swap of the evictor while the pool is full. The aim is: nothing.
 
 use super::Row;
 use crate::explain::Explain;
@@ -19,7 +19,7 @@ const BYTES: u32 = 64;
 const UNDISTURBED: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// A full pool of `resident` blocks, and one who puts and is never told to wait.
+/// A full pool of `resident` blocks, and a caller that puts and is never told to wait.
 struct Load {
     store: Arc<DramStore>,
     eviction: Eviction,

@@ -43,7 +43,7 @@ pub(super) fn first_layer(rounds: usize) -> io::Result<Vec<(f64, f64)>> {
         thread::sleep(Duration::from_millis(1));
     }
     let bytes: Vec<u8> = (0..BLOCK).map(|n| (n ^ (n >> 9)) as u8).collect();
-    // The first one connects.
+    // The first round connects.
     (0..=rounds as u64).map(|round| one(&from, &to, round, &bytes)).skip(1).collect()
 }
 
@@ -90,7 +90,7 @@ impl Host {
     fn start(name: &str, peer: &PeerConfig) -> io::Result<Self> {
         let mut config = ClusterConfig::new(name, Secret::new(b"the secret of a measurement"));
         (config.peers, config.silence) = (vec![peer.clone()], PATIENCE);
-        // A peer may have a quarter of it reserved.
+        // A peer may reserve a quarter of the pool.
         let dram = DramConfig { pool_bytes: 320 << 20, prefault: true, ..DramConfig::default() };
         let clock = Clock::start();
         let store = Arc::new(DramStore::open(dram).map_err(io::Error::other)?);

@@ -93,7 +93,7 @@ pub(super) fn measure(
     work()?;
     let (start, cpu) = (Instant::now(), cpu_s());
     let mut calls = Vec::new();
-    // Once at least, however busy the machine.
+    // At least once, however busy the machine is.
     while calls.is_empty() || start.elapsed() < setup.each {
         let call = Instant::now();
         work()?;
@@ -186,7 +186,7 @@ fn put_gathered(
     Ok(row(name, "GB/s", rate(size, &spent), &spent, Some(rate(size, &copies))))
 }
 
-/// Fills the runs of a block that it is given the number of.
+/// Fills the runs of the block with the number that it is given.
 type Fill<'a> = dyn FnMut(usize, &mut [&mut [u8]]) -> Result<(), Error> + 'a;
 
 /// Gets of one after the other of as many blocks as half the pool holds, into an engine's memory of that size in which each

@@ -147,7 +147,7 @@ impl Times {
         self.0.value_at_quantile(quantile) as f64
     }
 
-    /// Takes in calls that were timed apart.
+    /// Takes in calls that were timed elsewhere.
     pub fn add(&mut self, other: &Self) {
         self.0.add(&other.0).expect("all have the same bounds");
     }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 pub struct Access {
     /// Other users and groups of this machine, and names in certificates, one `[[access.allow]]` each. With a user or group, the sockets can be opened by everyone,
-    /// and who is not listed is turned away; `node.socket` and `node.control` must then be in a folder they can enter.
+    /// and callers that are not listed are turned away; `node.socket` and `node.control` must then be in a folder they can enter.
     pub allow: Vec<Allow>,
     /// Blocks that tenants share on purpose, one `[[access.namespaces]]` each.
     pub namespaces: Vec<Namespace>,
@@ -46,8 +46,8 @@ pub struct Allow {
     /// Names of the namespaces that they may use beside their tenant's own, as `[[access.namespaces]]` lists them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<String>,
-    /// Whether a user or group maps the pool and so reads and fills blocks without a copy. The pool is one for all tenants: who
-    /// has this can read and change the bytes of every one of them. Without it blocks travel through the socket.
+    /// Whether a user or group maps the pool and so reads and fills blocks without a copy. The pool is one for all tenants: a
+    /// caller that has this can read and change the bytes of every one of them. Without it blocks travel through the socket.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_place: bool,
 }

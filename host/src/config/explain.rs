@@ -71,7 +71,7 @@ impl Explain {
         })
     }
 
-    /// As the conductor takes it.
+    /// The same as the conductor takes it.
     pub fn limits(&self) -> Limits {
         Limits { decisions: self.decisions as usize, memory_bytes: self.memory_bytes.0 as usize }
     }

@@ -56,8 +56,8 @@ pub(crate) fn wanted(config: &Config) -> Wanted {
     wanted
 }
 
-/// A scheduler and an admitter per worker, and a few more of each slot, spare ones, learners and ghosts among them: of the
-/// version in service, of the one on trial, of the one that follows, and of that one again with the state it takes over. In a
+/// A scheduler and an admitter per worker, and a few more of each slot, spare ones, learners and ghosts among them: for the
+/// version in service, for the one on trial, for the one that follows, and for that one again with the state it takes over. In a
 /// chain each part has its own: there is room for one in service and one that follows.
 fn instances(workers: u32) -> u32 {
     let chains = 2 * (PARTS_MAX as u32 - 1) * (workers + SPARES_MAX as u32);

@@ -22,7 +22,7 @@ impl Default for Record {
 }
 
 impl Record {
-    /// `decisions`: where those are written.
+    /// `decisions` is the file to which decisions are written.
     pub(super) fn validate(&self, decisions: &Path) -> Result<(), Error> {
         if !self.file.as_os_str().is_empty() && self.file == decisions {
             return Err(invalid(

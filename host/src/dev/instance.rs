@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The cost model as the conductor is given it: it works in real time, so everything is shorter.
+/// The cost model for the conductor, which works in real time, so everything is shorter.
 pub(super) fn cost_model(speed: f64) -> proto::CostModel {
     let real = |ms: f32| f64::from(ms) / speed;
     proto::CostModel {

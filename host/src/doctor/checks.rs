@@ -338,7 +338,7 @@ pub(super) fn rdma(config: &Config, facts: &Facts) -> Vec<Finding> {
             "ulimit -l unlimited, or LimitMEMLOCK=infinity in the service's unit",
         ),
     ];
-    // An adapter that lies idle for want of something is worth a word; none at all is usual.
+    // An adapter that lies idle because something is missing is worth a word; to have none is usual.
     let level = match (wanted, rdma.devices.is_empty()) {
         (true, _) => Level::Broken,
         (false, false) => Level::Warning,

@@ -74,9 +74,9 @@ pub struct Port {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PortState {
     Free,
-    /// By the host of these settings.
+    /// The host of these settings listens there.
     Own,
-    /// By another process; its number and name, if this user may know.
+    /// Another process listens there; its number and name, if this user may know.
     Taken(Option<(u32, String)>),
     /// The machine does not have that address, or it is not for this user.
     Unusable(String),
@@ -102,7 +102,7 @@ pub struct Socket {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SocketState {
     Absent,
-    /// Somebody answers; the mode of the file.
+    /// A host answers there; the mode of the file.
     Answers(u32),
     /// A file of a host that is gone. It is replaced at the next start.
     LeftOver,
@@ -116,11 +116,11 @@ pub struct Clock {
     /// Seconds since 1970.
     pub wall_s: u64,
     pub source: String,
-    /// By how much the wall clocks of other hosts are ahead, in seconds, or why that is not known.
+    /// How far the wall clocks of other hosts are ahead, in seconds, or why that is not known.
     pub peers: Vec<(String, Result<i64, NoClock>)>,
 }
 
-/// Why it is not known what another host's clock says.
+/// Why another host's clock is not known.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum NoClock {
     #[error("the name has no address: {reason}")]
@@ -138,7 +138,7 @@ pub enum NoClock {
 #[derive(Clone, Debug, Default)]
 pub struct Kernel {
     pub release: String,
-    /// Why not, if not.
+    /// Why `io_uring` and `memfd` cannot be used, if they cannot.
     pub io_uring: Option<String>,
     pub memfd: Option<String>,
 }
@@ -337,7 +337,7 @@ fn clock(others: &[String], authority: Option<&Path>) -> Clock {
     }
 }
 
-/// By how much the clock of the host with this HTTP address is ahead, to the second. With the authority of its certificate if
+/// How far the clock of the host with this HTTP address is ahead, to the second. Uses the authority of its certificate if
 /// it speaks TLS.
 fn clock_of(to: &str, authority: Option<&Path>, now: impl Fn() -> u64) -> Result<i64, NoClock> {
     use std::io::Read;

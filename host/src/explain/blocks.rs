@@ -16,7 +16,7 @@ const TOLD_MAX: usize = 16;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     pub key: BlockKey,
-    /// These three on the host's clock.
+    /// These three are on the host's clock.
     pub at_ms: u64,
     pub inserted_ms: u64,
     pub used_ms: u64,
@@ -159,7 +159,7 @@ fn elsewhere(at: &Residency, peers: &[String]) -> String {
         places.push(format!("in {}", tiers.join(", ")));
     }
     match peers {
-        // One may have come or gone between the two looks.
+        // A block may have come or gone between the two looks.
         [] if tiers.is_empty() => places.push("at a peer".to_owned()),
         [] => {}
         [peer] => places.push(format!("at the peer {peer}")),

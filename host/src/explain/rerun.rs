@@ -9,7 +9,7 @@ use std::io::BufRead;
 use std::iter::repeat;
 use std::sync::Arc;
 
-/// Ids that are told of those that differ.
+/// How many ids of decisions that differ are listed.
 const TOLD_MAX: usize = 10;
 /// The shortest row of either table that a host ever had.
 const ROW_AT_FIRST: usize = 17;
@@ -26,7 +26,7 @@ pub struct Tally {
     pub failed: u64,
     /// Records of other slots, which were not asked.
     pub others: u64,
-    /// Ids of the first that differ.
+    /// Ids of the first decisions that differ.
     pub differing: Vec<u64>,
     /// Id and reason.
     pub first_failure: Option<(u64, String)>,
@@ -126,7 +126,7 @@ impl Found {
             }
             told.apply(&changes);
         }
-        // The columns of a request of another length begin elsewhere than a question has them.
+        // In a request of another length, the columns begin elsewhere than in a question.
         if layout.request_words as usize != HEAD_WORDS {
             return None;
         }
@@ -159,7 +159,7 @@ fn rows(values: Vec<f32>, given: u32, known: usize) -> Vec<f32> {
         return values;
     }
     let row = |row: &[f32]| -> Vec<f32> { row.iter().copied().chain(repeat(-1.0)).take(known).collect() };
-    // A record may claim any length; one of which so little is known is none.
+    // A record may claim any length; a row of which so little is known is not used.
     if given < ROW_AT_FIRST { Vec::new() } else { values.chunks_exact(given).flat_map(row).collect() }
 }
 

@@ -33,9 +33,9 @@ pub struct Counts {
 
 /// A sampled decision.
 pub(super) enum Sample {
-    /// About a request, by its id: it is copied from the tape when it is written.
+    /// A decision about a request, by its id: it is copied from the tape when it is written.
     Decision(u64),
-    /// Made into a record on the thread that writes.
+    /// A decision that the writing thread makes into a record.
     Other(Box<dyn FnOnce() -> Option<Record> + Send>),
 }
 

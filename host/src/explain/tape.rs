@@ -1,4 +1,4 @@
-//! The decisions of one worker, the last of them.
+//! The last decisions of one worker.
 
 use crate::conductor::fleet::{Changes, Told};
 use crate::policy::record::PolicyOf;
@@ -189,14 +189,14 @@ impl Segment {
 /// A decision as it was copied under the lock of its tape.
 #[derive(Debug)]
 pub struct Copied {
-    /// With the tables as its segment began with them.
+    /// The tables as they were when its segment began.
     found: Found,
     /// What changed since then, oldest first.
     since: Changes,
 }
 
 impl Copied {
-    /// Puts the tables together; not for the time of a lock.
+    /// Puts the tables together. Must not be called under a lock.
     pub fn found(self) -> Found {
         let mut tables = Told::default();
         tables.apply(&self.found.tables);
@@ -211,7 +211,7 @@ impl Tape {
         Self { segments: VecDeque::new(), segments_max, bytes_max }
     }
 
-    /// Keeps a decision; `tables` copies what the policy was told in all. Two segments have room in the memory, so one that
+    /// Keeps a decision; `tables` copies all that the policy was told. The memory has room for two segments, so that one that
     /// is full does not take all others with it.
     pub fn keep(
         &mut self,

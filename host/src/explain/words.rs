@@ -4,7 +4,7 @@ use super::Found;
 use kvasir_policy::admitter::Verdict;
 use kvasir_policy::scheduler::{Candidates, DECODE_ROW, Decision, Layout, PREFILL_ROW, Placement, Request};
 
-/// What is not known of a candidate.
+/// Stands for what is not known of a candidate.
 pub const UNKNOWN: f32 = f32::NEG_INFINITY;
 
 /// One table as the policy knew it.
@@ -18,7 +18,7 @@ pub struct Table {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     pub slot: u32,
-    /// Number of the registration; 0 = nobody stood there.
+    /// Number of the registration; 0 for an empty slot.
     pub identity: u32,
     /// Why it could not be chosen.
     pub barred: Option<&'static str>,

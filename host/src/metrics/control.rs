@@ -104,7 +104,7 @@ pub(super) fn policies(page: &mut Page, host: &Host) {
     }
 }
 
-/// Policies on trial, and those that went by themselves.
+/// Policies on trial, and those that the host took out by itself.
 pub(super) fn trials(page: &mut Page, host: &Host) {
     for status in host.policies.list() {
         let slot = status.slot.as_str();
@@ -132,7 +132,7 @@ pub(super) fn trials(page: &mut Page, host: &Host) {
     }
 }
 
-/// Rows that begin anew with each trial.
+/// Rows that start again with each trial.
 fn on_trial(page: &mut Page, slot: &str, trial: &TrialStatus) {
     let generation = trial.generation.to_string();
     let labels = [("slot", slot), ("generation", generation.as_str())];

@@ -1,6 +1,6 @@
 //! Writes numbers in the Prometheus text format, version 0.0.4.
 //!
-//! A family is its name, its help and its type, given with its rows, so that none is without. Counters and gauges are
+//! A family is its name, its help and its type, given together with its rows, so that none lacks them. Counters and gauges are
 //! the exporter's; histograms are written here, since the exporter makes its own from single samples, and what is
 //! counted on a path of two microseconds comes as buckets.
 
@@ -62,7 +62,7 @@ impl Page {
         Rows { recorder: &self.recorder, kind: Kind::Gauge, name }
     }
 
-    /// How often something took how long; the name ends in `_seconds`.
+    /// How long something took, and how often; the name ends in `_seconds`.
     pub(super) fn histogram(&mut self, name: &'static str, help: &'static str) -> Buckets<'_> {
         let Self { node, histograms, places, .. } = self;
         let place = *places.entry(name).or_insert_with(|| {
@@ -115,7 +115,7 @@ impl Buckets<'_> {
         self.buckets(labels, bounds.zip(times.buckets), times.sum_ms as f64 / 1e3)
     }
 
-    /// From counts of each bucket alone to counts up to each bound. `None` is the bound of the last.
+    /// Turns counts of each bucket alone into counts up to each bound. `None` is the bound of the last.
     fn buckets(
         mut self,
         labels: &[(&str, &str)],
@@ -144,7 +144,7 @@ impl Buckets<'_> {
     }
 }
 
-/// As the value of a label is written.
+/// Writes the value of a label.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

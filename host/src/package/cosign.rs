@@ -20,7 +20,7 @@ pub(super) fn tag(manifest: Digest) -> String {
     format!("sha256-{manifest}.sig")
 }
 
-/// A signature whose text is yet to be fetched.
+/// A signature whose text must still be fetched.
 pub(super) struct Layer {
     pub(super) payload: Digest,
     /// Bytes of the text.

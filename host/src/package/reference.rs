@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// In front of a reference where a file could stand, too.
+/// Stands before a reference, where a file could be named as well.
 pub const SCHEME: &str = "oci://";
 const BYTES_MAX: usize = 512;
 
@@ -23,13 +23,13 @@ pub struct Reference {
 /// Which manifest of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// May name another one tomorrow.
+    /// A tag, which may name another manifest tomorrow.
     Tag(String),
     Digest(Digest),
 }
 
 impl Reference {
-    /// Whether the registry is on this machine, so that nobody reads along what is not encrypted.
+    /// Whether the registry is on this machine, so that nobody can read what is not encrypted.
     pub fn is_loopback(&self) -> bool {
         let host = self.registry.rsplit_once(':').map_or(self.registry.as_str(), |(host, _)| host);
         let host = host.trim_matches(['[', ']']);

@@ -2,7 +2,7 @@
 //!
 //! A registry is trusted with nothing: every answer has a bound that is kept while it is read, every blob is held against the
 //! digest it was asked for by, and credentials go to its own host alone, or to the one it names for tokens. The client of
-//! the `oci-client` crate reads manifests, tokens and errors to whatever length a registry sends them, hence this one.
+//! the `oci-client` crate reads manifests, tokens and errors to whatever length a registry sends them, which is why this one exists.
 
 mod login;
 
@@ -21,9 +21,9 @@ use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use std::time::Duration;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two pieces of an answer.
+/// Longest wait between two pieces of an answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// From the first byte of a request to the last one of its answer.
+/// Longest time from the first byte of a request to the last one of its answer.
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// The most bytes kept of a registry's own words about an error.
 const ERROR_BYTES: usize = 500;
@@ -42,7 +42,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// The one that `reference` names; nothing is sent yet. `plain` allows HTTP without TLS, which a registry on this machine
+    /// The repository that `reference` names; nothing is sent yet. `plain` allows HTTP without TLS, which a registry on this machine
     /// may always speak.
     ///
     /// # Errors

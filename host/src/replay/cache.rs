@@ -50,7 +50,7 @@ pub struct Report {
     /// The failure after which the fallback decided alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
-    /// How far from `lru` (0) to `optimum` (100) the prefix hits are at this capacity; below 0 if `lru` had more. Absent if
+    /// Where the prefix hits lie between those of `lru` (0) and of `optimum` (100) at this capacity; below 0 if `lru` had more. Absent if
     /// `optimum` was not asked for, or has no more than `lru`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap_closed_percent: Option<f64>,
@@ -136,7 +136,7 @@ impl Prompts {
         Ok((&self.chain, class))
     }
 
-    /// The same, each block by the number of its prefix.
+    /// The same, with each block named by the number of its prefix.
     ///
     /// # Errors
     /// As [`Self::of`].
@@ -151,7 +151,7 @@ impl Prompts {
         self.chains.len()
     }
 
-    /// By number: the hash of each prefix.
+    /// The hash of each prefix, by its number.
     pub fn into_identities(self) -> Vec<u64> {
         self.chains.into_identities()
     }

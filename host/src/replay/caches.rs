@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The evictor that knows the future.
 pub const OPTIMUM: &str = "optimum";
-/// What the gap to the optimum is counted from.
+/// The evictor from which the gap to the optimum is counted.
 const BASELINE: &str = "lru";
 
 /// Why a row of the table cannot be filled.
@@ -52,12 +52,12 @@ pub struct Keeper {
     name: String,
     engine: &'static str,
     kind: Kind,
-    /// It has a row, rather than being there for the gap alone.
+    /// Whether it has a row, or is there for the gap alone.
     shown: bool,
 }
 
 enum Kind {
-    /// Makes one that was told nothing yet.
+    /// Makes an evictor that was told nothing yet.
     Evictor(Box<dyn Fn() -> Result<Box<dyn EvictorEngine>, Error> + Send + Sync>),
     Optimum,
 }
@@ -81,7 +81,7 @@ impl Keeper {
         Ok(Self { name, engine, kind: Kind::Evictor(Box::new(make)), shown: true })
     }
 
-    /// The one that no evictor can beat.
+    /// The optimum, which no evictor can beat.
     pub fn optimum() -> Self {
         Self { name: OPTIMUM.into(), engine: "native", kind: Kind::Optimum, shown: true }
     }
@@ -95,7 +95,7 @@ impl Keeper {
 
     fn replay(&self, trace: &Recorded, room: &Room, split: Split) -> Result<Report, Error> {
         let report = match (&self.kind, room) {
-            // Nothing can be gained from where a block is, so it has all room as one.
+            // It gains nothing from knowing where a block is, so all its room counts as one.
             (Kind::Optimum, room) => optimum(trace, room.blocks(), split)?,
             (Kind::Evictor(make), Room::Blocks(blocks)) => {
                 cache::replay(make()?.as_mut(), trace, *blocks, split)?
@@ -170,7 +170,7 @@ impl Table {
     }
 }
 
-/// The policy failed, so that the figures are mostly another's.
+/// Whether the policy failed, so that the figures are mostly another's.
 fn fault(report: &Report) -> Option<String> {
     let Report { evictor, evictions, fallback_evictions, .. } = report;
     let fault = report.fault.as_ref()?;

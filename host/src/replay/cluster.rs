@@ -157,7 +157,7 @@ impl<'e> Cluster<'e> {
         })
     }
 
-    /// Lets time pass until the request arrives, and decides it. Requests come in the order of their times.
+    /// Lets time pass until the request arrives, and has it decided. Requests come in the order of their times.
     ///
     /// # Errors
     /// [`Error::Conductor`]: a defect.
@@ -251,7 +251,7 @@ impl<'e> Cluster<'e> {
         faults
     }
 
-    /// What its policies learned from.
+    /// How much its policies that learn were told.
     pub fn learned(&self) -> Vec<Learned> {
         Policies::learned(&self.host)
     }
@@ -394,7 +394,7 @@ impl<'e> Cluster<'e> {
         Ok(())
     }
 
-    /// The prompt at the head of the queue is computed from now on.
+    /// Begins to compute the prompt at the head of the queue.
     fn start_prefill(&mut self, at: usize) {
         let instance = &mut self.instances[at];
         let Some(prefill) = &mut instance.prefill else { return };
@@ -542,12 +542,12 @@ impl<'e> Cluster<'e> {
     }
 }
 
-/// As a host would have it, but for what goes by the clock.
+/// The settings of a host, except for what goes by the clock.
 fn conductor_config(setup: &Setup) -> config::Conductor {
     config::Conductor {
         block_size_tokens: setup.block_size_tokens,
         requests_max: REQUESTS_MAX,
-        // Nobody is silent, and nothing is given up, however long it waits.
+        // No instance is silent, and no request is given up, however long it waits.
         request_ttl: Span::secs(1 << 40),
         instance_ttl: Span::secs(1 << 40),
         balance_every: Span(std::time::Duration::from_millis(setup.tick_ms)),

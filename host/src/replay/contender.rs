@@ -50,7 +50,7 @@ impl Contender {
     /// `slot`: the one it must be for, if that is known.
     ///
     /// # Errors
-    /// Nothing is called so, it cannot be read, or it is for another slot.
+    /// Nothing has this name, it cannot be read, or it is for another slot.
     pub fn find(
         what: &str,
         slot: Option<SlotKind>,
@@ -83,7 +83,7 @@ impl Contender {
     }
 }
 
-/// The native twin of the default policy called so, if this binary has it.
+/// The native twin of the default policy with this name, if this binary has it.
 pub fn native(slot: SlotKind, name: &str) -> Option<Source> {
     builtins(slot).iter().any(|(known, _)| *known == name).then(|| Source::Native(name.to_owned()))
 }

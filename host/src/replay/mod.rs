@@ -26,7 +26,7 @@ use std::path::Path;
 /// A file beside `path` that takes its name once it is whole, and is removed if it never is.
 fn partial_file(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // As other programs make files: the reader's mask takes away what it must.
+    // The mode with which other programs make files; the user's mask takes away what it must.
     let readable: std::fs::Permissions = std::os::unix::fs::PermissionsExt::from_mode(0o666);
     tempfile::Builder::new().permissions(readable).tempfile_in(folder)
 }

@@ -1,11 +1,11 @@
-//! The best that any evictor could do that knew the whole trace.
+//! The best that any evictor could do if it knew the whole trace.
 //!
 //! After a request the cache keeps, of what it held and what was asked for, the blocks whose next use is nearest, and
 //! among those of one request the ones nearer to its beginning (Belady's rule with bypass: what is not kept was never let
 //! in). So the cache holds no block without the blocks before it, every resident block of a request is a prefix hit, and
 //! the number of hits is the largest possible: to keep a block from one use to the next is an interval, at most as many
 //! may overlap as there are slots, and dropping the interval that ends last is the exact greedy solution. What other
-//! evictors may do (letting the head of a request in by force) is among what is chosen from here.
+//! evictors may do (letting the head of a request in by force) is one of the choices here.
 
 use super::recorded::{Prompt, Recorded};
 use std::collections::BTreeSet;

@@ -36,7 +36,7 @@ pub fn check_capacity(blocks: u32) -> Result<(), Error> {
     if (1..=MAX_CAPACITY_BLOCKS).contains(&blocks) { Ok(()) } else { Err(Error::Capacity(blocks)) }
 }
 
-/// What the uses of one request have in common.
+/// What all uses by one request have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct Touch {
     pub class: u16,
@@ -71,13 +71,13 @@ pub struct Counts {
 pub struct Pool<'e> {
     evictor: &'e mut dyn EvictorEngine,
     block_bytes: u32,
-    /// By the hash of a block's prefix.
+    /// Slots by the hash of a block's prefix.
     slot_of: HashMap<u64, u32>,
-    /// By slot: the block it holds.
+    /// The block that each slot holds.
     block_of: Vec<Option<u64>>,
-    /// By slot: the last request that used it (from 1).
+    /// The last request that used each slot (from 1).
     used_by: Vec<u64>,
-    /// By slot: the position of its block in its chain.
+    /// The position in its chain of the block in each slot.
     depth_of: Vec<u32>,
     free: Vec<u32>,
     /// Least recently used first: the order in which the fallback takes slots.

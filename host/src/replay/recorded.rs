@@ -98,7 +98,7 @@ impl Recorded {
         })
     }
 
-    /// By reference: the next one to the same node, or `None` where there is no other.
+    /// For each reference, the next one to the same node, or `None` if there is no other.
     pub fn next_uses(&self) -> Vec<Option<std::num::NonZeroU32>> {
         let mut next_of_node = vec![None; self.identities.len()];
         let mut next = vec![None; self.references.len()];

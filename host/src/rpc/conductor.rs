@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 /// Converts, calls the [`Conductor`](crate::conductor::Conductor), converts back.
 pub(super) struct ConductorService {
     host: Arc<Host>,
-    /// One permit per worker: who finds none free waits here, and keeps no thread waiting.
+    /// One permit per worker: a call that finds none free waits here, and keeps no thread waiting.
     workers: Semaphore,
 }
 

@@ -100,7 +100,7 @@ fn not_kept(host: &Host, id: u64) -> Status {
     })
 }
 
-/// The names of instances that still stand where they stood.
+/// The names of instances that are still in the same slots.
 struct Names {
     slots: crate::conductor::Slots,
     prefill: words::Table,
@@ -168,7 +168,7 @@ fn explained(host: &Host, found: &Found, record: bool) -> proto::ExplainDecision
     }
 }
 
-/// As they were asked for with the decision; else of another instance of the policy, if it serves still.
+/// The scores asked for with the decision, or else those of another instance of the policy, if it still serves.
 fn scores(host: &Host, found: &Found, at_ms: u64) -> (Vec<f32>, proto::ScoresFrom) {
     use proto::ScoresFrom;
     if !found.scores.is_empty() {

@@ -23,11 +23,11 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-/// Between two rounds.
+/// Time between two rounds.
 const EVERY: Duration = Duration::from_secs(1);
-/// For a connection, and for the answer to a report. A host that is not heard of for 15 s loses its turn.
+/// Limit for a connection, and for the answer to a report. A host that is not heard of for 15 s loses its turn.
 const ANSWER: Duration = Duration::from_secs(10);
-/// For a component to arrive.
+/// Limit for a component to arrive.
 const FETCH: Duration = Duration::from_secs(120);
 /// Longest text of another host.
 const TEXT_BYTES: usize = 1 << 10;
@@ -41,7 +41,7 @@ impl Following {
     /// Starts the thread; it ends with the host, or when `stopping` turns true and nothing is being brought into service.
     ///
     /// # Errors
-    /// No thread, or no timer for it.
+    /// There is no thread, or no timer for it.
     pub(crate) fn start(host: &Arc<Host>, stopping: watch::Receiver<bool>) -> std::io::Result<Self> {
         let (follower, host) = (Follower::new(host.config.node.name.clone()), Arc::downgrade(host));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -92,7 +92,7 @@ fn round(
     follower.round(&host.policies, &mut Remote::connect(&host.config.policy, exchange)?, load)
 }
 
-/// How another host is waited for.
+/// How this host waits for another one.
 #[derive(Clone, Copy)]
 struct Exchange<'a> {
     runtime: &'a Runtime,

@@ -16,7 +16,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-/// How often a watcher's host is looked at.
+/// How often the host is looked at for a watcher.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The services whose health can be asked for. The empty name is the host; no service is ready without the others.

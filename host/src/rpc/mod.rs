@@ -34,7 +34,7 @@ use tokio::sync::watch;
 use tonic::Status;
 use tonic::service::Routes;
 
-/// Largest request, but for components. 4,096 keys are 72 KiB, a chain of 2^16 blocks 512 KiB.
+/// Largest request, except those with components. 4,096 keys are 72 KiB, a chain of 2^16 blocks 512 KiB.
 const REQUEST_BYTES_MAX: usize = 4 << 20;
 /// Room for the rest of a message that carries a component.
 const ENVELOPE_BYTES: usize = 1 << 20;
@@ -42,7 +42,7 @@ const ENVELOPE_BYTES: usize = 1 << 20;
 const STREAMS_MAX: u32 = 256;
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// What the control services listen on, bound already.
+/// The sockets of the control services, which are bound already.
 pub struct Listeners {
     pub unix: UnixListener,
     pub grpc: Option<TcpListener>,
@@ -141,7 +141,7 @@ fn services(host: &Arc<Host>, stopping: &watch::Receiver<bool>) -> Routes {
 
 const DESCRIBED: &str = "the descriptors were compiled with this binary";
 
-/// What tools that know no contract ask for. Most of them still ask by the older of the two names.
+/// Reflection, for tools that do not know the contract. Most of them still ask by the older of the two names.
 fn described() -> tonic_reflection::server::Builder<'static> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::DESCRIPTORS)

@@ -61,7 +61,7 @@ impl Caller {
         Self { about, who: who(request) }
     }
 
-    /// Tells of what was done, in both logs.
+    /// Writes what was done to both logs.
     fn did(&self, what: String) {
         tracing::info!(who = self.who, "policies: {what}");
         self.about.set(what);
@@ -204,7 +204,7 @@ impl PolicyAdmin for Service {
     }
 }
 
-/// What was loaded in that stage: `lru 0.1.0, 3f2a…`.
+/// What was loaded for that stage: `lru 0.1.0, 3f2a…`.
 fn newcomer(status: &SlotStatus, stage: Stage) -> String {
     let trial = status.trial.as_ref().filter(|_| stage != Stage::Active);
     let (name, version, digest, engine) = match trial {

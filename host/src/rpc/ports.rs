@@ -1,6 +1,6 @@
 //! Connections of the control ports: who is at the other end, encrypted or not, and how many there may be.
 //!
-//! A port has room for [`CONNECTIONS_MAX`]. In a full one, a connection that has not yet made a call it may make gives its place to
+//! A port has room for [`CONNECTIONS_MAX`]. In a full one, a connection that has not yet made a call that it may make gives its place to
 //! the next: callers that say nothing, and callers that nobody knows, keep nobody out.
 
 use crate::access::door::{Caller, From};
@@ -39,7 +39,7 @@ pub(super) enum Port {
 pub(super) struct Connection {
     stream: Box<dyn Io>,
     caller: Caller,
-    /// Ready when it is to make room.
+    /// Ready when it must make room.
     leave: oneshot::Receiver<Infallible>,
 }
 
@@ -51,7 +51,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 struct Seat {
     of: Group,
     known: Arc<AtomicBool>,
-    /// Dropped to have it make room; closed once the connection has ended.
+    /// Dropped so that it makes room; closed once the connection has ended.
     stay: oneshot::Sender<Infallible>,
 }
 
@@ -83,7 +83,7 @@ async fn accept(port: Port, patience: Duration, done: mpsc::Sender<io::Result<Co
     let mut seats: Vec<Seat> = Vec::new();
     loop {
         let Ok((stream, from)) = port.accept().await else {
-            // For want of descriptors, say.
+            // For lack of descriptors, for example.
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
@@ -98,7 +98,7 @@ async fn accept(port: Port, patience: Duration, done: mpsc::Sender<io::Result<Co
                 let handshake = handshake(stream, TlsAcceptor::from(tls_config(tls)), caller, leave);
                 let done = done.clone();
                 tokio::spawn(async move {
-                    // One that fails is the caller's affair.
+                    // A connection that fails is the caller's problem.
                     if let Ok(Some(sealed)) = tokio::time::timeout(patience, handshake).await {
                         let _ = done.send(Ok(sealed)).await;
                     }

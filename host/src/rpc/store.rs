@@ -103,7 +103,7 @@ impl Store for Service {
         validate::name_in("to", &to)?;
         let alone = || Status::failed_precondition("this host knows no others; list them in cluster.peers");
         let node = Arc::clone(&self.0.node);
-        // It takes as long as the transfer.
+        // This call takes as long as the transfer.
         let pushed = tokio::task::spawn_blocking(move || node.push(&to, &keys)).await;
         let pushed = pushed.map_err(|error| Status::internal(error.to_string()))?.ok_or_else(alone)?;
         let pushed = pushed.map_err(|error| match error {

@@ -1,4 +1,4 @@
-//! Calls that carry a component: each is in memory as a whole before anything can look at it, so few are taken in at once.
+//! Calls that carry a component. Each must be in memory as a whole before anything can look at it, so few are let in at once.
 
 use crate::policy::{Error, LOADS_MAX};
 use axum::extract::{Request, State};
@@ -20,7 +20,7 @@ impl Default for Uploads {
     }
 }
 
-/// Answers one that finds no place before its message is read. A place is free again when the call is answered, or its
+/// Answers a call that finds no place, before its message is read. A place is free again when the call is answered, or its
 /// caller is gone.
 pub(super) async fn few(State(uploads): State<Uploads>, request: Request, next: Next) -> Response {
     if !CALLS.contains(&request.uri().path()) {

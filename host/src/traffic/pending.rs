@@ -12,7 +12,7 @@ pub(super) const BLOCKS_MAX: usize = 4 << 20;
 pub(super) struct Asked {
     /// 0 means that it has ended.
     pub(super) id: u64,
-    /// With the length of the answer that was expected.
+    /// The request, with the length of the answer that was expected.
     pub(super) request: Request,
 }
 
@@ -35,13 +35,13 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// A request that came `waits_ms` ago has ended, whatever was heard of it.
+    /// A request that came `waits_ms` ago counts as ended, whatever was heard of it.
     pub(super) fn new(waits_ms: u64) -> Self {
         Self { waits_ms, waiting: VecDeque::new(), gone: 0, latest_us: 0, places: HashMap::new(), blocks: 0 }
     }
 
     pub(super) fn add(&mut self, mut asked: Asked) {
-        // Two callers may tell of theirs in another order than that of their times, by a little.
+        // Two callers may report their requests in another order than that of their times.
         self.latest_us = self.latest_us.max(asked.request.time_us);
         asked.request.time_us = self.latest_us;
         if asked.id != 0 {
@@ -57,7 +57,7 @@ impl Pending {
         self.waiting.get_mut(usize::try_from(place).ok()?)
     }
 
-    /// What is unknown was written already.
+    /// A request that is unknown was written already.
     pub(super) fn decoded(&mut self, id: u64, tokens: u32) {
         if let Some(waiting) = self.find(id) {
             waiting.decoded_tokens = waiting.decoded_tokens.saturating_add(tokens);
@@ -70,7 +70,7 @@ impl Pending {
         }
     }
 
-    /// The next one, if it has ended, or has to make room.
+    /// The next request, if it has ended or must make room.
     pub(super) fn pop(&mut self, now_ms: u64) -> Option<Request> {
         let first = self.waiting.front()?;
         let old = now_ms.saturating_sub(first.asked.request.time_ms()) >= self.waits_ms;

@@ -59,7 +59,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// As a host of this version has it.
+    /// The sizes of a host of this version.
     pub fn of(slots: u32) -> Self {
         Self { slots, event_words: EVENT, tier_values: TierRow::VALUES }
     }
@@ -266,13 +266,13 @@ pub struct Victim {
     pub demote_to: u8,
 }
 
-/// Where a victim goes is the host's to decide, by its configuration.
+/// The host decides where a victim goes, by its configuration.
 pub const HOST_DECIDES: u8 = 0;
 /// The victim is not worth a copy in any tier.
 pub const DROP: u8 = 15;
 
 impl Victim {
-    /// A block to evict; where to is the host's to decide.
+    /// A block to evict; the host decides where to.
     pub fn new(slot: u32) -> Self {
         Self { slot, demote_to: HOST_DECIDES }
     }

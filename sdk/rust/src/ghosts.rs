@@ -2,7 +2,7 @@
 
 use crate::list::Lists;
 
-/// Places in which one identity may stand. With a table twice as large as what it is to hold, about one entry in a
+/// Places in which one identity may stand. With a table twice as large as its contents, about one entry in a
 /// hundred is lost before its time.
 const WAYS: usize = 8;
 /// The least places of a table, so that small ones lose nothing either.
@@ -56,7 +56,7 @@ impl Ghosts {
         self.order.push_back(list.into(), place as u32);
     }
 
-    /// Forgets `identity`; the list in which it stood.
+    /// Forgets `identity`. Returns the list in which it stood.
     pub fn take(&mut self, identity: u64) -> Option<u8> {
         let held = |place: &usize| self.identities[*place] == identity && self.list_of[*place] != EMPTY;
         let place = self.places(identity).find(held)?;

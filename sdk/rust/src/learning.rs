@@ -11,12 +11,12 @@ pub const OUTCOMES_MAX: usize = 1_024;
 /// The longest answer of `publish`, bytes.
 pub const KNOWLEDGE_MAX: usize = 1 << 20;
 
-/// Hears what came of requests, and tells those that decide.
+/// Hears what came of requests, and tells the instances that decide.
 pub trait Learner {
     /// Called on the learner's instance alone; oldest first.
     fn observe(&mut self, outcomes: Outcomes<'_>);
 
-    /// What deciding instances are to know, in a format of the policy's own, at most [`KNOWLEDGE_MAX`] bytes.
+    /// What deciding instances should know, in a format of the policy's own, at most [`KNOWLEDGE_MAX`] bytes.
     fn publish(&mut self) -> Vec<u8>;
 
     /// Takes what the learner published; called on deciding instances, before a decision. Ignore what cannot be read.

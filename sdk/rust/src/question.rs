@@ -81,7 +81,7 @@ impl<'a> Candidates<'a> {
         Self { words: question.get(head..).unwrap_or(&[]), present, prefill_slots, decode_slots }
     }
 
-    /// With a prefix column and no other.
+    /// Columns with a prefix column and no other.
     pub fn with_prefix(prefix: &'a [u32]) -> Self {
         Self { words: prefix, present: Column::Prefix.bit(), prefill_slots: prefix.len(), decode_slots: 0 }
     }
@@ -173,7 +173,7 @@ impl<'a> Candidates<'a> {
         f32::from_bits(value(self.column(Column::ScorePrefill), prefill, 0))
     }
 
-    /// What the scorers of a chain say of this decode slot, likewise.
+    /// The same for this decode slot.
     pub fn score_of_decode(&self, decode: usize) -> f32 {
         f32::from_bits(value(self.column(Column::ScoreDecode), decode, 0))
     }

@@ -22,7 +22,7 @@ use crate::jobs::{Kept, Kind};
 pub(super) struct HandOvers {
     /// Made for the first job.
     handing: Mutex<Option<Arc<Handing>>>,
-    /// Under which number a job was given that its caller calls otherwise, and has not drained.
+    /// The number under which a job was given that its caller calls by another, and has not drained.
     numbers: Mutex<HashMap<u64, u64>>,
 }
 
@@ -94,7 +94,7 @@ impl Inner {
         }
     }
 
-    /// A job was drained. Its caller may call another one so.
+    /// Notes that a job was drained. Its caller may use its number for another one.
     pub(super) fn handing_ended(&self, job: u64) {
         self.hand_overs.numbers.lock().remove(&job);
     }

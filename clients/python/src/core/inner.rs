@@ -26,7 +26,7 @@ pub(super) struct Inner {
     pub(super) endpoint: Endpoint,
     pub(super) options: Options,
     pub(super) job_options: JobOptions,
-    /// Started by the first job.
+    /// Threads that the first job starts.
     pub(super) jobs: Mutex<Option<Arc<Jobs>>>,
     pub(super) closed: AtomicBool,
     pub(super) asks: Arc<Link>,

@@ -67,7 +67,7 @@ impl Block {
         }
     }
 
-    /// The bytes; in place if the block is lent. Other processes map that memory too, hence no `&[u8]`: copy them, or give
+    /// The bytes; in place if the block is lent. Other processes map that memory too, so this is no `&[u8]`: copy them, or give
     /// their address to a device. A reader that may not be done when the lease runs out (10 s by
     /// default) copies instead: [`copy_to`](Self::copy_to) notices.
     ///
@@ -96,7 +96,7 @@ impl Block {
             return Err(ClientError::Buffer { size: self.size(), len });
         }
         bytes.copy_to(buffer);
-        // What is asked from here on is asked after the last byte was read.
+        // Whatever is asked from here on is asked after the last byte was read.
         fence(Ordering::Acquire);
         self.bytes().map(|_| self.size())
     }

@@ -1,12 +1,12 @@
 //! Loads and saves of blocks that lie in a GPU's memory.
 //!
 //! On the host's own machine its pool is registered with the GPU's driver, once for all connections, and blocks go straight
-//! between the pool and the GPU. Checksums are taken, and labels written and read, by this side's thread in the pool: of a
-//! save after its bytes have arrived there, of a load before they leave, so that what does not match stays where it was. Where
+//! between the pool and the GPU. Checksums are taken, and labels written and read, by this side's thread in the pool: for a
+//! save after its bytes have arrived there, for a load before they leave, so that what does not match stays where it was. Where
 //! the pool cannot be registered, and over TCP, blocks go through page-locked memory of this process.
 //!
 //! **Order.** A job's thread waits for the engine's stream before it asks the host for anything: that may take any time, and
-//! what a host lends or reserves has its own. From then on the copies are all that is waited for, and they are, before a
+//! what a host lends or reserves has a limit of its own. From then on the copies are all that is waited for, and they are waited for before a
 //! lease is given back, a place is committed or given up, or the job is reported. A lease or place that has run out
 //! meanwhile is noticed afterwards, as it is on the host.
 
@@ -50,7 +50,7 @@ impl From<DeviceBlocks> for JobMemory {
 }
 
 impl DeviceBlocks {
-    /// See [`JobMemory::wait_until_ready`]. By looking again and again: a wait of the driver's cannot be given up.
+    /// See [`JobMemory::wait_until_ready`]. It looks again and again, because a wait of the driver cannot be given up.
     pub(super) fn wait_until_ready(
         &self,
         until: Instant,
@@ -232,7 +232,7 @@ impl Client {
                 *fetched = Fetched::TooLate(error);
             }
         }
-        // Not before: it was the GPU that read them.
+        // Only now, because it was the GPU that read them.
         drop(lent);
         self.report_damaged(&keys, &fetched);
         let loaded = self.loaded(blocks, |block| plan.block_bytes(block), (labels, &arrived), fetched);
@@ -324,7 +324,7 @@ impl Hand {
     fn room(&mut self, plan: &DevicePlan) -> Result<(&mut SideStream, &Room), ClientError> {
         let block_bytes = plan.block_bytes(0).unwrap_or(0);
         let Self { stream, room } = self;
-        // Another size is another model's, and rare.
+        // Another size belongs to another model, and is rare.
         let kept = room.take().filter(|room| room.plan().block_bytes(0) == Some(block_bytes));
         let kept = match kept {
             Some(kept) => kept,

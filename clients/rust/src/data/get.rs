@@ -63,7 +63,7 @@ impl Client {
             Reply::Get(entries) if entries.len() == keys.len() => entries,
             other => return Err(wrong(&self.endpoint, Op::Get, other)),
         };
-        // A place outside of the pool is no block at all; a reader must not take it for an empty one.
+        // A place outside the pool is no block at all; a reader must not take it for an empty one.
         let outside = |entry: &Found| match entry {
             Found::Hit { offset, size, .. } => local.mapping.bytes(*offset, (*size).into()).is_none(),
             Found::Not(_) => false,

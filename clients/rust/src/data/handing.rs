@@ -74,7 +74,7 @@ pub struct HandingOptions {
     pub send_time: Duration,
     /// How long blocks stay that nobody came for. Default 5 min.
     pub keep: Duration,
-    /// How long a thread that has nothing to do keeps its connection, of which a host has not many. Default 30 s.
+    /// How long a thread that has nothing to do keeps its connection; a host has few of these. Default 30 s.
     pub idle: Duration,
     /// Workload class of the blocks, 0 = unknown. Default 0.
     pub class: u16,
@@ -99,7 +99,7 @@ pub struct Outgoing {
     pub transfer: Transfer,
     /// Which block of the prompt is its first, counted from 0.
     pub from: u32,
-    /// The other host, as this one calls it.
+    /// The name of the other host in the settings of this one.
     pub peer: String,
     /// The blocks in the prompt's order: the [`key`](Transfer::key) of each, and its number in the plan.
     pub blocks: Vec<(BlockKey, usize)>,
@@ -117,7 +117,7 @@ pub struct Incoming {
     pub first: usize,
     /// The number in the plan of each of the others.
     pub blocks: Vec<usize>,
-    /// As at the sender.
+    /// The same number as at the sender.
     pub layers: u32,
     /// How long it may take, from when it is given.
     pub time: Duration,
@@ -183,7 +183,7 @@ enum Work {
 }
 
 impl Handing {
-    /// Reports to where `jobs` does: one descriptor and one [`drain`](Jobs::drain) for both. The jobs of both have numbers of
+    /// Reports where `jobs` does: one descriptor and one [`drain`](Jobs::drain) for both. The jobs of both have numbers of
     /// one list. Starts no thread and does not connect.
     pub fn beside(jobs: &Jobs, endpoint: &Endpoint, options: &Options, handing: HandingOptions) -> Self {
         let senders = Crew::new("kvasir-send", handing.send_threads, handing.idle);
@@ -252,7 +252,7 @@ impl Handing {
     pub fn close(&self) {
         let shared = &self.0;
         let left = [shared.senders.close(), shared.receivers.close()];
-        // Before it hangs up, so that each says why it ended.
+        // This comes before it hangs up, so that each says why it ended.
         let open: Vec<_> = shared.open.lock().values().cloned().collect();
         open.iter().for_each(|signals| signals.end(&HandingError::Closed));
         let crews = [&shared.senders, &shared.receivers];
@@ -332,7 +332,7 @@ impl Shared {
         }
         let (client, keys) = match &task.work {
             Work::Send(part) => (link.current(), part.blocks.iter().map(|(key, _)| *key).collect()),
-            // One that failed has hung up, and its blocks may be there all the same.
+            // A job that failed has hung up, and its blocks may be there all the same.
             Work::Receive(prompt) => (link.client_within(TIDY).ok(), prompt.keys.clone()),
         };
         let Some(client) = client else { return };
@@ -371,7 +371,7 @@ impl Task {
                 return Err(self.late().into());
             }
             let client = link.client_within(left)?;
-            // One that receives has the host wait until then, and hears after that that nothing came.
+            // A job that receives has the host wait until then, and hears afterwards that nothing came.
             let answer = if matches!(self.work, Work::Receive(_)) { LAST_WORD } else { Duration::ZERO };
             client.set_deadline(Some(self.until + answer));
             match &self.work {
@@ -388,7 +388,7 @@ impl Task {
         }
     }
 
-    /// Nothing was done in its time.
+    /// Nothing was done within its time.
     fn late(&self) -> HandingError {
         let ms = self.time.as_millis();
         match &self.work {

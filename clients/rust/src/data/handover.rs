@@ -49,7 +49,7 @@ use super::{Block, Client, ClientError, Local, wrong};
 const STEP: Duration = Duration::from_millis(500);
 
 impl Client {
-    /// Begins to hand blocks over to `peer`, as this client's host calls it. Each block is `layers` equal pieces, one
+    /// Begins to hand blocks over to `peer`, by the name that this client's host has for it. Each block is `layers` equal pieces, one
     /// after the other. The host reserves places in its pool and in the peer's; `request` is what [`arrivals`] is asked
     /// for there. A block that the host has already is handed over from where it is.
     ///
@@ -146,7 +146,7 @@ impl HandOver<'_> {
         self.until
     }
 
-    /// Where a block lies in the host's pool, for those who fill it by other means than [`fill`](Self::fill). None if
+    /// Where a block lies in the host's pool, for callers that fill it by other means than [`fill`](Self::fill). Returns `None` if
     /// there is nothing to fill: the host has the block already. Nothing may be written there after [`until`](Self::until),
     /// nor after this is dropped: dropping it tells the host that nobody writes there any more.
     pub fn place(&self, block: usize) -> Option<u64> {

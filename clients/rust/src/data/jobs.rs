@@ -29,7 +29,7 @@ use crate::sync::{Condvar, Mutex};
 
 /// Bytes that a thread copies between two looks at the clock: some milliseconds.
 pub(super) const BATCH_BYTES: u64 = 32 << 20;
-/// As good as no limit, and still a point in time.
+/// Practically no limit, and still a point in time.
 pub(super) const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// How jobs are run.
@@ -65,7 +65,7 @@ impl Default for JobOptions {
 /// What became of a job.
 #[derive(Debug)]
 pub struct Done {
-    /// As the engine called it.
+    /// The number that the engine gave it.
     pub job: u64,
     /// It is true of all blocks.
     pub ok: bool,
@@ -125,7 +125,7 @@ pub(super) struct Shared {
     open: AtomicUsize,
     done: Mutex<Vec<Done>>,
     event: OwnedFd,
-    /// One of each thread.
+    /// The connection of each thread.
     links: Mutex<Vec<Arc<Reconnecting>>>,
     pools: Arc<Pools>,
 }
@@ -230,7 +230,7 @@ impl Jobs {
 
     /// The jobs that have ended since the last call, in that order. Never waits.
     pub fn drain(&self) -> Vec<Done> {
-        // First, so that what ends from here on makes it readable again. It is not if there is nothing.
+        // This comes first, so that what ends from here on makes it readable again. It is not readable if there is nothing.
         let _ = rustix::io::read(&self.shared.event, &mut [0; 8]);
         let done = std::mem::take(&mut *self.shared.done.lock());
         self.shared.open.fetch_sub(done.len(), Ordering::Relaxed);

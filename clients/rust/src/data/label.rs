@@ -17,7 +17,7 @@ const VERSION: u32 = 1;
 /// Where the checksum begins.
 const SEALED: usize = BYTES - 8;
 
-/// What engine hashes do not cover, as a digest of 32 bytes: model, dtype, layout, who holds which part of it.
+/// What engine hashes do not cover, as a digest of 32 bytes: model, dtype, layout, and which part of it each rank holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
     digest: [u8; 32],
@@ -52,7 +52,7 @@ impl Namespace {
 pub struct Label([u8; BYTES]);
 
 impl Label {
-    /// By how much a block with a label is larger than its payload.
+    /// How much larger than its payload a block with a label is.
     pub const BYTES: u32 = BYTES as u32;
 
     /// The label of no block, for memory into which one will be read.
@@ -103,7 +103,7 @@ impl fmt::Debug for Label {
     }
 }
 
-/// In what the label of a block is not the one that it should have.
+/// How the label of a block differs from the one that it should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LabelFault {
     #[error("its label is damaged, or it was stored without one")]

@@ -17,7 +17,7 @@ impl<T> Runs<T> {
         self.ends.push(self.all.len());
     }
 
-    /// How many blocks.
+    /// How many blocks there are.
     pub(super) fn len(&self) -> usize {
         self.ends.len()
     }

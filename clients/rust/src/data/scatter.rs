@@ -24,7 +24,7 @@ pub(super) enum Fetched {
     /// All of its bytes arrived, and are those that were stored.
     Here(u32),
     Missing,
-    /// With another checksum.
+    /// It came with another checksum.
     Damaged,
     /// Nothing was written.
     TooLarge(u32),
@@ -100,7 +100,7 @@ impl Client {
     }
 
     /// Gives back what was lent, and says of each block whether it is there: as long as it should be, and with its label.
-    /// `labels`: those it should have, and those that have arrived.
+    /// `labels` are those that it should have, and those that have arrived.
     pub(super) fn loaded(
         &self,
         blocks: &[(BlockKey, usize)],
@@ -181,7 +181,7 @@ impl Client {
 
     pub(super) fn report_damaged(&self, keys: &[BlockKey], fetched: &[Fetched]) {
         let damaged = keys.iter().zip(fetched).filter(|(_, fetched)| matches!(fetched, Fetched::Damaged));
-        // A host that cannot be told is met by the next call.
+        // If the host cannot be told, the next call will find out.
         let _ = self.report(&damaged.map(|(key, _)| *key).collect::<Vec<_>>());
     }
 

@@ -1,4 +1,4 @@
-//! What two engines call one prompt that goes from the one to the other.
+//! The name by which two engines know one prompt that goes from one to the other.
 
 use kvasir_protocol::block::BlockKey;
 use sha2::{Digest, Sha256};
@@ -39,7 +39,8 @@ impl Transfer {
 
     /// The number of the hand-over that begins with the prompt's block `from`, counted from 0.
     ///
-    /// Not which part it is but where it begins: so a receiver that has the blocks before it, from wherever, can ask for it.
+    /// The number tells where the part begins, and not which part it is, so a receiver that has the blocks before it can ask
+    /// for it, wherever they came from.
     pub fn request(&self, from: u32) -> u64 {
         let digest = digest(b"kvasir hand-over", &self.name, &self.namespace, &from.to_le_bytes());
         u64::from_le_bytes(std::array::from_fn(|at| digest[at]))

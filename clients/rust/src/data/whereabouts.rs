@@ -6,11 +6,11 @@ use kvasir_protocol::wire::{Op, Reply, Request};
 use super::error::wrong;
 use super::{Client, ClientError};
 
-/// From where a get would have a block, nearest first.
+/// Where a get would find a block, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Source {
-    /// From nowhere.
+    /// Nowhere.
     Absent = 0,
     /// The host's pool, in its memory.
     Pool = 1,
@@ -47,7 +47,7 @@ pub struct Removals {
 }
 
 impl Client {
-    /// From where a get would have each block now. Not a use, and no promise. What a shared store holds is told as far as the
+    /// Where a get would find each block now. This is not a use, and no promise. What a shared store holds is told as far as the
     /// host knows without asking there.
     ///
     /// # Errors
@@ -58,8 +58,8 @@ impl Client {
     }
 
     /// Which blocks have left the host (evicted from its last tier, removed, expired, damaged) since an earlier answer said
-    /// [`next`](Removals::next), or since now, for 0: then `lost` is set. Ask again until `next` stays the same. Positions are of
-    /// one run of one host; of another run's, everything is lost.
+    /// [`next`](Removals::next), or since now, for 0: then `lost` is set. Ask again until `next` stays the same. Positions belong to
+    /// one run of one host; with a position of another run, everything is lost.
     ///
     /// # Errors
     /// The host cannot be asked, or is of a release that does not know the answer ([`ClientError::TooOld`]).

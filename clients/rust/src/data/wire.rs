@@ -16,7 +16,7 @@ use super::error::{ClientError, wrong};
 
 /// What a host says.
 pub(super) type Reader = BufReader<Timed>;
-/// Bytes that are read from the connection at once, where fewer are asked for.
+/// How many bytes are read from the connection at once when fewer are asked for.
 pub(super) const READ_AHEAD: usize = 16 << 10;
 
 /// A connection; one call at a time.

@@ -21,7 +21,7 @@ use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::clock::Clock;
 use kvasir_store::dram::{DramStore, Held, OwnerId, Reservation, Reserve};
 
-/// The most outcomes kept for those who ask late; the oldest go first.
+/// The most outcomes kept for callers that ask late; the oldest go first.
 const OUTCOMES_MAX: usize = 256;
 
 /// Hand-overs that come in, by the numbers that their senders gave them.
@@ -53,13 +53,13 @@ struct Incoming {
     begun: Instant,
     /// When its time is over: places stay until then while somebody reads.
     until: Instant,
-    /// Once it is settled: how long late readers can still learn how it ended.
+    /// Once it is settled: until when late readers can still learn how it ended.
     known_until: Instant,
 }
 
 struct Block {
     meta: BlockMeta,
-    /// As far as its sender knows: a later removal removes it.
+    /// The last removal that its sender knows: a later one removes it.
     put_after: Generation,
     place: Place,
 }
@@ -69,7 +69,7 @@ enum Place {
     /// Visible to all, and kept from being evicted.
     Held(Held),
     GivenBack,
-    /// There is none; the others go on without it.
+    /// There is no place for it; the others go on without it.
     None(Copied),
 }
 
@@ -164,7 +164,7 @@ impl Drop for Arrival {
 }
 
 impl Incoming {
-    /// What the sender is told: which blocks it has to write, in the order of the segment's regions.
+    /// What the sender is told: which blocks it must write, in the order of the segment's regions.
     fn opened(&self) -> Reply {
         let wanted = |block: &Block| matches!(block.place, Place::Reserved(_));
         Reply::Opened { segment: self.segment.clone(), wanted: self.blocks.iter().map(wanted).collect() }
@@ -240,7 +240,7 @@ impl Receiving {
             {
                 return refused(format!("request {request} is being handed over by {} already", other.from));
             }
-            // How others ended is kept for a while, and takes no part in this.
+            // The outcomes of others are kept for a while, and do not count here.
             let open = || all.values().filter(|incoming| !incoming.is_settled());
             if open().filter(|incoming| incoming.from == from.config.name).count() >= HAND_OVERS_MAX {
                 return refused(format!(
@@ -368,7 +368,7 @@ impl Receiving {
         self.store.config().reservation_ttl / 2
     }
 
-    /// The thread that takes in what peers announce.
+    /// The thread that hears what peers announce.
     pub(crate) fn hear_notices(&self) {
         /// How long a stopping host may have to wait for it.
         const STEP: Duration = Duration::from_millis(200);
@@ -379,7 +379,7 @@ impl Receiving {
         }
     }
 
-    /// Takes in what a peer announces. False unless it is about a hand-over of its own that is under way.
+    /// Takes in what a peer announces. Returns false unless it is about a hand-over of that peer that is under way.
     pub(crate) fn note_layer(&self, notice: &Notice) -> bool {
         let Some((id, layer, layers)) = decode(&notice.message) else { return false };
         let mut all = self.incoming();
@@ -429,7 +429,7 @@ impl Receiving {
     ) -> Result<(String, Keep, Vec<Settling>), Box<Reply>> {
         let refused = |reason: &str| Err(Box::new(Reply::Refused { reason: reason.to_owned() }));
         let mut all = self.incoming();
-        // Asked again while the first call is still at work.
+        // The same call came again while the first one is still at work.
         let until = Instant::now() + self.time();
         while all.get(&id).is_some_and(|incoming| incoming.state == State::Settling) {
             let left = until.saturating_duration_since(Instant::now());
@@ -500,7 +500,7 @@ impl Receiving {
         blocks.iter().zip(outcomes).map(commit).collect()
     }
 
-    /// The peer, or what happened to it, ends a hand-over before it is settled.
+    /// Ends a hand-over before it is settled, because of the peer or what happened to it.
     pub(crate) fn end(&self, reason: &str, mut which: impl FnMut(u64, &str) -> bool) {
         let open: Vec<(u64, String)> = {
             let all = self.incoming();
@@ -508,7 +508,7 @@ impl Receiving {
             let wanted = open.filter(|(id, incoming)| which(**id, &incoming.from));
             wanted.map(|(id, incoming)| (*id, incoming.segment.clone())).collect()
         };
-        // First make sure that nobody writes there any more, then the places may go.
+        // The places may go only once nobody writes there any more.
         open.iter().for_each(|(_, segment)| self.ways.take_back(segment));
         let mut all = self.incoming();
         for (id, _) in open {
@@ -629,7 +629,7 @@ impl Receiving {
         }
     }
 
-    /// The host stops: nobody is to wait any longer.
+    /// Called when the host stops: wakes everybody who waits.
     pub(crate) fn wake(&self) {
         drop(self.incoming());
         self.changed.notify_all();
@@ -640,7 +640,7 @@ impl Receiving {
     }
 }
 
-/// What becomes of a hand-over with these outcomes, and what its sender is told. `damaged`: a block was not intact.
+/// What becomes of a hand-over with these outcomes, and what its sender is told. `damaged` says that a block was not intact.
 fn end_of(keep: Keep, damaged: bool, outcomes: Vec<Copied>) -> (State, Reply) {
     match keep {
         Keep::All { .. } if damaged => {

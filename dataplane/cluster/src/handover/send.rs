@@ -45,7 +45,7 @@ pub struct HandingOver {
     is_over: bool,
 }
 
-/// How far a layer is.
+/// How far a layer has got.
 enum Layer {
     Missing,
     /// The peer has all of it.
@@ -81,7 +81,7 @@ impl Cluster {
     /// Begins to hand blocks over to a peer, layer by layer. Places are reserved here, for `owner`, and there.
     ///
     /// # Errors
-    /// In that case nothing has begun, and nothing stays reserved.
+    /// Nothing has begun, and nothing stays reserved.
     pub fn hand_over(
         &self,
         owner: OwnerId,
@@ -113,7 +113,7 @@ impl Cluster {
 }
 
 impl HandingOver {
-    /// From here on, dropping it gives back what it holds.
+    /// A hand-over that, from here on, gives back what it holds when it is dropped.
     fn new(
         shared: &Arc<Shared>,
         link: &Arc<Link>,
@@ -230,7 +230,7 @@ impl HandingOver {
         Ok(())
     }
 
-    /// A layer is filled in, in all blocks: it goes to the peer now, and must not be changed any more.
+    /// Says that a layer is filled in, in all blocks. It goes to the peer now, and must not be changed any more.
     ///
     /// # Errors
     /// It does not exist, or was handed over before; the hand-over broke off or its time is over, and it must be dropped.
@@ -297,7 +297,7 @@ impl HandingOver {
         Ok(failed.is_empty())
     }
 
-    /// All layers are handed over: the peer compares its blocks with the checksums (one each, in order) and keeps them,
+    /// Says that all layers are handed over. The peer compares its blocks with the checksums (one each, in order) and keeps them,
     /// then this host does.
     ///
     /// # Errors
@@ -313,7 +313,7 @@ impl HandingOver {
             return Err(HandOverError::Checksums { given, blocks });
         }
         self.wait_arrived()?;
-        // What was stored here already went in the version that is stored, whatever the caller computed anew.
+        // Blocks that were stored here already went in the stored version, whatever the caller computed anew.
         let sum = |(source, &sum): (&Source, &u64)| match &source.place {
             Place::Held(held) => held.checksum,
             Place::ToFill(_) => sum,

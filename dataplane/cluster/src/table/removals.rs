@@ -17,7 +17,7 @@ use kvasir_protocol::block::BlockKey;
 /// The most removals kept, about 100 B each in memory: a removal of 64,000 blocks while a host is away. Beyond that the
 /// oldest are forgotten and counted; a copy of one on a host that was away comes back with it.
 pub const REMOVALS_MAX: usize = 1 << 16;
-/// How long they are kept: longer than a long weekend, after which a host that comes back may bring back what it has.
+/// How long they are kept: longer than a long weekend. A host that comes back later may bring back what it has.
 pub const KEPT_FOR_US: u64 = 7 * 24 * 3600 * 1_000_000;
 
 /// See the [module](self).

@@ -78,7 +78,7 @@ impl Device {
         self.context.ordinal()
     }
 
-    /// As the vendor calls it; empty if the driver does not say.
+    /// The name that the vendor gives it; empty if the driver does not say.
     pub fn name(&self) -> String {
         self.context.name().unwrap_or_default()
     }

@@ -118,7 +118,7 @@ impl DevicePlan {
 
 /// Page-locked memory with room for some blocks of a plan, as a plan of its own: for blocks that cannot go straight.
 pub struct Room {
-    // Before the memory that it names.
+    // It is dropped before the memory that it names.
     plan: Plan,
     _memory: Staging,
 }
@@ -127,7 +127,7 @@ impl Room {
     /// Room for `blocks` blocks of `block_bytes` each.
     ///
     /// # Errors
-    /// There is not as much, or what else the driver says.
+    /// There is not enough memory, or whatever else the driver says.
     pub fn new(device: &Arc<Device>, block_bytes: u32, blocks: usize) -> Result<Self, CudaError> {
         let len = block_bytes as usize;
         let whole = len.checked_mul(blocks);

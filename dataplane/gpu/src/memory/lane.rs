@@ -34,14 +34,14 @@ struct Buffer {
 /// A block on its way to the GPU.
 pub struct Upload<'a> {
     pub from: Shared<'a>,
-    /// At least as long.
+    /// At least as long as the source.
     pub to: &'a DeviceRange,
 }
 
 /// A block on its way to the host.
 pub struct Download<'a> {
     pub from: &'a DeviceRange,
-    /// At most as long.
+    /// At most as long as the source.
     pub to: &'a mut [u8],
 }
 

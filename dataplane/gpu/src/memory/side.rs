@@ -30,7 +30,7 @@ pub struct SideStream {
     stream: Stream,
     /// Given up when it first fails: single copies take longer, and every driver has them.
     batch: Option<Batch>,
-    /// For short runs; likewise. Made at once, since between a reservation and its copies there is no time for it.
+    /// For short runs; given up in the same way. It is made at once, since there is no time for it between a reservation and its copies.
     kernel: Option<Kernel>,
 }
 
@@ -100,7 +100,7 @@ impl SideStream {
         let Self { stream, batch, kernel } = self;
         let mut none = None;
         let kernel = if plan.runs_are_shorter(KERNEL_RUN_BYTES) { kernel } else { &mut none };
-        // Also where `copies` panics.
+        // This also runs when `copies` panics.
         let settled = Settled(Some(stream));
         let mut begin = Begin { stream, batch, kernel, gather, waiting: Vec::new(), bytes: 0 };
         // SAFETY: the caller answers for the memory, until what was begun is settled.
@@ -117,7 +117,7 @@ struct Begin<'a> {
     batch: &'a mut Option<Batch>,
     kernel: &'a mut Option<Kernel>,
     gather: bool,
-    /// For the next launch of the kernel.
+    /// Moves for the next launch of the kernel.
     waiting: Vec<Move>,
     bytes: u64,
 }
@@ -150,14 +150,14 @@ impl Begin<'_> {
         unsafe { together.begin(self.stream, &moves, self.gather) }.inspect_err(|_| *self.batch = None)
     }
 
-    /// What waits for the kernel.
+    /// Begins the moves that wait for the kernel.
     ///
     /// # Safety
     /// As for [`Kernel::begin`].
     unsafe fn launch(&mut self) -> Result<(), CudaError> {
         let waiting = std::mem::take(&mut self.waiting);
         self.bytes = 0;
-        // Nothing waits where there is none.
+        // Nothing waits if there is no kernel.
         let Some(kernel) = self.kernel.as_mut().filter(|_| !waiting.is_empty()) else { return Ok(()) };
         // SAFETY: passed on to the caller.
         let begun = unsafe { kernel.begin(self.stream, &waiting, self.gather, THREAD_BLOCKS) };

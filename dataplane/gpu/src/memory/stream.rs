@@ -31,7 +31,7 @@ impl Stream {
         &self.device
     }
 
-    /// By which the driver, and an engine, knows it.
+    /// The handle by which the driver, and an engine, knows it.
     pub fn handle(&self) -> u64 {
         self.raw().expose_provenance() as u64
     }
@@ -62,7 +62,7 @@ impl Stream {
             .map_err(self.device.failed("recording an event"))
     }
 
-    /// What comes later in this stream begins when the work before `event` is complete. The caller does not wait.
+    /// Has later work in this stream begin when the work before `event` is complete. The caller does not wait.
     ///
     /// # Errors
     /// What the driver says.

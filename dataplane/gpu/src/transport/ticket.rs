@@ -55,7 +55,7 @@ impl Ticket {
         Self::decode(&bytes).ok_or_else(|| invalid("a descriptor that came for memory of a GPU is none"))
     }
 
-    /// The memory it names, all `len` bytes of it.
+    /// Opens the memory that it names, all `len` bytes of it.
     pub(super) fn open(&self, device: &Arc<Device>, len: u64) -> io::Result<Region> {
         if self.process == *PROCESS {
             return self.find().filter(|region| region.len() == len).ok_or_else(gone);

@@ -41,7 +41,7 @@ pub fn add(root: &Path, line: &str) {
     link(root, Path::new(path));
 }
 
-/// Takes a device of a class away: its folder and the link to it.
+/// Removes a device of a class: its folder and the link to it.
 pub fn remove(root: &Path, class: &str, name: &str) {
     let link = root.join("class").join(class).join(name);
     fs::remove_dir_all(link.canonicalize().unwrap()).unwrap();

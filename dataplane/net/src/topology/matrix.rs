@@ -53,7 +53,7 @@ impl Rails {
     }
 }
 
-/// What an operator knows better than the probe.
+/// What an operator knows better than the probe does.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Overrides {

@@ -136,7 +136,7 @@ impl Sysfs {
             .unwrap_or_else(|| class.to_owned())
     }
 
-    /// `devices/pci0000:17/0000:17:01.0/…/0000:1b:00.0/virtio2` → what of it is PCI.
+    /// `devices/pci0000:17/0000:17:01.0/…/0000:1b:00.0/virtio2` → the PCI part of it.
     fn pci_path(&self, device: &Path) -> Option<PciPath> {
         PciPath::new(self.pci_parts(device).map(|(part, _)| part).collect())
     }

@@ -20,7 +20,7 @@ pub(super) struct Link {
     endpoint: RwLock<Option<Arc<dyn Endpoint>>>,
     /// How often it broke or could not be connected since something last came through whole.
     failures: AtomicU32,
-    /// Not to be connected again before this time.
+    /// It is not connected again before this time.
     quarantined_until: Mutex<Option<Instant>>,
 }
 
@@ -163,7 +163,7 @@ impl Peer {
         })
     }
 
-    /// What is submitted from here on goes in this order.
+    /// Sets the order for what is submitted from here on.
     pub fn prefer(&self, paths: Arc<Paths>) {
         *self.paths.write() = Some(paths);
     }
@@ -374,14 +374,14 @@ impl Link {
         until.is_none_or(|until| now >= until)
     }
 
-    /// Something came through whole, so earlier failures are forgotten.
+    /// Called when something came through whole: earlier failures are forgotten.
     pub(super) fn worked(&self) {
         if self.failures.load(Ordering::Relaxed) > 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
     }
 
-    /// It broke, or could not be connected. After the first failure it may be connected again at once; then the wait
+    /// Called when it broke, or could not be connected. After the first failure it may be connected again at once; then the wait
     /// doubles with each failure, from 100 ms to 5 s, even for a rail that connects and then breaks each time.
     fn failed(&self, now: Instant) {
         const FIRST: Duration = Duration::from_millis(100);

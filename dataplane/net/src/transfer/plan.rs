@@ -318,7 +318,7 @@ impl<T: Clone> Schedule<T> {
                 self.deficits[self.turn] = self.deficits[self.turn].saturating_sub(slice.len);
                 return Some(slice);
             }
-            // A class that sends nothing saves nothing up.
+            // A class that sends nothing does not save up its share.
             self.deficits[self.turn] = 0;
             self.turn = 1 - self.turn;
             self.deficits[self.turn] = config.weights[self.turn].max(1) * config.slice_max;

@@ -37,7 +37,7 @@ use kvasir_memory::region::{LocalRange, Region};
 const LEASE: Duration = Duration::from_secs(3);
 /// How often deadlines and rails are looked after.
 const TICK: u64 = 10 * MS;
-/// Users and faults are at work until here.
+/// Users and faults are at work until this time.
 const BUSY: u64 = 3_000 * MS;
 /// By then every repaired rail must be known to work: the longest wait between attempts to connect is 5 s.
 const HEALED: u64 = BUSY + 8_000 * MS;

@@ -17,7 +17,7 @@ use kvasir_os::time::{Duration, Instant};
 pub const SEGMENTS_MAX: usize = 1024;
 pub const REGIONS_MAX: usize = 4096;
 pub const GRANTS_MAX: usize = 1 << 16;
-/// The most of these that one peer has, so that one which takes all it can get keeps no other out.
+/// The most of these that one peer has, so that a peer which takes all it can get keeps no other out.
 pub const GRANTS_OF_ONE_MAX: usize = GRANTS_MAX / 4;
 /// The longest segment name in bytes.
 pub const NAME_MAX: usize = 255;
@@ -163,7 +163,7 @@ struct Segment {
 /// A grant as the node that gave it keeps it.
 pub struct Granted {
     pub segment: String,
-    /// Whose it is.
+    /// The peer that has it.
     pub peer: String,
     pub key: u64,
     pub epoch: u64,

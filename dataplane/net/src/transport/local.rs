@@ -53,7 +53,7 @@ impl Default for LocalConfig {
     }
 }
 
-/// How the nodes of one host get at each other's memory, and copy.
+/// How the nodes of one host reach each other's memory, and copy.
 pub trait Reach: Send + Sync {
     fn capabilities(&self) -> Capabilities;
 

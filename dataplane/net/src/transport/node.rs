@@ -39,7 +39,7 @@ impl Node {
         }
     }
 
-    /// Its rails take peers of this cluster and these names alone.
+    /// Has its rails take only peers of this cluster with these names.
     #[must_use]
     pub fn of_cluster(self, cluster: &str, members: impl IntoIterator<Item = String>) -> Self {
         Self { cluster: cluster.to_owned(), members: Some(members.into_iter().collect()), ..self }

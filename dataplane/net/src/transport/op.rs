@@ -255,7 +255,7 @@ impl CompletionQueue {
         Arc::default()
     }
 
-    /// As the sink to submit with.
+    /// The sink to submit operations with.
     pub fn sink(self: &Arc<Self>) -> Arc<dyn Sink> {
         self.clone()
     }

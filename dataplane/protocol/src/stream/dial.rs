@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// As good as no limit, and still a point in time.
+/// Practically no limit, and still a point in time.
 const LIMIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Connects to the socket at `path`. [`UnixStream::connect`] waits until the other side accepts somebody, if as many as it lets
@@ -22,7 +22,7 @@ pub fn connect_unix(path: &Path, limit: Duration) -> io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     let until = Instant::now() + limit.min(LIMIT_MAX);
     loop {
-        // A non-blocking socket would not do: Linux tells it to come again, and has nothing to wait for.
+        // A non-blocking socket would not do: Linux tells it to try again, and offers nothing to wait for.
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         set_socket_timeout(&socket, Timeout::Send, Some(left))?;
         match connect(&socket, &address) {

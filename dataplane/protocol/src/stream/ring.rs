@@ -165,10 +165,10 @@ impl Ring {
                 return gone;
             }
             match (&self.socket).read(&mut [0; 64]) {
-                // It may have written before it went.
+                // The other end may have written before it went.
                 Ok(0) => gone = Some(Ok(None)),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => gone = Some(Err(error)),
-                // A bell for what is there, or will be in a moment.
+                // This bell announces what is there, or will be in a moment.
                 Ok(_) => {
                     if let Some(done) = poll(|| unless_blocked(step())) {
                         return done.map(Some);

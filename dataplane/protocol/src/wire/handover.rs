@@ -18,7 +18,7 @@ pub enum HandOverCall {
         request: u64,
         layer: u32,
     },
-    /// All layers are; one checksum per block. The hand-over is over unless this is refused as incomplete.
+    /// All layers are filled in; one checksum per block. The hand-over is over unless this is refused as incomplete.
     Finish {
         request: u64,
         checksums: Vec<u64>,

@@ -11,7 +11,7 @@ use crate::shard::Shard;
 /// Records of a shard looked at under one lock.
 const RECORDS_LOCKED: usize = 8192;
 
-/// Where one thing that happened to a block comes in a [`History`]: by time; of one time inserts before uses, and a
+/// The order of events in a [`History`]: by time. At the same time, inserts come before uses, and a
 /// parent before its children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Past {
@@ -65,12 +65,12 @@ impl DramStore {
         drained
     }
 
-    /// After [`Drained::start_over`]: events are recorded again from here on.
+    /// Records events again from here on; called after [`Drained::start_over`].
     pub fn restart_events(&self) {
         self.lock_events().restart();
     }
 
-    /// In which order a policy that starts now is told what is resident: each block's `Insert` and, if it was used, its
+    /// The order in which a policy that starts now is told what is resident: each block's `Insert` and, if it was used, its
     /// last use. Takes seconds in a pool of ten million blocks; no lock is held for longer than a few thousand
     /// records take.
     ///

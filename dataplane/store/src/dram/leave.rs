@@ -84,8 +84,8 @@ impl DramStore {
         self.free(freed);
     }
 
-    /// Aborts the reservations of a holder that this host has nothing more to do with, and that may be there still. What it
-    /// held may be evicted. Its leases end by their time: it may be reading what it was lent, and nobody tells it not to.
+    /// Aborts the reservations of a holder with which this host has nothing more to do, and which may still be there. What it
+    /// held may be evicted. Its leases end in their time, because it may be reading what it was lent, and nobody tells it to stop.
     pub fn abandon_owner(&self, owner: OwnerId, now_ms: u64) {
         let until_ms = Some(self.grace_ends(now_ms));
         let mut freed: Vec<Freed> = Vec::new();

@@ -25,7 +25,7 @@ pub enum Pinning {
     Missing,
     /// The tenant has pinned as much as it may.
     QuotaFull,
-    /// The connection holds as many blocks as one may, or all together do.
+    /// The connection holds as many blocks as one connection may, or all connections together do.
     Throttled,
 }
 
@@ -62,7 +62,7 @@ impl DramStore {
     }
 
     /// Keeps resident blocks from being evicted for `lasts_ms` at most (the store has an upper bound), as a hard pin that
-    /// ends with `holder`. It takes as many [`end_hold`](Self::end_hold) as holds to end it before.
+    /// ends with `holder`. To end it before takes as many calls of [`end_hold`](Self::end_hold) as there were holds.
     ///
     /// All pins of a tenant on a block take its bytes from the tenant's quota once. How many blocks are held is bounded as
     /// leases are, and one holder has a part of that.

@@ -4,14 +4,14 @@
 //! that was frozen (a stopped process, a paused control group or machine) goes on with its copy whenever it runs again. If
 //! its place belonged to another block by then, that block would change under readers who have compared its checksum.
 //!
-//! Hence such a place goes to nobody when its time is over, or its hand-over breaks off, but waits here until its writer
+//! Therefore such a place goes to nobody when its time is over, or its hand-over breaks off, but waits here until its writer
 //! says that it is done with it (it commits or aborts the reservation, which then fails) or until
 //! [`DramConfig::lease_grace`](crate::config::DramConfig::lease_grace) after its connection ended. A client that closed its
 //! connection, or is gone, writes no more; the grace is for a connection that this host ended, and for copies of a GPU that its
 //! process has begun.
 //!
-//! **Bound.** What is in here counts as reserved by its writer, who has at most a third of the pool. While half of the pool is in
-//! here, no such client gets new places: it takes two that stopped to stop the others. So it can grow beyond that only by what
+//! **Bound.** A place in here counts as reserved by its writer, which has at most a third of the pool. While half of the pool is in
+//! here, no such client gets new places. It takes two stopped clients to stop the others. So it can grow beyond that only by what
 //! they had reserved before, and nothing is ever given away that may still be written to.
 
 use parking_lot::Mutex;
@@ -95,7 +95,7 @@ impl DramStore {
         Err(StoreError::WritersLate { bytes })
     }
 
-    /// Takes a reservation back that its owner has not given up. The memory, unless its owner may still write to it.
+    /// Takes a reservation back that its owner has not given up. Returns the memory, unless its owner may still write to it.
     pub(super) fn take_back(&self, guard: &mut Shard, local: u32, until_ms: Option<u64>) -> Option<Freed> {
         let (owner, id) =
             guard.reservations.get(&local).map(|reservation| (reservation.owner, reservation.id))?;
@@ -124,13 +124,13 @@ impl DramStore {
         }
     }
 
-    /// The owner says that it no longer writes to the place of a reservation that was taken back.
+    /// Called when the owner says that it no longer writes to the place of a reservation that was taken back.
     pub(super) fn leave_quarantine(&self, owner: OwnerId, id: u64) {
         let freed = self.quarantine.take(|place| place.owner == owner && place.reservation == id);
         self.free(freed);
     }
 
-    /// The owner's connection has ended: its places may go after the grace time.
+    /// Called when the owner's connection has ended: its places may go after the grace time.
     pub(super) fn end_quarantine(&self, owner: OwnerId, now_ms: u64) {
         let until_ms = self.grace_ends(now_ms);
         let mut places = self.quarantine.places.lock();

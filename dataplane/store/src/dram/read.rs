@@ -86,7 +86,7 @@ impl DramStore {
         Lookup::Hit(lease)
     }
 
-    /// Ends leases of `owner`. One that another holds is as unknown to it as one that never was.
+    /// Ends leases of `owner`. To it, a lease of another owner is as unknown as one that never existed.
     pub fn release(&self, owner: OwnerId, ids: &[u64]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
         check_batch(ids.len())?;
         Ok(ids.iter().map(|&id| self.release_one(owner, id)).collect())
@@ -176,7 +176,7 @@ impl DramStore {
         described.map(|described| self.with_parent(described))
     }
 
-    /// How a block that is not here left last, as far as is remembered. Not a lookup: no miss is counted.
+    /// How a block that is not here left last, if that is remembered. This is not a lookup: no miss is counted.
     pub fn cause(&self, key: BlockKey) -> MissCause {
         let (hash, shard) = self.place(key);
         self.read(shard).cause(hash)

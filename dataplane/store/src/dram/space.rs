@@ -135,7 +135,7 @@ impl DramStore {
                 continue;
             }
             let mut space = self.space.lock();
-            // Unless victims came meanwhile.
+            // This holds unless victims came meanwhile.
             space.slots_full = self.victims.lock().is_empty();
             if space.slots_full && matches!(self.wait_for_room(space, deadline), Waited::OutOfTime { .. }) {
                 return Err(StoreError::SlotsFull { key, slots: self.slots() });

@@ -25,7 +25,7 @@ enum Chosen {
     Reserve,
     /// The store: the block with this key.
     Store(BlockKey),
-    /// Someone who named the block: floors and soft pins do not keep it.
+    /// A person or client who named the block: floors and soft pins do not keep it.
     Person(BlockKey),
 }
 
@@ -36,7 +36,7 @@ impl DramStore {
         slots.iter().map(|&slot| self.evict_one(slot, Chosen::Policy, now_ms)).collect()
     }
 
-    /// Evicts blocks that someone names. Readers and hard pins keep a block; soft pins and floors do not.
+    /// Evicts blocks that a caller names. Readers and hard pins keep a block; soft pins and floors do not.
     pub fn evict_keys(&self, keys: &[BlockKey], now_ms: u64) -> Result<Vec<Evict>, StoreError> {
         check_batch(keys.len())?;
         let evict = |&key: &BlockKey| match self.slot_of_resident(key) {
@@ -107,7 +107,7 @@ impl DramStore {
     /// [held](Self::hold_chosen) for a copy. A block that is used before [`make_ready`](Self::make_ready) stays.
     ///
     /// In place of a victim that its tenant's floor keeps, while room is needed, the store evicts a block of a tenant
-    /// above its floor: a policy, which does not know of tenants, may name the same victims for ever.
+    /// above its floor. A policy does not know of tenants, and might name the same victims for ever.
     pub fn choose_victims(&self, slots: &[u32], now_ms: u64, chosen: &mut Vec<BlockStat>) -> Offered {
         let (mut offered, mut by_floor) = (Offered::default(), 0);
         for &slot in slots {
@@ -142,7 +142,7 @@ impl DramStore {
         offered
     }
 
-    /// The second half: what was chosen and is unused since goes into the reserve. Returns how many did; the others
+    /// The second half: puts what was chosen, and has not been used since, into the reserve. Returns how many did; the others
     /// were used, are gone, or are beyond the bound of the reserve (the policy gets a `Keep`).
     pub fn make_ready(&self, slots: &[u32], now_ms: u64) -> usize {
         let mut taken = 0;
@@ -185,7 +185,7 @@ impl DramStore {
         Some(self.evict_one(slot, Chosen::Reserve, now_ms) == Evict::Evicted)
     }
 
-    /// Takes `bytes` from a tenant's quota. For that, the tenant may lose blocks of its own.
+    /// Takes `bytes` from a tenant's quota. The tenant may lose blocks of its own for that.
     pub(super) fn charge(
         &self,
         tenant: TenantIndex,
@@ -205,7 +205,7 @@ impl DramStore {
     }
 
     /// Evicts an idle block of a tenant that `wanted` names: of a few that come next in the records the least
-    /// recently used, the deepest if there are several. The policy cannot be asked, it does not know of tenants.
+    /// recently used, the deepest if there are several. The policy cannot be asked, because it does not know of tenants.
     fn evict_any(&self, wanted: impl Fn(TenantIndex) -> bool, now_ms: u64) -> bool {
         let mut found = Vec::with_capacity(SAMPLES);
         for _ in 0..SHARDS {

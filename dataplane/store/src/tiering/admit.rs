@@ -15,7 +15,7 @@ pub struct Candidate {
     pub size: u32,
     /// Milliseconds since it was last offered to this tier and not stored; `None` if that is not remembered.
     pub refused_ms_ago: Option<u64>,
-    /// Whose block it is.
+    /// The tenant whose block it is.
     pub tenant: u16,
 }
 

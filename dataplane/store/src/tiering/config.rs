@@ -33,7 +33,7 @@ pub struct TieringConfig {
     /// The most blocks brought up ahead of a reader that walks a chain a few blocks at a time. 0 means none.
     pub read_ahead_blocks: u32,
     /// How long a stopping host may take to copy blocks that only the pool has to the NVMe tier, most used first, to
-    /// finish copies, and to make them durable. What is not done then is lost. It is for the caller to keep.
+    /// finish copies, and to make them durable. What is not done then is lost. The caller must keep to this time.
     #[serde(with = "units::span")]
     pub shutdown_timeout: Duration,
 }

@@ -3,9 +3,9 @@
 use parking_lot::Mutex;
 use std::time::Duration;
 
-/// How much a load counts after one more: those of the last few hundred make the figure.
+/// The factor by which a load counts less after each further one: the last few hundred make the figure.
 const KEPT: f64 = 1.0 - 1.0 / 256.0;
-/// Below this part of their mean, sizes vary too little to tell what of the time each byte takes.
+/// If sizes vary by less than this part of their mean, they do not tell how much time each byte takes.
 const SPREAD: f64 = 0.05;
 
 const MIB: f64 = (1 << 20) as f64;
@@ -33,7 +33,7 @@ struct Sums {
 pub(super) struct LoadCosts(Mutex<Sums>);
 
 impl LoadCosts {
-    /// A load of that many bytes took so long.
+    /// Learns how long a load of `bytes` took.
     pub(super) fn record(&self, bytes: u64, took: Duration) {
         let (mib, ms) = (bytes as f64 / MIB, took.as_secs_f64() * 1e3);
         let mut sums = self.0.lock();

@@ -1,6 +1,6 @@
 //! The way down: one bounded queue and one thread per tier.
 //!
-//! A queued block is held, so its memory cannot be given to another; hence the bounds on blocks and bytes, which
+//! A queued block is held, so its memory cannot be given to another. That is why blocks and bytes are bounded; the bounds
 //! cover what waits and what the tier works on. A victim that finds the queue full is evicted without a copy.
 
 use parking_lot::{Condvar, Mutex};
@@ -25,7 +25,7 @@ const BATCH_BLOCKS: usize = 128;
 const BATCH_BYTES: u64 = 16 << 20;
 /// Puts under way at once, so that the tier has the next batch when it is done with one.
 const BATCHES_UNDER_WAY: usize = 2;
-/// For how long a tier of which a whole put failed is said to take no copies; after that it may be tried again.
+/// How long a tier counts as taking no copies after a whole put failed there; then it may be tried again.
 const FAILING: Duration = Duration::from_secs(5);
 /// How often a thread that waits for a tier checks whether it should give up.
 const LOOK_UP: Duration = Duration::from_millis(50);

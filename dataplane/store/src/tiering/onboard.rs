@@ -111,7 +111,7 @@ pub enum Read {
     /// From a tier below, perhaps for several readers; offer it to [`Tiering::promote_on_evidence`] once it is served.
     Onboarded(Arc<Onboarded>),
     Missing,
-    /// It is there, but too much is requested at once: ask again for this one.
+    /// The block is there, but too much is requested at once: ask for it again.
     Throttled,
 }
 
@@ -124,8 +124,8 @@ impl Read {
         }
     }
 
-    /// What was removed while it came up is missing: a reader that asked after the removal may have waited for a load that began
-    /// before it.
+    /// A block that was removed while it came up is missing: a reader that asked after the removal may have waited for a load
+    /// that began before it.
     fn unless_removed(self) -> Self {
         match self {
             Self::Onboarded(block) if block.moving.is_removed() => Self::Missing,
@@ -259,8 +259,8 @@ impl Tiering {
         pressure.free_bytes >= pressure.high_bytes + u64::from(bytes)
     }
 
-    /// Brings a loaded block into the pool and leases it, before anything else is brought: a policy may find a block
-    /// that is new and unused the most expendable of all.
+    /// Brings a loaded block into the pool and leases it before it brings anything else: a policy may find a new, unused block
+    /// the most expendable of all.
     fn lend(&self, owner: OwnerId, block: &Onboarded, class: u16, now_ms: u64) -> Result<Lookup, StoreError> {
         let until = Instant::now() + self.config.load_timeout;
         let mut tries = 0;
@@ -422,7 +422,7 @@ impl Tiering {
                         reads[at] = Read::Onboarded(Arc::new(block));
                     }
                 }
-                // What failed at once says nothing of what a load takes.
+                // A load that failed at once does not tell how long a load takes.
                 if bytes > 0 {
                     level.onboard.costs.record(bytes, took);
                 }

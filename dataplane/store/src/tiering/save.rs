@@ -89,7 +89,7 @@ impl Tiering {
         (best.into_sorted_vec().into_iter().map(|Reverse(candidate)| candidate).collect(), left)
     }
 
-    /// Without what a lasting tier has, and what has a time to live of its own: nobody would end it there.
+    /// Leaves out what a lasting tier has, and what has a time to live of its own: nobody would end it there.
     fn not_below(&self, found: Vec<BlockStat>) -> impl Iterator<Item = BlockStat> {
         let keys: Vec<BlockKey> = found.iter().map(|stat| stat.key).collect();
         let mut below = vec![false; keys.len()];

@@ -15,7 +15,7 @@ enum Slot {
     Free,
     Resident,
     Pinned,
-    /// As a victim, and not told of since.
+    /// It was chosen as a victim, and nothing was told of it since.
     Chosen,
 }
 
@@ -169,7 +169,7 @@ impl Pool {
         events
     }
 
-    /// Its first blocks are there already, or not; the others are put behind them.
+    /// A prompt whose first blocks may be there already; the others are put behind them.
     fn prompt(&mut self, events: &mut Vec<Event>) {
         let known = self.rng.random_range(0..self.lively);
         let mut parent = NO_SLOT;

@@ -14,10 +14,10 @@ const CHECK: &str = "learning";
 const LESSONS: usize = 20;
 /// Words that a later host may put behind each record.
 const LATER_WORDS: usize = 3;
-/// No end that the contract knows.
+/// An end that the contract does not know.
 const UNKNOWN_END: u32 = 9;
 
-/// None of a policy that does not learn.
+/// The checks of the learning half; none if the policy does not learn.
 pub(super) fn rows<W: World>(prepared: &Prepared<W::Hook>, trial: &Trial, times: &mut Times) -> Vec<Row> {
     let first = match prepared.learner() {
         Ok(None) => return Vec::new(),
@@ -77,7 +77,7 @@ fn learn(learners: &mut [Box<dyn Learner>; 2], trial: &Trial, times: &mut Times)
     Ok(known)
 }
 
-/// None at all, one, a few, and as many as there can be.
+/// How many outcomes come at once: none, one, a few, and as many as there can be.
 fn outcomes(rng: &mut ChaCha8Rng, lesson: usize, stride: usize) -> Vec<u32> {
     let count = match lesson {
         0 => 0,

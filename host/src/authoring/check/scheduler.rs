@@ -239,7 +239,7 @@ impl Cluster {
     }
 }
 
-/// As a host would send it whose contract has two more values in each row.
+/// The same as a host would send it whose contract has two more values in each row.
 fn longer(changes: Changes) -> Changes {
     const MORE: usize = 2;
     let rows = |rows: Vec<f32>, len: usize| -> Vec<f32> {

@@ -11,11 +11,11 @@ use rand_chacha::ChaCha8Rng;
 /// Something that a policy of one slot can find itself in, and what happens there.
 pub(super) trait World: Sized {
     type Hook: Hook;
-    /// What its worlds are like.
+    /// The kinds of its worlds.
     const KINDS: &'static [&'static str];
-    /// The one of them in which a state is handed on.
+    /// The kind in which a state is handed on.
     const ORDINARY: usize;
-    /// A successor that has the state and was told what there is decides as its predecessor goes on to. Not so where the host
+    /// Whether a successor that has the state and was told what there is decides as its predecessor would. False where the host
     /// cannot tell all that happened.
     const SUCCESSOR_DECIDES_ALIKE: bool;
 

@@ -1,4 +1,4 @@
-//! What a registry wants to see before it answers, and where it is found.
+//! The credentials that a registry wants to see before it answers, and where they are found.
 
 use super::super::Error;
 use super::super::reference::Reference;
@@ -80,7 +80,7 @@ impl Authorization {
         Self::of("Basic", &BASE64_STANDARD.encode(format!("{username}:{password}")))
     }
 
-    /// From the answer of a token server. `None` means that there is no token in it.
+    /// Reads it from the answer of a token server. `None` means that there is no token in it.
     pub(super) fn token(answer: &[u8]) -> Option<Self> {
         #[derive(Deserialize)]
         struct Answer {
@@ -110,7 +110,7 @@ pub(super) enum Challenge {
 }
 
 impl Challenge {
-    /// The first that can be met.
+    /// The first of its demands that can be met.
     pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
         let texts = headers.get_all(WWW_AUTHENTICATE).iter();
         texts.filter_map(|text| text.to_str().ok()).find_map(Self::parse)

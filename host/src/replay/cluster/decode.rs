@@ -56,7 +56,7 @@ pub(super) struct Decode {
     context_tokens: u64,
     /// The last end of a step, or when the batch was empty.
     boundary_ms: f64,
-    /// It stands still: the instance computes a prompt.
+    /// Whether it stands still, because the instance computes a prompt.
     halted: bool,
     busy_ms: f64,
 }
@@ -110,7 +110,7 @@ impl Decode {
         });
     }
 
-    /// Whether the batch may change now: no step is under way.
+    /// Whether the batch may change now, because no step is under way.
     pub(super) fn is_between_steps(&self, now_ms: f64) -> bool {
         self.halted || self.batch.is_empty() || self.boundary_ms >= now_ms - EVENT_MS
     }
@@ -131,13 +131,13 @@ impl Decode {
         self.batch.is_empty() || self.used_blocks.saturating_add(arrival.blocks) <= self.capacity_blocks
     }
 
-    /// Stands still from now on, or goes on.
+    /// Makes the batch stand still from now on, or go on.
     pub(super) fn set_halted(&mut self, halted: bool, now_ms: f64) {
         self.halted = halted;
         self.boundary_ms = self.boundary_ms.max(now_ms);
     }
 
-    /// When the batch has to be looked at next: at the end of this step if somebody waits for that, else when a sequence
+    /// When the batch must be looked at next: at the end of this step if somebody waits for that, else when a sequence
     /// ends. `None` means that it is empty, or stands still.
     pub(super) fn next_ms(&self, somebody_waits: bool) -> Option<f64> {
         if self.halted {

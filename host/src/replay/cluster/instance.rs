@@ -6,7 +6,7 @@ use super::prefill::Prefill;
 
 /// A request in flight.
 pub(super) struct Job {
-    /// As the conductor knows it.
+    /// The request as the conductor knows it.
     pub(super) booked: u64,
     pub(super) arrived_us: u64,
     pub(super) chain: Vec<u64>,
@@ -25,7 +25,7 @@ pub(super) struct Job {
 pub(super) struct Instance<'e> {
     pub(super) name: String,
     pub(super) epoch: u64,
-    /// Messages about its blocks.
+    /// How many messages about its blocks were sent.
     pub(super) sequence: u64,
     pub(super) prefill: Option<Prefill<'e>>,
     pub(super) decode: Option<Decode>,

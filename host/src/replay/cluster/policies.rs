@@ -199,7 +199,7 @@ impl Policies {
         faults.filter(Faults::any).collect()
     }
 
-    /// What those policies learned from that learn.
+    /// How much the policies that learn were told.
     pub(super) fn learned(host: &PolicyHost) -> Vec<Learned> {
         let statuses = SlotKind::ALL.into_iter().map(|slot| (slot, host.status(slot)));
         let learned = statuses.filter(|(_, status)| status.learning.learns).map(|(slot, status)| Learned {

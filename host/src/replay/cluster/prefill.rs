@@ -50,7 +50,7 @@ impl<'e> Prefill<'e> {
         self.queue.push_back(Queued { request, fetching });
     }
 
-    /// Another instance reads leading blocks of `chain`, which uses them here; how many there are, at most `wanted`.
+    /// Another instance reads leading blocks of `chain`, which counts as a use here. Returns how many there are, at most `wanted`.
     pub(super) fn lend(&mut self, chain: &[u64], wanted: usize, touch: Touch) -> usize {
         let there = self.pool.prefix(chain).min(wanted);
         self.pool.use_chain(&chain[..there], touch);
@@ -96,13 +96,13 @@ impl<'e> Prefill<'e> {
         Start { found_blocks, fetched_blocks: found_blocks - here, ms }
     }
 
-    /// The head of the queue is computed, and leaves it.
+    /// Takes the head of the queue out, once it is computed.
     pub(super) fn end(&mut self) -> u64 {
         self.running = false;
         self.queue.pop_front().expect("what is computed is in the queue").request
     }
 
-    /// Makes a prompt's blocks resident: what was evicted for them, and how many of them fit.
+    /// Makes a prompt's blocks resident. Returns what was evicted for them, and how many of them fit.
     pub(super) fn keep(&mut self, chain: &[u64], touch: Touch) -> (Vec<u64>, usize) {
         self.pool.use_chain(chain, touch);
         (self.pool.take_evicted(), chain.len().min(self.pool.capacity_blocks()))

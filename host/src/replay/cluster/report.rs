@@ -1,4 +1,4 @@
-//! What a simulated cluster is told of when it is done.
+//! What is reported of a simulated cluster when it is done.
 
 use super::{Cluster, Faults, Learned, Policies, Seconds, Setup};
 use crate::policy::SlotKind;

@@ -116,7 +116,7 @@ struct Open {
     time_ms: u64,
     prompt_tokens: u32,
     decided: [Decided; 2],
-    /// By side; the inner `None` means that it was rejected there.
+    /// What each side made of it; the inner `None` means that it was rejected there.
     ttft_us: [Option<Option<u64>>; 2],
 }
 
@@ -185,7 +185,7 @@ impl Pairing {
     }
 }
 
-/// The reason of a rejection is no difference.
+/// Two rejections for different reasons count as the same.
 fn differ(decided: [Decided; 2]) -> bool {
     match decided {
         [Decided::Rejected { .. }, Decided::Rejected { .. }] => false,

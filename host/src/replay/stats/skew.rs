@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 use serde::Serialize;
 use std::hash::Hash;
 
-/// Part that the greatest are counted for.
+/// The part of the total up to which the greatest are counted.
 const PART: f64 = 0.9;
 
 /// The paper's figures 7 and 8.

@@ -18,7 +18,7 @@ pub struct Slice {
     pub prefix_hits: u64,
 }
 
-/// Parts of a second, until there would be too many: then always two become one.
+/// Parts of a second each. When there would be too many, every two become one.
 pub(super) struct Slices {
     width_us: u64,
     slices: Vec<Slice>,

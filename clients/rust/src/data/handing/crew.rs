@@ -29,7 +29,7 @@ struct State {
 }
 
 impl Crew {
-    /// `idle`: how long a thread waits for a task before it ends.
+    /// `idle` is how long a thread waits for a task before it ends.
     pub(super) fn new(name: &'static str, max: usize, idle: Duration) -> Self {
         Self { name, max: max.max(1), idle, state: Mutex::default(), changed: Condvar::new() }
     }
@@ -62,7 +62,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Waits for a task. Returns `None` when it is closed, or when there is none for so long that the thread shall end.
+    /// Waits for a task. Returns `None` when it is closed, or when there was none for so long that the thread should end.
     pub(super) fn next(&self) -> Option<Task> {
         let mut state = self.state.lock();
         while !state.closed {

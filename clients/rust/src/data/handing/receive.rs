@@ -98,7 +98,7 @@ impl Receiver<'_> {
         let (expected_layers, layers) = (self.prompt.layers, arrivals.layers());
         let expected_size = self.task.plan.block_bytes(0).unwrap_or(0);
         if arrivals.blocks().is_empty() {
-            // Or it would be asked for again and again.
+            // Otherwise it would be asked for again and again.
             return Err(HandingError::OtherBlock { at: self.covered }.into());
         }
         for (nth, block) in arrivals.blocks().iter().enumerate() {
@@ -151,7 +151,7 @@ impl Receiver<'_> {
             return Ok(());
         }
         for loaded in self.client.load(plan, &wanted, self.class)? {
-            // One that has gone since is as one that has not come.
+            // A block that has gone since counts as one that has not come.
             if !loaded? {
                 break;
             }

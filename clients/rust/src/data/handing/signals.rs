@@ -26,7 +26,7 @@ struct State {
     link: Option<Arc<Reconnecting>>,
 }
 
-/// What a sender has to do next.
+/// What a sender must do next.
 pub(super) enum Next {
     Layer(u32),
     /// There was nothing until the given time.
@@ -34,7 +34,7 @@ pub(super) enum Next {
 }
 
 impl Signals {
-    /// `layers`: how many may be said to be ready.
+    /// `layers` is how many layers can be said to be ready.
     pub(super) fn new(layers: u32) -> Self {
         let (ready, said) = (VecDeque::new(), vec![false; layers as usize]);
         Self { state: Mutex::new(State { ready, said, end: None, link: None }), changed: Condvar::new() }
@@ -70,12 +70,12 @@ impl Signals {
         self.state.lock().end.clone().map_or(Ok(()), Err)
     }
 
-    /// It runs on this connection from now on.
+    /// Notes that it runs on this connection from now on.
     pub(super) fn begin(&self, link: &Arc<Reconnecting>) {
         self.state.lock().link = Some(Arc::clone(link));
     }
 
-    /// It runs no more. The next job on the connection is not this one's to end.
+    /// Notes that it runs no more. It must not end the next job on the connection.
     pub(super) fn leave(&self) {
         self.state.lock().link = None;
     }

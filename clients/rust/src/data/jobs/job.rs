@@ -76,7 +76,7 @@ impl Job {
         }
     }
 
-    /// No further part begins.
+    /// Lets no further part begin.
     fn stop(&self, error: ClientError) {
         let mut state = self.state.lock();
         state.stopped = true;
@@ -105,7 +105,7 @@ impl Part {
         if job.state.lock().stopped {
             return;
         }
-        // Before anything is lent or reserved for it, which has its own time.
+        // This comes before anything is lent or reserved for it, because that has a limit of its own.
         if let Err(error) = job.memory.wait_until_ready(job.until, || queue.is_closed()) {
             return job.stop(error);
         }
@@ -118,7 +118,7 @@ impl Part {
         }
     }
 
-    /// What became of the job, if this was its last part.
+    /// Returns what became of the job, if this was its last part.
     pub(super) fn end(self) -> Option<Done> {
         let mut state = self.job.state.lock();
         state.left -= 1;

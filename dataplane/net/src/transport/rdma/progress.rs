@@ -14,7 +14,7 @@ use super::cq::Channel;
 use super::device::Device;
 use super::qp::Served;
 
-/// Someone who waits for completions.
+/// A party that waits for completions.
 pub(super) trait Waiting: Send + Sync {
     fn serve(&self) -> Served;
 
@@ -51,7 +51,7 @@ impl Progress {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// From here on `who` is told of completions announced as `id`. Returns false if the thread has ended.
+    /// Has `who` told of completions announced as `id`, from here on. Returns false if the thread has ended.
     pub(super) fn attend(&self, id: u64, who: Weak<dyn Waiting>) -> bool {
         // The flag is read under the lock: a thread that ends sets it first and empties the table afterwards.
         let mut waiting = self.waiting();
