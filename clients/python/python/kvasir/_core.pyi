@@ -12,7 +12,7 @@ from typing_extensions import Buffer  # collections.abc has it from 3.12 on
 __all__ = ["LABEL_BYTES", "PROTOCOL", "Core", "Error", "Mismatch", "Refused", "Unavailable"]
 
 LABEL_BYTES: Final[int]
-"""By how much a stored block is larger than its payload."""
+"""How many bytes larger than its payload a stored block is."""
 
 PROTOCOL: Final[str]
 """The versions of the data protocol that this speaks, for people."""
@@ -85,7 +85,7 @@ class Core:
         """A byte for each block, 1 if it is there. Waits and raises as ``prefix`` does."""
 
     def tiers(self, namespace: bytes, hashes: bytes, hash_bytes: int) -> bytes:
-        """A byte for each block, from where a load would have it now: 0 from nowhere, 1 the host's pool, 2 a GPU of the host,
+        """A byte for each block, which says where a load would find it now: 0 nowhere, 1 the host's pool, 2 a GPU of the host,
         3 a disk of the host, 4 another host or a shared store. No promise. Waits and raises as ``prefix`` does."""
 
     def removals(self, since: int) -> tuple[int, bool, list[bytes]]:
@@ -120,10 +120,10 @@ class Core:
     def save(
         self, job: int, plan: int, hashes: bytes, hash_bytes: int, blocks: bytes, *, stream: int = 0
     ) -> None:
-        """Gives a job: stores block ``blocks[i]`` of the plan under hash ``i``. Otherwise as ``load``."""
+        """Gives a job: stores block ``blocks[i]`` of the plan under hash ``i``. The rest is as for ``load``."""
 
     def load_into(self, job: int, namespace: bytes, keys: list[bytes], buffers: list[Buffer]) -> None:
-        """``load`` into writable, contiguous buffers, one a key, each exactly as long as the block that is to come.
+        """``load`` into writable, contiguous buffers, one a key, each exactly as long as the block that will come.
 
         They are kept until the job is drained. Raises ``BufferError`` for a buffer that cannot be used.
         """
@@ -165,7 +165,7 @@ class Core:
 
     def abandon(self, job: int) -> bool:
         """Gives a ``hand_over`` or ``arrive`` up. ``drain`` reports it as failed when copying has stopped, or as what it came
-        to before this. False if there is no such job, or it has ended."""
+        to before this. Returns False if there is no such job, or it has ended."""
 
     def arrive(
         self,
@@ -209,10 +209,10 @@ class Core:
         """Bytes of the payload of each block, or None. Waits at most ``load_ms``."""
 
     def put(self, namespace: bytes, key: bytes, buffer: Buffer) -> bool:
-        """Stores one buffer and waits for it, at most ``load_ms``. False if the block was there already."""
+        """Stores one buffer and waits for it, at most ``load_ms``. Returns False if the block was there already."""
 
     def get(self, namespace: bytes, key: bytes, buffer: Buffer) -> bool:
-        """Fills one buffer and waits for it, at most ``load_ms``. False if there is no such block.
+        """Fills one buffer and waits for it, at most ``load_ms``. Returns False if there is no such block.
 
         Raises ``Mismatch`` if what is there has another size or another label.
         """

@@ -85,7 +85,7 @@ class Client:
         return size is not None
 
     def remove(self, key: str | bytes) -> bool:
-        """Removes the block, on all hosts. Whether it was there. Over TCP that takes a token of role operator."""
+        """Removes the block, on all hosts. Returns whether it was there. Over TCP that takes a token of role operator."""
         return self._core.remove(self._namespace, [_key(key)]) == b"\1"
 
     def size(self, key: str | bytes) -> int | None:

@@ -130,7 +130,7 @@ class KvasirConnector(RemoteConnector):  # type: ignore[misc]
         return self.batched_contains(keys)
 
     def remove_sync(self, key: CacheEngineKey) -> bool:
-        """Removes a chunk; whether it was there."""
+        """Removes a chunk. Returns whether it was there."""
         try:
             return any(self._core.remove(self._namespace, [_digest(key)]))
         except Error:
@@ -147,7 +147,7 @@ class KvasirConnector(RemoteConnector):  # type: ignore[misc]
         return True
 
     async def get(self, key: CacheEngineKey) -> MemoryObj | None:
-        """Loads one chunk into new memory; None if it is not there or not whole."""
+        """Loads one chunk into new memory. Returns None if it is not there or not whole."""
         return (await self.batched_get([key]))[0]
 
     async def batched_get(self, keys: Sequence[CacheEngineKey]) -> Loaded:

@@ -107,7 +107,7 @@ class Events:
 
     @classmethod
     def of(cls, config: VllmConfig, kv: KVCacheConfig, frame: Frame, core: Core) -> Events | None:
-        """None where vLLM publishes no events."""
+        """None means that vLLM publishes no events."""
         asked = config.kv_events_config
         return cls(kv, frame, core) if asked is not None and asked.enable_kv_cache_events else None
 
@@ -134,7 +134,7 @@ class Events:
             self._ended_blocks -= len(self._ended.popleft().blocks)
 
     def reset(self) -> None:
-        """From now on other keys are used, and nothing of before is found again."""
+        """From now on other keys are used, and nothing from before is found again."""
         self._saving.clear()
         self._ended.clear()
         self._ended_blocks = 0
@@ -145,7 +145,7 @@ class Events:
         try:
             self._look(namespaces)
         except Unavailable:
-            # What was not answered is asked again.
+            # A question that was not answered is asked again.
             self._again_at = time.monotonic() + REMOVALS_SECONDS
         except Exception as error:
             logger.warning_once("kvasir: what is at the host is not announced: %s", str(error))
@@ -178,7 +178,7 @@ class Events:
     def _follow(self) -> None:
         """Withdraws what has left the host since the last time."""
         if not self._announced:
-            # What has left meanwhile is nothing to us.
+            # What has left meanwhile does not matter here.
             self._position = 0
         try:
             for _ in range(PAGES_MAX):
@@ -201,7 +201,7 @@ class Events:
     def _ask(self, namespaces: Sequence[Sequence[bytes]]) -> None:
         """Announces what the host has of the saves that have ended.
 
-        By now it is known from where on its removals are to be read: what leaves after its answer comes behind that.
+        By now it is known where reading its removals must begin: what leaves after its answer comes after that.
         """
         while self._ended:
             saves = self._some()

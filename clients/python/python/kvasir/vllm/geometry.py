@@ -65,7 +65,7 @@ class Frame:
 
 
 def unsupported(config: VllmConfig, kv: KVCacheConfig) -> str | None:
-    """Why this model's blocks are neither loaded nor saved, or None where they are.
+    """Why this model's blocks are neither loaded nor saved, or None if they are.
 
     A model that is not listed here runs as if there were no connector; that is slower, and right.
     """

@@ -68,7 +68,7 @@ class _Awaited:
 
 
 def not_handed(config: VllmConfig, kv: KVCacheConfig, settings: Settings) -> str:
-    """Why prompts of this engine are neither handed over nor awaited; empty where they are."""
+    """Why prompts of this engine are neither handed over nor awaited; empty if they are."""
     parallel = config.parallel_config
     if not settings.host.startswith("unix:"):
         return "a hand-over needs a Kvasir host at a Unix socket"
@@ -155,7 +155,7 @@ class Handing:
     def next_part(self, request: Request, computed: int) -> tuple[int, int] | None:
         """Blocks [first, last) of the prompt that are complete after this step and not handed over yet.
 
-        None where there are no more: a step that completes very many blocks has several parts of a request.
+        None means that there are no more: a step that completes very many blocks has several parts of a request.
         """
         one = self._handed_over(request)
         if one is None or one.failed or self.off:
@@ -216,7 +216,7 @@ class Handing:
     # Both
 
     def finished(self, request: Request, loading: bool) -> dict[str, Any] | None:
-        """The request has ended: what the proxy passes on to the decode engine. None where it would wait in vain."""
+        """The request has ended: what the proxy passes on to the decode engine. None if it would wait in vain."""
         handed = self._handed.pop(request.request_id, None)
         awaited = self._awaited.pop(request.request_id, None)
         for one in (handed, awaited):
@@ -266,7 +266,7 @@ def _params(request: Request, what: str) -> dict[str, Any] | None:
 
 
 def _transfer(params: dict[str, Any]) -> bytes | None:
-    """A transfer's name as bytes; None where there is none that can be used."""
+    """A transfer's name as bytes, or None if there is none that can be used."""
     given = params.get("transfer_id")
     name = given.encode(errors="replace") if isinstance(given, str) else b""
     return name if 1 <= len(name) <= TRANSFER_BYTES_MAX else None

@@ -256,7 +256,7 @@ class SchedulerHalf:
         return hashes[first * each + each - 1 : last * each : each]
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
-        """vLLM has blocks for the request, of which `external` tokens are to be loaded."""
+        """vLLM has blocks for the request, of which `external` tokens must be loaded."""
         self._loading.discard(request.request_id)
         tracked = self._tracked.get(request.request_id)
         if not external or tracked is None or not self.ready:

@@ -44,7 +44,7 @@ class Settings(Connection):
 
 
 def named_model(name: str, settings: Settings) -> dict[str, str] | None:
-    """Which model this is: the user's word for it, or the commit of a Hugging Face snapshot; None where neither is there."""
+    """Which model this is: the user's word for it, or the commit of a Hugging Face snapshot; None if neither is there."""
     if settings.model_id:
         return {"id": settings.model_id}
     if match := re.search(r"models--([^/]+)/snapshots/([0-9a-f]{40})", os.path.abspath(name)):

@@ -46,7 +46,7 @@ class KvasirStats(KVConnectorStats):
 
     @classmethod
     def of(cls, counts: Counter[str]) -> KvasirStats | None:
-        """What was counted, which is then reset; None where nothing was."""
+        """What was counted, which is then reset; None if nothing was."""
         if not counts:
             return None
         stats = cls(dict(counts))

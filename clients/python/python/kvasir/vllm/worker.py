@@ -98,7 +98,7 @@ class WorkerHalf:
             logger.info("kvasir namespace %s: %s", digest.hex(), namespace.canonical(fields).decode())
 
     def handshake(self) -> Namespaces | None:
-        """What the scheduler needs to ask for this worker's blocks; None where it has none."""
+        """What the scheduler needs to ask for this worker's blocks; None if it has none."""
         return Namespaces(self.digests, uneven(self.pages)) if self.digests else None
 
     def start_parts(self, step: StepMetadata) -> None:
