@@ -95,7 +95,7 @@ struct Instance {
     epoch: u64,
     /// How many messages of stored or removed blocks came since its blocks were last unknown.
     sequence: u64,
-    /// A message was missed: its blocks are forgotten, and stay forgotten until it begins anew.
+    /// A message was missed: its blocks are forgotten, and stay forgotten until it starts over.
     desynced: bool,
     reported_ms: u64,
     draining: bool,

@@ -44,7 +44,7 @@ fn folders(workspace: &str) -> BTreeMap<String, String> {
     workspace.lines().filter_map(of).collect()
 }
 
-/// What a crate uses of the workspace, but for tests and builds.
+/// What a crate uses of the workspace, except for tests and builds.
 fn dependencies(manifest: &str) -> Vec<String> {
     let section = manifest.lines().skip_while(|line| *line != "[dependencies]").skip(1);
     let section = section.take_while(|line| !line.starts_with('['));

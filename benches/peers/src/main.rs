@@ -1,6 +1,6 @@
 //! The prefix index beside the one of NVIDIA Dynamo's router: the same chains, in turns in one process, on one thread.
 //!
-//! The rows are those of `kvasir bench index`, but for the trace, which goes through the index alone here: no conductor, no
+//! The rows are those of `kvasir bench index`, except for the trace, which goes through the index alone here: no conductor, no
 //! policy, and the instance that has most of a request gets the rest.
 
 mod index;

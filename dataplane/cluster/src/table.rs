@@ -1,4 +1,4 @@
-//! The hosts that hold each copy, as far as this host knows. No I/O, no clock, and no lock of its own but for the log, which hosts
+//! The hosts that hold each copy, as far as this host knows. No I/O, no clock, and no lock of its own except for the log, which hosts
 //! that listen read beside all else: a heartbeat must not wait for a long look at the blocks.
 //!
 //! Every host speaks only for itself: it says which replicated blocks it holds and when it no longer does, in the order

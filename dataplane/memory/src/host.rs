@@ -367,7 +367,7 @@ mod tests {
         assert!(Mapping::new(fd.as_fd(), 12288, false).is_err(), "longer than the pool");
     }
 
-    /// Whether a process of `user` that inherits `fd` can open it anew for reading and writing.
+    /// Whether a process of `user` that inherits `fd` can open it again for reading and writing.
     fn reopens_for_writing(fd: OwnedFd, user: Option<u32>) -> bool {
         let mut command = std::process::Command::new("sh");
         command.args(["-c", "exec 3<>/proc/self/fd/0"]).stdin(fd).stderr(std::process::Stdio::null());

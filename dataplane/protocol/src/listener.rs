@@ -2,7 +2,7 @@
 //!
 //! A [`Listener`] has a bounded number of places. When all are taken, a connection that has not yet said who it is makes
 //! way, so that strangers who say nothing keep nobody out; if every place belongs to somebody known, the newcomer is
-//! refused. Nothing that `accept` reports ends the listener, save that it was stopped. [`Listener::stop`] ends every
+//! refused. Nothing that `accept` reports ends the listener, except that it was stopped. [`Listener::stop`] ends every
 //! connection and returns once all their threads have let go of them.
 
 use kvasir_os::net::{TcpListener, TcpStream};

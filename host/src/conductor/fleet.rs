@@ -324,7 +324,7 @@ impl Fleet {
         Self { run, ..self }
     }
 
-    /// Says how many domains there are, 0 and those that have a name. Readers begin anew if these are more.
+    /// Says how many domains there are, 0 and those that have a name. Readers start over if there are more of them.
     pub fn set_domains(&mut self, domains: u32) {
         if domains > self.domains {
             self.domains = domains;

@@ -1,4 +1,4 @@
-//! Which blocks evictors chose of late, and in which place.
+//! Which blocks evictors chose lately, and in which place.
 
 use kvasir_dataplane::BlockKey;
 use kvasir_dataplane::tier::dram::BlockStat;

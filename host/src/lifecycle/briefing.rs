@@ -225,7 +225,7 @@ mod tests {
     /// An engine that knows what the contract promises it, and holds us to it.
     #[derive(Default)]
     struct Strict {
-        /// Slot → (identity, pinned); what it chose is still known until it is inserted anew.
+        /// Slot → (identity, pinned); what it chose is still known until it is inserted again.
         resident: HashMap<u32, (u64, bool)>,
         known: HashMap<u32, u64>,
     }

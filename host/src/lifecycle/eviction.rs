@@ -98,7 +98,7 @@ impl Eviction {
         &self.counts
     }
 
-    /// What was chosen of late.
+    /// What was chosen lately.
     pub fn evicted(&self) -> &Evicted {
         &self.evicted
     }

@@ -58,7 +58,7 @@ pub(super) fn record(store: &DramStore, chosen: Chosen<'_>) -> Record {
     }
 }
 
-/// The events of the piece, oldest first, and how many blocks it has. Slots are numbered anew from 0; pinned blocks, which
+/// The events of the piece, oldest first, and how many blocks it has. Slots are renumbered from 0; pinned blocks, which
 /// cannot be chosen, are left out.
 fn events(store: &DramStore, id: u64, victims: &[Victim]) -> (Vec<AccessEvent>, u32) {
     let slots = store.slots().max(1);

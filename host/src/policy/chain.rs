@@ -71,7 +71,7 @@ pub(super) struct Part {
     pub(super) engine: Box<dyn SchedulerEngine>,
 }
 
-/// See the module documentation. Parts keep no state that a successor could take over, but for the picker.
+/// See the module documentation. Parts keep no state that a successor could take over, except for the picker.
 pub(super) struct Chain {
     description: Description,
     /// Filters and scorers, in their order.

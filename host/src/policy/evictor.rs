@@ -239,7 +239,7 @@ impl EvictorWorker {
         false
     }
 
-    /// Gives up the engine that was to follow; it is built anew.
+    /// Gives up the engine that was to follow; it is built again.
     pub fn forget_next(&mut self) {
         self.next = None;
     }

@@ -117,7 +117,7 @@ impl Exchange<'_> {
     }
 }
 
-/// Another host. Connected anew for every round: token and certificates may have been exchanged.
+/// Another host. Connected again for every round: token and certificates may have been exchanged.
 struct Remote<'a> {
     exchange: Exchange<'a>,
     control: Control,

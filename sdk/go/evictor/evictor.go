@@ -29,7 +29,7 @@ const (
 	Unpin
 )
 
-// Event is one event; the same one is filled anew for the next.
+// Event is one event; the same one is filled again for the next.
 type Event struct {
 	Kind     Kind
 	Replayed bool

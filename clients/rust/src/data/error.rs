@@ -102,7 +102,7 @@ impl ClientError {
             #[cfg(feature = "gpu")]
             Self::StreamLate { .. } => true,
             #[cfg(feature = "gpu")]
-            // A GPU that has failed stays so until the process is started anew.
+            // A GPU that has failed stays so until the process is started again.
             Self::Gpu { .. } => false,
             Self::Refused { retryable, .. } => *retryable,
             Self::Block { outcome, .. } => outcome.retryable(),

@@ -1,7 +1,7 @@
 //! Loads and saves of an engine, on threads of their own.
 //!
 //! An engine gives a job from a thread that must not wait, and hears of its end by a descriptor that becomes readable. Each
-//! thread has a connection of its own, made anew when it broke. A job of many bytes is done in parts by several threads: one
+//! thread has a connection of its own, made again when it broke. A job of many bytes is done in parts by several threads: one
 //! alone compares checksums slower than a bus copies. Loads and saves have different threads, so that a save of gigabytes
 //! keeps no request waiting. All loads have the same time, counted from when they are given, and are taken in that
 //! order: one that waits behind another ends with it at the latest.

@@ -1,4 +1,4 @@
-//! A connection that is made anew after it broke.
+//! A connection that is made again after it broke.
 
 use std::sync::Arc;
 

@@ -313,7 +313,7 @@ impl HandingOver {
             return Err(HandOverError::Checksums { given, blocks });
         }
         self.wait_arrived()?;
-        // Blocks that were stored here already went in the stored version, whatever the caller computed anew.
+        // Blocks that were stored here already went in the stored version, even if the caller recomputed them.
         let sum = |(source, &sum): (&Source, &u64)| match &source.place {
             Place::Held(held) => held.checksum,
             Place::ToFill(_) => sum,

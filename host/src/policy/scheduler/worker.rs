@@ -41,7 +41,7 @@ pub struct SchedulerWorker {
     /// The canary decides the request at hand.
     asks_canary: bool,
     thresholds: SharedThresholds,
-    /// What changed in the tables of late, for decisions that can be explained.
+    /// What changed in the tables lately, for decisions that can be explained.
     recent: Option<Recent>,
 }
 

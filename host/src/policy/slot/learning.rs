@@ -2,7 +2,7 @@
 //! to the instances that decide (`learning` of the contract).
 //!
 //! A slot's learner lives on a thread of its own, behind a bounded queue. No failure of it reaches a decision or the
-//! slot's breaker: it is counted and logged, and the learner made anew, later after each failure, from the state that
+//! slot's breaker: it is counted and logged, and the learner made again, later after each failure, from the state that
 //! the last one exported. That is kept per policy in the state database: every minute, at a swap, and at the end.
 //!
 //! A policy on trial has a learner too, on the same thread, which hears the same and begins with what a learner of that

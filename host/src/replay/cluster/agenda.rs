@@ -12,7 +12,7 @@ pub(super) enum Event {
     Prefilled { instance: usize },
     /// A request's blocks have arrived at its decode instance.
     HandedOver { request: u64 },
-    /// A decode batch may change at the end of a step; void if the instance has planned anew since.
+    /// A decode batch may change at the end of a step; void if the instance has planned again since.
     StepEnds { instance: usize, plan: u64 },
     /// Instances report, and the balancer is asked.
     Tick,

@@ -67,7 +67,7 @@ pub struct Faults {
     pub invalid_answers: u64,
     /// Decisions that a native policy made instead.
     pub fallbacks: u64,
-    /// Times its learner failed; it was made anew.
+    /// Times its learner failed; it was made again.
     pub learner_faults: u64,
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// How often a learner's state is kept.
 const KEEP_EVERY: Duration = Duration::from_secs(60);
-/// A learner that goes on failing is made anew about once a minute (a power of two of milliseconds).
+/// A learner that goes on failing is made again about once a minute (a power of two of milliseconds).
 const LONGEST_WAIT: u32 = 16;
 
 /// The learning half of a policy.
@@ -281,7 +281,7 @@ impl<H: Hook> Pupil<H> {
         self.state = Some(state.into());
     }
 
-    /// `None` means that there is no learner, or it failed; then it is made anew later.
+    /// `None` means that there is no learner, or it failed; then it is made again later.
     fn call<R>(&mut self, f: impl FnOnce(&mut dyn Learner) -> Result<R, Fault>) -> Option<R> {
         match f(self.learner.as_deref_mut()?) {
             Ok(answer) => Some(answer),
