@@ -1,6 +1,7 @@
 //! Calls about hand-overs, layer by layer.
 
-use super::{Op, Reader, WireError, put_list, put_meta, put_text, put_u64};
+use super::fields::{Reader, put_key, put_list, put_meta, put_text, put_u64};
+use super::{Op, WireError};
 use crate::block::{BlockKey, BlockMeta};
 
 /// One of the calls about hand-overs. Allowed only on the Unix socket.
@@ -137,7 +138,7 @@ impl HandedPlace {
 
 impl ArrivingBlock {
     pub(super) fn put(out: &mut Vec<u8>, block: &Self) {
-        super::put_key(out, &block.key);
+        put_key(out, &block.key);
         out.extend(block.size.to_le_bytes());
         put_u64(out, &block.offset);
     }
