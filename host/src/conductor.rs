@@ -33,6 +33,7 @@ use kvasir_dataplane::times::{Times, TimesTaken};
 use kvasir_policy::balancer::Snapshot;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Longest name of an instance, and of what else it names.
 const NAME_MAX: usize = 128;
@@ -200,6 +201,8 @@ pub struct Conductor {
     state: Mutex<State>,
     deciders: Deciders,
     decisions: Times,
+    /// Requests that found the queue before the deciders full.
+    turned_away: AtomicU64,
     explain: Arc<Explain>,
 }
 
@@ -221,8 +224,14 @@ impl Conductor {
             state: Mutex::new(State::new(config, policies.outcomes(), run, now_ms)),
             deciders: Deciders::new(config.workers, policies, &explain),
             decisions: Times::default(),
+            turned_away: AtomicU64::new(0),
             explain,
         }
+    }
+
+    /// Counts a request that is not decided, because too many wait.
+    pub fn turn_away(&self) {
+        self.turned_away.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The decisions that can be explained.
@@ -326,6 +335,11 @@ impl Conductor {
 
     pub fn counts(&self) -> Counts {
         self.state.lock().counts()
+    }
+
+    /// How many requests were not decided, because too many waited.
+    pub fn turned_away(&self) -> u64 {
+        self.turned_away.load(Ordering::Relaxed)
     }
 
     /// How long requests took to schedule, from the call to the answer.

@@ -38,7 +38,7 @@ impl Settings {
         name: &str,
         text: &'a str,
     ) -> impl Iterator<Item = (usize, String)> + 'a {
-        let source = name.ends_with(".rs");
+        let source = [".rs", ".proto"].iter().any(|end| name.ends_with(end));
         // Tests name settings that do not exist on purpose.
         let relevant = (source && !name.contains("tests")) || name.ends_with(".md");
         let lines = text.lines().take_while(move |line| relevant && *line != "#[cfg(test)]").enumerate();

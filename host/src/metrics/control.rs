@@ -201,6 +201,11 @@ pub(super) fn conductor(page: &mut Page, host: &Host) {
     page.counter("kvasir_decisions_total", "Requests scheduled, by outcome")
         .by("outcome", "placed", c.placed)
         .by("outcome", "rejected", c.rejected);
+    page.counter(
+        "kvasir_requests_turned_away_total",
+        "Requests that were not scheduled, because too many waited for it",
+    )
+    .is(host.conductor.turned_away());
     page.histogram(
         "kvasir_decision_seconds",
         "How long it took to decide where a request goes, once a worker was free",

@@ -1,4 +1,5 @@
 use super::store::identity;
+use super::turns::{PLACES_MAX, Turns};
 use super::validate;
 use crate::conductor::fleet::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::conductor::{Error, Needs, Registration, Rejected, Report, Scheduled, Scores, Stage};
@@ -8,20 +9,18 @@ use crate::traffic::Prompt;
 use kvasir_proto::{self as proto, conductor_server::Conductor, rejection::Reason, schedule_response};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
 /// Converts, calls the [`Conductor`](crate::conductor::Conductor), converts back.
 pub(super) struct ConductorService {
     host: Arc<Host>,
-    /// One permit per worker: a call that finds none free waits here, and keeps no thread waiting.
-    workers: Semaphore,
+    turns: Turns,
 }
 
 impl ConductorService {
     pub(super) fn new(host: Arc<Host>) -> Self {
-        let workers = Semaphore::new(host.config.conductor.workers as usize);
-        Self { host, workers }
+        let turns = Turns::new(host.config.conductor.workers as usize, PLACES_MAX);
+        Self { host, turns }
     }
 }
 
@@ -77,7 +76,12 @@ impl Conductor for ConductorService {
         validate::schedule(&request, self.host.config.conductor.block_size_tokens)?;
         let needs = self.host.conductor.needs(&request.model, &request.adapter);
         let ask = ask(&request, needs);
-        let _worker = self.workers.acquire().await.expect("never closed");
+        let Some(_turn) = self.turns.take().await else {
+            self.host.conductor.turn_away();
+            return Err(Status::resource_exhausted(format!(
+                "{PLACES_MAX} requests wait for a decision here already; ask another host, or raise conductor.workers"
+            )));
+        };
         let now_ms = self.host.clock.now_ms();
         let decide = || self.host.conductor.schedule(&ask, &request.blocks, request.explain, now_ms);
         // Explaining is not for the request path and may take as long as a cold call.

@@ -11,6 +11,7 @@ mod policy_admin;
 mod policy_rollouts;
 pub(crate) mod ports;
 mod store;
+mod turns;
 mod uploads;
 pub mod validate;
 
