@@ -90,6 +90,7 @@ fn main() -> ExitCode {
         planted::plant(plant);
     }
     std::panic::set_hook(Box::new(|panic| violated(&format!("panic: {panic}"))));
+    world::stay_on_core(seed as usize);
     world::begin(seed, over);
     let folder = sweep::folder(std::process::id());
     let counts = if args.disk { disk::run(seed, folder) } else { Scenario::run(seed, args.hosts, folder) };

@@ -9,6 +9,7 @@ use kvasir_protocol::block::BlockKey;
 
 use crate::violated;
 
+/// Whole words.
 const SIZES: [u32; 4] = [512, 4096, 9000, 20_000];
 
 /// One block.
@@ -62,8 +63,12 @@ pub(crate) fn key(n: u32) -> BlockKey {
 /// The only right content of a block.
 pub(crate) fn content(n: u32) -> Vec<u8> {
     let size = SIZES[n as usize % SIZES.len()];
-    let word = |i: u32| (u64::from(i) ^ (u64::from(n) << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (0..size.div_ceil(8)).flat_map(|i| word(i).to_le_bytes()).take(size as usize).collect()
+    let word = |i: u64| (i ^ (u64::from(n) << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut bytes = vec![0; size as usize];
+    for (i, chunk) in (0..).zip(bytes.chunks_exact_mut(8)) {
+        chunk.copy_from_slice(&word(i).to_le_bytes());
+    }
+    bytes
 }
 
 impl Model {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvasir_os::thread;
 use kvasir_os::time::{Duration, Instant};
-use kvasir_os::world::{self, Chance};
+use kvasir_os::world::{self, CLIENTS_FROM, Chance};
 
 use crate::client::{self, COPIES, Client};
 use crate::host::{Disk, Host, STALL};
@@ -16,8 +16,6 @@ use crate::violated;
 /// Clients of each host, and calls of each.
 const CLIENTS: u32 = 2;
 const CALLS: u32 = 40;
-/// Machines of clients are numbered from here on.
-const MACHINES: usize = 50;
 /// By then hosts that hear each other have made every copy: reconnecting takes 2 s at most, repair 2 s, an audit 1 s.
 const SETTLED: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
@@ -55,7 +53,7 @@ impl Scenario {
         let empty = hosts[0].filled();
         let runs = (0..count).map(|host| Run { host, number: 0 }).collect();
         let (model, alive) = (Arc::default(), vec![true; count]);
-        let (clients, machines, named) = (Vec::new(), MACHINES, 0);
+        let (clients, machines, named) = (Vec::new(), CLIENTS_FROM, 0);
         let mut world = Self { hosts, runs, alive, model, chance, clients, machines, named, disks, empty };
         (0..count).for_each(|host| world.enter(host));
         world.until("all hosts are up", |world| world.all_up());
@@ -242,16 +240,18 @@ impl Scenario {
     /// A host that believes that another has a copy must be right, while neither was started again, and the other has
     /// dropped none that it thought to be one too many.
     fn check_holders(&self) {
-        let first = |host: &usize| self.alive[*host] && self.runs[*host].number == 0;
+        let all = || 0..self.hosts.len();
+        let first: Vec<usize> =
+            all().filter(|&host| self.alive[host] && self.runs[host].number == 0).collect();
+        let trims = |peer: usize| self.hosts[peer].cluster.stats().trimmed > 0;
+        let peers: Vec<usize> = first.iter().copied().filter(|&peer| !trims(peer)).collect();
         let kept: Vec<u32> = self.model().kept().collect();
-        for peer in (0..self.hosts.len()).filter(first) {
-            if self.hosts[peer].cluster.stats().trimmed > 0 {
-                continue;
-            }
-            for host in (0..self.hosts.len()).filter(first).filter(|&host| host != peer) {
-                for &n in &kept {
-                    let wrong = self.believes(host, peer, n) && !holds(&self.hosts[peer], n);
-                    if wrong && !self.model().promise(n).removing {
+        for &host in &first {
+            for &n in &kept {
+                let holders = self.hosts[host].cluster.holders(key(n));
+                let believed = peers.iter().filter(|&&peer| holders.contains(&Host::name(peer)));
+                for &peer in believed.filter(|&&peer| peer != host) {
+                    if !holds(&self.hosts[peer], n) && !self.model().promise(n).removing {
                         violated(&format!(
                             "host-{host} believes that host-{peer} has a copy of block {n}; it has none"
                         ));

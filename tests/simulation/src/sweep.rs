@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvasir_os::planted::Bug;
+use kvasir_os::world;
 
 /// A seed takes about a second. One that takes this long waits for something outside of its world, where nobody gives it a
 /// turn.
@@ -34,7 +35,8 @@ impl Sweep {
         let (next, begun) = (AtomicU64::new(self.seeds.start), Instant::now());
         let (failed, over) = (Mutex::new(Vec::new()), AtomicBool::new(false));
         let simulated_ms = AtomicU64::new(0);
-        let work = || {
+        let work = |job: usize| {
+            world::stay_on_core(job);
             while !over.load(Ordering::Relaxed) {
                 let seed = next.fetch_add(1, Ordering::Relaxed);
                 if seed >= self.seeds.end {
@@ -50,7 +52,8 @@ impl Sweep {
                 }
             }
         };
-        thread::scope(|scope| (0..self.jobs).for_each(|_| drop(scope.spawn(work))));
+        let work = &work;
+        thread::scope(|scope| (0..self.jobs).for_each(|job| drop(scope.spawn(move || work(job)))));
         let tried = next.load(Ordering::Relaxed).min(self.seeds.end) - self.seeds.start;
         let failed = failed.into_inner().expect("nobody panics with it");
         let (took, hosts) = (begun.elapsed().as_secs_f64(), self.hosts as f64);

@@ -109,7 +109,7 @@ fn delay(rng: &mut Rng) -> u64 {
 fn take_time() {
     if schedule::me().is_some() {
         let time = delay(&mut schedule::world().rng);
-        schedule::wait(On::Time, Some(schedule::now() + time), Vec::new());
+        schedule::wait(On::Time, Some(schedule::now() + time));
     }
 }
 

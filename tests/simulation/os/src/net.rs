@@ -18,8 +18,10 @@ use rustix::event::{PollFlags, Timespec};
 use crate::schedule::{self, On};
 
 mod network;
+mod watch;
 
 pub(crate) use network::Network;
+pub(crate) use watch::Watch;
 
 /// What [`poll`] waits for on one descriptor.
 pub struct PollFd<'a> {
@@ -49,14 +51,14 @@ pub fn poll(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> rustix::io::R
     loop {
         let mut real: Vec<rustix::event::PollFd<'_>> =
             fds.iter().map(|fd| rustix::event::PollFd::from_borrowed_fd(fd.fd, fd.events)).collect();
-        let ready = schedule::ready_now(&mut real)?;
+        let ready = rustix::event::poll(&mut real, Some(&Timespec::default()))?;
         let revents: Vec<PollFlags> = real.iter().map(rustix::event::PollFd::revents).collect();
         fds.iter_mut().zip(revents).for_each(|(fd, revents)| fd.revents = revents);
         if ready > 0 || until.is_some_and(|until| until <= schedule::now()) {
             return Ok(ready);
         }
-        let sockets = fds.iter().map(|fd| (schedule::own(fd.fd), fd.events)).collect();
-        schedule::wait(On::Sockets, until, sockets);
+        let _watched = watch::Watched::new(fds.iter().map(|fd| (fd.fd, fd.events)))?;
+        schedule::wait(On::Sockets, until);
     }
 }
 

@@ -1,16 +1,13 @@
 //! Who runs: one thread at a time, chosen by the seed, and time that jumps when all wait.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-
 use crate::disk::Disks;
-use crate::net::Network;
+use crate::net::{Network, Watch};
 use crate::random::Rng;
 
 /// What a look at the clock takes, in nanoseconds.
@@ -42,7 +39,6 @@ pub(crate) enum State {
     Waits {
         on: On,
         until: Option<u64>,
-        sockets: Vec<(OwnedFd, PollFlags)>,
     },
     /// It will never run again: its process has crashed.
     Crashed,
@@ -63,6 +59,15 @@ pub(crate) struct World {
     current: usize,
     ready: Vec<usize>,
     timers: BTreeSet<(u64, usize)>,
+    /// Machines that stand still, since when; and how long each did before.
+    still: BTreeMap<usize, u64>,
+    stood: BTreeMap<usize, u64>,
+    /// Their threads that could run.
+    held: Vec<usize>,
+    /// Threads that wait for a lock or a condition, by its number.
+    waiting: BTreeSet<(u64, usize)>,
+    /// Descriptors that threads wait for.
+    pub(crate) sockets: Watch,
     pub(crate) rng: Rng,
     pub(crate) net: Network,
     pub(crate) disks: Disks,
@@ -105,6 +110,11 @@ pub(crate) fn begin(seed: u64) {
         current: 0,
         ready: Vec::new(),
         timers: BTreeSet::new(),
+        still: BTreeMap::new(),
+        stood: BTreeMap::new(),
+        held: Vec::new(),
+        waiting: BTreeSet::new(),
+        sockets: Watch::default(),
         net: Network::default(),
         disks: Disks::default(),
         trace: Vec::new(),
@@ -153,7 +163,7 @@ pub(crate) fn adopt(name: String, thread: Thread) -> (usize, Arc<AtomicBool>) {
     let turn = Arc::clone(&new.turn);
     world.tasks.push(new);
     let id = world.tasks.len() - 1;
-    world.ready.push(id);
+    world.make_ready(id);
     (id, turn)
 }
 
@@ -170,12 +180,14 @@ pub(crate) fn leave() {
     let mut world = world();
     world.tasks[me].state = State::Ended;
     world.wake_all(&On::End(me));
-    world.hand_over();
+    let next = world.next_turn();
+    drop(world);
+    next.begin();
 }
 
 /// Waits until somebody wakes it; false if the time was over first. Nothing is missed between the caller's last look at
 /// what it waits for and this call, because nobody else runs in between.
-pub(crate) fn wait(on: On, until: Option<u64>, sockets: Vec<(OwnedFd, PollFlags)>) -> bool {
+pub(crate) fn wait(on: On, until: Option<u64>) -> bool {
     let me = me().expect("a thread of the world");
     if until.is_some_and(|until| until <= now()) {
         yield_now();
@@ -185,10 +197,18 @@ pub(crate) fn wait(on: On, until: Option<u64>, sockets: Vec<(OwnedFd, PollFlags)
     if let Some(until) = until {
         world.timers.insert((until, me));
     }
+    if let On::Key(key) = on {
+        world.waiting.insert((key, me));
+    }
     world.tasks[me].notified = false;
-    world.tasks[me].state = State::Waits { on, until, sockets };
+    world.tasks[me].state = State::Waits { on, until };
     switch(me, world);
     self::world().tasks[me].notified
+}
+
+/// No thread is preferred to the calling one, until the given number of locks has been taken. Returns what that number was.
+pub(crate) fn preempt_after(locks: u32) -> u32 {
+    UNTIL_PREEMPTED.swap(locks, Ordering::Relaxed)
 }
 
 /// Now and then lets another thread go first.
@@ -208,15 +228,33 @@ pub(crate) fn maybe_yield() {
 pub(crate) fn yield_now() {
     let Some(me) = me() else { return };
     let mut world = world();
-    world.ready.push(me);
+    world.make_ready(me);
     switch(me, world);
 }
 
 fn switch(me: usize, mut world: Guard) {
+    let next = world.next_turn();
+    if world.current == me {
+        return;
+    }
     let turn = Arc::clone(&world.tasks[me].turn);
-    world.hand_over();
+    // Whoever is woken finds the world free.
     drop(world);
+    next.begin();
     await_turn(&turn);
+}
+
+/// A thread whose turn it is.
+struct Turn {
+    turn: Arc<AtomicBool>,
+    thread: Thread,
+}
+
+impl Turn {
+    fn begin(self) {
+        self.turn.store(true, Ordering::Release);
+        self.thread.unpark();
+    }
 }
 
 fn await_turn(turn: &AtomicBool) {
@@ -226,8 +264,8 @@ fn await_turn(turn: &AtomicBool) {
 }
 
 impl World {
-    /// Gives the turn to the next thread.
-    fn hand_over(&mut self) {
+    /// Chooses the next thread.
+    fn next_turn(&mut self) -> Turn {
         let next = self.next();
         self.current = next;
         self.steps += 1;
@@ -239,8 +277,7 @@ impl World {
         }
         let task = &mut self.tasks[next];
         task.state = State::Ready;
-        task.turn.store(true, Ordering::Release);
-        task.thread.unpark();
+        Turn { turn: Arc::clone(&task.turn), thread: task.thread.clone() }
     }
 
     fn next(&mut self) -> usize {
@@ -270,38 +307,19 @@ impl World {
         while let Some(&(at, task)) = self.timers.first()
             && at <= now
         {
-            self.timers.pop_first();
-            self.ready.push(task);
-            self.tasks[task].state = State::Ready;
+            self.rouse(task);
         }
     }
 
     /// Threads with something to read, or with room to write.
     fn wake_for_sockets(&mut self) {
-        let mut owners = Vec::new();
-        let mut polled: Vec<PollFd<'_>> = Vec::new();
-        for (id, task) in self.tasks.iter().enumerate() {
-            let State::Waits { sockets, .. } = &task.state else { continue };
-            for (socket, events) in sockets {
-                owners.push(id);
-                polled.push(PollFd::new(socket, *events));
+        for id in self.sockets.ready() {
+            let id = id as usize;
+            // Others were woken by something else, and see for themselves.
+            if matches!(self.tasks[id].state, State::Waits { on: On::Sockets, .. }) {
+                self.wake(id);
             }
         }
-        if polled.is_empty() {
-            return;
-        }
-        let ready = rustix::event::poll(&mut polled, Some(&Timespec::default()));
-        if ready.unwrap_or(0) == 0 {
-            return;
-        }
-        let mut woken: Vec<usize> = owners
-            .iter()
-            .zip(&polled)
-            .filter(|(_, fd)| !fd.revents().is_empty())
-            .map(|(id, _)| *id)
-            .collect();
-        woken.dedup();
-        woken.into_iter().for_each(|id| self.wake(id));
     }
 
     pub(crate) fn wake_all(&mut self, what: &On) {
@@ -319,31 +337,74 @@ impl World {
     }
 
     fn waiting(&self, what: &On) -> Vec<usize> {
-        let waits = |task: &Task| matches!(&task.state, State::Waits { on, .. } if on == what);
-        (0..self.tasks.len()).filter(|&id| waits(&self.tasks[id])).collect()
+        match what {
+            On::Key(key) => self.waiting.range((*key, 0)..=(*key, usize::MAX)).map(|(_, id)| *id).collect(),
+            _ => {
+                let waits = |task: &Task| matches!(&task.state, State::Waits { on, .. } if on == what);
+                (0..self.tasks.len()).filter(|&id| waits(&self.tasks[id])).collect()
+            }
+        }
     }
 
     fn wake(&mut self, id: usize) {
-        if let State::Waits { until: Some(until), .. } = self.tasks[id].state {
-            self.timers.remove(&(until, id));
-        }
         self.tasks[id].notified = true;
-        self.tasks[id].state = State::Ready;
-        self.ready.push(id);
+        self.rouse(id);
+    }
+
+    fn rouse(&mut self, id: usize) {
+        self.end_wait(id, State::Ready);
+        self.make_ready(id);
+    }
+
+    fn make_ready(&mut self, id: usize) {
+        let stands_still = self.tasks[id].host.is_some_and(|host| self.still.contains_key(&host));
+        if stands_still { self.held.push(id) } else { self.ready.push(id) }
+    }
+
+    /// No thread of a machine gets a turn until [`World::resume`].
+    pub(crate) fn pause(&mut self, host: usize) {
+        self.still.entry(host).or_insert_with(now);
+        for id in std::mem::take(&mut self.ready) {
+            self.make_ready(id);
+        }
+    }
+
+    pub(crate) fn resume(&mut self, host: usize) {
+        let Some(since) = self.still.remove(&host) else { return };
+        *self.stood.entry(host).or_default() += now() - since;
+        for id in std::mem::take(&mut self.held) {
+            self.make_ready(id);
+        }
+    }
+
+    /// How long a machine stood still in all, in nanoseconds.
+    pub(crate) fn stood(&self, host: usize) -> u64 {
+        self.stood.get(&host).copied().unwrap_or(0)
+    }
+
+    /// A thread waits for nothing any more.
+    fn end_wait(&mut self, id: usize, state: State) {
+        if let State::Waits { on, until } = std::mem::replace(&mut self.tasks[id].state, state) {
+            if let Some(until) = until {
+                self.timers.remove(&(until, id));
+            }
+            if let On::Key(key) = on {
+                self.waiting.remove(&(key, id));
+            }
+        }
     }
 
     /// Stops every thread of a host, wherever it is.
     pub(crate) fn freeze(&mut self, host: usize) {
         for id in 0..self.tasks.len() {
-            let task = &mut self.tasks[id];
+            let task = &self.tasks[id];
             if task.host == Some(host) && id != self.current && !matches!(task.state, State::Ended) {
-                if let State::Waits { until: Some(until), .. } = task.state {
-                    self.timers.remove(&(until, id));
-                }
-                task.state = State::Crashed;
+                self.end_wait(id, State::Crashed);
                 self.ready.retain(|other| *other != id);
+                self.held.retain(|other| *other != id);
             }
         }
+        self.still.remove(&host);
     }
 
     /// What a host's process had in hand is lost, and what it wrote and did not sync, if its power is cut.
@@ -356,10 +417,10 @@ impl World {
 
     pub(crate) fn note(&mut self, text: &str) {
         let task = &self.tasks[self.current];
-        let host = task.host.map_or("world".to_owned(), |host| format!("host-{host}"));
+        let host = task.host.map_or("world".to_owned(), crate::world::name);
         let (now, name) = (now(), &task.name);
         let line =
-            format!("{:>3}.{:06} {host:<7} {name:<16} {text}", now / 1_000_000_000, now / 1000 % 1_000_000);
+            format!("{:>3}.{:06} {host:<9} {name:<16} {text}", now / 1_000_000_000, now / 1000 % 1_000_000);
         self.trace.push(line);
     }
 
@@ -377,13 +438,4 @@ impl World {
         self.trace.extend(waiting);
         crate::world::over(&self.trace, why);
     }
-}
-
-/// Whether any of them is ready now.
-pub(crate) fn ready_now(sockets: &mut [PollFd<'_>]) -> rustix::io::Result<usize> {
-    rustix::event::poll(sockets, Some(&Timespec::default()))
-}
-
-pub(crate) fn own(socket: BorrowedFd<'_>) -> OwnedFd {
-    socket.try_clone_to_owned().expect("a descriptor is left")
 }

@@ -35,7 +35,7 @@ impl Queue {
                 continue;
             }
             self.waiting.fetch_add(1, Ordering::Relaxed);
-            schedule::wait(On::Key(schedule::key(&self.key)), None, Vec::new());
+            schedule::wait(On::Key(schedule::key(&self.key)), None);
             self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -273,7 +273,7 @@ impl Condvar {
         let mutex = guard.mutex;
         drop(guard.inner.take());
         mutex.queue.wake();
-        let notified = schedule::wait(On::Key(schedule::key(&self.key)), until, Vec::new());
+        let notified = schedule::wait(On::Key(schedule::key(&self.key)), until);
         guard.inner = Some(mutex.queue.until(|| taken(mutex.inner.try_lock())));
         notified
     }

@@ -14,7 +14,7 @@ pub fn available_parallelism() -> io::Result<NonZero<usize>> {
 }
 
 pub fn sleep(time: Duration) {
-    schedule::wait(On::Time, Some(schedule::now() + time.as_nanos() as u64), Vec::new());
+    schedule::wait(On::Time, Some(schedule::now() + time.as_nanos() as u64));
 }
 
 pub fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
@@ -77,7 +77,7 @@ impl<T> JoinHandle<T> {
 
 fn join(id: usize) {
     while !matches!(schedule::world().tasks[id].state, State::Ended) {
-        schedule::wait(On::End(id), None, Vec::new());
+        schedule::wait(On::End(id), None);
     }
 }
 

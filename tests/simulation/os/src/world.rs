@@ -1,6 +1,9 @@
 //! What a scenario does to its world.
 
 use std::sync::OnceLock;
+use std::time::Duration;
+
+use rustix::thread::CpuSet;
 
 pub use crate::disk::Failing;
 use crate::random::Rng;
@@ -25,6 +28,17 @@ pub(crate) fn over(trace: &[String], why: &str) {
     std::process::exit(1);
 }
 
+/// Keeps the calling thread, and what it starts, on one core, the one with this number among those that it may use. Of a
+/// world one thread runs at a time, and giving the turn to another costs less if no other core has to wake up for it.
+pub fn stay_on_core(number: usize) {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
+    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
+    let Some(&core) = cores.get(number % cores.len().max(1)) else { return };
+    let mut one = CpuSet::new();
+    one.set(core);
+    let _ = rustix::thread::sched_setaffinity(None, &one);
+}
+
 /// The numbers of a scenario, from the same seed and in a sequence of their own.
 pub struct Chance(Rng);
 
@@ -36,6 +50,17 @@ impl Chance {
     /// Below `limit`, which is not 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0.below(limit)
+    }
+}
+
+/// Machines from this number on are clients', and those before it hosts'.
+pub const CLIENTS_FROM: usize = 1000;
+
+/// What a machine is called in what a run says.
+pub fn name(machine: usize) -> String {
+    match machine.checked_sub(CLIENTS_FROM) {
+        Some(client) => format!("client-{client}"),
+        None => format!("host-{machine}"),
     }
 }
 
@@ -51,7 +76,7 @@ pub fn on_host<T>(host: usize, work: impl FnOnce() -> T) -> T {
 /// Ends a host's process as `kill -9` does, at whatever its threads are doing.
 pub fn crash(host: usize) {
     let mut world = schedule::world();
-    world.note(&format!("host-{host} crashes"));
+    world.note(&format!("{} crashes", name(host)));
     world.freeze(host);
     world.lose(host, false);
 }
@@ -59,9 +84,44 @@ pub fn crash(host: usize) {
 /// Ends a host's process by cutting its power: of what it wrote and did not sync, its disks keep what they like.
 pub fn cut_power(host: usize) {
     let mut world = schedule::world();
-    world.note(&format!("host-{host} loses power"));
+    world.note(&format!("{} loses power", name(host)));
     world.freeze(host);
     world.lose(host, true);
+}
+
+/// A machine's process stands still from now on, and its connections stay open: as `kill -STOP` does, or a host that pages.
+pub fn pause(machine: usize) {
+    let mut world = schedule::world();
+    world.note(&format!("{} stands still", name(machine)));
+    world.pause(machine);
+}
+
+/// It goes on.
+pub fn resume(machine: usize) {
+    let mut world = schedule::world();
+    world.note(&format!("{} goes on", name(machine)));
+    world.resume(machine);
+}
+
+/// How long the machine of the calling thread stood still so far.
+pub fn stood_still() -> Duration {
+    let world = schedule::world();
+    let machine = schedule::me().and_then(|me| world.tasks[me].host);
+    Duration::from_nanos(machine.map_or(0, |machine| world.stood(machine)))
+}
+
+/// Does `look` without any turn of another thread in between, so that what it finds is so at one moment; again, if it had to
+/// wait for somebody.
+pub fn at_once<T>(mut look: impl FnMut() -> T) -> T {
+    loop {
+        let turns = schedule::world().steps;
+        let locks = schedule::preempt_after(u32::MAX);
+        let seen = look();
+        schedule::preempt_after(locks);
+        if schedule::world().steps == turns {
+            return seen;
+        }
+    }
 }
 
 /// How disks fail from now on.
@@ -72,7 +132,7 @@ pub fn disks_fail(failing: Failing) {
 /// From now on nothing that `from` sends reaches `to`, until [`mend`].
 pub fn cut(from: usize, to: usize) {
     let mut world = schedule::world();
-    world.note(&format!("nothing gets from host-{from} to host-{to} any more"));
+    world.note(&format!("nothing gets from {} to {} any more", name(from), name(to)));
     world.net.cut(from, to);
 }
 

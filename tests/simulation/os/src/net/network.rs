@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::PollFlags;
 
-use super::TcpStream;
+use super::{TcpStream, Watch};
 use crate::random::Rng;
 use crate::schedule::{self, On};
+use crate::world::name;
 
 const MICROSECOND: u64 = 1000;
 const MILLISECOND: u64 = 1_000_000;
@@ -26,10 +26,10 @@ const AGAIN: u64 = MILLISECOND;
 /// How long a packet that was lost takes to be sent again.
 const LOST: u64 = 200 * MILLISECOND;
 
-/// Hosts are told apart by the last part of their address: 10.0.0.n is host n.
+/// Machines are told apart by the last two parts of their address: 10.0.0.n is host n.
 fn host_of(address: SocketAddr) -> usize {
     match address.ip() {
-        std::net::IpAddr::V4(ip) => ip.octets()[3].into(),
+        std::net::IpAddr::V4(ip) => u16::from_be_bytes([ip.octets()[2], ip.octets()[3]]).into(),
         std::net::IpAddr::V6(_) => usize::MAX,
     }
 }
@@ -39,6 +39,12 @@ pub(crate) struct Network {
     doors: BTreeMap<SocketAddr, Door>,
     connections: BTreeMap<u64, Connection>,
     cuts: BTreeSet<(usize, usize)>,
+    /// The senders' sockets, by the number of the way.
+    written: Watch,
+    /// When the first packet of a way arrives, and the way.
+    arrivals: BTreeSet<(u64, u64)>,
+    /// Where what is read from a socket goes first.
+    buffer: Vec<u8>,
     next: u64,
     next_port: u16,
 }
@@ -67,6 +73,10 @@ struct Way {
     ended: bool,
     /// The end has arrived.
     over: bool,
+    /// The network is told when the sender writes.
+    watched: bool,
+    /// When its first packet arrives, as it is noted in [`Network::arrivals`].
+    due: Option<u64>,
 }
 
 struct Packet {
@@ -81,8 +91,7 @@ impl Way {
     }
 
     /// Takes what the sender has written.
-    fn collect(&mut self, cut: bool, rng: &mut Rng) {
-        let mut read = [0; READ];
+    fn collect(&mut self, cut: bool, read: &mut [u8], rng: &mut Rng) {
         while self.has_room() {
             // Most of what is written at once travels together.
             let most = if rng.below(8) == 0 { 1 + rng.below(PIECE_MAX) as usize } else { READ };
@@ -141,38 +150,61 @@ fn delay(rng: &mut Rng) -> u64 {
 impl Network {
     /// Takes what hosts have written since.
     pub(crate) fn collect(&mut self, rng: &mut Rng) {
-        let ready = self.written();
-        let ways = self.connections.values_mut().flat_map(|connection| &mut connection.ways);
-        for (way, _) in ways.filter(|way| way.has_room()).zip(ready).filter(|(_, ready)| *ready) {
-            way.collect(self.cuts.contains(&(way.from, way.to)), rng);
+        self.buffer.resize(READ, 0);
+        for number in self.written.ready() {
+            let Some(way) = way(&mut self.connections, number) else { continue };
+            way.watched = false;
+            way.collect(self.cuts.contains(&(way.from, way.to)), &mut self.buffer, rng);
+            self.note(number);
         }
-    }
-
-    /// Of each way with room, whether its sender has written or ended: most have not, and one look at all tells.
-    fn written(&self) -> Vec<bool> {
-        let ways = self.connections.values().flat_map(|connection| &connection.ways);
-        fn poll(way: &Way) -> PollFd<'_> {
-            PollFd::from_borrowed_fd(way.source.as_fd(), PollFlags::IN)
-        }
-        let mut polled: Vec<PollFd<'_>> = ways.filter(|way| way.has_room()).map(poll).collect();
-        let looked = schedule::ready_now(&mut polled);
-        polled.iter().map(|fd| looked.is_err() || !fd.revents().is_empty()).collect()
     }
 
     /// When something arrives next.
     pub(crate) fn next(&self) -> Option<u64> {
-        let ways = self.connections.values().flat_map(|connection| &connection.ways);
-        ways.filter_map(|way| Some(way.packets.front()?.at)).filter(|at| *at < u64::MAX).min()
+        self.arrivals.first().map(|(at, _)| *at)
     }
 
     pub(crate) fn deliver(&mut self, now: u64) {
-        self.connections.retain(|_, connection| {
-            let alive = connection.ways.iter_mut().all(|way| way.deliver(now));
-            if !alive {
+        let due = self.arrivals.range(..=(now, u64::MAX)).map(|(_, way)| way / 2);
+        for number in due.collect::<BTreeSet<u64>>() {
+            let Some(connection) = self.connections.get_mut(&number) else { continue };
+            if !connection.ways.iter_mut().all(|way| way.deliver(now)) {
                 connection.hang_up();
+                self.forget(number);
+            } else if connection.ways.iter().all(|way| way.over) {
+                self.forget(number);
+            } else {
+                (number * 2..number * 2 + 2).for_each(|way| self.note(way));
             }
-            alive && !connection.ways.iter().all(|way| way.over)
-        });
+        }
+    }
+
+    /// A way has changed: notes when its first packet arrives, and has the network told of what is written, if there is room.
+    fn note(&mut self, number: u64) {
+        let Some(way) = way(&mut self.connections, number) else { return };
+        let due = way.packets.front().map(|packet| packet.at).filter(|at| *at < u64::MAX);
+        if let Some(before) = std::mem::replace(&mut way.due, due) {
+            self.arrivals.remove(&(before, number));
+        }
+        self.arrivals.extend(due.map(|at| (at, number)));
+        if way.has_room() && !way.watched {
+            way.watched = self.written.again(&way.source, number, PollFlags::IN).is_ok();
+        }
+    }
+
+    fn note_all(&mut self) {
+        let all: Vec<u64> = self.connections.keys().flat_map(|number| [number * 2, number * 2 + 1]).collect();
+        all.into_iter().for_each(|way| self.note(way));
+    }
+
+    fn forget(&mut self, number: u64) -> Option<Connection> {
+        let connection = self.connections.remove(&number)?;
+        for (way, number) in connection.ways.iter().zip(number * 2..) {
+            if let Some(due) = way.due {
+                self.arrivals.remove(&(due, number));
+            }
+        }
+        Some(connection)
     }
 
     pub(crate) fn cut(&mut self, from: usize, to: usize) {
@@ -182,6 +214,7 @@ impl Network {
                 way.packets.iter_mut().for_each(|packet| packet.at = u64::MAX);
             }
         }
+        self.note_all();
     }
 
     /// What was held up is sent again.
@@ -192,16 +225,17 @@ impl Network {
             let held = way.packets.iter_mut().filter(|packet| packet.at == u64::MAX);
             held.for_each(|packet| packet.at = again);
         }
+        self.note_all();
     }
 
     /// Breaks a connection; which one.
     pub(crate) fn reset_one(&mut self, rng: &mut Rng) -> Option<String> {
         let all: Vec<u64> = self.connections.keys().copied().collect();
         let which = *all.get(rng.below(all.len().max(1) as u64) as usize)?;
-        let connection = self.connections.remove(&which)?;
+        let connection = self.forget(which)?;
         connection.hang_up();
         let Way { from, to, .. } = connection.ways[0];
-        Some(format!("{which} of host-{from} to host-{to}"))
+        Some(format!("{which} of {} to {}", name(from), name(to)))
     }
 
     /// A process has ended: the kernel closes its sockets. What it sent last may arrive or not.
@@ -222,6 +256,13 @@ impl Network {
                 (way.ended, way.over) = (true, true);
             }
         }
+        let all: Vec<u64> = self.connections.keys().copied().collect();
+        for number in all {
+            if self.connections[&number].ways.iter().all(|way| way.over) {
+                self.forget(number);
+            }
+        }
+        self.note_all();
     }
 
     pub(crate) fn close(&mut self, address: SocketAddr) {
@@ -255,13 +296,22 @@ impl Network {
             bytes: 0,
             ended: false,
             over: false,
+            watched: true,
+            due: None,
         };
         let there = way(a, b, near.try_clone()?, far.try_clone()?);
         let back = way(b, a, far, near);
+        self.written.add(&there.source, self.next * 2, PollFlags::IN)?;
+        self.written.add(&back.source, self.next * 2 + 1, PollFlags::IN)?;
         self.connections.insert(self.next, Connection { ways: [there, back] });
         self.next += 1;
         Ok(ours)
     }
+}
+
+/// The ways of connection `n` are numbers `2 * n` and the next.
+fn way(connections: &mut BTreeMap<u64, Connection>, number: u64) -> Option<&mut Way> {
+    Some(&mut connections.get_mut(&(number / 2))?.ways[(number % 2) as usize])
 }
 
 impl Connection {
@@ -293,12 +343,13 @@ pub(super) fn connect(to: SocketAddr, timeout: Duration) -> io::Result<TcpStream
         let trip = delay(&mut world.rng) + delay(&mut world.rng);
         (world.tasks[me].host.unwrap_or(usize::MAX), trip)
     };
-    schedule::wait(On::Time, Some((schedule::now() + trip).min(until)), Vec::new());
+    schedule::wait(On::Time, Some((schedule::now() + trip).min(until)));
     loop {
         let mut world = schedule::world();
         let (there, back) = ((host, host_of(to)), (host_of(to), host));
         if !world.net.cuts.contains(&there) && !world.net.cuts.contains(&back) {
-            let from = SocketAddr::from(([10, 0, 0, host as u8], world.net.port()));
+            let [high, low] = (host as u16).to_be_bytes();
+            let from = SocketAddr::from(([10, 0, high, low], world.net.port()));
             let joined = world.net.join(from, to);
             world.note(&format!(
                 "connects to {to}: {}",
@@ -310,6 +361,6 @@ pub(super) fn connect(to: SocketAddr, timeout: Duration) -> io::Result<TcpStream
         if schedule::now() >= until {
             return Err(ErrorKind::TimedOut.into());
         }
-        schedule::wait(On::Time, Some((schedule::now() + LOST).min(until)), Vec::new());
+        schedule::wait(On::Time, Some((schedule::now() + LOST).min(until)));
     }
 }
