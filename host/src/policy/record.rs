@@ -159,6 +159,16 @@ impl Record {
         Ok(record)
     }
 
+    /// Whether a line is of a recording, complete or not, rather than of a trace.
+    pub fn is_line(line: &[u8]) -> bool {
+        #[derive(Deserialize)]
+        struct Mark {
+            #[serde(rename = "record")]
+            _format: u32,
+        }
+        serde_json::from_slice::<Mark>(line).is_ok()
+    }
+
     /// Whether it is complete and within the limits, so that an engine can be asked.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 mod shadow;
 mod worker;
 
+pub use self::shadow::is_same;
 pub use self::worker::{Outcome, SchedulerWorker, Seat, SharedThresholds};
 
 use super::bindings::scheduler::Scheduler as Component;
