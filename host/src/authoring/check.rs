@@ -79,12 +79,12 @@ impl Row {
 /// Tries the component in `path`. One that does not load is a report of one line.
 ///
 /// # Errors
-/// The file cannot be read, or the machine has no engine for it.
+/// The file cannot be read or is that of a chain, or the machine has no engine for it.
 pub fn check(path: &Path, trial: &Trial) -> Result<Report, Error> {
     let asked = "as a host would, with default settings";
     let found = match inspect(&trial.config, path) {
         Ok(found) => found,
-        Err(error @ (Error::Read { .. } | Error::Engine(_))) => return Err(error),
+        Err(error @ (Error::Read { .. } | Error::Engine(_) | Error::Chain { .. })) => return Err(error),
         Err(error) => {
             return Ok(Report { slot: None, rows: vec![Row::new("loads", asked, Err(error.to_string()))] });
         }

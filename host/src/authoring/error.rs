@@ -52,7 +52,7 @@ pub struct Import {
 impl Error {
     /// Whether the command was given wrongly, rather than that it failed.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::Name { .. } | Self::Language { .. })
+        matches!(self, Self::Name { .. } | Self::Language { .. } | Self::Policy(policy::Error::Chain { .. }))
     }
 }
 
