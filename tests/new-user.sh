@@ -79,7 +79,7 @@ for slot; do
   cd "new-$slot"
   own_test
   step "$kvasir" policy build
-  step "$kvasir" policy check
+  step "$kvasir" policy check --write-vectors
   step "$kvasir" policy bench "./new-$slot.wasm" --smoke
   step "$kvasir" policy replay "./new-$slot.wasm" --trace "$work/trace.jsonl.gz" --against current
   step "$kvasir" policy load "$slot" "./new-$slot.wasm" --shadow
@@ -91,6 +91,9 @@ for slot; do
   ! serves "$slot" || { echo "new-$slot still serves after its rollback" >&2; exit 1; }
   step "$kvasir" policy history "$slot"
 done
+
+step "$kvasir" policy check
+[ -s vectors/seed-1.jsonl ] || { echo "no answers were recorded" >&2; exit 1; }
 
 echo ')' >>"$(source_file)"
 refused "$(source_file).*[0-9]" "$kvasir" policy build

@@ -26,6 +26,8 @@ pub struct Trial {
     pub seed: u64,
     /// Recordings whose decisions it is asked again.
     pub vectors: Vec<PathBuf>,
+    /// Where its answers in these worlds are recorded, if it passes.
+    pub record_to: Option<PathBuf>,
     /// What its project calls it: name and version.
     pub called: Option<(String, String)>,
 }
@@ -95,16 +97,23 @@ pub fn check(path: &Path, trial: &Trial) -> Result<Report, Error> {
 
     let engine = Engine::new(&trial.config, None)?;
     let source = Source::File(path.into());
-    let (prepared, description) = (trials::Policy { engine: &engine, trial, source }, &found.description);
+    let (policy, description) = (trials::Policy { engine: &engine, trial, source }, &found.description);
     rows.extend(match found.slot {
-        SlotKind::Scheduler => trials::rows::<scheduler::Cluster>(prepared, description),
-        SlotKind::Evictor => trials::rows::<evictor::Pool>(prepared, description),
-        SlotKind::Admitter => trials::rows::<admitter::Door>(prepared, description),
-        SlotKind::Balancer => trials::rows::<balancer::Load>(prepared, description),
+        SlotKind::Scheduler => trials::rows::<scheduler::Cluster>(&policy, description),
+        SlotKind::Evictor => trials::rows::<evictor::Pool>(&policy, description),
+        SlotKind::Admitter => trials::rows::<admitter::Door>(&policy, description),
+        SlotKind::Balancer => trials::rows::<balancer::Load>(&policy, description),
     }?);
-    let source = Source::File(path.into());
-    rows.extend(vectors::rows(&engine, trial, source, found.slot, description)?);
-    Ok(Report { slot: Some(found.slot), rows })
+    rows.extend(vectors::rows(&policy, found.slot, description)?);
+    let mut report = Report { slot: Some(found.slot), rows };
+    if let Some(to) = &trial.record_to {
+        let asked = format!("to {}", to.display());
+        report.rows.push(match report.passed() {
+            true => Row::new("vectors", asked, vectors::write(&policy, &found, to)),
+            false => Row::skipped("vectors", asked, "not written: a check failed"),
+        });
+    }
+    Ok(report)
 }
 
 /// What it says of itself against what its project says.

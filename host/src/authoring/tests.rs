@@ -250,7 +250,8 @@ fn tried(bytes: &[u8], settings: &[(&str, &str)]) -> Report {
     // Longer than a busy machine keeps a thread waiting.
     let hot_deadline = Duration::from_millis(500);
     let config = PolicyConfig { evictor_slots: 1 << 16, hot_deadline, ..PolicyConfig::default() };
-    check(&file, &Trial { config, settings, seed: 1, vectors: Vec::new(), called: None }).unwrap()
+    check(&file, &Trial { config, settings, seed: 1, vectors: Vec::new(), record_to: None, called: None })
+        .unwrap()
 }
 
 #[test]
@@ -317,7 +318,7 @@ fn a_trial_follows_from_its_seed() {
         fs::write(&file, guest("careless")).unwrap();
         let settings = vec![("mode".into(), "forgets".into())];
         let config = PolicyConfig::default();
-        let trial = Trial { config, settings, seed, vectors: Vec::new(), called: None };
+        let trial = Trial { config, settings, seed, vectors: Vec::new(), record_to: None, called: None };
         let rows = check(&file, &trial).unwrap().rows;
         rows.into_iter().find(|row| row.verdict == Verdict::Failed).unwrap().came
     };
