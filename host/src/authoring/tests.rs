@@ -293,6 +293,7 @@ fn every_fault_fails_its_check() {
     fails("evictor", "repeat", "answers", "was chosen before");
     fails("evictor", "too-few", "answers", "1 victims where");
     fails("evictor", "too-many", "answers", "victims where");
+    fails("admitter", "reason-99", "answers", "rejection for reason 99; the contract has 1 to 5");
     fails("admitter", "unknown", "answers", "unknown verdict 99");
     fails("admitter", "short", "answers", "answers for");
     fails("balancer", "nan", "answers", "threshold NaN");

@@ -81,6 +81,14 @@ fn bad_answers_are_refused_with_their_reason() {
             Decision::Reject { reason: 1, retry_after_ms: u32::MAX },
             "rejection for 4294967295 ms; 86400000 at most, a day",
         ),
+        (
+            Decision::Reject { reason: 0, retry_after_ms: 1 },
+            "rejection for reason 0; the contract has 1 to 5",
+        ),
+        (
+            Decision::Reject { reason: 6, retry_after_ms: 1 },
+            "rejection for reason 6; the contract has 1 to 5",
+        ),
     ] {
         assert_eq!(c.check(&decision, found(&prefix)).unwrap_err().to_string(), reason);
         assert!(matches!(c.admit(1, &ask(160), &decision, found(&prefix), 0), Err(Error::Invalid(_))));
