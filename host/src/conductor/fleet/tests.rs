@@ -216,6 +216,20 @@ fn shares_and_memory_follow_what_is_booked() {
 }
 
 #[test]
+fn a_tenant_with_a_quota_is_told_how_much_of_that_is_in_use() {
+    let mut c = fleet(1, 2).with_quotas([(5, 320), (6, 80), (8, 100)]);
+    for (id, tenant) in [(1, 5), (2, 6), (3, 7)] {
+        let ask = Ask { tenant, ..ask(144) }; // and 16 of output
+        c.admit(id, &ask, &Decision::run(0, 0), found(&[0]), 0).unwrap();
+    }
+    assert_eq!((c.tenant_share(5), c.tenant_share(6), c.tenant_share(8)), (0.5, 2.0, 0.0));
+    assert!(
+        (c.tenant_share(7) - 1.0 / 3.0).abs() < 1e-9,
+        "without a quota, the part of all tokens in flight"
+    );
+}
+
+#[test]
 fn the_forecast_lets_sequences_grow_leave_and_arrive() {
     let mut c = fleet(2, 1); // a step takes 20 + sequences + context / 2 ms
     assert_eq!(c.decode_step_forecast_ms(0.0, 0), 20.0);
