@@ -32,6 +32,9 @@ refused() {
 own_test() {
   case $language in
     c) cc -I./sdk/c test.c -o test && ./test ;;
+    c++) c++ -std=c++17 -I./sdk/c -x c++ test.c -o test && ./test ;;
+    # Node runs types since 22.18.
+    typescript) [ "$(node -p 'Boolean(process.features.typescript)')" = false ] || node --test ;;
     rust) cargo test --quiet ;;
     zig) python-zig test --dep kvasir -Mroot=test.zig -Mkvasir=./sdk/zig/kvasir.zig ;;
     go) go test ;;
@@ -49,6 +52,8 @@ source_file() {
   case $language in
     rust) echo src/lib.rs ;;
     c) echo policy.c ;;
+    c++) echo policy.cpp ;;
+    typescript) echo policy.ts ;;
     assemblyscript) echo policy.ts ;;
     javascript) echo policy.js ;;
     python) echo policy.py ;;
