@@ -32,6 +32,9 @@ refused() {
 own_test() {
   case $language in
     c) cc -I./sdk/c test.c -o test && ./test ;;
+    c++) c++ -std=c++17 -I./sdk/c -x c++ test.c -o test && ./test ;;
+    # Node runs types since 22.18.
+    typescript) [ "$(node -p 'Boolean(process.features.typescript)')" = false ] || node --test ;;
     rust) cargo test --quiet ;;
     zig) python-zig test --dep kvasir -Mroot=test.zig -Mkvasir=./sdk/zig/kvasir.zig ;;
     go) go test ;;
@@ -49,6 +52,8 @@ source_file() {
   case $language in
     rust) echo src/lib.rs ;;
     c) echo policy.c ;;
+    c++) echo policy.cpp ;;
+    typescript) echo policy.ts ;;
     assemblyscript) echo policy.ts ;;
     javascript) echo policy.js ;;
     python) echo policy.py ;;
@@ -79,7 +84,7 @@ for slot; do
   cd "new-$slot"
   own_test
   step "$kvasir" policy build
-  step "$kvasir" policy check
+  step "$kvasir" policy check --write-vectors
   step "$kvasir" policy bench "./new-$slot.wasm" --smoke
   step "$kvasir" policy replay "./new-$slot.wasm" --trace "$work/trace.jsonl.gz" --against current
   step "$kvasir" policy load "$slot" "./new-$slot.wasm" --shadow
@@ -91,6 +96,9 @@ for slot; do
   ! serves "$slot" || { echo "new-$slot still serves after its rollback" >&2; exit 1; }
   step "$kvasir" policy history "$slot"
 done
+
+step "$kvasir" policy check
+[ -s vectors/seed-1.jsonl ] || { echo "no answers were recorded" >&2; exit 1; }
 
 echo ')' >>"$(source_file)"
 refused "$(source_file).*[0-9]" "$kvasir" policy build

@@ -158,6 +158,19 @@ pub struct Conductor {
     pub workers: u32,
     /// What lies between the domains of the network that instances name when they register. A list of tables.
     pub links: Vec<Link>,
+    /// Quotas of tokens in flight, as admitters are told of them. A list of tables.
+    pub tenants: Vec<TenantTokens>,
+}
+
+/// How much of the cluster one tenant is meant to use at a time. It keeps nobody out by itself: the admitter is told what part
+/// of it is in use, and decides.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantTokens {
+    /// Number of the tenant, as requests name it.
+    pub tenant: u32,
+    /// Tokens in flight at once: prompts and expected outputs.
+    pub tokens_max: u64,
 }
 
 /// One direction between two domains. To move n blocks there takes `fixed_ms` + the receiver's fixed time + `factor` ×
@@ -285,6 +298,7 @@ impl Default for Conductor {
             balance_every: Span::secs(1),
             workers: std::thread::available_parallelism().map_or(1, |cores| cores.get().min(8) as u32),
             links: Vec::new(),
+            tenants: Vec::new(),
         }
     }
 }
@@ -501,6 +515,7 @@ impl Conductor {
             }
         }
         validate_links(&self.links)?;
+        validate_tenants(&self.tenants)?;
         Ok(positive(&[
             ("conductor.request_ttl", self.request_ttl.0),
             ("conductor.instance_ttl", self.instance_ttl.0),
@@ -538,6 +553,26 @@ fn validate_links(links: &[Link]) -> Result<(), Error> {
     if domains.len() > DOMAINS_MAX {
         let why = format!("domains are named; at most {DOMAINS_MAX}");
         return Err(invalid("conductor.links", domains.len(), &why));
+    }
+    Ok(())
+}
+
+/// The most entries of the list.
+const TENANTS_MAX: usize = 1_024;
+
+fn validate_tenants(tenants: &[TenantTokens]) -> Result<(), Error> {
+    const KEY: &str = "conductor.tenants";
+    if tenants.len() > TENANTS_MAX {
+        return Err(invalid(KEY, tenants.len(), &format!("must be at most {TENANTS_MAX}")));
+    }
+    let mut known = std::collections::HashSet::new();
+    for TenantTokens { tenant, tokens_max } in tenants {
+        if *tokens_max == 0 {
+            return Err(invalid("conductor.tenants.tokens_max", tokens_max, "must be at least 1"));
+        }
+        if !known.insert(tenant) {
+            return Err(invalid(KEY, tenant, "is listed twice; merge its entries"));
+        }
     }
     Ok(())
 }

@@ -19,6 +19,7 @@ use crate::calendar::unix_ms;
 use crate::conductor::fleet::Told;
 use crate::policy::SlotKind;
 use crate::policy::record::{Call, FORMAT, Push, Record, bits, decision_words, packed};
+use crate::policy::scheduler::pushes;
 use kvasir_dataplane::Clock;
 use parking_lot::Mutex;
 use sampler::{Sample, Sampler};
@@ -151,29 +152,11 @@ impl Found {
     pub fn record(&self, at_ms: u64) -> Record {
         let decided = &self.decided;
         let mut pushed: Vec<Push> = Vec::new();
-        let mut push = |name: &str, words: Vec<u32>| pushed.push((name.to_owned(), words));
         if let Some(knowledge) = &decided.knowledge {
-            push("adopt", packed(knowledge));
+            pushed.push(("adopt".to_owned(), packed(knowledge)));
         }
-        if let Some(layout) = &self.tables.open {
-            push("open", layout.encode().to_vec());
-        }
-        let tables = &self.tables;
-        for (name, rows) in [
-            ("update-prefill", &tables.prefill),
-            ("update-decode", &tables.decode),
-            ("update-links", &tables.links),
-        ] {
-            if !rows.is_empty() {
-                push(name, bits(rows));
-            }
-        }
-        push("set-thresholds", bits(&decided.thresholds));
-        let asked = Call {
-            name: "schedule".to_owned(),
-            scalars: vec![u64::from(self.question.now().to_bits())],
-            lists: vec![self.question.words().to_vec()],
-        };
+        pushed.extend(pushes(&self.tables));
+        pushed.push(("set-thresholds".to_owned(), bits(&decided.thresholds)));
         Record {
             record: FORMAT,
             slot: SlotKind::Scheduler.to_string(),
@@ -181,7 +164,7 @@ impl Found {
             at_ms,
             policy: (*decided.policy).clone(),
             pushed,
-            asked,
+            asked: Call::schedule(&self.question),
             answer: decision_words(decided.decision),
             scores: bits(&self.scores),
             fallback: decided.fallback.clone(),
@@ -192,11 +175,6 @@ impl Found {
     /// What the admitter was asked about it, as a record. `None` means that it was not asked.
     pub fn admitter_record(&self, at_ms: u64) -> Option<Record> {
         let admitted = self.decided.admitted.as_ref()?;
-        let asked = Call {
-            name: "admit-request".to_owned(),
-            scalars: Vec::new(),
-            lists: vec![self.question.request_words().to_vec(), bits(&admitted.forecast.encode())],
-        };
         Some(Record {
             record: FORMAT,
             slot: SlotKind::Admitter.to_string(),
@@ -204,7 +182,7 @@ impl Found {
             at_ms,
             policy: (*admitted.policy).clone(),
             pushed: vec![("update-load".to_owned(), bits(&admitted.load.encode()))],
-            asked,
+            asked: Call::admit_request(self.question.request_words(), &admitted.forecast),
             answer: vec![admitted.verdict.pack()],
             scores: Vec::new(),
             fallback: admitted.fallback.clone(),

@@ -134,7 +134,9 @@ fn asked(request: &Request, now: f32) -> Question {
 #[test]
 fn a_bad_scheduler_costs_fallbacks_and_never_a_request() {
     let _process = crate::beside_others();
-    for mode in ["loop", "trap", "grow", "recurse", "out-of-range", "unavailable", "false-transfer"] {
+    for mode in
+        ["loop", "trap", "grow", "recurse", "out-of-range", "unavailable", "false-transfer", "reason-99"]
+    {
         let host = host();
         let (cluster, mut worker) = (cluster(), host.scheduler_worker());
         load_bad(&host, SlotKind::Scheduler, mode);
@@ -340,7 +342,7 @@ fn a_bad_admitter_costs_fallbacks_and_never_an_answer() {
     let request = admitter::Request { prompt_tokens: 10, ttft_slo: 10.0, ..Default::default() }.encode();
     let forecast = Forecast { ttft: 1.0, tbt: 1.0, ..Forecast::default() };
     let block = Block { class: 0, uses: 1, depth: 0, size_bytes: 4096, last_offer_ms: None, tenant: 0 };
-    for mode in ["loop", "trap", "grow", "recurse", "unknown", "short", "huge"] {
+    for mode in ["loop", "trap", "grow", "recurse", "unknown", "reason-99", "short", "huge"] {
         let host = host();
         let mut worker = host.admitter_worker();
         load_bad(&host, SlotKind::Admitter, mode);

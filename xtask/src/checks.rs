@@ -229,15 +229,21 @@ fn system_tests(shell: &Shell) -> Result<Outcome> {
 
 /// What authors start from, in each language whose tools are here or can be installed.
 fn templates(shell: &Shell, all: bool) -> Result<Outcome> {
-    let tested = languages::check(shell, all)?;
-    if tested.left_out.is_empty() {
-        return Ok(Outcome::Passed);
-    }
+    // Where everything is installed for it, a language that is left out is one that nobody tests.
+    let all_wanted = all || std::env::var_os("KVASIR_CI").is_some();
+    Ok(languages_tested(&languages::check(shell, all)?, all_wanted))
+}
+
+fn languages_tested(tested: &languages::Tested, all_wanted: bool) -> Outcome {
     let (languages, left_out) = (tested.languages.join(", "), tested.left_out.join(", "));
-    Ok(match languages.is_empty() {
-        true => Outcome::Skipped("no language's tools can be had; `docs/policy-languages.md` lists them"),
-        false => Outcome::PassedOn(format!("{languages}; not on {left_out}")),
-    })
+    match (left_out.is_empty(), languages.is_empty()) {
+        (true, _) => Outcome::Passed,
+        (false, _) if all_wanted => Outcome::Failed(format!("not tested: {left_out}")),
+        (false, true) => {
+            Outcome::Skipped("no language's tools can be had; `docs/policy-languages.md` lists them")
+        }
+        (false, false) => Outcome::PassedOn(format!("{languages}; not on {left_out}")),
+    }
 }
 
 const NO_PYTHON: &str = "no Python 3.11, 3.12 or 3.13 with venv; in Debian's package `python3-venv`";
@@ -504,6 +510,27 @@ mod tests {
         Step { name: "slow", slow: true, beside: true, run: |_| bail!("is left out") },
         Step { name: "writes", slow: false, beside: false, run: writes },
     ];
+
+    #[test]
+    fn a_language_that_nobody_tests_fails_where_all_are_wanted() {
+        let tested = |languages: &[&'static str], left_out: &[&str]| languages::Tested {
+            languages: languages.into(),
+            left_out: left_out.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        for wanted in [false, true] {
+            assert!(matches!(languages_tested(&tested(&["c"], &[]), wanted), Outcome::Passed));
+        }
+        let some = tested(&["c"], &["zig (no zig)"]);
+        assert!(
+            matches!(languages_tested(&some, false), Outcome::PassedOn(on) if on == "c; not on zig (no zig)")
+        );
+        assert!(
+            matches!(languages_tested(&some, true), Outcome::Failed(why) if why == "not tested: zig (no zig)")
+        );
+        let none = tested(&[], &["c (no clang)"]);
+        assert!(matches!(languages_tested(&none, false), Outcome::Skipped(_)));
+        assert!(matches!(languages_tested(&none, true), Outcome::Failed(_)));
+    }
 
     #[test]
     fn steps_run_beside_others_and_none_is_lost() {

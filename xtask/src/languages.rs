@@ -17,6 +17,8 @@ struct Language {
     name: &'static str,
     /// Its folder in `sdk`.
     sdk: &'static str,
+    /// Another name that `kvasir policy new` knows it by, with another source; that a new user writes in it once is enough.
+    dialect: Option<&'static str>,
     /// Only with `--all-languages`: its components are slow to compile, or its tools large (Zig 400 MB, Go 250).
     opt_in: bool,
     /// Programs that must be there already.
@@ -26,10 +28,18 @@ struct Language {
 }
 
 const LANGUAGES: [Language; 7] = [
-    Language { name: "rust", sdk: "rust", opt_in: false, needs: &[], test: "cargo test --quiet --locked" },
+    Language {
+        name: "rust",
+        sdk: "rust",
+        dialect: None,
+        opt_in: false,
+        needs: &[],
+        test: "cargo test --quiet --locked",
+    },
     Language {
         name: "c",
         sdk: "c",
+        dialect: Some("c++"),
         opt_in: false,
         needs: &["cc", "c++", "clang", "wasm-ld"],
         test: "flags='-Wall -Wextra -Werror -I'$SDK/c
@@ -39,6 +49,7 @@ const LANGUAGES: [Language; 7] = [
     Language {
         name: "assemblyscript",
         sdk: "assemblyscript",
+        dialect: None,
         opt_in: false,
         needs: &["node", "npm"],
         test: "node --test",
@@ -46,15 +57,31 @@ const LANGUAGES: [Language; 7] = [
     Language {
         name: "zig",
         sdk: "zig",
+        dialect: None,
         opt_in: true,
         needs: &[],
         test: "python-zig test --dep kvasir -Mroot=test.zig -Mkvasir=$SDK/zig/kvasir.zig",
     },
-    Language { name: "go", sdk: "go", opt_in: true, needs: &[], test: "GOTOOLCHAIN=local go test" },
-    Language { name: "javascript", sdk: "js", opt_in: true, needs: &["node", "npm"], test: "node --test" },
+    Language {
+        name: "go",
+        sdk: "go",
+        dialect: None,
+        opt_in: true,
+        needs: &[],
+        test: "GOTOOLCHAIN=local go test",
+    },
+    Language {
+        name: "javascript",
+        sdk: "js",
+        dialect: Some("typescript"),
+        opt_in: true,
+        needs: &["node", "npm"],
+        test: "node --test",
+    },
     Language {
         name: "python",
         sdk: "python",
+        dialect: None,
         opt_in: true,
         needs: &[],
         test: "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$SDK/python python -m unittest",
@@ -126,13 +153,21 @@ fn new_users(shell: &Shell, languages: &[&'static str], out: &Path) -> Result<()
     binary.args(["test", "--locked", "--workspace", "--test", "languages", "--test", "serve", "--no-run"]);
     shell.run(&mut binary)?;
     for language in LANGUAGES.iter().filter(|language| languages.contains(&language.name)) {
-        let mut steps = Command::new(shell.root().join("tests/new-user.sh"));
-        steps.arg(language.name).env("KVASIR", shell.target("debug/kvasir"));
-        steps.env("PATH", tools(shell, language, out)?).env("CARGO_TARGET_DIR", out.join("rust"));
-        keep_caches(&mut steps, out);
-        shell.run(&mut steps).with_context(|| format!("tests/new-user.sh {}", language.name))?;
+        let path = tools(shell, language, out)?;
+        new_user(shell, &[language.name], &path, out)?;
+        if let Some(dialect) = language.dialect {
+            new_user(shell, &[dialect, "balancer"], &path, out)?;
+        }
     }
     Ok(())
+}
+
+fn new_user(shell: &Shell, arguments: &[&str], path: &OsString, out: &Path) -> Result<()> {
+    let mut steps = Command::new(shell.root().join("tests/new-user.sh"));
+    steps.args(arguments).env("KVASIR", shell.target("debug/kvasir"));
+    steps.env("PATH", path).env("CARGO_TARGET_DIR", out.join("rust"));
+    keep_caches(&mut steps, out);
+    shell.run(&mut steps).with_context(|| format!("tests/new-user.sh {}", arguments.join(" ")))
 }
 
 /// The PATH on which the tools of a language are. Installs those that come from npm or PyPI.

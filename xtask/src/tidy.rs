@@ -10,6 +10,22 @@ use std::process::Command;
 /// Source files longer than this are listed: they may hold two ideas.
 const LONG_LINES: usize = 900;
 
+/// Policies that show what the contract can say, each of which fits into one file shorter than this.
+const SAMPLES: [&str; 11] = [
+    "arc-evictor",
+    "fitted-cost-scheduler",
+    "gdsf-evictor",
+    "lhd-evictor",
+    "local-or-remote-scheduler",
+    "lora-affinity-scheduler",
+    "netkv-scheduler",
+    "overlap-cost-scheduler",
+    "s3fifo-evictor",
+    "score-scheduler",
+    "vtc-scheduler",
+];
+const SAMPLE_LINES: usize = 200;
+
 /// Folders that exist on one machine only, and hosts that a mirror may stand in for. Written in
 /// halves so that this file passes its own check.
 const FOREIGN: &[&str] = &[
@@ -49,6 +65,11 @@ pub(crate) fn run(shell: &Shell, tasks: &[String]) -> Result<()> {
             findings
                 .extend(unknown.map(|(line, task)| format!("{name}:{line}: no task `cargo xtask {task}`")));
         }
+        if let Some(lines) = lines_of_sample(name, &text).filter(|lines| *lines >= SAMPLE_LINES) {
+            findings.push(format!(
+                "{name}: {lines} lines without its tests; a sample has less than {SAMPLE_LINES}"
+            ));
+        }
         if name.ends_with(".rs") && text.lines().count() > LONG_LINES {
             println!("{name}: {} lines; does it hold two ideas?", text.lines().count());
         }
@@ -57,6 +78,13 @@ pub(crate) fn run(shell: &Shell, tasks: &[String]) -> Result<()> {
         bail!("{} findings:\n{}", findings.len(), findings.join("\n"));
     }
     Ok(())
+}
+
+/// Lines of the policy, if that file is one of a sample.
+fn lines_of_sample(name: &str, text: &str) -> Option<usize> {
+    let policy = name.strip_prefix("policies/")?.strip_suffix("/src/lib.rs")?;
+    let tests = text.lines().position(|line| line.trim() == "#[cfg(test)]");
+    SAMPLES.contains(&policy).then(|| tests.unwrap_or(text.lines().count()))
 }
 
 fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
@@ -97,6 +125,15 @@ mod tests {
         let text = "see [a](docs/a.md#top), [b](https://x.y/z), [c](#here)\n`cargo xtask demo` then cargo xtask nope.";
         assert_eq!(links(text).collect::<Vec<_>>(), [(1, "docs/a.md")]);
         assert_eq!(tasks_named(text).collect::<Vec<_>>(), [(2, "demo"), (2, "nope")]);
+    }
+
+    #[test]
+    fn samples_are_counted_without_their_tests() {
+        let text = "a\nb\n\n#[cfg(test)]\nmod tests;\n";
+        let count = |policy: &str| lines_of_sample(&format!("policies/{policy}/src/lib.rs"), text);
+        assert_eq!((count("arc-evictor"), count("sieve-evictor")), (Some(3), None));
+        assert_eq!(lines_of_sample("policies/arc-evictor/src/tests.rs", text), None);
+        assert_eq!(lines_of_sample("policies/arc-evictor/src/lib.rs", "a\nb"), Some(2));
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub struct Trial {
     pub seed: u64,
     /// Recordings whose decisions it is asked again.
     pub vectors: Vec<PathBuf>,
+    /// Where its answers in these worlds are recorded, if it passes.
+    pub record_to: Option<PathBuf>,
     /// The name and the version that its project gives it.
     pub called: Option<(String, String)>,
 }
@@ -79,12 +81,12 @@ impl Row {
 /// Tries the component in `path`. One that does not load is a report of one line.
 ///
 /// # Errors
-/// The file cannot be read, or the machine has no engine for it.
+/// The file cannot be read or is that of a chain, or the machine has no engine for it.
 pub fn check(path: &Path, trial: &Trial) -> Result<Report, Error> {
     let asked = "as a host would, with default settings";
     let found = match inspect(&trial.config, path) {
         Ok(found) => found,
-        Err(error @ (Error::Read { .. } | Error::Engine(_))) => return Err(error),
+        Err(error @ (Error::Read { .. } | Error::Engine(_) | Error::Chain { .. })) => return Err(error),
         Err(error) => {
             return Ok(Report { slot: None, rows: vec![Row::new("loads", asked, Err(error.to_string()))] });
         }
@@ -95,16 +97,23 @@ pub fn check(path: &Path, trial: &Trial) -> Result<Report, Error> {
 
     let engine = Engine::new(&trial.config, None)?;
     let source = Source::File(path.into());
-    let (prepared, description) = (trials::Policy { engine: &engine, trial, source }, &found.description);
+    let (policy, description) = (trials::Policy { engine: &engine, trial, source }, &found.description);
     rows.extend(match found.slot {
-        SlotKind::Scheduler => trials::rows::<scheduler::Cluster>(prepared, description),
-        SlotKind::Evictor => trials::rows::<evictor::Pool>(prepared, description),
-        SlotKind::Admitter => trials::rows::<admitter::Door>(prepared, description),
-        SlotKind::Balancer => trials::rows::<balancer::Load>(prepared, description),
+        SlotKind::Scheduler => trials::rows::<scheduler::Cluster>(&policy, description),
+        SlotKind::Evictor => trials::rows::<evictor::Pool>(&policy, description),
+        SlotKind::Admitter => trials::rows::<admitter::Door>(&policy, description),
+        SlotKind::Balancer => trials::rows::<balancer::Load>(&policy, description),
     }?);
-    let source = Source::File(path.into());
-    rows.extend(vectors::rows(&engine, trial, source, found.slot, description)?);
-    Ok(Report { slot: Some(found.slot), rows })
+    rows.extend(vectors::rows(&policy, found.slot, description)?);
+    let mut report = Report { slot: Some(found.slot), rows };
+    if let Some(to) = &trial.record_to {
+        let asked = format!("to {}", to.display());
+        report.rows.push(match report.passed() {
+            true => Row::new("vectors", asked, vectors::write(&policy, &found, to)),
+            false => Row::skipped("vectors", asked, "not written: a check failed"),
+        });
+    }
+    Ok(report)
 }
 
 /// Compares what it says of itself with what its project says.

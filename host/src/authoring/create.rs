@@ -1,6 +1,6 @@
 //! `kvasir policy new`: a template under a name of its own, with what it needs of the SDK beside it.
 
-use super::{Error, Language, MANIFEST, Project, sdk};
+use super::{Dialect, Error, Language, MANIFEST, Project, sdk};
 use crate::policy::SlotKind;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -17,7 +17,12 @@ const IGNORED: &str = "*.wasm\n.zig-cache/\n__pycache__/\nnode_modules/\ntarget/
 ///
 /// # Errors
 /// The name is no policy's name, something is in the folder already, or the disk fails.
-pub fn create(language: &'static Language, slot: SlotKind, name: &str, dir: &Path) -> Result<Project, Error> {
+pub fn create(
+    (language, dialect): (&'static Language, Option<&'static Dialect>),
+    slot: SlotKind,
+    name: &str,
+    dir: &Path,
+) -> Result<Project, Error> {
     check_name(name)?;
     // If this binary was built without it, that is no fault of the caller, who is told what there is instead.
     let template = format!("templates/{}/{slot}", language.name);
@@ -33,10 +38,16 @@ pub fn create(language: &'static Language, slot: SlotKind, name: &str, dir: &Pat
     let beside = tempfile::Builder::new().prefix(".kvasir-policy-").tempdir_in(parent);
     let beside = beside.map_err(failed("make a folder in", parent))?;
     let whole = beside.path().join("project");
+    let in_dialect = |text: String| match dialect {
+        // Some texts name both, and one begins with the other.
+        Some(Dialect { source: [from, to], .. }) => text.replace(to, from).replace(from, to),
+        None => text,
+    };
     for file in sdk::folder(&template) {
-        let bytes =
-            text(file.bytes).map(|text| text.replace(SDK_OF_TEMPLATES, SDK).replace(old, name).into_bytes());
-        write(&whole.join(file.path), &bytes.unwrap_or_else(|| file.bytes.into()))?;
+        let own =
+            |text: &str| in_dialect(text.replace(SDK_OF_TEMPLATES, SDK)).replace(old, name).into_bytes();
+        let bytes = text(file.bytes).map_or_else(|| file.bytes.into(), own);
+        write(&whole.join(in_dialect(file.path.into())), &bytes)?;
     }
     for folder in [language.folder, "wit"] {
         for file in sdk::folder(folder).filter(|file| file.path != "build.sh") {

@@ -21,6 +21,8 @@ pub enum Error {
     NoManifest { path: PathBuf, source: std::io::Error },
     #[error("{path} is not there; `kvasir policy build` makes it")]
     NotBuilt { path: PathBuf },
+    #[error("a component has no folder of vectors; name the file: --write-vectors=FILE")]
+    NoVectors,
     #[error("{path}: {reason}")]
     Manifest { path: PathBuf, reason: String },
     #[error(
@@ -52,7 +54,13 @@ pub struct Import {
 impl Error {
     /// Whether the command was given wrongly, rather than that it failed.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::Name { .. } | Self::Language { .. })
+        matches!(
+            self,
+            Self::Name { .. }
+                | Self::Language { .. }
+                | Self::NoVectors
+                | Self::Policy(policy::Error::Chain { .. })
+        )
     }
 }
 

@@ -20,6 +20,22 @@ pub struct Language {
     pub(super) stub_wasi: bool,
 }
 
+/// A language whose projects are those of another one but for the name of the source.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Dialect {
+    /// As `--lang` names it.
+    pub name: &'static str,
+    language: &'static str,
+    /// The source in the templates of that language, and in projects of this one.
+    pub(super) source: [&'static str; 2],
+}
+
+/// All that are known.
+pub static DIALECTS: [Dialect; 2] = [
+    Dialect { name: "c++", language: "c", source: ["policy.c", "policy.cpp"] },
+    Dialect { name: "typescript", language: "javascript", source: ["policy.js", "policy.ts"] },
+];
+
 #[derive(Debug, PartialEq, Eq)]
 struct Tool {
     /// Any of these will do.
@@ -102,9 +118,19 @@ impl Language {
     /// [`Error::Language`], which names those that are known.
     pub fn find(name: &str) -> Result<&'static Self, Error> {
         LANGUAGES.iter().find(|language| language.name == name).ok_or_else(|| {
-            let known: Vec<_> = LANGUAGES.iter().map(|language| language.name).collect();
+            let dialects = DIALECTS.iter().map(|dialect| dialect.name);
+            let known: Vec<_> = LANGUAGES.iter().map(|language| language.name).chain(dialects).collect();
             Error::Language { name: printable(name, 64), known: known.join(", ") }
         })
+    }
+
+    /// The same of a language or a dialect.
+    ///
+    /// # Errors
+    /// As `find`.
+    pub fn find_with_dialect(name: &str) -> Result<(&'static Self, Option<&'static Dialect>), Error> {
+        let dialect = DIALECTS.iter().find(|dialect| dialect.name == name);
+        Ok((Self::find(dialect.map_or(name, |dialect| dialect.language))?, dialect))
     }
 
     /// For tests: a project whose recipe is a script of the test's.

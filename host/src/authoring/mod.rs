@@ -16,7 +16,7 @@ pub use build::{Built, build};
 pub use check::{Report, Row, Trial, Verdict, check};
 pub use create::create;
 pub use error::Error;
-pub use language::{LANGUAGES, Language, MissingTool};
+pub use language::{DIALECTS, Dialect, LANGUAGES, Language, MissingTool};
 pub use project::{MANIFEST, Project};
 
 #[cfg(test)]

@@ -94,6 +94,11 @@ impl Project {
         self.dir.join(format!("{}.wasm", self.name))
     }
 
+    /// Where its answers are recorded unless it is said otherwise, in the worlds of that seed.
+    pub fn vectors_of(&self, seed: u64) -> PathBuf {
+        self.dir.join("vectors").join(format!("seed-{seed}.jsonl"))
+    }
+
     /// The first tool that building it needs and that is not here.
     pub fn missing_tool(&self) -> Option<MissingTool> {
         self.language.missing_tool(&self.language.search_path(&self.sdk, &self.dir))
@@ -109,6 +114,7 @@ impl Project {
             settings: self.settings.clone(),
             seed: 0,
             vectors: self.vectors()?,
+            record_to: None,
             called: Some((self.name.clone(), self.version.clone())),
         })
     }

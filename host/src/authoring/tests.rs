@@ -25,7 +25,7 @@ fn every_language_has_a_project_for_every_slot() {
     for language in &LANGUAGES {
         for slot in SlotKind::ALL {
             let at = dir.path().join(format!("{} {slot}", language.name));
-            let project = create(language, slot, "brand-new", &at).unwrap();
+            let project = create((language, None), slot, "brand-new", &at).unwrap();
             assert_eq!(
                 (project.name.as_str(), project.slot, project.language),
                 ("brand-new", slot, language)
@@ -48,11 +48,34 @@ fn every_language_has_a_project_for_every_slot() {
 }
 
 #[test]
+fn a_dialect_has_sources_of_its_own_name() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, source, not, manifest) in [
+        ("c++", "policy.cpp", "policy.c", "language = \"c\""),
+        ("typescript", "policy.ts", "policy.js", "language = \"javascript\""),
+    ] {
+        for slot in SlotKind::ALL {
+            let at = dir.path().join(format!("{name} {slot}"));
+            let project = create(Language::find_with_dialect(name).unwrap(), slot, "brand-new", &at).unwrap();
+            assert!(fs::read_to_string(at.join(MANIFEST)).unwrap().contains(manifest), "{name}");
+            assert!(texts(&at).iter().all(|(_, text)| !text.contains("cppp")), "{name}: replaced twice");
+            assert!(at.join(source).exists() && !at.join(not).exists(), "{name}");
+            let test =
+                texts(&at).into_iter().filter(|(path, _)| path.contains("/test.")).map(|(_, text)| text);
+            assert!(test.collect::<String>().contains(source), "{name} {slot}: its test is of its source");
+            assert_eq!(project.slot, slot);
+        }
+    }
+    assert_eq!(Language::find_with_dialect("zig").unwrap().1, None);
+}
+
+#[test]
 fn a_project_is_made_whole_or_not_at_all() {
     let dir = tempfile::tempdir().unwrap();
     let c = Language::find("c").unwrap();
-    let make =
-        |name: &str, at: &Path| create(c, SlotKind::Evictor, name, at).map(drop).map_err(|e| e.to_string());
+    let make = |name: &str, at: &Path| {
+        create((c, None), SlotKind::Evictor, name, at).map(drop).map_err(|e| e.to_string())
+    };
     for (name, reason) in [
         ("", "1 to 64 characters"),
         (&"x".repeat(65), "1 to 64 characters"),
@@ -76,7 +99,9 @@ fn a_project_is_made_whole_or_not_at_all() {
     make("lru", &dir.path().join("a/b/c")).unwrap();
     let unknown = Language::find("cobol").unwrap_err();
     assert!(
-        unknown.to_string().contains("languages: assemblyscript, c, go, javascript, python, rust, zig"),
+        unknown
+            .to_string()
+            .contains("languages: assemblyscript, c, go, javascript, python, rust, zig, c++, typescript"),
         "{unknown}"
     );
     assert!(unknown.is_usage());
@@ -126,7 +151,7 @@ fn build_in(
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().join("with a space");
     let known = Language::find(language.name).unwrap();
-    let mut project = create(known, SlotKind::Scheduler, "bad", &at).unwrap();
+    let mut project = create((known, None), SlotKind::Scheduler, "bad", &at).unwrap();
     fs::write(at.join("sdk").join(language.folder).join("compile.sh"), script).unwrap();
     for (name, bytes) in extra {
         fs::write(at.join(name), bytes).unwrap();
@@ -250,7 +275,8 @@ fn tried(bytes: &[u8], settings: &[(&str, &str)]) -> Report {
     // Longer than a busy machine keeps a thread waiting.
     let hot_deadline = Duration::from_millis(500);
     let config = PolicyConfig { evictor_slots: 1 << 16, hot_deadline, ..PolicyConfig::default() };
-    check(&file, &Trial { config, settings, seed: 1, vectors: Vec::new(), called: None }).unwrap()
+    check(&file, &Trial { config, settings, seed: 1, vectors: Vec::new(), record_to: None, called: None })
+        .unwrap()
 }
 
 #[test]
@@ -292,6 +318,7 @@ fn every_fault_fails_its_check() {
     fails("evictor", "repeat", "answers", "was chosen before");
     fails("evictor", "too-few", "answers", "1 victims where");
     fails("evictor", "too-many", "answers", "victims where");
+    fails("admitter", "reason-99", "answers", "rejection for reason 99; the contract has 1 to 5");
     fails("admitter", "unknown", "answers", "unknown verdict 99");
     fails("admitter", "short", "answers", "answers for");
     fails("balancer", "nan", "answers", "threshold NaN");
@@ -317,7 +344,7 @@ fn a_trial_follows_from_its_seed() {
         fs::write(&file, guest("careless")).unwrap();
         let settings = vec![("mode".into(), "forgets".into())];
         let config = PolicyConfig::default();
-        let trial = Trial { config, settings, seed, vectors: Vec::new(), called: None };
+        let trial = Trial { config, settings, seed, vectors: Vec::new(), record_to: None, called: None };
         let rows = check(&file, &trial).unwrap().rows;
         rows.into_iter().find(|row| row.verdict == Verdict::Failed).unwrap().came
     };

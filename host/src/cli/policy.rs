@@ -29,13 +29,14 @@ mod status;
 mod trust;
 mod verify;
 
+pub(super) use crate::calendar::moment;
+
 use super::HostFlags;
 use crate::authoring;
 use crate::policy::{SlotKind, UnknownSlot};
 use clap::{Args, Subcommand};
 use kvasir_client::control::ControlError;
 use std::process::ExitCode;
-use std::time::{Duration, UNIX_EPOCH};
 
 /// Write policies, try them on traces, and put them before the traffic of a running host.
 #[derive(Args, Debug)]
@@ -143,13 +144,6 @@ impl Action {
 /// A slot that a flag or argument names; the host is not asked about one that there is not.
 fn slot(text: &str) -> Result<String, UnknownSlot> {
     text.parse().map(|slot: SlotKind| slot.to_string())
-}
-
-/// Unix time in milliseconds, as people write it.
-pub(super) fn moment(at_ms: u64) -> String {
-    // Beyond the year 9999 there is nothing to print, and such a time comes from no clock.
-    let at_ms = at_ms.min(253_402_300_799_999);
-    humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(at_ms)).to_string()
 }
 
 /// Tells why a verb of authors failed: exit code 2 if it was asked for wrongly, otherwise 1.

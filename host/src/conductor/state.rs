@@ -69,7 +69,8 @@ impl State {
         let links: Vec<LinkSpec> =
             config.links.iter().filter_map(|link| numbered(link, &mut domains)).collect();
         let fleet = Fleet::new(limits, config.block_size_tokens, now_ms);
-        let mut fleet = fleet.with_links(&links).in_run(run);
+        let quotas = config.tenants.iter().map(|quota| (quota.tenant, quota.tokens_max));
+        let mut fleet = fleet.with_links(&links).with_quotas(quotas).in_run(run);
         fleet.set_domains(domains.len() as u32 + 1);
         Self {
             fleet,

@@ -49,7 +49,6 @@ pub async fn run(
 }
 
 fn record(balancer: &BalancerWorker, id: u64, snapshot: &Snapshot, thresholds: &[f32], ns: u64) -> Record {
-    let lists = [&snapshot.cluster()[..], &snapshot.prefill_queue_ms, &snapshot.decode_step_ms];
     Record {
         record: FORMAT,
         slot: SlotKind::Balancer.to_string(),
@@ -57,11 +56,7 @@ fn record(balancer: &BalancerWorker, id: u64, snapshot: &Snapshot, thresholds: &
         at_ms: unix_ms(),
         policy: balancer.policy_of(),
         pushed: Vec::new(),
-        asked: Call {
-            name: "tick".to_owned(),
-            scalars: vec![snapshot.now_ms],
-            lists: lists.map(bits).into(),
-        },
+        asked: Call::tick(snapshot),
         answer: bits(thresholds).into_iter().map(u64::from).collect(),
         scores: Vec::new(),
         fallback: balancer.fallback().map(ToString::to_string),

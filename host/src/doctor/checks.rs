@@ -4,10 +4,10 @@ use super::facts::{Facts, NoClock, PortState, SocketState};
 use super::{Finding, Level};
 use crate::config::{Config, Size};
 use crate::data_dir::DISK_BYTES_MIN;
+use crate::policy::inspect::CONTRACT;
 use kvasir_dataplane::memory::placing::HugePages;
 use kvasir_dataplane::{cluster::Kind, wire};
 
-const CONTRACT: &str = "kvasir:policy@0.1.0";
 /// Descriptors of one data connection, and of all else.
 const FILES_PER_CONNECTION: u64 = 5;
 const FILES_BESIDE: u64 = 256;

@@ -1,10 +1,13 @@
-//! Recorded decisions, asked again of another policy: `kvasir policy run`.
+//! Recorded decisions, asked again of another policy: `kvasir policy run` and `replay`.
 
 use super::{Decided, Found};
 use crate::conductor::fleet::{Changes, Told};
 use crate::policy::record::{PlayError, Player, Record, Records};
+use crate::policy::scheduler::is_same as is_same_decision;
 use crate::policy::{SlotKind, record};
-use kvasir_policy::scheduler::{Answer, DECODE_ROW, Decision, HEAD_WORDS, Layout, PREFILL_ROW, Question};
+use kvasir_policy::scheduler::{
+    Answer, DECODE_ROW, Decision, HEAD_WORDS, Layout, PREFILL_ROW, Placement, Question,
+};
 use std::io::BufRead;
 use std::iter::repeat;
 use std::sync::Arc;
@@ -175,4 +178,48 @@ pub fn decision(words: &[u64]) -> Option<Decision> {
         Answer { prefill, decode, transfer_blocks, source, reason, retry_after, session_memo, tenant_charge }
             .into(),
     )
+}
+
+/// Whether two answers to the same question come to the same, as a trial counts it: memos, charges and the reasons of a
+/// refusal do not matter.
+pub fn is_same(asked: &str, a: &[u64], b: &[u64]) -> bool {
+    match (asked, a, b) {
+        ("schedule", a, b) => match (decision(a), decision(b)) {
+            (Some(a), Some(b)) => is_same_decision(&a, &b),
+            _ => a == b,
+        },
+        ("admit-request", &[a], &[b]) => a as u8 == b as u8,
+        _ => a == b,
+    }
+}
+
+/// An answer in words: of the function of the contract called so.
+pub fn answer(asked: &str, words: &[u64]) -> String {
+    let list = |words: &mut dyn Iterator<Item = String>| words.collect::<Vec<_>>().join(" ");
+    match (asked, words) {
+        ("schedule", words) => match decision(words) {
+            Some(Decision::Run(Placement { prefill, decode, transfer, .. })) => {
+                let fetched = transfer.map(|t| format!(", {} blocks from slot {}", t.blocks, t.source));
+                format!("prefill slot {prefill}, decode slot {decode}{}", fetched.unwrap_or_default())
+            }
+            Some(Decision::Reject { reason, retry_after_ms }) => {
+                format!("rejected: {}, again after {retry_after_ms} ms", super::words::reason(reason))
+            }
+            None => "no decision".to_owned(),
+        },
+        ("admit-request", &[bits]) => match bits as u8 {
+            0 => "accept".to_owned(),
+            1 => "queue".to_owned(),
+            _ => format!("reject, reason {}, again after {} ms", bits >> 8 & 0x00ff_ffff, bits >> 32),
+        },
+        ("admit-blocks", words) => {
+            let word =
+                |word: &u64| ["skip", "store", "colder"].get(*word as usize).copied().unwrap_or("unknown");
+            list(&mut words.iter().map(|w| word(w).to_owned()))
+        }
+        ("tick", words) => {
+            format!("thresholds {}", list(&mut words.iter().map(|w| f32::from_bits(*w as u32).to_string())))
+        }
+        (_, words) => format!("victims {}", list(&mut words.iter().map(|w| (w & 0x0fff_ffff).to_string()))),
+    }
 }

@@ -150,7 +150,7 @@ fn failed(why: &str) -> String {
     match why {
         "no instance ready" => "had no instance ready".to_owned(),
         why if why.starts_with("invalid answer") => format!("gave an {why}"),
-        why if why.starts_with("overtaken") => format!("was {why}"),
+        why if why.starts_with("overtaken") || why.starts_with("overruled") => format!("was {why}"),
         why => why.to_owned(),
     }
 }

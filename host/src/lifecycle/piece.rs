@@ -50,7 +50,7 @@ pub(super) fn record(store: &DramStore, chosen: Chosen<'_>) -> Record {
         at_ms,
         policy,
         pushed,
-        asked: Call { name: "select-victims".to_owned(), scalars: vec![now_ms, want], lists: Vec::new() },
+        asked: Call::select_victims(now_ms, want),
         answer: Vec::new(),
         scores: Vec::new(),
         fallback: None,

@@ -11,7 +11,7 @@ use kvasir_dataplane::tier::nvme::{self, NvmeConfig, NvmeStore, OnFull};
 use kvasir_dataplane::tier::remote::{self, Place, RemoteConfig, RemoteStore, S3, TenantKey};
 use kvasir_dataplane::tier::store::{BlockStore, Tier};
 use kvasir_dataplane::tier::tiering::{Admission, Admit, Candidate, Destination, LevelStats, Tiering};
-use kvasir_policy::admitter::{BLOCK_WORDS, Block, Store};
+use kvasir_policy::admitter::{Block, Store};
 use kvasir_policy::evictor::{DROP, TierRow};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -176,11 +176,7 @@ impl PolicyAdmit {
             at_ms: unix_ms(),
             policy: self.worker.policy_of(),
             pushed: vec![("update-load".to_owned(), bits(&self.worker.load().encode()))],
-            asked: Call {
-                name: "admit-blocks".to_owned(),
-                scalars: vec![number_of(tier).into(), BLOCK_WORDS as u64],
-                lists: vec![words],
-            },
+            asked: Call::admit_blocks(number_of(tier), words),
             answer: answers.iter().map(|answer| *answer as u64).collect(),
             scores: Vec::new(),
             fallback: self.worker.fallback().map(ToString::to_string),

@@ -11,6 +11,7 @@ use super::{Error, Fault, Limits, Module, SlotKind, Subject};
 use crate::conductor::fleet::{Outlook, RETRY_MAX_MS};
 use kvasir_policy::Admitter;
 use kvasir_policy::admitter::{BLOCK_WORDS, Block, Blocks, Forecast, Load, Request, Store, Verdict};
+use kvasir_policy::scheduler::REASONS;
 use std::sync::Arc;
 
 /// Words in one record of blocks, as they are told.
@@ -103,7 +104,13 @@ pub fn stored(answers: &[u32], blocks: usize) -> Result<Vec<Store>, Fault> {
 
 /// Refuses a rejection that no caller could act on.
 fn sensible(verdict: Verdict) -> Result<Verdict, Fault> {
-    let Verdict::Reject { retry_after_ms, .. } = verdict else { return Ok(verdict) };
+    let Verdict::Reject { reason, retry_after_ms } = verdict else { return Ok(verdict) };
+    if !REASONS.contains(&reason) {
+        let (first, last) = (REASONS.start(), REASONS.end());
+        return Err(Fault::Invalid(format!(
+            "rejection for reason {reason}; the contract has {first} to {last}"
+        )));
+    }
     if retry_after_ms > RETRY_MAX_MS {
         return Err(Fault::Invalid(format!(
             "rejection for {retry_after_ms} ms; {RETRY_MAX_MS} at most, a day"
@@ -362,8 +369,10 @@ mod tests {
             let said = answer.map_or_else(|fault| fault.to_string(), |_| "fine".to_owned());
             assert!(said.contains(expected), "{said}");
         };
-        check(0, 0, "fine");
-        check(u32::MAX, RETRY_MAX_MS, "fine");
+        check(1, 0, "fine");
+        check(5, RETRY_MAX_MS, "fine");
+        check(0, 0, "invalid answer: rejection for reason 0; the contract has 1 to 5");
+        check(6, 0, "invalid answer: rejection for reason 6");
         check(1, RETRY_MAX_MS + 1, "invalid answer: rejection for 86400001 ms");
         assert_eq!(sensible(Verdict::Queue), Ok(Verdict::Queue));
     }

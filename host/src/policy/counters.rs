@@ -146,7 +146,7 @@ impl Counters {
             Fault::Trap(_) => &self.traps,
             Fault::Deadline(_) => &self.deadline_misses,
             Fault::Invalid(_) => &self.invalid_answers,
-            Fault::NotReady | Fault::Overtaken => return,
+            Fault::NotReady | Fault::Overtaken | Fault::Overruled => return,
         };
         counter.fetch_add(1, Relaxed);
     }

@@ -26,6 +26,9 @@ pub enum Fault {
     /// The tables changed under the decision more than once; no fault of the policy.
     #[error("overtaken by changes of the tables")]
     Overtaken,
+    /// The policy rejected a request that had to run, and another policy has room for it; no fault of the policy.
+    #[error("overruled: it rejected a request that must run")]
+    Overruled,
 }
 
 /// Why a policy was not brought into service. The policy that serves is untouched.

@@ -2,6 +2,7 @@
 
 use super::admitter::AdmitterHook;
 use super::balancer::BalancerHook;
+use super::chain::is_chain;
 pub use super::engine::slot_of;
 use super::evictor::EvictorHook;
 use super::interface::Interface;
@@ -11,6 +12,12 @@ use super::{Digest, Engine, Error, PolicyConfig, SlotKind, Source, standalone};
 use kvasir_policy::Description;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use wit_component::WitPrinter;
+
+/// The contract that this host speaks.
+pub const CONTRACT: &str = "kvasir:policy@0.1.0";
+/// The interface of the contract that a policy with a learner exports.
+const LEARNING: &str = "kvasir:policy/learning@0.1.0";
 
 /// A component that a host would load.
 pub struct Inspection {
@@ -21,17 +28,27 @@ pub struct Inspection {
     pub bytes: u64,
     pub imports: Vec<String>,
     pub exports: Vec<String>,
+    /// It has a learner.
+    pub learns: bool,
+    /// What it imports and exports with the types of all functions, as text.
+    pub wit: Option<String>,
     /// Time to check, compile, instantiate and configure it, with nothing taken from a cache.
     pub load_time: Duration,
 }
+
+const ONE_COMPONENT: &str = "here it takes one component, such as a part of the chain; chains are taken by `kvasir policy run`, `bench`, \
+                             `replay` and `load`";
 
 /// Loads the component in `path` as a host would, with its default settings, and forgets it.
 ///
 /// # Errors
 /// Whatever would make a host refuse it.
 pub fn inspect(config: &PolicyConfig, path: &Path) -> Result<Inspection, Error> {
-    let engine = Engine::new(config, None)?;
     let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+    if is_chain(path) {
+        return Err(Error::Chain { name, reason: ONE_COMPONENT.into() });
+    }
+    let engine = Engine::new(config, None)?;
     inspect_with(&engine, config, &name, &super::slot::read(&engine, path)?)
 }
 
@@ -66,10 +83,24 @@ fn inspect_with(
         description,
         digest: Digest::of(bytes),
         bytes: bytes.len() as u64,
+        learns: slot.has_outcomes() && exports.contains(&LEARNING),
+        wit: wit(bytes),
         imports: owned(imports),
         exports: owned(exports),
         load_time,
     })
+}
+
+/// Without the comments, which a component may fill as it likes. `None`: it has types that are not read here; a host that
+/// only calls the functions of the contract does not mind.
+fn wit(bytes: &[u8]) -> Option<String> {
+    let decoded = wit_component::decode(bytes).ok()?;
+    let (resolve, main) = (decoded.resolve(), decoded.package());
+    let others: Vec<_> = resolve.packages.iter().map(|(id, _)| id).filter(|id| *id != main).collect();
+    let mut printer = WitPrinter::default();
+    printer.emit_docs(false);
+    printer.print(resolve, main, &others).ok()?;
+    Some(printer.output.to_string())
 }
 
 /// The slot that the component in `path` is for. Nothing is compiled.

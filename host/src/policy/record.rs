@@ -14,6 +14,9 @@ pub use play::{PlayError, Playable, Played, Player};
 use super::slot::{Hook, Version};
 use super::{SlotKind, UnknownSlot};
 use crate::text::printable;
+use kvasir_policy::admitter::{BLOCK_WORDS, Forecast};
+use kvasir_policy::balancer::Snapshot;
+use kvasir_policy::scheduler::Question;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, Write};
 
@@ -104,6 +107,34 @@ pub struct Call {
     pub lists: Vec<Vec<u32>>,
 }
 
+impl Call {
+    pub(crate) fn schedule(question: &Question) -> Self {
+        let (now, words) = (question.now().to_bits(), question.words().to_vec());
+        Self { name: "schedule".into(), scalars: vec![now.into()], lists: vec![words] }
+    }
+
+    pub(crate) fn select_victims(now_ms: u64, want: u64) -> Self {
+        Self { name: "select-victims".into(), scalars: vec![now_ms, want], lists: Vec::new() }
+    }
+
+    /// `request`: words as in the contract.
+    pub(crate) fn admit_request(request: &[u32], forecast: &Forecast) -> Self {
+        let lists = vec![request.to_vec(), bits(&forecast.encode())];
+        Self { name: "admit-request".into(), scalars: Vec::new(), lists }
+    }
+
+    /// `words`: records of [`BLOCK_WORDS`].
+    pub(crate) fn admit_blocks(tier: u32, words: Vec<u32>) -> Self {
+        let scalars = vec![tier.into(), BLOCK_WORDS as u64];
+        Self { name: "admit-blocks".into(), scalars, lists: vec![words] }
+    }
+
+    pub(crate) fn tick(seen: &Snapshot) -> Self {
+        let lists = [&seen.cluster()[..], &seen.prefill_queue_ms, &seen.decode_step_ms];
+        Self { name: "tick".into(), scalars: vec![seen.now_ms], lists: lists.map(bits).into() }
+    }
+}
+
 /// What is wrong with one record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRecord {
@@ -157,6 +188,16 @@ impl Record {
         })?;
         record.check()?;
         Ok(record)
+    }
+
+    /// Whether a line is of a recording, complete or not, rather than of a trace.
+    pub fn is_line(line: &[u8]) -> bool {
+        #[derive(Deserialize)]
+        struct Mark {
+            #[serde(rename = "record")]
+            _format: u32,
+        }
+        serde_json::from_slice::<Mark>(line).is_ok()
     }
 
     /// Whether it is complete and within the limits, so that an engine can be asked.

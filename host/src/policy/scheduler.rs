@@ -3,6 +3,7 @@
 mod shadow;
 mod worker;
 
+pub use self::shadow::is_same;
 pub use self::worker::{Outcome, SchedulerWorker, Seat, SharedThresholds};
 
 use super::bindings::scheduler::Scheduler as Component;
@@ -11,6 +12,7 @@ use super::chain::{Chain, Part, Role};
 use super::control::{component_control, native_control};
 use super::guest::Guest;
 use super::log::Log;
+use super::record::{Push, bits};
 use super::slot::{Builtin, Hook, Policy};
 use super::{Error, Fault, Limits, Module, SlotKind};
 use crate::conductor::fleet::Changes;
@@ -220,4 +222,13 @@ pub(crate) fn push(engine: &mut dyn SchedulerEngine, changes: &Changes) -> Resul
         engine.update_links(links)?;
     }
     Ok(())
+}
+
+/// The same as a recording has it.
+pub(crate) fn pushes(changes: &Changes) -> Vec<Push> {
+    let Changes { open, prefill, decode, links } = changes;
+    let open = open.map(|layout| ("open".to_owned(), layout.encode().to_vec()));
+    let rows = [("update-prefill", prefill), ("update-decode", decode), ("update-links", links)];
+    let rows = rows.into_iter().filter(|(_, rows)| !rows.is_empty());
+    open.into_iter().chain(rows.map(|(name, rows)| (name.to_owned(), bits(rows)))).collect()
 }

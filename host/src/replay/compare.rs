@@ -2,20 +2,24 @@
 //!
 //! Evictors are compared in caches of several sizes, everything else in two simulated clusters that differ in that one
 //! policy. Both sides take the trace request by request, so what they did with a request can be held against each other
-//! without keeping all of them.
+//! without keeping all of them. [`Decisions`] asks both what a host recorded.
 
+mod decisions;
 mod evictors;
 mod requests;
 #[cfg(test)]
 mod tests;
 mod told;
 
+pub use decisions::{Decisions, Differing, Side};
 pub use evictors::{CacheSide, Capacity, Evictors, capacities};
 pub use requests::{Chose, Diff, Difference, Requests};
 
 use super::contender::Contender;
 use super::trace::Request;
 use super::{cache, cluster, trace};
+use crate::policy::SlotKind;
+use crate::policy::record::{self, PlayError};
 use serde::Serialize;
 
 /// Differences that are told in full.
@@ -34,6 +38,14 @@ pub enum Error {
     Cluster(#[from] cluster::Error),
     #[error("trace {0} holds no requests")]
     Empty(String),
+    #[error(transparent)]
+    Recording(#[from] record::Error),
+    #[error(transparent)]
+    Play(#[from] PlayError),
+    #[error(
+        "the recording {recording} holds no decision of the {slot}; record one with explain.file and explain.sample"
+    )]
+    NoDecision { recording: String, slot: SlotKind },
 }
 
 /// What was asked for.
@@ -55,6 +67,7 @@ pub type Requested = Result<Request, trace::Error>;
 pub enum Comparison {
     Evictors(Evictors),
     Requests(Box<Requests>),
+    Decisions(Box<Decisions>),
 }
 
 impl Comparison {
@@ -63,6 +76,7 @@ impl Comparison {
         match self {
             Self::Evictors(evictors) => evictors.faults(|capacity| &capacity.candidate),
             Self::Requests(requests) => requests.candidate.faults.iter().map(ToString::to_string).collect(),
+            Self::Decisions(decisions) => decisions.candidate.faults(),
         }
     }
 
@@ -71,6 +85,7 @@ impl Comparison {
         match self {
             Self::Evictors(evictors) => evictors.faults(|capacity| &capacity.baseline),
             Self::Requests(requests) => requests.baseline.faults.iter().map(ToString::to_string).collect(),
+            Self::Decisions(decisions) => decisions.baseline.faults(),
         }
     }
 }

@@ -11,6 +11,7 @@ mod writer;
 
 pub use self::writer::{WriteError, Writer};
 
+use crate::policy::record::Record;
 use flate2::read::MultiGzDecoder;
 use serde::de::{Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -27,6 +28,10 @@ pub const MAX_BLOCK_SIZE_TOKENS: u32 = 8_192;
 const MAX_TIME_MS: u64 = (1 << 52) / 1_000;
 /// Longest line accepted, bytes: a million tokens of context need 40 KiB.
 const MAX_LINE_BYTES: u64 = 16 << 20;
+
+/// What is told of a file that `explain.file` named.
+const RECORDING: &str = "a recorded decision, where a request of a trace is expected; `kvasir policy replay` and `kvasir \
+                         policy run` read recordings of decisions (explain.file)";
 
 /// One request of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -228,7 +233,10 @@ impl Reader {
             Some(chats) => chats.parse(line),
             None => mooncake(line),
         };
-        let request = request.map_err(|reason| self.bad_line(reason))?;
+        let request = request.map_err(|reason| match Record::is_line(line) {
+            true => self.bad_line(RECORDING.into()),
+            false => self.bad_line(reason),
+        })?;
         let size = self.block_size_tokens;
         let expected = request.input_tokens.div_ceil(size) as usize;
         let found = request.blocks.len();
@@ -343,6 +351,15 @@ mod tests {
         assert_eq!(read(gzip.clone()).unwrap(), vec![request.clone(), request]);
         let cut = read(gzip[..gzip.len() / 2].to_vec()).unwrap_err();
         assert!(cut.to_string().starts_with("cannot read trace t.jsonl after line"), "{cut}");
+    }
+
+    #[test]
+    fn a_recording_is_no_trace() {
+        let error = read(br#"{"record": 1, "slot": "scheduler"}"#.to_vec()).unwrap_err().to_string();
+        assert!(
+            error.starts_with("t.jsonl:1: a recorded decision") && error.contains("policy replay"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -76,6 +76,23 @@ fn a_policy_is_made_built_and_tried() {
     let built: serde_json::Value = serde_json::from_str(&built).unwrap();
     assert_eq!(built["bytes"].as_u64(), Some(file.metadata().unwrap().len()));
     check(&at, &["policy", "check"], 0, "passed; next: kvasir policy load scheduler ./careless.wasm");
+    // Its answers are kept, and expected from then on; not of a policy that fails, nor where nobody says where.
+    let written = check(&at, &["policy", "check", "--write-vectors"], 0, "decisions recorded");
+    assert!(written.contains("vectors/seed-1.jsonl"), "{written}");
+    check(&at, &["policy", "check"], 0, "answers as recorded");
+    let recorded = std::fs::read(at.join("vectors/seed-1.jsonl")).unwrap();
+    let fails = ["policy", "check", "--write-vectors", "--setting", "mode=forgets"];
+    check(&at, &fails, 1, "not written: a check failed");
+    check(&at, &["policy", "check", "--write-vectors"], 0, "decisions recorded");
+    assert_eq!(
+        std::fs::read(at.join("vectors/seed-1.jsonl")).unwrap(),
+        recorded,
+        "the same policy, the same file"
+    );
+    check(&at, &["policy", "check", "./careless.wasm", "--write-vectors"], 2, "--write-vectors=FILE");
+    check(&at, &["policy", "check", "./careless.wasm", "--write-vectors=w.jsonl"], 0, "decisions recorded");
+    assert_eq!(std::fs::read(at.join("w.jsonl")).unwrap(), recorded);
+    std::fs::remove_dir_all(at.join("vectors")).unwrap();
     let tried =
         check(dir.path(), &["policy", "check", "my policy", "--json", "--seed", "3"], 0, r#""passed":true"#);
     serde_json::from_str::<serde_json::Value>(&tried).unwrap();
@@ -93,7 +110,7 @@ fn a_policy_is_made_built_and_tried() {
     std::fs::create_dir(at.join("vectors")).unwrap();
     let record = |name: &str| {
         serde_json::json!({
-            "record": 1, "slot": "scheduler", "id": 1, "at_ms": 0, "policy": { "name": name, "version": "0.1.0" },
+            "record": 1, "slot": "scheduler", "id": 1, "at_ms": 0, "policy": { "name": name, "version": "0.1.0", "settings": [["mode", "none"]] },
             "pushed": [["open", [0, 0, 16, 17, 19, 18, 1, 5]]],
             "asked": { "name": "schedule", "scalars": [0], "lists": [vec![0; 19]] },
             "answer": [9, 9, 0, 0, 0, 0, 0, 0], "ns": 1,

@@ -1,6 +1,7 @@
 //! Policies that misbehave, and files that are no policies, in a host that serves real traffic.
 
 use crate::process::{Host, Transport, content};
+use crate::replicas::until;
 use kvasir_client::control::{Control, ControlAddr, PolicySource};
 use kvasir_client::data::{ClientError, Put};
 use kvasir_dataplane::{BlockKey, BlockMeta};
@@ -169,6 +170,10 @@ fn a_bad_policy_under_load_fails_no_request_and_goes_out_of_service() {
         assert!(counter.load(Ordering::Relaxed) > 0);
     }
     host.check(&["policy", "list"], b"", 0, "evictor: the host stepped in: `bad` taken out of service");
+    until("the trips are in the daemon's own log", || {
+        // Once for each slot and mode: six, eight and five.
+        host.log().matches("`bad` taken out of service: ").count() >= 19
+    });
     host.check(&["stat", "--json"], b"", 0, r#""checksum_failures":0"#);
     assert_eq!(host.terminate(), Some(0));
 }

@@ -203,10 +203,26 @@ fn a_component_is_looked_at_without_a_host() {
         let found: serde_json::Value = serde_json::from_str(&printed).unwrap();
         assert_eq!((&found["slot"], &found["bytes"]), (&slot.into(), &bytes.len().into()), "{found}");
         assert_eq!(found["settings"][0]["name"], setting, "{found}");
-        inspect(bytes, 0, false, &[slot, "size     ", setting]);
+        assert_eq!((&found["contract"], &found["learns"]), (&"kvasir:policy@0.1.0".into(), &false.into()));
+        assert_eq!(found["signatures"], serde_json::json!([]));
+        let wit = ["describe: func() -> description;", "export-state: func() -> list<u8>;"];
+        inspect(bytes, 0, false, &[&[slot, "size     ", "signed   no", setting][..], &wit].concat());
     }
+    inspect(guest("learning"), 0, false, &["learns   yes", "publish: func() -> "]);
     inspect(b"", 2, false, &["is not a WebAssembly component: the file is empty"]);
     inspect(b"\0asm\x0d\0\x01\0", 2, false, &["serves no slot: it exports nothing", "wit/policy-0.1"]);
     inspect(&import_not_granted(), 2, false, &["which is not granted"]);
     inspect(guest("describe-traps"), 2, true, &["failed in `describe`: trapped"]);
+
+    let chain = dir.path().join("two.toml");
+    std::fs::write(&chain, "[[scorer]]\nsource = \"netkv\"\n").unwrap();
+    for verb in ["inspect", "check"] {
+        let output = Command::new(KVASIR).args(["policy", verb]).arg(&chain).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(
+            said.contains("chains are taken by `kvasir policy run`, `bench`, `replay` and `load`"),
+            "{said}"
+        );
+    }
 }

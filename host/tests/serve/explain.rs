@@ -222,6 +222,72 @@ fn a_recording_is_asked_of_another_policy_and_of_one_that_fails() {
 }
 
 #[test]
+fn a_recording_is_replayed_through_two_policies() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start_with(dir.path(), &["conductor.instance_ttl=1h"]);
+    let ids = runtime().block_on(async {
+        let mut control = Control::connect(&host.control(), "").await.unwrap();
+        register(&mut control).await;
+        decide(&mut control).await
+    });
+    let lines: String =
+        ids.iter().map(|id| text(&host.run(&["explain", &id.to_string(), "--record"], b"").stdout)).collect();
+    let [file, page, chain, guest] =
+        ["some.jsonl", "page.html", "two.toml", "bad.wasm"].map(|name| dir.path().join(name));
+    let last = lines.lines().last().unwrap().replacen(r#""slot":"scheduler""#, r#""slot":"evictor""#, 1);
+    std::fs::write(&file, &lines).unwrap();
+    std::fs::write(&chain, "[[scorer]]\nsource = \"netkv\"\n[picker]\nsource = \"pick\"\n").unwrap();
+    std::fs::write(&guest, kvasir_tests::guest("scheduler")).unwrap();
+    let [file, page, chain, guest] = [&file, &page, &chain, &guest].map(|path| path.to_str().unwrap());
+    let replay = |policy: &str, more: &[&str], code: i32, part: &str| {
+        host.check(&[&["policy", "replay", policy, "--trace", file], more].concat(), b"", code, part)
+    };
+
+    // The policy that serves decided all of it; the other one did not, and what differs is told.
+    let json =
+        replay("random", &["--against", "current", "--json", "--report", page], 0, r#""mode":"decisions""#);
+    let told: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let decisions = ids.len();
+    assert_eq!(
+        (&told["decisions"], &told["baseline"]["as_recorded"]),
+        (&decisions.into(), &decisions.into())
+    );
+    let agree = told["agree"].as_u64().unwrap();
+    assert_eq!(told["candidate"]["as_recorded"].as_u64(), Some(agree), "{told}");
+    let differing = told["differing"].as_array().unwrap();
+    assert!(agree < decisions as u64 && differing.len() == 5, "{told}");
+    assert!(differing.iter().all(|d| d["recorded"] == d["baseline"] && d["recorded"] != d["candidate"]));
+    assert!(differing[0]["baseline"].as_str().unwrap().starts_with("prefill slot"), "{told}");
+    let html = std::fs::read_to_string(page).unwrap();
+    assert!(html.contains("Decisions that differ") && html.ends_with("</html>\n"), "{html}");
+    let same = format!("Both answer {decisions} of {decisions} decisions alike");
+    replay("mooncake", &[], 0, &same);
+    replay("mooncake", &["--limit", "7"], 0, "Both answer 7 of 7 decisions alike");
+    replay(chain, &["--against", "mooncake"], 0, "the first that differ");
+    replay(guest, &["--setting", "mode=trap"], 1, "decision 1: `schedule` trapped");
+    replay("mooncake", &["--prefill", "2"], 2, "is a recording of decisions, which has instances");
+    replay("lru", &[], 2, "holds no decision of the evictor");
+
+    // What takes traces says which file this is, and what reads it.
+    for verb in [
+        &["replay", "--capacity-blocks", "8"][..],
+        &["trace", "stats"],
+        &["replay", "--capacity-blocks", "8", "--format", "bailian"],
+    ] {
+        let trace = [verb, &["--trace", file]].concat();
+        let trace = if verb[0] == "trace" { vec!["trace", "stats", file] } else { trace };
+        host.check(
+            &trace,
+            b"",
+            2,
+            "`kvasir policy replay` and `kvasir policy run` read recordings of decisions",
+        );
+    }
+    std::fs::write(file, last).unwrap();
+    host.check(&["policy", "replay", "lru", "--trace", file], b"", 2, "line 1 of the recording");
+}
+
+#[test]
 fn an_evicted_block_tells_who_chose_it_to_its_own_tenant_alone() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("decisions.jsonl");

@@ -7,6 +7,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex};
 
 pub(crate) const KVASIR: &str = env!("CARGO_BIN_EXE_kvasir");
 
@@ -14,7 +15,11 @@ pub(crate) const KVASIR: &str = env!("CARGO_BIN_EXE_kvasir");
 pub(crate) struct Host {
     child: Child,
     addrs: serde_json::Value,
+    log: Arc<Mutex<String>>,
 }
+
+/// Of a host's own log: what is kept, in bytes.
+const LOG_BYTES: usize = 4 << 20;
 
 impl Host {
     pub(crate) fn start(dir: &Path) -> Self {
@@ -43,14 +48,28 @@ impl Host {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let mut stderr = child.stderr.take().unwrap();
+        let stderr = child.stderr.take().unwrap();
         let Ok(addrs) = serde_json::from_str(&line) else {
             let _ = child.kill();
             panic!("no host with {what}: {}", std::io::read_to_string(stderr).unwrap_or_default());
         };
+        let log = Arc::<Mutex<String>>::default();
+        let kept = Arc::clone(&log);
         // A pipe nobody reads would block the host once it is full.
-        std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
-        Self { child, addrs }
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
+                let mut kept = kept.lock().unwrap();
+                if kept.len() < LOG_BYTES {
+                    *kept += &(String::from_utf8_lossy(&line) + "\n");
+                }
+            }
+        });
+        Self { child, addrs, log }
+    }
+
+    /// What the host has written to its own log so far.
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
     }
 
     /// On ports that stay free while it is down, for [`Self::restart`].

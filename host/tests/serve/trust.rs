@@ -132,6 +132,31 @@ fn a_restart_asks_whether_the_key_is_still_trusted() {
 }
 
 #[test]
+fn an_inspection_tells_who_signed_and_whether_a_host_goes_by_it() {
+    let bench = Bench::new();
+    let (lru, trust) = (bench.component("lru"), bench.file("trust.toml"));
+    let inspect = |part: &str| bench.run(&["inspect", &lru, "--trust", &trust], 0, part);
+    inspect("signed   no");
+    bench.sign(&lru, "other");
+    inspect("none of its signatures is by a key trusted for evictor");
+    bench.sign(&lru, "mine");
+    inspect("signed   by `mine` (key ");
+    bench.run(&["inspect", &lru], 0, "unchecked: no trust file is known");
+    let told = bench.run(&["inspect", &lru, "--trust", &trust, "--json"], 0, "signatures");
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    let signed = told["signatures"].as_array().unwrap();
+    let valid: Vec<_> = signed.iter().filter(|signature| signature["valid"] == true).collect();
+    assert_eq!((signed.len(), valid.len()), (2, 1), "{told}");
+    let [signature] = valid[..] else { panic!("{told}") };
+    assert_eq!((&signature["key"], &signature["slot"]), (&"mine".into(), &"evictor".into()), "{told}");
+    assert!(signature["key_id"].as_str().is_some_and(|id| id.len() > 16), "{told}");
+    // The signatures of one component beside another.
+    let fifo = bench.component("fifo");
+    fs::copy(bench.path("lru.wasm.sig"), bench.path("fifo.wasm.sig")).unwrap();
+    bench.run(&["inspect", &fifo, "--trust", &trust], 0, "`mine` signed another component");
+}
+
+#[test]
 fn bundles_bring_signatures_along() {
     let (bench, data) = (Bench::new(), tempfile::tempdir().unwrap());
     let host = Host::start_with(data.path(), &[&bench.set()]);

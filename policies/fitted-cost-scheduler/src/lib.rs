@@ -1,7 +1,7 @@
 //! Learns what a prefill costs at each instance instead of believing what the instance registered.
 //!
 //! The learner fits c0, c1 and c2 of every instance to the times of prefills, where instances measure them, else to those times to
-//! first token that seem to be without a wait (`fit`). Those that decide take the instance with the least expected time by these; where too little is known
+//! first token that seem to be without a wait ([`kvasir_policy::fit`]). Those that decide take the instance with the least expected time by these; where too little is known
 //! they take the registered costs, and no fit leads further away from them than `most-times`. Of the decode
 //! instances the one with the least time between tokens is chosen. Nothing is fetched.
 //!
@@ -9,9 +9,7 @@
 //! twin hears of no outcomes and believes what is registered.
 #![deny(clippy::disallowed_methods)]
 
-mod fit;
-
-use fit::{Fit, terms};
+use kvasir_policy::fit::{Fit, terms};
 use kvasir_policy::learning::{End, Outcomes, Times};
 use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Reason, Request};
 use kvasir_policy::{Description, Learner, Scheduler, Settings};

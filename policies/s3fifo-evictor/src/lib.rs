@@ -4,7 +4,6 @@
 //! A block at the front of the small queue goes to the main one if it was used more than once there, else it is evicted; at
 //! the front of the main queue each use since is a turn more. For chains of blocks: one whose turn comes while children of
 //! it are resident waits until the last of them has left, and is the next then.
-//!
 //! Blocks of conversations come back later than a tenth of the pool, as in the paper, can tell: see `small` and `uses`.
 #![deny(clippy::disallowed_methods)]
 

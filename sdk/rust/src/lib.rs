@@ -42,6 +42,7 @@ mod description;
 pub mod draw;
 pub mod evictor;
 mod export;
+pub mod fit;
 pub mod ghosts;
 pub mod learning;
 pub mod list;

@@ -55,12 +55,15 @@ pub enum Reason {
     Policy = 5,
 }
 
+/// The reasons that a host takes; a rejection for another one is an invalid answer.
+pub const REASONS: std::ops::RangeInclusive<u32> = Reason::Ttft as u32..=Reason::Policy as u32;
+
 /// Where a request runs, or why it does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     Run(Placement),
     Reject {
-        /// A number of [`Reason`], or the policy's own.
+        /// A number of [`Reason`].
         reason: u32,
         retry_after_ms: u32,
     },

@@ -3,8 +3,8 @@
 use super::Trial;
 use super::panel::{Failure, Panel};
 use super::trials::World;
-use crate::policy::Fault;
-use crate::policy::admitter::{AdmitterEngine, AdmitterHook};
+use crate::policy::admitter::AdmitterHook;
+use crate::policy::record::{Call, Push, bits};
 use kvasir_policy::admitter::{Block, Forecast, Load, Request};
 use rand::{Rng as _, RngExt as _};
 use rand_chacha::ChaCha8Rng;
@@ -32,8 +32,16 @@ impl World for Door {
         Self { kind, rng, load: Load::default() }
     }
 
-    fn brief(&self, engine: &mut (dyn AdmitterEngine + 'static)) -> Result<(), Fault> {
-        engine.update_load(&self.load)
+    fn told(&self) -> Vec<Push> {
+        vec![("update-load".to_owned(), bits(&self.load.encode()))]
+    }
+
+    fn asked(&mut self) -> Call {
+        if self.rng.random_bool(0.5) {
+            return Call::admit_request(&self.request().encode(), &self.forecast());
+        }
+        let tier = self.rng.random_range(1..=4);
+        Call::admit_blocks(tier, self.blocks())
     }
 
     fn step(&mut self, panel: &mut Panel<AdmitterHook>) -> Result<(), Failure> {

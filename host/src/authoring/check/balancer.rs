@@ -3,8 +3,8 @@
 use super::Trial;
 use super::panel::{Failure, Panel};
 use super::trials::World;
-use crate::policy::Fault;
-use crate::policy::balancer::{BalancerEngine, BalancerHook, checked};
+use crate::policy::balancer::{BalancerHook, checked};
+use crate::policy::record::{Call, Push};
 use kvasir_policy::balancer::Snapshot;
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
@@ -34,26 +34,34 @@ impl World for Load {
     }
 
     /// A balancer is told everything with each tick.
-    fn brief(&self, _: &mut (dyn BalancerEngine + 'static)) -> Result<(), Fault> {
-        Ok(())
+    fn told(&self) -> Vec<Push> {
+        Vec::new()
+    }
+
+    fn asked(&mut self) -> Call {
+        Call::tick(&self.snapshot())
     }
 
     fn step(&mut self, panel: &mut Panel<BalancerHook>) -> Result<(), Failure> {
+        let snapshot = self.snapshot();
+        panel.ask("tick", |engine| checked(engine.tick(&snapshot)?)).map(drop)
+    }
+}
+
+impl Load {
+    fn snapshot(&mut self) -> Snapshot {
         self.now_ms += self.rng.random_range(100..2_000);
         let (prefill, decode, _) = KINDS[self.kind];
-        let snapshot = Snapshot {
+        Snapshot {
             now_ms: self.now_ms,
             prefill_queue_ms: self.column(prefill, 5_000.0),
             decode_step_ms: self.column(decode, 100.0),
             hit_rate_percent: self.rng.random_range(0.0..=100.0),
             rejected: self.rng.random_range(0..100),
             accepted: self.rng.random_range(0..1_000),
-        };
-        panel.ask("tick", |engine| checked(engine.tick(&snapshot)?)).map(drop)
+        }
     }
-}
 
-impl Load {
     fn column(&mut self, slots: usize, most: f32) -> Vec<f32> {
         let (.., unavailable) = KINDS[self.kind];
         let rng = &mut self.rng;

@@ -3,8 +3,8 @@
 use super::Trial;
 use super::panel::{Failure, Panel};
 use super::trials::World;
-use crate::policy::Fault;
-use crate::policy::evictor::{EvictorEngine, EvictorHook};
+use crate::policy::evictor::EvictorHook;
+use crate::policy::record::{Call, Push, bits};
 use kvasir_policy::evictor::{Event, EventKind, Layout, NO_SLOT, TierRow, VICTIMS_MAX, Victim};
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
@@ -85,10 +85,12 @@ impl World for Pool {
         if self.kind == LARGEST { 20 } else { 200 }
     }
 
-    fn brief(&self, engine: &mut (dyn EvictorEngine + 'static)) -> Result<(), Fault> {
+    fn told(&self) -> Vec<Push> {
         let layout = Layout { event_words: self.stride, ..Layout::of(self.slots.len() as u32) };
-        engine.open(&layout.encode())?;
-        engine.update_tiers(&self.tiers())?;
+        let mut told = vec![
+            ("open".to_owned(), layout.encode().to_vec()),
+            ("update-tiers".to_owned(), bits(&self.tiers())),
+        ];
         let mut resident: Vec<u32> = (0..self.slots.len() as u32).filter(|slot| self.holds(*slot)).collect();
         resident.sort_by_key(|slot| (self.blocks[*slot as usize].inserted_ms, *slot));
         let events =
@@ -96,7 +98,14 @@ impl World for Pool {
         let pins = resident.iter().filter(|slot| self.slots[**slot as usize] == Slot::Pinned);
         let pins = pins.map(|slot| self.event(EventKind::Pin, *slot));
         let all: Vec<_> = events.chain(pins).collect();
-        all.chunks(256).try_for_each(|events| engine.on_events(0, &self.encoded(events)))
+        // Behind the time, which begins with the pool.
+        let batch = |events: &[Event]| [vec![0, 0], self.encoded(events)].concat();
+        told.extend(all.chunks(256).map(|events| ("on-events".to_owned(), batch(events))));
+        told
+    }
+
+    fn asked(&mut self) -> Call {
+        Call::select_victims(self.now_ms, self.want().into())
     }
 
     fn step(&mut self, panel: &mut Panel<EvictorHook>) -> Result<(), Failure> {
@@ -108,7 +117,7 @@ impl World for Pool {
             let tiers = self.tiers();
             panel.tell("update-tiers", |engine| engine.update_tiers(&tiers))?;
         }
-        let want = if self.kind == FULL { VICTIMS_MAX } else { self.rng.random_range(0..20) };
+        let want = self.want();
         let now_ms = self.now_ms;
         let victims = panel.ask("select-victims", |engine| {
             let mut victims = Vec::new();
@@ -119,6 +128,10 @@ impl World for Pool {
 }
 
 impl Pool {
+    fn want(&mut self) -> u32 {
+        if self.kind == FULL { VICTIMS_MAX } else { self.rng.random_range(0..20) }
+    }
+
     fn holds(&self, slot: u32) -> bool {
         matches!(self.slots[slot as usize], Slot::Resident | Slot::Pinned)
     }

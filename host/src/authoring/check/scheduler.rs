@@ -8,8 +8,8 @@ use crate::conductor::fleet::{
     Ask, Changes, DecodeCost, DecodeSpec, Fleet, Limits, PrefillCost, PrefillSpec, Report, Site, Told,
     TransferCost,
 };
-use crate::policy::Fault;
-use crate::policy::scheduler::{SchedulerEngine, SchedulerHook, push};
+use crate::policy::record::{Call, Push, bits};
+use crate::policy::scheduler::{SchedulerHook, push, pushes};
 use kvasir_policy::scheduler::{Column, DECODE_ROW, Decision, LINK_ROW, PREFILL_ROW, Question, Request};
 use rand::{Rng as _, RngExt as _};
 use rand_chacha::ChaCha8Rng;
@@ -91,9 +91,14 @@ impl World for Cluster {
         cluster
     }
 
-    fn brief(&self, engine: &mut (dyn SchedulerEngine + 'static)) -> Result<(), Fault> {
-        push(engine, &self.as_sent(self.told.all()))?;
-        engine.set_thresholds(&[4.0])
+    fn told(&self) -> Vec<Push> {
+        let thresholds = ("set-thresholds".to_owned(), bits(&[4.0]));
+        pushes(&self.as_sent(self.told.all())).into_iter().chain([thresholds]).collect()
+    }
+
+    fn asked(&mut self) -> Call {
+        let ask = self.request();
+        Call::schedule(&self.question(&ask))
     }
 
     fn step(&mut self, panel: &mut Panel<SchedulerHook>) -> Result<(), Failure> {

@@ -2,6 +2,7 @@
 
 use super::panel::{Failure, Panel, Times};
 use super::{Row, Trial, learning};
+use crate::policy::record::{Call, FORMAT, Playable, PolicyOf, Push, Record};
 use crate::policy::slot::{Hook, Policy as _, Prepared};
 use crate::policy::{Engine, Error, Fault, Source};
 use kvasir_policy::{Description, Setting};
@@ -10,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 
 /// Something that a policy of one slot can find itself in, and what happens there.
 pub(super) trait World: Sized {
-    type Hook: Hook;
+    type Hook: Playable;
     /// The kinds of its worlds.
     const KINDS: &'static [&'static str];
     /// The kind in which a state is handed on.
@@ -26,8 +27,11 @@ pub(super) trait World: Sized {
         200
     }
 
-    /// Tells an engine that knows nothing what there is.
-    fn brief(&self, engine: &mut <Self::Hook as Hook>::Engine) -> Result<(), Fault>;
+    /// What there is, for an engine that knows nothing, as a recording has it.
+    fn told(&self) -> Vec<Push>;
+
+    /// Something that it can be asked then.
+    fn asked(&mut self) -> Call;
 
     /// Something happens, and the policy is told of it and asked.
     ///
@@ -46,9 +50,9 @@ pub(super) struct Policy<'a> {
 /// The largest state that is handed on.
 const STATE_BYTES_MAX: usize = 16 << 20;
 
-pub(super) fn rows<W: World>(policy: Policy<'_>, description: &Description) -> Result<Vec<Row>, Error> {
+pub(super) fn rows<W: World>(policy: &Policy<'_>, description: &Description) -> Result<Vec<Row>, Error> {
     let Policy { engine, trial, source } = policy;
-    let prepared = Prepared::<W::Hook>::new(engine, &trial.config, source, trial.settings.clone())?;
+    let prepared = Prepared::<W::Hook>::new(engine, &trial.config, source.clone(), trial.settings.clone())?;
     let mut rows = vec![unknown_setting(&prepared), defaults(&prepared, &description.settings)];
     if !trial.settings.is_empty() {
         let given: Vec<_> = trial.settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -140,7 +144,12 @@ pub(super) fn engines<H: Hook>(prepared: &Prepared<H>, count: usize) -> Result<V
 }
 
 pub(super) fn brief<W: World>(world: &W, panel: &mut Panel<W::Hook>) -> Result<(), Failure> {
-    panel.tell("open", |engine| world.brief(engine))
+    let told = world.told();
+    panel.tell("open", |engine| tell::<W>(&told, engine))
+}
+
+fn tell<W: World>(told: &[Push], engine: &mut <W::Hook as Hook>::Engine) -> Result<(), Fault> {
+    told.iter().try_for_each(|(name, words)| W::Hook::push(engine, name, words))
 }
 
 pub(super) fn happen<W: World>(
@@ -160,6 +169,56 @@ pub(super) fn rng(trial: &Trial, kind: usize) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(trial.seed);
     rng.set_stream(kind as u64);
     rng
+}
+
+/// Steps of a world after which it is recorded; all have so many.
+const RECORDED_AT: [usize; 4] = [0, 3, 9, 19];
+
+/// What a fresh instance answers in the midst of each world.
+///
+/// # Errors
+/// The policy fails, or answers what the contract does not allow.
+pub(super) fn records<W: World>(policy: &Policy<'_>, of: &PolicyOf) -> Result<Vec<Record>, String> {
+    let Policy { engine, trial, source } = policy;
+    let prepared = Prepared::<W::Hook>::new(engine, &trial.config, source.clone(), trial.settings.clone())
+        .map_err(|error| error.to_string())?;
+    let mut records = Vec::new();
+    for kind in 0..W::KINDS.len() {
+        let mut world = W::new(kind, trial, rng(trial, kind));
+        let mut panel = Panel::new(engines(&prepared, 1)?);
+        brief(&world, &mut panel).map_err(|failure| failure.to_string())?;
+        for step in 0..=RECORDED_AT[RECORDED_AT.len() - 1] {
+            world.step(&mut panel).map_err(|failure| failure.to_string())?;
+            if RECORDED_AT.contains(&step) {
+                let record = record(&mut world, of, records.len() as u64 + 1);
+                records.push(answered(&prepared, record)?);
+            }
+        }
+    }
+    Ok(records)
+}
+
+/// Without the time of day: the same policy gives the same file.
+fn record<W: World>(world: &mut W, of: &PolicyOf, id: u64) -> Record {
+    Record {
+        record: FORMAT,
+        slot: W::Hook::KIND.to_string(),
+        id,
+        at_ms: 0,
+        policy: of.clone(),
+        pushed: world.told(),
+        asked: world.asked(),
+        answer: Vec::new(),
+        scores: Vec::new(),
+        fallback: None,
+        ns: 0,
+    }
+}
+
+fn answered<H: Playable>(prepared: &Prepared<H>, record: Record) -> Result<Record, String> {
+    let (mut engine, _) = prepared.engine().map_err(|error| error.to_string())?;
+    let played = record.play::<H>(&mut engine, false).map_err(|error| error.to_string())?;
+    Ok(Record { answer: played.answer, ..record })
 }
 
 fn state<W: World>(prepared: &Prepared<W::Hook>, trial: &Trial) -> Row {
@@ -199,7 +258,7 @@ fn handed_on<W: World>(prepared: &Prepared<W::Hook>, trial: &Trial) -> Result<Op
         taken.map_err(|reason| {
             format!("`import-state` refused its own: {}", crate::text::printable(&reason, 200))
         })?;
-        world.brief(successor).map_err(|fault| format!("after `import-state`: {fault}"))?;
+        tell::<W>(&world.told(), successor).map_err(|fault| format!("after `import-state`: {fault}"))?;
     }
     if !alike {
         panel.engines.clear();

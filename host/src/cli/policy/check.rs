@@ -29,6 +29,10 @@ pub(super) struct CheckArgs {
     /// A recording whose decisions it is asked again; may be given several times. Default: vectors/*.jsonl of the project.
     #[arg(long, value_name = "FILE")]
     vectors: Vec<PathBuf>,
+    /// If it passes, record what it answers in the worlds of the seed: decisions that it must answer alike from then on. Default:
+    /// vectors/seed-N.jsonl of the project.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    write_vectors: Option<Option<PathBuf>>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -50,16 +54,21 @@ impl CheckArgs {
     }
 
     fn check(self) -> Result<(PathBuf, Report), Error> {
+        let (mut record_to, mut own_file) = (self.write_vectors.clone(), None);
         let (file, mut trial) = if self.what.is_dir() {
             let project = Project::open(&self.what)?;
             let path = project.component();
             if !path.exists() {
                 return Err(Error::NotBuilt { path });
             }
+            own_file = Some(project.vectors_of(self.seed));
             (path, project.trial()?)
         } else {
             let (config, vectors) = (PolicyConfig::default(), Vec::new());
-            (self.what, Trial { config, settings: Vec::new(), seed: 0, vectors, called: None })
+            (
+                self.what,
+                Trial { config, settings: Vec::new(), seed: 0, vectors, record_to: None, called: None },
+            )
         };
         trial.seed = self.seed;
         for (name, value) in self.settings {
@@ -73,9 +82,20 @@ impl CheckArgs {
             trial.config.hot_deadline = deadline.0;
         }
         trial.vectors.extend(self.vectors);
+        if let Some(named) = record_to.take() {
+            let to = named.or(own_file).ok_or(Error::NoVectors)?;
+            // What it says so far is what is to be replaced.
+            trial.vectors.retain(|known| !is_same_file(known, &to));
+            trial.record_to = Some(to);
+        }
         let report = check(&file, &trial)?;
         Ok((file, report))
     }
+}
+
+fn is_same_file(a: &Path, b: &Path) -> bool {
+    let real = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
+    real(a) == real(b)
 }
 
 fn print(file: &Path, report: &Report, json: bool) {

@@ -1,54 +1,134 @@
 //! `kvasir policy inspect`.
 
+use super::trust::TrustFlags;
 use crate::policy::PolicyConfig;
-use crate::policy::inspect::{Inspection, inspect};
+use crate::policy::inspect::{CONTRACT, Inspection, inspect};
+use crate::policy::trust::{Claim, Signature, TrustedKey, TrustedKeys, read_beside};
 use crate::text::printable;
 use clap::Args;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Tell what a component is, as a host would find it: slot, settings, digest, load time.
+/// Tell what a component is to a host: slot, settings, digest, signatures, WIT, load time.
 ///
-/// No host need run.
+/// No host need run. Signatures are those in the file of its name with `.sig` behind it, held against the trust file.
 #[derive(Args, Debug)]
 pub(super) struct InspectArgs {
     file: PathBuf,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    trust: TrustFlags,
 }
 
 impl InspectArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        print_inspection(&inspect(&PolicyConfig::default(), &self.file)?, self.json);
+        let found = inspect(&PolicyConfig::default(), &self.file)?;
+        let keys = self.trust.path()?.as_deref().map(TrustedKeys::read).transpose()?;
+        let signed: Vec<_> = read_beside(&self.file)?
+            .iter()
+            .map(|signature| Signed::new(&found, signature, keys.as_ref()))
+            .collect();
+        match self.trust.json {
+            true => println!("{}", object(&found, &signed)),
+            false => print(&found, &signed),
+        }
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// A signature beside the component, and what is known of it.
+struct Signed {
+    /// What it says; `None`: nothing that a host understands.
+    claim: Option<Claim>,
+    /// Name and id of the trusted key that made it.
+    key: Option<(String, String)>,
+    /// Why a host with that trust file would not go by it. `None`: it would.
+    refused: Option<String>,
+}
+
+impl Signed {
+    fn new(found: &Inspection, signature: &Signature, keys: Option<&TrustedKeys>) -> Self {
+        let claim = signature.says();
+        let Some(keys) = keys else {
+            return Self {
+                claim,
+                key: None,
+                refused: Some("unchecked: no trust file is known; give --trust FILE".into()),
+            };
+        };
+        let by = keys.0.iter().find(|key| signature.claim(&key.key).is_some());
+        let key = by.map(|TrustedKey { name, key, .. }| (name.clone(), key.id().to_string()));
+        let refused = keys.check(found.slot, found.digest, std::slice::from_ref(signature)).err();
+        Self { claim, key, refused: refused.map(|reason| reason.to_string()) }
+    }
+
+    fn object(&self) -> Value {
+        let claim = self.claim.as_ref();
+        json!({
+            "slot": claim.map(|claim| claim.slot.as_str()),
+            "component": claim.map(|claim| claim.component.to_string()),
+            "reference": claim.map(|claim| &claim.reference),
+            "key": self.key.as_ref().map(|(name, _)| name),
+            "key_id": self.key.as_ref().map(|(_, id)| id),
+            "valid": self.refused.is_none(),
+            "reason": self.refused,
+        })
+    }
+
+    fn text(&self) -> String {
+        let claim = match &self.claim {
+            None => "says nothing that a host understands".to_owned(),
+            Some(claim) => format!("as {} of {}", claim.slot, printable(&claim.reference, LINE_BYTES)),
+        };
+        let by = match &self.key {
+            Some((name, id)) => format!("by `{name}` (key {id}), "),
+            None => String::new(),
+        };
+        format!("{by}{claim}: {}", self.refused.as_deref().unwrap_or("valid"))
     }
 }
 
 /// The longest text of a policy on one line of a terminal.
 const LINE_BYTES: usize = 200;
+/// Lines of WIT on a terminal. Those of the contract take 150; a component may define what it likes.
+const WIT_LINES: usize = 400;
 
-fn print_inspection(found: &Inspection, json: bool) {
-    let Inspection { slot, description, digest, bytes, imports, exports, load_time } = found;
-    let setting = |s: &kvasir_policy::Setting| serde_json::json!({ "name": s.name, "default": s.default, "doc": s.doc });
-    if json {
-        let settings: Vec<_> = description.settings.iter().map(setting).collect();
-        let object = serde_json::json!({
-            "slot": slot.as_str(), "name": description.name, "version": description.version,
-            "digest": digest.to_string(), "bytes": bytes, "imports": imports, "exports": exports,
-            "settings": settings, "load_ms": load_time.as_secs_f64() * 1e3,
-        });
-        return println!("{object}");
-    }
+fn object(found: &Inspection, signed: &[Signed]) -> Value {
+    let Inspection { slot, description, digest, bytes, imports, exports, learns, wit, load_time } = found;
+    let setting = |s: &kvasir_policy::Setting| json!({ "name": s.name, "default": s.default, "doc": s.doc });
+    json!({
+        "slot": slot.as_str(), "name": description.name, "version": description.version,
+        "contract": CONTRACT, "learns": learns, "digest": digest.to_string(), "bytes": bytes,
+        "imports": imports, "exports": exports, "wit": wit,
+        "settings": description.settings.iter().map(setting).collect::<Vec<_>>(),
+        "signatures": signed.iter().map(Signed::object).collect::<Vec<_>>(),
+        "load_ms": load_time.as_secs_f64() * 1e3,
+    })
+}
+
+fn print(found: &Inspection, signed: &[Signed]) {
+    let Inspection { slot, description, digest, bytes, imports, exports, learns, wit, load_time } = found;
     println!("{slot} {} {}", description.name, description.version);
+    println!("contract {CONTRACT}");
+    println!("learns   {}", if *learns { "yes" } else { "no" });
     println!("digest   {digest}");
     println!("size     {bytes} B");
     println!("load     {:.1} ms, compiled anew", load_time.as_secs_f64() * 1e3);
+    if signed.is_empty() {
+        println!("signed   no");
+    }
+    signed.iter().for_each(|signature| println!("signed   {}", signature.text()));
     for (word, names) in [("imports", imports), ("exports", exports)] {
         names.iter().for_each(|name| println!("{word:<8} {}", printable(name, LINE_BYTES)));
     }
     for s in &description.settings {
         let [default, doc] = [&s.default, &s.doc].map(|text| printable(text, LINE_BYTES));
         println!("setting  {}={default}  {doc}", s.name);
+    }
+    let Some(wit) = wit else { return println!("\nWIT: it has types that are not read here") };
+    println!("\nWIT:");
+    wit.lines().take(WIT_LINES).for_each(|line| println!("  {}", printable(line, LINE_BYTES)));
+    if wit.lines().nth(WIT_LINES).is_some() {
+        println!("  … more, in the JSON of --json");
     }
 }

@@ -50,6 +50,19 @@ mod tests {
     }
 
     #[test]
+    fn every_verb_can_answer_in_json() {
+        fn check(verb: &Command, path: &str) {
+            let path = format!("{path} {}", verb.get_name());
+            if verb.has_subcommands() {
+                return verb.get_subcommands().for_each(|below| check(below, &path));
+            }
+            let flag = verb.get_arguments().find(|argument| argument.get_long() == Some("json"));
+            assert!(flag.is_some_and(|flag| !flag.get_action().takes_values()), "{path} has no --json");
+        }
+        check(&Action::augment_subcommands(Command::new("policy")), "kvasir");
+    }
+
+    #[test]
     fn every_verb_is_listed_once_on_one_line() {
         let command = Action::augment_subcommands(Command::new("policy"));
         let text = verbs();

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 pub(super) struct NewArgs {
     /// The policy's name: a-z 0-9 -, as `kvasir policy list` shows it.
     name: String,
-    /// assemblyscript, c (and C++), go, javascript (and TypeScript), python, rust or zig.
+    /// assemblyscript, c, c++, go, javascript, python, rust, typescript or zig.
     #[arg(long = "lang", value_name = "LANGUAGE")]
     language: String,
     /// scheduler, evictor, admitter or balancer.
@@ -36,7 +36,7 @@ impl NewArgs {
 
     fn create(&self) -> Result<Project, Error> {
         let dir = self.dir.as_deref().unwrap_or(Path::new(&self.name));
-        create(Language::find(&self.language)?, self.slot, &self.name, dir)
+        create(Language::find_with_dialect(&self.language)?, self.slot, &self.name, dir)
     }
 
     fn print(&self, project: &Project) {

@@ -5,23 +5,27 @@ use crate::cli::HostFlags;
 use crate::cli::cluster_flags::ClusterFlags;
 use crate::cli::replay::{LayoutFlags, open_trace};
 use crate::policy::SlotKind;
+use crate::policy::record::{LINE_BYTES_MAX, Record, Records};
 use crate::replay::cache::Prompts;
 use crate::replay::cluster::{Choice, Choices};
-use crate::replay::compare::{self, Comparison, Evictors, Match, Requests};
+use crate::replay::compare::{self, Comparison, Decisions, Evictors, Match, Requests};
 use crate::replay::contender::Contender;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Take a trace through two policies, and tell what came of it side by side.
 ///
-/// Evictors in caches of several sizes; schedulers, admitters and balancers in a cluster that is simulated in virtual time.
+/// Evictors in caches of several sizes; schedulers, admitters and balancers in a cluster that is simulated in virtual time. Where the
+/// trace is a recording of decisions (explain.file), both are asked what was asked then.
 #[derive(Args, Debug)]
 pub(super) struct ReplayArgs {
     /// Name of a default policy, or file of a component or chain (contains `/` or ends in `.wasm` or `.toml`).
     policy: String,
-    /// Trace, plain or gzip.
+    /// Trace, plain or gzip; or a recording: a file that explain.file of a host names, or lines of `kvasir explain ID --record`.
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
     #[command(flatten)]
@@ -38,7 +42,7 @@ pub(super) struct ReplayArgs {
     /// A setting of the policy compared with; may be given several times.
     #[arg(long = "against-setting", value_name = "NAME=VALUE", value_parser = crate::cli::setting)]
     against_settings: Vec<(String, String)>,
-    /// Replay the first N requests only.
+    /// Replay the first N requests, or decisions of a recording, only.
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     /// Evictors: size of the cache in blocks; may be given several times. Default: 2, 5, 10 and 20 % of
@@ -96,6 +100,9 @@ impl ReplayArgs {
     }
 
     fn compare(&self, candidate: &Contender, baseline: &Contender) -> Result<Comparison> {
+        if is_recording(&self.trace)? {
+            return self.decisions([candidate, baseline]);
+        }
         let trace = self.trace.display().to_string();
         let block_size_tokens = self.layout.block_size_tokens();
         let of = Match { trace: &trace, candidate, baseline, block_size_tokens };
@@ -117,6 +124,21 @@ impl ReplayArgs {
         let compared = Requests::compare(&of, &setup, &choices, requests.take(self.limit()))?;
         progress.finish_and_clear();
         Ok(Comparison::Requests(Box::new(compared)))
+    }
+
+    fn decisions(&self, sides: [&Contender; 2]) -> Result<Comparison> {
+        if self.cluster.any() || !self.capacities.is_empty() {
+            bail!(
+                "{} is a recording of decisions, which has instances and pools of its own; leave out --capacity-blocks, {}",
+                self.trace.display(),
+                ClusterFlags::NAMES
+            );
+        }
+        let file =
+            File::open(&self.trace).with_context(|| format!("cannot open {}", self.trace.display()))?;
+        let records = Records::new(BufReader::new(file));
+        let recording = self.trace.display().to_string();
+        Ok(Comparison::Decisions(Box::new(Decisions::compare(&recording, sides, records, self.limit())?)))
     }
 
     fn evictors(&self, of: &Match<'_>) -> Result<Evictors> {
@@ -143,6 +165,17 @@ impl ReplayArgs {
     fn limit(&self) -> usize {
         self.limit.unwrap_or(usize::MAX)
     }
+}
+
+/// Whether the first line of a file is a recorded decision rather than a request.
+fn is_recording(path: &Path) -> Result<bool> {
+    let file = File::open(path).with_context(|| format!("cannot open trace {}", path.display()))?;
+    let mut line = Vec::new();
+    let mut limited = BufReader::new(file).take(LINE_BYTES_MAX as u64);
+    while limited.read_until(b'\n', &mut line)? > 0 && line.trim_ascii().is_empty() {
+        line.clear();
+    }
+    Ok(Record::is_line(&line))
 }
 
 /// Says what failed, and whether that was the policy that was to be replayed.

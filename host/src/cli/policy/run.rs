@@ -4,19 +4,20 @@ use crate::explain::rerun::{self, RerunError, Tally};
 use crate::explain::{Found, words};
 use crate::policy::record::{PlayError, Played, Player, Record, Records};
 use crate::policy::{Engine, PolicyConfig, SlotKind, Source, builtin_names};
+use crate::replay::contender::Contender;
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 use std::fs::File;
 use std::io::BufReader;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Ask a policy what was decided before, from a recording, and show both choices. With the candidates and the scores of each.
 /// No host need run. Exit code 1 if the policy fails.
 #[derive(Args, Debug)]
 pub(super) struct RunArgs {
-    /// Name of a default policy, or file of a component (contains `/` or ends in `.wasm`).
+    /// Name of a default policy, or file of a component or chain (contains `/` or ends in `.wasm` or `.toml`).
     policy: String,
     /// The recording: a file that `[explain]` of a host has written, or lines of `kvasir explain ID --record`.
     #[arg(long, value_name = "FILE")]
@@ -114,13 +115,13 @@ impl RunArgs {
         println!("decision {} of the {}, {}", record.id, record.slot, super::moment(record.at_ms));
         println!(
             "recorded   {} by {by}{} {}",
-            answer(record, &record.answer),
+            rerun::answer(&record.asked.name, &record.answer),
             record.policy.name,
             record.policy.version
         );
         println!(
             "now        {}, {}",
-            answer(record, &played.answer),
+            rerun::answer(&record.asked.name, &played.answer),
             if same { "the same" } else { "another" }
         );
         if let (Some(then), Some(now)) = (&found, &now) {
@@ -141,8 +142,8 @@ fn first_ids(ids: &[u64]) -> String {
 fn source(policy: &str, native: bool) -> anyhow::Result<(SlotKind, Source)> {
     if crate::config::Assigned::is_path(policy) {
         anyhow::ensure!(!native, "--native is for default policies, by name");
-        let slot = crate::policy::inspect::inspect(&PolicyConfig::default(), Path::new(policy))?.slot;
-        return Ok((slot, Source::File(policy.into())));
+        let found = Contender::find(policy, None, Vec::new())?;
+        return Ok((found.slot, found.choice.source));
     }
     let slot = SlotKind::ALL.into_iter().find(|slot| builtin_names(*slot).contains(&policy));
     let slot = slot.with_context(|| {
@@ -155,41 +156,6 @@ fn source(policy: &str, native: bool) -> anyhow::Result<(SlotKind, Source)> {
     })?;
     let name = policy.to_owned();
     Ok((slot, if native { Source::Native(name) } else { Source::Builtin(name) }))
-}
-
-/// An answer in words.
-fn answer(record: &Record, words: &[u64]) -> String {
-    use kvasir_policy::scheduler::{Decision, Placement};
-    let list = |words: &mut dyn Iterator<Item = String>| words.collect::<Vec<_>>().join(" ");
-    match (record.asked.name.as_str(), words) {
-        ("schedule", words) => match rerun::decision(words) {
-            Some(Decision::Run(Placement { prefill, decode, transfer, .. })) => {
-                let fetched = transfer.map(|t| format!(", {} blocks from slot {}", t.blocks, t.source));
-                format!("prefill slot {prefill}, decode slot {decode}{}", fetched.unwrap_or_default())
-            }
-            Some(Decision::Reject { reason, retry_after_ms }) => {
-                format!(
-                    "rejected: {}, again after {retry_after_ms} ms",
-                    crate::explain::words::reason(reason)
-                )
-            }
-            None => "no decision".to_owned(),
-        },
-        ("admit-request", &[bits]) => match bits as u8 {
-            0 => "accept".to_owned(),
-            1 => "queue".to_owned(),
-            _ => format!("reject, reason {}, again after {} ms", bits >> 8 & 0x00ff_ffff, bits >> 32),
-        },
-        ("admit-blocks", words) => {
-            let word =
-                |word: &u64| ["skip", "store", "colder"].get(*word as usize).copied().unwrap_or("unknown");
-            list(&mut words.iter().map(|w| word(w).to_owned()))
-        }
-        ("tick", words) => {
-            format!("thresholds {}", list(&mut words.iter().map(|w| f32::from_bits(*w as u32).to_string())))
-        }
-        (_, words) => format!("victims {}", list(&mut words.iter().map(|w| (w & 0x0fff_ffff).to_string()))),
-    }
 }
 
 /// What the policy saw of each candidate, with the choice and the scores of then and now.

@@ -70,7 +70,7 @@ struct CheckArgs {
 }
 
 #[derive(Args, Debug)]
-struct TrustFlags {
+pub(super) struct TrustFlags {
     /// The trust file. Default: `policy.trust.file` of the settings.
     #[arg(long, value_name = "FILE")]
     trust: Option<PathBuf>,
@@ -78,12 +78,12 @@ struct TrustFlags {
     settings: ConfigFlags,
     /// Print one JSON object.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 impl TrustFlags {
     /// `None`: the settings name none, and everybody is trusted.
-    fn path(&self) -> anyhow::Result<Option<PathBuf>> {
+    pub(super) fn path(&self) -> anyhow::Result<Option<PathBuf>> {
         if self.trust.is_some() {
             return Ok(self.trust.clone());
         }

@@ -133,6 +133,38 @@ fn the_admitter_is_asked_before_the_booking_so_a_refusal_leaves_no_trace() {
     assert!(conductor.schedule(&must_run, &[], false, 0).unwrap().result.is_ok());
 }
 
+/// A component that rejects everything, with a reason that the contract knows.
+fn rejecting() -> (Conductor, Arc<PolicyHost>) {
+    let bytes = kvasir_tests::guest("scheduler").to_vec();
+    let wanted = Wanted {
+        scheduler: (Source::Bytes { name: "bad".into(), bytes }, vec![("mode".into(), "reject".into())]),
+        ..Wanted::default()
+    };
+    let policies = PolicyHost::open(&PolicyConfig::default(), wanted, None).unwrap();
+    let config = config::Conductor { workers: 1, ..Default::default() };
+    (Conductor::new(&config, &policies, 0), policies)
+}
+
+#[test]
+fn a_request_that_must_run_runs_where_the_native_twin_finds_room() {
+    let (conductor, policies) = rejecting();
+    let epoch = conductor.register("a", registration(), 0).unwrap();
+    let must_run = Ask { must_run: true, ..ask(0, NO_SLO) };
+    let refused = conductor.schedule(&ask(0, NO_SLO), &[], false, 0).unwrap();
+    let rejected = refused.result.err().unwrap();
+    assert_eq!((rejected.reason, rejected.retry_after_ms, refused.fallback), (5, 7, None));
+    let ran = conductor.schedule(&must_run, &[], false, 0).unwrap();
+    assert_eq!(ran.result.ok().unwrap().prefill, "a");
+    assert_eq!(ran.fallback.unwrap(), "overruled: it rejected a request that must run");
+    // Where there is no room for it, the policy's own answer stands.
+    conductor.report("a", epoch, &drained(), 0).unwrap();
+    let nowhere = conductor.schedule(&must_run, &[], false, 0).unwrap();
+    let rejected = nowhere.result.err().unwrap();
+    assert_eq!((rejected.reason, rejected.retry_after_ms, nowhere.fallback), (5, 7, None));
+    let counters = policies.status(SlotKind::Scheduler).counters;
+    assert_eq!((counters.invalid_answers, counters.traps), (0, 0), "no fault of the policy");
+}
+
 #[test]
 fn the_admitter_is_told_the_times_of_the_placement_and_the_share_of_the_tenant() {
     let conductor = conductor("round-robin", 1);

@@ -1,7 +1,7 @@
 //! Whether a policy's answer can be acted on.
 
 use super::Invalid;
-use kvasir_policy::scheduler::{Candidates, Decision, Placement, RETRY_MAX_MS};
+use kvasir_policy::scheduler::{Candidates, Decision, Placement, REASONS, RETRY_MAX_MS};
 
 /// Which slots of one table may be chosen.
 pub(super) struct Slots<'a> {
@@ -47,6 +47,9 @@ pub(super) fn check(
         Decision::Run(Placement { prefill, decode, transfer, .. }) => (prefill, decode, transfer),
         Decision::Reject { retry_after_ms, .. } if retry_after_ms > RETRY_MAX_MS => {
             return Err(Invalid::RetryTooLong { retry_after_ms });
+        }
+        Decision::Reject { reason, .. } if !REASONS.contains(&reason) => {
+            return Err(Invalid::UnknownReason { reason });
         }
         Decision::Reject { .. } => return Ok(()),
     };

@@ -1,4 +1,5 @@
 use super::RETRY_MAX_MS;
+use kvasir_policy::scheduler::REASONS;
 
 /// Why an event could not be applied. The state is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +37,8 @@ pub enum Invalid {
     TransferTooLong { source_slot: u32, blocks: u32, beyond: u32 },
     #[error("rejection for {retry_after_ms} ms; {RETRY_MAX_MS} at most, a day")]
     RetryTooLong { retry_after_ms: u32 },
+    #[error("rejection for reason {reason}; the contract has {} to {}", REASONS.start(), REASONS.end())]
+    UnknownReason { reason: u32 },
     #[error(
         "{scores} scores for {prefill} prefill and {decode} decode slots; give one for each prefill slot, for each slot of both, or none"
     )]

@@ -9,6 +9,8 @@ use hashbrown::HashMap;
 pub(super) struct Tenants {
     tokens: HashMap<u32, u64>,
     total: u64,
+    /// Tokens that a tenant is meant to have in flight at most; none is 0.
+    quotas: HashMap<u32, u64>,
 }
 
 impl Tenants {
@@ -28,12 +30,23 @@ impl Tenants {
 
     fn share(&self, tenant: u32) -> f64 {
         let own = self.tokens.get(&tenant).copied().unwrap_or(0);
-        if self.total == 0 { 0.0 } else { own as f64 / self.total as f64 }
+        match self.quotas.get(&tenant).copied().unwrap_or(self.total) {
+            0 => 0.0,
+            whole => own as f64 / whole as f64,
+        }
     }
 }
 
 impl Fleet {
-    /// Part of all tokens in flight (prompt and expected output) that are the tenant's, 0 to 1.
+    /// With these quotas of tokens in flight, by tenant.
+    #[must_use]
+    pub fn with_quotas(mut self, quotas: impl IntoIterator<Item = (u32, u64)>) -> Self {
+        self.tenants.quotas = quotas.into_iter().collect();
+        self
+    }
+
+    /// Part of its quota that the tenant has in flight (prompt and expected output), more than 1 beyond it; of a tenant without
+    /// one, its part of all tokens in flight.
     pub fn tenant_share(&self, tenant: u32) -> f64 {
         self.tenants.share(tenant)
     }

@@ -81,6 +81,14 @@ fn bad_answers_are_refused_with_their_reason() {
             Decision::Reject { reason: 1, retry_after_ms: u32::MAX },
             "rejection for 4294967295 ms; 86400000 at most, a day",
         ),
+        (
+            Decision::Reject { reason: 0, retry_after_ms: 1 },
+            "rejection for reason 0; the contract has 1 to 5",
+        ),
+        (
+            Decision::Reject { reason: 6, retry_after_ms: 1 },
+            "rejection for reason 6; the contract has 1 to 5",
+        ),
     ] {
         assert_eq!(c.check(&decision, found(&prefix)).unwrap_err().to_string(), reason);
         assert!(matches!(c.admit(1, &ask(160), &decision, found(&prefix), 0), Err(Error::Invalid(_))));
@@ -205,6 +213,20 @@ fn shares_and_memory_follow_what_is_booked() {
     assert!((c.decode_memory_used() - 0.2).abs() < 1e-9, "20 of the 100 that are available");
     c.expire(u64::MAX, 0);
     assert_eq!((c.tenant_share(5), c.decode_memory_used()), (0.0, 0.0));
+}
+
+#[test]
+fn a_tenant_with_a_quota_is_told_how_much_of_that_is_in_use() {
+    let mut c = fleet(1, 2).with_quotas([(5, 320), (6, 80), (8, 100)]);
+    for (id, tenant) in [(1, 5), (2, 6), (3, 7)] {
+        let ask = Ask { tenant, ..ask(144) }; // and 16 of output
+        c.admit(id, &ask, &Decision::run(0, 0), found(&[0]), 0).unwrap();
+    }
+    assert_eq!((c.tenant_share(5), c.tenant_share(6), c.tenant_share(8)), (0.5, 2.0, 0.0));
+    assert!(
+        (c.tenant_share(7) - 1.0 / 3.0).abs() < 1e-9,
+        "without a quota, the part of all tokens in flight"
+    );
 }
 
 #[test]

@@ -56,7 +56,7 @@ impl Shadow<SchedulerHook> for SchedulerShadow {
 }
 
 /// The same placement, or both reject: memos do not matter.
-fn is_same(a: &Decision, b: &Decision) -> bool {
+pub fn is_same(a: &Decision, b: &Decision) -> bool {
     let placement = |decision: &Decision| match *decision {
         Decision::Run(Placement { prefill, decode, transfer, .. }) => Some((prefill, decode, transfer)),
         Decision::Reject { .. } => None,

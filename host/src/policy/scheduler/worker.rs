@@ -8,7 +8,7 @@ use crate::policy::record::PolicyOf;
 use crate::policy::slot::{OnTrial, Slot, Trial, Version, Worker};
 use crate::policy::{Fault, Subject};
 use arc_swap::ArcSwap;
-use kvasir_policy::scheduler::{Decision, Question, Reason};
+use kvasir_policy::scheduler::{Decision, Question, Reason, Request};
 use std::sync::Arc;
 
 /// A decision and who made it.
@@ -105,7 +105,9 @@ impl SchedulerWorker {
     pub fn decide(&mut self, question: &Question) -> Outcome {
         if let Some(canary) = self.canary.as_mut().filter(|_| self.asks_canary) {
             canary.refresh();
-            if let Ok(decision) = canary.ask(question) {
+            if let Ok(decision) = canary.ask(question)
+                && !keeps_out(&decision, question)
+            {
                 let generation = canary.generation();
                 return Outcome { decision, fallback: None, generation, seat: Seat::Trial };
             }
@@ -113,6 +115,7 @@ impl SchedulerWorker {
         }
         self.active.refresh();
         match self.active.ask(question) {
+            Ok(decision) if keeps_out(&decision, question) => self.overrule(decision, question),
             Ok(decision) => self.outcome(decision, None),
             Err(fault) => self.decide_natively(question, fault),
         }
@@ -133,6 +136,14 @@ impl SchedulerWorker {
     pub fn decide_natively(&mut self, question: &Question, why: Fault) -> Outcome {
         let decision = self.active.native(question);
         self.outcome(decision, Some(why))
+    }
+
+    /// The native twin places what the policy rejected, unless it sees no room either.
+    fn overrule(&mut self, decision: Decision, question: &Question) -> Outcome {
+        match self.active.native(question) {
+            placed @ Decision::Run(_) => self.outcome(placed, Some(Fault::Overruled)),
+            Decision::Reject { .. } => self.outcome(decision, None),
+        }
     }
 
     /// Counts what came of a decision: placed (`hit_blocks` of its `blocks` are stored there, and what was forecast), or not.
@@ -286,6 +297,11 @@ impl Seated {
     fn generation(&self) -> u64 {
         self.version().generation
     }
+}
+
+/// Whether a request is rejected that must run.
+fn keeps_out(decision: &Decision, question: &Question) -> bool {
+    matches!(decision, Decision::Reject { .. }) && Request::decode(question.words()).must_run()
 }
 
 /// The answer, held against what the policy was told.

@@ -120,6 +120,11 @@ impl Signature {
         payload.is_ok_and(|payload| payload.critical.image.manifest == digest)
     }
 
+    /// What is claimed here, by whomever: nobody's key was asked.
+    pub fn says(&self) -> Option<Claim> {
+        Claim::parse(&self.payload)
+    }
+
     /// What the owner of `key` claims here. `None` means that it is not theirs, or says something else.
     pub fn claim(&self, key: &PublicKey) -> Option<Claim> {
         let signature = self.signature.as_slice().try_into().ok()?;

@@ -4,8 +4,13 @@ use super::super::cluster::Report;
 use super::super::page::Page;
 use super::super::plot::{Line, Plot};
 use super::evictors::HitDifference;
-use super::{CacheSide, Capacity, Chose, Comparison, Diff, Difference, Evictors, Requests};
+use super::{CacheSide, Capacity, Chose, Comparison, Decisions, Diff, Difference, Evictors, Requests, Side};
+use crate::calendar::moment;
+use crate::text::printable;
 use comfy_table::{Table, presets};
+
+/// Longest answer or name in a table: a recording may say anything, and victims are many.
+const LINE_BYTES: usize = 120;
 
 impl Comparison {
     /// For a terminal.
@@ -13,6 +18,7 @@ impl Comparison {
         match self {
             Self::Evictors(evictors) => evictors.text(),
             Self::Requests(requests) => requests.text(),
+            Self::Decisions(decisions) => decisions.text(),
         }
     }
 
@@ -21,15 +27,18 @@ impl Comparison {
         let (slot, trace, candidate, baseline) = match self {
             Self::Evictors(e) => (e.slot, &e.trace, &e.candidate, &e.baseline),
             Self::Requests(r) => (r.slot, &r.trace, r.name(&r.candidate), r.name(&r.baseline)),
+            Self::Decisions(d) => (d.slot, &d.recording, &d.candidate.name, &d.baseline.name),
         };
         let mut page = Page::new(&format!("{slot} {candidate} against {baseline}"));
-        page.paragraph(&format!("Over the trace {trace}."));
+        let kind = if matches!(self, Self::Decisions(_)) { "recorded decisions" } else { "trace" };
+        page.paragraph(&format!("Over the {kind} {trace}."));
         for (name, faults) in [(candidate, self.candidate_faults()), (baseline, self.baseline_faults())] {
             faults.iter().for_each(|fault| page.warning(&format!("{name} failed: {fault}")));
         }
         match self {
             Self::Evictors(evictors) => evictors.draw(&mut page),
             Self::Requests(requests) => requests.draw(&mut page),
+            Self::Decisions(decisions) => decisions.draw(&mut page),
         }
         page
     }
@@ -207,6 +216,66 @@ impl Requests {
         if !rows.is_empty() {
             page.paragraph("The first, and where the candidate lost most:");
             page.table(&DIFF_HEAD, &rows);
+        }
+    }
+}
+
+const DECISION_HEAD: [&str; 6] = ["decision", "at", "recorded by", "recorded", "candidate", "baseline"];
+
+impl Decisions {
+    fn text(&self) -> String {
+        let Self { recording, slot, .. } = self;
+        let mut text = format!("recording {recording}: decisions of the {slot}\n\n");
+        text += &table(&["", "candidate", "baseline"], &self.sides());
+        text += &format!("\n{}\n", self.summary());
+        if !self.differing.is_empty() {
+            text += &format!("the first that differ:\n{}", table(&DECISION_HEAD, &self.rows()));
+        }
+        text
+    }
+
+    fn sides(&self) -> Vec<Vec<String>> {
+        let row = |what: &str, of: &dyn Fn(&Side) -> String| {
+            vec![what.to_owned(), of(&self.candidate), of(&self.baseline)]
+        };
+        let share = |side: &Side| {
+            let percent = 100.0 * side.as_recorded as f64 / self.decisions as f64;
+            format!("{} ({percent:.1} %)", side.as_recorded)
+        };
+        vec![
+            row("policy", &|side| side.name.clone()),
+            row("as recorded", &share),
+            row("failed", &|side| side.failed.to_string()),
+        ]
+    }
+
+    fn summary(&self) -> String {
+        let Self { decisions, agree, natively, others, .. } = self;
+        let percent = 100.0 * *agree as f64 / *decisions as f64;
+        format!(
+            "Both answer {agree} of {decisions} decisions alike ({percent:.1} %). {natively} of them were recorded from a \
+             native twin. {others} decisions of other slots were passed over. Each is asked of fresh instances, so a policy \
+             that remembers earlier decisions may differ from itself."
+        )
+    }
+
+    fn rows(&self) -> Vec<Vec<String>> {
+        let row = |d: &super::Differing| {
+            let at = moment(d.at_ms);
+            let said =
+                [&d.policy, &d.recorded, &d.candidate, &d.baseline].map(|text| printable(text, LINE_BYTES));
+            [d.id.to_string(), at].into_iter().chain(said).collect()
+        };
+        self.differing.iter().map(row).collect()
+    }
+
+    fn draw(&self, page: &mut Page) {
+        page.table(&["", "candidate", "baseline"], &self.sides());
+        page.heading("Decisions that differ");
+        page.paragraph(&self.summary());
+        if !self.differing.is_empty() {
+            page.paragraph("The first:");
+            page.table(&DECISION_HEAD, &self.rows());
         }
     }
 }

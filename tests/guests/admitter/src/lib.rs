@@ -9,9 +9,13 @@ use kvasir_policy::{Admitter, Description, Settings};
 pub struct Bad(Harm);
 
 impl Bad {
-    /// Packed verdict: 99 is none that the contract knows.
+    /// Packed verdict: 99 is none that the contract knows, and no reason either.
     pub fn verdict(&mut self) -> u64 {
-        if self.0.call() == "unknown" { 99 } else { Verdict::Accept.pack() }
+        match self.0.call() {
+            "unknown" => 99,
+            "reason-99" => Verdict::Reject { reason: 99, retry_after_ms: 0 }.pack(),
+            _ => Verdict::Accept.pack(),
+        }
     }
 
     /// Answers for this many blocks.
@@ -31,7 +35,7 @@ impl Admitter for Bad {
     }
 
     fn configure(&mut self, settings: &Settings) -> Result<(), String> {
-        self.0.configure(settings, &["unknown", "short", "huge"])
+        self.0.configure(settings, &["unknown", "reason-99", "short", "huge"])
     }
 
     fn admit_request(&mut self, _: &Request, _: &Forecast) -> Verdict {

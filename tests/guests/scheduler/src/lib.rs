@@ -1,11 +1,18 @@
 //! A scheduler that misbehaves as its setting `mode` says.
 
 use guest_harm::Harm;
-use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Request};
+use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Reason, Request};
 use kvasir_policy::{Description, Scheduler, Settings};
 
-const MODES: [&str; 5] =
-    ["out-of-range", "unavailable", "false-transfer", "loop-on-class-13", "trap-on-import"];
+const MODES: [&str; 7] = [
+    "out-of-range",
+    "unavailable",
+    "false-transfer",
+    "reason-99",
+    "reject",
+    "loop-on-class-13",
+    "trap-on-import",
+];
 
 #[derive(Default)]
 pub struct Bad(Harm);
@@ -27,6 +34,8 @@ impl Scheduler for Bad {
             "out-of-range" => Decision::run(cluster.prefill.len() as u32, u32::MAX),
             "loop-on-class-13" if request.class == 13 => Harm::spin(),
             "unavailable" => Decision::run(first(&cluster.prefill.available, 0.0), decode),
+            "reason-99" => Decision::Reject { reason: 99, retry_after_ms: 0 },
+            "reject" => Decision::reject(Reason::Policy, 7),
             "false-transfer" => Decision::run(prefill, decode).fetching(prefill, u32::MAX),
             _ => Decision::run(prefill, decode),
         }

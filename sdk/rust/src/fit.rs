@@ -1,7 +1,10 @@
 //! Recursive least squares with forgetting: what the prefill costs at one instance, out of measured times.
+//!
+//! For a learner that keeps one [`Fit`] for each instance, and publishes its costs once there are enough outcomes. A dozen
+//! teach a cost, some hundred of them count, and single times that a wait made longer do little to it.
 
 /// What a prefill consists of: the fixed part, thousands of tokens computed, and millions of token pairs.
-pub(crate) type Terms = [f64; 3];
+pub type Terms = [f64; 3];
 
 /// How much of the past each outcome keeps: some 100 of them count.
 const KEEP: f64 = 0.99;
@@ -23,10 +26,11 @@ const STEP: f64 = 0.05;
 /// Times this much shorter or longer than predicted are none.
 const REASON: f64 = 100.0;
 
+/// What was learned of one instance.
 #[derive(Clone, Debug)]
-pub(crate) struct Fit {
+pub struct Fit {
     /// ms for one of each term.
-    pub(crate) costs: Terms,
+    pub costs: Terms,
     covariance: [Terms; 3],
     /// The tenth part of times to first token are at most as many times longer than the prefill was predicted: those did
     /// not wait.
@@ -34,10 +38,10 @@ pub(crate) struct Fit {
     /// Usual error, ms.
     error: f64,
     /// Usual time of a prefill, ms, by this fit.
-    pub(crate) mean_ms: f64,
+    pub mean_ms: f64,
     heard: u32,
-    /// Number of the last outcome among those of all instances.
-    pub(crate) last: u64,
+    /// Number of the last outcome among those of all instances; kept for the learner, not read here.
+    pub last: u64,
 }
 
 impl Default for Fit {
@@ -48,7 +52,7 @@ impl Default for Fit {
 }
 
 /// `computed` tokens behind `cached` ones.
-pub(crate) fn terms(computed: f64, cached: f64) -> Terms {
+pub fn terms(computed: f64, cached: f64) -> Terms {
     [1.0, computed / 1e3, computed * (cached + computed / 2.0) / 1e6]
 }
 
@@ -64,19 +68,21 @@ fn is_reasonable(terms: &Terms, predicted_ms: f64, ms: f64) -> bool {
 }
 
 impl Fit {
-    pub(crate) fn is_enough(&self) -> bool {
+    /// Whether it has heard enough to be believed.
+    pub fn is_enough(&self) -> bool {
         self.heard >= ENOUGH
     }
 
-    /// Learns from the time of a prefill as its instance measured it, if that is within reason.
-    pub(crate) fn learn_measured(&mut self, terms: &Terms, predicted_ms: f64, prefill_ms: f64) {
+    /// Learns from the time of a prefill as its instance measured it, if that is within reason. `predicted_ms`: what was expected
+    /// of it.
+    pub fn learn_measured(&mut self, terms: &Terms, predicted_ms: f64, prefill_ms: f64) {
         if is_reasonable(terms, predicted_ms, prefill_ms) {
             self.learn_prefill(terms, prefill_ms, 1.0);
         }
     }
 
     /// Learns from one time to first token, if that was spent on the prefill alone and is within reason.
-    pub(crate) fn learn(&mut self, terms: &Terms, predicted_ms: f64, ttft_ms: f64) {
+    pub fn learn(&mut self, terms: &Terms, predicted_ms: f64, ttft_ms: f64) {
         if !is_reasonable(terms, predicted_ms, ttft_ms) {
             return;
         }
@@ -116,5 +122,53 @@ impl Fit {
         }
         self.heard = self.heard.saturating_add(1);
         self.mean_ms += (dot(&self.costs, terms) - self.mean_ms) / f64::from(self.heard.min(50));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 20 ms, 100 ms for a thousand tokens, 3 for a million pairs.
+    const TRUE: Terms = [20.0, 100.0, 3.0];
+
+    /// Prompts of many lengths, a third of them stored.
+    fn prompts(count: u32) -> impl Iterator<Item = Terms> {
+        (0..count).map(|n| {
+            let tokens = f64::from(500 + n * 2_377 % 16_000);
+            terms(tokens * 2.0 / 3.0, tokens / 3.0)
+        })
+    }
+
+    fn is_close(fit: &Fit) -> bool {
+        fit.costs.iter().zip(TRUE).all(|(cost, real)| (cost - real).abs() < 0.05 * real)
+    }
+
+    #[test]
+    fn a_dozen_measured_prefills_teach_the_costs() {
+        let mut fit = Fit::default();
+        for (n, prompt) in prompts(40).enumerate() {
+            assert_eq!(fit.is_enough(), n >= 12);
+            let ms = dot(&TRUE, &prompt);
+            fit.learn_measured(&prompt, ms, ms);
+        }
+        assert!(is_close(&fit), "{:?}", fit.costs);
+        assert!(fit.mean_ms > 100.0);
+    }
+
+    #[test]
+    fn waits_and_nonsense_do_little_to_them() {
+        let mut fit = Fit::default();
+        for (n, prompt) in prompts(600).enumerate() {
+            let prefill = dot(&TRUE, &prompt);
+            // Every fifth waited, and now and then a clock went wrong.
+            let ttft = if n % 5 == 4 { 3.0 * prefill } else { prefill };
+            fit.learn(&prompt, prefill, ttft);
+            for wrong in [f64::NAN, f64::INFINITY, -1.0, 0.0, 1e9] {
+                fit.learn(&prompt, prefill, wrong);
+                fit.learn_measured(&prompt, prefill, wrong);
+            }
+        }
+        assert!(is_close(&fit), "{:?}", fit.costs);
     }
 }
