@@ -34,7 +34,7 @@ use std::fmt;
 use strum::{FromRepr, IntoStaticStr, VariantArray};
 
 use self::fields::Reader;
-use crate::block::{BATCH_MAX, BlockKey};
+use crate::block::BATCH_MAX;
 
 pub const MAGIC: [u8; 4] = *b"KVSR";
 /// The newest version that this side speaks. 7: which blocks have left the host. 6: a hello names a range of versions, and its answer the run of the host; blocks are

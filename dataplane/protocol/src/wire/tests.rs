@@ -1,7 +1,7 @@
 //! Frames of every kind go and come back; other bytes are refused.
 
 use super::*;
-use crate::block::{BlockMeta, Pin};
+use crate::block::{BlockKey, BlockMeta, Pin};
 use proptest::prelude::*;
 
 fn key() -> impl Strategy<Value = BlockKey> {
