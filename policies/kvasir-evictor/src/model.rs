@@ -1,0 +1,211 @@
+//! What is learned: how soon blocks are used again, by how often they were used and by the class of their last request.
+//!
+//! Every cell (use bucket × class) has counts. The buckets together give the hazard of all blocks by age; each bucket is
+//! drawn to that times what its use count promises before anything is known; a cell differs from its bucket by one factor,
+//! drawn to that of its class, which is drawn to 1. So a cell with few reuses borrows all but its scale.
+
+use crate::ages::{self, BINS, Curve};
+use crate::curve::{Counts, best_ratio, unimodal};
+use crate::samples::Samples;
+
+/// Host classes told apart; higher ones count as the last of these.
+pub(crate) const CLASSES: usize = 32;
+/// Buckets of blocks: the last block of a request that nobody used again, which is partly filled as a rule; then by uses
+/// after the first.
+const BUCKETS: usize = 10;
+pub(crate) const CELLS: usize = CLASSES * BUCKETS;
+/// What hazards are to those of a block used once, as far as is known beforehand. A block used n times was seldom used less
+/// often than it will be: the estimate rises with n, faster where blocks differ more.
+const PROMISE: [f64; BUCKETS] = [0.02, 1.0, 6.0, 11.0, 18.0, 35.0, 80.0, 120.0, 400.0, 1_600.0];
+
+/// Reuses' worth of the prior in the scale of the hazard of all, of a bucket, of a class and of a cell; and in their shape.
+/// Blocks of a request are used together, so a hundred reuses are a handful of observations.
+const SCALE_OF_ALL: f64 = 1_000.0;
+const SCALE_OF_BUCKET: f64 = 1_000.0;
+const SCALE_OF_CLASS: f64 = 300.0;
+const SCALE_OF_CELL: f64 = 1_000.0;
+const SHAPE: f64 = 30.0;
+/// Reuses that are remembered: of more, all counts lose weight alike. And how many samples that are, at least.
+const REMEMBERED: f64 = 10_000.0;
+const REMEMBERED_SAMPLES: f64 = 4_096.0;
+/// The most and the least events between fits: the first ones come sooner.
+const FIT_EVENTS: u64 = 2_048;
+const FIT_EVENTS_MIN: u64 = 128;
+
+pub(crate) fn cell_of(class: u16, uses: u32, tail: bool) -> u16 {
+    let bucket = match uses {
+        0 if tail => 0,
+        0..=2 => 1 + uses,
+        3..=4 => 4,
+        5..=8 => 5,
+        9..=16 => 6,
+        17..=64 => 7,
+        65..=256 => 8,
+        _ => 9,
+    };
+    class.min(CLASSES as u16 - 1) * BUCKETS as u16 + bucket as u16
+}
+
+fn bucket_of(cell: usize) -> usize {
+    cell % BUCKETS
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Model {
+    counts: Vec<Counts>,
+    samples: Samples,
+    /// By bucket: what a block of an age is worth, at the start of each bin.
+    worth: [Curve; BUCKETS],
+    /// By cell.
+    factors: Vec<f64>,
+    /// By bin: one divided by its length.
+    slopes: Curve,
+    edges: [f64; BINS + 1],
+    events: u64,
+    next_fit: u64,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self::of(vec![Counts::default(); CELLS], Samples::default())
+    }
+}
+
+impl Model {
+    fn of(counts: Vec<Counts>, samples: Samples) -> Self {
+        let edges = ages::edges();
+        let mut model = Self {
+            counts,
+            samples,
+            worth: [[0.0; BINS]; BUCKETS],
+            factors: vec![1.0; CELLS],
+            slopes: std::array::from_fn(|bin| 1.0 / (edges[bin + 1] - edges[bin])),
+            edges,
+            events: 0,
+            next_fit: FIT_EVENTS_MIN,
+        };
+        model.fit();
+        model
+    }
+
+    /// A model that knows what this one learned, of a pool that is empty.
+    pub(crate) fn reopened(&self) -> Self {
+        Self::of(self.counts.clone(), Samples::new())
+    }
+
+    /// A block is used and is in `cell` from now on.
+    pub(crate) fn used(&mut self, identity: u64, cell: u16, now_ms: u64) {
+        self.samples.used(identity, cell, now_ms, &mut self.counts);
+    }
+
+    /// One event more has passed.
+    pub(crate) fn fit_if_due(&mut self, now_ms: u64, pool_blocks: u32) {
+        self.events += 1;
+        if self.events < self.next_fit {
+            return;
+        }
+        self.next_fit = self.events + (self.events / 4).clamp(FIT_EVENTS_MIN, FIT_EVENTS);
+        self.samples.count(now_ms, pool_blocks, &mut self.counts);
+        self.forget();
+        self.fit();
+    }
+
+    /// How much a block of this age is worth its place: reuses per ms.
+    pub(crate) fn worth(&self, cell: u16, age_ms: u64) -> f64 {
+        let (cell, bin) = (usize::from(cell), ages::bin_of(age_ms));
+        let curve = &self.worth[bucket_of(cell)];
+        let (here, next) = (curve[bin], curve[(bin + 1).min(BINS - 1)]);
+        let share = ((age_ms as f64 - self.edges[bin]) * self.slopes[bin]).min(1.0);
+        self.factors[cell] * (here + (next - here) * share)
+    }
+
+    fn forget(&mut self) {
+        let reused: f64 = self.counts.iter().map(Counts::reused).sum();
+        let most = REMEMBERED.max(REMEMBERED_SAMPLES * self.samples.weight());
+        if reused > most {
+            self.counts.iter_mut().for_each(|counts| counts.scale(most / reused));
+        }
+    }
+
+    fn fit(&mut self) {
+        let mut buckets = [Counts::default(); BUCKETS];
+        self.counts.iter().enumerate().for_each(|(cell, counts)| buckets[bucket_of(cell)].add(counts));
+        let hazards = hazards_of(&buckets);
+        for (bucket, hazards) in hazards.iter().enumerate() {
+            let weights = std::array::from_fn(|bin| buckets[bucket].exposure_ms[bin] + SHAPE / hazards[bin]);
+            self.worth[bucket] = best_ratio(&unimodal(hazards, &weights));
+        }
+        for (class, factors) in self.counts.chunks(BUCKETS).zip(self.factors.chunks_mut(BUCKETS)) {
+            fit_factors(class, &hazards, factors);
+        }
+    }
+
+    /// The counts of the cells that have any: number, reuses, exposure.
+    pub(crate) fn export(&self) -> Vec<u8> {
+        let mut state = vec![STATE_VERSION];
+        for (cell, mut counts) in (0_u16..).zip(self.counts.iter().copied()) {
+            if counts != Counts::default() {
+                state.extend(cell.to_le_bytes());
+                counts.fields().for_each(|field| state.extend(field.to_le_bytes()));
+            }
+        }
+        state
+    }
+
+    pub(crate) fn import(&mut self, state: &[u8]) -> Result<(), String> {
+        let cells = state.strip_prefix(&[STATE_VERSION]).filter(|cells| cells.len() % CELL_BYTES == 0);
+        let Some(cells) = cells else {
+            return Err(format!("{} bytes are not a state of version {STATE_VERSION}", state.len()));
+        };
+        let mut model = Self::default();
+        for bytes in cells.chunks_exact(CELL_BYTES) {
+            let cell = usize::from(u16::from_le_bytes([bytes[0], bytes[1]]));
+            let Some(counts) = model.counts.get_mut(cell) else {
+                return Err(format!("the state names cell {cell} of {CELLS}"));
+            };
+            for (field, bytes) in counts.fields().zip(bytes[2..].as_chunks::<8>().0) {
+                *field = f64::from_le_bytes(*bytes);
+                if !(0.0..=1e18).contains(field) {
+                    return Err(format!("the state holds a count of {field}"));
+                }
+            }
+        }
+        *self = model;
+        Ok(())
+    }
+}
+
+const STATE_VERSION: u8 = 1;
+const CELL_BYTES: usize = 2 + 2 * BINS * 8;
+
+/// The hazards of the buckets, each drawn to those of all.
+fn hazards_of(buckets: &[Counts; BUCKETS]) -> [Curve; BUCKETS] {
+    let mut all = Counts::default();
+    buckets.iter().for_each(|counts| all.add(counts));
+    // Before anything is known the hazard falls as one divided by the age.
+    let edges = ages::edges();
+    let prior = std::array::from_fn(|bin| 0.05 / (edges[bin] + 30e3));
+    let all = all.hazards(&prior, SCALE_OF_ALL, SHAPE);
+    // What is promised is of blocks used once; the mean block has more.
+    let plain: f64 = buckets.iter().map(|counts| counts.expected(&all)).sum();
+    let promised: f64 = buckets.iter().zip(PROMISE).map(|(counts, more)| counts.expected(&all) * more).sum();
+    let once = if promised > 0.0 { plain / promised } else { 1.0 };
+    std::array::from_fn(|bucket| {
+        let prior = all.map(|hazard| hazard * PROMISE[bucket] * once);
+        buckets[bucket].hazards(&prior, SCALE_OF_BUCKET, SHAPE)
+    })
+}
+
+/// What the hazards of one class's cells are to those of their buckets.
+fn fit_factors(class: &[Counts], hazards: &[Curve; BUCKETS], factors: &mut [f64]) {
+    let expected = |bucket: usize| class[bucket].expected(&hazards[bucket]);
+    let reused: f64 = class.iter().map(Counts::reused).sum();
+    let of_class = (reused + SCALE_OF_CLASS) / ((0..BUCKETS).map(expected).sum::<f64>() + SCALE_OF_CLASS);
+    for (bucket, factor) in factors.iter_mut().enumerate() {
+        let expected = expected(bucket) * of_class;
+        *factor = of_class * (class[bucket].reused() + SCALE_OF_CELL) / (expected + SCALE_OF_CELL);
+    }
+}
+
+#[cfg(test)]
+mod tests;
