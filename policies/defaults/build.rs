@@ -3,11 +3,12 @@
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-const POLICIES: [&str; 21] = [
+const POLICIES: [&str; 22] = [
     "arc-evictor",
     "fifo-evictor",
     "fitted-cost-scheduler",
     "gdsf-evictor",
+    "kvasir-evictor",
     "lhd-evictor",
     "local-or-remote-scheduler",
     "lora-affinity-scheduler",

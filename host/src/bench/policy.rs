@@ -68,10 +68,12 @@ pub fn rows(size: Size, seed: u64) -> Result<Vec<Row>, Error> {
         let (mut evictor, _) = standalone::<EvictorHook>(&engine, &config, source, Vec::new())?;
         Ok(evict(evictor.as_mut(), size, seed))
     };
-    let wasm = evict(Source::Builtin("workload-aware".into()))?;
-    let native = evict(Source::Native("workload-aware".into()))?;
-    let row = Row::new("evict/workload-aware", wasm.evict_ns_mean, "ns").beside(native.evict_ns_mean);
-    rows.push(Row { p99: Some(wasm.evict_ns_p99 as f64), ..row });
+    for policy in ["workload-aware", "kvasir"] {
+        let wasm = evict(Source::Builtin(policy.into()))?;
+        let native = evict(Source::Native(policy.into()))?;
+        let row = Row::new(format!("evict/{policy}"), wasm.evict_ns_mean, "ns").beside(native.evict_ns_mean);
+        rows.push(Row { p99: Some(wasm.evict_ns_p99 as f64), ..row });
+    }
     rows.push(swap(&config, size)?);
     rows.extend(evictor_swap::rows(size.resident)?);
     Ok(rows)
@@ -269,6 +271,7 @@ mod tests {
             "schedule/mooncake/8",
             "schedule/mooncake/512",
             "evict/workload-aware",
+            "evict/kvasir",
             "swap/stall",
             "swap/evictor/stall",
             "swap/evictor/put",

@@ -40,6 +40,7 @@ pub static SCHEDULERS: &[Default<dyn Scheduler>] = defaults! { dyn Scheduler:
 /// Evictors; the first is the default.
 pub static EVICTORS: &[Default<dyn Evictor>] = defaults! { dyn Evictor:
     "workload-aware", "workload-aware-evictor", workload_aware_evictor::WorkloadAware;
+    "kvasir", "kvasir-evictor", kvasir_evictor::Kvasir;
     "lru", "lru-evictor", lru_evictor::Lru;
     "fifo", "fifo-evictor", fifo_evictor::Fifo;
     "sieve", "sieve-evictor", sieve_evictor::Sieve;
