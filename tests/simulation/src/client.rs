@@ -13,6 +13,7 @@ use kvasir_store::dram::Lookup;
 
 use crate::host::{Host, TOKEN};
 use crate::model::{Model, Run, content, key};
+use crate::plan::{Call, ClientPlan};
 use crate::slow::read_slowly;
 use crate::violated;
 
@@ -29,15 +30,19 @@ pub(crate) const COPIES: u8 = 2;
 
 pub(crate) struct Client {
     /// Where its host serves.
-    pub(crate) at: SocketAddr,
-    pub(crate) model: Arc<Mutex<Model>>,
-    pub(crate) chance: Chance,
-    /// Its blocks are named from here on.
-    pub(crate) first: u32,
-    pub(crate) calls: u32,
+    at: SocketAddr,
+    model: Arc<Mutex<Model>>,
+    plan: ClientPlan,
+    /// Of the call that it makes.
+    chance: Chance,
 }
 
 impl Client {
+    pub(crate) fn new(at: SocketAddr, model: Arc<Mutex<Model>>, plan: ClientPlan) -> Self {
+        let chance = Chance::new(plan.seed);
+        Self { at, model, plan, chance }
+    }
+
     pub(crate) fn work(mut self) {
         let options = Options {
             token: TOKEN.into(),
@@ -45,15 +50,24 @@ impl Client {
             ..Options::default()
         };
         let host = Reconnecting::new(Endpoint::Tcp(self.at), options);
-        for n in 0..self.calls {
-            match self.chance.below(40) {
-                0..16 => self.put(&host, self.first + n),
-                16..34 => self.read(&host),
-                34..36 => self.hold(&host),
-                36 => read_slowly(self.at, &self.known(), &mut self.chance),
-                _ => self.remove(&host),
+        for n in 0..self.plan.of {
+            let (call, chance) = self.plan.call(n);
+            self.chance = chance;
+            let pause = self.chance.below(60_000);
+            if self.plan.calls.contains(&n) {
+                self.make(call, &host, self.plan.first_block + n);
             }
-            thread::sleep(Duration::from_micros(self.chance.below(60_000)));
+            thread::sleep(Duration::from_micros(pause));
+        }
+    }
+
+    fn make(&mut self, call: Call, host: &Reconnecting, n: u32) {
+        match call {
+            Call::Put => self.put(host, n),
+            Call::Read => self.read(host),
+            Call::Hold => self.hold(host),
+            Call::ReadSlowly => read_slowly(self.at, &self.known(), &mut self.chance),
+            Call::Remove => self.remove(host),
         }
     }
 
@@ -63,7 +77,7 @@ impl Client {
 
     /// Connects to the host. Also the process that it has reached.
     fn connect(&mut self, host: &Reconnecting) -> Option<(Arc<Connection>, Run)> {
-        let (begun, patience) = (Instant::now(), self.patience());
+        let (begun, patience) = (Begun::now(), self.patience());
         let connected = host.client_within(patience);
         within(begun, patience * STEPS, "connecting");
         match connected {
@@ -91,8 +105,8 @@ impl Client {
         what: &str,
         call: impl FnOnce(&Connection) -> Result<T, ClientError>,
     ) -> Option<T> {
-        let (begun, patience) = (Instant::now(), self.patience());
-        connection.set_deadline(Some(begun + patience));
+        let (begun, patience) = (Begun::now(), self.patience());
+        connection.set_deadline(Some(begun.at + patience));
         let answer = call(connection);
         within(begun, patience, what);
         if let Err(error) = &answer {
@@ -191,8 +205,21 @@ impl Client {
     }
 }
 
-fn within(begun: Instant, limit: Duration, what: &str) {
-    let took = begun.elapsed();
+/// When something began.
+struct Begun {
+    at: Instant,
+    /// How long this machine had stood still by then.
+    still: Duration,
+}
+
+impl Begun {
+    fn now() -> Self {
+        Self { at: Instant::now(), still: world::stood_still() }
+    }
+}
+
+fn within(begun: Begun, limit: Duration, what: &str) {
+    let took = begun.at.elapsed().saturating_sub(world::stood_still() - begun.still);
     if took > limit + LATE_MAX {
         violated(&format!("{what} took {took:?}, and may take {limit:?}"));
     }

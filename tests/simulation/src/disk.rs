@@ -95,7 +95,7 @@ pub(crate) fn run(seed: u64, dir: PathBuf) -> Counts {
         }
     }
     drop(world.start(&mut chance, 0).join());
-    world.model().counts
+    world.model().counts.clone()
 }
 
 impl Model {

@@ -29,6 +29,8 @@ const POOL: u64 = 8 << 20;
 /// Ample as well.
 const DISK: u64 = 8 << 20;
 const SEGMENT: u64 = 64 << 10;
+/// A tenth of what it is by default, so that most pauses outlast it.
+const LEASE: Duration = Duration::from_secs(1);
 /// Free share of a pool above a disk at which eviction stops: most blocks are on the disk alone.
 const FREE: f64 = 0.98;
 /// Pause of a thread that evicts, at most, and how many blocks it chooses at a time.
@@ -68,9 +70,9 @@ impl Host {
         address(n, 7200)
     }
 
-    /// Starts number `n` of `count` hosts; its threads are that host's.
-    pub(crate) fn start(n: usize, count: usize, disk: Option<Disk>) -> anyhow::Result<Self> {
-        world::on_host(n, || Self::start_here(n, count, disk))
+    /// Starts number `n` of `count` hosts on a machine, which is its own or another; its threads are that machine's.
+    pub(crate) fn start(n: usize, machine: usize, count: usize, disk: Option<Disk>) -> anyhow::Result<Self> {
+        world::on_host(machine, || Self::start_here(n, machine, count, disk))
     }
 
     /// Whether a tier of its own has a block.
@@ -92,7 +94,7 @@ impl Host {
         disk.map_or((0, 0), |level| (level.offload.stored, level.store.hits))
     }
 
-    fn start_here(n: usize, count: usize, disk: Option<Disk>) -> anyhow::Result<Self> {
+    fn start_here(n: usize, machine: usize, count: usize, disk: Option<Disk>) -> anyhow::Result<Self> {
         let peer = |n: usize| PeerConfig {
             name: Self::name(n),
             address: address(n, 7100).to_string(),
@@ -100,15 +102,16 @@ impl Host {
         };
         let mut config = ClusterConfig::new(&Self::name(n), Secret::new(b"the secret of this cluster"));
         config.rack = format!("rack-{n}");
-        config.listen = address(n, 7100);
-        config.transfer = vec![address(n, 7101)];
+        config.listen = address(machine, 7100);
+        config.transfer = vec![address(machine, 7101)];
         config.transports = Some(vec![Kind::Tcp]);
         config.peers = (0..count).filter(|&other| other != n).map(peer).collect();
         // Each is what it is by default in proportion, so that a run of seconds sees several.
         config.audit_every = Duration::from_secs(1);
         config.repair_after = Duration::from_secs(2);
 
-        let mut dram = DramConfig { pool_bytes: POOL, blocks_max: 1024, ..DramConfig::default() };
+        let mut dram =
+            DramConfig { pool_bytes: POOL, blocks_max: 1024, lease_ttl: LEASE, ..DramConfig::default() };
         if disk.is_some() {
             dram.high_free = FREE;
         }
@@ -126,7 +129,7 @@ impl Host {
         let tiering = Arc::new(tiering.context("the tiers")?);
         cluster.run(&tiering).context("the cluster's threads")?;
         let node = Arc::new(Node::new(Arc::clone(&tiering), Some(Arc::clone(&cluster)), clock));
-        let listen = Listen { tcp: Some(Self::data_port(n)), ..Listen::default() };
+        let listen = Listen { tcp: Some(Self::data_port(machine)), ..Listen::default() };
         let gate = Arc::new(OwnUser { token: Some(TOKEN.into()) });
         let config = ServerConfig { stall_timeout: STALL, ..ServerConfig::default() };
         let boot = node.boot();
@@ -141,7 +144,8 @@ impl Host {
 }
 
 fn address(n: usize, port: u16) -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, n as u8], port))
+    let [high, low] = (n as u16).to_be_bytes();
+    SocketAddr::from(([10, 0, high, low], port))
 }
 
 impl Disk {

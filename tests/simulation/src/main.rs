@@ -3,8 +3,10 @@
 //! ```text
 //! cargo xtask simulate --seeds 0..100                each seed in a process of its own; says which fail
 //! cargo xtask simulate --replay 17 --trace           one of them again, with everything that happened
+//! cargo xtask simulate --replay 17 --shrink          the shortest schedule with which it fails in the same way
 //! cargo xtask simulate --seeds 0..100 --hosts 5      five hosts instead of two
 //! cargo xtask simulate --seeds 0..100 --disk         one host's NVMe tier on a disk that fails
+//! cargo xtask simulate --seeds 0..100 --faults network,pauses
 //! cargo xtask simulate --seeds 0..100 --plant NAME   with a bug, which must be found
 //! ```
 
@@ -12,9 +14,12 @@ mod client;
 mod disk;
 mod host;
 mod model;
+mod plan;
 mod scenario;
+mod shrink;
 mod slow;
 mod sweep;
+mod trial;
 
 use std::io::Write;
 use std::ops::Range;
@@ -25,8 +30,11 @@ use clap::Parser;
 use kvasir_os::planted::{self, Bug};
 use kvasir_os::world;
 
+use model::Counts;
+use plan::{Fault, Steps};
 use scenario::Scenario;
 use sweep::Sweep;
+use trial::Trial;
 
 #[derive(Parser)]
 #[command(about = "Runs hosts of the data plane in a simulated world", version)]
@@ -37,15 +45,27 @@ struct Args {
     /// One seed, in this process.
     #[arg(long)]
     replay: Option<u64>,
-    /// How many hosts the world has, 2 to 7.
+    /// How many hosts the world has, 2 to 30.
     #[arg(long, default_value_t = 2, value_parser = hosts)]
     hosts: usize,
     /// The NVMe tier of one host on a disk that fails, instead of hosts among each other.
     #[arg(long, conflicts_with = "hosts")]
     disk: bool,
     /// Says everything that happened in it.
-    #[arg(long, requires = "replay")]
+    #[arg(long, requires = "replay", conflicts_with = "shrink")]
     trace: bool,
+    /// Leaves out steps of the seed, or of the first that fails, as long as it fails in the same way, and says what is left.
+    #[arg(long, conflicts_with = "disk")]
+    shrink: bool,
+    /// With faults of these kinds alone.
+    #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "disk")]
+    faults: Option<Vec<Fault>>,
+    /// These steps of the seed alone, as --shrink found them: 0-3,7.
+    #[arg(long, value_parser = plan::from_text, requires = "replay", conflicts_with = "disk")]
+    only: Option<Steps>,
+    /// Threads take turns in the order of this seed.
+    #[arg(long, requires = "replay")]
+    turns: Option<u64>,
     /// Plants a bug in the code under test.
     #[arg(long, value_parser = bug)]
     plant: Option<Bug>,
@@ -65,8 +85,7 @@ fn bug(name: &str) -> Result<Bug, String> {
 
 fn hosts(text: &str) -> Result<usize, String> {
     let hosts = text.parse().map_err(|error| format!("{text:?}: {error}"))?;
-    // More put more blocks than fit into the pool of one, and that none is evicted is what the checks rely on.
-    if (2..=7).contains(&hosts) { Ok(hosts) } else { Err("a world has 2 to 7 hosts".into()) }
+    if (2..=30).contains(&hosts) { Ok(hosts) } else { Err("a world has 2 to 30 hosts".into()) }
 }
 
 fn range(text: &str) -> Result<Range<u64>, String> {
@@ -80,27 +99,46 @@ static TRACED: OnceLock<bool> = OnceLock::new();
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let Some(seed) = args.replay else {
-        let Args { seeds, hosts, disk, plant, first, jobs, .. } = args;
-        let (seeds, hosts) = (seeds.unwrap_or_default(), if disk { 1 } else { hosts });
-        return Sweep { seeds, hosts, disk, plant, first, jobs: jobs.max(1) }.run();
-    };
-    let _ = TRACED.set(args.trace);
-    if let Some(plant) = args.plant {
+    let Args { hosts, disk, plant, faults, only, turns, .. } = args;
+    let (seed, hosts) = (args.replay.unwrap_or_default(), if disk { 1 } else { hosts });
+    let trial = Trial { seed, hosts, disk, plant, faults, only, turns };
+    match args.seeds {
+        Some(seeds) => {
+            Sweep { seeds, trial, first: args.first, shrink: args.shrink, jobs: args.jobs.max(1) }.run()
+        }
+        None if args.shrink => shrink::shrink(trial),
+        None => replay(trial, args.trace),
+    }
+}
+
+/// Runs one seed here.
+fn replay(trial: Trial, trace: bool) -> ! {
+    let _ = TRACED.set(trace);
+    if let Some(plant) = trial.plant {
         planted::plant(plant);
     }
     std::panic::set_hook(Box::new(|panic| violated(&format!("panic: {panic}"))));
-    world::stay_on_core(seed as usize);
-    world::begin(seed, over);
-    let folder = sweep::folder(std::process::id());
-    let counts = if args.disk { disk::run(seed, folder) } else { Scenario::run(seed, args.hosts, folder) };
-    let (trace, turns, fingerprint, nanos) = world::so_far();
-    if args.trace {
-        print(&trace);
+    world::stay_on_core(trial.seed as usize);
+    world::begin(trial.turns.unwrap_or(trial.seed), over);
+    let folder = trial::folder(std::process::id());
+    let counts = if trial.disk {
+        disk::run(trial.seed, folder)
+    } else {
+        Scenario::run(trial.seed, &trial.plan(), folder)
+    };
+    if trace {
+        print(&world::so_far().0);
     }
-    let ms = nanos / 1_000_000;
-    println!("seed {seed}: {counts:?}, {turns} turns, fingerprint {fingerprint:016x}, in its world {ms} ms");
+    say(trial.seed, &counts);
     leave(0)
+}
+
+/// As [`Trial::run`] reads it.
+fn say(seed: u64, counts: &Counts) {
+    let (_, turns, fingerprint, nanos) = world::so_far();
+    let ms = nanos / 1_000_000;
+    println!("seed {seed}: {turns} turns, fingerprint {fingerprint:016x}, in its world {ms} ms");
+    println!("coverage: {counts}");
 }
 
 /// Something that was promised is not so. The run ends here, at whatever its threads are doing.
@@ -120,7 +158,7 @@ fn over(trace: &[String], why: &str) {
 
 /// The world is not taken down: its threads wait for turns that never come.
 fn leave(code: i32) -> ! {
-    let _ = std::fs::remove_dir_all(sweep::folder(std::process::id()));
+    let _ = std::fs::remove_dir_all(trial::folder(std::process::id()));
     exit(code)
 }
 

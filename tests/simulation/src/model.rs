@@ -4,7 +4,9 @@
 //! call before it is made and after it was answered, and forgets nothing.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
+use kvasir_cluster::ClusterStats;
 use kvasir_protocol::block::BlockKey;
 
 use crate::violated;
@@ -43,7 +45,7 @@ pub(crate) struct Model {
 }
 
 /// What a run did, so that one which does nothing is not taken for one in which nothing is wrong.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) puts: u32,
     pub(crate) hits: u32,
@@ -51,9 +53,45 @@ pub(crate) struct Counts {
     pub(crate) removals: u32,
     /// Calls that were not answered.
     pub(crate) failed: u32,
-    /// Blocks that went down to a disk, and that came up.
-    pub(crate) down: u64,
-    pub(crate) up: u64,
+    /// Faults of each kind, and what hosts did that not every run makes them do.
+    pub(crate) more: BTreeMap<&'static str, u64>,
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { puts, hits, misses, removals, failed, more } = self;
+        write!(
+            f,
+            "puts {puts}, hits {hits}, misses {misses}, removals {removals}, calls that failed {failed}"
+        )?;
+        more.iter().try_for_each(|(what, count)| write!(f, ", {what} {count}"))
+    }
+}
+
+impl Counts {
+    pub(crate) fn fault(&mut self, kind: &'static str) {
+        *self.more.entry(kind).or_default() += 1;
+    }
+
+    /// What a host did; `moved`: as [`crate::host::Host::moved`] has it.
+    pub(crate) fn reached(&mut self, stats: &ClusterStats, (down, up): (u64, u64)) {
+        let all = [
+            ("blocks down", down),
+            ("blocks up", up),
+            ("copies made", stats.copied),
+            ("copies not made", stats.copy_failed),
+            ("transfers resumed", u64::from(stats.resumed_bytes > 0)),
+            ("reads from peers", stats.read_hits),
+            ("next holders asked", stats.failovers),
+            ("surplus copies dropped", stats.trimmed),
+            ("blocks let go", stats.let_go),
+            ("wrong bytes from peers refused", stats.corrupt),
+            ("removals told late", stats.removals_told_late),
+        ];
+        for (what, count) in all {
+            *self.more.entry(what).or_default() += count;
+        }
+    }
 }
 
 pub(crate) fn key(n: u32) -> BlockKey {

@@ -1,23 +1,23 @@
 //! Some hosts, clients at each, a network that fails, and crashes; then everything works again, and what was promised must be
 //! so.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvasir_os::thread;
 use kvasir_os::time::{Duration, Instant};
-use kvasir_os::world::{self, CLIENTS_FROM, Chance};
+use kvasir_os::world::{self, Chance};
 
 use crate::client::{self, COPIES, Client};
 use crate::host::{Disk, Host, STALL};
 use crate::model::{Counts, Model, Run, key};
+use crate::plan::{ClientPlan, Event, How, Plan, What};
 use crate::violated;
 
-/// Clients of each host, and calls of each.
-const CLIENTS: u32 = 2;
-const CALLS: u32 = 40;
 /// By then hosts that hear each other have made every copy: reconnecting takes 2 s at most, repair 2 s, an audit 1 s.
 const SETTLED: Duration = Duration::from_secs(30);
+const MINUTE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(100);
 
 pub(crate) struct Scenario {
@@ -25,45 +25,63 @@ pub(crate) struct Scenario {
     runs: Vec<Run>,
     /// Which of them run.
     alive: Vec<bool>,
+    /// Hosts that stand still, with the blocks that each has and knows to be counted on: nobody can ask them.
+    still: BTreeMap<usize, BTreeSet<u32>>,
+    /// Processes under the name of a host that runs elsewhere, by machine.
+    twins: BTreeMap<usize, Arc<Host>>,
+    /// Hosts that have had one.
+    doubled: BTreeSet<usize>,
     model: Arc<Mutex<Model>>,
-    chance: Chance,
-    clients: Vec<Sent>,
-    machines: usize,
+    clients: BTreeMap<usize, thread::JoinHandle<()>>,
     named: u32,
+    seed: u64,
     /// Where the hosts' disks are, if they have any.
     disks: Option<PathBuf>,
     /// What a host without blocks has ([`Host::filled`]).
     empty: (u64, u64),
 }
 
-/// A client, on a machine of its own.
-struct Sent {
-    machine: usize,
-    host: usize,
-    thread: thread::JoinHandle<()>,
+/// What is done at some time.
+enum Act {
+    Begin(What),
+    /// A host that has crashed starts again.
+    Restart(usize),
+    /// A machine that stands still goes on.
+    Resume(usize),
+    EndTwin(usize),
 }
 
 impl Scenario {
-    /// The hosts keep the files of their disks in `folder`. In half of the seeds they have none.
-    pub(crate) fn run(seed: u64, count: usize, folder: PathBuf) -> Counts {
-        let mut chance = Chance::new(seed);
-        let disks = (chance.below(2) == 0).then_some(folder);
-        let hosts: Vec<Arc<Host>> =
-            (0..count).map(|host| start(host, count, disk(&disks, host, &mut chance))).collect();
+    /// The hosts keep the files of their disks in `folder`.
+    pub(crate) fn run(seed: u64, plan: &Plan, folder: PathBuf) -> Counts {
+        let disks = plan.disks.then_some(folder);
+        let count = plan.hosts;
+        let hosts: Vec<Arc<Host>> = (0..count)
+            .map(|host| start(host, host, count, disk(&disks, seed, Run { host, number: 0 })))
+            .collect();
         let empty = hosts[0].filled();
         let runs = (0..count).map(|host| Run { host, number: 0 }).collect();
         let (model, alive) = (Arc::default(), vec![true; count]);
-        let (clients, machines, named) = (Vec::new(), CLIENTS_FROM, 0);
-        let mut world = Self { hosts, runs, alive, model, chance, clients, machines, named, disks, empty };
+        let mut world = Self {
+            hosts,
+            runs,
+            alive,
+            still: BTreeMap::new(),
+            twins: BTreeMap::new(),
+            doubled: BTreeSet::new(),
+            model,
+            clients: BTreeMap::new(),
+            named: plan.blocks(),
+            seed,
+            disks,
+            empty,
+        };
         (0..count).for_each(|host| world.enter(host));
         world.until("all hosts are up", |world| world.all_up());
-        world.fail_for_a_while();
+        world.fail_for_a_while(plan);
         world.settle();
-        let mut counts = world.model().counts;
-        for (down, up) in world.hosts.iter().map(|host| host.moved()) {
-            counts.down += down;
-            counts.up += up;
-        }
+        let mut counts = world.model().counts.clone();
+        world.hosts.iter().for_each(|host| counts.reached(&host.cluster.stats(), host.moved()));
         world.take_everything_out();
         counts
     }
@@ -72,118 +90,130 @@ impl Scenario {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn any(&mut self) -> usize {
-        self.chance.below(self.hosts.len() as u64) as usize
-    }
-
     /// Whether a host has a block, and knows that others count on it. One that was started again finds blocks on its disk of
     /// which it may not have heard; the database that would tell it is not in the world.
     fn keeps(&self, host: usize, n: u32) -> bool {
-        let others = (0..self.hosts.len()).filter(|&other| other != host && self.alive[other]);
+        let others = self.asked().filter(|&other| other != host);
         let is_known = || !self.hosts[host].cluster.holders(key(n)).is_empty();
         let mut others = others.filter(|&other| self.believes(other, host, n));
         let is_first = self.disks.is_none() || self.runs[host].number == 0;
         holds(&self.hosts[host], n) && (is_first || is_known() || others.next().is_some())
     }
 
-    /// The faulty part: one round of faults for each two hosts.
-    fn fail_for_a_while(&mut self) {
-        let count = self.hosts.len();
-        (0..count).for_each(|host| self.send_clients(host));
-        for _ in 0..count / 2 {
-            self.wait_up_to(800);
-            self.break_network();
-            self.wait_up_to(700);
-            if self.chance.below(2) == 0 {
-                self.break_client();
-            }
-            self.wait_up_to(800);
-            // Fewer than half of them at a time.
-            let crashes = 1 + self.chance.below((count as u64 - 1) / 2 + u64::from(count == 2));
-            let mut crashed: Vec<usize> = (0..crashes).map(|_| self.any()).collect();
-            crashed.sort_unstable();
-            crashed.dedup();
-            for &host in &crashed {
-                self.crash(host);
-                self.wait_up_to(300);
-            }
-            if self.chance.below(2) == 0 {
-                world::mend();
-            }
-            for &host in &crashed {
-                self.wait_up_to(4000);
-                self.restart(host);
-                self.send_clients(host);
+    /// The faulty part.
+    fn fail_for_a_while(&mut self, plan: &Plan) {
+        let mut acts: BTreeMap<(Duration, usize), (u64, Act)> = BTreeMap::new();
+        for (order, Event { at, turns, what, .. }) in plan.events.iter().enumerate() {
+            acts.insert((*at, order), (*turns, Act::Begin(what.clone())));
+            let end = match what {
+                What::Crash { host, away, .. } => Some((*away, Act::Restart(*host))),
+                What::Pause { machine, lasts } => Some((*lasts, Act::Resume(*machine))),
+                What::Twin { machine, lasts, .. } => Some((*lasts, Act::EndTwin(*machine))),
+                _ => None,
+            };
+            if let Some((later, act)) = end {
+                acts.insert((*at + later, order), (*turns, act));
             }
         }
-        self.wait_up_to(2000);
+        let begun = Instant::now();
+        for ((at, _), (turns, act)) in acts {
+            thread::sleep((begun + at).saturating_duration_since(Instant::now()));
+            // At any turn of the threads, not only when they all wait.
+            world::let_others(turns);
+            self.check_holders();
+            self.act(act);
+        }
+        thread::sleep(Duration::from_millis(Chance::new(self.seed).below(2000)));
         world::mend();
-        for client in std::mem::take(&mut self.clients) {
-            let _ = client.thread.join();
+        for (_, client) in std::mem::take(&mut self.clients) {
+            let _ = client.join();
         }
     }
 
-    fn break_network(&mut self) {
-        let (one, other) = (self.any(), self.any());
-        let other = if one == other { (one + 1) % self.hosts.len() } else { other };
-        match self.chance.below(4) {
-            0 => world::cut(one, other),
-            // From some of the others, for two hosts from the other.
-            1 => {
-                for other in (0..self.hosts.len()).filter(|&host| host != one) {
-                    if self.hosts.len() == 2 || self.chance.below(2) == 0 {
-                        world::cut(one, other);
-                        world::cut(other, one);
-                    }
+    fn act(&mut self, act: Act) {
+        match act {
+            Act::Begin(what) => self.begin(what),
+            Act::Restart(host) => self.restart(host),
+            Act::Resume(machine) => {
+                if self.still.remove(&machine).is_some() {
+                    world::resume(machine);
                 }
             }
-            2 => (0..=self.chance.below(6)).for_each(|_| {
-                world::reset_one();
-                self.wait_up_to(60);
-            }),
-            _ => {}
-        }
-    }
-
-    fn wait_up_to(&mut self, ms: u64) {
-        // At any turn of the threads, not only when they all wait.
-        thread::sleep(Duration::from_millis(self.chance.below(ms)));
-        world::let_others(self.chance.below(200));
-        self.check_holders();
-    }
-
-    fn send_clients(&mut self, host: usize) {
-        for _ in 0..CLIENTS {
-            let client = Client {
-                at: Host::data_port(host),
-                model: Arc::clone(&self.model),
-                chance: Chance::new(self.chance.below(u64::MAX)),
-                first: self.named,
-                calls: CALLS,
-            };
-            self.named += CALLS;
-            let machine = self.machines;
-            self.machines += 1;
-            let sent = world::on_host(machine, || {
-                thread::Builder::new().name("client".into()).spawn(move || client.work())
-            });
-            let thread = sent.unwrap_or_else(|error| violated(&format!("no thread: {error}")));
-            self.clients.push(Sent { machine, host, thread });
-        }
-    }
-
-    /// A client is gone in the middle of whatever it does, or is not heard any more, or does not hear.
-    fn break_client(&mut self) {
-        let at = self.chance.below(self.clients.len().max(1) as u64) as usize;
-        let Some(Sent { machine, host, .. }) = self.clients.get(at) else { return };
-        match self.chance.below(4) {
-            0 => world::cut(*machine, *host),
-            1 => world::cut(*host, *machine),
-            _ => {
-                world::crash(*machine);
-                self.clients.swap_remove(at);
+            Act::EndTwin(machine) => {
+                world::crash(machine);
+                // No destructor runs.
+                std::mem::forget(self.twins.remove(&machine));
             }
         }
+    }
+
+    fn begin(&mut self, what: What) {
+        let fault = match what {
+            What::Client(client) => return self.send_client(client),
+            What::Mend => return world::mend(),
+            What::Cut { from, to } => {
+                world::cut(from, to);
+                "a network cut"
+            }
+            What::Reset => {
+                world::reset_one();
+                "a connection broken"
+            }
+            What::Gone { machine } => {
+                if self.clients.remove(&machine).is_none() {
+                    return;
+                }
+                world::crash(machine);
+                "a client gone"
+            }
+            What::Crash { host, how, .. } => {
+                if !self.alive[host] {
+                    return;
+                }
+                self.crash(host, how)
+            }
+            What::Twin { host, machine, .. } => {
+                world::note(&format!("{} joins as host-{host}", world::name(machine)));
+                self.twins.insert(machine, start(host, machine, self.hosts.len(), None));
+                self.doubled.insert(host);
+                "a twin"
+            }
+            What::Pause { machine, lasts } => {
+                if !self.pause(machine) {
+                    return;
+                }
+                if lasts > MINUTE / 2 { "a pause of minutes" } else { "a pause" }
+            }
+        };
+        self.model().counts.fault(fault);
+    }
+
+    fn send_client(&mut self, plan: ClientPlan) {
+        let ClientPlan { machine, host, .. } = plan;
+        let client = Client::new(Host::data_port(host), Arc::clone(&self.model), plan);
+        let sent = world::on_host(machine, || {
+            thread::Builder::new().name("client".into()).spawn(move || client.work())
+        });
+        let thread = sent.unwrap_or_else(|error| violated(&format!("no thread: {error}")));
+        self.clients.insert(machine, thread);
+    }
+
+    /// Whether it stands still from now on, and did not before.
+    fn pause(&mut self, machine: usize) -> bool {
+        let is_host = machine < self.hosts.len();
+        let runs = if is_host { self.alive[machine] } else { self.clients.contains_key(&machine) };
+        if !runs || self.still.contains_key(&machine) {
+            return false;
+        }
+        let kept: Vec<u32> = self.model().kept().collect();
+        let has = world::at_once(|| {
+            let has = kept.iter().filter(|n| is_host && self.keeps(machine, **n));
+            let has: BTreeSet<u32> = has.copied().collect();
+            has
+        });
+        world::pause(machine);
+        self.still.insert(machine, has);
+        true
     }
 
     /// A process has begun.
@@ -192,37 +222,51 @@ impl Scenario {
     }
 
     /// Ends the process of a host, and everything in its memory with it; of its disk, what its power or its own end takes.
-    fn crash(&mut self, host: usize) {
+    fn crash(&mut self, host: usize, how: How) -> &'static str {
         self.check_holders();
-        match &self.disks {
-            None => world::crash(host),
-            Some(disks) => match self.chance.below(4) {
-                0 => {
-                    world::crash(host);
-                    world::note("its disk is lost");
-                    let _ = std::fs::remove_dir_all(disk_folder(disks, host));
-                }
-                1 => world::cut_power(host),
-                _ => world::crash(host),
-            },
-        }
+        let how = match (&self.disks, how) {
+            (Some(disks), How::DiskLost) => {
+                world::crash(host);
+                world::note("its disk is lost");
+                let _ = std::fs::remove_dir_all(disk_folder(disks, host));
+                "a disk lost"
+            }
+            (Some(_), How::PowerCut) => {
+                world::cut_power(host);
+                "a power cut"
+            }
+            _ => {
+                world::crash(host);
+                "a crash"
+            }
+        };
+        self.still.remove(&host);
         self.alive[host] = false;
         self.model().ended.push(self.runs[host]);
         let kept: Vec<u32> = self.model().kept().collect();
         for n in kept {
             // What another host has, for whatever reason, is promised on.
-            let there = (0..self.hosts.len()).any(|host| self.alive[host] && self.keeps(host, n));
+            let there = self.asked().any(|host| self.keeps(host, n))
+                || self.still.values().any(|has| has.contains(&n));
             self.model().promise(n).is_lost |= !there;
         }
         // No destructor runs.
         std::mem::forget(Arc::clone(&self.hosts[host]));
+        how
+    }
+
+    /// Hosts that run, and do not stand still: what they know can be looked at.
+    fn asked(&self) -> impl Iterator<Item = usize> {
+        (0..self.hosts.len()).filter(|host| self.alive[*host] && !self.still.contains_key(host))
     }
 
     fn restart(&mut self, host: usize) {
+        if self.alive[host] {
+            return;
+        }
         world::note(&format!("host-{host} starts again, with an empty pool"));
-        let disk = disk(&self.disks, host, &mut self.chance);
-        self.hosts[host] = start(host, self.hosts.len(), disk);
         self.runs[host].number += 1;
+        self.hosts[host] = start(host, host, self.hosts.len(), disk(&self.disks, self.seed, self.runs[host]));
         self.enter(host);
         self.alive[host] = true;
     }
@@ -237,14 +281,13 @@ impl Scenario {
         self.hosts[host].cluster.holders(key(n)).contains(&Host::name(other))
     }
 
-    /// A host that believes that another has a copy must be right, while neither was started again, and the other has
-    /// dropped none that it thought to be one too many.
+    /// A host that believes that another has a copy must be right, while neither was started again, the other has dropped none
+    /// that it thought to be one too many, and nobody else spoke in its name.
     fn check_holders(&self) {
-        let all = || 0..self.hosts.len();
-        let first: Vec<usize> =
-            all().filter(|&host| self.alive[host] && self.runs[host].number == 0).collect();
+        let first: Vec<usize> = self.asked().filter(|&host| self.runs[host].number == 0).collect();
         let trims = |peer: usize| self.hosts[peer].cluster.stats().trimmed > 0;
-        let peers: Vec<usize> = first.iter().copied().filter(|&peer| !trims(peer)).collect();
+        let speaks_for_itself = |peer: &usize| !trims(*peer) && !self.doubled.contains(peer);
+        let peers: Vec<usize> = first.iter().copied().filter(speaks_for_itself).collect();
         let kept: Vec<u32> = self.model().kept().collect();
         for &host in &first {
             for &n in &kept {
@@ -375,13 +418,13 @@ fn disk_folder(disks: &Path, host: usize) -> PathBuf {
     disks.join(Host::name(host))
 }
 
-fn disk(disks: &Option<PathBuf>, host: usize, chance: &mut Chance) -> Option<Disk> {
-    let disks = disks.as_ref()?;
-    Some(Disk { folder: disk_folder(disks, host), seed: chance.below(u64::MAX) })
+fn disk(disks: &Option<PathBuf>, seed: u64, run: Run) -> Option<Disk> {
+    let mut chance = Chance::new(seed ^ ((run.host as u64) << 40) ^ (u64::from(run.number) << 56));
+    Some(Disk { folder: disk_folder(disks.as_ref()?, run.host), seed: chance.below(u64::MAX) })
 }
 
-fn start(host: usize, count: usize, disk: Option<Disk>) -> Arc<Host> {
-    match Host::start(host, count, disk) {
+fn start(host: usize, machine: usize, count: usize, disk: Option<Disk>) -> Arc<Host> {
+    match Host::start(host, machine, count, disk) {
         Ok(host) => Arc::new(host),
         Err(error) => violated(&format!("host-{host} does not start: {error:#}")),
     }

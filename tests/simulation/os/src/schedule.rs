@@ -2,9 +2,11 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, Thread};
+
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::disk::Disks;
 use crate::net::{Network, Watch};
@@ -49,9 +51,26 @@ pub(crate) struct Task {
     name: String,
     pub(crate) host: Option<usize>,
     pub(crate) state: State,
-    thread: Thread,
-    turn: Arc<AtomicBool>,
+    turn: Arc<Turn>,
     notified: bool,
+}
+
+/// Tells a thread that it has its turn. A descriptor, not a futex: of these the kernel looks through all that wait and share a
+/// bucket, and gives a process on two cores some ten buckets, however many thousands of threads it has.
+pub(crate) struct Turn(OwnedFd);
+
+impl Turn {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor is left")))
+    }
+
+    fn give(&self) {
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    fn wait(&self) {
+        while rustix::io::read(&self.0, &mut [0; 8]).is_err() {}
+    }
 }
 
 pub(crate) struct World {
@@ -104,7 +123,7 @@ pub(crate) fn begin(seed: u64) {
     let mut rng = Rng(seed);
     // Some seeds switch threads at almost every lock, some hardly ever.
     let preempt_every = 2 << rng.below(8);
-    let main = task("driver".into(), None, thread::current());
+    let main = task("driver".into(), None);
     *WORLD.lock().unwrap_or_else(PoisonError::into_inner) = Some(World {
         tasks: vec![main],
         current: 0,
@@ -128,8 +147,8 @@ pub(crate) fn begin(seed: u64) {
     UNTIL_PREEMPTED.store(preempt_every as u32, Ordering::Relaxed);
 }
 
-fn task(name: String, host: Option<usize>, thread: Thread) -> Task {
-    Task { name, host, state: State::Ready, thread, turn: Arc::default(), notified: false }
+fn task(name: String, host: Option<usize>) -> Task {
+    Task { name, host, state: State::Ready, turn: Turn::new(), notified: false }
 }
 
 /// The calling thread's number; `None` outside of a world.
@@ -156,10 +175,10 @@ pub(crate) fn key(of: &AtomicU64) -> u64 {
 }
 
 /// Starts a thread of the same host, which waits for its turn.
-pub(crate) fn adopt(name: String, thread: Thread) -> (usize, Arc<AtomicBool>) {
+pub(crate) fn adopt(name: String) -> (usize, Arc<Turn>) {
+    let mut new = task(name, None);
     let mut world = world();
-    let host = me().and_then(|me| world.tasks[me].host);
-    let new = task(name, host, thread);
+    new.host = me().and_then(|me| world.tasks[me].host);
     let turn = Arc::clone(&new.turn);
     world.tasks.push(new);
     let id = world.tasks.len() - 1;
@@ -168,8 +187,8 @@ pub(crate) fn adopt(name: String, thread: Thread) -> (usize, Arc<AtomicBool>) {
 }
 
 /// What a new thread does first.
-pub(crate) fn enter(id: usize, turn: Arc<AtomicBool>) {
-    await_turn(&turn);
+pub(crate) fn enter(id: usize, turn: Arc<Turn>) {
+    turn.wait();
     ME.set(Some(id));
 }
 
@@ -182,7 +201,7 @@ pub(crate) fn leave() {
     world.wake_all(&On::End(me));
     let next = world.next_turn();
     drop(world);
-    next.begin();
+    next.give();
 }
 
 /// Waits until somebody wakes it; false if the time was over first. Nothing is missed between the caller's last look at
@@ -240,32 +259,13 @@ fn switch(me: usize, mut world: Guard) {
     let turn = Arc::clone(&world.tasks[me].turn);
     // Whoever is woken finds the world free.
     drop(world);
-    next.begin();
-    await_turn(&turn);
-}
-
-/// A thread whose turn it is.
-struct Turn {
-    turn: Arc<AtomicBool>,
-    thread: Thread,
-}
-
-impl Turn {
-    fn begin(self) {
-        self.turn.store(true, Ordering::Release);
-        self.thread.unpark();
-    }
-}
-
-fn await_turn(turn: &AtomicBool) {
-    while !turn.swap(false, Ordering::Acquire) {
-        thread::park();
-    }
+    next.give();
+    turn.wait();
 }
 
 impl World {
     /// Chooses the next thread.
-    fn next_turn(&mut self) -> Turn {
+    fn next_turn(&mut self) -> Arc<Turn> {
         let next = self.next();
         self.current = next;
         self.steps += 1;
@@ -277,7 +277,7 @@ impl World {
         }
         let task = &mut self.tasks[next];
         task.state = State::Ready;
-        Turn { turn: Arc::clone(&task.turn), thread: task.thread.clone() }
+        Arc::clone(&task.turn)
     }
 
     fn next(&mut self) -> usize {

@@ -49,8 +49,8 @@ impl Builder {
             schedule::leave();
         };
         let name = self.name.unwrap_or_else(|| "unnamed".into());
-        let handle = std::thread::Builder::new().name(name.clone()).spawn(run)?;
-        let (id, turn) = schedule::adopt(name, handle.thread().clone());
+        std::thread::Builder::new().name(name.clone()).spawn(run)?;
+        let (id, turn) = schedule::adopt(name);
         let _ = tell.send((id, turn));
         schedule::maybe_yield();
         Ok(JoinHandle { id, result })
@@ -115,7 +115,7 @@ impl<'scope> Scope<'scope, '_> {
             schedule::leave();
             done
         });
-        let (id, turn) = schedule::adopt("scoped".into(), handle.thread().clone());
+        let (id, turn) = schedule::adopt("scoped".into());
         let _ = tell.send((id, turn));
         self.started.lock().unwrap_or_else(PoisonError::into_inner).push(id);
         ScopedJoinHandle { id, handle }

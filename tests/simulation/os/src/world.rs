@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit};
 use rustix::thread::CpuSet;
 
 pub use crate::disk::Failing;
@@ -18,6 +19,7 @@ static OVER: OnceLock<Over> = OnceLock::new();
 /// cannot go on.
 pub fn begin(seed: u64, over: Over) {
     let _ = OVER.set(over);
+    allow_descriptors();
     schedule::begin(seed);
 }
 
@@ -39,6 +41,19 @@ pub fn stay_on_core(number: usize) {
     let _ = rustix::thread::sched_setaffinity(None, &one);
 }
 
+/// What 30 hosts need: a connection takes up to eight, with those that its threads share, and a thread one; those of a process that
+/// has crashed stay open.
+const DESCRIPTORS: u64 = 200_000;
+
+/// As many descriptors as this process may have.
+fn allow_descriptors() {
+    let most = rustix::process::getrlimit(Resource::Nofile).maximum;
+    let wanted = Rlimit { current: Some(DESCRIPTORS), maximum: Some(DESCRIPTORS.max(most.unwrap_or(0))) };
+    if rustix::process::setrlimit(Resource::Nofile, wanted).is_err() {
+        let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
+    }
+}
+
 /// The numbers of a scenario, from the same seed and in a sequence of their own.
 pub struct Chance(Rng);
 
@@ -53,14 +68,17 @@ impl Chance {
     }
 }
 
-/// Machines from this number on are clients', and those before it hosts'.
+/// Machines from this number on are clients'.
 pub const CLIENTS_FROM: usize = 1000;
+/// On machines from this number on runs what has the name of a host, and is another process. Those before it are hosts'.
+pub const TWINS_FROM: usize = 500;
 
 /// What a machine is called in what a run says.
 pub fn name(machine: usize) -> String {
-    match machine.checked_sub(CLIENTS_FROM) {
-        Some(client) => format!("client-{client}"),
-        None => format!("host-{machine}"),
+    match machine {
+        CLIENTS_FROM.. => format!("client-{}", machine - CLIENTS_FROM),
+        TWINS_FROM.. => format!("twin-{}", machine - TWINS_FROM),
+        _ => format!("host-{machine}"),
     }
 }
 

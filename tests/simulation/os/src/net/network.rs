@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::PollFlags;
@@ -64,9 +65,9 @@ struct Way {
     from: usize,
     to: usize,
     /// The network's end of the sender's socket.
-    source: UnixStream,
+    source: Arc<UnixStream>,
     /// That of the receiver's.
-    sink: UnixStream,
+    sink: Arc<UnixStream>,
     packets: VecDeque<Packet>,
     bytes: usize,
     /// Nothing more will be sent.
@@ -95,7 +96,7 @@ impl Way {
         while self.has_room() {
             // Most of what is written at once travels together.
             let most = if rng.below(8) == 0 { 1 + rng.below(PIECE_MAX) as usize } else { READ };
-            let bytes = match self.source.read(&mut read[..most]) {
+            let bytes = match (&*self.source).read(&mut read[..most]) {
                 Ok(count) => read[..count].to_vec(),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -119,7 +120,7 @@ impl Way {
                 self.packets.clear();
                 return true;
             }
-            match self.sink.write(&packet.bytes) {
+            match (&*self.sink).write(&packet.bytes) {
                 Ok(count) => {
                     self.bytes -= count;
                     packet.bytes.drain(..count);
@@ -299,7 +300,8 @@ impl Network {
             watched: true,
             due: None,
         };
-        let there = way(a, b, near.try_clone()?, far.try_clone()?);
+        let (near, far) = (Arc::new(near), Arc::new(far));
+        let there = way(a, b, Arc::clone(&near), Arc::clone(&far));
         let back = way(b, a, far, near);
         self.written.add(&there.source, self.next * 2, PollFlags::IN)?;
         self.written.add(&back.source, self.next * 2 + 1, PollFlags::IN)?;

@@ -1,0 +1,441 @@
+//! What a run does to its world, and when: a list that is made from the seed before anything begins, so that it can be shown,
+//! and run again with steps left out.
+//!
+//! Each call of a client is a step, and each fault. They keep their numbers and times when others are left out.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use clap::ValueEnum;
+use kvasir_os::time::Duration;
+use kvasir_os::world::{self, CLIENTS_FROM, Chance, TWINS_FROM};
+
+/// Clients of each host, and calls of each.
+const CLIENTS: u32 = 2;
+const CALLS: u32 = 40;
+
+/// Numbers of steps.
+pub(crate) type Steps = BTreeSet<u32>;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) hosts: usize,
+    /// Hosts have an NVMe tier below their pools.
+    pub(crate) disks: bool,
+    /// In the order of time.
+    pub(crate) events: Vec<Event>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Event {
+    /// From when all hosts hear each other.
+    pub(crate) at: Duration,
+    /// So many turns of other threads later: a crash finds them anywhere, not only where all wait.
+    pub(crate) turns: u64,
+    pub(crate) what: What,
+    /// The first step in it.
+    pub(crate) first_step: u32,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum What {
+    Client(ClientPlan),
+    /// Nothing that one machine sends reaches the other.
+    Cut {
+        from: usize,
+        to: usize,
+    },
+    Mend,
+    /// Any connection breaks.
+    Reset,
+    /// A client's process is gone.
+    Gone {
+        machine: usize,
+    },
+    Crash {
+        host: usize,
+        how: How,
+        away: Duration,
+    },
+    /// Another process joins under the name of a host, as when its settings were copied to a new machine.
+    Twin {
+        host: usize,
+        machine: usize,
+        lasts: Duration,
+    },
+    /// A process stands still, and its connections stay open.
+    Pause {
+        machine: usize,
+        lasts: Duration,
+    },
+}
+
+/// A kind of faults, as it is named on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Fault {
+    Network,
+    Clients,
+    Crashes,
+    Pauses,
+    Twins,
+}
+
+impl What {
+    fn fault(&self) -> Option<Fault> {
+        match self {
+            Self::Client(_) => None,
+            Self::Cut { .. } | Self::Mend | Self::Reset => Some(Fault::Network),
+            Self::Gone { .. } => Some(Fault::Clients),
+            Self::Crash { .. } => Some(Fault::Crashes),
+            Self::Pause { .. } => Some(Fault::Pauses),
+            Self::Twin { .. } => Some(Fault::Twins),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct ClientPlan {
+    pub(crate) machine: usize,
+    pub(crate) host: usize,
+    pub(crate) seed: u64,
+    /// Its blocks are named from here on.
+    pub(crate) first_block: u32,
+    /// Which of its calls it makes, of so many.
+    pub(crate) calls: Vec<u32>,
+    pub(crate) of: u32,
+}
+
+/// A call of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    /// Of the block that has its number.
+    Put,
+    Read,
+    Hold,
+    ReadSlowly,
+    Remove,
+}
+
+impl ClientPlan {
+    /// What a call is, and the chance of what it does. Each has its own, so that it stays the same if another is left out.
+    pub(crate) fn call(&self, number: u32) -> (Call, Chance) {
+        let mut chance = Chance::new(self.seed.wrapping_add(number.into()));
+        let call = match chance.below(40) {
+            0..16 => Call::Put,
+            16..34 => Call::Read,
+            34..36 => Call::Hold,
+            36 => Call::ReadSlowly,
+            _ => Call::Remove,
+        };
+        (call, chance)
+    }
+
+    fn says(&self, number: u32) -> String {
+        match self.call(number).0 {
+            Call::Put => format!("puts block {}", self.first_block + number),
+            Call::Read => "reads one".into(),
+            Call::Hold => "holds some".into(),
+            Call::ReadSlowly => "reads many slowly".into(),
+            Call::Remove => "removes one".into(),
+        }
+    }
+}
+
+/// How the process of a host ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    Killed,
+    PowerCut,
+    DiskLost,
+}
+
+/// What a world of so many hosts goes through. More than seven make fewer calls each and fail less at a time, so that all blocks
+/// together still fit into the pool of one.
+struct Size {
+    rounds: usize,
+    crashes: u64,
+    clients: u32,
+    calls: u32,
+}
+
+impl Size {
+    fn of(hosts: usize) -> Self {
+        let half = (hosts as u64 - 1) / 2 + u64::from(hosts == 2);
+        if hosts <= 7 {
+            Self { rounds: hosts / 2, crashes: half, clients: CLIENTS, calls: CALLS }
+        } else {
+            Self { rounds: 2, crashes: half.min(2), clients: 1, calls: CALLS / 2 }
+        }
+    }
+}
+
+struct Planner {
+    plan: Plan,
+    chance: Chance,
+    size: Size,
+    now: Duration,
+    steps: u32,
+    blocks: u32,
+    /// Clients that are not gone, and their hosts.
+    clients: Vec<(usize, usize)>,
+    next_client: usize,
+}
+
+impl Plan {
+    pub(crate) fn of(seed: u64, hosts: usize) -> Self {
+        let mut chance = Chance::new(seed);
+        let disks = chance.below(2) == 0;
+        let mut planner = Planner {
+            plan: Self { hosts, disks, events: Vec::new() },
+            chance,
+            size: Size::of(hosts),
+            now: Duration::ZERO,
+            steps: 0,
+            blocks: 0,
+            clients: Vec::new(),
+            next_client: CLIENTS_FROM,
+        };
+        (0..hosts).for_each(|host| planner.send_clients(host));
+        (0..planner.size.rounds).for_each(|_| planner.round());
+        planner.plan.events.sort_by_key(|event| event.at);
+        planner.plan
+    }
+
+    /// All of its steps.
+    pub(crate) fn steps(&self) -> Steps {
+        self.events.iter().flat_map(Event::steps).collect()
+    }
+
+    /// The same without what is not among these.
+    pub(crate) fn only(mut self, steps: &Steps) -> Self {
+        self.events.retain_mut(|event| event.keep(steps));
+        self
+    }
+
+    /// The same with faults of these kinds alone.
+    pub(crate) fn faults(mut self, kinds: &[Fault]) -> Self {
+        self.events.retain(|event| event.what.fault().is_none_or(|fault| kinds.contains(&fault)));
+        self
+    }
+
+    /// How many names of blocks its clients have.
+    pub(crate) fn blocks(&self) -> u32 {
+        let ends = self.events.iter().filter_map(|event| match &event.what {
+            What::Client(client) => Some(client.first_block + client.of),
+            _ => None,
+        });
+        ends.max().unwrap_or(0)
+    }
+}
+
+/// Steps as they are written on the command line: `0-3,7`.
+pub(crate) fn to_text(steps: &Steps) -> String {
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for &step in steps {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == step => *last = step,
+            _ => ranges.push((step, step)),
+        }
+    }
+    let range = |(first, last): (u32, u32)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    ranges.into_iter().map(range).collect::<Vec<_>>().join(",")
+}
+
+pub(crate) fn from_text(text: &str) -> Result<Steps, String> {
+    let number = |text: &str| text.parse::<u32>().map_err(|error| format!("{text:?}: {error}"));
+    let mut steps = Steps::new();
+    for range in text.split(',').filter(|range| !range.is_empty()) {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        steps.extend(number(first)?..=number(last)?);
+    }
+    Ok(steps)
+}
+
+impl Event {
+    pub(crate) fn steps(&self) -> Vec<u32> {
+        match &self.what {
+            What::Client(client) => client.calls.iter().map(|call| self.first_step + call).collect(),
+            _ => vec![self.first_step],
+        }
+    }
+
+    fn keep(&mut self, steps: &Steps) -> bool {
+        let first = self.first_step;
+        match &mut self.what {
+            What::Client(client) => {
+                client.calls.retain(|call| steps.contains(&(first + call)));
+                !client.calls.is_empty()
+            }
+            _ => steps.contains(&first),
+        }
+    }
+}
+
+impl Planner {
+    fn round(&mut self) {
+        self.wait_up_to(800);
+        self.break_network();
+        self.wait_up_to(700);
+        if self.chance.below(2) == 0 {
+            self.break_client();
+        }
+        if self.chance.below(3) == 0 {
+            self.pause();
+        }
+        if self.chance.below(12) == 0 {
+            let (host, lasts) = (self.any(), Duration::from_millis(200 + self.chance.below(5000)));
+            let machine = TWINS_FROM + self.steps as usize % (CLIENTS_FROM - TWINS_FROM);
+            self.add(What::Twin { host, machine, lasts });
+        }
+        self.wait_up_to(800);
+        self.crash_some();
+    }
+
+    /// Fewer than half of the hosts, at least one.
+    fn crash_some(&mut self) {
+        let crashes = 1 + self.chance.below(self.size.crashes);
+        let crashed: BTreeSet<usize> = (0..crashes).map(|_| self.any()).collect();
+        let mut downs = Vec::new();
+        for host in crashed {
+            downs.push((host, self.now));
+            self.wait_up_to(300);
+        }
+        if self.chance.below(2) == 0 {
+            self.add(What::Mend);
+        }
+        for (host, down) in downs {
+            self.wait_up_to(4000);
+            let how = match self.chance.below(4) {
+                0 => How::DiskLost,
+                1 => How::PowerCut,
+                _ => How::Killed,
+            };
+            self.add_at(down, What::Crash { host, how, away: self.now - down });
+            self.send_clients(host);
+        }
+    }
+
+    fn break_network(&mut self) {
+        let hosts = self.plan.hosts;
+        let (one, other) = (self.any(), self.any());
+        let other = if one == other { (one + 1) % hosts } else { other };
+        match self.chance.below(4) {
+            0 => self.add(What::Cut { from: one, to: other }),
+            // From some of the others, of two hosts from the other.
+            1 => {
+                for other in (0..hosts).filter(|&host| host != one) {
+                    if hosts == 2 || self.chance.below(2) == 0 {
+                        self.add(What::Cut { from: one, to: other });
+                        self.add(What::Cut { from: other, to: one });
+                    }
+                }
+            }
+            2 => (0..=self.chance.below(6)).for_each(|_| {
+                self.add(What::Reset);
+                self.wait_up_to(60);
+            }),
+            _ => {}
+        }
+    }
+
+    /// A client is gone in the middle of whatever it does, or is not heard any more, or does not hear.
+    fn break_client(&mut self) {
+        let at = self.chance.below(self.clients.len().max(1) as u64) as usize;
+        let Some(&(machine, host)) = self.clients.get(at) else { return };
+        match self.chance.below(4) {
+            0 => self.add(What::Cut { from: machine, to: host }),
+            1 => self.add(What::Cut { from: host, to: machine }),
+            _ => {
+                self.clients.swap_remove(at);
+                self.add(What::Gone { machine });
+            }
+        }
+    }
+
+    /// Some are shorter than anybody notices, some outlast every patience.
+    fn pause(&mut self) {
+        let ms = match self.chance.below(12) {
+            0 => 20_000 + self.chance.below(160_000),
+            1..6 => 10 + self.chance.below(600),
+            _ => 600 + self.chance.below(6000),
+        };
+        let at = self.chance.below(self.clients.len().max(1) as u64) as usize;
+        let client = self.clients.get(at).map(|(machine, _)| *machine);
+        let host = self.any();
+        let machine = if self.chance.below(4) == 0 { client.unwrap_or(host) } else { host };
+        self.add(What::Pause { machine, lasts: Duration::from_millis(ms) });
+    }
+
+    fn send_clients(&mut self, host: usize) {
+        for _ in 0..self.size.clients {
+            let of = self.size.calls;
+            let client = ClientPlan {
+                machine: self.next_client,
+                host,
+                seed: self.chance.below(u64::MAX),
+                first_block: self.blocks,
+                calls: (0..of).collect(),
+                of,
+            };
+            self.next_client += 1;
+            self.blocks += of;
+            self.clients.push((client.machine, host));
+            self.add(What::Client(client));
+        }
+    }
+
+    fn any(&mut self) -> usize {
+        self.chance.below(self.plan.hosts as u64) as usize
+    }
+
+    fn wait_up_to(&mut self, ms: u64) {
+        self.now += Duration::from_micros(self.chance.below(ms * 1000));
+    }
+
+    fn add(&mut self, what: What) {
+        self.add_at(self.now, what);
+    }
+
+    fn add_at(&mut self, at: Duration, what: What) {
+        let turns = self.chance.below(200);
+        let steps = if let What::Client(client) = &what { client.of } else { 1 };
+        self.plan.events.push(Event { at, turns, what, first_step: self.steps });
+        self.steps += steps;
+    }
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:>8.3} s  ", self.at.as_secs_f64())?;
+        let name = world::name;
+        match &self.what {
+            What::Client(client) => {
+                let calls: Vec<String> = client.calls.iter().map(|call| client.says(*call)).collect();
+                write!(f, "{} begins, at {}: {}", name(client.machine), name(client.host), calls.join(", "))
+            }
+            What::Cut { from, to } => {
+                write!(f, "nothing gets from {} to {} any more", name(*from), name(*to))
+            }
+            What::Mend => write!(f, "the network is whole again"),
+            What::Reset => write!(f, "a connection breaks"),
+            What::Gone { machine } => write!(f, "{} is gone, in the middle of what it does", name(*machine)),
+            What::Crash { host, how, away } => {
+                let how = match how {
+                    How::Killed => "is killed",
+                    How::PowerCut => "loses power",
+                    How::DiskLost => "is killed, and its disk is lost",
+                };
+                write!(f, "{} {how}; it starts again {:.3} s later", name(*host), away.as_secs_f64())
+            }
+            What::Twin { host, machine, lasts } => {
+                let (twin, host, lasts) = (name(*machine), name(*host), lasts.as_secs_f64());
+                write!(f, "{twin} joins, which is called {host} as well, for {lasts:.3} s")
+            }
+            What::Pause { machine, lasts } => {
+                write!(f, "{} stands still for {:.3} s", name(*machine), lasts.as_secs_f64())
+            }
+        }
+    }
+}
