@@ -174,17 +174,23 @@ fn decisions_are_explained_and_a_recording_is_answered_as_it_was() {
     }
 }
 
-#[test]
-fn a_recording_is_asked_of_another_policy_and_of_one_that_fails() {
-    let dir = tempfile::tempdir().unwrap();
-    let host = Host::start_with(dir.path(), &["conductor.instance_ttl=1h"]);
+/// A host, its decisions, and their records.
+fn recorded(folder: &Path) -> (Host, Vec<u64>, String) {
+    let host = Host::start_with(folder, &["conductor.instance_ttl=1h"]);
     let ids = runtime().block_on(async {
         let mut control = Control::connect(&host.control(), "").await.unwrap();
         register(&mut control).await;
         decide(&mut control).await
     });
-    let lines: String =
-        ids.iter().map(|id| text(&host.run(&["explain", &id.to_string(), "--record"], b"").stdout)).collect();
+    let record = |id: &u64| text(&host.run(&["explain", &id.to_string(), "--record"], b"").stdout);
+    let lines = ids.iter().map(record).collect();
+    (host, ids, lines)
+}
+
+#[test]
+fn a_recording_is_asked_of_another_policy_and_of_one_that_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_host, ids, lines) = recorded(dir.path());
     let file = dir.path().join("some.jsonl");
     std::fs::write(&file, lines).unwrap();
     let file = file.to_str().unwrap();
@@ -224,14 +230,7 @@ fn a_recording_is_asked_of_another_policy_and_of_one_that_fails() {
 #[test]
 fn a_recording_is_replayed_through_two_policies() {
     let dir = tempfile::tempdir().unwrap();
-    let host = Host::start_with(dir.path(), &["conductor.instance_ttl=1h"]);
-    let ids = runtime().block_on(async {
-        let mut control = Control::connect(&host.control(), "").await.unwrap();
-        register(&mut control).await;
-        decide(&mut control).await
-    });
-    let lines: String =
-        ids.iter().map(|id| text(&host.run(&["explain", &id.to_string(), "--record"], b"").stdout)).collect();
+    let (host, ids, lines) = recorded(dir.path());
     let [file, page, chain, guest] =
         ["some.jsonl", "page.html", "two.toml", "bad.wasm"].map(|name| dir.path().join(name));
     let last = lines.lines().last().unwrap().replacen(r#""slot":"scheduler""#, r#""slot":"evictor""#, 1);
