@@ -174,6 +174,8 @@ pub struct Tiering {
     /// Blocks asked for lately that DRAM did not hold.
     touched: Mutex<Recent>,
     loading: Arc<Budget>,
+    /// The share of it for blocks that are sent away as they are: a reader that takes its time holds them.
+    sending: Arc<Budget>,
     loads: onboard::Totals,
     together: Arc<Together>,
     ahead: Ahead,
@@ -204,12 +206,14 @@ impl Tiering {
                 store,
             })
         };
+        let loading = Budget::new(config.load_bytes);
         let own = |store: &&Arc<dyn BlockStore>| Reach::Own.includes(store.capabilities().tier);
         below.iter().filter(own).for_each(|store| store.note_departures(dram.departures()));
         Ok(Self {
             levels: below.into_iter().map(level).collect::<io::Result<_>>()?,
             touched: Mutex::new(Recent::new(recent)),
-            loading: Budget::new(config.load_bytes),
+            sending: loading.share(config.load_bytes / 2),
+            loading,
             loads: onboard::Totals::default(),
             ahead: Ahead::new(recent),
             together: Arc::default(),

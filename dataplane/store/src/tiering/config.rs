@@ -21,7 +21,8 @@ pub struct TieringConfig {
     /// The same in bytes; a quarter of the pool at most, because these cannot be evicted.
     #[serde(with = "units::size")]
     pub queue_bytes: u64,
-    /// The most memory for blocks being loaded; lookups beyond it are told to try again.
+    /// The most memory for blocks being loaded; lookups beyond it are told to try again. Half of it at most is for blocks
+    /// that are sent away as they are, and held until their reader has them.
     #[serde(with = "units::size")]
     pub load_bytes: u64,
     /// How long a lookup waits for one tier before the block counts as missing there.

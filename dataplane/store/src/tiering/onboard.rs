@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::ahead::Late;
-use super::budget::Permit;
+use super::budget::{Budget, Permit};
 use super::cost::LoadCosts;
 use super::moves::Moving;
 use super::together::Part;
@@ -195,7 +195,7 @@ impl Tiering {
         self.ask_shared(&asked, reach);
         for chunk in self.chunks(&asked, reach) {
             let (keys, places) = (&asked[chunk.clone()], &missing[chunk]);
-            let loads = self.load(keys, reach, u64::MAX, &late);
+            let loads = self.load(keys, reach, &self.loading, u64::MAX, &late);
             self.walk_on(keys, &loads, now_ms);
             for (load, &place) in loads.into_iter().zip(places) {
                 match load {
@@ -229,7 +229,7 @@ impl Tiering {
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| matches!(reads[i], Read::Missing)).collect();
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
         self.ask_shared(&asked, Reach::All);
-        let loads = self.load(&asked, Reach::All, left, &late);
+        let loads = self.load(&asked, Reach::All, &self.sending, left, &late);
         self.walk_on(&asked, &loads, now_ms);
         for (i, load) in missing.into_iter().zip(loads) {
             reads[i] = load.unless_removed();
@@ -348,16 +348,24 @@ impl Tiering {
         }
     }
 
-    /// Loads what the tiers below hold of `keys`, at most `bytes_max`, one batch per tier, nearest first; a block that
-    /// one tier does not deliver is asked of the next. What another caller is loading is waited for.
-    fn load(&self, keys: &[BlockKey], reach: Reach, bytes_max: u64, late: &Late) -> Vec<Read> {
+    /// Loads what the tiers below hold of `keys`, at most `bytes_max` and what is left of `budget`, one batch per tier,
+    /// nearest first; a block that one tier does not deliver is asked of the next. What another caller is loading is
+    /// waited for.
+    fn load(
+        &self,
+        keys: &[BlockKey],
+        reach: Reach,
+        budget: &Arc<Budget>,
+        bytes_max: u64,
+        late: &Late,
+    ) -> Vec<Read> {
         self.collect_overdue();
         let mut reads: Vec<Read> = keys.iter().map(|_| Read::Missing).collect();
         let mut parts = self.together.join(keys, reach);
         let mut left = bytes_max;
         for level in self.reach(reach) {
             let open = (0..keys.len()).filter(|&i| parts[i].is_lead() && !late.is(level, keys[i]));
-            let wanted = self.want(level, keys, &open.collect::<Vec<_>>(), &mut left, &mut reads);
+            let wanted = self.want(level, keys, &open.collect::<Vec<_>>(), budget, &mut left, &mut reads);
             if !wanted.is_empty() {
                 self.load_from(level, wanted, &mut reads);
             }
@@ -384,6 +392,7 @@ impl Tiering {
         level: &Level,
         keys: &[BlockKey],
         open: &[usize],
+        budget: &Arc<Budget>,
         left: &mut u64,
         reads: &mut [Read],
     ) -> Vec<Wanted> {
@@ -393,7 +402,7 @@ impl Tiering {
         let mut wanted = Vec::new();
         for ((&at, moving), size) in open.iter().zip(moving).zip(level.store.sizes(&asked)) {
             let Some(size) = size else { continue };
-            let permit = if u64::from(size) <= *left { self.loading.take(size.into()) } else { None };
+            let permit = if u64::from(size) <= *left { budget.take(size.into()) } else { None };
             if let Some(permit) = permit {
                 *left -= u64::from(size);
                 wanted.push(Wanted { at, size, moving, permit });

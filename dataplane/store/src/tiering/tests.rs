@@ -469,6 +469,20 @@ fn loads_are_bounded_in_time_and_memory() {
 }
 
 #[test]
+fn a_slow_reader_leaves_half_of_the_memory_to_lookups() {
+    let config = TieringConfig { load_bytes: 4 * u64::from(PAGE), ..everything() };
+    let mut rig = Rig::new(8, vec![memory(Tier::Nvme)], config);
+    rig.put_all(0..4);
+    rig.evict(4);
+    let slow = [rig.read(0), rig.read(1)];
+    assert!(slow.iter().all(|read| matches!(read, Read::Onboarded(_))));
+    assert!(matches!(rig.read(2), Read::Throttled), "it has its share");
+    assert!(rig.lent(2) && rig.lent(3), "lookups have theirs");
+    drop(slow);
+    assert!(matches!(rig.read(0), Read::Onboarded(_)));
+}
+
+#[test]
 fn damage_below_is_a_miss_unless_another_tier_has_the_block() {
     let (near, far) = (faulty(Tier::Nvme), memory(Tier::Remote));
     let mut rig = Rig::new(8, vec![near.clone(), far.clone()], everything());
