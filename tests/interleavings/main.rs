@@ -20,10 +20,11 @@ use loom::thread;
 use std::collections::VecDeque;
 
 fn main() {
-    let models: [(&str, fn()); 3] = [
+    let models: [(&str, fn()); 4] = [
         ("an engine that goes to sleep misses no command", no_command_is_missed),
         ("an engine that is awake is not woken", an_awake_engine_is_left_alone),
         ("a budget is never exceeded and all of it comes back", a_budget_holds),
+        ("a share holds beside what takes from the whole", a_share_holds),
     ];
     for (name, model) in models {
         let mut builder = loom::model::Builder::new();
@@ -107,4 +108,20 @@ fn a_budget_holds() {
     }
     takers.into_iter().for_each(|taker| taker.join().unwrap());
     assert_eq!(budget.used(), 0);
+}
+
+fn a_share_holds() {
+    let whole = Budget::new(3);
+    let share = whole.share(2);
+    let takers: Vec<_> = [(&share, 2), (&whole, 2)]
+        .map(|(budget, bytes)| (std::sync::Arc::clone(budget), bytes))
+        .into_iter()
+        .map(|(budget, bytes)| thread::spawn(move || drop(budget.take(bytes))))
+        .collect();
+    if let Some(permit) = share.take(1) {
+        assert!(share.used() <= 2 && whole.used() <= 3);
+        drop(permit);
+    }
+    takers.into_iter().for_each(|taker| taker.join().unwrap());
+    assert_eq!((share.used(), whole.used()), (0, 0));
 }

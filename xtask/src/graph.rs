@@ -1,4 +1,4 @@
-//! The graph of crates in ARCHITECTURE.md is that of the manifests.
+//! The graph of crates in ARCHITECTURE.md is that of the manifests, and what is for tests alone is in no product.
 
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
@@ -12,7 +12,10 @@ const ROOMS: [&str; 4] = ["clients/", "dataplane", "host", "proto"];
 /// Crates there that no other crate uses.
 const LEAVES: [&str; 2] = ["clients/c", "clients/python"];
 
-/// Lines that the page lacks, or has for nothing.
+/// Features of crates that only tests may ask for.
+const FOR_TESTS: [&str; 2] = ["\"conformance\"", "\"testing\""];
+
+/// Lines that the page lacks, or has for nothing, and manifests that build what is for tests into the product.
 ///
 /// # Errors
 /// A manifest or the page cannot be read.
@@ -21,9 +24,13 @@ pub(crate) fn findings(root: &Path) -> Result<Vec<String>> {
     let mut folders = folders(&read("Cargo.toml")?);
     // Nobody in the workspace uses these.
     folders.extend(LEAVES.map(|at| (at.to_owned(), at.to_owned())));
-    let mut lines = Vec::new();
+    let (mut lines, mut rigs) = (Vec::new(), Vec::new());
     for folder in folders.values().filter(|folder| ROOMS.iter().any(|room| folder.starts_with(room))) {
-        let known = dependencies(&read(&format!("{folder}/Cargo.toml"))?);
+        let manifest = read(&format!("{folder}/Cargo.toml"))?;
+        if used(&manifest).any(|line| FOR_TESTS.iter().any(|feature| line.contains(feature))) {
+            rigs.push(format!("{folder}/Cargo.toml: what is for tests alone is a dependency of the product"));
+        }
+        let known = dependencies(&manifest);
         let mut known: Vec<_> =
             known.iter().filter_map(|name| folders.get(name)).map(|at| short(at)).collect();
         known.sort_unstable();
@@ -41,7 +48,7 @@ pub(crate) fn findings(root: &Path) -> Result<Vec<String>> {
     let surplus = drawn.iter().filter(|&&line| !lines.iter().any(|known| known == line));
     let surplus =
         surplus.map(|line| format!("{PAGE}: the graph of crates has the line `{line}` for nothing"));
-    Ok(lacking.chain(surplus).collect())
+    Ok(lacking.chain(surplus).chain(rigs).collect())
 }
 
 /// Name to folder, of the crates that others of the workspace may use.
@@ -53,11 +60,15 @@ fn folders(workspace: &str) -> BTreeMap<String, String> {
     workspace.lines().filter_map(of).collect()
 }
 
-/// What a crate uses of the workspace, except for tests and builds.
-fn dependencies(manifest: &str) -> Vec<String> {
+/// What a manifest says of what a crate uses, except for tests and builds.
+fn used(manifest: &str) -> impl Iterator<Item = &str> {
     let section = manifest.lines().skip_while(|line| *line != "[dependencies]").skip(1);
-    let section = section.take_while(|line| !line.starts_with('['));
-    section
+    section.take_while(|line| !line.starts_with('['))
+}
+
+/// The crates of the workspace among that.
+fn dependencies(manifest: &str) -> Vec<String> {
+    used(manifest)
         .filter(|line| line.starts_with("kvasir"))
         .filter_map(|line| line.split(['.', ' ']).next())
         .map(str::to_owned)
@@ -99,6 +110,10 @@ mod tests {
         );
         write(PAGE, "clients/c -> -\nclients/python -> -\nmemory -> -\nstore -> memory\n");
         assert!(findings(&dir).unwrap().is_empty());
+        let uses = "[dependencies]\nkvasir-memory = { workspace = true, features = [\"testing\"] }\n";
+        write("dataplane/store/Cargo.toml", uses);
+        let rig = "dataplane/store/Cargo.toml: what is for tests alone is a dependency of the product";
+        assert_eq!(findings(&dir).unwrap(), [rig]);
         fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -9,7 +9,6 @@ use super::message::Welcome;
 use super::rails::{Kind, Rail};
 use kvasir_memory::region::Location;
 use kvasir_net::topology::matrix::Matrix;
-use kvasir_net::topology::route::nic_cost;
 use kvasir_net::transfer::{Order, RailMetrics};
 
 /// The most pairs of one kind to one peer; each takes a connection.
@@ -130,7 +129,7 @@ fn ranks(pairs: &[Pair], own: &Matrix, theirs: &Matrix, from: Location, to: Loca
     /// The cost of a NIC that the matrix does not want for this memory: it comes after all others.
     const UNWANTED: u8 = 3;
     let cost = |matrix: &Matrix, location, nic: &str| {
-        if nic.is_empty() { 0 } else { nic_cost(matrix, location, nic).unwrap_or(UNWANTED) }
+        if nic.is_empty() { 0 } else { matrix.nic_cost(location, nic).unwrap_or(UNWANTED) }
     };
     let cost = |pair: &Pair| cost(own, from, &pair.local_nic) + cost(theirs, to, &pair.remote_nic);
     let mut by_cost: Vec<usize> = (0..pairs.len()).collect();

@@ -1,13 +1,12 @@
 //! Which network devices are near which memory.
 //!
 //! [`probe`] reads a machine from sysfs into a [`model::Machine`]; [`matrix`] condenses it to *location → preferred
-//! and secondary NICs*, the part that is sent to peers; [`route`] picks pairs of NICs from two such matrices. The
-//! daemon holds a [`Topology`] and refreshes it when devices come and go.
+//! and secondary NICs*, the part that is sent to peers. The daemon holds a [`Topology`] and refreshes it when devices come
+//! and go.
 
 pub mod matrix;
 pub mod model;
 pub mod probe;
-pub mod route;
 
 #[cfg(any(test, feature = "conformance"))]
 pub mod fixture;

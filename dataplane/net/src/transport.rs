@@ -10,7 +10,7 @@
 //! Endpoint::submit(ops, sink)                    one completion per operation, success or not
 //! ```
 //!
-//! What every transport keeps, and [`conformance`] checks:
+//! What every transport keeps, and `conformance` checks:
 //!
 //! * each operation submitted completes exactly once, also when the peer dies, the endpoint closes or it is cancelled;
 //! * local memory lent to an operation is neither read nor written after that operation's completion;
@@ -19,14 +19,17 @@
 //!   under a new grant;
 //! * nothing outside a granted range is touched, whatever a peer sends.
 //!
-//! Callers ask for [`Capabilities`]; they never downcast. [`fault`] wraps any transport in failures on demand.
+//! Callers ask for [`Capabilities`]; they never downcast. `fault` wraps any transport in failures on demand.
 
 pub mod auth;
+#[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod deadlined;
+#[cfg(any(test, feature = "conformance"))]
 pub mod fault;
 pub mod grant;
 pub mod local;
+#[cfg(any(test, feature = "conformance"))]
 pub mod loopback;
 pub mod node;
 pub mod op;

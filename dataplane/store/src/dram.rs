@@ -15,13 +15,14 @@
 //! the store's to keep, because a policy does not know of tenants.
 //!
 //! **Files.** `write` brings blocks in, `read` lends them, `leave` drops them, `pins` keeps them; `space` shares out
-//! the pool's memory, `feed` is what the policy is told, `victims` what becomes of its answers; [`as_store`] is the
-//! trait of all tiers on top; `quarantine` keeps places that another process may still be writing to.
+//! the pool's memory, `feed` is what the policy is told, `victims` what becomes of its answers; `quarantine`
+//! keeps places that another process may still be writing to; `as_store` lets the tests of all tiers run on it.
 //!
 //! **Time** is an argument (`now_ms`, on any clock that does not step back much); only waiting for space looks at
 //! a real clock.
 
-pub mod as_store;
+#[cfg(test)]
+mod as_store;
 
 mod feed;
 mod leave;
@@ -50,7 +51,6 @@ use self::scrub::ScrubCounts;
 use self::space::Space;
 use super::departures::Departures;
 use super::events::EventBuffer;
-use super::ghosts::{MISS_CAUSES, MissCause};
 use super::lifecycle::{LifecycleCounts, State};
 use super::shard::{Shard, hash_of};
 use super::tenants::Tenants;
@@ -266,7 +266,6 @@ pub struct DramStore {
     victims: Mutex<VecDeque<u32>>,
     tenants: Tenants,
     scrubs: ScrubCounts,
-    reported_misses: [AtomicU64; MISS_CAUSES],
     /// Where the store looks next when it must choose a victim itself.
     scan_shard: AtomicUsize,
     events: Mutex<EventBuffer>,
@@ -306,7 +305,6 @@ impl DramStore {
             tenants: Tenants::new(&config, pool.bytes()),
             scan_shard: AtomicUsize::new(0),
             scrubs: ScrubCounts::default(),
-            reported_misses: Default::default(),
             events: Mutex::new(EventBuffer::new(config.events_max as usize)),
             owners: AtomicU64::new(1),
             quarantine: Quarantine::default(),
@@ -402,8 +400,6 @@ impl DramStore {
             metrics.largest_free_bytes = space.extents.largest_free();
             metrics.free_extents = space.extents.free_extents() as u64;
         }
-        let reported = metrics.misses_by_cause.iter_mut().zip(&self.reported_misses);
-        reported.for_each(|(sum, count)| *sum += count.load(Ordering::Relaxed));
         metrics.scrub = self.scrub_metrics();
         metrics.tenants = self.tenants.metrics();
         metrics.quarantined_bytes = self.quarantine.bytes();
@@ -414,11 +410,6 @@ impl DramStore {
         metrics.pool_full = self.pool_full.load(Ordering::Relaxed);
         metrics.put_waits = self.put_waits.load(Ordering::Relaxed);
         metrics
-    }
-
-    /// Counts a miss that others saw: a transfer that failed, or an index that was stale.
-    pub fn report_miss(&self, cause: MissCause) {
-        self.reported_misses[cause as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Blocks dropped since the last call because their bytes no longer matched their checksums. The oldest beyond 4,096

@@ -15,24 +15,13 @@ pub enum MissCause {
     Removed = 3,
     /// Its bytes no longer matched its checksum.
     Corrupted = 4,
-    /// It is elsewhere, and did not arrive.
-    TransferFailed = 5,
-    /// An index named this store for a block that it does not hold.
-    StaleIndex = 6,
 }
 
-pub const MISS_CAUSES: usize = 7;
+pub const MISS_CAUSES: usize = 5;
 
 impl MissCause {
-    pub const ALL: [Self; MISS_CAUSES] = [
-        Self::NeverStored,
-        Self::Evicted,
-        Self::Expired,
-        Self::Removed,
-        Self::Corrupted,
-        Self::TransferFailed,
-        Self::StaleIndex,
-    ];
+    pub const ALL: [Self; MISS_CAUSES] =
+        [Self::NeverStored, Self::Evicted, Self::Expired, Self::Removed, Self::Corrupted];
 
     pub const fn name(self) -> &'static str {
         match self {
@@ -41,8 +30,6 @@ impl MissCause {
             Self::Expired => "expired",
             Self::Removed => "removed",
             Self::Corrupted => "corrupted",
-            Self::TransferFailed => "transfer_failed",
-            Self::StaleIndex => "stale_index",
         }
     }
 }

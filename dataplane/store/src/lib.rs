@@ -1,5 +1,5 @@
 //! Tiers: where blocks live. The trait they share is [`store::BlockStore`]; [`dram`] is the one that lends in place,
-//! [`memory`] the plain one that the others are compared with. [`fault`] makes any of them fail on purpose.
+//! `memory` the plain one that the others are compared with. `fault` makes any of them fail on purpose.
 
 pub mod config;
 #[cfg(any(test, feature = "conformance"))]
@@ -9,9 +9,11 @@ pub mod departures;
 pub mod dram;
 pub mod error;
 pub mod events;
+#[cfg(any(test, feature = "conformance"))]
 pub mod fault;
 pub mod ghosts;
 pub mod lifecycle;
+#[cfg(any(test, feature = "conformance"))]
 pub mod memory;
 pub mod metrics;
 pub mod scrub;

@@ -15,7 +15,7 @@ pub struct StoreMetrics {
     /// Lookups that lent a block, and those that found none (`exists` and `stat` count as neither).
     pub hits: u64,
     pub misses: u64,
-    /// The same misses by [`MissCause`](crate::ghosts::MissCause), and those that others report.
+    /// The same misses by [`MissCause`](crate::ghosts::MissCause).
     pub misses_by_cause: [u64; MISS_CAUSES],
     pub hit_bytes: u64,
     pub stored_bytes: u64,

@@ -433,10 +433,10 @@ pub(super) fn encode(events: &[AccessEvent], words: &mut Vec<u32>) -> u64 {
 mod tests {
     use super::*;
     use crate::policy::{PolicyConfig, PolicyHost, SlotKind, Source, Wanted};
-    use kvasir_dataplane::tier::memory::MemoryStore;
     use kvasir_dataplane::tier::store::{BlockStore, Tier};
     use kvasir_dataplane::tier::tiering::{AdmitAll, TieringConfig};
     use kvasir_dataplane::{BlockKey, BlockMeta, DramConfig};
+    use kvasir_store::memory::MemoryStore;
 
     /// A policy's log says what it was told of the tiers: the pool as it fills, the disk, and nothing of peers.
     #[test]

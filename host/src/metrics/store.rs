@@ -39,11 +39,11 @@ pub(super) fn store(page: &mut Page, host: &Host) {
     .by("outcome", "hit", m.hits)
     .by("outcome", "miss", m.misses);
     for (cause, count) in MissCause::ALL.into_iter().zip(m.misses_by_cause) {
-        page.counter(
-            "kvasir_misses_total",
-            "Blocks that get did not find, by cause; misses that others reported are included",
-        )
-        .by("cause", cause.name(), count);
+        page.counter("kvasir_misses_total", "Blocks that get did not find, by cause").by(
+            "cause",
+            cause.name(),
+            count,
+        );
     }
     page.counter("kvasir_hit_bytes_total", "Bytes of the blocks that get found").is(m.hit_bytes);
     page.counter("kvasir_created_total", "Blocks stored and made visible").is(m.creation.count());

@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 
 use super::Error;
 use super::model::{Link, Machine, Nic};
-use super::probe::natural;
 use kvasir_memory::region::Location;
 
 /// The longest matrix that is read.
@@ -160,10 +159,16 @@ impl Matrix {
         self.0.get(&location)
     }
 
-    /// Every NIC of the machine once, in order of name.
-    pub fn nics(&self) -> Vec<&str> {
-        let names: BTreeSet<_> = self.0.values().flat_map(Rails::all).map(|name| natural(name)).collect();
-        names.into_iter().map(|(_, _, name)| name).collect()
+    /// What it costs memory at `location` to use this NIC: nothing if it is preferred there or the machine does not list
+    /// the location, 1 if it is secondary. `None` means that it must not be used.
+    pub fn nic_cost(&self, location: Location, nic: &str) -> Option<u8> {
+        let listed = |list: &[String]| list.iter().any(|name| name == nic);
+        match self.rails(location) {
+            None => Some(0),
+            Some(Rails { preferred, .. }) if listed(preferred) => Some(0),
+            Some(Rails { secondary, .. }) if listed(secondary) => Some(1),
+            Some(_) => None,
+        }
     }
 }
 

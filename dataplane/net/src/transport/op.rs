@@ -277,6 +277,7 @@ impl CompletionQueue {
     }
 
     /// `count` completions, or those that came before `deadline`.
+    #[cfg(any(test, feature = "conformance"))]
     pub fn wait_many(&self, count: usize, deadline: Instant) -> Vec<Completion> {
         (0..count).map_while(|_| self.wait(deadline)).collect()
     }

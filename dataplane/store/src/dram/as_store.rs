@@ -1,4 +1,4 @@
-//! The DRAM tier as the trait of all tiers, for code that moves blocks between them.
+//! The DRAM tier as the trait of all tiers, so that their suite runs on it too.
 //!
 //! It copies where [`DramStore`] itself lends in place, and every get counts as a use. Calls are complete when they
 //! return; a put into a full pool returns after at most `put_wait`.
@@ -19,7 +19,7 @@ const NAME: &str = "dram";
 const LIST_STEP: usize = 1024;
 
 /// A [`DramStore`] as a [`BlockStore`].
-pub struct DramTier {
+pub(super) struct DramTier {
     store: Arc<DramStore>,
     clock: Clock,
     owner: OwnerId,
@@ -27,7 +27,7 @@ pub struct DramTier {
 
 impl DramTier {
     /// `clock` is the one that the store's other callers use.
-    pub fn new(store: Arc<DramStore>, clock: Clock) -> Self {
+    pub(super) fn new(store: Arc<DramStore>, clock: Clock) -> Self {
         let owner = store.new_bringing_owner();
         Self { store, clock, owner }
     }
