@@ -3,9 +3,7 @@
 //!
 //! `cargo xtask test --languages` builds them and names their folder in `KVASIR_TEMPLATES`; it holds `LANGUAGE-SLOT.wasm`.
 
-use kvasir::conductor::fleet::{
-    DecodeCost, DecodeSpec, Fleet, Limits, PrefillCost, PrefillSpec, TransferCost,
-};
+use kvasir::fleet::{DecodeCost, DecodeSpec, Fleet, Limits, PrefillCost, PrefillSpec, TransferCost};
 use kvasir::policy::{EvictorWorker, PolicyConfig, PolicyHost, SlotKind, Source, Wanted};
 use kvasir_policy::admitter::{Block, Forecast, Store, Verdict};
 use kvasir_policy::balancer::Snapshot;

@@ -7,7 +7,6 @@
 
 mod decide;
 mod deciders;
-pub mod fleet;
 mod load;
 mod memos;
 mod names;
@@ -18,15 +17,14 @@ mod state;
 mod tests;
 mod tick;
 
-pub use self::serves::Needs;
 pub use self::tick::run;
 
 use self::deciders::Deciders;
-use self::fleet::{Admission, DecodeSpec, PrefillSpec};
 use self::serves::Serves;
 use self::state::State;
 use crate::config;
 use crate::explain::Explain;
+use crate::fleet::{self, Admission, DecodeSpec, Needs, PrefillSpec};
 use crate::policy::PolicyHost;
 use crate::prefix_index::{self, Tier};
 use kvasir_dataplane::times::{Times, TimesTaken};
@@ -37,8 +35,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Longest name of an instance, and of what else it names.
 const NAME_MAX: usize = 128;
-/// The most domains of the network that have a name: a policy may keep a table of all pairs.
-pub const DOMAINS_MAX: usize = 255;
 
 /// Why a message of an instance or router was refused.
 #[derive(Debug, thiserror::Error)]

@@ -528,7 +528,7 @@ impl Conductor {
 const LINK_MAX: f32 = 1e6;
 
 fn validate_links(links: &[Link]) -> Result<(), Error> {
-    use crate::conductor::{DOMAINS_MAX, fleet::LINKS_MAX};
+    use crate::fleet::{DOMAINS_MAX, LINKS_MAX};
     if links.len() > LINKS_MAX {
         return Err(invalid("conductor.links", links.len(), &format!("must be at most {LINKS_MAX}")));
     }
@@ -633,18 +633,16 @@ impl Policy {
 }
 
 impl Assigned {
-    /// Whether `source` is a path and not a name.
-    pub fn is_path(source: &str) -> bool {
-        source.contains('/') || source.ends_with(".wasm") || source.ends_with(".toml")
-    }
-
     fn validate(&self, slot: &str, names: Vec<&'static str>) -> Result<(), Error> {
         let (min, max) = (Size(1 << 16), Size::mib(2048));
         if self.memory_bytes != Size(0) && !(min..=max).contains(&self.memory_bytes) {
             let why = format!("must be {min} to {max}, or 0 for policy.memory_bytes");
             return Err(invalid(&format!("policy.{slot}.memory_bytes"), self.memory_bytes, &why));
         }
-        if self.source.is_empty() || Self::is_path(&self.source) || names.contains(&self.source.as_str()) {
+        if self.source.is_empty()
+            || crate::policy::Source::is_path(&self.source)
+            || names.contains(&self.source.as_str())
+        {
             return Ok(());
         }
         let hint = layers::did_you_mean(&self.source, names.iter().copied());

@@ -13,10 +13,10 @@ mod tests;
 pub mod words;
 
 pub use sampler::{Counts, Sampling};
-pub use tape::{Admitted, Copied, Decided, Found, Recent, Tape};
+pub use tape::{Admitted, Copied, Decided, Found, Tape};
 
 use crate::calendar::unix_ms;
-use crate::conductor::fleet::Told;
+use crate::fleet::Told;
 use crate::policy::SlotKind;
 use crate::policy::record::{Call, FORMAT, Push, Record, bits, decision_words, packed};
 use crate::policy::scheduler::pushes;

@@ -16,6 +16,7 @@ pub mod data_dir;
 pub mod dev;
 pub mod doctor;
 pub mod explain;
+pub mod fleet;
 pub mod host;
 pub mod lifecycle;
 pub mod metrics;

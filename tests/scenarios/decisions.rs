@@ -1,8 +1,8 @@
 //! Decisions by several workers at once, while the policy of one of them never returns.
 
-use kvasir::conductor::fleet::{Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use kvasir::conductor::{Conductor, Registration, Stage};
 use kvasir::config;
+use kvasir::fleet::{Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use kvasir::policy::{PolicyConfig, PolicyHost, SlotKind, Source, Wanted};
 use kvasir_tests::guest;
 use std::collections::HashSet;

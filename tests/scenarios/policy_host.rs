@@ -1,6 +1,6 @@
 //! The policy host against policies that misbehave, files that are no policies, and swaps under load.
 
-use kvasir::conductor::fleet::{
+use kvasir::fleet::{
     Ask, DecodeCost, DecodeSpec, Fleet, Limits, Outcome as Booked, PrefillCost, PrefillSpec, TransferCost,
 };
 use kvasir::policy::{

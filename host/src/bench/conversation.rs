@@ -2,10 +2,10 @@
 //! leaves behind.
 
 use super::{Row, thread_cpu_time};
-use crate::conductor::fleet::{Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::conductor::{self, Conductor, Placed, Registration, Stage};
 use crate::config;
 use crate::explain::Explain;
+use crate::fleet::{Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::policy::{self, PolicyConfig, PolicyHost, Wanted};
 use crate::replay::trace::{self, BLOCK_SIZE_TOKENS, Reader, Request};
 use std::cmp::Reverse;

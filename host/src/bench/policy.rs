@@ -1,9 +1,7 @@
 //! `kvasir bench policy`: the default policies as components, compared with their native twins.
 
 use super::{Row, Times, evictor_swap, time_calls};
-use crate::conductor::fleet::{
-    Ask, DecodeCost, DecodeSpec, Fleet, PrefillCost, PrefillSpec, TransferCost, Version,
-};
+use crate::fleet::{Ask, DecodeCost, DecodeSpec, Fleet, PrefillCost, PrefillSpec, TransferCost, Version};
 use crate::policy::evictor::EvictorHook;
 use crate::policy::scheduler::{SchedulerEngine, SchedulerHook};
 use crate::policy::{

@@ -4,10 +4,10 @@
 #[cfg(test)]
 mod tests;
 
-use super::fleet::{self, Admission, Ask, Outcome, Outlook};
 use super::state::State;
 use super::{Conductor, Error, Rejected, Scheduled};
 use crate::explain::{Admitted, Decided, Explain, Tape};
+use crate::fleet::{self, Admission, Ask, Outcome, Outlook};
 use crate::policy::record::PolicyOf;
 use crate::policy::{AdmitterWorker, Fault, PolicyHost, SchedulerWorker, Subject, scheduler as policy};
 use kvasir_policy::admitter::{Forecast, Verdict};

@@ -1,7 +1,7 @@
 //! The load of the cluster, as balancer and admitters are told it.
 
 use super::Placed;
-use super::fleet::Fleet;
+use crate::fleet::Fleet;
 use kvasir_policy::admitter::Load;
 use kvasir_policy::balancer::Snapshot;
 use kvasir_policy::scheduler::{DecodeRow, PrefillRow};

@@ -1,7 +1,7 @@
 //! What came of requests, in the words of policies that learn from it.
 
 use super::Rejected;
-use super::fleet::{Admission, Ask, Ended};
+use crate::fleet::{Admission, Ask, Ended};
 use kvasir_policy::learning::{End, Outcome, Times};
 
 /// The outcome of a request that was booked.

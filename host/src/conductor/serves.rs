@@ -1,23 +1,14 @@
 //! Which instance can serve which request: models and adapters.
 
-use super::fleet::Adapters;
 use super::names::Names;
 use super::{Error, Registration};
+use crate::fleet::{Adapters, Needs};
 use kvasir_policy::scheduler::eligibility;
 use std::sync::Arc;
 
 /// The most models and the most adapters that have a number.
 const MODELS_MAX: usize = 1 << 12;
 const ADAPTERS_MAX: usize = 1 << 16;
-
-/// What a request needs, by numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Needs {
-    /// `None` means that it names no model; 0 means one that is not known here.
-    pub model: Option<u32>,
-    /// 0 means none, or one that is not known here.
-    pub adapter: u32,
-}
 
 /// What one instance serves.
 #[derive(Debug, Default)]

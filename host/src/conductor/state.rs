@@ -2,16 +2,16 @@
 
 mod question;
 
-use super::fleet::{self, Admission, Ask, Fleet, LinkSpec, Outcome, Site};
 use super::load::{Window, cluster_load, snapshot};
 use super::memos::Memos;
 use super::names::Names;
 use super::serves::{Catalogue, Serves};
 use super::{
-    Counts, DOMAINS_MAX, Error, Holder, Instance, NAME_MAX, Placed, Registration, Rejected, Report, Scores,
-    Slots, Stage, outcomes,
+    Counts, Error, Holder, Instance, NAME_MAX, Placed, Registration, Rejected, Report, Scores, Slots, Stage,
+    outcomes,
 };
 use crate::config;
+use crate::fleet::{self, Admission, Ask, DOMAINS_MAX, Fleet, LinkSpec, Outcome, Site};
 use crate::policy::Outcomes;
 use crate::prefix_index::{self, Tier, TieredIndex};
 use kvasir_policy::admitter::Load;

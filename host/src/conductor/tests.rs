@@ -1,9 +1,9 @@
 //! Instances that die, come back, miss messages or say goodbye late.
 
-use super::fleet::{self, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use super::state::State;
 use super::{Error, Registration, Report};
 use crate::config;
+use crate::fleet::{self, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::policy::Outcomes;
 use crate::prefix_index::Tier;
 use kvasir_policy::scheduler::{Column, Question};
@@ -193,7 +193,7 @@ fn machines_and_domains_get_numbers_and_links_lie_between_them() {
     assert_eq!(sites, [(Some(1), 2), (Some(2), 3), (Some(1), 0), (None, 2)]);
     for n in 0.. {
         match state.register("e", at("", &format!("domain-{n}")), 1) {
-            Ok(_) => assert!(n < super::DOMAINS_MAX),
+            Ok(_) => assert!(n < fleet::DOMAINS_MAX),
             Err(full) => {
                 assert!(matches!(full, Error::TooManyNames { what: "domain", .. }), "{full}");
                 break;

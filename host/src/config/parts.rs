@@ -1,6 +1,6 @@
 //! Settings as the parts of a host take them.
 
-use super::{Assigned, Config};
+use super::Config;
 use crate::policy::chain::PARTS_MAX;
 use crate::policy::{PolicyConfig, SPARES_MAX, SlotKind, Source, Wanted};
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ pub(crate) fn wanted(config: &Config) -> Wanted {
         (&policy.balancer, &mut wanted.balancer),
     ];
     for (assigned, (source, settings)) in pairs {
-        if Assigned::is_path(&assigned.source) {
+        if Source::is_path(&assigned.source) {
             *source = Source::File(PathBuf::from(&assigned.source));
         } else if !assigned.source.is_empty() {
             *source = Source::Builtin(assigned.source.clone());

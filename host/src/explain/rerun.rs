@@ -1,7 +1,7 @@
 //! Recorded decisions, asked again of another policy: `kvasir policy run` and `replay`.
 
 use super::{Decided, Found};
-use crate::conductor::fleet::{Changes, Told};
+use crate::fleet::{Changes, Told};
 use crate::policy::record::{PlayError, Player, Record, Records};
 use crate::policy::scheduler::is_same as is_same_decision;
 use crate::policy::{SlotKind, record};

@@ -1,6 +1,6 @@
 //! The last decisions of one worker.
 
-use crate::conductor::fleet::{Changes, Told};
+use crate::fleet::{Changes, Recent, Told};
 use crate::policy::record::PolicyOf;
 use kvasir_policy::admitter::{Forecast, Load, Verdict};
 use kvasir_policy::scheduler::{Decision, Question};
@@ -10,43 +10,6 @@ use std::sync::Arc;
 
 /// Decisions that share one copy of the tables.
 const SEGMENT: usize = 128;
-/// Rows that are kept for the next decision; with more, it begins a segment.
-const RECENT_VALUES: usize = 4_096;
-
-/// What a worker's policy was told since the last decision that was kept.
-#[derive(Debug)]
-pub struct Recent {
-    changes: Changes,
-    /// Too much changed: the tables must be copied whole.
-    start_over: bool,
-}
-
-/// Nothing is known of the tables yet.
-impl Default for Recent {
-    fn default() -> Self {
-        Self { changes: Changes::default(), start_over: true }
-    }
-}
-
-impl Recent {
-    pub fn note(&mut self, told: &Changes) {
-        let kept = &mut self.changes;
-        let values = kept.prefill.len() + kept.decode.len() + kept.links.len();
-        if self.start_over || told.open.is_some() || values > RECENT_VALUES {
-            self.start_over = true;
-            return self.clear();
-        }
-        kept.prefill.extend_from_slice(&told.prefill);
-        kept.decode.extend_from_slice(&told.decode);
-        kept.links.extend_from_slice(&told.links);
-    }
-
-    fn clear(&mut self) {
-        self.changes.prefill.clear();
-        self.changes.decode.clear();
-        self.changes.links.clear();
-    }
-}
 
 /// A decision, as far as it is not in the tables and the question.
 #[derive(Clone, Debug)]
@@ -381,7 +344,7 @@ mod tests {
         for _ in 0..10_000 {
             worker.hear(Changes { prefill: row(2, 77), ..Changes::default() });
         }
-        assert!(worker.recent.changes.prefill.capacity() < 4 * RECENT_VALUES);
+        assert!(worker.recent.changes.prefill.capacity() < 4 * Recent::VALUES_MAX);
         worker.decide();
         assert_eq!(worker.tape.find(2).unwrap().found().tables.prefill[2 * PREFILL_ROW + 8], 2.0);
         assert_eq!(worker.tape.find(1).unwrap().found().tables.prefill[PREFILL_ROW + 8], 1.0);

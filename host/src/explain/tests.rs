@@ -1,7 +1,7 @@
 use super::*;
-use crate::conductor::fleet::{Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::conductor::{Conductor, Registration};
 use crate::config;
+use crate::fleet::{Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::policy::record::Player;
 use crate::policy::{Engine, PolicyConfig, PolicyHost, Source, Wanted};
 use kvasir_policy::scheduler::{DECODE_ROW, PREFILL_ROW};

@@ -8,7 +8,7 @@ use super::log::Log;
 use super::record::PolicyOf;
 use super::slot::{Around, Builtin, Hook, OnTrial, Policy, Shadow, Slot, Worker};
 use super::{Error, Fault, Limits, Module, SlotKind, Subject};
-use crate::conductor::fleet::{Outlook, RETRY_MAX_MS};
+use crate::fleet::{Outlook, RETRY_MAX_MS};
 use kvasir_policy::Admitter;
 use kvasir_policy::admitter::{BLOCK_WORDS, Block, Blocks, Forecast, Load, Request, Store, Verdict};
 use kvasir_policy::scheduler::REASONS;

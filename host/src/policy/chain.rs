@@ -14,7 +14,7 @@ use super::SlotKind;
 use super::fault::{Error, Fault};
 use super::scheduler::SchedulerEngine;
 use super::slot::{ChainPart, Policy, Source};
-use crate::conductor::fleet::{Invalid, check_scores};
+use crate::fleet::{Invalid, check_scores};
 use kvasir_policy::Description;
 use kvasir_policy::scheduler::{Column, Decision, Layout, Question, Reason, eligibility};
 use serde::{Deserialize, Serialize};

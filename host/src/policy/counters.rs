@@ -1,7 +1,7 @@
 //! What is counted per version, and the breaker that reads it.
 
 use super::Fault;
-use crate::conductor::fleet::Outlook;
+use crate::fleet::Outlook;
 use kvasir_dataplane::times::{Times, TimesTaken};
 use parking_lot::Mutex;
 use std::collections::VecDeque;

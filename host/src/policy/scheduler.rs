@@ -15,7 +15,7 @@ use super::log::Log;
 use super::record::{Push, bits};
 use super::slot::{Builtin, Hook, Policy};
 use super::{Error, Fault, Limits, Module, SlotKind};
-use crate::conductor::fleet::Changes;
+use crate::fleet::Changes;
 use kvasir_policy::Scheduler;
 use kvasir_policy::scheduler::{Answer, Decision, Kept, Question};
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use super::evictor::{EvictorEngine, EvictorHook};
 use super::scheduler::SchedulerHook;
 use super::slot::Hook;
 use super::*;
-use crate::conductor::fleet::{DecodeCost, DecodeSpec, Fleet, PrefillCost, PrefillSpec, TransferCost};
+use crate::fleet::{DecodeCost, DecodeSpec, Fleet, PrefillCost, PrefillSpec, TransferCost};
 use kvasir_policy::evictor::{self, EVENT, Event, EventKind, NO_SLOT, TierRow, Victim};
 use kvasir_policy::scheduler::{Column, DecodeRow, Layout, PrefillRow, Question, Request};
 use proptest::prelude::*;

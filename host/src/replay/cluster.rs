@@ -48,9 +48,9 @@ use self::prefill::{Prefill, Start};
 use super::classes::{Classes, Recent};
 use super::pool::{self, Touch};
 use super::trace::Request;
-use crate::conductor::fleet::Ask;
 use crate::conductor::{self, Conductor, Placed, Stage};
 use crate::config::{self, Span};
+use crate::fleet::Ask;
 use crate::policy::{BalancerWorker, PolicyHost};
 use hashbrown::HashMap;
 use std::sync::Arc;
@@ -182,7 +182,7 @@ impl<'e> Cluster<'e> {
                 Ok(placed) => self.begin(number, scheduled.request_id, request, class, &placed)?,
                 Err(rejected) => Decided::Rejected { reason: rejected.reason },
             },
-            Err(conductor::Error::Fleet(conductor::fleet::Error::TooManyRequests { .. })) => {
+            Err(conductor::Error::Fleet(crate::fleet::Error::TooManyRequests { .. })) => {
                 Decided::Rejected { reason: 0 }
             }
             Err(error) => return Err(error.into()),

@@ -1,7 +1,6 @@
 //! A policy that somebody names: a default one, or one in a file, and which slot it is for.
 
 use super::cluster::Choice;
-use crate::config::Assigned;
 use crate::policy::admitter::AdmitterHook;
 use crate::policy::balancer::BalancerHook;
 use crate::policy::chain;
@@ -56,7 +55,7 @@ impl Contender {
         slot: Option<SlotKind>,
         settings: Vec<(String, String)>,
     ) -> Result<Self, Unknown> {
-        let (found, source) = match Assigned::is_path(what) {
+        let (found, source) = match Source::is_path(what) {
             true => (slot_in_file(Path::new(what))?, Source::File(what.into())),
             false => (slot_of_name(what, slot)?, Source::Builtin(what.to_owned())),
         };

@@ -1,8 +1,8 @@
 use super::store::identity;
 use super::turns::{PLACES_MAX, Turns};
 use super::validate;
-use crate::conductor::fleet::{self, Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
-use crate::conductor::{Error, Needs, Registration, Rejected, Report, Scheduled, Scores, Stage};
+use crate::conductor::{Error, Registration, Rejected, Report, Scheduled, Scores, Stage};
+use crate::fleet::{self, Ask, DecodeCost, DecodeSpec, Needs, PrefillCost, PrefillSpec, TransferCost};
 use crate::host::Host;
 use crate::prefix_index::Tier;
 use crate::traffic::Prompt;

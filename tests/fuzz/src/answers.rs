@@ -4,7 +4,7 @@
 use crate::input::Input;
 use crate::kind;
 use crate::text::told;
-use kvasir::conductor::fleet::{Changes, RETRY_MAX_MS, Told, check_scores};
+use kvasir::fleet::{Changes, RETRY_MAX_MS, Told, check_scores};
 use kvasir::policy::{admitter, balancer};
 use kvasir_policy::admitter::Verdict;
 use kvasir_policy::scheduler::{

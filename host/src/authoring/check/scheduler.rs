@@ -3,9 +3,8 @@
 use super::Trial;
 use super::panel::{Failure, Panel};
 use super::trials::World;
-use crate::conductor::Needs;
-use crate::conductor::fleet::{
-    Ask, Changes, DecodeCost, DecodeSpec, Fleet, Limits, PrefillCost, PrefillSpec, Report, Site, Told,
+use crate::fleet::{
+    Ask, Changes, DecodeCost, DecodeSpec, Fleet, Limits, Needs, PrefillCost, PrefillSpec, Report, Site, Told,
     TransferCost,
 };
 use crate::policy::record::{Call, Push, bits};

@@ -2,7 +2,6 @@
 
 use super::registry::RegistryFlags;
 use super::{Target, slot, stage::StageFlags};
-use crate::config::Assigned;
 use crate::package::reference::SCHEME;
 use crate::policy::chain::{self, Role};
 use crate::policy::trust::{self, Signature};
@@ -76,7 +75,7 @@ fn policy_source(source: String, registry: RegistryFlags) -> anyhow::Result<Poli
         let package = registry.open()?.pull(&source.parse()?)?;
         return Ok(source_of(package.about.name, package.component, &package.signatures));
     }
-    if !Assigned::is_path(&source) {
+    if !Source::is_path(&source) {
         return Ok(PolicySource::Builtin(source));
     }
     if chain::is_chain(Path::new(&source)) {

@@ -140,7 +140,7 @@ fn first_ids(ids: &[u64]) -> String {
 
 /// The slot of a policy, and where it comes from.
 fn source(policy: &str, native: bool) -> anyhow::Result<(SlotKind, Source)> {
-    if crate::config::Assigned::is_path(policy) {
+    if Source::is_path(policy) {
         anyhow::ensure!(!native, "--native is for default policies, by name");
         let found = Contender::find(policy, None, Vec::new())?;
         return Ok((found.slot, found.choice.source));

@@ -1,7 +1,7 @@
 use super::*;
-use crate::conductor::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::conductor::{Registration, Report, Stage};
 use crate::config;
+use crate::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::policy::{Outcomes, PolicyConfig, Share, SlotKind, Source, Wanted, trial};
 use kvasir_policy::learning::End;
 use kvasir_policy::scheduler::{Placement, Reason};

@@ -1,7 +1,7 @@
 //! What policies are asked about a request.
 
 use super::State;
-use crate::conductor::fleet::Ask;
+use crate::fleet::Ask;
 use crate::prefix_index::Near;
 use kvasir_policy::scheduler::{Candidates, Column, Question, Request};
 

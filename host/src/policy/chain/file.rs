@@ -12,7 +12,6 @@
 //! ```
 
 use super::Role;
-use crate::config::Assigned;
 use crate::policy::slot::{ChainPart, Source};
 use crate::policy::{Error, description};
 use crate::text::{printable, printable_lines};
@@ -81,7 +80,7 @@ pub fn parse(path: &Path, text: &str) -> Result<(String, Vec<ChainPart>), Error>
     let parts = file.parts().map_err(refuse)?;
     let part = |(role, part): (Role, PartFile)| ChainPart {
         role,
-        source: if Assigned::is_path(&part.source) {
+        source: if Source::is_path(&part.source) {
             Source::File(folder.join(part.source))
         } else {
             Source::Builtin(part.source)

@@ -2,7 +2,7 @@
 
 use super::worker::checked;
 use super::{SchedulerHook, push};
-use crate::conductor::fleet::Told;
+use crate::fleet::Told;
 use crate::policy::Fault;
 use crate::policy::counters::Decided;
 use crate::policy::slot::{Around, Shadow, Worker};

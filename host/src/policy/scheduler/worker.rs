@@ -2,8 +2,7 @@
 
 use super::shadow::Heard;
 use super::{SchedulerEngine, SchedulerHook, push};
-use crate::conductor::fleet::{Changes, Fleet, Outlook, Told};
-use crate::explain::Recent;
+use crate::fleet::{Changes, Fleet, Outlook, Recent, Told};
 use crate::policy::record::PolicyOf;
 use crate::policy::slot::{OnTrial, Slot, Trial, Version, Worker};
 use crate::policy::{Fault, Subject};

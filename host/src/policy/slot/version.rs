@@ -44,6 +44,13 @@ pub enum Source {
     },
 }
 
+impl Source {
+    /// Whether an operator who says this means a file, and not the name of a default policy.
+    pub fn is_path(what: &str) -> bool {
+        what.contains('/') || what.ends_with(".wasm") || what.ends_with(".toml")
+    }
+}
+
 /// A part of a chain, before its code was looked for.
 #[derive(Clone, Debug)]
 pub struct ChainPart {

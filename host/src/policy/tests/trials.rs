@@ -1,7 +1,7 @@
 //! Trials, guards and what is told of them, against real components and in virtual time.
 
 use super::{config as policy_config, fleet, question};
-use crate::conductor::fleet::Fleet;
+use crate::fleet::Fleet;
 use crate::policy::guard::GuardConfig;
 use crate::policy::scheduler::{Outcome, Seat};
 use crate::policy::*;

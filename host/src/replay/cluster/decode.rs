@@ -3,7 +3,7 @@
 //! While the batch does not change, the time of many steps is a sum that needs no loop, so the work is in the number of
 //! requests and not of their tokens.
 
-use crate::conductor::fleet::DecodeCost;
+use crate::fleet::DecodeCost;
 use std::collections::VecDeque;
 
 /// A shorter step would let virtual time stand still.

@@ -2,7 +2,7 @@
 
 use super::super::pool::{Counts, Pool, Touch};
 use super::{Error, Faults, Setup};
-use crate::conductor::fleet::PrefillCost;
+use crate::fleet::PrefillCost;
 use crate::policy::evictor::EvictorEngine;
 use crate::policy::{Fault, SlotKind};
 use std::collections::VecDeque;

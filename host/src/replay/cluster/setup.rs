@@ -3,7 +3,7 @@
 use super::super::pool;
 use super::super::trace::BLOCK_SIZE_TOKENS;
 use crate::conductor::Registration;
-use crate::conductor::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
+use crate::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 
 /// Costs of one instance, roughly an 8-GPU node serving a 70B model (Mooncake, FAST '25, §5): 30 ms + 45 µs a
 /// token + quadratic attention; 512-token blocks of 160 MiB over 4 × 200 Gbit/s.

@@ -3,7 +3,7 @@
 use super::super::trace::BLOCK_SIZE_TOKENS;
 use super::decode::ROUNDING_MS;
 use super::*;
-use crate::conductor::fleet::{DecodeCost, PrefillCost, TransferCost};
+use crate::fleet::{DecodeCost, PrefillCost, TransferCost};
 use crate::policy::{SlotKind, Source};
 use crate::replay::generate::{Generator, Plan, Workload};
 use proptest::prelude::*;

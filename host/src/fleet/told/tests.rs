@@ -1,5 +1,5 @@
 use super::*;
-use crate::conductor::fleet::{
+use crate::fleet::{
     Ask, DecodeCost, DecodeSpec, LinkSpec, Outcome, PrefillCost, PrefillSpec, Site, TransferCost,
 };
 use kvasir_policy::scheduler::{Column, Placement, Question, Transfer};

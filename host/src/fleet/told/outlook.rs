@@ -1,7 +1,7 @@
 //! The host's own forecast for a placement, on the tables that a policy was told and without the host.
 
 use super::Told;
-use crate::conductor::fleet::{Admission, DecodeCost, PrefillCost};
+use crate::fleet::{Admission, DecodeCost, PrefillCost};
 use kvasir_policy::scheduler::{DECODE_ROW, PREFILL_ROW, Placement, Question, Request};
 
 /// What the host forecasts for one placement.

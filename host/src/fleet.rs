@@ -17,6 +17,7 @@ mod cost;
 mod error;
 mod links;
 mod load;
+mod recent;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ pub use self::clock::TableClock;
 pub use self::cost::{DecodeCost, PrefillCost, TransferCost};
 pub use self::error::{Error, Invalid};
 pub use self::links::{LINKS_MAX, LinkSpec};
+pub use self::recent::Recent;
 pub use self::told::{Changes, Outlook, Told};
 pub use kvasir_policy::scheduler::RETRY_MAX_MS;
 
@@ -34,10 +36,12 @@ use self::cost::usable;
 use self::links::{Links, Path};
 use self::load::Tenants;
 use self::table::Table;
-use super::Needs;
 use hashbrown::HashMap;
 use kvasir_policy::scheduler::{DecodeRow, Layout, PrefillRow, Request};
 use std::collections::BTreeSet;
+
+/// The most domains of the network that have a name: a policy may keep a table of all pairs.
+pub const DOMAINS_MAX: usize = 255;
 
 /// Hard caps of one fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +97,15 @@ pub struct Report {
     pub free_blocks: u32,
     /// Queued requests as the engine counts them. `None` means that it does not say.
     pub waiting: Option<u32>,
+}
+
+/// What a request needs, by numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// `None` means that it names no model; 0 means one that is not known here.
+    pub model: Option<u32>,
+    /// 0 means none, or one that is not known here.
+    pub adapter: u32,
 }
 
 /// A request that wants to be scheduled; SLOs in ms, +infinity = none.
