@@ -8,6 +8,7 @@ mod graph;
 mod languages;
 mod powercut;
 mod python;
+mod rooms;
 mod settings;
 mod shell;
 mod tidy;

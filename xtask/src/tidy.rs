@@ -2,7 +2,7 @@
 
 use crate::settings::Settings;
 use crate::shell::Shell;
-use crate::{contract, graph};
+use crate::{contract, graph, rooms};
 use anyhow::{Result, bail};
 use std::path::Path;
 use std::process::Command;
@@ -51,6 +51,7 @@ pub(crate) fn run(shell: &Shell, tasks: &[String]) -> Result<()> {
     let settings = Settings::read(shell.root())?;
     let mut findings = graph::findings(shell.root())?;
     findings.extend(contract::findings(shell.root())?);
+    findings.extend(rooms::findings(shell.root())?);
     for name in listed.lines().filter(|name| *name != "Cargo.lock") {
         // Binary files, and files deleted but not yet committed.
         let Ok(text) = std::fs::read_to_string(shell.root().join(name)) else { continue };
