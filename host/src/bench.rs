@@ -9,6 +9,7 @@ mod first_layer;
 pub mod index;
 mod local;
 pub mod policy;
+pub mod rpc;
 pub mod store;
 pub mod transfer;
 

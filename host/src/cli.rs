@@ -7,6 +7,7 @@ pub mod bench;
 pub mod bench_engine;
 pub mod bench_index;
 pub mod bench_policy;
+pub mod bench_rpc;
 pub mod bench_store;
 pub mod bench_transfer;
 mod blocks;

@@ -1,6 +1,7 @@
 //! gRPC services and HTTP pages: convert, call, convert back. KV bytes never pass here.
 
 mod conductor;
+mod exchange;
 mod explain;
 pub(crate) mod following;
 mod health;
@@ -124,7 +125,8 @@ fn server() -> tonic::transport::Server {
 fn services(host: &Arc<Host>, stopping: &watch::Receiver<bool>) -> Routes {
     let component = host.config.policy.component_bytes_max.0 as usize + ENVELOPE_BYTES;
     let store = StoreServer::new(store::Service(Arc::clone(host)));
-    let conductor = ConductorServer::new(conductor::ConductorService::new(Arc::clone(host)));
+    let conductor =
+        ConductorServer::new(conductor::ConductorService::new(Arc::clone(host), stopping.clone()));
     let policies = PolicyAdminServer::new(policy_admin::Service(Arc::clone(host)));
     let explain = ExplainServer::new(explain::Service::new(Arc::clone(host)));
     let rollouts = PolicyRolloutsServer::new(policy_rollouts::Service(Arc::clone(host)));

@@ -31,6 +31,7 @@ const TABLE: &[(&str, Needs)] = &[
     ("/kvasir.v1.Conductor/ResetBlocks", Needs::Role(Engine)),
     ("/kvasir.v1.Conductor/Schedule", Needs::Role(Router)),
     ("/kvasir.v1.Conductor/Complete", Needs::Role(Router)),
+    ("/kvasir.v1.Conductor/Exchange", Needs::Role(Router)),
     ("/kvasir.v1.Conductor/LookupPrefix", Needs::Role(Router)),
     ("/kvasir.v1.PolicyAdmin/Load", Needs::Role(Policy)),
     ("/kvasir.v1.PolicyAdmin/Configure", Needs::Role(Policy)),

@@ -3,6 +3,7 @@
 use super::bench_engine::BenchEngineArgs;
 use super::bench_index::BenchIndexArgs;
 use super::bench_policy::BenchPolicyArgs;
+use super::bench_rpc::BenchRpcArgs;
 use super::bench_store::BenchStoreArgs;
 use super::bench_transfer::BenchTransferArgs;
 
@@ -18,6 +19,7 @@ enum What {
     Engine(BenchEngineArgs),
     Index(BenchIndexArgs),
     Policy(BenchPolicyArgs),
+    Rpc(BenchRpcArgs),
     Store(BenchStoreArgs),
     Transfer(BenchTransferArgs),
 }
@@ -30,6 +32,7 @@ impl BenchArgs {
             What::Engine(args) => args.run(),
             What::Index(args) => args.run(),
             What::Policy(args) => args.run(),
+            What::Rpc(args) => args.run(),
             What::Store(args) => args.run(),
             What::Transfer(args) => args.run(),
         }

@@ -1,3 +1,4 @@
+use super::exchange::{self, Exchange};
 use super::store::identity;
 use super::turns::{PLACES_MAX, Turns};
 use super::validate;
@@ -9,18 +10,76 @@ use crate::traffic::Prompt;
 use kvasir_proto::{self as proto, conductor_server::Conductor, rejection::Reason, schedule_response};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use tonic::{Request, Response, Status};
+use tokio::sync::watch;
+use tonic::{Request, Response, Status, Streaming};
 
 /// Converts, calls the [`Conductor`](crate::conductor::Conductor), converts back.
+#[derive(Clone)]
 pub(super) struct ConductorService {
     host: Arc<Host>,
-    turns: Turns,
+    turns: Arc<Turns>,
+    /// Streams end when the host does.
+    stopping: watch::Receiver<bool>,
 }
 
 impl ConductorService {
-    pub(super) fn new(host: Arc<Host>) -> Self {
-        let turns = Turns::new(host.config.conductor.workers as usize, PLACES_MAX);
-        Self { host, turns }
+    pub(super) fn new(host: Arc<Host>, stopping: watch::Receiver<bool>) -> Self {
+        let turns = Arc::new(Turns::new(host.config.conductor.workers as usize, PLACES_MAX));
+        Self { host, turns, stopping }
+    }
+
+    /// Decides about a request of a caller that may be for one tenant alone.
+    pub(super) async fn decide(
+        &self,
+        only_tenant: Option<u16>,
+        mut request: proto::ScheduleRequest,
+    ) -> Result<proto::ScheduleResponse, Status> {
+        if self.host.draining.load(Relaxed) {
+            return Err(Status::unavailable("this host is draining; ask another"));
+        }
+        request.tenant = tenant(only_tenant, request.tenant)?;
+        validate::schedule(&request, self.host.config.conductor.block_size_tokens)?;
+        let needs = self.host.conductor.needs(&request.model, &request.adapter);
+        let ask = ask(&request, needs);
+        let Some(_turn) = self.turns.take().await else {
+            self.host.conductor.turn_away();
+            return Err(Status::resource_exhausted(format!(
+                "{PLACES_MAX} requests wait for a decision here already; ask another host, or raise conductor.workers"
+            )));
+        };
+        let now_ms = self.host.clock.now_ms();
+        let decide = || self.host.conductor.schedule(&ask, &request.blocks, request.explain, now_ms);
+        // Explaining is not for the request path and may take as long as a cold call.
+        let scheduled = if request.explain { tokio::task::block_in_place(decide) } else { decide() };
+        let scheduled = scheduled.map_err(status)?;
+        if let Some(traffic) = &self.host.traffic {
+            traffic.asked(&prompt(scheduled.request_id, &request), now_ms);
+        }
+        Ok(response(scheduled))
+    }
+
+    /// Notes the stage that a request reached.
+    pub(super) fn reached(
+        &self,
+        request: &proto::CompleteRequest,
+    ) -> Result<proto::CompleteResponse, Status> {
+        use proto::complete_request::Stage as Wire;
+        validate::complete(request)?;
+        let stage = match request.stage() {
+            Wire::Transfer => Stage::Transfer,
+            Wire::Prefill => Stage::Prefill { took_ms: request.prefill_ms },
+            Wire::Progress => Stage::Progress(request.tokens),
+            Wire::Finished => Stage::Finished,
+            Wire::Unspecified => return Err(Status::invalid_argument("no known stage was given")),
+        };
+        let now_ms = self.host.clock.now_ms();
+        self.host.conductor.complete(request.request_id, stage, now_ms).map_err(status)?;
+        match (&self.host.traffic, stage) {
+            (Some(traffic), Stage::Progress(tokens)) => traffic.decoded(request.request_id, tokens),
+            (Some(traffic), Stage::Finished) => traffic.ended(request.request_id),
+            _ => {}
+        }
+        Ok(proto::CompleteResponse {})
     }
 }
 
@@ -63,58 +122,30 @@ impl Conductor for ConductorService {
         Ok(Response::new(proto::ReportLoadResponse {}))
     }
 
+    type ExchangeStream = Exchange;
+
     async fn schedule(
         &self,
         request: Request<proto::ScheduleRequest>,
     ) -> Result<Response<proto::ScheduleResponse>, Status> {
-        if self.host.draining.load(Relaxed) {
-            return Err(Status::unavailable("this host is draining; ask another"));
-        }
         let only_tenant = identity(&request)?.only_tenant();
-        let mut request = request.into_inner();
-        request.tenant = tenant(only_tenant, request.tenant)?;
-        validate::schedule(&request, self.host.config.conductor.block_size_tokens)?;
-        let needs = self.host.conductor.needs(&request.model, &request.adapter);
-        let ask = ask(&request, needs);
-        let Some(_turn) = self.turns.take().await else {
-            self.host.conductor.turn_away();
-            return Err(Status::resource_exhausted(format!(
-                "{PLACES_MAX} requests wait for a decision here already; ask another host, or raise conductor.workers"
-            )));
-        };
-        let now_ms = self.host.clock.now_ms();
-        let decide = || self.host.conductor.schedule(&ask, &request.blocks, request.explain, now_ms);
-        // Explaining is not for the request path and may take as long as a cold call.
-        let scheduled = if request.explain { tokio::task::block_in_place(decide) } else { decide() };
-        let scheduled = scheduled.map_err(status)?;
-        if let Some(traffic) = &self.host.traffic {
-            traffic.asked(&prompt(scheduled.request_id, &request), now_ms);
-        }
-        Ok(Response::new(response(scheduled)))
+        self.decide(only_tenant, request.into_inner()).await.map(Response::new)
     }
 
     async fn complete(
         &self,
         request: Request<proto::CompleteRequest>,
     ) -> Result<Response<proto::CompleteResponse>, Status> {
-        use proto::complete_request::Stage as Wire;
-        let request = request.into_inner();
-        validate::complete(&request)?;
-        let stage = match request.stage() {
-            Wire::Transfer => Stage::Transfer,
-            Wire::Prefill => Stage::Prefill { took_ms: request.prefill_ms },
-            Wire::Progress => Stage::Progress(request.tokens),
-            Wire::Finished => Stage::Finished,
-            Wire::Unspecified => return Err(Status::invalid_argument("no known stage was given")),
-        };
-        let now_ms = self.host.clock.now_ms();
-        self.host.conductor.complete(request.request_id, stage, now_ms).map_err(status)?;
-        match (&self.host.traffic, stage) {
-            (Some(traffic), Stage::Progress(tokens)) => traffic.decoded(request.request_id, tokens),
-            (Some(traffic), Stage::Finished) => traffic.ended(request.request_id),
-            _ => {}
-        }
-        Ok(Response::new(proto::CompleteResponse {}))
+        self.reached(&request.into_inner()).map(Response::new)
+    }
+
+    async fn exchange(
+        &self,
+        request: Request<Streaming<proto::ExchangeRequest>>,
+    ) -> Result<Response<Exchange>, Status> {
+        let only_tenant = identity(&request)?.only_tenant();
+        let calls = exchange::until_its_end(request.into_inner(), &self.stopping);
+        Ok(Response::new(exchange::answers(self.clone(), only_tenant, calls)))
     }
 
     async fn lookup_prefix(

@@ -6,7 +6,11 @@ use kvasir_client::data::{Client, Endpoint, Options, Put};
 use kvasir_dataplane::server::access::Role;
 use kvasir_dataplane::{BlockKey, BlockMeta};
 use kvasir_proto::{self as proto, complete_request::Stage, schedule_response::Decision};
+use proto::exchange_request::call::Call;
+use proto::exchange_response::answer::Answer;
 use std::path::Path;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
 
 fn start(dir: &Path, set: &[&str]) -> Running {
     let mut all = vec![
@@ -73,6 +77,65 @@ fn a_full_pool_makes_room_and_a_swap_loses_nothing() {
     for status in running.host().policies.list() {
         assert_eq!((status.counters.fallbacks, status.last_trip), (0, None), "{}", status.slot);
     }
+}
+
+#[test]
+fn a_stream_of_calls_answers_each_and_ends_with_the_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = start(dir.path(), &[]);
+    let ended = block_on(async {
+        let mut c = Control::connect(&control(&running), "").await.unwrap().conductor;
+        let both = proto::RegisterRequest {
+            name: "both".into(),
+            prefill: true,
+            decode: true,
+            capacity_blocks: 1_000,
+            ..Default::default()
+        };
+        c.register(both).await.unwrap();
+        let ask = || Call::Schedule(proto::ScheduleRequest { prompt_tokens: 4096, ..Default::default() });
+        let done = |request_id| {
+            let stage = Stage::Finished.into();
+            Call::Complete(proto::CompleteRequest { request_id, stage, ..Default::default() })
+        };
+        let message = |calls: Vec<Option<Call>>| proto::ExchangeRequest {
+            calls: calls.into_iter().map(|call| proto::exchange_request::Call { call }).collect(),
+        };
+        let (send, calls) = tokio::sync::mpsc::channel(8);
+        let mut answers = c.exchange(ReceiverStream::new(calls)).await.unwrap().into_inner();
+        let unknown = 1 << 60;
+        send.send(message(vec![Some(ask()), Some(done(unknown)), None, Some(ask())])).await.unwrap();
+        let first = answers.message().await.unwrap().unwrap().answers;
+        let [one, gone, none, two] = &first[..] else { panic!("{first:?}") };
+        let request_id = |answer: &proto::exchange_response::Answer| match &answer.answer {
+            Some(Answer::Scheduled(scheduled)) => scheduled.request_id,
+            other => panic!("{other:?}"),
+        };
+        let code = |answer: &proto::exchange_response::Answer| match &answer.answer {
+            Some(Answer::Refusal(refusal)) => Code::from(refusal.code),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((code(gone), code(none)), (Code::NotFound, Code::InvalidArgument));
+        let (one, two) = (request_id(one), request_id(two));
+        assert!(one > 0 && two > one);
+        send.send(message(vec![Some(done(one)), Some(done(two))])).await.unwrap();
+        let second = answers.message().await.unwrap().unwrap().answers;
+        assert!(second.iter().all(|a| matches!(a.answer, Some(Answer::Completed(_)))), "{second:?}");
+
+        // A message that is no message ends its stream alone.
+        let (other, calls) = tokio::sync::mpsc::channel(8);
+        let mut refused = c.exchange(ReceiverStream::new(calls)).await.unwrap().into_inner();
+        other.send(message(vec![Some(ask()); 257])).await.unwrap();
+        let status = refused.message().await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(status.message().starts_with("calls: there are 257"), "{status}");
+        send.send(message(vec![Some(ask())])).await.unwrap();
+        assert_eq!(answers.message().await.unwrap().unwrap().answers.len(), 1);
+        // An open stream does not keep the host.
+        tokio::task::spawn_blocking(move || running.shutdown()).await.unwrap();
+        answers.message().await
+    });
+    assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");
 }
 
 #[test]
