@@ -73,7 +73,7 @@ enum Task {
     Wheels,
     /// Write every default policy as a component to target/policies/, for `kvasir policy load`.
     Policies,
-    /// Measure in release: `kvasir bench policy`, `index`, `store` and `transfer`.
+    /// Measure in release: `kvasir bench policy`, `index`, `rpc`, `store` and `transfer`.
     Bench {
         /// Run the criterion benches of `benches/` instead.
         #[arg(long)]
@@ -171,7 +171,7 @@ fn run(task: Task) -> Result<ExitCode> {
         }
         Task::Bench { criterion: false, args, .. } => {
             build(&shell)?;
-            for what in ["policy", "index", "store", "transfer"] {
+            for what in ["policy", "index", "rpc", "store", "transfer"] {
                 shell.run(shell.binary().args(["bench", what]).args(&args))?;
             }
             Ok(ExitCode::SUCCESS)

@@ -144,7 +144,19 @@ fn a_token_of_one_tenant_hears_of_no_other_and_asks_for_no_other() {
         runtime.block_on(async {
             let mut control = Control::connect(&grpc, token).await.unwrap();
             let request = proto::ScheduleRequest { tenant, prompt_tokens: 1, ..Default::default() };
-            control.conductor.schedule(request).await.err().map(|status| status.code())
+            let schedule = proto::exchange_request::call::Call::Schedule(request.clone());
+            let calls = vec![proto::exchange_request::Call { call: Some(schedule) }];
+            let message = tokio_stream::once(proto::ExchangeRequest { calls });
+            let streamed = control.conductor.exchange(message).await.unwrap().into_inner().message().await;
+            let streamed = match streamed.unwrap().unwrap().answers.remove(0).answer {
+                Some(proto::exchange_response::answer::Answer::Refusal(refusal)) => {
+                    Some(tonic::Code::from(refusal.code))
+                }
+                _ => None,
+            };
+            let alone = control.conductor.schedule(request).await.err().map(|status| status.code());
+            assert_eq!(streamed, alone, "tenant {tenant}");
+            alone
         })
     };
     let router = host.token_for(&["--role", "router", "--tenant", "3"]);
@@ -170,7 +182,7 @@ const CALLS: &[(&str, &[&str])] = &[
             "Conductor/ResetBlocks",
         ],
     ),
-    ("router", &["Conductor/Schedule", "Conductor/Complete", "Conductor/LookupPrefix"]),
+    ("router", &["Conductor/Schedule", "Conductor/Complete", "Conductor/Exchange", "Conductor/LookupPrefix"]),
     (
         "observer",
         &[

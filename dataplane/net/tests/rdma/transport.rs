@@ -8,7 +8,7 @@ use kvasir_memory::region::Region;
 use kvasir_net::transport::conformance::{self, Pair};
 use kvasir_net::transport::node::Secret;
 use kvasir_net::transport::rdma::{Rdma, RdmaConfig};
-use kvasir_net::transport::{Access, Endpoint, Node, Transport};
+use kvasir_net::transport::{Access, Endpoint, Error, Node, Transport};
 
 use crate::side::patient;
 
@@ -76,4 +76,25 @@ fn a_renewed_grant_has_the_keys_of_the_one_it_renews_and_no_other_has() {
     server.revoked();
     assert_ne!(key(&*one, "kv"), first, "the segment was replaced, and its grants with it");
     assert_eq!(key(&*one, "other"), others[0], "which concerns no other");
+}
+
+/// It knows the secret, and was removed from the cluster, or is in another.
+#[test]
+#[ignore = "needs an RDMA device; cargo xtask test --rdma boots one"]
+fn who_is_no_member_is_turned_away() {
+    let of = |name: &str, cluster: &str| {
+        let members = ["client", "server"].map(str::to_owned);
+        Arc::new(Node::new(name, Secret::new(b"secret"), 1).of_cluster(cluster, members))
+    };
+    let server = transport(1, &of("server", "one"));
+    let open = |node| {
+        let client = transport(0, &node);
+        client.connect(&server.address().unwrap()).map(|_| ())
+    };
+    open(of("client", "one")).unwrap();
+    let removed = open(of("removed", "one"));
+    assert!(removed.is_err());
+    let other = open(of("client", "two"));
+    assert!(matches!(other, Err(Error::Authentication { .. })), "{other:?}");
+    open(of("client", "one")).unwrap();
 }

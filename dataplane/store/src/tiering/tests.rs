@@ -471,7 +471,7 @@ fn loads_are_bounded_in_time_and_memory() {
 #[test]
 fn a_slow_reader_leaves_half_of_the_memory_to_lookups() {
     let config = TieringConfig { load_bytes: 4 * u64::from(PAGE), ..everything() };
-    let mut rig = Rig::new(8, vec![memory(Tier::Nvme)], config);
+    let mut rig = Rig::new(16, vec![memory(Tier::Nvme)], config);
     rig.put_all(0..4);
     rig.evict(4);
     let slow = [rig.read(0), rig.read(1)];
