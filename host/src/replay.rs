@@ -10,6 +10,7 @@ pub mod contender;
 pub mod content;
 pub mod convert;
 pub mod generate;
+mod heat;
 pub mod optimum;
 pub mod page;
 mod plot;
@@ -19,6 +20,7 @@ pub mod stats;
 pub mod store;
 pub mod tally;
 pub mod tiers;
+pub mod timeline;
 pub mod trace;
 
 use std::path::Path;

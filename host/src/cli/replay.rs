@@ -7,8 +7,9 @@ use super::cluster_flags::ClusterFlags;
 use crate::config::Size;
 use crate::policy::SlotKind;
 use crate::replay::caches::{OPTIMUM, Table};
-use crate::replay::cluster::{self, Choices, Cluster, Names, Policies};
+use crate::replay::cluster::{self, Choice, Choices, Cluster, Names, Policies, Setup, Swap};
 use crate::replay::contender::Contender;
+use crate::replay::page::Page;
 use crate::replay::store::{self, Pace, Session};
 use crate::replay::trace::{self, Format, MAX_BLOCK_SIZE_TOKENS, Reader, Request};
 use anyhow::{Context, Result, bail};
@@ -18,6 +19,7 @@ use serde::Serialize;
 use std::fs::File;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Replay a trace and report hit rates.
 #[derive(clap::Args, Debug)]
@@ -59,6 +61,13 @@ pub struct ReplayArgs {
     pub balancer: Option<String>,
     #[command(flatten)]
     pub cluster: ClusterFlags,
+    /// Mode cluster: another scheduler, admitter or balancer takes over that long after the first request, in virtual time; may
+    /// be given several times.
+    #[arg(long = "swap", value_name = "TIME:SLOT=NAME|FILE", value_parser = swap)]
+    pub swaps: Vec<SwapFlag>,
+    /// Modes cache and cluster: also write a page of HTML with plots, which needs nothing else.
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
     /// Replay the first N requests only.
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
@@ -82,6 +91,27 @@ impl LayoutFlags {
     pub(crate) fn block_size_tokens(&self) -> u32 {
         self.block_size_tokens.unwrap_or(self.format.block_size_tokens())
     }
+}
+
+/// A swap as a flag says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwapFlag {
+    after: Duration,
+    slot: SlotKind,
+    policy: String,
+}
+
+fn swap(text: &str) -> Result<SwapFlag> {
+    let parsed = text.split_once(':').and_then(|(time, rest)| {
+        let (slot, policy) = rest.split_once('=').filter(|(_, policy)| !policy.is_empty())?;
+        let after = humantime::parse_duration(time).ok()?;
+        Some(SwapFlag { after, slot: slot.parse().ok()?, policy: policy.to_owned() })
+    });
+    let swap = parsed.with_context(|| format!("`{text}` is no swap, such as 10m:scheduler=random"))?;
+    if swap.slot == SlotKind::Evictor {
+        bail!("evictors are not swapped here, because each pool has its own; compare them with --mode cache");
+    }
+    Ok(swap)
 }
 
 /// What runs a built-in policy.
@@ -112,11 +142,13 @@ impl ReplayArgs {
         match self.mode {
             Mode::Cache => {
                 let table = self.cache()?;
+                self.write_page(|| table.page())?;
                 self.print_table(&table)?;
                 check_evictors(&table)
             }
             Mode::Cluster => {
                 let report = self.clustered()?;
+                self.write_page(|| report.page())?;
                 self.print(&report, cluster_table)?;
                 check_policies(&report)
             }
@@ -137,8 +169,16 @@ impl ReplayArgs {
         Ok(())
     }
 
+    fn write_page(&self, page: impl Fn() -> Page) -> Result<()> {
+        let Some(path) = &self.report else { return Ok(()) };
+        page().write(path).with_context(|| format!("cannot write {}", path.display()))
+    }
+
     fn store(&self) -> Result<store::Report> {
         self.no_cluster("store")?;
+        if self.report.is_some() {
+            bail!("mode store has no page; leave out --report");
+        }
         if self.cache.any() || !self.evictors.is_empty() {
             bail!(
                 "mode store: the host has its own capacity and evictor; leave out --evictor, {}",
@@ -185,10 +225,10 @@ impl ReplayArgs {
 
     fn no_cluster(&self, mode: &str) -> Result<()> {
         let policies = [&self.scheduler, &self.admitter, &self.balancer].iter().any(|name| name.is_some());
-        if policies || self.cluster.any_but_speed() {
+        if policies || !self.swaps.is_empty() || self.cluster.any_but_speed() {
             bail!(
-                "mode {mode} has no cluster; leave out --scheduler, --admitter, --balancer and the flags of instances, or give \
-                 --mode cluster"
+                "mode {mode} has no cluster; leave out --scheduler, --admitter, --balancer, --swap and the flags of instances, or \
+                 give --mode cluster"
             );
         }
         Ok(())
@@ -203,8 +243,10 @@ impl ReplayArgs {
         }
         let setup = self.cluster.setup(self.layout.block_size_tokens())?;
         let mut policies = Policies::open(&setup, &self.choices()?)?;
+        let swaps = self.planned_swaps(&setup)?;
         let names = Names::of(&policies);
         let mut cluster = Cluster::new(&setup, &mut policies)?;
+        swaps.into_iter().for_each(|swap| cluster.plan_swap(swap));
         let (trace, progress) = self.open()?;
         for request in trace {
             cluster.offer(&request?)?;
@@ -213,7 +255,31 @@ impl ReplayArgs {
         cluster.finish()?;
         progress.finish_and_clear();
         self.check_requests(cluster.tally().offered)?;
+        let left = cluster.swapped().1;
+        if left > 0 {
+            let seconds = cluster.now_us() as f64 / 1e6;
+            bail!(
+                "all requests had ended after {seconds:.3} s, before {left} of the swaps; give --swap earlier"
+            );
+        }
         Ok(cluster::Report::new(&self.trace.display().to_string(), &names, &cluster))
+    }
+
+    /// Each is tried in a cluster of its own first, so that one that does not start is known before the replay.
+    fn planned_swaps(&self, setup: &Setup) -> Result<Vec<Swap>> {
+        let planned = self.swaps.iter().map(|SwapFlag { after, slot, policy }| {
+            let choice = self.choice(policy, *slot, Vec::new())?;
+            Policies::open(setup, &Choices::default().with(*slot, choice.clone()))?;
+            let at_us = u64::try_from(after.as_micros()).unwrap_or(u64::MAX);
+            Ok(Swap { at_us, slot: *slot, choice })
+        });
+        planned.collect()
+    }
+
+    fn choice(&self, name: &str, slot: SlotKind, settings: Vec<(String, String)>) -> Result<Choice> {
+        let contender = Contender::find(name, Some(slot), settings)?;
+        let native = self.engine == EngineKind::Native;
+        Ok(if native { contender.native().choice } else { contender.choice })
     }
 
     fn choices(&self) -> Result<Choices> {
@@ -234,10 +300,7 @@ impl ReplayArgs {
         let mut choices = Choices::default();
         for (slot, name, settings) in named {
             let Some(name) = name else { continue };
-            let contender = Contender::find(name, Some(slot), settings)?;
-            let native = self.engine == EngineKind::Native;
-            let contender = if native { contender.native() } else { contender };
-            choices = choices.with(slot, contender.choice);
+            choices = choices.with(slot, self.choice(name, slot, settings)?);
         }
         Ok(choices)
     }
@@ -407,6 +470,10 @@ mod tests {
             let line = format!("kvasir --trace t --tiers {bad}");
             assert!(Command::try_parse_from(line.split(' ')).is_err(), "{bad}");
         }
+        let html = table.page().html();
+        for expected in ["Hit rate over time, 750 blocks", "s3fifo", "<polyline"] {
+            assert!(html.contains(expected), "{html}");
+        }
         for more in ["", " --json", " --csv"] {
             parse(&format!("{line}{more}")).run().unwrap();
         }
@@ -445,6 +512,34 @@ mod tests {
             assert!(json["ttft_s"][key].as_f64().is_some_and(|seconds| seconds > 0.0), "{key}");
         }
         assert!(cluster_table(&report).contains("hit rate"), "{}", cluster_table(&report));
+    }
+
+    #[test]
+    fn a_page_shows_a_cluster_and_what_took_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let (trace, page) = (folder.path().join("t.jsonl.gz"), folder.path().join("p.html"));
+        let plan = Plan { workload: Workload::Agent, requests: 300, rate_rps: 5.0, seed: 3 };
+        generate::write(&plan, &trace, || ()).unwrap();
+        let line =
+            format!("--trace {} --mode cluster --engine native --report {}", trace.display(), page.display());
+        let line = format!("{line} --swap 20s:scheduler=random --swap 30s:admitter=slo");
+        let report = parse(&line).clustered().unwrap();
+        let swaps: Vec<_> =
+            report.swaps.iter().map(|swap| (swap.at_s, swap.slot, swap.to.as_str())).collect();
+        assert_eq!(swaps, [(20.0, "scheduler", "random"), (30.0, "admitter", "slo")]);
+        assert_eq!(report, parse(&line).clustered().unwrap());
+        parse(&line).run().unwrap();
+        let html = std::fs::read_to_string(&page).unwrap();
+        for expected in ["Time to the first token", "Load of each instance", "scheduler: random", "decode-3 "]
+        {
+            assert!(html.contains(expected), "{expected}: {html}");
+        }
+        let late = parse(&format!("{line} --swap 9h:balancer=static")).run().unwrap_err().to_string();
+        assert!(late.contains("before 1 of the swaps"), "{late}");
+        for bad in ["20s:scheduler", "20s:scheduler=", "soon:scheduler=random", "1s:x=y", "1s:evictor=lru"] {
+            let line = format!("kvasir --trace t --mode cluster --swap {bad}");
+            assert!(Command::try_parse_from(line.split(' ')).is_err(), "{bad}");
+        }
     }
 
     #[test]
@@ -489,6 +584,9 @@ mod tests {
             ("--trace /none --mode cluster --evictor lru,fifo", "takes one --evictor, not 2"),
             ("--trace /none --tiers dram=5,hbm=2", "fastest first: hbm, dram"),
             ("--trace /none --tiers hbm=0", "tiers: capacity of 0 blocks"),
+            ("--trace /none --mode cluster --swap 1s:scheduler=randum", "did you mean `random`?"),
+            ("--trace /none --capacity-blocks 5 --swap 1s:scheduler=random", "has no cluster"),
+            ("--trace /none --mode store --host tcp:127.0.0.1:1 --report p.html", "has no page"),
             ("--trace /none --mode cluster --csv", "leave out --host, --capacity-blocks"),
             ("--trace /none --capacity-blocks 5 --host 127.0.0.1:1", "leave out --host"),
             ("--trace /none --capacity-blocks 5 --speed 2", "leave out --host, --speed"),

@@ -8,6 +8,7 @@ use super::pool::{self, Pool, Touch};
 use super::recorded::{Prompt, Recorded};
 use super::tally::{Hits, Split, Tally};
 use super::tiers::TierReport;
+use super::timeline::Timeline;
 use super::trace::Request;
 use crate::policy::evictor::EvictorEngine;
 use serde::Serialize;
@@ -64,6 +65,9 @@ pub struct Report {
     /// Absent in a cache of one pool. With them, `capacity_blocks` and `evictions` are those of all tiers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tiers: Option<Vec<TierReport>>,
+    /// Hits over time, with the warm-up.
+    #[serde(skip)]
+    pub over_time: Timeline,
 }
 
 fn is_zero(n: &u64) -> bool {
@@ -84,6 +88,7 @@ impl Report {
             warm_up: tally.warm_up(),
             by_class: tally.by_class(),
             by_tenant: tally.by_tenant(),
+            over_time: tally.over_time().clone(),
             ..Self::default()
         }
     }

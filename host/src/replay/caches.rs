@@ -1,5 +1,6 @@
 //! A trace through caches: each of several evictors with each of several capacities, beside each other in threads.
 
+mod page;
 mod told;
 
 use super::cache::{self, Report};

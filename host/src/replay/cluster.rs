@@ -26,6 +26,8 @@
 mod agenda;
 mod decode;
 mod instance;
+mod load;
+mod page;
 mod policies;
 mod prefill;
 mod report;
@@ -36,15 +38,17 @@ mod tests;
 #[cfg(test)]
 mod week;
 
-pub use policies::{Choice, Choices, Faults, Learned, Policies};
-pub use report::{Names, Report, RoleLoad};
+pub use load::LoadMap;
+pub use policies::{Choice, Choices, Faults, Learned, Policies, Swap, Swapped};
+pub use report::{Curves, Names, Report, RoleLoad};
 pub use setup::{DECODE, INSTANCES_MAX, PREFILL, Setup, SetupError, TRANSFER};
-pub use tally::{Seconds, Spread, Tally, Timeline};
+pub use tally::{Latency, Parts, Seconds, Spread, Tally};
 
 use self::agenda::{Agenda, Event};
 use self::decode::{Arrival, Decode, Done};
 use self::instance::{Instance, Job};
 use self::prefill::{Prefill, Start};
+use self::tally::Part;
 use super::classes::{Classes, Recent};
 use super::pool::{self, Touch};
 use super::trace::Request;
@@ -107,6 +111,9 @@ pub struct Cluster<'e> {
     chain: Vec<u64>,
     first_us: Option<u64>,
     tally: Tally,
+    load: LoadMap,
+    swaps: Vec<Swap>,
+    swapped: Vec<Swapped>,
     ended: Vec<Ended>,
     /// A buffer that is used again.
     finished: Vec<Done>,
@@ -134,6 +141,7 @@ impl<'e> Cluster<'e> {
             let decode = role.decode.then(|| Decode::new(setup.decode_cost, setup.decode_blocks));
             instances.push(Instance::new(name, epoch, prefill, decode));
         }
+        let instances_count = instances.len();
         let mut agenda = Agenda::default();
         agenda.plan(0, Event::Tick);
         agenda.plan(0, Event::Learn);
@@ -147,6 +155,9 @@ impl<'e> Cluster<'e> {
             agenda,
             now_us: 0,
             jobs: HashMap::new(),
+            load: LoadMap::new(instances_count, setup.tick_ms * 1_000),
+            swaps: Vec::new(),
+            swapped: Vec::new(),
             classes: Classes::new(Recent::new(RECENT_BLOCKS)).of_blocks(setup.block_size_tokens),
             chain: Vec::new(),
             first_us: None,
@@ -155,6 +166,12 @@ impl<'e> Cluster<'e> {
             finished: Vec::new(),
             evictor,
         })
+    }
+
+    /// Has another policy take over at its time; after what else happens then, if that is now.
+    pub fn plan_swap(&mut self, swap: Swap) {
+        self.agenda.plan(swap.at_us.max(self.now_us), Event::Swap { number: self.swaps.len() });
+        self.swaps.push(swap);
     }
 
     /// Lets time pass until the request arrives, and has it decided. Requests come in the order of their times.
@@ -205,6 +222,7 @@ impl<'e> Cluster<'e> {
             self.happen(at_us, event)?;
         }
         self.tally.check(0);
+        self.note_load();
         assert_eq!(
             self.conductor.counts().in_flight,
             0,
@@ -241,6 +259,16 @@ impl<'e> Cluster<'e> {
         let total_ms = (self.now_us as f64 / 1e3).max(1.0);
         let percent = |ms: f64| (100.0 * ms / total_ms * 1e4).round() / 1e4;
         self.instances.iter().map(|i| (i.name.clone(), percent(i.busy_ms()))).collect()
+    }
+
+    /// The same over time.
+    pub fn load_map(&self) -> &LoadMap {
+        &self.load
+    }
+
+    /// The swaps that took place, and how many are still to come.
+    pub fn swapped(&self) -> (&[Swapped], usize) {
+        (&self.swapped, self.swaps.len() - self.swapped.len())
     }
 
     /// What the policies did that they must not do.
@@ -285,6 +313,10 @@ impl<'e> Cluster<'e> {
                 self.agenda.plan(self.now_us + LEARN_EVERY_US, Event::Learn);
                 Ok(())
             }
+            Event::Swap { number } => {
+                self.swapped.push(self.swaps[number].take_place(&self.host, self.now_us)?);
+                Ok(())
+            }
         }
     }
 
@@ -318,6 +350,7 @@ impl<'e> Cluster<'e> {
             own_blocks,
             fetched_blocks,
             first_token_us: 0,
+            part_us: self.now_us,
         };
         self.jobs.insert(number, job);
         let instance = &mut self.instances[prefill];
@@ -353,6 +386,7 @@ impl<'e> Cluster<'e> {
 
     fn fetched(&mut self, number: u64) -> Result<(), Error> {
         let &Job { booked, prefill: at, .. } = &self.jobs[&number];
+        self.part_ends(number, Part::Fetch);
         self.conductor.complete(booked, Stage::Transfer, self.now_ms())?;
         let instance = &mut self.instances[at];
         instance.fetching -= 1;
@@ -396,17 +430,25 @@ impl<'e> Cluster<'e> {
 
     /// Begins to compute the prompt at the head of the queue.
     fn start_prefill(&mut self, at: usize) {
+        let now_ms = self.now_us as f64 / 1e3;
         let instance = &mut self.instances[at];
         let Some(prefill) = &mut instance.prefill else { return };
         let number = prefill.head().expect("a queue that is ready has a head");
         let job = &self.jobs[&number];
         let Start { found_blocks, fetched_blocks, ms } =
-            prefill.start(&job.chain, job.own_blocks, job.fetched_blocks, job.prompt_tokens);
+            prefill.start(&job.chain, job.own_blocks, job.fetched_blocks, job.prompt_tokens, now_ms);
         if let Some(decode) = &mut instance.decode {
-            decode.set_halted(true, self.now_us as f64 / 1e3);
+            decode.set_halted(true, now_ms);
         }
         self.tally.found(self.now_us, found_blocks as u64, fetched_blocks as u64, job.chain.len() as u64);
         self.agenda.plan(self.now_us + to_us(ms), Event::Prefilled { instance: at });
+        self.part_ends(number, Part::Queue);
+    }
+
+    fn part_ends(&mut self, number: u64, part: Part) {
+        let job = self.jobs.get_mut(&number).expect("a request on its way is in flight");
+        self.tally.parts.add(part, self.now_us - job.part_us);
+        job.part_us = self.now_us;
     }
 
     /// The first token is there, and the prompt's blocks are resident.
@@ -438,6 +480,7 @@ impl<'e> Cluster<'e> {
         job.first_token_us = self.now_us;
         let (decode, last) = (job.decode, job.output_tokens <= 1);
         self.tally.ttft.add(self.now_us - job.arrived_us);
+        self.part_ends(number, Part::Prefill);
         if last {
             self.finish_job(Done { request: number, untold: 0 })?;
         } else if decode == at {
@@ -453,6 +496,7 @@ impl<'e> Cluster<'e> {
         let instance = &mut self.instances[job.decode];
         let there = instance.prefill.as_ref().map_or(0, |prefill| prefill.prefix(&job.chain));
         let blocks = (job.chain.len() - there) as u32;
+        self.tally.blocks_handed_over += u64::from(blocks);
         let ms = self.setup.transfer.transfer_ms(blocks, instance.handing_over);
         instance.handing_over += 1;
         self.agenda.plan(self.now_us + to_us(ms), Event::HandedOver { request: number });
@@ -461,6 +505,7 @@ impl<'e> Cluster<'e> {
     fn handed_over(&mut self, number: u64) -> Result<(), Error> {
         let at = self.jobs[&number].decode;
         self.instances[at].handing_over -= 1;
+        self.part_ends(number, Part::HandOver);
         self.join(number);
         self.turn(at)
     }
@@ -477,6 +522,7 @@ impl<'e> Cluster<'e> {
 
     /// The last token is there.
     fn finish_job(&mut self, Done { request: number, untold }: Done) -> Result<(), Error> {
+        self.part_ends(number, Part::Decode);
         let job = self.jobs.remove(&number).expect("a request ends once");
         let now_ms = self.now_ms();
         if untold > 0 {
@@ -507,11 +553,17 @@ impl<'e> Cluster<'e> {
         for at in 0..self.instances.len() {
             self.report(at, now_ms)?;
         }
+        self.note_load();
         let snapshot = self.conductor.tick(now_ms);
         let thresholds = self.balancer.tick(&snapshot);
         self.host.set_thresholds(thresholds);
         self.agenda.plan(self.now_us + self.setup.tick_ms * 1_000, Event::Tick);
         Ok(())
+    }
+
+    fn note_load(&mut self) {
+        let now_ms = self.now_us as f64 / 1e3;
+        self.load.add(self.now_us, self.instances.iter().map(|instance| instance.busy_until_ms(now_ms)));
     }
 
     fn report(&mut self, at: usize, now_ms: u64) -> Result<(), Error> {

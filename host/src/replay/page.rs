@@ -1,5 +1,6 @@
 //! A page of HTML that needs nothing else: no script, no file beside it, no network.
 
+use super::heat::HeatMap;
 use super::plot::{Plot, escape};
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -15,7 +16,10 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 0.25rem 0.75rem 0.25rem 0; border-bottom: 1px solid #8884; vertical-align: top; }
 svg { max-width: 100%; } svg[role=img] { width: 100%; height: auto; }
 svg text { font-size: 12px; fill: currentColor; } svg .grid { stroke: #8884; stroke-width: 1; }
+svg .mark { stroke: currentColor; stroke-width: 1; stroke-dasharray: 3 3; }
 .legend span { margin-right: 1rem; white-space: nowrap; }
+@media print { body { max-width: none; } svg, tr { break-inside: avoid; } h2 { break-after: avoid; } }
+svg { print-color-adjust: exact; }
 .bad { border-left: 4px solid #D55E00; padding-left: 0.75rem; }
 ";
 
@@ -64,6 +68,11 @@ impl Page {
         self.heading(&plot.title);
         self.html += &plot.legend();
         self.html += &plot.svg();
+    }
+
+    pub(super) fn heat_map(&mut self, map: &HeatMap<'_>) {
+        self.heading(map.title);
+        self.html += &map.svg();
     }
 
     /// The whole of it.

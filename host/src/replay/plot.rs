@@ -10,7 +10,17 @@ const RIGHT: f64 = 12.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 42.0;
 /// Colours that all kinds of colour blindness keep apart (Okabe and Ito, 2008), and a dash for each.
-const STYLES: [(&str, &str); 3] = [("#0072B2", "none"), ("#D55E00", "7 4"), ("#009E73", "2 3")];
+const STYLES: [(&str, &str); LINES_MAX] = [
+    ("#0072B2", "none"),
+    ("#D55E00", "7 4"),
+    ("#009E73", "2 3"),
+    ("#CC79A7", "10 3 2 3"),
+    ("#E69F00", "14 4"),
+    ("#56B4E9", "4 2"),
+    ("currentColor", "1 3"),
+];
+/// More lines in one picture cannot be told apart.
+pub(super) const LINES_MAX: usize = 7;
 const TICKS: f64 = 5.0;
 
 /// One line.
@@ -22,6 +32,7 @@ pub(super) struct Line {
 }
 
 /// Lines over common axes.
+#[derive(Default)]
 pub(super) struct Plot {
     pub(super) title: String,
     pub(super) x: &'static str,
@@ -29,10 +40,12 @@ pub(super) struct Plot {
     /// The x axis goes by powers of ten.
     pub(super) logarithmic: bool,
     pub(super) lines: Vec<Line>,
+    /// Moments on the x axis that have a name.
+    pub(super) marks: Vec<(f64, String)>,
 }
 
 impl Plot {
-    /// An `svg` element with its title; of the lines at most as many as there are styles.
+    /// An `svg` element with its title; of the lines at most [`LINES_MAX`].
     pub(super) fn svg(&self) -> String {
         let points = || self.lines.iter().flat_map(|line| &line.points).copied();
         let Some(axes) = Axes::around(points(), self.logarithmic) else {
@@ -43,6 +56,7 @@ impl Plot {
             escape(&self.title)
         );
         axes.draw(&mut svg, self.x, self.y);
+        self.marks.iter().for_each(|(x, name)| mark(&mut svg, (axes.x(*x), TOP, HEIGHT - BOTTOM), name));
         for (line, (colour, dash)) in self.lines.iter().zip(STYLES) {
             draw(&mut svg, &axes, line, colour, dash);
         }
@@ -76,6 +90,18 @@ fn draw(svg: &mut String, axes: &Axes, line: &Line, colour: &str, dash: &str) {
     for (x, y) in at.iter().filter(|_| line.dots) {
         let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
     }
+}
+
+/// A line from top to bottom, with a name that is read along it.
+pub(super) fn mark(svg: &mut String, (x, top, bottom): (f64, f64, f64), name: &str) {
+    let _ = writeln!(
+        svg,
+        "<line class=\"mark\" x1=\"{x:.1}\" y1=\"{top}\" x2=\"{x:.1}\" y2=\"{bottom}\"/><text transform=\"translate({:.1} {}) \
+         rotate(-90)\" text-anchor=\"end\">{}</text>",
+        x - 4.0,
+        top + 4.0,
+        escape(name)
+    );
 }
 
 /// Where numbers lie in the picture.
@@ -169,7 +195,7 @@ fn powers((from, to): (f64, f64)) -> Vec<f64> {
 }
 
 /// Round numbers within a range: 1, 2 or 5 times a power of ten apart.
-fn ticks((from, to): (f64, f64)) -> Vec<f64> {
+pub(super) fn ticks((from, to): (f64, f64)) -> Vec<f64> {
     let rough = (to - from) / TICKS;
     let power = 10f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|n| n * power).into_iter().find(|step| *step >= rough * 0.999);
@@ -178,7 +204,7 @@ fn ticks((from, to): (f64, f64)) -> Vec<f64> {
     (first..).map(|n| n as f64 * step).take_while(|tick| *tick <= to + step * 1e-6).collect()
 }
 
-fn number(value: f64) -> String {
+pub(super) fn number(value: f64) -> String {
     let rounded = (value * 1e6).round() / 1e6;
     if rounded.abs() >= 10_000.0 { format!("{}k", rounded / 1e3) } else { format!("{rounded}") }
 }
@@ -224,9 +250,11 @@ mod tests {
         for (points, expected) in rows {
             for logarithmic in [false, true] {
                 let lines = vec![line(points.clone()), line(points.clone())];
-                let plot = Plot { title: "<t>".into(), x: "x", y: "y", logarithmic, lines };
+                let marks = vec![(5.0, "<swap>".into())];
+                let plot = Plot { title: "<t>".into(), x: "x", y: "y", logarithmic, lines, marks };
                 let svg = plot.svg();
-                assert!(svg.contains(expected) && !svg.contains("<t>"), "{svg}");
+                assert!(svg.contains(expected) && !svg.contains("<t>") && !svg.contains("<swap>"), "{svg}");
+                assert_eq!(svg.contains("&lt;swap&gt;"), expected.starts_with('<'), "{svg}");
                 assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
                 assert!(plot.legend().contains("a&lt;b&gt;"));
             }

@@ -1,6 +1,7 @@
 //! Hits of a replay: in total, of the warm-up, and by class and tenant.
 
 use super::recorded::Prompt;
+use super::timeline::Timeline;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -54,6 +55,8 @@ pub struct Tally {
     counted: Hits,
     by_class: BTreeMap<u16, Hits>,
     by_tenant: BTreeMap<u16, Hits>,
+    first_ms: Option<u64>,
+    over_time: Timeline,
 }
 
 impl Tally {
@@ -63,6 +66,8 @@ impl Tally {
 
     /// Adds the next request of the trace, which found `hits` of its blocks. Returns whether it counts, which one of the warm-up does not.
     pub fn add(&mut self, prompt: &Prompt<'_>, hits: usize) -> bool {
+        let since_ms = prompt.time_ms.saturating_sub(*self.first_ms.get_or_insert(prompt.time_ms));
+        self.over_time.add(since_ms * 1_000, hits as u64, prompt.nodes.len() as u64);
         if (self.warm_up.requests as usize) < self.split.warm_up {
             self.warm_up.add(prompt, hits);
             return false;
@@ -85,6 +90,11 @@ impl Tally {
     /// `None` means that none was asked for.
     pub fn warm_up(&self) -> Option<Hits> {
         (self.split.warm_up > 0).then(|| self.warm_up.rated())
+    }
+
+    /// All, by the time since the first request.
+    pub fn over_time(&self) -> &Timeline {
+        &self.over_time
     }
 
     /// Hits by class, without the warm-up. Returns `None` if that was not asked for.

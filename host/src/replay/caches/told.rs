@@ -6,7 +6,7 @@ use super::super::tiers::TierReport;
 use super::Table;
 use comfy_table::{CellAlignment, presets};
 
-const HEAD: [&str; 8] =
+pub(super) const HEAD: [&str; 8] =
     ["blocks", "evictor", "engine", "hit rate %", "gap closed %", "evictions", "ns mean", "ns p99"];
 const PARTS_HEAD: [&str; 7] =
     ["blocks", "evictor", "part", "requests", "block references", "prefix hits", "hit rate %"];
@@ -166,7 +166,7 @@ fn quoted(text: &str) -> String {
     }
 }
 
-fn cells(row: &Report) -> Vec<String> {
+pub(super) fn cells(row: &Report) -> Vec<String> {
     let timed = |text: String| if row.is_timed() { text } else { "-".into() };
     vec![
         row.capacity_blocks.to_string(),

@@ -18,6 +18,8 @@ pub(super) enum Event {
     Tick,
     /// Learners hear what came of requests.
     Learn,
+    /// Another policy takes over.
+    Swap { number: usize },
 }
 
 /// Events by time; those of one moment in the order in which they were planned.

@@ -19,6 +19,8 @@ pub(super) struct Job {
     pub(super) own_blocks: usize,
     pub(super) fetched_blocks: usize,
     pub(super) first_token_us: u64,
+    /// When the part of its way began that it is in.
+    pub(super) part_us: u64,
 }
 
 /// One simulated engine.
@@ -46,7 +48,12 @@ impl<'e> Instance<'e> {
         Self { name, epoch, sequence: 0, prefill, decode, fetching: 0, handing_over: 0, plan: 0 }
     }
 
-    /// Time at work so far.
+    /// Time at work until `now_ms`, which is not before anything that it was told.
+    pub(super) fn busy_until_ms(&self, now_ms: f64) -> f64 {
+        self.busy_ms() - self.prefill.as_ref().map_or(0.0, |prefill| prefill.ahead_ms(now_ms))
+    }
+
+    /// Time at work so far, and of the prompt that it computes now all.
     pub(super) fn busy_ms(&self) -> f64 {
         let decode = self.decode.as_ref().map_or(0.0, Decode::busy_ms);
         self.prefill.as_ref().map_or(0.0, Prefill::busy_ms) + decode

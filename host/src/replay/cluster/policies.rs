@@ -57,6 +57,36 @@ impl Choices {
     }
 }
 
+/// A policy that takes over in the course of a replay.
+#[derive(Clone, Debug)]
+pub struct Swap {
+    /// Virtual time since the first request, µs.
+    pub at_us: u64,
+    /// Not that of the evictors, of which each pool has its own.
+    pub slot: SlotKind,
+    pub choice: Choice,
+}
+
+/// A swap that took place.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Swapped {
+    pub at_s: f64,
+    pub slot: &'static str,
+    pub from: String,
+    pub to: String,
+}
+
+impl Swap {
+    /// # Errors
+    /// The policy does not start.
+    pub(super) fn take_place(&self, host: &PolicyHost, now_us: u64) -> Result<Swapped, Error> {
+        let from = host.status(self.slot).name;
+        let Choice { source, settings } = self.choice.clone();
+        let to = host.load(self.slot, source, settings)?.name;
+        Ok(Swapped { at_s: now_us as f64 / 1e6, slot: self.slot.as_str(), from, to })
+    }
+}
+
 /// What a policy did that it must not do, in one slot.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Faults {

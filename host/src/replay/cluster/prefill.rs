@@ -22,6 +22,8 @@ pub(super) struct Prefill<'e> {
     /// The head of the queue is being computed.
     running: bool,
     busy_ms: f64,
+    /// When what is computed will be done.
+    ends_ms: f64,
 }
 
 /// A prompt whose computation begins.
@@ -43,6 +45,7 @@ impl<'e> Prefill<'e> {
             queue: VecDeque::new(),
             running: false,
             busy_ms: 0.0,
+            ends_ms: 0.0,
         })
     }
 
@@ -85,6 +88,7 @@ impl<'e> Prefill<'e> {
         own_blocks: usize,
         fetched_blocks: usize,
         prompt_tokens: u64,
+        now_ms: f64,
     ) -> Start {
         self.running = true;
         let here = self.pool.prefix(chain);
@@ -93,6 +97,7 @@ impl<'e> Prefill<'e> {
         let cached = (found_blocks as u64 * u64::from(self.block_size_tokens)).min(prompt_tokens);
         let ms = self.cost.prefill_ms(cached, prompt_tokens - cached);
         self.busy_ms += ms;
+        self.ends_ms = now_ms + ms;
         Start { found_blocks, fetched_blocks: found_blocks - here, ms }
     }
 
@@ -112,8 +117,14 @@ impl<'e> Prefill<'e> {
         self.queue.len() - usize::from(self.running)
     }
 
+    /// Time at work, with all of what is computed now.
     pub(super) fn busy_ms(&self) -> f64 {
         self.busy_ms
+    }
+
+    /// How much of that is still to come.
+    pub(super) fn ahead_ms(&self, now_ms: f64) -> f64 {
+        (self.ends_ms - now_ms).max(0.0)
     }
 }
 

@@ -1,7 +1,8 @@
 //! What is reported of a simulated cluster when it is done.
 
-use super::{Cluster, Faults, Learned, Policies, Seconds, Setup};
+use super::{Cluster, Faults, Latency, Learned, LoadMap, Policies, Seconds, Setup, Spread, Swapped};
 use crate::policy::SlotKind;
+use crate::replay::timeline::Timeline;
 use serde::Serialize;
 
 /// The JSON of `kvasir replay --mode cluster`. Nothing in it goes by the clock of a machine.
@@ -25,10 +26,17 @@ pub struct Report {
     pub ttft_s: Seconds,
     /// Over the requests, each by its mean.
     pub tbt_s: Seconds,
+    /// Where the time of a request went, mean over those that finished.
+    pub latency_s: Latency,
+    /// Time that instances were at work, for each request that finished.
+    pub instance_s_per_request: f64,
     /// Blocks found, as a share of the blocks of prompts that were computed.
     pub hit_rate_percent: f64,
     /// Share of these blocks that another instance sent.
     pub fetched_percent: f64,
+    /// Blocks that went from one instance to another, to be found there, and to be decoded there.
+    pub blocks_fetched: u64,
+    pub blocks_handed_over: u64,
     /// Requests per second that kept their SLOs.
     pub goodput_rps: f64,
     /// Share of all requests; one that was rejected has not kept them.
@@ -36,9 +44,24 @@ pub struct Report {
     /// How busy instances were, by role.
     pub load: Vec<RoleLoad>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub swaps: Vec<Swapped>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub learned: Vec<Learned>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<Faults>,
+    #[serde(skip)]
+    pub curves: Curves,
+}
+
+/// What can be drawn of a cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Curves {
+    pub ttft: Spread,
+    pub tbt: Spread,
+    pub hits: Timeline,
+    pub load: LoadMap,
+    /// Name of each instance, in the order of the rows of `load`.
+    pub instances: Vec<String>,
 }
 
 /// The instances of one role.
@@ -100,13 +123,25 @@ impl Report {
             span_s,
             ttft_s: tally.ttft.seconds(),
             tbt_s: tally.tbt.seconds(),
+            latency_s: tally.parts.mean(tally.finished),
+            instance_s_per_request: instance_s_per_request(cluster),
             hit_rate_percent: tally.hit_rate_percent(),
             fetched_percent: tally.fetched_percent(),
+            blocks_fetched: tally.blocks_fetched,
+            blocks_handed_over: tally.blocks_handed_over,
             goodput_rps: (goodput * 1e4).round() / 1e4,
             slo_attainment_percent: tally.slo_attainment_percent(),
             load: load.collect(),
+            swaps: cluster.swapped().0.to_vec(),
             learned: cluster.learned(),
             faults: cluster.faults(),
+            curves: Curves {
+                ttft: tally.ttft.clone(),
+                tbt: tally.tbt.clone(),
+                hits: tally.hits.clone(),
+                load: cluster.load_map().clone(),
+                instances: cluster.names().map(str::to_owned).collect(),
+            },
         }
     }
 
@@ -115,6 +150,7 @@ impl Report {
         let times = |s: &Seconds| {
             format!("{:.3} s mean, {:.3} p50, {:.3} p90, {:.3} p99", s.mean, s.p50, s.p90, s.p99)
         };
+        let of = &self.latency_s;
         let mut rows = vec![
             ("scheduler", self.scheduler.clone()),
             ("admitter", self.admitter.clone()),
@@ -128,16 +164,36 @@ impl Report {
                 format!("{:.2} % ({:.2} requests/s)", self.slo_attainment_percent, self.goodput_rps),
             ),
             ("hit rate", format!("{:.2} % ({:.2} % fetched)", self.hit_rate_percent, self.fetched_percent)),
+            (
+                "blocks moved",
+                format!("{} fetched, {} handed over", self.blocks_fetched, self.blocks_handed_over),
+            ),
+            (
+                "a request",
+                format!(
+                    "{:.3} s fetch, {:.3} queue, {:.3} prefill, {:.3} hand-over, {:.3} decode; {:.3} s of instances",
+                    of.fetch, of.queue, of.prefill, of.hand_over, of.decode, self.instance_s_per_request
+                ),
+            ),
         ];
         rows.extend(self.load.iter().map(|load| {
             let text =
                 format!("busy {:.1} %, the busiest {:.2} × the mean", load.busy_percent, load.imbalance);
             (load.role, text)
         }));
+        rows.extend(self.swaps.iter().map(|Swapped { at_s, slot, from, to }| {
+            ("swap", format!("at {at_s:.3} s: {slot} {from} to {to}"))
+        }));
         rows.extend(self.learned.iter().map(|learned| ("learned", learned.to_string())));
         rows.extend(self.faults.iter().map(|faults| ("policy failed", faults.to_string())));
         rows
     }
+}
+
+fn instance_s_per_request(cluster: &Cluster<'_>) -> f64 {
+    let percent: f64 = cluster.load().iter().map(|(_, percent)| percent).sum();
+    let busy_s = percent / 100.0 * cluster.now_us() as f64 / 1e6;
+    (busy_s / cluster.tally().finished.max(1) as f64 * 1e6).round() / 1e6
 }
 
 fn role_load(role: &'static str, cluster: &Cluster<'_>) -> Option<RoleLoad> {

@@ -1,18 +1,17 @@
 //! What came of a replay, in memory that does not grow with it.
 
 use super::super::tally::percent;
+use super::super::timeline::Timeline;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
 /// Times beyond a day count as a day.
 const LONGEST_US: u64 = 86_400_000_000;
-/// Points of a curve over time.
+/// Points of a curve.
 const POINTS: usize = 128;
-/// Width of a point at the start, µs; it doubles when the points are used up.
-const POINT_US: u64 = 1_000_000;
 
 /// Times of requests: mean and quantiles.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Spread {
     histogram: Histogram<u64>,
     sum_us: u128,
@@ -67,39 +66,43 @@ fn to_seconds(us: f64) -> f64 {
     us.round() / 1e6
 }
 
-/// Blocks found and asked for, over time.
-#[derive(Clone, Debug)]
-pub struct Timeline {
-    width_us: u64,
-    /// (found, asked) by point.
-    points: Vec<(u64, u64)>,
+/// What a request goes through, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Until the prefix that it was told to fetch is there.
+    Fetch,
+    /// From then on until it is computed.
+    Queue,
+    Prefill,
+    HandOver,
+    /// With the wait for memory.
+    Decode,
 }
 
-impl Default for Timeline {
-    fn default() -> Self {
-        Self { width_us: POINT_US, points: Vec::new() }
-    }
+/// Time that requests spent in each [`Part`], µs.
+#[derive(Clone, Debug, Default)]
+pub struct Parts([u128; 5]);
+
+/// The JSON of [`Parts`]: of a request, seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Latency {
+    pub fetch: f64,
+    pub queue: f64,
+    pub prefill: f64,
+    pub hand_over: f64,
+    pub decode: f64,
 }
 
-impl Timeline {
-    pub fn add(&mut self, at_us: u64, found: u64, asked: u64) {
-        while at_us / self.width_us >= POINTS as u64 {
-            self.width_us *= 2;
-            let pairs = self.points.chunks(2);
-            self.points = pairs.map(|pair| pair.iter().fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))).collect();
-        }
-        let at = (at_us / self.width_us) as usize;
-        if self.points.len() <= at {
-            self.points.resize(at + 1, (0, 0));
-        }
-        self.points[at] = (self.points[at].0 + found, self.points[at].1 + asked);
+impl Parts {
+    pub(super) fn add(&mut self, part: Part, us: u64) {
+        self.0[part as usize] += u128::from(us);
     }
 
-    /// Per cent found over time, where anything was asked: (seconds, per cent).
-    pub fn curve(&self) -> Vec<(f64, f64)> {
-        let middle = |at: usize| (at as f64 + 0.5) * self.width_us as f64 / 1e6;
-        let asked = self.points.iter().enumerate().filter(|(_, (_, asked))| *asked > 0);
-        asked.map(|(at, &(found, asked))| (middle(at), percent(found, asked))).collect()
+    /// The mean over so many requests.
+    pub fn mean(&self, requests: u64) -> Latency {
+        let [fetch, queue, prefill, hand_over, decode] =
+            self.0.map(|us| to_seconds(us as f64 / requests.max(1) as f64));
+        Latency { fetch, queue, prefill, hand_over, decode }
     }
 }
 
@@ -115,9 +118,12 @@ pub struct Tally {
     pub blocks_found: u64,
     /// How many of these came from another instance.
     pub blocks_fetched: u64,
+    /// Blocks that went from where a prompt was computed to where it was decoded.
+    pub blocks_handed_over: u64,
     pub ttft: Spread,
     /// Mean time between the tokens of a request.
     pub tbt: Spread,
+    pub parts: Parts,
     pub hits: Timeline,
 }
 
@@ -152,17 +158,6 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_curve_keeps_its_sums_while_it_is_drawn_coarser() {
-        let mut timeline = Timeline::default();
-        for second in 0..100_000 {
-            timeline.add(second * 1_000_000, 1, 4);
-        }
-        assert!(timeline.points.len() <= POINTS, "{}", timeline.points.len());
-        assert_eq!(timeline.points.iter().fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1)), (100_000, 400_000));
-        assert!(timeline.curve().iter().all(|&(_, percent)| percent == 25.0));
-    }
 
     #[test]
     fn times_by_hand() {

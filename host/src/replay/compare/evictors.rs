@@ -1,10 +1,10 @@
 //! Evictors beside each other, in caches of several sizes.
 
 use super::super::cache::Prompts;
-use super::super::cluster::Timeline;
 use super::super::contender::Contender;
 use super::super::pool::{self, Pool, Touch};
 use super::super::tally::percent;
+use super::super::timeline::Timeline;
 use super::{Error, Match, Requested, TOLD};
 use crate::policy::evictor::{EvictorEngine, EvictorHook};
 use crate::policy::{Engine, PolicyConfig, Prepared, SlotKind, Source};

@@ -1,8 +1,6 @@
 //! Policies that decide about requests beside each other: two simulated clusters that differ in one policy.
 
-use super::super::cluster::{
-    Choices, Cluster, Decided, Ended, Names, Policies, Report, Setup, Spread, Timeline,
-};
+use super::super::cluster::{Choices, Cluster, Decided, Ended, Names, Policies, Report, Setup};
 use super::{Error, Match, Requested, TOLD};
 use hashbrown::HashMap;
 use serde::Serialize;
@@ -16,15 +14,6 @@ pub struct Requests {
     pub candidate: Report,
     pub baseline: Report,
     pub diff: Diff,
-    #[serde(skip)]
-    pub curves: [Curves; 2],
-}
-
-/// What is drawn of one side.
-#[derive(Clone, Debug)]
-pub struct Curves {
-    pub ttft: Spread,
-    pub hits: Timeline,
 }
 
 /// What both made of the same requests. Each side goes on with what it decided, so that a decision may differ because
@@ -99,14 +88,10 @@ impl Requests {
         pairing.ended(&mut clusters);
         assert!(pairing.open.is_empty(), "every request ends on both sides");
         let [candidate, baseline] = [0, 1].map(|n: usize| Report::new(of.trace, &names[n], &clusters[n]));
-        let curves = clusters.each_ref().map(|cluster| {
-            let tally = cluster.tally();
-            Curves { ttft: tally.ttft.clone(), hits: tally.hits.clone() }
-        });
         let instances: Vec<&str> = clusters[0].names().collect();
         let diff = pairing.told(&instances);
         let (slot, trace) = (slot.as_str(), of.trace.to_owned());
-        Ok(Self { mode: "compare", slot, trace, candidate, baseline, diff, curves })
+        Ok(Self { mode: "compare", slot, trace, candidate, baseline, diff })
     }
 }
 

@@ -108,8 +108,8 @@ impl Evictors {
             title: "Hit rate by the size of the cache".into(),
             x: "blocks",
             y: "per cent",
-            logarithmic: false,
             lines: names.iter().enumerate().map(|(n, name)| line(name, by_size(n), true)).collect(),
+            ..Plot::default()
         });
         for capacity in &self.capacities {
             let curves = sides(capacity).map(|side| side.hits.curve());
@@ -117,8 +117,8 @@ impl Evictors {
                 title: format!("Hit rate over time, {} blocks", capacity.capacity_blocks),
                 x: "seconds",
                 y: "per cent",
-                logarithmic: false,
                 lines: names.iter().zip(curves).map(|(name, curve)| line(name, curve, false)).collect(),
+                ..Plot::default()
             });
             if let Some(first) = &capacity.first {
                 page.paragraph("The first request that differs, and where the candidate lost most:");
@@ -183,19 +183,21 @@ impl Requests {
                 .map(|((side, name), points)| Line { name: format!("{side}: {name}"), points, dots })
                 .collect()
         };
+        let curves = [&self.candidate.curves, &self.baseline.curves];
         page.plot(&Plot {
             title: "Time to the first token".into(),
             x: "seconds",
             y: "share of requests within",
             logarithmic: true,
-            lines: lines(self.curves.each_ref().map(|side| side.ttft.curve()), false),
+            lines: lines(curves.map(|side| side.ttft.curve()), false),
+            ..Plot::default()
         });
         page.plot(&Plot {
             title: "Hit rate over time".into(),
             x: "seconds",
             y: "per cent",
-            logarithmic: false,
-            lines: lines(self.curves.each_ref().map(|side| side.hits.curve()), false),
+            lines: lines(curves.map(|side| side.hits.curve()), false),
+            ..Plot::default()
         });
         for (n, role) in self.candidate.load.iter().enumerate() {
             let load = [&self.candidate, &self.baseline].map(|report| {
@@ -206,8 +208,8 @@ impl Requests {
                 title: format!("Load of each instance: {}", role.role),
                 x: "instances, busiest first",
                 y: "per cent of the time",
-                logarithmic: false,
                 lines: lines(load, true),
+                ..Plot::default()
             });
         }
         page.heading("Decisions that differ");

@@ -49,6 +49,7 @@ impl Stats {
                 line("input", self.input_tokens.cdf(1.0)),
                 line("output", self.output_tokens.cdf(1.0)),
             ],
+            ..Plot::default()
         }
     }
 
@@ -65,6 +66,7 @@ impl Stats {
                 line("measured".into(), measured),
                 line(format!("exponential, off by {error:.2} at most"), fitted),
             ],
+            ..Plot::default()
         }
     }
 
@@ -77,6 +79,7 @@ impl Stats {
             y: "share of the reuses",
             logarithmic: true,
             lines: lines.collect(),
+            ..Plot::default()
         }
     }
 }
@@ -91,8 +94,8 @@ fn over_time(report: &Report) -> Plot {
         title: "Hit rate with unlimited space, over time".into(),
         x: "seconds",
         y: "% of the blocks",
-        logarithmic: false,
         lines: vec![Line { name: "prefix hits".into(), points: points.collect(), dots: false }],
+        ..Plot::default()
     }
 }
 
