@@ -142,14 +142,14 @@ impl ReplayArgs {
         match self.mode {
             Mode::Cache => {
                 let table = self.cache()?;
-                self.write_page(|| table.page())?;
                 self.print_table(&table)?;
+                self.write_page(|| table.page())?;
                 check_evictors(&table)
             }
             Mode::Cluster => {
                 let report = self.clustered()?;
-                self.write_page(|| report.page())?;
                 self.print(&report, cluster_table)?;
+                self.write_page(|| report.page())?;
                 check_policies(&report)
             }
             Mode::Store => {

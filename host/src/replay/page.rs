@@ -10,7 +10,7 @@ use std::path::Path;
 const STYLE: &str = "
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 44rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 0.25rem 0.75rem 0.25rem 0; border-bottom: 1px solid #8884; vertical-align: top; }
@@ -19,6 +19,7 @@ svg text { font-size: 12px; fill: currentColor; } svg .grid { stroke: #8884; str
 svg .mark { stroke: currentColor; stroke-width: 1; stroke-dasharray: 3 3; }
 .legend span { margin-right: 1rem; white-space: nowrap; }
 @media print { body { max-width: none; } svg, tr { break-inside: avoid; } h2 { break-after: avoid; } }
+svg .over { paint-order: stroke; stroke: Canvas; stroke-width: 3px; }
 svg { print-color-adjust: exact; }
 .bad { border-left: 4px solid #D55E00; padding-left: 0.75rem; }
 ";

@@ -96,8 +96,8 @@ fn draw(svg: &mut String, axes: &Axes, line: &Line, colour: &str, dash: &str) {
 pub(super) fn mark(svg: &mut String, (x, top, bottom): (f64, f64, f64), name: &str) {
     let _ = writeln!(
         svg,
-        "<line class=\"mark\" x1=\"{x:.1}\" y1=\"{top}\" x2=\"{x:.1}\" y2=\"{bottom}\"/><text transform=\"translate({:.1} {}) \
-         rotate(-90)\" text-anchor=\"end\">{}</text>",
+        "<line class=\"mark\" x1=\"{x:.1}\" y1=\"{top}\" x2=\"{x:.1}\" y2=\"{bottom}\"/><text class=\"over\" \
+         transform=\"translate({:.1} {}) rotate(-90)\" text-anchor=\"end\">{}</text>",
         x - 4.0,
         top + 4.0,
         escape(name)

@@ -47,10 +47,12 @@ impl Table {
     }
 }
 
-/// As many pictures as it takes for lines that can be told apart.
+/// As many pictures as it takes for lines that can be told apart, with as many lines in each.
 fn draw(page: &mut Page, title: &str, x: &'static str, mut lines: Vec<Line>) {
+    let pictures = lines.len().div_ceil(LINES_MAX).max(1);
+    let lines_each = lines.len().div_ceil(pictures);
     while !lines.is_empty() {
-        let rest = lines.split_off(lines.len().min(LINES_MAX));
+        let rest = lines.split_off(lines.len().min(lines_each));
         page.plot(&Plot { title: title.into(), x, y: "per cent", lines, ..Plot::default() });
         lines = rest;
     }
