@@ -17,7 +17,7 @@ pub mod tier {
     pub use kvasir_gpu::hbm;
     pub use kvasir_nvme as nvme;
     pub use kvasir_remote as remote;
-    pub use kvasir_store::{dram, events, ghosts, lifecycle, memory, scrub, store, tiering};
+    pub use kvasir_store::{dram, events, ghosts, lifecycle, scrub, store, tiering};
 }
 
 pub use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta, Pin, checksum};

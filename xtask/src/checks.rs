@@ -45,6 +45,7 @@ const STEPS: &[Step] = &[
     Step { name: "dependencies", slow: true, beside: false, run: dependencies },
     Step { name: "client without gRPC", slow: true, beside: false, run: data_half_of_the_client },
     Step { name: "clippy", slow: false, beside: false, run: clippy },
+    Step { name: "the binary alone", slow: true, beside: false, run: binary_alone },
     Step { name: "clippy, guests", slow: false, beside: false, run: clippy_guests },
     Step { name: "unit tests, benches once", slow: false, beside: false, run: unit_tests },
     Step { name: "whole-system tests", slow: true, beside: false, run: system_tests },
@@ -479,6 +480,12 @@ fn data_half_of_the_client(shell: &Shell) -> Result<Outcome> {
         shell.run(&mut check)?;
     }
     Ok(Outcome::Passed)
+}
+
+/// Checks the binary as it is released. With the whole workspace it has what only tests switch on, and would not tell that
+/// it needs that.
+fn binary_alone(shell: &Shell) -> Result<Outcome> {
+    cargo(shell, &["check", "--quiet", "--locked", "--package", "kvasir", "--bin", "kvasir"])
 }
 
 /// Fails if the client with these features depends on any of `heavy`.
