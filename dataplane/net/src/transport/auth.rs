@@ -47,10 +47,15 @@ pub enum AuthError {
 }
 
 impl AuthError {
-    /// Whether the peer answered wrongly; otherwise it may just be away.
+    /// Whether the peer answered wrongly, or hung up; otherwise it may just be away.
     pub fn is_refusal(&self) -> bool {
-        !matches!(self, Self::Io(_))
+        !matches!(self, Self::Io(error) if !is_hanging_up(error))
     }
+}
+
+/// Whether the peer ended the handshake, which is how it refuses a proof.
+pub(super) fn is_hanging_up(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::UnexpectedEof
 }
 
 /// The connecting side. Returns the peer's name. `realm` must be the same on both sides: the cluster, on a rail.
@@ -170,7 +175,8 @@ mod tests {
     fn another_secret_is_refused_and_learns_nothing() {
         let (connected, accepted, _) = meet(&node("a", b"secret"), node("b", b"Secret"));
         assert!(matches!(accepted, Err(AuthError::Proof)));
-        assert!(matches!(connected, Err(AuthError::Io(_))), "no proof of the server's came back");
+        assert!(matches!(&connected, Err(AuthError::Io(_))), "no proof of the server's came back");
+        assert!(connected.is_err_and(|error| error.is_refusal()), "that is how it is refused");
     }
 
     #[test]

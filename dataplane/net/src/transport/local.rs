@@ -172,7 +172,7 @@ impl Transport for Local {
         let peer =
             auth::connect(&mut Deadlined::new(&stream, self.config.timeout), &self.node, &self.node.cluster);
         let peer = peer.map_err(|error| match error {
-            AuthError::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => unreachable(error),
+            AuthError::Io(away) if !auth::is_hanging_up(&away) => unreachable(away),
             error => Error::Authentication { address: address.to_owned(), reason: error.to_string() },
         })?;
         stream.set_read_timeout(Some(self.config.timeout)).map_err(unreachable)?;

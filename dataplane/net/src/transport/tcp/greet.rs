@@ -108,7 +108,7 @@ fn unbelieved(error: AuthError) -> GreetError {
         // A server may refuse our certificate only after our part of the handshake.
         AuthError::Io(error) if tls::reason(&error).is_some() => refused(error),
         // A peer that does not believe the proof hangs up, so an unexpected end is left to the last arm.
-        AuthError::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => GreetError::Away(error),
+        AuthError::Io(error) if !auth::is_hanging_up(&error) => GreetError::Away(error),
         AuthError::Magic([ALERT | HANDSHAKE, 3, _, _]) => GreetError::Encrypted,
         error => GreetError::Secret(error),
     }
