@@ -13,6 +13,7 @@ pub mod generate;
 mod heat;
 pub mod optimum;
 pub mod page;
+mod parts;
 mod plot;
 pub mod pool;
 pub mod recorded;

@@ -150,7 +150,8 @@ impl ReplayArgs {
                 let report = self.clustered()?;
                 self.print(&report, cluster_table)?;
                 self.write_page(|| report.page())?;
-                check_policies(&report)
+                check_policies(&report)?;
+                self.check_swaps(&report)
             }
             Mode::Store => {
                 let report = self.store()?;
@@ -255,14 +256,20 @@ impl ReplayArgs {
         cluster.finish()?;
         progress.finish_and_clear();
         self.check_requests(cluster.tally().offered)?;
-        let left = cluster.swapped().1;
+        Ok(cluster::Report::new(&self.trace.display().to_string(), &names, &cluster))
+    }
+
+    /// # Errors
+    /// The replay ended before one of the swaps.
+    fn check_swaps(&self, report: &cluster::Report) -> Result<()> {
+        let left = self.swaps.len() - report.swaps.len();
         if left > 0 {
-            let seconds = cluster.now_us() as f64 / 1e6;
             bail!(
-                "all requests had ended after {seconds:.3} s, before {left} of the swaps; give --swap earlier"
+                "all requests had ended after {:.3} s, before {left} of the swaps; give --swap earlier",
+                report.span_s
             );
         }
-        Ok(cluster::Report::new(&self.trace.display().to_string(), &names, &cluster))
+        Ok(())
     }
 
     /// Each is tried in a cluster of its own first, so that one that does not start is known before the replay.
@@ -534,8 +541,10 @@ mod tests {
         {
             assert!(html.contains(expected), "{expected}: {html}");
         }
+        std::fs::remove_file(&page).unwrap();
         let late = parse(&format!("{line} --swap 9h:balancer=static")).run().unwrap_err().to_string();
         assert!(late.contains("before 1 of the swaps"), "{late}");
+        assert!(page.exists(), "what was measured is told all the same");
         for bad in ["20s:scheduler", "20s:scheduler=", "soon:scheduler=random", "1s:x=y", "1s:evictor=lru"] {
             let line = format!("kvasir --trace t --mode cluster --swap {bad}");
             assert!(Command::try_parse_from(line.split(' ')).is_err(), "{bad}");

@@ -254,6 +254,11 @@ impl<'e> Cluster<'e> {
         self.now_us
     }
 
+    /// How long its instances were at work so far, in total, seconds.
+    pub fn busy_s(&self) -> f64 {
+        self.instances.iter().map(|instance| instance.busy_ms()).sum::<f64>() / 1e3
+    }
+
     /// Name of each instance, and the part of the time so far that it was at work, per cent.
     pub fn load(&self) -> Vec<(String, f64)> {
         let total_ms = (self.now_us as f64 / 1e3).max(1.0);
@@ -266,9 +271,9 @@ impl<'e> Cluster<'e> {
         &self.load
     }
 
-    /// The swaps that took place, and how many are still to come.
-    pub fn swapped(&self) -> (&[Swapped], usize) {
-        (&self.swapped, self.swaps.len() - self.swapped.len())
+    /// The swaps that took place.
+    pub fn swapped(&self) -> &[Swapped] {
+        &self.swapped
     }
 
     /// What the policies did that they must not do.

@@ -1,45 +1,47 @@
-//! Hits over time, in memory that does not grow with it.
+//! Hits over time.
 
+use super::parts::Parts;
 use super::tally::percent;
+use std::ops::AddAssign;
 
 /// Points of a curve.
 const POINTS: usize = 128;
-/// Width of a point at the start, µs; it doubles when the points are used up.
+/// Width of a point at the start, µs.
 const POINT_US: u64 = 1_000_000;
 
 /// Blocks found and asked for, over time.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Timeline {
-    width_us: u64,
-    /// (found, asked) by point.
-    points: Vec<(u64, u64)>,
+pub struct Timeline(Parts<Hits>);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Hits {
+    found: u64,
+    asked: u64,
+}
+
+impl AddAssign for Hits {
+    fn add_assign(&mut self, other: Self) {
+        self.found += other.found;
+        self.asked += other.asked;
+    }
 }
 
 impl Default for Timeline {
     fn default() -> Self {
-        Self { width_us: POINT_US, points: Vec::new() }
+        Self(Parts::new(POINTS, POINT_US))
     }
 }
 
 impl Timeline {
     pub fn add(&mut self, at_us: u64, found: u64, asked: u64) {
-        while at_us / self.width_us >= POINTS as u64 {
-            self.width_us *= 2;
-            let pairs = self.points.chunks(2);
-            self.points = pairs.map(|pair| pair.iter().fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))).collect();
-        }
-        let at = (at_us / self.width_us) as usize;
-        if self.points.len() <= at {
-            self.points.resize(at + 1, (0, 0));
-        }
-        self.points[at] = (self.points[at].0 + found, self.points[at].1 + asked);
+        self.0.add(at_us, Hits { found, asked });
     }
 
     /// Per cent found over time, where anything was asked: (seconds, per cent).
     pub fn curve(&self) -> Vec<(f64, f64)> {
-        let middle = |at: usize| (at as f64 + 0.5) * self.width_us as f64 / 1e6;
-        let asked = self.points.iter().enumerate().filter(|(_, (_, asked))| *asked > 0);
-        asked.map(|(at, &(found, asked))| (middle(at), percent(found, asked))).collect()
+        let middle_s = |at: usize| (at as f64 + 0.5) * self.0.width_us() as f64 / 1e6;
+        let asked = self.0.sums().iter().enumerate().filter(|(_, hits)| hits.asked > 0);
+        asked.map(|(at, hits)| (middle_s(at), percent(hits.found, hits.asked))).collect()
     }
 }
 
@@ -48,13 +50,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_curve_keeps_its_sums_while_it_is_drawn_coarser() {
+    fn a_curve_is_drawn_where_something_was_asked() {
         let mut timeline = Timeline::default();
-        for second in 0..100_000 {
-            timeline.add(second * 1_000_000, 1, 4);
-        }
-        assert!(timeline.points.len() <= POINTS, "{}", timeline.points.len());
-        assert_eq!(timeline.points.iter().fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1)), (100_000, 400_000));
-        assert!(timeline.curve().iter().all(|&(_, percent)| percent == 25.0));
+        timeline.add(500_000, 1, 4);
+        timeline.add(1_500_000, 0, 0);
+        timeline.add(2_000_000, 1, 1);
+        timeline.add(2_999_999, 0, 1);
+        assert_eq!(timeline.curve(), [(0.5, 25.0), (2.5, 50.0)]);
     }
 }

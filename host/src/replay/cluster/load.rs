@@ -1,61 +1,59 @@
 //! How busy each instance was, over time.
 
+use crate::replay::parts::Parts;
+
 /// Parts of the time that are told apart.
 const PARTS: usize = 64;
 /// The least width of a part, µs.
 const PART_US: u64 = 1_000_000;
 
-/// Time at work of each instance in equal parts of the time; parts are joined in pairs when there are too many.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// Time at work of each instance in equal parts of the time.
+#[derive(Clone, Debug, PartialEq)]
 pub struct LoadMap {
-    width_us: u64,
     until_us: u64,
     instances: Vec<Row>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 struct Row {
     /// At work until the last time that it was told of.
     known_ms: f64,
-    busy_ms: Vec<f64>,
+    busy_ms: Parts<f64>,
 }
 
 impl LoadMap {
     /// `every_us`: how often it will be told.
     pub(super) fn new(instances: usize, every_us: u64) -> Self {
-        Self { width_us: every_us.max(PART_US), until_us: 0, instances: vec![Row::default(); instances] }
+        let row = Row { known_ms: 0.0, busy_ms: Parts::new(PARTS, every_us.max(PART_US)) };
+        Self { until_us: 0, instances: vec![row; instances] }
     }
 
     /// Adds the time until `now_us`. `busy_ms`: of each instance, how long it was at work so far.
     pub(super) fn add(&mut self, now_us: u64, busy_ms: impl Iterator<Item = f64>) {
         self.until_us = now_us;
-        while now_us > self.width_us * PARTS as u64 {
-            self.width_us *= 2;
-            for row in &mut self.instances {
-                row.busy_ms = row.busy_ms.chunks(2).map(|pair| pair.iter().sum()).collect();
-            }
-        }
-        let at = (now_us.saturating_sub(1) / self.width_us) as usize;
         for (row, busy_ms) in self.instances.iter_mut().zip(busy_ms) {
-            row.busy_ms.resize(at + 1, 0.0);
-            row.busy_ms[at] += busy_ms - row.known_ms;
+            row.busy_ms.add(now_us.saturating_sub(1), busy_ms - row.known_ms);
             row.known_ms = busy_ms;
         }
     }
 
+    fn width_us(&self) -> u64 {
+        self.instances.first().map_or(PART_US, |row| row.busy_ms.width_us())
+    }
+
     /// Width of a part, seconds.
     pub fn part_s(&self) -> f64 {
-        self.width_us as f64 / 1e6
+        self.width_us() as f64 / 1e6
     }
 
     /// Per cent of each part that each instance was at work; the last part may be short.
     pub fn percent(&self) -> Vec<Vec<f64>> {
         let part_ms = |at: usize| {
-            let from_us = at as u64 * self.width_us;
-            self.until_us.saturating_sub(from_us).min(self.width_us) as f64 / 1e3
+            let from_us = at as u64 * self.width_us();
+            self.until_us.saturating_sub(from_us).min(self.width_us()) as f64 / 1e3
         };
         let of = |(at, busy_ms): (usize, &f64)| (100.0 * busy_ms / part_ms(at).max(1e-3)).clamp(0.0, 100.0);
-        self.instances.iter().map(|row| row.busy_ms.iter().enumerate().map(of).collect()).collect()
+        self.instances.iter().map(|row| row.busy_ms.sums().iter().enumerate().map(of).collect()).collect()
     }
 }
 

@@ -132,7 +132,7 @@ impl Report {
             goodput_rps: (goodput * 1e4).round() / 1e4,
             slo_attainment_percent: tally.slo_attainment_percent(),
             load: load.collect(),
-            swaps: cluster.swapped().0.to_vec(),
+            swaps: cluster.swapped().to_vec(),
             learned: cluster.learned(),
             faults: cluster.faults(),
             curves: Curves {
@@ -191,9 +191,7 @@ impl Report {
 }
 
 fn instance_s_per_request(cluster: &Cluster<'_>) -> f64 {
-    let percent: f64 = cluster.load().iter().map(|(_, percent)| percent).sum();
-    let busy_s = percent / 100.0 * cluster.now_us() as f64 / 1e6;
-    (busy_s / cluster.tally().finished.max(1) as f64 * 1e6).round() / 1e6
+    (cluster.busy_s() / cluster.tally().finished.max(1) as f64 * 1e6).round() / 1e6
 }
 
 fn role_load(role: &'static str, cluster: &Cluster<'_>) -> Option<RoleLoad> {

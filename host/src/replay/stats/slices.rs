@@ -1,6 +1,8 @@
 //! A trace in parts of the same time, however long it is.
 
+use crate::replay::parts::Parts;
 use serde::Serialize;
+use std::ops::AddAssign;
 
 /// The most parts.
 const MOST: usize = 120;
@@ -18,53 +20,35 @@ pub struct Slice {
     pub prefix_hits: u64,
 }
 
-/// Parts of a second each. When there would be too many, every two become one.
-pub(super) struct Slices {
-    width_us: u64,
-    slices: Vec<Slice>,
+impl AddAssign for Slice {
+    fn add_assign(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.block_references += other.block_references;
+        self.prefix_hits += other.prefix_hits;
+    }
 }
+
+/// Parts of a second each, and longer ones of a long trace.
+pub(super) struct Slices(Parts<Slice>);
 
 impl Default for Slices {
     fn default() -> Self {
-        Self { width_us: 1_000_000, slices: Vec::new() }
+        Self(Parts::new(MOST, 1_000_000))
     }
 }
 
 impl Slices {
     /// A request at that time since the first.
     pub(super) fn add(&mut self, at_us: u64, references: u64, hits: u64) {
-        while at_us / self.width_us >= MOST as u64 {
-            self.widen();
-        }
-        let index = (at_us / self.width_us) as usize;
-        if index >= self.slices.len() {
-            self.slices.resize(index + 1, Slice::default());
-        }
-        self.slices[index].count(1, references, hits);
-    }
-
-    fn widen(&mut self) {
-        self.width_us *= 2;
-        let sum = |pair: &[Slice]| {
-            let mut sum = Slice::default();
-            pair.iter().for_each(|of| sum.count(of.requests, of.block_references, of.prefix_hits));
-            sum
-        };
-        self.slices = self.slices.chunks(2).map(sum).collect();
+        let request =
+            Slice { requests: 1, block_references: references, prefix_hits: hits, ..Slice::default() };
+        self.0.add(at_us, request);
     }
 
     pub(super) fn report(&self) -> Vec<Slice> {
-        let seconds = self.width_us as f64 / US_PER_S;
-        let slices = self.slices.iter().enumerate();
+        let seconds = self.0.width_us() as f64 / US_PER_S;
+        let slices = self.0.sums().iter().enumerate();
         slices.map(|(n, &slice)| Slice { from_s: n as f64 * seconds, seconds, ..slice }).collect()
-    }
-}
-
-impl Slice {
-    fn count(&mut self, requests: u64, references: u64, hits: u64) {
-        self.requests += requests;
-        self.block_references += references;
-        self.prefix_hits += hits;
     }
 }
 
