@@ -16,6 +16,7 @@ pub mod page;
 mod parts;
 mod plot;
 pub mod pool;
+pub mod profile;
 pub mod recorded;
 pub mod stats;
 pub mod store;

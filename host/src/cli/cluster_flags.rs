@@ -1,6 +1,7 @@
 //! The cluster that a replay simulates, as flags describe it.
 
 use crate::replay::cluster::Setup;
+use crate::replay::profile::Profile;
 use anyhow::{Context, Result};
 
 /// A cluster in virtual time.
@@ -15,6 +16,16 @@ pub struct ClusterFlags {
     /// Instances that do both [default: 0].
     #[arg(long, value_name = "N")]
     both: Option<u32>,
+    /// Model that they serve, a built-in name or a file: with --hardware, what their work takes is computed from both, and so is
+    /// their memory [default: costs of about a 70B model on 8 GPUs].
+    #[arg(long, value_name = "NAME|FILE.toml", requires = "hardware")]
+    model: Option<String>,
+    /// Machine of each instance, a built-in name or a file.
+    #[arg(long, value_name = "NAME|FILE.toml", requires = "model")]
+    hardware: Option<String>,
+    /// GPUs of each instance [default: what the hardware says].
+    #[arg(long, value_name = "N", requires = "hardware")]
+    gpus: Option<u32>,
     /// Prefix cache of an instance that does prefill, in blocks [default: 6000 of 512 tokens, as much memory with other blocks].
     #[arg(long, value_name = "N")]
     pool_blocks: Option<u32>,
@@ -36,8 +47,7 @@ pub struct ClusterFlags {
 }
 
 impl ClusterFlags {
-    pub(crate) const NAMES: &str =
-        "--prefill, --decode, --both, --pool-blocks, --decode-blocks, --ttft-slo, --tbt-slo, --seed, --speed";
+    pub(crate) const NAMES: &str = "--prefill, --decode, --both, --model, --hardware, --gpus, --pool-blocks, --decode-blocks, --ttft-slo, --tbt-slo, --seed, --speed";
 
     /// Whether any of them was given.
     pub(crate) fn any(&self) -> bool {
@@ -45,10 +55,15 @@ impl ClusterFlags {
     }
 
     pub(crate) fn any_but_speed(&self) -> bool {
-        let &Self { prefill, decode, both, pool_blocks, decode_blocks, ttft_slo, tbt_slo, seed, speed: _ } =
-            self;
-        let numbers = [prefill, decode, both, pool_blocks, decode_blocks].iter().any(Option::is_some);
-        numbers || ttft_slo.is_some() || tbt_slo.is_some() || seed.is_some()
+        let Self { prefill, decode, both, model, hardware, gpus, .. } = self;
+        let Self { pool_blocks, decode_blocks, ttft_slo, tbt_slo, seed, speed: _, .. } = self;
+        let numbers = [prefill, decode, both, gpus, pool_blocks, decode_blocks];
+        let named = model.is_some() || hardware.is_some();
+        named
+            || numbers.iter().any(|number| number.is_some())
+            || ttft_slo.is_some()
+            || tbt_slo.is_some()
+            || seed.is_some()
     }
 
     /// `block_size_tokens`: of the trace.
@@ -56,7 +71,12 @@ impl ClusterFlags {
     /// # Errors
     /// Such a cluster cannot be simulated.
     pub(crate) fn setup(&self, block_size_tokens: u32) -> Result<Setup> {
-        let default = Setup::of_blocks(block_size_tokens);
+        let default = match (&self.model, &self.hardware) {
+            (Some(model), Some(hardware)) => {
+                Setup::of_profile(&Profile::open(model, hardware, self.gpus)?, block_size_tokens)
+            }
+            _ => Setup::of_blocks(block_size_tokens),
+        };
         let apart = |count: Option<u32>, usual| count.unwrap_or(if self.both.is_some() { 0 } else { usual });
         let setup = Setup {
             prefill: apart(self.prefill, default.prefill),

@@ -53,12 +53,21 @@ pub struct ReplayArgs {
     /// Mode cluster: scheduler, a built-in name or a file [default: mooncake].
     #[arg(long, value_name = "NAME|FILE")]
     pub scheduler: Option<String>,
+    /// A setting of the scheduler; may be given several times.
+    #[arg(long = "scheduler-setting", value_name = "NAME=VALUE", value_parser = super::setting, requires = "scheduler")]
+    pub scheduler_settings: Vec<(String, String)>,
     /// Mode cluster: admitter, a built-in name or a file [default: slo].
     #[arg(long, value_name = "NAME|FILE")]
     pub admitter: Option<String>,
+    /// A setting of the admitter; may be given several times.
+    #[arg(long = "admitter-setting", value_name = "NAME=VALUE", value_parser = super::setting, requires = "admitter")]
+    pub admitter_settings: Vec<(String, String)>,
     /// Mode cluster: balancer, a built-in name or a file [default: static].
     #[arg(long, value_name = "NAME|FILE")]
     pub balancer: Option<String>,
+    /// A setting of the balancer; may be given several times.
+    #[arg(long = "balancer-setting", value_name = "NAME=VALUE", value_parser = super::setting, requires = "balancer")]
+    pub balancer_settings: Vec<(String, String)>,
     #[command(flatten)]
     pub cluster: ClusterFlags,
     /// Mode cluster: another scheduler, admitter or balancer takes over that long after the first request, in virtual time; may
@@ -291,6 +300,9 @@ impl ReplayArgs {
 
     fn choices(&self) -> Result<Choices> {
         let evictor = match self.evictors.as_slice() {
+            [] if !self.evictor_settings.is_empty() => {
+                bail!("--evictor-setting has no evictor; give --evictor, too")
+            }
             [] => None,
             [one] if one == OPTIMUM => {
                 bail!("`{OPTIMUM}` knows the future of one cache; it is for mode cache")
@@ -299,15 +311,15 @@ impl ReplayArgs {
             several => bail!("mode cluster takes one --evictor, not {}; give --mode cache", several.len()),
         };
         let named = [
-            (SlotKind::Scheduler, &self.scheduler, Vec::new()),
-            (SlotKind::Evictor, &evictor, self.evictor_settings.clone()),
-            (SlotKind::Admitter, &self.admitter, Vec::new()),
-            (SlotKind::Balancer, &self.balancer, Vec::new()),
+            (SlotKind::Scheduler, &self.scheduler, &self.scheduler_settings),
+            (SlotKind::Evictor, &evictor, &self.evictor_settings),
+            (SlotKind::Admitter, &self.admitter, &self.admitter_settings),
+            (SlotKind::Balancer, &self.balancer, &self.balancer_settings),
         ];
         let mut choices = Choices::default();
         for (slot, name, settings) in named {
             let Some(name) = name else { continue };
-            choices = choices.with(slot, self.choice(name, slot, settings)?);
+            choices = choices.with(slot, self.choice(name, slot, settings.clone())?);
         }
         Ok(choices)
     }
@@ -522,6 +534,32 @@ mod tests {
     }
 
     #[test]
+    fn a_faster_machine_and_a_stricter_admitter_show() {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = folder.path().join("t.jsonl.gz");
+        let plan = Plan { workload: Workload::Agent, requests: 300, rate_rps: 5.0, seed: 3 };
+        generate::write(&plan, &trace, || ()).unwrap();
+        let report = |flags: &str| {
+            let line = format!("--trace {} --mode cluster --engine native {flags}", trace.display());
+            parse(&line).clustered().unwrap()
+        };
+        let (slow, fast) = (
+            report("--model llama3-70b --hardware a800 --ttft-slo none"),
+            report("--model llama3-70b --hardware h800 --ttft-slo none"),
+        );
+        assert!(
+            fast.ttft_s.mean < slow.ttft_s.mean && fast.tbt_s.mean < slow.tbt_s.mean,
+            "{fast:?} {slow:?}"
+        );
+        let blocks = slow.blocks_fetched + slow.blocks_handed_over;
+        assert!((slow.gb_moved - blocks as f64 * f64::from(160 << 20) / 1e9).abs() < 1e-3, "{slow:?}");
+        let copies: Vec<_> = slow.replicas.iter().map(|of| of.mean).collect();
+        assert!(copies.iter().all(|mean| (0.0..=4.0).contains(mean)) && copies[0] > 1.0, "{copies:?}");
+        let strict = report("--admitter slo --admitter-setting slack=0.01 --ttft-slo 1s");
+        assert!(strict.rejected > report("--ttft-slo 1s").rejected, "{strict:?}");
+    }
+
+    #[test]
     fn a_page_shows_a_cluster_and_what_took_over() {
         let folder = tempfile::tempdir().unwrap();
         let (trace, page) = (folder.path().join("t.jsonl.gz"), folder.path().join("p.html"));
@@ -594,6 +632,10 @@ mod tests {
             ("--trace /none --tiers dram=5,hbm=2", "fastest first: hbm, dram"),
             ("--trace /none --tiers hbm=0", "tiers: capacity of 0 blocks"),
             ("--trace /none --mode cluster --swap 1s:scheduler=randum", "did you mean `random`?"),
+            ("--trace /none --mode cluster --evictor-setting depth=1", "give --evictor, too"),
+            ("--trace /none --mode cluster --admitter slo --admitter-setting slak=1", "slak"),
+            ("--trace /none --mode cluster --model gpt --hardware a800", "no model `gpt`: built in are"),
+            ("--trace /none --capacity-blocks 5 --model qwen2-7b --hardware a40", "has no cluster"),
             ("--trace /none --capacity-blocks 5 --swap 1s:scheduler=random", "has no cluster"),
             ("--trace /none --mode store --host tcp:127.0.0.1:1 --report p.html", "has no page"),
             ("--trace /none --mode cluster --csv", "leave out --host, --capacity-blocks"),

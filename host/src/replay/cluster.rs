@@ -21,7 +21,7 @@
 //! a second of virtual time what came of requests, and what they publish holds from the next decision on.
 //!
 //! All of it is a function of trace, setup and policies: the same again gives the same bytes. A policy that is late or
-//! traps may be late elsewhere the next time. Memory grows with the requests in flight, not with the trace.
+//! traps may be late elsewhere the next time. Memory grows with the requests in flight and by a count for each block of the trace.
 
 mod agenda;
 mod decode;
@@ -30,6 +30,7 @@ mod load;
 mod page;
 mod policies;
 mod prefill;
+mod replicas;
 mod report;
 mod setup;
 mod tally;
@@ -40,6 +41,7 @@ mod week;
 
 pub use load::LoadMap;
 pub use policies::{Choice, Choices, Faults, Learned, Policies, Swap, Swapped};
+pub use replicas::Replicas;
 pub use report::{Curves, Names, Report, RoleLoad};
 pub use setup::{DECODE, INSTANCES_MAX, PREFILL, Setup, SetupError, TRANSFER};
 pub use tally::{Latency, Parts, Seconds, Spread, Tally};
@@ -48,6 +50,7 @@ use self::agenda::{Agenda, Event};
 use self::decode::{Arrival, Decode, Done};
 use self::instance::{Instance, Job};
 use self::prefill::{Prefill, Start};
+use self::replicas::Uses;
 use self::tally::Part;
 use super::classes::{Classes, Recent};
 use super::pool::{self, Touch};
@@ -111,6 +114,7 @@ pub struct Cluster<'e> {
     chain: Vec<u64>,
     first_us: Option<u64>,
     tally: Tally,
+    uses: Uses,
     load: LoadMap,
     swaps: Vec<Swap>,
     swapped: Vec<Swapped>,
@@ -162,6 +166,7 @@ impl<'e> Cluster<'e> {
             chain: Vec::new(),
             first_us: None,
             tally: Tally::default(),
+            uses: Uses::default(),
             ended: Vec::new(),
             finished: Vec::new(),
             evictor,
@@ -269,6 +274,12 @@ impl<'e> Cluster<'e> {
     /// The same over time.
     pub fn load_map(&self) -> &LoadMap {
         &self.load
+    }
+
+    /// Copies of the hottest blocks, now.
+    pub fn replicas(&self) -> Vec<Replicas> {
+        let caches = || self.instances.iter().filter_map(|instance| instance.prefill.as_ref());
+        self.uses.replicas(|block| caches().filter(|cache| cache.holds(block)).count())
     }
 
     /// The swaps that took place.
@@ -445,6 +456,7 @@ impl<'e> Cluster<'e> {
         if let Some(decode) = &mut instance.decode {
             decode.set_halted(true, now_ms);
         }
+        self.uses.add(&job.chain);
         self.tally.found(self.now_us, found_blocks as u64, fetched_blocks as u64, job.chain.len() as u64);
         self.agenda.plan(self.now_us + to_us(ms), Event::Prefilled { instance: at });
         self.part_ends(number, Part::Queue);

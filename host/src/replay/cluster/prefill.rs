@@ -65,6 +65,10 @@ impl<'e> Prefill<'e> {
         self.pool.prefix(chain)
     }
 
+    pub(super) fn holds(&self, block: u64) -> bool {
+        self.pool.holds(block)
+    }
+
     pub(super) fn fetched(&mut self, request: u64) {
         if let Some(queued) = self.queue.iter_mut().find(|queued| queued.request == request) {
             queued.fetching = false;

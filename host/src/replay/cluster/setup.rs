@@ -1,6 +1,7 @@
 //! What a simulated cluster consists of.
 
 use super::super::pool;
+use super::super::profile::Profile;
 use super::super::trace::BLOCK_SIZE_TOKENS;
 use crate::conductor::Registration;
 use crate::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
@@ -8,6 +9,7 @@ use crate::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCos
 /// Costs of one instance, roughly an 8-GPU node serving a 70B model (Mooncake, FAST '25, §5): 30 ms + 45 µs a
 /// token + quadratic attention; 512-token blocks of 160 MiB over 4 × 200 Gbit/s.
 pub const PREFILL: PrefillCost = PrefillCost { fixed_ms: 30.0, ms_per_token: 0.045, ms_per_pair: 2e-6 };
+const BLOCK_BYTES: u64 = 160 << 20;
 pub const TRANSFER: TransferCost = TransferCost { fixed_ms: 2.0, ms_per_block: 1.7 };
 pub const DECODE: DecodeCost =
     DecodeCost { fixed_ms: 20.0, ms_per_sequence: 0.15, ms_per_context_token: 5e-5 };
@@ -47,6 +49,7 @@ pub struct Setup {
     pub pool_blocks: u32,
     /// Tokens in a block of the trace.
     pub block_size_tokens: u32,
+    pub block_bytes: u64,
     /// KV memory for the batch of an instance that decodes, blocks.
     pub decode_blocks: u32,
     pub prefill_cost: PrefillCost,
@@ -74,6 +77,7 @@ impl Default for Setup {
             pool_blocks: 6_000,
             decode_blocks: 3_000,
             block_size_tokens: BLOCK_SIZE_TOKENS,
+            block_bytes: BLOCK_BYTES,
             prefill_cost: PREFILL,
             decode_cost: DECODE,
             transfer: TRANSFER,
@@ -106,7 +110,22 @@ impl Setup {
             decode_blocks: blocks(default.decode_blocks),
             transfer: TransferCost { ms_per_block, ..default.transfer },
             block_size_tokens,
+            block_bytes: (BLOCK_BYTES as f64 / parts) as u64,
             ..default
+        }
+    }
+
+    /// The default with instances of this kind.
+    pub fn of_profile(profile: &Profile, block_size_tokens: u32) -> Self {
+        Self {
+            pool_blocks: profile.host_blocks(block_size_tokens),
+            decode_blocks: profile.gpu_blocks(block_size_tokens),
+            block_size_tokens,
+            block_bytes: profile.block_bytes(block_size_tokens) as u64,
+            prefill_cost: profile.prefill(),
+            decode_cost: profile.decode(),
+            transfer: profile.transfer(block_size_tokens),
+            ..Self::default()
         }
     }
 
