@@ -21,7 +21,7 @@
 //! a second of virtual time what came of requests, and what they publish holds from the next decision on.
 //!
 //! All of it is a function of trace, setup and policies: the same again gives the same bytes. A policy that is late or
-//! traps may be late elsewhere the next time. Memory grows with the requests in flight and by a count for each block of the trace.
+//! traps may be late elsewhere the next time. Memory grows with the requests in flight, not with the trace.
 
 mod agenda;
 mod decode;
