@@ -263,17 +263,41 @@ struct Habit {
     /// Waits in a row that were short, and how many it takes before one is polled through.
     short: u32,
     needed: u32,
+    /// Waits in a row that were slept through, and after how many one is polled through on trial. Where waking takes long, no
+    /// sleep is ever short: both sides would sleep for ever because both do.
+    slept: u32,
+    trial: u32,
 }
 
 impl Habit {
     /// Each poll without result doubles the number needed for the next, up to this.
     const NEEDED_MAX: u32 = 4096;
     const NEEDED_MIN: u32 = 4;
+    /// The same for trials. At first they cost a connection that never polls less than a microsecond a wait.
+    const TRIAL_MAX: u32 = 4096;
+    const TRIAL_MIN: u32 = 64;
 
-    fn learn(&mut self, polled: bool, short: bool) {
+    const UNKNOWN: Self = Self { short: 0, needed: Self::NEEDED_MIN, slept: 0, trial: Self::TRIAL_MIN };
+
+    fn polls(&self) -> bool {
+        self.short >= self.needed || self.slept >= self.trial
+    }
+
+    /// A poll that found something.
+    fn found(&mut self) {
+        self.needed = (self.needed - 1).max(Self::NEEDED_MIN);
+        self.short = self.short.saturating_add(1).max(self.needed);
+        (self.slept, self.trial) = (0, Self::TRIAL_MIN);
+    }
+
+    /// A sleep, after a poll without result or without one.
+    fn slept(&mut self, polled: bool, short: bool) {
         if polled {
-            self.needed = if short { self.needed - 1 } else { self.needed.saturating_mul(2) };
-            self.needed = self.needed.clamp(Self::NEEDED_MIN, Self::NEEDED_MAX);
+            self.needed = (self.needed * 2).min(Self::NEEDED_MAX);
+            self.trial = (self.trial * 2).min(Self::TRIAL_MAX);
+            self.slept = 0;
+        } else {
+            self.slept = self.slept.saturating_add(1);
         }
         self.short = if short { self.short.saturating_add(1) } else { 0 };
     }
@@ -286,8 +310,7 @@ impl Habits {
     const RING: Duration = Duration::from_micros(55);
 
     pub const fn new(short: Duration) -> Self {
-        let unknown = Habit { short: 0, needed: Habit::NEEDED_MIN };
-        Self { was_short: false, after: [unknown; 2], short }
+        Self { was_short: false, after: [Habit::UNKNOWN; 2], short }
     }
 
     /// What `poll` finds within a moment, if that is worth a try; else what `sleep` returns. Each gets `context`.
@@ -298,16 +321,16 @@ impl Habits {
         sleep: impl FnOnce(&mut C) -> T,
     ) -> T {
         let habit = &mut self.after[usize::from(self.was_short)];
-        let polls = habit.short >= habit.needed && !alone();
+        let polls = habit.polls() && !alone();
         if polls && let Some(done) = self::poll(|| poll(context)) {
-            habit.learn(true, true);
+            habit.found();
             self.was_short = true;
             return done;
         }
         let start = Instant::now();
         let done = sleep(context);
         self.was_short = !polls && start.elapsed() <= self.short;
-        habit.learn(polls, self.was_short);
+        habit.slept(polls, self.was_short);
         done
     }
 }
@@ -475,6 +498,47 @@ mod tests {
         polls(&mut reader);
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     }
+
+    #[test]
+    fn who_sleeps_because_waking_takes_long_finds_out_that_polling_would_do() {
+        if alone() {
+            return;
+        }
+        // No sleep is short.
+        let mut habits = Habits::new(Duration::ZERO);
+        let sleeps = |habits: &mut Habits, answer: Option<()>| {
+            let mut slept = false;
+            habits.wait(&mut slept, |_| answer, |slept| *slept = true);
+            slept
+        };
+        let count =
+            |habits: &mut Habits, answer, waits| (0..waits).filter(|_| sleeps(habits, answer)).count();
+        assert!(count(&mut habits, Some(()), 1_000) < 200);
+        assert_eq!(count(&mut habits, Some(()), 1_000), 0);
+    }
+
+    #[test]
+    fn polls_without_result_become_rare() {
+        if alone() {
+            return;
+        }
+        let mut habits = Habits::new(Duration::ZERO);
+        let mut polls = 0;
+        for _ in 0..20_000 {
+            let start = polls;
+            let mut asked = false;
+            habits.wait(
+                &mut asked,
+                |asked| {
+                    *asked = true;
+                    None
+                },
+                |asked| polls = start + usize::from(*asked),
+            );
+        }
+        assert!((1..=20).contains(&polls), "{polls}");
+    }
+
     #[test]
     fn a_stream_knows_that_the_other_side_hung_up_behind_unread_bytes() {
         let (near, mut far) = UnixStream::pair().unwrap();

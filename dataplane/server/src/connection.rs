@@ -77,6 +77,8 @@ pub(super) struct Connection<'a> {
     may_write: bool,
     /// The peer closed the connection: it is gone, or done.
     peer_left: bool,
+    /// When the last request was answered, or the connection began.
+    silent_since: Instant,
     hand_overs: HandOvers,
     body: Vec<u8>,
     frame: Vec<u8>,
@@ -105,6 +107,7 @@ impl<'a> Connection<'a> {
             greeted: false,
             may_write: false,
             peer_left: false,
+            silent_since: Instant::now(),
             hand_overs: HandOvers::default(),
             body: Vec::new(),
             frame: Vec::new(),
@@ -176,13 +179,13 @@ impl<'a> Connection<'a> {
         self.check(&call, header.payload_len)?;
         let served = Call::of(call.op());
         self.serve(header, call)?;
-        self.shared.counts.times[served as usize].record(began.elapsed());
+        self.silent_since = Instant::now();
+        self.shared.counts.times[served as usize].record(self.silent_since.duration_since(began));
         Ok(true)
     }
 
     fn wait_for_frame(&mut self) -> Result<bool, Broken> {
         self.reader.get_mut().deadline = None;
-        let silent_since = Instant::now();
         loop {
             match self.reader.fill_buf() {
                 Ok(bytes) => {
@@ -192,7 +195,7 @@ impl<'a> Connection<'a> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_timeout(&error) => {
                     // A client that stopped in the middle of a write is not let go: its places would go to others.
-                    let idle = silent_since.elapsed() >= self.shared.config.idle_timeout
+                    let idle = self.silent_since.elapsed() >= self.shared.config.idle_timeout
                         && !self.shared.node.store().is_filling(self.owner);
                     // A caller that never said who it is has no claim to a place.
                     let idle = idle || !self.greeted;
