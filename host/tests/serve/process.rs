@@ -4,10 +4,10 @@ use kvasir_client::control::ControlAddr;
 use kvasir_client::data::{Client, ClientError, Endpoint, Options};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 pub(crate) const KVASIR: &str = env!("CARGO_BIN_EXE_kvasir");
 
@@ -230,6 +230,12 @@ const PATIENT: [&str; 5] = [
 
 /// `kvasir serve` on a small pool and ports of the system's choice.
 pub(crate) fn serve(dir: &Path) -> Command {
+    Compiled::of_the_defaults().lend(dir);
+    serve_anew(dir)
+}
+
+/// The same, and it compiles its policies itself.
+fn serve_anew(dir: &Path) -> Command {
     let mut command = Command::new(KVASIR);
     command.args(["serve", "--json", "--set", "store.pool_bytes=4MiB"]);
     for set in PATIENT {
@@ -240,6 +246,47 @@ pub(crate) fn serve(dir: &Path) -> Command {
         command.arg("--set").arg(format!("listen.{key}=127.0.0.1:0"));
     }
     command
+}
+
+/// Compiled code as a host keeps it, by file. Most of what a host takes to start is compiling the default policies.
+struct Compiled(Vec<(PathBuf, Vec<u8>)>);
+
+impl Compiled {
+    const FOLDER: &str = "compiled";
+
+    /// By the first host that starts.
+    fn of_the_defaults() -> &'static Self {
+        static COMPILED: OnceLock<Compiled> = OnceLock::new();
+        COMPILED.get_or_init(|| {
+            let dir = tempfile::tempdir().unwrap();
+            drop(Host::spawn(serve_anew(dir.path()), "the default settings"));
+            let (mut folders, mut files) = (vec![PathBuf::from(Self::FOLDER)], Vec::new());
+            while let Some(folder) = folders.pop() {
+                for entry in dir.path().join(&folder).read_dir().unwrap() {
+                    let entry = entry.unwrap();
+                    let path = folder.join(entry.file_name());
+                    if entry.file_type().unwrap().is_dir() {
+                        folders.push(path);
+                    } else {
+                        files.push((path, std::fs::read(entry.path()).unwrap()));
+                    }
+                }
+            }
+            Self(files)
+        })
+    }
+
+    /// Into the folder of a host that is there, and has none.
+    fn lend(&self, dir: &Path) {
+        if !dir.is_dir() || dir.join(Self::FOLDER).exists() {
+            return;
+        }
+        for (path, bytes) in &self.0 {
+            let path = dir.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, bytes).unwrap();
+        }
+    }
 }
 
 /// The content of a block of that number: no two blocks agree, and no half of one passes for a whole.
