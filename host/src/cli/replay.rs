@@ -551,6 +551,7 @@ mod tests {
             fast.ttft_s.mean < slow.ttft_s.mean && fast.tbt_s.mean < slow.tbt_s.mean,
             "{fast:?} {slow:?}"
         );
+        assert!(cluster_table(&slow).contains("4 prefill, 4 decode: llama3-70b on 8 × a800"));
         let blocks = slow.blocks_fetched + slow.blocks_handed_over;
         assert!((slow.gb_moved - blocks as f64 * f64::from(160 << 20) / 1e9).abs() < 1e-3, "{slow:?}");
         let copies: Vec<_> = slow.replicas.iter().map(|of| of.mean).collect();

@@ -66,7 +66,7 @@ pub struct Hardware {
     gpu_memory_gb_per_s: f64,
     /// Peak of dense products, 10^12 FLOP/s.
     tflops_16bit: f64,
-    /// None: such products run as those of 16 bits do.
+    /// `None` means that such products run as those of 16 bits do.
     #[serde(default)]
     tflops_8bit: Option<f64>,
     /// For the prefix cache, of the whole machine.
@@ -78,6 +78,8 @@ pub struct Hardware {
 /// A model on a machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
+    /// "llama3-70b on 8 × a800"
+    pub name: String,
     pub model: Model,
     pub hardware: Hardware,
 }
@@ -93,7 +95,8 @@ impl Profile {
         let mut machine: Hardware = read("hardware", hardware, &HARDWARE)?;
         machine.gpus = gpus.unwrap_or(machine.gpus);
         machine.check(hardware)?;
-        let profile = Self { model: shape, hardware: machine };
+        let name = format!("{model} on {} × {hardware}", machine.gpus);
+        let profile = Self { name, model: shape, hardware: machine };
         let Hardware { gpus, gpu_memory_gb: memory, .. } = profile.hardware;
         if profile.free_bytes() <= 0.0 {
             return Err(Error::Memory { weights: profile.model.weight_bytes() / 1e9, gpus, memory });

@@ -38,7 +38,7 @@ impl Uses {
         }
     }
 
-    /// `copies`: in how many caches a block is. What a smaller number says already is left out.
+    /// `copies`: in how many caches a block is. Tells of no more blocks than are counted.
     pub(super) fn replicas(&self, copies: impl Fn(u64) -> usize) -> Vec<Replicas> {
         let mut blocks: Vec<_> = self.counts.iter().map(|(&block, &uses)| (Reverse(uses), block)).collect();
         blocks.sort_unstable();

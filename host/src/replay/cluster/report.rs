@@ -16,6 +16,8 @@ pub struct Report {
     pub admitter: String,
     pub balancer: String,
     pub evictor: String,
+    /// What serves: a model on a machine.
+    pub instance: String,
     pub prefill: u32,
     pub decode: u32,
     pub both: u32,
@@ -118,6 +120,7 @@ impl Report {
             admitter,
             balancer,
             evictor,
+            instance: setup.instance.clone(),
             prefill,
             decode,
             both,
@@ -152,6 +155,14 @@ impl Report {
         }
     }
 
+    /// "4 prefill, 4 decode: llama3-70b on 8 × a800"
+    fn instances(&self) -> String {
+        let roles = [(self.prefill, "prefill"), (self.decode, "decode"), (self.both, "both")];
+        let there = roles.iter().filter(|(count, _)| *count > 0);
+        let counts: Vec<_> = there.map(|(count, role)| format!("{count} {role}")).collect();
+        format!("{}: {}", counts.join(", "), self.instance)
+    }
+
     /// "7.90 of each of the 10 hottest blocks, 4.31 of 100, 1.80 of 1000"
     fn copies(&self) -> String {
         let told = self.replicas.iter().enumerate().map(|(n, Replicas { hottest, mean })| match n {
@@ -172,6 +183,7 @@ impl Report {
             ("admitter", self.admitter.clone()),
             ("balancer", self.balancer.clone()),
             ("evictor", self.evictor.clone()),
+            ("instances", self.instances()),
             ("requests", format!("{} ({} rejected)", self.requests, self.rejected)),
             ("TTFT", times(&self.ttft_s)),
             ("TBT", times(&self.tbt_s)),

@@ -41,6 +41,8 @@ pub enum SetupError {
 /// A cluster of like instances in one domain of the network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
+    /// What the costs are those of.
+    pub instance: String,
     /// Instances that do prefill only, decode only, and both.
     pub prefill: u32,
     pub decode: u32,
@@ -70,6 +72,7 @@ pub struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Self {
+            instance: "about a 70B model on 8 GPUs".to_owned(),
             prefill: 4,
             decode: 4,
             both: 0,
@@ -118,6 +121,7 @@ impl Setup {
     /// The default with instances of this kind.
     pub fn of_profile(profile: &Profile, block_size_tokens: u32) -> Self {
         Self {
+            instance: profile.name.clone(),
             pool_blocks: profile.host_blocks(block_size_tokens),
             decode_blocks: profile.gpu_blocks(block_size_tokens),
             block_size_tokens,
