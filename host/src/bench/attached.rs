@@ -35,20 +35,10 @@ const MATCH: usize = 1024;
 /// # Errors
 /// The pool does not fit this machine, or a socket cannot be opened.
 pub fn rows(each: Duration) -> anyhow::Result<Vec<Row>> {
-    let measured = measured(each).map_err(anyhow::Error::from_boxed)?;
-    let row = |local::Row { name, value, unit, p50, p99, reference, ratio }: local::Row| Row {
-        name,
-        value,
-        unit,
-        p50: Some(p50),
-        p99: Some(p99),
-        reference,
-        ratio,
-    };
-    Ok(measured.into_iter().map(row).collect())
+    measured(each).map_err(anyhow::Error::from_boxed)
 }
 
-fn measured(each: Duration) -> Result<Vec<local::Row>, Error> {
+fn measured(each: Duration) -> Result<Vec<Row>, Error> {
     let socket = std::env::temp_dir().join(format!("kvasir-engine-{}.sock", std::process::id()));
     let setup = Setup { each, socket: &socket };
     let config =
@@ -80,7 +70,7 @@ fn measured(each: Duration) -> Result<Vec<local::Row>, Error> {
 }
 
 /// A prompt of 1,024 blocks that are all there, by the engine's hashes of 32 bytes, and one of which none is.
-fn asked(setup: &Setup<'_>, store: &DramStore, host: &Reconnecting) -> Result<Vec<local::Row>, Error> {
+fn asked(setup: &Setup<'_>, store: &DramStore, host: &Reconnecting) -> Result<Vec<Row>, Error> {
     let namespace = Namespace::new([1; 32]);
     let hashes: Vec<[u8; 32]> = (0..2 * MATCH).map(hash).collect();
     let client = host.client()?;
@@ -158,7 +148,7 @@ impl Engine {
     }
 
     /// The time to submit a load of blocks that are not there: naming 16 blocks and giving the job.
-    fn submit(&self, setup: &Setup<'_>) -> Result<local::Row, Error> {
+    fn submit(&self, setup: &Setup<'_>) -> Result<Row, Error> {
         let mut calls = Vec::new();
         measure(setup, || {
             let begun = Instant::now();
@@ -172,7 +162,7 @@ impl Engine {
         Ok(local::row("submit/16", "us", median_us(&calls), &calls, None))
     }
 
-    fn empty_drain(&self, setup: &Setup<'_>) -> Result<local::Row, Error> {
+    fn empty_drain(&self, setup: &Setup<'_>) -> Result<Row, Error> {
         let (calls, _) = measure(setup, || {
             black_box(self.jobs.drain());
             Ok(())
@@ -181,7 +171,7 @@ impl Engine {
     }
 
     /// Saves of 16 blocks each, beside a memcpy of the same runs to as much memory as they are stored in.
-    fn saves(&self, setup: &Setup<'_>, store: &DramStore) -> Result<local::Row, Error> {
+    fn saves(&self, setup: &Setup<'_>, store: &DramStore) -> Result<Row, Error> {
         let jobs = 2 * BLOCKS / JOB;
         let (mut spent, mut n) = (Vec::new(), 0);
         measure(setup, || {
@@ -206,7 +196,7 @@ impl Engine {
     }
 
     /// Loads of 16 blocks each, compared with what was saved, beside `reference` or a memcpy of the same runs.
-    fn loads(&self, name: &str, setup: &Setup<'_>, reference: Option<f64>) -> Result<local::Row, Error> {
+    fn loads(&self, name: &str, setup: &Setup<'_>, reference: Option<f64>) -> Result<Row, Error> {
         for at in 0..BLOCKS * RUNS {
             let run = BLOCK / RUNS;
             self.memory.mapping().write((at * run) as u64, &vec![content(at); run]);

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
+use super::Row;
 use kvasir_dataplane::memory::host::HostPool;
 use kvasir_dataplane::memory::region::Region;
 use kvasir_dataplane::transfer::plan::{PlanConfig, Rail, Schedule, Work};
@@ -26,25 +27,6 @@ use kvasir_dataplane::transport::{Access, Direction, RemoteRange, Transport};
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// One measured quantity.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Row {
-    pub name: String,
-    pub value: f64,
-    pub unit: &'static str,
-    /// What it is judged by, in the same unit.
-    pub reference: Option<f64>,
-    /// Where single operations were timed, in µs.
-    pub p50_us: Option<f64>,
-    pub p99_us: Option<f64>,
-}
-
-impl Row {
-    fn new(name: impl Into<String>, value: f64, unit: &'static str, reference: Option<f64>) -> Self {
-        Self { name: name.into(), value, unit, reference, p50_us: None, p99_us: None }
-    }
-}
 
 /// Measures the groups of rows whose first name is wanted. `round` is how long one round of one thing lasts; each has
 /// `rounds` of them.
@@ -85,7 +67,7 @@ pub(super) fn run(round: Duration, rounds: usize, wanted: impl Fn(&str) -> bool)
 fn hand_over(rounds: usize) -> io::Result<Row> {
     let (first, whole): (Vec<f64>, Vec<f64>) = super::first_layer::first_layer(rounds)?.into_iter().unzip();
     let ms = |times: Vec<f64>| median(times) * 1e3;
-    Ok(Row::new("handover/first-layer", ms(first), "ms", Some(ms(whole))))
+    Ok(Row::new("handover/first-layer", ms(first), "ms").beside(ms(whole)))
 }
 
 /// Two nodes on one machine, one rail between them.
@@ -195,26 +177,22 @@ impl Bench {
         // The published figure is the one for the middle size.
         let cpu_name = if name == "1MiB" { "tcp/cpu".to_owned() } else { format!("tcp/cpu/{name}") };
         Ok(vec![
-            Row::new(format!("tcp/get/{name}"), rate(&ours), "GB/s", Some(rate(&theirs))),
-            Row::new(cpu_name, cpu(&ours), "CPU-s/GB", Some(cpu(&theirs))),
-            Row::new(format!("socket/{name}"), rate(&widely), "GB/s", Some(rate(&theirs))),
-            Row::new(format!("socket/cpu/{name}"), cpu(&widely), "CPU-s/GB", Some(cpu(&theirs))),
+            Row::new(format!("tcp/get/{name}"), rate(&ours), "GB/s").beside(rate(&theirs)),
+            Row::new(cpu_name, cpu(&ours), "CPU-s/GB").beside(cpu(&theirs)),
+            Row::new(format!("socket/{name}"), rate(&widely), "GB/s").beside(rate(&theirs)),
+            Row::new(format!("socket/cpu/{name}"), cpu(&widely), "CPU-s/GB").beside(cpu(&theirs)),
         ])
     }
 
     fn small(&self, round: Duration, rounds: usize) -> Row {
         let rates = (0..rounds).map(|_| self.gets(4096, 32, round)).map(|r| r.count as f64 / r.seconds);
-        Row::new("tcp/get/4KiB", median(rates.collect()), "ops/s", None)
+        Row::new("tcp/get/4KiB", median(rates.collect()), "ops/s")
     }
 
     fn latency(&self, time: Duration) -> Row {
         let times = self.times(4096, time);
         let p50 = at(&times, 0.5);
-        Row {
-            p50_us: Some(p50),
-            p99_us: Some(at(&times, 0.99)),
-            ..Row::new("tcp/latency/4KiB", p50, "us", None)
-        }
+        Row { p50: Some(p50), p99: Some(at(&times, 0.99)), ..Row::new("tcp/latency/4KiB", p50, "us") }
     }
 
     /// Urgent gets of `len` bytes, one after the other: how long each took in µs, sorted.
@@ -250,17 +228,17 @@ impl Bench {
         }
         unloaded.sort_by(f64::total_cmp);
         loaded.sort_by(f64::total_cmp);
-        let row = |name: &str, times: &[f64], reference| Row {
-            p50_us: Some(at(times, 0.5)),
-            p99_us: Some(at(times, 0.99)),
-            ..Row::new(format!("class/decode-p99/{name}"), at(times, 0.99), "us", reference)
+        let row = |name: &str, times: &[f64]| {
+            let p99 = at(times, 0.99);
+            let row = Row::new(format!("class/decode-p99/{name}"), p99, "us");
+            Row { p50: Some(at(times, 0.5)), p99: Some(p99), ..row }
         };
         let idle = at(&unloaded, 0.99);
         let rate = replicated as f64 / seconds / 1e9;
         vec![
-            row("unloaded", &unloaded, None),
-            row("loaded", &loaded, Some(idle)),
-            Row::new("class/replication/loaded", rate, "GB/s", None),
+            row("unloaded", &unloaded),
+            row("loaded", &loaded).beside(idle),
+            Row::new("class/replication/loaded", rate, "GB/s"),
         ]
     }
 
@@ -300,7 +278,7 @@ impl Bench {
             singles.push(rate(&apart));
             batches.push(rate(&together));
         }
-        Row::new("tcp/batch/32x1MiB", median(batches), "GB/s", Some(median(singles)))
+        Row::new("tcp/batch/32x1MiB", median(batches), "GB/s").beside(median(singles))
     }
 
     /// The bytes moved are the right ones.
@@ -427,7 +405,7 @@ fn shared_memory(time: Duration) -> io::Result<Vec<Row>> {
         finish(Some(bench.get(count, BATCH, 4096)));
         count += BATCH;
     }
-    let entries = Row::new("shm/entry", count as f64 / start.elapsed().as_secs_f64(), "entries/s", None);
+    let entries = Row::new("shm/entry", count as f64 / start.elapsed().as_secs_f64(), "entries/s");
 
     let address = bench.server.address().unwrap_or_default();
     let endpoint = client.connect(&address).map_err(io::Error::other)?;
@@ -448,7 +426,7 @@ fn shared_memory(time: Duration) -> io::Result<Vec<Row>> {
         times += 1;
     }
     let (mapped, copied) = (mapped / f64::from(times), copied / f64::from(times));
-    Ok(vec![entries, Row::new("shm/map/1MiB", mapped, "us", Some(copied))])
+    Ok(vec![entries, Row::new("shm/map/1MiB", mapped, "us").beside(copied)])
 }
 
 /// Planning a slice: choice of class and rail, cut, issue, and the account of its completion. In CPU time: it is pure
@@ -490,7 +468,7 @@ fn planning(time: Duration) -> Row {
             }
         }
     }
-    Row::new("plan/slice", (thread_cpu() - cpu) * 1e9 / slices as f64, "ns", None)
+    Row::new("plan/slice", (thread_cpu() - cpu) * 1e9 / slices as f64, "ns")
 }
 
 #[cfg(test)]

@@ -14,22 +14,8 @@ use kvasir_dataplane::server::{Listen, Server};
 use kvasir_dataplane::{BlockKey, BlockMeta, Clock, DramConfig, DramStore, ServerConfig};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::Row;
 use kvasir_client::data::{Client, Endpoint, Options};
-
-/// One measured figure, as `kvasir bench --json` prints it.
-#[derive(Clone, Debug)]
-pub(super) struct Row {
-    pub name: String,
-    pub value: f64,
-    pub unit: &'static str,
-    /// Percentiles of single calls, in microseconds.
-    pub p50: f64,
-    pub p99: f64,
-    /// The reference, in the unit of `value`. `None` means that there is nothing to compare with.
-    pub reference: Option<f64>,
-    /// `value / reference`.
-    pub ratio: Option<f64>,
-}
 
 /// How long each figure is measured, and where the socket goes.
 pub(super) struct Setup<'a> {
@@ -104,10 +90,14 @@ pub(super) fn measure(
     Ok((calls, cpu))
 }
 
+/// p50 and p99 are of single calls, in microseconds.
 pub(super) fn row(name: &str, unit: &'static str, value: f64, calls: &[f64], reference: Option<f64>) -> Row {
     let percentile = |p: f64| calls.get((calls.len() as f64 * p) as usize).map_or(0.0, |s| s * 1e6);
-    let ratio = reference.map(|reference| value / reference);
-    Row { name: name.into(), value, unit, p50: percentile(0.5), p99: percentile(0.99), reference, ratio }
+    let row = Row { p50: Some(percentile(0.5)), p99: Some(percentile(0.99)), ..Row::new(name, value, unit) };
+    match reference {
+        Some(reference) => row.beside(reference),
+        None => row,
+    }
 }
 
 fn exists(name: &str, setup: &Setup<'_>, work: impl Fn() -> Result<usize, Error>) -> Result<Row, Error> {

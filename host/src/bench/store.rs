@@ -42,7 +42,7 @@ pub fn rows(size: Size, dir: &Path) -> Result<Vec<Row>> {
     let memory = Row::new("memory/block", bytes_per_block(size.blocks)?, "bytes");
     let setup = Setup { each: size.each, socket: &socket };
     let measured = local::store(&setup).map_err(anyhow::Error::from_boxed)?;
-    Ok(measured.into_iter().map(row).chain([memory]).chain(nvme_rows(size, dir)?).collect())
+    Ok(measured.into_iter().chain([memory]).chain(nvme_rows(size, dir)?).collect())
 }
 
 fn nvme_rows(size: Size, dir: &Path) -> Result<Vec<Row>> {
@@ -99,11 +99,6 @@ fn private_bytes() -> Result<u64> {
         bail!("/proc/self/statm holds no sizes: {statm}");
     };
     Ok(resident.saturating_sub(shared) * rustix::param::page_size() as u64)
-}
-
-fn row(measured: local::Row) -> Row {
-    let local::Row { name, value, unit, p50, p99, reference, ratio } = measured;
-    Row { name, value, unit, p50: Some(p50), p99: Some(p99), reference, ratio }
 }
 
 #[cfg(test)]

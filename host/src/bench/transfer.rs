@@ -26,13 +26,7 @@ impl Size {
 /// A socket or shared memory is not available.
 pub fn rows(size: Size, only: &[String]) -> io::Result<Vec<Row>> {
     let wanted = |name: &str| only.is_empty() || only.iter().any(|prefix| name.starts_with(prefix));
-    Ok(engine::run(size.round, size.rounds, wanted)?.into_iter().map(row).collect())
-}
-
-fn row(measured: engine::Row) -> Row {
-    let row = Row::new(measured.name, measured.value, measured.unit);
-    let row = measured.reference.map_or(row.clone(), |reference| row.beside(reference));
-    Row { p50: measured.p50_us, p99: measured.p99_us, ..row }
+    engine::run(size.round, size.rounds, wanted)
 }
 
 #[cfg(test)]
