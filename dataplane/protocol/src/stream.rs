@@ -293,8 +293,12 @@ impl Habit {
     /// A sleep, after a poll without result or without one.
     fn slept(&mut self, polled: bool, short: bool) {
         if polled {
-            self.needed = (self.needed * 2).min(Self::NEEDED_MAX);
-            self.trial = (self.trial * 2).min(Self::TRIAL_MAX);
+            // A trial in vain says nothing of waits that are known to be short.
+            if self.short >= self.needed {
+                self.needed = (self.needed * 2).min(Self::NEEDED_MAX);
+            } else {
+                self.trial = (self.trial * 2).min(Self::TRIAL_MAX);
+            }
             self.slept = 0;
         } else {
             self.slept = self.slept.saturating_add(1);
@@ -537,6 +541,8 @@ mod tests {
             );
         }
         assert!((1..=20).contains(&polls), "{polls}");
+        // Once waits are short they are polled through as soon as ever.
+        assert!(habits.after.iter().all(|habit| habit.needed == Habit::NEEDED_MIN));
     }
 
     #[test]
