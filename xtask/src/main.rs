@@ -18,7 +18,7 @@ use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 use shell::Shell;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 /// Builds, checks and shows Kvasir.
@@ -130,8 +130,7 @@ fn run(task: Task) -> Result<ExitCode> {
     let shell = Shell::new()?;
     match task {
         Task::Demo { args } => {
-            let built = shell.target("demo/kvasir");
-            build(&shell, "demo", &built)?;
+            let built = build(&shell, "demo")?;
             eprintln!("Built quickly, not to be fast: `cargo xtask build` makes the release binary.");
             shell.exec(Command::new(built).args(["dev", "--demo"]).args(args))
         }
@@ -148,7 +147,7 @@ fn run(task: Task) -> Result<ExitCode> {
             checks::run(&shell, quick)
         }
         Task::Build => {
-            release(&shell)?;
+            build(&shell, "release")?;
             let pages = shell.target("man");
             shell.run(shell.binary().args(["man", "--out"]).arg(&pages))?;
             println!("{}, its manual pages in {}", shell.binary_path().display(), pages.display());
@@ -173,7 +172,7 @@ fn run(task: Task) -> Result<ExitCode> {
             shell.exec(shell.cargo().args(bench).args(args))
         }
         Task::Bench { criterion: false, args, .. } => {
-            release(&shell)?;
+            build(&shell, "release")?;
             for what in ["policy", "index", "rpc", "store", "transfer"] {
                 shell.run(shell.binary().args(["bench", what]).args(&args))?;
             }
@@ -201,29 +200,17 @@ fn task_names() -> Vec<String> {
     Args::command().get_subcommands().map(|c| c.get_name().to_owned()).collect()
 }
 
-fn release(shell: &Shell) -> Result<()> {
-    build(shell, "release", &shell.binary_path())
-}
-
-/// The default policies are compiled on the way, by the build script of `policies/defaults`.
-fn build(shell: &Shell, profile: &str, built: &Path) -> Result<()> {
+/// Returns the binary. The default policies are compiled on the way, by the build script of `policies/defaults`.
+fn build(shell: &Shell, profile: &str) -> Result<PathBuf> {
     shell.ensure_target()?;
+    let built = shell.target(profile).join("kvasir");
     if !built.exists() {
         eprintln!(
             "First build: some 500 crates, a third of the work a Wasm compiler; about 6 minutes on two cores, 10 for a release."
         );
     }
-    let mut cargo = shell.cargo();
-    shell.run(cargo.args([
-        "build",
-        "--profile",
-        profile,
-        "--locked",
-        "--package",
-        "kvasir",
-        "--bin",
-        "kvasir",
-    ]))
+    shell.run(shell.cargo().args(["build", "--profile", profile, "--locked", "--package", "kvasir"]))?;
+    Ok(built)
 }
 
 fn policies(shell: &Shell) -> Result<()> {

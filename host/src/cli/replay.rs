@@ -421,12 +421,18 @@ mod tests {
         Command::try_parse_from(std::iter::once("kvasir").chain(line.split(' '))).unwrap().replay
     }
 
-    #[test]
-    fn json_has_the_published_keys() {
+    /// A trace of 300 requests, in a folder that goes with it.
+    fn generated(workload: Workload) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let trace = folder.path().join("t.jsonl.gz");
-        let plan = Plan { workload: Workload::Chat, requests: 300, rate_rps: 5.0, seed: 3 };
+        let plan = Plan { workload, requests: 300, rate_rps: 5.0, seed: 3 };
         generate::write(&plan, &trace, || ()).unwrap();
+        (folder, trace)
+    }
+
+    #[test]
+    fn json_has_the_published_keys() {
+        let (_folder, trace) = generated(Workload::Chat);
         let args = parse(&format!("--trace {} --evictor lru --capacity-blocks 200", trace.display()));
         let table = args.cache().unwrap();
         let report = &table.rows[0];
@@ -456,10 +462,7 @@ mod tests {
 
     #[test]
     fn several_evictors_and_capacities_are_rows() {
-        let folder = tempfile::tempdir().unwrap();
-        let trace = folder.path().join("t.jsonl.gz");
-        let plan = Plan { workload: Workload::Chat, requests: 300, rate_rps: 5.0, seed: 3 };
-        generate::write(&plan, &trace, || ()).unwrap();
+        let (_folder, trace) = generated(Workload::Chat);
         let line = format!(
             "--trace {} --evictor lru,s3fifo --evictor optimum --capacity-blocks 100,200 --capacity-blocks 300 \
              --evictor-setting s3fifo:small=50 --warm-up 10% --by class,tenant --engine native",
@@ -501,10 +504,7 @@ mod tests {
 
     #[test]
     fn mode_cluster_has_the_published_keys_and_is_the_same_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let trace = folder.path().join("t.jsonl.gz");
-        let plan = Plan { workload: Workload::Agent, requests: 300, rate_rps: 5.0, seed: 3 };
-        generate::write(&plan, &trace, || ()).unwrap();
+        let (_folder, trace) = generated(Workload::Agent);
         let line = format!(
             "--trace {} --mode cluster --prefill 2 --decode 1 --both 1 --scheduler random --evictor lru --speed 2",
             trace.display()
@@ -535,10 +535,7 @@ mod tests {
 
     #[test]
     fn a_faster_machine_and_a_stricter_admitter_show() {
-        let folder = tempfile::tempdir().unwrap();
-        let trace = folder.path().join("t.jsonl.gz");
-        let plan = Plan { workload: Workload::Agent, requests: 300, rate_rps: 5.0, seed: 3 };
-        generate::write(&plan, &trace, || ()).unwrap();
+        let (_folder, trace) = generated(Workload::Agent);
         let report = |flags: &str| {
             let line = format!("--trace {} --mode cluster --engine native {flags}", trace.display());
             parse(&line).clustered().unwrap()
@@ -562,10 +559,8 @@ mod tests {
 
     #[test]
     fn a_page_shows_a_cluster_and_what_took_over() {
-        let folder = tempfile::tempdir().unwrap();
-        let (trace, page) = (folder.path().join("t.jsonl.gz"), folder.path().join("p.html"));
-        let plan = Plan { workload: Workload::Agent, requests: 300, rate_rps: 5.0, seed: 3 };
-        generate::write(&plan, &trace, || ()).unwrap();
+        let (folder, trace) = generated(Workload::Agent);
+        let page = folder.path().join("p.html");
         let line =
             format!("--trace {} --mode cluster --engine native --report {}", trace.display(), page.display());
         let line = format!("{line} --swap 20s:scheduler=random --swap 30s:admitter=slo");

@@ -1,5 +1,6 @@
 //! In how many caches the hottest blocks are.
 
+use crate::replay::tally::rounded;
 use hashbrown::HashMap;
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -45,7 +46,7 @@ impl Uses {
         let enough = HOTTEST.iter().filter(|&&hottest| hottest <= blocks.len());
         let told = enough.map(|&hottest| {
             let total: usize = blocks[..hottest].iter().map(|&(_, block)| copies(block)).sum();
-            Replicas { hottest, mean: (total as f64 / hottest as f64 * 1e4).round() / 1e4 }
+            Replicas { hottest, mean: rounded(total as f64 / hottest as f64) }
         });
         told.collect()
     }

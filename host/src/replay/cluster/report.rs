@@ -4,6 +4,7 @@ use super::{
     Cluster, Faults, Latency, Learned, LoadMap, Policies, Replicas, Seconds, Setup, Spread, Swapped, Tally,
 };
 use crate::policy::SlotKind;
+use crate::replay::tally::rounded;
 use crate::replay::timeline::Timeline;
 use serde::Serialize;
 
@@ -139,7 +140,7 @@ impl Report {
             blocks_handed_over: tally.blocks_handed_over,
             gb_moved: gb_moved(tally, setup),
             replicas: cluster.replicas(),
-            goodput_rps: (goodput * 1e4).round() / 1e4,
+            goodput_rps: rounded(goodput),
             slo_attainment_percent: tally.slo_attainment_percent(),
             load: load.collect(),
             swaps: cluster.swapped().to_vec(),
@@ -238,7 +239,6 @@ fn role_load(role: &'static str, cluster: &Cluster<'_>) -> Option<RoleLoad> {
     instances.sort_unstable_by(|a, b| b.total_cmp(a));
     let most = *instances.first()?;
     let mean = instances.iter().sum::<f64>() / instances.len() as f64;
-    let four = |value: f64| (value * 1e4).round() / 1e4;
-    let imbalance = if mean > 0.0 { four(most / mean) } else { 1.0 };
-    Some(RoleLoad { role, busy_percent: four(mean), imbalance, instances })
+    let imbalance = if mean > 0.0 { rounded(most / mean) } else { 1.0 };
+    Some(RoleLoad { role, busy_percent: rounded(mean), imbalance, instances })
 }

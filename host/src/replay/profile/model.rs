@@ -122,7 +122,7 @@ impl Model {
     }
 
     /// Of a token's products with the weights that are active for it. Which word comes next is counted for each token, although
-    /// prefill asks for the last one alone: 1 % of 70 B.
+    /// prefill asks for the last one alone: 1 % of a model of 70 B, 7 % of one of 8 B.
     pub(super) fn flop_per_token(&self) -> f64 {
         let active = |experts: &Experts| f64::from(experts.active) + f64::from(experts.shared);
         2.0 * (self.layer_weights(active) + self.vocabulary_weights())
