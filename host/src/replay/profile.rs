@@ -125,7 +125,7 @@ impl Profile {
         let ms = 1e3 / (self.flops() * PREFILL_EFFICIENCY);
         PrefillCost {
             fixed_ms: self.step_ms() as f32,
-            ms_per_token: (self.model.flop_per_token() * ms) as f32,
+            ms_per_token: (self.model.prefill_flop_per_token() * ms) as f32,
             ms_per_pair: (self.model.prefill_flop_per_pair() * ms) as f32,
         }
     }
@@ -137,7 +137,7 @@ impl Profile {
         let attention_ms = self.model.decode_flop_per_pair() / self.flops();
         DecodeCost {
             fixed_ms: self.step_ms() as f32,
-            ms_per_sequence: (self.model.flop_per_token() / self.flops() * 1e3) as f32,
+            ms_per_sequence: (self.model.decode_flop_per_token() / self.flops() * 1e3) as f32,
             ms_per_context_token: (reading_ms.max(attention_ms) * 1e3) as f32,
         }
     }
@@ -241,7 +241,7 @@ mod tests {
         let cost = on_a40.decode();
         let starting_ms = f64::from(on_a40.model.layers()) * LAYER_MS;
         let share = |sequences: u32| {
-            let flop = f64::from(sequences) * on_a40.model.flop_per_token();
+            let flop = f64::from(sequences) * on_a40.model.decode_flop_per_token();
             flop / ((cost.step_ms(sequences, 0) - starting_ms) / 1e3) / on_a40.flops()
         };
         for (sequences, measured) in [

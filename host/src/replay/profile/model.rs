@@ -121,11 +121,16 @@ impl Model {
         (self.weights() - self.vocabulary_weights()) * f64::from(self.bytes_per_weight)
     }
 
-    /// Of a token's products with the weights that are active for it. Which word comes next is counted for each token, although
-    /// prefill asks for the last one alone: 1 % of a model of 70 B, 7 % of one of 8 B.
-    pub(super) fn flop_per_token(&self) -> f64 {
+    /// Of a token's products with the weights of the layers that are active for it: what prefill computes, which asks for the next word
+    /// behind the last token alone.
+    pub(super) fn prefill_flop_per_token(&self) -> f64 {
         let active = |experts: &Experts| f64::from(experts.active) + f64::from(experts.shared);
-        2.0 * (self.layer_weights(active) + self.vocabulary_weights())
+        2.0 * self.layer_weights(active)
+    }
+
+    /// The same in decode, where each token is asked for the next word.
+    pub(super) fn decode_flop_per_token(&self) -> f64 {
+        self.prefill_flop_per_token() + 2.0 * self.vocabulary_weights()
     }
 
     /// Of a token's attention to one token, in prefill.
