@@ -145,11 +145,11 @@ impl Shared {
             match placed {
                 Reserve::Reserved(place) => {
                     if planted::is(Bug::ReportsCopyBeforeItsBytes) {
-                        hold(&mut self.table(), loan.meta.key, *holding, Copied::Done);
+                        self.hold(&mut self.table(), link, loan.meta.key, *holding, Copied::Done);
                     }
                     arriving.push(Placed { at, loan, holding: *holding, place });
                 }
-                Reserve::AlreadyStored => outcomes[at] = self.has(loan, *holding),
+                Reserve::AlreadyStored => outcomes[at] = self.has(link, loan, *holding),
                 Reserve::InProgress => {}
                 Reserve::Refused(_) => outcomes[at] = Copied::NoRoom,
             }
@@ -177,12 +177,12 @@ impl Shared {
     }
 
     /// Makes a block that is here already a copy, in the version that is here.
-    fn has(&self, loan: &Loan, holding: Holding) -> Copied {
+    fn has(&self, link: &Link, loan: &Loan, holding: Holding) -> Copied {
         let stat = self.store.stat(&[loan.meta.key]).unwrap_or_default().pop().flatten();
         match stat {
             Some(stat) => {
                 let holding = Holding { size: stat.size, checksum: stat.checksum, ..holding };
-                hold(&mut self.table(), loan.meta.key, holding, Copied::Had)
+                self.hold(&mut self.table(), link, loan.meta.key, holding, Copied::Had)
             }
             None => Copied::Failed,
         }
@@ -217,16 +217,29 @@ impl Shared {
         }
         add(&self.counts.taken, 1);
         add(&self.counts.taken_bytes, loan.meta.size.into());
-        hold(&mut table, loan.meta.key, copy.holding, Copied::Done)
+        self.hold(&mut table, link, loan.meta.key, copy.holding, Copied::Done)
     }
-}
 
-fn hold(table: &mut Table, key: BlockKey, holding: Holding, outcome: Copied) -> Copied {
-    match table.holds(0, key, holding) {
-        Heard::New | Heard::Known => outcome,
-        // The block is there, so nobody would miss this copy.
-        Heard::Full => Copied::NoRoom,
-        Heard::Outdated | Heard::Removal(_) => Copied::Enough,
+    /// Makes a block that is here a copy; it was lent by the peer of `link`.
+    fn hold(
+        &self,
+        table: &mut Table,
+        link: &Link,
+        key: BlockKey,
+        holding: Holding,
+        outcome: Copied,
+    ) -> Copied {
+        match table.holds(0, key, holding) {
+            Heard::New | Heard::Known => {
+                if !table.holders(key).has(link.place) {
+                    self.todo.expect_news(key, link.place);
+                }
+                outcome
+            }
+            // The block is there, so nobody would miss this copy.
+            Heard::Full => Copied::NoRoom,
+            Heard::Outdated | Heard::Removal(_) => Copied::Enough,
+        }
     }
 }
 

@@ -507,6 +507,7 @@ impl Shared {
                 }
             }
         }
+        self.todo.told(link.place, reset, facts.iter().map(|fact| fact.key()));
         if !facts.is_empty() {
             // A claim that this host merged into its own may be news to others.
             self.copies.changed();

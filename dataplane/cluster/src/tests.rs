@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use super::message::Copied;
+use super::table::Duty;
 use super::*;
 use kvasir_net::transport::tcp::authority::Authority;
 use kvasir_store::config::DramConfig;
@@ -281,6 +283,32 @@ fn a_host_that_is_away_for_a_while_costs_no_copy() {
     gates.iter().for_each(gate::Gate::open);
     until("all as before", || all.iter().all(|host| host.up() == 2) && settled(&all, 0..20, 2));
     assert_eq!(all.map(|host| host.cluster.stats().copied), [20, 0, 0]);
+}
+
+/// The claim of who lends a block may come later than the block: it is known to have it all the same.
+#[test]
+fn a_copy_that_was_taken_is_not_made_again_at_its_lender() {
+    let (hosts, _) = start_all(2);
+    let [lender, taker] = [&hosts[0].cluster.shared, &hosts[1].cluster.shared];
+    hosts[0].put(1);
+    let loan = lender.lend(lender.owner, &[key(1)]).remove(0).unwrap();
+    let holding = Holding {
+        size: loan.meta.size,
+        checksum: loan.checksum,
+        target: 2,
+        primary: NodeId::of("host-0"),
+        generation: lender.copies.generations.next(),
+    };
+    assert_eq!(taker.take_in(&taker.links[0], &[(loan, holding)], 60_000), [Copied::Done]);
+    let Duty::Copy { missing: 1, size, not_on } = taker.table().duty(key(1)) else {
+        panic!("as far as it was told, it alone has the block")
+    };
+    taker.order_copies(key(1), 1, size, not_on);
+    assert_eq!(hosts[0].cluster.replicate(&[key(1)], 2), [Outcome::Done]);
+    until("the claim is heard, and nothing is under way", || {
+        settled(&[&hosts[0], &hosts[1]], 1..2, 2) && taker.todo.is_done(key(1))
+    });
+    assert_eq!(hosts[1].cluster.stats().copied, 0);
 }
 
 /// Whatever takes long with the table: whoever listens hears that the host is alive.

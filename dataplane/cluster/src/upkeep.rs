@@ -40,7 +40,7 @@ const REPAIR: Duration = Duration::from_secs(2);
 pub(super) struct Todo {
     list: Mutex<List>,
     changed: Condvar,
-    /// Copies that were ordered and are not yet done, by block.
+    /// Copies that were ordered and are not yet done, and those that a peer has and has not yet told of, by block.
     ordered: Mutex<HashMap<BlockKey, Nodes>>,
 }
 
@@ -86,6 +86,12 @@ impl Todo {
         self.ordered.lock().get(&key).copied().unwrap_or_default()
     }
 
+    /// Whether no copy of a block is ordered or expected.
+    #[cfg(test)]
+    pub(super) fn is_done(&self, key: BlockKey) -> bool {
+        self.ordered(key).is_empty()
+    }
+
     fn order(&self, key: BlockKey, place: usize) {
         self.ordered.lock().entry(key).or_default().insert(place);
     }
@@ -97,6 +103,24 @@ impl Todo {
             if nodes.is_empty() {
                 ordered.remove(&key);
             }
+        }
+    }
+
+    /// A peer lends a block to be copied here, so it has it. Its own news of that may still be on their way, over another
+    /// connection; until they come, the table does not count it and nothing is missing.
+    pub(super) fn expect_news(&self, key: BlockKey, place: usize) {
+        self.order(key, place);
+    }
+
+    /// The news of a peer came; if it said everything, nothing more is expected of it.
+    pub(super) fn told(&self, place: usize, everything: bool, keys: impl Iterator<Item = BlockKey>) {
+        if everything {
+            self.ordered.lock().retain(|_, nodes| {
+                nodes.remove(place);
+                !nodes.is_empty()
+            });
+        } else if !self.ordered.lock().is_empty() {
+            keys.for_each(|key| self.done(key, place));
         }
     }
 }
@@ -196,7 +220,7 @@ impl Shared {
     }
 
     /// Queues copies of a block at the hosts that suit best.
-    fn order_copies(&self, key: BlockKey, missing: usize, size: u32, not_on: Nodes) {
+    pub(super) fn order_copies(&self, key: BlockKey, missing: usize, size: u32, not_on: Nodes) {
         // Copies ordered from a host that is down will not come.
         let up = |place: usize| self.link(place).is_some_and(|link| link.is_up());
         let mut ordered = self.todo.ordered(key);
