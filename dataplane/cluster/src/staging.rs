@@ -23,7 +23,8 @@ pub(super) struct Staging {
 
 /// Memory for one read, given back on drop: nothing may be on its way there by then.
 pub(super) struct Staged<'a> {
-    from: Option<(&'a Staging, u64)>,
+    staging: &'a Staging,
+    offset: u64,
     range: LocalRange,
 }
 
@@ -36,18 +37,13 @@ impl Staging {
         Ok(Self { region, free: Mutex::new(Extents::new(BYTES)), given_back: Condvar::new() })
     }
 
-    /// Room for `size` bytes (at least 1), waiting for others to be done with theirs. Returns `None` if that takes too long. A
-    /// block of more than [`READ_MAX`] gets memory of its own, which RDMA cannot write to.
+    /// Room for `size` bytes (1 to [`READ_MAX`]), waiting for others to be done with theirs. Returns `None` if that takes too long.
     pub(super) fn take(&self, size: u64, until: Instant) -> Option<Staged<'_>> {
-        if size > READ_MAX {
-            let range = Region::of_buffer(Buffer::zeroed(size as usize)).whole()?;
-            return Some(Staged { from: None, range });
-        }
         let mut free = self.free.lock();
         loop {
             if let Some(offset) = free.allocate(size) {
                 let range = self.region.range(offset, size)?;
-                return Some(Staged { from: Some((self, offset)), range });
+                return Some(Staged { staging: self, offset, range });
             }
             let left = until.checked_duration_since(Instant::now())?;
             self.given_back.wait_for(&mut free, left);
@@ -64,10 +60,8 @@ impl Staged<'_> {
 
 impl Drop for Staged<'_> {
     fn drop(&mut self) {
-        if let Some((staging, offset)) = self.from {
-            staging.free.lock().free(offset, self.range.len());
-            staging.given_back.notify_all();
-        }
+        self.staging.free.lock().free(self.offset, self.range.len());
+        self.staging.given_back.notify_all();
     }
 }
 
@@ -91,7 +85,6 @@ mod tests {
         let now = Instant::now();
         let mut all: Vec<_> = (0..4).map(|_| staging.take(READ_MAX, now).unwrap()).collect();
         assert!(staging.take(1, now).is_none());
-        assert!(staging.take(READ_MAX + 1, now).is_some(), "that has memory of its own");
         thread::scope(|scope| {
             let waits = scope.spawn(|| staging.take(READ_MAX, now + Duration::from_secs(60)).is_some());
             drop(all.pop());

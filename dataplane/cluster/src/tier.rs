@@ -132,11 +132,32 @@ impl PeerTier {
                 bytes += u64::from(loan.meta.size);
                 bytes <= READ_MAX
             };
-            let together = rest.iter().take_while(fits).count().max(1);
-            let (now, later) = rest.split_at(together);
-            self.load_together(link, wanted, now, until);
+            let together = rest.iter().take_while(fits).count();
+            let (now, later) = rest.split_at(together.max(1));
+            match now {
+                [(i, loan)] if together == 0 => self.load_in_parts(link, wanted[*i], loan, until),
+                _ => self.load_together(link, wanted, now, until),
+            }
             rest = later;
         }
+    }
+
+    /// Reads a block that is larger than a piece of the staging memory.
+    fn load_in_parts(&self, link: &Link, wanted: &mut Wanted, loan: &Loan, until: Instant) {
+        let Ok(target) = wanted.get.target(loan.meta.size) else { return };
+        let mut offset = loan.offset;
+        for part in target.chunks_mut(READ_MAX as usize) {
+            let len = part.len() as u64;
+            let memory = self.0.ways.staging.take(len, until);
+            let Some(to) = memory.as_ref().and_then(|memory| memory.part(0, len)) else { return };
+            let piece = Piece { offset, to };
+            if self.0.read(link, std::slice::from_ref(&piece), Class::Prefill, until) != [true] {
+                return;
+            }
+            piece.to.copy_out(part);
+            offset += len;
+        }
+        self.take_in(link, wanted, loan);
     }
 
     fn load_together(&self, link: &Link, wanted: &mut [&mut Wanted], lent: &[(usize, Loan)], until: Instant) {
@@ -154,22 +175,27 @@ impl PeerTier {
             .collect();
         let arrived = shared.read(link, &pieces, Class::Prefill, until);
         for (((i, loan), piece), arrived) in lent.iter().zip(&pieces).zip(arrived) {
-            let get = &mut wanted[*i].get;
-            let Ok(target) = get.target(loan.meta.size) else { continue };
-            if !arrived {
-                continue;
+            let Ok(target) = wanted[*i].get.target(loan.meta.size) else { continue };
+            if arrived {
+                piece.to.copy_out(target);
+                self.take_in(link, wanted[*i], loan);
             }
-            piece.to.copy_out(target);
-            if checksum(target) != loan.checksum {
-                add(&shared.counts.corrupt, 1);
-                wanted[*i].without.insert(link.place);
-                continue;
-            }
-            wanted[*i].loaded = Some(Loaded { meta: loan.meta, checksum: loan.checksum });
-            add(&shared.counts.read_hits, 1);
-            add(&shared.counts.read_bytes, loan.meta.size.into());
-            add(&link.read, 1);
         }
+    }
+
+    /// What has been read is the block, if it is what was lent.
+    fn take_in(&self, link: &Link, wanted: &mut Wanted, loan: &Loan) {
+        let counts = &self.0.counts;
+        let Ok(read) = wanted.get.target(loan.meta.size) else { return };
+        if checksum(read) != loan.checksum {
+            add(&counts.corrupt, 1);
+            wanted.without.insert(link.place);
+            return;
+        }
+        wanted.loaded = Some(Loaded { meta: loan.meta, checksum: loan.checksum });
+        add(&counts.read_hits, 1);
+        add(&counts.read_bytes, loan.meta.size.into());
+        add(&link.read, 1);
     }
 }
 

@@ -15,6 +15,8 @@ use kvasir_store::tiering::{AdmitAll, Tiering, TieringConfig};
 
 const BLOCK: u32 = 64 << 10;
 const BLOCKS: u32 = 32;
+/// More than arrives in one piece.
+const LARGE: u32 = 20 << 20;
 
 struct Host {
     store: Arc<DramStore>,
@@ -33,7 +35,7 @@ fn start(n: usize, ports: &[SocketAddr; 2]) -> Host {
         ..ClusterConfig::new(&name(n), Secret::new(b"the secret of this cluster"))
     };
     let clock = Clock::start();
-    let dram = DramConfig { pool_bytes: 16 << 20, blocks_max: 1024, ..DramConfig::default() };
+    let dram = DramConfig { pool_bytes: 96 << 20, blocks_max: 1024, ..DramConfig::default() };
     let store = Arc::new(DramStore::open(dram).unwrap());
     let cluster = Cluster::open(config, Arc::clone(&store), clock, Box::new(|_| {})).unwrap();
     let below = vec![cluster.tier()];
@@ -49,7 +51,18 @@ fn key(n: u32) -> BlockKey {
 }
 
 fn content(n: u32) -> Vec<u8> {
-    (0..BLOCK).map(|i| (i.wrapping_mul(31) ^ n) as u8).collect()
+    content_of(n, BLOCK)
+}
+
+fn content_of(n: u32, size: u32) -> Vec<u8> {
+    (0..size).map(|i| (i.wrapping_mul(31) ^ (i >> 13) ^ n) as u8).collect()
+}
+
+/// What the host finds, wherever it is.
+fn read(host: &Host, n: u32) -> Vec<u8> {
+    let found = host.tiering.get(host.store.new_owner(), &[key(n)], 0, host.clock.now_ms()).unwrap()[0];
+    let Lookup::Hit(lease) = found else { panic!("block {n}: {found:?}") };
+    host.store.pool().mapping().bytes(lease.offset, lease.size.into()).unwrap().to_vec()
 }
 
 fn until(what: &str, condition: impl Fn() -> bool) {
@@ -94,15 +107,17 @@ fn hosts_read_each_others_pools_by_their_devices() {
 
     // What is read for the tiers goes by the device too: the copies are gone from the pool here, and come back.
     hosts[1].store.remove(&keys, hosts[1].clock.now_ms()).unwrap();
-    let reader = hosts[1].store.new_owner();
     for n in 0..BLOCKS {
-        let now = hosts[1].clock.now_ms();
-        let found = hosts[1].tiering.get(reader, &[key(n)], 0, now).unwrap()[0];
-        let Lookup::Hit(lease) = found else { panic!("block {n}: {found:?}") };
-        let bytes = hosts[1].store.pool().mapping().bytes(lease.offset, lease.size.into()).unwrap();
-        assert!(bytes == content(n), "block {n}");
+        assert!(read(&hosts[1], n) == content(n), "block {n}");
     }
     assert!(stats().read_hits > 0, "{:?}", stats());
+    let large = BLOCKS + 1;
+    hosts[0].store.put(owner, &BlockMeta::single(key(large), LARGE), &content_of(large, LARGE), 0).unwrap();
+    hosts[0].cluster.replicate(&[key(large)], 2);
+    until("a copy of the large one", || hosts[1].store.exists(&[key(large)]).unwrap()[0]);
+    until("which is counted", || stats().taken > u64::from(BLOCKS));
+    hosts[1].store.remove(&[key(large)], hosts[1].clock.now_ms()).unwrap();
+    assert!(read(&hosts[1], large) == content_of(large, LARGE), "the large one");
     let rails = hosts[1].cluster.peers().remove(0).rails;
     assert!(rails.iter().all(|rail| rail.kind == Kind::Rdma || rail.bytes == 0), "{rails:?}");
 
