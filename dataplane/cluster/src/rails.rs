@@ -21,7 +21,7 @@ use kvasir_protocol::clock::Clock;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// One-sided, from NIC to NIC. Not encrypted.
+    /// One-sided, from NIC to NIC. Blocks are not encrypted.
     Rdma,
     /// Between hosts on one machine.
     Shm,
@@ -133,7 +133,7 @@ pub(super) fn open(config: &ClusterConfig, node: &Arc<Node>, clock: Clock) -> Re
     Ok(rails)
 }
 
-/// RDMA is not encrypted: a host with TLS uses it only if it is named.
+/// What RDMA carries is not encrypted: a host with TLS uses it only if it is named.
 fn default_kinds(config: &ClusterConfig) -> Vec<Kind> {
     let rdma = config.tls.is_none().then_some(Kind::Rdma);
     rdma.into_iter().chain([Kind::Shm, Kind::Tcp]).collect()
@@ -174,7 +174,7 @@ fn open_rdma(config: &ClusterConfig, node: &Arc<Node>) -> Result<Opened, String>
     // The control stream goes over the first address; bytes go by the device.
     let listen = config.transfer.first().map(|addr| (addr.ip(), 0).into());
     for name in names {
-        let rdma = RdmaConfig { listen, ..RdmaConfig::of_device(&name) };
+        let rdma = RdmaConfig { listen, tls: config.tls.clone(), ..RdmaConfig::of_device(&name) };
         match Rdma::new(Arc::clone(node), rdma) {
             Ok(rdma) => {
                 let rdma = Arc::new(rdma);

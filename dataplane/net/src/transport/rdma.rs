@@ -6,8 +6,8 @@
 //! `docs/design/0002-verbs-at-run-time.md`.
 //!
 //! [`Rdma`] is the transport on top. One transport is one rail: a device, a TCP address for control, and one thread
-//! for completions. An endpoint is a queue pair and its control stream, authenticated like any other
-//! ([`auth`]); the stream carries grants, notices and heartbeats, and when it ends so does the queue pair, on both
+//! for completions. An endpoint is a queue pair and its control stream, on which the two meet as over TCP ([`greet`]), with
+//! TLS if the settings ask for it; the stream carries grants, notices and heartbeats, and when it ends so does the queue pair, on both
 //! sides. Every peer has memory keys of its own for each segment, which die with its last lease, its epoch, or when the
 //! segment is revoked.
 #![allow(unsafe_code)]
@@ -30,8 +30,10 @@ pub mod wire;
 use std::io;
 use std::sync::{Arc, Weak};
 
-use super::deadlined::Deadlined;
-use super::{Capabilities, Endpoint, Error as TransportError, Node, Transport, auth};
+use super::tcp::Tls;
+use super::tcp::greet;
+use super::tcp::socket::{Deadlined, Socket};
+use super::{Capabilities, Endpoint, Error as TransportError, Node, Transport};
 use client::Link;
 pub use device::{Device, DeviceOptions, Limits, device_names};
 pub use error::{Error, Failure};
@@ -60,6 +62,9 @@ pub struct RdmaConfig {
     pub queue: qp::QueueOptions,
     /// Where peers reach the control stream; port 0 picks a free one. The default `None` means that it only connects out.
     pub listen: Option<SocketAddr>,
+    /// Accept only nodes that show a certificate of the cluster for their own name, and encrypt the control stream. Both sides
+    /// must have it, or neither. What adapters write and read travels in the clear in any case.
+    pub tls: Option<Tls>,
     /// Default 1 s.
     pub connect_timeout: Duration,
     /// How long a handshake may take. Default 2 s.
@@ -82,6 +87,7 @@ impl RdmaConfig {
             options: DeviceOptions::default(),
             queue: qp::QueueOptions::default(),
             listen: None,
+            tls: None,
             connect_timeout: Duration::from_secs(1),
             handshake_timeout: Duration::from_secs(2),
             heartbeat: Duration::from_millis(200),
@@ -158,26 +164,19 @@ impl Rdma {
             TransportError::Address { transport, address: address.to_owned(), reason }
         })?;
         let stream = TcpStream::connect_timeout(&socket, config.connect_timeout).map_err(io)?;
-        stream.set_nodelay(true).map_err(io)?;
-        let mut meeting = Deadlined::new(&stream, config.handshake_timeout);
-        let peer = auth::connect(&mut meeting, &shared.node, &shared.node.cluster).map_err(|error| {
-            match error.is_refusal() {
-                true => TransportError::Authentication { address: address.into(), reason: error.to_string() },
-                false => failed(error.to_string()),
-            }
-        })?;
+        let deadline = Instant::now() + config.handshake_timeout;
+        let met = greet::connect(stream, config.tls.as_ref(), &shared.node, &shared.node.cluster, deadline);
+        let (control, peer) = met.map_err(|error| error.of(NAME, address))?;
         let id = shared.progress.id();
         let epochs = connect::Epochs { ours: shared.node.exports.epoch(), fence: shared.fences.of(&peer) };
         let (device, channel) = (&shared.device, &shared.progress.channel);
+        let mut meeting = Deadlined { socket: &control, deadline };
         let connection = connect::connect(device, channel, id, config.queue, epochs, &mut meeting)
             .map_err(|error| failed(error.to_string()))?;
         shared.fences.raise(&peer, connection.peer.epoch);
-        prepare(&stream, config.heartbeat, config.peer_timeout).map_err(io)?;
-        let mut listening = stream.try_clone().map_err(io)?;
-        let link = Link::new(Arc::clone(shared), peer, id, connection.queue, stream);
+        let link = Link::new(Arc::clone(shared), peer, id, connection.queue, control);
         let heard = Arc::downgrade(&link);
-        spawn("rdma-listen", move || listen(&heard, &mut listening))
-            .map_err(|error| failed(error.to_string()))?;
+        spawn("rdma-listen", move || listen(&heard)).map_err(|error| failed(error.to_string()))?;
         Ok(link)
     }
 }
@@ -220,19 +219,18 @@ impl Transport for Rdma {
 }
 
 /// Listens to a link's peer until the link is gone. The link is held during one answer only, so that it can be dropped.
-fn listen(link: &Weak<Link>, stream: &mut TcpStream) {
+fn listen(link: &Weak<Link>) {
     let (mut inbox, mut heard) = (Inbox::default(), Instant::now());
     while let Some(link) = link.upgrade() {
-        if let Err(error) = link.listen(&mut inbox, stream, &mut heard) {
+        if let Err(error) = link.listen(&mut inbox, &mut heard) {
             return link.go_down(&error.to_string());
         }
     }
 }
 
-fn prepare(stream: &TcpStream, read: Duration, write: Duration) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(read))?;
-    stream.set_write_timeout(Some(write))
+/// The control stream for as long as one read or write on it may take.
+fn within(socket: &Socket, timeout: Duration) -> Deadlined<'_> {
+    Deadlined { socket, deadline: Instant::now() + timeout }
 }
 
 fn capabilities(config: &RdmaConfig, device: &Device) -> Capabilities {

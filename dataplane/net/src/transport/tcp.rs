@@ -25,7 +25,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::node::NOTICE_MAX;
 use super::{Cancel, Capabilities, Endpoint, Error, Grant, Node, Op, Sink, Transport};
 use client::Connection;
-use greet::GreetError;
 use kvasir_memory::region::Region;
 use kvasir_os::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use kvasir_os::thread;
@@ -140,13 +139,7 @@ impl Tcp {
         let stream = self.dial(parsed).map_err(unreachable)?;
         let deadline = Instant::now() + self.config.handshake_timeout;
         let met = greet::connect(stream, self.config.tls.as_ref(), &self.node, &self.node.cluster, deadline);
-        let (socket, peer) = met.map_err(|error| match error {
-            GreetError::Away(error) => unreachable(error),
-            error if error.is_tls() => {
-                Error::Certificate { address: address.to_owned(), reason: error.to_string() }
-            }
-            error => Error::Authentication { address: address.to_owned(), reason: error.to_string() },
-        })?;
+        let (socket, peer) = met.map_err(|error| error.of(NAME, address))?;
         let TcpConfig { checksum, heartbeat, peer_timeout, .. } = self.config;
         let connection =
             Connection::new(peer, socket, checksum, heartbeat, peer_timeout).map_err(unreachable)?;

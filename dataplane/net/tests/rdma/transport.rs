@@ -8,6 +8,8 @@ use kvasir_memory::region::Region;
 use kvasir_net::transport::conformance::{self, Pair};
 use kvasir_net::transport::node::Secret;
 use kvasir_net::transport::rdma::{Rdma, RdmaConfig};
+use kvasir_net::transport::tcp::Tls;
+use kvasir_net::transport::tcp::authority::Authority;
 use kvasir_net::transport::{Access, Endpoint, Error, Node, Transport};
 
 use crate::side::patient;
@@ -21,6 +23,10 @@ fn node(name: &str) -> Arc<Node> {
 
 /// A transport on the `n`-th device of `RDMA_DEVICES`, reachable over the host's loopback interface.
 fn transport(n: usize, node: &Arc<Node>) -> Arc<Rdma> {
+    transport_with(n, node, None)
+}
+
+fn transport_with(n: usize, node: &Arc<Node>, tls: Option<Tls>) -> Arc<Rdma> {
     let names = std::env::var("RDMA_DEVICES").expect("RDMA_DEVICES names two devices");
     let name = names.split_whitespace().nth(n).expect("RDMA_DEVICES names two devices");
     let config = RdmaConfig {
@@ -29,6 +35,7 @@ fn transport(n: usize, node: &Arc<Node>) -> Arc<Rdma> {
         handshake_timeout: LONG,
         peer_timeout: LONG,
         queue: patient(),
+        tls,
         ..RdmaConfig::of_device(name)
     };
     Arc::new(Rdma::new(Arc::clone(node), config).unwrap())
@@ -96,4 +103,41 @@ fn who_is_no_member_is_turned_away() {
     let other = open(of("client", "two"));
     assert!(matches!(other, Err(Error::Authentication { .. })), "{other:?}");
     open(of("client", "one")).unwrap();
+}
+
+#[test]
+#[ignore = "needs an RDMA device; cargo xtask test --rdma boots one"]
+fn keeps_the_rules_with_tls_on_the_control_stream() {
+    let authority = Authority::new();
+    let (client_tls, server_tls) = (authority.tls("client"), authority.tls("server"));
+    conformance::run(&|| {
+        let (client_node, server_node) = (node("client"), node("server"));
+        let client = transport_with(0, &client_node, Some(client_tls.clone()));
+        let server = transport_with(1, &server_node, Some(server_tls.clone()));
+        let vanishing = Arc::clone(&server);
+        Pair { client_node, server_node, client, server, kill: Arc::new(move || vanishing.shut_down()) }
+    });
+}
+
+/// Where there are certificates, the secret does not suffice to pass for another member.
+#[test]
+#[ignore = "needs an RDMA device; cargo xtask test --rdma boots one"]
+fn a_certificate_must_name_its_node() {
+    let authority = Authority::new();
+    let server = transport_with(1, &node("server"), Some(authority.tls("server")));
+    let open = |tls| {
+        let client = transport_with(0, &node("client"), tls);
+        client.connect(&server.address().unwrap()).map(|_| ())
+    };
+    open(Some(authority.tls("client"))).unwrap();
+    assert!(open(Some(authority.tls("another"))).is_err());
+    for (tls, expected) in
+        [(Some(Authority::new().tls("client")), "invalid peer certificate"), (None, "that one has TLS")]
+    {
+        let refused = open(tls).unwrap_err();
+        assert!(
+            matches!(&refused, Error::Certificate { reason, .. } if reason.contains(expected)),
+            "{refused}"
+        );
+    }
 }

@@ -3,7 +3,6 @@
 //! Requests wait in one list and are posted when the send queue has room, so they complete in the order in which
 //! operations were submitted. Lock order: `state`, then the queue pair's own lock. Sinks are called with none held.
 
-use kvasir_os::net::{Shutdown, TcpStream};
 use kvasir_os::time::Instant;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
@@ -14,8 +13,9 @@ use super::plan::{self, Bounds};
 use super::progress::Waiting;
 use super::qp::{self, QueuePair, Request, Served};
 use super::wire::{self, Frame, Inbox, Kind};
-use super::{Failure, Shared};
+use super::{Failure, Shared, within};
 use crate::transport::node::NOTICE_MAX;
+use crate::transport::tcp::socket::Socket;
 use crate::transport::{Completion, Denied, Endpoint, Error, Grant, Op, OpError, Sink};
 
 /// The most bytes of one request. A request cannot be cancelled once posted, and valid bytes are counted by requests.
@@ -27,7 +27,7 @@ pub(super) struct Link {
     peer: String,
     id: u64,
     queue: QueuePair,
-    control: TcpStream,
+    control: Socket,
     /// Held while a frame is written, so that frames stay whole.
     writing: Mutex<()>,
     state: Mutex<State>,
@@ -72,7 +72,7 @@ impl Link {
         peer: String,
         id: u64,
         queue: QueuePair,
-        control: TcpStream,
+        control: Socket,
     ) -> Arc<Self> {
         let (writing, state) = (Mutex::default(), Mutex::default());
         let link = Arc::new(Self { shared, peer, id, queue, control, writing, state });
@@ -84,13 +84,8 @@ impl Link {
     }
 
     /// Takes one answer of the peer, or finds that the peer is silent. `heard` is when it last said something.
-    pub(super) fn listen(
-        &self,
-        inbox: &mut Inbox,
-        stream: &mut TcpStream,
-        heard: &mut Instant,
-    ) -> io::Result<()> {
-        match inbox.next(stream)? {
+    pub(super) fn listen(&self, inbox: &mut Inbox, heard: &mut Instant) -> io::Result<()> {
+        match inbox.next(&mut within(&self.control, self.shared.config.heartbeat))? {
             None if heard.elapsed() > self.shared.config.peer_timeout => {
                 Err(io::Error::new(io::ErrorKind::TimedOut, "nothing was heard from it"))
             }
@@ -124,13 +119,13 @@ impl Link {
         }
         drop(state);
         self.shared.progress.forget(self.id);
-        let _ = self.control.shutdown(Shutdown::Both);
+        self.control.shut_down();
         tell(told);
     }
 
     fn say(&self, frame: &Frame) -> io::Result<()> {
         let _writing = self.writing.lock();
-        (&self.control).write_all(&frame.encode())
+        within(&self.control, self.shared.config.peer_timeout).write_all(&frame.encode())
     }
 
     fn opened(&self, frame: &Frame) -> io::Result<()> {

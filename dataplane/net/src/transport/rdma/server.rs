@@ -6,9 +6,10 @@ use std::io::{self, Write};
 
 use super::connect::{Epochs, connect};
 use super::wire::{self, Frame, Inbox, Kind};
-use super::{Shared, prepare};
-use crate::transport::deadlined::Deadlined;
-use crate::transport::{Denied, auth};
+use super::{Shared, within};
+use crate::transport::Denied;
+use crate::transport::tcp::greet;
+use crate::transport::tcp::socket::{Deadlined, Socket};
 use kvasir_os::net::TcpStream;
 use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::listener::Seat;
@@ -53,11 +54,11 @@ impl Spoken {
 }
 
 /// From the handshake to the end of one connection.
-pub(super) fn serve(shared: &Shared, mut stream: TcpStream, seat: &Seat) -> io::Result<()> {
+pub(super) fn serve(shared: &Shared, stream: TcpStream, seat: &Seat) -> io::Result<()> {
     let config = &shared.config;
-    stream.set_nodelay(true)?;
-    let mut meeting = Deadlined::new(&stream, config.handshake_timeout);
-    let peer = auth::accept(&mut meeting, &shared.node, &shared.node.cluster).map_err(io::Error::other)?;
+    let deadline = Instant::now() + config.handshake_timeout;
+    let met = greet::accept(stream, config.tls.as_ref(), &shared.node, &shared.node.cluster, deadline);
+    let (control, peer) = met.map_err(io::Error::other)?;
     if !shared.node.admits(&peer) {
         return Err(io::Error::other(format!("{peer} is no member of this cluster")));
     }
@@ -65,18 +66,18 @@ pub(super) fn serve(shared: &Shared, mut stream: TcpStream, seat: &Seat) -> io::
     let id = shared.progress.id();
     let epochs = Epochs { ours: shared.node.exports.epoch(), fence: shared.fences.of(&peer) };
     let (device, channel) = (&shared.device, &shared.progress.channel);
+    let mut meeting = Deadlined { socket: &control, deadline };
     let connection =
         connect(device, channel, id, config.queue, epochs, &mut meeting).map_err(io::Error::other)?;
     shared.fences.raise(&peer, connection.peer.epoch);
     // The queue pair is the only way for the peer's adapter to reach us, and goes when this returns.
-    answer(shared, &peer, &mut stream)
+    answer(shared, &peer, &control)
 }
 
-fn answer(shared: &Shared, peer: &str, stream: &mut TcpStream) -> io::Result<()> {
-    prepare(stream, shared.config.heartbeat, shared.config.peer_timeout)?;
+fn answer(shared: &Shared, peer: &str, control: &Socket) -> io::Result<()> {
     let (mut inbox, mut heard) = (Inbox::default(), Instant::now());
     loop {
-        let Some(frame) = inbox.next(stream)? else {
+        let Some(frame) = inbox.next(&mut within(control, shared.config.heartbeat))? else {
             // Peers ping when idle.
             if heard.elapsed() > shared.config.peer_timeout {
                 return Err(io::ErrorKind::TimedOut.into());
@@ -94,7 +95,7 @@ fn answer(shared: &Shared, peer: &str, stream: &mut TcpStream) -> io::Result<()>
             }
             Kind::Grant | Kind::Pong => return Err(io::ErrorKind::InvalidData.into()),
         };
-        stream.write_all(&reply.encode())?;
+        within(control, shared.config.peer_timeout).write_all(&reply.encode())?;
     }
 }
 

@@ -10,8 +10,8 @@ use std::io::{self, Write};
 
 use super::socket::{Deadlined, Socket};
 use super::tls::{self, Tls};
-use crate::transport::Node;
 use crate::transport::auth::{self, AuthError};
+use crate::transport::{Error, Node};
 
 /// The first bytes of a TLS record of an alert, and of a handshake.
 const ALERT: u8 = 0x15;
@@ -38,6 +38,16 @@ impl GreetError {
     /// Whether the two differ about TLS or certificates.
     pub fn is_tls(&self) -> bool {
         matches!(self, Self::Plain | Self::Encrypted | Self::Certificate(_) | Self::Name { .. })
+    }
+
+    /// The same as an error of a transport that connected to `address`.
+    pub(in crate::transport) fn of(self, transport: &'static str, address: &str) -> Error {
+        let (address, reason) = (address.to_owned(), self.to_string());
+        match self {
+            Self::Away(_) => Error::Unreachable { transport, address, reason },
+            error if error.is_tls() => Error::Certificate { address, reason },
+            _ => Error::Authentication { address, reason },
+        }
     }
 }
 
