@@ -74,8 +74,8 @@ impl From<tonic::Status> for ControlError {
     }
 }
 
-/// What broke the connection of a call. What a host answers has no source, and a connection makes one of two codes of its end,
-/// by whether the request was on its way. A call whose time is over looks alike, but nothing broke.
+/// What broke the connection of a call. Errors that a host answers with have no source. The end of a connection has one, and one of
+/// two codes: which, depends on whether the request had been sent. So has a call whose time is over, but nothing broke.
 fn lost(status: &tonic::Status) -> Option<&(dyn std::error::Error + 'static)> {
     let source = std::error::Error::source(status)?;
     let mut causes = std::iter::successors(Some(source), |error| error.source());

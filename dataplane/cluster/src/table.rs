@@ -360,8 +360,8 @@ impl Table {
         self.removals.is_after(key, put)
     }
 
-    /// A generation after which this host's version of a block was put: that of the last removal that it has carried out, and not
-    /// before the put of which it speaks.
+    /// A generation after which this host's version of a block was put, or that of the put itself: the last removal of it that was
+    /// carried out here, if that is later.
     pub fn put_after(&self, key: BlockKey) -> Generation {
         let own = self.blocks.get(&key).filter(|block| block.holders.has(0));
         let put = own.map(|block| block.holding.generation).unwrap_or_default();

@@ -174,8 +174,8 @@ impl Shared {
         }
     }
 
-    /// Drops copies of this host of which there are enough elsewhere: as many holders before it as are wanted have the block, by
-    /// their own word at this moment. What the table knows of them may be as old as their last audit.
+    /// Drops copies here of blocks that have enough copies elsewhere: as many of the holders that come before this host as copies are
+    /// wanted have said, just now, that they have the block. The table is not enough, as it may be as old as their last audit.
     fn trim(&self, tiering: &Tiering, keys: &[BlockKey]) {
         let before: Vec<Nodes> = {
             let table = self.table();

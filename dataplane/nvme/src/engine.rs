@@ -38,7 +38,7 @@ pub(super) enum Command {
     Move(Vec<Moving>, Completion<Vec<bool>>),
     /// From the janitor: forget these blocks, if they are still there.
     Forget(Vec<(BlockKey, Place)>, Why, Completion<()>),
-    /// From the janitor: a segment became free, or none will (as things were when the next epoch was this).
+    /// From the janitor: a segment became free; or, with the next epoch as it was then, none can be made free.
     Space {
         stuck: Option<u64>,
     },

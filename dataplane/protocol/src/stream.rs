@@ -137,7 +137,7 @@ impl Stream {
         net::poll(&mut polled, Some(&timeout)).is_ok() && polled[0].revents().intersects(over)
     }
 
-    /// Whether bytes have arrived that nobody has read. Of a socket; a ring knows by itself.
+    /// Whether bytes have arrived that nobody has read. For sockets; a ring has its own way to tell.
     pub fn has_unread(&self) -> bool {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         let seen = match self {
@@ -293,7 +293,7 @@ impl Habit {
     /// A sleep, after a poll without result or without one.
     fn slept(&mut self, polled: bool, short: bool) {
         if polled {
-            // A trial in vain says nothing of waits that are known to be short.
+            // Where waits are known to be short, a trial that failed changes nothing.
             if self.short >= self.needed {
                 self.needed = (self.needed * 2).min(Self::NEEDED_MAX);
             } else {

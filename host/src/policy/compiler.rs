@@ -5,8 +5,8 @@ use parking_lot::Mutex;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use wasmtime::component::Component;
 
-/// How much nicer threads that compile are than the rest of the host. Under a tenth of a core that others want, and all of one
-/// that nobody wants: a load on a machine without an idle moment still comes to an end.
+/// How much nicer threads that compile are than the rest of the host. They get less than a tenth of a core that others want, and
+/// idle cores whole. So a load comes to its end also on a machine that is never idle.
 const NICENESS: i32 = 10;
 
 /// As many threads as there are cores.

@@ -1,4 +1,5 @@
-//! What is made of counts: a hazard of reuse by age that rises to one mode and falls, and the best that waiting can bring.
+//! What is made of counts: how likely reuse is at each age (the hazard), smoothed so that it has one maximum, and the best that
+//! keeping a block can bring.
 
 use crate::ages::{self, BINS, Curve};
 use kvasir_policy::math;

@@ -97,7 +97,7 @@ impl LogsArgs {
         line.level <= self.level as u32 && u128::from(line.at_ms) >= since
     }
 
-    /// Each in full at once, for somebody may read them through a pipe.
+    /// Writes each line at once and whole, since somebody may read them through a pipe.
     fn print_lines(&self, lines: &[proto::LogLine]) {
         for line in lines.iter().filter(|line| self.wanted(line)) {
             if self.to.json {

@@ -34,7 +34,8 @@ impl Leader for Own<'_> {
     }
 }
 
-/// One host's part in all rollouts. Forgotten by a restart: what serves was stored, and says the rest.
+/// One host's part in all rollouts. A restart forgets it, which does no harm: which policy serves is stored, and the rest follows
+/// from that.
 pub struct Follower {
     name: String,
     slots: [Option<Known>; 4],

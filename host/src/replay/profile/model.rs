@@ -121,8 +121,8 @@ impl Model {
         (self.weights() - self.vocabulary_weights()) * f64::from(self.bytes_per_weight)
     }
 
-    /// Of a token's products with the weights of the layers that are active for it: what prefill computes, which asks for the next word
-    /// behind the last token alone.
+    /// Operations of one token in prefill: its products with the weights of the layers that are active for it. Only the last token of a
+    /// prompt is asked for the next word, so the vocabulary does not count.
     pub(super) fn prefill_flop_per_token(&self) -> f64 {
         let active = |experts: &Experts| f64::from(experts.active) + f64::from(experts.shared);
         2.0 * self.layer_weights(active)
