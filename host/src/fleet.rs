@@ -34,7 +34,7 @@ pub use kvasir_policy::scheduler::RETRY_MAX_MS;
 
 use self::cost::usable;
 use self::links::{Links, Path};
-use self::load::Tenants;
+use self::load::{Outputs, Tenants};
 use self::table::Table;
 use hashbrown::HashMap;
 use kvasir_policy::scheduler::{DecodeRow, Layout, PrefillRow, Request};
@@ -302,6 +302,7 @@ pub struct Fleet {
     /// Expected ends of hand-overs under way, and whose they are.
     handovers: BTreeSet<(u64, u64)>,
     tenants: Tenants,
+    outputs: Outputs,
 }
 
 impl Fleet {
@@ -322,6 +323,7 @@ impl Fleet {
             requests: HashMap::new(),
             handovers: BTreeSet::new(),
             tenants: Tenants::default(),
+            outputs: Outputs::default(),
         }
     }
 

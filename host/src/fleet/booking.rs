@@ -261,6 +261,9 @@ impl Fleet {
         self.end_handover(id);
         let request = self.requests.remove(&id).ok_or(Error::NoRequest { id })?;
         self.tenants.remove(request.tenant, request.tokens);
+        if request.decoded_tokens > 0 {
+            self.outputs.add(request.decoded_tokens);
+        }
         if request.phase == Phase::Prefill {
             self.settle_prefill(&request, false, now_ms);
         }

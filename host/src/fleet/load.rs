@@ -3,6 +3,9 @@
 use super::{Decode, Fleet, InFlight, Phase};
 use hashbrown::HashMap;
 
+/// Requests over which the mean output is taken, about.
+const OUTPUTS_REMEMBERED: u32 = 256;
+
 /// Tokens in flight by tenant. A tenant without any has no entry, so there are no more entries than
 /// requests.
 #[derive(Debug, Default)]
@@ -37,6 +40,27 @@ impl Tenants {
     }
 }
 
+/// How long outputs were of late, for requests that do not say how long theirs will be.
+#[derive(Debug, Default)]
+pub(super) struct Outputs {
+    mean_tokens: f64,
+    seen: u32,
+}
+
+impl Outputs {
+    /// A request ended after so many tokens of decode.
+    pub(super) fn add(&mut self, tokens: u32) {
+        self.seen = (self.seen + 1).min(OUTPUTS_REMEMBERED);
+        self.mean_tokens += (f64::from(tokens) - self.mean_tokens) / f64::from(self.seen);
+    }
+
+    /// Part of the sequences that are still there after `tokens` more: what is left of an output is taken to be the same
+    /// however much of it there was, so it goes by the mean alone. All of them, before any has ended.
+    fn left_after(&self, tokens: u64) -> f64 {
+        if self.mean_tokens > 0.0 { (-(tokens as f64) / self.mean_tokens).exp() } else { 1.0 }
+    }
+}
+
 impl Fleet {
     /// With these quotas of tokens in flight, by tenant.
     #[must_use]
@@ -67,42 +91,45 @@ impl Fleet {
     /// is none.
     ///
     /// Until then each sequence grows by a token per step of now, those that reach their expected output
-    /// leave, and those whose prefill ends arrive. A sequence of unknown output stays. Visits every
-    /// request in flight: for control ticks, not for decisions.
+    /// leave, and those whose prefill ends arrive. Of sequences that do not say how long they will be, as many leave as by the
+    /// mean output of late. Visits every request in flight: for control ticks, not for decisions.
     pub fn decode_step_forecast_ms(&self, ahead_ms: f64, now_ms: u64) -> f64 {
-        let mut batches = vec![(0u32, 0u64); self.decode.len()];
+        let mut batches = vec![(0.0, 0.0); self.decode.len()];
         for request in self.requests.values() {
             let slot = request.admission.decode;
             let Some(d) = self.decode.get(slot).filter(|d| d.epoch == request.decode_epoch) else { continue };
-            let context_tokens = match request.phase {
+            let (sequences, context_tokens) = match request.phase {
                 Phase::Prefill => self.arriving(request, now_ms as f64 + ahead_ms),
-                Phase::Decode => remaining(request, d, ahead_ms),
+                Phase::Decode => self.remaining(request, d, ahead_ms),
             };
-            if let Some(tokens) = context_tokens {
-                let batch = &mut batches[usize::from(slot)];
-                *batch = (batch.0 + 1, batch.1 + tokens);
-            }
+            let batch = &mut batches[usize::from(slot)];
+            *batch = (batch.0 + sequences, batch.1 + sequences * context_tokens as f64);
         }
         let steps = self.decode.iter().filter(|(_, d)| d.available).map(|(slot, d)| {
-            let (sequences, context_tokens) = batches[usize::from(slot)];
-            d.spec.cost.step_ms(sequences, context_tokens)
+            let (sequences, context_tokens): (f64, f64) = batches[usize::from(slot)];
+            d.spec.cost.step_ms(sequences.round() as u32, context_tokens.round() as u64)
         });
         steps.reduce(f64::min).unwrap_or(0.0)
     }
 
-    /// Context that a request in prefill brings to decode, if it gets there by `end_ms`.
-    fn arriving(&self, request: &InFlight, end_ms: f64) -> Option<u64> {
+    /// Whether a request in prefill gets to decode by `end_ms`, 1 or 0, and the context that it brings.
+    fn arriving(&self, request: &InFlight, end_ms: f64) -> (f64, u64) {
         let prefill = self.prefill.get(request.admission.prefill);
         let prefill = prefill.filter(|p| p.epoch == request.prefill_epoch);
         let shifted_ms = prefill.map_or(0.0, |p| p.shifted_ms);
-        (request.prefill_end_ms + shifted_ms <= end_ms).then_some(request.context_tokens)
+        let arrives = request.prefill_end_ms + shifted_ms <= end_ms;
+        (f64::from(u8::from(arrives)), request.context_tokens)
     }
-}
 
-/// Context of a sequence after `ahead_ms` more of decode, if it is still there.
-fn remaining(request: &InFlight, decode: &Decode, ahead_ms: f64) -> Option<u64> {
-    let step_ms = decode.spec.cost.step_ms(decode.sequences, decode.context_tokens);
-    let grown = if step_ms > 0.0 { u64::from((ahead_ms / step_ms) as u32) } else { 0 };
-    let left = u64::from(request.output_tokens.saturating_sub(request.decoded_tokens));
-    (request.output_tokens == 0 || left > grown).then_some(request.context_tokens + grown)
+    /// How much of a sequence is expected to be there after `ahead_ms` more of decode, 0 to 1, and its context then.
+    fn remaining(&self, request: &InFlight, decode: &Decode, ahead_ms: f64) -> (f64, u64) {
+        let step_ms = decode.spec.cost.step_ms(decode.sequences, decode.context_tokens);
+        let grown = if step_ms > 0.0 { u64::from((ahead_ms / step_ms) as u32) } else { 0 };
+        let left = u64::from(request.output_tokens.saturating_sub(request.decoded_tokens));
+        let there = match request.output_tokens {
+            0 => self.outputs.left_after(grown),
+            _ => f64::from(u8::from(left > grown)),
+        };
+        (there, request.context_tokens + grown)
+    }
 }

@@ -247,12 +247,33 @@ fn the_forecast_lets_sequences_grow_leave_and_arrive() {
     admit(&mut c, 2, Decision::run(0, 0), &[0, 0], 200); // 160 tokens, arrives at 370
     assert_eq!(c.decode_step_forecast_ms(169.0, 200), 20.0);
     assert_eq!(c.decode_step_forecast_ms(170.0, 200), step);
-    let endless = Ask { output_tokens: 0, ..ask(160) };
-    c.admit(3, &endless, &Decision::run(1, 0), found(&[0, 0]), 200).unwrap();
-    c.prefill_done(3, None, 370).unwrap();
-    assert!(c.decode_step_forecast_ms(1e6, 370) > 5_000.0, "of unknown length, so it stays");
     c.set_decode_available(0, false).unwrap();
     assert_eq!(c.decode_step_forecast_ms(0.0, 370), 0.0, "nowhere to decode");
+}
+
+#[test]
+fn sequences_of_unknown_length_leave_by_the_mean_of_those_that_ended() {
+    let mut c = fleet(1, 1); // a step takes 20 + sequences + context / 2 ms
+    let unknown = Ask { output_tokens: 0, ..ask(160) };
+    let decode = |c: &mut Fleet, ids: std::ops::Range<u64>| {
+        for id in ids {
+            c.admit(id, &unknown, &Decision::run(0, 0), found(&[0]), 0).unwrap();
+            c.prefill_done(id, None, 0).unwrap();
+        }
+    };
+    decode(&mut c, 0..2);
+    assert!(c.decode_step_forecast_ms(1e6, 0) > 5_000.0, "as long as none has ended, they stay");
+    c.progress(0, 50, 0).unwrap();
+    c.progress(1, 150, 0).unwrap();
+    c.finished(0, 0).unwrap();
+    c.finished(1, 0).unwrap(); // 100 tokens on average
+    decode(&mut c, 2..6);
+    let step = 20.0 + 4.0 + 4.0 * 160.0 / 2.0;
+    let after = |steps: f64| c.decode_step_forecast_ms(steps * step + 0.5, 0);
+    assert_eq!(after(0.0), step);
+    // Of 4 there are 4 / e = 1.47 left, each with 260 tokens.
+    assert_eq!(after(100.0), 20.0 + 1.0 + (1.471_517_8_f64 * 260.0).round() / 2.0);
+    assert_eq!(after(1_000.0), 20.0);
 }
 
 #[test]
