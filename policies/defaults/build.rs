@@ -3,8 +3,9 @@
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-const POLICIES: [&str; 22] = [
+const POLICIES: [&str; 23] = [
     "arc-evictor",
+    "early-rejection-admitter",
     "fifo-evictor",
     "fitted-cost-scheduler",
     "gdsf-evictor",

@@ -38,6 +38,9 @@ pub struct ClusterFlags {
     /// Time between tokens that requests ask for, or `none` [default: 100ms].
     #[arg(long, value_name = "TIME", value_parser = slo)]
     tbt_slo: Option<f32>,
+    /// Instances that decode turn away who comes from prefill, if their steps would take longer than --tbt-slo with it.
+    #[arg(long)]
+    check_at_decode: bool,
     /// Seed of the chance that requests bring to policies [default: 1].
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -47,7 +50,7 @@ pub struct ClusterFlags {
 }
 
 impl ClusterFlags {
-    pub(crate) const NAMES: &str = "--prefill, --decode, --both, --model, --hardware, --gpus, --pool-blocks, --decode-blocks, --ttft-slo, --tbt-slo, --seed, --speed";
+    pub(crate) const NAMES: &str = "--prefill, --decode, --both, --model, --hardware, --gpus, --pool-blocks, --decode-blocks, --ttft-slo, --tbt-slo, --check-at-decode, --seed, --speed";
 
     /// Whether any of them was given.
     pub(crate) fn any(&self) -> bool {
@@ -56,13 +59,15 @@ impl ClusterFlags {
 
     pub(crate) fn any_but_speed(&self) -> bool {
         let Self { prefill, decode, both, model, hardware, gpus, .. } = self;
-        let Self { pool_blocks, decode_blocks, ttft_slo, tbt_slo, seed, speed: _, .. } = self;
+        let Self { pool_blocks, decode_blocks, ttft_slo, tbt_slo, check_at_decode, seed, speed: _, .. } =
+            self;
         let numbers = [prefill, decode, both, gpus, pool_blocks, decode_blocks];
         let named = model.is_some() || hardware.is_some();
         named
             || numbers.iter().any(|number| number.is_some())
             || ttft_slo.is_some()
             || tbt_slo.is_some()
+            || *check_at_decode
             || seed.is_some()
     }
 
@@ -86,6 +91,7 @@ impl ClusterFlags {
             decode_blocks: self.decode_blocks.unwrap_or(default.decode_blocks),
             ttft_slo_ms: self.ttft_slo.unwrap_or(default.ttft_slo_ms),
             tbt_slo_ms: self.tbt_slo.unwrap_or(default.tbt_slo_ms),
+            check_at_decode: self.check_at_decode,
             seed: self.seed.unwrap_or(default.seed),
             speed: self.speed.unwrap_or(default.speed),
             ..default

@@ -522,6 +522,7 @@ mod tests {
             "tbt_s",
             "hit_rate_percent",
             "rejected",
+            "turned_away",
             "goodput_rps",
             "slo_attainment_percent",
         ] {

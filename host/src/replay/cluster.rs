@@ -11,7 +11,8 @@
 //!   many others as are on their way to that instance when it begins. A fetch begins with the decision and counts as a use
 //!   at its source; the hand-over begins when the prompt is computed.
 //! * **Decode**: continuous batching. Requests join and leave between steps; one that does not fit in the memory waits and
-//!   holds up those behind it. The first token comes out of the prefill.
+//!   holds up those behind it. The first token comes out of the prefill. If the setup says so, instances turn away who
+//!   comes from prefill and would make their steps longer than the SLO.
 //! * **Instances that do both** compute prompts first; their batch stands still meanwhile. Pool and batch have memory of
 //!   their own. A request that stays moves nothing, and one that comes brings only what is not in the pool.
 //! * A request that is rejected is gone: nobody tries again. Nothing fails and nobody leaves.
@@ -367,6 +368,7 @@ impl<'e> Cluster<'e> {
             fetched_blocks,
             first_token_us: 0,
             part_us: self.now_us,
+            parts: Parts::default(),
         };
         self.jobs.insert(number, job);
         let instance = &mut self.instances[prefill];
@@ -464,7 +466,7 @@ impl<'e> Cluster<'e> {
 
     fn part_ends(&mut self, number: u64, part: Part) {
         let job = self.jobs.get_mut(&number).expect("a request on its way is in flight");
-        self.tally.parts.add(part, self.now_us - job.part_us);
+        job.parts.add(part, self.now_us - job.part_us);
         job.part_us = self.now_us;
     }
 
@@ -494,10 +496,12 @@ impl<'e> Cluster<'e> {
         if let Some(decode) = &mut instance.decode {
             decode.set_halted(false, self.now_us as f64 / 1e3);
         }
-        job.first_token_us = self.now_us;
         let (decode, last) = (job.decode, job.output_tokens <= 1);
-        self.tally.ttft.add(self.now_us - job.arrived_us);
-        self.part_ends(number, Part::Prefill);
+        if !last && self.is_turned_away(number) {
+            self.turn_away(number)?;
+            return self.turn(at);
+        }
+        self.first_token(number);
         if last {
             self.finish_job(Done { request: number, untold: 0 })?;
         } else if decode == at {
@@ -506,6 +510,33 @@ impl<'e> Cluster<'e> {
             self.hand_over(number);
         }
         self.turn(at)
+    }
+
+    fn first_token(&mut self, number: u64) {
+        let job = self.jobs.get_mut(&number).expect("a request that was computed is in flight");
+        job.first_token_us = self.now_us;
+        self.tally.ttft.add(self.now_us - job.arrived_us);
+        self.part_ends(number, Part::Prefill);
+    }
+
+    /// Whether the steps where it would be decoded would be too long with it.
+    fn is_turned_away(&self, number: u64) -> bool {
+        let job = &self.jobs[&number];
+        let decode = self.instances[job.decode].decode.as_ref().filter(|_| self.setup.check_at_decode);
+        decode.is_some_and(|decode| {
+            decode.step_with_ms(job.prompt_tokens + 1) > f64::from(self.setup.tbt_slo_ms)
+        })
+    }
+
+    /// Its prompt was computed for nothing.
+    fn turn_away(&mut self, number: u64) -> Result<(), Error> {
+        let job = self.jobs.remove(&number).expect("a request that was computed is in flight");
+        self.conductor.complete(job.booked, Stage::Finished, self.now_ms())?;
+        self.tally.rejected += 1;
+        self.tally.turned_away += 1;
+        self.ended.push(Ended { request: number, ttft_us: None });
+        self.tally.check(self.jobs.len());
+        Ok(())
     }
 
     fn hand_over(&mut self, number: u64) {
@@ -551,6 +582,7 @@ impl<'e> Cluster<'e> {
             0 | 1 => None,
             tokens => Some((self.now_us - job.first_token_us) / (tokens - 1)),
         };
+        self.tally.parts.add_all(&job.parts);
         if let Some(tbt_us) = tbt_us {
             self.tally.tbt.add(tbt_us);
         }

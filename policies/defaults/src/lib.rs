@@ -53,6 +53,7 @@ pub static EVICTORS: &[Default<dyn Evictor>] = defaults! { dyn Evictor:
 /// Admitters; the first is the default.
 pub static ADMITTERS: &[Default<dyn Admitter>] = defaults! { dyn Admitter:
     "slo", "slo-admitter", slo_admitter::Slo;
+    "early-rejection", "early-rejection-admitter", early_rejection_admitter::EarlyRejection;
 };
 
 /// Balancers; the first is the default.

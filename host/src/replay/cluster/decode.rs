@@ -149,6 +149,13 @@ impl Decode {
         Some(self.boundary_ms + self.time_of(steps))
     }
 
+    /// How long a step would take with everybody that waits, and one more with such a context, ms.
+    pub(super) fn step_with_ms(&self, context_tokens: u64) -> f64 {
+        let waiting: u64 = self.waiting.iter().map(|arrival| arrival.context_tokens).sum();
+        let sequences = self.batch.len() + self.waiting.len() + 1;
+        self.cost.step_ms(sequences as u32, self.context_tokens + waiting + context_tokens)
+    }
+
     /// Tokens decoded by each sequence since the last call.
     pub(super) fn tell(&mut self, mut of: impl FnMut(u64, u64)) {
         for sequence in self.batch.iter_mut().filter(|sequence| sequence.untold > 0) {

@@ -3,6 +3,7 @@
 use super::super::pool::Touch;
 use super::decode::Decode;
 use super::prefill::Prefill;
+use super::tally::Parts;
 
 /// A request in flight.
 pub(super) struct Job {
@@ -19,8 +20,9 @@ pub(super) struct Job {
     pub(super) own_blocks: usize,
     pub(super) fetched_blocks: usize,
     pub(super) first_token_us: u64,
-    /// When the part of its way began that it is in.
+    /// When the part of its way began that it is in; and how long those took that have ended.
     pub(super) part_us: u64,
+    pub(super) parts: Parts,
 }
 
 /// One simulated engine.

@@ -26,6 +26,8 @@ pub struct Report {
     pub requests: u64,
     pub finished: u64,
     pub rejected: u64,
+    /// How many of these by the instance that was to decode them, when their prompts were computed.
+    pub turned_away: u64,
     /// From the first request to the end of the last.
     pub span_s: f64,
     pub ttft_s: Seconds,
@@ -129,6 +131,7 @@ impl Report {
             requests: tally.offered,
             finished: tally.finished,
             rejected: tally.rejected,
+            turned_away: tally.turned_away,
             span_s,
             ttft_s: tally.ttft.seconds(),
             tbt_s: tally.tbt.seconds(),
@@ -164,6 +167,15 @@ impl Report {
         format!("{}: {}", counts.join(", "), self.instance)
     }
 
+    /// "12031 (512 rejected, 40 of them when their prompts were computed)"
+    fn ends(&self) -> String {
+        let late = match self.turned_away {
+            0 => String::new(),
+            turned_away => format!(", {turned_away} of them when their prompts were computed"),
+        };
+        format!("{} ({} rejected{late})", self.requests, self.rejected)
+    }
+
     /// "7.90 of each of the 10 hottest blocks, 4.31 of 100, 1.80 of 1000"
     fn copies(&self) -> String {
         let told = self.replicas.iter().enumerate().map(|(n, Replicas { hottest, mean })| match n {
@@ -185,7 +197,7 @@ impl Report {
             ("balancer", self.balancer.clone()),
             ("evictor", self.evictor.clone()),
             ("instances", self.instances()),
-            ("requests", format!("{} ({} rejected)", self.requests, self.rejected)),
+            ("requests", self.ends()),
             ("TTFT", times(&self.ttft_s)),
             ("TBT", times(&self.tbt_s)),
             (

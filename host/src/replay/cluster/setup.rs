@@ -61,6 +61,8 @@ pub struct Setup {
     /// What each request asks for, ms; +infinity = nothing.
     pub ttft_slo_ms: f32,
     pub tbt_slo_ms: f32,
+    /// Whether instances that decode turn away who comes from prefill and would make their steps longer than that.
+    pub check_at_decode: bool,
     /// Seconds of the trace per second of the simulation.
     pub speed: f64,
     /// Between reports of the instances, and between ticks of the balancer.
@@ -87,6 +89,7 @@ impl Default for Setup {
             // As the Mooncake paper has them.
             ttft_slo_ms: 30_000.0,
             tbt_slo_ms: 100.0,
+            check_at_decode: false,
             speed: 1.0,
             tick_ms: 1_000,
             seed: 1,

@@ -79,8 +79,8 @@ pub(super) enum Part {
     Decode,
 }
 
-/// Time that requests spent in each [`Part`], µs.
-#[derive(Clone, Debug, Default)]
+/// Time spent in each [`Part`], µs.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Parts([u128; 5]);
 
 /// The JSON of [`Parts`]: of a request, seconds.
@@ -98,6 +98,12 @@ impl Parts {
         self.0[part as usize] += u128::from(us);
     }
 
+    pub(super) fn add_all(&mut self, others: &Self) {
+        for (sum, other) in self.0.iter_mut().zip(others.0) {
+            *sum += other;
+        }
+    }
+
     /// The mean over so many requests.
     pub fn mean(&self, requests: u64) -> Latency {
         let [fetch, queue, prefill, hand_over, decode] =
@@ -112,6 +118,8 @@ pub struct Tally {
     pub offered: u64,
     pub finished: u64,
     pub rejected: u64,
+    /// How many of these when their prompts were computed.
+    pub turned_away: u64,
     /// Finished within what they asked for.
     pub within_slo: u64,
     pub blocks_asked: u64,
@@ -123,6 +131,7 @@ pub struct Tally {
     pub ttft: Spread,
     /// Mean time between the tokens of a request.
     pub tbt: Spread,
+    /// Of those that finished.
     pub parts: Parts,
     pub hits: Timeline,
 }

@@ -139,6 +139,32 @@ fn what_cannot_be_kept_is_rejected_and_counted() {
 }
 
 #[test]
+fn who_would_make_steps_too_long_is_turned_away_if_that_is_wanted() {
+    let mut setup = Setup { tbt_slo_ms: 60.0, ..setup(1, 1, 0) };
+    setup.decode_cost.ms_per_sequence = 30.0; // one in steps of 50 ms, two in 80
+    let choices = Choices::default().with(SlotKind::Scheduler, native("round-robin"));
+    let ignoring = ("decode-load".to_owned(), "ignored".to_owned());
+    let admitter = Choice { settings: vec![ignoring], ..native("early-rejection") };
+    let choices = choices.with(SlotKind::Admitter, admitter);
+    let requests = [request(0, &[1], 100), request(10, &[2], 100), request(60_000, &[3], 100)];
+    let (ttft_ms, tally, _) = run(&setup, &choices, &requests);
+    assert_eq!(ttft_ms, [Some(522.0), Some(522.0 + 512.0), Some(522.0)]);
+    assert_eq!(
+        (tally.rejected, tally.turned_away, tally.within_slo),
+        (0, 0, 1),
+        "two slowed each other down"
+    );
+
+    setup.check_at_decode = true;
+    let (ttft_ms, tally, _) = run(&setup, &choices, &requests);
+    assert_eq!(ttft_ms, [Some(522.0), None, Some(522.0)]);
+    assert_eq!((tally.rejected, tally.turned_away, tally.within_slo), (1, 1, 2));
+    assert_eq!(tally.blocks_handed_over, 2, "who is turned away moves nothing");
+    let prefill_s = tally.parts.mean(tally.finished).prefill;
+    assert_eq!((tally.ttft.count(), prefill_s), (2, 0.522), "times are those of who finished");
+}
+
+#[test]
 fn what_a_policy_does_wrong_is_counted_by_slot_and_kind() {
     let requests: Vec<_> = (0..200).map(|n| request(2_000 * n, &[n, n + 1_000], 3)).collect();
     let rows = [
