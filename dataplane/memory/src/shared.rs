@@ -249,13 +249,22 @@ pub fn receive(socket: BorrowedFd<'_>, places: &mut [Place<'_>]) -> io::Result<u
 
 /// Sends parts in order, [`PARTS_MAX`] at most. Returns how many bytes were taken. A peer that is gone is an error, no signal.
 pub fn send(socket: BorrowedFd<'_>, parts: &[Shared<'_>]) -> io::Result<usize> {
+    send_with(socket, parts, libc::MSG_NOSIGNAL)
+}
+
+/// As [`send`], and takes only what fits now: an error of kind [`io::ErrorKind::WouldBlock`] instead of waiting.
+pub fn send_now(socket: BorrowedFd<'_>, parts: &[Shared<'_>]) -> io::Result<usize> {
+    send_with(socket, parts, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+}
+
+fn send_with(socket: BorrowedFd<'_>, parts: &[Shared<'_>], flags: libc::c_int) -> io::Result<usize> {
     // SAFETY: a message of zeros is one without name and control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     // The kernel only reads what is sent, and the list of it.
     message.msg_iov = parts.as_ptr().cast_mut().cast();
     message.msg_iovlen = parts.len().min(PARTS_MAX) as _;
     // SAFETY: a part is an iovec (transparent) whose bytes can be read for as long as it lives; `message` names as many.
-    counted(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) })
+    counted(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) })
 }
 
 fn counted(result: isize) -> io::Result<usize> {

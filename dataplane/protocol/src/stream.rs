@@ -179,7 +179,7 @@ impl Stream {
             if deadline.is_some_and(|deadline| Instant::now() > deadline) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            match self.write_some(left) {
+            match self.write_some(left, deadline) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(written) => Shared::advance(&mut left, written),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -190,9 +190,12 @@ impl Stream {
     }
 
     /// Writes what is taken at once of parts of which the first is not empty.
-    fn write_some(&mut self, parts: &[Shared<'_>]) -> io::Result<usize> {
+    fn write_some(&mut self, parts: &[Shared<'_>], deadline: Option<Instant>) -> io::Result<usize> {
         match self {
-            Self::Unix(stream) => shared::send(stream.as_fd(), parts),
+            Self::Unix(stream) => match deadline {
+                Some(deadline) => send_until(stream, parts, deadline),
+                None => shared::send(stream.as_fd(), parts),
+            },
             Self::Tcp(stream) => shared::send(stream.as_fd(), parts),
             Self::Ring(ring) => ring.send(parts[0]),
             Self::Sealed(sealed) => {
@@ -244,6 +247,28 @@ impl Write for Stream {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Sends what a Unix socket takes at once of `parts`, and waits until it takes something: until the deadline, and no longer
+/// than the socket's own timeout.
+///
+/// A call that waits in the kernel would not end by then. Linux splits it into pieces and begins the socket's timeout anew
+/// with each, so a reader that takes a little at a time keeps the caller until it has everything.
+fn send_until(socket: &UnixStream, parts: &[Shared<'_>], deadline: Instant) -> io::Result<usize> {
+    loop {
+        match shared::send_now(socket.as_fd(), parts) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait_for_room(socket, deadline)?,
+            done => return done,
+        }
+    }
+}
+
+fn wait_for_room(socket: &UnixStream, deadline: Instant) -> io::Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let wait = socket.write_timeout()?.map_or(left, |timeout| timeout.min(left));
+    let wait = Timespec::try_from(wait).map_err(io::Error::other)?;
+    let ready = net::poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&wait))?;
+    if ready == 0 { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
 }
 
 /// Whether to poll for a moment before a sleep, as earlier waits suggest: between two busy threads an answer takes
@@ -554,6 +579,7 @@ mod tests {
         drop(far);
         assert!(near.is_hung_up());
     }
+
     #[test]
     fn a_reader_that_takes_little_at_a_time_does_not_outlast_a_deadline() {
         let (near, mut far) = UnixStream::pair().unwrap();
@@ -566,5 +592,39 @@ mod tests {
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
             near.shutdown();
         });
+    }
+
+    #[test]
+    fn a_slow_reader_of_a_unix_socket_does_not_outlast_a_deadline_either() {
+        const TOTAL: usize = 8 << 20;
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let mut near = Stream::Unix(near);
+        // One wait for it is never long.
+        near.set_timeouts(Duration::from_secs(60)).unwrap();
+        // At this pace all of it takes more than a second, and the last byte is written near its end.
+        let reader = std::thread::spawn(move || {
+            let (mut taken, mut piece) = (0, vec![0; 64 << 10]);
+            while let Ok(count @ 1..) = far.read(&mut piece) {
+                taken += count;
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            taken
+        });
+        let deadline = Instant::now() + Duration::from_millis(100);
+        let written = near.write_parts_until(&[Shared::from(&vec![7; TOTAL][..])], Some(deadline));
+        drop(near);
+        let taken = reader.join().unwrap();
+        assert_eq!(written.map_err(|error| error.kind()), Err(io::ErrorKind::TimedOut), "{taken} B");
+        assert!(taken < TOTAL, "{taken} B of {TOTAL} B");
+    }
+
+    #[test]
+    fn a_reader_that_takes_nothing_is_given_up_after_the_sockets_own_timeout() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let mut near = Stream::Unix(near);
+        near.set_timeouts(Duration::from_millis(1)).unwrap();
+        let in_an_hour = Instant::now() + Duration::from_secs(3600);
+        let error = near.write_parts_until(&[Shared::from(&[7; 8 << 20][..])], Some(in_an_hour)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -6,7 +6,7 @@ use super::*;
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 use kvasir_protocol::clock::Clock;
 use kvasir_protocol::stream::receive_with_fds;
-use kvasir_protocol::wire::{HEADER_LEN, Header, Request, VERSIONS};
+use kvasir_protocol::wire::{Found, HEADER_LEN, Header, Request, VERSIONS};
 use kvasir_store::config::DramConfig;
 use kvasir_store::dram::DramStore;
 
@@ -71,14 +71,21 @@ impl Line {
 
 /// A server for callers that are all `identity`, with its store.
 fn serve(dir: &Path, identity: Identity) -> (Server, Arc<DramStore>, PathBuf) {
-    let config = DramConfig { pool_bytes: 1 << 20, blocks_max: 64, ..DramConfig::default() };
-    let store = Arc::new(DramStore::open(config).unwrap());
+    serve_with(dir, Arc::new(Everybody(identity)), 1 << 20, ServerConfig::default())
+}
+
+fn serve_with(
+    dir: &Path,
+    gate: Arc<dyn Gate>,
+    pool_bytes: u64,
+    config: ServerConfig,
+) -> (Server, Arc<DramStore>, PathBuf) {
+    let dram = DramConfig { pool_bytes, blocks_max: 64, ..DramConfig::default() };
+    let store = Arc::new(DramStore::open(dram).unwrap());
     let socket = dir.join("data.sock");
     let listen = Listen { unix: Some(socket.clone()), ..Listen::default() };
     let node = Node::dram_only(Arc::clone(&store), Clock::start());
-    let server =
-        Server::start(node, &listen, Arc::new(Everybody(identity)), ServerConfig::default()).unwrap();
-    (server, store, socket)
+    (Server::start(node, &listen, gate, config).unwrap(), store, socket)
 }
 
 fn caller(role: Role, in_place: bool) -> Identity {
@@ -120,6 +127,32 @@ fn only_a_caller_with_leave_to_maps_the_pool() {
     let Reply::Error { message, .. } = reply else { panic!("{reply:?}") };
     assert!(message.contains("`in_place`"), "{message}");
     assert_eq!(store.metrics().reservations, 0);
+}
+
+/// A caller that may not map the pool gets blocks through its socket. At this pace all would take 8 s, and it has 4 s: 2 s,
+/// and one for each MiB. A machine that is slower than that proves less, and nothing wrong.
+#[test]
+fn a_reader_on_the_socket_that_takes_a_little_at_a_time_is_let_go() {
+    const BLOCK: u32 = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let config = ServerConfig { stall_timeout: Duration::from_secs(2), ..ServerConfig::default() };
+    let gate = Arc::new(Everybody(caller(Role::Engine, false)));
+    let (_server, store, socket) = serve_with(dir.path(), gate, 2 << 20, config);
+    let stored = BlockMeta::single(BlockKey(1).of_tenant(3), BLOCK);
+    store.put(store.new_owner(), &stored, &[7; BLOCK as usize], 0).unwrap();
+    let mut line = Line::to(&socket);
+    line.hello();
+    let (reply, _) = line.ask(&Request::Get { class: 0, release: vec![], keys: vec![BlockKey(1); 2] });
+    let Reply::Get(found) = reply else { panic!("{reply:?}") };
+    assert!(found.iter().all(|found| matches!(found, Found::Hit { size: BLOCK, .. })), "{found:?}");
+    let (mut taken, mut piece) = (0, vec![0; 64 << 10]);
+    while let Ok(count @ 1..) = line.0.read(&mut piece) {
+        taken += count;
+        thread::sleep(Duration::from_millis(250));
+    }
+    assert!(taken < 2 * BLOCK as usize, "it was waited for until it had all: {taken} B");
+    let leases = || store.stat(&[stored.key]).unwrap()[0].map(|block| block.leases);
+    assert!(comes_true(|| leases() == Some(0)), "two minutes passed, and its block is still held");
 }
 
 #[test]

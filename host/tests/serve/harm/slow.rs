@@ -1,5 +1,6 @@
 //! Clients that ask for much, and do not take it. Until all is sent, the blocks cannot be evicted, nor their memory be used
-//! for others' loads.
+//! for others' loads. Blocks also go through the Unix socket, to users who may not map the pool: a test in `dataplane/server`
+//! is one of them.
 
 use super::{BLOCK, Peace, hello, key, meta};
 use crate::process::{Host, Transport, content};
