@@ -61,6 +61,7 @@ pub(super) struct Connection<'a> {
     shared: Arc<Shared>,
     reader: BufReader<Timed>,
     writer: Option<Stream>,
+    /// From the hello on, one of its caller's.
     owner: OwnerId,
     /// Known before the first request is served: over TCP, once the hello has brought a token.
     identity: Option<Identity>,
@@ -285,6 +286,7 @@ impl<'a> Connection<'a> {
                     identity.may(role, op.name())?;
                 }
                 self.tenant = identity.tenant_for(tenant)?;
+                self.owner = owner.of_caller(&identity.name);
                 self.identity = Some(identity);
                 let version = versions.common(VERSIONS).unwrap_or(VERSIONS.lowest);
                 return self.greet((header.request, version), wants_write, wants_ring);

@@ -80,9 +80,9 @@ impl Node {
         self.store().sweep(self.now_ms());
     }
 
-    /// A caller that may hold reservations and leases. `in_place`: it reads and writes the pool itself.
+    /// A connection that may hold reservations and leases. `in_place`: its client reads and writes the pool itself.
     pub fn enter(&self, in_place: bool) -> OwnerId {
-        if in_place { self.store().new_client() } else { self.store().new_owner() }
+        if in_place { self.store().new_client() } else { self.store().new_sender() }
     }
 
     /// Takes back what a caller holds. With `is_gone` its leases end at once. Otherwise they end in their time, because it may still be

@@ -3,10 +3,10 @@ use std::net::TcpStream;
 
 use super::access::{Refused, Role};
 use super::*;
-use kvasir_protocol::block::{BlockKey, BlockMeta};
+use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
 use kvasir_protocol::clock::Clock;
 use kvasir_protocol::stream::receive_with_fds;
-use kvasir_protocol::wire::{Found, HEADER_LEN, Header, Request, VERSIONS};
+use kvasir_protocol::wire::{Found, HEADER_LEN, Header, Outcome, Placed, Request, VERSIONS};
 use kvasir_store::config::DramConfig;
 use kvasir_store::dram::DramStore;
 
@@ -44,9 +44,14 @@ impl Line {
     }
 
     fn ask(&mut self, request: &Request) -> (Reply, usize) {
+        self.ask_with(request, &[])
+    }
+
+    fn ask_with(&mut self, request: &Request, payload: &[u8]) -> (Reply, usize) {
         let mut frame = Vec::new();
-        request.encode(7, 0, &mut frame);
+        request.encode(7, payload.len() as u64, &mut frame);
         self.0.write_all(&frame).unwrap();
+        self.0.write_all(payload).unwrap();
         let mut header = [0; HEADER_LEN];
         let fds = receive_with_fds(&mut self.0, &mut header).unwrap();
         let header = Header::decode(&header).unwrap();
@@ -153,6 +158,43 @@ fn a_reader_on_the_socket_that_takes_a_little_at_a_time_is_let_go() {
     assert!(taken < 2 * BLOCK as usize, "it was waited for until it had all: {taken} B");
     let leases = || store.stat(&[stored.key]).unwrap()[0].map(|block| block.leases);
     assert!(comes_true(|| leases() == Some(0)), "two minutes passed, and its block is still held");
+}
+
+/// Four blocks, of which two fit into a third of the pool.
+#[test]
+fn a_caller_that_sends_blocks_has_a_share_of_the_pool_until_they_are_committed() {
+    const BLOCK: u32 = 128 << 10;
+    let dir = tempfile::tempdir().unwrap();
+    let (_server, store, socket) = serve(dir.path(), caller(Role::Engine, false));
+    let bytes = vec![7; BLOCK as usize];
+    let sum = checksum(&bytes);
+    let mut line = Line::to(&socket);
+    line.hello();
+    let mut put = |first: u128| {
+        let blocks = (first..first + 4).map(|n| (BlockMeta::single(BlockKey(n), BLOCK), sum)).collect();
+        line.ask_with(&Request::Put(blocks), &bytes.repeat(4)).0
+    };
+    let outcomes = [Outcome::Done, Outcome::Done, Outcome::Throttled, Outcome::Throttled];
+    assert_eq!(put(10), Reply::Outcomes(Op::Put, outcomes.to_vec()));
+    assert_eq!(put(20), Reply::Outcomes(Op::Put, outcomes.to_vec()));
+    assert_eq!(store.metrics().free_bytes, (1 << 20) - 4 * u64::from(BLOCK));
+}
+
+/// Ten blocks are less than a third of the pool, and 16 half of it.
+#[test]
+fn many_connections_of_one_caller_have_a_share_of_the_pool_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_server, _store, socket) = serve(dir.path(), caller(Role::Engine, true));
+    let reserve = |line: u128| {
+        let mut stream = Line::to(&socket);
+        stream.hello();
+        let blocks = (0..10).map(|n| BlockMeta::single(BlockKey(100 * line + n), 32 << 10)).collect();
+        let (reply, _) = stream.ask(&Request::Reserve(blocks));
+        let Reply::Reserve(placed) = reply else { panic!("{reply:?}") };
+        (stream, placed.iter().filter(|placed| matches!(placed, Placed::At { .. })).count())
+    };
+    let (_streams, placed): (Vec<Line>, Vec<usize>) = (0..4).map(reserve).unzip();
+    assert_eq!(placed, [10, 6, 0, 0]);
 }
 
 #[test]

@@ -59,7 +59,7 @@ use crate::error::StoreError;
 use crate::metrics::StoreMetrics;
 use kvasir_memory::host::{HostPool, PoolError};
 use kvasir_memory::placing::Placing;
-use kvasir_protocol::block::{BATCH_MAX, BlockKey};
+use kvasir_protocol::block::{BATCH_MAX, BlockKey, checksum};
 
 const SHARDS: usize = 32;
 /// Records that one [`DramStore::sweep`] checks per shard for their time to live.
@@ -89,6 +89,9 @@ const OWNER_SHARE: usize = 4;
 /// most a quarter.
 const RESERVED_SHARE: u64 = 3;
 const PEER_SHARE: u64 = 4;
+/// All connections of one caller together have at most half of the leases, of the holds, and of the pool without committing: a
+/// caller that connects many times leaves as much to the others.
+const CALLER_SHARE: usize = 2;
 
 impl OwnerId {
     /// Clients on this machine, which write to their places by themselves.
@@ -99,6 +102,34 @@ impl OwnerId {
     const PEER: u64 = 1 << 60;
     /// Brings blocks that were put before: from a tier below, or from another host.
     const BRINGS: u64 = 1 << 61;
+    /// Clients that send their blocks, to places which this process fills.
+    const SENDS: u64 = 1 << 59;
+    /// The caller whose connection it is, as a number; 0 for none.
+    const CALLER: u64 = 0x7_ffff << Self::CALLER_SHIFT;
+    const CALLER_SHIFT: u32 = 40;
+
+    /// The same holder, as one of the connections of `caller`. Two callers whose names fall on one number, one pair in half a
+    /// million, share what one may have.
+    #[must_use]
+    pub fn of_caller(self, caller: &str) -> Self {
+        let number = 1 + checksum(caller.as_bytes()) % (Self::CALLER >> Self::CALLER_SHIFT);
+        Self(self.0 & !Self::CALLER | number << Self::CALLER_SHIFT)
+    }
+
+    fn is_of_a_caller(self) -> bool {
+        self.0 & Self::CALLER != 0
+    }
+
+    /// Whether both are connections of the same caller.
+    pub(super) fn has_caller_of(self, other: Self) -> bool {
+        self.is_of_a_caller() && (self.0 ^ other.0) & Self::CALLER == 0
+    }
+
+    /// Adds what belongs to `holder` to the sums of this one, and of all connections of its caller.
+    fn add_if_own(self, [own, of_caller]: &mut [u64; 2], holder: Self, bytes: u64) {
+        *own += if holder == self { bytes } else { 0 };
+        *of_caller += if self.has_caller_of(holder) { bytes } else { 0 };
+    }
 
     /// Whether it fills its places from another process, which nobody here can stop.
     pub(super) fn is_client(self) -> bool {
@@ -112,11 +143,10 @@ impl OwnerId {
 
     /// The part of the pool that it may reserve without committing, one in this many. `None` means all of it.
     fn reserved_share(self) -> Option<u64> {
-        match (self.is_client(), self.0 & Self::PEER != 0) {
-            (true, _) => Some(RESERVED_SHARE),
-            (false, true) => Some(PEER_SHARE),
-            (false, false) => None,
+        if self.0 & (Self::CLIENT | Self::SENDS) != 0 {
+            return Some(RESERVED_SHARE);
         }
+        (self.0 & Self::PEER != 0).then_some(PEER_SHARE)
     }
 
     /// Whether what it commits was put before, into another tier or on another host.
@@ -338,13 +368,19 @@ impl DramStore {
 
     /// A new owner of reservations and leases.
     pub fn new_owner(&self) -> OwnerId {
-        OwnerId(self.owners.fetch_add(1, Ordering::Relaxed))
+        // They do not run out: with ten thousand connections a second, in three years.
+        OwnerId(self.owners.fetch_add(1, Ordering::Relaxed) % (1 << OwnerId::CALLER_SHIFT))
     }
 
     /// A new holder in another process that maps the pool. When a place is taken back from it, nobody else gets that place before
     /// it is certain that it writes no more.
     pub fn new_client(&self) -> OwnerId {
         OwnerId(self.new_owner().0 | OwnerId::CLIENT)
+    }
+
+    /// A new holder for a client that sends its blocks.
+    pub fn new_sender(&self) -> OwnerId {
+        OwnerId(self.new_owner().0 | OwnerId::SENDS)
     }
 
     /// A new holder for transfers from other hosts that this process makes or allows. No time ends its reservations:

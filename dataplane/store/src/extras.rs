@@ -125,6 +125,12 @@ impl Extras {
         self.by_holder.get(&holder)
     }
 
+    /// How many blocks all connections of the caller of `holder` hold. Looks at each connection that holds any.
+    pub(super) fn held_by_caller(&self, holder: OwnerId) -> usize {
+        let own = self.by_holder.iter().filter(|(other, _)| holder.has_caller_of(**other));
+        own.map(|(_, held)| held.len()).sum()
+    }
+
     /// How many blocks are held, each counted once for each of its holders.
     pub(super) fn held(&self) -> usize {
         self.held

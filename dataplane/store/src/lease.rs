@@ -58,6 +58,12 @@ impl Leases {
         self.by_owner.get(&owner).copied().unwrap_or(0)
     }
 
+    /// How many all connections of the caller of `owner` hold. Looks at each connection that holds any.
+    pub(super) fn held_by_caller(&self, owner: OwnerId) -> usize {
+        let own = self.by_owner.iter().filter(|(holder, _)| owner.has_caller_of(**holder));
+        own.map(|(_, held)| held).sum()
+    }
+
     /// Adds a lease; returns its (index, life).
     pub(super) fn add(&mut self, local: u32, owner: OwnerId, expires_ms: u64) -> (u32, u32) {
         let index = self.free.pop().unwrap_or_else(|| {

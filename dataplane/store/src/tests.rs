@@ -754,3 +754,43 @@ fn one_client_takes_neither_all_leases_nor_all_memory() {
     let large = DramStore::open(config(32)).unwrap();
     reserved(&large, large.new_client(), 1, 24 * 4096);
 }
+
+/// How many of 20 pages it gets in one batch.
+fn reserve_20(store: &DramStore, owner: OwnerId, first: u64) -> usize {
+    let metas: Vec<BlockMeta> = (first..first + 20).map(|n| BlockMeta::single(key(n), 4096)).collect();
+    let placed = store.reserve(owner, &metas, 0).unwrap();
+    placed.iter().filter(|placed| matches!(placed, Reserve::Reserved(_))).count()
+}
+
+#[test]
+fn a_client_that_sends_its_blocks_reserves_no_more_than_one_that_fills_them() {
+    let store = store(32);
+    assert_eq!(reserve_20(&store, store.new_sender(), 100), 10);
+    assert_eq!(reserve_20(&store, store.new_sender(), 200), 10);
+    assert_eq!(reserve_20(&store, store.new_owner(), 300), 12, "this process has all");
+}
+
+#[test]
+fn a_caller_of_many_connections_leaves_half_of_everything_to_others() {
+    let config = DramConfig { leases_max: 64 * 32, pin_share: 1.0, ..config(64) };
+    let store = Arc::new(DramStore::open(config).unwrap());
+    let greedy: [OwnerId; 4] = std::array::from_fn(|_| store.new_client().of_caller("greedy"));
+    let other = store.new_sender().of_caller("other");
+    let placed: Vec<usize> =
+        (0..).zip(&greedy).map(|(n, &owner)| reserve_20(&store, owner, 1000 * n)).collect();
+    assert_eq!(placed, [20, 12, 0, 0], "half of 64 pages");
+    assert_eq!(reserve_20(&store, other, 5000), 20);
+    // What was taken back from them, and they may still be writing to, counts on.
+    store.sweep(5000);
+    assert_eq!(store.metrics().quarantined_bytes, 32 * 4096);
+    assert_eq!(reserve_20(&store, store.new_sender().of_caller("greedy"), 6000), 0);
+    greedy.iter().for_each(|&owner| store.release_owner(owner, 5000));
+    store.sweep(6000);
+    assert_eq!(reserve_20(&store, greedy[3], 7000), 20);
+
+    put(&store, 1, 4096, 0);
+    let lent = |owner| matches!(store.get(owner, &[key(1)], 0, 0).unwrap()[0], Lookup::Hit(_));
+    let leases: Vec<usize> = greedy.iter().map(|&owner| (0..40).filter(|_| lent(owner)).count()).collect();
+    assert_eq!(leases, [16, 16, 0, 0], "half of those in the block's shard");
+    assert!(lent(other));
+}

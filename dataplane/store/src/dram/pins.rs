@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{DramStore, OWNER_SHARE, OwnerId, SHARDS, check_batch, millis, slot_of};
+use super::{DramStore, OwnerId, check_batch, millis, slot_of};
 use crate::error::StoreError;
 use crate::events::EventKind;
 use crate::extras::Pinned;
@@ -65,7 +65,7 @@ impl DramStore {
     /// ends with `holder`. To end it before takes as many calls of [`end_hold`](Self::end_hold) as there were holds.
     ///
     /// All pins of a tenant on a block take its bytes from the tenant's quota once. How many blocks are held is bounded as
-    /// leases are, and one holder has a part of that.
+    /// leases are, and one holder has a part of that, as has its caller over all connections.
     pub fn hold_keys(
         &self,
         tenant: u16,
@@ -146,9 +146,9 @@ impl DramStore {
     }
 
     fn holds_enough(&self, shard: &Shard, holder: OwnerId) -> bool {
-        let most = (self.config.leases_max as usize / SHARDS).max(1);
-        let own = shard.extras.held_by(holder).map_or(0, HashSet::len);
-        shard.extras.held() >= most || own >= (most / OWNER_SHARE).max(1)
+        let extras = &shard.extras;
+        let own = extras.held_by(holder).map_or(0, HashSet::len);
+        self.has_enough(extras.held(), own, || extras.held_by_caller(holder))
     }
 
     /// Ends the pins of `tenant`. Returns whether there was one.

@@ -10,9 +10,10 @@
 //! connection, or is gone, writes no more; the grace is for a connection that this host ended, and for copies of a GPU that its
 //! process has begun.
 //!
-//! **Bound.** A place in here counts as reserved by its writer, which has at most a third of the pool. While half of the pool is in
-//! here, no such client gets new places. It takes two stopped clients to stop the others. So it can grow beyond that only by what
-//! they had reserved before, and nothing is ever given away that may still be written to.
+//! **Bound.** A place in here counts as reserved by its writer, which has at most a third of the pool, and with all other
+//! connections of its caller half. While half of the pool is in here, no such client gets new places. It takes two stopped clients
+//! to stop the others. So it can grow beyond that only by what they had reserved before, and nothing is ever given away that may
+//! still be written to.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,14 +69,15 @@ impl Quarantine {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of one writer's places.
-    pub(super) fn bytes_of(&self, owner: OwnerId) -> u64 {
-        if self.bytes() == 0 {
-            return 0;
+    /// Bytes of one writer's places, and of those of all connections of its caller.
+    pub(super) fn bytes_of(&self, owner: OwnerId) -> [u64; 2] {
+        let mut sums = [0; 2];
+        if self.bytes() > 0 {
+            for place in &*self.places.lock() {
+                owner.add_if_own(&mut sums, place.owner, Extents::rounded(place.freed.size.into()));
+            }
         }
-        let places = self.places.lock();
-        let own = places.iter().filter(|place| place.owner == owner);
-        own.map(|place| Extents::rounded(place.freed.size.into())).sum()
+        sums
     }
 
     /// Places taken in since the start, and reservations refused.

@@ -4,8 +4,8 @@ use parking_lot::RwLockReadGuard;
 use std::sync::Arc;
 
 use super::{
-    BlockStat, DramStore, Lease, Lookup, OWNER_SHARE, OwnerId, SHARDS, TICK_MS, Verify, check_batch, millis,
-    slot_of, split,
+    BlockStat, CALLER_SHARE, DramStore, Lease, Lookup, OWNER_SHARE, OwnerId, SHARDS, TICK_MS, Verify,
+    check_batch, millis, slot_of, split,
 };
 use crate::error::StoreError;
 use crate::events::NO_SLOT;
@@ -60,8 +60,9 @@ impl DramStore {
             guard.miss(hash, found.is_some());
             return Lookup::Miss;
         };
-        let most = (self.config.leases_max as usize / SHARDS).max(1);
-        let full = guard.leases.held() >= most || guard.leases.held_by(owner) >= (most / OWNER_SHARE).max(1);
+        let leases = &guard.leases;
+        let of_caller = || leases.held_by_caller(owner);
+        let full = self.has_enough(leases.held(), leases.held_by(owner), of_caller);
         if full || guard.lend(local, State::Reused).is_err() {
             return Lookup::Throttled;
         }
@@ -84,6 +85,15 @@ impl DramStore {
         guard.counters.hits += 1;
         guard.counters.hit_bytes += u64::from(lease.size);
         Lookup::Hit(lease)
+    }
+
+    /// Whether no more is lent or held, in a shard where `held` are: by all, by this holder, or by all connections of its caller.
+    pub(super) fn has_enough(&self, held: usize, own: usize, of_caller: impl FnOnce() -> usize) -> bool {
+        let most = (self.config.leases_max as usize / SHARDS).max(1);
+        let part = |share: usize| (most / share).max(1);
+        // What a caller has is counted only where it can be too much.
+        let is_callers = || held >= part(CALLER_SHARE) && of_caller() >= part(CALLER_SHARE);
+        held >= most || own >= part(OWNER_SHARE) || is_callers()
     }
 
     /// Ends leases of `owner`. To it, a lease of another owner is as unknown as one that never existed.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{DramStore, Held, OwnerId, Reservation, Reserve, SHARDS, check_batch, millis, slot_of, ticks};
+use super::{
+    CALLER_SHARE, DramStore, Held, OwnerId, Reservation, Reserve, SHARDS, check_batch, millis, slot_of, ticks,
+};
 use crate::config::CommitCheck;
 use crate::error::StoreError;
 use crate::events::{EventKind, NO_SLOT};
@@ -14,6 +16,19 @@ use kvasir_memory::shared::{Place, Shared};
 use kvasir_os::time::Instant;
 use kvasir_protocol::block::BlockMeta;
 
+/// Bytes reserved and not committed, of those that may be.
+struct Budget {
+    reserved: u64,
+    max_bytes: u64,
+}
+
+impl Budget {
+    /// A block that would not fit if it were alone has a reason of its own to fail, or is allowed to.
+    fn is_too_small_for(&self, size: u64) -> bool {
+        self.reserved > 0 && self.reserved.saturating_add(size) > self.max_bytes
+    }
+}
+
 impl DramStore {
     /// Reserves memory for blocks. Each place must be committed or aborted within the reservation's time.
     pub fn reserve(
@@ -24,34 +39,49 @@ impl DramStore {
     ) -> Result<Vec<Reserve>, StoreError> {
         check_batch(blocks.len())?;
         let mut deadline = None;
-        let max_bytes = owner.reserved_share().map(|share| self.pool.bytes() / share);
-        let mut reserved = if max_bytes.is_some() { self.reserved_by(owner) } else { 0 };
+        let mut budgets = self.budgets(owner);
         let mut one = |meta: &BlockMeta| {
             let size = Extents::rounded(meta.size.into());
-            // A block that would not fit if it were alone has a reason of its own to fail, or is allowed to.
-            if let Some(max_bytes) = max_bytes
-                && reserved > 0
-                && reserved + size > max_bytes
-            {
-                let error =
-                    StoreError::TooMuchReserved { key: meta.key, reserved_bytes: reserved, max_bytes };
-                return Reserve::Refused(error);
+            if let Some(budget) = budgets.iter().find(|budget| budget.is_too_small_for(size)) {
+                let Budget { reserved: reserved_bytes, max_bytes } = *budget;
+                return Reserve::Refused(StoreError::TooMuchReserved {
+                    key: meta.key,
+                    reserved_bytes,
+                    max_bytes,
+                });
             }
             let outcome = self.reserve_one(owner, meta, now_ms, &mut deadline);
-            reserved += if matches!(outcome, Reserve::Reserved(_)) { size } else { 0 };
+            if matches!(outcome, Reserve::Reserved(_)) {
+                budgets.iter_mut().for_each(|budget| budget.reserved += size);
+            }
             outcome
         };
         Ok(blocks.iter().map(&mut one).collect())
     }
 
-    /// Bytes that `owner` has reserved and not committed, or that were taken back and it may still be writing to.
-    fn reserved_by(&self, owner: OwnerId) -> u64 {
-        let of_shard = |shard| {
+    /// What `owner` may reserve, and what all connections of its caller may.
+    fn budgets(&self, owner: OwnerId) -> [Budget; 2] {
+        let share = [owner.reserved_share(), owner.is_of_a_caller().then_some(CALLER_SHARE as u64)];
+        let bounded = share.iter().any(Option::is_some);
+        let reserved = if bounded { self.reserved_by(owner) } else { [0; 2] };
+        std::array::from_fn(|at| Budget {
+            reserved: reserved[at],
+            max_bytes: share[at].map_or(u64::MAX, |share| self.pool.bytes() / share),
+        })
+    }
+
+    /// Bytes that `owner` has reserved and not committed, or that were taken back and it may still be writing to; and the same
+    /// of all connections of its caller.
+    fn reserved_by(&self, owner: OwnerId) -> [u64; 2] {
+        let mut sums = self.quarantine.bytes_of(owner);
+        for shard in 0..SHARDS {
             let guard = self.read(shard);
-            let own = guard.reservations.iter().filter(|(_, reservation)| reservation.owner == owner);
-            own.map(|(&local, _)| Extents::rounded(guard.records[local as usize].size.into())).sum::<u64>()
-        };
-        (0..SHARDS).map(of_shard).sum::<u64>() + self.quarantine.bytes_of(owner)
+            for (&local, reservation) in &guard.reservations {
+                let bytes = Extents::rounded(guard.records[local as usize].size.into());
+                owner.add_if_own(&mut sums, reservation.owner, bytes);
+            }
+        }
+        sums
     }
 
     fn reserve_one(

@@ -162,3 +162,19 @@ fn a_block_with_a_time_to_live_is_gone_when_it_is_over() {
     store.sweep(10_000);
     assert_eq!(store.exists(&[key(1)]).unwrap(), [true], "the new block has no time to live");
 }
+
+#[test]
+fn a_caller_of_many_connections_holds_half_of_what_may_be_held() {
+    // Eight a shard: two for one holder, four for one caller.
+    let config = DramConfig { leases_max: 32 * 8, pin_share: 1.0, ..config(512) };
+    let store = DramStore::open(config).unwrap();
+    let keys: Vec<BlockKey> = (0..512).map(key).collect();
+    (0..512).for_each(|n| assert!(matches!(put(&store, n, 64, 0), Reserve::Reserved(_))));
+    let held = |owner| {
+        let outcomes = store.hold_keys(0, owner, &keys, 1000, 0).unwrap();
+        outcomes.iter().filter(|outcome| matches!(outcome, Pinning::Until { .. })).count()
+    };
+    let greedy: Vec<usize> = (0..4).map(|_| held(store.new_sender().of_caller("greedy"))).collect();
+    assert_eq!(greedy, [64, 64, 0, 0]);
+    assert_eq!(held(store.new_sender().of_caller("other")), 64);
+}
