@@ -176,6 +176,19 @@ fn corrupt_bytes_are_dropped_even_while_someone_reads_them() {
 }
 
 #[test]
+fn a_block_that_a_batch_names_many_times_is_compared_once() {
+    let store = store(8);
+    put(&store, 1, 4096, 0);
+    put(&store, 2, 4096, 0);
+    let lease = lease(&store, 1, 0).unwrap();
+    assert!(store.pool().mapping().write(lease.offset, b"flip"));
+    // Compared a second time, it would be missing.
+    let expected = [Verify::Dropped, Verify::Intact, Verify::Dropped, Verify::Missing, Verify::Dropped];
+    assert_eq!(store.verify(&[1, 2, 1, 3, 1].map(key), 0).unwrap(), expected);
+    assert_eq!(store.metrics().checksum_failures, 1);
+}
+
+#[test]
 fn leases_protect_until_they_expire() {
     let store = store(8);
     put(&store, 1, 4096, 0);

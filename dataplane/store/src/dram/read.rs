@@ -1,6 +1,7 @@
 //! Lookups, leases and what is known about a block.
 
 use parking_lot::RwLockReadGuard;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{
@@ -237,10 +238,13 @@ impl DramStore {
         guard.records[local as usize].is_resident().then(|| slot_of(local, shard))
     }
 
-    /// Compares blocks with their checksums. One that differs is dropped and counted.
+    /// Compares blocks with their checksums. One that differs is dropped and counted. Each is read once, however often a batch
+    /// names it: a request of a few bytes could ask for hundreds of GiB.
     pub fn verify(self: &Arc<Self>, keys: &[BlockKey], now_ms: u64) -> Result<Vec<Verify>, StoreError> {
         check_batch(keys.len())?;
-        Ok(keys.iter().map(|&key| self.verify_one(key, now_ms)).collect())
+        let mut known = HashMap::with_capacity(keys.len());
+        let verify = |&key| *known.entry(key).or_insert_with(|| self.verify_one(key, now_ms));
+        Ok(keys.iter().map(verify).collect())
     }
 
     pub(super) fn verify_one(&self, key: BlockKey, now_ms: u64) -> Verify {
