@@ -135,7 +135,8 @@ pub struct HandOver<'a> {
     local: Arc<Local>,
     request: u64,
     layers: u32,
-    until: Instant,
+    /// Tests let it be over.
+    pub(super) until: Instant,
     blocks: Vec<(BlockMeta, HandedPlace)>,
     is_over: bool,
 }

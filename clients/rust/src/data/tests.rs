@@ -4,6 +4,7 @@ mod connection;
 #[cfg(feature = "gpu")]
 mod gpu;
 mod handing;
+mod handover;
 mod hold;
 mod jobs;
 mod labels;
