@@ -65,6 +65,7 @@ impl<S: AsFd> Write for Deadlined<'_, S> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
+    use std::thread;
 
     use super::*;
 
@@ -81,5 +82,44 @@ mod tests {
         assert_eq!(bytes, [7; 5]);
         drop(near);
         assert!(patient.write_all(b"x").is_err(), "an end is an error and no signal");
+    }
+
+    /// Each wait for such a peer is short, and all of them together would take ten seconds.
+    #[test]
+    fn a_peer_that_sends_a_little_at_a_time_does_not_outlast_the_deadline() {
+        const TOTAL: usize = 2000;
+        let (near, far) = UnixStream::pair().unwrap();
+        let peer = thread::spawn(move || {
+            let dribble = |_: &usize| {
+                thread::sleep(Duration::from_millis(5));
+                (&far).write(&[7]).is_ok_and(|count| count > 0)
+            };
+            (0..TOTAL).take_while(dribble).count()
+        });
+        let mut bytes = [0; TOTAL];
+        let read = Deadlined::new(&near, Duration::from_millis(200)).read_exact(&mut bytes);
+        drop(near);
+        let sent = peer.join().unwrap();
+        assert_eq!(read.map_err(|error| error.kind()), Err(io::ErrorKind::TimedOut), "{sent} B");
+        assert!(sent < TOTAL, "{sent} B of {TOTAL} B");
+    }
+
+    #[test]
+    fn a_peer_that_takes_a_little_at_a_time_does_not_outlast_the_deadline() {
+        const TOTAL: usize = 16 << 20;
+        let (near, far) = UnixStream::pair().unwrap();
+        let peer = thread::spawn(move || {
+            let (mut taken, mut piece) = (0, vec![0; 16 << 10]);
+            while let Ok(count @ 1..) = (&far).read(&mut piece) {
+                taken += count;
+                thread::sleep(Duration::from_millis(5));
+            }
+            taken
+        });
+        let written = Deadlined::new(&near, Duration::from_millis(200)).write_all(&vec![7; TOTAL]);
+        drop(near);
+        let taken = peer.join().unwrap();
+        assert_eq!(written.map_err(|error| error.kind()), Err(io::ErrorKind::TimedOut), "{taken} B");
+        assert!((1..TOTAL).contains(&taken), "{taken} B of {TOTAL} B");
     }
 }
