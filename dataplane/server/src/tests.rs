@@ -1,7 +1,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use super::access::{Refused, Role};
+use super::access::{Act, Refused, Role};
 use super::*;
 use kvasir_protocol::block::{BlockKey, BlockMeta, checksum};
 use kvasir_protocol::clock::Clock;
@@ -33,6 +33,21 @@ impl Gate for Everybody {
     }
 }
 
+/// Says of everybody the same, and has a fault when something is to be noted.
+struct FailsToNote(Identity);
+
+impl Gate for FailsToNote {
+    fn local(&self, _uid: u32, _gid: u32) -> Result<Identity, Refused> {
+        Ok(self.0.clone())
+    }
+    fn bearer(&self, _token: &str) -> Result<Identity, Refused> {
+        Ok(self.0.clone())
+    }
+    fn note(&self, _act: &Act<'_>) {
+        panic!("a fault of ours")
+    }
+}
+
 /// A client, frame by frame.
 struct Line(UnixStream);
 
@@ -47,11 +62,15 @@ impl Line {
         self.ask_with(request, &[])
     }
 
-    fn ask_with(&mut self, request: &Request, payload: &[u8]) -> (Reply, usize) {
+    fn say(&mut self, request: &Request, payload: &[u8]) {
         let mut frame = Vec::new();
         request.encode(7, payload.len() as u64, &mut frame);
         self.0.write_all(&frame).unwrap();
         self.0.write_all(payload).unwrap();
+    }
+
+    fn ask_with(&mut self, request: &Request, payload: &[u8]) -> (Reply, usize) {
+        self.say(request, payload);
         let mut header = [0; HEADER_LEN];
         let fds = receive_with_fds(&mut self.0, &mut header).unwrap();
         let header = Header::decode(&header).unwrap();
@@ -244,4 +263,23 @@ fn a_connection_whose_thread_panics_leaves_its_place() {
     // Stopping would wait for it for ever.
     std::mem::forget(server);
     panic!("two minutes passed, and the connection still counts as open");
+}
+
+/// A place that no connection has any more would stay with nobody: it goes when its connection has been gone for a while.
+#[test]
+fn a_connection_whose_thread_panics_gives_back_what_it_reserved() {
+    let dir = tempfile::tempdir().unwrap();
+    let gate = Arc::new(FailsToNote(caller(Role::Operator, true)));
+    let (_server, store, socket) = serve_with(dir.path(), gate, 1 << 20, ServerConfig::default());
+    let mut line = Line::to(&socket);
+    line.hello();
+    let (reply, _) = line.ask(&Request::Reserve(vec![BlockMeta::single(BlockKey(1), 4096)]));
+    assert!(
+        matches!(&reply, Reply::Reserve(placed) if matches!(placed[..], [Placed::At { .. }])),
+        "{reply:?}"
+    );
+    line.say(&Request::Remove(vec![BlockKey(2)]), &[]);
+    assert_eq!(line.0.read(&mut [0]).unwrap_or(0), 0, "its thread is gone");
+    let freed = || store.metrics().free_bytes == 1 << 20;
+    assert!(comes_true(freed), "two minutes passed, and its place is still reserved");
 }
