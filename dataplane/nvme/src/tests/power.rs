@@ -359,6 +359,38 @@ fn a_first_group_that_cannot_be_synced_is_refused() {
     audit(&store);
 }
 
+/// A file whose name is not durable may be gone after a power cut, with all that was synced in it.
+#[test]
+fn a_segment_whose_name_cannot_be_synced_takes_no_block() {
+    let dir = TempDir::new().unwrap();
+    let fault = |op: &Op| (op.kind == OpKind::SyncFolder).then(|| Err(std::io::Error::from_raw_os_error(5)));
+    let store = with_faults(&simulated(dir.path(), 8), Faults(Some(Arc::new(fault))));
+    assert!(put(&store, &[1])[0].is_err() && get(&store, &[1]) == [false]);
+    assert!(store.stats().broken);
+    audit(&store);
+}
+
+#[test]
+fn a_block_is_stored_once_the_name_of_its_segment_is_durable() {
+    let (dir, done) = (TempDir::new().unwrap(), Arc::new(Mutex::new(Vec::new())));
+    let record = Arc::clone(&done);
+    let perform_and_record = move |op: &Op| {
+        let outcome = perform(op);
+        record.lock().push((op.kind, op.offset));
+        Some(outcome)
+    };
+    let store = with_faults(&simulated(dir.path(), 10), Faults(Some(Arc::new(perform_and_record))));
+    let count = |what: &dyn Fn(OpKind, u64) -> bool| {
+        done.lock().iter().filter(|&&(kind, offset)| what(kind, offset)).count()
+    };
+    let begun = || count(&|kind, offset| kind == OpKind::Write && offset == 0);
+    for n in 0..24 {
+        assert_eq!(put(&store, &[n]), [Ok(Stored::Stored)]);
+        assert_eq!(count(&|kind, _| kind == OpKind::SyncFolder), begun(), "after block {n}");
+    }
+    assert!(begun() >= 3, "several segments");
+}
+
 /// A tombstone outlives the segment that it tells of, or the end of it. Nothing that is stored later is taken for what it removed.
 #[test]
 fn what_was_removed_from_a_lost_place_costs_no_later_block() {
