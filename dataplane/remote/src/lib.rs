@@ -3,8 +3,8 @@
 //! **Threads.** The data plane is synchronous; requests run on a small runtime of this tier's own.
 //!
 //! **Order.** Puts and removals of one key exclude each other by a lock that is striped over keys; gets take none, and
-//! what they learn about a key counts only if no put or removal of its stripe ended meanwhile. A stripe is locked
-//! before a request gets its permit, never after it.
+//! what they learn about a key counts only if meanwhile no put or removal of its stripe ended, and no key of it was
+//! forgotten. A stripe is locked before a request gets its permit, never after it.
 //!
 //! **What is there** is known from a listing at open and from what this host did since, within a bound. Other hosts
 //! may share the place: blocks of one key have the same bytes, so they cannot clash, and a get asks the store also for
@@ -98,7 +98,7 @@ struct Remote {
 #[derive(Default)]
 struct Stripe {
     lock: tokio::sync::Mutex<()>,
-    /// Puts and removals that ended; changed under the lock.
+    /// Puts and removals that ended, changed under the lock, and blocks that were forgotten, changed without it.
     changes: AtomicU64,
 }
 
@@ -240,6 +240,8 @@ impl BlockStore for RemoteStore {
 
     fn forget(&self, keys: &[BlockKey]) {
         for &key in keys {
+            // First, so that whoever just learns of the key takes that back: see `Remote::settle`.
+            self.remote.stripe(key).changes.fetch_add(1, Ordering::Release);
             self.remote.index.forget(key);
         }
     }
@@ -402,12 +404,16 @@ impl Remote {
         Ok(true)
     }
 
-    /// Corrects what is known of a key, unless a put or removal came between.
+    /// Corrects what is known of a key, unless a put or removal came between, or the key was forgotten.
     async fn settle(&self, key: BlockKey, seen: u64, correct: impl FnOnce(&Index) -> bool) {
         let stripe = self.stripe(key);
         let _alone = stripe.lock.lock().await;
         if stripe.changes.load(Ordering::Acquire) == seen {
             correct(&self.index);
+            // A caller that forgets the key takes no lock.
+            if stripe.changes.load(Ordering::Acquire) != seen {
+                self.index.forget(key);
+            }
         }
     }
 

@@ -267,6 +267,41 @@ fn only_who_removes_a_block_deletes_the_object_that_hosts_share() {
 }
 
 #[test]
+fn what_other_hosts_store_is_found_by_one_that_has_no_room_to_remember_it() {
+    let dir = TempDir::new().unwrap();
+    let full = RemoteStore::open(&RemoteConfig { blocks_max: 1, ..config(&dir) }).unwrap();
+    assert_eq!(put(&full, 1, 300), Ok(Stored::Stored));
+    let host = host_on(full);
+    let other = open(&dir);
+    assert!(put_all(&other, (2..4).map(|n| block(n, 300)).collect()).iter().all(Result::is_ok));
+    assert!(reads(&host, 2));
+    assert!(host.read(&[key(3)], 0, 0, u64::MAX)[0].bytes().is_some());
+}
+
+/// A lookup under way must not bring back what a removal made this host forget.
+#[test]
+fn what_is_forgotten_meanwhile_is_not_learned() {
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir);
+    let (remote, runtime) = (&store.remote, store.runtime.as_ref().unwrap());
+    let seen = || remote.stripe(key(1)).changes.load(Ordering::Acquire);
+    let learn = |seen, correct: &dyn Fn(&Index) -> bool| {
+        runtime.block_on(remote.settle(key(1), seen, correct));
+        store.exists(&[key(1)])[0]
+    };
+    let before = seen();
+    store.forget(&[key(1)]);
+    assert!(!learn(before, &|index| index.learn(key(1), 300)));
+    // Between the look at the changes and what follows from it.
+    let and_forget = |index: &Index| {
+        store.forget(&[key(1)]);
+        index.learn(key(1), 300)
+    };
+    assert!(!learn(seen(), &and_forget));
+    assert!(learn(seen(), &|index| index.learn(key(1), 300)));
+}
+
+#[test]
 fn what_other_hosts_store_later_is_found() {
     let dir = TempDir::new().unwrap();
     let (host, deaf) = (host_on(open(&dir)), RemoteConfig { shared: false, ..config(&dir) });

@@ -172,7 +172,8 @@ impl Tiering {
         }
         let (open, mut left): (Vec<usize>, u64) = ((0..chain.len()).collect(), u64::MAX);
         let mut refused: Vec<Read> = chain.iter().map(|_| Read::Missing).collect();
-        let wanted = self.want(level, &chain, &open, &self.loading, &mut left, &mut refused);
+        let sizes = |keys: &[BlockKey]| level.store.sizes(keys);
+        let wanted = self.want(sizes, &chain, &open, &self.loading, &mut left, &mut refused);
         let Some(last) = wanted.last() else { return };
         self.ahead.walked.lock().note(last.key(), now_ms);
         self.ahead.read.fetch_add(wanted.len() as u64, Relaxed);

@@ -1,6 +1,7 @@
 //! The way up: lookups that DRAM cannot answer.
 
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,7 +14,7 @@ use super::together::Part;
 use super::{Level, Reach, Tiering};
 use crate::dram::{Held, Lookup, OwnerId, Reserve};
 use crate::error::StoreError;
-use crate::store::{Get, GetDone, Pending};
+use crate::store::{Get, GetDone, Pending, Tier};
 use crate::times::Times;
 use kvasir_memory::buffer::Buffer;
 use kvasir_memory::shared::Shared;
@@ -134,6 +135,29 @@ impl Read {
     }
 }
 
+/// What places that hosts share have beyond what is known of them here, as they said during this lookup. They may have no room
+/// to remember it.
+#[derive(Default)]
+struct Found {
+    sizes: HashMap<(Tier, BlockKey), u32>,
+    /// From before the places were asked until the end of the lookup: a removal in between finds the move.
+    _moving: Vec<Moving>,
+}
+
+impl Found {
+    /// The sizes of the blocks that a tier has.
+    fn sizes(&self, level: &Level, keys: &[BlockKey]) -> Vec<Option<u32>> {
+        let found = |key: &BlockKey| self.sizes.get(&(level.tier, *key)).copied();
+        let known = level.store.sizes(keys).into_iter();
+        known.zip(keys).map(|(known, key)| known.or_else(|| found(key))).collect()
+    }
+
+    fn note(&mut self, tier: Tier, keys: &[BlockKey], sizes: Vec<Option<u32>>) {
+        let found = keys.iter().zip(sizes);
+        self.sizes.extend(found.filter_map(|(&key, size)| Some(((tier, key), size?))));
+    }
+}
+
 /// A block that some tier below holds, on its way up.
 pub(super) struct Wanted {
     /// Position in the call.
@@ -192,10 +216,10 @@ impl Tiering {
         }
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| lookups[i] == Lookup::Miss).collect();
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
-        self.ask_shared(&asked, reach);
-        for chunk in self.chunks(&asked, reach) {
+        let found = self.ask_shared(&asked, reach);
+        for chunk in self.chunks(&asked, reach, &found) {
             let (keys, places) = (&asked[chunk.clone()], &missing[chunk]);
-            let loads = self.load(keys, reach, &self.loading, u64::MAX, &late);
+            let loads = self.load(keys, reach, &self.loading, u64::MAX, &late, &found);
             self.walk_on(keys, &loads, now_ms);
             for (load, &place) in loads.into_iter().zip(places) {
                 match load {
@@ -228,8 +252,8 @@ impl Tiering {
         }
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| matches!(reads[i], Read::Missing)).collect();
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
-        self.ask_shared(&asked, Reach::All);
-        let loads = self.load(&asked, Reach::All, &self.sending, left, &late);
+        let found = self.ask_shared(&asked, Reach::All);
+        let loads = self.load(&asked, Reach::All, &self.sending, left, &late, &found);
         self.walk_on(&asked, &loads, now_ms);
         for (i, load) in missing.into_iter().zip(loads) {
             reads[i] = load.unless_removed();
@@ -301,9 +325,9 @@ impl Tiering {
     }
 
     /// Cuts a batch into pieces of about [`CHUNK_BYTES`].
-    fn chunks(&self, keys: &[BlockKey], reach: Reach) -> Vec<Range<usize>> {
+    fn chunks(&self, keys: &[BlockKey], reach: Reach, found: &Found) -> Vec<Range<usize>> {
         let (mut chunks, mut start, mut bytes) = (Vec::new(), 0, 0);
-        for (i, size) in self.sizes_below(keys, reach).into_iter().enumerate() {
+        for (i, size) in self.sizes_below(keys, reach, found).into_iter().enumerate() {
             let size = u64::from(size.unwrap_or(0));
             if bytes + size > CHUNK_BYTES && i > start {
                 chunks.push(start..i);
@@ -319,33 +343,38 @@ impl Tiering {
     }
 
     /// The size of each block that any tier below holds.
-    fn sizes_below(&self, keys: &[BlockKey], reach: Reach) -> Vec<Option<u32>> {
+    fn sizes_below(&self, keys: &[BlockKey], reach: Reach, found: &Found) -> Vec<Option<u32>> {
         let mut sizes = vec![None; keys.len()];
         for level in self.reach(reach) {
-            level.store.sizes(keys).into_iter().zip(&mut sizes).for_each(|(new, size)| *size = size.or(new));
+            let new = found.sizes(level, keys);
+            new.into_iter().zip(&mut sizes).for_each(|(new, size)| *size = size.or(new));
         }
         sizes
     }
 
     /// Has the tiers that hosts share look for blocks that no tier here knows of: another host may have stored them there.
     /// A peer's question stays on this host, which knows no better than the peer.
-    fn ask_shared(&self, keys: &[BlockKey], reach: Reach) {
+    fn ask_shared(&self, keys: &[BlockKey], reach: Reach) -> Found {
         let mut shared = self.reach(reach).filter(|level| level.tier.is_shared()).peekable();
         if reach != Reach::All || shared.peek().is_none() {
-            return;
+            return Found::default();
         }
-        let sizes = self.sizes_below(keys, reach);
-        let unknown: Vec<BlockKey> =
-            keys.iter().zip(sizes).filter(|(_, size)| size.is_none()).map(|(&key, _)| key).collect();
+        let sizes = self.sizes_below(keys, reach, &Found::default());
+        let unknown = keys.iter().zip(sizes).filter(|(_, size)| size.is_none()).map(|(&key, _)| key);
+        let unknown: Vec<BlockKey> = unknown.collect();
+        // Before the places are asked: a removal from here on finds the move.
+        let moving = unknown.iter().map(|&key| self.moves.begin(key)).collect();
+        let mut found = Found { _moving: moving, ..Found::default() };
         if unknown.is_empty() {
-            return;
+            return found;
         }
         for level in shared {
-            if let Err(pending) = level.store.look_up(unknown.clone()).wait_timeout(self.config.load_timeout)
-            {
-                pending.cancel();
+            match level.store.look_up(unknown.clone()).wait_timeout(self.config.load_timeout) {
+                Ok(sizes) => found.note(level.tier, &unknown, sizes),
+                Err(pending) => pending.cancel(),
             }
         }
+        found
     }
 
     /// Loads what the tiers below hold of `keys`, at most `bytes_max` and what is left of `budget`, one batch per tier,
@@ -358,6 +387,7 @@ impl Tiering {
         budget: &Arc<Budget>,
         bytes_max: u64,
         late: &Late,
+        found: &Found,
     ) -> Vec<Read> {
         self.collect_overdue();
         let mut reads: Vec<Read> = keys.iter().map(|_| Read::Missing).collect();
@@ -365,7 +395,8 @@ impl Tiering {
         let mut left = bytes_max;
         for level in self.reach(reach) {
             let open = (0..keys.len()).filter(|&i| parts[i].is_lead() && !late.is(level, keys[i]));
-            let wanted = self.want(level, keys, &open.collect::<Vec<_>>(), budget, &mut left, &mut reads);
+            let sizes = |keys: &[BlockKey]| found.sizes(level, keys);
+            let wanted = self.want(sizes, keys, &open.collect::<Vec<_>>(), budget, &mut left, &mut reads);
             if !wanted.is_empty() {
                 self.load_from(level, wanted, &mut reads);
             }
@@ -386,10 +417,10 @@ impl Tiering {
         reads
     }
 
-    /// Registers a move for each open key that `level` holds, and takes its memory from the bounds.
+    /// Registers a move for each open key that a tier holds, which `sizes` tells, and takes its memory from the bounds.
     pub(super) fn want(
         &self,
-        level: &Level,
+        sizes: impl FnOnce(&[BlockKey]) -> Vec<Option<u32>>,
         keys: &[BlockKey],
         open: &[usize],
         budget: &Arc<Budget>,
@@ -400,7 +431,7 @@ impl Tiering {
         let moving: Vec<Moving> = open.iter().map(|&i| self.moves.begin(keys[i])).collect();
         let asked: Vec<BlockKey> = open.iter().map(|&i| keys[i]).collect();
         let mut wanted = Vec::new();
-        for ((&at, moving), size) in open.iter().zip(moving).zip(level.store.sizes(&asked)) {
+        for ((&at, moving), size) in open.iter().zip(moving).zip(sizes(&asked)) {
             let Some(size) = size else { continue };
             let permit = if u64::from(size) <= *left { budget.take(size.into()) } else { None };
             if let Some(permit) = permit {

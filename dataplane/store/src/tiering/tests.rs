@@ -2,6 +2,7 @@
 
 mod ahead;
 mod model;
+mod shared;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,0 +1,77 @@
+//! A place that other hosts use, too.
+
+use std::sync::Barrier;
+
+use super::*;
+use crate::conformance;
+use crate::store::{Put, PutDone};
+
+/// A place of which this host remembers nothing: it has no room for that.
+struct Place {
+    objects: MemoryStore,
+    /// Passed twice by each question: when it is asked, and before it is answered.
+    held: Option<Barrier>,
+}
+
+impl Place {
+    fn with(blocks: std::ops::Range<u64>, held: Option<Barrier>) -> Arc<Self> {
+        let objects = MemoryStore::new(Tier::Remote, 1 << 20);
+        blocks.for_each(|n| assert!(conformance::put(&objects, n, PAGE).is_ok()));
+        Arc::new(Self { objects, held })
+    }
+}
+
+impl BlockStore for Place {
+    fn capabilities(&self) -> Capabilities {
+        self.objects.capabilities()
+    }
+    fn put(&self, batch: Vec<Put>) -> Pending<Vec<PutDone>> {
+        self.objects.put(batch)
+    }
+    fn get(&self, batch: Vec<Get>) -> Pending<Vec<GetDone>> {
+        self.objects.get(batch)
+    }
+    fn sizes(&self, keys: &[BlockKey]) -> Vec<Option<u32>> {
+        vec![None; keys.len()]
+    }
+    fn look_up(&self, keys: Vec<BlockKey>) -> Pending<Vec<Option<u32>>> {
+        self.held.iter().for_each(|held| drop((held.wait(), held.wait())));
+        Pending::ready(self.objects.sizes(&keys))
+    }
+    fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {
+        self.objects.remove(keys)
+    }
+    fn flush(&self) -> Pending<Result<(), TierError>> {
+        self.objects.flush()
+    }
+    fn stats(&self) -> TierStats {
+        self.objects.stats()
+    }
+}
+
+#[test]
+fn what_is_found_there_is_read_although_there_is_no_room_to_remember_it() {
+    let rig = Rig::new(8, vec![Place::with(0..2, None)], everything());
+    assert!(rig.lent(0) && rig.in_dram(0));
+    assert!(matches!(rig.read(1), Read::Onboarded(_)));
+    assert!(!rig.lent(2), "nobody has it");
+}
+
+/// The object stays, because this host does not know of it when it hears of the removal.
+#[test]
+fn what_is_removed_while_it_is_looked_for_is_not_read() {
+    let place = Place::with(0..1, Some(Barrier::new(2)));
+    let rig = Rig::new(8, vec![place.clone()], everything());
+    let (rig, held) = (&rig, place.held.as_ref().unwrap());
+    let readers: [fn(&Rig) -> bool; 2] = [|rig| rig.lent(0), |rig| !matches!(rig.read(0), Read::Missing)];
+    for reads in readers {
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(move || reads(rig));
+            held.wait();
+            rig.tiering.remove_here(&[key(0)], 0).unwrap();
+            held.wait();
+            assert!(!reader.join().unwrap());
+        });
+        assert!(place.objects.exists(&[key(0)])[0] && !rig.in_dram(0));
+    }
+}
