@@ -381,6 +381,8 @@ impl Cluster {
         }
         self.open_removals()?;
         self.open_targets(tiering)?;
+        // After what was put since is known again.
+        self.shared.forget_what_was_removed(tiering);
         let listener = self.door.try_clone().and_then(|door| self.shared.answer_peers(door));
         let listener = listener.map_err(|source| OpenError::Thread { what: "accepting peers", source })?;
         let _ = self.listener.set(listener);

@@ -5,6 +5,10 @@
 //! its way is refused where it arrives. Hosts that are away hear the removal with all other facts, from the first host
 //! that they reach, and so does a host that the one which removed cannot reach.
 //!
+//! A host that has not heard of a removal may store the block in a place that hosts share, after it was deleted there. So
+//! every host that hears of a removal deletes what it knows to be in that place, and no host looks there for a block whose last
+//! news is its removal.
+//!
 //! A removal is kept on disk ([`kept`]) after the block has gone from the tiers: after a crash in between it
 //! is heard, and carried out, once more.
 
@@ -25,6 +29,7 @@ use kvasir_os::thread;
 use kvasir_os::time::{Duration, SystemTime, UNIX_EPOCH};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_store::dram::{BlockStat, Remove};
+use kvasir_store::tiering::Tiering;
 
 /// A peer that holds a block, and did not say that it removed it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -193,7 +198,7 @@ impl Shared {
         dropped
     }
 
-    /// Takes blocks from the tiers of this host. Returns those that were here.
+    /// Takes blocks from the tiers of this host, shared ones included. Returns those that were here.
     pub(super) fn drop_here(&self, keys: &[BlockKey]) -> HashSet<BlockKey> {
         let mut dropped = HashSet::new();
         let Some(tiering) = self.tiering() else { return dropped };
@@ -216,6 +221,13 @@ impl Shared {
         drop(table);
         let _ = self.removals.kept.set(kept);
         self.expire_removals();
+    }
+
+    /// At the start: a place that hosts share may list blocks that were removed, stored there by a host that has not heard of
+    /// it. From here on they are not there, as if this host had heard of the removal now.
+    pub(super) fn forget_what_was_removed(&self, tiering: &Tiering) {
+        let removed = self.table().removed();
+        tiering.forget_shared(&removed);
     }
 
     /// Keeps removals on disk, if this host does that.

@@ -346,6 +346,16 @@ impl Table {
         self.removals.last(key) == Some(at) && !self.was_put_since(key, at)
     }
 
+    /// Whether a removal of the block is known, and a put that came later is not.
+    pub fn was_removed(&self, key: BlockKey) -> bool {
+        self.removals.last(key).is_some_and(|at| !self.was_put_since(key, at))
+    }
+
+    /// All such blocks.
+    pub fn removed(&self) -> Vec<BlockKey> {
+        self.removals.iter().map(|(key, _)| key).filter(|&key| self.was_removed(key)).collect()
+    }
+
     fn was_put_since(&self, key: BlockKey, at: Generation) -> bool {
         self.blocks.get(&key).is_some_and(|block| block.holding.generation >= at)
     }

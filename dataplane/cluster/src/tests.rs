@@ -60,6 +60,11 @@ impl Host {
         dram: DramConfig,
         change: impl FnOnce(&mut ClusterConfig),
     ) -> Self {
+        let dram = DramConfig { pool_bytes: 32 << 20, blocks_max: 4096, ..dram };
+        Self::join(Self::settings(n, ports, change), Arc::new(DramStore::open(dram).unwrap()), Clock::start())
+    }
+
+    fn settings(n: usize, ports: &[SocketAddr], change: impl FnOnce(&mut ClusterConfig)) -> ClusterConfig {
         let name = |n: usize| format!("host-{n}");
         let mut config = ClusterConfig::new(&name(n), Secret::new(b"the secret of this cluster"));
         let peer = |(n, addr): (usize, &SocketAddr)| PeerConfig {
@@ -73,18 +78,27 @@ impl Host {
         (config.audit_every, config.read_timeout) = (Duration::from_millis(200), Duration::from_secs(60));
         config.repair_after = Duration::ZERO;
         change(&mut config);
-        let dram = DramConfig { pool_bytes: 32 << 20, blocks_max: 4096, ..dram };
-        Self::join(config, Arc::new(DramStore::open(dram).unwrap()), Clock::start())
+        config
     }
 
     /// A host with the blocks that are in this store.
     fn join(config: ClusterConfig, store: Arc<DramStore>, clock: Clock) -> Self {
+        Self::join_above(config, store, clock, Vec::new())
+    }
+
+    /// The same, with further tiers between its pool and its peers.
+    fn join_above(
+        config: ClusterConfig,
+        store: Arc<DramStore>,
+        clock: Clock,
+        mut below: Vec<Arc<dyn BlockStore>>,
+    ) -> Self {
         let events = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&events);
         let tell = Box::new(move |event| told.lock().push(event));
         let cluster = Cluster::open(config, Arc::clone(&store), clock, tell).unwrap();
         let traffic = TieringConfig { load_timeout: Duration::from_secs(60), ..TieringConfig::default() };
-        let below = vec![cluster.tier()];
+        below.push(cluster.tier());
         let tiering = Tiering::start(Arc::clone(&store), below, Box::new(AdmitAll), traffic, clock);
         let tiering = Arc::new(tiering.unwrap());
         cluster.run(&tiering).unwrap();

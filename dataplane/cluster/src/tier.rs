@@ -246,6 +246,11 @@ impl BlockStore for PeerTier {
         keys.iter().map(size).collect()
     }
 
+    fn were_removed(&self, keys: &[BlockKey]) -> Vec<bool> {
+        let table = self.0.table();
+        keys.iter().map(|&key| table.was_removed(key)).collect()
+    }
+
     /// Removes the copies of all peers that are up. An error if one that holds a copy did not answer.
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {
         let outcome = |(&key, removed): (&BlockKey, Result<bool, Unanswered>)| {

@@ -279,6 +279,10 @@ impl BlockStore for FaultStore {
         self.inner.look_up(keys)
     }
 
+    fn were_removed(&self, keys: &[BlockKey]) -> Vec<bool> {
+        self.inner.were_removed(keys)
+    }
+
     fn forget(&self, keys: &[BlockKey]) {
         self.inner.forget(keys);
     }

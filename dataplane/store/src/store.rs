@@ -236,6 +236,13 @@ pub trait BlockStore: Send + Sync {
     /// Drops blocks. Returns for each whether there was one.
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>>;
 
+    /// Which blocks were removed and, as far as this tier hears from other hosts, not put since. A place that hosts share may
+    /// have one all the same: a host that had not heard of the removal can have stored it there. A tier that hears from no other
+    /// host knows of none.
+    fn were_removed(&self, keys: &[BlockKey]) -> Vec<bool> {
+        vec![false; keys.len()]
+    }
+
     /// Forgets that these blocks are in a place that several hosts use, because another host has removed them or they
     /// arrive here damaged. The place stays as it is. A tier that nobody shares has nothing to do.
     fn forget(&self, _keys: &[BlockKey]) {}

@@ -51,7 +51,7 @@ use self::recent::Recent;
 use self::together::Together;
 use super::departures::Page;
 use super::dram::{BlockStat, DramStore, Offered, OwnerId, Remove};
-use super::store::{BlockStore, Capabilities, Tier, TierStats};
+use super::store::{BlockStore, Capabilities, Pending, Tier, TierError, TierStats};
 use crate::error::StoreError;
 use crate::times::TimesTaken;
 use kvasir_os::planted::{self, Bug};
@@ -161,6 +161,24 @@ impl Reach {
             Self::Here => tier != Tier::Peer,
             Self::All => true,
         }
+    }
+}
+
+/// The blocks of a call that one tier is asked to remove, by their places in the call, and what comes of it.
+type PartlyRemoved = (Vec<usize>, Pending<Vec<Result<bool, TierError>>>);
+
+impl Level {
+    /// Begins to remove blocks. Only the host that removes them everywhere asks a shared place also for those that it does not
+    /// know to be there: one host that asks is enough.
+    fn remove(&self, keys: &[BlockKey], reach: Reach) -> PartlyRemoved {
+        let places: Vec<usize> = if self.tier.is_shared() && reach != Reach::All {
+            let known = self.store.exists(keys);
+            (0..keys.len()).filter(|&i| known[i]).collect()
+        } else {
+            (0..keys.len()).collect()
+        };
+        let asked = places.iter().map(|&i| keys[i]).collect();
+        (places, self.store.remove(asked))
     }
 }
 
@@ -464,8 +482,9 @@ impl Tiering {
         self.remove_in(keys, Reach::All, now_ms)
     }
 
-    /// A peer removes blocks everywhere: as [`remove`](Self::remove), from the tiers that are this host's own. Objects that
-    /// hosts share are the peer's to delete, once; this host only forgets that they were there.
+    /// A peer removes blocks everywhere: as [`remove`](Self::remove), from the tiers of this host. From a place that hosts
+    /// share it deletes what it knows to be there: a host that hears of the removal late may have stored the block there after
+    /// the peer deleted it.
     ///
     /// # Errors
     /// The batch is too large.
@@ -473,9 +492,15 @@ impl Tiering {
         if planted::is(Bug::LeavesRemovedOnDisk) {
             return self.dram.remove(keys, now_ms);
         }
-        let removed = self.remove_in(keys, Reach::Own, now_ms)?;
-        self.levels.iter().for_each(|level| level.store.forget(keys));
+        let removed = self.remove_in(keys, Reach::Here, now_ms)?;
+        // Also what could not be deleted now.
+        self.forget_shared(keys);
         Ok(removed)
+    }
+
+    /// Forgets that places which hosts share have these blocks. The objects stay.
+    pub fn forget_shared(&self, keys: &[BlockKey]) {
+        self.levels.iter().for_each(|level| level.store.forget(keys));
     }
 
     /// Drops this host's own copies, which are not wanted any more. The blocks stay wherever else they are, and a reader may still
@@ -502,12 +527,12 @@ impl Tiering {
         let (shared, own): (Vec<&Level>, Vec<&Level>) =
             self.reach(reach).partition(|level| level.tier.is_shared());
         let levels = own.into_iter().chain(shared);
-        let pending: Vec<_> = levels.map(|level| level.store.remove(keys.to_vec())).collect();
+        let pending: Vec<_> = levels.map(|level| level.remove(keys, reach)).collect();
         let mut failed = vec![false; keys.len()];
-        for pending in pending {
+        for (places, pending) in pending {
             let outcomes = pending.wait_timeout(self.config.load_timeout);
-            for i in 0..keys.len() {
-                match outcomes.as_ref().map(|outcomes| &outcomes[i]) {
+            for (at, i) in places.into_iter().enumerate() {
+                match outcomes.as_ref().map(|outcomes| &outcomes[at]) {
                     Ok(Ok(true)) => removed[i] = Remove::Removed,
                     Ok(Ok(false)) => {}
                     Ok(Err(_)) | Err(_) => failed[i] = true,

@@ -1,7 +1,13 @@
 //! Removals, and hosts that were away while others removed or put.
 
+use std::collections::HashSet;
+use std::time::Instant;
+
 use super::gate::{Gate, through};
 use super::*;
+use kvasir_store::memory::MemoryStore;
+use kvasir_store::store::{Capabilities, Get, GetDone, Pending, Put, PutDone, Tier, TierError, TierStats};
+use kvasir_store::tiering::{Demotion, Destination};
 
 fn sees(host: &Host, n: usize) -> bool {
     let name = format!("host-{n}");
@@ -136,4 +142,133 @@ fn an_old_removal_does_not_drop_what_was_put_again() {
     assert!(two.is_resident(0), "for one copy");
     assert!(two.is_resident(1) && zero.is_resident(1), "for two");
     assert!(two.reads(0) && two.reads(1) && one.reads(1));
+}
+
+/// A place that hosts share, as one of them sees it.
+struct Bucket {
+    objects: Arc<MemoryStore>,
+    known: Mutex<HashSet<BlockKey>>,
+}
+
+impl Bucket {
+    /// With what a listing finds there.
+    fn open(objects: &Arc<MemoryStore>, listed: &[BlockKey]) -> Arc<dyn BlockStore> {
+        let known = Mutex::new(listed.iter().copied().collect());
+        Arc::new(Self { objects: Arc::clone(objects), known })
+    }
+
+    fn learn(&self, keys: impl IntoIterator<Item = BlockKey>) {
+        self.known.lock().extend(keys);
+    }
+}
+
+impl BlockStore for Bucket {
+    fn capabilities(&self) -> Capabilities {
+        self.objects.capabilities()
+    }
+    fn put(&self, batch: Vec<Put>) -> Pending<Vec<PutDone>> {
+        self.learn(batch.iter().map(|put| put.meta.key));
+        self.objects.put(batch)
+    }
+    fn get(&self, batch: Vec<Get>) -> Pending<Vec<GetDone>> {
+        self.objects.get(batch)
+    }
+    fn sizes(&self, keys: &[BlockKey]) -> Vec<Option<u32>> {
+        let known = self.known.lock();
+        let sizes = self.objects.sizes(keys).into_iter();
+        sizes.zip(keys).map(|(size, key)| size.filter(|_| known.contains(key))).collect()
+    }
+    fn look_up(&self, keys: Vec<BlockKey>) -> Pending<Vec<Option<u32>>> {
+        self.learn(keys.iter().copied());
+        Pending::ready(self.objects.sizes(&keys))
+    }
+    fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {
+        self.forget(&keys);
+        self.objects.remove(keys)
+    }
+    fn forget(&self, keys: &[BlockKey]) {
+        self.known.lock().retain(|key| !keys.contains(key));
+    }
+    fn flush(&self) -> Pending<Result<(), TierError>> {
+        self.objects.flush()
+    }
+    fn stats(&self) -> TierStats {
+        self.objects.stats()
+    }
+}
+
+fn bucket_of_all() -> Arc<MemoryStore> {
+    Arc::new(MemoryStore::new(Tier::Remote, 1 << 20))
+}
+
+fn on_bucket(config: ClusterConfig, bucket: Arc<dyn BlockStore>) -> Host {
+    let dram = DramConfig { pool_bytes: 4 << 20, blocks_max: 64, ..DramConfig::default() };
+    Host::join_above(config, Arc::new(DramStore::open(dram).unwrap()), Clock::start(), vec![bucket])
+}
+
+/// Has the block of this host's pool go to the bucket, as its evictor would.
+fn offload(host: &Host, n: u32) {
+    let slot = host.store.stat(&[key(n)]).unwrap()[0].unwrap().slot;
+    let victim = Demotion { slot, to: Destination::Tier(Tier::Remote) };
+    // A policy chooses when it has heard of the block.
+    host.store.drain_events(&mut Vec::new());
+    assert_eq!(host.tiering.offer(&[victim], false, host.clock.now_ms()).taken, 1);
+    assert!(host.tiering.drain(Instant::now() + Duration::from_secs(60)));
+}
+
+/// The remover deletes it in the bucket, and only then another host stores it there, which has not heard of the removal.
+#[test]
+fn what_a_host_that_was_away_offloaded_is_removed() {
+    let (ports, objects) = (ports(2), bucket_of_all());
+    let gates = [0, 1].map(|n| Gate::to(ports[n]));
+    let [zero, one] = [0, 1].map(|n| {
+        let config = Host::settings(n, &ports, |config| through(config, 1 - n, &gates[1 - n]));
+        on_bucket(config, Bucket::open(&objects, &[]))
+    });
+    let stored = |n: u32| objects.exists(&[key(n)])[0];
+    until("both are up", || zero.up() == 1 && one.up() == 1);
+    [0, 1].into_iter().for_each(|n| one.put(n));
+    zero.put(0);
+    gates.iter().for_each(Gate::close);
+    until("each is alone", || zero.up() == 0 && one.up() == 0);
+    offload(&zero, 0);
+    remove(&zero, 0);
+    assert!(!stored(0));
+    [0, 1].into_iter().for_each(|n| offload(&one, n));
+    assert!(stored(0) && zero.reads(1));
+    assert!(!zero.reads(0), "removed is removed");
+
+    gates.iter().for_each(Gate::open);
+    until("it is told, and the object goes", || !stored(0));
+    until("all is carried out", || !one.is_resident(0));
+    assert!(!zero.reads(0) && !one.reads(0) && one.reads(1));
+
+    // What is put again is there, for the host that put it: the other one has heard of no put since.
+    zero.put(0);
+    offload(&zero, 0);
+    zero.store.remove(&[key(0)], zero.clock.now_ms()).unwrap();
+    assert!(stored(0) && zero.reads(0) && !one.reads(0));
+}
+
+/// It finds the object in the listing at its start.
+#[test]
+fn what_was_removed_is_not_found_in_the_bucket_after_a_restart() {
+    let (ports, objects, dir) = (ports(2), bucket_of_all(), tempfile::tempdir().unwrap());
+    let start = |listed: &[BlockKey]| {
+        let keeping = |config: &mut ClusterConfig| config.removals = Some(dir.path().join("removals"));
+        on_bucket(Host::settings(0, &ports, keeping), Bucket::open(&objects, listed))
+    };
+    let host = start(&[]);
+    host.put(0);
+    remove(&host, 0);
+    drop(host);
+    let away = Host::settings(1, &ports, |config| config.peers.clear());
+    let away = on_bucket(away, Bucket::open(&objects, &[]));
+    for n in 0..2 {
+        away.put(n);
+        offload(&away, n);
+    }
+    drop(away);
+    let host = start(&[0, 1].map(key));
+    assert!(!host.reads(0) && host.reads(1));
 }

@@ -361,10 +361,11 @@ impl Tiering {
         }
         let sizes = self.sizes_below(keys, reach, &Found::default());
         let unknown = keys.iter().zip(sizes).filter(|(_, size)| size.is_none()).map(|(&key, _)| key);
-        let unknown: Vec<BlockKey> = unknown.collect();
-        // Before the places are asked: a removal from here on finds the move.
+        let mut unknown: Vec<BlockKey> = unknown.collect();
+        // Before removals are asked for: one that is not known by then finds the move.
         let moving = unknown.iter().map(|&key| self.moves.begin(key)).collect();
         let mut found = Found { _moving: moving, ..Found::default() };
+        self.leave_out_removed(&mut unknown);
         if unknown.is_empty() {
             return found;
         }
@@ -375,6 +376,15 @@ impl Tiering {
             }
         }
         found
+    }
+
+    /// Leaves out blocks that were removed and not put since. Another host may store such a block in a shared place before it
+    /// hears of the removal.
+    fn leave_out_removed(&self, keys: &mut Vec<BlockKey>) {
+        for level in &self.levels {
+            let mut removed = level.store.were_removed(keys).into_iter();
+            keys.retain(|_| removed.next() == Some(false));
+        }
     }
 
     /// Loads what the tiers below hold of `keys`, at most `bytes_max` and what is left of `budget`, one batch per tier,

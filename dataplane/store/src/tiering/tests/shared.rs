@@ -9,6 +9,8 @@ use crate::store::{Put, PutDone};
 /// A place of which this host remembers nothing: it has no room for that.
 struct Place {
     objects: MemoryStore,
+    /// Blocks that were removed, as a tier that hears from other hosts would say.
+    removed: Mutex<Vec<BlockKey>>,
     /// Passed twice by each question: when it is asked, and before it is answered.
     held: Option<Barrier>,
 }
@@ -17,7 +19,7 @@ impl Place {
     fn with(blocks: std::ops::Range<u64>, held: Option<Barrier>) -> Arc<Self> {
         let objects = MemoryStore::new(Tier::Remote, 1 << 20);
         blocks.for_each(|n| assert!(conformance::put(&objects, n, PAGE).is_ok()));
-        Arc::new(Self { objects, held })
+        Arc::new(Self { objects, removed: Mutex::default(), held })
     }
 }
 
@@ -38,6 +40,10 @@ impl BlockStore for Place {
         self.held.iter().for_each(|held| drop((held.wait(), held.wait())));
         Pending::ready(self.objects.sizes(&keys))
     }
+    fn were_removed(&self, keys: &[BlockKey]) -> Vec<bool> {
+        let removed = self.removed.lock();
+        keys.iter().map(|key| removed.contains(key)).collect()
+    }
     fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {
         self.objects.remove(keys)
     }
@@ -57,6 +63,15 @@ fn what_is_found_there_is_read_although_there_is_no_room_to_remember_it() {
     assert!(!rig.lent(2), "nobody has it");
 }
 
+#[test]
+fn what_was_removed_is_not_looked_for_there() {
+    let place = Place::with(0..2, None);
+    place.removed.lock().push(key(0));
+    let rig = Rig::new(8, vec![place], everything());
+    assert!(!rig.lent(0) && matches!(rig.read(0), Read::Missing));
+    assert!(rig.lent(1));
+}
+
 /// The object stays, because this host does not know of it when it hears of the removal.
 #[test]
 fn what_is_removed_while_it_is_looked_for_is_not_read() {
@@ -74,4 +89,19 @@ fn what_is_removed_while_it_is_looked_for_is_not_read() {
         });
         assert!(place.objects.exists(&[key(0)])[0] && !rig.in_dram(0));
     }
+}
+
+/// What hosts share and this host knows of, such as what it stored there before it heard of the removal.
+#[test]
+fn a_host_that_hears_of_a_removal_deletes_what_it_knows_of_there() {
+    let shared = memory(Tier::Remote);
+    let mut rig = Rig::new(8, vec![memory(Tier::Nvme), shared.clone()], everything());
+    rig.put_all(0..2);
+    rig.offer(2, Destination::Tier(Tier::Remote));
+    assert_eq!(shared.exists(&[0, 1].map(key)), [true; 2]);
+    rig.tiering.trim(&[key(0)], 0).unwrap();
+    assert_eq!(shared.exists(&[0, 1].map(key)), [true; 2], "a copy too many");
+    let removed = rig.tiering.remove_here(&[9, 1].map(key), 0).unwrap();
+    assert_eq!(removed, [Remove::Missing, Remove::Removed]);
+    assert_eq!(shared.exists(&[0, 1].map(key)), [true, false]);
 }
