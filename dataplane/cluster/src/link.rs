@@ -19,6 +19,7 @@ use kvasir_net::transfer::{Paths, Segment};
 use kvasir_net::transport::Error as TransportError;
 use kvasir_net::transport::tcp::socket::Socket;
 use kvasir_os::planted::{self, Bug};
+use kvasir_os::thread;
 use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 use kvasir_store::dram::{DramStore, OwnerId, Reserve};
@@ -136,6 +137,15 @@ impl DoneLoans {
         self.run += 1;
         self.leases.clear();
     }
+}
+
+/// Asks peers at the same time. Returns what each answers, in their order; `None` if its thread panicked.
+pub(super) fn ask_at_once<T: Send>(links: &[&Link], ask: impl Fn(&Link) -> T + Sync) -> Vec<Option<T>> {
+    let ask = &ask;
+    thread::scope(|scope| {
+        let asked: Vec<_> = links.iter().map(|&link| scope.spawn(move || ask(link))).collect();
+        asked.into_iter().map(|asked| asked.join().ok()).collect()
+    })
 }
 
 struct State {

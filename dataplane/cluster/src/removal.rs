@@ -21,11 +21,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub(super) use self::kept::Kept;
 use super::counts::add;
-use super::link::Link;
+use super::link::{Link, ask_at_once};
 use super::message::{Reply, Request};
 use super::table::{Generation, KEPT_FOR_US, Removal};
 use super::{Event, Shared};
-use kvasir_os::thread;
 use kvasir_os::time::{Duration, SystemTime, UNIX_EPOCH};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_store::dram::{BlockStat, Remove};
@@ -125,10 +124,7 @@ impl Shared {
             Ok(Reply::Removed { removed }) if removed.len() == keys.len() => Some(removed),
             _ => None,
         };
-        thread::scope(|scope| {
-            let asked: Vec<_> = links.iter().map(|&link| scope.spawn(move || ask(link))).collect();
-            asked.into_iter().map(|asked| asked.join().ok().flatten()).collect()
-        })
+        ask_at_once(links, ask).into_iter().map(Option::flatten).collect()
     }
 
     /// Called when a peer removes blocks everywhere, at this moment. Returns whether each was here.

@@ -417,6 +417,20 @@ fn a_holder_that_hangs_costs_only_its_own_blocks() {
     });
 }
 
+/// Each answers only when all are being asked.
+#[test]
+fn peers_are_asked_at_the_same_time() {
+    let host = Host::start(0, &ports(3), |_| {});
+    let links: Vec<&Link> = host.cluster.shared.links.iter().map(|link| &**link).collect();
+    let asked = AtomicUsize::new(0);
+    let answers = link::ask_at_once(&links, |link| {
+        asked.fetch_add(1, Ordering::SeqCst);
+        until("all are asked", || asked.load(Ordering::SeqCst) == links.len());
+        link.place
+    });
+    assert_eq!(answers, [Some(1), Some(2)]);
+}
+
 #[test]
 fn what_found_no_room_in_the_table_is_heard_again_when_there_is_some() {
     let ports = ports(2);

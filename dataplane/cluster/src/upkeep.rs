@@ -6,7 +6,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::counts::add;
-use super::link::Link;
+use super::link::{Link, ask_at_once};
 use super::message::{Copied, Loan, Reply, Request};
 use super::orphans::Orphans;
 use super::placement::{Candidate, place};
@@ -177,24 +177,7 @@ impl Shared {
     /// Drops copies here of blocks that have enough copies elsewhere: as many of the holders that come before this host as copies are
     /// wanted have said, just now, that they have the block. The table is not enough, as it may be as old as their last audit.
     fn trim(&self, tiering: &Tiering, keys: &[BlockKey]) {
-        let before: Vec<Nodes> = {
-            let table = self.table();
-            keys.iter().map(|&key| table.before(key)).collect()
-        };
-        let mut confirmed = vec![Nodes::default(); keys.len()];
-        for link in self.links.iter().filter(|link| link.is_up()) {
-            let asked: Vec<usize> = (0..keys.len()).filter(|&i| before[i].has(link.place)).collect();
-            let request = Request::Has { keys: asked.iter().map(|&i| keys[i]).collect() };
-            if !asked.is_empty()
-                && let Ok(Reply::Has { held }) = link.call(&request, HAS)
-            {
-                asked
-                    .into_iter()
-                    .zip(held)
-                    .filter(|(_, held)| *held)
-                    .for_each(|(i, _)| confirmed[i].insert(link.place));
-            }
-        }
+        let confirmed = self.holders_by_their_word(keys);
         let mut trimmed = Vec::new();
         {
             let mut table = self.table();
@@ -211,6 +194,30 @@ impl Shared {
         self.copies.changed();
         add(&self.counts.trimmed, trimmed.len() as u64);
         let _ = tiering.trim(&trimmed, self.clock.now_ms());
+    }
+
+    /// The holders of each block, of those that come before this host, that say now that they have it. All are asked at the
+    /// same time.
+    fn holders_by_their_word(&self, keys: &[BlockKey]) -> Vec<Nodes> {
+        let before: Vec<Nodes> = {
+            let table = self.table();
+            keys.iter().map(|&key| table.before(key)).collect()
+        };
+        let asked =
+            |link: &Link| -> Vec<usize> { (0..keys.len()).filter(|&i| before[i].has(link.place)).collect() };
+        let has = |link: &Link| -> Vec<usize> {
+            let asked = asked(link);
+            let request = Request::Has { keys: asked.iter().map(|&i| keys[i]).collect() };
+            let Ok(Reply::Has { held }) = link.call(&request, HAS) else { return Vec::new() };
+            asked.into_iter().zip(held).filter(|(_, held)| *held).map(|(i, _)| i).collect()
+        };
+        let up = self.links.iter().map(|link| &**link).filter(|link| link.is_up());
+        let links: Vec<&Link> = up.filter(|link| !asked(link).is_empty()).collect();
+        let mut confirmed = vec![Nodes::default(); keys.len()];
+        for (link, held) in links.iter().zip(ask_at_once(&links, has)) {
+            held.into_iter().flatten().for_each(|i| confirmed[i].insert(link.place));
+        }
+        confirmed
     }
 
     /// Which blocks a tier of this host has.

@@ -144,6 +144,29 @@ fn an_old_removal_does_not_drop_what_was_put_again() {
     assert!(two.reads(0) && two.reads(1) && one.reads(1));
 }
 
+/// While a peer is slow to answer, the others are asked.
+#[test]
+fn a_removal_is_asked_of_all_peers_at_the_same_time() {
+    let (hosts, _) = start_all(3);
+    let all: Vec<&Host> = hosts.iter().collect();
+    let answering = |host: &Host| host.cluster.shared.serving.load(Ordering::SeqCst) > 0;
+    let removed_at_once = |n: u32| {
+        hosts[0].put_copies(n..n + 1, 3);
+        until("copies", || settled(&all, n..n + 1, 3) && !all.iter().any(|host| answering(host)));
+        // Nobody removes anything there until both are asked.
+        let held = [1, 2].map(|n| hosts[n].cluster.shared.one_removal());
+        thread::scope(|scope| {
+            let removing = || hosts[0].tiering.remove(&[key(n)], hosts[0].clock.now_ms()).unwrap();
+            let removing = scope.spawn(removing);
+            until("both are asked", || answering(&hosts[1]) && answering(&hosts[2]));
+            drop(held);
+            removing.join().unwrap() == [Remove::Removed]
+        })
+    };
+    // On a machine that is very slow the time for an answer may pass all the same.
+    assert!((0..4).any(removed_at_once), "a peer was asked only when another had not answered");
+}
+
 /// A place that hosts share, as one of them sees it.
 struct Bucket {
     objects: Arc<MemoryStore>,
