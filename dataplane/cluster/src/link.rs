@@ -95,7 +95,9 @@ pub(super) struct Link {
     idle: Mutex<Vec<Channel>>,
     /// Connections on which somebody waits for an answer, to end them when the peer is lost.
     calling: Mutex<Vec<Arc<Socket>>>,
-    segment: Mutex<Option<(Arc<Segment>, Instant)>>,
+    segment: Mutex<OpenSegment>,
+    /// Held while the segment is opened, which takes as long as the peer likes. Taken before `segment`.
+    opening: Mutex<()>,
     tally: Mutex<Tally>,
     /// Loans of this peer's that are no longer needed; told with the next call.
     pub(super) done: Mutex<DoneLoans>,
@@ -148,6 +150,27 @@ pub(super) fn ask_at_once<T: Send>(links: &[&Link], ask: impl Fn(&Link) -> T + S
     })
 }
 
+/// The peer's pool, if it is open, and when it was last used.
+#[derive(Default)]
+struct OpenSegment {
+    open: Option<(Arc<Segment>, Instant)>,
+    /// How often it was given up because the peer was lost, reading failed, or the way to it changed.
+    given_up: u64,
+}
+
+impl OpenSegment {
+    fn use_now(&mut self) -> Option<Arc<Segment>> {
+        let (segment, used) = self.open.as_mut()?;
+        *used = Instant::now();
+        Some(Arc::clone(segment))
+    }
+
+    fn give_up(&mut self) -> Option<(Arc<Segment>, Instant)> {
+        self.given_up += 1;
+        self.open.take()
+    }
+}
+
 struct State {
     state: LinkState,
     reason: Option<String>,
@@ -190,6 +213,7 @@ impl Link {
             idle: Mutex::default(),
             calling: Mutex::default(),
             segment: Mutex::default(),
+            opening: Mutex::default(),
             tally: Mutex::default(),
             done: Mutex::default(),
             queue: Mutex::default(),
@@ -330,33 +354,44 @@ impl Link {
 
     /// The peer's pool, opened now if it is not.
     pub(super) fn segment(&self) -> Result<Arc<Segment>, TransportError> {
-        let mut kept = self.segment.lock();
-        if let Some((segment, used)) = kept.as_mut() {
-            *used = Instant::now();
-            return Ok(Arc::clone(segment));
+        let open = || self.segment.lock().use_now();
+        if let Some(segment) = open() {
+            return Ok(segment);
         }
-        let pairs = self.tally.lock().pairs.clone();
+        // A caller that waited for an attempt in vain is refused soon: transports do not try an address again at once.
+        let _one = self.opening.lock();
+        open().map_or_else(|| self.open_segment(), Ok)
+    }
+
+    /// Opens the peer's pool, without a lock that anybody else needs. It is kept unless it would have been given up meanwhile.
+    fn open_segment(&self) -> Result<Arc<Segment>, TransportError> {
+        let (given_up, pairs) = {
+            let kept = self.segment.lock();
+            (kept.given_up, self.tally.lock().pairs.clone())
+        };
         let rails: Vec<(usize, String)> =
             pairs.iter().map(|pair| (pair.rail, pair.address.clone())).collect();
         let peer = self.ways.engine.connect_to(&self.config.name, &rails)?;
-        peer.prefer(self.paths(pairs));
         let segment = peer.open_segment(SEGMENT)?;
-        *kept = Some((Arc::clone(&segment), Instant::now()));
+        let mut kept = self.segment.lock();
+        peer.prefer(self.paths(pairs));
+        if kept.given_up == given_up {
+            kept.open = Some((Arc::clone(&segment), Instant::now()));
+        }
         Ok(segment)
     }
 
     /// Gives up a pool that nobody reads.
     fn tend(&self) {
-        // The holder of the lock is using it.
-        let Some(mut kept) = self.segment.try_lock() else { return };
-        if kept.as_ref().is_some_and(|(_, used)| used.elapsed() > SEGMENT_IDLE) {
-            self.let_go(kept.take());
+        let mut kept = self.segment.lock();
+        if kept.open.as_ref().is_some_and(|(_, used)| used.elapsed() > SEGMENT_IDLE) {
+            self.let_go(kept.open.take());
         }
     }
 
     /// Forgets the peer's pool, because reading it failed: it will be opened again.
     pub(super) fn forget_segment(&self) {
-        self.let_go(self.segment.lock().take());
+        self.let_go(self.segment.lock().give_up());
     }
 
     fn let_go(&self, segment: Option<(Arc<Segment>, Instant)>) {
@@ -371,13 +406,13 @@ impl Link {
         let pairs = paths::pairs(&self.ways.rails, &found.nics, &found.machine, &self.state().welcome);
         let mut kept = self.segment.lock();
         // What it has moved so far belongs to the previous pairs.
-        let moved = kept.as_ref().map(|(segment, _)| segment.peer().rails()).unwrap_or_default();
+        let moved = kept.open.as_ref().map(|(segment, _)| segment.peer().rails()).unwrap_or_default();
         let mut tally = self.tally.lock();
         if pairs != tally.pairs {
             tally.add(&moved);
             tally.set(pairs);
-            *kept = None;
-        } else if let Some((segment, _)) = kept.as_ref() {
+            kept.give_up();
+        } else if let Some((segment, _)) = kept.open.as_ref() {
             segment.peer().prefer(self.paths(pairs));
         }
     }
@@ -395,8 +430,7 @@ impl Link {
 
     /// The rails as they are now.
     fn rails(&self) -> Vec<RailView> {
-        // The holder of the lock may be connecting; then nothing is in use yet.
-        let segment = self.segment.try_lock().and_then(|kept| Some(Arc::clone(&kept.as_ref()?.0)));
+        let segment = self.segment.lock().open.as_ref().map(|(segment, _)| Arc::clone(segment));
         let there = segment.as_ref().and_then(|segment| segment.description());
         let there = there.and_then(|grant| grant.regions.first().map(|region| region.location));
         let from = self.ways.pool.location();
@@ -557,7 +591,6 @@ impl Shared {
         } else if new == LinkState::Refused && before != (new, Some(reason.clone())) {
             self.tell(Event::Refused { peer, reason });
         }
-        // Last, because somebody may just be connecting to its pool.
         link.hang_up();
         link.done.lock().start_over();
         link.forget_segment();
@@ -600,7 +633,34 @@ fn complete(address: &mut String, ip: std::net::IpAddr) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
+    use crate::rails::Kind;
+
+    /// It takes the connection, and says nothing.
+    #[test]
+    fn a_peer_that_does_not_open_its_pool_holds_up_only_those_that_want_it() {
+        let host = crate::tests::host_alone();
+        let link = &host.cluster.shared.links[0];
+        let nobody_else_waits = |_| {
+            let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = silent.local_addr().unwrap().to_string();
+            link.state().welcome.rails = vec![(Kind::Tcp.name().to_owned(), address)];
+            link.pair();
+            thread::scope(|scope| {
+                let opening = scope.spawn(|| link.segment().is_err());
+                let connection = silent.accept().unwrap();
+                drop(link.segment.lock());
+                let is_opening = link.opening.try_lock().is_none();
+                drop(connection);
+                assert!(opening.join().unwrap());
+                is_opening
+            })
+        };
+        // On a machine that is very slow it may have given up by then.
+        assert!((0..4).any(nobody_else_waits), "others wait until it has given up");
+    }
 
     #[test]
     fn loans_of_a_peer_that_was_lost_meanwhile_are_not_given_back() {

@@ -184,6 +184,11 @@ pub(super) fn pair_of_hosts() -> (Host, Host) {
     (hosts.remove(0), to)
 }
 
+/// A host whose only peer never comes.
+pub(super) fn host_alone() -> Host {
+    Host::start(0, &ports(2), |_| {})
+}
+
 fn start_all(count: usize) -> (Vec<Host>, Vec<SocketAddr>) {
     let ports = ports(count);
     let hosts: Vec<Host> = (0..count).map(|n| Host::start(n, &ports, |_| {})).collect();
