@@ -39,7 +39,8 @@ pub fn rows(each: Duration) -> anyhow::Result<Vec<Row>> {
 }
 
 fn measured(each: Duration) -> Result<Vec<Row>, Error> {
-    let socket = std::env::temp_dir().join(format!("kvasir-engine-{}.sock", std::process::id()));
+    let folder = tempfile::tempdir()?;
+    let socket = folder.path().join("engine.sock");
     let setup = Setup { each, socket: &socket };
     let config =
         DramConfig { pool_bytes: (2 * BLOCKS * BLOCK) as u64 * 2, prefault: true, ..DramConfig::default() };

@@ -394,10 +394,13 @@ impl Plain {
 /// Batches of small entries over shared memory, through the engine; and the cost of lending 1 MiB in place.
 fn shared_memory(time: Duration) -> io::Result<Vec<Row>> {
     const BATCH: u64 = 4096;
-    let path = std::env::temp_dir().join(format!("kvasir-bench-{}.sock", std::process::id()));
+    let folder = tempfile::tempdir()?;
     let node = |name: &str| Arc::new(Node::new(name, Secret::new(b"bench"), 1));
     let server_node = node("server");
-    let server = Shm::new(server_node.clone(), ShmConfig { listen: Some(path), ..ShmConfig::default() })?;
+    let server = Shm::new(
+        server_node.clone(),
+        ShmConfig { listen: Some(folder.path().join("shm.sock")), ..ShmConfig::default() },
+    )?;
     let client = Arc::new(Shm::new(node("client"), ShmConfig::default())?);
     let bench = Bench::over(16 * MIB, &server_node, Arc::new(server), client.clone())?;
     let (mut count, start) = (0, Instant::now());

@@ -37,7 +37,8 @@ impl Size {
 /// # Errors
 /// The pool does not fit this machine, a socket cannot be opened, or `dir` has no room.
 pub fn rows(size: Size, dir: &Path) -> Result<Vec<Row>> {
-    let socket = std::env::temp_dir().join(format!("kvasir-bench-{}.sock", std::process::id()));
+    let folder = tempfile::tempdir()?;
+    let socket = folder.path().join("store.sock");
     // Measured first, while this process has freed nothing that the store could be given again.
     let memory = Row::new("memory/block", bytes_per_block(size.blocks)?, "bytes");
     let setup = Setup { each: size.each, socket: &socket };
