@@ -34,6 +34,9 @@ pub struct NvmeConfig {
     /// The most bytes that compaction reads per second while nothing waits for space.
     #[serde(with = "units::size")]
     pub compaction_bytes_per_s: u64,
+    /// Bytes that are compared with their checksums per second, whether or not anybody asks for them. 0: none.
+    #[serde(with = "units::size")]
+    pub scrub_bytes_per_s: u64,
     /// What a put does if there is no space for it. Default: it is refused. To evict: the oldest segment goes, with the
     /// blocks that still live in it.
     #[serde(skip)]
@@ -66,6 +69,7 @@ impl Default for NvmeConfig {
             direct_io: true,
             io_uring: true,
             compaction_bytes_per_s: 256 << 20,
+            scrub_bytes_per_s: 8 << 20,
             on_full: OnFull::Refuse,
             items_max: 1 << 16,
         }

@@ -5,6 +5,7 @@
 //! changes the index goes through the engine.
 
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 
 use super::OnFull;
@@ -14,6 +15,7 @@ use super::engine::{self, Command, Why};
 use super::format::{self, Block, Entry, GroupHead, Kind, PAGE, Place, Tombstone};
 use super::io::{Op, OpKind, Piece};
 use super::scan::Scan;
+use super::scrub::Scrub;
 use super::segments::{RESERVE, Segments, State};
 use super::shared::{Shared, count};
 use super::threads::Faults;
@@ -37,6 +39,7 @@ pub(super) struct Janitor {
     /// Copies in segments that could not be emptied whole: the block was moved, or forgotten. To be removed before any
     /// segment with tombstones is freed, as the removal of a block is kept no longer than the copy that was removed.
     pub(super) left_behind: Vec<Tombstone>,
+    pub(super) scrub: Scrub,
     /// Faults of what it writes and syncs by itself.
     pub(super) faults: Faults,
 }
@@ -63,7 +66,8 @@ impl Janitor {
     /// Works until the store closes; gives the checkpoint back.
     pub(super) fn run(mut self) -> Option<Checkpoint> {
         loop {
-            let mut chores = self.shared.wait_for_chores();
+            let mut chores = self.shared.wait_for_chores(self.scrub.due);
+            let asked = chores.look || chores.starving || !chores.summaries.is_empty();
             let (summaries, starving) = (std::mem::take(&mut chores.summaries), chores.starving);
             (chores.look, chores.starving) = (false, false);
             let close = chores.close;
@@ -72,7 +76,10 @@ impl Janitor {
             if close {
                 return self.checkpoint;
             }
-            self.reclaim(starving);
+            if asked {
+                self.reclaim(starving);
+            }
+            self.scrub();
         }
     }
 
@@ -224,7 +231,7 @@ impl Janitor {
     }
 
     /// What was written to a segment. Returns `None` if not all of it can be read now: a removal may be noted nowhere else.
-    fn entries(&self, number: u32, file: &File, pages: u32, epoch: u64) -> Option<Vec<Entry>> {
+    pub(super) fn entries(&self, number: u32, file: &File, pages: u32, epoch: u64) -> Option<Vec<Entry>> {
         let saved = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.load(number, pages));
         if let Some(saved) = saved.filter(|saved| saved.epoch == epoch && saved.sealed) {
             return Some(saved.entries);
@@ -268,7 +275,7 @@ impl Janitor {
             if self.shared.index.get(key).is_none_or(|found| found.place != from) {
                 continue;
             }
-            match read(file, &block) {
+            match read(file, &block).ok().flatten() {
                 Some(buffer) => {
                     bytes += buffer.len();
                     batch.push(Moving::Block { block, from, buffer });
@@ -300,7 +307,7 @@ impl Janitor {
         pending.wait().into_iter().all(|moved| moved).then_some(())
     }
 
-    fn forget(&self, blocks: Vec<(BlockKey, Place)>, why: Why) {
+    pub(super) fn forget(&self, blocks: Vec<(BlockKey, Place)>, why: Why) {
         let (completion, pending) = Pending::new();
         self.shared.send(Command::Forget(blocks, why, completion));
         pending.wait();
@@ -351,21 +358,25 @@ fn stuck(segments: &Segments) -> Option<u64> {
     segments.free_for(Kind::Hot).is_none().then_some(segments.next_epoch)
 }
 
-fn blocks(entries: &[Entry]) -> impl Iterator<Item = Block> {
+pub(super) fn blocks(entries: &[Entry]) -> impl Iterator<Item = Block> {
     entries.iter().filter_map(|entry| match entry {
         Entry::Block(block) => Some(*block),
         Entry::Tombstone(_) => None,
     })
 }
 
-fn place(segment: u32, block: &Block) -> (BlockKey, Place) {
+pub(super) fn place(segment: u32, block: &Block) -> (BlockKey, Place) {
     (block.meta.key, Place { segment, page: block.page })
 }
 
-/// A block's payload, or `None` if it is damaged or cannot be read.
-fn read(file: &File, block: &Block) -> Option<Buffer> {
+/// A block's payload, or `None` if it is damaged.
+pub(super) fn read(file: &File, block: &Block) -> io::Result<Option<Buffer>> {
     let size = block.meta.size as usize;
     let mut buffer = Buffer::zeroed(size.next_multiple_of(PAGE));
-    disk::read_exact_at(file, buffer.bytes_mut(), u64::from(block.page) * PAGE as u64).ok()?;
-    (checksum(&buffer.bytes()[..size]) == block.checksum).then_some(buffer)
+    match disk::read_exact_at(file, buffer.bytes_mut(), u64::from(block.page) * PAGE as u64) {
+        // The file ends before the block.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        done => done?,
+    }
+    Ok((checksum(&buffer.bytes()[..size]) == block.checksum).then_some(buffer))
 }

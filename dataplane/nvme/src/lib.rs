@@ -2,7 +2,7 @@
 //!
 //! The log is cut into segment files of one size, written front to back with `io_uring` and `O_DIRECT`
 //! ([`format`](self) of what is in them: `nvme/format.rs`). One thread, the engine, owns the index and both open ends
-//! of the log; another, the janitor, empties segments and keeps the checkpoint. `docs/design/0003-nvme-tier.md` says why.
+//! of the log; another, the janitor, empties segments, keeps the checkpoint, and reads slowly through all that is there. `docs/design/0003-nvme-tier.md` says why.
 //!
 //! A block is visible once its write has ended, outlives a kill of the process from then on, and a power cut from the
 //! next [`flush`](BlockStore::flush) on; a removal outlives both once it is done. When a sync fails, the store only reads. Every read is compared with the block's checksum: what is torn, flipped or
@@ -24,6 +24,7 @@ mod janitor;
 mod recover;
 mod ring;
 mod scan;
+mod scrub;
 mod segments;
 mod shared;
 mod sync;
@@ -45,6 +46,7 @@ use self::io::Io;
 use self::janitor::Janitor;
 use self::recover::{Recovered, recover};
 use self::ring::Ring;
+use self::scrub::Scrub;
 use self::shared::Shared;
 use self::threads::{Faults, Threads};
 use kvasir_os::thread::{self, JoinHandle};
@@ -141,7 +143,8 @@ impl NvmeStore {
         counters.claimed_pages.store(live, Ordering::Relaxed);
         counters.corrupt.store(report.corrupt, Ordering::Relaxed);
         shared.chore(|chores| (chores.summaries, chores.look) = (sealed, true));
-        let janitor = Janitor { shared: shared.clone(), checkpoint, left_behind: Vec::new(), faults };
+        let scrub = Scrub::new(shared.config.scrub_bytes_per_s);
+        let janitor = Janitor { shared: shared.clone(), checkpoint, left_behind: Vec::new(), scrub, faults };
         let engine_shared = shared.clone();
         let engine = thread::spawn(move || {
             let mut engine = Engine::new(io, engine_shared, heads, sequence);

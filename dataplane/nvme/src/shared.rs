@@ -15,6 +15,7 @@ use super::io::Waker;
 use super::segments::Segments;
 use super::{NvmeConfig, TierStats};
 use kvasir_os::planted::{self, Bug};
+use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::BlockKey;
 use kvasir_store::departures::Departures;
 
@@ -54,6 +55,7 @@ pub(super) struct Counters {
     pub(super) evicted: AtomicU64,
     pub(super) compacted_segments: AtomicU64,
     pub(super) moved_bytes: AtomicU64,
+    pub(super) scrubbed_bytes: AtomicU64,
 }
 
 /// What waits for the janitor.
@@ -137,17 +139,22 @@ impl Shared {
         self.chores_changed.notify_all();
     }
 
-    /// Waits until the janitor has something to do.
-    pub(super) fn wait_for_chores(&self) -> MutexGuard<'_, Chores> {
+    /// Waits until the janitor has something to do, and no longer than until then.
+    pub(super) fn wait_for_chores(&self, until: Option<Instant>) -> MutexGuard<'_, Chores> {
         let mut chores = self.chores.lock();
         while chores.summaries.is_empty() && !chores.look && !chores.close {
-            self.chores_changed.wait(&mut chores);
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            match left {
+                None => self.chores_changed.wait(&mut chores),
+                Some(Duration::ZERO) => break,
+                Some(left) => drop(self.chores_changed.wait_for(&mut chores, left)),
+            }
         }
         chores
     }
 
     /// Waits for the next change of the chores.
-    pub(super) fn chores_pause(&self, at_most: kvasir_os::time::Duration) -> bool {
+    pub(super) fn chores_pause(&self, at_most: Duration) -> bool {
         let mut chores = self.chores.lock();
         self.chores_changed.wait_for(&mut chores, at_most);
         chores.close
@@ -165,6 +172,7 @@ impl Shared {
             read_bytes: read(&counters.read_bytes),
             written_bytes: read(&counters.written_bytes),
             corrupt: read(&counters.corrupt),
+            scrubbed_bytes: read(&counters.scrubbed_bytes),
             io_errors: read(&counters.io_errors),
             evicted: read(&counters.evicted),
             broken: self.broken.get().is_some(),

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
+use super::format::Place;
 use super::io::OpKind;
 use super::segments::State;
 use super::*;
@@ -70,6 +71,15 @@ fn get(store: &NvmeStore, ns: &[u32]) -> Vec<bool> {
 
 fn remove(store: &NvmeStore, ns: &[u32]) -> Vec<bool> {
     store.remove(ns.iter().map(|&n| key(n)).collect()).wait().into_iter().map(Result::unwrap).collect()
+}
+
+/// Changes what is on the disk at the beginning of a block; a second time changes it back.
+fn flip(dir: &Path, place: Place) {
+    let segment = dir.join(format!("segment-{:06}", place.segment));
+    let segment = OpenOptions::new().read(true).write(true).open(segment).unwrap();
+    let (mut byte, at) = ([0], u64::from(place.page) * 4096);
+    segment.read_exact_at(&mut byte, at).unwrap();
+    segment.write_all_at(&[!byte[0]], at).unwrap();
 }
 
 /// The books are what the index says, and no more is in use than there is. The janitor may begin to empty another segment
@@ -492,4 +502,32 @@ fn damage_file(path: &Path, at: u64, how: u8) {
         2 => file.write_all_at(&[0; 4096], at & !4095).unwrap(),
         _ => file.set_len(at).unwrap(),
     }
+}
+
+#[test]
+fn damage_is_found_before_anybody_reads() {
+    let dir = TempDir::new().unwrap();
+    let fast = NvmeConfig { scrub_bytes_per_s: 64 << 20, ..config(dir.path(), 16) };
+    let store = open(&fast);
+    let all: Vec<u32> = (0..60).collect();
+    all.chunks(4).for_each(|some| assert!(put(&store, some).iter().all(Result::is_ok)));
+    // Long since sealed.
+    flip(dir.path(), store.shared.index.get(key(0)).unwrap().place);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while store.stats().corrupt == 0 {
+        assert!(Instant::now() < deadline, "{:?}", store.stats());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(store.take_damaged(), [key(0)]);
+    let stats = store.stats();
+    assert!((stats.hits, stats.misses) == (0, 0) && stats.scrubbed_bytes > 0, "{stats:?}");
+    assert_eq!(get(&store, &all[..2]), [false, true]);
+    assert_eq!((get(&store, &all[1..]), store.stats().corrupt), (vec![true; 59], 1));
+    audit(&store);
+}
+
+#[test]
+fn nothing_is_scrubbed_at_a_rate_of_0() {
+    assert!(super::scrub::Scrub::new(0).due.is_none(), "and the janitor does not wake for it");
+    assert!(super::scrub::Scrub::new(1).due.is_some());
 }

@@ -203,6 +203,8 @@ pub struct TierStats {
     pub written_bytes: u64,
     /// Damaged blocks found (torn, flipped, truncated); each became a miss.
     pub corrupt: u64,
+    /// Bytes that it has compared with their checksums though nobody had asked for them.
+    pub scrubbed_bytes: u64,
     pub io_errors: u64,
     pub evicted: u64,
     /// It takes nothing more, because its device can no longer be trusted with it. What it holds is served.

@@ -186,6 +186,11 @@ pub(super) fn tiers(page: &mut Page, host: &Host) {
         );
         page.counter("kvasir_tier_corrupt_total", "Damaged blocks found in the tier; each counts as a miss")
             .by("tier", tier, s.corrupt);
+        page.counter(
+            "kvasir_tier_scrubbed_bytes_total",
+            "Bytes that the tier compared with their checksums though nobody had asked for them",
+        )
+        .by("tier", tier, s.scrubbed_bytes);
         page.counter("kvasir_tier_io_errors_total", "Operations that failed on the tier's device").by(
             "tier",
             tier,

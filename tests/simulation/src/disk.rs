@@ -66,6 +66,7 @@ pub(crate) fn run(seed: u64, dir: PathBuf) -> Counts {
         capacity_bytes: SEGMENTS * SEGMENT,
         segment_bytes: SEGMENT,
         queue_depth: 4,
+        scrub_bytes_per_s: 0,
         direct_io: false,
         io_uring: false,
         sync,

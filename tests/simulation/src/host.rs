@@ -155,6 +155,7 @@ impl Disk {
             capacity_bytes: DISK,
             segment_bytes: SEGMENT,
             queue_depth: 4,
+            scrub_bytes_per_s: 0,
             direct_io: false,
             io_uring: false,
             on_full: OnFull::Evict,

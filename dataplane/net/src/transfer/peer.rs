@@ -193,7 +193,18 @@ impl Peer {
         refused: Error,
     ) -> Result<Arc<Segment>, Error> {
         self.connect_more(Instant::now());
-        if self.connected() & !asked == 0 { Err(refused) } else { self.open_connected(name) }
+        let connected = self.connected();
+        if connected & !asked != 0 {
+            return self.open_connected(name);
+        }
+        // That memory is out of reach for some kinds of rails says nothing of one that is down.
+        let some_are_down = (connected.count_ones() as usize) < self.links.len();
+        Err(if is_unreachable(&refused) && some_are_down {
+            let reason = "no rail that reaches this memory works now".to_owned();
+            Error::PeerDown { peer: self.name.clone(), reason }
+        } else {
+            refused
+        })
     }
 
     /// The rails that work now, one bit each.
@@ -540,5 +551,26 @@ mod tests {
         peer.links[1].connect(Some("server")).unwrap();
         assert!(peer.open_over_others("places", asked, refused).is_ok());
         assert!(peer.open_segment("nowhere").is_err());
+    }
+
+    #[test]
+    fn memory_is_not_called_unreachable_while_a_rail_is_down() {
+        let node = |name: &str| Arc::new(Node::new(name, Secret::new(b"secret"), 1));
+        let client = node("client");
+        let nets: [Arc<_>; 2] = Default::default();
+        let up = Loopback::new(Arc::clone(&nets[0]), node("server"));
+        let rails = nets.map(|net| Arc::new(Loopback::new(net, Arc::clone(&client))) as Arc<dyn Transport>);
+        let engine = Engine::without_threads(EngineConfig::default(), rails.into(), Arc::new(Instant::now));
+        let connect = |rails: &[(usize, String)]| engine.connect_to("server", rails).unwrap();
+        let open = |peer: Arc<Peer>| {
+            let denied = Denied::Unreachable;
+            let refused = Error::Denied { peer: "server".into(), segment: "places".into(), denied };
+            peer.open_over_others("places", peer.connected(), refused).err().unwrap()
+        };
+        let error = open(connect(&[(0, "server".into()), (1, "server".into())]));
+        assert!(matches!(error, Error::PeerDown { .. }), "{error}");
+        let error = open(connect(&[(0, "server".into())]));
+        assert!(is_unreachable(&error), "{error}");
+        drop(up);
     }
 }

@@ -433,16 +433,9 @@ fn what_was_removed_while_it_could_not_be_read_is_not_back() {
     let store = open(&config);
     put(&store, &[1]);
     let place = store.shared.index.get(key(1)).unwrap().place;
-    let segment = dir.path().join(format!("segment-{:06}", place.segment));
-    let segment = OpenOptions::new().read(true).write(true).open(segment).unwrap();
-    let flip = || {
-        let (mut byte, at) = ([0], u64::from(place.page) * 4096);
-        segment.read_exact_at(&mut byte, at).unwrap();
-        segment.write_all_at(&[!byte[0]], at).unwrap();
-    };
-    flip();
+    flip(dir.path(), place);
     assert_eq!(get(&store, &[1]), [false]);
-    flip();
+    flip(dir.path(), place);
     assert!(store.remove(vec![key(1)]).wait()[0].is_ok());
     store.crash();
     assert_eq!(get(&open(&config), &[1]), [false]);

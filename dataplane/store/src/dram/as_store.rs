@@ -160,6 +160,7 @@ impl BlockStore for DramTier {
             read_bytes: metrics.hit_bytes,
             written_bytes: metrics.stored_bytes,
             corrupt: metrics.checksum_failures,
+            scrubbed_bytes: metrics.scrub.bytes,
             io_errors: 0,
             evicted: metrics.lifecycle.in_state(State::Evicted),
             broken: false,
