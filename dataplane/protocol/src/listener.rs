@@ -144,8 +144,12 @@ impl Listener {
         let (accepting, serve) = (Arc::clone(&places), Arc::new(serve));
         let admit = move |stream: D::Stream| {
             let Some(seat) = accepting.seat(&stream) else {
-                accepting.refused.fetch_add(1, Ordering::Relaxed);
-                return refuse(stream);
+                // Who comes while it stops is sent away, but not for want of places.
+                if !accepting.state.lock().stopping {
+                    accepting.refused.fetch_add(1, Ordering::Relaxed);
+                    refuse(stream);
+                }
+                return;
             };
             let serve = Arc::clone(&serve);
             let served = thread::Builder::new().name(name.into()).spawn(move || serve(stream, &seat));

@@ -5,6 +5,8 @@ use hashbrown::HashMap;
 
 /// Requests over which the mean output is taken, about.
 const OUTPUTS_REMEMBERED: u32 = 256;
+/// One sequence, of which parts are expected to be there. Sums of whole numbers are the same in any order.
+const ONE: u64 = 1 << 20;
 
 /// Tokens in flight by tenant. A tenant without any has no entry, so there are no more entries than
 /// requests.
@@ -54,10 +56,11 @@ impl Outputs {
         self.mean_tokens += (f64::from(tokens) - self.mean_tokens) / f64::from(self.seen);
     }
 
-    /// Part of the sequences that are still there after `tokens` more: what is left of an output is taken to be the same
-    /// however much of it there was, so it goes by the mean alone. All of them, before any has ended.
-    fn left_after(&self, tokens: u64) -> f64 {
-        if self.mean_tokens > 0.0 { (-(tokens as f64) / self.mean_tokens).exp() } else { 1.0 }
+    /// Part of a sequence that is expected to be there after `tokens` more, of [`ONE`]: what is left of an output is taken to
+    /// be the same however much of it there was, so it goes by the mean alone. All of it, before any has ended.
+    fn left_after(&self, tokens: u64) -> u64 {
+        let left = if self.mean_tokens > 0.0 { (-(tokens as f64) / self.mean_tokens).exp() } else { 1.0 };
+        (left * ONE as f64) as u64
     }
 }
 
@@ -94,7 +97,7 @@ impl Fleet {
     /// leave, and those whose prefill ends arrive. Of sequences that do not say how long they will be, as many leave as by the
     /// mean output of late. Visits every request in flight: for control ticks, not for decisions.
     pub fn decode_step_forecast_ms(&self, ahead_ms: f64, now_ms: u64) -> f64 {
-        let mut batches = vec![(0.0, 0.0); self.decode.len()];
+        let mut batches = vec![(0u64, 0u64); self.decode.len()];
         for request in self.requests.values() {
             let slot = request.admission.decode;
             let Some(d) = self.decode.get(slot).filter(|d| d.epoch == request.decode_epoch) else { continue };
@@ -103,32 +106,34 @@ impl Fleet {
                 Phase::Decode => self.remaining(request, d, ahead_ms),
             };
             let batch = &mut batches[usize::from(slot)];
-            *batch = (batch.0 + sequences, batch.1 + sequences * context_tokens as f64);
+            *batch = (batch.0 + sequences, batch.1.saturating_add(sequences.saturating_mul(context_tokens)));
         }
         let steps = self.decode.iter().filter(|(_, d)| d.available).map(|(slot, d)| {
-            let (sequences, context_tokens): (f64, f64) = batches[usize::from(slot)];
-            d.spec.cost.step_ms(sequences.round() as u32, context_tokens.round() as u64)
+            let whole = |parts: u64| (parts + ONE / 2) / ONE;
+            let (sequences, context_tokens) = batches[usize::from(slot)];
+            d.spec.cost.step_ms(whole(sequences) as u32, whole(context_tokens))
         });
         steps.reduce(f64::min).unwrap_or(0.0)
     }
 
-    /// Whether a request in prefill gets to decode by `end_ms`, 1 or 0, and the context that it brings.
-    fn arriving(&self, request: &InFlight, end_ms: f64) -> (f64, u64) {
+    /// Whether a request in prefill gets to decode by `end_ms`, [`ONE`] or 0, and the context that it brings.
+    fn arriving(&self, request: &InFlight, end_ms: f64) -> (u64, u64) {
         let prefill = self.prefill.get(request.admission.prefill);
         let prefill = prefill.filter(|p| p.epoch == request.prefill_epoch);
         let shifted_ms = prefill.map_or(0.0, |p| p.shifted_ms);
         let arrives = request.prefill_end_ms + shifted_ms <= end_ms;
-        (f64::from(u8::from(arrives)), request.context_tokens)
+        (if arrives { ONE } else { 0 }, request.context_tokens)
     }
 
-    /// How much of a sequence is expected to be there after `ahead_ms` more of decode, 0 to 1, and its context then.
-    fn remaining(&self, request: &InFlight, decode: &Decode, ahead_ms: f64) -> (f64, u64) {
+    /// How much of a sequence is expected to be there after `ahead_ms` more of decode, 0 to [`ONE`], and its context then.
+    fn remaining(&self, request: &InFlight, decode: &Decode, ahead_ms: f64) -> (u64, u64) {
         let step_ms = decode.spec.cost.step_ms(decode.sequences, decode.context_tokens);
         let grown = if step_ms > 0.0 { u64::from((ahead_ms / step_ms) as u32) } else { 0 };
         let left = u64::from(request.output_tokens.saturating_sub(request.decoded_tokens));
         let there = match request.output_tokens {
             0 => self.outputs.left_after(grown),
-            _ => f64::from(u8::from(left > grown)),
+            _ if left > grown => ONE,
+            _ => 0,
         };
         (there, request.context_tokens + grown)
     }
