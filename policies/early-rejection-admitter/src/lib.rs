@@ -2,7 +2,7 @@
 //! prompt is computed, and not after.
 //!
 //! `slo` does so by the load as it is, with everybody who is on the way to decode. Until a prompt is computed, sequences end; this
-//! one counts them as gone. That admits more, and errs more: `docs/reproduce.md` has both.
+//! one counts them as gone. That is laxer at any one moment, and errs more: `docs/reproduce.md` has both.
 #![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::admitter::{Blocks, Forecast, Load, Request, Store, Verdict};
