@@ -157,7 +157,7 @@ impl PeerTier {
             piece.to.copy_out(part);
             offset += len;
         }
-        self.take_in(link, wanted, loan);
+        self.keep_if_intact(link, wanted, loan);
     }
 
     fn load_together(&self, link: &Link, wanted: &mut [&mut Wanted], lent: &[(usize, Loan)], until: Instant) {
@@ -178,13 +178,13 @@ impl PeerTier {
             let Ok(target) = wanted[*i].get.target(loan.meta.size) else { continue };
             if arrived {
                 piece.to.copy_out(target);
-                self.take_in(link, wanted[*i], loan);
+                self.keep_if_intact(link, wanted[*i], loan);
             }
         }
     }
 
     /// What has been read is the block, if it is what was lent.
-    fn take_in(&self, link: &Link, wanted: &mut Wanted, loan: &Loan) {
+    fn keep_if_intact(&self, link: &Link, wanted: &mut Wanted, loan: &Loan) {
         let counts = &self.0.counts;
         let Ok(read) = wanted.get.target(loan.meta.size) else { return };
         if checksum(read) != loan.checksum {

@@ -97,13 +97,7 @@ impl Todo {
     }
 
     fn done(&self, key: BlockKey, place: usize) {
-        let mut ordered = self.ordered.lock();
-        if let Some(nodes) = ordered.get_mut(&key) {
-            nodes.remove(place);
-            if nodes.is_empty() {
-                ordered.remove(&key);
-            }
-        }
+        done_of(&mut self.ordered.lock(), key, place);
     }
 
     /// A peer lends a block to be copied here, so it has it. Its own news of that may still be on their way, over another
@@ -114,13 +108,23 @@ impl Todo {
 
     /// The news of a peer came; if it said everything, nothing more is expected of it.
     pub(super) fn told(&self, place: usize, everything: bool, keys: impl Iterator<Item = BlockKey>) {
+        let mut ordered = self.ordered.lock();
         if everything {
-            self.ordered.lock().retain(|_, nodes| {
+            ordered.retain(|_, nodes| {
                 nodes.remove(place);
                 !nodes.is_empty()
             });
-        } else if !self.ordered.lock().is_empty() {
-            keys.for_each(|key| self.done(key, place));
+        } else if !ordered.is_empty() {
+            keys.for_each(|key| done_of(&mut ordered, key, place));
+        }
+    }
+}
+
+fn done_of(ordered: &mut HashMap<BlockKey, Nodes>, key: BlockKey, place: usize) {
+    if let Some(nodes) = ordered.get_mut(&key) {
+        nodes.remove(place);
+        if nodes.is_empty() {
+            ordered.remove(&key);
         }
     }
 }

@@ -34,17 +34,18 @@ impl Scrub {
 }
 
 impl Janitor {
-    /// Compares some blocks with their checksums, if a step is due.
+    /// Compares some blocks with their checksums, if a step is due. One segment is begun in a step at most, so that chores do not wait
+    /// for a row of segments in which nothing lives.
     pub(super) fn scrub(&mut self) {
         if self.scrub.due.is_none_or(|due| Instant::now() < due) {
             return;
         }
-        let (mut bytes, mut passed) = (0, false);
-        while bytes < STEP_BYTES && !passed {
-            match self.scrub.left.pop() {
-                Some((key, place)) => bytes += self.compare(key, place),
-                None => passed = !self.begin_next(),
-            }
+        let passed = self.scrub.left.is_empty() && !self.begin_next();
+        let mut bytes = 0;
+        while bytes < STEP_BYTES
+            && let Some((key, place)) = self.scrub.left.pop()
+        {
+            bytes += self.compare(key, place);
         }
         let rest = Duration::from_secs_f64(bytes as f64 / self.shared.config.scrub_bytes_per_s as f64);
         self.scrub.due = Some(Instant::now() + if passed { rest.max(REST) } else { rest });
@@ -53,8 +54,8 @@ impl Janitor {
     /// Goes on to the next sealed segment. Returns false if it was the last; then the next pass begins.
     fn begin_next(&mut self) -> bool {
         let mut segments = self.shared.segments();
-        let rest = (0u32..).zip(&segments.list).skip(self.scrub.next as usize);
-        let Some((number, _)) = rest.into_iter().find(|(_, segment)| segment.state == State::Sealed) else {
+        let mut rest = (0u32..).zip(&segments.list).skip(self.scrub.next as usize);
+        let Some((number, _)) = rest.find(|(_, segment)| segment.state == State::Sealed) else {
             self.scrub.next = 0;
             return false;
         };

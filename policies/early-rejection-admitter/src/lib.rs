@@ -14,9 +14,7 @@ use kvasir_policy::{Admitter, Description, Settings};
 enum DecodeLoad {
     /// None: whether there is room shows when the prompt is computed.
     Ignored,
-    /// As it is, with those who are on the way.
-    Now,
-    /// Less what will have ended at the end of the prefill.
+    /// As it is, with those who are on the way, less what will have ended at the end of the prefill.
     Predicted,
 }
 
@@ -40,7 +38,6 @@ impl EarlyRejection {
         let leaving = self.load.decode_step_ms - self.load.decode_step_forecast_ms;
         match self.decode_load {
             DecodeLoad::Ignored => 0.0,
-            DecodeLoad::Now => forecast.tbt,
             DecodeLoad::Predicted => forecast.tbt - leaving.max(0.0),
         }
     }
@@ -52,7 +49,7 @@ impl Admitter for EarlyRejection {
             .setting(
                 "decode-load",
                 "predicted",
-                "load of decode that is held against the SLO: `predicted` (for the end of the prefill), `now` or `ignored`",
+                "load of decode that is held against the SLO: `predicted` (for the end of the prefill) or `ignored`",
             )
             .setting(
                 "slack",
@@ -65,12 +62,9 @@ impl Admitter for EarlyRejection {
         self.slack = settings.number("slack", 0.01..=100.0)? as f32;
         self.decode_load = match settings.get::<String>("decode-load")?.as_str() {
             "predicted" => DecodeLoad::Predicted,
-            "now" => DecodeLoad::Now,
             "ignored" => DecodeLoad::Ignored,
             other => {
-                return Err(format!(
-                    "setting `decode-load`: `{other}` is not `predicted`, `now` or `ignored`"
-                ));
+                return Err(format!("setting `decode-load`: `{other}` is not `predicted` or `ignored`"));
             }
         };
         Ok(())
@@ -127,8 +121,6 @@ mod tests {
             ("predicted", "1", filling, tbt),
             ("predicted", "1", emptying, Verdict::Accept),
             ("predicted", "1.2", filling, Verdict::Accept),
-            ("now", "1", filling, tbt),
-            ("now", "1", emptying, tbt),
             ("ignored", "1", filling, Verdict::Accept),
         ] {
             let mut policy = configured(&[("decode-load", decode_load), ("slack", slack)]).unwrap();
@@ -142,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_late_first_token_is_rejected_whatever_decode_does() {
-        for decode_load in ["predicted", "now", "ignored"] {
+        for decode_load in ["predicted", "ignored"] {
             let mut policy = configured(&[("decode-load", decode_load)]).unwrap();
             let forecast = Forecast { ttft: 130.0, ..Forecast::default() };
             let late = Verdict::Reject { reason: Reason::Ttft as u32, retry_after_ms: 30 };
@@ -152,7 +144,7 @@ mod tests {
 
     #[test]
     fn settings_that_it_does_not_know_are_refused_by_name() {
-        for (name, value) in [("decode-load", "later"), ("slack", "0"), ("slack", "NaN"), ("step", "1")] {
+        for (name, value) in [("decode-load", "now"), ("slack", "0"), ("slack", "NaN"), ("step", "1")] {
             let refused = configured(&[(name, value)]).err().unwrap();
             assert!(refused.contains(name), "{refused}");
         }
