@@ -34,6 +34,8 @@ pub const COMPONENT_BYTES_MAX: usize = 1025 << 20;
 pub enum ControlError {
     #[error("cannot reach the host at {addr}: {reason}; is `kvasir serve` running there?")]
     Unreachable { addr: String, reason: String },
+    #[error("{addr} is closed to this user; {}", crate::WHO_MAY)]
+    NotAllowed { addr: String },
     /// The host's own words.
     #[error("{message}")]
     Refused { code: tonic::Code, message: String },
@@ -60,7 +62,9 @@ impl ControlError {
                     tonic::Code::Unavailable | tonic::Code::ResourceExhausted | tonic::Code::Aborted
                 )
             }
-            Self::ComponentTooLarge { .. } | Self::Address { .. } | Self::Token => false,
+            Self::NotAllowed { .. } | Self::ComponentTooLarge { .. } | Self::Address { .. } | Self::Token => {
+                false
+            }
         }
     }
 }
@@ -402,16 +406,22 @@ fn endpoint(uri: &str, call_timeout: Duration) -> Result<Endpoint, tonic::transp
 }
 
 fn unreachable(addr: &ControlAddr, error: &tonic::transport::Error) -> ControlError {
-    ControlError::Unreachable { addr: addr.to_string(), reason: innermost(error) }
+    let (addr, cause) = (addr.to_string(), innermost(error));
+    let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+    if kind == Some(io::ErrorKind::PermissionDenied) {
+        ControlError::NotAllowed { addr }
+    } else {
+        ControlError::Unreachable { addr, reason: cause.to_string() }
+    }
 }
 
 /// The root cause: tonic's own text is only "transport error".
-fn innermost(error: &dyn std::error::Error) -> String {
+fn innermost<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::error::Error + 'static) {
     let mut error = error;
     while let Some(source) = error.source() {
         error = source;
     }
-    error.to_string()
+    error
 }
 
 #[cfg(test)]
@@ -432,6 +442,23 @@ mod tests {
                 return;
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_this_user_may_not_open_is_told_from_one_that_is_not_there() {
+        let connect = async |kind: io::ErrorKind| {
+            let open = move |_| async move { Err::<TokioIo<UnixStream>, _>(io::Error::from(kind)) };
+            let endpoint = endpoint("http://kvasir", CALL_TIMEOUT).unwrap();
+            let failed = endpoint.connect_with_connector(tower::service_fn(open)).await.unwrap_err();
+            unreachable(&ControlAddr::Unix("/run/control.sock".into()), &failed)
+        };
+        let closed = connect(io::ErrorKind::PermissionDenied).await;
+        assert!(!closed.retryable() && closed.to_string().contains("closed to this user"), "{closed}");
+        let absent = connect(io::ErrorKind::NotFound).await;
+        assert!(
+            absent.retryable() && absent.to_string().contains("is `kvasir serve` running there"),
+            "{absent}"
+        );
     }
 
     #[tokio::test]

@@ -30,3 +30,7 @@ pub use kvasir_tls::{ClientFiles, ClientTls, TlsError};
 /// Messages and stubs of the gRPC services.
 #[cfg(feature = "control")]
 pub use kvasir_proto as proto;
+
+/// What to do about a Unix socket that cannot be opened.
+const WHO_MAY: &str = "the daemon's own user may use it, and whoever its settings list under [[access.allow]]; its TCP ports, if it has any, \
+     take a token (`kvasir token new`, on the host)";

@@ -165,12 +165,11 @@ fn refusal(refused: &Refused, grpc: bool) -> Response {
 
 /// What a call's status says. A gRPC call has it in the headers if nothing else is sent.
 fn outcome(response: &Response) -> String {
-    match response.headers().get("grpc-status").and_then(|code| code.to_str().ok()) {
-        None | Some("0") if response.status().is_success() => "done".to_owned(),
-        Some(code) => {
-            let text = response.headers().get("grpc-message").and_then(|text| text.to_str().ok());
-            format!("grpc status {code}: {}", text.unwrap_or_default())
+    match tonic::Status::from_header_map(response.headers()) {
+        Some(status) if status.code() != tonic::Code::Ok => {
+            format!("grpc status {}: {}", status.code() as i32, status.message())
         }
-        None => response.status().to_string(),
+        _ if response.status().is_success() => "done".to_owned(),
+        _ => response.status().to_string(),
     }
 }

@@ -308,7 +308,8 @@ fn pages_and_acts_are_guarded_and_noted() {
     assert!(loads[0]["on"].as_str().unwrap().starts_with("evictor: lru"), "{}", loads[0]);
     assert!(loads[1]["on"].as_str().unwrap().starts_with("evictor"), "{}", loads[1]);
     assert!(loads[0]["who"].as_str().unwrap().starts_with("user "), "{loads:?}");
-    assert!(loads[1]["outcome"].as_str().unwrap().starts_with("grpc status"), "{loads:?}");
+    let outcome = loads[1]["outcome"].as_str().unwrap();
+    assert!(outcome.starts_with("grpc status") && !outcome.contains("%20"), "in plain text: {outcome}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use super::{Endpoint, HandingError, LabelFault};
 pub enum ClientError {
     #[error("{text:?} is not an endpoint ({why}); write unix:/path or host:port")]
     Endpoint { text: String, why: String },
-    #[error("no Kvasir host at {endpoint}: {source}")]
+    #[error("{}", unconnected(endpoint, source))]
     Connect { endpoint: Endpoint, source: io::Error },
     #[error("the connection to {endpoint} broke in the middle of {op:?}: {source}; connect again")]
     Lost { endpoint: Endpoint, op: Op, source: io::Error },
@@ -126,6 +126,15 @@ impl ClientError {
     }
 }
 
+/// A socket that is there and cannot be opened has a host behind it, as a rule.
+fn unconnected(endpoint: &Endpoint, source: &io::Error) -> String {
+    if source.kind() == io::ErrorKind::PermissionDenied {
+        format!("{endpoint} is closed to this user ({source}); {}", crate::WHO_MAY)
+    } else {
+        format!("no Kvasir host at {endpoint}: {source}")
+    }
+}
+
 /// The error for a reply that does not answer the question.
 pub(super) fn wrong(endpoint: &Endpoint, op: Op, reply: Reply) -> ClientError {
     let endpoint = endpoint.clone();
@@ -134,5 +143,21 @@ pub(super) fn wrong(endpoint: &Endpoint, op: Op, reply: Reply) -> ClientError {
             ClientError::Refused { endpoint, retryable, message }
         }
         _ => ClientError::WrongReply { endpoint, op },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_this_user_may_not_open_is_told_from_one_that_is_not_there() {
+        let endpoint: Endpoint = "unix:/run/kvasir.sock".parse().unwrap();
+        let failed =
+            |kind: io::ErrorKind| ClientError::Connect { endpoint: endpoint.clone(), source: kind.into() };
+        let closed = failed(io::ErrorKind::PermissionDenied).to_string();
+        assert!(closed.contains("unix:/run/kvasir.sock is closed to this user"), "{closed}");
+        let absent = failed(io::ErrorKind::NotFound).to_string();
+        assert!(absent.contains("no Kvasir host at unix:/run/kvasir.sock"), "{absent}");
     }
 }
