@@ -327,6 +327,10 @@ impl Fleet {
         }
     }
 
+    pub fn block_size_tokens(&self) -> u32 {
+        self.block_size_tokens
+    }
+
     /// Sets the links between domains.
     #[must_use]
     pub fn with_links(self, links: &[LinkSpec]) -> Self {

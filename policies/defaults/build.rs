@@ -3,7 +3,8 @@
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-const POLICIES: [&str; 23] = [
+const POLICIES: [&str; 24] = [
+    "adaptive-balancer",
     "arc-evictor",
     "early-rejection-admitter",
     "fifo-evictor",

@@ -293,13 +293,18 @@ fn admission(random: &mut Random) -> (Vec<Push>, Call) {
     (pushed, call("admit-request", vec![], vec![request.request_words().to_vec(), bits(&forecast.encode())]))
 }
 
-fn balancing(random: &mut Random) -> (Vec<Push>, Call) {
+fn balancing(random: &mut Random, n: u64) -> (Vec<Push>, Call) {
     let column = |random: &mut Random| -> Vec<f32> {
         (0..random.below(9)).map(|_| if random.chance(5) { -1.0 } else { random.float(500) }).collect()
     };
-    let cluster = [random.float(100), random.below(20) as f32, random.below(200) as f32];
-    let lists = vec![bits(&cluster), bits(&column(random)), bits(&column(random))];
-    (Vec::new(), call("tick", vec![random.below(1 << 30).into()], lists))
+    let mut cluster = vec![random.float(100), random.below(20) as f32, random.below(200) as f32];
+    let columns = [(); 2].map(|()| bits(&column(random)));
+    let now = random.below(1 << 30).into();
+    // What was added later comes last, and a host without it is heard, too.
+    if !n.is_multiple_of(4) {
+        cluster.extend([random.float(100), random.float(100)]);
+    }
+    (Vec::new(), call("tick", vec![now], [vec![bits(&cluster)], columns.into()].concat()))
 }
 
 /// The `n`th input of a slot, as it is asked of a policy.
@@ -309,7 +314,7 @@ fn input(slot: SlotKind, n: u64, policy: &str) -> Record {
         SlotKind::Scheduler => scheduling(&mut random, n),
         SlotKind::Evictor => eviction(&mut random),
         SlotKind::Admitter => admission(&mut random),
-        SlotKind::Balancer => balancing(&mut random),
+        SlotKind::Balancer => balancing(&mut random, n),
     };
     Record {
         record: FORMAT,

@@ -59,4 +59,5 @@ pub static ADMITTERS: &[Default<dyn Admitter>] = defaults! { dyn Admitter:
 /// Balancers; the first is the default.
 pub static BALANCERS: &[Default<dyn Balancer>] = defaults! { dyn Balancer:
     "static", "static-balancer", static_balancer::Static;
+    "adaptive", "adaptive-balancer", adaptive_balancer::Adaptive;
 };

@@ -49,6 +49,8 @@ mod tests {
             hit_rate_percent: 100.0,
             rejected: u32::MAX,
             accepted: 0,
+            compute_block_ms: 1.0,
+            fetch_block_ms: f32::NAN,
         };
         let mut balancer = Static::default();
         for (set, expected) in [(None, 1.5), (Some("4"), 4.0), (Some("1.0"), 1.0)] {

@@ -41,12 +41,17 @@ pub struct Snapshot {
     /// Since the last tick, like `accepted`; exact up to 2^24.
     pub rejected: u32,
     pub accepted: u32,
+    /// What it takes to compute a block in the middle of a mean prompt, and to fetch one from another instance, ms: means of
+    /// the available prefill slots; 0 = unknown.
+    pub compute_block_ms: f32,
+    pub fetch_block_ms: f32,
 }
 
 impl Snapshot {
     /// What is said of the cluster as a whole.
-    pub fn cluster(&self) -> [f32; 3] {
-        [self.hit_rate_percent, self.rejected as f32, self.accepted as f32]
+    pub fn cluster(&self) -> [f32; 5] {
+        let [rejected, accepted] = [self.rejected, self.accepted].map(|count| count as f32);
+        [self.hit_rate_percent, rejected, accepted, self.compute_block_ms, self.fetch_block_ms]
     }
 
     /// What is absent is 0, and further entries are those of a later version.
@@ -57,8 +62,16 @@ impl Snapshot {
         decode_step_ms: Vec<f32>,
     ) -> Self {
         let at = |i: usize| cluster.get(i).copied().unwrap_or(0.0);
-        let (hit_rate_percent, rejected, accepted) = (at(0), at(1) as u32, at(2) as u32);
-        Self { now_ms, prefill_queue_ms, decode_step_ms, hit_rate_percent, rejected, accepted }
+        Self {
+            now_ms,
+            prefill_queue_ms,
+            decode_step_ms,
+            hit_rate_percent: at(0),
+            rejected: at(1) as u32,
+            accepted: at(2) as u32,
+            compute_block_ms: at(3),
+            fetch_block_ms: at(4),
+        }
     }
 }
 
@@ -76,6 +89,8 @@ mod tests {
             hit_rate_percent: 62.5,
             rejected: 3,
             accepted: 1 << 24,
+            compute_block_ms: 50.5,
+            fetch_block_ms: 0.25,
         };
         let mut cluster = snapshot.cluster().to_vec();
         assert_eq!(Snapshot::decode(u64::MAX, &cluster, queue.clone(), step.clone()), snapshot);

@@ -59,6 +59,8 @@ impl Load {
             hit_rate_percent: self.rng.random_range(0.0..=100.0),
             rejected: self.rng.random_range(0..100),
             accepted: self.rng.random_range(0..1_000),
+            compute_block_ms: self.rng.random_range(0.0..100.0),
+            fetch_block_ms: self.rng.random_range(0.0..100.0),
         }
     }
 
