@@ -298,7 +298,8 @@ fn a_host_that_is_away_for_a_while_costs_no_copy() {
     assert!(one.is_resident(0), "it is in the other rack");
     gates.iter().for_each(gate::Gate::close);
     until("its loss is known", || zero.up() == 1 && one.up() == 0 && two.up() == 1);
-    assert!((0..20).all(|n| two.reads(n)), "the other holder is up");
+    // On a machine that stands still the other holder may be gone for a moment, too.
+    until("all are read from the other holder", || (0..20).all(|n| two.reads(n)));
     gates.iter().for_each(gate::Gate::open);
     until("all as before", || all.iter().all(|host| host.up() == 2) && settled(&all, 0..20, 2));
     assert_eq!(all.map(|host| host.cluster.stats().copied), [20, 0, 0]);
