@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 pub(crate) const KVASIR: &str = env!("CARGO_BIN_EXE_kvasir");
 
@@ -136,7 +137,9 @@ impl Host {
             Transport::Unix => String::new(),
             Transport::Tcp => self.token(),
         };
-        Client::connect(&self.endpoint(transport), Options { token, ..Options::default() })
+        // Longer than what hosts wait for space by `PATIENT`.
+        let timeout = Duration::from_secs(100);
+        Client::connect(&self.endpoint(transport), Options { token, timeout, ..Options::default() })
     }
 
     pub(crate) fn run(&self, args: &[&str], input: &[u8]) -> Output {

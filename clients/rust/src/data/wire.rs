@@ -168,6 +168,11 @@ impl Fault {
     pub(super) fn at(self, endpoint: &Endpoint, op: Op) -> ClientError {
         let endpoint = endpoint.clone();
         match self {
+            // What a socket says at the end of its time limit.
+            Self::Io(source) if source.kind() == io::ErrorKind::WouldBlock => {
+                let source = io::Error::new(io::ErrorKind::TimedOut, "no answer within the time limit");
+                ClientError::Lost { endpoint, op, source }
+            }
             Self::Io(source) => ClientError::Lost { endpoint, op, source },
             Self::Wire(source) => ClientError::Protocol { endpoint, source },
             Self::Reply(reply) => wrong(&endpoint, op, reply),

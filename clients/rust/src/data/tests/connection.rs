@@ -253,6 +253,16 @@ fn a_host_that_accepts_nobody_is_given_up() {
 }
 
 #[test]
+fn a_host_that_does_not_answer_is_told_as_such() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mute.sock");
+    let _accepts = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let hurried = Options { timeout: Duration::from_millis(20), ..options() };
+    let late = Client::connect(&Endpoint::Unix(path), hurried).err().unwrap();
+    assert!(late.retryable() && late.to_string().contains("no answer within the time limit"), "{late}");
+}
+
+#[test]
 fn a_closed_link_makes_no_further_connection() {
     let host = Host::small();
     let link = Reconnecting::new(host.unix(), options());
