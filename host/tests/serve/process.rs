@@ -201,6 +201,12 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Ok(log) = self.log.lock()
+        {
+            let lines: Vec<&str> = log.lines().collect();
+            println!("the host's last words:\n{}", lines[lines.len().saturating_sub(30)..].join("\n"));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
