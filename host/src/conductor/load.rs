@@ -33,7 +33,7 @@ pub(super) fn snapshot(fleet: &Fleet, window: &Window, now_ms: u64) -> Snapshot 
     let Window { placed, rejected, hit_blocks, blocks } = *window;
     let (prefill, decode) = fleet.rows();
     let mean_tokens = (blocks as f32 / placed.max(1) as f32) * fleet.block_size_tokens() as f32;
-    let costs = block_costs(prefill, fleet.block_size_tokens() as f32, mean_tokens);
+    let costs = block_costs(&prefill, fleet.block_size_tokens() as f32, mean_tokens);
     let now = fleet.table_time(now_ms);
     let queue = |row: &PrefillRow| if row.available { (row.busy_until - now).max(0.0) } else { -1.0 };
     let step = |row: &DecodeRow| {

@@ -1,8 +1,11 @@
 //! The threshold that Mooncake leaves to the operator, by what blocks cost here and now.
 //!
 //! Algorithm 1 fetches a prefix that is longer than an instance's own by a factor. It weighs the transfer against waiting elsewhere,
-//! never against computing the same blocks on the spot. So: where a block is fetched sooner than it is computed, every longer
-//! prefix may be fetched, and hot ones spread; where it is not (a slow or a crowded network, a small model), none.
+//! never against computing the same blocks on the spot. Here: while a block is fetched at less than it costs to compute, every
+//! longer prefix may be fetched, and hot ones spread; else (a slow or a crowded network, a small model) none.
+//!
+//! Computing costs more than its own time: who waits behind it waits as much longer. In a queue that is busy for a part ρ of the
+//! time, that multiplies it by 1 / (1 - ρ) (M/M/1). Without this, what is right for an idle cluster drowns a busy one.
 #![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::balancer::Snapshot;
@@ -14,12 +17,16 @@ const NEVER: f32 = 1e6;
 const WEIGHT: f32 = 0.1;
 /// How far the costs must pass each other before the answer changes, so that it does not change all the time.
 const BAND: f32 = 0.1;
+/// The most that a queue is taken to be busy.
+const BUSY_MAX: f32 = 0.99;
 
 pub struct Adaptive {
     /// While fetching pays.
     threshold: f32,
     /// Of a block, ms: means over the last ticks. `None` until one has told.
     costs: Option<Costs>,
+    /// Part of the available prefill instances that have something to do, likewise.
+    busy: f32,
     pays: bool,
 }
 
@@ -31,7 +38,7 @@ struct Costs {
 
 impl Default for Adaptive {
     fn default() -> Self {
-        Self { threshold: 1.0, costs: None, pays: true }
+        Self { threshold: 1.0, costs: None, busy: 0.0, pays: true }
     }
 }
 
@@ -50,6 +57,7 @@ impl Balancer for Adaptive {
     }
 
     fn tick(&mut self, state: &Snapshot) -> Vec<f32> {
+        self.busy = mean(self.busy, busy(&state.prefill_queue_ms));
         let now = Costs { compute: state.compute_block_ms, fetch: state.fetch_block_ms };
         // Without a request nothing is known of prompts.
         if state.accepted > 0 && now.is_known() {
@@ -57,9 +65,24 @@ impl Balancer for Adaptive {
         }
         let Some(costs) = self.costs else { return Vec::new() };
         let band = if self.pays { 1.0 + BAND } else { 1.0 - BAND };
-        self.pays = costs.fetch < costs.compute * band;
+        self.pays = costs.fetch * (1.0 - self.busy.min(BUSY_MAX)) < costs.compute * band;
         vec![if self.pays { self.threshold } else { NEVER }]
     }
+}
+
+/// Part of the available instances that have something to do.
+fn busy(queue_ms: &[f32]) -> f32 {
+    let (mut available, mut busy) = (0, 0);
+    for &ms in queue_ms.iter().filter(|ms| **ms >= 0.0) {
+        available += 1;
+        busy += u32::from(ms > 0.0);
+    }
+    busy as f32 / available.max(1) as f32
+}
+
+/// A mean over ticks, of which the last one counts most.
+fn mean(before: f32, now: f32) -> f32 {
+    before + WEIGHT * (now - before)
 }
 
 impl Costs {
@@ -68,7 +91,6 @@ impl Costs {
     }
 
     fn toward(self, now: Self) -> Self {
-        let mean = |before: f32, now: f32| before + WEIGHT * (now - before);
         Self { compute: mean(self.compute, now.compute), fetch: mean(self.fetch, now.fetch) }
     }
 }
@@ -111,6 +133,25 @@ mod tests {
         assert!(near.iter().all(|&threshold| threshold == NEVER), "{near:?}");
         // While nobody asks, the length of prompts is unknown, and what was learned stays.
         (0..1_000).for_each(|_| assert_eq!(tick(&mut balancer, 0, 50.0, 1.0), [NEVER]));
+    }
+
+    #[test]
+    fn a_busy_cluster_fetches_what_an_idle_one_computes() {
+        let mut balancer = Adaptive::default();
+        let mut tick = |queue: &[f32]| {
+            let state = Snapshot {
+                accepted: 1,
+                compute_block_ms: 50.0,
+                fetch_block_ms: 150.0,
+                prefill_queue_ms: queue.to_vec(),
+                ..Snapshot::default()
+            };
+            (0..100).map(|_| balancer.tick(&state)[0]).last()
+        };
+        assert_eq!(tick(&[0.0, 0.0, -1.0]), Some(NEVER), "three times as dear");
+        assert_eq!(tick(&[700.0, 0.0, -1.0]), Some(NEVER), "half of the time is worth twice as much");
+        assert_eq!(tick(&[700.0, 9.0, -1.0]), Some(1.0));
+        assert_eq!(tick(&[-1.0, f32::NAN]), Some(NEVER), "nobody is there");
     }
 
     #[test]
