@@ -95,7 +95,7 @@ fn decisions_are_explained_and_a_recording_is_answered_as_it_was() {
             "explain.sample=1",
             "conductor.balance_every=50ms",
             "conductor.instance_ttl=1h",
-            // On a machine that stands still for more than the usual 5 ms, another policy would decide.
+            // A call that a busy machine hardly runs for a second would be late, and another policy decide.
             "policy.hot_deadline=1s",
         ],
     );

@@ -154,7 +154,8 @@ impl Traffic {
         let words = |name: &str, mut took: Vec<Duration>| {
             took.sort_unstable();
             let at = |share: f64| took[((took.len() - 1) as f64 * share) as usize];
-            format!("{name} n {} p50 {:?} p99 {:?} p99.9 {:?}", took.len(), at(0.5), at(0.99), at(0.999))
+            let [half, most, nearly_all, all] = [0.5, 0.99, 0.999, 1.0].map(at);
+            format!("{name} n {} p50 {half:?} p99 {most:?} p99.9 {nearly_all:?} max {all:?}", took.len())
         };
         let [decided, put] = std::mem::take(&mut *self.took.lock());
         format!("{}; {}", words("decisions", decided), words("puts", put))
