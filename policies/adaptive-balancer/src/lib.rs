@@ -26,7 +26,7 @@ pub struct Adaptive {
     /// Of a block, ms: means over the last ticks. `None` until one has told.
     costs: Option<Costs>,
     /// Part of the available prefill instances that have something to do, likewise.
-    busy: f32,
+    busy: Option<f32>,
     pays: bool,
 }
 
@@ -38,7 +38,7 @@ struct Costs {
 
 impl Default for Adaptive {
     fn default() -> Self {
-        Self { threshold: 1.0, costs: None, busy: 0.0, pays: true }
+        Self { threshold: 1.0, costs: None, busy: None, pays: true }
     }
 }
 
@@ -47,7 +47,7 @@ impl Balancer for Adaptive {
         Description::balancer("adaptive", env!("CARGO_PKG_VERSION")).setting(
             "kvcache-balancing-threshold",
             1.0,
-            "best prefix over own prefix beyond which the scheduler considers a transfer, while that is faster than computing",
+            "best prefix over own prefix beyond which the scheduler considers a transfer, while that costs less than computing",
         )
     }
 
@@ -57,7 +57,10 @@ impl Balancer for Adaptive {
     }
 
     fn tick(&mut self, state: &Snapshot) -> Vec<f32> {
-        self.busy = mean(self.busy, busy(&state.prefill_queue_ms));
+        let working = busy(&state.prefill_queue_ms);
+        // The first tick counts whole: a policy may come into service in the middle of a rush.
+        let busy = self.busy.map_or(working, |before| mean(before, working));
+        self.busy = Some(busy);
         let now = Costs { compute: state.compute_block_ms, fetch: state.fetch_block_ms };
         // Without a request nothing is known of prompts.
         if state.accepted > 0 && now.is_known() {
@@ -65,7 +68,7 @@ impl Balancer for Adaptive {
         }
         let Some(costs) = self.costs else { return Vec::new() };
         let band = if self.pays { 1.0 + BAND } else { 1.0 - BAND };
-        self.pays = costs.fetch * (1.0 - self.busy.min(BUSY_MAX)) < costs.compute * band;
+        self.pays = costs.fetch * (1.0 - busy.min(BUSY_MAX)) < costs.compute * band;
         vec![if self.pays { self.threshold } else { NEVER }]
     }
 }
@@ -152,6 +155,10 @@ mod tests {
         assert_eq!(tick(&[700.0, 0.0, -1.0]), Some(NEVER), "half of the time is worth twice as much");
         assert_eq!(tick(&[700.0, 9.0, -1.0]), Some(1.0));
         assert_eq!(tick(&[-1.0, f32::NAN]), Some(NEVER), "nobody is there");
+
+        let rush = Snapshot { prefill_queue_ms: vec![700.0; 8], accepted: 1, ..Snapshot::default() };
+        let rush = Snapshot { compute_block_ms: 50.0, fetch_block_ms: 150.0, ..rush };
+        assert_eq!(Adaptive::default().tick(&rush), [1.0], "also when it has just come");
     }
 
     #[test]
