@@ -11,9 +11,9 @@ use crate::model::{Expected, Mark, Model, Outcome};
 
 /// Torn writes are torn between these.
 const SECTOR: usize = 512;
-/// The second of two sectors that are never torn apart: ext4 checks its superblock before it replays its journal, so it relies on a
+/// Where the second of two sectors lies that are never torn apart: ext4 checks its superblock before it replays its journal, so it relies on a
 /// disk that writes both or neither.
-const SUPERBLOCK_END: u64 = 1536;
+const SUPERBLOCK_SECOND: u64 = 1536;
 
 /// What happens to writes that were not durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +175,7 @@ impl Recording {
                 (Loss::Some(_), _) => {
                     let mut kept = false;
                     for (at, sector) in (entry.offset..).step_by(SECTOR).zip(entry.data.chunks(SECTOR)) {
-                        kept = if at == SUPERBLOCK_END { kept } else { chance.below(2) == 0 };
+                        kept = if at == SUPERBLOCK_SECOND { kept } else { chance.below(2) == 0 };
                         if kept {
                             write(&mut image, at, sector);
                         }
