@@ -165,7 +165,7 @@ fn who_would_make_steps_too_long_is_turned_away_if_that_is_wanted() {
 }
 
 #[test]
-fn the_adaptive_balancer_lets_prefixes_travel_where_they_arrive_sooner_than_they_are_computed() {
+fn the_adaptive_balancer_lets_prefixes_travel_where_that_costs_less_than_computing_them() {
     let plan = Plan { workload: Workload::Agent, requests: 500, rate_rps: 0.5, seed: 5 };
     let requests: Vec<_> = Generator::new(&plan).unwrap().collect();
     // Blocks fetched, and the mean time to the first token.
