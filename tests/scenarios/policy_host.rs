@@ -10,7 +10,7 @@ use kvasir_policy::admitter::{self, Block, Forecast};
 use kvasir_policy::balancer::Snapshot;
 use kvasir_policy::evictor::{Event, EventKind, NO_SLOT, Victim};
 use kvasir_policy::scheduler::{Column, Decision, Question, Request};
-use kvasir_tests::{bytes_of_100_mb, guest, import_not_granted, wrong_version};
+use kvasir_tests::{bytes_of_100_mb, guest, import_not_granted, several_versions, wrong_version};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -95,6 +95,16 @@ fn what_is_no_policy_is_refused_by_name_and_the_running_policy_stays() {
     let after: Vec<_> = names(&host).into_iter().map(|(name, digest, _)| (name, digest)).collect();
     assert_eq!(before, after);
     assert_eq!(host.scheduler_worker().schedule(&cluster(), &question(1)).fallback, None);
+}
+
+#[test]
+fn a_component_of_several_versions_is_called_by_ours() {
+    let _process = crate::beside_others();
+    let host = host();
+    let several = host.load(SlotKind::Scheduler, bytes("several", several_versions()), Vec::new()).unwrap();
+    assert_eq!(host.scheduler_worker().schedule(&cluster(), &question(1)).fallback, None);
+    let serves = host.status(SlotKind::Scheduler);
+    assert_eq!((serves.name, serves.generation), (several.name, several.generation));
 }
 
 const INSTANCES: u16 = 4;

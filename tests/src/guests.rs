@@ -21,6 +21,32 @@ pub fn wrong_version() -> Vec<u8> {
     replace(guest("scheduler"), b"@0.1.0", b"@0.9.0")
 }
 
+/// A well-made scheduler that exports its contract a second time, as version 0.9.
+pub fn several_versions() -> Vec<u8> {
+    let mut bytes = guest("scheduler").to_vec();
+    let first = instance_exported(&bytes, "kvasir:policy/scheduling@0.1.0");
+    let name = b"kvasir:policy/scheduling@0.9.0";
+    // One export: its name, the instance, no type.
+    let mut section = vec![1, 0, name.len() as u8];
+    section.extend_from_slice(name);
+    section.extend([5, first, 0]);
+    bytes.extend([11, section.len() as u8]); // id of a section of exports
+    bytes.extend(section);
+    bytes
+}
+
+/// The number of the instance that a component exports by that name.
+fn instance_exported(component: &[u8], name: &str) -> u8 {
+    let mut exports = wasmparser::Parser::new(0).parse_all(component).filter_map(|payload| match payload {
+        Ok(Payload::ComponentExportSection(section)) => Some(section),
+        _ => None,
+    });
+    let found = exports
+        .find_map(|section| section.into_iter().map(Result::unwrap).find(|export| export.name.name == name));
+    // Below 128, LEB128 is the number itself.
+    u8::try_from(found.unwrap().index).ok().filter(|index| *index < 128).unwrap()
+}
+
 /// A well-made scheduler that imports sockets where others import the log.
 pub fn import_not_granted() -> Vec<u8> {
     replace(guest("scheduler"), b"kvasir:policy/log@0.1.0", b"wasi:sockets/tcp@0.2.10")
@@ -98,6 +124,9 @@ mod tests {
             assert!(imports(component).iter().all(|i| i == "kvasir:policy/log@0.1.0"), "{name}");
         }
         assert_eq!(imports(&wrong_version()), ["kvasir:policy/log@0.9.0"]);
+        let (_, exports) = component_names(&several_versions()).unwrap();
+        assert!(exports.contains(&"kvasir:policy/scheduling@0.1.0".to_owned()), "{exports:?}");
+        assert!(exports.contains(&"kvasir:policy/scheduling@0.9.0".to_owned()), "{exports:?}");
         assert_eq!(imports(&import_not_granted()), ["wasi:sockets/tcp@0.2.10"]);
         assert!(bytes_of_100_mb().len() > 100_000_000);
         assert_eq!(imports(&bytes_of_100_mb()), ["kvasir:policy/log@0.1.0"]);

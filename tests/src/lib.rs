@@ -3,4 +3,6 @@
 mod guests;
 pub mod hostile;
 
-pub use guests::{bytes_of_100_mb, component_names, guest, import_not_granted, wrong_version};
+pub use guests::{
+    bytes_of_100_mb, component_names, guest, import_not_granted, several_versions, wrong_version,
+};

@@ -1,6 +1,6 @@
 //! Doors: who comes in, and what each may do once inside.
 
-use crate::process::{Host, KVASIR, Transport};
+use crate::process::{Host, KVASIR, Transport, runtime};
 use kvasir_client::control::{Control, ControlAddr};
 use kvasir_client::data::{Client, Options};
 use kvasir_dataplane::{BlockKey, BlockMeta};
@@ -72,7 +72,7 @@ fn another_user_of_the_machine_gets_in_only_if_listed_and_then_only_as_far() {
 fn a_token_opens_what_its_role_allows_until_it_is_revoked() {
     let dir = tempfile::tempdir().unwrap();
     let host = Host::start_with(dir.path(), &["listen.grpc=127.0.0.1:0"]);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let grpc = ControlAddr::Tcp(host.addr("grpc").to_owned());
     // One call of each role, and whether it was let through; what comes of it then is the call's own affair.
     let calls = |token: &str| {
@@ -129,7 +129,7 @@ fn a_token_of_one_tenant_hears_of_no_other_and_asks_for_no_other() {
     let options = Options { token: engine, ..Options::default() };
     let client = Client::connect(&host.endpoint(Transport::Tcp), options).unwrap();
     client.put(&BlockMeta::single(BlockKey::from_name("theirs"), 3), b"abc").unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let grpc = ControlAddr::Tcp(host.addr("grpc").to_owned());
     let listed = |token: &str| {
         runtime.block_on(async {
@@ -222,7 +222,7 @@ const CALLS: &[(&str, &[&str])] = &[
 fn a_token_of_each_role_makes_exactly_its_calls() {
     let dir = tempfile::tempdir().unwrap();
     let host = Host::start_with(dir.path(), &["listen.grpc=127.0.0.1:0", "listen.data=127.0.0.1:0"]);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let listed = CALLS.iter().map(|(_, calls)| calls.len()).sum::<usize>();
     let served: usize = kvasir_calls();
     assert_eq!(listed, served, "a call of the contract is missing above");
@@ -382,7 +382,7 @@ fn keys_over_grpc_reach_the_blocks_of_the_callers_tenant_only() {
     let client = Client::connect(&hosts[0].endpoint(Transport::Tcp), options).unwrap();
     let name = BlockKey::from_name("a");
     client.put(&BlockMeta::single(name, 3), b"abc").unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let grpc = ControlAddr::Tcp(hosts[0].addr("grpc").to_owned());
     // Whether it exists, has a description, and was pushed.
     let reach = |token: &str, key: BlockKey| {

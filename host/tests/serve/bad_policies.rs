@@ -1,6 +1,6 @@
 //! Policies that misbehave, and files that are no policies, in a host that serves real traffic.
 
-use crate::process::{Host, Transport, content};
+use crate::process::{Host, Transport, content, runtime};
 use crate::replicas::until;
 use kvasir_client::control::{Control, ControlAddr, PolicySource};
 use kvasir_client::data::{ClientError, Put};
@@ -20,10 +20,6 @@ const SET: [&str; 4] = [
     "policy.cold_deadline=500ms",
     "conductor.balance_every=50ms",
 ];
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
-}
 
 /// What the traffic did while it ran.
 #[derive(Default)]

@@ -1,6 +1,6 @@
 //! Clients over TLS: by token or by certificate, on the data port and over gRPC.
 
-use crate::process::{Host, Transport};
+use crate::process::{Host, Transport, runtime};
 use crate::replicas::until;
 use crate::tls::Authority;
 use kvasir_client::control::Control;
@@ -76,7 +76,7 @@ fn data_over_tls_takes_a_token_or_a_listed_certificate() {
 fn grpc_over_tls_takes_a_token_or_a_listed_certificate() {
     let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
     let host = start(dir.path(), &authority);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let to = host.addr("grpc").to_owned();
     // Whether a call of an engine and one of an operator are let through.
     let calls = |tls: &ClientTls, token: &str| {
@@ -114,7 +114,7 @@ fn grpc_over_tls_takes_a_token_or_a_listed_certificate() {
 fn a_connection_ends_when_its_certificate_expires() {
     let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
     let host = start(dir.path(), &authority);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let ca = authority.path("ca.pem");
     // On a busy machine a certificate may expire before all is set up: the next one lives longer.
     let connected = (1..).find_map(|n| {

@@ -1,6 +1,6 @@
 //! Both doors of a host, the data protocol and gRPC, give the same answers to the same questions.
 
-use crate::process::content;
+use crate::process::{content, runtime};
 use kvasir::access::tokens::Tokens;
 use kvasir::config::Config;
 use kvasir::daemon::{Daemon, Running};
@@ -64,7 +64,7 @@ struct Grpc {
 
 impl Grpc {
     fn connect(addr: &ControlAddr, token: &str) -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = runtime();
         let control = runtime.block_on(Control::connect(addr, token)).unwrap();
         Self { runtime, control }
     }

@@ -1,6 +1,6 @@
 //! What was decided on a host that serves can be explained, recorded, and asked again.
 
-use crate::process::{Host, KVASIR};
+use crate::process::{Host, KVASIR, runtime};
 use crate::replicas::until;
 use kvasir::policy::record::{Record, Records};
 use kvasir_client::control::{Control, ControlAddr};
@@ -11,10 +11,6 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 use std::process::{Command, Output};
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
-}
 
 /// Six instances of three kinds, two of which hold a prompt.
 async fn register(control: &mut Control) {

@@ -1,6 +1,6 @@
 //! What tools ask of any gRPC server: health, and what it offers.
 
-use crate::process::Host;
+use crate::process::{Host, runtime};
 use kvasir_client::control::{Control, ControlError};
 use kvasir_proto as proto;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -15,7 +15,7 @@ use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ServerReflectionRequest, ServiceResponse};
 
 fn block_on<R>(work: impl Future<Output = R>) -> R {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+    runtime().block_on(work)
 }
 
 async fn connect(to: &str) -> Channel {

@@ -1,7 +1,7 @@
 //! Policies that do every harm in every export, in a host that serves: whatever one slot's policy does, the others decide as
 //! before, no request goes without an answer, and the process stays within a stated memory.
 
-use crate::process::{Host, Transport, content};
+use crate::process::{Host, Transport, content, runtime};
 use kvasir_client::control::{Control, ControlError, PolicySource};
 use kvasir_client::data::Put;
 use kvasir_dataplane::{BlockKey, BlockMeta};
@@ -47,10 +47,6 @@ fn settings(dir: &std::path::Path) -> Vec<String> {
         "nvme.segment_bytes=1MiB".into(),
         "nvme.capacity_bytes=32MiB".into(),
     ]
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 /// Peak of resident memory.

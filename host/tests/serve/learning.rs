@@ -1,15 +1,11 @@
 //! A policy that learns, in a host that serves: what it learned reaches decisions, and outlives its learner, the host and
 //! its own replacement.
 
-use crate::process::Host;
+use crate::process::{Host, runtime};
 use crate::replicas::{metric, until};
 use kvasir_client::control::{Control, PolicySource, PolicyStage};
 use kvasir_proto::{self as proto, schedule_response::Decision};
 use kvasir_tests::guest;
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
-}
 
 /// Loads the learning scheduler over whatever serves.
 async fn load(control: &mut Control, mode: &str, after: &str) {

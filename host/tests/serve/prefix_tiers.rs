@@ -1,16 +1,12 @@
 //! Instances say in which tiers their blocks lie, how long their prefills took and how many adapters they can hold, and
 //! policies decide by it.
 
-use crate::process::Host;
+use crate::process::{Host, runtime};
 use crate::replicas::until;
 use kvasir::policy::record::Record;
 use kvasir_client::control::{Control, PolicySource};
 use kvasir_policy::scheduler::Column;
 use kvasir_proto::{self as proto, BlockTier, complete_request::Stage, schedule_response::Decision};
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
-}
 
 fn instance(name: &str, prefill: bool, decode: bool) -> proto::RegisterRequest {
     proto::RegisterRequest {

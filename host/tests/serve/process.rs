@@ -303,3 +303,9 @@ pub(crate) fn content(number: u32, bytes: u32) -> Vec<u8> {
     let word = |i: u32| (u64::from(i) ^ (u64::from(number) << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..bytes.div_ceil(8)).flat_map(|i| word(i).to_le_bytes()).take(bytes as usize).collect()
 }
+
+/// Where a test makes its control calls. Connections live on a thread of their own: were they only looked after during a call, a test
+/// that does something else for a minute would not answer the host's pings, and lose them.
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}

@@ -1,6 +1,6 @@
 //! From shadow to service and back, as an operator does it: with the commands, on a running host.
 
-use crate::process::{Host, KVASIR};
+use crate::process::{Host, KVASIR, runtime};
 use crate::replicas::{metric, until};
 use kvasir_client::control::Control;
 use kvasir_proto::{self as proto, complete_request::Stage, schedule_response::Decision};
@@ -28,7 +28,7 @@ struct Requests {
 
 impl Requests {
     fn at(host: &Host) -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = runtime();
         let control = runtime.block_on(async {
             let mut control = Control::connect(&host.control(), "").await.unwrap();
             for (name, prefill) in [("p", true), ("d", false)] {

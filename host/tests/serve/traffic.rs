@@ -1,6 +1,6 @@
 //! A host records what it is asked, and the replays read it.
 
-use crate::process::Host;
+use crate::process::{Host, runtime};
 use crate::replicas::until;
 use kvasir_client::control::Control;
 use kvasir_proto::{self as proto, complete_request::Stage};
@@ -27,7 +27,7 @@ fn what_a_host_was_asked_is_a_trace() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("traffic.jsonl");
     let host = Host::start_with(dir.path(), &[&format!("record.file={}", file.display())]);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     runtime.block_on(async {
         let mut control = Control::connect(&host.control(), "").await.unwrap();
         let rejected = asked(&mut control, vec![11, 12], 3).await;
