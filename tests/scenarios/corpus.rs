@@ -202,7 +202,7 @@ fn scheduling(random: &mut Random, n: u64) -> (Vec<Push>, Call) {
     (pushed, call("schedule", vec![asked.now().to_bits().into()], vec![asked.words().to_vec()]))
 }
 
-fn eviction(random: &mut Random) -> (Vec<Push>, Call) {
+fn eviction(random: &mut Random, n: u64) -> (Vec<Push>, Call) {
     let slots = 8 + random.below(40);
     let tier = |tier, cost| TierRow {
         tier,
@@ -224,11 +224,51 @@ fn eviction(random: &mut Random) -> (Vec<Push>, Call) {
     pushed.push(push("on-events", words));
     let hits = random.below(60);
     pushed.push(uses(random, slots, hits, 30_000));
+    if n >= INPUTS_AT_FIRST {
+        let (mut more, can_go) = comings_and_goings(random, slots);
+        pushed.append(&mut more);
+        return (pushed, call("select-victims", vec![90_000, u64::from(1 + random.below(can_go))], vec![]));
+    }
     let chosen = random.below(slots / 2);
     pushed.push(push("select-victims", vec![60_000, 0, chosen]));
     let hits = random.below(9);
     pushed.push(uses(random, slots, hits, 70_000));
     (pushed, call("select-victims", vec![90_000, u64::from(1 + random.below(slots - chosen))], vec![]))
+}
+
+/// Every kind of event, to a pool of so many blocks of which a policy then has to choose all but the pinned. Returns as well how many
+/// can be chosen afterwards.
+fn comings_and_goings(random: &mut Random, slots: u32) -> (Vec<Push>, u32) {
+    let pinned: Vec<bool> = (0..slots).map(|_| random.chance(5)).collect();
+    let of_slots = |from_ms: u64, kind: &mut dyn FnMut(u32) -> Option<EventKind>| {
+        let mut words = vec![1_000, 0];
+        for slot in 0..slots {
+            let Some(kind) = kind(slot) else { continue };
+            let parent_or_uses = if kind == EventKind::Insert { NO_SLOT } else { 1 };
+            event(kind, slot, parent_or_uses, from_ms + u64::from(slot)).encode(1_000, &mut words);
+        }
+        push("on-events", words)
+    };
+    let mut stays = pinned.clone();
+    let pins = of_slots(40_000, &mut |slot| pinned[slot as usize].then_some(EventKind::Pin));
+    let all =
+        push("select-victims", vec![50_000, 0, pinned.iter().filter(|pinned| !**pinned).count() as u32]);
+    let back = of_slots(60_000, &mut |slot| {
+        let back = [None, Some(EventKind::Insert), Some(EventKind::Hit), Some(EventKind::Keep)];
+        let kind = back[random.below(4) as usize].filter(|_| !pinned[slot as usize]);
+        stays[slot as usize] |= kind.is_some();
+        kind
+    });
+    let left = of_slots(70_000, &mut |slot| {
+        let leaves = random.chance(6) && std::mem::take(&mut stays[slot as usize]);
+        leaves.then_some(EventKind::Remove)
+    });
+    let unpinned: Vec<bool> = pinned.iter().map(|pinned| *pinned && random.chance(2)).collect();
+    let unpins = of_slots(80_000, &mut |slot| {
+        (unpinned[slot as usize] && stays[slot as usize]).then_some(EventKind::Unpin)
+    });
+    let can_go = (0..slots as usize).filter(|&slot| stays[slot] && (!pinned[slot] || unpinned[slot]));
+    (vec![pins, all, back, left, unpins], can_go.count() as u32)
 }
 
 fn event(kind: EventKind, slot: u32, parent_or_uses: u32, time_ms: u64) -> Event {
@@ -312,7 +352,7 @@ fn input(slot: SlotKind, n: u64, policy: &str) -> Record {
     let mut random = Random((slot as u64) << 32 | n);
     let (pushed, asked) = match slot {
         SlotKind::Scheduler => scheduling(&mut random, n),
-        SlotKind::Evictor => eviction(&mut random),
+        SlotKind::Evictor => eviction(&mut random, n),
         SlotKind::Admitter => admission(&mut random),
         SlotKind::Balancer => balancing(&mut random, n),
     };
@@ -348,7 +388,7 @@ fn write(slot: SlotKind, engine: &Engine, config: &PolicyConfig) {
 
 #[test]
 fn every_policy_answers_the_corpus_as_it_was_recorded() {
-    let config = PolicyConfig { evictor_slots: 1 << 10, ..PolicyConfig::default() };
+    let config = PolicyConfig { evictor_slots: 1 << 10, ..PolicyConfig::unhurried() };
     let engine = Engine::new(&config, None).unwrap();
     for slot in SlotKind::ALL {
         if std::env::var_os("KVASIR_WRITE_CORPUS").is_some() {
@@ -379,7 +419,7 @@ fn every_policy_answers_the_corpus_as_it_was_recorded() {
 /// Weights that the corpus, which is without settings, leaves at rest.
 #[test]
 fn a_prefix_by_tiers_is_weighed_alike_natively_and_as_a_component() {
-    let config = PolicyConfig::default();
+    let config = PolicyConfig::unhurried();
     let engine = Engine::new(&config, None).unwrap();
     let weights = [("dram-weight", "0.5"), ("below-weight", "0.25")];
     let settings: Vec<_> = weights.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
