@@ -6,9 +6,13 @@ use std::fs::{DirBuilder, File, Metadata};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Free space the state database needs at least.
 pub(crate) const DISK_BYTES_MIN: u64 = 16 << 20;
+/// How long a host that starts waits for the one before it to be gone.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const STATE_CACHE_BYTES: u64 = 16 << 20;
 
 /// Why the data folder cannot be used.
@@ -44,10 +48,8 @@ impl DataDir {
         check_owner(path, &path.metadata().map_err(failed)?)?;
         let lock = File::options().create(true).truncate(false).write(true).open(path.join("lock"));
         let lock = lock.map_err(failed)?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(Error::Locked { path: path.into() }),
-            Err(errno) => return Err(failed(errno.into())),
+        if !take(&lock).map_err(failed)? {
+            return Err(Error::Locked { path: path.into() });
         }
         let disk = rustix::fs::statvfs(path).map_err(|errno| failed(errno.into()))?;
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
@@ -60,6 +62,20 @@ impl DataDir {
             tracing::error!(%kept, "the state of policies was damaged and is set aside; load your policies again");
         }
         Ok(Self { path: path.into(), state: state.db, _lock: lock })
+    }
+}
+
+/// Takes the lock if its last owner is gone or about to go: until then also a process that it was just starting has it, and a host
+/// that was killed while the kernel takes its memory down.
+fn take(lock: &File) -> io::Result<bool> {
+    let until = Instant::now() + LOCK_WAIT;
+    loop {
+        match rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(LOOK_AGAIN),
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
+            Err(errno) => return Err(errno.into()),
+        }
     }
 }
 
@@ -93,6 +109,20 @@ mod tests {
         }
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         drop(DataDir::open(&path).unwrap());
+    }
+
+    #[test]
+    fn who_starts_waits_for_the_one_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data");
+        let before = DataDir::open(&path).unwrap();
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| DataDir::open(&path).map(drop));
+            // Long enough for it to be there first; were it not, it would not have to wait.
+            std::thread::sleep(Duration::from_millis(200));
+            drop(before);
+            next.join().unwrap().unwrap();
+        });
     }
 
     #[test]
