@@ -231,7 +231,7 @@ pub(crate) enum Transport {
 /// Times that a busy machine does not reach; what is tested here does not depend on them.
 const PATIENT: [&str; 5] = [
     "store.put_wait=60s",
-    "store.lease_ttl=60s",
+    "store.lease_ttl=300s",
     "store.reservation_ttl=300s",
     "store.stall_timeout=60s",
     "conductor.instance_ttl=1h",

@@ -21,7 +21,7 @@ fn start(dir: &Path, set: &[&str]) -> Running {
         "store.block_slots=1024".into(),
         // Times that a busy machine does not reach.
         "store.put_wait=60s".into(),
-        "store.lease_ttl=60s".into(),
+        "store.lease_ttl=300s".into(),
         "store.stall_timeout=60s".into(),
         "conductor.instance_ttl=1h".into(),
     ];
