@@ -69,7 +69,7 @@ impl Bench {
             memory_bytes: 64 << 20,
             hot_deadline: Duration::from_secs(1),
             cold_deadline: Duration::from_secs(60),
-            ..PolicyConfig::default()
+            ..PolicyConfig::unhurried()
         };
         let engine = Engine::new(&config, None).expect("an engine starts");
         Self { config, engine, calls }

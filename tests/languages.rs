@@ -39,7 +39,7 @@ fn components(slot: SlotKind) -> Vec<(String, Vec<u8>)> {
 
 /// A host with that policy in service, in as much memory as the README of its language says.
 fn host(slot: SlotKind, language: &str, component: &[u8], settings: &[(&str, &str)]) -> Arc<PolicyHost> {
-    let defaults = PolicyConfig::default();
+    let defaults = PolicyConfig::unhurried();
     let config = PolicyConfig {
         hot_deadline: DEADLINE,
         cold_deadline: DEADLINE,

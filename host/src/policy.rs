@@ -127,9 +127,18 @@ impl SlotKind {
             Self::Evictor => given.saturating_add(256 * config.evictor_slots as usize),
             Self::Scheduler | Self::Admitter | Self::Balancer => given,
         };
-        let PolicyConfig { hot_deadline: hot, cold_deadline: cold, evictor_slots, core_instances, .. } =
-            *config;
-        Limits { memory_bytes, hot, cold, evictor_slots, core_instances, in_use: Arc::default() }
+        let PolicyConfig {
+            hot_deadline, cold_deadline, starved_after, evictor_slots, core_instances, ..
+        } = *config;
+        Limits {
+            memory_bytes,
+            hot: hot_deadline,
+            cold: cold_deadline,
+            starved: starved_after,
+            evictor_slots,
+            core_instances,
+            in_use: Arc::default(),
+        }
     }
 }
 
@@ -192,6 +201,8 @@ pub struct PolicyConfig {
     pub hot_deadline: Duration,
     /// The same for describe, configure, state and balancer ticks.
     pub cold_deadline: Duration,
+    /// A call that the machine hardly runs ends after this time, or ten times its CPU time if that is more.
+    pub starved_after: Duration,
     /// Linear memories of one instance together; evictors get 256 B per block slot on top.
     pub memory_bytes: usize,
     /// The same for single slots, in the order of [`SlotKind::ALL`].
@@ -212,6 +223,13 @@ pub struct PolicyConfig {
     pub guard: GuardConfig,
 }
 
+impl PolicyConfig {
+    /// Limits of calls that nobody waits for, as in a replay: what comes of them must not depend on what else the machine does.
+    pub fn unhurried() -> Self {
+        Self { starved_after: Duration::from_secs(600), ..Self::default() }
+    }
+}
+
 impl Default for PolicyConfig {
     fn default() -> Self {
         Self {
@@ -220,6 +238,8 @@ impl Default for PolicyConfig {
             cache_dir: None,
             hot_deadline: Duration::from_millis(5),
             cold_deadline: Duration::from_secs(2),
+            // Less would end good calls on a machine that is merely busy.
+            starved_after: Duration::from_secs(1),
             memory_bytes: 16 << 20,
             slot_memory_bytes: [None; 4],
             core_instances: 48,

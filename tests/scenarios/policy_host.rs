@@ -24,7 +24,7 @@ fn host() -> Arc<PolicyHost> {
         cold_deadline: Duration::from_millis(500),
         evictor_slots: POOL,
         breaker_window: PATIENCE,
-        ..PolicyConfig::default()
+        ..PolicyConfig::unhurried()
     };
     PolicyHost::open(&config, Wanted::default(), None).unwrap()
 }

@@ -136,7 +136,7 @@ impl Project {
 
     /// The settings of a host for it: the defaults, but with the memory and the deadline that the manifest names.
     pub fn limits(&self) -> PolicyConfig {
-        let defaults = PolicyConfig::default();
+        let defaults = PolicyConfig::unhurried();
         let memory_bytes = self.memory.map_or(defaults.memory_bytes, |size| size.0 as usize);
         let hot_deadline = self.deadline.map_or(defaults.hot_deadline, |span| span.0);
         PolicyConfig { memory_bytes, hot_deadline, ..defaults }

@@ -274,7 +274,7 @@ fn tried(bytes: &[u8], settings: &[(&str, &str)]) -> Report {
     let settings = settings.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
     // Longer than a busy machine keeps a thread waiting.
     let hot_deadline = Duration::from_millis(500);
-    let config = PolicyConfig { evictor_slots: 1 << 16, hot_deadline, ..PolicyConfig::default() };
+    let config = PolicyConfig { evictor_slots: 1 << 16, hot_deadline, ..PolicyConfig::unhurried() };
     check(&file, &Trial { config, settings, seed: 1, vectors: Vec::new(), record_to: None, called: None })
         .unwrap()
 }
@@ -343,7 +343,7 @@ fn a_trial_follows_from_its_seed() {
         let file = dir.path().join("policy.wasm");
         fs::write(&file, guest("careless")).unwrap();
         let settings = vec![("mode".into(), "forgets".into())];
-        let config = PolicyConfig::default();
+        let config = PolicyConfig::unhurried();
         let trial = Trial { config, settings, seed, vectors: Vec::new(), record_to: None, called: None };
         let rows = check(&file, &trial).unwrap().rows;
         rows.into_iter().find(|row| row.verdict == Verdict::Failed).unwrap().came

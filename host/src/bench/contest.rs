@@ -108,7 +108,7 @@ struct Contest<H: Hook> {
 impl<H: Hook> Contest<H> {
     fn new(contender: &Contender, size: Size, seed: u64) -> Result<Self, Error> {
         let config =
-            PolicyConfig { evictor_slots: POOLS.into_iter().max().unwrap_or(1), ..PolicyConfig::default() };
+            PolicyConfig { evictor_slots: POOLS.into_iter().max().unwrap_or(1), ..PolicyConfig::unhurried() };
         let engine = Engine::new(&config, None)?;
         let default = Contender::default_of(H::KIND);
         let native = default.clone().native();

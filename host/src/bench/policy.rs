@@ -47,7 +47,7 @@ const BLOCK_SIZE_TOKENS: u32 = 512;
 /// # Errors
 /// A default policy does not start, or a put failed while the evictor was swapped.
 pub fn rows(size: Size, seed: u64) -> Result<Vec<Row>, Error> {
-    let config = PolicyConfig { evictor_slots: 1 << 16, ..PolicyConfig::default() };
+    let config = PolicyConfig { evictor_slots: 1 << 16, ..PolicyConfig::unhurried() };
     let engine = Engine::new(&config, None)?;
     let scheduler =
         |source| standalone::<SchedulerHook>(&engine, &config, source, Vec::new()).map(|(s, _)| s);

@@ -144,7 +144,7 @@ impl Counters {
     pub fn fault(&self, fault: &Fault) {
         let counter = match fault {
             Fault::Trap(_) => &self.traps,
-            Fault::Deadline(_) => &self.deadline_misses,
+            Fault::Deadline(_) | Fault::Starved(_) => &self.deadline_misses,
             Fault::Invalid(_) => &self.invalid_answers,
             Fault::NotReady | Fault::Overtaken | Fault::Overruled => return,
         };

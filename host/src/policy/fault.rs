@@ -17,6 +17,11 @@ pub enum Fault {
     /// The call used up its time and was interrupted; its instance is gone.
     #[error("ran past its deadline of {0:?}")]
     Deadline(Duration),
+    /// The call was interrupted after a time in which it hardly ran; its instance is gone.
+    #[error(
+        "had no answer after {0:?}, though it ran for less than its deadline; this machine has no time for it"
+    )]
+    Starved(Duration),
     /// The component answered, but not within the contract.
     #[error("invalid answer: {0}")]
     Invalid(String),
@@ -68,6 +73,10 @@ pub enum Error {
     Start { name: String, step: &'static str, fault: Fault },
     #[error("policy `{name}` refused its settings: {reason}")]
     Settings { name: String, reason: String },
+    #[error(
+        "no instance is free for policy `{name}`: {reason}; try again, end a trial, or set fewer conductor.workers"
+    )]
+    NoRoom { name: String, reason: String },
     #[error("cannot instantiate policy `{name}`: {reason}")]
     Instantiate { name: String, reason: String },
     #[error("policy `{name}` is not trusted as {slot}: {reason}")]

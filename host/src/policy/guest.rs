@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use wasmtime::component::Instance;
-use wasmtime::{ResourceLimiter, Store, UpdateDeadline};
+use wasmtime::{PoolConcurrencyLimitError, ResourceLimiter, Store, UpdateDeadline};
 
 /// What a guest may use.
 #[derive(Clone, Debug)]
@@ -21,6 +21,8 @@ pub struct Limits {
     pub hot: Duration,
     /// The same for a cold call.
     pub cold: Duration,
+    /// A call that the machine or its cgroup hardly runs ends after this time, or ten times its CPU time.
+    pub starved: Duration,
     /// Block slots of the pool that an evictor serves.
     pub evictor_slots: u32,
     /// Core instances of one component.
@@ -29,16 +31,23 @@ pub struct Limits {
     pub in_use: Arc<AtomicUsize>,
 }
 
-/// A call that the machine or its cgroup hardly runs ends after this many times its CPU time.
-const WALL: u32 = 10;
-/// Less would end good calls on a machine that is merely busy.
-const WALL_LEAST: Duration = Duration::from_secs(1);
+impl Limits {
+    /// Time that a call of so much CPU time may take in all.
+    fn starved(&self, budget: Duration) -> Duration {
+        (budget * STARVED).max(self.starved)
+    }
+}
+
+/// How many times its CPU time a call may take at least, however little the machine runs it.
+const STARVED: u32 = 10;
 
 /// Host data of one store.
 pub(super) struct State {
     memory: MemoryBudget,
     log: Arc<Log>,
     budget: Duration,
+    /// Time that the running call may take in all.
+    starved: Duration,
     /// Thread CPU time and time when the first epoch passed under the running call.
     noticed: Option<(Duration, Instant)>,
 }
@@ -105,17 +114,10 @@ impl State {
     }
 }
 
-/// Marks an interruption by [`on_epoch`], to tell it from a trap.
-#[derive(Debug)]
-struct PastDeadline;
-
-impl std::fmt::Display for PastDeadline {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("past its deadline")
-    }
-}
-
-impl std::error::Error for PastDeadline {}
+/// An interruption by [`on_epoch`], to tell it from a trap.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+struct Interrupted(Fault);
 
 /// An instance with its typed exports `B`.
 pub(super) struct Guest<B> {
@@ -145,14 +147,18 @@ impl<B> Guest<B> {
             core_instances: limits.core_instances as usize,
             in_use: Arc::clone(&limits.in_use),
         };
-        let state = State { memory, log, budget: limits.cold, noticed: None };
+        let state =
+            State { memory, log, budget: limits.cold, starved: limits.starved(limits.cold), noticed: None };
         let mut store = Store::new(&module.engine, state);
         store.limiter(|state| &mut state.memory);
         store.epoch_deadline_callback(|mut context| on_epoch(context.data_mut()));
         store.set_epoch_deadline(1);
-        let failed = |e: wasmtime::Error| Error::Instantiate {
-            name: module.name.clone(),
-            reason: printable(&format!("{e:#}"), TEXT_BYTES),
+        let failed = |e: wasmtime::Error| {
+            let (name, reason) = (module.name.clone(), printable(&format!("{e:#}"), TEXT_BYTES));
+            match e.is::<PoolConcurrencyLimitError>() {
+                true => Error::NoRoom { name, reason },
+                false => Error::Instantiate { name, reason },
+            }
         };
         let instance = module.pre.instantiate(&mut store).map_err(failed)?;
         let bindings = bind(&mut store, &instance).map_err(failed)?;
@@ -215,30 +221,34 @@ impl<B> Guest<B> {
         if self.dead {
             return Err(Fault::NotReady);
         }
+        let starved = self.limits.starved(budget);
         let state = self.store.data_mut();
-        state.budget = budget;
+        (state.budget, state.starved) = (budget, starved);
         state.noticed = None;
         self.store.set_epoch_deadline(1);
         f(&self.bindings, &mut self.store).map_err(|error| {
             self.dead = true;
-            if error.is::<PastDeadline>() {
-                return Fault::Deadline(budget);
+            match error.downcast_ref() {
+                Some(Interrupted(fault)) => fault.clone(),
+                None => Fault::Trap(printable(&error.root_cause().to_string(), TEXT_BYTES)),
             }
-            Fault::Trap(printable(&error.root_cause().to_string(), TEXT_BYTES))
         })
     }
 }
 
 /// An epoch passed under a running call: interrupt it if it has used up its CPU time since the
-/// first such moment. Reading the clock here keeps it off calls that end within a tick.
+/// first such moment, or all its time. Reading the clock here keeps it off calls that end within a tick.
 fn on_epoch(state: &mut State) -> wasmtime::Result<UpdateDeadline> {
     let now = (thread_cpu_time(), Instant::now());
     let since = *state.noticed.get_or_insert(now);
-    let wall = (state.budget * WALL).max(WALL_LEAST);
-    if now.0 - since.0 >= state.budget || now.1 - since.1 >= wall {
-        return Err(wasmtime::Error::new(PastDeadline));
-    }
-    Ok(UpdateDeadline::Continue(1))
+    let fault = if now.0 - since.0 >= state.budget {
+        Fault::Deadline(state.budget)
+    } else if now.1 - since.1 >= state.starved {
+        Fault::Starved(state.starved)
+    } else {
+        return Ok(UpdateDeadline::Continue(1));
+    };
+    Err(wasmtime::Error::new(Interrupted(fault)))
 }
 
 fn thread_cpu_time() -> Duration {
@@ -271,16 +281,13 @@ mod tests {
     #[test]
     fn a_call_that_hardly_runs_ends_all_the_same() {
         let started = |ago| {
-            let (cpu, wall) = (thread_cpu_time(), Instant::now() - ago);
-            State {
-                memory: budget(0),
-                log: Arc::default(),
-                budget: Duration::from_secs(1),
-                noticed: Some((cpu, wall)),
-            }
+            let noticed = Some((thread_cpu_time(), Instant::now() - ago));
+            let (budget, starved) = (Duration::from_secs(1), Duration::from_secs(10));
+            State { memory: self::budget(0), log: Arc::default(), budget, starved, noticed }
         };
         assert!(on_epoch(&mut started(Duration::ZERO)).is_ok());
-        let late = Duration::from_secs(1) * WALL;
-        assert!(on_epoch(&mut started(late)).is_err_and(|e| e.is::<PastDeadline>()));
+        let ended = on_epoch(&mut started(Duration::from_secs(10))).err().unwrap();
+        let Interrupted(fault) = ended.downcast_ref().unwrap();
+        assert_eq!(*fault, Fault::Starved(Duration::from_secs(10)), "it did not run past its deadline");
     }
 }

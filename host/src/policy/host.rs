@@ -201,7 +201,7 @@ impl PolicyHost {
             Err(Error::Busy { limit: LOADS_MAX })
         };
         self.loads.fetch_sub(1, Ordering::Relaxed);
-        loaded.map(|()| self.status(slot))
+        loaded
     }
 
     /// Changes settings of what serves: adds those of `set`, and takes out those of `unset`. A stage other than active leaves what
@@ -231,8 +231,7 @@ impl PolicyHost {
     /// # Errors
     /// The policy refuses them, or the catalogue cannot be written; what serves is untouched.
     pub fn configure(&self, slot: SlotKind, settings: Vec<(String, String)>) -> Result<SlotStatus, Error> {
-        self.slot(slot).configure(settings)?;
-        Ok(self.status(slot))
+        self.slot(slot).configure(settings)
     }
 
     /// Brings the policy on trial into service. Blocking.
@@ -240,8 +239,7 @@ impl PolicyHost {
     /// # Errors
     /// There is none, or it no longer starts.
     pub fn promote(&self, slot: SlotKind) -> Result<SlotStatus, Error> {
-        self.slot(slot).promote()?;
-        Ok(self.status(slot))
+        self.slot(slot).promote()
     }
 
     /// Leaves the trial of a slot unasked, and swaps nothing in it but by an operator, or by a guard that puts a
@@ -447,9 +445,9 @@ fn merged(
 
 /// A slot, whatever its hook.
 trait AnySlot {
-    fn load(&self, source: Source, settings: Settings, stage: Stage) -> Result<(), Error>;
-    fn configure(&self, settings: Settings) -> Result<(), Error>;
-    fn promote(&self) -> Result<(), Error>;
+    fn load(&self, source: Source, settings: Settings, stage: Stage) -> Result<SlotStatus, Error>;
+    fn configure(&self, settings: Settings) -> Result<SlotStatus, Error>;
+    fn promote(&self) -> Result<SlotStatus, Error>;
     fn set_paused(&self, paused: bool) -> Result<(), Error>;
     fn is_paused(&self) -> bool;
     fn judge(&self, now_ms: u64);
@@ -468,19 +466,21 @@ trait AnySlot {
 }
 
 impl<H: Hook> AnySlot for Arc<Slot<H>> {
-    fn load(&self, source: Source, settings: Settings, stage: Stage) -> Result<(), Error> {
+    fn load(&self, source: Source, settings: Settings, stage: Stage) -> Result<SlotStatus, Error> {
         match stage {
-            Stage::Active => Slot::load(self, source, settings).map(drop),
-            Stage::Shadow | Stage::Canary(_) => self.load_on_trial(source, settings, stage),
+            Stage::Active => Slot::load(self, source, settings).map(|newcomer| status_with(self, &newcomer)),
+            Stage::Shadow | Stage::Canary(_) => {
+                self.load_on_trial(source, settings, stage).map(|()| self.status())
+            }
         }
     }
 
-    fn configure(&self, settings: Settings) -> Result<(), Error> {
-        Slot::configure(self, settings).map(drop)
+    fn configure(&self, settings: Settings) -> Result<SlotStatus, Error> {
+        Slot::configure(self, settings).map(|newcomer| status_with(self, &newcomer))
     }
 
-    fn promote(&self) -> Result<(), Error> {
-        Slot::promote(self).map(drop)
+    fn promote(&self) -> Result<SlotStatus, Error> {
+        Slot::promote(self).map(|newcomer| status_with(self, &newcomer))
     }
 
     fn set_paused(&self, paused: bool) -> Result<(), Error> {
@@ -536,33 +536,38 @@ impl<H: Hook> AnySlot for Arc<Slot<H>> {
     }
 
     fn status(&self) -> SlotStatus {
-        let version: Arc<Version<H>> = self.current();
-        let digest = version.digest();
-        let (guard_rollbacks, breaker_trips) = self.guarded().rollbacks();
-        let watched = self.is_watched();
-        SlotStatus {
-            slot: H::KIND.to_string(),
-            name: version.description.name.clone(),
-            version: version.description.version.clone(),
-            engine: if digest.is_some() { "wasm" } else { "native" },
-            digest: digest.map(|d| d.to_string()),
-            generation: version.generation,
-            settings: version.assignment.settings.clone(),
-            previous: self.previous(),
-            last_trip: self.last_trip(),
-            counters: version.counters.values(),
-            totals: self.totals(),
-            memory_bytes: self.memory_in_use() as u64,
-            memory_bytes_max: self.memory_bytes_max() as u64,
-            has_outcomes: H::KIND.has_outcomes(),
-            learning: self.learning().0,
-            trial: self.trial().map(|trial| trial_status(self, &trial)),
-            paused: Slot::is_paused(self),
-            watch: self.guarded().watch_status(),
-            watched,
-            guard_rollbacks,
-            breaker_trips,
-        }
+        status_with(self, &self.current())
+    }
+}
+
+/// The status of a slot with that version in service. One that has just been put there may be gone again: who asked for it is
+/// told of it nevertheless, with what took it out.
+fn status_with<H: Hook>(slot: &Slot<H>, version: &Version<H>) -> SlotStatus {
+    let digest = version.digest();
+    let (guard_rollbacks, breaker_trips) = slot.guarded().rollbacks();
+    let watched = slot.is_watched();
+    SlotStatus {
+        slot: H::KIND.to_string(),
+        name: version.description.name.clone(),
+        version: version.description.version.clone(),
+        engine: if digest.is_some() { "wasm" } else { "native" },
+        digest: digest.map(|d| d.to_string()),
+        generation: version.generation,
+        settings: version.assignment.settings.clone(),
+        previous: slot.previous(),
+        last_trip: slot.last_trip(),
+        counters: version.counters.values(),
+        totals: slot.totals(),
+        memory_bytes: slot.memory_in_use() as u64,
+        memory_bytes_max: slot.memory_bytes_max() as u64,
+        has_outcomes: H::KIND.has_outcomes(),
+        learning: slot.learning().0,
+        trial: slot.trial().map(|trial| trial_status(slot, &trial)),
+        paused: slot.is_paused(),
+        watch: slot.guarded().watch_status(),
+        watched,
+        guard_rollbacks,
+        breaker_trips,
     }
 }
 

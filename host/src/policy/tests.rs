@@ -20,7 +20,7 @@ fn engine() -> &'static Engine {
 fn config() -> PolicyConfig {
     // Longer than a busy machine keeps a thread waiting.
     let hot_deadline = Duration::from_millis(100);
-    PolicyConfig { evictor_slots: 1 << 12, hot_deadline, ..PolicyConfig::default() }
+    PolicyConfig { evictor_slots: 1 << 12, hot_deadline, ..PolicyConfig::unhurried() }
 }
 
 fn pair<H: Hook>(name: &str) -> [Box<H::Engine>; 2] {

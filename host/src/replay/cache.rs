@@ -314,7 +314,7 @@ mod tests {
         use super::super::generate::{Generator, Plan, Workload};
         let plan = Plan { workload: Workload::Chat, requests: 10_000, rate_rps: 5.0, seed: 6 };
         let requests = recorded(Generator::new(&plan).unwrap());
-        let config = PolicyConfig { evictor_slots: 3_655, ..PolicyConfig::default() };
+        let config = PolicyConfig { evictor_slots: 3_655, ..PolicyConfig::unhurried() };
         let engine = Engine::new(&config, None).unwrap();
         for policy in kvasir_default_policies::EVICTORS {
             let sources = [Source::Builtin(policy.name.into()), Source::Native(policy.name.into())];

@@ -14,7 +14,7 @@ pub(crate) static CONFIG: LazyLock<PolicyConfig> = LazyLock::new(|| PolicyConfig
     evictor_slots: 1 << 10,
     instances: 8,
     max_module_bytes: 64 << 10,
-    ..PolicyConfig::default()
+    ..PolicyConfig::unhurried()
 });
 
 pub(crate) static ENGINE: LazyLock<Engine> =

@@ -64,7 +64,7 @@ impl CheckArgs {
             own_file = Some(project.vectors_of(self.seed));
             (path, project.trial()?)
         } else {
-            let (config, vectors) = (PolicyConfig::default(), Vec::new());
+            let (config, vectors) = (PolicyConfig::unhurried(), Vec::new());
             (
                 self.what,
                 Trial { config, settings: Vec::new(), seed: 0, vectors, record_to: None, called: None },

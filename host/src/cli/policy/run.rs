@@ -68,7 +68,7 @@ impl RunArgs {
     }
 
     fn player(&self) -> anyhow::Result<Player> {
-        let config = PolicyConfig::default();
+        let config = PolicyConfig::unhurried();
         let engine = Engine::new(&config, None)?;
         let (slot, source) = source(&self.policy, self.native)?;
         Ok(Player::new(&engine, &config, slot, source, self.settings.clone())?)

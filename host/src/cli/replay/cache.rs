@@ -146,7 +146,7 @@ impl ReplayArgs {
 
     /// `slots`: the most that one is asked to hold.
     fn keepers(&self, slots: u32) -> Result<Vec<Keeper>> {
-        let config = PolicyConfig { evictor_slots: slots, ..PolicyConfig::default() };
+        let config = PolicyConfig { evictor_slots: slots, ..PolicyConfig::unhurried() };
         let engine = Engine::new(&config, None)?;
         let names = self.evictor_names();
         let settings = settings_of(&names, &self.evictor_settings)?;

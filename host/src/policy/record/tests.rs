@@ -121,7 +121,7 @@ fn records_survive_their_lines() {
 
 #[test]
 fn every_builtin_answers_a_record_the_same_natively_and_in_wasm() {
-    let config = PolicyConfig::default();
+    let config = PolicyConfig::unhurried();
     let engine = Engine::new(&config, None).unwrap();
     for record in all() {
         let slot = record.slot_kind().unwrap();
@@ -140,7 +140,7 @@ fn every_builtin_answers_a_record_the_same_natively_and_in_wasm() {
 
 #[test]
 fn a_prefix_and_what_was_chosen_before_count_in_a_play() {
-    let config = PolicyConfig::default();
+    let config = PolicyConfig::unhurried();
     let engine = Engine::new(&config, None).unwrap();
     let play = |record: &Record, name: &str| {
         let slot = record.slot_kind().unwrap();
@@ -210,7 +210,7 @@ fn lines_that_are_no_records_are_refused() {
 
 #[test]
 fn another_slot_is_not_asked() {
-    let config = PolicyConfig::default();
+    let config = PolicyConfig::unhurried();
     let engine = Engine::new(&config, None).unwrap();
     let source = Source::Native("lru".into());
     let player = Player::new(&engine, &config, SlotKind::Evictor, source, Vec::new()).unwrap();

@@ -6,10 +6,24 @@ use crate::policy::catalog::{Assignment, Origin, Stored};
 use crate::policy::{Action, Cause, Error};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long after a failure the catalogue is written again.
 const PERSIST_AGAIN: Duration = Duration::from_secs(5);
+/// How long an operator's call waits for instances of policies that were swapped before.
+const ROOM_WAIT: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// Tries again where no instance is free: those that served before are given back beside the traffic, which takes a moment.
+pub(super) fn with_room<R>(mut prepare: impl FnMut() -> Result<R, Error>) -> Result<R, Error> {
+    let until = Instant::now() + ROOM_WAIT;
+    loop {
+        match prepare() {
+            Err(Error::NoRoom { .. }) if Instant::now() < until => std::thread::sleep(LOOK_AGAIN),
+            prepared => return prepared,
+        }
+    }
+}
 
 impl<H: Hook> Slot<H> {
     /// Brings a policy into service. Blocking (compiles): not for the hot path.
@@ -39,7 +53,7 @@ impl<H: Hook> Slot<H> {
         let code = self.code(source)?;
         let assignment = Assignment { origin: code.origin, settings };
         // Not under the lock: while this one takes its time, the one that serves may have to go.
-        let version = self.prepare(code.program, assignment)?;
+        let version = with_room(|| self.prepare(code.program.clone(), assignment.clone()))?;
         let _change = self.change.lock();
         self.publish(version, &code.modules, Swap::by_hand(Action::Loaded, cause))
     }
@@ -77,7 +91,7 @@ impl<H: Hook> Slot<H> {
         let _change = self.change.lock();
         let current = self.current();
         let assignment = Assignment { origin: current.assignment.origin.clone(), settings };
-        let version = self.prepare(current.program.clone(), assignment)?;
+        let version = with_room(|| self.prepare(current.program.clone(), assignment.clone()))?;
         self.publish(version, &[], Swap::by_hand(Action::Loaded, Cause::Operator))
     }
 
@@ -91,7 +105,7 @@ impl<H: Hook> Slot<H> {
         if wanted && self.end_trial(Cause::Operator, None) {
             return Ok(());
         }
-        let version = self.prepare_previous()?;
+        let version = with_room(|| self.prepare_previous())?;
         self.publish(version, &[], Swap::by_hand(Action::RolledBack, Cause::Operator)).map(drop)
     }
 
@@ -296,5 +310,24 @@ fn stored<H: Hook>(current: &Assignment, previous: Option<&Previous<H>>, paused:
         trip: None,
         trial: None,
         paused,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_waits_for_instances_that_are_about_to_be_given_back_and_for_nothing_else() {
+        let no_room = || Error::NoRoom { name: "p".into(), reason: "all are taken".into() };
+        let mut answers = vec![Ok(7), Err(no_room()), Err(no_room())];
+        assert_eq!(with_room(|| answers.pop().unwrap()).unwrap(), 7);
+        let mut asked = 0;
+        let refused = with_room(|| -> Result<(), Error> {
+            asked += 1;
+            Err(Error::NoPrevious(crate::policy::SlotKind::Evictor))
+        });
+        assert!(matches!(refused, Err(Error::NoPrevious(_))));
+        assert_eq!(asked, 1);
     }
 }

@@ -4,7 +4,7 @@
 //! thread of its own ([`super::shadow`]). Faults count against the policy on trial alone, and end the trial.
 
 use super::shadow::{Tally, Told, run};
-use super::swap::Swap;
+use super::swap::{Swap, with_room};
 use super::version::stored_program;
 use super::{Hook, Settings, Slot, Source, Version, Worker};
 use crate::policy::catalog::{Assignment, Stored, StoredTrial};
@@ -130,7 +130,8 @@ impl<H: Hook> Slot<H> {
         }
         let code = self.code(source)?;
         let assignment = Assignment { origin: code.origin, settings };
-        let version = self.prepare_for(self.trial_workers(stage), code.program, assignment)?;
+        let workers = self.trial_workers(stage);
+        let version = with_room(|| self.prepare_for(workers, code.program.clone(), assignment.clone()))?;
         let _change = self.change.lock();
         self.try_out(version, stage, &code.modules)
     }
@@ -197,7 +198,8 @@ impl<H: Hook> Slot<H> {
     pub fn promote(self: &Arc<Self>) -> Result<Arc<Version<H>>, Error> {
         let _change = self.change.lock();
         let trial = self.trial().ok_or(Error::NoTrial(H::KIND))?;
-        let version = self.prepare(trial.version.program.clone(), trial.version.assignment.clone())?;
+        let on_trial = &trial.version;
+        let version = with_room(|| self.prepare(on_trial.program.clone(), on_trial.assignment.clone()))?;
         self.publish(version, &[], Swap::by_hand(Action::Promoted, Cause::Operator))
     }
 

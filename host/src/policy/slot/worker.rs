@@ -281,7 +281,7 @@ impl<H: Hook> Worker<H> {
             Fault::NotReady => Fault::Trap("its instance is gone".to_owned()),
             fault => fault,
         };
-        if matches!(fault, Fault::Trap(_) | Fault::Deadline(_)) {
+        if matches!(fault, Fault::Trap(_) | Fault::Deadline(_) | Fault::Starved(_)) {
             self.drop_engine();
         }
         self.record(&fault);

@@ -10,7 +10,7 @@ fn recorded(requests: u64, tenants: u64) -> Recorded {
 }
 
 fn keepers(names: &[&str]) -> Vec<Keeper> {
-    let config = PolicyConfig { evictor_slots: 500, ..PolicyConfig::default() };
+    let config = PolicyConfig { evictor_slots: 500, ..PolicyConfig::unhurried() };
     let engine = Engine::new(&config, None).unwrap();
     let keeper = |name: &&str| match *name {
         OPTIMUM => Keeper::optimum(),

@@ -175,7 +175,7 @@ impl Policies {
             learn_every: Duration::ZERO,
             guard: GuardConfig { every: Duration::ZERO, ..guard },
             instances: 256 + setup.pools(),
-            ..PolicyConfig::default()
+            ..PolicyConfig::unhurried()
         };
         let pair = |choice: &Choice| (choice.source.clone(), choice.settings.clone());
         let wanted = Wanted {

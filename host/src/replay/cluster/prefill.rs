@@ -146,7 +146,7 @@ pub(super) fn faults<'a, 'e: 'a>(name: &str, pools: impl Iterator<Item = &'a Pre
     for Prefill { pool, .. } in pools {
         let Counts { fallback_evictions, invalid_victims, fault, .. } = pool.counts();
         match fault {
-            Some(Fault::Deadline(_)) => sum.deadline_misses += 1,
+            Some(Fault::Deadline(_) | Fault::Starved(_)) => sum.deadline_misses += 1,
             Some(Fault::Invalid(_)) => sum.invalid_answers += 1,
             Some(_) => sum.traps += 1,
             None => {}

@@ -144,7 +144,7 @@ impl Side {
 }
 
 fn player(of: &Contender) -> Result<Player, Error> {
-    let config = PolicyConfig::default();
+    let config = PolicyConfig::unhurried();
     let engine = Engine::new(&config, None)?;
     let (source, settings) = (of.choice.source.clone(), of.choice.settings.clone());
     Ok(Player::new(&engine, &config, of.slot, source, settings)?)

@@ -99,7 +99,7 @@ impl Evictors {
         let lru = Contender::find("lru", Some(SlotKind::Evictor), Vec::new()).map(Contender::native);
         let lru = lru.expect("lru is a default evictor");
         let slots = capacities.iter().copied().max().unwrap_or(1);
-        let config = PolicyConfig { evictor_slots: slots, ..PolicyConfig::default() };
+        let config = PolicyConfig { evictor_slots: slots, ..PolicyConfig::unhurried() };
         let engine = Engine::new(&config, None)?;
         let mut engines: Vec<[Box<dyn EvictorEngine>; 3]> = Vec::new();
         let kinds = [of.candidate, of.baseline, &lru].map(|contender| prepared(&engine, &config, contender));
