@@ -222,7 +222,7 @@ pub(super) fn status(error: &Error) -> Status {
         Error::NoPrevious(_) | Error::NoTrial(_) | Error::Paused(_) | Error::NotSet { .. } => {
             Status::failed_precondition(text)
         }
-        Error::Busy { .. } => Status::resource_exhausted(text),
+        Error::Busy { .. } | Error::NoRoom { .. } => Status::resource_exhausted(text),
         Error::State { .. } | Error::Engine(_) | Error::NotKept(_) => Status::internal(text),
         Error::UnknownBuiltin { .. } => validate::refuse("builtin", text),
         Error::Settings { .. } | Error::UnknownSetting { .. } => validate::refuse("settings", text),
