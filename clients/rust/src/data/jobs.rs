@@ -124,6 +124,7 @@ pub(super) struct Shared {
     /// Jobs that are given and not drained.
     open: AtomicUsize,
     done: Mutex<Vec<Done>>,
+    /// Written and read under the lock of `done`, so that it is readable just while there is something.
     event: OwnedFd,
     /// The connection of each thread.
     links: Mutex<Vec<Arc<Reconnecting>>>,
@@ -230,9 +231,12 @@ impl Jobs {
 
     /// The jobs that have ended since the last call, in that order. Never waits.
     pub fn drain(&self) -> Vec<Done> {
-        // This comes first, so that what ends from here on makes it readable again. It is not readable if there is nothing.
-        let _ = rustix::io::read(&self.shared.event, &mut [0; 8]);
-        let done = std::mem::take(&mut *self.shared.done.lock());
+        let done = {
+            let mut done = self.shared.done.lock();
+            // It is not readable if there is nothing.
+            let _ = rustix::io::read(&self.shared.event, &mut [0; 8]);
+            std::mem::take(&mut *done)
+        };
         self.shared.open.fetch_sub(done.len(), Ordering::Relaxed);
         done
     }
@@ -356,8 +360,11 @@ impl Shared {
     }
 
     pub(super) fn report(&self, done: Done) {
-        self.done.lock().push(done);
-        // It fails where so much is unread that it is readable anyway.
-        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        let mut waiting = self.done.lock();
+        waiting.push(done);
+        if waiting.len() == 1 {
+            // One that was just read takes a number without waiting.
+            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        }
     }
 }

@@ -105,6 +105,23 @@ fn a_thousand_jobs_are_each_reported_once_and_right() {
     host.until(|host| host.store.metrics().leases == 0);
 }
 
+/// One who drains without waiting may come between a report and the word of it.
+#[test]
+fn it_is_not_readable_for_what_was_drained_already() {
+    const ROUNDS: u64 = 2_000;
+    let host = Host::small();
+    let jobs = Jobs::start(&host.unix(), &options(), JobOptions::default()).unwrap();
+    for job in 0..ROUNDS {
+        jobs.shared().take().unwrap();
+        std::thread::scope(|scope| {
+            let done = Done { job, ok: true, blocks: vec![], bytes: 0, error: None };
+            scope.spawn(|| jobs.shared().report(done));
+            while jobs.drain().is_empty() {}
+        });
+        assert!(!is_readable(&jobs, Timespec::default()), "round {job}");
+    }
+}
+
 #[test]
 fn a_job_of_many_blocks_says_which_of_them_are_there() {
     let host = Host::small();
