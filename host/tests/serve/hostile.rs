@@ -276,16 +276,18 @@ fn a_hundred_loads_at_once() {
                 })
             });
             let loads: Vec<_> = loads.collect();
-            let mut loaded = 0;
+            let (mut loaded, mut lost) = (0, Vec::new());
             for load in loads {
                 match load.await.unwrap() {
                     Ok(_) => loaded += 1,
                     Err(ControlError::Refused { message, .. }) => {
                         assert!(message.contains("try again"), "{message}");
                     }
-                    Err(other) => panic!("{other}"),
+                    // All of them, since one alone may not say why the connection ended.
+                    Err(other) => lost.push(other.to_string()),
                 }
             }
+            assert!(lost.is_empty(), "{loaded} of {LOADS} were loaded, and of the others {lost:#?}");
             loaded
         });
         println!("{answered} of {LOADS} were loaded");
