@@ -1,13 +1,15 @@
 //! The templates of `sdk/templates`, as components, under the host: loaded, asked what their own tests ask, and then many
 //! times more. Those of one slot say the same in every language, so each answer is known.
 //!
-//! `cargo xtask test --languages` builds them and names their folder in `KVASIR_TEMPLATES`; it holds `LANGUAGE-SLOT.wasm`.
+//! `cargo xtask test --languages` builds them and names their folder in `KVASIR_TEMPLATES`; it holds `LANGUAGE-SLOT.wasm`, and
+//! `LANGUAGE-learner.wasm` of `learners`.
 
 use kvasir::fleet::{DecodeCost, DecodeSpec, Fleet, Limits, PrefillCost, PrefillSpec, TransferCost};
 use kvasir::policy::{EvictorWorker, PolicyConfig, PolicyHost, SlotKind, Source, Wanted};
 use kvasir_policy::admitter::{Block, Forecast, Store, Verdict};
 use kvasir_policy::balancer::Snapshot;
 use kvasir_policy::evictor::{Event, EventKind, HOST_DECIDES, NO_SLOT, TierRow};
+use kvasir_policy::learning::{End, Outcome, Times};
 use kvasir_policy::scheduler::{Column, Decision, Question, Reason, Request};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,22 +20,22 @@ const CALLS: u32 = 20_000;
 /// A runtime in the component takes its time, most of all while others use the processor.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Every component of that slot, as language and bytes.
-fn components(slot: SlotKind) -> Vec<(String, Vec<u8>)> {
+/// Every component of that slot or other name, as language and bytes.
+fn components(name: &str) -> Vec<(String, Vec<u8>)> {
     let folder = std::env::var_os("KVASIR_TEMPLATES").map(PathBuf::from);
     let folder = folder.expect("KVASIR_TEMPLATES names the folder that `cargo xtask test --languages` made");
     let mut found = Vec::new();
     for entry in folder.read_dir().unwrap() {
         let path = entry.unwrap().path();
-        let name = path.file_stem().unwrap().to_str().unwrap();
-        if let Some((language, of)) = name.rsplit_once('-')
-            && of == slot.as_str()
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        if let Some((language, of)) = stem.rsplit_once('-')
+            && of == name
         {
             found.push((language.to_owned(), std::fs::read(&path).unwrap()));
         }
     }
     found.sort();
-    assert!(!found.is_empty(), "no {slot} in {}", folder.display());
+    assert!(!found.is_empty(), "no {name} in {}", folder.display());
     found
 }
 
@@ -45,6 +47,7 @@ fn host(slot: SlotKind, language: &str, component: &[u8], settings: &[(&str, &st
         cold_deadline: DEADLINE,
         memory_bytes: if language == "python" { 32 << 20 } else { defaults.memory_bytes },
         evictor_slots: POOL,
+        learn_every: Duration::ZERO,
         ..defaults
     };
     let host = PolicyHost::open(&config, Wanted::default(), None).unwrap();
@@ -74,7 +77,7 @@ fn check_faultless(host: &PolicyHost, slot: SlotKind, language: &str) {
 #[test]
 #[ignore = "`cargo xtask test --languages` builds the templates and runs it"]
 fn schedulers() {
-    for (language, component) in components(SlotKind::Scheduler) {
+    for (language, component) in components("scheduler") {
         let host = host(SlotKind::Scheduler, &language, &component, &[]);
         let (mut fleet, mut worker) = (Fleet::new(Limits::default(), 16, 0), host.scheduler_worker());
         let request = Request { prompt_tokens: 1_000, ..Request::default() };
@@ -122,7 +125,7 @@ const POOL: u32 = 64;
 #[ignore = "`cargo xtask test --languages` builds the templates and runs it"]
 fn evictors() {
     use EventKind::{Hit, Insert, Keep, Pin, Remove, Unpin};
-    for (language, component) in components(SlotKind::Evictor) {
+    for (language, component) in components("evictor") {
         let host = host(SlotKind::Evictor, &language, &component, &[]);
         let mut worker = host.evictor_worker(POOL);
         assert!(!worker.on_fallback(), "{language}");
@@ -190,7 +193,7 @@ fn victims(worker: &mut EvictorWorker, want: u32) -> Vec<u32> {
 #[ignore = "`cargo xtask test --languages` builds the templates and runs it"]
 fn admitters() {
     let block = |uses| Block { class: 9, uses, depth: 3, size_bytes: 4096, last_offer_ms: None, tenant: 1 };
-    for (language, component) in components(SlotKind::Admitter) {
+    for (language, component) in components("admitter") {
         let host = host(SlotKind::Admitter, &language, &component, &[("min-uses", "3"), ("slack", "1.5")]);
         let mut worker = host.admitter_worker();
         let mut admit = |ttft, tbt, hints| {
@@ -214,7 +217,7 @@ fn admitters() {
 #[test]
 #[ignore = "`cargo xtask test --languages` builds the templates and runs it"]
 fn balancers() {
-    for (language, component) in components(SlotKind::Balancer) {
+    for (language, component) in components("balancer") {
         let host = host(SlotKind::Balancer, &language, &component, &[("even", "8")]);
         let mut worker = host.balancer_worker();
         let mut tick = |queues: &[f32]| {
@@ -228,4 +231,75 @@ fn balancers() {
         }
         check_faultless(&host, SlotKind::Balancer, &language);
     }
+}
+
+#[test]
+#[ignore = "`cargo xtask test --languages` builds the templates and runs it"]
+fn learners() {
+    for (language, component) in components("learner") {
+        let host = host(SlotKind::Admitter, &language, &component, &[]);
+        let mut worker = host.admitter_worker();
+        let mut knows = || worker.admit_request(&Request::default().encode(), &Forecast::default());
+        let wait = |number| Verdict::Reject { reason: Reason::Policy as u32, retry_after_ms: number };
+        host.learn(0);
+        assert_eq!(knows(), wait(0), "{language}");
+        let outcomes = [outcome(End::Finished, 0), outcome(End::Rejected, 100), outcome(End::GivenUp, 200)];
+        outcomes.iter().for_each(|outcome| host.outcomes().tell(outcome));
+        host.learn(2_000);
+        assert_eq!(knows(), wait(folded(&outcomes)), "{language}");
+        let status = host.status(SlotKind::Admitter).learning;
+        assert_eq!((status.outcomes, status.dropped, status.faults), (3, 0, 0), "{language}: {status:?}");
+        check_faultless(&host, SlotKind::Admitter, &language);
+    }
+}
+
+/// Values that are all different, from `base` on.
+fn outcome(end: End, base: u32) -> Outcome {
+    let times =
+        |n: u32| Times { predicted: Some((base + n) as f32 + 0.5), measured: Some((base + n) as f32) };
+    Outcome {
+        end,
+        reason: base + 1,
+        decision: (7 << 32) + (u64::from(base) << 20),
+        tenant: base + 2,
+        class: base + 3,
+        model: base + 4,
+        adapter: base + 5,
+        session: (9 << 32) + (u64::from(base) << 20),
+        prefill: base + 6,
+        decode: base + 7,
+        prompt_tokens: base + 8,
+        cached_tokens: base + 9,
+        fetched_blocks: base + 10,
+        decoded_tokens: base + 11,
+        ttft_ms: times(20),
+        tbt_ms: times(30),
+        queue_ms: Some((base + 40) as f32),
+        prefill_ms: times(50),
+        run: base + 12,
+    }
+}
+
+/// What a learner of `learners` makes of them.
+fn folded(outcomes: &[Outcome]) -> u32 {
+    let mut known = 0_u32;
+    for word in outcomes.iter().flat_map(|o| {
+        let double = |ms: Option<f32>| (2.0 * ms.unwrap()) as u32;
+        let ids = [o.end as u32, o.reason, (o.decision >> 20) as u32, o.tenant, o.class, o.model, o.adapter];
+        let counts = [o.prompt_tokens, o.cached_tokens, o.fetched_blocks, o.decoded_tokens];
+        let times = [
+            double(o.ttft_ms.predicted),
+            double(o.ttft_ms.measured),
+            double(o.tbt_ms.predicted),
+            double(o.tbt_ms.measured),
+            double(o.queue_ms),
+            double(o.prefill_ms.predicted),
+            double(o.prefill_ms.measured),
+        ];
+        let session = (o.session >> 20) as u32;
+        [&ids[..], &[session, o.prefill, o.decode], &counts, &times, &[o.run]].concat()
+    }) {
+        known = known.wrapping_mul(31).wrapping_add(word) & 0xf_ffff;
+    }
+    known
 }

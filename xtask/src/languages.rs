@@ -1,4 +1,5 @@
-//! The templates of `sdk/templates`: their own tests, their components, and these under the host.
+//! The templates of `sdk/templates`: their own tests, their components, and these under the host; and so with the learners of
+//! `tests/learners`, which have no tests of their own.
 //!
 //! All of it happens below `target/languages`. A language whose tools cannot be had is left out, and named.
 
@@ -124,7 +125,7 @@ pub(crate) fn bench(shell: &Shell) -> Result<()> {
     shell.run(bench.env("KVASIR_TEMPLATES", &components))
 }
 
-/// Tests and builds the templates; the folder holds `LANGUAGE-SLOT.wasm`.
+/// Tests and builds the templates; the folder holds `LANGUAGE-SLOT.wasm`, and `LANGUAGE-learner.wasm`.
 fn components(shell: &Shell, all: bool) -> Result<(Tested, PathBuf)> {
     let out = shell.target("languages");
     let components = out.join("components");
@@ -165,8 +166,7 @@ fn new_users(shell: &Shell, languages: &[&'static str], out: &Path) -> Result<()
 fn new_user(shell: &Shell, arguments: &[&str], path: &OsString, out: &Path) -> Result<()> {
     let mut steps = Command::new(shell.root().join("tests/new-user.sh"));
     steps.args(arguments).env("KVASIR", shell.target("debug/kvasir"));
-    steps.env("PATH", path).env("CARGO_TARGET_DIR", out.join("rust"));
-    keep_caches(&mut steps, out);
+    ready(&mut steps, path, out);
     shell.run(&mut steps).with_context(|| format!("tests/new-user.sh {}", arguments.join(" ")))
 }
 
@@ -213,23 +213,35 @@ fn templates(shell: &Shell, language: &Language, path: &OsString, out: &Path) ->
     let sdk = shell.root().join("sdk");
     for slot in SLOTS {
         let template = sdk.join("templates").join(language.name).join(slot);
-        let ready = |command: &mut Command| {
-            command.env("PATH", path).env("CARGO_TARGET_DIR", out.join("rust"));
-            command.env("SDK", &sdk).env("OUT", out).current_dir(&template);
-            keep_caches(command, out);
-        };
         let mut test = Command::new("sh");
-        ready(test.args(["-ec", language.test]));
+        test.args(["-ec", language.test]).env("SDK", &sdk).env("OUT", out).current_dir(&template);
+        ready(&mut test, path, out);
         shell.run(&mut test).with_context(|| format!("the test of the {} {slot}", language.name))?;
-        let mut build = Command::new(sdk.join(language.sdk).join("build.sh"));
-        ready(build.arg(".").arg(out.join("components").join(format!("{}-{slot}.wasm", language.name))));
-        shell.run(&mut build).with_context(|| format!("the {} {slot}", language.name))?;
+        build(shell, language, &template, slot, path, out)?;
     }
-    Ok(())
+    // Rust's is one of the guests that every test of the host has.
+    let learner = shell.root().join("tests/learners").join(language.name);
+    if learner.exists() { build(shell, language, &learner, "learner", path, out) } else { Ok(()) }
 }
 
-/// What compilers keep, below our folder.
-fn keep_caches(command: &mut Command, out: &Path) {
+/// Makes the component `LANGUAGE-NAME.wasm` of the policy in `folder`.
+fn build(
+    shell: &Shell,
+    language: &Language,
+    folder: &Path,
+    name: &str,
+    path: &OsString,
+    out: &Path,
+) -> Result<()> {
+    let component = out.join("components").join(format!("{}-{name}.wasm", language.name));
+    let mut build = Command::new(shell.root().join("sdk").join(language.sdk).join("build.sh"));
+    ready(build.arg(".").arg(component).current_dir(folder), path, out);
+    shell.run(&mut build).with_context(|| format!("the {} {name}", language.name))
+}
+
+/// With the tools of its language, and what compilers keep below our folder.
+fn ready(command: &mut Command, path: &OsString, out: &Path) {
+    command.env("PATH", path).env("CARGO_TARGET_DIR", out.join("rust"));
     for cache in ["ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR", "GOCACHE", "GOPATH"] {
         command.env(cache, out.join("cache").join(cache));
     }
