@@ -40,14 +40,21 @@ fn a_policy_is_replayed_against_what_serves() {
     assert_eq!(replay("random", &cluster, 0, r#""differ":"#), once);
     replay("random", &["--limit", "50"], 0, "of 50 decisions differ");
 
+    // So do evictors, if they are to; they decide how long a first token takes.
+    let pools = ["--prefill", "2", "--decode", "1", "--pool-blocks", "150", "--json", "--against", "lru"];
+    let said = replay("fifo", &pools, 0, r#""evictor":"fifo""#);
+    let told: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&told["slot"], &told["baseline"]["evictor"]), (&"evictor".into(), &"lru".into()));
+    assert_ne!(told["candidate"]["hit_rate_percent"], told["baseline"]["hit_rate_percent"]);
+
     // What goes wrong on the way, and what was asked for wrongly.
     let trap = ["--setting", "mode=trap", "--setting", "after=9", "--capacity-blocks", "50"];
     replay(bad, &trap, 1, "failed, so that not all figures beside it are its own");
     for (policy, more, part) in [
         ("lur", &[][..], "did you mean `lru`?"),
         ("lru", &["--against", "mooncake"], "`mooncake` is for the slot scheduler, not evictor"),
-        ("lru", &["--prefill", "3"], "evictors are compared in a cache"),
-        ("random", &["--capacity-blocks", "3"], "--capacity-blocks is for evictors"),
+        ("lru", &["--prefill", "3", "--capacity-blocks", "3"], "--capacity-blocks is for evictors in caches"),
+        ("random", &["--capacity-blocks", "3"], "--capacity-blocks is for evictors in caches"),
         ("random", &["--both", "0"], "0 prefill, 0 decode"),
         ("lru", &["--against", "current", "--against-setting", "a=1"], "leave out --against-setting"),
     ] {

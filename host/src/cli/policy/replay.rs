@@ -19,8 +19,9 @@ use std::process::ExitCode;
 
 /// Take a trace through two policies, and tell what came of it side by side.
 ///
-/// Evictors in caches of several sizes; schedulers, admitters and balancers in a cluster that is simulated in virtual time. Where the
-/// trace is a recording of decisions (explain.file), both are asked what was asked then.
+/// Evictors in caches of several sizes; schedulers, admitters and balancers in a cluster that is simulated in virtual time, and so
+/// evictors where one of its flags is given, such as --pool-blocks. Where the trace is a recording of decisions (explain.file), both are
+/// asked what was asked then.
 #[derive(Args, Debug)]
 pub(super) struct ReplayArgs {
     /// Name of a default policy, or file of a component or chain (contains `/` or ends in `.wasm` or `.toml`).
@@ -106,17 +107,11 @@ impl ReplayArgs {
         let trace = self.trace.display().to_string();
         let block_size_tokens = self.layout.block_size_tokens();
         let of = Match { trace: &trace, candidate, baseline, block_size_tokens };
-        if candidate.slot == SlotKind::Evictor {
-            if self.cluster.any() {
-                bail!(
-                    "evictors are compared in a cache, without instances and time; leave out {}",
-                    ClusterFlags::NAMES
-                );
-            }
+        if candidate.slot == SlotKind::Evictor && !self.cluster.any() {
             return Ok(Comparison::Evictors(self.evictors(&of)?));
         }
         if !self.capacities.is_empty() {
-            bail!("--capacity-blocks is for evictors; the pools of a cluster have --pool-blocks");
+            bail!("--capacity-blocks is for evictors in caches; the pools of a cluster have --pool-blocks");
         }
         let setup = self.cluster.setup(block_size_tokens)?;
         let (requests, progress) = open_trace(&self.trace, &self.layout)?;
