@@ -65,16 +65,15 @@ impl Pair {
 /// Runs `attempt` with new request and block numbers until nothing broke that a busy machine breaks: hosts that starve
 /// take each other for dead, and need a while to meet again.
 fn patiently(mut attempt: impl FnMut(u32) -> Result<(), ClientError>) {
-    let mut refused = None;
-    for round in 0..20 {
-        match attempt(1000 * round) {
-            Ok(()) => return,
-            Err(error @ ClientError::Refused { retryable: true, .. }) => refused = Some(error),
-            Err(error) => panic!("{error}"),
+    let mut firsts = (0..).step_by(1000);
+    until("a hand-over while the hosts hear each other", || match attempt(firsts.next().unwrap()) {
+        Ok(()) => true,
+        Err(error @ ClientError::Refused { retryable: true, .. }) => {
+            println!("{error}");
+            false
         }
-        std::thread::sleep(Duration::from_secs(1));
-    }
-    panic!("nothing came of it twenty times: {}", refused.unwrap());
+        Err(error) => panic!("{error}"),
+    });
 }
 
 fn reservations(host: &Host) -> u64 {
