@@ -22,12 +22,12 @@ func (p *policy) Describe() kvasir.Description {
 }
 
 func (p *policy) Observe(o *learning.Outcome) {
-	half := func(ms float32) uint32 { return uint32(2 * ms) }
+	twice := func(ms float32) uint32 { return uint32(2 * ms) }
 	for _, value := range []uint32{
 		uint32(o.End), uint32(o.Reason), uint32(o.Decision >> 20), o.Tenant, o.Class, o.Model, o.Adapter,
 		uint32(o.Session >> 20), o.Prefill, o.Decode, o.PromptTokens, o.CachedTokens, o.FetchedBlocks, o.DecodedTokens,
-		half(o.TTFTPredicted), half(o.TTFT), half(o.TBTPredicted), half(o.TBT), half(o.QueuePredicted),
-		half(o.PrefillPredicted), half(o.PrefillMeasured), o.HostRun,
+		twice(o.TTFTPredicted), twice(o.TTFT), twice(o.TBTPredicted), twice(o.TBT), twice(o.QueuePredicted),
+		twice(o.PrefillPredicted), twice(o.PrefillMeasured), o.HostRun,
 	} {
 		p.known = (p.known*31 + value) & 0xfffff
 	}
