@@ -111,10 +111,14 @@ impl Soak {
         moving.iter().for_each(|moving| self.finish(moving));
     }
 
-    /// Like a round, except that the peer dies in the middle of it.
+    /// Like a round, except that the peer stands still in the middle of it, and dies. What begins in between never ends well,
+    /// however fast either side is.
     fn kill_amid_a_round(&mut self) {
         self.open();
-        let moving: Vec<Moving> = (0..DEPTH as u64).map(|place| self.start(place)).collect();
+        let (middle, end) = (DEPTH as u64 / 2, DEPTH as u64);
+        let mut moving: Vec<Moving> = (0..middle).map(|place| self.start(place)).collect();
+        self.peer_process.stop();
+        moving.extend((middle..end).map(|place| self.start(place)));
         self.peer_process.kill();
         moving.iter().for_each(|moving| self.finish(moving));
         self.peer_process.restart();

@@ -11,6 +11,7 @@ use kvasir_memory::region::Region;
 use kvasir_net::transport::node::{Node, Secret};
 use kvasir_net::transport::tcp::{Tcp, TcpConfig};
 use kvasir_net::transport::{Access, Transport};
+use rustix::process::{Pid, Signal};
 
 /// What the peer exports: bytes to read, then as many to write to.
 pub(crate) const READABLE: u64 = 4 << 20;
@@ -73,6 +74,11 @@ impl PeerProcess {
         let listen = format!("127.{}.{}.77:0", 1 + id[1] % 250, id[0]);
         let (life, addresses) = spawn(&format!("{listen},{listen}"), 1);
         Self { addresses, epoch: 1, life }
+    }
+
+    /// It does nothing from here on, and its connections stay.
+    pub(crate) fn stop(&self) {
+        rustix::process::kill_process(Pid::from_child(&self.life.0), Signal::STOP).unwrap();
     }
 
     pub(crate) fn kill(&mut self) {
