@@ -69,10 +69,8 @@ impl Scheduler for FittedCost {
         let least = prefill.map_or(f32::INFINITY, |slot| ttft[slot]);
         self.ttft = ttft;
         let Some(prefill) = prefill else { return Decision::reject(Reason::NoInstance, 1_000) };
-        let Some((tbt, decode)) = least_step(cluster, request, candidates) else {
-            let any =
-                (0..cluster.decode.len()).any(|d| cluster.decode.room[d] >= 0.0 && candidates.can_decode(d));
-            return Decision::reject(if any { Reason::NoMemory } else { Reason::NoInstance }, 1_000);
+        let Some((tbt, decode)) = cluster.fastest_decode(request, candidates) else {
+            return cluster.no_decode(candidates);
         };
         if !request.must_run() {
             if least > request.ttft_slo {
@@ -100,8 +98,7 @@ impl FittedCost {
         let prompt = request.prompt_tokens as f32;
         let cached = (candidates.prefix_of(slot) as f32 * cluster.block_size_tokens as f32).min(prompt);
         let computed = prompt - cached;
-        let registered = t.cost_fixed[slot]
-            + computed * (t.cost_per_token[slot] + t.half_cost_per_pair[slot] * (prompt + cached));
+        let registered = cluster.prefill_ms(slot, request, candidates.prefix_of(slot));
         let queue = (t.busy_until[slot] - cluster.now).max(0.0);
         let Some(known) = self.known.get(&(t.identity[slot] as u32)) else { return queue + registered };
         let costs = terms(computed.into(), cached.into()).into_iter().zip(known.costs);
@@ -111,16 +108,6 @@ impl FittedCost {
         // The host moves the end of the queue when a prefill ends, but until then a slow one stands in no queue.
         prefill + queue.max((t.queued[slot] - 0.5) * known.mean_ms)
     }
-}
-
-/// The least time between tokens once the request has joined, ms, and its decode slot.
-fn least_step(cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Option<(f32, usize)> {
-    let t = &cluster.decode;
-    let tokens = request.prompt_tokens as f32 + request.output_tokens as f32;
-    let blocks = (tokens / (cluster.block_size_tokens as f32).max(1.0)).ceil();
-    let fits = |slot: &usize| t.room[*slot] >= blocks && candidates.can_decode(*slot);
-    let step = |slot| (t.joined_step[slot] + t.step_per_token[slot] * request.prompt_tokens as f32, slot);
-    (0..t.len()).filter(fits).map(step).min_by(|a, b| a.0.total_cmp(&b.0))
 }
 
 impl Learner for FittedCost {

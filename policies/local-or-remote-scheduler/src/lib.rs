@@ -42,11 +42,7 @@ impl Scheduler for LocalOrRemote {
 
     fn schedule(&mut self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Decision {
         let asked = Asked { cluster, request, candidates };
-        let Some(decode) = asked.decode() else {
-            let any =
-                (0..cluster.decode.len()).any(|d| cluster.decode.room[d] >= 0.0 && candidates.can_decode(d));
-            return Decision::reject(if any { Reason::NoMemory } else { Reason::NoInstance }, 1_000);
-        };
+        let Some(decode) = asked.decode() else { return cluster.no_decode(candidates) };
         let Some(prefill) = self.prefill(&asked, decode) else {
             return Decision::reject(Reason::NoInstance, 1_000);
         };
@@ -110,9 +106,8 @@ impl Asked<'_> {
 
     fn decode(&self) -> Option<usize> {
         let t = &self.cluster.decode;
-        let tokens = self.request.prompt_tokens as f32 + self.request.output_tokens as f32;
-        let blocks = (tokens / (self.cluster.block_size_tokens as f32).max(1.0)).ceil();
-        let fits = |slot: &usize| t.room[*slot] >= blocks && self.candidates.can_decode(*slot);
+        let fits =
+            |slot: &usize| self.cluster.has_room(*slot, self.request) && self.candidates.can_decode(*slot);
         let cost = |slot: &usize| self.step(*slot) + self.missing(*slot) as f32 * t.handover_per_block[*slot];
         (0..t.len()).filter(fits).min_by(|a, b| cost(a).total_cmp(&cost(b)))
     }
@@ -125,8 +120,7 @@ impl Asked<'_> {
 
     /// Time between tokens once the request has joined.
     fn step(&self, decode: usize) -> f32 {
-        let t = &self.cluster.decode;
-        t.joined_step[decode] + t.step_per_token[decode] * self.request.prompt_tokens as f32
+        self.cluster.tbt_ms(decode, self.request)
     }
 
     /// Tokens that a prefill slot would compute.

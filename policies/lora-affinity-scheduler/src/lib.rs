@@ -60,7 +60,7 @@ impl Scheduler for LoraAffinity {
         if ttft > request.ttft_slo && !request.must_run() {
             return Decision::reject(Reason::Ttft, (ttft - request.ttft_slo) as u32);
         }
-        let has_room = |decode: usize| has_room(cluster, request, candidates, decode);
+        let has_room = |decode| cluster.has_room(decode, request) && candidates.can_decode(decode);
         let peer =
             cluster.prefill.peer_of(prefill).filter(|&peer| peer < cluster.decode.len() && has_room(peer));
         let mut costs = std::mem::take(&mut self.decode);
@@ -68,12 +68,8 @@ impl Scheduler for LoraAffinity {
         costs.extend(self.decode_costs(cluster, request, candidates, prefill));
         let decode = peer.or_else(|| columns::argmin(&costs));
         self.decode = costs;
-        let Some(decode) = decode else {
-            let any = cluster.decode.room.iter().enumerate();
-            let any = any.filter(|(slot, _)| candidates.can_decode(*slot)).any(|(_, &room)| room >= 0.0);
-            return Decision::reject(if any { Reason::NoMemory } else { Reason::NoInstance }, 1_000);
-        };
-        if step(cluster, request, decode) > request.tbt_slo && !request.must_run() {
+        let Some(decode) = decode else { return cluster.no_decode(candidates) };
+        if cluster.tbt_ms(decode, request) > request.tbt_slo && !request.must_run() {
             return Decision::reject(Reason::Tbt, 1_000);
         }
         Decision::run(prefill as u32, decode as u32)
@@ -101,11 +97,7 @@ impl LoraAffinity {
             if t.available[slot] != 1.0 || !candidates.can_prefill(slot) {
                 return f32::INFINITY;
             }
-            let prompt = request.prompt_tokens as f32;
-            let stored = candidates.prefix_of(slot) as f32 * cluster.block_size_tokens as f32;
-            let cached = stored.min(prompt);
-            let per_token = t.cost_per_token[slot] + t.half_cost_per_pair[slot] * (prompt + cached);
-            let compute = t.cost_fixed[slot] + (prompt - cached) * per_token;
+            let compute = cluster.prefill_ms(slot, request, candidates.prefix_of(slot));
             let queue = (t.busy_until[slot] - cluster.now).max(0.0);
             let has_adapter = candidates.prefill_has_adapter(slot);
             let adapter_ms =
@@ -123,7 +115,7 @@ impl LoraAffinity {
         prefill: usize,
     ) -> impl Iterator<Item = f32> {
         (0..cluster.decode.len()).map(move |slot| {
-            if !has_room(cluster, request, candidates, slot) {
+            if !cluster.has_room(slot, request) || !candidates.can_decode(slot) {
                 return f32::INFINITY;
             }
             let prompt = request.prompt_tokens.div_ceil(cluster.block_size_tokens.max(1));
@@ -131,7 +123,7 @@ impl LoraAffinity {
             let has_adapter = candidates.decode_has_adapter(slot);
             let is_full = cluster.decode.holds_no_more_adapters(slot);
             cluster.handover_ms(prefill, slot, moved)
-                + step(cluster, request, slot)
+                + cluster.tbt_ms(slot, request)
                 + self.adapter_ms(request, has_adapter, is_full, cluster.decode.identity[slot])
         })
     }
@@ -152,17 +144,6 @@ fn order(adapter: u32, identity: u32) -> f32 {
     let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     ((z ^ z >> 31) >> 40) as f32 / (1u64 << 24) as f32
-}
-
-fn has_room(cluster: &Cluster, request: &Request, candidates: Candidates<'_>, decode: usize) -> bool {
-    let tokens = request.prompt_tokens as f32 + request.output_tokens as f32;
-    let blocks = (tokens / (cluster.block_size_tokens as f32).max(1.0)).ceil();
-    cluster.decode.room[decode] >= blocks && candidates.can_decode(decode)
-}
-
-/// Time between tokens once the request has joined, ms.
-fn step(cluster: &Cluster, request: &Request, decode: usize) -> f32 {
-    cluster.decode.joined_step[decode] + cluster.decode.step_per_token[decode] * request.prompt_tokens as f32
 }
 
 kvasir_policy::export_scheduler!(LoraAffinity);

@@ -46,16 +46,12 @@ impl Scheduler for NetKv {
         let slots = 0..cluster.decode.len();
         self.decode.clear();
         self.decode.extend(slots.map(|slot| next_token(cluster, request, candidates, self.steps, p, slot)));
-        let Some(d) = least(&self.decode) else {
-            let any =
-                (0..cluster.decode.len()).any(|d| cluster.decode.room[d] >= 0.0 && candidates.can_decode(d));
-            return Decision::reject(if any { Reason::NoMemory } else { Reason::NoInstance }, 1_000);
-        };
+        let Some(d) = least(&self.decode) else { return cluster.no_decode(candidates) };
         if !request.must_run() {
             if self.prefill[p] > request.ttft_slo {
                 return Decision::reject(Reason::Ttft, (self.prefill[p] - request.ttft_slo) as u32);
             }
-            if step(cluster, request, d) > request.tbt_slo {
+            if cluster.tbt_ms(d, request) > request.tbt_slo {
                 return Decision::reject(Reason::Tbt, 1_000);
             }
         }
@@ -95,13 +91,7 @@ fn ttft(
         return (f32::INFINITY, 0);
     }
     let queue = (t.busy_until[slot] - cluster.now).max(0.0);
-    let compute = |blocks: u32| {
-        let prompt = request.prompt_tokens as f32;
-        let cached = (blocks as f32 * cluster.block_size_tokens as f32).min(prompt);
-        let computed = prompt - cached;
-        t.cost_fixed[slot]
-            + computed * (t.cost_per_token[slot] + t.half_cost_per_pair[slot] * (prompt + cached))
-    };
+    let compute = |blocks| cluster.prefill_ms(slot, request, blocks);
     let own = candidates.prefix_of(slot);
     let alone = queue + compute(own);
     let missing = longest.saturating_sub(own);
@@ -122,19 +112,12 @@ fn next_token(
     p: usize,
     slot: usize,
 ) -> f32 {
-    let tokens = request.prompt_tokens as f32 + request.output_tokens as f32;
-    let blocks = (tokens / (cluster.block_size_tokens as f32).max(1.0)).ceil();
-    if cluster.decode.room[slot] < blocks || !candidates.can_decode(slot) {
+    if !cluster.has_room(slot, request) || !candidates.can_decode(slot) {
         return f32::INFINITY;
     }
     let prompt = request.prompt_tokens.div_ceil(cluster.block_size_tokens.max(1));
     let moved = prompt.saturating_sub(candidates.prefix_of_decode(slot));
-    cluster.handover_ms(p, slot, moved) + steps * step(cluster, request, slot)
-}
-
-/// Time between tokens in a decode slot once the request has joined, ms.
-fn step(cluster: &Cluster, request: &Request, slot: usize) -> f32 {
-    cluster.decode.joined_step[slot] + cluster.decode.step_per_token[slot] * request.prompt_tokens as f32
+    cluster.handover_ms(p, slot, moved) + steps * cluster.tbt_ms(slot, request)
 }
 
 /// The first slot with the least score that is not infinite.

@@ -55,14 +55,14 @@ impl Scheduler for OverlapCost {
 
     fn schedule(&mut self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Decision {
         let none = Decision::reject(Reason::NoInstance, 1_000);
-        let (weights, needed) = (self.weights, blocks_of(cluster, request));
+        let weights = self.weights;
         self.costs.clear();
         let slots = 0..cluster.prefill.len();
         self.costs.extend(slots.map(|slot| prefill_cost(cluster, request, candidates, weights, slot)));
         let Some(prefill) = pick(&mut self.costs, self.temperature, uniform(request.seed)) else {
             return none;
         };
-        let has_room = |decode: usize| candidates.can_decode(decode) && cluster.decode.room[decode] >= needed;
+        let has_room = |decode: usize| candidates.can_decode(decode) && cluster.has_room(decode, request);
         if let Some(peer) = cluster.prefill.peer_of(prefill).filter(|&peer| peer < cluster.decode.len())
             && has_room(peer)
         {
@@ -82,12 +82,6 @@ impl Scheduler for OverlapCost {
         let cost = |slot| prefill_cost(cluster, request, candidates, self.weights, slot);
         (0..cluster.prefill.len()).map(cost).collect()
     }
-}
-
-/// Blocks that the request will need for decode.
-fn blocks_of(cluster: &Cluster, request: &Request) -> f32 {
-    let tokens = request.prompt_tokens as f32 + request.output_tokens as f32;
-    (tokens / (cluster.block_size_tokens as f32).max(1.0)).ceil()
 }
 
 /// Of a prefill slot and, if it decodes too, of the whole instance, in blocks; +infinity if it cannot be chosen.

@@ -71,9 +71,7 @@ impl Scheduler for Score {
 
     fn schedule(&mut self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Decision {
         let Some(decode) = self.best(request, cluster, decodes(cluster, request, candidates)) else {
-            let any = cluster.decode.room.iter().enumerate();
-            let any = any.filter(|(slot, _)| candidates.can_decode(*slot)).any(|(_, &room)| room >= 0.0);
-            return Decision::reject(if any { Reason::NoMemory } else { Reason::NoInstance }, 1_000);
+            return cluster.no_decode(candidates);
         };
         let held = candidates.prefix_of_decode(decode).saturating_mul(cluster.block_size_tokens);
         let missing = request.prompt_tokens.saturating_sub(held);
@@ -161,8 +159,6 @@ fn prefills(cluster: &Cluster, request: &Request, candidates: Candidates<'_>) ->
 fn decodes(cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Vec<Candidate> {
     let t = &cluster.decode;
     let last = request.session_memo as u32;
-    let tokens = request.prompt_tokens as f32 + request.output_tokens as f32;
-    let blocks = (tokens / (cluster.block_size_tokens as f32).max(1.0)).ceil();
     let candidate = |slot| Candidate {
         slot,
         prefix: candidates.prefix_of_decode(slot),
@@ -170,7 +166,7 @@ fn decodes(cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> 
         session: last != 0 && t.identity[slot] as u32 == last,
         adapter: candidates.decode_has_adapter(slot),
     };
-    let fits = |slot: &usize| t.room[*slot] >= blocks && candidates.can_decode(*slot);
+    let fits = |slot: &usize| cluster.has_room(*slot, request) && candidates.can_decode(*slot);
     (0..t.len()).filter(fits).map(candidate).collect()
 }
 

@@ -584,6 +584,42 @@ impl Cluster {
         link.fixed + p.transfer_fixed[prefill] + link.factor * p.transfer_per_block[prefill] * blocks as f32
     }
 
+    /// ms to compute a prompt on a prefill slot that has its first `blocks`, by the costs that the instance registered; the slot must be
+    /// in the table.
+    pub fn prefill_ms(&self, prefill: usize, request: &Request, blocks: u32) -> f32 {
+        let (t, prompt) = (&self.prefill, request.prompt_tokens as f32);
+        let cached = (blocks as f32 * self.block_size_tokens as f32).min(prompt);
+        let per_token = t.cost_per_token[prefill] + t.half_cost_per_pair[prefill] * (prompt + cached);
+        t.cost_fixed[prefill] + (prompt - cached) * per_token
+    }
+
+    /// ms between tokens on a decode slot once the request has joined; the slot must be in the table.
+    pub fn tbt_ms(&self, decode: usize, request: &Request) -> f32 {
+        let t = &self.decode;
+        t.joined_step[decode] + t.step_per_token[decode] * request.prompt_tokens as f32
+    }
+
+    /// Whether a decode slot is available and has memory for the prompt and the answer; the slot must be in the table.
+    pub fn has_room(&self, decode: usize, request: &Request) -> bool {
+        let tokens = request.prompt_tokens as f32 + request.output_tokens as f32;
+        let blocks = (tokens / (self.block_size_tokens as f32).max(1.0)).ceil();
+        self.decode.room[decode] >= blocks
+    }
+
+    /// The decode slot with the least time between tokens, ms, once the request has joined, of those that can take it.
+    pub fn fastest_decode(&self, request: &Request, candidates: Candidates<'_>) -> Option<(f32, usize)> {
+        let fits = |slot: &usize| self.has_room(*slot, request) && candidates.can_decode(*slot);
+        let timed = |slot| (self.tbt_ms(slot, request), slot);
+        (0..self.decode.len()).filter(fits).map(timed).min_by(|a, b| a.0.total_cmp(&b.0))
+    }
+
+    /// The rejection where no decode slot can take a request: for want of memory, or of an instance.
+    pub fn no_decode(&self, candidates: Candidates<'_>) -> Decision {
+        let any =
+            (0..self.decode.len()).any(|slot| self.decode.room[slot] >= 0.0 && candidates.can_decode(slot));
+        Decision::reject(if any { Reason::NoMemory } else { Reason::NoInstance }, 1_000)
+    }
+
     /// ms to hand a prompt of `blocks` over from prefill to decode, 0 within one instance; slots must be in the
     /// tables.
     pub fn handover_ms(&self, prefill: usize, decode: usize, blocks: u32) -> f32 {
