@@ -3,14 +3,16 @@
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-const POLICIES: [&str; 24] = [
+const POLICIES: [&str; 27] = [
     "adaptive-balancer",
+    "affinity-scheduler",
     "arc-evictor",
     "early-rejection-admitter",
     "fifo-evictor",
     "fitted-cost-scheduler",
     "gdsf-evictor",
     "kvasir-evictor",
+    "lbgr-scheduler",
     "lhd-evictor",
     "local-or-remote-scheduler",
     "lora-affinity-scheduler",
@@ -20,6 +22,7 @@ const POLICIES: [&str; 24] = [
     "overlap-cost-scheduler",
     "pick-scheduler",
     "random-scheduler",
+    "rlt-evictor",
     "round-robin-scheduler",
     "s3fifo-evictor",
     "score-scheduler",

@@ -11,15 +11,17 @@ use std::process::Command;
 const LONG_LINES: usize = 900;
 
 /// Policies that show what the contract can say, each of which fits into one file shorter than this.
-const SAMPLES: [&str; 11] = [
+const SAMPLES: [&str; 13] = [
     "arc-evictor",
     "fitted-cost-scheduler",
     "gdsf-evictor",
+    "lbgr-scheduler",
     "lhd-evictor",
     "local-or-remote-scheduler",
     "lora-affinity-scheduler",
     "netkv-scheduler",
     "overlap-cost-scheduler",
+    "rlt-evictor",
     "s3fifo-evictor",
     "score-scheduler",
     "vtc-scheduler",

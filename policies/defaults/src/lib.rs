@@ -35,6 +35,8 @@ pub static SCHEDULERS: &[Default<dyn Scheduler>] = defaults! { dyn Scheduler:
     "fitted-cost", "fitted-cost-scheduler", fitted_cost_scheduler::FittedCost;
     "lora-affinity", "lora-affinity-scheduler", lora_affinity_scheduler::LoraAffinity;
     "local-or-remote", "local-or-remote-scheduler", local_or_remote_scheduler::LocalOrRemote;
+    "lbgr", "lbgr-scheduler", lbgr_scheduler::Lbgr;
+    "affinity", "affinity-scheduler", affinity_scheduler::Affinity;
 };
 
 /// Evictors; the first is the default.
@@ -48,6 +50,7 @@ pub static EVICTORS: &[Default<dyn Evictor>] = defaults! { dyn Evictor:
     "arc", "arc-evictor", arc_evictor::Arc;
     "gdsf", "gdsf-evictor", gdsf_evictor::Gdsf;
     "lhd", "lhd-evictor", lhd_evictor::Lhd;
+    "rlt", "rlt-evictor", rlt_evictor::Rlt;
 };
 
 /// Admitters; the first is the default.

@@ -1,5 +1,8 @@
 //! The end of a chain: takes the instances of which the chain's scorers said the least, or, with a temperature, draws
-//! among them (softmax, as Dynamo's router draws). Alone, without scorers before it, it takes the least busy.
+//! among them (softmax, as Dynamo's router draws). Alone, without scorers before it, it takes the least loaded.
+//!
+//! With `choices` it looks at so many only, drawn at random: with two at the power of two choices (Mitzenmacher, TPDS 2001), which does not
+//! send everything to one where several hosts decide by what is known a little late.
 #![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Reason, Request};
@@ -10,6 +13,8 @@ use kvasir_policy::{Description, Scheduler, Settings};
 pub struct Pick {
     /// In units of the score; 0 = always the best.
     temperature: f32,
+    /// 0 = all.
+    choices: u32,
 }
 
 /// One slot that can be chosen.
@@ -23,15 +28,22 @@ struct Candidate {
 
 impl Scheduler for Pick {
     fn describe(&self) -> Description {
-        Description::scheduler("pick", env!("CARGO_PKG_VERSION")).setting(
-            "temperature",
-            Self::default().temperature,
-            "0 takes the best score; above, others are drawn, the likelier the nearer they are to it",
-        )
+        let Self { temperature, choices } = Self::default();
+        Description::scheduler("pick", env!("CARGO_PKG_VERSION"))
+            .setting(
+                "temperature",
+                temperature,
+                "0 takes the best score; above, others are drawn, the likelier the nearer they are to it",
+            )
+            .setting("choices", choices, "0 looks at all; else the best of so many that are drawn at random")
     }
 
     fn configure(&mut self, settings: &Settings) -> Result<(), String> {
         self.temperature = settings.number("temperature", 0.0..=1_000.0)? as f32;
+        self.choices = settings.number("choices", 0.0..=64.0)? as u32;
+        if self.temperature > 0.0 && self.choices > 0 {
+            return Err("choices: leave it at 0, or the temperature".to_owned());
+        }
         Ok(())
     }
 
@@ -59,8 +71,15 @@ impl Scheduler for Pick {
 impl Pick {
     fn pick(&self, candidates: impl Iterator<Item = Candidate> + Clone, seed: u32) -> Option<u32> {
         let considered = candidates.filter(|candidate| candidate.score.is_finite());
-        let best =
-            considered.clone().min_by(|a, b| a.score.total_cmp(&b.score).then(a.load.total_cmp(&b.load)))?;
+        if self.choices > 0 {
+            let count = considered.clone().count() as u64;
+            let drawn = (0..self.choices).filter_map(|draw| {
+                let at = (u64::from(split_mix(seed, draw)) * count) >> 32;
+                considered.clone().nth(at as usize)
+            });
+            return best(drawn).map(|candidate| candidate.slot as u32);
+        }
+        let best = best(considered.clone())?;
         if self.temperature == 0.0 {
             return Some(best.slot as u32);
         }
@@ -76,6 +95,18 @@ impl Pick {
     }
 }
 
+fn best(candidates: impl Iterator<Item = Candidate>) -> Option<Candidate> {
+    candidates.min_by(|a, b| a.score.total_cmp(&b.score).then(a.load.total_cmp(&b.load)))
+}
+
+/// The upper half of SplitMix64's finaliser (Steele, Lea, Flood, OOPSLA '14): draws of one seed become independent.
+fn split_mix(seed: u32, draw: u32) -> u32 {
+    let z = (u64::from(draw) << 32 | u64::from(seed)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((z ^ z >> 31) >> 32) as u32
+}
+
 kvasir_policy::export_scheduler!(Pick);
 
 #[cfg(test)]
@@ -84,8 +115,12 @@ mod tests {
     use kvasir_policy::scheduler::{Column, DecodeRow, Kept, Layout, PrefillRow, Question};
 
     fn kept(temperature: &str) -> Kept<Pick> {
+        kept_with("temperature", temperature)
+    }
+
+    fn kept_with(setting: &str, value: &str) -> Kept<Pick> {
         let mut pick = Pick::default();
-        let given = [("temperature".to_owned(), temperature.to_owned())];
+        let given = [(setting.to_owned(), value.to_owned())];
         pick.configure(&Settings::new(&pick.describe(), &given).unwrap()).unwrap();
         let mut kept = Kept::new(Box::new(pick));
         kept.open(&Layout::of(3, 2, 16).encode());
@@ -149,5 +184,31 @@ mod tests {
         }
         // e^0 to e^-1: 73 to 27 in a hundred.
         assert!((7_000..7_600).contains(&taken[0]) && taken[2] == 0, "{taken:?}");
+    }
+
+    #[test]
+    fn of_two_that_are_drawn_the_better_is_taken() {
+        let mut kept = kept_with("choices", "2");
+        let mut taken = [0u32; 3];
+        for i in 0..9_000u64 {
+            let seed = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let Decision::Run(placement) = schedule(&mut kept, &question(seed, [2.0, 1.0, 0.0], [0.0, 0.0]))
+            else {
+                panic!("all could serve it")
+            };
+            taken[placement.prefill as usize] += 1;
+        }
+        // Of nine pairs one is twice the worst, three have the second at best, five the best.
+        for (taken, ninths) in taken.into_iter().zip([1u32, 3, 5]) {
+            assert!(taken.abs_diff(ninths * 1_000) < 150, "{taken} for {ninths} ninths");
+        }
+        let both =
+            [("choices", "2"), ("temperature", "1")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let mut pick = Pick::default();
+        let settings = Settings::new(&pick.describe(), &both).unwrap();
+        assert!(pick.configure(&settings).unwrap_err().contains("choices"));
+        let infinite = f32::INFINITY;
+        let none = question(1, [infinite; 3], [1.0, 1.0]);
+        assert_eq!(schedule(&mut kept, &none), Decision::reject(Reason::NoInstance, 1_000));
     }
 }
