@@ -94,6 +94,14 @@ impl Daemon {
     /// # Errors
     /// The first thing that is missing; see [`StartError`].
     pub fn start(config: Config) -> Result<Running, StartError> {
+        Self::start_by(config, Clock::start())
+    }
+
+    /// By a clock that somebody may move.
+    ///
+    /// # Errors
+    /// As [`Daemon::start`].
+    pub fn start_by(config: Config, clock: Clock) -> Result<Running, StartError> {
         config.validate()?;
         raise_descriptor_limit();
         let grpc = config.listen.grpc.0.map(|addr| bind("listen.grpc", addr)).transpose()?;
@@ -109,7 +117,6 @@ impl Daemon {
         let history = Arc::new(History::open(&data_dir.state, &data_dir.path)?);
         history.follow(&policies);
         let rollouts = Rollouts::open(&data_dir.state, unix_ms())?;
-        let clock = Clock::start();
         let no_thread = |name| move |source| StartError::Thread { name, source };
         let cluster = cluster::open(&config, &store, clock)?;
         let below = tiers::open(&config, &store, cluster.as_ref().map(|cluster| cluster.tier()))?;

@@ -53,6 +53,7 @@ const TABLE: &[(&str, Needs)] = &[
     ("/kvasir.v1.PolicyRollouts/List", Needs::Role(Observer)),
     ("/kvasir.v1.Node/Info", Needs::Role(Observer)),
     ("/kvasir.v1.Node/Drain", Needs::Role(Operator)),
+    ("/kvasir.v1.Node/MoveClock", Needs::Role(Operator)),
     ("/kvasir.v1.Node/Ready", Needs::Role(Observer)),
     ("/kvasir.v1.Node/Peers", Needs::Role(Observer)),
     ("/grpc.health.v1.Health/Check", Identity),

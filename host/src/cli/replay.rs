@@ -14,12 +14,15 @@ use crate::replay::store::{self, Pace, Session};
 use crate::replay::trace::{self, Format, MAX_BLOCK_SIZE_TOKENS, Reader, Request};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use kvasir_client::control::{Control, ControlAddr, ControlError};
 use kvasir_client::data::{Client, Endpoint, Options};
+use kvasir_proto as proto;
 use serde::Serialize;
 use std::fs::File;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
 
 /// Replay a trace and report hit rates.
 #[derive(clap::Args, Debug)]
@@ -47,6 +50,13 @@ pub struct ReplayArgs {
     /// Mode store: the data plane of the running host [default: $KVASIR_HOST].
     #[arg(long, value_name = "unix:PATH|tcp:ADDR")]
     pub host: Option<Endpoint>,
+    /// Mode store: the host's clock follows the times of the trace, so that its policies see gaps as long as they were, although nothing
+    /// waits. Takes a host that runs with `--movable-clock`, and its control in `--grpc`.
+    #[arg(long, conflicts_with = "speed")]
+    pub trace_time: bool,
+    /// Mode store with --trace-time: control of the host [default: $KVASIR_GRPC].
+    #[arg(long, value_name = "unix:PATH|HOST:PORT", requires = "trace_time")]
+    pub grpc: Option<ControlAddr>,
     /// Mode store: bytes of a block.
     #[arg(long, value_name = "SIZE", default_value = "16KiB")]
     pub block_bytes: Size,
@@ -143,6 +153,31 @@ pub enum Mode {
     Store,
 }
 
+/// The clock of a running host, which it lets operators move.
+struct HostClock {
+    runtime: Runtime,
+    control: Control,
+    /// What it showed when the replay began.
+    began_ms: u64,
+}
+
+impl HostClock {
+    fn open(addr: &ControlAddr, token: &str) -> Result<Self> {
+        // With a thread of its own: the host asks now and then whether anybody is there.
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let mut control = runtime.block_on(Control::connect(addr, token))?;
+        let asked = proto::MoveClockRequest { to_ms: 0 };
+        let answer = runtime.block_on(control.node.move_clock(asked)).map_err(ControlError::from)?;
+        Ok(Self { runtime, control, began_ms: answer.into_inner().now_ms })
+    }
+
+    fn move_to(&mut self, after_first: Duration) -> Result<(), ControlError> {
+        let to_ms = self.began_ms + after_first.as_millis() as u64;
+        self.runtime.block_on(self.control.node.move_clock(proto::MoveClockRequest { to_ms }))?;
+        Ok(())
+    }
+}
+
 impl ReplayArgs {
     /// # Errors
     /// The trace cannot be read; mode cache: the evictor is unknown or failed, or the capacity is out of range; mode
@@ -201,8 +236,15 @@ impl ReplayArgs {
         let (trace, progress) = self.open()?;
         let token = std::env::var("KVASIR_TOKEN").unwrap_or_default();
         let options = Options { namespace: "replay".into(), token, ..Options::default() };
+        let mut clock =
+            self.trace_time.then(|| HostClock::open(&self.control()?, &options.token)).transpose()?;
         let mut session = Session::new(Client::connect(&host, options)?, block_bytes)?;
-        let pace = self.cluster.speed.map_or(Pace::Unpaced, Pace::Speed);
+        let mut move_to = clock.as_mut().map(|clock| |after_first| clock.move_to(after_first));
+        let pace = match (&mut move_to, self.cluster.speed) {
+            (Some(move_to), _) => Pace::HostClock(move_to),
+            (None, Some(speed)) => Pace::Speed(speed),
+            (None, None) => Pace::Unpaced,
+        };
         let mut report = store::replay(&mut session, trace, self.layout.block_size_tokens(), pace)?;
         progress.finish_and_clear();
         self.check_requests(report.requests)?;
@@ -219,6 +261,15 @@ impl ReplayArgs {
         let named = std::env::var("KVASIR_HOST").ok().filter(|text| !text.is_empty());
         let text = named.context("mode store: name the running host, --host unix:PATH or tcp:ADDR")?;
         text.parse().with_context(|| format!("KVASIR_HOST `{text}`"))
+    }
+
+    fn control(&self) -> Result<ControlAddr> {
+        if let Some(control) = &self.grpc {
+            return Ok(control.clone());
+        }
+        let named = std::env::var("KVASIR_GRPC").ok().filter(|text| !text.is_empty());
+        let text = named.context("--trace-time: name the host's control, --grpc unix:PATH or HOST:PORT")?;
+        text.parse().with_context(|| format!("KVASIR_GRPC `{text}`"))
     }
 
     fn open(&self) -> Result<(impl Iterator<Item = Result<Request, trace::Error>>, ProgressBar)> {
@@ -245,9 +296,9 @@ impl ReplayArgs {
     }
 
     fn clustered(&self) -> Result<cluster::Report> {
-        if self.host.is_some() || self.cache.any() {
+        if self.host.is_some() || self.trace_time || self.cache.any() {
             bail!(
-                "mode cluster needs no host and has --pool-blocks; leave out --host, {}",
+                "mode cluster needs no host and has --pool-blocks; leave out --host, --trace-time, {}",
                 CacheFlags::NAMES
             );
         }
@@ -635,9 +686,11 @@ mod tests {
             ("--trace /none --capacity-blocks 5 --model qwen2-7b --hardware a40", "has no cluster"),
             ("--trace /none --capacity-blocks 5 --swap 1s:scheduler=random", "has no cluster"),
             ("--trace /none --mode store --host tcp:127.0.0.1:1 --report p.html", "has no page"),
-            ("--trace /none --mode cluster --csv", "leave out --host, --capacity-blocks"),
+            ("--trace /none --mode cluster --csv", "leave out --host, --trace-time, --capacity-blocks"),
+            ("--trace /none --mode cluster --trace-time", "leave out --host, --trace-time"),
             ("--trace /none --capacity-blocks 5 --host 127.0.0.1:1", "leave out --host"),
             ("--trace /none --capacity-blocks 5 --speed 2", "leave out --host, --speed"),
+            ("--trace /none --capacity-blocks 5 --trace-time", "--trace-time, or give --mode store"),
             ("--trace /none --mode store --host tcp:127.0.0.1:1 --capacity-blocks 5", "its own capacity"),
             ("--trace /none --mode store --host tcp:127.0.0.1:1 --block-bytes 0", "blocks of 0 B"),
             ("--trace /none --mode store --host tcp:127.0.0.1:1", "cannot open trace /none"),

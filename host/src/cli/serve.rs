@@ -1,8 +1,10 @@
 //! `kvasir serve`: one host, until it is told to stop.
 
 use super::ConfigFlags;
+use crate::config::Config;
 use crate::daemon::{Daemon, Running};
-use anyhow::Context;
+use anyhow::{Context, bail};
+use kvasir_dataplane::Clock;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -16,6 +18,10 @@ pub(super) struct ServeArgs {
     /// Record the requests that are scheduled, as a trace for `kvasir replay`: the same as --set record.file=FILE.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+    /// Let operators move the host's clock forward, as `kvasir replay --mode store --trace-time` does. For measuring alone: leases, pins,
+    /// lifetimes and instances end by that clock, so that others who read meanwhile may read what is no longer theirs.
+    #[arg(long)]
+    movable_clock: bool,
     /// Print one JSON object with the addresses once the host is ready.
     #[arg(long)]
     json: bool,
@@ -37,7 +43,8 @@ impl ServeArgs {
         if let Some(file) = &self.record {
             config.record.file.clone_from(file);
         }
-        let running = Daemon::start(config)?;
+        let clock = self.clock(&config)?;
+        let running = Daemon::start_by(config, clock)?;
         // A host serves on, whether anybody reads this or not.
         let _ = self.announce(&running);
         runtime.block_on(async {
@@ -50,6 +57,20 @@ impl ServeArgs {
         drop(runtime);
         running.shutdown();
         Ok(())
+    }
+
+    /// # Errors
+    /// It could be moved, and other hosts rely on it.
+    fn clock(&self, config: &Config) -> anyhow::Result<Clock> {
+        match (self.movable_clock, config.cluster.is_on()) {
+            (false, _) => Ok(Clock::start()),
+            (true, false) => Ok(Clock::movable()),
+            (true, true) => {
+                bail!(
+                    "--movable-clock is not for a host of a cluster; leave out cluster.secret_file, or the flag"
+                )
+            }
+        }
     }
 
     /// # Errors

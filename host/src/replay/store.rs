@@ -8,6 +8,7 @@ use super::chains::{Chains, TooMany};
 use super::classes::Classes;
 use super::content;
 use super::trace::{self, Request};
+use kvasir_client::control::ControlError;
 use kvasir_client::data::{Client, ClientError, Put};
 use kvasir_dataplane::{BlockKey, BlockMeta};
 use serde::Serialize;
@@ -36,6 +37,8 @@ pub enum Error {
     TooMany(#[from] TooMany),
     #[error("stopped after {done}: {source}")]
     Host { done: Progress, source: ClientError },
+    #[error("stopped after {done}: the host's clock: {source}")]
+    Clock { done: Progress, source: ControlError },
     #[error(
         "stopped after {done}: the host had no room for any new block of the last {MAX_STARVED_REQUESTS} requests \
          ({source}); is its evictor running, and are its readers done?"
@@ -359,45 +362,57 @@ impl Session {
 }
 
 /// When requests are sent.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Pace {
+pub enum Pace<'a> {
     /// Each one as soon as the previous one is done.
     Unpaced,
     /// At the times of the trace, this many times as fast; still one after the other, so a host that is too
     /// slow makes them late. Finite and positive.
     Speed(f64),
+    /// Each one as soon as the previous one is done, once the host's clock was told how long after the first it came.
+    HostClock(&'a mut dyn FnMut(Duration) -> Result<(), ControlError>),
 }
 
-impl Pace {
-    /// When a request is due, counted from the first, which came at `first_us`.
-    fn due(self, time_us: u64, first_us: u64) -> Duration {
+impl Pace<'_> {
+    /// Returns when a request may be sent that came that long after the first, in a replay that began at `start`.
+    ///
+    /// # Errors
+    /// The host's clock did not move.
+    fn wait(&mut self, after_first: Duration, start: Instant) -> Result<(), ControlError> {
         match self {
-            Self::Unpaced => Duration::ZERO,
+            Self::Unpaced => Ok(()),
             Self::Speed(speed) => {
-                let seconds = time_us.saturating_sub(first_us) as f64 / 1e6 / speed;
-                Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+                std::thread::sleep(due(after_first, *speed).saturating_sub(start.elapsed()));
+                Ok(())
             }
+            Self::HostClock(move_to) => move_to(after_first),
         }
     }
+}
+
+/// When a request is due that came that long after the first, at that many times the speed.
+fn due(after_first: Duration, speed: f64) -> Duration {
+    Duration::try_from_secs_f64(after_first.as_secs_f64() / speed).unwrap_or(Duration::MAX)
 }
 
 /// Sends the requests of a trace with blocks of `block_size_tokens` in order; the caller fills in the names in the report.
 ///
 /// # Errors
-/// The trace cannot be read, or as [`Session::request`].
+/// The trace cannot be read, the host's clock did not move, or as [`Session::request`].
 pub fn replay(
     session: &mut Session,
     requests: impl IntoIterator<Item = Result<Request, trace::Error>>,
     block_size_tokens: u32,
-    pace: Pace,
+    mut pace: Pace<'_>,
 ) -> Result<Report, Error> {
     let mut classes = Classes::default().of_blocks(block_size_tokens);
     let (mut chains, mut path) = (Chains::default(), Vec::new());
     let (start, mut first_us) = (Instant::now(), None);
     for request in requests {
         let request = request?;
-        let due = pace.due(request.time_us, *first_us.get_or_insert(request.time_us));
-        std::thread::sleep(due.saturating_sub(start.elapsed()));
+        let first_us = *first_us.get_or_insert(request.time_us);
+        let after_first = Duration::from_micros(request.time_us.saturating_sub(first_us));
+        let ready = pace.wait(after_first, start);
+        ready.map_err(|source| Error::Clock { done: session.progress(), source })?;
         chains.walk_of(request.tenant, &request.blocks, &mut path)?;
         let class = classes.assign(&request, &path);
         session.request(&request, class)?;

@@ -1,3 +1,4 @@
+use super::validate;
 use crate::access::door::About;
 use crate::host::Host;
 use kvasir_dataplane::cluster::{Cluster, PeerView, RailView};
@@ -37,6 +38,22 @@ impl Node for Service {
         self.0.draining.store(draining, Relaxed);
         tracing::info!(draining, "draining changed");
         Ok(Response::new(proto::DrainResponse { draining }))
+    }
+
+    async fn move_clock(
+        &self,
+        request: Request<proto::MoveClockRequest>,
+    ) -> Result<Response<proto::MoveClockResponse>, Status> {
+        let to_ms = request.get_ref().to_ms;
+        validate::move_clock(request.get_ref())?;
+        About::of(&request).set(format!("to {to_ms} ms"));
+        let clock = self.0.clock;
+        clock.move_to(to_ms).map_err(|fixed| {
+            Status::failed_precondition(format!(
+                "{fixed}; `kvasir serve --movable-clock`, for measuring alone, starts a host whose clock can"
+            ))
+        })?;
+        Ok(Response::new(proto::MoveClockResponse { now_ms: clock.now_ms() }))
     }
 
     async fn ready(

@@ -12,6 +12,8 @@ const NAME_BYTES_MAX: usize = 128;
 /// A day in milliseconds: costs and deadlines beyond are mistakes of unit.
 const MS_MAX: f64 = 86_400_000.0;
 const TOKENS_MAX: u32 = 1 << 30;
+/// 400 days: longer than any trace, and short of what tables of blocks can tell apart.
+const CLOCK_MS_MAX: u64 = 400 * 86_400_000;
 /// The most models of one instance.
 const MODELS_MAX: usize = 64;
 const ADAPTERS_MAX: usize = 1_024;
@@ -180,6 +182,18 @@ pub fn chain(blocks: &[u64]) -> Result<(), Status> {
     let why =
         format!("{} of them; the most in one call is {CHAIN_BLOCKS_MAX}, give the first ones", blocks.len());
     Err(refuse("blocks", why))
+}
+
+/// A clock that is to be moved.
+///
+/// # Errors
+/// A status that names the field.
+pub fn move_clock(request: &proto::MoveClockRequest) -> Result<(), Status> {
+    let to_ms = request.to_ms;
+    if to_ms > CLOCK_MS_MAX {
+        return Err(refuse("to_ms", format_args!("is {to_ms}; at most {CLOCK_MS_MAX}, which is 400 days")));
+    }
+    Ok(())
 }
 
 /// A policy to load.

@@ -215,7 +215,7 @@ const CALLS: &[(&str, &[&str])] = &[
             "PolicyRollouts/Fetch",
         ],
     ),
-    ("operator", &["Store/Remove", "PolicyAdmin/Fetch", "Node/Drain"]),
+    ("operator", &["Store/Remove", "PolicyAdmin/Fetch", "Node/Drain", "Node/MoveClock"]),
 ];
 
 #[test]

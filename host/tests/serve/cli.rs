@@ -1,4 +1,6 @@
-use crate::process::{Host, KVASIR, serve};
+use crate::process::{Host, KVASIR, runtime, serve};
+use kvasir_client::control::Control;
+use kvasir_proto as proto;
 use kvasir_tests::{guest, import_not_granted};
 use std::path::Path;
 use std::process::Command;
@@ -40,6 +42,42 @@ fn a_trace_goes_through_a_host_byte_for_byte() {
         .unwrap();
     assert_eq!(gone.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&gone.stderr).contains("no Kvasir host at unix:"));
+}
+
+#[test]
+fn a_host_sees_the_gaps_of_a_trace_although_nothing_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("two-hours.jsonl");
+    let line = |ms: u64| {
+        format!(r#"{{"timestamp":{ms},"input_length":1024,"output_length":1,"hash_ids":[1,{}]}}"#, ms + 2)
+            + "\n"
+    };
+    std::fs::write(&trace, [0, 3_600_000, 7_200_000].map(line).concat()).unwrap();
+    let host = Host::start_by(&dir.path().join("moved"), &["--movable-clock"]);
+    let fixed = Host::start(&dir.path().join("fixed"));
+    let replay = |host: &Host, status, part: &str| {
+        let data = format!("unix:{}", host.addr("socket"));
+        let (trace, control) = (trace.to_str().unwrap(), host.control().to_string());
+        let args = ["replay", "--mode", "store", "--trace", trace, "--host", &data, "--trace-time"];
+        host.check(&[&args[..], &["--grpc", &control]].concat(), b"", status, part);
+    };
+    replay(&host, 0, "3");
+    let uptime_ms = runtime().block_on(async {
+        let mut control = Control::connect(&host.control(), "").await.unwrap();
+        let far = proto::MoveClockRequest { to_ms: u64::MAX };
+        let refused = control.node.move_clock(far).await.unwrap_err();
+        assert!(refused.message().contains("to_ms"), "{refused}");
+        control.node.info(proto::InfoRequest {}).await.unwrap().into_inner().uptime_ms
+    });
+    assert!((7_200_000..10_000_000).contains(&uptime_ms), "{uptime_ms}");
+    replay(&fixed, 2, "this clock cannot be moved; `kvasir serve --movable-clock`");
+    let secret = dir.path().join("secret");
+    std::fs::write(&secret, "s").unwrap();
+    let mut of_a_cluster = serve(&dir.path().join("cluster"));
+    let secret = format!("cluster.secret_file={}", secret.display());
+    let output = of_a_cluster.args(["--movable-clock", "--set", &secret]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("--movable-clock is not for a host of a cluster"), "{said}");
 }
 
 #[test]

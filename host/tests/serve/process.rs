@@ -36,6 +36,13 @@ impl Host {
         Self::spawn(command, &format!("{set:?}"))
     }
 
+    /// With more flags of `kvasir serve`.
+    pub(crate) fn start_by(dir: &Path, flags: &[&str]) -> Self {
+        let mut command = serve(dir);
+        command.args(flags);
+        Self::spawn(command, &format!("{flags:?}"))
+    }
+
     /// Where a process may map that much and no more.
     pub(crate) fn start_within(dir: &Path, address_space_kib: u64) -> Self {
         let inner = serve(dir);

@@ -115,8 +115,10 @@ impl CacheFlags {
 impl ReplayArgs {
     pub(super) fn cache(&self) -> Result<Table> {
         self.no_cluster("cache")?;
-        if self.host.is_some() || self.cluster.speed.is_some() {
-            bail!("mode cache needs no host and no time; leave out --host, --speed, or give --mode store");
+        if self.host.is_some() || self.cluster.speed.is_some() || self.trace_time {
+            bail!(
+                "mode cache needs no host and no time; leave out --host, --speed, --trace-time, or give --mode store"
+            );
         }
         let (rooms, largest) = self.cache.rooms()?;
         let keepers = self.keepers(largest)?;
