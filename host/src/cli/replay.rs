@@ -21,6 +21,7 @@ use serde::Serialize;
 use std::fs::File;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
@@ -153,6 +154,18 @@ pub enum Mode {
     Store,
 }
 
+/// The environment counts only in mode store: mode cache refuses a host that it would ignore.
+fn named<A>(flag: &Option<A>, variable: &str, missing: &'static str) -> Result<A>
+where
+    A: Clone + FromStr<Err: std::error::Error + Send + Sync + 'static>,
+{
+    if let Some(addr) = flag {
+        return Ok(addr.clone());
+    }
+    let text = std::env::var(variable).ok().filter(|text| !text.is_empty()).context(missing)?;
+    text.parse().with_context(|| format!("{variable} `{text}`"))
+}
+
 /// The clock of a running host, which it lets operators move.
 struct HostClock {
     runtime: Runtime,
@@ -253,23 +266,16 @@ impl ReplayArgs {
         Ok(report)
     }
 
-    /// The environment counts only in mode store: mode cache refuses a host that it would ignore.
     fn host(&self) -> Result<Endpoint> {
-        if let Some(host) = &self.host {
-            return Ok(host.clone());
-        }
-        let named = std::env::var("KVASIR_HOST").ok().filter(|text| !text.is_empty());
-        let text = named.context("mode store: name the running host, --host unix:PATH or tcp:ADDR")?;
-        text.parse().with_context(|| format!("KVASIR_HOST `{text}`"))
+        named(&self.host, "KVASIR_HOST", "mode store: name the running host, --host unix:PATH or tcp:ADDR")
     }
 
     fn control(&self) -> Result<ControlAddr> {
-        if let Some(control) = &self.grpc {
-            return Ok(control.clone());
-        }
-        let named = std::env::var("KVASIR_GRPC").ok().filter(|text| !text.is_empty());
-        let text = named.context("--trace-time: name the host's control, --grpc unix:PATH or HOST:PORT")?;
-        text.parse().with_context(|| format!("KVASIR_GRPC `{text}`"))
+        named(
+            &self.grpc,
+            "KVASIR_GRPC",
+            "--trace-time: name the host's control, --grpc unix:PATH or HOST:PORT",
+        )
     }
 
     fn open(&self) -> Result<(impl Iterator<Item = Result<Request, trace::Error>>, ProgressBar)> {
