@@ -272,3 +272,23 @@ fn requests_are_due_at_the_times_of_the_trace_divided_by_the_speed() {
         assert_eq!(due(Duration::from_millis(after_ms), speed), expected, "{speed}, {after_ms}");
     }
 }
+
+#[test]
+fn the_clock_is_told_before_each_request_how_long_after_the_first_it_came() {
+    let host = Host::start(1 << 20);
+    let [mut session, _] = host.sessions(4096);
+    let trace = [500, 2_500, 2_500, 60_500].map(|ms| Request { time_us: ms * 1_000, ..request(&[ms]) });
+    let mut told = Vec::new();
+    let mut move_to = |after_first: Duration| {
+        told.push(after_first.as_millis());
+        Ok(())
+    };
+    let report = replay(&mut session, trace.clone().map(Ok), 512, Pace::HostClock(&mut move_to)).unwrap();
+    assert_eq!((report.requests, told), (4, vec![0, 2_000, 2_000, 60_000]));
+    let mut lost = |after_first: Duration| match after_first {
+        Duration::ZERO => Ok(()),
+        _ => Err(ControlError::Lost { reason: "gone".into() }),
+    };
+    let error = replay(&mut session, trace.map(Ok), 512, Pace::HostClock(&mut lost)).unwrap_err().to_string();
+    assert!(error.starts_with("stopped after 5 requests") && error.contains("gone"), "{error}");
+}
