@@ -11,6 +11,7 @@
 //! the time between tokens, and the adapter.
 #![deny(clippy::disallowed_methods)]
 
+use kvasir_policy::draw::mix;
 use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Reason, Request};
 use kvasir_policy::{Description, Scheduler, Settings, columns};
 
@@ -138,12 +139,10 @@ impl LoraAffinity {
     }
 }
 
-/// Where an instance stands in the order of an adapter, from 0 to 1 (SplitMix64 finaliser; Steele, Lea, Flood, OOPSLA '14).
+/// Where an instance stands in the order of an adapter, from 0 to 1.
 fn order(adapter: u32, identity: u32) -> f32 {
-    let z = u64::from(adapter) << 32 | u64::from(identity);
-    let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((z ^ z >> 31) >> 40) as f32 / (1u64 << 24) as f32
+    let hash = mix(u64::from(adapter) << 32 | u64::from(identity));
+    (hash >> 40) as f32 / (1u64 << 24) as f32
 }
 
 kvasir_policy::export_scheduler!(LoraAffinity);

@@ -5,6 +5,7 @@
 //! send everything to one where several hosts decide by what is known a little late.
 #![deny(clippy::disallowed_methods)]
 
+use kvasir_policy::draw::split_mix;
 use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Reason, Request};
 use kvasir_policy::{Description, Scheduler, Settings};
 
@@ -39,11 +40,12 @@ impl Scheduler for Pick {
     }
 
     fn configure(&mut self, settings: &Settings) -> Result<(), String> {
-        self.temperature = settings.number("temperature", 0.0..=1_000.0)? as f32;
-        self.choices = settings.number("choices", 0.0..=64.0)? as u32;
-        if self.temperature > 0.0 && self.choices > 0 {
+        let temperature = settings.number("temperature", 0.0..=1_000.0)? as f32;
+        let choices = settings.number("choices", 0.0..=64.0)? as u32;
+        if temperature > 0.0 && choices > 0 {
             return Err("choices: leave it at 0, or the temperature".to_owned());
         }
+        *self = Self { temperature, choices };
         Ok(())
     }
 
@@ -74,8 +76,8 @@ impl Pick {
         if self.choices > 0 {
             let count = considered.clone().count() as u64;
             let drawn = (0..self.choices).filter_map(|draw| {
-                let at = (u64::from(split_mix(seed, draw)) * count) >> 32;
-                considered.clone().nth(at as usize)
+                let random = split_mix(u64::from(draw) << 32 | u64::from(seed)) >> 32;
+                considered.clone().nth(((random * count) >> 32) as usize)
             });
             return best(drawn).map(|candidate| candidate.slot as u32);
         }
@@ -97,14 +99,6 @@ impl Pick {
 
 fn best(candidates: impl Iterator<Item = Candidate>) -> Option<Candidate> {
     candidates.min_by(|a, b| a.score.total_cmp(&b.score).then(a.load.total_cmp(&b.load)))
-}
-
-/// The upper half of SplitMix64's finaliser (Steele, Lea, Flood, OOPSLA '14): draws of one seed become independent.
-fn split_mix(seed: u32, draw: u32) -> u32 {
-    let z = (u64::from(draw) << 32 | u64::from(seed)).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((z ^ z >> 31) >> 32) as u32
 }
 
 kvasir_policy::export_scheduler!(Pick);

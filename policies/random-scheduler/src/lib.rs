@@ -1,6 +1,7 @@
 //! Picks an available pair that serves the request's model at random, from the request's seed.
 #![deny(clippy::disallowed_methods)]
 
+use kvasir_policy::draw::split_mix;
 use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Reason, Request};
 use kvasir_policy::{Description, Scheduler};
 
@@ -29,14 +30,6 @@ fn pick(random: u64, available: &[f32], can_serve: impl Fn(usize) -> bool) -> Op
     let slots = || (0..available.len()).filter(|&slot| available[slot] == 1.0 && can_serve(slot));
     let chosen = random.checked_rem(slots().count() as u64)? as usize;
     slots().nth(chosen).map(|slot| slot as u32)
-}
-
-/// SplitMix64 finaliser (Steele, Lea, Flood, OOPSLA '14): seeds in sequence become independent bits.
-fn split_mix(seed: u64) -> u64 {
-    let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ z >> 31
 }
 
 kvasir_policy::export_scheduler!(Random);

@@ -1,4 +1,5 @@
-//! Bags of block slots to draw from at random, for evictors that compare a few candidates instead of keeping all in order.
+//! Chance that is the same in every run: bags of block slots to draw from, for evictors that compare a few candidates instead of keeping
+//! all in order, and bits out of a request's seed.
 
 /// `at` of a slot in no bag.
 const ABSENT: u32 = u32::MAX;
@@ -80,6 +81,18 @@ impl Bags {
     }
 }
 
+/// Independent bits out of seeds in sequence (SplitMix64; Steele, Lea, Flood, OOPSLA '14).
+pub fn split_mix(seed: u64) -> u64 {
+    mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15))
+}
+
+/// The last step of [`split_mix`]: a hash of 64 bits, in which 0 stays 0.
+pub fn mix(z: u64) -> u64 {
+    let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}
+
 /// A number below `limit` (xorshift64*; Vigna, 2016).
 fn below(state: &mut u64, limit: usize) -> usize {
     *state ^= *state >> 12;
@@ -121,5 +134,11 @@ mod tests {
             bags.draw(0, 2).iter().for_each(|&slot| seen[slot as usize] += 1);
         }
         assert!(seen.iter().all(|&count| (800..1_200).contains(&count)), "{seen:?}");
+    }
+
+    /// What Vigna's `splitmix64.c` gives for 0.
+    #[test]
+    fn seeds_are_mixed_as_published() {
+        assert_eq!([split_mix(0), mix(0)], [0xe220_a839_7b1d_cdaf, 0]);
     }
 }
