@@ -68,40 +68,41 @@ impl Affinity {
     fn staying(&self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Staying {
         let (p, d) = (&cluster.prefill, &cluster.decode);
         let can_prefill = |slot: usize| p.available[slot] == 1.0 && candidates.can_prefill(slot);
-        let can_decode = |slot: usize| cluster.has_room(slot, request) && candidates.can_decode(slot);
-        let shortest =
-            (0..p.len()).filter(|&slot| can_prefill(slot)).map(|slot| p.busy_until[slot].max(cluster.now));
+        let at_prefill: Vec<Option<u32>> =
+            (0..p.len()).map(|slot| can_prefill(slot).then(|| candidates.prefix_of(slot))).collect();
+        let mut at_decode = vec![None; d.len()];
+        cluster
+            .decodes(request, candidates)
+            .for_each(|slot| at_decode[slot] = Some(candidates.prefix_of_decode(slot)));
+
+        let until = |slot: usize| p.busy_until[slot].max(cluster.now);
+        let shortest = (0..p.len()).filter(|&slot| at_prefill[slot].is_some()).map(until);
         let latest = shortest.fold(f32::INFINITY, f32::min) + self.patience_ms;
-        let holds = self.longest(p.len(), can_prefill, |slot| candidates.prefix_of(slot));
-        let near =
-            holds.map(|holds| (0..p.len()).map(|slot| holds(slot) && p.busy_until[slot] <= latest).collect());
-        let near: Option<Vec<bool>> = near.filter(|near: &Vec<bool>| near.contains(&true));
-        let at_decode = self.longest(d.len(), can_decode, |slot| candidates.prefix_of_decode(slot));
-        let decode: Vec<bool> = match (at_decode, &near) {
-            (Some(holds), _) => (0..d.len()).map(holds).collect(),
-            (None, Some(near)) => {
-                let beside = |host| (0..p.len()).any(|slot| near[slot] && p.host_of(slot) == Some(host));
-                (0..d.len()).map(|slot| can_decode(slot) && d.host_of(slot).is_some_and(beside)).collect()
-            }
-            (None, None) => Vec::new(),
+        let near = self.holders(&at_prefill).map(|mut near| {
+            near.iter_mut().enumerate().for_each(|(slot, near)| *near &= until(slot) <= latest);
+            near
+        });
+        let near = near.filter(|near| near.contains(&true));
+        let beside = |near: &Vec<bool>| {
+            let on_host = |host| (0..p.len()).any(|slot| near[slot] && p.host_of(slot) == Some(host));
+            let beside = |slot: usize| at_decode[slot].is_some() && d.host_of(slot).is_some_and(on_host);
+            (0..d.len()).map(beside).collect()
         };
-        let all_decode = || (0..d.len()).map(can_decode).collect();
+        let decode = self.holders(&at_decode).or_else(|| near.as_ref().map(beside));
+        let decode = decode.filter(|decode| decode.contains(&true));
+        let all = |stored: &[Option<u32>]| stored.iter().map(Option::is_some).collect();
         Staying {
-            prefill: near.unwrap_or_else(|| (0..p.len()).map(can_prefill).collect()),
-            decode: if decode.contains(&true) { decode } else { all_decode() },
+            prefill: near.unwrap_or_else(|| all(&at_prefill)),
+            decode: decode.unwrap_or_else(|| all(&at_decode)),
         }
     }
 
-    /// Whether a slot can be chosen and stores enough of the longest prefix. `None` if nothing is stored.
-    fn longest<'a>(
-        &self,
-        slots: usize,
-        can: impl Fn(usize) -> bool + 'a,
-        prefix: impl Fn(usize) -> u32 + 'a,
-    ) -> Option<impl Fn(usize) -> bool + 'a> {
-        let longest = (0..slots).filter(|&slot| can(slot)).map(&prefix).max().filter(|&blocks| blocks > 0)?;
+    /// Who stores enough of the longest prefix, of the slots that can be chosen, which are those with a number of blocks. `None` if nothing
+    /// is stored.
+    fn holders(&self, stored: &[Option<u32>]) -> Option<Vec<bool>> {
+        let longest = stored.iter().flatten().copied().max().filter(|&blocks| blocks > 0)?;
         let enough = self.share * longest as f32;
-        Some(move |slot| can(slot) && prefix(slot) as f32 >= enough)
+        Some(stored.iter().map(|stored| stored.is_some_and(|blocks| blocks as f32 >= enough)).collect())
     }
 }
 
