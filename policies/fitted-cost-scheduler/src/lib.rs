@@ -11,7 +11,7 @@
 
 use kvasir_policy::fit::{Fit, terms};
 use kvasir_policy::learning::{End, Outcomes, Times};
-use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Reason, Request};
+use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Request};
 use kvasir_policy::{Description, Learner, Scheduler, Settings};
 use std::collections::BTreeMap;
 
@@ -65,22 +65,9 @@ impl Scheduler for FittedCost {
         let mut ttft = std::mem::take(&mut self.ttft);
         ttft.clear();
         ttft.extend((0..cluster.prefill.len()).map(|slot| self.expected(cluster, request, candidates, slot)));
-        let prefill = kvasir_policy::columns::argmin(&ttft);
-        let least = prefill.map_or(f32::INFINITY, |slot| ttft[slot]);
+        let decision = cluster.fastest(request, candidates, &ttft);
         self.ttft = ttft;
-        let Some(prefill) = prefill else { return Decision::reject(Reason::NoInstance, 1_000) };
-        let Some((tbt, decode)) = cluster.fastest_decode(request, candidates) else {
-            return cluster.no_decode(candidates);
-        };
-        if !request.must_run() {
-            if least > request.ttft_slo {
-                return Decision::reject(Reason::Ttft, (least - request.ttft_slo) as u32);
-            }
-            if tbt > request.tbt_slo {
-                return Decision::reject(Reason::Tbt, 1_000);
-            }
-        }
-        Decision::run(prefill as u32, decode as u32)
+        decision
     }
 
     fn explain(&self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Vec<f32> {

@@ -1,6 +1,7 @@
 use super::*;
 use kvasir_policy::learning::{OUTCOME, Outcome};
 use kvasir_policy::scheduler::{DecodeRow, Kept, Layout, PrefillRow, Question};
+use kvasir_policy_testing::{asked, chooses_what_is_there};
 use mooncake_scheduler::Mooncake;
 use proptest::prelude::*;
 
@@ -237,22 +238,15 @@ fn instances_that_come_and_go_are_forgotten_and_what_is_published_stays_small() 
 proptest! {
     #[test]
     fn no_input_panics_and_what_is_chosen_is_there(
-        rows in prop::collection::vec(any::<f32>(), 0..120),
+        asked in asked(),
         knowledge in prop::collection::vec(any::<u8>(), 0..200),
         outcomes in prop::collection::vec(prop_oneof![0..5u32, any::<u32>()], 0..300),
-        slots in 0..6u32,
-        now: f32,
-        question in prop::collection::vec(any::<u32>(), 0..60),
     ) {
-        let mut kept = Kept::new(Box::<FittedCost>::default());
-        kept.open(&Layout::of(slots, slots, 16).encode());
-        kept.update_prefill(&rows);
-        kept.update_decode(&rows);
-        kept.scheduler().adopt(&[&[VERSION], &knowledge[..]].concat());
-        kept.explain(now, &question);
-        learn(kept.scheduler(), &outcomes);
-        if let Decision::Run(placement) = kept.schedule(now, &question) {
-            prop_assert!(placement.prefill < slots && placement.decode < slots);
-        }
+        let mut policy = FittedCost::default();
+        policy.adopt(&[&[VERSION], &knowledge[..]].concat());
+        chooses_what_is_there(policy, &asked);
+        let mut policy = FittedCost::default();
+        learn(&mut policy, &outcomes);
+        chooses_what_is_there(policy, &asked);
     }
 }

@@ -1,6 +1,7 @@
 use super::*;
 use kvasir_policy::learning::{OUTCOME, Outcome};
-use kvasir_policy::scheduler::{DecodeRow, Kept, Layout, PrefillRow, Question};
+use kvasir_policy::scheduler::{DecodeRow, Kept, Layout, PrefillRow, Question, Reason};
+use kvasir_policy_testing::{asked, chooses_what_is_there};
 use proptest::prelude::*;
 
 fn outcome(prefill: u32, predicted: f32, measured: f32) -> Outcome {
@@ -78,22 +79,17 @@ proptest! {
 
     #[test]
     fn no_input_panics_and_what_is_chosen_is_there(
-        rows in prop::collection::vec(any::<f32>(), 0..120),
+        asked in asked(),
         knowledge in prop::collection::vec(any::<u8>(), 0..200),
         outcomes in prop::collection::vec(prop_oneof![0..5u32, any::<u32>()], 0..300),
-        slots in 0..6u32,
-        now: f32,
-        question in prop::collection::vec(any::<u32>(), 0..60),
     ) {
-        let mut kept = Kept::new(Box::<Lbgr>::default());
-        kept.open(&Layout::of(slots, slots, 16).encode());
-        kept.update_prefill(&rows);
-        kept.update_decode(&rows);
-        kept.scheduler().adopt(&[&[VERSION], &knowledge[..]].concat());
-        kept.explain(now, &question);
-        kept.scheduler().observe(Outcomes::new(OUTCOME, &outcomes));
-        if let Decision::Run(placement) = kept.schedule(now, &question) {
-            prop_assert!(placement.prefill < slots && placement.decode < slots);
-        }
+        let mut policy = Lbgr::default();
+        policy.adopt(&[&[VERSION], &knowledge[..]].concat());
+        chooses_what_is_there(policy, &asked);
+        let mut policy = Lbgr::default();
+        policy.observe(Outcomes::new(OUTCOME, &outcomes));
+        let knowledge = policy.publish();
+        policy.adopt(&knowledge);
+        chooses_what_is_there(policy, &asked);
     }
 }

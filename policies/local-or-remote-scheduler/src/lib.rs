@@ -46,16 +46,9 @@ impl Scheduler for LocalOrRemote {
         let Some(prefill) = self.prefill(&asked, decode) else {
             return Decision::reject(Reason::NoInstance, 1_000);
         };
-        if !request.must_run() {
-            let ttft = asked.queue(prefill) + asked.compute(prefill);
-            if ttft > request.ttft_slo {
-                return Decision::reject(Reason::Ttft, (ttft - request.ttft_slo) as u32);
-            }
-            if asked.step(decode) > request.tbt_slo {
-                return Decision::reject(Reason::Tbt, 1_000);
-            }
-        }
-        Decision::run(prefill as u32, decode as u32)
+        let ttft_ms = asked.queue(prefill) + asked.compute(prefill);
+        let rejection = Decision::missed_slo(request, ttft_ms, asked.step(decode));
+        rejection.unwrap_or(Decision::run(prefill as u32, decode as u32))
     }
 
     fn explain(&self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Vec<f32> {
@@ -106,10 +99,8 @@ impl Asked<'_> {
 
     fn decode(&self) -> Option<usize> {
         let t = &self.cluster.decode;
-        let fits =
-            |slot: &usize| self.cluster.has_room(*slot, self.request) && self.candidates.can_decode(*slot);
         let cost = |slot: &usize| self.step(*slot) + self.missing(*slot) as f32 * t.handover_per_block[*slot];
-        (0..t.len()).filter(fits).min_by(|a, b| cost(a).total_cmp(&cost(b)))
+        self.cluster.decodes(self.request, self.candidates).min_by(|a, b| cost(a).total_cmp(&cost(b)))
     }
 
     /// Blocks of the prompt that are not at a decode slot.

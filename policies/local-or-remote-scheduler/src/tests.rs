@@ -1,5 +1,6 @@
 use super::*;
 use kvasir_policy::scheduler::{Column, DecodeRow, Kept, Layout, PREFILL_ROW, PrefillRow, Question};
+use kvasir_policy_testing::{asked, chooses_what_is_there};
 use proptest::prelude::*;
 
 fn prefill(slot: u16, peer: Option<u16>, busy_until: f32) -> [f32; PREFILL_ROW] {
@@ -75,19 +76,7 @@ fn without_instances_for_prefill_alone_others_help_and_decode_alone_is_served() 
 
 proptest! {
     #[test]
-    fn no_input_panics_and_what_is_chosen_is_there(
-        rows in prop::collection::vec(any::<f32>(), 0..120),
-        slots in 0..6u32,
-        now: f32,
-        question in prop::collection::vec(any::<u32>(), 0..60),
-    ) {
-        let mut kept = Kept::new(Box::<LocalOrRemote>::default());
-        kept.open(&Layout::of(slots, slots, 16).encode());
-        kept.update_prefill(&rows);
-        kept.update_decode(&rows);
-        kept.explain(now, &question);
-        if let Decision::Run(placement) = kept.schedule(now, &question) {
-            prop_assert!(placement.prefill < slots && placement.decode < slots);
-        }
+    fn no_input_panics_and_what_is_chosen_is_there(asked in asked()) {
+        chooses_what_is_there(LocalOrRemote::default(), &asked);
     }
 }

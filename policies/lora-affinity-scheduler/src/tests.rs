@@ -1,5 +1,6 @@
 use super::*;
 use kvasir_policy::scheduler::{Column, DecodeRow, Kept, Layout, PrefillRow, Question, eligibility};
+use kvasir_policy_testing::{asked, chooses_what_is_there};
 use proptest::prelude::*;
 
 const INSTANCES: usize = 4;
@@ -156,19 +157,7 @@ fn decode_elsewhere_is_where_the_adapter_is_too() {
 
 proptest! {
     #[test]
-    fn no_input_panics_and_what_is_chosen_is_there(
-        rows in prop::collection::vec(any::<f32>(), 0..120),
-        slots in 0..6u32,
-        now: f32,
-        question in prop::collection::vec(any::<u32>(), 0..60),
-    ) {
-        let mut kept = Kept::new(Box::<LoraAffinity>::default());
-        kept.open(&Layout::of(slots, slots, 16).encode());
-        kept.update_prefill(&rows);
-        kept.update_decode(&rows);
-        kept.explain(now, &question);
-        if let Decision::Run(placement) = kept.schedule(now, &question) {
-            prop_assert!(placement.prefill < slots && placement.decode < slots);
-        }
+    fn no_input_panics_and_what_is_chosen_is_there(asked in asked()) {
+        chooses_what_is_there(LoraAffinity::default(), &asked);
     }
 }

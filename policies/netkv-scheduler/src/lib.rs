@@ -47,13 +47,8 @@ impl Scheduler for NetKv {
         self.decode.clear();
         self.decode.extend(slots.map(|slot| next_token(cluster, request, candidates, self.steps, p, slot)));
         let Some(d) = least(&self.decode) else { return cluster.no_decode(candidates) };
-        if !request.must_run() {
-            if self.prefill[p] > request.ttft_slo {
-                return Decision::reject(Reason::Ttft, (self.prefill[p] - request.ttft_slo) as u32);
-            }
-            if cluster.tbt_ms(d, request) > request.tbt_slo {
-                return Decision::reject(Reason::Tbt, 1_000);
-            }
+        if let Some(rejection) = Decision::missed_slo(request, self.prefill[p], cluster.tbt_ms(d, request)) {
+            return rejection;
         }
         let (_, fetched) = ttft(cluster, request, candidates, longest, p);
         Decision::run(p as u32, d as u32).fetching(longest.1 as u32, fetched)
@@ -130,7 +125,8 @@ kvasir_policy::export_scheduler!(NetKv);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_policy::scheduler::{Column, DecodeRow, Kept, Layout, Link, Placement, PrefillRow, Question};
+    use kvasir_policy::scheduler::{Column, DecodeRow, Kept, Layout, Link, PrefillRow, Question};
+    use kvasir_policy_testing::{asked, chooses_what_is_there};
     use proptest::prelude::*;
 
     /// Instance 0 does both, in domain 0; 1 decodes in domain 0, 2 in domain 1 behind a slow link.
@@ -224,21 +220,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_input_panics_and_what_is_chosen_is_there(
-            rows in prop::collection::vec(any::<f32>(), 0..120),
-            slots in 0..6u32,
-            now: f32,
-            question in prop::collection::vec(any::<u32>(), 0..60),
-        ) {
-            let mut kept = Kept::new(Box::<NetKv>::default());
-            kept.open(&Layout { domains: 3, ..Layout::of(slots, slots, 16) }.encode());
-            kept.update_prefill(&rows);
-            kept.update_decode(&rows);
-            kept.update_links(&rows);
-            kept.explain(now, &question);
-            if let Decision::Run(Placement { prefill, decode, .. }) = kept.schedule(now, &question) {
-                prop_assert!(prefill < slots && decode < slots);
-            }
+        fn no_input_panics_and_what_is_chosen_is_there(asked in asked()) {
+            chooses_what_is_there(NetKv::default(), &asked);
         }
     }
 }

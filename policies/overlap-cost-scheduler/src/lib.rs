@@ -8,6 +8,7 @@
 //! by the blocks that wait and those that are new there, and the decode instance by its blocks in use.
 #![deny(clippy::disallowed_methods)]
 
+use kvasir_policy::draw::split_mix;
 use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Reason, Request};
 use kvasir_policy::{Description, Scheduler, Settings, math};
 
@@ -142,12 +143,9 @@ fn pick(costs: &mut [f32], temperature: f64, uniform: f64) -> Option<usize> {
     Some(best)
 }
 
-/// A number from 0 to below 1 out of a seed (SplitMix64 finaliser; Steele, Lea, Flood, OOPSLA '14).
+/// A number from 0 to below 1 out of a seed.
 fn uniform(seed: u64) -> f64 {
-    let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((z ^ z >> 31) >> 11) as f64 / (1u64 << 53) as f64
+    (split_mix(seed) >> 11) as f64 / (1u64 << 53) as f64
 }
 
 kvasir_policy::export_scheduler!(OverlapCost);
@@ -155,15 +153,20 @@ kvasir_policy::export_scheduler!(OverlapCost);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_policy::scheduler::{Column, DecodeRow, Kept, Layout, Placement, PrefillRow, Question};
+    use kvasir_policy::scheduler::{Column, DecodeRow, Kept, Layout, PrefillRow, Question};
+    use kvasir_policy_testing::{asked, chooses_what_is_there};
     use proptest::prelude::*;
 
     /// Instances that do both, with so many blocks in use.
-    fn cluster(temperature: &str, in_use: &[u32]) -> Kept<OverlapCost> {
+    fn at(temperature: &str) -> OverlapCost {
         let mut policy = OverlapCost::default();
         let given = [("temperature".to_owned(), temperature.to_owned())];
         policy.configure(&Settings::new(&policy.describe(), &given).unwrap()).unwrap();
-        let mut kept = Kept::new(Box::new(policy));
+        policy
+    }
+
+    fn cluster(temperature: &str, in_use: &[u32]) -> Kept<OverlapCost> {
+        let mut kept = Kept::new(Box::new(at(temperature)));
         kept.open(&Layout::of(in_use.len() as u32, in_use.len() as u32, 16).encode());
         for (slot, in_use) in in_use.iter().enumerate() {
             let (slot, peer) = (slot as u16, Some(slot as u16));
@@ -250,21 +253,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_input_panics_and_what_is_chosen_is_there(
-            rows in prop::collection::vec(any::<f32>(), 0..120),
-            slots in 0..6u32,
-            now: f32,
-            temperature in 0.0..3.0f64,
-            question in prop::collection::vec(any::<u32>(), 0..60),
-        ) {
-            let mut kept = cluster(&temperature.to_string(), &[]);
-            kept.open(&Layout::of(slots, slots, 16).encode());
-            kept.update_prefill(&rows);
-            kept.update_decode(&rows);
-            kept.explain(now, &question);
-            if let Decision::Run(Placement { prefill, decode, .. }) = kept.schedule(now, &question) {
-                prop_assert!(prefill < slots && decode < slots);
-            }
+        fn no_input_panics_and_what_is_chosen_is_there(asked in asked(), temperature in 0.0..3.0f64) {
+            chooses_what_is_there(at(&temperature.to_string()), &asked);
         }
     }
 }

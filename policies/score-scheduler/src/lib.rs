@@ -166,8 +166,7 @@ fn decodes(cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> 
         session: last != 0 && t.identity[slot] as u32 == last,
         adapter: candidates.decode_has_adapter(slot),
     };
-    let fits = |slot: &usize| cluster.has_room(*slot, request) && candidates.can_decode(*slot);
-    (0..t.len()).filter(fits).map(candidate).collect()
+    cluster.decodes(request, candidates).map(candidate).collect()
 }
 
 kvasir_policy::export_scheduler!(Score);

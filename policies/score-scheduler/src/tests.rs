@@ -1,5 +1,6 @@
 use super::*;
 use kvasir_policy::scheduler::{Column, DecodeRow, Kept, Layout, PrefillRow, Question};
+use kvasir_policy_testing::{asked, chooses_what_is_there};
 use proptest::prelude::*;
 
 /// Three instances that do both and then one of each kind, with so many sequences; identities from 10.
@@ -90,19 +91,7 @@ fn adapters_draw_and_load_drives_away() {
 
 proptest! {
     #[test]
-    fn no_input_panics_and_what_is_chosen_is_there(
-        rows in prop::collection::vec(any::<f32>(), 0..120),
-        slots in 0..6u32,
-        (block, now) in (any::<u32>(), any::<f32>()),
-        question in prop::collection::vec(any::<u32>(), 0..60),
-    ) {
-        let mut kept = Kept::new(Box::<Score>::default());
-        kept.open(&Layout::of(slots, slots, block).encode());
-        kept.update_prefill(&rows);
-        kept.update_decode(&rows);
-        kept.explain(now, &question);
-        if let Decision::Run(Placement { prefill, decode, .. }) = kept.schedule(now, &question) {
-            prop_assert!(prefill < slots && decode < slots);
-        }
+    fn no_input_panics_and_what_is_chosen_is_there(asked in asked()) {
+        chooses_what_is_there(Score::default(), &asked);
     }
 }

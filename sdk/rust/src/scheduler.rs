@@ -1,5 +1,6 @@
 //! The scheduler slot: `scheduling` in `wit/policy-0.1/scheduler.wit`.
 
+use crate::columns::argmin;
 pub use crate::question::{Candidates, Column, HEAD_WORDS, Question, eligibility};
 pub use crate::request::{REQUEST_WORDS, Request};
 use crate::{Description, Settings};
@@ -573,6 +574,19 @@ pub struct Cluster {
     pub run: u32,
 }
 
+impl Decision {
+    /// The rejection of a request that would miss one of its SLOs with these times, ms. `None` if it keeps them, or must run.
+    pub fn missed_slo(request: &Request, ttft_ms: f32, tbt_ms: f32) -> Option<Self> {
+        if request.must_run() {
+            None
+        } else if ttft_ms > request.ttft_slo {
+            Some(Self::reject(Reason::Ttft, (ttft_ms - request.ttft_slo) as u32))
+        } else {
+            (tbt_ms > request.tbt_slo).then(|| Self::reject(Reason::Tbt, 1_000))
+        }
+    }
+}
+
 impl Cluster {
     /// ms to fetch `blocks` of a prefix from one prefill slot to another; slots must be in the table.
     pub fn fetch_ms(&self, source: usize, prefill: usize, blocks: u32) -> f32 {
@@ -601,16 +615,32 @@ impl Cluster {
 
     /// Whether a decode slot is available and has memory for the prompt and the answer; the slot must be in the table.
     pub fn has_room(&self, decode: usize, request: &Request) -> bool {
-        let tokens = request.prompt_tokens as f32 + request.output_tokens as f32;
-        let blocks = (tokens / (self.block_size_tokens as f32).max(1.0)).ceil();
-        self.decode.room[decode] >= blocks
+        self.decode.room[decode] >= self.blocks(request)
     }
 
-    /// The decode slot with the least time between tokens, ms, once the request has joined, of those that can take it.
-    pub fn fastest_decode(&self, request: &Request, candidates: Candidates<'_>) -> Option<(f32, usize)> {
-        let fits = |slot: &usize| self.has_room(*slot, request) && candidates.can_decode(*slot);
-        let timed = |slot| (self.tbt_ms(slot, request), slot);
-        (0..self.decode.len()).filter(fits).map(timed).min_by(|a, b| a.0.total_cmp(&b.0))
+    /// Of the prompt and the answer.
+    fn blocks(&self, request: &Request) -> f32 {
+        let tokens = request.prompt_tokens as f32 + request.output_tokens as f32;
+        (tokens / (self.block_size_tokens as f32).max(1.0)).ceil()
+    }
+
+    /// The decode slots that can take a request.
+    pub fn decodes(&self, request: &Request, candidates: Candidates<'_>) -> impl Iterator<Item = usize> {
+        let blocks = self.blocks(request);
+        (0..self.decode.len())
+            .filter(move |&slot| self.decode.room[slot] >= blocks && candidates.can_decode(slot))
+    }
+
+    /// Takes the prefill slot with the least of `ttft_ms`, which has a time to first token for each and +infinity for who cannot be chosen,
+    /// and the decode slot with the least time between tokens, unless one of the two misses the request's SLO.
+    pub fn fastest(&self, request: &Request, candidates: Candidates<'_>, ttft_ms: &[f32]) -> Decision {
+        let Some(prefill) = argmin(ttft_ms) else { return Decision::reject(Reason::NoInstance, 1_000) };
+        let timed = self.decodes(request, candidates).map(|slot| (self.tbt_ms(slot, request), slot));
+        let Some((tbt_ms, decode)) = timed.min_by(|a, b| a.0.total_cmp(&b.0)) else {
+            return self.no_decode(candidates);
+        };
+        let rejection = Decision::missed_slo(request, ttft_ms[prefill], tbt_ms);
+        rejection.unwrap_or(Decision::run(prefill as u32, decode as u32))
     }
 
     /// The rejection where no decode slot can take a request: for want of memory, or of an instance.

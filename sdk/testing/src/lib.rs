@@ -1,12 +1,15 @@
-//! Inputs for property tests of an evictor: compare it with a model over [`steps`] by means of
-//! [`kvasir_policy::testing::run`], see that it survives [`words`] by means of [`feed`], and that [`keeps_books`] over
-//! whatever was [`said`].
+//! Inputs for property tests of policies.
+//!
+//! Of an evictor: compare it with a model over [`steps`] by means of [`kvasir_policy::testing::run`], see that it survives
+//! [`words`] by means of [`feed`], and that [`keeps_books`] over whatever was [`said`]. Of a scheduler: see that it
+//! [`chooses_what_is_there`] whatever was [`asked`].
 //!
 //! It is a crate of its own, so that the SDK does not bring a test framework to authors of policies.
 
-use kvasir_policy::Evictor;
 use kvasir_policy::evictor::{Event, EventKind, Events, Kept, NO_SLOT, Victim};
+use kvasir_policy::scheduler::{self, Decision, Layout, Placement};
 use kvasir_policy::testing::Step;
+use kvasir_policy::{Evictor, Scheduler};
 use proptest::prelude::*;
 use std::ops::Range;
 
@@ -169,5 +172,44 @@ fn event(kind: EventKind, slot: u32, parent_or_uses: u32) -> Event {
         time_ms,
         identity,
         tenant: 0,
+    }
+}
+
+/// Tables and a question of noise.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    layout: Layout,
+    rows: Vec<f32>,
+    now: f32,
+    question: Vec<u32>,
+}
+
+/// Hosts that say anything, for [`chooses_what_is_there`].
+pub fn asked() -> impl Strategy<Value = Asked> {
+    let rows = prop::collection::vec(any::<f32>(), 0..120);
+    let question = prop::collection::vec(any::<u32>(), 0..60);
+    (0..6_u32, prop_oneof![Just(16), any::<u32>()], rows, any::<f32>(), question).prop_map(
+        |(slots, block_size_tokens, rows, now, question)| {
+            let layout = Layout { domains: 3, ..Layout::of(slots, slots, block_size_tokens) };
+            Asked { layout, rows, now, question }
+        },
+    )
+}
+
+/// Gives a scheduler the tables, and asks it for scores and a decision.
+///
+/// # Panics
+/// The policy panics, or takes a slot that is not there.
+pub fn chooses_what_is_there(policy: impl Scheduler + 'static, asked: &Asked) {
+    let Asked { layout, rows, now, question } = asked;
+    let mut kept = scheduler::Kept::new(Box::new(policy));
+    kept.open(&layout.encode());
+    kept.update_prefill(rows);
+    kept.update_decode(rows);
+    kept.update_links(rows);
+    kept.explain(*now, question);
+    if let Decision::Run(Placement { prefill, decode, .. }) = kept.schedule(*now, question) {
+        let there = prefill < layout.prefill_slots && decode < layout.decode_slots;
+        assert!(there, "{prefill} of {}, {decode} of {}", layout.prefill_slots, layout.decode_slots);
     }
 }
