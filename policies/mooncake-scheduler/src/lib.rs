@@ -5,6 +5,10 @@
 //! a transfer of the difference; fetching it there is what replicates hot prefixes. A request whose
 //! TTFT or TBT would miss its SLO is rejected before prefill. Instances that do not serve the request's model are none of
 //! its candidates.
+//!
+//! The paper's network is the same everywhere. Where links between domains are named, a fetch takes as long as on its way, and of
+//! decode instances the one with the least time from the end of the prefill to the next token is taken, which counts the hand-over
+//! (NetKV, arXiv 2606.03910).
 #![deny(clippy::disallowed_methods)]
 
 use kvasir_policy::columns::{Lanes, Numbers, map_argmin, mask, max};
@@ -17,10 +21,19 @@ pub struct Mooncake {
     /// Zeros, used if the host sent no prefix column.
     none: Vec<u32>,
     ttft: Vec<f32>,
-    tbt: Vec<f32>,
+    next_token: Vec<f32>,
+    ways: Ways,
     /// Columns without the instances that cannot serve the request; used if there are such.
     free_at: Vec<f32>,
     room: Vec<f32>,
+}
+
+/// Columns of costs that go by the way between two instances; used if there are links.
+#[derive(Default)]
+struct Ways {
+    fetch_fixed: Vec<f32>,
+    fetch_per_block: Vec<f32>,
+    handed_over: Vec<f32>,
 }
 
 impl Scheduler for Mooncake {
@@ -37,11 +50,13 @@ impl Scheduler for Mooncake {
             f32::INFINITY,
             &mut self.free_at,
         );
-        let Some(p) = fastest_prefill(cluster, request, matched, best, free_at, &mut self.ttft) else {
+        let fetch = self.ways.fetch(cluster, source);
+        let Some(p) = fastest_prefill(cluster, request, matched, best, free_at, fetch, &mut self.ttft) else {
             return Decision::reject(Reason::NoInstance, 1_000);
         };
         let room = eligible(&cluster.decode.room, candidates.eligible_decode(), -1.0, &mut self.room);
-        let Some(d) = fastest_decode(cluster, request, room, &mut self.tbt) else {
+        let joined = self.ways.joined(cluster, request, candidates, p);
+        let Some(d) = fastest_decode(cluster, request, room, joined, &mut self.next_token) else {
             let any = room.iter().any(|&blocks| blocks >= 0.0);
             return Decision::reject(if any { Reason::NoMemory } else { Reason::NoInstance }, 1_000);
         };
@@ -49,7 +64,7 @@ impl Scheduler for Mooncake {
             if self.ttft[p] > request.ttft_slo {
                 return Decision::reject(Reason::Ttft, (self.ttft[p] - request.ttft_slo) as u32);
             }
-            if self.tbt[d] > request.tbt_slo {
+            if cluster.tbt_ms(d, request) > request.tbt_slo {
                 return Decision::reject(Reason::Tbt, 1_000);
             }
         }
@@ -60,13 +75,53 @@ impl Scheduler for Mooncake {
     }
 
     fn explain(&self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>) -> Vec<f32> {
-        let (mut none, mut masked, mut ttft) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut none, mut masked, mut ways, mut ttft) =
+            (Vec::new(), Vec::new(), Ways::default(), Vec::new());
         let matched = per_slot(candidates, cluster.prefill.len(), &mut none);
-        let (best, _) = best_prefix(&cluster.prefill, matched);
+        let (best, source) = best_prefix(&cluster.prefill, matched);
         let free_at =
             eligible(&cluster.prefill.free_at, candidates.eligible_prefill(), f32::INFINITY, &mut masked);
-        fastest_prefill(cluster, request, matched, best, free_at, &mut ttft);
+        let fetch = ways.fetch(cluster, source);
+        fastest_prefill(cluster, request, matched, best, free_at, fetch, &mut ttft);
         ttft
+    }
+}
+
+impl Ways {
+    /// What fetching from a slot costs each prefill slot: its fixed part, and a block.
+    fn fetch<'a>(&'a mut self, cluster: &'a Cluster, source: usize) -> (&'a [f32], &'a [f32]) {
+        let t = &cluster.prefill;
+        if cluster.links.is_empty() || t.is_empty() {
+            return (&t.transfer_fixed, &t.transfer_per_block);
+        }
+        self.fetch_fixed.clear();
+        self.fetch_per_block.clear();
+        for slot in 0..t.len() {
+            let link = cluster.links.between(t.domain[source], t.domain[slot]);
+            self.fetch_fixed.push(link.fixed + t.transfer_fixed[slot]);
+            self.fetch_per_block.push(link.factor * t.transfer_per_block[slot]);
+        }
+        (&self.fetch_fixed, &self.fetch_per_block)
+    }
+
+    /// A step of each decode slot with one more sequence, and before it the hand-over from prefill slot `p`.
+    fn joined<'a>(
+        &'a mut self,
+        cluster: &'a Cluster,
+        request: &Request,
+        candidates: Candidates<'_>,
+        p: usize,
+    ) -> &'a [f32] {
+        let t = &cluster.decode;
+        if cluster.links.is_empty() {
+            return &t.joined_step;
+        }
+        let prompt = request.prompt_tokens.div_ceil(cluster.block_size_tokens.max(1));
+        let moved = |slot| prompt.saturating_sub(candidates.prefix_of_decode(slot));
+        let joined = |slot| t.joined_step[slot] + cluster.handover_ms(p, slot, moved(slot));
+        self.handed_over.clear();
+        self.handed_over.extend((0..t.len()).map(joined));
+        &self.handed_over
     }
 }
 
@@ -137,6 +192,7 @@ fn fastest_prefill(
     matched: &[u32],
     best: u32,
     free_at: &[f32],
+    (transfer_fixed, transfer_per_block): (&[f32], &[f32]),
     ttft: &mut Vec<f32>,
 ) -> Option<usize> {
     let t = &cluster.prefill;
@@ -146,8 +202,8 @@ fn fastest_prefill(
     let now = Lanes::splat(cluster.now);
     let columns: [&[f32]; 6] = [
         free_at,
-        &t.transfer_fixed,
-        &t.transfer_per_block,
+        transfer_fixed,
+        transfer_per_block,
         &t.cost_fixed,
         &t.cost_per_token,
         &t.half_cost_per_pair,
@@ -166,15 +222,21 @@ fn fastest_prefill(
     })
 }
 
-/// Line 17, `SelectDecodingInstance`: predicted time between tokens per decode slot once this request has joined,
-/// +infinity if unavailable or without room for its blocks, and the slot with the least.
-fn fastest_decode(cluster: &Cluster, request: &Request, room: &[f32], tbt: &mut Vec<f32>) -> Option<usize> {
+/// Line 17, `SelectDecodingInstance`: predicted time between tokens per decode slot once this request has joined, with what comes
+/// before it in `joined`; +infinity if unavailable or without room for its blocks. Returns the slot with the least.
+fn fastest_decode(
+    cluster: &Cluster,
+    request: &Request,
+    room: &[f32],
+    joined: &[f32],
+    next_token: &mut Vec<f32>,
+) -> Option<usize> {
     let t = &cluster.decode;
     let prompt = request.prompt_tokens as f32;
     let tokens = prompt + request.output_tokens as f32;
     let blocks = Lanes::splat((tokens / (cluster.block_size_tokens as f32).max(1.0)).ceil());
-    let columns: [&[f32]; 3] = [room, &t.joined_step, &t.step_per_token];
-    map_argmin([], columns, tbt, |[], [room, step, per_token]| {
+    let columns: [&[f32]; 3] = [room, joined, &t.step_per_token];
+    map_argmin([], columns, next_token, |[], [room, step, per_token]| {
         room.simd_ge(blocks).select(step + per_token * prompt, Lanes::splat(f32::INFINITY))
     })
 }

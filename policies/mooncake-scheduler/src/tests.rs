@@ -2,17 +2,21 @@
 
 use super::*;
 use kvasir_policy::scheduler::{
-    Column, DecodeRow, Kept, Layout, Placement, PrefillRow, Question, REQUEST_WORDS,
+    Column, DecodeRow, Kept, Layout, Link, Placement, PrefillRow, Question, REQUEST_WORDS,
 };
 use proptest::prelude::*;
 
-/// Algorithm 1 of the Mooncake paper (FAST '25), lines 1 to 22. The host does line 1: `prefix_len`.
+/// Domains of the instances; 0 is none of them.
+const DOMAINS: u32 = 3;
+
+/// Algorithm 1 of the Mooncake paper (FAST '25), lines 1 to 22. The host does line 1: `prefix_len`. With `links`, the way counts.
 fn algorithm_1(
     prefill: &[PrefillRow],
     decode: &[DecodeRow],
     question: &Question,
     block: u32,
     kvcache_balancing_threshold: f32,
+    links: Option<&[Link]>,
 ) -> Decision {
     let (now, r, candidates) = (question.now(), Request::decode(question.words()), question.candidates());
     let prefix_len: Vec<u32> = (0..prefill.len()).map(|i| candidates.prefix_of(i)).collect();
@@ -20,6 +24,8 @@ fn algorithm_1(
         // Lines 5 and 20: best / own > threshold; a prefix of nothing is shorter by any factor.
         best > own && (own == 0 || best as f32 > kvcache_balancing_threshold * own as f32)
     };
+    let between =
+        |from: u32, to: u32| links.map_or_else(Link::default, |links| links[(from * DOMAINS + to) as usize]);
     // 2
     let (mut ttft, mut p) = (f32::INFINITY, None);
     // 3: of those that can send it, the first of the longest
@@ -37,7 +43,9 @@ fn algorithm_1(
         // 5 to 11
         let (prefix, t_transfer) = if exceeds(best_len, prefix_len[i]) {
             let transfer_len = best_len - prefix_len[i];
-            (best_len, instance.transfer_fixed + instance.transfer_per_block * transfer_len as f32)
+            let link = between(prefill[best_instance].domain, instance.domain);
+            let fixed = link.fixed + instance.transfer_fixed;
+            (best_len, fixed + link.factor * instance.transfer_per_block * transfer_len as f32)
         } else {
             (prefix_len[i], 0.0)
         };
@@ -55,19 +63,30 @@ fn algorithm_1(
             (ttft, p) = (sum, Some(i));
         }
     }
-    // 17: the decode instance with the least time between tokens that has room
-    let (mut tbt, mut d) = (f32::INFINITY, None);
+    // 17: the decode instance with the least time between tokens that has room; with links, until the next token
+    let (mut tbt, mut least, mut d) = (f32::INFINITY, f32::INFINITY, None);
     let blocks = ((r.prompt_tokens as f32 + r.output_tokens as f32) / block as f32).ceil();
     for (i, instance) in decode.iter().enumerate() {
         let batch = instance.sequences as f32 + instance.arriving_sequences as f32 + 1.0;
         let context = instance.context_tokens as f32 + instance.arriving_tokens as f32;
-        let step = instance.step_fixed
-            + instance.step_per_sequence * batch
-            + instance.step_per_token * context
-            + instance.step_per_token * r.prompt_tokens as f32;
+        let joined =
+            instance.step_fixed + instance.step_per_sequence * batch + instance.step_per_token * context;
+        let attended = instance.step_per_token * r.prompt_tokens as f32;
+        let handed_over = match (links, p) {
+            (Some(_), Some(p)) if prefill[p].peer != Some(i as u16) => {
+                let link = between(prefill[p].domain, instance.domain);
+                let moved = r.prompt_tokens.div_ceil(block)
+                    - candidates.prefix_of_decode(i).min(r.prompt_tokens.div_ceil(block));
+                link.fixed
+                    + instance.handover_fixed
+                    + link.factor * instance.handover_per_block * moved as f32
+            }
+            _ => 0.0,
+        };
+        let next = joined + handed_over + attended;
         let serves = instance.available && candidates.can_decode(i);
-        if serves && instance.free_blocks as f32 >= blocks && tbt > step {
-            (tbt, d) = (step, Some(i));
+        if serves && instance.free_blocks as f32 >= blocks && least > next {
+            (tbt, least, d) = (joined + attended, next, Some(i));
         }
     }
     let Some(p) = p else { return Decision::reject(Reason::NoInstance, 1_000) };
@@ -96,36 +115,45 @@ fn algorithm_1(
 
 /// Few distinct values, so that ties, empty and equal prefixes occur.
 fn prefill_row() -> impl Strategy<Value = (PrefillRow, u32)> {
-    let times = (0..4u32, 0..3u32, 0..3u32, 0..3u32, 0..4u32, 0..4u32);
+    let times = (0..4u32, 0..3u32, 0..3u32, 0..3u32, 0..4u32, 0..4u32, 0..DOMAINS);
     let prefix = prop_oneof![Just(0u32), 0..5u32, 0..200u32];
-    (prop::bool::weighted(0.8), times, prefix).prop_map(|(available, (busy, c0, c1, c2, t0, t1), prefix)| {
-        let row = PrefillRow {
-            available,
-            busy_until: busy as f32 * 300.0,
-            cost_fixed: c0 as f32 * 5.0,
-            cost_per_token: c1 as f32 * 0.1,
-            cost_per_pair: c2 as f32 * 1e-5,
-            transfer_fixed: t0 as f32 * 3.0,
-            transfer_per_block: t1 as f32 * 1.7,
-            ..PrefillRow::default()
-        };
-        (row, prefix)
-    })
+    (prop::bool::weighted(0.8), times, prefix).prop_map(
+        |(available, (busy, c0, c1, c2, t0, t1, domain), prefix)| {
+            let row = PrefillRow {
+                available,
+                busy_until: busy as f32 * 300.0,
+                cost_fixed: c0 as f32 * 5.0,
+                cost_per_token: c1 as f32 * 0.1,
+                cost_per_pair: c2 as f32 * 1e-5,
+                transfer_fixed: t0 as f32 * 3.0,
+                transfer_per_block: t1 as f32 * 1.7,
+                domain,
+                ..PrefillRow::default()
+            };
+            (row, prefix)
+        },
+    )
 }
 
 fn decode_row() -> impl Strategy<Value = DecodeRow> {
-    (prop::bool::weighted(0.8), 0..40u32, 0..9_000u64, 0..400u32, 0..3u32, 0..5u32).prop_map(
-        |(available, sequences, context_tokens, free_blocks, cost, arriving_sequences)| DecodeRow {
-            available,
-            sequences,
-            context_tokens,
-            free_blocks,
-            step_fixed: 10.0,
-            step_per_sequence: cost as f32 * 0.3,
-            step_per_token: 0.001 * cost as f32,
-            arriving_sequences,
-            arriving_tokens: u64::from(arriving_sequences) * 500,
-            ..DecodeRow::default()
+    let hand_over = (0..3u32, 0..3u32, 0..DOMAINS);
+    (prop::bool::weighted(0.8), 0..40u32, 0..9_000u64, 0..400u32, 0..3u32, 0..5u32, hand_over).prop_map(
+        |(available, sequences, context_tokens, free_blocks, cost, arriving_sequences, (h0, h1, domain))| {
+            DecodeRow {
+                available,
+                sequences,
+                context_tokens,
+                free_blocks,
+                step_fixed: 10.0,
+                step_per_sequence: cost as f32 * 0.3,
+                step_per_token: 0.001 * cost as f32,
+                arriving_sequences,
+                arriving_tokens: u64::from(arriving_sequences) * 500,
+                handover_fixed: h0 as f32,
+                handover_per_block: h1 as f32 * 0.3,
+                domain,
+                ..DecodeRow::default()
+            }
         },
     )
 }
@@ -144,9 +172,20 @@ fn request() -> impl Strategy<Value = Request> {
     )
 }
 
+/// Between any two domains, from and to, row by row.
+fn links() -> impl Strategy<Value = Vec<Link>> {
+    let link = (0..3u32, 0..4u32).prop_map(|(fixed, factor)| Link {
+        fixed: fixed as f32 * 4.0,
+        factor: factor as f32,
+        under_way: 0,
+    });
+    prop::collection::vec(link, (DOMAINS * DOMAINS) as usize)
+}
+
 fn kept(prefill: &[PrefillRow], decode: &[DecodeRow], block: u32, threshold: f32) -> Kept<Mooncake> {
     let mut kept = Kept::new(Box::<Mooncake>::default());
-    kept.open(&Layout::of(prefill.len() as u32, decode.len() as u32, block).encode());
+    let layout = Layout::of(prefill.len() as u32, decode.len() as u32, block);
+    kept.open(&Layout { domains: DOMAINS, ..layout }.encode());
     kept.update_prefill(&prefill.iter().flat_map(PrefillRow::encode).collect::<Vec<_>>());
     kept.update_decode(&decode.iter().flat_map(DecodeRow::encode).collect::<Vec<_>>());
     kept.set_thresholds(&[threshold]);
@@ -164,17 +203,34 @@ proptest! {
         threshold in prop_oneof![Just(1.0f32), Just(1.5), 0.5..8.0f32],
         block in prop_oneof![Just(16u32), Just(512)],
         fits in prop_oneof![Just(vec![1; 40]), prop::collection::vec(0..3u32, 40)],
+        (links, there) in (prop::option::of(links()), prop::collection::vec(0..9u32, 20)),
+        same in prop::option::of((any::<prop::sample::Index>(), any::<prop::sample::Index>())),
     ) {
         let (mut rows, prefix): (Vec<PrefillRow>, Vec<u32>) = prefill.into_iter().unzip();
         rows.iter_mut().enumerate().for_each(|(slot, row)| row.slot = slot as u16);
         decode.iter_mut().enumerate().for_each(|(slot, row)| row.slot = slot as u16);
+        // One instance may do both.
+        if let Some((p, d)) = same.filter(|_| !rows.is_empty() && !decode.is_empty()) {
+            let (p, d) = (p.index(rows.len()), d.index(decode.len()));
+            (rows[p].peer, decode[d].peer) = (Some(d as u16), Some(p as u16));
+        }
         let can = (&fits[..rows.len()], &fits[20..20 + decode.len()]);
         let mut policy = kept(&rows, &decode, block, threshold);
-        let mut question = Question::new(now, &request, rows.len(), decode.len()).with(Column::Prefix, &prefix);
-        if fits.contains(&0) {
-            question = question.with(Column::EligiblePrefill, can.0).with(Column::EligibleDecode, can.1);
+        if let Some(links) = &links {
+            let pairs = (0..DOMAINS).flat_map(|from| (0..DOMAINS).map(move |to| (from, to)));
+            let rows = links.iter().zip(pairs).map(|(link, (from, to))| link.encode(from, to));
+            policy.update_links(&rows.collect::<Vec<_>>().concat());
         }
-        let expected = algorithm_1(&rows, &decode, &question, block, threshold);
+        let some = fits.contains(&0);
+        let mut question = Question::new(now, &request, rows.len(), decode.len()).with(Column::Prefix, &prefix);
+        if some {
+            question = question.with(Column::EligiblePrefill, can.0);
+        }
+        question = question.with(Column::PrefixAtDecode, &there[..decode.len()]);
+        if some {
+            question = question.with(Column::EligibleDecode, can.1);
+        }
+        let expected = algorithm_1(&rows, &decode, &question, block, threshold, links.as_deref());
         prop_assert_eq!(policy.schedule(now, question.words()), expected);
 
         // The score column explains the choice: nothing is better than what was chosen.

@@ -528,6 +528,11 @@ impl Links {
         }
     }
 
+    /// Whether no link was named: all ways are alike.
+    pub fn is_empty(&self) -> bool {
+        self.links.is_empty()
+    }
+
     /// What lies between two domains.
     pub fn between(&self, from: f32, to: f32) -> Link {
         let (from, to) = (from as usize, to as usize);
