@@ -32,6 +32,16 @@ pub struct ClusterFlags {
     /// Memory for the batch of an instance that decodes, in blocks [default: 3000 of 512 tokens].
     #[arg(long, value_name = "N")]
     decode_blocks: Option<u32>,
+    /// Instances that do both compute prompts a part at a time: so many tokens a step, less one for each sequence of the batch
+    /// [default: in one go, while the batch stands still].
+    #[arg(long, value_name = "N")]
+    chunk_tokens: Option<u32>,
+    /// Racks over which the instances of each role are spread [default: 1].
+    #[arg(long, value_name = "N")]
+    racks: Option<u32>,
+    /// What the instances of a rack can send together, beside what the rack can send to others [default: 1].
+    #[arg(long, value_name = "X", requires = "racks")]
+    oversubscription: Option<f64>,
     /// Time to the first token that requests ask for, or `none` [default: 30s].
     #[arg(long, value_name = "TIME", value_parser = slo)]
     ttft_slo: Option<f32>,
@@ -50,7 +60,7 @@ pub struct ClusterFlags {
 }
 
 impl ClusterFlags {
-    pub(crate) const NAMES: &str = "--prefill, --decode, --both, --model, --hardware, --gpus, --pool-blocks, --decode-blocks, --ttft-slo, --tbt-slo, --check-at-decode, --seed, --speed";
+    pub(crate) const NAMES: &str = "--prefill, --decode, --both, --model, --hardware, --gpus, --pool-blocks, --decode-blocks, --chunk-tokens, --racks, --oversubscription, --ttft-slo, --tbt-slo, --check-at-decode, --seed, --speed";
 
     /// Whether any of them was given.
     pub(crate) fn any(&self) -> bool {
@@ -59,12 +69,13 @@ impl ClusterFlags {
 
     pub(crate) fn any_but_speed(&self) -> bool {
         let Self { prefill, decode, both, model, hardware, gpus, .. } = self;
-        let Self { pool_blocks, decode_blocks, ttft_slo, tbt_slo, check_at_decode, seed, speed: _, .. } =
-            self;
-        let numbers = [prefill, decode, both, gpus, pool_blocks, decode_blocks];
+        let Self { pool_blocks, decode_blocks, chunk_tokens, racks, oversubscription, .. } = self;
+        let Self { ttft_slo, tbt_slo, check_at_decode, seed, speed: _, .. } = self;
+        let numbers = [prefill, decode, both, gpus, pool_blocks, decode_blocks, chunk_tokens, racks];
         let named = model.is_some() || hardware.is_some();
         named
             || numbers.iter().any(|number| number.is_some())
+            || oversubscription.is_some()
             || ttft_slo.is_some()
             || tbt_slo.is_some()
             || *check_at_decode
@@ -89,6 +100,9 @@ impl ClusterFlags {
             both: self.both.unwrap_or(0),
             pool_blocks: self.pool_blocks.unwrap_or(default.pool_blocks),
             decode_blocks: self.decode_blocks.unwrap_or(default.decode_blocks),
+            chunk_tokens: self.chunk_tokens.unwrap_or(default.chunk_tokens),
+            racks: self.racks.unwrap_or(default.racks),
+            oversubscription: self.oversubscription.unwrap_or(default.oversubscription),
             ttft_slo_ms: self.ttft_slo.unwrap_or(default.ttft_slo_ms),
             tbt_slo_ms: self.tbt_slo.unwrap_or(default.tbt_slo_ms),
             check_at_decode: self.check_at_decode,

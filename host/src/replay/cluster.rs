@@ -7,14 +7,15 @@
 //!   miss, whatever the decision counted on. The blocks of the prompt are resident from the end of its prefill.
 //! * **Pools**: each instance that does prefill has a pool of blocks with an evictor of its own ([`super::pool`]); the
 //!   conductor hears at once what came and what went.
-//! * **Transfers**: a prefix that is fetched, and a request that is handed over, take the time of the cost model with as
-//!   many others as are on their way to that instance when it begins. A fetch begins with the decision and counts as a use
-//!   at its source; the hand-over begins when the prompt is computed.
+//! * **Transfers**: a prefix that is fetched, and a request that is handed over, have their fair share of the ports of both
+//!   instances at any time, and between racks of what these have; the fixed time of the cost model comes on top. A fetch begins
+//!   with the decision and counts as a use at its source; the hand-over begins when the prompt is computed.
 //! * **Decode**: continuous batching. Requests join and leave between steps; one that does not fit in the memory waits and
 //!   holds up those behind it. The first token comes out of the prefill. If the setup says so, instances turn away who
 //!   comes from prefill and would make their steps longer than the SLO.
-//! * **Instances that do both** compute prompts first; their batch stands still meanwhile. Pool and batch have memory of
-//!   their own. A request that stays moves nothing, and one that comes brings only what is not in the pool.
+//! * **Instances that do both** compute prompts first; their batch stands still meanwhile. With chunked prefill every step has a
+//!   budget of tokens, of which prompts have what the batch leaves. Pool and batch have memory of their own. A request that stays
+//!   moves nothing, and one that comes brings only what is not in the pool.
 //! * A request that is rejected is gone: nobody tries again. Nothing fails and nobody leaves.
 //!
 //! What policies are told is what a host tells them; instances report with every tick. The output of a request is unknown
@@ -25,9 +26,11 @@
 //! traps may be late elsewhere the next time. Memory grows with the requests in flight, not with the trace.
 
 mod agenda;
+mod chunks;
 mod decode;
 mod instance;
 mod load;
+mod network;
 mod page;
 mod policies;
 mod prefill;
@@ -50,6 +53,7 @@ pub use tally::{Latency, Parts, Seconds, Spread, Tally};
 use self::agenda::{Agenda, Event};
 use self::decode::{Arrival, Decode, Done};
 use self::instance::{Instance, Job};
+use self::network::Network;
 use self::prefill::{Prefill, Start};
 use self::replicas::Uses;
 use self::tally::Part;
@@ -108,6 +112,7 @@ pub struct Cluster<'e> {
     balancer: BalancerWorker,
     instances: Vec<Instance<'e>>,
     by_name: HashMap<String, usize>,
+    network: Network,
     agenda: Agenda,
     now_us: u64,
     jobs: HashMap<u64, Job>,
@@ -137,16 +142,17 @@ impl<'e> Cluster<'e> {
         let Policies { host, evictors, .. } = policies;
         let conductor = Conductor::new(&config, host, 0);
         let (mut instances, mut evictors) = (Vec::new(), evictors.iter_mut());
-        for (name, role) in setup.instances() {
-            let epoch = conductor.register(&name, setup.registration(role), 0)?;
+        for (name, role, rack) in setup.instances() {
+            let epoch = conductor.register(&name, setup.registration(role, rack), 0)?;
             let prefill = match role.prefill.then(|| evictors.next()).flatten() {
-                Some(evictor) => Some(Prefill::new(setup, evictor.as_mut())?),
+                Some(evictor) => Some(Prefill::new(setup, evictor.as_mut(), role.decode)?),
                 None => None,
             };
             let decode = role.decode.then(|| Decode::new(setup.decode_cost, setup.decode_blocks));
             instances.push(Instance::new(name, epoch, prefill, decode));
         }
         let instances_count = instances.len();
+        let racks = setup.instances().map(|(.., rack)| rack).collect();
         let mut agenda = Agenda::default();
         agenda.plan(0, Event::Tick);
         agenda.plan(0, Event::Learn);
@@ -157,6 +163,7 @@ impl<'e> Cluster<'e> {
             by_name: instances.iter().enumerate().map(|(at, i)| (i.name.clone(), at)).collect(),
             conductor,
             instances,
+            network: Network::new(racks, setup.oversubscription),
             agenda,
             now_us: 0,
             jobs: HashMap::new(),
@@ -317,6 +324,15 @@ impl<'e> Cluster<'e> {
         debug_assert!(at_us >= self.now_us, "time does not go back");
         self.now_us = at_us;
         match event {
+            Event::Arrived { plan } if self.network.holds(plan) => {
+                let fixed_us = to_us(self.setup.transfer.fixed_ms.into());
+                for then in self.network.arrived(self.now_us as f64 / 1e3) {
+                    self.agenda.plan(self.now_us + fixed_us, then);
+                }
+                self.plan_arrival();
+                Ok(())
+            }
+            Event::Arrived { .. } => Ok(()),
             Event::Fetched { request } => self.fetched(request),
             Event::Prefilled { instance } => self.prefilled(instance),
             Event::HandedOver { request } => self.handed_over(request),
@@ -390,25 +406,37 @@ impl<'e> Cluster<'e> {
         blocks: usize,
         touch: Touch,
     ) -> usize {
-        let source = self.instances[self.by_name[source]].prefill.as_mut();
+        let from = self.by_name[source];
+        let source = self.instances[from].prefill.as_mut();
         let there = source.map_or(0, |source| source.lend(&self.chain, own + blocks, touch));
         let blocks = there.saturating_sub(own);
         if blocks > 0 {
-            let instance = &mut self.instances[to];
-            let ms = self.setup.transfer.transfer_ms(blocks as u32, instance.fetching);
-            instance.fetching += 1;
-            self.agenda.plan(self.now_us + to_us(ms), Event::Fetched { request: number });
+            self.send((from, to), blocks, Event::Fetched { request: number });
         }
         blocks
+    }
+
+    /// Sends blocks from one instance to another.
+    fn send(&mut self, way: (usize, usize), blocks: usize, then: Event) {
+        if self.network.leaves_rack(way.0, way.1) {
+            self.tally.blocks_between_racks += blocks as u64;
+        }
+        let alone_ms = f64::from(self.setup.transfer.ms_per_block) * blocks as f64;
+        self.network.begin(self.now_us as f64 / 1e3, way, alone_ms, then);
+        self.plan_arrival();
+    }
+
+    fn plan_arrival(&mut self) {
+        if let Some((next_ms, plan)) = self.network.foresee() {
+            self.agenda.plan(to_us(next_ms).max(self.now_us), Event::Arrived { plan });
+        }
     }
 
     fn fetched(&mut self, number: u64) -> Result<(), Error> {
         let &Job { booked, prefill: at, .. } = &self.jobs[&number];
         self.part_ends(number, Part::Fetch);
         self.conductor.complete(booked, Stage::Transfer, self.now_ms())?;
-        let instance = &mut self.instances[at];
-        instance.fetching -= 1;
-        if let Some(prefill) = &mut instance.prefill {
+        if let Some(prefill) = &mut self.instances[at].prefill {
             prefill.fetched(number);
         }
         self.turn(at)
@@ -423,17 +451,13 @@ impl<'e> Cluster<'e> {
         if let Some(decode) = &mut instance.decode {
             decode.advance(now_ms, &mut finished);
         }
-        let mut prompt_waits = instance.prefill.as_ref().is_some_and(Prefill::is_ready);
         let between = instance.decode.as_ref().is_none_or(|decode| decode.is_between_steps(now_ms));
-        if between && prompt_waits {
-            self.start_prefill(at);
-            prompt_waits = false;
+        if between {
+            self.compute(at)?;
         }
         let instance = &mut self.instances[at];
+        let prompt_waits = !between && instance.ready().is_some();
         if let Some(decode) = &mut instance.decode {
-            if decode.is_between_steps(now_ms) {
-                decode.admit();
-            }
             if let Some(next_ms) = decode.next_ms(prompt_waits) {
                 let event = Event::StepEnds { instance: at, plan: instance.plan };
                 self.agenda.plan(to_us(next_ms).max(self.now_us + 1), event);
@@ -446,21 +470,35 @@ impl<'e> Cluster<'e> {
         Ok(())
     }
 
-    /// Begins to compute the prompt at the head of the queue.
-    fn start_prefill(&mut self, at: usize) {
+    /// Between steps: goes on with prompts, and begins those that are ready.
+    fn compute(&mut self, at: usize) -> Result<(), Error> {
+        for _ in 0..self.instances[at].end_chunks() {
+            self.computed(at)?;
+        }
+        self.instances[at].admit();
+        while let Some(number) = self.instances[at].ready() {
+            self.begin_prompt(at, number);
+        }
+        self.instances[at].begin_chunks();
+        Ok(())
+    }
+
+    /// Begins to compute a prompt that is ready.
+    fn begin_prompt(&mut self, at: usize, number: u64) {
         let now_ms = self.now_us as f64 / 1e3;
         let instance = &mut self.instances[at];
         let Some(prefill) = &mut instance.prefill else { return };
-        let number = prefill.head().expect("a queue that is ready has a head");
         let job = &self.jobs[&number];
         let Start { found_blocks, fetched_blocks, ms } =
             prefill.start(&job.chain, job.own_blocks, job.fetched_blocks, job.prompt_tokens, now_ms);
-        if let Some(decode) = &mut instance.decode {
-            decode.set_halted(true, now_ms);
+        if let Some(ms) = ms {
+            self.agenda.plan(self.now_us + to_us(ms), Event::Prefilled { instance: at });
+            if let Some(decode) = &mut instance.decode {
+                decode.set_halted(true, now_ms);
+            }
         }
         self.uses.add(&job.chain);
         self.tally.found(self.now_us, found_blocks as u64, fetched_blocks as u64, job.chain.len() as u64);
-        self.agenda.plan(self.now_us + to_us(ms), Event::Prefilled { instance: at });
         self.part_ends(number, Part::Queue);
     }
 
@@ -470,8 +508,17 @@ impl<'e> Cluster<'e> {
         job.part_us = self.now_us;
     }
 
-    /// The first token is there, and the prompt's blocks are resident.
+    /// A prompt is computed that was computed in one go.
     fn prefilled(&mut self, at: usize) -> Result<(), Error> {
+        if let Some(decode) = &mut self.instances[at].decode {
+            decode.set_halted(false, self.now_us as f64 / 1e3);
+        }
+        self.computed(at)?;
+        self.turn(at)
+    }
+
+    /// The first token of the prompt at the head of the queue is there, and its blocks are resident.
+    fn computed(&mut self, at: usize) -> Result<(), Error> {
         let now_ms = self.now_ms();
         let instance = &mut self.instances[at];
         let prefill = instance.prefill.as_mut().expect("what computed a prompt does prefill");
@@ -493,23 +540,20 @@ impl<'e> Cluster<'e> {
             &job.chain[..resident],
         )?;
         self.conductor.complete(job.booked, Stage::Prefill { took_ms: None }, now_ms)?;
-        if let Some(decode) = &mut instance.decode {
-            decode.set_halted(false, self.now_us as f64 / 1e3);
-        }
         let (decode, last) = (job.decode, job.output_tokens <= 1);
         if !last && self.is_turned_away(number) {
-            self.turn_away(number)?;
-            return self.turn(at);
+            return self.turn_away(number);
         }
         self.first_token(number);
         if last {
-            self.finish_job(Done { request: number, untold: 0 })?;
-        } else if decode == at {
+            return self.finish_job(Done { request: number, untold: 0 });
+        }
+        if decode == at {
             self.join(number);
         } else {
             self.hand_over(number);
         }
-        self.turn(at)
+        Ok(())
     }
 
     fn first_token(&mut self, number: u64) {
@@ -541,18 +585,20 @@ impl<'e> Cluster<'e> {
 
     fn hand_over(&mut self, number: u64) {
         let job = &self.jobs[&number];
-        let instance = &mut self.instances[job.decode];
+        let instance = &self.instances[job.decode];
         let there = instance.prefill.as_ref().map_or(0, |prefill| prefill.prefix(&job.chain));
-        let blocks = (job.chain.len() - there) as u32;
-        self.tally.blocks_handed_over += u64::from(blocks);
-        let ms = self.setup.transfer.transfer_ms(blocks, instance.handing_over);
-        instance.handing_over += 1;
-        self.agenda.plan(self.now_us + to_us(ms), Event::HandedOver { request: number });
+        let (way, blocks) = ((job.prefill, job.decode), job.chain.len() - there);
+        let then = Event::HandedOver { request: number };
+        if blocks == 0 {
+            self.agenda.plan(self.now_us, then);
+            return;
+        }
+        self.tally.blocks_handed_over += blocks as u64;
+        self.send(way, blocks, then);
     }
 
     fn handed_over(&mut self, number: u64) -> Result<(), Error> {
         let at = self.jobs[&number].decode;
-        self.instances[at].handing_over -= 1;
         self.part_ends(number, Part::HandOver);
         self.join(number);
         self.turn(at)
@@ -653,6 +699,7 @@ fn conductor_config(setup: &Setup) -> config::Conductor {
         instance_ttl: Span::secs(1 << 40),
         balance_every: Span(std::time::Duration::from_millis(setup.tick_ms)),
         workers: 1,
+        links: setup.links(),
         ..config::Conductor::default()
     }
 }

@@ -6,6 +6,8 @@ use std::collections::BinaryHeap;
 /// Something that happens at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
+    /// Something has arrived over the network; void if that was planned anew since.
+    Arrived { plan: u64 },
     /// A prefix has arrived where its request will be computed.
     Fetched { request: u64 },
     /// An instance has computed the prompt at the head of its queue.

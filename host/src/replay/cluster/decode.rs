@@ -3,6 +3,7 @@
 //! While the batch does not change, the time of many steps is a sum that needs no loop, so the work is in the number of
 //! requests and not of their tokens.
 
+use super::chunks::Chunk;
 use crate::fleet::DecodeCost;
 use std::collections::VecDeque;
 
@@ -58,6 +59,8 @@ pub(super) struct Decode {
     boundary_ms: f64,
     /// Whether it stands still, because the instance computes a prompt.
     halted: bool,
+    /// What the step under way computes of prompts.
+    beside: Option<Chunk>,
     busy_ms: f64,
 }
 
@@ -72,6 +75,7 @@ impl Decode {
             context_tokens: 0,
             boundary_ms: 0.0,
             halted: false,
+            beside: None,
             busy_ms: 0.0,
         }
     }
@@ -82,7 +86,7 @@ impl Decode {
 
     /// Takes every step that ends at `now_ms` or before. Appends those whose last token came with the last of them.
     pub(super) fn advance(&mut self, now_ms: f64, finished: &mut Vec<Done>) {
-        if self.halted || self.batch.is_empty() {
+        if self.halted || self.is_idle() {
             self.boundary_ms = self.boundary_ms.max(now_ms);
             return;
         }
@@ -91,6 +95,7 @@ impl Decode {
             return;
         }
         let spent_ms = self.time_of(steps);
+        self.beside = None;
         self.boundary_ms += spent_ms;
         self.busy_ms += spent_ms;
         self.context_tokens += steps * self.batch.len() as u64;
@@ -112,7 +117,21 @@ impl Decode {
 
     /// Whether the batch may change now, because no step is under way.
     pub(super) fn is_between_steps(&self, now_ms: f64) -> bool {
-        self.halted || self.batch.is_empty() || self.boundary_ms >= now_ms - EVENT_MS
+        self.halted || self.is_idle() || self.boundary_ms >= now_ms - EVENT_MS
+    }
+
+    fn is_idle(&self) -> bool {
+        self.batch.is_empty() && self.beside.is_none()
+    }
+
+    /// Has the step that begins compute parts of prompts as well; between steps only.
+    pub(super) fn set_beside(&mut self, chunk: Option<Chunk>) {
+        self.beside = chunk;
+    }
+
+    /// Whether the step under way computes parts of prompts.
+    pub(super) fn has_beside(&self) -> bool {
+        self.beside.is_some()
     }
 
     /// Lets in those that wait and fit; between steps only.
@@ -140,12 +159,11 @@ impl Decode {
     /// When the batch must be looked at next: at the end of this step if somebody waits for that, else when a sequence
     /// ends. `None` means that it is empty, or stands still.
     pub(super) fn next_ms(&self, somebody_waits: bool) -> Option<f64> {
-        if self.halted {
+        if self.halted || self.is_idle() {
             return None;
         }
-        let fewest = self.batch.iter().map(|sequence| sequence.left).min()?;
         let could_join = self.waiting.front().is_some_and(|arrival| self.fits(arrival));
-        let steps = if somebody_waits || could_join { 1 } else { fewest };
+        let steps = if somebody_waits || could_join { 1 } else { self.steps_alike() };
         Some(self.boundary_ms + self.time_of(steps))
     }
 
@@ -171,24 +189,46 @@ impl Decode {
         self.waiting.len()
     }
 
+    /// How many are in the batch.
+    pub(super) fn sequences(&self) -> usize {
+        self.batch.len()
+    }
+
     /// Time spent in steps.
     pub(super) fn busy_ms(&self) -> f64 {
         self.busy_ms
     }
 
+    /// Steps until a sequence ends, or prompts get on.
+    fn steps_alike(&self) -> u64 {
+        let fewest = self.batch.iter().map(|sequence| sequence.left).min();
+        if self.beside.is_some() { 1 } else { fewest.unwrap_or(0) }
+    }
+
     /// Each step is longer than the one before by the tokens that came.
     fn time_of(&self, steps: u64) -> f64 {
         let sequences = self.batch.len() as u32;
-        let first = self.cost.step_ms(sequences, self.context_tokens).max(STEP_MIN_MS);
+        let first = self.first_step_ms().max(STEP_MIN_MS);
         let growth = f64::from(self.cost.ms_per_context_token) * f64::from(sequences);
         let steps = steps as f64;
         first * steps + growth * (steps * (steps - 1.0) / 2.0)
     }
 
+    /// Starting to compute, such as reading the weights, is done once for the batch and the prompts beside it.
+    fn first_step_ms(&self) -> f64 {
+        let batch_ms = self.cost.step_ms(self.batch.len() as u32, self.context_tokens);
+        match self.beside {
+            None => batch_ms,
+            Some(Chunk { fixed_ms, ms }) if self.batch.is_empty() => fixed_ms + ms,
+            Some(Chunk { fixed_ms, ms }) => {
+                batch_ms + ms + (fixed_ms - f64::from(self.cost.fixed_ms)).max(0.0)
+            }
+        }
+    }
+
     /// As many steps as end within `ms`, and no more than the shortest sequence needs.
     fn steps_within(&self, ms: f64) -> u64 {
-        let fewest = self.batch.iter().map(|sequence| sequence.left).min().unwrap_or(0);
-        let (mut low, mut high) = (0, fewest);
+        let (mut low, mut high) = (0, self.steps_alike());
         while low < high {
             let middle = low + (high - low).div_ceil(2);
             if self.time_of(middle) <= ms + ROUNDING_MS { low = middle } else { high = middle - 1 }

@@ -1,6 +1,7 @@
 //! The simulated engines, and the requests on their way through them.
 
 use super::super::pool::Touch;
+use super::chunks::Chunks;
 use super::decode::Decode;
 use super::prefill::Prefill;
 use super::tally::Parts;
@@ -33,9 +34,6 @@ pub(super) struct Instance<'e> {
     pub(super) sequence: u64,
     pub(super) prefill: Option<Prefill<'e>>,
     pub(super) decode: Option<Decode>,
-    /// Transfers on their way to it: fetched prefixes, and requests handed over.
-    pub(super) fetching: u32,
-    pub(super) handing_over: u32,
     /// Distinguishes the plan that holds from those made before it.
     pub(super) plan: u64,
 }
@@ -47,7 +45,39 @@ impl<'e> Instance<'e> {
         prefill: Option<Prefill<'e>>,
         decode: Option<Decode>,
     ) -> Self {
-        Self { name, epoch, sequence: 0, prefill, decode, fetching: 0, handing_over: 0, plan: 0 }
+        Self { name, epoch, sequence: 0, prefill, decode, plan: 0 }
+    }
+
+    /// The prompt that can be begun between steps.
+    pub(super) fn ready(&self) -> Option<u64> {
+        self.prefill.as_ref()?.ready(self.sequences())
+    }
+
+    fn sequences(&self) -> usize {
+        self.decode.as_ref().map_or(0, Decode::sequences)
+    }
+
+    /// Lets in requests that wait to be decoded, and fit.
+    pub(super) fn admit(&mut self) {
+        if let Some(decode) = &mut self.decode {
+            decode.admit();
+        }
+    }
+
+    /// Returns how many prompts at the head of the queue are computed, if the last step had chunks of such.
+    pub(super) fn end_chunks(&mut self) -> usize {
+        let Self { prefill: Some(prefill), decode: Some(decode), .. } = self else { return 0 };
+        let chunks = prefill.chunks().filter(|chunks| chunks.is_under_way() && !decode.has_beside());
+        chunks.map_or(0, Chunks::end_step)
+    }
+
+    /// Has the step that begins compute what there is in chunks.
+    pub(super) fn begin_chunks(&mut self) {
+        let sequences = self.sequences();
+        let Self { prefill: Some(prefill), decode: Some(decode), .. } = self else { return };
+        if let Some(chunks) = prefill.chunks() {
+            decode.set_beside(chunks.step(sequences));
+        }
     }
 
     /// Time at work until `now_ms`, which is not before anything that it was told.

@@ -1,6 +1,7 @@
 //! The prefill half of one instance: a queue, a pool of blocks, and the cost of what is computed.
 
 use super::super::pool::{Counts, Pool, Touch};
+use super::chunks::Chunks;
 use super::{Error, Faults, Setup};
 use crate::fleet::PrefillCost;
 use crate::policy::evictor::EvictorEngine;
@@ -19,31 +20,41 @@ pub(super) struct Prefill<'e> {
     block_size_tokens: u32,
     pool: Pool<'e>,
     queue: VecDeque<Queued>,
-    /// The head of the queue is being computed.
-    running: bool,
+    /// How many at the head of the queue are being computed.
+    begun: usize,
+    /// `None` means that prompts are computed one at a time and in one go.
+    chunks: Option<Chunks>,
     busy_ms: f64,
     /// When what is computed will be done.
     ends_ms: f64,
 }
 
-/// A prompt whose computation begins.
+/// What a prompt whose computation begins finds.
 pub(super) struct Start {
     /// Leading blocks that are not computed.
     pub(super) found_blocks: usize,
     /// How many of these were fetched for it.
     pub(super) fetched_blocks: usize,
-    pub(super) ms: f64,
+    /// `None` means that it is computed in chunks.
+    pub(super) ms: Option<f64>,
 }
 
 impl<'e> Prefill<'e> {
-    pub(super) fn new(setup: &Setup, evictor: &'e mut dyn EvictorEngine) -> Result<Self, Error> {
+    /// `chunks`: whether the instance computes prompts in those, if the setup says so.
+    pub(super) fn new(
+        setup: &Setup,
+        evictor: &'e mut dyn EvictorEngine,
+        chunks: bool,
+    ) -> Result<Self, Error> {
+        let tokens = Some(setup.chunk_tokens).filter(|&tokens| chunks && tokens > 0);
         let pool = Pool::of_blocks(evictor, setup.pool_blocks, setup.block_size_tokens)?.telling_evictions();
         Ok(Self {
             cost: setup.prefill_cost,
             block_size_tokens: setup.block_size_tokens,
             pool,
             queue: VecDeque::new(),
-            running: false,
+            begun: 0,
+            chunks: tokens.map(|tokens| Chunks::new(setup.prefill_cost, tokens)),
             busy_ms: 0.0,
             ends_ms: 0.0,
         })
@@ -75,16 +86,17 @@ impl<'e> Prefill<'e> {
         }
     }
 
-    /// Whether the head of the queue can be computed now.
-    pub(super) fn is_ready(&self) -> bool {
-        !self.running && self.queue.front().is_some_and(|head| !head.fetching)
+    /// The prompt that can be begun now, beside a batch of so many sequences.
+    pub(super) fn ready(&self, sequences: usize) -> Option<u64> {
+        let room = self.chunks.as_ref().map_or(self.begun == 0, |chunks| chunks.has_room(sequences));
+        self.queue.get(self.begun).filter(|next| room && !next.fetching).map(|next| next.request)
     }
 
-    pub(super) fn head(&self) -> Option<u64> {
-        self.queue.front().map(|head| head.request)
+    pub(super) fn chunks(&mut self) -> Option<&mut Chunks> {
+        self.chunks.as_mut()
     }
 
-    /// Begins to compute the head of the queue. What was fetched continues the prefix that was here when it was decided:
+    /// Begins to compute the prompt that is ready. What was fetched continues the prefix that was here when it was decided:
     /// if some of that has gone, the rest is of no use.
     pub(super) fn start(
         &mut self,
@@ -94,20 +106,29 @@ impl<'e> Prefill<'e> {
         prompt_tokens: u64,
         now_ms: f64,
     ) -> Start {
-        self.running = true;
+        self.begun += 1;
         let here = self.pool.prefix(chain);
         let with_fetched = if here >= own_blocks { own_blocks + fetched_blocks } else { 0 };
         let found_blocks = here.max(with_fetched);
         let cached = (found_blocks as u64 * u64::from(self.block_size_tokens)).min(prompt_tokens);
-        let ms = self.cost.prefill_ms(cached, prompt_tokens - cached);
-        self.busy_ms += ms;
-        self.ends_ms = now_ms + ms;
+        let ms = match &mut self.chunks {
+            Some(chunks) => {
+                chunks.begin(cached, prompt_tokens);
+                None
+            }
+            None => {
+                let ms = self.cost.prefill_ms(cached, prompt_tokens - cached);
+                self.busy_ms += ms;
+                self.ends_ms = now_ms + ms;
+                Some(ms)
+            }
+        };
         Start { found_blocks, fetched_blocks: found_blocks - here, ms }
     }
 
     /// Takes the head of the queue out, once it is computed.
     pub(super) fn end(&mut self) -> u64 {
-        self.running = false;
+        self.begun -= 1;
         self.queue.pop_front().expect("what is computed is in the queue").request
     }
 
@@ -118,10 +139,10 @@ impl<'e> Prefill<'e> {
     }
 
     pub(super) fn waiting(&self) -> usize {
-        self.queue.len() - usize::from(self.running)
+        self.queue.len() - self.begun
     }
 
-    /// Time at work, with all of what is computed now.
+    /// Time at work, with all of what is computed now in one go.
     pub(super) fn busy_ms(&self) -> f64 {
         self.busy_ms
     }

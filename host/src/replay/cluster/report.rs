@@ -1,7 +1,7 @@
 //! What is reported of a simulated cluster when it is done.
 
 use super::{
-    Cluster, Faults, Latency, Learned, LoadMap, Policies, Replicas, Seconds, Setup, Spread, Swapped, Tally,
+    Cluster, Faults, Latency, Learned, LoadMap, Policies, Replicas, Seconds, Setup, Spread, Swapped,
 };
 use crate::policy::SlotKind;
 use crate::replay::tally::rounded;
@@ -22,6 +22,11 @@ pub struct Report {
     pub prefill: u32,
     pub decode: u32,
     pub both: u32,
+    /// Of a step, with prompts computed in parts; 0: in one go.
+    pub chunk_tokens: u32,
+    pub racks: u32,
+    /// What the instances of a rack send together, beside what it can send.
+    pub oversubscription: f64,
     pub seed: u64,
     pub requests: u64,
     pub finished: u64,
@@ -46,6 +51,8 @@ pub struct Report {
     pub blocks_handed_over: u64,
     /// What both came to.
     pub gb_moved: f64,
+    /// How much of that from one rack to another.
+    pub gb_between_racks: f64,
     pub replicas: Vec<Replicas>,
     /// Requests per second that kept their SLOs.
     pub goodput_rps: f64,
@@ -111,7 +118,7 @@ impl Report {
     /// The report of a cluster that has finished.
     pub fn new(trace: &str, names: &Names, cluster: &Cluster<'_>) -> Self {
         let (tally, setup) = (cluster.tally(), cluster.setup());
-        let Setup { prefill, decode, both, seed, .. } = *setup;
+        let Setup { prefill, decode, both, chunk_tokens, racks, oversubscription, seed, .. } = *setup;
         let Names { scheduler, admitter, balancer, evictor } = names.clone();
         let span_s = cluster.now_us() as f64 / 1e6;
         let goodput = tally.within_slo as f64 / span_s.max(1e-6);
@@ -127,6 +134,9 @@ impl Report {
             prefill,
             decode,
             both,
+            chunk_tokens,
+            racks,
+            oversubscription,
             seed,
             requests: tally.offered,
             finished: tally.finished,
@@ -141,7 +151,8 @@ impl Report {
             fetched_percent: tally.fetched_percent(),
             blocks_fetched: tally.blocks_fetched,
             blocks_handed_over: tally.blocks_handed_over,
-            gb_moved: gb_moved(tally, setup),
+            gb_moved: gb(tally.blocks_fetched + tally.blocks_handed_over, setup),
+            gb_between_racks: gb(tally.blocks_between_racks, setup),
             replicas: cluster.replicas(),
             goodput_rps: rounded(goodput),
             slo_attainment_percent: tally.slo_attainment_percent(),
@@ -159,12 +170,20 @@ impl Report {
         }
     }
 
-    /// "4 prefill, 4 decode: llama3-70b on 8 × a800"
+    /// "4 prefill, 4 decode, in 4 racks of 2:1: llama3-70b on 8 × a800"
     fn instances(&self) -> String {
         let roles = [(self.prefill, "prefill"), (self.decode, "decode"), (self.both, "both")];
         let there = roles.iter().filter(|(count, _)| *count > 0);
         let counts: Vec<_> = there.map(|(count, role)| format!("{count} {role}")).collect();
-        format!("{}: {}", counts.join(", "), self.instance)
+        let racks = match self.racks {
+            1 => String::new(),
+            racks => format!(", in {racks} racks of {}:1", self.oversubscription),
+        };
+        let chunks = match self.chunk_tokens {
+            0 => String::new(),
+            tokens => format!(", prompts in chunks of {tokens} tokens a step"),
+        };
+        format!("{}{racks}{chunks}: {}", counts.join(", "), self.instance)
     }
 
     /// "12031 (512 rejected, 40 of them when their prompts were computed)"
@@ -208,8 +227,8 @@ impl Report {
             (
                 "blocks moved",
                 format!(
-                    "{} fetched, {} handed over; {:.1} GB",
-                    self.blocks_fetched, self.blocks_handed_over, self.gb_moved
+                    "{} fetched, {} handed over; {:.1} GB, {:.1} of them between racks",
+                    self.blocks_fetched, self.blocks_handed_over, self.gb_moved, self.gb_between_racks
                 ),
             ),
             ("copies", self.copies()),
@@ -235,8 +254,7 @@ impl Report {
     }
 }
 
-fn gb_moved(tally: &Tally, setup: &Setup) -> f64 {
-    let blocks = tally.blocks_fetched + tally.blocks_handed_over;
+fn gb(blocks: u64, setup: &Setup) -> f64 {
     (blocks as f64 * setup.block_bytes as f64 / 1e9 * 1e3).round() / 1e3
 }
 

@@ -4,6 +4,7 @@ use super::super::pool;
 use super::super::profile::Profile;
 use super::super::trace::BLOCK_SIZE_TOKENS;
 use crate::conductor::Registration;
+use crate::config::Link;
 use crate::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 
 /// Costs of one instance, roughly an 8-GPU node serving a 70B model (Mooncake, FAST '25, §5): 30 ms + 45 µs a
@@ -18,6 +19,9 @@ pub const DECODE: DecodeCost =
 pub const INSTANCES_MAX: u32 = 1_024;
 /// How much faster or slower than it was recorded a trace may run.
 const SPEEDS: std::ops::RangeInclusive<f64> = 1e-3..=1e3;
+/// The most racks: there is a link in each direction between any two.
+const RACKS_MAX: u32 = 32;
+const CHUNKS: std::ops::RangeInclusive<u32> = 16..=1 << 20;
 const TICKS_MS: std::ops::RangeInclusive<u64> = 10..=600_000;
 
 /// Why a cluster cannot be simulated.
@@ -32,13 +36,21 @@ pub enum SetupError {
     Speed(f64),
     #[error("a tick of {0} ms is outside {min} to {max}", min = TICKS_MS.start(), max = TICKS_MS.end())]
     Tick(u64),
+    #[error(
+        "{racks} racks in which a port serves those of {oversubscription} instances: there may be 1 to {RACKS_MAX}, and 1 to 1000 ports"
+    )]
+    Racks { racks: u32, oversubscription: f64 },
+    #[error("chunks of {0} tokens are outside {min} to {max}; 0 computes prompts in one go", min = CHUNKS.start(), max = CHUNKS.end())]
+    Chunks(u32),
+    #[error("prompts are computed in chunks by instances that do both, and there are none")]
+    NoneInChunks,
     #[error("decode memory of 0 blocks holds no request; give 1 or more")]
     DecodeMemory,
     #[error("prefill pools: {0}")]
     Pool(pool::Error),
 }
 
-/// A cluster of like instances in one domain of the network.
+/// A cluster of like instances.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
     /// What the costs are those of.
@@ -56,8 +68,15 @@ pub struct Setup {
     pub decode_blocks: u32,
     pub prefill_cost: PrefillCost,
     pub decode_cost: DecodeCost,
-    /// Cost of a prefix that is fetched, and of a request that is handed over.
+    /// Tokens of a step of an instance that does both, of which prompts have what the batch leaves. 0: prompts are computed in one go,
+    /// and the batch stands still.
+    pub chunk_tokens: u32,
+    /// Cost of a prefix that is fetched, and of a request that is handed over, by itself.
     pub transfer: TransferCost,
+    /// Instances are spread over so many, those of each role in turn.
+    pub racks: u32,
+    /// Of a rack: what its instances can send or receive together, beside what it can send to or receive from others.
+    pub oversubscription: f64,
     /// What each request asks for, ms; +infinity = nothing.
     pub ttft_slo_ms: f32,
     pub tbt_slo_ms: f32,
@@ -85,7 +104,10 @@ impl Default for Setup {
             block_bytes: BLOCK_BYTES,
             prefill_cost: PREFILL,
             decode_cost: DECODE,
+            chunk_tokens: 0,
             transfer: TRANSFER,
+            racks: 1,
+            oversubscription: 1.0,
             // As the Mooncake paper has them.
             ttft_slo_ms: 30_000.0,
             tbt_slo_ms: 100.0,
@@ -151,6 +173,16 @@ impl Setup {
         if !TICKS_MS.contains(&self.tick_ms) {
             return Err(SetupError::Tick(self.tick_ms));
         }
+        let (racks, oversubscription) = (self.racks, self.oversubscription);
+        if !(1..=RACKS_MAX).contains(&racks) || !(1.0..=1e3).contains(&oversubscription) {
+            return Err(SetupError::Racks { racks, oversubscription });
+        }
+        if self.chunk_tokens > 0 && !CHUNKS.contains(&self.chunk_tokens) {
+            return Err(SetupError::Chunks(self.chunk_tokens));
+        }
+        if self.chunk_tokens > 0 && both == 0 {
+            return Err(SetupError::NoneInChunks);
+        }
         if self.decode_blocks == 0 {
             return Err(SetupError::DecodeMemory);
         }
@@ -162,19 +194,39 @@ impl Setup {
         self.prefill + self.both
     }
 
-    /// Name and role of each instance.
-    pub(super) fn instances(&self) -> impl Iterator<Item = (String, Role)> {
+    /// Name, role and rack of each instance.
+    pub(super) fn instances(&self) -> impl Iterator<Item = (String, Role, u32)> {
         let roles = [
             ("prefill", self.prefill, Role { prefill: true, decode: false }),
             ("decode", self.decode, Role { prefill: false, decode: true }),
             ("both", self.both, Role { prefill: true, decode: true }),
         ];
-        roles
-            .into_iter()
-            .flat_map(|(name, count, role)| (0..count).map(move |n| (format!("{name}-{n}"), role)))
+        let racks = self.racks;
+        roles.into_iter().flat_map(move |(name, count, role)| {
+            (0..count).map(move |n| (format!("{name}-{n}"), role, n % racks))
+        })
     }
 
-    pub(super) fn registration(&self, role: Role) -> Registration {
+    /// What policies are told of the ways between racks: the rate of one transfer by itself, and how many have it beside each other.
+    pub(super) fn links(&self) -> Vec<Link> {
+        let instances = |rack| self.instances().filter(|&(.., of)| of == rack).count();
+        let ports = |rack| instances(rack) as f64 / self.oversubscription;
+        let pairs = (0..self.racks).flat_map(|from| (0..self.racks).map(move |to| (from, to)));
+        let link = |(from, to): (u32, u32)| {
+            let ports = ports(from).min(ports(to));
+            Link {
+                from: domain(from),
+                to: domain(to),
+                fixed_ms: 0.0,
+                factor: (1.0 / ports).max(1.0) as f32,
+                parallel: (ports as u32).max(1),
+            }
+        };
+        let between = |&(from, to): &(u32, u32)| from != to && instances(from) > 0 && instances(to) > 0;
+        pairs.filter(between).map(link).collect()
+    }
+
+    pub(super) fn registration(&self, role: Role, rack: u32) -> Registration {
         let prefill = PrefillSpec {
             cost: self.prefill_cost,
             transfer: self.transfer,
@@ -188,7 +240,12 @@ impl Setup {
         Registration {
             prefill: role.prefill.then_some(prefill),
             decode: role.decode.then_some(decode),
+            domain: domain(rack),
             ..Registration::default()
         }
     }
+}
+
+fn domain(rack: u32) -> String {
+    format!("rack-{rack}")
 }

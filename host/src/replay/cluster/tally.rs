@@ -128,6 +128,8 @@ pub struct Tally {
     pub blocks_fetched: u64,
     /// Blocks that went from where a prompt was computed to where it was decoded.
     pub blocks_handed_over: u64,
+    /// How many of both crossed from one rack to another.
+    pub blocks_between_racks: u64,
     pub ttft: Spread,
     /// Mean time between the tokens of a request.
     pub tbt: Spread,
