@@ -3,7 +3,7 @@
 use super::version::{Code, Program, code, default_native, prepare, stored_program};
 use super::{Hook, Previous, Settings, Slot, Source, Version};
 use crate::policy::catalog::{Assignment, Origin, Stored};
-use crate::policy::{Action, Cause, Error};
+use crate::policy::{Action, Cause, Error, Fault};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -13,6 +13,8 @@ const PERSIST_AGAIN: Duration = Duration::from_secs(5);
 /// How long an operator's call waits for instances of policies that were swapped before.
 const ROOM_WAIT: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// How often a policy that served before is started once more, if the machine had no time for it.
+const TRIES_MORE: usize = 2;
 
 /// Tries again where no instance is free: those that served before are given back beside the traffic, which takes a moment.
 pub(super) fn with_room<R>(mut prepare: impl FnMut() -> Result<R, Error>) -> Result<R, Error> {
@@ -23,6 +25,17 @@ pub(super) fn with_room<R>(mut prepare: impl FnMut() -> Result<R, Error>) -> Res
             prepared => return prepared,
         }
     }
+}
+
+/// The same for what shall serve again and nobody asked for: a machine that had no time for it may have some the next time.
+fn with_time<R>(mut prepare: impl FnMut() -> Result<R, Error>) -> Result<R, Error> {
+    for _ in 0..TRIES_MORE {
+        match with_room(&mut prepare) {
+            Err(Error::Start { fault: Fault::Starved(_), .. }) => {}
+            prepared => return prepared,
+        }
+    }
+    with_room(prepare)
 }
 
 impl<H: Hook> Slot<H> {
@@ -266,7 +279,13 @@ impl<H: Hook> Slot<H> {
         self.log.add_host(1, &reason);
         self.guarded.lock().count(cause);
         self.drop_contest();
-        let back = self.prepare_previous().ok().or_else(|| {
+        let previous = with_time(|| self.prepare_previous());
+        if let Err(error) = &previous
+            && !matches!(error, Error::NoPrevious(_))
+        {
+            self.log.add_host(1, &format!("the policy before it does not come back: {error}"));
+        }
+        let back = previous.ok().or_else(|| {
             let default = |settings| {
                 let (program, assignment) = default_native::<H>(settings)?;
                 self.prepare(Arc::new(program), assignment).ok()
@@ -329,5 +348,24 @@ mod tests {
         });
         assert!(matches!(refused, Err(Error::NoPrevious(_))));
         assert_eq!(asked, 1);
+    }
+
+    #[test]
+    fn what_comes_back_is_tried_again_on_a_machine_that_had_no_time_but_not_for_ever() {
+        let start = |fault| Error::Start { name: "p".into(), step: "open", fault };
+        let starved = || start(Fault::Starved(Duration::from_secs(5)));
+        let mut answers = vec![Ok(7), Err(starved()), Err(starved())];
+        assert_eq!(with_time(|| answers.pop().unwrap()).unwrap(), 7);
+        let tried = |fault: Fault| {
+            let mut tried = 0;
+            let refused = with_time(|| -> Result<(), Error> {
+                tried += 1;
+                Err(start(fault.clone()))
+            });
+            assert!(refused.is_err());
+            tried
+        };
+        assert_eq!(tried(Fault::Starved(Duration::from_secs(5))), 1 + TRIES_MORE);
+        assert_eq!(tried(Fault::Trap("it is broken".into())), 1);
     }
 }

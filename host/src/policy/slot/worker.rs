@@ -440,13 +440,13 @@ impl Backoff {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::PolicyConfig;
     use crate::policy::admitter::AdmitterHook;
     use crate::policy::balancer::BalancerHook;
     use crate::policy::catalog::Catalog;
     use crate::policy::engine::Engine;
     use crate::policy::scheduler::SchedulerHook;
     use crate::policy::slot::{Builder, Source};
+    use crate::policy::{Error, PolicyConfig};
     use kvasir_policy::admitter::{Forecast, Request, Verdict};
     use kvasir_policy::balancer::Snapshot;
 
@@ -501,6 +501,27 @@ mod tests {
         worker.refresh();
         assert_eq!(worker.version().assignment.origin, Origin::Native { name: "slo".into() });
         assert_eq!(twin(&mut worker), Ok(Verdict::Accept), "also when it serves after a trip");
+    }
+
+    #[test]
+    fn what_served_before_comes_back_though_no_instance_is_free_for_a_moment() {
+        let config = PolicyConfig { instances: 6, ..PolicyConfig::default() };
+        let engine = Engine::new(&config, None).unwrap();
+        let open = |name: &str| {
+            let wanted = (Source::Builtin(name.into()), Vec::new());
+            Slot::<SchedulerHook>::open(engine.clone(), &config, wanted, None, Builder::start().unwrap())
+        };
+        let slot = open("mooncake").unwrap();
+        let broken = slot.load(Source::Builtin("random".into()), Vec::new()).unwrap().generation;
+        let others: Vec<_> = std::iter::from_fn(|| open("random").ok()).collect();
+        assert!(matches!(open("random"), Err(Error::NoRoom { .. })));
+        std::thread::scope(|scope| {
+            let taking = scope.spawn(|| slot.take_out(broken, Cause::Breaker, "as told"));
+            std::thread::sleep(Duration::from_millis(100));
+            drop(others);
+            taking.join().unwrap();
+        });
+        assert_eq!(slot.current().assignment.origin, Origin::Builtin { name: "mooncake".into() });
     }
 
     #[test]
