@@ -213,11 +213,20 @@ struct Prefill {
     /// Sum of the errors that have moved `busy_until_ms`, so that ends booked earlier move along.
     shifted_ms: f64,
     queued: u32,
+    /// Fetches on their way to it, and what is on its way from it: fetches of others, and hand-overs.
     transfers: u32,
+    sending: u32,
     free_blocks: u32,
     waiting: Option<u32>,
     adapters: Adapters,
     reported_ms: u64,
+}
+
+impl Prefill {
+    /// What one more block takes to leave, ms: its port is shared with what leaves now.
+    fn send_ms_per_block(&self) -> f32 {
+        self.spec.transfer.congested_ms_per_block(self.sending)
+    }
 }
 
 #[derive(Debug)]
@@ -248,6 +257,14 @@ enum Phase {
     Decode,
 }
 
+/// A prefix on its way from another instance.
+#[derive(Clone, Copy, Debug)]
+struct Fetch {
+    path: Path,
+    source: u16,
+    source_epoch: u64,
+}
+
 /// Booked work; given back exactly when the request leaves.
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
@@ -255,8 +272,8 @@ struct InFlight {
     prefill_epoch: u64,
     decode_epoch: u64,
     phase: Phase,
-    /// The way of its prefix, until that has arrived.
-    transferring: Option<Path>,
+    /// Its prefix, until that has arrived.
+    fetch: Option<Fetch>,
     /// The way of its blocks from prefill to decode, if these are two instances.
     handover: Option<Path>,
     /// When they are expected to have arrived; set while they are on their way.
@@ -468,6 +485,7 @@ impl Fleet {
             shifted_ms: 0.0,
             queued: 0,
             transfers: 0,
+            sending: 0,
             free_blocks: capacity_blocks,
             waiting: None,
             adapters: Adapters::default(),
@@ -688,6 +706,7 @@ impl Fleet {
             waiting: p.waiting,
             adapters: Some(p.adapters.loaded),
             adapters_max: p.adapters.most,
+            send_per_block: p.send_ms_per_block(),
         }
     }
 

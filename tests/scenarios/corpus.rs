@@ -15,11 +15,14 @@ use std::io::BufReader;
 use std::path::PathBuf;
 
 /// Inputs of each slot.
-const INPUTS: u64 = 20;
+const INPUTS: u64 = 24;
 /// Those recorded first, when rows and the layout were shorter and the later columns not there: policies go on answering them.
 const INPUTS_AT_FIRST: u64 = 14;
 /// How long the rows of the two tables and the layout were then.
 const LENGTHS_AT_FIRST: [usize; 3] = [17, 19, 8];
+/// Those recorded before a prefill row told what sending costs, and how long it was.
+const INPUTS_WITHOUT_SENDING: u64 = 20;
+const WITHOUT_SENDING: usize = 19;
 
 fn file(slot: SlotKind) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("corpus/policy-0.1");
@@ -88,6 +91,7 @@ fn tables(random: &mut Random, lengths: [usize; 3]) -> (Vec<Push>, u32, u32) {
             waiting: random.chance(2).then(|| random.below(9)),
             adapters: amended.then(|| random.below(3)),
             adapters_max: (amended && random.chance(2)).then(|| 1 + random.below(2)),
+            send_per_block: if prefill_row > WITHOUT_SENDING { random.float(16) } else { 0.0 },
         };
         prefill_rows.extend(&row.encode()[..prefill_row]);
     }
@@ -191,7 +195,8 @@ fn question(random: &mut Random, prefill: u32, decode: u32, amended: bool) -> Qu
 fn scheduling(random: &mut Random, n: u64) -> (Vec<Push>, Call) {
     let amended = n >= INPUTS_AT_FIRST;
     let now = Layout::default();
-    let lengths = [now.prefill_row as usize, now.decode_row as usize, now.encode().len()];
+    let prefill_row = if n < INPUTS_WITHOUT_SENDING { WITHOUT_SENDING } else { now.prefill_row as usize };
+    let lengths = [prefill_row, now.decode_row as usize, now.encode().len()];
     let (mut pushed, prefill, decode) = tables(random, if amended { lengths } else { LENGTHS_AT_FIRST });
     // Decisions before this one, for policies that remember them.
     for _ in 0..random.below(4) {

@@ -4,7 +4,7 @@ use super::answer::{self, Slots};
 use super::links::{Path, Toll};
 use super::table::Table;
 use super::{
-    Admission, Ask, Decode, Ended, Error, Fleet, InFlight, Invalid, Outcome, Phase, Prefill, identity,
+    Admission, Ask, Decode, Ended, Error, Fetch, Fleet, InFlight, Invalid, Outcome, Phase, Prefill, identity,
 };
 use kvasir_policy::scheduler::{Candidates, Decision, Placement};
 
@@ -59,13 +59,15 @@ impl Fleet {
         let prompt_tokens = u64::from(ask.prompt_tokens);
         let cached = u64::from(own + fetched_blocks) * u64::from(self.block_size_tokens);
         let cached = cached.min(prompt_tokens);
-        let fetch = self.fetch_path(&placement);
-        let toll = fetch.map_or(Toll::FREE, |path| self.links.toll(path));
-        let transfer_ms = toll.transfer_ms(&p.spec.transfer, fetched_blocks, p.transfers);
+        let fetch = self.fetch(&placement);
+        let toll = fetch.map_or(Toll::FREE, |fetch| self.links.toll(fetch.path));
+        let source = fetch.and_then(|fetch| self.prefill.get(fetch.source));
+        let sent = source.map_or(0.0, Prefill::send_ms_per_block);
+        let transfer_ms = toll.transfer_ms(&p.spec.transfer, fetched_blocks, p.transfers, sent);
         let handover_ms = handover_path(p, d, decode).map_or(0.0, |path| {
             let blocks = ask.prompt_tokens.div_ceil(self.block_size_tokens);
             let blocks = blocks.saturating_sub(candidates.prefix_of_decode(decode.into()));
-            self.links.toll(path).transfer_ms(&d.spec.handover, blocks, d.handovers)
+            self.links.toll(path).transfer_ms(&d.spec.handover, blocks, d.handovers, p.send_ms_per_block())
         });
         let queue_ms = (p.busy_until_ms - now_ms as f64).max(0.0);
         let prefill_ms = p.spec.cost.prefill_ms(cached, prompt_tokens - cached);
@@ -108,10 +110,11 @@ impl Fleet {
         Ok(outcome)
     }
 
-    /// The way of a prefix that is fetched.
-    fn fetch_path(&self, placement: &Placement) -> Option<Path> {
-        let site = |slot: u32| self.prefill.get(slot as u16).map(|p| p.site.domain);
-        placement.transfer.and_then(|transfer| Some((site(transfer.source)?, site(placement.prefill)?)))
+    /// The prefix that is fetched.
+    fn fetch(&self, placement: &Placement) -> Option<Fetch> {
+        let source = placement.transfer?.source as u16;
+        let (from, to) = (self.prefill.get(source)?, self.prefill.get(placement.prefill as u16)?);
+        Some(Fetch { path: (from.site.domain, to.site.domain), source, source_epoch: from.epoch })
     }
 
     fn book(
@@ -123,17 +126,14 @@ impl Fleet {
         now_ms: u64,
     ) -> Result<(), Error> {
         let Admission { prefill, decode, .. } = admission;
-        let transferring = self.fetch_path(placement);
+        let fetch = self.fetch(placement);
         let tokens = u64::from(ask.prompt_tokens) + u64::from(ask.output_tokens);
         let decode_blocks = tokens.div_ceil(u64::from(self.block_size_tokens)) as u32;
         let p = self.prefill.change(prefill).ok_or(absent("prefill", prefill))?;
         let d = self.decode.change(decode).ok_or(absent("decode", decode))?;
         p.busy_until_ms = now_ms as f64 + admission.ttft_ms;
         p.queued += 1;
-        p.transfers += u32::from(transferring.is_some());
-        if let Some(path) = transferring {
-            self.links.begin(path);
-        }
+        p.transfers += u32::from(fetch.is_some());
         d.arriving_sequences += 1;
         d.arriving_tokens += u64::from(ask.prompt_tokens);
         d.arriving_blocks += decode_blocks;
@@ -143,7 +143,7 @@ impl Fleet {
             prefill_epoch: p.epoch,
             decode_epoch: d.epoch,
             phase: Phase::Prefill,
-            transferring,
+            fetch,
             handover: handover_path(p, d, decode),
             handed_over_ms: None,
             prefill_end_ms: p.busy_until_ms - p.shifted_ms,
@@ -159,6 +159,10 @@ impl Fleet {
             first_token_ms: None,
             prefill_ms: None,
         };
+        if let Some(Fetch { path, source, .. }) = fetch {
+            self.links.begin(path);
+            self.prefill.change(source).ok_or(absent("prefill", source))?.sending += 1;
+        }
         self.tenants.add(ask.tenant, tokens);
         self.requests.insert(id, booked);
         Ok(())
@@ -171,11 +175,14 @@ impl Fleet {
     pub fn transfer_done(&mut self, id: u64, now_ms: u64) -> Result<(), Error> {
         let request = self.requests.get_mut(&id).ok_or(Error::NoRequest { id })?;
         request.heard_ms = now_ms;
-        if let Some(path) = request.transferring.take() {
+        if let Some(Fetch { path, source, source_epoch }) = request.fetch.take() {
             let (slot, epoch) = (request.admission.prefill, request.prefill_epoch);
             self.links.end(path);
             if let Some(p) = same_prefill(&mut self.prefill, slot, epoch) {
                 p.transfers -= 1;
+            }
+            if let Some(source) = same_prefill(&mut self.prefill, source, source_epoch) {
+                source.sending -= 1;
             }
         }
         Ok(())
@@ -219,6 +226,9 @@ impl Fleet {
         if let Some(d) = same_decode(&mut self.decode, request.admission.decode, request.decode_epoch) {
             d.handovers += 1;
         }
+        if let Some(p) = same_prefill(&mut self.prefill, request.admission.prefill, request.prefill_epoch) {
+            p.sending += 1;
+        }
     }
 
     /// Ends the hand-over of a request, if one is under way.
@@ -231,6 +241,9 @@ impl Fleet {
         }
         if let Some(d) = same_decode(&mut self.decode, request.admission.decode, request.decode_epoch) {
             d.handovers -= 1;
+        }
+        if let Some(p) = same_prefill(&mut self.prefill, request.admission.prefill, request.prefill_epoch) {
+            p.sending -= 1;
         }
     }
 

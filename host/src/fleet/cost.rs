@@ -39,9 +39,9 @@ impl TransferCost {
         self.ms_per_block * (active as f32 + 1.0)
     }
 
-    /// The cost where nothing is known of the way.
+    /// The cost where nothing is known of the way, nor of the sender.
     pub fn transfer_ms(&self, blocks: u32, active: u32) -> f64 {
-        Toll::FREE.transfer_ms(self, blocks, active)
+        Toll::FREE.transfer_ms(self, blocks, active, 0.0)
     }
 }
 

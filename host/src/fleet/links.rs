@@ -37,14 +37,15 @@ impl Toll {
     /// The way between domains for which no link is set.
     pub(super) const FREE: Self = Self { fixed_ms: 0.0, factor: 1.0 };
 
-    /// Time of a transfer of `blocks` to a receiver that `active` other transfers are on their way to, ms.
-    pub(super) fn transfer_ms(self, cost: &TransferCost, blocks: u32, active: u32) -> f64 {
+    /// Time of a transfer of `blocks` to a receiver that `active` other transfers are on their way to, ms. `sent`: what a block takes
+    /// to leave its sender, ms.
+    pub(super) fn transfer_ms(self, cost: &TransferCost, blocks: u32, active: u32, sent: f32) -> f64 {
         if blocks == 0 {
             return 0.0;
         }
-        let per_block = f64::from(cost.congested_ms_per_block(active));
+        let per_block = (self.factor * cost.congested_ms_per_block(active)).max(sent);
         let fixed = f64::from(self.fixed_ms) + f64::from(cost.fixed_ms);
-        fixed + f64::from(self.factor) * per_block * f64::from(blocks)
+        fixed + f64::from(per_block) * f64::from(blocks)
     }
 }
 
@@ -135,7 +136,7 @@ mod tests {
         let spec = LinkSpec { from: 1, to: 2, fixed_ms: 5.0, factor: 2.0, parallel: 2 };
         let mut links = Links::new(&[spec, LinkSpec { to: 3, parallel: 0, ..spec }]);
         let cost = TransferCost { fixed_ms: 1.0, ms_per_block: 10.0 };
-        let ms = |links: &Links, path| links.toll(path).transfer_ms(&cost, 3, 0);
+        let ms = |links: &Links, path| links.toll(path).transfer_ms(&cost, 3, 0, 0.0);
         assert_eq!((ms(&links, (2, 1)), ms(&links, (1, 2))), (31.0, 66.0), "a link has a direction");
         let seen = links.version();
         for expected in [66.0, 96.0, 126.0] {

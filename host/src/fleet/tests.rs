@@ -421,7 +421,14 @@ impl Scheduler for Nothing {
     /// Shows the tables to the test.
     fn explain(&self, cluster: &Cluster, _: &Request, _: Candidates<'_>) -> Vec<f32> {
         let (p, d) = (&cluster.prefill, &cluster.decode);
-        let prefill = [&p.available, &p.busy_until, &p.transfer_per_block, &p.queued, &p.free_blocks];
+        let prefill = [
+            &p.available,
+            &p.busy_until,
+            &p.transfer_per_block,
+            &p.send_per_block,
+            &p.queued,
+            &p.free_blocks,
+        ];
         let same = [&p.identity, &p.peer, &p.domain, &p.waiting, &d.identity, &d.peer, &d.handover_per_block];
         let pairs = (0..9).map(|pair| cluster.links.between((pair / 3) as f32, (pair % 3) as f32));
         let links: Vec<f32> = pairs.flat_map(|link| [link.factor, link.under_way as f32]).collect();

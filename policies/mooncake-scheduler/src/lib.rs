@@ -6,6 +6,8 @@
 //! TTFT or TBT would miss its SLO is rejected before prefill. Instances that do not serve the request's model are none of
 //! its candidates.
 //!
+//! What a fetch takes is the slower end of it: a hot prefix is not fetched from an instance whose port is busy with sending.
+//!
 //! The paper's network is the same everywhere. Where links between domains are named, a fetch takes as long as on its way, and of
 //! decode instances the one with the least time from the end of the prefill to the next token is taken, which counts the hand-over
 //! (NetKV, arXiv 2606.03910).
@@ -51,7 +53,9 @@ impl Scheduler for Mooncake {
             &mut self.free_at,
         );
         let fetch = self.ways.fetch(cluster, source);
-        let Some(p) = fastest_prefill(cluster, request, matched, best, free_at, fetch, &mut self.ttft) else {
+        let Some(p) =
+            fastest_prefill(cluster, request, matched, (best, source), free_at, fetch, &mut self.ttft)
+        else {
             return Decision::reject(Reason::NoInstance, 1_000);
         };
         let room = eligible(&cluster.decode.room, candidates.eligible_decode(), -1.0, &mut self.room);
@@ -82,13 +86,13 @@ impl Scheduler for Mooncake {
         let free_at =
             eligible(&cluster.prefill.free_at, candidates.eligible_prefill(), f32::INFINITY, &mut masked);
         let fetch = ways.fetch(cluster, source);
-        fastest_prefill(cluster, request, matched, best, free_at, fetch, &mut ttft);
+        fastest_prefill(cluster, request, matched, (best, source), free_at, fetch, &mut ttft);
         ttft
     }
 }
 
 impl Ways {
-    /// What fetching from a slot costs each prefill slot: its fixed part, and a block.
+    /// What fetching over the way from a slot costs each prefill slot: its fixed part, and a block.
     fn fetch<'a>(&'a mut self, cluster: &'a Cluster, source: usize) -> (&'a [f32], &'a [f32]) {
         let t = &cluster.prefill;
         if cluster.links.is_empty() || t.is_empty() {
@@ -190,7 +194,7 @@ fn fastest_prefill(
     cluster: &Cluster,
     request: &Request,
     matched: &[u32],
-    best: u32,
+    (best, source): (u32, usize),
     free_at: &[f32],
     (transfer_fixed, transfer_per_block): (&[f32], &[f32]),
     ttft: &mut Vec<f32>,
@@ -200,6 +204,7 @@ fn fastest_prefill(
     let [best, below, block, prompt] = [best, below, cluster.block_size_tokens, request.prompt_tokens]
         .map(|n| Numbers::splat(n.cast_signed()));
     let now = Lanes::splat(cluster.now);
+    let sent = Lanes::splat(t.send_per_block.get(source).copied().unwrap_or(0.0));
     let columns: [&[f32]; 6] = [
         free_at,
         transfer_fixed,
@@ -211,7 +216,7 @@ fn fastest_prefill(
     map_argmin([matched], columns, ttft, |[own], [free_at, t0, t1, c0, c1, half_c2]| {
         let fetches = own.simd_lt(below);
         let missing = Lanes::from_i32x4(best - own);
-        let transfer = mask(fetches) & (t0 + t1 * missing);
+        let transfer = mask(fetches) & (t0 + t1.fast_max(sent) * missing);
         let ahead = free_at - now;
         let queue = ahead.simd_gt(Lanes::ZERO) & ahead;
         let cached = (fetches.select(best, own) * block).min(prompt);

@@ -45,7 +45,9 @@ fn algorithm_1(
             let transfer_len = best_len - prefix_len[i];
             let link = between(prefill[best_instance].domain, instance.domain);
             let fixed = link.fixed + instance.transfer_fixed;
-            (best_len, fixed + link.factor * instance.transfer_per_block * transfer_len as f32)
+            let sent = prefill[best_instance].send_per_block;
+            let per_block = (link.factor * instance.transfer_per_block).max(sent);
+            (best_len, fixed + per_block * transfer_len as f32)
         } else {
             (prefix_len[i], 0.0)
         };
@@ -75,11 +77,9 @@ fn algorithm_1(
         let handed_over = match (links, p) {
             (Some(_), Some(p)) if prefill[p].peer != Some(i as u16) => {
                 let link = between(prefill[p].domain, instance.domain);
-                let moved = r.prompt_tokens.div_ceil(block)
-                    - candidates.prefix_of_decode(i).min(r.prompt_tokens.div_ceil(block));
-                link.fixed
-                    + instance.handover_fixed
-                    + link.factor * instance.handover_per_block * moved as f32
+                let moved = r.prompt_tokens.div_ceil(block).saturating_sub(candidates.prefix_of_decode(i));
+                let per_block = (link.factor * instance.handover_per_block).max(prefill[p].send_per_block);
+                link.fixed + instance.handover_fixed + per_block * moved as f32
             }
             _ => 0.0,
         };
@@ -115,10 +115,10 @@ fn algorithm_1(
 
 /// Few distinct values, so that ties, empty and equal prefixes occur.
 fn prefill_row() -> impl Strategy<Value = (PrefillRow, u32)> {
-    let times = (0..4u32, 0..3u32, 0..3u32, 0..3u32, 0..4u32, 0..4u32, 0..DOMAINS);
+    let times = (0..4u32, 0..3u32, 0..3u32, 0..3u32, 0..4u32, 0..4u32, 0..4u32, 0..DOMAINS);
     let prefix = prop_oneof![Just(0u32), 0..5u32, 0..200u32];
     (prop::bool::weighted(0.8), times, prefix).prop_map(
-        |(available, (busy, c0, c1, c2, t0, t1, domain), prefix)| {
+        |(available, (busy, c0, c1, c2, t0, t1, sent, domain), prefix)| {
             let row = PrefillRow {
                 available,
                 busy_until: busy as f32 * 300.0,
@@ -127,6 +127,7 @@ fn prefill_row() -> impl Strategy<Value = (PrefillRow, u32)> {
                 cost_per_pair: c2 as f32 * 1e-5,
                 transfer_fixed: t0 as f32 * 3.0,
                 transfer_per_block: t1 as f32 * 1.7,
+                send_per_block: sent as f32 * 2.3,
                 domain,
                 ..PrefillRow::default()
             };

@@ -8,7 +8,7 @@ use crate::{Description, Settings};
 /// The longest that a rejected request is told to wait, a day. More is a mistake of unit, and no valid answer.
 pub const RETRY_MAX_MS: u32 = 24 * 3600 * 1000;
 /// Values in one row of `update-prefill`.
-pub const PREFILL_ROW: usize = 19;
+pub const PREFILL_ROW: usize = 20;
 /// Values in one row of `update-decode`.
 pub const DECODE_ROW: usize = 21;
 /// Values in one row of `update-links`.
@@ -268,6 +268,8 @@ pub struct PrefillRow {
     pub adapters: Option<u32>,
     /// Adapters it can hold at once; `None` if it is not said.
     pub adapters_max: Option<u32>,
+    /// What a block takes to leave it, with what it sends now.
+    pub send_per_block: f32,
 }
 
 impl PrefillRow {
@@ -292,6 +294,7 @@ impl PrefillRow {
             number(self.waiting),
             number(self.adapters),
             number(self.adapters_max),
+            self.send_per_block,
         ]
     }
 }
@@ -438,7 +441,7 @@ table! {
     PrefillTable {
         available, busy_until, cost_fixed, cost_per_token, cost_per_pair, transfer_fixed,
         transfer_per_block, queued, free_blocks, capacity_blocks, reported_at, identity, peer, host, domain, waiting,
-        adapters, adapters_max,
+        adapters, adapters_max, send_per_block,
     }
     /// `busy_until`, or +infinity if the slot is unavailable.
     free_at
@@ -600,7 +603,8 @@ impl Cluster {
             return 0.0;
         }
         let link = self.links.between(p.domain[source], p.domain[prefill]);
-        link.fixed + p.transfer_fixed[prefill] + link.factor * p.transfer_per_block[prefill] * blocks as f32
+        let per_block = (link.factor * p.transfer_per_block[prefill]).max(p.send_per_block[source]);
+        link.fixed + p.transfer_fixed[prefill] + per_block * blocks as f32
     }
 
     /// ms to compute a prompt on a prefill slot that has its first `blocks`, by the costs that the instance registered; the slot must be
@@ -663,7 +667,8 @@ impl Cluster {
             return 0.0;
         }
         let link = self.links.between(p.domain[prefill], d.domain[decode]);
-        link.fixed + d.handover_fixed[decode] + link.factor * d.handover_per_block[decode] * blocks as f32
+        let per_block = (link.factor * d.handover_per_block[decode]).max(p.send_per_block[prefill]);
+        link.fixed + d.handover_fixed[decode] + per_block * blocks as f32
     }
 }
 

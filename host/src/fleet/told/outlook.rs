@@ -63,8 +63,8 @@ impl Told {
         let domain = |row: &[f32; PREFILL_ROW]| row[15] as u32;
         let link = self.links.get(&(domain(source), domain(target)));
         let (link_fixed, factor) = link.map_or((0.0, 1.0), |link| (link[2], link[3]));
-        let (fixed, per_block) = (target[6], target[7]);
-        f64::from(link_fixed + fixed) + f64::from(factor * per_block) * f64::from(transfer.blocks)
+        let (fixed, per_block) = (target[6], (factor * target[7]).max(source[19]));
+        f64::from(link_fixed + fixed) + f64::from(per_block) * f64::from(transfer.blocks)
     }
 }
 

@@ -211,10 +211,11 @@ fn the_adaptive_balancer_lets_prefixes_travel_where_that_costs_less_than_computi
     };
     // Computing a block takes 512 ms.
     let (fast, slow) = (10.0, 700.0);
-    let (fixed, adaptive) = (run("static", slow), run("adaptive", slow));
-    assert!(adaptive.0 < fixed.0 && adaptive.1 < fixed.1, "{adaptive:?} against {fixed:?}");
     let (fixed, adaptive) = (run("static", fast), run("adaptive", fast));
-    assert!(adaptive.0 > 0 && adaptive.1 < fixed.1, "{adaptive:?} against {fixed:?}");
+    assert!(adaptive.1 < fixed.1, "{adaptive:?} against {fixed:?}");
+    let little = adaptive.0 / 50;
+    let (fixed, adaptive) = (run("static", slow), run("adaptive", slow));
+    assert!(adaptive.0 < little && adaptive.1 < fixed.1 * 1.02, "{adaptive:?} against {fixed:?}");
 }
 
 #[test]
@@ -231,7 +232,7 @@ fn racks_far_apart_keep_hand_overs_to_themselves() {
         (100 * tally.blocks_between_racks / moved, tally.parts.mean(tally.finished).hand_over)
     };
     let (near, far) = (run(1.0), run(16.0));
-    assert!(near.0 > 50 && far.0 < 20, "{near:?} {far:?}");
+    assert!(near.0 > 30 && far.0 < 10, "{near:?} {far:?}");
     assert!(far.1 < 2.0 * near.1, "at an eighth of a port: {near:?} {far:?}");
 }
 
