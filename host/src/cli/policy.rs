@@ -53,7 +53,7 @@ enum Action {
     Build(build::BuildArgs),
     Check(check::CheckArgs),
     Bench(bench::BenchArgs),
-    Replay(replay::ReplayArgs),
+    Replay(Box<replay::ReplayArgs>),
     Inspect(inspect::InspectArgs),
     Run(run::RunArgs),
     Load(load::LoadArgs),

@@ -457,11 +457,9 @@ impl<'e> Cluster<'e> {
         }
         let instance = &mut self.instances[at];
         let prompt_waits = !between && instance.ready().is_some();
-        if let Some(decode) = &mut instance.decode {
-            if let Some(next_ms) = decode.next_ms(prompt_waits) {
-                let event = Event::StepEnds { instance: at, plan: instance.plan };
-                self.agenda.plan(to_us(next_ms).max(self.now_us + 1), event);
-            }
+        if let Some(next_ms) = instance.decode.as_ref().and_then(|decode| decode.next_ms(prompt_waits)) {
+            let event = Event::StepEnds { instance: at, plan: instance.plan };
+            self.agenda.plan(to_us(next_ms).max(self.now_us + 1), event);
         }
         for done in finished.drain(..) {
             self.finish_job(done)?;
