@@ -3,7 +3,7 @@
 export const NONE: 0xffffffff;
 export const P: Record<
   | "available" | "busyUntil" | "c0" | "c1" | "c2" | "t0" | "t1" | "queued" | "freeBlocks" | "capacity" | "reportedAt"
-  | "identity" | "peer" | "host" | "domain" | "waiting" | "adapters" | "adaptersMax", number>;
+  | "identity" | "peer" | "host" | "domain" | "waiting" | "adapters" | "adaptersMax" | "send", number>;
 export const D: Record<
   | "available" | "sequences" | "context" | "freeBlocks" | "capacity" | "d0" | "d1" | "d2" | "coming" | "comingContext"
   | "reportedAt" | "identity" | "peer" | "host" | "domain" | "waiting" | "t0" | "t1" | "adapters"

@@ -16,6 +16,7 @@ export const NONE = 0xffff_ffff;
 export const P = {
   available: 1, busyUntil: 2, c0: 3, c1: 4, c2: 5, t0: 6, t1: 7, queued: 8, freeBlocks: 9, capacity: 10, reportedAt: 11,
   identity: 12, peer: 13, host: 14, domain: 15, waiting: 16, adapters: 17, adaptersMax: 18,
+  send: 19,
 };
 export const D = {
   available: 1, sequences: 2, context: 3, freeBlocks: 4, capacity: 5, d0: 6, d1: 7, d2: 8, coming: 9, comingContext: 10,

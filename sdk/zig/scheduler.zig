@@ -32,6 +32,7 @@ pub const Prefill = enum {
     waiting,
     adapters,
     adapters_max,
+    send,
 };
 
 /// Columns of the decode table.

@@ -6,7 +6,7 @@ export * from "./policy";
 /** Columns of `prefill`. */
 export const enum P {
   Slot, Available, BusyUntil, C0, C1, C2, T0, T1, Queued, FreeBlocks, Capacity, ReportedAt, Identity, Peer, Host, Domain,
-  Waiting, Adapters, AdaptersMax,
+  Waiting, Adapters, AdaptersMax, Send,
 }
 /** Columns of `decode`. */
 export const enum D {

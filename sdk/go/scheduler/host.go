@@ -45,7 +45,7 @@ func (h *Host) UpdatePrefill(values []float32) {
 		h.cluster.Prefill[int(v[0])] = Prefill{
 			Available: v[1] == 1, BusyUntil: v[2], C0: v[3], C1: v[4], C2: v[5], T0: v[6], T1: v[7], Queued: v[8],
 			FreeBlocks: v[9], Capacity: v[10], ReportedAt: v[11], Identity: uint32(v[12]), Peer: int(v[13]), Host: int(v[14]),
-			Domain: int(v[15]), Waiting: v[16], Adapters: known(v, 17), AdapterMax: known(v, 18),
+			Domain: int(v[15]), Waiting: v[16], Adapters: known(v, 17), AdapterMax: known(v, 18), Send: known(v, 19),
 		}
 	}
 }

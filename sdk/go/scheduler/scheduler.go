@@ -55,6 +55,7 @@ type Prefill struct {
 	Waiting    float32 // -1 = not reported
 	Adapters   float32 // loaded, -1 = unknown
 	AdapterMax float32 // that it can hold, -1 = not said
+	Send       float32 // ms for a block to leave it, with what it sends now; -1 = not said
 }
 
 // Decode is a decode instance; times in ms, on the table clock.
