@@ -159,9 +159,11 @@ impl Fleet {
             first_token_ms: None,
             prefill_ms: None,
         };
-        if let Some(Fetch { path, source, .. }) = fetch {
+        if let Some(Fetch { path, source, source_epoch }) = fetch {
             self.links.begin(path);
-            self.prefill.change(source).ok_or(absent("prefill", source))?.sending += 1;
+            if let Some(source) = same_prefill(&mut self.prefill, source, source_epoch) {
+                source.sending += 1;
+            }
         }
         self.tenants.add(ask.tenant, tokens);
         self.requests.insert(id, booked);

@@ -180,6 +180,33 @@ fn admitted_work_is_booked_and_given_back() {
 }
 
 #[test]
+fn a_port_is_shared_by_all_that_leaves_it() {
+    let mut c = fleet(3, 2);
+    let sending = |c: &Fleet, slot| c.prefill_row(slot).send_per_block;
+    assert_eq!(sending(&c, 1), 1.0, "alone");
+    let first = admit(&mut c, 1, Decision::run(0, 0).fetching(1, 4), &[1, 5, 0], 0);
+    assert_eq!((first.transfer_ms, sending(&c, 1), sending(&c, 0)), (6.0, 2.0, 1.0));
+    // To a receiver that nothing else is on its way to, from a sender that is at half its rate.
+    let second = admit(&mut c, 2, Decision::run(2, 1).fetching(1, 4), &[1, 5, 0], 0);
+    assert_eq!((second.transfer_ms, sending(&c, 1)), (10.0, 3.0));
+    c.transfer_done(1, 5).unwrap();
+    assert_eq!(sending(&c, 1), 2.0);
+    // Its blocks go from prefill to decode until a token comes from there. Ten more of another request would have half the port, or
+    // the receiver's own two ms each, whichever is slower.
+    c.prefill_done(1, None, 90).unwrap();
+    assert_eq!(sending(&c, 0), 2.0);
+    let third = admit(&mut c, 3, Decision::run(0, 1), &[0, 0, 0], 90);
+    assert_eq!(third.handover_ms, 3.0 + 10.0 * 2.0);
+    c.progress(1, 1, 100).unwrap();
+    assert_eq!(sending(&c, 0), 1.0);
+    // What an instance sent is not on the account of who comes after it.
+    c.unregister_prefill(1).unwrap();
+    assert_eq!((c.register_prefill(prefill_spec(), 200), sending(&c, 1)), (Ok(1), 1.0));
+    c.finished(2, 210).unwrap();
+    assert_eq!(sending(&c, 1), 1.0);
+}
+
+#[test]
 fn a_forecast_is_what_would_be_booked_and_books_nothing() {
     let mut c = fleet(2, 1);
     admit(&mut c, 1, Decision::run(0, 0), &[0, 0], 0);

@@ -195,6 +195,16 @@ impl Report {
         format!("{} ({} rejected{late})", self.requests, self.rejected)
     }
 
+    /// "3120 fetched, 120943 handed over; 20811.7 GB, 830.2 of them between racks"
+    fn moved(&self) -> String {
+        let racks = match self.racks {
+            1 => String::new(),
+            _ => format!(", {:.1} of them between racks", self.gb_between_racks),
+        };
+        let Self { blocks_fetched, blocks_handed_over, gb_moved, .. } = self;
+        format!("{blocks_fetched} fetched, {blocks_handed_over} handed over; {gb_moved:.1} GB{racks}")
+    }
+
     /// "7.90 of each of the 10 hottest blocks, 4.31 of 100, 1.80 of 1000"
     fn copies(&self) -> String {
         let told = self.replicas.iter().enumerate().map(|(n, Replicas { hottest, mean })| match n {
@@ -224,13 +234,7 @@ impl Report {
                 format!("{:.2} % ({:.2} requests/s)", self.slo_attainment_percent, self.goodput_rps),
             ),
             ("hit rate", format!("{:.2} % ({:.2} % fetched)", self.hit_rate_percent, self.fetched_percent)),
-            (
-                "blocks moved",
-                format!(
-                    "{} fetched, {} handed over; {:.1} GB, {:.1} of them between racks",
-                    self.blocks_fetched, self.blocks_handed_over, self.gb_moved, self.gb_between_racks
-                ),
-            ),
+            ("blocks moved", self.moved()),
             ("copies", self.copies()),
             (
                 "a request",

@@ -36,10 +36,10 @@ pub enum SetupError {
     Speed(f64),
     #[error("a tick of {0} ms is outside {min} to {max}", min = TICKS_MS.start(), max = TICKS_MS.end())]
     Tick(u64),
-    #[error(
-        "{racks} racks in which a port serves those of {oversubscription} instances: there may be 1 to {RACKS_MAX}, and 1 to 1000 ports"
-    )]
-    Racks { racks: u32, oversubscription: f64 },
+    #[error("{0} racks: there may be 1 to {RACKS_MAX}")]
+    Racks(u32),
+    #[error("racks that are oversubscribed {0} times: 1 to 1000 times can be simulated")]
+    Oversubscription(f64),
     #[error("chunks of {0} tokens are outside {min} to {max}; 0 computes prompts in one go", min = CHUNKS.start(), max = CHUNKS.end())]
     Chunks(u32),
     #[error("prompts are computed in chunks by instances that do both, and there are none")]
@@ -173,9 +173,11 @@ impl Setup {
         if !TICKS_MS.contains(&self.tick_ms) {
             return Err(SetupError::Tick(self.tick_ms));
         }
-        let (racks, oversubscription) = (self.racks, self.oversubscription);
-        if !(1..=RACKS_MAX).contains(&racks) || !(1.0..=1e3).contains(&oversubscription) {
-            return Err(SetupError::Racks { racks, oversubscription });
+        if !(1..=RACKS_MAX).contains(&self.racks) {
+            return Err(SetupError::Racks(self.racks));
+        }
+        if !(1.0..=1e3).contains(&self.oversubscription) {
+            return Err(SetupError::Oversubscription(self.oversubscription));
         }
         if self.chunk_tokens > 0 && !CHUNKS.contains(&self.chunk_tokens) {
             return Err(SetupError::Chunks(self.chunk_tokens));

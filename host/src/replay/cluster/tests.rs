@@ -263,11 +263,9 @@ fn what_cannot_be_simulated_says_why() {
         (Setup { tick_ms: 0, ..setup(1, 1, 0) }, "a tick of 0 ms"),
         (Setup { pool_blocks: 0, ..setup(1, 1, 0) }, "capacity of 0 blocks"),
         (Setup { decode_blocks: 0, ..setup(1, 1, 0) }, "holds no request"),
-        (
-            Setup { racks: 33, ..setup(1, 1, 0) },
-            "33 racks in which a port serves those of 1 instances: there may be 1 to 32",
-        ),
-        (Setup { oversubscription: 0.5, ..setup(1, 1, 0) }, "those of 0.5 instances"),
+        (Setup { racks: 33, ..setup(1, 1, 0) }, "33 racks: there may be 1 to 32"),
+        (Setup { oversubscription: 0.5, ..setup(1, 1, 0) }, "oversubscribed 0.5 times"),
+        (Setup { oversubscription: f64::NAN, ..setup(1, 1, 0) }, "oversubscribed NaN times"),
         (Setup { chunk_tokens: 8, ..setup(0, 0, 1) }, "chunks of 8 tokens are outside 16 to"),
         (Setup { chunk_tokens: 512, ..setup(1, 1, 0) }, "by instances that do both, and there are none"),
     ];
