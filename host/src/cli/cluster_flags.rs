@@ -36,6 +36,9 @@ pub struct ClusterFlags {
     /// [default: in one go, while the batch stands still].
     #[arg(long, value_name = "N")]
     chunk_tokens: Option<u32>,
+    /// Requests are handed over layer by layer while their prompts are computed [default: when these are].
+    #[arg(long)]
+    layer_wise: bool,
     /// Racks over which the instances of each role are spread [default: 1].
     #[arg(long, value_name = "N")]
     racks: Option<u32>,
@@ -60,7 +63,7 @@ pub struct ClusterFlags {
 }
 
 impl ClusterFlags {
-    pub(crate) const NAMES: &str = "--prefill, --decode, --both, --model, --hardware, --gpus, --pool-blocks, --decode-blocks, --chunk-tokens, --racks, --oversubscription, --ttft-slo, --tbt-slo, --check-at-decode, --seed, --speed";
+    pub(crate) const NAMES: &str = "--prefill, --decode, --both, --model, --hardware, --gpus, --pool-blocks, --decode-blocks, --chunk-tokens, --layer-wise, --racks, --oversubscription, --ttft-slo, --tbt-slo, --check-at-decode, --seed, --speed";
 
     /// Whether any of them was given.
     pub(crate) fn any(&self) -> bool {
@@ -70,7 +73,7 @@ impl ClusterFlags {
     pub(crate) fn any_but_speed(&self) -> bool {
         let Self { prefill, decode, both, model, hardware, gpus, .. } = self;
         let Self { pool_blocks, decode_blocks, chunk_tokens, racks, oversubscription, .. } = self;
-        let Self { ttft_slo, tbt_slo, check_at_decode, seed, speed: _, .. } = self;
+        let Self { ttft_slo, tbt_slo, check_at_decode, layer_wise, seed, speed: _, .. } = self;
         let numbers = [prefill, decode, both, gpus, pool_blocks, decode_blocks, chunk_tokens, racks];
         let named = model.is_some() || hardware.is_some();
         named
@@ -79,6 +82,7 @@ impl ClusterFlags {
             || ttft_slo.is_some()
             || tbt_slo.is_some()
             || *check_at_decode
+            || *layer_wise
             || seed.is_some()
     }
 
@@ -101,6 +105,7 @@ impl ClusterFlags {
             pool_blocks: self.pool_blocks.unwrap_or(default.pool_blocks),
             decode_blocks: self.decode_blocks.unwrap_or(default.decode_blocks),
             chunk_tokens: self.chunk_tokens.unwrap_or(default.chunk_tokens),
+            layer_wise: self.layer_wise,
             racks: self.racks.unwrap_or(default.racks),
             oversubscription: self.oversubscription.unwrap_or(default.oversubscription),
             ttft_slo_ms: self.ttft_slo.unwrap_or(default.ttft_slo_ms),

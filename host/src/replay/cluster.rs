@@ -9,7 +9,8 @@
 //!   conductor hears at once what came and what went.
 //! * **Transfers**: a prefix that is fetched, and a request that is handed over, have their fair share of the ports of both
 //!   instances at any time, and between racks of what these have; the fixed time of the cost model comes on top. A fetch begins
-//!   with the decision and counts as a use at its source; the hand-over begins when the prompt is computed.
+//!   with the decision and counts as a use at its source; the hand-over begins when the prompt is computed, or goes on beside that
+//!   layer by layer: it then has the ports from the beginning of the prompt, and ends a layer's time after it or later.
 //! * **Decode**: continuous batching. Requests join and leave between steps; one that does not fit in the memory waits and
 //!   holds up those behind it. The first token comes out of the prefill. If the setup says so, instances turn away who
 //!   comes from prefill and would make their steps longer than the SLO.
@@ -382,7 +383,10 @@ impl<'e> Cluster<'e> {
             decode,
             own_blocks,
             fetched_blocks,
+            computed: false,
             first_token_us: 0,
+            handed_over_blocks: 0,
+            sent: false,
             part_us: self.now_us,
             parts: Parts::default(),
         };
@@ -495,9 +499,13 @@ impl<'e> Cluster<'e> {
                 decode.set_halted(true, now_ms);
             }
         }
+        let overlaps = self.setup.layer_wise && job.decode != at && job.output_tokens > 1;
         self.uses.add(&job.chain);
         self.tally.found(self.now_us, found_blocks as u64, fetched_blocks as u64, job.chain.len() as u64);
         self.part_ends(number, Part::Queue);
+        if overlaps {
+            self.hand_over(number);
+        }
     }
 
     fn part_ends(&mut self, number: u64, part: Part) {
@@ -548,15 +556,26 @@ impl<'e> Cluster<'e> {
         }
         if decode == at {
             self.join(number);
+        } else if self.setup.layer_wise {
+            self.last_layer(number);
         } else {
             self.hand_over(number);
         }
         Ok(())
     }
 
+    /// The other layers of a computed prompt may have arrived already.
+    fn last_layer(&mut self, number: u64) {
+        let Some(&Job { sent: true, handed_over_blocks, .. }) = self.jobs.get(&number) else { return };
+        let ms = f64::from(self.setup.transfer.ms_per_block) * f64::from(handed_over_blocks)
+            / f64::from(self.setup.layers);
+        self.agenda.plan(self.now_us + to_us(ms), Event::HandedOver { request: number });
+    }
+
     fn first_token(&mut self, number: u64) {
         let job = self.jobs.get_mut(&number).expect("a request that was computed is in flight");
         job.first_token_us = self.now_us;
+        job.computed = true;
         self.tally.ttft.add(self.now_us - job.arrived_us);
         self.part_ends(number, Part::Prefill);
     }
@@ -582,10 +601,11 @@ impl<'e> Cluster<'e> {
     }
 
     fn hand_over(&mut self, number: u64) {
-        let job = &self.jobs[&number];
+        let job = self.jobs.get_mut(&number).expect("a request that is handed over is in flight");
         let instance = &self.instances[job.decode];
         let there = instance.prefill.as_ref().map_or(0, |prefill| prefill.prefix(&job.chain));
         let (way, blocks) = ((job.prefill, job.decode), job.chain.len() - there);
+        job.handed_over_blocks = blocks as u32;
         let then = Event::HandedOver { request: number };
         if blocks == 0 {
             self.agenda.plan(self.now_us, then);
@@ -596,7 +616,12 @@ impl<'e> Cluster<'e> {
     }
 
     fn handed_over(&mut self, number: u64) -> Result<(), Error> {
-        let at = self.jobs[&number].decode;
+        let Some(job) = self.jobs.get_mut(&number) else { return Ok(()) }; // turned away meanwhile
+        job.sent = true;
+        if !job.computed {
+            return Ok(());
+        }
+        let at = job.decode;
         self.part_ends(number, Part::HandOver);
         self.join(number);
         self.turn(at)

@@ -24,6 +24,7 @@ pub struct Report {
     pub both: u32,
     /// Of a step, with prompts computed in parts; 0: in one go.
     pub chunk_tokens: u32,
+    pub layer_wise: bool,
     pub racks: u32,
     /// What the instances of a rack send together, beside what it can send.
     pub oversubscription: f64,
@@ -118,7 +119,8 @@ impl Report {
     /// The report of a cluster that has finished.
     pub fn new(trace: &str, names: &Names, cluster: &Cluster<'_>) -> Self {
         let (tally, setup) = (cluster.tally(), cluster.setup());
-        let Setup { prefill, decode, both, chunk_tokens, racks, oversubscription, seed, .. } = *setup;
+        let Setup { prefill, decode, both, chunk_tokens, layer_wise, racks, oversubscription, seed, .. } =
+            *setup;
         let Names { scheduler, admitter, balancer, evictor } = names.clone();
         let span_s = cluster.now_us() as f64 / 1e6;
         let goodput = tally.within_slo as f64 / span_s.max(1e-6);
@@ -135,6 +137,7 @@ impl Report {
             decode,
             both,
             chunk_tokens,
+            layer_wise,
             racks,
             oversubscription,
             seed,
@@ -183,7 +186,8 @@ impl Report {
             0 => String::new(),
             tokens => format!(", prompts in chunks of {tokens} tokens a step"),
         };
-        format!("{}{racks}{chunks}: {}", counts.join(", "), self.instance)
+        let layers = if self.layer_wise { ", handed over layer by layer" } else { "" };
+        format!("{}{racks}{chunks}{layers}: {}", counts.join(", "), self.instance)
     }
 
     /// "12031 (512 rejected, 40 of them when their prompts were computed)"

@@ -12,6 +12,7 @@ use crate::fleet::{DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCos
 pub const PREFILL: PrefillCost = PrefillCost { fixed_ms: 30.0, ms_per_token: 0.045, ms_per_pair: 2e-6 };
 const BLOCK_BYTES: u64 = 160 << 20;
 pub const TRANSFER: TransferCost = TransferCost { fixed_ms: 2.0, ms_per_block: 1.7 };
+const LAYERS: u32 = 80;
 pub const DECODE: DecodeCost =
     DecodeCost { fixed_ms: 20.0, ms_per_sequence: 0.15, ms_per_context_token: 5e-5 };
 
@@ -73,6 +74,9 @@ pub struct Setup {
     pub chunk_tokens: u32,
     /// Cost of a prefix that is fetched, and of a request that is handed over, by itself.
     pub transfer: TransferCost,
+    /// Layers of the model, and whether hand-overs go on layer by layer while prompts are computed.
+    pub layers: u32,
+    pub layer_wise: bool,
     /// Instances are spread over so many, those of each role in turn.
     pub racks: u32,
     /// Of a rack: what its instances can send or receive together, beside what it can send to or receive from others.
@@ -106,6 +110,8 @@ impl Default for Setup {
             decode_cost: DECODE,
             chunk_tokens: 0,
             transfer: TRANSFER,
+            layers: LAYERS,
+            layer_wise: false,
             racks: 1,
             oversubscription: 1.0,
             // As the Mooncake paper has them.
@@ -154,6 +160,7 @@ impl Setup {
             prefill_cost: profile.prefill(),
             decode_cost: profile.decode(),
             transfer: profile.transfer(block_size_tokens),
+            layers: profile.model.layers(),
             ..Self::default()
         }
     }

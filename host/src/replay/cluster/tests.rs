@@ -128,6 +128,37 @@ fn who_shares_a_port_shares_its_time_and_a_rack_is_a_port_more() {
 }
 
 #[test]
+fn layer_by_layer_a_hand_over_ends_with_the_prompt_if_the_network_can() {
+    let handed_over_s = |ms_per_block: f32, layer_wise: bool, output_tokens: u32| {
+        let transfer = TransferCost { fixed_ms: 5.0, ms_per_block };
+        let setup = Setup { layer_wise, layers: 4, transfer, ..setup(1, 1, 0) };
+        let (ttft_ms, tally, _) = run(&setup, &Choices::default(), &[request(0, &[1, 2], output_tokens)]);
+        assert_eq!(
+            (ttft_ms, tally.blocks_handed_over),
+            (vec![Some(1_034.0)], if output_tokens > 1 { 2 } else { 0 })
+        );
+        tally.parts.mean(1).hand_over
+    };
+    assert_eq!(handed_over_s(8.0, false, 5), 0.021, "two blocks and what is fixed");
+    assert_eq!(handed_over_s(8.0, true, 5), 0.004, "a quarter of the two blocks");
+    assert_eq!(
+        handed_over_s(600.0, true, 5),
+        0.171,
+        "1,205 ms from the beginning of the prompt, which takes 1,034"
+    );
+    assert_eq!(handed_over_s(8.0, true, 1), 0.0, "nothing is left to decode");
+    // Who is turned away was sent in vain.
+    let mut setup = Setup { tbt_slo_ms: 10.0, check_at_decode: true, layer_wise: true, ..setup(1, 1, 0) };
+    setup.transfer.ms_per_block = 2_000.0;
+    let choices = Choices::default().with(SlotKind::Scheduler, native("round-robin"));
+    let ignoring = ("decode-load".to_owned(), "ignored".to_owned());
+    let admitter = Choice { settings: vec![ignoring], ..native("early-rejection") };
+    let (ttft_ms, tally, _) =
+        run(&setup, &choices.with(SlotKind::Admitter, admitter), &[request(0, &[1], 9)]);
+    assert_eq!((ttft_ms, tally.turned_away, tally.blocks_handed_over), (vec![None], 1, 1));
+}
+
+#[test]
 fn one_that_does_not_fit_waits_and_one_that_never_fits_runs_alone() {
     let mut setup = setup(2, 1, 0);
     setup.decode_blocks = 4;

@@ -98,7 +98,7 @@ impl Model {
         }
     }
 
-    pub(super) fn layers(&self) -> u32 {
+    pub(in crate::replay) fn layers(&self) -> u32 {
         self.layers
     }
 
