@@ -18,7 +18,11 @@ svg { max-width: 100%; } svg[role=img] { width: 100%; height: auto; }
 svg text { font-size: 12px; fill: currentColor; } svg .grid { stroke: #8884; stroke-width: 1; }
 svg .mark { stroke: currentColor; stroke-width: 1; stroke-dasharray: 3 3; }
 .legend span { margin-right: 1rem; white-space: nowrap; }
-@media print { body { max-width: none; } svg, tr { break-inside: avoid; } h2 { break-after: avoid; } }
+figure { margin: 0; }
+@media print {
+  body { max-width: none; font-size: 13px; } svg[role=img] { max-width: 32rem; }
+  figure, tr { break-inside: avoid; } h2 { break-after: avoid; } figure + p { break-before: avoid; }
+}
 svg .over { paint-order: stroke; stroke: Canvas; stroke-width: 3px; }
 svg { print-color-adjust: exact; }
 .bad { border-left: 4px solid #D55E00; padding-left: 0.75rem; }
@@ -66,14 +70,19 @@ impl Page {
     }
 
     pub(super) fn plot(&mut self, plot: &Plot) {
-        self.heading(&plot.title);
-        self.html += &plot.legend();
-        self.html += &plot.svg();
+        self.figure(&plot.title, &[plot.legend(), plot.svg()]);
     }
 
     pub(super) fn heat_map(&mut self, map: &HeatMap<'_>) {
-        self.heading(map.title);
-        self.html += &map.svg();
+        self.figure(map.title, &[map.svg()]);
+    }
+
+    /// On paper it stays together.
+    fn figure(&mut self, title: &str, parts: &[String]) {
+        self.html += "<figure>\n";
+        self.heading(title);
+        self.html.extend(parts.iter().map(String::as_str));
+        self.html += "</figure>\n";
     }
 
     /// The whole of it.

@@ -44,7 +44,7 @@ impl Report {
             column_s: self.curves.load.part_s(),
             marks: self.marks(),
         });
-        page.paragraph("The darker, the more of the time it was at work.");
+        page.paragraph("The stronger the colour, the more of the time it was at work.");
         let instances = self.curves.instances.len();
         if instances > heat::ROWS_MAX {
             page.paragraph(&format!("The first {} of {instances} instances.", heat::ROWS_MAX));
