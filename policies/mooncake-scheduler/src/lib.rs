@@ -61,16 +61,10 @@ impl Scheduler for Mooncake {
         let room = eligible(&cluster.decode.room, candidates.eligible_decode(), -1.0, &mut self.room);
         let joined = self.ways.joined(cluster, request, candidates, p);
         let Some(d) = fastest_decode(cluster, request, room, joined, &mut self.next_token) else {
-            let any = room.iter().any(|&blocks| blocks >= 0.0);
-            return Decision::reject(if any { Reason::NoMemory } else { Reason::NoInstance }, 1_000);
+            return cluster.no_decode(candidates);
         };
-        if !request.must_run() {
-            if self.ttft[p] > request.ttft_slo {
-                return Decision::reject(Reason::Ttft, (self.ttft[p] - request.ttft_slo) as u32);
-            }
-            if cluster.tbt_ms(d, request) > request.tbt_slo {
-                return Decision::reject(Reason::Tbt, 1_000);
-            }
+        if let Some(rejection) = Decision::missed_slo(request, self.ttft[p], cluster.tbt_ms(d, request)) {
+            return rejection;
         }
         let own = matched[p];
         let fetch = needs_transfer(best, own, cluster.thresholds.kvcache_balancing);

@@ -253,9 +253,10 @@ proptest! {
         thresholds in prop::collection::vec(any::<f32>(), 0..3),
     ) {
         let mut policy = Kept::new(Box::<Mooncake>::default());
-        policy.open(&Layout::of(slots, slots, block).encode());
+        policy.open(&Layout { domains: DOMAINS, ..Layout::of(slots, slots, block) }.encode());
         policy.update_prefill(&rows);
         policy.update_decode(&rows);
+        policy.update_links(&rows);
         policy.set_thresholds(&thresholds);
         let mut question = question;
         if let Some(present) = question.get_mut(REQUEST_WORDS) {
