@@ -213,8 +213,9 @@ struct Prefill {
     /// Sum of the errors that have moved `busy_until_ms`, so that ends booked earlier move along.
     shifted_ms: f64,
     queued: u32,
-    /// Fetches on their way to it, and what is on its way from it: fetches of others, and hand-overs.
+    /// Fetches on their way to it.
     transfers: u32,
+    /// What is on its way from it: fetches of others, and hand-overs.
     sending: u32,
     free_blocks: u32,
     waiting: Option<u32>,

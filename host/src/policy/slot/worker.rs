@@ -517,7 +517,10 @@ mod tests {
         assert!(matches!(open("random"), Err(Error::NoRoom { .. })));
         std::thread::scope(|scope| {
             let taking = scope.spawn(|| slot.take_out(broken, Cause::Breaker, "as told"));
-            std::thread::sleep(Duration::from_millis(100));
+            // Told just before the policy before it is started.
+            while !slot.log.read().0.iter().any(|line| line.text.contains("taken out of service")) {
+                std::thread::yield_now();
+            }
             drop(others);
             taking.join().unwrap();
         });
