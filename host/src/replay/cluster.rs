@@ -383,8 +383,7 @@ impl<'e> Cluster<'e> {
             decode,
             own_blocks,
             fetched_blocks,
-            computed: false,
-            first_token_us: 0,
+            first_token_us: None,
             handed_over_blocks: 0,
             sent: false,
             part_us: self.now_us,
@@ -425,7 +424,7 @@ impl<'e> Cluster<'e> {
         if self.network.leaves_rack(way.0, way.1) {
             self.tally.blocks_between_racks += blocks as u64;
         }
-        let alone_ms = f64::from(self.setup.transfer.ms_per_block) * blocks as f64;
+        let alone_ms = self.setup.alone_ms(blocks as u32);
         self.network.begin(self.now_us as f64 / 1e3, way, alone_ms, then);
         self.plan_arrival();
     }
@@ -556,26 +555,17 @@ impl<'e> Cluster<'e> {
         }
         if decode == at {
             self.join(number);
-        } else if self.setup.layer_wise {
-            self.last_layer(number);
-        } else {
+        } else if !self.setup.layer_wise {
             self.hand_over(number);
+        } else if self.jobs[&number].sent {
+            self.agenda.plan(self.now_us, Event::HandedOver { request: number });
         }
         Ok(())
     }
 
-    /// The other layers of a computed prompt may have arrived already.
-    fn last_layer(&mut self, number: u64) {
-        let Some(&Job { sent: true, handed_over_blocks, .. }) = self.jobs.get(&number) else { return };
-        let ms = f64::from(self.setup.transfer.ms_per_block) * f64::from(handed_over_blocks)
-            / f64::from(self.setup.layers);
-        self.agenda.plan(self.now_us + to_us(ms), Event::HandedOver { request: number });
-    }
-
     fn first_token(&mut self, number: u64) {
         let job = self.jobs.get_mut(&number).expect("a request that was computed is in flight");
-        job.first_token_us = self.now_us;
-        job.computed = true;
+        job.first_token_us = Some(self.now_us);
         self.tally.ttft.add(self.now_us - job.arrived_us);
         self.part_ends(number, Part::Prefill);
     }
@@ -618,7 +608,14 @@ impl<'e> Cluster<'e> {
     fn handed_over(&mut self, number: u64) -> Result<(), Error> {
         let Some(job) = self.jobs.get_mut(&number) else { return Ok(()) }; // turned away meanwhile
         job.sent = true;
-        if !job.computed {
+        let Some(computed_us) = job.first_token_us else { return Ok(()) };
+        let last_layer_ms = match self.setup.layer_wise {
+            true => self.setup.alone_ms(job.handed_over_blocks) / f64::from(self.setup.layers),
+            false => 0.0,
+        };
+        let earliest_us = computed_us + to_us(last_layer_ms);
+        if self.now_us < earliest_us {
+            self.agenda.plan(earliest_us, Event::HandedOver { request: number });
             return Ok(());
         }
         let at = job.decode;
@@ -646,10 +643,11 @@ impl<'e> Cluster<'e> {
             self.conductor.complete(job.booked, Stage::Progress(untold as u32), now_ms)?;
         }
         self.conductor.complete(job.booked, Stage::Finished, now_ms)?;
-        let ttft_us = job.first_token_us - job.arrived_us;
+        let first_token_us = job.first_token_us.expect("what is decoded was computed");
+        let ttft_us = first_token_us - job.arrived_us;
         let tbt_us = match job.output_tokens {
             0 | 1 => None,
-            tokens => Some((self.now_us - job.first_token_us) / (tokens - 1)),
+            tokens => Some((self.now_us - first_token_us) / (tokens - 1)),
         };
         self.tally.parts.add_all(&job.parts);
         if let Some(tbt_us) = tbt_us {

@@ -28,12 +28,11 @@ pub(super) struct Chunks {
     cost: PrefillCost,
     budget_tokens: u64,
     prompts: VecDeque<Prompt>,
-    under_way: bool,
 }
 
 impl Chunks {
     pub(super) fn new(cost: PrefillCost, budget_tokens: u32) -> Self {
-        Self { cost, budget_tokens: budget_tokens.into(), prompts: VecDeque::new(), under_way: false }
+        Self { cost, budget_tokens: budget_tokens.into(), prompts: VecDeque::new() }
     }
 
     /// Takes a prompt on. The last token is computed always: the first of the answer comes out of it.
@@ -62,17 +61,16 @@ impl Chunks {
                 ms += self.cost.prefill_ms(prompt.there, prompt.in_step) - fixed_ms;
             }
         }
-        self.under_way = !self.prompts.is_empty();
-        self.under_way.then_some(Chunk { fixed_ms, ms })
+        self.is_under_way().then_some(Chunk { fixed_ms, ms })
     }
 
+    /// Whether a step that computes something has not ended. The first prompt has a part in each.
     pub(super) fn is_under_way(&self) -> bool {
-        self.under_way
+        self.prompts.front().is_some_and(|prompt| prompt.in_step > 0)
     }
 
     /// The step is done. Returns how many prompts at the head of the queue are computed with it.
     pub(super) fn end_step(&mut self) -> usize {
-        self.under_way = false;
         for prompt in &mut self.prompts {
             prompt.there += prompt.in_step;
             prompt.left -= std::mem::take(&mut prompt.in_step);

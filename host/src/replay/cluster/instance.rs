@@ -20,8 +20,8 @@ pub(super) struct Job {
     /// Leading blocks at the prefill instance when it was decided, and those fetched behind them.
     pub(super) own_blocks: usize,
     pub(super) fetched_blocks: usize,
-    pub(super) computed: bool,
-    pub(super) first_token_us: u64,
+    /// `None` means that its prompt is not computed.
+    pub(super) first_token_us: Option<u64>,
     /// What goes to where it is decoded, and whether that has arrived; all but the last layer, while it is computed.
     pub(super) handed_over_blocks: u32,
     pub(super) sent: bool,

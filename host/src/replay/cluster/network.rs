@@ -22,7 +22,6 @@ pub(super) struct Network {
     crossed: Vec<usize>,
 }
 
-#[derive(Clone)]
 struct Link {
     capacity: f64,
     /// While shares are given: what is left of it, and for how many.

@@ -216,10 +216,16 @@ impl Setup {
         })
     }
 
+    /// What blocks take on their way if nothing else is, without what is fixed.
+    pub(super) fn alone_ms(&self, blocks: u32) -> f64 {
+        f64::from(self.transfer.ms_per_block) * f64::from(blocks)
+    }
+
     /// What policies are told of the ways between racks: the rate of one transfer by itself, and how many have it beside each other.
     pub(super) fn links(&self) -> Vec<Link> {
-        let instances = |rack| self.instances().filter(|&(.., of)| of == rack).count();
-        let ports = |rack| instances(rack) as f64 / self.oversubscription;
+        let mut instances = vec![0_u32; self.racks as usize];
+        self.instances().for_each(|(.., rack)| instances[rack as usize] += 1);
+        let ports = |rack: u32| f64::from(instances[rack as usize]) / self.oversubscription;
         let pairs = (0..self.racks).flat_map(|from| (0..self.racks).map(move |to| (from, to)));
         let link = |(from, to): (u32, u32)| {
             let ports = ports(from).min(ports(to));
@@ -231,7 +237,7 @@ impl Setup {
                 parallel: (ports as u32).max(1),
             }
         };
-        let between = |&(from, to): &(u32, u32)| from != to && instances(from) > 0 && instances(to) > 0;
+        let between = |&(from, to): &(u32, u32)| from != to && ports(from) > 0.0 && ports(to) > 0.0;
         pairs.filter(between).map(link).collect()
     }
 

@@ -143,8 +143,13 @@ fn layer_by_layer_a_hand_over_ends_with_the_prompt_if_the_network_can() {
     assert_eq!(handed_over_s(8.0, true, 5), 0.004, "a quarter of the two blocks");
     assert_eq!(
         handed_over_s(600.0, true, 5),
-        0.171,
-        "1,205 ms from the beginning of the prompt, which takes 1,034"
+        0.3,
+        "a layer's time after the prompt, though 1,205 ms were enough"
+    );
+    assert_eq!(
+        handed_over_s(1_000.0, true, 5),
+        0.971,
+        "2,005 ms from the beginning of the prompt, which takes 1,034"
     );
     assert_eq!(handed_over_s(8.0, true, 1), 0.0, "nothing is left to decode");
     // Who is turned away was sent in vain.
