@@ -79,6 +79,7 @@ pub struct Peer {
     pub(super) mending: AtomicBool,
     /// `None` means that all rails are alike.
     paths: RwLock<Option<Arc<Paths>>>,
+    clock: Clock,
 }
 
 pub(super) struct State {
@@ -105,6 +106,7 @@ impl Peer {
     pub(super) fn connect(
         rails: Vec<(Arc<dyn Transport>, String)>,
         plan: &PlanConfig,
+        clock: &Clock,
     ) -> Result<Arc<Self>, Error> {
         let links: Vec<Link> =
             rails.into_iter().map(|(transport, address)| Link::new(transport, address)).collect();
@@ -117,7 +119,7 @@ impl Peer {
                 Err(error) => last = error,
             }
         }
-        Ok(Self::new(name.ok_or(last)?, links, plan))
+        Ok(Self::new(name.ok_or(last)?, links, plan, clock))
     }
 
     /// Connects over the first rail at which the peer of this name answers. No further rail is tried after a second, so
@@ -136,7 +138,7 @@ impl Peer {
             Error::Unsupported { transport: "the engine", what: "connect to a peer without rails" };
         for link in links.iter().take_while(|_| clock() - start < PATIENCE) {
             match link.connect(Some(name)) {
-                Ok(_) => return Ok(Self::new(name.to_owned(), links, plan)),
+                Ok(_) => return Ok(Self::new(name.to_owned(), links, plan, clock)),
                 Err(error) => {
                     link.failed(clock());
                     last = error;
@@ -146,7 +148,7 @@ impl Peer {
         Err(last)
     }
 
-    fn new(name: String, links: Vec<Link>, plan: &PlanConfig) -> Arc<Self> {
+    fn new(name: String, links: Vec<Link>, plan: &PlanConfig, clock: &Clock) -> Arc<Self> {
         let mut rails = vec![Rail::new(plan); links.len()];
         for (rail, link) in rails.iter_mut().zip(&links) {
             rail.usable = link.endpoint().is_some();
@@ -160,6 +162,7 @@ impl Peer {
             pumps: AtomicUsize::new(0),
             mending: AtomicBool::new(false),
             paths: RwLock::default(),
+            clock: clock.clone(),
         })
     }
 
@@ -192,7 +195,7 @@ impl Peer {
         asked: u64,
         refused: Error,
     ) -> Result<Arc<Segment>, Error> {
-        self.connect_more(Instant::now());
+        self.connect_more((self.clock)());
         let connected = self.connected();
         if connected & !asked != 0 {
             return self.open_connected(name);

@@ -142,7 +142,7 @@ impl Engine {
     /// Connects to a peer: pairs of a transport (by its index in those given to [`new`](Self::new)) and the peer's
     /// address on it. Several addresses on one transport are several rails.
     pub fn connect(&self, addresses: &[(usize, String)]) -> Result<Arc<Peer>, Error> {
-        let peer = Peer::connect(self.rails(addresses), &self.0.config.plan)?;
+        let peer = Peer::connect(self.rails(addresses), &self.0.config.plan, &self.0.clock)?;
         self.0.know(&peer);
         Ok(peer)
     }
