@@ -1,9 +1,9 @@
 //! `kvasir dev`.
 
 use crate::config::Size;
-use crate::dev::{Cluster, Plan, Summary, Swap, Trace, run};
+use crate::dev::{Cluster, Plan, Swap, Trace, run};
 use crate::replay::generate::{Plan as Workload, Workload as Kind};
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use std::path::PathBuf;
 
 /// Three hosts in one process with simulated engines: a trace, live numbers, and a policy swap in the
@@ -99,16 +99,14 @@ impl DevArgs {
             print!("\n{}", next_steps(&cluster, self.demo));
         }
         if self.demo {
-            return check(&summary);
+            return match summary.faults() {
+                None => Ok(()),
+                Some(faults) => bail!("the run was not clean: {faults}"),
+            };
         }
         tokio::signal::ctrl_c().await?;
         Ok(())
     }
-}
-
-fn check(summary: &Summary) -> Result<()> {
-    ensure!(summary.is_sound(), "the run was not clean: see the numbers above");
-    Ok(())
 }
 
 fn next_steps(cluster: &Cluster, ending: bool) -> String {

@@ -60,7 +60,7 @@ impl Counted {
 }
 
 /// One row of the closing table.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Phase {
     pub policies: String,
     pub requests: u64,
@@ -74,7 +74,7 @@ pub struct Phase {
 }
 
 /// The result of a run; the JSON of `kvasir dev --demo --json`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Summary {
     pub phases: Vec<Phase>,
     pub seconds: f64,
@@ -229,10 +229,19 @@ impl Phase {
 }
 
 impl Summary {
-    /// Whether everything was right: the bytes, and every request decided and completed.
-    pub fn is_sound(&self) -> bool {
-        let failed: u64 = self.phases.iter().map(|p| p.failed).sum();
-        self.checksum_failures + self.wrong_bytes + self.decisions_lost + failed == 0
+    /// What was not right, of the bytes and of the requests, each of which gets a decision and ends. `None` if all was.
+    pub fn faults(&self) -> Option<String> {
+        let counts = [
+            (self.checksum_failures, "checksum failures"),
+            (self.wrong_bytes, "blocks with wrong bytes"),
+            (self.decisions_lost, "decisions lost"),
+            (self.phases.iter().map(|p| p.failed).sum(), "requests failed"),
+        ];
+        let named = counts.into_iter().filter(|&(count, _)| count > 0);
+        let named: Vec<_> = named.map(|(count, what)| format!("{count} {what}")).collect();
+        let last_error = self.phases.iter().rev().find_map(|p| p.last_error.as_ref());
+        let reason = last_error.map(|error| format!("; the last error: {error}")).unwrap_or_default();
+        (!named.is_empty()).then(|| named.join(", ") + &reason)
     }
 }
 
@@ -289,4 +298,24 @@ impl std::fmt::Display for Summary {
 
 fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_named_with_their_reason() {
+        let failed = |failed, reason: Option<&str>| Phase {
+            failed,
+            last_error: reason.map(str::to_owned),
+            ..Phase::default()
+        };
+        let mut summary = Summary { phases: vec![failed(0, None)], ..Summary::default() };
+        assert_eq!(summary.faults(), None);
+        summary.phases = vec![failed(2, Some("the lease has ended")), failed(0, None)];
+        assert_eq!(summary.faults().unwrap(), "2 requests failed; the last error: the lease has ended");
+        summary.wrong_bytes = 1;
+        assert!(summary.faults().unwrap().starts_with("1 blocks with wrong bytes, 2 requests failed; "));
+    }
 }
