@@ -22,7 +22,7 @@ use std::fs::File;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 
 /// Replay a trace and report hit rates.
@@ -315,6 +315,7 @@ impl ReplayArgs {
         let mut cluster = Cluster::new(&setup, &mut policies)?;
         swaps.into_iter().for_each(|swap| cluster.plan_swap(swap));
         let (trace, progress) = self.open()?;
+        let start = Instant::now();
         for request in trace {
             cluster.offer(&request?)?;
             cluster.take_ended();
@@ -322,6 +323,10 @@ impl ReplayArgs {
         cluster.finish()?;
         progress.finish_and_clear();
         self.check_requests(cluster.tally().offered)?;
+        if !self.json {
+            // Not for standard output, which is the same for the same trace, policies and seed.
+            eprintln!("{}", simulated(cluster.events(), start.elapsed()));
+        }
         Ok(cluster::Report::new(&self.trace.display().to_string(), &names, &cluster))
     }
 
@@ -427,6 +432,17 @@ fn store_table(report: &store::Report) -> String {
     rows.iter().map(|(name, value)| format!("{name:18}{value}\n")).collect()
 }
 
+/// How fast a simulation was, and the most memory that this process had.
+fn simulated(events: u64, took: Duration) -> String {
+    let rate = events as f64 / took.as_secs_f64().max(1e-3);
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix("kB")?.trim().parse().ok());
+    let memory = peak.map(|kib: u64| format!("; {} MiB of memory at most", kib >> 10)).unwrap_or_default();
+    format!("simulated {events} events in {:.1} s, {rate:.0} a second{memory}", took.as_secs_f64())
+}
+
 fn cluster_table(report: &cluster::Report) -> String {
     let rows = std::iter::once(("trace", report.trace.clone())).chain(report.rows());
     rows.map(|(name, value)| format!("{name:18}{value}\n")).collect()
@@ -485,6 +501,14 @@ mod tests {
         let plan = Plan { workload, requests: 300, rate_rps: 5.0, seed: 3 };
         generate::write(&plan, &trace, || ()).unwrap();
         (folder, trace)
+    }
+
+    #[test]
+    fn speed_and_memory_of_a_simulation_are_told() {
+        let told = simulated(3_000, Duration::from_millis(1_500));
+        let mib = told.strip_prefix("simulated 3000 events in 1.5 s, 2000 a second; ").expect(&told);
+        let mib = mib.strip_suffix(" MiB of memory at most").and_then(|mib| mib.parse::<u64>().ok());
+        assert!(mib.is_some_and(|mib| mib > 1), "{told}");
     }
 
     #[test]

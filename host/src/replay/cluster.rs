@@ -304,6 +304,11 @@ impl<'e> Cluster<'e> {
         faults
     }
 
+    /// What has happened so far, arrivals of requests included: what a simulation's time goes by.
+    pub fn events(&self) -> u64 {
+        self.tally.offered + self.agenda.happened()
+    }
+
     /// How much its policies that learn were told.
     pub fn learned(&self) -> Vec<Learned> {
         Policies::learned(&self.host)

@@ -54,6 +54,7 @@ fn run(setup: &Setup, choices: &Choices, requests: &[Request]) -> (Vec<Option<f6
         cluster.offer(request).unwrap();
     }
     cluster.finish().unwrap();
+    assert!(cluster.events() > requests.len() as u64, "they arrive, and instances report");
     let mut ended: Vec<Ended> = cluster.take_ended().collect();
     ended.sort_unstable_by_key(|ended| ended.request);
     assert!(ended.iter().map(|ended| ended.request).eq(0..requests.len() as u64), "each request ends once");
