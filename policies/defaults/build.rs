@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-const POLICIES: [&str; 27] = [
+const POLICIES: [&str; 28] = [
     "adaptive-balancer",
     "affinity-scheduler",
     "arc-evictor",
@@ -13,6 +13,7 @@ const POLICIES: [&str; 27] = [
     "gdsf-evictor",
     "kvasir-evictor",
     "lbgr-scheduler",
+    "lfu-evictor",
     "lhd-evictor",
     "local-or-remote-scheduler",
     "lora-affinity-scheduler",

@@ -18,6 +18,7 @@ mod harm;
 mod hostile;
 mod inputs;
 mod learning;
+mod libcachesim;
 mod many_hosts;
 mod metrics;
 mod pipes;

@@ -45,6 +45,7 @@ pub static EVICTORS: &[Default<dyn Evictor>] = defaults! { dyn Evictor:
     "kvasir", "kvasir-evictor", kvasir_evictor::Kvasir;
     "lru", "lru-evictor", lru_evictor::Lru;
     "fifo", "fifo-evictor", fifo_evictor::Fifo;
+    "lfu", "lfu-evictor", lfu_evictor::Lfu;
     "sieve", "sieve-evictor", sieve_evictor::Sieve;
     "s3fifo", "s3fifo-evictor", s3fifo_evictor::S3Fifo;
     "arc", "arc-evictor", arc_evictor::Arc;
