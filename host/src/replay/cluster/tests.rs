@@ -8,6 +8,8 @@ use crate::policy::{SlotKind, Source};
 use crate::replay::generate::{Generator, Plan, Workload};
 use proptest::prelude::*;
 
+mod queues;
+
 /// Costs with which one can reckon: 10 ms a prompt and 1 ms a token; 5 ms a transfer and 1 ms a block; 20 ms a step.
 fn setup(prefill: u32, decode: u32, both: u32) -> Setup {
     Setup {
